@@ -1,0 +1,194 @@
+//! Settings. Every knob: default, range, effect, and when one would change it.
+//!
+//! Reads no environment by itself: [`Config::from_lookup`] is told how to look a name up.
+
+use crate::error::{Error, Result};
+use crate::limits;
+use std::time::Duration;
+
+/// Settings of a communicator. All ranks must use the same values of the fields marked *shared*: they
+/// are compared at bootstrap.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// How long an operation may stand still before it fails. Default 60 s. `LINERATE_TIMEOUT`, seconds.
+    pub timeout: Duration,
+    /// Bytes per chunk (*shared*). Default 256 KiB, 4 KiB to 64 MiB, a multiple of 64. Larger where a
+    /// message costs more than its bytes. `LINERATE_CHUNK_BYTES`.
+    pub chunk_bytes: usize,
+    /// Bytes of one window slot (*shared*), the unit in which memory that is not registered is staged.
+    /// Default 256 KiB, 16 KiB to 16 MiB, a multiple of 64. `LINERATE_WINDOW_BYTES`.
+    pub window_bytes: usize,
+    /// Algorithm by name for every operation (*shared*); `None` lets the cost model choose. `LINERATE_ALGO`.
+    pub algorithm: Option<String>,
+    /// Transport by name; `auto` takes shared memory where all ranks share a host. `LINERATE_TRANSPORT`.
+    pub transport: String,
+    /// Run a progress thread, so that operations advance while the application computes. Default off:
+    /// operations then advance only inside calls. `LINERATE_PROGRESS=thread|inline`.
+    pub progress_thread: bool,
+    /// Print what was chosen and why. `LINERATE_DEBUG=info`.
+    pub debug: bool,
+    /// Overrides the identity of the host; ranks with equal ones use shared memory. `LINERATE_HOSTID`.
+    pub host_id: Option<String>,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            timeout: Duration::from_secs(60),
+            chunk_bytes: limits::CHUNK_BYTES_DEFAULT,
+            window_bytes: limits::WINDOW_BYTES_DEFAULT,
+            algorithm: None,
+            transport: "auto".into(),
+            progress_thread: false,
+            debug: false,
+            host_id: None,
+        }
+    }
+}
+
+impl Config {
+    /// Settings from named values, such as the process's environment.
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Config> {
+        let mut config = Config::default();
+        if let Some(text) = lookup("LINERATE_TIMEOUT") {
+            config.timeout = parse_timeout("LINERATE_TIMEOUT", &text)?;
+        }
+        if let Some(text) = lookup("LINERATE_CHUNK_BYTES") {
+            config.chunk_bytes = parse_bytes("LINERATE_CHUNK_BYTES", &text, 4 << 10, 64 << 20)?;
+        }
+        if let Some(text) = lookup("LINERATE_WINDOW_BYTES") {
+            config.window_bytes = parse_bytes("LINERATE_WINDOW_BYTES", &text, 16 << 10, 16 << 20)?;
+        }
+        config.algorithm =
+            lookup("LINERATE_ALGO").filter(|name| !name.is_empty() && name != "auto");
+        if let Some(name) = lookup("LINERATE_TRANSPORT") {
+            config.transport = name;
+        }
+        if let Some(text) = lookup("LINERATE_PROGRESS") {
+            config.progress_thread = match text.as_str() {
+                "thread" => true,
+                "inline" => false,
+                _ => {
+                    return Err(Error::invalid(format!(
+                        "LINERATE_PROGRESS is '{text}': thread or inline"
+                    )));
+                }
+            };
+        }
+        if let Some(text) = lookup("LINERATE_DEBUG") {
+            config.debug = matches!(
+                text.to_ascii_lowercase().as_str(),
+                "info" | "1" | "debug" | "trace"
+            );
+        }
+        config.host_id = lookup("LINERATE_HOSTID");
+        Ok(config)
+    }
+
+    /// A hash of the shared fields, compared between ranks at bootstrap.
+    pub fn shared_fingerprint(&self) -> u64 {
+        let mut hash = crate::prng::mix(self.chunk_bytes as u64);
+        hash = crate::prng::mix(hash ^ self.window_bytes as u64);
+        for byte in self.algorithm.as_deref().unwrap_or("").bytes() {
+            hash = crate::prng::mix(hash ^ u64::from(byte));
+        }
+        hash
+    }
+}
+
+/// Seconds as a decimal number above zero.
+pub fn parse_timeout(name: &str, text: &str) -> Result<Duration> {
+    match text.parse::<f64>() {
+        Ok(seconds) if seconds > 0.0 && seconds <= 1e9 => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err(Error::invalid(format!(
+            "{name} is '{text}': seconds above 0 and at most 1e9, such as 2.5"
+        ))),
+    }
+}
+
+/// A size with an optional binary suffix K, M or G.
+pub fn parse_size(text: &str) -> Result<u64> {
+    let trimmed = text.trim();
+    let digits = trimmed.trim_end_matches(['k', 'K', 'm', 'M', 'g', 'G', 'i', 'B', 'b']);
+    let shift = match trimmed[digits.len()..].to_ascii_uppercase().as_str() {
+        "" | "B" => 0,
+        "K" | "KB" | "KIB" => 10,
+        "M" | "MB" | "MIB" => 20,
+        "G" | "GB" | "GIB" => 30,
+        _ => return Err(Error::invalid(size_text(text))),
+    };
+    digits
+        .parse::<u64>()
+        .ok()
+        .and_then(|value| value.checked_mul(1 << shift))
+        .ok_or_else(|| Error::invalid(size_text(text)))
+}
+
+fn size_text(text: &str) -> String {
+    format!("'{text}' is no size: a whole number with an optional K, M or G (binary), such as 64K")
+}
+
+fn parse_bytes(name: &str, text: &str, least: usize, most: usize) -> Result<usize> {
+    let bytes = parse_size(text).map_err(|e| Error::invalid(format!("{name}: {e}")))? as usize;
+    if bytes < least || bytes > most || !bytes.is_multiple_of(limits::CACHE_LINE_BYTES) {
+        return Err(Error::invalid(format!(
+            "{name} is {bytes}: a multiple of 64 from {least} to {most}"
+        )));
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(name: &'static str, value: &'static str) -> Result<Config> {
+        Config::from_lookup(|asked| (asked == name).then(|| value.to_string()))
+    }
+
+    #[test]
+    fn sizes_take_binary_suffixes_and_nothing_else() {
+        assert_eq!(parse_size("64K").unwrap(), 65536);
+        assert_eq!(parse_size("1g").unwrap(), 1 << 30);
+        assert_eq!(parse_size("8").unwrap(), 8);
+        for bad in [
+            "",
+            "K",
+            "-1",
+            "1.5M",
+            "8Q",
+            "99999999999999999999",
+            "18446744073709551615G",
+        ] {
+            assert!(parse_size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_bad_value_names_its_knob_and_the_range() {
+        let text = config("LINERATE_CHUNK_BYTES", "100")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            text.contains("LINERATE_CHUNK_BYTES") && text.contains("4096"),
+            "{text}"
+        );
+        assert!(config("LINERATE_TIMEOUT", "0").is_err());
+        assert!(config("LINERATE_TIMEOUT", "nan").is_err());
+        assert!(config("LINERATE_PROGRESS", "maybe").is_err());
+        assert_eq!(
+            config("LINERATE_TIMEOUT", "0.5").unwrap().timeout,
+            Duration::from_millis(500)
+        );
+    }
+
+    #[test]
+    fn the_fingerprint_sees_shared_fields_only() {
+        let base = Config::default();
+        let mut other = base.clone();
+        other.timeout = Duration::from_secs(1);
+        assert_eq!(base.shared_fingerprint(), other.shared_fingerprint());
+        other.chunk_bytes *= 2;
+        assert_ne!(base.shared_fingerprint(), other.shared_fingerprint());
+    }
+}

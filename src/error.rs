@@ -1,0 +1,132 @@
+//! The one error type. Its texts say what was tried, with which values, what is allowed and what to do.
+
+use crate::types::Rank;
+use std::time::Duration;
+
+/// Result of everything that can fail.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What went wrong. Cloneable, because the first cause is handed to every later caller.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The caller asked for something that does not exist or does not fit.
+    #[error("{0}")]
+    InvalidArgument(String),
+
+    /// Nothing moved for the whole timeout.
+    #[error(
+        "rank {rank}: {operation} made no progress for {waited:?}; {detail}; raise the timeout (LINERATE_TIMEOUT, seconds) if that rank is only slow"
+    )]
+    Timeout {
+        /// The rank that gave up.
+        rank: Rank,
+        /// What it was doing, with its sequence number.
+        operation: String,
+        /// How long nothing had moved.
+        waited: Duration,
+        /// The ranks it was waiting for.
+        missing: Vec<Rank>,
+        /// Who is missing and what is known of each.
+        detail: String,
+    },
+
+    /// Two ranks called different operations at the same place of their programs.
+    #[error("ranks disagree at operation {sequence}: {detail}")]
+    Mismatch {
+        /// Sequence number of the operation in its communicator.
+        sequence: u64,
+        /// Both sides, by rank, and the fields that differ.
+        detail: String,
+    },
+
+    /// A peer died or its link did.
+    #[error("rank {rank} failed: {cause}; restart it and rebuild the communicator")]
+    PeerFailed {
+        /// Who.
+        rank: Rank,
+        /// How that was noticed.
+        cause: String,
+    },
+
+    /// The operation was cancelled, here or by a peer.
+    #[error("rank {by} cancelled {operation}; the communicator must be rebuilt")]
+    Cancelled {
+        /// Who cancelled.
+        by: Rank,
+        /// What was cancelled.
+        operation: String,
+    },
+
+    /// An earlier operation failed the communicator; nothing more can run on it.
+    #[error("the communicator failed earlier and must be rebuilt; the first cause: {0}")]
+    CommunicatorFailed(Box<Error>),
+
+    /// Memory, descriptors or another bounded resource is used up.
+    #[error("{what}: {limit}; {remedy}")]
+    Exhausted {
+        /// What was wanted, with its size.
+        what: String,
+        /// The limit that was hit, with its value.
+        limit: String,
+        /// What to do.
+        remedy: String,
+    },
+
+    /// A transport cannot be used on this machine.
+    #[error("transport {transport} is unavailable: {reason}")]
+    Unavailable {
+        /// Its name.
+        transport: String,
+        /// Why.
+        reason: String,
+    },
+
+    /// The ranks could not find each other.
+    #[error("bootstrap: {0}")]
+    Bootstrap(String),
+
+    /// The operating system refused a call.
+    #[error("{what}: {cause}")]
+    Os {
+        /// The call and its arguments.
+        what: String,
+        /// The error's text.
+        cause: String,
+    },
+
+    /// Bytes from a peer or a file do not have the right form.
+    #[error("{0}")]
+    Malformed(String),
+}
+
+impl Error {
+    /// The operating system refused `what`.
+    pub fn os(what: impl Into<String>, cause: impl Into<std::io::Error>) -> Error {
+        let cause: std::io::Error = cause.into();
+        if matches!(cause.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
+            return Error::Exhausted {
+                what: what.into(),
+                limit: "no file descriptor is left (RLIMIT_NOFILE)".into(),
+                remedy: "raise it with `ulimit -n`".into(),
+            };
+        }
+        Error::Os {
+            what: what.into(),
+            cause: cause.to_string(),
+        }
+    }
+
+    /// An argument is wrong.
+    pub fn invalid(what: impl Into<String>) -> Error {
+        Error::InvalidArgument(what.into())
+    }
+
+    /// The first cause, without the wrapping of later calls.
+    pub fn first_cause(&self) -> &Error {
+        match self {
+            Error::CommunicatorFailed(first) => first.first_cause(),
+            other => other,
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! linerate
+#![allow(missing_docs)]
+#![allow(dead_code)]
+pub mod collective;
+pub mod comm;
+pub mod config;
+pub mod error;
+pub mod fusion;
+pub mod kernel;
+pub mod limits;
+pub mod memory;
+pub mod pattern;
+pub mod prng;
+pub mod schedule;
+pub mod time;
+pub mod transport;
+pub mod types;
+
+pub use comm::{Buffer, Call, Communicator, Operation, Transfer};
+pub use config::Config;
+pub use error::{Error, Result};
+pub use types::{Collective, DataType, Rank, ReduceOp};

@@ -1,0 +1,56 @@
+//! Every bound of the library, with the reason for its value. Sizes that depend on each other say so in
+//! a `const` assertion.
+
+/// Ranks in one communicator. Rank sets on the wire are bit sets of this many bits.
+pub const RANKS_MAX: u32 = 4096;
+
+/// Bytes of one cache line; flag lines and ring indices are aligned to it so that two writers never share one.
+pub const CACHE_LINE_BYTES: usize = 64;
+
+/// Payload bytes of a flag line: 64 less the stamp (8) and the signature (8).
+pub const LINE_PAYLOAD_BYTES: usize = 48;
+
+/// Operations of one communicator whose flag lines and windows exist at the same time. A rank may run
+/// this many operations ahead of the slowest one. 16 is enough to hide one scheduling quantum of small
+/// operations and keeps the flag lines of 32 ranks at 128 KiB.
+pub const OPERATION_SLOTS: u64 = 16;
+
+/// Signals of one operation between one pair of ranks: arrival, data ready, done, activation.
+pub const LANES: usize = 4;
+
+/// Default bytes of a window slot: with two in flight it stays inside a 1 MiB second-level cache.
+pub const WINDOW_BYTES_DEFAULT: usize = 256 * 1024;
+
+/// Default bytes of a chunk: large enough that the cost per message is below 1 % of its copy at
+/// 10 GB/s, small enough that four in flight stay inside a second-level cache.
+pub const CHUNK_BYTES_DEFAULT: usize = 256 * 1024;
+
+/// Chunks of one send step that may be under way at once: one on the wire, one posted, two for jitter.
+pub const CHUNKS_IN_FLIGHT: u32 = 4;
+
+/// Messages to one peer that may be unconsumed at once. The older half is kept for the oldest
+/// operation, so that a later one can never take the place that it needs (see `engine`).
+pub const MESSAGES_PER_PEER: u32 = 64;
+
+/// Largest message that is copied through a ring instead of being read where it lies.
+pub const INLINE_BYTES_MAX: usize = 4096;
+
+/// Bytes of a control message, including its header.
+pub const CONTROL_BYTES: usize = 256;
+
+/// Steps of one schedule: O(ranks) for every algorithm, with room for the largest communicator.
+pub const STEPS_MAX: usize = 1 << 18;
+
+/// Schedules kept per communicator.
+pub const SCHEDULES_CACHED: usize = 64;
+
+/// Largest count of elements of one operation: keeps block arithmetic inside 64 bits.
+pub const COUNT_MAX: u64 = 1 << 48;
+
+const _: () = assert!(LINE_PAYLOAD_BYTES + 16 == CACHE_LINE_BYTES);
+const _: () = assert!(OPERATION_SLOTS.is_power_of_two());
+const _: () = assert!(
+    CHUNKS_IN_FLIGHT <= 8,
+    "progress of a step keeps one byte of out-of-order bits"
+);
+const _: () = assert!(MESSAGES_PER_PEER >= 4 * CHUNKS_IN_FLIGHT);

@@ -1,0 +1,254 @@
+//! [`Region`]: pages that a transport can reach, owned by this process or mapped from a peer.
+
+use super::View;
+use crate::error::{Error, Result};
+use rustix::fs::{
+    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
+};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Name of a region among those of one rank. Never reused, so that a stale key cannot reach new memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RegionKey(pub u32);
+
+impl RegionKey {
+    /// Part of no region.
+    pub const NONE: RegionKey = RegionKey(0);
+
+    /// Whether this names a region.
+    pub fn is_some(self) -> bool {
+        self != RegionKey::NONE
+    }
+}
+
+/// Where the pages of a region come from.
+#[derive(Debug)]
+pub enum RegionKind {
+    /// A sealed memfd that peers on this host can map.
+    Shared(OwnedFd),
+    /// Anonymous pages of this process only.
+    Private,
+    /// Pages of a peer, mapped here.
+    Peer,
+    /// No pages: only the length exists.
+    SizeOnly,
+}
+
+/// Pages with one owner, unmapped when it is dropped.
+///
+/// The pages of a `Shared` region live on as long as any peer maps them; they are never given to
+/// another region, so that a peer that was stopped in the middle of a store can hurt nobody later.
+#[derive(Debug)]
+pub struct Region {
+    address: *mut u8,
+    bytes: usize,
+    mapped_bytes: usize,
+    kind: RegionKind,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread; unmapping happens once, in Drop.
+unsafe impl Send for Region {}
+// SAFETY: shared access only yields views, whose access is raw or atomic.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// `bytes` zeroed bytes in a memfd whose size is sealed, so that no peer can shrink it under us.
+    pub fn shared(name: &str, bytes: usize) -> Result<Region> {
+        let mapped_bytes = page_multiple(bytes)?;
+        let what = || format!("{bytes} bytes of shared memory for {name}");
+        let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map_err(|e| Error::os(format!("memfd_create for {}", what()), e))?;
+        ftruncate(&fd, mapped_bytes as u64).map_err(|e| Error::os(what(), e))?;
+        fcntl_add_seals(&fd, SEALS).map_err(|e| Error::os(format!("sealing {}", what()), e))?;
+        let address = map_shared(fd.as_fd(), mapped_bytes).map_err(|e| Error::os(what(), e))?;
+        Ok(Region {
+            address,
+            bytes,
+            mapped_bytes,
+            kind: RegionKind::Shared(fd),
+        })
+    }
+
+    /// `bytes` zeroed bytes of this process only.
+    pub fn private(bytes: usize) -> Result<Region> {
+        let mapped_bytes = page_multiple(bytes)?;
+        // SAFETY: a fresh anonymous mapping overlaps nothing.
+        let address = unsafe {
+            mmap_anonymous(
+                std::ptr::null_mut(),
+                mapped_bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )
+        }
+        .map_err(|e| Error::os(format!("mapping {bytes} bytes"), e))?;
+        Ok(Region {
+            address: address.cast(),
+            bytes,
+            mapped_bytes,
+            kind: RegionKind::Private,
+        })
+    }
+
+    /// A length without bytes, for simulations.
+    pub fn size_only(bytes: usize) -> Region {
+        Region {
+            address: std::ptr::null_mut(),
+            bytes,
+            mapped_bytes: 0,
+            kind: RegionKind::SizeOnly,
+        }
+    }
+
+    /// Maps a peer's memfd of `bytes` bytes, after checking that it is that long and sealed: a file that
+    /// its owner could shrink would kill us with SIGBUS.
+    pub fn map_peer(fd: BorrowedFd<'_>, bytes: usize) -> Result<Region> {
+        let mapped_bytes = page_multiple(bytes)?;
+        let seals = fcntl_get_seals(fd)
+            .map_err(|e| Error::os("reading the seals of a peer's memory", e))?;
+        if !seals.contains(SEALS) {
+            return Err(Error::Malformed(format!(
+                "a peer's memory is not sealed against resizing (seals {seals:?}, needed {SEALS:?}): refused"
+            )));
+        }
+        let stat = fstat(fd).map_err(|e| Error::os("sizing a peer's memory", e))?;
+        if stat.st_size < 0 || (stat.st_size as u64) < mapped_bytes as u64 {
+            return Err(Error::Malformed(format!(
+                "a peer announced {bytes} bytes of memory and sent {}: refused",
+                stat.st_size
+            )));
+        }
+        let address = map_shared(fd, mapped_bytes)
+            .map_err(|e| Error::os(format!("mapping {bytes} bytes of a peer"), e))?;
+        Ok(Region {
+            address,
+            bytes,
+            mapped_bytes,
+            kind: RegionKind::Peer,
+        })
+    }
+
+    /// All its bytes, not yet named by a key.
+    pub fn view(&self) -> View {
+        if self.address.is_null() {
+            return View::size_only(self.bytes);
+        }
+        // SAFETY: mapped until the region is dropped; whoever keeps the view keeps the region (the
+        // engine holds an `Arc<Region>` per operation).
+        unsafe { View::new(self.address, self.bytes) }
+    }
+
+    /// Length in bytes.
+    pub fn len_bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Where its pages come from.
+    pub fn kind(&self) -> &RegionKind {
+        &self.kind
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        if self.mapped_bytes > 0 {
+            // SAFETY: exactly the range that was mapped; no view of it is used after the last owner is gone.
+            // A failure would mean that the range was unmapped already, and nothing can be done here.
+            let _ = unsafe { munmap(self.address.cast(), self.mapped_bytes) };
+        }
+    }
+}
+
+const SEALS: SealFlags = SealFlags::SHRINK
+    .union(SealFlags::GROW)
+    .union(SealFlags::SEAL);
+
+fn map_shared(fd: BorrowedFd<'_>, bytes: usize) -> rustix::io::Result<*mut u8> {
+    // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
+    let address = unsafe {
+        mmap(
+            std::ptr::null_mut(),
+            bytes,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::SHARED,
+            fd,
+            0,
+        )
+    }?;
+    Ok(address.cast())
+}
+
+/// Rounded up to whole pages, at least one: a mapping cannot be empty.
+fn page_multiple(bytes: usize) -> Result<usize> {
+    let page = rustix::param::page_size();
+    bytes
+        .max(1)
+        .checked_next_multiple_of(page)
+        .filter(|&rounded| rounded <= isize::MAX as usize)
+        .ok_or_else(|| {
+            Error::invalid(format!(
+                "{bytes} bytes are more than an address space holds"
+            ))
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_sees_what_the_owner_writes() {
+        let owner = Region::shared("linerate-test", 10_000).unwrap();
+        let RegionKind::Shared(fd) = owner.kind() else {
+            panic!("not shared")
+        };
+        let peer = Region::map_peer(fd.as_fd(), 10_000).unwrap();
+        owner.view().store(1000, 42u64);
+        assert_eq!(peer.view().load::<u64>(1000), 42);
+        drop(owner);
+        assert_eq!(
+            peer.view().load::<u64>(1000),
+            42,
+            "pages live as long as a mapper"
+        );
+    }
+
+    #[test]
+    fn an_unsealed_or_short_file_is_refused() {
+        let fd = memfd_create(
+            "linerate-test",
+            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+        )
+        .unwrap();
+        ftruncate(&fd, 4096).unwrap();
+        let text = Region::map_peer(fd.as_fd(), 4096).unwrap_err().to_string();
+        assert!(text.contains("not sealed"), "{text}");
+        fcntl_add_seals(&fd, SEALS).unwrap();
+        let text = Region::map_peer(fd.as_fd(), 4097).unwrap_err().to_string();
+        assert!(text.contains("4097"), "{text}");
+        Region::map_peer(fd.as_fd(), 4096).unwrap();
+    }
+
+    #[test]
+    fn the_owner_cannot_shrink_it() {
+        let owner = Region::shared("linerate-test", 8192).unwrap();
+        let RegionKind::Shared(fd) = owner.kind() else {
+            panic!("not shared")
+        };
+        assert!(ftruncate(fd, 0).is_err());
+    }
+
+    #[test]
+    fn empty_regions_exist() {
+        assert_eq!(
+            Region::shared("linerate-test", 0)
+                .unwrap()
+                .view()
+                .len_bytes(),
+            0
+        );
+        assert_eq!(Region::size_only(5).view().len_bytes(), 5);
+        assert!(Region::private(usize::MAX).is_err());
+    }
+}

@@ -1,0 +1,290 @@
+//! [`View`]: a raw range of bytes that peers may write concurrently.
+
+use super::RegionKey;
+use crate::types::DataType;
+use bytemuck::Pod;
+use half::{bf16, f16};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+/// A range of bytes: user memory, a region or part of one, or a mapped piece of a peer's memory.
+///
+/// Copyable and without a lifetime: who makes one from a raw address (see [`View::new`]) promises that
+/// the bytes stay mapped until the last operation that was given the view, or a part of it, has ended.
+/// A *size-only* view has a length and no bytes; copies and kernels do nothing on it. Simulations of
+/// large jobs use it.
+#[derive(Clone, Copy, Debug)]
+pub struct View {
+    address: Option<NonNull<u8>>,
+    bytes: usize,
+    key: RegionKey,
+    /// Of the first byte inside the region `key`.
+    offset: u64,
+}
+
+// SAFETY: a view is an address, not a reference. All access goes through raw copies and atomics, whose
+// order between threads and processes the engine's signals establish; see `View::new` for validity.
+unsafe impl Send for View {}
+// SAFETY: as for Send; shared access to the address itself is read-only.
+unsafe impl Sync for View {}
+
+impl View {
+    /// A view of `bytes` bytes at `address`, part of no region.
+    ///
+    /// # Safety
+    /// The range must be mapped, readable and (if anything is written to it) writable until every
+    /// operation that was given this view or a part of it has ended, and nobody may hold a Rust
+    /// reference to its bytes while such an operation runs, except a shared one if it only reads.
+    pub unsafe fn new(address: *mut u8, bytes: usize) -> View {
+        View {
+            address: NonNull::new(address),
+            bytes,
+            key: RegionKey::NONE,
+            offset: 0,
+        }
+    }
+
+    /// A view without bytes, for simulations in which only lengths matter.
+    pub fn size_only(bytes: usize) -> View {
+        View {
+            address: None,
+            bytes,
+            key: RegionKey::NONE,
+            offset: 0,
+        }
+    }
+
+    /// The empty view.
+    pub fn empty() -> View {
+        View::size_only(0)
+    }
+
+    /// The same bytes, known to lie `offset` bytes into the region `key`.
+    pub fn in_region(self, key: RegionKey, offset: u64) -> View {
+        View {
+            key,
+            offset,
+            ..self
+        }
+    }
+
+    /// Length in bytes.
+    pub fn len_bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether the length is zero.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// Whether there are no bytes behind the length.
+    pub fn is_size_only(&self) -> bool {
+        self.address.is_none()
+    }
+
+    /// The region it is part of, [`RegionKey::NONE`] if of none.
+    pub fn key(&self) -> RegionKey {
+        self.key
+    }
+
+    /// Offset of the first byte in its region.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// The address, null for a size-only view.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.address.map_or(std::ptr::null_mut(), NonNull::as_ptr)
+    }
+
+    /// The `bytes` bytes from `start`. Panics if they do not lie inside.
+    #[inline]
+    pub fn part(&self, start: usize, bytes: usize) -> View {
+        assert!(
+            start <= self.bytes && bytes <= self.bytes - start,
+            "part {start}+{bytes} of a view of {} bytes",
+            self.bytes
+        );
+        View {
+            // SAFETY: start <= bytes, so the address stays inside (or one past) the range of `new`.
+            address: self.address.map(|a| unsafe { a.add(start) }),
+            bytes,
+            key: self.key,
+            offset: self.offset + start as u64,
+        }
+    }
+
+    /// Whether both views share at least one byte of memory.
+    pub fn overlaps(&self, other: &View) -> bool {
+        let (a, b) = (self.as_ptr() as usize, other.as_ptr() as usize);
+        a != 0 && b != 0 && a < b + other.bytes && b < a + self.bytes
+    }
+
+    /// Copies all bytes of `source`, which must be as long and not overlap unless it is the same range.
+    #[inline]
+    pub fn copy_from(&self, source: View) {
+        assert_eq!(
+            self.bytes, source.bytes,
+            "copy between views of unequal length"
+        );
+        if let (Some(to), Some(from)) = (self.address, source.address)
+            && to != from
+        {
+            debug_assert!(!self.overlaps(&source));
+            // SAFETY: both ranges are mapped for their length (contract of `new`) and do not overlap.
+            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), self.bytes) }
+        }
+    }
+
+    /// Writes `source` at `start`.
+    pub fn write(&self, start: usize, source: &[u8]) {
+        let target = self.part(start, source.len());
+        if let Some(to) = target.address {
+            // SAFETY: the target is mapped for its length; a Rust slice cannot overlap it (contract of `new`).
+            unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), to.as_ptr(), source.len()) }
+        }
+    }
+
+    /// Reads into `target` from `start`; a size-only view reads as zeros.
+    pub fn read(&self, start: usize, target: &mut [u8]) {
+        let source = self.part(start, target.len());
+        match source.address {
+            // SAFETY: as in `write`, the other way round.
+            Some(from) => unsafe {
+                std::ptr::copy_nonoverlapping(from.as_ptr(), target.as_mut_ptr(), target.len())
+            },
+            None => target.fill(0),
+        }
+    }
+
+    /// Sets every byte.
+    pub fn fill(&self, byte: u8) {
+        if let Some(to) = self.address {
+            // SAFETY: the range is mapped for its length.
+            unsafe { std::ptr::write_bytes(to.as_ptr(), byte, self.bytes) }
+        }
+    }
+
+    /// The element with this index, at any alignment; zero in a size-only view.
+    #[inline]
+    pub fn load<T: Pod>(&self, index: usize) -> T {
+        let size = size_of::<T>();
+        assert!(
+            index < self.bytes / size,
+            "element {index} of a view of {} bytes",
+            self.bytes
+        );
+        match self.address {
+            // SAFETY: the element lies inside the mapped range; every bit pattern is a valid `T: Pod`.
+            Some(from) => unsafe { from.as_ptr().add(index * size).cast::<T>().read_unaligned() },
+            None => T::zeroed(),
+        }
+    }
+
+    /// Stores the element with this index, at any alignment.
+    #[inline]
+    pub fn store<T: Pod>(&self, index: usize, value: T) {
+        let size = size_of::<T>();
+        assert!(
+            index < self.bytes / size,
+            "element {index} of a view of {} bytes",
+            self.bytes
+        );
+        if let Some(to) = self.address {
+            // SAFETY: the element lies inside the mapped range.
+            unsafe {
+                to.as_ptr()
+                    .add(index * size)
+                    .cast::<T>()
+                    .write_unaligned(value)
+            }
+        }
+    }
+
+    /// The aligned 64-bit word at byte `start`, as an atomic. Panics on a size-only view.
+    #[inline]
+    pub fn word(&self, start: usize) -> &AtomicU64 {
+        let part = self.part(start, 8);
+        let address = part.address.expect("a word of a size-only view").as_ptr();
+        assert!(
+            address.addr().is_multiple_of(8),
+            "word at an unaligned address"
+        );
+        // SAFETY: aligned and mapped (contract of `new`); all access to words is atomic.
+        unsafe { AtomicU64::from_ptr(address.cast()) }
+    }
+
+    /// The aligned 32-bit word at byte `start`, as an atomic. Panics on a size-only view.
+    #[inline]
+    pub fn word32(&self, start: usize) -> &AtomicU32 {
+        let part = self.part(start, 4);
+        let address = part.address.expect("a word of a size-only view").as_ptr();
+        assert!(
+            address.addr().is_multiple_of(4),
+            "word at an unaligned address"
+        );
+        // SAFETY: as in `word`.
+        unsafe { AtomicU32::from_ptr(address.cast()) }
+    }
+}
+
+/// A Rust type that is an element type of the library.
+pub trait Element: Pod + Send + Sync + PartialEq + std::fmt::Debug {
+    /// Its code.
+    const DTYPE: DataType;
+}
+
+macro_rules! element {
+    ($($rust:ty => $dtype:ident),*) => {
+        $(impl Element for $rust { const DTYPE: DataType = DataType::$dtype; })*
+    };
+}
+element!(f64 => F64, f32 => F32, f16 => F16, bf16 => Bf16, i8 => I8, u8 => U8, i32 => I32, u32 => U32, i64 => I64, u64 => U64);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view(bytes: &mut [u8]) -> View {
+        // SAFETY: the slice outlives the view in each test and is not used while the view is.
+        unsafe { View::new(bytes.as_mut_ptr(), bytes.len()) }
+    }
+
+    #[test]
+    fn parts_keep_their_place_in_the_region() {
+        let mut bytes = [0u8; 32];
+        let whole = view(&mut bytes).in_region(RegionKey(7), 100);
+        let part = whole.part(8, 16);
+        assert_eq!(
+            (part.key(), part.offset(), part.len_bytes()),
+            (RegionKey(7), 108, 16)
+        );
+        assert!(whole.part(32, 0).is_empty());
+    }
+
+    #[test]
+    #[should_panic(expected = "part 8+25 of a view of 32 bytes")]
+    fn a_part_past_the_end_panics() {
+        let mut bytes = [0u8; 32];
+        view(&mut bytes).part(8, 25);
+    }
+
+    #[test]
+    fn elements_are_read_and_written_unaligned() {
+        let mut bytes = [0u8; 17];
+        let odd = view(&mut bytes).part(1, 16);
+        odd.store(3, 0x01020304u32);
+        assert_eq!(odd.load::<u32>(3), 0x01020304);
+    }
+
+    #[test]
+    fn size_only_views_have_length_and_no_bytes() {
+        let ghost = View::size_only(1 << 40);
+        ghost.store(5, 1u64);
+        ghost.fill(1);
+        ghost.copy_from(View::size_only(1 << 40));
+        assert_eq!(ghost.load::<u64>(5), 0);
+        assert!(ghost.part(1 << 39, 8).is_size_only());
+    }
+}

@@ -1,0 +1,4 @@
+//! x
+pub struct CheckError;
+pub struct CheckReport;
+pub fn check() {}

@@ -1,0 +1,334 @@
+//! Schedules: what one rank does for one collective, as a directed acyclic graph of steps.
+//!
+//! The vocabulary is that of Li et al., "Taming Unbalanced Training Workloads in Deep Learning with
+//! Partial Collective Operations" (PPoPP 2020): operations with happens-before edges, consumable
+//! operations, *and*/*or* dependencies, internal and external activation, persistent schedules.
+//!
+//! A schedule is pure data. It names buffers, not addresses; ranges are blocks of a run-time count (see
+//! [`Extent`]), so one schedule serves every count and can be cached, printed, compared and checked. It
+//! contains no chunks and no byte counts: the engine cuts those.
+//!
+//! What order means (the builder, the checker and the engine all use exactly this):
+//! 1. A step may process an element once every step it depends on has processed that element, where
+//!    the two touch it in the same buffer (*overlap* edges), and once the others have completed
+//!    (*full* edges).
+//! 2. A step completes when all its elements are processed and everything it depends on has completed.
+//! 3. Steps with [`Join::Any`] start when the first of their dependencies completes. A step runs at most
+//!    once per activation of its schedule.
+//!
+//! To add an algorithm: write a function in `collective/` that appends steps to a [`Builder`] in program
+//! order (the builder finds the dependencies from the ranges), list it in `collective/mod.rs`, and the
+//! checker ([`check`]) runs it against its definition for every rank count.
+//!
+//! Read first: this file, then `collective/ring.rs`.
+
+mod builder;
+mod check;
+mod print;
+mod range;
+
+pub use builder::Builder;
+pub use check::{CheckError, CheckReport, check};
+pub use range::{Count, Extent, Point, Range};
+
+use crate::types::Rank;
+
+/// Index of a step in [`Schedule::steps`]. A step depends only on earlier ones.
+pub type StepId = u32;
+
+/// Index of a run-time length or offset, in elements; filled when the operation starts, or by a receive.
+pub type SlotId = u16;
+
+/// One of the signals that a pair of ranks exchange within one operation, below [`crate::limits::LANES`].
+pub type Lane = u8;
+
+/// A buffer of a schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BufferId(pub u16);
+
+impl BufferId {
+    /// The caller's input.
+    pub const INPUT: BufferId = BufferId(0);
+    /// The caller's output.
+    pub const OUTPUT: BufferId = BufferId(1);
+}
+
+/// What a buffer is.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Buffer {
+    /// The caller's input. Peers may read it between this rank's first signal and the end.
+    Input,
+    /// The caller's output. Peers may write it between this rank's first signal and the end.
+    Output,
+    /// Private memory of the engine, as long as the longest possible `blocks` of `of` blocks.
+    Scratch(Extent),
+    /// Memory of the engine that every peer on the host maps, at the same place of every rank's window
+    /// slot; as long as a [`Buffer::Scratch`] of the same extent.
+    Window(Extent),
+}
+
+/// How dependencies combine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Join {
+    /// All of them (also when there are none: the step starts when the schedule is armed).
+    All,
+    /// The first of them.
+    Any,
+}
+
+/// What starts a step besides its dependencies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trigger {
+    /// Nothing else.
+    None,
+    /// The caller's arrival: *internal activation*. (External activation is a [`Action::WaitCount`].)
+    Caller,
+}
+
+/// A range in this rank's buffers, in a peer's, or in the payload of a signal.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Operand {
+    /// In one of this rank's buffers.
+    Local(Range),
+    /// In the same buffer of a peer, whose memory is mapped here. Only between that peer's signal and
+    /// the end of its part in the operation.
+    Peer(Rank, Range),
+    /// The payload of the signal that this peer sent on this lane; all `count` elements of it.
+    Mail(Rank, Lane),
+}
+
+/// What a step does. Peers are ranks of the communicator.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Sends a range. The n-th send to a peer meets that peer's n-th receive from here (`message` = n).
+    Send {
+        /// To whom.
+        peer: Rank,
+        /// Which message of this pair.
+        message: u32,
+        /// What.
+        source: Range,
+    },
+    /// Receives a range of exactly the sent length; or, with `fills`, of at most the range's length,
+    /// whose actual length goes into the slot.
+    Recv {
+        /// From whom.
+        peer: Rank,
+        /// Which message of this pair.
+        message: u32,
+        /// Where to.
+        destination: Range,
+        /// The slot that gets the received length.
+        fills: Option<SlotId>,
+    },
+    /// Writes into a peer's window.
+    Put {
+        /// Whose.
+        peer: Rank,
+        /// What.
+        source: Range,
+        /// Where, in the peer's buffers.
+        destination: Range,
+    },
+    /// Reads from a peer's mapped buffer.
+    Get {
+        /// Whose.
+        peer: Rank,
+        /// What, in the peer's buffers.
+        source: Range,
+        /// Where to.
+        destination: Range,
+    },
+    /// Copies between local buffers, multiplied by the caller's factor if `premultiply`.
+    Copy {
+        /// What.
+        source: Range,
+        /// Where to.
+        destination: Range,
+        /// Multiply by the factor of a premultiplied sum.
+        premultiply: bool,
+    },
+    /// destination = sources\[0\] op sources\[1\] op ..., in that order, all local. A source may be the
+    /// destination.
+    Reduce {
+        /// In the order in which they are combined.
+        sources: Vec<Range>,
+        /// Where to.
+        destination: Range,
+        /// Apply the operator's last act (the division of an average).
+        finish: bool,
+    },
+    /// The same over mapped memory: several sources, and the result is stored to every destination.
+    ReduceFrom {
+        /// In the order in which they are combined.
+        sources: Vec<Operand>,
+        /// Where to; local or peers' buffers.
+        destinations: Vec<Operand>,
+        /// Apply the operator's last act.
+        finish: bool,
+    },
+    /// Tells peers that everything this step depends on is done and visible. The signal carries the
+    /// addresses of this rank's input and output, or `payload` (at most
+    /// [`crate::limits::LINE_PAYLOAD_BYTES`], which the chooser guarantees) instead.
+    Signal {
+        /// Whom.
+        peers: Vec<Rank>,
+        /// Which signal of this operation.
+        lane: Lane,
+        /// Elements that travel with it.
+        payload: Option<Range>,
+    },
+    /// Completes when `count` of these peers have signalled on the lane. With `count` = 1 and
+    /// [`Join::Any`] behind it, it is *external activation*.
+    WaitCount {
+        /// From whom.
+        peers: Vec<Rank>,
+        /// Which signal.
+        lane: Lane,
+        /// How many of them.
+        count: u32,
+    },
+    /// Nothing; joins dependencies.
+    Nop,
+}
+
+/// An edge to an earlier step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dependency {
+    /// The earlier step.
+    pub step: StepId,
+    /// `Some((i, j))`: an overlap edge between range i of the earlier step and range j of this one, in
+    /// the order of [`Action::for_each_local_range`]. `None`: a full edge.
+    pub overlap: Option<(u16, u16)>,
+}
+
+/// One step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// What it does.
+    pub action: Action,
+    /// What it waits for.
+    pub dependencies: Vec<Dependency>,
+    /// How its dependencies combine.
+    pub join: Join,
+    /// What else starts it.
+    pub trigger: Trigger,
+}
+
+/// What one rank does for one collective.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Schedule {
+    /// The algorithm's name.
+    pub name: &'static str,
+    /// This rank.
+    pub rank: Rank,
+    /// Number of ranks.
+    pub ranks: u32,
+    /// The buffers; the first two are the input and the output.
+    pub buffers: Vec<Buffer>,
+    /// Steps, each after everything it depends on.
+    pub steps: Vec<Step>,
+    /// Number of run-time slots.
+    pub slots: u16,
+    /// Whether input and output are the same memory (see [`Builder::new`]).
+    pub in_place: bool,
+    /// Whether the schedule re-arms itself for the next round when it has completed.
+    pub persistent: bool,
+}
+
+impl Schedule {
+    /// Whether any step uses signals, so that the operation needs a slot of flag lines and windows.
+    pub fn uses_signals(&self) -> bool {
+        self.steps.iter().any(|s| {
+            matches!(
+                s.action,
+                Action::Signal { .. } | Action::WaitCount { .. } | Action::Put { .. }
+            )
+        })
+    }
+
+    /// Whether peers' inputs or outputs are reached directly, so that they must be registered and mapped.
+    pub fn needs_mapped_buffers(&self) -> bool {
+        let is_caller = |r: &Range| r.buffer == BufferId::INPUT || r.buffer == BufferId::OUTPUT;
+        let is_mapped = |o: &Operand| matches!(o, Operand::Peer(_, r) if is_caller(r));
+        self.steps.iter().any(|s| match &s.action {
+            Action::Get { source, .. } => is_caller(source),
+            Action::Put { destination, .. } => is_caller(destination),
+            Action::ReduceFrom {
+                sources,
+                destinations,
+                ..
+            } => sources.iter().chain(destinations).any(is_mapped),
+            _ => false,
+        })
+    }
+}
+
+impl Action {
+    /// Calls `visit(range, is_write)` for every range in this rank's own buffers, in a fixed order:
+    /// sources first, then destinations. [`Dependency::overlap`] counts in this order.
+    pub fn for_each_local_range(&self, mut visit: impl FnMut(&Range, bool)) {
+        match self {
+            Action::Send { source, .. } | Action::Put { source, .. } => visit(source, false),
+            Action::Recv { destination, .. } | Action::Get { destination, .. } => {
+                visit(destination, true)
+            }
+            Action::Copy {
+                source,
+                destination,
+                ..
+            } => {
+                visit(source, false);
+                visit(destination, true);
+            }
+            Action::Reduce {
+                sources,
+                destination,
+                ..
+            } => {
+                sources.iter().for_each(|s| visit(s, false));
+                visit(destination, true);
+            }
+            Action::ReduceFrom {
+                sources,
+                destinations,
+                ..
+            } => {
+                for (operands, is_write) in [(sources, false), (destinations, true)] {
+                    for operand in operands {
+                        if let Operand::Local(range) = operand {
+                            visit(range, is_write);
+                        }
+                    }
+                }
+            }
+            Action::Signal { payload, .. } => payload.iter().for_each(|p| visit(p, false)),
+            Action::WaitCount { .. } | Action::Nop => {}
+        }
+    }
+
+    /// A range whose length is the number of elements that the step processes; `None` for steps that
+    /// have no elements of their own. (All ranges of a step are equally long.)
+    pub fn extent(&self) -> Option<&Range> {
+        match self {
+            Action::Send { source, .. }
+            | Action::Put { source, .. }
+            | Action::Copy { source, .. } => Some(source),
+            Action::Recv { destination, .. }
+            | Action::Get { destination, .. }
+            | Action::Reduce { destination, .. } => Some(destination),
+            Action::ReduceFrom {
+                sources,
+                destinations,
+                ..
+            } => destinations
+                .iter()
+                .chain(sources)
+                .find_map(|operand| match operand {
+                    Operand::Local(range) | Operand::Peer(_, range) => Some(range),
+                    Operand::Mail(..) => None,
+                }),
+            Action::Signal { .. } | Action::WaitCount { .. } | Action::Nop => None,
+        }
+    }
+}

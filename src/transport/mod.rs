@@ -1,0 +1,248 @@
+//! The transport contract: how bytes move between ranks. Providers: [`shm`] and [`sim`].
+//!
+//! A transport is driven by one thread at a time (the engine's driver) and never blocks. It moves bytes
+//! and knows nothing of collectives, types or schedules. Peers are world ranks.
+//!
+//! The clauses; `tests/conformance.rs` has one or more tests per number and runs on every provider:
+//!
+//!  1. Nothing blocks and nothing sleeps; every call returns in bounded time.
+//!  2. Time is an argument. A provider never reads a clock.
+//!  3. A full queue answers [`PostError::WouldBlock`] and changes nothing; the same post succeeds later.
+//!  4. Every accepted post gives exactly one [`Completion`] with its token, success or not.
+//!  5. After [`Event::PeerFailed`] every outstanding post to that peer completes as [`Outcome::Flushed`],
+//!     and later posts answer [`PostError::PeerFailed`]. The event carries the cause; it comes once.
+//!  6. A message matches a receive by (peer, tag). Messages of one (peer, tag) match in the order in
+//!     which they were sent; nothing else is ordered (a provider may promise more: [`Capabilities::ordered`]).
+//!  7. A message whose receive is not posted yet waits and never holds up a message with another tag, as
+//!     long as the sender keeps to [`Capabilities::messages_per_peer`].
+//!  8. A completed send means that the source may be reused. A completed receive means that all bytes
+//!     are in the destination. A completed put or get means the same, and that the bytes of a put are visible to
+//!     whoever sees a later put or message of this rank.
+//!  9. A message longer than its receive completes the receive as [`Outcome::Truncated`] with the sent
+//!     length, writes nothing, and completes the send normally. A shorter one is a success with its length.
+//! 10. Sends, puts and gets need memory in a registered region, except for at most
+//!     [`Capabilities::inline_bytes`] bytes, which are copied when posted. Receives take any memory.
+//! 11. A region stays registered until [`Transport::deregister`]; its owner keeps it alive until the last
+//!     completion that uses it. Keys are never reused. A put or get to a key that does not exist
+//!     (any more) completes as [`Outcome::BadKey`] and touches nothing.
+//! 12. The 64-bit header of a send arrives with it.
+//! 13. [`Transport::cancel`] ends an outstanding receive as [`Outcome::Cancelled`] unless it completes
+//!     first; either way there is exactly one completion.
+//! 14. After [`Transport::disconnect`] nothing of the old connection is reported; outstanding posts to
+//!     that peer complete as flushed first.
+//! 15. A rank may be its own peer.
+//! 16. Length zero is legal everywhere.
+//! 17. [`Transport::notify`] wakes a peer that sleeps on its [`WaitSource`]; so does every message or put
+//!     that arrives there. A wake-up is never lost, and may be spurious.
+
+pub mod shm;
+pub mod sim;
+
+use crate::error::Result;
+use crate::limits::LINE_PAYLOAD_BYTES;
+use crate::memory::{Region, RegionKey, View};
+use crate::time::Time;
+use crate::types::Rank;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+
+/// What a provider can do and how much of it. Constant after construction.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Capabilities {
+    /// Its name, as flags spell it.
+    pub name: &'static str,
+    /// [`Transport::mapped`] gives peers' regions as memory that can be read and written in place.
+    pub mapped: bool,
+    /// Stores to a peer's mapped memory are themselves the signal: after an ordinary release store the peer sees
+    /// it, and [`Transport::notify`] only wakes it. Otherwise signals are puts.
+    pub store_signals: bool,
+    /// Puts and gets work.
+    pub rma: bool,
+    /// Messages of one peer arrive in the order sent, whatever their tags.
+    pub ordered: bool,
+    /// Largest source that need not be registered: it is copied when posted. At least one cache line.
+    pub inline_bytes: usize,
+    /// Unmatched messages that a peer will hold for this rank; more are answered with WouldBlock.
+    pub messages_per_peer: u32,
+    /// Largest message.
+    pub message_bytes_max: usize,
+    /// Regions may be in device memory.
+    pub device_memory: bool,
+    /// Links that one peer's traffic is spread over.
+    pub rails: u32,
+    /// Estimated time of an empty message, nanoseconds. A first guess for the cost model.
+    pub latency_ns: f64,
+    /// Estimated bytes per second of a large message.
+    pub bytes_per_second: f64,
+}
+
+const _: () = assert!(
+    LINE_PAYLOAD_BYTES <= 64,
+    "inline_bytes is at least one cache line"
+);
+
+/// How a rank is reached: provider-specific bytes that bootstrap carries from rank to rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address(pub Vec<u8>);
+
+/// A place in a peer's registered memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteRange {
+    /// The peer's region.
+    pub key: RegionKey,
+    /// Byte offset in it.
+    pub offset: u64,
+}
+
+/// Why a post was not accepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PostError {
+    /// A queue is full; try again after the next poll.
+    WouldBlock,
+    /// The peer failed earlier.
+    PeerFailed,
+    /// The arguments break the contract; the text says how.
+    Invalid(String),
+}
+
+/// How a post ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// As asked; this many bytes moved.
+    Done,
+    /// The message was longer than the receive.
+    Truncated,
+    /// Cancelled by this rank.
+    Cancelled,
+    /// The peer failed or was disconnected; a consequence, not a cause.
+    Flushed,
+    /// The peer has no such region, or the range is not inside it.
+    BadKey,
+}
+
+/// The end of one post.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// As given to the post.
+    pub token: u64,
+    /// The other side.
+    pub peer: Rank,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Bytes of the message, as sent.
+    pub bytes: u64,
+    /// The sender's header (receives only).
+    pub header: u64,
+}
+
+/// What [`Transport::poll`] reports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A post ended.
+    Completion(Completion),
+    /// A connection is ready for posts.
+    Connected(Rank),
+    /// A peer is gone; the text says how that was noticed.
+    PeerFailed(Rank, String),
+}
+
+/// What a waiting thread sleeps on.
+#[derive(Clone)]
+pub enum WaitSource<'a> {
+    /// A futex word: announce the sleep by storing 1 to `sleeping`, check once more that there is
+    /// nothing to do, and sleep while `bell` has the value read before.
+    Futex {
+        /// Changes with every wake-up.
+        bell: &'a AtomicU32,
+        /// Tells wakers that a system call is needed.
+        sleeping: &'a AtomicU32,
+    },
+    /// Time is virtual; whoever steps the simulation decides.
+    Virtual,
+}
+
+/// A provider. See the module for the numbered clauses.
+///
+/// Tokens are chosen by the caller and come back in completions. Tags are 64 bits, equal on both sides.
+pub trait Transport: Send {
+    /// What it can do.
+    fn capabilities(&self) -> &Capabilities;
+
+    /// This rank's address, for its peers' [`Transport::connect`].
+    fn local_address(&self) -> Address;
+
+    /// Begins to connect to a peer; [`Event::Connected`] says when that is done. To itself, too.
+    fn connect(&mut self, peer: Rank, address: &Address) -> Result<()>;
+
+    /// Ends the connection (clause 14).
+    fn disconnect(&mut self, peer: Rank);
+
+    /// Names a region, so that it can be used in posts and by peers. The provider keeps it alive until
+    /// it is deregistered.
+    fn register(&mut self, region: Arc<Region>) -> Result<RegionKey>;
+
+    /// Ends a registration. Peers let go of it in their next polls.
+    fn deregister(&mut self, key: RegionKey) -> Result<()>;
+
+    /// Makes a region of ours known to a peer before its first use there. Idempotent.
+    fn export(&mut self, peer: Rank, key: RegionKey) -> std::result::Result<(), PostError>;
+
+    /// A peer's region as memory of this process, if it is mapped and known. `Ok(None)`: not known (yet);
+    /// poll and ask again.
+    fn mapped(&mut self, peer: Rank, key: RegionKey) -> Result<Option<View>>;
+
+    /// Sends a message.
+    fn post_send(
+        &mut self,
+        peer: Rank,
+        tag: u64,
+        header: u64,
+        source: View,
+        token: u64,
+    ) -> std::result::Result<(), PostError>;
+
+    /// Receives a message.
+    fn post_recv(
+        &mut self,
+        peer: Rank,
+        tag: u64,
+        destination: View,
+        token: u64,
+    ) -> std::result::Result<(), PostError>;
+
+    /// Writes into a peer's region.
+    fn post_put(
+        &mut self,
+        peer: Rank,
+        source: View,
+        destination: RemoteRange,
+        token: u64,
+    ) -> std::result::Result<(), PostError>;
+
+    /// Reads from a peer's region.
+    fn post_get(
+        &mut self,
+        peer: Rank,
+        source: RemoteRange,
+        destination: View,
+        token: u64,
+    ) -> std::result::Result<(), PostError>;
+
+    /// Ends the outstanding receive with this token (clause 13).
+    fn cancel(&mut self, peer: Rank, token: u64);
+
+    /// Makes progress and appends what happened. `now` is coarse: refreshed every few dozen polls.
+    fn poll(&mut self, now: Time, events: &mut Vec<Event>);
+
+    /// Wakes a peer that sleeps (clause 17).
+    fn notify(&mut self, peer: Rank);
+
+    /// What to sleep on when there is nothing to do.
+    fn wait_source(&self) -> WaitSource<'_>;
+
+    /// Slow checks (hang-ups, control sockets), called before a wait sleeps and every few milliseconds at most.
+    fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>);
+
+    /// When [`Transport::poll`] must be called again even if nothing arrives.
+    fn next_timeout(&self) -> Option<Time>;
+}

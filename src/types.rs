@@ -1,0 +1,372 @@
+//! The words of the library: ranks, element types, reduction operators, collectives.
+//!
+//! Plain data only. What an operator does to bytes is in [`crate::kernel`].
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Position of a process in a communicator, `0..ranks`.
+pub type Rank = u32;
+
+/// Type of one element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum DataType {
+    /// IEEE binary64.
+    F64 = 0,
+    /// IEEE binary32.
+    F32 = 1,
+    /// IEEE binary16; accumulated in f32 within a step, rounded once per hop.
+    F16 = 2,
+    /// bfloat16; accumulated in f32 within a step, rounded once per hop.
+    Bf16 = 3,
+    /// Signed 8-bit integer.
+    I8 = 4,
+    /// Unsigned 8-bit integer.
+    U8 = 5,
+    /// Signed 32-bit integer.
+    I32 = 6,
+    /// Unsigned 32-bit integer.
+    U32 = 7,
+    /// Signed 64-bit integer.
+    I64 = 8,
+    /// Unsigned 64-bit integer.
+    U64 = 9,
+}
+
+impl DataType {
+    /// Every type, in the order of their codes.
+    pub const ALL: [DataType; 10] = [
+        DataType::F64,
+        DataType::F32,
+        DataType::F16,
+        DataType::Bf16,
+        DataType::I8,
+        DataType::U8,
+        DataType::I32,
+        DataType::U32,
+        DataType::I64,
+        DataType::U64,
+    ];
+
+    /// Bytes of one element.
+    pub const fn size_bytes(self) -> usize {
+        match self {
+            DataType::F64 | DataType::I64 | DataType::U64 => 8,
+            DataType::F32 | DataType::I32 | DataType::U32 => 4,
+            DataType::F16 | DataType::Bf16 => 2,
+            DataType::I8 | DataType::U8 => 1,
+        }
+    }
+
+    /// Whether values are floating point.
+    pub const fn is_float(self) -> bool {
+        matches!(
+            self,
+            DataType::F64 | DataType::F32 | DataType::F16 | DataType::Bf16
+        )
+    }
+
+    /// Short name as flags and tables spell it (`f32`, `bf16`, ...).
+    pub const fn name(self) -> &'static str {
+        match self {
+            DataType::F64 => "f64",
+            DataType::F32 => "f32",
+            DataType::F16 => "f16",
+            DataType::Bf16 => "bf16",
+            DataType::I8 => "i8",
+            DataType::U8 => "u8",
+            DataType::I32 => "i32",
+            DataType::U32 => "u32",
+            DataType::I64 => "i64",
+            DataType::U64 => "u64",
+        }
+    }
+
+    /// The type with this code, as records on the wire carry it.
+    pub fn from_code(code: u8) -> Option<DataType> {
+        DataType::ALL.get(code as usize).copied()
+    }
+}
+
+impl fmt::Display for DataType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for DataType {
+    type Err = String;
+
+    /// Accepts our short names and those of nccl-tests (`float`, `half`, `bfloat16`, `int32`, ...).
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = match text {
+            "f64" | "double" | "float64" => DataType::F64,
+            "f32" | "float" | "float32" => DataType::F32,
+            "f16" | "half" | "float16" => DataType::F16,
+            "bf16" | "bfloat16" => DataType::Bf16,
+            "i8" | "int8" => DataType::I8,
+            "u8" | "uint8" => DataType::U8,
+            "i32" | "int32" => DataType::I32,
+            "u32" | "uint32" => DataType::U32,
+            "i64" | "int64" => DataType::I64,
+            "u64" | "uint64" => DataType::U64,
+            _ => {
+                return Err(format!(
+                    "unknown type '{text}': one of f64 f32 f16 bf16 i8 u8 i32 u32 i64 u64"
+                ));
+            }
+        };
+        Ok(found)
+    }
+}
+
+/// Reduction operator.
+///
+/// Integers wrap. `Min` and `Max` on floats: NaN wins, and -0 is less than +0. `Avg` is a sum that is
+/// divided once, at the end, by the number of ranks (integers truncate toward zero).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ReduceOp {
+    /// Sum.
+    Sum,
+    /// Product.
+    Prod,
+    /// Least value.
+    Min,
+    /// Greatest value.
+    Max,
+    /// Sum divided once, at the end, by the number of ranks.
+    Avg,
+    /// Each rank's input is multiplied by that rank's own factor before the sum. The product is
+    /// rounded to the element type. Floating-point types only.
+    PremulSum(f64),
+    /// Bitwise and of integers.
+    BitAnd,
+}
+
+impl ReduceOp {
+    /// What is done to two values at a time.
+    pub const fn combine(self) -> Combine {
+        match self {
+            ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_) => Combine::Sum,
+            ReduceOp::Prod => Combine::Prod,
+            ReduceOp::Min => Combine::Min,
+            ReduceOp::Max => Combine::Max,
+            ReduceOp::BitAnd => Combine::BitAnd,
+        }
+    }
+
+    /// The factor of a premultiplied sum.
+    pub const fn factor(self) -> Option<f64> {
+        match self {
+            ReduceOp::PremulSum(factor) => Some(factor),
+            _ => None,
+        }
+    }
+
+    /// Code in records on the wire; factors may differ between ranks and are not part of it.
+    pub const fn code(self) -> u8 {
+        match self {
+            ReduceOp::Sum => 0,
+            ReduceOp::Prod => 1,
+            ReduceOp::Min => 2,
+            ReduceOp::Max => 3,
+            ReduceOp::Avg => 4,
+            ReduceOp::PremulSum(_) => 5,
+            ReduceOp::BitAnd => 6,
+        }
+    }
+
+    /// Name of the operator with this code.
+    pub const fn name_of_code(code: u8) -> &'static str {
+        match code {
+            0 => "sum",
+            1 => "prod",
+            2 => "min",
+            3 => "max",
+            4 => "avg",
+            5 => "premulsum",
+            6 => "bitand",
+            _ => "unknown",
+        }
+    }
+
+    /// Whether the operator exists for the type: premultiplied sums need floats, `BitAnd` integers.
+    pub const fn is_defined_for(self, dtype: DataType) -> bool {
+        match self {
+            ReduceOp::PremulSum(_) => dtype.is_float(),
+            ReduceOp::BitAnd => !dtype.is_float(),
+            _ => true,
+        }
+    }
+}
+
+impl fmt::Display for ReduceOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ReduceOp::PremulSum(factor) => write!(f, "premulsum:{factor}"),
+            other => f.write_str(ReduceOp::name_of_code(other.code())),
+        }
+    }
+}
+
+impl FromStr for ReduceOp {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(factor) = text.strip_prefix("premulsum:") {
+            return factor
+                .parse()
+                .map(ReduceOp::PremulSum)
+                .map_err(|_| format!("premulsum needs a number, not '{factor}': premulsum:0.5"));
+        }
+        Ok(match text {
+            "sum" => ReduceOp::Sum,
+            "prod" => ReduceOp::Prod,
+            "min" => ReduceOp::Min,
+            "max" => ReduceOp::Max,
+            "avg" => ReduceOp::Avg,
+            "mulsum" | "premulsum" => ReduceOp::PremulSum(2.0),
+            "bitand" => ReduceOp::BitAnd,
+            _ => {
+                return Err(format!(
+                    "unknown operator '{text}': one of sum prod min max avg premulsum[:FACTOR] bitand"
+                ));
+            }
+        })
+    }
+}
+
+/// What a kernel does to two values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Combine {
+    /// a + b
+    Sum,
+    /// a * b
+    Prod,
+    /// NaN if either is, else the lesser; -0 < +0.
+    Min,
+    /// NaN if either is, else the greater; -0 < +0.
+    Max,
+    /// a & b, integers only.
+    BitAnd,
+}
+
+/// What a kernel does to the last value before it is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Finish {
+    /// Nothing.
+    None,
+    /// Divide by this many ranks: floats in their accumulator's precision, integers toward zero.
+    Divide(u32),
+}
+
+/// A collective or point-to-point operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Collective {
+    /// `count` elements in, `count` out: the reduction of all inputs, on every rank.
+    AllReduce = 0,
+    /// `ranks * count` in, `count` out: rank r gets the reduction of block r.
+    ReduceScatter = 1,
+    /// `count` in, `ranks * count` out: block r is rank r's input.
+    AllGather = 2,
+    /// Like `AllGather` with a length per rank.
+    AllGatherV = 3,
+    /// `count` elements from the root to all.
+    Broadcast = 4,
+    /// `count` elements of all ranks reduced to the root.
+    Reduce = 5,
+    /// `count` in, `ranks * count` out on the root.
+    Gather = 6,
+    /// `ranks * count` in on the root, `count` out.
+    Scatter = 7,
+    /// `ranks * count` in and out: block r goes to rank r.
+    AllToAll = 8,
+    /// Like `AllToAll` with a length per pair.
+    AllToAllV = 9,
+    /// No data; nobody leaves before all have come.
+    Barrier = 10,
+    /// A grouped set of sends and receives between pairs.
+    SendRecv = 11,
+}
+
+impl Collective {
+    /// Every collective, in the order of their codes.
+    pub const ALL: [Collective; 12] = [
+        Collective::AllReduce,
+        Collective::ReduceScatter,
+        Collective::AllGather,
+        Collective::AllGatherV,
+        Collective::Broadcast,
+        Collective::Reduce,
+        Collective::Gather,
+        Collective::Scatter,
+        Collective::AllToAll,
+        Collective::AllToAllV,
+        Collective::Barrier,
+        Collective::SendRecv,
+    ];
+
+    /// Name as the command line spells it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Collective::AllReduce => "allreduce",
+            Collective::ReduceScatter => "reduce-scatter",
+            Collective::AllGather => "all-gather",
+            Collective::AllGatherV => "all-gatherv",
+            Collective::Broadcast => "broadcast",
+            Collective::Reduce => "reduce",
+            Collective::Gather => "gather",
+            Collective::Scatter => "scatter",
+            Collective::AllToAll => "all-to-all",
+            Collective::AllToAllV => "all-to-allv",
+            Collective::Barrier => "barrier",
+            Collective::SendRecv => "sendrecv",
+        }
+    }
+
+    /// The collective with this code, as records on the wire carry it.
+    pub fn from_code(code: u8) -> Option<Collective> {
+        Collective::ALL.get(code as usize).copied()
+    }
+
+    /// Whether values are combined, so that an operator matters.
+    pub const fn is_reducing(self) -> bool {
+        matches!(
+            self,
+            Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce
+        )
+    }
+
+    /// Whether one rank is special.
+    pub const fn is_rooted(self) -> bool {
+        matches!(
+            self,
+            Collective::Broadcast | Collective::Reduce | Collective::Gather | Collective::Scatter
+        )
+    }
+}
+
+impl fmt::Display for Collective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Collective {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let plain = |name: &str| name.replace(['-', '_'], "");
+        let wanted = plain(text);
+        Collective::ALL
+            .into_iter()
+            .find(|c| plain(c.name()) == wanted)
+            .ok_or_else(|| {
+                let names: Vec<_> = Collective::ALL.iter().map(|c| c.name()).collect();
+                format!("unknown collective '{text}': one of {}", names.join(" "))
+            })
+    }
+}
