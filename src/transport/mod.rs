@@ -10,7 +10,8 @@
 //!  3. A full queue answers [`PostError::WouldBlock`] and changes nothing; the same post succeeds later.
 //!  4. Every accepted post gives exactly one [`Completion`] with its token, success or not.
 //!  5. After [`Event::PeerFailed`] every outstanding post to that peer completes as [`Outcome::Flushed`],
-//!     and later posts answer [`PostError::PeerFailed`]. The event carries the cause; it comes once.
+//!     and later posts answer [`PostError::PeerFailed`], except a receive whose message had arrived before. The
+//!     event carries the cause; it comes once.
 //!  6. A message matches a receive by (peer, tag). Messages of one (peer, tag) match in the order in
 //!     which they were sent; nothing else is ordered (a provider may promise more: [`Capabilities::ordered`]).
 //!  7. A message whose receive is not posted yet waits and never holds up a message with another tag, as
