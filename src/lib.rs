@@ -1,9 +1,11 @@
 //! linerate
 #![allow(missing_docs)]
 #![allow(dead_code)]
+pub mod bootstrap;
 pub mod collective;
 pub mod comm;
 pub mod config;
+pub mod engine;
 pub mod error;
 pub mod fusion;
 pub mod kernel;
@@ -15,6 +17,7 @@ pub mod schedule;
 pub mod time;
 pub mod transport;
 pub mod types;
+pub mod wire;
 
 pub use comm::{Buffer, Call, Communicator, Operation, Transfer};
 pub use config::Config;

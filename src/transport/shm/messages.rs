@@ -84,19 +84,20 @@ impl ShmTransport {
     }
 
     fn has_message_credit(&mut self, peer: Rank) -> bool {
-        let rank = self.rank;
+        self.peers[peer as usize].sent - self.peers[peer as usize].matched_seen
+            < u64::from(MESSAGES_PER_PEER)
+            || self.unmatched(peer) < MESSAGES_PER_PEER
+    }
+
+    /// Messages to this peer that it has not matched yet.
+    pub(super) fn unmatched(&mut self, peer: Rank) -> u32 {
         let p = &mut self.peers[peer as usize];
-        if p.sent - p.matched_seen >= u64::from(MESSAGES_PER_PEER) {
+        if let Some(segment) = &p.segment {
             // Pairs with the release store in `count_match`; a hostile count cannot pass what was sent.
-            let matched = p
-                .segment
-                .as_ref()
-                .expect("connected")
-                .matched_from(rank)
-                .load(Ordering::Acquire);
+            let matched = segment.matched_from(self.rank).load(Ordering::Acquire);
             p.matched_seen = matched.clamp(p.matched_seen, p.sent);
         }
-        p.sent - p.matched_seen < u64::from(MESSAGES_PER_PEER)
+        (p.sent - p.matched_seen) as u32
     }
 
     pub(super) fn receive_message(

@@ -241,6 +241,10 @@ impl Transport for ShmTransport {
         self.send_message(peer, tag, header, source, token)
     }
 
+    fn backlog(&mut self, peer: Rank) -> u32 {
+        self.unmatched(peer)
+    }
+
     fn post_recv(
         &mut self,
         peer: Rank,
@@ -294,11 +298,8 @@ impl Transport for ShmTransport {
         }
     }
 
-    fn wait_source(&self) -> WaitSource<'_> {
-        WaitSource::Futex {
-            bell: self.segment.bell(),
-            sleeping: self.segment.sleeping(),
-        }
+    fn wait_source(&self) -> WaitSource {
+        self.segment.wait_source()
     }
 
     fn poll_slow(&mut self, _now: Time, events: &mut Vec<Event>) {

@@ -13,6 +13,7 @@ use super::ring::{RING_BYTES, RingMemory};
 use crate::error::{Error, Result};
 use crate::limits::CACHE_LINE_BYTES;
 use crate::memory::{Region, View, futex_wake_all};
+use crate::transport::WaitSource;
 use crate::types::Rank;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -97,13 +98,21 @@ impl Segment {
             .word(LINES + (self.ranks + sender) as usize * CACHE_LINE_BYTES + 8)
     }
 
+    /// What the owner sleeps on.
+    pub fn wait_source(&self) -> WaitSource {
+        WaitSource::Futex {
+            bell: self.view.part(BELL, 4),
+            sleeping: self.view.part(SLEEPING, 4),
+        }
+    }
+
     /// Changes with every wake-up of the owner.
-    pub fn bell(&self) -> &AtomicU32 {
+    fn bell(&self) -> &AtomicU32 {
         self.view.word32(BELL)
     }
 
-    /// 1 while the owner sleeps or is about to.
-    pub fn sleeping(&self) -> &AtomicU32 {
+    /// Threads of the owner that sleep or are about to.
+    fn sleeping(&self) -> &AtomicU32 {
         self.view.word32(SLEEPING)
     }
 
