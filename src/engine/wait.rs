@@ -41,6 +41,11 @@ impl Patience {
         }
     }
 
+    /// Whether there is a core for every rank, so that looking again costs nobody else.
+    pub fn may_spin(&self) -> bool {
+        self.may_spin
+    }
+
     /// Something moved.
     pub fn reset(&mut self) {
         self.idle_since = None;
