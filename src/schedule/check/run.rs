@@ -3,7 +3,7 @@
 use super::world::{GlobalStep, Resolved, Source, World};
 use super::{CheckError, Fault, Value};
 use crate::schedule::{Action, BufferId, Join, Lane, Trigger};
-use crate::types::Rank;
+use crate::types::{Collective, Rank};
 use std::collections::{HashMap, VecDeque};
 
 /// What happened in one run.
@@ -350,6 +350,8 @@ impl<'w, 'a> Run<'w, 'a> {
                     },
                 };
                 let outcome = match values[k] {
+                    // A barrier's messages say nothing but that they came.
+                    _ if self.world.spec.collective == Collective::Barrier => Ok(operand),
                     _ if !operand.is_defined() => {
                         Err((Fault::Undefined, format!("source {number} is {operand}")))
                     }
