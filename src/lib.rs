@@ -1,13 +1,12 @@
 //! linerate
 #![allow(missing_docs)]
-#![allow(dead_code)]
 pub mod bootstrap;
 pub mod collective;
 pub mod comm;
 pub mod config;
+pub mod cost;
 pub mod engine;
 pub mod error;
-pub mod fusion;
 pub mod kernel;
 pub mod limits;
 pub mod memory;

@@ -28,7 +28,7 @@ mod print;
 mod range;
 
 pub use builder::Builder;
-pub use check::{CheckError, CheckReport, check};
+pub use check::{CheckError, CheckReport, Fault, Spec, Value, check};
 pub use range::{Count, Extent, Point, Range};
 
 use crate::types::Rank;
