@@ -18,7 +18,7 @@ pub mod transport;
 pub mod types;
 pub mod wire;
 
-pub use comm::{Buffer, Call, Communicator, Operation, Transfer};
+pub use comm::{Buffer, Call, Communicator, Operation, Simulation, Transfer};
 pub use config::Config;
 pub use error::{Error, Result};
 pub use types::{Collective, DataType, Rank, ReduceOp};

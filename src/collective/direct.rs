@@ -1,6 +1,7 @@
 //! Over the callers' own memory, registered and mapped by every rank of the host: nothing is staged. A rank
-//! first says that it has arrived, which tells peers where its memory is, and leaves once nobody uses its
-//! memory any more.
+//! first says that it has arrived, which tells peers where its memory is and whether it is registered, and leaves
+//! once nobody uses its memory any more. Whose memory is reached signals [`ARRIVED`] to everyone, so that all ranks
+//! know alike whether the call can go on.
 
 use super::Request;
 use super::slots::gathered;
@@ -31,20 +32,15 @@ fn across(request: &Request, own: Range, theirs: Range) -> Vec<Operand> {
     (0..request.ranks).map(operand).collect()
 }
 
-/// Allreduce: rank r reduces block r of all inputs into block r of all outputs, in one step. A premultiplied
-/// input lies in the output.
+/// Allreduce: rank r reduces block r of all inputs into block r of all outputs, in one step. Not premultiplied: a
+/// call whose memory turns out not to be registered is repeated by staging, and must find its input as it was.
 pub(super) fn all_reduce(request: &Request) -> Schedule {
     let mut b = begin(request);
     let (rank, ranks) = (request.rank, request.ranks);
+    let own = request.input(0, rank, 1, ranks);
+    let sources = across(request, own, request.peer_input(0, rank, 1, ranks));
     let mine = request.output(0, rank, 1, ranks);
     let results = across(request, mine, request.peer_output(0, rank, 1, ranks));
-    let sources = if request.premultiply {
-        b.premultiply(request.input(0, 0, 1, 1), request.output(0, 0, 1, 1));
-        results.clone()
-    } else {
-        let theirs = request.peer_input(0, rank, 1, ranks);
-        across(request, request.input(0, rank, 1, ranks), theirs)
-    };
     meet(&mut b, request, ARRIVED);
     b.reduce_from(sources, results, true);
     meet(&mut b, request, DONE);

@@ -116,33 +116,32 @@ pub struct TransferShape {
     pub is_send: bool,
 }
 
-/// The schedule of a group of sends and receives, which all proceed at once. Slots `2 * i` and `2 * i + 1` are
-/// the offset and the length of transfer i, in the input for sends and in the output for receives. The n-th
-/// send to a rank meets that rank's n-th receive from here; to this rank itself it is a copy.
+/// Values of the slots of a group: slot 0 is 0, where every buffer begins; slot `1 + i` is the length of transfer i.
+pub fn transfer_slots(lengths: impl Iterator<Item = u64>) -> Vec<u64> {
+    std::iter::once(0).chain(lengths).collect()
+}
+
+/// The schedule of a group of sends and receives, which all proceed at once. Transfer i has the caller's buffer i
+/// (see [`transfer_slots`] for its length). The n-th send to a rank meets that rank's n-th receive from here; to
+/// this rank itself it is a copy.
 ///
-/// Errors: a rank out of range, more than 32767 transfers, or unequal numbers of sends to and receives from
+/// Errors: a rank out of range, more than 65534 transfers, or unequal numbers of sends to and receives from
 /// this rank itself.
 pub fn build_send_recv(rank: Rank, ranks: u32, transfers: &[TransferShape]) -> Result<Schedule> {
-    let count = u16::try_from(2 * transfers.len()).map_err(|_| {
-        let n = transfers.len();
-        Error::invalid(format!(
-            "a group of {n} transfers: at most 32767 fit one group"
-        ))
+    let n = transfers.len();
+    let count = u16::try_from(n).ok().and_then(|n| n.checked_add(1)).ok_or_else(|| {
+        Error::invalid(format!("a group of {n} transfers: at most 65534 fit one group"))
     })?;
     let mut b = Builder::new("direct", rank, ranks, false);
-    let first = b.slots(count);
+    let zero = b.slots(count);
     let mut own: [Vec<Range>; 2] = [Vec::new(), Vec::new()];
     for (index, transfer) in transfers.iter().enumerate() {
         if transfer.peer >= ranks {
             let text = format!("transfer {index} names rank {} of {ranks}", transfer.peer);
             return Err(Error::invalid(text));
         }
-        let buffer = if transfer.is_send {
-            BufferId::INPUT
-        } else {
-            BufferId::OUTPUT
-        };
-        let range = Range::new(buffer, pair(first, index as Rank));
+        let buffer = b.caller(index as u16);
+        let range = Range::new(buffer, Extent::Slots { offset: zero, length: 1 + index as SlotId });
         match (transfer.peer == rank, transfer.is_send) {
             (true, is_send) => own[usize::from(is_send)].push(range),
             (false, true) => {

@@ -163,7 +163,7 @@ static ALL_REDUCE: [Algorithm; 9] = [
     row(
         Collective::AllReduce,
         "direct",
-        DIRECT,
+        DIRECT_PLAIN,
         direct::all_reduce,
         formulas::direct_all_reduce,
     ),

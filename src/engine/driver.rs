@@ -173,6 +173,9 @@ impl Driver {
             round.progress.run(step).done += 1;
             self.moved = true;
         }
+        if lane == 0 && prepared.needs_mapped_buffers {
+            self.arrive(round, binding.is_registered);
+        }
         self.finish(prepared, round, step);
         Ok(())
     }
@@ -250,13 +253,18 @@ impl Driver {
             round.progress.run(step).done = (skip + arrived) as u64;
         }
         let is_signalled = skip + arrived >= *count as usize;
-        if is_signalled && prepared.needs_mapped_buffers && *lane == 0 && !round.is_decided {
-            round.is_decided = true;
-            let registered = |peer: &Rank| self.links.binding(*peer, sequence).is_registered;
-            round.is_redirected =
-                !(self.binding_of(round).is_registered && peers.iter().all(registered));
+        if is_signalled && prepared.needs_mapped_buffers && *lane == 0 {
+            let is_registered = |peer: &Rank| self.links.binding(*peer, sequence).is_registered;
+            self.arrive(round, peers.iter().all(is_registered));
         }
         Ok(is_signalled)
+    }
+
+    /// A step on lane 0 has completed. If memory that peers would reach is not registered, everyone who takes part
+    /// learns it there: its owner by sending the signal, the others by waiting for it.
+    fn arrive(&self, round: &mut Round, is_registered: bool) {
+        round.arrivals += 1;
+        round.is_redirected |= !is_registered;
     }
 
     fn mismatch(&self, round: &Round, theirs: u64, peer: Rank) -> Error {

@@ -7,7 +7,7 @@
 
 use super::Engine;
 use super::signature::Signature;
-use crate::error::{Error, Result};
+use crate::error::Error;
 use crate::time::Time;
 use crate::transport::{Completion, Outcome};
 use crate::types::Rank;
@@ -286,11 +286,4 @@ fn error_of(message: &ControlMessage, from: Rank) -> Error {
             cause: text,
         },
     }
-}
-
-/// The result of a wait that was cut short because the communicator failed.
-pub fn failed(first: &Error) -> Result<()> {
-    Err(Error::CommunicatorFailed(Box::new(
-        first.first_cause().clone(),
-    )))
 }

@@ -36,6 +36,8 @@ pub struct Prepared {
     pub uses_signals: bool,
     /// Whether peers' inputs or outputs are reached directly.
     pub needs_mapped_buffers: bool,
+    /// Steps on lane 0: those that tell where memory is, and whether it is registered.
+    pub arrivals: u32,
     successors: Vec<Successor>,
     successor_starts: Vec<u32>,
 }
@@ -84,6 +86,7 @@ impl Prepared {
             initial,
             uses_signals: schedule.uses_signals(),
             needs_mapped_buffers: schedule.needs_mapped_buffers(),
+            arrivals: schedule.steps.iter().filter(|s| is_arrival(&s.action)).count() as u32,
             successors,
             successor_starts,
             schedule,
@@ -105,7 +108,7 @@ impl Prepared {
                 Buffer::Scratch(extent) => {
                     scratch += padded(extent.length_max(count), element_bytes)
                 }
-                Buffer::Input | Buffer::Output => {}
+                Buffer::Input | Buffer::Output | Buffer::Caller(_) => {}
             }
         }
         (window, scratch)
@@ -118,19 +121,10 @@ impl Prepared {
             .iter()
             .any(|b| matches!(b, Buffer::Window(_)))
     }
+}
 
-    /// Whether a payload rides in a signal, so that the count is bounded by a flag line.
-    pub fn uses_payload(&self) -> bool {
-        self.schedule.steps.iter().any(|s| {
-            matches!(
-                s.action,
-                Action::Signal {
-                    payload: Some(_),
-                    ..
-                }
-            )
-        })
-    }
+fn is_arrival(action: &Action) -> bool {
+    matches!(action, Action::Signal { lane: 0, .. } | Action::WaitCount { lane: 0, .. })
 }
 
 /// Bytes of a buffer in an arena: whole cache lines.

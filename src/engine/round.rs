@@ -76,8 +76,8 @@ pub struct Round {
     pub outstanding: u32,
     /// Some rank's memory is not registered, so the round is to be repeated by staging.
     pub is_redirected: bool,
-    /// Everyone's registration has been looked at.
-    pub is_decided: bool,
+    /// Steps on lane 0 that have completed.
+    pub arrivals: u32,
 }
 
 impl Round {
@@ -137,7 +137,7 @@ impl Round {
     }
 
     /// Gives every buffer its memory: the caller's views, the window slot and scratch memory.
-    pub fn bind(&mut self, input: View, output: View, window_slot: View) {
+    pub fn bind(&mut self, input: View, output: View, others: &[View], window_slot: View) {
         let prepared = self.prepared.clone();
         let element = self.dtype.size_bytes();
         let scratch = self.scratch.map_or(View::empty(), |lent| lent.view);
@@ -149,6 +149,7 @@ impl Round {
             let view = match buffer {
                 Buffer::Input => input,
                 Buffer::Output => output,
+                Buffer::Caller(number) => others[*number as usize],
                 Buffer::Window(extent) => {
                     let bytes = padded(extent.length_max(&self.counts()), element) as usize;
                     offset = window_at;
@@ -174,6 +175,11 @@ impl Round {
             .iter()
             .position(|b| b.step == step && b.chunk == chunk)?;
         Some(self.bounced.swap_remove(index).lent)
+    }
+
+    /// Whether everyone's registration that matters here is known.
+    pub fn is_decided(&self) -> bool {
+        self.is_redirected || !self.prepared.needs_mapped_buffers || self.arrivals == self.prepared.arrivals
     }
 
     /// The number of a message of this round to or from a peer.

@@ -8,7 +8,7 @@ use super::signature::Signature;
 use super::tag::ROUNDS_MAX;
 use crate::error::{Error, Result};
 use crate::limits::{COUNT_MAX, OPERATION_SLOTS};
-use crate::memory::{RegionKey, View};
+use crate::memory::View;
 use crate::schedule::{Action, Count};
 use crate::time::Time;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
@@ -45,8 +45,10 @@ pub struct TaskCall {
     pub input: View,
     /// The whole output.
     pub output: View,
+    /// The buffers of the transfers of a group.
+    pub others: Vec<View>,
     /// Owners of the memory, kept until the task has ended.
-    pub keep: [Option<Arc<dyn Any + Send + Sync>>; 2],
+    pub keep: Vec<Arc<dyn Any + Send + Sync>>,
 }
 
 #[derive(Debug, PartialEq)]
@@ -375,7 +377,7 @@ impl Engine {
         round
             .peers
             .resize(self.driver.links.ranks as usize, PeerBuffers::default());
-        (round.is_redirected, round.is_decided) = (false, false);
+        (round.is_redirected, round.arrivals) = (false, 0);
         let scratch = round
             .prepared
             .memory_bytes(&round.counts(), round.dtype.size_bytes())
@@ -395,8 +397,8 @@ impl Engine {
                 .window_slot(self.driver.links.rank, sequence),
             RoundId::Pairwise => View::empty(),
         };
-        let (input, output) = (call.input, call.output);
-        round.bind(input, output, window);
+        let (input, output, others) = (call.input, call.output, call.others.clone());
+        round.bind(input, output, &others, window);
         let prepared = round.prepared.clone();
         round.progress.arm(&prepared);
         if let RoundId::Collective(sequence) = id {
@@ -462,7 +464,7 @@ impl Engine {
             self.tasks[round.task].last_moved = now;
         }
         self.driver.moved |= moved_before;
-        if round.is_decided && self.undecided.is_some() && self.undecided == round.sequence() {
+        if self.undecided.is_some() && self.undecided == round.sequence() && round.is_decided() {
             self.undecided = None;
         }
         let has_ended =
@@ -587,11 +589,6 @@ fn empty_round(prepared: Arc<Prepared>) -> Round {
         bounced: Vec::new(),
         outstanding: 0,
         is_redirected: false,
-        is_decided: false,
+        arrivals: 0,
     }
-}
-
-/// Whether a view is part of a registered region.
-pub fn is_registered(view: View) -> bool {
-    view.key() != RegionKey::NONE
 }

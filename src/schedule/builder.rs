@@ -83,6 +83,11 @@ impl Builder {
         self.buffer(Buffer::Window(extent))
     }
 
+    /// Another buffer of the caller, by its number.
+    pub fn caller(&mut self, number: u16) -> BufferId {
+        self.buffer(Buffer::Caller(number))
+    }
+
     /// The next run-time slots, `n` of them; returns the first.
     pub fn slots(&mut self, n: u16) -> SlotId {
         let first = self.schedule.slots;

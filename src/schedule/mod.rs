@@ -60,6 +60,8 @@ pub enum Buffer {
     Input,
     /// The caller's output. Peers may write it between this rank's first signal and the end.
     Output,
+    /// Another buffer of the caller: of one transfer in a group.
+    Caller(u16),
     /// Private memory of the engine, as long as the longest possible `blocks` of `of` blocks.
     Scratch(Extent),
     /// Memory of the engine that every peer on the host maps, at the same place of every rank's window

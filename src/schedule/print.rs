@@ -22,6 +22,7 @@ impl fmt::Display for Schedule {
         for (index, buffer) in self.buffers.iter().enumerate() {
             match buffer {
                 Buffer::Input | Buffer::Output => {}
+                Buffer::Caller(number) => writeln!(f, "  %{index} caller's buffer {number}")?,
                 Buffer::Scratch(extent) => writeln!(f, "  %{index} scratch[{extent}]")?,
                 Buffer::Window(extent) => writeln!(f, "  %{index} window[{extent}]")?,
             }

@@ -12,10 +12,14 @@ struct Expected {
     element: u64,
 }
 
-/// The outputs of all ranks.
+/// The outputs of all ranks; of a group of transfers, their buffers one after another.
 pub(super) fn outputs(world: &World<'_>, trace: &Trace) -> Vec<Vec<Value>> {
     (0..world.ranks())
-        .map(|rank| contents(world, trace, rank, BufferId::OUTPUT).to_vec())
+        .map(|rank| {
+            let transfers = world.caller_storages(rank);
+            let others = transfers.flat_map(|(storage, _)| trace.memory[storage].iter().copied());
+            contents(world, trace, rank, BufferId::OUTPUT).iter().copied().chain(others).collect()
+        })
         .collect()
 }
 

@@ -419,6 +419,11 @@ fn initial_memory(world: &World<'_>) -> Vec<Vec<Value>> {
         for element in 0..world.lens(rank).0 {
             memory[storage][(offset + element) as usize] = Value::input(rank, element);
         }
+        for (storage, number) in world.caller_storages(rank) {
+            for (element, value) in memory[storage].iter_mut().enumerate() {
+                *value = Value::input(rank, (u64::from(number) << 32) | element as u64);
+            }
+        }
     }
     memory
 }

@@ -83,6 +83,7 @@ impl<'a> World<'a> {
                 world.storage_lens.push(match buffer {
                     Buffer::Input => input,
                     Buffer::Output => output,
+                    Buffer::Caller(number) => count.slots[1 + usize::from(*number)],
                     Buffer::Scratch(extent) | Buffer::Window(extent) => {
                         check_slots(extent, &count, rank, None)?;
                         extent.length_max(&count)
@@ -154,6 +155,16 @@ impl<'a> World<'a> {
         }
     }
 
+    /// The storages of a rank's other buffers of the caller, by number.
+    pub fn caller_storages(&self, rank: Rank) -> impl Iterator<Item = (usize, u16)> {
+        let base = self.storage_bases[rank as usize];
+        let buffers = self.schedules[rank as usize].buffers.iter().enumerate();
+        buffers.filter_map(move |(index, buffer)| match buffer {
+            Buffer::Caller(number) => Some((base + index, *number)),
+            _ => None,
+        })
+    }
+
     /// Whether input and output share memory on this rank.
     pub fn is_aliased(&self, rank: Rank) -> bool {
         self.aliases[rank as usize].is_some()
@@ -187,8 +198,7 @@ impl<'a> World<'a> {
                 let (send, receive) = slots.split_at(2 * ranks as usize);
                 (end(send), end(receive))
             }
-            Collective::Barrier => (0, 0),
-            Collective::SendRecv => (end(slots), end(slots)),
+            Collective::Barrier | Collective::SendRecv => (0, 0),
         }
     }
 

@@ -90,7 +90,7 @@ impl ShmTransport {
             listener,
             strangers: Vec::new(),
             segment: Segment::create(ranks)?,
-            peers: (0..ranks).map(Peer::new).collect(),
+            peers: (0..ranks).map(|_| Peer::new()).collect(),
             regions: BTreeMap::new(),
             next_key: 1,
             ready: VecDeque::new(),

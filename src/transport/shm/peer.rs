@@ -4,7 +4,6 @@ use super::ring::{Consumer, Producer};
 use super::segment::Segment;
 use super::socket::SocketMessage;
 use crate::memory::{Region, RegionKey, View};
-use crate::types::Rank;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 
@@ -62,7 +61,6 @@ pub struct Outstanding {
 /// One peer.
 #[derive(Debug)]
 pub struct Peer {
-    pub rank: Rank,
     pub state: PeerState,
     pub socket: Option<OwnedFd>,
     pub segment: Option<Segment>,
@@ -88,9 +86,8 @@ pub struct Peer {
 }
 
 impl Peer {
-    pub fn new(rank: Rank) -> Peer {
+    pub fn new() -> Peer {
         Peer {
-            rank,
             state: PeerState::Idle,
             socket: None,
             segment: None,
