@@ -4,7 +4,7 @@
 //! (IJHPCA 2005). Ranks beyond a power of two fold into their neighbours (see [`crate::pattern::fold`]).
 
 use super::Request;
-use super::stage::{Group, Part, Vector};
+use super::stage::{Part, Vector};
 use crate::pattern::fold::{Fold, Role};
 use crate::schedule::{Builder, Extent, Schedule};
 use crate::types::Rank;
