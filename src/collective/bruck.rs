@@ -4,6 +4,7 @@
 //! Systems" (TPDS 1997); Hensgen, Finkel, Manber, "Two Algorithms for Barrier Synchronization" (1988).
 
 use super::Request;
+use super::stage::double_buffer;
 use crate::pattern::bruck::{distances, parts, runs};
 use crate::pattern::ring::{after, before};
 use crate::schedule::{Builder, Extent, Range, Schedule};
@@ -38,11 +39,14 @@ pub(super) fn barrier(request: &Request) -> Schedule {
         offset,
         length: offset + 1,
     };
-    let token = b.scratch(extent);
-    let token = Range::new(token, extent);
+    let [sent, arrived] = double_buffer(&mut b, extent).map(|buffer| Range::new(buffer, extent));
     for distance in distances(request.ranks) {
-        b.send(after(request.rank, distance, request.ranks), token);
-        b.recv(before(request.rank, distance, request.ranks), token);
+        // Through a copy, so that each round's message waits for all earlier rounds.
+        if distance > 1 {
+            b.copy(arrived, sent);
+        }
+        b.send(after(request.rank, distance, request.ranks), sent);
+        b.recv(before(request.rank, distance, request.ranks), arrived);
     }
     b.build()
 }

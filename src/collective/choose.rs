@@ -1,7 +1,7 @@
 //! [`choose`]: the cheapest algorithm that can run.
 
-use super::Request;
-use super::table::{Algorithm, Window, algorithms};
+use super::table::algorithms;
+use super::{Algorithm, Request, Window};
 use crate::cost::{Model, Shape};
 use crate::limits::LINE_PAYLOAD_BYTES;
 use crate::pattern::hosts::Hosts;

@@ -17,6 +17,7 @@
 //!
 //! Read first: `request.rs`, `stage.rs`, then `ring.rs`.
 
+mod algorithm;
 mod bruck;
 mod chain;
 mod choose;
@@ -36,9 +37,10 @@ mod window;
 #[cfg(test)]
 mod tests;
 
+pub use algorithm::{Algorithm, Needs, Window};
 pub use choose::{Available, choose};
 pub use request::Request;
 pub use slots::{
     TransferShape, all_gather_v_slots, all_to_all_v_slots, barrier_slots, build_send_recv, transfer_slots,
 };
-pub use table::{Algorithm, Needs, Window, algorithms, find};
+pub use table::{algorithms, find};

@@ -20,11 +20,8 @@ pub(super) fn reduce_scatter(request: &Request) -> Schedule {
         }
     }
     let source = |peer| {
-        part_in(
-            request,
-            if peer == rank { rank } else { peer },
-            if peer == rank { own } else { arrivals },
-        )
+        let buffer = if peer == rank { own } else { arrivals };
+        part_in(request, peer, buffer)
     };
     let sources = (0..ranks).map(source).collect();
     b.reduce(sources, request.output(0, 0, 1, 1), true);

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::prng::Prng;
-use crate::schedule::{CheckError, CheckReport, Schedule, Spec, check};
+use crate::schedule::{Action, CheckError, CheckReport, Schedule, Spec, check};
 use crate::types::{Collective, Rank};
 
 struct Case {
@@ -198,6 +198,39 @@ fn the_hierarchical_allreduce_takes_any_hosts() {
                 ..Case::new(algorithm, ranks)
             };
             case.check_counts(&counts(Collective::AllReduce, ranks));
+        }
+    }
+}
+
+/// A canary for checker and algorithms alike: a checker that misses a step's absence is blind, an algorithm that
+/// does not need the step is slow.
+#[test]
+fn no_step_of_any_algorithm_can_be_left_out() {
+    for collective in Collective::ALL {
+        for algorithm in algorithms(collective) {
+            // Between other numbers of ranks, some messages of a barrier overlap in what they tell.
+            let is_barrier = collective == Collective::Barrier;
+            for ranks in if is_barrier {
+                [2, 4, 8, 16]
+            } else {
+                [2, 3, 4, 6]
+            } {
+                let case = Case::new(algorithm, ranks);
+                let schedules = case.build();
+                let count = counts(collective, 13).pop().unwrap();
+                for rank in 0..ranks as usize {
+                    for step in 0..schedules[rank].steps.len() {
+                        let mut broken = schedules.clone();
+                        broken[rank].steps[step].action = Action::Nop;
+                        assert!(
+                            case.check(&broken, count).is_err(),
+                            "{collective} {} of {ranks}: rank {rank} does not need step {step}\n{}",
+                            algorithm.name,
+                            schedules[rank]
+                        );
+                    }
+                }
+            }
         }
     }
 }

@@ -33,11 +33,11 @@ pub struct Model {
 
 impl Model {
     /// Ranks on one host over shared memory: a cache line crosses in about 150 ns, a message takes several of
-    /// them and a copy, a core copies 10 GB/s.
+    /// them and is copied in and out, a core copies 10 GB/s.
     pub const SHARED_MEMORY: Model = Model {
         message_ns: 1000.0,
-        message_byte_ns: 0.15,
-        local_byte_ns: 0.15,
+        message_byte_ns: 0.2,
+        local_byte_ns: 0.2,
         reduce_byte_ns: 0.05,
         copy_byte_ns: 0.1,
         mapped_byte_ns: 0.1,

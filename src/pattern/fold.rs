@@ -54,7 +54,7 @@ impl Fold {
                 number: rank - extra,
                 passive: None,
             }
-        } else if rank % 2 == 0 {
+        } else if rank.is_multiple_of(2) {
             Role::Passive(rank + 1)
         } else {
             Role::Active {

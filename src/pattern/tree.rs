@@ -78,7 +78,7 @@ impl Tree {
     /// The weight of the lowest digit that is not zero.
     fn weight(&self, position: u32) -> u32 {
         let mut weight = 1;
-        while position / weight % self.radix == 0 {
+        while (position / weight).is_multiple_of(self.radix) {
             weight *= self.radix;
         }
         weight

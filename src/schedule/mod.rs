@@ -123,7 +123,7 @@ pub enum Action {
         /// The slot that gets the received length.
         fills: Option<SlotId>,
     },
-    /// Writes into a peer's window.
+    /// Writes into a peer's window or, between its arrival and its end, its output.
     Put {
         /// Whose.
         peer: Rank,

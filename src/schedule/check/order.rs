@@ -293,6 +293,12 @@ impl Order<'_, '_> {
         match kind {
             PROCESSED => {
                 visit(3 * global + START);
+                self.for_each_overlapped(global, |x, is_whole| {
+                    visit(3 * x + START);
+                    if is_whole {
+                        visit(3 * x + PROCESSED);
+                    }
+                });
                 match step.action {
                     // An empty message may never be sent.
                     Action::Recv { .. } if self.trace.resolved[global].len > 0 => {
@@ -319,6 +325,31 @@ impl Order<'_, '_> {
                             visit(3 * self.world.global(rank, dependency.step) + COMPLETE);
                         }
                     }
+                }
+            }
+        }
+    }
+
+    /// The steps that an overlap edge leads from, and whether all their elements are among this step's.
+    fn for_each_overlapped(&self, global: GlobalStep, mut visit: impl FnMut(GlobalStep, bool)) {
+        let (rank, _) = self.world.place(global);
+        let step = self.world.step(global);
+        for dependency in step.dependencies.iter().filter(|_| step.join == Join::All) {
+            let Some((i, j)) = dependency.overlap else {
+                continue;
+            };
+            let x = self.world.global(rank, dependency.step);
+            let (from, to) = (
+                self.trace.resolved[x].local(i),
+                self.trace.resolved[global].local(j),
+            );
+            if let (Some(from), Some(to)) = (from, to) {
+                let (start, end) = (
+                    from.start.max(to.start),
+                    (from.start + from.len).min(to.start + to.len),
+                );
+                if from.storage == to.storage && start < end {
+                    visit(x, end - start == from.len);
                 }
             }
         }

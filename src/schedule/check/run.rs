@@ -177,10 +177,8 @@ impl<'w, 'a> Run<'w, 'a> {
                 }
             }
             Action::Signal { peers, lane, .. } => {
-                let payload = match resolved.sources.first() {
-                    Some(_) => Some(self.read(&resolved, global, false)),
-                    None => None,
-                };
+                let has_payload = !resolved.sources.is_empty();
+                let payload = has_payload.then(|| self.read(&resolved, global, false));
                 for &peer in peers {
                     let key = (rank, peer, *lane);
                     if self.trace.sent.insert(key, global).is_some() {
