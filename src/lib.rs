@@ -4,6 +4,7 @@
 pub mod collective;
 pub mod comm;
 pub mod config;
+pub mod engine;
 pub mod error;
 pub mod fusion;
 pub mod kernel;
