@@ -5,7 +5,9 @@
 //! `tensors_max`. Groups that ended are flushed; the last, unfinished one only when the flush is forced by age or by the
 //! end of the backward pass. (Unlike the published simulation, which tests the size after adding and so exceeds it.)
 
+use super::bits::Bits;
 use super::{FusionOptions, TensorSet};
+use crate::error::{Error, Result};
 use crate::types::DataType;
 
 /// One flush: tensors of one type that are reduced together.
@@ -34,6 +36,49 @@ impl FlushList {
         FlushList {
             tensors: Vec::with_capacity(tensors_count),
             flushes: Vec::with_capacity(tensors_count),
+        }
+    }
+
+    /// A plan that somebody else made, as tensors per flush.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: an empty flush, a tensor twice, not declared or (unless empty) in none, mixed types.
+    pub fn from_plan(set: &TensorSet, plan: &[Vec<u32>]) -> Result<FlushList> {
+        let mut list = FlushList::with_capacity(set.len());
+        let mut seen = Bits::new(set.len());
+        for (index, tensors) in plan.iter().enumerate() {
+            let Some(&first) = tensors.first() else {
+                return Err(Error::invalid(format!(
+                    "flush {index} of the plan is empty"
+                )));
+            };
+            for &tensor in tensors {
+                let tensor = tensor as usize;
+                if tensor >= set.len() || seen.contains(tensor) {
+                    return Err(Error::invalid(format!(
+                        "flush {index} of the plan has tensor {tensor}: already in the plan, or not one of the {} declared",
+                        set.len()
+                    )));
+                }
+                if set.spec(tensor).dtype != set.spec(first as usize).dtype {
+                    return Err(Error::invalid(format!(
+                        "flush {index} of the plan mixes {} of {} and {} of {}",
+                        set.label(first as usize),
+                        set.spec(first as usize).dtype,
+                        set.label(tensor),
+                        set.spec(tensor).dtype
+                    )));
+                }
+                seen.insert(tensor);
+            }
+            list.push(set, set.spec(first as usize).dtype, tensors);
+        }
+        match (0..set.len()).find(|&t| set.bytes(t) > 0 && !seen.contains(t)) {
+            Some(tensor) => Err(Error::invalid(format!(
+                "{} is in no flush of the plan",
+                set.label(tensor)
+            ))),
+            None => Ok(list),
         }
     }
 

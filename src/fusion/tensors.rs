@@ -33,7 +33,7 @@ impl TensorSet {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: more than [`TENSORS_MAX`] tensors, or one above
-    /// [`COUNT_MAX`](limits::COUNT_MAX) elements.
+    /// [`COUNT_MAX`](limits::COUNT_MAX) elements, or more than 2^64 bytes together.
     pub fn new(specs: Vec<TensorSpec>) -> Result<TensorSet> {
         if specs.len() > TENSORS_MAX {
             return Err(Error::invalid(format!(
@@ -51,9 +51,15 @@ impl TensorSet {
                 limits::COUNT_MAX
             )));
         }
-        let bytes = (specs.iter())
+        let bytes: Vec<u64> = (specs.iter())
             .map(|spec| spec.count * spec.dtype.size_bytes() as u64)
             .collect();
+        // Sums over any of them then need no check.
+        if (bytes.iter().try_fold(0u64, |sum, b| sum.checked_add(*b))).is_none() {
+            return Err(Error::invalid(
+                "the tensors declared for fusion have more than 2^64 bytes together",
+            ));
+        }
         let dtypes = (DataType::ALL.into_iter())
             .filter(|dtype| specs.iter().any(|spec| spec.dtype == *dtype))
             .collect();
@@ -100,7 +106,8 @@ impl TensorSet {
         let of_type = |dtype: &DataType| -> u64 {
             (0..self.len())
                 .filter(|&t| self.specs[t].dtype == *dtype && self.bytes[t] < options.bytes_max)
-                .fold(0, |sum: u64, t| sum.saturating_add(self.bytes[t]))
+                .map(|t| self.bytes[t])
+                .sum()
         };
         let largest = self.dtypes.iter().map(of_type).max().unwrap_or(0);
         largest.min(options.bytes_max)
@@ -178,11 +185,7 @@ mod tests {
             bytes_max: 100,
             ..FusionOptions::default()
         };
-        let size = |specs| {
-            TensorSet::new(specs)
-                .unwrap()
-                .packed_bytes_max(&options)
-        };
+        let size = |specs| TensorSet::new(specs).unwrap().packed_bytes_max(&options);
         assert_eq!(size(vec![]), 0);
         assert_eq!(
             size(vec![spec("a", 25, DataType::F32)]),
