@@ -248,7 +248,7 @@ fn no_tensor_waits_much_longer_than_the_age_after_the_slowest_rank_has_it() {
             }
         }
         world.run_step();
-        // At worst a useless round is under way, then the pause after it, then the round that flushes.
+        // At worst a useless round waits for a rank that pauses, then all pause after it, then comes the round that flushes.
         let age = world.options.age_max;
         let limit = age
             + (age / 4).max(super::machine::RETRY_MIN)
