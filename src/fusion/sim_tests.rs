@@ -251,7 +251,7 @@ fn no_tensor_waits_much_longer_than_the_age_after_the_slowest_rank_has_it() {
         // At worst a useless round waits for a rank that pauses, then all pause after it, then comes the round that flushes.
         let age = world.options.age_max;
         let limit = age
-            + (age / 4).max(super::machine::RETRY_MIN)
+            + 2 * (age / 4).max(super::machine::RETRY_MIN)
             + Duration::from_nanos(3 * world.latency_ns);
         for (tensors, at) in &world.nodes[0].flushes {
             for &tensor in tensors {
