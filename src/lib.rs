@@ -17,7 +17,8 @@ pub mod time;
 pub mod transport;
 pub mod types;
 
-pub use comm::{Buffer, Call, Communicator, Operation, Transfer};
+pub use comm::{Buffer, Call, Communicator, FlushReport, Fusion, Operation, StepReport, Transfer};
 pub use config::Config;
 pub use error::{Error, Result};
+pub use fusion::{FusionOptions, TensorSpec};
 pub use types::{Collective, DataType, Rank, ReduceOp};

@@ -4,10 +4,12 @@
 
 mod buffer;
 mod call;
+mod fusion;
 mod operation;
 
 pub use buffer::Buffer;
 pub use call::{Call, Transfer};
+pub use fusion::{FlushReport, Fusion, StepReport};
 pub use operation::Operation;
 
 use crate::config::Config;

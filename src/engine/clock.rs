@@ -1,21 +1,21 @@
-//! [`Clock`]: the one place of the library that reads a clock.
+//! The one reader of the clock.
 
 use crate::time::Time;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Where the time comes from. Clones show the same time.
+/// Where the time comes from.
 #[derive(Clone, Debug)]
 pub enum Clock {
-    /// The machine's monotonic clock; the origin is the instant held here.
+    /// The monotonic clock, from this origin.
     Monotonic(Instant),
-    /// Nanoseconds that somebody else sets: simulation and tests.
+    /// Virtual nanoseconds, advanced by a simulation.
     Virtual(Arc<AtomicU64>),
 }
 
 impl Clock {
-    /// A monotonic clock that starts at zero now.
+    /// The monotonic clock, from now on.
     pub fn monotonic() -> Clock {
         Clock::Monotonic(Instant::now())
     }
@@ -24,8 +24,13 @@ impl Clock {
     pub fn now(&self) -> Time {
         match self {
             Clock::Monotonic(origin) => Time(origin.elapsed().as_nanos() as u64),
-            // Relaxed: a time publishes nothing else.
-            Clock::Virtual(now) => Time(now.load(Ordering::Relaxed)),
+            // Relaxed: the simulation's own lock orders its events; the time is only a number.
+            Clock::Virtual(nanoseconds) => Time(nanoseconds.load(Ordering::Relaxed)),
         }
+    }
+
+    /// Whether time is virtual, so that nobody may sleep.
+    pub fn is_virtual(&self) -> bool {
+        matches!(self, Clock::Virtual(_))
     }
 }
