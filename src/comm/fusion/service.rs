@@ -250,7 +250,7 @@ impl Service {
     }
 
     fn end_talk(&mut self) -> Result<()> {
-        let is_ended = match &self.talk {
+        let is_ended = match &mut self.talk {
             Some(Talk::Round(operation) | Talk::Order(operation)) => operation.test()?,
             None => false,
         };
@@ -379,11 +379,11 @@ impl Service {
     }
 
     fn wait_for_something(&mut self) -> Result<()> {
-        if let Some(flight) = self.flights.first() {
+        if let Some(flight) = self.flights.first_mut() {
             flight.operation.wait_timeout(SLICE)?;
             return Ok(());
         }
-        if let Some(Talk::Round(operation) | Talk::Order(operation)) = &self.talk {
+        if let Some(Talk::Round(operation) | Talk::Order(operation)) = &mut self.talk {
             operation.wait_timeout(SLICE_ROUND)?;
             return Ok(());
         }
