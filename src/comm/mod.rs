@@ -6,6 +6,7 @@
 mod bind;
 mod buffer;
 mod call;
+mod fusion;
 mod operation;
 mod plans;
 mod shared;
@@ -13,6 +14,7 @@ mod simulation;
 
 pub use buffer::Buffer;
 pub use call::{Call, Transfer};
+pub use fusion::{FlushReport, Fusion, StepReport};
 pub use operation::Operation;
 pub use simulation::Simulation;
 
