@@ -1,0 +1,231 @@
+//! Matching of messages with receives (clauses 6 and 7), for one receiving rank.
+//!
+//! A *stream* is one (peer, epoch of the connection, tag). A message enters its stream when it is sent,
+//! so the order of sending is known however the wire reorders; it can match once it has arrived and
+//! everything before it has matched. A stream without messages and receives does not exist.
+
+use crate::memory::View;
+use crate::prng::mix;
+use crate::types::Rank;
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// One connection with one peer: what a disconnect ends as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Channel {
+    pub(super) peer: Rank,
+    pub(super) epoch: u32,
+}
+
+/// A posted receive.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Receive {
+    pub(super) destination: View,
+    pub(super) token: u64,
+}
+
+/// A message of type `M` and the receive that it met.
+pub(super) type Match<M> = (M, Receive);
+
+#[derive(Debug)]
+struct Stream<M> {
+    /// In the order sent, with whether each has arrived.
+    messages: VecDeque<(M, bool)>,
+    /// In the order posted.
+    receives: VecDeque<Receive>,
+}
+
+/// What is unmatched at one rank.
+#[derive(Debug)]
+pub(super) struct Matcher<M> {
+    streams: HashMap<(Channel, u64), Stream<M>, MixState>,
+}
+
+impl<M: Copy + PartialEq> Matcher<M> {
+    pub(super) fn new() -> Matcher<M> {
+        Matcher {
+            streams: HashMap::default(),
+        }
+    }
+
+    /// A message has left its sender.
+    pub(super) fn handle_sent(&mut self, channel: Channel, tag: u64, message: M) {
+        let stream = self.stream(channel, tag);
+        stream.messages.push_back((message, false));
+    }
+
+    /// It is here. It stays unmatched until [`Matcher::poll_match`] says otherwise.
+    pub(super) fn handle_arrival(&mut self, channel: Channel, tag: u64, message: M) {
+        // At most messages_per_peer entries; nearly always the first.
+        if let Some(stream) = self.streams.get_mut(&(channel, tag))
+            && let Some(entry) = stream.messages.iter_mut().find(|e| e.0 == message)
+        {
+            entry.1 = true;
+        }
+    }
+
+    /// A receive was posted.
+    pub(super) fn handle_receive(&mut self, channel: Channel, tag: u64, receive: Receive) {
+        self.stream(channel, tag).receives.push_back(receive);
+    }
+
+    /// The next match of a stream, if its oldest message has arrived and a receive waits.
+    pub(super) fn poll_match(&mut self, channel: Channel, tag: u64) -> Option<Match<M>> {
+        let stream = self.streams.get_mut(&(channel, tag))?;
+        let &(message, true) = stream.messages.front()? else {
+            return None;
+        };
+        let receive = stream.receives.pop_front()?;
+        stream.messages.pop_front();
+        if stream.messages.is_empty() && stream.receives.is_empty() {
+            self.streams.remove(&(channel, tag));
+        }
+        Some((message, receive))
+    }
+
+    /// Takes a receive back. Linear in the streams of this rank: cancelling is an error path.
+    pub(super) fn cancel(&mut self, peer: Rank, token: u64) -> Option<Receive> {
+        let mut found = None;
+        self.streams.retain(|(channel, _), stream| {
+            if channel.peer == peer
+                && found.is_none()
+                && let Some(at) = stream.receives.iter().position(|r| r.token == token)
+            {
+                found = stream.receives.remove(at);
+            }
+            !(stream.messages.is_empty() && stream.receives.is_empty())
+        });
+        found
+    }
+
+    /// Takes everything of a connection out: its messages and its receives. Linear in the streams.
+    pub(super) fn take(&mut self, channel: Channel) -> (Vec<M>, Vec<Receive>) {
+        let (mut messages, mut receives) = (Vec::new(), Vec::new());
+        self.streams.retain(|(of, _), stream| {
+            if *of == channel {
+                messages.extend(stream.messages.drain(..).map(|(message, _)| message));
+                receives.extend(stream.receives.drain(..));
+            }
+            !(stream.messages.is_empty() && stream.receives.is_empty())
+        });
+        (messages, receives)
+    }
+
+    fn stream(&mut self, channel: Channel, tag: u64) -> &mut Stream<M> {
+        self.streams
+            .entry((channel, tag))
+            .or_insert_with(|| Stream {
+                messages: VecDeque::with_capacity(1),
+                receives: VecDeque::with_capacity(1),
+            })
+    }
+}
+
+/// A hasher with a fixed definition, so that a map's order, where it shows, is the same in every run.
+#[derive(Default)]
+pub(super) struct MixHasher(u64);
+
+/// Makes maps use [`MixHasher`].
+pub(super) type MixState = BuildHasherDefault<MixHasher>;
+
+impl Hasher for MixHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
+    }
+
+    fn write_u32(&mut self, value: u32) {
+        self.write_u64(u64::from(value));
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.0 = mix(self.0.rotate_left(5) ^ value.wrapping_add(0x9e37_79b9_7f4a_7c15));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: Channel = Channel { peer: 1, epoch: 1 };
+
+    fn receive(token: u64) -> Receive {
+        Receive {
+            destination: View::empty(),
+            token,
+        }
+    }
+
+    #[test]
+    fn messages_of_one_tag_match_in_the_order_sent_however_they_arrive() {
+        let mut matcher = Matcher::new();
+        matcher.handle_sent(A, 7, "first");
+        matcher.handle_sent(A, 7, "second");
+        matcher.handle_receive(A, 7, receive(1));
+        matcher.handle_receive(A, 7, receive(2));
+        matcher.handle_arrival(A, 7, "second");
+        assert!(matcher.poll_match(A, 7).is_none());
+        matcher.handle_arrival(A, 7, "first");
+        assert_eq!(
+            matcher.poll_match(A, 7).map(|m| (m.0, m.1.token)),
+            Some(("first", 1))
+        );
+        assert_eq!(
+            matcher.poll_match(A, 7).map(|m| (m.0, m.1.token)),
+            Some(("second", 2))
+        );
+        assert!(matcher.streams.is_empty(), "nothing is left behind");
+    }
+
+    #[test]
+    fn tags_peers_and_epochs_do_not_mix() {
+        let mut matcher = Matcher::new();
+        matcher.handle_receive(A, 7, receive(1));
+        for (channel, tag) in [
+            (A, 8),
+            (Channel { peer: 2, epoch: 1 }, 7),
+            (Channel { peer: 1, epoch: 2 }, 7),
+        ] {
+            matcher.handle_sent(channel, tag, "other");
+            matcher.handle_arrival(channel, tag, "other");
+            assert!(matcher.poll_match(channel, tag).is_none());
+        }
+        assert!(matcher.poll_match(A, 7).is_none());
+    }
+
+    #[test]
+    fn a_cancelled_receive_takes_no_message_with_it() {
+        let mut matcher = Matcher::new();
+        matcher.handle_receive(A, 7, receive(1));
+        matcher.handle_receive(A, 7, receive(2));
+        assert!(
+            matcher.cancel(2, 1).is_none(),
+            "of another peer nothing is cancelled"
+        );
+        assert_eq!(matcher.cancel(1, 1).map(|r| r.token), Some(1));
+        assert!(matcher.cancel(1, 1).is_none());
+        matcher.handle_sent(A, 7, "message");
+        matcher.handle_arrival(A, 7, "message");
+        assert_eq!(matcher.poll_match(A, 7).map(|m| m.1.token), Some(2));
+    }
+
+    #[test]
+    fn a_connection_is_taken_out_as_a_whole() {
+        let mut matcher = Matcher::new();
+        matcher.handle_receive(A, 7, receive(1));
+        matcher.handle_sent(A, 8, "message");
+        matcher.handle_receive(Channel { peer: 1, epoch: 2 }, 7, receive(3));
+        let (messages, receives) = matcher.take(A);
+        assert_eq!((messages, receives.len()), (vec!["message"], 1));
+        assert_eq!(
+            matcher.streams.len(),
+            1,
+            "the other connection is untouched"
+        );
+    }
+}

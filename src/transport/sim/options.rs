@@ -1,0 +1,192 @@
+//! What the modelled fabric looks like, and what it counted.
+
+use super::ports::Class;
+use crate::types::Rank;
+
+/// One kind of link: an empty message takes `latency_ns + per_message_ns`, one of `n` bytes
+/// `n / bytes_per_second` more.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    /// From the first byte leaving the sender to the first byte reaching the receiver, nanoseconds.
+    pub latency_ns: u64,
+    /// Rate of a rank's send port and, separately, of its receive port. At least 1.
+    pub bytes_per_second: u64,
+    /// Time that one message holds a port besides its bytes, nanoseconds. Its inverse is the message rate.
+    pub per_message_ns: u64,
+    /// Largest extra latency of a message, nanoseconds, drawn uniformly from `0..=jitter_ns`.
+    pub jitter_ns: u64,
+}
+
+impl Link {
+    /// 100 Gbit/s Ethernet with RDMA: 2 us from rank to rank, 5 million messages per second, no jitter.
+    pub const ETHERNET_100G: Link = Link {
+        latency_ns: 2_000,
+        bytes_per_second: 12_500_000_000,
+        per_message_ns: 200,
+        jitter_ns: 0,
+    };
+
+    /// Shared memory of one host: half a microsecond to pass a cache line on, copies at 10 GB/s.
+    pub const HOST: Link = Link {
+        latency_ns: 500,
+        bytes_per_second: 10_000_000_000,
+        per_message_ns: 50,
+        jitter_ns: 0,
+    };
+
+    /// A rank to itself: a queue and a copy.
+    pub const LOOPBACK: Link = Link {
+        latency_ns: 100,
+        bytes_per_second: 10_000_000_000,
+        per_message_ns: 0,
+        jitter_ns: 0,
+    };
+
+    /// How long a message of `bytes` bytes holds a port, nanoseconds, rounded up.
+    pub fn hold_ns(&self, bytes: u64) -> u64 {
+        let scaled = u128::from(bytes) * 1_000_000_000;
+        let wire = scaled.div_ceil(u128::from(self.bytes_per_second.max(1)));
+        self.per_message_ns
+            .saturating_add(wire.min(u128::from(u64::MAX)) as u64)
+    }
+}
+
+/// Ranks in hosts of equal size: rank `r` is on host `r / ranks_per_host`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Hosts {
+    /// Ranks of one host, at least 1.
+    pub ranks_per_host: u32,
+    /// The link between two ranks of one host. It has ports of its own: local traffic does not use the
+    /// network's.
+    pub link: Link,
+}
+
+/// A simulated job. The same options and the same calls give the same run, to the nanosecond.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SimOptions {
+    /// Ranks in the world, `1..=RANKS_MAX`.
+    pub ranks: u32,
+    /// Seed of every random draw of the world.
+    pub seed: u64,
+    /// The link between hosts, or between all ranks if [`SimOptions::hosts`] is `None`.
+    pub network: Link,
+    /// Which ranks share a host; default none.
+    pub hosts: Option<Hosts>,
+    /// Messages of one pair of ranks may overtake each other (jitter, retransmission). Otherwise a
+    /// late one delays those behind it. Default false.
+    pub reorder: bool,
+    /// Probability that one attempt to transmit is lost, `0.0..1.0`; default 0. Never between ranks of one host.
+    pub drop: f64,
+    /// Probability that a message arrives twice, `0.0..1.0`; default 0. Never between ranks of one host.
+    pub duplicate: f64,
+    /// How long after a loss it is transmitted again, nanoseconds; default 100 us.
+    pub retransmit_ns: u64,
+    /// How long after a death or a partition the survivors are told, nanoseconds; default 1 ms.
+    pub detection_ns: u64,
+    /// `Transport::mapped` gives the memory of peers (all live in this process). Default false.
+    pub mapped: bool,
+    /// Messages longer than the inline limit take their time and move no bytes; shorter ones (signals,
+    /// control) move if their views have bytes. For jobs larger than this machine's memory. Default false.
+    pub size_only: bool,
+}
+
+impl SimOptions {
+    /// `ranks` ranks on a quiet 100 Gbit/s network without faults.
+    pub fn new(ranks: u32, seed: u64) -> SimOptions {
+        SimOptions {
+            ranks,
+            seed,
+            network: Link::ETHERNET_100G,
+            hosts: None,
+            reorder: false,
+            drop: 0.0,
+            duplicate: 0.0,
+            retransmit_ns: 100_000,
+            detection_ns: 1_000_000,
+            mapped: false,
+            size_only: false,
+        }
+    }
+
+    /// The same job on a bad day: jitter of ten latencies, reordering, 5 % loss, 5 % duplicates.
+    pub fn hostile(self) -> SimOptions {
+        let jitter_ns = self.network.latency_ns * 10;
+        SimOptions {
+            network: Link {
+                jitter_ns,
+                ..self.network
+            },
+            reorder: true,
+            drop: 0.05,
+            duplicate: 0.05,
+            ..self
+        }
+    }
+
+    /// The host of a rank: all share one index only where hosts are modelled or memory is mapped.
+    pub fn host_of(&self, rank: Rank) -> u32 {
+        match self.hosts {
+            Some(hosts) => rank / hosts.ranks_per_host,
+            None if self.mapped => 0,
+            None => rank,
+        }
+    }
+
+    /// Which of its ports a rank uses for a peer.
+    pub(super) fn class(&self, from: Rank, to: Rank) -> Class {
+        match self.hosts {
+            _ if from == to => Class::Loopback,
+            Some(hosts) if from / hosts.ranks_per_host == to / hosts.ranks_per_host => Class::Host,
+            _ => Class::Network,
+        }
+    }
+
+    /// The link that the ports of a class belong to.
+    pub(super) fn link(&self, class: Class) -> Link {
+        match (class, self.hosts) {
+            (Class::Loopback, _) => Link::LOOPBACK,
+            (Class::Host, Some(hosts)) => hosts.link,
+            _ => self.network,
+        }
+    }
+
+    /// Panics if an option is out of range: a wrong simulation is a fault of the program that asks for it.
+    pub(super) fn check(&self) {
+        let most = crate::limits::RANKS_MAX;
+        assert!(
+            (1..=most).contains(&self.ranks),
+            "a world of {} ranks: 1 to {most} are possible",
+            self.ranks
+        );
+        assert!(
+            self.hosts.is_none_or(|hosts| hosts.ranks_per_host > 0),
+            "a host without ranks: ranks_per_host is at least 1"
+        );
+        for (name, value) in [("drop", self.drop), ("duplicate", self.duplicate)] {
+            assert!(
+                (0.0..1.0).contains(&value),
+                "{name} probability {value}: 0.0 to below 1.0 is possible"
+            );
+        }
+    }
+}
+
+/// What one rank has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Messages, puts and gets that it posted and the world accepted.
+    pub posts: u64,
+    /// Messages, puts, requests and replies that left its send ports; a large message counts twice
+    /// (announcement and data), a retransmission not at all.
+    pub packets_sent: u64,
+    /// Those that came out of its receive ports.
+    pub packets_received: u64,
+    /// Payload bytes that left its send ports, without retransmissions.
+    pub bytes_sent: u64,
+    /// Payload bytes that came out of its receive ports.
+    pub bytes_received: u64,
+    /// Attempts of its packets that the wire lost, each followed by another.
+    pub retransmits: u64,
+    /// Packets that arrived here and were thrown away: second copies, and those of ended connections.
+    pub duplicates: u64,
+}

@@ -1,0 +1,218 @@
+//! [`SimTransport`]: the transport contract over a [`super::World`].
+
+use super::options::SimOptions;
+use super::posting::MESSAGE_BYTES_MAX;
+use super::state::{Cause, Happening, State};
+use crate::error::{Error, Result};
+use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
+use crate::memory::{Region, RegionKey, View};
+use crate::time::Time;
+use crate::transport::{
+    Address, Capabilities, Event, PostError, RemoteRange, Transport, WaitSource,
+};
+use crate::types::Rank;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// One rank's view of a simulated world. Dropping it is leaving: the peers notice as if it had died.
+#[derive(Debug)]
+pub struct SimTransport {
+    state: Arc<Mutex<State>>,
+    capabilities: Capabilities,
+    rank: Rank,
+    incarnation: u64,
+}
+
+type Posted = std::result::Result<(), PostError>;
+
+impl SimTransport {
+    pub(super) fn new(
+        state: Arc<Mutex<State>>,
+        options: &SimOptions,
+        rank: Rank,
+        incarnation: u64,
+    ) -> SimTransport {
+        let link = options.network;
+        SimTransport {
+            state,
+            capabilities: Capabilities {
+                name: "sim",
+                mapped: options.mapped,
+                store_signals: false,
+                rma: true,
+                ordered: false,
+                inline_bytes: INLINE_BYTES_MAX,
+                messages_per_peer: MESSAGES_PER_PEER,
+                message_bytes_max: MESSAGE_BYTES_MAX,
+                device_memory: false,
+                rails: 1,
+                latency_ns: (link.latency_ns + link.per_message_ns) as f64,
+                bytes_per_second: link.bytes_per_second as f64,
+            },
+            rank,
+            incarnation,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("a panic inside the simulation")
+    }
+
+    /// The world, unless this rank was killed (and perhaps lives again as another transport).
+    fn alive(&self) -> Option<MutexGuard<'_, State>> {
+        let state = self.lock();
+        let own = &state.ranks[self.rank as usize];
+        (own.is_alive && own.incarnation == self.incarnation).then_some(state)
+    }
+
+    fn alive_or_error(&self) -> Result<MutexGuard<'_, State>> {
+        self.alive().ok_or_else(|| Error::PeerFailed {
+            rank: self.rank,
+            cause: "this simulated rank was killed".into(),
+        })
+    }
+
+    fn post(&self, post: impl FnOnce(&mut State, Rank) -> Posted) -> Posted {
+        let mut state = self.alive().ok_or(PostError::PeerFailed)?;
+        post(&mut state, self.rank)
+    }
+}
+
+impl Drop for SimTransport {
+    fn drop(&mut self) {
+        // A panic may be on its way through here already: then the lock is poisoned and nobody looks.
+        if let Ok(mut state) = self.state.lock()
+            && state.ranks[self.rank as usize].incarnation == self.incarnation
+        {
+            state.leave(self.rank, Cause::Left);
+        }
+    }
+}
+
+impl Transport for SimTransport {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn local_address(&self) -> Address {
+        Address(self.rank.to_le_bytes().to_vec())
+    }
+
+    fn connect(&mut self, peer: Rank, address: &Address) -> Result<()> {
+        let mut state = self.alive_or_error()?;
+        let ranks = state.options.ranks;
+        if peer >= ranks || address.0 != peer.to_le_bytes() {
+            return Err(Error::Malformed(format!(
+                "connecting to rank {peer} of {ranks}: {:02x?} is not its simulated address",
+                address.0
+            )));
+        }
+        state.connect(self.rank, peer)
+    }
+
+    fn disconnect(&mut self, peer: Rank) {
+        if let Some(mut state) = self.alive()
+            && peer < state.options.ranks
+        {
+            state.disconnect(self.rank, peer);
+        }
+    }
+
+    fn register(&mut self, region: Arc<Region>) -> Result<RegionKey> {
+        Ok(self.alive_or_error()?.register(self.rank, region))
+    }
+
+    fn deregister(&mut self, key: RegionKey) -> Result<()> {
+        if self.alive_or_error()?.deregister(self.rank, key) {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "deregistering region {}: rank {} has not registered it",
+            key.0, self.rank
+        )))
+    }
+
+    fn export(&mut self, peer: Rank, key: RegionKey) -> Posted {
+        self.post(|state, rank| state.export(rank, peer, key))
+    }
+
+    fn mapped(&mut self, peer: Rank, key: RegionKey) -> Result<Option<View>> {
+        let mut state = self.alive_or_error()?;
+        let ranks = state.options.ranks;
+        if peer >= ranks {
+            return Err(Error::invalid(format!(
+                "mapping memory of rank {peer} in a world of {ranks} ranks"
+            )));
+        }
+        Ok(state.mapped(self.rank, peer, key))
+    }
+
+    fn post_send(&mut self, peer: Rank, tag: u64, header: u64, source: View, token: u64) -> Posted {
+        self.post(|state, rank| state.post_send(rank, peer, (tag, header), source, token))
+    }
+
+    fn post_recv(&mut self, peer: Rank, tag: u64, destination: View, token: u64) -> Posted {
+        self.post(|state, rank| state.post_recv(rank, peer, tag, destination, token))
+    }
+
+    fn post_put(
+        &mut self,
+        peer: Rank,
+        source: View,
+        destination: RemoteRange,
+        token: u64,
+    ) -> Posted {
+        self.post(|state, rank| state.post_put(rank, peer, source, destination, token))
+    }
+
+    fn post_get(
+        &mut self,
+        peer: Rank,
+        source: RemoteRange,
+        destination: View,
+        token: u64,
+    ) -> Posted {
+        self.post(|state, rank| state.post_get(rank, peer, source, destination, token))
+    }
+
+    fn cancel(&mut self, peer: Rank, token: u64) {
+        if let Some(mut state) = self.alive() {
+            state.cancel(self.rank, peer, token);
+        }
+    }
+
+    /// Hands over what the world has delivered. The world has its own time, so `now` is not looked at.
+    fn poll(&mut self, _now: Time, events: &mut Vec<Event>) {
+        let Some(mut state) = self.alive() else {
+            return;
+        };
+        let own = state.rank(self.rank);
+        events.append(&mut own.inbox);
+        for mapping in own.stale_mappings.drain(..) {
+            own.mappings.remove(&mapping);
+        }
+    }
+
+    fn notify(&mut self, peer: Rank) {
+        if let Some(mut state) = self.alive()
+            && peer < state.options.ranks
+        {
+            let link = state.options.link(state.options.class(self.rank, peer));
+            let at_ns = state.now + link.latency_ns;
+            state.schedule(at_ns, Happening::Wake(peer));
+        }
+    }
+
+    fn backlog(&mut self, peer: Rank) -> u32 {
+        self.alive().map_or(0, |mut state| state.backlog(self.rank, peer))
+    }
+
+    fn wait_source(&self) -> WaitSource {
+        WaitSource::Virtual
+    }
+
+    fn poll_slow(&mut self, _now: Time, _events: &mut Vec<Event>) {}
+
+    fn next_timeout(&self) -> Option<Time> {
+        None
+    }
+}

@@ -1,0 +1,437 @@
+//! What a world consists of: the queue of happenings, and per rank its ports, connections, operations,
+//! regions and unread events. What happens to them is in `posting.rs`, `wire.rs` and `connection.rs`.
+
+use super::matching::{Channel, Matcher, MixState, Receive};
+use super::options::{SimOptions, Statistics};
+use super::ports::Ports;
+use crate::memory::{Region, RegionKey, View};
+use crate::prng::Prng;
+use crate::transport::{Completion, Event, Outcome, RemoteRange};
+use crate::types::Rank;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Puts and gets of one rank to one peer that may be outstanding: more than any schedule has in flight,
+/// and small enough that a program that never polls is noticed.
+pub(super) const RMA_PER_PEER: u32 = 1024;
+
+/// Receives that one rank may have posted for one peer.
+pub(super) const RECEIVES_PER_PEER: u32 = 4096;
+
+/// One operation of one rank. The generation tells a reused place from the operation that had it before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct OperationId {
+    pub(super) rank: Rank,
+    index: u32,
+    generation: u32,
+}
+
+/// Which packet of an operation travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Leg {
+    /// All of a small message or a put, with its bytes.
+    Whole,
+    /// That a large message exists.
+    Announce,
+    /// Which bytes a get wants.
+    Request,
+    /// The bytes of a large message that has matched, or of a get.
+    Data,
+}
+
+/// What an operation does.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Action {
+    Send { tag: u64, header: u64 },
+    Put { to: RemoteRange },
+    Get { from: RemoteRange, into: View },
+}
+
+/// The bytes of an operation until they are delivered.
+#[derive(Clone, Debug)]
+pub(super) enum Payload {
+    /// Only their number exists.
+    Nothing,
+    /// Copied when posted.
+    Copied(Box<[u8]>),
+    /// Read where they lie, when they are delivered; the region is held until then.
+    Held(View, Arc<Region>),
+}
+
+/// A send, put or get from its post until nothing refers to it any more.
+#[derive(Clone, Debug)]
+pub(super) struct Operation {
+    pub(super) action: Action,
+    pub(super) peer: Rank,
+    pub(super) epoch: u32,
+    pub(super) token: u64,
+    pub(super) bytes: u64,
+    pub(super) payload: Payload,
+    pub(super) leg: Leg,
+    /// The packet of `leg` has not arrived yet; a second copy of it is recognised by that.
+    pub(super) is_on_wire: bool,
+    /// Its poster has its completion.
+    pub(super) is_reported: bool,
+    /// How it will end.
+    pub(super) outcome: Outcome,
+    /// The receive that it met; its bytes are still under way.
+    pub(super) receive: Option<Receive>,
+}
+
+/// The operations of one rank, in places that are used again.
+#[derive(Debug, Default)]
+pub(super) struct Operations {
+    places: Vec<(u32, Option<Operation>)>,
+    free: Vec<u32>,
+}
+
+impl Operations {
+    pub(super) fn insert(&mut self, rank: Rank, operation: Operation) -> OperationId {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.places.push((0, None));
+            (self.places.len() - 1) as u32
+        });
+        let place = &mut self.places[index as usize];
+        place.1 = Some(operation);
+        OperationId {
+            rank,
+            index,
+            generation: place.0,
+        }
+    }
+
+    pub(super) fn get(&mut self, id: OperationId) -> Option<&mut Operation> {
+        let place = &mut self.places[id.index as usize];
+        place.1.as_mut().filter(|_| place.0 == id.generation)
+    }
+
+    pub(super) fn remove(&mut self, id: OperationId) -> Option<Operation> {
+        let place = &mut self.places[id.index as usize];
+        if place.0 != id.generation {
+            return None;
+        }
+        let operation = place.1.take()?;
+        place.0 = place.0.wrapping_add(1);
+        self.free.push(id.index);
+        Some(operation)
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.places.len() - self.free.len()
+    }
+
+    /// Those on one connection, oldest place first. Linear: connections end rarely.
+    pub(super) fn of(&self, rank: Rank, channel: Channel) -> Vec<OperationId> {
+        let on = |o: &Operation| o.peer == channel.peer && o.epoch == channel.epoch;
+        let places = self.places.iter().enumerate();
+        places
+            .filter(|(_, place)| place.1.as_ref().is_some_and(on))
+            .map(|(index, place)| OperationId {
+                rank,
+                index: index as u32,
+                generation: place.0,
+            })
+            .collect()
+    }
+}
+
+/// One side of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Not connected, by its own wish.
+    Idle,
+    /// Wants to be connected; the answer is under way.
+    Connecting,
+    Connected,
+    /// The other side is gone and this one does not know yet.
+    Broken,
+    /// The other side is gone and this one was told.
+    Failed,
+}
+
+/// What a rank keeps per peer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Side {
+    pub(super) phase: Phase,
+    /// Connections of a pair are counted; the two sides are joined if they are in the same one.
+    pub(super) epoch: u32,
+    /// Messages sent that have not matched.
+    pub(super) unmatched: u32,
+    /// Puts and gets outstanding.
+    pub(super) rma: u32,
+    /// Receives outstanding.
+    pub(super) receives: u32,
+    /// A post was answered with WouldBlock, so this rank is to be woken when there is room.
+    pub(super) is_starved: bool,
+    /// Latest arrival of a large and of a small packet, for worlds that do not reorder.
+    pub(super) arrival_ns: [u64; 2],
+}
+
+impl Side {
+    pub(super) const IDLE: Side = Side {
+        phase: Phase::Idle,
+        epoch: 0,
+        unmatched: 0,
+        rma: 0,
+        receives: 0,
+        is_starved: false,
+        arrival_ns: [0; 2],
+    };
+
+    /// Takes part in its epoch, as far as it knows.
+    pub(super) fn is_up(&self) -> bool {
+        matches!(self.phase, Phase::Connecting | Phase::Connected)
+    }
+
+    /// Will still be told that its epoch has ended.
+    pub(super) fn is_live(&self) -> bool {
+        self.is_up() || self.phase == Phase::Broken
+    }
+}
+
+/// A registered region.
+#[derive(Debug)]
+pub(super) struct Registered {
+    pub(super) region: Arc<Region>,
+    /// Peers that it was exported to, and from when on they know it.
+    pub(super) exports: HashMap<Rank, u64, MixState>,
+}
+
+/// One rank.
+#[derive(Debug)]
+pub(super) struct RankState {
+    /// Has a transport that was neither dropped nor killed.
+    pub(super) is_alive: bool,
+    /// Counts its transports, so that an old one cannot act for a new one.
+    pub(super) incarnation: u64,
+    pub(super) is_ready: bool,
+    pub(super) inbox: Vec<Event>,
+    pub(super) ports: Ports,
+    pub(super) sides: HashMap<Rank, Side, MixState>,
+    pub(super) operations: Operations,
+    pub(super) matcher: Matcher<OperationId>,
+    pub(super) regions: HashMap<RegionKey, Registered, MixState>,
+    pub(super) key_last: u32,
+    /// Peers' regions that this rank sees as memory; it holds them until its next poll after their end.
+    pub(super) mappings: HashMap<(Rank, RegionKey), Arc<Region>, MixState>,
+    pub(super) stale_mappings: Vec<(Rank, RegionKey)>,
+    pub(super) statistics: Statistics,
+}
+
+impl RankState {
+    fn new() -> RankState {
+        RankState {
+            is_alive: false,
+            incarnation: 0,
+            is_ready: false,
+            inbox: Vec::new(),
+            ports: Ports::default(),
+            sides: HashMap::default(),
+            operations: Operations::default(),
+            matcher: Matcher::new(),
+            regions: HashMap::default(),
+            key_last: 0,
+            mappings: HashMap::default(),
+            stale_mappings: Vec::new(),
+            statistics: Statistics::default(),
+        }
+    }
+
+    pub(super) fn side(&self, peer: Rank) -> Side {
+        self.sides.get(&peer).copied().unwrap_or(Side::IDLE)
+    }
+
+    pub(super) fn side_mut(&mut self, peer: Rank) -> &mut Side {
+        self.sides.entry(peer).or_insert(Side::IDLE)
+    }
+}
+
+/// Why a rank loses a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cause {
+    Killed,
+    Left,
+    Disconnected,
+    Absent,
+    /// The partition with this number.
+    Partition(u64),
+}
+
+/// Something that will happen at a known time.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Happening {
+    /// The first byte of a packet reaches the receive port of this rank.
+    Arrive(OperationId, Leg, Rank),
+    /// Its last byte is through the port.
+    Deliver(OperationId),
+    /// The sender of an announced message is asked for its bytes.
+    Pull(OperationId),
+    /// The poster learns how its operation ended.
+    Acknowledge(OperationId),
+    Connected {
+        rank: Rank,
+        peer: Rank,
+        epoch: u32,
+    },
+    Lost {
+        rank: Rank,
+        peer: Rank,
+        epoch: u32,
+        cause: Cause,
+    },
+    Wake(Rank),
+}
+
+/// A happening in the queue; equal times in the order in which they were scheduled.
+#[derive(Debug)]
+struct Scheduled {
+    at_ns: u64,
+    sequence: u64,
+    what: Happening,
+}
+
+impl PartialEq for Scheduled {
+    fn eq(&self, other: &Scheduled) -> bool {
+        self.sequence == other.sequence
+    }
+}
+
+impl Eq for Scheduled {}
+
+impl PartialOrd for Scheduled {
+    fn partial_cmp(&self, other: &Scheduled) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Scheduled {
+    fn cmp(&self, other: &Scheduled) -> std::cmp::Ordering {
+        (self.at_ns, self.sequence).cmp(&(other.at_ns, other.sequence))
+    }
+}
+
+/// Two sets of ranks that cannot reach each other.
+#[derive(Debug)]
+pub(super) struct Partition {
+    pub(super) number: u64,
+    pub(super) sides: [Vec<Rank>; 2],
+}
+
+/// The whole world, behind one lock.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) options: SimOptions,
+    pub(super) clock: Arc<AtomicU64>,
+    pub(super) now: u64,
+    pub(super) prng: Prng,
+    pub(super) ranks: Vec<RankState>,
+    pub(super) ready: Vec<Rank>,
+    pub(super) partitions: Vec<Partition>,
+    pub(super) partition_last: u64,
+    /// Waits for the partitions to heal.
+    pub(super) parked: Vec<Happening>,
+    queue: BinaryHeap<Reverse<Scheduled>>,
+    sequence: u64,
+}
+
+impl State {
+    pub(super) fn new(options: SimOptions) -> State {
+        options.check();
+        State {
+            clock: Arc::new(AtomicU64::new(0)),
+            now: 0,
+            prng: Prng::new(options.seed),
+            ranks: (0..options.ranks).map(|_| RankState::new()).collect(),
+            ready: Vec::new(),
+            partitions: Vec::new(),
+            partition_last: 0,
+            parked: Vec::new(),
+            queue: BinaryHeap::new(),
+            sequence: 0,
+            options,
+        }
+    }
+
+    pub(super) fn rank(&mut self, rank: Rank) -> &mut RankState {
+        &mut self.ranks[rank as usize]
+    }
+
+    pub(super) fn schedule(&mut self, at_ns: u64, what: Happening) {
+        self.sequence += 1;
+        self.queue.push(Reverse(Scheduled {
+            at_ns: at_ns.max(self.now),
+            sequence: self.sequence,
+            what,
+        }));
+    }
+
+    pub(super) fn next_ns(&self) -> Option<u64> {
+        self.queue.peek().map(|next| next.0.at_ns)
+    }
+
+    /// The next happening that is due by now.
+    pub(super) fn poll_due(&mut self) -> Option<Happening> {
+        self.queue
+            .peek()
+            .is_some_and(|next| next.0.at_ns <= self.now)
+            .then(|| self.queue.pop())?
+            .map(|next| next.0.what)
+    }
+
+    pub(super) fn set_now(&mut self, now: u64) {
+        self.now = now;
+        // Relaxed: the clock is a number for logs and schedulers and publishes nothing else.
+        self.clock.store(now, Ordering::Relaxed);
+    }
+
+    /// Notes that a rank has something to look at.
+    pub(super) fn mark_ready(&mut self, rank: Rank) {
+        let state = &mut self.ranks[rank as usize];
+        if state.is_alive && !state.is_ready {
+            state.is_ready = true;
+            self.ready.push(rank);
+        }
+    }
+
+    /// Gives an event to a rank, to be read with its next poll.
+    pub(super) fn report(&mut self, rank: Rank, event: Event) {
+        let state = &mut self.ranks[rank as usize];
+        if state.is_alive {
+            state.inbox.push(event);
+            self.mark_ready(rank);
+        }
+    }
+
+    /// Reports the end of an operation to its poster.
+    pub(super) fn complete(&mut self, id: OperationId, outcome: Outcome) {
+        let Some(operation) = self.rank(id.rank).operations.get(id) else {
+            return;
+        };
+        if std::mem::replace(&mut operation.is_reported, true) {
+            return;
+        }
+        let is_rma = !matches!(operation.action, Action::Send { .. });
+        let completion = Completion {
+            token: operation.token,
+            peer: operation.peer,
+            outcome,
+            bytes: operation.bytes,
+            header: 0,
+        };
+        self.report(id.rank, Event::Completion(completion));
+        if is_rma {
+            let side = self.rank(id.rank).side_mut(completion.peer);
+            side.rma = side.rma.saturating_sub(1);
+        }
+    }
+
+    /// Reports the end of a receive.
+    pub(super) fn complete_receive(&mut self, rank: Rank, completion: Completion) {
+        self.report(rank, Event::Completion(completion));
+        let side = self.rank(rank).side_mut(completion.peer);
+        side.receives = side.receives.saturating_sub(1);
+    }
+}

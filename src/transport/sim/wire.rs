@@ -1,0 +1,355 @@
+//! What happens to packets: ports, loss, arrival, delivery, acknowledgement.
+//!
+//! A message of at most `INLINE_BYTES_MAX` bytes travels whole, from a copy made when it was posted; its
+//! send is complete at once. A larger one is announced (an empty packet) and its bytes travel when it
+//! has matched, from where they lie to where they belong: if the receive was there first, at once, so
+//! that the whole message takes `latency + per_message + bytes / bandwidth`; if not, after one more round
+//! trip, in which the receiver asks for them. A put travels whole whatever its length. A get is an empty
+//! request and a reply. Acknowledgements take one latency and no port.
+
+use super::matching::{Channel, Receive};
+use super::ports::{Class, Fate, is_small};
+use super::posting::range_of;
+use super::state::{Action, Happening, Leg, Operation, OperationId, Payload, Phase, State};
+use crate::limits::INLINE_BYTES_MAX;
+use crate::memory::View;
+use crate::transport::{Completion, Outcome, RemoteRange};
+use crate::types::Rank;
+use std::sync::Arc;
+
+impl Operation {
+    /// Payload bytes of a packet.
+    fn leg_bytes(&self, leg: Leg) -> u64 {
+        match leg {
+            Leg::Whole | Leg::Data => self.bytes,
+            Leg::Announce | Leg::Request => 0,
+        }
+    }
+}
+
+impl State {
+    /// Lets everything that is due happen.
+    pub(super) fn handle_due(&mut self) {
+        while let Some(what) = self.poll_due() {
+            match what {
+                Happening::Arrive(id, leg, to) => self.handle_arrive(id, leg, to),
+                Happening::Deliver(id) => self.handle_deliver(id),
+                Happening::Pull(id) => self.handle_pull(id),
+                Happening::Acknowledge(id) => self.handle_acknowledge(id),
+                Happening::Connected { rank, peer, epoch } => {
+                    self.handle_connected(rank, peer, epoch);
+                }
+                Happening::Lost {
+                    rank,
+                    peer,
+                    epoch,
+                    cause,
+                } => self.handle_lost(rank, peer, epoch, cause),
+                Happening::Wake(rank) => self.mark_ready(rank),
+            }
+        }
+    }
+
+    /// Puts a packet on the wire. Without `has_latency` only the ports take time: its announcement has
+    /// paid the rest.
+    pub(super) fn transmit(&mut self, id: OperationId, leg: Leg, has_latency: bool) {
+        let Some((from, to, bytes, hold_ns)) = self.packet(id, leg) else {
+            return;
+        };
+        let class = self.options.class(from, to);
+        let link = self.options.link(class);
+        let (drop, duplicate) = match class {
+            Class::Network => (self.options.drop, self.options.duplicate),
+            Class::Host | Class::Loopback => (0.0, 0.0),
+        };
+        let fate = Fate::draw(&mut self.prng, &link, drop, duplicate);
+        let now = self.now;
+        let sender = self.rank(from);
+        sender.statistics.packets_sent += 1;
+        sender.statistics.bytes_sent += bytes;
+        sender.statistics.retransmits += u64::from(fate.losses);
+        let held_ns = hold_ns * (1 + u64::from(fate.losses));
+        let begin = sender.ports.send(class, now, held_ns, is_small(bytes));
+        let latency_ns = if has_latency { link.latency_ns } else { 0 };
+        let lost_ns = u64::from(fate.losses) * self.options.retransmit_ns;
+        let mut arrival_ns = begin + latency_ns + lost_ns + fate.jitter_ns;
+        if !self.options.reorder && has_latency {
+            let last = &mut self.rank(from).side_mut(to).arrival_ns[usize::from(is_small(bytes))];
+            arrival_ns = arrival_ns.max(*last);
+            *last = arrival_ns;
+        }
+        if let Some(operation) = self.rank(id.rank).operations.get(id) {
+            operation.leg = leg;
+            operation.is_on_wire = true;
+        }
+        self.schedule(arrival_ns, Happening::Arrive(id, leg, to));
+        if let Some(copy_jitter_ns) = fate.copy_jitter_ns {
+            let copy_ns = arrival_ns + (copy_jitter_ns - fate.jitter_ns);
+            self.schedule(copy_ns, Happening::Arrive(id, leg, to));
+        }
+    }
+
+    /// From whom to whom a packet goes, its payload bytes and how long it holds a port.
+    fn packet(&mut self, id: OperationId, leg: Leg) -> Option<(Rank, Rank, u64, u64)> {
+        let operation = self.rank(id.rank).operations.get(id)?;
+        let (bytes, peer) = (operation.leg_bytes(leg), operation.peer);
+        let is_reply = leg == Leg::Data && matches!(operation.action, Action::Get { .. });
+        let is_announced = leg == Leg::Data && !is_reply;
+        let (from, to) = if is_reply {
+            (peer, id.rank)
+        } else {
+            (id.rank, peer)
+        };
+        let link = self.options.link(self.options.class(from, to));
+        // The announcement has paid the cost per message.
+        let paid_ns = if is_announced { link.per_message_ns } else { 0 };
+        Some((from, to, bytes, link.hold_ns(bytes) - paid_ns))
+    }
+
+    fn handle_arrive(&mut self, id: OperationId, leg: Leg, to: Rank) {
+        let packet = self.packet(id, leg);
+        if let Some((from, ..)) = packet
+            && self.partition_of(from, to).is_some()
+        {
+            self.parked.push(Happening::Arrive(id, leg, to));
+            return;
+        }
+        let is_expected = (self.rank(id.rank).operations.get(id))
+            .is_some_and(|o| o.leg == leg && std::mem::replace(&mut o.is_on_wire, false));
+        let (Some((from, _, bytes, hold_ns)), true) = (packet, is_expected) else {
+            self.rank(to).statistics.duplicates += 1;
+            return;
+        };
+        let class = self.options.class(from, to);
+        let now = self.now;
+        let receiver = self.rank(to);
+        let end = receiver.ports.receive(class, now, hold_ns, is_small(bytes));
+        receiver.statistics.packets_received += 1;
+        receiver.statistics.bytes_received += bytes;
+        self.schedule(end, Happening::Deliver(id));
+    }
+
+    fn handle_deliver(&mut self, id: OperationId) {
+        let Some(operation) = self.rank(id.rank).operations.get(id) else {
+            return;
+        };
+        let (action, leg, peer) = (operation.action, operation.leg, operation.peer);
+        let (epoch, bytes) = (operation.epoch, operation.bytes);
+        if let (Action::Send { tag, .. }, Leg::Whole | Leg::Announce) = (action, leg) {
+            let rank = id.rank;
+            if self.is_accepted(peer, rank, epoch) {
+                let channel = Channel { peer: rank, epoch };
+                self.rank(peer).matcher.handle_arrival(channel, tag, id);
+                self.mark_ready(peer);
+                self.match_stream(peer, channel, tag, true);
+            }
+            return;
+        }
+        // Nothing moves on a connection that has ended at either side; who waits for it will be told.
+        if !self.is_open(id.rank, peer, epoch) {
+            return;
+        }
+        match action {
+            Action::Send { .. } => self.deliver_announced(id),
+            Action::Put { to } => self.deliver_put(id, peer, to, bytes),
+            Action::Get { from, .. } if leg == Leg::Request => {
+                self.deliver_request(id, peer, from, bytes);
+            }
+            Action::Get { into, .. } => {
+                self.move_payload(id, into);
+                self.complete(id, Outcome::Done);
+                self.rank(id.rank).operations.remove(id);
+            }
+        }
+    }
+
+    /// The bytes of a large message are here.
+    fn deliver_announced(&mut self, id: OperationId) {
+        let operation = (self.rank(id.rank).operations.get(id)).expect("checked by the caller");
+        let Some(receive) = operation.receive.take() else {
+            return;
+        };
+        let (peer, bytes) = (operation.peer, operation.bytes);
+        self.move_payload(id, receive.destination);
+        self.end_receive(id, receive, Outcome::Done, bytes);
+        self.acknowledge(id, peer, Outcome::Done);
+    }
+
+    fn deliver_put(&mut self, id: OperationId, peer: Rank, to: RemoteRange, bytes: u64) {
+        let outcome = match self.exported(peer, id.rank, to, bytes) {
+            Some((place, _)) => {
+                self.move_payload(id, place);
+                self.mark_ready(peer);
+                Outcome::Done
+            }
+            None => Outcome::BadKey,
+        };
+        self.acknowledge(id, peer, outcome);
+    }
+
+    fn deliver_request(&mut self, id: OperationId, peer: Rank, from: RemoteRange, bytes: u64) {
+        let Some((place, region)) = self.exported(peer, id.rank, from, bytes) else {
+            self.acknowledge(id, peer, Outcome::BadKey);
+            return;
+        };
+        if !(self.options.size_only && bytes > INLINE_BYTES_MAX as u64)
+            && let Some(operation) = self.rank(id.rank).operations.get(id)
+        {
+            operation.payload = Payload::Held(place, region);
+        }
+        self.transmit(id, Leg::Data, true);
+    }
+
+    /// A range of a region that `owner` has exported to `user`.
+    fn exported(
+        &mut self,
+        owner: Rank,
+        user: Rank,
+        range: RemoteRange,
+        bytes: u64,
+    ) -> Option<(View, Arc<crate::memory::Region>)> {
+        let registered = self.rank(owner).regions.get(&range.key)?;
+        let is_known = owner == user || registered.exports.contains_key(&user);
+        let place = range_of(&registered.region, range.offset, bytes).filter(|_| is_known)?;
+        Some((place, Arc::clone(&registered.region)))
+    }
+
+    /// Matches what can be matched in one stream of `rank`. `is_arrival`: the message has just come, so
+    /// its bytes follow without a round trip.
+    pub(super) fn match_stream(
+        &mut self,
+        rank: Rank,
+        channel: Channel,
+        tag: u64,
+        is_arrival: bool,
+    ) {
+        while let Some((id, receive)) = self.rank(rank).matcher.poll_match(channel, tag) {
+            self.return_credit(channel, rank);
+            let operation = (self.rank(id.rank).operations.get(id))
+                .expect("an unmatched message keeps its operation");
+            let (bytes, leg) = (operation.bytes, operation.leg);
+            if bytes > receive.destination.len_bytes() as u64 {
+                self.end_receive(id, receive, Outcome::Truncated, bytes);
+                self.end_matched(id, rank);
+            } else if leg == Leg::Whole {
+                self.move_payload(id, receive.destination);
+                self.end_receive(id, receive, Outcome::Done, bytes);
+                self.end_matched(id, rank);
+            } else {
+                operation.receive = Some(receive);
+                if is_arrival {
+                    self.transmit(id, Leg::Data, false);
+                } else {
+                    let latency_ns = self.latency_ns(rank, id.rank);
+                    self.schedule(self.now + latency_ns, Happening::Pull(id));
+                }
+            }
+        }
+    }
+
+    /// A message has left the receiver's queue: its sender may send another.
+    fn return_credit(&mut self, channel: Channel, rank: Rank) {
+        let side = self.rank(channel.peer).side_mut(rank);
+        if side.epoch == channel.epoch {
+            side.unmatched = side.unmatched.saturating_sub(1);
+            if std::mem::replace(&mut side.is_starved, false) {
+                self.mark_ready(channel.peer);
+            }
+        }
+    }
+
+    /// A matched message whose bytes need not travel any more.
+    fn end_matched(&mut self, id: OperationId, receiver: Rank) {
+        let is_reported =
+            (self.rank(id.rank).operations.get(id)).is_some_and(|operation| operation.is_reported);
+        if is_reported {
+            self.rank(id.rank).operations.remove(id);
+        } else {
+            self.acknowledge(id, receiver, Outcome::Done);
+        }
+    }
+
+    fn end_receive(&mut self, id: OperationId, receive: Receive, outcome: Outcome, bytes: u64) {
+        let operation = (self.rank(id.rank).operations.get(id)).expect("checked by the caller");
+        let Action::Send { header, .. } = operation.action else {
+            unreachable!("only messages meet receives")
+        };
+        let peer = operation.peer;
+        self.complete_receive(
+            peer,
+            Completion {
+                token: receive.token,
+                peer: id.rank,
+                outcome,
+                bytes,
+                header,
+            },
+        );
+    }
+
+    /// Copies an operation's bytes to the beginning of `destination`.
+    fn move_payload(&mut self, id: OperationId, destination: View) {
+        let operation = (self.rank(id.rank).operations.get(id)).expect("checked by the caller");
+        match &operation.payload {
+            Payload::Nothing => {}
+            Payload::Copied(bytes) => destination.write(0, bytes),
+            Payload::Held(source, _region) => {
+                destination.part(0, source.len_bytes()).copy_from(*source);
+            }
+        }
+    }
+
+    fn handle_pull(&mut self, id: OperationId) {
+        let Some(operation) = self.rank(id.rank).operations.get(id) else {
+            return;
+        };
+        let peer = operation.peer;
+        if self.partition_of(peer, id.rank).is_some() {
+            self.parked.push(Happening::Pull(id));
+            return;
+        }
+        self.transmit(id, Leg::Data, true);
+    }
+
+    fn acknowledge(&mut self, id: OperationId, from: Rank, outcome: Outcome) {
+        if let Some(operation) = self.rank(id.rank).operations.get(id) {
+            operation.outcome = outcome;
+            let latency_ns = self.latency_ns(from, id.rank);
+            self.schedule(self.now + latency_ns, Happening::Acknowledge(id));
+        }
+    }
+
+    fn handle_acknowledge(&mut self, id: OperationId) {
+        let Some(operation) = self.rank(id.rank).operations.get(id) else {
+            return;
+        };
+        let (peer, outcome) = (operation.peer, operation.outcome);
+        if self.partition_of(peer, id.rank).is_some() {
+            self.parked.push(Happening::Acknowledge(id));
+            return;
+        }
+        self.complete(id, outcome);
+        self.rank(id.rank).operations.remove(id);
+    }
+
+    fn latency_ns(&self, from: Rank, to: Rank) -> u64 {
+        self.options.link(self.options.class(from, to)).latency_ns
+    }
+
+    /// Whether `rank` still takes, or may one day take, messages that `peer` sent in an epoch.
+    pub(super) fn is_accepted(&self, rank: Rank, peer: Rank, epoch: u32) -> bool {
+        let state = &self.ranks[rank as usize];
+        let side = state.side(peer);
+        state.is_alive && (side.epoch < epoch || (side.epoch == epoch && side.is_live()))
+    }
+
+    /// Whether both ends of an operation's connection are there.
+    fn is_open(&self, poster: Rank, peer: Rank, epoch: u32) -> bool {
+        let state = &self.ranks[poster as usize];
+        let side = state.side(peer);
+        state.is_alive
+            && side.phase == Phase::Connected
+            && side.epoch == epoch
+            && self.is_accepted(peer, poster, epoch)
+    }
+}
