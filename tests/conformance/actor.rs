@@ -9,7 +9,7 @@ mod checking;
 mod posting;
 
 use super::script::{Case, Clock, Step};
-use checking::{fill_pattern, same};
+use checking::same;
 use linerate::Rank;
 use linerate::memory::{Region, RegionKey, View, futex_wait};
 use linerate::time::Time;
@@ -45,7 +45,7 @@ type Checked<T = ()> = Result<T, String>;
 /// A post and the memory that it uses, kept to the end.
 struct Post {
     peer: Rank,
-    memory: Arc<Region>,
+    _memory: Arc<Region>,
     view: View,
     end: Option<Completion>,
 }
@@ -222,14 +222,6 @@ impl Actor {
             Step::Sleep => self.sleep(transport),
             Step::Scribble { token } => {
                 self.posts[&token].view.fill(0xee);
-                Ok(Progress::Moved)
-            }
-            Step::Write {
-                region,
-                bytes,
-                seed,
-            } => {
-                fill_pattern(self.regions[&region].1.view().part(0, bytes), seed);
                 Ok(Progress::Moved)
             }
             Step::Deregister { region } => {

@@ -60,6 +60,8 @@ pub struct Mutant {
     fault: Fault,
     destinations: HashMap<u64, View>,
     held: Vec<Held>,
+    /// Polls until they are sent.
+    held_polls: u32,
     /// Completions that are reported before they are due, and then not again.
     early: Vec<Event>,
     reported: HashSet<u64>,
@@ -74,6 +76,7 @@ impl Mutant {
             fault,
             destinations: HashMap::new(),
             held: Vec::new(),
+            held_polls: 0,
             early: Vec::new(),
             reported: HashSet::new(),
             key_first: None,
@@ -92,9 +95,10 @@ impl Mutant {
     }
 
     fn send_held(&mut self) {
-        for (peer, tag, header, source, token) in std::mem::take(&mut self.held) {
-            let _ = self.inner.post_send(peer, tag, header, source, token);
-        }
+        self.held.retain(|&(peer, tag, header, source, token)| {
+            let posted = self.inner.post_send(peer, tag, header, source, token);
+            posted == Err(PostError::WouldBlock)
+        });
     }
 
     /// What becomes of an event: nothing, one or two.
@@ -176,6 +180,7 @@ impl Transport for Mutant {
             if !is_second {
                 self.send_held();
                 self.held.push((peer, tag, header, source, token));
+                self.held_polls = 4;
                 return Ok(());
             }
             let posted = self.inner.post_send(peer, tag, header, source, token);
@@ -233,7 +238,10 @@ impl Transport for Mutant {
     }
 
     fn poll(&mut self, now: Time, events: &mut Vec<Event>) {
-        self.send_held();
+        self.held_polls = self.held_polls.saturating_sub(1);
+        if self.held_polls == 0 {
+            self.send_held();
+        }
         let mut found = std::mem::take(&mut self.early);
         let mut inner = Vec::new();
         self.inner.poll(now, &mut inner);

@@ -136,7 +136,7 @@ impl Actor {
             Ok(()) => {
                 let post = Post {
                     peer,
-                    memory,
+                    _memory: memory,
                     view,
                     end: None,
                 };

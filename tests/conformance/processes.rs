@@ -157,8 +157,8 @@ pub fn run(provider: &str, name: &str) -> Result<(), String> {
     for (number, role) in roles.iter_mut().enumerate() {
         match answer(role, end) {
             Ok(Answer::Ended) => {}
-            Ok(other) => failures.push(format!("role {number}: {other:?}")),
-            Err(text) => failures.push(format!("role {number}: {text}")),
+            Ok(Answer::Address(_)) => failures.push(format!("role {number}: a second address")),
+            Ok(Answer::Failed(text)) | Err(text) => failures.push(format!("role {number}: {text}")),
         }
     }
     if failures.is_empty() {

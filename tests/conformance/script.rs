@@ -52,12 +52,6 @@ pub enum Step {
         region: u8,
         from: Rank,
     },
-    /// Writes pattern `seed` at the beginning of an own region.
-    Write {
-        region: u8,
-        bytes: usize,
-        seed: u64,
-    },
     /// Ends the registration of an own region.
     Deregister {
         region: u8,
