@@ -85,6 +85,7 @@ pub fn all() -> Vec<Case> {
             false,
         ),
         failed_peer("clause_05_a_peer_that_exits_in_the_middle_of_traffic", true),
+        last_message(),
         order_of_a_tag(),
         interleaved_tags(),
         unexpected_messages(),
@@ -231,6 +232,30 @@ fn failed_peer(name: &'static str, is_busy: bool) -> Case {
         steps.splice(end..end, [Signal { to: other }, Wait { from: other }]);
     }
     case
+}
+
+/// What had arrived before its sender failed can be received afterwards.
+fn last_message() -> Case {
+    let survivor = vec![
+        MayLose { peer: 1 },
+        Wait { from: 1 },
+        Signal { to: 1 },
+        Failed { peer: 1 },
+        recv(1, 9, 60, 16),
+        received(60, 16),
+    ];
+    let exiting = vec![
+        send(0, 9, 60, 16),
+        // In virtual time too the message is there when this is over.
+        Quiet { polls: 100 },
+        Signal { to: 0 },
+        Wait { from: 0 },
+        Exit,
+    ];
+    Case::abrupt(
+        "clause_05_what_arrived_before_the_failure_can_be_received_after_it",
+        vec![survivor, exiting],
+    )
 }
 
 fn order_of_a_tag() -> Case {

@@ -77,14 +77,14 @@ impl Actor {
         let place = self.remote(to, region, 0);
         let (view, token) = (memory.view(), TOKEN_OWN);
         let answers = [
-            transport.post_send(to, 1, 0, view, token),
-            transport.post_put(to, view, place, token),
-            transport.post_get(to, place, view, token),
+            ("sent", transport.post_send(to, 1, 0, view, token)),
+            ("put", transport.post_put(to, view, place, token)),
+            ("got", transport.post_get(to, place, view, token)),
         ];
-        for answer in answers {
+        for (verb, answer) in answers {
             if !matches!(answer, Err(PostError::Invalid(_))) {
                 return Err(format!(
-                    "{bytes} unregistered bytes answered with {answer:?}"
+                    "{bytes} unregistered bytes {verb}: answered with {answer:?}"
                 ));
             }
         }
