@@ -1,11 +1,12 @@
 //! linerate
 #![allow(missing_docs)]
-#![allow(dead_code)]
+pub mod bootstrap;
 pub mod collective;
 pub mod comm;
 pub mod config;
+pub mod cost;
+pub mod engine;
 pub mod error;
-pub mod fusion;
 pub mod kernel;
 pub mod limits;
 pub mod memory;
@@ -15,8 +16,9 @@ pub mod schedule;
 pub mod time;
 pub mod transport;
 pub mod types;
+pub mod wire;
 
-pub use comm::{Buffer, Call, Communicator, Operation, Transfer};
+pub use comm::{Buffer, Call, Communicator, Operation, Simulation, Transfer};
 pub use config::Config;
 pub use error::{Error, Result};
 pub use types::{Collective, DataType, Rank, ReduceOp};

@@ -1,10 +1,46 @@
 //! Collectives: from a request to a schedule. Pure; knows no transport, no memory and no time.
 //!
-//! Each algorithm is one function `fn(&Request) -> Schedule` in a file of its own, listed in
-//! [`algorithms`]. Layouts are NCCL's, in place too (see [`Request::input`] and [`Request::output`]).
+//! Each algorithm is one function `fn(&Request) -> Schedule`, in a file of its family, listed in `table.rs`
+//! ([`algorithms`], [`find`]). Layouts are NCCL's, in place too (see [`Request::input`] and
+//! [`Request::output`]). What a rank sends and signals does not depend on whether it is in place, so ranks may
+//! differ in that; they must agree on the algorithm.
 //!
-//! Read first: `request.rs`, then `ring.rs`.
+//! | file | memory | for |
+//! |---|---|---|
+//! | `line.rs` | payload in the signals | a few elements on one host |
+//! | `window.rs` | staged through mapped windows | small vectors, unregistered memory on one host |
+//! | `direct.rs` | the callers' mapped memory | everything else on one host |
+//! | `ring.rs`, `doubling.rs`, `tree.rs`, `chain.rs`, `pairwise.rs`, `bruck.rs`, `hierarchical.rs` | messages | any transport |
+//!
+//! Reductions are in the order of the ranks or of a fixed tree, the same on all ranks; [`choose`] picks by the
+//! cost model. Not here: partial and sparse collectives.
+//!
+//! Read first: `request.rs`, `stage.rs`, then `ring.rs`.
 
+mod algorithm;
+mod bruck;
+mod chain;
+mod choose;
+mod direct;
+mod doubling;
+mod hierarchical;
+mod line;
+mod pairwise;
 mod request;
+mod ring;
+mod slots;
+mod stage;
+mod table;
+mod tree;
+mod window;
 
+#[cfg(test)]
+mod tests;
+
+pub use algorithm::{Algorithm, Needs, Window};
+pub use choose::{Available, choose};
 pub use request::Request;
+pub use slots::{
+    TransferShape, all_gather_v_slots, all_to_all_v_slots, barrier_slots, build_send_recv, transfer_slots,
+};
+pub use table::{algorithms, find};

@@ -1,5 +1,7 @@
 //! [`Request`]: what a schedule is built for; it names no count, so schedules serve all of them.
 
+use crate::error::{Error, Result};
+use crate::limits;
 use crate::schedule::{BufferId, Extent, Range};
 use crate::types::{Collective, Rank};
 
@@ -48,38 +50,103 @@ impl Request {
         }
     }
 
+    /// Whether input and output share memory on this rank. For reduce, gather and scatter that is so only on
+    /// the root: the others have one buffer, and `in_place` means nothing there.
+    pub fn is_aliased(&self) -> bool {
+        let is_root_only = matches!(
+            self.collective,
+            Collective::Reduce | Collective::Gather | Collective::Scatter
+        );
+        self.in_place && (!is_root_only || self.rank == self.root)
+    }
+
     /// Block `first..first+len` of `of` of *one part* (`count` elements) of the input: part `part` of an
     /// input with a part per rank, or part 0 of an input with one.
     pub fn input(&self, part: u32, first: u32, len: u32, of: u32) -> Range {
         match self.collective {
-            Collective::AllReduce | Collective::Broadcast | Collective::Reduce if self.in_place => {
-                self.output(part, first, len, of)
+            Collective::AllReduce
+            | Collective::Broadcast
+            | Collective::Reduce
+            | Collective::AllToAll
+                if self.is_aliased() =>
+            {
+                self.peer_output(part, first, len, of)
             }
-            Collective::AllToAll if self.in_place => self.output(part, first, len, of),
-            Collective::AllGather | Collective::Gather if self.in_place => {
-                self.output(self.rank, first, len, of)
+            Collective::AllGather | Collective::Gather if self.is_aliased() => {
+                self.peer_output(self.rank, first, len, of)
             }
-            Collective::ReduceScatter | Collective::Scatter | Collective::AllToAll => Range::new(
-                BufferId::INPUT,
-                blocks_of_part(part, self.ranks, first, len, of),
-            ),
-            _ => Range::new(BufferId::INPUT, Extent::blocks(first, len, of)),
+            _ => self.peer_input(part, first, len, of),
         }
     }
 
     /// The same of the output.
     pub fn output(&self, part: u32, first: u32, len: u32, of: u32) -> Range {
         match self.collective {
-            Collective::ReduceScatter | Collective::Scatter if self.in_place => Range::new(
-                BufferId::INPUT,
-                blocks_of_part(self.rank, self.ranks, first, len, of),
-            ),
-            Collective::AllGather | Collective::Gather | Collective::AllToAll => Range::new(
-                BufferId::OUTPUT,
-                blocks_of_part(part, self.ranks, first, len, of),
-            ),
-            _ => Range::new(BufferId::OUTPUT, Extent::blocks(first, len, of)),
+            Collective::ReduceScatter | Collective::Scatter if self.is_aliased() => {
+                self.peer_input(self.rank, first, len, of)
+            }
+            _ => self.peer_output(part, first, len, of),
         }
+    }
+
+    /// A range of a peer's input, in the coordinates of the input: whether that peer is in place is its own
+    /// affair.
+    pub fn peer_input(&self, part: u32, first: u32, len: u32, of: u32) -> Range {
+        let extent = match self.collective {
+            Collective::ReduceScatter | Collective::Scatter | Collective::AllToAll => {
+                blocks_of_part(part, self.ranks, first, len, of)
+            }
+            _ => Extent::blocks(first, len, of),
+        };
+        Range::new(BufferId::INPUT, extent)
+    }
+
+    /// A range of a peer's output, in the coordinates of the output.
+    pub fn peer_output(&self, part: u32, first: u32, len: u32, of: u32) -> Range {
+        let extent = match self.collective {
+            Collective::AllGather | Collective::Gather | Collective::AllToAll => {
+                blocks_of_part(part, self.ranks, first, len, of)
+            }
+            _ => Extent::blocks(first, len, of),
+        };
+        Range::new(BufferId::OUTPUT, extent)
+    }
+
+    /// All ranks but this one, ascending.
+    pub fn peers(&self) -> Vec<Rank> {
+        (0..self.ranks).filter(|&r| r != self.rank).collect()
+    }
+
+    /// Says what is wrong with a request that no schedule can be built for: ranks out of range, a factor
+    /// where nothing is reduced, or all-to-allv in place (its parts may overlap in any way).
+    pub fn check(&self) -> Result<()> {
+        let ranks = self.ranks;
+        if ranks == 0 || self.rank >= ranks || self.root >= ranks || ranks > limits::RANKS_MAX {
+            return Err(Error::invalid(format!(
+                "rank {} and root {} of {ranks} ranks: both must be below the number of ranks, which is 1 to {}",
+                self.rank,
+                self.root,
+                limits::RANKS_MAX
+            )));
+        }
+        if self.hosts.len() != ranks as usize {
+            let hosts = self.hosts.len();
+            return Err(Error::invalid(format!(
+                "{hosts} hosts given for {ranks} ranks: one each"
+            )));
+        }
+        if self.premultiply && !self.collective.is_reducing() {
+            let text = format!(
+                "{} does not reduce, so nothing is premultiplied",
+                self.collective
+            );
+            return Err(Error::invalid(text));
+        }
+        if self.in_place && self.collective == Collective::AllToAllV {
+            let text = "all-to-allv in place is not supported: give it an output of its own";
+            return Err(Error::invalid(text));
+        }
+        Ok(())
     }
 }
 

@@ -1,11 +1,10 @@
 //! [`Call`]: the arguments of one operation, as plain data.
 
 use super::Buffer;
-use crate::memory::View;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
 /// Arguments of one operation. Layouts are NCCL's; see [`Collective`] for what `count` means. Whether it
-/// is in place follows from the buffers' addresses.
+/// is in place follows from where the buffers are.
 #[derive(Clone, Debug)]
 pub struct Call {
     /// Which.
@@ -67,18 +66,14 @@ impl Call {
     }
 
     /// Allreduce of `count` elements; the same buffer twice for in place.
-    pub fn all_reduce(
-        dtype: DataType,
-        op: ReduceOp,
-        count: u64,
-        input: &Buffer,
-        output: &Buffer,
-    ) -> Call {
-        Call {
-            op,
-            ..Call::new(Collective::AllReduce, dtype, count)
-        }
-        .with(input, output)
+    pub fn all_reduce(dtype: DataType, op: ReduceOp, count: u64, input: &Buffer, output: &Buffer) -> Call {
+        Call { op, ..Call::new(Collective::AllReduce, dtype, count) }.with(input, output)
+    }
+
+    /// A group of sends and receives that proceed together, so that no order of them can deadlock. The n-th send to a
+    /// rank meets that rank's n-th receive from this one.
+    pub fn send_recv(dtype: DataType, transfers: Vec<Transfer>) -> Call {
+        Call { transfers, ..Call::new(Collective::SendRecv, dtype, 0) }
     }
 
     /// The same call on these buffers.
@@ -86,13 +81,5 @@ impl Call {
         self.input = Some(input.clone());
         self.output = Some(output.clone());
         self
-    }
-
-    pub(crate) fn input_view(&self) -> View {
-        self.input.as_ref().map_or(View::empty(), Buffer::view)
-    }
-
-    pub(crate) fn output_view(&self) -> View {
-        self.output.as_ref().map_or(View::empty(), Buffer::view)
     }
 }

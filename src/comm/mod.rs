@@ -1,71 +1,161 @@
-//! What users hold: [`Communicator`], [`Buffer`], [`Call`], [`Operation`].
+//! What users hold: [`Communicator`], [`Buffer`], [`Call`], [`Operation`], and [`Simulation`] for ranks in
+//! virtual time.
 //!
 //! Read first: [`Communicator::start`].
 
+mod bind;
 mod buffer;
 mod call;
 mod operation;
+mod plans;
+mod shared;
+mod simulation;
 
 pub use buffer::Buffer;
 pub use call::{Call, Transfer};
 pub use operation::Operation;
+pub use simulation::Simulation;
 
+use crate::bootstrap::{self, Introduction};
 use crate::config::Config;
+use crate::engine::{Clock, Contact, Engine};
 use crate::error::{Error, Result};
-use crate::memory::Element;
-use crate::types::{Rank, ReduceOp};
+use crate::memory::{Element, Region, lend_slice};
+use crate::transport;
+use crate::types::{Collective, Rank, ReduceOp};
+use plans::Plans;
+use shared::Shared;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// A group of ranks that run collectives together. Cheap to clone; `Send + Sync`.
+///
+/// Operations make progress while some thread of the process is inside a call (or always, with
+/// [`Config::progress_thread`]). The first failure ends the communicator on all ranks: every operation
+/// returns the first cause, and a new communicator has to be made.
 #[derive(Clone)]
-pub struct Communicator {}
+pub struct Communicator {
+    inner: Arc<Inner>,
+}
 
-fn soon() -> Error {
-    Error::Unavailable {
-        transport: "any".into(),
-        reason: "skeleton".into(),
-    }
+struct Inner {
+    shared: Arc<Shared>,
+    rank: Rank,
+    ranks: u32,
+    transport: &'static str,
+    is_size_only: bool,
+    is_mapped: bool,
+    progress: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Communicator {
-    /// Joins the job that the environment describes: `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR`, `MASTER_PORT`
-    /// as `linerate launch` and torchrun set them; one rank if `WORLD_SIZE` is not set.
+    /// Joins the job that the environment describes: `RANK`, `WORLD_SIZE` and `LINERATE_JOB` or `MASTER_ADDR` and
+    /// `MASTER_PORT`, as `linerate launch` and torchrun set them; one rank if `WORLD_SIZE` is not set.
     pub fn from_env(config: Config) -> Result<Communicator> {
-        let _ = config;
-        Err(soon())
+        let place = bootstrap::place_from_env(|name| std::env::var(name).ok())?;
+        Communicator::join(place.rank, place.ranks, &place.job, config)
     }
 
-    /// Joins a job on this host by name; every rank names the same `job` and `ranks`.
+    /// Joins a job on this host by name; every rank names the same `job` and `ranks`. Waits until all have come, at
+    /// most the configured timeout.
     pub fn join(rank: Rank, ranks: u32, job: &str, config: Config) -> Result<Communicator> {
-        let _ = (rank, ranks, job, config);
-        Err(soon())
+        let clock = Clock::monotonic();
+        let provider = transport::open(&config.transport, rank, ranks, bootstrap::nonce()?)?;
+        let mut engine = Engine::new(provider, rank, ranks, config.clone(), false)?;
+        let blob = bootstrap::emit_contact(&engine.contact());
+        let own = Introduction { rank, ranks, fingerprint: config.shared_fingerprint(), blob };
+        let blobs = bootstrap::exchange(&own, job, config.timeout, &clock)?;
+        let contacts: Vec<Contact> = blobs.iter().map(|b| bootstrap::parse_contact(b)).collect::<Result<_>>()?;
+        engine.connect(contacts)?;
+        let deadline = clock.now().after(config.timeout);
+        while !engine.poll_connect(clock.now())? {
+            if clock.now() > deadline {
+                return Err(Error::Bootstrap(format!("rank {rank} could not connect to all ranks in {:?}", config.timeout)));
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        let communicator = Communicator::assemble(engine, clock, vec![0; ranks as usize], false);
+        if config.progress_thread {
+            communicator.start_progress_thread()?;
+        }
+        Ok(communicator)
+    }
+
+    fn assemble(mut engine: Engine, clock: Clock, hosts: Vec<u32>, is_size_only: bool) -> Communicator {
+        let capabilities = engine.transport().capabilities().clone();
+        let (rank, ranks) = (engine.rank(), engine.ranks());
+        let config = engine.config();
+        let is_mapped = capabilities.mapped && hosts.iter().all(|&host| host == hosts[0]);
+        let local_ranks = hosts.iter().filter(|&&host| host == hosts[rank as usize]).count();
+        let plans = Plans::new(rank, hosts, is_mapped, config.window_bytes, config.algorithm.clone());
+        let shared = Arc::new(Shared::new(engine, clock, plans, local_ranks));
+        let inner = Inner {
+            shared,
+            rank,
+            ranks,
+            transport: capabilities.name,
+            is_size_only,
+            is_mapped: capabilities.store_signals,
+            progress: Mutex::new(None),
+        };
+        Communicator { inner: Arc::new(inner) }
+    }
+
+    fn start_progress_thread(&self) -> Result<()> {
+        let shared = self.inner.shared.clone();
+        let thread = std::thread::Builder::new()
+            .name("linerate-progress".into())
+            .spawn(move || shared.run_progress_thread())
+            .map_err(|e| Error::os("starting the progress thread", e))?;
+        *self.inner.progress.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        Ok(())
     }
 
     /// This rank.
     pub fn rank(&self) -> Rank {
-        0
+        self.inner.rank
     }
 
     /// Number of ranks.
     pub fn ranks(&self) -> u32 {
-        1
+        self.inner.ranks
     }
 
     /// Name of the transport in use.
     pub fn transport(&self) -> &'static str {
-        "shm"
+        self.inner.transport
     }
 
     /// Zeroed registered memory that collectives use without staging.
     pub fn alloc(&self, bytes: usize) -> Result<Buffer> {
-        let _ = bytes;
-        Err(soon())
+        let region = Arc::new(if self.inner.is_size_only {
+            Region::size_only(bytes)
+        } else if self.inner.is_mapped {
+            Region::shared("linerate-buffer", bytes)?
+        } else {
+            Region::private(bytes)?
+        });
+        let mut engine = self.inner.shared.engine();
+        self.inner.shared.collect_garbage(&mut engine);
+        let key = engine.register(region.clone())?;
+        drop(engine);
+        Ok(Buffer::registered(region, key, self.inner.shared.garbage.clone()))
     }
 
-    /// Starts an operation and returns at once. Operations start in the same order on all ranks; any number may be
-    /// under way.
+    /// Starts an operation and returns at once. Collectives start in the same order on all ranks, groups of sends and
+    /// receives in matching order between each pair; any number may be under way. The buffers belong to the operation
+    /// until it has ended.
+    ///
+    /// Errors: arguments that do not fit (nothing has been started), or a communicator that has failed.
     pub fn start(&self, call: &Call) -> Result<Operation> {
-        let _ = call;
-        Err(soon())
+        let shared = &self.inner.shared;
+        let bound = {
+            let mut plans = shared.plans.lock().unwrap_or_else(PoisonError::into_inner);
+            bind::bind(call, &mut plans, self.inner.rank, self.inner.ranks)?
+        };
+        let task = shared.engine().submit(bound, shared.clock.now())?;
+        Ok(Operation::new(shared.clone(), task))
     }
 
     /// Starts and waits.
@@ -80,13 +170,37 @@ impl Communicator {
 
     /// Reduces a slice of the caller's memory in place, and waits.
     pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
-        let _ = (data, op);
-        Err(soon())
+        let call = Call { op, ..Call::new(Collective::AllReduce, T::DTYPE, data.len() as u64) };
+        let shared = &self.inner.shared;
+        lend_slice(data, |view| {
+            let bound = {
+                let mut plans = shared.plans.lock().unwrap_or_else(PoisonError::into_inner);
+                bind::bind_views(&call, &mut plans, view, view)?
+            };
+            let task = shared.engine().submit(bound, shared.clock.now())?;
+            shared.wait(task, None).unwrap_or(Ok(()))
+        })
     }
 
-    /// The algorithm that [`Communicator::start`] would choose, by name.
+    /// The algorithm that [`Communicator::start`] would use, by name.
     pub fn algorithm_for(&self, call: &Call) -> Result<&'static str> {
-        let _ = call;
-        Err(soon())
+        if call.collective == Collective::SendRecv {
+            return Ok("direct");
+        }
+        let plans = self.inner.shared.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let request = plans.request(call, false);
+        request.check()?;
+        Ok(plans.algorithm(call, &request)?.0.name)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.shared.stop_progress_thread();
+        let thread = self.progress.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            // A panic of the progress thread has been printed; there is nobody to hand it to.
+            let _ = thread.join();
+        }
     }
 }

@@ -1,32 +1,56 @@
 //! [`Operation`]: a started operation.
 
+use super::shared::Shared;
+use crate::engine::TaskId;
 use crate::error::Result;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A started operation. Dropping it without waiting leaves it running.
-#[derive(Debug)]
 #[must_use = "an operation that nobody waits for may not have ended when its result is read"]
-pub struct Operation {}
+pub struct Operation {
+    shared: Arc<Shared>,
+    task: TaskId,
+    result: Option<Result<()>>,
+}
 
 impl Operation {
-    /// Whether it has ended; drives progress once.
-    pub fn test(&self) -> Result<bool> {
-        Ok(true)
+    pub(super) fn new(shared: Arc<Shared>, task: TaskId) -> Operation {
+        Operation { shared, task, result: None }
     }
 
-    /// Waits for its end, at most the communicator's timeout without progress.
-    pub fn wait(self) -> Result<()> {
-        Ok(())
+    /// Whether it has ended; makes progress once. An operation that failed gives its error here and in [`Operation::wait`].
+    pub fn test(&mut self) -> Result<bool> {
+        if self.result.is_none() {
+            self.result = self.shared.test(self.task);
+        }
+        self.result.clone().map_or(Ok(false), |result| result.map(|()| true))
+    }
+
+    /// Waits for its end. An operation on which nothing moves for the communicator's timeout fails.
+    pub fn wait(mut self) -> Result<()> {
+        match self.result.take() {
+            Some(result) => result,
+            None => self.shared.wait(self.task, None).unwrap_or(Ok(())),
+        }
     }
 
     /// Waits at most `limit`; `Ok(false)`: still running.
-    pub fn wait_timeout(&self, limit: Duration) -> Result<bool> {
-        let _ = limit;
-        Ok(true)
+    pub fn wait_timeout(&mut self, limit: Duration) -> Result<bool> {
+        if self.result.is_none() {
+            self.result = self.shared.wait(self.task, Some(limit));
+        }
+        self.result.clone().map_or(Ok(false), |result| result.map(|()| true))
     }
 
     /// Cancels it, which fails the communicator on all ranks.
     pub fn cancel(self) -> Result<()> {
-        Ok(())
+        self.shared.engine().cancel(self.task)
+    }
+}
+
+impl Drop for Operation {
+    fn drop(&mut self) {
+        self.shared.engine().release(self.task);
     }
 }

@@ -1,1 +1,196 @@
-//! x
+//! Arithmetic on [`View`]s: reduce, scale, convert.
+//!
+//! Pure functions of bytes: no allocation, no threads, no clock, and no decision about who may touch
+//! which bytes when (the engine's). Views may lie at any address. A size-only view among the arguments
+//! makes the call do nothing, after the lengths are checked.
+//!
+//! What the results are, on every CPU and for every shape of the call:
+//! - the fold runs in the order of the sources, `((s0 op s1) op s2) ...`, without reassociation and
+//!   without fused multiply-add, so vector code equals the scalar code bit for bit;
+//! - integers wrap; an integer average truncates toward zero;
+//! - f16 and bf16 are folded in f32 over all sources of the call and rounded (to nearest even) once;
+//! - min and max: NaN wins and is stored as the canonical quiet NaN; -0 < +0;
+//! - the payload and the sign of a NaN that a sum or a product gives are not specified.
+//!
+//! Read first: `scalar.rs`, which is the definition and the oracle of the tests; then `simd/lane.rs`.
+//! AVX-512's own bf16 conversions are not used: they flush subnormals.
+
+mod convert;
+mod number;
+mod scalar;
+mod simd;
+
+use crate::memory::View;
+use crate::types::{Combine, DataType, Finish};
+use simd::Isa;
+
+/// Combines the sources elementwise, in order, and stores the result into every destination.
+///
+/// All views are equally long, a multiple of the element size. A source may be exactly the same range as
+/// a destination and must not overlap it otherwise; the same holds among destinations. One source makes
+/// it a copy, to which `finish` is applied. Without destinations nothing happens.
+///
+/// # Panics
+/// If there is no source, the lengths differ or are no multiple of the element size, `combine` is
+/// [`Combine::BitAnd`] and `dtype` floating point, or `finish` divides by zero.
+#[inline]
+pub fn reduce(
+    dtype: DataType,
+    combine: Combine,
+    finish: Finish,
+    sources: &[View],
+    destinations: &[View],
+) {
+    reduce_with(Isa::best(), dtype, combine, finish, sources, destinations);
+}
+
+/// Multiplies `source` by `factor` into `destination`.
+///
+/// Both views are equally long and either disjoint or the same range. The factor is first rounded to the
+/// accumulator (f32 for f16, bf16 and f32; f64 for f64), and the product to the element type.
+///
+/// # Panics
+/// If `dtype` is an integer type, the lengths differ or are no multiple of the element size.
+pub fn scale(dtype: DataType, factor: f64, source: View, destination: View) {
+    scale_with(Isa::best(), dtype, factor, source, destination);
+}
+
+/// Converts every element of `source` into the element of the same index of `destination`.
+///
+/// To floats: rounded once, to nearest even. To integers: like Rust's `as`, that is toward zero,
+/// saturating, NaN to 0. The views do not overlap, except that equally large types may be converted
+/// in place.
+///
+/// # Panics
+/// If the views do not hold the same number of whole elements.
+pub fn convert(from: DataType, source: View, to: DataType, destination: View) {
+    convert_with(Isa::best(), from, source, to, destination);
+}
+
+/// [`reduce`] on a given instruction set.
+fn reduce_with(
+    isa: Isa,
+    dtype: DataType,
+    combine: Combine,
+    finish: Finish,
+    sources: &[View],
+    destinations: &[View],
+) {
+    let Some(bytes) = check_reduce(dtype, combine, finish, sources, destinations) else {
+        return;
+    };
+    if let ([source], Finish::None) = (sources, finish) {
+        for destination in destinations {
+            destination.copy_from(*source);
+        }
+        return;
+    }
+    let done_bytes = simd::reduce(isa, dtype, combine, finish, sources, destinations);
+    let size = dtype.size_bytes();
+    scalar::reduce(
+        dtype,
+        combine,
+        finish,
+        (sources, destinations),
+        done_bytes / size..bytes / size,
+    );
+}
+
+/// The common length in bytes; nothing if there is nothing to do.
+fn check_reduce(
+    dtype: DataType,
+    combine: Combine,
+    finish: Finish,
+    sources: &[View],
+    destinations: &[View],
+) -> Option<usize> {
+    assert!(!sources.is_empty(), "a reduction without sources");
+    assert!(
+        combine != Combine::BitAnd || !dtype.is_float(),
+        "bitwise and is defined for integers, not for {dtype}"
+    );
+    assert!(finish != Finish::Divide(0), "division by zero ranks");
+    let bytes = sources[0].len_bytes();
+    check_whole(dtype, bytes);
+    let mut is_size_only = destinations.is_empty() || bytes == 0;
+    for view in sources.iter().chain(destinations) {
+        let other_bytes = view.len_bytes();
+        assert!(
+            other_bytes == bytes,
+            "reduction of views of {bytes} and {other_bytes} bytes: all must be equally long"
+        );
+        is_size_only |= view.is_size_only();
+    }
+    if cfg!(debug_assertions) {
+        for (index, destination) in destinations.iter().enumerate() {
+            let others = sources.iter().chain(&destinations[..index]);
+            others.for_each(|other| check_same_or_disjoint(other, destination));
+        }
+    }
+    (!is_size_only).then_some(bytes)
+}
+
+fn check_whole(dtype: DataType, bytes: usize) {
+    assert!(
+        bytes.is_multiple_of(dtype.size_bytes()),
+        "{bytes} bytes are no whole number of {dtype} elements"
+    );
+}
+
+fn check_same_or_disjoint(a: &View, b: &View) {
+    assert!(
+        a.as_ptr() == b.as_ptr() || !a.overlaps(b),
+        "views overlap without being the same range"
+    );
+}
+
+/// [`scale`] on a given instruction set.
+fn scale_with(isa: Isa, dtype: DataType, factor: f64, source: View, destination: View) {
+    let bytes = source.len_bytes();
+    assert!(
+        dtype.is_float(),
+        "scaling is defined for floating point, not for {dtype}"
+    );
+    assert!(
+        bytes == destination.len_bytes(),
+        "scaling of {bytes} bytes into {}: both must be equally long",
+        destination.len_bytes()
+    );
+    check_whole(dtype, bytes);
+    if source.is_size_only() || destination.is_size_only() {
+        return;
+    }
+    debug_assert!(source.as_ptr() == destination.as_ptr() || !source.overlaps(&destination));
+    let done = simd::scale(isa, dtype, factor, source, destination);
+    let end = bytes / dtype.size_bytes();
+    scalar::scale(dtype, factor, source, destination, done..end);
+}
+
+/// [`convert`] on a given instruction set.
+fn convert_with(isa: Isa, from: DataType, source: View, to: DataType, destination: View) {
+    check_whole(from, source.len_bytes());
+    check_whole(to, destination.len_bytes());
+    let count = source.len_bytes() / from.size_bytes();
+    let count_to = destination.len_bytes() / to.size_bytes();
+    assert!(
+        count == count_to,
+        "conversion of {count} {from} into {count_to} {to} elements: counts must be equal"
+    );
+    if source.is_size_only() || destination.is_size_only() {
+        return;
+    }
+    debug_assert!(
+        !source.overlaps(&destination)
+            || (source.as_ptr() == destination.as_ptr() && from.size_bytes() == to.size_bytes()),
+        "conversion between overlapping views"
+    );
+    if from == to {
+        destination.copy_from(source);
+        return;
+    }
+    let done = simd::convert(isa, from, source, to, destination);
+    convert::convert(from, source, to, destination, done..count);
+}
+
+#[cfg(test)]
+mod tests;

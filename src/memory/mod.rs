@@ -7,10 +7,12 @@
 //! Read first: `view.rs`.
 #![allow(unsafe_code)]
 
+mod borrow;
 mod futex;
 mod region;
 mod view;
 
+pub(crate) use borrow::lend_slice;
 pub use futex::{futex_wait, futex_wake_all};
 pub use region::{Region, RegionKey, RegionKind};
 pub use view::{Element, View};

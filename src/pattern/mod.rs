@@ -1,1 +1,18 @@
-//! x
+//! Who talks to whom at step k. Arithmetic on ranks only; no buffers, no schedules, no time.
+//!
+//! * [`ring`]: neighbours and distances modulo the number of ranks.
+//! * [`tree`]: k-nomial trees with any root.
+//! * [`fold`]: powers of two inside any number of ranks, for recursive doubling and halving.
+//! * [`bruck`]: doubling distances: dissemination and Bruck's all-gather.
+//! * [`pairwise`]: rounds of disjoint pairs.
+//! * [`hosts`]: ranks grouped by host.
+//!
+//! Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH"
+//! (IJHPCA 2005); Bruck et al., "Efficient Algorithms for All-to-All Communications" (TPDS 1997).
+
+pub mod bruck;
+pub mod fold;
+pub mod hosts;
+pub mod pairwise;
+pub mod ring;
+pub mod tree;

@@ -14,6 +14,8 @@ struct Access {
     index: u16,
     range: Range,
     is_write: bool,
+    /// The step decides the length at run time, so that nobody can follow it element by element.
+    is_whole: bool,
 }
 
 /// Builds a [`Schedule`] for one rank.
@@ -79,6 +81,11 @@ impl Builder {
     /// A buffer in the window slot, which peers on the host can read and write.
     pub fn window(&mut self, extent: Extent) -> BufferId {
         self.buffer(Buffer::Window(extent))
+    }
+
+    /// Another buffer of the caller, by its number.
+    pub fn caller(&mut self, number: u16) -> BufferId {
+        self.buffer(Buffer::Caller(number))
     }
 
     /// The next run-time slots, `n` of them; returns the first.
@@ -256,6 +263,7 @@ impl Builder {
         }
         let is_signal = matches!(action, Action::Signal { .. });
         let is_wait = matches!(action, Action::WaitCount { .. });
+        let is_whole = matches!(action, Action::Recv { fills: Some(_), .. });
         if is_signal {
             // Everything before it that nothing else waits for yet; the rest follows by rule 2 of the module.
             dependencies = (0..step)
@@ -286,6 +294,7 @@ impl Builder {
                 index: index as u16,
                 range,
                 is_write,
+                is_whole,
             });
         }
         if is_signal || is_wait {
@@ -306,9 +315,10 @@ impl Builder {
     ) {
         for access in &self.accesses[range.buffer.0 as usize] {
             if (is_write || access.is_write) && access.range.may_overlap(&range) {
+                let overlap = (!access.is_whole).then_some((access.index, index));
                 let dependency = Dependency {
                     step: access.step,
-                    overlap: Some((access.index, index)),
+                    overlap,
                 };
                 if !dependencies.contains(&dependency) {
                     dependencies.push(dependency);

@@ -1,4 +1,208 @@
-//! x
-pub struct CheckError;
-pub struct CheckReport;
-pub fn check() {}
+//! [`check`]: runs the schedules of all ranks together on abstract values and proves that they do what
+//! their collective is defined to do, for one count, whatever the timing.
+//!
+//! * `world`: every rank's buffers as numbered storages; ranges become elements of them.
+//! * `value`: an element as "which input element, of which ranks, combined in which tree".
+//! * `run`: one run in some order of arrival; finds missing messages and deadlocks.
+//! * `order`: what happens before what; finds bytes touched by two steps that nothing orders.
+//! * `definition`: what each collective must leave in every output.
+//!
+//! Where nothing races (no [`super::Join::Any`], no wait for a part of its peers) the order proof makes one
+//! run stand for all. Elsewhere the orders of arrival are explored: all of them up to a bound, then a
+//! seeded sample.
+//!
+//! It assumes what the engine guarantees: window slots and flag lines are not used again before every rank
+//! has retired the operation, but callers own their input and output again as soon as their own rank has.
+//! Not checked: whether slots describe disjoint parts, and anything about bytes, chunks and credits.
+
+mod definition;
+mod order;
+mod run;
+mod value;
+mod world;
+
+#[cfg(test)]
+mod tests;
+
+pub use value::Value;
+
+use super::{Schedule, StepId};
+use crate::prng::Prng;
+use crate::types::{Collective, Rank};
+use run::Trace;
+use std::fmt;
+use world::World;
+
+/// Orders of arrival that are tried one by one before sampling.
+const ORDERS_MAX: usize = 256;
+/// Orders that are sampled when there are more.
+const ORDERS_SAMPLED: usize = 64;
+/// Contributors are a set of this many bits.
+const RANKS_CHECKED_MAX: usize = 64;
+
+/// What the schedules are to be checked against. Whether a rank is in place is in its schedule.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    /// Which collective.
+    pub collective: Collective,
+    /// The root of rooted collectives.
+    pub root: Rank,
+    /// Elements per rank, as a caller gives them.
+    pub count: u64,
+    /// Whether every input must be multiplied by its rank's factor, once.
+    pub premultiply: bool,
+    /// Run-time slots of each rank; may be empty where the schedules use none.
+    pub slots: Vec<Vec<u64>>,
+}
+
+/// What was checked.
+#[derive(Clone, Debug)]
+pub struct CheckReport {
+    /// Steps of all ranks.
+    pub steps: usize,
+    /// Messages between ranks.
+    pub messages: usize,
+    /// Orders of arrival that were run.
+    pub orders: usize,
+    /// The outputs of all ranks after the last run.
+    pub outputs: Vec<Vec<Value>>,
+}
+
+/// Kinds of mistakes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The schedules do not fit each other or the request: ranks, buffers, edges.
+    Malformed,
+    /// A range leaves its buffer.
+    Bounds,
+    /// Ranges of one step, or both ends of a message, differ in length.
+    Length,
+    /// A send without a receive, or the reverse.
+    Unmatched,
+    /// A signal is sent twice on one lane, or mail is read that was not sent.
+    Signal,
+    /// Steps that can never start.
+    Deadlock,
+    /// Two steps touch an element, one of them writes it, and nothing orders them.
+    Unordered,
+    /// A peer's memory is touched before that peer has arrived or after it may have left.
+    Lifetime,
+    /// An element is read that nobody has written.
+    Undefined,
+    /// A contributor is counted twice, or different elements are combined.
+    Combined,
+    /// An input is not multiplied exactly once.
+    Premultiplied,
+    /// The last act of the operator is not applied exactly once, at the end.
+    Finished,
+    /// An output holds something else than the collective's definition says.
+    Result,
+    /// Two ranks computed the same result in different ways, so their bits may differ.
+    Tree,
+    /// An input was changed although the operation is not in place.
+    InputChanged,
+    /// A rank may leave a barrier before another has come.
+    Barrier,
+}
+
+/// The first mistake found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckError {
+    /// What kind.
+    pub fault: Fault,
+    /// Where: the rank.
+    pub rank: Rank,
+    /// Where: its step, if one is to blame.
+    pub step: Option<StepId>,
+    /// Where: the element of the buffer that the detail names.
+    pub element: Option<u64>,
+    /// What is wrong.
+    pub detail: String,
+}
+
+impl fmt::Display for CheckError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: rank {}", self.fault, self.rank)?;
+        if let Some(step) = self.step {
+            write!(f, ", step {step}")?;
+        }
+        if let Some(element) = self.element {
+            write!(f, ", element {element}")?;
+        }
+        write!(f, ": {}", self.detail)
+    }
+}
+
+impl std::error::Error for CheckError {}
+
+impl CheckError {
+    fn new(
+        fault: Fault,
+        rank: Rank,
+        step: Option<StepId>,
+        detail: impl Into<String>,
+    ) -> CheckError {
+        CheckError {
+            fault,
+            rank,
+            step,
+            element: None,
+            detail: detail.into(),
+        }
+    }
+
+    fn at(mut self, element: u64) -> CheckError {
+        self.element = Some(element);
+        self
+    }
+}
+
+/// Checks the schedules of ranks `0..schedules.len()` (at most 64) against the definition of a collective.
+/// For [`Collective::SendRecv`], which has no definition beyond its messages, see [`CheckReport::outputs`].
+pub fn check(schedules: &[Schedule], spec: &Spec) -> Result<CheckReport, CheckError> {
+    let world = World::new(schedules, spec)?;
+    let mut orders = 0;
+    let mut prefix: Vec<(usize, usize)> = Vec::new();
+    let mut prng = Prng::new(spec.count);
+    let last = loop {
+        let mut taken = Vec::new();
+        let is_sampled = orders >= ORDERS_MAX;
+        let trace = run::run(&world, &mut |options| {
+            let choice = match prefix.get(taken.len()) {
+                _ if is_sampled => prng.below(options as u64) as usize,
+                Some(&(choice, _)) => choice,
+                None => 0,
+            };
+            taken.push((choice, options));
+            choice
+        })?;
+        check_trace(&world, &trace)?;
+        orders += 1;
+        while taken.last().is_some_and(|&(c, options)| c + 1 == options) {
+            taken.pop();
+        }
+        match taken.last_mut() {
+            None if !is_sampled => break trace,
+            _ if orders >= ORDERS_MAX + ORDERS_SAMPLED => break trace,
+            Some(last) => last.0 += 1,
+            None => {}
+        }
+        prefix = taken;
+    };
+    let outputs = definition::outputs(&world, &last);
+    Ok(CheckReport {
+        steps: world.steps(),
+        messages: world.messages(),
+        orders,
+        outputs,
+    })
+}
+
+/// Order first: a race explains a wrong value, not the other way round.
+fn check_trace(world: &World<'_>, trace: &Trace) -> Result<(), CheckError> {
+    order::check_order(world, trace)?;
+    if let Some(error) = &trace.first_value_error {
+        return Err(error.clone());
+    }
+    definition::check_results(world, trace)
+}

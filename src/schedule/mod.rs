@@ -28,7 +28,7 @@ mod print;
 mod range;
 
 pub use builder::Builder;
-pub use check::{CheckError, CheckReport, check};
+pub use check::{CheckError, CheckReport, Fault, Spec, Value, check};
 pub use range::{Count, Extent, Point, Range};
 
 use crate::types::Rank;
@@ -60,6 +60,8 @@ pub enum Buffer {
     Input,
     /// The caller's output. Peers may write it between this rank's first signal and the end.
     Output,
+    /// Another buffer of the caller: of one transfer in a group.
+    Caller(u16),
     /// Private memory of the engine, as long as the longest possible `blocks` of `of` blocks.
     Scratch(Extent),
     /// Memory of the engine that every peer on the host maps, at the same place of every rank's window
@@ -121,7 +123,7 @@ pub enum Action {
         /// The slot that gets the received length.
         fills: Option<SlotId>,
     },
-    /// Writes into a peer's window.
+    /// Writes into a peer's window or, between its arrival and its end, its output.
     Put {
         /// Whose.
         peer: Rank,

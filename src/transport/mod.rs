@@ -10,7 +10,8 @@
 //!  3. A full queue answers [`PostError::WouldBlock`] and changes nothing; the same post succeeds later.
 //!  4. Every accepted post gives exactly one [`Completion`] with its token, success or not.
 //!  5. After [`Event::PeerFailed`] every outstanding post to that peer completes as [`Outcome::Flushed`],
-//!     and later posts answer [`PostError::PeerFailed`]. The event carries the cause; it comes once.
+//!     and later posts answer [`PostError::PeerFailed`], except a receive whose message had arrived before. The
+//!     event carries the cause; it comes once.
 //!  6. A message matches a receive by (peer, tag). Messages of one (peer, tag) match in the order in
 //!     which they were sent; nothing else is ordered (a provider may promise more: [`Capabilities::ordered`]).
 //!  7. A message whose receive is not posted yet waits and never holds up a message with another tag, as
@@ -35,8 +36,11 @@
 //! 17. [`Transport::notify`] wakes a peer that sleeps on its [`WaitSource`]; so does every message or put
 //!     that arrives there. A wake-up is never lost, and may be spurious.
 
+mod open;
 pub mod shm;
 pub mod sim;
+
+pub use open::{UNBUILT, open};
 
 use crate::error::Result;
 use crate::limits::LINE_PAYLOAD_BYTES;
@@ -44,7 +48,6 @@ use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
 use crate::types::Rank;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 
 /// What a provider can do and how much of it. Constant after construction.
 #[derive(Clone, Debug, PartialEq)]
@@ -147,15 +150,15 @@ pub enum Event {
 }
 
 /// What a waiting thread sleeps on.
-#[derive(Clone)]
-pub enum WaitSource<'a> {
-    /// A futex word: announce the sleep by storing 1 to `sleeping`, check once more that there is
-    /// nothing to do, and sleep while `bell` has the value read before.
+#[derive(Clone, Copy, Debug)]
+pub enum WaitSource {
+    /// Two 32-bit words. Announce the sleep by adding 1 to `sleeping` (and a full fence), check once more
+    /// that there is nothing to do, sleep while `bell` has the value read before, subtract 1.
     Futex {
         /// Changes with every wake-up.
-        bell: &'a AtomicU32,
-        /// Tells wakers that a system call is needed.
-        sleeping: &'a AtomicU32,
+        bell: View,
+        /// Not zero: wakers must ring the bell.
+        sleeping: View,
     },
     /// Time is virtual; whoever steps the simulation decides.
     Virtual,
@@ -201,6 +204,10 @@ pub trait Transport: Send {
         token: u64,
     ) -> std::result::Result<(), PostError>;
 
+    /// Messages to this peer that were sent and, as far as is known, not matched yet. The caller keeps
+    /// room for what matters with it (clause 7).
+    fn backlog(&mut self, peer: Rank) -> u32;
+
     /// Receives a message.
     fn post_recv(
         &mut self,
@@ -238,7 +245,7 @@ pub trait Transport: Send {
     fn notify(&mut self, peer: Rank);
 
     /// What to sleep on when there is nothing to do.
-    fn wait_source(&self) -> WaitSource<'_>;
+    fn wait_source(&self) -> WaitSource;
 
     /// Slow checks (hang-ups, control sockets), called before a wait sleeps and every few milliseconds at most.
     fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>);

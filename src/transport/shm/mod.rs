@@ -1,1 +1,321 @@
-//! x
+//! The `shm` provider: rings and mapped regions between processes of one host.
+//!
+//! Messages of at most [`INLINE_BYTES_MAX`] bytes travel through a ring; of a larger one only a
+//! descriptor does, and the receiver copies from the sender's region, where it lies. Puts and gets are
+//! copies in mapped memory by the rank that posts them. Nothing appears in /dev/shm: all memory is memfds,
+//! whose descriptors travel over Unix sockets.
+//!
+//! Set-up and control sockets are in `setup.rs`, messages in `messages.rs`, the ring in `ring.rs`.
+//!
+//! [`INLINE_BYTES_MAX`]: crate::limits::INLINE_BYTES_MAX
+#![allow(unsafe_code)]
+
+mod messages;
+mod peer;
+mod ring;
+mod segment;
+mod setup;
+mod socket;
+
+use super::{
+    Address, Capabilities, Completion, Event, Outcome, PostError, RemoteRange, Transport,
+    WaitSource,
+};
+use crate::error::{Error, Result};
+use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
+use crate::memory::{Region, RegionKey, View};
+use crate::time::Time;
+use crate::types::Rank;
+use peer::{Peer, PeerState};
+use segment::Segment;
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// A region of this rank and the peers that know it.
+#[derive(Debug)]
+struct Exported {
+    region: Arc<Region>,
+    known_to: Vec<bool>,
+}
+
+/// The `shm` provider of one rank.
+#[derive(Debug)]
+pub struct ShmTransport {
+    rank: Rank,
+    capabilities: Capabilities,
+    socket_name: String,
+    listener: OwnedFd,
+    /// Accepted connections that have not said who they are.
+    strangers: Vec<OwnedFd>,
+    segment: Segment,
+    peers: Vec<Peer>,
+    regions: BTreeMap<RegionKey, Exported>,
+    next_key: u32,
+    /// Events of posts that ended at once, and of failures found outside `poll`.
+    ready: VecDeque<Event>,
+    /// Payloads of unexpected messages, kept for reuse.
+    spare: Vec<Vec<u8>>,
+}
+
+impl ShmTransport {
+    /// The transport of `rank` in a job of `ranks` ranks on this host. `nonce` makes its socket's name
+    /// unique; it must differ between all ranks and jobs alive on the host.
+    pub fn new(rank: Rank, ranks: u32, nonce: u64) -> Result<ShmTransport> {
+        if rank >= ranks || ranks > crate::limits::RANKS_MAX {
+            return Err(Error::invalid(format!(
+                "rank {rank} of {ranks}: ranks are below the count, which is at most {}",
+                crate::limits::RANKS_MAX
+            )));
+        }
+        let socket_name = format!("linerate-shm-{}-{nonce:016x}", std::process::id());
+        let listener = socket::listen_on(socket_name.as_bytes())?;
+        Ok(ShmTransport {
+            rank,
+            capabilities: Capabilities {
+                name: "shm",
+                mapped: true,
+                store_signals: true,
+                rma: true,
+                ordered: true,
+                inline_bytes: INLINE_BYTES_MAX,
+                messages_per_peer: MESSAGES_PER_PEER,
+                message_bytes_max: usize::MAX,
+                device_memory: false,
+                rails: 1,
+                latency_ns: 300.0,
+                bytes_per_second: 8e9,
+            },
+            socket_name,
+            listener,
+            strangers: Vec::new(),
+            segment: Segment::create(ranks)?,
+            peers: (0..ranks).map(|_| Peer::new()).collect(),
+            regions: BTreeMap::new(),
+            next_key: 1,
+            ready: VecDeque::new(),
+            spare: Vec::new(),
+        })
+    }
+
+    fn complete(&mut self, token: u64, peer: Rank, outcome: Outcome, bytes: u64, header: u64) {
+        self.ready.push_back(Event::Completion(Completion {
+            token,
+            peer,
+            outcome,
+            bytes,
+            header,
+        }));
+    }
+
+    /// Checks that a post may name this peer.
+    fn check_peer(&self, peer: Rank) -> std::result::Result<(), PostError> {
+        match self.peers.get(peer as usize).map(|p| &p.state) {
+            Some(PeerState::Connected) => Ok(()),
+            Some(PeerState::Idle | PeerState::Connecting(_)) => Err(PostError::WouldBlock),
+            Some(PeerState::Gone) => Err(PostError::PeerFailed),
+            None => Err(PostError::Invalid(format!(
+                "rank {peer} of a job of {} ranks",
+                self.peers.len()
+            ))),
+        }
+    }
+
+    /// Part of a peer's region, `None` if there is no such range.
+    fn remote(&mut self, peer: Rank, range: RemoteRange, bytes: usize) -> Result<Option<View>> {
+        let Some(view) = self.mapped(peer, range.key)? else {
+            return Ok(None);
+        };
+        let fits = usize::try_from(range.offset)
+            .ok()
+            .and_then(|offset| offset.checked_add(bytes))
+            .is_some_and(|end| end <= view.len_bytes());
+        Ok(fits.then(|| view.part(range.offset as usize, bytes)))
+    }
+
+    fn copy_remote(
+        &mut self,
+        peer: Rank,
+        local: View,
+        remote: RemoteRange,
+        token: u64,
+        is_put: bool,
+    ) -> std::result::Result<(), PostError> {
+        self.check_peer(peer)?;
+        let found = self
+            .remote(peer, remote, local.len_bytes())
+            .map_err(|e| PostError::Invalid(e.to_string()))?;
+        let outcome = match found {
+            Some(there) if is_put => {
+                there.copy_from(local);
+                self.notify(peer);
+                Outcome::Done
+            }
+            Some(there) => {
+                local.copy_from(there);
+                Outcome::Done
+            }
+            None => Outcome::BadKey,
+        };
+        self.complete(token, peer, outcome, local.len_bytes() as u64, 0);
+        Ok(())
+    }
+}
+
+impl Transport for ShmTransport {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn local_address(&self) -> Address {
+        Address(self.socket_name.clone().into_bytes())
+    }
+
+    fn connect(&mut self, peer: Rank, address: &Address) -> Result<()> {
+        self.begin_connect(peer, address)
+    }
+
+    fn disconnect(&mut self, peer: Rank) {
+        self.close(peer);
+    }
+
+    fn register(&mut self, region: Arc<Region>) -> Result<RegionKey> {
+        if self.next_key == u32::MAX {
+            return Err(Error::Exhausted {
+                what: "a registration".into(),
+                limit: format!("{} keys were used, and keys are never reused", u32::MAX - 1),
+                remedy: "register larger regions and keep them".into(),
+            });
+        }
+        let key = RegionKey(self.next_key);
+        self.next_key += 1;
+        self.regions.insert(
+            key,
+            Exported {
+                region,
+                known_to: vec![false; self.peers.len()],
+            },
+        );
+        Ok(key)
+    }
+
+    fn deregister(&mut self, key: RegionKey) -> Result<()> {
+        let exported = self
+            .regions
+            .remove(&key)
+            .ok_or_else(|| Error::invalid(format!("region {} is not registered", key.0)))?;
+        for peer in (0..self.peers.len()).filter(|&p| exported.known_to[p]) {
+            self.peers[peer]
+                .outbox
+                .push_back(socket::SocketMessage::Freed(key.0));
+        }
+        self.flush_outboxes();
+        Ok(())
+    }
+
+    fn export(&mut self, peer: Rank, key: RegionKey) -> std::result::Result<(), PostError> {
+        self.check_peer(peer)?;
+        self.export_to(peer, key)
+    }
+
+    fn mapped(&mut self, peer: Rank, key: RegionKey) -> Result<Option<View>> {
+        if peer == self.rank {
+            return Ok(self
+                .regions
+                .get(&key)
+                .map(|e| e.region.view().in_region(key, 0)));
+        }
+        self.read_announcements(peer)?;
+        Ok(self.peers[peer as usize].region(key))
+    }
+
+    fn post_send(
+        &mut self,
+        peer: Rank,
+        tag: u64,
+        header: u64,
+        source: View,
+        token: u64,
+    ) -> std::result::Result<(), PostError> {
+        self.check_peer(peer)?;
+        self.send_message(peer, tag, header, source, token)
+    }
+
+    fn backlog(&mut self, peer: Rank) -> u32 {
+        self.unmatched(peer)
+    }
+
+    fn post_recv(
+        &mut self,
+        peer: Rank,
+        tag: u64,
+        destination: View,
+        token: u64,
+    ) -> std::result::Result<(), PostError> {
+        self.receive_message(peer, tag, destination, token)
+    }
+
+    fn post_put(
+        &mut self,
+        peer: Rank,
+        source: View,
+        destination: RemoteRange,
+        token: u64,
+    ) -> std::result::Result<(), PostError> {
+        self.copy_remote(peer, source, destination, token, true)
+    }
+
+    fn post_get(
+        &mut self,
+        peer: Rank,
+        source: RemoteRange,
+        destination: View,
+        token: u64,
+    ) -> std::result::Result<(), PostError> {
+        self.copy_remote(peer, destination, source, token, false)
+    }
+
+    fn cancel(&mut self, peer: Rank, token: u64) {
+        let posted = &mut self.peers[peer as usize].posted;
+        if let Some(index) = posted.iter().position(|p| p.token == token) {
+            posted.remove(index);
+            self.complete(token, peer, Outcome::Cancelled, 0, 0);
+        }
+    }
+
+    #[inline]
+    fn poll(&mut self, _now: Time, events: &mut Vec<Event>) {
+        for peer in 0..self.peers.len() as Rank {
+            self.poll_ring(peer);
+        }
+        events.extend(self.ready.drain(..));
+    }
+
+    #[inline]
+    fn notify(&mut self, peer: Rank) {
+        if let Some(segment) = &self.peers[peer as usize].segment {
+            segment.wake();
+        }
+    }
+
+    fn wait_source(&self) -> WaitSource {
+        self.segment.wait_source()
+    }
+
+    fn poll_slow(&mut self, _now: Time, events: &mut Vec<Event>) {
+        self.poll_sockets();
+        events.extend(self.ready.drain(..));
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        None
+    }
+}
+
+impl Drop for ShmTransport {
+    fn drop(&mut self) {
+        for peer in 0..self.peers.len() as Rank {
+            self.close(peer);
+        }
+    }
+}

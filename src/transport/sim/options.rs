@@ -123,6 +123,15 @@ impl SimOptions {
         }
     }
 
+    /// The host of a rank: all share one index only where hosts are modelled or memory is mapped.
+    pub fn host_of(&self, rank: Rank) -> u32 {
+        match self.hosts {
+            Some(hosts) => rank / hosts.ranks_per_host,
+            None if self.mapped => 0,
+            None => rank,
+        }
+    }
+
     /// Which of its ports a rank uses for a peer.
     pub(super) fn class(&self, from: Rank, to: Rank) -> Class {
         match self.hosts {

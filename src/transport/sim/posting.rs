@@ -16,6 +16,10 @@ pub(super) const MESSAGE_BYTES_MAX: usize = 1 << 40;
 type Posted = std::result::Result<(), PostError>;
 
 impl State {
+    pub(super) fn backlog(&mut self, rank: Rank, peer: Rank) -> u32 {
+        self.rank(rank).side(peer).unmatched
+    }
+
     pub(super) fn post_send(
         &mut self,
         rank: Rank,

@@ -202,7 +202,11 @@ impl Transport for SimTransport {
         }
     }
 
-    fn wait_source(&self) -> WaitSource<'_> {
+    fn backlog(&mut self, peer: Rank) -> u32 {
+        self.alive().map_or(0, |mut state| state.backlog(self.rank, peer))
+    }
+
+    fn wait_source(&self) -> WaitSource {
         WaitSource::Virtual
     }
 

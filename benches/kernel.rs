@@ -1,0 +1,178 @@
+//! Reductions on one core, each beside the plain compiler loop over slices in the same run.
+//!
+//! `rotating`: the buffers change with every call and together exceed the last-level cache, so memory is
+//! measured. `warm`: the same 64 KiB buffers every time, so the arithmetic is. Throughput counts the
+//! bytes of one view, not the traffic. Figures: `benches/README.md`.
+
+use bytemuck::Pod;
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use half::{bf16, f16};
+use linerate::DataType;
+use linerate::kernel::reduce;
+use linerate::memory::{Element, Region, View};
+use linerate::types::{Combine, Finish};
+use std::hint::black_box;
+use std::time::Duration;
+
+/// Bytes of all rotating buffers: four times the last-level cache of the machine in the README.
+const POOL_BYTES: usize = 128 << 20;
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+
+/// Equally long pieces of one allocation, handed out in turn.
+struct Pool {
+    region: Region,
+    bytes: usize,
+    views_count: usize,
+    next: usize,
+}
+
+impl Pool {
+    /// `sets` sets of `views` views of `bytes` bytes of small numbers of type `T`.
+    fn new<T: Element>(bytes: usize, views: usize, sets: usize, small: impl Fn(u8) -> T) -> Pool {
+        let views_count = views * sets;
+        let region = Region::private(bytes * views_count).expect("memory for the benchmark");
+        let view = region.view();
+        for index in 0..view.len_bytes() / size_of::<T>() {
+            view.store(index, small(index as u8 % 8));
+        }
+        Pool {
+            region,
+            bytes,
+            views_count,
+            next: 0,
+        }
+    }
+
+    fn take<const N: usize>(&mut self) -> [View; N] {
+        let first = self.next;
+        self.next = (first + N) % self.views_count;
+        std::array::from_fn(|index| {
+            self.region
+                .view()
+                .part((first + index) * self.bytes, self.bytes)
+        })
+    }
+}
+
+/// The elements as a slice, for the plain loops.
+fn slice<'a, T: Pod>(view: View) -> &'a mut [T] {
+    let count = view.len_bytes() / size_of::<T>();
+    // SAFETY: the pool outlives the benchmark that took the view, and the views of one set are disjoint.
+    unsafe { std::slice::from_raw_parts_mut(view.as_ptr().cast(), count) }
+}
+
+fn sets(bytes: usize, views: usize, is_warm: bool) -> usize {
+    match is_warm {
+        true => 1,
+        false => POOL_BYTES.div_ceil(bytes * views),
+    }
+}
+
+/// Two sources into a third buffer: the kernel and `plain`.
+fn two_to_one<T: Element>(
+    criterion: &mut Criterion,
+    (name, combine): (&str, Combine),
+    bytes: usize,
+    is_warm: bool,
+    (small, plain): (fn(u8) -> T, fn(T, T) -> T),
+) {
+    let placement = if is_warm { "warm" } else { "rotating" };
+    let mut group = criterion.benchmark_group(format!("{name} 2->1 {placement}"));
+    group.throughput(Throughput::Bytes(bytes as u64));
+    let mut pool = Pool::new(bytes, 3, sets(bytes, 3, is_warm), small);
+    group.bench_function(BenchmarkId::new("kernel", bytes), |bencher| {
+        bencher.iter(|| {
+            let [a, b, to] = black_box(pool.take());
+            reduce(T::DTYPE, combine, Finish::None, &[a, b], &[to]);
+        });
+    });
+    group.bench_function(BenchmarkId::new("plain", bytes), |bencher| {
+        bencher.iter(|| {
+            let [a, b, to] = black_box(pool.take());
+            let (a, b, to) = (slice::<T>(a), slice::<T>(b), slice::<T>(to));
+            for ((a, b), to) in a.iter().zip(b.iter()).zip(to) {
+                *to = plain(*a, *b);
+            }
+        });
+    });
+}
+
+/// `N` sources that are also the destinations, as in the direct allreduce in place.
+fn in_place<const N: usize>(criterion: &mut Criterion, bytes: usize, is_warm: bool) {
+    let placement = if is_warm { "warm" } else { "rotating" };
+    let mut group = criterion.benchmark_group(format!("f32 sum {N}->{N} {placement}"));
+    group.throughput(Throughput::Bytes(bytes as u64));
+    // Zeros: repeated sums in place must not grow into infinity.
+    let mut pool = Pool::new(bytes, N, sets(bytes, N, is_warm), |_| 0f32);
+    group.bench_function(BenchmarkId::new("kernel", bytes), |bencher| {
+        bencher.iter(|| {
+            let views: [View; N] = black_box(pool.take());
+            reduce(DataType::F32, Combine::Sum, Finish::None, &views, &views);
+        });
+    });
+    group.bench_function(BenchmarkId::new("plain", bytes), |bencher| {
+        bencher.iter(|| {
+            let mut slices = black_box(pool.take::<N>()).map(slice::<f32>);
+            for index in 0..bytes / 4 {
+                let sum = slices.iter().fold(0f32, |sum, slice| sum + slice[index]);
+                slices.iter_mut().for_each(|slice| slice[index] = sum);
+            }
+        });
+    });
+}
+
+fn all(criterion: &mut Criterion) {
+    let sizes = [
+        (64 * KIB, true),
+        (64 * KIB, false),
+        (MIB, false),
+        (16 * MIB, false),
+    ];
+    for (bytes, is_warm) in sizes {
+        let f32s: (fn(u8) -> f32, fn(f32, f32) -> f32) = (f32::from, |a, b| a + b);
+        two_to_one(criterion, ("f32 sum", Combine::Sum), bytes, is_warm, f32s);
+        in_place::<2>(criterion, bytes, is_warm);
+        in_place::<4>(criterion, bytes, is_warm);
+    }
+    for (bytes, is_warm) in [(64 * KIB, true), (MIB, false)] {
+        two_to_one::<f32>(
+            criterion,
+            ("f32 min", Combine::Min),
+            bytes,
+            is_warm,
+            (f32::from, |a, b| if a.is_nan() || a < b { a } else { b }),
+        );
+        two_to_one::<i32>(
+            criterion,
+            ("i32 sum", Combine::Sum),
+            bytes,
+            is_warm,
+            (i32::from, i32::wrapping_add),
+        );
+        two_to_one::<bf16>(
+            criterion,
+            ("bf16 sum", Combine::Sum),
+            bytes,
+            is_warm,
+            (bf16::from, |a, b| a + b),
+        );
+        two_to_one::<f16>(
+            criterion,
+            ("f16 sum", Combine::Sum),
+            bytes,
+            is_warm,
+            (f16::from, |a, b| a + b),
+        );
+    }
+}
+
+criterion_group! {
+    name = kernel;
+    config = Criterion::default()
+        .sample_size(20)
+        .warm_up_time(Duration::from_millis(300))
+        .measurement_time(Duration::from_secs(1));
+    targets = all
+}
+criterion_main!(kernel);

@@ -1,0 +1,183 @@
+//! Over the callers' own memory, registered and mapped by every rank of the host: nothing is staged. A rank
+//! first says that it has arrived, which tells peers where its memory is and whether it is registered, and leaves
+//! once nobody uses its memory any more. Whose memory is reached signals [`ARRIVED`] to everyone, so that all ranks
+//! know alike whether the call can go on.
+
+use super::Request;
+use super::slots::gathered;
+use crate::schedule::{BufferId, Builder, Extent, Lane, Operand, Range, Schedule};
+
+const ARRIVED: Lane = 0;
+const DONE: Lane = 1;
+
+fn begin(request: &Request) -> Builder {
+    Builder::new("direct", request.rank, request.ranks, request.in_place)
+}
+
+/// Everybody tells everybody.
+fn meet(b: &mut Builder, request: &Request, lane: Lane) {
+    b.signal(request.peers(), lane);
+    b.wait(request.peers(), lane);
+}
+
+/// One range of every rank in the order of the ranks: `own` here, `theirs` at the peers.
+fn across(request: &Request, own: Range, theirs: Range) -> Vec<Operand> {
+    let operand = |rank| {
+        if rank == request.rank {
+            Operand::Local(own)
+        } else {
+            Operand::Peer(rank, theirs)
+        }
+    };
+    (0..request.ranks).map(operand).collect()
+}
+
+/// Allreduce: rank r reduces block r of all inputs into block r of all outputs, in one step. Not premultiplied: a
+/// call whose memory turns out not to be registered is repeated by staging, and must find its input as it was.
+pub(super) fn all_reduce(request: &Request) -> Schedule {
+    let mut b = begin(request);
+    let (rank, ranks) = (request.rank, request.ranks);
+    let own = request.input(0, rank, 1, ranks);
+    let sources = across(request, own, request.peer_input(0, rank, 1, ranks));
+    let mine = request.output(0, rank, 1, ranks);
+    let results = across(request, mine, request.peer_output(0, rank, 1, ranks));
+    meet(&mut b, request, ARRIVED);
+    b.reduce_from(sources, results, true);
+    meet(&mut b, request, DONE);
+    b.build()
+}
+
+/// Reduce-scatter; not premultiplied, because there is no room for the products.
+pub(super) fn reduce_scatter(request: &Request) -> Schedule {
+    let mut b = begin(request);
+    let rank = request.rank;
+    let own = request.input(rank, 0, 1, 1);
+    let sources = across(request, own, request.peer_input(rank, 0, 1, 1));
+    meet(&mut b, request, ARRIVED);
+    let result = vec![Operand::Local(request.output(0, 0, 1, 1))];
+    b.reduce_from(sources, result, true);
+    meet(&mut b, request, DONE);
+    b.build()
+}
+
+/// Reduce: rank r reduces block r of all inputs into the root's output; not premultiplied, because other
+/// ranks have no room for the products.
+pub(super) fn reduce(request: &Request) -> Schedule {
+    let mut b = begin(request);
+    let (rank, ranks) = (request.rank, request.ranks);
+    let own = request.input(0, rank, 1, ranks);
+    let sources = across(request, own, request.peer_input(0, rank, 1, ranks));
+    let result = if rank == request.root {
+        Operand::Local(request.output(0, rank, 1, ranks))
+    } else {
+        Operand::Peer(request.root, request.peer_output(0, rank, 1, ranks))
+    };
+    meet(&mut b, request, ARRIVED);
+    b.reduce_from(sources, vec![result], true);
+    meet(&mut b, request, DONE);
+    b.build()
+}
+
+/// All-gather: everybody fetches.
+pub(super) fn all_gather(request: &Request) -> Schedule {
+    let mut b = begin(request);
+    let own = request.input(0, 0, 1, 1);
+    b.signal(request.peers(), ARRIVED);
+    b.copy(own, request.output(request.rank, 0, 1, 1));
+    b.wait(request.peers(), ARRIVED);
+    for peer in request.peers() {
+        let theirs = request.peer_input(0, 0, 1, 1);
+        b.get(peer, theirs, request.output(peer, 0, 1, 1));
+    }
+    meet(&mut b, request, DONE);
+    b.build()
+}
+
+/// All-gather with a length per rank (see [`super::all_gather_v_slots`]).
+pub(super) fn all_gather_v(request: &Request) -> Schedule {
+    let mut b = begin(request);
+    let slots = gathered(&mut b, request);
+    b.signal(request.peers(), ARRIVED);
+    b.copy(slots.own, slots.part(request.rank));
+    b.wait(request.peers(), ARRIVED);
+    for peer in request.peers() {
+        b.get(peer, slots.peer_input(peer), slots.part(peer));
+    }
+    meet(&mut b, request, DONE);
+    b.build()
+}
+
+/// Broadcast: everybody fetches from the root.
+pub(super) fn broadcast(request: &Request) -> Schedule {
+    let mut b = begin(request);
+    let own = request.input(0, 0, 1, 1);
+    let output = request.output(0, 0, 1, 1);
+    from_root(&mut b, request, own, output, request.peer_input(0, 0, 1, 1));
+    b.build()
+}
+
+/// Scatter: everybody fetches its part from the root.
+pub(super) fn scatter(request: &Request) -> Schedule {
+    let mut b = begin(request);
+    let own = request.peer_input(request.rank, 0, 1, 1);
+    from_root(&mut b, request, own, request.output(0, 0, 1, 1), own);
+    b.build()
+}
+
+/// The root copies `own`, the others fetch `theirs` from it, both to `output`.
+fn from_root(b: &mut Builder, request: &Request, own: Range, output: Range, theirs: Range) {
+    if request.rank == request.root {
+        b.signal(request.peers(), ARRIVED);
+        b.copy(own, output);
+        b.wait(request.peers(), DONE);
+    } else {
+        b.wait(vec![request.root], ARRIVED);
+        b.get(request.root, theirs, output);
+        b.signal(vec![request.root], DONE);
+    }
+}
+
+/// Gather: everybody stores its part in the root's output.
+pub(super) fn gather(request: &Request) -> Schedule {
+    let mut b = begin(request);
+    let (rank, root) = (request.rank, request.root);
+    let own = request.input(0, 0, 1, 1);
+    if rank == root {
+        b.signal(request.peers(), ARRIVED);
+        b.copy(own, request.output(rank, 0, 1, 1));
+        b.wait(request.peers(), DONE);
+    } else {
+        b.wait(vec![root], ARRIVED);
+        b.put(root, own, request.peer_output(rank, 0, 1, 1));
+        b.signal(vec![root], DONE);
+    }
+    b.build()
+}
+
+/// All-to-all: everybody fetches. In place, what is fetched waits in scratch until everybody has fetched; the
+/// signals are the same, so that ranks in place and others meet.
+pub(super) fn all_to_all(request: &Request) -> Schedule {
+    let mut b = begin(request);
+    let (rank, ranks) = (request.rank, request.ranks);
+    let all = Extent::all(ranks);
+    let target = if request.in_place {
+        b.scratch(all)
+    } else {
+        BufferId::OUTPUT
+    };
+    let part = |peer: u32, buffer| Range::new(buffer, request.peer_output(peer, 0, 1, 1).extent);
+    b.signal(request.peers(), ARRIVED);
+    b.copy(request.input(rank, 0, 1, 1), request.output(rank, 0, 1, 1));
+    b.wait(request.peers(), ARRIVED);
+    for peer in request.peers() {
+        let theirs = request.peer_input(rank, 0, 1, 1);
+        b.get(peer, theirs, part(peer, target));
+    }
+    meet(&mut b, request, DONE);
+    if request.in_place {
+        for peer in request.peers() {
+            b.copy(part(peer, target), part(peer, BufferId::OUTPUT));
+        }
+    }
+    b.build()
+}

@@ -1,0 +1,167 @@
+//! Run-time lengths: which slot means what, and their values from a caller's counts.
+
+use super::Request;
+use crate::error::{Error, Result};
+use crate::schedule::{BufferId, Builder, Extent, Range, Schedule, SlotId};
+use crate::types::Rank;
+
+/// Values of the slots of an all-gatherv. Slots `2 * r` and `2 * r + 1`: offset and length of rank r's part in
+/// the output; slot `2 * ranks`: 0, where a rank's own part begins in its input. Parts lie one after another.
+/// The same on all ranks.
+pub fn all_gather_v_slots(receive_counts: &[u64]) -> Vec<u64> {
+    let mut slots = layout(receive_counts);
+    slots.push(0);
+    slots
+}
+
+/// Values of the slots of an all-to-allv. Slots `2 * r` and `2 * r + 1`: offset and length in the input of what
+/// goes to rank r; the same from slot `2 * ranks` on for what comes from rank r into the output.
+pub fn all_to_all_v_slots(send_counts: &[u64], receive_counts: &[u64]) -> Vec<u64> {
+    let mut slots = layout(send_counts);
+    slots.extend(layout(receive_counts));
+    slots
+}
+
+/// Values of the slots of a barrier: offset 0 and length 1 of the element that its messages carry.
+pub fn barrier_slots() -> Vec<u64> {
+    vec![0, 1]
+}
+
+/// Offsets and lengths of parts that lie one after another.
+fn layout(counts: &[u64]) -> Vec<u64> {
+    let mut offset = 0;
+    let mut slots = Vec::with_capacity(2 * counts.len() + 1);
+    for &count in counts {
+        slots.extend([offset, count]);
+        offset += count;
+    }
+    slots
+}
+
+/// Ranges of an all-gatherv.
+pub(super) struct Gathered {
+    first: SlotId,
+    /// This rank's part in its input.
+    pub own: Range,
+    /// The same in a peer's input, by rank.
+    origin: SlotId,
+}
+
+impl Gathered {
+    /// A rank's part in the output.
+    pub fn part(&self, rank: Rank) -> Range {
+        Range::new(BufferId::OUTPUT, pair(self.first, rank))
+    }
+
+    /// A peer's part in its input.
+    pub fn peer_input(&self, rank: Rank) -> Range {
+        let Extent::Slots { length, .. } = pair(self.first, rank) else {
+            unreachable!("pairs are slots")
+        };
+        let offset = self.origin;
+        Range::new(BufferId::INPUT, Extent::Slots { offset, length })
+    }
+}
+
+pub(super) fn gathered(b: &mut Builder, request: &Request) -> Gathered {
+    let first = b.slots(2 * request.ranks as u16 + 1);
+    let mut gathered = Gathered {
+        first,
+        own: Range::new(BufferId::OUTPUT, pair(first, request.rank)),
+        origin: first + 2 * request.ranks as u16,
+    };
+    if !request.in_place {
+        gathered.own = gathered.peer_input(request.rank);
+    }
+    gathered
+}
+
+/// Ranges of an all-to-allv.
+pub(super) struct Exchanged {
+    send: SlotId,
+    receive: SlotId,
+}
+
+impl Exchanged {
+    pub fn sent(&self, to: Rank) -> Range {
+        Range::new(BufferId::INPUT, pair(self.send, to))
+    }
+
+    pub fn received(&self, from: Rank) -> Range {
+        Range::new(BufferId::OUTPUT, pair(self.receive, from))
+    }
+}
+
+pub(super) fn exchanged(b: &mut Builder, request: &Request) -> Exchanged {
+    Exchanged {
+        send: b.slots(2 * request.ranks as u16),
+        receive: b.slots(2 * request.ranks as u16),
+    }
+}
+
+fn pair(first: SlotId, rank: Rank) -> Extent {
+    let offset = first + 2 * rank as u16;
+    Extent::Slots {
+        offset,
+        length: offset + 1,
+    }
+}
+
+/// One send or receive of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TransferShape {
+    /// The other side; may be this rank.
+    pub peer: Rank,
+    /// Whether this rank sends.
+    pub is_send: bool,
+}
+
+/// Values of the slots of a group: slot 0 is 0, where every buffer begins; slot `1 + i` is the length of transfer i.
+pub fn transfer_slots(lengths: impl Iterator<Item = u64>) -> Vec<u64> {
+    std::iter::once(0).chain(lengths).collect()
+}
+
+/// The schedule of a group of sends and receives, which all proceed at once. Transfer i has the caller's buffer i
+/// (see [`transfer_slots`] for its length). The n-th send to a rank meets that rank's n-th receive from here; to
+/// this rank itself it is a copy.
+///
+/// Errors: a rank out of range, more than 65534 transfers, or unequal numbers of sends to and receives from
+/// this rank itself.
+pub fn build_send_recv(rank: Rank, ranks: u32, transfers: &[TransferShape]) -> Result<Schedule> {
+    let n = transfers.len();
+    let count = u16::try_from(n).ok().and_then(|n| n.checked_add(1)).ok_or_else(|| {
+        Error::invalid(format!("a group of {n} transfers: at most 65534 fit one group"))
+    })?;
+    let mut b = Builder::new("direct", rank, ranks, false);
+    let zero = b.slots(count);
+    let mut own: [Vec<Range>; 2] = [Vec::new(), Vec::new()];
+    for (index, transfer) in transfers.iter().enumerate() {
+        if transfer.peer >= ranks {
+            let text = format!("transfer {index} names rank {} of {ranks}", transfer.peer);
+            return Err(Error::invalid(text));
+        }
+        let buffer = b.caller(index as u16);
+        let range = Range::new(buffer, Extent::Slots { offset: zero, length: 1 + index as SlotId });
+        match (transfer.peer == rank, transfer.is_send) {
+            (true, is_send) => own[usize::from(is_send)].push(range),
+            (false, true) => {
+                b.send(transfer.peer, range);
+            }
+            (false, false) => {
+                b.recv(transfer.peer, range);
+            }
+        }
+    }
+    let [receives, sends] = own;
+    if sends.len() != receives.len() {
+        return Err(Error::invalid(format!(
+            "rank {rank} sends to itself {} times and receives from itself {} times: each send needs a receive in the same group",
+            sends.len(),
+            receives.len()
+        )));
+    }
+    for (send, receive) in sends.into_iter().zip(receives) {
+        b.copy(send, receive);
+    }
+    Ok(b.build())
+}

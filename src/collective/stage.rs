@@ -1,0 +1,144 @@
+//! The parts that algorithms are made of: a group of ranks, a part of the vector, and where a rank's
+//! contribution and result lie.
+
+use super::Request;
+use crate::schedule::{BufferId, Builder, Extent, Range};
+use crate::types::{Collective, Rank};
+
+/// The ranks of one stage, and which of them this is.
+#[derive(Clone, Debug)]
+pub(super) struct Group {
+    pub ranks: Vec<Rank>,
+    pub me: u32,
+}
+
+impl Group {
+    pub fn new(ranks: Vec<Rank>, rank: Rank) -> Group {
+        let me = ranks.iter().position(|&r| r == rank);
+        let me = me.expect("a rank is in its own group") as u32;
+        Group { ranks, me }
+    }
+
+    pub fn all(request: &Request) -> Group {
+        Group::new((0..request.ranks).collect(), request.rank)
+    }
+
+    pub fn len(&self) -> u32 {
+        self.ranks.len() as u32
+    }
+
+    pub fn rank(&self, position: u32) -> Rank {
+        self.ranks[position as usize]
+    }
+}
+
+/// Blocks `first .. first + len` of `of` of the vector.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    pub first: u32,
+    pub len: u32,
+    pub of: u32,
+}
+
+impl Part {
+    pub const WHOLE: Part = Part {
+        first: 0,
+        len: 1,
+        of: 1,
+    };
+
+    /// Pieces `first .. first + len` of `n` of this part, which must be one block.
+    pub fn pieces(self, first: u32, len: u32, n: u32) -> Part {
+        assert!(self.len == 1, "a run of blocks is not divided further");
+        Part {
+            first: self.first * n + first,
+            len,
+            of: self.of * n,
+        }
+    }
+
+    pub fn piece(self, index: u32, n: u32) -> Part {
+        self.pieces(index, 1, n)
+    }
+
+    pub fn extent(self) -> Extent {
+        Extent::blocks(self.first, self.len, self.of)
+    }
+
+    /// In a buffer that holds the whole vector.
+    pub fn of(self, buffer: BufferId) -> Range {
+        Range::new(buffer, self.extent())
+    }
+
+    /// In a buffer that holds only this part.
+    pub fn alone_in(self, buffer: BufferId) -> Range {
+        Range::at_start(buffer, self.extent())
+    }
+}
+
+/// Where a vector of `count` elements is read at first and where results go.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Vector {
+    pub from: BufferId,
+    pub to: BufferId,
+}
+
+impl Vector {
+    /// For an allreduce or reduce: multiplied by the factor if the request says so; results in the output, or
+    /// in scratch on ranks that have none.
+    pub fn new(b: &mut Builder, request: &Request) -> Vector {
+        let has_output = request.collective != Collective::Reduce || request.rank == request.root;
+        let from = request.input(0, 0, 1, 1);
+        let to = if has_output {
+            BufferId::OUTPUT
+        } else {
+            b.scratch(Extent::all(1))
+        };
+        if request.premultiply {
+            b.premultiply(from, Part::WHOLE.of(to));
+            return Vector { from: to, to };
+        }
+        Vector {
+            from: from.buffer,
+            to,
+        }
+    }
+
+    /// Once some stage has left its result where results go.
+    pub fn continued(self) -> Vector {
+        Vector {
+            from: self.to,
+            to: self.to,
+        }
+    }
+
+    /// The stage of a group of one rank: the contribution is the result.
+    pub fn pass(self, b: &mut Builder, part: Part, finish: bool) {
+        if finish {
+            b.reduce(vec![part.of(self.from)], part.of(self.to), true);
+        } else {
+            b.copy(part.of(self.from), part.of(self.to));
+        }
+    }
+}
+
+/// Two scratch buffers for blocks as long as `extent`, so that one is received into while the other is used.
+pub(super) fn double_buffer(b: &mut Builder, extent: Extent) -> [BufferId; 2] {
+    [b.scratch(extent), b.scratch(extent)]
+}
+
+/// For a reduce-scatter: where the contributions to all parts lie: the input, or a premultiplied copy.
+pub(super) fn contributions(b: &mut Builder, request: &Request) -> BufferId {
+    let all = request.input(0, 0, request.ranks, 1);
+    if !request.premultiply {
+        return all.buffer;
+    }
+    let scratch = b.scratch(all.extent);
+    b.premultiply(all, Range::new(scratch, all.extent));
+    scratch
+}
+
+/// Part `part` (`count` elements) of a buffer with a part per rank.
+pub(super) fn part_in(request: &Request, part: u32, buffer: BufferId) -> Range {
+    Range::new(buffer, Extent::part(part, request.ranks))
+}

@@ -1,0 +1,161 @@
+//! [`Plans`]: from calls to prepared schedules, cached by everything but the count.
+
+use super::call::Call;
+use crate::collective::{self, Algorithm, Available, Request, TransferShape};
+use crate::cost::Model;
+use crate::engine::Prepared;
+use crate::error::{Error, Result};
+use crate::limits::SCHEDULES_CACHED;
+use crate::types::{Collective, Rank};
+use std::sync::Arc;
+
+/// What a cached schedule was built for.
+#[derive(Clone, PartialEq)]
+enum Key {
+    Collective { collective: Collective, algorithm: u32, root: Rank, in_place: bool, premultiply: bool },
+    Transfers(Vec<TransferShape>),
+}
+
+/// The schedules to run a call with.
+pub(super) struct Plan {
+    pub prepared: Arc<Prepared>,
+    /// If peers' buffers are reached and some rank's are not registered.
+    pub fallback: Option<Arc<Prepared>>,
+}
+
+/// Chooses algorithms and keeps their schedules, least recently used last.
+pub(super) struct Plans {
+    rank: Rank,
+    ranks: u32,
+    hosts: Vec<u32>,
+    model: Model,
+    mapped: bool,
+    window_bytes: u64,
+    /// For every call (see [`crate::Config::algorithm`]).
+    default_algorithm: Option<String>,
+    cached: Vec<(Key, Arc<Prepared>)>,
+}
+
+impl Plans {
+    pub fn new(rank: Rank, hosts: Vec<u32>, mapped: bool, window_bytes: usize, default_algorithm: Option<String>) -> Plans {
+        let model = if mapped { Model::SHARED_MEMORY } else { Model::FABRIC };
+        Plans {
+            rank,
+            ranks: hosts.len() as u32,
+            hosts,
+            model,
+            mapped,
+            window_bytes: window_bytes as u64,
+            default_algorithm,
+            cached: Vec::new(),
+        }
+    }
+
+    /// The schedule of a group of sends and receives.
+    pub fn plan_transfers(&mut self, call: &Call) -> Result<Plan> {
+        let shapes: Vec<TransferShape> =
+            call.transfers.iter().map(|t| TransferShape { peer: t.peer, is_send: t.is_send }).collect();
+        let (rank, ranks) = (self.rank, self.ranks);
+        let key = Key::Transfers(shapes.clone());
+        let prepared = self.cached(key, || Ok(Prepared::new(collective::build_send_recv(rank, ranks, &shapes)?, 0)))?;
+        Ok(Plan { prepared, fallback: None })
+    }
+
+    /// The schedules of a collective.
+    pub fn plan(&mut self, call: &Call, in_place: bool) -> Result<Plan> {
+        let request = self.request(call, in_place);
+        request.check()?;
+        let (algorithm, is_forced) = self.algorithm(call, &request)?;
+        let prepared = self.prepare(&request, algorithm)?;
+        let fallback = match algorithm.needs.registered && !is_forced {
+            true => Some(self.prepare(&request, self.choose(call, &request, false))?),
+            false => None,
+        };
+        Ok(Plan { prepared, fallback })
+    }
+
+    /// The algorithm of a call, and whether the user named it.
+    pub fn algorithm(&self, call: &Call, request: &Request) -> Result<(&'static Algorithm, bool)> {
+        let Some(name) = call.algorithm.as_ref().or(self.default_algorithm.as_ref()) else {
+            return Ok((self.choose(call, request, self.mapped), false));
+        };
+        let Ok(algorithm) = collective::find(call.collective, name) else {
+            if call.algorithm.is_none() {
+                // One name for all collectives can exist for some of them only.
+                return Ok((self.choose(call, request, self.mapped), false));
+            }
+            return Err(collective::find(call.collective, name).unwrap_err());
+        };
+        self.check_needs(call, request, algorithm)?;
+        Ok((algorithm, true))
+    }
+
+    /// What the call looks like to builders.
+    pub fn request(&self, call: &Call, in_place: bool) -> Request {
+        Request {
+            collective: call.collective,
+            rank: self.rank,
+            ranks: self.ranks,
+            root: call.root,
+            in_place,
+            premultiply: call.collective.is_reducing() && call.op.factor().is_some(),
+            hosts: self.hosts.clone(),
+        }
+    }
+
+    fn choose(&self, call: &Call, request: &Request, registered: bool) -> &'static Algorithm {
+        let elements = match call.collective {
+            Collective::AllGatherV => call.receive_counts.iter().copied().max().unwrap_or(0),
+            // Counts differ between ranks, and the choice must not.
+            Collective::AllToAllV => 0,
+            _ => call.count,
+        };
+        let bytes = elements * call.dtype.size_bytes() as u64;
+        let available = Available { mapped: self.mapped, registered, window_bytes: self.window_bytes };
+        collective::choose(request, bytes, &self.model, &available)
+    }
+
+    fn check_needs(&self, call: &Call, request: &Request, algorithm: &Algorithm) -> Result<()> {
+        let needs = algorithm.needs;
+        let bytes = call.count * call.dtype.size_bytes() as u64;
+        let unmet = if needs.mapped && !self.mapped {
+            "all ranks on one host"
+        } else if needs.payload_max && bytes > crate::limits::LINE_PAYLOAD_BYTES as u64 {
+            "at most 48 bytes"
+        } else if needs.plain && request.premultiply {
+            "an operator other than a premultiplied sum"
+        } else {
+            return Ok(());
+        };
+        Err(Error::invalid(format!(
+            "algorithm {} of {} needs {unmet}; name another or none",
+            algorithm.name, call.collective
+        )))
+    }
+
+    fn prepare(&mut self, request: &Request, algorithm: &'static Algorithm) -> Result<Arc<Prepared>> {
+        let place = collective::algorithms(request.collective).iter().position(|a| std::ptr::eq(a, algorithm));
+        let place = place.expect("algorithms come from the table") as u32;
+        let key = Key::Collective {
+            collective: request.collective,
+            algorithm: place,
+            root: request.root,
+            in_place: request.in_place,
+            premultiply: request.premultiply,
+        };
+        self.cached(key, || Ok(Prepared::new((algorithm.build)(request), place)))
+    }
+
+    fn cached(&mut self, key: Key, build: impl FnOnce() -> Result<Prepared>) -> Result<Arc<Prepared>> {
+        if let Some(index) = self.cached.iter().position(|(known, _)| *known == key) {
+            if index > 0 {
+                self.cached[..=index].rotate_right(1);
+            }
+            return Ok(self.cached[0].1.clone());
+        }
+        let prepared = Arc::new(build()?);
+        self.cached.truncate(SCHEDULES_CACHED - 1);
+        self.cached.insert(0, (key, prepared.clone()));
+        Ok(prepared)
+    }
+}

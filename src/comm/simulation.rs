@@ -1,0 +1,115 @@
+//! [`Simulation`]: the ranks of a job in one process and in virtual time, on a modelled fabric.
+
+use super::Communicator;
+use crate::config::Config;
+use crate::engine::{Clock, Contact, Engine};
+use crate::error::{Error, Result};
+use crate::time::Time;
+use crate::transport::sim::{SimOptions, World};
+use crate::types::Rank;
+
+/// Real communicators of all ranks over the `sim` transport, stepped by one thread.
+///
+/// Operations are started and tested as usual; nobody can wait for one inside a rank, because the time of all ranks
+/// is advanced by [`Simulation::run`]. The same options and seed give the same run.
+pub struct Simulation {
+    world: World,
+    communicators: Vec<Communicator>,
+    ready: Vec<Rank>,
+}
+
+impl Simulation {
+    /// A job of `options.ranks` ranks, connected. `size_only` buffers have lengths and no bytes.
+    pub fn new(options: SimOptions, config: Config) -> Result<Simulation> {
+        let world = World::new(options);
+        let options = world.options();
+        let clock = Clock::Virtual(world.clock());
+        let mut engines: Vec<Engine> = (0..options.ranks)
+            .map(|rank| {
+                let transport = Box::new(world.transport(rank));
+                Engine::new(transport, rank, options.ranks, config.clone(), options.size_only)
+            })
+            .collect::<Result<_>>()?;
+        let contacts: Vec<Contact> = engines.iter().map(Engine::contact).collect();
+        for engine in &mut engines {
+            engine.connect(contacts.clone())?;
+        }
+        let mut waiting: Vec<usize> = (0..engines.len()).collect();
+        while !waiting.is_empty() {
+            let mut still = Vec::new();
+            for &rank in &waiting {
+                if !engines[rank].poll_connect(world.now())? {
+                    still.push(rank);
+                }
+            }
+            if still.len() == waiting.len() && !world.advance() {
+                return Err(Error::Bootstrap(format!("simulated ranks {still:?} cannot connect")));
+            }
+            waiting = still;
+        }
+        let hosts: Vec<u32> = (0..options.ranks).map(|rank| options.host_of(rank)).collect();
+        let communicators = engines
+            .into_iter()
+            .map(|engine| Communicator::assemble(engine, clock.clone(), hosts.clone(), options.size_only))
+            .collect();
+        Ok(Simulation { world, communicators, ready: Vec::new() })
+    }
+
+    /// The communicators, by rank.
+    pub fn communicators(&self) -> &[Communicator] {
+        &self.communicators
+    }
+
+    /// The fabric, for faults and statistics.
+    pub fn world(&self) -> &World {
+        &self.world
+    }
+
+    /// Virtual time.
+    pub fn now(&self) -> Time {
+        self.world.now()
+    }
+
+    /// Steps all ranks until `is_done` says so. An error says that nothing can move any more.
+    pub fn run(&mut self, mut is_done: impl FnMut(&[Communicator]) -> bool) -> Result<()> {
+        loop {
+            self.settle();
+            if is_done(&self.communicators) {
+                return Ok(());
+            }
+            if !self.world.advance() && !self.time_out() {
+                return Err(Error::invalid("the simulation stands still: no message is under way and no rank can move"));
+            }
+        }
+    }
+
+    /// Drives ranks until none moves at this point of virtual time.
+    fn settle(&mut self) {
+        let now = self.world.now();
+        let mut moved = true;
+        while moved {
+            moved = false;
+            for communicator in &self.communicators {
+                moved |= communicator.inner.shared.engine().drive(now);
+            }
+        }
+    }
+
+    /// Nothing is under way: lets the time pass in which silent operations give up. False if none did.
+    fn time_out(&mut self) -> bool {
+        let engine = |c: &Communicator| c.inner.shared.clone();
+        let timeout = self.communicators.iter().map(|c| engine(c).engine().config().timeout).max().unwrap_or_default();
+        let before: Vec<bool> = self.communicators.iter().map(|c| engine(c).engine().failure().is_some()).collect();
+        // Once to notice the silence, once more to end the waiting for answers.
+        for _ in 0..2 {
+            self.world.wake_at(0, self.world.now().after(timeout + timeout));
+            self.ready.clear();
+            while self.world.advance() {}
+            for communicator in &self.communicators {
+                engine(communicator).engine().drive_slow(self.world.now());
+            }
+            self.settle();
+        }
+        self.communicators.iter().zip(before).any(|(c, failed)| !failed && engine(c).engine().failure().is_some())
+    }
+}

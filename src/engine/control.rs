@@ -1,0 +1,208 @@
+//! Control memory of one rank: flag lines, retirement counts, and the windows.
+//!
+//! Each rank owns a control region and, where memory is mapped, a window region; peers write into them.
+//! A flag line is one cache line: a stamp (sequence + 1), a [`Signature`], and 48 bytes that are a payload or
+//! the addresses of the sender's buffers. The stamp is stored last; whoever sees it sees the line.
+//!
+//! Lines and windows exist once per slot, and sequence s uses slot s mod [`OPERATION_SLOTS`]. A rank uses
+//! a slot again only when every peer has retired the operation that had it before: *retired* counts
+//! are published by each rank to all peers.
+//!
+//! ```text
+//! 0            retired count of each peer, one word per rank, in a cache line each
+//! then         lines [slot][lane][sender]
+//! then         receive area of control messages, one per rank, and one to send from
+//! ```
+
+use super::signature::Signature;
+use crate::limits::{CACHE_LINE_BYTES, CONTROL_BYTES, LANES, LINE_PAYLOAD_BYTES, OPERATION_SLOTS};
+use crate::memory::{RegionKey, View};
+use crate::schedule::Lane;
+use crate::types::Rank;
+use std::sync::atomic::Ordering;
+
+/// Words of a line behind the stamp and the signature.
+pub const PAYLOAD_WORDS: usize = LINE_PAYLOAD_BYTES / 8;
+
+/// Where everything is in a control region of a job with `ranks` ranks.
+#[derive(Clone, Copy, Debug)]
+pub struct ControlLayout {
+    ranks: usize,
+}
+
+/// What a rank says of its buffers when it arrives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Binding {
+    /// The region of the input, [`RegionKey::NONE`] if it is not registered.
+    pub input_key: RegionKey,
+    /// The same of the output.
+    pub output_key: RegionKey,
+    /// Offset of the input in its region.
+    pub input_offset: u64,
+    /// Offset of the output.
+    pub output_offset: u64,
+    /// Whether every buffer that this rank uses is registered.
+    pub is_registered: bool,
+}
+
+impl ControlLayout {
+    pub fn new(ranks: u32) -> ControlLayout {
+        ControlLayout {
+            ranks: ranks as usize,
+        }
+    }
+
+    /// Bytes of the region.
+    pub fn bytes(self) -> usize {
+        self.messages() + (self.ranks + 1) * CONTROL_BYTES
+    }
+
+    /// The word in which `peer` publishes how many operations it has retired.
+    pub fn retired(self, peer: Rank) -> usize {
+        peer as usize * CACHE_LINE_BYTES
+    }
+
+    /// The line of `sender`.
+    pub fn line(self, sequence: u64, lane: Lane, sender: Rank) -> usize {
+        let slot = (sequence % OPERATION_SLOTS) as usize;
+        let index = (slot * LANES + lane as usize) * self.ranks + sender as usize;
+        (self.ranks + index) * CACHE_LINE_BYTES
+    }
+
+    /// Where control messages of `peer` are received; `ranks` is the place to send from.
+    pub fn message(self, peer: Rank) -> usize {
+        self.messages() + peer as usize * CONTROL_BYTES
+    }
+
+    fn messages(self) -> usize {
+        (self.ranks + self.ranks * LANES * OPERATION_SLOTS as usize) * CACHE_LINE_BYTES
+    }
+}
+
+/// The words of a flag line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// Sequence + 1.
+    pub stamp: u64,
+    /// What the sender believes the operation to be.
+    pub signature: Signature,
+    /// A payload or a binding.
+    pub payload: [u64; PAYLOAD_WORDS],
+}
+
+impl Line {
+    /// Stores the line where its reader polls, the stamp last.
+    #[inline]
+    pub fn store(&self, memory: View, offset: usize) {
+        let line = memory.part(offset, CACHE_LINE_BYTES);
+        line.word(8).store(self.signature.0, Ordering::Relaxed);
+        for (index, &word) in self.payload.iter().enumerate() {
+            line.word(16 + 8 * index).store(word, Ordering::Relaxed);
+        }
+        // Publishes the line and everything stored before it to the acquire load in `load_if`.
+        line.word(0).store(self.stamp, Ordering::Release);
+    }
+
+    /// The line as 64 bytes, for transports that carry signals as puts.
+    pub fn emit(&self, target: View) {
+        target.store(0, self.stamp);
+        target.store(1, self.signature.0);
+        for (index, &word) in self.payload.iter().enumerate() {
+            target.store(2 + index, word);
+        }
+    }
+
+    /// The signature of the line with this stamp, if it has arrived.
+    #[inline]
+    pub fn arrived(memory: View, offset: usize, stamp: u64) -> Option<Signature> {
+        let line = memory.part(offset, CACHE_LINE_BYTES);
+        // Pairs with the release store in `store`.
+        (line.word(0).load(Ordering::Acquire) == stamp)
+            .then(|| Signature(line.word(8).load(Ordering::Relaxed)))
+    }
+
+    /// The payload of a line that has arrived.
+    pub fn payload_view(memory: View, offset: usize) -> View {
+        memory.part(offset + 16, LINE_PAYLOAD_BYTES)
+    }
+}
+
+impl Binding {
+    /// As words of a line.
+    pub fn emit(&self) -> [u64; PAYLOAD_WORDS] {
+        [
+            u64::from(self.input_key.0) | (u64::from(self.output_key.0) << 32),
+            self.input_offset,
+            self.output_offset,
+            u64::from(self.is_registered),
+            0,
+            0,
+        ]
+    }
+
+    /// From the payload of a line. Every bit pattern is a binding; keys and ranges are checked when used.
+    pub fn parse(payload: View) -> Binding {
+        let keys: u64 = payload.load(0);
+        Binding {
+            input_key: RegionKey(keys as u32),
+            output_key: RegionKey((keys >> 32) as u32),
+            input_offset: payload.load(1),
+            output_offset: payload.load(2),
+            is_registered: payload.load::<u64>(3) == 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Region;
+
+    #[test]
+    fn no_two_things_share_a_line() {
+        for ranks in [1, 2, 3, 32] {
+            let layout = ControlLayout::new(ranks);
+            let mut starts: Vec<usize> = (0..ranks).map(|r| layout.retired(r)).collect();
+            for slot in 0..OPERATION_SLOTS {
+                for lane in 0..LANES as Lane {
+                    starts.extend((0..ranks).map(|sender| layout.line(slot, lane, sender)));
+                }
+            }
+            starts.extend((0..=ranks).map(|r| layout.message(r)));
+            let last = *starts.iter().max().unwrap();
+            let lines = starts.len();
+            starts.sort_unstable();
+            starts.dedup();
+            assert_eq!(starts.len(), lines);
+            assert!(starts.iter().all(|s| s % CACHE_LINE_BYTES == 0));
+            assert_eq!(last + CONTROL_BYTES, layout.bytes());
+        }
+    }
+
+    #[test]
+    fn a_line_arrives_with_its_stamp_only() {
+        let region = Region::private(4096).unwrap();
+        let binding = Binding {
+            input_key: RegionKey(3),
+            output_key: RegionKey(9),
+            input_offset: 1 << 40,
+            output_offset: 7,
+            is_registered: true,
+        };
+        let line = Line {
+            stamp: 5,
+            signature: Signature(77),
+            payload: binding.emit(),
+        };
+        assert!(Line::arrived(region.view(), 128, 5).is_none());
+        line.store(region.view(), 128);
+        assert_eq!(Line::arrived(region.view(), 128, 5), Some(Signature(77)));
+        assert!(Line::arrived(region.view(), 128, 6).is_none());
+        assert_eq!(
+            Binding::parse(Line::payload_view(region.view(), 128)),
+            binding
+        );
+        line.emit(region.view().part(256, 64));
+        assert_eq!(Line::arrived(region.view(), 256, 5), Some(Signature(77)));
+    }
+}

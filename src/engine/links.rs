@@ -1,0 +1,360 @@
+//! [`Links`]: the transport and this rank's control memory, with every peer's as far as it is mapped.
+//! Signals, retirement counts and control messages go through here.
+
+use super::control::{Binding, ControlLayout, Line, PAYLOAD_WORDS};
+use super::tag::{self, Token};
+use crate::error::{Error, Result};
+use crate::limits::{CACHE_LINE_BYTES, CONTROL_BYTES, OPERATION_SLOTS};
+use crate::memory::{Region, RegionKey, View};
+use crate::schedule::Lane;
+use crate::time::Time;
+use crate::transport::{Address, Event, PostError, RemoteRange, Transport};
+use crate::types::Rank;
+use crate::wire::ControlMessage;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// What a rank tells its peers before the first operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Contact {
+    /// How its transport is reached.
+    pub address: Address,
+    /// Its control region.
+    pub control_key: RegionKey,
+    /// Its windows, [`RegionKey::NONE`] where memory is not mapped.
+    pub window_key: RegionKey,
+}
+
+/// What is known of one peer.
+#[derive(Debug, Default)]
+struct Peer {
+    contact: Option<Contact>,
+    is_connected: bool,
+    /// Its control memory, where signals are stores.
+    control: Option<View>,
+    /// Its windows, where memory is mapped.
+    window: Option<View>,
+    /// Why it is gone.
+    gone: Option<String>,
+}
+
+/// The transport and the memory that signals live in.
+pub struct Links {
+    pub rank: Rank,
+    pub ranks: u32,
+    pub transport: Box<dyn Transport>,
+    layout: ControlLayout,
+    control: View,
+    control_key: RegionKey,
+    window: View,
+    window_key: RegionKey,
+    window_bytes: usize,
+    peers: Vec<Peer>,
+}
+
+impl Links {
+    /// Makes this rank's control memory and windows and registers them.
+    pub fn new(
+        mut transport: Box<dyn Transport>,
+        rank: Rank,
+        ranks: u32,
+        window_bytes: usize,
+    ) -> Result<Links> {
+        let layout = ControlLayout::new(ranks);
+        let capabilities = transport.capabilities().clone();
+        let allocate = |name: &str, bytes: usize| {
+            if capabilities.store_signals {
+                Region::shared(name, bytes)
+            } else {
+                Region::private(bytes)
+            }
+        };
+        let control = Arc::new(allocate("linerate-control", layout.bytes())?);
+        let control_key = transport.register(control.clone())?;
+        let (mut window, mut window_key) = (View::empty(), RegionKey::NONE);
+        if capabilities.mapped {
+            let region = Arc::new(allocate(
+                "linerate-window",
+                OPERATION_SLOTS as usize * window_bytes,
+            )?);
+            window_key = transport.register(region.clone())?;
+            window = region.view().in_region(window_key, 0);
+        }
+        Ok(Links {
+            rank,
+            ranks,
+            layout,
+            control: control.view().in_region(control_key, 0),
+            control_key,
+            window,
+            window_key,
+            window_bytes,
+            peers: (0..ranks).map(|_| Peer::default()).collect(),
+            transport,
+        })
+    }
+
+    /// Every rank but this one.
+    pub fn others(&self) -> impl Iterator<Item = Rank> + use<> {
+        let rank = self.rank;
+        (0..self.ranks).filter(move |&peer| peer != rank)
+    }
+
+    /// What peers need to know of this rank.
+    pub fn contact(&self) -> Contact {
+        Contact {
+            address: self.transport.local_address(),
+            control_key: self.control_key,
+            window_key: self.window_key,
+        }
+    }
+
+    /// Begins to connect to everyone.
+    pub fn connect(&mut self, contacts: Vec<Contact>) -> Result<()> {
+        for (peer, contact) in contacts.into_iter().enumerate() {
+            self.transport.connect(peer as Rank, &contact.address)?;
+            self.peers[peer].contact = Some(contact);
+        }
+        Ok(())
+    }
+
+    /// Goes on with connecting; true when every peer can be signalled. An error names who failed.
+    pub fn poll_connect(&mut self, now: Time, events: &mut Vec<Event>) -> Result<bool> {
+        events.clear();
+        self.transport.poll_slow(now, events);
+        self.transport.poll(now, events);
+        for event in events.drain(..) {
+            match event {
+                Event::Connected(peer) => self.peers[peer as usize].is_connected = true,
+                Event::PeerFailed(rank, cause) => return Err(Error::PeerFailed { rank, cause }),
+                Event::Completion(_) => {}
+            }
+        }
+        let mut is_ready = true;
+        for peer in 0..self.ranks {
+            is_ready &= self.peers[peer as usize].is_connected && self.map_peer(peer)?;
+        }
+        if is_ready {
+            for peer in self.others() {
+                self.post_control_receive(peer)?;
+            }
+        }
+        Ok(is_ready)
+    }
+
+    /// Exchanges control memory and windows with a connected peer; true when both sides of it are known here.
+    fn map_peer(&mut self, peer: Rank) -> Result<bool> {
+        let capabilities = self.transport.capabilities();
+        let (store_signals, mapped) = (capabilities.store_signals, capabilities.mapped);
+        let contact = self.peers[peer as usize]
+            .contact
+            .clone()
+            .expect("connect came first");
+        for (key, needed) in [(self.control_key, store_signals), (self.window_key, mapped)] {
+            if needed && is_blocked(self.transport.export(peer, key))? {
+                return Ok(false);
+            }
+        }
+        if store_signals && self.peers[peer as usize].control.is_none() {
+            let view = self.transport.mapped(peer, contact.control_key)?;
+            self.peers[peer as usize].control = checked(view, self.layout.bytes(), peer)?;
+        }
+        if mapped && self.peers[peer as usize].window.is_none() {
+            let view = self.transport.mapped(peer, contact.window_key)?;
+            let bytes = OPERATION_SLOTS as usize * self.window_bytes;
+            self.peers[peer as usize].window = checked(view, bytes, peer)?;
+        }
+        let p = &self.peers[peer as usize];
+        Ok(p.control.is_some() >= store_signals && p.window.is_some() >= mapped)
+    }
+
+    /// Stores or sends a flag line to a peer; false: no room now, try again.
+    #[inline]
+    pub fn signal(&mut self, peer: Rank, sequence: u64, lane: Lane, line: &Line) -> Result<bool> {
+        let offset = self.layout.line(sequence, lane, self.rank);
+        if let Some(control) = self.peers[peer as usize].control {
+            line.store(control, offset);
+            self.transport.notify(peer);
+            return Ok(true);
+        }
+        let staging = self
+            .control
+            .part(self.layout.message(self.ranks), CACHE_LINE_BYTES);
+        line.emit(staging);
+        self.put(peer, staging, offset)
+    }
+
+    /// Tells a peer how many operations this rank has retired; false: no room now.
+    pub fn publish_retired(&mut self, peer: Rank, retired: u64) -> Result<bool> {
+        let offset = self.layout.retired(self.rank);
+        if let Some(control) = self.peers[peer as usize].control {
+            // Publishes "this rank has read all of its lines and windows up to here" to `retired_by`.
+            control.word(offset).store(retired, Ordering::Release);
+            self.transport.notify(peer);
+            return Ok(true);
+        }
+        let staging = self.control.part(self.layout.message(self.ranks), 8);
+        staging.store(0, retired);
+        self.put(peer, staging, offset)
+    }
+
+    fn put(&mut self, peer: Rank, source: View, offset: usize) -> Result<bool> {
+        let key = self.peers[peer as usize]
+            .contact
+            .as_ref()
+            .expect("connected")
+            .control_key;
+        let range = RemoteRange {
+            key,
+            offset: offset as u64,
+        };
+        match self
+            .transport
+            .post_put(peer, source, range, Token::Forget.emit())
+        {
+            Ok(()) => Ok(true),
+            Err(PostError::WouldBlock) => Ok(false),
+            Err(error) => Err(self.post_error(peer, error)),
+        }
+    }
+
+    /// The signature in a peer's line, if that line has arrived.
+    #[inline]
+    pub fn arrived(
+        &self,
+        peer: Rank,
+        sequence: u64,
+        lane: Lane,
+    ) -> Option<super::signature::Signature> {
+        Line::arrived(
+            self.control,
+            self.layout.line(sequence, lane, peer),
+            sequence + 1,
+        )
+    }
+
+    /// The payload of a peer's line, which has arrived.
+    pub fn mail(&self, peer: Rank, sequence: u64, lane: Lane) -> View {
+        Line::payload_view(self.control, self.layout.line(sequence, lane, peer))
+    }
+
+    /// What a peer said of its buffers in its first signal, which has arrived.
+    pub fn binding(&self, peer: Rank, sequence: u64) -> Binding {
+        Binding::parse(self.mail(peer, sequence, 0))
+    }
+
+    /// How many operations a peer has retired.
+    #[inline]
+    pub fn retired_by(&self, peer: Rank) -> u64 {
+        // Pairs with the release store in `publish_retired`.
+        self.control
+            .word(self.layout.retired(peer))
+            .load(Ordering::Acquire)
+    }
+
+    /// This rank's window slot of an operation, or a peer's.
+    pub fn window_slot(&self, owner: Rank, sequence: u64) -> View {
+        let window = if owner == self.rank {
+            Some(self.window)
+        } else {
+            self.peers[owner as usize].window
+        };
+        let at = (sequence % OPERATION_SLOTS) as usize * self.window_bytes;
+        match window {
+            Some(window) if !window.is_empty() => window.part(at, self.window_bytes),
+            _ => View::empty(),
+        }
+    }
+
+    /// The words of a line of this rank: a payload.
+    pub fn payload_words(payload: View) -> [u64; PAYLOAD_WORDS] {
+        let mut bytes = [0u8; 8 * PAYLOAD_WORDS];
+        payload.read(0, &mut bytes[..payload.len_bytes()]);
+        std::array::from_fn(|i| u64::from_le_bytes(std::array::from_fn(|j| bytes[8 * i + j])))
+    }
+
+    /// Sends a control message if there is room; a peer that cannot take it finds out by its own timeout.
+    pub fn send_control(&mut self, peer: Rank, message: &ControlMessage) {
+        let staging = self
+            .control
+            .part(self.layout.message(self.ranks), CONTROL_BYTES);
+        staging.write(0, &message.emit());
+        let _ = self
+            .transport
+            .post_send(peer, tag::control(), 0, staging, Token::Forget.emit());
+    }
+
+    /// Posts the receive of the next control message of a peer.
+    pub fn post_control_receive(&mut self, peer: Rank) -> Result<()> {
+        let place = self.control.part(self.layout.message(peer), CONTROL_BYTES);
+        match self.transport.post_recv(
+            peer,
+            tag::control(),
+            place,
+            Token::ControlReceive(peer).emit(),
+        ) {
+            Ok(()) | Err(PostError::PeerFailed) => Ok(()),
+            Err(error) => Err(self.post_error(peer, error)),
+        }
+    }
+
+    /// The control message that a peer's receive has brought.
+    pub fn control_message(&self, peer: Rank) -> Result<ControlMessage> {
+        let mut bytes = [0; CONTROL_BYTES];
+        self.control.read(self.layout.message(peer), &mut bytes);
+        ControlMessage::parse(&bytes)
+    }
+
+    /// Notes that a peer is gone.
+    pub fn mark_gone(&mut self, peer: Rank, cause: String) {
+        self.peers[peer as usize].gone.get_or_insert(cause);
+    }
+
+    /// Why a peer is gone, if it is.
+    pub fn gone(&self, peer: Rank) -> Option<&str> {
+        self.peers[peer as usize].gone.as_deref()
+    }
+
+    /// The first peer that is gone.
+    pub fn first_gone(&self) -> Option<Error> {
+        (0..self.ranks).find_map(|peer| self.gone(peer).map(|_| self.peer_failed(peer)))
+    }
+
+    /// The error of an operation that needs a peer that is gone.
+    pub fn peer_failed(&self, peer: Rank) -> Error {
+        let cause = self
+            .gone(peer)
+            .unwrap_or("its connection was lost")
+            .to_string();
+        Error::PeerFailed { rank: peer, cause }
+    }
+
+    /// The error of a post that cannot succeed later.
+    pub fn post_error(&self, peer: Rank, error: PostError) -> Error {
+        match error {
+            PostError::PeerFailed => self.peer_failed(peer),
+            PostError::Invalid(text) => Error::invalid(text),
+            PostError::WouldBlock => Error::invalid("a full queue is not an error"),
+        }
+    }
+}
+
+fn is_blocked(exported: std::result::Result<(), PostError>) -> Result<bool> {
+    match exported {
+        Ok(()) => Ok(false),
+        Err(PostError::WouldBlock) => Ok(true),
+        Err(error) => Err(Error::Bootstrap(format!(
+            "sharing control memory: {error:?}"
+        ))),
+    }
+}
+
+fn checked(view: Option<View>, bytes: usize, peer: Rank) -> Result<Option<View>> {
+    match view {
+        Some(view) if view.len_bytes() < bytes => Err(Error::Malformed(format!(
+            "rank {peer} shares {} bytes of control memory, {bytes} are needed: use the same settings on all ranks",
+            view.len_bytes()
+        ))),
+        view => Ok(view),
+    }
+}

@@ -1,0 +1,253 @@
+//! The engine: runs schedules on a transport.
+//!
+//! * A *task* is one call of the user. It becomes one *round* (an execution of a schedule), or several when
+//!   memory that is not registered is staged through windows: one per segment.
+//! * Collective rounds are numbered in the order of the calls; the number selects flag lines and windows
+//!   (`control.rs`) and is part of every tag (`tag.rs`). Sends and receives of pairs are numbered per pair.
+//! * Any number of tasks may be under way; at most [`crate::limits::OPERATION_SLOTS`] collective rounds are,
+//!   and the others wait in order.
+//! * A task that would reach peers' buffers directly asks first: the first signals of its round carry
+//!   everyone's registrations. If one is missing, all ranks see it and stage the call instead. Until that
+//!   is known no later collective starts, so that all ranks number rounds alike.
+//! * Nothing here blocks. [`Engine::drive`] does what can be done now; whoever waits calls it (`wait.rs`).
+//!
+//! `progress.rs` is the order of steps, `driver.rs` runs them, `tasks.rs` starts and ends rounds,
+//! `fault.rs` turns silence and disagreement into errors on every rank.
+
+mod clock;
+mod control;
+mod driver;
+mod fault;
+mod links;
+mod pool;
+mod prepared;
+mod progress;
+mod round;
+mod signature;
+mod tag;
+mod tasks;
+mod wait;
+
+pub use clock::Clock;
+pub use links::Contact;
+pub use prepared::Prepared;
+pub use tasks::{TaskCall, TaskId};
+pub use wait::{Patience, Step as WaitStep};
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::limits::OPERATION_SLOTS;
+use crate::memory::{Region, RegionKey};
+use crate::time::Time;
+use crate::transport::{Event, Transport, WaitSource};
+use crate::types::Rank;
+use driver::Driver;
+use fault::Suspect;
+use links::Links;
+use pool::Pool;
+use round::Round;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use tag::Token;
+use tasks::Task;
+
+/// Operations whose signatures are remembered, to compare with a peer that asks.
+const HISTORY: usize = 64;
+const _: () = assert!(HISTORY as u64 >= 2 * OPERATION_SLOTS);
+
+/// The engine of one rank in one communicator.
+pub struct Engine {
+    driver: Driver,
+    config: Config,
+    tasks: Vec<Task>,
+    free_tasks: Vec<usize>,
+    /// Collective tasks of which rounds are still to be started, oldest first.
+    queue: VecDeque<usize>,
+    rounds: Vec<Option<Box<Round>>>,
+    free_places: Vec<u32>,
+    spare_rounds: Vec<Box<Round>>,
+    /// Places of rounds under way, in the order in which they started.
+    active: Vec<u32>,
+    active_collectives: u64,
+    generation: u32,
+    next_sequence: u64,
+    /// A round whose ranks have not all said whether their memory is registered.
+    undecided: Option<u64>,
+    /// Collective rounds retired here without gaps, and of those published to the peers.
+    retired: u64,
+    published: u64,
+    publish_to: Vec<Rank>,
+    is_retired: [bool; OPERATION_SLOTS as usize],
+    /// Least retired count of the peers at the last look.
+    retired_by_all: u64,
+    /// Messages sent to and received from each peer by pairwise rounds.
+    pair_counts: Vec<(u64, u64)>,
+    history: [(u64, signature::Signature); HISTORY],
+    failure: Option<Error>,
+    suspect: Option<Suspect>,
+    events: Vec<Event>,
+}
+
+impl Engine {
+    /// The engine of `rank` on this transport. `is_size_only`: buffers have no bytes (simulation).
+    pub fn new(
+        transport: Box<dyn Transport>,
+        rank: Rank,
+        ranks: u32,
+        config: Config,
+        is_size_only: bool,
+    ) -> Result<Engine> {
+        let is_shared = transport.capabilities().store_signals;
+        let links = Links::new(transport, rank, ranks, config.window_bytes)?;
+        Ok(Engine {
+            driver: Driver::new(
+                links,
+                Pool::new(is_size_only, is_shared),
+                config.chunk_bytes,
+            ),
+            config,
+            tasks: Vec::new(),
+            free_tasks: Vec::new(),
+            queue: VecDeque::new(),
+            rounds: Vec::new(),
+            free_places: Vec::new(),
+            spare_rounds: Vec::new(),
+            active: Vec::new(),
+            active_collectives: 0,
+            generation: 0,
+            next_sequence: 0,
+            undecided: None,
+            retired: 0,
+            published: 0,
+            publish_to: Vec::new(),
+            is_retired: [false; OPERATION_SLOTS as usize],
+            retired_by_all: 0,
+            pair_counts: vec![(0, 0); ranks as usize],
+            history: [(u64::MAX, signature::Signature(0)); HISTORY],
+            failure: None,
+            suspect: None,
+            events: Vec::new(),
+        })
+    }
+
+    /// What peers need to know of this rank, for bootstrap to carry to them.
+    pub fn contact(&self) -> Contact {
+        self.driver.links.contact()
+    }
+
+    /// Begins to connect to everyone; then [`Engine::poll_connect`] until it says true.
+    pub fn connect(&mut self, contacts: Vec<Contact>) -> Result<()> {
+        self.driver.links.connect(contacts)
+    }
+
+    /// Goes on with connecting; true when operations can start.
+    pub fn poll_connect(&mut self, now: Time) -> Result<bool> {
+        let mut events = std::mem::take(&mut self.events);
+        let is_ready = self.driver.links.poll_connect(now, &mut events);
+        self.events = events;
+        is_ready
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> Rank {
+        self.driver.links.rank
+    }
+
+    /// Number of ranks.
+    pub fn ranks(&self) -> u32 {
+        self.driver.links.ranks
+    }
+
+    /// The settings.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The transport.
+    pub fn transport(&mut self) -> &mut dyn Transport {
+        self.driver.links.transport.as_mut()
+    }
+
+    /// What a thread that waits may sleep on.
+    pub fn wait_source(&self) -> WaitSource {
+        self.driver.links.transport.wait_source()
+    }
+
+    /// Registers a region.
+    pub fn register(&mut self, region: Arc<Region>) -> Result<RegionKey> {
+        self.driver.links.transport.register(region)
+    }
+
+    /// Ends a registration.
+    pub fn deregister(&mut self, key: RegionKey) -> Result<()> {
+        self.driver.links.transport.deregister(key)
+    }
+
+    /// Does everything that can be done now; whether anything moved.
+    pub fn drive(&mut self, now: Time) -> bool {
+        self.driver.moved = false;
+        let mut events = std::mem::take(&mut self.events);
+        events.clear();
+        self.driver.links.transport.poll(now, &mut events);
+        for event in events.drain(..) {
+            self.handle_event(event, now);
+        }
+        self.events = events;
+        if self.failure.is_none() {
+            self.run_rounds(now);
+            self.start_queued(now);
+        }
+        self.driver.moved
+    }
+
+    /// The slow part of driving: control sockets, hang-ups, timeouts. Before a wait sleeps, and every few
+    /// milliseconds of a long one.
+    pub fn drive_slow(&mut self, now: Time) {
+        let mut events = std::mem::take(&mut self.events);
+        events.clear();
+        self.driver.links.transport.poll_slow(now, &mut events);
+        for event in events.drain(..) {
+            self.handle_event(event, now);
+        }
+        self.events = events;
+        if self.failure.is_none() {
+            self.check_silence(now);
+        }
+    }
+
+    fn handle_event(&mut self, event: Event, now: Time) {
+        match event {
+            Event::Connected(_) => {}
+            Event::PeerFailed(peer, cause) => self.handle_peer_failed(peer, cause),
+            Event::Completion(completion) => match Token::parse(completion.token) {
+                Token::Forget => {}
+                Token::ControlReceive(peer) => self.handle_control(peer, &completion, now),
+                Token::Step {
+                    round: place,
+                    generation,
+                    step,
+                    chunk,
+                } => {
+                    let Some(mut round) =
+                        self.rounds.get_mut(place as usize).and_then(Option::take)
+                    else {
+                        return;
+                    };
+                    if Token::is_generation(generation, round.generation) {
+                        round.outstanding -= 1;
+                        self.tasks[round.task].last_moved = now;
+                        let handled =
+                            self.driver
+                                .handle_completion(&mut round, step, chunk, &completion);
+                        self.rounds[place as usize] = Some(round);
+                        if let Err(error) = handled {
+                            self.fail(error, true);
+                        }
+                    } else {
+                        self.rounds[place as usize] = Some(round);
+                    }
+                }
+            },
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! [`Prepared`]: a schedule with everything about it that does not change from run to run.
+
+use crate::limits::CACHE_LINE_BYTES;
+use crate::schedule::{Action, Buffer, Count, Join, Schedule, StepId, Trigger};
+
+/// A step that waits for another.
+#[derive(Clone, Copy, Debug)]
+pub struct Successor {
+    /// The later step.
+    pub step: StepId,
+    /// Whether it waits for completion (or for elements that both touch).
+    pub is_full: bool,
+}
+
+/// What a step waits for at the start of a round.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Needs {
+    /// Dependencies that must complete before the step can.
+    pub pending: u32,
+    /// Those (and a trigger) that must come before it starts.
+    pub blockers: u32,
+}
+
+/// A schedule ready to run any number of times.
+#[derive(Debug)]
+pub struct Prepared {
+    /// The schedule.
+    pub schedule: Schedule,
+    /// Where the schedule's algorithm stands among those of its collective.
+    pub algorithm: u32,
+    /// Per step, its needs.
+    pub needs: Vec<Needs>,
+    /// Steps that can start as soon as the schedule is armed.
+    pub initial: Vec<StepId>,
+    /// Whether flag lines or windows are used.
+    pub uses_signals: bool,
+    /// Whether peers' inputs or outputs are reached directly.
+    pub needs_mapped_buffers: bool,
+    /// Steps on lane 0: those that tell where memory is, and whether it is registered.
+    pub arrivals: u32,
+    successors: Vec<Successor>,
+    successor_starts: Vec<u32>,
+}
+
+impl Prepared {
+    /// Prepares a schedule.
+    pub fn new(schedule: Schedule, algorithm: u32) -> Prepared {
+        let steps = schedule.steps.len();
+        let mut lists: Vec<Vec<Successor>> = vec![Vec::new(); steps];
+        let mut needs = vec![Needs::default(); steps];
+        let mut initial = Vec::new();
+        for (id, step) in schedule.steps.iter().enumerate() {
+            let full = step
+                .dependencies
+                .iter()
+                .filter(|d| d.overlap.is_none())
+                .count() as u32;
+            let own = &mut needs[id];
+            (own.pending, own.blockers) = match step.join {
+                Join::All => (step.dependencies.len() as u32, full),
+                Join::Any => (0, u32::from(!step.dependencies.is_empty())),
+            };
+            if step.trigger == Trigger::Caller && step.join == Join::All {
+                own.blockers += 1;
+            }
+            if own.blockers == 0 {
+                initial.push(id as StepId);
+            }
+            for dependency in &step.dependencies {
+                let is_full = dependency.overlap.is_none() || step.join == Join::Any;
+                lists[dependency.step as usize].push(Successor {
+                    step: id as StepId,
+                    is_full,
+                });
+            }
+        }
+        let mut successors = Vec::new();
+        let mut successor_starts = vec![0];
+        for list in lists {
+            successors.extend(list);
+            successor_starts.push(successors.len() as u32);
+        }
+        Prepared {
+            algorithm,
+            needs,
+            initial,
+            uses_signals: schedule.uses_signals(),
+            needs_mapped_buffers: schedule.needs_mapped_buffers(),
+            arrivals: schedule.steps.iter().filter(|s| is_arrival(&s.action)).count() as u32,
+            successors,
+            successor_starts,
+            schedule,
+        }
+    }
+
+    /// The steps that wait for this one.
+    pub fn successors_of(&self, step: StepId) -> &[Successor] {
+        let range = self.successor_starts[step as usize]..self.successor_starts[step as usize + 1];
+        &self.successors[range.start as usize..range.end as usize]
+    }
+
+    /// Bytes of window memory, and of scratch memory, that a round of this count needs.
+    pub fn memory_bytes(&self, count: &Count<'_>, element_bytes: usize) -> (u64, u64) {
+        let (mut window, mut scratch) = (0, 0);
+        for buffer in &self.schedule.buffers {
+            match buffer {
+                Buffer::Window(extent) => window += padded(extent.length_max(count), element_bytes),
+                Buffer::Scratch(extent) => {
+                    scratch += padded(extent.length_max(count), element_bytes)
+                }
+                Buffer::Input | Buffer::Output | Buffer::Caller(_) => {}
+            }
+        }
+        (window, scratch)
+    }
+
+    /// Whether the schedule stages through windows, so that a large call must be cut into segments.
+    pub fn uses_windows(&self) -> bool {
+        self.schedule
+            .buffers
+            .iter()
+            .any(|b| matches!(b, Buffer::Window(_)))
+    }
+}
+
+fn is_arrival(action: &Action) -> bool {
+    matches!(action, Action::Signal { lane: 0, .. } | Action::WaitCount { lane: 0, .. })
+}
+
+/// Bytes of a buffer in an arena: whole cache lines.
+pub fn padded(elements: u64, element_bytes: usize) -> u64 {
+    (elements * element_bytes as u64).next_multiple_of(CACHE_LINE_BYTES as u64)
+}

@@ -1,0 +1,190 @@
+//! [`Round`]: one execution of a schedule, bound to a count, a type and memory.
+
+use super::pool::Lent;
+use super::prepared::{Prepared, padded};
+use super::progress::Progress;
+use super::signature::Signature;
+use crate::memory::View;
+use crate::schedule::{Buffer, BufferId, Count, Range, StepId};
+use crate::types::{DataType, Rank, ReduceOp};
+use std::sync::Arc;
+
+/// Which messages belong to the round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RoundId {
+    /// A collective: its number among those of the communicator.
+    Collective(u64),
+    /// Sends and receives between pairs, numbered per pair (see [`Round::message_bases`]).
+    Pairwise,
+}
+
+/// Which part of the caller's buffers a round works on: elements `offset ..` of each part of
+/// `part_elements` elements.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Segment {
+    /// Elements of one part of the caller's buffers: the count of the call.
+    pub part_elements: u64,
+    /// First element of the segment in each part.
+    pub offset: u64,
+}
+
+/// A peer's buffers, mapped here.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PeerBuffers {
+    pub input: Option<View>,
+    pub output: Option<View>,
+}
+
+/// A chunk that is sent from a copy, because its source is not registered.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounced {
+    pub step: StepId,
+    pub chunk: u32,
+    pub lent: Lent,
+}
+
+/// One execution of a schedule.
+#[derive(Debug)]
+pub struct Round {
+    pub id: RoundId,
+    /// The task it belongs to.
+    pub task: usize,
+    /// Tells completions of this round from those of the one that used its place before.
+    pub generation: u32,
+    pub prepared: Arc<Prepared>,
+    pub progress: Progress,
+    /// Waits whose signals have not all come.
+    pub waiting: Vec<StepId>,
+    /// Steps that a full queue held up.
+    pub stalled: Vec<StepId>,
+    pub signature: Signature,
+    pub count: u64,
+    pub slots: Vec<u64>,
+    pub dtype: DataType,
+    pub op: ReduceOp,
+    pub segment: Segment,
+    /// Per buffer: the caller's whole view, or the buffer's memory.
+    pub buffers: Vec<View>,
+    /// Per buffer: its place in a window slot.
+    pub window_offsets: Vec<usize>,
+    pub peers: Vec<PeerBuffers>,
+    /// Per peer: numbers of the first send and receive (pairwise rounds).
+    pub message_bases: Vec<(u64, u64)>,
+    pub scratch: Option<Lent>,
+    pub bounced: Vec<Bounced>,
+    /// Sends, receives and puts whose completion has not been reported.
+    pub outstanding: u32,
+    /// Some rank's memory is not registered, so the round is to be repeated by staging.
+    pub is_redirected: bool,
+    /// Steps on lane 0 that have completed.
+    pub arrivals: u32,
+}
+
+impl Round {
+    /// The run-time numbers for ranges.
+    pub fn counts(&self) -> Count<'_> {
+        Count {
+            count: self.count,
+            slots: &self.slots,
+        }
+    }
+
+    /// The sequence number of a collective.
+    pub fn sequence(&self) -> Option<u64> {
+        match self.id {
+            RoundId::Collective(sequence) => Some(sequence),
+            RoundId::Pairwise => None,
+        }
+    }
+
+    /// Elements `from ..` of a range of this rank's own buffers: memory, and how many elements are
+    /// contiguous there, at most `want`.
+    pub fn locate(&self, range: &Range, from: u64, want: u64) -> (View, u64) {
+        let start = range.resolve(&self.counts()).0 + from;
+        let element = self.dtype.size_bytes() as u64;
+        let (position, got) = match self.prepared.schedule.buffers[range.buffer.0 as usize] {
+            Buffer::Input | Buffer::Output if self.segment.part_elements != self.count => {
+                let part = start / self.count.max(1);
+                let inside = start - part * self.count;
+                (
+                    part * self.segment.part_elements + self.segment.offset + inside,
+                    want.min(self.count - inside),
+                )
+            }
+            _ => (start, want),
+        };
+        let view = self.buffers[range.buffer.0 as usize];
+        (
+            view.part((position * element) as usize, (got * element) as usize),
+            got,
+        )
+    }
+
+    /// The same range in a peer's copy of a window, given that peer's window slot.
+    pub fn locate_in_window(&self, slot: View, range: &Range, from: u64, want: u64) -> View {
+        let start = range.resolve(&self.counts()).0 + from;
+        let element = self.dtype.size_bytes();
+        let offset = self.window_offsets[range.buffer.0 as usize] + start as usize * element;
+        slot.part(offset, want as usize * element)
+    }
+
+    /// Whether a buffer lies in the window.
+    pub fn is_window(&self, buffer: BufferId) -> bool {
+        matches!(
+            self.prepared.schedule.buffers[buffer.0 as usize],
+            Buffer::Window(_)
+        )
+    }
+
+    /// Gives every buffer its memory: the caller's views, the window slot and scratch memory.
+    pub fn bind(&mut self, input: View, output: View, others: &[View], window_slot: View) {
+        let prepared = self.prepared.clone();
+        let element = self.dtype.size_bytes();
+        let scratch = self.scratch.map_or(View::empty(), |lent| lent.view);
+        let (mut window_at, mut scratch_at) = (0usize, 0usize);
+        self.buffers.clear();
+        self.window_offsets.clear();
+        for buffer in &prepared.schedule.buffers {
+            let mut offset = 0;
+            let view = match buffer {
+                Buffer::Input => input,
+                Buffer::Output => output,
+                Buffer::Caller(number) => others[*number as usize],
+                Buffer::Window(extent) => {
+                    let bytes = padded(extent.length_max(&self.counts()), element) as usize;
+                    offset = window_at;
+                    window_at += bytes;
+                    window_slot.part(offset, bytes)
+                }
+                Buffer::Scratch(extent) => {
+                    let bytes = padded(extent.length_max(&self.counts()), element) as usize;
+                    let view = scratch.part(scratch_at, bytes);
+                    scratch_at += bytes;
+                    view
+                }
+            };
+            self.buffers.push(view);
+            self.window_offsets.push(offset);
+        }
+    }
+
+    /// Takes the bounce buffer of a chunk, if it had one.
+    pub fn take_bounced(&mut self, step: StepId, chunk: u32) -> Option<Lent> {
+        let index = self
+            .bounced
+            .iter()
+            .position(|b| b.step == step && b.chunk == chunk)?;
+        Some(self.bounced.swap_remove(index).lent)
+    }
+
+    /// Whether everyone's registration that matters here is known.
+    pub fn is_decided(&self) -> bool {
+        self.is_redirected || !self.prepared.needs_mapped_buffers || self.arrivals == self.prepared.arrivals
+    }
+
+    /// The number of a message of this round to or from a peer.
+    pub fn message_number(&self, peer: Rank, message: u32, is_send: bool) -> u64 {
+        let (sends, receives) = self.message_bases[peer as usize];
+        u64::from(message) + if is_send { sends } else { receives }
+    }
+}

@@ -1,0 +1,124 @@
+//! [`Signature`]: what a rank believes an operation to be, in 64 bits.
+//!
+//! It travels with every signal and with every message, and it can be read back, so the first
+//! contact between two ranks that disagree is enough to name both sides.
+
+use crate::types::{Collective, DataType, Rank, ReduceOp};
+
+/// The arguments of an operation that all ranks must agree on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Signature(pub u64);
+
+const COUNT_BITS: u32 = 35;
+const ROOT_BITS: u32 = 12;
+const ALGORITHM_BITS: u32 = 6;
+const OP_BITS: u32 = 3;
+const CODE_BITS: u32 = 4;
+
+const _: () = assert!(COUNT_BITS + ROOT_BITS + ALGORITHM_BITS + OP_BITS + 2 * CODE_BITS == 64);
+const _: () = assert!(crate::limits::RANKS_MAX <= 1 << ROOT_BITS);
+
+impl Signature {
+    /// Packs the arguments. Counts are kept modulo 2^35; the algorithm is its position among those of
+    /// the collective.
+    pub fn new(
+        collective: Collective,
+        dtype: DataType,
+        op: ReduceOp,
+        root: Rank,
+        algorithm: u32,
+        count: u64,
+    ) -> Signature {
+        let op = if collective.is_reducing() {
+            op.code()
+        } else {
+            0
+        };
+        let mut bits = count & ((1 << COUNT_BITS) - 1);
+        for (value, width) in [
+            (u64::from(root), ROOT_BITS),
+            (u64::from(algorithm), ALGORITHM_BITS),
+            (u64::from(op), OP_BITS),
+            (dtype as u64, CODE_BITS),
+            (collective as u64, CODE_BITS),
+        ] {
+            bits = (bits << width) | (value & ((1 << width) - 1));
+        }
+        Signature(bits)
+    }
+
+    /// The same arguments as a sentence fragment: `allreduce of 5 f32 (sum)`.
+    pub fn describe(self) -> String {
+        let mut bits = self.0;
+        let mut take = |width: u32| {
+            let value = bits & ((1 << width) - 1);
+            bits >>= width;
+            value
+        };
+        let collective = Collective::from_code(take(CODE_BITS) as u8);
+        let dtype = DataType::from_code(take(CODE_BITS) as u8);
+        let op = take(OP_BITS) as u8;
+        let algorithm = take(ALGORITHM_BITS);
+        let root = take(ROOT_BITS);
+        let count = take(COUNT_BITS);
+        let (Some(collective), Some(dtype)) = (collective, dtype) else {
+            return format!("something unknown ({:#x})", self.0);
+        };
+        let mut text = format!("{collective} of {count} {dtype}");
+        if collective.is_reducing() {
+            text += &format!(" ({})", ReduceOp::name_of_code(op));
+        }
+        if collective.is_rooted() {
+            text += &format!(" root {root}");
+        }
+        text + &format!(" by algorithm {algorithm}")
+    }
+
+    /// Both sides of a disagreement, and the fields that differ.
+    pub fn describe_difference(self, rank: Rank, other: Signature, other_rank: Rank) -> String {
+        format!(
+            "rank {rank} called {}, rank {other_rank} called {}; make all ranks call the same",
+            self.describe(),
+            other.describe()
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_argument_can_be_read_back() {
+        let signature = Signature::new(
+            Collective::Reduce,
+            DataType::Bf16,
+            ReduceOp::Max,
+            4095,
+            3,
+            1 << 34,
+        );
+        assert_eq!(
+            signature.describe(),
+            "reduce of 17179869184 bf16 (max) root 4095 by algorithm 3"
+        );
+        let barrier = Signature::new(Collective::Barrier, DataType::U8, ReduceOp::Sum, 0, 0, 0);
+        assert_eq!(barrier.describe(), "barrier of 0 u8 by algorithm 0");
+    }
+
+    #[test]
+    fn each_argument_changes_it() {
+        let base = |c, d, o, r, a, n| Signature::new(c, d, o, r, a, n);
+        let one = base(Collective::Reduce, DataType::F32, ReduceOp::Sum, 0, 0, 5);
+        for other in [
+            base(Collective::AllReduce, DataType::F32, ReduceOp::Sum, 0, 0, 5),
+            base(Collective::Reduce, DataType::F64, ReduceOp::Sum, 0, 0, 5),
+            base(Collective::Reduce, DataType::F32, ReduceOp::Avg, 0, 0, 5),
+            base(Collective::Reduce, DataType::F32, ReduceOp::Sum, 1, 0, 5),
+            base(Collective::Reduce, DataType::F32, ReduceOp::Sum, 0, 1, 5),
+            base(Collective::Reduce, DataType::F32, ReduceOp::Sum, 0, 0, 6),
+        ] {
+            assert_ne!(one, other);
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! What the element types do, one value at a time: the definition of every operator.
+//!
+//! A [`Number`] is what lies in memory, its [`Number::Wide`] what is computed with.
+
+use bytemuck::Pod;
+use half::{bf16, f16};
+
+/// A value that the kernels compute with.
+pub(super) trait Wide: Copy {
+    fn sum(self, other: Self) -> Self;
+    fn prod(self, other: Self) -> Self;
+    /// NaN if either is, as the canonical quiet one; -0 < +0.
+    fn min(self, other: Self) -> Self;
+    /// As `min`.
+    fn max(self, other: Self) -> Self;
+    /// Integers only.
+    fn and(self, other: Self) -> Self;
+    /// Divides by a number of ranks, not zero.
+    fn divide(self, ranks: u32) -> Self;
+}
+
+macro_rules! wide_float {
+    ($float:ty, $nan_bits:literal) => {
+        impl Wide for $float {
+            #[inline]
+            fn sum(self, other: Self) -> Self {
+                self + other
+            }
+            #[inline]
+            fn prod(self, other: Self) -> Self {
+                self * other
+            }
+            #[inline]
+            fn min(self, other: Self) -> Self {
+                if self.is_nan() || other.is_nan() {
+                    <$float>::from_bits($nan_bits)
+                } else if self < other || (self == other && self.is_sign_negative()) {
+                    self
+                } else {
+                    other
+                }
+            }
+            #[inline]
+            fn max(self, other: Self) -> Self {
+                if self.is_nan() || other.is_nan() {
+                    <$float>::from_bits($nan_bits)
+                } else if self > other || (self == other && self.is_sign_positive()) {
+                    self
+                } else {
+                    other
+                }
+            }
+            fn and(self, _: Self) -> Self {
+                unreachable!("bitwise and of floating-point values: `reduce` checks")
+            }
+            #[inline]
+            fn divide(self, ranks: u32) -> Self {
+                self / ranks as $float
+            }
+        }
+    };
+}
+wide_float!(f32, 0x7fc0_0000);
+wide_float!(f64, 0x7ff8_0000_0000_0000);
+
+macro_rules! wide_integer {
+    ($($integer:ty),*) => {$(
+        impl Wide for $integer {
+            #[inline]
+            fn sum(self, other: Self) -> Self {
+                self.wrapping_add(other)
+            }
+            #[inline]
+            fn prod(self, other: Self) -> Self {
+                self.wrapping_mul(other)
+            }
+            #[inline]
+            fn min(self, other: Self) -> Self {
+                Ord::min(self, other)
+            }
+            #[inline]
+            fn max(self, other: Self) -> Self {
+                Ord::max(self, other)
+            }
+            #[inline]
+            fn and(self, other: Self) -> Self {
+                self & other
+            }
+            #[inline]
+            fn divide(self, ranks: u32) -> Self {
+                // A divisor beyond the type's range exceeds every magnitude but that of the least
+                // value, and `MIN / (MAX + 1)` is the one quotient that is not 0.
+                match <$integer>::try_from(ranks) {
+                    Ok(ranks) => self / ranks,
+                    Err(_) => divide_far(self.into(), ranks) as $integer,
+                }
+            }
+        }
+    )*};
+}
+wide_integer!(i8, u8, i32, u32, i64, u64);
+
+fn divide_far(value: i128, ranks: u32) -> i128 {
+    value / i128::from(ranks)
+}
+
+/// An element as it lies in memory.
+pub(super) trait Number: Pod {
+    /// What it is computed in.
+    type Wide: Wide;
+    fn widen(self) -> Self::Wide;
+    /// Rounds to nearest even where the element is narrower.
+    fn narrow(wide: Self::Wide) -> Self;
+}
+
+macro_rules! number_of_itself {
+    ($($number:ty),*) => {$(
+        impl Number for $number {
+            type Wide = $number;
+            #[inline]
+            fn widen(self) -> $number {
+                self
+            }
+            #[inline]
+            fn narrow(wide: $number) -> $number {
+                wide
+            }
+        }
+    )*};
+}
+number_of_itself!(f32, f64, i8, u8, i32, u32, i64, u64);
+
+macro_rules! number_in_f32 {
+    ($($number:ty),*) => {$(
+        impl Number for $number {
+            type Wide = f32;
+            #[inline]
+            fn widen(self) -> f32 {
+                self.to_f32()
+            }
+            #[inline]
+            fn narrow(wide: f32) -> $number {
+                <$number>::from_f32(wide)
+            }
+        }
+    )*};
+}
+number_in_f32!(f16, bf16);
+
+/// Runs an expression with `$number` standing for the Rust type of `$dtype`.
+macro_rules! with_number {
+    ($dtype:expr, $number:ident => $body:expr) => {
+        match $dtype {
+            DataType::F64 => {
+                type $number = f64;
+                $body
+            }
+            DataType::F32 => {
+                type $number = f32;
+                $body
+            }
+            DataType::F16 => {
+                type $number = half::f16;
+                $body
+            }
+            DataType::Bf16 => {
+                type $number = half::bf16;
+                $body
+            }
+            DataType::I8 => {
+                type $number = i8;
+                $body
+            }
+            DataType::U8 => {
+                type $number = u8;
+                $body
+            }
+            DataType::I32 => {
+                type $number = i32;
+                $body
+            }
+            DataType::U32 => {
+                type $number = u32;
+                $body
+            }
+            DataType::I64 => {
+                type $number = i64;
+                $body
+            }
+            DataType::U64 => {
+                type $number = u64;
+                $body
+            }
+        }
+    };
+}
+pub(super) use with_number;

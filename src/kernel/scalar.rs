@@ -1,0 +1,70 @@
+//! The kernels one element at a time: definition, test oracle, tail of the vector code, and what CPUs
+//! without vector code of ours run.
+
+use super::number::{Number, Wide, with_number};
+use crate::memory::View;
+use crate::types::{Combine, DataType, Finish};
+use std::ops::Range;
+
+/// Reduces the elements `range` of the sources (first) into the destinations (second).
+pub(super) fn reduce(
+    dtype: DataType,
+    combine: Combine,
+    finish: Finish,
+    views: (&[View], &[View]),
+    range: Range<usize>,
+) {
+    with_number!(dtype, T => match combine {
+        Combine::Sum => fold::<T>(Wide::sum, finish, views, range),
+        Combine::Prod => fold::<T>(Wide::prod, finish, views, range),
+        Combine::Min => fold::<T>(Wide::min, finish, views, range),
+        Combine::Max => fold::<T>(Wide::max, finish, views, range),
+        Combine::BitAnd => fold::<T>(Wide::and, finish, views, range),
+    })
+}
+
+#[inline]
+fn fold<T: Number>(
+    combine: impl Fn(T::Wide, T::Wide) -> T::Wide,
+    finish: Finish,
+    (sources, destinations): (&[View], &[View]),
+    range: Range<usize>,
+) {
+    for index in range {
+        let mut value = sources[0].load::<T>(index).widen();
+        for source in &sources[1..] {
+            value = combine(value, source.load::<T>(index).widen());
+        }
+        if let Finish::Divide(ranks) = finish {
+            value = value.divide(ranks);
+        }
+        let value = T::narrow(value);
+        for destination in destinations {
+            destination.store(index, value);
+        }
+    }
+}
+
+/// Scales the elements `range`; floating-point types only.
+pub(super) fn scale(
+    dtype: DataType,
+    factor: f64,
+    source: View,
+    destination: View,
+    range: Range<usize>,
+) {
+    match dtype {
+        DataType::F64 => multiply::<f64>(factor, source, destination, range),
+        DataType::F32 => multiply::<f32>(factor as f32, source, destination, range),
+        DataType::F16 => multiply::<half::f16>(factor as f32, source, destination, range),
+        DataType::Bf16 => multiply::<half::bf16>(factor as f32, source, destination, range),
+        _ => unreachable!("scaling of integers: `scale` checks"),
+    }
+}
+
+fn multiply<T: Number>(factor: T::Wide, source: View, destination: View, range: Range<usize>) {
+    for index in range {
+        let product = source.load::<T>(index).widen().prod(factor);
+        destination.store(index, T::narrow(product));
+    }
+}

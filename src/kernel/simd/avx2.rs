@@ -1,0 +1,218 @@
+//! AVX2 lanes, with F16C. Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2.
+
+use super::lane::{FloatLane, IntegerLane, Lane, Last, Operator, fold, lane, map};
+use crate::memory::View;
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+/// As [`fold`].
+///
+/// # Safety
+/// As [`fold`], and the CPU has AVX2 and F16C.
+#[target_feature(enable = "avx2,f16c")]
+pub(super) unsafe fn fold_avx2<L: Lane, O: Operator<L>, F: Last<L>>(
+    last: F,
+    sources: &[View],
+    destinations: &[View],
+    range: Range<usize>,
+) -> usize {
+    // SAFETY: the same contract.
+    unsafe { fold::<L, O, F>(last, sources, destinations, range) }
+}
+
+/// As [`map`].
+///
+/// # Safety
+/// As [`map`], and the CPU has AVX2 and F16C.
+#[target_feature(enable = "avx2,f16c")]
+pub(super) unsafe fn map_avx2<From, To, F>(last: F, source: View, destination: View) -> usize
+where
+    From: Lane,
+    To: Lane<Register = From::Register>,
+    F: Last<From>,
+{
+    // SAFETY: the same contract.
+    unsafe { map::<From, To, F>(last, source, destination) }
+}
+
+macro_rules! avx2_lanes {
+    ($($lane:ident: $register:ty, $count:literal of $size:literal bytes, { $($rest:tt)* })*) => {
+        $(lane!("avx2,f16c", $lane: $register, $count of $size bytes, $($rest)*);)*
+    };
+}
+
+avx2_lanes! {
+    F64: __m256d, 4 of 8 bytes, { _mm256_loadu_pd _mm256_storeu_pd,
+        _mm256_add_pd _mm256_mul_pd min_f64 max_f64, float _mm256_set1_pd _mm256_div_pd }
+    F32: __m256, 8 of 4 bytes, { _mm256_loadu_ps _mm256_storeu_ps,
+        _mm256_add_ps _mm256_mul_ps min_f32 max_f32, float _mm256_set1_ps _mm256_div_ps }
+    F16: __m256, 8 of 2 bytes, { load_f16 store_f16,
+        _mm256_add_ps _mm256_mul_ps min_f32 max_f32, float _mm256_set1_ps _mm256_div_ps }
+    Bf16: __m256, 8 of 2 bytes, { load_bf16 store_bf16,
+        _mm256_add_ps _mm256_mul_ps min_f32 max_f32, float _mm256_set1_ps _mm256_div_ps }
+    I8: __m256i, 32 of 1 bytes, { _mm256_loadu_si256 _mm256_storeu_si256,
+        _mm256_add_epi8 prod_8 _mm256_min_epi8 _mm256_max_epi8, integer _mm256_and_si256 }
+    U8: __m256i, 32 of 1 bytes, { _mm256_loadu_si256 _mm256_storeu_si256,
+        _mm256_add_epi8 prod_8 _mm256_min_epu8 _mm256_max_epu8, integer _mm256_and_si256 }
+    I32: __m256i, 8 of 4 bytes, { _mm256_loadu_si256 _mm256_storeu_si256,
+        _mm256_add_epi32 _mm256_mullo_epi32 _mm256_min_epi32 _mm256_max_epi32, integer _mm256_and_si256 }
+    U32: __m256i, 8 of 4 bytes, { _mm256_loadu_si256 _mm256_storeu_si256,
+        _mm256_add_epi32 _mm256_mullo_epi32 _mm256_min_epu32 _mm256_max_epu32, integer _mm256_and_si256 }
+    I64: __m256i, 4 of 8 bytes, { _mm256_loadu_si256 _mm256_storeu_si256,
+        _mm256_add_epi64 prod_64 min_i64 max_i64, integer _mm256_and_si256 }
+    U64: __m256i, 4 of 8 bytes, { _mm256_loadu_si256 _mm256_storeu_si256,
+        _mm256_add_epi64 prod_64 min_u64 max_u64, integer _mm256_and_si256 }
+}
+
+/// MINPS and MAXPS give their second operand for two zeros and for NaN. Both orders agree otherwise, so
+/// the `or` of both is the minimum with -0 < +0, and the `and` the maximum.
+macro_rules! extreme {
+    ($name:ident, $register:ty, $extreme:ident, $both:ident, $compare:ident, $blend:ident, $nan:expr) => {
+        #[inline]
+        #[target_feature(enable = "avx2")]
+        fn $name(a: $register, b: $register) -> $register {
+            let ordered = $both($extreme(a, b), $extreme(b, a));
+            $blend(ordered, $nan, $compare::<_CMP_UNORD_Q>(a, b))
+        }
+    };
+}
+extreme!(
+    min_f32,
+    __m256,
+    _mm256_min_ps,
+    _mm256_or_ps,
+    _mm256_cmp_ps,
+    _mm256_blendv_ps,
+    _mm256_set1_ps(f32::from_bits(0x7fc0_0000))
+);
+extreme!(
+    max_f32,
+    __m256,
+    _mm256_max_ps,
+    _mm256_and_ps,
+    _mm256_cmp_ps,
+    _mm256_blendv_ps,
+    _mm256_set1_ps(f32::from_bits(0x7fc0_0000))
+);
+extreme!(
+    min_f64,
+    __m256d,
+    _mm256_min_pd,
+    _mm256_or_pd,
+    _mm256_cmp_pd,
+    _mm256_blendv_pd,
+    _mm256_set1_pd(f64::from_bits(0x7ff8_0000_0000_0000))
+);
+extreme!(
+    max_f64,
+    __m256d,
+    _mm256_max_pd,
+    _mm256_and_pd,
+    _mm256_cmp_pd,
+    _mm256_blendv_pd,
+    _mm256_set1_pd(f64::from_bits(0x7ff8_0000_0000_0000))
+);
+
+/// # Safety
+/// 16 readable bytes.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn load_f16(from: *const __m128i) -> __m256 {
+    // SAFETY: the caller's contract.
+    _mm256_cvtph_ps(unsafe { _mm_loadu_si128(from) })
+}
+
+/// # Safety
+/// 16 writable bytes.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn store_f16(to: *mut __m128i, value: __m256) {
+    let narrow = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(value);
+    // SAFETY: the caller's contract.
+    unsafe { _mm_storeu_si128(to, narrow) }
+}
+
+/// # Safety
+/// 16 readable bytes.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn load_bf16(from: *const __m128i) -> __m256 {
+    // SAFETY: the caller's contract.
+    let narrow = unsafe { _mm_loadu_si128(from) };
+    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(narrow)))
+}
+
+/// Rounds to nearest even by adding just under half of the last kept bit, or half of it if that bit is
+/// set; a NaN is cut and made quiet.
+///
+/// # Safety
+/// 16 writable bytes.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn store_bf16(to: *mut __m128i, value: __m256) {
+    let bits = _mm256_castps_si256(value);
+    let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+    let half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
+    let rounded = _mm256_add_epi32(bits, half);
+    let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(value, value));
+    let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
+    let result = _mm256_srli_epi32::<16>(_mm256_blendv_epi8(rounded, quiet, is_nan));
+    // Packing works within each half of 16 bytes; the permutation brings both results together.
+    let packed = _mm256_packus_epi32(result, result);
+    let narrow = _mm256_castsi256_si128(_mm256_permute4x64_epi64::<0b1000>(packed));
+    // SAFETY: the caller's contract.
+    unsafe { _mm_storeu_si128(to, narrow) }
+}
+
+/// The low bytes of the products: of the even bytes and of the odd bytes apart, in 16 bits.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn prod_8(a: __m256i, b: __m256i) -> __m256i {
+    let even = _mm256_mullo_epi16(a, b);
+    let odd = _mm256_mullo_epi16(_mm256_srli_epi16::<8>(a), _mm256_srli_epi16::<8>(b));
+    let odd = _mm256_slli_epi16::<8>(odd);
+    _mm256_or_si256(odd, _mm256_and_si256(even, _mm256_set1_epi16(0xff)))
+}
+
+/// The low 64 bits of the products, from 32-bit halves: `al*bl + ((ah*bl + al*bh) << 32)`.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn prod_64(a: __m256i, b: __m256i) -> __m256i {
+    let low = _mm256_mul_epu32(a, b);
+    let ah_bl = _mm256_mul_epu32(_mm256_srli_epi64::<32>(a), b);
+    let al_bh = _mm256_mul_epu32(a, _mm256_srli_epi64::<32>(b));
+    let high = _mm256_slli_epi64::<32>(_mm256_add_epi64(ah_bl, al_bh));
+    _mm256_add_epi64(low, high)
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn min_i64(a: __m256i, b: __m256i) -> __m256i {
+    _mm256_blendv_epi8(a, b, _mm256_cmpgt_epi64(a, b))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn max_i64(a: __m256i, b: __m256i) -> __m256i {
+    _mm256_blendv_epi8(b, a, _mm256_cmpgt_epi64(a, b))
+}
+
+/// Where `a > b` as unsigned numbers: with the sign bits flipped the signed comparison says so.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn is_above(a: __m256i, b: __m256i) -> __m256i {
+    let sign = _mm256_set1_epi64x(i64::MIN);
+    _mm256_cmpgt_epi64(_mm256_xor_si256(a, sign), _mm256_xor_si256(b, sign))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn min_u64(a: __m256i, b: __m256i) -> __m256i {
+    _mm256_blendv_epi8(a, b, is_above(a, b))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn max_u64(a: __m256i, b: __m256i) -> __m256i {
+    _mm256_blendv_epi8(b, a, is_above(a, b))
+}

@@ -1,0 +1,313 @@
+//! One vector of elements as a [`Lane`], and the loops over lanes, common to all instruction sets.
+//!
+//! The loops are `#[inline(always)]` bodies: `avx2.rs` and `avx512.rs` each have one entry per loop that
+//! carries `#[target_feature]`, into which the body and the intrinsics are inlined.
+//!
+//! One pass over memory: per group of four vectors all sources are folded in registers, then stored to
+//! all destinations, so a destination may be the same range as any source.
+
+use crate::memory::View;
+use std::ops::Range;
+
+/// Vectors that are folded at a time: enough independent chains to hide the latency of an addition.
+const UNROLL: usize = 4;
+
+/// One vector of elements of one type on one instruction set.
+///
+/// # Safety
+/// Every method requires that the CPU has the lane's instruction set.
+pub(super) unsafe trait Lane {
+    /// The register that is computed with; elements of 16 bits are widened in it.
+    type Register: Copy;
+    /// Elements in one vector.
+    const COUNT: usize;
+    /// Bytes in memory of one vector.
+    const BYTES: usize;
+    /// # Safety
+    /// `BYTES` readable bytes at `from`.
+    unsafe fn load(from: *const u8) -> Self::Register;
+    /// # Safety
+    /// `BYTES` writable bytes at `to`.
+    unsafe fn store(to: *mut u8, value: Self::Register);
+    unsafe fn sum(a: Self::Register, b: Self::Register) -> Self::Register;
+    unsafe fn prod(a: Self::Register, b: Self::Register) -> Self::Register;
+    unsafe fn min(a: Self::Register, b: Self::Register) -> Self::Register;
+    unsafe fn max(a: Self::Register, b: Self::Register) -> Self::Register;
+}
+
+/// A lane of floats.
+///
+/// # Safety
+/// As [`Lane`].
+pub(super) unsafe trait FloatLane: Lane {
+    /// `value`, rounded to what is computed with, in every element.
+    unsafe fn splat(value: f64) -> Self::Register;
+    unsafe fn divide(a: Self::Register, b: Self::Register) -> Self::Register;
+}
+
+/// A lane of integers.
+///
+/// # Safety
+/// As [`Lane`].
+pub(super) unsafe trait IntegerLane: Lane {
+    unsafe fn and(a: Self::Register, b: Self::Register) -> Self::Register;
+}
+
+/// What is done to two vectors.
+pub(super) trait Operator<L: Lane> {
+    /// # Safety
+    /// The CPU has the instruction set of `L`.
+    unsafe fn apply(a: L::Register, b: L::Register) -> L::Register;
+}
+
+macro_rules! operator {
+    ($name:ident, $method:ident, $lane:ident) => {
+        pub(super) struct $name;
+
+        impl<L: $lane> Operator<L> for $name {
+            #[inline(always)]
+            unsafe fn apply(a: L::Register, b: L::Register) -> L::Register {
+                // SAFETY: the same contract.
+                unsafe { L::$method(a, b) }
+            }
+        }
+    };
+}
+operator!(Sum, sum, Lane);
+operator!(Prod, prod, Lane);
+operator!(Min, min, Lane);
+operator!(Max, max, Lane);
+operator!(And, and, IntegerLane);
+
+/// What is done to a vector before it is stored.
+pub(super) trait Last<L: Lane>: Copy {
+    /// The operand, in a register.
+    type Operand: Copy;
+    /// # Safety
+    /// The CPU has the instruction set of `L`.
+    unsafe fn operand(self) -> Self::Operand;
+    /// # Safety
+    /// The CPU has the instruction set of `L`.
+    unsafe fn apply(value: L::Register, operand: Self::Operand) -> L::Register;
+}
+
+/// Nothing.
+#[derive(Clone, Copy)]
+pub(super) struct Keep;
+
+impl<L: Lane> Last<L> for Keep {
+    type Operand = ();
+    #[inline(always)]
+    unsafe fn operand(self) {}
+    #[inline(always)]
+    unsafe fn apply(value: L::Register, (): ()) -> L::Register {
+        value
+    }
+}
+
+/// A division by this.
+#[derive(Clone, Copy)]
+pub(super) struct DivideBy(pub(super) f64);
+
+impl<L: FloatLane> Last<L> for DivideBy {
+    type Operand = L::Register;
+    #[inline(always)]
+    unsafe fn operand(self) -> L::Register {
+        // SAFETY: the same contract.
+        unsafe { L::splat(self.0) }
+    }
+    #[inline(always)]
+    unsafe fn apply(value: L::Register, operand: L::Register) -> L::Register {
+        // SAFETY: the same contract.
+        unsafe { L::divide(value, operand) }
+    }
+}
+
+/// A multiplication by this.
+#[derive(Clone, Copy)]
+pub(super) struct MultiplyBy(pub(super) f64);
+
+impl<L: FloatLane> Last<L> for MultiplyBy {
+    type Operand = L::Register;
+    #[inline(always)]
+    unsafe fn operand(self) -> L::Register {
+        // SAFETY: the same contract.
+        unsafe { L::splat(self.0) }
+    }
+    #[inline(always)]
+    unsafe fn apply(value: L::Register, operand: L::Register) -> L::Register {
+        // SAFETY: the same contract.
+        unsafe { L::prod(value, operand) }
+    }
+}
+
+/// Folds whole vectors of all sources, from byte `range.start` while they end by `range.end`, into all
+/// destinations; where the last of them ended.
+///
+/// # Safety
+/// The CPU has the instruction set of `L`; there is a source; no view is size-only; the range lies inside
+/// all of them.
+#[inline(always)]
+pub(super) unsafe fn fold<L: Lane, O: Operator<L>, F: Last<L>>(
+    last: F,
+    sources: &[View],
+    destinations: &[View],
+    range: Range<usize>,
+) -> usize {
+    let Range { mut start, end } = range;
+    // SAFETY: the caller's contract; each call stays below `end`.
+    unsafe {
+        let operand = last.operand();
+        while end - start >= UNROLL * L::BYTES {
+            fold_at::<L, O, F, UNROLL>(operand, sources, destinations, start);
+            start += UNROLL * L::BYTES;
+        }
+        while end - start >= L::BYTES {
+            fold_at::<L, O, F, 1>(operand, sources, destinations, start);
+            start += L::BYTES;
+        }
+    }
+    start
+}
+
+/// # Safety
+/// As [`fold`], and `N` vectors from byte `start` lie inside every view.
+#[inline(always)]
+unsafe fn fold_at<L: Lane, O: Operator<L>, F: Last<L>, const N: usize>(
+    operand: F::Operand,
+    sources: &[View],
+    destinations: &[View],
+    start: usize,
+) {
+    // SAFETY: the bytes lie inside the views, which are mapped (contract of `View::new`).
+    unsafe {
+        let mut values = load::<L, N>(sources.get_unchecked(0), start);
+        for source in sources.get_unchecked(1..) {
+            let others = load::<L, N>(source, start);
+            for (value, other) in values.iter_mut().zip(others) {
+                *value = O::apply(*value, other);
+            }
+        }
+        let values = values.map(|value| F::apply(value, operand));
+        for destination in destinations {
+            let to = destination.as_ptr().add(start);
+            for (index, value) in values.into_iter().enumerate() {
+                L::store(to.add(index * L::BYTES), value);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// The CPU has the instruction set of `L`; `N` vectors from byte `start` lie inside `source`.
+#[inline(always)]
+unsafe fn load<L: Lane, const N: usize>(source: &View, start: usize) -> [L::Register; N] {
+    let from = source.as_ptr();
+    // SAFETY: the bytes lie inside the view, which is mapped (contract of `View::new`).
+    std::array::from_fn(|index| unsafe { L::load(from.add(start + index * L::BYTES)) })
+}
+
+/// Loads vectors of `From`, applies `last`, stores them as `To`; how many elements are done.
+///
+/// # Safety
+/// The CPU has the instruction set of the lanes, which have equal counts; no view is size-only; both
+/// have the same count of elements, and each vector of `destination` begins no earlier than the one of
+/// `source` that it replaces, if they share memory.
+#[inline(always)]
+pub(super) unsafe fn map<From, To, F>(last: F, source: View, destination: View) -> usize
+where
+    From: Lane,
+    To: Lane<Register = From::Register>,
+    F: Last<From>,
+{
+    const { assert!(From::COUNT == To::COUNT) };
+    let vectors = source.len_bytes() / From::BYTES;
+    // SAFETY: `vectors` vectors lie inside both views, which are mapped (contract of `View::new`).
+    unsafe {
+        let operand = last.operand();
+        for vector in 0..vectors {
+            let value = From::load(source.as_ptr().add(vector * From::BYTES));
+            let value = F::apply(value, operand);
+            To::store(destination.as_ptr().add(vector * To::BYTES), value);
+        }
+    }
+    vectors * From::COUNT
+}
+
+/// Implements [`Lane`] and [`FloatLane`] or [`IntegerLane`] from functions that need `$features`.
+macro_rules! lane {
+    (
+        $features:literal, $lane:ident: $register:ty, $count:literal of $size:literal bytes,
+        $load:ident $store:ident, $sum:ident $prod:ident $min:ident $max:ident, $($rest:tt)*
+    ) => {
+        #[doc = concat!(stringify!($count), " elements of ", stringify!($size), " bytes.")]
+        pub(super) struct $lane;
+
+        // SAFETY: `load` and `store` touch BYTES bytes.
+        unsafe impl Lane for $lane {
+            type Register = $register;
+            const COUNT: usize = $count;
+            const BYTES: usize = $count * $size;
+
+            #[inline]
+            #[target_feature(enable = $features)]
+            unsafe fn load(from: *const u8) -> $register {
+                // SAFETY: the caller's contract: BYTES readable bytes.
+                unsafe { $load(from.cast()) }
+            }
+            #[inline]
+            #[target_feature(enable = $features)]
+            unsafe fn store(to: *mut u8, value: $register) {
+                // SAFETY: the caller's contract: BYTES writable bytes.
+                unsafe { $store(to.cast(), value) }
+            }
+            #[inline]
+            #[target_feature(enable = $features)]
+            unsafe fn sum(a: $register, b: $register) -> $register {
+                $sum(a, b)
+            }
+            #[inline]
+            #[target_feature(enable = $features)]
+            unsafe fn prod(a: $register, b: $register) -> $register {
+                $prod(a, b)
+            }
+            #[inline]
+            #[target_feature(enable = $features)]
+            unsafe fn min(a: $register, b: $register) -> $register {
+                $min(a, b)
+            }
+            #[inline]
+            #[target_feature(enable = $features)]
+            unsafe fn max(a: $register, b: $register) -> $register {
+                $max(a, b)
+            }
+        }
+        lane!(@more $features, $lane: $register, $($rest)*);
+    };
+    (@more $features:literal, $lane:ident: $register:ty, float $splat:ident $divide:ident) => {
+        // SAFETY: only arithmetic.
+        unsafe impl FloatLane for $lane {
+            #[inline]
+            #[target_feature(enable = $features)]
+            unsafe fn splat(value: f64) -> $register {
+                $splat(value as _)
+            }
+            #[inline]
+            #[target_feature(enable = $features)]
+            unsafe fn divide(a: $register, b: $register) -> $register {
+                $divide(a, b)
+            }
+        }
+    };
+    (@more $features:literal, $lane:ident: $register:ty, integer $and:ident) => {
+        // SAFETY: only arithmetic.
+        unsafe impl IntegerLane for $lane {
+            #[inline]
+            #[target_feature(enable = $features)]
+            unsafe fn and(a: $register, b: $register) -> $register {
+                $and(a, b)
+            }
+        }
+    };
+}
+pub(super) use lane;

@@ -1,0 +1,456 @@
+//! Properties of the kernels: every instruction set of this CPU against the scalar code, and the scalar
+//! code against the words of the contract.
+
+use super::*;
+use crate::memory::{Element, Region};
+use half::{bf16, f16};
+use proptest::prelude::*;
+
+const COMBINES: [Combine; 5] = [
+    Combine::Sum,
+    Combine::Prod,
+    Combine::Min,
+    Combine::Max,
+    Combine::BitAnd,
+];
+
+fn present() -> impl Iterator<Item = Isa> {
+    let all = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
+    all.into_iter().filter(|isa| isa.is_present())
+}
+
+/// Region-backed elements; the region outlives the view in each test.
+fn filled<T: Element>(values: &[T]) -> (Region, View) {
+    let region = Region::private(size_of_val(values).max(1)).expect("memory for a test");
+    let view = region.view().part(0, size_of_val(values));
+    view.write(0, bytemuck::cast_slice(values));
+    (region, view)
+}
+
+fn values<T: Element>(view: View) -> Vec<T> {
+    (0..view.len_bytes() / size_of::<T>())
+        .map(|index| view.load(index))
+        .collect()
+}
+
+fn reduced<T: Element>(isa: Isa, combine: Combine, finish: Finish, sources: &[&[T]]) -> Vec<T> {
+    let inputs: Vec<_> = sources.iter().map(|values| filled(values)).collect();
+    let views: Vec<View> = inputs.iter().map(|(_, view)| *view).collect();
+    let (_output_region, output) = filled(sources[0]);
+    reduce_with(isa, T::DTYPE, combine, finish, &views, &[output]);
+    values(output)
+}
+
+fn converted<T: Element, U: Element>(isa: Isa, from: &[T]) -> Vec<U> {
+    let (_source_region, source) = filled(from);
+    let (_target_region, target) = filled(&vec![U::zeroed(); from.len()]);
+    convert_with(isa, T::DTYPE, source, U::DTYPE, target);
+    values(target)
+}
+
+fn is_nan(dtype: DataType, view: View, index: usize) -> bool {
+    match dtype {
+        DataType::F64 => view.load::<f64>(index).is_nan(),
+        DataType::F32 => view.load::<f32>(index).is_nan(),
+        DataType::F16 => view.load::<f16>(index).is_nan(),
+        DataType::Bf16 => view.load::<bf16>(index).is_nan(),
+        _ => false,
+    }
+}
+
+fn element(dtype: DataType, view: View, index: usize) -> Vec<u8> {
+    let mut bytes = vec![0; dtype.size_bytes()];
+    view.read(index * dtype.size_bytes(), &mut bytes);
+    bytes
+}
+
+/// Equal bits, or (unless `nan_bits` matter) both NaN.
+fn check_same(dtype: DataType, got: View, expected: View, nan_bits: bool) {
+    for index in 0..got.len_bytes() / dtype.size_bytes() {
+        let both_nan = is_nan(dtype, got, index) && is_nan(dtype, expected, index);
+        if nan_bits || !both_nan {
+            assert_eq!(
+                element(dtype, got, index),
+                element(dtype, expected, index),
+                "element {index}"
+            );
+        }
+    }
+}
+
+/// Bytes that hold special values of the type more often than chance would have it.
+fn write_random(dtype: DataType, view: View, seed: u64) {
+    let mut state = seed;
+    for index in 0..view.len_bytes() / dtype.size_bytes() {
+        state = crate::prng::mix(state.wrapping_add(index as u64));
+        let special = (state >> 60) % 8;
+        let bits = state.rotate_left(17);
+        match dtype {
+            DataType::F64 => view.store(index, special_f64(special, f64::from_bits(bits))),
+            DataType::F32 => {
+                let usual = f32::from_bits(bits as u32);
+                view.store(index, special_f64(special, f64::from(usual)) as f32);
+            }
+            DataType::F16 => {
+                let usual = f16::from_bits(bits as u16);
+                view.store(index, f16::from_f64(special_f64(special, usual.to_f64())));
+            }
+            DataType::Bf16 => {
+                let usual = bf16::from_bits(bits as u16);
+                view.store(index, bf16::from_f64(special_f64(special, usual.to_f64())));
+            }
+            _ => view.write(
+                index * dtype.size_bytes(),
+                &bits.to_le_bytes()[..dtype.size_bytes()],
+            ),
+        }
+    }
+}
+
+fn special_f64(special: u64, usual: f64) -> f64 {
+    match special {
+        0 => 0.0,
+        1 => -0.0,
+        2 => 1.0 + usual.to_bits() as f64 / u64::MAX as f64,
+        3 if usual.to_bits() % 4 == 0 => f64::NAN,
+        4 if usual.to_bits() % 4 == 0 => f64::INFINITY,
+        5 if usual.to_bits() % 4 == 0 => f64::NEG_INFINITY,
+        _ => usual,
+    }
+}
+
+/// Views of one region, `bytes` long each, separated by odd gaps so that their alignments differ.
+fn spread(region: &Region, bytes: usize, count: usize, skew: usize) -> Vec<View> {
+    let stride = bytes + 67;
+    (0..count)
+        .map(|index| {
+            region
+                .view()
+                .part(index * stride + (skew * (index + 1)) % 64, bytes)
+        })
+        .collect()
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    count: usize,
+    sources: usize,
+    destinations: usize,
+    in_place: usize,
+    skew: usize,
+    seed: u64,
+}
+
+fn shape() -> impl Strategy<Value = Shape> {
+    (
+        0..700usize,
+        1..=5usize,
+        1..=3usize,
+        0..=3usize,
+        0..64usize,
+        any::<u64>(),
+    )
+        .prop_map(
+            |(count, sources, destinations, in_place, skew, seed)| Shape {
+                count,
+                sources,
+                destinations,
+                in_place: in_place.min(sources).min(destinations),
+                skew,
+                seed,
+            },
+        )
+}
+
+/// Runs one reduction; the destinations afterwards, the first `in_place` of which are the last sources.
+fn run(
+    isa: Isa,
+    dtype: DataType,
+    combine: Combine,
+    finish: Finish,
+    shape: Shape,
+) -> (Region, Vec<View>) {
+    let bytes = shape.count * dtype.size_bytes();
+    let views_count = shape.sources + shape.destinations;
+    let region = Region::private((bytes + 67) * views_count + 64).expect("memory for a test");
+    let views = spread(&region, bytes, views_count, shape.skew);
+    let (sources, rest) = views.split_at(shape.sources);
+    for (index, source) in sources.iter().enumerate() {
+        write_random(dtype, *source, shape.seed.wrapping_add(index as u64));
+    }
+    let mut destinations = rest.to_vec();
+    for (index, destination) in destinations.iter_mut().take(shape.in_place).enumerate() {
+        *destination = sources[shape.sources - 1 - index];
+    }
+    reduce_with(isa, dtype, combine, finish, sources, &destinations);
+    (region, destinations)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn every_instruction_set_reduces_like_the_scalar_code(shape in shape(), ranks in 1..400u32) {
+        for dtype in DataType::ALL {
+            for combine in COMBINES {
+                if combine == Combine::BitAnd && dtype.is_float() {
+                    continue;
+                }
+                for finish in [Finish::None, Finish::Divide(ranks)] {
+                    let (_region, expected) = run(Isa::Scalar, dtype, combine, finish, shape);
+                    let nan_bits = matches!(combine, Combine::Min | Combine::Max)
+                        && shape.sources > 1 && finish == Finish::None;
+                    for isa in present() {
+                        let (_region, got) = run(isa, dtype, combine, finish, shape);
+                        for (got, expected) in got.iter().zip(&expected) {
+                            check_same(dtype, *got, *expected, nan_bits);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_scales_and_converts_like_the_scalar_code(shape in shape(), factor in -3.0..3.0f64) {
+        for from in DataType::ALL {
+            for to in DataType::ALL {
+                let bytes = shape.count * (from.size_bytes() + 2 * to.size_bytes());
+                let region = Region::private(bytes + 64).expect("memory for a test");
+                let whole = region.view().part(shape.skew, bytes);
+                let source = whole.part(0, shape.count * from.size_bytes());
+                let part_bytes = shape.count * to.size_bytes();
+                let expected = whole.part(source.len_bytes(), part_bytes);
+                let got = whole.part(source.len_bytes() + part_bytes, part_bytes);
+                write_random(from, source, shape.seed);
+                let run = |isa, target| match from == to && from.is_float() {
+                    true => scale_with(isa, from, factor, source, target),
+                    false => convert_with(isa, from, source, to, target),
+                };
+                run(Isa::Scalar, expected);
+                for isa in present() {
+                    got.fill(0x5a);
+                    run(isa, got);
+                    check_same(to, got, expected, false);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn f32_sums_depend_on_the_order_and_follow_the_sources() {
+    let (big, one) = ([1e8f32; 100], [1f32; 100]);
+    let minus = [-1e8f32; 100];
+    for isa in present() {
+        let kept = reduced(isa, Combine::Sum, Finish::None, &[&big, &minus, &one]);
+        let lost = reduced(isa, Combine::Sum, Finish::None, &[&big, &one, &minus]);
+        assert_eq!((kept, lost), (vec![1.0; 100], vec![0.0; 100]), "{isa:?}");
+    }
+}
+
+#[test]
+fn halves_are_folded_in_f32_and_rounded_once() {
+    // In f16 every single 2048 + 1 rounds back to 2048.
+    let (big, one) = ([f16::from_f32(2048.0); 77], [f16::ONE; 77]);
+    let (big_b, one_b) = ([bf16::from_f32(256.0); 77], [bf16::ONE; 77]);
+    for isa in present() {
+        let sums = reduced(isa, Combine::Sum, Finish::None, &[&big, &one, &one]);
+        assert_eq!(sums, [f16::from_f32(2050.0); 77], "{isa:?}");
+        let sums = reduced(isa, Combine::Sum, Finish::None, &[&big_b, &one_b, &one_b]);
+        assert_eq!(sums, [bf16::from_f32(258.0); 77], "{isa:?}");
+    }
+}
+
+#[test]
+fn nan_wins_in_both_orders_with_the_same_bits() {
+    let noisy = [f32::from_bits(0xffc0_1234); 37];
+    let quiet = [1f32; 37];
+    for isa in present() {
+        for combine in [Combine::Min, Combine::Max] {
+            for pair in [[&noisy[..], &quiet], [&quiet, &noisy], [&noisy, &noisy]] {
+                let result = reduced(isa, combine, Finish::None, &pair);
+                let bits: Vec<u32> = result.iter().map(|value| value.to_bits()).collect();
+                assert_eq!(bits, [0x7fc0_0000; 37], "{isa:?} {combine:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn minus_zero_is_less_than_plus_zero() {
+    let (minus, plus) = ([-0f64; 19], [0f64; 19]);
+    for isa in present() {
+        for pair in [[&minus[..], &plus], [&plus, &minus]] {
+            let least = reduced(isa, Combine::Min, Finish::None, &pair);
+            let greatest = reduced(isa, Combine::Max, Finish::None, &pair);
+            assert!(
+                least.iter().all(|value| value.is_sign_negative()),
+                "{isa:?}"
+            );
+            assert!(
+                greatest.iter().all(|value| value.is_sign_positive()),
+                "{isa:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn integers_wrap_and_averages_truncate_toward_zero() {
+    let (a, b) = ([i8::MAX; 300], [1i8; 300]);
+    let (c, d) = ([-4i64; 50], [-3i64; 50]);
+    for isa in present() {
+        assert_eq!(
+            reduced(isa, Combine::Sum, Finish::None, &[&a, &b]),
+            [i8::MIN; 300]
+        );
+        assert_eq!(
+            reduced(isa, Combine::Sum, Finish::Divide(2), &[&c, &d]),
+            [-3; 50]
+        );
+        assert_eq!(
+            reduced(isa, Combine::Sum, Finish::Divide(128), &[&a, &b]),
+            [-1; 300]
+        );
+        assert_eq!(
+            reduced(isa, Combine::Sum, Finish::Divide(300), &[&a, &b]),
+            [0; 300]
+        );
+        let product = reduced(isa, Combine::Prod, Finish::None, &[&[u64::MAX; 9], &[3; 9]]);
+        assert_eq!(product, [u64::MAX - 2; 9]);
+    }
+}
+
+#[test]
+fn float_averages_are_true_quotients() {
+    let sums: Vec<f32> = (0..200).map(|index| index as f32 * 0.7).collect();
+    let zeros = vec![0f32; 200];
+    for isa in present() {
+        let expected: Vec<f32> = sums.iter().map(|sum| sum / 3.0).collect();
+        assert_eq!(
+            reduced(isa, Combine::Sum, Finish::Divide(3), &[&sums, &zeros]),
+            expected
+        );
+    }
+}
+
+#[test]
+fn all_16_bit_floats_survive_f32_and_round_like_the_half_crate() {
+    let halves: Vec<f16> = (0..=u16::MAX)
+        .map(f16::from_bits)
+        .filter(|h| !h.is_nan())
+        .collect();
+    let brains: Vec<bf16> = (0..=u16::MAX)
+        .map(bf16::from_bits)
+        .filter(|b| !b.is_nan())
+        .collect();
+    // Every f16 and bf16, the ties above them, and one step to each side of the ties.
+    let mut floats: Vec<f32> = halves.iter().map(|h| h.to_f32()).collect();
+    floats.extend(brains.iter().map(|b| b.to_f32()));
+    let near = |f: &f32| {
+        [0, 0x0fff, 0x1000, 0x1001, 0x7fff, 0x8000, 0x8001]
+            .map(|step| f32::from_bits(f.to_bits() + step))
+    };
+    let floats: Vec<f32> = floats.iter().flat_map(near).collect();
+    for isa in present() {
+        let wide: Vec<f32> = converted(isa, &halves);
+        assert_eq!(converted::<f32, f16>(isa, &wide), halves, "{isa:?}");
+        let wide: Vec<f32> = converted(isa, &brains);
+        assert_eq!(converted::<f32, bf16>(isa, &wide), brains, "{isa:?}");
+        let bits = |got: &[f16]| got.iter().map(|h| h.to_bits()).collect::<Vec<_>>();
+        let expected: Vec<f16> = floats.iter().map(|f| f16::from_f32(*f)).collect();
+        assert_eq!(bits(&converted(isa, &floats)), bits(&expected), "{isa:?}");
+        let bits = |got: &[bf16]| got.iter().map(|b| b.to_bits()).collect::<Vec<_>>();
+        let expected: Vec<bf16> = floats.iter().map(|f| bf16::from_f32(*f)).collect();
+        assert_eq!(bits(&converted(isa, &floats)), bits(&expected), "{isa:?}");
+    }
+}
+
+#[test]
+fn integer_conversions_saturate_and_nan_becomes_zero() {
+    let floats = [1e20f32, -1e20, f32::NAN, -1.9, 200.0];
+    assert_eq!(
+        converted::<f32, i8>(Isa::best(), &floats),
+        [127, -128, 0, -1, 127]
+    );
+    assert_eq!(
+        converted::<i64, u8>(Isa::best(), &[-1, 256, 7]),
+        [0, 255, 7]
+    );
+}
+
+#[test]
+fn one_source_is_a_copy_that_is_finished() {
+    let values: Vec<bf16> = (0..99u8).map(|v| bf16::from_f32(v.into())).collect();
+    for isa in present() {
+        assert_eq!(
+            reduced(isa, Combine::Prod, Finish::None, &[&values]),
+            values
+        );
+        let halved: Vec<bf16> = values
+            .iter()
+            .map(|v| bf16::from_f32(v.to_f32() / 2.0))
+            .collect();
+        assert_eq!(
+            reduced(isa, Combine::Prod, Finish::Divide(2), &[&values]),
+            halved
+        );
+    }
+}
+
+#[test]
+fn size_only_views_are_left_alone() {
+    let (_region, real) = filled(&[7u32; 4]);
+    let ghost = View::size_only(16);
+    reduce(
+        DataType::U32,
+        Combine::Sum,
+        Finish::None,
+        &[real, ghost],
+        &[real],
+    );
+    reduce(
+        DataType::U32,
+        Combine::Sum,
+        Finish::None,
+        &[real, real],
+        &[real, ghost],
+    );
+    scale(DataType::F32, 2.0, ghost, real);
+    convert(DataType::U32, ghost, DataType::F32, real);
+    assert_eq!(values::<u32>(real), [7; 4]);
+}
+
+#[test]
+#[should_panic(expected = "bitwise and is defined for integers, not for f16")]
+fn bitwise_and_of_floats_is_refused() {
+    let view = View::size_only(4);
+    reduce(
+        DataType::F16,
+        Combine::BitAnd,
+        Finish::None,
+        &[view],
+        &[view],
+    );
+}
+
+#[test]
+#[should_panic(expected = "views of 8 and 16 bytes")]
+fn views_of_unequal_length_are_refused() {
+    let (a, b) = (View::size_only(8), View::size_only(16));
+    reduce(DataType::F32, Combine::Sum, Finish::None, &[a, b], &[a]);
+}
+
+#[test]
+#[should_panic(expected = "6 bytes are no whole number of f32 elements")]
+fn part_of_an_element_is_refused() {
+    let view = View::size_only(6);
+    reduce(DataType::F32, Combine::Sum, Finish::None, &[view], &[view]);
+}
+
+#[test]
+#[should_panic(expected = "scaling is defined for floating point, not for i32")]
+fn scaling_of_integers_is_refused() {
+    scale(DataType::I32, 2.0, View::size_only(8), View::size_only(8));
+}

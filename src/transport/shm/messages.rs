@@ -1,0 +1,340 @@
+//! The data path of the shm provider: sending, matching, fetching, acknowledging.
+
+use super::peer::{Outstanding, Payload, PeerState, Posted, Unexpected};
+use super::ring::{Record, RecordHeader};
+use super::{Outcome, PostError, RemoteRange, ShmTransport};
+use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
+use crate::memory::{RegionKey, View};
+use crate::types::Rank;
+use std::sync::atomic::Ordering;
+
+/// words: tag, header. The payload follows.
+const EAGER: u8 = 1;
+/// words: tag, header, key and id, offset, bytes.
+const IN_REGION: u8 = 2;
+/// words: id, bytes.
+const ACKNOWLEDGED: u8 = 3;
+
+impl ShmTransport {
+    pub(super) fn send_message(
+        &mut self,
+        peer: Rank,
+        tag: u64,
+        header: u64,
+        source: View,
+        token: u64,
+    ) -> std::result::Result<(), PostError> {
+        let bytes = source.len_bytes();
+        if bytes > INLINE_BYTES_MAX && !self.regions.contains_key(&source.key()) {
+            return Err(PostError::Invalid(format!(
+                "a send of {bytes} bytes from memory that is not registered; {INLINE_BYTES_MAX} at most"
+            )));
+        }
+        if !self.has_message_credit(peer) {
+            return Err(PostError::WouldBlock);
+        }
+        if bytes > INLINE_BYTES_MAX {
+            self.export_to(peer, source.key())?;
+        }
+        let p = &mut self.peers[peer as usize];
+        let producer = p.producer.as_mut().expect("connected");
+        let id = p.next_id;
+        let (record, payload) = if bytes > INLINE_BYTES_MAX {
+            let place = u64::from(source.key().0) | (u64::from(id) << 32);
+            let words = [tag, header, place, source.offset(), bytes as u64];
+            (
+                RecordHeader {
+                    kind: IN_REGION,
+                    payload_bytes: 0,
+                    words,
+                },
+                View::empty(),
+            )
+        } else {
+            let words = [tag, header, 0, 0, 0];
+            (
+                RecordHeader {
+                    kind: EAGER,
+                    payload_bytes: bytes as u32,
+                    words,
+                },
+                source,
+            )
+        };
+        if !producer.push(record, payload) {
+            return Err(PostError::WouldBlock);
+        }
+        p.sent += 1;
+        if bytes > INLINE_BYTES_MAX {
+            p.next_id = p.next_id.wrapping_add(1);
+            p.outstanding.push(Outstanding {
+                id,
+                token,
+                bytes: bytes as u64,
+            });
+        } else {
+            self.complete(token, peer, Outcome::Done, bytes as u64, 0);
+        }
+        self.peers[peer as usize]
+            .segment
+            .as_ref()
+            .expect("connected")
+            .wake();
+        Ok(())
+    }
+
+    fn has_message_credit(&mut self, peer: Rank) -> bool {
+        self.peers[peer as usize].sent - self.peers[peer as usize].matched_seen
+            < u64::from(MESSAGES_PER_PEER)
+            || self.unmatched(peer) < MESSAGES_PER_PEER
+    }
+
+    /// Messages to this peer that it has not matched yet.
+    pub(super) fn unmatched(&mut self, peer: Rank) -> u32 {
+        let p = &mut self.peers[peer as usize];
+        if let Some(segment) = &p.segment {
+            // Pairs with the release store in `count_match`; a hostile count cannot pass what was sent.
+            let matched = segment.matched_from(self.rank).load(Ordering::Acquire);
+            p.matched_seen = matched.clamp(p.matched_seen, p.sent);
+        }
+        (p.sent - p.matched_seen) as u32
+    }
+
+    pub(super) fn receive_message(
+        &mut self,
+        peer: Rank,
+        tag: u64,
+        destination: View,
+        token: u64,
+    ) -> std::result::Result<(), PostError> {
+        let Some(p) = self.peers.get_mut(peer as usize) else {
+            return Err(PostError::Invalid(format!(
+                "rank {peer} of a job of {} ranks",
+                self.peers.len()
+            )));
+        };
+        let posted = Posted {
+            tag,
+            destination,
+            token,
+        };
+        match p.take_unexpected(tag) {
+            Some(message) => {
+                self.deliver_unexpected(peer, posted, message);
+                Ok(())
+            }
+            None if p.state == PeerState::Gone => Err(PostError::PeerFailed),
+            None => {
+                p.posted.push(posted);
+                Ok(())
+            }
+        }
+    }
+
+    /// Handles everything that the ring from this peer holds.
+    #[inline]
+    pub(super) fn poll_ring(&mut self, peer: Rank) {
+        loop {
+            let Some(consumer) = self.peers[peer as usize].consumer.as_mut() else {
+                return;
+            };
+            match consumer.peek() {
+                Ok(None) => break,
+                Ok(Some(record)) => {
+                    let handled = self.handle_record(peer, &record);
+                    if let Some(consumer) = self.peers[peer as usize].consumer.as_mut() {
+                        consumer.release(&record);
+                    }
+                    if let Err(reason) = handled {
+                        return self.fail(peer, format!("it sent a malformed record: {reason}"));
+                    }
+                }
+                Err(reason) => return self.fail(peer, format!("its ring is corrupt: {reason}")),
+            }
+        }
+        if !self.peers[peer as usize].acknowledgements.is_empty() {
+            self.flush_acknowledgements(peer);
+        }
+    }
+
+    fn handle_record(&mut self, peer: Rank, record: &Record) -> std::result::Result<(), String> {
+        let words = record.header.words;
+        let (tag, header) = (words[0], words[1]);
+        match record.header.kind {
+            EAGER if record.payload.len_bytes() <= INLINE_BYTES_MAX => {
+                match self.peers[peer as usize].take_posted(tag) {
+                    Some(posted) => {
+                        self.deliver(peer, posted, header, record.payload);
+                        self.count_match(peer);
+                    }
+                    None => {
+                        let mut bytes = self.spare.pop().unwrap_or_default();
+                        bytes.resize(record.payload.len_bytes(), 0);
+                        record.payload.read(0, &mut bytes);
+                        self.keep_unexpected(
+                            peer,
+                            Unexpected {
+                                tag,
+                                header,
+                                payload: Payload::Copied(bytes),
+                            },
+                        )?;
+                    }
+                }
+                Ok(())
+            }
+            IN_REGION => {
+                let payload = Payload::InRegion {
+                    key: RegionKey(words[2] as u32),
+                    offset: words[3],
+                    bytes: words[4],
+                    id: (words[2] >> 32) as u32,
+                };
+                let message = Unexpected {
+                    tag,
+                    header,
+                    payload,
+                };
+                match self.peers[peer as usize].take_posted(tag) {
+                    Some(posted) => self.deliver_unexpected(peer, posted, message),
+                    None => self.keep_unexpected(peer, message)?,
+                }
+                Ok(())
+            }
+            ACKNOWLEDGED => {
+                let outstanding = &mut self.peers[peer as usize].outstanding;
+                let index = outstanding
+                    .iter()
+                    .position(|o| u64::from(o.id) == words[0])
+                    .ok_or_else(|| {
+                        format!(
+                            "an acknowledgement of message {}, which was not sent",
+                            words[0]
+                        )
+                    })?;
+                let done = outstanding.remove(index);
+                self.complete(done.token, peer, Outcome::Done, done.bytes, 0);
+                Ok(())
+            }
+            kind => Err(format!(
+                "kind {kind} with {} bytes",
+                record.payload.len_bytes()
+            )),
+        }
+    }
+
+    /// Keeps a message for a later receive; a sender that ignores its credits is refused.
+    fn keep_unexpected(
+        &mut self,
+        peer: Rank,
+        message: Unexpected,
+    ) -> std::result::Result<(), String> {
+        let unexpected = &mut self.peers[peer as usize].unexpected;
+        if unexpected.len() >= MESSAGES_PER_PEER as usize {
+            return Err(format!(
+                "more than {MESSAGES_PER_PEER} messages without a receive"
+            ));
+        }
+        unexpected.push_back(message);
+        Ok(())
+    }
+
+    fn deliver_unexpected(&mut self, peer: Rank, posted: Posted, message: Unexpected) {
+        match message.payload {
+            Payload::Copied(bytes) => {
+                let sent = bytes.len();
+                if sent <= posted.destination.len_bytes() {
+                    posted.destination.write(0, &bytes);
+                    self.complete(
+                        posted.token,
+                        peer,
+                        Outcome::Done,
+                        sent as u64,
+                        message.header,
+                    );
+                } else {
+                    self.complete(
+                        posted.token,
+                        peer,
+                        Outcome::Truncated,
+                        sent as u64,
+                        message.header,
+                    );
+                }
+                self.spare.push(bytes);
+            }
+            Payload::InRegion {
+                key,
+                offset,
+                bytes,
+                id,
+            } => {
+                let fetched = usize::try_from(bytes).ok().and_then(|bytes| {
+                    self.remote(peer, RemoteRange { key, offset }, bytes)
+                        .ok()
+                        .flatten()
+                });
+                let Some(source) = fetched else {
+                    self.complete(posted.token, peer, Outcome::Flushed, 0, 0);
+                    return self.fail(
+                        peer,
+                        format!("it sent a message in region {}, which is unknown", key.0),
+                    );
+                };
+                self.deliver(peer, posted, message.header, source);
+                self.peers[peer as usize]
+                    .acknowledgements
+                    .push_back((id, bytes));
+                self.flush_acknowledgements(peer);
+            }
+        }
+        self.count_match(peer);
+    }
+
+    fn deliver(&mut self, peer: Rank, posted: Posted, header: u64, source: View) {
+        let bytes = source.len_bytes();
+        let outcome = if bytes <= posted.destination.len_bytes() {
+            posted.destination.part(0, bytes).copy_from(source);
+            Outcome::Done
+        } else {
+            Outcome::Truncated
+        };
+        self.complete(posted.token, peer, outcome, bytes as u64, header);
+    }
+
+    fn count_match(&mut self, peer: Rank) {
+        let p = &mut self.peers[peer as usize];
+        p.matched += 1;
+        // Publishes the sender's credit to `has_message_credit`.
+        self.segment
+            .matched_from(peer)
+            .store(p.matched, Ordering::Release);
+    }
+
+    fn flush_acknowledgements(&mut self, peer: Rank) {
+        let p = &mut self.peers[peer as usize];
+        let (Some(producer), Some(segment)) = (p.producer.as_mut(), p.segment.as_ref()) else {
+            p.acknowledgements.clear();
+            return;
+        };
+        let mut pushed = false;
+        while let Some(&(id, bytes)) = p.acknowledgements.front() {
+            let words = [u64::from(id), bytes, 0, 0, 0];
+            if !producer.push(
+                RecordHeader {
+                    kind: ACKNOWLEDGED,
+                    payload_bytes: 0,
+                    words,
+                },
+                View::empty(),
+            ) {
+                break;
+            }
+            p.acknowledgements.pop_front();
+            pushed = true;
+        }
+        if pushed {
+            segment.wake();
+        }
+    }
+}

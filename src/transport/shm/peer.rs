@@ -1,0 +1,126 @@
+//! What one rank knows of one peer.
+
+use super::ring::{Consumer, Producer};
+use super::segment::Segment;
+use super::socket::SocketMessage;
+use crate::memory::{Region, RegionKey, View};
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::OwnedFd;
+
+/// Where the connection stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PeerState {
+    /// Not asked for.
+    Idle,
+    /// Asked for; the peer's socket name.
+    Connecting(Vec<u8>),
+    /// Ready for posts.
+    Connected,
+    /// Failed or closed.
+    Gone,
+}
+
+/// A receive that waits for its message.
+#[derive(Clone, Copy, Debug)]
+pub struct Posted {
+    pub tag: u64,
+    pub destination: View,
+    pub token: u64,
+}
+
+/// Where the bytes of a message are.
+#[derive(Debug)]
+pub enum Payload {
+    /// Copied out of the ring.
+    Copied(Vec<u8>),
+    /// In the sender's region; `id` names the send in the acknowledgement.
+    InRegion {
+        key: RegionKey,
+        offset: u64,
+        bytes: u64,
+        id: u32,
+    },
+}
+
+/// A message that waits for its receive.
+#[derive(Debug)]
+pub struct Unexpected {
+    pub tag: u64,
+    pub header: u64,
+    pub payload: Payload,
+}
+
+/// A send whose bytes the peer has not fetched yet.
+#[derive(Clone, Copy, Debug)]
+pub struct Outstanding {
+    pub id: u32,
+    pub token: u64,
+    pub bytes: u64,
+}
+
+/// One peer.
+#[derive(Debug)]
+pub struct Peer {
+    pub state: PeerState,
+    pub socket: Option<OwnedFd>,
+    pub segment: Option<Segment>,
+    pub producer: Option<Producer>,
+    pub consumer: Option<Consumer>,
+    /// Its regions, mapped here at first use.
+    pub regions: BTreeMap<RegionKey, Region>,
+    /// Control-socket messages of it that were looked for.
+    pub announced_seen: u64,
+    /// Control messages that the socket had no room for.
+    pub outbox: VecDeque<SocketMessage>,
+    /// Messages sent, and of those matched at the last look.
+    pub sent: u64,
+    pub matched_seen: u64,
+    /// Messages of the peer that were matched here.
+    pub matched: u64,
+    pub posted: Vec<Posted>,
+    pub unexpected: VecDeque<Unexpected>,
+    pub outstanding: Vec<Outstanding>,
+    pub next_id: u32,
+    /// Acknowledgements that the ring had no room for: (id, bytes). At most as many as messages.
+    pub acknowledgements: VecDeque<(u32, u64)>,
+}
+
+impl Peer {
+    pub fn new() -> Peer {
+        Peer {
+            state: PeerState::Idle,
+            socket: None,
+            segment: None,
+            producer: None,
+            consumer: None,
+            regions: BTreeMap::new(),
+            announced_seen: 0,
+            outbox: VecDeque::new(),
+            sent: 0,
+            matched_seen: 0,
+            matched: 0,
+            posted: Vec::new(),
+            unexpected: VecDeque::new(),
+            outstanding: Vec::new(),
+            next_id: 0,
+            acknowledgements: VecDeque::new(),
+        }
+    }
+
+    /// A region of the peer, if it has been made known.
+    pub fn region(&self, key: RegionKey) -> Option<View> {
+        self.regions.get(&key).map(|r| r.view().in_region(key, 0))
+    }
+
+    /// Takes the first posted receive with this tag.
+    pub fn take_posted(&mut self, tag: u64) -> Option<Posted> {
+        let index = self.posted.iter().position(|p| p.tag == tag)?;
+        Some(self.posted.remove(index))
+    }
+
+    /// Takes the first unexpected message with this tag.
+    pub fn take_unexpected(&mut self, tag: u64) -> Option<Unexpected> {
+        let index = self.unexpected.iter().position(|u| u.tag == tag)?;
+        self.unexpected.remove(index)
+    }
+}

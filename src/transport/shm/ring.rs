@@ -1,0 +1,276 @@
+//! A single-producer, single-consumer ring of records in shared memory.
+//!
+//! The producer owns `head`, the consumer owns `tail`; both count bytes and never wrap. A record is a
+//! header of six words and a payload, padded to cache lines; one that would cross the end of the ring is
+//! preceded by a padding record. The consumer checks everything it reads: the producer is another
+//! process.
+
+use crate::limits::{CACHE_LINE_BYTES, INLINE_BYTES_MAX};
+use crate::memory::View;
+use std::sync::atomic::Ordering;
+
+/// Bytes of one ring: fifteen of the largest records, a power of two.
+pub const RING_BYTES: usize = 64 * 1024;
+
+/// Bytes of a record's header.
+pub const HEADER_BYTES: usize = 48;
+
+const _: () = assert!(
+    RING_BYTES.is_power_of_two() && RING_BYTES >= 8 * (INLINE_BYTES_MAX + CACHE_LINE_BYTES)
+);
+
+const KIND_PADDING: u64 = 0xff;
+
+/// The six words in front of a payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordHeader {
+    /// What it is; the meaning belongs to the provider. Below 255.
+    pub kind: u8,
+    /// Bytes of payload behind it in the ring.
+    pub payload_bytes: u32,
+    /// Provider's words.
+    pub words: [u64; 5],
+}
+
+/// The two indices and the bytes of one ring, as views of shared memory.
+#[derive(Clone, Copy, Debug)]
+pub struct RingMemory {
+    /// Index written by the producer, in a cache line of its own.
+    pub head: View,
+    /// Index written by the consumer, in a cache line of its own.
+    pub tail: View,
+    /// [`RING_BYTES`] bytes.
+    pub bytes: View,
+}
+
+/// The sending end.
+#[derive(Debug)]
+pub struct Producer {
+    memory: RingMemory,
+    head: u64,
+    tail_seen: u64,
+}
+
+/// The receiving end.
+#[derive(Debug)]
+pub struct Consumer {
+    memory: RingMemory,
+    tail: u64,
+}
+
+/// A record that was read but not yet released.
+#[derive(Clone, Copy, Debug)]
+pub struct Record {
+    /// Its header.
+    pub header: RecordHeader,
+    /// Its payload, where it lies in the ring.
+    pub payload: View,
+    total_bytes: u64,
+}
+
+impl Producer {
+    /// The sending end of an empty ring.
+    pub fn new(memory: RingMemory) -> Producer {
+        Producer {
+            memory,
+            head: 0,
+            tail_seen: 0,
+        }
+    }
+
+    /// Appends a record; false if there is no room, and then nothing has changed.
+    pub fn push(&mut self, header: RecordHeader, payload: View) -> bool {
+        debug_assert_eq!(header.payload_bytes as usize, payload.len_bytes());
+        let total = record_bytes(payload.len_bytes());
+        let at = (self.head as usize) & (RING_BYTES - 1);
+        let padding = if at + total > RING_BYTES {
+            RING_BYTES - at
+        } else {
+            0
+        };
+        if !self.has_room(padding + total) {
+            return false;
+        }
+        if padding > 0 {
+            self.memory
+                .bytes
+                .store(at / 8, KIND_PADDING | ((padding as u64) << 32));
+            self.head += padding as u64;
+        }
+        let at = (self.head as usize) & (RING_BYTES - 1);
+        let record = self.memory.bytes.part(at, total);
+        record.store(
+            0,
+            u64::from(header.kind) | (u64::from(header.payload_bytes) << 32),
+        );
+        for (index, word) in header.words.into_iter().enumerate() {
+            record.store(1 + index, word);
+        }
+        record
+            .part(HEADER_BYTES, payload.len_bytes())
+            .copy_from(payload);
+        self.head += total as u64;
+        // Publishes the record's bytes to the consumer's acquire load in `peek`.
+        self.memory.head.word(0).store(self.head, Ordering::Release);
+        true
+    }
+
+    fn has_room(&mut self, bytes: usize) -> bool {
+        let fits = |tail: u64, head: u64| (head - tail) as usize + bytes <= RING_BYTES;
+        if !fits(self.tail_seen, self.head) {
+            // Pairs with the release store in `release`: the consumer has read what it gives back. A
+            // hostile tail cannot pass the head or go back.
+            let tail = self.memory.tail.word(0).load(Ordering::Acquire);
+            self.tail_seen = tail.clamp(self.tail_seen, self.head);
+        }
+        fits(self.tail_seen, self.head)
+    }
+}
+
+impl Consumer {
+    /// The receiving end of an empty ring.
+    pub fn new(memory: RingMemory) -> Consumer {
+        Consumer { memory, tail: 0 }
+    }
+
+    /// The oldest record, if there is one; an error if the producer wrote nonsense.
+    #[inline]
+    pub fn peek(&mut self) -> Result<Option<Record>, String> {
+        // Pairs with the release store in `push`: the record's bytes are visible.
+        let head = self.memory.head.word(0).load(Ordering::Acquire);
+        if head == self.tail {
+            return Ok(None);
+        }
+        self.read(head)
+    }
+
+    fn read(&mut self, head: u64) -> Result<Option<Record>, String> {
+        loop {
+            let available = head.wrapping_sub(self.tail);
+            let at = (self.tail as usize) & (RING_BYTES - 1);
+            if available > RING_BYTES as u64 {
+                return Err(format!("ring index {head} with {} read", self.tail));
+            }
+            if available == 0 {
+                return Ok(None);
+            }
+            let first: u64 = self.memory.bytes.load(at / 8);
+            let payload_bytes = (first >> 32) as usize;
+            let (kind, total) = match first & 0xff {
+                KIND_PADDING => (None, payload_bytes),
+                kind => (Some(kind as u8), record_bytes(payload_bytes)),
+            };
+            if total == 0
+                || total as u64 > available
+                || at + total > RING_BYTES
+                || payload_bytes > RING_BYTES
+            {
+                return Err(format!(
+                    "a record of {total} bytes at {at} with {available} available"
+                ));
+            }
+            let Some(kind) = kind else {
+                self.tail += total as u64;
+                continue;
+            };
+            let record = self.memory.bytes.part(at, total);
+            let words = std::array::from_fn(|i| record.load(1 + i));
+            return Ok(Some(Record {
+                header: RecordHeader {
+                    kind,
+                    payload_bytes: payload_bytes as u32,
+                    words,
+                },
+                payload: record.part(HEADER_BYTES, payload_bytes),
+                total_bytes: total as u64,
+            }));
+        }
+    }
+
+    /// Gives the record's bytes back to the producer.
+    pub fn release(&mut self, record: &Record) {
+        self.tail += record.total_bytes;
+        // Publishes that the record was read to the producer's acquire load in `has_room`.
+        self.memory.tail.word(0).store(self.tail, Ordering::Release);
+    }
+}
+
+fn record_bytes(payload_bytes: usize) -> usize {
+    (HEADER_BYTES + payload_bytes).next_multiple_of(CACHE_LINE_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Region;
+
+    fn ring() -> (Region, Producer, Consumer) {
+        let region = Region::private(RING_BYTES + 128).unwrap();
+        let view = region.view();
+        let memory = RingMemory {
+            head: view.part(0, 64),
+            tail: view.part(64, 64),
+            bytes: view.part(128, RING_BYTES),
+        };
+        (region, Producer::new(memory), Consumer::new(memory))
+    }
+
+    fn header(number: u64, bytes: usize) -> RecordHeader {
+        RecordHeader {
+            kind: 1,
+            payload_bytes: bytes as u32,
+            words: [number, 0, 0, 0, !number],
+        }
+    }
+
+    #[test]
+    fn records_of_every_length_come_out_as_they_went_in() {
+        let (_region, mut producer, mut consumer) = ring();
+        let source = Region::private(INLINE_BYTES_MAX).unwrap();
+        for number in 0..5000u64 {
+            let bytes = (number * 37 % (INLINE_BYTES_MAX as u64 + 1)) as usize;
+            source.view().fill(number as u8);
+            assert!(producer.push(header(number, bytes), source.view().part(0, bytes)));
+            let record = consumer.peek().unwrap().unwrap();
+            assert_eq!(record.header, header(number, bytes));
+            let mut got = vec![0; bytes];
+            record.payload.read(0, &mut got);
+            assert!(got.iter().all(|&b| b == number as u8));
+            consumer.release(&record);
+            assert!(consumer.peek().unwrap().is_none());
+        }
+    }
+
+    #[test]
+    fn a_full_ring_refuses_and_goes_on_after_a_release() {
+        let (_region, mut producer, mut consumer) = ring();
+        let mut pushed = 0;
+        while producer.push(header(pushed, 0), View::empty()) {
+            pushed += 1;
+        }
+        assert_eq!(pushed as usize, RING_BYTES / CACHE_LINE_BYTES);
+        let record = consumer.peek().unwrap().unwrap();
+        assert_eq!(record.header.words[0], 0);
+        consumer.release(&record);
+        assert!(producer.push(header(pushed, 0), View::empty()));
+        assert!(!producer.push(header(0, 0), View::empty()));
+    }
+
+    #[test]
+    fn nonsense_from_the_producer_is_an_error() {
+        for (head, first) in [
+            (1u64 << 40, 1u64),
+            (64, 1 | (1 << 60)),
+            (64, KIND_PADDING),
+            (64, KIND_PADDING | (128 << 32)),
+        ] {
+            let (_region, _producer, mut consumer) = ring();
+            consumer.memory.bytes.store(0, first);
+            consumer.memory.head.word(0).store(head, Ordering::Release);
+            assert!(
+                consumer.peek().is_err(),
+                "head {head} first word {first:#x}"
+            );
+        }
+    }
+}

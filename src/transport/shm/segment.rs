@@ -1,0 +1,135 @@
+//! The segment of one rank: bell, indices and rings, in one sealed memfd that all its peers map.
+//!
+//! ```text
+//! 0     magic, ranks
+//! 64    bell, sleeping        the owner sleeps on the bell; wakers look at `sleeping` first
+//! 128   announced             counts control-socket messages the owner has sent to anybody
+//! 4096  head line per sender  written by that sender
+//! ...   tail line per sender  written by the owner: ring tail, messages matched
+//! ...   ring per sender
+//! ```
+
+use super::ring::{RING_BYTES, RingMemory};
+use crate::error::{Error, Result};
+use crate::limits::CACHE_LINE_BYTES;
+use crate::memory::{Region, View, futex_wake_all};
+use crate::transport::WaitSource;
+use crate::types::Rank;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"lnrtshm1");
+const BELL: usize = 64;
+const SLEEPING: usize = 68;
+const ANNOUNCED: usize = 128;
+const LINES: usize = 4096;
+
+/// A segment, ours or a peer's, with the region that keeps it mapped.
+#[derive(Debug)]
+pub struct Segment {
+    region: Region,
+    view: View,
+    ranks: u32,
+}
+
+impl Segment {
+    /// Bytes of the segment of a job with this many ranks.
+    pub fn bytes(ranks: u32) -> usize {
+        LINES + ranks as usize * (2 * CACHE_LINE_BYTES + RING_BYTES)
+    }
+
+    /// A new segment of this rank.
+    pub fn create(ranks: u32) -> Result<Segment> {
+        let region = Region::shared("linerate-segment", Segment::bytes(ranks))?;
+        let view = region.view();
+        view.store(0, MAGIC);
+        view.store(1, u64::from(ranks));
+        Ok(Segment {
+            region,
+            view,
+            ranks,
+        })
+    }
+
+    /// A peer's segment, after a look at what it says about itself.
+    pub fn adopt(region: Region, ranks: u32) -> Result<Segment> {
+        let view = region.view();
+        if view.len_bytes() != Segment::bytes(ranks)
+            || view.load::<u64>(0) != MAGIC
+            || view.load::<u64>(1) != u64::from(ranks)
+        {
+            return Err(Error::Malformed(format!(
+                "a peer's segment of {} bytes is not one of linerate {} for {ranks} ranks: run the same version everywhere",
+                view.len_bytes(),
+                env!("CARGO_PKG_VERSION"),
+            )));
+        }
+        Ok(Segment {
+            region,
+            view,
+            ranks,
+        })
+    }
+
+    /// The region, to send its descriptor.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// The ring into which `sender` writes for this segment's owner.
+    pub fn ring_from(&self, sender: Rank) -> RingMemory {
+        let (sender, ranks) = (sender as usize, self.ranks as usize);
+        let line = |index: usize| {
+            self.view
+                .part(LINES + index * CACHE_LINE_BYTES, CACHE_LINE_BYTES)
+        };
+        RingMemory {
+            head: line(sender),
+            tail: line(ranks + sender),
+            bytes: self.view.part(
+                LINES + 2 * ranks * CACHE_LINE_BYTES + sender * RING_BYTES,
+                RING_BYTES,
+            ),
+        }
+    }
+
+    /// Messages of `sender` that the owner has matched with receives.
+    pub fn matched_from(&self, sender: Rank) -> &AtomicU64 {
+        self.view
+            .word(LINES + (self.ranks + sender) as usize * CACHE_LINE_BYTES + 8)
+    }
+
+    /// What the owner sleeps on.
+    pub fn wait_source(&self) -> WaitSource {
+        WaitSource::Futex {
+            bell: self.view.part(BELL, 4),
+            sleeping: self.view.part(SLEEPING, 4),
+        }
+    }
+
+    /// Changes with every wake-up of the owner.
+    fn bell(&self) -> &AtomicU32 {
+        self.view.word32(BELL)
+    }
+
+    /// Threads of the owner that sleep or are about to.
+    fn sleeping(&self) -> &AtomicU32 {
+        self.view.word32(SLEEPING)
+    }
+
+    /// Control-socket messages that the owner has sent, to anybody.
+    pub fn announced(&self) -> &AtomicU64 {
+        self.view.word(ANNOUNCED)
+    }
+
+    /// Wakes the owner if it sleeps. The caller has stored what the owner waits for.
+    #[inline]
+    pub fn wake(&self) {
+        // Store of the data, fence, load of `sleeping` here; store of `sleeping`, fence, load of the data
+        // there: at least one side sees the other's store, so no wake-up is lost.
+        fence(Ordering::SeqCst);
+        if self.sleeping().load(Ordering::Relaxed) != 0 {
+            self.bell().fetch_add(1, Ordering::Release);
+            futex_wake_all(self.bell());
+        }
+    }
+}

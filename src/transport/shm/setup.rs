@@ -1,0 +1,309 @@
+//! Set-up and control sockets of the shm provider: who is connected, whose regions are known, who has gone.
+
+use super::peer::PeerState;
+use super::ring::{Consumer, Producer};
+use super::segment::Segment;
+use super::socket::{self, Received, SocketMessage};
+use super::{Address, Event, Outcome, PostError, ShmTransport};
+use crate::error::{Error, Result};
+use crate::memory::{Region, RegionKey, RegionKind};
+use crate::types::Rank;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
+
+/// Connections that may wait to say who they are; more are strangers, and the oldest is closed.
+const STRANGERS_MAX: usize = 256;
+
+impl ShmTransport {
+    pub(super) fn begin_connect(&mut self, peer: Rank, address: &Address) -> Result<()> {
+        let ranks = self.peers.len();
+        let Some(p) = self.peers.get_mut(peer as usize) else {
+            return Err(Error::invalid(format!(
+                "rank {peer} of a job of {ranks} ranks"
+            )));
+        };
+        if p.state != PeerState::Idle {
+            return Err(Error::invalid(format!(
+                "rank {peer} is connected already or was disconnected"
+            )));
+        }
+        if peer == self.rank {
+            p.producer = Some(Producer::new(self.segment.ring_from(peer)));
+            p.consumer = Some(Consumer::new(self.segment.ring_from(peer)));
+            let RegionKind::Shared(fd) = self.segment.region().kind() else {
+                unreachable!("segments are shared")
+            };
+            let again = Region::map_peer(fd.as_fd(), Segment::bytes(ranks as u32))?;
+            p.segment = Some(Segment::adopt(again, ranks as u32)?);
+            p.state = PeerState::Connected;
+            self.ready.push_back(Event::Connected(peer));
+            return Ok(());
+        }
+        p.state = PeerState::Connecting(address.0.clone());
+        Ok(())
+    }
+
+    /// Everything that needs system calls: new connections, announcements, hang-ups.
+    pub(super) fn poll_sockets(&mut self) {
+        if let Err(error) = self.accept_peers() {
+            // Descriptors may be used up for a moment; the peers' hellos wait in the listener's queue.
+            debug_assert!(
+                matches!(error, Error::Exhausted { .. } | Error::Os { .. }),
+                "{error}"
+            );
+        }
+        for peer in 0..self.peers.len() as Rank {
+            if let PeerState::Connecting(name) = &self.peers[peer as usize].state {
+                // Of each pair, the higher rank connects and the lower one accepts.
+                if peer < self.rank && self.peers[peer as usize].socket.is_none() {
+                    let name = name.clone();
+                    self.greet(peer, &name);
+                }
+            }
+            if self.peers[peer as usize].socket.is_some() {
+                self.read_socket(peer);
+            }
+        }
+        self.flush_outboxes();
+    }
+
+    fn accept_peers(&mut self) -> Result<()> {
+        while let Some(fd) = socket::accept_from(self.listener.as_fd())? {
+            if self.strangers.len() >= STRANGERS_MAX {
+                self.strangers.remove(0);
+            }
+            self.strangers.push(fd);
+        }
+        let mut index = 0;
+        while index < self.strangers.len() {
+            match socket::receive(self.strangers[index].as_fd()) {
+                Ok(Received::Nothing) => index += 1,
+                Ok(Received::Message(SocketMessage::Hello(rank, ranks, bytes), Some(memory))) => {
+                    let fd = self.strangers.remove(index);
+                    self.admit(rank, ranks, bytes, memory, fd);
+                }
+                _ => drop(self.strangers.remove(index)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a connection whose hello says that it is `rank`, if that rank is expected.
+    fn admit(&mut self, rank: Rank, ranks: u32, bytes: u64, memory: OwnedFd, fd: OwnedFd) {
+        let expected = ranks as usize == self.peers.len()
+            && rank > self.rank
+            && self.peers.get(rank as usize).is_some_and(|p| {
+                p.socket.is_none() && matches!(p.state, PeerState::Idle | PeerState::Connecting(_))
+            });
+        if expected && self.say_hello(fd.as_fd()).unwrap_or(false) {
+            self.peers[rank as usize].socket = Some(fd);
+            self.adopt(rank, bytes, memory);
+        }
+    }
+
+    fn greet(&mut self, peer: Rank, name: &[u8]) {
+        match socket::connect_to(name) {
+            Ok(Some(fd)) => {
+                if self.say_hello(fd.as_fd()).unwrap_or(false) {
+                    self.peers[peer as usize].socket = Some(fd);
+                }
+            }
+            Ok(None) => {}
+            Err(error) => self.fail(peer, error.to_string()),
+        }
+    }
+
+    fn say_hello(&self, fd: std::os::fd::BorrowedFd<'_>) -> Result<bool> {
+        let ranks = self.peers.len() as u32;
+        let RegionKind::Shared(memory) = self.segment.region().kind() else {
+            unreachable!("segments are shared")
+        };
+        let hello = SocketMessage::Hello(self.rank, ranks, Segment::bytes(ranks) as u64);
+        socket::send(fd, hello, Some(memory.as_fd()))
+    }
+
+    /// Maps the peer's segment and declares it connected.
+    fn adopt(&mut self, peer: Rank, bytes: u64, memory: OwnedFd) {
+        let ranks = self.peers.len() as u32;
+        let adopted = Region::map_peer(memory.as_fd(), bytes.min(1 << 47) as usize)
+            .and_then(|region| Segment::adopt(region, ranks));
+        match adopted {
+            Ok(segment) => {
+                let p = &mut self.peers[peer as usize];
+                p.producer = Some(Producer::new(segment.ring_from(self.rank)));
+                p.consumer = Some(Consumer::new(self.segment.ring_from(peer)));
+                p.segment = Some(segment);
+                p.state = PeerState::Connected;
+                self.ready.push_back(Event::Connected(peer));
+            }
+            Err(error) => self.fail(peer, error.to_string()),
+        }
+    }
+
+    /// Reads a peer's control socket only if the peer says that it has sent something.
+    pub(super) fn read_announcements(&mut self, peer: Rank) -> Result<()> {
+        let ranks = self.peers.len();
+        let Some(p) = self.peers.get_mut(peer as usize) else {
+            return Err(Error::invalid(format!(
+                "rank {peer} of a job of {ranks} ranks"
+            )));
+        };
+        let Some(segment) = &p.segment else {
+            return Ok(());
+        };
+        // Pairs with the release in `send_control`: the message is in the socket.
+        let announced = segment.announced().load(Ordering::Acquire);
+        if announced != p.announced_seen {
+            p.announced_seen = announced;
+            self.read_socket(peer);
+        }
+        Ok(())
+    }
+
+    fn read_socket(&mut self, peer: Rank) {
+        while let Some(fd) = self.peers[peer as usize].socket.as_ref() {
+            match socket::receive(fd.as_fd()) {
+                Ok(Received::Nothing) => return,
+                Ok(Received::HungUp) => {
+                    return self.fail(
+                        peer,
+                        "its process ended (the control socket hung up)".into(),
+                    );
+                }
+                Ok(Received::Message(message, attached)) => {
+                    if let Err(reason) = self.handle_control(peer, message, attached) {
+                        return self.fail(peer, reason);
+                    }
+                }
+                Err(error) => return self.fail(peer, error.to_string()),
+            }
+        }
+    }
+
+    fn handle_control(
+        &mut self,
+        peer: Rank,
+        message: SocketMessage,
+        attached: Option<OwnedFd>,
+    ) -> std::result::Result<(), String> {
+        let connecting = matches!(self.peers[peer as usize].state, PeerState::Connecting(_));
+        match (message, attached) {
+            (SocketMessage::Hello(rank, ranks, bytes), Some(memory)) if connecting => {
+                if rank != peer || ranks as usize != self.peers.len() {
+                    return Err(format!("it says that it is rank {rank} of {ranks}"));
+                }
+                self.adopt(peer, bytes, memory);
+                Ok(())
+            }
+            (SocketMessage::Region(key, bytes), Some(memory)) => {
+                let region = Region::map_peer(memory.as_fd(), bytes.min(1 << 47) as usize)
+                    .map_err(|e| e.to_string())?;
+                self.peers[peer as usize]
+                    .regions
+                    .insert(RegionKey(key), region);
+                Ok(())
+            }
+            (SocketMessage::Freed(key), None) => {
+                self.peers[peer as usize].regions.remove(&RegionKey(key));
+                Ok(())
+            }
+            (SocketMessage::Bye, None) => Err("it closed its communicator".into()),
+            (message, _) => Err(format!("it sent an unexpected {message:?}")),
+        }
+    }
+
+    pub(super) fn export_to(
+        &mut self,
+        peer: Rank,
+        key: RegionKey,
+    ) -> std::result::Result<(), PostError> {
+        let Some(exported) = self.regions.get_mut(&key) else {
+            return Err(PostError::Invalid(format!(
+                "region {} is not registered",
+                key.0
+            )));
+        };
+        if exported.known_to[peer as usize] || peer == self.rank {
+            return Ok(());
+        }
+        let RegionKind::Shared(memory) = exported.region.kind() else {
+            return Err(PostError::Invalid(format!(
+                "region {} is private memory; peers cannot map it",
+                key.0
+            )));
+        };
+        let fd = self.peers[peer as usize]
+            .socket
+            .as_ref()
+            .ok_or(PostError::PeerFailed)?;
+        let message = SocketMessage::Region(key.0, exported.region.len_bytes() as u64);
+        match socket::send(fd.as_fd(), message, Some(memory.as_fd())) {
+            Ok(true) => {
+                exported.known_to[peer as usize] = true;
+                // Publishes "look at the socket" to `read_announcements`.
+                self.segment.announced().fetch_add(1, Ordering::Release);
+                Ok(())
+            }
+            Ok(false) => Err(PostError::WouldBlock),
+            Err(error) => Err(PostError::Invalid(error.to_string())),
+        }
+    }
+
+    pub(super) fn flush_outboxes(&mut self) {
+        for p in &mut self.peers {
+            let Some(fd) = &p.socket else {
+                p.outbox.clear();
+                continue;
+            };
+            while let Some(&message) = p.outbox.front() {
+                if !socket::send(fd.as_fd(), message, None).unwrap_or(true) {
+                    break;
+                }
+                p.outbox.pop_front();
+                self.segment.announced().fetch_add(1, Ordering::Release);
+            }
+        }
+    }
+
+    /// The peer is gone: what it had sent is delivered first, the rest is flushed, and the cause reported.
+    pub(super) fn fail(&mut self, peer: Rank, cause: String) {
+        if self.peers[peer as usize].state == PeerState::Gone {
+            return;
+        }
+        self.retire(peer);
+        self.ready.push_back(Event::PeerFailed(peer, cause));
+    }
+
+    pub(super) fn close(&mut self, peer: Rank) {
+        if self.peers[peer as usize].state == PeerState::Gone {
+            return;
+        }
+        if let Some(fd) = &self.peers[peer as usize].socket {
+            // A peer that is gone does not read it, and a full socket is followed by the hang-up all the same.
+            let _ = socket::send(fd.as_fd(), SocketMessage::Bye, None);
+        }
+        self.retire(peer);
+    }
+
+    /// Ends the connection: drains the ring, then flushes what is outstanding.
+    fn retire(&mut self, peer: Rank) {
+        let was_connected = self.peers[peer as usize].state == PeerState::Connected;
+        self.peers[peer as usize].state = PeerState::Gone;
+        if was_connected {
+            self.poll_ring(peer);
+        }
+        let p = &mut self.peers[peer as usize];
+        p.socket = None;
+        p.consumer = None;
+        p.producer = None;
+        let flushed: Vec<u64> = p
+            .posted
+            .drain(..)
+            .map(|r| r.token)
+            .chain(p.outstanding.drain(..).map(|s| s.token))
+            .collect();
+        for token in flushed {
+            self.complete(token, peer, Outcome::Flushed, 0, 0);
+        }
+    }
+}

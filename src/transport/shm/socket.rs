@@ -1,0 +1,264 @@
+//! The control sockets of the shm provider: Unix sequenced-packet sockets in the abstract namespace.
+//!
+//! They carry what memory cannot: descriptors of regions, and the fact that a peer has gone. Only
+//! processes of the same user are let in.
+
+use crate::error::{Error, Result};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
+    connect, listen, recvmsg, sendmsg, socket_with,
+};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// One message; at most one descriptor travels with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SocketMessage {
+    /// First message of both sides, with the sender's segment: (rank, ranks, segment bytes).
+    Hello(u32, u32, u64),
+    /// A region, with its memory: (key, bytes).
+    Region(u32, u64),
+    /// A region is no longer registered.
+    Freed(u32),
+    /// The sender closes the connection on purpose.
+    Bye,
+}
+
+const MESSAGE_BYTES: usize = 24;
+/// Pending connections: every rank of a job may connect at the same moment.
+const BACKLOG: i32 = 4096;
+
+impl SocketMessage {
+    fn emit(self) -> [u8; MESSAGE_BYTES] {
+        let (kind, a, b, c): (u32, u32, u32, u64) = match self {
+            SocketMessage::Hello(rank, ranks, bytes) => (1, rank, ranks, bytes),
+            SocketMessage::Region(key, bytes) => (2, key, 0, bytes),
+            SocketMessage::Freed(key) => (3, key, 0, 0),
+            SocketMessage::Bye => (4, 0, 0, 0),
+        };
+        let mut out = [0; MESSAGE_BYTES];
+        out[0..4].copy_from_slice(b"LRS1");
+        for (place, word) in [(4, kind), (8, a), (12, b)] {
+            out[place..place + 4].copy_from_slice(&word.to_le_bytes());
+        }
+        out[16..24].copy_from_slice(&c.to_le_bytes());
+        out
+    }
+
+    fn parse(bytes: &[u8]) -> Result<SocketMessage> {
+        let malformed = || {
+            Error::Malformed(format!(
+                "a control message of {} bytes that is none of ours",
+                bytes.len()
+            ))
+        };
+        if bytes.len() != MESSAGE_BYTES || &bytes[0..4] != b"LRS1" {
+            return Err(malformed());
+        }
+        let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        let long = u64::from_le_bytes(std::array::from_fn(|i| bytes[16 + i]));
+        Ok(match word(4) {
+            1 => SocketMessage::Hello(word(8), word(12), long),
+            2 => SocketMessage::Region(word(8), long),
+            3 => SocketMessage::Freed(word(8)),
+            4 => SocketMessage::Bye,
+            _ => return Err(malformed()),
+        })
+    }
+}
+
+/// What a receive gave.
+#[derive(Debug)]
+pub enum Received {
+    /// A message and its descriptor, if one came along.
+    Message(SocketMessage, Option<OwnedFd>),
+    /// Nothing yet.
+    Nothing,
+    /// The other side is gone.
+    HungUp,
+}
+
+/// A listening socket under an abstract name, which no file system shows and which ends with the process.
+pub fn listen_on(name: &[u8]) -> Result<OwnedFd> {
+    let what = || {
+        format!(
+            "listening on the abstract socket {}",
+            String::from_utf8_lossy(name)
+        )
+    };
+    let fd = new_socket()?;
+    let address = SocketAddrUnix::new_abstract_name(name).map_err(|e| Error::os(what(), e))?;
+    bind(&fd, &address).map_err(|e| Error::os(what(), e))?;
+    listen(&fd, BACKLOG).map_err(|e| Error::os(what(), e))?;
+    Ok(fd)
+}
+
+/// Connects without blocking; `None`: the listener's queue is full or it does not exist yet, try again.
+pub fn connect_to(name: &[u8]) -> Result<Option<OwnedFd>> {
+    let what = || {
+        format!(
+            "connecting to the abstract socket {}",
+            String::from_utf8_lossy(name)
+        )
+    };
+    let fd = new_socket()?;
+    let address = SocketAddrUnix::new_abstract_name(name).map_err(|e| Error::os(what(), e))?;
+    match connect(&fd, &address) {
+        Ok(()) => Ok(Some(fd)),
+        Err(
+            rustix::io::Errno::AGAIN | rustix::io::Errno::CONNREFUSED | rustix::io::Errno::NOENT,
+        ) => Ok(None),
+        Err(e) => Err(Error::os(what(), e)),
+    }
+}
+
+/// Accepts one waiting connection of the same user; others are closed at once.
+pub fn accept_from(listener: BorrowedFd<'_>) -> Result<Option<OwnedFd>> {
+    loop {
+        match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(fd) if is_same_user(fd.as_fd())? => return Ok(Some(fd)),
+            Ok(_stranger) => continue,
+            Err(rustix::io::Errno::AGAIN) => return Ok(None),
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => continue,
+            Err(e) => return Err(Error::os("accepting a control connection", e)),
+        }
+    }
+}
+
+/// Whether the process at the other end runs as the same user.
+pub fn is_same_user(fd: BorrowedFd<'_>) -> Result<bool> {
+    let credentials = rustix::net::sockopt::socket_peercred(fd)
+        .map_err(|e| Error::os("reading a peer's credentials", e))?;
+    Ok(credentials.uid == rustix::process::geteuid())
+}
+
+/// Sends one message; `Ok(false)`: the socket is full, try again. A peer that is gone is found by `receive`.
+pub fn send(
+    fd: BorrowedFd<'_>,
+    message: SocketMessage,
+    attached: Option<BorrowedFd<'_>>,
+) -> Result<bool> {
+    let bytes = message.emit();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let attachments: Vec<BorrowedFd<'_>> = attached.into_iter().collect();
+    if !attachments.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(&attachments));
+    }
+    match sendmsg(
+        fd,
+        &[IoSlice::new(&bytes)],
+        &mut control,
+        SendFlags::NOSIGNAL,
+    ) {
+        Ok(_) => Ok(true),
+        Err(
+            rustix::io::Errno::AGAIN | rustix::io::Errno::NOBUFS | rustix::io::Errno::TOOMANYREFS,
+        ) => Ok(false),
+        Err(
+            rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET | rustix::io::Errno::NOTCONN,
+        ) => Ok(true),
+        Err(e) => Err(Error::os(format!("sending {message:?} to a peer"), e)),
+    }
+}
+
+/// Receives one message without blocking.
+pub fn receive(fd: BorrowedFd<'_>) -> Result<Received> {
+    let mut bytes = [0u8; MESSAGE_BYTES + 1];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let got = match recvmsg(
+        fd,
+        &mut [IoSliceMut::new(&mut bytes)],
+        &mut control,
+        RecvFlags::CMSG_CLOEXEC,
+    ) {
+        Ok(got) => got.bytes,
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(Received::Nothing),
+        Err(rustix::io::Errno::CONNRESET) => return Ok(Received::HungUp),
+        Err(e) => return Err(Error::os("receiving from a peer's control socket", e)),
+    };
+    if got == 0 {
+        return Ok(Received::HungUp);
+    }
+    let mut attached = None;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(fds) = message {
+            attached = fds.into_iter().next();
+        }
+    }
+    Ok(Received::Message(
+        SocketMessage::parse(&bytes[..got])?,
+        attached,
+    ))
+}
+
+fn new_socket() -> Result<OwnedFd> {
+    socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )
+    .map_err(|e| Error::os("opening a Unix socket", e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_survive_the_wire_and_nothing_else_does() {
+        for message in [
+            SocketMessage::Hello(3, 8, 1 << 40),
+            SocketMessage::Region(7, 4096),
+            SocketMessage::Freed(9),
+            SocketMessage::Bye,
+        ] {
+            assert_eq!(SocketMessage::parse(&message.emit()).unwrap(), message);
+        }
+        let mut bad = SocketMessage::Bye.emit();
+        bad[4] = 77;
+        assert!(SocketMessage::parse(&bad).is_err());
+        assert!(SocketMessage::parse(&bad[..10]).is_err());
+        assert!(SocketMessage::parse(b"").is_err());
+    }
+
+    #[test]
+    fn a_descriptor_travels_and_a_close_is_seen() {
+        let name = format!("linerate-test-{}-socket", std::process::id());
+        let listener = listen_on(name.as_bytes()).unwrap();
+        let client = connect_to(name.as_bytes()).unwrap().unwrap();
+        let server = accept_from(listener.as_fd()).unwrap().unwrap();
+        assert!(matches!(
+            receive(server.as_fd()).unwrap(),
+            Received::Nothing
+        ));
+        assert!(
+            send(
+                client.as_fd(),
+                SocketMessage::Region(1, 2),
+                Some(listener.as_fd())
+            )
+            .unwrap()
+        );
+        let Received::Message(message, attached) = receive(server.as_fd()).unwrap() else {
+            panic!("no message")
+        };
+        assert_eq!(message, SocketMessage::Region(1, 2));
+        assert!(attached.is_some());
+        drop(client);
+        assert!(matches!(receive(server.as_fd()).unwrap(), Received::HungUp));
+    }
+
+    #[test]
+    fn nobody_listens_is_not_an_error_yet() {
+        assert!(
+            connect_to(b"linerate-test-nobody-listens-here")
+                .unwrap()
+                .is_none()
+        );
+    }
+}

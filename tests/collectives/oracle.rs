@@ -1,0 +1,201 @@
+//! What collectives must give, computed by one thread from everyone's inputs, and the calls that ask for it.
+
+use linerate::{Buffer, Call, Collective, DataType, Rank, ReduceOp, Transfer};
+
+/// One collective on one shape.
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub collective: Collective,
+    pub algorithm: Option<&'static str>,
+    pub ranks: u32,
+    pub root: Rank,
+    pub count: u64,
+    pub op: ReduceOp,
+    pub in_place: bool,
+    pub registered: bool,
+}
+
+/// The buffers of one rank, filled, and the call on them.
+pub struct Prepared {
+    pub call: Call,
+    output: Option<Buffer>,
+}
+
+impl Case {
+    /// Element `index` of the input of `rank`: f32 of mixed magnitude, so that a sum depends on its order.
+    pub fn value(&self, rank: Rank, index: u64) -> f32 {
+        let mixed = linerate::prng::mix(u64::from(rank) << 32 | index);
+        let magnitude = [1.0e-3f32, 1.0, 1.0e4, 1.0e8][(mixed % 4) as usize];
+        let sign = if mixed & 64 == 0 { 1.0 } else { -1.0 };
+        sign * magnitude * (1 + (mixed >> 8) % 1000) as f32
+    }
+
+    /// Elements of rank `rank` in a v-collective, from `from`.
+    pub fn v_count(&self, from: Rank, to: Rank) -> u64 {
+        (self.count + u64::from(3 * from + to)) % 5 * self.count / 4
+    }
+
+    fn lens(&self, rank: Rank) -> (u64, u64) {
+        let (n, p) = (self.count, u64::from(self.ranks));
+        let at_root = |x| if rank == self.root { x } else { 0 };
+        match self.collective {
+            Collective::AllReduce => (n, n),
+            Collective::Broadcast => (at_root(n), n),
+            Collective::Reduce => (n, at_root(n)),
+            Collective::ReduceScatter => (n * p, n),
+            Collective::AllGather => (n, n * p),
+            Collective::Gather => (n, at_root(n * p)),
+            Collective::Scatter => (at_root(n * p), n),
+            Collective::AllToAll => (n * p, n * p),
+            Collective::AllGatherV => (self.v_count(rank, 0), (0..self.ranks).map(|r| self.v_count(r, 0)).sum()),
+            Collective::AllToAllV => (
+                (0..self.ranks).map(|r| self.v_count(rank, r)).sum(),
+                (0..self.ranks).map(|r| self.v_count(r, rank)).sum(),
+            ),
+            Collective::Barrier | Collective::SendRecv => (0, 0),
+        }
+    }
+
+    /// Allocates with `alloc` and fills.
+    pub fn prepare(&self, rank: Rank, alloc: impl Fn(usize) -> Buffer) -> Prepared {
+        let (input_len, output_len) = self.lens(rank);
+        let fill = |buffer: &Buffer, len: u64| {
+            let values: Vec<f32> = (0..len).map(|i| self.value(rank, i)).collect();
+            buffer.write(0, &values);
+        };
+        let mut call = Call::new(self.collective, DataType::F32, self.count);
+        call.op = self.op;
+        call.root = self.root;
+        call.algorithm = self.algorithm.map(str::to_string);
+        if self.collective == Collective::AllGatherV {
+            call.receive_counts = (0..self.ranks).map(|r| self.v_count(r, 0)).collect();
+        }
+        if self.collective == Collective::AllToAllV {
+            call.send_counts = (0..self.ranks).map(|r| self.v_count(rank, r)).collect();
+            call.receive_counts = (0..self.ranks).map(|r| self.v_count(r, rank)).collect();
+        }
+        if self.collective == Collective::SendRecv {
+            return self.prepare_transfers(rank, alloc, call);
+        }
+        let is_rooted = matches!(self.collective, Collective::Reduce | Collective::Gather | Collective::Scatter | Collective::Broadcast);
+        let in_place = self.in_place && self.collective != Collective::AllToAllV && (!is_rooted || rank == self.root);
+        let (input, output) = if in_place && self.collective != Collective::Barrier {
+            let whole = alloc(4 * input_len.max(output_len) as usize);
+            let own: u64 = match self.collective {
+                Collective::AllGatherV => (0..rank).map(|r| self.v_count(r, 0)).sum(),
+                _ => u64::from(rank) * self.count,
+            };
+            let part = |len: u64| whole.part(4 * own as usize, 4 * len as usize);
+            match self.collective {
+                Collective::AllGather | Collective::Gather | Collective::AllGatherV => (part(input_len), whole.clone()),
+                Collective::ReduceScatter | Collective::Scatter => (whole.clone(), part(output_len)),
+                _ => (whole.clone(), whole.clone()),
+            }
+        } else {
+            (alloc(4 * input_len as usize), alloc(4 * output_len as usize))
+        };
+        fill(&input, input_len);
+        Prepared { call: call.with(&input, &output), output: Some(output.part(0, 4 * output_len as usize)) }
+    }
+
+    /// Every rank sends to everyone, itself included, and receives from everyone; lengths differ.
+    fn prepare_transfers(&self, rank: Rank, alloc: impl Fn(usize) -> Buffer, mut call: Call) -> Prepared {
+        let all: u64 = (0..self.ranks).map(|r| self.v_count(r, rank)).sum();
+        let received = alloc(4 * all as usize);
+        let mut at = 0;
+        for peer in 0..self.ranks {
+            let source = alloc(4 * self.v_count(rank, peer) as usize);
+            let values: Vec<f32> = (0..self.v_count(rank, peer)).map(|i| self.value(rank, i)).collect();
+            source.write(0, &values);
+            call.transfers.push(Transfer { peer, is_send: true, buffer: source });
+            let bytes = 4 * self.v_count(peer, rank) as usize;
+            call.transfers.push(Transfer { peer, is_send: false, buffer: received.part(at, bytes) });
+            at += bytes;
+        }
+        Prepared { call, output: Some(received) }
+    }
+
+    /// What the output of `rank` must be, where that does not depend on the order of a sum.
+    pub fn expected(&self, rank: Rank) -> Option<Vec<f32>> {
+        let (n, p) = (self.count, self.ranks);
+        let parts = |part: &dyn Fn(Rank) -> Vec<f32>| (0..p).flat_map(part).collect::<Vec<f32>>();
+        let of = |from: Rank, start: u64, len: u64| (start..start + len).map(|i| self.value(from, i)).collect::<Vec<f32>>();
+        Some(match self.collective {
+            Collective::Broadcast => of(self.root, 0, n),
+            Collective::AllGather => parts(&|r| of(r, 0, n)),
+            Collective::Gather if rank == self.root => parts(&|r| of(r, 0, n)),
+            Collective::Gather | Collective::Barrier => Vec::new(),
+            Collective::Scatter => of(self.root, u64::from(rank) * n, n),
+            Collective::AllToAll => parts(&|r| of(r, u64::from(rank) * n, n)),
+            Collective::AllGatherV => parts(&|r| of(r, 0, self.v_count(r, 0))),
+            Collective::AllToAllV => parts(&|r| {
+                let start = (0..rank).map(|to| self.v_count(r, to)).sum();
+                of(r, start, self.v_count(r, rank))
+            }),
+            Collective::SendRecv => parts(&|r| of(r, 0, self.v_count(r, rank))),
+            Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => return None,
+        })
+    }
+
+    /// Whether a reduced value is the reduction of everyone's inputs, up to rounding; exact for min and max.
+    pub fn is_reduced(&self, rank: Rank, index: u64, got: f32) -> bool {
+        let element = match self.collective {
+            Collective::ReduceScatter => u64::from(rank) * self.count + index,
+            _ => index,
+        };
+        let values: Vec<f64> = (0..self.ranks).map(|r| f64::from(self.value(r, element))).collect();
+        let (sum, scale) = (values.iter().sum::<f64>(), values.iter().map(|v| v.abs()).sum::<f64>());
+        let p = f64::from(self.ranks);
+        let (wanted, slack) = match self.op {
+            ReduceOp::Sum => (sum, scale * p * 1e-7),
+            ReduceOp::Avg => (sum / p, scale * 2e-7),
+            ReduceOp::PremulSum(factor) => (sum * factor, scale * factor.abs() * p * 1e-7),
+            ReduceOp::Max => (values.iter().copied().fold(f64::MIN, f64::max), 0.0),
+            ReduceOp::Min => (values.iter().copied().fold(f64::MAX, f64::min), 0.0),
+            _ => panic!("{} has no oracle here", self.op),
+        };
+        (f64::from(got) - wanted).abs() <= slack
+    }
+
+    /// Checks the output of a rank; returns its bits.
+    pub fn check(&self, rank: Rank, prepared: &Prepared) -> Vec<u32> {
+        let got: Vec<f32> = prepared.output.as_ref().map_or(Vec::new(), |b| b.to_vec());
+        match self.expected(rank) {
+            Some(wanted) => assert_eq!(got, wanted, "{self:?} on rank {rank}"),
+            None => {
+                for (index, &value) in got.iter().enumerate() {
+                    assert!(self.is_reduced(rank, index as u64, value), "{self:?} on rank {rank}: element {index} is {value}");
+                }
+            }
+        }
+        got.iter().map(|v| v.to_bits()).collect()
+    }
+
+    /// Whether all ranks must have the same bits.
+    pub fn is_same_everywhere(&self) -> bool {
+        self.collective == Collective::AllReduce
+    }
+}
+
+/// Every algorithm of every collective (and the free choice) for these ranks: counts around the edges, operators
+/// where they matter, both placements.
+pub fn cases(ranks: u32) -> Vec<Case> {
+    let p = u64::from(ranks);
+    let mut all = Vec::new();
+    for collective in Collective::ALL {
+        let named = linerate::collective::algorithms(collective).iter().map(|a| Some(a.name));
+        for algorithm in std::iter::once(None).chain(named) {
+            for (index, count) in [0, 1, p.saturating_sub(1), p, p + 1, 12, 97, 5003].into_iter().enumerate() {
+                let root = (index as u32) % ranks;
+                let ops: &[ReduceOp] = match collective.is_reducing() {
+                    true => &[ReduceOp::Sum, ReduceOp::Avg, ReduceOp::PremulSum(0.5), ReduceOp::Max],
+                    false => &[ReduceOp::Sum],
+                };
+                let op = ops[index % ops.len()];
+                let in_place = index % 2 == 1;
+                all.push(Case { collective, algorithm, ranks, root, count, op, in_place, registered: index % 3 != 2 });
+            }
+        }
+    }
+    all
+}
