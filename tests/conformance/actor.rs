@@ -16,7 +16,7 @@ use linerate::time::Time;
 use linerate::transport::{Address, Completion, Event, Outcome, Transport, WaitSource};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 /// Tags from here on belong to the actors themselves.
@@ -305,23 +305,20 @@ impl Actor {
     }
 
     fn sleep(&mut self, transport: &mut dyn Transport) -> Checked<Progress> {
-        let (before, seen) = match transport.wait_source() {
-            WaitSource::Virtual => return Ok(Progress::Moved),
-            WaitSource::Futex { bell, sleeping } => {
-                let before = bell.load(Ordering::SeqCst);
-                sleeping.store(1, Ordering::SeqCst);
-                (before, self.events_seen)
-            }
+        let WaitSource::Futex { bell, sleeping } = transport.wait_source() else {
+            return Ok(Progress::Moved);
         };
+        let (bell, sleeping) = (bell.word32(0), sleeping.word32(0));
+        let (before, seen) = (bell.load(Ordering::SeqCst), self.events_seen);
+        sleeping.fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
         self.poll(transport, Time(0))?;
-        if let WaitSource::Futex { bell, sleeping } = transport.wait_source() {
-            if self.events_seen == seen {
-                futex_wait(bell, before, Duration::from_secs(5));
-            }
-            sleeping.store(0, Ordering::SeqCst);
-            if self.events_seen == seen && bell.load(Ordering::SeqCst) == before {
-                return Err("slept for five seconds: the wake-up was lost".into());
-            }
+        if self.events_seen == seen {
+            futex_wait(bell, before, Duration::from_secs(5));
+        }
+        sleeping.fetch_sub(1, Ordering::SeqCst);
+        if self.events_seen == seen && bell.load(Ordering::SeqCst) == before {
+            return Err("slept for five seconds: the wake-up was lost".into());
         }
         Ok(Progress::Moved)
     }

@@ -254,11 +254,15 @@ impl Transport for Mutant {
         events.append(&mut found);
     }
 
+    fn backlog(&mut self, peer: Rank) -> u32 {
+        self.inner.backlog(peer)
+    }
+
     fn notify(&mut self, peer: Rank) {
         self.inner.notify(peer);
     }
 
-    fn wait_source(&self) -> WaitSource<'_> {
+    fn wait_source(&self) -> WaitSource {
         self.inner.wait_source()
     }
 

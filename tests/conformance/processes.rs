@@ -8,21 +8,25 @@ use super::actor::{Actor, Progress};
 use super::cases;
 use linerate::time::Time;
 use linerate::transport::sim::{SimOptions, World};
-use linerate::transport::{Address, Transport};
+use linerate::transport::{self, Address, Transport};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// Providers that connect processes. Add one here and to [`open`], and every case runs on it.
-pub const PROVIDERS: &[&str] = &[];
+pub const PROVIDERS: &[&str] = &["shm"];
 
 /// A world of one rank: no processes can meet in it, but it shows that this harness works.
 pub const ALONE: &str = "sim";
 
 /// `provider/case/role/ranks/nonce`, for children.
 const ROLE_VARIABLE: &str = "LINERATE_CONFORMANCE_ROLE";
+
+/// Jobs that this process has started; with its id and the rank it makes the nonces of transports.
+static JOBS: AtomicU64 = AtomicU64::new(0);
 
 /// Time for one case, and for one call: a call that takes this long blocks (clause 1).
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -34,13 +38,14 @@ struct Opened {
     advance: Box<dyn FnMut()>,
 }
 
-/// Makes the transport of one role. `nonce` is the same for all roles of a job and for no other job.
+/// Makes the transport of one role. `nonce` belongs to the job, and what follows it by less than 256 too.
 fn open(provider: &str, rank: u32, ranks: u32, nonce: u64) -> Result<Opened, String> {
     match provider {
-        // "shm" => Ok(Opened {
-        //     transport: Box::new(ShmTransport::new(rank, ranks, nonce).map_err(|e| e.to_string())?),
-        //     advance: Box::new(|| {}),
-        // }),
+        "shm" => Ok(Opened {
+            transport: transport::open(provider, rank, ranks, nonce + u64::from(rank))
+                .map_err(|e| e.to_string())?,
+            advance: Box::new(|| {}),
+        }),
         ALONE => {
             let world = World::new(SimOptions::new(ranks, nonce));
             Ok(Opened {
@@ -132,7 +137,7 @@ pub fn run(provider: &str, name: &str) -> Result<(), String> {
     let case = (cases::all().into_iter().find(|case| case.name == name))
         .ok_or_else(|| format!("no case is called {name}"))?;
     let ranks = case.roles.len();
-    let nonce = u64::from(std::process::id()) << 32 | u64::from(name.len() as u32);
+    let nonce = u64::from(std::process::id()) << 32 | JOBS.fetch_add(1, Ordering::Relaxed) << 8;
     let mut roles = Vec::new();
     for role in 0..ranks {
         roles.push(start(&format!("{provider}/{name}/{role}/{ranks}/{nonce}"))?);
