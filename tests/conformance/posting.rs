@@ -68,27 +68,33 @@ impl Actor {
             }
             Step::Drain { from, tag } => self.drain(transport, from, tag),
             Step::RefusedUnregistered { to, region } => self.refused(transport, to, region),
-            Step::Signal { to } => {
-                let count = self.signals_sent.get(&to).copied().unwrap_or(0);
-                self.own_token_last += 1;
-                let token = self.own_token_last;
-                let is_sent = self.send(transport, (to, TAG_SIGNAL), count, (0, 0), token)?;
-                self.signals_sent.insert(to, count + u64::from(is_sent));
-                Ok(is_sent)
-            }
-            // Who is finishing has heard of everybody that this rank is finishing, and may be gone.
-            Step::Wait { from } if self.is_finishing && self.failed.contains(&from) => Ok(true),
-            Step::Wait { from } => {
-                let Some(header) = self.own_receive(transport, from, TAG_SIGNAL)? else {
-                    return Ok(false);
-                };
-                let seen = self.signals_seen.entry(from).or_insert(0);
-                *seen += 1;
-                same("the number of the signal", header, *seen - 1)?;
-                Ok(true)
-            }
+            Step::Signal { to } => self.signal(transport, to),
+            Step::Wait { from } => self.wait(transport, from),
             _ => self.check_step(step, transport),
         }
+    }
+
+    fn signal(&mut self, transport: &mut dyn Transport, to: Rank) -> Checked<bool> {
+        let count = self.signals_sent.get(&to).copied().unwrap_or(0);
+        self.own_token_last += 1;
+        let token = self.own_token_last;
+        let is_sent = self.send(transport, (to, TAG_SIGNAL), count, (0, 0), token)?;
+        self.signals_sent.insert(to, count + u64::from(is_sent));
+        Ok(is_sent)
+    }
+
+    fn wait(&mut self, transport: &mut dyn Transport, from: Rank) -> Checked<bool> {
+        // Who is finishing has heard of everybody that this rank is finishing, and may be gone.
+        if self.is_finishing && self.failed.contains(&from) {
+            return Ok(true);
+        }
+        let Some(header) = self.own_receive(transport, from, TAG_SIGNAL)? else {
+            return Ok(false);
+        };
+        let seen = self.signals_seen.entry(from).or_insert(0);
+        *seen += 1;
+        same("the number of the signal", header, *seen - 1)?;
+        Ok(true)
     }
 
     /// Fresh zeroed memory, registered if it is longer than what may be anywhere.

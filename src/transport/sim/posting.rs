@@ -2,7 +2,8 @@
 
 use super::matching::{Channel, Receive};
 use super::state::{
-    Action, Leg, Operation, Payload, Phase, RECEIVES_PER_PEER, RMA_PER_PEER, Registered, State,
+    Action, Happening, Leg, Operation, Payload, Phase, RECEIVES_PER_PEER, RMA_PER_PEER, Registered,
+    State,
 };
 use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
 use crate::memory::{Region, RegionKey, View};
@@ -218,11 +219,10 @@ impl State {
                 key.0
             )));
         };
-        if !registered.exports.contains_key(&peer) {
-            registered.exports.insert(peer, known_ns);
-            if self.options.mapped {
-                self.schedule(known_ns, super::state::Happening::Wake(peer));
-            }
+        let is_new = !registered.exports.contains_key(&peer);
+        registered.exports.entry(peer).or_insert(known_ns);
+        if is_new && self.options.mapped {
+            self.schedule(known_ns, Happening::Wake(peer));
         }
         Ok(())
     }
