@@ -1,1 +1,59 @@
-fn main() {}
+//! The `linerate` command: `bench`, `launch`, `replay`, `info`.
+//!
+//! Uses only the library's public API. Exit codes: 0 good, 1 the run or a check failed, 2 bad usage; `launch` passes on
+//! the code of the first rank that failed. Read first: `bench/mod.rs`.
+
+mod bench;
+mod info;
+mod launch;
+mod process;
+mod replay;
+mod system;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Kernel-bypass collectives for distributed training: measure, launch, look.
+#[derive(Parser)]
+#[command(name = "linerate", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Sweep a collective over sizes, with results checked (nccl-tests' flags and columns)
+    Bench(Box<bench::BenchArgs>),
+    /// Run N local ranks of a program with RANK, WORLD_SIZE, MASTER_ADDR, ... set
+    Launch(launch::LaunchArgs),
+    /// Say what this machine and this build offer
+    Info(info::InfoArgs),
+    /// Replay the gradients of a real model, ready at their measured times, through fusion and allreduce
+    Replay(replay::ReplayArgs),
+    /// Becomes another program, after asking to die with its parent
+    #[command(name = launch::RANK_EXEC, hide = true)]
+    RankExec(launch::RankExecArgs),
+}
+
+fn main() -> ExitCode {
+    launch::die_with_parent();
+    match Cli::parse().command {
+        Command::Bench(args) => bench::run(&args),
+        Command::Launch(args) => launch::run(&args),
+        Command::Info(args) => info::run(&args),
+        Command::Replay(args) => ExitCode::from(replay::run(&args, launch::spawn_self).clamp(0, 255) as u8),
+        Command::RankExec(args) => launch::exec(&args),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_has_no_contradictions() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,255 @@
+//! The command line of `bench`: what clap can check alone. What depends on several arguments is in `plan.rs`.
+
+use clap::{Args, ValueEnum};
+use linerate::{Collective, DataType, ReduceOp};
+use std::str::FromStr;
+
+/// Arguments of `linerate bench`. Short ones mean what they mean in nccl-tests.
+#[derive(Args, Clone, Debug)]
+pub struct BenchArgs {
+    /// allreduce, reduce-scatter, all-gather, all-gatherv, broadcast, reduce, gather, scatter, all-to-all, all-to-allv,
+    /// barrier or sendrecv
+    #[arg(value_name = "COLLECTIVE", value_parser = Collective::from_str)]
+    pub collective: Collective,
+
+    /// Smallest size, bytes, with K, M or G (binary). The size is that of the larger side (input or output) of a rank
+    #[arg(short = 'b', long = "minbytes", value_name = "SIZE", default_value = "8", value_parser = parse_size)]
+    pub min_bytes: u64,
+
+    /// Largest size, bytes, with K, M or G (binary)
+    #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
+    pub max_bytes: u64,
+
+    /// Each size is the one before times this
+    #[arg(
+        short = 'f',
+        long = "stepfactor",
+        value_name = "FACTOR",
+        default_value_t = 2,
+        conflicts_with = "step_bytes"
+    )]
+    pub step_factor: u64,
+
+    /// Each size is the one before plus this, instead of a factor
+    #[arg(short = 'i', long = "stepbytes", value_name = "SIZE", value_parser = parse_size)]
+    pub step_bytes: Option<u64>,
+
+    /// Timed iterations per row; by default as many as fit in half a second, from 10 to 1000
+    #[arg(short = 'n', long = "iters", value_name = "COUNT")]
+    pub iterations: Option<u32>,
+
+    /// Iterations before the timed ones; by default enough to touch every buffer of the rotation, at least 5
+    #[arg(short = 'w', long = "warmup", value_name = "COUNT")]
+    pub warmup: Option<u32>,
+
+    /// 1: check every element of one run per row before it is timed; 0: do not
+    #[arg(
+        short = 'c',
+        long = "check",
+        value_name = "0|1",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u8).range(0..=1)
+    )]
+    pub check: u8,
+
+    /// Element type: f64 f32 f16 bf16 i8 u8 i32 u32 i64 u64, nccl-tests' names, or all
+    #[arg(
+        short = 'd',
+        long = "datatype",
+        value_name = "TYPE",
+        default_value = "f32"
+    )]
+    pub datatype: Types,
+
+    /// Operator: sum prod min max avg premulsum[:FACTOR] bitand, or all that the type has
+    #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum")]
+    pub op: Operators,
+
+    /// Root of broadcast, reduce, gather and scatter
+    #[arg(short = 'r', long = "root", value_name = "RANK", default_value_t = 0)]
+    pub root: u32,
+
+    /// Local ranks to spawn; default 2. Under a launcher it must equal WORLD_SIZE
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<u32>,
+
+    /// auto, shm, tcp, verbs[:device], ofi[:provider] or sim; default LINERATE_TRANSPORT, else auto
+    #[arg(long, value_name = "NAME")]
+    pub transport: Option<String>,
+
+    /// Algorithm by name; default LINERATE_ALGO, else what the library chooses
+    #[arg(long, value_name = "NAME")]
+    pub algo: Option<String>,
+
+    /// Whose memory the buffers are: registered by the library, or the caller's own, which is staged
+    #[arg(long, value_enum, default_value_t = Memory::Registered)]
+    pub memory: Memory,
+
+    /// Which columns are measured
+    #[arg(long, value_enum, default_value_t = Placements::Both)]
+    pub placement: Placements,
+
+    /// Write the results as one JSON document; with `-` to stdout, and the table to stderr
+    #[arg(long, value_name = "FILE|-")]
+    pub json: Option<String>,
+
+    /// How long an operation may stand still before it fails; default LINERATE_TIMEOUT, else 60
+    #[arg(long, value_name = "SECONDS")]
+    pub timeout: Option<String>,
+
+    /// Seed of the checked data
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+
+    /// Print min, p90, p99, max and standard deviation too
+    #[arg(long)]
+    pub stats: bool,
+
+    /// Keep one buffer instead of rotating over more than the caches hold, as MPI benchmarks do
+    #[arg(long)]
+    pub no_rotate: bool,
+
+    /// Fail if the average bus bandwidth is below this
+    #[arg(long, value_name = "GB/s", value_parser = parse_positive)]
+    pub min_bw: Option<f64>,
+
+    /// Fail if the 99th percentile of any row is above this
+    #[arg(long, value_name = "US", value_parser = parse_positive)]
+    pub max_p99: Option<f64>,
+}
+
+/// Whose memory the buffers are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Memory {
+    /// From `Communicator::alloc`.
+    Registered,
+    /// Plain memory of the process.
+    Caller,
+}
+
+impl Memory {
+    /// As flags and documents spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Memory::Registered => "registered",
+            Memory::Caller => "caller",
+        }
+    }
+}
+
+/// Which placements are measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Placements {
+    /// Input and output share memory as NCCL lays them out.
+    InPlace,
+    /// Input and output are apart.
+    OutOfPlace,
+    /// One after the other.
+    Both,
+}
+
+/// The types of `-d`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Types(pub Vec<DataType>);
+
+impl FromStr for Types {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Types, String> {
+        if text == "all" {
+            return Ok(Types(DataType::ALL.to_vec()));
+        }
+        match text.parse() {
+            Ok(dtype) => Ok(Types(vec![dtype])),
+            Err(reason) => Err(format!("{reason}, or all")),
+        }
+    }
+}
+
+/// The operators of `-o`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Operators {
+    /// Every one that is defined for the type.
+    All,
+    /// This one.
+    One(ReduceOp),
+}
+
+impl FromStr for Operators {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Operators, String> {
+        if text == "all" {
+            return Ok(Operators::All);
+        }
+        match text.parse::<ReduceOp>() {
+            Ok(op) => Ok(Operators::One(op)),
+            Err(reason) => Err(format!("{reason}, or all")),
+        }
+    }
+}
+
+fn parse_size(text: &str) -> Result<u64, String> {
+    linerate::config::parse_size(text).map_err(|e| e.to_string())
+}
+
+fn parse_positive(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value > 0.0 && value.is_finite() => Ok(value),
+        _ => Err(format!("'{text}' is not a number above 0")),
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Alone {
+        #[command(flatten)]
+        args: BenchArgs,
+    }
+
+    /// The arguments after `linerate bench`.
+    pub fn parse(line: &str) -> Result<BenchArgs, String> {
+        Alone::try_parse_from(std::iter::once("bench").chain(line.split_whitespace()))
+            .map(|alone| alone.args)
+            .map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn the_letters_are_those_of_nccl_tests() {
+        let args = parse("allreduce -b 1K -e 1M -f 4 -n 20 -w 3 -c 0 -d half -o max -r 1").unwrap();
+        assert_eq!((args.min_bytes, args.max_bytes), (1 << 10, 1 << 20));
+        assert_eq!((args.step_factor, args.iterations), (4, Some(20)));
+        assert_eq!((args.warmup, args.check, args.root), (Some(3), 0, 1));
+        assert_eq!(args.datatype, Types(vec![DataType::F16]));
+        assert_eq!(args.op, Operators::One(ReduceOp::Max));
+    }
+
+    #[test]
+    fn all_means_every_type() {
+        assert_eq!(parse("reduce -d all").unwrap().datatype.0.len(), 10);
+        assert_eq!(parse("reduce -o all").unwrap().op, Operators::All);
+    }
+
+    #[test]
+    fn a_wrong_word_is_answered_with_the_right_ones() {
+        for (line, expected) in [
+            ("allreduc", "all-gatherv"),
+            ("allreduce -d f33", "bf16"),
+            ("allreduce -o plus", "premulsum"),
+            ("allreduce -b 8Q", "64K"),
+            ("allreduce --memory mine", "caller"),
+            ("allreduce --placement here", "out-of-place"),
+            ("allreduce -c 2", "0..=1"),
+            ("allreduce -f 2 -i 8", "cannot be used with"),
+            ("allreduce --min-bw -1", "min-bw"),
+            ("allreduce --max-p99 fast", "above 0"),
+        ] {
+            let text = parse(line).unwrap_err();
+            assert!(text.contains(expected), "{line}: {text}");
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! The JSON document of a bench.
+
+use super::measure::{Cell, Measured};
+use super::plan::Plan;
+use super::statistics::Summary;
+use linerate::ReduceOp;
+use serde::Serialize;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// Everything that was measured.
+#[derive(Debug, Serialize)]
+pub struct Document {
+    version: &'static str,
+    transport: String,
+    ranks: u32,
+    seed: u64,
+    rotate: bool,
+    avg_busbw: f64,
+    wrong: u64,
+    results: Vec<Entry>,
+}
+
+#[derive(Debug, Serialize)]
+struct Entry {
+    collective: &'static str,
+    bytes: u64,
+    count: u64,
+    dtype: &'static str,
+    /// `null` where nothing is reduced.
+    op: Option<String>,
+    /// `null` where there is none.
+    root: Option<u32>,
+    algorithm: String,
+    memory: &'static str,
+    in_place: bool,
+    iterations: u32,
+    time_us: Summary,
+    algbw: f64,
+    busbw: f64,
+    /// `null`: not checked.
+    wrong: Option<u64>,
+}
+
+impl Document {
+    /// A document without results yet.
+    pub fn new(plan: &Plan, transport: &str) -> Document {
+        Document {
+            version: env!("CARGO_PKG_VERSION"),
+            transport: transport.into(),
+            ranks: plan.ranks,
+            seed: plan.seed,
+            rotate: plan.rotate,
+            avg_busbw: 0.0,
+            wrong: 0,
+            results: Vec::new(),
+        }
+    }
+
+    /// Adds a row: an entry for each placement.
+    pub fn add(&mut self, plan: &Plan, measured: &Measured) {
+        for (in_place, cell) in [(false, &measured.out_of_place), (true, &measured.in_place)] {
+            if let Some(cell) = cell {
+                self.results.push(entry(plan, measured, in_place, cell));
+            }
+        }
+    }
+
+    /// Sets what concerns all results.
+    pub fn finish(&mut self, average_busbw: f64, wrong: u64) {
+        self.avg_busbw = average_busbw;
+        self.wrong = wrong;
+    }
+
+    /// Writes it to stdout (`-`), or to a file that appears whole or not at all.
+    pub fn write(&self, target: &str) -> io::Result<()> {
+        let mut text = serde_json::to_string_pretty(self)?;
+        text.push('\n');
+        if target == "-" {
+            let mut stdout = io::stdout().lock();
+            stdout.write_all(text.as_bytes())?;
+            return stdout.flush();
+        }
+        let path = Path::new(target);
+        let temporary = temporary_path(path);
+        std::fs::write(&temporary, text)
+            .and_then(|()| std::fs::rename(&temporary, path))
+            .inspect_err(|_| {
+                // Best effort: the error that is reported is the first one.
+                let _ = std::fs::remove_file(&temporary);
+            })
+    }
+}
+
+/// In the same folder, so that renaming does not cross file systems.
+fn temporary_path(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(format!(".{}.tmp", std::process::id()));
+    path.with_file_name(name)
+}
+
+fn entry(plan: &Plan, measured: &Measured, in_place: bool, cell: &Cell) -> Entry {
+    let op = |op: ReduceOp| op.to_string();
+    Entry {
+        collective: plan.collective.name(),
+        bytes: measured.bytes,
+        count: measured.count,
+        dtype: measured.dtype.name(),
+        op: plan.collective.is_reducing().then(|| op(measured.op)),
+        root: plan.collective.is_rooted().then_some(plan.root),
+        algorithm: cell.algorithm.clone(),
+        memory: plan.memory.name(),
+        in_place,
+        iterations: cell.iterations,
+        time_us: cell.time_us,
+        algbw: cell.algbw,
+        busbw: cell.busbw,
+        wrong: cell.wrong,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn document() -> Document {
+        Document {
+            version: "0.1.0",
+            transport: "shm".into(),
+            ranks: 2,
+            seed: 1,
+            rotate: true,
+            avg_busbw: 1.5,
+            wrong: 0,
+            results: vec![Entry {
+                collective: "allreduce",
+                bytes: 8,
+                count: 2,
+                dtype: "f32",
+                op: Some("sum".into()),
+                root: None,
+                algorithm: "ring".into(),
+                memory: "registered",
+                in_place: true,
+                iterations: 10,
+                time_us: Summary::of(&[1.0, 2.0]),
+                algbw: 0.5,
+                busbw: 0.5,
+                wrong: Some(0),
+            }],
+        }
+    }
+
+    #[test]
+    fn a_result_has_the_documented_names() {
+        let value = serde_json::to_value(document()).unwrap();
+        for name in ["version", "transport", "ranks", "results"] {
+            assert!(value.get(name).is_some(), "{name}");
+        }
+        let result = &value["results"][0];
+        for name in [
+            "collective",
+            "bytes",
+            "count",
+            "dtype",
+            "op",
+            "algorithm",
+            "memory",
+            "in_place",
+            "algbw",
+            "busbw",
+            "wrong",
+        ] {
+            assert!(!result[name].is_null(), "{name}");
+        }
+        for name in ["min", "p50", "p90", "p99", "max", "mean", "stddev"] {
+            assert!(result["time_us"][name].is_number(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_file_appears_whole_and_nothing_else_is_left() {
+        let folder = std::env::temp_dir().join(format!("linerate-json-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let file = folder.join("out.json");
+        document().write(file.to_str().unwrap()).unwrap();
+        let text = std::fs::read_to_string(&file).unwrap();
+        assert!(serde_json::from_str::<serde_json::Value>(&text).is_ok());
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_folder_that_does_not_exist_is_an_error() {
+        assert!(document().write("/nonexistent/out.json").is_err());
+    }
+}

@@ -1,0 +1,196 @@
+//! One row of the table: check, find the pace, measure.
+
+use super::layout::{Layout, Placement};
+use super::pacing::{Pace, pace};
+use super::plan::Plan;
+use super::slots::{Arenas, Row};
+use super::statistics::Summary;
+use super::sweep;
+use super::values::{self, Data};
+use linerate::{Call, Communicator, DataType, ReduceOp, Result};
+use std::time::Instant;
+
+/// Iterations that find the time of one: two to settle, then the ones that count.
+const PROBES: (usize, usize) = (2, 3);
+
+/// What one placement of a row gave; the same on all ranks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cell {
+    /// Algorithm by name.
+    pub algorithm: String,
+    /// Timed iterations.
+    pub iterations: u32,
+    /// Times of the slowest rank.
+    pub time_us: Summary,
+    /// Bytes over the median, GB/s.
+    pub algbw: f64,
+    /// The same, comparable with a link.
+    pub busbw: f64,
+    /// Wrong elements, all ranks together; `None`: not checked.
+    pub wrong: Option<u64>,
+}
+
+/// A row of the table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Measured {
+    /// Bytes of the larger side.
+    pub bytes: u64,
+    /// Elements per rank.
+    pub count: u64,
+    /// Element type.
+    pub dtype: DataType,
+    /// Operator.
+    pub op: ReduceOp,
+    /// Columns, if they are measured.
+    pub out_of_place: Option<Cell>,
+    /// Columns, if they are measured.
+    pub in_place: Option<Cell>,
+}
+
+/// What a rank measures with.
+pub struct Bench<'a> {
+    /// What is asked for.
+    pub plan: &'a Plan,
+    /// The ranks.
+    pub communicator: &'a Communicator,
+    /// The memory.
+    pub arenas: Arenas,
+}
+
+impl Bench<'_> {
+    /// Measures one size of one type and operator.
+    pub fn measure(&self, size: u64, dtype: DataType, op: ReduceOp) -> Result<Measured> {
+        let plan = self.plan;
+        let width = dtype.size_bytes() as u64;
+        let count = sweep::count_of(plan.collective, size, width, plan.ranks);
+        let mut measured = Measured {
+            bytes: sweep::bytes_of(plan.collective, count, width, plan.ranks),
+            count,
+            dtype,
+            op,
+            out_of_place: None,
+            in_place: None,
+        };
+        for &placement in &plan.placements {
+            let row = Row {
+                layout: Layout {
+                    collective: plan.collective,
+                    rank: self.communicator.rank(),
+                    ranks: plan.ranks,
+                    root: plan.root,
+                    count,
+                },
+                placement,
+                dtype,
+                op,
+                algorithm: plan.algorithm.as_deref(),
+            };
+            let cell = self.cell(&row, measured.bytes)?;
+            match placement {
+                Placement::OutOfPlace => measured.out_of_place = Some(cell),
+                Placement::InPlace => measured.in_place = Some(cell),
+            }
+        }
+        Ok(measured)
+    }
+
+    fn cell(&self, row: &Row, bytes: u64) -> Result<Cell> {
+        let wrong = if self.plan.check {
+            Some(self.check(row)?)
+        } else {
+            None
+        };
+        let pace = self.find_pace(row)?;
+        let mut samples = self.time(row, pace)?;
+        // A time is that of the slowest rank, iteration by iteration.
+        self.communicator.all_reduce(&mut samples, ReduceOp::Max)?;
+        let time_us = Summary::of(&samples);
+        let algbw = sweep::algorithm_bandwidth(bytes, time_us.p50);
+        let algorithm = self.communicator.algorithm_for(&self.arenas.call(row, 0));
+        Ok(Cell {
+            algorithm: algorithm.map_or_else(|_| "unknown".into(), String::from),
+            iterations: pace.iterations,
+            time_us,
+            algbw,
+            busbw: algbw * sweep::bus_factor(self.plan.collective, self.plan.ranks),
+            wrong,
+        })
+    }
+
+    /// Runs once on known data and compares everything: the output, and out of place the input, which must be as before.
+    fn check(&self, row: &Row) -> Result<u64> {
+        let slot = self.arenas.slot(row, 0);
+        let layout = &row.layout;
+        let data = Data {
+            seed: self.plan.seed,
+            dtype: row.dtype,
+            op: layout.collective.is_reducing().then_some(row.op),
+            ranks: layout.ranks,
+        };
+        if let Some(output) = &slot.output {
+            values::poison(output);
+        }
+        if let Some(input) = &slot.input {
+            data.fill(layout.rank, input);
+        }
+        self.communicator.barrier()?;
+        self.communicator.run(&self.arenas.call(row, 0))?;
+        let mut wrong = [0u64];
+        if let Some(output) = &slot.output {
+            wrong[0] += data.count_wrong(&layout.segments(), output);
+        }
+        if let (Some(input), Placement::OutOfPlace) = (&slot.input, row.placement) {
+            wrong[0] += data.count_wrong(&layout.input_segments(), input);
+        }
+        self.communicator.all_reduce(&mut wrong, ReduceOp::Sum)?;
+        // Nobody reads a peer's memory any more: the sum came after.
+        for buffer in [slot.input, slot.output].iter().flatten() {
+            values::clear(buffer);
+        }
+        Ok(wrong[0])
+    }
+
+    fn find_pace(&self, row: &Row) -> Result<Pace> {
+        let plan = self.plan;
+        let room = if plan.rotate {
+            self.arenas.room(row)
+        } else {
+            1
+        };
+        if plan.iterations.is_some() && plan.warmup.is_some() {
+            return Ok(pace(plan.iterations, plan.warmup, 0.0, room));
+        }
+        let call = self.arenas.call(row, 0);
+        let mut sum = 0.0;
+        for index in 0..PROBES.0 + PROBES.1 {
+            let time_us = self.once(&call)?;
+            if index >= PROBES.0 {
+                sum += time_us;
+            }
+        }
+        let mut mean = [sum / PROBES.1 as f64];
+        self.communicator.all_reduce(&mut mean, ReduceOp::Max)?;
+        Ok(pace(plan.iterations, plan.warmup, mean[0], room))
+    }
+
+    fn time(&self, row: &Row, pace: Pace) -> Result<Vec<f64>> {
+        let calls: Vec<Call> = (0..pace.copies)
+            .map(|index| self.arenas.call(row, index))
+            .collect();
+        let mut turn = calls.iter().cycle();
+        for call in turn.by_ref().take(pace.warmup as usize) {
+            self.once(call)?;
+        }
+        turn.take(pace.iterations as usize)
+            .map(|call| self.once(call))
+            .collect()
+    }
+
+    /// One iteration: a barrier, then the time from start to end, us.
+    fn once(&self, call: &Call) -> Result<f64> {
+        self.communicator.barrier()?;
+        let started = Instant::now();
+        self.communicator.start(call)?.wait()?;
+        Ok(started.elapsed().as_secs_f64() * 1e6)
+    }
+}

@@ -1,0 +1,76 @@
+//! How often a row is run, from the time one iteration takes. Pure; all ranks compute the same from the same time.
+
+/// Time of the timed iterations of one row and placement, us: the default sweep of 52 then takes about a minute.
+const TIMED_US: f64 = 500_000.0;
+/// Time for touching the copies of a rotation once, us.
+const WARMUP_US: f64 = 200_000.0;
+/// Fewer samples have no median worth the name.
+const ITERATIONS_MIN: u32 = 10;
+/// With more the 99th percentile does not get better.
+const ITERATIONS_MAX: u32 = 1000;
+/// nccl-tests' default.
+const WARMUP_MIN: u32 = 5;
+/// Bounds the memory of prepared calls to a few MiB.
+const COPIES_MAX: u64 = 16 * 1024;
+
+/// Numbers of one row and placement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// Copies of the buffers that iterations rotate over.
+    pub copies: u32,
+    /// Iterations before the timed ones.
+    pub warmup: u32,
+    /// Timed iterations.
+    pub iterations: u32,
+}
+
+/// The pace when one iteration takes `time_us` and there is room for `room` copies. Every copy is used before it is
+/// timed, so that no page is touched for the first time in a timed iteration, unless `warmup` asks for fewer.
+pub fn pace(iterations: Option<u32>, warmup: Option<u32>, time_us: f64, room: u64) -> Pace {
+    let fits = |budget_us: f64| (budget_us / time_us.max(0.01)) as u32;
+    let iterations =
+        iterations.unwrap_or_else(|| fits(TIMED_US).clamp(ITERATIONS_MIN, ITERATIONS_MAX));
+    let copies = room.clamp(1, COPIES_MAX) as u32;
+    let copies = match warmup {
+        Some(warmup) => copies.min(warmup.saturating_add(iterations)),
+        None => copies.min(fits(WARMUP_US).max(1)),
+    };
+    Pace {
+        copies,
+        warmup: warmup.unwrap_or(copies.max(WARMUP_MIN)),
+        iterations,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fast_rows_run_often_and_slow_ones_seldom() {
+        assert_eq!(pace(None, None, 2.0, 1).iterations, 1000);
+        assert_eq!(pace(None, None, 5_000.0, 1).iterations, 100);
+        assert_eq!(pace(None, None, 1e6, 1).iterations, 10);
+        assert_eq!(pace(None, None, 0.0, 1).iterations, 1000);
+    }
+
+    #[test]
+    fn every_copy_is_touched_before_the_timed_iterations() {
+        let pace_of = pace(None, None, 100.0, 64);
+        assert_eq!((pace_of.copies, pace_of.warmup), (64, 64));
+        let slow = pace(None, None, 50_000.0, 64);
+        assert_eq!((slow.copies, slow.warmup), (4, 5));
+        assert_eq!(pace(None, None, 1e9, 0).copies, 1);
+    }
+
+    #[test]
+    fn what_was_asked_for_is_done() {
+        let asked = pace(Some(20), Some(0), 1e9, 100);
+        assert_eq!((asked.iterations, asked.warmup, asked.copies), (20, 0, 20));
+    }
+
+    #[test]
+    fn copies_are_bounded() {
+        assert!(pace(None, None, 0.1, u64::MAX).copies <= 16 * 1024);
+    }
+}

@@ -1,0 +1,60 @@
+//! A progress bar on stderr, if that is a terminal, for what takes more than a second.
+
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+/// Shorter runs need no bar.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Counts rows.
+pub struct Progress {
+    rows: u64,
+    done: u64,
+    started: Instant,
+    is_wanted: bool,
+    bar: Option<ProgressBar>,
+}
+
+impl Progress {
+    /// A bar of `rows` rows that nobody sees yet.
+    pub fn new(rows: usize) -> Progress {
+        Progress {
+            rows: rows as u64,
+            done: 0,
+            started: Instant::now(),
+            is_wanted: std::io::stderr().is_terminal(),
+            bar: None,
+        }
+    }
+
+    /// Prints through `print` without disturbing the bar.
+    pub fn around(&self, print: impl FnOnce()) {
+        match &self.bar {
+            Some(bar) => bar.suspend(print),
+            None => print(),
+        }
+    }
+
+    /// One row is done; `next` is the one that follows.
+    pub fn advance(&mut self, next: String) {
+        self.done += 1;
+        if self.bar.is_none() && self.is_wanted && self.started.elapsed() > PATIENCE {
+            let template = "{bar:30} {pos}/{len} rows, {elapsed} of about {duration}: {msg}";
+            let style = ProgressStyle::with_template(template)
+                .unwrap_or_else(|_| ProgressStyle::default_bar());
+            self.bar = Some(ProgressBar::new(self.rows).with_style(style));
+        }
+        if let Some(bar) = &self.bar {
+            bar.set_position(self.done);
+            bar.set_message(next);
+        }
+    }
+
+    /// Removes the bar.
+    pub fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! Checked data: what a rank's input holds, and what a result must be.
+//!
+//! Inputs are integers, functions of (seed, rank, element), small enough that results are exact in every type as long as
+//! the ranks are few; beyond that, a bound on the rounding (one rounding per addend) is allowed. All elements are
+//! compared.
+
+use super::layout::{Segment, Source};
+use half::{bf16, f16};
+use linerate::memory::Element;
+use linerate::{Buffer, DataType, Rank, ReduceOp, prng};
+
+/// Elements converted at a time: stays inside a first-level cache.
+const BATCH: usize = 2048;
+/// Sums add integers up to this (signed types: down to its negative).
+const ADDEND_MAX: u64 = 3;
+/// Ranks whose factor of a product may be 2: 2^14 is the largest power below the end of f16.
+const DOUBLING_RANKS: Rank = 14;
+/// A byte that no result has all over, for outputs before a run.
+const POISON: u8 = 0xa5;
+
+/// The data of one row.
+#[derive(Clone, Copy, Debug)]
+pub struct Data {
+    /// Mixes everything.
+    pub seed: u64,
+    /// Element type.
+    pub dtype: DataType,
+    /// Operator; `None` where elements are only moved.
+    pub op: Option<ReduceOp>,
+    /// Ranks.
+    pub ranks: u32,
+}
+
+impl Data {
+    /// Writes rank `rank`'s input.
+    pub fn fill(&self, rank: Rank, buffer: &Buffer) {
+        by_type(self.dtype).fill(self, rank, buffer);
+    }
+
+    /// Elements of `buffer`, from its beginning, that are not what `segments` say.
+    pub fn count_wrong(&self, segments: &[Segment], buffer: &Buffer) -> u64 {
+        by_type(self.dtype).count_wrong(self, segments, buffer)
+    }
+
+    /// The integer that an input element is made from.
+    fn integer(&self, rank: Rank, index: u64) -> i64 {
+        // Ranks have 12 bits and indices 48, so no two elements of a job share a hash.
+        let hash = prng::mix(prng::mix(self.seed) ^ (u64::from(rank) << 48) ^ index);
+        let below = |bound: u64| (((hash >> 32) * bound) >> 32) as i64;
+        let is_signed = !matches!(self.dtype, DataType::U8 | DataType::U32 | DataType::U64);
+        let symmetric = |most: u64| {
+            if is_signed {
+                below(2 * most + 1) - most as i64
+            } else {
+                below(most + 1)
+            }
+        };
+        match self.op {
+            None if self.dtype.is_float() => symmetric(125),
+            None => hash as i64,
+            Some(ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_)) => symmetric(ADDEND_MAX),
+            Some(ReduceOp::Prod) => match below(3) {
+                0 => 1,
+                1 => -1,
+                _ if rank < DOUBLING_RANKS => 2,
+                _ => 1,
+            },
+            Some(ReduceOp::Min | ReduceOp::Max) => symmetric(100),
+            // Each bit is set with probability 7/8, so that some are left after a few ranks.
+            Some(ReduceOp::BitAnd) => (hash | hash.rotate_left(21) | hash.rotate_left(43)) as i64,
+        }
+    }
+
+    fn input<T: Value>(&self, rank: Rank, index: u64) -> T {
+        T::from_int(self.integer(rank, index))
+    }
+
+    fn expected<T: Value>(&self, source: Source, index: u64) -> T {
+        match source {
+            Source::Rank(rank) => self.input(rank, index),
+            Source::All => self.reduced(index),
+        }
+    }
+
+    fn reduced<T: Value>(&self, index: u64) -> T {
+        let inputs = || (0..self.ranks).map(|rank| self.integer(rank, index));
+        let sum = || inputs().fold(0i64, i64::wrapping_add);
+        match self.op.unwrap_or(ReduceOp::Sum) {
+            ReduceOp::Sum => T::from_int(sum()),
+            ReduceOp::Prod => T::from_int(inputs().fold(1i64, i64::wrapping_mul)),
+            ReduceOp::Min => T::from_int(inputs().min().unwrap_or(0)),
+            ReduceOp::Max => T::from_int(inputs().max().unwrap_or(0)),
+            ReduceOp::BitAnd => T::from_int(inputs().fold(-1i64, |a, b| a & b)),
+            ReduceOp::PremulSum(factor) => {
+                let product = |input: i64| T::from_real(input as f64 * factor).to_real();
+                T::from_real(inputs().map(product).sum())
+            }
+            ReduceOp::Avg if T::DTYPE.is_float() => {
+                T::from_real(sum() as f64 / f64::from(self.ranks))
+            }
+            ReduceOp::Avg => {
+                let wrapped = T::from_int(sum()).to_real() as i64;
+                T::from_int(wrapped / i64::from(self.ranks))
+            }
+        }
+    }
+
+    /// How far a result may be from the expected value; 0 where it is exact.
+    fn tolerance<T: Value>(&self) -> f64 {
+        let ranks = f64::from(self.ranks);
+        let factor = match self.op {
+            Some(ReduceOp::PremulSum(factor)) => factor.abs(),
+            Some(ReduceOp::Sum | ReduceOp::Avg) => 1.0,
+            _ => return 0.0,
+        };
+        if !T::DTYPE.is_float() {
+            return 0.0;
+        }
+        let largest = ADDEND_MAX as f64 * ranks * factor;
+        // Whole numbers up to 2^p are exact with p bits, and epsilon is 2^(1-p).
+        let is_sum_exact = factor.fract() == 0.0 && largest <= 2.0 / T::EPSILON;
+        let of_sum = if is_sum_exact {
+            0.0
+        } else {
+            ranks * T::EPSILON * largest
+        };
+        match self.op {
+            Some(ReduceOp::Avg) if is_sum_exact && self.ranks.is_power_of_two() => 0.0,
+            Some(ReduceOp::Avg) => (of_sum + T::EPSILON * largest) / ranks,
+            _ => of_sum,
+        }
+    }
+}
+
+/// Makes all bytes of an output wrong.
+pub fn poison(buffer: &Buffer) {
+    set_bytes(buffer, POISON);
+}
+
+/// Makes all bytes zero: timed runs in place then stay at zero, whatever the operator.
+pub fn clear(buffer: &Buffer) {
+    set_bytes(buffer, 0);
+}
+
+fn set_bytes(buffer: &Buffer, byte: u8) {
+    let batch = [byte; 16 * 1024];
+    let bytes = buffer.len_bytes();
+    for start in (0..bytes).step_by(batch.len()) {
+        buffer.write(start, &batch[..batch.len().min(bytes - start)]);
+    }
+}
+
+/// Conversions of one element type. Exact for the integers used here.
+trait Value: Element {
+    /// Distance from 1 to the next value; 0 for integers.
+    const EPSILON: f64;
+    fn from_int(value: i64) -> Self;
+    fn from_real(value: f64) -> Self;
+    fn to_real(self) -> f64;
+}
+
+macro_rules! values {
+    ($($type:ty, $epsilon:expr);*) => {
+        $(impl Value for $type {
+            const EPSILON: f64 = $epsilon;
+            fn from_int(value: i64) -> Self { value as $type }
+            fn from_real(value: f64) -> Self { value as $type }
+            fn to_real(self) -> f64 { self as f64 }
+        })*
+    };
+}
+values!(f64, f64::EPSILON; f32, f32::EPSILON as f64; i8, 0.0; u8, 0.0; i32, 0.0; u32, 0.0; i64, 0.0; u64, 0.0);
+
+macro_rules! halves {
+    ($($type:ty),*) => {
+        $(impl Value for $type {
+            const EPSILON: f64 = 1.0 / (1u64 << (<$type>::MANTISSA_DIGITS - 1)) as f64;
+            fn from_int(value: i64) -> Self { <$type>::from_f64(value as f64) }
+            fn from_real(value: f64) -> Self { <$type>::from_f64(value) }
+            fn to_real(self) -> f64 { self.to_f64() }
+        })*
+    };
+}
+halves!(f16, bf16);
+
+/// The two loops, once per element type.
+trait Loops {
+    fn fill(&self, data: &Data, rank: Rank, buffer: &Buffer);
+    fn count_wrong(&self, data: &Data, segments: &[Segment], buffer: &Buffer) -> u64;
+}
+
+struct Of<T>(std::marker::PhantomData<T>);
+
+fn by_type(dtype: DataType) -> &'static dyn Loops {
+    macro_rules! of {
+        ($type:ty) => {
+            &Of::<$type>(std::marker::PhantomData)
+        };
+    }
+    match dtype {
+        DataType::F64 => of!(f64),
+        DataType::F32 => of!(f32),
+        DataType::F16 => of!(f16),
+        DataType::Bf16 => of!(bf16),
+        DataType::I8 => of!(i8),
+        DataType::U8 => of!(u8),
+        DataType::I32 => of!(i32),
+        DataType::U32 => of!(u32),
+        DataType::I64 => of!(i64),
+        DataType::U64 => of!(u64),
+    }
+}
+
+impl<T: Value> Loops for Of<T> {
+    fn fill(&self, data: &Data, rank: Rank, buffer: &Buffer) {
+        let elements = buffer.len_bytes() / size_of::<T>();
+        let mut batch = Vec::with_capacity(BATCH);
+        for start in (0..elements).step_by(BATCH) {
+            let end = elements.min(start + BATCH);
+            batch.clear();
+            batch.extend((start..end).map(|index| data.input::<T>(rank, index as u64)));
+            buffer.write(start, &batch);
+        }
+    }
+
+    fn count_wrong(&self, data: &Data, segments: &[Segment], buffer: &Buffer) -> u64 {
+        let tolerance = data.tolerance::<T>();
+        let mut batch = [T::from_int(0); BATCH];
+        let mut position = 0;
+        let mut wrong = 0;
+        for segment in segments {
+            let mut done = 0;
+            while done < segment.len {
+                let len = BATCH.min((segment.len - done) as usize);
+                buffer.read(position, &mut batch[..len]);
+                let first = segment.start + done;
+                wrong += (first..)
+                    .zip(&batch[..len])
+                    .filter(|&(index, &got)| {
+                        let want = data.expected(segment.source, index);
+                        !is_close(got, want, tolerance)
+                    })
+                    .count() as u64;
+                position += len;
+                done += len as u64;
+            }
+        }
+        wrong
+    }
+}
+
+fn is_close<T: Value>(got: T, want: T, tolerance: f64) -> bool {
+    got == want || (tolerance > 0.0 && (got.to_real() - want.to_real()).abs() <= tolerance)
+}
+
+#[cfg(test)]
+#[path = "values_tests.rs"]
+mod tests;
