@@ -285,10 +285,12 @@ fn a_group_of_transfers_moves_everything_and_copies_to_itself() {
     let report = check(&schedules, &spec).unwrap();
     // By transfer: who wrote its elements, and from which of that rank's transfers.
     let origins = |rank: usize| -> Vec<_> {
-        let of = |v: &crate::schedule::Value| {
-            (v.contributors.trailing_zeros(), (v.element >> 32) as u32)
-        };
-        report.outputs[rank].iter().map(of).collect()
+        let of = |v: &crate::schedule::Value| (v.contributors.trailing_zeros(), v.element >> 16);
+        report.outputs[rank]
+            .iter()
+            .filter(|v| v.is_defined())
+            .map(of)
+            .collect()
     };
     let runs = |parts: &[((u32, u32), usize)]| -> Vec<_> {
         parts

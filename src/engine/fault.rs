@@ -75,7 +75,6 @@ impl Engine {
     }
 
     fn handle_message(&mut self, peer: Rank, message: ControlMessage, now: Time) {
-        let _ = now;
         match message.kind {
             ControlKind::Query => self.answer(peer, &message),
             ControlKind::Status => {
@@ -83,7 +82,11 @@ impl Engine {
                     suspect.answers[peer as usize] = Some(message.text);
                 }
             }
-            _ => self.fail(error_of(&message, peer), false),
+            _ => {
+                // What the others had done before they failed is here: operations that can end, end well.
+                self.run_rounds(now);
+                self.fail(error_of(&message, peer), false);
+            }
         }
     }
 

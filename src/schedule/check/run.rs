@@ -419,7 +419,7 @@ fn initial_memory(world: &World<'_>) -> Vec<Vec<Value>> {
         }
         for (storage, number) in world.caller_storages(rank) {
             for (element, value) in memory[storage].iter_mut().enumerate() {
-                *value = Value::input(rank, (u64::from(number) << 32) | element as u64);
+                *value = Value::input(rank, (u64::from(number) << 16) | element as u64);
             }
         }
     }

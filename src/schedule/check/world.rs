@@ -198,7 +198,8 @@ impl<'a> World<'a> {
                 let (send, receive) = slots.split_at(2 * ranks as usize);
                 (end(send), end(receive))
             }
-            Collective::Barrier | Collective::SendRecv => (0, 0),
+            Collective::Barrier => (0, 0),
+            Collective::SendRecv => (end(slots), end(slots)),
         }
     }
 

@@ -275,11 +275,11 @@ impl ShmTransport {
                         .flatten()
                 });
                 let Some(source) = fetched else {
-                    self.complete(posted.token, peer, Outcome::Flushed, 0, 0);
-                    return self.fail(
+                    self.fail(
                         peer,
                         format!("it sent a message in region {}, which is unknown", key.0),
                     );
+                    return self.complete(posted.token, peer, Outcome::Flushed, 0, 0);
                 };
                 self.deliver(peer, posted, message.header, source);
                 self.peers[peer as usize]

@@ -142,6 +142,12 @@ impl ShmTransport {
         is_put: bool,
     ) -> std::result::Result<(), PostError> {
         self.check_peer(peer)?;
+        let bytes = local.len_bytes();
+        if bytes > INLINE_BYTES_MAX && !self.regions.contains_key(&local.key()) {
+            return Err(PostError::Invalid(format!(
+                "{bytes} bytes of memory that is not registered; {INLINE_BYTES_MAX} at most"
+            )));
+        }
         let found = self
             .remote(peer, remote, local.len_bytes())
             .map_err(|e| PostError::Invalid(e.to_string()))?;

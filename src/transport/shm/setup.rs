@@ -270,8 +270,7 @@ impl ShmTransport {
         if self.peers[peer as usize].state == PeerState::Gone {
             return;
         }
-        self.retire(peer);
-        self.ready.push_back(Event::PeerFailed(peer, cause));
+        self.retire(peer, Some(cause));
     }
 
     pub(super) fn close(&mut self, peer: Rank) {
@@ -282,15 +281,18 @@ impl ShmTransport {
             // A peer that is gone does not read it, and a full socket is followed by the hang-up all the same.
             let _ = socket::send(fd.as_fd(), SocketMessage::Bye, None);
         }
-        self.retire(peer);
+        self.retire(peer, None);
     }
 
     /// Ends the connection: drains the ring, then flushes what is outstanding.
-    fn retire(&mut self, peer: Rank) {
+    fn retire(&mut self, peer: Rank, cause: Option<String>) {
         let was_connected = self.peers[peer as usize].state == PeerState::Connected;
         self.peers[peer as usize].state = PeerState::Gone;
         if was_connected {
             self.poll_ring(peer);
+        }
+        if let Some(cause) = cause {
+            self.ready.push_back(Event::PeerFailed(peer, cause));
         }
         let p = &mut self.peers[peer as usize];
         p.socket = None;
