@@ -3,6 +3,7 @@
 //! `rotating`: the buffers change with every call and together exceed the last-level cache, so memory is
 //! measured. `warm`: the same 64 KiB buffers every time, so the arithmetic is. Throughput counts the
 //! bytes of one view, not the traffic. Figures: `benches/README.md`.
+#![allow(unsafe_code, missing_docs)]
 
 use bytemuck::Pod;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
