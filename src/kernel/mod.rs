@@ -42,7 +42,7 @@ pub fn reduce(
     destinations: &[View],
 ) {
     let reduction = Reduction {
-        isa: Isa::best(),
+        isa: Isa::best_for(dtype),
         stores: Stores::Cached,
         dtype,
         combine,
@@ -54,9 +54,9 @@ pub fn reduce(
 /// [`reduce`], but destinations that are not sources are written around the caches where the CPU can.
 ///
 /// Gives the same bytes, ordered like plain stores when it returns. It saves reading the destinations
-/// before they are written: 1.4 times as fast or more where they are not in a cache, several times slower
-/// where they are, or where the result is read soon. Meant for operations whose buffers together exceed
-/// the last-level cache, whatever the size of the piece at hand.
+/// before they are written: 1.1 to 1.7 times as fast where they are in no cache, about 0.7 times where
+/// they are in the second level (benches/README.md), and who reads the result soon reads it from memory.
+/// Meant for operations whose buffers together exceed the last-level cache, whatever the piece at hand.
 pub fn reduce_streaming(
     dtype: DataType,
     combine: Combine,
@@ -65,7 +65,7 @@ pub fn reduce_streaming(
     destinations: &[View],
 ) {
     let reduction = Reduction {
-        isa: Isa::best(),
+        isa: Isa::best_for(dtype),
         stores: Stores::Streamed,
         dtype,
         combine,
@@ -82,7 +82,7 @@ pub fn reduce_streaming(
 /// # Panics
 /// If `dtype` is an integer type, the lengths differ or are no multiple of the element size.
 pub fn scale(dtype: DataType, factor: f64, source: View, destination: View) {
-    scale_with(Isa::best(), dtype, factor, source, destination);
+    scale_with(Isa::best_for(dtype), dtype, factor, source, destination);
 }
 
 /// Converts every element of `source` into the element of the same index of `destination`.
@@ -94,7 +94,12 @@ pub fn scale(dtype: DataType, factor: f64, source: View, destination: View) {
 /// # Panics
 /// If the views do not hold the same number of whole elements.
 pub fn convert(from: DataType, source: View, to: DataType, destination: View) {
-    convert_with(Isa::best(), from, source, to, destination);
+    let narrower = if from.size_bytes() < to.size_bytes() {
+        from
+    } else {
+        to
+    };
+    convert_with(Isa::best_for(narrower), from, source, to, destination);
 }
 
 /// What a reduction does, and with what, apart from where.

@@ -37,13 +37,26 @@ pub(super) enum Isa {
 impl Isa {
     /// The widest that this CPU has.
     #[inline]
-    pub(super) fn best() -> Isa {
+    fn best() -> Isa {
         static BEST: OnceLock<Isa> = OnceLock::new();
         *BEST.get_or_init(|| {
             let widest_first = [Isa::Avx512, Isa::Avx2];
             let found = widest_first.into_iter().find(|isa| isa.is_present());
             found.unwrap_or(Isa::Scalar)
         })
+    }
+
+    /// The one that is fastest for a type.
+    ///
+    /// Narrow floats widen and round in registers, and 64-byte vectors do that up to twice as fast. All
+    /// else waits for memory: equal from a cache, and on Zen 4 with 64-byte vectors a tenth slower when
+    /// the destination is in none (benches/README.md), so it stays at 32 bytes.
+    #[inline]
+    pub(super) fn best_for(dtype: DataType) -> Isa {
+        match dtype {
+            DataType::F16 | DataType::Bf16 => Isa::best(),
+            _ => Isa::best().min(Isa::Avx2),
+        }
     }
 
     /// Whether this CPU has it.
@@ -54,7 +67,8 @@ impl Isa {
             Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c"),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => {
-                is_x86_feature_detected!("avx512f")
+                Isa::Avx2.is_present()
+                    && is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
