@@ -3,12 +3,13 @@
 //! `rotating`: the buffers change with every call and together exceed the last-level cache, so memory is
 //! measured. `warm`: the same 64 KiB buffers every time, so the arithmetic is. Throughput counts the
 //! bytes of one view, not the traffic. Figures: `benches/README.md`.
+#![allow(unsafe_code, missing_docs)]
 
 use bytemuck::Pod;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use half::{bf16, f16};
 use linerate::DataType;
-use linerate::kernel::reduce;
+use linerate::kernel::{reduce, reduce_streaming};
 use linerate::memory::{Element, Region, View};
 use linerate::types::{Combine, Finish};
 use std::hint::black_box;
@@ -75,7 +76,7 @@ fn two_to_one<T: Element>(
     (name, combine): (&str, Combine),
     bytes: usize,
     is_warm: bool,
-    (small, plain): (fn(u8) -> T, fn(T, T) -> T),
+    (small, plain): (fn(u8) -> T, impl Fn(T, T) -> T),
 ) {
     let placement = if is_warm { "warm" } else { "rotating" };
     let mut group = criterion.benchmark_group(format!("{name} 2->1 {placement}"));
@@ -85,6 +86,12 @@ fn two_to_one<T: Element>(
         bencher.iter(|| {
             let [a, b, to] = black_box(pool.take());
             reduce(T::DTYPE, combine, Finish::None, &[a, b], &[to]);
+        });
+    });
+    group.bench_function(BenchmarkId::new("streaming", bytes), |bencher| {
+        bencher.iter(|| {
+            let [a, b, to] = black_box(pool.take());
+            reduce_streaming(T::DTYPE, combine, Finish::None, &[a, b], &[to]);
         });
     });
     group.bench_function(BenchmarkId::new("plain", bytes), |bencher| {
@@ -130,39 +137,47 @@ fn all(criterion: &mut Criterion) {
         (16 * MIB, false),
     ];
     for (bytes, is_warm) in sizes {
-        let f32s: (fn(u8) -> f32, fn(f32, f32) -> f32) = (f32::from, |a, b| a + b);
-        two_to_one(criterion, ("f32 sum", Combine::Sum), bytes, is_warm, f32s);
+        two_to_one(
+            criterion,
+            ("f32 sum", Combine::Sum),
+            bytes,
+            is_warm,
+            (f32::from, |a, b| a + b),
+        );
         in_place::<2>(criterion, bytes, is_warm);
         in_place::<4>(criterion, bytes, is_warm);
     }
     for (bytes, is_warm) in [(64 * KIB, true), (MIB, false)] {
-        two_to_one::<f32>(
+        two_to_one(
             criterion,
             ("f32 min", Combine::Min),
             bytes,
             is_warm,
-            (f32::from, |a, b| if a.is_nan() || a < b { a } else { b }),
+            (
+                f32::from,
+                |a: f32, b: f32| if a.is_nan() || a < b { a } else { b },
+            ),
         );
-        two_to_one::<i32>(
+        two_to_one(
             criterion,
             ("i32 sum", Combine::Sum),
             bytes,
             is_warm,
             (i32::from, i32::wrapping_add),
         );
-        two_to_one::<bf16>(
+        two_to_one(
             criterion,
             ("bf16 sum", Combine::Sum),
             bytes,
             is_warm,
-            (bf16::from, |a, b| a + b),
+            (bf16::from, |a: bf16, b: bf16| a + b),
         );
-        two_to_one::<f16>(
+        two_to_one(
             criterion,
             ("f16 sum", Combine::Sum),
             bytes,
             is_warm,
-            (f16::from, |a, b| a + b),
+            (f16::from, |a: f16, b: f16| a + b),
         );
     }
 }

@@ -41,7 +41,37 @@ pub fn reduce(
     sources: &[View],
     destinations: &[View],
 ) {
-    reduce_with(Isa::best(), dtype, combine, finish, sources, destinations);
+    let reduction = Reduction {
+        isa: Isa::best_for(dtype),
+        stores: Stores::Cached,
+        dtype,
+        combine,
+        finish,
+    };
+    reduce_with(reduction, sources, destinations);
+}
+
+/// [`reduce`], but destinations that are not sources are written around the caches where the CPU can.
+///
+/// Gives the same bytes, ordered like plain stores when it returns. It saves reading the destinations
+/// before they are written: 1.1 to 1.7 times as fast where they are in no cache, about 0.7 times where
+/// they are in the second level (benches/README.md), and who reads the result soon reads it from memory.
+/// Meant for operations whose buffers together exceed the last-level cache, whatever the piece at hand.
+pub fn reduce_streaming(
+    dtype: DataType,
+    combine: Combine,
+    finish: Finish,
+    sources: &[View],
+    destinations: &[View],
+) {
+    let reduction = Reduction {
+        isa: Isa::best_for(dtype),
+        stores: Stores::Streamed,
+        dtype,
+        combine,
+        finish,
+    };
+    reduce_with(reduction, sources, destinations);
 }
 
 /// Multiplies `source` by `factor` into `destination`.
@@ -52,7 +82,7 @@ pub fn reduce(
 /// # Panics
 /// If `dtype` is an integer type, the lengths differ or are no multiple of the element size.
 pub fn scale(dtype: DataType, factor: f64, source: View, destination: View) {
-    scale_with(Isa::best(), dtype, factor, source, destination);
+    scale_with(Isa::best_for(dtype), dtype, factor, source, destination);
 }
 
 /// Converts every element of `source` into the element of the same index of `destination`.
@@ -64,46 +94,67 @@ pub fn scale(dtype: DataType, factor: f64, source: View, destination: View) {
 /// # Panics
 /// If the views do not hold the same number of whole elements.
 pub fn convert(from: DataType, source: View, to: DataType, destination: View) {
-    convert_with(Isa::best(), from, source, to, destination);
+    let narrower = if from.size_bytes() < to.size_bytes() {
+        from
+    } else {
+        to
+    };
+    convert_with(Isa::best_for(narrower), from, source, to, destination);
 }
 
-/// [`reduce`] on a given instruction set.
-fn reduce_with(
+/// What a reduction does, and with what, apart from where.
+#[derive(Clone, Copy, Debug)]
+struct Reduction {
     isa: Isa,
+    stores: Stores,
     dtype: DataType,
     combine: Combine,
     finish: Finish,
-    sources: &[View],
-    destinations: &[View],
-) {
-    let Some(bytes) = check_reduce(dtype, combine, finish, sources, destinations) else {
+}
+
+/// How results go to memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stores {
+    /// Through the caches.
+    Cached,
+    /// Around them, if possible.
+    Streamed,
+}
+
+fn reduce_with(mut reduction: Reduction, sources: &[View], destinations: &[View]) {
+    let Some(bytes) = check_reduce(&reduction, sources, destinations) else {
         return;
     };
-    if let ([source], Finish::None) = (sources, finish) {
-        for destination in destinations {
-            destination.copy_from(*source);
+    let mut head_bytes = 0;
+    if reduction.stores == Stores::Streamed {
+        match simd::stream_head_bytes(&reduction, sources, destinations) {
+            Some(aligned) => head_bytes = aligned,
+            None => reduction.stores = Stores::Cached,
         }
-        return;
     }
-    let done_bytes = simd::reduce(isa, dtype, combine, finish, sources, destinations);
-    let size = dtype.size_bytes();
-    scalar::reduce(
-        dtype,
-        combine,
-        finish,
-        (sources, destinations),
-        done_bytes / size..bytes / size,
-    );
+    if let ([source], Finish::None) = (sources, reduction.finish) {
+        if reduction.stores == Stores::Cached {
+            destinations.iter().for_each(|to| to.copy_from(*source));
+            return;
+        }
+        // Bits, not values: a detour through f32 would change a signalling NaN.
+        reduction.dtype = DataType::U8;
+    }
+    let views = (sources, destinations);
+    let size = reduction.dtype.size_bytes();
+    scalar::reduce(&reduction, views, 0..head_bytes / size);
+    let end_bytes = simd::reduce(&reduction, sources, destinations, head_bytes..bytes);
+    scalar::reduce(&reduction, views, end_bytes / size..bytes / size);
 }
 
 /// The common length in bytes; nothing if there is nothing to do.
-fn check_reduce(
-    dtype: DataType,
-    combine: Combine,
-    finish: Finish,
-    sources: &[View],
-    destinations: &[View],
-) -> Option<usize> {
+fn check_reduce(reduction: &Reduction, sources: &[View], destinations: &[View]) -> Option<usize> {
+    let Reduction {
+        dtype,
+        combine,
+        finish,
+        ..
+    } = *reduction;
     assert!(!sources.is_empty(), "a reduction without sources");
     assert!(
         combine != Combine::BitAnd || !dtype.is_float(),

@@ -1,20 +1,16 @@
 //! The kernels one element at a time: definition, test oracle, tail of the vector code, and what CPUs
 //! without vector code of ours run.
 
+use super::Reduction;
 use super::number::{Number, Wide, with_number};
 use crate::memory::View;
 use crate::types::{Combine, DataType, Finish};
 use std::ops::Range;
 
 /// Reduces the elements `range` of the sources (first) into the destinations (second).
-pub(super) fn reduce(
-    dtype: DataType,
-    combine: Combine,
-    finish: Finish,
-    views: (&[View], &[View]),
-    range: Range<usize>,
-) {
-    with_number!(dtype, T => match combine {
+pub(super) fn reduce(reduction: &Reduction, views: (&[View], &[View]), range: Range<usize>) {
+    let finish = reduction.finish;
+    with_number!(reduction.dtype, T => match reduction.combine {
         Combine::Sum => fold::<T>(Wide::sum, finish, views, range),
         Combine::Prod => fold::<T>(Wide::prod, finish, views, range),
         Combine::Min => fold::<T>(Wide::min, finish, views, range),

@@ -33,11 +33,21 @@ fn values<T: Element>(view: View) -> Vec<T> {
         .collect()
 }
 
+fn reduction(isa: Isa, dtype: DataType, combine: Combine, finish: Finish) -> Reduction {
+    Reduction {
+        isa,
+        stores: Stores::Cached,
+        dtype,
+        combine,
+        finish,
+    }
+}
+
 fn reduced<T: Element>(isa: Isa, combine: Combine, finish: Finish, sources: &[&[T]]) -> Vec<T> {
     let inputs: Vec<_> = sources.iter().map(|values| filled(values)).collect();
     let views: Vec<View> = inputs.iter().map(|(_, view)| *view).collect();
     let (_output_region, output) = filled(sources[0]);
-    reduce_with(isa, T::DTYPE, combine, finish, &views, &[output]);
+    reduce_with(reduction(isa, T::DTYPE, combine, finish), &views, &[output]);
     values(output)
 }
 
@@ -112,15 +122,22 @@ fn special_f64(special: u64, usual: f64) -> f64 {
         0 => 0.0,
         1 => -0.0,
         2 => 1.0 + usual.to_bits() as f64 / u64::MAX as f64,
-        3 if usual.to_bits() % 4 == 0 => f64::NAN,
-        4 if usual.to_bits() % 4 == 0 => f64::INFINITY,
-        5 if usual.to_bits() % 4 == 0 => f64::NEG_INFINITY,
+        3 if usual.to_bits().is_multiple_of(4) => f64::NAN,
+        4 if usual.to_bits().is_multiple_of(4) => f64::INFINITY,
+        5 if usual.to_bits().is_multiple_of(4) => f64::NEG_INFINITY,
         _ => usual,
     }
 }
 
-/// Views of one region, `bytes` long each, separated by odd gaps so that their alignments differ.
+/// Views of one region, `bytes` long each: for an even skew all begin `skew` bytes into a cache line (and
+/// can be streamed), for an odd one they lie apart so that their alignments differ.
 fn spread(region: &Region, bytes: usize, count: usize, skew: usize) -> Vec<View> {
+    if skew.is_multiple_of(2) {
+        let stride = (bytes + 64).next_multiple_of(64);
+        return (0..count)
+            .map(|index| region.view().part(index * stride + skew, bytes))
+            .collect();
+    }
     let stride = bytes + 67;
     (0..count)
         .map(|index| {
@@ -163,16 +180,11 @@ fn shape() -> impl Strategy<Value = Shape> {
 }
 
 /// Runs one reduction; the destinations afterwards, the first `in_place` of which are the last sources.
-fn run(
-    isa: Isa,
-    dtype: DataType,
-    combine: Combine,
-    finish: Finish,
-    shape: Shape,
-) -> (Region, Vec<View>) {
+fn run(reduction: Reduction, shape: Shape) -> (Region, Vec<View>) {
+    let dtype = reduction.dtype;
     let bytes = shape.count * dtype.size_bytes();
     let views_count = shape.sources + shape.destinations;
-    let region = Region::private((bytes + 67) * views_count + 64).expect("memory for a test");
+    let region = Region::private((bytes + 128) * views_count + 64).expect("memory for a test");
     let views = spread(&region, bytes, views_count, shape.skew);
     let (sources, rest) = views.split_at(shape.sources);
     for (index, source) in sources.iter().enumerate() {
@@ -182,7 +194,7 @@ fn run(
     for (index, destination) in destinations.iter_mut().take(shape.in_place).enumerate() {
         *destination = sources[shape.sources - 1 - index];
     }
-    reduce_with(isa, dtype, combine, finish, sources, &destinations);
+    reduce_with(reduction, sources, &destinations);
     (region, destinations)
 }
 
@@ -197,11 +209,12 @@ proptest! {
                     continue;
                 }
                 for finish in [Finish::None, Finish::Divide(ranks)] {
-                    let (_region, expected) = run(Isa::Scalar, dtype, combine, finish, shape);
+                    let oracle = reduction(Isa::Scalar, dtype, combine, finish);
+                    let (_region, expected) = run(oracle, shape);
                     let nan_bits = matches!(combine, Combine::Min | Combine::Max)
                         && shape.sources > 1 && finish == Finish::None;
-                    for isa in present() {
-                        let (_region, got) = run(isa, dtype, combine, finish, shape);
+                    for (isa, stores) in present().flat_map(|isa| [(isa, Stores::Cached), (isa, Stores::Streamed)]) {
+                        let (_region, got) = run(Reduction { isa, stores, ..oracle }, shape);
                         for (got, expected) in got.iter().zip(&expected) {
                             check_same(dtype, *got, *expected, nan_bits);
                         }
@@ -371,11 +384,11 @@ fn all_16_bit_floats_survive_f32_and_round_like_the_half_crate() {
 fn integer_conversions_saturate_and_nan_becomes_zero() {
     let floats = [1e20f32, -1e20, f32::NAN, -1.9, 200.0];
     assert_eq!(
-        converted::<f32, i8>(Isa::best(), &floats),
+        converted::<f32, i8>(Isa::best_for(DataType::F32), &floats),
         [127, -128, 0, -1, 127]
     );
     assert_eq!(
-        converted::<i64, u8>(Isa::best(), &[-1, 256, 7]),
+        converted::<i64, u8>(Isa::best_for(DataType::F32), &[-1, 256, 7]),
         [0, 255, 7]
     );
 }
@@ -397,6 +410,41 @@ fn one_source_is_a_copy_that_is_finished() {
             halved
         );
     }
+}
+
+#[test]
+fn a_streamed_copy_keeps_every_bit_of_a_signalling_nan() {
+    let noisy = [f16::from_bits(0x7d01); 500];
+    let (_source_region, source) = filled(&noisy);
+    let (_target_region, target) = filled(&[f16::ONE; 500]);
+    reduce_streaming(
+        DataType::F16,
+        Combine::Sum,
+        Finish::None,
+        &[source],
+        &[target],
+    );
+    let copied: Vec<f16> = values(target);
+    assert!(copied.iter().all(|value| value.to_bits() == 0x7d01));
+}
+
+#[test]
+fn only_equally_aligned_destinations_that_are_no_source_are_streamed() {
+    let region = Region::private(4096).expect("memory for a test");
+    let at = |start| region.view().part(start, 256);
+    let head = |dtype, sources: &[View], destinations: &[View]| {
+        let reduction = reduction(Isa::Avx2, dtype, Combine::Sum, Finish::None);
+        simd::stream_head_bytes(&reduction, sources, destinations)
+    };
+    let source = at(3);
+    assert_eq!(head(DataType::F32, &[source], &[at(512)]), Some(0));
+    assert_eq!(
+        head(DataType::F32, &[source], &[at(560), at(1072)]),
+        Some(16)
+    );
+    assert_eq!(head(DataType::F32, &[source], &[at(560), at(1024)]), None);
+    assert_eq!(head(DataType::F32, &[source], &[at(513)]), None);
+    assert_eq!(head(DataType::F32, &[at(512)], &[at(512)]), None);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! AVX2 lanes, with F16C. Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2.
 
 use super::lane::{FloatLane, IntegerLane, Lane, Last, Operator, fold, lane, map};
+use crate::kernel::Stores;
 use crate::memory::View;
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -15,9 +16,10 @@ pub(super) unsafe fn fold_avx2<L: Lane, O: Operator<L>, F: Last<L>>(
     sources: &[View],
     destinations: &[View],
     range: Range<usize>,
+    stores: Stores,
 ) -> usize {
     // SAFETY: the same contract.
-    unsafe { fold::<L, O, F>(last, sources, destinations, range) }
+    unsafe { fold::<L, O, F>(last, sources, destinations, range, stores) }
 }
 
 /// As [`map`].
@@ -42,27 +44,36 @@ macro_rules! avx2_lanes {
 }
 
 avx2_lanes! {
-    F64: __m256d, 4 of 8 bytes, { _mm256_loadu_pd _mm256_storeu_pd,
+    F64: __m256d, 4 of 8 bytes, { _mm256_loadu_pd _mm256_storeu_pd _mm256_stream_pd,
         _mm256_add_pd _mm256_mul_pd min_f64 max_f64, float _mm256_set1_pd _mm256_div_pd }
-    F32: __m256, 8 of 4 bytes, { _mm256_loadu_ps _mm256_storeu_ps,
+    F32: __m256, 8 of 4 bytes, { _mm256_loadu_ps _mm256_storeu_ps _mm256_stream_ps,
         _mm256_add_ps _mm256_mul_ps min_f32 max_f32, float _mm256_set1_ps _mm256_div_ps }
-    F16: __m256, 8 of 2 bytes, { load_f16 store_f16,
+    F16: __m256, 8 of 2 bytes, { load_f16 store_f16 stream_f16,
         _mm256_add_ps _mm256_mul_ps min_f32 max_f32, float _mm256_set1_ps _mm256_div_ps }
-    Bf16: __m256, 8 of 2 bytes, { load_bf16 store_bf16,
+    Bf16: Pair, 16 of 2 bytes, { load_pairs store_pairs stream_pairs,
+        sum_pair prod_pair min_pair max_pair, float splat_pair divide_pair }
+    // For conversions, which do not stream.
+    OrderedBf16: __m256, 8 of 2 bytes, { load_bf16 store_bf16 store_bf16,
         _mm256_add_ps _mm256_mul_ps min_f32 max_f32, float _mm256_set1_ps _mm256_div_ps }
-    I8: __m256i, 32 of 1 bytes, { _mm256_loadu_si256 _mm256_storeu_si256,
+    I8: __m256i, 32 of 1 bytes, { _mm256_loadu_si256 _mm256_storeu_si256 _mm256_stream_si256,
         _mm256_add_epi8 prod_8 _mm256_min_epi8 _mm256_max_epi8, integer _mm256_and_si256 }
-    U8: __m256i, 32 of 1 bytes, { _mm256_loadu_si256 _mm256_storeu_si256,
+    U8: __m256i, 32 of 1 bytes, { _mm256_loadu_si256 _mm256_storeu_si256 _mm256_stream_si256,
         _mm256_add_epi8 prod_8 _mm256_min_epu8 _mm256_max_epu8, integer _mm256_and_si256 }
-    I32: __m256i, 8 of 4 bytes, { _mm256_loadu_si256 _mm256_storeu_si256,
+    I32: __m256i, 8 of 4 bytes, { _mm256_loadu_si256 _mm256_storeu_si256 _mm256_stream_si256,
         _mm256_add_epi32 _mm256_mullo_epi32 _mm256_min_epi32 _mm256_max_epi32, integer _mm256_and_si256 }
-    U32: __m256i, 8 of 4 bytes, { _mm256_loadu_si256 _mm256_storeu_si256,
+    U32: __m256i, 8 of 4 bytes, { _mm256_loadu_si256 _mm256_storeu_si256 _mm256_stream_si256,
         _mm256_add_epi32 _mm256_mullo_epi32 _mm256_min_epu32 _mm256_max_epu32, integer _mm256_and_si256 }
-    I64: __m256i, 4 of 8 bytes, { _mm256_loadu_si256 _mm256_storeu_si256,
+    I64: __m256i, 4 of 8 bytes, { _mm256_loadu_si256 _mm256_storeu_si256 _mm256_stream_si256,
         _mm256_add_epi64 prod_64 min_i64 max_i64, integer _mm256_and_si256 }
-    U64: __m256i, 4 of 8 bytes, { _mm256_loadu_si256 _mm256_storeu_si256,
+    U64: __m256i, 4 of 8 bytes, { _mm256_loadu_si256 _mm256_storeu_si256 _mm256_stream_si256,
         _mm256_add_epi64 prod_64 min_u64 max_u64, integer _mm256_and_si256 }
 }
+
+/// The bf16 of the even places and those of the odd ones, widened: apart they need no shuffles.
+type Pair = [__m256; 2];
+
+/// The upper half of 32 bits.
+const UPPER: i32 = 0xffff_0000_u32 as i32;
 
 /// MINPS and MAXPS give their second operand for two zeros and for NaN. Both orders agree otherwise, so
 /// the `or` of both is the minimum with -0 < +0, and the `and` the maximum.
@@ -133,6 +144,16 @@ unsafe fn store_f16(to: *mut __m128i, value: __m256) {
 }
 
 /// # Safety
+/// 16 writable bytes, aligned to 16.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn stream_f16(to: *mut __m128i, value: __m256) {
+    let narrow = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(value);
+    // SAFETY: the caller's contract.
+    unsafe { _mm_stream_si128(to, narrow) }
+}
+
+/// # Safety
 /// 16 readable bytes.
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -142,27 +163,91 @@ unsafe fn load_bf16(from: *const __m128i) -> __m256 {
     _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(narrow)))
 }
 
-/// Rounds to nearest even by adding just under half of the last kept bit, or half of it if that bit is
-/// set; a NaN is cut and made quiet.
-///
 /// # Safety
 /// 16 writable bytes.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn store_bf16(to: *mut __m128i, value: __m256) {
-    let bits = _mm256_castps_si256(value);
-    let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
-    let half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
-    let rounded = _mm256_add_epi32(bits, half);
-    let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(value, value));
-    let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
-    let result = _mm256_srli_epi32::<16>(_mm256_blendv_epi8(rounded, quiet, is_nan));
+    let result = _mm256_srli_epi32::<16>(round_to_bf16(value));
     // Packing works within each half of 16 bytes; the permutation brings both results together.
     let packed = _mm256_packus_epi32(result, result);
     let narrow = _mm256_castsi256_si128(_mm256_permute4x64_epi64::<0b1000>(packed));
     // SAFETY: the caller's contract.
     unsafe { _mm_storeu_si128(to, narrow) }
 }
+
+/// The bf16 in the upper half of each f32; the lower half is left over. Rounds to nearest even by adding
+/// just under half of the last kept bit, or half of it if that bit is set; a NaN is cut and made quiet.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn round_to_bf16(value: __m256) -> __m256i {
+    let bits = _mm256_castps_si256(value);
+    let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+    let half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
+    let rounded = _mm256_add_epi32(bits, half);
+    let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(value, value));
+    let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
+    _mm256_blendv_epi8(rounded, quiet, is_nan)
+}
+
+/// # Safety
+/// 32 readable bytes.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn load_pairs(from: *const __m256i) -> Pair {
+    // SAFETY: the caller's contract.
+    let both = unsafe { _mm256_loadu_si256(from) };
+    let odd = _mm256_and_si256(both, _mm256_set1_epi32(UPPER));
+    [_mm256_slli_epi32::<16>(both), odd].map(|bits| _mm256_castsi256_ps(bits))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn join([even, odd]: Pair) -> __m256i {
+    let even = _mm256_srli_epi32::<16>(round_to_bf16(even));
+    _mm256_blend_epi16::<0b1010_1010>(even, round_to_bf16(odd))
+}
+
+/// # Safety
+/// 32 writable bytes.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn store_pairs(to: *mut __m256i, value: Pair) {
+    // SAFETY: the caller's contract.
+    unsafe { _mm256_storeu_si256(to, join(value)) }
+}
+
+/// # Safety
+/// 32 writable bytes, aligned to 32.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn stream_pairs(to: *mut __m256i, value: Pair) {
+    // SAFETY: the caller's contract.
+    unsafe { _mm256_stream_si256(to, join(value)) }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn splat_pair(value: f32) -> Pair {
+    [_mm256_set1_ps(value); 2]
+}
+
+macro_rules! pairwise {
+    ($($name:ident = $each:ident),*) => {$(
+        #[inline]
+        #[target_feature(enable = "avx2")]
+        fn $name(a: Pair, b: Pair) -> Pair {
+            [$each(a[0], b[0]), $each(a[1], b[1])]
+        }
+    )*};
+}
+pairwise!(
+    sum_pair = _mm256_add_ps,
+    prod_pair = _mm256_mul_ps,
+    min_pair = min_f32,
+    max_pair = max_f32,
+    divide_pair = _mm256_div_ps
+);
 
 /// The low bytes of the products: of the even bytes and of the odd bytes apart, in 16 bits.
 #[inline]

@@ -1,6 +1,7 @@
 //! AVX-512 lanes. Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2.
 
 use super::lane::{FloatLane, IntegerLane, Lane, Last, Operator, fold, lane, map};
+use crate::kernel::Stores;
 use crate::memory::View;
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -15,9 +16,10 @@ pub(super) unsafe fn fold_avx512<L: Lane, O: Operator<L>, F: Last<L>>(
     sources: &[View],
     destinations: &[View],
     range: Range<usize>,
+    stores: Stores,
 ) -> usize {
     // SAFETY: the same contract.
-    unsafe { fold::<L, O, F>(last, sources, destinations, range) }
+    unsafe { fold::<L, O, F>(last, sources, destinations, range, stores) }
 }
 
 /// As [`map`].
@@ -43,27 +45,36 @@ macro_rules! avx512_lanes {
 }
 
 avx512_lanes! {
-    F64: __m512d, 8 of 8 bytes, { _mm512_loadu_pd _mm512_storeu_pd,
+    F64: __m512d, 8 of 8 bytes, { _mm512_loadu_pd _mm512_storeu_pd _mm512_stream_pd,
         _mm512_add_pd _mm512_mul_pd min_f64 max_f64, float _mm512_set1_pd _mm512_div_pd }
-    F32: __m512, 16 of 4 bytes, { _mm512_loadu_ps _mm512_storeu_ps,
+    F32: __m512, 16 of 4 bytes, { _mm512_loadu_ps _mm512_storeu_ps _mm512_stream_ps,
         _mm512_add_ps _mm512_mul_ps min_f32 max_f32, float _mm512_set1_ps _mm512_div_ps }
-    F16: __m512, 16 of 2 bytes, { load_f16 store_f16,
+    F16: __m512, 16 of 2 bytes, { load_f16 store_f16 stream_f16,
         _mm512_add_ps _mm512_mul_ps min_f32 max_f32, float _mm512_set1_ps _mm512_div_ps }
-    Bf16: __m512, 16 of 2 bytes, { load_bf16 store_bf16,
+    Bf16: Pair, 32 of 2 bytes, { load_pairs store_pairs stream_pairs,
+        sum_pair prod_pair min_pair max_pair, float splat_pair divide_pair }
+    // For conversions, which do not stream.
+    OrderedBf16: __m512, 16 of 2 bytes, { load_bf16 store_bf16 store_bf16,
         _mm512_add_ps _mm512_mul_ps min_f32 max_f32, float _mm512_set1_ps _mm512_div_ps }
-    I8: __m512i, 64 of 1 bytes, { _mm512_loadu_epi8 _mm512_storeu_epi8,
+    I8: __m512i, 64 of 1 bytes, { _mm512_loadu_epi8 _mm512_storeu_epi8 _mm512_stream_si512,
         _mm512_add_epi8 prod_8 _mm512_min_epi8 _mm512_max_epi8, integer _mm512_and_si512 }
-    U8: __m512i, 64 of 1 bytes, { _mm512_loadu_epi8 _mm512_storeu_epi8,
+    U8: __m512i, 64 of 1 bytes, { _mm512_loadu_epi8 _mm512_storeu_epi8 _mm512_stream_si512,
         _mm512_add_epi8 prod_8 _mm512_min_epu8 _mm512_max_epu8, integer _mm512_and_si512 }
-    I32: __m512i, 16 of 4 bytes, { _mm512_loadu_epi32 _mm512_storeu_epi32,
+    I32: __m512i, 16 of 4 bytes, { _mm512_loadu_epi32 _mm512_storeu_epi32 _mm512_stream_si512,
         _mm512_add_epi32 _mm512_mullo_epi32 _mm512_min_epi32 _mm512_max_epi32, integer _mm512_and_si512 }
-    U32: __m512i, 16 of 4 bytes, { _mm512_loadu_epi32 _mm512_storeu_epi32,
+    U32: __m512i, 16 of 4 bytes, { _mm512_loadu_epi32 _mm512_storeu_epi32 _mm512_stream_si512,
         _mm512_add_epi32 _mm512_mullo_epi32 _mm512_min_epu32 _mm512_max_epu32, integer _mm512_and_si512 }
-    I64: __m512i, 8 of 8 bytes, { _mm512_loadu_epi64 _mm512_storeu_epi64,
+    I64: __m512i, 8 of 8 bytes, { _mm512_loadu_epi64 _mm512_storeu_epi64 _mm512_stream_si512,
         _mm512_add_epi64 _mm512_mullo_epi64 _mm512_min_epi64 _mm512_max_epi64, integer _mm512_and_si512 }
-    U64: __m512i, 8 of 8 bytes, { _mm512_loadu_epi64 _mm512_storeu_epi64,
+    U64: __m512i, 8 of 8 bytes, { _mm512_loadu_epi64 _mm512_storeu_epi64 _mm512_stream_si512,
         _mm512_add_epi64 _mm512_mullo_epi64 _mm512_min_epu64 _mm512_max_epu64, integer _mm512_and_si512 }
 }
+
+/// The bf16 of the even places and those of the odd ones, widened: apart they need no shuffles.
+type Pair = [__m512; 2];
+
+/// The upper half of 32 bits.
+const UPPER: i32 = 0xffff_0000_u32 as i32;
 
 /// VRANGE: the lesser, -0 below +0, with the sign of the result; a NaN loses.
 const RANGE_MIN: i32 = 0b0100;
@@ -133,6 +144,16 @@ unsafe fn store_f16(to: *mut __m256i, value: __m512) {
 }
 
 /// # Safety
+/// 32 writable bytes, aligned to 32.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn stream_f16(to: *mut __m256i, value: __m512) {
+    let narrow = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(value);
+    // SAFETY: the caller's contract.
+    unsafe { _mm256_stream_si256(to, narrow) }
+}
+
+/// # Safety
 /// 32 readable bytes.
 #[inline]
 #[target_feature(enable = "avx512f")]
@@ -142,25 +163,88 @@ unsafe fn load_bf16(from: *const __m256i) -> __m512 {
     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(narrow)))
 }
 
-/// Rounds to nearest even by adding just under half of the last kept bit, or half of it if that bit is
-/// set; a NaN is cut and made quiet.
-///
 /// # Safety
 /// 32 writable bytes.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn store_bf16(to: *mut __m256i, value: __m512) {
+    let narrow = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(round_to_bf16(value)));
+    // SAFETY: the caller's contract.
+    unsafe { _mm256_storeu_si256(to, narrow) }
+}
+
+/// The bf16 in the upper half of each f32; the lower half is left over. Rounds to nearest even by adding
+/// just under half of the last kept bit, or half of it if that bit is set; a NaN is cut and made quiet.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn round_to_bf16(value: __m512) -> __m512i {
     let bits = _mm512_castps_si512(value);
     let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
     let half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
     let rounded = _mm512_add_epi32(bits, half);
     let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(value, value);
-    let quiet = _mm512_set1_epi32(0x0040_0000);
-    let result = _mm512_mask_or_epi32(rounded, is_nan, bits, quiet);
-    let narrow = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(result));
-    // SAFETY: the caller's contract.
-    unsafe { _mm256_storeu_si256(to, narrow) }
+    _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x0040_0000))
 }
+
+/// # Safety
+/// 64 readable bytes.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn load_pairs(from: *const i32) -> Pair {
+    // SAFETY: the caller's contract.
+    let both = unsafe { _mm512_loadu_epi32(from) };
+    let odd = _mm512_and_si512(both, _mm512_set1_epi32(UPPER));
+    [_mm512_slli_epi32::<16>(both), odd].map(|bits| _mm512_castsi512_ps(bits))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn join([even, odd]: Pair) -> __m512i {
+    let even = _mm512_srli_epi32::<16>(round_to_bf16(even));
+    let odd = _mm512_and_si512(round_to_bf16(odd), _mm512_set1_epi32(UPPER));
+    _mm512_or_si512(even, odd)
+}
+
+/// # Safety
+/// 64 writable bytes.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn store_pairs(to: *mut i32, value: Pair) {
+    // SAFETY: the caller's contract.
+    unsafe { _mm512_storeu_epi32(to, join(value)) }
+}
+
+/// # Safety
+/// 64 writable bytes, aligned to 64.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn stream_pairs(to: *mut __m512i, value: Pair) {
+    // SAFETY: the caller's contract.
+    unsafe { _mm512_stream_si512(to, join(value)) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn splat_pair(value: f32) -> Pair {
+    [_mm512_set1_ps(value); 2]
+}
+
+macro_rules! pairwise {
+    ($($name:ident = $each:ident),*) => {$(
+        #[inline]
+        #[target_feature(enable = "avx512f,avx512dq")]
+        fn $name(a: Pair, b: Pair) -> Pair {
+            [$each(a[0], b[0]), $each(a[1], b[1])]
+        }
+    )*};
+}
+pairwise!(
+    sum_pair = _mm512_add_ps,
+    prod_pair = _mm512_mul_ps,
+    min_pair = min_f32,
+    max_pair = max_f32,
+    divide_pair = _mm512_div_ps
+);
 
 /// The low bytes of the products: of the even bytes and of the odd bytes apart, in 16 bits.
 #[inline]

@@ -6,7 +6,9 @@
 //! One pass over memory: per group of four vectors all sources are folded in registers, then stored to
 //! all destinations, so a destination may be the same range as any source.
 
+use crate::kernel::Stores;
 use crate::memory::View;
+use std::arch::x86_64::_mm_sfence;
 use std::ops::Range;
 
 /// Vectors that are folded at a time: enough independent chains to hide the latency of an addition.
@@ -29,6 +31,12 @@ pub(super) unsafe trait Lane {
     /// # Safety
     /// `BYTES` writable bytes at `to`.
     unsafe fn store(to: *mut u8, value: Self::Register);
+    /// Stores around the caches.
+    ///
+    /// # Safety
+    /// `BYTES` writable bytes at `to`, a multiple of `BYTES`; a store fence follows before anybody may
+    /// learn of the store.
+    unsafe fn stream(to: *mut u8, value: Self::Register);
     unsafe fn sum(a: Self::Register, b: Self::Register) -> Self::Register;
     unsafe fn prod(a: Self::Register, b: Self::Register) -> Self::Register;
     unsafe fn min(a: Self::Register, b: Self::Register) -> Self::Register;
@@ -146,26 +154,32 @@ impl<L: FloatLane> Last<L> for MultiplyBy {
 ///
 /// # Safety
 /// The CPU has the instruction set of `L`; there is a source; no view is size-only; the range lies inside
-/// all of them.
+/// all of them, and for streamed stores its start in every destination is aligned to a cache line.
 #[inline(always)]
 pub(super) unsafe fn fold<L: Lane, O: Operator<L>, F: Last<L>>(
     last: F,
     sources: &[View],
     destinations: &[View],
     range: Range<usize>,
+    stores: Stores,
 ) -> usize {
     let Range { mut start, end } = range;
     // SAFETY: the caller's contract; each call stays below `end`.
     unsafe {
         let operand = last.operand();
         while end - start >= UNROLL * L::BYTES {
-            fold_at::<L, O, F, UNROLL>(operand, sources, destinations, start);
+            fold_at::<L, O, F, UNROLL>(operand, sources, destinations, start, stores);
             start += UNROLL * L::BYTES;
         }
         while end - start >= L::BYTES {
-            fold_at::<L, O, F, 1>(operand, sources, destinations, start);
+            fold_at::<L, O, F, 1>(operand, sources, destinations, start, stores);
             start += L::BYTES;
         }
+    }
+    if stores == Stores::Streamed {
+        // Orders the streamed stores before the caller's signal that they are done.
+        // SAFETY: part of SSE, which every x86-64 CPU has.
+        unsafe { _mm_sfence() };
     }
     start
 }
@@ -178,6 +192,7 @@ unsafe fn fold_at<L: Lane, O: Operator<L>, F: Last<L>, const N: usize>(
     sources: &[View],
     destinations: &[View],
     start: usize,
+    stores: Stores,
 ) {
     // SAFETY: the bytes lie inside the views, which are mapped (contract of `View::new`).
     unsafe {
@@ -192,7 +207,10 @@ unsafe fn fold_at<L: Lane, O: Operator<L>, F: Last<L>, const N: usize>(
         for destination in destinations {
             let to = destination.as_ptr().add(start);
             for (index, value) in values.into_iter().enumerate() {
-                L::store(to.add(index * L::BYTES), value);
+                match stores {
+                    Stores::Cached => L::store(to.add(index * L::BYTES), value),
+                    Stores::Streamed => L::stream(to.add(index * L::BYTES), value),
+                }
             }
         }
     }
@@ -238,7 +256,7 @@ where
 macro_rules! lane {
     (
         $features:literal, $lane:ident: $register:ty, $count:literal of $size:literal bytes,
-        $load:ident $store:ident, $sum:ident $prod:ident $min:ident $max:ident, $($rest:tt)*
+        $load:ident $store:ident $stream:ident, $sum:ident $prod:ident $min:ident $max:ident, $($rest:tt)*
     ) => {
         #[doc = concat!(stringify!($count), " elements of ", stringify!($size), " bytes.")]
         pub(super) struct $lane;
@@ -260,6 +278,12 @@ macro_rules! lane {
             unsafe fn store(to: *mut u8, value: $register) {
                 // SAFETY: the caller's contract: BYTES writable bytes.
                 unsafe { $store(to.cast(), value) }
+            }
+            #[inline]
+            #[target_feature(enable = $features)]
+            unsafe fn stream(to: *mut u8, value: $register) {
+                // SAFETY: the caller's contract: BYTES writable bytes, aligned to as many.
+                unsafe { $stream(to.cast(), value) }
             }
             #[inline]
             #[target_feature(enable = $features)]

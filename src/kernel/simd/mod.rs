@@ -16,8 +16,11 @@ mod lane;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+use super::{Reduction, Stores};
+use crate::limits::CACHE_LINE_BYTES;
 use crate::memory::View;
-use crate::types::{Combine, DataType, Finish};
+use crate::types::DataType;
+use std::ops::Range;
 use std::sync::OnceLock;
 
 /// An instruction set that the kernels are written for.
@@ -34,13 +37,26 @@ pub(super) enum Isa {
 impl Isa {
     /// The widest that this CPU has.
     #[inline]
-    pub(super) fn best() -> Isa {
+    fn best() -> Isa {
         static BEST: OnceLock<Isa> = OnceLock::new();
         *BEST.get_or_init(|| {
             let widest_first = [Isa::Avx512, Isa::Avx2];
             let found = widest_first.into_iter().find(|isa| isa.is_present());
             found.unwrap_or(Isa::Scalar)
         })
+    }
+
+    /// The one that is fastest for a type.
+    ///
+    /// Narrow floats widen and round in registers, and 64-byte vectors do that up to twice as fast. All
+    /// else waits for memory: equal from a cache, and on Zen 4 with 64-byte vectors a tenth slower when
+    /// the destination is in none (benches/README.md), so it stays at 32 bytes.
+    #[inline]
+    pub(super) fn best_for(dtype: DataType) -> Isa {
+        match dtype {
+            DataType::F16 | DataType::Bf16 => Isa::best(),
+            _ => Isa::best().min(Isa::Avx2),
+        }
     }
 
     /// Whether this CPU has it.
@@ -51,7 +67,8 @@ impl Isa {
             Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c"),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => {
-                is_x86_feature_detected!("avx512f")
+                Isa::Avx2.is_present()
+                    && is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
@@ -62,24 +79,43 @@ impl Isa {
     }
 }
 
-/// Reduces leading elements; how many bytes of each view are done. The arguments are as
-/// [`crate::kernel::reduce`] checks them, none is size-only, and the CPU has `isa`.
+/// Reduces whole vectors of bytes `range` of all views; where the last of them ended.
+///
+/// The views are as [`crate::kernel::reduce`] checks them, none is size-only, and the CPU has the
+/// instruction set. For streamed stores the range begins at [`stream_head_bytes`].
 #[inline]
 pub(super) fn reduce(
-    isa: Isa,
-    dtype: DataType,
-    combine: Combine,
-    finish: Finish,
+    reduction: &Reduction,
     sources: &[View],
     destinations: &[View],
+    range: Range<usize>,
 ) -> usize {
-    match isa {
-        Isa::Scalar => 0,
+    match reduction.isa {
+        Isa::Scalar => range.start,
         #[cfg(target_arch = "x86_64")]
-        _ => x86::reduce(isa, dtype, (combine, finish), sources, destinations),
+        _ => x86::reduce(reduction, sources, destinations, range),
         #[cfg(not(target_arch = "x86_64"))]
-        _ => 0,
+        _ => range.start,
     }
+}
+
+/// Bytes before the first cache line of the destinations, if they can be streamed: there is vector code,
+/// they are no sources, are equally aligned, and a line begins at an element of theirs.
+pub(super) fn stream_head_bytes(
+    reduction: &Reduction,
+    sources: &[View],
+    destinations: &[View],
+) -> Option<usize> {
+    let head_of = |view: &View| view.as_ptr().align_offset(CACHE_LINE_BYTES);
+    let head_bytes = head_of(destinations.first()?);
+    let is_possible = reduction.isa != Isa::Scalar
+        && head_bytes.is_multiple_of(reduction.dtype.size_bytes())
+        && head_bytes <= sources[0].len_bytes()
+        && destinations.iter().all(|to| {
+            let is_source = sources.iter().any(|from| from.as_ptr() == to.as_ptr());
+            head_of(to) == head_bytes && !is_source
+        });
+    is_possible.then_some(head_bytes)
 }
 
 /// Scales leading elements; how many. Arguments as in [`crate::kernel::scale`], none size-only.

@@ -1,16 +1,16 @@
 //! From run-time values (instruction set, element type, operator) to the one compiled loop.
 
-use super::Isa;
 use super::avx2::{self, fold_avx2, map_avx2};
 use super::avx512::{self, fold_avx512, map_avx512};
 use super::lane::{And, DivideBy, Keep, Max, Min, MultiplyBy, Prod, Sum};
+use super::{Isa, Reduction, Stores};
 use crate::kernel::scalar;
 use crate::memory::View;
 use crate::types::{Combine, DataType, Finish};
 use std::ops::Range;
 
 /// A compiled reduction of bytes `range`; gives the end of what it did.
-type Fold<F> = unsafe fn(F, &[View], &[View], Range<usize>) -> usize;
+type Fold<F> = unsafe fn(F, &[View], &[View], Range<usize>, Stores) -> usize;
 /// A compiled conversion or multiplication; gives the count of elements it did.
 type Map<F> = unsafe fn(F, View, View) -> usize;
 
@@ -20,51 +20,55 @@ const DIVIDE_BYTES: usize = 4096;
 /// See [`super::reduce`].
 #[inline]
 pub(super) fn reduce(
-    isa: Isa,
-    dtype: DataType,
-    (combine, finish): (Combine, Finish),
+    reduction: &Reduction,
     sources: &[View],
     destinations: &[View],
+    range: Range<usize>,
 ) -> usize {
+    let Reduction {
+        isa,
+        stores,
+        dtype,
+        combine,
+        finish,
+    } = *reduction;
     debug_assert!(isa.is_present());
-    let range = 0..sources[0].len_bytes();
     match finish {
         Finish::None => {
             let fold = fold_of(isa, dtype, combine);
-            // SAFETY: the CPU has `isa`; the views are as `kernel::reduce` checks them.
-            unsafe { fold(Keep, sources, destinations, range) }
+            // SAFETY: the CPU has `isa`; the views are as `kernel::reduce` checks them, and streamed
+            // destinations are aligned (`stream_head_bytes`).
+            unsafe { fold(Keep, sources, destinations, range, stores) }
         }
         Finish::Divide(ranks) if dtype.is_float() => {
             let fold = fold_divide_of(isa, dtype, combine);
+            let last = DivideBy(ranks.into());
             // SAFETY: as above.
-            unsafe { fold(DivideBy(ranks.into()), sources, destinations, range) }
+            unsafe { fold(last, sources, destinations, range, stores) }
         }
-        Finish::Divide(_) => {
-            let fold = fold_of(isa, dtype, combine);
-            fold_then_divide(fold, dtype, finish, sources, destinations)
-        }
+        Finish::Divide(_) => fold_then_divide(reduction, sources, destinations, range),
     }
 }
 
 /// Integers: folds block by block into the first destination, then divides from there into all.
 fn fold_then_divide(
-    fold: Fold<Keep>,
-    dtype: DataType,
-    finish: Finish,
+    reduction: &Reduction,
     sources: &[View],
     destinations: &[View],
+    range: Range<usize>,
 ) -> usize {
-    let (bytes, size) = (sources[0].len_bytes(), dtype.size_bytes());
-    let mut start = 0;
-    while start < bytes {
-        let block = start..bytes.min(start + DIVIDE_BYTES);
-        // SAFETY: only reached through `reduce`, with its arguments; the block lies inside the views.
-        let end = unsafe { fold(Keep, sources, &destinations[..1], block) };
+    let fold = fold_of(reduction.isa, reduction.dtype, reduction.combine);
+    let size = reduction.dtype.size_bytes();
+    let sums = &destinations[..1];
+    let mut start = range.start;
+    while start < range.end {
+        let block = start..range.end.min(start + DIVIDE_BYTES);
+        // SAFETY: as in `reduce`; the block lies inside the views.
+        let end = unsafe { fold(Keep, sources, sums, block, Stores::Cached) };
         if end == start {
             break;
         }
-        let sums = (&destinations[..1], destinations);
-        scalar::reduce(dtype, Combine::Sum, finish, sums, start / size..end / size);
+        scalar::reduce(reduction, (sums, destinations), start / size..end / size);
         start = end;
     }
     start
@@ -180,11 +184,11 @@ macro_rules! convert_table {
     ($isa:ident, $map:ident, $pair:expr) => {
         match $pair {
             (DataType::F32, DataType::F16) => $map::<$isa::F32, $isa::F16, _>,
-            (DataType::F32, DataType::Bf16) => $map::<$isa::F32, $isa::Bf16, _>,
+            (DataType::F32, DataType::Bf16) => $map::<$isa::F32, $isa::OrderedBf16, _>,
             (DataType::F16, DataType::F32) => $map::<$isa::F16, $isa::F32, _>,
-            (DataType::Bf16, DataType::F32) => $map::<$isa::Bf16, $isa::F32, _>,
-            (DataType::F16, DataType::Bf16) => $map::<$isa::F16, $isa::Bf16, _>,
-            (DataType::Bf16, DataType::F16) => $map::<$isa::Bf16, $isa::F16, _>,
+            (DataType::Bf16, DataType::F32) => $map::<$isa::OrderedBf16, $isa::F32, _>,
+            (DataType::F16, DataType::Bf16) => $map::<$isa::F16, $isa::OrderedBf16, _>,
+            (DataType::Bf16, DataType::F16) => $map::<$isa::OrderedBf16, $isa::F16, _>,
             _ => return None,
         }
     };
