@@ -245,7 +245,7 @@ pub mod tests {
             ("allreduce --placement here", "out-of-place"),
             ("allreduce -c 2", "0..=1"),
             ("allreduce -f 2 -i 8", "cannot be used with"),
-            ("allreduce --min-bw -1", "min-bw"),
+            ("allreduce --min-bw=-1", "above 0"),
             ("allreduce --max-p99 fast", "above 0"),
         ] {
             let text = parse(line).unwrap_err();
