@@ -48,7 +48,7 @@ pub struct Plan {
     pub rotate: bool,
     /// Timed iterations; `None` fits them to a time.
     pub iterations: Option<u32>,
-    /// Iterations before; `None` fits them to the rotation.
+    /// Iterations between the first touch of all copies and the timed ones; `None` is nccl-tests' number.
     pub warmup: Option<u32>,
     /// Whether results are checked.
     pub check: bool,
