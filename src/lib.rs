@@ -1,5 +1,65 @@
-//! linerate
-#![allow(missing_docs)]
+//! linerate moves registered buffers between the ranks of a distributed training job and builds the
+//! collectives of data-parallel training on that.
+//!
+//! This text is the architecture; each layer below says more in its own module.
+//!
+//! # Data flow
+//!
+//! ```text
+//! Call ──► collective ──► Schedule ──► engine ──► transport ──► peers
+//!  (buffers) (pure; cached)  (a DAG)   │   ▲          │
+//!                                      ▼   └─ events ─┘
+//!                                    kernel
+//! ```
+//!
+//! A [`Call`] names a collective, buffers, a count, a type and an operator. [`collective`] picks an algorithm by the
+//! [`cost`] model and builds one rank's [`schedule`]: a graph of steps over symbolic buffers, without counts, so that it
+//! is built once and cached. The [`engine`] binds it to memory and a count and runs it: it cuts chunks, follows
+//! dependencies, posts messages to the [`transport`], stores signals, and calls the [`kernel`]s for reductions. [`comm`]
+//! is what users hold.
+//!
+//! # Layers
+//!
+//! Each imports only from those above it (`tests/tidy.rs` checks it).
+//!
+//! | layer | modules | what |
+//! |---|---|---|
+//! | 0 | [`error`], [`types`], [`limits`], [`config`], [`time`], [`prng`] | words and bounds; no I/O, no clock |
+//! | 1 | [`memory`] | regions, views (raw ranges that peers may write), words that processes share |
+//! |   | [`wire`] | control messages: check, parse, emit |
+//! |   | [`kernel`] | reduce, scale, convert on views: scalar oracle and SIMD |
+//! |   | [`pattern`] | who talks to whom at step k |
+//! | 2 | [`schedule`] | steps, ranges, builder, printout, checker |
+//! | 3 | [`cost`] | what an algorithm costs |
+//! |   | [`collective`] | request to schedule; choice of algorithm |
+//! |   | [`fusion`] | which tensors are reduced together: a pure state machine |
+//! |   | [`transport`] | the contract and its providers: `shm`, `sim` |
+//! | 4 | [`engine`] | runs schedules on transports |
+//! | 5 | [`bootstrap`] | how ranks find each other |
+//! | 6 | [`comm`] | communicators, buffers, operations, fusion of gradients, simulation |
+//!
+//! # Invariants
+//!
+//! * A schedule is right by check, not by luck: [`schedule::check`] runs every builder for every rank count on
+//!   contributor sets, and the same schedules run with real numbers in virtual time under any order of delivery.
+//! * The order of a reduction is fixed by ranks, never by arrival: the same inputs, ranks and algorithm give the same
+//!   bits on every rank and in every run.
+//! * Memory that peers may write is a [`memory::View`], never a slice. Its order is made by signals: a flag line's stamp
+//!   is stored last, and whoever sees it sees everything before it.
+//! * Flag lines and windows are reused only after every rank has retired the operation that had them.
+//! * Everything is bounded: queues answer "would block", operations beyond the slots wait in order, receivers hold a
+//!   fixed number of messages per peer. Half of those places belong to the oldest operation, so later ones cannot block it.
+//! * An operation in its steady state allocates only its handle, and makes no system call unless its wait yields or sleeps.
+//! * Every wait has a deadline. The first failure ends the communicator on all ranks with one cause.
+//! * `engine/driver.rs` is the only place where schedule, transport and kernel meet; `engine/clock.rs` is the only
+//!   reader of the clock; `transport::open` is the one list of providers.
+//!
+//! # Deliberately absent
+//!
+//! Files in /dev/shm, global state, background threads that nobody asked for (a [`Fusion`] has one, and
+//! [`Config::progress_thread`] makes one), a central daemon, asynchronous runtimes, unregistered memory on the wire. Not
+//! yet there: transports between hosts, sub-communicators, device memory, partial and sparse collectives.
+
 pub mod bootstrap;
 pub mod collective;
 pub mod comm;
@@ -7,6 +67,7 @@ pub mod config;
 pub mod cost;
 pub mod engine;
 pub mod error;
+pub mod fusion;
 pub mod kernel;
 pub mod limits;
 pub mod memory;
@@ -18,7 +79,10 @@ pub mod transport;
 pub mod types;
 pub mod wire;
 
-pub use comm::{Buffer, Call, Communicator, Operation, Simulation, Transfer};
+pub use comm::{
+    Buffer, Call, Communicator, FlushReport, Fusion, Operation, Simulation, StepReport, Transfer,
+};
 pub use config::Config;
 pub use error::{Error, Result};
+pub use fusion::{FusionOptions, TensorSpec};
 pub use types::{Collective, DataType, Rank, ReduceOp};

@@ -22,15 +22,29 @@ fn run(cases: &[Case], options: SimOptions) -> Vec<Vec<Vec<u32>>> {
                 })
             })
             .collect();
-        let mut operations: Vec<Operation> =
-            comms.iter().zip(&prepared).map(|(c, p)| c.start(&p.call).unwrap_or_else(|e| panic!("{case:?}: {e}"))).collect();
+        let mut operations: Vec<Operation> = comms
+            .iter()
+            .zip(&prepared)
+            .map(|(c, p)| c.start(&p.call).unwrap_or_else(|e| panic!("{case:?}: {e}")))
+            .collect();
         let done = |operations: &mut Vec<Operation>| {
-            operations.iter_mut().all(|o| o.test().unwrap_or_else(|e| panic!("{case:?}: {e}")))
+            operations
+                .iter_mut()
+                .all(|o| o.test().unwrap_or_else(|e| panic!("{case:?}: {e}")))
         };
-        simulation.run(|_| done(&mut operations)).unwrap_or_else(|e| panic!("{case:?}: {e}"));
-        let of_ranks: Vec<_> = prepared.iter().enumerate().map(|(rank, p)| case.check(rank as u32, p)).collect();
+        simulation
+            .run(|_| done(&mut operations))
+            .unwrap_or_else(|e| panic!("{case:?}: {e}"));
+        let of_ranks: Vec<_> = prepared
+            .iter()
+            .enumerate()
+            .map(|(rank, p)| case.check(rank as u32, p))
+            .collect();
         if case.is_same_everywhere() {
-            assert!(of_ranks.iter().all(|b| *b == of_ranks[0]), "{case:?}: ranks differ in bits");
+            assert!(
+                of_ranks.iter().all(|b| *b == of_ranks[0]),
+                "{case:?}: ranks differ in bits"
+            );
         }
         bits.push(of_ranks);
     }
@@ -40,9 +54,14 @@ fn run(cases: &[Case], options: SimOptions) -> Vec<Vec<Vec<u32>>> {
 /// Cases that can run on a fabric (`mapped`: on one host).
 fn runnable(ranks: u32, mapped: bool) -> Vec<Case> {
     let keep = |case: &Case| {
-        let Some(name) = case.algorithm else { return true };
-        let needs = linerate::collective::find(case.collective, name).unwrap().needs;
-        let is_premultiplied = matches!(case.op, linerate::ReduceOp::PremulSum(_)) && case.collective.is_reducing();
+        let Some(name) = case.algorithm else {
+            return true;
+        };
+        let needs = linerate::collective::find(case.collective, name)
+            .unwrap()
+            .needs;
+        let is_premultiplied =
+            matches!(case.op, linerate::ReduceOp::PremulSum(_)) && case.collective.is_reducing();
         (mapped || !needs.mapped)
             && (case.registered || !needs.registered)
             && (case.count * 4 <= 48 || !needs.payload_max)
@@ -61,6 +80,12 @@ fn every_algorithm_is_right_on_a_quiet_fabric() {
 #[test]
 fn every_algorithm_is_right_on_one_host() {
     for ranks in [1, 2, 3, 5, 8] {
-        run(&runnable(ranks, true), SimOptions { mapped: true, ..SimOptions::new(ranks, 2) });
+        run(
+            &runnable(ranks, true),
+            SimOptions {
+                mapped: true,
+                ..SimOptions::new(ranks, 2)
+            },
+        );
     }
 }

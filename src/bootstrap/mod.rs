@@ -16,7 +16,13 @@ use crate::error::{Error, Result};
 /// A number that differs between all processes and calls on this host, for names of sockets.
 pub fn nonce() -> Result<u64> {
     let path = "/proc/sys/kernel/random/uuid";
-    let text = std::fs::read_to_string(path).map_err(|e| Error::os(format!("reading {path}"), e))?;
-    let digits: String = text.chars().filter(char::is_ascii_hexdigit).take(16).collect();
-    u64::from_str_radix(&digits, 16).map_err(|e| Error::Malformed(format!("{path} says '{}': {e}", text.trim())))
+    let text =
+        std::fs::read_to_string(path).map_err(|e| Error::os(format!("reading {path}"), e))?;
+    let digits: String = text
+        .chars()
+        .filter(char::is_ascii_hexdigit)
+        .take(16)
+        .collect();
+    u64::from_str_radix(&digits, 16)
+        .map_err(|e| Error::Malformed(format!("{path} says '{}': {e}", text.trim())))
 }

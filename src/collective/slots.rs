@@ -129,9 +129,14 @@ pub fn transfer_slots(lengths: impl Iterator<Item = u64>) -> Vec<u64> {
 /// this rank itself.
 pub fn build_send_recv(rank: Rank, ranks: u32, transfers: &[TransferShape]) -> Result<Schedule> {
     let n = transfers.len();
-    let count = u16::try_from(n).ok().and_then(|n| n.checked_add(1)).ok_or_else(|| {
-        Error::invalid(format!("a group of {n} transfers: at most 65534 fit one group"))
-    })?;
+    let count = u16::try_from(n)
+        .ok()
+        .and_then(|n| n.checked_add(1))
+        .ok_or_else(|| {
+            Error::invalid(format!(
+                "a group of {n} transfers: at most 65534 fit one group"
+            ))
+        })?;
     let mut b = Builder::new("direct", rank, ranks, false);
     let zero = b.slots(count);
     let mut own: [Vec<Range>; 2] = [Vec::new(), Vec::new()];
@@ -141,7 +146,13 @@ pub fn build_send_recv(rank: Rank, ranks: u32, transfers: &[TransferShape]) -> R
             return Err(Error::invalid(text));
         }
         let buffer = b.caller(index as u16);
-        let range = Range::new(buffer, Extent::Slots { offset: zero, length: 1 + index as SlotId });
+        let range = Range::new(
+            buffer,
+            Extent::Slots {
+                offset: zero,
+                length: 1 + index as SlotId,
+            },
+        );
         match (transfer.peer == rank, transfer.is_send) {
             (true, is_send) => own[usize::from(is_send)].push(range),
             (false, true) => {

@@ -285,13 +285,21 @@ fn a_group_of_transfers_moves_everything_and_copies_to_itself() {
     let report = check(&schedules, &spec).unwrap();
     // By transfer: who wrote its elements, and from which of that rank's transfers.
     let origins = |rank: usize| -> Vec<_> {
-        let of = |v: &crate::schedule::Value| (v.contributors.trailing_zeros(), (v.element >> 32) as u32);
+        let of = |v: &crate::schedule::Value| {
+            (v.contributors.trailing_zeros(), (v.element >> 32) as u32)
+        };
         report.outputs[rank].iter().map(of).collect()
     };
     let runs = |parts: &[((u32, u32), usize)]| -> Vec<_> {
-        parts.iter().flat_map(|&(origin, len)| std::iter::repeat_n(origin, len)).collect()
+        parts
+            .iter()
+            .flat_map(|&(origin, len)| std::iter::repeat_n(origin, len))
+            .collect()
     };
-    assert_eq!(origins(0), runs(&[((0, 0), 3), ((0, 2), 2), ((0, 2), 2), ((1, 0), 4)]));
+    assert_eq!(
+        origins(0),
+        runs(&[((0, 0), 3), ((0, 2), 2), ((0, 2), 2), ((1, 0), 4)])
+    );
     assert_eq!(origins(1), runs(&[((1, 0), 4), ((0, 0), 3)]));
     let lonely = build_send_recv(0, 2, &[shape(0, true)])
         .unwrap_err()

@@ -24,7 +24,9 @@ pub(super) fn bind(call: &Call, plans: &mut Plans, rank: Rank, ranks: u32) -> Re
     let plan = plans.plan(call, in_place)?;
     let slots = match call.collective {
         Collective::AllGatherV => collective::all_gather_v_slots(&call.receive_counts),
-        Collective::AllToAllV => collective::all_to_all_v_slots(&call.send_counts, &call.receive_counts),
+        Collective::AllToAllV => {
+            collective::all_to_all_v_slots(&call.send_counts, &call.receive_counts)
+        }
         Collective::Barrier => collective::barrier_slots(),
         _ => Vec::new(),
     };
@@ -33,7 +35,11 @@ pub(super) fn bind(call: &Call, plans: &mut Plans, rank: Rank, ranks: u32) -> Re
         Collective::AllToAllV => 0,
         _ => call.count,
     };
-    Ok(TaskCall { count, slots, ..task_call(call, plan, input, output, Vec::new()) })
+    Ok(TaskCall {
+        count,
+        slots,
+        ..task_call(call, plan, input, output, Vec::new())
+    })
 }
 
 fn bind_transfers(call: &Call, plans: &mut Plans) -> Result<TaskCall> {
@@ -50,14 +56,25 @@ fn bind_transfers(call: &Call, plans: &mut Plans) -> Result<TaskCall> {
         others.push(transfer.buffer.view());
     }
     let plan = plans.plan_transfers(call)?;
-    let lengths = others.iter().map(|view| (view.len_bytes() / element) as u64);
+    let lengths = others
+        .iter()
+        .map(|view| (view.len_bytes() / element) as u64);
     let slots = collective::transfer_slots(lengths);
-    Ok(TaskCall { slots, ..task_call(call, plan, View::empty(), View::empty(), others) })
+    Ok(TaskCall {
+        slots,
+        ..task_call(call, plan, View::empty(), View::empty(), others)
+    })
 }
 
 fn task_call(call: &Call, plan: Plan, input: View, output: View, others: Vec<View>) -> TaskCall {
-    let buffers = call.input.iter().chain(&call.output).chain(call.transfers.iter().map(|t| &t.buffer));
-    let keep = buffers.map(|buffer| buffer.owner().clone() as Arc<dyn Any + Send + Sync>).collect();
+    let buffers = call
+        .input
+        .iter()
+        .chain(&call.output)
+        .chain(call.transfers.iter().map(|t| &t.buffer));
+    let keep = buffers
+        .map(|buffer| buffer.owner().clone() as Arc<dyn Any + Send + Sync>)
+        .collect();
     TaskCall {
         collective: call.collective,
         prepared: plan.prepared,
@@ -76,7 +93,10 @@ fn task_call(call: &Call, plan: Plan, input: View, output: View, others: Vec<Vie
 
 fn check_arguments(call: &Call, ranks: u32) -> Result<()> {
     if call.root >= ranks {
-        return Err(Error::invalid(format!("root {} of {ranks} ranks: roots are below {ranks}", call.root)));
+        return Err(Error::invalid(format!(
+            "root {} of {ranks} ranks: roots are below {ranks}",
+            call.root
+        )));
     }
     if call.collective.is_reducing() && !call.op.is_defined_for(call.dtype) {
         return Err(Error::invalid(format!(
@@ -98,7 +118,9 @@ struct Lengths {
 impl Lengths {
     fn of(call: &Call, rank: Rank, ranks: u32) -> Result<Lengths> {
         let (count, p) = (call.count, u64::from(ranks));
-        let all = count.checked_mul(p).ok_or_else(|| Error::invalid(format!("{count} elements on {ranks} ranks")))?;
+        let all = count
+            .checked_mul(p)
+            .ok_or_else(|| Error::invalid(format!("{count} elements on {ranks} ranks")))?;
         let at_root = |elements| if rank == call.root { elements } else { 0 };
         let (input, output) = match call.collective {
             Collective::AllReduce => (count, count),
@@ -123,7 +145,11 @@ impl Lengths {
             Collective::AllGatherV => call.receive_counts[..rank as usize].iter().sum(),
             _ => u64::from(rank) * count,
         };
-        Ok(Lengths { input, output, own_part })
+        Ok(Lengths {
+            input,
+            output,
+            own_part,
+        })
     }
 }
 
@@ -135,15 +161,27 @@ fn counted(call: &Call, name: &str, counts: &[u64], ranks: u32) -> Result<u64> {
             counts.len()
         )));
     }
-    let sum = counts.iter().try_fold(0u64, |sum, &count| sum.checked_add(count));
-    sum.ok_or_else(|| Error::invalid(format!("the {name} of {} are more than 2^64", call.collective)))
+    let sum = counts
+        .iter()
+        .try_fold(0u64, |sum, &count| sum.checked_add(count));
+    sum.ok_or_else(|| {
+        Error::invalid(format!(
+            "the {name} of {} are more than 2^64",
+            call.collective
+        ))
+    })
 }
 
 /// The part of a buffer that the call uses.
 fn window_of(call: &Call, name: &str, buffer: Option<&Buffer>, elements: u64) -> Result<View> {
-    let bytes = elements.checked_mul(call.dtype.size_bytes() as u64).filter(|&b| b <= isize::MAX as u64);
+    let bytes = elements
+        .checked_mul(call.dtype.size_bytes() as u64)
+        .filter(|&b| b <= isize::MAX as u64);
     let (Some(bytes), given) = (bytes, buffer.map_or(0, Buffer::len_bytes)) else {
-        return Err(Error::invalid(format!("{elements} elements of {} do not fit an address space", call.dtype)));
+        return Err(Error::invalid(format!(
+            "{elements} elements of {} do not fit an address space",
+            call.dtype
+        )));
     };
     // The root of a broadcast may give its data as the output alone, as in MPI.
     if call.collective == Collective::Broadcast && name == "input" && buffer.is_none() {
@@ -155,18 +193,24 @@ fn window_of(call: &Call, name: &str, buffer: Option<&Buffer>, elements: u64) ->
             call.collective, call.count, call.dtype
         )));
     }
-    Ok(buffer.map_or(View::empty(), |buffer| buffer.view().part(0, bytes as usize)))
+    Ok(buffer.map_or(View::empty(), |buffer| {
+        buffer.view().part(0, bytes as usize)
+    }))
 }
 
 /// Whether input and output are the same memory, as the collective defines it. Any other overlap is an error.
 fn find_in_place(call: &Call, rank: Rank, lengths: &Lengths) -> Result<bool> {
     let (Some(input), Some(output)) = (&call.input, &call.output) else {
-        return Ok(call.collective == Collective::Broadcast && call.input.is_none() && rank == call.root);
+        return Ok(call.collective == Collective::Broadcast
+            && call.input.is_none()
+            && rank == call.root);
     };
     if lengths.input == 0 || lengths.output == 0 {
         return Ok(false);
     }
-    let Some(distance) = input.distance_to(output) else { return Ok(false) };
+    let Some(distance) = input.distance_to(output) else {
+        return Ok(false);
+    };
     let element = call.dtype.size_bytes() as isize;
     let part = lengths.own_part as isize * element;
     let wanted = match call.collective {
@@ -177,7 +221,10 @@ fn find_in_place(call: &Call, rank: Rank, lengths: &Lengths) -> Result<bool> {
     if distance == wanted {
         return Ok(true);
     }
-    let (input_bytes, output_bytes) = (lengths.input as isize * element, lengths.output as isize * element);
+    let (input_bytes, output_bytes) = (
+        lengths.input as isize * element,
+        lengths.output as isize * element,
+    );
     if distance < input_bytes && -distance < output_bytes {
         return Err(Error::invalid(format!(
             "input and output of {} overlap at a distance of {distance} bytes: in place it is {wanted}, else they must be apart",
@@ -188,9 +235,17 @@ fn find_in_place(call: &Call, rank: Rank, lengths: &Lengths) -> Result<bool> {
 }
 
 /// An in-place call on memory that no [`Buffer`] owns.
-pub(super) fn bind_views(call: &Call, plans: &mut Plans, input: View, output: View) -> Result<TaskCall> {
+pub(super) fn bind_views(
+    call: &Call,
+    plans: &mut Plans,
+    input: View,
+    output: View,
+) -> Result<TaskCall> {
     if !call.op.is_defined_for(call.dtype) {
-        return Err(Error::invalid(format!("{} is not defined for {}", call.op, call.dtype)));
+        return Err(Error::invalid(format!(
+            "{} is not defined for {}",
+            call.op, call.dtype
+        )));
     }
     let plan = plans.plan(call, true)?;
     Ok(task_call(call, plan, input, output, Vec::new()))

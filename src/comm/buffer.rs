@@ -17,7 +17,10 @@ pub(super) struct Owner {
 impl Drop for Owner {
     fn drop(&mut self) {
         if let Some((key, garbage)) = &self.registration {
-            garbage.lock().unwrap_or_else(PoisonError::into_inner).push(*key);
+            garbage
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(*key);
         }
     }
 }
@@ -37,17 +40,32 @@ impl Buffer {
     pub fn plain(bytes: usize) -> Result<Buffer> {
         let region = Region::private(bytes)?;
         let view = region.view();
-        Ok(Buffer { owner: Arc::new(Owner { _region: Arc::new(region), registration: None }), view })
+        Ok(Buffer {
+            owner: Arc::new(Owner {
+                _region: Arc::new(region),
+                registration: None,
+            }),
+            view,
+        })
     }
 
     pub(super) fn registered(region: Arc<Region>, key: RegionKey, garbage: Garbage) -> Buffer {
         let view = region.view().in_region(key, 0);
-        Buffer { owner: Arc::new(Owner { _region: region, registration: Some((key, garbage)) }), view }
+        Buffer {
+            owner: Arc::new(Owner {
+                _region: region,
+                registration: Some((key, garbage)),
+            }),
+            view,
+        }
     }
 
     /// The `bytes` bytes from `start`. Panics if they are not inside.
     pub fn part(&self, start: usize, bytes: usize) -> Buffer {
-        Buffer { owner: self.owner.clone(), view: self.view.part(start, bytes) }
+        Buffer {
+            owner: self.owner.clone(),
+            view: self.view.part(start, bytes),
+        }
     }
 
     /// Length in bytes.
@@ -67,12 +85,14 @@ impl Buffer {
 
     /// Writes elements from element `index` on. Panics if they do not fit.
     pub fn write<T: Element>(&self, index: usize, source: &[T]) {
-        self.view.write(index * size_of::<T>(), bytemuck::cast_slice(source));
+        self.view
+            .write(index * size_of::<T>(), bytemuck::cast_slice(source));
     }
 
     /// Reads elements from element `index` on. Panics if there are not as many.
     pub fn read<T: Element>(&self, index: usize, target: &mut [T]) {
-        self.view.read(index * size_of::<T>(), bytemuck::cast_slice_mut(target));
+        self.view
+            .read(index * size_of::<T>(), bytemuck::cast_slice_mut(target));
     }
 
     /// All elements, copied.

@@ -66,14 +66,27 @@ impl Call {
     }
 
     /// Allreduce of `count` elements; the same buffer twice for in place.
-    pub fn all_reduce(dtype: DataType, op: ReduceOp, count: u64, input: &Buffer, output: &Buffer) -> Call {
-        Call { op, ..Call::new(Collective::AllReduce, dtype, count) }.with(input, output)
+    pub fn all_reduce(
+        dtype: DataType,
+        op: ReduceOp,
+        count: u64,
+        input: &Buffer,
+        output: &Buffer,
+    ) -> Call {
+        Call {
+            op,
+            ..Call::new(Collective::AllReduce, dtype, count)
+        }
+        .with(input, output)
     }
 
     /// A group of sends and receives that proceed together, so that no order of them can deadlock. The n-th send to a
     /// rank meets that rank's n-th receive from this one.
     pub fn send_recv(dtype: DataType, transfers: Vec<Transfer>) -> Call {
-        Call { transfers, ..Call::new(Collective::SendRecv, dtype, 0) }
+        Call {
+            transfers,
+            ..Call::new(Collective::SendRecv, dtype, 0)
+        }
     }
 
     /// The same call on these buffers.

@@ -6,6 +6,7 @@
 mod bind;
 mod buffer;
 mod call;
+mod fusion;
 mod operation;
 mod plans;
 mod shared;
@@ -13,6 +14,7 @@ mod simulation;
 
 pub use buffer::Buffer;
 pub use call::{Call, Transfer};
+pub use fusion::{FlushReport, Fusion, StepReport};
 pub use operation::Operation;
 pub use simulation::Simulation;
 
@@ -64,14 +66,25 @@ impl Communicator {
         let provider = transport::open(&config.transport, rank, ranks, bootstrap::nonce()?)?;
         let mut engine = Engine::new(provider, rank, ranks, config.clone(), false)?;
         let blob = bootstrap::emit_contact(&engine.contact());
-        let own = Introduction { rank, ranks, fingerprint: config.shared_fingerprint(), blob };
+        let own = Introduction {
+            rank,
+            ranks,
+            fingerprint: config.shared_fingerprint(),
+            blob,
+        };
         let blobs = bootstrap::exchange(&own, job, config.timeout, &clock)?;
-        let contacts: Vec<Contact> = blobs.iter().map(|b| bootstrap::parse_contact(b)).collect::<Result<_>>()?;
+        let contacts: Vec<Contact> = blobs
+            .iter()
+            .map(|b| bootstrap::parse_contact(b))
+            .collect::<Result<_>>()?;
         engine.connect(contacts)?;
         let deadline = clock.now().after(config.timeout);
         while !engine.poll_connect(clock.now())? {
             if clock.now() > deadline {
-                return Err(Error::Bootstrap(format!("rank {rank} could not connect to all ranks in {:?}", config.timeout)));
+                return Err(Error::Bootstrap(format!(
+                    "rank {rank} could not connect to all ranks in {:?}",
+                    config.timeout
+                )));
             }
             std::thread::sleep(Duration::from_micros(200));
         }
@@ -82,13 +95,27 @@ impl Communicator {
         Ok(communicator)
     }
 
-    fn assemble(mut engine: Engine, clock: Clock, hosts: Vec<u32>, is_size_only: bool) -> Communicator {
+    fn assemble(
+        mut engine: Engine,
+        clock: Clock,
+        hosts: Vec<u32>,
+        is_size_only: bool,
+    ) -> Communicator {
         let capabilities = engine.transport().capabilities().clone();
         let (rank, ranks) = (engine.rank(), engine.ranks());
         let config = engine.config();
         let is_mapped = capabilities.mapped && hosts.iter().all(|&host| host == hosts[0]);
-        let local_ranks = hosts.iter().filter(|&&host| host == hosts[rank as usize]).count();
-        let plans = Plans::new(rank, hosts, is_mapped, config.window_bytes, config.algorithm.clone());
+        let local_ranks = hosts
+            .iter()
+            .filter(|&&host| host == hosts[rank as usize])
+            .count();
+        let plans = Plans::new(
+            rank,
+            hosts,
+            is_mapped,
+            config.window_bytes,
+            config.algorithm.clone(),
+        );
         let shared = Arc::new(Shared::new(engine, clock, plans, local_ranks));
         let inner = Inner {
             shared,
@@ -99,7 +126,9 @@ impl Communicator {
             is_mapped: capabilities.store_signals,
             progress: Mutex::new(None),
         };
-        Communicator { inner: Arc::new(inner) }
+        Communicator {
+            inner: Arc::new(inner),
+        }
     }
 
     fn start_progress_thread(&self) -> Result<()> {
@@ -108,7 +137,11 @@ impl Communicator {
             .name("linerate-progress".into())
             .spawn(move || shared.run_progress_thread())
             .map_err(|e| Error::os("starting the progress thread", e))?;
-        *self.inner.progress.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        *self
+            .inner
+            .progress
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(thread);
         Ok(())
     }
 
@@ -140,7 +173,11 @@ impl Communicator {
         self.inner.shared.collect_garbage(&mut engine);
         let key = engine.register(region.clone())?;
         drop(engine);
-        Ok(Buffer::registered(region, key, self.inner.shared.garbage.clone()))
+        Ok(Buffer::registered(
+            region,
+            key,
+            self.inner.shared.garbage.clone(),
+        ))
     }
 
     /// Starts an operation and returns at once. Collectives start in the same order on all ranks, groups of sends and
@@ -170,7 +207,10 @@ impl Communicator {
 
     /// Reduces a slice of the caller's memory in place, and waits.
     pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
-        let call = Call { op, ..Call::new(Collective::AllReduce, T::DTYPE, data.len() as u64) };
+        let call = Call {
+            op,
+            ..Call::new(Collective::AllReduce, T::DTYPE, data.len() as u64)
+        };
         let shared = &self.inner.shared;
         lend_slice(data, |view| {
             let bound = {
@@ -187,7 +227,12 @@ impl Communicator {
         if call.collective == Collective::SendRecv {
             return Ok("direct");
         }
-        let plans = self.inner.shared.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let plans = self
+            .inner
+            .shared
+            .plans
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let request = plans.request(call, false);
         request.check()?;
         Ok(plans.algorithm(call, &request)?.0.name)
@@ -197,7 +242,11 @@ impl Communicator {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.shared.stop_progress_thread();
-        let thread = self.progress.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = self
+            .progress
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         if let Some(thread) = thread {
             // A panic of the progress thread has been printed; there is nobody to hand it to.
             let _ = thread.join();

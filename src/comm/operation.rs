@@ -16,7 +16,11 @@ pub struct Operation {
 
 impl Operation {
     pub(super) fn new(shared: Arc<Shared>, task: TaskId) -> Operation {
-        Operation { shared, task, result: None }
+        Operation {
+            shared,
+            task,
+            result: None,
+        }
     }
 
     /// Whether it has ended; makes progress once. An operation that failed gives its error here and in [`Operation::wait`].
@@ -24,7 +28,9 @@ impl Operation {
         if self.result.is_none() {
             self.result = self.shared.test(self.task);
         }
-        self.result.clone().map_or(Ok(false), |result| result.map(|()| true))
+        self.result
+            .clone()
+            .map_or(Ok(false), |result| result.map(|()| true))
     }
 
     /// Waits for its end. An operation on which nothing moves for the communicator's timeout fails.
@@ -40,7 +46,9 @@ impl Operation {
         if self.result.is_none() {
             self.result = self.shared.wait(self.task, Some(limit));
         }
-        self.result.clone().map_or(Ok(false), |result| result.map(|()| true))
+        self.result
+            .clone()
+            .map_or(Ok(false), |result| result.map(|()| true))
     }
 
     /// Cancels it, which fails the communicator on all ranks.

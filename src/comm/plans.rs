@@ -12,7 +12,13 @@ use std::sync::Arc;
 /// What a cached schedule was built for.
 #[derive(Clone, PartialEq)]
 enum Key {
-    Collective { collective: Collective, algorithm: u32, root: Rank, in_place: bool, premultiply: bool },
+    Collective {
+        collective: Collective,
+        algorithm: u32,
+        root: Rank,
+        in_place: bool,
+        premultiply: bool,
+    },
     Transfers(Vec<TransferShape>),
 }
 
@@ -37,8 +43,18 @@ pub(super) struct Plans {
 }
 
 impl Plans {
-    pub fn new(rank: Rank, hosts: Vec<u32>, mapped: bool, window_bytes: usize, default_algorithm: Option<String>) -> Plans {
-        let model = if mapped { Model::SHARED_MEMORY } else { Model::FABRIC };
+    pub fn new(
+        rank: Rank,
+        hosts: Vec<u32>,
+        mapped: bool,
+        window_bytes: usize,
+        default_algorithm: Option<String>,
+    ) -> Plans {
+        let model = if mapped {
+            Model::SHARED_MEMORY
+        } else {
+            Model::FABRIC
+        };
         Plans {
             rank,
             ranks: hosts.len() as u32,
@@ -53,12 +69,27 @@ impl Plans {
 
     /// The schedule of a group of sends and receives.
     pub fn plan_transfers(&mut self, call: &Call) -> Result<Plan> {
-        let shapes: Vec<TransferShape> =
-            call.transfers.iter().map(|t| TransferShape { peer: t.peer, is_send: t.is_send }).collect();
+        let shapes: Vec<TransferShape> = call
+            .transfers
+            .iter()
+            .map(|t| TransferShape {
+                peer: t.peer,
+                is_send: t.is_send,
+            })
+            .collect();
         let (rank, ranks) = (self.rank, self.ranks);
         let key = Key::Transfers(shapes.clone());
-        let prepared = self.cached(key, || Ok(Prepared::new(collective::build_send_recv(rank, ranks, &shapes)?, 0)))?;
-        Ok(Plan { prepared, fallback: None })
+        let prepared = self.cached(key, || {
+            Ok(Prepared::new(
+                collective::build_send_recv(rank, ranks, &shapes)?,
+                0,
+                false,
+            ))
+        })?;
+        Ok(Plan {
+            prepared,
+            fallback: None,
+        })
     }
 
     /// The schedules of a collective.
@@ -111,7 +142,11 @@ impl Plans {
             _ => call.count,
         };
         let bytes = elements * call.dtype.size_bytes() as u64;
-        let available = Available { mapped: self.mapped, registered, window_bytes: self.window_bytes };
+        let available = Available {
+            mapped: self.mapped,
+            registered,
+            window_bytes: self.window_bytes,
+        };
         collective::choose(request, bytes, &self.model, &available)
     }
 
@@ -133,8 +168,14 @@ impl Plans {
         )))
     }
 
-    fn prepare(&mut self, request: &Request, algorithm: &'static Algorithm) -> Result<Arc<Prepared>> {
-        let place = collective::algorithms(request.collective).iter().position(|a| std::ptr::eq(a, algorithm));
+    fn prepare(
+        &mut self,
+        request: &Request,
+        algorithm: &'static Algorithm,
+    ) -> Result<Arc<Prepared>> {
+        let place = collective::algorithms(request.collective)
+            .iter()
+            .position(|a| std::ptr::eq(a, algorithm));
         let place = place.expect("algorithms come from the table") as u32;
         let key = Key::Collective {
             collective: request.collective,
@@ -143,10 +184,20 @@ impl Plans {
             in_place: request.in_place,
             premultiply: request.premultiply,
         };
-        self.cached(key, || Ok(Prepared::new((algorithm.build)(request), place)))
+        self.cached(key, || {
+            Ok(Prepared::new(
+                (algorithm.build)(request),
+                place,
+                algorithm.needs.registered,
+            ))
+        })
     }
 
-    fn cached(&mut self, key: Key, build: impl FnOnce() -> Result<Prepared>) -> Result<Arc<Prepared>> {
+    fn cached(
+        &mut self,
+        key: Key,
+        build: impl FnOnce() -> Result<Prepared>,
+    ) -> Result<Arc<Prepared>> {
         if let Some(index) = self.cached.iter().position(|(known, _)| *known == key) {
             if index > 0 {
                 self.cached[..=index].rotate_right(1);

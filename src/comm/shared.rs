@@ -54,7 +54,8 @@ impl Shared {
 
     /// Ends registrations whose memory nobody uses any more.
     pub fn collect_garbage(&self, engine: &mut Engine) {
-        let keys = std::mem::take(&mut *self.garbage.lock().unwrap_or_else(PoisonError::into_inner));
+        let keys =
+            std::mem::take(&mut *self.garbage.lock().unwrap_or_else(PoisonError::into_inner));
         for key in keys {
             // Each key was registered once and is given back once; the transport may be gone already.
             let _ = engine.deregister(key);
@@ -105,7 +106,11 @@ impl Shared {
             let now = self.clock.now();
             let mut engine = self.engine();
             let mut moved = false;
-            for _ in 0..if patience.may_spin() { POLLS_PER_LOOK } else { 2 } {
+            for _ in 0..if patience.may_spin() {
+                POLLS_PER_LOOK
+            } else {
+                2
+            } {
                 moved |= engine.drive(now);
                 if let Some(result) = take_result(&mut engine, task) {
                     return Some(result);
@@ -157,7 +162,8 @@ impl Shared {
     pub fn run_progress_thread(&self) {
         let mut patience = Patience::new(usize::MAX, 1);
         while !self.stop.load(Ordering::Acquire) {
-            let moved = self.waiters.load(Ordering::Relaxed) == 0 && self.engine().drive(self.clock.now());
+            let moved =
+                self.waiters.load(Ordering::Relaxed) == 0 && self.engine().drive(self.clock.now());
             if moved {
                 patience.reset();
                 continue;

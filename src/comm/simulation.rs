@@ -27,7 +27,13 @@ impl Simulation {
         let mut engines: Vec<Engine> = (0..options.ranks)
             .map(|rank| {
                 let transport = Box::new(world.transport(rank));
-                Engine::new(transport, rank, options.ranks, config.clone(), options.size_only)
+                Engine::new(
+                    transport,
+                    rank,
+                    options.ranks,
+                    config.clone(),
+                    options.size_only,
+                )
             })
             .collect::<Result<_>>()?;
         let contacts: Vec<Contact> = engines.iter().map(Engine::contact).collect();
@@ -43,16 +49,26 @@ impl Simulation {
                 }
             }
             if still.len() == waiting.len() && !world.advance() {
-                return Err(Error::Bootstrap(format!("simulated ranks {still:?} cannot connect")));
+                return Err(Error::Bootstrap(format!(
+                    "simulated ranks {still:?} cannot connect"
+                )));
             }
             waiting = still;
         }
-        let hosts: Vec<u32> = (0..options.ranks).map(|rank| options.host_of(rank)).collect();
+        let hosts: Vec<u32> = (0..options.ranks)
+            .map(|rank| options.host_of(rank))
+            .collect();
         let communicators = engines
             .into_iter()
-            .map(|engine| Communicator::assemble(engine, clock.clone(), hosts.clone(), options.size_only))
+            .map(|engine| {
+                Communicator::assemble(engine, clock.clone(), hosts.clone(), options.size_only)
+            })
             .collect();
-        Ok(Simulation { world, communicators, ready: Vec::new() })
+        Ok(Simulation {
+            world,
+            communicators,
+            ready: Vec::new(),
+        })
     }
 
     /// The communicators, by rank.
@@ -78,7 +94,9 @@ impl Simulation {
                 return Ok(());
             }
             if !self.world.advance() && !self.time_out() {
-                return Err(Error::invalid("the simulation stands still: no message is under way and no rank can move"));
+                return Err(Error::invalid(
+                    "the simulation stands still: no message is under way and no rank can move",
+                ));
             }
         }
     }
@@ -98,11 +116,21 @@ impl Simulation {
     /// Nothing is under way: lets the time pass in which silent operations give up. False if none did.
     fn time_out(&mut self) -> bool {
         let engine = |c: &Communicator| c.inner.shared.clone();
-        let timeout = self.communicators.iter().map(|c| engine(c).engine().config().timeout).max().unwrap_or_default();
-        let before: Vec<bool> = self.communicators.iter().map(|c| engine(c).engine().failure().is_some()).collect();
+        let timeout = self
+            .communicators
+            .iter()
+            .map(|c| engine(c).engine().config().timeout)
+            .max()
+            .unwrap_or_default();
+        let before: Vec<bool> = self
+            .communicators
+            .iter()
+            .map(|c| engine(c).engine().failure().is_some())
+            .collect();
         // Once to notice the silence, once more to end the waiting for answers.
         for _ in 0..2 {
-            self.world.wake_at(0, self.world.now().after(timeout + timeout));
+            self.world
+                .wake_at(0, self.world.now().after(timeout + timeout));
             self.ready.clear();
             while self.world.advance() {}
             for communicator in &self.communicators {
@@ -110,6 +138,9 @@ impl Simulation {
             }
             self.settle();
         }
-        self.communicators.iter().zip(before).any(|(c, failed)| !failed && engine(c).engine().failure().is_some())
+        self.communicators
+            .iter()
+            .zip(before)
+            .any(|(c, failed)| !failed && engine(c).engine().failure().is_some())
     }
 }

@@ -163,9 +163,8 @@ impl Driver {
         };
         // `done` counts the peers that have been signalled, so that a full queue repeats none.
         for &peer in &peers[round.progress.run(step).done as usize..] {
-            let is_sent =
-                (lane != 0 || !prepared.needs_mapped_buffers || self.export(round, peer)?)
-                    && self.links.signal(peer, sequence, lane, &line)?;
+            let is_sent = (lane != 0 || !prepared.reaches_buffers || self.export(round, peer)?)
+                && self.links.signal(peer, sequence, lane, &line)?;
             if !is_sent {
                 round.stalled.push(step);
                 return Ok(());
@@ -173,7 +172,7 @@ impl Driver {
             round.progress.run(step).done += 1;
             self.moved = true;
         }
-        if lane == 0 && prepared.needs_mapped_buffers {
+        if lane == 0 && prepared.reaches_buffers {
             self.arrive(round, binding.is_registered);
         }
         self.finish(prepared, round, step);
@@ -253,7 +252,7 @@ impl Driver {
             round.progress.run(step).done = (skip + arrived) as u64;
         }
         let is_signalled = skip + arrived >= *count as usize;
-        if is_signalled && prepared.needs_mapped_buffers && *lane == 0 {
+        if is_signalled && prepared.reaches_buffers && *lane == 0 {
             let is_registered = |peer: &Rank| self.links.binding(*peer, sequence).is_registered;
             self.arrive(round, peers.iter().all(is_registered));
         }

@@ -150,7 +150,7 @@ impl Links {
             .contact
             .clone()
             .expect("connect came first");
-        for (key, needed) in [(self.control_key, store_signals), (self.window_key, mapped)] {
+        for (key, needed) in [(self.control_key, true), (self.window_key, mapped)] {
             if needed && is_blocked(self.transport.export(peer, key))? {
                 return Ok(false);
             }

@@ -39,7 +39,7 @@ use crate::error::{Error, Result};
 use crate::limits::OPERATION_SLOTS;
 use crate::memory::{Region, RegionKey};
 use crate::time::Time;
-use crate::transport::{Event, Transport, WaitSource};
+use crate::transport::{Event, Outcome, Transport, WaitSource};
 use crate::types::Rank;
 use driver::Driver;
 use fault::Suspect;
@@ -220,6 +220,14 @@ impl Engine {
             Event::Connected(_) => {}
             Event::PeerFailed(peer, cause) => self.handle_peer_failed(peer, cause),
             Event::Completion(completion) => match Token::parse(completion.token) {
+                Token::Forget if completion.outcome == Outcome::BadKey => {
+                    let text = format!(
+                        "rank {} does not know the control memory it announced",
+                        completion.peer
+                    );
+                    self.fail(Error::Malformed(text), true);
+                }
+                // A peer that is gone is reported by an event of its own.
                 Token::Forget => {}
                 Token::ControlReceive(peer) => self.handle_control(peer, &completion, now),
                 Token::Step {

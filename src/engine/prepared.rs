@@ -34,8 +34,9 @@ pub struct Prepared {
     pub initial: Vec<StepId>,
     /// Whether flag lines or windows are used.
     pub uses_signals: bool,
-    /// Whether peers' inputs or outputs are reached directly.
-    pub needs_mapped_buffers: bool,
+    /// Whether ranks reach each other's inputs or outputs, so that all must be registered. A property of the
+    /// algorithm: this rank's own part may touch nobody's.
+    pub reaches_buffers: bool,
     /// Steps on lane 0: those that tell where memory is, and whether it is registered.
     pub arrivals: u32,
     successors: Vec<Successor>,
@@ -44,7 +45,7 @@ pub struct Prepared {
 
 impl Prepared {
     /// Prepares a schedule.
-    pub fn new(schedule: Schedule, algorithm: u32) -> Prepared {
+    pub fn new(schedule: Schedule, algorithm: u32, reaches_buffers: bool) -> Prepared {
         let steps = schedule.steps.len();
         let mut lists: Vec<Vec<Successor>> = vec![Vec::new(); steps];
         let mut needs = vec![Needs::default(); steps];
@@ -85,8 +86,12 @@ impl Prepared {
             needs,
             initial,
             uses_signals: schedule.uses_signals(),
-            needs_mapped_buffers: schedule.needs_mapped_buffers(),
-            arrivals: schedule.steps.iter().filter(|s| is_arrival(&s.action)).count() as u32,
+            reaches_buffers,
+            arrivals: schedule
+                .steps
+                .iter()
+                .filter(|s| is_arrival(&s.action))
+                .count() as u32,
             successors,
             successor_starts,
             schedule,
@@ -124,7 +129,10 @@ impl Prepared {
 }
 
 fn is_arrival(action: &Action) -> bool {
-    matches!(action, Action::Signal { lane: 0, .. } | Action::WaitCount { lane: 0, .. })
+    matches!(
+        action,
+        Action::Signal { lane: 0, .. } | Action::WaitCount { lane: 0, .. }
+    )
 }
 
 /// Bytes of a buffer in an arena: whole cache lines.

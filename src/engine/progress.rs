@@ -256,7 +256,7 @@ mod tests {
         let mut b = Builder::new("test", 0, 2, true);
         let recv = b.recv(1, block(0, 1));
         let send = b.send(1, block(1, 2));
-        let prepared = Prepared::new(b.build(), 0);
+        let prepared = Prepared::new(b.build(), 0, false);
         let mut progress = Progress::default();
         progress.arm(&prepared);
         assert_eq!(drain(&mut progress), [recv, send]);
@@ -279,7 +279,7 @@ mod tests {
         let recv = b.recv(1, block(0, 1));
         let send = b.send(1, block(0, 2));
         b.signal(vec![1], 0);
-        let prepared = Prepared::new(b.build(), 0);
+        let prepared = Prepared::new(b.build(), 0, false);
         let mut progress = Progress::default();
         progress.arm(&prepared);
         drain(&mut progress);
@@ -306,7 +306,7 @@ mod tests {
         let external = b.step(wait, &[], Join::All, Trigger::None);
         let go = b.step(Action::Nop, &[caller, external], Join::Any, Trigger::None);
         b.persistent();
-        let prepared = Prepared::new(b.build(), 0);
+        let prepared = Prepared::new(b.build(), 0, false);
         let mut progress = Progress::default();
         for caller_is_first in [true, false, true] {
             progress.arm(&prepared);

@@ -179,7 +179,9 @@ impl Round {
 
     /// Whether everyone's registration that matters here is known.
     pub fn is_decided(&self) -> bool {
-        self.is_redirected || !self.prepared.needs_mapped_buffers || self.arrivals == self.prepared.arrivals
+        self.is_redirected
+            || !self.prepared.reaches_buffers
+            || self.arrivals == self.prepared.arrivals
     }
 
     /// The number of a message of this round to or from a peer.

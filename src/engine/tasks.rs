@@ -405,7 +405,7 @@ impl Engine {
             self.history[(sequence % self.history.len() as u64) as usize] =
                 (sequence, round.signature);
             self.active_collectives += 1;
-            if prepared.needs_mapped_buffers && self.driver.links.ranks > 1 {
+            if prepared.reaches_buffers && self.driver.links.ranks > 1 {
                 self.undecided = Some(sequence);
             }
         } else {

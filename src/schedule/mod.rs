@@ -248,22 +248,6 @@ impl Schedule {
             )
         })
     }
-
-    /// Whether peers' inputs or outputs are reached directly, so that they must be registered and mapped.
-    pub fn needs_mapped_buffers(&self) -> bool {
-        let is_caller = |r: &Range| r.buffer == BufferId::INPUT || r.buffer == BufferId::OUTPUT;
-        let is_mapped = |o: &Operand| matches!(o, Operand::Peer(_, r) if is_caller(r));
-        self.steps.iter().any(|s| match &s.action {
-            Action::Get { source, .. } => is_caller(source),
-            Action::Put { destination, .. } => is_caller(destination),
-            Action::ReduceFrom {
-                sources,
-                destinations,
-                ..
-            } => sources.iter().chain(destinations).any(is_mapped),
-            _ => false,
-        })
-    }
 }
 
 impl Action {

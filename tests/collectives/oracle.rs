@@ -47,7 +47,10 @@ impl Case {
             Collective::Gather => (n, at_root(n * p)),
             Collective::Scatter => (at_root(n * p), n),
             Collective::AllToAll => (n * p, n * p),
-            Collective::AllGatherV => (self.v_count(rank, 0), (0..self.ranks).map(|r| self.v_count(r, 0)).sum()),
+            Collective::AllGatherV => (
+                self.v_count(rank, 0),
+                (0..self.ranks).map(|r| self.v_count(r, 0)).sum(),
+            ),
             Collective::AllToAllV => (
                 (0..self.ranks).map(|r| self.v_count(rank, r)).sum(),
                 (0..self.ranks).map(|r| self.v_count(r, rank)).sum(),
@@ -77,8 +80,13 @@ impl Case {
         if self.collective == Collective::SendRecv {
             return self.prepare_transfers(rank, alloc, call);
         }
-        let is_rooted = matches!(self.collective, Collective::Reduce | Collective::Gather | Collective::Scatter | Collective::Broadcast);
-        let in_place = self.in_place && self.collective != Collective::AllToAllV && (!is_rooted || rank == self.root);
+        let is_rooted = matches!(
+            self.collective,
+            Collective::Reduce | Collective::Gather | Collective::Scatter | Collective::Broadcast
+        );
+        let in_place = self.in_place
+            && self.collective != Collective::AllToAllV
+            && (!is_rooted || rank == self.root);
         let (input, output) = if in_place && self.collective != Collective::Barrier {
             let whole = alloc(4 * input_len.max(output_len) as usize);
             let own: u64 = match self.collective {
@@ -87,39 +95,71 @@ impl Case {
             };
             let part = |len: u64| whole.part(4 * own as usize, 4 * len as usize);
             match self.collective {
-                Collective::AllGather | Collective::Gather | Collective::AllGatherV => (part(input_len), whole.clone()),
-                Collective::ReduceScatter | Collective::Scatter => (whole.clone(), part(output_len)),
+                Collective::AllGather | Collective::Gather | Collective::AllGatherV => {
+                    (part(input_len), whole.clone())
+                }
+                Collective::ReduceScatter | Collective::Scatter => {
+                    (whole.clone(), part(output_len))
+                }
                 _ => (whole.clone(), whole.clone()),
             }
         } else {
-            (alloc(4 * input_len as usize), alloc(4 * output_len as usize))
+            (
+                alloc(4 * input_len as usize),
+                alloc(4 * output_len as usize),
+            )
         };
         fill(&input, input_len);
-        Prepared { call: call.with(&input, &output), output: Some(output.part(0, 4 * output_len as usize)) }
+        Prepared {
+            call: call.with(&input, &output),
+            output: Some(output.part(0, 4 * output_len as usize)),
+        }
     }
 
     /// Every rank sends to everyone, itself included, and receives from everyone; lengths differ.
-    fn prepare_transfers(&self, rank: Rank, alloc: impl Fn(usize) -> Buffer, mut call: Call) -> Prepared {
+    fn prepare_transfers(
+        &self,
+        rank: Rank,
+        alloc: impl Fn(usize) -> Buffer,
+        mut call: Call,
+    ) -> Prepared {
         let all: u64 = (0..self.ranks).map(|r| self.v_count(r, rank)).sum();
         let received = alloc(4 * all as usize);
         let mut at = 0;
         for peer in 0..self.ranks {
             let source = alloc(4 * self.v_count(rank, peer) as usize);
-            let values: Vec<f32> = (0..self.v_count(rank, peer)).map(|i| self.value(rank, i)).collect();
+            let values: Vec<f32> = (0..self.v_count(rank, peer))
+                .map(|i| self.value(rank, i))
+                .collect();
             source.write(0, &values);
-            call.transfers.push(Transfer { peer, is_send: true, buffer: source });
+            call.transfers.push(Transfer {
+                peer,
+                is_send: true,
+                buffer: source,
+            });
             let bytes = 4 * self.v_count(peer, rank) as usize;
-            call.transfers.push(Transfer { peer, is_send: false, buffer: received.part(at, bytes) });
+            call.transfers.push(Transfer {
+                peer,
+                is_send: false,
+                buffer: received.part(at, bytes),
+            });
             at += bytes;
         }
-        Prepared { call, output: Some(received) }
+        Prepared {
+            call,
+            output: Some(received),
+        }
     }
 
     /// What the output of `rank` must be, where that does not depend on the order of a sum.
     pub fn expected(&self, rank: Rank) -> Option<Vec<f32>> {
         let (n, p) = (self.count, self.ranks);
         let parts = |part: &dyn Fn(Rank) -> Vec<f32>| (0..p).flat_map(part).collect::<Vec<f32>>();
-        let of = |from: Rank, start: u64, len: u64| (start..start + len).map(|i| self.value(from, i)).collect::<Vec<f32>>();
+        let of = |from: Rank, start: u64, len: u64| {
+            (start..start + len)
+                .map(|i| self.value(from, i))
+                .collect::<Vec<f32>>()
+        };
         Some(match self.collective {
             Collective::Broadcast => of(self.root, 0, n),
             Collective::AllGather => parts(&|r| of(r, 0, n)),
@@ -143,8 +183,13 @@ impl Case {
             Collective::ReduceScatter => u64::from(rank) * self.count + index,
             _ => index,
         };
-        let values: Vec<f64> = (0..self.ranks).map(|r| f64::from(self.value(r, element))).collect();
-        let (sum, scale) = (values.iter().sum::<f64>(), values.iter().map(|v| v.abs()).sum::<f64>());
+        let values: Vec<f64> = (0..self.ranks)
+            .map(|r| f64::from(self.value(r, element)))
+            .collect();
+        let (sum, scale) = (
+            values.iter().sum::<f64>(),
+            values.iter().map(|v| v.abs()).sum::<f64>(),
+        );
         let p = f64::from(self.ranks);
         let (wanted, slack) = match self.op {
             ReduceOp::Sum => (sum, scale * p * 1e-7),
@@ -164,7 +209,10 @@ impl Case {
             Some(wanted) => assert_eq!(got, wanted, "{self:?} on rank {rank}"),
             None => {
                 for (index, &value) in got.iter().enumerate() {
-                    assert!(self.is_reduced(rank, index as u64, value), "{self:?} on rank {rank}: element {index} is {value}");
+                    assert!(
+                        self.is_reduced(rank, index as u64, value),
+                        "{self:?} on rank {rank}: element {index} is {value}"
+                    );
                 }
             }
         }
@@ -183,17 +231,36 @@ pub fn cases(ranks: u32) -> Vec<Case> {
     let p = u64::from(ranks);
     let mut all = Vec::new();
     for collective in Collective::ALL {
-        let named = linerate::collective::algorithms(collective).iter().map(|a| Some(a.name));
+        let named = linerate::collective::algorithms(collective)
+            .iter()
+            .map(|a| Some(a.name));
         for algorithm in std::iter::once(None).chain(named) {
-            for (index, count) in [0, 1, p.saturating_sub(1), p, p + 1, 12, 97, 5003].into_iter().enumerate() {
+            for (index, count) in [0, 1, p.saturating_sub(1), p, p + 1, 12, 97, 5003]
+                .into_iter()
+                .enumerate()
+            {
                 let root = (index as u32) % ranks;
                 let ops: &[ReduceOp] = match collective.is_reducing() {
-                    true => &[ReduceOp::Sum, ReduceOp::Avg, ReduceOp::PremulSum(0.5), ReduceOp::Max],
+                    true => &[
+                        ReduceOp::Sum,
+                        ReduceOp::Avg,
+                        ReduceOp::PremulSum(0.5),
+                        ReduceOp::Max,
+                    ],
                     false => &[ReduceOp::Sum],
                 };
                 let op = ops[index % ops.len()];
                 let in_place = index % 2 == 1;
-                all.push(Case { collective, algorithm, ranks, root, count, op, in_place, registered: index % 3 != 2 });
+                all.push(Case {
+                    collective,
+                    algorithm,
+                    ranks,
+                    root,
+                    count,
+                    op,
+                    in_place,
+                    registered: index % 3 != 2,
+                });
             }
         }
     }

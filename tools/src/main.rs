@@ -1,4 +1,4 @@
-//! The `linerate` command: `bench`, `launch`, `info`.
+//! The `linerate` command: `bench`, `launch`, `replay`, `info`.
 //!
 //! Uses only the library's public API. Exit codes: 0 good, 1 the run or a check failed, 2 bad usage; `launch` passes on
 //! the code of the first rank that failed. Read first: `bench/mod.rs`.
@@ -7,6 +7,7 @@ mod bench;
 mod info;
 mod launch;
 mod process;
+mod replay;
 mod system;
 
 use clap::{Parser, Subcommand};
@@ -28,9 +29,8 @@ enum Command {
     Launch(launch::LaunchArgs),
     /// Say what this machine and this build offer
     Info(info::InfoArgs),
-    // PLUG POINT replay (1/3): `/// Replay the gradients of a trace`, then `Replay(replay::ReplayArgs),` here,
-    // PLUG POINT replay (2/3): `mod replay;` above,
-    // PLUG POINT replay (3/3): `Command::Replay(args) => replay::run(&args),` in `main`.
+    /// Replay the gradients of a real model, ready at their measured times, through fusion and allreduce
+    Replay(replay::ReplayArgs),
     /// Becomes another program, after asking to die with its parent
     #[command(name = launch::RANK_EXEC, hide = true)]
     RankExec(launch::RankExecArgs),
@@ -42,6 +42,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Launch(args) => launch::run(&args),
         Command::Info(args) => info::run(&args),
+        Command::Replay(args) => ExitCode::from(replay::run(&args, launch::spawn_self).clamp(0, 255) as u8),
         Command::RankExec(args) => launch::exec(&args),
     }
 }

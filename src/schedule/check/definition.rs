@@ -18,7 +18,11 @@ pub(super) fn outputs(world: &World<'_>, trace: &Trace) -> Vec<Vec<Value>> {
         .map(|rank| {
             let transfers = world.caller_storages(rank);
             let others = transfers.flat_map(|(storage, _)| trace.memory[storage].iter().copied());
-            contents(world, trace, rank, BufferId::OUTPUT).iter().copied().chain(others).collect()
+            contents(world, trace, rank, BufferId::OUTPUT)
+                .iter()
+                .copied()
+                .chain(others)
+                .collect()
         })
         .collect()
 }

@@ -203,7 +203,8 @@ impl Transport for SimTransport {
     }
 
     fn backlog(&mut self, peer: Rank) -> u32 {
-        self.alive().map_or(0, |mut state| state.backlog(self.rank, peer))
+        self.alive()
+            .map_or(0, |mut state| state.backlog(self.rank, peer))
     }
 
     fn wait_source(&self) -> WaitSource {

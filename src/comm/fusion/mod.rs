@@ -1,0 +1,233 @@
+//! [`Fusion`]: many small gradients, reduced in few large operations while the backward pass still runs.
+//!
+//! A thread of its own runs the agreement ([`crate::fusion::Machine`]), packs, communicates and unpacks; the caller only
+//! announces. What is flushed when, and why all ranks agree, is in [`crate::fusion`]. Read first: [`Fusion::new`].
+
+mod report;
+mod service;
+
+pub use report::{FlushReport, StepReport};
+
+use super::{Buffer, Call, Communicator};
+use crate::engine::Clock;
+use crate::error::{Error, Result};
+use crate::fusion::{FusionOptions, Machine, TensorSet, TensorSpec};
+use crate::time::Time;
+use crate::types::{Collective, DataType};
+use service::{Service, Shared};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// Reduces a declared set of tensors, step after step. See [`Fusion::new`].
+///
+/// `Send + Sync`: several threads may announce. Dropping it joins its thread; in the middle of a step that fails the
+/// communicator if a round is under way, so that no peer waits for this rank.
+#[derive(Debug)]
+pub struct Fusion {
+    shared: Arc<Shared>,
+    set: Arc<TensorSet>,
+    clock: Clock,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Fusion {
+    /// A fusion buffer for these tensors, which every rank announces once in every step, in any order. Collective: all
+    /// ranks call it, with the same tensors and options.
+    ///
+    /// Between the first [`announce`](Fusion::announce) of a step and the return of [`wait`](Fusion::wait), operations of
+    /// the fusion buffer are started on the communicator at times that the caller does not see. Since operations must start
+    /// in the same order on all ranks, nothing else may be started on it meanwhile: use a second one.
+    ///
+    /// The thread sleeps when nothing waits, and drives the communicator while something is under way.
+    ///
+    /// ```no_run
+    /// # fn main() -> linerate::Result<()> {
+    /// use linerate::{Communicator, Config, DataType, Fusion, FusionOptions, TensorSpec};
+    ///
+    /// let comm = Communicator::from_env(Config::default())?;
+    /// let weight = TensorSpec { name: "weight".into(), count: 1000, dtype: DataType::F32 };
+    /// let gradient = comm.alloc(4000)?;
+    /// let fusion = Fusion::new(&comm, FusionOptions::default(), vec![weight])?;
+    /// for _step in 0..10 {
+    ///     fusion.announce(0, &gradient)?; // as soon as it is computed
+    ///     fusion.end_of_backward()?;
+    ///     let report = fusion.wait()?; // now it holds the sum over all ranks
+    ///     println!("{} flushes, {:?} exposed", report.flushes.len(), report.exposed());
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if an option is out of range, the operator is undefined for a type, or the ranks declare
+    /// different tensors or options (naming a rank and a tensor); [`Error::Exhausted`] if the buffers cannot be allocated;
+    /// any error of the communicator.
+    pub fn new(
+        comm: &Communicator,
+        options: FusionOptions,
+        tensors: Vec<TensorSpec>,
+    ) -> Result<Fusion> {
+        let set = Arc::new(TensorSet::new(tensors)?);
+        let machine = Machine::new(set.clone(), options)?;
+        Fusion::start(comm, set, machine, 0)
+    }
+
+    /// A fusion buffer whose flushes are fixed beforehand: flush i reduces the tensors `plan[i]` as soon as they are ready and
+    /// flush i-1 has started. The ranks need no rounds to agree; age, size and count of the options are not looked at.
+    /// Collective, with the same tensors, options and plan on all ranks.
+    ///
+    /// # Errors
+    /// As [`Fusion::new`], and [`Error::InvalidArgument`] if the plan has a tensor twice or not at all (empty ones may be left
+    /// out), an empty flush, or two types in one.
+    pub fn with_plan(
+        comm: &Communicator,
+        options: FusionOptions,
+        tensors: Vec<TensorSpec>,
+        plan: &[Vec<u32>],
+    ) -> Result<Fusion> {
+        let set = Arc::new(TensorSet::new(tensors)?);
+        let machine = Machine::with_plan(set.clone(), options, plan)?;
+        let words =
+            (plan.iter()).flat_map(|flush| flush.iter().map(|t| u64::from(*t) + 1).chain([0]));
+        let fingerprint = words.fold(1, |hash, word| crate::prng::mix(hash ^ word));
+        Fusion::start(comm, set, machine, fingerprint)
+    }
+
+    fn start(
+        comm: &Communicator,
+        set: Arc<TensorSet>,
+        machine: Machine,
+        plan_fingerprint: u64,
+    ) -> Result<Fusion> {
+        check_declarations(comm, &set, machine.options(), plan_fingerprint)?;
+        let clock = Clock::monotonic();
+        let shared = Arc::new(Shared::new(set.len()));
+        let service = Service::new(comm.clone(), machine, clock.clone(), shared.clone())?;
+        let thread = std::thread::Builder::new()
+            .name("linerate-fusion".into())
+            .spawn(move || service.run())
+            .map_err(|cause| Error::os("starting the thread of the fusion buffer", cause))?;
+        Ok(Fusion {
+            shared,
+            set,
+            clock,
+            thread: Some(thread),
+        })
+    }
+
+    /// The gradient of a tensor is ready: `buffer` holds it, and will hold the reduction when [`wait`](Fusion::wait)
+    /// returns. Until then the caller neither reads nor writes it. Returns at once.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: no such tensor, a buffer of another length, announced twice in this step, or after the end
+    /// of the backward pass (this leaves the step as it was). Also the error that ended the service, if one did.
+    pub fn announce(&self, tensor: usize, buffer: &Buffer) -> Result<()> {
+        if tensor >= self.set.len() {
+            return Err(Error::invalid(format!(
+                "tensor {tensor} announced, {} are declared",
+                self.set.len()
+            )));
+        }
+        if buffer.len_bytes() as u64 != self.set.bytes(tensor) {
+            return Err(Error::invalid(format!(
+                "{} has {} elements of {}, {} bytes; the announced buffer has {} bytes",
+                self.set.label(tensor),
+                self.set.spec(tensor).count,
+                self.set.spec(tensor).dtype,
+                self.set.bytes(tensor),
+                buffer.len_bytes()
+            )));
+        }
+        let now = self.clock.now();
+        if self.shared.announce(tensor, buffer, now)? {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "{} announced twice in a step, or between the end of the backward pass and the return of wait",
+            self.set.label(tensor)
+        )))
+    }
+
+    /// No tensor of this step comes any more on this rank: what is ready is flushed without waiting for company.
+    ///
+    /// # Errors
+    /// The error that ended the service, if one did.
+    pub fn end_of_backward(&self) -> Result<()> {
+        self.shared.end(self.clock.now())
+    }
+
+    /// Waits until every tensor of the step is reduced on this rank, and begins the next step. Ends the backward pass if
+    /// [`end_of_backward`](Fusion::end_of_backward) was not called.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] naming tensor and rank, if a rank has ended its backward pass without announcing it; any
+    /// error of the communicator. The fusion buffer must then be made anew; after the first of these two the communicator
+    /// is still good, unless a plan was given.
+    pub fn wait(&self) -> Result<StepReport> {
+        self.shared.end(self.clock.now())?;
+        self.shared.wait()
+    }
+
+    /// The time on the clock of the reports, which starts when the fusion buffer is made.
+    pub fn now(&self) -> Time {
+        self.clock.now()
+    }
+}
+
+impl Drop for Fusion {
+    fn drop(&mut self) {
+        self.shared.stop();
+        if let Some(thread) = self.thread.take() {
+            // Its panic was told to the callers already.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Compares the declarations of all ranks: first one hash of everything; if that differs, per tensor for the error.
+fn check_declarations(
+    comm: &Communicator,
+    set: &TensorSet,
+    options: &FusionOptions,
+    plan_fingerprint: u64,
+) -> Result<()> {
+    let hash = set.fingerprint(options) ^ plan_fingerprint;
+    let all = gather_words(comm, &[set.len() as u64, hash])?;
+    let (count, first) = (all[0], all[1]);
+    if all.chunks_exact(2).all(|rank| rank == [count, first]) {
+        return Ok(());
+    }
+    if let Some(rank) = all.chunks_exact(2).position(|rank| rank[0] != count) {
+        return Err(Error::invalid(format!(
+            "ranks declare different tensors for fusion: rank 0 has {count}, rank {rank} has {}",
+            all[2 * rank]
+        )));
+    }
+    let own: Vec<u64> = (0..set.len()).map(|t| set.fingerprint_of(t)).collect();
+    let all = gather_words(comm, &own)?;
+    for (rank, hashes) in all.chunks_exact(set.len().max(1)).enumerate() {
+        if let Some(tensor) = (0..set.len()).find(|&t| hashes[t] != all[t]) {
+            return Err(Error::invalid(format!(
+                "rank {rank} declares tensor {tensor} for fusion with another name, count or type than rank 0; this rank: {}, \
+                 {} elements of {}",
+                set.label(tensor),
+                set.spec(tensor).count,
+                set.spec(tensor).dtype
+            )));
+        }
+    }
+    Err(Error::invalid(
+        "ranks use different FusionOptions or plans: all fields and the plan must be equal on all ranks",
+    ))
+}
+
+/// The words of all ranks, one rank after another.
+fn gather_words(comm: &Communicator, own: &[u64]) -> Result<Vec<u64>> {
+    let count = own.len() as u64;
+    let input = comm.alloc(own.len().max(1) * 8)?.part(0, own.len() * 8);
+    let ranks = comm.ranks() as usize;
+    let output = comm.alloc((own.len() * ranks).max(1) * 8)?;
+    let output = output.part(0, own.len() * ranks * 8);
+    input.write(0, own);
+    comm.run(&Call::new(Collective::AllGather, DataType::U64, count).with(&input, &output))?;
+    Ok(output.to_vec())
+}

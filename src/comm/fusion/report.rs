@@ -1,0 +1,114 @@
+//! [`StepReport`]: what a [`Fusion`](super::Fusion) did in one step, and when.
+
+use crate::time::Time;
+use crate::types::DataType;
+use std::time::Duration;
+
+/// One flush. Times are this rank's, on the clock of [`Fusion::now`](super::Fusion::now).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlushReport {
+    /// Type of its elements.
+    pub dtype: DataType,
+    /// Bytes reduced.
+    pub bytes: u64,
+    /// Its tensors, in the order in which they were packed.
+    pub tensors: Vec<u32>,
+    /// When the last of them was announced.
+    pub ready: Time,
+    /// When its allreduce was started, after packing.
+    pub start: Time,
+    /// When its allreduce was seen to have ended, before unpacking.
+    pub end: Time,
+}
+
+/// One step: from [`begin`](StepReport::begin) to [`done`](StepReport::done).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StepReport {
+    /// From 0.
+    pub step_index: u64,
+    /// The same flushes in the same order on all ranks; the times differ.
+    pub flushes: Vec<FlushReport>,
+    /// Rounds of agreement that it took; 0 with a fixed plan.
+    pub rounds_count: u64,
+    /// The first announcement.
+    pub begin: Time,
+    /// The end of the backward pass.
+    pub backward_end: Time,
+    /// All tensors are reduced and unpacked.
+    pub done: Time,
+}
+
+impl StepReport {
+    /// Time from the end of the backward pass until all is done: what communication adds to the step.
+    pub fn exposed(&self) -> Duration {
+        self.done.since(self.backward_end)
+    }
+
+    /// Time in which at least one allreduce was under way.
+    pub fn communication(&self) -> Duration {
+        self.union_until(Time::MAX)
+    }
+
+    /// Share of [`StepReport::communication`] that was hidden under the backward pass, 0 to 1; 1 if there was none.
+    pub fn overlap(&self) -> f64 {
+        let all = self.communication().as_secs_f64();
+        if all == 0.0 {
+            return 1.0;
+        }
+        self.union_until(self.backward_end).as_secs_f64() / all
+    }
+
+    /// Length of the union of all `start..end`, cut off at `limit`. Flushes start in order.
+    fn union_until(&self, limit: Time) -> Duration {
+        let (mut sum, mut covered) = (Duration::ZERO, Time(0));
+        for flush in &self.flushes {
+            let (start, end) = (flush.start.max(covered), flush.end.min(limit));
+            sum += end.since(start);
+            covered = covered.max(end);
+        }
+        sum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(spans: &[(u64, u64)], backward_end: u64, done: u64) -> StepReport {
+        let flush = |&(start, end): &(u64, u64)| FlushReport {
+            dtype: DataType::F32,
+            bytes: 4,
+            tensors: vec![0],
+            ready: Time(start),
+            start: Time(start),
+            end: Time(end),
+        };
+        StepReport {
+            flushes: spans.iter().map(flush).collect(),
+            backward_end: Time(backward_end),
+            done: Time(done),
+            ..StepReport::default()
+        }
+    }
+
+    #[test]
+    fn overlapping_flushes_count_once_and_only_what_lies_before_the_end_is_hidden() {
+        let step = report(&[(10, 30), (20, 40), (60, 100)], 80, 110);
+        assert_eq!(step.communication(), Duration::from_nanos(70));
+        assert_eq!(step.overlap(), 50.0 / 70.0);
+        assert_eq!(step.exposed(), Duration::from_nanos(30));
+    }
+
+    #[test]
+    fn a_flush_inside_another_adds_nothing() {
+        let step = report(&[(10, 100), (20, 40), (50, 110)], 60, 110);
+        assert_eq!(step.communication(), Duration::from_nanos(100));
+        assert_eq!(step.overlap(), 0.5);
+    }
+
+    #[test]
+    fn a_step_without_communication_is_hidden_completely() {
+        let step = report(&[], 80, 80);
+        assert_eq!((step.overlap(), step.exposed()), (1.0, Duration::ZERO));
+    }
+}

@@ -1,0 +1,300 @@
+//! What `linerate replay` prints: tables, JSON, and the Chrome trace.
+
+use super::plan::PlannedFlush;
+use super::summary::{self, Step, Summary};
+use super::trace::Trace;
+use super::{Compute, Memory, Mode, ReplayArgs};
+use linerate::time::Time;
+use linerate::{FlushReport, StepReport};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::path::Path;
+
+/// Everything that was measured, for rank 0 to print.
+pub struct Results<'a> {
+    pub args: &'a ReplayArgs,
+    pub trace: &'a Trace,
+    pub ranks: u32,
+    pub transport: &'a str,
+    pub wrong: u64,
+    pub steps: &'a [Step],
+}
+
+impl Results<'_> {
+    fn backward_ms(&self) -> f64 {
+        self.trace.backward_us() / 1e3
+    }
+
+    /// As given, as measured for the model, or 1.5 backward passes: a forward pass costs about half of one.
+    fn batch_ms(&self) -> f64 {
+        let known = self.args.batch_ms.or(self.trace.batch_ms);
+        known.unwrap_or(1.5 * self.backward_ms())
+    }
+
+    fn forward_ms(&self) -> f64 {
+        (self.batch_ms() - self.backward_ms()).max(0.0)
+    }
+
+    fn summarise(&self, step: &StepReport) -> Summary {
+        summary::summarise(step, self.ranks, self.batch_ms(), self.forward_ms())
+    }
+}
+
+/// Prints a flush plan as a table, and as JSON where asked for.
+pub fn print_plan(args: &ReplayArgs, trace: &Trace, plan: &[PlannedFlush]) -> Result<(), String> {
+    if !args.is_json_only() {
+        let mut lines = Vec::new();
+        lines.push(format!(
+            "# replay plan: {}, mode {}",
+            described(trace),
+            mode_name(args.mode)
+        ));
+        lines.push(format!(
+            "{:>5} {:>12} {:>12} {:>8}",
+            "flush", "time_ms", "bytes", "tensors"
+        ));
+        for (index, flush) in plan.iter().enumerate() {
+            lines.push(format!(
+                "{index:>5} {:>12.6} {:>12} {:>8}",
+                flush.time_ms,
+                flush.bytes,
+                flush.tensors.len()
+            ));
+        }
+        print_text(&lines.join("\n"))?;
+    }
+    let flush = |flush: &PlannedFlush| json!({"time_ms": flush.time_ms, "bytes": flush.bytes, "tensors": flush.tensors});
+    let document = json!({
+        "model": trace.name,
+        "mode": mode_name(args.mode),
+        "bytes": trace.bytes(),
+        "version": env!("CARGO_PKG_VERSION"),
+        "flushes": plan.iter().map(flush).collect::<Vec<_>>(),
+    });
+    write_json(args, &document)
+}
+
+/// Prints the table of the median step and the numbers; writes JSON and the Chrome trace where asked for.
+pub fn print_results(results: &Results) -> Result<(), String> {
+    let median = summary::median_step(results.steps);
+    if !results.args.is_json_only() {
+        print_text(&build_table(results, median))?;
+    }
+    write_json(results.args, &to_json(results, median))?;
+    match &results.args.trace_out {
+        Some(path) => write_whole(path, &chrome_trace(results.steps)),
+        None => Ok(()),
+    }
+}
+
+/// The table of one step and the numbers under it.
+fn build_table(results: &Results, median: usize) -> String {
+    let mut lines = Vec::new();
+    let step = &results.steps[median].slowest;
+    lines.push(format!(
+        "# replay: {}, {} ranks, transport {}, mode {}, compute {}, memory {}",
+        described(results.trace),
+        results.ranks,
+        results.transport,
+        mode_name(results.args.mode),
+        compute_name(results.args.compute),
+        memory_name(results.args.memory),
+    ));
+    lines.push(format!(
+        "# step {} of {} (median exposed time); times in ms from the start of the backward pass, of the slowest rank",
+        median + 1,
+        results.steps.len()
+    ));
+    lines.push(format!(
+        "{:>5} {:>12} {:>8} {:>10} {:>10} {:>10} {:>8}",
+        "flush", "bytes", "tensors", "ready", "start", "end", "busbw"
+    ));
+    for (index, flush) in step.flushes.iter().enumerate() {
+        lines.push(format!(
+            "{index:>5} {:>12} {:>8} {:>10.3} {:>10.3} {:>10.3} {:>8.2}",
+            flush.bytes,
+            flush.tensors.len(),
+            ms(flush.ready),
+            ms(flush.start),
+            ms(flush.end),
+            flush_busbw(flush, results.ranks),
+        ));
+    }
+    let numbers = results.summarise(step);
+    lines.push(format!(
+        "# step time      {:.3} ms (forward {:.3}, backward {:.3}, exposed {:.3})",
+        numbers.step_ms,
+        results.forward_ms(),
+        ms(step.backward_end),
+        numbers.exposed_ms
+    ));
+    lines.push(format!("# overlap        {:.1} %", numbers.overlap * 100.0));
+    lines.push(format!("# exposed        {:.3} ms", numbers.exposed_ms));
+    lines.push(format!("# bus bandwidth  {:.2} GB/s", numbers.busbw));
+    lines.push(format!(
+        "# scaling factor {:.4} (batch {:.3} ms)",
+        numbers.scaling_factor,
+        results.batch_ms()
+    ));
+    lines.push(format!("# wrong values   {}", results.wrong));
+    lines.join("\n")
+}
+
+fn to_json(results: &Results, median: usize) -> Value {
+    let step = &results.steps[median].slowest;
+    let numbers = results.summarise(step);
+    let flush = |flush: &FlushReport| {
+        json!({
+            "bytes": flush.bytes,
+            "tensors": flush.tensors,
+            "ready_ms": ms(flush.ready),
+            "start_ms": ms(flush.start),
+            "end_ms": ms(flush.end),
+            "busbw": flush_busbw(flush, results.ranks),
+        })
+    };
+    let each_step = |step: &Step| {
+        let numbers = results.summarise(&step.slowest);
+        json!({
+            "step_ms": numbers.step_ms,
+            "exposed_ms": numbers.exposed_ms,
+            "overlap": numbers.overlap,
+            "busbw": numbers.busbw,
+            "scaling_factor": numbers.scaling_factor,
+            "flushes": step.slowest.flushes.len(),
+            "rounds": step.slowest.rounds_count,
+        })
+    };
+    json!({
+        "model": results.trace.name,
+        "ranks": results.ranks,
+        "transport": results.transport,
+        "version": env!("CARGO_PKG_VERSION"),
+        "mode": mode_name(results.args.mode),
+        "compute": compute_name(results.args.compute),
+        "memory": memory_name(results.args.memory),
+        "seed": results.args.seed,
+        "scale": results.args.scale,
+        "bytes": results.trace.bytes(),
+        "batch_ms": results.batch_ms(),
+        "forward_ms": results.forward_ms(),
+        "backward_ms": ms(step.backward_end),
+        "median_step": median,
+        "flushes": step.flushes.iter().map(flush).collect::<Vec<_>>(),
+        "step_ms": numbers.step_ms,
+        "overlap": numbers.overlap,
+        "exposed_ms": numbers.exposed_ms,
+        "busbw": numbers.busbw,
+        "scaling_factor": numbers.scaling_factor,
+        "steps": results.steps.iter().map(each_step).collect::<Vec<_>>(),
+        "wrong": results.wrong,
+    })
+}
+
+/// All ranks and steps in the Trace Event Format: a process per rank; its backward pass, and per flush the time that it
+/// waited and the time of its allreduce. Flushes overlap, so they take turns on lanes.
+fn chrome_trace(steps: &[Step]) -> Value {
+    let mut events = Vec::new();
+    let us = |time: Time| time.0 as f64 / 1e3;
+    let ranks = steps.first().map_or(0, |step| step.ranks.len());
+    for rank in 0..ranks {
+        events.push(json!({
+            "ph": "M", "name": "process_name", "pid": rank, "args": {"name": format!("rank {rank}")},
+        }));
+    }
+    for (index, step) in steps.iter().enumerate() {
+        for (rank, report) in step.ranks.iter().enumerate() {
+            let span = |name: String, lane: usize, from: Time, to: Time, args: Value| {
+                json!({
+                    "ph": "X", "name": name, "cat": "replay", "pid": rank, "tid": lane,
+                    "ts": us(step.begin) + us(from), "dur": us(to) - us(from), "args": args,
+                })
+            };
+            let name = format!("backward {index}");
+            events.push(span(name, 0, Time(0), report.backward_end, json!({})));
+            for (number, flush) in report.flushes.iter().enumerate() {
+                let lane = 1 + number % linerate::fusion::BUFFERS_COUNT_MAX;
+                let args = json!({"bytes": flush.bytes, "tensors": flush.tensors.len()});
+                let (waits, runs) = (format!("wait {number}"), format!("allreduce {number}"));
+                events.push(span(waits, lane, flush.ready, flush.start, json!({})));
+                events.push(span(runs, lane, flush.start, flush.end, args));
+            }
+        }
+    }
+    json!({"traceEvents": events, "displayTimeUnit": "ms"})
+}
+
+fn write_json(args: &ReplayArgs, document: &Value) -> Result<(), String> {
+    match &args.json {
+        Some(_) if args.is_json_only() => print_text(&format!("{document:#}")),
+        Some(path) => write_whole(path, document),
+        None => Ok(()),
+    }
+}
+
+/// Prints to standard output. A reader that went away, such as `head`, is no failure.
+fn print_text(text: &str) -> Result<(), String> {
+    let mut out = std::io::stdout().lock();
+    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+        Err(cause) if cause.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(format!("standard output: {cause}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Writes beside the file and renames, so that no reader ever sees half a document.
+fn write_whole(path: &Path, document: &Value) -> Result<(), String> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{}.part", std::process::id()));
+    std::fs::write(&beside, format!("{document:#}\n"))
+        .and_then(|()| std::fs::rename(&beside, path))
+        .map_err(|cause| {
+            // Nothing to do about a file that cannot even be removed.
+            let _ = std::fs::remove_file(&beside);
+            format!("writing {}: {cause}", path.display())
+        })
+}
+
+fn described(trace: &Trace) -> String {
+    format!(
+        "{} ({} gradients, {} bytes, backward {:.3} ms)",
+        trace.name,
+        trace.gradients.len(),
+        trace.bytes(),
+        trace.backward_us() / 1e3
+    )
+}
+
+fn flush_busbw(flush: &FlushReport, ranks: u32) -> f64 {
+    summary::busbw(
+        flush.bytes,
+        ranks,
+        flush.end.since(flush.start).as_secs_f64(),
+    )
+}
+
+fn ms(time: Time) -> f64 {
+    time.0 as f64 / 1e6
+}
+
+fn mode_name(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Linerate => "linerate",
+        Mode::Paper => "paper",
+    }
+}
+
+fn compute_name(compute: Compute) -> &'static str {
+    match compute {
+        Compute::Sleep => "sleep",
+        Compute::Spin => "spin",
+    }
+}
+
+fn memory_name(memory: Memory) -> &'static str {
+    match memory {
+        Memory::Registered => "registered",
+        Memory::Caller => "caller",
+    }
+}

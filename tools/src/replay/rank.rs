@@ -1,0 +1,294 @@
+//! One rank of a replay: fills gradients, announces them at their times, checks every sum.
+
+use super::output::{self, Results};
+use super::summary::{self, Step};
+use super::trace::Trace;
+use super::{Compute, EXIT_FAILED, EXIT_GOOD, Memory, Mode, ReplayArgs, plan};
+use linerate::time::Time;
+use linerate::types::Collective;
+use linerate::{Buffer, Call, Communicator, Config, DataType, Fusion, FusionOptions, Result};
+use std::time::Duration;
+
+/// Steps before the measured ones: they map memory, fill caches and agree on the order.
+const WARM_UP_STEPS: u32 = 1;
+
+/// Elements that are filled or checked at a time.
+const CHUNK: usize = 1 << 16;
+
+/// The values repeat with this period. A prime, so that no chunk, block or page boundary is a multiple of it.
+const PERIOD: usize = 251;
+
+/// Runs this rank and gives the exit code.
+pub fn run_rank(
+    args: &ReplayArgs,
+    trace: &Trace,
+    options: &FusionOptions,
+) -> std::result::Result<i32, String> {
+    let text = |error: linerate::Error| error.to_string();
+    let mut config = Config::from_lookup(|name| std::env::var(name).ok()).map_err(text)?;
+    if let Some(timeout) = args.timeout {
+        config.timeout = timeout;
+    }
+    if let Some(transport) = &args.transport {
+        config.transport = transport.clone();
+    }
+    let comm = Communicator::from_env(config).map_err(text)?;
+    let steps = replay(args, trace, options, &comm).map_err(text)?;
+    let wrong: u64 = steps.iter().map(|step| step.wrong).sum();
+    if comm.rank() == 0 {
+        let results = Results {
+            args,
+            trace,
+            ranks: comm.ranks(),
+            transport: comm.transport(),
+            wrong,
+            // The warm-up is checked like every step, and not measured.
+            steps: &steps[WARM_UP_STEPS as usize..],
+        };
+        output::print_results(&results)?;
+    }
+    Ok(if wrong == 0 { EXIT_GOOD } else { EXIT_FAILED })
+}
+
+/// All steps, with the warm-up, on one communicator.
+pub fn replay(
+    args: &ReplayArgs,
+    trace: &Trace,
+    options: &FusionOptions,
+    comm: &Communicator,
+) -> Result<Vec<Step>> {
+    let specs = plan::tensor_specs(trace);
+    let fusion = match args.mode {
+        Mode::Linerate => Fusion::new(comm, options.clone(), specs)?,
+        Mode::Paper => {
+            let plan = plan::build_paper(trace, options).into_iter();
+            let plan: Vec<_> = plan.map(|flush| flush.tensors).collect();
+            Fusion::with_plan(comm, options.clone(), specs, &plan)?
+        }
+    };
+    let session = Session {
+        args,
+        trace,
+        comm,
+        fusion,
+        tensors: allocate(args, trace, comm)?,
+        values: Values::new(args.seed, comm.rank(), comm.ranks()),
+    };
+    let count = args.steps + WARM_UP_STEPS;
+    let progress = match comm.rank() {
+        0 => indicatif::ProgressBar::new(u64::from(count)),
+        _ => indicatif::ProgressBar::hidden(),
+    };
+    let mut steps = Vec::with_capacity(count as usize);
+    let mut first = None;
+    for index in 0..count {
+        steps.push(session.run_step(index, &mut first)?);
+        progress.inc(1);
+    }
+    progress.finish_and_clear();
+    Ok(steps)
+}
+
+/// One buffer per gradient, all parts of one allocation.
+fn allocate(args: &ReplayArgs, trace: &Trace, comm: &Communicator) -> Result<Vec<Buffer>> {
+    let total = (trace.bytes() as usize).max(4);
+    let all = match args.memory {
+        Memory::Registered => comm.alloc(total)?,
+        Memory::Caller => Buffer::plain(total)?,
+    };
+    let mut start = 0;
+    let tensor = |gradient: &super::trace::Gradient| {
+        let part = all.part(start, gradient.bytes as usize);
+        start += gradient.bytes as usize;
+        part
+    };
+    Ok(trace.gradients.iter().map(tensor).collect())
+}
+
+struct Session<'a> {
+    args: &'a ReplayArgs,
+    trace: &'a Trace,
+    comm: &'a Communicator,
+    fusion: Fusion,
+    tensors: Vec<Buffer>,
+    values: Values,
+}
+
+impl Session<'_> {
+    /// One step: fill, barrier, the backward pass at its times, wait, check, and exchange of the times.
+    fn run_step(&self, index: u32, first: &mut Option<Time>) -> Result<Step> {
+        for (tensor, buffer) in self.tensors.iter().enumerate() {
+            self.values.fill(buffer, tensor, index);
+        }
+        self.comm.barrier()?;
+        let origin = self.fusion.now();
+        let mut ready_us = 0.0;
+        for (tensor, gradient) in self.trace.gradients.iter().enumerate() {
+            ready_us += gradient.wait_us;
+            self.compute_until(origin.after(Duration::from_secs_f64(ready_us / 1e6)));
+            self.fusion.announce(tensor, &self.tensors[tensor])?;
+        }
+        self.fusion.end_of_backward()?;
+        let report = self.fusion.wait()?;
+        let wrong = (self.tensors.iter().enumerate())
+            .map(|(tensor, buffer)| self.values.count_wrong(buffer, tensor, index))
+            .sum();
+        let first = *first.get_or_insert(origin);
+        let words = summary::encode(&report, origin, first, wrong);
+        Ok(summary::decode(&self.gather(&words)?, &report))
+    }
+
+    /// What stands for the computation until a gradient is ready.
+    fn compute_until(&self, ready: Time) {
+        match self.args.compute {
+            Compute::Sleep => {
+                let rest = ready.since(self.fusion.now());
+                if !rest.is_zero() {
+                    std::thread::sleep(rest);
+                }
+            }
+            Compute::Spin => {
+                while self.fusion.now() < ready {
+                    std::hint::spin_loop();
+                }
+            }
+        }
+    }
+
+    /// The words of all ranks, one rank after another.
+    fn gather(&self, own: &[u64]) -> Result<Vec<u64>> {
+        let input = self.comm.alloc(own.len() * 8)?;
+        let output = self
+            .comm
+            .alloc(own.len() * 8 * self.comm.ranks() as usize)?;
+        input.write(0, own);
+        let call = Call::new(Collective::AllGather, DataType::U64, own.len() as u64);
+        self.comm.run(&call.with(&input, &output))?;
+        Ok(output.to_vec())
+    }
+}
+
+/// The gradients' values: small integers that depend on seed, rank, tensor, element and step, so that every sum is
+/// exact in f32 for any number of ranks and order, and stale or misplaced data shows.
+struct Values {
+    seed: u64,
+    /// This rank's values for the elements 0.. of phase 0; longer than a chunk by a period.
+    own: Vec<f32>,
+    /// The same for the sum over all ranks.
+    sums: Vec<f32>,
+}
+
+impl Values {
+    fn new(seed: u64, rank: u32, ranks: u32) -> Values {
+        let of_rank = |rank: u32| (rank % 8) as f32;
+        let of_ranks: f32 = (0..ranks).map(of_rank).sum();
+        let base = (0..CHUNK + PERIOD).map(|element| (element % PERIOD + 1) as f32);
+        // 4096 ranks x (251 + 7) is below 2^24, where f32 stops counting.
+        Values {
+            seed,
+            own: base.clone().map(|base| base + of_rank(rank)).collect(),
+            sums: base.map(|base| base * ranks as f32 + of_ranks).collect(),
+        }
+    }
+
+    fn phase(&self, tensor: usize, step: u32, element: usize) -> usize {
+        let tensor_and_step =
+            tensor * 31 + step as usize * 7 + (self.seed % PERIOD as u64) as usize;
+        (tensor_and_step + element) % PERIOD
+    }
+
+    fn fill(&self, buffer: &Buffer, tensor: usize, step: u32) {
+        let count = buffer.len_bytes() / 4;
+        for start in (0..count).step_by(CHUNK) {
+            let phase = self.phase(tensor, step, start);
+            buffer.write(start, &self.own[phase..][..CHUNK.min(count - start)]);
+        }
+    }
+
+    fn count_wrong(&self, buffer: &Buffer, tensor: usize, step: u32) -> u64 {
+        let count = buffer.len_bytes() / 4;
+        let mut values = vec![0f32; CHUNK.min(count)];
+        let mut wrong = 0;
+        for start in (0..count).step_by(CHUNK) {
+            let values = &mut values[..CHUNK.min(count - start)];
+            buffer.read(start, values);
+            let expected = &self.sums[self.phase(tensor, step, start)..][..values.len()];
+            if values != expected {
+                let differs = |(a, b): &(&f32, &f32)| a != b;
+                wrong += values.iter().zip(expected).filter(differs).count() as u64;
+            }
+        }
+        wrong
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn correct_sums_count_as_right_and_each_changed_element_as_wrong() {
+        let count = CHUNK + 1000;
+        let buffer = Buffer::plain(count * 4).unwrap();
+        let mut sums = vec![0f32; count];
+        for rank in 0..3 {
+            Values::new(9, rank, 3).fill(&buffer, 5, 2);
+            for (sum, value) in sums.iter_mut().zip(buffer.to_vec::<f32>()) {
+                *sum += value;
+            }
+        }
+        buffer.write(0, &sums);
+        let values = Values::new(9, 1, 3);
+        assert_eq!(values.count_wrong(&buffer, 5, 2), 0);
+        assert_eq!(
+            values.count_wrong(&buffer, 5, 3),
+            count as u64,
+            "another step"
+        );
+        assert_eq!(
+            values.count_wrong(&buffer, 6, 2),
+            count as u64,
+            "another tensor"
+        );
+        buffer.write(CHUNK, &[-1f32, -1.0]);
+        assert_eq!(values.count_wrong(&buffer, 5, 2), 2);
+        let empty = buffer.part(0, 0);
+        values.fill(&empty, 0, 0);
+        assert_eq!(values.count_wrong(&empty, 0, 0), 0);
+    }
+
+    #[test]
+    fn two_ranks_replay_in_both_modes_without_a_wrong_value() {
+        use clap::Parser;
+        #[derive(Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: ReplayArgs,
+        }
+        let trace = Trace::load("resnet50").unwrap();
+        let gradients = trace.gradients[40..].to_vec();
+        let trace = Trace { gradients, ..trace }.scaled(0.2);
+        for (mode, memory) in [("linerate", "registered"), ("paper", "caller")] {
+            let flags = ["replay", "--steps", "2", "--mode", mode, "--memory", memory];
+            let args = Line::parse_from(flags).args;
+            let options = args.fusion_options().unwrap();
+            let job = format!("replay-{mode}-{}", std::process::id());
+            let run = |rank| {
+                let comm = Communicator::join(rank, 2, &job, Config::default()).unwrap();
+                replay(&args, &trace, &options, &comm).unwrap()
+            };
+            let steps = std::thread::scope(|scope| {
+                let other = scope.spawn(|| run(1));
+                let steps = run(0);
+                other.join().unwrap();
+                steps
+            });
+            assert_eq!(steps.len(), 3);
+            for step in steps {
+                assert_eq!((step.wrong, step.ranks.len()), (0, 2));
+                let bytes: u64 = step.slowest.flushes.iter().map(|f| f.bytes).sum();
+                assert_eq!(bytes, trace.bytes());
+            }
+        }
+    }
+}
