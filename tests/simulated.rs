@@ -53,21 +53,18 @@ fn run(cases: &[Case], options: SimOptions) -> Vec<Vec<Vec<u32>>> {
 
 /// Cases that can run on a fabric (`mapped`: on one host).
 fn runnable(ranks: u32, mapped: bool) -> Vec<Case> {
-    let keep = |case: &Case| {
-        let Some(name) = case.algorithm else {
-            return true;
-        };
-        let needs = linerate::collective::find(case.collective, name)
-            .unwrap()
-            .needs;
-        let is_premultiplied =
-            matches!(case.op, linerate::ReduceOp::PremulSum(_)) && case.collective.is_reducing();
-        (mapped || !needs.mapped)
-            && (case.registered || !needs.registered)
-            && (case.count * 4 <= 48 || !needs.payload_max)
-            && !(needs.plain && is_premultiplied)
+    let needs_host = |case: &Case| {
+        case.algorithm.is_some_and(|name| {
+            linerate::collective::find(case.collective, name)
+                .unwrap()
+                .needs
+                .mapped
+        })
     };
-    cases(ranks).into_iter().filter(keep).collect()
+    cases(ranks)
+        .into_iter()
+        .filter(|case| case.can_run_on_one_host() && (mapped || !needs_host(case)))
+        .collect()
 }
 
 #[test]

@@ -6,6 +6,7 @@ use crate::cost::Model;
 use crate::engine::Prepared;
 use crate::error::{Error, Result};
 use crate::limits::SCHEDULES_CACHED;
+use crate::schedule::Builder;
 use crate::types::{Collective, Rank};
 use std::sync::Arc;
 
@@ -177,6 +178,9 @@ impl Plans {
             .iter()
             .position(|a| std::ptr::eq(a, algorithm));
         let place = place.expect("algorithms come from the table") as u32;
+        // Without it a root would end before the others begin, and two roots would never learn of each other. Across
+        // hosts it would cost a message between every two ranks.
+        let has_roll_call = self.mapped && request.collective.is_rooted();
         let key = Key::Collective {
             collective: request.collective,
             algorithm: place,
@@ -185,11 +189,11 @@ impl Plans {
             premultiply: request.premultiply,
         };
         self.cached(key, || {
-            Ok(Prepared::new(
-                (algorithm.build)(request),
-                place,
-                algorithm.needs.registered,
-            ))
+            let mut schedule = (algorithm.build)(request);
+            if has_roll_call {
+                schedule = Builder::roll_call(schedule);
+            }
+            Ok(Prepared::new(schedule, place, algorithm.needs.registered))
         })
     }
 

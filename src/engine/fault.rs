@@ -35,6 +35,10 @@ impl Engine {
 
     /// Fails every task, and tells the peers if they do not know.
     pub(super) fn fail(&mut self, error: Error, is_news: bool) {
+        if is_news {
+            // Somebody may have failed before, and said so: the first cause is the one to report.
+            self.poll_events();
+        }
         if self.failure.is_some() {
             return;
         }

@@ -86,6 +86,7 @@ pub struct Engine {
     failure: Option<Error>,
     suspect: Option<Suspect>,
     events: Vec<Event>,
+    now: Time,
 }
 
 impl Engine {
@@ -127,6 +128,7 @@ impl Engine {
             failure: None,
             suspect: None,
             events: Vec::new(),
+            now: Time::default(),
         })
     }
 
@@ -144,6 +146,7 @@ impl Engine {
     pub fn poll_connect(&mut self, now: Time) -> Result<bool> {
         let mut events = std::mem::take(&mut self.events);
         let is_ready = self.driver.links.poll_connect(now, &mut events);
+        events.clear();
         self.events = events;
         is_ready
     }
@@ -186,13 +189,8 @@ impl Engine {
     /// Does everything that can be done now; whether anything moved.
     pub fn drive(&mut self, now: Time) -> bool {
         self.driver.moved = false;
-        let mut events = std::mem::take(&mut self.events);
-        events.clear();
-        self.driver.links.transport.poll(now, &mut events);
-        for event in events.drain(..) {
-            self.handle_event(event, now);
-        }
-        self.events = events;
+        self.now = now;
+        self.poll_events();
         if self.failure.is_none() {
             self.run_rounds(now);
             self.start_queued(now);
@@ -203,16 +201,27 @@ impl Engine {
     /// The slow part of driving: control sockets, hang-ups, timeouts. Before a wait sleeps, and every few
     /// milliseconds of a long one.
     pub fn drive_slow(&mut self, now: Time) {
+        self.now = now;
         let mut events = std::mem::take(&mut self.events);
-        events.clear();
         self.driver.links.transport.poll_slow(now, &mut events);
-        for event in events.drain(..) {
-            self.handle_event(event, now);
-        }
-        self.events = events;
+        self.handle_events(events);
         if self.failure.is_none() {
             self.check_silence(now);
         }
+    }
+
+    /// Takes what has arrived.
+    fn poll_events(&mut self) {
+        let mut events = std::mem::take(&mut self.events);
+        self.driver.links.transport.poll(self.now, &mut events);
+        self.handle_events(events);
+    }
+
+    fn handle_events(&mut self, mut events: Vec<Event>) {
+        for event in events.drain(..) {
+            self.handle_event(event, self.now);
+        }
+        self.events = events;
     }
 
     fn handle_event(&mut self, event: Event, now: Time) {

@@ -7,6 +7,9 @@ use super::{
 use crate::limits;
 use crate::types::Rank;
 
+/// The lane of [`Builder::roll_call`].
+pub const ROLL_CALL: Lane = limits::LANES as Lane - 1;
+
 /// An earlier access to a buffer that later steps may have to wait for.
 #[derive(Clone, Debug)]
 struct Access {
@@ -239,6 +242,35 @@ impl Builder {
     /// Makes the schedule re-arm itself when it has completed.
     pub fn persistent(&mut self) {
         self.schedule.persistent = true;
+    }
+
+    /// Everybody tells everybody at the start, and nobody ends before all have come: for collectives in which some
+    /// ranks would otherwise end without having heard of the others, and never learn that they disagree. Uses
+    /// [`ROLL_CALL`], which no algorithm does.
+    pub fn roll_call(schedule: Schedule) -> Schedule {
+        let peers: Vec<Rank> = (0..schedule.ranks)
+            .filter(|&r| r != schedule.rank)
+            .collect();
+        let mut steps = schedule.steps;
+        if let Some(count) = u32::try_from(peers.len()).ok().filter(|&count| count > 0) {
+            let independent = |action| Step {
+                action,
+                dependencies: Vec::new(),
+                join: Join::All,
+                trigger: Trigger::None,
+            };
+            steps.push(independent(Action::Signal {
+                peers: peers.clone(),
+                lane: ROLL_CALL,
+                payload: None,
+            }));
+            steps.push(independent(Action::WaitCount {
+                peers,
+                lane: ROLL_CALL,
+                count,
+            }));
+        }
+        Schedule { steps, ..schedule }
     }
 
     /// The finished schedule.

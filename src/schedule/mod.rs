@@ -27,7 +27,7 @@ mod check;
 mod print;
 mod range;
 
-pub use builder::Builder;
+pub use builder::{Builder, ROLL_CALL};
 pub use check::{CheckError, CheckReport, Fault, Spec, Value, check};
 pub use range::{Count, Extent, Point, Range};
 

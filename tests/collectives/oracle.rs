@@ -59,6 +59,21 @@ impl Case {
         }
     }
 
+    /// Whether its algorithm can run where all ranks map each other's memory.
+    pub fn can_run_on_one_host(&self) -> bool {
+        let Some(name) = self.algorithm else {
+            return true;
+        };
+        let needs = linerate::collective::find(self.collective, name)
+            .unwrap()
+            .needs;
+        let is_premultiplied =
+            self.collective.is_reducing() && matches!(self.op, ReduceOp::PremulSum(_));
+        (self.registered || !needs.registered)
+            && (self.count * 4 <= linerate::limits::LINE_PAYLOAD_BYTES as u64 || !needs.payload_max)
+            && !(needs.plain && is_premultiplied)
+    }
+
     /// Allocates with `alloc` and fills.
     pub fn prepare(&self, rank: Rank, alloc: impl Fn(usize) -> Buffer) -> Prepared {
         let (input_len, output_len) = self.lens(rank);

@@ -42,7 +42,9 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Launch(args) => launch::run(&args),
         Command::Info(args) => info::run(&args),
-        Command::Replay(args) => ExitCode::from(replay::run(&args, launch::spawn_self).clamp(0, 255) as u8),
+        Command::Replay(args) => {
+            ExitCode::from(replay::run(&args, launch::spawn_self).clamp(0, 255) as u8)
+        }
         Command::RankExec(args) => launch::exec(&args),
     }
 }

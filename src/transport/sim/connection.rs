@@ -6,8 +6,8 @@
 //! delivered there. Small messages that were on the wire when their sender left still arrive until the
 //! receiver notices; nothing else of a sender that left does.
 
-use super::matching::Channel;
-use super::state::{Cause, Happening, OperationId, Partition, Phase, Side, State};
+use super::matching::{Channel, Matcher, Receive};
+use super::state::{Action, Cause, Happening, Leg, OperationId, Partition, Phase, Side, State};
 use crate::error::{Error, Result};
 use crate::transport::{Completion, Event, Outcome};
 use crate::types::Rank;
@@ -20,6 +20,7 @@ impl State {
                 "rank {rank} connects to rank {peer} a second time: disconnect first"
             )));
         }
+        self.forget_arrived(rank, peer, own);
         let other = self.ranks[peer as usize].side(rank);
         let is_there = self.ranks[peer as usize].is_alive;
         let epoch = if is_there && other.is_up() && other.epoch > own.epoch {
@@ -60,9 +61,10 @@ impl State {
     pub(super) fn disconnect(&mut self, rank: Rank, peer: Rank) {
         let side = self.ranks[rank as usize].side(peer);
         if side.is_live() {
-            self.end_channel(rank, peer, side.epoch);
+            self.end_channel(rank, peer, side.epoch, false);
             self.break_other_side(rank, peer, Cause::Disconnected);
         }
+        self.forget_arrived(rank, peer, side);
         let state = self.rank(rank);
         state.side_mut(peer).phase = Phase::Idle;
         state.mappings.retain(|&(of, _), _| of != peer);
@@ -87,9 +89,10 @@ impl State {
         for peer in peers {
             let side = self.ranks[rank as usize].side(peer);
             if side.is_live() {
-                self.end_channel(rank, peer, side.epoch);
+                self.end_channel(rank, peer, side.epoch, false);
                 self.break_other_side(rank, peer, cause);
             }
+            self.forget_arrived(rank, peer, side);
             self.rank(rank).side_mut(peer).phase = Phase::Idle;
         }
     }
@@ -166,40 +169,79 @@ impl State {
             }
         };
         self.report(rank, Event::PeerFailed(peer, text));
-        self.end_channel(rank, peer, epoch);
+        self.end_channel(rank, peer, epoch, true);
         self.rank(rank).side_mut(peer).phase = Phase::Failed;
     }
 
     /// Ends one side's part of a connection: its posts complete as flushed, and what it holds of the other
-    /// side's is let go.
-    fn end_channel(&mut self, rank: Rank, peer: Rank, epoch: u32) {
+    /// side's is let go. `keeps_arrived`: but for messages that are here as a whole, which can still be received.
+    fn end_channel(&mut self, rank: Rank, peer: Rank, epoch: u32, keeps_arrived: bool) {
         let mine = Channel { peer, epoch };
         let theirs = Channel { peer: rank, epoch };
-        let (messages, receives) = self.rank(rank).matcher.take(mine);
+        let (mut foreign, receives, arrived) = self.take_channel(rank, mine, keeps_arrived);
         for receive in receives {
             self.flush_receive(rank, peer, receive.token);
         }
         // Messages of the peer that are here, and those whose bytes are on their way.
-        let mut foreign = messages;
         foreign.extend(self.rank(peer).operations.of(peer, theirs));
+        foreign.retain(|id| !arrived.contains(id));
         for id in foreign {
             self.release(id, rank);
         }
+        self.end_own_operations(rank, mine);
+    }
+
+    /// What a rank's matcher has of a connection: messages and receives, taken out, and the messages that
+    /// stay there.
+    fn take_channel(
+        &mut self,
+        rank: Rank,
+        channel: Channel,
+        keeps_arrived: bool,
+    ) -> (Vec<OperationId>, Vec<Receive>, Vec<OperationId>) {
+        let mut matcher = std::mem::replace(&mut self.rank(rank).matcher, Matcher::new());
+        let mut arrived = Vec::new();
+        let (messages, receives) = matcher.take(channel, |id: OperationId| {
+            let operation = self.rank(id.rank).operations.get(id);
+            let is_kept = keeps_arrived && operation.is_some_and(|o| o.leg == Leg::Whole);
+            arrived.extend(is_kept.then_some(id));
+            is_kept
+        });
+        self.rank(rank).matcher = matcher;
+        (messages, receives, arrived)
+    }
+
+    /// Flushes a rank's own posts. The other side still refers to messages that it has not let go of.
+    fn end_own_operations(&mut self, rank: Rank, channel: Channel) {
+        let (peer, epoch) = (channel.peer, channel.epoch);
         let other = self.ranks[peer as usize].side(rank);
-        let is_kept = peer != rank
-            && self.ranks[peer as usize].is_alive
-            && other.epoch == epoch
-            && other.is_live();
-        if !is_kept {
-            // The peer never joined (or is done), so nobody else will clear its queue of our messages.
-            self.rank(peer).matcher.take(theirs);
+        let is_joined = peer != rank && self.ranks[peer as usize].is_alive && other.epoch == epoch;
+        let keeps_all = is_joined && other.is_live();
+        let keeps_whole = keeps_all || (is_joined && other.phase == Phase::Failed);
+        if !keeps_whole {
+            // The peer never joined, or is done: nobody else will clear its queue of our messages.
+            let theirs = Channel { peer: rank, epoch };
+            self.rank(peer).matcher.take(theirs, |_| false);
         }
-        for id in self.rank(rank).operations.of(rank, mine) {
+        for id in self.rank(rank).operations.of(rank, channel) {
             self.complete(id, Outcome::Flushed);
-            let is_message = (self.rank(rank).operations.get(id))
-                .is_some_and(|o| matches!(o.action, super::state::Action::Send { .. }));
-            if !(is_kept && is_message) {
+            let is_needed = (self.rank(rank).operations.get(id)).is_some_and(|o| {
+                matches!(o.action, Action::Send { .. })
+                    && (keeps_all || (keeps_whole && o.leg == Leg::Whole))
+            });
+            if !is_needed {
                 self.rank(rank).operations.remove(id);
+            }
+        }
+    }
+
+    /// Lets go of what a failed peer's last messages were, when its rank or this one moves on.
+    fn forget_arrived(&mut self, rank: Rank, peer: Rank, side: Side) {
+        if side.phase == Phase::Failed {
+            let epoch = side.epoch;
+            let (messages, _) = (self.rank(rank).matcher).take(Channel { peer, epoch }, |_| false);
+            for id in messages {
+                self.release(id, rank);
             }
         }
     }

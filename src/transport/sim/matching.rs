@@ -98,17 +98,32 @@ impl<M: Copy + PartialEq> Matcher<M> {
         found
     }
 
-    /// Takes everything of a connection out: its messages and its receives. Linear in the streams.
-    pub(super) fn take(&mut self, channel: Channel) -> (Vec<M>, Vec<Receive>) {
+    /// Takes a connection out: its receives, and its messages but for those at the head of each stream that
+    /// have arrived and that `is_kept` names. Linear in the streams.
+    pub(super) fn take(
+        &mut self,
+        channel: Channel,
+        mut is_kept: impl FnMut(M) -> bool,
+    ) -> (Vec<M>, Vec<Receive>) {
         let (mut messages, mut receives) = (Vec::new(), Vec::new());
         self.streams.retain(|(of, _), stream| {
             if *of == channel {
-                messages.extend(stream.messages.drain(..).map(|(message, _)| message));
+                let is_last = |&(message, is_here): &(M, bool)| !(is_here && is_kept(message));
+                let kept = stream.messages.iter().position(is_last);
+                let kept = kept.unwrap_or(stream.messages.len());
+                messages.extend(stream.messages.drain(kept..).map(|(message, _)| message));
                 receives.extend(stream.receives.drain(..));
             }
             !(stream.messages.is_empty() && stream.receives.is_empty())
         });
         (messages, receives)
+    }
+
+    /// Whether a receive would match at once.
+    pub(super) fn has_arrived(&self, channel: Channel, tag: u64) -> bool {
+        self.streams
+            .get(&(channel, tag))
+            .is_some_and(|stream| stream.messages.front().is_some_and(|message| message.1))
     }
 
     fn stream(&mut self, channel: Channel, tag: u64) -> &mut Stream<M> {
@@ -215,12 +230,26 @@ mod tests {
     }
 
     #[test]
+    fn what_arrived_in_order_can_be_kept_when_a_connection_is_taken_out() {
+        let mut matcher = Matcher::new();
+        for message in [1, 2, 3, 4] {
+            matcher.handle_sent(A, 7, message);
+        }
+        for message in [1, 2, 4] {
+            matcher.handle_arrival(A, 7, message);
+        }
+        assert_eq!(matcher.take(A, |_| true).0, [3, 4], "4 would come before 3");
+        assert!(matcher.has_arrived(A, 7) && !matcher.has_arrived(A, 8));
+        assert_eq!(matcher.take(A, |message| message == 1).0, [2]);
+    }
+
+    #[test]
     fn a_connection_is_taken_out_as_a_whole() {
         let mut matcher = Matcher::new();
         matcher.handle_receive(A, 7, receive(1));
         matcher.handle_sent(A, 8, "message");
         matcher.handle_receive(Channel { peer: 1, epoch: 2 }, 7, receive(3));
-        let (messages, receives) = matcher.take(A);
+        let (messages, receives) = matcher.take(A, |_| false);
         assert_eq!((messages, receives.len()), (vec!["message"], 1));
         assert_eq!(
             matcher.streams.len(),

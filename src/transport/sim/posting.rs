@@ -2,7 +2,8 @@
 
 use super::matching::{Channel, Receive};
 use super::state::{
-    Action, Leg, Operation, Payload, Phase, RECEIVES_PER_PEER, RMA_PER_PEER, Registered, State,
+    Action, Happening, Leg, Operation, Payload, Phase, RECEIVES_PER_PEER, RMA_PER_PEER, Registered,
+    State,
 };
 use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
 use crate::memory::{Region, RegionKey, View};
@@ -74,7 +75,13 @@ impl State {
         destination: View,
         token: u64,
     ) -> Posted {
-        let epoch = self.check_connected(rank, peer)?;
+        let epoch = match self.check_connected(rank, peer) {
+            // The last messages of a failed peer can still be received if they are here.
+            Err(PostError::PeerFailed) if self.has_last_message(rank, peer, tag) => {
+                self.rank(rank).side(peer).epoch
+            }
+            answer => answer?,
+        };
         let side = self.rank(rank).side_mut(peer);
         if side.receives >= RECEIVES_PER_PEER {
             return Err(PostError::WouldBlock);
@@ -212,11 +219,10 @@ impl State {
                 key.0
             )));
         };
-        if !registered.exports.contains_key(&peer) {
-            registered.exports.insert(peer, known_ns);
-            if self.options.mapped {
-                self.schedule(known_ns, super::state::Happening::Wake(peer));
-            }
+        let is_new = !registered.exports.contains_key(&peer);
+        registered.exports.entry(peer).or_insert(known_ns);
+        if is_new && self.options.mapped {
+            self.schedule(known_ns, Happening::Wake(peer));
         }
         Ok(())
     }
@@ -235,6 +241,12 @@ impl State {
         let view = region.view();
         self.rank(rank).mappings.insert((peer, key), region);
         Some(view)
+    }
+
+    fn has_last_message(&self, rank: Rank, peer: Rank, tag: u64) -> bool {
+        let state = &self.ranks[rank as usize];
+        let epoch = state.side(peer).epoch;
+        state.matcher.has_arrived(Channel { peer, epoch }, tag)
     }
 
     /// The epoch of a connection that takes posts.

@@ -95,6 +95,7 @@ fn a_partition_that_lasts_makes_both_sides_give_up_and_nobody_else() {
     let mut job = Job::new(plain(4));
     job.receive(2, 0, 100, 1);
     job.send(0, 3, MEGABYTE, 2);
+    job.send(3, 0, 100, 9);
     job.run_until(200_000);
     job.world.partition(&[0, 1], &[2, 3]);
     job.run();
@@ -113,6 +114,10 @@ fn a_partition_that_lasts_makes_both_sides_give_up_and_nobody_else() {
     let refused = job.at(0).post_send(2, 5, 0, source, 3);
     assert_eq!(refused, Err(PostError::PeerFailed));
 
+    job.receive(0, 3, 100, 8);
+    job.run();
+    assert_eq!(job.end(0, 8).1.outcome, Outcome::Done, "it had arrived");
+
     // After healing, connecting again opens a new epoch in which nothing old is heard of.
     job.world.heal();
     job.connect(0, 3);
@@ -122,6 +127,7 @@ fn a_partition_that_lasts_makes_both_sides_give_up_and_nobody_else() {
     job.send(0, 3, 100, 5);
     job.run();
     assert_eq!(job.end(3, 4).1.bytes, 100);
+    assert_eq!(job.world.remembered_operations(), 0);
 }
 
 #[test]
@@ -187,6 +193,24 @@ fn what_was_on_the_wire_when_its_sender_left_still_arrives() {
     job.run();
     assert_eq!(job.end(1, 2).1.outcome, Outcome::Done);
     assert_eq!(job.end(1, 3).1.outcome, Outcome::Flushed);
+    assert_eq!(job.world.remembered_operations(), 0);
+    assert!(job.failures(1)[0].2.contains("dropped its transport"));
+}
+
+#[test]
+fn what_had_arrived_before_a_failure_can_be_received_after_it_until_the_next_connection() {
+    let mut job = Job::new(plain(2));
+    job.send(0, 1, 64, 1);
+    job.send(0, 1, 64, 2);
+    job.run();
+    job.ranks[0] = None;
+    job.run();
+    job.receive(1, 0, 64, 3);
+    job.run();
+    assert_eq!(job.end(1, 3).1.outcome, Outcome::Done);
+    let late = job.at(1).post_recv(0, 6, View::empty(), 4);
+    assert_eq!(late, Err(PostError::PeerFailed), "no message of this tag");
+    job.at(1).disconnect(0);
     assert_eq!(job.world.remembered_operations(), 0);
     assert!(job.failures(1)[0].2.contains("dropped its transport"));
 }

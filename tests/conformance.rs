@@ -1,0 +1,131 @@
+//! The transport contract as tests: one or more cases per clause of `linerate::transport`, the same on
+//! every provider.
+//!
+//! A case is a script per role (`script.rs`), an actor plays a role without ever waiting (`actor.rs`), and
+//! a harness steps the actors: on `sim` in one thread over many seeds (`simulated.rs`), elsewhere with one
+//! process per role (`processes.rs`). `mutants.rs` has transports with faults that the cases must find.
+
+#[path = "conformance/actor.rs"]
+mod actor;
+#[path = "conformance/cases.rs"]
+mod cases;
+#[path = "conformance/cases_more.rs"]
+mod cases_more;
+#[path = "conformance/mutants.rs"]
+mod mutants;
+#[path = "conformance/processes.rs"]
+mod processes;
+#[path = "conformance/script.rs"]
+mod script;
+#[path = "conformance/simulated.rs"]
+mod simulated;
+
+use mutants::Fault;
+
+/// Seeds per case: every kind of weather with and without mapped memory and hosts is among any 60.
+const SEEDS: u64 = 60;
+
+/// Runs every case of a clause on everything that is here.
+fn check_clause(clause: u32) {
+    let prefix = format!("clause_{clause:02}_");
+    let cases = cases::all().into_iter();
+    let mut failures = Vec::new();
+    let mut count = 0;
+    for case in cases.filter(|case| case.name.starts_with(&prefix)) {
+        count += 1;
+        let runs = (0..SEEDS).map(|seed| simulated::run(&case, seed, None));
+        failures.extend(runs.filter_map(Result::err).take(1));
+        for provider in processes::PROVIDERS {
+            failures.extend(processes::run(provider, case.name).err());
+        }
+    }
+    assert!(count > 0, "no case for clause {clause}");
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+macro_rules! clauses {
+    ($($name:ident = $clause:literal),* $(,)?) => {
+        $(#[test]
+        fn $name() {
+            check_clause($clause);
+        })*
+
+        const CLAUSES: &[u32] = &[$($clause),*];
+    };
+}
+
+clauses! {
+    clause_01_nothing_blocks = 1,
+    clause_02_time_is_an_argument = 2,
+    clause_03_a_full_queue_refuses_and_changes_nothing = 3,
+    clause_04_every_post_completes_exactly_once = 4,
+    clause_05_a_failed_peer_flushes_its_posts = 5,
+    clause_06_messages_match_by_peer_and_tag_in_order = 6,
+    clause_07_an_unexpected_message_holds_nothing_up = 7,
+    clause_08_completion_means_reuse_and_visibility = 8,
+    clause_09_wrong_lengths_are_told = 9,
+    clause_10_large_sources_are_registered = 10,
+    clause_11_keys_end_with_their_registration = 11,
+    clause_12_headers_arrive = 12,
+    clause_13_cancelling_ends_a_receive_once = 13,
+    clause_14_a_disconnected_peer_is_silent = 14,
+    clause_15_a_rank_may_be_its_own_peer = 15,
+    clause_16_length_zero_is_legal = 16,
+    clause_17_sleepers_are_woken = 17,
+}
+
+#[test]
+fn every_case_belongs_to_a_clause_and_has_a_name_of_its_own() {
+    let mut names: Vec<_> = cases::all().into_iter().map(|case| case.name).collect();
+    for name in &names {
+        let number = name.get(7..9).and_then(|digits| digits.parse().ok());
+        assert!(number.is_some_and(|n| CLAUSES.contains(&n)), "{name}");
+    }
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), cases::all().len());
+}
+
+#[test]
+fn every_faulty_transport_is_found_out_by_its_clause() {
+    let faults = [
+        (Fault::SendsRefused, 3),
+        (Fault::CompletesTwice, 4),
+        (Fault::ForgetsFlushed, 5),
+        (Fault::FailsTwice, 5),
+        (Fault::FlushesFirst, 5),
+        (Fault::SwapsOrder, 6),
+        (Fault::CompletesSendsEarly, 8),
+        (Fault::CompletesPutsEarly, 8),
+        (Fault::CorruptsBytes, 8),
+        (Fault::HidesTruncation, 9),
+        (Fault::AcceptsAnything, 10),
+        (Fault::HidesBadKeys, 11),
+        (Fault::ReusesKeys, 11),
+        (Fault::LosesHeaders, 12),
+        (Fault::IgnoresCancel, 13),
+        (Fault::TalksAfterDisconnect, 14),
+    ];
+    for (fault, clause) in faults {
+        let prefix = format!("clause_{clause:02}_");
+        let cases = cases::all().into_iter();
+        let is_found = cases
+            .filter(|case| case.name.starts_with(&prefix))
+            .any(|case| (0..8).any(|seed| simulated::run(&case, seed, Some(fault)).is_err()));
+        assert!(is_found, "{fault:?} passes the cases of clause {clause}");
+    }
+}
+
+/// Where the processes of `processes.rs` begin. Does nothing in an ordinary run.
+#[test]
+fn child_entry() {
+    processes::play_role();
+}
+
+#[test]
+fn the_harness_of_processes_runs_a_role_and_tells_its_failure() {
+    processes::run(processes::ALONE, "clause_15_a_rank_is_its_own_peer").unwrap();
+    // Ranks in different processes are in different worlds, so these never meet.
+    let text = processes::run("nothing", "clause_15_a_rank_is_its_own_peer").unwrap_err();
+    assert!(text.contains("no provider is called nothing"), "{text}");
+}

@@ -1,0 +1,325 @@
+//! An actor takes one role of a case on one transport, without ever waiting inside a call.
+//!
+//! Besides the steps it checks, on every event, what holds always: completions only for what was posted,
+//! once, with the right peer; failures once and before their consequences; silence after a disconnect.
+
+#[path = "checking.rs"]
+mod checking;
+#[path = "posting.rs"]
+mod posting;
+
+use super::script::{Case, Clock, Step};
+use checking::same;
+use linerate::Rank;
+use linerate::memory::{Region, RegionKey, View, futex_wait};
+use linerate::time::Time;
+use linerate::transport::{Address, Completion, Event, Outcome, Transport, WaitSource};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
+
+/// Tags from here on belong to the actors themselves.
+const TAG_SIGNAL: u64 = 1 << 60;
+const TAG_KEY: u64 = 2 << 60;
+/// Tokens from here on, too.
+const TOKEN_OWN: u64 = 1 << 60;
+
+/// What a step of an actor came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Something was done.
+    Moved,
+    /// Waits for the transport.
+    Waiting,
+    /// Waits by counting: must be stepped again even if nothing happens.
+    Counting,
+    /// The script is through.
+    Done,
+    /// The script wants the process to end.
+    Exit,
+}
+
+type Checked<T = ()> = Result<T, String>;
+
+/// A post and the memory that it uses, kept to the end.
+struct Post {
+    peer: Rank,
+    _memory: Arc<Region>,
+    view: View,
+    end: Option<Completion>,
+}
+
+/// One role of a case.
+pub struct Actor {
+    rank: Rank,
+    steps: Vec<Step>,
+    clock: Clock,
+    at: usize,
+    /// Steps taken by the current script step, or its own counter.
+    count: u32,
+    steps_total: u64,
+    is_begun: bool,
+    connecting: BTreeSet<Rank>,
+    addresses: Vec<Address>,
+    posts: BTreeMap<u64, Post>,
+    own_token_last: u64,
+    own_token: Option<u64>,
+    /// Memory of a post that was answered with WouldBlock, for the next try.
+    prepared: Option<(Arc<Region>, View)>,
+    regions: BTreeMap<u8, (RegionKey, Arc<Region>)>,
+    keys_given: BTreeSet<RegionKey>,
+    keys_learned: BTreeMap<(Rank, u8), RegionKey>,
+    signals_sent: BTreeMap<Rank, u64>,
+    signals_seen: BTreeMap<Rank, u64>,
+    failed: BTreeSet<Rank>,
+    silent: BTreeSet<Rank>,
+    may_lose: BTreeSet<Rank>,
+    is_finishing: bool,
+    events_seen: u64,
+    events_before: u64,
+}
+
+impl Actor {
+    /// Role `rank` of a case; `addresses` are those of all ranks.
+    pub fn new(case: &Case, rank: Rank, addresses: Vec<Address>) -> Actor {
+        Actor {
+            rank,
+            steps: case.roles[rank as usize].clone(),
+            clock: case.clock,
+            at: 0,
+            count: 0,
+            steps_total: 0,
+            is_begun: false,
+            connecting: (0..addresses.len() as Rank).collect(),
+            addresses,
+            posts: BTreeMap::new(),
+            own_token_last: TOKEN_OWN,
+            own_token: None,
+            prepared: None,
+            regions: BTreeMap::new(),
+            keys_given: BTreeSet::new(),
+            keys_learned: BTreeMap::new(),
+            signals_sent: BTreeMap::new(),
+            signals_seen: BTreeMap::new(),
+            failed: BTreeSet::new(),
+            silent: BTreeSet::new(),
+            may_lose: BTreeSet::new(),
+            is_finishing: false,
+            events_seen: 0,
+            events_before: 0,
+        }
+    }
+
+    /// Where it is, for messages.
+    pub fn place(&self) -> String {
+        match self.steps.get(self.at) {
+            _ if !self.connecting.is_empty() => {
+                format!("role {} connecting to {:?}", self.rank, self.connecting)
+            }
+            Some(step) => format!("role {} at step {} {step:?}", self.rank, self.at),
+            None => format!("role {} at its end", self.rank),
+        }
+    }
+
+    /// Polls, and does what can be done.
+    pub fn step(&mut self, transport: &mut dyn Transport, now: Time) -> Checked<Progress> {
+        self.try_step(transport, now)
+            .map_err(|text| format!("{}: {text}", self.place()))
+    }
+
+    fn try_step(&mut self, transport: &mut dyn Transport, now: Time) -> Checked<Progress> {
+        if !std::mem::replace(&mut self.is_begun, true) {
+            for peer in self.connecting.clone() {
+                let address = self.addresses[peer as usize].clone();
+                (transport.connect(peer, &address)).map_err(|e| e.to_string())?;
+            }
+        }
+        self.steps_total += 1;
+        let is_absent = matches!(self.steps.get(self.at), Some(Step::Absent { .. }));
+        if !is_absent || !self.connecting.is_empty() {
+            self.poll(transport, now)?;
+        }
+        if !self.connecting.is_empty() {
+            return Ok(Progress::Waiting);
+        }
+        let Some(step) = self.steps.get(self.at).cloned() else {
+            return Ok(Progress::Done);
+        };
+        let progress = self.take(&step, transport)?;
+        self.count += 1;
+        if progress == Progress::Moved {
+            self.at += 1;
+            self.count = 0;
+            self.own_token = None;
+            self.prepared = None;
+        }
+        Ok(progress)
+    }
+
+    fn poll(&mut self, transport: &mut dyn Transport, now: Time) -> Checked {
+        let now = match self.clock {
+            Clock::Real => now,
+            Clock::Frozen => Time(0),
+            Clock::Wild => Time((self.steps_total % 7) * 3_600_000_000_000),
+        };
+        let mut events = Vec::new();
+        transport.poll(now, &mut events);
+        if self.steps_total.is_multiple_of(8) {
+            transport.poll_slow(now, &mut events);
+        }
+        self.events_seen += events.len() as u64;
+        events.into_iter().try_for_each(|event| self.note(event))
+    }
+
+    /// What must hold for every event, whatever the script.
+    fn note(&mut self, event: Event) -> Checked {
+        match event {
+            Event::Connected(peer) if self.connecting.remove(&peer) => Ok(()),
+            Event::Connected(peer) => Err(format!("connected to rank {peer} twice")),
+            Event::PeerFailed(peer, text) => {
+                if self.silent.contains(&peer) {
+                    return Err(format!("disconnected rank {peer} failed: {text}"));
+                }
+                if !self.failed.insert(peer) {
+                    return Err(format!("rank {peer} failed twice: {text}"));
+                }
+                if !(self.may_lose.contains(&peer) || self.is_finishing) {
+                    return Err(format!("rank {peer} failed: {text}"));
+                }
+                (!text.is_empty())
+                    .then_some(())
+                    .ok_or_else(|| format!("rank {peer} failed without a cause"))
+            }
+            Event::Completion(end) => self.note_completion(end),
+        }
+    }
+
+    fn note_completion(&mut self, end: Completion) -> Checked {
+        let is_lost = self.failed.contains(&end.peer) || self.silent.contains(&end.peer);
+        let Some(post) = self.posts.get_mut(&end.token) else {
+            return Err(format!("a completion of nothing that was posted: {end:?}"));
+        };
+        if let Some(first) = post.end {
+            return Err(format!("completed twice: {first:?}, then {end:?}"));
+        }
+        if post.peer != end.peer {
+            return Err(format!("posted for rank {}: {end:?}", post.peer));
+        }
+        if end.outcome == Outcome::Flushed && !is_lost {
+            return Err(format!("flushed before the failure of its peer: {end:?}"));
+        }
+        post.end = Some(end);
+        Ok(())
+    }
+
+    fn take(&mut self, step: &Step, transport: &mut dyn Transport) -> Checked<Progress> {
+        match *step {
+            Step::Exit => Ok(Progress::Exit),
+            Step::Absent { steps } if self.count < steps => Ok(Progress::Counting),
+            Step::Quiet { polls } => self.quiet(polls),
+            Step::Fill { to, tag } => self.fill(transport, to, tag),
+            Step::Sleep => self.sleep(transport),
+            Step::Scribble { token } => {
+                self.posts[&token].view.fill(0xee);
+                Ok(Progress::Moved)
+            }
+            Step::Deregister { region } => {
+                let key = self.regions[&region].0;
+                transport.deregister(key).map_err(|e| e.to_string())?;
+                Ok(Progress::Moved)
+            }
+            Step::Cancel { peer, token } => {
+                transport.cancel(peer, token);
+                Ok(Progress::Moved)
+            }
+            Step::Disconnect { peer } => {
+                transport.disconnect(peer);
+                self.silent.insert(peer);
+                Ok(Progress::Moved)
+            }
+            Step::MayLose { peer } => {
+                self.may_lose.insert(peer);
+                Ok(Progress::Moved)
+            }
+            Step::Notify { peer } => {
+                transport.notify(peer);
+                Ok(Progress::Moved)
+            }
+            Step::Finish => {
+                self.is_finishing = true;
+                Ok(Progress::Moved)
+            }
+            _ => {
+                let is_met = self.post_step(step, transport)?;
+                Ok(if is_met {
+                    Progress::Moved
+                } else {
+                    Progress::Waiting
+                })
+            }
+        }
+    }
+
+    fn end(&self, token: u64) -> Option<Completion> {
+        self.posts.get(&token).and_then(|post| post.end)
+    }
+
+    fn quiet(&mut self, polls: u32) -> Checked<Progress> {
+        if self.count == 0 {
+            self.events_before = self.events_seen;
+        }
+        // While finishing, others may leave, and note() has looked at what that causes.
+        if self.events_seen != self.events_before && !self.is_finishing {
+            return Err("something was reported where nothing may be".into());
+        }
+        Ok(if self.count >= polls {
+            Progress::Moved
+        } else {
+            Progress::Counting
+        })
+    }
+
+    fn fill(&mut self, transport: &mut dyn Transport, to: Rank, tag: u64) -> Checked<Progress> {
+        let most = transport.capabilities().messages_per_peer;
+        let mut sent = self.own_token.unwrap_or(0);
+        loop {
+            self.own_token_last += 1;
+            let token = self.own_token_last;
+            if !self.send(transport, (to, tag), sent, (0, 0), token)? {
+                break;
+            }
+            sent += 1;
+            if sent > u64::from(most) {
+                return Err(format!(
+                    "{sent} unmatched messages accepted, {most} promised"
+                ));
+            }
+        }
+        self.own_token = Some(sent);
+        if self.count < 20 {
+            return Ok(Progress::Counting);
+        }
+        same("messages accepted until full", sent, u64::from(most))?;
+        Ok(Progress::Moved)
+    }
+
+    fn sleep(&mut self, transport: &mut dyn Transport) -> Checked<Progress> {
+        let WaitSource::Futex { bell, sleeping } = transport.wait_source() else {
+            return Ok(Progress::Moved);
+        };
+        let (bell, sleeping) = (bell.word32(0), sleeping.word32(0));
+        let (before, seen) = (bell.load(Ordering::SeqCst), self.events_seen);
+        sleeping.fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        self.poll(transport, Time(0))?;
+        if self.events_seen == seen {
+            futex_wait(bell, before, Duration::from_secs(5));
+        }
+        sleeping.fetch_sub(1, Ordering::SeqCst);
+        if self.events_seen == seen && bell.load(Ordering::SeqCst) == before {
+            return Err("slept for five seconds: the wake-up was lost".into());
+        }
+        Ok(Progress::Moved)
+    }
+}

@@ -1,0 +1,250 @@
+//! Runs a case with one process per role: the test binary starts itself again, once per role, as its own
+//! test `child_entry`.
+//!
+//! A child writes `@address HEX`, reads one line with all addresses, plays its role, and writes `@ok`,
+//! `@exiting` or `@failed TEXT`. Everything has a deadline of [`DEADLINE`].
+
+use super::actor::{Actor, Progress};
+use super::cases;
+use linerate::time::Time;
+use linerate::transport::sim::{SimOptions, World};
+use linerate::transport::{self, Address, Transport};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Providers that connect processes. Add one here and to [`open`], and every case runs on it.
+pub const PROVIDERS: &[&str] = &["shm"];
+
+/// A world of one rank: no processes can meet in it, but it shows that this harness works.
+pub const ALONE: &str = "sim";
+
+/// `provider/case/role/ranks/nonce`, for children.
+const ROLE_VARIABLE: &str = "LINERATE_CONFORMANCE_ROLE";
+
+/// Jobs that this process has started; with its id and the rank it makes the nonces of transports.
+static JOBS: AtomicU64 = AtomicU64::new(0);
+
+/// Time for one case, and for one call: a call that takes this long blocks (clause 1).
+const DEADLINE: Duration = Duration::from_secs(20);
+const CALL_MAX: Duration = Duration::from_secs(8);
+
+/// A transport, and what makes its time go on if nobody else does.
+struct Opened {
+    transport: Box<dyn Transport>,
+    advance: Box<dyn FnMut()>,
+}
+
+/// Makes the transport of one role. `nonce` belongs to the job, and what follows it by less than 256 too.
+fn open(provider: &str, rank: u32, ranks: u32, nonce: u64) -> Result<Opened, String> {
+    match provider {
+        "shm" => Ok(Opened {
+            transport: transport::open(provider, rank, ranks, nonce + u64::from(rank))
+                .map_err(|e| e.to_string())?,
+            advance: Box::new(|| {}),
+        }),
+        ALONE => {
+            let world = World::new(SimOptions::new(ranks, nonce));
+            Ok(Opened {
+                transport: Box::new(world.transport(rank)),
+                advance: Box::new(move || {
+                    world.advance();
+                }),
+            })
+        }
+        _ => Err(format!("no provider is called {provider}")),
+    }
+}
+
+/// Plays a role if this process was started for one. Called by the test `child_entry`.
+pub fn play_role() {
+    let Ok(text) = std::env::var(ROLE_VARIABLE) else {
+        return;
+    };
+    match play(&text) {
+        Ok(Progress::Exit) => {
+            println!("\n@exiting");
+            let _ = std::io::stdout().flush();
+            // Without destructors: as if it had been killed.
+            std::process::abort();
+        }
+        Ok(_) => println!("\n@ok"),
+        Err(text) => println!("\n@failed {}", text.replace('\n', " ")),
+    }
+}
+
+fn play(text: &str) -> Result<Progress, String> {
+    let parts: Vec<&str> = text.split('/').collect();
+    let [provider, name, role, ranks, nonce] = parts[..] else {
+        return Err(format!("{ROLE_VARIABLE}={text}: five parts are needed"));
+    };
+    let number = |text: &str| text.parse::<u64>().map_err(|e| format!("{text}: {e}"));
+    let (role, ranks) = (number(role)? as u32, number(ranks)? as u32);
+    let case = (cases::all().into_iter().find(|case| case.name == name))
+        .ok_or_else(|| format!("no case is called {name}"))?;
+    let mut opened = open(provider, role, ranks, number(nonce)?)?;
+    println!("\n@address {}", to_hex(&opened.transport.local_address()));
+    let mut line = String::new();
+    (std::io::stdin().lock().read_line(&mut line)).map_err(|e| e.to_string())?;
+    let addresses = line.split_whitespace().map(from_hex).collect();
+    let mut actor = Actor::new(&case, role, addresses);
+    let begin = Instant::now();
+    while begin.elapsed() < DEADLINE {
+        let now = Instant::now();
+        let time = Time(1 + begin.elapsed().as_nanos() as u64);
+        let progress = actor.step(opened.transport.as_mut(), time)?;
+        if now.elapsed() > CALL_MAX {
+            return Err(format!("{}: took {:?}", actor.place(), now.elapsed()));
+        }
+        match progress {
+            Progress::Done => {
+                drop(opened);
+                return Ok(progress);
+            }
+            Progress::Exit => {
+                // Its memory must not be given back before the process is gone.
+                std::mem::forget((opened, actor));
+                return Ok(progress);
+            }
+            Progress::Moved => {}
+            Progress::Waiting | Progress::Counting => thread::sleep(Duration::from_micros(20)),
+        }
+        (opened.advance)();
+    }
+    Err(format!("{}: still there after {DEADLINE:?}", actor.place()))
+}
+
+/// One child as its parent sees it.
+struct Role {
+    process: Child,
+    input: ChildStdin,
+    lines: Receiver<String>,
+}
+
+impl Drop for Role {
+    fn drop(&mut self) {
+        // Harmless if it has ended already.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Runs a case on a provider; the error has the text of every role that failed.
+pub fn run(provider: &str, name: &str) -> Result<(), String> {
+    let case = (cases::all().into_iter().find(|case| case.name == name))
+        .ok_or_else(|| format!("no case is called {name}"))?;
+    let ranks = case.roles.len();
+    let nonce = u64::from(std::process::id()) << 32 | JOBS.fetch_add(1, Ordering::Relaxed) << 8;
+    let mut roles = Vec::new();
+    for role in 0..ranks {
+        roles.push(start(&format!("{provider}/{name}/{role}/{ranks}/{nonce}"))?);
+    }
+    let end = Instant::now() + DEADLINE + Duration::from_secs(5);
+    let mut addresses = Vec::new();
+    for role in &mut roles {
+        match answer(role, end)? {
+            Answer::Address(address) => addresses.push(address),
+            other => {
+                return Err(format!(
+                    "{name} on {provider}: {other:?} instead of an address"
+                ));
+            }
+        }
+    }
+    let line = addresses.join(" ");
+    for role in &mut roles {
+        writeln!(role.input, "{line}").map_err(|e| e.to_string())?;
+    }
+    let mut failures = Vec::new();
+    for (number, role) in roles.iter_mut().enumerate() {
+        match answer(role, end) {
+            Ok(Answer::Ended) => {}
+            Ok(Answer::Address(_)) => failures.push(format!("role {number}: a second address")),
+            Ok(Answer::Failed(text)) | Err(text) => failures.push(format!("role {number}: {text}")),
+        }
+    }
+    if failures.is_empty() {
+        return Ok(());
+    }
+    Err(format!("{name} on {provider}: {}", failures.join("\n")))
+}
+
+#[derive(Debug)]
+enum Answer {
+    Address(String),
+    Ended,
+    Failed(String),
+}
+
+fn start(role: &str) -> Result<Role, String> {
+    let program = std::env::current_exe().map_err(|e| e.to_string())?;
+    let mut process = Command::new(program)
+        .args(["child_entry", "--exact", "--nocapture", "--test-threads=1"])
+        .env(ROLE_VARIABLE, role)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|e| e.to_string())?;
+    let (input, output) = (process.stdin.take(), process.stdout.take());
+    let (sender, lines) = channel();
+    let output = output.expect("stdout was piped");
+    thread::spawn(move || {
+        for line in BufReader::new(output).lines().map_while(|line| line.ok()) {
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    Ok(Role {
+        process,
+        input: input.expect("stdin was piped"),
+        lines,
+    })
+}
+
+/// The next answer of a child; an error if it ends or the time does.
+fn answer(role: &mut Role, end: Instant) -> Result<Answer, String> {
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let Ok(line) = role.lines.recv_timeout(left) else {
+            let _ = role.process.kill();
+            let mut text = String::new();
+            if let Some(mut errors) = role.process.stderr.take() {
+                let _ = errors.read_to_string(&mut text);
+            }
+            return Err(format!(
+                "no answer (ended, or {left:?} passed); it said: {text}"
+            ));
+        };
+        let (word, rest) = line.split_once(' ').unwrap_or((&line, ""));
+        match word {
+            "@address" => return Ok(Answer::Address(rest.to_string())),
+            "@ok" | "@exiting" => return Ok(Answer::Ended),
+            "@failed" => return Ok(Answer::Failed(rest.to_string())),
+            _ => {}
+        }
+    }
+}
+
+/// An address as one word; `-` is the empty one.
+fn to_hex(address: &Address) -> String {
+    let digits: String = address.0.iter().map(|byte| format!("{byte:02x}")).collect();
+    if digits.is_empty() {
+        "-".into()
+    } else {
+        digits
+    }
+}
+
+fn from_hex(word: &str) -> Address {
+    let pairs = word.as_bytes().chunks_exact(2);
+    let byte = |pair: &[u8]| {
+        let text = std::str::from_utf8(pair).ok()?;
+        u8::from_str_radix(text, 16).ok()
+    };
+    Address(pairs.filter_map(byte).collect())
+}

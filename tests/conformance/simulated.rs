@@ -1,0 +1,101 @@
+//! Runs a case on `sim`: one thread steps all roles and the world.
+
+use super::actor::{Actor, Progress};
+use super::mutants::{Fault, Mutant};
+use super::script::Case;
+use linerate::transport::sim::{Hosts, Link, SimOptions, World};
+use linerate::transport::{Address, Transport};
+
+/// More steps than any case takes: a case that needs more is stuck.
+const STEPS_MAX: u32 = 1_000_000;
+
+/// Runs a case in a world whose weather follows from the seed; with a fault, every rank's transport has it.
+pub fn run(case: &Case, seed: u64, fault: Option<Fault>) -> Result<(), String> {
+    let world = World::new(weather(case.roles.len() as u32, seed));
+    let ranks = 0..case.roles.len() as u32;
+    let mut transports: Vec<Option<Box<dyn Transport>>> = ranks
+        .clone()
+        .map(|rank| {
+            let inner = world.transport(rank);
+            Some(match fault {
+                Some(fault) => Box::new(Mutant::new(inner, fault)) as Box<dyn Transport>,
+                None => Box::new(inner),
+            })
+        })
+        .collect();
+    let addresses: Vec<Address> = (transports.iter().flatten())
+        .map(|transport| transport.local_address())
+        .collect();
+    let mut actors: Vec<Actor> = ranks
+        .map(|rank| Actor::new(case, rank, addresses.clone()))
+        .collect();
+    let result = step_all(&world, &mut actors, &mut transports);
+    // The transports go before the memory that the actors lent them.
+    drop(transports);
+    result.map_err(|text| format!("{}, seed {seed}: {text}", case.name))
+}
+
+/// From a quiet network to a broken one; odd seeds map memory, every fifth has hosts.
+fn weather(ranks: u32, seed: u64) -> SimOptions {
+    let quiet = SimOptions::new(ranks, seed);
+    let mut options = match seed % 4 {
+        0 => quiet,
+        1 => quiet.hostile(),
+        2 => SimOptions {
+            drop: 0.3,
+            duplicate: 0.3,
+            ..quiet
+        },
+        _ => SimOptions {
+            drop: 0.2,
+            duplicate: 0.5,
+            retransmit_ns: 5_000,
+            ..quiet.hostile()
+        },
+    };
+    options.mapped = seed % 3 == 1;
+    if seed % 5 == 4 {
+        options.hosts = Some(Hosts {
+            ranks_per_host: 2,
+            link: Link::HOST,
+        });
+    }
+    options
+}
+
+fn step_all(
+    world: &World,
+    actors: &mut [Actor],
+    transports: &mut [Option<Box<dyn Transport>>],
+) -> Result<(), String> {
+    let mut idle_rounds = 0;
+    for _ in 0..STEPS_MAX {
+        let (mut is_moved, mut is_counting, mut is_over) = (false, false, true);
+        for (actor, place) in actors.iter_mut().zip(transports.iter_mut()) {
+            let Some(transport) = place else {
+                continue;
+            };
+            let progress = actor.step(transport.as_mut(), world.now())?;
+            is_moved |= matches!(progress, Progress::Moved | Progress::Exit);
+            is_counting |= progress == Progress::Counting;
+            is_over &= progress == Progress::Done;
+            if progress == Progress::Exit {
+                *place = None;
+            }
+        }
+        if is_over {
+            return Ok(());
+        }
+        // A step may take rounds of its own without moving on: `Drain` takes two per message.
+        let is_idle = !is_moved && !world.advance() && !is_counting;
+        idle_rounds = if is_idle { idle_rounds + 1 } else { 0 };
+        if idle_rounds > 4 * linerate::limits::MESSAGES_PER_PEER {
+            let places: Vec<String> = actors.iter().map(Actor::place).collect();
+            return Err(format!(
+                "nothing will happen any more: {}",
+                places.join("; ")
+            ));
+        }
+    }
+    Err(format!("not over after {STEPS_MAX} steps"))
+}

@@ -1,0 +1,383 @@
+//! Every collective with real processes over shared memory.
+//!
+//! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child runs
+//! [`child_entry`] and nothing else.
+
+#[path = "collectives/oracle.rs"]
+mod oracle;
+
+use linerate::{Buffer, Collective, Communicator, Config, DataType, Operation, ReduceOp};
+use oracle::{Case, cases};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// Starts `ranks` processes in a role; returns what each printed. `extra` is set in their environment.
+fn spawn(role: &str, ranks: u32, extra: &[(&str, &str)]) -> Vec<Output> {
+    let job = format!(
+        "test-{role}-{ranks}-{}-{:?}",
+        std::process::id(),
+        Instant::now()
+    );
+    let job: String = job.chars().filter(char::is_ascii_alphanumeric).collect();
+    let children: Vec<_> = (0..ranks)
+        .map(|rank| {
+            Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "child_entry", "--nocapture"])
+                .env("LINERATE_TEST_ROLE", role)
+                .env("RANK", rank.to_string())
+                .env("WORLD_SIZE", ranks.to_string())
+                .env("LINERATE_JOB", &job[..job.len().min(60)])
+                .envs(extra.iter().copied())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap()
+        })
+        .collect();
+    children
+        .into_iter()
+        .map(|child| child.wait_with_output().unwrap())
+        .collect()
+}
+
+/// The lines that the children marked as results; fails with their output if one did not end well.
+fn results(outputs: Vec<Output>) -> Vec<String> {
+    let text = |output: &Output| {
+        format!(
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        )
+    };
+    for (rank, output) in outputs.iter().enumerate() {
+        assert!(
+            output.status.success(),
+            "rank {rank}: {}\n{}",
+            output.status,
+            text(output)
+        );
+    }
+    let marked = |output: &Output| -> String {
+        let lines: Vec<String> = text(output)
+            .lines()
+            .filter_map(|l| l.split_once("RESULT ").map(|(_, r)| r.to_string()))
+            .collect();
+        lines.join("\n")
+    };
+    outputs.iter().map(marked).collect()
+}
+
+#[test]
+fn child_entry() {
+    let Ok(role) = std::env::var("LINERATE_TEST_ROLE") else {
+        return;
+    };
+    let mut config = Config::from_lookup(|name| std::env::var(name).ok()).unwrap();
+    if std::env::var("LINERATE_TIMEOUT").is_err() {
+        config.timeout = Duration::from_secs(60);
+    }
+    let comm = Communicator::from_env(config).unwrap();
+    match role.as_str() {
+        "sweep" => sweep(&comm),
+        "overlap" => overlap(&comm),
+        "disagree" => disagree(&comm),
+        "absent" => absent(&comm),
+        "cancel" => cancel(&comm),
+        "leave" => leave(&comm),
+        "mixed" => mixed(&comm),
+        other => panic!("no role {other}"),
+    }
+}
+
+fn alloc(comm: &Communicator, case: &Case) -> impl Fn(usize) -> Buffer {
+    let (comm, registered) = (comm.clone(), case.registered);
+    move |bytes| {
+        if registered {
+            comm.alloc(bytes).unwrap()
+        } else {
+            Buffer::plain(bytes).unwrap()
+        }
+    }
+}
+
+/// All cases; prints a hash of all bits, which must be the same in every run, and for allreduce on every rank.
+fn sweep(comm: &Communicator) {
+    let (mut own, mut common) = (0u64, 0u64);
+    for case in cases(comm.ranks())
+        .into_iter()
+        .filter(Case::can_run_on_one_host)
+    {
+        let prepared = case.prepare(comm.rank(), alloc(comm, &case));
+        comm.run(&prepared.call)
+            .unwrap_or_else(|e| panic!("{case:?}: {e}"));
+        for bits in case.check(comm.rank(), &prepared) {
+            own = linerate::prng::mix(own ^ u64::from(bits));
+            if case.is_same_everywhere() {
+                common = linerate::prng::mix(common ^ u64::from(bits));
+            }
+        }
+    }
+    println!("RESULT {common:016x} {own:016x}");
+}
+
+#[test]
+fn every_algorithm_gives_the_same_bits_on_every_rank_and_in_every_run() {
+    for ranks in [1, 2, 3, 5, 8] {
+        let first = results(spawn("sweep", ranks, &[]));
+        let second = results(spawn("sweep", ranks, &[]));
+        assert_eq!(first, second, "{ranks} ranks: two runs differ");
+        let common: Vec<&str> = first
+            .iter()
+            .map(|line| line.split(' ').next().unwrap())
+            .collect();
+        assert!(
+            common.iter().all(|c| *c == common[0] && c.len() == 16),
+            "{ranks} ranks: {first:?}"
+        );
+    }
+}
+
+#[test]
+fn small_chunks_and_windows_give_the_same_results() {
+    let small = [
+        ("LINERATE_CHUNK_BYTES", "4K"),
+        ("LINERATE_WINDOW_BYTES", "16K"),
+    ];
+    results(spawn("sweep", 3, &small));
+    results(spawn("sweep", 3, &[("LINERATE_PROGRESS", "thread")]));
+}
+
+/// Many operations at once, of all kinds and sizes, waited for in another order than they were started in.
+fn overlap(comm: &Communicator) {
+    let all: Vec<Case> = cases(comm.ranks())
+        .into_iter()
+        .filter(Case::can_run_on_one_host)
+        .collect();
+    let mut prng = linerate::prng::Prng::new(u64::from(comm.rank()) + 5);
+    for group in all.chunks(40) {
+        let prepared: Vec<_> = group
+            .iter()
+            .map(|case| case.prepare(comm.rank(), alloc(comm, case)))
+            .collect();
+        let mut operations: Vec<(usize, Operation)> = prepared
+            .iter()
+            .enumerate()
+            .map(|(i, p)| (i, comm.start(&p.call).unwrap()))
+            .collect();
+        while !operations.is_empty() {
+            let next = prng.below(operations.len() as u64) as usize;
+            let (index, operation) = operations.swap_remove(next);
+            operation
+                .wait()
+                .unwrap_or_else(|e| panic!("{:?}: {e}", group[index]));
+            group[index].check(comm.rank(), &prepared[index]);
+        }
+    }
+}
+
+#[test]
+fn many_operations_run_at_once_and_end_in_any_order() {
+    for ranks in [1, 2, 5] {
+        results(spawn("overlap", ranks, &[]));
+        results(spawn(
+            "overlap",
+            ranks,
+            &[
+                ("LINERATE_CHUNK_BYTES", "4K"),
+                ("LINERATE_PROGRESS", "thread"),
+            ],
+        ));
+    }
+}
+
+/// Rank 1 calls something else than the others.
+fn disagree(comm: &Communicator) {
+    let buffer = comm.alloc(4096).unwrap();
+    let plain = linerate::Call::all_reduce(DataType::F32, ReduceOp::Sum, 5, &buffer, &buffer);
+    let mut other = plain.clone();
+    match std::env::var("LINERATE_TEST_FIELD").unwrap().as_str() {
+        "count" => other.count = 6,
+        "dtype" => other.dtype = DataType::I32,
+        "op" => other.op = ReduceOp::Max,
+        "collective" => other.collective = Collective::Broadcast,
+        "algorithm" => other.algorithm = Some("ring".into()),
+        "root" => {
+            other = linerate::Call {
+                collective: Collective::Broadcast,
+                root: 1,
+                ..plain.clone()
+            }
+        }
+        field => panic!("{field}"),
+    }
+    let mut usual = plain;
+    if other.collective == Collective::Broadcast && other.root == 1 {
+        usual.collective = Collective::Broadcast;
+    }
+    comm.barrier().unwrap();
+    let error = comm
+        .run(if comm.rank() == 1 { &other } else { &usual })
+        .unwrap_err();
+    println!("RESULT {error}");
+}
+
+#[test]
+fn ranks_that_disagree_get_an_error_that_names_both_sides() {
+    for (field, words) in [
+        ("count", ["of 5 f32", "of 6 f32"]),
+        ("dtype", ["of 5 f32", "of 5 i32"]),
+        ("op", ["(sum)", "(max)"]),
+        ("collective", ["allreduce", "broadcast"]),
+        ("algorithm", ["by algorithm 0", "by algorithm 6"]),
+        ("root", ["root 0", "root 1"]),
+    ] {
+        let extra = [("LINERATE_TEST_FIELD", field), ("LINERATE_TIMEOUT", "2")];
+        for line in results(spawn("disagree", 3, &extra)) {
+            assert!(line.contains("rank 1 called"), "{field}: {line}");
+            assert!(words.iter().all(|w| line.contains(w)), "{field}: {line}");
+        }
+    }
+}
+
+/// Rank 2 does not come.
+fn absent(comm: &Communicator) {
+    let buffer = comm.alloc(1 << 20).unwrap();
+    comm.barrier().unwrap();
+    if comm.rank() == 2 {
+        std::thread::sleep(Duration::from_secs(4));
+        println!("RESULT absent");
+        return;
+    }
+    let start = Instant::now();
+    let call = linerate::Call::all_reduce(DataType::F32, ReduceOp::Sum, 1 << 18, &buffer, &buffer);
+    let error = comm.run(&call).unwrap_err();
+    assert!(
+        start.elapsed() < Duration::from_secs(3),
+        "{:?}",
+        start.elapsed()
+    );
+    let again = comm.run(&call).unwrap_err();
+    assert!(again.to_string().contains("failed earlier"), "{again}");
+    println!("RESULT {}", error.to_string().replace('\n', " "));
+}
+
+#[test]
+fn a_rank_that_never_arrives_is_named_to_all() {
+    let lines = results(spawn("absent", 3, &[("LINERATE_TIMEOUT", "1")]));
+    for line in &lines[..2] {
+        assert!(line.contains("rank 2 is missing"), "{line}");
+        assert!(line.contains("allreduce of 262144 f32"), "{line}");
+    }
+}
+
+fn cancel(comm: &Communicator) {
+    let buffer = comm.alloc(64).unwrap();
+    comm.barrier().unwrap();
+    let call = linerate::Call::all_reduce(DataType::F32, ReduceOp::Sum, 4, &buffer, &buffer);
+    let error = match comm.rank() {
+        0 => {
+            std::thread::sleep(Duration::from_millis(300));
+            let mut operation = comm.start(&linerate::Call::barrier()).unwrap();
+            assert!(!operation.wait_timeout(Duration::from_millis(50)).unwrap());
+            operation.cancel().unwrap();
+            comm.run(&call).unwrap_err()
+        }
+        1 => comm
+            .run(&linerate::Call {
+                algorithm: Some("ring".into()),
+                ..call
+            })
+            .unwrap_err(),
+        _ => {
+            std::thread::sleep(Duration::from_secs(2));
+            comm.run(&call).unwrap_err()
+        }
+    };
+    println!("RESULT {error}");
+}
+
+#[test]
+fn a_cancelled_operation_fails_the_communicator_everywhere() {
+    for line in results(spawn("cancel", 3, &[("LINERATE_TIMEOUT", "20")])) {
+        assert!(line.contains("rank 0 cancelled barrier"), "{line}");
+    }
+}
+
+/// Rank 1 ends after its last operation while the others go on.
+fn leave(comm: &Communicator) {
+    let buffer = comm.alloc(1 << 20).unwrap();
+    let call = linerate::Call::all_reduce(DataType::F32, ReduceOp::Sum, 1 << 18, &buffer, &buffer);
+    comm.run(&call).unwrap();
+    if comm.rank() == 1 {
+        println!("RESULT left");
+        std::process::exit(0);
+    }
+    let start = Instant::now();
+    let error = comm.run(&call).unwrap_err();
+    assert!(
+        start.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        start.elapsed()
+    );
+    println!("RESULT {error}");
+}
+
+#[test]
+fn a_rank_whose_process_ended_is_named_at_once() {
+    let lines = results(spawn("leave", 3, &[]));
+    for rank in [0, 2] {
+        assert!(
+            lines[rank].contains("rank 1 failed: its process ended"),
+            "{}",
+            lines[rank]
+        );
+    }
+}
+
+/// Registered memory on some ranks and not on others.
+fn mixed(comm: &Communicator) {
+    for round in 0..20u32 {
+        let bytes = 4 << (round + 1);
+        let registered = (comm.rank() + round) % 3 != 0;
+        let buffer = if registered {
+            comm.alloc(bytes).unwrap()
+        } else {
+            Buffer::plain(bytes).unwrap()
+        };
+        let count = bytes / 4;
+        buffer.write(
+            0,
+            &(0..count)
+                .map(|i| (i as u32 % 1000 + comm.rank()) as f32)
+                .collect::<Vec<_>>(),
+        );
+        comm.run(&linerate::Call::all_reduce(
+            DataType::F32,
+            ReduceOp::Sum,
+            count as u64,
+            &buffer,
+            &buffer,
+        ))
+        .unwrap();
+        let p = comm.ranks();
+        let wanted = |i: usize| (p * (i as u32 % 1000) + p * (p - 1) / 2) as f32;
+        assert!(
+            buffer
+                .to_vec::<f32>()
+                .iter()
+                .enumerate()
+                .all(|(i, &v)| v == wanted(i)),
+            "round {round}"
+        );
+        let mut slice = vec![1.0f32; 1000 * round as usize];
+        comm.all_reduce(&mut slice, ReduceOp::Sum).unwrap();
+        assert!(slice.iter().all(|&v| v == p as f32));
+    }
+}
+
+#[test]
+fn ranks_may_differ_in_whether_their_memory_is_registered() {
+    for ranks in [1, 2, 4] {
+        results(spawn("mixed", ranks, &[]));
+    }
+}
