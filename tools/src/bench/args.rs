@@ -34,11 +34,11 @@ pub struct BenchArgs {
     #[arg(short = 'i', long = "stepbytes", value_name = "SIZE", value_parser = parse_size)]
     pub step_bytes: Option<u64>,
 
-    /// Timed iterations per row; by default as many as fit in half a second, from 10 to 1000
+    /// Timed iterations per row; default: as many as fit in half a second, from 10 to 1000
     #[arg(short = 'n', long = "iters", value_name = "COUNT")]
     pub iterations: Option<u32>,
 
-    /// Iterations before the timed ones; by default enough to touch every buffer of the rotation, at least 5
+    /// Iterations before the timed ones, after one on each buffer of the rotation; default 5
     #[arg(short = 'w', long = "warmup", value_name = "COUNT")]
     pub warmup: Option<u32>,
 
@@ -245,7 +245,7 @@ pub mod tests {
             ("allreduce --placement here", "out-of-place"),
             ("allreduce -c 2", "0..=1"),
             ("allreduce -f 2 -i 8", "cannot be used with"),
-            ("allreduce --min-bw -1", "min-bw"),
+            ("allreduce --min-bw=-1", "above 0"),
             ("allreduce --max-p99 fast", "above 0"),
         ] {
             let text = parse(line).unwrap_err();

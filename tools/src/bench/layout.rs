@@ -98,6 +98,10 @@ impl Layout {
         let own = u64::from(self.rank) * self.count;
         match self.collective {
             Collective::AllGather => (own, 0),
+            Collective::AllGatherV => {
+                let before = self.receive_counts()[..self.rank as usize].iter().sum();
+                (before, 0)
+            }
             Collective::Gather if self.is_root() => (own, 0),
             Collective::ReduceScatter => (0, own),
             Collective::Scatter if self.is_root() => (0, own),
@@ -278,6 +282,9 @@ mod tests {
     fn in_place_parts_lie_where_nccl_has_them() {
         let gather = layouts(Collective::AllGather, 3, 10);
         assert_eq!(gather[2].in_place_starts(), (20, 0));
+        let uneven = layouts(Collective::AllGatherV, 3, 10);
+        assert_eq!(uneven[2].in_place_starts(), (20, 0));
+        assert_eq!(uneven[1].in_place_starts(), (15, 0));
         let scatter = layouts(Collective::ReduceScatter, 3, 10);
         assert_eq!(scatter[1].in_place_starts(), (0, 10));
         let rooted = layouts(Collective::Gather, 3, 10);

@@ -157,9 +157,6 @@ impl Bench<'_> {
         } else {
             1
         };
-        if plan.iterations.is_some() && plan.warmup.is_some() {
-            return Ok(pace(plan.iterations, plan.warmup, 0.0, room));
-        }
         let call = self.arenas.call(row, 0);
         let mut sum = 0.0;
         for index in 0..PROBES.0 + PROBES.1 {
@@ -178,7 +175,7 @@ impl Bench<'_> {
             .map(|index| self.arenas.call(row, index))
             .collect();
         let mut turn = calls.iter().cycle();
-        for call in turn.by_ref().take(pace.warmup as usize) {
+        for call in turn.by_ref().take(pace.untimed as usize) {
             self.once(call)?;
         }
         turn.take(pace.iterations as usize)

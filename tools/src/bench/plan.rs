@@ -4,7 +4,7 @@
 use super::args::{BenchArgs, Memory, Operators, Placements};
 use super::layout::{self, Placement};
 use super::sweep;
-use linerate::{Collective, Config, DataType, ReduceOp, limits};
+use linerate::{Collective, Config, DataType, ReduceOp, collective, limits};
 
 /// What is known before the ranks start.
 #[derive(Clone, Debug)]
@@ -48,7 +48,7 @@ pub struct Plan {
     pub rotate: bool,
     /// Timed iterations; `None` fits them to a time.
     pub iterations: Option<u32>,
-    /// Iterations before; `None` fits them to the rotation.
+    /// Iterations between the first touch of all copies and the timed ones; `None` is nccl-tests' number.
     pub warmup: Option<u32>,
     /// Whether results are checked.
     pub check: bool,
@@ -86,12 +86,22 @@ pub fn build_plan(args: &BenchArgs, facts: Facts) -> Result<Plan, String> {
     if args.iterations == Some(0) {
         return Err("--iters is 0: at least 1".into());
     }
-    // Barriers and sums of the bench itself are free to use what the library chooses.
-    let algorithm = args.algo.clone().or(config.algorithm.take());
     let placements = check_placements(args)?;
     let sizes = sweep::build_sizes(args)?;
+    let variants = check_variants(args)?;
     let local_ranks = facts.local_ranks.unwrap_or(ranks);
     let largest = sizes.iter().copied().max().unwrap_or(0);
+    // The bench's own barriers and sums use what the library chooses.
+    let of_environment = config.algorithm.take();
+    let algorithm = match &args.algo {
+        Some(name) if name != "auto" => {
+            check_algorithm(args, name, &variants, largest, ranks)?;
+            Some(name.clone())
+        }
+        Some(_) => None,
+        // One name for all collectives can exist for some of them only.
+        None => of_environment.filter(|name| collective::find(args.collective, name).is_ok()),
+    };
     check_memory(largest, placements.len(), local_ranks, facts.memory_bytes)?;
     let rotation_bytes = if args.no_rotate {
         0
@@ -100,7 +110,7 @@ pub fn build_plan(args: &BenchArgs, facts: Facts) -> Result<Plan, String> {
     };
     Ok(Plan {
         collective: args.collective,
-        variants: check_variants(args)?,
+        variants,
         root: if args.collective.is_rooted() {
             args.root
         } else {
@@ -108,7 +118,7 @@ pub fn build_plan(args: &BenchArgs, facts: Facts) -> Result<Plan, String> {
         },
         ranks,
         config,
-        algorithm: algorithm.filter(|name| name != "auto"),
+        algorithm,
         memory: args.memory,
         placements,
         arena_bytes: rotation_bytes.max(layout::slot_bytes(largest)),
@@ -223,6 +233,38 @@ fn check_variants(args: &BenchArgs) -> Result<Vec<(DataType, ReduceOp)>, String>
     Ok(variants)
 }
 
+/// Refuses a name that does not exist for the collective, or that cannot do one of the rows.
+fn check_algorithm(
+    args: &BenchArgs,
+    name: &str,
+    variants: &[(DataType, ReduceOp)],
+    largest: u64,
+    ranks: u32,
+) -> Result<(), String> {
+    let algorithm =
+        collective::find(args.collective, name).map_err(|error| format!("--algo: {error}"))?;
+    let needs = algorithm.needs;
+    if needs.registered && args.memory == Memory::Caller {
+        return Err(format!(
+            "--algo {name} needs registered memory: --memory registered, or another algorithm"
+        ));
+    }
+    if needs.plain && variants.iter().any(|(_, op)| op.factor().is_some()) {
+        return Err(format!(
+            "--algo {name} has no premultiplied sums: another --op, or another algorithm"
+        ));
+    }
+    let most = limits::LINE_PAYLOAD_BYTES as u64;
+    let count = sweep::count_of(args.collective, largest, 1, ranks);
+    if needs.payload_max && count > most {
+        return Err(format!(
+            "--algo {name} carries at most {most} bytes per rank: --maxbytes {}",
+            sweep::bytes_of(args.collective, most, 1, ranks)
+        ));
+    }
+    Ok(())
+}
+
 fn check_memory(
     largest: u64,
     arenas: usize,
@@ -294,6 +336,14 @@ mod tests {
             ("allreduce -n 0", "at least 1"),
             ("allreduce -e 64G", "lower --maxbytes"),
             ("all-to-allv --placement in-place", "out-of-place"),
+            ("allreduce --algo carrier-pigeon", "it has line"),
+            ("allreduce --algo line", "--maxbytes 48"),
+            (
+                "allreduce --algo direct --memory caller",
+                "--memory registered",
+            ),
+            ("allreduce --algo direct -o premulsum", "another --op"),
+            ("sendrecv --algo ring", "it has none"),
         ] {
             let text = plan(line).unwrap_err();
             assert!(text.contains(expected), "{line}: {text}");
@@ -355,10 +405,10 @@ mod tests {
             build_plan(&parse(line).unwrap(), Facts { config, ..facts() }).unwrap()
         };
         assert_eq!(with("allreduce").algorithm.as_deref(), Some("ring"));
-        assert_eq!(
-            with("allreduce --algo tree").algorithm.as_deref(),
-            Some("tree")
-        );
+        let tree = with("allreduce --algo tree");
+        assert_eq!(tree.algorithm.as_deref(), Some("tree"));
+        // Not every collective has every algorithm.
+        assert_eq!(with("barrier").algorithm, None);
         assert_eq!(with("allreduce --algo auto").algorithm, None);
         assert_eq!(with("allreduce").config.transport, "shm");
     }

@@ -1,6 +1,7 @@
 //! The table, as nccl-tests prints it (`src/common.cu`). Pure: every function gives text.
 
 use super::measure::{Cell, Measured};
+use super::pacing;
 use super::plan::Plan;
 use linerate::ReduceOp;
 use std::fmt::Write;
@@ -32,7 +33,7 @@ pub fn header(plan: &Plan, job: &Job) -> String {
         "# minBytes {} maxBytes {} warmup iters: {} iters: {} validate: {} algo: {} seed: {}",
         plan.sizes.first().unwrap_or(&0),
         plan.sizes.last().unwrap_or(&0),
-        or_adaptive(plan.warmup),
+        plan.warmup.unwrap_or(pacing::WARMUP_DEFAULT),
         or_adaptive(plan.iterations),
         u8::from(plan.check),
         plan.algorithm.as_deref().unwrap_or("auto"),
