@@ -65,6 +65,8 @@ pub struct Engine {
     queue: VecDeque<usize>,
     rounds: Vec<Option<Box<Round>>>,
     free_places: Vec<u32>,
+    // Boxed, because a round moves between lists and is large.
+    #[allow(clippy::vec_box)]
     spare_rounds: Vec<Box<Round>>,
     /// Places of rounds under way, in the order in which they started.
     active: Vec<u32>,
