@@ -28,6 +28,9 @@ mod tag;
 mod tasks;
 mod wait;
 
+#[cfg(test)]
+mod tests;
+
 pub use clock::Clock;
 pub use links::Contact;
 pub use prepared::Prepared;
