@@ -8,7 +8,6 @@
 mod text;
 
 use std::path::Path;
-use std::process::Command;
 use text::{code_of, places_of, references, words_of};
 
 /// The layers of `src`, in order: a module imports from itself and from earlier rows only. Modules of the
@@ -256,28 +255,32 @@ fn is_foreign(path: &str) -> bool {
     names.contains(&path) || path.starts_with("tests/data/") || is_generated(path)
 }
 
-/// Paths from the root of all files that git has or would add.
+/// What is in the tree and not in the repository: builds, history, what other tools keep.
+const NOT_OURS: [&str; 4] = ["target", ".git", "__pycache__", "proptest-regressions"];
+
+/// Paths from the root of all files of the repository. Walks the tree, so that a copy without git is checked too.
 fn paths() -> Vec<String> {
-    let root = env!("CARGO_MANIFEST_DIR");
-    let output = Command::new("git")
-        .args([
-            "-C",
-            root,
-            "ls-files",
-            "-z",
-            "--cached",
-            "--others",
-            "--exclude-standard",
-        ])
-        .output()
-        .expect("the tidy test asks git for the files: install git");
-    assert!(
-        output.status.success(),
-        "git ls-files in {root}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let names = String::from_utf8(output.stdout).expect("file names are UTF-8");
-    names.split_terminator('\0').map(str::to_owned).collect()
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (mut folders, mut found) = (vec![root.to_path_buf()], Vec::new());
+    while let Some(folder) = folders.pop() {
+        for entry in
+            std::fs::read_dir(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()))
+        {
+            let entry = entry.expect("an entry of a folder that can be read");
+            let (path, name) = (entry.path(), entry.file_name());
+            if NOT_OURS.iter().any(|n| name == *n) {
+                continue;
+            }
+            if entry.file_type().expect("its type").is_dir() {
+                folders.push(path);
+            } else {
+                let inside = path.strip_prefix(root).expect("below the root");
+                found.push(inside.to_str().expect("file names are UTF-8").to_owned());
+            }
+        }
+    }
+    found.sort_unstable();
+    found
 }
 
 /// Runs a rule over the repository; files that are not text count as empty.
@@ -285,7 +288,7 @@ fn check_tree(rule: Rule) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut complaints = Vec::new();
     for path in paths() {
-        // Git still lists a file that was deleted but not committed.
+        // A file may go while the others are read.
         let Ok(bytes) = std::fs::read(root.join(&path)) else {
             continue;
         };
