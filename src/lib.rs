@@ -49,7 +49,8 @@
 //! * Flag lines and windows are reused only after every rank has retired the operation that had them.
 //! * Everything is bounded: queues answer "would block", operations beyond the slots wait in order, receivers hold a
 //!   fixed number of messages per peer. Half of those places belong to the oldest operation, so later ones cannot block it.
-//! * An operation in its steady state allocates only its handle, and makes no system call unless its wait yields or sleeps.
+//! * In the steady state an operation reuses rounds, schedules and scratch memory, and makes no system call unless its
+//!   wait yields or sleeps.
 //! * Every wait has a deadline. The first failure ends the communicator on all ranks with one cause.
 //! * `engine/driver.rs` is the only place where schedule, transport and kernel meet; `engine/clock.rs` is the only
 //!   reader of the clock; `transport::open` is the one list of providers.

@@ -27,6 +27,7 @@ use crate::transport;
 use crate::types::{Collective, Rank, ReduceOp};
 use plans::Plans;
 use shared::Shared;
+use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -89,6 +90,22 @@ impl Communicator {
             std::thread::sleep(Duration::from_micros(200));
         }
         let communicator = Communicator::assemble(engine, clock, vec![0; ranks as usize], false);
+        if config.debug {
+            let progress = if config.progress_thread {
+                "a thread"
+            } else {
+                "calls"
+            };
+            say(&format!(
+                "rank {rank} of {ranks}: transport {} (asked for {}; all ranks are on this host), progress by {progress}, \
+                 chunks of {} B, windows of {} B, timeout {:?}",
+                communicator.transport(),
+                config.transport,
+                config.chunk_bytes,
+                config.window_bytes,
+                config.timeout
+            ));
+        }
         if config.progress_thread {
             communicator.start_progress_thread()?;
         }
@@ -109,13 +126,7 @@ impl Communicator {
             .iter()
             .filter(|&&host| host == hosts[rank as usize])
             .count();
-        let plans = Plans::new(
-            rank,
-            hosts,
-            is_mapped,
-            config.window_bytes,
-            config.algorithm.clone(),
-        );
+        let plans = Plans::new(rank, hosts, is_mapped, config);
         let shared = Arc::new(Shared::new(engine, clock, plans, local_ranks));
         let inner = Inner {
             shared,
@@ -252,4 +263,10 @@ impl Drop for Inner {
             let _ = thread.join();
         }
     }
+}
+
+/// A line for people, whole even when several ranks share the terminal.
+fn say(text: &str) {
+    // Nobody can be told that standard error is closed.
+    let _ = std::io::stderr().write_all(format!("linerate: {text}\n").as_bytes());
 }

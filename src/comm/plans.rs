@@ -2,6 +2,7 @@
 
 use super::call::Call;
 use crate::collective::{self, Algorithm, Available, Request, TransferShape};
+use crate::config::Config;
 use crate::cost::Model;
 use crate::engine::Prepared;
 use crate::error::{Error, Result};
@@ -9,6 +10,9 @@ use crate::limits::SCHEDULES_CACHED;
 use crate::schedule::Builder;
 use crate::types::{Collective, Rank};
 use std::sync::Arc;
+
+/// Lines that `LINERATE_DEBUG=info` prints at most.
+const EXPLAINED_MAX: usize = 256;
 
 /// What a cached schedule was built for.
 #[derive(Clone, PartialEq)]
@@ -40,17 +44,14 @@ pub(super) struct Plans {
     window_bytes: u64,
     /// For every call (see [`crate::Config::algorithm`]).
     default_algorithm: Option<String>,
+    /// Say what is chosen and why.
+    debug: bool,
     cached: Vec<(Key, Arc<Prepared>)>,
+    explained: Vec<(Collective, &'static str, Option<u32>)>,
 }
 
 impl Plans {
-    pub fn new(
-        rank: Rank,
-        hosts: Vec<u32>,
-        mapped: bool,
-        window_bytes: usize,
-        default_algorithm: Option<String>,
-    ) -> Plans {
+    pub fn new(rank: Rank, hosts: Vec<u32>, mapped: bool, config: &Config) -> Plans {
         let model = if mapped {
             Model::SHARED_MEMORY
         } else {
@@ -62,9 +63,11 @@ impl Plans {
             hosts,
             model,
             mapped,
-            window_bytes: window_bytes as u64,
-            default_algorithm,
+            window_bytes: config.window_bytes as u64,
+            default_algorithm: config.algorithm.clone(),
+            debug: config.debug,
             cached: Vec::new(),
+            explained: Vec::new(),
         }
     }
 
@@ -98,12 +101,41 @@ impl Plans {
         let request = self.request(call, in_place);
         request.check()?;
         let (algorithm, is_forced) = self.algorithm(call, &request)?;
+        if self.debug {
+            self.explain(call, algorithm, is_forced);
+        }
         let prepared = self.prepare(&request, algorithm)?;
         let fallback = match algorithm.needs.registered && !is_forced {
             true => Some(self.prepare(&request, self.choose(call, &request, false))?),
             false => None,
         };
         Ok(Plan { prepared, fallback })
+    }
+
+    /// Says once per size (in powers of two) and collective what was chosen and why.
+    fn explain(&mut self, call: &Call, algorithm: &Algorithm, is_forced: bool) {
+        let bytes = call.count * call.dtype.size_bytes() as u64;
+        let line = (call.collective, algorithm.name, bytes.checked_ilog2());
+        if self.explained.contains(&line) || self.explained.len() >= EXPLAINED_MAX {
+            return;
+        }
+        self.explained.push(line);
+        let why = match (is_forced, algorithm.needs.registered) {
+            (true, _) => "named by the caller or LINERATE_ALGO",
+            (false, true) => {
+                "the cheapest by the cost model; staged instead if some rank's memory is not registered"
+            }
+            (false, false) => "the cheapest by the cost model",
+        };
+        let memory = if self.mapped {
+            "memory mapped by all ranks"
+        } else {
+            "messages"
+        };
+        super::say(&format!(
+            "rank {}: {} of {bytes} B: {} ({why}; {memory})",
+            self.rank, call.collective, algorithm.name
+        ));
     }
 
     /// The algorithm of a call, and whether the user named it.

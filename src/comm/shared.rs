@@ -2,7 +2,7 @@
 
 use super::buffer::Garbage;
 use super::plans::Plans;
-use crate::engine::{Clock, Engine, Patience, TaskId, WaitStep};
+use crate::engine::{Clock, Engine, Patience, SpinTime, TaskId, WaitStep};
 use crate::error::{Error, Result};
 use crate::memory::futex_wait;
 use crate::time::Time;
@@ -11,8 +11,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Polls between two looks at the clock: a look costs as much as several polls of a small job.
-const POLLS_PER_LOOK: u32 = 32;
 /// Control sockets and timeouts are looked at this often while a thread waits.
 const SLOW_EVERY: Duration = Duration::from_millis(2);
 /// Longest sleep of the progress thread when there is nothing to do; wake-ups cut it short.
@@ -23,8 +21,7 @@ pub(super) struct Shared {
     engine: Mutex<Engine>,
     pub clock: Clock,
     wait_source: WaitSource,
-    /// Ranks of this job on this host, and cores.
-    crowd: (usize, usize),
+    spin: SpinTime,
     pub plans: Mutex<Plans>,
     pub garbage: Garbage,
     /// Threads inside `wait`; the progress thread leaves the driving to them.
@@ -39,7 +36,7 @@ impl Shared {
             wait_source: engine.wait_source(),
             engine: Mutex::new(engine),
             clock,
-            crowd: (local_ranks, cores),
+            spin: SpinTime::new(local_ranks, cores),
             plans: Mutex::new(plans),
             garbage: Garbage::default(),
             waiters: AtomicU32::new(0),
@@ -79,7 +76,7 @@ impl Shared {
             // Most small operations need only a few polls: no clock, no counters.
             let mut engine = self.engine();
             let now = self.clock.now();
-            for _ in 0..POLLS_PER_LOOK {
+            for _ in 0..self.spin.polls_per_look() {
                 if let Some(result) = take_result(&mut engine, task) {
                     return Some(result);
                 }
@@ -98,7 +95,7 @@ impl Shared {
     }
 
     fn wait_long(&self, task: TaskId, limit: Option<Duration>) -> Option<Result<()>> {
-        let mut patience = Patience::new(self.crowd.0, self.crowd.1);
+        let mut patience = Patience::new(&self.spin);
         let start = self.clock.now();
         let deadline = limit.map_or(Time::MAX, |limit| start.after(limit));
         let mut slow_at = start.after(SLOW_EVERY);
@@ -106,13 +103,10 @@ impl Shared {
             let now = self.clock.now();
             let mut engine = self.engine();
             let mut moved = false;
-            for _ in 0..if patience.may_spin() {
-                POLLS_PER_LOOK
-            } else {
-                2
-            } {
+            for _ in 0..self.spin.polls_per_look() {
                 moved |= engine.drive(now);
                 if let Some(result) = take_result(&mut engine, task) {
+                    self.spin.learn(patience.last());
                     return Some(result);
                 }
             }
@@ -160,7 +154,7 @@ impl Shared {
 
     /// The progress thread: drives whenever no caller waits.
     pub fn run_progress_thread(&self) {
-        let mut patience = Patience::new(usize::MAX, 1);
+        let mut patience = Patience::new(&SpinTime::new(usize::MAX, 1));
         while !self.stop.load(Ordering::Acquire) {
             let moved =
                 self.waiters.load(Ordering::Relaxed) == 0 && self.engine().drive(self.clock.now());
