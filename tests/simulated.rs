@@ -141,3 +141,67 @@ fn a_thousand_orders_of_delivery_give_the_same_bits() {
         }
     }
 }
+
+/// The virtual time of one allreduce on size-only memory, nanoseconds.
+fn time_of(ranks: u32, algorithm: &str, bytes: usize) -> u64 {
+    let options = SimOptions {
+        size_only: true,
+        ..SimOptions::new(ranks, 1)
+    };
+    let mut simulation = Simulation::new(options, Config::default()).unwrap();
+    let start = simulation.now();
+    let comms = simulation.communicators().to_vec();
+    let mut operations: Vec<Operation> = comms
+        .iter()
+        .map(|c| {
+            let buffer = c.alloc(bytes).unwrap();
+            let call = linerate::Call::all_reduce(
+                linerate::DataType::F32,
+                linerate::ReduceOp::Sum,
+                bytes as u64 / 4,
+                &buffer,
+                &buffer,
+            );
+            c.start(&linerate::Call {
+                algorithm: Some(algorithm.into()),
+                ..call
+            })
+            .unwrap()
+        })
+        .collect();
+    simulation
+        .run(|_| operations.iter_mut().all(|o| o.test().unwrap()))
+        .unwrap();
+    simulation.now().since(start).as_nanos() as u64
+}
+
+#[test]
+fn large_rings_take_the_time_of_their_bytes_and_small_ones_of_their_rounds() {
+    let link = SimOptions::new(2, 1).network;
+    let (ranks, bytes) = (8u32, 1usize << 30);
+    let wire = 2.0 * f64::from(ranks - 1) / f64::from(ranks) * bytes as f64
+        / link.bytes_per_second as f64
+        * 1e9;
+    let large = time_of(ranks, "ring", bytes) as f64;
+    assert!(
+        large >= wire && large < 1.05 * wire,
+        "{large} ns for {wire} ns on the wire"
+    );
+    let rounds = f64::from(2 * (ranks - 1)) * link.latency_ns as f64;
+    let small = time_of(ranks, "ring", 32) as f64;
+    assert!(
+        small >= rounds && small < 1.5 * rounds,
+        "{small} ns for {rounds} ns of latency"
+    );
+}
+
+#[test]
+fn a_thousand_ranks_run_on_memory_that_has_only_a_size() {
+    let link = SimOptions::new(2, 1).network;
+    let time = time_of(1024, "recursive-doubling", 8) as f64;
+    let rounds = 10.0 * link.latency_ns as f64;
+    assert!(
+        time >= rounds && time < 1.5 * rounds,
+        "{time} ns for {rounds} ns of latency"
+    );
+}

@@ -17,7 +17,7 @@
 //!    once per activation of its schedule.
 //!
 //! To add an algorithm: write a function in `collective/` that appends steps to a [`Builder`] in program
-//! order (the builder finds the dependencies from the ranges), list it in `collective/mod.rs`, and the
+//! order (the builder finds the dependencies from the ranges), list it in `collective/table.rs`, and the
 //! checker ([`check`]) runs it against its definition for every rank count.
 //!
 //! Read first: this file, then `collective/ring.rs`.
