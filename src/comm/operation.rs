@@ -11,6 +11,7 @@ use std::time::Duration;
 pub struct Operation {
     shared: Arc<Shared>,
     task: TaskId,
+    /// Once known, the engine has forgotten the task.
     result: Option<Result<()>>,
 }
 
@@ -35,10 +36,10 @@ impl Operation {
 
     /// Waits for its end. An operation on which nothing moves for the communicator's timeout fails.
     pub fn wait(mut self) -> Result<()> {
-        match self.result.take() {
-            Some(result) => result,
-            None => self.shared.wait(self.task, None).unwrap_or(Ok(())),
+        if self.result.is_none() {
+            self.result = self.shared.wait(self.task, None);
         }
+        self.result.clone().unwrap_or(Ok(()))
     }
 
     /// Waits at most `limit`; `Ok(false)`: still running.
@@ -59,6 +60,8 @@ impl Operation {
 
 impl Drop for Operation {
     fn drop(&mut self) {
-        self.shared.engine().release(self.task);
+        if self.result.is_none() {
+            self.shared.engine().release(self.task);
+        }
     }
 }

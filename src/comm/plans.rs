@@ -8,8 +8,11 @@ use crate::engine::Prepared;
 use crate::error::{Error, Result};
 use crate::limits::SCHEDULES_CACHED;
 use crate::schedule::Builder;
-use crate::types::{Collective, Rank};
+use crate::types::{Collective, DataType, Rank};
 use std::sync::Arc;
+
+/// Calls whose plan is remembered as a whole: a training step repeats a few sizes.
+const RECENT_CALLS: usize = 16;
 
 /// Lines that `LINERATE_DEBUG=info` prints at most.
 const EXPLAINED_MAX: usize = 256;
@@ -27,7 +30,20 @@ enum Key {
     Transfers(Vec<TransferShape>),
 }
 
+/// What the plan of a call depends on, besides the ranks.
+#[derive(Clone, PartialEq)]
+struct Recent {
+    collective: Collective,
+    count: u64,
+    dtype: DataType,
+    premultiply: bool,
+    root: Rank,
+    in_place: bool,
+    algorithm: Option<String>,
+}
+
 /// The schedules to run a call with.
+#[derive(Clone)]
 pub(super) struct Plan {
     pub prepared: Arc<Prepared>,
     /// If peers' buffers are reached and some rank's are not registered.
@@ -47,6 +63,9 @@ pub(super) struct Plans {
     /// Say what is chosen and why.
     debug: bool,
     cached: Vec<(Key, Arc<Prepared>)>,
+    /// Latest first. Choosing by cost and building a request take several times as long as the rest of
+    /// a small operation.
+    recent: Vec<(Recent, Plan)>,
     explained: Vec<(Collective, &'static str, Option<u32>)>,
 }
 
@@ -67,6 +86,7 @@ impl Plans {
             default_algorithm: config.algorithm.clone(),
             debug: config.debug,
             cached: Vec::new(),
+            recent: Vec::new(),
             explained: Vec::new(),
         }
     }
@@ -98,6 +118,40 @@ impl Plans {
 
     /// The schedules of a collective.
     pub fn plan(&mut self, call: &Call, in_place: bool) -> Result<Plan> {
+        if matches!(
+            call.collective,
+            Collective::AllGatherV | Collective::AllToAllV
+        ) {
+            return self.plan_anew(call, in_place);
+        }
+        let premultiply = call.op.factor().is_some();
+        let is_same = |known: &Recent| {
+            known.count == call.count
+                && (known.collective, known.dtype, known.root)
+                    == (call.collective, call.dtype, call.root)
+                && (known.in_place, known.premultiply) == (in_place, premultiply)
+                && known.algorithm == call.algorithm
+        };
+        if let Some(index) = self.recent.iter().position(|(known, _)| is_same(known)) {
+            self.recent[..=index].rotate_right(1);
+            return Ok(self.recent[0].1.clone());
+        }
+        let plan = self.plan_anew(call, in_place)?;
+        let known = Recent {
+            collective: call.collective,
+            count: call.count,
+            dtype: call.dtype,
+            premultiply,
+            root: call.root,
+            in_place,
+            algorithm: call.algorithm.clone(),
+        };
+        self.recent.truncate(RECENT_CALLS - 1);
+        self.recent.insert(0, (known, plan.clone()));
+        Ok(plan)
+    }
+
+    fn plan_anew(&mut self, call: &Call, in_place: bool) -> Result<Plan> {
         let request = self.request(call, in_place);
         request.check()?;
         let (algorithm, is_forced) = self.algorithm(call, &request)?;
