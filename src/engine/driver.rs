@@ -46,11 +46,11 @@ impl Driver {
             round.progress.enqueue(step);
         }
         self.check_waits(&prepared, round)?;
-        while let Some(step) = round.progress.pop_ready() {
+        // A round that is to be repeated touches nothing more: its input must be what it was.
+        while !round.is_redirected
+            && let Some(step) = round.progress.pop_ready()
+        {
             self.execute(place, &prepared, round, step, is_oldest)?;
-            if round.is_redirected {
-                break;
-            }
         }
         Ok(())
     }

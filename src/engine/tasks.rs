@@ -2,7 +2,6 @@
 
 use super::Engine;
 use super::prepared::Prepared;
-use super::progress::Progress;
 use super::round::{PeerBuffers, Round, RoundId, Segment};
 use super::signature::Signature;
 use super::tag::ROUNDS_MAX;
@@ -356,7 +355,7 @@ impl Engine {
         let mut round = self
             .spare_rounds
             .pop()
-            .unwrap_or_else(|| Box::new(empty_round(call.prepared.clone())));
+            .unwrap_or_else(|| Box::new(Round::new(call.prepared.clone())));
         let call = self.tasks[index]
             .call
             .as_ref()
@@ -377,6 +376,8 @@ impl Engine {
         round
             .peers
             .resize(self.driver.links.ranks as usize, PeerBuffers::default());
+        round.waiting.clear();
+        round.stalled.clear();
         (round.is_redirected, round.arrivals) = (false, 0);
         let scratch = round
             .prepared
@@ -564,31 +565,4 @@ fn signature_of(call: &TaskCall) -> Signature {
         call.prepared.algorithm,
         call.count,
     )
-}
-
-fn empty_round(prepared: Arc<Prepared>) -> Round {
-    Round {
-        id: RoundId::Pairwise,
-        task: 0,
-        generation: 0,
-        prepared,
-        progress: Progress::default(),
-        waiting: Vec::new(),
-        stalled: Vec::new(),
-        signature: Signature(0),
-        count: 0,
-        slots: Vec::new(),
-        dtype: DataType::U8,
-        op: ReduceOp::Sum,
-        segment: Segment::default(),
-        buffers: Vec::new(),
-        window_offsets: Vec::new(),
-        peers: Vec::new(),
-        message_bases: Vec::new(),
-        scratch: None,
-        bounced: Vec::new(),
-        outstanding: 0,
-        is_redirected: false,
-        arrivals: 0,
-    }
 }
