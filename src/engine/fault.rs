@@ -165,11 +165,11 @@ impl Engine {
     }
 
     fn ask(&mut self, task: usize, now: Time) {
-        let round = self.round_of(task);
-        let sequence = round
-            .and_then(|r| r.sequence())
-            .unwrap_or(self.next_sequence);
-        let signature = round.map_or(0, |r| r.signature.0);
+        // Only collectives have a number that all ranks share, and that a peer can compare.
+        let numbered = self
+            .round_of(task)
+            .and_then(|r| Some((r.sequence()?, r.signature.0)));
+        let (sequence, signature) = numbered.unwrap_or((self.next_sequence, 0));
         let query = ControlMessage {
             kind: ControlKind::Query,
             rank: self.rank(),
