@@ -66,7 +66,12 @@ impl Driver {
                 step,
                 chunk: run.chunks_posted,
             };
-            let posted = if message.is_send {
+            let pair_number = (round.id == RoundId::Pairwise && message.is_send)
+                .then(|| round.message_number(message.peer, message.number, true));
+            let is_turn = pair_number.is_none_or(|n| n == self.pair_heads[message.peer as usize]);
+            let posted = if !is_turn {
+                Err(PostError::WouldBlock)
+            } else if message.is_send {
                 self.send_chunk(
                     round,
                     step,
@@ -87,6 +92,9 @@ impl Driver {
                     round.progress.run(step).chunks_posted += 1;
                     round.outstanding += 1;
                     self.moved = true;
+                    if pair_number.is_some() && run.chunks_posted + 1 == chunks {
+                        self.pair_heads[message.peer as usize] += 1;
+                    }
                 }
                 Err(PostError::WouldBlock) => {
                     round.stalled.push(step);
