@@ -140,6 +140,26 @@ impl Driver {
         posted
     }
 
+    /// Takes back every receive of a round, whose memory may end with its caller.
+    pub fn cancel_receives(&mut self, place: u32, round: &mut Round) {
+        let prepared = round.prepared.clone();
+        for (step, action) in (0..).zip(prepared.schedule.steps.iter().map(|s| &s.action)) {
+            let Action::Recv { peer, .. } = action else {
+                continue;
+            };
+            let run = round.progress.run(step);
+            for chunk in run.chunks_done..run.chunks_posted {
+                let token = Token::Step {
+                    round: place,
+                    generation: round.generation,
+                    step,
+                    chunk,
+                };
+                self.links.transport.cancel(*peer, token.emit());
+            }
+        }
+    }
+
     /// A chunk has been sent or received.
     pub fn handle_completion(
         &mut self,
