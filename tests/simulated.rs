@@ -205,3 +205,22 @@ fn a_thousand_ranks_run_on_memory_that_has_only_a_size() {
         "{time} ns for {rounds} ns of latency"
     );
 }
+
+#[test]
+fn a_simulated_rank_lends_no_slice_that_it_cannot_wait_for() {
+    let simulation = Simulation::new(SimOptions::new(2, 1), Config::default()).unwrap();
+    let mut data = vec![1.0f32; 8];
+    let comm = &simulation.communicators()[0];
+    let error = comm.all_reduce(&mut data, linerate::ReduceOp::Sum);
+    assert!(error.unwrap_err().to_string().contains("Buffer"));
+    // Nothing was started: the next operation is the first.
+    let mut barriers: Vec<Operation> = simulation
+        .communicators()
+        .iter()
+        .map(|c| c.start(&linerate::Call::barrier()).unwrap())
+        .collect();
+    let mut simulation = simulation;
+    simulation
+        .run(|_| barriers.iter_mut().all(|b| b.test().unwrap()))
+        .unwrap();
+}

@@ -223,6 +223,12 @@ impl Communicator {
             ..Call::new(Collective::AllReduce, T::DTYPE, data.len() as u64)
         };
         let shared = &self.inner.shared;
+        if shared.clock.is_virtual() {
+            // Nobody can wait here, and the loan must not end before the operation does.
+            return Err(Error::invalid(
+                "a simulated rank cannot wait inside a call on a slice: start an operation on a Buffer",
+            ));
+        }
         lend_slice(data, |view| {
             let bound = {
                 let mut plans = shared.plans.lock().unwrap_or_else(PoisonError::into_inner);

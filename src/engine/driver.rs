@@ -21,6 +21,9 @@ pub struct Driver {
     pub links: Links,
     pub pool: Pool,
     pub chunk_bytes: usize,
+    /// Per peer, the first message of pairwise rounds that has not been handed over as a whole: only that one may
+    /// send, so that later ones never take the places that it needs.
+    pair_heads: Vec<u64>,
     /// Something moved since this was last cleared.
     pub moved: bool,
     sources: Vec<View>,
@@ -30,6 +33,7 @@ pub struct Driver {
 impl Driver {
     pub fn new(links: Links, pool: Pool, chunk_bytes: usize) -> Driver {
         Driver {
+            pair_heads: vec![0; links.ranks as usize],
             links,
             pool,
             chunk_bytes,
@@ -46,11 +50,11 @@ impl Driver {
             round.progress.enqueue(step);
         }
         self.check_waits(&prepared, round)?;
-        while let Some(step) = round.progress.pop_ready() {
+        // A round that is to be repeated touches nothing more: its input must be what it was.
+        while !round.is_redirected
+            && let Some(step) = round.progress.pop_ready()
+        {
             self.execute(place, &prepared, round, step, is_oldest)?;
-            if round.is_redirected {
-                break;
-            }
         }
         Ok(())
     }

@@ -53,6 +53,12 @@ impl Engine {
                 }
             }
         }
+        // A call on borrowed memory returns now: nothing may arrive there any more.
+        for &place in &self.active {
+            if let Some(round) = self.rounds[place as usize].as_deref_mut() {
+                self.driver.cancel_receives(place, round);
+            }
+        }
         self.fail_tasks(&error);
     }
 
@@ -142,15 +148,35 @@ impl Engine {
             }
             return;
         }
-        let timeout = self.config.timeout;
-        let is_still = |task: &super::Task| now.since(task.last_moved) > timeout;
-        let stuck = (0..self.tasks.len()).find(|&index| {
-            let task = &self.tasks[index];
-            let is_first = task.has_active_rounds() || self.queue.front() == Some(&index);
-            task.is_running() && is_first && is_still(task)
-        });
-        if let Some(task) = stuck {
+        if let Some(task) = self.find_silent(now) {
             self.ask(task, now);
+        }
+    }
+
+    /// The first operation that has stood still for the whole timeout. Later ones may have to wait for earlier ones, so
+    /// they are not silent while one of those moves.
+    fn find_silent(&self, now: Time) -> Option<usize> {
+        let rounds = self
+            .active
+            .iter()
+            .filter_map(|&place| self.rounds[place as usize].as_deref());
+        let mut last_moved = Time::default();
+        let mut tasks = rounds.map(|r| r.task).chain(self.queue.front().copied());
+        tasks.find(|&index| {
+            let task = &self.tasks[index];
+            last_moved = last_moved.max(task.last_moved);
+            task.is_running() && now.since(last_moved) > self.config.timeout
+        })
+    }
+
+    /// An operation has ended that was the `at`-th under way: those behind it have all their time before them.
+    pub(super) fn refresh_later(&mut self, at: usize, now: Time) {
+        let rounds = self.active[at..]
+            .iter()
+            .filter_map(|&place| self.rounds[place as usize].as_deref());
+        for index in rounds.map(|r| r.task).chain(self.queue.front().copied()) {
+            let task = &mut self.tasks[index];
+            task.last_moved = task.last_moved.max(now);
         }
     }
 
@@ -165,11 +191,11 @@ impl Engine {
     }
 
     fn ask(&mut self, task: usize, now: Time) {
-        let round = self.round_of(task);
-        let sequence = round
-            .and_then(|r| r.sequence())
-            .unwrap_or(self.next_sequence);
-        let signature = round.map_or(0, |r| r.signature.0);
+        // Only collectives have a number that all ranks share, and that a peer can compare.
+        let numbered = self
+            .round_of(task)
+            .and_then(|r| Some((r.sequence()?, r.signature.0)));
+        let (sequence, signature) = numbered.unwrap_or((self.next_sequence, 0));
         let query = ControlMessage {
             kind: ControlKind::Query,
             rank: self.rank(),

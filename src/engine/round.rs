@@ -81,6 +81,34 @@ pub struct Round {
 }
 
 impl Round {
+    /// A round of nothing, to be filled in when it starts.
+    pub fn new(prepared: Arc<Prepared>) -> Round {
+        Round {
+            id: RoundId::Pairwise,
+            task: 0,
+            generation: 0,
+            prepared,
+            progress: Progress::default(),
+            waiting: Vec::new(),
+            stalled: Vec::new(),
+            signature: Signature(0),
+            count: 0,
+            slots: Vec::new(),
+            dtype: DataType::U8,
+            op: ReduceOp::Sum,
+            segment: Segment::default(),
+            buffers: Vec::new(),
+            window_offsets: Vec::new(),
+            peers: Vec::new(),
+            message_bases: Vec::new(),
+            scratch: None,
+            bounced: Vec::new(),
+            outstanding: 0,
+            is_redirected: false,
+            arrivals: 0,
+        }
+    }
+
     /// The run-time numbers for ranges.
     pub fn counts(&self) -> Count<'_> {
         Count {

@@ -2,7 +2,6 @@
 
 use super::Engine;
 use super::prepared::Prepared;
-use super::progress::Progress;
 use super::round::{PeerBuffers, Round, RoundId, Segment};
 use super::signature::Signature;
 use super::tag::ROUNDS_MAX;
@@ -85,10 +84,6 @@ impl Task {
 
     pub fn is_running(&self) -> bool {
         self.state == State::Running
-    }
-
-    pub fn has_active_rounds(&self) -> bool {
-        self.active_rounds > 0
     }
 }
 
@@ -315,13 +310,17 @@ impl Engine {
 
     /// Whether every peer has retired the operation that used the slot of this one.
     fn is_retired_by_all(&mut self, sequence: u64) -> bool {
-        if self.retired_by_all + OPERATION_SLOTS > sequence {
+        if self.retired_by_all.saturating_add(OPERATION_SLOTS) > sequence {
             return true;
         }
         let links = &self.driver.links;
         let least = links.others().map(|p| links.retired_by(p)).min();
-        self.retired_by_all = least.unwrap_or(u64::MAX - OPERATION_SLOTS);
-        self.retired_by_all + OPERATION_SLOTS > sequence
+        let least = least.unwrap_or(u64::MAX);
+        if least > self.retired_by_all {
+            self.refresh_later(self.active.len(), self.now);
+        }
+        self.retired_by_all = least;
+        least.saturating_add(OPERATION_SLOTS) > sequence
     }
 
     fn start_round(&mut self, index: usize, id: RoundId, now: Time) {
@@ -356,7 +355,7 @@ impl Engine {
         let mut round = self
             .spare_rounds
             .pop()
-            .unwrap_or_else(|| Box::new(empty_round(call.prepared.clone())));
+            .unwrap_or_else(|| Box::new(Round::new(call.prepared.clone())));
         let call = self.tasks[index]
             .call
             .as_ref()
@@ -377,6 +376,8 @@ impl Engine {
         round
             .peers
             .resize(self.driver.links.ranks as usize, PeerBuffers::default());
+        round.waiting.clear();
+        round.stalled.clear();
         (round.is_redirected, round.arrivals) = (false, 0);
         let scratch = round
             .prepared
@@ -471,7 +472,10 @@ impl Engine {
             round.is_redirected || (round.progress.is_finished() && round.outstanding == 0);
         match ran {
             Ok(()) if has_ended => {
-                self.active.retain(|&p| p != place);
+                let at = self.active.iter().position(|&p| p == place);
+                let at = at.expect("a round that runs is active");
+                self.active.remove(at);
+                self.refresh_later(at, now);
                 self.free_places.push(place);
                 self.end_round(round);
                 true
@@ -564,31 +568,4 @@ fn signature_of(call: &TaskCall) -> Signature {
         call.prepared.algorithm,
         call.count,
     )
-}
-
-fn empty_round(prepared: Arc<Prepared>) -> Round {
-    Round {
-        id: RoundId::Pairwise,
-        task: 0,
-        generation: 0,
-        prepared,
-        progress: Progress::default(),
-        waiting: Vec::new(),
-        stalled: Vec::new(),
-        signature: Signature(0),
-        count: 0,
-        slots: Vec::new(),
-        dtype: DataType::U8,
-        op: ReduceOp::Sum,
-        segment: Segment::default(),
-        buffers: Vec::new(),
-        window_offsets: Vec::new(),
-        peers: Vec::new(),
-        message_bases: Vec::new(),
-        scratch: None,
-        bounced: Vec::new(),
-        outstanding: 0,
-        is_redirected: false,
-        arrivals: 0,
-    }
 }

@@ -66,7 +66,12 @@ impl Driver {
                 step,
                 chunk: run.chunks_posted,
             };
-            let posted = if message.is_send {
+            let pair_number = (round.id == RoundId::Pairwise && message.is_send)
+                .then(|| round.message_number(message.peer, message.number, true));
+            let is_turn = pair_number.is_none_or(|n| n == self.pair_heads[message.peer as usize]);
+            let posted = if !is_turn {
+                Err(PostError::WouldBlock)
+            } else if message.is_send {
                 self.send_chunk(
                     round,
                     step,
@@ -87,6 +92,9 @@ impl Driver {
                     round.progress.run(step).chunks_posted += 1;
                     round.outstanding += 1;
                     self.moved = true;
+                    if pair_number.is_some() && run.chunks_posted + 1 == chunks {
+                        self.pair_heads[message.peer as usize] += 1;
+                    }
                 }
                 Err(PostError::WouldBlock) => {
                     round.stalled.push(step);
@@ -130,6 +138,26 @@ impl Driver {
             Err(_) => self.pool.give(lent),
         }
         posted
+    }
+
+    /// Takes back every receive of a round, whose memory may end with its caller.
+    pub fn cancel_receives(&mut self, place: u32, round: &mut Round) {
+        let prepared = round.prepared.clone();
+        for (step, action) in (0..).zip(prepared.schedule.steps.iter().map(|s| &s.action)) {
+            let Action::Recv { peer, .. } = action else {
+                continue;
+            };
+            let run = round.progress.run(step);
+            for chunk in run.chunks_done..run.chunks_posted {
+                let token = Token::Step {
+                    round: place,
+                    generation: round.generation,
+                    step,
+                    chunk,
+                };
+                self.links.transport.cancel(*peer, token.emit());
+            }
+        }
     }
 
     /// A chunk has been sent or received.
