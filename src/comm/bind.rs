@@ -67,14 +67,12 @@ fn bind_transfers(call: &Call, plans: &mut Plans) -> Result<TaskCall> {
 }
 
 fn task_call(call: &Call, plan: Plan, input: View, output: View, others: Vec<View>) -> TaskCall {
-    let buffers = call
-        .input
-        .iter()
-        .chain(&call.output)
-        .chain(call.transfers.iter().map(|t| &t.buffer));
-    let keep = buffers
-        .map(|buffer| buffer.owner().clone() as Arc<dyn Any + Send + Sync>)
-        .collect();
+    let owner = |buffer: &Buffer| buffer.owner().clone() as Arc<dyn Any + Send + Sync>;
+    let keep = [
+        call.input.as_ref().map(owner),
+        call.output.as_ref().map(owner),
+    ];
+    let keep_others = call.transfers.iter().map(|t| owner(&t.buffer)).collect();
     TaskCall {
         collective: call.collective,
         prepared: plan.prepared,
@@ -88,6 +86,7 @@ fn task_call(call: &Call, plan: Plan, input: View, output: View, others: Vec<Vie
         output,
         others,
         keep,
+        keep_others,
     }
 }
 

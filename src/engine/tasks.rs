@@ -47,7 +47,9 @@ pub struct TaskCall {
     /// The buffers of the transfers of a group.
     pub others: Vec<View>,
     /// Owners of the memory, kept until the task has ended.
-    pub keep: Vec<Arc<dyn Any + Send + Sync>>,
+    pub keep: [Option<Arc<dyn Any + Send + Sync>>; 2],
+    /// The same of the transfers' buffers.
+    pub keep_others: Vec<Arc<dyn Any + Send + Sync>>,
 }
 
 #[derive(Debug, PartialEq)]

@@ -77,7 +77,8 @@ impl Job {
             input: self.inputs[rank as usize].view(),
             output: self.outputs[rank as usize].view(),
             others: Vec::new(),
-            keep: Vec::new(),
+            keep: [None, None],
+            keep_others: Vec::new(),
         };
         self.engines[rank as usize]
             .submit(call, self.world.now())
