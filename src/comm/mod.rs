@@ -196,6 +196,18 @@ impl Communicator {
     /// until it has ended.
     ///
     /// Errors: arguments that do not fit (nothing has been started), or a communicator that has failed.
+    ///
+    /// ```
+    /// use linerate::{Call, Communicator, Config, DataType, ReduceOp};
+    /// let communicator = Communicator::join(0, 1, "a job of one rank", Config::default())?;
+    /// let buffer = communicator.alloc(4 * size_of::<f32>())?;
+    /// buffer.write(0, &[1.0f32, 2.0, 3.0, 4.0]);
+    /// let call = Call::all_reduce(DataType::F32, ReduceOp::Sum, 4, &buffer, &buffer);
+    /// let mut operation = communicator.start(&call)?;
+    /// while !operation.test()? {} // or compute, then `operation.wait()?`
+    /// assert_eq!(buffer.to_vec::<f32>(), [1.0, 2.0, 3.0, 4.0]);
+    /// # Ok::<(), linerate::Error>(())
+    /// ```
     pub fn start(&self, call: &Call) -> Result<Operation> {
         let shared = &self.inner.shared;
         let bound = {
