@@ -126,13 +126,18 @@ impl Links {
         for event in events.drain(..) {
             match event {
                 Event::Connected(peer) => self.peers[peer as usize].is_connected = true,
-                Event::PeerFailed(rank, cause) => return Err(Error::PeerFailed { rank, cause }),
+                Event::PeerFailed(rank, cause) => self.mark_gone(rank, cause),
                 Event::Completion(_) => {}
             }
         }
         let mut is_ready = true;
         for peer in 0..self.ranks {
-            is_ready &= self.peers[peer as usize].is_connected && self.map_peer(peer)?;
+            let is_known = self.peers[peer as usize].is_connected && self.map_peer(peer)?;
+            // A peer that has all it needs of this rank may leave; what it said before is here, and enough.
+            if !is_known && self.gone(peer).is_some() {
+                return Err(self.peer_failed(peer));
+            }
+            is_ready &= is_known;
         }
         if is_ready {
             for peer in self.others() {
@@ -151,7 +156,8 @@ impl Links {
             .clone()
             .expect("connect came first");
         for (key, needed) in [(self.control_key, true), (self.window_key, mapped)] {
-            if needed && is_blocked(self.transport.export(peer, key))? {
+            let is_wanted = needed && self.gone(peer).is_none();
+            if is_wanted && is_blocked(self.transport.export(peer, key))? {
                 return Ok(false);
             }
         }
