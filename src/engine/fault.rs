@@ -148,15 +148,35 @@ impl Engine {
             }
             return;
         }
-        let timeout = self.config.timeout;
-        let is_still = |task: &super::Task| now.since(task.last_moved) > timeout;
-        let stuck = (0..self.tasks.len()).find(|&index| {
-            let task = &self.tasks[index];
-            let is_first = task.has_active_rounds() || self.queue.front() == Some(&index);
-            task.is_running() && is_first && is_still(task)
-        });
-        if let Some(task) = stuck {
+        if let Some(task) = self.find_silent(now) {
             self.ask(task, now);
+        }
+    }
+
+    /// The first operation that has stood still for the whole timeout. Later ones may have to wait for earlier ones, so
+    /// they are not silent while one of those moves.
+    fn find_silent(&self, now: Time) -> Option<usize> {
+        let rounds = self
+            .active
+            .iter()
+            .filter_map(|&place| self.rounds[place as usize].as_deref());
+        let mut last_moved = Time::default();
+        let mut tasks = rounds.map(|r| r.task).chain(self.queue.front().copied());
+        tasks.find(|&index| {
+            let task = &self.tasks[index];
+            last_moved = last_moved.max(task.last_moved);
+            task.is_running() && now.since(last_moved) > self.config.timeout
+        })
+    }
+
+    /// An operation has ended that was the `at`-th under way: those behind it have all their time before them.
+    pub(super) fn refresh_later(&mut self, at: usize, now: Time) {
+        let rounds = self.active[at..]
+            .iter()
+            .filter_map(|&place| self.rounds[place as usize].as_deref());
+        for index in rounds.map(|r| r.task).chain(self.queue.front().copied()) {
+            let task = &mut self.tasks[index];
+            task.last_moved = task.last_moved.max(now);
         }
     }
 

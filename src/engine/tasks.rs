@@ -85,10 +85,6 @@ impl Task {
     pub fn is_running(&self) -> bool {
         self.state == State::Running
     }
-
-    pub fn has_active_rounds(&self) -> bool {
-        self.active_rounds > 0
-    }
 }
 
 impl Engine {
@@ -314,13 +310,17 @@ impl Engine {
 
     /// Whether every peer has retired the operation that used the slot of this one.
     fn is_retired_by_all(&mut self, sequence: u64) -> bool {
-        if self.retired_by_all + OPERATION_SLOTS > sequence {
+        if self.retired_by_all.saturating_add(OPERATION_SLOTS) > sequence {
             return true;
         }
         let links = &self.driver.links;
         let least = links.others().map(|p| links.retired_by(p)).min();
-        self.retired_by_all = least.unwrap_or(u64::MAX - OPERATION_SLOTS);
-        self.retired_by_all + OPERATION_SLOTS > sequence
+        let least = least.unwrap_or(u64::MAX);
+        if least > self.retired_by_all {
+            self.refresh_later(self.active.len(), self.now);
+        }
+        self.retired_by_all = least;
+        least.saturating_add(OPERATION_SLOTS) > sequence
     }
 
     fn start_round(&mut self, index: usize, id: RoundId, now: Time) {
@@ -472,7 +472,10 @@ impl Engine {
             round.is_redirected || (round.progress.is_finished() && round.outstanding == 0);
         match ran {
             Ok(()) if has_ended => {
-                self.active.retain(|&p| p != place);
+                let at = self.active.iter().position(|&p| p == place);
+                let at = at.expect("a round that runs is active");
+                self.active.remove(at);
+                self.refresh_later(at, now);
                 self.free_places.push(place);
                 self.end_round(round);
                 true
