@@ -1,7 +1,7 @@
 //! From a [`Call`] to what the engine runs: checks every length and finds out what is in place.
 
 use super::buffer::Buffer;
-use super::call::Call;
+use super::call::{Call, Transfer};
 use super::plans::{Plan, Plans};
 use crate::collective;
 use crate::engine::TaskCall;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 pub(super) fn bind(call: &Call, plans: &mut Plans, rank: Rank, ranks: u32) -> Result<TaskCall> {
     check_arguments(call, ranks)?;
     if call.collective == Collective::SendRecv {
-        return bind_transfers(call, plans);
+        return bind_transfers(call, plans, rank);
     }
     let lengths = Lengths::of(call, rank, ranks)?;
     let input = window_of(call, "input", call.input.as_ref(), lengths.input)?;
@@ -42,7 +42,7 @@ pub(super) fn bind(call: &Call, plans: &mut Plans, rank: Rank, ranks: u32) -> Re
     })
 }
 
-fn bind_transfers(call: &Call, plans: &mut Plans) -> Result<TaskCall> {
+fn bind_transfers(call: &Call, plans: &mut Plans, rank: Rank) -> Result<TaskCall> {
     let element = call.dtype.size_bytes();
     let mut others = Vec::with_capacity(call.transfers.len());
     for (index, transfer) in call.transfers.iter().enumerate() {
@@ -56,6 +56,7 @@ fn bind_transfers(call: &Call, plans: &mut Plans) -> Result<TaskCall> {
         others.push(transfer.buffer.view());
     }
     let plan = plans.plan_transfers(call)?;
+    check_own_transfers(call, rank)?;
     let lengths = others
         .iter()
         .map(|view| (view.len_bytes() / element) as u64);
@@ -64,6 +65,23 @@ fn bind_transfers(call: &Call, plans: &mut Plans) -> Result<TaskCall> {
         slots,
         ..task_call(call, plan, View::empty(), View::empty(), others)
     })
+}
+
+/// What a rank sends to itself is copied from one buffer to the other, so their lengths must be equal.
+fn check_own_transfers(call: &Call, rank: Rank) -> Result<()> {
+    let own = |is_send| {
+        let of_kind = move |t: &&Transfer| t.peer == rank && t.is_send == is_send;
+        call.transfers.iter().filter(of_kind)
+    };
+    for (number, (send, receive)) in own(true).zip(own(false)).enumerate() {
+        let (sent, wanted) = (send.buffer.len_bytes(), receive.buffer.len_bytes());
+        if sent != wanted {
+            return Err(Error::invalid(format!(
+                "rank {rank} sends {sent} bytes to itself and receives {wanted} (transfer {number} of those): give both the same length"
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn task_call(call: &Call, plan: Plan, input: View, output: View, others: Vec<View>) -> TaskCall {

@@ -228,7 +228,7 @@ impl Plans {
             Collective::AllToAllV => 0,
             _ => call.count,
         };
-        let bytes = elements * call.dtype.size_bytes() as u64;
+        let bytes = elements.saturating_mul(call.dtype.size_bytes() as u64);
         let available = Available {
             mapped: self.mapped,
             registered,
@@ -239,7 +239,7 @@ impl Plans {
 
     fn check_needs(&self, call: &Call, request: &Request, algorithm: &Algorithm) -> Result<()> {
         let needs = algorithm.needs;
-        let bytes = call.count * call.dtype.size_bytes() as u64;
+        let bytes = call.count.saturating_mul(call.dtype.size_bytes() as u64);
         let unmet = if needs.mapped && !self.mapped {
             "all ranks on one host"
         } else if needs.payload_max && bytes > crate::limits::LINE_PAYLOAD_BYTES as u64 {

@@ -155,9 +155,19 @@ impl Shared {
     /// The progress thread: drives whenever no caller waits.
     pub fn run_progress_thread(&self) {
         let mut patience = Patience::new(&SpinTime::new(usize::MAX, 1));
+        let mut slow_at = self.clock.now().after(IDLE_SLEEP);
         while !self.stop.load(Ordering::Acquire) {
-            let moved =
-                self.waiters.load(Ordering::Relaxed) == 0 && self.engine().drive(self.clock.now());
+            let now = self.clock.now();
+            let mut moved = false;
+            if self.waiters.load(Ordering::Relaxed) == 0 {
+                let mut engine = self.engine();
+                moved = engine.drive(now);
+                // One operation may move all the time while another waits for a peer that is gone.
+                if moved && now >= slow_at {
+                    slow_at = now.after(IDLE_SLEEP);
+                    engine.drive_slow(now);
+                }
+            }
             if moved {
                 patience.reset();
                 continue;

@@ -15,6 +15,10 @@ const IN_REGION: u8 = 2;
 /// words: id, bytes.
 const ACKNOWLEDGED: u8 = 3;
 
+/// A sender that a full queue held up is woken when this many messages have made room: often enough that it
+/// never sleeps for long, and seldom enough to cost nothing.
+const MADE_ROOM: u64 = MESSAGES_PER_PEER as u64 / 8;
+
 impl ShmTransport {
     pub(super) fn send_message(
         &mut self,
@@ -134,6 +138,7 @@ impl ShmTransport {
     /// Handles everything that the ring from this peer holds.
     #[inline]
     pub(super) fn poll_ring(&mut self, peer: Rank) {
+        let mut released = 0;
         loop {
             let Some(consumer) = self.peers[peer as usize].consumer.as_mut() else {
                 return;
@@ -144,6 +149,7 @@ impl ShmTransport {
                     let handled = self.handle_record(peer, &record);
                     if let Some(consumer) = self.peers[peer as usize].consumer.as_mut() {
                         consumer.release(&record);
+                        released += 1;
                     }
                     if let Err(reason) = handled {
                         return self.fail(peer, format!("it sent a malformed record: {reason}"));
@@ -154,6 +160,11 @@ impl ShmTransport {
         }
         if !self.peers[peer as usize].acknowledgements.is_empty() {
             self.flush_acknowledgements(peer);
+        }
+        if released >= MADE_ROOM
+            && let Some(segment) = &self.peers[peer as usize].segment
+        {
+            segment.wake();
         }
     }
 
@@ -309,6 +320,11 @@ impl ShmTransport {
         self.segment
             .matched_from(peer)
             .store(p.matched, Ordering::Release);
+        if p.matched.is_multiple_of(MADE_ROOM)
+            && let Some(segment) = &p.segment
+        {
+            segment.wake();
+        }
     }
 
     fn flush_acknowledgements(&mut self, peer: Rank) {

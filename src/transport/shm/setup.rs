@@ -68,10 +68,11 @@ impl ShmTransport {
     }
 
     fn accept_peers(&mut self) -> Result<()> {
-        while let Some(fd) = socket::accept_from(self.listener.as_fd())? {
-            if self.strangers.len() >= STRANGERS_MAX {
-                self.strangers.remove(0);
-            }
+        // A bounded number at a time, the rest waits in the listener's queue: those of this round are heard before
+        // any of them has to make room.
+        while self.strangers.len() < STRANGERS_MAX
+            && let Some(fd) = socket::accept_from(self.listener.as_fd())?
+        {
             self.strangers.push(fd);
         }
         let mut index = 0;
@@ -84,6 +85,9 @@ impl ShmTransport {
                 }
                 _ => drop(self.strangers.remove(index)),
             }
+        }
+        if self.strangers.len() >= STRANGERS_MAX {
+            self.strangers.remove(0);
         }
         Ok(())
     }
@@ -194,6 +198,14 @@ impl ShmTransport {
                 }
                 self.adopt(peer, bytes, memory);
                 Ok(())
+            }
+            (SocketMessage::Region(key, _), Some(_))
+                if self.peers[peer as usize]
+                    .regions
+                    .contains_key(&RegionKey(key)) =>
+            {
+                // Views of the first one are in use.
+                Err(format!("it announced region {key} twice"))
             }
             (SocketMessage::Region(key, bytes), Some(memory)) => {
                 let region = Region::map_peer(memory.as_fd(), bytes.min(1 << 47) as usize)

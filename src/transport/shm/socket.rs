@@ -169,12 +169,20 @@ pub fn receive(fd: BorrowedFd<'_>) -> Result<Received> {
     let mut bytes = [0u8; MESSAGE_BYTES + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let got = match recvmsg(
-        fd,
-        &mut [IoSliceMut::new(&mut bytes)],
-        &mut control,
-        RecvFlags::CMSG_CLOEXEC,
-    ) {
+    let mut receive = || {
+        recvmsg(
+            fd,
+            &mut [IoSliceMut::new(&mut bytes)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        )
+    };
+    // A peer that closed with messages of ours unread resets the connection, and that is said before what it had sent.
+    let received = match receive() {
+        Err(rustix::io::Errno::CONNRESET) => receive(),
+        received => received,
+    };
+    let got = match received {
         Ok(got) => got.bytes,
         Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(Received::Nothing),
         Err(rustix::io::Errno::CONNRESET) => return Ok(Received::HungUp),
@@ -250,6 +258,23 @@ mod tests {
         assert_eq!(message, SocketMessage::Region(1, 2));
         assert!(attached.is_some());
         drop(client);
+        assert!(matches!(receive(server.as_fd()).unwrap(), Received::HungUp));
+    }
+
+    #[test]
+    fn what_a_peer_said_before_it_closed_is_heard() {
+        let name = format!("linerate-test-{}-reset", std::process::id());
+        let listener = listen_on(name.as_bytes()).unwrap();
+        let client = connect_to(name.as_bytes()).unwrap().unwrap();
+        let server = accept_from(listener.as_fd()).unwrap().unwrap();
+        send(server.as_fd(), SocketMessage::Freed(3), None).unwrap();
+        send(client.as_fd(), SocketMessage::Bye, None).unwrap();
+        drop(client);
+        let first = receive(server.as_fd()).unwrap();
+        assert!(
+            matches!(first, Received::Message(SocketMessage::Bye, None)),
+            "{first:?}"
+        );
         assert!(matches!(receive(server.as_fd()).unwrap(), Received::HungUp));
     }
 
