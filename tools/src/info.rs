@@ -1,6 +1,7 @@
 //! `linerate info`: what this machine and this build offer. Measures nothing and changes nothing.
 
 use crate::system::{self, Cache};
+use crate::{output, settings};
 use clap::Args;
 use linerate::Config;
 use rustix::process::{Resource, getrlimit};
@@ -88,9 +89,7 @@ pub fn run(args: &InfoArgs) -> ExitCode {
     } else {
         describe(&info)
     };
-    // A reader that has gone is no failure.
-    let _ = std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes());
-    match info.config {
+    match output::print_text(&text).and(info.config) {
         Ok(_) => ExitCode::SUCCESS,
         Err(reason) => {
             eprintln!("error: {reason}");
@@ -100,7 +99,7 @@ pub fn run(args: &InfoArgs) -> ExitCode {
 }
 
 fn collect() -> Info {
-    let config = Config::from_lookup(|name| std::env::var(name).ok());
+    let config = settings::from_environment();
     let host_id = config.as_ref().ok().and_then(|c| c.host_id.clone());
     Info {
         version: env!("CARGO_PKG_VERSION"),
@@ -115,9 +114,7 @@ fn collect() -> Info {
         transports: transports(),
         host: host(host_id),
         limits: limits(),
-        config: config
-            .map(|config| values(&config))
-            .map_err(|e| e.to_string()),
+        config: config.map(|config| values(&config)),
         environment: std::env::vars()
             .filter(|(name, _)| name.starts_with("LINERATE_"))
             .collect(),
@@ -174,7 +171,10 @@ fn transports() -> Vec<Transport> {
     };
     vec![
         available("shm", "ranks of one host"),
-        available("sim", "virtual time, all ranks in one process, for tests"),
+        available(
+            "sim",
+            "a modelled network in virtual time, all ranks in one process",
+        ),
         not_built("tcp", &[]),
         not_built("verbs", &["libibverbs.so.1", "libibverbs.so"]),
         not_built("ofi", &["libfabric.so.1", "libfabric.so"]),

@@ -5,6 +5,7 @@
 //! would otherwise need code between fork and exec. How ranks end is in `process.rs`.
 
 use crate::process::{Endings, Supervisor};
+use crate::settings::{FAILED, USAGE};
 use clap::Args;
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -70,10 +71,14 @@ pub fn run(args: &LaunchArgs) -> ExitCode {
     ExitCode::from(u8::try_from(code).unwrap_or(1))
 }
 
-/// Runs this very command once per rank; gives the exit code of the first rank that failed, 0 if none did.
-pub fn spawn_self(ranks: u32) -> i32 {
+/// Runs this very command once per rank; gives its exit code: 0 if no rank failed, 2 if the first that did calls it bad usage, else 1.
+pub fn spawn_self(ranks: u32) -> u8 {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    supervise(ranks, &arguments, GRACE_DEFAULT, Endings::OnlySignals)
+    match supervise(ranks, &arguments, GRACE_DEFAULT, Endings::OnlySignals) {
+        0 => 0,
+        code if code == i32::from(USAGE) => USAGE,
+        _ => FAILED,
+    }
 }
 
 /// Becomes the program; only comes back if that fails.
@@ -84,7 +89,14 @@ pub fn exec(args: &RankExecArgs) -> ExitCode {
         .args(&args.command[1..])
         .env_remove(PARENT)
         .exec();
-    eprintln!("linerate launch: {}: {error}", program.to_string_lossy());
+    let shown = program.to_string_lossy();
+    let has_file = error.kind() == io::ErrorKind::NotFound && Path::new(program).exists();
+    match has_file {
+        true => eprintln!(
+            "linerate launch: {shown}: the file is there; what is not is the interpreter that its first line (#!) or its header names"
+        ),
+        false => eprintln!("linerate launch: {shown}: {error}"),
+    }
     ExitCode::from(match error.kind() {
         io::ErrorKind::NotFound => NOT_FOUND,
         _ => NOT_EXECUTABLE,
@@ -119,7 +131,11 @@ fn supervise(ranks: u32, arguments: &[OsString], grace: Duration, endings: Endin
     match try_supervise(ranks, arguments, grace, endings) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("linerate: cannot start {ranks} ranks: {error}");
+            let hint = match error.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error()) {
+                true => "; raise the limit of descriptors with `ulimit -n`",
+                false => "",
+            };
+            eprintln!("linerate: cannot start {ranks} ranks: {error}{hint}");
             1
         }
     }

@@ -6,8 +6,11 @@
 mod bench;
 mod info;
 mod launch;
+mod output;
 mod process;
+mod progress;
 mod replay;
+mod settings;
 mod system;
 
 use clap::{Parser, Subcommand};
@@ -42,9 +45,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Launch(args) => launch::run(&args),
         Command::Info(args) => info::run(&args),
-        Command::Replay(args) => {
-            ExitCode::from(replay::run(&args, launch::spawn_self).clamp(0, 255) as u8)
-        }
+        Command::Replay(args) => replay::run(&args),
         Command::RankExec(args) => launch::exec(&args),
     }
 }

@@ -159,6 +159,9 @@ impl Supervisor {
         let Some(signal) = Signal::from_named_raw(number) else {
             return;
         };
+        if self.endings == Endings::OnlySignals && self.first_code.is_none() {
+            eprintln!("linerate: ended by signal {number}");
+        }
         let was_asked_before = !matches!(self.stage, Stage::Running);
         self.first_code.get_or_insert(128 + number);
         self.signal_all(signal);

@@ -1,47 +1,18 @@
 //! The `linerate` command from outside: exit codes, texts, processes.
 
+#[path = "command/start.rs"]
+#[allow(dead_code)] // Not every file of tests needs all of it.
+mod start;
+
 use serde_json::Value;
-use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use start::{linerate, parts, run, scratch};
+use std::process::Command;
 use std::time::{Duration, Instant};
-
-/// The command, without what a launcher or a user may have set around the tests.
-fn linerate(line: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_linerate"));
-    for (name, _) in std::env::vars() {
-        let is_ours = name.starts_with("LINERATE_");
-        if is_ours || ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"].contains(&&*name) {
-            command.env_remove(name);
-        }
-    }
-    command.args(line.split_whitespace()).stdin(Stdio::null());
-    command
-}
-
-fn run(line: &str) -> (Option<i32>, String, String) {
-    parts(linerate(line).output().unwrap())
-}
 
 /// `launch` of a shell script on `ranks` ranks.
 fn launch(options: &str, script: &str) -> (Option<i32>, String, String) {
     let mut command = linerate(&format!("launch {options} --"));
     parts(command.args(["sh", "-c", script]).output().unwrap())
-}
-
-fn parts(output: Output) -> (Option<i32>, String, String) {
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    (
-        output.status.code(),
-        text(output.stdout),
-        text(output.stderr),
-    )
-}
-
-fn scratch(name: &str) -> PathBuf {
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let _ = std::fs::remove_dir_all(&folder);
-    std::fs::create_dir_all(&folder).unwrap();
-    folder
 }
 
 fn is_running(pid: &str) -> bool {
@@ -121,7 +92,7 @@ fn a_bad_environment_is_bad_usage_too() {
 
 #[test]
 fn a_transport_that_is_not_built_fails_before_ranks_start() {
-    for name in ["tcp", "verbs", "ofi:efa", "sim"] {
+    for name in ["tcp", "verbs", "ofi:efa"] {
         let (code, _, stderr) = run(&format!("bench allreduce --transport {name}"));
         assert_eq!(code, Some(1), "{stderr}");
         assert!(stderr.contains("is unavailable"), "{stderr}");

@@ -1,11 +1,14 @@
 //! The command line of `bench`: what clap can check alone. What depends on several arguments is in `plan.rs`.
 
+use crate::settings::parse_size;
 use clap::{Args, ValueEnum};
 use linerate::{Collective, DataType, ReduceOp};
+use std::path::PathBuf;
 use std::str::FromStr;
 
 /// Arguments of `linerate bench`. Short ones mean what they mean in nccl-tests.
 #[derive(Args, Clone, Debug)]
+#[command(allow_negative_numbers = true)]
 pub struct BenchArgs {
     /// allreduce, reduce-scatter, all-gather, all-gatherv, broadcast, reduce, gather, scatter, all-to-all, all-to-allv,
     /// barrier or sendrecv
@@ -73,9 +76,18 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N")]
     pub ranks: Option<u32>,
 
-    /// auto, shm, tcp, verbs[:device], ofi[:provider] or sim; default LINERATE_TRANSPORT, else auto
+    /// auto or shm; sim models a network in virtual time, in one process, up to 1024 ranks (with --check 0 buffers take no
+    /// memory). tcp, verbs[:device] and ofi[:provider] are not part of this build. Default LINERATE_TRANSPORT, else auto
     #[arg(long, value_name = "NAME")]
     pub transport: Option<String>,
+
+    /// Rate of each rank's port in --transport sim; default 100
+    #[arg(long, value_name = "GBIT/S", value_parser = parse_gbit)]
+    pub link_gbit: Option<f64>,
+
+    /// Time from rank to rank in --transport sim; default 2
+    #[arg(long, value_name = "US", value_parser = parse_latency)]
+    pub link_us: Option<f64>,
 
     /// Algorithm by name; default LINERATE_ALGO, else what the library chooses
     #[arg(long, value_name = "NAME")]
@@ -91,7 +103,7 @@ pub struct BenchArgs {
 
     /// Write the results as one JSON document; with `-` to stdout, and the table to stderr
     #[arg(long, value_name = "FILE|-")]
-    pub json: Option<String>,
+    pub json: Option<PathBuf>,
 
     /// How long an operation may stand still before it fails; default LINERATE_TIMEOUT, else 60
     #[arg(long, value_name = "SECONDS")]
@@ -189,8 +201,19 @@ impl FromStr for Operators {
     }
 }
 
-fn parse_size(text: &str) -> Result<u64, String> {
-    linerate::config::parse_size(text).map_err(|e| e.to_string())
+fn parse_gbit(text: &str) -> Result<f64, String> {
+    parse_within(text, 0.001, 1e6)
+}
+
+fn parse_latency(text: &str) -> Result<f64, String> {
+    parse_within(text, 0.0, 1e6)
+}
+
+fn parse_within(text: &str, least: f64, most: f64) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if (least..=most).contains(&value) => Ok(value),
+        _ => Err(format!("'{text}' is not a number from {least} to {most}")),
+    }
 }
 
 fn parse_positive(text: &str) -> Result<f64, String> {
@@ -245,7 +268,10 @@ pub mod tests {
             ("allreduce --placement here", "out-of-place"),
             ("allreduce -c 2", "0..=1"),
             ("allreduce -f 2 -i 8", "cannot be used with"),
-            ("allreduce --min-bw=-1", "above 0"),
+            ("allreduce --min-bw -1", "above 0"),
+            ("allreduce -f -1", "invalid value '-1'"),
+            ("allreduce -b -8", "such as 64K"),
+            ("allreduce --link-gbit 0", "from 0.001"),
             ("allreduce --max-p99 fast", "above 0"),
         ] {
             let text = parse(line).unwrap_err();

@@ -1,12 +1,12 @@
 //! The JSON document of a bench.
 
 use super::measure::{Cell, Measured};
-use super::plan::Plan;
+use super::plan::{Link, Plan};
 use super::statistics::Summary;
+use crate::output;
 use linerate::ReduceOp;
 use serde::Serialize;
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Everything that was measured.
 #[derive(Debug, Serialize)]
@@ -16,6 +16,8 @@ pub struct Document {
     ranks: u32,
     seed: u64,
     rotate: bool,
+    /// The network that was modelled, times being virtual; `null` where they are real.
+    link: Option<Link>,
     avg_busbw: f64,
     wrong: u64,
     results: Vec<Entry>,
@@ -51,6 +53,7 @@ impl Document {
             ranks: plan.ranks,
             seed: plan.seed,
             rotate: plan.rotate,
+            link: plan.link,
             avg_busbw: 0.0,
             wrong: 0,
             results: Vec::new(),
@@ -73,30 +76,11 @@ impl Document {
     }
 
     /// Writes it to stdout (`-`), or to a file that appears whole or not at all.
-    pub fn write(&self, target: &str) -> io::Result<()> {
-        let mut text = serde_json::to_string_pretty(self)?;
-        text.push('\n');
-        if target == "-" {
-            let mut stdout = io::stdout().lock();
-            stdout.write_all(text.as_bytes())?;
-            return stdout.flush();
-        }
-        let path = Path::new(target);
-        let temporary = temporary_path(path);
-        std::fs::write(&temporary, text)
-            .and_then(|()| std::fs::rename(&temporary, path))
-            .inspect_err(|_| {
-                // Best effort: the error that is reported is the first one.
-                let _ = std::fs::remove_file(&temporary);
-            })
+    pub fn write(&self, target: &Path) -> Result<(), String> {
+        let text =
+            serde_json::to_string_pretty(self).map_err(|cause| format!("--json: {cause}"))?;
+        output::write_document("--json", target, &text)
     }
-}
-
-/// In the same folder, so that renaming does not cross file systems.
-fn temporary_path(path: &Path) -> PathBuf {
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(format!(".{}.tmp", std::process::id()));
-    path.with_file_name(name)
 }
 
 fn entry(plan: &Plan, measured: &Measured, in_place: bool, cell: &Cell) -> Entry {
@@ -130,6 +114,7 @@ mod tests {
             ranks: 2,
             seed: 1,
             rotate: true,
+            link: None,
             avg_busbw: 1.5,
             wrong: 0,
             results: vec![Entry {
@@ -176,22 +161,5 @@ mod tests {
         for name in ["min", "p50", "p90", "p99", "max", "mean", "stddev"] {
             assert!(result["time_us"][name].is_number(), "{name}");
         }
-    }
-
-    #[test]
-    fn a_file_appears_whole_and_nothing_else_is_left() {
-        let folder = std::env::temp_dir().join(format!("linerate-json-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let file = folder.join("out.json");
-        document().write(file.to_str().unwrap()).unwrap();
-        let text = std::fs::read_to_string(&file).unwrap();
-        assert!(serde_json::from_str::<serde_json::Value>(&text).is_ok());
-        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
-        std::fs::remove_dir_all(&folder).unwrap();
-    }
-
-    #[test]
-    fn a_folder_that_does_not_exist_is_an_error() {
-        assert!(document().write("/nonexistent/out.json").is_err());
     }
 }

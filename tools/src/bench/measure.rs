@@ -3,11 +3,11 @@
 use super::layout::{Layout, Placement};
 use super::pacing::{Pace, pace};
 use super::plan::Plan;
-use super::slots::{Arenas, Row};
+use super::slots::{Arenas, Row, Slot};
 use super::statistics::Summary;
 use super::sweep;
 use super::values::{self, Data};
-use linerate::{Call, Communicator, DataType, ReduceOp, Result};
+use linerate::{Call, Communicator, DataType, Rank, ReduceOp, Result};
 use std::time::Instant;
 
 /// Iterations that find the time of one: two to settle, then the ones that count.
@@ -57,10 +57,14 @@ pub struct Bench<'a> {
     pub arenas: Arenas,
 }
 
-impl Bench<'_> {
-    /// Measures one size of one type and operator.
-    pub fn measure(&self, size: u64, dtype: DataType, op: ReduceOp) -> Result<Measured> {
-        let plan = self.plan;
+impl Measured {
+    /// A row of one size of one type and operator, as `rank` sees it: `cell` measures each placement.
+    pub fn of(
+        plan: &Plan,
+        rank: Rank,
+        (size, dtype, op): (u64, DataType, ReduceOp),
+        mut cell: impl FnMut(&Row, u64) -> Result<Cell>,
+    ) -> Result<Measured> {
         let width = dtype.size_bytes() as u64;
         let count = sweep::count_of(plan.collective, size, width, plan.ranks);
         let mut measured = Measured {
@@ -75,7 +79,7 @@ impl Bench<'_> {
             let row = Row {
                 layout: Layout {
                     collective: plan.collective,
-                    rank: self.communicator.rank(),
+                    rank,
                     ranks: plan.ranks,
                     root: plan.root,
                     count,
@@ -85,7 +89,7 @@ impl Bench<'_> {
                 op,
                 algorithm: plan.algorithm.as_deref(),
             };
-            let cell = self.cell(&row, measured.bytes)?;
+            let cell = cell(&row, measured.bytes)?;
             match placement {
                 Placement::OutOfPlace => measured.out_of_place = Some(cell),
                 Placement::InPlace => measured.in_place = Some(cell),
@@ -93,60 +97,104 @@ impl Bench<'_> {
         }
         Ok(measured)
     }
+}
+
+impl Cell {
+    /// The numbers of a placement from the times of the slowest rank, us.
+    pub fn of(plan: &Plan, bytes: u64, algorithm: Result<&str>, samples: &[f64]) -> Cell {
+        let time_us = Summary::of(samples);
+        let algbw = sweep::algorithm_bandwidth(bytes, time_us.p50);
+        Cell {
+            algorithm: algorithm.map_or_else(|_| "unknown".into(), String::from),
+            iterations: samples.len() as u32,
+            time_us,
+            algbw,
+            busbw: algbw * sweep::bus_factor(plan.collective, plan.ranks),
+            wrong: None,
+        }
+    }
+}
+
+/// The check of one rank's buffers: known data before a run, everything compared after it.
+pub struct Check {
+    slot: Slot,
+    data: Data,
+}
+
+impl Check {
+    /// Writes the input, and makes the output wrong.
+    pub fn prepare(plan: &Plan, arenas: &Arenas, row: &Row) -> Check {
+        let layout = &row.layout;
+        let check = Check {
+            slot: arenas.slot(row, 0),
+            data: Data {
+                seed: plan.seed,
+                dtype: row.dtype,
+                op: layout.collective.is_reducing().then_some(row.op),
+                ranks: layout.ranks,
+            },
+        };
+        if let Some(output) = &check.slot.output {
+            values::poison(output);
+        }
+        if let Some(input) = &check.slot.input {
+            check.data.fill(layout.rank, input);
+        }
+        check
+    }
+
+    /// Wrong elements: of the output, and out of place of the input, which must be as before.
+    pub fn count_wrong(&self, row: &Row) -> u64 {
+        let mut wrong = 0;
+        if let Some(output) = &self.slot.output {
+            wrong += self.data.count_wrong(&row.layout.segments(), output);
+        }
+        if let (Some(input), Placement::OutOfPlace) = (&self.slot.input, row.placement) {
+            wrong += self.data.count_wrong(&row.layout.input_segments(), input);
+        }
+        wrong
+    }
+
+    /// Leaves zeros, when nobody reads this rank's memory any more.
+    pub fn clear(&self) {
+        for buffer in [&self.slot.input, &self.slot.output].into_iter().flatten() {
+            values::clear(buffer);
+        }
+    }
+}
+
+impl Bench<'_> {
+    /// Measures one size of one type and operator.
+    pub fn measure(&self, row: (u64, DataType, ReduceOp)) -> Result<Measured> {
+        let rank = self.communicator.rank();
+        Measured::of(self.plan, rank, row, |row, bytes| self.cell(row, bytes))
+    }
 
     fn cell(&self, row: &Row, bytes: u64) -> Result<Cell> {
-        let wrong = if self.plan.check {
-            Some(self.check(row)?)
-        } else {
-            None
+        let wrong = match self.plan.check {
+            true => Some(self.check(row)?),
+            false => None,
         };
         let pace = self.find_pace(row)?;
         let mut samples = self.time(row, pace)?;
         // A time is that of the slowest rank, iteration by iteration.
         self.communicator.all_reduce(&mut samples, ReduceOp::Max)?;
-        let time_us = Summary::of(&samples);
-        let algbw = sweep::algorithm_bandwidth(bytes, time_us.p50);
         let algorithm = self.communicator.algorithm_for(&self.arenas.call(row, 0));
         Ok(Cell {
-            algorithm: algorithm.map_or_else(|_| "unknown".into(), String::from),
-            iterations: pace.iterations,
-            time_us,
-            algbw,
-            busbw: algbw * sweep::bus_factor(self.plan.collective, self.plan.ranks),
             wrong,
+            ..Cell::of(self.plan, bytes, algorithm, &samples)
         })
     }
 
-    /// Runs once on known data and compares everything: the output, and out of place the input, which must be as before.
+    /// Runs once on known data and compares everything.
     fn check(&self, row: &Row) -> Result<u64> {
-        let slot = self.arenas.slot(row, 0);
-        let layout = &row.layout;
-        let data = Data {
-            seed: self.plan.seed,
-            dtype: row.dtype,
-            op: layout.collective.is_reducing().then_some(row.op),
-            ranks: layout.ranks,
-        };
-        if let Some(output) = &slot.output {
-            values::poison(output);
-        }
-        if let Some(input) = &slot.input {
-            data.fill(layout.rank, input);
-        }
+        let check = Check::prepare(self.plan, &self.arenas, row);
         self.communicator.barrier()?;
         self.communicator.run(&self.arenas.call(row, 0))?;
-        let mut wrong = [0u64];
-        if let Some(output) = &slot.output {
-            wrong[0] += data.count_wrong(&layout.segments(), output);
-        }
-        if let (Some(input), Placement::OutOfPlace) = (&slot.input, row.placement) {
-            wrong[0] += data.count_wrong(&layout.input_segments(), input);
-        }
+        let mut wrong = [check.count_wrong(row)];
         self.communicator.all_reduce(&mut wrong, ReduceOp::Sum)?;
         // Nobody reads a peer's memory any more: the sum came after.
-        for buffer in [slot.input, slot.output].iter().flatten() {
-            values::clear(buffer);
-        }
+        check.clear();
         Ok(wrong[0])
     }
 

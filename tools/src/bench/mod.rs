@@ -12,25 +12,21 @@ mod layout;
 mod measure;
 mod pacing;
 mod plan;
-mod progress;
 mod rank;
+mod simulate;
 mod slots;
 mod statistics;
 mod sweep;
 mod table;
 mod values;
 
-pub use args::BenchArgs;
+pub use args::{BenchArgs, Memory};
 
-use crate::{launch, system};
-use linerate::{Config, Error};
+use crate::settings::{self, FAILED, USAGE};
+use crate::{launch, output, system};
+use linerate::Error;
 use plan::{Facts, Plan};
 use std::process::ExitCode;
-
-/// Exit code of a run or a check that failed.
-const FAILED: u8 = 1;
-/// Exit code of arguments that make no sense.
-const USAGE: u8 = 2;
 
 /// Checks the arguments, then spawns the ranks or is one.
 pub fn run(args: &BenchArgs) -> ExitCode {
@@ -41,40 +37,37 @@ pub fn run(args: &BenchArgs) -> ExitCode {
             return ExitCode::from(USAGE);
         }
     };
-    if let Some(reason) = plan::unavailable_reason(&plan.config.transport) {
+    if let Some(reason) = settings::unavailable_reason(&plan.config.transport) {
         eprintln!("error: {reason}");
         return ExitCode::from(FAILED);
     }
+    if plan.link.is_some() {
+        return conclude("", simulate::run(&plan));
+    }
     if launch::world_size().is_some() {
-        return run_rank(&plan);
+        let rank = std::env::var("RANK").unwrap_or_else(|_| "?".into());
+        return conclude(&format!("rank {rank}: "), rank::run(&plan));
     }
-    match launch::spawn_self(plan.ranks) {
-        0 => ExitCode::SUCCESS,
-        code if code == i32::from(USAGE) => ExitCode::from(USAGE),
-        _ => ExitCode::from(FAILED),
-    }
+    ExitCode::from(launch::spawn_self(plan.ranks))
 }
 
 fn check(args: &BenchArgs) -> Result<Plan, String> {
-    let launched_ranks = match launch::world_size() {
-        Some(text) => Some(text.parse().map_err(|_| {
-            format!("WORLD_SIZE is '{text}': a number of ranks, as launchers set it")
-        })?),
-        None => None,
-    };
     let facts = Facts {
-        config: Config::from_lookup(|name| std::env::var(name).ok()).map_err(|e| e.to_string())?,
-        launched_ranks,
+        config: settings::from_environment()?,
+        launched_ranks: settings::launched_ranks()?,
         local_ranks: launch::local_world_size(),
         memory_bytes: system::available_memory_bytes(),
         cache_bytes: system::last_level_cache_bytes(),
     };
-    plan::build_plan(args, facts)
+    let plan = plan::build_plan(args, facts)?;
+    if let Some(target) = &plan.json {
+        output::check_target("--json", target)?;
+    }
+    Ok(plan)
 }
 
-fn run_rank(plan: &Plan) -> ExitCode {
-    let rank = std::env::var("RANK").unwrap_or_else(|_| "?".into());
-    match rank::run(plan) {
+fn conclude(who: &str, outcome: rank::Outcome) -> ExitCode {
+    match outcome {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(failures)) => {
             for failure in failures {
@@ -83,7 +76,7 @@ fn run_rank(plan: &Plan) -> ExitCode {
             ExitCode::from(FAILED)
         }
         Err(error) => {
-            eprintln!("rank {rank}: error: {error}");
+            eprintln!("{who}error: {error}");
             ExitCode::from(match error.first_cause() {
                 Error::InvalidArgument(_) => USAGE,
                 _ => FAILED,

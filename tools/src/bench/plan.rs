@@ -3,8 +3,27 @@
 
 use super::args::{BenchArgs, Memory, Operators, Placements};
 use super::layout::{self, Placement};
-use super::sweep;
+use super::{sweep, values};
+use crate::settings;
 use linerate::{Collective, Config, DataType, ReduceOp, collective, limits};
+use std::path::PathBuf;
+
+/// Above it a simulation takes minutes a row.
+const SIMULATED_RANKS_MAX: u32 = 1024;
+/// The modelled network's rate, Gbit/s, and latency, us: those of `Link::ETHERNET_100G`.
+const LINK_GBIT_DEFAULT: f64 = 100.0;
+const LINK_US_DEFAULT: f64 = 2.0;
+/// Virtual times repeat; the first iteration exchanges keys of memory.
+const SIMULATED_ITERATIONS: (u32, u32) = (1, 1);
+
+/// The network of a simulation.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct Link {
+    /// Rate of each rank's port in each direction, Gbit/s.
+    pub gbit: f64,
+    /// From rank to rank, us.
+    pub latency_us: f64,
+}
 
 /// What is known before the ranks start.
 #[derive(Clone, Debug)]
@@ -38,6 +57,8 @@ pub struct Plan {
     pub config: Config,
     /// Algorithm by name.
     pub algorithm: Option<String>,
+    /// The modelled network; `None`: a real one.
+    pub link: Option<Link>,
     /// Whose memory.
     pub memory: Memory,
     /// What is measured, in the order of the columns.
@@ -57,7 +78,7 @@ pub struct Plan {
     /// Whether percentile columns are printed.
     pub stats: bool,
     /// Where the document goes.
-    pub json: Option<String>,
+    pub json: Option<PathBuf>,
     /// Least average bus bandwidth, GB/s.
     pub min_bw: Option<f64>,
     /// Greatest 99th percentile, us.
@@ -66,12 +87,12 @@ pub struct Plan {
 
 /// What the arguments ask for, or what is wrong with them.
 pub fn build_plan(args: &BenchArgs, facts: Facts) -> Result<Plan, String> {
-    let ranks = check_ranks(args.ranks, facts.launched_ranks)?;
+    let ranks = settings::check_ranks(args.ranks, facts.launched_ranks)?;
     let mut config = facts.config;
     if let Some(name) = &args.transport {
+        settings::check_transport("--transport", name)?;
         config.transport = name.clone();
     }
-    check_transport(&config.transport)?;
     if let Some(text) = &args.timeout {
         config.timeout =
             linerate::config::parse_timeout("--timeout", text).map_err(|e| e.to_string())?;
@@ -86,9 +107,10 @@ pub fn build_plan(args: &BenchArgs, facts: Facts) -> Result<Plan, String> {
     if args.iterations == Some(0) {
         return Err("--iters is 0: at least 1".into());
     }
+    let link = check_link(args, &config.transport, (ranks, facts.launched_ranks))?;
     let placements = check_placements(args)?;
     let sizes = sweep::build_sizes(args)?;
-    let variants = check_variants(args)?;
+    let variants = check_variants(args, ranks)?;
     let local_ranks = facts.local_ranks.unwrap_or(ranks);
     let largest = sizes.iter().copied().max().unwrap_or(0);
     // The bench's own barriers and sums use what the library chooses.
@@ -102,13 +124,15 @@ pub fn build_plan(args: &BenchArgs, facts: Facts) -> Result<Plan, String> {
         // One name for all collectives can exist for some of them only.
         None => of_environment.filter(|name| collective::find(args.collective, name).is_ok()),
     };
-    check_memory(largest, placements.len(), local_ranks, facts.memory_bytes)?;
-    let rotation_bytes = if args.no_rotate {
+    // Where time is virtual there are no caches to leave.
+    let rotate = !args.no_rotate && link.is_none();
+    let rotation_bytes = if !rotate {
         0
     } else {
         (2 * facts.cache_bytes).min(facts.memory_bytes / (8 * u64::from(local_ranks)))
     };
-    Ok(Plan {
+    let or_simulated = |asked: Option<u32>, few| asked.or(link.map(|_| few));
+    let plan = Plan {
         collective: args.collective,
         variants,
         root: if args.collective.is_rooted() {
@@ -119,67 +143,30 @@ pub fn build_plan(args: &BenchArgs, facts: Facts) -> Result<Plan, String> {
         ranks,
         config,
         algorithm,
+        link,
         memory: args.memory,
         placements,
         arena_bytes: rotation_bytes.max(layout::slot_bytes(largest)),
         sizes,
-        rotate: !args.no_rotate,
-        iterations: args.iterations,
-        warmup: args.warmup,
+        rotate,
+        iterations: or_simulated(args.iterations, SIMULATED_ITERATIONS.0),
+        warmup: or_simulated(args.warmup, SIMULATED_ITERATIONS.1),
         check: args.check > 0,
         seed: args.seed,
         stats: args.stats,
         json: args.json.clone(),
         min_bw: args.min_bw,
         max_p99: args.max_p99,
-    })
+    };
+    check_memory(&plan, local_ranks, facts.memory_bytes)?;
+    Ok(plan)
 }
 
-fn check_ranks(asked: Option<u32>, launched: Option<u32>) -> Result<u32, String> {
-    let ranks = match (asked, launched) {
-        (Some(asked), Some(launched)) if asked != launched => {
-            return Err(format!(
-                "--ranks is {asked}, but a launcher has set WORLD_SIZE to {launched}: leave --ranks away"
-            ));
-        }
-        (_, Some(launched)) => launched,
-        (asked, None) => asked.unwrap_or(2),
-    };
-    if ranks == 0 || ranks > limits::RANKS_MAX {
-        return Err(format!(
-            "--ranks is {ranks}: from 1 to {}",
-            limits::RANKS_MAX
-        ));
+impl Plan {
+    /// Whether buffers have lengths and no bytes: enough for virtual time, and nothing to check.
+    pub fn is_size_only(&self) -> bool {
+        self.link.is_some() && !self.check
     }
-    Ok(ranks)
-}
-
-fn check_transport(name: &str) -> Result<(), String> {
-    let (kind, detail) = match name.split_once(':') {
-        Some((kind, detail)) => (kind, Some(detail)),
-        None => (name, None),
-    };
-    let takes_detail = matches!(kind, "verbs" | "ofi");
-    let is_known = takes_detail || matches!(kind, "auto" | "shm" | "tcp" | "sim");
-    if is_known && (detail.is_none() || (takes_detail && detail != Some(""))) {
-        return Ok(());
-    }
-    Err(format!(
-        "unknown transport '{name}': one of auto shm tcp verbs[:device] ofi[:provider] sim"
-    ))
-}
-
-/// Why a transport that exists by name cannot be used by `bench`, if so.
-pub fn unavailable_reason(name: &str) -> Option<String> {
-    let kind = name.split(':').next().unwrap_or(name);
-    let why = match kind {
-        "tcp" | "verbs" | "ofi" => "not part of this build; --transport shm is",
-        "sim" => {
-            "its time is virtual and all its ranks live in one process, so there is nothing to measure here; --transport shm is real"
-        }
-        _ => return None,
-    };
-    Some(format!("transport {kind} is unavailable: {why}"))
 }
 
 fn check_placements(args: &BenchArgs) -> Result<Vec<Placement>, String> {
@@ -196,7 +183,7 @@ fn check_placements(args: &BenchArgs) -> Result<Vec<Placement>, String> {
     }
 }
 
-fn check_variants(args: &BenchArgs) -> Result<Vec<(DataType, ReduceOp)>, String> {
+fn check_variants(args: &BenchArgs, ranks: u32) -> Result<Vec<(DataType, ReduceOp)>, String> {
     let types = match args.collective {
         Collective::Barrier => &[DataType::U8][..],
         _ => &args.datatype.0,
@@ -205,16 +192,11 @@ fn check_variants(args: &BenchArgs) -> Result<Vec<(DataType, ReduceOp)>, String>
         return Ok(types.iter().map(|&dtype| (dtype, ReduceOp::Sum)).collect());
     }
     let ops: &[ReduceOp] = match &args.op {
-        Operators::One(op) => std::slice::from_ref(op),
-        Operators::All => &[
-            ReduceOp::Sum,
-            ReduceOp::Prod,
-            ReduceOp::Min,
-            ReduceOp::Max,
-            ReduceOp::Avg,
-            ReduceOp::PremulSum(2.0),
-            ReduceOp::BitAnd,
-        ],
+        Operators::One(op) => {
+            check_factor(*op, types, ranks, args.check > 0)?;
+            std::slice::from_ref(op)
+        }
+        Operators::All => &values::OPERATORS,
     };
     let pairs = types
         .iter()
@@ -265,24 +247,92 @@ fn check_algorithm(
     Ok(())
 }
 
-fn check_memory(
-    largest: u64,
-    arenas: usize,
-    local_ranks: u32,
-    available: u64,
-) -> Result<(), String> {
-    let needed = largest
-        .saturating_mul(arenas as u64)
-        .saturating_mul(u64::from(local_ranks));
-    if needed <= available {
+/// Memory for the arenas of all ranks; those of a simulation without a check have no bytes.
+fn check_memory(plan: &Plan, local_ranks: u32, available: u64) -> Result<(), String> {
+    if plan.is_size_only() {
         return Ok(());
     }
-    Err(format!(
-        "--maxbytes {largest} needs {} MiB ({local_ranks} ranks, {arenas} buffers each), and {} MiB are available: \
-         lower --maxbytes or --ranks",
-        needed >> 20,
-        available >> 20
-    ))
+    let largest = plan.sizes.iter().copied().max().unwrap_or(0);
+    let arenas = plan.placements.len() as u64;
+    let needed = layout::slot_bytes(largest)
+        .saturating_mul(arenas)
+        .saturating_mul(u64::from(local_ranks));
+    let what = format!("--maxbytes {largest} ({local_ranks} ranks, {arenas} buffers each)");
+    let advice = match plan.link {
+        Some(_) => "lower --maxbytes or --ranks, or --check 0: buffers then have no bytes",
+        None => "lower --maxbytes or --ranks",
+    };
+    settings::check_memory(&what, needed, available, advice)
+}
+
+/// A modelled network has a transport of its own, and nothing that depends on real memory or time.
+fn check_link(
+    args: &BenchArgs,
+    transport: &str,
+    (ranks, launched): (u32, Option<u32>),
+) -> Result<Option<Link>, String> {
+    if transport != "sim" {
+        return match args.link_gbit.or(args.link_us) {
+            Some(_) => {
+                Err("--link-gbit and --link-us describe the network of --transport sim".into())
+            }
+            None => Ok(None),
+        };
+    }
+    if launched.is_some() {
+        return Err(
+            "--transport sim has all its ranks in one process: without a launcher, with --ranks"
+                .into(),
+        );
+    }
+    if ranks > SIMULATED_RANKS_MAX {
+        return Err(format!(
+            "--ranks is {ranks}: --transport sim takes 1 to {SIMULATED_RANKS_MAX}"
+        ));
+    }
+    if args.memory == Memory::Caller && args.check == 0 {
+        return Err("--transport sim --check 0 has buffers without bytes: --memory registered, or --check 1".into());
+    }
+    Ok(Some(Link {
+        gbit: args.link_gbit.unwrap_or(LINK_GBIT_DEFAULT),
+        latency_us: args.link_us.unwrap_or(LINK_US_DEFAULT),
+    }))
+}
+
+/// A factor with which checked sums stay finite in every type.
+fn check_factor(
+    op: ReduceOp,
+    types: &[DataType],
+    ranks: u32,
+    is_checked: bool,
+) -> Result<(), String> {
+    let Some(factor) = op.factor() else {
+        return Ok(());
+    };
+    if !factor.is_finite() {
+        return Err(format!(
+            "--op {op}: the factor is a finite number, such as 0.5"
+        ));
+    }
+    let sum = values::largest_sum(factor, ranks);
+    let overflows = |dtype: &&DataType| op.is_defined_for(**dtype) && sum > largest_value(**dtype);
+    match types.iter().find(overflows) {
+        Some(dtype) if is_checked => Err(format!(
+            "--op {op}: checked sums of {ranks} ranks reach {sum:e}, above {:e}, the largest {dtype}: a smaller factor, \
+             or --check 0",
+            largest_value(*dtype)
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn largest_value(dtype: DataType) -> f64 {
+    match dtype {
+        DataType::F16 => f64::from(half::f16::MAX),
+        DataType::Bf16 => f64::from(half::bf16::MAX),
+        DataType::F32 => f64::from(f32::MAX),
+        _ => f64::MAX,
+    }
 }
 
 #[cfg(test)]
@@ -335,6 +385,16 @@ mod tests {
             ("allreduce --timeout 0", "--timeout"),
             ("allreduce -n 0", "at least 1"),
             ("allreduce -e 64G", "lower --maxbytes"),
+            ("allreduce -e 1T", "MemAvailable"),
+            ("allreduce -o premulsum:nan", "finite"),
+            ("allreduce -o premulsum:1e300", "--check 0"),
+            ("allreduce -o premulsum:1e5 -d all", "largest f16"),
+            ("allreduce --link-gbit 10", "--transport sim"),
+            ("allreduce --transport sim --ranks 1025", "1 to 1024"),
+            (
+                "allreduce --transport sim -c 0 --memory caller",
+                "--check 1",
+            ),
             ("all-to-allv --placement in-place", "out-of-place"),
             ("allreduce --algo carrier-pigeon", "it has line"),
             ("allreduce --algo line", "--maxbytes 48"),
@@ -383,14 +443,15 @@ mod tests {
     }
 
     #[test]
-    fn transports_that_are_not_built_say_so() {
-        for name in ["tcp", "verbs:mlx5_0", "ofi:efa"] {
-            let text = unavailable_reason(name).unwrap();
-            assert!(text.contains("not part of this build"), "{text}");
-            assert!(plan(&format!("allreduce --transport {name}")).is_ok());
-        }
-        assert!(unavailable_reason("sim").is_some());
-        assert!(unavailable_reason("shm").is_none() && unavailable_reason("auto").is_none());
+    fn a_simulation_needs_no_memory_unless_it_is_checked() {
+        let plan = |line: &str| plan(&format!("allreduce --transport sim --ranks 1024 {line}"));
+        let unchecked = plan("-c 0").unwrap();
+        assert!(unchecked.is_size_only() && !unchecked.rotate);
+        assert_eq!((unchecked.iterations, unchecked.warmup), (Some(1), Some(1)));
+        assert_eq!(unchecked.arena_bytes, 256 << 20);
+        let text = plan("").unwrap_err();
+        assert!(text.contains("--check 0"), "{text}");
+        assert!(!plan("-e 1M").unwrap().is_size_only());
     }
 
     #[test]

@@ -3,49 +3,66 @@
 use super::document::Document;
 use super::measure::{Bench, Cell, Measured};
 use super::plan::Plan;
-use super::progress::Progress;
 use super::slots::Arenas;
 use super::table;
-use linerate::Communicator;
+use crate::output;
+use crate::progress::Progress;
+use linerate::{Communicator, DataType, ReduceOp};
 use std::io::Write;
 
-/// Measures everything. The inner error: what was measured is not good enough, on rank 0 only.
-pub fn run(plan: &Plan) -> linerate::Result<Result<(), Vec<String>>> {
+/// What a run gives: an error, or else what was not good enough in what was measured, on rank 0 only.
+pub type Outcome = linerate::Result<Result<(), Vec<String>>>;
+
+/// Joins the other ranks and measures everything.
+pub fn run(plan: &Plan) -> Outcome {
     let communicator = Communicator::from_env(plan.config.clone())?;
     let bench = Bench {
         plan,
         communicator: &communicator,
         arenas: Arenas::new(&communicator, plan)?,
     };
-    let mut report =
-        (communicator.rank() == 0).then(|| Report::new(plan, communicator.transport()));
+    let report = (communicator.rank() == 0).then(|| Report::new(plan, communicator.transport()));
+    let report = measure_all(plan, report, |row| bench.measure(row))?;
+    communicator.barrier()?;
+    Ok(report.map_or(Ok(()), Report::finish))
+}
+
+/// All rows, in the order of the table.
+pub fn measure_all<'a>(
+    plan: &Plan,
+    mut report: Option<Report<'a>>,
+    mut measure: impl FnMut((u64, DataType, ReduceOp)) -> linerate::Result<Measured>,
+) -> linerate::Result<Option<Report<'a>>> {
     for &(dtype, op) in &plan.variants {
         for &size in &plan.sizes {
-            let measured = bench.measure(size, dtype, op)?;
+            let measured = measure((size, dtype, op))?;
             if let Some(report) = &mut report {
                 report.add(measured);
             }
         }
     }
-    communicator.barrier()?;
-    Ok(report.map_or(Ok(()), Report::finish))
+    Ok(report)
 }
 
 /// What rank 0 prints and writes.
-struct Report<'a> {
+pub struct Report<'a> {
     plan: &'a Plan,
     document: Document,
     progress: Progress,
     verdict: Verdict,
+    /// The first failure to print.
+    unprinted: Option<String>,
 }
 
 impl<'a> Report<'a> {
-    fn new(plan: &'a Plan, transport: &str) -> Report<'a> {
-        let report = Report {
+    /// Prints the header.
+    pub fn new(plan: &'a Plan, transport: &str) -> Report<'a> {
+        let mut report = Report {
             plan,
             document: Document::new(plan, transport),
-            progress: Progress::new(plan.variants.len() * plan.sizes.len()),
+            progress: Progress::new("rows", plan.variants.len() * plan.sizes.len()),
             verdict: Verdict::default(),
+            unprinted: None,
         };
         let job = table::Job {
             transport: transport.into(),
@@ -68,16 +85,16 @@ impl<'a> Report<'a> {
         self.progress.advance(format!("after {done} B"));
     }
 
-    fn finish(mut self) -> Result<(), Vec<String>> {
+    /// Prints the footer and writes the document; the error is all that was not good enough.
+    pub fn finish(mut self) -> Result<(), Vec<String>> {
         self.progress.finish();
         let average = self.verdict.average_busbw();
         self.print(&table::footer(self.verdict.wrong, average));
         let mut failures = self.verdict.failures(self.plan);
         self.document.finish(average, self.verdict.wrong);
-        if let Some(target) = &self.plan.json
-            && let Err(cause) = self.document.write(target)
-        {
-            failures.push(format!("--json {target}: {cause}"));
+        failures.extend(self.unprinted.take());
+        if let Some(target) = &self.plan.json {
+            failures.extend(self.document.write(target).err());
         }
         if failures.is_empty() {
             Ok(())
@@ -86,18 +103,19 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// To stdout; to stderr if the document has stdout for itself. A reader that has gone is no failure of the run.
-    fn print(&self, text: &str) {
+    /// To stdout; to stderr if the document has stdout for itself.
+    fn print(&mut self, text: &str) {
+        let is_taken = self.plan.json.as_deref().is_some_and(output::is_stdout);
+        let mut result = Ok(());
         self.progress.around(|| {
-            let _ = if self.plan.json.as_deref() == Some("-") {
-                std::io::stderr().write_all(text.as_bytes())
+            if is_taken {
+                // Nobody can be told that nobody can be told.
+                let _ = std::io::stderr().write_all(text.as_bytes());
             } else {
-                let mut stdout = std::io::stdout().lock();
-                stdout
-                    .write_all(text.as_bytes())
-                    .and_then(|()| stdout.flush())
-            };
+                result = output::print_text(text);
+            }
         });
+        self.unprinted = self.unprinted.take().or(result.err());
     }
 }
 
@@ -156,7 +174,7 @@ mod tests {
     use super::super::plan::{Facts, build_plan};
     use super::super::statistics::Summary;
     use super::*;
-    use linerate::{Config, DataType, ReduceOp};
+    use linerate::Config;
 
     fn failures(line: &str, wrong: u64, busbw: f64, p99: f64) -> Vec<String> {
         let facts = Facts {

@@ -39,9 +39,14 @@ pub fn header(plan: &Plan, job: &Job) -> String {
         plan.algorithm.as_deref().unwrap_or("auto"),
         plan.seed
     );
-    text.push_str(
-        "# time is the median (p50) over iterations of the slowest rank's time, each started after a barrier\n#\n",
-    );
+    let meaning = match plan.link {
+        Some(link) => format!(
+            "# virtual time: a modelled network of {} Gbit/s and {} us, no local work; says nothing about this machine",
+            link.gbit, link.latency_us
+        ),
+        None => "# time is the median (p50) over iterations of the slowest rank's time, each started after a barrier".into(),
+    };
+    let _ = writeln!(text, "{meaning}\n#");
     let blanks = left_columns("# ", ["", "", "", "", ""]);
     let names = left_columns("# ", ["size", "count", "type", "redop", "root"]);
     let units = left_columns("# ", ["(B)", "(elements)", "", "", ""]);

@@ -11,6 +11,16 @@ use linerate::{Buffer, DataType, Rank, ReduceOp, prng};
 
 /// Elements converted at a time: stays inside a first-level cache.
 const BATCH: usize = 2048;
+/// One of each operator.
+pub const OPERATORS: [ReduceOp; 7] = [
+    ReduceOp::Sum,
+    ReduceOp::Prod,
+    ReduceOp::Min,
+    ReduceOp::Max,
+    ReduceOp::Avg,
+    ReduceOp::PremulSum(2.0),
+    ReduceOp::BitAnd,
+];
 /// Sums add integers up to this (signed types: down to its negative).
 const ADDEND_MAX: u64 = 3;
 /// Ranks whose factor of a product may be 2: 2^14 is the largest power below the end of f16.
@@ -116,7 +126,7 @@ impl Data {
         if !T::DTYPE.is_float() {
             return 0.0;
         }
-        let largest = ADDEND_MAX as f64 * ranks * factor;
+        let largest = largest_sum(factor, self.ranks);
         // Whole numbers up to 2^p are exact with p bits, and epsilon is 2^(1-p).
         let is_sum_exact = factor.fract() == 0.0 && largest <= 2.0 / T::EPSILON;
         let of_sum = if is_sum_exact {
@@ -130,6 +140,11 @@ impl Data {
             _ => of_sum,
         }
     }
+}
+
+/// The greatest sum of the checked inputs of this many ranks, each times a factor.
+pub fn largest_sum(factor: f64, ranks: u32) -> f64 {
+    ADDEND_MAX as f64 * f64::from(ranks) * factor.abs()
 }
 
 /// Makes all bytes of an output wrong.

@@ -2,16 +2,6 @@
 
 use super::*;
 
-const OPS: [ReduceOp; 7] = [
-    ReduceOp::Sum,
-    ReduceOp::Prod,
-    ReduceOp::Min,
-    ReduceOp::Max,
-    ReduceOp::Avg,
-    ReduceOp::PremulSum(2.0),
-    ReduceOp::BitAnd,
-];
-
 fn data(dtype: DataType, op: Option<ReduceOp>, ranks: u32) -> Data {
     Data {
         seed: 7,
@@ -53,7 +43,7 @@ fn reduce_f32(data: &Data, elements: u64) -> Vec<f32> {
 #[test]
 fn a_correct_reduction_of_floats_has_no_wrong_element() {
     for ranks in [1, 2, 3, 8, 17, 300] {
-        for op in &OPS[..6] {
+        for op in &OPERATORS[..6] {
             let data = data(DataType::F32, Some(*op), ranks);
             let output = buffer(DataType::F32, 3000);
             output.write(0, &reduce_f32(&data, 3000));
@@ -109,7 +99,7 @@ fn an_input_is_its_own_broadcast_in_every_type() {
 #[test]
 fn one_wrong_element_is_seen_wherever_it_is() {
     for dtype in DataType::ALL {
-        for op in OPS.into_iter().filter(|op| op.is_defined_for(dtype)) {
+        for op in OPERATORS.into_iter().filter(|op| op.is_defined_for(dtype)) {
             // With one rank the reduction is the input, scaled where the operator scales.
             if op.factor().is_some() {
                 continue;

@@ -4,25 +4,25 @@
 //! reduced. The forward pass would only add a constant; it enters the step time and the scaling factor as
 //! `batch - backward`. Read first: [`run`], then `rank.rs`.
 
-mod output;
 mod plan;
+mod print;
 mod rank;
 mod summary;
 mod trace;
 
+use crate::bench::Memory;
+use crate::settings::{self, FAILED, USAGE};
+use crate::{launch, output, system};
 use clap::{Args, ValueEnum};
-use linerate::FusionOptions;
-use linerate::config::{parse_size, parse_timeout};
+use linerate::config::parse_timeout;
+use linerate::{Config, FusionOptions};
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::Duration;
 use trace::Trace;
 
-/// Everything is good.
-const EXIT_GOOD: i32 = 0;
-/// The run failed, or values were wrong.
-const EXIT_FAILED: i32 = 1;
-/// Bad usage: a flag's value or the trace.
-const EXIT_USAGE: i32 = 2;
+/// Exit code when everything is good.
+const GOOD: u8 = 0;
 
 /// Who decides what is flushed when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -42,29 +42,21 @@ pub enum Compute {
     Spin,
 }
 
-/// Which memory the gradients lie in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Memory {
-    /// Registered by the library.
-    Registered,
-    /// The caller's own.
-    Caller,
-}
-
 /// Replay the gradients of a real model through fusion and allreduce.
 #[derive(Args, Clone, Debug)]
+#[command(allow_negative_numbers = true)]
 pub struct ReplayArgs {
     /// resnet50, resnet101, vgg16 (built in), or a .bk.log or .layers.csv file
     #[arg(long, default_value = "resnet50", value_name = "NAME|FILE")]
     pub trace: String,
-    /// Local ranks to spawn, unless started by a launcher
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub ranks: u32,
+    /// Local ranks to spawn; default 2. Under a launcher it must equal WORLD_SIZE
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<u32>,
     /// Who decides what is flushed when
     #[arg(long, value_enum, default_value = "linerate")]
     pub mode: Mode,
     /// Bytes of one flush (K, M, G)
-    #[arg(long, default_value = "64M", value_parser = size)]
+    #[arg(long, default_value = "64M", value_parser = settings::parse_size)]
     pub fusion_bytes: u64,
     /// How long a ready gradient waits for company, in milliseconds
     #[arg(long, default_value = "5", value_parser = milliseconds)]
@@ -93,7 +85,7 @@ pub struct ReplayArgs {
     /// Which memory the gradients lie in
     #[arg(long, value_enum, default_value = "registered")]
     pub memory: Memory,
-    /// auto, shm, tcp, verbs[:dev], ofi[:provider] or sim; default: LINERATE_TRANSPORT, else auto
+    /// auto or shm; tcp, verbs[:device] and ofi[:provider] are not part of this build; default: LINERATE_TRANSPORT, else auto
     #[arg(long)]
     pub transport: Option<String>,
     /// One JSON document; with - nothing else goes to standard output
@@ -113,9 +105,7 @@ pub struct ReplayArgs {
 impl ReplayArgs {
     /// Whether the only JSON document goes to standard output, so that nothing else may.
     fn is_json_only(&self) -> bool {
-        self.json
-            .as_ref()
-            .is_some_and(|path| path.as_os_str() == "-")
+        self.json.as_deref().is_some_and(output::is_stdout)
     }
 
     fn fusion_options(&self) -> linerate::Result<FusionOptions> {
@@ -131,50 +121,107 @@ impl ReplayArgs {
     }
 }
 
-/// Runs the command and gives the exit code. Without a launcher (`WORLD_SIZE` not set) and with more than one rank,
-/// `spawn(ranks)` runs this command line once per rank and gives the worst exit code.
-pub fn run(args: &ReplayArgs, spawn: impl FnOnce(u32) -> i32) -> i32 {
-    let prepared = Trace::load(&args.trace)
-        .map(|trace| trace.scaled(args.scale))
-        .and_then(|trace| {
-            let options = args.fusion_options().map_err(|error| error.to_string())?;
-            Ok((trace, options))
-        });
-    let (trace, options) = match prepared {
+/// What a replay needs, every mistake in it found before ranks start.
+struct Prepared {
+    trace: Trace,
+    options: FusionOptions,
+    config: Config,
+    ranks: u32,
+}
+
+/// Checks the arguments, then prints the plan, spawns the ranks or is one.
+pub fn run(args: &ReplayArgs) -> ExitCode {
+    let prepared = match prepare(args) {
         Ok(prepared) => prepared,
         Err(reason) => {
-            eprintln!("linerate replay: {reason}");
-            return EXIT_USAGE;
+            eprintln!("error: {reason}");
+            return ExitCode::from(USAGE);
         }
     };
-    let is_parent = std::env::var_os("WORLD_SIZE").is_none();
     let result = if args.plan_only {
-        print_plan(args, &trace, &options)
-    } else if is_parent && args.ranks > 1 {
-        return spawn(args.ranks);
+        print_plan(args, &prepared.trace, &prepared.options)
+    } else if let Some(reason) = unavailable_reason(&prepared.config.transport) {
+        Err(reason)
+    } else if launch::world_size().is_none() && prepared.ranks > 1 {
+        return ExitCode::from(launch::spawn_self(prepared.ranks));
     } else {
-        rank::run_rank(args, &trace, &options)
+        rank::run_rank(args, &prepared)
     };
-    match result {
-        Ok(code) => code,
-        Err(reason) => {
-            eprintln!("linerate replay: {reason}");
-            EXIT_FAILED
+    match (result, std::env::var("RANK")) {
+        (Ok(code), _) => ExitCode::from(code),
+        (Err(reason), Ok(rank)) => {
+            eprintln!("rank {rank}: error: {reason}");
+            ExitCode::from(FAILED)
+        }
+        (Err(reason), Err(_)) => {
+            eprintln!("error: {reason}");
+            ExitCode::from(FAILED)
         }
     }
 }
 
-fn print_plan(args: &ReplayArgs, trace: &Trace, options: &FusionOptions) -> Result<i32, String> {
+fn prepare(args: &ReplayArgs) -> Result<Prepared, String> {
+    let ranks = settings::check_ranks(args.ranks, settings::launched_ranks()?)?;
+    let trace = Trace::load(&args.trace)?.scaled(args.scale);
+    let options = args.fusion_options().map_err(|error| error.to_string())?;
+    let mut config = settings::from_environment()?;
+    if let Some(transport) = &args.transport {
+        settings::check_transport("--transport", transport)?;
+        config.transport = transport.clone();
+    }
+    if let Some(timeout) = args.timeout {
+        config.timeout = timeout;
+    }
+    if args.plan_only && args.trace_out.is_some() {
+        return Err("--trace-out needs times that were measured, and --plan-only measures nothing: leave one away".into());
+    }
+    let outputs = [("--json", &args.json), ("--trace-out", &args.trace_out)];
+    for (flag, target) in outputs {
+        if let Some(target) = target {
+            output::check_target(flag, target)?;
+        }
+    }
+    if !args.plan_only {
+        check_memory(
+            &trace,
+            &options,
+            launch::local_world_size().unwrap_or(ranks),
+        )?;
+    }
+    Ok(Prepared {
+        trace,
+        options,
+        config,
+        ranks,
+    })
+}
+
+/// Every rank has all gradients, and buffers in which those of a flush lie side by side.
+fn check_memory(trace: &Trace, options: &FusionOptions, ranks: u32) -> Result<(), String> {
+    let total = trace.bytes();
+    let buffers = options.bytes_max.min(total) * options.buffers_count as u64;
+    settings::check_memory(
+        &format!("a replay of {} on {ranks} ranks", trace.name),
+        (total + buffers.min(total)).saturating_mul(u64::from(ranks)),
+        system::available_memory_bytes(),
+        "lower --ranks, or --fusion-bytes, or take a smaller model",
+    )
+}
+
+/// Why a transport that exists by name cannot replay, if so.
+fn unavailable_reason(name: &str) -> Option<String> {
+    let virtual_time = "transport sim has virtual time and a replay real times: --transport shm";
+    let is_virtual = (name == "sim").then(|| virtual_time.into());
+    is_virtual.or_else(|| settings::unavailable_reason(name))
+}
+
+fn print_plan(args: &ReplayArgs, trace: &Trace, options: &FusionOptions) -> Result<u8, String> {
     let plan = match args.mode {
         Mode::Paper => plan::build_paper(trace, options),
         Mode::Linerate => plan::build_linerate(trace, options).map_err(|e| e.to_string())?,
     };
-    output::print_plan(args, trace, &plan)?;
-    Ok(EXIT_GOOD)
-}
-
-fn size(text: &str) -> Result<u64, String> {
-    parse_size(text).map_err(|error| error.to_string())
+    print::print_plan(args, trace, &plan)?;
+    Ok(GOOD)
 }
 
 fn timeout(text: &str) -> Result<Duration, String> {

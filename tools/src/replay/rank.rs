@@ -1,12 +1,13 @@
 //! One rank of a replay: fills gradients, announces them at their times, checks every sum.
 
-use super::output::{self, Results};
+use super::print::{self, Results};
 use super::summary::{self, Step};
 use super::trace::Trace;
-use super::{Compute, EXIT_FAILED, EXIT_GOOD, Memory, Mode, ReplayArgs, plan};
+use super::{Compute, FAILED, GOOD, Memory, Mode, Prepared, ReplayArgs, plan};
+use crate::progress::Progress;
 use linerate::time::Time;
 use linerate::types::Collective;
-use linerate::{Buffer, Call, Communicator, Config, DataType, Fusion, FusionOptions, Result};
+use linerate::{Buffer, Call, Communicator, DataType, Fusion, FusionOptions, Result};
 use std::time::Duration;
 
 /// Steps before the measured ones: they map memory, fill caches and agree on the order.
@@ -19,21 +20,11 @@ const CHUNK: usize = 1 << 16;
 const PERIOD: usize = 251;
 
 /// Runs this rank and gives the exit code.
-pub fn run_rank(
-    args: &ReplayArgs,
-    trace: &Trace,
-    options: &FusionOptions,
-) -> std::result::Result<i32, String> {
+pub fn run_rank(args: &ReplayArgs, prepared: &Prepared) -> std::result::Result<u8, String> {
     let text = |error: linerate::Error| error.to_string();
-    let mut config = Config::from_lookup(|name| std::env::var(name).ok()).map_err(text)?;
-    if let Some(timeout) = args.timeout {
-        config.timeout = timeout;
-    }
-    if let Some(transport) = &args.transport {
-        config.transport = transport.clone();
-    }
-    let comm = Communicator::from_env(config).map_err(text)?;
-    let steps = replay(args, trace, options, &comm).map_err(text)?;
+    let trace = &prepared.trace;
+    let comm = Communicator::from_env(prepared.config.clone()).map_err(text)?;
+    let steps = replay(args, trace, &prepared.options, &comm).map_err(text)?;
     let wrong: u64 = steps.iter().map(|step| step.wrong).sum();
     if comm.rank() == 0 {
         let results = Results {
@@ -45,9 +36,9 @@ pub fn run_rank(
             // The warm-up is checked like every step, and not measured.
             steps: &steps[WARM_UP_STEPS as usize..],
         };
-        output::print_results(&results)?;
+        print::print_results(&results)?;
     }
-    Ok(if wrong == 0 { EXIT_GOOD } else { EXIT_FAILED })
+    Ok(if wrong == 0 { GOOD } else { FAILED })
 }
 
 /// All steps, with the warm-up, on one communicator.
@@ -75,17 +66,18 @@ pub fn replay(
         values: Values::new(args.seed, comm.rank(), comm.ranks()),
     };
     let count = args.steps + WARM_UP_STEPS;
-    let progress = match comm.rank() {
-        0 => indicatif::ProgressBar::new(u64::from(count)),
-        _ => indicatif::ProgressBar::hidden(),
-    };
+    let mut progress = (comm.rank() == 0).then(|| Progress::new("steps", count as usize));
     let mut steps = Vec::with_capacity(count as usize);
     let mut first = None;
     for index in 0..count {
         steps.push(session.run_step(index, &mut first)?);
-        progress.inc(1);
+        if let Some(progress) = &mut progress {
+            progress.advance(String::new());
+        }
     }
-    progress.finish_and_clear();
+    if let Some(progress) = progress {
+        progress.finish();
+    }
     Ok(steps)
 }
 
@@ -274,7 +266,7 @@ mod tests {
             let options = args.fusion_options().unwrap();
             let job = format!("replay-{mode}-{}", std::process::id());
             let run = |rank| {
-                let comm = Communicator::join(rank, 2, &job, Config::default()).unwrap();
+                let comm = Communicator::join(rank, 2, &job, linerate::Config::default()).unwrap();
                 replay(&args, &trace, &options, &comm).unwrap()
             };
             let steps = std::thread::scope(|scope| {

@@ -4,6 +4,7 @@
 //! `.bk.log` of the published measurements, and `.layers.csv` with names. Whatever is wrong with a file is said with its
 //! line and reason; nothing is guessed.
 
+use std::io::Read;
 use std::path::Path;
 
 /// Bytes of a trace file, at most: fifty times what the largest allowed number of tensors needs.
@@ -73,15 +74,17 @@ impl Trace {
             });
         }
         let names = BUILT_IN.map(|(name, ..)| name).join(", ");
-        let size = std::fs::metadata(name)
-            .map_err(|cause| format!("trace {name}: {cause}; built in are {names}"))?
-            .len();
-        if size > FILE_BYTES_MAX {
+        let shown = |cause| format!("trace '{name}': {cause}; built in are {names}");
+        let mut bytes = Vec::new();
+        // Devices and pipes have no size to look at before.
+        let file = std::fs::File::open(name).map_err(shown)?;
+        let mut start = file.take(FILE_BYTES_MAX + 1);
+        start.read_to_end(&mut bytes).map_err(shown)?;
+        if bytes.len() as u64 > FILE_BYTES_MAX {
             return Err(format!(
-                "trace {name}: {size} bytes, at most {FILE_BYTES_MAX} are read"
+                "trace {name}: more than {FILE_BYTES_MAX} bytes, which is the most that is read"
             ));
         }
-        let bytes = std::fs::read(name).map_err(|cause| format!("trace {name}: {cause}"))?;
         let stem = Path::new(name).file_name().unwrap_or_default();
         Ok(Trace {
             name: stem.to_string_lossy().into_owned(),

@@ -3,12 +3,11 @@
 use super::plan::PlannedFlush;
 use super::summary::{self, Step, Summary};
 use super::trace::Trace;
-use super::{Compute, Memory, Mode, ReplayArgs};
+use super::{Compute, Mode, ReplayArgs};
+use crate::output::{self, print_text};
 use linerate::time::Time;
 use linerate::{FlushReport, StepReport};
 use serde_json::{Value, json};
-use std::io::Write;
-use std::path::Path;
 
 /// Everything that was measured, for rank 0 to print.
 pub struct Results<'a> {
@@ -61,7 +60,7 @@ pub fn print_plan(args: &ReplayArgs, trace: &Trace, plan: &[PlannedFlush]) -> Re
                 flush.tensors.len()
             ));
         }
-        print_text(&lines.join("\n"))?;
+        print_text(&(lines.join("\n") + "\n"))?;
     }
     let flush = |flush: &PlannedFlush| json!({"time_ms": flush.time_ms, "bytes": flush.bytes, "tensors": flush.tensors});
     let document = json!({
@@ -82,7 +81,10 @@ pub fn print_results(results: &Results) -> Result<(), String> {
     }
     write_json(results.args, &to_json(results, median))?;
     match &results.args.trace_out {
-        Some(path) => write_whole(path, &chrome_trace(results.steps)),
+        Some(target) => {
+            let trace = format!("{:#}", chrome_trace(results.steps));
+            output::write_document("--trace-out", target, &trace)
+        }
         None => Ok(()),
     }
 }
@@ -98,7 +100,7 @@ fn build_table(results: &Results, median: usize) -> String {
         results.transport,
         mode_name(results.args.mode),
         compute_name(results.args.compute),
-        memory_name(results.args.memory),
+        results.args.memory.name(),
     ));
     lines.push(format!(
         "# step {} of {} (median exposed time); times in ms from the start of the backward pass, of the slowest rank",
@@ -137,7 +139,7 @@ fn build_table(results: &Results, median: usize) -> String {
         results.batch_ms()
     ));
     lines.push(format!("# wrong values   {}", results.wrong));
-    lines.join("\n")
+    lines.join("\n") + "\n"
 }
 
 fn to_json(results: &Results, median: usize) -> Value {
@@ -172,7 +174,7 @@ fn to_json(results: &Results, median: usize) -> Value {
         "version": env!("CARGO_PKG_VERSION"),
         "mode": mode_name(results.args.mode),
         "compute": compute_name(results.args.compute),
-        "memory": memory_name(results.args.memory),
+        "memory": results.args.memory.name(),
         "seed": results.args.seed,
         "scale": results.args.scale,
         "bytes": results.trace.bytes(),
@@ -226,34 +228,9 @@ fn chrome_trace(steps: &[Step]) -> Value {
 
 fn write_json(args: &ReplayArgs, document: &Value) -> Result<(), String> {
     match &args.json {
-        Some(_) if args.is_json_only() => print_text(&format!("{document:#}")),
-        Some(path) => write_whole(path, document),
+        Some(target) => output::write_document("--json", target, &format!("{document:#}")),
         None => Ok(()),
     }
-}
-
-/// Prints to standard output. A reader that went away, such as `head`, is no failure.
-fn print_text(text: &str) -> Result<(), String> {
-    let mut out = std::io::stdout().lock();
-    match writeln!(out, "{text}").and_then(|()| out.flush()) {
-        Err(cause) if cause.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(format!("standard output: {cause}"))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Writes beside the file and renames, so that no reader ever sees half a document.
-fn write_whole(path: &Path, document: &Value) -> Result<(), String> {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".{}.part", std::process::id()));
-    std::fs::write(&beside, format!("{document:#}\n"))
-        .and_then(|()| std::fs::rename(&beside, path))
-        .map_err(|cause| {
-            // Nothing to do about a file that cannot even be removed.
-            let _ = std::fs::remove_file(&beside);
-            format!("writing {}: {cause}", path.display())
-        })
 }
 
 fn described(trace: &Trace) -> String {
@@ -289,12 +266,5 @@ fn compute_name(compute: Compute) -> &'static str {
     match compute {
         Compute::Sleep => "sleep",
         Compute::Spin => "spin",
-    }
-}
-
-fn memory_name(memory: Memory) -> &'static str {
-    match memory {
-        Memory::Registered => "registered",
-        Memory::Caller => "caller",
     }
 }

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 /// Shorter runs need no bar.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Counts rows.
+/// Counts rows of a table, or steps.
 pub struct Progress {
-    rows: u64,
+    unit: &'static str,
+    count: u64,
     done: u64,
     started: Instant,
     is_wanted: bool,
@@ -17,10 +18,11 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// A bar of `rows` rows that nobody sees yet.
-    pub fn new(rows: usize) -> Progress {
+    /// A bar of `count` rows or whatever the unit is, that nobody sees yet.
+    pub fn new(unit: &'static str, count: usize) -> Progress {
         Progress {
-            rows: rows as u64,
+            unit,
+            count: count as u64,
             done: 0,
             started: Instant::now(),
             is_wanted: std::io::stderr().is_terminal(),
@@ -36,18 +38,21 @@ impl Progress {
         }
     }
 
-    /// One row is done; `next` is the one that follows.
-    pub fn advance(&mut self, next: String) {
+    /// One is done; `state` is said beside the bar.
+    pub fn advance(&mut self, state: String) {
         self.done += 1;
         if self.bar.is_none() && self.is_wanted && self.started.elapsed() > PATIENCE {
-            let template = "{bar:30} {pos}/{len} rows, {elapsed} of about {duration}: {msg}";
-            let style = ProgressStyle::with_template(template)
+            let template = format!(
+                "{{bar:30}} {{pos}}/{{len}} {}, {{elapsed}} {{msg}}",
+                self.unit
+            );
+            let style = ProgressStyle::with_template(&template)
                 .unwrap_or_else(|_| ProgressStyle::default_bar());
-            self.bar = Some(ProgressBar::new(self.rows).with_style(style));
+            self.bar = Some(ProgressBar::new(self.count).with_style(style));
         }
         if let Some(bar) = &self.bar {
             bar.set_position(self.done);
-            bar.set_message(next);
+            bar.set_message(state);
         }
     }
 

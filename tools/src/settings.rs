@@ -1,0 +1,177 @@
+//! What the commands that run ranks have in common: settings from the environment and flags, number of ranks, memory.
+//! Every mistake is found here, before a rank is started.
+
+use linerate::{Collective, Config, collective, limits};
+
+/// Exit code of a run or a check that failed.
+pub const FAILED: u8 = 1;
+/// Exit code of arguments that make no sense.
+pub const USAGE: u8 = 2;
+
+/// The settings of `LINERATE_*` variables; an error names the variable.
+pub fn from_environment() -> Result<Config, String> {
+    Config::from_lookup(|name| std::env::var(name).ok())
+        .map_err(|error| error.to_string())
+        .and_then(check_names)
+}
+
+/// Names are only words to [`Config`]; here they must mean something.
+fn check_names(mut config: Config) -> Result<Config, String> {
+    if config.transport.is_empty() {
+        config.transport = Config::default().transport;
+    }
+    check_transport("LINERATE_TRANSPORT", &config.transport)?;
+    if let Some(name) = &config.algorithm {
+        // One name for all collectives may exist for some of them only.
+        let is_known = Collective::ALL
+            .into_iter()
+            .any(|c| collective::find(c, name).is_ok());
+        if !is_known {
+            let error = collective::find(Collective::AllReduce, name).err();
+            let text = error.map(|e| e.to_string()).unwrap_or_default();
+            return Err(format!("LINERATE_ALGO: {text}; nor has any other"));
+        }
+    }
+    Ok(config)
+}
+
+/// Whether a transport has a name that is known, if not one that can be used.
+pub fn check_transport(source: &str, name: &str) -> Result<(), String> {
+    let (kind, detail) = match name.split_once(':') {
+        Some((kind, detail)) => (kind, Some(detail)),
+        None => (name, None),
+    };
+    let takes_detail = matches!(kind, "verbs" | "ofi");
+    let is_known = takes_detail || matches!(kind, "auto" | "shm" | "tcp" | "sim");
+    if is_known && (detail.is_none() || (takes_detail && detail != Some(""))) {
+        return Ok(());
+    }
+    Err(format!(
+        "{source}: unknown transport '{name}': one of auto shm tcp verbs[:device] ofi[:provider] sim"
+    ))
+}
+
+/// Why a transport that exists by name cannot be used, if so.
+pub fn unavailable_reason(name: &str) -> Option<String> {
+    let kind = name.split(':').next().unwrap_or(name);
+    matches!(kind, "tcp" | "verbs" | "ofi").then(|| {
+        format!(
+            "transport {kind} is unavailable: not part of this build; --transport shm joins the ranks of this host"
+        )
+    })
+}
+
+/// `WORLD_SIZE`, if a launcher has set it.
+pub fn launched_ranks() -> Result<Option<u32>, String> {
+    match crate::launch::world_size() {
+        Some(text) => match text.parse() {
+            Ok(ranks) if (1..=limits::RANKS_MAX).contains(&ranks) => Ok(Some(ranks)),
+            _ => Err(format!(
+                "WORLD_SIZE is '{text}': a number of ranks from 1 to {}, as launchers set it",
+                limits::RANKS_MAX
+            )),
+        },
+        None => Ok(None),
+    }
+}
+
+/// The number of ranks; 2 unless the flag or a launcher says otherwise.
+pub fn check_ranks(asked: Option<u32>, launched: Option<u32>) -> Result<u32, String> {
+    let ranks = match (asked, launched) {
+        (Some(asked), Some(launched)) if asked != launched => {
+            return Err(format!(
+                "--ranks is {asked}, but a launcher has set WORLD_SIZE to {launched}: leave --ranks away"
+            ));
+        }
+        (_, Some(launched)) => launched,
+        (asked, None) => asked.unwrap_or(2),
+    };
+    if ranks == 0 || ranks > limits::RANKS_MAX {
+        return Err(format!(
+            "--ranks is {ranks}: from 1 to {}",
+            limits::RANKS_MAX
+        ));
+    }
+    Ok(ranks)
+}
+
+/// Refuses what the kernel would end by killing somebody. A sixteenth is left to page tables and everybody else.
+pub fn check_memory(what: &str, needed: u64, available: u64, advice: &str) -> Result<(), String> {
+    let usable = available - available / 16;
+    if needed <= usable {
+        return Ok(());
+    }
+    Err(format!(
+        "{what} needs {} MiB, and {} MiB can be used (15/16 of MemAvailable, or of what the control group has left): {advice}",
+        needed.div_ceil(1 << 20),
+        usable >> 20
+    ))
+}
+
+/// A size with K, M, G or, for those who ask for too much, T.
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let in_gigabytes = |number: &str| linerate::config::parse_size(&format!("{number}G"));
+    let bytes = match text.strip_suffix(['T', 't']) {
+        Some(number) => in_gigabytes(number).map(|bytes| bytes.checked_mul(1024)),
+        None => linerate::config::parse_size(text).map(Some),
+    };
+    bytes
+        .ok()
+        .flatten()
+        .ok_or_else(|| "a whole number with an optional K, M, G or T (binary), such as 64K".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transports_that_are_not_built_say_so() {
+        for name in ["tcp", "verbs:mlx5_0", "ofi:efa"] {
+            let text = unavailable_reason(name).unwrap();
+            assert!(text.contains("not part of this build"), "{text}");
+            assert!(check_transport("--transport", name).is_ok());
+        }
+        for name in ["shm", "auto", "sim"] {
+            assert!(unavailable_reason(name).is_none(), "{name}");
+        }
+    }
+
+    #[test]
+    fn names_in_the_environment_must_mean_something() {
+        let with = |name: &str, value: &str| {
+            let lookup = |asked: &str| (asked == name).then(|| value.to_string());
+            check_names(Config::from_lookup(lookup).unwrap())
+        };
+        let text = with("LINERATE_ALGO", "nonsense").unwrap_err();
+        assert!(
+            text.contains("LINERATE_ALGO") && text.contains("ring"),
+            "{text}"
+        );
+        let text = with("LINERATE_TRANSPORT", "nonsense").unwrap_err();
+        assert!(text.contains("LINERATE_TRANSPORT"), "{text}");
+        assert_eq!(with("LINERATE_TRANSPORT", "").unwrap().transport, "auto");
+        // Barriers have it and nothing else does.
+        assert!(with("LINERATE_ALGO", "dissemination").is_ok());
+    }
+
+    #[test]
+    fn memory_that_is_not_there_is_refused_with_the_limit() {
+        assert!(check_memory("it", 15 << 30, 16 << 30, "less").is_ok());
+        let text = check_memory("it", (15 << 30) + 1, 16 << 30, "less").unwrap_err();
+        assert!(
+            text.contains("needs 15361 MiB") && text.contains("15360 MiB"),
+            "{text}"
+        );
+        assert!(check_memory("it", u64::MAX, 0, "less").is_err());
+    }
+
+    #[test]
+    fn sizes_have_binary_units() {
+        assert_eq!(parse_size("64K"), Ok(64 << 10));
+        assert_eq!(parse_size("1T"), Ok(1 << 40));
+        for text in ["T", "1.5K", "-8", "99999999T", "1KT", ""] {
+            assert!(parse_size(text).unwrap_err().contains("such as"), "{text}");
+        }
+    }
+}

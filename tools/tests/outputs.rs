@@ -1,0 +1,134 @@
+//! Where the command's results go: files, devices, pipes, readers that leave, disks that are full.
+
+#[path = "command/start.rs"]
+#[allow(dead_code)] // Not every file of tests needs all of it.
+mod start;
+
+use serde_json::Value;
+use start::{linerate, parts, run, scratch};
+use std::os::unix::fs::FileTypeExt;
+use std::process::{Command, Stdio};
+
+const ROW: &str = "bench allreduce -b 8 -e 8 -n 2 -w 1";
+const STEP: &str = "replay --scale 0 --steps 1 --ranks 1";
+
+fn shell(script: &str) -> (Option<i32>, String, String) {
+    let exe = env!("CARGO_BIN_EXE_linerate");
+    let output = Command::new("bash")
+        .args([
+            "-c",
+            &format!("set -o pipefail; {}", script.replace("linerate", exe)),
+        ])
+        .stdin(Stdio::null())
+        .output();
+    parts(output.unwrap())
+}
+
+#[test]
+fn a_place_that_cannot_be_written_is_told_before_anything_is_measured() {
+    for line in [
+        format!("{ROW} --json /nonexistent/x.json"),
+        format!("{ROW} --json /tmp"),
+        format!("{STEP} --json /nonexistent/x.json"),
+        format!("{STEP} --trace-out /nonexistent/x.json"),
+    ] {
+        let (code, stdout, stderr) = run(&line);
+        assert_eq!(code, Some(2), "{line}: {stderr}");
+        assert_eq!(stdout, "", "{line}");
+        assert!(stderr.contains("cannot be written"), "{line}: {stderr}");
+        assert!(stderr.contains("a folder that exists"), "{line}: {stderr}");
+    }
+}
+
+#[test]
+fn a_pipe_is_written_into_and_never_replaced_by_a_file() {
+    let folder = scratch("pipe");
+    let pipe = folder.join("pipe");
+    assert!(
+        Command::new("mkfifo")
+            .arg(&pipe)
+            .status()
+            .unwrap()
+            .success()
+    );
+    // Opened both ways, so that no side waits for the other.
+    let both = std::fs::File::options().read(true).write(true).open(&pipe);
+    let both = both.unwrap();
+    for line in [
+        format!("{ROW} --json {}", pipe.display()),
+        format!("{STEP} --json {}", pipe.display()),
+    ] {
+        let (code, _, stderr) = run(&line);
+        assert_eq!(code, Some(0), "{line}: {stderr}");
+        assert!(std::fs::metadata(&pipe).unwrap().file_type().is_fifo());
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1, "{line}");
+    }
+    drop(both);
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_failure() {
+    for line in [ROW, STEP, "info"] {
+        let (code, stdout, stderr) = shell(&format!("linerate {line} | head -1"));
+        assert_eq!(code, Some(0), "{line}: {stderr}");
+        assert_eq!(stdout.lines().count(), 1, "{line}");
+        assert!(!stderr.contains("panicked"), "{line}: {stderr}");
+    }
+}
+
+#[test]
+fn a_full_disk_is_a_failure() {
+    for line in [
+        ROW.to_string(),
+        STEP.into(),
+        "info".into(),
+        format!("{ROW} --json -"),
+    ] {
+        let (code, _, stderr) = shell(&format!("linerate {line} > /dev/full"));
+        assert_eq!(code, Some(1), "{line}: {stderr}");
+        assert!(stderr.contains("standard output"), "{line}: {stderr}");
+    }
+}
+
+#[test]
+fn a_chrome_trace_has_a_process_per_rank() {
+    let file = scratch("chrome").join("trace.json");
+    let line = format!(
+        "replay --scale 0.05 --steps 1 --ranks 2 --trace-out {}",
+        file.display()
+    );
+    let (code, _, stderr) = run(&line);
+    assert_eq!(code, Some(0), "{stderr}");
+    let trace: Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let names = events.iter().filter(|event| event["ph"] == "M").count();
+    assert_eq!(names, 2);
+    let spans = events.iter().filter(|event| event["ph"] == "X");
+    for span in spans {
+        assert!(span["ts"].is_number() && span["dur"].as_f64().unwrap() >= 0.0);
+    }
+}
+
+#[test]
+fn a_failed_job_of_our_own_ranks_is_code_1_and_an_end_by_signal_is_told() {
+    for line in [
+        "bench allreduce -e 64M --ranks 3",
+        "replay --ranks 3 --steps 1000",
+    ] {
+        let mut child = linerate(line)
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        let killed = Command::new("kill")
+            .args(["-INT", &child.id().to_string()])
+            .status();
+        assert!(killed.unwrap().success());
+        let mut text = String::new();
+        let mut stderr = child.stderr.take().unwrap();
+        std::io::Read::read_to_string(&mut stderr, &mut text).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(1), "{line}: {text}");
+        assert!(text.contains("ended by signal 2"), "{line}: {text}");
+    }
+}
