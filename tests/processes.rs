@@ -5,6 +5,8 @@
 
 #[path = "collectives/oracle.rs"]
 mod oracle;
+#[path = "processes/traffic.rs"]
+mod traffic;
 
 use linerate::{Buffer, Collective, Communicator, Config, DataType, Operation, ReduceOp};
 use oracle::{Case, cases};
@@ -76,6 +78,9 @@ fn child_entry() {
     if std::env::var("LINERATE_TIMEOUT").is_err() {
         config.timeout = Duration::from_secs(60);
     }
+    if std::env::var("LINERATE_TEST_THREAD_ON").ok() == std::env::var("RANK").ok() {
+        config.progress_thread = true;
+    }
     let comm = Communicator::from_env(config).unwrap();
     match role.as_str() {
         "sweep" => sweep(&comm),
@@ -85,7 +90,7 @@ fn child_entry() {
         "cancel" => cancel(&comm),
         "leave" => leave(&comm),
         "mixed" => mixed(&comm),
-        other => panic!("no role {other}"),
+        other => assert!(traffic::run(other, &comm), "no role {other}"),
     }
 }
 
