@@ -34,7 +34,8 @@ impl Operation {
             .map_or(Ok(false), |result| result.map(|()| true))
     }
 
-    /// Waits for its end. An operation on which nothing moves for the communicator's timeout fails.
+    /// Waits for its end. If nothing moves for the communicator's timeout, neither on it nor on operations before it, it
+    /// fails.
     pub fn wait(mut self) -> Result<()> {
         if self.result.is_none() {
             self.result = self.shared.wait(self.task, None);
