@@ -11,8 +11,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Control sockets and timeouts are looked at this often while a thread waits.
-const SLOW_EVERY: Duration = Duration::from_millis(2);
 /// Longest sleep of the progress thread when there is nothing to do; wake-ups cut it short.
 const IDLE_SLEEP: Duration = Duration::from_millis(50);
 
@@ -65,7 +63,7 @@ impl Shared {
         let now = self.clock.now();
         engine.drive(now);
         if engine.result(task).is_none() {
-            engine.drive_slow(now);
+            engine.drive_slow_if_due(now);
         }
         take_result(&mut engine, task)
     }
@@ -98,7 +96,6 @@ impl Shared {
         let mut patience = Patience::new(&self.spin);
         let start = self.clock.now();
         let deadline = limit.map_or(Time::MAX, |limit| start.after(limit));
-        let mut slow_at = start.after(SLOW_EVERY);
         loop {
             let now = self.clock.now();
             let mut engine = self.engine();
@@ -110,11 +107,7 @@ impl Shared {
                     return Some(result);
                 }
             }
-            if now >= slow_at {
-                slow_at = now.after(SLOW_EVERY);
-                engine.drive_slow(now);
-                self.collect_garbage(&mut engine);
-            }
+            engine.drive_slow_if_due(now);
             drop(engine);
             if now >= deadline {
                 return None;
@@ -145,6 +138,7 @@ impl Shared {
         let mut engine = self.engine();
         let moved = engine.drive(now);
         engine.drive_slow(now);
+        self.collect_garbage(&mut engine);
         drop(engine);
         if !moved {
             futex_wait(bell.word32(0), rung, time);
@@ -155,7 +149,6 @@ impl Shared {
     /// The progress thread: drives whenever no caller waits.
     pub fn run_progress_thread(&self) {
         let mut patience = Patience::new(&SpinTime::new(usize::MAX, 1));
-        let mut slow_at = self.clock.now().after(IDLE_SLEEP);
         while !self.stop.load(Ordering::Acquire) {
             let now = self.clock.now();
             let mut moved = false;
@@ -163,9 +156,8 @@ impl Shared {
                 let mut engine = self.engine();
                 moved = engine.drive(now);
                 // One operation may move all the time while another waits for a peer that is gone.
-                if moved && now >= slow_at {
-                    slow_at = now.after(IDLE_SLEEP);
-                    engine.drive_slow(now);
+                if moved {
+                    engine.drive_slow_if_due(now);
                 }
             }
             if moved {

@@ -129,7 +129,8 @@ impl Engine {
     pub(super) fn check_silence(&mut self, now: Time) {
         if let Some(gone) = self.driver.links.first_gone() {
             // What the peer did before it went is in memory already: whatever still waits for it waits forever.
-            self.run_rounds(now);
+            // A receive that is posted now may end at once, and let the next one be posted.
+            while self.failure.is_none() && self.drive(now) {}
             let error = self.needs_gone_peer().then_some(gone);
             if let (Some(error), None) = (error, &self.failure) {
                 return self.fail(error, true);
@@ -265,11 +266,12 @@ fn message_of(error: &Error, rank: Rank) -> ControlMessage {
             rank,
             operation,
             detail,
+            waited,
             ..
         } => (
             ControlKind::Timeout,
             *rank,
-            0,
+            waited.as_millis() as u64,
             format!("{operation}\n{detail}"),
         ),
         Error::Mismatch { sequence, detail } => {
@@ -297,7 +299,7 @@ fn error_of(message: &ControlMessage, from: Rank) -> Error {
             Error::Timeout {
                 rank: message.rank,
                 operation: operation.into(),
-                waited: Duration::ZERO,
+                waited: Duration::from_millis(message.sequence),
                 missing: Vec::new(),
                 detail: detail.into(),
             }

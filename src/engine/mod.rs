@@ -51,8 +51,12 @@ use pool::Pool;
 use round::Round;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 use tag::Token;
 use tasks::Task;
+
+/// Control sockets and timeouts are looked at this often while somebody waits.
+const SLOW_EVERY: Duration = Duration::from_millis(2);
 
 /// Operations whose signatures are remembered, to compare with a peer that asks.
 const HISTORY: usize = 64;
@@ -92,6 +96,8 @@ pub struct Engine {
     suspect: Option<Suspect>,
     events: Vec<Event>,
     now: Time,
+    /// When the slow part is due again.
+    slow_at: Time,
 }
 
 impl Engine {
@@ -134,6 +140,7 @@ impl Engine {
             suspect: None,
             events: Vec::new(),
             now: Time::default(),
+            slow_at: Time::default(),
         })
     }
 
@@ -201,6 +208,14 @@ impl Engine {
             self.start_queued(now);
         }
         self.driver.moved
+    }
+
+    /// [`Engine::drive_slow`], if the last time is long enough ago.
+    pub fn drive_slow_if_due(&mut self, now: Time) {
+        if now >= self.slow_at {
+            self.slow_at = now.after(SLOW_EVERY);
+            self.drive_slow(now);
+        }
     }
 
     /// The slow part of driving: control sockets, hang-ups, timeouts. Before a wait sleeps, and every few

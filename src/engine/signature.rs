@@ -71,7 +71,10 @@ impl Signature {
         if collective.is_rooted() {
             text += &format!(" root {root}");
         }
-        text + &format!(" by algorithm {algorithm}")
+        match crate::collective::algorithms(collective).get(algorithm as usize) {
+            Some(known) => text + &format!(" by {}", known.name),
+            None => text,
+        }
     }
 
     /// Both sides of a disagreement, and the fields that differ.
@@ -100,10 +103,10 @@ mod tests {
         );
         assert_eq!(
             signature.describe(),
-            "reduce of 17179869184 bf16 (max) root 4095 by algorithm 3"
+            "reduce of 17179869184 bf16 (max) root 4095 by tree"
         );
         let barrier = Signature::new(Collective::Barrier, DataType::U8, ReduceOp::Sum, 0, 0, 0);
-        assert_eq!(barrier.describe(), "barrier of 0 u8 by algorithm 0");
+        assert_eq!(barrier.describe(), "barrier of 0 u8 by line");
     }
 
     #[test]

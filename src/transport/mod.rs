@@ -14,8 +14,9 @@
 //!     event carries the cause; it comes once.
 //!  6. A message matches a receive by (peer, tag). Messages of one (peer, tag) match in the order in
 //!     which they were sent; nothing else is ordered (a provider may promise more: [`Capabilities::ordered`]).
-//!  7. A message whose receive is not posted yet waits and never holds up a message with another tag, as
-//!     long as the sender keeps to [`Capabilities::messages_per_peer`].
+//!  7. A message whose receive is not posted yet waits and never holds up a message with another tag. At most
+//!     [`Capabilities::messages_per_peer`] of each class of tags ([`tag_class`]) wait per peer; a further send of that
+//!     class would block, those of other classes do not.
 //!  8. A completed send means that the source may be reused. A completed receive means that all bytes
 //!     are in the destination. A completed put or get means the same, and that the bytes of a put are visible to
 //!     whoever sees a later put or message of this rank.
@@ -65,7 +66,7 @@ pub struct Capabilities {
     pub ordered: bool,
     /// Largest source that need not be registered: it is copied when posted. At least one cache line.
     pub inline_bytes: usize,
-    /// Unmatched messages that a peer will hold for this rank; more are answered with WouldBlock.
+    /// Unmatched messages of one class of tags that a peer will hold for this rank; more are answered with WouldBlock.
     pub messages_per_peer: u32,
     /// Largest message.
     pub message_bytes_max: usize,
@@ -95,6 +96,14 @@ pub struct RemoteRange {
     pub key: RegionKey,
     /// Byte offset in it.
     pub offset: u64,
+}
+
+/// Classes of tags, by their two highest bits. Messages of one class never take the places of another.
+pub const TAG_CLASSES: usize = 4;
+
+/// The class of a tag.
+pub const fn tag_class(tag: u64) -> usize {
+    (tag >> 62) as usize
 }
 
 /// Why a post was not accepted.
@@ -204,9 +213,9 @@ pub trait Transport: Send {
         token: u64,
     ) -> std::result::Result<(), PostError>;
 
-    /// Messages to this peer that were sent and, as far as is known, not matched yet. The caller keeps
-    /// room for what matters with it (clause 7).
-    fn backlog(&mut self, peer: Rank) -> u32;
+    /// Messages of this tag's class to this peer that were sent and, as far as is known, not matched yet. The caller
+    /// keeps room for what matters with it (clause 7).
+    fn backlog(&mut self, peer: Rank, tag: u64) -> u32;
 
     /// Receives a message.
     fn post_recv(

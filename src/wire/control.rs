@@ -39,7 +39,7 @@ pub struct ControlMessage {
     pub kind: ControlKind,
     /// The rank it is about.
     pub rank: Rank,
-    /// The operation it is about.
+    /// The operation it is about; of a timeout, how long nothing had moved, in milliseconds.
     pub sequence: u64,
     /// What the sender believes that operation to be, 0 if it does not know.
     pub signature: u64,

@@ -254,8 +254,8 @@ impl Transport for Mutant {
         events.append(&mut found);
     }
 
-    fn backlog(&mut self, peer: Rank) -> u32 {
-        self.inner.backlog(peer)
+    fn backlog(&mut self, peer: Rank, tag: u64) -> u32 {
+        self.inner.backlog(peer, tag)
     }
 
     fn notify(&mut self, peer: Rank) {

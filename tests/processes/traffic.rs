@@ -10,6 +10,7 @@ pub fn run(role: &str, comm: &Communicator) -> bool {
     match role {
         "partial" => partly_registered(comm),
         "stream" => stream(comm),
+        "classes" => classes(comm),
         "opposite" => opposite(comm),
         "outstanding" => outstanding(comm),
         "slow" => slow(comm),
@@ -152,6 +153,51 @@ fn later_messages_never_take_the_places_of_an_earlier_one() {
         let extra = [("LINERATE_CHUNK_BYTES", chunk), ("LINERATE_TIMEOUT", "5")];
         results(spawn("stream", 2, &extra));
     }
+}
+
+/// Rank 0 has many collectives and messages to rank 1 under way; rank 1 wants first what was sent last.
+fn classes(comm: &Communicator) {
+    const COUNT: usize = 1 << 16;
+    let rank = comm.rank();
+    let message = filled(comm, true, COUNT, 7 * (1 - rank));
+    let pairwise = Call::send_recv(DataType::U32, vec![transfer(1 - rank, rank == 0, &message)]);
+    let collective = || {
+        let (input, output) = (
+            filled(comm, true, 2 * COUNT, rank),
+            filled(comm, true, 2 * COUNT, 0),
+        );
+        let mut call = Call::new(Collective::AllToAllV, DataType::U32, 0).with(&input, &output);
+        (call.send_counts, call.receive_counts) = (vec![COUNT as u64; 2], vec![COUNT as u64; 2]);
+        call
+    };
+    let start = |calls: &[Call]| -> Vec<Operation> {
+        calls.iter().map(|c| comm.start(c).unwrap()).collect()
+    };
+    let finish =
+        |operations: Vec<Operation>| operations.into_iter().for_each(|o| o.wait().unwrap());
+    let collectives: Vec<Call> = (0..12).map(|_| collective()).collect();
+    let messages = vec![pairwise; 40];
+    for collectives_first in [true, false] {
+        let (first, second) = match collectives_first {
+            true => (&collectives, &messages),
+            false => (&messages, &collectives),
+        };
+        if rank == 0 {
+            let mut operations = start(first);
+            operations.extend(start(second));
+            finish(operations);
+        } else {
+            second.iter().for_each(|call| comm.run(call).unwrap());
+            first.iter().for_each(|call| comm.run(call).unwrap());
+            assert_eq!(message.to_vec::<u32>()[999], 7 + 999);
+        }
+    }
+}
+
+#[test]
+fn messages_of_pairs_and_of_collectives_never_take_each_others_places() {
+    let extra = [("LINERATE_CHUNK_BYTES", "4K"), ("LINERATE_TIMEOUT", "5")];
+    results(spawn("classes", 2, &extra));
 }
 
 /// Groups of large and small messages between all pairs; each rank lists sends first or receives first, large

@@ -121,8 +121,8 @@ fn a_failed_job_of_our_own_ranks_is_code_1_and_an_end_by_signal_is_told() {
             .spawn()
             .unwrap();
         std::thread::sleep(std::time::Duration::from_millis(500));
-        let killed = Command::new("kill")
-            .args(["-INT", &child.id().to_string()])
+        let killed = Command::new("sh")
+            .args(["-c", &format!("kill -INT {}", child.id())])
             .status();
         assert!(killed.unwrap().success());
         let mut text = String::new();

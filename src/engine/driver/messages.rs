@@ -119,8 +119,10 @@ impl Driver {
     ) -> std::result::Result<(), PostError> {
         let transport = self.links.transport.as_mut();
         // The second half of a peer's places is kept for the oldest collective: whatever later ones have
-        // sent, the messages that the peer needs first always find room.
-        if !is_oldest && transport.backlog(peer) >= MESSAGES_PER_PEER / 2 {
+        // sent, the messages that the peer needs first always find room. (Messages of pairs have places of
+        // their own, and take them in order.)
+        let is_later = round.sequence().is_some() && !is_oldest;
+        if is_later && transport.backlog(peer, tag) >= MESSAGES_PER_PEER / 2 {
             return Err(PostError::WouldBlock);
         }
         if view.key().is_some() || view.len_bytes() <= transport.capabilities().inline_bytes {

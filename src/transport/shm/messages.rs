@@ -1,10 +1,11 @@
 //! The data path of the shm provider: sending, matching, fetching, acknowledging.
 
 use super::peer::{Outstanding, Payload, PeerState, Posted, Unexpected};
-use super::ring::{Record, RecordHeader};
+use super::ring::{RING_BYTES, Record, RecordHeader};
 use super::{Outcome, PostError, RemoteRange, ShmTransport};
-use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
+use crate::limits::{CACHE_LINE_BYTES, INLINE_BYTES_MAX, MESSAGES_PER_PEER};
 use crate::memory::{RegionKey, View};
+use crate::transport::tag_class;
 use crate::types::Rank;
 use std::sync::atomic::Ordering;
 
@@ -18,6 +19,12 @@ const ACKNOWLEDGED: u8 = 3;
 /// A sender that a full queue held up is woken when this many messages have made room: often enough that it
 /// never sleeps for long, and seldom enough to cost nothing.
 const MADE_ROOM: u64 = MESSAGES_PER_PEER as u64 / 8;
+
+/// Messages to one peer that lie in this rank's memory and are not acknowledged. The ring back keeps a cache line for the
+/// acknowledgement of each, so that none has to wait for room: a rank may send its last one and end.
+const ACKNOWLEDGEMENTS_MAX: usize = 128;
+
+const _: () = assert!(ACKNOWLEDGEMENTS_MAX * CACHE_LINE_BYTES <= RING_BYTES / 4);
 
 impl ShmTransport {
     pub(super) fn send_message(
@@ -34,10 +41,14 @@ impl ShmTransport {
                 "a send of {bytes} bytes from memory that is not registered; {INLINE_BYTES_MAX} at most"
             )));
         }
-        if !self.has_message_credit(peer) {
+        let class = tag_class(tag);
+        if !self.has_message_credit(peer, class) {
             return Err(PostError::WouldBlock);
         }
         if bytes > INLINE_BYTES_MAX {
+            if self.peers[peer as usize].outstanding.len() >= ACKNOWLEDGEMENTS_MAX {
+                return Err(PostError::WouldBlock);
+            }
             self.export_to(peer, source.key())?;
         }
         let p = &mut self.peers[peer as usize];
@@ -65,10 +76,10 @@ impl ShmTransport {
                 source,
             )
         };
-        if !producer.push(record, payload) {
+        if !producer.push(record, payload, ACKNOWLEDGEMENTS_MAX * CACHE_LINE_BYTES) {
             return Err(PostError::WouldBlock);
         }
-        p.sent += 1;
+        p.sent[class] += 1;
         if bytes > INLINE_BYTES_MAX {
             p.next_id = p.next_id.wrapping_add(1);
             p.outstanding.push(Outstanding {
@@ -87,21 +98,23 @@ impl ShmTransport {
         Ok(())
     }
 
-    fn has_message_credit(&mut self, peer: Rank) -> bool {
-        self.peers[peer as usize].sent - self.peers[peer as usize].matched_seen
-            < u64::from(MESSAGES_PER_PEER)
-            || self.unmatched(peer) < MESSAGES_PER_PEER
+    fn has_message_credit(&mut self, peer: Rank, class: usize) -> bool {
+        let p = &self.peers[peer as usize];
+        p.sent[class] - p.matched_seen[class] < u64::from(MESSAGES_PER_PEER)
+            || self.unmatched(peer, class) < MESSAGES_PER_PEER
     }
 
-    /// Messages to this peer that it has not matched yet.
-    pub(super) fn unmatched(&mut self, peer: Rank) -> u32 {
+    /// Messages of a class of tags to this peer that it has not matched yet.
+    pub(super) fn unmatched(&mut self, peer: Rank, class: usize) -> u32 {
         let p = &mut self.peers[peer as usize];
         if let Some(segment) = &p.segment {
             // Pairs with the release store in `count_match`; a hostile count cannot pass what was sent.
-            let matched = segment.matched_from(self.rank).load(Ordering::Acquire);
-            p.matched_seen = matched.clamp(p.matched_seen, p.sent);
+            let matched = segment
+                .matched_from(self.rank, class)
+                .load(Ordering::Acquire);
+            p.matched_seen[class] = matched.clamp(p.matched_seen[class], p.sent[class]);
         }
-        (p.sent - p.matched_seen) as u32
+        (p.sent[class] - p.matched_seen[class]) as u32
     }
 
     pub(super) fn receive_message(
@@ -158,9 +171,6 @@ impl ShmTransport {
                 Err(reason) => return self.fail(peer, format!("its ring is corrupt: {reason}")),
             }
         }
-        if !self.peers[peer as usize].acknowledgements.is_empty() {
-            self.flush_acknowledgements(peer);
-        }
         if released >= MADE_ROOM
             && let Some(segment) = &self.peers[peer as usize].segment
         {
@@ -176,7 +186,7 @@ impl ShmTransport {
                 match self.peers[peer as usize].take_posted(tag) {
                     Some(posted) => {
                         self.deliver(peer, posted, header, record.payload);
-                        self.count_match(peer);
+                        self.count_match(peer, tag);
                     }
                     None => {
                         let mut bytes = self.spare.pop().unwrap_or_default();
@@ -241,7 +251,12 @@ impl ShmTransport {
         message: Unexpected,
     ) -> std::result::Result<(), String> {
         let unexpected = &mut self.peers[peer as usize].unexpected;
-        if unexpected.len() >= MESSAGES_PER_PEER as usize {
+        let class = tag_class(message.tag);
+        let waiting = unexpected
+            .iter()
+            .filter(|u| tag_class(u.tag) == class)
+            .count();
+        if waiting >= MESSAGES_PER_PEER as usize {
             return Err(format!(
                 "more than {MESSAGES_PER_PEER} messages without a receive"
             ));
@@ -293,13 +308,10 @@ impl ShmTransport {
                     return self.complete(posted.token, peer, Outcome::Flushed, 0, 0);
                 };
                 self.deliver(peer, posted, message.header, source);
-                self.peers[peer as usize]
-                    .acknowledgements
-                    .push_back((id, bytes));
-                self.flush_acknowledgements(peer);
+                self.acknowledge(peer, id, bytes);
             }
         }
-        self.count_match(peer);
+        self.count_match(peer, posted.tag);
     }
 
     fn deliver(&mut self, peer: Rank, posted: Posted, header: u64, source: View) {
@@ -313,44 +325,40 @@ impl ShmTransport {
         self.complete(posted.token, peer, outcome, bytes as u64, header);
     }
 
-    fn count_match(&mut self, peer: Rank) {
+    fn count_match(&mut self, peer: Rank, tag: u64) {
+        let class = tag_class(tag);
         let p = &mut self.peers[peer as usize];
-        p.matched += 1;
+        p.matched[class] += 1;
         // Publishes the sender's credit to `has_message_credit`.
         self.segment
-            .matched_from(peer)
-            .store(p.matched, Ordering::Release);
-        if p.matched.is_multiple_of(MADE_ROOM)
+            .matched_from(peer, class)
+            .store(p.matched[class], Ordering::Release);
+        if p.matched[class].is_multiple_of(MADE_ROOM)
             && let Some(segment) = &p.segment
         {
             segment.wake();
         }
     }
 
-    fn flush_acknowledgements(&mut self, peer: Rank) {
+    /// Tells the sender of a message that its memory is its own again. There is always room: see
+    /// [`ACKNOWLEDGEMENTS_MAX`].
+    fn acknowledge(&mut self, peer: Rank, id: u32, bytes: u64) {
         let p = &mut self.peers[peer as usize];
         let (Some(producer), Some(segment)) = (p.producer.as_mut(), p.segment.as_ref()) else {
-            p.acknowledgements.clear();
-            return;
+            return; // The connection ends; the sender's post is flushed.
         };
-        let mut pushed = false;
-        while let Some(&(id, bytes)) = p.acknowledgements.front() {
-            let words = [u64::from(id), bytes, 0, 0, 0];
-            if !producer.push(
-                RecordHeader {
-                    kind: ACKNOWLEDGED,
-                    payload_bytes: 0,
-                    words,
-                },
-                View::empty(),
-            ) {
-                break;
-            }
-            p.acknowledgements.pop_front();
-            pushed = true;
-        }
-        if pushed {
+        let header = RecordHeader {
+            kind: ACKNOWLEDGED,
+            payload_bytes: 0,
+            words: [u64::from(id), bytes, 0, 0, 0],
+        };
+        if producer.push(header, View::empty(), 0) {
             segment.wake();
+        } else {
+            self.fail(
+                peer,
+                format!("it has more than {ACKNOWLEDGEMENTS_MAX} messages under way"),
+            );
         }
     }
 }

@@ -19,7 +19,7 @@ mod socket;
 
 use super::{
     Address, Capabilities, Completion, Event, Outcome, PostError, RemoteRange, Transport,
-    WaitSource,
+    WaitSource, tag_class,
 };
 use crate::error::{Error, Result};
 use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
@@ -247,8 +247,8 @@ impl Transport for ShmTransport {
         self.send_message(peer, tag, header, source, token)
     }
 
-    fn backlog(&mut self, peer: Rank) -> u32 {
-        self.unmatched(peer)
+    fn backlog(&mut self, peer: Rank, tag: u64) -> u32 {
+        self.unmatched(peer, tag_class(tag))
     }
 
     fn post_recv(

@@ -4,6 +4,7 @@ use super::ring::{Consumer, Producer};
 use super::segment::Segment;
 use super::socket::SocketMessage;
 use crate::memory::{Region, RegionKey, View};
+use crate::transport::TAG_CLASSES;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 
@@ -72,17 +73,15 @@ pub struct Peer {
     pub announced_seen: u64,
     /// Control messages that the socket had no room for.
     pub outbox: VecDeque<SocketMessage>,
-    /// Messages sent, and of those matched at the last look.
-    pub sent: u64,
-    pub matched_seen: u64,
+    /// Messages sent, and of those matched at the last look, per class of tags.
+    pub sent: [u64; TAG_CLASSES],
+    pub matched_seen: [u64; TAG_CLASSES],
     /// Messages of the peer that were matched here.
-    pub matched: u64,
+    pub matched: [u64; TAG_CLASSES],
     pub posted: Vec<Posted>,
     pub unexpected: VecDeque<Unexpected>,
     pub outstanding: Vec<Outstanding>,
     pub next_id: u32,
-    /// Acknowledgements that the ring had no room for: (id, bytes). At most as many as messages.
-    pub acknowledgements: VecDeque<(u32, u64)>,
 }
 
 impl Peer {
@@ -96,14 +95,13 @@ impl Peer {
             regions: BTreeMap::new(),
             announced_seen: 0,
             outbox: VecDeque::new(),
-            sent: 0,
-            matched_seen: 0,
-            matched: 0,
+            sent: [0; TAG_CLASSES],
+            matched_seen: [0; TAG_CLASSES],
+            matched: [0; TAG_CLASSES],
             posted: Vec::new(),
             unexpected: VecDeque::new(),
             outstanding: Vec::new(),
             next_id: 0,
-            acknowledgements: VecDeque::new(),
         }
     }
 

@@ -78,8 +78,8 @@ impl Producer {
         }
     }
 
-    /// Appends a record; false if there is no room, and then nothing has changed.
-    pub fn push(&mut self, header: RecordHeader, payload: View) -> bool {
+    /// Appends a record if `keep_free` bytes stay free behind it; false if not, and then nothing has changed.
+    pub fn push(&mut self, header: RecordHeader, payload: View, keep_free: usize) -> bool {
         debug_assert_eq!(header.payload_bytes as usize, payload.len_bytes());
         let total = record_bytes(payload.len_bytes());
         let at = (self.head as usize) & (RING_BYTES - 1);
@@ -88,7 +88,7 @@ impl Producer {
         } else {
             0
         };
-        if !self.has_room(padding + total) {
+        if !self.has_room(padding + total + keep_free) {
             return false;
         }
         if padding > 0 {
@@ -230,7 +230,7 @@ mod tests {
         for number in 0..5000u64 {
             let bytes = (number * 37 % (INLINE_BYTES_MAX as u64 + 1)) as usize;
             source.view().fill(number as u8);
-            assert!(producer.push(header(number, bytes), source.view().part(0, bytes)));
+            assert!(producer.push(header(number, bytes), source.view().part(0, bytes), 0));
             let record = consumer.peek().unwrap().unwrap();
             assert_eq!(record.header, header(number, bytes));
             let mut got = vec![0; bytes];
@@ -245,15 +245,15 @@ mod tests {
     fn a_full_ring_refuses_and_goes_on_after_a_release() {
         let (_region, mut producer, mut consumer) = ring();
         let mut pushed = 0;
-        while producer.push(header(pushed, 0), View::empty()) {
+        while producer.push(header(pushed, 0), View::empty(), 0) {
             pushed += 1;
         }
         assert_eq!(pushed as usize, RING_BYTES / CACHE_LINE_BYTES);
         let record = consumer.peek().unwrap().unwrap();
         assert_eq!(record.header.words[0], 0);
         consumer.release(&record);
-        assert!(producer.push(header(pushed, 0), View::empty()));
-        assert!(!producer.push(header(0, 0), View::empty()));
+        assert!(producer.push(header(pushed, 0), View::empty(), 0));
+        assert!(!producer.push(header(0, 0), View::empty(), 0));
     }
 
     #[test]

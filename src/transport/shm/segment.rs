@@ -5,7 +5,7 @@
 //! 64    bell, sleeping        the owner sleeps on the bell; wakers look at `sleeping` first
 //! 128   announced             counts control-socket messages the owner has sent to anybody
 //! 4096  head line per sender  written by that sender
-//! ...   tail line per sender  written by the owner: ring tail, messages matched
+//! ...   tail line per sender  written by the owner: ring tail, messages matched per class of tags
 //! ...   ring per sender
 //! ```
 
@@ -13,7 +13,7 @@ use super::ring::{RING_BYTES, RingMemory};
 use crate::error::{Error, Result};
 use crate::limits::CACHE_LINE_BYTES;
 use crate::memory::{Region, View, futex_wake_all};
-use crate::transport::WaitSource;
+use crate::transport::{TAG_CLASSES, WaitSource};
 use crate::types::Rank;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -22,6 +22,11 @@ const BELL: usize = 64;
 const SLEEPING: usize = 68;
 const ANNOUNCED: usize = 128;
 const LINES: usize = 4096;
+
+const _: () = assert!(
+    8 * (1 + TAG_CLASSES) <= CACHE_LINE_BYTES,
+    "a tail line holds the tail and a count per class"
+);
 
 /// A segment, ours or a peer's, with the region that keeps it mapped.
 #[derive(Debug)]
@@ -92,10 +97,10 @@ impl Segment {
         }
     }
 
-    /// Messages of `sender` that the owner has matched with receives.
-    pub fn matched_from(&self, sender: Rank) -> &AtomicU64 {
-        self.view
-            .word(LINES + (self.ranks + sender) as usize * CACHE_LINE_BYTES + 8)
+    /// Messages of `sender`, of one class of tags, that the owner has matched with receives.
+    pub fn matched_from(&self, sender: Rank, class: usize) -> &AtomicU64 {
+        let line = LINES + (self.ranks + sender) as usize * CACHE_LINE_BYTES;
+        self.view.word(line + 8 * (1 + class))
     }
 
     /// What the owner sleeps on.

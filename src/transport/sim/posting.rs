@@ -7,7 +7,7 @@ use super::state::{
 };
 use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
 use crate::memory::{Region, RegionKey, View};
-use crate::transport::{Completion, Outcome, PostError, RemoteRange};
+use crate::transport::{Completion, Outcome, PostError, RemoteRange, tag_class};
 use crate::types::Rank;
 use std::sync::Arc;
 
@@ -17,8 +17,8 @@ pub(super) const MESSAGE_BYTES_MAX: usize = 1 << 40;
 type Posted = std::result::Result<(), PostError>;
 
 impl State {
-    pub(super) fn backlog(&mut self, rank: Rank, peer: Rank) -> u32 {
-        self.rank(rank).side(peer).unmatched
+    pub(super) fn backlog(&mut self, rank: Rank, peer: Rank, tag: u64) -> u32 {
+        self.rank(rank).side(peer).unmatched[tag_class(tag)]
     }
 
     pub(super) fn post_send(
@@ -32,11 +32,12 @@ impl State {
         let epoch = self.check_connected(rank, peer)?;
         let payload = self.check_source(rank, source)?;
         let side = self.rank(rank).side_mut(peer);
-        if side.unmatched >= MESSAGES_PER_PEER {
+        let unmatched = &mut side.unmatched[tag_class(tag)];
+        if *unmatched >= MESSAGES_PER_PEER {
             side.is_starved = true;
             return Err(PostError::WouldBlock);
         }
-        side.unmatched += 1;
+        *unmatched += 1;
         let is_eager = source.len_bytes() <= INLINE_BYTES_MAX;
         let operation = Operation {
             action: Action::Send { tag, header },

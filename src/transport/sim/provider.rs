@@ -202,9 +202,9 @@ impl Transport for SimTransport {
         }
     }
 
-    fn backlog(&mut self, peer: Rank) -> u32 {
+    fn backlog(&mut self, peer: Rank, tag: u64) -> u32 {
         self.alive()
-            .map_or(0, |mut state| state.backlog(self.rank, peer))
+            .map_or(0, |mut state| state.backlog(self.rank, peer, tag))
     }
 
     fn wait_source(&self) -> WaitSource {

@@ -6,7 +6,7 @@ use super::options::{SimOptions, Statistics};
 use super::ports::Ports;
 use crate::memory::{Region, RegionKey, View};
 use crate::prng::Prng;
-use crate::transport::{Completion, Event, Outcome, RemoteRange};
+use crate::transport::{Completion, Event, Outcome, RemoteRange, TAG_CLASSES};
 use crate::types::Rank;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -158,8 +158,8 @@ pub(super) struct Side {
     pub(super) phase: Phase,
     /// Connections of a pair are counted; the two sides are joined if they are in the same one.
     pub(super) epoch: u32,
-    /// Messages sent that have not matched.
-    pub(super) unmatched: u32,
+    /// Messages sent that have not matched, per class of tags.
+    pub(super) unmatched: [u32; TAG_CLASSES],
     /// Puts and gets outstanding.
     pub(super) rma: u32,
     /// Receives outstanding.
@@ -174,7 +174,7 @@ impl Side {
     pub(super) const IDLE: Side = Side {
         phase: Phase::Idle,
         epoch: 0,
-        unmatched: 0,
+        unmatched: [0; TAG_CLASSES],
         rma: 0,
         receives: 0,
         is_starved: false,

@@ -13,7 +13,7 @@ use super::posting::range_of;
 use super::state::{Action, Happening, Leg, Operation, OperationId, Payload, Phase, State};
 use crate::limits::INLINE_BYTES_MAX;
 use crate::memory::View;
-use crate::transport::{Completion, Outcome, RemoteRange};
+use crate::transport::{Completion, Outcome, RemoteRange, tag_class};
 use crate::types::Rank;
 use std::sync::Arc;
 
@@ -224,7 +224,7 @@ impl State {
         is_arrival: bool,
     ) {
         while let Some((id, receive)) = self.rank(rank).matcher.poll_match(channel, tag) {
-            self.return_credit(channel, rank);
+            self.return_credit(channel, rank, tag);
             let operation = (self.rank(id.rank).operations.get(id))
                 .expect("an unmatched message keeps its operation");
             let (bytes, leg) = (operation.bytes, operation.leg);
@@ -248,10 +248,11 @@ impl State {
     }
 
     /// A message has left the receiver's queue: its sender may send another.
-    fn return_credit(&mut self, channel: Channel, rank: Rank) {
+    fn return_credit(&mut self, channel: Channel, rank: Rank, tag: u64) {
         let side = self.rank(channel.peer).side_mut(rank);
         if side.epoch == channel.epoch {
-            side.unmatched = side.unmatched.saturating_sub(1);
+            let unmatched = &mut side.unmatched[tag_class(tag)];
+            *unmatched = unmatched.saturating_sub(1);
             if std::mem::replace(&mut side.is_starved, false) {
                 self.mark_ready(channel.peer);
             }
