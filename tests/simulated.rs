@@ -3,7 +3,7 @@
 #[path = "collectives/oracle.rs"]
 mod oracle;
 
-use linerate::transport::sim::SimOptions;
+use linerate::transport::sim::{Hosts, Link, SimOptions};
 use linerate::{Buffer, Config, Operation, Simulation};
 use oracle::{Case, cases};
 use std::collections::HashMap;
@@ -97,6 +97,23 @@ fn every_algorithm_is_right_on_one_host() {
                 ..SimOptions::new(ranks, 2)
             },
         );
+    }
+}
+
+#[test]
+fn hosts_of_several_ranks_give_the_same_results() {
+    for (ranks, ranks_per_host) in [(4, 2), (5, 2), (7, 3), (8, 4)] {
+        let hosts = Some(Hosts {
+            ranks_per_host,
+            link: Link::HOST,
+        });
+        let options = SimOptions {
+            hosts,
+            ..SimOptions::new(ranks, 3)
+        };
+        let cases = runnable(ranks, false);
+        assert!(cases.iter().any(|c| c.algorithm == Some("hierarchical")));
+        run(&cases, options);
     }
 }
 

@@ -57,7 +57,7 @@ pub fn replay(
             Fusion::with_plan(comm, options.clone(), specs, &plan)?
         }
     };
-    let session = Session {
+    let runner = Runner {
         args,
         trace,
         comm,
@@ -70,7 +70,7 @@ pub fn replay(
     let mut steps = Vec::with_capacity(count as usize);
     let mut first = None;
     for index in 0..count {
-        steps.push(session.run_step(index, &mut first)?);
+        steps.push(runner.run_step(index, &mut first)?);
         if let Some(progress) = &mut progress {
             progress.advance(String::new());
         }
@@ -97,7 +97,7 @@ fn allocate(args: &ReplayArgs, trace: &Trace, comm: &Communicator) -> Result<Vec
     Ok(trace.gradients.iter().map(tensor).collect())
 }
 
-struct Session<'a> {
+struct Runner<'a> {
     args: &'a ReplayArgs,
     trace: &'a Trace,
     comm: &'a Communicator,
@@ -106,7 +106,7 @@ struct Session<'a> {
     values: Values,
 }
 
-impl Session<'_> {
+impl Runner<'_> {
     /// One step: fill, barrier, the backward pass at its times, wait, check, and exchange of the times.
     fn run_step(&self, index: u32, first: &mut Option<Time>) -> Result<Step> {
         for (tensor, buffer) in self.tensors.iter().enumerate() {
