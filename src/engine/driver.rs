@@ -10,6 +10,7 @@ use super::links::Links;
 use super::pool::Pool;
 use super::prepared::Prepared;
 use super::round::Round;
+use super::tasks::TaskCall;
 use crate::error::Result;
 use crate::memory::View;
 use crate::schedule::{Action, StepId};
@@ -41,6 +42,23 @@ impl Driver {
             sources: Vec::new(),
             destinations: Vec::new(),
         }
+    }
+
+    /// Gives a round its memory: the caller's, a window slot, scratch.
+    pub fn equip(&mut self, round: &mut Round, call: &TaskCall) -> Result<()> {
+        let element = round.dtype.size_bytes();
+        let scratch = round.prepared.memory_bytes(&round.counts(), element).1;
+        round.scratch = match scratch {
+            0 => None,
+            bytes => Some(
+                self.pool
+                    .lend(bytes as usize, self.links.transport.as_mut())?,
+            ),
+        };
+        let slot = |sequence| self.links.window_slot(self.links.rank, sequence);
+        let window = round.sequence().map_or(View::empty(), slot);
+        round.bind(call.input, call.output, &call.others, window);
+        Ok(())
     }
 
     /// Runs everything in the round that can run now. `is_oldest`: no earlier collective is under way.

@@ -11,7 +11,7 @@
 //!   is known no later collective starts, so that all ranks number rounds alike.
 //! * Nothing here blocks. [`Engine::drive`] does what can be done now; whoever waits calls it (`wait.rs`).
 //!
-//! `progress.rs` is the order of steps, `driver.rs` runs them, `tasks.rs` starts and ends rounds,
+//! `progress.rs` is the order of steps, `driver.rs` runs them, `tasks.rs` takes calls, `rounds.rs` starts and ends rounds,
 //! `fault.rs` turns silence and disagreement into errors on every rank.
 
 mod clock;
@@ -23,6 +23,7 @@ mod pool;
 mod prepared;
 mod progress;
 mod round;
+mod rounds;
 mod signature;
 mod tag;
 mod tasks;
@@ -77,7 +78,6 @@ pub struct Engine {
     spare_rounds: Vec<Box<Round>>,
     /// Places of rounds under way, in the order in which they started.
     active: Vec<u32>,
-    active_collectives: u64,
     generation: u32,
     next_sequence: u64,
     /// A round whose ranks have not all said whether their memory is registered.
@@ -125,7 +125,6 @@ impl Engine {
             free_places: Vec::new(),
             spare_rounds: Vec::new(),
             active: Vec::new(),
-            active_collectives: 0,
             generation: 0,
             next_sequence: 0,
             undecided: None,

@@ -4,6 +4,7 @@ use super::pool::Lent;
 use super::prepared::{Prepared, padded};
 use super::progress::Progress;
 use super::signature::Signature;
+use super::tasks::{TaskCall, signature_of};
 use crate::memory::View;
 use crate::schedule::{Buffer, BufferId, Count, Range, StepId};
 use crate::types::{DataType, Rank, ReduceOp};
@@ -107,6 +108,32 @@ impl Round {
             is_redirected: false,
             arrivals: 0,
         }
+    }
+
+    /// Takes up a part of a call: elements `part.1 ..`, `part.0` of them. Everything else is as in a new round.
+    pub fn begin(
+        &mut self,
+        id: RoundId,
+        task: usize,
+        generation: u32,
+        call: &TaskCall,
+        part: (u64, u64),
+        ranks: u32,
+    ) {
+        (self.id, self.task, self.generation) = (id, task, generation);
+        self.prepared = call.prepared.clone();
+        self.signature = signature_of(call);
+        (self.count, self.dtype, self.op) = (part.0, call.dtype, call.op);
+        self.slots.clone_from(&call.slots);
+        self.segment = Segment {
+            part_elements: call.count,
+            offset: part.1,
+        };
+        self.peers.clear();
+        self.peers.resize(ranks as usize, PeerBuffers::default());
+        self.waiting.clear();
+        self.stalled.clear();
+        (self.is_redirected, self.arrivals) = (false, 0);
     }
 
     /// The run-time numbers for ranges.

@@ -2,13 +2,13 @@
 
 use super::Engine;
 use super::prepared::Prepared;
-use super::round::{PeerBuffers, Round, RoundId, Segment};
+use super::round::RoundId;
 use super::signature::Signature;
 use super::tag::ROUNDS_MAX;
 use crate::error::{Error, Result};
-use crate::limits::{COUNT_MAX, OPERATION_SLOTS};
+use crate::limits::COUNT_MAX;
 use crate::memory::View;
-use crate::schedule::{Action, Count};
+use crate::schedule::Count;
 use crate::time::Time;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 use std::any::Any;
@@ -61,17 +61,18 @@ enum State {
 
 /// A call under way.
 pub struct Task {
-    generation: u32,
+    pub(super) generation: u32,
     state: State,
-    call: Option<TaskCall>,
+    pub(super) call: Option<TaskCall>,
     /// Elements of the count for which rounds have been started.
-    started: u64,
-    has_started: bool,
-    active_rounds: u32,
+    pub(super) started: u64,
+    /// Elements of a round that is staged through windows, 0 until that is known.
+    pub(super) segment_elements: u64,
+    pub(super) active_rounds: u32,
     /// Rounds of a persistent schedule that have completed, and activations that have not met a round.
-    rounds_completed: u64,
-    activations: u64,
-    is_detached: bool,
+    pub(super) rounds_completed: u64,
+    pub(super) activations: u64,
+    pub(super) is_detached: bool,
     pub last_moved: Time,
 }
 
@@ -106,9 +107,10 @@ impl Engine {
                 call.count
             )));
         }
-        if call.prepared.uses_windows() {
-            self.segment_elements(&call)?;
-        }
+        let segment_elements = match call.prepared.uses_windows() {
+            true => self.segment_elements(&call)?,
+            false => 0,
+        };
         let is_pairwise = call.collective == Collective::SendRecv;
         if is_pairwise && self.active.len() + 1 >= ROUNDS_MAX {
             return Err(Error::Exhausted {
@@ -123,7 +125,7 @@ impl Engine {
                 state: State::Free,
                 call: None,
                 started: 0,
-                has_started: false,
+                segment_elements: 0,
                 active_rounds: 0,
                 rounds_completed: 0,
                 activations: 0,
@@ -135,7 +137,7 @@ impl Engine {
         let task = &mut self.tasks[index];
         task.state = State::Running;
         task.call = Some(call);
-        (task.started, task.has_started, task.active_rounds) = (0, false, 0);
+        (task.started, task.segment_elements, task.active_rounds) = (0, segment_elements, 0);
         (task.rounds_completed, task.activations, task.is_detached) = (0, 0, false);
         task.last_moved = now;
         let id = TaskId {
@@ -228,7 +230,7 @@ impl Engine {
         self.queue.clear();
     }
 
-    fn end_task(&mut self, index: usize, result: Result<()>) {
+    pub(super) fn end_task(&mut self, index: usize, result: Result<()>) {
         let task = &mut self.tasks[index];
         task.state = State::Done(result);
         if self.failure.is_none() {
@@ -250,7 +252,7 @@ impl Engine {
     }
 
     /// Elements of one segment of a call that is staged through windows.
-    fn segment_elements(&self, call: &TaskCall) -> Result<u64> {
+    pub(super) fn segment_elements(&self, call: &TaskCall) -> Result<u64> {
         let element = call.dtype.size_bytes();
         let limit = self.config.window_bytes as u64;
         let fits = |count: u64| {
@@ -287,281 +289,9 @@ impl Engine {
         }
         Ok(low)
     }
-
-    /// Starts rounds of waiting collectives, oldest first, as far as slots are free.
-    pub(super) fn start_queued(&mut self, now: Time) {
-        while self.failure.is_none() && self.undecided.is_none() {
-            let Some(&index) = self.queue.front() else {
-                return;
-            };
-            let sequence = self.next_sequence;
-            if sequence >= self.retired + OPERATION_SLOTS {
-                return;
-            }
-            let call = self.tasks[index]
-                .call
-                .as_ref()
-                .expect("queued tasks have calls");
-            if call.prepared.uses_signals && !self.is_retired_by_all(sequence) {
-                return;
-            }
-            self.next_sequence += 1;
-            self.start_round(index, RoundId::Collective(sequence), now);
-        }
-    }
-
-    /// Whether every peer has retired the operation that used the slot of this one.
-    fn is_retired_by_all(&mut self, sequence: u64) -> bool {
-        if self.retired_by_all.saturating_add(OPERATION_SLOTS) > sequence {
-            return true;
-        }
-        let links = &self.driver.links;
-        let least = links.others().map(|p| links.retired_by(p)).min();
-        let least = least.unwrap_or(u64::MAX);
-        if least > self.retired_by_all {
-            self.refresh_later(self.active.len(), self.now);
-        }
-        self.retired_by_all = least;
-        least.saturating_add(OPERATION_SLOTS) > sequence
-    }
-
-    fn start_round(&mut self, index: usize, id: RoundId, now: Time) {
-        if let Err(error) = self.try_start_round(index, id, now) {
-            self.fail(error, true);
-        }
-    }
-
-    fn try_start_round(&mut self, index: usize, id: RoundId, now: Time) -> Result<()> {
-        let call = self.tasks[index]
-            .call
-            .as_ref()
-            .expect("running tasks have calls");
-        let (count, offset) = match call.prepared.uses_windows() {
-            true => {
-                let segment = self.segment_elements(call)?;
-                let offset = self.tasks[index].started;
-                (segment.min(call.count - offset), offset)
-            }
-            false => (call.count, 0),
-        };
-        let task = &mut self.tasks[index];
-        let call = task.call.as_ref().expect("running tasks have calls");
-        let is_persistent = call.prepared.schedule.persistent;
-        task.started = offset + count;
-        task.has_started = true;
-        task.active_rounds += 1;
-        let is_last = task.started >= call.count;
-        if id != RoundId::Pairwise && is_last {
-            self.queue.pop_front();
-        }
-        let mut round = self
-            .spare_rounds
-            .pop()
-            .unwrap_or_else(|| Box::new(Round::new(call.prepared.clone())));
-        let call = self.tasks[index]
-            .call
-            .as_ref()
-            .expect("running tasks have calls");
-        self.generation = self.generation.wrapping_add(1);
-        round.id = id;
-        round.task = index;
-        round.generation = self.generation;
-        round.prepared = call.prepared.clone();
-        round.signature = signature_of(call);
-        (round.count, round.dtype, round.op) = (count, call.dtype, call.op);
-        round.slots.clone_from(&call.slots);
-        round.segment = Segment {
-            part_elements: call.count,
-            offset,
-        };
-        round.peers.clear();
-        round
-            .peers
-            .resize(self.driver.links.ranks as usize, PeerBuffers::default());
-        round.waiting.clear();
-        round.stalled.clear();
-        (round.is_redirected, round.arrivals) = (false, 0);
-        let scratch = round
-            .prepared
-            .memory_bytes(&round.counts(), round.dtype.size_bytes())
-            .1;
-        round.scratch = match scratch {
-            0 => None,
-            bytes => Some(
-                self.driver
-                    .pool
-                    .lend(bytes as usize, self.driver.links.transport.as_mut())?,
-            ),
-        };
-        let window = match id {
-            RoundId::Collective(sequence) => self
-                .driver
-                .links
-                .window_slot(self.driver.links.rank, sequence),
-            RoundId::Pairwise => View::empty(),
-        };
-        let (input, output, others) = (call.input, call.output, call.others.clone());
-        round.bind(input, output, &others, window);
-        let prepared = round.prepared.clone();
-        round.progress.arm(&prepared);
-        if let RoundId::Collective(sequence) = id {
-            self.history[(sequence % self.history.len() as u64) as usize] =
-                (sequence, round.signature);
-            self.active_collectives += 1;
-            if prepared.reaches_buffers && self.driver.links.ranks > 1 {
-                self.undecided = Some(sequence);
-            }
-        } else {
-            self.number_messages(&mut round);
-        }
-        if is_persistent && self.tasks[index].activations > 0 {
-            self.tasks[index].activations -= 1;
-            round.progress.activate(&prepared);
-        }
-        let place = self.free_places.pop().unwrap_or_else(|| {
-            self.rounds.push(None);
-            self.rounds.len() as u32 - 1
-        });
-        self.active.push(place);
-        self.run_round(place, round, now);
-        Ok(())
-    }
-
-    /// Gives the messages of a pairwise round their numbers among those of each pair.
-    fn number_messages(&mut self, round: &mut Round) {
-        round.message_bases.clone_from(&self.pair_counts);
-        for step in &round.prepared.schedule.steps {
-            match &step.action {
-                Action::Send { peer, .. } => self.pair_counts[*peer as usize].0 += 1,
-                Action::Recv { peer, .. } => self.pair_counts[*peer as usize].1 += 1,
-                _ => {}
-            }
-        }
-    }
-
-    /// Runs every round as far as it goes.
-    pub(super) fn run_rounds(&mut self, now: Time) {
-        let mut index = 0;
-        while index < self.active.len() && self.failure.is_none() {
-            let place = self.active[index];
-            match self.rounds[place as usize].take() {
-                Some(round) => {
-                    if !self.run_round(place, round, now) {
-                        index += 1;
-                    }
-                }
-                None => index += 1,
-            }
-        }
-        if !self.publish_to.is_empty() {
-            self.publish();
-        }
-    }
-
-    /// Runs a round; true if it has ended and left the list of active ones.
-    fn run_round(&mut self, place: u32, mut round: Box<Round>, now: Time) -> bool {
-        let moved_before = std::mem::replace(&mut self.driver.moved, false);
-        let is_oldest = round.sequence() == Some(self.retired);
-        let ran = self.driver.run(place, &mut round, is_oldest);
-        if self.driver.moved {
-            self.tasks[round.task].last_moved = now;
-        }
-        self.driver.moved |= moved_before;
-        if self.undecided.is_some() && self.undecided == round.sequence() && round.is_decided() {
-            self.undecided = None;
-        }
-        let has_ended =
-            round.is_redirected || (round.progress.is_finished() && round.outstanding == 0);
-        match ran {
-            Ok(()) if has_ended => {
-                let at = self.active.iter().position(|&p| p == place);
-                let at = at.expect("a round that runs is active");
-                self.active.remove(at);
-                self.refresh_later(at, now);
-                self.free_places.push(place);
-                self.end_round(round);
-                true
-            }
-            Ok(()) => {
-                self.rounds[place as usize] = Some(round);
-                false
-            }
-            Err(error) => {
-                self.rounds[place as usize] = Some(round);
-                self.fail(error, true);
-                false
-            }
-        }
-    }
-
-    fn end_round(&mut self, mut round: Box<Round>) {
-        if let Some(lent) = round.scratch.take() {
-            self.driver.pool.give(lent);
-        }
-        let (index, is_redirected) = (round.task, round.is_redirected);
-        if let Some(sequence) = round.sequence() {
-            self.active_collectives -= 1;
-            self.retire(sequence);
-            if self.undecided == Some(sequence) {
-                self.undecided = None;
-            }
-        }
-        self.spare_rounds.push(round);
-        let task = &mut self.tasks[index];
-        task.active_rounds -= 1;
-        task.rounds_completed += 1;
-        let call = task.call.as_mut().expect("running tasks have calls");
-        if is_redirected {
-            match call.fallback.take() {
-                Some(fallback) => {
-                    call.prepared = fallback;
-                    task.started = 0;
-                    self.queue.push_front(index);
-                }
-                None => {
-                    let error = Error::invalid(format!(
-                        "{} by {} needs registered memory on every rank (Communicator::alloc)",
-                        call.collective, call.prepared.schedule.name
-                    ));
-                    self.fail(error, true);
-                }
-            }
-        } else if call.prepared.schedule.persistent {
-            task.started = 0;
-            self.queue.push_back(index);
-        } else if task.active_rounds == 0 && task.started >= call.count {
-            self.end_task(index, Ok(()));
-        }
-    }
-
-    /// A collective round has ended here: its flag lines and windows may be used again once all ranks say so.
-    fn retire(&mut self, sequence: u64) {
-        self.is_retired[(sequence % OPERATION_SLOTS) as usize] = true;
-        while std::mem::take(&mut self.is_retired[(self.retired % OPERATION_SLOTS) as usize]) {
-            self.retired += 1;
-        }
-        // A quarter of the slots at a time: a peer is never held up while it is less than the rest ahead,
-        // and the stores to all peers cost a quarter per operation.
-        if self.retired - self.published >= OPERATION_SLOTS / 4 {
-            self.published = self.retired;
-            self.publish_to.clear();
-            self.publish_to.extend(self.driver.links.others());
-            self.publish();
-        }
-    }
-
-    fn publish(&mut self) {
-        while let Some(&peer) = self.publish_to.last() {
-            match self.driver.links.publish_retired(peer, self.published) {
-                Ok(false) => return,
-                // A peer that is gone needs no count; operations that need it fail by themselves.
-                Ok(true) | Err(_) => self.publish_to.pop(),
-            };
-        }
-    }
 }
 
-fn signature_of(call: &TaskCall) -> Signature {
+pub(super) fn signature_of(call: &TaskCall) -> Signature {
     Signature::new(
         call.collective,
         call.dtype,

@@ -1,0 +1,248 @@
+//! Rounds of tasks: started in order, run, ended, retired.
+
+use super::Engine;
+use super::round::{Round, RoundId};
+use crate::error::{Error, Result};
+use crate::limits::OPERATION_SLOTS;
+use crate::schedule::Action;
+use crate::time::Time;
+
+impl Engine {
+    /// Starts rounds of waiting collectives, oldest first, as far as slots are free.
+    pub(super) fn start_queued(&mut self, now: Time) {
+        while self.failure.is_none() && self.undecided.is_none() {
+            let Some(&index) = self.queue.front() else {
+                return;
+            };
+            let sequence = self.next_sequence;
+            if sequence >= self.retired + OPERATION_SLOTS {
+                return;
+            }
+            let call = self.tasks[index]
+                .call
+                .as_ref()
+                .expect("queued tasks have calls");
+            if call.prepared.uses_signals && !self.is_retired_by_all(sequence) {
+                return;
+            }
+            self.next_sequence += 1;
+            self.start_round(index, RoundId::Collective(sequence), now);
+        }
+    }
+
+    /// Whether every peer has retired the operation that used the slot of this one.
+    fn is_retired_by_all(&mut self, sequence: u64) -> bool {
+        if self.retired_by_all.saturating_add(OPERATION_SLOTS) > sequence {
+            return true;
+        }
+        let links = &self.driver.links;
+        let least = links.others().map(|p| links.retired_by(p)).min();
+        let least = least.unwrap_or(u64::MAX);
+        if least > self.retired_by_all {
+            self.refresh_later(self.active.len(), self.now);
+        }
+        self.retired_by_all = least;
+        least.saturating_add(OPERATION_SLOTS) > sequence
+    }
+
+    pub(super) fn start_round(&mut self, index: usize, id: RoundId, now: Time) {
+        if let Err(error) = self.try_start_round(index, id, now) {
+            self.fail(error, true);
+        }
+    }
+
+    fn try_start_round(&mut self, index: usize, id: RoundId, now: Time) -> Result<()> {
+        let (count, offset) = self.next_segment(index)?;
+        let task = &mut self.tasks[index];
+        task.started = offset + count;
+        task.active_rounds += 1;
+        let call = task.call.as_ref().expect("running tasks have calls");
+        if id != RoundId::Pairwise && task.started >= call.count {
+            self.queue.pop_front();
+        }
+        let spare = self.spare_rounds.pop();
+        let mut round = spare.unwrap_or_else(|| Box::new(Round::new(call.prepared.clone())));
+        self.generation = self.generation.wrapping_add(1);
+        round.begin(
+            id,
+            index,
+            self.generation,
+            call,
+            (count, offset),
+            self.driver.links.ranks,
+        );
+        self.driver.equip(&mut round, call)?;
+        let prepared = round.prepared.clone();
+        round.progress.arm(&prepared);
+        if let RoundId::Collective(sequence) = id {
+            self.history[(sequence % self.history.len() as u64) as usize] =
+                (sequence, round.signature);
+            if prepared.reaches_buffers && self.driver.links.ranks > 1 {
+                self.undecided = Some(sequence);
+            }
+        } else {
+            self.number_messages(&mut round);
+        }
+        if prepared.schedule.persistent && self.tasks[index].activations > 0 {
+            self.tasks[index].activations -= 1;
+            round.progress.activate(&prepared);
+        }
+        let place = self.free_places.pop().unwrap_or_else(|| {
+            self.rounds.push(None);
+            self.rounds.len() as u32 - 1
+        });
+        self.active.push(place);
+        self.run_round(place, round, now);
+        Ok(())
+    }
+
+    /// The part of the call that the next round of a task is for: how many elements, and from which on.
+    fn next_segment(&mut self, index: usize) -> Result<(u64, u64)> {
+        let task = &self.tasks[index];
+        let call = task.call.as_ref().expect("running tasks have calls");
+        if !call.prepared.uses_windows() {
+            return Ok((call.count, 0));
+        }
+        if task.segment_elements == 0 {
+            self.tasks[index].segment_elements = self.segment_elements(call)?;
+        }
+        let task = &self.tasks[index];
+        let left = task
+            .call
+            .as_ref()
+            .map_or(0, |call| call.count - task.started);
+        Ok((task.segment_elements.min(left), task.started))
+    }
+
+    /// Gives the messages of a pairwise round their numbers among those of each pair.
+    fn number_messages(&mut self, round: &mut Round) {
+        round.message_bases.clone_from(&self.pair_counts);
+        for step in &round.prepared.schedule.steps {
+            match &step.action {
+                Action::Send { peer, .. } => self.pair_counts[*peer as usize].0 += 1,
+                Action::Recv { peer, .. } => self.pair_counts[*peer as usize].1 += 1,
+                _ => {}
+            }
+        }
+    }
+
+    /// Runs every round as far as it goes.
+    pub(super) fn run_rounds(&mut self, now: Time) {
+        let mut index = 0;
+        while index < self.active.len() && self.failure.is_none() {
+            let place = self.active[index];
+            match self.rounds[place as usize].take() {
+                Some(round) => {
+                    if !self.run_round(place, round, now) {
+                        index += 1;
+                    }
+                }
+                None => index += 1,
+            }
+        }
+        if !self.publish_to.is_empty() {
+            self.publish();
+        }
+    }
+
+    /// Runs a round; true if it has ended and left the list of active ones.
+    fn run_round(&mut self, place: u32, mut round: Box<Round>, now: Time) -> bool {
+        let moved_before = std::mem::replace(&mut self.driver.moved, false);
+        let is_oldest = round.sequence() == Some(self.retired);
+        let ran = self.driver.run(place, &mut round, is_oldest);
+        if self.driver.moved {
+            self.tasks[round.task].last_moved = now;
+        }
+        self.driver.moved |= moved_before;
+        if self.undecided.is_some() && self.undecided == round.sequence() && round.is_decided() {
+            self.undecided = None;
+        }
+        let has_ended =
+            round.is_redirected || (round.progress.is_finished() && round.outstanding == 0);
+        match ran {
+            Ok(()) if has_ended => {
+                let at = self.active.iter().position(|&p| p == place);
+                let at = at.expect("a round that runs is active");
+                self.active.remove(at);
+                self.refresh_later(at, now);
+                self.free_places.push(place);
+                self.end_round(round);
+                true
+            }
+            Ok(()) => {
+                self.rounds[place as usize] = Some(round);
+                false
+            }
+            Err(error) => {
+                self.rounds[place as usize] = Some(round);
+                self.fail(error, true);
+                false
+            }
+        }
+    }
+
+    fn end_round(&mut self, mut round: Box<Round>) {
+        if let Some(lent) = round.scratch.take() {
+            self.driver.pool.give(lent);
+        }
+        let (index, is_redirected) = (round.task, round.is_redirected);
+        if let Some(sequence) = round.sequence() {
+            self.retire(sequence);
+            if self.undecided == Some(sequence) {
+                self.undecided = None;
+            }
+        }
+        self.spare_rounds.push(round);
+        let task = &mut self.tasks[index];
+        task.active_rounds -= 1;
+        task.rounds_completed += 1;
+        let call = task.call.as_mut().expect("running tasks have calls");
+        if is_redirected {
+            match call.fallback.take() {
+                Some(fallback) => {
+                    call.prepared = fallback;
+                    (task.started, task.segment_elements) = (0, 0);
+                    self.queue.push_front(index);
+                }
+                None => {
+                    let error = Error::invalid(format!(
+                        "{} by {} needs registered memory on every rank (Communicator::alloc)",
+                        call.collective, call.prepared.schedule.name
+                    ));
+                    self.fail(error, true);
+                }
+            }
+        } else if call.prepared.schedule.persistent {
+            task.started = 0;
+            self.queue.push_back(index);
+        } else if task.active_rounds == 0 && task.started >= call.count {
+            self.end_task(index, Ok(()));
+        }
+    }
+
+    /// A collective round has ended here: its flag lines and windows may be used again once all ranks say so.
+    fn retire(&mut self, sequence: u64) {
+        self.is_retired[(sequence % OPERATION_SLOTS) as usize] = true;
+        while std::mem::take(&mut self.is_retired[(self.retired % OPERATION_SLOTS) as usize]) {
+            self.retired += 1;
+        }
+        // A quarter of the slots at a time: a peer is never held up while it is less than the rest ahead,
+        // and the stores to all peers cost a quarter per operation.
+        if self.retired - self.published >= OPERATION_SLOTS / 4 {
+            self.published = self.retired;
+            self.publish_to.clear();
+            self.publish_to.extend(self.driver.links.others());
+            self.publish();
+        }
+    }
+
+    fn publish(&mut self) {
+        while let Some(&peer) = self.publish_to.last() {
+            match self.driver.links.publish_retired(peer, self.published) {
+                Ok(false) => return,
+                // A peer that is gone needs no count; operations that need it fail by themselves.
+                Ok(true) | Err(_) => self.publish_to.pop(),
+            };
+        }
+    }
+}
