@@ -52,110 +52,32 @@ impl Driver {
         from: u64,
         want: u64,
     ) -> Result<Option<u64>> {
-        self.sources.clear();
-        self.destinations.clear();
-        let mut got = want;
-        let (mut sources, mut destinations) = (
-            std::mem::take(&mut self.sources),
-            std::mem::take(&mut self.destinations),
-        );
-        let mut is_known = true;
-        {
-            let mut place = |driver: &mut Driver,
-                             round: &mut Round,
-                             operand: OperandRef<'_>,
-                             views: &mut Vec<View>|
-             -> Result<()> {
-                match driver.view_of(round, operand, from, got)? {
-                    Some((view, len)) => {
-                        got = got.min(len);
-                        views.push(view);
+        let mut sources = std::mem::take(&mut self.sources);
+        let mut destinations = std::mem::take(&mut self.destinations);
+        sources.clear();
+        destinations.clear();
+        let (mut got, mut is_known) = (want, true);
+        let gathered = for_each_operand(action, |operand, is_destination| {
+            match self.view_of(round, operand, from, got)? {
+                Some((view, len)) => {
+                    got = got.min(len);
+                    if is_destination {
+                        &mut destinations
+                    } else {
+                        &mut sources
                     }
-                    None => is_known = false,
+                    .push(view);
                 }
-                Ok(())
-            };
-            match action {
-                Action::Copy {
-                    source,
-                    destination,
-                    ..
-                } => {
-                    place(self, round, OperandRef::Local(source), &mut sources)?;
-                    place(
-                        self,
-                        round,
-                        OperandRef::Local(destination),
-                        &mut destinations,
-                    )?;
-                }
-                Action::Get {
-                    peer,
-                    source,
-                    destination,
-                } => {
-                    place(self, round, OperandRef::Peer(*peer, source), &mut sources)?;
-                    place(
-                        self,
-                        round,
-                        OperandRef::Local(destination),
-                        &mut destinations,
-                    )?;
-                }
-                Action::Put {
-                    peer,
-                    source,
-                    destination,
-                } => {
-                    place(self, round, OperandRef::Local(source), &mut sources)?;
-                    place(
-                        self,
-                        round,
-                        OperandRef::Peer(*peer, destination),
-                        &mut destinations,
-                    )?;
-                }
-                Action::Reduce {
-                    sources: from,
-                    destination,
-                    ..
-                } => {
-                    for source in from {
-                        place(self, round, OperandRef::Local(source), &mut sources)?;
-                    }
-                    place(
-                        self,
-                        round,
-                        OperandRef::Local(destination),
-                        &mut destinations,
-                    )?;
-                }
-                Action::ReduceFrom {
-                    sources: from,
-                    destinations: to,
-                    ..
-                } => {
-                    for source in from {
-                        place(self, round, OperandRef::from(source), &mut sources)?;
-                    }
-                    for destination in to {
-                        place(
-                            self,
-                            round,
-                            OperandRef::from(destination),
-                            &mut destinations,
-                        )?;
-                    }
-                }
-                _ => unreachable!("not a step with elements of its own"),
+                None => is_known = false,
             }
-        }
-        (self.sources, self.destinations) = (sources, destinations);
+            Ok(())
+        });
         let bytes = got as usize * round.dtype.size_bytes();
-        for view in self.sources.iter_mut().chain(&mut self.destinations) {
+        for view in sources.iter_mut().chain(&mut destinations) {
             *view = view.part(0, bytes);
         }
-        Ok(is_known.then_some(got))
+        (self.sources, self.destinations) = (sources, destinations);
+        gathered.map(|()| is_known.then_some(got))
     }
 
     fn apply(&mut self, round: &Round, action: &Action) {
@@ -281,6 +203,62 @@ impl Driver {
             &mut known.output
         }) = Some(view);
         Ok(Some(view))
+    }
+}
+
+/// Calls `visit(operand, is_destination)` for everything that a copy or a reduction reads, then for what it writes.
+fn for_each_operand<'a>(
+    action: &'a Action,
+    mut visit: impl FnMut(OperandRef<'a>, bool) -> Result<()>,
+) -> Result<()> {
+    match action {
+        Action::Copy {
+            source,
+            destination,
+            ..
+        } => {
+            visit(OperandRef::Local(source), false)?;
+            visit(OperandRef::Local(destination), true)
+        }
+        Action::Get {
+            peer,
+            source,
+            destination,
+        } => {
+            visit(OperandRef::Peer(*peer, source), false)?;
+            visit(OperandRef::Local(destination), true)
+        }
+        Action::Put {
+            peer,
+            source,
+            destination,
+        } => {
+            visit(OperandRef::Local(source), false)?;
+            visit(OperandRef::Peer(*peer, destination), true)
+        }
+        Action::Reduce {
+            sources,
+            destination,
+            ..
+        } => {
+            sources
+                .iter()
+                .try_for_each(|source| visit(OperandRef::Local(source), false))?;
+            visit(OperandRef::Local(destination), true)
+        }
+        Action::ReduceFrom {
+            sources,
+            destinations,
+            ..
+        } => {
+            sources
+                .iter()
+                .try_for_each(|source| visit(source.into(), false))?;
+            destinations
+                .iter()
+                .try_for_each(|destination| visit(destination.into(), true))
+        }
+        _ => unreachable!("not a step with elements of its own"),
     }
 }
 
