@@ -25,7 +25,7 @@ pub struct Config {
     /// Run a progress thread, so that operations advance while the application computes. Default off:
     /// operations then advance only inside calls. `LINERATE_PROGRESS=thread|inline`.
     pub progress_thread: bool,
-    /// Print what was chosen and why. `LINERATE_DEBUG=info`.
+    /// Print what was chosen and why. Default off. `LINERATE_DEBUG=info|off`.
     pub debug: bool,
     /// Overrides the identity of the host; ranks with equal ones use shared memory. `LINERATE_HOSTID`.
     pub host_id: Option<String>,
@@ -61,7 +61,7 @@ impl Config {
         }
         config.algorithm =
             lookup("LINERATE_ALGO").filter(|name| !name.is_empty() && name != "auto");
-        if let Some(name) = lookup("LINERATE_TRANSPORT") {
+        if let Some(name) = lookup("LINERATE_TRANSPORT").filter(|name| !name.is_empty()) {
             config.transport = name;
         }
         if let Some(text) = lookup("LINERATE_PROGRESS") {
@@ -76,10 +76,14 @@ impl Config {
             };
         }
         if let Some(text) = lookup("LINERATE_DEBUG") {
-            config.debug = matches!(
-                text.to_ascii_lowercase().as_str(),
-                "info" | "1" | "debug" | "trace"
-            );
+            config.debug = match text.to_ascii_lowercase().as_str() {
+                "info" | "debug" | "trace" | "1" => true,
+                "" | "off" | "error" | "warn" | "0" => false,
+                _ => {
+                    let text = format!("LINERATE_DEBUG is '{text}': info, or off");
+                    return Err(Error::invalid(text));
+                }
+            };
         }
         config.host_id = lookup("LINERATE_HOSTID");
         Ok(config)
@@ -176,6 +180,14 @@ mod tests {
         assert!(config("LINERATE_TIMEOUT", "0").is_err());
         assert!(config("LINERATE_TIMEOUT", "nan").is_err());
         assert!(config("LINERATE_PROGRESS", "maybe").is_err());
+        assert!(
+            config("LINERATE_DEBUG", "inf")
+                .unwrap_err()
+                .to_string()
+                .contains("LINERATE_DEBUG")
+        );
+        assert!(config("LINERATE_DEBUG", "info").unwrap().debug);
+        assert_eq!(config("LINERATE_TRANSPORT", "").unwrap().transport, "auto");
         assert_eq!(
             config("LINERATE_TIMEOUT", "0.5").unwrap().timeout,
             Duration::from_millis(500)

@@ -40,7 +40,9 @@ impl Operation {
         if self.result.is_none() {
             self.result = self.shared.wait(self.task, None);
         }
-        self.result.clone().unwrap_or(Ok(()))
+        self.result
+            .clone()
+            .expect("a wait without a limit ends with a result")
     }
 
     /// Waits at most `limit`; `Ok(false)`: still running.
