@@ -31,7 +31,7 @@ pub(super) fn all_gather(request: &Request) -> Schedule {
 }
 
 /// Barrier: one element to the rank d after this one, for d = 1, 2, 4, ... The element is no part of the
-/// count (which is 0), because an empty message need not be sent (see [`super::barrier_slots`]).
+/// count (which is 0), because an empty message need not be sent (see [`super::BARRIER_SLOTS`]).
 pub(super) fn barrier(request: &Request) -> Schedule {
     let mut b = Builder::new("dissemination", request.rank, request.ranks, false);
     let offset = b.slots(2);

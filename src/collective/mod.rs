@@ -41,7 +41,7 @@ pub use algorithm::{Algorithm, Needs, Window};
 pub use choose::{Available, choose};
 pub use request::Request;
 pub use slots::{
-    TransferShape, all_gather_v_slots, all_to_all_v_slots, barrier_slots, build_send_recv,
+    BARRIER_SLOTS, TransferShape, all_gather_v_slots, all_to_all_v_slots, build_send_recv,
     transfer_slots,
 };
 pub use table::{algorithms, find};

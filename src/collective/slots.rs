@@ -23,9 +23,7 @@ pub fn all_to_all_v_slots(send_counts: &[u64], receive_counts: &[u64]) -> Vec<u6
 }
 
 /// Values of the slots of a barrier: offset 0 and length 1 of the element that its messages carry.
-pub fn barrier_slots() -> Vec<u64> {
-    vec![0, 1]
-}
+pub const BARRIER_SLOTS: [u64; 2] = [0, 1];
 
 /// Offsets and lengths of parts that lie one after another.
 fn layout(counts: &[u64]) -> Vec<u64> {

@@ -88,7 +88,7 @@ fn slots_of(collective: Collective, ranks: u32, count: u64) -> Vec<Vec<u64>> {
     let slots = |rank| match collective {
         Collective::AllGatherV => all_gather_v_slots(&to_all(0)),
         Collective::AllToAllV => all_to_all_v_slots(&to_all(rank), &from_all(rank)),
-        Collective::Barrier => barrier_slots(),
+        Collective::Barrier => BARRIER_SLOTS.to_vec(),
         _ => Vec::new(),
     };
     (0..ranks).map(slots).collect()

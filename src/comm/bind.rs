@@ -4,15 +4,51 @@ use super::buffer::Buffer;
 use super::call::{Call, Transfer};
 use super::plans::{Plan, Plans};
 use crate::collective;
-use crate::engine::TaskCall;
+use crate::engine::{Arguments, TaskCall};
 use crate::error::{Error, Result};
 use crate::memory::View;
 use crate::types::{Collective, Rank};
 use std::any::Any;
+use std::borrow::Cow;
 use std::sync::Arc;
 
-/// The call with its schedule and its memory.
-pub(super) fn bind(call: &Call, plans: &mut Plans, rank: Rank, ranks: u32) -> Result<TaskCall> {
+/// A call with its schedule and its memory, all still the caller's.
+pub(super) struct Bound<'a> {
+    pub arguments: Arguments,
+    pub plan: &'a Plan,
+    pub slots: Cow<'static, [u64]>,
+    pub others: Vec<View>,
+}
+
+impl Bound<'_> {
+    /// With a share of everything that must outlive the call.
+    pub fn keep(self, call: &Call) -> TaskCall {
+        let owner = |buffer: &Buffer| buffer.owner().clone() as Arc<dyn Any + Send + Sync>;
+        TaskCall {
+            arguments: self.arguments,
+            prepared: self.plan.prepared.clone(),
+            fallback: self.plan.fallback.clone(),
+            slots: self.slots,
+            others: self.others,
+            keep: [
+                call.input.as_ref().map(owner),
+                call.output.as_ref().map(owner),
+            ],
+            keep_others: call.transfers.iter().map(|t| owner(&t.buffer)).collect(),
+        }
+    }
+}
+
+/// Finds the schedule and the memory of a call.
+pub(super) fn bind<'a>(
+    call: &Call,
+    plans: &'a mut Plans,
+    rank: Rank,
+    ranks: u32,
+) -> Result<Bound<'a>> {
+    if let Some(place) = plans.repeats.find(call) {
+        return Ok(plans.repeats.bound(place));
+    }
     check_arguments(call, ranks)?;
     if call.collective == Collective::SendRecv {
         return bind_transfers(call, plans, rank);
@@ -21,28 +57,33 @@ pub(super) fn bind(call: &Call, plans: &mut Plans, rank: Rank, ranks: u32) -> Re
     let input = window_of(call, "input", call.input.as_ref(), lengths.input)?;
     let output = window_of(call, "output", call.output.as_ref(), lengths.output)?;
     let in_place = find_in_place(call, rank, &lengths)?;
-    let plan = plans.plan(call, in_place)?;
     let slots = match call.collective {
-        Collective::AllGatherV => collective::all_gather_v_slots(&call.receive_counts),
+        Collective::AllGatherV => collective::all_gather_v_slots(&call.receive_counts).into(),
         Collective::AllToAllV => {
-            collective::all_to_all_v_slots(&call.send_counts, &call.receive_counts)
+            collective::all_to_all_v_slots(&call.send_counts, &call.receive_counts).into()
         }
-        Collective::Barrier => collective::barrier_slots(),
-        _ => Vec::new(),
+        Collective::Barrier => Cow::Borrowed(collective::BARRIER_SLOTS.as_slice()),
+        _ => Cow::Borrowed(&[][..]),
     };
     let count = match call.collective {
         Collective::AllGatherV => call.receive_counts.iter().sum(),
         Collective::AllToAllV => 0,
         _ => call.count,
     };
-    Ok(TaskCall {
-        count,
+    let arguments = arguments(call, count, input, output);
+    if let Cow::Borrowed(slots) = slots {
+        let plan = plans.plan(call, in_place)?.clone();
+        return Ok(plans.repeats.remember(call, arguments, plan, slots));
+    }
+    Ok(Bound {
+        arguments,
+        plan: plans.plan(call, in_place)?,
         slots,
-        ..task_call(call, plan, input, output, Vec::new())
+        others: Vec::new(),
     })
 }
 
-fn bind_transfers(call: &Call, plans: &mut Plans, rank: Rank) -> Result<TaskCall> {
+fn bind_transfers<'a>(call: &Call, plans: &'a mut Plans, rank: Rank) -> Result<Bound<'a>> {
     let element = call.dtype.size_bytes();
     let mut others = Vec::with_capacity(call.transfers.len());
     for (index, transfer) in call.transfers.iter().enumerate() {
@@ -61,9 +102,11 @@ fn bind_transfers(call: &Call, plans: &mut Plans, rank: Rank) -> Result<TaskCall
         .iter()
         .map(|view| (view.len_bytes() / element) as u64);
     let slots = collective::transfer_slots(lengths);
-    Ok(TaskCall {
-        slots,
-        ..task_call(call, plan, View::empty(), View::empty(), others)
+    Ok(Bound {
+        arguments: arguments(call, call.count, View::empty(), View::empty()),
+        plan,
+        slots: slots.into(),
+        others,
     })
 }
 
@@ -84,27 +127,15 @@ fn check_own_transfers(call: &Call, rank: Rank) -> Result<()> {
     Ok(())
 }
 
-fn task_call(call: &Call, plan: Plan, input: View, output: View, others: Vec<View>) -> TaskCall {
-    let owner = |buffer: &Buffer| buffer.owner().clone() as Arc<dyn Any + Send + Sync>;
-    let keep = [
-        call.input.as_ref().map(owner),
-        call.output.as_ref().map(owner),
-    ];
-    let keep_others = call.transfers.iter().map(|t| owner(&t.buffer)).collect();
-    TaskCall {
+fn arguments(call: &Call, count: u64, input: View, output: View) -> Arguments {
+    Arguments {
         collective: call.collective,
-        prepared: plan.prepared,
-        fallback: plan.fallback,
-        count: call.count,
-        slots: Vec::new(),
+        count,
         dtype: call.dtype,
         op: call.op,
         root: call.root,
         input,
         output,
-        others,
-        keep,
-        keep_others,
     }
 }
 
@@ -252,18 +283,17 @@ fn find_in_place(call: &Call, rank: Rank, lengths: &Lengths) -> Result<bool> {
 }
 
 /// An in-place call on memory that no [`Buffer`] owns.
-pub(super) fn bind_views(
-    call: &Call,
-    plans: &mut Plans,
-    input: View,
-    output: View,
-) -> Result<TaskCall> {
+pub(super) fn bind_view<'a>(call: &Call, plans: &'a mut Plans, view: View) -> Result<Bound<'a>> {
     if !call.op.is_defined_for(call.dtype) {
         return Err(Error::invalid(format!(
             "{} is not defined for {}",
             call.op, call.dtype
         )));
     }
-    let plan = plans.plan(call, true)?;
-    Ok(task_call(call, plan, input, output, Vec::new()))
+    Ok(Bound {
+        arguments: arguments(call, call.count, view, view),
+        plan: plans.plan(call, true)?,
+        slots: Cow::Borrowed(&[]),
+        others: Vec::new(),
+    })
 }

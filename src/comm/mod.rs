@@ -9,6 +9,7 @@ mod call;
 mod fusion;
 mod operation;
 mod plans;
+mod repeats;
 mod shared;
 mod simulation;
 
@@ -210,17 +211,20 @@ impl Communicator {
     /// ```
     pub fn start(&self, call: &Call) -> Result<Operation> {
         let shared = &self.inner.shared;
-        let bound = {
-            let mut plans = shared.plans.lock().unwrap_or_else(PoisonError::into_inner);
-            bind::bind(call, &mut plans, self.inner.rank, self.inner.ranks)?
-        };
-        let task = shared.engine().submit(bound, shared.clock.now())?;
+        let mut plans = shared.plans();
+        let bound = bind::bind(call, &mut plans, self.inner.rank, self.inner.ranks)?;
+        let task = shared
+            .engine()
+            .submit(bound.keep(call), shared.clock.now())?;
         Ok(Operation::new(shared.clone(), task))
     }
 
-    /// Starts and waits.
+    /// Starts and waits; faster than [`Communicator::start`] and [`Operation::wait`] where the other ranks are there
+    /// and nothing else is under way.
     pub fn run(&self, call: &Call) -> Result<()> {
-        self.start(call)?.wait()
+        let (rank, ranks) = (self.inner.rank, self.inner.ranks);
+        let shared = &self.inner.shared;
+        shared.run(call, |plans| bind::bind(call, plans, rank, ranks))
     }
 
     /// Nobody returns before all have called.
@@ -242,14 +246,7 @@ impl Communicator {
             ));
         }
         lend_slice(data, |view| {
-            let bound = {
-                let mut plans = shared.plans.lock().unwrap_or_else(PoisonError::into_inner);
-                bind::bind_views(&call, &mut plans, view, view)?
-            };
-            let task = shared.engine().submit(bound, shared.clock.now())?;
-            shared
-                .wait(task, None)
-                .expect("a wait without a limit ends with a result")
+            shared.run(&call, |plans| bind::bind_view(&call, plans, view))
         })
     }
 
@@ -258,12 +255,7 @@ impl Communicator {
         if call.collective == Collective::SendRecv {
             return Ok("direct");
         }
-        let plans = self
-            .inner
-            .shared
-            .plans
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let plans = self.inner.shared.plans();
         let request = plans.request(call, false);
         request.check()?;
         Ok(plans.algorithm(call, &request)?.0.name)

@@ -1,6 +1,7 @@
 //! [`Plans`]: from calls to prepared schedules, cached by everything but the count.
 
 use super::call::Call;
+use super::repeats::Repeats;
 use crate::collective::{self, Algorithm, Available, Request, TransferShape};
 use crate::config::Config;
 use crate::cost::Model;
@@ -66,6 +67,10 @@ pub(super) struct Plans {
     /// Latest first. Choosing by cost and building a request take several times as long as the rest of
     /// a small operation.
     recent: Vec<(Recent, Plan)>,
+    /// Calls that came again on the same memory.
+    pub repeats: Repeats,
+    /// The latest plan that is not remembered.
+    passing: Option<Plan>,
     explained: Vec<(Collective, &'static str, Option<u32>)>,
 }
 
@@ -87,12 +92,14 @@ impl Plans {
             debug: config.debug,
             cached: Vec::new(),
             recent: Vec::new(),
+            repeats: Repeats::default(),
+            passing: None,
             explained: Vec::new(),
         }
     }
 
     /// The schedule of a group of sends and receives.
-    pub fn plan_transfers(&mut self, call: &Call) -> Result<Plan> {
+    pub fn plan_transfers(&mut self, call: &Call) -> Result<&Plan> {
         let shapes: Vec<TransferShape> = call
             .transfers
             .iter()
@@ -110,19 +117,21 @@ impl Plans {
                 false,
             ))
         })?;
-        Ok(Plan {
+        let plan = Plan {
             prepared,
             fallback: None,
-        })
+        };
+        Ok(self.passing.insert(plan))
     }
 
     /// The schedules of a collective.
-    pub fn plan(&mut self, call: &Call, in_place: bool) -> Result<Plan> {
+    pub fn plan(&mut self, call: &Call, in_place: bool) -> Result<&Plan> {
         if matches!(
             call.collective,
             Collective::AllGatherV | Collective::AllToAllV
         ) {
-            return self.plan_anew(call, in_place);
+            let plan = self.plan_anew(call, in_place)?;
+            return Ok(self.passing.insert(plan));
         }
         let premultiply = call.op.factor().is_some();
         let is_same = |known: &Recent| {
@@ -133,8 +142,10 @@ impl Plans {
                 && known.algorithm == call.algorithm
         };
         if let Some(index) = self.recent.iter().position(|(known, _)| is_same(known)) {
-            self.recent[..=index].rotate_right(1);
-            return Ok(self.recent[0].1.clone());
+            if index > 0 {
+                self.recent[..=index].rotate_right(1);
+            }
+            return Ok(&self.recent[0].1);
         }
         let plan = self.plan_anew(call, in_place)?;
         let known = Recent {
@@ -147,8 +158,8 @@ impl Plans {
             algorithm: call.algorithm.clone(),
         };
         self.recent.truncate(RECENT_CALLS - 1);
-        self.recent.insert(0, (known, plan.clone()));
-        Ok(plan)
+        self.recent.insert(0, (known, plan));
+        Ok(&self.recent[0].1)
     }
 
     fn plan_anew(&mut self, call: &Call, in_place: bool) -> Result<Plan> {

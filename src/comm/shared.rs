@@ -1,6 +1,8 @@
 //! What all clones of a communicator and its operations share: the engine, and how threads wait on it.
 
+use super::bind::Bound;
 use super::buffer::Garbage;
+use super::call::Call;
 use super::plans::Plans;
 use crate::engine::{Clock, Engine, Patience, SpinTime, TaskId, WaitStep};
 use crate::error::{Error, Result};
@@ -20,7 +22,7 @@ pub(super) struct Shared {
     pub clock: Clock,
     wait_source: WaitSource,
     spin: SpinTime,
-    pub plans: Mutex<Plans>,
+    plans: Mutex<Plans>,
     pub garbage: Garbage,
     /// Threads inside `wait`; the progress thread leaves the driving to them.
     waiters: AtomicU32,
@@ -45,6 +47,35 @@ impl Shared {
     /// The engine. A panic elsewhere has failed that caller's operation, not the engine's bookkeeping.
     pub fn engine(&self) -> MutexGuard<'_, Engine> {
         self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The plans of calls; taken before the engine.
+    pub fn plans(&self) -> MutexGuard<'_, Plans> {
+        self.plans.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs a call to its end.
+    pub fn run(
+        &self,
+        call: &Call,
+        bind: impl FnOnce(&mut Plans) -> Result<Bound<'_>>,
+    ) -> Result<()> {
+        let mut plans = self.plans();
+        let bound = bind(&mut plans)?;
+        let mut engine = self.engine();
+        let ended = engine.run_at_once(
+            &bound.plan.prepared,
+            &bound.arguments,
+            &bound.slots,
+            self.spin.looks_at_once(),
+        );
+        if let Some(result) = ended {
+            return result;
+        }
+        let task = engine.submit(bound.keep(call), self.clock.now())?;
+        drop((engine, plans));
+        self.wait(task, None)
+            .expect("a wait without a limit ends with a result")
     }
 
     /// Ends registrations whose memory nobody uses any more.

@@ -94,13 +94,13 @@ impl Line {
     /// Stores the line where its reader polls, the stamp last.
     #[inline]
     pub fn store(&self, memory: View, offset: usize) {
-        let line = memory.part(offset, CACHE_LINE_BYTES);
-        line.word(8).store(self.signature.0, Ordering::Relaxed);
-        for (index, &word) in self.payload.iter().enumerate() {
-            line.word(16 + 8 * index).store(word, Ordering::Relaxed);
+        let [stamp, signature, payload @ ..] = memory.line(offset);
+        signature.store(self.signature.0, Ordering::Relaxed);
+        for (place, &word) in payload.iter().zip(&self.payload) {
+            place.store(word, Ordering::Relaxed);
         }
-        // Publishes the line and everything stored before it to the acquire load in `load_if`.
-        line.word(0).store(self.stamp, Ordering::Release);
+        // Publishes the line and everything stored before it to the acquire load in `arrived`.
+        stamp.store(self.stamp, Ordering::Release);
     }
 
     /// The line as 64 bytes, for transports that carry signals as puts.
@@ -115,10 +115,10 @@ impl Line {
     /// The signature of the line with this stamp, if it has arrived.
     #[inline]
     pub fn arrived(memory: View, offset: usize, stamp: u64) -> Option<Signature> {
-        let line = memory.part(offset, CACHE_LINE_BYTES);
+        let [first, signature, ..] = memory.line(offset);
         // Pairs with the release store in `store`.
-        (line.word(0).load(Ordering::Acquire) == stamp)
-            .then(|| Signature(line.word(8).load(Ordering::Relaxed)))
+        (first.load(Ordering::Acquire) == stamp)
+            .then(|| Signature(signature.load(Ordering::Relaxed)))
     }
 
     /// The payload of a line that has arrived.

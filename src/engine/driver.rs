@@ -5,12 +5,12 @@
 mod compute;
 mod messages;
 mod signals;
+mod straight;
 
 use super::links::Links;
 use super::pool::Pool;
 use super::prepared::Prepared;
-use super::round::Round;
-use super::tasks::TaskCall;
+use super::round::{Round, RoundCall, RoundId, RoundOf};
 use crate::error::Result;
 use crate::memory::View;
 use crate::schedule::{Action, StepId};
@@ -25,6 +25,8 @@ pub struct Driver {
     /// Per peer, the first message of pairwise rounds that has not been handed over as a whole: only that one may
     /// send, so that later ones never take the places that it needs.
     pair_heads: Vec<u64>,
+    /// How often a wait looks for a signal that is not there before it is left for later.
+    pub looks: u32,
     /// Something moved since this was last cleared.
     pub moved: bool,
     sources: Vec<View>,
@@ -38,32 +40,44 @@ impl Driver {
             links,
             pool,
             chunk_bytes,
+            looks: 1,
             moved: false,
             sources: Vec::new(),
             destinations: Vec::new(),
         }
     }
 
-    /// Gives a round its memory: the caller's, a window slot, scratch.
-    pub fn equip(&mut self, round: &mut Round, call: &TaskCall) -> Result<()> {
-        let element = round.dtype.size_bytes();
-        let scratch = round.prepared.memory_bytes(&round.counts(), element).1;
-        round.scratch = match scratch {
-            0 => None,
-            bytes => Some(
-                self.pool
-                    .lend(bytes as usize, self.links.transport.as_mut())?,
-            ),
-        };
-        let slot = |sequence| self.links.window_slot(self.links.rank, sequence);
-        let window = round.sequence().map_or(View::empty(), slot);
-        round.bind(call.input, call.output, &call.others, window);
+    /// Begins a round, with its memory: the caller's, a window slot, scratch.
+    pub fn begin(&mut self, round: &mut Round, of: RoundOf, call: &RoundCall<'_>) -> Result<()> {
+        round.begin(of, call, self.links.ranks);
+        round.scratch = None;
+        if !round.needs_memory {
+            return Ok(());
+        }
+        if call.prepared.uses_scratch {
+            let element = round.dtype.size_bytes();
+            let bytes = call.prepared.memory_bytes(&round.counts(), element).1;
+            let transport = self.links.transport.as_mut();
+            round.scratch = Some(self.pool.lend(bytes as usize, transport)?);
+        }
+        let mut window = View::empty();
+        if let (true, RoundId::Collective(sequence)) = (call.prepared.uses_windows, of.id) {
+            window = self.links.window_slot(self.links.rank, sequence);
+        }
+        round.equip(call, window);
         Ok(())
     }
 
     /// Runs everything in the round that can run now. `is_oldest`: no earlier collective is under way.
     pub fn run(&mut self, place: u32, round: &mut Round, is_oldest: bool) -> Result<()> {
         let prepared = round.prepared.clone();
+        if round.straight.is_some() {
+            if self.run_straight(&prepared, round)? || round.is_redirected {
+                return Ok(());
+            }
+            let run = round.straight.take().unwrap_or_default();
+            round.progress.resume(&prepared, run);
+        }
         for step in std::mem::take(&mut round.stalled) {
             round.progress.enqueue(step);
         }
@@ -100,9 +114,17 @@ impl Driver {
                 peers,
                 lane,
                 payload,
-            } => self.signal(prepared, round, step, peers, *lane, payload.as_ref())?,
+            } => {
+                let mut done = round.progress.run(step).done;
+                let signalled = self.signal(round, peers, *lane, payload.as_ref(), &mut done);
+                round.progress.run(step).done = done;
+                match signalled? {
+                    true => self.finish(prepared, round, step),
+                    false => round.stalled.push(step),
+                }
+            }
             Action::WaitCount { .. } => {
-                if self.is_signalled(prepared, round, step)? {
+                if self.is_wait_over(prepared, round, step)? {
                     self.finish(prepared, round, step);
                 } else {
                     round.waiting.push(step);

@@ -50,6 +50,7 @@ pub struct Links {
     window_key: RegionKey,
     window_bytes: usize,
     peers: Vec<Peer>,
+    gone_count: u32,
 }
 
 impl Links {
@@ -90,6 +91,7 @@ impl Links {
             window_key,
             window_bytes,
             peers: (0..ranks).map(|_| Peer::default()).collect(),
+            gone_count: 0,
             transport,
         })
     }
@@ -239,6 +241,19 @@ impl Links {
         )
     }
 
+    /// The same, looking as often as given. Without pauses: one is as long as a line takes from core to core.
+    #[inline]
+    pub fn arrived_within(
+        &self,
+        peer: Rank,
+        sequence: u64,
+        lane: Lane,
+        looks: u32,
+    ) -> Option<super::signature::Signature> {
+        let offset = self.layout.line(sequence, lane, peer);
+        (0..looks).find_map(|_| Line::arrived(self.control, offset, sequence + 1))
+    }
+
     /// The payload of a peer's line, which has arrived.
     pub fn mail(&self, peer: Rank, sequence: u64, lane: Lane) -> View {
         Line::payload_view(self.control, self.layout.line(sequence, lane, peer))
@@ -313,7 +328,9 @@ impl Links {
 
     /// Notes that a peer is gone.
     pub fn mark_gone(&mut self, peer: Rank, cause: String) {
-        self.peers[peer as usize].gone.get_or_insert(cause);
+        let gone = &mut self.peers[peer as usize].gone;
+        self.gone_count += u32::from(gone.is_none());
+        gone.get_or_insert(cause);
     }
 
     /// Why a peer is gone, if it is.
@@ -323,6 +340,9 @@ impl Links {
 
     /// The first peer that is gone.
     pub fn first_gone(&self) -> Option<Error> {
+        if self.gone_count == 0 {
+            return None;
+        }
         (0..self.ranks).find_map(|peer| self.gone(peer).map(|_| self.peer_failed(peer)))
     }
 

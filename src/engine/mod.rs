@@ -14,6 +14,7 @@
 //! `progress.rs` is the order of steps, `driver.rs` runs them, `tasks.rs` takes calls, `rounds.rs` starts and ends rounds,
 //! `fault.rs` turns silence and disagreement into errors on every rank.
 
+mod at_once;
 mod clock;
 mod control;
 mod driver;
@@ -35,7 +36,7 @@ mod tests;
 pub use clock::Clock;
 pub use links::Contact;
 pub use prepared::Prepared;
-pub use tasks::{TaskCall, TaskId};
+pub use tasks::{Arguments, TaskCall, TaskId};
 pub use wait::{Patience, SpinTime, Step as WaitStep};
 
 use crate::config::Config;
@@ -76,6 +77,8 @@ pub struct Engine {
     // Boxed, because a round moves between lists and is large.
     #[allow(clippy::vec_box)]
     spare_rounds: Vec<Box<Round>>,
+    /// A round that [`Engine::run_at_once`] could not end, for the task that follows.
+    begun: Option<Box<Round>>,
     /// Places of rounds under way, in the order in which they started.
     active: Vec<u32>,
     generation: u32,
@@ -124,6 +127,7 @@ impl Engine {
             rounds: Vec::new(),
             free_places: Vec::new(),
             spare_rounds: Vec::new(),
+            begun: None,
             active: Vec::new(),
             generation: 0,
             next_sequence: 0,

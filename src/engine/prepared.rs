@@ -1,7 +1,7 @@
 //! [`Prepared`]: a schedule with everything about it that does not change from run to run.
 
 use crate::limits::CACHE_LINE_BYTES;
-use crate::schedule::{Action, Buffer, Count, Join, Schedule, StepId, Trigger};
+use crate::schedule::{Action, Buffer, Count, Join, Schedule, Step, StepId, Trigger};
 
 /// A step that waits for another.
 #[derive(Clone, Copy, Debug)]
@@ -39,6 +39,13 @@ pub struct Prepared {
     pub reaches_buffers: bool,
     /// Steps on lane 0: those that tell where memory is, and whether it is registered.
     pub arrivals: u32,
+    /// Whether the schedule stages through windows, so that a large call must be cut into segments.
+    pub uses_windows: bool,
+    /// Whether it has scratch buffers.
+    pub uses_scratch: bool,
+    /// Whether its steps may run in the order in which they were appended, each to its end: no messages, which
+    /// overlap with others chunk by chunk, and nothing that starts out of order.
+    pub is_straight: bool,
     successors: Vec<Successor>,
     successor_starts: Vec<u32>,
 }
@@ -86,6 +93,15 @@ impl Prepared {
             needs,
             initial,
             uses_signals: schedule.uses_signals(),
+            uses_windows: schedule
+                .buffers
+                .iter()
+                .any(|b| matches!(b, Buffer::Window(_))),
+            uses_scratch: schedule
+                .buffers
+                .iter()
+                .any(|b| matches!(b, Buffer::Scratch(_))),
+            is_straight: !schedule.persistent && schedule.steps.iter().all(is_straight),
             reaches_buffers,
             arrivals: schedule
                 .steps
@@ -96,6 +112,11 @@ impl Prepared {
             successor_starts,
             schedule,
         }
+    }
+
+    /// Whether it has buffers that are the engine's: each round may get others.
+    pub fn uses_engine_memory(&self) -> bool {
+        self.uses_windows || self.uses_scratch
     }
 
     /// The steps that wait for this one.
@@ -118,14 +139,11 @@ impl Prepared {
         }
         (window, scratch)
     }
+}
 
-    /// Whether the schedule stages through windows, so that a large call must be cut into segments.
-    pub fn uses_windows(&self) -> bool {
-        self.schedule
-            .buffers
-            .iter()
-            .any(|b| matches!(b, Buffer::Window(_)))
-    }
+fn is_straight(step: &Step) -> bool {
+    let is_message = matches!(step.action, Action::Send { .. } | Action::Recv { .. });
+    !is_message && step.join == Join::All && step.trigger == Trigger::None
 }
 
 fn is_arrival(action: &Action) -> bool {

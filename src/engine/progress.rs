@@ -2,6 +2,7 @@
 //! order rules in [`crate::schedule`]; it knows no transport and no memory.
 
 use super::prepared::Prepared;
+use super::round::StraightRun;
 use crate::limits::CHUNKS_IN_FLIGHT;
 use crate::schedule::{Count, Range, StepId, Trigger};
 use std::collections::VecDeque;
@@ -52,6 +53,17 @@ impl Progress {
         self.incomplete = self.runs.len() as u32;
         for &step in &prepared.initial {
             self.enqueue(step);
+        }
+    }
+
+    /// Arms the schedule where a straight run has left off.
+    pub fn resume(&mut self, prepared: &Prepared, run: StraightRun) {
+        self.arm(prepared);
+        (0..run.step).for_each(|step| self.process(prepared, step));
+        self.ready
+            .retain(|&step| !self.runs[step as usize].is_processed);
+        if let Some(next) = self.runs.get_mut(run.step as usize) {
+            next.done = run.done;
         }
     }
 

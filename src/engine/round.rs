@@ -4,7 +4,7 @@ use super::pool::Lent;
 use super::prepared::{Prepared, padded};
 use super::progress::Progress;
 use super::signature::Signature;
-use super::tasks::{TaskCall, signature_of};
+use super::tasks::{Arguments, signature_of};
 use crate::memory::View;
 use crate::schedule::{Buffer, BufferId, Count, Range, StepId};
 use crate::types::{DataType, Rank, ReduceOp};
@@ -44,6 +44,25 @@ pub struct Bounced {
     pub lent: Lent,
 }
 
+/// Which round of what.
+#[derive(Clone, Copy)]
+pub struct RoundOf {
+    pub id: RoundId,
+    pub task: usize,
+    pub generation: u32,
+    /// How many elements of the call, and from which on.
+    pub part: (u64, u64),
+}
+
+/// What a round needs of its call.
+#[derive(Clone, Copy)]
+pub struct RoundCall<'a> {
+    pub prepared: &'a Arc<Prepared>,
+    pub arguments: &'a Arguments,
+    pub slots: &'a [u64],
+    pub others: &'a [View],
+}
+
 /// One execution of a schedule.
 #[derive(Debug)]
 pub struct Round {
@@ -58,6 +77,10 @@ pub struct Round {
     pub waiting: Vec<StepId>,
     /// Steps that a full queue held up.
     pub stalled: Vec<StepId>,
+    /// What the call says, as far as `signature` .. `buffers` are made from it.
+    arguments: Option<Arguments>,
+    /// Whether buffers are to be given their memory again.
+    pub needs_memory: bool,
     pub signature: Signature,
     pub count: u64,
     pub slots: Vec<u64>,
@@ -79,6 +102,15 @@ pub struct Round {
     pub is_redirected: bool,
     /// Steps on lane 0 that have completed.
     pub arrivals: u32,
+    /// Where a straight run stands (see `driver/straight.rs`); `None`: `progress` says what may run.
+    pub straight: Option<StraightRun>,
+}
+
+/// Steps before `step` have completed, and `done` elements (or peers) of that one have been processed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StraightRun {
+    pub step: StepId,
+    pub done: u64,
 }
 
 impl Round {
@@ -92,6 +124,8 @@ impl Round {
             progress: Progress::default(),
             waiting: Vec::new(),
             stalled: Vec::new(),
+            arguments: None,
+            needs_memory: true,
             signature: Signature(0),
             count: 0,
             slots: Vec::new(),
@@ -107,33 +141,30 @@ impl Round {
             outstanding: 0,
             is_redirected: false,
             arrivals: 0,
+            straight: None,
         }
     }
 
-    /// Takes up a part of a call: elements `part.1 ..`, `part.0` of them. Everything else is as in a new round.
-    pub fn begin(
-        &mut self,
-        id: RoundId,
-        task: usize,
-        generation: u32,
-        call: &TaskCall,
-        part: (u64, u64),
-        ranks: u32,
-    ) {
-        (self.id, self.task, self.generation) = (id, task, generation);
-        self.prepared = call.prepared.clone();
-        self.signature = signature_of(call);
-        (self.count, self.dtype, self.op) = (part.0, call.dtype, call.op);
-        self.slots.clone_from(&call.slots);
-        self.segment = Segment {
-            part_elements: call.count,
-            offset: part.1,
-        };
+    /// Takes up a part of a call. Everything else is as in a new round.
+    pub fn begin(&mut self, of: RoundOf, call: &RoundCall<'_>, ranks: u32) {
+        (self.id, self.task, self.generation) = (of.id, of.task, of.generation);
+        self.bind(of, call);
         self.peers.clear();
-        self.peers.resize(ranks as usize, PeerBuffers::default());
+        if call.prepared.reaches_buffers {
+            self.peers.resize(ranks as usize, PeerBuffers::default());
+        }
         self.waiting.clear();
         self.stalled.clear();
         (self.is_redirected, self.arrivals) = (false, 0);
+        self.straight = call.prepared.is_straight.then(StraightRun::default);
+    }
+
+    /// Whether every step has completed.
+    pub fn is_finished(&self) -> bool {
+        match self.straight {
+            Some(run) => run.step as usize == self.prepared.schedule.steps.len(),
+            None => self.progress.is_finished(),
+        }
     }
 
     /// The run-time numbers for ranges.
@@ -154,8 +185,9 @@ impl Round {
 
     /// Elements `from ..` of a range of this rank's own buffers: memory, and how many elements are
     /// contiguous there, at most `want`.
+    #[inline]
     pub fn locate(&self, range: &Range, from: u64, want: u64) -> (View, u64) {
-        let start = range.resolve(&self.counts()).0 + from;
+        let start = range.start(&self.counts()) + from;
         let element = self.dtype.size_bytes() as u64;
         let (position, got) = match self.prepared.schedule.buffers[range.buffer.0 as usize] {
             Buffer::Input | Buffer::Output if self.segment.part_elements != self.count => {
@@ -177,7 +209,7 @@ impl Round {
 
     /// The same range in a peer's copy of a window, given that peer's window slot.
     pub fn locate_in_window(&self, slot: View, range: &Range, from: u64, want: u64) -> View {
-        let start = range.resolve(&self.counts()).0 + from;
+        let start = range.start(&self.counts()) + from;
         let element = self.dtype.size_bytes();
         let offset = self.window_offsets[range.buffer.0 as usize] + start as usize * element;
         slot.part(offset, want as usize * element)
@@ -191,10 +223,39 @@ impl Round {
         )
     }
 
+    /// Takes over what the call says. A training step repeats its calls, so what is there already is left alone.
+    fn bind(&mut self, of: RoundOf, call: &RoundCall<'_>) {
+        let arguments = call.arguments;
+        let segment = Segment {
+            part_elements: arguments.count,
+            offset: of.part.1,
+        };
+        let is_repeated = Arc::ptr_eq(&self.prepared, call.prepared)
+            && self.arguments.as_ref() == Some(arguments)
+            && (self.count, self.segment) == (of.part.0, segment)
+            && self.slots == call.slots
+            && call.others.is_empty();
+        self.needs_memory = !is_repeated || call.prepared.uses_engine_memory();
+        if is_repeated {
+            return;
+        }
+        self.prepared = call.prepared.clone();
+        self.arguments = Some(*arguments);
+        self.signature = signature_of(arguments, call.prepared);
+        (self.count, self.dtype, self.op) = (of.part.0, arguments.dtype, arguments.op);
+        self.slots.clear();
+        self.slots.extend_from_slice(call.slots);
+        self.segment = segment;
+    }
+
     /// Gives every buffer its memory: the caller's views, the window slot and scratch memory.
-    pub fn bind(&mut self, input: View, output: View, others: &[View], window_slot: View) {
-        let prepared = self.prepared.clone();
+    pub fn equip(&mut self, call: &RoundCall<'_>, window_slot: View) {
+        let prepared = &self.prepared;
         let element = self.dtype.size_bytes();
+        let counts = Count {
+            count: self.count,
+            slots: &self.slots,
+        };
         let scratch = self.scratch.map_or(View::empty(), |lent| lent.view);
         let (mut window_at, mut scratch_at) = (0usize, 0usize);
         self.buffers.clear();
@@ -202,17 +263,17 @@ impl Round {
         for buffer in &prepared.schedule.buffers {
             let mut offset = 0;
             let view = match buffer {
-                Buffer::Input => input,
-                Buffer::Output => output,
-                Buffer::Caller(number) => others[*number as usize],
+                Buffer::Input => call.arguments.input,
+                Buffer::Output => call.arguments.output,
+                Buffer::Caller(number) => call.others[*number as usize],
                 Buffer::Window(extent) => {
-                    let bytes = padded(extent.length_max(&self.counts()), element) as usize;
+                    let bytes = padded(extent.length_max(&counts), element) as usize;
                     offset = window_at;
                     window_at += bytes;
                     window_slot.part(offset, bytes)
                 }
                 Buffer::Scratch(extent) => {
-                    let bytes = padded(extent.length_max(&self.counts()), element) as usize;
+                    let bytes = padded(extent.length_max(&counts), element) as usize;
                     let view = scratch.part(scratch_at, bytes);
                     scratch_at += bytes;
                     view

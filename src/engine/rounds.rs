@@ -1,11 +1,16 @@
 //! Rounds of tasks: started in order, run, ended, retired.
 
-use super::Engine;
-use super::round::{Round, RoundId};
+use super::prepared::Prepared;
+use super::round::{Round, RoundId, RoundOf};
+use super::{Engine, HISTORY};
 use crate::error::{Error, Result};
 use crate::limits::OPERATION_SLOTS;
 use crate::schedule::Action;
 use crate::time::Time;
+use std::sync::Arc;
+
+/// Spare rounds from which on no new ones are made: enough for the few kinds of calls that a loop makes.
+const SPARE_ROUNDS: usize = 4;
 
 impl Engine {
     /// Starts rounds of waiting collectives, oldest first, as far as slots are free.
@@ -31,7 +36,7 @@ impl Engine {
     }
 
     /// Whether every peer has retired the operation that used the slot of this one.
-    fn is_retired_by_all(&mut self, sequence: u64) -> bool {
+    pub(super) fn is_retired_by_all(&mut self, sequence: u64) -> bool {
         if self.retired_by_all.saturating_add(OPERATION_SLOTS) > sequence {
             return true;
         }
@@ -52,65 +57,87 @@ impl Engine {
     }
 
     fn try_start_round(&mut self, index: usize, id: RoundId, now: Time) -> Result<()> {
-        let (count, offset) = self.next_segment(index)?;
+        let part = self.next_segment(index)?;
         let task = &mut self.tasks[index];
-        task.started = offset + count;
+        task.started = part.0 + part.1;
         task.active_rounds += 1;
         let call = task.call.as_ref().expect("running tasks have calls");
-        if id != RoundId::Pairwise && task.started >= call.count {
+        if id != RoundId::Pairwise && task.started >= call.arguments.count {
             self.queue.pop_front();
         }
-        let spare = self.spare_rounds.pop();
-        let mut round = spare.unwrap_or_else(|| Box::new(Round::new(call.prepared.clone())));
+        let prepared = call.prepared.clone();
+        let mut round = self.take_round(&prepared);
+        let call = self.tasks[index].call.as_ref();
+        let call = call.expect("running tasks have calls");
         self.generation = self.generation.wrapping_add(1);
-        round.begin(
+        let of = RoundOf {
             id,
-            index,
-            self.generation,
-            call,
-            (count, offset),
-            self.driver.links.ranks,
-        );
-        self.driver.equip(&mut round, call)?;
-        let prepared = round.prepared.clone();
-        round.progress.arm(&prepared);
-        if let RoundId::Collective(sequence) = id {
-            self.history[(sequence % self.history.len() as u64) as usize] =
-                (sequence, round.signature);
-            if prepared.reaches_buffers && self.driver.links.ranks > 1 {
-                self.undecided = Some(sequence);
-            }
-        } else {
-            self.number_messages(&mut round);
+            task: index,
+            generation: self.generation,
+            part,
+        };
+        self.driver.begin(&mut round, of, &call.for_round())?;
+        if round.straight.is_none() {
+            round.progress.arm(&prepared);
+        }
+        match id {
+            RoundId::Collective(sequence) => self.note_started(sequence, &round),
+            RoundId::Pairwise => self.number_messages(&mut round),
         }
         if prepared.schedule.persistent && self.tasks[index].activations > 0 {
             self.tasks[index].activations -= 1;
             round.progress.activate(&prepared);
         }
+        self.enlist(round, now);
+        Ok(())
+    }
+
+    /// A spare round, if possible one that has run this schedule: it may be bound already.
+    pub(super) fn take_round(&mut self, prepared: &Arc<Prepared>) -> Box<Round> {
+        let mut spare = self.spare_rounds.iter();
+        match spare.rposition(|round| Arc::ptr_eq(&round.prepared, prepared)) {
+            Some(place) => self.spare_rounds.swap_remove(place),
+            None if self.spare_rounds.len() < SPARE_ROUNDS => {
+                Box::new(Round::new(prepared.clone()))
+            }
+            None => self.spare_rounds.swap_remove(0),
+        }
+    }
+
+    /// A collective round is under way.
+    pub(super) fn note_started(&mut self, sequence: u64, round: &Round) {
+        self.history[(sequence % HISTORY as u64) as usize] = (sequence, round.signature);
+        if !round.is_decided() && self.driver.links.ranks > 1 {
+            self.undecided = Some(sequence);
+        }
+    }
+
+    /// Puts a round that has begun among the active ones and runs it.
+    pub(super) fn enlist(&mut self, round: Box<Round>, now: Time) {
         let place = self.free_places.pop().unwrap_or_else(|| {
             self.rounds.push(None);
             self.rounds.len() as u32 - 1
         });
         self.active.push(place);
         self.run_round(place, round, now);
-        Ok(())
     }
 
     /// The part of the call that the next round of a task is for: how many elements, and from which on.
     fn next_segment(&mut self, index: usize) -> Result<(u64, u64)> {
         let task = &self.tasks[index];
         let call = task.call.as_ref().expect("running tasks have calls");
-        if !call.prepared.uses_windows() {
-            return Ok((call.count, 0));
+        if !call.prepared.uses_windows {
+            return Ok((call.arguments.count, 0));
         }
         if task.segment_elements == 0 {
-            self.tasks[index].segment_elements = self.segment_elements(call)?;
+            self.tasks[index].segment_elements =
+                self.segment_elements(&call.prepared, &call.arguments, &call.slots)?;
         }
         let task = &self.tasks[index];
         let left = task
             .call
             .as_ref()
-            .map_or(0, |call| call.count - task.started);
+            .map_or(0, |call| call.arguments.count - task.started);
         Ok((task.segment_elements.min(left), task.started))
     }
 
@@ -157,8 +184,7 @@ impl Engine {
         if self.undecided.is_some() && self.undecided == round.sequence() && round.is_decided() {
             self.undecided = None;
         }
-        let has_ended =
-            round.is_redirected || (round.progress.is_finished() && round.outstanding == 0);
+        let has_ended = round.is_redirected || (round.is_finished() && round.outstanding == 0);
         match ran {
             Ok(()) if has_ended => {
                 let at = self.active.iter().position(|&p| p == place);
@@ -207,7 +233,7 @@ impl Engine {
                 None => {
                     let error = Error::invalid(format!(
                         "{} by {} needs registered memory on every rank (Communicator::alloc)",
-                        call.collective, call.prepared.schedule.name
+                        call.arguments.collective, call.prepared.schedule.name
                     ));
                     self.fail(error, true);
                 }
@@ -215,13 +241,13 @@ impl Engine {
         } else if call.prepared.schedule.persistent {
             task.started = 0;
             self.queue.push_back(index);
-        } else if task.active_rounds == 0 && task.started >= call.count {
+        } else if task.active_rounds == 0 && task.started >= call.arguments.count {
             self.end_task(index, Ok(()));
         }
     }
 
     /// A collective round has ended here: its flag lines and windows may be used again once all ranks say so.
-    fn retire(&mut self, sequence: u64) {
+    pub(super) fn retire(&mut self, sequence: u64) {
         self.is_retired[(sequence % OPERATION_SLOTS) as usize] = true;
         while std::mem::take(&mut self.is_retired[(self.retired % OPERATION_SLOTS) as usize]) {
             self.retired += 1;

@@ -2,7 +2,7 @@
 
 use super::Engine;
 use super::prepared::Prepared;
-use super::round::RoundId;
+use super::round::{RoundCall, RoundId};
 use super::signature::Signature;
 use super::tag::ROUNDS_MAX;
 use crate::error::{Error, Result};
@@ -12,6 +12,7 @@ use crate::schedule::Count;
 use crate::time::Time;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 use std::any::Any;
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// A task, as its starter names it.
@@ -21,19 +22,13 @@ pub struct TaskId {
     generation: u32,
 }
 
-/// A call, with its schedule chosen and its buffers resolved.
-pub struct TaskCall {
+/// What a call says, apart from its schedule.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Arguments {
     /// The collective, for signatures and texts.
     pub collective: Collective,
-    /// The schedule.
-    pub prepared: Arc<Prepared>,
-    /// The schedule to stage the call with if some rank's memory is not registered. Needed where the first
-    /// one reaches peers' buffers.
-    pub fallback: Option<Arc<Prepared>>,
     /// Elements per rank.
     pub count: u64,
-    /// Lengths and offsets of v-collectives and grouped transfers.
-    pub slots: Vec<u64>,
     /// Element type.
     pub dtype: DataType,
     /// Operator.
@@ -44,12 +39,36 @@ pub struct TaskCall {
     pub input: View,
     /// The whole output.
     pub output: View,
+}
+
+/// A call, with its schedule chosen and its buffers resolved, and everything that must outlive it.
+pub struct TaskCall {
+    /// What it says.
+    pub arguments: Arguments,
+    /// The schedule.
+    pub prepared: Arc<Prepared>,
+    /// The schedule to stage the call with if some rank's memory is not registered. Needed where the first
+    /// one reaches peers' buffers.
+    pub fallback: Option<Arc<Prepared>>,
+    /// Lengths and offsets of v-collectives and grouped transfers.
+    pub slots: Cow<'static, [u64]>,
     /// The buffers of the transfers of a group.
     pub others: Vec<View>,
     /// Owners of the memory, kept until the task has ended.
     pub keep: [Option<Arc<dyn Any + Send + Sync>>; 2],
     /// The same of the transfers' buffers.
     pub keep_others: Vec<Arc<dyn Any + Send + Sync>>,
+}
+
+impl TaskCall {
+    pub(super) fn for_round(&self) -> RoundCall<'_> {
+        RoundCall {
+            prepared: &self.prepared,
+            arguments: &self.arguments,
+            slots: &self.slots,
+            others: &self.others,
+        }
+    }
 }
 
 #[derive(Debug, PartialEq)]
@@ -80,7 +99,7 @@ impl Task {
     /// What it is, for texts.
     pub fn describe(&self) -> String {
         match &self.call {
-            Some(call) => signature_of(call).describe(),
+            Some(call) => signature_of(&call.arguments, &call.prepared).describe(),
             None => "an ended operation".into(),
         }
     }
@@ -101,17 +120,17 @@ impl Engine {
         if let Some(gone) = self.driver.links.first_gone() {
             return Err(gone);
         }
-        if call.count > COUNT_MAX {
+        let count = call.arguments.count;
+        if count > COUNT_MAX {
             return Err(Error::invalid(format!(
-                "{} elements: at most {COUNT_MAX}",
-                call.count
+                "{count} elements: at most {COUNT_MAX}"
             )));
         }
-        let segment_elements = match call.prepared.uses_windows() {
-            true => self.segment_elements(&call)?,
+        let segment_elements = match call.prepared.uses_windows {
+            true => self.segment_elements(&call.prepared, &call.arguments, &call.slots)?,
             false => 0,
         };
-        let is_pairwise = call.collective == Collective::SendRecv;
+        let is_pairwise = call.arguments.collective == Collective::SendRecv;
         if is_pairwise && self.active.len() + 1 >= ROUNDS_MAX {
             return Err(Error::Exhausted {
                 what: "a group of sends and receives".into(),
@@ -144,7 +163,9 @@ impl Engine {
             index,
             generation: task.generation,
         };
-        if is_pairwise {
+        if let Some(round) = self.begun.take() {
+            self.adopt_round(index, round, now);
+        } else if is_pairwise {
             self.start_round(index, RoundId::Pairwise, now);
         } else {
             self.queue.push_back(index);
@@ -252,25 +273,19 @@ impl Engine {
     }
 
     /// Elements of one segment of a call that is staged through windows.
-    pub(super) fn segment_elements(&self, call: &TaskCall) -> Result<u64> {
-        let element = call.dtype.size_bytes();
+    pub(super) fn segment_elements(
+        &self,
+        prepared: &Prepared,
+        arguments: &Arguments,
+        slots: &[u64],
+    ) -> Result<u64> {
+        let element = arguments.dtype.size_bytes();
         let limit = self.config.window_bytes as u64;
-        let fits = |count: u64| {
-            call.prepared
-                .memory_bytes(
-                    &Count {
-                        count,
-                        slots: &call.slots,
-                    },
-                    element,
-                )
-                .0
-                <= limit
-        };
-        if fits(call.count) {
-            return Ok(call.count.max(1));
+        let fits = |count: u64| prepared.memory_bytes(&Count { count, slots }, element).0 <= limit;
+        if fits(arguments.count) {
+            return Ok(arguments.count.max(1));
         }
-        let (mut low, mut high) = (0, call.count);
+        let (mut low, mut high) = (0, arguments.count);
         while high - low > 1 {
             let middle = low + (high - low) / 2;
             if fits(middle) {
@@ -282,8 +297,8 @@ impl Engine {
         if low == 0 {
             return Err(Error::invalid(format!(
                 "{} by {} needs more than a window of {limit} bytes for one element on {} ranks: raise LINERATE_WINDOW_BYTES",
-                call.collective,
-                call.prepared.schedule.name,
+                arguments.collective,
+                prepared.schedule.name,
                 self.ranks()
             )));
         }
@@ -291,13 +306,13 @@ impl Engine {
     }
 }
 
-pub(super) fn signature_of(call: &TaskCall) -> Signature {
+pub(super) fn signature_of(arguments: &Arguments, prepared: &Prepared) -> Signature {
     Signature::new(
-        call.collective,
-        call.dtype,
-        call.op,
-        call.root,
-        call.prepared.algorithm,
-        call.count,
+        arguments.collective,
+        arguments.dtype,
+        arguments.op,
+        arguments.root,
+        prepared.algorithm,
+        arguments.count,
     )
 }

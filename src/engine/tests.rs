@@ -1,7 +1,7 @@
 //! What partial and sparse collectives need of the engine, on simulated ranks: run-time lengths, activation by
 //! the caller or by a peer, steps that run once, schedules that re-arm themselves.
 
-use super::{Engine, Prepared, TaskCall, TaskId};
+use super::{Arguments, Engine, Prepared, TaskCall, TaskId};
 use crate::config::Config;
 use crate::memory::{Region, View};
 use crate::schedule::{
@@ -65,17 +65,20 @@ impl Job {
     }
 
     fn submit(&mut self, rank: Rank, schedule: Schedule, count: u64, slots: Vec<u64>) -> TaskId {
-        let call = TaskCall {
+        let arguments = Arguments {
             collective: Collective::AllReduce,
-            prepared: Arc::new(Prepared::new(schedule, 0, false)),
-            fallback: None,
             count,
-            slots,
             dtype: DataType::F32,
             op: ReduceOp::Sum,
             root: 0,
             input: self.inputs[rank as usize].view(),
             output: self.outputs[rank as usize].view(),
+        };
+        let call = TaskCall {
+            arguments,
+            prepared: Arc::new(Prepared::new(schedule, 0, false)),
+            fallback: None,
+            slots: slots.into(),
             others: Vec::new(),
             keep: [None, None],
             keep_others: Vec::new(),

@@ -1,6 +1,7 @@
 //! [`View`]: a raw range of bytes that peers may write concurrently.
 
 use super::RegionKey;
+use crate::limits::CACHE_LINE_BYTES;
 use crate::types::DataType;
 use bytemuck::Pod;
 use half::{bf16, f16};
@@ -13,7 +14,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 /// the bytes stay mapped until the last operation that was given the view, or a part of it, has ended.
 /// A *size-only* view has a length and no bytes; copies and kernels do nothing on it. Simulations of
 /// large jobs use it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct View {
     address: Option<NonNull<u8>>,
     bytes: usize,
@@ -213,6 +214,19 @@ impl View {
         );
         // SAFETY: aligned and mapped (contract of `new`); all access to words is atomic.
         unsafe { AtomicU64::from_ptr(address.cast()) }
+    }
+
+    /// The aligned cache line at byte `start`, as atomics. Panics on a size-only view.
+    #[inline]
+    pub fn line(&self, start: usize) -> &[AtomicU64; CACHE_LINE_BYTES / 8] {
+        let part = self.part(start, CACHE_LINE_BYTES);
+        let address = part.address.expect("a line of a size-only view").as_ptr();
+        assert!(
+            address.addr().is_multiple_of(CACHE_LINE_BYTES),
+            "line at an unaligned address"
+        );
+        // SAFETY: aligned and mapped (contract of `new`); all access to words is atomic.
+        unsafe { &*address.cast() }
     }
 
     /// The aligned 32-bit word at byte `start`, as an atomic. Panics on a size-only view.

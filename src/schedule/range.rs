@@ -37,6 +37,12 @@ impl Point {
     pub fn position(self, count: u64) -> u64 {
         let total = count * u64::from(self.times);
         let (index, of) = (u64::from(self.index), u64::from(self.of));
+        // Most ranges are whole vectors, and four divisions for each are a tenth of a small operation.
+        if index == 0 {
+            return 0;
+        } else if index == of {
+            return total;
+        }
         // total / of * index <= total, and (total % of) * index < of^2: no product leaves 64 bits.
         total / of * index + total % of * index / of
     }
@@ -216,6 +222,23 @@ impl Range {
     pub fn resolve(&self, count: &Count<'_>) -> (u64, u64) {
         let (start, len) = self.extent.resolve(count);
         (start - self.origin.position(count.count), len)
+    }
+
+    /// First element inside the buffer.
+    #[inline]
+    pub fn start(&self, count: &Count<'_>) -> u64 {
+        let start = match self.extent {
+            Extent::Blocks {
+                first, of, times, ..
+            } => Point {
+                index: first,
+                of,
+                times,
+            }
+            .position(count.count),
+            Extent::Slots { offset, .. } => count.slots[offset as usize],
+        };
+        start - self.origin.position(count.count)
     }
 
     /// Whether some count exists for which both ranges share an element (never wrongly false).

@@ -21,7 +21,6 @@ impl Driver {
         step: StepId,
     ) -> Result<()> {
         let action = &prepared.schedule.steps[step as usize].action;
-        let piece = (PIECE_BYTES / round.dtype.size_bytes()) as u64;
         loop {
             let (from, len) = (round.progress.run(step).done, round.progress.run(step).len);
             if from == len {
@@ -32,15 +31,30 @@ impl Driver {
             if from >= limit {
                 return Ok(());
             }
-            let want = (limit - from).min(piece);
-            let Some(got) = self.gather(round, action, from, want)? else {
+            let Some(got) = self.compute_piece(round, action, from, limit)? else {
                 round.stalled.push(step);
                 return Ok(());
             };
-            self.apply(round, action);
             self.moved = true;
             round.progress.advance(prepared, step, from + got);
         }
+    }
+
+    /// Processes some of the elements `from .. limit`; returns how many. `None`: a peer's memory is not known yet.
+    pub(super) fn compute_piece(
+        &mut self,
+        round: &mut Round,
+        action: &Action,
+        from: u64,
+        limit: u64,
+    ) -> Result<Option<u64>> {
+        // Sizes are powers of two, and a division costs as much as the sum of a short vector.
+        let piece = (PIECE_BYTES >> round.dtype.size_bytes().trailing_zeros()) as u64;
+        let got = self.gather(round, action, from, (limit - from).min(piece))?;
+        if got.is_some() {
+            self.apply(round, action);
+        }
+        Ok(got)
     }
 
     /// Fills `sources` and `destinations` with elements `from ..` of the step's ranges: at most `want`, and as
@@ -56,28 +70,28 @@ impl Driver {
         let mut destinations = std::mem::take(&mut self.destinations);
         sources.clear();
         destinations.clear();
-        let (mut got, mut is_known) = (want, true);
+        let mut got = want;
         let gathered = for_each_operand(action, |operand, is_destination| {
-            match self.view_of(round, operand, from, got)? {
-                Some((view, len)) => {
-                    got = got.min(len);
-                    if is_destination {
-                        &mut destinations
-                    } else {
-                        &mut sources
-                    }
-                    .push(view);
-                }
-                None => is_known = false,
-            }
-            Ok(())
+            let Some((view, len)) = self.view_of(round, operand, from, got)? else {
+                return Ok(false);
+            };
+            got = got.min(len);
+            let views = if is_destination {
+                &mut destinations
+            } else {
+                &mut sources
+            };
+            views.push(view);
+            Ok(true)
         });
-        let bytes = got as usize * round.dtype.size_bytes();
-        for view in sources.iter_mut().chain(&mut destinations) {
-            *view = view.part(0, bytes);
+        if got < want {
+            let bytes = got as usize * round.dtype.size_bytes();
+            for view in sources.iter_mut().chain(&mut destinations) {
+                *view = view.part(0, bytes);
+            }
         }
         (self.sources, self.destinations) = (sources, destinations);
-        gathered.map(|()| is_known.then_some(got))
+        gathered.map(|is_known| is_known.then_some(got))
     }
 
     fn apply(&mut self, round: &Round, action: &Action) {
@@ -136,7 +150,7 @@ impl Driver {
                 let Some(buffer) = self.peer_buffer(round, peer, range.buffer)? else {
                     return Ok(None);
                 };
-                let start = (range.resolve(&round.counts()).0 + from) as usize * element;
+                let start = (range.start(&round.counts()) + from) as usize * element;
                 let bytes = want as usize * element;
                 if start
                     .checked_add(bytes)
@@ -206,60 +220,64 @@ impl Driver {
     }
 }
 
-/// Calls `visit(operand, is_destination)` for everything that a copy or a reduction reads, then for what it writes.
+/// Calls `visit(operand, is_destination)` for everything that a copy or a reduction reads, then for what it writes, as
+/// long as it says that the operand is known.
+#[inline]
 fn for_each_operand<'a>(
     action: &'a Action,
-    mut visit: impl FnMut(OperandRef<'a>, bool) -> Result<()>,
-) -> Result<()> {
-    match action {
+    mut visit: impl FnMut(OperandRef<'a>, bool) -> Result<bool>,
+) -> Result<bool> {
+    let (source, destination) = match action {
         Action::Copy {
             source,
             destination,
             ..
-        } => {
-            visit(OperandRef::Local(source), false)?;
-            visit(OperandRef::Local(destination), true)
-        }
+        } => (OperandRef::Local(source), OperandRef::Local(destination)),
         Action::Get {
             peer,
             source,
             destination,
-        } => {
-            visit(OperandRef::Peer(*peer, source), false)?;
-            visit(OperandRef::Local(destination), true)
-        }
+        } => (
+            OperandRef::Peer(*peer, source),
+            OperandRef::Local(destination),
+        ),
         Action::Put {
             peer,
             source,
             destination,
-        } => {
-            visit(OperandRef::Local(source), false)?;
-            visit(OperandRef::Peer(*peer, destination), true)
-        }
+        } => (
+            OperandRef::Local(source),
+            OperandRef::Peer(*peer, destination),
+        ),
         Action::Reduce {
             sources,
             destination,
             ..
         } => {
-            sources
-                .iter()
-                .try_for_each(|source| visit(OperandRef::Local(source), false))?;
-            visit(OperandRef::Local(destination), true)
+            for source in sources {
+                if !visit(OperandRef::Local(source), false)? {
+                    return Ok(false);
+                }
+            }
+            return visit(OperandRef::Local(destination), true);
         }
         Action::ReduceFrom {
             sources,
             destinations,
             ..
         } => {
-            sources
-                .iter()
-                .try_for_each(|source| visit(source.into(), false))?;
-            destinations
-                .iter()
-                .try_for_each(|destination| visit(destination.into(), true))
+            for (operands, is_destination) in [(sources, false), (destinations, true)] {
+                for operand in operands {
+                    if !visit(operand.into(), is_destination)? {
+                        return Ok(false);
+                    }
+                }
+            }
+            return Ok(true);
         }
         _ => unreachable!("not a step with elements of its own"),
-    }
+    };
+    Ok(visit(source, false)? && visit(destination, true)?)
 }
 
 /// An operand without its allocation.

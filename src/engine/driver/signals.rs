@@ -1,7 +1,7 @@
 //! Signals and waits: flag lines, and whose memory is registered.
 
 use super::Driver;
-use crate::engine::control::{Binding, Line};
+use crate::engine::control::{Binding, Line, PAYLOAD_WORDS};
 use crate::engine::links::Links;
 use crate::engine::prepared::Prepared;
 use crate::engine::round::Round;
@@ -12,45 +12,44 @@ use crate::transport::PostError;
 use crate::types::Rank;
 
 impl Driver {
+    /// Signals to the peers that follow the first `done`, which counts them so that a full queue repeats none; true
+    /// when all have been signalled.
     pub(super) fn signal(
         &mut self,
-        prepared: &Prepared,
         round: &mut Round,
-        step: StepId,
         peers: &[Rank],
         lane: Lane,
         payload: Option<&Range>,
-    ) -> Result<()> {
+        done: &mut u64,
+    ) -> Result<bool> {
         let sequence = round.sequence().expect("pairwise rounds have no signals");
-        let binding = self.binding_of(round);
+        let reaches_buffers = round.prepared.reaches_buffers;
         let words = match payload {
             Some(range) => {
                 let len = range.resolve(&round.counts()).1;
                 Links::payload_words(round.locate(range, 0, len).0)
             }
-            None => binding.emit(),
+            None if reaches_buffers && lane == 0 => self.binding_of(round).emit(),
+            None => [0; PAYLOAD_WORDS],
         };
         let line = Line {
             stamp: sequence + 1,
             signature: round.signature,
             payload: words,
         };
-        // `done` counts the peers that have been signalled, so that a full queue repeats none.
-        for &peer in &peers[round.progress.run(step).done as usize..] {
-            let is_sent = (lane != 0 || !prepared.reaches_buffers || self.export(round, peer)?)
+        for &peer in &peers[*done as usize..] {
+            let is_sent = (lane != 0 || !reaches_buffers || self.export(round, peer)?)
                 && self.links.signal(peer, sequence, lane, &line)?;
             if !is_sent {
-                round.stalled.push(step);
-                return Ok(());
+                return Ok(false);
             }
-            round.progress.run(step).done += 1;
+            *done += 1;
             self.moved = true;
         }
-        if lane == 0 && prepared.reaches_buffers {
-            self.arrive(round, binding.is_registered);
+        if lane == 0 && reaches_buffers {
+            self.arrive(round, self.binding_of(round).is_registered);
         }
-        self.finish(prepared, round, step);
-        Ok(())
+        Ok(true)
     }
 
     pub(super) fn binding_of(&self, round: &Round) -> Binding {
@@ -84,7 +83,7 @@ impl Driver {
         let mut index = 0;
         while index < round.waiting.len() {
             let step = round.waiting[index];
-            if self.is_signalled(prepared, round, step)? {
+            if self.is_wait_over(prepared, round, step)? {
                 round.waiting.swap_remove(index);
                 self.finish(prepared, round, step);
             } else {
@@ -94,8 +93,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Whether enough signals of a wait have come; the first of the round also brings everyone's registration.
-    pub(super) fn is_signalled(
+    pub(super) fn is_wait_over(
         &mut self,
         prepared: &Prepared,
         round: &mut Round,
@@ -106,27 +104,41 @@ impl Driver {
         else {
             unreachable!("only waits wait");
         };
+        let mut done = round.progress.run(step).done;
+        let is_over = self.is_signalled(round, peers, *lane, *count, &mut done);
+        round.progress.run(step).done = done;
+        is_over
+    }
+
+    /// Whether `count` of these peers have signalled; the first signal of the round also brings everyone's
+    /// registration. `done` counts those that need not be looked at again.
+    pub(super) fn is_signalled(
+        &mut self,
+        round: &mut Round,
+        peers: &[Rank],
+        lane: Lane,
+        count: u32,
+        done: &mut u64,
+    ) -> Result<bool> {
         let sequence = round.sequence().expect("pairwise rounds have no signals");
+        // Only where all are needed do those counted before stay counted.
+        let needs_all = count as usize == peers.len();
+        let skip = if needs_all { *done as usize } else { 0 };
+        let looks = if needs_all { self.looks } else { 1 };
         let mut arrived = 0;
-        // Where all are needed, those counted before need not be looked at again.
-        let skip = if *count as usize == peers.len() {
-            round.progress.run(step).done as usize
-        } else {
-            0
-        };
         for &peer in &peers[skip..] {
-            match self.links.arrived(peer, sequence, *lane) {
+            match self.links.arrived_within(peer, sequence, lane, looks) {
                 Some(signature) if signature == round.signature => arrived += 1,
                 Some(signature) => return Err(self.mismatch(round, signature.0, peer)),
-                None if skip + arrived < *count as usize && *count as usize == peers.len() => break,
+                None if needs_all => break,
                 None => {}
             }
         }
-        if *count as usize == peers.len() {
-            round.progress.run(step).done = (skip + arrived) as u64;
+        if needs_all {
+            *done = (skip + arrived) as u64;
         }
-        let is_signalled = skip + arrived >= *count as usize;
-        if is_signalled && prepared.reaches_buffers && *lane == 0 {
+        let is_signalled = skip + arrived >= count as usize;
+        if is_signalled && round.prepared.reaches_buffers && lane == 0 {
             let is_registered = |peer: &Rank| self.links.binding(*peer, sequence).is_registered;
             self.arrive(round, peers.iter().all(is_registered));
         }
