@@ -1,7 +1,10 @@
 //! [`Prepared`]: a schedule with everything about it that does not change from run to run.
 
 use crate::limits::CACHE_LINE_BYTES;
-use crate::schedule::{Action, Buffer, Count, Join, Schedule, Step, StepId, Trigger};
+use crate::schedule::{
+    Action, Buffer, Count, Join, Operand, Range, Schedule, Step, StepId, Trigger,
+};
+use crate::types::Rank;
 
 /// A step that waits for another.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +24,69 @@ pub struct Needs {
     pub blockers: u32,
 }
 
+/// What a copy or a reduction reads and writes.
+#[derive(Clone, Debug, Default)]
+pub struct Operands {
+    /// In the order in which they are combined.
+    pub sources: Vec<Operand>,
+    /// All that get the result.
+    pub destinations: Vec<Operand>,
+}
+
+impl Operands {
+    /// Those of an action; none for signals, waits and messages. This rank's own memory is local, whatever it is
+    /// called.
+    fn of(action: &Action, rank: Rank) -> Operands {
+        let local = |range: &Range| Operand::Local(*range);
+        let at = |peer: Rank, range: &Range| match peer == rank {
+            true => Operand::Local(*range),
+            false => Operand::Peer(peer, *range),
+        };
+        let own = |operand: &Operand| match operand {
+            Operand::Peer(peer, range) => at(*peer, range),
+            other => other.clone(),
+        };
+        let (sources, destinations) = match action {
+            Action::Copy {
+                source,
+                destination,
+                ..
+            } => (vec![local(source)], vec![local(destination)]),
+            Action::Get {
+                peer,
+                source,
+                destination,
+            } => (vec![at(*peer, source)], vec![local(destination)]),
+            Action::Put {
+                peer,
+                source,
+                destination,
+            } => (vec![local(source)], vec![at(*peer, destination)]),
+            Action::Reduce {
+                sources,
+                destination,
+                ..
+            } => (
+                sources.iter().map(local).collect(),
+                vec![local(destination)],
+            ),
+            Action::ReduceFrom {
+                sources,
+                destinations,
+                ..
+            } => (
+                sources.iter().map(own).collect(),
+                destinations.iter().map(own).collect(),
+            ),
+            _ => return Operands::default(),
+        };
+        Operands {
+            sources,
+            destinations,
+        }
+    }
+}
+
 /// A schedule ready to run any number of times.
 #[derive(Debug)]
 pub struct Prepared {
@@ -28,6 +94,8 @@ pub struct Prepared {
     pub schedule: Schedule,
     /// Where the schedule's algorithm stands among those of its collective.
     pub algorithm: u32,
+    /// Per step, what it reads and writes.
+    pub operands: Vec<Operands>,
     /// Per step, its needs.
     pub needs: Vec<Needs>,
     /// Steps that can start as soon as the schedule is armed.
@@ -82,6 +150,11 @@ impl Prepared {
                 });
             }
         }
+        let operands = schedule
+            .steps
+            .iter()
+            .map(|step| Operands::of(&step.action, schedule.rank))
+            .collect();
         let mut successors = Vec::new();
         let mut successor_starts = vec![0];
         for list in lists {
@@ -90,6 +163,7 @@ impl Prepared {
         }
         Prepared {
             algorithm,
+            operands,
             needs,
             initial,
             uses_signals: schedule.uses_signals(),

@@ -20,6 +20,7 @@ mod number;
 mod scalar;
 mod simd;
 
+use crate::limits::CACHE_LINE_BYTES;
 use crate::memory::View;
 use crate::types::{Combine, DataType, Finish};
 use simd::Isa;
@@ -142,9 +143,16 @@ fn reduce_with(mut reduction: Reduction, sources: &[View], destinations: &[View]
     }
     let views = (sources, destinations);
     let size = reduction.dtype.size_bytes();
-    scalar::reduce(&reduction, views, 0..head_bytes / size);
-    let end_bytes = simd::reduce(&reduction, sources, destinations, head_bytes..bytes);
-    scalar::reduce(&reduction, views, end_bytes / size..bytes / size);
+    if head_bytes > 0 {
+        scalar::reduce(&reduction, views, 0..head_bytes / size);
+    }
+    let mut end_bytes = head_bytes;
+    if bytes - head_bytes >= CACHE_LINE_BYTES {
+        end_bytes = simd::reduce(&reduction, sources, destinations, head_bytes..bytes);
+    }
+    if end_bytes < bytes {
+        scalar::reduce(&reduction, views, end_bytes / size..bytes / size);
+    }
 }
 
 /// The common length in bytes; nothing if there is nothing to do.

@@ -14,6 +14,7 @@ use crate::types::Rank;
 impl Driver {
     /// Signals to the peers that follow the first `done`, which counts them so that a full queue repeats none; true
     /// when all have been signalled.
+    #[inline]
     pub(super) fn signal(
         &mut self,
         round: &mut Round,
@@ -112,6 +113,7 @@ impl Driver {
 
     /// Whether `count` of these peers have signalled; the first signal of the round also brings everyone's
     /// registration. `done` counts those that need not be looked at again.
+    #[inline]
     pub(super) fn is_signalled(
         &mut self,
         round: &mut Round,

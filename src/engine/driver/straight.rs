@@ -5,7 +5,8 @@
 //! must wait for long ends the straight run, and `progress.rs` takes over from there.
 
 use super::Driver;
-use crate::engine::prepared::Prepared;
+use super::compute::PIECES_MAX;
+use crate::engine::prepared::{Operands, Prepared};
 use crate::engine::round::Round;
 use crate::error::Result;
 use crate::schedule::Action;
@@ -16,7 +17,8 @@ impl Driver {
         let mut run = round.straight.unwrap_or_default();
         let steps = &prepared.schedule.steps;
         while let Some(step) = steps.get(run.step as usize) {
-            let is_complete = self.complete(round, &step.action, &mut run.done);
+            let operands = &prepared.operands[run.step as usize];
+            let is_complete = self.complete(round, &step.action, operands, &mut run.done);
             round.straight = Some(run);
             if !is_complete? {
                 return Ok(false);
@@ -32,7 +34,13 @@ impl Driver {
     }
 
     /// Runs one step to its end, or as far as it can; `done` is how far.
-    fn complete(&mut self, round: &mut Round, action: &Action, done: &mut u64) -> Result<bool> {
+    fn complete(
+        &mut self,
+        round: &mut Round,
+        action: &Action,
+        operands: &Operands,
+        done: &mut u64,
+    ) -> Result<bool> {
         match action {
             Action::Nop => Ok(true),
             Action::Signal {
@@ -47,13 +55,16 @@ impl Driver {
                 let len = action
                     .extent()
                     .map_or(0, |range| range.resolve(&round.counts()).1);
-                while *done < len {
-                    match self.compute_piece(round, action, *done, len)? {
+                for _ in 0..PIECES_MAX {
+                    if *done == len {
+                        break;
+                    }
+                    match self.compute_piece(round, action, operands, (*done, len))? {
                         Some(got) => *done += got,
-                        None => return Ok(false),
+                        None => break,
                     }
                 }
-                Ok(true)
+                Ok(*done == len)
             }
         }
     }
