@@ -12,6 +12,7 @@ import sys
 import time
 
 import choice
+import instructions
 import peers
 import rows
 import table
@@ -40,6 +41,9 @@ def arguments():
     parser.add_argument("--list", action="store_true", help="print the names of the rows and run nothing")
     parser.add_argument("--json", metavar="FILE|-", help="write the results as one JSON document too; with - nothing else to stdout")
     parser.add_argument("--choice", action="store_true", help="instead: every algorithm beside the one that is chosen")
+    parser.add_argument(
+        "--instructions", action="store_true", help="instead: instructions per step of the engine, counted by callgrind, by module"
+    )
     parser.add_argument("--linerate", metavar="PATH", help=argparse.SUPPRESS)
     parser.add_argument("--peers", metavar="FOLDER", type=pathlib.Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -102,6 +106,9 @@ def main():
     if args.choice:
         results = choice.measure(args.linerate, args.rounds, wanted, tell, is_quick=args.quick)
         text, skipped = choice.build(results), []
+    elif args.instructions:
+        results, skipped = instructions.measure(wanted, tell), []
+        text = instructions.build(results)
     else:
         tools, skipped = peers.build(args.peers)
         tools["linerate"] = args.linerate

@@ -58,12 +58,17 @@ def read_bench(text):
 
 
 def read_replay(text):
-    """The exposed time of a replay's median step, and the time of that step's last flush."""
+    """The exposed time of a replay's median step, and of that step's last flush the time of its allreduce, and the time
+    since its last gradient was ready."""
     document = json.loads(text)
     if document["wrong"]:
         raise ValueError(f"{document['wrong']} wrong elements")
     last = max(document["flushes"], key=lambda flush: flush["end_ms"])
-    return {"us": document["exposed_ms"] * 1e3, "last_flush_us": (last["end_ms"] - last["start_ms"]) * 1e3}
+    return {
+        "us": document["exposed_ms"] * 1e3,
+        "last_flush_us": (last["end_ms"] - last["start_ms"]) * 1e3,
+        "since_ready_us": (last["end_ms"] - last["ready_ms"]) * 1e3,
+    }
 
 
 def read_last_number(text):

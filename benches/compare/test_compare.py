@@ -5,6 +5,7 @@ import unittest
 
 import choice
 import commands
+import instructions
 import peers
 import rows
 import table
@@ -67,9 +68,9 @@ class Reading(unittest.TestCase):
         self.assertRaises(ValueError, commands.read_bench, json.dumps(document))
 
     def test_the_last_flush_is_the_one_that_ends_last(self):
-        flushes = [{"start_ms": 1, "end_ms": 9}, {"start_ms": 2, "end_ms": 4}]
+        flushes = [{"ready_ms": 0.5, "start_ms": 1, "end_ms": 9}, {"ready_ms": 2, "start_ms": 2, "end_ms": 4}]
         text = json.dumps({"wrong": 0, "exposed_ms": 2.5, "flushes": flushes})
-        self.assertEqual(commands.read_replay(text), {"us": 2500.0, "last_flush_us": 8000.0})
+        self.assertEqual(commands.read_replay(text), {"us": 2500.0, "last_flush_us": 8000.0, "since_ready_us": 8500.0})
 
     def test_half_a_round_trip_is_the_limit(self):
         self.assertEqual(commands.read_cacheline("cacheline 280.0\n"), {"us": 0.14})
@@ -104,6 +105,17 @@ class Choice(unittest.TestCase):
         self.assertEqual((result["chosen"], result["best"], result["loss"]), ("ring", "line", 0.5))
         self.assertIn("slower by", choice.build([result]))
         self.assertIn("0 of 1 choices", choice.build([result]))
+
+
+class Instructions(unittest.TestCase):
+    def test_functions_belong_to_the_part_that_their_path_names(self):
+        text = (
+            "1,000 (100.0%)  PROGRAM TOTALS\n"
+            "  600 (60.0%)  ./src/engine/mod.rs:linerate::engine::Engine::drive [/x/engine]\n"
+            "  300 (30.0%)  ./src/a.rs:<linerate::transport::shm::Shm as linerate::Transport>::poll [/x]\n"
+            "  100 (10.0%)  ???:memcpy [/lib/libc.so.6]\n"
+        )
+        self.assertEqual(instructions.parse(text), {"engine": 600, "comm": 0, "transport": 300, "other": 100})
 
 
 if __name__ == "__main__":
