@@ -6,7 +6,7 @@ Printed is where what is chosen takes longer than the best one, beyond what is a
 from dataclasses import dataclass
 
 import table
-from commands import Failed, algorithms, bench
+from commands import REFUSED, Failed, algorithms, bench
 from measure import Runs
 from rows import KIB, MIB, describe_size
 
@@ -15,8 +15,6 @@ RANKS = (2, 3, 4, 8)
 MEMORY = ("registered", "caller")
 SIZES = (8, 64, 512, 4 * KIB, 32 * KIB, 256 * KIB, 2 * MIB, 16 * MIB, 64 * MIB)
 SIZES_QUICK = (8, 512, 32 * KIB, 2 * MIB, 16 * MIB)
-# No in-place form.
-OUT_OF_PLACE = ("all-to-all",)
 # Of the best one's time: what a choice may lose.
 LOSS_MAX = 0.20
 AUTO = "auto"
@@ -38,8 +36,6 @@ class Case:
     def command(self, algorithm):
         iterations = 300 if self.size < 64 * KIB else 60 if self.size < 4 * MIB else 10
         more = ("--algo", algorithm, "-n", str(iterations), "-c", "0")
-        if self.collective in OUT_OF_PLACE:
-            more += ("--placement", "out-of-place")
         return bench(self.collective, self.ranks, self.size, self.memory, "shm", more)
 
 
@@ -89,8 +85,14 @@ def judge(case, names, runs):
         "best_us": times.get(best),
         "loss": loss,
         "times_us": times,
-        "failure": runs.failure(case.command(AUTO)),
+        # An algorithm that cannot do the case is refused; nothing else may go wrong, and the choice must always be there.
+        "failures": [text for name in names if (text := failure(case, name, runs))],
     }
+
+
+def failure(case, name, runs):
+    text = runs.failure(case.command(name))
+    return text if text and (name == AUTO or not text.startswith(REFUSED)) else None
 
 
 def build(results):
@@ -102,6 +104,6 @@ def build(results):
         times = [f"{result[key]:.2f}" for key in ("chosen_us", "best_us")]
         lines.append((result["name"], result["chosen"], times[0], result["best"], times[1], f"{result['loss']:.0%}"))
     text = table.align(lines) if bad else []
-    text += [f"failed: {result['name']}: {result['failure']}" for result in results if result["failure"]]
+    text += [f"failed: {result['name']}: {reason}" for result in results for reason in result["failures"]]
     text.append(f"{len(results) - len(bad)} of {len(results)} choices are within {LOSS_MAX:.0%} of the best algorithm")
     return "\n".join(text)

@@ -18,6 +18,10 @@ class Failed(Exception):
     """A command gave no numbers; the text says which and why."""
 
 
+# How the text of a command begins that was refused as bad usage.
+REFUSED = "exit code 2:"
+
+
 @dataclass(frozen=True)
 class Command:
     """A program with its arguments, and the reader of what it prints."""
@@ -81,10 +85,15 @@ def read_cacheline(text):
     return {"us": read_last_number(text)["us"] / 2e3}
 
 
+# No in-place form.
+OUT_OF_PLACE = ("all-gatherv", "all-to-allv", "sendrecv", "barrier")
+
+
 def bench(collective, ranks, size, memory="registered", transport="auto", more=()):
-    """Our side: one size, in place, the same buffer every time, as MPI benchmarks do."""
+    """Our side: one size, in place where that exists, the same buffer every time, as MPI benchmarks do."""
+    placement = "out-of-place" if collective in OUT_OF_PLACE else "in-place"
     argv = ("linerate", "bench", collective, "-b", str(size), "-e", str(size), "--ranks", str(ranks))
-    argv += ("--memory", memory, "--transport", transport, "--placement", "in-place", "--no-rotate", "--json", "-")
+    argv += ("--memory", memory, "--transport", transport, "--placement", placement, "--no-rotate", "--json", "-")
     return Command(argv + tuple(more), read_bench)
 
 

@@ -103,8 +103,18 @@ class Choice(unittest.TestCase):
         runs.add(case.command("line"), {"us": 2.0, "algorithm": "line"})
         result = choice.judge(case, ["auto", "ring", "line"], runs)
         self.assertEqual((result["chosen"], result["best"], result["loss"]), ("ring", "line", 0.5))
+        self.assertEqual(result["failures"], [])
         self.assertIn("slower by", choice.build([result]))
         self.assertIn("0 of 1 choices", choice.build([result]))
+
+
+    def test_a_refusal_is_no_failure_and_a_crash_is(self):
+        case, runs = choice.Case("allreduce", 2, "caller", 8), Runs()
+        runs.fail(case.command("direct"), "exit code 2: it needs registered memory")
+        runs.fail(case.command("ring"), "exit code 1: wrong")
+        runs.fail(case.command("auto"), "exit code 2: no such option")
+        result = choice.judge(case, ["auto", "ring", "direct"], runs)
+        self.assertEqual(result["failures"], ["exit code 2: no such option", "exit code 1: wrong"])
 
 
 class Instructions(unittest.TestCase):
