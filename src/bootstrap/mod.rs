@@ -4,10 +4,12 @@
 //! a job on this host. Across hosts there is nothing yet.
 
 mod contact;
+mod cores;
 mod env;
 mod local;
 
 pub use contact::{emit_contact, parse_contact};
+pub use cores::Cores;
 pub use env::{Place, place_from_env};
 pub use local::{Introduction, exchange};
 

@@ -19,7 +19,7 @@ pub use fusion::{FlushReport, Fusion, StepReport};
 pub use operation::Operation;
 pub use simulation::Simulation;
 
-use crate::bootstrap::{self, Introduction};
+use crate::bootstrap::{self, Cores, Introduction};
 use crate::config::Config;
 use crate::engine::{Clock, Contact, Engine};
 use crate::error::{Error, Result};
@@ -67,7 +67,8 @@ impl Communicator {
         let clock = Clock::monotonic();
         let provider = transport::open(&config.transport, rank, ranks, bootstrap::nonce()?)?;
         let mut engine = Engine::new(provider, rank, ranks, config.clone(), false)?;
-        let blob = bootstrap::emit_contact(&engine.contact());
+        let cores = Cores::own();
+        let blob = cores.emit(&bootstrap::emit_contact(&engine.contact()));
         let own = Introduction {
             rank,
             ranks,
@@ -75,10 +76,13 @@ impl Communicator {
             blob,
         };
         let blobs = bootstrap::exchange(&own, job, config.timeout, &clock)?;
-        let contacts: Vec<Contact> = blobs
-            .iter()
-            .map(|b| bootstrap::parse_contact(b))
-            .collect::<Result<_>>()?;
+        let mut cores = cores;
+        let mut contacts: Vec<Contact> = Vec::with_capacity(blobs.len());
+        for blob in &blobs {
+            let (of_rank, contact) = Cores::parse(blob)?;
+            cores = cores.union(of_rank);
+            contacts.push(bootstrap::parse_contact(contact)?);
+        }
         engine.connect(contacts)?;
         let deadline = clock.now().after(config.timeout);
         while !engine.poll_connect(clock.now())? {
@@ -90,7 +94,8 @@ impl Communicator {
             }
             std::thread::sleep(Duration::from_micros(200));
         }
-        let communicator = Communicator::assemble(engine, clock, vec![0; ranks as usize], false);
+        let communicator =
+            Communicator::assemble(engine, clock, vec![0; ranks as usize], cores, false);
         if config.debug {
             let progress = if config.progress_thread {
                 "a thread"
@@ -117,6 +122,7 @@ impl Communicator {
         mut engine: Engine,
         clock: Clock,
         hosts: Vec<u32>,
+        cores: Cores,
         is_size_only: bool,
     ) -> Communicator {
         let capabilities = engine.transport().capabilities().clone();
@@ -128,7 +134,12 @@ impl Communicator {
             .filter(|&&host| host == hosts[rank as usize])
             .count();
         let plans = Plans::new(rank, hosts, is_mapped, config);
-        let shared = Arc::new(Shared::new(engine, clock, plans, local_ranks));
+        let shared = Arc::new(Shared::new(
+            engine,
+            clock,
+            plans,
+            (local_ranks, cores.count()),
+        ));
         let inner = Inner {
             shared,
             rank,

@@ -30,8 +30,15 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub fn new(engine: Engine, clock: Clock, plans: Plans, local_ranks: usize) -> Shared {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    /// `local_ranks` ranks share `cores` cores; 0: unknown.
+    pub fn new(
+        engine: Engine,
+        clock: Clock,
+        plans: Plans,
+        (local_ranks, cores): (usize, usize),
+    ) -> Shared {
+        let own_cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        let cores = if cores > 0 { cores } else { own_cores() };
         Shared {
             wait_source: engine.wait_source(),
             engine: Mutex::new(engine),

@@ -1,6 +1,7 @@
 //! [`Simulation`]: the ranks of a job in one process and in virtual time, on a modelled fabric.
 
 use super::Communicator;
+use crate::bootstrap::Cores;
 use crate::config::Config;
 use crate::engine::{Clock, Contact, Engine};
 use crate::error::{Error, Result};
@@ -61,7 +62,14 @@ impl Simulation {
         let communicators = engines
             .into_iter()
             .map(|engine| {
-                Communicator::assemble(engine, clock.clone(), hosts.clone(), options.size_only)
+                let hosts = hosts.clone();
+                Communicator::assemble(
+                    engine,
+                    clock.clone(),
+                    hosts,
+                    Cores::own(),
+                    options.size_only,
+                )
             })
             .collect();
         Ok(Simulation {

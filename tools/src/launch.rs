@@ -4,6 +4,7 @@
 //! A rank begins as this binary (`rank-exec`), asks the kernel to die with its parent, and becomes the program: what
 //! would otherwise need code between fork and exec. How ranks end is in `process.rs`.
 
+use crate::binding::{BIND, Bind};
 use crate::process::{Endings, Supervisor};
 use crate::settings::{FAILED, USAGE};
 use clap::Args;
@@ -37,6 +38,11 @@ pub struct LaunchArgs {
     )]
     ranks: u32,
 
+    /// cores: each rank gets its own share of the cores that launch may use, and nothing where ranks are more than cores.
+    /// none: the kernel places them
+    #[arg(long, value_enum, default_value_t = Bind::Cores)]
+    bind: Bind,
+
     /// How long the other ranks may go on after one has failed or the launcher was interrupted
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_seconds)]
     grace: Duration,
@@ -67,14 +73,24 @@ pub fn run(args: &LaunchArgs) -> ExitCode {
     }
     let mut arguments = vec![OsString::from(RANK_EXEC), OsString::from("--")];
     arguments.extend(args.command.iter().cloned());
-    let code = supervise(args.ranks, &arguments, args.grace, Endings::Told);
+    let code = supervise(
+        (args.ranks, args.bind),
+        &arguments,
+        args.grace,
+        Endings::Told,
+    );
     ExitCode::from(u8::try_from(code).unwrap_or(1))
 }
 
 /// Runs this very command once per rank; gives its exit code: 0 if no rank failed, 2 if the first that did calls it bad usage, else 1.
-pub fn spawn_self(ranks: u32) -> u8 {
+pub fn spawn_self(ranks: u32, bind: Bind) -> u8 {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    match supervise(ranks, &arguments, GRACE_DEFAULT, Endings::OnlySignals) {
+    match supervise(
+        (ranks, bind),
+        &arguments,
+        GRACE_DEFAULT,
+        Endings::OnlySignals,
+    ) {
         0 => 0,
         code if code == i32::from(USAGE) => USAGE,
         _ => FAILED,
@@ -84,10 +100,11 @@ pub fn spawn_self(ranks: u32) -> u8 {
 /// Becomes the program; only comes back if that fails.
 pub fn exec(args: &RankExecArgs) -> ExitCode {
     let program = &args.command[0];
-    // What the program starts has another parent.
+    // What the program starts has another parent, and the cores already.
     let error = Command::new(program)
         .args(&args.command[1..])
         .env_remove(PARENT)
+        .env_remove(BIND)
         .exec();
     let shown = program.to_string_lossy();
     let has_file = error.kind() == io::ErrorKind::NotFound && Path::new(program).exists();
@@ -127,8 +144,13 @@ pub fn local_world_size() -> Option<u32> {
     std::env::var("LOCAL_WORLD_SIZE").ok()?.parse().ok()
 }
 
-fn supervise(ranks: u32, arguments: &[OsString], grace: Duration, endings: Endings) -> i32 {
-    match try_supervise(ranks, arguments, grace, endings) {
+fn supervise(
+    (ranks, bind): (u32, Bind),
+    arguments: &[OsString],
+    grace: Duration,
+    endings: Endings,
+) -> i32 {
+    match try_supervise((ranks, bind), arguments, grace, endings) {
         Ok(code) => code,
         Err(error) => {
             let hint = match error.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error()) {
@@ -142,18 +164,22 @@ fn supervise(ranks: u32, arguments: &[OsString], grace: Duration, endings: Endin
 }
 
 fn try_supervise(
-    ranks: u32,
+    (ranks, bind): (u32, Bind),
     arguments: &[OsString],
     grace: Duration,
     endings: Endings,
 ) -> io::Result<i32> {
     let program = std::env::current_exe()?;
-    let port = free_port()?;
-    let job = job_name();
+    let job = Job {
+        ranks,
+        bind,
+        port: free_port()?,
+        name: job_name(),
+    };
     // First, so that no rank ends unseen.
     let mut supervisor = Supervisor::new(grace, endings)?;
     for rank in 0..ranks {
-        match spawn_rank(&program, arguments, (rank, ranks), port, &job) {
+        match spawn_rank(&program, arguments, rank, &job) {
             Ok(child) => supervisor.add(rank, child),
             Err(error) => {
                 supervisor.abandon();
@@ -164,32 +190,35 @@ fn try_supervise(
     supervisor.run()
 }
 
-fn spawn_rank(
-    program: &Path,
-    arguments: &[OsString],
-    (rank, ranks): (u32, u32),
-    port: u16,
-    job: &str,
-) -> io::Result<Child> {
+fn spawn_rank(program: &Path, arguments: &[OsString], rank: u32, job: &Job) -> io::Result<Child> {
     Command::new(program)
         .args(arguments)
-        .envs(environment(rank, ranks, port, job))
+        .envs(environment(rank, job))
         // A group of its own, so that what a rank starts can be ended with it.
         .process_group(0)
         .stdin(Stdio::null())
         .spawn()
 }
 
+/// What all ranks of a job have in common.
+struct Job {
+    ranks: u32,
+    bind: Bind,
+    port: u16,
+    name: String,
+}
+
 /// What a rank finds in its environment: torchrun's names, and ours.
-fn environment(rank: u32, ranks: u32, port: u16, job: &str) -> [(&'static str, String); 8] {
+fn environment(rank: u32, job: &Job) -> [(&'static str, String); 9] {
     [
         ("RANK", rank.to_string()),
-        ("WORLD_SIZE", ranks.to_string()),
+        ("WORLD_SIZE", job.ranks.to_string()),
         ("LOCAL_RANK", rank.to_string()),
-        ("LOCAL_WORLD_SIZE", ranks.to_string()),
+        ("LOCAL_WORLD_SIZE", job.ranks.to_string()),
         ("MASTER_ADDR", "127.0.0.1".into()),
-        ("MASTER_PORT", port.to_string()),
-        ("LINERATE_JOB", job.into()),
+        ("MASTER_PORT", job.port.to_string()),
+        ("LINERATE_JOB", job.name.clone()),
+        (BIND, job.bind.name().into()),
         (PARENT, std::process::id().to_string()),
     ]
 }
@@ -260,7 +289,13 @@ mod tests {
 
     #[test]
     fn a_rank_finds_the_names_that_torchrun_sets() {
-        let environment = environment(1, 3, 4000, "job");
+        let job = Job {
+            ranks: 3,
+            bind: Bind::Cores,
+            port: 4000,
+            name: "job".into(),
+        };
+        let environment = environment(1, &job);
         let value = |name: &str| {
             let found = environment.iter().find(|(key, _)| *key == name);
             found.map(|(_, value)| value.as_str())
@@ -272,6 +307,7 @@ mod tests {
         assert_eq!(value("MASTER_ADDR"), Some("127.0.0.1"));
         assert_eq!(value("MASTER_PORT"), Some("4000"));
         assert_eq!(value("LINERATE_JOB"), Some("job"));
+        assert_eq!(value("LINERATE_BIND"), Some("cores"));
     }
 
     #[test]

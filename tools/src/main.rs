@@ -4,6 +4,7 @@
 //! the code of the first rank that failed. Read first: `bench/mod.rs`.
 
 mod bench;
+mod binding;
 mod info;
 mod launch;
 mod output;
@@ -41,6 +42,7 @@ enum Command {
 
 fn main() -> ExitCode {
     launch::die_with_parent();
+    binding::bind_rank();
     match Cli::parse().command {
         Command::Bench(args) => bench::run(&args),
         Command::Launch(args) => launch::run(&args),

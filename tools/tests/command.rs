@@ -362,6 +362,78 @@ fn a_document_goes_to_a_file_and_the_table_to_stdout() {
     assert_eq!(document["results"][0]["collective"], "reduce");
 }
 
+/// The cores that a process or a rank may use, as the kernel lists them: `0-3,8`.
+fn cores_of(status: &str) -> Vec<usize> {
+    let (_, rest) = status.split_once("Cpus_allowed_list:").expect(status);
+    let list = rest.lines().next().unwrap().trim();
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        first.parse::<usize>().unwrap()..=last.parse().unwrap()
+    };
+    list.split(',').flat_map(range).collect()
+}
+
+#[test]
+fn ranks_share_the_cores_out_where_they_fit() {
+    let own = cores_of(&std::fs::read_to_string("/proc/self/status").unwrap());
+    let of_ranks = |options: &str| -> Vec<Vec<usize>> {
+        let (code, stdout, stderr) = launch(options, "grep Cpus_allowed_list: /proc/self/status");
+        assert_eq!((code, &*stderr), (Some(0), ""), "{options}");
+        stdout.lines().map(cores_of).collect()
+    };
+    let ranks = own.len().min(4);
+    let shares = of_ranks(&format!("-n {ranks}"));
+    let mut all = shares.concat();
+    all.sort_unstable();
+    assert_eq!(all, own, "each core belongs to one rank: {shares:?}");
+    assert!(shares.iter().all(|share| share.len() >= own.len() / ranks));
+
+    let unbound = of_ranks(&format!("-n {ranks} --bind none"));
+    assert_eq!(unbound, vec![own.clone(); ranks]);
+    let crowded = of_ranks(&format!("-n {}", own.len() + 1));
+    assert_eq!(crowded, vec![own.clone(); own.len() + 1]);
+    // A launcher inside a rank has only that rank's cores to give.
+    let exe = env!("CARGO_BIN_EXE_linerate");
+    let nested = launch(
+        &format!("-n {ranks}"),
+        &format!("{exe} launch -n 1 -- grep Cpus_allowed_list: /proc/self/status"),
+    );
+    let mut nested: Vec<_> = nested.1.lines().map(cores_of).collect();
+    let mut shares = shares;
+    nested.sort_unstable();
+    shares.sort_unstable();
+    assert_eq!(nested, shares);
+}
+
+#[test]
+fn the_ranks_of_a_bench_are_bound_too() {
+    let own = cores_of(&std::fs::read_to_string("/proc/self/status").unwrap());
+    let line = "bench allreduce -b 8 -e 8 -n 1000000000 -c 0";
+    for (bind, is_bound) in [("cores", own.len() > 1), ("none", false)] {
+        let mut bench = linerate(&format!("{line} --bind {bind}"));
+        let mut bench = bench.stdout(std::process::Stdio::null()).spawn().unwrap();
+        let children = format!("/proc/{0}/task/{0}/children", bench.id());
+        let ranks = || -> Vec<String> {
+            let text = std::fs::read_to_string(&children).unwrap_or_default();
+            text.split_whitespace().map(String::from).collect()
+        };
+        let cores = |pid: &String| {
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
+            status.map_or_else(|_| Vec::new(), |text| cores_of(&text))
+        };
+        let as_expected = |cores: Vec<usize>| match is_bound {
+            true => !cores.is_empty() && cores.len() < own.len(),
+            false => cores == own,
+        };
+        wait_for("the binding of two ranks", || {
+            let ranks = ranks();
+            ranks.len() == 2 && ranks.iter().map(cores).all(as_expected)
+        });
+        bench.kill().unwrap();
+        bench.wait().unwrap();
+    }
+}
+
 #[test]
 fn under_a_launcher_the_bench_is_a_rank() {
     let exe = env!("CARGO_BIN_EXE_linerate");

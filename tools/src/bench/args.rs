@@ -1,5 +1,6 @@
 //! The command line of `bench`: what clap can check alone. What depends on several arguments is in `plan.rs`.
 
+use crate::binding::Bind;
 use crate::settings::parse_size;
 use clap::{Args, ValueEnum};
 use linerate::{Collective, DataType, ReduceOp};
@@ -75,6 +76,11 @@ pub struct BenchArgs {
     /// Local ranks to spawn; default 2. Under a launcher it must equal WORLD_SIZE
     #[arg(long, value_name = "N")]
     pub ranks: Option<u32>,
+
+    /// cores: each rank gets its own share of the cores, and nothing where ranks are more than cores. none: the kernel places
+    /// them. Under a launcher that launcher decides
+    #[arg(long, value_enum, default_value_t = Bind::Cores)]
+    pub bind: Bind,
 
     /// auto or shm; sim models a network in virtual time, in one process, up to 1024 ranks (with --check 0 buffers take no
     /// memory). tcp, verbs[:device] and ofi[:provider] are not part of this build. Default LINERATE_TRANSPORT, else auto

@@ -48,7 +48,7 @@ pub fn run(args: &BenchArgs) -> ExitCode {
         let rank = std::env::var("RANK").unwrap_or_else(|_| "?".into());
         return conclude(&format!("rank {rank}: "), rank::run(&plan));
     }
-    ExitCode::from(launch::spawn_self(plan.ranks))
+    ExitCode::from(launch::spawn_self(plan.ranks, args.bind))
 }
 
 fn check(args: &BenchArgs) -> Result<Plan, String> {

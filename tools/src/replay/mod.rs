@@ -11,6 +11,7 @@ mod summary;
 mod trace;
 
 use crate::bench::Memory;
+use crate::binding::Bind;
 use crate::settings::{self, FAILED, USAGE};
 use crate::{launch, output, system};
 use clap::{Args, ValueEnum};
@@ -52,6 +53,10 @@ pub struct ReplayArgs {
     /// Local ranks to spawn; default 2. Under a launcher it must equal WORLD_SIZE
     #[arg(long, value_name = "N")]
     pub ranks: Option<u32>,
+    /// cores: each rank gets its own share of the cores, and nothing where ranks are more than cores. none: the kernel places
+    /// them
+    #[arg(long, value_enum, default_value_t = Bind::Cores)]
+    pub bind: Bind,
     /// Who decides what is flushed when
     #[arg(long, value_enum, default_value = "linerate")]
     pub mode: Mode,
@@ -143,7 +148,7 @@ pub fn run(args: &ReplayArgs) -> ExitCode {
     } else if let Some(reason) = unavailable_reason(&prepared.config.transport) {
         Err(reason)
     } else if launch::world_size().is_none() && prepared.ranks > 1 {
-        return ExitCode::from(launch::spawn_self(prepared.ranks));
+        return ExitCode::from(launch::spawn_self(prepared.ranks, args.bind));
     } else {
         rank::run_rank(args, &prepared)
     };

@@ -1,0 +1,109 @@
+"""The choice of algorithm beside every algorithm that can run, over collectives, ranks, memory and sizes.
+
+Printed is where what is chosen takes longer than the best one, beyond what is allowed.
+"""
+
+from dataclasses import dataclass
+
+import table
+from commands import REFUSED, Failed, algorithms, bench
+from measure import Runs
+from rows import KIB, MIB, describe_size
+
+COLLECTIVES = ("allreduce", "all-gather", "reduce-scatter", "broadcast", "all-to-all")
+RANKS = (2, 3, 4, 8)
+MEMORY = ("registered", "caller")
+SIZES = (8, 64, 512, 4 * KIB, 32 * KIB, 256 * KIB, 2 * MIB, 16 * MIB, 64 * MIB)
+SIZES_QUICK = (8, 512, 32 * KIB, 2 * MIB, 16 * MIB)
+# Of the best one's time: what a choice may lose.
+LOSS_MAX = 0.20
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One choice."""
+
+    collective: str
+    ranks: int
+    memory: str
+    size: int
+
+    @property
+    def name(self):
+        return f"{self.collective} {self.ranks} ranks {self.memory} {describe_size(self.size)}"
+
+    def command(self, algorithm):
+        iterations = 300 if self.size < 64 * KIB else 60 if self.size < 4 * MIB else 10
+        more = ("--algo", algorithm, "-n", str(iterations), "-c", "0")
+        return bench(self.collective, self.ranks, self.size, self.memory, "shm", more)
+
+
+def cases(wanted, is_quick):
+    sizes = SIZES_QUICK if is_quick else SIZES
+    every = (Case(c, r, m, s) for c in COLLECTIVES for r in RANKS for m in MEMORY for s in sizes)
+    return [case for case in every if wanted(case.name)]
+
+
+def measure(linerate, rounds, wanted, tell, is_quick):
+    """The numbers of every case; all algorithms of a case take turns."""
+    tools, names = {"linerate": linerate}, {}
+    chosen = cases(wanted, is_quick)
+    results = []
+    for number, case in enumerate(chosen):
+        if case.collective not in names:
+            names[case.collective] = [AUTO, *algorithms(linerate, case.collective)]
+        runs = Runs()
+        for turn in range(rounds):
+            for algorithm in names[case.collective]:
+                command = case.command(algorithm)
+                if runs.has_failed(command):
+                    continue
+                tell(f"{number + 1} of {len(chosen)}: {case.name}: {algorithm}, round {turn + 1} of {rounds}")
+                try:
+                    runs.add(command, command.run(tools))
+                except Failed as error:
+                    runs.fail(command, str(error))
+        results.append(judge(case, names[case.collective], runs))
+    return results
+
+
+def judge(case, names, runs):
+    """What the choice costs beside the best. That it is measured twice, as itself and as chosen, shows the noise."""
+    own = runs.best(case.command(AUTO))
+    times = {name: numbers["us"] for name in names[1:] if (numbers := runs.best(case.command(name)))}
+    best = min(times, key=times.get, default=None)
+    chosen = own and own["algorithm"]
+    # By name it ran as often as the others; `auto` is the same code and only found the name.
+    time_us = min(filter(None, (own and own["us"], times.get(chosen))), default=None)
+    loss = time_us / times[best] - 1 if best and time_us else None
+    return {
+        "name": case.name,
+        "chosen": chosen,
+        "chosen_us": time_us,
+        "best": best,
+        "best_us": times.get(best),
+        "loss": loss,
+        "times_us": times,
+        # An algorithm that cannot do the case is refused; nothing else may go wrong, and the choice must always be there.
+        "failures": [text for name in names if (text := failure(case, name, runs))],
+    }
+
+
+def failure(case, name, runs):
+    text = runs.failure(case.command(name))
+    return text if text and (name == AUTO or not text.startswith(REFUSED)) else None
+
+
+def build(results):
+    """Where a choice loses more than it may, worst first."""
+    bad = [result for result in results if result["loss"] is not None and result["loss"] > LOSS_MAX]
+    bad.sort(key=lambda result: -result["loss"])
+    lines = [("case", "chosen", "us", "best", "us", "slower by")]
+    for result in bad:
+        times = [f"{result[key]:.2f}" for key in ("chosen_us", "best_us")]
+        lines.append((result["name"], result["chosen"], times[0], result["best"], times[1], f"{result['loss']:.0%}"))
+    text = table.align(lines) if bad else []
+    text += [f"failed: {result['name']}: {reason}" for result in results for reason in result["failures"]]
+    text.append(f"{len(results) - len(bad)} of {len(results)} choices are within {LOSS_MAX:.0%} of the best algorithm")
+    return "\n".join(text)

@@ -1,0 +1,133 @@
+"""Commands that measure something, and how their output is read.
+
+Every reader gives named numbers; the first name is always "us", the time that is compared. Less is better.
+"""
+
+import json
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from typing import Callable
+
+# A command that has not ended by then hangs: the longest one, 128 MiB over MPI on a busy machine, takes a minute.
+LIMIT_S = 300
+
+
+class Failed(Exception):
+    """A command gave no numbers; the text says which and why."""
+
+
+# How the text of a command begins that was refused as bad usage.
+REFUSED = "exit code 2:"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A program with its arguments, and the reader of what it prints."""
+
+    argv: tuple
+    read: Callable
+
+    def run(self, tools):
+        """The numbers of one run. `tools` maps the names of programs to paths."""
+        argv = [tools.get(word, word) for word in self.argv]
+        # The settings of whoever calls must not change what is measured.
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("LINERATE_", "OMPI_MCA_"))}
+        try:
+            done = subprocess.run(
+                argv, capture_output=True, text=True, timeout=LIMIT_S, env=environment, stdin=subprocess.DEVNULL
+            )
+        except OSError as error:
+            raise Failed(f"{argv[0]}: {error.strerror}") from error
+        except subprocess.TimeoutExpired as error:
+            raise Failed(f"no end after {LIMIT_S} s: {' '.join(argv)}") from error
+        if done.returncode != 0:
+            lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+            reason = next((line for line in lines if "error" in line), lines[-1] if lines else "no output")
+            raise Failed(f"exit code {done.returncode}: {' '.join(argv)}: {reason}")
+        try:
+            return self.read(done.stdout)
+        except (ValueError, KeyError, IndexError) as error:
+            raise Failed(f"{' '.join(argv)}: cannot read its output: {error!r}") from error
+
+
+def read_bench(text):
+    """The one result of a `linerate bench --json -` of one size."""
+    document = json.loads(text)
+    (result,) = document["results"]
+    if result["wrong"]:
+        raise ValueError(f"{result['wrong']} wrong elements")
+    return {"us": result["time_us"]["p50"], "algorithm": result["algorithm"]}
+
+
+def read_replay(text):
+    """The exposed time of a replay's median step, and of that step's last flush the time of its allreduce, and the time
+    since its last gradient was ready."""
+    document = json.loads(text)
+    if document["wrong"]:
+        raise ValueError(f"{document['wrong']} wrong elements")
+    last = max(document["flushes"], key=lambda flush: flush["end_ms"])
+    return {
+        "us": document["exposed_ms"] * 1e3,
+        "last_flush_us": (last["end_ms"] - last["start_ms"]) * 1e3,
+        "since_ready_us": (last["end_ms"] - last["ready_ms"]) * 1e3,
+    }
+
+
+def read_last_number(text):
+    """The last number of the last line: us of the allreduce programs and of the roofline."""
+    return {"us": float(text.split()[-1])}
+
+
+def read_cacheline(text):
+    """Half of a round trip."""
+    return {"us": read_last_number(text)["us"] / 2e3}
+
+
+# No in-place form.
+OUT_OF_PLACE = ("all-gatherv", "all-to-allv", "sendrecv", "barrier")
+
+
+def bench(collective, ranks, size, memory="registered", transport="auto", more=()):
+    """Our side: one size, in place where that exists, the same buffer every time, as MPI benchmarks do."""
+    placement = "out-of-place" if collective in OUT_OF_PLACE else "in-place"
+    argv = ("linerate", "bench", collective, "-b", str(size), "-e", str(size), "--ranks", str(ranks))
+    argv += ("--memory", memory, "--transport", transport, "--placement", placement, "--no-rotate", "--json", "-")
+    return Command(argv + tuple(more), read_bench)
+
+
+def replay(model, ranks):
+    """The gradients of a model, through fusion."""
+    return Command(("linerate", "replay", "--trace", model, "--ranks", str(ranks), "--json", "-"), read_replay)
+
+
+def mpi(ranks, size, transport=("-mca", "btl", "self,vader")):
+    """Open MPI's side, with its own messages (ob1) and the transport asked for."""
+    argv = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-mca", "pml", "ob1")
+    return Command(argv + tuple(transport) + ("-np", str(ranks), "allreduce_mpi", str(size)), read_last_number)
+
+
+def gloo(ranks, size):
+    """Gloo's side, over the loopback interface."""
+    return Command(("torch_python", "allreduce_gloo", str(ranks), str(size)), read_last_number)
+
+
+def roofline(ranks, size):
+    """The limit when every rank maps every buffer."""
+    threads = min(ranks, len(os.sched_getaffinity(0)))
+    return Command(("roofline", str(ranks), str(threads), str(size)), read_last_number)
+
+
+def cacheline():
+    """The limit of an exchange of a few bytes."""
+    return Command(("cacheline",), read_cacheline)
+
+
+def algorithms(linerate, collective):
+    """The names of a collective's algorithms, from the answer to a name that none has."""
+    done = subprocess.run([linerate, "bench", collective, "--algo", "?"], capture_output=True, text=True, timeout=LIMIT_S)
+    found = re.search(r"it has (.*)", done.stderr)
+    if not found:
+        raise Failed(f"{linerate} bench {collective} --algo ?: no list of algorithms: {done.stderr.strip()}")
+    return found.group(1).split()

@@ -1,0 +1,83 @@
+"""Instructions of the engine, counted by callgrind: the one figure that neighbours on the machine do not move.
+
+Runs `benches/engine.rs` twice, with few and with many operations; the difference is that of operations alone. Inlined code
+counts for the function that it is in.
+"""
+
+import json
+import re
+import subprocess
+import tempfile
+
+import table
+from commands import LIMIT_S, Failed
+
+# Names of cases of benches/engine.rs, with the operations of both runs.
+CASES = {"alone": (1000, 3000), "ring-8": (100, 300), "ring-64": (4, 12), "recursive-doubling-64": (20, 60), "tree-64": (20, 60)}
+# Parts of the library, in the order of the columns.
+MODULES = ("engine", "comm", "transport", "other")
+LINE = re.compile(r"^\s*([\d,]+)\s+\([^)]*\)\s+([^\s:]+):(.*)$")
+
+
+def build_program():
+    """Builds the bench and gives its path, as cargo tells it."""
+    argv = ["cargo", "bench", "--locked", "--no-run", "--bench", "engine", "--message-format", "json"]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"tools/speed: {' '.join(argv)}:\n{done.stderr}")
+    messages = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    paths = [m["executable"] for m in messages if m.get("executable") and m["target"]["name"] == "engine"]
+    return paths[-1]
+
+
+def module_of(function):
+    """Which part of the library a function belongs to."""
+    found = re.match(r"<?(?:&?mut )?linerate::(\w+)", function)
+    module = found.group(1) if found else ""
+    return module if module in MODULES else "other"
+
+
+def parse(text):
+    """Instructions by module, from callgrind_annotate: `count (share) file:function [object]`."""
+    counts = dict.fromkeys(MODULES, 0)
+    for line in text.splitlines():
+        found = LINE.match(line)
+        if found and "PROGRAM TOTALS" not in line:
+            counts[module_of(found.group(3))] += int(found.group(1).replace(",", ""))
+    return counts
+
+
+def count(program, case, operations):
+    """Instructions by module, and the steps of one operation."""
+    with tempfile.NamedTemporaryFile(suffix=".callgrind") as file:
+        run = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={file.name}"]
+        done = subprocess.run(
+            [*run, program, "--operations", str(operations), case], capture_output=True, text=True, timeout=LIMIT_S
+        )
+        if done.returncode != 0:
+            raise Failed(f"{case}: {done.stderr.strip()[-300:]}")
+        steps = int(re.search(r"steps (\d+)", done.stdout).group(1))
+        annotate = ["callgrind_annotate", "--threshold=100", "--auto=no", file.name]
+        text = subprocess.run(annotate, capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout
+    return parse(text), steps
+
+
+def measure(wanted, tell):
+    program = build_program()
+    results = []
+    for case, (few, many) in CASES.items():
+        if not wanted(case):
+            continue
+        tell(f"{case}: {few} and {many} operations")
+        (before, steps), (after, _) = count(program, case, few), count(program, case, many)
+        per_operation = {module: (after[module] - before[module]) / (many - few) for module in MODULES}
+        results.append({"name": case, "steps": steps, "per_operation": per_operation})
+    return results
+
+
+def build(results):
+    lines = [("instructions per step of all ranks", "steps", *MODULES)]
+    for result in results:
+        per_step = (f"{result['per_operation'][module] / result['steps']:.0f}" for module in MODULES)
+        lines.append((result["name"], str(result["steps"]), *per_step))
+    return "\n".join(table.align(lines))

@@ -1,0 +1,64 @@
+"""Builds the peers, and says why one is not there."""
+
+import pathlib
+import shutil
+import subprocess
+from dataclasses import replace
+
+SOURCES = pathlib.Path(__file__).resolve().parent.parent / "peers"
+# Debian's own interpreter is the one that sees python3-torch.
+TORCH_PYTHON = "/usr/bin/python3"
+
+
+def build(folder):
+    """Compiles into `folder`. Gives the paths by name, and texts on what is missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tools, missing = {}, []
+    compilers = {
+        "roofline": ("cc", ["-O3", "-march=native", "-pthread"], "gcc"),
+        "cacheline": ("cc", ["-O2"], "gcc"),
+        "allreduce_mpi": (first_found("mpicc.openmpi"), ["-O3"], "openmpi-bin libopenmpi-dev"),
+    }
+    for name, (compiler, flags, packages) in compilers.items():
+        if compiler is None or shutil.which(compiler) is None:
+            missing.append(f"{name}: no compiler for it (Debian: apt-get install {packages})")
+            continue
+        target = folder / name
+        argv = [compiler, *flags, str(SOURCES / f"{name}.c"), "-o", str(target)]
+        done = subprocess.run(argv, capture_output=True, text=True)
+        if done.returncode == 0:
+            tools[name] = str(target)
+        else:
+            missing.append(f"{name}: {' '.join(argv)}: {done.stderr.strip()}")
+    launcher = first_found("mpirun.openmpi")
+    if launcher:
+        tools["mpirun"] = launcher
+    elif "allreduce_mpi" in tools:
+        missing.append("mpirun.openmpi: not there (Debian: apt-get install openmpi-bin)")
+    if has_torch():
+        tools.update(torch_python=TORCH_PYTHON, allreduce_gloo=str(SOURCES / "allreduce_gloo.py"))
+    else:
+        missing.append("Gloo: /usr/bin/python3 has no torch (Debian: apt-get install python3-torch)")
+    return tools, missing
+
+
+def first_found(*names):
+    return next((path for path in map(shutil.which, names) if path), None)
+
+
+def has_torch():
+    try:
+        done = subprocess.run([TORCH_PYTHON, "-c", "import torch.distributed"], capture_output=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+def without_missing(row, tools, names):
+    """The row without the sides whose programs are not there. `names` are the programs that can be missing."""
+    def is_there(side):
+        argv = getattr(side, "argv", ())
+        return all(word not in names or word in tools for word in argv)
+
+    kept = {side: getattr(row, side) if is_there(getattr(row, side)) else None for side in ("peer", "limit")}
+    return replace(row, **kept)

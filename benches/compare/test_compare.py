@@ -1,0 +1,132 @@
+"""Tests of the comparison: python3 -m unittest discover --start-directory benches/compare"""
+
+import json
+import unittest
+
+import choice
+import commands
+import instructions
+import peers
+import rows
+import table
+from commands import Command, Failed
+from measure import Runs, judge, measure
+
+
+def row(**other):
+    ours = Command(("printf", "2.5"), commands.read_last_number)
+    return rows.Row(**{"name": "it", "ours": ours, "size": 1 << 20, "bus_factor": 1.0, **other})
+
+
+def printing(text):
+    return Command(("printf", text), commands.read_last_number)
+
+
+class Judging(unittest.TestCase):
+    def judged(self, one):
+        return judge(one, measure([one], 2, {}, lambda text: None))
+
+    def test_a_ratio_is_a_speed(self):
+        result = self.judged(row(peer=printing("10"), limit=1.0, peer_ratio_min=4.0, limit_ratio_min=0.4))
+        self.assertEqual((result["peer_ratio"], result["limit_ratio"], result["met"]), (4.0, 0.4, True))
+        self.assertEqual(result["ours_us_all"], [2.5, 2.5])
+
+    def test_one_missed_ratio_is_a_miss(self):
+        result = self.judged(row(peer=printing("9"), limit=1.0, peer_ratio_min=4.0, limit_ratio_min=0.4))
+        self.assertIs(result["met"], False)
+        self.assertEqual(table.cells(result)[-1], "NO")
+
+    def test_what_could_not_be_compared_is_not_judged(self):
+        result = self.judged(row(peer=Command(("false",), commands.read_last_number), peer_ratio_min=4.0))
+        self.assertIsNone(result["met"])
+        self.assertIn("exit code 1: false", result["failures"][0])
+        self.assertIn("failed: it: exit code 1", table.build([result]))
+
+    def test_a_missed_limit_counts_without_the_peer(self):
+        missing = Command(("no-such-program",), commands.read_last_number)
+        result = self.judged(row(peer=missing, peer_ratio_min=4.0, limit=1.0, limit_ratio_min=0.5))
+        self.assertIs(result["met"], False)
+
+    def test_the_best_run_counts_with_its_own_numbers(self):
+        one, runs = row(limit="last_flush_us", limit_ratio_min=1 / 1.05), Runs()
+        for us, last in ((30.0, 29.0), (20.0, 10.0), (25.0, 25.0)):
+            runs.add(one.ours, {"us": us, "last_flush_us": last})
+        result = judge(one, runs)
+        self.assertEqual((result["ours_us"], result["limit_us"], result["met"]), (20.0, 10.0, False))
+
+    def test_a_command_of_several_rows_runs_once_a_round(self):
+        peer = printing("5")
+        runs = measure([row(peer=peer), row(name="other", peer=peer)], 3, {}, lambda text: None)
+        self.assertEqual(runs.times(peer), [5.0] * 3)
+
+
+class Reading(unittest.TestCase):
+    def test_a_bench_with_wrong_elements_has_no_time(self):
+        document = {"results": [{"time_us": {"p50": 1.5}, "algorithm": "line", "wrong": 0}]}
+        self.assertEqual(commands.read_bench(json.dumps(document)), {"us": 1.5, "algorithm": "line"})
+        document["results"][0]["wrong"] = 3
+        self.assertRaises(ValueError, commands.read_bench, json.dumps(document))
+
+    def test_the_last_flush_is_the_one_that_ends_last(self):
+        flushes = [{"ready_ms": 0.5, "start_ms": 1, "end_ms": 9}, {"ready_ms": 2, "start_ms": 2, "end_ms": 4}]
+        text = json.dumps({"wrong": 0, "exposed_ms": 2.5, "flushes": flushes})
+        self.assertEqual(commands.read_replay(text), {"us": 2500.0, "last_flush_us": 8000.0, "since_ready_us": 8500.0})
+
+    def test_half_a_round_trip_is_the_limit(self):
+        self.assertEqual(commands.read_cacheline("cacheline 280.0\n"), {"us": 0.14})
+
+    def test_output_that_is_none_is_a_failure_with_the_command(self):
+        with self.assertRaisesRegex(Failed, "true: cannot read its output"):
+            Command(("true",), commands.read_last_number).run({})
+
+
+class Rows(unittest.TestCase):
+    def test_names_are_different(self):
+        names = [one.name for one in rows.ROWS + rows.GLOO_ROWS]
+        self.assertEqual(len(names), len(set(names)))
+
+    def test_a_row_loses_the_sides_whose_programs_are_missing(self):
+        one = peers.without_missing(rows.ROWS[0], {"cacheline": "/x"}, ("mpirun", "cacheline"))
+        self.assertIsNone(one.peer)
+        self.assertIsNotNone(one.limit)
+
+    def test_columns_are_aligned(self):
+        lines = table.align([("a", "bb"), ("ccc", "d")])
+        self.assertEqual(lines, ["a    bb", "ccc   d"])
+
+
+class Choice(unittest.TestCase):
+    def test_a_slow_choice_is_found(self):
+        case, runs = choice.Case("allreduce", 2, "registered", 8), Runs()
+        runs.add(case.command("auto"), {"us": 4.0, "algorithm": "ring"})
+        runs.add(case.command("ring"), {"us": 3.0, "algorithm": "ring"})
+        runs.add(case.command("line"), {"us": 2.0, "algorithm": "line"})
+        result = choice.judge(case, ["auto", "ring", "line"], runs)
+        self.assertEqual((result["chosen"], result["best"], result["loss"]), ("ring", "line", 0.5))
+        self.assertEqual(result["failures"], [])
+        self.assertIn("slower by", choice.build([result]))
+        self.assertIn("0 of 1 choices", choice.build([result]))
+
+
+    def test_a_refusal_is_no_failure_and_a_crash_is(self):
+        case, runs = choice.Case("allreduce", 2, "caller", 8), Runs()
+        runs.fail(case.command("direct"), "exit code 2: it needs registered memory")
+        runs.fail(case.command("ring"), "exit code 1: wrong")
+        runs.fail(case.command("auto"), "exit code 2: no such option")
+        result = choice.judge(case, ["auto", "ring", "direct"], runs)
+        self.assertEqual(result["failures"], ["exit code 2: no such option", "exit code 1: wrong"])
+
+
+class Instructions(unittest.TestCase):
+    def test_functions_belong_to_the_part_that_their_path_names(self):
+        text = (
+            "1,000 (100.0%)  PROGRAM TOTALS\n"
+            "  600 (60.0%)  ./src/engine/mod.rs:linerate::engine::Engine::drive [/x/engine]\n"
+            "  300 (30.0%)  ./src/a.rs:<linerate::transport::shm::Shm as linerate::Transport>::poll [/x]\n"
+            "  100 (10.0%)  ???:memcpy [/lib/libc.so.6]\n"
+        )
+        self.assertEqual(instructions.parse(text), {"engine": 600, "comm": 0, "transport": 300, "other": 100})
+
+
+if __name__ == "__main__":
+    unittest.main()

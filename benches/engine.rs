@@ -1,0 +1,144 @@
+//! The engine: whole operations on one rank alone, and many steps on the simulated transport, where buffers have no bytes
+//! and one thread drives all ranks.
+//!
+//! Times include the transport's. Its share, and so the engine's own, is counted in instructions: with
+//! `--operations COUNT NAME` this program runs one case that often and prints its steps, for callgrind
+//! (`tools/speed --instructions` does both). Figures: `benches/README.md`.
+#![allow(missing_docs)]
+
+use criterion::{Criterion, Throughput};
+use linerate::collective::{Request, find};
+use linerate::transport::sim::SimOptions;
+use linerate::{
+    Buffer, Call, Collective, Communicator, Config, DataType, Operation, ReduceOp, Simulation,
+};
+use std::time::Duration;
+
+/// A name, and what builds the runner of that case.
+type Case = (&'static str, fn() -> Runner);
+
+const CASES: [Case; 5] = [
+    ("alone", alone),
+    ("ring-8", || simulated(8, "ring", 32 << 10)),
+    ("ring-64", || simulated(64, "ring", 256 << 10)),
+    ("recursive-doubling-64", || {
+        simulated(64, "recursive-doubling", 8)
+    }),
+    ("tree-64", || simulated(64, "tree", 8)),
+];
+
+/// Operations whose end is asked for at every step of virtual time.
+const LEARNING: u32 = 5;
+
+/// One operation of all ranks, and the steps of their schedules.
+struct Runner {
+    steps: u64,
+    run: Box<dyn FnMut()>,
+}
+
+/// Allreduce of one rank: one copy, and everything around it.
+fn alone() -> Runner {
+    let job = format!("engine-bench-{}", std::process::id());
+    let communicator = Communicator::join(0, 1, &job, Config::default()).expect("one rank");
+    let [input, output] = [(); 2].map(|()| communicator.alloc(8).expect("memory"));
+    let call = Call::all_reduce(DataType::F32, ReduceOp::Sum, 2, &input, &output);
+    let name = communicator.algorithm_for(&call).expect("an algorithm");
+    let steps = steps_of(Collective::AllReduce, name, 1);
+    Runner {
+        steps,
+        run: Box::new(move || communicator.run(&call).expect("an operation")),
+    }
+}
+
+/// Allreduce of many ranks in virtual time.
+fn simulated(ranks: u32, algorithm: &str, bytes: usize) -> Runner {
+    let options = SimOptions {
+        size_only: true,
+        ..SimOptions::new(ranks, 1)
+    };
+    let mut simulation = Simulation::new(options, Config::default()).expect("a simulation");
+    let call = |communicator: &Communicator| {
+        let buffer: Buffer = communicator.alloc(bytes).expect("memory without bytes");
+        let count = bytes as u64 / 4;
+        let mut call = Call::all_reduce(DataType::F32, ReduceOp::Sum, count, &buffer, &buffer);
+        call.algorithm = Some(algorithm.into());
+        call
+    };
+    let calls: Vec<Call> = simulation.communicators().iter().map(call).collect();
+    let (mut operations, mut polls_min) = (0u32, u64::MAX);
+    let mut pending: Vec<Operation> = Vec::with_capacity(calls.len());
+    Runner {
+        steps: steps_of(Collective::AllReduce, algorithm, ranks),
+        run: Box::new(move || {
+            let communicators = simulation.communicators().iter().zip(&calls);
+            pending.extend(communicators.map(|(c, call)| c.start(call).expect("a start")));
+            // Asking whether an operation has ended drives it: once it is known how long that takes, nobody asks before.
+            let first_look = match operations < LEARNING {
+                true => 0,
+                false => polls_min - polls_min / 16,
+            };
+            let mut polls = 0;
+            let is_done = |_: &[Communicator]| {
+                polls += 1;
+                while polls >= first_look
+                    && let Some(operation) = pending.last_mut()
+                    && operation.test().expect("an operation")
+                {
+                    pending.pop();
+                }
+                pending.is_empty()
+            };
+            simulation.run(is_done).expect("a simulation that moves");
+            (operations, polls_min) = (operations.saturating_add(1), polls_min.min(polls));
+        }),
+    }
+}
+
+/// Steps of all ranks.
+fn steps_of(collective: Collective, algorithm: &str, ranks: u32) -> u64 {
+    let algorithm = find(collective, algorithm).expect("an algorithm of that name");
+    let of_rank = |rank| {
+        let request = Request {
+            collective,
+            rank,
+            ranks,
+            root: 0,
+            in_place: ranks > 1,
+            premultiply: false,
+            hosts: vec![0; ranks as usize],
+        };
+        (algorithm.build)(&request).steps.len() as u64
+    };
+    (0..ranks).map(of_rank).sum()
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [flag, count, name] = &arguments[..]
+        && flag == "--operations"
+    {
+        let count: u64 = count.parse().expect("--operations COUNT NAME");
+        let (_, build) = CASES
+            .iter()
+            .find(|(case, _)| case == name)
+            .expect("the name of a case");
+        let mut runner = build();
+        (0..count).for_each(|_| (runner.run)());
+        println!("steps {}", runner.steps);
+        return;
+    }
+    let mut criterion = Criterion::default()
+        .sample_size(20)
+        .warm_up_time(Duration::from_millis(300))
+        .measurement_time(Duration::from_secs(1))
+        .configure_from_args();
+    let mut group = criterion.benchmark_group("engine");
+    for (name, build) in CASES {
+        let mut runner = build();
+        // Steps of all ranks.
+        group.throughput(Throughput::Elements(runner.steps));
+        group.bench_function(name, |bencher| bencher.iter(|| (runner.run)()));
+    }
+    group.finish();
+    criterion.final_summary();
+}

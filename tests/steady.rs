@@ -1,0 +1,198 @@
+//! In the steady state an operation makes no allocation, and no system call but those of a wait that yields or sleeps.
+//!
+//! Ranks are processes: a test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set. System
+//! calls are counted by strace; that test is ignored unless asked for, and `tools/test` asks where strace works.
+#![allow(unsafe_code)]
+
+#[path = "steady/allocator.rs"]
+mod allocator;
+
+use linerate::{Buffer, Call, Communicator, Config, DataType, ReduceOp};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Operations of each kind.
+const OPERATIONS: u64 = 10_000;
+/// Operations before: schedules are built, memory is mapped, queues have their sizes.
+const WARM_UP: u64 = 200;
+/// Calls of a wait that yields or sleeps; their number depends on who else wants the cores.
+const WAITING: [&str; 2] = ["sched_yield", "futex"];
+
+/// Starts every rank in a role and gives what it printed after `RESULT `; with `strace`, under it, the counts going to
+/// that folder.
+fn run_ranks(role: &str, ranks: u32, operations: u64, strace: Option<&Path>) -> Vec<String> {
+    let job = format!("steady-{role}-{ranks}-{operations}-{}", std::process::id());
+    let exe = std::env::current_exe().unwrap();
+    let start = |rank: u32| {
+        let mut command = match strace {
+            Some(folder) => {
+                let mut strace = Command::new("strace");
+                let file = folder.join(format!("{operations}-{rank}"));
+                strace.args(["-f", "-c", "-o"]).arg(file).arg(&exe);
+                strace
+            }
+            None => Command::new(&exe),
+        };
+        command
+            .args(["--exact", "child_entry", "--nocapture"])
+            .env("LINERATE_TEST_ROLE", role)
+            .env("LINERATE_TEST_OPERATIONS", operations.to_string())
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", ranks.to_string())
+            .env("LINERATE_JOB", &job)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let children: Vec<_> = (0..ranks).map(start).collect();
+    let finish = |child: std::process::Child| {
+        let output = child.wait_with_output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        assert!(output.status.success(), "{}\n{text}", output.status);
+        let marked = text.lines().filter_map(|line| line.split_once("RESULT "));
+        marked.map(|(_, result)| format!("{result}\n")).collect()
+    };
+    children.into_iter().map(finish).collect()
+}
+
+#[test]
+fn child_entry() {
+    let Ok(role) = std::env::var("LINERATE_TEST_ROLE") else {
+        return;
+    };
+    let config = Config::from_lookup(|name| std::env::var(name).ok()).unwrap();
+    let comm = Communicator::from_env(config).unwrap();
+    let operations = std::env::var("LINERATE_TEST_OPERATIONS").unwrap();
+    let operations = operations.parse().unwrap();
+    let kinds = kinds(&comm);
+    // All buffers live to the end: freeing one is no part of an operation.
+    for (name, run) in &kinds {
+        (0..WARM_UP).for_each(|_| run());
+        match role.as_str() {
+            "allocations" => {
+                let found = allocator::count(|| (0..operations).for_each(|_| run()));
+                println!(
+                    "RESULT {name}: {} {} {:?}",
+                    found.count, found.bytes, found.traces
+                );
+            }
+            "calls" => {
+                let start = std::time::Instant::now();
+                (0..operations).for_each(|_| run());
+                println!("RESULT {}", start.elapsed().as_millis());
+            }
+            other => panic!("no role {other}"),
+        }
+    }
+    comm.barrier().unwrap();
+}
+
+type Run<'a> = Box<dyn Fn() + 'a>;
+
+/// What is run over and over.
+fn kinds(comm: &Communicator) -> Vec<(&'static str, Run<'_>)> {
+    let in_place = |buffer: Buffer| -> Run<'_> {
+        let count = buffer.len_bytes() as u64 / 4;
+        let call = Call::all_reduce(DataType::F32, ReduceOp::Sum, count, &buffer, &buffer);
+        Box::new(move || comm.run(&call).unwrap())
+    };
+    let started = |buffer: Buffer| -> Run<'_> {
+        let count = buffer.len_bytes() as u64 / 4;
+        let call = Call::all_reduce(DataType::F32, ReduceOp::Sum, count, &buffer, &buffer);
+        Box::new(move || comm.start(&call).unwrap().wait().unwrap())
+    };
+    let slice = std::cell::RefCell::new(vec![0f32; 16]);
+    vec![
+        ("8 B registered", in_place(comm.alloc(8).unwrap())),
+        ("64 KiB registered", in_place(comm.alloc(64 << 10).unwrap())),
+        (
+            "64 KiB registered, started",
+            started(comm.alloc(64 << 10).unwrap()),
+        ),
+        ("64 B of the caller's", {
+            let sum = move || comm.all_reduce(&mut slice.borrow_mut(), ReduceOp::Sum);
+            Box::new(move || sum().unwrap())
+        }),
+        (
+            "64 KiB of the caller's",
+            in_place(Buffer::plain(64 << 10).unwrap()),
+        ),
+        ("barrier", Box::new(|| comm.barrier().unwrap())),
+    ]
+}
+
+#[test]
+fn operations_in_the_steady_state_allocate_nothing() {
+    let mut bad = String::new();
+    for ranks in [1, 2, 3] {
+        let results = run_ranks("allocations", ranks, OPERATIONS, None).concat();
+        assert_eq!(results.lines().count(), 6 * ranks as usize, "{results}");
+        for line in results.lines().filter(|line| !line.ends_with(": 0 0 []")) {
+            bad += &format!("{ranks} ranks: {line}\n");
+        }
+    }
+    assert!(
+        bad.is_empty(),
+        "allocations and bytes of {OPERATIONS} operations, and where they came from:\n{bad}"
+    );
+}
+
+/// Calls by name, from `strace -c`: the share of time, seconds, us per call, calls, errors if any, name.
+fn parse_counts(text: &str) -> BTreeMap<String, u64> {
+    let count = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let calls = words.get(3)?.parse().ok()?;
+        Some((words.last()?.to_string(), calls))
+    };
+    let mut counts: BTreeMap<_, _> = text.lines().filter_map(count).collect();
+    counts.remove("total");
+    counts
+}
+
+#[test]
+#[ignore = "needs strace; tools/test runs it where that works"]
+fn operations_in_the_steady_state_make_no_system_call_but_to_wait() {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("steady-strace");
+    std::fs::create_dir_all(&folder).unwrap();
+    let (few, many) = (OPERATIONS / 10, OPERATIONS + OPERATIONS / 10);
+    run_ranks("calls", 2, few, Some(&folder));
+    let elapsed_ms = run_ranks("calls", 2, many, Some(&folder));
+    for (rank, elapsed_ms) in elapsed_ms.iter().enumerate() {
+        let counts = |operations: u64| {
+            let text = std::fs::read_to_string(folder.join(format!("{operations}-{rank}")));
+            parse_counts(&text.unwrap())
+        };
+        let (before, after) = (counts(few), counts(many));
+        assert!(after.contains_key("mmap"), "{after:?}");
+        let elapsed_ms: u64 = elapsed_ms.lines().map(|l| l.parse::<u64>().unwrap()).sum();
+        // Every two milliseconds, and before it sleeps, a wait looks whether peers are still there.
+        let looks = elapsed_ms + after.get("futex").copied().unwrap_or(0) + 100;
+        let grown = after.iter().map(|(name, &calls)| {
+            let base = before.get(name).copied().unwrap_or(0);
+            (name.as_str(), calls.saturating_sub(base))
+        });
+        let bad: Vec<_> = grown
+            .filter(|(name, more)| !WAITING.contains(name) && *more > looks)
+            .collect();
+        assert!(
+            bad.is_empty(),
+            "rank {rank}: calls that {OPERATIONS} more operations of each kind have made in {elapsed_ms} ms: {bad:?}"
+        );
+    }
+}
+
+#[test]
+fn counts_are_read_as_strace_prints_them() {
+    let text = "% time     seconds  usecs/call     calls    errors syscall\n\
+                ------ ----------- ----------- --------- --------- ----------------\n\
+                 61.05    0.001226           1      1000           sched_yield\n\
+                 20.00    0.000400          40        10         3 futex\n\
+                ------ ----------- ----------- --------- --------- ----------------\n\
+                100.00    0.002008           1      1010         3 total\n";
+    let counts = parse_counts(text);
+    assert_eq!(counts.len(), 2, "{counts:?}");
+    assert_eq!((counts["sched_yield"], counts["futex"]), (1000, 10));
+}

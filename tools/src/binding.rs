@@ -1,0 +1,95 @@
+//! [`Bind`]: each local rank gets its own share of the cores. Left to itself the kernel may keep two ranks on one core for
+//! seconds, and an exchange that takes half a microsecond between two cores takes seven on one.
+//!
+//! A rank binds itself when it starts, before it has threads; what it starts inherits its cores.
+
+use crate::system;
+use clap::ValueEnum;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// Tells a rank that this binary has started to bind itself; the value is `cores`.
+pub const BIND: &str = "LINERATE_BIND";
+
+/// What ranks are bound to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Bind {
+    /// Each rank to its own share of the cores that the command may use; nothing where ranks are more than cores.
+    Cores,
+    /// Nothing.
+    None,
+}
+
+impl Bind {
+    /// As flags and the environment spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Bind::Cores => "cores",
+            Bind::None => "none",
+        }
+    }
+}
+
+/// In a rank that this binary has started: binds it, if that was asked for. A rank that cannot be bound runs unbound.
+pub fn bind_rank() {
+    let number = |name| std::env::var(name).ok()?.parse::<usize>().ok();
+    let (Some(rank), Some(ranks)) = (number("LOCAL_RANK"), number("LOCAL_WORLD_SIZE")) else {
+        return;
+    };
+    if std::env::var(BIND).ok().as_deref() != Some(Bind::Cores.name()) {
+        return;
+    }
+    let Ok(allowed) = sched_getaffinity(None) else {
+        // More cores than the call has room for.
+        return;
+    };
+    let mut cores: Vec<usize> = (0..CpuSet::MAX_CPU)
+        .filter(|&core| allowed.is_set(core))
+        .collect();
+    // Neighbours first: threads of one core, then cores of one package, go to the same rank.
+    cores.sort_by_key(|&core| (system::place_of_core(core), core));
+    let Some(share) = share(&cores, rank, ranks) else {
+        return;
+    };
+    let mut set = CpuSet::new();
+    share.iter().for_each(|&core| set.set(core));
+    if let Err(error) = sched_setaffinity(None, &set) {
+        eprintln!(
+            "linerate: cannot bind rank {rank} to the cores {share:?}: {error}; it runs unbound, as with --bind none"
+        );
+    }
+}
+
+/// The cores of one of `ranks` ranks: consecutive ones, all in use, shares as equal as can be. `None`: too few.
+fn share(cores: &[usize], rank: usize, ranks: usize) -> Option<&[usize]> {
+    let start = |rank: usize| cores.len() * rank / ranks;
+    (rank < ranks && ranks <= cores.len()).then(|| &cores[start(rank)..start(rank + 1)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_disjoint_and_leave_nothing() {
+        for cores in 1..=17 {
+            let all: Vec<usize> = (100..100 + cores).collect();
+            for ranks in 1..=cores {
+                let shares = (0..ranks).map(|rank| share(&all, rank, ranks).unwrap());
+                let sizes: Vec<usize> = shares.clone().map(<[usize]>::len).collect();
+                assert_eq!(shares.flatten().copied().collect::<Vec<_>>(), all);
+                assert!(
+                    sizes
+                        .iter()
+                        .all(|&n| n == cores / ranks || n == cores.div_ceil(ranks))
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn more_ranks_than_cores_have_no_shares() {
+        assert_eq!(share(&[4, 5], 0, 3), None);
+        assert_eq!(share(&[4, 5], 2, 2), None);
+        assert_eq!(share(&[], 0, 0), None);
+    }
+}
