@@ -46,9 +46,6 @@ pub(super) fn bind<'a>(
     rank: Rank,
     ranks: u32,
 ) -> Result<Bound<'a>> {
-    if let Some(place) = plans.repeats.find(call) {
-        return Ok(plans.repeats.bound(place));
-    }
     check_arguments(call, ranks)?;
     if call.collective == Collective::SendRecv {
         return bind_transfers(call, plans, rank);
@@ -71,10 +68,6 @@ pub(super) fn bind<'a>(
         _ => call.count,
     };
     let arguments = arguments(call, count, input, output);
-    if let Cow::Borrowed(slots) = slots {
-        let plan = plans.plan(call, in_place)?.clone();
-        return Ok(plans.repeats.remember(call, arguments, plan, slots));
-    }
     Ok(Bound {
         arguments,
         plan: plans.plan(call, in_place)?,

@@ -27,6 +27,7 @@ use crate::memory::{Element, Region, lend_slice};
 use crate::transport;
 use crate::types::{Collective, Rank, ReduceOp};
 use plans::Plans;
+use repeats::memory_of;
 use shared::Shared;
 use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -222,11 +223,11 @@ impl Communicator {
     /// ```
     pub fn start(&self, call: &Call) -> Result<Operation> {
         let shared = &self.inner.shared;
-        let mut plans = shared.plans();
-        let bound = bind::bind(call, &mut plans, self.inner.rank, self.inner.ranks)?;
-        let task = shared
-            .engine()
-            .submit(bound.keep(call), shared.clock.now())?;
+        let task_call = {
+            let mut plans = shared.plans();
+            bind::bind(call, &mut plans, self.inner.rank, self.inner.ranks)?.keep(call)
+        };
+        let task = shared.engine().submit(task_call, shared.clock.now())?;
         Ok(Operation::new(shared.clone(), task))
     }
 
@@ -235,7 +236,8 @@ impl Communicator {
     pub fn run(&self, call: &Call) -> Result<()> {
         let (rank, ranks) = (self.inner.rank, self.inner.ranks);
         let shared = &self.inner.shared;
-        shared.run(call, |plans| bind::bind(call, plans, rank, ranks))
+        let memory = memory_of(call);
+        shared.run(call, memory, |plans| bind::bind(call, plans, rank, ranks))
     }
 
     /// Nobody returns before all have called.
@@ -257,7 +259,8 @@ impl Communicator {
             ));
         }
         lend_slice(data, |view| {
-            shared.run(&call, |plans| bind::bind_view(&call, plans, view))
+            let memory = [Some(view); 2];
+            shared.run(&call, memory, |plans| bind::bind_view(&call, plans, view))
         })
     }
 

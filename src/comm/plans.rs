@@ -1,7 +1,6 @@
 //! [`Plans`]: from calls to prepared schedules, cached by everything but the count.
 
 use super::call::Call;
-use super::repeats::Repeats;
 use crate::collective::{self, Algorithm, Available, Request, TransferShape};
 use crate::config::Config;
 use crate::cost::Model;
@@ -44,7 +43,6 @@ struct Recent {
 }
 
 /// The schedules to run a call with.
-#[derive(Clone)]
 pub(super) struct Plan {
     pub prepared: Arc<Prepared>,
     /// If peers' buffers are reached and some rank's are not registered.
@@ -67,8 +65,6 @@ pub(super) struct Plans {
     /// Latest first. Choosing by cost and building a request take several times as long as the rest of
     /// a small operation.
     recent: Vec<(Recent, Plan)>,
-    /// Calls that came again on the same memory.
-    pub repeats: Repeats,
     /// The latest plan that is not remembered.
     passing: Option<Plan>,
     explained: Vec<(Collective, &'static str, Option<u32>)>,
@@ -92,7 +88,6 @@ impl Plans {
             debug: config.debug,
             cached: Vec::new(),
             recent: Vec::new(),
-            repeats: Repeats::default(),
             passing: None,
             explained: Vec::new(),
         }

@@ -1,84 +1,59 @@
 //! [`Repeats`]: calls that come again on the same memory, as the steps of a training do. Nothing of them has to be
-//! checked or looked up again, which is a third of the instructions of a small operation.
+//! checked or looked up again, which is half the instructions of a small operation.
 
-use super::bind::Bound;
+use super::Buffer;
 use super::call::Call;
-use super::plans::Plan;
-use crate::engine::Arguments;
+use crate::engine::AtOnce;
 use crate::memory::View;
-use std::borrow::Cow;
 
 /// Calls remembered: a barrier and the few that a small loop makes. A longer list would cost the others more than it
 /// gains.
 const REPEATS_MAX: usize = 4;
 
-/// The latest calls, latest first. Those with lengths per rank and groups of transfers are not among them.
+/// The latest calls that can run at once, latest first.
 #[derive(Default)]
 pub(super) struct Repeats {
     known: Vec<Repeat>,
 }
 
-/// A call and what it was bound to. The views are compared only; whether they are still there is the caller's proof,
-/// who holds the buffers.
+/// A call and how to run it. The views are compared only; whether they are still there is the caller's proof, who
+/// holds the buffers.
 struct Repeat {
-    input: Option<View>,
-    output: Option<View>,
+    memory: [Option<View>; 2],
     algorithm: Option<String>,
-    arguments: Arguments,
-    plan: Plan,
-    slots: &'static [u64],
+    at_once: AtOnce,
 }
 
 impl Repeats {
-    /// Where the same call stands, if it is known.
-    pub fn find(&self, call: &Call) -> Option<usize> {
-        let (input, output) = views(call);
-        let place = self.known.iter().position(|known| {
-            let arguments = &known.arguments;
-            (arguments.collective, arguments.count) == (call.collective, call.count)
-                && (known.input, known.output) == (input, output)
-                && (arguments.dtype, arguments.op, arguments.root)
-                    == (call.dtype, call.op, call.root)
+    /// How to run this call on this memory, if it is known.
+    #[inline]
+    pub fn find(&mut self, call: &Call, memory: [Option<View>; 2]) -> Option<&mut AtOnce> {
+        let found = self.known.iter_mut().find(|known| {
+            let arguments = &known.at_once.arguments;
+            arguments.collective == call.collective
+                && arguments.count == call.count
+                && known.memory == memory
+                && arguments.dtype == call.dtype
+                && arguments.op == call.op
+                && arguments.root == call.root
                 && known.algorithm == call.algorithm
-        })?;
-        Some(place)
-    }
-
-    /// The call that stands there.
-    pub fn bound(&self, place: usize) -> Bound<'_> {
-        let known = &self.known[place];
-        Bound {
-            arguments: known.arguments,
-            plan: &known.plan,
-            slots: Cow::Borrowed(known.slots),
-            others: Vec::new(),
-        }
+        });
+        found.map(|known| &mut known.at_once)
     }
 
     /// Remembers a call instead of the one that was remembered first.
-    pub fn remember(
-        &mut self,
-        call: &Call,
-        arguments: Arguments,
-        plan: Plan,
-        slots: &'static [u64],
-    ) -> Bound<'_> {
-        let (input, output) = views(call);
+    pub fn remember(&mut self, call: &Call, memory: [Option<View>; 2], at_once: AtOnce) {
         self.known.truncate(REPEATS_MAX - 1);
         let repeat = Repeat {
-            input,
-            output,
+            memory,
             algorithm: call.algorithm.clone(),
-            arguments,
-            plan,
-            slots,
+            at_once,
         };
         self.known.insert(0, repeat);
-        self.bound(0)
     }
 }
 
-fn views(call: &Call) -> (Option<View>, Option<View>) {
-    let view = |buffer: &Option<super::Buffer>| buffer.as_ref().map(super::Buffer::view);
-    (view(&call.input), view(&call.output))
+/// The memory that a call names: input and output.
+pub(super) fn memory_of(call: &Call) -> [Option<View>; 2] {
+    [&call.input, &call.output].map(|buffer| buffer.as_ref().map(Buffer::view))
 }

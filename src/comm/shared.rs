@@ -4,11 +4,14 @@ use super::bind::Bound;
 use super::buffer::Garbage;
 use super::call::Call;
 use super::plans::Plans;
+use super::repeats::Repeats;
 use crate::engine::{Clock, Engine, Patience, SpinTime, TaskId, WaitStep};
 use crate::error::{Error, Result};
-use crate::memory::futex_wait;
+use crate::memory::{View, futex_wait};
 use crate::time::Time;
 use crate::transport::WaitSource;
+use std::borrow::Cow;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,9 +19,28 @@ use std::time::Duration;
 /// Longest sleep of the progress thread when there is nothing to do; wake-ups cut it short.
 const IDLE_SLEEP: Duration = Duration::from_millis(50);
 
+/// What one thread at a time may use.
+pub(super) struct Inside {
+    engine: Engine,
+    repeats: Repeats,
+}
+
+impl Deref for Inside {
+    type Target = Engine;
+    fn deref(&self) -> &Engine {
+        &self.engine
+    }
+}
+
+impl DerefMut for Inside {
+    fn deref_mut(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
+}
+
 /// The engine and what threads need to wait on it.
 pub(super) struct Shared {
-    engine: Mutex<Engine>,
+    engine: Mutex<Inside>,
     pub clock: Clock,
     wait_source: WaitSource,
     spin: SpinTime,
@@ -41,7 +63,10 @@ impl Shared {
         let cores = if cores > 0 { cores } else { own_cores() };
         Shared {
             wait_source: engine.wait_source(),
-            engine: Mutex::new(engine),
+            engine: Mutex::new(Inside {
+                engine,
+                repeats: Repeats::default(),
+            }),
             clock,
             spin: SpinTime::new(local_ranks, cores),
             plans: Mutex::new(plans),
@@ -52,35 +77,40 @@ impl Shared {
     }
 
     /// The engine. A panic elsewhere has failed that caller's operation, not the engine's bookkeeping.
-    pub fn engine(&self) -> MutexGuard<'_, Engine> {
+    pub fn engine(&self) -> MutexGuard<'_, Inside> {
         self.engine.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The plans of calls; taken before the engine.
+    /// The plans of calls. Whoever holds it takes the engine no more.
     pub fn plans(&self) -> MutexGuard<'_, Plans> {
         self.plans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs a call to its end.
+    /// Runs a call on this memory to its end.
     pub fn run(
         &self,
         call: &Call,
+        memory: [Option<View>; 2],
         bind: impl FnOnce(&mut Plans) -> Result<Bound<'_>>,
     ) -> Result<()> {
-        let mut plans = self.plans();
-        let bound = bind(&mut plans)?;
-        let mut engine = self.engine();
-        let ended = engine.run_at_once(
-            &bound.plan.prepared,
-            &bound.arguments,
-            &bound.slots,
-            self.spin.looks_at_once(),
-        );
-        if let Some(result) = ended {
+        let mut inside = self.engine();
+        let Inside { engine, repeats } = &mut *inside;
+        let known = repeats.find(call, memory);
+        let is_known = known.is_some();
+        if let Some(at_once) = known
+            && let Some(result) = engine.run_at_once(at_once, self.spin.looks_at_once())
+        {
             return result;
         }
+        let mut plans = self.plans();
+        let bound = bind(&mut plans)?;
+        if let (false, Cow::Borrowed(slots)) = (is_known, &bound.slots)
+            && let Some(at_once) = engine.at_once(&bound.plan.prepared, bound.arguments, slots)
+        {
+            repeats.remember(call, memory, at_once);
+        }
         let task = engine.submit(bound.keep(call), self.clock.now())?;
-        drop((engine, plans));
+        drop((plans, inside));
         self.wait(task, None)
             .expect("a wait without a limit ends with a result")
     }

@@ -1,64 +1,89 @@
-//! Calls that end at once: where nothing else is under way, a blocking call runs its schedule straight
-//! (`driver/straight.rs`), without a task, a place in any list or a look at the clock. If a peer is not there soon, the
-//! round becomes that of an ordinary task and goes on from where it stands.
+//! Calls that end at once: where nothing else is under way, a blocking call that has come before runs its schedule
+//! straight (`driver/straight.rs`), without a task, a place in any list or a look at the clock. If a peer is not there
+//! soon, the round becomes that of an ordinary task and goes on from where it stands.
 
-use super::Engine;
 use super::prepared::Prepared;
 use super::round::{Round, RoundCall, RoundId, RoundOf};
 use super::tasks::Arguments;
+use super::{Engine, HISTORY};
 use crate::error::Result;
 use crate::limits::COUNT_MAX;
 use crate::time::Time;
 use crate::types::Collective;
 use std::sync::Arc;
 
+/// Calls that end at once between two looks for messages: peers that fail or ask are heard in time all the same.
+const CALLS_PER_POLL: u64 = 8;
+
+/// A call that may come again, and what is found out about it only once.
+pub struct AtOnce {
+    /// What it says.
+    pub arguments: Arguments,
+    prepared: Arc<Prepared>,
+    slots: &'static [u64],
+    /// Bound to the call's memory, unless the last one has become a task's.
+    round: Option<Box<Round>>,
+}
+
 impl Engine {
+    /// Prepares a call to be run at once; `None` if that is impossible: its schedule has messages, or it is staged in
+    /// several segments.
+    pub fn at_once(
+        &self,
+        prepared: &Arc<Prepared>,
+        arguments: Arguments,
+        slots: &'static [u64],
+    ) -> Option<AtOnce> {
+        let is_collective = arguments.collective != Collective::SendRecv;
+        let is_possible = prepared.is_straight && is_collective && arguments.count <= COUNT_MAX;
+        let count = arguments.count;
+        let is_whole = || {
+            let segment = self.segment_elements(prepared, &arguments, slots);
+            !prepared.uses_windows || segment.is_ok_and(|elements| elements >= count)
+        };
+        (is_possible && is_whole()).then(|| AtOnce {
+            arguments,
+            prepared: prepared.clone(),
+            slots,
+            round: None,
+        })
+    }
+
     /// Runs a call to its end if each of its waits takes no more than `looks` looks at what peers have stored. `None`:
     /// not ended; the caller submits the same call next, before anything else is done with the engine.
-    pub fn run_at_once(
-        &mut self,
-        prepared: &Arc<Prepared>,
-        arguments: &Arguments,
-        slots: &[u64],
-        looks: u32,
-    ) -> Option<Result<()>> {
+    pub fn run_at_once(&mut self, call: &mut AtOnce, looks: u32) -> Option<Result<()>> {
         let is_alone = self.active.is_empty() && self.queue.is_empty() && self.failure.is_none();
-        let has_all = self.driver.links.first_gone().is_none();
-        let is_collective = arguments.collective != Collective::SendRecv;
-        let can_run = prepared.is_straight && is_collective && arguments.count <= COUNT_MAX;
-        if !can_run || !is_alone || !has_all {
-            return None;
-        }
-        let fits = !prepared.uses_windows
-            || self.segment_elements(prepared, arguments, slots).ok()? >= arguments.count;
         let sequence = self.next_sequence;
-        if !fits || prepared.uses_signals && !self.is_retired_by_all(sequence) {
+        let has_slot = !call.prepared.uses_signals || self.is_retired_by_all(sequence);
+        if !is_alone || !has_slot || self.driver.links.first_gone().is_some() {
             return None;
         }
-        let mut round = self.take_round(prepared);
-        let of = RoundOf {
-            id: RoundId::Collective(sequence),
-            task: 0,
-            generation: 0,
-            part: (arguments.count, 0),
+        let mut round = match call.round.take() {
+            Some(mut round) => {
+                round.again(sequence, self.driver.links.ranks);
+                round
+            }
+            None => match self.begin_at_once(call, sequence) {
+                Ok(round) => round,
+                Err(error) => return Some(Err(error)),
+            },
         };
-        let call = RoundCall {
-            prepared,
-            arguments,
-            slots,
-            others: &[],
-        };
-        if let Err(error) = self.driver.begin(&mut round, of, &call) {
-            return Some(Err(error));
-        }
         self.next_sequence += 1;
         self.driver.looks = looks;
-        let ran = self.driver.run_straight(prepared, &mut round);
+        let ran = self.driver.run_straight(&call.prepared, &mut round);
         self.driver.looks = 1;
         match ran {
             Ok(true) => {
-                self.note_started(sequence, &round);
-                self.end_at_once(round, sequence);
+                self.history[(sequence % HISTORY as u64) as usize] = (sequence, round.signature);
+                if call.prepared.uses_engine_memory() {
+                    self.put_away(round);
+                } else {
+                    call.round = Some(round);
+                }
+                self.retire(sequence);
+                if sequence.is_multiple_of(CALLS_PER_POLL) {
+                    self.poll_events();
+                }
                 Some(Ok(()))
             }
             Ok(false) => {
@@ -74,17 +99,22 @@ impl Engine {
         }
     }
 
-    fn end_at_once(&mut self, mut round: Box<Round>, sequence: u64) {
-        if let Some(lent) = round.scratch.take() {
-            self.driver.pool.give(lent);
-        }
-        self.spare_rounds.push(round);
-        let published = self.published;
-        self.retire(sequence);
-        if self.published != published {
-            // Peers may have failed, or ask; where every call ends at once nobody else would hear them.
-            self.poll_events();
-        }
+    fn begin_at_once(&mut self, call: &AtOnce, sequence: u64) -> Result<Box<Round>> {
+        let mut round = self.take_round(&call.prepared);
+        let of = RoundOf {
+            id: RoundId::Collective(sequence),
+            task: 0,
+            generation: 0,
+            part: (call.arguments.count, 0),
+        };
+        let round_call = RoundCall {
+            prepared: &call.prepared,
+            arguments: &call.arguments,
+            slots: call.slots,
+            others: &[],
+        };
+        self.driver.begin(&mut round, of, &round_call)?;
+        Ok(round)
     }
 
     /// Makes a round that has begun the round of a task.

@@ -33,6 +33,7 @@ mod wait;
 #[cfg(test)]
 mod tests;
 
+pub use at_once::AtOnce;
 pub use clock::Clock;
 pub use links::Contact;
 pub use prepared::Prepared;

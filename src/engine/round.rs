@@ -159,6 +159,17 @@ impl Round {
         self.straight = call.prepared.is_straight.then(StraightRun::default);
     }
 
+    /// Takes up the same call once more, on the same memory of the caller's.
+    pub fn again(&mut self, sequence: u64, ranks: u32) {
+        self.id = RoundId::Collective(sequence);
+        if self.prepared.reaches_buffers {
+            self.peers.clear();
+            self.peers.resize(ranks as usize, PeerBuffers::default());
+        }
+        (self.is_redirected, self.arrivals) = (false, 0);
+        self.straight = Some(StraightRun::default());
+    }
+
     /// Whether every step has completed.
     pub fn is_finished(&self) -> bool {
         match self.straight {

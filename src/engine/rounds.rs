@@ -104,6 +104,14 @@ impl Engine {
         }
     }
 
+    /// Takes back a round that has ended.
+    pub(super) fn put_away(&mut self, mut round: Box<Round>) {
+        if let Some(lent) = round.scratch.take() {
+            self.driver.pool.give(lent);
+        }
+        self.spare_rounds.push(round);
+    }
+
     /// A collective round is under way.
     pub(super) fn note_started(&mut self, sequence: u64, round: &Round) {
         self.history[(sequence % HISTORY as u64) as usize] = (sequence, round.signature);
@@ -207,10 +215,7 @@ impl Engine {
         }
     }
 
-    fn end_round(&mut self, mut round: Box<Round>) {
-        if let Some(lent) = round.scratch.take() {
-            self.driver.pool.give(lent);
-        }
+    fn end_round(&mut self, round: Box<Round>) {
         let (index, is_redirected) = (round.task, round.is_redirected);
         if let Some(sequence) = round.sequence() {
             self.retire(sequence);
@@ -218,7 +223,7 @@ impl Engine {
                 self.undecided = None;
             }
         }
-        self.spare_rounds.push(round);
+        self.put_away(round);
         let task = &mut self.tasks[index];
         task.active_rounds -= 1;
         task.rounds_completed += 1;
