@@ -4,12 +4,14 @@
 //! a job on this host. Across hosts there is nothing yet.
 
 mod contact;
+mod descriptors;
 mod env;
 mod local;
 
 pub use contact::{emit_contact, parse_contact};
+pub use descriptors::check_descriptors;
 pub use env::{Place, place_from_env};
-pub use local::{Introduction, exchange};
+pub use local::{Introduction, decline, exchange};
 
 use crate::error::{Error, Result};
 
