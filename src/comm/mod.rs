@@ -6,6 +6,8 @@
 mod bind;
 mod buffer;
 mod call;
+#[cfg(test)]
+mod fork_tests;
 mod fusion;
 mod operation;
 mod plans;
@@ -22,7 +24,7 @@ use crate::bootstrap::{self, Introduction};
 use crate::config::Config;
 use crate::engine::{Clock, Contact, Engine};
 use crate::error::{Error, Result};
-use crate::memory::{Element, Region, lend_slice};
+use crate::memory::{Element, ProcessMark, Region, lend_slice};
 use crate::transport;
 use crate::types::{Collective, Rank, ReduceOp};
 use plans::Plans;
@@ -36,7 +38,8 @@ use std::time::Duration;
 ///
 /// Operations make progress while some thread of the process is inside a call (or always, with
 /// [`Config::progress_thread`]). The first failure ends the communicator on all ranks: every operation
-/// returns the first cause, and a new communicator has to be made.
+/// returns the first cause, and a new communicator has to be made. Take new registered memory for it, too: a peer that was
+/// stopped in the middle of a store may still write into what it had been given.
 #[derive(Clone)]
 pub struct Communicator {
     inner: Arc<Inner>,
@@ -64,8 +67,16 @@ impl Communicator {
     /// most the configured timeout.
     pub fn join(rank: Rank, ranks: u32, job: &str, config: Config) -> Result<Communicator> {
         let clock = Clock::monotonic();
-        let provider = transport::open(&config.transport, rank, ranks, bootstrap::nonce()?)?;
-        let mut engine = Engine::new(provider, rank, ranks, config.clone(), false)?;
+        let process = ProcessMark::current()?;
+        let nonce = bootstrap::nonce()?;
+        let made = bootstrap::check_descriptors(rank, ranks)
+            .and_then(|()| transport::open(&config.transport, rank, ranks, nonce))
+            .and_then(|provider| Engine::new(provider, rank, ranks, config.clone(), false));
+        let mut engine = match made {
+            Ok(engine) => engine,
+            // The others need not wait for this rank.
+            Err(error) => return Err(bootstrap::decline(rank, ranks, job, error, &clock)),
+        };
         let blob = bootstrap::emit_contact(&engine.contact());
         let own = Introduction {
             rank,
@@ -89,7 +100,8 @@ impl Communicator {
             }
             std::thread::sleep(Duration::from_micros(200));
         }
-        let communicator = Communicator::assemble(engine, clock, vec![0; ranks as usize], false);
+        let communicator =
+            Communicator::assemble(engine, clock, process, vec![0; ranks as usize], false);
         if config.debug {
             let progress = if config.progress_thread {
                 "a thread"
@@ -115,6 +127,7 @@ impl Communicator {
     fn assemble(
         mut engine: Engine,
         clock: Clock,
+        process: ProcessMark,
         hosts: Vec<u32>,
         is_size_only: bool,
     ) -> Communicator {
@@ -127,7 +140,7 @@ impl Communicator {
             .filter(|&&host| host == hosts[rank as usize])
             .count();
         let plans = Plans::new(rank, hosts, is_mapped, config);
-        let shared = Arc::new(Shared::new(engine, clock, plans, local_ranks));
+        let shared = Shared::new(engine, clock, process, plans, local_ranks);
         let inner = Inner {
             shared,
             rank,
@@ -172,7 +185,10 @@ impl Communicator {
     }
 
     /// Zeroed registered memory that collectives use without staging.
+    ///
+    /// Errors: [`Error::Exhausted`] if there is not as much memory, naming the limit; nothing has been touched then.
     pub fn alloc(&self, bytes: usize) -> Result<Buffer> {
+        self.inner.shared.process.check()?;
         let region = Arc::new(if self.inner.is_size_only {
             Region::size_only(bytes)
         } else if self.inner.is_mapped {
@@ -210,6 +226,7 @@ impl Communicator {
     /// ```
     pub fn start(&self, call: &Call) -> Result<Operation> {
         let shared = &self.inner.shared;
+        shared.process.check()?;
         let bound = {
             let mut plans = shared.plans.lock().unwrap_or_else(PoisonError::into_inner);
             bind::bind(call, &mut plans, self.inner.rank, self.inner.ranks)?
@@ -235,6 +252,7 @@ impl Communicator {
             ..Call::new(Collective::AllReduce, T::DTYPE, data.len() as u64)
         };
         let shared = &self.inner.shared;
+        shared.process.check()?;
         if shared.clock.is_virtual() {
             // Nobody can wait here, and the loan must not end before the operation does.
             return Err(Error::invalid(
@@ -248,13 +266,14 @@ impl Communicator {
             };
             let task = shared.engine().submit(bound, shared.clock.now())?;
             shared
-                .wait(task, None)
+                .wait(task, None)?
                 .expect("a wait without a limit ends with a result")
         })
     }
 
     /// The algorithm that [`Communicator::start`] would use, by name.
     pub fn algorithm_for(&self, call: &Call) -> Result<&'static str> {
+        self.inner.shared.process.check()?;
         if call.collective == Collective::SendRecv {
             return Ok("direct");
         }
@@ -272,6 +291,11 @@ impl Communicator {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if self.shared.process.is_forked() {
+            // The progress thread, the sockets and whatever another thread had locked are the parent's.
+            std::mem::forget(self.progress.get_mut().map(Option::take));
+            return self.shared.leave_to_parent();
+        }
         self.shared.stop_progress_thread();
         let thread = self
             .progress

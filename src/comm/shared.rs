@@ -4,11 +4,11 @@ use super::buffer::Garbage;
 use super::plans::Plans;
 use crate::engine::{Clock, Engine, Patience, SpinTime, TaskId, WaitStep};
 use crate::error::{Error, Result};
-use crate::memory::futex_wait;
+use crate::memory::{ProcessMark, futex_wait};
 use crate::time::Time;
 use crate::transport::WaitSource;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Longest sleep of the progress thread when there is nothing to do; wake-ups cut it short.
@@ -18,28 +18,43 @@ const IDLE_SLEEP: Duration = Duration::from_millis(50);
 pub(super) struct Shared {
     engine: Mutex<Engine>,
     pub clock: Clock,
+    /// The process that may use it.
+    pub process: ProcessMark,
     wait_source: WaitSource,
     spin: SpinTime,
     pub plans: Mutex<Plans>,
-    pub garbage: Garbage,
+    pub garbage: Arc<Garbage>,
     /// Threads inside `wait`; the progress thread leaves the driving to them.
     waiters: AtomicU32,
     stop: AtomicBool,
 }
 
 impl Shared {
-    pub fn new(engine: Engine, clock: Clock, plans: Plans, local_ranks: usize) -> Shared {
+    pub fn new(
+        engine: Engine,
+        clock: Clock,
+        process: ProcessMark,
+        plans: Plans,
+        local_ranks: usize,
+    ) -> Arc<Shared> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Shared {
+        Arc::new(Shared {
             wait_source: engine.wait_source(),
             engine: Mutex::new(engine),
             clock,
             spin: SpinTime::new(local_ranks, cores),
             plans: Mutex::new(plans),
-            garbage: Garbage::default(),
+            process,
+            garbage: Arc::new(Garbage::new(process)),
             waiters: AtomicU32::new(0),
             stop: AtomicBool::new(false),
-        }
+        })
+    }
+
+    /// In a forked child: keeps it to the end of the process. Dropping it would say goodbye to peers in the parent's name,
+    /// and a thread that exists in the parent only may have left it half changed.
+    pub fn leave_to_parent(self: &Arc<Shared>) {
+        std::mem::forget(self.clone());
     }
 
     /// The engine. A panic elsewhere has failed that caller's operation, not the engine's bookkeeping.
@@ -49,9 +64,7 @@ impl Shared {
 
     /// Ends registrations whose memory nobody uses any more.
     pub fn collect_garbage(&self, engine: &mut Engine) {
-        let keys =
-            std::mem::take(&mut *self.garbage.lock().unwrap_or_else(PoisonError::into_inner));
-        for key in keys {
+        for key in self.garbage.take() {
             // Each key was registered once and is given back once; the transport may be gone already.
             let _ = engine.deregister(key);
         }
@@ -68,28 +81,28 @@ impl Shared {
         take_result(&mut engine, task)
     }
 
-    /// Waits for a task, at most `limit`; `None`: it still runs.
-    pub fn wait(&self, task: TaskId, limit: Option<Duration>) -> Option<Result<()>> {
+    /// Waits for a task, at most `limit`; `None`: it still runs. The outer error: nobody can wait here.
+    pub fn wait(&self, task: TaskId, limit: Option<Duration>) -> Result<Option<Result<()>>> {
         {
             // Most small operations need only a few polls: no clock, no counters.
             let mut engine = self.engine();
             let now = self.clock.now();
             for _ in 0..self.spin.polls_per_look() {
                 if let Some(result) = take_result(&mut engine, task) {
-                    return Some(result);
+                    return Ok(Some(result));
                 }
                 engine.drive(now);
             }
         }
         if self.clock.is_virtual() {
-            return Some(Err(Error::invalid(
+            return Err(Error::invalid(
                 "a simulated operation cannot be waited for by one rank: step the simulation (Simulation::run) and test",
-            )));
+            ));
         }
         self.waiters.fetch_add(1, Ordering::Relaxed);
         let result = self.wait_long(task, limit);
         self.waiters.fetch_sub(1, Ordering::Relaxed);
-        result
+        Ok(result)
     }
 
     fn wait_long(&self, task: TaskId, limit: Option<Duration>) -> Option<Result<()>> {

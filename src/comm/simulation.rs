@@ -4,6 +4,7 @@ use super::Communicator;
 use crate::config::Config;
 use crate::engine::{Clock, Contact, Engine};
 use crate::error::{Error, Result};
+use crate::memory::ProcessMark;
 use crate::time::Time;
 use crate::transport::sim::{SimOptions, World};
 use crate::types::Rank;
@@ -24,6 +25,7 @@ impl Simulation {
         let world = World::new(options);
         let options = world.options();
         let clock = Clock::Virtual(world.clock());
+        let process = ProcessMark::current()?;
         let mut engines: Vec<Engine> = (0..options.ranks)
             .map(|rank| {
                 let transport = Box::new(world.transport(rank));
@@ -61,7 +63,8 @@ impl Simulation {
         let communicators = engines
             .into_iter()
             .map(|engine| {
-                Communicator::assemble(engine, clock.clone(), hosts.clone(), options.size_only)
+                let (clock, hosts) = (clock.clone(), hosts.clone());
+                Communicator::assemble(engine, clock, process, hosts, options.size_only)
             })
             .collect();
         Ok(Simulation {
