@@ -93,12 +93,15 @@ impl Task {
 impl Engine {
     /// Starts a task. It runs as far as it can at once.
     pub fn submit(&mut self, call: TaskCall, now: Time) -> Result<TaskId> {
+        self.tell_failure();
         if let Some(first) = &self.failure {
             return Err(Error::CommunicatorFailed(Box::new(
                 first.first_cause().clone(),
             )));
         }
         if let Some(gone) = self.driver.links.first_gone() {
+            // Told to the others: this rank may leave now, and would look like the cause.
+            self.fail(gone.clone(), true);
             return Err(gone);
         }
         if call.count > COUNT_MAX {
@@ -163,6 +166,11 @@ impl Engine {
             },
             _ => Some(Err(Error::invalid("the operation was waited for already"))),
         }
+    }
+
+    /// How many tasks have ended: a thread that drives may have ended those of others.
+    pub fn ended(&self) -> u64 {
+        self.ended
     }
 
     /// Nobody will ask for the result any more; a running task goes on.
@@ -231,6 +239,7 @@ impl Engine {
     }
 
     pub(super) fn end_task(&mut self, index: usize, result: Result<()>) {
+        self.ended += 1;
         let task = &mut self.tasks[index];
         task.state = State::Done(result);
         if self.failure.is_none() {
@@ -292,12 +301,23 @@ impl Engine {
 }
 
 pub(super) fn signature_of(call: &TaskCall) -> Signature {
-    Signature::new(
+    let signature = Signature::new(
         call.collective,
         call.dtype,
         call.op,
         call.root,
         call.prepared.algorithm,
         call.count,
-    )
+    );
+    match call.collective {
+        // Its slots are the same on all ranks.
+        Collective::AllGatherV => {
+            let hash = call
+                .slots
+                .iter()
+                .fold(0, |hash, &slot| crate::prng::mix(hash ^ slot));
+            signature.with_counts(hash)
+        }
+        _ => signature,
+    }
 }

@@ -13,6 +13,9 @@ use crate::types::{Finish, Rank, ReduceOp};
 /// about 100 us at 10 GB/s.
 const PIECE_BYTES: usize = 1 << 20;
 
+/// Pieces of one step at a time: then hang-ups and failures are looked at, about every 30 ms.
+const PIECES_MAX: u32 = 256;
+
 impl Driver {
     pub(super) fn compute(
         &mut self,
@@ -22,7 +25,7 @@ impl Driver {
     ) -> Result<()> {
         let action = &prepared.schedule.steps[step as usize].action;
         let piece = (PIECE_BYTES / round.dtype.size_bytes()) as u64;
-        loop {
+        for _ in 0..PIECES_MAX {
             let (from, len) = (round.progress.run(step).done, round.progress.run(step).len);
             if from == len {
                 self.finish(prepared, round, step);
@@ -41,6 +44,8 @@ impl Driver {
             self.moved = true;
             round.progress.advance(prepared, step, from + got);
         }
+        round.stalled.push(step);
+        Ok(())
     }
 
     /// Fills `sources` and `destinations` with elements `from ..` of the step's ranges: at most `want`, and as
