@@ -4,7 +4,7 @@ use super::buffer::Garbage;
 use super::plans::Plans;
 use crate::engine::{Clock, Engine, Patience, SpinTime, TaskId, WaitStep};
 use crate::error::{Error, Result};
-use crate::memory::{ProcessMark, futex_wait};
+use crate::memory::{ProcessMark, futex_wait, futex_wake_all};
 use crate::time::Time;
 use crate::transport::WaitSource;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
@@ -74,9 +74,9 @@ impl Shared {
     pub fn test(&self, task: TaskId) -> Option<Result<()>> {
         let mut engine = self.engine();
         let now = self.clock.now();
-        engine.drive(now);
+        self.drive(&mut engine, now);
         if engine.result(task).is_none() {
-            engine.drive_slow_if_due(now);
+            self.watch(&mut engine, |e| e.drive_slow_if_due(now));
         }
         take_result(&mut engine, task)
     }
@@ -91,7 +91,7 @@ impl Shared {
                 if let Some(result) = take_result(&mut engine, task) {
                     return Ok(Some(result));
                 }
-                engine.drive(now);
+                self.drive(&mut engine, now);
             }
         }
         if self.clock.is_virtual() {
@@ -114,13 +114,13 @@ impl Shared {
             let mut engine = self.engine();
             let mut moved = false;
             for _ in 0..self.spin.polls_per_look() {
-                moved |= engine.drive(now);
+                moved |= self.drive(&mut engine, now);
                 if let Some(result) = take_result(&mut engine, task) {
                     self.spin.learn(patience.last());
                     return Some(result);
                 }
             }
-            engine.drive_slow_if_due(now);
+            self.watch(&mut engine, |e| e.drive_slow_if_due(now));
             drop(engine);
             if now >= deadline {
                 return None;
@@ -132,13 +132,39 @@ impl Shared {
             match patience.next(now) {
                 WaitStep::Spin => std::hint::spin_loop(),
                 WaitStep::Yield => std::thread::yield_now(),
-                WaitStep::Sleep(time) => self.sleep(time.min(deadline.since(now))),
+                WaitStep::Sleep(time) => self.sleep(Some(task), time.min(deadline.since(now))),
             }
         }
     }
 
-    /// Sleeps until something may have arrived.
-    fn sleep(&self, time: Duration) {
+    /// Drives once.
+    fn drive(&self, engine: &mut Engine, now: Time) -> bool {
+        self.watch(engine, |engine| engine.drive(now))
+    }
+
+    /// Lets the engine run. Threads that sleep are woken if that has ended operations: one of them may be theirs.
+    fn watch<R>(&self, engine: &mut Engine, run: impl FnOnce(&mut Engine) -> R) -> R {
+        let ended = engine.ended();
+        let result = run(engine);
+        if engine.ended() != ended {
+            self.wake_sleepers();
+        }
+        result
+    }
+
+    /// Wakes the threads of this process that sleep. Whoever is about to holds or will take the engine's lock after it has
+    /// counted itself, and looks at its operation then.
+    fn wake_sleepers(&self) {
+        if let WaitSource::Futex { bell, sleeping } = self.wait_source
+            && sleeping.word32(0).load(Ordering::Relaxed) != 0
+        {
+            bell.word32(0).fetch_add(1, Ordering::Release);
+            futex_wake_all(bell.word32(0));
+        }
+    }
+
+    /// Sleeps until something may have arrived, or another thread may have ended the task.
+    fn sleep(&self, task: Option<TaskId>, time: Duration) {
         let WaitSource::Futex { bell, sleeping } = self.wait_source else {
             return;
         };
@@ -149,11 +175,12 @@ impl Shared {
         fence(Ordering::SeqCst);
         let now = self.clock.now();
         let mut engine = self.engine();
-        let moved = engine.drive(now);
-        engine.drive_slow(now);
+        let moved = self.drive(&mut engine, now);
+        self.watch(&mut engine, |e| e.drive_slow(now));
         self.collect_garbage(&mut engine);
+        let has_ended = task.is_some_and(|task| engine.result(task).is_some());
         drop(engine);
-        if !moved {
+        if !moved && !has_ended {
             futex_wait(bell.word32(0), rung, time);
         }
         sleeping.word32(0).fetch_sub(1, Ordering::SeqCst);
@@ -167,10 +194,10 @@ impl Shared {
             let mut moved = false;
             if self.waiters.load(Ordering::Relaxed) == 0 {
                 let mut engine = self.engine();
-                moved = engine.drive(now);
+                moved = self.drive(&mut engine, now);
                 // One operation may move all the time while another waits for a peer that is gone.
                 if moved {
-                    engine.drive_slow_if_due(now);
+                    self.watch(&mut engine, |e| e.drive_slow_if_due(now));
                 }
             }
             if moved {
@@ -179,7 +206,7 @@ impl Shared {
             }
             match patience.next(self.clock.now()) {
                 WaitStep::Spin | WaitStep::Yield => std::thread::yield_now(),
-                WaitStep::Sleep(_) => self.sleep(IDLE_SLEEP),
+                WaitStep::Sleep(_) => self.sleep(None, IDLE_SLEEP),
             }
         }
     }
@@ -190,7 +217,7 @@ impl Shared {
         self.stop.store(true, Ordering::Release);
         if let WaitSource::Futex { bell, .. } = self.wait_source {
             bell.word32(0).fetch_add(1, Ordering::Release);
-            crate::memory::futex_wake_all(bell.word32(0));
+            futex_wake_all(bell.word32(0));
         }
     }
 }
