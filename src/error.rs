@@ -62,6 +62,12 @@ pub enum Error {
     #[error("the communicator failed earlier and must be rebuilt; the first cause: {0}")]
     CommunicatorFailed(Box<Error>),
 
+    /// The calling process was forked from the one that made the communicator.
+    #[error(
+        "this communicator belongs to the process that forked this one: make another one here, or leave communication to that process"
+    )]
+    Forked,
+
     /// Memory, descriptors or another bounded resource is used up.
     #[error("{what}: {limit}; {remedy}")]
     Exhausted {

@@ -51,13 +51,21 @@
 //!   fixed number of messages per peer. Half of those places belong to the oldest operation, so later ones cannot block it.
 //! * In the steady state an operation reuses rounds, schedules and scratch memory, and makes no system call unless its
 //!   wait yields or sleeps.
-//! * Every wait has a deadline. The first failure ends the communicator on all ranks with one cause.
+//! * Every wait has a deadline. The first failure ends the communicator on all ranks with one cause: whoever hears of it
+//!   passes it on, so that a rank that leaves because of it never looks like its cause.
+//! * A view of a peer's memory stays valid whatever that peer does: regions that it frees stay mapped until every round
+//!   that may have a view of them has ended, and it cannot free its control memory at all.
+//! * Memory is compared with what the machine, its control groups and the process may have before it is touched. Pages that
+//!   a stopped peer could still write belong to nobody else, because they are never reused.
+//! * A communicator belongs to the process that made it. A forked child gets an error from every call and, whatever it drops,
+//!   says nothing to the parent's peers; those see the parent's death although the child holds copies of its sockets.
 //! * `engine/driver.rs` is the only place where schedule, transport and kernel meet; `engine/clock.rs` is the only
 //!   reader of the clock; `transport::open` is the one list of providers.
 //!
 //! # Deliberately absent
 //!
-//! Files in /dev/shm, global state, background threads that nobody asked for (a [`Fusion`] has one, and
+//! Files in /dev/shm, global state (but for a page that tells a forked child from its parent, and a count of the bytes of
+//! regions), background threads that nobody asked for (a [`Fusion`] has one, and
 //! [`Config::progress_thread`] makes one), a central daemon, asynchronous runtimes, unregistered memory on the wire. Not
 //! yet there: transports between hosts, sub-communicators, device memory, partial and sparse collectives.
 

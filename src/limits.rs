@@ -35,8 +35,8 @@ pub const MESSAGES_PER_PEER: u32 = 64;
 /// Largest message that is copied through a ring instead of being read where it lies.
 pub const INLINE_BYTES_MAX: usize = 4096;
 
-/// Bytes of a control message, including its header.
-pub const CONTROL_BYTES: usize = 256;
+/// Bytes of a control message, including its header: room for what a handful of ranks did last.
+pub const CONTROL_BYTES: usize = 512;
 
 /// Steps of one schedule: O(ranks) for every algorithm, with room for the largest communicator.
 pub const STEPS_MAX: usize = 1 << 18;

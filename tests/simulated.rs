@@ -241,3 +241,17 @@ fn a_simulated_rank_lends_no_slice_that_it_cannot_wait_for() {
         .run(|_| barriers.iter_mut().all(|b| b.test().unwrap()))
         .unwrap();
 }
+
+#[test]
+fn waiting_for_a_simulated_operation_is_refused_and_leaves_it_to_end_well() {
+    let mut simulation = Simulation::new(SimOptions::new(2, 1), Config::default()).unwrap();
+    let start = |c: &linerate::Communicator| c.start(&linerate::Call::barrier()).unwrap();
+    let mut operations: Vec<Operation> = simulation.communicators().iter().map(start).collect();
+    let error = operations[0]
+        .wait_timeout(std::time::Duration::from_millis(1))
+        .unwrap_err();
+    assert!(error.to_string().contains("Simulation::run"), "{error}");
+    simulation
+        .run(|_| operations.iter_mut().all(|o| o.test().unwrap()))
+        .unwrap();
+}

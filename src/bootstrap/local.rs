@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::limits::RANKS_MAX;
 use crate::time::Time;
 use crate::types::Rank;
+use rustix::net::RecvFlags;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
@@ -34,6 +35,13 @@ const BLOB_BYTES_MAX: usize = 4096;
 /// A peer that connects says its whole introduction at once; one that does not is no peer.
 const INTRODUCTION_TIME: Duration = Duration::from_secs(2);
 const RETRY: Duration = Duration::from_millis(2);
+/// Ranks that have come are looked at this often, in case one ends while others are waited for.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// After a failure, ranks that have not come yet are told for so long: a launcher starts hundreds of processes in that time.
+const TELL_TIME: Duration = Duration::from_secs(5);
+/// What a header says of its sender: it goes on, or it cannot and the blob is the reason.
+const JOINS: u32 = 0;
+const DECLINES: u32 = 1;
 
 /// Carries every rank's blob to every rank of the job; returns them by rank.
 pub fn exchange(
@@ -45,10 +53,7 @@ pub fn exchange(
     if own.ranks == 1 {
         return Ok(vec![own.blob.clone()]);
     }
-    let name = format!("linerate-job-{}-{job}", rustix::process::geteuid().as_raw());
-    let address = SocketAddr::from_abstract_name(name.as_bytes()).map_err(|e| {
-        Error::Bootstrap(format!("job name '{job}': {e}; use at most 60 characters"))
-    })?;
+    let address = address_of(job)?;
     let deadline = clock.now().after(timeout);
     if own.rank == 0 {
         serve(own, job, &address, deadline, clock)
@@ -57,6 +62,41 @@ pub fn exchange(
     }
 }
 
+/// This rank cannot take part: tells the others, as far as they can be reached soon, and gives the error back.
+pub fn decline(rank: Rank, ranks: u32, job: &str, error: Error, clock: &Clock) -> Error {
+    let deadline = clock.now().after(TELL_TIME);
+    let text = format!("rank {rank} cannot take part: {error}");
+    let Ok(address) = address_of(job) else {
+        return error;
+    };
+    if rank == 0 && ranks > 1 {
+        if let Ok(listener) = listen(job, &address) {
+            tell_everyone(&listener, Vec::new(), ranks - 1, &text, deadline, clock);
+        }
+    } else if ranks > 1 {
+        let own = Introduction {
+            rank,
+            ranks,
+            fingerprint: 0,
+            blob: cut(&text).into(),
+        };
+        // Rank 0 may be gone or never come; then it needs no reason.
+        if let Ok(mut stream) = reach(rank, job, &address, deadline, clock) {
+            let _ = stream.write_all(&emit_introduction(&own, DECLINES));
+        }
+    }
+    error
+}
+
+fn address_of(job: &str) -> Result<SocketAddr> {
+    let name = format!("linerate-job-{}-{job}", rustix::process::geteuid().as_raw());
+    SocketAddr::from_abstract_name(name.as_bytes())
+        .map_err(|e| Error::Bootstrap(format!("job name '{job}': {e}; use at most 60 characters")))
+}
+
+/// Ranks that have come.
+type Streams = Vec<Option<UnixStream>>;
+
 fn serve(
     own: &Introduction,
     job: &str,
@@ -64,6 +104,59 @@ fn serve(
     deadline: Time,
     clock: &Clock,
 ) -> Result<Vec<Vec<u8>>> {
+    let listener = listen(job, address)?;
+    let mut streams: Streams = (0..own.ranks).map(|_| None).collect();
+    let mut blobs: Vec<Vec<u8>> = vec![Vec::new(); own.ranks as usize];
+    blobs[0].clone_from(&own.blob);
+    let gathered = gather(
+        own,
+        job,
+        &listener,
+        (&mut streams, &mut blobs),
+        deadline,
+        clock,
+    );
+    if let Err((error, stranger)) = gathered {
+        let told: Vec<UnixStream> = streams.into_iter().flatten().chain(stranger).collect();
+        // Those that have not come in time do not come now.
+        let wait = if clock.now() >= deadline {
+            clock.now()
+        } else {
+            clock.now().after(TELL_TIME)
+        };
+        tell_everyone(
+            &listener,
+            told,
+            own.ranks - 1,
+            &error.to_string(),
+            wait,
+            clock,
+        );
+        return Err(error);
+    }
+    let table = emit_table(&blobs);
+    let mut gone = None;
+    for (rank, stream) in streams.iter().enumerate() {
+        let Some(mut stream) = stream.as_ref() else {
+            continue;
+        };
+        match &gone {
+            None => {
+                let written = stream.write_all(&table);
+                gone = written
+                    .err()
+                    .map(|e| Error::Bootstrap(format!("rank {rank} left during bootstrap: {e}")));
+            }
+            Some(error) => refuse(stream, &error.to_string()),
+        }
+    }
+    if let Some(error) = gone {
+        return Err(error);
+    }
+    Ok(blobs)
+}
+
+fn listen(job: &str, address: &SocketAddr) -> Result<UnixListener> {
     let listener = UnixListener::bind_addr(address).map_err(|e| match e.kind() {
         ErrorKind::AddrInUse => Error::Bootstrap(format!(
             "job '{job}' is already running on this host; give this one another name (LINERATE_JOB) or another MASTER_PORT"
@@ -73,60 +166,120 @@ fn serve(
     listener
         .set_nonblocking(true)
         .map_err(|e| Error::os("preparing the rendezvous socket", e))?;
-    let mut streams: Vec<Option<UnixStream>> = (0..own.ranks).map(|_| None).collect();
-    let mut blobs: Vec<Vec<u8>> = vec![Vec::new(); own.ranks as usize];
-    blobs[0].clone_from(&own.blob);
+    Ok(listener)
+}
+
+/// Waits until every rank has introduced itself. With an error comes whoever caused it, to be told.
+fn gather(
+    own: &Introduction,
+    job: &str,
+    listener: &UnixListener,
+    (streams, blobs): (&mut Streams, &mut [Vec<u8>]),
+    deadline: Time,
+    clock: &Clock,
+) -> std::result::Result<(), (Error, Option<UnixStream>)> {
     let mut missing = own.ranks - 1;
+    let mut look_at = clock.now();
     while missing > 0 {
         match listener.accept() {
             Ok((stream, _)) => {
-                let Some((stream, peer)) = hear(stream) else {
+                let Some((stream, peer, kind)) = hear(stream) else {
                     continue;
                 };
+                if kind == DECLINES {
+                    let text = String::from_utf8_lossy(&peer.blob).into_owned();
+                    return Err((Error::Bootstrap(text), Some(stream)));
+                }
                 let known = streams.get(peer.rank as usize).is_some_and(Option::is_some);
                 if let Err(error) = check(own, &peer, known) {
-                    let text = error.to_string();
-                    let everyone = streams.iter().flatten().chain([&stream]);
-                    everyone.for_each(|s| refuse(s, &text));
-                    return Err(error);
+                    return Err((error, Some(stream)));
                 }
                 streams[peer.rank as usize] = Some(stream);
                 blobs[peer.rank as usize] = peer.blob;
                 missing -= 1;
             }
             Err(e) if e.kind() == ErrorKind::WouldBlock => {
-                if clock.now() >= deadline {
-                    let absent: Vec<usize> = (1..streams.len())
-                        .filter(|&r| streams[r].is_none())
-                        .collect();
-                    let error = Error::Bootstrap(format!(
-                        "ranks {absent:?} of job '{job}' did not come in time; are all {} ranks started?",
-                        own.ranks
-                    ));
-                    streams
-                        .iter()
-                        .flatten()
-                        .for_each(|s| refuse(s, &error.to_string()));
-                    return Err(error);
+                let now = clock.now();
+                if now >= deadline {
+                    return Err((absent(own, job, streams), None));
+                }
+                if now >= look_at {
+                    look_at = now.after(LOOK_EVERY);
+                    check_alive(streams).map_err(|error| (error, None))?;
                 }
                 std::thread::sleep(RETRY);
             }
-            Err(e) => return Err(Error::os("accepting a rank", e)),
+            Err(e) => return Err((Error::os("rank 0 cannot let a rank in", e), None)),
         }
     }
-    let table = emit_table(&blobs);
-    for (rank, stream) in streams.iter_mut().enumerate() {
-        if let Some(stream) = stream {
-            stream
-                .write_all(&table)
-                .map_err(|e| Error::Bootstrap(format!("rank {rank} left during bootstrap: {e}")))?;
+    check_alive(streams).map_err(|error| (error, None))
+}
+
+/// Who has not come, and who has.
+fn absent(own: &Introduction, job: &str, streams: &Streams) -> Error {
+    let (mut absent, mut waiting) = (Vec::new(), vec![0]);
+    for (rank, stream) in streams.iter().enumerate().skip(1) {
+        match stream {
+            Some(_) => waiting.push(rank),
+            None => absent.push(rank),
         }
     }
-    Ok(blobs)
+    Error::Bootstrap(format!(
+        "ranks {absent:?} of job '{job}' did not come in time; ranks {waiting:?} came and waited for them; are all {} ranks started?",
+        own.ranks
+    ))
+}
+
+/// An error if a rank that has introduced itself has ended since.
+fn check_alive(streams: &Streams) -> Result<()> {
+    for (rank, stream) in streams.iter().enumerate() {
+        let Some(stream) = stream else {
+            continue;
+        };
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        // A rank says nothing after its introduction, so all there can be is the end.
+        if !matches!(
+            rustix::net::recv(stream, &mut [0u8; 1], flags),
+            Err(rustix::io::Errno::AGAIN)
+        ) {
+            return Err(Error::Bootstrap(format!(
+                "rank {rank} failed while others were waited for: its process ended; see what it printed"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Gives the reason of a failure to those who have come, and until `deadline` to those who come: `wanted` ranks in all.
+fn tell_everyone(
+    listener: &UnixListener,
+    come: Vec<UnixStream>,
+    wanted: u32,
+    text: &str,
+    deadline: Time,
+    clock: &Clock,
+) {
+    let mut told = come.len();
+    // One after another and closed at once: descriptors may be what is missing.
+    come.into_iter().for_each(|stream| refuse(&stream, text));
+    while told < wanted as usize {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                if let Some((stream, _, kind)) = hear(stream) {
+                    told += 1;
+                    if kind == JOINS {
+                        refuse(&stream, text);
+                    }
+                }
+            }
+            Err(_) if clock.now() >= deadline => return,
+            Err(_) => std::thread::sleep(RETRY),
+        }
+    }
 }
 
 /// Reads the introduction of whoever has connected; `None`: a stranger.
-fn hear(stream: UnixStream) -> Option<(UnixStream, Introduction)> {
+fn hear(stream: UnixStream) -> Option<(UnixStream, Introduction, u32)> {
     let credentials = rustix::net::sockopt::socket_peercred(stream.as_fd()).ok()?;
     if credentials.uid != rustix::process::geteuid() {
         return None;
@@ -151,6 +304,7 @@ fn hear(stream: UnixStream) -> Option<(UnixStream, Introduction)> {
             fingerprint,
             blob,
         },
+        word(20),
     ))
 }
 
@@ -183,43 +337,75 @@ fn ask(
     deadline: Time,
     clock: &Clock,
 ) -> Result<Vec<Vec<u8>>> {
-    let mut stream = loop {
-        match UnixStream::connect_addr(address) {
-            Ok(stream) => break stream,
-            Err(e) if clock.now() >= deadline => {
-                return Err(Error::Bootstrap(format!(
-                    "rank {} did not find rank 0 of job '{job}' in time ({e}); is rank 0 started on this host, with the same job name?",
-                    own.rank
-                )));
-            }
-            Err(_) => std::thread::sleep(RETRY),
-        }
-    };
-    let mut hello = Vec::with_capacity(HEADER_BYTES + own.blob.len());
-    hello.extend(MAGIC);
-    for word in [own.rank, own.ranks, own.blob.len() as u32, 0] {
-        hello.extend(word.to_le_bytes());
-    }
-    hello.extend(own.fingerprint.to_le_bytes());
-    hello.extend(&own.blob);
+    let mut stream = reach(own.rank, job, address, deadline, clock)?;
     let lost = |e: std::io::Error| {
+        let cause = match e.kind() {
+            ErrorKind::UnexpectedEof => "it closed the connection".to_string(),
+            _ => e.to_string(),
+        };
         Error::Bootstrap(format!(
-            "rank {} lost rank 0 of job '{job}' during bootstrap: {e}; see what rank 0 printed",
+            "rank {} lost rank 0 of job '{job}' during bootstrap: {cause}; see what rank 0 printed",
             own.rank
         ))
     };
-    stream.write_all(&hello).map_err(lost)?;
+    let introduced = stream.write_all(&emit_introduction(own, JOINS));
     // Rank 0 gives up at the deadline and says who is missing; its answer is waited for a little longer.
     let patience = deadline.since(clock.now()) + INTRODUCTION_TIME;
     stream.set_read_timeout(Some(patience)).map_err(lost)?;
+    // Where rank 0 was quicker to refuse, its reason is there to be read.
     parse_table(&mut stream, own.ranks).map_err(|e| match e {
-        TableError::Lost(e) => lost(e),
+        TableError::Lost(e) => lost(introduced.err().unwrap_or(e)),
         TableError::Refused(text) => Error::Bootstrap(text),
     })
 }
 
+/// Connects to rank 0, which may come later.
+fn reach(
+    rank: Rank,
+    job: &str,
+    address: &SocketAddr,
+    deadline: Time,
+    clock: &Clock,
+) -> Result<UnixStream> {
+    loop {
+        match UnixStream::connect_addr(address) {
+            Ok(stream) => return Ok(stream),
+            Err(e) if e.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error()) => {
+                return Err(Error::os("connecting to rank 0", e));
+            }
+            Err(e) if clock.now() >= deadline => {
+                return Err(Error::Bootstrap(format!(
+                    "rank {rank} did not find rank 0 of job '{job}' in time ({e}); is rank 0 started on this host, with the same job name?"
+                )));
+            }
+            Err(_) => std::thread::sleep(RETRY),
+        }
+    }
+}
+
+fn emit_introduction(own: &Introduction, kind: u32) -> Vec<u8> {
+    let mut hello = Vec::with_capacity(HEADER_BYTES + own.blob.len());
+    hello.extend(MAGIC);
+    for word in [own.rank, own.ranks, own.blob.len() as u32, kind] {
+        hello.extend(word.to_le_bytes());
+    }
+    hello.extend(own.fingerprint.to_le_bytes());
+    hello.extend(&own.blob);
+    hello
+}
+
+/// As much of a reason as a blob holds.
+fn cut(text: &str) -> &str {
+    let mut end = text.len().min(BLOB_BYTES_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
 /// Answers instead of a table: a count of zero and the reason.
 fn refuse(mut stream: &UnixStream, text: &str) {
+    let text = cut(text);
     let mut answer = 0u32.to_le_bytes().to_vec();
     answer.extend((text.len() as u32).to_le_bytes());
     answer.extend(text.as_bytes());
@@ -285,89 +471,5 @@ fn read_blob(stream: &mut impl Read) -> std::io::Result<Vec<u8>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn run(job: &str, places: &[(Rank, u32, u64)], timeout: Duration) -> Vec<Result<Vec<Vec<u8>>>> {
-        let job = format!("{job}-{}", std::process::id());
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = places
-                .iter()
-                .map(|&(rank, ranks, fingerprint)| {
-                    let own = Introduction {
-                        rank,
-                        ranks,
-                        fingerprint,
-                        blob: vec![rank as u8; rank as usize + 1],
-                    };
-                    let job = &job;
-                    scope.spawn(move || exchange(&own, job, timeout, &Clock::monotonic()))
-                })
-                .collect();
-            threads.into_iter().map(|t| t.join().unwrap()).collect()
-        })
-    }
-
-    #[test]
-    fn everyone_gets_the_blobs_of_all() {
-        let results = run(
-            "all",
-            &[(0, 3, 1), (1, 3, 1), (2, 3, 1)],
-            Duration::from_secs(10),
-        );
-        for result in results {
-            assert_eq!(result.unwrap(), [vec![0], vec![1, 1], vec![2, 2, 2]]);
-        }
-    }
-
-    #[test]
-    fn a_missing_rank_is_named_to_everyone() {
-        let results = run(
-            "missing",
-            &[(0, 3, 1), (2, 3, 1)],
-            Duration::from_millis(200),
-        );
-        for result in results {
-            let text = result.unwrap_err().to_string();
-            assert!(text.contains("ranks [1]"), "{text}");
-        }
-    }
-
-    #[test]
-    fn different_settings_and_double_ranks_are_refused() {
-        let texts = |places: &[(Rank, u32, u64)], job| -> Vec<String> {
-            let results = run(job, places, Duration::from_secs(10));
-            results
-                .into_iter()
-                .map(|r| r.unwrap_err().to_string())
-                .collect()
-        };
-        for text in texts(&[(0, 2, 1), (1, 2, 9)], "settings") {
-            assert!(text.contains("LINERATE_CHUNK_BYTES"), "{text}");
-        }
-        for text in texts(&[(0, 2, 1), (1, 3, 1)], "sizes") {
-            assert!(text.contains("rank 1 of 3"), "{text}");
-        }
-    }
-
-    #[test]
-    fn a_job_name_in_use_says_so() {
-        let name = format!("taken-{}", std::process::id());
-        let own = Introduction {
-            rank: 0,
-            ranks: 2,
-            fingerprint: 0,
-            blob: vec![],
-        };
-        std::thread::scope(|scope| {
-            let first = scope
-                .spawn(|| exchange(&own, &name, Duration::from_millis(600), &Clock::monotonic()));
-            std::thread::sleep(Duration::from_millis(200));
-            let text = exchange(&own, &name, Duration::from_secs(1), &Clock::monotonic())
-                .unwrap_err()
-                .to_string();
-            assert!(text.contains("LINERATE_JOB"), "{text}");
-            assert!(first.join().unwrap().is_err());
-        });
-    }
-}
+#[path = "local_tests.rs"]
+mod tests;

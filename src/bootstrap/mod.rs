@@ -5,13 +5,15 @@
 
 mod contact;
 mod cores;
+mod descriptors;
 mod env;
 mod local;
 
 pub use contact::{emit_contact, parse_contact};
 pub use cores::Cores;
+pub use descriptors::check_descriptors;
 pub use env::{Place, place_from_env};
-pub use local::{Introduction, exchange};
+pub use local::{Introduction, decline, exchange};
 
 use crate::error::{Error, Result};
 

@@ -1,26 +1,49 @@
 //! [`Buffer`]: memory that operations can use, with shared ownership.
 
 use crate::error::Result;
-use crate::memory::{Element, Region, RegionKey, View};
+use crate::memory::{Element, ProcessMark, Region, RegionKey, View};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Keys whose memory nobody uses any more, to be deregistered by the next caller that has the engine.
-pub(super) type Garbage = Arc<Mutex<Vec<RegionKey>>>;
+#[derive(Debug)]
+pub(super) struct Garbage {
+    keys: Mutex<Vec<RegionKey>>,
+    process: ProcessMark,
+}
+
+impl Garbage {
+    pub fn new(process: ProcessMark) -> Garbage {
+        Garbage {
+            keys: Mutex::default(),
+            process,
+        }
+    }
+
+    fn add(&self, key: RegionKey) {
+        // A forked child has copies of buffers; what is registered is the parent's, and so may be the lock.
+        if !self.process.is_forked() {
+            let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+            keys.push(key);
+        }
+    }
+
+    /// All of them.
+    pub fn take(&self) -> Vec<RegionKey> {
+        std::mem::take(&mut *self.keys.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
 
 /// The memory of a buffer and all its parts.
 #[derive(Debug)]
 pub(super) struct Owner {
     _region: Arc<Region>,
-    registration: Option<(RegionKey, Garbage)>,
+    registration: Option<(RegionKey, Arc<Garbage>)>,
 }
 
 impl Drop for Owner {
     fn drop(&mut self) {
         if let Some((key, garbage)) = &self.registration {
-            garbage
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .push(*key);
+            garbage.add(*key);
         }
     }
 }
@@ -49,7 +72,7 @@ impl Buffer {
         })
     }
 
-    pub(super) fn registered(region: Arc<Region>, key: RegionKey, garbage: Garbage) -> Buffer {
+    pub(super) fn registered(region: Arc<Region>, key: RegionKey, garbage: Arc<Garbage>) -> Buffer {
         let view = region.view().in_region(key, 0);
         Buffer {
             owner: Arc::new(Owner {

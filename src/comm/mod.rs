@@ -6,6 +6,8 @@
 mod bind;
 mod buffer;
 mod call;
+#[cfg(test)]
+mod fork_tests;
 mod fusion;
 mod operation;
 mod plans;
@@ -23,7 +25,7 @@ use crate::bootstrap::{self, Cores, Introduction};
 use crate::config::Config;
 use crate::engine::{Clock, Contact, Engine};
 use crate::error::{Error, Result};
-use crate::memory::{Element, Region, lend_slice};
+use crate::memory::{Element, ProcessMark, Region, lend_slice};
 use crate::transport;
 use crate::types::{Collective, Rank, ReduceOp};
 use plans::Plans;
@@ -38,7 +40,8 @@ use std::time::Duration;
 ///
 /// Operations make progress while some thread of the process is inside a call (or always, with
 /// [`Config::progress_thread`]). The first failure ends the communicator on all ranks: every operation
-/// returns the first cause, and a new communicator has to be made.
+/// returns the first cause, and a new communicator has to be made. Take new registered memory for it, too: a peer that was
+/// stopped in the middle of a store may still write into what it had been given.
 #[derive(Clone)]
 pub struct Communicator {
     inner: Arc<Inner>,
@@ -66,8 +69,16 @@ impl Communicator {
     /// most the configured timeout.
     pub fn join(rank: Rank, ranks: u32, job: &str, config: Config) -> Result<Communicator> {
         let clock = Clock::monotonic();
-        let provider = transport::open(&config.transport, rank, ranks, bootstrap::nonce()?)?;
-        let mut engine = Engine::new(provider, rank, ranks, config.clone(), false)?;
+        let process = ProcessMark::current()?;
+        let nonce = bootstrap::nonce()?;
+        let made = bootstrap::check_descriptors(rank, ranks)
+            .and_then(|()| transport::open(&config.transport, rank, ranks, nonce))
+            .and_then(|provider| Engine::new(provider, rank, ranks, config.clone(), false));
+        let mut engine = match made {
+            Ok(engine) => engine,
+            // The others need not wait for this rank.
+            Err(error) => return Err(bootstrap::decline(rank, ranks, job, error, &clock)),
+        };
         let cores = Cores::own();
         let blob = cores.emit(&bootstrap::emit_contact(&engine.contact()));
         let own = Introduction {
@@ -95,8 +106,14 @@ impl Communicator {
             }
             std::thread::sleep(Duration::from_micros(200));
         }
-        let communicator =
-            Communicator::assemble(engine, clock, vec![0; ranks as usize], cores, false);
+        let communicator = Communicator::assemble(
+            engine,
+            clock,
+            process,
+            vec![0; ranks as usize],
+            cores,
+            false,
+        );
         if config.debug {
             let progress = if config.progress_thread {
                 "a thread"
@@ -122,6 +139,7 @@ impl Communicator {
     fn assemble(
         mut engine: Engine,
         clock: Clock,
+        process: ProcessMark,
         hosts: Vec<u32>,
         cores: Cores,
         is_size_only: bool,
@@ -135,12 +153,8 @@ impl Communicator {
             .filter(|&&host| host == hosts[rank as usize])
             .count();
         let plans = Plans::new(rank, hosts, is_mapped, config);
-        let shared = Arc::new(Shared::new(
-            engine,
-            clock,
-            plans,
-            (local_ranks, cores.count()),
-        ));
+        let places = (local_ranks, cores.count());
+        let shared = Shared::new(engine, clock, process, plans, places);
         let inner = Inner {
             shared,
             rank,
@@ -185,7 +199,10 @@ impl Communicator {
     }
 
     /// Zeroed registered memory that collectives use without staging.
+    ///
+    /// Errors: [`Error::Exhausted`] if there is not as much memory, naming the limit; nothing has been touched then.
     pub fn alloc(&self, bytes: usize) -> Result<Buffer> {
+        self.inner.shared.process.check()?;
         let region = Arc::new(if self.inner.is_size_only {
             Region::size_only(bytes)
         } else if self.inner.is_mapped {
@@ -223,6 +240,7 @@ impl Communicator {
     /// ```
     pub fn start(&self, call: &Call) -> Result<Operation> {
         let shared = &self.inner.shared;
+        shared.process.check()?;
         let task_call = {
             let mut plans = shared.plans();
             bind::bind(call, &mut plans, self.inner.rank, self.inner.ranks)?.keep(call)
@@ -266,6 +284,7 @@ impl Communicator {
 
     /// The algorithm that [`Communicator::start`] would use, by name.
     pub fn algorithm_for(&self, call: &Call) -> Result<&'static str> {
+        self.inner.shared.process.check()?;
         if call.collective == Collective::SendRecv {
             return Ok("direct");
         }
@@ -278,6 +297,11 @@ impl Communicator {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if self.shared.process.is_forked() {
+            // The progress thread, the sockets and whatever another thread had locked are the parent's.
+            std::mem::forget(self.progress.get_mut().map(Option::take));
+            return self.shared.leave_to_parent();
+        }
         self.shared.stop_progress_thread();
         let thread = self
             .progress

@@ -26,6 +26,7 @@ impl Operation {
 
     /// Whether it has ended; makes progress once. An operation that failed gives its error here and in [`Operation::wait`].
     pub fn test(&mut self) -> Result<bool> {
+        self.shared.process.check()?;
         if self.result.is_none() {
             self.result = self.shared.test(self.task);
         }
@@ -37,9 +38,7 @@ impl Operation {
     /// Waits for its end. If nothing moves for the communicator's timeout, neither on it nor on operations before it, it
     /// fails.
     pub fn wait(mut self) -> Result<()> {
-        if self.result.is_none() {
-            self.result = self.shared.wait(self.task, None);
-        }
+        self.wait_at_most(None)?;
         self.result
             .clone()
             .expect("a wait without a limit ends with a result")
@@ -47,23 +46,33 @@ impl Operation {
 
     /// Waits at most `limit`; `Ok(false)`: still running.
     pub fn wait_timeout(&mut self, limit: Duration) -> Result<bool> {
-        if self.result.is_none() {
-            self.result = self.shared.wait(self.task, Some(limit));
-        }
+        self.wait_at_most(Some(limit))?;
         self.result
             .clone()
             .map_or(Ok(false), |result| result.map(|()| true))
     }
 
+    /// Takes the result if there is one in time. An error is of the waiting, not of the operation.
+    fn wait_at_most(&mut self, limit: Option<Duration>) -> Result<()> {
+        self.shared.process.check()?;
+        if self.result.is_none() {
+            self.result = self.shared.wait(self.task, limit)?;
+        }
+        Ok(())
+    }
+
     /// Cancels it, which fails the communicator on all ranks.
     pub fn cancel(self) -> Result<()> {
+        self.shared.process.check()?;
         self.shared.engine().cancel(self.task)
     }
 }
 
 impl Drop for Operation {
     fn drop(&mut self) {
-        if self.result.is_none() {
+        if self.shared.process.is_forked() {
+            self.shared.leave_to_parent();
+        } else if self.result.is_none() {
             self.shared.engine().release(self.task);
         }
     }

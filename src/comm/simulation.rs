@@ -5,6 +5,7 @@ use crate::bootstrap::Cores;
 use crate::config::Config;
 use crate::engine::{Clock, Contact, Engine};
 use crate::error::{Error, Result};
+use crate::memory::ProcessMark;
 use crate::time::Time;
 use crate::transport::sim::{SimOptions, World};
 use crate::types::Rank;
@@ -25,6 +26,7 @@ impl Simulation {
         let world = World::new(options);
         let options = world.options();
         let clock = Clock::Virtual(world.clock());
+        let process = ProcessMark::current()?;
         let mut engines: Vec<Engine> = (0..options.ranks)
             .map(|rank| {
                 let transport = Box::new(world.transport(rank));
@@ -62,14 +64,8 @@ impl Simulation {
         let communicators = engines
             .into_iter()
             .map(|engine| {
-                let hosts = hosts.clone();
-                Communicator::assemble(
-                    engine,
-                    clock.clone(),
-                    hosts,
-                    Cores::own(),
-                    options.size_only,
-                )
+                let (clock, hosts, cores) = (clock.clone(), hosts.clone(), Cores::own());
+                Communicator::assemble(engine, clock, process, hosts, cores, options.size_only)
             })
             .collect();
         Ok(Simulation {

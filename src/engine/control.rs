@@ -121,6 +121,13 @@ impl Line {
             .then(|| Signature(signature.load(Ordering::Relaxed)))
     }
 
+    /// The sequence and the signature of whatever a line holds last.
+    pub fn last(memory: View, offset: usize) -> Option<(u64, Signature)> {
+        let stamp = memory.word(offset).load(Ordering::Acquire);
+        let signature = Line::arrived(memory, offset, stamp)?;
+        Some((stamp.checked_sub(1)?, signature))
+    }
+
     /// The payload of a line that has arrived.
     pub fn payload_view(memory: View, offset: usize) -> View {
         memory.part(offset + 16, LINE_PAYLOAD_BYTES)

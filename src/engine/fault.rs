@@ -42,16 +42,12 @@ impl Engine {
         if self.failure.is_some() {
             return;
         }
+        let error = self.told.take().unwrap_or(error);
         self.failure = Some(error.clone());
         self.driver.moved = true;
+        self.untold = self.driver.links.others().collect();
         if is_news {
-            let message = message_of(&error, self.rank());
-            for peer in self.driver.links.others() {
-                if self.driver.links.gone(peer).is_none() {
-                    self.driver.links.send_control(peer, &message);
-                    self.driver.links.transport.notify(peer);
-                }
-            }
+            self.tell_failure();
         }
         // A call on borrowed memory returns now: nothing may arrive there any more.
         for &place in &self.active {
@@ -60,6 +56,17 @@ impl Engine {
             }
         }
         self.fail_tasks(&error);
+    }
+
+    /// Tells the failure to those who do not know it yet. A peer that takes nothing may have no room for it now.
+    pub(super) fn tell_failure(&mut self) {
+        let Some(error) = self.failure.as_ref().filter(|_| !self.untold.is_empty()) else {
+            return;
+        };
+        let message = message_of(error, self.rank());
+        let links = &mut self.driver.links;
+        self.untold
+            .retain(|&peer| links.gone(peer).is_none() && !links.send_control(peer, &message));
     }
 
     pub(super) fn handle_peer_failed(&mut self, peer: Rank, cause: String) {
@@ -89,9 +96,16 @@ impl Engine {
                 }
             }
             _ => {
-                // What the others had done before they failed is here: operations that can end, end well.
+                // What the others had done before they failed is here: operations that can end, end well. Those that
+                // cannot must not hide the cause behind its consequences.
+                self.told = Some(error_of(&message, peer));
                 self.run_rounds(now);
-                self.fail(error_of(&message, peer), false);
+                if let Some(told) = self.told.take() {
+                    self.fail(told, false);
+                }
+                // This rank may leave before the others have heard of the failure, and would look like its cause.
+                self.untold.retain(|&other| other != peer);
+                self.tell_failure();
             }
         }
     }
@@ -104,16 +118,7 @@ impl Engine {
             let detail = ours.describe_difference(self.rank(), theirs, peer);
             return self.fail(Error::Mismatch { sequence, detail }, true);
         }
-        let text = match self.next_sequence {
-            0 => "has started no operation".to_string(),
-            n => {
-                let last = self.history[((n - 1) % self.history.len() as u64) as usize].1;
-                format!(
-                    "has started {n} operations, the last was {}",
-                    last.describe()
-                )
-            }
-        };
+        let text = self.last_deed();
         let status = ControlMessage {
             kind: ControlKind::Status,
             rank: self.rank(),
@@ -121,8 +126,21 @@ impl Engine {
             signature: 0,
             text,
         };
+        // A peer that cannot take the answer gives up without it.
         self.driver.links.send_control(peer, &status);
-        self.driver.links.transport.notify(peer);
+    }
+
+    /// What this rank has done so far, for people.
+    fn last_deed(&self) -> String {
+        match self.next_sequence {
+            0 => "no operation started".to_string(),
+            n => {
+                let last = self.history[((n - 1) % self.history.len() as u64) as usize].1;
+                let ended = self.retired;
+                let last = last.describe();
+                format!("{n} operations started and {ended} ended, the last one {last}")
+            }
+        }
     }
 
     /// Looks for operations that need a peer that is gone, and for those that stand still.
@@ -151,6 +169,18 @@ impl Engine {
         }
         if let Some(task) = self.find_silent(now) {
             self.ask(task, now);
+        }
+    }
+
+    /// Lets go of regions that peers have freed, once every round that may have a view of them has ended.
+    pub(super) fn release_freed(&mut self) {
+        let since = self.released_at;
+        let mut rounds =
+            (self.active.iter()).filter_map(|&place| self.rounds[place as usize].as_deref());
+        let is_later = |generation: u32| (generation.wrapping_sub(since) as i32) > 0;
+        if self.failure.is_none() && rounds.all(|round| is_later(round.generation)) {
+            self.released_at = self.generation;
+            self.driver.links.transport.release_freed();
         }
     }
 
@@ -206,7 +236,6 @@ impl Engine {
         };
         for peer in self.driver.links.others() {
             self.driver.links.send_control(peer, &query);
-            self.driver.links.transport.notify(peer);
         }
         self.suspect = Some(Suspect {
             task,
@@ -225,6 +254,45 @@ impl Engine {
         rounds.into_iter().find(|round| round.task == task)
     }
 
+    /// Who is missing, then what every rank has last done: ranks that say the same are named together.
+    fn describe_ranks(&self, missing: &[Rank], answers: &[Option<String>]) -> String {
+        let mut groups: Vec<(bool, String, Vec<Rank>)> = Vec::new();
+        for rank in 0..self.ranks() {
+            let is_missing = missing.contains(&rank);
+            let deed = match &answers[rank as usize] {
+                _ if rank == self.rank() => self.last_deed(),
+                Some(answer) => answer.clone(),
+                None => {
+                    let last = self.driver.links.last_signal(rank);
+                    let seen = last.map_or("no operation".into(), |(sequence, signature)| {
+                        format!("operation {sequence}, {}", signature.describe())
+                    });
+                    format!(
+                        "no answer (stopped, outside of any call, or this operation was not called), last seen in {seen}"
+                    )
+                }
+            };
+            match groups
+                .iter_mut()
+                .find(|g| (g.0, &g.1) == (is_missing, &deed))
+            {
+                Some(group) => group.2.push(rank),
+                None => groups.push((is_missing, deed, vec![rank])),
+            }
+        }
+        // The missing first: the peers are told as much of the text as fits a message.
+        groups.sort_by_key(|group| !group.0);
+        let say = |(is_missing, deed, ranks): &(bool, String, Vec<Rank>)| {
+            let missing = match (is_missing, ranks.len()) {
+                (false, _) => "",
+                (true, 1) => " is missing",
+                (true, _) => " are missing",
+            };
+            format!("{}{missing}: {deed}", name_ranks(ranks))
+        };
+        groups.iter().map(say).collect::<Vec<_>>().join("; ")
+    }
+
     /// The error of an operation that stood still.
     fn give_up(&mut self) -> Error {
         let suspect = self.suspect.take().expect("somebody stood still");
@@ -237,14 +305,7 @@ impl Engine {
                 |&p: &Rank| p != links.rank && links.retired_by(p) == self.retired_by_all;
             missing = (0..links.ranks).filter(is_behind).collect();
         }
-        let texts: Vec<String> = missing
-            .iter()
-            .map(|&peer| {
-                let answer = suspect.answers[peer as usize].as_deref();
-                let silent = "gives no answer: it is stopped, outside of any call, or has not called this operation";
-                format!("rank {peer} is missing and {}", answer.unwrap_or(silent))
-            })
-            .collect();
+        let detail = self.describe_ranks(&missing, &suspect.answers);
         Error::Timeout {
             rank: self.rank(),
             operation: format!(
@@ -254,8 +315,29 @@ impl Engine {
             ),
             waited: suspect.waited,
             missing,
-            detail: texts.join("; "),
+            detail,
         }
+    }
+}
+
+/// `ranks 0, 2 and 5-9`, or `rank 3`. Ascending.
+fn name_ranks(ranks: &[Rank]) -> String {
+    let mut names: Vec<String> = Vec::new();
+    let mut rest = ranks;
+    while let Some(&first) = rest.first() {
+        let run = (first..).zip(rest).take_while(|(a, b)| a == *b).count();
+        let (taken, name) = match run {
+            1 | 2 => (1, first.to_string()),
+            _ => (run, format!("{first}-{}", rest[run - 1])),
+        };
+        names.push(name);
+        rest = &rest[taken..];
+    }
+    match names.split_last() {
+        Some((last, [])) if ranks.len() == 1 => format!("rank {last}"),
+        Some((last, [])) => format!("ranks {last}"),
+        Some((last, others)) => format!("ranks {} and {last}", others.join(", ")),
+        None => "no rank".into(),
     }
 }
 
@@ -320,5 +402,19 @@ fn error_of(message: &ControlMessage, from: Rank) -> Error {
             rank: from,
             cause: text,
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_named_in_runs() {
+        assert_eq!(name_ranks(&[3]), "rank 3");
+        assert_eq!(name_ranks(&[0, 1]), "ranks 0 and 1");
+        assert_eq!(name_ranks(&[0, 1, 3]), "ranks 0, 1 and 3");
+        assert_eq!(name_ranks(&[0, 1, 2, 3]), "ranks 0-3");
+        assert_eq!(name_ranks(&[0, 2, 5, 6, 7, 9]), "ranks 0, 2, 5-7 and 9");
     }
 }

@@ -4,7 +4,7 @@
 use super::control::{Binding, ControlLayout, Line, PAYLOAD_WORDS};
 use super::tag::{self, Token};
 use crate::error::{Error, Result};
-use crate::limits::{CACHE_LINE_BYTES, CONTROL_BYTES, OPERATION_SLOTS};
+use crate::limits::{CACHE_LINE_BYTES, CONTROL_BYTES, LANES, OPERATION_SLOTS};
 use crate::memory::{Region, RegionKey, View};
 use crate::schedule::Lane;
 use crate::time::Time;
@@ -166,11 +166,13 @@ impl Links {
         if store_signals && self.peers[peer as usize].control.is_none() {
             let view = self.transport.mapped(peer, contact.control_key)?;
             self.peers[peer as usize].control = checked(view, self.layout.bytes(), peer)?;
+            self.transport.pin(peer, contact.control_key);
         }
         if mapped && self.peers[peer as usize].window.is_none() {
             let view = self.transport.mapped(peer, contact.window_key)?;
             let bytes = OPERATION_SLOTS as usize * self.window_bytes;
             self.peers[peer as usize].window = checked(view, bytes, peer)?;
+            self.transport.pin(peer, contact.window_key);
         }
         let p = &self.peers[peer as usize];
         Ok(p.control.is_some() >= store_signals && p.window.is_some() >= mapped)
@@ -294,15 +296,27 @@ impl Links {
         std::array::from_fn(|i| u64::from_le_bytes(std::array::from_fn(|j| bytes[8 * i + j])))
     }
 
-    /// Sends a control message if there is room; a peer that cannot take it finds out by its own timeout.
-    pub fn send_control(&mut self, peer: Rank, message: &ControlMessage) {
+    /// The latest operation of which a peer has sent a signal, and what it believes that to be.
+    pub fn last_signal(&self, peer: Rank) -> Option<(u64, super::signature::Signature)> {
+        let lines =
+            (0..OPERATION_SLOTS).flat_map(|slot| (0..LANES as Lane).map(move |lane| (slot, lane)));
+        let lines = lines.map(|(slot, lane)| self.layout.line(slot, lane, peer));
+        lines
+            .filter_map(|at| Line::last(self.control, at))
+            .max_by_key(|(sequence, _)| *sequence)
+    }
+
+    /// Sends a control message, and wakes the peer; false: no room now.
+    pub fn send_control(&mut self, peer: Rank, message: &ControlMessage) -> bool {
         let staging = self
             .control
             .part(self.layout.message(self.ranks), CONTROL_BYTES);
         staging.write(0, &message.emit());
-        let _ = self
-            .transport
-            .post_send(peer, tag::control(), 0, staging, Token::Forget.emit());
+        let posted =
+            (self.transport).post_send(peer, tag::control(), 0, staging, Token::Forget.emit());
+        self.transport.notify(peer);
+        // A peer that is gone needs no message.
+        posted != Err(PostError::WouldBlock)
     }
 
     /// Posts the receive of the next control message of a peer.

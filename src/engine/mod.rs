@@ -97,6 +97,14 @@ pub struct Engine {
     pair_counts: Vec<(u64, u64)>,
     history: [(u64, signature::Signature); HISTORY],
     failure: Option<Error>,
+    /// What a peer has said of a failure, until this rank has failed with it.
+    told: Option<Error>,
+    /// Peers that had no room for the news of the failure.
+    untold: Vec<Rank>,
+    /// The generation at which regions that peers had freed were last let go.
+    released_at: u32,
+    /// Tasks that have ended.
+    ended: u64,
     suspect: Option<Suspect>,
     events: Vec<Event>,
     now: Time,
@@ -141,6 +149,10 @@ impl Engine {
             pair_counts: vec![(0, 0); ranks as usize],
             history: [(u64::MAX, signature::Signature(0)); HISTORY],
             failure: None,
+            told: None,
+            untold: Vec::new(),
+            released_at: 0,
+            ended: 0,
             suspect: None,
             events: Vec::new(),
             now: Time::default(),
@@ -194,6 +206,8 @@ impl Engine {
 
     /// Registers a region.
     pub fn register(&mut self, region: Arc<Region>) -> Result<RegionKey> {
+        // Where ranks take and free memory all the time, and never wait long, this is the place to let go of it.
+        self.release_freed();
         self.driver.links.transport.register(region)
     }
 
@@ -232,6 +246,8 @@ impl Engine {
         if self.failure.is_none() {
             self.check_silence(now);
         }
+        self.tell_failure();
+        self.release_freed();
     }
 
     /// Takes what has arrived.

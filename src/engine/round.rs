@@ -252,7 +252,7 @@ impl Round {
         }
         self.prepared = call.prepared.clone();
         self.arguments = Some(*arguments);
-        self.signature = signature_of(arguments, call.prepared);
+        self.signature = signature_of(arguments, call.prepared, call.slots);
         (self.count, self.dtype, self.op) = (of.part.0, arguments.dtype, arguments.op);
         self.slots.clear();
         self.slots.extend_from_slice(call.slots);

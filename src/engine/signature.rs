@@ -15,6 +15,9 @@ const ALGORITHM_BITS: u32 = 6;
 const OP_BITS: u32 = 3;
 const CODE_BITS: u32 = 4;
 
+const OP_AT: u32 = 2 * CODE_BITS;
+const ROOT_AT: u32 = OP_AT + OP_BITS + ALGORITHM_BITS;
+
 const _: () = assert!(COUNT_BITS + ROOT_BITS + ALGORITHM_BITS + OP_BITS + 2 * CODE_BITS == 64);
 const _: () = assert!(crate::limits::RANKS_MAX <= 1 << ROOT_BITS);
 
@@ -34,6 +37,7 @@ impl Signature {
         } else {
             0
         };
+        let root = if collective.is_rooted() { root } else { 0 };
         let mut bits = count & ((1 << COUNT_BITS) - 1);
         for (value, width) in [
             (u64::from(root), ROOT_BITS),
@@ -45,6 +49,20 @@ impl Signature {
             bits = (bits << width) | (value & ((1 << width) - 1));
         }
         Signature(bits)
+    }
+
+    /// The same, of an all-gatherv whose counts have this hash: 15 bits of it take the places of the root and the operator,
+    /// which it does not have. Counts in another order have the same sum.
+    pub fn with_counts(self, hash: u64) -> Signature {
+        let (op, root) = (
+            hash & ((1 << OP_BITS) - 1),
+            (hash >> OP_BITS) & ((1 << ROOT_BITS) - 1),
+        );
+        Signature(
+            self.0 & !(((1 << OP_BITS) - 1) << OP_AT) & !(((1 << ROOT_BITS) - 1) << ROOT_AT)
+                | op << OP_AT
+                | root << ROOT_AT,
+        )
     }
 
     /// The same arguments as a sentence fragment: `allreduce of 5 f32 (sum)`.
@@ -64,9 +82,16 @@ impl Signature {
         let (Some(collective), Some(dtype)) = (collective, dtype) else {
             return format!("something unknown ({:#x})", self.0);
         };
-        let mut text = format!("{collective} of {count} {dtype}");
+        let mut text = match collective {
+            // Each pair of ranks has a count of its own.
+            Collective::AllToAllV => format!("{collective} of {dtype}"),
+            _ => format!("{collective} of {count} {dtype}"),
+        };
         if collective.is_reducing() {
             text += &format!(" ({})", ReduceOp::name_of_code(op));
+        }
+        if collective == Collective::AllGatherV {
+            text += &format!(" (counts #{:04x})", (root << OP_BITS) | u64::from(op));
         }
         if collective.is_rooted() {
             text += &format!(" root {root}");
@@ -123,5 +148,35 @@ mod tests {
         ] {
             assert_ne!(one, other);
         }
+    }
+
+    #[test]
+    fn counts_in_another_order_are_another_operation() {
+        let plain = Signature::new(
+            Collective::AllGatherV,
+            DataType::F32,
+            ReduceOp::Sum,
+            0,
+            0,
+            90,
+        );
+        let (one, other) = (
+            plain.with_counts(0x1234_5678),
+            plain.with_counts(0x1234_5679),
+        );
+        assert_ne!(one, other);
+        assert_eq!(one.with_counts(0), plain);
+        assert_eq!(
+            one.describe(),
+            "all-gatherv of 90 f32 (counts #5678) by direct"
+        );
+    }
+
+    #[test]
+    fn a_root_means_something_where_there_is_one_only() {
+        let of =
+            |collective, root| Signature::new(collective, DataType::F32, ReduceOp::Sum, root, 0, 5);
+        assert_eq!(of(Collective::AllReduce, 0), of(Collective::AllReduce, 1));
+        assert_ne!(of(Collective::Broadcast, 0), of(Collective::Broadcast, 1));
     }
 }

@@ -99,7 +99,7 @@ impl Task {
     /// What it is, for texts.
     pub fn describe(&self) -> String {
         match &self.call {
-            Some(call) => signature_of(&call.arguments, &call.prepared).describe(),
+            Some(call) => signature_of(&call.arguments, &call.prepared, &call.slots).describe(),
             None => "an ended operation".into(),
         }
     }
@@ -112,12 +112,15 @@ impl Task {
 impl Engine {
     /// Starts a task. It runs as far as it can at once.
     pub fn submit(&mut self, call: TaskCall, now: Time) -> Result<TaskId> {
+        self.tell_failure();
         if let Some(first) = &self.failure {
             return Err(Error::CommunicatorFailed(Box::new(
                 first.first_cause().clone(),
             )));
         }
         if let Some(gone) = self.driver.links.first_gone() {
+            // Told to the others: this rank may leave now, and would look like the cause.
+            self.fail(gone.clone(), true);
             return Err(gone);
         }
         let count = call.arguments.count;
@@ -186,6 +189,11 @@ impl Engine {
         }
     }
 
+    /// How many tasks have ended: a thread that drives may have ended those of others.
+    pub fn ended(&self) -> u64 {
+        self.ended
+    }
+
     /// Nobody will ask for the result any more; a running task goes on.
     pub fn release(&mut self, id: TaskId) {
         let Some(task) = self
@@ -252,6 +260,7 @@ impl Engine {
     }
 
     pub(super) fn end_task(&mut self, index: usize, result: Result<()>) {
+        self.ended += 1;
         let task = &mut self.tasks[index];
         task.state = State::Done(result);
         if self.failure.is_none() {
@@ -306,13 +315,23 @@ impl Engine {
     }
 }
 
-pub(super) fn signature_of(arguments: &Arguments, prepared: &Prepared) -> Signature {
-    Signature::new(
+pub(super) fn signature_of(arguments: &Arguments, prepared: &Prepared, slots: &[u64]) -> Signature {
+    let signature = Signature::new(
         arguments.collective,
         arguments.dtype,
         arguments.op,
         arguments.root,
         prepared.algorithm,
         arguments.count,
-    )
+    );
+    match arguments.collective {
+        // Its slots are the same on all ranks.
+        Collective::AllGatherV => {
+            let hash = slots
+                .iter()
+                .fold(0, |hash, &slot| crate::prng::mix(hash ^ slot));
+            signature.with_counts(hash)
+        }
+        _ => signature,
+    }
 }

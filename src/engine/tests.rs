@@ -3,12 +3,14 @@
 
 use super::{Arguments, Engine, Prepared, TaskCall, TaskId};
 use crate::config::Config;
+use crate::error::Error;
 use crate::memory::{Region, View};
 use crate::schedule::{
     Action, BufferId, Builder, Extent, Join, Operand, Range, Schedule, StepId, Trigger,
 };
 use crate::transport::sim::{SimOptions, World};
 use crate::types::{Collective, DataType, Rank, ReduceOp};
+use crate::wire::{ControlKind, ControlMessage};
 use std::sync::Arc;
 
 const ALL: Range = Range::new(BufferId::INPUT, Extent::all(1));
@@ -324,4 +326,32 @@ fn check_sums(job: &Job, round: u64, seed: u64) {
             );
         }
     }
+}
+
+#[test]
+fn the_news_of_a_failure_reaches_a_peer_that_had_no_room_for_it() {
+    let mut job = Job::new(SimOptions::new(2, 1), 4);
+    let status = ControlMessage {
+        kind: ControlKind::Status,
+        rank: 0,
+        sequence: 0,
+        signature: 0,
+        text: String::new(),
+    };
+    let sent = (0..10_000).take_while(|_| job.engines[0].driver.links.send_control(1, &status));
+    assert!(
+        sent.count() < 1000,
+        "a peer that takes nothing has room for a few only"
+    );
+    let cause = Error::Cancelled {
+        by: 0,
+        operation: "a test".into(),
+    };
+    job.engines[0].fail(cause.clone(), true);
+    job.settle();
+    assert_eq!(job.engines[1].failure(), None, "no room for the news yet");
+    let now = job.world.now();
+    job.engines[0].drive_slow(now);
+    job.settle();
+    assert_eq!(job.engines[1].failure(), Some(&cause));
 }

@@ -7,12 +7,18 @@
 //! Read first: `view.rs`.
 #![allow(unsafe_code)]
 
+mod available;
 mod borrow;
+mod fork;
 mod futex;
 mod region;
 mod view;
 
+pub use available::{available_memory_bytes, meminfo_field};
 pub(crate) use borrow::lend_slice;
+pub use fork::ProcessMark;
+#[cfg(test)]
+pub(crate) use fork::child;
 pub use futex::{futex_wait, futex_wake_all};
 pub use region::{Region, RegionKey, RegionKind};
 pub use view::{Element, View};

@@ -1,6 +1,7 @@
 //! [`Region`]: pages that a transport can reach, owned by this process or mapped from a peer.
 
 use super::View;
+use super::available::{self, Pages};
 use crate::error::{Error, Result};
 use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
@@ -57,11 +58,14 @@ impl Region {
     pub fn shared(name: &str, bytes: usize) -> Result<Region> {
         let mapped_bytes = page_multiple(bytes)?;
         let what = || format!("{bytes} bytes of shared memory for {name}");
+        available::check(name, mapped_bytes as u64, Pages::Shared)?;
         let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(|e| Error::os(format!("memfd_create for {}", what()), e))?;
         ftruncate(&fd, mapped_bytes as u64).map_err(|e| Error::os(what(), e))?;
         fcntl_add_seals(&fd, SEALS).map_err(|e| Error::os(format!("sealing {}", what()), e))?;
-        let address = map_shared(fd.as_fd(), mapped_bytes).map_err(|e| Error::os(what(), e))?;
+        let address = map_shared(fd.as_fd(), mapped_bytes)
+            .map_err(|e| refused(what(), mapped_bytes, Pages::Shared, e))?;
+        available::note_reserved(mapped_bytes);
         Ok(Region {
             address,
             bytes,
@@ -73,6 +77,7 @@ impl Region {
     /// `bytes` zeroed bytes of this process only.
     pub fn private(bytes: usize) -> Result<Region> {
         let mapped_bytes = page_multiple(bytes)?;
+        available::check("private pages", mapped_bytes as u64, Pages::Private)?;
         // SAFETY: a fresh anonymous mapping overlaps nothing.
         let address = unsafe {
             mmap_anonymous(
@@ -82,7 +87,15 @@ impl Region {
                 MapFlags::PRIVATE,
             )
         }
-        .map_err(|e| Error::os(format!("mapping {bytes} bytes"), e))?;
+        .map_err(|e| {
+            refused(
+                format!("mapping {bytes} bytes"),
+                mapped_bytes,
+                Pages::Private,
+                e,
+            )
+        })?;
+        available::note_reserved(mapped_bytes);
         Ok(Region {
             address: address.cast(),
             bytes,
@@ -156,6 +169,9 @@ impl Drop for Region {
             // SAFETY: exactly the range that was mapped; no view of it is used after the last owner is gone.
             // A failure would mean that the range was unmapped already, and nothing can be done here.
             let _ = unsafe { munmap(self.address.cast(), self.mapped_bytes) };
+            if matches!(self.kind, RegionKind::Shared(_) | RegionKind::Private) {
+                available::note_freed(self.mapped_bytes);
+            }
         }
     }
 }
@@ -177,6 +193,14 @@ fn map_shared(fd: BorrowedFd<'_>, bytes: usize) -> rustix::io::Result<*mut u8> {
         )
     }?;
     Ok(address.cast())
+}
+
+/// The error of a mapping that the kernel has refused: by the limit that is in the way, if one is found.
+fn refused(what: String, bytes: usize, pages: Pages, cause: rustix::io::Errno) -> Error {
+    match available::check_all(&what, bytes as u64, pages) {
+        Err(exhausted) if cause == rustix::io::Errno::NOMEM => exhausted,
+        _ => Error::os(what, cause),
+    }
 }
 
 /// Rounded up to whole pages, at least one: a mapping cannot be empty.

@@ -193,7 +193,7 @@ pub trait Transport: Send {
     /// it is deregistered.
     fn register(&mut self, region: Arc<Region>) -> Result<RegionKey>;
 
-    /// Ends a registration. Peers let go of it in their next polls.
+    /// Ends a registration. Peers get no view of it from their next polls on; see [`Transport::release_freed`].
     fn deregister(&mut self, key: RegionKey) -> Result<()>;
 
     /// Makes a region of ours known to a peer before its first use there. Idempotent.
@@ -202,6 +202,13 @@ pub trait Transport: Send {
     /// A peer's region as memory of this process, if it is mapped and known. `Ok(None)`: not known (yet);
     /// poll and ask again.
     fn mapped(&mut self, peer: Rank, key: RegionKey) -> Result<Option<View>>;
+
+    /// A mapped region is used until the connection ends: a peer that deregisters it fails.
+    fn pin(&mut self, _peer: Rank, _key: RegionKey) {}
+
+    /// Views of regions that peers had deregistered before the last call are used no more. Whatever peers do, a view that
+    /// [`Transport::mapped`] gave stays valid until the second call after that.
+    fn release_freed(&mut self) {}
 
     /// Sends a message.
     fn post_send(

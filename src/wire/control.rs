@@ -124,7 +124,7 @@ mod tests {
     fn a_message_survives_and_a_long_text_is_cut_at_a_character() {
         let short = message("rank 1 called broadcast");
         assert_eq!(ControlMessage::parse(&short.emit()).unwrap(), short);
-        let long = message(&"ä".repeat(200));
+        let long = message(&"ä".repeat(CONTROL_BYTES));
         let parsed = ControlMessage::parse(&long.emit()).unwrap();
         assert_eq!(parsed.text, "ä".repeat(CONTROL_TEXT_BYTES_MAX / 2));
     }

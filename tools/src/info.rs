@@ -142,10 +142,10 @@ fn memory() -> Memory {
     let meminfo = system::read("/proc/meminfo").unwrap_or_default();
     let huge = Path::new("/sys/kernel/mm/transparent_hugepage");
     Memory {
-        total_bytes: system::meminfo_field(&meminfo, "MemTotal"),
-        available_bytes: system::available_memory_bytes(),
-        huge_page_bytes: system::meminfo_field(&meminfo, "Hugepagesize"),
-        huge_pages_free: system::meminfo_field(&meminfo, "HugePages_Free"),
+        total_bytes: linerate::memory::meminfo_field(&meminfo, "MemTotal"),
+        available_bytes: linerate::memory::available_memory_bytes(),
+        huge_page_bytes: linerate::memory::meminfo_field(&meminfo, "Hugepagesize"),
+        huge_pages_free: linerate::memory::meminfo_field(&meminfo, "HugePages_Free"),
         transparent_huge_pages: system::read(huge.join("enabled")),
         transparent_huge_pages_shmem: system::read(huge.join("shmem_enabled")),
     }

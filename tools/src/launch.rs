@@ -8,6 +8,7 @@ use crate::binding::{BIND, Bind};
 use crate::process::{Endings, Supervisor};
 use crate::settings::{FAILED, USAGE};
 use clap::Args;
+use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -82,7 +83,8 @@ pub fn run(args: &LaunchArgs) -> ExitCode {
     ExitCode::from(u8::try_from(code).unwrap_or(1))
 }
 
-/// Runs this very command once per rank; gives its exit code: 0 if no rank failed, 2 if the first that did calls it bad usage, else 1.
+/// Runs this very command once per rank; gives its exit code: 0 if no rank failed, 2 if the first that did calls it bad usage,
+/// 128 + the signal if somebody has asked it to end (SIGHUP, SIGINT, SIGTERM), as shells expect, else 1.
 pub fn spawn_self(ranks: u32, bind: Bind) -> u8 {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     match supervise(
@@ -93,6 +95,7 @@ pub fn spawn_self(ranks: u32, bind: Bind) -> u8 {
     ) {
         0 => 0,
         code if code == i32::from(USAGE) => USAGE,
+        code if [SIGHUP, SIGINT, SIGTERM].contains(&(code - 128)) => code as u8,
         _ => FAILED,
     }
 }

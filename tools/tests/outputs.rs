@@ -110,7 +110,7 @@ fn a_chrome_trace_has_a_process_per_rank() {
 }
 
 #[test]
-fn a_failed_job_of_our_own_ranks_is_code_1_and_an_end_by_signal_is_told() {
+fn an_interrupted_job_of_our_own_ranks_ends_as_shells_expect_and_says_so() {
     for line in [
         "bench allreduce -e 64M --ranks 3",
         "replay --ranks 3 --steps 1000",
@@ -128,7 +128,7 @@ fn a_failed_job_of_our_own_ranks_is_code_1_and_an_end_by_signal_is_told() {
         let mut text = String::new();
         let mut stderr = child.stderr.take().unwrap();
         std::io::Read::read_to_string(&mut stderr, &mut text).unwrap();
-        assert_eq!(child.wait().unwrap().code(), Some(1), "{line}: {text}");
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{line}: {text}");
         assert!(text.contains("ended by signal 2"), "{line}: {text}");
     }
 }

@@ -12,6 +12,7 @@ use super::{Buffer, Call, Communicator};
 use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::fusion::{FusionOptions, Machine, TensorSet, TensorSpec};
+use crate::memory::ProcessMark;
 use crate::time::Time;
 use crate::types::{Collective, DataType};
 use service::{Service, Shared};
@@ -27,6 +28,7 @@ pub struct Fusion {
     shared: Arc<Shared>,
     set: Arc<TensorSet>,
     clock: Clock,
+    process: ProcessMark,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -110,6 +112,7 @@ impl Fusion {
             shared,
             set,
             clock,
+            process: ProcessMark::current()?,
             thread: Some(thread),
         })
     }
@@ -137,6 +140,7 @@ impl Fusion {
                 buffer.len_bytes()
             )));
         }
+        self.process.check()?;
         let now = self.clock.now();
         if self.shared.announce(tensor, buffer, now)? {
             return Ok(());
@@ -152,6 +156,7 @@ impl Fusion {
     /// # Errors
     /// The error that ended the service, if one did.
     pub fn end_of_backward(&self) -> Result<()> {
+        self.process.check()?;
         self.shared.end(self.clock.now())
     }
 
@@ -163,7 +168,7 @@ impl Fusion {
     /// error of the communicator. The fusion buffer must then be made anew; after the first of these two the communicator
     /// is still good, unless a plan was given.
     pub fn wait(&self) -> Result<StepReport> {
-        self.shared.end(self.clock.now())?;
+        self.end_of_backward()?;
         self.shared.wait()
     }
 
@@ -175,6 +180,10 @@ impl Fusion {
 
 impl Drop for Fusion {
     fn drop(&mut self) {
+        if self.process.is_forked() {
+            // The thread, and perhaps the lock, are the parent's.
+            return std::mem::forget((self.shared.clone(), self.thread.take()));
+        }
         self.shared.stop();
         if let Some(thread) = self.thread.take() {
             // Its panic was told to the callers already.

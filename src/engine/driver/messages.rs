@@ -177,7 +177,11 @@ impl Driver {
         }
         match completion.outcome {
             Outcome::Done => {}
-            Outcome::Truncated => return Err(self.wrong_length(round, step, completion)),
+            // What does not fit may be part of another operation, which says more.
+            Outcome::Truncated if completion.header != round.signature.0 => {
+                return Err(self.mismatch(round, completion.header, completion.peer));
+            }
+            Outcome::Truncated => return Err(self.wrong_length(round, step, chunk, completion)),
             _ => return Err(self.links.peer_failed(completion.peer)),
         }
         let element = round.dtype.size_bytes() as u64;
@@ -196,7 +200,7 @@ impl Driver {
                 if fills.is_none() && completion.bytes != whole
                     || !completion.bytes.is_multiple_of(element)
                 {
-                    return Err(self.wrong_length(round, step, completion));
+                    return Err(self.wrong_length(round, step, chunk, completion));
                 }
                 (destination, *fills)
             }
@@ -224,20 +228,29 @@ impl Driver {
         Ok(())
     }
 
-    pub(super) fn wrong_length(
+    fn wrong_length(
         &self,
-        round: &Round,
+        round: &mut Round,
         step: StepId,
+        chunk: u32,
         completion: &Completion,
     ) -> Error {
+        let element = round.dtype.size_bytes() as u64;
+        let before = u64::from(chunk) * self.chunk_bytes as u64;
+        let (sent, expected) = (
+            before + completion.bytes,
+            round.progress.run(step).len * element,
+        );
+        // A full chunk may be followed by others.
+        let is_more = completion.bytes == self.chunk_bytes as u64;
         Error::Mismatch {
             sequence: round.sequence().unwrap_or(0),
             detail: format!(
-                "rank {} sent {} bytes for step {step} of {} on rank {}, which expects another length; check the counts on both",
+                "rank {} sent {sent} bytes{} to rank {}, which expects {expected} (step {step} of {}); make the counts of both equal",
                 completion.peer,
-                completion.bytes,
+                if is_more { " or more" } else { "" },
+                self.links.rank,
                 round.signature.describe(),
-                self.links.rank
             ),
         }
     }

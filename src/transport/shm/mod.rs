@@ -23,7 +23,7 @@ use super::{
 };
 use crate::error::{Error, Result};
 use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
-use crate::memory::{Region, RegionKey, View};
+use crate::memory::{ProcessMark, Region, RegionKey, View};
 use crate::time::Time;
 use crate::types::Rank;
 use peer::{Peer, PeerState};
@@ -43,6 +43,8 @@ struct Exported {
 #[derive(Debug)]
 pub struct ShmTransport {
     rank: Rank,
+    /// The process whose sockets these are.
+    process: ProcessMark,
     capabilities: Capabilities,
     socket_name: String,
     listener: OwnedFd,
@@ -56,6 +58,8 @@ pub struct ShmTransport {
     ready: VecDeque<Event>,
     /// Payloads of unexpected messages, kept for reuse.
     spare: Vec<Vec<u8>>,
+    /// When processes of peers are looked at again.
+    look_at: Time,
 }
 
 impl ShmTransport {
@@ -72,6 +76,7 @@ impl ShmTransport {
         let listener = socket::listen_on(socket_name.as_bytes())?;
         Ok(ShmTransport {
             rank,
+            process: ProcessMark::current()?,
             capabilities: Capabilities {
                 name: "shm",
                 mapped: true,
@@ -95,6 +100,7 @@ impl ShmTransport {
             next_key: 1,
             ready: VecDeque::new(),
             spare: Vec::new(),
+            look_at: Time::default(),
         })
     }
 
@@ -235,6 +241,14 @@ impl Transport for ShmTransport {
         Ok(self.peers[peer as usize].region(key))
     }
 
+    fn pin(&mut self, peer: Rank, key: RegionKey) {
+        self.peers[peer as usize].pin(key);
+    }
+
+    fn release_freed(&mut self) {
+        self.peers.iter_mut().for_each(Peer::release_freed);
+    }
+
     fn post_send(
         &mut self,
         peer: Rank,
@@ -308,8 +322,8 @@ impl Transport for ShmTransport {
         self.segment.wait_source()
     }
 
-    fn poll_slow(&mut self, _now: Time, events: &mut Vec<Event>) {
-        self.poll_sockets();
+    fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>) {
+        self.poll_sockets(now);
         events.extend(self.ready.drain(..));
     }
 
@@ -320,6 +334,9 @@ impl Transport for ShmTransport {
 
 impl Drop for ShmTransport {
     fn drop(&mut self) {
+        if self.process.is_forked() {
+            return; // The peers are connected to the parent, which has not said goodbye.
+        }
         for peer in 0..self.peers.len() as Rank {
             self.close(peer);
         }

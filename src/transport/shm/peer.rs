@@ -67,8 +67,15 @@ pub struct Peer {
     pub segment: Option<Segment>,
     pub producer: Option<Producer>,
     pub consumer: Option<Consumer>,
+    /// Ends when its process does. The socket does not show that while a forked child of it holds a copy.
+    pub process: Option<OwnedFd>,
     /// Its regions, mapped here at first use.
     pub regions: BTreeMap<RegionKey, Region>,
+    /// Those that are used until the end of the connection.
+    pinned: Vec<RegionKey>,
+    /// Regions that it has freed since views of freed ones were last let go, and those before: still mapped, because
+    /// operations may have views of them.
+    freed: [Vec<Region>; 2],
     /// Control-socket messages of it that were looked for.
     pub announced_seen: u64,
     /// Control messages that the socket had no room for.
@@ -92,7 +99,10 @@ impl Peer {
             segment: None,
             producer: None,
             consumer: None,
+            process: None,
             regions: BTreeMap::new(),
+            pinned: Vec::new(),
+            freed: [Vec::new(), Vec::new()],
             announced_seen: 0,
             outbox: VecDeque::new(),
             sent: [0; TAG_CLASSES],
@@ -110,6 +120,31 @@ impl Peer {
         self.regions.get(&key).map(|r| r.view().in_region(key, 0))
     }
 
+    /// A region is used until the end of the connection.
+    pub fn pin(&mut self, key: RegionKey) {
+        if !self.pinned.contains(&key) {
+            self.pinned.push(key);
+        }
+    }
+
+    /// The peer has freed a region: nobody gets a view of it any more.
+    pub fn free(&mut self, key: RegionKey) -> Result<(), String> {
+        if self.pinned.contains(&key) {
+            return Err(format!(
+                "it freed region {}, which holds its control memory",
+                key.0
+            ));
+        }
+        self.freed[0].extend(self.regions.remove(&key));
+        Ok(())
+    }
+
+    /// Unmaps what had been freed before the last call.
+    pub fn release_freed(&mut self) {
+        self.freed[1].clear();
+        self.freed.swap(0, 1);
+    }
+
     /// Takes the first posted receive with this tag.
     pub fn take_posted(&mut self, tag: u64) -> Option<Posted> {
         let index = self.posted.iter().position(|p| p.tag == tag)?;
@@ -120,5 +155,41 @@ impl Peer {
     pub fn take_unexpected(&mut self, tag: u64) -> Option<Unexpected> {
         let index = self.unexpected.iter().position(|u| u.tag == tag)?;
         self.unexpected.remove(index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn freed_memory_stays_mapped_for_the_operations_that_had_views_of_it() {
+        let mut peer = Peer::new();
+        let region = Region::private(4096).unwrap();
+        let view = region.view();
+        peer.regions.insert(RegionKey(3), region);
+        peer.free(RegionKey(3)).unwrap();
+        assert!(peer.region(RegionKey(3)).is_none());
+        peer.release_freed();
+        view.store(0, 7u64);
+        assert_eq!(view.load::<u64>(0), 7);
+        assert_eq!([peer.freed[0].len(), peer.freed[1].len()], [0, 1]);
+        peer.release_freed();
+        assert_eq!([peer.freed[0].len(), peer.freed[1].len()], [0, 0]);
+    }
+
+    #[test]
+    fn control_memory_cannot_be_freed() {
+        let mut peer = Peer::new();
+        let region = Region::private(4096).unwrap();
+        let view = region.view();
+        peer.regions.insert(RegionKey(1), region);
+        peer.pin(RegionKey(1));
+        let text = peer.free(RegionKey(1)).unwrap_err();
+        assert!(text.contains("region 1"), "{text}");
+        peer.release_freed();
+        peer.release_freed();
+        view.store(0, 7u64);
+        assert!(peer.region(RegionKey(1)).is_some());
     }
 }

@@ -7,12 +7,18 @@ use super::socket::{self, Received, SocketMessage};
 use super::{Address, Event, Outcome, PostError, ShmTransport};
 use crate::error::{Error, Result};
 use crate::memory::{Region, RegionKey, RegionKind};
+use crate::time::Time;
 use crate::types::Rank;
+use socket::Connected;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Connections that may wait to say who they are; more are strangers, and the oldest is closed.
 const STRANGERS_MAX: usize = 256;
+/// Ends of processes that the sockets do not show, and peers that never connect, are looked for this often: a system call
+/// for each peer.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 impl ShmTransport {
     pub(super) fn begin_connect(&mut self, peer: Rank, address: &Address) -> Result<()> {
@@ -44,27 +50,57 @@ impl ShmTransport {
     }
 
     /// Everything that needs system calls: new connections, announcements, hang-ups.
-    pub(super) fn poll_sockets(&mut self) {
+    pub(super) fn poll_sockets(&mut self, now: Time) {
         if let Err(error) = self.accept_peers() {
-            // Descriptors may be used up for a moment; the peers' hellos wait in the listener's queue.
-            debug_assert!(
-                matches!(error, Error::Exhausted { .. } | Error::Os { .. }),
-                "{error}"
-            );
+            self.fail_expected(&error);
+        }
+        let is_time = now >= self.look_at;
+        if is_time {
+            self.look_at = now.after(LOOK_EVERY);
         }
         for peer in 0..self.peers.len() as Rank {
-            if let PeerState::Connecting(name) = &self.peers[peer as usize].state {
-                // Of each pair, the higher rank connects and the lower one accepts.
-                if peer < self.rank && self.peers[peer as usize].socket.is_none() {
-                    let name = name.clone();
-                    self.greet(peer, &name);
-                }
-            }
+            self.try_connect(peer, is_time);
             if self.peers[peer as usize].socket.is_some() {
                 self.read_socket(peer);
             }
+            let process = self.peers[peer as usize].process.as_ref();
+            if is_time && process.is_some_and(|p| socket::has_ended(p.as_fd())) {
+                // What it had sent before is heard first.
+                self.read_socket(peer);
+                self.fail(peer, "its process ended".into());
+            }
         }
         self.flush_outboxes();
+    }
+
+    /// Of each pair, the higher rank connects and the lower one accepts. The lower one looks now and then whether there still
+    /// is somebody who could connect.
+    fn try_connect(&mut self, peer: Rank, is_time: bool) {
+        let p = &self.peers[peer as usize];
+        let PeerState::Connecting(name) = &p.state else {
+            return;
+        };
+        if p.socket.is_none() && (peer < self.rank || is_time) {
+            let name = name.clone();
+            match socket::connect_to(&name) {
+                Ok(Connected::Open(fd)) if peer < self.rank => self.greet(peer, fd),
+                Ok(Connected::Open(_) | Connected::Busy) => {}
+                Ok(Connected::Nobody) => {
+                    self.fail(peer, "its process ended before it was connected".into());
+                }
+                Err(error) => self.fail(peer, format!("this rank cannot reach it: {error}")),
+            }
+        }
+    }
+
+    /// No peer can be let in any more, for want of descriptors most likely.
+    fn fail_expected(&mut self, error: &Error) {
+        for peer in self.rank + 1..self.peers.len() as Rank {
+            let p = &self.peers[peer as usize];
+            if p.socket.is_none() && matches!(p.state, PeerState::Connecting(_)) {
+                self.fail(peer, format!("this rank cannot let it in: {error}"));
+            }
+        }
     }
 
     fn accept_peers(&mut self) -> Result<()> {
@@ -100,20 +136,18 @@ impl ShmTransport {
                 p.socket.is_none() && matches!(p.state, PeerState::Idle | PeerState::Connecting(_))
             });
         if expected && self.say_hello(fd.as_fd()).unwrap_or(false) {
-            self.peers[rank as usize].socket = Some(fd);
+            let p = &mut self.peers[rank as usize];
+            p.process = socket::process_of(fd.as_fd());
+            p.socket = Some(fd);
             self.adopt(rank, bytes, memory);
         }
     }
 
-    fn greet(&mut self, peer: Rank, name: &[u8]) {
-        match socket::connect_to(name) {
-            Ok(Some(fd)) => {
-                if self.say_hello(fd.as_fd()).unwrap_or(false) {
-                    self.peers[peer as usize].socket = Some(fd);
-                }
-            }
-            Ok(None) => {}
-            Err(error) => self.fail(peer, error.to_string()),
+    fn greet(&mut self, peer: Rank, fd: OwnedFd) {
+        if self.say_hello(fd.as_fd()).unwrap_or(false) {
+            let p = &mut self.peers[peer as usize];
+            p.process = socket::process_of(fd.as_fd());
+            p.socket = Some(fd);
         }
     }
 
@@ -179,7 +213,14 @@ impl ShmTransport {
                         return self.fail(peer, reason);
                     }
                 }
-                Err(error) => return self.fail(peer, error.to_string()),
+                Err(error) => {
+                    if matches!(error, Error::Exhausted { .. }) {
+                        // The peer would only see a hang-up. A socket that is full is followed by that all the same.
+                        let _ = socket::send(fd.as_fd(), SocketMessage::Exhausted, None);
+                    }
+                    let own = self.rank;
+                    return self.fail(peer, format!("rank {own} cannot hear it any more: {error}"));
+                }
             }
         }
     }
@@ -215,11 +256,12 @@ impl ShmTransport {
                     .insert(RegionKey(key), region);
                 Ok(())
             }
-            (SocketMessage::Freed(key), None) => {
-                self.peers[peer as usize].regions.remove(&RegionKey(key));
-                Ok(())
-            }
+            (SocketMessage::Freed(key), None) => self.peers[peer as usize].free(RegionKey(key)),
             (SocketMessage::Bye, None) => Err("it closed its communicator".into()),
+            (SocketMessage::Exhausted, None) => Err(
+                "it has no file descriptor left (RLIMIT_NOFILE): raise its limit with `ulimit -n`"
+                    .into(),
+            ),
             (message, _) => Err(format!("it sent an unexpected {message:?}")),
         }
     }
@@ -308,6 +350,7 @@ impl ShmTransport {
         }
         let p = &mut self.peers[peer as usize];
         p.socket = None;
+        p.process = None;
         p.consumer = None;
         p.producer = None;
         let flushed: Vec<u64> = p
@@ -318,6 +361,93 @@ impl ShmTransport {
             .collect();
         for token in flushed {
             self.complete(token, peer, Outcome::Flushed, 0, 0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::Transport;
+    use std::sync::Arc;
+
+    /// Two connected ranks, and a region of rank 1 that rank 0 has mapped.
+    fn mapped(nonce: u64, name: &str) -> ([ShmTransport; 2], RegionKey) {
+        let mut both =
+            [0, 1].map(|rank| ShmTransport::new(rank, 2, nonce + u64::from(rank)).unwrap());
+        let addresses = [both[0].local_address(), both[1].local_address()];
+        for transport in &mut both {
+            (0..2).for_each(|peer| transport.connect(peer, &addresses[peer as usize]).unwrap());
+        }
+        while both
+            .iter()
+            .any(|t| t.peers.iter().any(|p| p.state != PeerState::Connected))
+        {
+            both.iter_mut()
+                .for_each(|t| t.poll_slow(Time(0), &mut Vec::new()));
+        }
+        let region = Region::shared(name, 4096).unwrap();
+        region.view().store(0, 7u64);
+        let key = both[1].register(Arc::new(region)).unwrap();
+        both[1].export(0, key).unwrap();
+        while both[0].mapped(1, key).unwrap().is_none() {}
+        (both, key)
+    }
+
+    fn mappings(name: &str) -> usize {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines().filter(|line| line.contains(name)).count()
+    }
+
+    #[test]
+    fn a_view_outlives_the_region_that_its_owner_frees() {
+        let name = "linerate-freed";
+        let ([mut reader, mut owner], key) = mapped(0xf4ee_0000, name);
+        let view = reader.mapped(1, key).unwrap().unwrap();
+        owner.deregister(key).unwrap();
+        reader.poll_slow(Time(0), &mut Vec::new());
+        assert!(
+            reader.mapped(1, key).unwrap().is_none(),
+            "nobody gets a new view"
+        );
+        reader.release_freed();
+        assert_eq!(view.load::<u64>(0), 7);
+        assert_eq!(
+            mappings(name),
+            1,
+            "the owner has unmapped it, the reader has not"
+        );
+        reader.release_freed();
+        assert_eq!(mappings(name), 0);
+    }
+
+    #[test]
+    fn a_peer_that_frees_its_control_memory_fails_and_the_memory_stays() {
+        let ([mut reader, mut owner], key) = mapped(0xf4ee_0010, "linerate-pinned");
+        let view = reader.mapped(1, key).unwrap().unwrap();
+        reader.pin(1, key);
+        owner.deregister(key).unwrap();
+        let mut events = Vec::new();
+        reader.poll_slow(Time(0), &mut events);
+        let is_told = |event: &Event| matches!(event, Event::PeerFailed(1, cause) if cause.contains("holds its control memory"));
+        assert!(events.iter().any(is_told), "{events:?}");
+        (0..3).for_each(|_| reader.release_freed());
+        assert_eq!(view.load::<u64>(0), 7);
+    }
+
+    #[test]
+    fn a_peer_that_ended_before_it_was_connected_is_not_waited_for() {
+        for own in [0, 1] {
+            let nonce = 0xf4ee_0020 + 2 * u64::from(own);
+            let [mut first, second] = [own, 1 - own]
+                .map(|rank| ShmTransport::new(rank, 2, nonce + u64::from(rank)).unwrap());
+            let address = second.local_address();
+            drop(second);
+            first.connect(1 - own, &address).unwrap();
+            let mut events = Vec::new();
+            first.poll_slow(Time(0), &mut events);
+            let is_told = |event: &Event| matches!(event, Event::PeerFailed(peer, cause) if *peer == 1 - own && cause.contains("before it was connected"));
+            assert!(events.iter().any(is_told), "rank {own}: {events:?}");
         }
     }
 }

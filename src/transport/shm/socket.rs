@@ -4,11 +4,13 @@
 //! processes of the same user are let in.
 
 use crate::error::{Error, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
-    connect, listen, recvmsg, sendmsg, socket_with,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    accept_with, bind, connect, listen, recvmsg, sendmsg, socket_with,
 };
+use rustix::process::{PidfdFlags, pidfd_open};
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,6 +26,8 @@ pub enum SocketMessage {
     Freed(u32),
     /// The sender closes the connection on purpose.
     Bye,
+    /// The sender has no descriptor left for the memory that it was sent, and gives the connection up.
+    Exhausted,
 }
 
 const MESSAGE_BYTES: usize = 24;
@@ -37,6 +41,7 @@ impl SocketMessage {
             SocketMessage::Region(key, bytes) => (2, key, 0, bytes),
             SocketMessage::Freed(key) => (3, key, 0, 0),
             SocketMessage::Bye => (4, 0, 0, 0),
+            SocketMessage::Exhausted => (5, 0, 0, 0),
         };
         let mut out = [0; MESSAGE_BYTES];
         out[0..4].copy_from_slice(b"LRS1");
@@ -64,6 +69,7 @@ impl SocketMessage {
             2 => SocketMessage::Region(word(8), long),
             3 => SocketMessage::Freed(word(8)),
             4 => SocketMessage::Bye,
+            5 => SocketMessage::Exhausted,
             _ => return Err(malformed()),
         })
     }
@@ -95,8 +101,19 @@ pub fn listen_on(name: &[u8]) -> Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Connects without blocking; `None`: the listener's queue is full or it does not exist yet, try again.
-pub fn connect_to(name: &[u8]) -> Result<Option<OwnedFd>> {
+/// What an attempt to connect gave.
+#[derive(Debug)]
+pub enum Connected {
+    /// A connection.
+    Open(OwnedFd),
+    /// The listener's queue is full, try again.
+    Busy,
+    /// Nobody listens under this name: whoever did has gone.
+    Nobody,
+}
+
+/// Connects without blocking.
+pub fn connect_to(name: &[u8]) -> Result<Connected> {
     let what = || {
         format!(
             "connecting to the abstract socket {}",
@@ -106,10 +123,9 @@ pub fn connect_to(name: &[u8]) -> Result<Option<OwnedFd>> {
     let fd = new_socket()?;
     let address = SocketAddrUnix::new_abstract_name(name).map_err(|e| Error::os(what(), e))?;
     match connect(&fd, &address) {
-        Ok(()) => Ok(Some(fd)),
-        Err(
-            rustix::io::Errno::AGAIN | rustix::io::Errno::CONNREFUSED | rustix::io::Errno::NOENT,
-        ) => Ok(None),
+        Ok(()) => Ok(Connected::Open(fd)),
+        Err(rustix::io::Errno::AGAIN) => Ok(Connected::Busy),
+        Err(rustix::io::Errno::CONNREFUSED | rustix::io::Errno::NOENT) => Ok(Connected::Nobody),
         Err(e) => Err(Error::os(what(), e)),
     }
 }
@@ -132,6 +148,22 @@ pub fn is_same_user(fd: BorrowedFd<'_>) -> Result<bool> {
     let credentials = rustix::net::sockopt::socket_peercred(fd)
         .map_err(|e| Error::os("reading a peer's credentials", e))?;
     Ok(credentials.uid == rustix::process::geteuid())
+}
+
+/// The process at the other end, as a descriptor that becomes readable when it ends. `None` where that cannot be had (an old
+/// kernel, another namespace of processes, no descriptor left) or the other end is this process.
+pub fn process_of(fd: BorrowedFd<'_>) -> Option<OwnedFd> {
+    let pid = rustix::net::sockopt::socket_peercred(fd).ok()?.pid;
+    if pid == rustix::process::getpid() {
+        return None;
+    }
+    pidfd_open(pid, PidfdFlags::empty()).ok()
+}
+
+/// Whether the process of [`process_of`] has ended.
+pub fn has_ended(process: BorrowedFd<'_>) -> bool {
+    let mut look = [PollFd::from_borrowed_fd(process, PollFlags::IN)];
+    matches!(poll(&mut look, Some(&Timespec::default())), Ok(1))
 }
 
 /// Sends one message; `Ok(false)`: the socket is full, try again. A peer that is gone is found by `receive`.
@@ -182,8 +214,8 @@ pub fn receive(fd: BorrowedFd<'_>) -> Result<Received> {
         Err(rustix::io::Errno::CONNRESET) => receive(),
         received => received,
     };
-    let got = match received {
-        Ok(got) => got.bytes,
+    let (got, is_cut) = match received {
+        Ok(got) => (got.bytes, got.flags.contains(ReturnFlags::CTRUNC)),
         Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(Received::Nothing),
         Err(rustix::io::Errno::CONNRESET) => return Ok(Received::HungUp),
         Err(e) => return Err(Error::os("receiving from a peer's control socket", e)),
@@ -196,6 +228,11 @@ pub fn receive(fd: BorrowedFd<'_>) -> Result<Received> {
         if let RecvAncillaryMessage::ScmRights(fds) = message {
             attached = fds.into_iter().next();
         }
+    }
+    if is_cut && attached.is_none() {
+        // The kernel delivers the message and closes a descriptor for which this process has no place.
+        let what = "taking a descriptor that a peer has sent";
+        return Err(Error::os(what, rustix::io::Errno::MFILE));
     }
     Ok(Received::Message(
         SocketMessage::parse(&bytes[..got])?,
@@ -217,6 +254,13 @@ fn new_socket() -> Result<OwnedFd> {
 mod tests {
     use super::*;
 
+    fn open(connected: Result<Connected>) -> OwnedFd {
+        match connected {
+            Ok(Connected::Open(fd)) => fd,
+            other => panic!("{other:?}"),
+        }
+    }
+
     #[test]
     fn messages_survive_the_wire_and_nothing_else_does() {
         for message in [
@@ -224,6 +268,7 @@ mod tests {
             SocketMessage::Region(7, 4096),
             SocketMessage::Freed(9),
             SocketMessage::Bye,
+            SocketMessage::Exhausted,
         ] {
             assert_eq!(SocketMessage::parse(&message.emit()).unwrap(), message);
         }
@@ -238,7 +283,7 @@ mod tests {
     fn a_descriptor_travels_and_a_close_is_seen() {
         let name = format!("linerate-test-{}-socket", std::process::id());
         let listener = listen_on(name.as_bytes()).unwrap();
-        let client = connect_to(name.as_bytes()).unwrap().unwrap();
+        let client = open(connect_to(name.as_bytes()));
         let server = accept_from(listener.as_fd()).unwrap().unwrap();
         assert!(matches!(
             receive(server.as_fd()).unwrap(),
@@ -265,7 +310,7 @@ mod tests {
     fn what_a_peer_said_before_it_closed_is_heard() {
         let name = format!("linerate-test-{}-reset", std::process::id());
         let listener = listen_on(name.as_bytes()).unwrap();
-        let client = connect_to(name.as_bytes()).unwrap().unwrap();
+        let client = open(connect_to(name.as_bytes()));
         let server = accept_from(listener.as_fd()).unwrap().unwrap();
         send(server.as_fd(), SocketMessage::Freed(3), None).unwrap();
         send(client.as_fd(), SocketMessage::Bye, None).unwrap();
@@ -279,11 +324,30 @@ mod tests {
     }
 
     #[test]
-    fn nobody_listens_is_not_an_error_yet() {
+    fn a_name_that_nobody_listens_under_is_told_from_a_full_queue() {
+        let nobody = connect_to(b"linerate-test-nobody-listens-here").unwrap();
+        assert!(matches!(nobody, Connected::Nobody), "{nobody:?}");
+    }
+
+    #[test]
+    fn the_end_of_a_process_is_seen_although_a_copy_of_its_socket_lives() {
+        let name = format!("linerate-test-{}-ended", std::process::id());
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        let pid = rustix::process::Pid::from_child(&child);
+        let process = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        assert!(!has_ended(process.as_fd()));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(has_ended(process.as_fd()));
+        let listener = listen_on(name.as_bytes()).unwrap();
+        let client = open(connect_to(name.as_bytes()));
         assert!(
-            connect_to(b"linerate-test-nobody-listens-here")
-                .unwrap()
-                .is_none()
+            process_of(client.as_fd()).is_none(),
+            "this process needs no watch"
         );
+        drop(listener);
     }
 }

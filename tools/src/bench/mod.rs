@@ -56,7 +56,7 @@ fn check(args: &BenchArgs) -> Result<Plan, String> {
         config: settings::from_environment()?,
         launched_ranks: settings::launched_ranks()?,
         local_ranks: launch::local_world_size(),
-        memory_bytes: system::available_memory_bytes(),
+        memory_bytes: linerate::memory::available_memory_bytes(),
         cache_bytes: system::last_level_cache_bytes(),
     };
     let plan = plan::build_plan(args, facts)?;

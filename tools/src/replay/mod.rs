@@ -13,7 +13,7 @@ mod trace;
 use crate::bench::Memory;
 use crate::binding::Bind;
 use crate::settings::{self, FAILED, USAGE};
-use crate::{launch, output, system};
+use crate::{launch, output};
 use clap::{Args, ValueEnum};
 use linerate::config::parse_timeout;
 use linerate::{Config, FusionOptions};
@@ -208,7 +208,7 @@ fn check_memory(trace: &Trace, options: &FusionOptions, ranks: u32) -> Result<()
     settings::check_memory(
         &format!("a replay of {} on {ranks} ranks", trace.name),
         (total + buffers.min(total)).saturating_mul(u64::from(ranks)),
-        system::available_memory_bytes(),
+        linerate::memory::available_memory_bytes(),
         "lower --ranks, or --fusion-bytes, or take a smaller model",
     )
 }

@@ -1,0 +1,151 @@
+//! [`ProcessMark`]: tells a forked child from the process that made something, without a system call.
+//!
+//! One page of the process is wiped by the kernel in every child (`MADV_WIPEONFORK`, Linux 4.14). It holds the number of the
+//! process; a child that makes something itself writes a larger one. So a mark of the parent never fits a child, and whatever
+//! the child makes is its own.
+
+use crate::error::{Error, Result};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+/// The page; mapped once and never unmapped.
+static PAGE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
+/// The largest number given so far here and in the processes that this one descends from.
+static NUMBERS: AtomicU64 = AtomicU64::new(0);
+
+/// The process in which something was made.
+#[derive(Clone, Copy, Debug)]
+pub struct ProcessMark {
+    word: &'static AtomicU64,
+    number: u64,
+}
+
+impl ProcessMark {
+    /// This process.
+    pub fn current() -> Result<ProcessMark> {
+        let word = page()?;
+        // Relaxed throughout: the numbers order nothing, and a child begins with one thread.
+        let fresh = match word.load(Ordering::Relaxed) {
+            0 => NUMBERS.fetch_add(1, Ordering::Relaxed) + 1,
+            number => return Ok(ProcessMark { word, number }),
+        };
+        let set = word.compare_exchange(0, fresh, Ordering::Relaxed, Ordering::Relaxed);
+        let number = set.map_or_else(|others| others, |_| fresh);
+        Ok(ProcessMark { word, number })
+    }
+
+    /// Whether the calling process is a child, of any generation, of the one that the mark is of.
+    #[inline]
+    pub fn is_forked(&self) -> bool {
+        self.word.load(Ordering::Relaxed) != self.number
+    }
+
+    /// The error of a call that only the process of the mark may make.
+    #[inline]
+    pub fn check(&self) -> Result<()> {
+        match self.is_forked() {
+            false => Ok(()),
+            true => Err(Error::Forked),
+        }
+    }
+}
+
+/// The first word of the page that children find empty.
+fn page() -> Result<&'static AtomicU64> {
+    let bytes = rustix::param::page_size();
+    // Pairs with the exchange below: the page is advised before it is known.
+    let mut address = PAGE.load(Ordering::Acquire);
+    if address.is_null() {
+        let fresh = map_page(bytes).map_err(|e| {
+            Error::os(
+                "making a page that a fork wipes (needs Linux 4.14 or later)",
+                e,
+            )
+        })?;
+        address =
+            match PAGE.compare_exchange(null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => fresh,
+                Err(others) => {
+                    // SAFETY: mapped just now, by this thread, and known to nobody else.
+                    let _ = unsafe { munmap(fresh.cast(), bytes) };
+                    others
+                }
+            };
+    }
+    // SAFETY: the begin of a page that is never unmapped, so aligned and valid for ever, and only accessed as atomics.
+    Ok(unsafe { AtomicU64::from_ptr(address.cast()) })
+}
+
+fn map_page(bytes: usize) -> rustix::io::Result<*mut u8> {
+    // SAFETY: a fresh anonymous mapping overlaps nothing.
+    let fresh = unsafe {
+        mmap_anonymous(
+            null_mut(),
+            bytes,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE,
+        )
+    }?;
+    // SAFETY: the range was mapped just now; the advice changes what children see, and nothing here.
+    if let Err(error) = unsafe { madvise(fresh, bytes, Advice::LinuxWipeOnFork) } {
+        // SAFETY: as above; nobody knows the page.
+        let _ = unsafe { munmap(fresh, bytes) };
+        return Err(error);
+    }
+    Ok(fresh.cast())
+}
+
+/// Forked processes, for tests.
+#[cfg(test)]
+pub(crate) mod child {
+    /// A child that runs `run` and ends with its result, without running anything else of this program.
+    ///
+    /// Only the calling thread exists in the child: `run` must not wait for another one.
+    pub(crate) fn spawn(run: impl FnOnce() -> i32) -> i32 {
+        // SAFETY: libc makes its own locks usable in the child; others are the caller's affair.
+        match unsafe { libc::fork() } {
+            // SAFETY: ends the child without running anything of the parent's.
+            0 => unsafe { libc::_exit(run()) },
+            pid => {
+                assert!(pid > 0, "{}", std::io::Error::last_os_error());
+                pid
+            }
+        }
+    }
+
+    /// Its exit code, once it has ended; `None` if a signal has ended it.
+    pub(crate) fn wait(pid: i32) -> Option<i32> {
+        let mut status = 0;
+        // SAFETY: waits for a child of this process; the status is a live integer.
+        assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+        libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status))
+    }
+
+    /// Kills a process that a child of this one has made, or a child.
+    pub(crate) fn kill(pid: i32) {
+        // SAFETY: sends a signal, which touches no memory of this process.
+        assert_eq!(unsafe { libc::kill(pid, libc::SIGKILL) }, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::child::{spawn, wait};
+    use super::*;
+
+    #[test]
+    fn a_child_is_forked_and_what_it_makes_is_its_own() {
+        let mark = ProcessMark::current().unwrap();
+        assert!(!mark.is_forked());
+        let child = spawn(|| {
+            let before = mark.is_forked();
+            let own = ProcessMark::current().unwrap();
+            let grandchild = wait(spawn(|| i32::from(mark.is_forked() && own.is_forked())));
+            i32::from(before && mark.is_forked() && !own.is_forked() && grandchild == Some(1))
+        });
+        assert_eq!(wait(child), Some(1));
+        assert!(!mark.is_forked(), "the parent goes on");
+        assert_eq!(ProcessMark::current().unwrap().number, mark.number);
+    }
+}

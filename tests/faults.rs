@@ -1,0 +1,36 @@
+//! What happens to a rank, and what the others make of it: death, interruption, a pause, disagreement, absence, limits of
+//! descriptors and memory, other jobs and other users. Real processes over shared memory.
+//!
+//! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child runs [`child_entry`] and
+//! nothing else. Read first: `faults/job.rs`.
+
+#[path = "faults/deaths.rs"]
+mod deaths;
+#[path = "faults/disagreement.rs"]
+mod disagreement;
+#[path = "faults/job.rs"]
+mod job;
+#[path = "faults/limits.rs"]
+mod limits;
+#[path = "faults/pause.rs"]
+mod pause;
+
+#[test]
+fn child_entry() {
+    let Ok(role) = std::env::var("LINERATE_TEST_ROLE") else {
+        return;
+    };
+    match role.as_str() {
+        "busy" => deaths::busy(),
+        "compute" => deaths::compute(),
+        "paused" => pause::paused(),
+        "disagree" => disagreement::disagree(),
+        "absent" => disagreement::absent(),
+        "sum" => limits::sum(),
+        "greedy" => limits::greedy(),
+        "again" => limits::again(),
+        "churn" => limits::churn(),
+        "exhausted" => limits::exhausted(),
+        other => panic!("no role {other}"),
+    }
+}

@@ -1,0 +1,189 @@
+//! Ranks that call different things, and ranks that call nothing.
+
+use super::job::{Start, join, result, text};
+use linerate::{Buffer, Call, Collective, Communicator, DataType, ReduceOp};
+use std::time::Duration;
+
+const RANKS: u32 = 3;
+const COUNT: u64 = 60;
+
+/// Rank 1 calls something else. Everyone's first error, of that call or of the barrier behind it, is printed.
+pub fn disagree() {
+    let comm = join().unwrap();
+    let name = std::env::var("LINERATE_TEST_COLLECTIVE").unwrap();
+    let field = std::env::var("LINERATE_TEST_FIELD").unwrap();
+    let scale: u64 = std::env::var("LINERATE_TEST_SCALE")
+        .unwrap()
+        .parse()
+        .unwrap();
+    let collective: Collective = name.parse().unwrap();
+    let mut call = plain(collective, scale * COUNT);
+    if comm.rank() == 1 {
+        change(&mut call, &field, scale);
+    }
+    let call = with_buffers(&comm, call);
+    comm.barrier().unwrap();
+    let error = comm
+        .run(&call)
+        .and_then(|()| comm.barrier())
+        .and_then(|()| settle(&comm));
+    match error {
+        Ok(()) => println!("ERROR none"),
+        Err(error) => println!("ERROR {}", error.to_string().replace('\n', " ")),
+    }
+}
+
+/// A rank that only sends may have ended before anybody could tell it; it learns within a few operations.
+fn settle(comm: &Communicator) -> linerate::Result<()> {
+    (0..40).try_for_each(|_| comm.barrier())
+}
+
+fn plain(collective: Collective, count: u64) -> Call {
+    let mut call = Call::new(collective, DataType::F32, count);
+    let parts: Vec<u64> = (0..u64::from(RANKS)).map(|r| count / 2 + r).collect();
+    match collective {
+        Collective::AllGatherV => call.receive_counts = parts,
+        Collective::AllToAllV => {
+            call.send_counts = vec![count; RANKS as usize];
+            call.receive_counts = vec![count; RANKS as usize];
+        }
+        _ => {}
+    }
+    call
+}
+
+fn change(call: &mut Call, field: &str, scale: u64) {
+    match field {
+        "count" => call.count += 1,
+        "dtype" => call.dtype = DataType::I32,
+        "op" => call.op = ReduceOp::Max,
+        "root" => call.root = 1,
+        "collective" => {
+            let other = match call.collective {
+                Collective::AllReduce => Collective::AllGather,
+                _ => Collective::AllReduce,
+            };
+            *call = plain(other, scale * COUNT);
+        }
+        // The same sum.
+        "order" => call.receive_counts.swap(0, 2),
+        "sent" => call.send_counts[2] += 1,
+        "received" => call.receive_counts[0] += 1,
+        _ => panic!("{field}"),
+    }
+}
+
+fn with_buffers(comm: &Communicator, call: Call) -> Call {
+    let wide = 4 * (call.count + 1) as usize * (RANKS as usize + 1);
+    let make = || match std::env::var("LINERATE_TEST_MEMORY").unwrap().as_str() {
+        "registered" => comm.alloc(wide).unwrap(),
+        _ => Buffer::plain(wide).unwrap(),
+    };
+    match call.collective {
+        Collective::Barrier => call,
+        _ => call.with(&make(), &make()),
+    }
+}
+
+fn fields(collective: Collective) -> Vec<&'static str> {
+    let mut fields = match collective {
+        Collective::Barrier => vec![],
+        Collective::AllGatherV => vec!["dtype", "order", "received"],
+        Collective::AllToAllV => vec!["dtype", "sent", "received"],
+        _ => vec!["count", "dtype"],
+    };
+    fields.push("collective");
+    if collective.is_reducing() {
+        fields.push("op");
+    }
+    if collective.is_rooted() {
+        fields.push("root");
+    }
+    fields
+}
+
+fn check(collective: Collective, field: &str, scale: u64, memory: &str) -> Vec<String> {
+    let environment = [
+        ("LINERATE_TEST_COLLECTIVE", collective.to_string()),
+        ("LINERATE_TEST_FIELD", field.to_string()),
+        ("LINERATE_TEST_SCALE", scale.to_string()),
+        ("LINERATE_TEST_MEMORY", memory.to_string()),
+        ("LINERATE_TIMEOUT", "0.5".to_string()),
+    ];
+    let outputs = Start {
+        environment: &environment,
+        ..Start::new("disagree", RANKS)
+    }
+    .spawn()
+    .end();
+    let mut complaints = Vec::new();
+    for (rank, output) in outputs.iter().enumerate() {
+        let error = result(output, "ERROR").unwrap_or_else(|| text(output));
+        let is_of_counts = field == "sent" || field == "received";
+        let names_both = error.contains("ranks disagree at operation")
+            && (is_of_counts || error.contains("rank 1 called"))
+            && error.contains("rank 1")
+            && ["rank 0", "rank 2"]
+                .iter()
+                .any(|other| error.contains(other));
+        if !names_both {
+            complaints.push(format!(
+                "{collective} {field} x{scale} {memory}, rank {rank}: {error}"
+            ));
+        }
+    }
+    complaints
+}
+
+#[test]
+fn every_rank_learns_of_a_disagreement_in_every_collective() {
+    let mut complaints = Vec::new();
+    for collective in Collective::ALL {
+        if collective == Collective::SendRecv {
+            continue;
+        }
+        for field in fields(collective) {
+            for (scale, memory) in [(1, "registered"), (1000, "registered"), (1000, "caller")] {
+                complaints.extend(check(collective, field, scale, memory));
+            }
+        }
+    }
+    assert!(complaints.is_empty(), "{}", complaints.join("\n"));
+}
+
+/// Rank 2 does not call the second operation.
+pub fn absent() {
+    let comm = join().unwrap();
+    let buffer = comm.alloc(1 << 20).unwrap();
+    let call = Call::all_reduce(DataType::F32, ReduceOp::Sum, 1 << 18, &buffer, &buffer);
+    comm.barrier().unwrap();
+    if comm.rank() == 2 {
+        std::thread::sleep(Duration::from_secs(4));
+        return;
+    }
+    let error = comm.run(&call).unwrap_err();
+    println!("ERROR {}", error.to_string().replace('\n', " "));
+}
+
+#[test]
+fn a_rank_that_never_arrives_is_named_with_what_everyone_did_last() {
+    let environment = [("LINERATE_TIMEOUT", "1".to_string())];
+    let outputs = Start {
+        environment: &environment,
+        ..Start::new("absent", 4)
+    }
+    .spawn()
+    .end();
+    for rank in [0, 1, 3] {
+        let error = result(&outputs[rank], "ERROR").unwrap_or_else(|| text(&outputs[rank]));
+        assert!(
+            error.contains("rank 2 is missing: no answer"),
+            "rank {rank}: {error}"
+        );
+        assert!(
+            error.contains("last seen in operation 0, barrier"),
+            "rank {rank}: {error}"
+        );
+        assert!(error.contains("ranks 0, 1 and 3: 2 operations started and 1 ended, the last one allreduce of 262144 f32"), "rank {rank}: {error}");
+    }
+}

@@ -1,0 +1,134 @@
+//! A rank is stopped in the middle of a store, given up, and goes on later: nothing of the others may change.
+
+use super::job::{Place, Start, join, result, seed, text};
+use linerate::prng::Prng;
+use linerate::{Buffer, Call, Communicator, Config, DataType, ReduceOp};
+use std::time::Duration;
+
+const COUNT: usize = 16 << 20;
+/// Unlike any sum of the ranks' values.
+const MARK: f32 = -7.5;
+
+/// Reduces much memory again and again. Whoever survives gives it up, takes new memory, and looks whether that stays what it is
+/// while the stopped rank goes on.
+pub fn paused() {
+    let place = Place::open();
+    let comm = join().unwrap();
+    let is_registered = std::env::var("LINERATE_TEST_MEMORY").unwrap() == "registered";
+    let make = |comm: &Communicator| match is_registered {
+        true => comm.alloc(4 * COUNT).unwrap(),
+        false => Buffer::plain(4 * COUNT).unwrap(),
+    };
+    let buffer = make(&comm);
+    // Every store of a sum changes it.
+    buffer.write(0, &vec![1.0f32; COUNT]);
+    let sum = |buffer: &Buffer| {
+        Call::all_reduce(DataType::F32, ReduceOp::Sum, COUNT as u64, buffer, buffer)
+    };
+    let call = sum(&buffer);
+    place.set(b'i');
+    let error = loop {
+        if let Err(error) = comm.run(&call) {
+            break error;
+        }
+    };
+    println!("ERROR {}", error.to_string().replace('\n', " "));
+    if comm.rank() == 1 {
+        return;
+    }
+    // What the stopped rank still stores where it was allowed to shows that it was in the middle of it.
+    let keep = std::env::var("LINERATE_TEST_KEEP").is_ok();
+    let kept = keep.then(|| (comm.clone(), buffer.clone(), buffer.to_vec::<f32>()));
+    // The call holds its buffers, too.
+    drop((comm, call, buffer));
+    // The survivors are ranks 0 and 2.
+    let rank = std::env::var("RANK").unwrap().parse::<u32>().unwrap() / 2;
+    let job = format!("{}-b", std::env::var("LINERATE_JOB").unwrap());
+    let comm = Communicator::join(rank, 2, &job, Config::default()).unwrap();
+    let marks = vec![MARK; COUNT];
+    let (old, new) = (make(&comm), make(&comm));
+    old.write(0, &marks);
+    new.write(0, &marks);
+    comm.run(&sum(&new)).unwrap();
+    place.set(b'w');
+    place.wait_for(b'g');
+    let untouched = marks.iter().all(|&value| value == MARK)
+        && old.to_vec::<f32>().iter().all(|&value| value == MARK)
+        && new.to_vec::<f32>().iter().all(|&value| value == 2.0 * MARK);
+    comm.barrier().unwrap();
+    println!("BYTES {}", if untouched { "untouched" } else { "changed" });
+    if let Some((_, buffer, before)) = kept {
+        println!("STORED {}", i32::from(buffer.to_vec::<f32>() != before));
+    }
+}
+
+/// Whether the stopped rank has gone on storing into memory that had been given to it.
+fn pause(memory: &str, keep: bool, delay: Duration) -> bool {
+    let mut environment = vec![
+        ("LINERATE_TEST_MEMORY", memory.to_string()),
+        ("LINERATE_TIMEOUT", "0.5".to_string()),
+    ];
+    if keep {
+        environment.push(("LINERATE_TEST_KEEP", "1".into()));
+    }
+    let mut job = Start {
+        environment: &environment,
+        ..Start::new("paused", 3)
+    }
+    .spawn();
+    job.wait_for("the start", |places| places == b"iii");
+    std::thread::sleep(delay);
+    job.signal(1, "STOP");
+    job.wait_for("new work of the survivors", |places| {
+        places[0] == b'w' && places[2] == b'w'
+    });
+    job.signal(1, "CONT");
+    // It has gone on when it has found out that nobody wants it any more.
+    let pid = job.pid(1);
+    job.wait_for("the end of the stopped rank", |_| is_over(pid));
+    job.set_place(0, b'g');
+    job.set_place(2, b'g');
+    let outputs = job.end();
+    let mut has_stored = false;
+    for rank in [0, 2] {
+        has_stored |= result(&outputs[rank], "STORED").as_deref() == Some("1");
+        let error = result(&outputs[rank], "ERROR").unwrap_or_else(|| text(&outputs[rank]));
+        assert!(
+            error.contains("rank 1 is missing: no answer"),
+            "rank {rank}: {error}"
+        );
+        let bytes = result(&outputs[rank], "BYTES");
+        assert_eq!(
+            bytes.as_deref(),
+            Some("untouched"),
+            "{}",
+            text(&outputs[rank])
+        );
+    }
+    has_stored
+}
+
+fn is_over(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(") ")
+        .next()
+        .is_none_or(|rest| rest.is_empty() || rest.starts_with('Z'))
+}
+
+#[test]
+fn a_rank_that_was_stopped_in_a_store_changes_nothing_when_it_goes_on() {
+    let mut prng = Prng::new(seed());
+    for (memory, keep) in [("registered", false), ("caller", false), ("caller", true)] {
+        pause(memory, keep, Duration::from_micros(prng.below(30_000)));
+    }
+    // Until it was in the middle of a store to the others: about every second time.
+    let tries = (1..=20).find(|_| {
+        pause(
+            "registered",
+            true,
+            Duration::from_micros(prng.below(30_000)),
+        )
+    });
+    println!("stopped in the middle of a store at try {tries:?}");
+    assert!(tries.is_some(), "never in the middle of a store");
+}
