@@ -24,7 +24,7 @@
 //!
 //! | layer | modules | what |
 //! |---|---|---|
-//! | 0 | [`error`], [`types`], [`limits`], [`config`], [`time`], [`prng`] | words and bounds; no I/O, no clock |
+//! | 0 | [`error`], [`types`], [`limits`], [`config`], [`time`], [`prng`], `sync` | words and bounds; no I/O, no clock |
 //! | 1 | [`memory`] | regions, views (raw ranges that peers may write), words that processes share |
 //! |   | [`wire`] | control messages: check, parse, emit |
 //! |   | [`kernel`] | reduce, scale, convert on views: scalar oracle and SIMD |
@@ -75,6 +75,7 @@ pub mod memory;
 pub mod pattern;
 pub mod prng;
 pub mod schedule;
+mod sync;
 pub mod time;
 pub mod transport;
 pub mod types;

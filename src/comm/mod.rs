@@ -6,6 +6,7 @@
 mod bind;
 mod buffer;
 mod call;
+mod driving;
 mod fusion;
 mod operation;
 mod plans;

@@ -16,6 +16,8 @@
 
 mod clock;
 mod control;
+#[cfg(test)]
+mod control_tests;
 mod driver;
 mod fault;
 mod links;

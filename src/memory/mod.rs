@@ -7,11 +7,13 @@
 //! Read first: `view.rs`.
 #![allow(unsafe_code)]
 
+mod bell;
 mod borrow;
 mod futex;
 mod region;
 mod view;
 
+pub use bell::Bell;
 pub(crate) use borrow::lend_slice;
 pub use futex::{futex_wait, futex_wake_all};
 pub use region::{Region, RegionKey, RegionKind};
