@@ -1,7 +1,8 @@
 //! [`Driving`]: the engine, and how the threads of a rank drive it and wait on it.
 //!
 //! Whoever waits drives for all; the progress thread drives while nobody waits. A thread that sleeps is woken by peers
-//! through the [`Bell`], and by a thread of its own rank that has moved something or failed the communicator.
+//! through the [`Bell`], after what they did: whichever thread handles that, every sleeper looks for the end of its own
+//! task under the engine's lock. What no peer rings for, a failure found by looking or a cancel, the finder rings for.
 //!
 //! `tests/shuttle.rs` compiles this file against shuttle's locks and a small engine.
 
@@ -66,13 +67,16 @@ impl Driving {
     pub fn test(&self, task: TaskId) -> Option<Result<()>> {
         let mut engine = self.engine();
         let now = self.clock.now();
-        let mut moved = engine.drive(now);
+        engine.drive(now);
+        let mut has_failed = false;
         if engine.result(task).is_none() {
-            moved |= look_if_due(&mut engine, now);
+            has_failed = look_if_due(&mut engine, now);
         }
         let result = take_result(&mut engine, task);
         drop(engine);
-        self.wake_others(moved, 0);
+        if has_failed {
+            self.ring();
+        }
         result
     }
 
@@ -80,15 +84,13 @@ impl Driving {
     pub fn wait(&self, task: TaskId, limit: Option<Duration>) -> Option<Result<()>> {
         {
             // Most small operations need only a few polls: no clock, no counters.
-            let (mut engine, mut moved) = (self.engine(), false);
+            let mut engine = self.engine();
             let now = self.clock.now();
             for _ in 0..self.spin.polls_per_look() {
                 if let Some(result) = take_result(&mut engine, task) {
-                    drop(engine);
-                    self.wake_others(moved, 0);
                     return Some(result);
                 }
-                moved |= engine.drive(now);
+                engine.drive(now);
             }
         }
         if self.clock.is_virtual() {
@@ -106,32 +108,26 @@ impl Driving {
         let mut patience = Patience::new(&self.spin);
         let start = self.clock.now();
         let deadline = limit.map_or(Time::MAX, |limit| start.after(limit));
-        // Somebody may have gone to sleep before the polls of `wait` moved something.
-        let mut moved = true;
         loop {
             let now = self.clock.now();
             let mut engine = self.engine();
-            let mut result = take_result(&mut engine, task);
+            let mut moved = false;
             for _ in 0..self.spin.polls_per_look() {
-                if result.is_some() {
-                    break;
-                }
                 moved |= engine.drive(now);
-                result = take_result(&mut engine, task);
+                if let Some(result) = take_result(&mut engine, task) {
+                    self.spin.learn(patience.last());
+                    return Some(result);
+                }
             }
-            if result.is_none() {
-                moved |= look_if_due(&mut engine, now);
-            }
+            let has_failed = look_if_due(&mut engine, now);
             drop(engine);
-            self.wake_others(moved, 1);
-            if result.is_some() {
-                self.spin.learn(patience.last());
-                return result;
+            if has_failed {
+                self.ring();
             }
             if now >= deadline {
                 return None;
             }
-            if std::mem::take(&mut moved) {
+            if moved || has_failed {
                 patience.reset();
                 continue;
             }
@@ -140,38 +136,30 @@ impl Driving {
                 WaitStep::Yield => yield_now(),
                 WaitStep::Sleep(time) => {
                     let time = time.min(deadline.since(now));
-                    self.sleep(time, 1, |engine| engine.result(task).is_some());
+                    self.sleep(time, |engine| engine.result(task).is_some());
                 }
             }
         }
     }
 
-    /// Sleeps until something may have arrived or `is_over`. `counted`: this thread's part of the waiters.
-    fn sleep(&self, time: Duration, counted: u32, is_over: impl Fn(&Engine) -> bool) {
+    /// Sleeps until something may have arrived, unless `is_over`.
+    fn sleep(&self, time: Duration, is_over: impl Fn(&Engine) -> bool) {
         let Some(bell) = self.bell else {
             return;
         };
         bell.sleep(time, || {
             let now = self.clock.now();
             let mut engine = self.engine();
-            let mut moved = engine.drive(now);
-            moved |= look(&mut engine, now);
+            let moved = engine.drive(now);
+            let has_failed = look(&mut engine, now);
             self.collect_garbage(&mut engine);
             let has_news = moved || is_over(&engine);
             drop(engine);
-            self.wake_others(moved, counted);
+            if has_failed {
+                self.ring();
+            }
             has_news
         });
-    }
-
-    /// Another thread's operation may have ended in this thread's hands. Nobody waits but this thread as a rule, and
-    /// then it costs a load. The engine's lock orders `waiters`: who was counted too late to be seen here has seen, or
-    /// will see, what moved.
-    #[inline]
-    fn wake_others(&self, moved: bool, counted: u32) {
-        if moved && self.waiters.load(Ordering::Relaxed) > counted {
-            self.ring();
-        }
     }
 
     /// Wakes every thread of this rank that sleeps.
@@ -198,11 +186,12 @@ impl Driving {
                 let mut engine = self.engine();
                 moved = engine.drive(now);
                 // One operation may move all the time while another waits for a peer that is gone.
-                if moved {
-                    look_if_due(&mut engine, now);
+                let has_failed = moved && look_if_due(&mut engine, now);
+                drop(engine);
+                if has_failed {
+                    self.ring();
                 }
             }
-            self.wake_others(moved, 0);
             if moved {
                 patience.reset();
                 continue;
@@ -210,7 +199,7 @@ impl Driving {
             match patience.next(self.clock.now()) {
                 WaitStep::Spin | WaitStep::Yield => yield_now(),
                 WaitStep::Sleep(_) => {
-                    self.sleep(IDLE_SLEEP, 0, |_| self.stop.load(Ordering::Relaxed));
+                    self.sleep(IDLE_SLEEP, |_| self.stop.load(Ordering::Relaxed));
                 }
             }
         }

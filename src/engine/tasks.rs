@@ -99,7 +99,10 @@ impl Engine {
             )));
         }
         if let Some(gone) = self.driver.links.first_gone() {
-            return Err(gone);
+            // The others wait for this rank now, and must hear of the one that is gone. What can end well does first.
+            while self.failure.is_none() && self.drive(now) {}
+            self.fail(gone.clone(), true);
+            return Err(self.failure.clone().unwrap_or(gone));
         }
         if call.count > COUNT_MAX {
             return Err(Error::invalid(format!(
