@@ -229,21 +229,29 @@ fn job_of_one(operation: values::Planned, starts_ns: &[u64], fault: Fault) -> Jo
     }
 }
 
+fn planned(
+    collective: linerate::Collective,
+    ranks: u32,
+    algorithm: &'static str,
+) -> values::Planned {
+    values::Planned {
+        salt: 7,
+        collective,
+        dtype: linerate::DataType::F16,
+        op: linerate::ReduceOp::Sum,
+        count: 302,
+        root: ranks - 1,
+        ranks,
+        algorithm: Some(algorithm),
+        in_place: true,
+        registered: true,
+    }
+}
+
 /// Found with seeds 291, 1033 and 1098: the late rank's call was refused, and nobody else heard why.
 #[test]
 fn a_call_that_comes_after_a_death_tells_the_ranks_that_wait_for_it() {
-    let scatter = values::Planned {
-        salt: 7,
-        collective: linerate::Collective::Scatter,
-        dtype: linerate::DataType::U8,
-        op: linerate::ReduceOp::Sum,
-        count: 7,
-        root: 2,
-        ranks: 3,
-        algorithm: Some("linear"),
-        in_place: false,
-        registered: false,
-    };
+    let scatter = planned(linerate::Collective::Scatter, 3, "linear");
     let detected_ns = 5_000_000;
     let fault = Fault::Death { rank: 0, at_ns: 0 };
     let job = job_of_one(scatter, &[0, 0, detected_ns], fault);
@@ -254,4 +262,43 @@ fn a_call_that_comes_after_a_death_tells_the_ranks_that_wait_for_it() {
         matches!(error, Error::PeerFailed { rank: 0, .. }),
         "{error}"
     );
+}
+
+/// Found with seeds 4447 and 5545: the rank had said where its buffer is and died before it could be mapped; the others
+/// waited for the timeout, and for nobody in particular.
+#[test]
+fn a_death_at_any_moment_of_an_operation_on_mapped_buffers_is_named() {
+    let mut failures = 0;
+    for at_ns in (0..100_000).step_by(1_000) {
+        let all_to_all = planned(linerate::Collective::AllToAll, 3, "direct");
+        let fault = Fault::Death { rank: 1, at_ns };
+        // Rank 2 comes when rank 1 has said where its buffer is, and nobody has looked there.
+        let mut job = job_of_one(all_to_all, &[0, 0, 50_000], fault);
+        job.options.mapped = true;
+        let outcome = run::run(&job).unwrap();
+        assert_eq!(complaint(&job, &outcome), None, "death after {at_ns} ns");
+        failures += u32::from(matches!(outcome.ends[0][0], Some(Err(_))));
+    }
+    assert!(
+        (1..100).contains(&failures),
+        "before and after the end: {failures}"
+    );
+}
+
+/// Found with seed 9123: nobody was driven while the answers to a question were under way.
+#[test]
+fn a_disagreement_whose_algorithms_never_meet_is_found_by_asking() {
+    let gather = values::Planned {
+        count: 0,
+        root: 5,
+        algorithm: None,
+        ..planned(linerate::Collective::Gather, 8, "")
+    };
+    let fault = Fault::Mismatch {
+        rank: 2,
+        operation: 0,
+    };
+    let job = job_of_one(gather, &[0; 8], fault);
+    let outcome = run::run(&job).unwrap();
+    assert_eq!(complaint(&job, &outcome), None);
 }

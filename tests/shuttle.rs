@@ -46,7 +46,7 @@ mod transport {
 }
 
 /// Schedules per scheduler and model.
-const SCHEDULES: usize = 2000;
+const SCHEDULES: usize = 10_000;
 
 /// A rank with its progress thread, and its peer.
 fn rank() -> (Arc<Driving>, Peer, JoinHandle<()>) {

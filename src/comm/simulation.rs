@@ -155,8 +155,9 @@ impl Simulation {
         for _ in 0..2 {
             self.world
                 .wake_at(0, self.world.now().after(timeout + timeout));
-            self.ready.clear();
-            while self.world.advance() {}
+            while self.world.advance() {
+                self.drive_ready();
+            }
             for communicator in self.living() {
                 engine(communicator).engine().drive_slow(self.world.now());
             }

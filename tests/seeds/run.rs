@@ -182,23 +182,25 @@ pub fn run(job: &Job) -> Result<Outcome, String> {
             for caller in callers.iter_mut().filter(|c| !c.is_dead) {
                 caller.look();
                 caller.call(job, &world, since_ns);
+                // A call on a rank that knows of a death fails those under way.
+                caller.look();
             }
         }
         let is_late = since_ns > TIME_NS_MAX || steps > STEPS_MAX;
         is_late || (moments.is_empty() && callers.iter().all(Caller::is_done))
     });
-    let open: Vec<Rank> = callers
+    let open: Vec<(Rank, Vec<usize>)> = callers
         .iter()
         .filter(|c| !c.is_done())
-        .map(|c| c.rank)
+        .map(|c| (c.rank, c.called.iter().map(|called| called.index).collect()))
         .collect();
     if let Err(error) = result {
-        return Err(format!("ranks {open:?} never end: {error}"));
+        return Err(format!("ranks with operations {open:?} never end: {error}"));
     }
     if !open.is_empty() {
         let ns = world.now().0 - begin.0;
         return Err(format!(
-            "ranks {open:?} have not ended after {ns} ns, {steps} steps"
+            "ranks with operations {open:?} have not ended after {ns} ns, {steps} steps"
         ));
     }
     let dead = callers.iter().find(|c| c.is_dead);
