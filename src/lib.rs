@@ -51,6 +51,9 @@
 //!   fixed number of messages per peer. Half of those places belong to the oldest operation, so later ones cannot block it.
 //! * In the steady state an operation reuses rounds, schedules and scratch memory, and makes no system call unless its
 //!   wait yields or sleeps.
+//! * What threads and processes share without a lock (`transport/shm/ring.rs`, `engine/control.rs`, `memory/bell.rs`) takes
+//!   its memory from [`memory`] alone, so that `tests/loom.rs` compiles the same files against a model and shows that each
+//!   ordering is needed; `comm/driving.rs`, where threads hand the engine over, runs under shuttle the same way.
 //! * Every wait has a deadline. The first failure ends the communicator on all ranks with one cause.
 //! * `engine/driver.rs` is the only place where schedule, transport and kernel meet; `engine/clock.rs` is the only
 //!   reader of the clock; `transport::open` is the one list of providers.
