@@ -31,14 +31,16 @@ struct Caller {
     /// The next operation to call.
     next: usize,
     called: VecDeque<Called>,
-    /// How each operation ended: its output, or the first cause.
-    ends: Vec<Option<Result<Vec<u8>, Error>>>,
+    ends: Vec<End>,
 }
+
+/// How an operation ended on a rank: its output, or the error; `None`: not called, or the rank died.
+pub type End = Option<Result<Vec<u8>, Error>>;
 
 /// What came of a job.
 pub struct Outcome {
-    /// Per rank and operation; `None`: not called, or the rank died.
-    pub ends: Vec<Vec<Option<Result<Vec<u8>, Error>>>>,
+    /// Per rank and operation.
+    pub ends: Vec<Vec<End>>,
     /// Whether the fault struck while some operation was under way or still to be called.
     pub has_struck: bool,
     /// Of the dead rank: operations that it had called.
