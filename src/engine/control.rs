@@ -101,7 +101,7 @@ impl Line {
         for (index, &word) in self.payload.iter().enumerate() {
             line.word(16 + 8 * index).store(word, Ordering::Relaxed);
         }
-        // Publishes the line and everything stored before it to the acquire load in `arrived`.
+        // Publishes the line and everything stored before it to the acquire load in `load_if`.
         line.word(0).store(self.stamp, Ordering::Release);
     }
 

@@ -187,6 +187,10 @@ impl View {
         &self.memory.words[self.part(start, 8).start / 8]
     }
 
+    pub fn line(&self, start: usize) -> [&Word; 8] {
+        std::array::from_fn(|index| self.word(start + 8 * index))
+    }
+
     pub fn word32(&self, start: usize) -> &Word32 {
         assert_eq!(self.start + start, 0, "one 32-bit word a view");
         &self.memory.first
