@@ -67,10 +67,9 @@ impl Peer {
     /// time: the first must tell the others.
     pub fn die(&self) {
         self.is_dead.store(true, Ordering::SeqCst);
-        while self.sleeping.word32(0).load(Ordering::SeqCst) < 2 && !self.is_noticed() {
+        while !self.is_noticed() && !time_out_one(self.bell.word32(0)) {
             crate::sync::yield_now();
         }
-        time_out_one(self.bell.word32(0));
     }
 
     fn is_noticed(&self) -> bool {

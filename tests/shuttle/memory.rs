@@ -22,7 +22,8 @@ pub fn drop_notifications(is_deaf: bool) {
 #[derive(Debug)]
 pub struct Word32 {
     value: AtomicU32,
-    queue: Mutex<()>,
+    /// How many sleep.
+    queue: Mutex<u32>,
     wake: Condvar,
 }
 
@@ -43,7 +44,7 @@ impl View {
     pub fn new() -> View {
         View(Box::leak(Box::new(Word32 {
             value: AtomicU32::new(0),
-            queue: Mutex::new(()),
+            queue: Mutex::new(0),
             wake: Condvar::new(),
         })))
     }
@@ -55,9 +56,11 @@ impl View {
 
 /// Sleeps while the word has this value, and for no time limit.
 pub fn futex_wait(word: &Word32, expected: u32, _timeout: Duration) {
-    let queue = word.queue.lock().unwrap();
+    let mut queue = word.queue.lock().unwrap();
     if word.load(crate::sync::Ordering::SeqCst) == expected {
-        drop(word.wake.wait(queue).unwrap());
+        *queue += 1;
+        queue = word.wake.wait(queue).unwrap();
+        *queue -= 1;
     }
 }
 
@@ -69,8 +72,11 @@ pub fn futex_wake_all(word: &Word32) {
     }
 }
 
-/// Wakes one sleeper without a change of the word, as the end of its time does.
-pub fn time_out_one(word: &Word32) {
-    let _queue = word.queue.lock().unwrap();
-    word.wake.notify_one();
+/// Wakes one of at least two sleepers without a change of the word, as the end of its time does; false: they are fewer.
+pub fn time_out_one(word: &Word32) -> bool {
+    let queue = word.queue.lock().unwrap();
+    if *queue >= 2 {
+        word.wake.notify_one();
+    }
+    *queue >= 2
 }
