@@ -24,7 +24,7 @@
 //!
 //! | layer | modules | what |
 //! |---|---|---|
-//! | 0 | [`error`], [`types`], [`limits`], [`config`], [`time`], [`prng`] | words and bounds; no I/O, no clock |
+//! | 0 | [`error`], [`types`], [`limits`], [`config`], [`time`], [`prng`], `sync` | words and bounds; no I/O, no clock |
 //! | 1 | [`memory`] | regions, views (raw ranges that peers may write), words that processes share |
 //! |   | [`wire`] | control messages: check, parse, emit |
 //! |   | [`kernel`] | reduce, scale, convert on views: scalar oracle and SIMD |
@@ -59,6 +59,9 @@
 //!   a stopped peer could still write belong to nobody else, because they are never reused.
 //! * A communicator belongs to the process that made it. A forked child gets an error from every call and, whatever it drops,
 //!   says nothing to the parent's peers; those see the parent's death although the child holds copies of its sockets.
+//! * What threads and processes share without a lock (`transport/shm/ring.rs`, `engine/control.rs`, `memory/bell.rs`) takes
+//!   its memory from [`memory`] alone, so that `tests/loom.rs` compiles the same files against a model and shows that each
+//!   ordering is needed; `comm/driving.rs`, where threads hand the engine over, runs under shuttle the same way.
 //! * `engine/driver.rs` is the only place where schedule, transport and kernel meet; `engine/clock.rs` is the only
 //!   reader of the clock; `transport::open` is the one list of providers.
 //!
@@ -83,6 +86,7 @@ pub mod memory;
 pub mod pattern;
 pub mod prng;
 pub mod schedule;
+mod sync;
 pub mod time;
 pub mod transport;
 pub mod types;

@@ -35,6 +35,9 @@ pub const MESSAGES_PER_PEER: u32 = 64;
 /// Largest message that is copied through a ring instead of being read where it lies.
 pub const INLINE_BYTES_MAX: usize = 4096;
 
+/// Bytes of one shared-memory ring: fifteen of the largest records, a power of two.
+pub const RING_BYTES: usize = 64 * 1024;
+
 /// Bytes of a control message, including its header: room for what a handful of ranks did last.
 pub const CONTROL_BYTES: usize = 512;
 
@@ -52,5 +55,8 @@ const _: () = assert!(OPERATION_SLOTS.is_power_of_two());
 const _: () = assert!(
     CHUNKS_IN_FLIGHT <= 8,
     "progress of a step keeps one byte of out-of-order bits"
+);
+const _: () = assert!(
+    RING_BYTES.is_power_of_two() && RING_BYTES >= 8 * (INLINE_BYTES_MAX + CACHE_LINE_BYTES)
 );
 const _: () = assert!(MESSAGES_PER_PEER >= 4 * CHUNKS_IN_FLIGHT);

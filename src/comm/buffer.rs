@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::memory::{Element, ProcessMark, Region, RegionKey, View};
-use std::sync::{Arc, Mutex, PoisonError};
+use crate::sync::{Arc, Mutex, PoisonError};
 
 /// Keys whose memory nobody uses any more, to be deregistered by the next caller that has the engine.
 #[derive(Debug)]

@@ -6,9 +6,11 @@
 mod bind;
 mod buffer;
 mod call;
+mod driving;
 #[cfg(test)]
 mod fork_tests;
 mod fusion;
+mod inside;
 mod operation;
 mod plans;
 mod repeats;

@@ -64,7 +64,7 @@ impl Operation {
     /// Cancels it, which fails the communicator on all ranks.
     pub fn cancel(self) -> Result<()> {
         self.shared.process.check()?;
-        self.shared.engine().cancel(self.task)
+        self.shared.cancel(self.task)
     }
 }
 

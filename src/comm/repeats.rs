@@ -12,7 +12,7 @@ const REPEATS_MAX: usize = 4;
 
 /// The latest calls that can run at once, latest first.
 #[derive(Default)]
-pub(super) struct Repeats {
+pub(crate) struct Repeats {
     known: Vec<Repeat>,
 }
 

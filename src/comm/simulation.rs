@@ -123,13 +123,19 @@ impl Simulation {
         }
     }
 
+    /// Those that were not killed: a dead process stores nothing into its peers' memory.
+    fn living(&self) -> impl Iterator<Item = &Communicator> {
+        let is_alive = |c: &&Communicator| self.world.is_alive(c.rank());
+        self.communicators.iter().filter(is_alive)
+    }
+
     /// Drives all ranks until none moves at this point of virtual time.
     fn settle(&mut self) {
         let now = self.world.now();
         let mut moved = true;
         while moved {
             moved = false;
-            for communicator in &self.communicators {
+            for communicator in self.living() {
                 moved |= communicator.inner.shared.engine().drive(now);
             }
         }
@@ -153,9 +159,10 @@ impl Simulation {
         for _ in 0..2 {
             self.world
                 .wake_at(0, self.world.now().after(timeout + timeout));
-            self.ready.clear();
-            while self.world.advance() {}
-            for communicator in &self.communicators {
+            while self.world.advance() {
+                self.drive_ready();
+            }
+            for communicator in self.living() {
                 engine(communicator).engine().drive_slow(self.world.now());
             }
             self.settle();

@@ -13,7 +13,7 @@ use super::prepared::Prepared;
 use super::round::{Round, RoundCall, RoundId, RoundOf};
 use crate::error::Result;
 use crate::memory::View;
-use crate::schedule::{Action, StepId};
+use crate::schedule::{Action, BufferId, Operand, Range, StepId};
 use crate::types::Rank;
 use messages::Message;
 
@@ -169,7 +169,7 @@ impl Driver {
         round.progress.process(prepared, step);
     }
 
-    /// The peers that a round waits for, for the text of an error: those of waits and of receives.
+    /// The peers that a round waits for, those of waits, of messages, and of buffers that are not mapped.
     pub fn awaited(&self, round: &Round) -> Vec<Rank> {
         let mut ranks = Vec::new();
         for (id, step) in round.prepared.schedule.steps.iter().enumerate() {
@@ -192,11 +192,46 @@ impl Driver {
                 {
                     ranks.push(*peer)
                 }
+                action if round.stalled.contains(&(id as StepId)) => {
+                    let peers = unmapped(round, action);
+                    ranks.extend(peers.into_iter().filter(|&peer| peer != self.links.rank));
+                }
                 _ => {}
             }
         }
         ranks.sort_unstable();
         ranks.dedup();
         ranks
+    }
+}
+
+/// The peers whose buffers a step reaches and of which it does not know yet where they are.
+fn unmapped(round: &Round, action: &Action) -> Vec<Rank> {
+    let is_unknown = |peer: Rank, range: &Range| {
+        let known = &round.peers[peer as usize];
+        let is_mapped = match range.buffer {
+            BufferId::INPUT => known.input.is_some(),
+            _ => known.output.is_some(),
+        };
+        (!is_mapped && !round.is_window(range.buffer)).then_some(peer)
+    };
+    match action {
+        Action::Get { peer, source, .. } => Vec::from_iter(is_unknown(*peer, source)),
+        Action::Put {
+            peer, destination, ..
+        } => Vec::from_iter(is_unknown(*peer, destination)),
+        Action::ReduceFrom {
+            sources,
+            destinations,
+            ..
+        } => {
+            let operands = sources.iter().chain(destinations);
+            let peers = operands.filter_map(|operand| match operand {
+                Operand::Peer(peer, range) => is_unknown(*peer, range),
+                _ => None,
+            });
+            peers.collect()
+        }
+        _ => Vec::new(),
     }
 }

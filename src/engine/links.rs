@@ -1,7 +1,7 @@
 //! [`Links`]: the transport and this rank's control memory, with every peer's as far as it is mapped.
 //! Signals, retirement counts and control messages go through here.
 
-use super::control::{Binding, ControlLayout, Line, PAYLOAD_WORDS};
+use super::control::{self, Binding, ControlLayout, Line, PAYLOAD_WORDS};
 use super::tag::{self, Token};
 use crate::error::{Error, Result};
 use crate::limits::{CACHE_LINE_BYTES, CONTROL_BYTES, LANES, OPERATION_SLOTS};
@@ -12,7 +12,6 @@ use crate::transport::{Address, Event, PostError, RemoteRange, Transport};
 use crate::types::Rank;
 use crate::wire::ControlMessage;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// What a rank tells its peers before the first operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -198,8 +197,7 @@ impl Links {
     pub fn publish_retired(&mut self, peer: Rank, retired: u64) -> Result<bool> {
         let offset = self.layout.retired(self.rank);
         if let Some(control) = self.peers[peer as usize].control {
-            // Publishes "this rank has read all of its lines and windows up to here" to `retired_by`.
-            control.word(offset).store(retired, Ordering::Release);
+            control::store_retired(control, offset, retired);
             self.transport.notify(peer);
             return Ok(true);
         }
@@ -269,10 +267,7 @@ impl Links {
     /// How many operations a peer has retired.
     #[inline]
     pub fn retired_by(&self, peer: Rank) -> u64 {
-        // Pairs with the release store in `publish_retired`.
-        self.control
-            .word(self.layout.retired(peer))
-            .load(Ordering::Acquire)
+        control::load_retired(self.control, self.layout.retired(peer))
     }
 
     /// This rank's window slot of an operation, or a peer's.

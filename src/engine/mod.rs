@@ -17,6 +17,8 @@
 mod at_once;
 mod clock;
 mod control;
+#[cfg(test)]
+mod control_tests;
 mod driver;
 mod fault;
 mod links;
@@ -103,8 +105,6 @@ pub struct Engine {
     untold: Vec<Rank>,
     /// The generation at which regions that peers had freed were last let go.
     released_at: u32,
-    /// Tasks that have ended.
-    ended: u64,
     suspect: Option<Suspect>,
     events: Vec<Event>,
     now: Time,
@@ -152,7 +152,6 @@ impl Engine {
             told: None,
             untold: Vec::new(),
             released_at: 0,
-            ended: 0,
             suspect: None,
             events: Vec::new(),
             now: Time::default(),

@@ -119,9 +119,10 @@ impl Engine {
             )));
         }
         if let Some(gone) = self.driver.links.first_gone() {
-            // Told to the others: this rank may leave now, and would look like the cause.
+            // The others wait for this rank now, and must hear of the one that is gone. What can end well does first.
+            while self.failure.is_none() && self.drive(now) {}
             self.fail(gone.clone(), true);
-            return Err(gone);
+            return Err(self.failure.clone().unwrap_or(gone));
         }
         let count = call.arguments.count;
         if count > COUNT_MAX {
@@ -187,11 +188,6 @@ impl Engine {
             },
             _ => Some(Err(Error::invalid("the operation was waited for already"))),
         }
-    }
-
-    /// How many tasks have ended: a thread that drives may have ended those of others.
-    pub fn ended(&self) -> u64 {
-        self.ended
     }
 
     /// Nobody will ask for the result any more; a running task goes on.
@@ -260,7 +256,6 @@ impl Engine {
     }
 
     pub(super) fn end_task(&mut self, index: usize, result: Result<()>) {
-        self.ended += 1;
         let task = &mut self.tasks[index];
         task.state = State::Done(result);
         if self.failure.is_none() {

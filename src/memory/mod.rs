@@ -8,6 +8,7 @@
 #![allow(unsafe_code)]
 
 mod available;
+mod bell;
 mod borrow;
 mod fork;
 mod futex;
@@ -15,6 +16,7 @@ mod region;
 mod view;
 
 pub use available::{available_memory_bytes, meminfo_field};
+pub use bell::Bell;
 pub(crate) use borrow::lend_slice;
 pub use fork::ProcessMark;
 #[cfg(test)]

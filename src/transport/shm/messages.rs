@@ -1,9 +1,9 @@
 //! The data path of the shm provider: sending, matching, fetching, acknowledging.
 
 use super::peer::{Outstanding, Payload, PeerState, Posted, Unexpected};
-use super::ring::{RING_BYTES, Record, RecordHeader};
+use super::ring::{Record, RecordHeader};
 use super::{Outcome, PostError, RemoteRange, ShmTransport};
-use crate::limits::{CACHE_LINE_BYTES, INLINE_BYTES_MAX, MESSAGES_PER_PEER};
+use crate::limits::{CACHE_LINE_BYTES, INLINE_BYTES_MAX, MESSAGES_PER_PEER, RING_BYTES};
 use crate::memory::{RegionKey, View};
 use crate::transport::tag_class;
 use crate::types::Rank;

@@ -13,6 +13,8 @@
 mod messages;
 mod peer;
 mod ring;
+#[cfg(test)]
+mod ring_tests;
 mod segment;
 mod setup;
 mod socket;

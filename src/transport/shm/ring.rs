@@ -4,22 +4,17 @@
 //! header of six words and a payload, padded to cache lines; one that would cross the end of the ring is
 //! preceded by a padding record. The consumer checks everything it reads: the producer is another
 //! process.
+//!
+//! `tests/loom.rs` compiles this file against a model of memory and finds a failure as soon as one release is weaker.
 
-use crate::limits::{CACHE_LINE_BYTES, INLINE_BYTES_MAX};
+use crate::limits::{CACHE_LINE_BYTES, RING_BYTES};
 use crate::memory::View;
 use std::sync::atomic::Ordering;
-
-/// Bytes of one ring: fifteen of the largest records, a power of two.
-pub const RING_BYTES: usize = 64 * 1024;
 
 /// Bytes of a record's header.
 pub const HEADER_BYTES: usize = 48;
 
-const _: () = assert!(
-    RING_BYTES.is_power_of_two() && RING_BYTES >= 8 * (INLINE_BYTES_MAX + CACHE_LINE_BYTES)
-);
-
-const KIND_PADDING: u64 = 0xff;
+pub(super) const KIND_PADDING: u64 = 0xff;
 
 /// The six words in front of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +49,7 @@ pub struct Producer {
 /// The receiving end.
 #[derive(Debug)]
 pub struct Consumer {
-    memory: RingMemory,
+    pub(super) memory: RingMemory,
     tail: u64,
 }
 
@@ -197,80 +192,4 @@ impl Consumer {
 
 fn record_bytes(payload_bytes: usize) -> usize {
     (HEADER_BYTES + payload_bytes).next_multiple_of(CACHE_LINE_BYTES)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::memory::Region;
-
-    fn ring() -> (Region, Producer, Consumer) {
-        let region = Region::private(RING_BYTES + 128).unwrap();
-        let view = region.view();
-        let memory = RingMemory {
-            head: view.part(0, 64),
-            tail: view.part(64, 64),
-            bytes: view.part(128, RING_BYTES),
-        };
-        (region, Producer::new(memory), Consumer::new(memory))
-    }
-
-    fn header(number: u64, bytes: usize) -> RecordHeader {
-        RecordHeader {
-            kind: 1,
-            payload_bytes: bytes as u32,
-            words: [number, 0, 0, 0, !number],
-        }
-    }
-
-    #[test]
-    fn records_of_every_length_come_out_as_they_went_in() {
-        let (_region, mut producer, mut consumer) = ring();
-        let source = Region::private(INLINE_BYTES_MAX).unwrap();
-        for number in 0..5000u64 {
-            let bytes = (number * 37 % (INLINE_BYTES_MAX as u64 + 1)) as usize;
-            source.view().fill(number as u8);
-            assert!(producer.push(header(number, bytes), source.view().part(0, bytes), 0));
-            let record = consumer.peek().unwrap().unwrap();
-            assert_eq!(record.header, header(number, bytes));
-            let mut got = vec![0; bytes];
-            record.payload.read(0, &mut got);
-            assert!(got.iter().all(|&b| b == number as u8));
-            consumer.release(&record);
-            assert!(consumer.peek().unwrap().is_none());
-        }
-    }
-
-    #[test]
-    fn a_full_ring_refuses_and_goes_on_after_a_release() {
-        let (_region, mut producer, mut consumer) = ring();
-        let mut pushed = 0;
-        while producer.push(header(pushed, 0), View::empty(), 0) {
-            pushed += 1;
-        }
-        assert_eq!(pushed as usize, RING_BYTES / CACHE_LINE_BYTES);
-        let record = consumer.peek().unwrap().unwrap();
-        assert_eq!(record.header.words[0], 0);
-        consumer.release(&record);
-        assert!(producer.push(header(pushed, 0), View::empty(), 0));
-        assert!(!producer.push(header(0, 0), View::empty(), 0));
-    }
-
-    #[test]
-    fn nonsense_from_the_producer_is_an_error() {
-        for (head, first) in [
-            (1u64 << 40, 1u64),
-            (64, 1 | (1 << 60)),
-            (64, KIND_PADDING),
-            (64, KIND_PADDING | (128 << 32)),
-        ] {
-            let (_region, _producer, mut consumer) = ring();
-            consumer.memory.bytes.store(0, first);
-            consumer.memory.head.word(0).store(head, Ordering::Release);
-            assert!(
-                consumer.peek().is_err(),
-                "head {head} first word {first:#x}"
-            );
-        }
-    }
 }

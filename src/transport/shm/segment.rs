@@ -9,13 +9,13 @@
 //! ...   ring per sender
 //! ```
 
-use super::ring::{RING_BYTES, RingMemory};
+use super::ring::RingMemory;
 use crate::error::{Error, Result};
-use crate::limits::CACHE_LINE_BYTES;
-use crate::memory::{Region, View, futex_wake_all};
+use crate::limits::{CACHE_LINE_BYTES, RING_BYTES};
+use crate::memory::{Bell, Region, View};
 use crate::transport::{TAG_CLASSES, WaitSource};
 use crate::types::Rank;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::AtomicU64;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"lnrtshm1");
 const BELL: usize = 64;
@@ -33,6 +33,7 @@ const _: () = assert!(
 pub struct Segment {
     region: Region,
     view: View,
+    bell: Bell,
     ranks: u32,
 }
 
@@ -51,6 +52,7 @@ impl Segment {
         Ok(Segment {
             region,
             view,
+            bell: Bell::new(view.part(BELL, 4), view.part(SLEEPING, 4)),
             ranks,
         })
     }
@@ -71,6 +73,7 @@ impl Segment {
         Ok(Segment {
             region,
             view,
+            bell: Bell::new(view.part(BELL, 4), view.part(SLEEPING, 4)),
             ranks,
         })
     }
@@ -111,16 +114,6 @@ impl Segment {
         }
     }
 
-    /// Changes with every wake-up of the owner.
-    fn bell(&self) -> &AtomicU32 {
-        self.view.word32(BELL)
-    }
-
-    /// Threads of the owner that sleep or are about to.
-    fn sleeping(&self) -> &AtomicU32 {
-        self.view.word32(SLEEPING)
-    }
-
     /// Control-socket messages that the owner has sent, to anybody.
     pub fn announced(&self) -> &AtomicU64 {
         self.view.word(ANNOUNCED)
@@ -129,12 +122,6 @@ impl Segment {
     /// Wakes the owner if it sleeps. The caller has stored what the owner waits for.
     #[inline]
     pub fn wake(&self) {
-        // Store of the data, fence, load of `sleeping` here; store of `sleeping`, fence, load of the data
-        // there: at least one side sees the other's store, so no wake-up is lost.
-        fence(Ordering::SeqCst);
-        if self.sleeping().load(Ordering::Relaxed) != 0 {
-            self.bell().fetch_add(1, Ordering::Release);
-            futex_wake_all(self.bell());
-        }
+        self.bell.wake();
     }
 }

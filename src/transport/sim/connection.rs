@@ -7,6 +7,7 @@
 //! receiver notices; nothing else of a sender that left does.
 
 use super::matching::{Channel, Matcher, Receive};
+use super::options::Flaw;
 use super::state::{Action, Cause, Happening, Leg, OperationId, Partition, Phase, Side, State};
 use crate::error::{Error, Result};
 use crate::transport::{Completion, Event, Outcome};
@@ -83,8 +84,16 @@ impl State {
         let state = self.rank(rank);
         state.is_alive = false;
         state.inbox.clear();
-        state.regions.clear();
-        state.mappings.clear();
+        let registered = state
+            .regions
+            .drain()
+            .map(|(_, registered)| registered.region);
+        let mapped = state.mappings.drain().map(|(_, region)| region);
+        if cause == Cause::Killed {
+            state.buried.extend(registered.chain(mapped));
+        } else {
+            drop((registered, mapped));
+        }
         state.stale_mappings.clear();
         for peer in peers {
             let side = self.ranks[rank as usize].side(peer);
@@ -309,7 +318,11 @@ impl State {
     /// Everything can reach everything again. What waited sets out now.
     pub(super) fn heal(&mut self) {
         self.partitions.clear();
-        for what in std::mem::take(&mut self.parked) {
+        let parked = std::mem::take(&mut self.parked);
+        if self.options.flaw == Some(Flaw::LosesOnHeal) {
+            return;
+        }
+        for what in parked {
             let at_ns = self.now + self.options.network.latency_ns;
             self.schedule(at_ns, what);
         }

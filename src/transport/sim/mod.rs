@@ -28,6 +28,6 @@ mod tests;
 mod wire;
 mod world;
 
-pub use options::{Hosts, Link, SimOptions, Statistics};
+pub use options::{Flaw, Hosts, Link, SimOptions, Statistics};
 pub use provider::SimTransport;
 pub use world::World;

@@ -88,6 +88,17 @@ pub struct SimOptions {
     /// Messages longer than the inline limit take their time and move no bytes; shorter ones (signals,
     /// control) move if their views have bytes. For jobs larger than this machine's memory. Default false.
     pub size_only: bool,
+    /// A fault that no fabric may have. For tests that must find it. Default none.
+    pub flaw: Option<Flaw>,
+}
+
+/// What a wrong fabric does: canaries of tests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flaw {
+    /// What waited for a partition to heal never sets out again.
+    LosesOnHeal,
+    /// One announced message of fifty comes without its last byte.
+    CutsMessages,
 }
 
 impl SimOptions {
@@ -105,6 +116,7 @@ impl SimOptions {
             detection_ns: 1_000_000,
             mapped: false,
             size_only: false,
+            flaw: None,
         }
     }
 

@@ -218,6 +218,8 @@ pub(super) struct RankState {
     /// Peers' regions that this rank sees as memory; it holds them until its next poll after their end.
     pub(super) mappings: HashMap<(Rank, RegionKey), Arc<Region>, MixState>,
     pub(super) stale_mappings: Vec<(Rank, RegionKey)>,
+    /// Memory of transports that were killed: their owners live on in this process, and have views of it.
+    pub(super) buried: Vec<Arc<Region>>,
     pub(super) statistics: Statistics,
 }
 
@@ -236,6 +238,7 @@ impl RankState {
             key_last: 0,
             mappings: HashMap::default(),
             stale_mappings: Vec::new(),
+            buried: Vec::new(),
             statistics: Statistics::default(),
         }
     }

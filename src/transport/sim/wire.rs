@@ -8,6 +8,7 @@
 //! request and a reply. Acknowledgements take one latency and no port.
 
 use super::matching::{Channel, Receive};
+use super::options::Flaw;
 use super::ports::{Class, Fate, is_small};
 use super::posting::range_of;
 use super::state::{Action, Happening, Leg, Operation, OperationId, Payload, Phase, State};
@@ -290,12 +291,14 @@ impl State {
 
     /// Copies an operation's bytes to the beginning of `destination`.
     fn move_payload(&mut self, id: OperationId, destination: View) {
+        let is_cut = self.options.flaw == Some(Flaw::CutsMessages) && self.prng.chance(1.0 / 50.0);
         let operation = (self.rank(id.rank).operations.get(id)).expect("checked by the caller");
         match &operation.payload {
             Payload::Nothing => {}
             Payload::Copied(bytes) => destination.write(0, bytes),
             Payload::Held(source, _region) => {
-                destination.part(0, source.len_bytes()).copy_from(*source);
+                let bytes = source.len_bytes() - usize::from(is_cut && !source.is_empty());
+                destination.part(0, bytes).copy_from(source.part(0, bytes));
             }
         }
     }

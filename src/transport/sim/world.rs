@@ -107,6 +107,11 @@ impl World {
         self.lock().leave(rank, Cause::Killed);
     }
 
+    /// Whether a rank has a transport that was neither dropped nor killed.
+    pub fn is_alive(&self, rank: Rank) -> bool {
+        self.lock().rank(rank).is_alive
+    }
+
     /// Cuts every path between a rank of `left` and one of `right`. What is under way waits; after
     /// [`SimOptions::detection_ns`] both sides give each other up. Partitions add up until
     /// [`World::heal`]. Panics if a rank is in both.

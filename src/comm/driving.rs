@@ -1,0 +1,237 @@
+//! [`Driving`]: the engine, and how the threads of a rank drive it and wait on it.
+//!
+//! Whoever waits drives for all; the progress thread drives while nobody waits. A thread that sleeps is woken by peers
+//! through the [`Bell`], after what they did: whichever thread handles that, every sleeper looks for the end of its own
+//! task under the engine's lock. What no peer rings for, a failure found by looking or a cancel, the finder rings for.
+//!
+//! `tests/shuttle.rs` compiles this file against shuttle's locks and a small engine.
+
+use super::buffer::Garbage;
+use super::inside::Inside;
+use crate::engine::{Clock, Engine, Patience, SpinTime, TaskId, WaitStep};
+use crate::error::{Error, Result};
+use crate::memory::Bell;
+use crate::sync::{
+    Arc, AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, PoisonError, yield_now,
+};
+use crate::time::Time;
+use crate::transport::WaitSource;
+use std::time::Duration;
+
+/// Longest sleep of the progress thread when there is nothing to do; wake-ups cut it short.
+const IDLE_SLEEP: Duration = Duration::from_millis(50);
+
+/// The engine and what threads need to wait on it.
+pub(crate) struct Driving {
+    engine: Mutex<Inside>,
+    pub clock: Clock,
+    /// `None` in a simulation, where nobody sleeps.
+    bell: Option<Bell>,
+    pub spin: SpinTime,
+    pub garbage: Arc<Garbage>,
+    /// Threads inside `wait`; the progress thread leaves the driving to them.
+    waiters: AtomicU32,
+    stop: AtomicBool,
+}
+
+impl Driving {
+    pub fn new(engine: Inside, clock: Clock, spin: SpinTime, garbage: Arc<Garbage>) -> Driving {
+        let bell = match engine.wait_source() {
+            WaitSource::Futex { bell, sleeping } => Some(Bell::new(bell, sleeping)),
+            _ => None,
+        };
+        Driving {
+            engine: Mutex::new(engine),
+            clock,
+            bell,
+            spin,
+            garbage,
+            waiters: AtomicU32::new(0),
+            stop: AtomicBool::new(false),
+        }
+    }
+
+    /// The engine. A panic elsewhere has failed that caller's operation, not the engine's bookkeeping.
+    pub fn engine(&self) -> MutexGuard<'_, Inside> {
+        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends registrations whose memory nobody uses any more.
+    pub fn collect_garbage(&self, engine: &mut Engine) {
+        for key in self.garbage.take() {
+            // Each key was registered once and is given back once; the transport may be gone already.
+            let _ = engine.deregister(key);
+        }
+    }
+
+    /// Drives once and looks.
+    pub fn test(&self, task: TaskId) -> Option<Result<()>> {
+        let mut engine = self.engine();
+        let now = self.clock.now();
+        engine.drive(now);
+        let mut has_failed = false;
+        if engine.result(task).is_none() {
+            has_failed = look_if_due(&mut engine, now);
+        }
+        let result = take_result(&mut engine, task);
+        drop(engine);
+        if has_failed {
+            self.ring();
+        }
+        result
+    }
+
+    /// Waits for a task, at most `limit`; `None`: it still runs. The outer error: nobody can wait here.
+    pub fn wait(&self, task: TaskId, limit: Option<Duration>) -> Result<Option<Result<()>>> {
+        {
+            // Most small operations need only a few polls: no clock, no counters.
+            let mut engine = self.engine();
+            let now = self.clock.now();
+            for _ in 0..self.spin.polls_per_look() {
+                if let Some(result) = take_result(&mut engine, task) {
+                    return Ok(Some(result));
+                }
+                engine.drive(now);
+            }
+        }
+        if self.clock.is_virtual() {
+            return Err(Error::invalid(
+                "a simulated operation cannot be waited for by one rank: step the simulation (Simulation::run) and test",
+            ));
+        }
+        self.waiters.fetch_add(1, Ordering::Relaxed);
+        let result = self.wait_long(task, limit);
+        self.waiters.fetch_sub(1, Ordering::Relaxed);
+        Ok(result)
+    }
+
+    fn wait_long(&self, task: TaskId, limit: Option<Duration>) -> Option<Result<()>> {
+        let mut patience = Patience::new(&self.spin);
+        let start = self.clock.now();
+        let deadline = limit.map_or(Time::MAX, |limit| start.after(limit));
+        loop {
+            let now = self.clock.now();
+            let mut engine = self.engine();
+            let mut moved = false;
+            for _ in 0..self.spin.polls_per_look() {
+                moved |= engine.drive(now);
+                if let Some(result) = take_result(&mut engine, task) {
+                    self.spin.learn(patience.last());
+                    return Some(result);
+                }
+            }
+            let has_failed = look_if_due(&mut engine, now);
+            drop(engine);
+            if has_failed {
+                self.ring();
+            }
+            if now >= deadline {
+                return None;
+            }
+            if moved || has_failed {
+                patience.reset();
+                continue;
+            }
+            match patience.next(now) {
+                WaitStep::Spin => std::hint::spin_loop(),
+                WaitStep::Yield => yield_now(),
+                WaitStep::Sleep(time) => {
+                    let time = time.min(deadline.since(now));
+                    self.sleep(time, |engine| engine.result(task).is_some());
+                }
+            }
+        }
+    }
+
+    /// Sleeps until something may have arrived, unless `is_over`.
+    fn sleep(&self, time: Duration, is_over: impl Fn(&Engine) -> bool) {
+        let Some(bell) = self.bell else {
+            return;
+        };
+        bell.sleep(time, || {
+            let now = self.clock.now();
+            let mut engine = self.engine();
+            let moved = engine.drive(now);
+            let has_failed = look(&mut engine, now);
+            self.collect_garbage(&mut engine);
+            let has_news = moved || is_over(&engine);
+            drop(engine);
+            if has_failed {
+                self.ring();
+            }
+            has_news
+        });
+    }
+
+    /// Wakes every thread of this rank that sleeps.
+    fn ring(&self) {
+        if let Some(bell) = &self.bell {
+            bell.wake();
+        }
+    }
+
+    /// Cancels a task, which fails all others too.
+    pub fn cancel(&self, task: TaskId) -> Result<()> {
+        let result = self.engine().cancel(task);
+        self.ring();
+        result
+    }
+
+    /// The progress thread: drives whenever no caller waits.
+    pub fn run_progress_thread(&self) {
+        let mut patience = Patience::new(&SpinTime::new(usize::MAX, 1));
+        while !self.stop.load(Ordering::Relaxed) {
+            let now = self.clock.now();
+            let mut moved = false;
+            if self.waiters.load(Ordering::Relaxed) == 0 {
+                let mut engine = self.engine();
+                moved = engine.drive(now);
+                // One operation may move all the time while another waits for a peer that is gone.
+                let has_failed = moved && look_if_due(&mut engine, now);
+                drop(engine);
+                if has_failed {
+                    self.ring();
+                }
+            }
+            if moved {
+                patience.reset();
+                continue;
+            }
+            match patience.next(self.clock.now()) {
+                WaitStep::Spin | WaitStep::Yield => yield_now(),
+                WaitStep::Sleep(_) => {
+                    self.sleep(IDLE_SLEEP, |_| self.stop.load(Ordering::Relaxed));
+                }
+            }
+        }
+    }
+
+    /// Ends the progress thread.
+    pub fn stop_progress_thread(&self) {
+        // The bell orders it: the thread sees it before it sleeps, or is woken.
+        self.stop.store(true, Ordering::Relaxed);
+        self.ring();
+    }
+}
+
+/// The slow part of driving; whether it failed the communicator, which ends every wait.
+fn look(engine: &mut Engine, now: Time) -> bool {
+    let had_failed = engine.failure().is_some();
+    engine.drive_slow(now);
+    engine.failure().is_some() != had_failed
+}
+
+/// The same, if it is due.
+fn look_if_due(engine: &mut Engine, now: Time) -> bool {
+    let had_failed = engine.failure().is_some();
+    engine.drive_slow_if_due(now);
+    engine.failure().is_some() != had_failed
+}
+
+fn take_result(engine: &mut Engine, task: TaskId) -> Option<Result<()>> {
+    let result = engine.result(task);
+    if result.is_some() {
+        engine.release(task);
+    }
+    result
+}

@@ -1,0 +1,34 @@
+//! [`Inside`]: what one thread at a time may use, behind the one lock of a communicator.
+
+use super::repeats::Repeats;
+use crate::engine::Engine;
+use std::ops::{Deref, DerefMut};
+
+/// The engine, and the calls that it can run at once.
+pub(crate) struct Inside {
+    pub engine: Engine,
+    pub repeats: Repeats,
+}
+
+impl Inside {
+    pub fn new(engine: Engine) -> Inside {
+        Inside {
+            engine,
+            repeats: Repeats::default(),
+        }
+    }
+}
+
+impl Deref for Inside {
+    type Target = Engine;
+
+    fn deref(&self) -> &Engine {
+        &self.engine
+    }
+}
+
+impl DerefMut for Inside {
+    fn deref_mut(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
+}

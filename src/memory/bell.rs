@@ -1,0 +1,49 @@
+//! [`Bell`]: how a rank sleeps until a peer, or another of its threads, has something for it.
+//!
+//! `tests/loom.rs` compiles this file and finds a lost wake-up as soon as one of the fences is missing.
+
+use super::{View, futex_wait, futex_wake_all};
+use crate::sync::{Ordering, fence};
+use std::time::Duration;
+
+/// Two words that processes share: one to sleep on, and the number of those who sleep.
+///
+/// Whoever wakes stores what the sleeper waits for, fences and looks at the number; whoever sleeps counts itself,
+/// fences and looks for what it waits for. At least one of the two sees the other's store, so no wake-up is lost, and
+/// a waker makes no system call while nobody sleeps. The fences order everything; the words themselves are relaxed.
+#[derive(Clone, Copy, Debug)]
+pub struct Bell {
+    /// Changes with every wake-up.
+    count: View,
+    /// Threads that sleep or are about to.
+    sleeping: View,
+}
+
+impl Bell {
+    /// The bell made of these two words.
+    pub fn new(count: View, sleeping: View) -> Bell {
+        Bell { count, sleeping }
+    }
+
+    /// Wakes whoever sleeps. The caller has stored what they wait for.
+    #[inline]
+    pub fn wake(&self) {
+        fence(Ordering::SeqCst);
+        if self.sleeping.word32(0).load(Ordering::Relaxed) != 0 {
+            self.count.word32(0).fetch_add(1, Ordering::Relaxed);
+            futex_wake_all(self.count.word32(0));
+        }
+    }
+
+    /// Sleeps until the bell is rung, at most `time`, unless `has_news`: it is asked after this thread was counted, so
+    /// whatever it does not see rings the bell.
+    pub fn sleep(&self, time: Duration, has_news: impl FnOnce() -> bool) {
+        let before = self.count.word32(0).load(Ordering::Relaxed);
+        self.sleeping.word32(0).fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        if !has_news() {
+            futex_wait(self.count.word32(0), before, time);
+        }
+        self.sleeping.word32(0).fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,212 @@
+//! The lock-free files under loom: every interleaving and every value that the memory model allows.
+//!
+//! The production files are compiled here a second time, against a model of shared memory (`loom/memory.rs`) in which
+//! words are loom's atomics and bytes are cells that notice an access without order. Each test then weakens every
+//! ordering of the file, one at a time, and asserts that loom finds a failure: so each ordering is needed, and would be
+//! missed.
+// The files have more than the models use.
+#![allow(dead_code)]
+
+#[path = "../src/memory/bell.rs"]
+mod bell;
+#[path = "../src/engine/control.rs"]
+mod control;
+#[path = "loom/memory.rs"]
+mod memory;
+#[path = "../src/transport/shm/ring.rs"]
+mod ring;
+
+use bell::Bell;
+use control::{Binding, Line, load_retired, store_retired};
+use loom::thread::{self, yield_now};
+use memory::{Place, RegionKey, View, futex_wait, futex_wake_all};
+use ring::{Consumer, Producer, RecordHeader, RingMemory};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+/// The bounds of a small world: a ring of four lines.
+mod limits {
+    pub const CACHE_LINE_BYTES: usize = 64;
+    pub const LINE_PAYLOAD_BYTES: usize = 48;
+    pub const RING_BYTES: usize = 4 * CACHE_LINE_BYTES;
+    pub const CONTROL_BYTES: usize = 256;
+    pub const LANES: usize = 4;
+    pub const OPERATION_SLOTS: u64 = 16;
+}
+
+mod schedule {
+    pub type Lane = u8;
+}
+
+mod signature {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Signature(pub u64);
+}
+
+mod sync {
+    pub use crate::memory::fence;
+    pub use loom::sync::atomic::Ordering;
+}
+
+mod types {
+    pub type Rank = u32;
+}
+
+/// Runs the model as it is, then with each ordering of `file` that it came by weakened. `source` is the file's text: the
+/// model must come by all that stand in it.
+fn check_every_ordering(file: &str, source: &str, model: fn()) {
+    memory::weaken(None);
+    loom::model(model);
+    let places = memory::strong_places(file);
+    let code: Vec<&str> = source
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("//"))
+        .collect();
+    let strong = ["Ordering::Release", "Ordering::Acquire", "Ordering::SeqCst"];
+    let written: usize = strong
+        .iter()
+        .map(|order| code.iter().filter(|line| line.contains(order)).count())
+        .sum();
+    assert_eq!(
+        places.len(),
+        written,
+        "the model comes by {places:?}, but {file} has {written} orderings"
+    );
+    for place in places {
+        assert!(
+            fails(place.clone(), model),
+            "{place:?} can be weaker and no interleaving fails"
+        );
+    }
+    memory::weaken(None);
+}
+
+/// Whether loom finds a failure with this ordering weakened.
+fn fails(place: Place, model: fn()) -> bool {
+    memory::weaken(Some(place));
+    catch_unwind(AssertUnwindSafe(|| loom::model(model))).is_err()
+}
+
+/// Words of payload of each record: two lines, one, and two again, which no longer fit before the end of the ring.
+const RECORD_WORDS: [usize; 3] = [3, 0, 4];
+
+fn header(number: usize, words: usize) -> RecordHeader {
+    RecordHeader {
+        kind: 1,
+        payload_bytes: 8 * words as u32,
+        words: [number as u64, 0, 0, 0, !(number as u64)],
+    }
+}
+
+/// Three records go round the ring: the last is preceded by padding and lies where the first was.
+fn ring_of_two_threads() {
+    let memory = RingMemory {
+        head: View::new(1),
+        tail: View::new(1),
+        bytes: View::new(limits::RING_BYTES / 8),
+    };
+    let (mut producer, mut consumer) = (Producer::new(memory), Consumer::new(memory));
+    let sender = thread::spawn(move || {
+        for (number, words) in RECORD_WORDS.into_iter().enumerate() {
+            let payload = View::new(words);
+            (0..words).for_each(|index| payload.store(index, (10 * number + index) as u64));
+            while !producer.push(header(number, words), payload, 0) {
+                yield_now();
+            }
+        }
+    });
+    for (number, words) in RECORD_WORDS.into_iter().enumerate() {
+        let record = loop {
+            match consumer.peek().unwrap() {
+                Some(record) => break record,
+                None => yield_now(),
+            }
+        };
+        assert_eq!(record.header, header(number, words));
+        for index in 0..words {
+            assert_eq!(
+                record.payload.load::<u64>(index),
+                (10 * number + index) as u64
+            );
+        }
+        consumer.release(&record);
+    }
+    sender.join().unwrap();
+}
+
+#[test]
+fn every_ordering_of_the_ring_is_needed() {
+    let source = include_str!("../src/transport/shm/ring.rs");
+    check_every_ordering("ring.rs", source, ring_of_two_threads);
+}
+
+fn line(stamp: u64) -> Line {
+    let binding = Binding {
+        input_key: RegionKey(stamp as u32),
+        output_key: RegionKey(7),
+        input_offset: stamp << 40,
+        output_offset: 3,
+        is_registered: true,
+    };
+    Line {
+        stamp,
+        signature: signature::Signature(100 + stamp),
+        payload: binding.emit(),
+    }
+}
+
+/// Two operations use one flag line; the sender stores the second when the reader has retired the first.
+fn line_used_twice() {
+    const STAMPS: [u64; 2] = [1, 1 + limits::OPERATION_SLOTS];
+    let (lines, retired) = (View::new(8), View::new(1));
+    let sender = thread::spawn(move || {
+        line(STAMPS[0]).store(lines, 0);
+        while load_retired(retired, 0) < 1 {
+            yield_now();
+        }
+        line(STAMPS[1]).store(lines, 0);
+    });
+    for (index, stamp) in STAMPS.into_iter().enumerate() {
+        let signature = loop {
+            match Line::arrived(lines, 0, stamp) {
+                Some(signature) => break signature,
+                None => yield_now(),
+            }
+        };
+        assert_eq!(signature, line(stamp).signature);
+        let binding = Binding::parse(Line::payload_view(lines, 0));
+        assert_eq!(binding.emit(), line(stamp).payload);
+        store_retired(retired, 0, index as u64 + 1);
+    }
+    sender.join().unwrap();
+}
+
+#[test]
+fn every_ordering_of_flag_lines_is_needed() {
+    let source = include_str!("../src/engine/control.rs");
+    check_every_ordering("control.rs", source, line_used_twice);
+}
+
+/// A peer stores two things and rings after each; nobody sleeps through the last one, or loom finds a deadlock.
+fn sleeper_and_waker() {
+    let (count, sleeping, news) = (View::new(1), View::new(1), View::new(1));
+    let bell = Bell::new(count, sleeping);
+    let waker = thread::spawn(move || {
+        for number in 1..=2 {
+            // Relaxed: whether the sleeper sees it is a matter of the bell alone.
+            news.word32(0).store(number, sync::Ordering::Relaxed);
+            bell.wake();
+        }
+    });
+    let all = move || news.word32(0).load(sync::Ordering::Relaxed) == 2;
+    while !all() {
+        bell.sleep(Duration::MAX, all);
+    }
+    waker.join().unwrap();
+}
+
+#[test]
+fn every_fence_of_the_bell_is_needed() {
+    let source = include_str!("../src/memory/bell.rs");
+    check_every_ordering("bell.rs", source, sleeper_and_waker);
+}

@@ -1,0 +1,235 @@
+//! One operation with exact numbers: what each rank gives, and what it must get, byte for byte.
+//!
+//! All values are whole and above zero, and small enough for their type that no sum of eight rounds: a contribution that
+//! is lost or counted twice changes the result.
+
+use linerate::{Buffer, Call, Collective, DataType, Rank, ReduceOp, Transfer};
+
+/// One collective on one shape.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// Makes its values its own.
+    pub salt: u64,
+    pub collective: Collective,
+    pub dtype: DataType,
+    pub op: ReduceOp,
+    pub count: u64,
+    pub root: Rank,
+    pub ranks: u32,
+    pub algorithm: Option<&'static str>,
+    pub in_place: bool,
+    pub registered: bool,
+}
+
+/// The buffers of one rank, filled, and the call on them.
+pub struct Prepared {
+    pub call: Call,
+    pub output: Buffer,
+}
+
+impl Planned {
+    /// Whether another `count` is another operation.
+    pub fn has_count(&self) -> bool {
+        !matches!(
+            self.collective,
+            Collective::AllGatherV
+                | Collective::AllToAllV
+                | Collective::SendRecv
+                | Collective::Barrier
+        )
+    }
+
+    /// Whether no rank can end it before every rank has called it.
+    pub fn needs_everyone(&self) -> bool {
+        match self.collective {
+            Collective::Barrier => true,
+            Collective::AllReduce | Collective::AllGather | Collective::AllToAll => self.count > 0,
+            _ => false,
+        }
+    }
+
+    /// Element `index` of the input of `rank`.
+    fn value(&self, rank: Rank, index: u64) -> u64 {
+        let mixed = linerate::prng::mix(self.salt ^ u64::from(rank) << 32 ^ index);
+        let bits = match self.dtype {
+            DataType::F16 | DataType::Bf16 | DataType::I8 | DataType::U8 => 4,
+            DataType::F32 => 20,
+            DataType::I32 | DataType::U32 => 30,
+            DataType::F64 => 40,
+            DataType::I64 | DataType::U64 => 62,
+        };
+        1 + mixed % ((1 << bits) - 1)
+    }
+
+    /// Values as elements, as they lie in memory. Integers wrap.
+    fn emit(&self, values: &[u64]) -> Vec<u8> {
+        let emit = |&v: &u64| match self.dtype {
+            DataType::F64 => (v as f64).to_le_bytes().to_vec(),
+            DataType::F32 => (v as f32).to_le_bytes().to_vec(),
+            DataType::F16 => half::f16::from_f64(v as f64).to_le_bytes().to_vec(),
+            DataType::Bf16 => half::bf16::from_f64(v as f64).to_le_bytes().to_vec(),
+            _ => v.to_le_bytes()[..self.dtype.size_bytes()].to_vec(),
+        };
+        values.iter().flat_map(emit).collect()
+    }
+
+    fn v_count(&self, from: Rank, to: Rank) -> u64 {
+        (self.count + u64::from(3 * from + to)) % 5 * self.count / 4
+    }
+
+    fn input_len(&self, rank: Rank) -> u64 {
+        let (n, p) = (self.count, u64::from(self.ranks));
+        let at_root = |len| if rank == self.root { len } else { 0 };
+        match self.collective {
+            Collective::AllReduce | Collective::Reduce => n,
+            Collective::AllGather | Collective::Gather => n,
+            Collective::Broadcast => at_root(n),
+            Collective::Scatter => at_root(n * p),
+            Collective::ReduceScatter | Collective::AllToAll => n * p,
+            Collective::AllGatherV => self.v_count(rank, 0),
+            Collective::AllToAllV | Collective::SendRecv => {
+                (0..self.ranks).map(|to| self.v_count(rank, to)).sum()
+            }
+            Collective::Barrier => 0,
+        }
+    }
+
+    /// What the output of `rank` must be.
+    pub fn expected(&self, rank: Rank) -> Vec<u8> {
+        self.emit(&self.expected_values(rank))
+    }
+
+    fn expected_values(&self, rank: Rank) -> Vec<u64> {
+        let n = self.count;
+        let of = |from: Rank, start: u64, len: u64| -> Vec<u64> {
+            (start..start + len).map(|i| self.value(from, i)).collect()
+        };
+        let parts = |part: &dyn Fn(Rank) -> Vec<u64>| -> Vec<u64> {
+            (0..self.ranks).flat_map(part).collect()
+        };
+        let own = u64::from(rank) * n;
+        match self.collective {
+            Collective::AllReduce => self.reduced(0),
+            Collective::Reduce if rank == self.root => self.reduced(0),
+            Collective::ReduceScatter => self.reduced(own),
+            Collective::Broadcast => of(self.root, 0, n),
+            Collective::AllGather => parts(&|r| of(r, 0, n)),
+            Collective::Gather if rank == self.root => parts(&|r| of(r, 0, n)),
+            Collective::Scatter => of(self.root, own, n),
+            Collective::AllToAll => parts(&|r| of(r, own, n)),
+            Collective::AllGatherV => parts(&|r| of(r, 0, self.v_count(r, 0))),
+            Collective::AllToAllV | Collective::SendRecv => parts(&|r| {
+                let start = (0..rank).map(|to| self.v_count(r, to)).sum();
+                of(r, start, self.v_count(r, rank))
+            }),
+            Collective::Reduce | Collective::Gather | Collective::Barrier => Vec::new(),
+        }
+    }
+
+    /// The reduction of `count` elements from `start` on.
+    fn reduced(&self, start: u64) -> Vec<u64> {
+        let reduce = |index: u64| {
+            let values = (0..self.ranks).map(|rank| self.value(rank, index));
+            match self.op {
+                ReduceOp::Sum => values.fold(0, u64::wrapping_add),
+                ReduceOp::Max => values.max().unwrap_or(0),
+                ReduceOp::Min => values.min().unwrap_or(0),
+                _ => panic!("{} is not drawn", self.op),
+            }
+        };
+        (start..start + self.count).map(reduce).collect()
+    }
+
+    /// Allocates with `alloc` and fills.
+    pub fn prepare(&self, rank: Rank, alloc: impl Fn(usize) -> Buffer) -> Prepared {
+        let mut call = Call::new(self.collective, self.dtype, self.count);
+        call.op = self.op;
+        call.root = self.root;
+        call.algorithm = self.algorithm.map(str::to_string);
+        let input: Vec<u64> = (0..self.input_len(rank))
+            .map(|i| self.value(rank, i))
+            .collect();
+        let input = self.emit(&input);
+        let output_bytes = self.expected(rank).len();
+        match self.collective {
+            Collective::AllGatherV => {
+                call.receive_counts = (0..self.ranks).map(|r| self.v_count(r, 0)).collect();
+            }
+            Collective::AllToAllV => {
+                call.send_counts = (0..self.ranks).map(|r| self.v_count(rank, r)).collect();
+                call.receive_counts = (0..self.ranks).map(|r| self.v_count(r, rank)).collect();
+            }
+            Collective::SendRecv => {
+                let (source, output) = (alloc(input.len()), alloc(output_bytes));
+                source.write(0, &input);
+                call.transfers = self.transfers(rank, &source, &output);
+                return Prepared { call, output };
+            }
+            _ => {}
+        }
+        let (source, output) = self.place(rank, input.len(), output_bytes, alloc);
+        source.write(0, &input);
+        Prepared {
+            call: call.with(&source, &output),
+            output,
+        }
+    }
+
+    /// Input and output, apart or as the collective defines "in place".
+    fn place(
+        &self,
+        rank: Rank,
+        input_bytes: usize,
+        output_bytes: usize,
+        alloc: impl Fn(usize) -> Buffer,
+    ) -> (Buffer, Buffer) {
+        let is_rooted = matches!(
+            self.collective,
+            Collective::Reduce | Collective::Gather | Collective::Scatter | Collective::Broadcast
+        );
+        let never = matches!(self.collective, Collective::AllToAllV | Collective::Barrier);
+        if !self.in_place || never || (is_rooted && rank != self.root) {
+            return (alloc(input_bytes), alloc(output_bytes));
+        }
+        let before: u64 = match self.collective {
+            Collective::AllGatherV => (0..rank).map(|r| self.v_count(r, 0)).sum(),
+            _ => u64::from(rank) * self.count,
+        };
+        let own = before as usize * self.dtype.size_bytes();
+        let whole = alloc(input_bytes.max(output_bytes));
+        match self.collective {
+            Collective::AllGather | Collective::Gather | Collective::AllGatherV => {
+                (whole.part(own, input_bytes), whole)
+            }
+            Collective::ReduceScatter | Collective::Scatter => {
+                let output = whole.part(own, output_bytes);
+                (whole, output)
+            }
+            _ => (whole.clone(), whole),
+        }
+    }
+
+    /// Every rank sends to everyone, itself included, and receives from everyone.
+    fn transfers(&self, rank: Rank, source: &Buffer, output: &Buffer) -> Vec<Transfer> {
+        let (mut sent, mut received) = (0, 0);
+        let mut all = Vec::new();
+        for peer in 0..self.ranks {
+            let size = self.dtype.size_bytes();
+            let to = self.v_count(rank, peer) as usize * size;
+            let from = self.v_count(peer, rank) as usize * size;
+            all.push(Transfer {
+                peer,
+                is_send: true,
+                buffer: source.part(sent, to),
+            });
+            all.push(Transfer {
+                peer,
+                is_send: false,
+                buffer: output.part(received, from),
+            });
+            sent += to;
+            received += from;
+        }
+        all
+    }
+}

@@ -1,0 +1,220 @@
+//! Start, stop, hand-over and failure of the threads that drive one engine, under thousands of schedules.
+//!
+//! `comm/driving.rs` and `memory/bell.rs` are compiled here a second time, against shuttle's locks, threads and atomics and
+//! a small engine (`shuttle/engine.rs`). Sleeps have no time limit here: whoever is not woken sleeps forever, and shuttle
+//! finds the deadlock.
+// The files have more than the models use.
+#![allow(dead_code)]
+
+#[path = "../src/comm/driving.rs"]
+mod driving;
+#[path = "shuttle/engine.rs"]
+mod engine;
+#[path = "shuttle/memory.rs"]
+mod memory;
+#[path = "../src/time.rs"]
+mod time;
+
+use driving::Driving;
+use engine::{Clock, Engine, Peer, SpinTime, TaskId};
+use shuttle::thread::{self, JoinHandle};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+mod buffer {
+    /// Nothing is ever freed here.
+    #[derive(Default)]
+    pub struct Garbage;
+
+    impl Garbage {
+        pub fn take(&self) -> Vec<u32> {
+            Vec::new()
+        }
+    }
+}
+
+mod inside {
+    pub type Inside = crate::engine::Engine;
+}
+
+mod error {
+    pub use linerate::{Error, Result};
+}
+
+mod sync {
+    pub use shuttle::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+    pub use shuttle::sync::{Arc, Mutex, MutexGuard};
+    pub use shuttle::thread::yield_now;
+    pub use std::sync::PoisonError;
+}
+
+mod transport {
+    use crate::memory::View;
+
+    pub enum WaitSource {
+        Futex { bell: View, sleeping: View },
+        Virtual,
+    }
+}
+
+/// Schedules per scheduler and model.
+const SCHEDULES: usize = 10_000;
+
+/// A rank with its progress thread, and its peer.
+fn rank() -> (Arc<Driving>, Peer, JoinHandle<()>) {
+    let (engine, peer) = Engine::new();
+    // More ranks than cores: waits yield, then sleep, and never spin.
+    let driving = Arc::new(Driving::new(
+        engine,
+        Clock::new(),
+        SpinTime::new(2, 1),
+        Default::default(),
+    ));
+    let progress = {
+        let driving = driving.clone();
+        thread::spawn(move || driving.run_progress_thread())
+    };
+    (driving, peer, progress)
+}
+
+/// A task that ends with the peer's `event`-th event, and a thread that waits for it.
+fn waiter(driving: &Arc<Driving>, event: u32) -> (TaskId, JoinHandle<linerate::Result<()>>) {
+    let task = driving.engine().submit(event);
+    let driving = driving.clone();
+    let thread = thread::spawn(move || {
+        driving
+            .wait(task, None)
+            .expect("real time")
+            .expect("no limit")
+    });
+    (task, thread)
+}
+
+fn stop(driving: &Driving, progress: JoinHandle<()>) {
+    driving.stop_progress_thread();
+    progress.join().unwrap();
+}
+
+/// Under random schedules, and under those of probabilistic concurrency testing with up to four preemptions that matter.
+fn explore(model: fn()) {
+    shuttle::check_random(model, SCHEDULES);
+    shuttle::check_pct(model, SCHEDULES, 4);
+}
+
+fn start_and_stop() {
+    let (driving, peer, progress) = rank();
+    let peer = thread::spawn(move || peer.deliver());
+    stop(&driving, progress);
+    peer.join().unwrap();
+}
+
+#[test]
+fn the_progress_thread_ends_whenever_it_is_told_to() {
+    explore(start_and_stop);
+}
+
+fn progress_without_callers() {
+    let (driving, peer, progress) = rank();
+    let task = driving.engine().submit(1);
+    peer.deliver();
+    while driving.engine().result(task).is_none() {
+        thread::yield_now();
+    }
+    stop(&driving, progress);
+}
+
+#[test]
+fn operations_advance_while_nobody_waits() {
+    explore(progress_without_callers);
+}
+
+fn two_waiters() {
+    let (driving, peer, progress) = rank();
+    let (first, second) = (waiter(&driving, 1), waiter(&driving, 2));
+    let peer = thread::spawn(move || {
+        peer.deliver();
+        peer.deliver();
+    });
+    assert_eq!(first.1.join().unwrap(), Ok(()));
+    assert_eq!(second.1.join().unwrap(), Ok(()));
+    stop(&driving, progress);
+    peer.join().unwrap();
+}
+
+#[test]
+fn every_waiter_hears_of_its_end_whoever_drove() {
+    explore(two_waiters);
+}
+
+fn waiter_and_tester() {
+    let (driving, peer, progress) = rank();
+    let (_, waiter) = waiter(&driving, 1);
+    let task = driving.engine().submit(1);
+    let peer = thread::spawn(move || peer.deliver());
+    while driving.test(task).is_none() {
+        thread::yield_now();
+    }
+    assert_eq!(waiter.join().unwrap(), Ok(()));
+    stop(&driving, progress);
+    peer.join().unwrap();
+}
+
+#[test]
+fn a_thread_that_only_tests_wakes_those_who_wait() {
+    explore(waiter_and_tester);
+}
+
+fn failure_while_threads_wait() {
+    let (driving, peer, progress) = rank();
+    let (first, second) = (waiter(&driving, 1), waiter(&driving, 2));
+    let peer = thread::spawn(move || {
+        peer.deliver();
+        peer.die();
+    });
+    // The first may have ended before the peer did.
+    let _ = first.1.join().unwrap();
+    let error = second.1.join().unwrap().unwrap_err();
+    assert!(matches!(error, linerate::Error::PeerFailed { rank: 1, .. }));
+    stop(&driving, progress);
+    peer.join().unwrap();
+}
+
+#[test]
+fn a_failure_that_one_thread_notices_ends_every_wait() {
+    explore(failure_while_threads_wait);
+}
+
+fn cancel_while_threads_wait() {
+    let (driving, _peer, progress) = rank();
+    let (task, first) = waiter(&driving, 1);
+    let (_, second) = waiter(&driving, 2);
+    driving.cancel(task).unwrap();
+    for waiter in [first, second] {
+        let error = waiter.join().unwrap().unwrap_err();
+        assert!(matches!(error, linerate::Error::Cancelled { .. }));
+    }
+    stop(&driving, progress);
+}
+
+#[test]
+fn a_cancel_ends_every_wait() {
+    explore(cancel_while_threads_wait);
+}
+
+/// The canary: with notifications that reach nobody, each model must be seen to hang.
+#[test]
+fn a_dropped_notification_is_found() {
+    let models: [(&str, fn()); 5] = [
+        ("stop", start_and_stop),
+        ("two waiters", two_waiters),
+        ("waiter and tester", waiter_and_tester),
+        ("failure", failure_while_threads_wait),
+        ("cancel", cancel_while_threads_wait),
+    ];
+    for (name, model) in models {
+        memory::drop_notifications(true);
+        let found = catch_unwind(AssertUnwindSafe(|| explore(model))).is_err();
+        memory::drop_notifications(false);
+        assert!(found, "{name}: no schedule hangs without notifications");
+    }
+}
