@@ -6,37 +6,45 @@
 mod bind;
 mod buffer;
 mod call;
+mod connect;
+mod family;
 mod fusion;
+mod gather;
+mod group;
 mod operation;
 mod plans;
+mod rebuild;
 mod shared;
 mod simulation;
+mod split;
 
 pub use buffer::Buffer;
 pub use call::{Call, Transfer};
 pub use fusion::{FlushReport, Fusion, StepReport};
+pub use group::Group;
 pub use operation::Operation;
 pub use simulation::Simulation;
 
 use crate::bootstrap::{self, Introduction};
 use crate::config::Config;
-use crate::engine::{Clock, Contact, Engine};
+use crate::engine::{Clock, Engine};
 use crate::error::{Error, Result};
 use crate::memory::{Element, Region, lend_slice};
-use crate::transport;
 use crate::types::{Collective, Rank, ReduceOp};
+use family::Family;
 use plans::Plans;
 use shared::Shared;
+use std::borrow::Cow;
 use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 /// A group of ranks that run collectives together. Cheap to clone; `Send + Sync`.
 ///
 /// Operations make progress while some thread of the process is inside a call (or always, with
-/// [`Config::progress_thread`]). The first failure ends the communicator on all ranks: every operation
-/// returns the first cause, and a new communicator has to be made.
+/// [`Config::progress_thread`]): a call on any communicator that was made from this one, or that this one was made from.
+/// The first failure ends the communicator on all ranks: every operation returns the first cause, and the ranks that live
+/// go on with [`Communicator::rebuild`].
 #[derive(Clone)]
 pub struct Communicator {
     inner: Arc<Inner>,
@@ -44,6 +52,9 @@ pub struct Communicator {
 
 struct Inner {
     shared: Arc<Shared>,
+    config: Config,
+    /// Names it among the communicators of this host, equally on all ranks.
+    identity: u64,
     rank: Rank,
     ranks: u32,
     transport: &'static str,
@@ -64,32 +75,18 @@ impl Communicator {
     /// most the configured timeout.
     pub fn join(rank: Rank, ranks: u32, job: &str, config: Config) -> Result<Communicator> {
         let clock = Clock::monotonic();
-        let provider = transport::open(&config.transport, rank, ranks, bootstrap::nonce()?)?;
-        let mut engine = Engine::new(provider, rank, ranks, config.clone(), false)?;
-        let blob = bootstrap::emit_contact(&engine.contact());
+        let (mut engine, blob) = connect::open(rank, ranks, &config)?;
         let own = Introduction {
             rank,
             ranks,
             fingerprint: config.shared_fingerprint(),
             blob,
         };
-        let blobs = bootstrap::exchange(&own, job, config.timeout, &clock)?;
-        let contacts: Vec<Contact> = blobs
-            .iter()
-            .map(|b| bootstrap::parse_contact(b))
-            .collect::<Result<_>>()?;
-        engine.connect(contacts)?;
-        let deadline = clock.now().after(config.timeout);
-        while !engine.poll_connect(clock.now())? {
-            if clock.now() > deadline {
-                return Err(Error::Bootstrap(format!(
-                    "rank {rank} could not connect to all ranks in {:?}",
-                    config.timeout
-                )));
-            }
-            std::thread::sleep(Duration::from_micros(200));
-        }
-        let communicator = Communicator::assemble(engine, clock, vec![0; ranks as usize], false);
+        let contacts = bootstrap::exchange(&own, job, config.timeout, &clock)?;
+        connect::connect(&mut engine, &contacts, &clock, || {})?;
+        let identity = connect::identity_of(&contacts);
+        let hosts = vec![0; ranks as usize];
+        let communicator = connect::finish(engine, clock, hosts, &Arc::default(), identity)?;
         if config.debug {
             let progress = if config.progress_thread {
                 "a thread"
@@ -106,9 +103,6 @@ impl Communicator {
                 config.timeout
             ));
         }
-        if config.progress_thread {
-            communicator.start_progress_thread()?;
-        }
         Ok(communicator)
     }
 
@@ -117,19 +111,23 @@ impl Communicator {
         clock: Clock,
         hosts: Vec<u32>,
         is_size_only: bool,
+        family: Arc<Family>,
+        identity: u64,
     ) -> Communicator {
         let capabilities = engine.transport().capabilities().clone();
         let (rank, ranks) = (engine.rank(), engine.ranks());
-        let config = engine.config();
+        let config = engine.config().clone();
         let is_mapped = capabilities.mapped && hosts.iter().all(|&host| host == hosts[0]);
         let local_ranks = hosts
             .iter()
             .filter(|&&host| host == hosts[rank as usize])
             .count();
-        let plans = Plans::new(rank, hosts, is_mapped, config);
-        let shared = Arc::new(Shared::new(engine, clock, plans, local_ranks));
+        let plans = Plans::new(rank, hosts, is_mapped, &config);
+        let shared = Arc::new(Shared::new(engine, clock, plans, local_ranks, family));
         let inner = Inner {
             shared,
+            config,
+            identity,
             rank,
             ranks,
             transport: capabilities.name,
@@ -191,6 +189,29 @@ impl Communicator {
         ))
     }
 
+    /// The call with this communicator's registrations of its buffers: they may have been allocated from another one.
+    fn with_own_keys<'a>(&self, call: &'a Call) -> Result<Cow<'a, Call>> {
+        let shared = &self.inner.shared;
+        let mut transfers = call.transfers.iter().map(|t| &t.buffer);
+        let (mut input, mut output) = (call.input.iter(), call.output.iter());
+        let is_home = |buffer: &Buffer| buffer.is_at_home(&shared.garbage);
+        if input.all(is_home) && output.all(is_home) && transfers.all(is_home) {
+            return Ok(Cow::Borrowed(call));
+        }
+        let mut call = call.clone();
+        let transfers = call.transfers.iter_mut().map(|t| &mut t.buffer);
+        for buffer in (call.input.iter_mut().chain(&mut call.output)).chain(transfers) {
+            if !is_home(buffer) {
+                *buffer = buffer.moved_to(&shared.garbage, |region| {
+                    let mut engine = shared.engine();
+                    shared.collect_garbage(&mut engine);
+                    engine.register(region)
+                })?;
+            }
+        }
+        Ok(Cow::Owned(call))
+    }
+
     /// Starts an operation and returns at once. Collectives start in the same order on all ranks, groups of sends and
     /// receives in matching order between each pair; any number may be under way. The buffers belong to the operation
     /// until it has ended.
@@ -209,6 +230,7 @@ impl Communicator {
     /// # Ok::<(), linerate::Error>(())
     /// ```
     pub fn start(&self, call: &Call) -> Result<Operation> {
+        let call = &*self.with_own_keys(call)?;
         let shared = &self.inner.shared;
         let bound = {
             let mut plans = shared.plans.lock().unwrap_or_else(PoisonError::into_inner);
@@ -253,6 +275,30 @@ impl Communicator {
         })
     }
 
+    /// Gives the communicator up on all ranks: threads that wait on it, here and elsewhere, return
+    /// [`Error::Aborted`] with this rank and the reason, and so does every later call. From any thread. If it has failed
+    /// already, the first cause stays. Communicators that were split off from it, or that it was split off from, go on.
+    ///
+    /// ```
+    /// use linerate::{Communicator, Config, Error};
+    /// let communicator = Communicator::join(0, 1, "a job to abort", Config::default())?;
+    /// communicator.abort("the loss is not a number");
+    /// let error = communicator.barrier().unwrap_err();
+    /// assert!(matches!(error.first_cause(), Error::Aborted { by: 0, .. }));
+    /// # Ok::<(), linerate::Error>(())
+    /// ```
+    pub fn abort(&self, reason: &str) {
+        self.inner.shared.engine().abort(reason);
+    }
+
+    /// The first cause, if it has failed. Looks for news of the other ranks, and waits for nothing.
+    pub fn failure(&self) -> Option<Error> {
+        let shared = &self.inner.shared;
+        let mut engine = shared.engine();
+        engine.drive(shared.clock.now());
+        engine.failure().cloned()
+    }
+
     /// The algorithm that [`Communicator::start`] would use, by name.
     pub fn algorithm_for(&self, call: &Call) -> Result<&'static str> {
         if call.collective == Collective::SendRecv {
@@ -282,6 +328,8 @@ impl Drop for Inner {
             // A panic of the progress thread has been printed; there is nobody to hand it to.
             let _ = thread.join();
         }
+        // Threads that sleep on another member of the family hold this one; they let go when they wake.
+        self.shared.ring();
     }
 }
 

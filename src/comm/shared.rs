@@ -1,6 +1,7 @@
 //! What all clones of a communicator and its operations share: the engine, and how threads wait on it.
 
 use super::buffer::Garbage;
+use super::family::Family;
 use super::plans::Plans;
 use crate::engine::{Clock, Engine, Patience, SpinTime, TaskId, WaitStep};
 use crate::error::{Error, Result};
@@ -8,7 +9,7 @@ use crate::memory::futex_wait;
 use crate::time::Time;
 use crate::transport::WaitSource;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 /// Longest sleep of the progress thread when there is nothing to do; wake-ups cut it short.
@@ -25,10 +26,18 @@ pub(super) struct Shared {
     /// Threads inside `wait`; the progress thread leaves the driving to them.
     waiters: AtomicU32,
     stop: AtomicBool,
+    family: Arc<Family>,
+    is_member: AtomicBool,
 }
 
 impl Shared {
-    pub fn new(engine: Engine, clock: Clock, plans: Plans, local_ranks: usize) -> Shared {
+    pub fn new(
+        engine: Engine,
+        clock: Clock,
+        plans: Plans,
+        local_ranks: usize,
+        family: Arc<Family>,
+    ) -> Shared {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Shared {
             wait_source: engine.wait_source(),
@@ -39,7 +48,60 @@ impl Shared {
             garbage: Garbage::default(),
             waiters: AtomicU32::new(0),
             stop: AtomicBool::new(false),
+            family,
+            is_member: AtomicBool::new(false),
         }
+    }
+
+    /// The communicators of this process that it comes from or that come from it.
+    pub fn family(&self) -> &Arc<Family> {
+        &self.family
+    }
+
+    /// From now on waits on the family's other members drive this one, and the reverse.
+    pub fn join_family(self: &Arc<Shared>) {
+        self.is_member.store(true, Ordering::Relaxed);
+        self.family.join(self);
+    }
+
+    /// What a thread that waits sleeps on.
+    pub fn wait_source(&self) -> WaitSource {
+        self.wait_source
+    }
+
+    /// Drives once for a wait on another communicator, unless somebody else drives; whether anything moved.
+    pub fn drive_if_free(&self) -> bool {
+        match self.engine.try_lock() {
+            Ok(mut engine) => self.drive_all(&mut engine),
+            Err(TryLockError::Poisoned(error)) => self.drive_all(&mut error.into_inner()),
+            Err(TryLockError::WouldBlock) => false,
+        }
+    }
+
+    /// Drives once for a wait on another communicator that is about to sleep; whether anything moved.
+    pub fn drive_once(&self) -> bool {
+        self.drive_all(&mut self.engine())
+    }
+
+    fn drive_all(&self, engine: &mut Engine) -> bool {
+        let now = self.clock.now();
+        let moved = engine.drive(now);
+        engine.drive_slow_if_due(now);
+        self.collect_garbage(engine);
+        moved
+    }
+
+    /// Wakes the threads of this process that sleep on this communicator.
+    pub fn ring(&self) {
+        if let WaitSource::Futex { bell, .. } = self.wait_source {
+            bell.word32(0).fetch_add(1, Ordering::Release);
+            crate::memory::futex_wake_all(bell.word32(0));
+        }
+    }
+
+    /// Asks the plans something.
+    pub fn plans_of<T>(&self, ask: impl FnOnce(&Plans) -> T) -> T {
+        ask(&self.plans.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The engine. A panic elsewhere has failed that caller's operation, not the engine's bookkeeping.
@@ -112,6 +174,9 @@ impl Shared {
             if now >= deadline {
                 return None;
             }
+            if self.family.has_others() {
+                moved |= self.family.drive(Some(self));
+            }
             if moved {
                 patience.reset();
                 continue;
@@ -119,31 +184,39 @@ impl Shared {
             match patience.next(now) {
                 WaitStep::Spin => std::hint::spin_loop(),
                 WaitStep::Yield => std::thread::yield_now(),
-                WaitStep::Sleep(time) => self.sleep(time.min(deadline.since(now))),
+                WaitStep::Sleep(time) => self.sleep(time.min(deadline.since(now)), Some(task)),
             }
         }
     }
 
-    /// Sleeps until something may have arrived.
-    fn sleep(&self, time: Duration) {
+    /// Sleeps until something may have arrived, unless the task that is waited for has ended.
+    fn sleep(&self, time: Duration, task: Option<TaskId>) {
         let WaitSource::Futex { bell, sleeping } = self.wait_source else {
             return;
         };
+        if self.family.has_others() {
+            return self.family.sleep(self, time, || self.look(task));
+        }
         // The waker stores what this rank waits for, fences, and looks at `sleeping`; here it is the other way round,
         // so one of the two sees the other.
         let rung = bell.word32(0).load(Ordering::Acquire);
         sleeping.word32(0).fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
+        if !self.look(task) {
+            futex_wait(bell.word32(0), rung, time);
+        }
+        sleeping.word32(0).fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// The last look before a sleep: whether there is a reason not to sleep. Another thread may have driven this
+    /// communicator, and ended the task.
+    fn look(&self, task: Option<TaskId>) -> bool {
         let now = self.clock.now();
         let mut engine = self.engine();
         let moved = engine.drive(now);
         engine.drive_slow(now);
         self.collect_garbage(&mut engine);
-        drop(engine);
-        if !moved {
-            futex_wait(bell.word32(0), rung, time);
-        }
-        sleeping.word32(0).fetch_sub(1, Ordering::SeqCst);
+        moved || task.is_some_and(|task| engine.result(task).is_some())
     }
 
     /// The progress thread: drives whenever no caller waits.
@@ -166,7 +239,7 @@ impl Shared {
             }
             match patience.next(self.clock.now()) {
                 WaitStep::Spin | WaitStep::Yield => std::thread::yield_now(),
-                WaitStep::Sleep(_) => self.sleep(IDLE_SLEEP),
+                WaitStep::Sleep(_) => self.sleep(IDLE_SLEEP, None),
             }
         }
     }
@@ -175,9 +248,14 @@ impl Shared {
     pub fn stop_progress_thread(&self) {
         // Pairs with the acquire load in `run_progress_thread`.
         self.stop.store(true, Ordering::Release);
-        if let WaitSource::Futex { bell, .. } = self.wait_source {
-            bell.word32(0).fetch_add(1, Ordering::Release);
-            crate::memory::futex_wake_all(bell.word32(0));
+        self.ring();
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if self.is_member.load(Ordering::Relaxed) {
+            self.family.leave();
         }
     }
 }

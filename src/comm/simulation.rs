@@ -7,11 +7,14 @@ use crate::error::{Error, Result};
 use crate::time::Time;
 use crate::transport::sim::{SimOptions, World};
 use crate::types::Rank;
+use std::sync::Arc;
 
 /// Real communicators of all ranks over the `sim` transport, stepped by one thread.
 ///
 /// Operations are started and tested as usual; nobody can wait for one inside a rank, because the time of all ranks
-/// is advanced by [`Simulation::run`]. The same options and seed give the same run.
+/// is advanced by [`Simulation::run`]. The same options and seed give the same run. So what waits for other ranks inside a
+/// call is not there: [`Communicator::split`], [`Communicator::duplicate`], [`Communicator::rebuild`] and
+/// [`Fusion`](super::Fusion) return an error.
 pub struct Simulation {
     world: World,
     communicators: Vec<Communicator>,
@@ -61,7 +64,9 @@ impl Simulation {
         let communicators = engines
             .into_iter()
             .map(|engine| {
-                Communicator::assemble(engine, clock.clone(), hosts.clone(), options.size_only)
+                let (clock, hosts) = (clock.clone(), hosts.clone());
+                let (is_size_only, family) = (options.size_only, Arc::default());
+                Communicator::assemble(engine, clock, hosts, is_size_only, family, 0)
             })
             .collect();
         Ok(Simulation {

@@ -12,13 +12,15 @@
 //! * Nothing here blocks. [`Engine::drive`] does what can be done now; whoever waits calls it (`wait.rs`).
 //!
 //! `progress.rs` is the order of steps, `driver.rs` runs them, `tasks.rs` takes calls, `rounds.rs` starts and ends rounds,
-//! `fault.rs` turns silence and disagreement into errors on every rank.
+//! `fault.rs` turns silence and disagreement into errors on every rank; `members.rs` is for ending a communicator on
+//! purpose and for making a new one of its survivors.
 
 mod clock;
 mod control;
 mod driver;
 mod fault;
 mod links;
+mod members;
 mod pool;
 mod prepared;
 mod progress;
@@ -94,6 +96,8 @@ pub struct Engine {
     history: [(u64, signature::Signature); HISTORY],
     failure: Option<Error>,
     suspect: Option<Suspect>,
+    /// A peer has said that all ranks are connected.
+    is_confirmed: bool,
     events: Vec<Event>,
     now: Time,
     /// When the slow part is due again.
@@ -137,6 +141,7 @@ impl Engine {
             history: [(u64::MAX, signature::Signature(0)); HISTORY],
             failure: None,
             suspect: None,
+            is_confirmed: false,
             events: Vec::new(),
             now: Time::default(),
             slow_at: Time::default(),

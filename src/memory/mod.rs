@@ -13,6 +13,6 @@ mod region;
 mod view;
 
 pub(crate) use borrow::lend_slice;
-pub use futex::{futex_wait, futex_wake_all};
+pub use futex::{FUTEX_WORDS_MAX, futex_wait, futex_wait_any, futex_wake_all};
 pub use region::{Region, RegionKey, RegionKind};
 pub use view::{Element, View};
