@@ -89,8 +89,8 @@ impl Family {
         if !moved {
             let words = bells.iter().zip(&rung);
             let words: Vec<_> = words.map(|((b, _), &rung)| (b.word32(0), rung)).collect();
-            let is_heard = words.len() <= FUTEX_WORDS_MAX
-                && futex_wait_any(&words, Clock::wake_up_ns(time));
+            let is_heard =
+                words.len() <= FUTEX_WORDS_MAX && futex_wait_any(&words, Clock::wake_up_ns(time));
             if let (false, Some(&(bell, rung))) = (is_heard, words.first()) {
                 futex_wait(bell, rung, time.min(DEAF_SLEEP));
             }

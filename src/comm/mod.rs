@@ -316,6 +316,16 @@ impl Communicator {
     }
 }
 
+impl std::fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Communicator")
+            .field("rank", &self.inner.rank)
+            .field("ranks", &self.inner.ranks)
+            .field("transport", &self.inner.transport)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Drop for Inner {
     fn drop(&mut self) {
         self.shared.stop_progress_thread();

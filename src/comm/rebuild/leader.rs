@@ -48,7 +48,9 @@ impl Survivor<'_> {
             if leader.greet() {
                 self.begin_again(&mut leader);
             }
-            let led = self.hear_members(&mut leader).and_then(|()| self.go_on(&mut leader));
+            let led = self
+                .hear_members(&mut leader)
+                .and_then(|()| self.go_on(&mut leader));
             match led {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
