@@ -159,7 +159,10 @@ fn killed(comm: Communicator) {
         let _under_way = comm.start(&call).unwrap();
         die();
     }
-    let error = count_ranks(&comm, 100_000).unwrap_err();
+    // What a victim has done before it died may still be enough for the first one.
+    let error = (0..3)
+        .find_map(|_| count_ranks(&comm, 100_000).err())
+        .unwrap();
     assert!(
         matches!(error.first_cause(), Error::PeerFailed { rank, .. } if victims.contains(rank)),
         "{error}"
@@ -197,7 +200,8 @@ fn killed_in_rebuild(mut comm: Communicator) {
         .unwrap()
         .parse()
         .unwrap();
-    comm.barrier().unwrap();
+    // May hear of another rank's abort already.
+    let _ = comm.barrier();
     comm.abort("to rebuild it");
     if victims.contains(&rank) {
         let most = std::env::var("LINERATE_TEST_MOST_US").unwrap();
@@ -211,6 +215,7 @@ fn killed_in_rebuild(mut comm: Communicator) {
     for turn in 0.. {
         assert!(turn < 10, "rank {rank}: no rebuild holds");
         comm = comm.rebuild().unwrap();
+        assert!(u64::from(comm.ranks()) >= alive, "a living rank was lost");
         while let Ok(sum) = count_ranks(&comm, 1000) {
             // With a victim that has not died yet: until it has.
             assert_eq!(sum, u64::from(comm.ranks()));
