@@ -1,8 +1,8 @@
 //! What the survivors of a failed communicator say to each other while they make a new one, and the sockets that carry it.
 //!
 //! One of them leads: the lowest rank that lives. It listens under an abstract name made of the communicator's identity and
-//! its rank; the others connect. Every number is little-endian; a frame is its length after the length, a kind, and what
-//! belongs to it. Who decides what when is in `comm/rebuild`.
+//! its rank; the others connect. Every number is little-endian and has 32 bits; a frame is the length of what follows, a
+//! kind, the round, and what belongs to it. Who decides what when is in `comm/rebuild`.
 
 use super::local::{BLOB_BYTES_MAX, is_same_user};
 use crate::error::{Error, Result};
@@ -17,10 +17,13 @@ use std::time::Duration;
 /// The longest frame is a table of all contacts.
 const FRAME_BYTES_MAX: usize = 64 + RANKS_MAX as usize * (4 + BLOB_BYTES_MAX);
 
+/// Kind and round.
+const HEADER_BYTES: usize = 8;
+
 /// A survivor reads all the time; one that is stopped is waited for no longer than this.
 const WRITE_TIME: Duration = Duration::from_secs(2);
 
-/// What survivors say.
+/// What survivors say. What belongs to a round has its number, so that nobody takes what was said of an earlier one for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
     /// Member to leader, first of all: its old rank.
@@ -28,17 +31,17 @@ pub enum Message {
     /// Leader to members: the old ranks that it still waits for.
     Missing(Vec<Rank>),
     /// Leader to members: a round begins; the old ranks that form the new communicator, in order.
-    Members(Vec<Rank>),
+    Members(u32, Vec<Rank>),
     /// Member to leader: how its part of the new communicator is reached.
-    Contact(Vec<u8>),
+    Contact(u32, Vec<u8>),
     /// Leader to members: the contacts of all, in the order of the members.
-    Contacts(Vec<Vec<u8>>),
+    Contacts(u32, Vec<Vec<u8>>),
     /// Member to leader: connected to all.
-    Connected,
+    Connected(u32),
     /// Member to leader: a rank of this round was lost while connecting.
-    Lost,
+    Lost(u32),
     /// Leader to members: all are connected; the new communicator may be used.
-    Commit,
+    Commit(u32),
     /// Leader to members: it gives up, because those that it said to be missing did not come in time.
     GaveUp,
     /// Either way: the sender cannot take part, and why.
@@ -47,96 +50,88 @@ pub enum Message {
 
 impl Message {
     fn emit(&self) -> Vec<u8> {
-        let mut body = Vec::new();
-        let ranks = |body: &mut Vec<u8>, ranks: &[Rank]| {
-            body.extend(ranks.iter().flat_map(|rank| rank.to_le_bytes()));
+        let words = |words: &[u32]| -> Vec<u8> {
+            let bytes = words.iter().flat_map(|word| word.to_le_bytes());
+            bytes.collect()
         };
-        let kind = match self {
-            Message::Come(rank) => {
-                body.extend(rank.to_le_bytes());
-                1u8
+        let (kind, round, body) = match self {
+            Message::Come(rank) => (1, 0, words(&[*rank])),
+            Message::Missing(missing) => (2, 0, words(missing)),
+            Message::Members(round, members) => (3, *round, words(members)),
+            Message::Contact(round, contact) => (4, *round, contact.clone()),
+            Message::Contacts(round, contacts) => {
+                let framed = |c: &Vec<u8>| [&words(&[c.len() as u32]), c.as_slice()].concat();
+                (5, *round, contacts.iter().flat_map(framed).collect())
             }
-            Message::Missing(missing) => {
-                ranks(&mut body, missing);
-                2
-            }
-            Message::Members(members) => {
-                ranks(&mut body, members);
-                3
-            }
-            Message::Contact(contact) => {
-                body.extend(contact);
-                4
-            }
-            Message::Contacts(contacts) => {
-                for contact in contacts {
-                    body.extend((contact.len() as u32).to_le_bytes());
-                    body.extend(contact);
-                }
-                5
-            }
-            Message::Connected => 6,
-            Message::Lost => 7,
-            Message::Commit => 8,
-            Message::GaveUp => 9,
-            Message::Refused(text) => {
-                body.extend(text.as_bytes());
-                10
-            }
+            Message::Connected(round) => (6, *round, Vec::new()),
+            Message::Lost(round) => (7, *round, Vec::new()),
+            Message::Commit(round) => (8, *round, Vec::new()),
+            Message::GaveUp => (9, 0, Vec::new()),
+            Message::Refused(text) => (10, 0, text.as_bytes().to_vec()),
         };
-        let mut frame = (body.len() as u32 + 1).to_le_bytes().to_vec();
-        frame.push(kind);
+        let mut frame = words(&[(HEADER_BYTES + body.len()) as u32, kind, round]);
         frame.extend(body);
         frame
     }
 
     fn parse(frame: &[u8]) -> Result<Message> {
-        let malformed = |what: &str| Error::Malformed(format!("a survivor's message: {what}"));
-        let (&kind, body) = frame.split_first().ok_or_else(|| malformed("empty"))?;
-        let ranks = || -> Result<Vec<Rank>> {
-            let words = body.chunks_exact(4);
-            if !words.remainder().is_empty() {
-                return Err(malformed("half a rank"));
-            }
-            let rank = |word: &[u8]| Rank::from_le_bytes(std::array::from_fn(|i| word[i]));
-            Ok(words.map(rank).collect())
+        let Some((header, body)) = frame.split_at_checked(HEADER_BYTES) else {
+            return Err(malformed("no header"));
         };
-        let blob = |bytes: &[u8]| -> Result<Vec<u8>> {
-            match bytes.len() <= BLOB_BYTES_MAX {
-                true => Ok(bytes.to_vec()),
-                false => Err(malformed(&format!("a contact of {} bytes", bytes.len()))),
-            }
-        };
+        let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| header[at + i]));
+        let (kind, round) = (word(0), word(4));
         Ok(match kind {
-            1 => match ranks()?[..] {
+            1 => match parse_ranks(body)?[..] {
                 [rank] => Message::Come(rank),
                 _ => return Err(malformed("not one rank that comes")),
             },
-            2 => Message::Missing(ranks()?),
-            3 => Message::Members(ranks()?),
-            4 => Message::Contact(blob(body)?),
-            5 => {
-                let (mut contacts, mut rest) = (Vec::new(), body);
-                while let Some((length, behind)) = rest.split_first_chunk::<4>() {
-                    let length = u32::from_le_bytes(*length) as usize;
-                    let (contact, behind) = behind
-                        .split_at_checked(length)
-                        .ok_or_else(|| malformed("half a contact"))?;
-                    contacts.push(blob(contact)?);
-                    rest = behind;
-                }
-                match rest.is_empty() {
-                    true => Message::Contacts(contacts),
-                    false => return Err(malformed("half a length")),
-                }
-            }
-            6 => Message::Connected,
-            7 => Message::Lost,
-            8 => Message::Commit,
+            2 => Message::Missing(parse_ranks(body)?),
+            3 => Message::Members(round, parse_ranks(body)?),
+            4 => Message::Contact(round, parse_contact(body)?),
+            5 => Message::Contacts(round, parse_contacts(body)?),
+            6 => Message::Connected(round),
+            7 => Message::Lost(round),
+            8 => Message::Commit(round),
             9 => Message::GaveUp,
             10 => Message::Refused(String::from_utf8_lossy(body).into_owned()),
             kind => return Err(malformed(&format!("unknown kind {kind}"))),
         })
+    }
+}
+
+fn malformed(what: &str) -> Error {
+    Error::Malformed(format!("a survivor's message: {what}"))
+}
+
+fn parse_ranks(body: &[u8]) -> Result<Vec<Rank>> {
+    let words = body.chunks_exact(4);
+    if !words.remainder().is_empty() {
+        return Err(malformed("half a rank"));
+    }
+    let rank = |word: &[u8]| Rank::from_le_bytes(std::array::from_fn(|i| word[i]));
+    Ok(words.map(rank).collect())
+}
+
+fn parse_contact(bytes: &[u8]) -> Result<Vec<u8>> {
+    if bytes.len() > BLOB_BYTES_MAX {
+        return Err(malformed(&format!("a contact of {} bytes", bytes.len())));
+    }
+    Ok(bytes.to_vec())
+}
+
+fn parse_contacts(mut rest: &[u8]) -> Result<Vec<Vec<u8>>> {
+    let mut contacts = Vec::new();
+    while let Some((length, behind)) = rest.split_first_chunk::<4>() {
+        let length = u32::from_le_bytes(*length) as usize;
+        let (contact, behind) = behind
+            .split_at_checked(length)
+            .ok_or_else(|| malformed("half a contact"))?;
+        contacts.push(parse_contact(contact)?);
+        rest = behind;
+    }
+    match rest.is_empty() {
+        true => Ok(contacts),
+        false => Err(malformed("half a length")),
     }
 }
 
@@ -242,12 +237,12 @@ mod tests {
             Message::Come(3),
             Message::Missing(vec![]),
             Message::Missing(vec![1, 2]),
-            Message::Members(vec![0, 4095]),
-            Message::Contact(vec![7; 40]),
-            Message::Contacts(vec![vec![1; 50], vec![], vec![2; BLOB_BYTES_MAX]]),
-            Message::Connected,
-            Message::Lost,
-            Message::Commit,
+            Message::Members(1, vec![0, 4095]),
+            Message::Contact(2, vec![7; 40]),
+            Message::Contacts(3, vec![vec![1; 50], vec![], vec![2; BLOB_BYTES_MAX]]),
+            Message::Connected(4),
+            Message::Lost(5),
+            Message::Commit(u32::MAX),
             Message::GaveUp,
             Message::Refused("no descriptor is left".into()),
         ]
@@ -266,7 +261,7 @@ mod tests {
             visitor.say(&message);
         }
         visitor.stream.write_all(&[9, 0]).unwrap();
-        host.say(&Message::Commit);
+        host.say(&Message::Commit(1));
         drop(visitor);
         for message in messages() {
             assert_eq!(host.hear().unwrap(), Some(message));
@@ -284,8 +279,8 @@ mod tests {
         for turn in 0..20_000 {
             let all = messages();
             let mut frame = all[turn % all.len()].emit().split_off(4);
-            frame.truncate(1 + prng.below(60) as usize);
-            let at = prng.below(frame.len() as u64) as usize;
+            frame.truncate(1 + prng.below(80) as usize);
+            let at = prng.below(frame.len().min(16) as u64) as usize;
             frame[at] = prng.next_u64() as u8;
             match Message::parse(&frame) {
                 Ok(_) => parsed += 1,
@@ -293,6 +288,6 @@ mod tests {
             }
         }
         assert!(refused > 1000 && parsed > 1000, "{refused} {parsed}");
-        assert!(Message::parse(&[]).is_err());
+        assert!(Message::parse(&[]).is_err() && Message::parse(&[1; 7]).is_err());
     }
 }

@@ -88,19 +88,22 @@ impl Survivor<'_> {
     fn take(&mut self, leader: &mut Leader, rank: Rank, message: Message) -> Result<()> {
         let place = leader.members.iter().position(|&member| member == rank);
         match (message, &mut leader.stage, place) {
-            (Message::Contact(contact), Stage::Contacts(contacts), Some(place)) => {
+            // What is said of a round that was given up is heard and forgotten.
+            (Message::Contact(round, _) | Message::Connected(round) | Message::Lost(round), ..)
+                if round != self.round => {}
+            (Message::Contact(_, contact), Stage::Contacts(contacts), Some(place)) => {
                 contacts[place] = Some(contact);
             }
-            (Message::Connected, Stage::Connecting(connected), Some(place)) => {
+            (Message::Connected(_), Stage::Connecting(connected), Some(place)) => {
                 connected[place] = true;
             }
-            (Message::Lost, ..) => self.begin_again(leader),
+            (Message::Lost(_), ..) => self.begin_again(leader),
+            // The round was given up, and the next has not begun.
+            (Message::Contact(..) | Message::Connected(_), ..) => {}
             (Message::Refused(text), ..) => {
                 let text = format!("rank {rank} could not take part in a rebuild: {text}");
                 return Err(Error::Bootstrap(text));
             }
-            // Of a round that was given up.
-            (Message::Contact(_) | Message::Connected, ..) => {}
             (other, ..) => {
                 let text = format!("rank {rank} said {other:?} to the leader of a rebuild");
                 return Err(Error::Malformed(text));
@@ -137,7 +140,7 @@ impl Survivor<'_> {
                 if contacts.iter().all(Option::is_some) {
                     let contacts: Vec<Vec<u8>> = contacts.drain(..).flatten().collect();
                     leader.stage = Stage::Connecting(vec![false; leader.members.len()]);
-                    leader.say_to_members(&Message::Contacts(contacts.clone()));
+                    leader.say_to_members(&Message::Contacts(self.round, contacts.clone()));
                     self.meet(&contacts)?;
                 }
             }
@@ -154,7 +157,7 @@ impl Survivor<'_> {
                     }
                 }
                 if connected.iter().all(|&is_connected| is_connected) {
-                    leader.say_to_members(&Message::Commit);
+                    leader.say_to_members(&Message::Commit(self.round));
                     return Ok(true);
                 }
             }
@@ -171,11 +174,12 @@ impl Survivor<'_> {
         let is_member = |&r: &Rank| r == own || leader.came[r as usize].is_some();
         leader.members = (0..self.old.ranks()).filter(is_member).collect();
         leader.missing.clear();
+        self.round += 1;
         let contact = self.stand(leader.members.clone())?;
         let contacts = leader.members.iter();
         let contacts = contacts.map(|&member| (member == own).then(|| contact.clone()));
         leader.stage = Stage::Contacts(contacts.collect());
-        leader.say_to_members(&Message::Members(leader.members.clone()));
+        leader.say_to_members(&Message::Members(self.round, leader.members.clone()));
         Ok(())
     }
 }

@@ -45,9 +45,9 @@ impl Survivor<'_> {
                 Heard::Nothing => {}
             }
             match self.go_on_connecting() {
-                Ok(true) => conversation.say(&Message::Connected),
+                Ok(true) => conversation.say(&Message::Connected(self.round)),
                 Ok(false) => {}
-                Err(_) => conversation.say(&Message::Lost),
+                Err(_) => conversation.say(&Message::Lost(self.round)),
             }
             if self.look() {
                 return Ok(true);
@@ -71,21 +71,24 @@ impl Survivor<'_> {
             };
             match message {
                 Message::Missing(ranks) => *missing = ranks,
-                Message::Members(members) => match self.stand(members) {
-                    Ok(contact) => conversation.say(&Message::Contact(contact)),
-                    Err(error) => {
+                Message::Members(round, members) => {
+                    self.round = round;
+                    match self.stand(members) {
+                        Ok(contact) => conversation.say(&Message::Contact(round, contact)),
+                        Err(error) => {
+                            conversation.say(&Message::Refused(error.to_string()));
+                            return Err(error);
+                        }
+                    }
+                }
+                Message::Contacts(round, contacts) if round == self.round => {
+                    if let Err(error) = self.meet(&contacts) {
                         conversation.say(&Message::Refused(error.to_string()));
                         return Err(error);
                     }
-                },
-                Message::Contacts(contacts) => {
-                    if self.meet(&contacts).is_err() {
-                        self.candidate = None;
-                        conversation.say(&Message::Lost);
-                    }
                 }
                 // Only of a round in which this rank has said that it is connected.
-                Message::Commit if self.candidate.as_ref().is_some_and(|c| c.is_connected) => {
+                Message::Commit(_) if self.candidate.as_ref().is_some_and(|c| c.is_connected) => {
                     return Ok(Heard::Commit);
                 }
                 Message::GaveUp => return Err(self.timeout(std::mem::take(missing))),

@@ -37,6 +37,8 @@ struct Candidate {
 struct Survivor<'a> {
     old: &'a Communicator,
     deadline: Time,
+    /// The round of the candidate, numbered by the leader.
+    round: u32,
     candidate: Option<Candidate>,
     /// Why the last round did not connect.
     obstacle: Option<Error>,
@@ -84,6 +86,7 @@ impl Communicator {
         let survivor = Survivor {
             old: self,
             deadline: shared.clock.now().after(self.inner.config.timeout),
+            round: 0,
             candidate: None,
             obstacle: None,
         };
