@@ -9,7 +9,7 @@ use crate::types::Rank;
 const STRANGERS_MAX: usize = 256;
 
 /// Where a rebuild stands, for the leader. Each stage has what has been heard of the members, in their order.
-enum Stage {
+pub(super) enum Stage {
     /// Waits until every old rank has come or is gone.
     Gathering,
     /// Waits for the contacts of the members.
@@ -18,12 +18,12 @@ enum Stage {
     Connecting(Vec<bool>),
 }
 
-struct Leader {
+pub(super) struct Leader {
     place: MeetingPlace,
     strangers: Vec<Conversation>,
     /// By old rank: those who have come.
-    came: Vec<Option<Conversation>>,
-    stage: Stage,
+    pub(super) came: Vec<Option<Conversation>>,
+    pub(super) stage: Stage,
     members: Vec<Rank>,
     missing: Vec<Rank>,
 }
@@ -31,15 +31,8 @@ struct Leader {
 impl Survivor<'_> {
     /// Leads until all have committed, or had done so under a leader that died before this rank heard of it.
     pub(super) fn lead(&mut self) -> Result<()> {
-        let rank = self.old.rank();
-        let mut leader = Leader {
-            place: MeetingPlace::open(self.old.inner.identity, rank)?,
-            strangers: Vec::new(),
-            came: (0..self.old.ranks()).map(|_| None).collect(),
-            stage: Stage::Gathering,
-            members: Vec::new(),
-            missing: Vec::new(),
-        };
+        let place = MeetingPlace::open(self.old.inner.identity, self.old.rank())?;
+        let mut leader = Leader::new(place, self.old.ranks());
         loop {
             if self.look() {
                 // The others hear of it as this rank did; without a leader they look.
@@ -68,7 +61,7 @@ impl Survivor<'_> {
         }
     }
 
-    fn hear_members(&mut self, leader: &mut Leader) -> Result<()> {
+    pub(super) fn hear_members(&mut self, leader: &mut Leader) -> Result<()> {
         for rank in 0..leader.came.len() {
             while let Some(conversation) = &mut leader.came[rank] {
                 match conversation.hear() {
@@ -120,7 +113,7 @@ impl Survivor<'_> {
     }
 
     /// Does what the stage allows; true: committed.
-    fn go_on(&mut self, leader: &mut Leader) -> Result<bool> {
+    pub(super) fn go_on(&mut self, leader: &mut Leader) -> Result<bool> {
         let own = self.old.rank();
         match &mut leader.stage {
             Stage::Gathering => {
@@ -185,9 +178,21 @@ impl Survivor<'_> {
 }
 
 impl Leader {
+    /// Of a communicator that had `ranks` ranks.
+    pub(super) fn new(place: MeetingPlace, ranks: u32) -> Leader {
+        Leader {
+            place,
+            strangers: Vec::new(),
+            came: (0..ranks).map(|_| None).collect(),
+            stage: Stage::Gathering,
+            members: Vec::new(),
+            missing: Vec::new(),
+        }
+    }
+
     /// Lets those in who have connected and said who they are. True: one of them came again, and has given up what its
     /// first conversation was about.
-    fn greet(&mut self) -> bool {
+    pub(super) fn greet(&mut self) -> bool {
         while self.strangers.len() < STRANGERS_MAX
             && let Some(conversation) = self.place.accept()
         {

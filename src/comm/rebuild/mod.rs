@@ -15,6 +15,8 @@
 
 mod leader;
 mod member;
+#[cfg(test)]
+mod tests;
 
 use super::Communicator;
 use super::connect::{self, LOOK_AGAIN};
