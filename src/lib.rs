@@ -36,7 +36,7 @@
 //! |   | [`transport`] | the contract and its providers: `shm`, `sim` |
 //! | 4 | [`engine`] | runs schedules on transports |
 //! | 5 | [`bootstrap`] | how ranks find each other |
-//! | 6 | [`comm`] | communicators, buffers, operations, fusion of gradients, simulation |
+//! | 6 | [`comm`] | communicators (also split, rebuilt), buffers, operations, groups, fusion of gradients, simulation |
 //!
 //! # Invariants
 //!
@@ -51,6 +51,9 @@
 //!   fixed number of messages per peer. Half of those places belong to the oldest operation, so later ones cannot block it.
 //! * In the steady state an operation reuses rounds, schedules and scratch memory, and makes no system call unless its
 //!   wait yields or sleeps.
+//! * Communicators made from one another are a family: each has a transport and an engine of its own, so that they fail and
+//!   run independently, and whoever waits on one drives the others of its process too.
+//! * A rebuild gives every survivor the new communicator or none: who is told to commit tells all others first.
 //! * Every wait has a deadline. The first failure ends the communicator on all ranks with one cause.
 //! * `engine/driver.rs` is the only place where schedule, transport and kernel meet; `engine/clock.rs` is the only
 //!   reader of the clock; `transport::open` is the one list of providers.
@@ -59,7 +62,7 @@
 //!
 //! Files in /dev/shm, global state, background threads that nobody asked for (a [`Fusion`] has one, and
 //! [`Config::progress_thread`] makes one), a central daemon, asynchronous runtimes, unregistered memory on the wire. Not
-//! yet there: transports between hosts, sub-communicators, device memory, partial and sparse collectives.
+//! yet there: transports between hosts, device memory, partial and sparse collectives, ranks that join later.
 
 pub mod bootstrap;
 pub mod collective;

@@ -1,5 +1,8 @@
-//! What users hold: [`Communicator`], [`Buffer`], [`Call`], [`Operation`], and [`Simulation`] for ranks in
+//! What users hold: [`Communicator`], [`Buffer`], [`Call`], [`Operation`], [`Group`], and [`Simulation`] for ranks in
 //! virtual time.
+//!
+//! Communicators come from a job (`mod.rs`), from another one (`split.rs`), or from the survivors of one that failed
+//! (`rebuild/`). `family.rs` says why a wait on one moves the others.
 //!
 //! Read first: [`Communicator::start`].
 

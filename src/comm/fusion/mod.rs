@@ -20,7 +20,8 @@ use std::thread::JoinHandle;
 /// Reduces a declared set of tensors, step after step. See [`Fusion::new`].
 ///
 /// `Send + Sync`: several threads may announce. Dropping it joins its thread; in the middle of a step that fails the
-/// communicator if a round is under way, so that no peer waits for this rank.
+/// fusion buffer on all ranks if a round is under way, so that no peer waits for this rank; the communicator that it was made
+/// from is not touched.
 #[derive(Debug)]
 pub struct Fusion {
     shared: Arc<Shared>,
@@ -37,7 +38,7 @@ impl Fusion {
     /// time, in a step too, and several fusion buffers beside each other. What it announces may be allocated from either.
     /// If the duplicate fails, `comm` is still good, unless a rank has died.
     ///
-    /// The thread sleeps when nothing waits, and drives the communicator while something is under way.
+    /// The thread sleeps when nothing waits, and drives the duplicate while something is under way.
     ///
     /// ```no_run
     /// # fn main() -> linerate::Result<()> {
@@ -160,8 +161,8 @@ impl Fusion {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] naming tensor and rank, if a rank has ended its backward pass without announcing it; any
-    /// error of the communicator. The fusion buffer must then be made anew; after the first of these two the communicator
-    /// is still good, unless a plan was given.
+    /// error of its duplicate of the communicator. The fusion buffer must then be made anew; the communicator itself is
+    /// still good, unless a rank has died.
     pub fn wait(&self) -> Result<StepReport> {
         self.shared.end(self.clock.now())?;
         self.shared.wait()

@@ -3,7 +3,9 @@
 use super::leader::{Leader, Stage};
 use super::*;
 use crate::bootstrap::{MeetingPlace, Message};
-use crate::{Call, Config, DataType, ReduceOp};
+use crate::comm::Call;
+use crate::config::Config;
+use crate::types::{DataType, ReduceOp};
 use std::time::Duration;
 
 /// Leads a rebuild of three ranks until all are connected, commits to these ranks only, and ends as if it had died.
