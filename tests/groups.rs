@@ -9,7 +9,7 @@ mod random;
 mod traffic;
 
 use linerate::{Buffer, Call, Communicator, Config, DataType, Error, ReduceOp};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Runs `body` on every rank of a job of its own.
@@ -245,6 +245,37 @@ fn an_abort_ends_waits_on_all_ranks_with_the_reason_and_leaves_relatives_alone()
         world.abort("done");
         assert!(world.barrier().is_err());
         assert_eq!(sum(&sibling, &sibling, 1, 10), 3);
+    });
+}
+
+#[test]
+fn an_abort_reaches_a_rank_that_had_no_room_for_it() {
+    let (is_aborted, is_known) = (AtomicBool::new(false), AtomicBool::new(false));
+    on_ranks(2, |comm| {
+        if comm.rank() == 0 {
+            let buffer = comm.alloc(4096).unwrap();
+            let start = || comm.group().send(&buffer, 1).start().unwrap();
+            // More than the peer, which is in no call, has room for.
+            let _under_way: Vec<_> = (0..60).map(|_| start()).collect();
+            comm.abort("full");
+            is_aborted.store(true, Ordering::SeqCst);
+            while !is_known.load(Ordering::SeqCst) {
+                assert!(comm.failure().is_some());
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        } else {
+            while !is_aborted.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let looks = (0..5000).map(|_| {
+                std::thread::sleep(Duration::from_millis(1));
+                comm.failure()
+            });
+            let failure = looks.flatten().next();
+            is_known.store(true, Ordering::SeqCst);
+            let reason = "full".to_string();
+            assert_eq!(failure, Some(Error::Aborted { by: 0, reason }));
+        }
     });
 }
 

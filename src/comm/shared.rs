@@ -127,7 +127,12 @@ impl Shared {
         if engine.result(task).is_none() {
             engine.drive_slow_if_due(now);
         }
-        take_result(&mut engine, task)
+        let result = take_result(&mut engine, task);
+        drop(engine);
+        if result.is_none() && self.family.has_others() {
+            self.family.drive(Some(self));
+        }
+        result
     }
 
     /// Waits for a task, at most `limit`; `None`: it still runs.

@@ -17,7 +17,8 @@ impl Communicator {
     /// The new communicator has connections, memory for signals and an order of operations of its own, so both may be used
     /// at the same time, by several threads too, and in any order on different ranks: a wait on one also moves the others
     /// of this process. It lives on when this one is dropped, fails or is aborted. The death of a rank fails every
-    /// communicator that it was part of. Buffers of one may be used with the other.
+    /// communicator that it was part of. Buffers of one may be used with the other. It has the settings of this one, and a
+    /// progress thread of its own if they ask for one.
     ///
     /// ```
     /// use linerate::{Communicator, Config};

@@ -45,13 +45,8 @@ impl Engine {
         self.failure = Some(error.clone());
         self.driver.moved = true;
         if is_news {
-            let message = message_of(&error, self.rank());
-            for peer in self.driver.links.others() {
-                if self.driver.links.gone(peer).is_none() {
-                    self.driver.links.send_control(peer, &message);
-                    self.driver.links.transport.notify(peer);
-                }
-            }
+            self.untold = self.driver.links.others().collect();
+            self.tell_failure();
         }
         // A call on borrowed memory returns now: nothing may arrive there any more.
         for &place in &self.active {
@@ -60,6 +55,18 @@ impl Engine {
             }
         }
         self.fail_tasks(&error);
+    }
+
+    /// Tells the peers of the failure. A peer outside of any call may have no room for it: it is told later, for as long as
+    /// this rank makes calls.
+    pub(super) fn tell_failure(&mut self) {
+        let Some(error) = &self.failure else {
+            return;
+        };
+        let message = message_of(error, self.rank());
+        let links = &mut self.driver.links;
+        self.untold
+            .retain(|&peer| links.gone(peer).is_none() && !links.send_control(peer, &message));
     }
 
     pub(super) fn handle_peer_failed(&mut self, peer: Rank, cause: String) {
@@ -123,7 +130,6 @@ impl Engine {
             text,
         };
         self.driver.links.send_control(peer, &status);
-        self.driver.links.transport.notify(peer);
     }
 
     /// Looks for operations that need a peer that is gone, and for those that stand still.
@@ -207,7 +213,6 @@ impl Engine {
         };
         for peer in self.driver.links.others() {
             self.driver.links.send_control(peer, &query);
-            self.driver.links.transport.notify(peer);
         }
         self.suspect = Some(Suspect {
             task,

@@ -279,15 +279,19 @@ impl Links {
         std::array::from_fn(|i| u64::from_le_bytes(std::array::from_fn(|j| bytes[8 * i + j])))
     }
 
-    /// Sends a control message if there is room; a peer that cannot take it finds out by its own timeout.
-    pub fn send_control(&mut self, peer: Rank, message: &ControlMessage) {
+    /// Sends a control message; false: there is no room now.
+    pub fn send_control(&mut self, peer: Rank, message: &ControlMessage) -> bool {
         let staging = self
             .control
             .part(self.layout.message(self.ranks), CONTROL_BYTES);
         staging.write(0, &message.emit());
-        let _ = self
+        let token = Token::Forget.emit();
+        let posted = self
             .transport
-            .post_send(peer, tag::control(), 0, staging, Token::Forget.emit());
+            .post_send(peer, tag::control(), 0, staging, token);
+        self.transport.notify(peer);
+        // A peer that is gone is reported by an event.
+        !matches!(posted, Err(PostError::WouldBlock))
     }
 
     /// Posts the receive of the next control message of a peer.

@@ -31,7 +31,6 @@ impl Engine {
         };
         for peer in self.driver.links.others() {
             self.driver.links.send_control(peer, &message);
-            self.driver.links.transport.notify(peer);
         }
     }
 

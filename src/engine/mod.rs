@@ -95,6 +95,8 @@ pub struct Engine {
     pair_counts: Vec<(u64, u64)>,
     history: [(u64, signature::Signature); HISTORY],
     failure: Option<Error>,
+    /// Peers that had no room for the news of the failure yet.
+    untold: Vec<Rank>,
     suspect: Option<Suspect>,
     /// A peer has said that all ranks are connected.
     is_confirmed: bool,
@@ -140,6 +142,7 @@ impl Engine {
             pair_counts: vec![(0, 0); ranks as usize],
             history: [(u64::MAX, signature::Signature(0)); HISTORY],
             failure: None,
+            untold: Vec::new(),
             suspect: None,
             is_confirmed: false,
             events: Vec::new(),
@@ -210,6 +213,8 @@ impl Engine {
         if self.failure.is_none() {
             self.run_rounds(now);
             self.start_queued(now);
+        } else if !self.untold.is_empty() {
+            self.tell_failure();
         }
         self.driver.moved
     }

@@ -66,3 +66,39 @@ pub fn futex_wait_any(words: &[(&AtomicU32, u32)], deadline_ns: u64) -> bool {
         Err(rustix::io::Errno::NOSYS | rustix::io::Errno::PERM | rustix::io::Errno::INVAL)
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::Ordering;
+
+    /// Thirty years after the start of the machine: a test that sleeps until then has failed.
+    const FAR_NS: u64 = 1_000_000_000_000_000_000;
+
+    #[test]
+    fn a_sleep_on_several_words_ends_with_a_wake_of_any() {
+        let words: Vec<AtomicU32> = (0..FUTEX_WORDS_MAX as u32).map(AtomicU32::new).collect();
+        let is_known = futex_wait_any(&[(&words[0], 1)], FAR_NS);
+        if !is_known {
+            println!("skipped: this kernel has no futex_waitv");
+            return;
+        }
+        std::thread::scope(|scope| {
+            let sleeper = scope.spawn(|| {
+                let expected = words.iter().zip(0..);
+                futex_wait_any(&expected.collect::<Vec<_>>(), FAR_NS)
+            });
+            // Once the word has changed no sleep begins, so the wake may come before the sleep.
+            words[FUTEX_WORDS_MAX - 1].store(0, Ordering::SeqCst);
+            futex_wake_all(&words[FUTEX_WORDS_MAX - 1]);
+            assert!(sleeper.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn a_sleep_ends_at_its_deadline() {
+        let word = AtomicU32::new(3);
+        futex_wait_any(&[(&word, 3)], 1);
+        futex_wait(&word, 3, Duration::from_millis(1));
+    }
+}

@@ -215,7 +215,10 @@ impl Survivor<'_> {
             .iter()
             .map(|rank| format!("rank {rank} lives and has not called rebuild, or is stopped"));
         let obstacle = self.obstacle.iter().map(Error::to_string);
-        let detail: Vec<String> = absent.chain(obstacle).collect();
+        let mut detail: Vec<String> = absent.chain(obstacle).collect();
+        if detail.is_empty() {
+            detail.push("all living ranks have come, and not all have connected".into());
+        }
         Error::Timeout {
             rank: self.old.rank(),
             operation: "the rebuild of a failed communicator".into(),
