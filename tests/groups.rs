@@ -254,9 +254,15 @@ fn an_abort_reaches_a_rank_that_had_no_room_for_it() {
     on_ranks(2, |comm| {
         if comm.rank() == 0 {
             let buffer = comm.alloc(4096).unwrap();
-            let start = || comm.group().send(&buffer, 1).start().unwrap();
-            // More than the peer, which is in no call, has room for.
-            let _under_way: Vec<_> = (0..60).map(|_| start()).collect();
+            let start = |bytes| {
+                let part = buffer.part(0, bytes);
+                comm.group().send(&part, 1).start().unwrap()
+            };
+            // The peer is in no call: thirteen large ones and as many small ones as fit leave less room in its ring (64 KiB)
+            // than news of a failure needs.
+            let large = std::iter::repeat_n(4096, 13);
+            let small = std::iter::repeat_n(64, 45);
+            let _under_way: Vec<_> = large.chain(small).map(start).collect();
             comm.abort("full");
             is_aborted.store(true, Ordering::SeqCst);
             while !is_known.load(Ordering::SeqCst) {
