@@ -58,6 +58,15 @@ pub enum Error {
         operation: String,
     },
 
+    /// A rank gave the communicator up ([`crate::Communicator::abort`]).
+    #[error("rank {by} aborted the communicator: {reason}; it must be rebuilt")]
+    Aborted {
+        /// Who aborted.
+        by: Rank,
+        /// Why, as that rank said it; peers get the first 228 bytes.
+        reason: String,
+    },
+
     /// An earlier operation failed the communicator; nothing more can run on it.
     #[error("the communicator failed earlier and must be rebuilt; the first cause: {0}")]
     CommunicatorFailed(Box<Error>),

@@ -36,7 +36,7 @@
 //! |   | [`transport`] | the contract and its providers: `shm`, `sim` |
 //! | 4 | [`engine`] | runs schedules on transports |
 //! | 5 | [`bootstrap`] | how ranks find each other |
-//! | 6 | [`comm`] | communicators, buffers, operations, fusion of gradients, simulation |
+//! | 6 | [`comm`] | communicators (also split, rebuilt), buffers, operations, groups, fusion of gradients, simulation |
 //!
 //! # Invariants
 //!
@@ -62,6 +62,9 @@
 //! * What threads and processes share without a lock (`transport/shm/ring.rs`, `engine/control.rs`, `memory/bell.rs`) takes
 //!   its memory from [`memory`] alone, so that `tests/loom.rs` compiles the same files against a model and shows that each
 //!   ordering is needed; `comm/driving.rs`, where threads hand the engine over, runs under shuttle the same way.
+//! * Communicators made from one another are a family: each has a transport and an engine of its own, so that they fail and
+//!   run independently, and whoever waits on one drives the others of its process too.
+//! * A rebuild gives every survivor the new communicator or none: who is told to commit tells all others first.
 //! * `engine/driver.rs` is the only place where schedule, transport and kernel meet; `engine/clock.rs` is the only
 //!   reader of the clock; `transport::open` is the one list of providers.
 //!
@@ -70,7 +73,7 @@
 //! Files in /dev/shm, global state (but for a page that tells a forked child from its parent, and a count of the bytes of
 //! regions), background threads that nobody asked for (a [`Fusion`] has one, and
 //! [`Config::progress_thread`] makes one), a central daemon, asynchronous runtimes, unregistered memory on the wire. Not
-//! yet there: transports between hosts, sub-communicators, device memory, partial and sparse collectives.
+//! yet there: transports between hosts, device memory, partial and sparse collectives, ranks that join later.
 
 pub mod bootstrap;
 pub mod collective;
@@ -93,7 +96,8 @@ pub mod types;
 pub mod wire;
 
 pub use comm::{
-    Buffer, Call, Communicator, FlushReport, Fusion, Operation, Simulation, StepReport, Transfer,
+    Buffer, Call, Communicator, FlushReport, Fusion, Group, Operation, Simulation, StepReport,
+    Transfer,
 };
 pub use config::Config;
 pub use error::{Error, Result};

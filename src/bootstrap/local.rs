@@ -31,7 +31,7 @@ pub struct Introduction {
 const MAGIC: &[u8; 8] = b"lnrtbs01";
 const HEADER_BYTES: usize = 32;
 /// Largest blob: an address and some keys.
-const BLOB_BYTES_MAX: usize = 4096;
+pub(super) const BLOB_BYTES_MAX: usize = 4096;
 /// A peer that connects says its whole introduction at once; one that does not is no peer.
 const INTRODUCTION_TIME: Duration = Duration::from_secs(2);
 const RETRY: Duration = Duration::from_millis(2);
@@ -280,8 +280,7 @@ fn tell_everyone(
 
 /// Reads the introduction of whoever has connected; `None`: a stranger.
 fn hear(stream: UnixStream) -> Option<(UnixStream, Introduction, u32)> {
-    let credentials = rustix::net::sockopt::socket_peercred(stream.as_fd()).ok()?;
-    if credentials.uid != rustix::process::geteuid() {
+    if !is_same_user(&stream) {
         return None;
     }
     stream.set_nonblocking(false).ok()?;
@@ -306,6 +305,12 @@ fn hear(stream: UnixStream) -> Option<(UnixStream, Introduction, u32)> {
         },
         word(20),
     ))
+}
+
+/// Whether the process at the other end is this user's.
+pub(super) fn is_same_user(stream: &UnixStream) -> bool {
+    rustix::net::sockopt::socket_peercred(stream.as_fd())
+        .is_ok_and(|credentials| credentials.uid == rustix::process::geteuid())
 }
 
 fn check(own: &Introduction, peer: &Introduction, is_known: bool) -> Result<()> {

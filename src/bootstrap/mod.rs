@@ -1,19 +1,21 @@
 //! How ranks find each other before the first operation.
 //!
 //! [`place_from_env`] reads what launchers set; [`exchange`] carries one blob of every rank to every rank of
-//! a job on this host. Across hosts there is nothing yet.
+//! a job on this host; [`MeetingPlace`] is where the survivors of a failed communicator meet. Across hosts there is nothing yet.
 
 mod contact;
 mod cores;
 mod descriptors;
 mod env;
 mod local;
+mod survivors;
 
 pub use contact::{emit_contact, parse_contact};
 pub use cores::Cores;
 pub use descriptors::check_descriptors;
 pub use env::{Place, place_from_env};
 pub use local::{Introduction, decline, exchange};
+pub use survivors::{Conversation, Lost, MeetingPlace, Message};
 
 use crate::error::{Error, Result};
 

@@ -1,7 +1,7 @@
 //! [`Buffer`]: memory that operations can use, with shared ownership.
 
 use crate::error::Result;
-use crate::memory::{Element, ProcessMark, Region, RegionKey, View};
+use crate::memory::{Element, ProcessMark, Region, RegionKey, RegionKind, View};
 use crate::sync::{Arc, Mutex, PoisonError};
 
 /// Keys whose memory nobody uses any more, to be deregistered by the next caller that has the engine.
@@ -33,16 +33,26 @@ impl Garbage {
     }
 }
 
+/// A region's name in one communicator, which is told apart by its garbage.
+type Registration = (RegionKey, Arc<Garbage>);
+
 /// The memory of a buffer and all its parts.
 #[derive(Debug)]
 pub(super) struct Owner {
-    _region: Arc<Region>,
-    registration: Option<(RegionKey, Arc<Garbage>)>,
+    region: Arc<Region>,
+    /// With the communicator that allocated it.
+    registration: Option<Registration>,
+    /// With others that have used it.
+    further: Mutex<Vec<Registration>>,
 }
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        if let Some((key, garbage)) = &self.registration {
+        let further = self
+            .further
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        for (key, garbage) in self.registration.iter().chain(&*further) {
             garbage.add(*key);
         }
     }
@@ -65,8 +75,9 @@ impl Buffer {
         let view = region.view();
         Ok(Buffer {
             owner: Arc::new(Owner {
-                _region: Arc::new(region),
+                region: Arc::new(region),
                 registration: None,
+                further: Mutex::default(),
             }),
             view,
         })
@@ -76,11 +87,49 @@ impl Buffer {
         let view = region.view().in_region(key, 0);
         Buffer {
             owner: Arc::new(Owner {
-                _region: region,
+                region,
                 registration: Some((key, garbage)),
+                further: Mutex::default(),
             }),
             view,
         }
+    }
+
+    /// Whether its key is one of the communicator with this garbage, or it has none.
+    #[inline]
+    pub(super) fn is_at_home(&self, garbage: &Arc<Garbage>) -> bool {
+        let own = self.owner.registration.as_ref();
+        own.is_none_or(|(_, home)| Arc::ptr_eq(home, garbage))
+    }
+
+    /// The same bytes with the key of another communicator, which `register` asks for at the first use. A region that it
+    /// cannot reach counts as the caller's own memory.
+    pub(super) fn moved_to(
+        &self,
+        garbage: &Arc<Garbage>,
+        register: impl FnOnce(Arc<Region>) -> Result<RegionKey>,
+    ) -> Result<Buffer> {
+        let mut further = self
+            .owner
+            .further
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let known = further.iter().find(|(_, home)| Arc::ptr_eq(home, garbage));
+        let key = match known {
+            Some((key, _)) => *key,
+            None if matches!(self.owner.region.kind(), RegionKind::Shared(_)) => {
+                // A communicator that is gone has ended its registrations with itself.
+                further.retain(|(_, home)| Arc::strong_count(home) > 1);
+                let key = register(self.owner.region.clone())?;
+                further.push((key, garbage.clone()));
+                key
+            }
+            None => RegionKey::NONE,
+        };
+        Ok(Buffer {
+            owner: self.owner.clone(),
+            view: self.view.in_region(key, self.view.offset()),
+        })
     }
 
     /// The `bytes` bytes from `start`. Panics if they are not inside.

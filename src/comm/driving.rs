@@ -7,12 +7,13 @@
 //! `tests/shuttle.rs` compiles this file against shuttle's locks and a small engine.
 
 use super::buffer::Garbage;
+use super::family::Family;
 use super::inside::Inside;
 use crate::engine::{Clock, Engine, Patience, SpinTime, TaskId, WaitStep};
 use crate::error::{Error, Result};
 use crate::memory::Bell;
 use crate::sync::{
-    Arc, AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, PoisonError, yield_now,
+    Arc, AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, PoisonError, TryLockError, yield_now,
 };
 use crate::time::Time;
 use crate::transport::WaitSource;
@@ -32,10 +33,18 @@ pub(crate) struct Driving {
     /// Threads inside `wait`; the progress thread leaves the driving to them.
     waiters: AtomicU32,
     stop: AtomicBool,
+    /// The communicators of this process that this one comes from or that come from it.
+    family: Arc<Family>,
 }
 
 impl Driving {
-    pub fn new(engine: Inside, clock: Clock, spin: SpinTime, garbage: Arc<Garbage>) -> Driving {
+    pub fn new(
+        engine: Inside,
+        clock: Clock,
+        spin: SpinTime,
+        garbage: Arc<Garbage>,
+        family: Arc<Family>,
+    ) -> Driving {
         let bell = match engine.wait_source() {
             WaitSource::Futex { bell, sleeping } => Some(Bell::new(bell, sleeping)),
             _ => None,
@@ -48,6 +57,7 @@ impl Driving {
             garbage,
             waiters: AtomicU32::new(0),
             stop: AtomicBool::new(false),
+            family,
         }
     }
 
@@ -77,6 +87,9 @@ impl Driving {
         drop(engine);
         if has_failed {
             self.ring();
+        }
+        if result.is_none() && self.family.has_others() {
+            self.family.drive(Some(self));
         }
         result
     }
@@ -128,6 +141,9 @@ impl Driving {
             if now >= deadline {
                 return None;
             }
+            if self.family.has_others() {
+                moved |= self.family.drive(Some(self));
+            }
             if moved || has_failed {
                 patience.reset();
                 continue;
@@ -148,7 +164,7 @@ impl Driving {
         let Some(bell) = self.bell else {
             return;
         };
-        bell.sleep(time, || {
+        let has_news = || {
             let now = self.clock.now();
             let mut engine = self.engine();
             let moved = engine.drive(now);
@@ -160,11 +176,51 @@ impl Driving {
                 self.ring();
             }
             has_news
-        });
+        };
+        match self.family.has_others() {
+            true => self.family.sleep(self, time, has_news),
+            false => bell.sleep(time, has_news),
+        }
+    }
+
+    /// The family.
+    pub fn family(&self) -> &Arc<Family> {
+        &self.family
+    }
+
+    /// What rings when something arrives.
+    pub fn bell(&self) -> Option<Bell> {
+        self.bell
+    }
+
+    /// Drives once for a wait on another communicator, unless somebody else drives; whether anything moved.
+    pub fn drive_if_free(&self) -> bool {
+        match self.engine.try_lock() {
+            Ok(engine) => self.drive_for_other(engine),
+            Err(TryLockError::Poisoned(error)) => self.drive_for_other(error.into_inner()),
+            Err(TryLockError::WouldBlock) => false,
+        }
+    }
+
+    /// Drives once for a wait on another communicator that is about to sleep; whether anything moved.
+    pub fn drive_once(&self) -> bool {
+        self.drive_for_other(self.engine())
+    }
+
+    fn drive_for_other(&self, mut engine: MutexGuard<'_, Inside>) -> bool {
+        let now = self.clock.now();
+        let moved = engine.drive(now);
+        let has_failed = look_if_due(&mut engine, now);
+        self.collect_garbage(&mut engine);
+        drop(engine);
+        if has_failed {
+            self.ring();
+        }
+        moved
     }
 
     /// Wakes every thread of this rank that sleeps.
-    fn ring(&self) {
+    pub fn ring(&self) {
         if let Some(bell) = &self.bell {
             bell.wake();
         }

@@ -1,49 +1,61 @@
-//! What users hold: [`Communicator`], [`Buffer`], [`Call`], [`Operation`], and [`Simulation`] for ranks in
+//! What users hold: [`Communicator`], [`Buffer`], [`Call`], [`Operation`], [`Group`], and [`Simulation`] for ranks in
 //! virtual time.
+//!
+//! Communicators come from a job (`mod.rs`), from another one (`split.rs`), or from the survivors of one that failed
+//! (`rebuild/`). `family.rs` says why a wait on one moves the others.
 //!
 //! Read first: [`Communicator::start`].
 
 mod bind;
 mod buffer;
 mod call;
+mod connect;
 mod driving;
+mod family;
 #[cfg(test)]
 mod fork_tests;
 mod fusion;
+mod gather;
+mod group;
 mod inside;
 mod operation;
 mod plans;
+mod rebuild;
 mod repeats;
 mod shared;
 mod simulation;
+mod split;
 
 pub use buffer::Buffer;
 pub use call::{Call, Transfer};
 pub use fusion::{FlushReport, Fusion, StepReport};
+pub use group::Group;
 pub use operation::Operation;
 pub use simulation::Simulation;
 
-use crate::bootstrap::{self, Cores, Introduction};
+use crate::bootstrap::{self, Introduction};
 use crate::config::Config;
-use crate::engine::{Clock, Contact, Engine};
+use crate::engine::{Clock, Engine};
 use crate::error::{Error, Result};
 use crate::memory::{Element, ProcessMark, Region, lend_slice};
-use crate::transport;
 use crate::types::{Collective, Rank, ReduceOp};
+use connect::Common;
+use family::Family;
 use plans::Plans;
 use repeats::memory_of;
 use shared::Shared;
+use std::borrow::Cow;
 use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 /// A group of ranks that run collectives together. Cheap to clone; `Send + Sync`.
 ///
 /// Operations make progress while some thread of the process is inside a call (or always, with
-/// [`Config::progress_thread`]). The first failure ends the communicator on all ranks: every operation
-/// returns the first cause, and a new communicator has to be made. Take new registered memory for it, too: a peer that was
-/// stopped in the middle of a store may still write into what it had been given.
+/// [`Config::progress_thread`]): a call on any communicator that was made from this one, or that this one was made from.
+/// The first failure ends the communicator on all ranks: every operation returns the first cause, and the ranks that live
+/// go on with [`Communicator::rebuild`]. Take new registered memory then, too: a peer that was stopped in the middle of a
+/// store may still write into what it had been given.
 #[derive(Clone)]
 pub struct Communicator {
     inner: Arc<Inner>,
@@ -51,6 +63,9 @@ pub struct Communicator {
 
 struct Inner {
     shared: Arc<Shared>,
+    config: Config,
+    /// Names it among the communicators of this host, equally on all ranks.
+    identity: u64,
     rank: Rank,
     ranks: u32,
     transport: &'static str,
@@ -71,51 +86,21 @@ impl Communicator {
     /// most the configured timeout.
     pub fn join(rank: Rank, ranks: u32, job: &str, config: Config) -> Result<Communicator> {
         let clock = Clock::monotonic();
-        let process = ProcessMark::current()?;
-        let nonce = bootstrap::nonce()?;
-        let made = bootstrap::check_descriptors(rank, ranks)
-            .and_then(|()| transport::open(&config.transport, rank, ranks, nonce))
-            .and_then(|provider| Engine::new(provider, rank, ranks, config.clone(), false));
-        let mut engine = match made {
-            Ok(engine) => engine,
+        let (mut engine, blob) = match connect::open(rank, ranks, &config) {
+            Ok(opened) => opened,
             // The others need not wait for this rank.
             Err(error) => return Err(bootstrap::decline(rank, ranks, job, error, &clock)),
         };
-        let cores = Cores::own();
-        let blob = cores.emit(&bootstrap::emit_contact(&engine.contact()));
         let own = Introduction {
             rank,
             ranks,
             fingerprint: config.shared_fingerprint(),
             blob,
         };
-        let blobs = bootstrap::exchange(&own, job, config.timeout, &clock)?;
-        let mut cores = cores;
-        let mut contacts: Vec<Contact> = Vec::with_capacity(blobs.len());
-        for blob in &blobs {
-            let (of_rank, contact) = Cores::parse(blob)?;
-            cores = cores.union(of_rank);
-            contacts.push(bootstrap::parse_contact(contact)?);
-        }
-        engine.connect(contacts)?;
-        let deadline = clock.now().after(config.timeout);
-        while !engine.poll_connect(clock.now())? {
-            if clock.now() > deadline {
-                return Err(Error::Bootstrap(format!(
-                    "rank {rank} could not connect to all ranks in {:?}",
-                    config.timeout
-                )));
-            }
-            std::thread::sleep(Duration::from_micros(200));
-        }
-        let communicator = Communicator::assemble(
-            engine,
-            clock,
-            process,
-            vec![0; ranks as usize],
-            cores,
-            false,
-        );
+        let contacts = bootstrap::exchange(&own, job, config.timeout, &clock)?;
+        let common = connect::connect(&mut engine, &contacts, &clock, || {})?;
+        let hosts = vec![0; ranks as usize];
+        let communicator = connect::finish(engine, clock, hosts, Arc::default(), &common)?;
         if config.debug {
             let progress = if config.progress_thread {
                 "a thread"
@@ -132,33 +117,30 @@ impl Communicator {
                 config.timeout
             ));
         }
-        if config.progress_thread {
-            communicator.start_progress_thread()?;
-        }
         Ok(communicator)
     }
 
     fn assemble(
-        mut engine: Engine,
-        clock: Clock,
-        process: ProcessMark,
+        (mut engine, clock, process, family): (Engine, Clock, ProcessMark, Arc<Family>),
         hosts: Vec<u32>,
-        cores: Cores,
         is_size_only: bool,
+        common: &Common,
     ) -> Communicator {
         let capabilities = engine.transport().capabilities().clone();
         let (rank, ranks) = (engine.rank(), engine.ranks());
-        let config = engine.config();
+        let config = engine.config().clone();
         let is_mapped = capabilities.mapped && hosts.iter().all(|&host| host == hosts[0]);
         let local_ranks = hosts
             .iter()
             .filter(|&&host| host == hosts[rank as usize])
             .count();
-        let plans = Plans::new(rank, hosts, is_mapped, config);
-        let places = (local_ranks, cores.count());
-        let shared = Shared::new(engine, clock, process, plans, places);
+        let plans = Plans::new(rank, hosts, is_mapped, &config);
+        let places = (local_ranks, common.cores.count());
+        let shared = Shared::new(engine, clock, process, plans, (places, family));
         let inner = Inner {
             shared,
+            config,
+            identity: common.identity,
             rank,
             ranks,
             transport: capabilities.name,
@@ -223,6 +205,29 @@ impl Communicator {
         ))
     }
 
+    /// The call with this communicator's registrations of its buffers: they may have been allocated from another one.
+    fn with_own_keys<'a>(&self, call: &'a Call) -> Result<Cow<'a, Call>> {
+        let shared = &self.inner.shared;
+        let mut transfers = call.transfers.iter().map(|t| &t.buffer);
+        let (mut input, mut output) = (call.input.iter(), call.output.iter());
+        let is_home = |buffer: &Buffer| buffer.is_at_home(&shared.garbage);
+        if input.all(is_home) && output.all(is_home) && transfers.all(is_home) {
+            return Ok(Cow::Borrowed(call));
+        }
+        let mut call = call.clone();
+        let transfers = call.transfers.iter_mut().map(|t| &mut t.buffer);
+        for buffer in (call.input.iter_mut().chain(&mut call.output)).chain(transfers) {
+            if !is_home(buffer) {
+                *buffer = buffer.moved_to(&shared.garbage, |region| {
+                    let mut engine = shared.engine();
+                    shared.collect_garbage(&mut engine);
+                    engine.register(region)
+                })?;
+            }
+        }
+        Ok(Cow::Owned(call))
+    }
+
     /// Starts an operation and returns at once. Collectives start in the same order on all ranks, groups of sends and
     /// receives in matching order between each pair; any number may be under way. The buffers belong to the operation
     /// until it has ended.
@@ -241,6 +246,7 @@ impl Communicator {
     /// # Ok::<(), linerate::Error>(())
     /// ```
     pub fn start(&self, call: &Call) -> Result<Operation> {
+        let call = &*self.with_own_keys(call)?;
         let shared = &self.inner.shared;
         shared.process.check()?;
         let task_call = {
@@ -254,6 +260,7 @@ impl Communicator {
     /// Starts and waits; faster than [`Communicator::start`] and [`Operation::wait`] where the other ranks are there
     /// and nothing else is under way.
     pub fn run(&self, call: &Call) -> Result<()> {
+        let call = &*self.with_own_keys(call)?;
         let (rank, ranks) = (self.inner.rank, self.inner.ranks);
         let shared = &self.inner.shared;
         let memory = memory_of(call);
@@ -284,6 +291,37 @@ impl Communicator {
         })
     }
 
+    /// Gives the communicator up on all ranks: threads that wait on it, here and elsewhere, return
+    /// [`Error::Aborted`] with this rank and the reason, and so does every later call. From any thread. If it has failed
+    /// already, the first cause stays. Communicators that were split off from it, or that it was split off from, go on.
+    ///
+    /// ```
+    /// use linerate::{Communicator, Config, Error};
+    /// let communicator = Communicator::join(0, 1, "a job to abort", Config::default())?;
+    /// communicator.abort("the loss is not a number");
+    /// let error = communicator.barrier().unwrap_err();
+    /// assert!(matches!(error.first_cause(), Error::Aborted { by: 0, .. }));
+    /// # Ok::<(), linerate::Error>(())
+    /// ```
+    pub fn abort(&self, reason: &str) {
+        let shared = &self.inner.shared;
+        if !shared.process.is_forked() {
+            shared.engine().abort(reason);
+            shared.ring();
+        }
+    }
+
+    /// The first cause, if it has failed. Looks for news of the other ranks, and waits for nothing.
+    pub fn failure(&self) -> Option<Error> {
+        let shared = &self.inner.shared;
+        if let Err(forked) = shared.process.check() {
+            return Some(forked);
+        }
+        let mut engine = shared.engine();
+        engine.drive(shared.clock.now());
+        engine.failure().cloned()
+    }
+
     /// The algorithm that [`Communicator::start`] would use, by name.
     pub fn algorithm_for(&self, call: &Call) -> Result<&'static str> {
         self.inner.shared.process.check()?;
@@ -294,6 +332,16 @@ impl Communicator {
         let request = plans.request(call, false);
         request.check()?;
         Ok(plans.algorithm(call, &request)?.0.name)
+    }
+}
+
+impl std::fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Communicator")
+            .field("rank", &self.inner.rank)
+            .field("ranks", &self.inner.ranks)
+            .field("transport", &self.inner.transport)
+            .finish_non_exhaustive()
     }
 }
 
@@ -314,6 +362,8 @@ impl Drop for Inner {
             // A panic of the progress thread has been printed; there is nobody to hand it to.
             let _ = thread.join();
         }
+        // Threads that sleep on another member of the family hold this one; they let go when they wake.
+        self.shared.ring();
     }
 }
 

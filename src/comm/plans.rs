@@ -93,6 +93,11 @@ impl Plans {
         }
     }
 
+    /// The host of a rank.
+    pub fn host(&self, rank: Rank) -> u32 {
+        self.hosts[rank as usize]
+    }
+
     /// The schedule of a group of sends and receives.
     pub fn plan_transfers(&mut self, call: &Call) -> Result<&Plan> {
         let shapes: Vec<TransferShape> = call

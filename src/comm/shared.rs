@@ -4,6 +4,7 @@ use super::bind::Bound;
 use super::buffer::Garbage;
 use super::call::Call;
 use super::driving::Driving;
+use super::family::Family;
 use super::inside::Inside;
 use super::plans::Plans;
 use crate::engine::{Clock, Engine, SpinTime};
@@ -11,6 +12,7 @@ use crate::error::Result;
 use crate::memory::{ProcessMark, View};
 use std::borrow::Cow;
 use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The plans, and the engine with its threads ([`Driving`], to which it dereferences).
@@ -19,26 +21,34 @@ pub(super) struct Shared {
     plans: Mutex<Plans>,
     /// The process that may use it.
     pub process: ProcessMark,
+    is_member: AtomicBool,
 }
 
 impl Shared {
-    /// `places`: ranks of this host, and the cores that they share (0: unknown).
+    /// `local_ranks` ranks of this host share `cores` cores; 0: unknown.
     pub fn new(
         engine: Engine,
         clock: Clock,
         process: ProcessMark,
         plans: Plans,
-        (local_ranks, cores): (usize, usize),
+        ((local_ranks, cores), family): ((usize, usize), Arc<Family>),
     ) -> Arc<Shared> {
         let own_cores = || std::thread::available_parallelism().map_or(1, usize::from);
         let cores = if cores > 0 { cores } else { own_cores() };
         let spin = SpinTime::new(local_ranks, cores);
         let garbage = Arc::new(Garbage::new(process));
         Arc::new(Shared {
-            driving: Driving::new(Inside::new(engine), clock, spin, garbage),
+            driving: Driving::new(Inside::new(engine), clock, spin, garbage, family),
             plans: Mutex::new(plans),
             process,
+            is_member: AtomicBool::new(false),
         })
+    }
+
+    /// From now on waits on the family's other members drive this one, and the reverse.
+    pub fn join_family(self: &Arc<Shared>) {
+        self.is_member.store(true, Ordering::Relaxed);
+        self.family().join(self);
     }
 
     /// In a forked child: keeps it to the end of the process. Dropping it would say goodbye to peers in the parent's name,
@@ -80,6 +90,14 @@ impl Shared {
         drop((plans, inside));
         self.wait(task, None)?
             .expect("a wait without a limit ends with a result")
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if self.is_member.load(Ordering::Relaxed) {
+            self.family().leave();
+        }
     }
 }
 

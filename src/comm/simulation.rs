@@ -1,6 +1,7 @@
 //! [`Simulation`]: the ranks of a job in one process and in virtual time, on a modelled fabric.
 
 use super::Communicator;
+use super::connect::Common;
 use crate::bootstrap::Cores;
 use crate::config::Config;
 use crate::engine::{Clock, Contact, Engine};
@@ -9,11 +10,14 @@ use crate::memory::ProcessMark;
 use crate::time::Time;
 use crate::transport::sim::{SimOptions, World};
 use crate::types::Rank;
+use std::sync::Arc;
 
 /// Real communicators of all ranks over the `sim` transport, stepped by one thread.
 ///
 /// Operations are started and tested as usual; nobody can wait for one inside a rank, because the time of all ranks
-/// is advanced by [`Simulation::run`]. The same options and seed give the same run.
+/// is advanced by [`Simulation::run`]. The same options and seed give the same run. So what waits for other ranks inside a
+/// call is not there: [`Communicator::split`], [`Communicator::duplicate`], [`Communicator::rebuild`] and
+/// [`Fusion`](super::Fusion) return an error.
 pub struct Simulation {
     world: World,
     communicators: Vec<Communicator>,
@@ -64,8 +68,13 @@ impl Simulation {
         let communicators = engines
             .into_iter()
             .map(|engine| {
-                let (clock, hosts, cores) = (clock.clone(), hosts.clone(), Cores::own());
-                Communicator::assemble(engine, clock, process, hosts, cores, options.size_only)
+                let (clock, hosts) = (clock.clone(), hosts.clone());
+                let common = Common {
+                    identity: 0,
+                    cores: Cores::own(),
+                };
+                let driving = (engine, clock, process, Arc::default());
+                Communicator::assemble(driving, hosts, options.size_only, &common)
             })
             .collect();
         Ok(Simulation {

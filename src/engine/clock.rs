@@ -3,7 +3,7 @@
 use crate::time::Time;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Where the time comes from.
 #[derive(Clone, Debug)]
@@ -27,6 +27,13 @@ impl Clock {
             // Relaxed: the simulation's own lock orders its events; the time is only a number.
             Clock::Virtual(nanoseconds) => Time(nanoseconds.load(Ordering::Relaxed)),
         }
+    }
+
+    /// This long from now on CLOCK_MONOTONIC, nanoseconds: for system calls that sleep until a point of time.
+    pub fn wake_up_ns(after: Duration) -> u64 {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+        now_ns.saturating_add(u64::try_from(after.as_nanos()).unwrap_or(u64::MAX))
     }
 
     /// Whether time is virtual, so that nobody may sleep.

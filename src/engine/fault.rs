@@ -95,6 +95,7 @@ impl Engine {
                     suspect.answers[peer as usize] = Some(message.text);
                 }
             }
+            ControlKind::Confirmed => self.is_confirmed = true,
             _ => {
                 // What the others had done before they failed is here: operations that can end, end well. Those that
                 // cannot must not hide the cause behind its consequences.
@@ -361,6 +362,7 @@ fn message_of(error: &Error, rank: Rank) -> ControlMessage {
         }
         Error::PeerFailed { rank, cause } => (ControlKind::PeerFailed, *rank, 0, cause.clone()),
         Error::Cancelled { by, operation } => (ControlKind::Cancelled, *by, 0, operation.clone()),
+        Error::Aborted { by, reason } => (ControlKind::Aborted, *by, 0, reason.clone()),
         other => (ControlKind::Failed, rank, 0, other.to_string()),
     };
     ControlMessage {
@@ -397,6 +399,10 @@ fn error_of(message: &ControlMessage, from: Rank) -> Error {
         ControlKind::Cancelled => Error::Cancelled {
             by: message.rank,
             operation: text,
+        },
+        ControlKind::Aborted => Error::Aborted {
+            by: message.rank,
+            reason: text,
         },
         _ => Error::PeerFailed {
             rank: from,

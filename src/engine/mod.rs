@@ -12,7 +12,8 @@
 //! * Nothing here blocks. [`Engine::drive`] does what can be done now; whoever waits calls it (`wait.rs`).
 //!
 //! `progress.rs` is the order of steps, `driver.rs` runs them, `tasks.rs` takes calls, `rounds.rs` starts and ends rounds,
-//! `fault.rs` turns silence and disagreement into errors on every rank.
+//! `fault.rs` turns silence and disagreement into errors on every rank; `members.rs` is for ending a communicator on
+//! purpose and for making a new one of its survivors.
 
 mod at_once;
 mod clock;
@@ -22,6 +23,7 @@ mod control_tests;
 mod driver;
 mod fault;
 mod links;
+mod members;
 mod pool;
 mod prepared;
 mod progress;
@@ -106,6 +108,8 @@ pub struct Engine {
     /// The generation at which regions that peers had freed were last let go.
     released_at: u32,
     suspect: Option<Suspect>,
+    /// A peer has said that all ranks are connected.
+    is_confirmed: bool,
     events: Vec<Event>,
     now: Time,
     /// When the slow part is due again.
@@ -153,6 +157,7 @@ impl Engine {
             untold: Vec::new(),
             released_at: 0,
             suspect: None,
+            is_confirmed: false,
             events: Vec::new(),
             now: Time::default(),
             slow_at: Time::default(),
@@ -223,6 +228,8 @@ impl Engine {
         if self.failure.is_none() {
             self.run_rounds(now);
             self.start_queued(now);
+        } else if !self.untold.is_empty() {
+            self.tell_failure();
         }
         self.driver.moved
     }

@@ -38,12 +38,32 @@ impl Bell {
     /// Sleeps until the bell is rung, at most `time`, unless `has_news`: it is asked after this thread was counted, so
     /// whatever it does not see rings the bell.
     pub fn sleep(&self, time: Duration, has_news: impl FnOnce() -> bool) {
-        let before = self.count.word32(0).load(Ordering::Relaxed);
-        self.sleeping.word32(0).fetch_add(1, Ordering::Relaxed);
+        let wait = |before: &[u32]| futex_wait(self.count.word32(0), before[0], time);
+        Bell::sleep_on(&[*self], &mut [0], has_news, wait);
+    }
+
+    /// The same on several bells; `wait` sleeps while each still has the count that it is given, as long as it likes.
+    pub fn sleep_on(
+        bells: &[Bell],
+        before: &mut [u32],
+        has_news: impl FnOnce() -> bool,
+        wait: impl FnOnce(&[u32]),
+    ) {
+        for (bell, before) in bells.iter().zip(&mut *before) {
+            *before = bell.count.word32(0).load(Ordering::Relaxed);
+            bell.sleeping.word32(0).fetch_add(1, Ordering::Relaxed);
+        }
         fence(Ordering::SeqCst);
         if !has_news() {
-            futex_wait(self.count.word32(0), before, time);
+            wait(before);
         }
-        self.sleeping.word32(0).fetch_sub(1, Ordering::Relaxed);
+        for bell in bells {
+            bell.sleeping.word32(0).fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The word that changes with every wake-up.
+    pub fn count(&self) -> View {
+        self.count
     }
 }

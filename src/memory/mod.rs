@@ -21,6 +21,6 @@ pub(crate) use borrow::lend_slice;
 pub use fork::ProcessMark;
 #[cfg(test)]
 pub(crate) use fork::child;
-pub use futex::{futex_wait, futex_wake_all};
+pub use futex::{FUTEX_WORDS_MAX, futex_wait, futex_wait_any, futex_wake_all};
 pub use region::{Region, RegionKey, RegionKind};
 pub use view::{Element, View};

@@ -30,6 +30,10 @@ pub enum ControlKind {
     Cancelled = 6,
     /// The communicator failed for another reason at `rank`.
     Failed = 7,
+    /// The communicator failed: `rank` aborted it.
+    Aborted = 8,
+    /// Every rank of a rebuilt communicator is connected, and the sender uses it.
+    Confirmed = 9,
 }
 
 /// A control message.
@@ -83,6 +87,8 @@ impl ControlMessage {
             5 => ControlKind::PeerFailed,
             6 => ControlKind::Cancelled,
             7 => ControlKind::Failed,
+            8 => ControlKind::Aborted,
+            9 => ControlKind::Confirmed,
             kind => {
                 return Err(Error::Malformed(format!(
                     "a control message of unknown kind {kind}"

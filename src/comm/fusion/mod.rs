@@ -8,13 +8,12 @@ mod service;
 
 pub use report::{FlushReport, StepReport};
 
-use super::{Buffer, Call, Communicator};
+use super::{Buffer, Communicator};
 use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::fusion::{FusionOptions, Machine, TensorSet, TensorSpec};
 use crate::memory::ProcessMark;
 use crate::time::Time;
-use crate::types::{Collective, DataType};
 use service::{Service, Shared};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -22,7 +21,8 @@ use std::thread::JoinHandle;
 /// Reduces a declared set of tensors, step after step. See [`Fusion::new`].
 ///
 /// `Send + Sync`: several threads may announce. Dropping it joins its thread; in the middle of a step that fails the
-/// communicator if a round is under way, so that no peer waits for this rank.
+/// fusion buffer on all ranks if a round is under way, so that no peer waits for this rank; the communicator that it was made
+/// from is not touched.
 #[derive(Debug)]
 pub struct Fusion {
     shared: Arc<Shared>,
@@ -36,11 +36,11 @@ impl Fusion {
     /// A fusion buffer for these tensors, which every rank announces once in every step, in any order. Collective: all
     /// ranks call it, with the same tensors and options.
     ///
-    /// Between the first [`announce`](Fusion::announce) of a step and the return of [`wait`](Fusion::wait), operations of
-    /// the fusion buffer are started on the communicator at times that the caller does not see. Since operations must start
-    /// in the same order on all ranks, nothing else may be started on it meanwhile: use a second one.
+    /// Works on a duplicate of `comm` ([`Communicator::duplicate`]), so operations of the caller on `comm` may run at any
+    /// time, in a step too, and several fusion buffers beside each other. What it announces may be allocated from either.
+    /// If the duplicate fails, `comm` is still good, unless a rank has died.
     ///
-    /// The thread sleeps when nothing waits, and drives the communicator while something is under way.
+    /// The thread sleeps when nothing waits, and drives the duplicate while something is under way.
     ///
     /// ```no_run
     /// # fn main() -> linerate::Result<()> {
@@ -100,10 +100,11 @@ impl Fusion {
         machine: Machine,
         plan_fingerprint: u64,
     ) -> Result<Fusion> {
-        check_declarations(comm, &set, machine.options(), plan_fingerprint)?;
+        let comm = comm.duplicate()?;
+        check_declarations(&comm, &set, machine.options(), plan_fingerprint)?;
         let clock = Clock::monotonic();
         let shared = Arc::new(Shared::new(set.len()));
-        let service = Service::new(comm.clone(), machine, clock.clone(), shared.clone())?;
+        let service = Service::new(comm, machine, clock.clone(), shared.clone())?;
         let thread = std::thread::Builder::new()
             .name("linerate-fusion".into())
             .spawn(move || service.run())
@@ -165,8 +166,8 @@ impl Fusion {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] naming tensor and rank, if a rank has ended its backward pass without announcing it; any
-    /// error of the communicator. The fusion buffer must then be made anew; after the first of these two the communicator
-    /// is still good, unless a plan was given.
+    /// error of its duplicate of the communicator. The fusion buffer must then be made anew; the communicator itself is
+    /// still good, unless a rank has died.
     pub fn wait(&self) -> Result<StepReport> {
         self.end_of_backward()?;
         self.shared.wait()
@@ -200,7 +201,7 @@ fn check_declarations(
     plan_fingerprint: u64,
 ) -> Result<()> {
     let hash = set.fingerprint(options) ^ plan_fingerprint;
-    let all = gather_words(comm, &[set.len() as u64, hash])?;
+    let all = comm.gather_words(&[set.len() as u64, hash])?;
     let (count, first) = (all[0], all[1]);
     if all.chunks_exact(2).all(|rank| rank == [count, first]) {
         return Ok(());
@@ -212,7 +213,7 @@ fn check_declarations(
         )));
     }
     let own: Vec<u64> = (0..set.len()).map(|t| set.fingerprint_of(t)).collect();
-    let all = gather_words(comm, &own)?;
+    let all = comm.gather_words(&own)?;
     for (rank, hashes) in all.chunks_exact(set.len().max(1)).enumerate() {
         if let Some(tensor) = (0..set.len()).find(|&t| hashes[t] != all[t]) {
             return Err(Error::invalid(format!(
@@ -227,16 +228,4 @@ fn check_declarations(
     Err(Error::invalid(
         "ranks use different FusionOptions or plans: all fields and the plan must be equal on all ranks",
     ))
-}
-
-/// The words of all ranks, one rank after another.
-fn gather_words(comm: &Communicator, own: &[u64]) -> Result<Vec<u64>> {
-    let count = own.len() as u64;
-    let input = comm.alloc(own.len().max(1) * 8)?.part(0, own.len() * 8);
-    let ranks = comm.ranks() as usize;
-    let output = comm.alloc((own.len() * ranks).max(1) * 8)?;
-    let output = output.part(0, own.len() * ranks * 8);
-    input.write(0, own);
-    comm.run(&Call::new(Collective::AllGather, DataType::U64, count).with(&input, &output))?;
-    Ok(output.to_vec())
 }

@@ -5,7 +5,7 @@
 //! back-pressure. While anything is under way the thread waits inside the communicator, in short slices, so that
 //! operations progress without a progress thread; otherwise it sleeps until an announcement or a deadline.
 
-use super::{FlushReport, StepReport, gather_words};
+use super::{FlushReport, StepReport};
 use crate::comm::{Buffer, Call, Communicator, Operation};
 use crate::engine::Clock;
 use crate::error::{Error, Result};
@@ -289,7 +289,7 @@ impl Service {
                     self.talk = Some(Talk::Order(self.comm.start(&call)?));
                 }
                 Action::GatherReady => {
-                    let gathered = gather_words(&self.comm, self.machine.ready_words())?;
+                    let gathered = self.comm.gather_words(self.machine.ready_words())?;
                     return Err(self.machine.handle_gathered(&gathered));
                 }
                 Action::EndStep => self.is_step_over = true,

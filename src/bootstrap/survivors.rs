@@ -1,0 +1,293 @@
+//! What the survivors of a failed communicator say to each other while they make a new one, and the sockets that carry it.
+//!
+//! One of them leads: the lowest rank that lives. It listens under an abstract name made of the communicator's identity and
+//! its rank; the others connect. Every number is little-endian and has 32 bits; a frame is the length of what follows, a
+//! kind, the round, and what belongs to it. Who decides what when is in `comm/rebuild`.
+
+use super::local::{BLOB_BYTES_MAX, is_same_user};
+use crate::error::{Error, Result};
+use crate::limits::RANKS_MAX;
+use crate::types::Rank;
+use rustix::net::{RecvFlags, recv};
+use std::io::Write;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::time::Duration;
+
+/// The longest frame is a table of all contacts.
+const FRAME_BYTES_MAX: usize = 64 + RANKS_MAX as usize * (4 + BLOB_BYTES_MAX);
+
+/// Kind and round.
+const HEADER_BYTES: usize = 8;
+
+/// A survivor reads all the time; one that is stopped is waited for no longer than this.
+const WRITE_TIME: Duration = Duration::from_secs(2);
+
+/// What survivors say. What belongs to a round has its number, so that nobody takes what was said of an earlier one for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// Member to leader, first of all: its old rank.
+    Come(Rank),
+    /// Leader to members: the old ranks that it still waits for.
+    Missing(Vec<Rank>),
+    /// Leader to members: a round begins; the old ranks that form the new communicator, in order.
+    Members(u32, Vec<Rank>),
+    /// Member to leader: how its part of the new communicator is reached.
+    Contact(u32, Vec<u8>),
+    /// Leader to members: the contacts of all, in the order of the members.
+    Contacts(u32, Vec<Vec<u8>>),
+    /// Member to leader: connected to all.
+    Connected(u32),
+    /// Member to leader: a rank of this round was lost while connecting.
+    Lost(u32),
+    /// Leader to members: all are connected; the new communicator may be used.
+    Commit(u32),
+    /// Leader to members: it gives up, because those that it said to be missing did not come in time.
+    GaveUp,
+    /// Either way: the sender cannot take part, and why.
+    Refused(String),
+}
+
+impl Message {
+    fn emit(&self) -> Vec<u8> {
+        let words = |words: &[u32]| -> Vec<u8> {
+            let bytes = words.iter().flat_map(|word| word.to_le_bytes());
+            bytes.collect()
+        };
+        let (kind, round, body) = match self {
+            Message::Come(rank) => (1, 0, words(&[*rank])),
+            Message::Missing(missing) => (2, 0, words(missing)),
+            Message::Members(round, members) => (3, *round, words(members)),
+            Message::Contact(round, contact) => (4, *round, contact.clone()),
+            Message::Contacts(round, contacts) => {
+                let framed = |c: &Vec<u8>| [&words(&[c.len() as u32]), c.as_slice()].concat();
+                (5, *round, contacts.iter().flat_map(framed).collect())
+            }
+            Message::Connected(round) => (6, *round, Vec::new()),
+            Message::Lost(round) => (7, *round, Vec::new()),
+            Message::Commit(round) => (8, *round, Vec::new()),
+            Message::GaveUp => (9, 0, Vec::new()),
+            Message::Refused(text) => (10, 0, text.as_bytes().to_vec()),
+        };
+        let mut frame = words(&[(HEADER_BYTES + body.len()) as u32, kind, round]);
+        frame.extend(body);
+        frame
+    }
+
+    fn parse(frame: &[u8]) -> Result<Message> {
+        let Some((header, body)) = frame.split_at_checked(HEADER_BYTES) else {
+            return Err(malformed("no header"));
+        };
+        let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| header[at + i]));
+        let (kind, round) = (word(0), word(4));
+        Ok(match kind {
+            1 => match parse_ranks(body)?[..] {
+                [rank] => Message::Come(rank),
+                _ => return Err(malformed("not one rank that comes")),
+            },
+            2 => Message::Missing(parse_ranks(body)?),
+            3 => Message::Members(round, parse_ranks(body)?),
+            4 => Message::Contact(round, parse_contact(body)?),
+            5 => Message::Contacts(round, parse_contacts(body)?),
+            6 => Message::Connected(round),
+            7 => Message::Lost(round),
+            8 => Message::Commit(round),
+            9 => Message::GaveUp,
+            10 => Message::Refused(String::from_utf8_lossy(body).into_owned()),
+            kind => return Err(malformed(&format!("unknown kind {kind}"))),
+        })
+    }
+}
+
+fn malformed(what: &str) -> Error {
+    Error::Malformed(format!("a survivor's message: {what}"))
+}
+
+fn parse_ranks(body: &[u8]) -> Result<Vec<Rank>> {
+    let words = body.chunks_exact(4);
+    if !words.remainder().is_empty() {
+        return Err(malformed("half a rank"));
+    }
+    let rank = |word: &[u8]| Rank::from_le_bytes(std::array::from_fn(|i| word[i]));
+    Ok(words.map(rank).collect())
+}
+
+fn parse_contact(bytes: &[u8]) -> Result<Vec<u8>> {
+    if bytes.len() > BLOB_BYTES_MAX {
+        return Err(malformed(&format!("a contact of {} bytes", bytes.len())));
+    }
+    Ok(bytes.to_vec())
+}
+
+fn parse_contacts(mut rest: &[u8]) -> Result<Vec<Vec<u8>>> {
+    let mut contacts = Vec::new();
+    while let Some((length, behind)) = rest.split_first_chunk::<4>() {
+        let length = u32::from_le_bytes(*length) as usize;
+        let (contact, behind) = behind
+            .split_at_checked(length)
+            .ok_or_else(|| malformed("half a contact"))?;
+        contacts.push(parse_contact(contact)?);
+        rest = behind;
+    }
+    match rest.is_empty() {
+        true => Ok(contacts),
+        false => Err(malformed("half a length")),
+    }
+}
+
+/// One end of a conversation between two survivors.
+#[derive(Debug)]
+pub struct Conversation {
+    stream: UnixStream,
+    received: Vec<u8>,
+}
+
+/// The other side is gone, or does not keep to the protocol.
+#[derive(Debug)]
+pub struct Lost;
+
+impl Conversation {
+    fn new(stream: UnixStream) -> Option<Conversation> {
+        // Blocking, because a frame is written whole; reads ask not to block each time.
+        stream.set_nonblocking(false).ok()?;
+        stream.set_write_timeout(Some(WRITE_TIME)).ok()?;
+        is_same_user(&stream).then(|| Conversation {
+            stream,
+            received: Vec::new(),
+        })
+    }
+
+    /// Says something. A side that is gone is found by [`Conversation::hear`].
+    pub fn say(&mut self, message: &Message) {
+        let _ = self.stream.write_all(&message.emit());
+    }
+
+    /// The next message that has arrived whole; what was said before the other side went is heard first.
+    pub fn hear(&mut self) -> std::result::Result<Option<Message>, Lost> {
+        loop {
+            if let Some((length, body)) = self.received.split_first_chunk::<4>() {
+                let length = u32::from_le_bytes(*length) as usize;
+                if length > FRAME_BYTES_MAX {
+                    return Err(Lost);
+                }
+                if let Some(frame) = body.get(..length) {
+                    let message = Message::parse(frame).map_err(|_| Lost)?;
+                    self.received.drain(..4 + length);
+                    return Ok(Some(message));
+                }
+            }
+            let mut bytes = [0; 4096];
+            let mut receive = || recv(&self.stream, &mut bytes, RecvFlags::DONTWAIT);
+            // A side that closed with messages of ours unread resets the connection, said before what it had sent.
+            let got = match receive() {
+                Err(rustix::io::Errno::CONNRESET) => receive(),
+                got => got,
+            };
+            match got {
+                Ok((_, 0)) => return Err(Lost),
+                Ok((_, count)) => self.received.extend(&bytes[..count]),
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(None),
+                Err(_) => return Err(Lost),
+            }
+        }
+    }
+}
+
+/// Where the survivors of a communicator meet the one who leads them.
+#[derive(Debug)]
+pub struct MeetingPlace(UnixListener);
+
+impl MeetingPlace {
+    /// Opens the place of `leader`, which is the caller.
+    pub fn open(identity: u64, leader: Rank) -> Result<MeetingPlace> {
+        let what = || format!("listening for the survivors of communicator {identity:016x}");
+        let listener = UnixListener::bind_addr(&address(identity, leader)?)
+            .map_err(|e| Error::os(what(), e))?;
+        listener
+            .set_nonblocking(true)
+            .map_err(|e| Error::os(what(), e))?;
+        Ok(MeetingPlace(listener))
+    }
+
+    /// Somebody new, if there is one. Strangers of other users are turned away.
+    pub fn accept(&self) -> Option<Conversation> {
+        let (stream, _) = self.0.accept().ok()?;
+        Conversation::new(stream)
+    }
+
+    /// Goes to the place of a leader; `None`: it is not there yet.
+    pub fn visit(identity: u64, leader: Rank) -> Result<Option<Conversation>> {
+        let stream = UnixStream::connect_addr(&address(identity, leader)?);
+        Ok(stream.ok().and_then(Conversation::new))
+    }
+}
+
+fn address(identity: u64, leader: Rank) -> Result<SocketAddr> {
+    let user = rustix::process::geteuid().as_raw();
+    let name = format!("linerate-rebuild-{user}-{identity:016x}-{leader}");
+    SocketAddr::from_abstract_name(name).map_err(|e| Error::os("naming a meeting place", e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn messages() -> Vec<Message> {
+        vec![
+            Message::Come(3),
+            Message::Missing(vec![]),
+            Message::Missing(vec![1, 2]),
+            Message::Members(1, vec![0, 4095]),
+            Message::Contact(2, vec![7; 40]),
+            Message::Contacts(3, vec![vec![1; 50], vec![], vec![2; BLOB_BYTES_MAX]]),
+            Message::Connected(4),
+            Message::Lost(5),
+            Message::Commit(u32::MAX),
+            Message::GaveUp,
+            Message::Refused("no descriptor is left".into()),
+        ]
+    }
+
+    #[test]
+    fn everything_said_is_heard_in_order_and_the_end_after_it() {
+        let identity = u64::from(std::process::id()) << 20;
+        let place = MeetingPlace::open(identity, 5).unwrap();
+        assert!(MeetingPlace::visit(identity, 4).unwrap().is_none());
+        assert!(place.accept().is_none());
+        let mut visitor = MeetingPlace::visit(identity, 5).unwrap().unwrap();
+        let mut host = place.accept().unwrap();
+        assert!(matches!(host.hear(), Ok(None)));
+        for message in messages() {
+            visitor.say(&message);
+        }
+        visitor.stream.write_all(&[9, 0]).unwrap();
+        host.say(&Message::Commit(1));
+        drop(visitor);
+        for message in messages() {
+            assert_eq!(host.hear().unwrap(), Some(message));
+        }
+        assert!(host.hear().is_err());
+        assert!(MeetingPlace::open(identity, 5).is_err());
+        drop(place);
+        assert!(MeetingPlace::open(identity, 5).is_ok());
+    }
+
+    #[test]
+    fn any_bytes_are_parsed_or_refused() {
+        let mut prng = crate::prng::Prng::new(3);
+        let (mut refused, mut parsed) = (0, 0);
+        for turn in 0..20_000 {
+            let all = messages();
+            let mut frame = all[turn % all.len()].emit().split_off(4);
+            frame.truncate(1 + prng.below(80) as usize);
+            let at = prng.below(frame.len().min(16) as u64) as usize;
+            frame[at] = prng.next_u64() as u8;
+            match Message::parse(&frame) {
+                Ok(_) => parsed += 1,
+                Err(_) => refused += 1,
+            }
+        }
+        assert!(refused > 1000 && parsed > 1000, "{refused} {parsed}");
+        assert!(Message::parse(&[]).is_err() && Message::parse(&[1; 7]).is_err());
+    }
+}

@@ -1,0 +1,80 @@
+//! [`Group`]: sends and receives that proceed together.
+
+use super::{Buffer, Call, Communicator, Operation, Transfer};
+use crate::error::Result;
+use crate::types::{DataType, Rank};
+
+/// Sends and receives that are started at once, so that no order of them can deadlock: what stands between
+/// ncclGroupStart and ncclGroupEnd. See [`Communicator::group`].
+#[must_use = "a group does nothing until it is started"]
+pub struct Group<'a> {
+    communicator: &'a Communicator,
+    transfers: Vec<Transfer>,
+}
+
+impl Communicator {
+    /// A group of sends and receives, to be filled and started. The n-th send to a rank meets that rank's n-th receive from
+    /// this one, over all groups in the order in which they are started; the order inside a group and between different
+    /// ranks does not matter. The buffer's length is the message's and must be equal on both sides. A rank may send to
+    /// itself, if it also receives from itself in the same group.
+    ///
+    /// Collectives need no group: [`Communicator::start`] never waits, so any number of them and of groups, on any number of
+    /// communicators, can be started before the first is waited for.
+    ///
+    /// ```
+    /// use linerate::{Communicator, Config};
+    /// let job = format!("group-{}", std::process::id());
+    /// let run = |rank: u32| -> linerate::Result<u64> {
+    ///     let comm = Communicator::join(rank, 2, &job, Config::default())?;
+    ///     let (mine, theirs) = (comm.alloc(8)?, comm.alloc(8)?);
+    ///     mine.write(0, &[u64::from(rank) + 10]);
+    ///     comm.group().send(&mine, 1 - rank).recv(&theirs, 1 - rank).run()?;
+    ///     Ok(theirs.to_vec()[0])
+    /// };
+    /// let got = std::thread::scope(|scope| {
+    ///     let ranks: Vec<_> = (0..2).map(|rank| scope.spawn(move || run(rank))).collect();
+    ///     ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Result<Vec<_>, _>>()
+    /// })?;
+    /// assert_eq!(got, [11, 10]);
+    /// # Ok::<(), linerate::Error>(())
+    /// ```
+    pub fn group(&self) -> Group<'_> {
+        Group {
+            communicator: self,
+            transfers: Vec::new(),
+        }
+    }
+}
+
+impl Group<'_> {
+    /// Sends all bytes of a buffer.
+    pub fn send(self, buffer: &Buffer, peer: Rank) -> Self {
+        self.with(buffer, peer, true)
+    }
+
+    /// Receives as many bytes as the buffer has.
+    pub fn recv(self, buffer: &Buffer, peer: Rank) -> Self {
+        self.with(buffer, peer, false)
+    }
+
+    fn with(mut self, buffer: &Buffer, peer: Rank, is_send: bool) -> Self {
+        let buffer = buffer.clone();
+        self.transfers.push(Transfer {
+            peer,
+            is_send,
+            buffer,
+        });
+        self
+    }
+
+    /// Starts all of them and returns at once. Errors: as [`Communicator::start`].
+    pub fn start(self) -> Result<Operation> {
+        let call = Call::send_recv(DataType::U8, self.transfers);
+        self.communicator.start(&call)
+    }
+
+    /// Starts all of them and waits until all have ended.
+    pub fn run(self) -> Result<()> {
+        self.start()?.wait()
+    }
+}

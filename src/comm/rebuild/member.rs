@@ -1,0 +1,104 @@
+//! What a survivor does that does not lead.
+
+use super::Survivor;
+use crate::bootstrap::{Conversation, Lost, MeetingPlace, Message};
+use crate::error::{Error, Result};
+use crate::types::Rank;
+use std::time::Duration;
+
+/// A leader that gives up says who is missing; its answer is waited for a little longer than this rank's own patience.
+const ANSWER_TIME: Duration = Duration::from_secs(2);
+
+/// What came of hearing the leader.
+enum Heard {
+    Nothing,
+    Commit,
+    Lost,
+}
+
+impl Survivor<'_> {
+    /// Follows a leader; true: committed, false: the leader was lost.
+    pub(super) fn follow(&mut self, leader: Rank) -> Result<bool> {
+        let identity = self.old.inner.identity;
+        let mut conversation = loop {
+            if let Some(conversation) = MeetingPlace::visit(identity, leader)? {
+                break conversation;
+            }
+            if self.look() {
+                return Ok(true);
+            }
+            if self.leader() != leader {
+                return Ok(false);
+            }
+            if self.is_late() {
+                return Err(self.timeout(vec![leader]));
+            }
+        };
+        conversation.say(&Message::Come(self.old.rank()));
+        let mut missing = Vec::new();
+        let last = self.deadline.after(ANSWER_TIME);
+        loop {
+            match self.hear_leader(&mut conversation, &mut missing)? {
+                Heard::Commit => return Ok(true),
+                // It may have died after some had committed, and one of those has said so.
+                Heard::Lost => return Ok(self.look()),
+                Heard::Nothing => {}
+            }
+            match self.go_on_connecting() {
+                Ok(true) => conversation.say(&Message::Connected(self.round)),
+                Ok(false) => {}
+                Err(_) => conversation.say(&Message::Lost(self.round)),
+            }
+            if self.look() {
+                return Ok(true);
+            }
+            if self.old.inner.shared.clock.now() > last {
+                return Err(self.timeout(missing));
+            }
+        }
+    }
+
+    fn hear_leader(
+        &mut self,
+        conversation: &mut Conversation,
+        missing: &mut Vec<Rank>,
+    ) -> Result<Heard> {
+        loop {
+            let message = match conversation.hear() {
+                Ok(Some(message)) => message,
+                Ok(None) => return Ok(Heard::Nothing),
+                Err(Lost) => return Ok(Heard::Lost),
+            };
+            match message {
+                Message::Missing(ranks) => *missing = ranks,
+                Message::Members(round, members) => {
+                    self.round = round;
+                    match self.stand(members) {
+                        Ok(contact) => conversation.say(&Message::Contact(round, contact)),
+                        Err(error) => {
+                            conversation.say(&Message::Refused(error.to_string()));
+                            return Err(error);
+                        }
+                    }
+                }
+                Message::Contacts(round, contacts) if round == self.round => {
+                    if let Err(error) = self.meet(&contacts) {
+                        conversation.say(&Message::Refused(error.to_string()));
+                        return Err(error);
+                    }
+                }
+                // Only of a round in which this rank has said that it is connected.
+                Message::Commit(_) if self.candidate.as_ref().is_some_and(|c| c.is_connected) => {
+                    return Ok(Heard::Commit);
+                }
+                Message::GaveUp => return Err(self.timeout(std::mem::take(missing))),
+                Message::Refused(text) => return Err(Error::Bootstrap(text)),
+                other => {
+                    return Err(Error::Malformed(format!(
+                        "the leader of a rebuild said {other:?}"
+                    )));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! [`Communicator::rebuild`]: the ranks that live make a new communicator after a failure.
+//!
+//! The lowest rank that lives leads (`leader.rs`), the others are members (`member.rs`). Rounds: the leader waits until every
+//! old rank has come or is gone, names the members, carries their contacts to all, and when all say that they are connected,
+//! it commits. Whoever is lost on the way begins a new round without it. If the leader is lost, the next rank leads.
+//!
+//! All or none: a member that was told to commit tells all others through the new communicator before it returns
+//! ([`Engine::confirm`]). One that is connected and loses the leader therefore looks whether anybody has confirmed; and since
+//! a rank that has returned does not come to the next leader, and all living ranks come or have left, the next leader knows
+//! that nobody has before it begins another round.
+//!
+//! Who is gone: the hang-ups of the old communicator's connections, which the kernel makes when a process ends and which are
+//! certain on one host. Every rank is connected to every other, so what others believe is not asked: a rank that only one of
+//! them has lost is alive and comes.
+
+mod leader;
+mod member;
+#[cfg(test)]
+mod tests;
+
+use super::Communicator;
+use super::connect::{self, Common, LOOK_AGAIN};
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::time::Time;
+use crate::types::Rank;
+
+/// This rank's part of a new communicator.
+struct Candidate {
+    engine: Engine,
+    /// Old ranks, in the new order.
+    members: Vec<Rank>,
+    /// Of the contacts of all, once they are known.
+    common: Option<Common>,
+    is_connected: bool,
+}
+
+/// A rank that takes part in a rebuild.
+struct Survivor<'a> {
+    old: &'a Communicator,
+    deadline: Time,
+    /// The round of the candidate, numbered by the leader.
+    round: u32,
+    candidate: Option<Candidate>,
+    /// Why the last round did not connect.
+    obstacle: Option<Error>,
+}
+
+impl Communicator {
+    /// A new communicator of the ranks that live, in the old order, after a failure: a timeout, a mismatch, a cancelled
+    /// operation, an abort, or deaths. Collective among the survivors: each of them calls it once and waits, at most for the
+    /// configured timeout, until all others have called it or are gone. As MPIX_Comm_shrink.
+    ///
+    /// This communicator fails, if it has not yet, so that ranks that wait on it learn of the rebuild, and stays failed.
+    /// Its buffers may be used with the new one, and their contents are what the failed operations left. Ranks are numbered
+    /// anew: look at [`Communicator::rank`] and [`Communicator::ranks`], which may be 1. A rank that has dropped all handles of
+    /// this communicator counts as gone. Communicators split off from this one are rebuilt by themselves, or made anew by
+    /// splitting the new one. A process that is started later cannot join.
+    ///
+    /// ```
+    /// use linerate::{Communicator, Config};
+    /// let job = format!("rebuild-{}", std::process::id());
+    /// let run = |rank| -> linerate::Result<(u32, u32)> {
+    ///     let comm = Communicator::join(rank, 3, &job, Config::default())?;
+    ///     if rank == 0 {
+    ///         return Ok((0, 0)); // it leaves
+    ///     }
+    ///     assert!(comm.barrier().is_err());
+    ///     let comm = comm.rebuild()?;
+    ///     comm.barrier()?;
+    ///     Ok((comm.rank(), comm.ranks()))
+    /// };
+    /// let places = std::thread::scope(|scope| {
+    ///     let ranks: Vec<_> = (0..3).map(|rank| scope.spawn(move || run(rank))).collect();
+    ///     ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Result<Vec<_>, _>>()
+    /// })?;
+    /// assert_eq!(places, [(0, 0), (0, 2), (1, 2)]);
+    /// # Ok::<(), linerate::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], which names the living ranks that have not called it; [`Error::Bootstrap`] if a rank cannot make its
+    /// part, with its reason; [`Error::InvalidArgument`] in a simulation. It may be called again.
+    pub fn rebuild(&self) -> Result<Communicator> {
+        self.check_can_wait("rebuild")?;
+        self.abort("it is being rebuilt");
+        let shared = &self.inner.shared;
+        let survivor = Survivor {
+            old: self,
+            deadline: shared.clock.now().after(self.inner.config.timeout),
+            round: 0,
+            candidate: None,
+            obstacle: None,
+        };
+        let candidate = survivor.run()?;
+        let common = candidate.common.expect("a connected candidate has met all");
+        let members = &candidate.members;
+        let hosts = {
+            let plans = shared.plans();
+            members.iter().map(|&m| plans.host(m)).collect()
+        };
+        let clock = shared.clock.clone();
+        connect::finish(
+            candidate.engine,
+            clock,
+            hosts,
+            shared.family().clone(),
+            &common,
+        )
+    }
+}
+
+impl Survivor<'_> {
+    fn run(mut self) -> Result<Candidate> {
+        loop {
+            let leader = self.leader();
+            let committed = if leader == self.old.rank() {
+                self.lead()?;
+                true
+            } else {
+                self.follow(leader)?
+            };
+            if committed {
+                let mut candidate = self.candidate.take().expect("a commit is of a candidate");
+                candidate.engine.confirm();
+                return Ok(candidate);
+            }
+        }
+    }
+
+    /// The lowest rank that is not gone.
+    fn leader(&self) -> Rank {
+        let own = self.old.rank();
+        (0..own).find(|&rank| !self.is_gone(rank)).unwrap_or(own)
+    }
+
+    fn is_gone(&self, rank: Rank) -> bool {
+        self.old.inner.shared.engine().gone(rank).is_some()
+    }
+
+    /// Lets time pass: hears of deaths, moves this process's other communicators. True: the candidate is in use.
+    fn look(&mut self) -> bool {
+        let shared = &self.old.inner.shared;
+        {
+            let mut engine = shared.engine();
+            let now = shared.clock.now();
+            engine.drive(now);
+            engine.drive_slow(now);
+        }
+        shared.family().drive(Some(shared));
+        std::thread::sleep(LOOK_AGAIN);
+        self.is_confirmed()
+    }
+
+    /// Whether another rank uses the communicator that this one has connected to.
+    fn is_confirmed(&mut self) -> bool {
+        let now = self.old.inner.shared.clock.now();
+        let connected = self.candidate.as_mut().filter(|c| c.is_connected);
+        connected.is_some_and(|candidate| {
+            candidate.engine.drive(now);
+            candidate.engine.is_confirmed()
+        })
+    }
+
+    fn is_late(&self) -> bool {
+        self.old.inner.shared.clock.now() > self.deadline
+    }
+
+    /// Makes this rank's part of a communicator of `members`; gives its contact.
+    fn stand(&mut self, members: Vec<Rank>) -> Result<Vec<u8>> {
+        self.candidate = None;
+        let own = members.iter().position(|&member| member == self.old.rank());
+        let own = own.ok_or_else(|| {
+            Error::Bootstrap(format!(
+                "rank {} is alive and was left out of the rebuilt communicator of ranks {members:?}",
+                self.old.rank()
+            ))
+        })?;
+        let ranks = members.len() as u32;
+        let (engine, contact) = connect::open(own as Rank, ranks, &self.old.inner.config)?;
+        self.candidate = Some(Candidate {
+            engine,
+            members,
+            common: None,
+            is_connected: false,
+        });
+        Ok(contact)
+    }
+
+    /// Begins to connect the candidate.
+    fn meet(&mut self, contacts: &[Vec<u8>]) -> Result<()> {
+        let Some(candidate) = self.candidate.as_mut() else {
+            return Ok(()); // It was given up meanwhile; the leader will hear of that.
+        };
+        candidate.common = Some(connect::begin(&mut candidate.engine, contacts)?);
+        Ok(())
+    }
+
+    /// Goes on with connecting; true once, when it is connected. An error: somebody was lost, and the candidate with it.
+    fn go_on_connecting(&mut self) -> Result<bool> {
+        let now = self.old.inner.shared.clock.now();
+        let Some(candidate) = self.candidate.as_mut() else {
+            return Ok(false);
+        };
+        if candidate.is_connected || candidate.common.is_none() {
+            return Ok(false);
+        }
+        match candidate.engine.poll_connect(now) {
+            Ok(is_ready) => {
+                candidate.is_connected = is_ready;
+                Ok(is_ready)
+            }
+            Err(error) => {
+                self.candidate = None;
+                self.obstacle = Some(error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    /// The error of a rebuild that took too long.
+    fn timeout(&self, missing: Vec<Rank>) -> Error {
+        let absent = missing
+            .iter()
+            .map(|rank| format!("rank {rank} lives and has not called rebuild, or is stopped"));
+        let obstacle = self.obstacle.iter().map(Error::to_string);
+        let mut detail: Vec<String> = absent.chain(obstacle).collect();
+        if detail.is_empty() {
+            detail.push("all living ranks have come, and not all have connected".into());
+        }
+        Error::Timeout {
+            rank: self.old.rank(),
+            operation: "the rebuild of a failed communicator".into(),
+            waited: self.old.inner.config.timeout,
+            missing,
+            detail: detail.join("; "),
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! Ending a communicator on purpose, and what a rebuild asks: who is gone, and has everybody connected.
+
+use super::Engine;
+use crate::error::Error;
+use crate::types::Rank;
+use crate::wire::{ControlKind, ControlMessage};
+
+impl Engine {
+    /// Fails the communicator on all ranks because this one gives it up. What failed it before stays the cause.
+    pub fn abort(&mut self, reason: &str) {
+        let (by, reason) = (self.rank(), reason.to_string());
+        self.fail(Error::Aborted { by, reason }, true);
+        // Threads of this rank may sleep: nothing arrives that would wake them.
+        self.driver.links.transport.notify(by);
+    }
+
+    /// Why a peer is gone, if it is: its process ended or it has closed its side.
+    pub fn gone(&self, peer: Rank) -> Option<&str> {
+        self.driver.links.gone(peer)
+    }
+
+    /// Tells all peers that every rank is connected, so that whoever misses the message of the one who found that out
+    /// learns it from anybody who goes on.
+    pub fn confirm(&mut self) {
+        let message = ControlMessage {
+            kind: ControlKind::Confirmed,
+            rank: self.rank(),
+            sequence: 0,
+            signature: 0,
+            text: String::new(),
+        };
+        for peer in self.driver.links.others() {
+            self.driver.links.send_control(peer, &message);
+        }
+    }
+
+    /// Whether a peer has confirmed that every rank is connected.
+    pub fn is_confirmed(&self) -> bool {
+        self.is_confirmed
+    }
+}

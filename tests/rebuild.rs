@@ -1,0 +1,332 @@
+//! Rebuilding a communicator with real processes: after timeouts, aborts and kills, and kills in the middle of a rebuild.
+//!
+//! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child runs [`child_entry`] and
+//! nothing else.
+
+use linerate::prng::Prng;
+use linerate::{Call, Communicator, Config, DataType, Error, ReduceOp, Result};
+use rustix::process::{Signal, getpid, kill_process};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// Starts `ranks` processes in a role and waits for them. `extra` is set in their environment.
+fn spawn(role: &str, ranks: u32, extra: &[(&str, &str)]) -> Vec<Output> {
+    static JOBS: AtomicU32 = AtomicU32::new(0);
+    let index = JOBS.fetch_add(1, Ordering::Relaxed);
+    let job = format!("rebuild-{}-{index}", std::process::id());
+    let children: Vec<_> = (0..ranks)
+        .map(|rank| {
+            Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "child_entry", "--nocapture"])
+                .env("LINERATE_TEST_ROLE", role)
+                .env("RANK", rank.to_string())
+                .env("WORLD_SIZE", ranks.to_string())
+                .env("LINERATE_JOB", &job)
+                .envs(extra.iter().copied())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap()
+        })
+        .collect();
+    let wait = |child: std::process::Child| child.wait_with_output().unwrap();
+    children.into_iter().map(wait).collect()
+}
+
+/// What each rank marked as its result; those of `victims` must have died, the others must have ended well.
+fn results(outputs: &[Output], victims: &[u32]) -> Vec<String> {
+    let result = |(rank, output): (usize, &Output)| {
+        let text = format!(
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        let is_victim = victims.contains(&(rank as u32));
+        assert!(
+            output.status.success() != is_victim,
+            "rank {rank} of which {victims:?} die: {}\n{text}",
+            output.status
+        );
+        let lines = text.lines().filter_map(|l| l.split_once("RESULT "));
+        lines
+            .map(|(_, result)| result)
+            .collect::<Vec<_>>()
+            .join("\n")
+    };
+    outputs.iter().enumerate().map(result).collect()
+}
+
+#[test]
+fn child_entry() {
+    let Ok(role) = std::env::var("LINERATE_TEST_ROLE") else {
+        return;
+    };
+    let config = Config::from_lookup(|name| std::env::var(name).ok()).unwrap();
+    let comm = Communicator::from_env(config).unwrap();
+    match role.as_str() {
+        "silent" => silent(comm),
+        "killed" => killed(comm),
+        "killed-in-rebuild" => killed_in_rebuild(comm),
+        "absent" => absent(comm),
+        "many" => many(comm),
+        other => panic!("no role {other}"),
+    }
+}
+
+fn die() -> ! {
+    kill_process(getpid(), Signal::KILL).unwrap();
+    unreachable!("a killed process")
+}
+
+/// The ranks that the parent has chosen to die.
+fn victims() -> Vec<u32> {
+    let text = std::env::var("LINERATE_TEST_VICTIMS").unwrap();
+    text.split(',').map(|rank| rank.parse().unwrap()).collect()
+}
+
+/// The sum of one per rank, over so much memory that it takes a while.
+fn count_ranks(comm: &Communicator, elements: usize) -> Result<u64> {
+    let buffer = comm.alloc(8 * elements)?;
+    buffer.write(0, &vec![1u64; elements]);
+    let count = elements as u64;
+    comm.run(&Call::all_reduce(
+        DataType::U64,
+        ReduceOp::Sum,
+        count,
+        &buffer,
+        &buffer,
+    ))?;
+    let all = buffer.to_vec::<u64>();
+    assert!(all.iter().all(|&v| v == all[0]));
+    Ok(all[0])
+}
+
+/// Uses a communicator in every way that a fresh one has: sums, splits, fails again and is rebuilt again.
+fn exercise(comm: Communicator, ranks: u32) {
+    assert_eq!(comm.ranks(), ranks);
+    for elements in [1, 100_000] {
+        assert_eq!(count_ranks(&comm, elements).unwrap(), u64::from(ranks));
+    }
+    let own = comm.rank();
+    let pair = comm.split(Some(own / 2), 0).unwrap().unwrap();
+    assert_eq!(count_ranks(&pair, 10).unwrap(), u64::from(pair.ranks()));
+    comm.barrier().unwrap();
+    if own == ranks - 1 {
+        comm.abort("to rebuild it once more");
+    }
+    let again = comm.rebuild().unwrap();
+    assert_eq!((again.rank(), again.ranks()), (own, ranks));
+    assert!(comm.barrier().is_err());
+    drop(comm);
+    assert_eq!(count_ranks(&again, 5000).unwrap(), u64::from(ranks));
+    assert_eq!(count_ranks(&pair, 10).unwrap(), u64::from(pair.ranks()));
+    // The rebuilt one is split, and the part rebuilt.
+    let part = again.split(Some(0), -(own as i32)).unwrap().unwrap();
+    part.abort("a part fails by itself");
+    let part = part.rebuild().unwrap();
+    assert_eq!((part.rank(), part.ranks()), (ranks - 1 - own, ranks));
+    assert_eq!(count_ranks(&part, 3).unwrap(), u64::from(ranks));
+    again.barrier().unwrap();
+}
+
+/// Rank 2 comes too late: the others time out, and all go on.
+fn silent(comm: Communicator) {
+    comm.barrier().unwrap();
+    if comm.rank() == 2 {
+        std::thread::sleep(Duration::from_millis(2500));
+    }
+    let error = count_ranks(&comm, 1000).unwrap_err();
+    let is_timeout = matches!(error.first_cause(), Error::Timeout { .. });
+    assert!(is_timeout, "{error}");
+    exercise(comm.rebuild().unwrap(), 3);
+    println!("RESULT good");
+}
+
+#[test]
+fn after_a_timeout_all_ranks_rebuild_and_go_on() {
+    let outputs = spawn("silent", 3, &[("LINERATE_TIMEOUT", "1.5")]);
+    assert_eq!(results(&outputs, &[]), ["good"; 3]);
+}
+
+/// The victims die inside an operation; the others rebuild and go on.
+fn killed(comm: Communicator) {
+    let (rank, ranks, victims) = (comm.rank(), comm.ranks(), victims());
+    assert_eq!(count_ranks(&comm, 50_000).unwrap(), u64::from(ranks));
+    if victims.contains(&rank) {
+        let buffer = comm.alloc(800_000).unwrap();
+        let call = Call::all_reduce(DataType::U64, ReduceOp::Sum, 100_000, &buffer, &buffer);
+        let _under_way = comm.start(&call).unwrap();
+        die();
+    }
+    // What a victim has done before it died may still be enough for the first one.
+    let error = (0..3)
+        .find_map(|_| count_ranks(&comm, 100_000).err())
+        .unwrap();
+    assert!(
+        matches!(error.first_cause(), Error::PeerFailed { rank, .. } if victims.contains(rank)),
+        "{error}"
+    );
+    let living: Vec<u32> = (0..ranks).filter(|r| !victims.contains(r)).collect();
+    let rebuilt = comm.rebuild().unwrap();
+    drop(comm);
+    assert_eq!(living[rebuilt.rank() as usize], rank);
+    exercise(rebuilt, living.len() as u32);
+    println!("RESULT good");
+}
+
+#[test]
+fn the_survivors_of_kills_go_on() {
+    for (ranks, victims) in [
+        (3, "0"),
+        (4, "1"),
+        (4, "0,1"),
+        (5, "0,2,4"),
+        (2, "0"),
+        (2, "1"),
+    ] {
+        let outputs = spawn("killed", ranks, &[("LINERATE_TEST_VICTIMS", victims)]);
+        let dead: Vec<u32> = victims.split(',').map(|v| v.parse().unwrap()).collect();
+        let results = results(&outputs, &dead);
+        let good = results.iter().filter(|r| *r == "good").count();
+        assert_eq!(good, ranks as usize - dead.len(), "{victims}: {results:?}");
+    }
+}
+
+/// All rebuild, and the victims die at a random moment of that; the others rebuild until they have one that works.
+fn killed_in_rebuild(mut comm: Communicator) {
+    let (rank, ranks, victims) = (comm.rank(), comm.ranks(), victims());
+    let seed: u64 = std::env::var("LINERATE_TEST_SEED")
+        .unwrap()
+        .parse()
+        .unwrap();
+    // May hear of another rank's abort already.
+    let _ = comm.barrier();
+    comm.abort("to rebuild it");
+    if victims.contains(&rank) {
+        let most = std::env::var("LINERATE_TEST_MOST_US").unwrap();
+        let delay = Prng::new(seed ^ u64::from(rank)).below(most.parse().unwrap());
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_micros(delay));
+            die();
+        });
+    }
+    let alive = u64::from(ranks) - victims.len() as u64;
+    for turn in 0.. {
+        assert!(turn < 10, "rank {rank}: no rebuild holds");
+        comm = comm.rebuild().unwrap();
+        assert!(u64::from(comm.ranks()) >= alive, "a living rank was lost");
+        while let Ok(sum) = count_ranks(&comm, 1000) {
+            // With a victim that has not died yet: until it has.
+            assert_eq!(sum, u64::from(comm.ranks()));
+            if sum == alive {
+                comm.barrier().unwrap();
+                println!("RESULT good after {turn}");
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+#[test]
+fn kills_in_the_middle_of_a_rebuild_begin_it_again() {
+    let mut turns = Vec::new();
+    for seed in 0..24u64 {
+        let (ranks, victims, dead): (u32, &str, &[u32]) = match seed % 4 {
+            0 => (3, "0", &[0]),
+            1 => (4, "0,1", &[0, 1]),
+            2 => (4, "2", &[2]),
+            _ => (4, "0,3", &[0, 3]),
+        };
+        let most_us = if seed < 12 { "6000" } else { "25000" };
+        let seed = seed.to_string();
+        let extra = [
+            ("LINERATE_TEST_VICTIMS", victims),
+            ("LINERATE_TEST_SEED", seed.as_str()),
+            ("LINERATE_TEST_MOST_US", most_us),
+            ("LINERATE_TIMEOUT", "20"),
+        ];
+        let results = results(&spawn("killed-in-rebuild", ranks, &extra), dead);
+        for (rank, result) in results.into_iter().enumerate() {
+            if !dead.contains(&(rank as u32)) {
+                assert!(result.starts_with("good"), "seed {seed}: {result}");
+                turns.push(result);
+            }
+        }
+    }
+    println!("{turns:?}");
+}
+
+/// Rank 1 lives and does not rebuild.
+fn absent(comm: Communicator) {
+    comm.barrier().unwrap();
+    comm.abort("to rebuild it");
+    if comm.rank() == 1 {
+        std::thread::sleep(Duration::from_secs(4));
+        println!("RESULT absent");
+        return;
+    }
+    let error = comm.rebuild().unwrap_err();
+    let Error::Timeout { missing, .. } = &error else {
+        panic!("{error}")
+    };
+    assert_eq!(missing, &[1]);
+    assert!(error.to_string().contains("rank 1 lives"), "{error}");
+    println!("RESULT named");
+}
+
+#[test]
+fn a_rank_that_lives_and_does_not_rebuild_is_named() {
+    let outputs = spawn("absent", 4, &[("LINERATE_TIMEOUT", "1")]);
+    assert_eq!(
+        results(&outputs, &[]),
+        ["named", "absent", "named", "named"]
+    );
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// Rebuilds, splits and duplicates many times, with the old ones dropped in different orders; no descriptor stays.
+fn many(mut comm: Communicator) {
+    let ranks = u64::from(comm.ranks());
+    let mut before = 0;
+    let kept = comm.alloc(1 << 16).unwrap();
+    for turn in 0..12 {
+        if turn == 2 {
+            before = descriptors();
+        }
+        let child = comm.duplicate().unwrap();
+        let part = child.split(Some(comm.rank() % 2), 0).unwrap().unwrap();
+        assert_eq!(count_ranks(&child, 700).unwrap(), ranks);
+        assert_eq!(count_ranks(&part, 700).unwrap(), u64::from(part.ranks()));
+        // Memory of the first communicator, on one that was rebuilt many times.
+        kept.write(0, &vec![2u64; 1 << 13]);
+        let call = Call::all_reduce(DataType::U64, ReduceOp::Sum, 1 << 13, &kept, &kept);
+        comm.run(&call).unwrap();
+        assert_eq!(kept.to_vec::<u64>(), vec![2 * ranks; 1 << 13]);
+        comm.barrier().unwrap();
+        comm.abort("again");
+        let rebuilt = comm.rebuild().unwrap();
+        match turn % 3 {
+            0 => drop((comm, child, part)),
+            1 => drop((part, comm, child)),
+            _ => drop((child, part, comm)),
+        }
+        comm = rebuilt;
+        comm.barrier().unwrap();
+    }
+    let after = descriptors();
+    assert!(after <= before, "{before} descriptors, then {after}");
+    println!("RESULT good");
+}
+
+#[test]
+fn rebuilding_many_times_leaves_no_descriptor() {
+    let outputs = spawn("many", 3, &[]);
+    assert_eq!(results(&outputs, &[]), ["good"; 3]);
+    let outputs = spawn("many", 2, &[("LINERATE_PROGRESS", "thread")]);
+    assert_eq!(results(&outputs, &[]), ["good"; 2]);
+}
