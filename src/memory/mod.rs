@@ -9,6 +9,7 @@
 
 mod borrow;
 mod futex;
+mod pages;
 mod region;
 mod view;
 
