@@ -7,6 +7,7 @@ mod bind;
 mod buffer;
 mod call;
 mod fusion;
+mod host;
 mod operation;
 mod plans;
 mod shared;
@@ -49,6 +50,7 @@ struct Inner {
     transport: &'static str,
     is_size_only: bool,
     is_mapped: bool,
+    use_huge_pages: bool,
     progress: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -65,7 +67,8 @@ impl Communicator {
     pub fn join(rank: Rank, ranks: u32, job: &str, config: Config) -> Result<Communicator> {
         let clock = Clock::monotonic();
         let provider = transport::open(&config.transport, rank, ranks, bootstrap::nonce()?)?;
-        let mut engine = Engine::new(provider, rank, ranks, config.clone(), false)?;
+        let host = host::share_of_host(&config, ranks as usize);
+        let mut engine = Engine::new(provider, rank, ranks, config.clone(), host)?;
         let blob = bootstrap::emit_contact(&engine.contact());
         let own = Introduction {
             rank,
@@ -98,11 +101,12 @@ impl Communicator {
             };
             say(&format!(
                 "rank {rank} of {ranks}: transport {} (asked for {}; all ranks are on this host), progress by {progress}, \
-                 chunks of {} B, windows of {} B, timeout {:?}",
+                 chunks of {} B, windows of {} B, large copies and reductions by {} threads, timeout {:?}",
                 communicator.transport(),
                 config.transport,
                 config.chunk_bytes,
                 config.window_bytes,
+                host.threads_max,
                 config.timeout
             ));
         }
@@ -126,6 +130,7 @@ impl Communicator {
             .iter()
             .filter(|&&host| host == hosts[rank as usize])
             .count();
+        let use_huge_pages = config.huge_pages;
         let plans = Plans::new(rank, hosts, is_mapped, config);
         let shared = Arc::new(Shared::new(engine, clock, plans, local_ranks));
         let inner = Inner {
@@ -135,6 +140,7 @@ impl Communicator {
             transport: capabilities.name,
             is_size_only,
             is_mapped: capabilities.store_signals,
+            use_huge_pages,
             progress: Mutex::new(None),
         };
         Communicator {
@@ -171,7 +177,8 @@ impl Communicator {
         self.inner.transport
     }
 
-    /// Zeroed registered memory that collectives use without staging.
+    /// Zeroed registered memory that collectives use without staging. Its pages are there when this returns, from the
+    /// memory next to the calling thread's core, huge ones where [`Config::huge_pages`] says so.
     pub fn alloc(&self, bytes: usize) -> Result<Buffer> {
         let region = Arc::new(if self.inner.is_size_only {
             Region::size_only(bytes)
@@ -180,6 +187,7 @@ impl Communicator {
         } else {
             Region::private(bytes)?
         });
+        region.populate(self.inner.use_huge_pages);
         let mut engine = self.inner.shared.engine();
         self.inner.shared.collect_garbage(&mut engine);
         let key = engine.register(region.clone())?;

@@ -2,7 +2,7 @@
 
 use super::Communicator;
 use crate::config::Config;
-use crate::engine::{Clock, Contact, Engine};
+use crate::engine::{Clock, Contact, Engine, Host};
 use crate::error::{Error, Result};
 use crate::time::Time;
 use crate::transport::sim::{SimOptions, World};
@@ -24,16 +24,15 @@ impl Simulation {
         let world = World::new(options);
         let options = world.options();
         let clock = Clock::Virtual(world.clock());
+        let host = Host {
+            threads_max: 1,
+            cache_bytes: usize::MAX,
+            is_size_only: options.size_only,
+        };
         let mut engines: Vec<Engine> = (0..options.ranks)
             .map(|rank| {
                 let transport = Box::new(world.transport(rank));
-                Engine::new(
-                    transport,
-                    rank,
-                    options.ranks,
-                    config.clone(),
-                    options.size_only,
-                )
+                Engine::new(transport, rank, options.ranks, config.clone(), host)
             })
             .collect::<Result<_>>()?;
         let contacts: Vec<Contact> = engines.iter().map(Engine::contact).collect();

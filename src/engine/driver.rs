@@ -6,6 +6,8 @@ mod compute;
 mod messages;
 mod signals;
 
+use super::Host;
+use super::crew::Crew;
 use super::links::Links;
 use super::pool::Pool;
 use super::prepared::Prepared;
@@ -27,18 +29,23 @@ pub struct Driver {
     pair_heads: Vec<u64>,
     /// Something moved since this was last cleared.
     pub moved: bool,
+    crew: Crew,
+    /// Operations that touch as many bytes write around the caches.
+    cache_bytes: usize,
     sources: Vec<View>,
     destinations: Vec<View>,
 }
 
 impl Driver {
-    pub fn new(links: Links, pool: Pool, chunk_bytes: usize) -> Driver {
+    pub fn new(links: Links, pool: Pool, chunk_bytes: usize, host: Host) -> Driver {
         Driver {
             pair_heads: vec![0; links.ranks as usize],
             links,
             pool,
             chunk_bytes,
             moved: false,
+            crew: Crew::new(host.threads_max),
+            cache_bytes: host.cache_bytes,
             sources: Vec::new(),
             destinations: Vec::new(),
         }

@@ -74,6 +74,15 @@ pub fn reduce_streaming(
     reduce_with(reduction, sources, destinations);
 }
 
+/// Copies `source` into `destination`, around the caches where the CPU can; see [`reduce_streaming`].
+///
+/// # Panics
+/// If the lengths differ.
+pub fn copy_streaming(source: View, destination: View) {
+    let (bytes, kept) = (DataType::U8, Combine::Sum);
+    reduce_streaming(bytes, kept, Finish::None, &[source], &[destination]);
+}
+
 /// Multiplies `source` by `factor` into `destination`.
 ///
 /// Both views are equally long and either disjoint or the same range. The factor is first rounded to the
