@@ -13,7 +13,8 @@
 //! - the payload and the sign of a NaN that a sum or a product gives are not specified.
 //!
 //! Read first: `scalar.rs`, which is the definition and the oracle of the tests; then `simd/lane.rs`.
-//! AVX-512's own bf16 conversions are not used: they flush subnormals.
+//! The CPU's own bf16 conversions take subnormals for zero, so vectors with one go another way
+//! (`simd/avx512_bf16.rs`). AVX512-FP16 is not used: it computes in f16, which rounds at every source of more than two.
 
 mod convert;
 mod number;
