@@ -357,6 +357,16 @@ mod tests {
         assert_eq!(crew.threads.len(), 0, "small work needs no threads");
         reduced(&mut crew, SUM, SHARED_BYTES_MIN);
         assert_eq!(crew.threads.len(), 2);
+        let kept = |crew: &Crew| {
+            let state = crew.board.lock();
+            let posted = [&state.sources, &state.destinations];
+            let own = [&crew.part.sources, &crew.part.destinations];
+            [posted, own].map(|lists| lists.map(|list| (list.as_ptr(), list.capacity())))
+        };
+        let lists = kept(&crew);
+        reduced(&mut crew, SUM, 2 * SHARED_BYTES_MIN);
+        assert_eq!(kept(&crew), lists, "the lists are used again");
+        assert_eq!(crew.threads.len(), 2);
         let board = Arc::downgrade(&crew.board);
         drop(crew);
         assert!(
