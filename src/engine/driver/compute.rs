@@ -118,8 +118,8 @@ impl Driver {
     /// Whether results are written around the caches: the buffers of all ranks together fill the last one, and what
     /// is written is the result itself, not a window or scratch memory that somebody reads next.
     ///
-    /// With 2 ranks and a cache of 32 MiB that made operations of 16 to 128 MiB out of place 1.2 to 2.8 times as fast,
-    /// and all-gather and broadcast in place too (benches/README.md). Reductions in place write what they read and
+    /// With 2 ranks and a cache of 32 MiB that made operations of 8 to 128 MiB out of place, and all-gather in place, 1.2
+    /// to 2.4 times as fast in most runs (benches/README.md). Reductions in place write what they read and
     /// stay as they are.
     fn is_streamed(&self, round: &Round) -> bool {
         let [input, output] =
