@@ -1,4 +1,5 @@
-//! Reductions on one core, each beside the plain compiler loop over slices in the same run.
+//! Reductions on one core, each beside the plain compiler loop over slices in the same run: `plain` is compiled for the
+//! base x86-64 (16-byte vectors), `avx2 loop` and `avx512 loop` are the same loop for 32- and 64-byte vectors.
 //!
 //! `rotating`: the buffers change with every call and together exceed the last-level cache, so memory is
 //! measured. `warm`: the same 64 KiB buffers every time, so the arithmetic is. Throughput counts the
@@ -70,6 +71,65 @@ fn sets(bytes: usize, views: usize, is_warm: bool) -> usize {
     }
 }
 
+/// `plain`, compiled for the base of the architecture.
+fn plain_loop<T: Element>(a: View, b: View, to: View, plain: impl Fn(T, T) -> T) {
+    let (a, b, to) = (slice::<T>(a), slice::<T>(b), slice::<T>(to));
+    for ((a, b), to) in a.iter().zip(b.iter()).zip(to) {
+        *to = plain(*a, *b);
+    }
+}
+
+/// The same loop for wider vectors; inlined, so that it is compiled with the features of its caller.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn wide_loop(a: &[f32], b: &[f32], to: &mut [f32]) {
+    for ((a, b), to) in a.iter().zip(b).zip(to) {
+        *to = a + b;
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn avx2_loop(a: &[f32], b: &[f32], to: &mut [f32]) {
+    wide_loop(a, b, to);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512vl")]
+fn avx512_loop(a: &[f32], b: &[f32], to: &mut [f32]) {
+    wide_loop(a, b, to);
+}
+
+/// The compiler's sum of f32 for vectors of 32 and of 64 bytes.
+#[cfg(target_arch = "x86_64")]
+fn native_sums(criterion: &mut Criterion, bytes: usize, is_warm: bool) {
+    let placement = if is_warm { "warm" } else { "rotating" };
+    let mut group = criterion.benchmark_group(format!("f32 sum 2->1 {placement}"));
+    group.throughput(Throughput::Bytes(bytes as u64));
+    let mut pool = Pool::new(bytes, 3, sets(bytes, 3, is_warm), f32::from);
+    if is_x86_feature_detected!("avx2") {
+        group.bench_function(BenchmarkId::new("avx2 loop", bytes), |bencher| {
+            bencher.iter(|| {
+                let [a, b, to] = black_box(pool.take()).map(slice::<f32>);
+                // SAFETY: the CPU has AVX2.
+                unsafe { avx2_loop(a, b, to) }
+            });
+        });
+    }
+    if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl") {
+        group.bench_function(BenchmarkId::new("avx512 loop", bytes), |bencher| {
+            bencher.iter(|| {
+                let [a, b, to] = black_box(pool.take()).map(slice::<f32>);
+                // SAFETY: the CPU has AVX-512 F and VL.
+                unsafe { avx512_loop(a, b, to) }
+            });
+        });
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn native_sums(_: &mut Criterion, _: usize, _: bool) {}
+
 /// Two sources into a third buffer: the kernel and `plain`.
 fn two_to_one<T: Element>(
     criterion: &mut Criterion,
@@ -97,10 +157,7 @@ fn two_to_one<T: Element>(
     group.bench_function(BenchmarkId::new("plain", bytes), |bencher| {
         bencher.iter(|| {
             let [a, b, to] = black_box(pool.take());
-            let (a, b, to) = (slice::<T>(a), slice::<T>(b), slice::<T>(to));
-            for ((a, b), to) in a.iter().zip(b.iter()).zip(to) {
-                *to = plain(*a, *b);
-            }
+            plain_loop(a, b, to, &plain);
         });
     });
 }
@@ -144,10 +201,11 @@ fn all(criterion: &mut Criterion) {
             is_warm,
             (f32::from, |a, b| a + b),
         );
+        native_sums(criterion, bytes, is_warm);
         in_place::<2>(criterion, bytes, is_warm);
         in_place::<4>(criterion, bytes, is_warm);
     }
-    for (bytes, is_warm) in [(64 * KIB, true), (MIB, false)] {
+    for (bytes, is_warm) in [(64 * KIB, true), (MIB, false), (16 * MIB, false)] {
         two_to_one(
             criterion,
             ("f32 min", Combine::Min),

@@ -25,6 +25,14 @@ pub struct Config {
     /// Run a progress thread, so that operations advance while the application computes. Default off:
     /// operations then advance only inside calls. `LINERATE_PROGRESS=thread|inline`.
     pub progress_thread: bool,
+    /// Ask for huge pages for registered memory of 2 MiB and more. Default on; where the kernel has none, it takes small
+    /// ones. Off where memory is so fragmented that looking for huge pages takes longer than they save.
+    /// `LINERATE_HUGE_PAGES=auto|off`.
+    pub huge_pages: bool,
+    /// Threads that share a copy or a reduction of 4 MiB and more, the calling one included. Default: the cores that the
+    /// process may use, divided by the ranks of this host, from 1 to 4; else 1 to 64. Set it where ranks are bound to
+    /// several cores each, which the default cannot see. The results are the same bits. `LINERATE_THREADS`.
+    pub threads: Option<usize>,
     /// Print what was chosen and why. Default off. `LINERATE_DEBUG=info|off`.
     pub debug: bool,
     /// Overrides the identity of the host; ranks with equal ones use shared memory. `LINERATE_HOSTID`.
@@ -40,6 +48,8 @@ impl Default for Config {
             algorithm: None,
             transport: "auto".into(),
             progress_thread: false,
+            huge_pages: true,
+            threads: None,
             debug: false,
             host_id: None,
         }
@@ -71,6 +81,27 @@ impl Config {
                 _ => {
                     return Err(Error::invalid(format!(
                         "LINERATE_PROGRESS is '{text}': thread or inline"
+                    )));
+                }
+            };
+        }
+        if let Some(text) = lookup("LINERATE_THREADS").filter(|text| !text.is_empty()) {
+            let threads = text
+                .parse()
+                .ok()
+                .filter(|threads| (1..=64).contains(threads));
+            config.threads =
+                Some(threads.ok_or_else(|| {
+                    Error::invalid(format!("LINERATE_THREADS is '{text}': 1 to 64"))
+                })?);
+        }
+        if let Some(text) = lookup("LINERATE_HUGE_PAGES") {
+            config.huge_pages = match text.as_str() {
+                "" | "auto" => true,
+                "off" => false,
+                _ => {
+                    return Err(Error::invalid(format!(
+                        "LINERATE_HUGE_PAGES is '{text}': auto or off"
                     )));
                 }
             };
@@ -180,6 +211,16 @@ mod tests {
         assert!(config("LINERATE_TIMEOUT", "0").is_err());
         assert!(config("LINERATE_TIMEOUT", "nan").is_err());
         assert!(config("LINERATE_PROGRESS", "maybe").is_err());
+        for bad in ["0", "65", "many"] {
+            let text = config("LINERATE_THREADS", bad).unwrap_err().to_string();
+            assert!(
+                text.contains("LINERATE_THREADS") && text.contains("64"),
+                "{text}"
+            );
+        }
+        assert_eq!(config("LINERATE_THREADS", "3").unwrap().threads, Some(3));
+        assert!(config("LINERATE_HUGE_PAGES", "on").is_err());
+        assert!(!config("LINERATE_HUGE_PAGES", "off").unwrap().huge_pages);
         assert!(
             config("LINERATE_DEBUG", "inf")
                 .unwrap_err()

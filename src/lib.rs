@@ -49,6 +49,7 @@
 //! * Flag lines and windows are reused only after every rank has retired the operation that had them.
 //! * Everything is bounded: queues answer "would block", operations beyond the slots wait in order, receivers hold a
 //!   fixed number of messages per peer. Half of those places belong to the oldest operation, so later ones cannot block it.
+//! * Registered memory has its pages before the first operation, next to its owner's core and huge where it can be.
 //! * In the steady state an operation reuses rounds, schedules and scratch memory, and makes no system call unless its
 //!   wait yields or sleeps.
 //! * Every wait has a deadline. The first failure ends the communicator on all ranks with one cause: whoever hears of it
@@ -71,9 +72,10 @@
 //! # Deliberately absent
 //!
 //! Files in /dev/shm, global state (but for a page that tells a forked child from its parent, and a count of the bytes of
-//! regions), background threads that nobody asked for (a [`Fusion`] has one, and
-//! [`Config::progress_thread`] makes one), a central daemon, asynchronous runtimes, unregistered memory on the wire. Not
-//! yet there: transports between hosts, device memory, partial and sparse collectives, ranks that join later.
+//! regions), background threads that nobody asked for (a [`Fusion`] has one, [`Config::progress_thread`] makes one, and a
+//! rank with several cores shares large copies and reductions among [`Config::threads`], which sleep in between), a central
+//! daemon, asynchronous runtimes, unregistered memory on the wire. Not yet there: transports between hosts, device memory,
+//! partial and sparse collectives, ranks that join later.
 
 pub mod bootstrap;
 pub mod collective;

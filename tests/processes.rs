@@ -3,6 +3,8 @@
 //! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child runs
 //! [`child_entry`] and nothing else.
 
+#[path = "processes/crew.rs"]
+mod crew;
 #[path = "collectives/oracle.rs"]
 mod oracle;
 #[path = "processes/traffic.rs"]
@@ -90,6 +92,7 @@ fn child_entry() {
         "cancel" => cancel(&comm),
         "leave" => leave(&comm),
         "mixed" => mixed(&comm),
+        "large" => crew::large(comm),
         other => assert!(traffic::run(other, &comm), "no role {other}"),
     }
 }

@@ -2,6 +2,7 @@
 
 use super::Communicator;
 use super::family::Family;
+use super::host;
 use crate::bootstrap::{self, Cores};
 use crate::config::Config;
 use crate::engine::{Clock, Contact, Engine};
@@ -28,7 +29,8 @@ pub(super) struct Common {
 pub(super) fn open(rank: Rank, ranks: u32, config: &Config) -> Result<(Engine, Vec<u8>)> {
     bootstrap::check_descriptors(rank, ranks)?;
     let provider = transport::open(&config.transport, rank, ranks, bootstrap::nonce()?)?;
-    let engine = Engine::new(provider, rank, ranks, config.clone(), false)?;
+    let host = host::share_of_host(config, ranks as usize);
+    let engine = Engine::new(provider, rank, ranks, config.clone(), host)?;
     let contact = Cores::own().emit(&bootstrap::emit_contact(&engine.contact()));
     Ok((engine, contact))
 }

@@ -17,6 +17,7 @@ mod fork_tests;
 mod fusion;
 mod gather;
 mod group;
+mod host;
 mod inside;
 mod operation;
 mod plans;
@@ -109,11 +110,12 @@ impl Communicator {
             };
             say(&format!(
                 "rank {rank} of {ranks}: transport {} (asked for {}; all ranks are on this host), progress by {progress}, \
-                 chunks of {} B, windows of {} B, timeout {:?}",
+                 chunks of {} B, windows of {} B, large copies and reductions by {} threads, timeout {:?}",
                 communicator.transport(),
                 config.transport,
                 config.chunk_bytes,
                 config.window_bytes,
+                host::share_of_host(&config, ranks as usize).threads_max,
                 config.timeout
             ));
         }
@@ -182,7 +184,8 @@ impl Communicator {
         self.inner.transport
     }
 
-    /// Zeroed registered memory that collectives use without staging.
+    /// Zeroed registered memory that collectives use without staging. Its pages are there when this returns, from the
+    /// memory next to the calling thread's core, huge ones where [`Config::huge_pages`] says so.
     ///
     /// Errors: [`Error::Exhausted`] if there is not as much memory, naming the limit; nothing has been touched then.
     pub fn alloc(&self, bytes: usize) -> Result<Buffer> {
@@ -194,6 +197,7 @@ impl Communicator {
         } else {
             Region::private(bytes)?
         });
+        region.populate(self.inner.config.huge_pages);
         let mut engine = self.inner.shared.engine();
         self.inner.shared.collect_garbage(&mut engine);
         let key = engine.register(region.clone())?;

@@ -4,7 +4,7 @@ use super::Communicator;
 use super::connect::Common;
 use crate::bootstrap::Cores;
 use crate::config::Config;
-use crate::engine::{Clock, Contact, Engine};
+use crate::engine::{Clock, Contact, Engine, Host};
 use crate::error::{Error, Result};
 use crate::memory::ProcessMark;
 use crate::time::Time;
@@ -31,16 +31,15 @@ impl Simulation {
         let options = world.options();
         let clock = Clock::Virtual(world.clock());
         let process = ProcessMark::current()?;
+        let host = Host {
+            threads_max: 1,
+            cache_bytes: usize::MAX,
+            is_size_only: options.size_only,
+        };
         let mut engines: Vec<Engine> = (0..options.ranks)
             .map(|rank| {
                 let transport = Box::new(world.transport(rank));
-                Engine::new(
-                    transport,
-                    rank,
-                    options.ranks,
-                    config.clone(),
-                    options.size_only,
-                )
+                Engine::new(transport, rank, options.ranks, config.clone(), host)
             })
             .collect::<Result<_>>()?;
         let contacts: Vec<Contact> = engines.iter().map(Engine::contact).collect();

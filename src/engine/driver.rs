@@ -7,6 +7,8 @@ mod messages;
 mod signals;
 mod straight;
 
+use super::Host;
+use super::crew::Crew;
 use super::links::Links;
 use super::pool::Pool;
 use super::prepared::Prepared;
@@ -29,12 +31,15 @@ pub struct Driver {
     pub looks: u32,
     /// Something moved since this was last cleared.
     pub moved: bool,
+    crew: Crew,
+    /// Operations that touch as many bytes write around the caches.
+    cache_bytes: usize,
     sources: Vec<View>,
     destinations: Vec<View>,
 }
 
 impl Driver {
-    pub fn new(links: Links, pool: Pool, chunk_bytes: usize) -> Driver {
+    pub fn new(links: Links, pool: Pool, chunk_bytes: usize, host: Host) -> Driver {
         Driver {
             pair_heads: vec![0; links.ranks as usize],
             links,
@@ -42,6 +47,8 @@ impl Driver {
             chunk_bytes,
             looks: 1,
             moved: false,
+            crew: Crew::new(host.threads_max),
+            cache_bytes: host.cache_bytes,
             sources: Vec::new(),
             destinations: Vec::new(),
         }

@@ -20,6 +20,7 @@ mod clock;
 mod control;
 #[cfg(test)]
 mod control_tests;
+mod crew;
 mod driver;
 mod fault;
 mod links;
@@ -69,6 +70,17 @@ const SLOW_EVERY: Duration = Duration::from_millis(2);
 const HISTORY: usize = 64;
 const _: () = assert!(HISTORY as u64 >= 2 * OPERATION_SLOTS);
 
+/// What the engine may use of its host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// Threads that share large copies and reductions, the driving one included.
+    pub threads_max: usize,
+    /// Bytes of the last-level cache, `usize::MAX` if unknown: operations that touch as many write around it.
+    pub cache_bytes: usize,
+    /// Buffers have no bytes (simulation).
+    pub is_size_only: bool,
+}
+
 /// The engine of one rank in one communicator.
 pub struct Engine {
     driver: Driver,
@@ -117,21 +129,22 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// The engine of `rank` on this transport. `is_size_only`: buffers have no bytes (simulation).
+    /// The engine of `rank` on this transport.
     pub fn new(
         transport: Box<dyn Transport>,
         rank: Rank,
         ranks: u32,
         config: Config,
-        is_size_only: bool,
+        host: Host,
     ) -> Result<Engine> {
         let is_shared = transport.capabilities().store_signals;
         let links = Links::new(transport, rank, ranks, config.window_bytes)?;
         Ok(Engine {
             driver: Driver::new(
                 links,
-                Pool::new(is_size_only, is_shared),
+                Pool::new(host.is_size_only, is_shared),
                 config.chunk_bytes,
+                host,
             ),
             config,
             tasks: Vec::new(),

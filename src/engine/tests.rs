@@ -1,7 +1,7 @@
 //! What partial and sparse collectives need of the engine, on simulated ranks: run-time lengths, activation by
 //! the caller or by a peer, steps that run once, schedules that re-arm themselves.
 
-use super::{Arguments, Engine, Prepared, TaskCall, TaskId};
+use super::{Arguments, Engine, Host, Prepared, TaskCall, TaskId};
 use crate::config::Config;
 use crate::error::Error;
 use crate::memory::{Region, View};
@@ -31,13 +31,18 @@ impl Job {
             ..Config::default()
         };
         let (ranks, world) = (options.ranks, World::new(options));
+        let host = Host {
+            threads_max: 1,
+            cache_bytes: usize::MAX,
+            is_size_only: false,
+        };
         let engine = |rank| {
             Engine::new(
                 Box::new(world.transport(rank)),
                 rank,
                 ranks,
                 config.clone(),
-                false,
+                host,
             )
             .unwrap()
         };

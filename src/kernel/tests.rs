@@ -15,7 +15,7 @@ const COMBINES: [Combine; 5] = [
 ];
 
 fn present() -> impl Iterator<Item = Isa> {
-    let all = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
+    let all = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16];
     all.into_iter().filter(|isa| isa.is_present())
 }
 
@@ -272,6 +272,28 @@ fn halves_are_folded_in_f32_and_rounded_once() {
         assert_eq!(sums, [f16::from_f32(2050.0); 77], "{isa:?}");
         let sums = reduced(isa, Combine::Sum, Finish::None, &[&big_b, &one_b, &one_b]);
         assert_eq!(sums, [bf16::from_f32(258.0); 77], "{isa:?}");
+    }
+}
+
+#[test]
+fn subnormal_bf16_results_are_rounded_and_not_flushed() {
+    // Every subnormal, each among normal values: 0x0080 is the least normal one.
+    let values: Vec<bf16> = (0..0x0080u16)
+        .flat_map(|bits| [bits, 0x3f80, 0x8000 | bits])
+        .map(bf16::from_bits)
+        .collect();
+    let tiny = vec![bf16::from_bits(1); values.len()];
+    let halves = vec![bf16::from_f32(0.5); values.len()];
+    let bits = |got: &[bf16]| got.iter().map(|b| b.to_bits()).collect::<Vec<_>>();
+    for (combine, other) in [(Combine::Sum, &tiny), (Combine::Prod, &halves)] {
+        let pair = [&values[..], other];
+        let expected = bits(&reduced(Isa::Scalar, combine, Finish::None, &pair));
+        let is_subnormal = |bits: &&u16| (1..0x80).contains(&(**bits & 0x7fff));
+        assert!(expected.iter().filter(is_subnormal).count() > 200);
+        for isa in present() {
+            let got = reduced(isa, combine, Finish::None, &pair);
+            assert_eq!(bits(&got), expected, "{isa:?} {combine:?}");
+        }
     }
 }
 

@@ -12,6 +12,7 @@ mod bell;
 mod borrow;
 mod fork;
 mod futex;
+mod pages;
 mod region;
 mod view;
 

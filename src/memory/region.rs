@@ -1,12 +1,12 @@
 //! [`Region`]: pages that a transport can reach, owned by this process or mapped from a peer.
 
-use super::View;
 use super::available::{self, Pages};
+use super::{View, pages};
 use crate::error::{Error, Result};
 use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Name of a region among those of one rank. Never reused, so that a stale key cannot reach new memory.
@@ -63,7 +63,7 @@ impl Region {
             .map_err(|e| Error::os(format!("memfd_create for {}", what()), e))?;
         ftruncate(&fd, mapped_bytes as u64).map_err(|e| Error::os(what(), e))?;
         fcntl_add_seals(&fd, SEALS).map_err(|e| Error::os(format!("sealing {}", what()), e))?;
-        let address = map_shared(fd.as_fd(), mapped_bytes)
+        let address = pages::map_shared(fd.as_fd(), mapped_bytes)
             .map_err(|e| refused(what(), mapped_bytes, Pages::Shared, e))?;
         available::note_reserved(mapped_bytes);
         Ok(Region {
@@ -132,7 +132,7 @@ impl Region {
                 stat.st_size
             )));
         }
-        let address = map_shared(fd, mapped_bytes)
+        let address = pages::map_shared(fd, mapped_bytes)
             .map_err(|e| Error::os(format!("mapping {bytes} bytes of a peer"), e))?;
         Ok(Region {
             address,
@@ -140,6 +140,16 @@ impl Region {
             mapped_bytes,
             kind: RegionKind::Peer,
         })
+    }
+
+    /// Gives it all its pages now, from the memory next to the calling thread's core (the kernel's first touch),
+    /// so that no operation has to wait for them; in huge pages where it can be, unless they are not wanted.
+    ///
+    /// Best effort: pages that cannot be had now are looked for again at their first use.
+    pub fn populate(&self, use_huge_pages: bool) {
+        if self.mapped_bytes > 0 {
+            pages::populate(self.address, self.mapped_bytes, use_huge_pages);
+        }
     }
 
     /// All its bytes, not yet named by a key.
@@ -179,21 +189,6 @@ impl Drop for Region {
 const SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);
-
-fn map_shared(fd: BorrowedFd<'_>, bytes: usize) -> rustix::io::Result<*mut u8> {
-    // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
-    let address = unsafe {
-        mmap(
-            std::ptr::null_mut(),
-            bytes,
-            ProtFlags::READ | ProtFlags::WRITE,
-            MapFlags::SHARED,
-            fd,
-            0,
-        )
-    }?;
-    Ok(address.cast())
-}
 
 /// The error of a mapping that the kernel has refused: by the limit that is in the way, if one is found.
 fn refused(what: String, bytes: usize, pages: Pages, cause: rustix::io::Errno) -> Error {

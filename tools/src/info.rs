@@ -230,6 +230,14 @@ fn values(config: &Config) -> BTreeMap<&'static str, String> {
         ("LINERATE_TRANSPORT", config.transport.clone()),
         ("LINERATE_PROGRESS", progress.into()),
         (
+            "LINERATE_THREADS",
+            config.threads.map_or("auto".into(), |t| t.to_string()),
+        ),
+        (
+            "LINERATE_HUGE_PAGES",
+            if config.huge_pages { "auto" } else { "off" }.into(),
+        ),
+        (
             "LINERATE_DEBUG",
             if config.debug { "info" } else { "off" }.into(),
         ),

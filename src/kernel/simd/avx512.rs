@@ -71,7 +71,7 @@ avx512_lanes! {
 }
 
 /// The bf16 of the even places and those of the odd ones, widened: apart they need no shuffles.
-type Pair = [__m512; 2];
+pub(super) type Pair = [__m512; 2];
 
 /// The upper half of 32 bits.
 const UPPER: i32 = 0xffff_0000_u32 as i32;
@@ -190,7 +190,7 @@ fn round_to_bf16(value: __m512) -> __m512i {
 /// 64 readable bytes.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn load_pairs(from: *const i32) -> Pair {
+pub(super) unsafe fn load_pairs(from: *const i32) -> Pair {
     // SAFETY: the caller's contract.
     let both = unsafe { _mm512_loadu_epi32(from) };
     let odd = _mm512_and_si512(both, _mm512_set1_epi32(UPPER));
@@ -199,7 +199,7 @@ unsafe fn load_pairs(from: *const i32) -> Pair {
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn join([even, odd]: Pair) -> __m512i {
+pub(super) fn join([even, odd]: Pair) -> __m512i {
     let even = _mm512_srli_epi32::<16>(round_to_bf16(even));
     let odd = _mm512_and_si512(round_to_bf16(odd), _mm512_set1_epi32(UPPER));
     _mm512_or_si512(even, odd)
@@ -225,7 +225,7 @@ unsafe fn stream_pairs(to: *mut __m512i, value: Pair) {
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn splat_pair(value: f32) -> Pair {
+pub(super) fn splat_pair(value: f32) -> Pair {
     [_mm512_set1_ps(value); 2]
 }
 
@@ -233,7 +233,7 @@ macro_rules! pairwise {
     ($($name:ident = $each:ident),*) => {$(
         #[inline]
         #[target_feature(enable = "avx512f,avx512dq")]
-        fn $name(a: Pair, b: Pair) -> Pair {
+        pub(super) fn $name(a: Pair, b: Pair) -> Pair {
             [$each(a[0], b[0]), $each(a[1], b[1])]
         }
     )*};

@@ -12,6 +12,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 #[cfg(target_arch = "x86_64")]
+mod avx512_bf16;
+#[cfg(target_arch = "x86_64")]
 mod lane;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -32,6 +34,8 @@ pub(super) enum Isa {
     Avx2,
     /// 64-byte vectors.
     Avx512,
+    /// 64-byte vectors, and bf16 are rounded by the CPU.
+    Avx512Bf16,
 }
 
 impl Isa {
@@ -40,7 +44,7 @@ impl Isa {
     fn best() -> Isa {
         static BEST: OnceLock<Isa> = OnceLock::new();
         *BEST.get_or_init(|| {
-            let widest_first = [Isa::Avx512, Isa::Avx2];
+            let widest_first = [Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2];
             let found = widest_first.into_iter().find(|isa| isa.is_present());
             found.unwrap_or(Isa::Scalar)
         })
@@ -48,13 +52,13 @@ impl Isa {
 
     /// The one that is fastest for a type.
     ///
-    /// Narrow floats widen and round in registers, and 64-byte vectors do that up to twice as fast. All
-    /// else waits for memory: equal from a cache, and on Zen 4 with 64-byte vectors a tenth slower when
-    /// the destination is in none (benches/README.md), so it stays at 32 bytes.
+    /// bf16 are widened and rounded in registers, and 64-byte vectors do that faster. All else waits for memory:
+    /// equal from a cache, and on Zen 4 with 64-byte vectors a tenth slower when the destination is in none, so it
+    /// stays at 32 bytes; so does f16, whose conversions are a tenth faster there (benches/README.md).
     #[inline]
     pub(super) fn best_for(dtype: DataType) -> Isa {
         match dtype {
-            DataType::F16 | DataType::Bf16 => Isa::best(),
+            DataType::Bf16 => Isa::best(),
             _ => Isa::best().min(Isa::Avx2),
         }
     }
@@ -73,6 +77,8 @@ impl Isa {
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
             }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => Isa::Avx512.is_present() && is_x86_feature_detected!("avx512bf16"),
             #[cfg(not(target_arch = "x86_64"))]
             _ => false,
         }

@@ -2,6 +2,7 @@
 
 use super::avx2::{self, fold_avx2, map_avx2};
 use super::avx512::{self, fold_avx512, map_avx512};
+use super::avx512_bf16::{self, fold_avx512_bf16};
 use super::lane::{And, DivideBy, Keep, Max, Min, MultiplyBy, Prod, Sum};
 use super::{Isa, Reduction, Stores};
 use crate::kernel::scalar;
@@ -143,9 +144,22 @@ macro_rules! integer_table {
     }};
 }
 
+macro_rules! native_bf16 {
+    ($combine:expr) => {
+        by_combine!(
+            fold_avx512_bf16,
+            avx512_bf16::Bf16,
+            avx512_bf16::Bf16,
+            $combine,
+            no_and()
+        )
+    };
+}
+
 fn fold_of(isa: Isa, dtype: DataType, combine: Combine) -> Fold<Keep> {
     match isa {
-        Isa::Avx512 => float_table!(avx512, fold_avx512, dtype, combine, {
+        Isa::Avx512Bf16 if dtype == DataType::Bf16 => native_bf16!(combine),
+        Isa::Avx512 | Isa::Avx512Bf16 => float_table!(avx512, fold_avx512, dtype, combine, {
             integer_table!(avx512, fold_avx512, dtype, combine)
         }),
         _ => float_table!(avx2, fold_avx2, dtype, combine, {
@@ -156,7 +170,10 @@ fn fold_of(isa: Isa, dtype: DataType, combine: Combine) -> Fold<Keep> {
 
 fn fold_divide_of(isa: Isa, dtype: DataType, combine: Combine) -> Fold<DivideBy> {
     match isa {
-        Isa::Avx512 => float_table!(avx512, fold_avx512, dtype, combine, no_float()),
+        Isa::Avx512Bf16 if dtype == DataType::Bf16 => native_bf16!(combine),
+        Isa::Avx512 | Isa::Avx512Bf16 => {
+            float_table!(avx512, fold_avx512, dtype, combine, no_float())
+        }
         _ => float_table!(avx2, fold_avx2, dtype, combine, no_float()),
     }
 }
@@ -175,7 +192,7 @@ macro_rules! scale_table {
 
 fn scale_of(isa: Isa, dtype: DataType) -> Map<MultiplyBy> {
     match isa {
-        Isa::Avx512 => scale_table!(avx512, map_avx512, dtype),
+        Isa::Avx512 | Isa::Avx512Bf16 => scale_table!(avx512, map_avx512, dtype),
         _ => scale_table!(avx2, map_avx2, dtype),
     }
 }
@@ -196,7 +213,7 @@ macro_rules! convert_table {
 
 fn convert_of(isa: Isa, from: DataType, to: DataType) -> Option<Map<Keep>> {
     Some(match isa {
-        Isa::Avx512 => convert_table!(avx512, map_avx512, (from, to)),
+        Isa::Avx512 | Isa::Avx512Bf16 => convert_table!(avx512, map_avx512, (from, to)),
         _ => convert_table!(avx2, map_avx2, (from, to)),
     })
 }

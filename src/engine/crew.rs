@@ -1,0 +1,411 @@
+//! [`Crew`]: a few threads among which large copies and reductions are split.
+//!
+//! One core does not fill the memory of a host with several channels, so where a rank has more than one core it may
+//! use them. Work is cut into parts of [`PART_BYTES`] by ranges of elements, which whoever is free takes next, the
+//! caller included: a thread that gets no core only takes fewer parts. Every element is computed by the same code
+//! from the same sources in the same order, so the results do not depend on the number of threads.
+//!
+//! The threads are made at the first large piece of work, sleep between pieces (nothing spins), and end with the crew.
+//! They never see a schedule, a transport or the clock.
+
+use crate::kernel;
+use crate::memory::View;
+use crate::types::{Combine, DataType, Finish};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+/// Bytes of one part: 25 us at 10 GB/s, so the two locks around it cost less than a hundredth. A multiple of every
+/// element and of a cache line, so that all parts are aligned alike.
+pub const PART_BYTES: usize = 256 << 10;
+
+/// Work below this is done by the caller: waking a thread takes 5 to 50 us, in which one core copies up to 2 MiB from
+/// its caches, and operations of 4 to 16 MiB gained nothing (benches/README.md).
+pub const SHARED_BYTES_MIN: usize = 4 << 20;
+
+/// Parts for which a thread is woken.
+const PARTS_PER_THREAD: usize = 4;
+const _: () = assert!(SHARED_BYTES_MIN >= 2 * PARTS_PER_THREAD * PART_BYTES);
+
+/// What is done to views.
+#[derive(Clone, Copy, Debug)]
+pub enum Work {
+    /// The source into the destination; `streamed`: around the caches, if possible.
+    Copy { streamed: bool },
+    /// As [`kernel::scale`].
+    Scale { dtype: DataType, factor: f64 },
+    /// As [`kernel::reduce`]; `streamed`: as [`kernel::reduce_streaming`].
+    Reduce {
+        dtype: DataType,
+        combine: Combine,
+        finish: Finish,
+        streamed: bool,
+    },
+}
+
+impl Work {
+    fn run(self, sources: &[View], destinations: &[View]) {
+        match self {
+            Work::Copy { streamed: false } => destinations[0].copy_from(sources[0]),
+            Work::Copy { streamed: true } => kernel::copy_streaming(sources[0], destinations[0]),
+            Work::Scale { dtype, factor } => {
+                kernel::scale(dtype, factor, sources[0], destinations[0]);
+            }
+            Work::Reduce {
+                dtype,
+                combine,
+                finish,
+                streamed,
+            } => {
+                let reduce = match streamed {
+                    true => kernel::reduce_streaming,
+                    false => kernel::reduce,
+                };
+                reduce(dtype, combine, finish, sources, destinations);
+            }
+        }
+    }
+}
+
+/// A caller and the threads that it shares large work with.
+#[derive(Debug)]
+pub struct Crew {
+    threads_max: usize,
+    board: Arc<Board>,
+    threads: Vec<JoinHandle<()>>,
+    part: Part,
+    /// Who made it: a forked child has its memory and none of its threads.
+    process: u32,
+}
+
+/// Where the work at hand is posted.
+#[derive(Debug)]
+struct Board {
+    state: Mutex<State>,
+    /// There are parts to take, or it is over.
+    posted: Condvar,
+    /// The last part is done.
+    done: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    work: Work,
+    sources: Vec<View>,
+    destinations: Vec<View>,
+    parts_count: usize,
+    parts_taken: usize,
+    parts_done: usize,
+    has_panicked: bool,
+    is_over: bool,
+}
+
+/// The views of one part; kept, so that taking one does not allocate.
+#[derive(Debug, Default)]
+struct Part {
+    sources: Vec<View>,
+    destinations: Vec<View>,
+}
+
+impl Crew {
+    /// A crew of at most `threads_max` threads with the caller's; with 1, everything is done by the caller.
+    pub fn new(threads_max: usize) -> Crew {
+        let state = State {
+            work: Work::Copy { streamed: false },
+            sources: Vec::new(),
+            destinations: Vec::new(),
+            parts_count: 0,
+            parts_taken: 0,
+            parts_done: 0,
+            has_panicked: false,
+            is_over: false,
+        };
+        Crew {
+            threads_max: threads_max.max(1),
+            board: Arc::new(Board {
+                state: Mutex::new(state),
+                posted: Condvar::new(),
+                done: Condvar::new(),
+            }),
+            threads: Vec::new(),
+            part: Part::default(),
+            process: std::process::id(),
+        }
+    }
+
+    /// Threads that share large work, the caller's included.
+    pub fn threads_max(&self) -> usize {
+        self.threads_max
+    }
+
+    /// Does the work, which is done when this returns. Views are equally long, as the kernels want them.
+    ///
+    /// # Panics
+    /// As the kernels; the threads have let go of the views then too.
+    pub fn run(&mut self, work: Work, sources: &[View], destinations: &[View]) {
+        let bytes = sources[0].len_bytes();
+        let parts_count = bytes.div_ceil(PART_BYTES);
+        if self.threads_max == 1 || bytes < SHARED_BYTES_MIN {
+            return work.run(sources, destinations);
+        }
+        let mut views = sources.iter().chain(destinations);
+        assert!(
+            views.all(|view| view.len_bytes() == bytes),
+            "work on views of unequal length"
+        );
+        self.start_threads();
+        let mut state = self.board.lock();
+        state.work = work;
+        state.sources.clear();
+        state.sources.extend_from_slice(sources);
+        state.destinations.clear();
+        state.destinations.extend_from_slice(destinations);
+        (state.parts_count, state.parts_taken, state.parts_done) = (parts_count, 0, 0);
+        let complete = Complete(&self.board);
+        let wanted = parts_count / PARTS_PER_THREAD - 1;
+        for _ in 0..wanted.min(self.threads.len()) {
+            self.board.posted.notify_one();
+        }
+        while let Some(work) = state.take_part(&mut self.part) {
+            drop(state);
+            self.board.run_part(work, &self.part);
+            state = self.board.lock();
+        }
+        drop(state);
+        drop(complete);
+        let has_panicked = self.board.lock().has_panicked;
+        assert!(!has_panicked, "a thread of the crew has panicked");
+    }
+
+    /// Starts the threads that are missing. A host that has no thread to give leaves the work to those there are.
+    fn start_threads(&mut self) {
+        while self.threads.len() + 1 < self.threads_max {
+            let board = self.board.clone();
+            let thread = std::thread::Builder::new().name("linerate-crew".into());
+            match thread.spawn(move || board.serve()) {
+                Ok(handle) => self.threads.push(handle),
+                Err(_) => self.threads_max = self.threads.len() + 1,
+            }
+        }
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        if self.process != std::process::id() {
+            // The threads stayed with the parent, perhaps with the lock held: nothing to end, nothing to wait for.
+            std::mem::forget(std::mem::take(&mut self.threads));
+            return;
+        }
+        self.board.lock().is_over = true;
+        self.board.posted.notify_all();
+        for thread in self.threads.drain(..) {
+            // A panic has been printed, and `run` has told the caller.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Board {
+    /// Panics are counted in the state, which is whole at every unlock.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A thread's life.
+    fn serve(&self) {
+        let mut part = Part::default();
+        let mut state = self.lock();
+        while !state.is_over {
+            match state.take_part(&mut part) {
+                Some(work) => {
+                    drop(state);
+                    self.run_part(work, &part);
+                    state = self.lock();
+                }
+                None => state = wait(&self.posted, state),
+            }
+        }
+    }
+
+    fn run_part(&self, work: Work, part: &Part) {
+        let _count = CountDone(self);
+        work.run(&part.sources, &part.destinations);
+    }
+}
+
+impl State {
+    /// The next part, if there is one that nobody has taken.
+    fn take_part(&mut self, part: &mut Part) -> Option<Work> {
+        if self.parts_taken == self.parts_count {
+            return None;
+        }
+        let start = self.parts_taken * PART_BYTES;
+        self.parts_taken += 1;
+        let cut = |view: &View| view.part(start, PART_BYTES.min(view.len_bytes() - start));
+        part.sources.clear();
+        part.sources.extend(self.sources.iter().map(cut));
+        part.destinations.clear();
+        part.destinations.extend(self.destinations.iter().map(cut));
+        Some(self.work)
+    }
+}
+
+/// Counts a part as done when it is dropped, so that a panic cannot leave the caller waiting.
+struct CountDone<'a>(&'a Board);
+
+impl Drop for CountDone<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.parts_done += 1;
+        state.has_panicked |= std::thread::panicking();
+        if state.parts_done == state.parts_count {
+            self.0.done.notify_one();
+        }
+    }
+}
+
+/// Work that is posted. When it is dropped, nobody takes another part, and those that are taken are done: also when
+/// the caller panics, whose views may end then.
+struct Complete<'a>(&'a Board);
+
+impl Drop for Complete<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.parts_count = state.parts_taken;
+        while state.parts_done < state.parts_count {
+            state = wait(&self.0.done, state);
+        }
+    }
+}
+
+fn wait<'a>(condition: &Condvar, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    condition
+        .wait(state)
+        .unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Region;
+
+    const SUM: Work = Work::Reduce {
+        dtype: DataType::F32,
+        combine: Combine::Sum,
+        finish: Finish::Divide(3),
+        streamed: false,
+    };
+
+    /// Three sources of mixed magnitude, the last of them in place, on `threads` threads.
+    fn reduced(crew: &mut Crew, work: Work, bytes: usize) -> Vec<u8> {
+        let region = Region::private(3 * bytes).unwrap();
+        let views = [0, 1, 2].map(|index| region.view().part(index * bytes, bytes));
+        for index in 0..3 * bytes / 4 {
+            let scale = [1e-3f32, 1.0, 1e7][index % 3];
+            region.view().store(index, (index as f32).sin() * scale);
+        }
+        let destinations = match work {
+            Work::Reduce { .. } => &views[1..],
+            _ => &views[2..],
+        };
+        crew.run(work, &views, destinations);
+        let mut out = vec![0; 3 * bytes];
+        region.view().read(0, &mut out);
+        out
+    }
+
+    #[test]
+    fn results_are_the_same_bits_for_any_number_of_threads() {
+        let works = [
+            SUM,
+            Work::Reduce {
+                dtype: DataType::Bf16,
+                combine: Combine::Max,
+                finish: Finish::None,
+                streamed: true,
+            },
+            Work::Copy { streamed: false },
+            Work::Copy { streamed: true },
+            Work::Scale {
+                dtype: DataType::F64,
+                factor: 0.3,
+            },
+        ];
+        let least = SHARED_BYTES_MIN;
+        let lengths = [0, 8, least - 8, least, least + PART_BYTES + 8];
+        let mut alone = Crew::new(1);
+        let mut crews = [2, 3, 5].map(Crew::new);
+        for work in works {
+            for bytes in lengths {
+                let expected = reduced(&mut alone, work, bytes);
+                for crew in &mut crews {
+                    let threads = crew.threads_max();
+                    let got = reduced(crew, work, bytes);
+                    assert!(
+                        got == expected,
+                        "{work:?} of {bytes} bytes, {threads} threads"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn threads_begin_with_the_first_large_work_and_end_with_the_crew() {
+        let mut crew = Crew::new(3);
+        reduced(&mut crew, SUM, SHARED_BYTES_MIN - 8);
+        assert_eq!(crew.threads.len(), 0, "small work needs no threads");
+        reduced(&mut crew, SUM, SHARED_BYTES_MIN);
+        assert_eq!(crew.threads.len(), 2);
+        let kept = |crew: &Crew| {
+            let state = crew.board.lock();
+            let posted = [&state.sources, &state.destinations];
+            let own = [&crew.part.sources, &crew.part.destinations];
+            [posted, own].map(|lists| lists.map(|list| (list.as_ptr(), list.capacity())))
+        };
+        let lists = kept(&crew);
+        reduced(&mut crew, SUM, 2 * SHARED_BYTES_MIN);
+        assert_eq!(kept(&crew), lists, "the lists are used again");
+        assert_eq!(crew.threads.len(), 2);
+        let board = Arc::downgrade(&crew.board);
+        drop(crew);
+        assert!(
+            board.upgrade().is_none(),
+            "no thread holds the board any more"
+        );
+    }
+
+    #[test]
+    fn a_forked_child_does_not_wait_for_threads_that_it_has_not() {
+        let mut crew = Crew::new(2);
+        reduced(&mut crew, SUM, SHARED_BYTES_MIN);
+        let board = crew.board.clone();
+        crew.process += 1;
+        // A thread in the middle of something, as the fork may have found it: ending the crew must not want the lock.
+        let held = board.lock();
+        drop(crew);
+        drop(held);
+        assert!(!board.lock().is_over, "the parent's threads go on");
+        board.lock().is_over = true;
+        board.posted.notify_all();
+    }
+
+    #[test]
+    fn after_a_panic_no_thread_touches_the_views() {
+        let mut crew = Crew::new(3);
+        let and_of_floats = Work::Reduce {
+            dtype: DataType::F32,
+            combine: Combine::BitAnd,
+            finish: Finish::None,
+            streamed: false,
+        };
+        let failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            reduced(&mut crew, and_of_floats, SHARED_BYTES_MIN)
+        }));
+        assert!(failed.is_err());
+        let state = crew.board.lock();
+        assert_eq!(state.parts_done, state.parts_taken);
+        drop(state);
+        assert!(crew.board.lock().has_panicked);
+    }
+}

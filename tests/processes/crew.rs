@@ -1,0 +1,66 @@
+//! Large operations, which several threads of a rank share.
+
+use super::{results, spawn};
+use linerate::{Buffer, Call, Collective, Communicator, DataType, ReduceOp};
+
+/// Elements of a rank: 18 MiB of f32 and a bit, so that pieces are shared, the last one is not whole, and, out of place
+/// on two ranks, the caches of most machines are written around.
+const COUNT: u64 = (18 << 18) + 77;
+
+/// An allreduce in place and out of place and an all-gather; prints a hash of all bits, and how many threads of a crew
+/// this process had before and has after the communicator has gone.
+pub fn large(comm: Communicator) {
+    let (bytes, ranks) = (4 * COUNT as usize, u64::from(comm.ranks()));
+    let (input, output) = (comm.alloc(bytes).unwrap(), comm.alloc(bytes).unwrap());
+    let all = comm.alloc(bytes * ranks as usize).unwrap();
+    let values: Vec<f32> = (0..COUNT)
+        .map(|index| {
+            let scale = [1e-3, 1.0, 1e7][(index + u64::from(comm.rank())) as usize % 3];
+            (index as f32).sin() * scale
+        })
+        .collect();
+    input.write(0, &values);
+    let sum = |from: &Buffer, to: &Buffer| {
+        let call = Call::all_reduce(DataType::F32, ReduceOp::Sum, COUNT, from, to);
+        comm.run(&call).unwrap();
+    };
+    sum(&input, &output);
+    let gather = Call {
+        input: Some(input.clone()),
+        output: Some(all.clone()),
+        ..Call::new(Collective::AllGather, DataType::F32, COUNT)
+    };
+    comm.run(&gather).unwrap();
+    drop(gather);
+    sum(&input, &input);
+    let mut hash = 0u64;
+    for buffer in [&input, &output, &all] {
+        for value in buffer.to_vec::<f32>() {
+            hash = linerate::prng::mix(hash ^ u64::from(value.to_bits()));
+        }
+    }
+    let before = crew_count();
+    drop((input, output, all));
+    drop(comm);
+    println!("RESULT {hash:016x} {before} {}", crew_count());
+}
+
+fn crew_count() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    tasks
+        .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok())
+        .filter(|name| name.trim() == "linerate-crew")
+        .count()
+}
+
+#[test]
+fn large_operations_give_the_same_bits_on_any_number_of_threads_which_end() {
+    let with = |threads| results(spawn("large", 2, &[("LINERATE_THREADS", threads)]));
+    let alone = with("1");
+    let shared = with("3");
+    for (rank, (alone, shared)) in alone.iter().zip(&shared).enumerate() {
+        let hash = alone.strip_suffix(" 0 0").expect("no thread was made");
+        assert_eq!(*shared, format!("{hash} 2 0"), "rank {rank}");
+    }
+    assert_eq!(alone[0], alone[1], "all ranks have the same results");
+}
