@@ -193,12 +193,12 @@ impl Links {
         self.put(peer, staging, offset)
     }
 
-    /// Tells a peer how many operations this rank has retired; false: no room now.
+    /// Tells a peer how many operations this rank has retired; false: no room now. A store does not wake the peer: the
+    /// next signal does, which the core then need not wait for twice.
     pub fn publish_retired(&mut self, peer: Rank, retired: u64) -> Result<bool> {
         let offset = self.layout.retired(self.rank);
         if let Some(control) = self.peers[peer as usize].control {
             control::store_retired(control, offset, retired);
-            self.transport.notify(peer);
             return Ok(true);
         }
         let staging = self.control.part(self.layout.message(self.ranks), 8);

@@ -106,6 +106,8 @@ pub struct Engine {
     retired: u64,
     published: u64,
     publish_to: Vec<Rank>,
+    /// Peers may not have been woken since the last count was published.
+    is_publishing_quietly: bool,
     is_retired: [bool; OPERATION_SLOTS as usize],
     /// Least retired count of the peers at the last look.
     retired_by_all: u64,
@@ -161,6 +163,7 @@ impl Engine {
             retired: 0,
             published: 0,
             publish_to: Vec::new(),
+            is_publishing_quietly: false,
             is_retired: [false; OPERATION_SLOTS as usize],
             retired_by_all: 0,
             pair_counts: vec![(0, 0); ranks as usize],
@@ -237,6 +240,7 @@ impl Engine {
     pub fn drive(&mut self, now: Time) -> bool {
         self.driver.moved = false;
         self.now = now;
+        self.wake_published();
         self.poll_events();
         if self.failure.is_none() {
             self.run_rounds(now);

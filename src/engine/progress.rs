@@ -41,6 +41,14 @@ pub struct Progress {
 }
 
 impl Progress {
+    /// Makes room for a schedule of this many steps.
+    pub fn reserve(&mut self, steps: usize) {
+        self.runs.clear();
+        self.runs.reserve(steps);
+        self.ready.clear();
+        self.ready.reserve(steps);
+    }
+
     /// Arms the schedule: every step may run once, those without needs are ready.
     pub fn arm(&mut self, prepared: &Prepared) {
         self.runs.clear();

@@ -250,6 +250,11 @@ impl Round {
         if is_repeated {
             return;
         }
+        // Room for everything now, so that no later round of the call allocates.
+        let steps = call.prepared.schedule.steps.len();
+        self.progress.reserve(steps);
+        self.waiting.reserve(steps);
+        self.stalled.reserve(steps);
         self.prepared = call.prepared.clone();
         self.arguments = Some(*arguments);
         self.signature = signature_of(arguments, call.prepared, call.slots);

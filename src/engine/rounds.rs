@@ -275,5 +275,15 @@ impl Engine {
                 Ok(true) | Err(_) => self.publish_to.pop(),
             };
         }
+        self.is_publishing_quietly = true;
+    }
+
+    /// Wakes peers that may sleep until this rank has retired more, if it has and they have had no signal since.
+    pub(super) fn wake_published(&mut self) {
+        if std::mem::take(&mut self.is_publishing_quietly) {
+            for peer in self.driver.links.others() {
+                self.driver.links.transport.notify(peer);
+            }
+        }
     }
 }

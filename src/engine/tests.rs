@@ -353,7 +353,6 @@ fn the_news_of_a_failure_reaches_a_peer_that_had_no_room_for_it() {
         operation: "a test".into(),
     };
     job.engines[0].fail(cause.clone(), true);
-    job.settle();
     assert_eq!(job.engines[1].failure(), None, "no room for the news yet");
     let now = job.world.now();
     job.engines[0].drive_slow(now);

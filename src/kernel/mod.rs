@@ -153,16 +153,17 @@ fn reduce_with(mut reduction: Reduction, sources: &[View], destinations: &[View]
         reduction.dtype = DataType::U8;
     }
     let views = (sources, destinations);
-    let size = reduction.dtype.size_bytes();
+    // Sizes are powers of two, and each division costs as much as the sum of a short vector.
+    let shift = reduction.dtype.size_bytes().trailing_zeros();
     if head_bytes > 0 {
-        scalar::reduce(&reduction, views, 0..head_bytes / size);
+        scalar::reduce(&reduction, views, 0..head_bytes >> shift);
     }
     let mut end_bytes = head_bytes;
     if bytes - head_bytes >= CACHE_LINE_BYTES {
         end_bytes = simd::reduce(&reduction, sources, destinations, head_bytes..bytes);
     }
     if end_bytes < bytes {
-        scalar::reduce(&reduction, views, end_bytes / size..bytes / size);
+        scalar::reduce(&reduction, views, end_bytes >> shift..bytes >> shift);
     }
 }
 
@@ -202,7 +203,7 @@ fn check_reduce(reduction: &Reduction, sources: &[View], destinations: &[View]) 
 
 fn check_whole(dtype: DataType, bytes: usize) {
     assert!(
-        bytes.is_multiple_of(dtype.size_bytes()),
+        bytes & (dtype.size_bytes() - 1) == 0,
         "{bytes} bytes are no whole number of {dtype} elements"
     );
 }

@@ -3,7 +3,7 @@
 //!
 //! A rank binds itself when it starts, before it has threads; what it starts inherits its cores.
 
-use crate::system;
+use crate::{output, system};
 use clap::ValueEnum;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
@@ -53,9 +53,9 @@ pub fn bind_rank() {
     let mut set = CpuSet::new();
     share.iter().for_each(|&core| set.set(core));
     if let Err(error) = sched_setaffinity(None, &set) {
-        eprintln!(
+        output::print_error(&format!(
             "linerate: cannot bind rank {rank} to the cores {share:?}: {error}; it runs unbound, as with --bind none"
-        );
+        ));
     }
 }
 

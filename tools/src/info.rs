@@ -92,7 +92,7 @@ pub fn run(args: &InfoArgs) -> ExitCode {
     match output::print_text(&text).and(info.config) {
         Ok(_) => ExitCode::SUCCESS,
         Err(reason) => {
-            eprintln!("error: {reason}");
+            output::print_error(&format!("error: {reason}"));
             ExitCode::from(1)
         }
     }

@@ -5,6 +5,7 @@
 //! would otherwise need code between fork and exec. How ranks end is in `process.rs`.
 
 use crate::binding::{BIND, Bind};
+use crate::output;
 use crate::process::{Endings, Supervisor};
 use crate::settings::{FAILED, USAGE};
 use clap::Args;
@@ -69,7 +70,7 @@ pub struct RankExecArgs {
 pub fn run(args: &LaunchArgs) -> ExitCode {
     let search_path = std::env::var_os("PATH").unwrap_or_default();
     if let Err((code, text)) = find_program(&args.command[0], &search_path) {
-        eprintln!("linerate launch: {text}");
+        output::print_error(&format!("linerate launch: {text}"));
         return ExitCode::from(code);
     }
     let mut arguments = vec![OsString::from(RANK_EXEC), OsString::from("--")];
@@ -112,10 +113,10 @@ pub fn exec(args: &RankExecArgs) -> ExitCode {
     let shown = program.to_string_lossy();
     let has_file = error.kind() == io::ErrorKind::NotFound && Path::new(program).exists();
     match has_file {
-        true => eprintln!(
+        true => output::print_error(&format!(
             "linerate launch: {shown}: the file is there; what is not is the interpreter that its first line (#!) or its header names"
-        ),
-        false => eprintln!("linerate launch: {shown}: {error}"),
+        )),
+        false => output::print_error(&format!("linerate launch: {shown}: {error}")),
     }
     ExitCode::from(match error.kind() {
         io::ErrorKind::NotFound => NOT_FOUND,
@@ -132,7 +133,7 @@ pub fn die_with_parent() {
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     let now = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().to_string());
     if now.as_deref().map(OsStr::new) != Some(&parent) {
-        eprintln!("linerate: the process that started this rank has ended");
+        output::print_error("linerate: the process that started this rank has ended");
         std::process::exit(1);
     }
 }
@@ -160,7 +161,9 @@ fn supervise(
                 true => "; raise the limit of descriptors with `ulimit -n`",
                 false => "",
             };
-            eprintln!("linerate: cannot start {ranks} ranks: {error}{hint}");
+            output::print_error(&format!(
+                "linerate: cannot start {ranks} ranks: {error}{hint}"
+            ));
             1
         }
     }

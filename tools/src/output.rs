@@ -23,6 +23,12 @@ pub fn print_text(text: &str) -> Result<(), String> {
     }
 }
 
+/// Prints a line to standard error, whole even when several ranks share the terminal.
+pub fn print_error(text: &str) {
+    // Nobody can be told that standard error is closed.
+    let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
+}
+
 /// Whether a document can be written there, before hours are spent on what it will say. `flag` is for the text.
 pub fn check_target(flag: &str, target: &Path) -> Result<(), String> {
     if is_stdout(target) {

@@ -5,6 +5,7 @@
 //! leader is reaped, because until then its number cannot belong to anybody else.
 
 use crate::launch::exit_code;
+use crate::output;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use signal_hook::consts::signal::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 use std::io::{self, Read};
@@ -143,12 +144,14 @@ impl Supervisor {
         self.first_code = Some(exit_code(status));
         self.stage = Stage::Grace(Instant::now() + self.grace);
         match (status.signal(), self.endings) {
-            (Some(signal), _) => eprintln!("linerate: rank {index} was killed by signal {signal}"),
+            (Some(signal), _) => output::print_error(&format!(
+                "linerate: rank {index} was killed by signal {signal}"
+            )),
             (None, Endings::Told) => {
-                eprintln!(
+                output::print_error(&format!(
                     "linerate: rank {index} exited with code {}",
                     exit_code(status)
-                );
+                ));
             }
             (None, Endings::OnlySignals) => {}
         }
@@ -160,7 +163,7 @@ impl Supervisor {
             return;
         };
         if self.endings == Endings::OnlySignals && self.first_code.is_none() {
-            eprintln!("linerate: ended by signal {number}");
+            output::print_error(&format!("linerate: ended by signal {number}"));
         }
         let was_asked_before = !matches!(self.stage, Stage::Running);
         self.first_code.get_or_insert(128 + number);

@@ -17,6 +17,9 @@ const PIECE_BYTES: usize = 1 << 20;
 const PIECE_BYTES_SHARED: usize = 8 << 20;
 const _: () = assert!(PIECE_BYTES_SHARED >= SHARED_BYTES_MIN);
 
+/// Pieces below this belong to no operation that is larger than a cache, or to its last rest.
+const PIECE_BYTES_STREAMED_MIN: usize = 4 << 10;
+
 /// Pieces of a step in a row, about 10 ms: after them peers are heard, whatever the length of the step.
 pub(super) const PIECES_MAX: usize = 64;
 
@@ -172,14 +175,17 @@ impl Driver {
     /// to 2.4 times as fast in most runs (benches/README.md). Reductions in place write what they read and
     /// stay as they are.
     fn is_streamed(&self, round: &Round) -> bool {
+        if self.sources[0].len_bytes() < PIECE_BYTES_STREAMED_MIN || !round.prepared.reaches_buffers
+        {
+            return false;
+        }
         let [input, output] =
             [BufferId::INPUT, BufferId::OUTPUT].map(|id| round.buffers[id.0 as usize]);
         let bytes = match input.overlaps(&output) {
             true => input.len_bytes().max(output.len_bytes()),
             false => input.len_bytes() + output.len_bytes(),
         };
-        round.prepared.reaches_buffers
-            && bytes.saturating_mul(self.links.ranks as usize) >= self.cache_bytes
+        bytes.saturating_mul(self.links.ranks as usize) >= self.cache_bytes
     }
 
     /// A range in a peer's memory; `None`: that is not known yet.

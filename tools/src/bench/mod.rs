@@ -33,12 +33,14 @@ pub fn run(args: &BenchArgs) -> ExitCode {
     let plan = match check(args) {
         Ok(plan) => plan,
         Err(text) => {
-            eprintln!("error: {text}\n\nFor more information, try '--help'.");
+            output::print_error(&format!(
+                "error: {text}\n\nFor more information, try '--help'."
+            ));
             return ExitCode::from(USAGE);
         }
     };
     if let Some(reason) = settings::unavailable_reason(&plan.config.transport) {
-        eprintln!("error: {reason}");
+        output::print_error(&format!("error: {reason}"));
         return ExitCode::from(FAILED);
     }
     if plan.link.is_some() {
@@ -71,12 +73,12 @@ fn conclude(who: &str, outcome: rank::Outcome) -> ExitCode {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(failures)) => {
             for failure in failures {
-                eprintln!("error: {failure}");
+                output::print_error(&format!("error: {failure}"));
             }
             ExitCode::from(FAILED)
         }
         Err(error) => {
-            eprintln!("{who}error: {error}");
+            output::print_error(&format!("{who}error: {error}"));
             ExitCode::from(match error.first_cause() {
                 Error::InvalidArgument(_) => USAGE,
                 _ => FAILED,

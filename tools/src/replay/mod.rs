@@ -139,7 +139,7 @@ pub fn run(args: &ReplayArgs) -> ExitCode {
     let prepared = match prepare(args) {
         Ok(prepared) => prepared,
         Err(reason) => {
-            eprintln!("error: {reason}");
+            output::print_error(&format!("error: {reason}"));
             return ExitCode::from(USAGE);
         }
     };
@@ -155,11 +155,11 @@ pub fn run(args: &ReplayArgs) -> ExitCode {
     match (result, std::env::var("RANK")) {
         (Ok(code), _) => ExitCode::from(code),
         (Err(reason), Ok(rank)) => {
-            eprintln!("rank {rank}: error: {reason}");
+            output::print_error(&format!("rank {rank}: error: {reason}"));
             ExitCode::from(FAILED)
         }
         (Err(reason), Err(_)) => {
-            eprintln!("error: {reason}");
+            output::print_error(&format!("error: {reason}"));
             ExitCode::from(FAILED)
         }
     }
