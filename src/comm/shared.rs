@@ -74,10 +74,19 @@ impl Shared {
         let Inside { engine, repeats } = &mut *inside;
         let known = repeats.find(call, memory);
         let is_known = known.is_some();
-        if let Some(at_once) = known
-            && let Some(result) = engine.run_at_once(at_once, self.spin.looks_at_once())
-        {
-            return result;
+        if let Some(at_once) = known {
+            let looks = self.spin.looks_at_once();
+            // The engine is kept for a few turns of the core: longer than other threads would like, and much less than
+            // an operation under way costs.
+            for _ in 0..looks.turns {
+                if let Some(result) = engine.run_at_once(at_once, looks) {
+                    return result;
+                }
+                std::thread::yield_now();
+            }
+            if let Some(result) = engine.run_at_once(at_once, looks) {
+                return result;
+            }
         }
         let mut plans = self.plans();
         let bound = bind(&mut plans)?;

@@ -5,6 +5,7 @@
 use super::prepared::Prepared;
 use super::round::{Round, RoundCall, RoundId, RoundOf};
 use super::tasks::Arguments;
+use super::wait::Looks;
 use super::{Engine, HISTORY};
 use crate::error::Result;
 use crate::limits::COUNT_MAX;
@@ -49,41 +50,25 @@ impl Engine {
         })
     }
 
-    /// Runs a call to its end if each of its waits takes no more than `looks` looks at what peers have stored. `None`:
+    /// Runs a call to its end if each of its waits takes no more than `looks` at what peers have stored. `None`:
     /// not ended; the caller submits the same call next, before anything else is done with the engine.
-    pub fn run_at_once(&mut self, call: &mut AtOnce, looks: u32) -> Option<Result<()>> {
-        let is_alone = self.active.is_empty() && self.queue.is_empty() && self.failure.is_none();
-        let sequence = self.next_sequence;
-        let has_slot = !call.prepared.uses_signals || self.is_retired_by_all(sequence);
-        if !is_alone || !has_slot || self.driver.links.first_gone().is_some() {
-            return None;
-        }
-        let mut round = match call.round.take() {
-            Some(mut round) => {
-                round.again(sequence, self.driver.links.ranks);
-                round
-            }
-            None => match self.begin_at_once(call, sequence) {
+    pub fn run_at_once(&mut self, call: &mut AtOnce, looks: Looks) -> Option<Result<()>> {
+        let mut round = match self.begun.take() {
+            Some(round) => round,
+            None => match self.begin_at_once(call)? {
                 Ok(round) => round,
                 Err(error) => return Some(Err(error)),
             },
         };
-        self.next_sequence += 1;
+        if looks.is_crowded() {
+            self.driver.links.core = rustix::thread::sched_getcpu() as u16 + 1;
+        }
         self.driver.looks = looks;
         let ran = self.driver.run_straight(&call.prepared, &mut round);
-        self.driver.looks = 1;
+        self.driver.looks = Looks::ONCE;
         match ran {
             Ok(true) => {
-                self.history[(sequence % HISTORY as u64) as usize] = (sequence, round.signature);
-                if call.prepared.uses_engine_memory() {
-                    self.put_away(round);
-                } else {
-                    call.round = Some(round);
-                }
-                self.retire(sequence);
-                if sequence.is_multiple_of(CALLS_PER_POLL) {
-                    self.poll_events();
-                }
+                self.end_at_once(call, round);
                 Some(Ok(()))
             }
             Ok(false) => {
@@ -99,7 +84,43 @@ impl Engine {
         }
     }
 
-    fn begin_at_once(&mut self, call: &AtOnce, sequence: u64) -> Result<Box<Round>> {
+    /// The next round of a call; `None` if it cannot run now.
+    fn begin_at_once(&mut self, call: &mut AtOnce) -> Option<Result<Box<Round>>> {
+        let is_alone = self.active.is_empty() && self.queue.is_empty() && self.failure.is_none();
+        let sequence = self.next_sequence;
+        let has_slot = !call.prepared.uses_signals || self.is_retired_by_all(sequence);
+        if !is_alone || !has_slot || self.driver.links.first_gone().is_some() {
+            return None;
+        }
+        let round = match call.round.take() {
+            Some(mut round) => {
+                round.again(sequence, self.driver.links.ranks);
+                round
+            }
+            None => match self.bind_at_once(call, sequence) {
+                Ok(round) => round,
+                Err(error) => return Some(Err(error)),
+            },
+        };
+        self.next_sequence += 1;
+        Some(Ok(round))
+    }
+
+    fn end_at_once(&mut self, call: &mut AtOnce, round: Box<Round>) {
+        let sequence = self.next_sequence - 1;
+        self.history[(sequence % HISTORY as u64) as usize] = (sequence, round.signature);
+        if call.prepared.uses_engine_memory() {
+            self.put_away(round);
+        } else {
+            call.round = Some(round);
+        }
+        self.retire(sequence);
+        if sequence.is_multiple_of(CALLS_PER_POLL) {
+            self.poll_events();
+        }
+    }
+
+    fn bind_at_once(&mut self, call: &AtOnce, sequence: u64) -> Result<Box<Round>> {
         let mut round = self.take_round(&call.prepared);
         let of = RoundOf {
             id: RoundId::Collective(sequence),

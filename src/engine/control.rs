@@ -81,10 +81,13 @@ impl ControlLayout {
     }
 }
 
+/// Bits of a stamp that tell its operation; those above are the core that the sender ran on, plus 1, or 0.
+const STAMP_BITS: u32 = 48;
+
 /// The words of a flag line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// Sequence + 1.
+    /// See [`Line::stamp_of`].
     pub stamp: u64,
     /// What the sender believes the operation to be.
     pub signature: Signature,
@@ -93,6 +96,16 @@ pub struct Line {
 }
 
 impl Line {
+    /// The stamp of an operation's line from a sender on `core` (plus 1; 0: not said).
+    pub fn stamp_of(sequence: u64, core: u16) -> u64 {
+        (sequence + 1) | (u64::from(core) << STAMP_BITS)
+    }
+
+    /// The core of the stamp that a line holds, as in [`Line::stamp_of`].
+    pub fn core(memory: View, offset: usize) -> u16 {
+        (memory.load::<u64>(offset / 8) >> STAMP_BITS) as u16
+    }
+
     /// Stores the line where its reader polls, the stamp last.
     #[inline]
     pub fn store(&self, memory: View, offset: usize) {
@@ -114,21 +127,22 @@ impl Line {
         }
     }
 
-    /// The signature of the line with this stamp, if it has arrived.
+    /// The signature of the line with this stamp, from whatever core, if it has arrived.
     #[inline]
     pub fn arrived(memory: View, offset: usize, stamp: u64) -> Option<Signature> {
         let [first, signature, ..] = memory.line(offset);
         // Pairs with the release store in `store`.
-        (first.load(Ordering::Acquire) == stamp)
+        ((first.load(Ordering::Acquire) ^ stamp) << (64 - STAMP_BITS) == 0)
             .then(|| Signature(signature.load(Ordering::Relaxed)))
     }
 
     /// The sequence and the signature of whatever a line holds last.
     pub fn last(memory: View, offset: usize) -> Option<(u64, Signature)> {
         // Only a guess, which `arrived` checks.
-        let stamp = memory.load(offset / 8);
+        let stamp: u64 = memory.load(offset / 8);
         let signature = Line::arrived(memory, offset, stamp)?;
-        Some((stamp.checked_sub(1)?, signature))
+        let sequence = stamp & ((1 << STAMP_BITS) - 1);
+        Some((sequence.checked_sub(1)?, signature))
     }
 
     /// The payload of a line that has arrived.

@@ -13,6 +13,7 @@ use super::links::Links;
 use super::pool::Pool;
 use super::prepared::Prepared;
 use super::round::{Round, RoundCall, RoundId, RoundOf};
+use super::wait::Looks;
 use crate::error::Result;
 use crate::memory::View;
 use crate::schedule::{Action, BufferId, Operand, Range, StepId};
@@ -28,7 +29,7 @@ pub struct Driver {
     /// send, so that later ones never take the places that it needs.
     pair_heads: Vec<u64>,
     /// How often a wait looks for a signal that is not there before it is left for later.
-    pub looks: u32,
+    pub looks: Looks,
     /// Something moved since this was last cleared.
     pub moved: bool,
     crew: Crew,
@@ -45,7 +46,7 @@ impl Driver {
             links,
             pool,
             chunk_bytes,
-            looks: 1,
+            looks: Looks::ONCE,
             moved: false,
             crew: Crew::new(host.threads_max),
             cache_bytes: host.cache_bytes,

@@ -35,6 +35,8 @@ struct Peer {
     window: Option<View>,
     /// Why it is gone.
     gone: Option<String>,
+    /// On which core it was when it sent its latest signal, plus 1; 0: not known.
+    core: u16,
 }
 
 /// The transport and the memory that signals live in.
@@ -42,6 +44,8 @@ pub struct Links {
     pub rank: Rank,
     pub ranks: u32,
     pub transport: Box<dyn Transport>,
+    /// The core on which this rank runs, plus 1, where ranks share cores; else 0.
+    pub core: u16,
     layout: ControlLayout,
     control: View,
     control_key: RegionKey,
@@ -92,6 +96,7 @@ impl Links {
             peers: (0..ranks).map(|_| Peer::default()).collect(),
             gone_count: 0,
             transport,
+            core: 0,
         })
     }
 
@@ -244,14 +249,24 @@ impl Links {
     /// The same, looking as often as given. Without pauses: one is as long as a line takes from core to core.
     #[inline]
     pub fn arrived_within(
-        &self,
+        &mut self,
         peer: Rank,
         sequence: u64,
         lane: Lane,
         looks: u32,
     ) -> Option<super::signature::Signature> {
         let offset = self.layout.line(sequence, lane, peer);
-        (0..looks).find_map(|_| Line::arrived(self.control, offset, sequence + 1))
+        let signature = (0..looks).find_map(|_| Line::arrived(self.control, offset, sequence + 1));
+        if self.core != 0 && signature.is_some() {
+            self.peers[peer as usize].core = Line::core(self.control, offset);
+        }
+        signature
+    }
+
+    /// Whether a peer was last heard of on the core on which this rank runs: while this rank looks for it, it cannot come.
+    #[inline]
+    pub fn is_beside(&self, peer: Rank) -> bool {
+        self.core != 0 && self.peers[peer as usize].core == self.core
     }
 
     /// The payload of a peer's line, which has arrived.

@@ -43,7 +43,7 @@ pub use clock::Clock;
 pub use links::Contact;
 pub use prepared::Prepared;
 pub use tasks::{Arguments, TaskCall, TaskId};
-pub use wait::{Patience, SpinTime, Step as WaitStep};
+pub use wait::{Looks, Patience, SpinTime, Step as WaitStep};
 
 use crate::config::Config;
 use crate::error::{Error, Result};

@@ -52,12 +52,22 @@ impl SpinTime {
     }
 
     /// Looks of a call at a signal before it becomes an operation under way: as many as take as long as that does, half
-    /// a microsecond; where looking holds up a peer on the same core, few.
-    pub fn looks_at_once(&self) -> u32 {
+    /// a microsecond. Where looking holds up a peer on the same core, few; for one on another core, as many as take as
+    /// long as it takes that core to turn to it. With 4 ranks on 2 cores 8 bytes took 6.7 us when every wait gave the core
+    /// away at once and became an operation under way; with `waits_for_core` and turns they take 4.4.
+    pub fn looks_at_once(&self) -> Looks {
         if self.get().as_nanos() as u32 > SPIN_NS_MAX / 4 {
-            400
+            Looks {
+                beside: 400,
+                elsewhere: 400,
+                turns: 0,
+            }
         } else {
-            8
+            Looks {
+                beside: 4,
+                elsewhere: 1500,
+                turns: 8,
+            }
         }
     }
 
@@ -78,6 +88,31 @@ impl SpinTime {
             };
             self.0.store(next, Ordering::Relaxed);
         }
+    }
+}
+
+/// How often a wait looks for what a peer stores, before it does something else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Looks {
+    /// While the peer was last seen on this very core.
+    pub beside: u32,
+    /// While it was somewhere else, or nobody knows where.
+    pub elsewhere: u32,
+    /// How often a call at once gives its core away and looks again.
+    pub turns: u32,
+}
+
+impl Looks {
+    /// A look in passing.
+    pub const ONCE: Looks = Looks {
+        beside: 1,
+        elsewhere: 1,
+        turns: 0,
+    };
+
+    /// Whether it matters where peers are.
+    pub fn is_crowded(self) -> bool {
+        self.beside != self.elsewhere
     }
 }
 

@@ -34,7 +34,7 @@ impl Driver {
             None => [0; PAYLOAD_WORDS],
         };
         let line = Line {
-            stamp: sequence + 1,
+            stamp: Line::stamp_of(sequence, self.links.core),
             signature: round.signature,
             payload: words,
         };
@@ -126,7 +126,11 @@ impl Driver {
         // Only where all are needed do those counted before stay counted.
         let needs_all = count as usize == peers.len();
         let skip = if needs_all { *done as usize } else { 0 };
-        let looks = if needs_all { self.looks } else { 1 };
+        let looks = match needs_all {
+            true if self.waits_for_core(&peers[skip..], sequence, lane) => self.looks.beside,
+            true => self.looks.elsewhere,
+            false => 1,
+        };
         let mut arrived = 0;
         for &peer in &peers[skip..] {
             match self.links.arrived_within(peer, sequence, lane, looks) {
@@ -145,6 +149,14 @@ impl Driver {
             self.arrive(round, peers.iter().all(is_registered));
         }
         Ok(is_signalled)
+    }
+
+    /// Whether one of these peers has not come and cannot, because this rank has its core.
+    fn waits_for_core(&self, peers: &[Rank], sequence: u64, lane: Lane) -> bool {
+        let links = &self.links;
+        self.looks.is_crowded()
+            && (peers.iter())
+                .any(|&p| links.is_beside(p) && links.arrived(p, sequence, lane).is_none())
     }
 
     /// A step on lane 0 has completed. If memory that peers would reach is not registered, everyone who takes part
