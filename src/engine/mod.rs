@@ -237,12 +237,13 @@ impl Engine {
     }
 
     /// Takes what has arrived.
+    #[inline]
     fn poll_events(&mut self) {
-        let mut events = std::mem::take(&mut self.events);
-        self.driver.links.transport.poll(self.now, &mut events);
-        match events.is_empty() {
-            true => self.events = events,
-            false => self.handle_events(events),
+        let transport = self.driver.links.transport.as_mut();
+        transport.poll(self.now, &mut self.events);
+        if !self.events.is_empty() {
+            let events = std::mem::take(&mut self.events);
+            self.handle_events(events);
         }
     }
 

@@ -89,7 +89,18 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Resolves all ranges: before anything else, and whenever a count or a slot has changed.
+    /// Takes up a schedule: makes room for its steps, so that no later operation allocates, and resolves its ranges.
+    pub fn take_up(&mut self, prepared: &Prepared, count: &Count<'_>) {
+        let steps = prepared.plan.steps.len();
+        self.runs.clear();
+        self.runs.reserve(steps);
+        self.ready.clear();
+        self.ready.reserve(steps);
+        self.completing.reserve(steps);
+        self.resolve(prepared, count);
+    }
+
+    /// Resolves all ranges: whenever a count or a slot has changed.
     pub fn resolve(&mut self, prepared: &Prepared, count: &Count<'_>) {
         self.spans.clear();
         let ranges = prepared.plan.ranges.iter();
@@ -209,21 +220,23 @@ impl Progress {
         if run.is_waiting {
             return least - 1;
         }
-        let (first, mut limit) = (run.cursor, run.len);
-        let mut met = first;
-        for at in first..end {
-            let edge = &prepared.plan.edges[at as usize];
-            let Some(may) = self.limit_of(edge) else {
-                met += u32::from(met == at);
-                continue;
-            };
-            limit = limit.min(may);
-            if may < least {
-                self.wait_for_elements(step, edge, least);
-                break;
+        let (mut met, mut limit) = (run.cursor as usize, run.len);
+        let mut is_prefix = true;
+        for edge in &prepared.plan.edges[met..end as usize] {
+            match self.limit_of(edge) {
+                // Edges that were met at the beginning of the list are not looked at again.
+                None => met += usize::from(is_prefix),
+                Some(may) => {
+                    is_prefix = false;
+                    limit = limit.min(may);
+                    if may < least {
+                        self.wait_for_elements(step, edge, least);
+                        break;
+                    }
+                }
             }
         }
-        self.runs[step as usize].cursor = met;
+        self.runs[step as usize].cursor = met as u32;
         limit
     }
 
@@ -309,15 +322,17 @@ impl Progress {
     /// Goes on to the first edge before `end` whose step has not completed, and waits for that; true if there is none.
     fn follow(&mut self, prepared: &Prepared, step: StepId, end: u32) -> bool {
         let first = self.runs[step as usize].cursor;
-        for at in first..end {
-            let earlier = prepared.plan.edges[at as usize].earlier;
-            if self.runs[earlier as usize].stage != Stage::Complete {
+        if first >= end {
+            return true;
+        }
+        for (at, edge) in (first..end).zip(&prepared.plan.edges[first as usize..end as usize]) {
+            if self.runs[edge.earlier as usize].stage != Stage::Complete {
                 self.runs[step as usize].cursor = at;
-                StepRun::wait(&mut self.runs, step, earlier, StepRun::COMPLETION);
+                StepRun::wait(&mut self.runs, step, edge.earlier, StepRun::COMPLETION);
                 return false;
             }
         }
-        self.runs[step as usize].cursor = first.max(end);
+        self.runs[step as usize].cursor = end;
         true
     }
 

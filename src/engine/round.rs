@@ -275,21 +275,18 @@ impl Round {
         self.slots.extend_from_slice(call.slots);
         self.segment = segment;
         if !has_same_spans {
-            self.resolve();
+            let (count, slots) = (self.count, &self.slots[..]);
+            let counts = Count { count, slots };
+            self.progress.take_up(&self.prepared, &counts);
         }
     }
 
-    /// Resolves the schedule's ranges for the count and the slots as they are now.
-    fn resolve(&mut self) {
+    /// A receive has filled its slot: ranges that it measures have their lengths from here on.
+    pub fn fill(&mut self, slot: SlotId, len: u64) {
+        self.slots[slot as usize] = len;
         let (count, slots) = (self.count, &self.slots[..]);
         let counts = Count { count, slots };
         self.progress.resolve(&self.prepared, &counts);
-    }
-
-    /// A receive has filled its slot.
-    pub fn fill(&mut self, slot: SlotId, len: u64) {
-        self.slots[slot as usize] = len;
-        self.resolve();
     }
 
     /// Gives every buffer its memory: the caller's views, the window slot and scratch memory.

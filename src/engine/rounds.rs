@@ -158,7 +158,9 @@ impl Engine {
         let mut index = 0;
         while index < self.active.len() && self.failure.is_none() {
             let place = self.active[index];
-            let round = self.rounds[place as usize].take_if(|round| round.has_work());
+            let slot = &mut self.rounds[place as usize];
+            let has_work = slot.as_ref().is_some_and(|round| round.has_work());
+            let round = if has_work { slot.take() } else { None };
             let has_left = round.is_some_and(|round| self.run_round(place, round, now));
             index += usize::from(!has_left);
         }

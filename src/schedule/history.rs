@@ -149,3 +149,119 @@ pub(super) fn full(step: StepId) -> Dependency {
     let overlap = None;
     Dependency { step, overlap }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prng::Prng;
+    use crate::schedule::{BufferId, Builder, Count, Extent, Schedule};
+    use std::collections::HashSet;
+
+    /// Random accesses to two blocks of scratch memory and the output, and fences.
+    fn random_schedule(random: &mut Prng) -> Schedule {
+        let mut b = Builder::new("test", 0, 2, true);
+        let scratch = [b.scratch(Extent::block(0, 3)), b.scratch(Extent::all(1))];
+        for _ in 0..4 + random.below(12) {
+            let mut range = || {
+                let buffer = scratch[random.below(2) as usize];
+                let of = [1, 2, 3, 3, 3][random.below(5) as usize];
+                let extent = Extent::block(random.below(u64::from(of)) as u32, of);
+                match random.below(4) {
+                    0 => Range::new(BufferId::OUTPUT, extent),
+                    1 => Range::new(scratch[1], extent),
+                    _ => Range::at_start(buffer, extent),
+                }
+            };
+            let (one, other) = (range(), range());
+            match random.below(12) {
+                0..=4 => b.recv(1, one),
+                5..=8 => b.send(1, one),
+                9 => b.reduce(vec![one], one, false),
+                10 if one.extent == other.extent => b.reduce(vec![one], other, false),
+                _ if random.chance(0.3) => {
+                    b.signal(vec![1], 0);
+                    b.wait(vec![1], 0);
+                    continue;
+                }
+                _ => continue,
+            };
+        }
+        b.build()
+    }
+
+    #[derive(Clone, Copy, PartialEq, Eq, Hash)]
+    enum Event {
+        Element(StepId, u64),
+        Completion(StepId),
+    }
+
+    fn ranges(step: &Step) -> Vec<(Range, bool)> {
+        let mut ranges = Vec::new();
+        (step.action).for_each_local_range(|range, is_write| ranges.push((*range, is_write)));
+        ranges
+    }
+
+    /// Everything that comes before a step processes an element, by the rules of the module.
+    fn before(schedule: &Schedule, count: &Count<'_>, last: Event) -> HashSet<Event> {
+        let (mut found, mut open) = (HashSet::new(), vec![last]);
+        while let Some(event) = open.pop() {
+            let (Event::Element(step, _) | Event::Completion(step)) = event;
+            let this = &schedule.steps[step as usize];
+            for dependency in &this.dependencies {
+                let earlier = match (dependency.overlap, event) {
+                    (Some((theirs, ours)), Event::Element(_, index)) => {
+                        let steps = &schedule.steps;
+                        let from = ranges(&steps[dependency.step as usize])[theirs as usize].0;
+                        let (start, len) = from.resolve(count);
+                        let at = ranges(this)[ours as usize].0.resolve(count).0 + index;
+                        if at < start || at >= start + len {
+                            continue;
+                        }
+                        Event::Element(dependency.step, at - start)
+                    }
+                    _ => Event::Completion(dependency.step),
+                };
+                if found.insert(earlier) {
+                    open.push(earlier);
+                }
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn whatever_is_left_out_follows_from_what_is_there() {
+        for seed in 0..3000 {
+            let random = &mut Prng::new(seed);
+            let schedule = random_schedule(random);
+            let count = Count {
+                count: [1, 2, 4, 7][random.below(4) as usize],
+                slots: &[],
+            };
+            for (later, step) in (0..).zip(&schedule.steps) {
+                for (range, is_write) in ranges(step) {
+                    let (start, len) = range.resolve(&count);
+                    for index in 0..len {
+                        let found = before(&schedule, &count, Event::Element(later, index));
+                        for earlier in 0..later {
+                            for (other, writes) in ranges(&schedule.steps[earlier as usize]) {
+                                let (from, size) = other.resolve(&count);
+                                let at = start + index;
+                                let is_conflict = range.buffer == other.buffer
+                                    && (is_write || writes)
+                                    && (from..from + size).contains(&at);
+                                assert!(
+                                    !is_conflict
+                                        || found.contains(&Event::Completion(earlier))
+                                        || found.contains(&Event::Element(earlier, at - from)),
+                                    "seed {seed}, count {}: step {later} does not follow {earlier} in\n{schedule}",
+                                    count.count
+                                );
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

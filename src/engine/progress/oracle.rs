@@ -127,7 +127,7 @@ fn run(seed: u64) {
     let mut posted = vec![0; steps];
     let mut under_way: Vec<(StepId, u64)> = Vec::new();
     let mut progress = Progress::default();
-    progress.resolve(&prepared, &count);
+    progress.take_up(&prepared, &count);
     progress.arm(&prepared);
     while progress.has_ready() || !under_way.is_empty() {
         if random.chance(0.5) && !under_way.is_empty() {

@@ -1,3 +1,5 @@
+//! Steps follow each other, complete and start as the order rules say: one rule a test.
+
 use super::*;
 use crate::schedule::{Action, BufferId, Builder, Extent, Join, Range, Trigger};
 
@@ -21,7 +23,7 @@ fn an_overlapping_step_follows_element_by_element() {
     let send = b.send(1, block(1, 2));
     let prepared = Prepared::new(b.build(), 0, false);
     let mut progress = Progress::default();
-    progress.resolve(&prepared, &COUNT);
+    progress.take_up(&prepared, &COUNT);
     progress.arm(&prepared);
     assert_eq!(drain(&mut progress), [recv, send]);
     progress.run(recv).len = 100;
@@ -45,7 +47,7 @@ fn a_step_completes_only_after_everything_it_depends_on() {
     b.signal(vec![1], 0);
     let prepared = Prepared::new(b.build(), 0, false);
     let mut progress = Progress::default();
-    progress.resolve(&prepared, &COUNT);
+    progress.take_up(&prepared, &COUNT);
     progress.arm(&prepared);
     drain(&mut progress);
     progress.run(recv).len = 100;
@@ -74,7 +76,7 @@ fn the_first_of_two_starts_an_or_step_once() {
     let prepared = Prepared::new(b.build(), 0, false);
     let mut progress = Progress::default();
     for caller_is_first in [true, false, true] {
-        progress.resolve(&prepared, &COUNT);
+        progress.take_up(&prepared, &COUNT);
         progress.arm(&prepared);
         assert_eq!(
             drain(&mut progress),
