@@ -17,14 +17,18 @@ use std::time::Duration;
 /// A name, and what builds the runner of that case.
 type Case = (&'static str, fn() -> Runner);
 
-const CASES: [Case; 5] = [
+const CASES: [Case; 9] = [
     ("alone", alone),
-    ("ring-8", || simulated(8, "ring", 32 << 10)),
-    ("ring-64", || simulated(64, "ring", 256 << 10)),
+    ("ring-8", || simulated(8, "ring", 32 << 10, false)),
+    ("ring-64", || simulated(64, "ring", 256 << 10, false)),
     ("recursive-doubling-64", || {
-        simulated(64, "recursive-doubling", 8)
+        simulated(64, "recursive-doubling", 8, false)
     }),
-    ("tree-64", || simulated(64, "tree", 8)),
+    ("tree-64", || simulated(64, "tree", 8, false)),
+    ("window-8", || simulated(8, "window", 64, true)),
+    ("window-32", || simulated(32, "window", 64, true)),
+    ("direct-8", || simulated(8, "direct", 1 << 10, true)),
+    ("direct-32", || simulated(32, "direct", 4 << 10, true)),
 ];
 
 /// Operations whose end is asked for at every step of virtual time.
@@ -50,10 +54,11 @@ fn alone() -> Runner {
     }
 }
 
-/// Allreduce of many ranks in virtual time.
-fn simulated(ranks: u32, algorithm: &str, bytes: usize) -> Runner {
+/// Allreduce of many ranks in virtual time. `mapped`: they reach each other's memory.
+fn simulated(ranks: u32, algorithm: &str, bytes: usize, mapped: bool) -> Runner {
     let options = SimOptions {
         size_only: true,
+        mapped,
         ..SimOptions::new(ranks, 1)
     };
     let mut simulation = Simulation::new(options, Config::default()).expect("a simulation");

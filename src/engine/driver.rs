@@ -10,6 +10,7 @@ mod straight;
 use super::Host;
 use super::crew::Crew;
 use super::links::Links;
+use super::plan::StepKind;
 use super::pool::Pool;
 use super::prepared::Prepared;
 use super::round::{Round, RoundCall, RoundId, RoundOf};
@@ -18,13 +19,14 @@ use crate::error::Result;
 use crate::memory::View;
 use crate::schedule::{Action, BufferId, Operand, Range, StepId};
 use crate::types::Rank;
-use messages::Message;
 
 /// Runs steps on links.
 pub struct Driver {
     pub links: Links,
     pub pool: Pool,
     pub chunk_bytes: usize,
+    /// The longest message whose source need not be registered.
+    inline_bytes: usize,
     /// Per peer, the first message of pairwise rounds that has not been handed over as a whole: only that one may
     /// send, so that later ones never take the places that it needs.
     pair_heads: Vec<u64>,
@@ -43,6 +45,7 @@ impl Driver {
     pub fn new(links: Links, pool: Pool, chunk_bytes: usize, host: Host) -> Driver {
         Driver {
             pair_heads: vec![0; links.ranks as usize],
+            inline_bytes: links.transport.capabilities().inline_bytes,
             links,
             pool,
             chunk_bytes,
@@ -78,45 +81,42 @@ impl Driver {
 
     /// Runs everything in the round that can run now. `is_oldest`: no earlier collective is under way.
     pub fn run(&mut self, place: u32, round: &mut Round, is_oldest: bool) -> Result<()> {
-        let prepared = round.prepared.clone();
-        if round.straight.is_some() {
-            if self.run_straight(&prepared, round)? || round.is_redirected {
-                return Ok(());
+        if round.straight.is_some() || !round.waiting.is_empty() {
+            let prepared = round.prepared.clone();
+            if round.straight.is_some() {
+                if self.run_straight(&prepared, round)? || round.is_redirected {
+                    return Ok(());
+                }
+                let run = round.straight.take().unwrap_or_default();
+                round.progress.resume(&prepared, run);
             }
-            let run = round.straight.take().unwrap_or_default();
-            round.progress.resume(&prepared, run);
+            self.check_waits(&prepared, round)?;
         }
-        for step in std::mem::take(&mut round.stalled) {
-            round.progress.enqueue(step);
+        for at in 0..round.stalled.len() {
+            round.progress.enqueue(round.stalled[at]);
         }
-        self.check_waits(&prepared, round)?;
+        round.stalled.clear();
+        // The schedule is held only for steps that need more than their plan: a reference count is written by every core
+        // that runs it, and most steps are messages.
+        let mut held = None;
         // A round that is to be repeated touches nothing more: its input must be what it was.
         while !round.is_redirected
             && let Some(step) = round.progress.pop_ready()
         {
-            self.execute(place, &prepared, round, step, is_oldest)?;
+            let plan = round.prepared.plan.steps[step as usize];
+            round.progress.start(step, &plan);
+            if plan.kind != StepKind::Other {
+                self.pump(place, round, step, &plan, is_oldest)?;
+                continue;
+            }
+            let prepared = held.get_or_insert_with(|| round.prepared.clone());
+            self.execute(prepared, round, step)?;
         }
         Ok(())
     }
 
-    fn execute(
-        &mut self,
-        place: u32,
-        prepared: &Prepared,
-        round: &mut Round,
-        step: StepId,
-        is_oldest: bool,
-    ) -> Result<()> {
-        let action = &prepared.schedule.steps[step as usize].action;
-        if !round.progress.run(step).is_started {
-            let len = action
-                .extent()
-                .map_or(0, |range| range.resolve(&round.counts()).1);
-            let run = round.progress.run(step);
-            run.is_started = true;
-            run.len = len;
-        }
-        match action {
+    fn execute(&mut self, prepared: &Prepared, round: &mut Round, step: StepId) -> Result<()> {
+        match &prepared.schedule.steps[step as usize].action {
             Action::Nop => self.finish(prepared, round, step),
             Action::Signal {
                 peers,
@@ -137,35 +137,6 @@ impl Driver {
                 } else {
                     round.waiting.push(step);
                 }
-            }
-            Action::Send {
-                peer,
-                message,
-                source,
-            } => {
-                let message = Message {
-                    peer: *peer,
-                    number: *message,
-                    range: source,
-                    is_send: true,
-                    fills: None,
-                };
-                self.pump(place, prepared, round, step, &message, is_oldest)?;
-            }
-            Action::Recv {
-                peer,
-                message,
-                destination,
-                fills,
-            } => {
-                let message = Message {
-                    peer: *peer,
-                    number: *message,
-                    range: destination,
-                    is_send: false,
-                    fills: *fills,
-                };
-                self.pump(place, prepared, round, step, &message, is_oldest)?;
             }
             _ => self.compute(prepared, round, step)?,
         }

@@ -25,6 +25,7 @@ mod driver;
 mod fault;
 mod links;
 mod members;
+mod plan;
 mod pool;
 mod prepared;
 mod progress;
@@ -244,7 +245,9 @@ impl Engine {
         self.poll_events();
         if self.failure.is_none() {
             self.run_rounds(now);
-            self.start_queued(now);
+            if !self.queue.is_empty() {
+                self.start_queued(now);
+            }
         } else if !self.untold.is_empty() {
             self.tell_failure();
         }
@@ -274,23 +277,28 @@ impl Engine {
     }
 
     /// Takes what has arrived.
+    #[inline]
     fn poll_events(&mut self) {
-        let mut events = std::mem::take(&mut self.events);
-        self.driver.links.transport.poll(self.now, &mut events);
-        self.handle_events(events);
+        let transport = self.driver.links.transport.as_mut();
+        transport.poll(self.now, &mut self.events);
+        if !self.events.is_empty() {
+            let events = std::mem::take(&mut self.events);
+            self.handle_events(events);
+        }
     }
 
     fn handle_events(&mut self, mut events: Vec<Event>) {
-        for event in events.drain(..) {
+        for event in &events {
             self.handle_event(event, self.now);
         }
+        events.clear();
         self.events = events;
     }
 
-    fn handle_event(&mut self, event: Event, now: Time) {
+    fn handle_event(&mut self, event: &Event, now: Time) {
         match event {
             Event::Connected(_) => {}
-            Event::PeerFailed(peer, cause) => self.handle_peer_failed(peer, cause),
+            Event::PeerFailed(peer, cause) => self.handle_peer_failed(*peer, cause.clone()),
             Event::Completion(completion) => match Token::parse(completion.token) {
                 Token::Forget if completion.outcome == Outcome::BadKey => {
                     let text = format!(
@@ -301,30 +309,24 @@ impl Engine {
                 }
                 // A peer that is gone is reported by an event of its own.
                 Token::Forget => {}
-                Token::ControlReceive(peer) => self.handle_control(peer, &completion, now),
+                Token::ControlReceive(peer) => self.handle_control(peer, completion, now),
                 Token::Step {
                     round: place,
                     generation,
                     step,
                     chunk,
                 } => {
-                    let Some(mut round) =
-                        self.rounds.get_mut(place as usize).and_then(Option::take)
-                    else {
+                    let Some(Some(round)) = self.rounds.get_mut(place as usize) else {
                         return;
                     };
                     if Token::is_generation(generation, round.generation) {
                         round.outstanding -= 1;
                         self.tasks[round.task].last_moved = now;
                         let handled =
-                            self.driver
-                                .handle_completion(&mut round, step, chunk, &completion);
-                        self.rounds[place as usize] = Some(round);
+                            (self.driver).handle_completion(round, step, chunk, completion);
                         if let Err(error) = handled {
                             self.fail(error, true);
                         }
-                    } else {
-                        self.rounds[place as usize] = Some(round);
                     }
                 }
             },

@@ -6,7 +6,7 @@ use super::progress::Progress;
 use super::signature::Signature;
 use super::tasks::{Arguments, signature_of};
 use crate::memory::View;
-use crate::schedule::{Buffer, BufferId, Count, Range, StepId};
+use crate::schedule::{Buffer, BufferId, Count, Range, SlotId, StepId};
 use crate::types::{DataType, Rank, ReduceOp};
 use std::sync::Arc;
 
@@ -186,6 +186,22 @@ impl Round {
         }
     }
 
+    /// Whether there is something to run, to look at or to end.
+    #[inline]
+    pub fn has_work(&self) -> bool {
+        self.straight.is_some()
+            || self.progress.has_ready()
+            || !self.waiting.is_empty()
+            || !self.stalled.is_empty()
+            || self.has_ended()
+    }
+
+    /// Whether it leaves the engine: all is done, or it is to be repeated.
+    #[inline]
+    pub fn has_ended(&self) -> bool {
+        self.is_redirected || (self.outstanding == 0 && self.is_finished())
+    }
+
     /// The sequence number of a collective.
     pub fn sequence(&self) -> Option<u64> {
         match self.id {
@@ -198,32 +214,40 @@ impl Round {
     /// contiguous there, at most `want`.
     #[inline]
     pub fn locate(&self, range: &Range, from: u64, want: u64) -> (View, u64) {
-        let start = range.start(&self.counts()) + from;
-        let element = self.dtype.size_bytes() as u64;
-        let (position, got) = match self.prepared.schedule.buffers[range.buffer.0 as usize] {
-            Buffer::Input | Buffer::Output if self.segment.part_elements != self.count => {
-                let part = start / self.count.max(1);
-                let inside = start - part * self.count;
-                (
-                    part * self.segment.part_elements + self.segment.offset + inside,
-                    want.min(self.count - inside),
-                )
-            }
-            _ => (start, want),
-        };
-        let view = self.buffers[range.buffer.0 as usize];
+        self.locate_at(range.buffer, range.start(&self.counts()) + from, want)
+    }
+
+    /// The same, from an element of a buffer on.
+    #[inline]
+    pub fn locate_at(&self, buffer: BufferId, start: u64, want: u64) -> (View, u64) {
+        let view = self.buffers[buffer.0 as usize];
+        let (mut position, mut got) = (start, want);
+        if self.segment.part_elements != self.count && self.is_callers(buffer) {
+            let part = start / self.count.max(1);
+            let inside = start - part * self.count;
+            position = part * self.segment.part_elements + self.segment.offset + inside;
+            got = want.min(self.count - inside);
+        }
+        let shift = self.dtype.size_bytes().trailing_zeros();
         (
-            view.part((position * element) as usize, (got * element) as usize),
+            view.part((position << shift) as usize, (got << shift) as usize),
             got,
         )
     }
 
-    /// The same range in a peer's copy of a window, given that peer's window slot.
-    pub fn locate_in_window(&self, slot: View, range: &Range, from: u64, want: u64) -> View {
-        let start = range.start(&self.counts()) + from;
+    /// The same in a peer's copy of a window, given that peer's window slot.
+    pub fn locate_in_window(&self, slot: View, buffer: BufferId, start: u64, want: u64) -> View {
         let element = self.dtype.size_bytes();
-        let offset = self.window_offsets[range.buffer.0 as usize] + start as usize * element;
+        let offset = self.window_offsets[buffer.0 as usize] + start as usize * element;
         slot.part(offset, want as usize * element)
+    }
+
+    /// Whether a buffer is the input or the output, of which a round may do a segment only.
+    fn is_callers(&self, buffer: BufferId) -> bool {
+        matches!(
+            self.prepared.schedule.buffers[buffer.0 as usize],
+            Buffer::Input | Buffer::Output
+        )
     }
 
     /// Whether a buffer lies in the window.
@@ -250,9 +274,12 @@ impl Round {
         if is_repeated {
             return;
         }
+        let has_same_spans = Arc::ptr_eq(&self.prepared, call.prepared)
+            && self.arguments.is_some()
+            && self.count == of.part.0
+            && self.slots == call.slots;
         // Room for everything now, so that no later round of the call allocates.
         let steps = call.prepared.schedule.steps.len();
-        self.progress.reserve(steps);
         self.waiting.reserve(steps);
         self.stalled.reserve(steps);
         self.prepared = call.prepared.clone();
@@ -262,6 +289,19 @@ impl Round {
         self.slots.clear();
         self.slots.extend_from_slice(call.slots);
         self.segment = segment;
+        if !has_same_spans {
+            let (count, slots) = (self.count, &self.slots[..]);
+            let counts = Count { count, slots };
+            self.progress.take_up(&self.prepared, &counts);
+        }
+    }
+
+    /// A receive has filled its slot: ranges that it measures have their lengths from here on.
+    pub fn fill(&mut self, slot: SlotId, len: u64) {
+        self.slots[slot as usize] = len;
+        let (count, slots) = (self.count, &self.slots[..]);
+        let counts = Count { count, slots };
+        self.progress.resolve(&self.prepared, &counts);
     }
 
     /// Gives every buffer its memory: the caller's views, the window slot and scratch memory.
@@ -301,6 +341,7 @@ impl Round {
     }
 
     /// Takes the bounce buffer of a chunk, if it had one.
+    #[inline]
     pub fn take_bounced(&mut self, step: StepId, chunk: u32) -> Option<Lent> {
         let index = self
             .bounced

@@ -166,14 +166,11 @@ impl Engine {
         let mut index = 0;
         while index < self.active.len() && self.failure.is_none() {
             let place = self.active[index];
-            match self.rounds[place as usize].take() {
-                Some(round) => {
-                    if !self.run_round(place, round, now) {
-                        index += 1;
-                    }
-                }
-                None => index += 1,
-            }
+            let slot = &mut self.rounds[place as usize];
+            let has_work = slot.as_ref().is_some_and(|round| round.has_work());
+            let round = if has_work { slot.take() } else { None };
+            let has_left = round.is_some_and(|round| self.run_round(place, round, now));
+            index += usize::from(!has_left);
         }
         if !self.publish_to.is_empty() {
             self.publish();
@@ -192,9 +189,8 @@ impl Engine {
         if self.undecided.is_some() && self.undecided == round.sequence() && round.is_decided() {
             self.undecided = None;
         }
-        let has_ended = round.is_redirected || (round.is_finished() && round.outstanding == 0);
         match ran {
-            Ok(()) if has_ended => {
+            Ok(()) if round.has_ended() => {
                 let at = self.active.iter().position(|&p| p == place);
                 let at = at.expect("a round that runs is active");
                 self.active.remove(at);

@@ -1,5 +1,6 @@
 //! [`Builder`]: appends steps in program order and finds their dependencies from the ranges they touch.
 
+use super::history::{Access, History, full};
 use super::{
     Action, Buffer, BufferId, Dependency, Extent, Join, Lane, Operand, Range, Schedule, SlotId,
     Step, StepId, Trigger,
@@ -10,17 +11,6 @@ use crate::types::Rank;
 /// The lane of [`Builder::roll_call`].
 pub const ROLL_CALL: Lane = limits::LANES as Lane - 1;
 
-/// An earlier access to a buffer that later steps may have to wait for.
-#[derive(Clone, Debug)]
-struct Access {
-    step: StepId,
-    index: u16,
-    range: Range,
-    is_write: bool,
-    /// The step decides the length at run time, so that nobody can follow it element by element.
-    is_whole: bool,
-}
-
 /// Builds a [`Schedule`] for one rank.
 ///
 /// Steps are appended in the order in which a single thread could run them. A step that reads or writes
@@ -30,10 +20,14 @@ struct Access {
 #[derive(Debug)]
 pub struct Builder {
     schedule: Schedule,
-    accesses: Vec<Vec<Access>>,
+    histories: Vec<History>,
     has_dependents: Vec<bool>,
     last_fence: Option<StepId>,
     last_wait: Option<StepId>,
+    /// Steps before this one have completed when the last fence has. Stays 0 where a step starts by the first of
+    /// several: its completion says nothing of the others.
+    fenced: StepId,
+    has_alternatives: bool,
     sends: Vec<u32>,
     receives: Vec<u32>,
 }
@@ -57,10 +51,12 @@ impl Builder {
                 in_place,
                 persistent: false,
             },
-            accesses: vec![Vec::new(), Vec::new()],
+            histories: vec![History::default(); 2],
             has_dependents: Vec::new(),
             last_fence: None,
             last_wait: None,
+            fenced: 0,
+            has_alternatives: false,
             sends: vec![0; ranks as usize],
             receives: vec![0; ranks as usize],
         }
@@ -224,13 +220,8 @@ impl Builder {
         join: Join,
         trigger: Trigger,
     ) -> StepId {
-        let dependencies = after
-            .iter()
-            .map(|&step| Dependency {
-                step,
-                overlap: None,
-            })
-            .collect();
+        let dependencies = after.iter().copied().map(full).collect();
+        self.has_alternatives |= join == Join::Any;
         self.push(Step {
             action,
             dependencies,
@@ -280,7 +271,7 @@ impl Builder {
 
     fn buffer(&mut self, buffer: Buffer) -> BufferId {
         self.schedule.buffers.push(buffer);
-        self.accesses.push(Vec::new());
+        self.histories.push(History::default());
         BufferId(self.schedule.buffers.len() as u16 - 1)
     }
 
@@ -288,14 +279,24 @@ impl Builder {
     fn append(&mut self, action: Action) -> StepId {
         let step = self.schedule.steps.len() as StepId;
         let mut dependencies = Vec::new();
+        let is_whole = matches!(action, Action::Recv { fills: Some(_), .. });
         let mut touched = Vec::new();
-        action.for_each_local_range(|range, is_write| touched.push((*range, is_write)));
-        for (index, (range, is_write)) in touched.iter().enumerate() {
-            self.collect(*range, *is_write, index as u16, &mut dependencies);
+        action.for_each_local_range(|range, is_write| {
+            touched.push(Access {
+                step,
+                index: touched.len() as u16,
+                range: *range,
+                is_write,
+                is_whole,
+            })
+        });
+        for access in &touched {
+            let history = &self.histories[access.range.buffer.0 as usize];
+            history.collect(access, &self.schedule.steps, &mut dependencies);
         }
+        drop_equals(&mut dependencies, &touched, &self.schedule.steps);
         let is_signal = matches!(action, Action::Signal { .. });
         let is_wait = matches!(action, Action::WaitCount { .. });
-        let is_whole = matches!(action, Action::Recv { fills: Some(_), .. });
         if is_signal {
             // Everything before it that nothing else waits for yet; the rest follows by rule 2 of the module.
             dependencies = (0..step)
@@ -316,47 +317,24 @@ impl Builder {
             join: Join::All,
             trigger: Trigger::None,
         });
-        for (index, (range, is_write)) in touched.into_iter().enumerate() {
-            let history = &mut self.accesses[range.buffer.0 as usize];
-            if is_write {
-                history.retain(|a| !range.covers(&a.range));
-            }
-            history.push(Access {
-                step: pushed,
-                index: index as u16,
-                range,
-                is_write,
-                is_whole,
-            });
+        for access in touched {
+            let history = &mut self.histories[access.range.buffer.0 as usize];
+            history.add(access, &self.schedule.steps);
         }
         if is_signal || is_wait {
             self.last_fence = Some(pushed);
         }
+        if is_signal && !self.has_alternatives {
+            self.fenced = pushed;
+        }
         if is_wait {
             self.last_wait = Some(pushed);
+            let fenced = self.fenced;
+            self.histories
+                .iter_mut()
+                .for_each(|h| h.forget_before(fenced));
         }
         pushed
-    }
-
-    fn collect(
-        &self,
-        range: Range,
-        is_write: bool,
-        index: u16,
-        dependencies: &mut Vec<Dependency>,
-    ) {
-        for access in &self.accesses[range.buffer.0 as usize] {
-            if (is_write || access.is_write) && access.range.may_overlap(&range) {
-                let overlap = (!access.is_whole).then_some((access.index, index));
-                let dependency = Dependency {
-                    step: access.step,
-                    overlap,
-                };
-                if !dependencies.contains(&dependency) {
-                    dependencies.push(dependency);
-                }
-            }
-        }
     }
 
     fn push(&mut self, step: Step) -> StepId {
@@ -380,11 +358,33 @@ impl Builder {
     }
 }
 
-fn full(step: StepId) -> Dependency {
-    Dependency {
-        step,
-        overlap: None,
+/// Drops edges that say the same as others, of ranges that a step reads and writes, and sorts them.
+fn drop_equals(dependencies: &mut Vec<Dependency>, touched: &[Access], steps: &[Step]) {
+    dependencies.sort_unstable_by_key(|d| (d.step, d.overlap));
+    if dependencies
+        .windows(2)
+        .all(|pair| pair[0].step != pair[1].step)
+    {
+        return;
     }
+    let ranges_of = |d: &Dependency| {
+        let (theirs, ours) = d.overlap?;
+        let (mut at, mut their_range) = (0, None);
+        steps[d.step as usize]
+            .action
+            .for_each_local_range(|range, _| {
+                if at == theirs {
+                    their_range = Some(*range);
+                }
+                at += 1;
+            });
+        Some((their_range, touched[ours as usize].range))
+    };
+    let is_same = |a: &mut Dependency, b: &mut Dependency| {
+        // A full edge comes first, and says all.
+        a.step == b.step && (b.overlap.is_none() || ranges_of(a) == ranges_of(b))
+    };
+    dependencies.dedup_by(is_same);
 }
 
 fn add_full(dependencies: &mut Vec<Dependency>, step: StepId) {
@@ -432,7 +432,11 @@ mod tests {
         assert_eq!(dependencies(&s, first), [recv]);
         assert_eq!(dependencies(&s, second), [recv]);
         assert!(dependencies(&s, elsewhere).is_empty());
-        assert_eq!(dependencies(&s, again), [recv, first, second, elsewhere]);
+        assert_eq!(
+            dependencies(&s, again),
+            [first, second, elsewhere],
+            "the first read covers what was received"
+        );
     }
 
     #[test]

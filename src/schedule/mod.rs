@@ -24,6 +24,7 @@
 
 mod builder;
 mod check;
+mod history;
 mod print;
 mod range;
 

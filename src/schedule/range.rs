@@ -241,6 +241,32 @@ impl Range {
         start - self.origin.position(count.count)
     }
 
+    /// Whether its first element is the buffer's, for every count (never wrongly true).
+    pub fn begins_its_buffer(&self) -> bool {
+        match self.extent.bounds() {
+            Some((start, _)) => start == self.origin || (start.index, self.origin.index) == (0, 0),
+            None => false,
+        }
+    }
+
+    /// Whether both begin their buffer, the same one, and their lengths differ by at most one element for every count.
+    pub fn is_like(&self, other: &Range) -> bool {
+        let is_block_alike = match (self.extent, other.extent) {
+            (
+                Extent::Blocks { len, of, times, .. },
+                Extent::Blocks {
+                    len: l,
+                    of: o,
+                    times: t,
+                    ..
+                },
+            ) => (len, of, times) == (l, o, t),
+            _ => false,
+        };
+        let is_same_buffer = self.buffer == other.buffer;
+        is_same_buffer && is_block_alike && self.begins_its_buffer() && other.begins_its_buffer()
+    }
+
     /// Whether some count exists for which both ranges share an element (never wrongly false).
     pub fn may_overlap(&self, other: &Range) -> bool {
         if self.buffer != other.buffer {
@@ -248,6 +274,21 @@ impl Range {
         }
         match (self.extent, other.extent) {
             (Extent::Slots { offset: a, .. }, Extent::Slots { offset: b, .. }) => a == b,
+            // Blocks of one subdivision, as most are; a long schedule compares many.
+            (
+                Extent::Blocks {
+                    first: a,
+                    len: n,
+                    of,
+                    times,
+                },
+                Extent::Blocks {
+                    first: b,
+                    len: m,
+                    of: o,
+                    times: t,
+                },
+            ) if (of, times) == (o, t) && self.origin == other.origin => a < b + m && b < a + n,
             _ => match (self.extent.bounds(), other.extent.bounds()) {
                 (Some(a), Some(b)) if self.origin == other.origin => {
                     !a.1.is_at_or_before(b.0) && !b.1.is_at_or_before(a.0)

@@ -2,11 +2,12 @@
 
 use super::Driver;
 use crate::engine::crew::{SHARED_BYTES_MIN, Work};
-use crate::engine::prepared::{Operands, Prepared};
+use crate::engine::plan::{Operands, Place};
+use crate::engine::prepared::Prepared;
 use crate::engine::round::Round;
 use crate::error::{Error, Result};
 use crate::memory::View;
-use crate::schedule::{Action, BufferId, Operand, Range, StepId};
+use crate::schedule::{Action, BufferId, StepId};
 use crate::types::{Finish, Rank, ReduceOp};
 
 /// Largest piece of a copy or reduction that is done at a time, so that arrivals are looked at in between:
@@ -31,14 +32,15 @@ impl Driver {
         step: StepId,
     ) -> Result<()> {
         let action = &prepared.schedule.steps[step as usize].action;
-        let operands = &prepared.operands[step as usize];
+        let operands = &prepared.plan.operands[step as usize];
         for _ in 0..PIECES_MAX {
-            let (from, len) = (round.progress.run(step).done, round.progress.run(step).len);
+            let run = round.progress.run(step);
+            let (from, len) = (run.done, run.len);
             if from == len {
                 self.finish(prepared, round, step);
                 return Ok(());
             }
-            let limit = round.progress.limit(prepared, step, &round.counts());
+            let limit = round.progress.limit(prepared, step, from + 1);
             if from >= limit {
                 return Ok(());
             }
@@ -47,7 +49,7 @@ impl Driver {
                 return Ok(());
             };
             self.moved = true;
-            round.progress.advance(prepared, step, from + got);
+            round.progress.advance(step, from + got);
         }
         round.stalled.push(step);
         Ok(())
@@ -112,25 +114,27 @@ impl Driver {
     fn locate_all(
         &mut self,
         round: &mut Round,
-        operands: &[Operand],
+        operands: &[Place],
         (from, mut want): (u64, u64),
         views: &mut Vec<View>,
     ) -> Result<Option<u64>> {
         for operand in operands {
-            let view = match operand {
-                Operand::Local(range) => {
-                    let (view, got) = round.locate(range, from, want);
+            let view = match *operand {
+                Place::Local(buffer, span) => {
+                    let start = round.progress.span(span).start + from;
+                    let (view, got) = round.locate_at(buffer, start, want);
                     want = got;
                     view
                 }
-                Operand::Mail(peer, lane) => {
+                Place::Mail(peer, lane) => {
                     let size = round.dtype.size_bytes();
                     let sequence = round.sequence().expect("signals belong to collectives");
-                    let mail = self.links.mail(*peer, sequence, *lane);
+                    let mail = self.links.mail(peer, sequence, lane);
                     mail.part(from as usize * size, want as usize * size)
                 }
-                Operand::Peer(peer, range) => {
-                    match self.at_peer(round, *peer, range, (from, want))? {
+                Place::Peer(peer, buffer, span) => {
+                    let start = round.progress.span(span).start + from;
+                    match self.at_peer(round, peer, buffer, (start, want))? {
                         Some(view) => view,
                         None => return Ok(None),
                     }
@@ -188,24 +192,24 @@ impl Driver {
         bytes.saturating_mul(self.links.ranks as usize) >= self.cache_bytes
     }
 
-    /// A range in a peer's memory; `None`: that is not known yet.
+    /// Elements `start ..` of a peer's buffer; `None`: that is not known yet.
     fn at_peer(
         &mut self,
         round: &mut Round,
         peer: Rank,
-        range: &Range,
-        (from, want): (u64, u64),
+        buffer: BufferId,
+        (start, want): (u64, u64),
     ) -> Result<Option<View>> {
-        if round.is_window(range.buffer) {
+        if round.is_window(buffer) {
             let sequence = round.sequence().expect("windows belong to collectives");
             let slot = self.links.window_slot(peer, sequence);
-            return Ok(Some(round.locate_in_window(slot, range, from, want)));
+            return Ok(Some(round.locate_in_window(slot, buffer, start, want)));
         }
-        let Some(buffer) = self.peer_buffer(round, peer, range.buffer)? else {
+        let Some(buffer) = self.peer_buffer(round, peer, buffer)? else {
             return Ok(None);
         };
         let element = round.dtype.size_bytes();
-        let start = (range.start(&round.counts()) + from) as usize * element;
+        let start = start as usize * element;
         let bytes = want as usize * element;
         if start
             .checked_add(bytes)

@@ -1,132 +1,141 @@
 //! Sends and receives: chunks, credits, copies of memory that is not registered.
 
 use super::Driver;
-use crate::engine::prepared::Prepared;
+use crate::engine::plan::{StepKind, StepPlan};
 use crate::engine::round::{Bounced, Round, RoundId};
 use crate::engine::tag::{self, Token};
 use crate::error::{Error, Result};
 use crate::limits::MESSAGES_PER_PEER;
 use crate::memory::View;
-use crate::schedule::{Action, Extent, Range, SlotId, StepId};
+use crate::schedule::{Action, StepId};
 use crate::transport::{Completion, Outcome, PostError};
 use crate::types::Rank;
 
-/// A message step, as its two directions have it in common.
-pub(super) struct Message<'a> {
-    pub peer: Rank,
-    pub number: u32,
-    pub range: &'a Range,
-    pub is_send: bool,
-    pub fills: Option<SlotId>,
+/// A chunk to be sent.
+struct Post {
+    step: StepId,
+    chunk: u32,
+    peer: Rank,
+    tag: u64,
+    token: u64,
+    view: View,
 }
 
 impl Driver {
+    /// Posts as many chunks of a message as may be posted now.
     pub(super) fn pump(
         &mut self,
         place: u32,
-        prepared: &Prepared,
         round: &mut Round,
         step: StepId,
-        message: &Message<'_>,
+        plan: &StepPlan,
         is_oldest: bool,
     ) -> Result<()> {
-        let counts = round.counts();
-        let limit = round.progress.limit(prepared, step, &counts);
-        let element = round.dtype.size_bytes();
-        let per_chunk = (self.chunk_bytes / element) as u64;
-        let len = round.progress.run(step).len;
-        let chunks = chunks_of(message.range, len, per_chunk);
+        let per_chunk = self.elements_per_chunk(round);
+        let mut limit = 0;
         loop {
-            let run = *round.progress.run(step);
-            if run.chunks_posted == chunks || !run.has_chunk_credit() {
+            let run = round.progress.run(step);
+            let (len, chunk) = (run.len, run.chunks_posted);
+            // The length of one chunk says whether there is another, where only the sender knows it.
+            let waits_for_length = plan.fills.is_some() && chunk > run.chunks_done;
+            let chunks = chunks_of(plan, len, per_chunk);
+            if chunk == chunks || !run.has_chunk_credit() || waits_for_length {
                 return Ok(());
             }
-            if message.fills.is_some() && run.chunks_posted > run.chunks_done {
-                return Ok(()); // The length of one chunk says whether there is another.
-            }
-            let start = (u64::from(run.chunks_posted) * per_chunk).min(len);
+            let start = (u64::from(chunk) * per_chunk).min(len);
             let end = (start + per_chunk).min(len);
             if end > limit {
-                return Ok(());
-            }
-            let (view, got) = round.locate(message.range, start, end - start);
-            assert_eq!(got, end - start, "messages are contiguous");
-            let tag = match round.id {
-                RoundId::Collective(sequence) => {
-                    tag::collective(sequence, message.number, run.chunks_posted)
+                limit = round.progress.limit(&round.prepared, step, end);
+                if end > limit {
+                    return Ok(());
                 }
-                RoundId::Pairwise => tag::pairwise(
-                    round.message_number(message.peer, message.number, message.is_send),
-                    run.chunks_posted,
-                ),
-            };
+            }
             let token = Token::Step {
                 round: place,
                 generation: round.generation,
                 step,
-                chunk: run.chunks_posted,
+                chunk,
             };
-            let pair_number = (round.id == RoundId::Pairwise && message.is_send)
-                .then(|| round.message_number(message.peer, message.number, true));
-            let is_turn = pair_number.is_none_or(|n| n == self.pair_heads[message.peer as usize]);
-            let posted = if !is_turn {
-                Err(PostError::WouldBlock)
-            } else if message.is_send {
-                self.send_chunk(
-                    round,
-                    step,
-                    run.chunks_posted,
-                    message.peer,
-                    tag,
-                    view,
-                    token,
-                    is_oldest,
-                )
-            } else {
-                self.links
-                    .transport
-                    .post_recv(message.peer, tag, view, token.emit())
-            };
-            match posted {
+            match self.post_chunk(round, plan, token, (start, end - start), is_oldest) {
                 Ok(()) => {
                     round.progress.run(step).chunks_posted += 1;
                     round.outstanding += 1;
                     self.moved = true;
-                    if pair_number.is_some() && run.chunks_posted + 1 == chunks {
-                        self.pair_heads[message.peer as usize] += 1;
+                    let is_pairwise_send =
+                        plan.kind == StepKind::Send && round.id == RoundId::Pairwise;
+                    if is_pairwise_send && chunk + 1 == chunks {
+                        self.pair_heads[plan.peer as usize] += 1;
                     }
                 }
                 Err(PostError::WouldBlock) => {
                     round.stalled.push(step);
                     return Ok(());
                 }
-                Err(error) => return Err(self.links.post_error(message.peer, error)),
+                Err(error) => return Err(self.links.post_error(plan.peer, error)),
             }
         }
     }
 
-    #[allow(clippy::too_many_arguments)]
-    pub(super) fn send_chunk(
+    /// Posts elements `start .. start + len` of a message, which are one of its chunks.
+    #[inline]
+    fn post_chunk(
         &mut self,
         round: &mut Round,
-        step: StepId,
-        chunk: u32,
-        peer: Rank,
-        tag: u64,
-        view: View,
+        plan: &StepPlan,
         token: Token,
+        (start, len): (u64, u64),
         is_oldest: bool,
     ) -> std::result::Result<(), PostError> {
+        let Token::Step { step, chunk, .. } = token else {
+            unreachable!("chunks have tokens of steps");
+        };
+        let (peer, is_send) = (plan.peer, plan.kind == StepKind::Send);
+        let tag = match round.id {
+            RoundId::Collective(sequence) => tag::collective(sequence, plan.message, chunk),
+            RoundId::Pairwise => {
+                let number = round.message_number(peer, plan.message, is_send);
+                if is_send && number != self.pair_heads[peer as usize] {
+                    return Err(PostError::WouldBlock);
+                }
+                tag::pairwise(number, chunk)
+            }
+        };
+        let at = round.progress.span(plan.span).start + start;
+        let (view, got) = round.locate_at(plan.buffer, at, len);
+        assert_eq!(got, len, "messages are contiguous");
+        let token = token.emit();
+        if !is_send {
+            return self.links.transport.post_recv(peer, tag, view, token);
+        }
+        let post = Post {
+            step,
+            chunk,
+            peer,
+            tag,
+            token,
+            view,
+        };
+        self.send_chunk(round, &post, is_oldest)
+    }
+
+    #[inline]
+    fn send_chunk(
+        &mut self,
+        round: &mut Round,
+        post: &Post,
+        is_oldest: bool,
+    ) -> std::result::Result<(), PostError> {
+        let (view, header) = (post.view, round.signature.0);
         let transport = self.links.transport.as_mut();
         // The second half of a peer's places is kept for the oldest collective: whatever later ones have
         // sent, the messages that the peer needs first always find room. (Messages of pairs have places of
         // their own, and take them in order.)
-        let is_later = round.sequence().is_some() && !is_oldest;
-        if is_later && transport.backlog(peer, tag) >= MESSAGES_PER_PEER / 2 {
+        let is_later = !is_oldest && round.sequence().is_some();
+        if is_later && transport.backlog(post.peer, post.tag) >= MESSAGES_PER_PEER / 2 {
             return Err(PostError::WouldBlock);
         }
-        if view.key().is_some() || view.len_bytes() <= transport.capabilities().inline_bytes {
-            return transport.post_send(peer, tag, round.signature.0, view, token.emit());
+        if view.key().is_some() || view.len_bytes() <= self.inline_bytes {
+            return transport.post_send(post.peer, post.tag, header, view, post.token);
         }
         let lent = self
             .pool
@@ -134,12 +143,19 @@ impl Driver {
             .map_err(|e| PostError::Invalid(e.to_string()))?;
         let copy = lent.view.part(0, view.len_bytes());
         copy.copy_from(view);
-        let posted = transport.post_send(peer, tag, round.signature.0, copy, token.emit());
+        let posted = transport.post_send(post.peer, post.tag, header, copy, post.token);
+        let (step, chunk) = (post.step, post.chunk);
         match posted {
             Ok(()) => round.bounced.push(Bounced { step, chunk, lent }),
             Err(_) => self.pool.give(lent),
         }
         posted
+    }
+
+    /// Elements of a full chunk. Sizes of elements are powers of two, and a division takes as long as all else here.
+    #[inline]
+    fn elements_per_chunk(&self, round: &Round) -> u64 {
+        (self.chunk_bytes >> round.dtype.size_bytes().trailing_zeros()) as u64
     }
 
     /// Takes back every receive of a round, whose memory may end with its caller.
@@ -170,8 +186,9 @@ impl Driver {
         chunk: u32,
         completion: &Completion,
     ) -> Result<()> {
-        let prepared = round.prepared.clone();
-        let chunk = Token::full_chunk(chunk, round.progress.run(step).chunks_done);
+        let plan = round.prepared.plan.steps[step as usize];
+        let run = *round.progress.run(step);
+        let chunk = Token::full_chunk(chunk, run.chunks_done);
         if let Some(lent) = round.take_bounced(step, chunk) {
             self.pool.give(lent);
         }
@@ -185,44 +202,41 @@ impl Driver {
             _ => return Err(self.links.peer_failed(completion.peer)),
         }
         let element = round.dtype.size_bytes() as u64;
-        let per_chunk = self.chunk_bytes as u64 / element;
-        let (range, fills) = match &prepared.schedule.steps[step as usize].action {
-            Action::Send { source, .. } => (source, None),
-            Action::Recv {
-                destination, fills, ..
-            } => {
-                if completion.header != round.signature.0 {
-                    return Err(self.mismatch(round, completion.header, completion.peer));
-                }
-                let start = u64::from(chunk) * per_chunk;
-                let whole =
-                    (round.progress.run(step).len.saturating_sub(start)).min(per_chunk) * element;
-                if fills.is_none() && completion.bytes != whole
-                    || !completion.bytes.is_multiple_of(element)
-                {
-                    return Err(self.wrong_length(round, step, chunk, completion));
-                }
-                (destination, *fills)
+        let per_chunk = self.elements_per_chunk(round);
+        let start = u64::from(chunk) * per_chunk;
+        if plan.kind == StepKind::Receive {
+            if completion.header != round.signature.0 {
+                return Err(self.mismatch(round, completion.header, completion.peer));
             }
-            _ => unreachable!("only messages complete in chunks"),
-        };
-        if let Some(slot) = fills
+            let whole = run.len.saturating_sub(start).min(per_chunk) * element;
+            let is_right = match plan.fills {
+                // Sizes of elements are powers of two.
+                Some(_) => completion.bytes & (element - 1) == 0,
+                None => completion.bytes == whole,
+            };
+            if !is_right {
+                return Err(self.wrong_length(round, step, chunk, completion));
+            }
+        }
+        if let Some(slot) = plan.fills
             && completion.bytes < per_chunk * element
         {
-            let len = u64::from(chunk) * per_chunk + completion.bytes / element;
-            round.slots[slot as usize] = len;
+            let len = start + completion.bytes / element;
+            round.fill(slot, len);
             round.progress.run(step).len = len;
         }
         let run = round.progress.run(step);
-        let completed = u64::from(run.complete_chunk(chunk));
-        let len = run.len;
+        let completed = run.complete_chunk(chunk);
+        let (len, posted) = (run.len, run.chunks_posted);
+        let chunks = chunks_of(&plan, len, per_chunk);
         self.moved = true;
-        if completed == u64::from(chunks_of(range, len, per_chunk)) {
-            round.progress.process(&prepared, step);
-        } else {
-            round
-                .progress
-                .advance(&prepared, step, (completed * per_chunk).min(len));
+        if completed == chunks {
+            round.progress.process(&round.prepared, step);
+            return Ok(());
+        }
+        let done = (u64::from(completed) * per_chunk).min(len);
+        round.progress.advance(step, done);
+        if posted < chunks {
             round.progress.enqueue(step);
         }
         Ok(())
@@ -256,10 +270,14 @@ impl Driver {
     }
 }
 
-/// Messages that a range becomes. A length that only one side knows is ended by a chunk that is not full.
-fn chunks_of(range: &Range, len: u64, per_chunk: u64) -> u32 {
-    match range.extent {
-        Extent::Blocks { .. } => len.div_ceil(per_chunk).max(1) as u32,
-        Extent::Slots { .. } => (len / per_chunk) as u32 + 1,
+/// Messages that a step becomes. A length that only one side knows is ended by a chunk that is not full.
+#[inline]
+fn chunks_of(plan: &StepPlan, len: u64, per_chunk: u64) -> u32 {
+    if plan.is_open_ended {
+        (len / per_chunk) as u32 + 1
+    } else if len <= per_chunk {
+        1
+    } else {
+        len.div_ceil(per_chunk) as u32
     }
 }

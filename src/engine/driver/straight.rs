@@ -6,7 +6,8 @@
 
 use super::Driver;
 use super::compute::PIECES_MAX;
-use crate::engine::prepared::{Operands, Prepared};
+use crate::engine::plan::Operands;
+use crate::engine::prepared::Prepared;
 use crate::engine::round::Round;
 use crate::error::Result;
 use crate::schedule::Action;
@@ -17,7 +18,7 @@ impl Driver {
         let mut run = round.straight.unwrap_or_default();
         let steps = &prepared.schedule.steps;
         while let Some(step) = steps.get(run.step as usize) {
-            let operands = &prepared.operands[run.step as usize];
+            let operands = &prepared.plan.operands[run.step as usize];
             let is_complete = self.complete(round, &step.action, operands, &mut run.done);
             round.straight = Some(run);
             if !is_complete? {

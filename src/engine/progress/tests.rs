@@ -1,0 +1,120 @@
+//! Steps follow each other, complete and start as the order rules say: one rule a test.
+
+use super::*;
+use crate::schedule::{Action, BufferId, Builder, Extent, Join, Range, Trigger};
+
+const COUNT: Count<'static> = Count {
+    count: 100,
+    slots: &[],
+};
+
+fn drain(progress: &mut Progress) -> Vec<StepId> {
+    std::iter::from_fn(|| progress.pop_ready()).collect()
+}
+
+fn block(index: u32, of: u32) -> Range {
+    Range::new(BufferId::OUTPUT, Extent::block(index, of))
+}
+
+#[test]
+fn an_overlapping_step_follows_element_by_element() {
+    let mut b = Builder::new("test", 0, 2, true);
+    let recv = b.recv(1, block(0, 1));
+    let send = b.send(1, block(1, 2));
+    let prepared = Prepared::new(b.build(), 0, false);
+    let mut progress = Progress::default();
+    progress.take_up(&prepared, &COUNT);
+    progress.arm(&prepared);
+    assert_eq!(drain(&mut progress), [recv, send]);
+    progress.run(recv).len = 100;
+    progress.run(send).len = 50;
+    assert_eq!(progress.limit(&prepared, send, 20), 0);
+    progress.advance(recv, 70);
+    assert_eq!(drain(&mut progress), [send]);
+    assert_eq!(progress.limit(&prepared, send, 20), 20);
+    progress.advance(send, 20);
+    progress.process(&prepared, recv);
+    assert_eq!(progress.limit(&prepared, send, 50), 50);
+    progress.process(&prepared, send);
+    assert!(progress.is_finished());
+}
+
+#[test]
+fn a_step_completes_only_after_everything_it_depends_on() {
+    let mut b = Builder::new("test", 0, 2, true);
+    let recv = b.recv(1, block(0, 1));
+    let send = b.send(1, block(0, 2));
+    b.signal(vec![1], 0);
+    let prepared = Prepared::new(b.build(), 0, false);
+    let mut progress = Progress::default();
+    progress.take_up(&prepared, &COUNT);
+    progress.arm(&prepared);
+    drain(&mut progress);
+    progress.run(recv).len = 100;
+    progress.run(send).len = 50;
+    progress.advance(recv, 60);
+    progress.process(&prepared, send);
+    assert!(!progress.is_complete(send));
+    drain(&mut progress);
+    progress.process(&prepared, recv);
+    assert!(progress.is_complete(send));
+    assert_eq!(drain(&mut progress), [2], "the signal follows both");
+}
+
+#[test]
+fn the_first_of_two_starts_an_or_step_once() {
+    let mut b = Builder::new("test", 0, 2, true);
+    let caller = b.step(Action::Nop, &[], Join::All, Trigger::Caller);
+    let wait = Action::WaitCount {
+        peers: vec![1],
+        lane: 3,
+        count: 1,
+    };
+    let external = b.step(wait, &[], Join::All, Trigger::None);
+    let go = b.step(Action::Nop, &[caller, external], Join::Any, Trigger::None);
+    b.persistent();
+    let prepared = Prepared::new(b.build(), 0, false);
+    let mut progress = Progress::default();
+    for caller_is_first in [true, false, true] {
+        progress.take_up(&prepared, &COUNT);
+        progress.arm(&prepared);
+        assert_eq!(
+            drain(&mut progress),
+            [external],
+            "armed: it waits for either activation"
+        );
+        let order = if caller_is_first {
+            [caller, external]
+        } else {
+            [external, caller]
+        };
+        let mut starts = 0;
+        for step in order {
+            if step == caller {
+                progress.activate(&prepared);
+                assert_eq!(drain(&mut progress), [caller]);
+            }
+            progress.process(&prepared, step);
+            for ready in drain(&mut progress) {
+                assert_eq!(ready, go);
+                starts += 1;
+                progress.process(&prepared, go);
+            }
+        }
+        assert_eq!(starts, 1, "consumable: at most once per activation");
+        assert!(progress.is_finished());
+    }
+}
+
+#[test]
+fn chunks_complete_in_any_order_and_count_without_gaps() {
+    let mut run = StepRun {
+        chunks_posted: 4,
+        ..StepRun::default()
+    };
+    assert!(!run.has_chunk_credit());
+    assert_eq!(run.complete_chunk(2), 0);
+    assert_eq!(run.complete_chunk(0), 1);
+    assert_eq!(run.complete_chunk(1), 3);
+    assert_eq!(run.complete_chunk(3), 4);
+}
