@@ -6,7 +6,7 @@
 
 use super::Driver;
 use super::compute::PIECES_MAX;
-use crate::engine::plan::Operands;
+use crate::engine::plan::{NONE, Operands};
 use crate::engine::prepared::Prepared;
 use crate::engine::round::Round;
 use crate::error::Result;
@@ -19,7 +19,9 @@ impl Driver {
         let steps = &prepared.schedule.steps;
         while let Some(step) = steps.get(run.step as usize) {
             let operands = &prepared.plan.operands[run.step as usize];
-            let is_complete = self.complete(round, &step.action, operands, &mut run.done);
+            let span = prepared.plan.steps[run.step as usize].span;
+            let parts = (operands, span);
+            let is_complete = self.complete(round, &step.action, parts, &mut run.done);
             round.straight = Some(run);
             if !is_complete? {
                 return Ok(false);
@@ -39,7 +41,7 @@ impl Driver {
         &mut self,
         round: &mut Round,
         action: &Action,
-        operands: &Operands,
+        (operands, span): (&Operands, u32),
         done: &mut u64,
     ) -> Result<bool> {
         match action {
@@ -53,9 +55,10 @@ impl Driver {
                 self.is_signalled(round, peers, *lane, *count, done)
             }
             _ => {
-                let len = action
-                    .extent()
-                    .map_or(0, |range| range.resolve(&round.counts()).1);
+                let len = match span {
+                    NONE => 0,
+                    span => round.progress.span(span).len,
+                };
                 for _ in 0..PIECES_MAX {
                     if *done == len {
                         break;
