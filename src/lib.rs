@@ -81,7 +81,8 @@ pub mod types;
 pub mod wire;
 
 pub use comm::{
-    Buffer, Call, Communicator, FlushReport, Fusion, Operation, Simulation, StepReport, Transfer,
+    Buffer, Call, Communicator, Explanation, FlushReport, Fusion, Operation, Simulation,
+    StepReport, Transfer,
 };
 pub use config::Config;
 pub use error::{Error, Result};

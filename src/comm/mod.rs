@@ -9,6 +9,7 @@ mod call;
 mod fusion;
 mod operation;
 mod plans;
+mod prices;
 mod repeats;
 mod shared;
 mod simulation;
@@ -17,10 +18,13 @@ pub use buffer::Buffer;
 pub use call::{Call, Transfer};
 pub use fusion::{FlushReport, Fusion, StepReport};
 pub use operation::Operation;
+pub use plans::{Explanation, Path};
+pub use prices::host as price_host;
 pub use simulation::Simulation;
 
 use crate::bootstrap::{self, Cores, Introduction};
 use crate::config::Config;
+use crate::cost::{self, Models};
 use crate::engine::{Clock, Contact, Engine};
 use crate::error::{Error, Result};
 use crate::memory::{Element, Region, lend_slice};
@@ -68,7 +72,15 @@ impl Communicator {
         let provider = transport::open(&config.transport, rank, ranks, bootstrap::nonce()?)?;
         let mut engine = Engine::new(provider, rank, ranks, config.clone(), false)?;
         let cores = Cores::own();
-        let blob = cores.emit(&bootstrap::emit_contact(&engine.contact()));
+        let (prices, complaint) = match rank {
+            0 => prices::read_prices(&config.prices),
+            _ => (Models::BUILT_IN, None),
+        };
+        if let Some(text) = complaint {
+            say(&text);
+        }
+        let contact = bootstrap::emit_contact(&engine.contact());
+        let blob = cores.emit(&[cost::emit_bytes(&prices), contact].concat());
         let own = Introduction {
             rank,
             ranks,
@@ -77,10 +89,13 @@ impl Communicator {
         };
         let blobs = bootstrap::exchange(&own, job, config.timeout, &clock)?;
         let mut cores = cores;
+        let mut prices = Vec::with_capacity(blobs.len());
         let mut contacts: Vec<Contact> = Vec::with_capacity(blobs.len());
         for blob in &blobs {
-            let (of_rank, contact) = Cores::parse(blob)?;
+            let (of_rank, rest) = Cores::parse(blob)?;
             cores = cores.union(of_rank);
+            let (of_rank, contact) = cost::parse_bytes(rest)?;
+            prices.push(of_rank);
             contacts.push(bootstrap::parse_contact(contact)?);
         }
         engine.connect(contacts)?;
@@ -96,6 +111,10 @@ impl Communicator {
         }
         let communicator =
             Communicator::assemble(engine, clock, vec![0; ranks as usize], cores, false);
+        // All ranks must choose alike, so rank 0's prices are everyone's.
+        let mut plans = communicator.inner.shared.plans();
+        plans.use_models(&prices[0], cores.count());
+        drop(plans);
         if config.debug {
             let progress = if config.progress_thread {
                 "a thread"
@@ -261,15 +280,27 @@ impl Communicator {
         })
     }
 
-    /// The algorithm that [`Communicator::start`] would use, by name.
+    /// The algorithm that runs if every rank's buffers are registered or not as those of `call` are, by name.
     pub fn algorithm_for(&self, call: &Call) -> Result<&'static str> {
-        if call.collective == Collective::SendRecv {
-            return Ok("direct");
+        match call.collective {
+            Collective::SendRecv => Ok("direct"),
+            _ => Ok(self.explain(call)?.algorithm),
         }
+    }
+
+    /// What would run if every rank's buffers are registered or not as those of `call` are, why, and what the cost model says
+    /// of everything that could run. Starts nothing. An error: the call cannot be planned; groups of sends and receives
+    /// have no algorithms to choose from.
+    pub fn explain(&self, call: &Call) -> Result<Explanation> {
+        if call.collective == Collective::SendRecv {
+            return Err(Error::invalid(
+                "sendrecv has one algorithm, and nothing to explain",
+            ));
+        }
+        let is_registered = |buffer: &Buffer| buffer.len_bytes() == 0 || buffer.is_registered();
+        let mut buffers = call.input.iter().chain(&call.output);
         let plans = self.inner.shared.plans();
-        let request = plans.request(call, false);
-        request.check()?;
-        Ok(plans.algorithm(call, &request)?.0.name)
+        plans.explain_call(call, buffers.all(is_registered))
     }
 }
 
