@@ -51,6 +51,34 @@ pub struct Work {
 }
 
 impl Work {
+    /// From the kinds in the order of [`Model::NAMES`].
+    pub fn from_array(amounts: [f64; TERMS]) -> Work {
+        let [
+            calls,
+            meetings,
+            signals,
+            messages,
+            posts,
+            copied,
+            crossed,
+            linked,
+            reduced,
+            uncached,
+        ] = amounts;
+        Work {
+            calls,
+            meetings,
+            signals,
+            messages,
+            posts,
+            copied,
+            crossed,
+            linked,
+            reduced,
+            uncached,
+        }
+    }
+
     /// The kinds in the order of [`Model::NAMES`].
     pub fn to_array(&self) -> [f64; TERMS] {
         [
