@@ -2,7 +2,7 @@
 
 use super::table::algorithms;
 use super::{Algorithm, Request, Window};
-use crate::cost::{Model, Shape, Work};
+use crate::cost::{Caches, Model, Shape, Work};
 use crate::limits::LINE_PAYLOAD_BYTES;
 use crate::pattern::hosts::Hosts;
 
@@ -20,8 +20,8 @@ pub struct Available {
     pub chunk_bytes: u64,
     /// Cores that the ranks of a host share.
     pub cores: u32,
-    /// Bytes of caches that the ranks of a host share.
-    pub cache_bytes: f64,
+    /// Sizes of caches.
+    pub caches: Caches,
 }
 
 /// An algorithm that can run, and its price.
@@ -92,7 +92,10 @@ pub fn candidates(
         let mut work = (algorithm.work)(&shape);
         if !algorithm.needs.mapped && available.mapped && request.collective.is_rooted() {
             // Every rank waits until all have called, also where messages do not make it.
+            // The first of its messages is on the way meanwhile.
+            let messages = work.messages;
             work = work.meet(&shape, 1.0);
+            work.messages = (messages - work.meetings).max(0.0);
         }
         Some(Candidate {
             algorithm,
@@ -120,7 +123,7 @@ fn shape(request: &Request, available: &Available) -> Shape {
         chunk_bytes: available.chunk_bytes as f64,
         mapped: available.mapped,
         registered: available.registered,
-        cache_bytes: available.cache_bytes,
+        caches: available.caches,
     }
 }
 
@@ -164,7 +167,7 @@ mod tests {
         window_bytes: 256 << 10,
         chunk_bytes: 256 << 10,
         cores: 8,
-        cache_bytes: 33e6,
+        caches: Models::BUILT_IN.caches,
     };
     const FABRIC: Available = Available {
         mapped: false,

@@ -409,14 +409,14 @@ static ALL_TO_ALL: [Algorithm; 4] = [
         "direct",
         DIRECT,
         direct::all_to_all,
-        formulas::direct_parts,
+        formulas::direct_all_to_all,
     ),
     row(
         Collective::AllToAll,
         "pairwise",
         MESSAGES,
         pairwise::all_to_all,
-        formulas::pairwise,
+        formulas::pairwise_all_to_all,
     ),
 ];
 

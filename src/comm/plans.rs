@@ -94,7 +94,7 @@ impl Plans {
             window_bytes: config.window_bytes as u64,
             chunk_bytes: config.chunk_bytes as u64,
             cores: ranks,
-            cache_bytes: models.cache_bytes,
+            caches: models.caches,
         };
         Plans {
             rank,
@@ -121,7 +121,7 @@ impl Plans {
                 0 => self.ranks,
                 _ => cores as u32,
             };
-            self.available.cache_bytes = models.cache_bytes;
+            self.available.caches = models.caches;
             self.model = models.of(self.ranks, self.available.cores);
         }
     }

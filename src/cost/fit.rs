@@ -62,7 +62,7 @@ pub fn fit(samples: &[Sample], before: &Model) -> Model {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Models, Shape, formulas};
+    use super::super::{Caches, Models, Shape, formulas};
     use super::*;
     use crate::prng::Prng;
 
@@ -97,7 +97,10 @@ mod tests {
                     chunk_bytes: 262_144.0,
                     mapped: true,
                     registered: shift % 2 == 0,
-                    cache_bytes: 1e6,
+                    caches: Caches {
+                        core_bytes: 1e5,
+                        host_bytes: 2e6,
+                    },
                 };
                 works.extend(all.iter().map(|formula| formula(&shape)));
             }

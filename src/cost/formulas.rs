@@ -1,11 +1,33 @@
 //! One formula per algorithm: the [`Work`] of a [`Shape`].
 //!
 //! In the comments, n is the bytes of `count` elements and p the number of ranks.
+//!
+//! What is counted is the steady state of a call that repeats on the same buffers. So a range that only one rank reads
+//! and writes, such as its block in a direct allreduce, stays in its core's cache, whoever owns the memory, and inputs that
+//! nobody changes do not cross again; what one rank writes and another reads, crosses every time.
 
 use super::{Shape, Work};
+use crate::limits::INLINE_BYTES_MAX;
 
 /// Type of all formulas.
 pub type Formula = fn(&Shape) -> Work;
+
+/// What lies one after the other, and what all ranks do together.
+type Path = (f64, f64);
+
+/// Sources, results, and how many of both cross to another core.
+type Operands = (f64, f64, f64);
+
+/// The messages of a call.
+struct Messages {
+    /// Those that wait for each other.
+    count: Path,
+    /// Sent and received by the busiest rank.
+    posts: f64,
+    bytes: Path,
+    /// The share of the bytes that ranks write during the call before they send them.
+    fresh: f64,
+}
 
 impl Work {
     /// A call of one segment or more.
@@ -29,51 +51,58 @@ impl Work {
         self
     }
 
-    /// Copies from or to peers' memory.
+    /// Copies from windows of peers, who have just written them.
     fn fetch(mut self, s: &Shape, longest: f64, total: f64) -> Work {
         self.crossed += s.shared(longest, total);
         self.copy(s, longest, total)
     }
 
-    /// A reduction of `sources` ranges of `bytes` bytes into `results`, `crossing` of all of them being peers'; by every
-    /// rank.
-    fn reduce(
-        mut self,
-        s: &Shape,
-        bytes: f64,
-        (sources, results, crossing): (f64, f64, f64),
-    ) -> Work {
+    /// A reduction of `sources` ranges of `bytes` bytes into `results`, by every rank; `crossing` of them are windows of
+    /// peers.
+    fn reduce(mut self, s: &Shape, bytes: f64, (sources, results, crossing): Operands) -> Work {
         self.reduced += s.each(bytes * (sources + results));
         self.crossed += s.each(bytes * crossing);
         self
     }
 
     /// The same, by one rank.
-    fn reduce_at_root(mut self, bytes: f64, (sources, results, crossing): (f64, f64, f64)) -> Work {
+    fn reduce_at_root(mut self, bytes: f64, (sources, results, crossing): Operands) -> Work {
         self.reduced += bytes * (sources + results);
         self.crossed += bytes * crossing;
         self
     }
 
-    /// Messages: `(longest, total)` that wait for each other, `posts` at the busiest rank, `bytes` as `(longest, total)`.
-    fn send(mut self, s: &Shape, messages: (f64, f64), posts: f64, bytes: (f64, f64)) -> Work {
-        self.messages += s.shared(messages.0, messages.1);
-        self.posts += s.shared(posts, 2.0 * messages.1);
+    /// Messages.
+    fn send(mut self, s: &Shape, sent: &Messages) -> Work {
+        let (longest, total) = sent.bytes;
+        self.messages += s.shared(sent.count.0, sent.count.1);
+        self.posts += s.shared(sent.posts, 2.0 * sent.count.1);
         if !s.mapped {
-            self.linked += bytes.0;
+            self.linked += longest;
             return self;
         }
-        // Memory that is not registered is copied to where it can be read.
-        let staged = if s.registered { 0.0 } else { 1.0 };
-        self = self.fetch(s, bytes.0, bytes.1);
-        self.copy(s, staged * bytes.0, staged * bytes.1)
+        let is_staged = !s.registered || s.bytes <= INLINE_BYTES_MAX as f64;
+        if is_staged {
+            // Copied to where the receiver can read it, and read from there at once.
+            return self.copy(s, longest, total).fetch(s, longest, total);
+        }
+        self.crossed += s.shared(longest, total) * sent.fresh * s.nearby(s.bytes);
+        self.copy(s, longest, total)
     }
 
     /// The same `steps` times by every rank, each step with `bytes` bytes to send and to receive.
-    fn exchange(self, s: &Shape, steps: f64, bytes: f64) -> Work {
+    fn exchange(self, s: &Shape, steps: f64, bytes: f64, fresh: f64) -> Work {
         let posts = 2.0 * steps * s.chunks(bytes);
         let all = (steps * bytes, steps * bytes * s.p());
-        self.send(s, (steps, steps * s.p()), posts, all)
+        self.send(
+            s,
+            &Messages {
+                count: (steps, steps * s.p()),
+                posts,
+                bytes: all,
+                fresh,
+            },
+        )
     }
 
     /// The callers' buffers, `held` bytes on each rank; each rank reads and writes `touched` bytes of any of them.
@@ -177,10 +206,9 @@ pub fn window_scatter(s: &Shape) -> Work {
 
 /// Arrive, reduce one block of all inputs into all outputs, done.
 pub fn direct_all_reduce(s: &Shape) -> Work {
-    let peers = s.p() - 1.0;
     Work::of(s)
         .meet(s, 2.0)
-        .reduce(s, s.bytes / s.p(), (s.p(), s.p(), 2.0 * peers))
+        .reduce(s, s.bytes / s.p(), (s.p(), s.p(), 0.0))
         .buffers(s, s.bytes, 2.0 * s.bytes)
 }
 
@@ -188,7 +216,7 @@ pub fn direct_all_reduce(s: &Shape) -> Work {
 pub fn direct_reduce(s: &Shape) -> Work {
     Work::of(s)
         .meet(s, 2.0)
-        .reduce(s, s.bytes / s.p(), (s.p(), 1.0, s.p()))
+        .reduce(s, s.bytes / s.p(), (s.p(), 1.0, 0.0))
         .buffers(s, s.bytes, s.bytes + s.bytes / s.p())
 }
 
@@ -196,24 +224,32 @@ pub fn direct_reduce(s: &Shape) -> Work {
 pub fn direct_reduce_scatter(s: &Shape) -> Work {
     Work::of(s)
         .meet(s, 2.0)
-        .reduce(s, s.bytes, (s.p(), 1.0, s.p() - 1.0))
+        .reduce(s, s.bytes, (s.p(), 1.0, 0.0))
         .buffers(s, s.bytes * s.p(), s.bytes * (s.p() + 1.0))
 }
 
-/// Arrive, fetch n bytes from each peer, done.
+/// Arrive, copy n bytes from each peer, done.
 pub fn direct_parts(s: &Shape) -> Work {
     let others = s.bytes * (s.p() - 1.0);
     Work::of(s)
         .meet(s, 2.0)
-        .fetch(s, others, others * s.p())
+        .copy(s, others, others * s.p())
         .buffers(s, s.bytes * s.p(), 2.0 * others)
 }
 
-/// Arrive, move n bytes between the root and each of the others, done.
+/// The same, where peers write what is read before the next call.
+pub fn direct_all_to_all(s: &Shape) -> Work {
+    let others = s.bytes * (s.p() - 1.0);
+    let mut work = direct_parts(s).copy(s, others, others * s.p());
+    work.crossed += s.each(others) * s.nearby(s.bytes * s.p());
+    work
+}
+
+/// Move n bytes between the root and each of the others. All meet once: those who wait for the root have all arrived.
 pub fn direct_root(s: &Shape) -> Work {
     Work::of(s)
-        .meet(s, 2.0)
-        .fetch(s, s.bytes, s.bytes * (s.p() - 1.0))
+        .meet(s, 1.0)
+        .copy(s, s.bytes, s.bytes * (s.p() - 1.0))
         .buffers(s, s.bytes, 2.0 * s.bytes)
 }
 
@@ -221,9 +257,9 @@ pub fn direct_root(s: &Shape) -> Work {
 pub fn recursive_doubling(s: &Shape) -> Work {
     let rounds = f64::from(s.ranks.ilog2());
     fold(Work::of(s), s)
-        .exchange(s, rounds, s.bytes)
+        .exchange(s, rounds, s.bytes, 1.0)
         .reduce(s, rounds * s.bytes, (2.0, 1.0, 0.0))
-        .buffers(s, s.bytes, rounds * 3.0 * s.bytes)
+        .buffers(s, 2.0 * s.bytes, rounds * 5.0 * s.bytes)
 }
 
 /// Halving and doubling: 2 log p messages, 2 n (p-1)/p bytes.
@@ -232,9 +268,9 @@ pub fn rabenseifner(s: &Shape) -> Work {
     let others = s.bytes * s.others();
     let mean = others / rounds.max(1.0);
     fold(Work::of(s), s)
-        .exchange(s, 2.0 * rounds, mean)
+        .exchange(s, 2.0 * rounds, mean, 1.0)
         .reduce(s, others, (2.0, 1.0, 0.0))
-        .buffers(s, s.bytes, 4.0 * others)
+        .buffers(s, 1.5 * s.bytes, 7.0 * others)
 }
 
 /// Folding p to a power of two: in and out once, by pairs of ranks.
@@ -244,7 +280,15 @@ fn fold(work: Work, s: &Shape) -> Work {
         return work;
     }
     let bytes = (2.0 * s.bytes, 2.0 * s.bytes * pairs);
-    let mut work = work.send(s, (2.0, 2.0 * pairs), 2.0 * s.chunks(s.bytes), bytes);
+    let mut work = work.send(
+        s,
+        &Messages {
+            count: (2.0, 2.0 * pairs),
+            posts: 2.0 * s.chunks(s.bytes),
+            bytes,
+            fresh: 1.0,
+        },
+    );
     work.reduced += s.shared(3.0 * s.bytes, 3.0 * s.bytes * pairs);
     work
 }
@@ -253,25 +297,25 @@ fn fold(work: Work, s: &Shape) -> Work {
 pub fn ring_all_reduce(s: &Shape) -> Work {
     let (steps, others) = (s.p() - 1.0, s.bytes * s.others());
     Work::of(s)
-        .exchange(s, 2.0 * steps, s.bytes / s.p())
+        .exchange(s, 2.0 * steps, s.bytes / s.p(), 1.0)
         .reduce(s, others, (2.0, 1.0, 0.0))
-        .buffers(s, s.bytes, 4.0 * others)
+        .buffers(s, 1.5 * s.bytes, 7.0 * others)
 }
 
 /// p - 1 messages of n bytes, combined on the way.
 pub fn ring_reduce_scatter(s: &Shape) -> Work {
     let (steps, others) = (s.p() - 1.0, s.bytes * (s.p() - 1.0));
     Work::of(s)
-        .exchange(s, steps, s.bytes)
+        .exchange(s, steps, s.bytes, s.forwarded())
         .reduce(s, others, (2.0, 1.0, 0.0))
-        .buffers(s, s.bytes * s.p(), s.bytes * s.p())
+        .buffers(s, s.bytes * (s.p() + 1.0), 5.0 * others)
 }
 
 /// p - 1 messages of n bytes, one after the other.
 pub fn ring_parts(s: &Shape) -> Work {
     let (steps, others) = (s.p() - 1.0, s.bytes * (s.p() - 1.0));
     Work::of(s)
-        .exchange(s, steps, s.bytes)
+        .exchange(s, steps, s.bytes, s.forwarded())
         .buffers(s, s.bytes * s.p(), 2.0 * others)
 }
 
@@ -280,9 +324,19 @@ pub fn pairwise(s: &Shape) -> Work {
     let (steps, others) = (s.p() - 1.0, s.bytes * (s.p() - 1.0));
     let mut work =
         Work::of(s)
-            .exchange(s, steps, s.bytes)
+            .exchange(s, steps, s.bytes, 0.0)
             .buffers(s, s.bytes * s.p(), 2.0 * others);
     work.messages = s.each(steps.min(1.0));
+    work
+}
+
+/// The same, where peers write what is read before the next call; what arrives is copied to where it belongs.
+pub fn pairwise_all_to_all(s: &Shape) -> Work {
+    let others = s.bytes * (s.p() - 1.0);
+    let mut work = pairwise(s).copy(s, others, others * s.p());
+    if s.mapped && s.registered {
+        work.crossed = s.each(others) * s.nearby(s.bytes * s.p());
+    }
     work
 }
 
@@ -298,16 +352,19 @@ pub fn bruck(s: &Shape) -> Work {
     Work::of(s)
         .send(
             s,
-            (1.5 * rounds, 1.5 * rounds * s.p()),
-            posts,
-            (others, others * s.p()),
+            &Messages {
+                count: (1.5 * rounds, 1.5 * rounds * s.p()),
+                posts: posts,
+                bytes: (others, others * s.p()),
+                fresh: s.forwarded(),
+            },
         )
         .buffers(s, s.bytes * s.p(), 2.0 * others)
 }
 
 /// log p empty messages.
 pub fn dissemination(s: &Shape) -> Work {
-    Work::of(s).exchange(s, s.log(), 0.0)
+    Work::of(s).exchange(s, s.log(), 0.0, 0.0)
 }
 
 /// A vector down the tree, chunk by chunk.
@@ -316,9 +373,12 @@ pub fn tree_broadcast(s: &Shape) -> Work {
     Work::of(s)
         .send(
             s,
-            (depth, others),
-            (depth + 1.0) * s.chunks(s.bytes),
-            (s.pipelined(depth), s.bytes * others),
+            &Messages {
+                count: (depth, others),
+                posts: (depth + 1.0) * s.chunks(s.bytes),
+                bytes: (s.pipelined(depth), s.bytes * others),
+                fresh: s.forwarded(),
+            },
         )
         .buffers(s, s.bytes, 2.0 * s.bytes)
 }
@@ -329,9 +389,12 @@ pub fn tree_reduce(s: &Shape) -> Work {
     let mut work = Work::of(s)
         .send(
             s,
-            (depth, others),
-            (depth + 1.0) * s.chunks(s.bytes),
-            (s.bytes * depth, s.bytes * others),
+            &Messages {
+                count: (depth, others),
+                posts: (depth + 1.0) * s.chunks(s.bytes),
+                bytes: (s.bytes * depth, s.bytes * others),
+                fresh: s.forwarded(),
+            },
         )
         .buffers(s, s.bytes, 2.0 * s.bytes);
     work.reduced += s.shared(3.0 * s.bytes * depth, 3.0 * s.bytes * others);
@@ -360,9 +423,12 @@ pub fn tree_parts(s: &Shape) -> Work {
     Work::of(s)
         .send(
             s,
-            (1.5 * depth, s.p() - 1.0),
-            3.0 * depth.max(s.chunks(others)),
-            (others, others.max(all)),
+            &Messages {
+                count: (1.5 * depth, s.p() - 1.0),
+                posts: 3.0 * depth.max(s.chunks(others)),
+                bytes: (others, others.max(all)),
+                fresh: s.forwarded(),
+            },
         )
         .copy(s, others, others.max(all))
         .buffers(s, s.bytes * s.p(), 2.0 * s.bytes)
@@ -374,9 +440,12 @@ pub fn linear(s: &Shape) -> Work {
     Work::of(s)
         .send(
             s,
-            (peers.min(1.0), peers),
-            peers * s.chunks(s.bytes),
-            (others, others),
+            &Messages {
+                count: (peers.min(1.0), peers),
+                posts: peers * s.chunks(s.bytes),
+                bytes: (others, others),
+                fresh: s.forwarded(),
+            },
         )
         .buffers(s, s.bytes * s.p(), 2.0 * s.bytes)
 }
@@ -387,9 +456,12 @@ pub fn chain_broadcast(s: &Shape) -> Work {
     Work::of(s)
         .send(
             s,
-            (others, others),
-            2.0 * s.chunks(s.bytes),
-            (s.pipelined(others), s.bytes * others),
+            &Messages {
+                count: (others, others),
+                posts: 2.0 * s.chunks(s.bytes),
+                bytes: (s.pipelined(others), s.bytes * others),
+                fresh: s.forwarded(),
+            },
         )
         .buffers(s, s.bytes, 2.0 * s.bytes)
 }
@@ -407,24 +479,24 @@ pub fn chain_reduce(s: &Shape) -> Work {
 pub fn hierarchical(s: &Shape) -> Work {
     let hosts = f64::from(s.hosts);
     let local = s.p() / hosts;
+    if s.hosts == 1 {
+        let mut work = ring_all_reduce(s);
+        work.messages += s.each(1.0);
+        work.posts += s.each(1.0);
+        return work;
+    }
     let inside = s.bytes * (local - 1.0) / local;
     let between = s.bytes / local * (hosts - 1.0) / hosts;
     let messages = 2.0 * (local - 1.0) + 2.0 * (hosts - 1.0) + 1.0;
-    let on_host = Shape { mapped: true, ..*s };
-    let mut work = Work::of(s)
-        .send(
-            s,
-            (messages, messages * s.p()),
-            2.0 * messages * s.chunks(s.bytes / s.p()),
-            (0.0, 0.0),
-        )
-        .fetch(&on_host, 2.0 * inside, 2.0 * inside * s.p())
+    let sent = Messages {
+        count: (messages, messages * s.p()),
+        posts: 2.0 * messages * s.chunks(s.bytes / s.p()),
+        bytes: (2.0 * between, 2.0 * between * s.p()),
+        fresh: 1.0,
+    };
+    Work::of(s)
+        .send(s, &sent)
+        .fetch(s, 2.0 * inside, 2.0 * inside * s.p())
         .reduce(s, inside + between, (2.0, 1.0, 0.0))
-        .buffers(s, s.bytes, 4.0 * s.bytes);
-    if s.hosts > 1 {
-        work.linked += 2.0 * between;
-    } else if !s.registered {
-        work = work.copy(s, 2.0 * inside, 2.0 * inside * s.p());
-    }
-    work
+        .buffers(s, s.bytes, 4.0 * s.bytes)
 }

@@ -125,20 +125,32 @@ pub struct Models {
     pub apart: Model,
     /// Where ranks share cores.
     pub crowded: Model,
-    /// Bytes of caches that all ranks of the host share.
-    pub cache_bytes: f64,
+    /// Sizes of caches.
+    pub caches: Caches,
+}
+
+/// Sizes of caches.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Caches {
+    /// Bytes of the largest cache that a core has to itself.
+    pub core_bytes: f64,
+    /// Bytes of the largest cache that all ranks of the host share.
+    pub host_bytes: f64,
 }
 
 impl Models {
     /// Where nothing is stored. Fitted on one machine (AMD EPYC, Zen 4, 2 cores) by `linerate explain --calibrate`.
     pub const BUILT_IN: Models = Models {
         apart: Model([
-            150.0, 250.0, 15.0, 350.0, 120.0, 0.02, 0.025, 0.08, 0.0125, 0.02,
+            420.0, 100.0, 14.5, 207.0, 71.0, 0.0194, 0.0305, 0.08, 0.0069, 0.0382,
         ]),
         crowded: Model([
-            500.0, 1500.0, 30.0, 900.0, 300.0, 0.02, 0.025, 0.08, 0.0125, 0.02,
+            2880.0, 1510.0, 98.0, 1086.0, 259.0, 0.0396, 0.032, 0.08, 0.0097, 0.0476,
         ]),
-        cache_bytes: (32 << 20) as f64,
+        caches: Caches {
+            core_bytes: (1 << 20) as f64,
+            host_bytes: (32 << 20) as f64,
+        },
     };
 
     /// The prices for `ranks` ranks on `cores` cores.
@@ -170,8 +182,8 @@ pub struct Shape {
     pub mapped: bool,
     /// Whether the callers' buffers are registered.
     pub registered: bool,
-    /// Bytes of caches that all ranks of a host share.
-    pub cache_bytes: f64,
+    /// Sizes of caches.
+    pub caches: Caches,
 }
 
 impl Shape {
@@ -204,11 +216,20 @@ impl Shape {
     /// The share of the callers' buffers that no cache holds, if each rank has `bytes` of them.
     fn uncached(&self, bytes: f64) -> f64 {
         let of_host = bytes * self.p() / f64::from(self.hosts);
-        if of_host > self.cache_bytes {
-            1.0 - self.cache_bytes / of_host
-        } else {
-            0.0
-        }
+        // Half of a cache is gone before a pass over as many bytes ends, and others use it too.
+        let usable = self.caches.host_bytes / 2.0;
+        (1.0 - usable / of_host).max(0.0)
+    }
+
+    /// The share of `bytes` bytes that a rank has written and that is still in its core's cache, from where another core
+    /// gets it more slowly than from a cache that both share.
+    fn nearby(&self, bytes: f64) -> f64 {
+        (self.caches.core_bytes / 2.0 / bytes).min(1.0)
+    }
+
+    /// The share of what a rank sends on that it has received itself, where data goes from rank to rank.
+    fn forwarded(&self) -> f64 {
+        (self.p() - 2.0).max(0.0) / (self.p() - 1.0).max(1.0)
     }
 
     /// Messages that carry `bytes` bytes.

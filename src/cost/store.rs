@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! [AMD EPYC; 2 cores; 0.1.0]
-//! cache 33554432
+//! core cache 1048576
+//! host cache 33554432
 //! apart call 150.2
 //! ...
 //! ```
@@ -10,14 +11,17 @@
 //! A section for each host, named by what prices depend on: CPU model, cores, version of this library. Every line is
 //! needed, every price is a finite number from 0 on; a section with anything else is an error, never a guess.
 
-use super::{Model, Models, TERMS};
+use super::{Caches, Model, Models, TERMS};
 use crate::error::{Error, Result};
 
 /// Bytes of [`emit_bytes`].
-pub const MODELS_BYTES: usize = (2 * TERMS + 1) * size_of::<f64>();
+pub const MODELS_BYTES: usize = (2 * TERMS + 2) * size_of::<f64>();
 
 /// Largest price that is believed, ns: a second.
 const PRICE_MAX: f64 = 1e9;
+
+/// Largest cache that is believed.
+const BYTES_MAX: f64 = 1e12;
 
 /// The name of a host's section, from the text of /proc/cpuinfo.
 pub fn host_key(cpuinfo: &str) -> String {
@@ -48,7 +52,11 @@ pub fn emit(before: &str, key: &str, models: &Models) -> String {
             text += "\n";
         }
     }
-    text += &format!("[{key}]\ncache {}\n", models.cache_bytes);
+    let Caches {
+        core_bytes,
+        host_bytes,
+    } = models.caches;
+    text += &format!("[{key}]\ncore cache {core_bytes}\nhost cache {host_bytes}\n");
     for (class, model) in [("apart", &models.apart), ("crowded", &models.crowded)] {
         for (name, price) in Model::NAMES.iter().zip(model.0) {
             text += &format!("{class} {name} {price}\n");
@@ -77,9 +85,12 @@ pub fn parse(text: &str, key: &str) -> Result<Option<Models>> {
     let models = Models {
         apart: model("apart")?,
         crowded: model("crowded")?,
-        cache_bytes: number(&lines, "cache")?,
+        caches: Caches {
+            core_bytes: number(&lines, "core cache")?,
+            host_bytes: number(&lines, "host cache")?,
+        },
     };
-    let known = 2 * TERMS + 1;
+    let known = 2 * TERMS + 2;
     if lines.len() != known {
         return Err(Error::invalid(format!(
             "section [{key}] has {} lines, {known} are known",
@@ -92,7 +103,7 @@ pub fn parse(text: &str, key: &str) -> Result<Option<Models>> {
 /// The prices as bytes.
 pub fn emit_bytes(models: &Models) -> Vec<u8> {
     let all = models.apart.0.iter().chain(&models.crowded.0);
-    all.chain([&models.cache_bytes])
+    all.chain([&models.caches.core_bytes, &models.caches.host_bytes])
         .flat_map(|price| price.to_le_bytes())
         .collect()
 }
@@ -111,7 +122,10 @@ pub fn parse_bytes(bytes: &[u8]) -> Result<(Models, &[u8])> {
     let models = Models {
         apart: Model(std::array::from_fn(number)),
         crowded: Model(std::array::from_fn(|i| number(TERMS + i))),
-        cache_bytes: number(2 * TERMS),
+        caches: Caches {
+            core_bytes: number(2 * TERMS),
+            host_bytes: number(2 * TERMS + 1),
+        },
     };
     check(&models)
         .map(|models| (models, rest))
@@ -138,11 +152,12 @@ fn number(lines: &[&str], name: &str) -> Result<f64> {
 fn check(models: &Models) -> Result<Models> {
     let is_price = |price: &f64| (0.0..=PRICE_MAX).contains(price);
     let mut prices = models.apart.0.iter().chain(&models.crowded.0);
+    let sizes = [models.caches.core_bytes, models.caches.host_bytes];
     let is_right =
-        prices.all(is_price) && models.cache_bytes >= 0.0 && models.cache_bytes.is_finite();
+        prices.all(is_price) && sizes.iter().all(|bytes| (0.0..=BYTES_MAX).contains(bytes));
     is_right
         .then_some(*models)
-        .ok_or_else(|| Error::invalid(format!("a price is not between 0 and {PRICE_MAX} ns")))
+        .ok_or_else(|| Error::invalid(format!("a price is not between 0 and {PRICE_MAX} ns, or a cache not between 0 and {BYTES_MAX} bytes")))
 }
 
 #[cfg(test)]
@@ -184,7 +199,7 @@ mod tests {
             ("apart call 1.5", "apart call x", "'apart call' is 'x'"),
             ("apart call 1.5", "apart call -1", "not between 0"),
             ("apart call 1.5", "apart call NaN", "not between 0"),
-            ("apart call 1.5", "apart call 1.5\nsurprise 3", "22 lines"),
+            ("apart call 1.5", "apart call 1.5\nsurprise 3", "23 lines"),
         ] {
             assert!(good.contains(from));
             let text = parse(&good.replace(from, to), "a").unwrap_err().to_string();

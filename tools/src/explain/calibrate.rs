@@ -12,11 +12,11 @@ use crate::bench::slots::Arenas;
 use crate::settings::{self, FAILED};
 use crate::{launch, output, system};
 use linerate::config::PriceList;
-use linerate::cost::{self, Model, Models, Sample, TERMS, Work};
+use linerate::cost::{self, Caches, Model, Models, Sample, TERMS, Work};
 use linerate::{Collective, Communicator, Config, Result};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use std::ffi::OsStr;
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -42,6 +42,8 @@ const CROWDED_CORES: usize = 2;
 /// Time of one algorithm at one size, us, and its iterations.
 const BUDGET_US: f64 = 15_000.0;
 const ITERATIONS: u32 = 24;
+/// Everything is measured so often, and the best median counts: whoever else used the machine for a moment is gone.
+const PASSES: usize = 2;
 
 /// Whether there is a place for the prices, before a minute is spent on them.
 pub fn check(args: &ExplainArgs, config: &Config) -> std::result::Result<(), String> {
@@ -87,7 +89,7 @@ fn calibrate(args: &ExplainArgs, samples: &Path) -> std::result::Result<(), Stri
     // Damaged prices are replaced; those of other hosts in the same file stay.
     let before = cost::parse(&stored, &host).ok().flatten();
     let mut models = Models {
-        cache_bytes: system::last_level_cache_bytes() as f64,
+        caches: caches(),
         ..before.unwrap_or(Models::BUILT_IN)
     };
     let own = sched_getaffinity(None).map_err(|e| format!("reading the cores to use: {e}"))?;
@@ -115,6 +117,25 @@ fn calibrate(args: &ExplainArgs, samples: &Path) -> std::result::Result<(), Stri
     output::print_text(&format!("stored in {} for {host}\n", place.display()))
 }
 
+/// As the kernel describes those of the first core; the built-in sizes where it does not.
+fn caches() -> Caches {
+    let known = system::caches();
+    let of = |level: u32| {
+        known
+            .iter()
+            .rfind(|c| c.level == level && c.kind != "Instruction")
+    };
+    let bytes = |level, other| of(level).map_or(other, |cache| cache.bytes as f64);
+    let Caches {
+        core_bytes,
+        host_bytes,
+    } = Models::BUILT_IN.caches;
+    Caches {
+        core_bytes: bytes(2, core_bytes),
+        host_bytes: bytes(3, host_bytes),
+    }
+}
+
 /// The samples of a job for each of the numbers of ranks.
 fn job_times(
     args: &ExplainArgs,
@@ -127,7 +148,14 @@ fn job_times(
         if last.replace(ranks) == Some(ranks) {
             continue; // Asked for, and one of ours.
         }
-        let code = launch::spawn_self_with(ranks, args.bind, &[(SAMPLES, samples.as_os_str())]);
+        let code = launch::spawn_self_with(
+            ranks,
+            args.bind,
+            &[
+                (SAMPLES, samples.as_os_str()),
+                ("LINERATE_MODEL", OsStr::new("off")),
+            ],
+        );
         if code != 0 {
             return Err(format!(
                 "the job of {ranks} ranks failed with code {code}; nothing is stored"
@@ -177,25 +205,47 @@ fn store(place: &Path, text: &str) -> std::result::Result<(), String> {
     output::write_document("LINERATE_MODEL", place, text.trim_end())
 }
 
-/// One rank: every algorithm of every collective at every size, on both kinds of memory.
+/// One rank: joins, measures, and writes the samples down if it is rank 0.
 fn measure(args: &ExplainArgs) -> Result<()> {
     let invalid = linerate::Error::InvalidArgument;
     let config = facts().map_err(invalid)?.config;
     let communicator = Communicator::from_env(config)?;
-    let mut text = String::new();
+    let mut best = measure_all(args, &communicator)?;
+    for _ in 1..PASSES {
+        for (best, again) in best.iter_mut().zip(measure_all(args, &communicator)?) {
+            best.1.time_ns = best.1.time_ns.min(again.1.time_ns);
+        }
+    }
+    communicator.barrier()?;
+    if let (0, Some(path)) = (communicator.rank(), std::env::var_os(SAMPLES)) {
+        let lines = best.iter().map(|(what, sample)| emit_sample(what, sample));
+        let text: String = lines.collect();
+        std::fs::write(&path, text)
+            .map_err(|e| invalid(format!("writing times to {}: {e}", path.display())))?;
+    }
+    Ok(())
+}
+
+/// Every algorithm of every collective at every size, on both kinds of memory, and what it was.
+fn measure_all(args: &ExplainArgs, communicator: &Communicator) -> Result<Vec<(String, Sample)>> {
+    let invalid = linerate::Error::InvalidArgument;
+    let mut samples = Vec::new();
     for collective in COLLECTIVES {
         for memory in [Memory::Registered, Memory::Caller] {
             let mut bench = as_bench(args, collective, memory);
             (bench.max_bytes, bench.ranks) = (SIZES[SIZES.len() - 1], None);
             let plan = build_plan(&bench, facts().map_err(invalid)?).map_err(invalid)?;
-            let arenas = Arenas::new(&communicator, &plan)?;
+            let arenas = Arenas::new(communicator, &plan)?;
             for size in SIZES {
-                let (dtype, op) = plan.variants[0];
-                let row = rank::row(&plan, communicator.rank(), (size, dtype, op));
+                let row = rank::row(
+                    &plan,
+                    communicator.rank(),
+                    (size, plan.variants[0].0, plan.variants[0].1),
+                );
                 let call = arenas.call(&row, 0);
                 let explanation = communicator.explain(&call)?;
                 let calls = rank::rivals(&call, &explanation);
-                let times = timing::medians(&communicator, &calls, ITERATIONS, BUDGET_US)?;
+                let times = timing::medians(communicator, &calls, ITERATIONS, BUDGET_US)?;
                 for (candidate, time_us) in explanation.candidates.iter().zip(times) {
                     let name = candidate.algorithm.name;
                     let what = format!(
@@ -203,22 +253,19 @@ fn measure(args: &ExplainArgs) -> Result<()> {
                         plan.ranks,
                         memory.name()
                     );
-                    text += &emit_sample(&what, &candidate.work, 1e3 * time_us);
+                    let (work, time_ns) = (candidate.work, 1e3 * time_us);
+                    samples.push((what, Sample { work, time_ns }));
                 }
             }
         }
     }
-    communicator.barrier()?;
-    if let (0, Some(path)) = (communicator.rank(), std::env::var_os(SAMPLES)) {
-        let written = std::fs::File::create(&path).and_then(|mut f| f.write_all(text.as_bytes()));
-        written.map_err(|e| invalid(format!("writing times to {}: {e}", path.display())))?;
-    }
-    Ok(())
+    Ok(samples)
 }
 
 /// A line: the time, the work, and what it was.
-fn emit_sample(what: &str, work: &Work, time_ns: f64) -> String {
-    let amounts: Vec<String> = work.to_array().iter().map(f64::to_string).collect();
+fn emit_sample(what: &str, sample: &Sample) -> String {
+    let time_ns = sample.time_ns;
+    let amounts: Vec<String> = sample.work.to_array().iter().map(f64::to_string).collect();
     format!("{time_ns} {} {what}\n", amounts.join(" "))
 }
 
@@ -244,9 +291,10 @@ mod tests {
     #[test]
     fn a_sample_survives_and_a_stump_is_refused() {
         let work = Work::from_array(std::array::from_fn(|i| i as f64 + 0.25));
-        let line = emit_sample("2 allreduce ring registered 8", &work, 1234.5);
-        let sample = parse_sample(line.trim()).unwrap();
-        assert_eq!((sample.work, sample.time_ns), (work, 1234.5));
+        let time_ns = 1234.5;
+        let sample = Sample { work, time_ns };
+        let line = emit_sample("2 allreduce ring registered 8", &sample);
+        assert_eq!(parse_sample(line.trim()).unwrap(), sample);
         assert!(parse_sample("5 1 2 3").unwrap_err().contains("damaged"));
         assert!(parse_sample("").is_err());
     }
