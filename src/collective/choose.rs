@@ -6,6 +6,9 @@ use crate::cost::{Caches, Model, Shape, Work};
 use crate::limits::LINE_PAYLOAD_BYTES;
 use crate::pattern::hosts::Hosts;
 
+/// How much a loss on memory that is not registered counts, against one on memory that is: who wants speed registers.
+const UNREGISTERED_WEIGHT: f64 = 1.0 / 3.0;
+
 /// What all ranks have; every rank must give the same, because all must choose the same algorithm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Available {
@@ -42,8 +45,8 @@ pub struct Candidate {
 ///
 /// Where `available.registered`, a call may turn out to be on memory that is not registered on some rank; an algorithm that
 /// needs it is then redirected, which costs a meeting, to what is chosen for such memory. So what is chosen is the
-/// algorithm whose greater loss is least: that against the best one if all memory is registered, and that against the
-/// best one if none is.
+/// algorithm whose greater loss is least: that against the best one if all memory is registered, and, at a third of its
+/// weight, that against the best one if none is.
 pub fn choose(
     request: &Request,
     bytes: u64,
@@ -58,12 +61,13 @@ pub fn choose(
     let all = candidates(request, bytes, model, available, true);
     let best_ns = cheapest(&all).predicted_ns;
     let redirected_ns = model.predict(&redirection(request, available)) + fallback.predicted_ns;
-    // A nanosecond more on both sides, so that nothing is divided by nothing.
-    let loss = |ns: f64, best_ns: f64| (ns + 1.0) / (best_ns + 1.0);
+    // A nanosecond more below, so that nothing is divided by nothing.
+    let loss = |ns: f64, best_ns: f64| (ns - best_ns) / (best_ns + 1.0);
     let greater_loss = |candidate: &Candidate| {
         let same = |other: &&Candidate| std::ptr::eq(other.algorithm, candidate.algorithm);
         let unregistered_ns = (staged.iter().find(same)).map_or(redirected_ns, |c| c.predicted_ns);
-        loss(candidate.predicted_ns, best_ns).max(loss(unregistered_ns, fallback.predicted_ns))
+        let if_unregistered = loss(unregistered_ns, fallback.predicted_ns);
+        loss(candidate.predicted_ns, best_ns).max(UNREGISTERED_WEIGHT * if_unregistered)
     };
     all.iter()
         .min_by(|a, b| greater_loss(a).total_cmp(&greater_loss(b)))
@@ -241,6 +245,76 @@ mod tests {
         };
         let chosen = choose(&request, 1 << 20, &Models::BUILT_IN.apart, &HOST);
         assert!(!chosen.needs.plain, "{}", chosen.name);
+    }
+
+    #[test]
+    fn what_is_chosen_never_depends_on_the_rank_or_on_its_buffers() {
+        for collective in Collective::ALL {
+            if collective == Collective::SendRecv {
+                continue;
+            }
+            for shift in 0..28 {
+                let names = (0..5).map(|rank| {
+                    let request = Request {
+                        rank,
+                        in_place: rank % 2 == 0,
+                        ..request(collective, 5, 5)
+                    };
+                    choose(&request, 1 << shift, &Models::BUILT_IN.crowded, &HOST).name
+                });
+                let names: Vec<_> = names.collect();
+                assert!(names.iter().all(|name| *name == names[0]), "{names:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn more_bytes_never_cost_less() {
+        for collective in Collective::ALL {
+            if collective == Collective::SendRecv {
+                continue;
+            }
+            for (ranks, cores) in [(2, 2), (3, 2), (4, 8), (8, 2), (64, 64)] {
+                let request = request(collective, ranks, ranks);
+                let available = Available { cores, ..HOST };
+                let model = Models::BUILT_IN.of(ranks, cores);
+                for registered in [true, false] {
+                    let at = |shift: u32| {
+                        let bytes = 1 << shift;
+                        candidates(&request, bytes, &model, &available, registered)
+                    };
+                    for shift in 0..29 {
+                        for more in at(shift + 1) {
+                            let same = |c: &&Candidate| std::ptr::eq(c.algorithm, more.algorithm);
+                            let less = at(shift);
+                            let less = less.iter().find(same).unwrap();
+                            assert!(
+                                less.predicted_ns <= more.predicted_ns,
+                                "{collective} {} on {ranks} ranks, {} B: {} ns, twice: {} ns",
+                                less.algorithm.name,
+                                1u64 << shift,
+                                less.predicted_ns,
+                                more.predicted_ns
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_redirection_is_risked_only_where_it_gains_more_than_it_costs() {
+        let all_reduce = Collective::AllReduce;
+        let request = request(all_reduce, 4, 4);
+        // Every rank has a core: meetings are cheap. They are not where ranks take turns.
+        let at = |bytes, cores| {
+            let available = Available { cores, ..HOST };
+            choose(&request, bytes, &Models::BUILT_IN.of(4, cores), &available).name
+        };
+        assert_eq!(at(32 << 10, 4), "direct");
+        assert_ne!(at(512, 2), "direct");
+        assert_eq!(at(1 << 20, 2), "direct");
     }
 
     #[test]

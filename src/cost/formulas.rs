@@ -83,10 +83,11 @@ impl Work {
         }
         let is_staged = !s.registered || s.bytes <= INLINE_BYTES_MAX as f64;
         if is_staged {
-            // Copied to where the receiver can read it, and read from there at once.
-            return self.copy(s, longest, total).fetch(s, longest, total);
+            // Copied to where the receiver can read it.
+            self = self.copy(s, longest, total);
         }
-        self.crossed += s.shared(longest, total) * sent.fresh * s.nearby(s.bytes);
+        let fresh = if is_staged { 1.0 } else { sent.fresh };
+        self.crossed += s.shared(longest, total) * fresh * s.nearby(s.bytes);
         self.copy(s, longest, total)
     }
 
@@ -144,7 +145,7 @@ pub fn window_reduce(s: &Shape) -> Work {
         .meet(s, 1.0)
         .copy(s, s.bytes, s.bytes * s.p())
         .reduce_at_root(s.bytes, (s.p(), 1.0, s.p() - 1.0))
-        .buffers(s, s.bytes, 2.0 * s.bytes)
+        .buffers(s, s.bytes, s.bytes * (1.0 + 1.0 / s.p()))
 }
 
 /// Copy p parts of n in; reduce one part of each rank.
@@ -175,11 +176,11 @@ pub fn window_all_to_all(s: &Shape) -> Work {
         .buffers(s, all, all)
 }
 
-/// The root copies in; the others fetch n bytes each.
+/// The root copies in; the others fetch n bytes each, while it copies the next segment.
 pub fn window_broadcast(s: &Shape) -> Work {
     Work::of(s)
         .meet(s, 1.0)
-        .copy(s, s.bytes, s.bytes)
+        .copy(s, s.bytes / s.segments, s.bytes)
         .fetch(s, s.bytes, s.bytes * (s.p() - 1.0))
         .buffers(s, s.bytes, s.bytes)
 }
@@ -396,7 +397,7 @@ pub fn tree_reduce(s: &Shape) -> Work {
                 fresh: s.forwarded(),
             },
         )
-        .buffers(s, s.bytes, 2.0 * s.bytes);
+        .buffers(s, 2.0 * s.bytes, 4.0 * s.bytes);
     work.reduced += s.shared(3.0 * s.bytes * depth, 3.0 * s.bytes * others);
     work
 }
@@ -469,7 +470,7 @@ pub fn chain_broadcast(s: &Shape) -> Work {
 /// The same, combined on the way.
 pub fn chain_reduce(s: &Shape) -> Work {
     let others = s.p() - 1.0;
-    let mut work = chain_broadcast(s);
+    let mut work = chain_broadcast(s).buffers(s, 2.0 * s.bytes, 2.0 * s.bytes);
     work.reduced += s.shared(3.0 * s.pipelined(others), 3.0 * s.bytes * others);
     work
 }

@@ -142,10 +142,10 @@ impl Models {
     /// Where nothing is stored. Fitted on one machine (AMD EPYC, Zen 4, 2 cores) by `linerate explain --calibrate`.
     pub const BUILT_IN: Models = Models {
         apart: Model([
-            420.0, 100.0, 14.5, 207.0, 71.0, 0.0194, 0.0305, 0.08, 0.0069, 0.0382,
+            407.0, 96.5, 14.4, 183.0, 73.7, 0.0199, 0.0428, 0.08, 0.0069, 0.0643,
         ]),
         crowded: Model([
-            2880.0, 1510.0, 98.0, 1086.0, 259.0, 0.0396, 0.032, 0.08, 0.0097, 0.0476,
+            3365.0, 531.0, 77.8, 778.0, 165.0, 0.0358, 0.0145, 0.08, 0.0103, 0.0386,
         ]),
         caches: Caches {
             core_bytes: (1 << 20) as f64,
