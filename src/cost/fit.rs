@@ -16,9 +16,9 @@ pub struct Sample {
 }
 
 /// Sweeps over the prices: the problem is small, and sweeps converge slowly where two prices nearly tell the same.
-const SWEEPS: usize = 4000;
+const SWEEPS: usize = 50_000;
 /// How much a price is held back, against one sample: enough to decide what the samples leave open.
-const HOLD: f64 = 1e-4;
+const HOLD: f64 = 1e-6;
 
 /// The prices that explain the samples best. A price whose kind of work is in no sample stays as it was.
 pub fn fit(samples: &[Sample], before: &Model) -> Model {

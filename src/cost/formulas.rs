@@ -12,6 +12,9 @@ use crate::limits::INLINE_BYTES_MAX;
 /// Type of all formulas.
 pub type Formula = fn(&Shape) -> Work;
 
+/// A line that one core writes again and again and another reads crosses to be read, and back to be written.
+const BOTH_WAYS: f64 = 2.0;
+
 /// What lies one after the other, and what all ranks do together.
 type Path = (f64, f64);
 
@@ -86,8 +89,8 @@ impl Work {
             // Copied to where the receiver can read it.
             self = self.copy(s, longest, total);
         }
-        let fresh = if is_staged { 1.0 } else { sent.fresh };
-        self.crossed += s.shared(longest, total) * fresh * s.nearby(s.bytes);
+        let fresh = BOTH_WAYS * if is_staged { 1.0 } else { sent.fresh };
+        self.crossed += s.shared(longest, total) * fresh * s.nearby(longest);
         self.copy(s, longest, total)
     }
 
@@ -242,7 +245,7 @@ pub fn direct_parts(s: &Shape) -> Work {
 pub fn direct_all_to_all(s: &Shape) -> Work {
     let others = s.bytes * (s.p() - 1.0);
     let mut work = direct_parts(s).copy(s, others, others * s.p());
-    work.crossed += s.each(others) * s.nearby(s.bytes * s.p());
+    work.crossed += BOTH_WAYS * s.each(others) * s.nearby(s.bytes * s.p());
     work
 }
 
@@ -336,14 +339,17 @@ pub fn pairwise_all_to_all(s: &Shape) -> Work {
     let others = s.bytes * (s.p() - 1.0);
     let mut work = pairwise(s).copy(s, others, others * s.p());
     if s.mapped && s.registered {
-        work.crossed = s.each(others) * s.nearby(s.bytes * s.p());
+        work.crossed = BOTH_WAYS * s.each(others) * s.nearby(s.bytes * s.p());
     }
     work
 }
 
 /// The same, combined at the end.
 pub fn pairwise_reduce_scatter(s: &Shape) -> Work {
-    pairwise(s).reduce(s, s.bytes, (s.p(), 1.0, 0.0))
+    let held = s.bytes * (2.0 * s.p() - 1.0);
+    pairwise(s)
+        .reduce(s, s.bytes, (s.p(), 1.0, 0.0))
+        .buffers(s, held, s.bytes * (s.p() + 1.0))
 }
 
 /// log p rounds; (p-1) n bytes in all. A run that wraps is a second message, so half a message more.
