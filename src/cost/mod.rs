@@ -142,10 +142,10 @@ impl Models {
     /// Where nothing is stored. Fitted on one machine (AMD EPYC, Zen 4, 2 cores) by `linerate explain --calibrate`.
     pub const BUILT_IN: Models = Models {
         apart: Model([
-            413.0, 81.5, 14.1, 172.0, 70.0, 0.0194, 0.0505, 0.08, 0.0065, 0.05,
+            413.0, 81.5, 14.1, 172.0, 70.0, 0.0194, 0.0505, 0.08, 0.0065, 0.08,
         ]),
         crowded: Model([
-            3365.0, 531.0, 77.8, 778.0, 165.0, 0.0358, 0.0145, 0.08, 0.0103, 0.0386,
+            3760.0, 540.0, 116.0, 401.0, 286.0, 0.031, 0.0285, 0.08, 0.0138, 0.0856,
         ]),
         caches: Caches {
             core_bytes: (1 << 20) as f64,
