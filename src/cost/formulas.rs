@@ -78,7 +78,8 @@ impl Work {
     /// Messages.
     fn send(mut self, s: &Shape, sent: &Messages) -> Work {
         let (longest, total) = sent.bytes;
-        self.messages += s.shared(sent.count.0, sent.count.1);
+        // Where ranks share cores, whoever waits waits for a turn of all of them.
+        self.messages += s.each(sent.count.0);
         self.posts += s.shared(sent.posts, 2.0 * sent.count.1);
         if !s.mapped {
             self.linked += longest;
