@@ -362,7 +362,7 @@ pub fn bruck(s: &Shape) -> Work {
             s,
             &Messages {
                 count: (1.5 * rounds, 1.5 * rounds * s.p()),
-                posts: posts,
+                posts,
                 bytes: (others, others * s.p()),
                 fresh: s.forwarded(),
             },
