@@ -4,6 +4,7 @@
 
 use crate::error::{Error, Result};
 use crate::limits;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Settings of a communicator. All ranks must use the same values of the fields marked *shared*: they
@@ -35,8 +36,23 @@ pub struct Config {
     pub threads: Option<usize>,
     /// Print what was chosen and why. Default off. `LINERATE_DEBUG=info|off`.
     pub debug: bool,
+    /// Where the prices are by which algorithms are chosen. Default the built-in ones; rank 0's are everyone's.
+    /// `LINERATE_MODEL`: a file, or `off` for the built-in ones; not set, `linerate/model` in `XDG_CACHE_HOME` or in
+    /// `~/.cache`. `linerate explain --calibrate` writes it.
+    pub prices: PriceList,
     /// Overrides the identity of the host; ranks with equal ones use shared memory. `LINERATE_HOSTID`.
     pub host_id: Option<String>,
+}
+
+/// Where the cost model's prices come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PriceList {
+    /// Those of the library.
+    BuiltIn,
+    /// A file that need not be there.
+    Cached(PathBuf),
+    /// A file that somebody has named.
+    Named(PathBuf),
 }
 
 impl Default for Config {
@@ -51,6 +67,7 @@ impl Default for Config {
             huge_pages: true,
             threads: None,
             debug: false,
+            prices: PriceList::BuiltIn,
             host_id: None,
         }
     }
@@ -116,6 +133,7 @@ impl Config {
                 }
             };
         }
+        config.prices = price_list(&lookup);
         config.host_id = lookup("LINERATE_HOSTID");
         Ok(config)
     }
@@ -128,6 +146,21 @@ impl Config {
             hash = crate::prng::mix(hash ^ u64::from(byte));
         }
         hash
+    }
+}
+
+fn price_list(lookup: &impl Fn(&str) -> Option<String>) -> PriceList {
+    let path = |name| lookup(name).filter(|text| !text.is_empty());
+    match path("LINERATE_MODEL") {
+        Some(text) if text == "off" => PriceList::BuiltIn,
+        Some(text) => PriceList::Named(text.into()),
+        None => {
+            let of_home = || path("HOME").map(|home| PathBuf::from(home).join(".cache"));
+            let cache = path("XDG_CACHE_HOME").map(PathBuf::from).or_else(of_home);
+            cache.map_or(PriceList::BuiltIn, |folder| {
+                PriceList::Cached(folder.join("linerate").join("model"))
+            })
+        }
     }
 }
 
@@ -233,6 +266,17 @@ mod tests {
             config("LINERATE_TIMEOUT", "0.5").unwrap().timeout,
             Duration::from_millis(500)
         );
+    }
+
+    #[test]
+    fn prices_are_named_cached_or_built_in() {
+        let list = |name, value| config(name, value).unwrap().prices;
+        assert_eq!(list("LINERATE_MODEL", "off"), PriceList::BuiltIn);
+        assert_eq!(list("LINERATE_MODEL", "m"), PriceList::Named("m".into()));
+        let cached = |path: &str| PriceList::Cached(path.into());
+        assert_eq!(list("XDG_CACHE_HOME", "/c"), cached("/c/linerate/model"));
+        assert_eq!(list("HOME", "/h"), cached("/h/.cache/linerate/model"));
+        assert_eq!(list("OTHER", ""), PriceList::BuiltIn);
     }
 
     #[test]

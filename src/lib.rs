@@ -98,8 +98,8 @@ pub mod types;
 pub mod wire;
 
 pub use comm::{
-    Buffer, Call, Communicator, FlushReport, Fusion, Group, Operation, Simulation, StepReport,
-    Transfer,
+    Buffer, Call, Communicator, Explanation, FlushReport, Fusion, Group, Operation, Simulation,
+    StepReport, Transfer,
 };
 pub use config::Config;
 pub use error::{Error, Result};

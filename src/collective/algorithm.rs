@@ -42,8 +42,8 @@ pub struct Algorithm {
     pub needs: Needs,
     /// Builds one rank's schedule. The request must pass [`Request::check`].
     pub build: fn(&Request) -> Schedule,
-    /// What it costs.
-    pub cost: Formula,
+    /// How much work it is.
+    pub work: Formula,
 }
 
 impl Algorithm {

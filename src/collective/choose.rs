@@ -1,48 +1,138 @@
-//! [`choose`]: the cheapest algorithm that can run.
+//! [`choose`]: the algorithm that loses least, by the cost model.
 
 use super::table::algorithms;
 use super::{Algorithm, Request, Window};
-use crate::cost::{Model, Shape};
+use crate::cost::{Caches, Model, Shape, Work};
 use crate::limits::LINE_PAYLOAD_BYTES;
 use crate::pattern::hosts::Hosts;
 
+/// How much a loss on memory that is not registered counts, against one on memory that is: who wants speed registers.
+const UNREGISTERED_WEIGHT: f64 = 1.0 / 3.0;
+
 /// What all ranks have; every rank must give the same, because all must choose the same algorithm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Available {
     /// Every rank maps every rank's windows.
     pub mapped: bool,
-    /// The callers' buffers are registered, and mapped by every rank.
+    /// The callers' buffers may be registered, and mapped by every rank; whether they are, no rank knows of all others
+    /// before the call. False: they are not.
     pub registered: bool,
     /// Bytes of a window slot.
     pub window_bytes: u64,
+    /// Bytes of a chunk.
+    pub chunk_bytes: u64,
+    /// Cores that the ranks of a host share.
+    pub cores: u32,
+    /// Sizes of caches.
+    pub caches: Caches,
 }
 
-/// The cheapest algorithm for `bytes` bytes of `count` elements. Where a window slot is too small the engine
-/// cuts calls whose buffers hold one vector; others need all of it at once. Never looks at `in_place`, in
-/// which ranks may differ. [`crate::types::Collective::SendRecv`] has no algorithms and no choice: it panics.
+/// An algorithm that can run, and its price.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate {
+    /// Which.
+    pub algorithm: &'static Algorithm,
+    /// Into how many calls the engine cuts the call, because a window slot holds no more.
+    pub segments: u64,
+    /// What it does.
+    pub work: Work,
+    /// What that costs, by the model.
+    pub predicted_ns: f64,
+}
+
+/// The algorithm to plan `bytes` bytes of `count` elements with. Never looks at `in_place`, in which ranks may differ.
+/// [`crate::types::Collective::SendRecv`] has no algorithms and no choice: it panics.
+///
+/// Where `available.registered`, a call may turn out to be on memory that is not registered on some rank; an algorithm that
+/// needs it is then redirected, which costs a meeting, to what is chosen for such memory. So what is chosen is the
+/// algorithm whose greater loss is least: that against the best one if all memory is registered, and, at a third of its
+/// weight, that against the best one if none is.
 pub fn choose(
     request: &Request,
     bytes: u64,
     model: &Model,
     available: &Available,
 ) -> &'static Algorithm {
-    let hosts = Hosts::new(&request.hosts).hosts() as u32;
-    let candidates = algorithms(request.collective)
+    let staged = candidates(request, bytes, model, available, false);
+    let fallback = cheapest(&staged);
+    if !available.registered {
+        return fallback.algorithm;
+    }
+    let all = candidates(request, bytes, model, available, true);
+    let best_ns = cheapest(&all).predicted_ns;
+    let redirected_ns = model.predict(&redirection(request, available)) + fallback.predicted_ns;
+    // A nanosecond more below, so that nothing is divided by nothing.
+    let loss = |ns: f64, best_ns: f64| (ns - best_ns) / (best_ns + 1.0);
+    let greater_loss = |candidate: &Candidate| {
+        let same = |other: &&Candidate| std::ptr::eq(other.algorithm, candidate.algorithm);
+        let unregistered_ns = (staged.iter().find(same)).map_or(redirected_ns, |c| c.predicted_ns);
+        let if_unregistered = loss(unregistered_ns, fallback.predicted_ns);
+        loss(candidate.predicted_ns, best_ns).max(UNREGISTERED_WEIGHT * if_unregistered)
+    };
+    all.iter()
+        .min_by(|a, b| greater_loss(a).total_cmp(&greater_loss(b)))
+        .expect("whatever can be staged can be done with registered memory")
+        .algorithm
+}
+
+/// Every algorithm that can run, in the order of the table, if the callers' buffers are `registered` on all ranks or on none.
+/// Where a window slot is too small the engine cuts calls whose buffers hold one vector; others need all of it at once.
+pub fn candidates(
+    request: &Request,
+    bytes: u64,
+    model: &Model,
+    available: &Available,
+    registered: bool,
+) -> Vec<Candidate> {
+    let all = algorithms(request.collective).iter();
+    all.filter_map(|algorithm| {
+        let segments = segments(algorithm, request, bytes, available, registered)?;
+        let shape = Shape {
+            bytes: bytes as f64,
+            segments: segments as f64,
+            registered,
+            ..shape(request, available)
+        };
+        let mut work = (algorithm.work)(&shape);
+        if !algorithm.needs.mapped && available.mapped && request.collective.is_rooted() {
+            // Every rank waits until all have called, also where messages do not make it.
+            work = work.meet(&shape, 1.0);
+        }
+        Some(Candidate {
+            algorithm,
+            segments,
+            work,
+            predicted_ns: model.predict(&work),
+        })
+    })
+    .collect()
+}
+
+/// The work of a call of no bytes that finds memory that is not registered.
+pub fn redirection(request: &Request, available: &Available) -> Work {
+    let shape = shape(request, available);
+    Work::of(&shape).meet(&shape, 1.0)
+}
+
+fn shape(request: &Request, available: &Available) -> Shape {
+    Shape {
+        ranks: request.ranks,
+        hosts: Hosts::new(&request.hosts).hosts() as u32,
+        cores: available.cores,
+        bytes: 0.0,
+        segments: 1.0,
+        chunk_bytes: available.chunk_bytes as f64,
+        mapped: available.mapped,
+        registered: available.registered,
+        caches: available.caches,
+    }
+}
+
+fn cheapest(candidates: &[Candidate]) -> &Candidate {
+    candidates
         .iter()
-        .filter_map(|algorithm| {
-            let segments = segments(algorithm, request, bytes, available)?;
-            let shape = Shape {
-                ranks: request.ranks,
-                hosts,
-                bytes: bytes as f64,
-                segments: segments as f64,
-            };
-            Some((algorithm, (algorithm.cost)(model, &shape)))
-        });
-    let cheapest = candidates.min_by(|a, b| a.1.total_cmp(&b.1));
-    cheapest
+        .min_by(|a, b| a.predicted_ns.total_cmp(&b.predicted_ns))
         .expect("each collective has an algorithm that needs nothing")
-        .0
 }
 
 /// Into how many calls the algorithm cuts the call; `None`: it cannot run.
@@ -51,10 +141,11 @@ fn segments(
     request: &Request,
     bytes: u64,
     available: &Available,
+    registered: bool,
 ) -> Option<u64> {
     let needs = &algorithm.needs;
     let can_run = (available.mapped || !needs.mapped)
-        && (available.registered || !needs.registered)
+        && (registered || !needs.registered)
         && (bytes <= LINE_PAYLOAD_BYTES as u64 || !needs.payload_max)
         && (!request.premultiply || !needs.plain);
     if !can_run || needs.window == Window::None {
@@ -68,17 +159,23 @@ fn segments(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cost::Models;
+    use crate::limits::INLINE_BYTES_MAX;
     use crate::types::Collective;
 
     const HOST: Available = Available {
         mapped: true,
         registered: true,
         window_bytes: 256 << 10,
+        chunk_bytes: 256 << 10,
+        cores: 8,
+        caches: Models::BUILT_IN.caches,
     };
     const FABRIC: Available = Available {
         mapped: false,
         registered: false,
         window_bytes: 0,
+        ..HOST
     };
 
     fn request(collective: Collective, ranks: u32, per_host: u32) -> Request {
@@ -96,7 +193,7 @@ mod tests {
     fn on_host(bytes: u64, registered: bool) -> &'static str {
         let available = Available { registered, ..HOST };
         let request = request(Collective::AllReduce, 4, 4);
-        choose(&request, bytes, &Model::SHARED_MEMORY, &available).name
+        choose(&request, bytes, &Models::BUILT_IN.apart, &available).name
     }
 
     fn on_fabric(collective: Collective, bytes: u64, ranks: u32, per_host: u32) -> &'static str {
@@ -133,7 +230,7 @@ mod tests {
             registered: false,
             ..HOST
         };
-        let name = |bytes| choose(&request, bytes, &Model::SHARED_MEMORY, &available).name;
+        let name = |bytes| choose(&request, bytes, &Models::BUILT_IN.apart, &available).name;
         assert_eq!(name(1 << 10), "window");
         assert_eq!(name(1 << 20), "pairwise");
     }
@@ -144,8 +241,86 @@ mod tests {
             premultiply: true,
             ..request(Collective::Reduce, 4, 4)
         };
-        let chosen = choose(&request, 1 << 20, &Model::SHARED_MEMORY, &HOST);
+        let chosen = choose(&request, 1 << 20, &Models::BUILT_IN.apart, &HOST);
         assert!(!chosen.needs.plain, "{}", chosen.name);
+    }
+
+    #[test]
+    fn what_is_chosen_never_depends_on_the_rank_or_on_its_buffers() {
+        for collective in Collective::ALL {
+            if collective == Collective::SendRecv {
+                continue;
+            }
+            for shift in 0..28 {
+                let names = (0..5).map(|rank| {
+                    let request = Request {
+                        rank,
+                        in_place: rank % 2 == 0,
+                        ..request(collective, 5, 5)
+                    };
+                    choose(&request, 1 << shift, &Models::BUILT_IN.crowded, &HOST).name
+                });
+                let names: Vec<_> = names.collect();
+                assert!(names.iter().all(|name| *name == names[0]), "{names:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn more_bytes_never_cost_less() {
+        for collective in Collective::ALL {
+            if collective == Collective::SendRecv {
+                continue;
+            }
+            for (ranks, cores) in [(2, 2), (3, 2), (4, 8), (8, 2), (64, 64)] {
+                let request = request(collective, ranks, ranks);
+                let available = Available { cores, ..HOST };
+                let model = Models::BUILT_IN.of(ranks, cores);
+                for registered in [true, false] {
+                    let at = |shift: u32| {
+                        let bytes = 1 << shift;
+                        candidates(&request, bytes, &model, &available, registered)
+                    };
+                    // Messages above the bound are read where they lie, which saves a copy.
+                    let at_bound = INLINE_BYTES_MAX.ilog2();
+                    let mut less = at(0);
+                    for shift in 1..30 {
+                        let more = at(shift);
+                        if shift == at_bound + 1 {
+                            less = more;
+                            continue;
+                        }
+                        for (less, more) in less.iter().flat_map(|less| {
+                            let same = |c: &&Candidate| std::ptr::eq(c.algorithm, less.algorithm);
+                            more.iter().find(same).map(|more| (less, more))
+                        }) {
+                            assert!(
+                                less.predicted_ns <= more.predicted_ns,
+                                "{collective} {} on {ranks} ranks, 2^{shift} B: {} ns, half: {} ns",
+                                less.algorithm.name,
+                                more.predicted_ns,
+                                less.predicted_ns,
+                            );
+                        }
+                        less = more;
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_redirection_is_risked_only_where_it_gains_more_than_it_costs() {
+        let all_reduce = Collective::AllReduce;
+        let request = request(all_reduce, 4, 4);
+        // Every rank has a core: meetings are cheap. They are not where ranks take turns.
+        let at = |bytes, cores| {
+            let available = Available { cores, ..HOST };
+            choose(&request, bytes, &Models::BUILT_IN.of(4, cores), &available).name
+        };
+        assert_eq!(at(32 << 10, 4), "direct");
+        assert_ne!(at(512, 2), "direct");
+        assert_eq!(at(1 << 20, 2), "direct");
     }
 
     #[test]

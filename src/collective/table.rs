@@ -91,7 +91,7 @@ static ALL_REDUCE: [Algorithm; 9] = [
         "window",
         WINDOW,
         window::all_reduce,
-        formulas::window_all,
+        formulas::window_all_reduce,
     ),
     row(
         Collective::AllReduce,
@@ -157,7 +157,7 @@ static REDUCE_SCATTER: [Algorithm; 5] = [
         "window",
         WINDOW_PER_RANK,
         window::reduce_scatter,
-        formulas::window_parts,
+        formulas::window_reduce_scatter,
     ),
     row(
         Collective::ReduceScatter,
@@ -195,7 +195,7 @@ static ALL_GATHER: [Algorithm; 5] = [
         "window",
         WINDOW,
         window::all_gather,
-        formulas::window_all,
+        formulas::window_all_gather,
     ),
     row(
         Collective::AllGather,
@@ -250,7 +250,7 @@ static BROADCAST: [Algorithm; 5] = [
         "window",
         WINDOW,
         window::broadcast,
-        formulas::window_root,
+        formulas::window_broadcast,
     ),
     row(
         Collective::Broadcast,
@@ -288,7 +288,7 @@ static REDUCE: [Algorithm; 5] = [
         "window",
         WINDOW,
         window::reduce,
-        formulas::window_all,
+        formulas::window_reduce,
     ),
     row(
         Collective::Reduce,
@@ -326,7 +326,7 @@ static GATHER: [Algorithm; 5] = [
         "window",
         WINDOW,
         window::gather,
-        formulas::window_all,
+        formulas::window_gather,
     ),
     row(
         Collective::Gather,
@@ -347,7 +347,7 @@ static GATHER: [Algorithm; 5] = [
         "linear",
         MESSAGES,
         pairwise::gather,
-        formulas::pairwise,
+        formulas::linear,
     ),
 ];
 
@@ -364,7 +364,7 @@ static SCATTER: [Algorithm; 5] = [
         "window",
         WINDOW_PER_RANK,
         window::scatter,
-        formulas::window_parts,
+        formulas::window_scatter,
     ),
     row(
         Collective::Scatter,
@@ -385,7 +385,7 @@ static SCATTER: [Algorithm; 5] = [
         "linear",
         MESSAGES,
         pairwise::scatter,
-        formulas::pairwise,
+        formulas::linear,
     ),
 ];
 
@@ -402,21 +402,21 @@ static ALL_TO_ALL: [Algorithm; 4] = [
         "window",
         WINDOW_PER_RANK,
         window::all_to_all,
-        formulas::window_parts,
+        formulas::window_all_to_all,
     ),
     row(
         Collective::AllToAll,
         "direct",
         DIRECT,
         direct::all_to_all,
-        formulas::direct_parts,
+        formulas::direct_all_to_all,
     ),
     row(
         Collective::AllToAll,
         "pairwise",
         MESSAGES,
         pairwise::all_to_all,
-        formulas::pairwise,
+        formulas::pairwise_all_to_all,
     ),
 ];
 
@@ -434,7 +434,7 @@ static BARRIER: [Algorithm; 2] = [
         "line",
         SIGNALS,
         line::barrier,
-        formulas::line_barrier,
+        formulas::line,
     ),
     row(
         Collective::Barrier,
@@ -450,14 +450,14 @@ const fn row(
     name: &'static str,
     needs: Needs,
     build: fn(&Request) -> Schedule,
-    cost: Formula,
+    work: Formula,
 ) -> Algorithm {
     Algorithm {
         name,
         collective,
         needs,
         build,
-        cost,
+        work,
     }
 }
 

@@ -3,8 +3,10 @@
 use super::Communicator;
 use super::family::Family;
 use super::host;
+use super::prices;
 use crate::bootstrap::{self, Cores};
 use crate::config::Config;
+use crate::cost::{self, Models};
 use crate::engine::{Clock, Contact, Engine};
 use crate::error::{Error, Result};
 use crate::memory::ProcessMark;
@@ -23,6 +25,8 @@ pub(super) struct Common {
     pub identity: u64,
     /// The cores that its ranks may run on.
     pub cores: Cores,
+    /// Rank 0's prices: all ranks must choose alike. `None`: those of the transport.
+    pub models: Option<Models>,
 }
 
 /// An engine that waits for the contacts of its peers, and its own contact as bytes.
@@ -31,17 +35,28 @@ pub(super) fn open(rank: Rank, ranks: u32, config: &Config) -> Result<(Engine, V
     let provider = transport::open(&config.transport, rank, ranks, bootstrap::nonce()?)?;
     let host = host::share_of_host(config, ranks as usize);
     let engine = Engine::new(provider, rank, ranks, config.clone(), host)?;
-    let contact = Cores::own().emit(&bootstrap::emit_contact(&engine.contact()));
+    let prices = match rank {
+        0 => prices::read_prices(&config.prices),
+        _ => (Models::BUILT_IN, None),
+    };
+    if let Some(complaint) = prices.1 {
+        super::say(&complaint);
+    }
+    let contact = bootstrap::emit_contact(&engine.contact());
+    let contact = Cores::own().emit(&[cost::emit_bytes(&prices.0), contact].concat());
     Ok((engine, contact))
 }
 
 /// Begins to connect to the ranks with these contacts, by rank.
 pub(super) fn begin(engine: &mut Engine, contacts: &[Vec<u8>]) -> Result<Common> {
     let mut cores = Cores::own();
+    let mut models = None;
     let mut parsed: Vec<Contact> = Vec::with_capacity(contacts.len());
     for bytes in contacts {
-        let (of_rank, contact) = Cores::parse(bytes)?;
+        let (of_rank, rest) = Cores::parse(bytes)?;
         cores = cores.union(of_rank);
+        let (of_rank, contact) = cost::parse_bytes(rest)?;
+        models.get_or_insert(of_rank);
         parsed.push(bootstrap::parse_contact(contact)?);
     }
     engine.connect(parsed)?;
@@ -49,6 +64,7 @@ pub(super) fn begin(engine: &mut Engine, contacts: &[Vec<u8>]) -> Result<Common>
     Ok(Common {
         identity: contacts.iter().flatten().fold(1, mix),
         cores,
+        models,
     })
 }
 

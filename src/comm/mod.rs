@@ -21,6 +21,7 @@ mod host;
 mod inside;
 mod operation;
 mod plans;
+mod prices;
 mod rebuild;
 mod repeats;
 mod shared;
@@ -32,6 +33,8 @@ pub use call::{Call, Transfer};
 pub use fusion::{FlushReport, Fusion, StepReport};
 pub use group::Group;
 pub use operation::Operation;
+pub use plans::{Explanation, Path};
+pub use prices::host as price_host;
 pub use simulation::Simulation;
 
 use crate::bootstrap::{self, Introduction};
@@ -136,7 +139,11 @@ impl Communicator {
             .iter()
             .filter(|&&host| host == hosts[rank as usize])
             .count();
-        let plans = Plans::new(rank, hosts, is_mapped, &config);
+        let mut plans = Plans::new(rank, hosts, is_mapped, &config);
+        if let Some(models) = &common.models {
+            plans.use_models(models, common.cores.count());
+            plans.threads = host::share_of_host(&config, local_ranks).threads_max as u32;
+        }
         let places = (local_ranks, common.cores.count());
         let shared = Shared::new(engine, clock, process, plans, (places, family));
         let inner = Inner {
@@ -326,16 +333,28 @@ impl Communicator {
         engine.failure().cloned()
     }
 
-    /// The algorithm that [`Communicator::start`] would use, by name.
+    /// The algorithm that runs if every rank's buffers are registered or not as those of `call` are, by name.
     pub fn algorithm_for(&self, call: &Call) -> Result<&'static str> {
+        match call.collective {
+            Collective::SendRecv => Ok("direct"),
+            _ => Ok(self.explain(call)?.algorithm),
+        }
+    }
+
+    /// What would run if every rank's buffers are registered or not as those of `call` are, why, and what the cost model says
+    /// of everything that could run. Starts nothing. An error: the call cannot be planned; groups of sends and receives
+    /// have no algorithms to choose from.
+    pub fn explain(&self, call: &Call) -> Result<Explanation> {
         self.inner.shared.process.check()?;
         if call.collective == Collective::SendRecv {
-            return Ok("direct");
+            return Err(Error::invalid(
+                "sendrecv has one algorithm, and nothing to explain",
+            ));
         }
+        let is_registered = |buffer: &Buffer| buffer.len_bytes() == 0 || buffer.is_registered();
+        let mut buffers = call.input.iter().chain(&call.output);
         let plans = self.inner.shared.plans();
-        let request = plans.request(call, false);
-        request.check()?;
-        Ok(plans.algorithm(call, &request)?.0.name)
+        plans.explain_call(call, buffers.all(is_registered))
     }
 }
 

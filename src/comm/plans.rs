@@ -1,9 +1,13 @@
 //! [`Plans`]: from calls to prepared schedules, cached by everything but the count.
 
+mod explain;
+
+pub use explain::{Explanation, Path};
+
 use super::call::Call;
 use crate::collective::{self, Algorithm, Available, Request, TransferShape};
 use crate::config::Config;
-use crate::cost::Model;
+use crate::cost::{Model, Models};
 use crate::engine::Prepared;
 use crate::error::{Error, Result};
 use crate::limits::SCHEDULES_CACHED;
@@ -51,12 +55,15 @@ pub(super) struct Plan {
 
 /// Chooses algorithms and keeps their schedules, least recently used last.
 pub(super) struct Plans {
+    /// Threads of this rank that share large copies and reductions.
+    pub threads: u32,
     rank: Rank,
     ranks: u32,
     hosts: Vec<u32>,
     model: Model,
+    /// What all ranks have if every caller's memory is registered.
+    available: Available,
     mapped: bool,
-    window_bytes: u64,
     /// For every call (see [`crate::Config::algorithm`]).
     default_algorithm: Option<String>,
     /// Say what is chosen and why.
@@ -72,18 +79,29 @@ pub(super) struct Plans {
 
 impl Plans {
     pub fn new(rank: Rank, hosts: Vec<u32>, mapped: bool, config: &Config) -> Plans {
+        let ranks = hosts.len() as u32;
+        let models = Models::BUILT_IN;
         let model = if mapped {
-            Model::SHARED_MEMORY
+            models.of(ranks, ranks)
         } else {
             Model::FABRIC
         };
+        let available = Available {
+            mapped,
+            registered: mapped,
+            window_bytes: config.window_bytes as u64,
+            chunk_bytes: config.chunk_bytes as u64,
+            cores: ranks,
+            caches: models.caches,
+        };
         Plans {
+            threads: 1,
             rank,
-            ranks: hosts.len() as u32,
+            ranks,
             hosts,
             model,
+            available,
             mapped,
-            window_bytes: config.window_bytes as u64,
             default_algorithm: config.algorithm.clone(),
             debug: config.debug,
             cached: Vec::new(),
@@ -96,6 +114,19 @@ impl Plans {
     /// The host of a rank.
     pub fn host(&self, rank: Rank) -> u32 {
         self.hosts[rank as usize]
+    }
+
+    /// The prices of this host, on which all ranks share `cores` cores (0: unknown); the same on all ranks, before the
+    /// first call.
+    pub fn use_models(&mut self, models: &Models, cores: usize) {
+        if self.mapped {
+            self.available.cores = match cores {
+                0 => self.ranks,
+                _ => cores as u32,
+            };
+            self.available.caches = models.caches;
+            self.model = models.of(self.ranks, self.available.cores);
+        }
     }
 
     /// The schedule of a group of sends and receives.
@@ -188,9 +219,9 @@ impl Plans {
         let why = match (is_forced, algorithm.needs.registered) {
             (true, _) => "named by the caller or LINERATE_ALGO",
             (false, true) => {
-                "the cheapest by the cost model; staged instead if some rank's memory is not registered"
+                "it loses least by the cost model; staged instead if some rank's memory is not registered"
             }
-            (false, false) => "the cheapest by the cost model",
+            (false, false) => "it loses least by the cost model",
         };
         let memory = if self.mapped {
             "memory mapped by all ranks"
@@ -233,19 +264,15 @@ impl Plans {
     }
 
     fn choose(&self, call: &Call, request: &Request, registered: bool) -> &'static Algorithm {
-        let elements = match call.collective {
-            Collective::AllGatherV => call.receive_counts.iter().copied().max().unwrap_or(0),
-            // Counts differ between ranks, and the choice must not.
-            Collective::AllToAllV => 0,
-            _ => call.count,
-        };
-        let bytes = elements.saturating_mul(call.dtype.size_bytes() as u64);
-        let available = Available {
-            mapped: self.mapped,
+        let available = self.available_if(registered);
+        collective::choose(request, bytes_of(call), &self.model, &available)
+    }
+
+    fn available_if(&self, registered: bool) -> Available {
+        Available {
             registered,
-            window_bytes: self.window_bytes,
-        };
-        collective::choose(request, bytes, &self.model, &available)
+            ..self.available
+        }
     }
 
     fn check_needs(&self, call: &Call, request: &Request, algorithm: &Algorithm) -> Result<()> {
@@ -310,4 +337,15 @@ impl Plans {
         self.cached.insert(0, (key, prepared.clone()));
         Ok(prepared)
     }
+}
+
+/// Bytes of `count` elements, as the choice of an algorithm sees them: equal on all ranks.
+fn bytes_of(call: &Call) -> u64 {
+    let elements = match call.collective {
+        Collective::AllGatherV => call.receive_counts.iter().copied().max().unwrap_or(0),
+        // Counts differ between ranks, and the choice must not.
+        Collective::AllToAllV => 0,
+        _ => call.count,
+    };
+    elements.saturating_mul(call.dtype.size_bytes() as u64)
 }

@@ -78,14 +78,14 @@ impl Shared {
             let looks = self.spin.looks_at_once();
             // The engine is kept for a few turns of the core: longer than other threads would like, and much less than
             // an operation under way costs.
-            for _ in 0..looks.turns {
+            for turn in 0..=looks.turns {
                 if let Some(result) = engine.run_at_once(at_once, looks) {
                     return result;
                 }
+                if turn == looks.turns || !engine.waits_at_once() {
+                    break;
+                }
                 std::thread::yield_now();
-            }
-            if let Some(result) = engine.run_at_once(at_once, looks) {
-                return result;
             }
         }
         let mut plans = self.plans();

@@ -71,6 +71,7 @@ impl Simulation {
                 let common = Common {
                     identity: 0,
                     cores: Cores::own(),
+                    models: None,
                 };
                 let driving = (engine, clock, process, Arc::default());
                 Communicator::assemble(driving, hosts, options.size_only, &common)

@@ -1,171 +1,510 @@
-//! One formula per algorithm: nanoseconds from a [`Model`] and a [`Shape`].
+//! One formula per algorithm: the [`Work`] of a [`Shape`].
 //!
-//! In the names, `n` is the bytes of `count` elements and `p` the number of ranks.
+//! In the comments, n is the bytes of `count` elements and p the number of ranks.
+//!
+//! What is counted is the steady state of a call that repeats on the same buffers. So a range that only one rank reads
+//! and writes, such as its block in a direct allreduce, stays in its core's cache, whoever owns the memory, and inputs that
+//! nobody changes do not cross again; what one rank writes and another reads, crosses every time.
 
-use super::{Model, Shape};
+use super::{Shape, Work};
+use crate::limits::INLINE_BYTES_MAX;
 
 /// Type of all formulas.
-pub type Formula = fn(&Model, &Shape) -> f64;
+pub type Formula = fn(&Shape) -> Work;
 
-/// Everybody signals everybody and waits.
-fn meeting(m: &Model, s: &Shape) -> f64 {
-    m.signal_ns + m.signal_peer_ns * (s.p() - 1.0)
+/// A line that one core writes again and again and another reads crosses to be read, and back to be written.
+const BOTH_WAYS: f64 = 2.0;
+
+/// What lies one after the other, and what all ranks do together.
+type Path = (f64, f64);
+
+/// Sources, results, and how many of both cross to another core.
+type Operands = (f64, f64, f64);
+
+/// The messages of a call.
+struct Messages {
+    /// Those that wait for each other.
+    count: Path,
+    /// Sent and received by the busiest rank.
+    posts: f64,
+    bytes: Path,
+    /// The share of the bytes that ranks write during the call before they send them.
+    fresh: f64,
 }
 
-/// Payload in the signals; the reduction reads p lines.
-pub fn line(m: &Model, s: &Shape) -> f64 {
-    meeting(m, s) + s.bytes * (s.p() - 1.0) * (m.mapped_byte_ns + m.reduce_byte_ns)
-}
+impl Work {
+    /// A call of one segment or more.
+    pub(crate) fn of(s: &Shape) -> Work {
+        Work {
+            calls: s.each(s.segments),
+            ..Work::default()
+        }
+    }
 
-/// A barrier of signals.
-pub fn line_barrier(m: &Model, s: &Shape) -> f64 {
-    meeting(m, s)
-}
+    /// Everybody signals everybody and waits, `times` times in each segment.
+    pub(crate) fn meet(mut self, s: &Shape, times: f64) -> Work {
+        self.meetings += s.each(times * s.segments);
+        self.signals += s.each(times * s.segments * (s.p() - 1.0));
+        self
+    }
 
-/// Copy in; everybody reads p vectors of n bytes.
-pub fn window_all(m: &Model, s: &Shape) -> f64 {
-    s.segments * meeting(m, s)
-        + s.bytes * (m.copy_byte_ns + (s.p() - 1.0) * (m.mapped_byte_ns + m.reduce_byte_ns))
-}
+    /// Copies: `longest` bytes one after the other, `total` by all ranks.
+    fn copy(mut self, s: &Shape, longest: f64, total: f64) -> Work {
+        self.copied += s.shared(longest, total);
+        self
+    }
 
-/// Copy p parts of n in; read a part from each of p ranks.
-pub fn window_parts(m: &Model, s: &Shape) -> f64 {
-    window_all(m, s) + s.bytes * (s.p() - 1.0) * m.copy_byte_ns
-}
+    /// Copies from windows of peers, who have just written them.
+    fn fetch(mut self, s: &Shape, longest: f64, total: f64) -> Work {
+        self.crossed += s.shared(longest, total);
+        self.copy(s, longest, total)
+    }
 
-/// Copy in; read one vector of n bytes from the root.
-pub fn window_root(m: &Model, s: &Shape) -> f64 {
-    s.segments * meeting(m, s) + s.bytes * (m.copy_byte_ns + m.mapped_byte_ns)
-}
+    /// A reduction of `sources` ranges of `bytes` bytes into `results`, by every rank; `crossing` of them are windows of
+    /// peers.
+    fn reduce(mut self, s: &Shape, bytes: f64, (sources, results, crossing): Operands) -> Work {
+        self.reduced += s.each(bytes * (sources + results));
+        self.crossed += s.each(bytes * crossing);
+        self
+    }
 
-/// Copy in, reduce one block of all, fetch the others: two meetings.
-pub fn window_split(m: &Model, s: &Shape) -> f64 {
-    s.segments * 2.0 * meeting(m, s)
-        + s.bytes * m.copy_byte_ns
-        + s.bytes * s.others() * (2.0 * m.mapped_byte_ns + m.reduce_byte_ns)
-}
+    /// The same, by one rank.
+    fn reduce_at_root(mut self, bytes: f64, (sources, results, crossing): Operands) -> Work {
+        self.reduced += bytes * (sources + results);
+        self.crossed += bytes * crossing;
+        self
+    }
 
-/// Arrive, reduce one block of all inputs into all outputs, done.
-pub fn direct_all_reduce(m: &Model, s: &Shape) -> f64 {
-    2.0 * meeting(m, s) + s.bytes * s.others() * (2.0 * m.mapped_byte_ns + m.reduce_byte_ns)
-}
+    /// Messages.
+    fn send(mut self, s: &Shape, sent: &Messages) -> Work {
+        let (longest, total) = sent.bytes;
+        // Where ranks share cores, whoever waits waits for a turn of all of them.
+        self.messages += s.each(sent.count.0);
+        self.posts += s.shared(sent.posts, 2.0 * sent.count.1);
+        if !s.mapped {
+            self.linked += longest;
+            return self;
+        }
+        let is_staged = !s.registered || s.bytes <= INLINE_BYTES_MAX as f64;
+        if is_staged {
+            // Copied to where the receiver can read it.
+            self = self.copy(s, longest, total);
+        }
+        let fresh = BOTH_WAYS * if is_staged { 1.0 } else { sent.fresh };
+        self.crossed += s.shared(longest, total) * fresh * s.nearby(longest);
+        self.copy(s, longest, total)
+    }
 
-/// Arrive, reduce one block of all inputs into the root's output, done.
-pub fn direct_reduce(m: &Model, s: &Shape) -> f64 {
-    2.0 * meeting(m, s) + s.bytes * s.others() * (m.mapped_byte_ns + m.reduce_byte_ns)
-}
+    /// The same `steps` times by every rank, each step with `bytes` bytes to send and to receive.
+    fn exchange(self, s: &Shape, steps: f64, bytes: f64, fresh: f64) -> Work {
+        let posts = 2.0 * steps * s.chunks(bytes);
+        let all = (steps * bytes, steps * bytes * s.p());
+        self.send(
+            s,
+            &Messages {
+                count: (steps, steps * s.p()),
+                posts,
+                bytes: all,
+                fresh,
+            },
+        )
+    }
 
-/// Arrive, read n bytes from each peer, done.
-pub fn direct_parts(m: &Model, s: &Shape) -> f64 {
-    2.0 * meeting(m, s) + s.bytes * (s.p() - 1.0) * m.mapped_byte_ns
-}
-
-/// The same, combined on the way.
-pub fn direct_reduce_scatter(m: &Model, s: &Shape) -> f64 {
-    direct_parts(m, s) + s.bytes * (s.p() - 1.0) * m.reduce_byte_ns
-}
-
-/// Arrive, move n bytes from or to the root, done.
-pub fn direct_root(m: &Model, s: &Shape) -> f64 {
-    2.0 * meeting(m, s) + s.bytes * m.mapped_byte_ns
-}
-
-/// Whole vectors, log p times, and twice more where p is no power of two.
-pub fn recursive_doubling(m: &Model, s: &Shape) -> f64 {
-    let rounds = f64::from(s.ranks.ilog2());
-    rounds * (m.message_ns + s.bytes * (m.message_byte_ns + m.reduce_byte_ns)) + fold(m, s)
-}
-
-/// Halving and doubling: 2 log p messages, 2 n (p-1)/p bytes.
-pub fn rabenseifner(m: &Model, s: &Shape) -> f64 {
-    let rounds = f64::from(s.ranks.ilog2());
-    2.0 * rounds * m.message_ns
-        + s.bytes * s.others() * (2.0 * m.message_byte_ns + m.reduce_byte_ns)
-        + fold(m, s)
-}
-
-/// Folding p to a power of two: in and out once.
-fn fold(m: &Model, s: &Shape) -> f64 {
-    if s.ranks.is_power_of_two() {
-        0.0
-    } else {
-        2.0 * (m.message_ns + s.bytes * m.message_byte_ns) + s.bytes * m.reduce_byte_ns
+    /// The callers' buffers, `held` bytes on each rank; each rank reads and writes `touched` bytes of any of them.
+    fn buffers(mut self, s: &Shape, held: f64, touched: f64) -> Work {
+        self.uncached += s.each(touched) * s.uncached(held);
+        self
     }
 }
 
+/// Payload in the signals; a reduction reads p lines.
+pub fn line(s: &Shape) -> Work {
+    Work::of(s).meet(s, 1.0)
+}
+
+/// Copy in; everybody reduces p vectors of n bytes.
+pub fn window_all_reduce(s: &Shape) -> Work {
+    Work::of(s)
+        .meet(s, 1.0)
+        .copy(s, s.bytes, s.bytes * s.p())
+        .reduce(s, s.bytes, (s.p(), 1.0, s.p() - 1.0))
+        .buffers(s, s.bytes, 2.0 * s.bytes)
+}
+
+/// Copy in, reduce one block of all, fetch the others: two meetings.
+pub fn window_split(s: &Shape) -> Work {
+    let others = s.bytes * s.others();
+    Work::of(s)
+        .meet(s, 2.0)
+        .copy(s, s.bytes, s.bytes * s.p())
+        .reduce(s, s.bytes / s.p(), (s.p(), 1.0, s.p() - 1.0))
+        .copy(s, s.bytes / s.p(), s.bytes)
+        .fetch(s, others, others * s.p())
+        .buffers(s, s.bytes, 2.0 * s.bytes)
+}
+
+/// Copy in; the root alone reduces p vectors of n bytes.
+pub fn window_reduce(s: &Shape) -> Work {
+    Work::of(s)
+        .meet(s, 1.0)
+        .copy(s, s.bytes, s.bytes * s.p())
+        .reduce_at_root(s.bytes, (s.p(), 1.0, s.p() - 1.0))
+        .buffers(s, s.bytes, s.bytes * (1.0 + 1.0 / s.p()))
+}
+
+/// Copy p parts of n in; reduce one part of each rank.
+pub fn window_reduce_scatter(s: &Shape) -> Work {
+    let all = s.bytes * s.p();
+    Work::of(s)
+        .meet(s, 1.0)
+        .copy(s, all, all * s.p())
+        .reduce(s, s.bytes, (s.p(), 1.0, s.p() - 1.0))
+        .buffers(s, all, all + s.bytes)
+}
+
+/// Copy in; fetch p - 1 vectors of n bytes.
+pub fn window_all_gather(s: &Shape) -> Work {
+    let others = s.bytes * (s.p() - 1.0);
+    Work::of(s)
+        .meet(s, 1.0)
+        .copy(s, s.bytes, s.bytes * s.p())
+        .fetch(s, others, others * s.p())
+        .buffers(s, s.bytes * s.p(), s.bytes * s.p())
+}
+
+/// Copy p parts of n in; fetch one part from each of the others.
+pub fn window_all_to_all(s: &Shape) -> Work {
+    let all = s.bytes * s.p();
+    window_all_gather(s)
+        .copy(s, all - s.bytes, (all - s.bytes) * s.p())
+        .buffers(s, all, all)
+}
+
+/// The root copies in; the others fetch n bytes each, while it copies the next segment.
+pub fn window_broadcast(s: &Shape) -> Work {
+    Work::of(s)
+        .meet(s, 1.0)
+        .copy(s, s.bytes / s.segments, s.bytes)
+        .fetch(s, s.bytes, s.bytes * (s.p() - 1.0))
+        .buffers(s, s.bytes, s.bytes)
+}
+
+/// The others copy in; the root fetches p - 1 vectors of n bytes.
+pub fn window_gather(s: &Shape) -> Work {
+    let others = s.bytes * (s.p() - 1.0);
+    Work::of(s)
+        .meet(s, 1.0)
+        .copy(s, s.bytes, others)
+        .fetch(s, others, others)
+        .buffers(s, s.bytes * s.p(), 2.0 * s.bytes)
+}
+
+/// The root copies p parts of n in; the others fetch one each.
+pub fn window_scatter(s: &Shape) -> Work {
+    let others = s.bytes * (s.p() - 1.0);
+    Work::of(s)
+        .meet(s, 1.0)
+        .copy(s, s.bytes * s.p(), s.bytes * s.p())
+        .fetch(s, s.bytes, others)
+        .buffers(s, s.bytes * s.p(), 2.0 * s.bytes)
+}
+
+/// Arrive, reduce one block of all inputs into all outputs, done.
+pub fn direct_all_reduce(s: &Shape) -> Work {
+    Work::of(s)
+        .meet(s, 2.0)
+        .reduce(s, s.bytes / s.p(), (s.p(), s.p(), 0.0))
+        .buffers(s, s.bytes, 2.0 * s.bytes)
+}
+
+/// Arrive, reduce one block of all inputs into the root's output, done.
+pub fn direct_reduce(s: &Shape) -> Work {
+    Work::of(s)
+        .meet(s, 2.0)
+        .reduce(s, s.bytes / s.p(), (s.p(), 1.0, 0.0))
+        .buffers(s, s.bytes, s.bytes + s.bytes / s.p())
+}
+
+/// Arrive, reduce one part of all inputs, done.
+pub fn direct_reduce_scatter(s: &Shape) -> Work {
+    Work::of(s)
+        .meet(s, 2.0)
+        .reduce(s, s.bytes, (s.p(), 1.0, 0.0))
+        .buffers(s, s.bytes * s.p(), s.bytes * (s.p() + 1.0))
+}
+
+/// Arrive, copy n bytes from each peer, done.
+pub fn direct_parts(s: &Shape) -> Work {
+    let others = s.bytes * (s.p() - 1.0);
+    Work::of(s)
+        .meet(s, 2.0)
+        .copy(s, others, others * s.p())
+        .buffers(s, s.bytes * s.p(), 2.0 * others)
+}
+
+/// The same, where peers write what is read before the next call.
+pub fn direct_all_to_all(s: &Shape) -> Work {
+    let others = s.bytes * (s.p() - 1.0);
+    let mut work = direct_parts(s).copy(s, others, others * s.p());
+    work.crossed += BOTH_WAYS * s.each(others) * s.nearby(s.bytes * s.p());
+    work
+}
+
+/// Move n bytes between the root and each of the others. All meet once: those who wait for the root have all arrived.
+pub fn direct_root(s: &Shape) -> Work {
+    Work::of(s)
+        .meet(s, 1.0)
+        .copy(s, s.bytes, s.bytes * (s.p() - 1.0))
+        .buffers(s, s.bytes, 2.0 * s.bytes)
+}
+
+/// Whole vectors, log p times, and twice more where p is no power of two.
+pub fn recursive_doubling(s: &Shape) -> Work {
+    let rounds = f64::from(s.ranks.ilog2());
+    fold(Work::of(s), s)
+        .exchange(s, rounds, s.bytes, 1.0)
+        .reduce(s, rounds * s.bytes, (2.0, 1.0, 0.0))
+        .buffers(s, 2.0 * s.bytes, rounds * 5.0 * s.bytes)
+}
+
+/// Halving and doubling: 2 log p messages, 2 n (p-1)/p bytes.
+pub fn rabenseifner(s: &Shape) -> Work {
+    let rounds = f64::from(s.ranks.ilog2());
+    let others = s.bytes * s.others();
+    let mean = others / rounds.max(1.0);
+    fold(Work::of(s), s)
+        .exchange(s, 2.0 * rounds, mean, 1.0)
+        .reduce(s, others, (2.0, 1.0, 0.0))
+        .buffers(s, 1.5 * s.bytes, 7.0 * others)
+}
+
+/// Folding p to a power of two: in and out once, by pairs of ranks.
+fn fold(work: Work, s: &Shape) -> Work {
+    let pairs = f64::from(s.ranks - (1 << s.ranks.ilog2()));
+    if pairs == 0.0 {
+        return work;
+    }
+    let bytes = (2.0 * s.bytes, 2.0 * s.bytes * pairs);
+    let mut work = work.send(
+        s,
+        &Messages {
+            count: (2.0, 2.0 * pairs),
+            posts: 2.0 * s.chunks(s.bytes),
+            bytes,
+            fresh: 1.0,
+        },
+    );
+    work.reduced += s.shared(3.0 * s.bytes, 3.0 * s.bytes * pairs);
+    work
+}
+
 /// 2 (p-1) messages, 2 n (p-1)/p bytes.
-pub fn ring_all_reduce(m: &Model, s: &Shape) -> f64 {
-    2.0 * (s.p() - 1.0) * m.message_ns
-        + s.bytes * s.others() * (2.0 * m.message_byte_ns + m.reduce_byte_ns)
+pub fn ring_all_reduce(s: &Shape) -> Work {
+    let (steps, others) = (s.p() - 1.0, s.bytes * s.others());
+    Work::of(s)
+        .exchange(s, 2.0 * steps, s.bytes / s.p(), 1.0)
+        .reduce(s, others, (2.0, 1.0, 0.0))
+        .buffers(s, 1.5 * s.bytes, 7.0 * others)
 }
 
 /// p - 1 messages of n bytes, combined on the way.
-pub fn ring_reduce_scatter(m: &Model, s: &Shape) -> f64 {
-    ring_parts(m, s) + (s.p() - 1.0) * s.bytes * m.reduce_byte_ns
+pub fn ring_reduce_scatter(s: &Shape) -> Work {
+    let (steps, others) = (s.p() - 1.0, s.bytes * (s.p() - 1.0));
+    Work::of(s)
+        .exchange(s, steps, s.bytes, s.forwarded())
+        .reduce(s, others, (2.0, 1.0, 0.0))
+        .buffers(s, s.bytes * (s.p() + 1.0), 5.0 * others)
 }
 
 /// p - 1 messages of n bytes, one after the other.
-pub fn ring_parts(m: &Model, s: &Shape) -> f64 {
-    (s.p() - 1.0) * (m.message_ns + s.bytes * m.message_byte_ns)
+pub fn ring_parts(s: &Shape) -> Work {
+    let (steps, others) = (s.p() - 1.0, s.bytes * (s.p() - 1.0));
+    Work::of(s)
+        .exchange(s, steps, s.bytes, s.forwarded())
+        .buffers(s, s.bytes * s.p(), 2.0 * others)
 }
 
-/// p - 1 messages of n bytes under way at once: the latency counts once, and half a latency of work for each.
-pub fn pairwise(m: &Model, s: &Shape) -> f64 {
-    m.message_ns + (s.p() - 1.0) * (m.message_ns / 2.0 + s.bytes * m.message_byte_ns)
+/// p - 1 messages of n bytes under way at once: the latency counts once.
+pub fn pairwise(s: &Shape) -> Work {
+    let (steps, others) = (s.p() - 1.0, s.bytes * (s.p() - 1.0));
+    let mut work =
+        Work::of(s)
+            .exchange(s, steps, s.bytes, 0.0)
+            .buffers(s, s.bytes * s.p(), 2.0 * others);
+    work.messages = s.each(steps.min(1.0));
+    work
+}
+
+/// The same, where peers write what is read before the next call; what arrives is copied to where it belongs.
+pub fn pairwise_all_to_all(s: &Shape) -> Work {
+    let others = s.bytes * (s.p() - 1.0);
+    let mut work = pairwise(s).copy(s, others, others * s.p());
+    if s.mapped && s.registered {
+        work.crossed = BOTH_WAYS * s.each(others) * s.nearby(s.bytes * s.p());
+    }
+    work
 }
 
 /// The same, combined at the end.
-pub fn pairwise_reduce_scatter(m: &Model, s: &Shape) -> f64 {
-    pairwise(m, s) + (s.p() - 1.0) * s.bytes * (m.reduce_byte_ns + m.copy_byte_ns)
+pub fn pairwise_reduce_scatter(s: &Shape) -> Work {
+    let held = s.bytes * (2.0 * s.p() - 1.0);
+    pairwise(s)
+        .reduce(s, s.bytes, (s.p(), 1.0, 0.0))
+        .buffers(s, held, s.bytes * (s.p() + 1.0))
 }
 
 /// log p rounds; (p-1) n bytes in all. A run that wraps is a second message, so half a message more.
-pub fn bruck(m: &Model, s: &Shape) -> f64 {
-    1.5 * s.log() * m.message_ns + (s.p() - 1.0) * s.bytes * m.message_byte_ns
+pub fn bruck(s: &Shape) -> Work {
+    let (rounds, others) = (s.log(), s.bytes * (s.p() - 1.0));
+    let posts = 3.0 * rounds.max(s.chunks(others));
+    Work::of(s)
+        .send(
+            s,
+            &Messages {
+                count: (1.5 * rounds, 1.5 * rounds * s.p()),
+                posts,
+                bytes: (others, others * s.p()),
+                fresh: s.forwarded(),
+            },
+        )
+        .buffers(s, s.bytes * s.p(), 2.0 * others)
 }
 
 /// log p empty messages.
-pub fn dissemination(m: &Model, s: &Shape) -> f64 {
-    s.log() * m.message_ns
+pub fn dissemination(s: &Shape) -> Work {
+    Work::of(s).exchange(s, s.log(), 0.0, 0.0)
 }
 
-/// A vector down the tree.
-pub fn tree_broadcast(m: &Model, s: &Shape) -> f64 {
-    s.log() * (m.message_ns + s.bytes * m.message_byte_ns)
+/// A vector down the tree, chunk by chunk.
+pub fn tree_broadcast(s: &Shape) -> Work {
+    let (depth, others) = (s.log(), s.p() - 1.0);
+    Work::of(s)
+        .send(
+            s,
+            &Messages {
+                count: (depth, others),
+                posts: (depth + 1.0) * s.chunks(s.bytes),
+                bytes: (s.pipelined(depth), s.bytes * others),
+                fresh: s.forwarded(),
+            },
+        )
+        .buffers(s, s.bytes, 2.0 * s.bytes)
 }
 
-/// A vector up the tree.
-pub fn tree_reduce(m: &Model, s: &Shape) -> f64 {
-    tree_broadcast(m, s) + s.log() * s.bytes * m.reduce_byte_ns
+/// A vector up the tree: the root combines log p of them.
+pub fn tree_reduce(s: &Shape) -> Work {
+    let (depth, others) = (s.log(), s.p() - 1.0);
+    let mut work = Work::of(s)
+        .send(
+            s,
+            &Messages {
+                count: (depth, others),
+                posts: (depth + 1.0) * s.chunks(s.bytes),
+                bytes: (s.bytes * depth, s.bytes * others),
+                fresh: s.forwarded(),
+            },
+        )
+        .buffers(s, 2.0 * s.bytes, 4.0 * s.bytes);
+    work.reduced += s.shared(3.0 * s.bytes * depth, 3.0 * s.bytes * others);
+    work
 }
 
 /// Up and down.
-pub fn tree_all_reduce(m: &Model, s: &Shape) -> f64 {
-    tree_broadcast(m, s) + tree_reduce(m, s)
+pub fn tree_all_reduce(s: &Shape) -> Work {
+    let (up, down) = (tree_reduce(s), tree_broadcast(s));
+    Work {
+        calls: up.calls,
+        messages: up.messages + down.messages,
+        posts: up.posts + down.posts,
+        copied: up.copied + down.copied,
+        crossed: up.crossed + down.crossed,
+        linked: up.linked + down.linked,
+        uncached: up.uncached + down.uncached,
+        ..up
+    }
 }
 
 /// Parts to or from the root over a tree: log p messages, and parts are copied through scratch on the way.
-pub fn tree_parts(m: &Model, s: &Shape) -> f64 {
-    1.5 * s.log() * m.message_ns + (s.p() - 1.0) * s.bytes * (m.message_byte_ns + m.copy_byte_ns)
+pub fn tree_parts(s: &Shape) -> Work {
+    let (depth, others) = (s.log(), s.bytes * (s.p() - 1.0));
+    let all = s.bytes * s.p() * depth / 2.0;
+    Work::of(s)
+        .send(
+            s,
+            &Messages {
+                count: (1.5 * depth, s.p() - 1.0),
+                posts: 3.0 * depth.max(s.chunks(others)),
+                bytes: (others, others.max(all)),
+                fresh: s.forwarded(),
+            },
+        )
+        .copy(s, others, others.max(all))
+        .buffers(s, s.bytes * s.p(), 2.0 * s.bytes)
+}
+
+/// p - 1 messages of n bytes between the root and the others.
+pub fn linear(s: &Shape) -> Work {
+    let (peers, others) = (s.p() - 1.0, s.bytes * (s.p() - 1.0));
+    Work::of(s)
+        .send(
+            s,
+            &Messages {
+                count: (peers.min(1.0), peers),
+                posts: peers * s.chunks(s.bytes),
+                bytes: (others, others),
+                fresh: s.forwarded(),
+            },
+        )
+        .buffers(s, s.bytes * s.p(), 2.0 * s.bytes)
 }
 
 /// A pipeline: p - 1 latencies until the last rank begins, then n bytes.
-pub fn chain_broadcast(m: &Model, s: &Shape) -> f64 {
-    (s.p() - 1.0) * m.message_ns + s.bytes * m.message_byte_ns
+pub fn chain_broadcast(s: &Shape) -> Work {
+    let others = s.p() - 1.0;
+    Work::of(s)
+        .send(
+            s,
+            &Messages {
+                count: (others, others),
+                posts: 2.0 * s.chunks(s.bytes),
+                bytes: (s.pipelined(others), s.bytes * others),
+                fresh: s.forwarded(),
+            },
+        )
+        .buffers(s, s.bytes, 2.0 * s.bytes)
 }
 
 /// The same, combined on the way.
-pub fn chain_reduce(m: &Model, s: &Shape) -> f64 {
-    chain_broadcast(m, s) + s.bytes * m.reduce_byte_ns
+pub fn chain_reduce(s: &Shape) -> Work {
+    let others = s.p() - 1.0;
+    let mut work = chain_broadcast(s).buffers(s, 2.0 * s.bytes, 2.0 * s.bytes);
+    work.reduced += s.shared(3.0 * s.pipelined(others), 3.0 * s.bytes * others);
+    work
 }
 
 /// Rings on every host and between hosts. One message more than a ring, so that a ring wins where there is
 /// only one level.
-pub fn hierarchical(m: &Model, s: &Shape) -> f64 {
+pub fn hierarchical(s: &Shape) -> Work {
     let hosts = f64::from(s.hosts);
     let local = s.p() / hosts;
-    let messages = 2.0 * (local - 1.0) + 2.0 * (hosts - 1.0) + 1.0;
-    let inside = s.bytes * (local - 1.0) / local * (2.0 * m.local_byte_ns + m.reduce_byte_ns);
+    if s.hosts == 1 {
+        let mut work = ring_all_reduce(s);
+        work.messages += s.each(1.0);
+        work.posts += s.each(1.0);
+        return work;
+    }
+    let inside = s.bytes * (local - 1.0) / local;
     let between = s.bytes / local * (hosts - 1.0) / hosts;
-    messages * m.message_ns + inside + between * (2.0 * m.message_byte_ns + m.reduce_byte_ns)
+    let messages = 2.0 * (local - 1.0) + 2.0 * (hosts - 1.0) + 1.0;
+    let sent = Messages {
+        count: (messages, messages * s.p()),
+        posts: 2.0 * messages * s.chunks(s.bytes / s.p()),
+        bytes: (2.0 * between, 2.0 * between * s.p()),
+        fresh: 1.0,
+    };
+    Work::of(s)
+        .send(s, &sent)
+        .fetch(s, 2.0 * inside, 2.0 * inside * s.p())
+        .reduce(s, inside + between, (2.0, 1.0, 0.0))
+        .buffers(s, s.bytes, 4.0 * s.bytes)
 }

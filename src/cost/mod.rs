@@ -1,69 +1,189 @@
 //! What an algorithm costs: the alpha-beta-gamma model, with terms for memory that ranks map.
 //!
-//! A message costs a latency (alpha) and a time per byte (beta); combining costs a time per byte (gamma);
-//! mapped memory is read at a rate of its own, and a signal costs a latency and a store per peer. Formulas are
-//! for the slowest rank and ignore contention between ranks.
+//! A formula (`formulas.rs`) counts the [`Work`] of an algorithm: meetings, messages, bytes copied, and so on. A [`Model`]
+//! prices each kind of work; the prediction is the sum. That it is linear is what makes calibration a least-squares
+//! problem ([`fit`]). Formulas count what lies on the longest path, or, where ranks are more than cores, what one core has
+//! to do for all its ranks, whichever is more.
+//!
+//! Prices differ between ranks that have a core each and ranks that share cores, where a wait costs switches of the
+//! core: [`Models`] has both. They are stored per host (`store.rs`), and rank 0's are everyone's, because all ranks must
+//! choose the same algorithm.
+//!
+//! Not here: measuring (the `linerate explain` command) and files (`comm`).
 //!
 //! Source: Hockney (1994); Thakur, Rabenseifner, Gropp (IJHPCA 2005), section 3.
 //!
-//! Read first: [`Model`], then `formulas.rs`.
+//! Read first: [`Work`], then `formulas.rs`.
 
+mod fit;
 pub mod formulas;
+mod store;
 
-/// The constants of one machine and transport, in nanoseconds and nanoseconds per byte.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Model {
-    /// One message, empty.
-    pub message_ns: f64,
-    /// A byte of a message.
-    pub message_byte_ns: f64,
-    /// A byte of a message between ranks of one host.
-    pub local_byte_ns: f64,
-    /// Combining a byte with another.
-    pub reduce_byte_ns: f64,
-    /// Copying a byte in local memory.
-    pub copy_byte_ns: f64,
-    /// Reading or writing a byte in a peer's mapped memory.
-    pub mapped_byte_ns: f64,
-    /// From a signal to the end of the peer's wait.
-    pub signal_ns: f64,
-    /// Storing the signal for one more peer.
-    pub signal_peer_ns: f64,
+pub use fit::{Sample, fit};
+pub use store::{MODELS_BYTES, emit, emit_bytes, host_key, parse, parse_bytes};
+
+/// Kinds of work.
+pub const TERMS: usize = 10;
+
+/// How much an algorithm does of each kind of work.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Work {
+    /// Operations of the engine: one for each segment of a call.
+    pub calls: f64,
+    /// Times that everybody waits for everybody.
+    pub meetings: f64,
+    /// Flag lines stored for a peer, or looked at.
+    pub signals: f64,
+    /// Messages that wait for each other.
+    pub messages: f64,
+    /// Messages that a rank sends or receives.
+    pub posts: f64,
+    /// Bytes copied.
+    pub copied: f64,
+    /// Bytes that cross from a rank's memory to another's core.
+    pub crossed: f64,
+    /// Bytes that go over a network.
+    pub linked: f64,
+    /// Bytes that a reduction reads and writes.
+    pub reduced: f64,
+    /// Bytes of the callers' buffers that no cache holds.
+    pub uncached: f64,
 }
+
+impl Work {
+    /// From the kinds in the order of [`Model::NAMES`].
+    pub fn from_array(amounts: [f64; TERMS]) -> Work {
+        let [
+            calls,
+            meetings,
+            signals,
+            messages,
+            posts,
+            copied,
+            crossed,
+            linked,
+            reduced,
+            uncached,
+        ] = amounts;
+        Work {
+            calls,
+            meetings,
+            signals,
+            messages,
+            posts,
+            copied,
+            crossed,
+            linked,
+            reduced,
+            uncached,
+        }
+    }
+
+    /// The kinds in the order of [`Model::NAMES`].
+    pub fn to_array(&self) -> [f64; TERMS] {
+        [
+            self.calls,
+            self.meetings,
+            self.signals,
+            self.messages,
+            self.posts,
+            self.copied,
+            self.crossed,
+            self.linked,
+            self.reduced,
+            self.uncached,
+        ]
+    }
+}
+
+/// What each kind of work costs, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Model(pub [f64; TERMS]);
 
 impl Model {
-    /// Ranks on one host over shared memory: a cache line crosses in about 150 ns, a message takes several of
-    /// them and is copied in and out, a core copies 10 GB/s.
-    pub const SHARED_MEMORY: Model = Model {
-        message_ns: 1000.0,
-        message_byte_ns: 0.2,
-        local_byte_ns: 0.2,
-        reduce_byte_ns: 0.05,
-        copy_byte_ns: 0.1,
-        mapped_byte_ns: 0.1,
-        signal_ns: 200.0,
-        signal_peer_ns: 30.0,
-    };
+    /// What the prices are for.
+    pub const NAMES: [&'static str; TERMS] = [
+        "call", "meeting", "signal", "message", "post", "copy", "cross", "link", "reduce", "memory",
+    ];
 
-    /// A 100 Gbit/s fabric: 3 us a message, 12.5 GB/s.
-    pub const FABRIC: Model = Model {
-        message_ns: 3000.0,
-        message_byte_ns: 0.08,
-        ..Model::SHARED_MEMORY
-    };
+    /// A 100 Gbit/s fabric: 3 us a message, 12.5 GB/s. A core adds about 20 GB/s.
+    pub const FABRIC: Model = Model([
+        0.0, 3000.0, 100.0, 3000.0, 500.0, 0.05, 0.05, 0.08, 0.02, 0.0,
+    ]);
+
+    /// Nanoseconds.
+    pub fn predict(&self, work: &Work) -> f64 {
+        let products = self.0.iter().zip(work.to_array());
+        products.map(|(price, amount)| price * amount).sum()
+    }
 }
 
-/// What the cost depends on.
+/// The prices of one host.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Models {
+    /// Where each rank has a core.
+    pub apart: Model,
+    /// Where ranks share cores.
+    pub crowded: Model,
+    /// Sizes of caches.
+    pub caches: Caches,
+}
+
+/// Sizes of caches.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Caches {
+    /// Bytes of the largest cache that a core has to itself.
+    pub core_bytes: f64,
+    /// Bytes of the largest cache that all ranks of the host share.
+    pub host_bytes: f64,
+}
+
+impl Models {
+    /// Where nothing is stored. Fitted on one machine (AMD EPYC, Zen 4, 2 cores) by `linerate explain --calibrate`.
+    pub const BUILT_IN: Models = Models {
+        apart: Model([
+            413.0, 81.5, 14.1, 172.0, 70.0, 0.0194, 0.0505, 0.08, 0.0065, 0.08,
+        ]),
+        crowded: Model([
+            3510.0, 1580.0, 20.0, 626.0, 340.0, 0.04, 0.0211, 0.08, 0.0136, 0.044,
+        ]),
+        caches: Caches {
+            core_bytes: (1 << 20) as f64,
+            host_bytes: (32 << 20) as f64,
+        },
+    };
+
+    /// The prices for `ranks` ranks on `cores` cores.
+    pub fn of(&self, ranks: u32, cores: u32) -> Model {
+        if ranks <= cores {
+            self.apart
+        } else {
+            self.crowded
+        }
+    }
+}
+
+/// What the amount of work depends on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
     /// Number of ranks.
     pub ranks: u32,
     /// Number of hosts.
     pub hosts: u32,
+    /// Cores for the ranks of a host.
+    pub cores: u32,
     /// Bytes of `count` elements.
     pub bytes: f64,
     /// Pieces into which the engine cuts the call, because a window slot holds no more.
     pub segments: f64,
+    /// Bytes of a chunk, the largest message.
+    pub chunk_bytes: f64,
+    /// Whether ranks share memory, so that messages are copied instead of going over a network.
+    pub mapped: bool,
+    /// Whether the callers' buffers are registered.
+    pub registered: bool,
+    /// Sizes of caches.
+    pub caches: Caches,
 }
 
 impl Shape {
@@ -79,5 +199,47 @@ impl Shape {
     /// Rounds of doubling.
     fn log(&self) -> f64 {
         self.p().log2().ceil()
+    }
+
+    /// Work of which `longest` lies one after the other and all ranks together do `total`: no core does less than its
+    /// share.
+    fn shared(&self, longest: f64, total: f64) -> f64 {
+        let cores = f64::from(self.cores) * f64::from(self.hosts);
+        longest.max(total / cores)
+    }
+
+    /// Work that every rank does.
+    fn each(&self, amount: f64) -> f64 {
+        self.shared(amount, amount * self.p())
+    }
+
+    /// The share of the callers' buffers that no cache holds, if each rank has `bytes` of them.
+    fn uncached(&self, bytes: f64) -> f64 {
+        let of_host = bytes * self.p() / f64::from(self.hosts);
+        // Half of a cache is gone before a pass over as many bytes ends, and others use it too.
+        let usable = self.caches.host_bytes / 2.0;
+        (1.0 - usable / of_host).max(0.0)
+    }
+
+    /// The share of `bytes` bytes that a rank has written and that is still in its core's cache, from where another core
+    /// gets it more slowly than from a cache that both share. A quarter of the cache, as seen: what is read and written
+    /// meanwhile needs the rest.
+    fn nearby(&self, bytes: f64) -> f64 {
+        (self.caches.core_bytes / 4.0 / bytes).min(1.0)
+    }
+
+    /// The share of what a rank sends on that it has received itself, where data goes from rank to rank.
+    fn forwarded(&self) -> f64 {
+        (self.p() - 2.0).max(0.0) / (self.p() - 1.0).max(1.0)
+    }
+
+    /// Messages that carry `bytes` bytes.
+    fn chunks(&self, bytes: f64) -> f64 {
+        (bytes / self.chunk_bytes).ceil().max(1.0)
+    }
+
+    /// Bytes that lie one after the other where `steps` ranks pass on `bytes` bytes, chunk by chunk.
+    fn pipelined(&self, steps: f64) -> f64 {
+        self.bytes + (steps - 1.0).max(0.0) * self.bytes.min(self.chunk_bytes)
     }
 }

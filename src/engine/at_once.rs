@@ -84,6 +84,13 @@ impl Engine {
         }
     }
 
+    /// Whether a call has begun that may end if it is asked for again.
+    pub fn waits_at_once(&self) -> bool {
+        self.begun
+            .as_ref()
+            .is_some_and(|round| !round.is_redirected)
+    }
+
     /// The next round of a call; `None` if it cannot run now.
     fn begin_at_once(&mut self, call: &mut AtOnce) -> Option<Result<Box<Round>>> {
         let is_alone = self.active.is_empty() && self.queue.is_empty() && self.failure.is_none();

@@ -4,6 +4,7 @@ use crate::system::{self, Cache};
 use crate::{output, settings};
 use clap::Args;
 use linerate::Config;
+use linerate::config::PriceList;
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -222,6 +223,10 @@ fn values(config: &Config) -> BTreeMap<&'static str, String> {
     } else {
         "inline"
     };
+    let prices = match &config.prices {
+        PriceList::BuiltIn => "off".into(),
+        PriceList::Cached(path) | PriceList::Named(path) => path.display().to_string(),
+    };
     BTreeMap::from([
         ("LINERATE_TIMEOUT", config.timeout.as_secs_f64().to_string()),
         ("LINERATE_CHUNK_BYTES", config.chunk_bytes.to_string()),
@@ -241,6 +246,7 @@ fn values(config: &Config) -> BTreeMap<&'static str, String> {
             "LINERATE_DEBUG",
             if config.debug { "info" } else { "off" }.into(),
         ),
+        ("LINERATE_MODEL", prices),
         ("LINERATE_HOSTID", or_auto(&config.host_id)),
     ])
 }

@@ -79,7 +79,7 @@ pub fn run(args: &LaunchArgs) -> ExitCode {
         (args.ranks, args.bind),
         &arguments,
         args.grace,
-        Endings::Told,
+        (Endings::Told, &[]),
     );
     ExitCode::from(u8::try_from(code).unwrap_or(1))
 }
@@ -87,12 +87,17 @@ pub fn run(args: &LaunchArgs) -> ExitCode {
 /// Runs this very command once per rank; gives its exit code: 0 if no rank failed, 2 if the first that did calls it bad usage,
 /// 128 + the signal if somebody has asked it to end (SIGHUP, SIGINT, SIGTERM), as shells expect, else 1.
 pub fn spawn_self(ranks: u32, bind: Bind) -> u8 {
+    spawn_self_with(ranks, bind, &[])
+}
+
+/// The same, with more in the ranks' environment.
+pub fn spawn_self_with(ranks: u32, bind: Bind, more: &[(&str, &OsStr)]) -> u8 {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     match supervise(
         (ranks, bind),
         &arguments,
         GRACE_DEFAULT,
-        Endings::OnlySignals,
+        (Endings::OnlySignals, more),
     ) {
         0 => 0,
         code if code == i32::from(USAGE) => USAGE,
@@ -152,9 +157,9 @@ fn supervise(
     (ranks, bind): (u32, Bind),
     arguments: &[OsString],
     grace: Duration,
-    endings: Endings,
+    (endings, more): (Endings, &[(&str, &OsStr)]),
 ) -> i32 {
-    match try_supervise((ranks, bind), arguments, grace, endings) {
+    match try_supervise((ranks, bind), arguments, grace, (endings, more)) {
         Ok(code) => code,
         Err(error) => {
             let hint = match error.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error()) {
@@ -173,7 +178,7 @@ fn try_supervise(
     (ranks, bind): (u32, Bind),
     arguments: &[OsString],
     grace: Duration,
-    endings: Endings,
+    (endings, more): (Endings, &[(&str, &OsStr)]),
 ) -> io::Result<i32> {
     let program = std::env::current_exe()?;
     let job = Job {
@@ -185,7 +190,7 @@ fn try_supervise(
     // First, so that no rank ends unseen.
     let mut supervisor = Supervisor::new(grace, endings)?;
     for rank in 0..ranks {
-        match spawn_rank(&program, arguments, rank, &job) {
+        match spawn_rank(&program, arguments, rank, (&job, more)) {
             Ok(child) => supervisor.add(rank, child),
             Err(error) => {
                 supervisor.abandon();
@@ -196,10 +201,16 @@ fn try_supervise(
     supervisor.run()
 }
 
-fn spawn_rank(program: &Path, arguments: &[OsString], rank: u32, job: &Job) -> io::Result<Child> {
+fn spawn_rank(
+    program: &Path,
+    arguments: &[OsString],
+    rank: u32,
+    (job, more): (&Job, &[(&str, &OsStr)]),
+) -> io::Result<Child> {
     Command::new(program)
         .args(arguments)
         .envs(environment(rank, job))
+        .envs(more.iter().copied())
         // A group of its own, so that what a rank starts can be ended with it.
         .process_group(0)
         .stdin(Stdio::null())

@@ -1,10 +1,11 @@
-//! The `linerate` command: `bench`, `launch`, `replay`, `info`.
+//! The `linerate` command: `bench`, `launch`, `replay`, `info`, `explain`.
 //!
 //! Uses only the library's public API. Exit codes: 0 good, 1 the run or a check failed, 2 bad usage, 128 + the
 //! signal if interrupted; `launch` passes on the code of the first rank that failed. Read first: `bench/mod.rs`.
 
 mod bench;
 mod binding;
+mod explain;
 mod info;
 mod launch;
 mod output;
@@ -35,6 +36,8 @@ enum Command {
     Info(info::InfoArgs),
     /// Replay the gradients of a real model, ready at their measured times, through fusion and allreduce
     Replay(replay::ReplayArgs),
+    /// Say which algorithm and path an operation takes, why, and how long it should take and takes; calibrate the prices
+    Explain(Box<explain::ExplainArgs>),
     /// Becomes another program, after asking to die with its parent
     #[command(name = launch::RANK_EXEC, hide = true)]
     RankExec(launch::RankExecArgs),
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
         Command::Launch(args) => launch::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Replay(args) => replay::run(&args),
+        Command::Explain(args) => explain::run(&args),
         Command::RankExec(args) => launch::exec(&args),
     }
 }

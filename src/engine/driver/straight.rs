@@ -17,7 +17,9 @@ impl Driver {
     pub fn run_straight(&mut self, prepared: &Prepared, round: &mut Round) -> Result<bool> {
         let mut run = round.straight.unwrap_or_default();
         let steps = &prepared.schedule.steps;
-        while let Some(step) = steps.get(run.step as usize) {
+        while let Some(step) = steps.get(run.step as usize)
+            && !round.is_redirected
+        {
             let operands = &prepared.plan.operands[run.step as usize];
             let span = prepared.plan.steps[run.step as usize].span;
             let parts = (operands, span);
@@ -29,11 +31,8 @@ impl Driver {
             self.moved = true;
             (run.step, run.done) = (run.step + 1, 0);
             round.straight = Some(run);
-            if round.is_redirected {
-                return Ok(false);
-            }
         }
-        Ok(true)
+        Ok(!round.is_redirected)
     }
 
     /// Runs one step to its end, or as far as it can; `done` is how far.

@@ -6,17 +6,17 @@
 //!
 //! Read first: `plan.rs` (what is run), then `rank.rs` (how).
 
-mod args;
+pub mod args;
 mod document;
-mod layout;
+pub mod layout;
 mod measure;
 mod pacing;
-mod plan;
+pub mod plan;
 mod rank;
 mod simulate;
-mod slots;
-mod statistics;
-mod sweep;
+pub mod slots;
+pub mod statistics;
+pub mod sweep;
 mod table;
 mod values;
 

@@ -1,0 +1,118 @@
+//! [`Explanation`]: what a call would run and why, with the prices of all that could run.
+
+use super::{Plans, bytes_of};
+use crate::collective::{self, Algorithm, Candidate, Window};
+use crate::comm::Call;
+use crate::error::Result;
+use std::fmt;
+
+/// How the bytes of a call get from rank to rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Path {
+    /// Inside the signals.
+    FlagLines,
+    /// Read and written where the callers' buffers lie, mapped by the peers.
+    Buffers,
+    /// Copied into windows, which the peers map.
+    Windows,
+    /// By the transport's messages.
+    Messages,
+}
+
+impl Path {
+    fn of(algorithm: &Algorithm) -> Path {
+        let needs = &algorithm.needs;
+        match (needs.registered, needs.window, needs.mapped) {
+            (true, _, _) => Path::Buffers,
+            (_, Window::One | Window::PerRank, _) => Path::Windows,
+            (_, _, true) => Path::FlagLines,
+            _ => Path::Messages,
+        }
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Path::FlagLines => "flag lines",
+            Path::Buffers => "mapped buffers",
+            Path::Windows => "windows",
+            Path::Messages => "messages",
+        })
+    }
+}
+
+/// What [`crate::Communicator::explain`] says of a call.
+#[derive(Clone, Debug)]
+pub struct Explanation {
+    /// The algorithm that runs, if every rank's buffers are registered or not as this rank's are.
+    pub algorithm: &'static str,
+    /// The algorithm that all ranks plan; another than what runs where it finds memory that is not registered.
+    pub planned: &'static str,
+    /// Why that one.
+    pub why: &'static str,
+    /// How bytes get from rank to rank.
+    pub path: Path,
+    /// Bytes of a chunk, in which messages are cut.
+    pub chunk_bytes: u64,
+    /// Bytes of a window slot; 0 where windows are not used.
+    pub window_bytes: u64,
+    /// Calls into which the engine cuts this one, because a window slot holds no more.
+    pub segments: u64,
+    /// Threads of a rank that share large copies and reductions, the waiting one included.
+    pub threads: u32,
+    /// What the cost model says, ns, with the redirection if there is one.
+    pub predicted_ns: f64,
+    /// All that could run on such memory, cheapest first; without any redirection.
+    pub candidates: Vec<Candidate>,
+}
+
+impl Plans {
+    /// What a call on buffers that are `registered` runs.
+    pub fn explain_call(&self, call: &Call, registered: bool) -> Result<Explanation> {
+        let request = self.request(call, false);
+        request.check()?;
+        let (planned, is_forced) = self.algorithm(call, &request)?;
+        let is_redirected = planned.needs.registered && !registered && !is_forced;
+        let algorithm = match is_redirected {
+            true => self.choose(call, &request, false),
+            false => planned,
+        };
+        let available = self.available_if(registered);
+        let bytes = bytes_of(call);
+        let mut candidates =
+            collective::candidates(&request, bytes, &self.model, &available, registered);
+        candidates.sort_by(|a, b| a.predicted_ns.total_cmp(&b.predicted_ns));
+        let own = candidates
+            .iter()
+            .find(|c| std::ptr::eq(c.algorithm, algorithm));
+        let redirected_ns = match is_redirected {
+            true => (self.model).predict(&collective::redirection(&request, &available)),
+            false => 0.0,
+        };
+        let path = Path::of(algorithm);
+        let is_cheapest = candidates
+            .first()
+            .is_some_and(|c| std::ptr::eq(c.algorithm, algorithm));
+        Ok(Explanation {
+            algorithm: algorithm.name,
+            planned: planned.name,
+            why: match (is_forced, is_redirected, is_cheapest) {
+                (true, _, _) => "named by the call or LINERATE_ALGO",
+                (_, true, _) => "the cheapest for memory that is not registered",
+                (_, _, true) => "the cheapest",
+                _ => "loses least if memory is registered and if it is not",
+            },
+            path,
+            chunk_bytes: available.chunk_bytes,
+            window_bytes: match path {
+                Path::Windows => available.window_bytes,
+                _ => 0,
+            },
+            segments: own.map_or(1, |c| c.segments),
+            threads: self.threads,
+            predicted_ns: own.map_or(0.0, |c| c.predicted_ns) + redirected_ns,
+            candidates,
+        })
+    }
+}

@@ -1,0 +1,83 @@
+//! The prices of this host, from the file in which `linerate explain --calibrate` has stored them.
+//!
+//! A file that is bad costs a line on standard error and the stored prices, never the job: choices are then made by the
+//! built-in ones.
+
+use crate::config::PriceList;
+use crate::cost::{self, Models};
+use std::io::ErrorKind;
+use std::path::Path;
+
+/// What the kernel says of the processors.
+const CPUINFO: &str = "/proc/cpuinfo";
+
+/// The prices to use, and what is wrong with the stored ones.
+pub(super) fn read_prices(list: &PriceList) -> (Models, Option<String>) {
+    let (path, is_asked_for) = match list {
+        PriceList::BuiltIn => return (Models::BUILT_IN, None),
+        PriceList::Cached(path) => (path, false),
+        PriceList::Named(path) => (path, true),
+    };
+    match read(path, is_asked_for) {
+        Ok(models) => (models.unwrap_or(Models::BUILT_IN), None),
+        Err(cause) => {
+            let text = format!(
+                "the prices in {} are not used: {cause}; `linerate explain --calibrate` writes them, LINERATE_MODEL=off does without",
+                path.display()
+            );
+            (Models::BUILT_IN, Some(text))
+        }
+    }
+}
+
+/// `None`: nothing is stored for this host.
+fn read(path: &Path, is_asked_for: bool) -> Result<Option<Models>, String> {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == ErrorKind::NotFound && !is_asked_for => return Ok(None),
+        Err(e) => return Err(e.to_string()),
+    };
+    cost::parse(&text, &host()).map_err(|e| e.to_string())
+}
+
+/// The name of this host's section in a file of prices (see [`cost::host_key`]).
+pub fn host() -> String {
+    cost::host_key(&std::fs::read_to_string(CPUINFO).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_used_ignored_or_complained_about() {
+        let folder = std::env::temp_dir().join(format!("linerate-prices-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let file = folder.join("model");
+        let mut stored = Models::BUILT_IN;
+        stored.apart.0[0] = 77.0;
+        let read = |list: PriceList| read_prices(&list);
+
+        assert_eq!(
+            read(PriceList::Cached(file.clone())),
+            (Models::BUILT_IN, None)
+        );
+        let (models, text) = read(PriceList::Named(file.clone()));
+        assert_eq!(models, Models::BUILT_IN);
+        assert!(text.unwrap().contains("LINERATE_MODEL=off"));
+
+        std::fs::write(&file, cost::emit("", &host(), &stored)).unwrap();
+        assert_eq!(read(PriceList::Cached(file.clone())), (stored, None));
+        std::fs::write(&file, cost::emit("", "another host", &stored)).unwrap();
+        assert_eq!(
+            read(PriceList::Named(file.clone())),
+            (Models::BUILT_IN, None)
+        );
+
+        std::fs::write(&file, format!("[{}]\ngarbage", host())).unwrap();
+        let (models, text) = read(PriceList::Cached(file.clone()));
+        assert_eq!(models, Models::BUILT_IN);
+        assert!(text.unwrap().contains("is missing"));
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}

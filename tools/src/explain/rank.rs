@@ -1,0 +1,123 @@
+//! What one rank of `explain` does: asks the library what each size would run, measures it, and prints if it is rank 0.
+
+use super::print::{Document, Entry, Rival};
+use super::{ExplainArgs, describe_prices, print, timing};
+use crate::bench::layout::Layout;
+use crate::bench::plan::Plan;
+use crate::bench::slots::{Arenas, Row};
+use crate::bench::sweep;
+use crate::output;
+use crate::progress::Progress;
+use linerate::{Call, Communicator, DataType, Explanation, ReduceOp, Result};
+use std::io::Write;
+
+/// Time for the iterations of one algorithm at one size, us: the default sweep of the chosen ones then takes a few seconds.
+const BUDGET_US: f64 = 200_000.0;
+
+/// Joins the other ranks and explains everything; the inner error is what could not be printed.
+pub fn run(args: &ExplainArgs, plan: &Plan) -> Result<std::result::Result<(), String>> {
+    let communicator = Communicator::from_env(plan.config.clone())?;
+    let arenas = Arenas::new(&communicator, plan)?;
+    let rows: Vec<_> = (plan.variants.iter())
+        .flat_map(|&(dtype, op)| plan.sizes.iter().map(move |&size| (size, dtype, op)))
+        .collect();
+    let is_first = communicator.rank() == 0;
+    let mut progress = is_first.then(|| Progress::new("sizes", rows.len()));
+    let mut document = Document::new(
+        plan,
+        communicator.transport(),
+        describe_prices(&plan.config),
+    );
+    let mut texts = vec![print::header(&document)];
+    for row in rows {
+        let entry = explain(args, plan, (&communicator, &arenas), row)?;
+        if let Some(progress) = &mut progress {
+            progress.advance(format!("after {} B", entry.bytes));
+        }
+        texts.push(print::lines(&entry));
+        document.results.push(entry);
+    }
+    communicator.barrier()?;
+    let Some(progress) = progress else {
+        return Ok(Ok(()));
+    };
+    progress.finish();
+    Ok(print_all(plan, &texts.concat(), &document))
+}
+
+/// The call of one size, explained and measured.
+pub fn row<'a>(plan: &'a Plan, rank: u32, (size, dtype, op): (u64, DataType, ReduceOp)) -> Row<'a> {
+    let width = dtype.size_bytes() as u64;
+    Row {
+        layout: Layout {
+            collective: plan.collective,
+            rank,
+            ranks: plan.ranks,
+            root: plan.root,
+            count: sweep::count_of(plan.collective, size, width, plan.ranks),
+        },
+        placement: plan.placements[0],
+        dtype,
+        op,
+        algorithm: plan.algorithm.as_deref(),
+    }
+}
+
+/// The same call by each algorithm that can run, in the order of the explanation.
+pub fn rivals(call: &Call, explanation: &Explanation) -> Vec<Call> {
+    let by_name = |name: &str| Call {
+        algorithm: Some(name.into()),
+        ..call.clone()
+    };
+    let candidates = explanation.candidates.iter();
+    candidates.map(|c| by_name(c.algorithm.name)).collect()
+}
+
+fn explain(
+    args: &ExplainArgs,
+    plan: &Plan,
+    (communicator, arenas): (&Communicator, &Arenas),
+    (size, dtype, op): (u64, DataType, ReduceOp),
+) -> Result<Entry> {
+    let row = row(plan, communicator.rank(), (size, dtype, op));
+    let call = arenas.call(&row, 0);
+    let explanation = communicator.explain(&call)?;
+    // As the library runs it, with the redirection if there is one; then by name.
+    let mut calls = vec![call.clone()];
+    if args.all {
+        calls.extend(rivals(&call, &explanation));
+    }
+    let times = match args.no_measure {
+        true => Vec::new(),
+        false => timing::medians(communicator, &calls, args.iterations, BUDGET_US)?,
+    };
+    let rivals = explanation.candidates.iter().enumerate();
+    let rivals = rivals.map(|(index, candidate)| Rival {
+        algorithm: candidate.algorithm.name,
+        predicted_us: candidate.predicted_ns / 1e3,
+        measured_us: times.get(index + 1).copied(),
+    });
+    let (count, width) = (row.layout.count, dtype.size_bytes() as u64);
+    let bytes = sweep::bytes_of(plan.collective, count, width, plan.ranks);
+    Ok(Entry::new(
+        (plan, bytes, count, dtype, op),
+        &explanation,
+        times.first().copied(),
+        rivals.collect(),
+    ))
+}
+
+fn print_all(plan: &Plan, text: &str, document: &Document) -> std::result::Result<(), String> {
+    let Some(target) = &plan.json else {
+        return output::print_text(text);
+    };
+    if output::is_stdout(target) {
+        // Nobody can be told that nobody can be told.
+        let _ = std::io::stderr().write_all(text.as_bytes());
+    } else {
+        output::print_text(text)?;
+    }
+    let json =
+        serde_json::to_string_pretty(document).map_err(|cause| format!("--json: {cause}"))?;
+    output::write_document("--json", target, &json)
+}
