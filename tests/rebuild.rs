@@ -136,7 +136,9 @@ fn silent(comm: Communicator) {
     if comm.rank() == 2 {
         std::thread::sleep(Duration::from_millis(2500));
     }
-    let error = count_ranks(&comm, 1000).unwrap_err();
+    // What the others had done before they gave up is there: rank 2 may end its first call well, and not the next.
+    let mut calls = (0..2).map(|_| count_ranks(&comm, 1000));
+    let error = calls.find_map(Result::err).expect("the others gave up");
     let is_timeout = matches!(error.first_cause(), Error::Timeout { .. });
     assert!(is_timeout, "{error}");
     exercise(comm.rebuild().unwrap(), 3);
