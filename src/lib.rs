@@ -52,6 +52,11 @@
 //! * Registered memory has its pages before the first operation, next to its owner's core and huge where it can be.
 //! * In the steady state an operation reuses rounds, schedules and scratch memory, and makes no system call unless its
 //!   wait yields or sleeps.
+//! * A blocking call that has come before runs its schedule straight, step by step in program order, while nothing else is
+//!   under way (`engine/at_once.rs`); the same round becomes an ordinary one as soon as it has to wait for long. Both obey
+//!   the order rules of [`schedule`].
+//! * Whoever waits spins only where every rank has a core. Elsewhere it gives its core to a peer beside it and looks longer
+//!   for those on other cores: flag lines say where their sender ran.
 //! * Every wait has a deadline. The first failure ends the communicator on all ranks with one cause: whoever hears of it
 //!   passes it on, so that a rank that leaves because of it never looks like its cause.
 //! * A view of a peer's memory stays valid whatever that peer does: regions that it frees stay mapped until every round
