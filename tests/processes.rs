@@ -7,42 +7,16 @@
 mod crew;
 #[path = "collectives/oracle.rs"]
 mod oracle;
+#[path = "processes/spawn.rs"]
+mod spawn;
 #[path = "processes/traffic.rs"]
 mod traffic;
 
 use linerate::{Buffer, Collective, Communicator, Config, DataType, Operation, ReduceOp};
 use oracle::{Case, cases};
-use std::process::{Command, Output, Stdio};
+use spawn::spawn;
+use std::process::Output;
 use std::time::{Duration, Instant};
-
-/// Starts `ranks` processes in a role; returns what each printed. `extra` is set in their environment.
-fn spawn(role: &str, ranks: u32, extra: &[(&str, &str)]) -> Vec<Output> {
-    let job = format!(
-        "test-{role}-{ranks}-{}-{:?}",
-        std::process::id(),
-        Instant::now()
-    );
-    let job: String = job.chars().filter(char::is_ascii_alphanumeric).collect();
-    let children: Vec<_> = (0..ranks)
-        .map(|rank| {
-            Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "child_entry", "--nocapture"])
-                .env("LINERATE_TEST_ROLE", role)
-                .env("RANK", rank.to_string())
-                .env("WORLD_SIZE", ranks.to_string())
-                .env("LINERATE_JOB", &job[..job.len().min(60)])
-                .envs(extra.iter().copied())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped())
-                .spawn()
-                .unwrap()
-        })
-        .collect();
-    children
-        .into_iter()
-        .map(|child| child.wait_with_output().unwrap())
-        .collect()
-}
 
 /// The lines that the children marked as results; fails with their output if one did not end well.
 fn results(outputs: Vec<Output>) -> Vec<String> {

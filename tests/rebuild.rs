@@ -3,36 +3,15 @@
 //! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child runs [`child_entry`] and
 //! nothing else.
 
+#[path = "processes/spawn.rs"]
+mod spawn;
+
 use linerate::prng::Prng;
 use linerate::{Call, Communicator, Config, DataType, Error, ReduceOp, Result};
 use rustix::process::{Signal, getpid, kill_process};
-use std::process::{Command, Output, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use spawn::spawn;
+use std::process::Output;
 use std::time::Duration;
-
-/// Starts `ranks` processes in a role and waits for them. `extra` is set in their environment.
-fn spawn(role: &str, ranks: u32, extra: &[(&str, &str)]) -> Vec<Output> {
-    static JOBS: AtomicU32 = AtomicU32::new(0);
-    let index = JOBS.fetch_add(1, Ordering::Relaxed);
-    let job = format!("rebuild-{}-{index}", std::process::id());
-    let children: Vec<_> = (0..ranks)
-        .map(|rank| {
-            Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "child_entry", "--nocapture"])
-                .env("LINERATE_TEST_ROLE", role)
-                .env("RANK", rank.to_string())
-                .env("WORLD_SIZE", ranks.to_string())
-                .env("LINERATE_JOB", &job)
-                .envs(extra.iter().copied())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped())
-                .spawn()
-                .unwrap()
-        })
-        .collect();
-    let wait = |child: std::process::Child| child.wait_with_output().unwrap();
-    children.into_iter().map(wait).collect()
-}
 
 /// What each rank marked as its result; those of `victims` must have died, the others must have ended well.
 fn results(outputs: &[Output], victims: &[u32]) -> Vec<String> {

@@ -1,0 +1,27 @@
+//! Ranks as processes: a test starts its own program again, once per rank, with a role in its environment.
+
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Starts `ranks` processes in a role and waits for them. `extra` is set in their environment.
+pub fn spawn(role: &str, ranks: u32, extra: &[(&str, &str)]) -> Vec<Output> {
+    static JOBS: AtomicU32 = AtomicU32::new(0);
+    let index = JOBS.fetch_add(1, Ordering::Relaxed);
+    let job = format!("test-{}-{index}", std::process::id());
+    let start = |rank: u32| {
+        Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "child_entry", "--nocapture"])
+            .env("LINERATE_TEST_ROLE", role)
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", ranks.to_string())
+            .env("LINERATE_JOB", &job)
+            .envs(extra.iter().copied())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let children: Vec<Child> = (0..ranks).map(start).collect();
+    let wait = |child: Child| child.wait_with_output().unwrap();
+    children.into_iter().map(wait).collect()
+}
