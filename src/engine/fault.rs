@@ -119,6 +119,22 @@ impl Engine {
             let detail = ours.describe_difference(self.rank(), theirs, peer);
             return self.fail(Error::Mismatch { sequence, detail }, true);
         }
+        // A peer that is further on may have been in another operation where this rank still is: it compares that, before
+        // it has everyone's answer and gives up.
+        let oldest = self.active.first().and_then(|&place| {
+            let round = self.rounds[place as usize].as_deref()?;
+            Some((round.sequence()?, round.signature.0))
+        });
+        if let Some((sequence, signature)) = oldest.filter(|&(own, _)| own < query.sequence) {
+            let counter = ControlMessage {
+                kind: ControlKind::Query,
+                rank: self.rank(),
+                sequence,
+                signature,
+                text: String::new(),
+            };
+            self.driver.links.send_control(peer, &counter);
+        }
         let text = self.last_deed();
         let status = ControlMessage {
             kind: ControlKind::Status,
