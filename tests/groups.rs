@@ -5,6 +5,8 @@
 
 #[path = "groups/random.rs"]
 mod random;
+#[path = "groups/repeats.rs"]
+mod repeats;
 #[path = "groups/traffic.rs"]
 mod traffic;
 

@@ -155,6 +155,12 @@ impl Buffer {
         self.view
     }
 
+    /// The same, where it is kept.
+    #[inline]
+    pub(super) fn view_ref(&self) -> &View {
+        &self.view
+    }
+
     /// Writes elements from element `index` on. Panics if they do not fit.
     pub fn write<T: Element>(&self, index: usize, source: &[T]) {
         self.view

@@ -297,7 +297,7 @@ impl Communicator {
             ));
         }
         lend_slice(data, |view| {
-            let memory = [Some(view); 2];
+            let memory = [Some(&view); 2];
             shared.run(&call, memory, |plans| bind::bind_view(&call, plans, view))
         })
     }

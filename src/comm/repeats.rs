@@ -27,12 +27,12 @@ struct Repeat {
 impl Repeats {
     /// How to run this call on this memory, if it is known.
     #[inline]
-    pub fn find(&mut self, call: &Call, memory: [Option<View>; 2]) -> Option<&mut AtOnce> {
+    pub fn find(&mut self, call: &Call, memory: Memory<'_>) -> Option<&mut AtOnce> {
         let found = self.known.iter_mut().find(|known| {
             let arguments = &known.at_once.arguments;
             arguments.collective == call.collective
                 && arguments.count == call.count
-                && known.memory == memory
+                && known.memory.each_ref().map(Option::as_ref) == memory
                 && arguments.dtype == call.dtype
                 && arguments.op == call.op
                 && arguments.root == call.root
@@ -42,10 +42,10 @@ impl Repeats {
     }
 
     /// Remembers a call instead of the one that was remembered first.
-    pub fn remember(&mut self, call: &Call, memory: [Option<View>; 2], at_once: AtOnce) {
+    pub fn remember(&mut self, call: &Call, memory: Memory<'_>, at_once: AtOnce) {
         self.known.truncate(REPEATS_MAX - 1);
         let repeat = Repeat {
-            memory,
+            memory: memory.map(Option::<&View>::copied),
             algorithm: call.algorithm.clone(),
             at_once,
         };
@@ -54,6 +54,10 @@ impl Repeats {
 }
 
 /// The memory that a call names: input and output.
-pub(super) fn memory_of(call: &Call) -> [Option<View>; 2] {
-    [&call.input, &call.output].map(|buffer| buffer.as_ref().map(Buffer::view))
+pub(super) type Memory<'a> = [Option<&'a View>; 2];
+
+/// The memory of a call's buffers.
+#[inline]
+pub(super) fn memory_of(call: &Call) -> Memory<'_> {
+    [&call.input, &call.output].map(|buffer| buffer.as_ref().map(Buffer::view_ref))
 }

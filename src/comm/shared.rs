@@ -7,9 +7,10 @@ use super::driving::Driving;
 use super::family::Family;
 use super::inside::Inside;
 use super::plans::Plans;
+use super::repeats::Memory;
 use crate::engine::{Clock, Engine, SpinTime};
 use crate::error::Result;
-use crate::memory::{ProcessMark, View};
+use crate::memory::ProcessMark;
 use std::borrow::Cow;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -63,10 +64,11 @@ impl Shared {
     }
 
     /// Runs a call on this memory to its end.
+    #[inline]
     pub fn run(
         &self,
         call: &Call,
-        memory: [Option<View>; 2],
+        memory: Memory<'_>,
         bind: impl FnOnce(&mut Plans) -> Result<Bound<'_>>,
     ) -> Result<()> {
         self.process.check()?;
@@ -88,6 +90,20 @@ impl Shared {
                 std::thread::yield_now();
             }
         }
+        self.run_as_task(call, memory, inside, is_known, bind)
+    }
+
+    /// The rest of [`Shared::run`], where the call cannot end at once, or not yet.
+    #[cold]
+    fn run_as_task(
+        &self,
+        call: &Call,
+        memory: Memory<'_>,
+        mut inside: MutexGuard<'_, Inside>,
+        is_known: bool,
+        bind: impl FnOnce(&mut Plans) -> Result<Bound<'_>>,
+    ) -> Result<()> {
+        let Inside { engine, repeats } = &mut *inside;
         let mut plans = self.plans();
         let bound = bind(&mut plans)?;
         if let (false, Cow::Borrowed(slots)) = (is_known, &bound.slots)

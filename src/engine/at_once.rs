@@ -2,6 +2,7 @@
 //! straight (`driver/straight.rs`), without a task, a place in any list or a look at the clock. If a peer is not there
 //! soon, the round becomes that of an ordinary task and goes on from where it stands.
 
+use super::driver::Script;
 use super::prepared::Prepared;
 use super::round::{Round, RoundCall, RoundId, RoundOf};
 use super::tasks::Arguments;
@@ -24,6 +25,8 @@ pub struct AtOnce {
     slots: &'static [u64],
     /// Bound to the call's memory, unless the last one has become a task's.
     round: Option<Box<Round>>,
+    /// What the round does, if that can be said beforehand.
+    script: Option<Script>,
 }
 
 impl Engine {
@@ -47,6 +50,7 @@ impl Engine {
             prepared: prepared.clone(),
             slots,
             round: None,
+            script: None,
         })
     }
 
@@ -64,7 +68,10 @@ impl Engine {
             self.driver.links.core = rustix::thread::sched_getcpu() as u16 + 1;
         }
         self.driver.looks = looks;
-        let ran = self.driver.run_straight(&call.prepared, &mut round);
+        let ran = match &call.script {
+            Some(script) => self.driver.run_script(script, &mut round),
+            None => self.driver.run_straight(&call.prepared, &mut round),
+        };
         self.driver.looks = Looks::ONCE;
         match ran {
             Ok(true) => {
@@ -105,7 +112,10 @@ impl Engine {
                 round
             }
             None => match self.bind_at_once(call, sequence) {
-                Ok(round) => round,
+                Ok(round) => {
+                    call.script = Script::new(&round, self.driver.links.ranks);
+                    round
+                }
                 Err(error) => return Some(Err(error)),
             },
         };

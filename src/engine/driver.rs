@@ -4,6 +4,7 @@
 
 mod compute;
 mod messages;
+mod script;
 mod signals;
 mod straight;
 
@@ -19,6 +20,7 @@ use crate::error::Result;
 use crate::memory::View;
 use crate::schedule::{Action, BufferId, Operand, Range, StepId};
 use crate::types::Rank;
+pub use script::Script;
 
 /// Runs steps on links.
 pub struct Driver {

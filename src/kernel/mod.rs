@@ -77,6 +77,43 @@ pub fn reduce_streaming(
     reduce_with(reduction, sources, destinations);
 }
 
+/// [`reduce`] of so few elements that to choose the loop would take longer than to run it: it is chosen once.
+#[derive(Clone, Copy, Debug)]
+pub struct SmallReduction {
+    fold: scalar::Fold,
+    finish: Finish,
+    elements: usize,
+}
+
+impl SmallReduction {
+    /// The reduction of views of `bytes` bytes.
+    ///
+    /// # Panics
+    /// As [`reduce`].
+    pub fn new(dtype: DataType, combine: Combine, finish: Finish, bytes: usize) -> SmallReduction {
+        check_kind(dtype, combine, finish);
+        check_whole(dtype, bytes);
+        SmallReduction {
+            fold: scalar::fold_of(dtype, combine),
+            finish,
+            elements: bytes / dtype.size_bytes(),
+        }
+    }
+
+    /// Combines the sources, which are as long as `new` was told, and stores the result into every destination.
+    ///
+    /// # Panics
+    /// If there is no source, or a view is shorter.
+    #[inline]
+    pub fn run(&self, sources: &[View], destinations: &[View]) {
+        match (sources, self.finish) {
+            // Bits, not values: a detour through f32 would change a signalling NaN.
+            ([source], Finish::None) => destinations.iter().for_each(|to| to.copy_from(*source)),
+            _ => (self.fold)(self.finish, (sources, destinations), 0..self.elements),
+        }
+    }
+}
+
 /// Copies `source` into `destination`, around the caches where the CPU can; see [`reduce_streaming`].
 ///
 /// # Panics
@@ -176,11 +213,7 @@ fn check_reduce(reduction: &Reduction, sources: &[View], destinations: &[View]) 
         ..
     } = *reduction;
     assert!(!sources.is_empty(), "a reduction without sources");
-    assert!(
-        combine != Combine::BitAnd || !dtype.is_float(),
-        "bitwise and is defined for integers, not for {dtype}"
-    );
-    assert!(finish != Finish::Divide(0), "division by zero ranks");
+    check_kind(dtype, combine, finish);
     let bytes = sources[0].len_bytes();
     check_whole(dtype, bytes);
     let mut is_size_only = destinations.is_empty() || bytes == 0;
@@ -199,6 +232,14 @@ fn check_reduce(reduction: &Reduction, sources: &[View], destinations: &[View]) 
         }
     }
     (!is_size_only).then_some(bytes)
+}
+
+fn check_kind(dtype: DataType, combine: Combine, finish: Finish) {
+    assert!(
+        combine != Combine::BitAnd || !dtype.is_float(),
+        "bitwise and is defined for integers, not for {dtype}"
+    );
+    assert!(finish != Finish::Divide(0), "division by zero ranks");
 }
 
 fn check_whole(dtype: DataType, bytes: usize) {

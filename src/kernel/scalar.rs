@@ -7,15 +7,22 @@ use crate::memory::View;
 use crate::types::{Combine, DataType, Finish};
 use std::ops::Range;
 
+/// Reduces the elements of a range of the sources (first) into the destinations (second).
+pub(super) type Fold = fn(Finish, (&[View], &[View]), Range<usize>);
+
 /// Reduces the elements `range` of the sources (first) into the destinations (second).
 pub(super) fn reduce(reduction: &Reduction, views: (&[View], &[View]), range: Range<usize>) {
-    let finish = reduction.finish;
-    with_number!(reduction.dtype, T => match reduction.combine {
-        Combine::Sum => fold::<T>(Wide::sum, finish, views, range),
-        Combine::Prod => fold::<T>(Wide::prod, finish, views, range),
-        Combine::Min => fold::<T>(Wide::min, finish, views, range),
-        Combine::Max => fold::<T>(Wide::max, finish, views, range),
-        Combine::BitAnd => fold::<T>(Wide::and, finish, views, range),
+    fold_of(reduction.dtype, reduction.combine)(reduction.finish, views, range);
+}
+
+/// The fold of a type and an operator.
+pub(super) fn fold_of(dtype: DataType, combine: Combine) -> Fold {
+    with_number!(dtype, T => match combine {
+        Combine::Sum => |finish, views, range| fold::<T>(Wide::sum, finish, views, range),
+        Combine::Prod => |finish, views, range| fold::<T>(Wide::prod, finish, views, range),
+        Combine::Min => |finish, views, range| fold::<T>(Wide::min, finish, views, range),
+        Combine::Max => |finish, views, range| fold::<T>(Wide::max, finish, views, range),
+        Combine::BitAnd => |finish, views, range| fold::<T>(Wide::and, finish, views, range),
     })
 }
 

@@ -13,7 +13,8 @@ pub const BIND: &str = "LINERATE_BIND";
 /// What ranks are bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Bind {
-    /// Each rank to its own share of the cores that the command may use; nothing where ranks are more than cores.
+    /// Each rank to its own share of the cores that the command may use; where ranks are more than cores, equally many
+    /// ranks to each core.
     Cores,
     /// Nothing.
     None,
@@ -59,10 +60,12 @@ pub fn bind_rank() {
     }
 }
 
-/// The cores of one of `ranks` ranks: consecutive ones, all in use, shares as equal as can be. `None`: too few.
+/// The cores of one of `ranks` ranks: consecutive ones, all in use, shares as equal as can be. Where ranks are more, each
+/// has one core, which neighbours share. `None`: no cores, or no such rank.
 fn share(cores: &[usize], rank: usize, ranks: usize) -> Option<&[usize]> {
     let start = |rank: usize| cores.len() * rank / ranks;
-    (rank < ranks && ranks <= cores.len()).then(|| &cores[start(rank)..start(rank + 1)])
+    let is_possible = rank < ranks && !cores.is_empty();
+    is_possible.then(|| &cores[start(rank)..start(rank + 1).max(start(rank) + 1)])
 }
 
 #[cfg(test)]
@@ -87,9 +90,29 @@ mod tests {
     }
 
     #[test]
-    fn more_ranks_than_cores_have_no_shares() {
-        assert_eq!(share(&[4, 5], 0, 3), None);
+    fn ranks_that_are_more_than_cores_are_spread_evenly() {
+        for cores in 1..=5 {
+            let all: Vec<usize> = (100..100 + cores).collect();
+            for ranks in cores..=17 {
+                let mut ranks_on = vec![0; cores];
+                for rank in 0..ranks {
+                    let share = share(&all, rank, ranks).unwrap();
+                    assert_eq!(share.len(), 1);
+                    ranks_on[share[0] - 100] += 1;
+                }
+                let is_even = |&n: &usize| n == ranks / cores || n == ranks.div_ceil(cores);
+                assert!(
+                    ranks_on.iter().all(is_even),
+                    "{ranks} on {cores}: {ranks_on:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn ranks_that_are_not_there_have_no_share() {
         assert_eq!(share(&[4, 5], 2, 2), None);
         assert_eq!(share(&[], 0, 0), None);
+        assert_eq!(share(&[], 0, 1), None);
     }
 }

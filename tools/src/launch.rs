@@ -40,7 +40,7 @@ pub struct LaunchArgs {
     )]
     ranks: u32,
 
-    /// cores: each rank gets its own share of the cores that launch may use, and nothing where ranks are more than cores.
+    /// cores: each rank gets its own share of the cores that launch may use; where ranks are more, each core gets equally many.
     /// none: the kernel places them
     #[arg(long, value_enum, default_value_t = Bind::Cores)]
     bind: Bind,

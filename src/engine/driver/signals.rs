@@ -23,32 +23,51 @@ impl Driver {
         payload: Option<&Range>,
         done: &mut u64,
     ) -> Result<bool> {
-        let sequence = round.sequence().expect("pairwise rounds have no signals");
-        let reaches_buffers = round.prepared.reaches_buffers;
+        let announces = lane == 0 && round.prepared.reaches_buffers;
         let words = match payload {
             Some(range) => {
                 let len = range.resolve(&round.counts()).1;
                 Links::payload_words(round.locate(range, 0, len).0)
             }
-            None if reaches_buffers && lane == 0 => self.binding_of(round).emit(),
+            None if announces => self.binding_of(round).emit(),
             None => [0; PAYLOAD_WORDS],
         };
+        if announces {
+            for &peer in &peers[*done as usize..] {
+                if !self.export(round, peer)? {
+                    return Ok(false);
+                }
+            }
+        }
+        let are_sent = self.send_lines(round, peers, lane, words, done)?;
+        if are_sent && announces {
+            self.arrive(round, self.binding_of(round).is_registered);
+        }
+        Ok(are_sent)
+    }
+
+    /// Sends a line with these words to the peers that follow the first `done`; true when all have been sent.
+    #[inline]
+    pub(super) fn send_lines(
+        &mut self,
+        round: &Round,
+        peers: &[Rank],
+        lane: Lane,
+        payload: [u64; PAYLOAD_WORDS],
+        done: &mut u64,
+    ) -> Result<bool> {
+        let sequence = round.sequence().expect("pairwise rounds have no signals");
         let line = Line {
             stamp: Line::stamp_of(sequence, self.links.core),
             signature: round.signature,
-            payload: words,
+            payload,
         };
         for &peer in &peers[*done as usize..] {
-            let is_sent = (lane != 0 || !reaches_buffers || self.export(round, peer)?)
-                && self.links.signal(peer, sequence, lane, &line)?;
-            if !is_sent {
+            if !self.links.signal(peer, sequence, lane, &line)? {
                 return Ok(false);
             }
             *done += 1;
             self.moved = true;
-        }
-        if lane == 0 && reaches_buffers {
-            self.arrive(round, self.binding_of(round).is_registered);
         }
         Ok(true)
     }

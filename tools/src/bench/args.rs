@@ -77,7 +77,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N")]
     pub ranks: Option<u32>,
 
-    /// cores: each rank gets its own share of the cores, and nothing where ranks are more than cores. none: the kernel places
+    /// cores: each rank gets its own share of the cores; where ranks are more, each core gets equally many. none: the kernel places
     /// them. Under a launcher that launcher decides
     #[arg(long, value_enum, default_value_t = Bind::Cores)]
     pub bind: Bind,
