@@ -2,6 +2,10 @@
 //!
 //! Reads no environment by itself: [`Config::from_lookup`] is told how to look a name up.
 
+mod tcp;
+
+pub use tcp::TcpSettings;
+
 use crate::error::{Error, Result};
 use crate::limits;
 use std::path::PathBuf;
@@ -42,6 +46,8 @@ pub struct Config {
     pub prices: PriceList,
     /// Overrides the identity of the host; ranks with equal ones use shared memory. `LINERATE_HOSTID`.
     pub host_id: Option<String>,
+    /// Of the `tcp` transport.
+    pub tcp: TcpSettings,
 }
 
 /// Where the cost model's prices come from.
@@ -69,6 +75,7 @@ impl Default for Config {
             debug: false,
             prices: PriceList::BuiltIn,
             host_id: None,
+            tcp: TcpSettings::default(),
         }
     }
 }
@@ -135,6 +142,7 @@ impl Config {
         }
         config.prices = price_list(&lookup);
         config.host_id = lookup("LINERATE_HOSTID");
+        config.tcp = TcpSettings::from_lookup(&lookup)?;
         Ok(config)
     }
 
@@ -145,7 +153,7 @@ impl Config {
         for byte in self.algorithm.as_deref().unwrap_or("").bytes() {
             hash = crate::prng::mix(hash ^ u64::from(byte));
         }
-        hash
+        crate::prng::mix(hash ^ u64::from(self.tcp.has_crc))
     }
 }
 

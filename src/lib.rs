@@ -26,14 +26,14 @@
 //! |---|---|---|
 //! | 0 | [`error`], [`types`], [`limits`], [`config`], [`time`], [`prng`], `sync` | words and bounds; no I/O, no clock |
 //! | 1 | [`memory`] | regions, views (raw ranges that peers may write), words that processes share |
-//! |   | [`wire`] | control messages: check, parse, emit |
+//! |   | [`wire`] | control messages, frames, the handshake of connections: check, parse, emit |
 //! |   | [`kernel`] | reduce, scale, convert on views: scalar oracle and SIMD |
 //! |   | [`pattern`] | who talks to whom at step k |
 //! | 2 | [`schedule`] | steps, ranges, builder, printout, checker |
 //! | 3 | [`cost`] | what an algorithm costs |
 //! |   | [`collective`] | request to schedule; choice of algorithm |
 //! |   | [`fusion`] | which tensors are reduced together: a pure state machine |
-//! |   | [`transport`] | the contract and its providers: `shm`, `sim` |
+//! |   | [`transport`] | the contract and its providers: `shm`, `tcp`, `sim` |
 //! | 4 | [`engine`] | runs schedules on transports |
 //! | 5 | [`bootstrap`] | how ranks find each other |
 //! | 6 | [`comm`] | communicators (also split, rebuilt), buffers, operations, groups, fusion of gradients, simulation |

@@ -32,7 +32,10 @@ pub(super) struct Common {
 /// An engine that waits for the contacts of its peers, and its own contact as bytes.
 pub(super) fn open(rank: Rank, ranks: u32, config: &Config) -> Result<(Engine, Vec<u8>)> {
     bootstrap::check_descriptors(rank, ranks)?;
-    let provider = transport::open(&config.transport, rank, ranks, bootstrap::nonce()?)?;
+    let provider = {
+        let nonce = bootstrap::nonce()?;
+        transport::open_with(&config.transport, rank, ranks, nonce, &config.tcp)?
+    };
     let host = host::share_of_host(config, ranks as usize);
     let engine = Engine::new(provider, rank, ranks, config.clone(), host)?;
     let prices = match rank {

@@ -1,4 +1,4 @@
-//! The transport contract: how bytes move between ranks. Providers: [`shm`] and [`sim`].
+//! The transport contract: how bytes move between ranks. Providers: [`shm`], [`tcp`] and [`sim`].
 //!
 //! A transport is driven by one thread at a time (the engine's driver) and never blocks. It moves bytes
 //! and knows nothing of collectives, types or schedules. Peers are world ranks.
@@ -40,14 +40,16 @@
 mod open;
 pub mod shm;
 pub mod sim;
+pub mod tcp;
 
-pub use open::{UNBUILT, open};
+pub use open::{UNBUILT, open, open_with};
 
 use crate::error::Result;
 use crate::limits::LINE_PAYLOAD_BYTES;
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
 use crate::types::Rank;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// What a provider can do and how much of it. Constant after construction.
@@ -159,7 +161,11 @@ pub enum Event {
 }
 
 /// What a waiting thread sleeps on.
-#[derive(Clone, Copy, Debug)]
+///
+/// A provider over both memory and descriptors gives its descriptor, and lets the peers that share memory with it write to
+/// a descriptor that it waits for (they hold a socket to each other) while [`WaitSource::Futex`]'s `sleeping` says so: then
+/// one thread sleeps on everything at once.
+#[derive(Clone, Debug)]
 pub enum WaitSource {
     /// Two 32-bit words. Announce the sleep by adding 1 to `sleeping` (and a full fence), check once more
     /// that there is nothing to do, sleep while `bell` has the value read before, subtract 1.
@@ -169,6 +175,9 @@ pub enum WaitSource {
         /// Not zero: wakers must ring the bell.
         sleeping: View,
     },
+    /// Readable (poll(2)) while something has arrived that no poll has seen. Threads of this process that have something for
+    /// the sleeper wake it by other means.
+    Descriptor(Arc<OwnedFd>),
     /// Time is virtual; whoever steps the simulation decides.
     Virtual,
 }

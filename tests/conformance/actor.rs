@@ -14,7 +14,9 @@ use linerate::Rank;
 use linerate::memory::{Region, RegionKey, View, futex_wait};
 use linerate::time::Time;
 use linerate::transport::{Address, Completion, Event, Outcome, Transport, WaitSource};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
@@ -305,8 +307,12 @@ impl Actor {
     }
 
     fn sleep(&mut self, transport: &mut dyn Transport) -> Checked<Progress> {
-        let WaitSource::Futex { bell, sleeping } = transport.wait_source() else {
-            return Ok(Progress::Moved);
+        let (bell, sleeping) = match transport.wait_source() {
+            WaitSource::Futex { bell, sleeping } => (bell, sleeping),
+            WaitSource::Descriptor(descriptor) => {
+                return self.sleep_on_descriptor(transport, &descriptor);
+            }
+            WaitSource::Virtual => return Ok(Progress::Moved),
         };
         let (bell, sleeping) = (bell.word32(0), sleeping.word32(0));
         let (before, seen) = (bell.load(Ordering::SeqCst), self.events_seen);
@@ -319,6 +325,27 @@ impl Actor {
         sleeping.fetch_sub(1, Ordering::SeqCst);
         if self.events_seen == seen && bell.load(Ordering::SeqCst) == before {
             return Err("slept for five seconds: the wake-up was lost".into());
+        }
+        Ok(Progress::Moved)
+    }
+
+    /// Nothing is announced here: whatever arrives after the last poll makes the descriptor readable.
+    fn sleep_on_descriptor(
+        &mut self,
+        transport: &mut dyn Transport,
+        descriptor: &OwnedFd,
+    ) -> Checked<Progress> {
+        let seen = self.events_seen;
+        self.poll(transport, Time(0))?;
+        if self.events_seen == seen {
+            let mut set = [PollFd::new(descriptor, PollFlags::IN)];
+            let limit = Timespec {
+                tv_sec: 5,
+                tv_nsec: 0,
+            };
+            if rustix::event::poll(&mut set, Some(&limit)) == Ok(0) {
+                return Err("slept for five seconds: the wake-up was lost".into());
+            }
         }
         Ok(Progress::Moved)
     }

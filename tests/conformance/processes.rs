@@ -17,7 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Providers that connect processes. Add one here and to [`open`], and every case runs on it.
-pub const PROVIDERS: &[&str] = &["shm"];
+pub const PROVIDERS: &[&str] = &["shm", "tcp"];
 
 /// A world of one rank: no processes can meet in it, but it shows that this harness works.
 pub const ALONE: &str = "sim";
@@ -41,7 +41,7 @@ struct Opened {
 /// Makes the transport of one role. `nonce` belongs to the job, and what follows it by less than 256 too.
 fn open(provider: &str, rank: u32, ranks: u32, nonce: u64) -> Result<Opened, String> {
     match provider {
-        "shm" => Ok(Opened {
+        "shm" | "tcp" => Ok(Opened {
             transport: transport::open(provider, rank, ranks, nonce + u64::from(rank))
                 .map_err(|e| e.to_string())?,
             advance: Box::new(|| {}),

@@ -1,0 +1,138 @@
+//! Settings of the `tcp` transport.
+
+use crate::error::{Error, Result};
+use std::net::IpAddr;
+use std::time::Duration;
+
+/// Connections to one peer, at most: more cost memory and gain nothing.
+const RAILS_MAX: u32 = 16;
+/// The shortest secret: 128 bits, if it is random.
+const SECRET_BYTES_MIN: usize = 16;
+
+/// Settings of the `tcp` transport.
+#[derive(Clone, PartialEq, Eq)]
+pub struct TcpSettings {
+    /// Connections to each peer, over which long messages and puts are spread. Default 1, at most 16; more where one
+    /// connection does not fill the network, or where there are several interfaces. `LINERATE_TCP_RAILS`.
+    pub rails: u32,
+    /// What proves that a rank belongs to the job (*shared*). None: only loopback is served. `LINERATE_SECRET`, at least 16
+    /// characters.
+    pub secret: Option<Vec<u8>>,
+    /// Serve other hosts without a secret: whoever reaches a port may speak to it. Default off. `LINERATE_INSECURE=1`.
+    pub is_insecure: bool,
+    /// A CRC32C for every frame (*shared*), against what changes bytes behind the checksums of TCP. Default off.
+    /// `LINERATE_INTEGRITY=crc|off`.
+    pub has_crc: bool,
+    /// A connection whose other side's kernel has been silent for so long is given up, and a peer that cannot be reached
+    /// for so long has failed. Default 20 s; `LINERATE_TCP_TIMEOUT`, seconds.
+    pub timeout: Duration,
+    /// Addresses of this host on which to listen. None: loopback.
+    pub addresses: Vec<IpAddr>,
+}
+
+impl std::fmt::Debug for TcpSettings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TcpSettings")
+            .field("rails", &self.rails)
+            .field("has_secret", &self.secret.is_some())
+            .field("is_insecure", &self.is_insecure)
+            .field("has_crc", &self.has_crc)
+            .field("timeout", &self.timeout)
+            .field("addresses", &self.addresses)
+            .finish()
+    }
+}
+
+impl Default for TcpSettings {
+    fn default() -> TcpSettings {
+        TcpSettings {
+            rails: 1,
+            secret: None,
+            is_insecure: false,
+            has_crc: false,
+            timeout: Duration::from_secs(20),
+            addresses: Vec::new(),
+        }
+    }
+}
+
+impl TcpSettings {
+    /// Settings from named values, such as the process's environment.
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<TcpSettings> {
+        let lookup = |name| lookup(name).filter(|text| !text.is_empty());
+        let mut settings = TcpSettings::default();
+        if let Some(text) = lookup("LINERATE_TCP_RAILS") {
+            let rails = text.parse().ok().filter(|n| (1..=RAILS_MAX).contains(n));
+            settings.rails = rails.ok_or_else(|| {
+                Error::invalid(format!("LINERATE_TCP_RAILS is '{text}': 1 to {RAILS_MAX}"))
+            })?;
+        }
+        if let Some(secret) = lookup("LINERATE_SECRET") {
+            if secret.len() < SECRET_BYTES_MIN {
+                return Err(Error::invalid(format!(
+                    "LINERATE_SECRET has {} characters: at least {SECRET_BYTES_MIN}, such as the output of `openssl rand -hex 32`",
+                    secret.len()
+                )));
+            }
+            settings.secret = Some(secret.into_bytes());
+        }
+        if let Some(text) = lookup("LINERATE_INSECURE") {
+            settings.is_insecure = match text.as_str() {
+                "1" => true,
+                "0" => false,
+                _ => {
+                    let text = format!("LINERATE_INSECURE is '{text}': 0 or 1");
+                    return Err(Error::invalid(text));
+                }
+            };
+        }
+        if let Some(text) = lookup("LINERATE_INTEGRITY") {
+            settings.has_crc = match text.as_str() {
+                "crc" => true,
+                "off" => false,
+                _ => {
+                    let text = format!("LINERATE_INTEGRITY is '{text}': crc or off");
+                    return Err(Error::invalid(text));
+                }
+            };
+        }
+        if let Some(text) = lookup("LINERATE_TCP_TIMEOUT") {
+            settings.timeout = super::parse_timeout("LINERATE_TCP_TIMEOUT", &text)?;
+        }
+        Ok(settings)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(name: &'static str, value: &'static str) -> Result<TcpSettings> {
+        TcpSettings::from_lookup(|asked| (asked == name).then(|| value.to_string()))
+    }
+
+    #[test]
+    fn a_bad_value_names_its_knob_and_what_is_allowed() {
+        for (name, value, allowed) in [
+            ("LINERATE_TCP_RAILS", "0", "16"),
+            ("LINERATE_TCP_RAILS", "17", "16"),
+            ("LINERATE_SECRET", "short", "16"),
+            ("LINERATE_INSECURE", "yes", "0 or 1"),
+            ("LINERATE_INTEGRITY", "md5", "crc or off"),
+            ("LINERATE_TCP_TIMEOUT", "-1", "seconds"),
+        ] {
+            let text = settings(name, value).unwrap_err().to_string();
+            assert!(text.contains(name) && text.contains(allowed), "{text}");
+        }
+    }
+
+    #[test]
+    fn good_values_are_taken_and_a_secret_is_not_printed() {
+        assert_eq!(settings("LINERATE_TCP_RAILS", "4").unwrap().rails, 4);
+        assert!(settings("LINERATE_INTEGRITY", "crc").unwrap().has_crc);
+        let secret = settings("LINERATE_SECRET", "0123456789abcdef").unwrap();
+        assert_eq!(secret.secret.as_deref(), Some(&b"0123456789abcdef"[..]));
+        assert!(!format!("{secret:?}").contains("012345"));
+        assert_eq!(settings("OTHER", "").unwrap(), TcpSettings::default());
+    }
+}

@@ -1,0 +1,558 @@
+//! How connections come to be: listening, the handshake with whoever comes, and reaching peers at the first use.
+//!
+//! Either rank may connect. If both do so at the same moment, the connections of the lower rank are kept: it refuses the
+//! other's while its own are on their way. Whoever has connected opens another connection when one is lost; when none is
+//! left, whoever notices does.
+//!
+//! Strangers are bounded in number and time: the silent ones go first, so that a flood of them keeps no rank out.
+
+use super::TcpTransport;
+use super::peer::{Peer, PeerState};
+use super::rail::Rail;
+use super::socket;
+use crate::time::Time;
+use crate::types::Rank;
+use crate::wire::{
+    Claim, HANDSHAKE_BYTES, HandshakeError, HandshakeMessage, Initiator, JobKey, NONCE_BYTES,
+    Purpose, Refusal, Responder,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::io::Errno;
+use rustix::net::sockopt;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+/// Connections that have not proven who they are.
+pub const STRANGERS_MAX: usize = 64;
+/// How long one may take, by the clock and in looks: a clock that jumps must not turn everybody away.
+const STRANGER_TIME: Duration = Duration::from_secs(2);
+const STRANGER_LOOKS: u32 = 1000;
+/// Connections taken per look.
+const ACCEPTS_MAX: usize = 16;
+/// Connections between two ranks: those wanted by either side, and those that replace them before the loss is known.
+const RAILS_MAX: usize = 64;
+/// A port that nobody listens on any more is tried so often: its process has ended.
+const REFUSED_MAX: u32 = 3;
+/// An unreachable peer is tried at least so often, and as long as the timeout.
+const UNREACHABLE_MIN: u32 = 5;
+/// Slow looks before a peer that connects itself is reached for after all.
+const AWAIT_LOOKS: u32 = 500;
+/// Set in the detail of a claim by ranks with integrity checks.
+const DETAIL_CRC: u64 = 1 << 63;
+
+/// Somebody who has connected and not proven anything.
+#[derive(Debug)]
+pub struct Stranger {
+    socket: OwnedFd,
+    from: SocketAddr,
+    message: Incomplete,
+    stage: StrangerStage,
+    until: Time,
+    looks: u32,
+}
+
+#[derive(Debug)]
+enum StrangerStage {
+    /// Has not said hello.
+    Silent,
+    /// Has said it, to a rank that does not know the other's address yet.
+    Early(Box<HandshakeMessage>, Claim),
+    /// Has been challenged.
+    Challenged(Box<Responder>, Claim),
+}
+
+/// A connection that this rank opens.
+#[derive(Debug)]
+pub struct Dial {
+    pub peer: Rank,
+    id: u64,
+    place: SocketAddr,
+    socket: OwnedFd,
+    message: Incomplete,
+    stage: DialStage,
+    initiator: Box<Initiator>,
+    hello: HandshakeMessage,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum DialStage {
+    Connecting,
+    Greeted,
+    Proven,
+}
+
+/// A message of a handshake, as far as it has come.
+#[derive(Debug)]
+struct Incomplete {
+    bytes: HandshakeMessage,
+    filled: usize,
+}
+
+/// What a look at a connection in the making comes to.
+enum Look {
+    Wait,
+    /// It is a rail.
+    Done,
+    /// It is over, for this reason.
+    Over(String),
+    /// The peer itself is over.
+    Fatal(String),
+    /// The peer connects itself.
+    Awaited,
+}
+
+impl Incomplete {
+    fn new() -> Incomplete {
+        Incomplete {
+            bytes: [0; HANDSHAKE_BYTES],
+            filled: 0,
+        }
+    }
+
+    /// Reads; the message if it is whole.
+    fn read(&mut self, socket: BorrowedFd<'_>) -> Result<Option<HandshakeMessage>, String> {
+        loop {
+            match socket::receive_plain(socket, &mut self.bytes[self.filled..]) {
+                Ok(0) => return Err("it closed the connection during the handshake".into()),
+                Ok(bytes) => self.filled += bytes,
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(error.to_string()),
+            }
+            if self.filled == HANDSHAKE_BYTES {
+                self.filled = 0;
+                return Ok(Some(self.bytes));
+            }
+        }
+    }
+}
+
+fn send(socket: &OwnedFd, message: &HandshakeMessage) -> Result<(), String> {
+    socket::send_whole(socket.as_fd(), message).map_err(|e| e.to_string())
+}
+
+fn nonce() -> Result<[u8; NONCE_BYTES], String> {
+    let mut nonce = [0; NONCE_BYTES];
+    getrandom::fill(&mut nonce).map_err(|e| format!("no random bytes: {e}"))?;
+    Ok(nonce)
+}
+
+impl TcpTransport {
+    /// Goes on with everything that is in the making. `is_slow`: attempts that pause come nearer to their next try.
+    pub(super) fn look_at_doors(&mut self, is_slow: bool) {
+        self.accept();
+        self.look_at_strangers();
+        self.look_at_dials();
+        if is_slow {
+            for rank in 0..self.peers.len() as Rank {
+                let attempts = &mut self.peers[rank as usize].attempts;
+                attempts.pause = attempts.pause.saturating_sub(1);
+                self.dial_if_needed(rank);
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        for at in 0..self.listeners.len() {
+            for _ in 0..ACCEPTS_MAX {
+                match self.listeners[at].accept() {
+                    Ok((stream, from)) => {
+                        let _ = stream.set_nonblocking(true);
+                        self.admit(stream.into(), from);
+                    }
+                    Err(error) => {
+                        let code = error.raw_os_error();
+                        if matches!(code, Some(libc::EMFILE | libc::ENFILE)) {
+                            self.make_room_for_descriptors();
+                        }
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    /// No descriptor is left: those who have said nothing go.
+    fn make_room_for_descriptors(&mut self) {
+        let before = self.strangers.len();
+        let is_known = |s: &Stranger| !matches!(s.stage, StrangerStage::Silent);
+        self.strangers.retain(is_known);
+        let gone = before - self.strangers.len();
+        if gone > 0 || !std::mem::replace(&mut self.has_said_full, true) {
+            self.shared.say(&format!(
+                "no file descriptor is left for a connection (RLIMIT_NOFILE): {gone} silent ones were closed; raise it with `ulimit -n`"
+            ));
+        }
+    }
+
+    fn admit(&mut self, socket: OwnedFd, from: SocketAddr) {
+        if self.strangers.len() >= STRANGERS_MAX {
+            let silent = |s: &Stranger| matches!(s.stage, StrangerStage::Silent);
+            let at = self.strangers.iter().position(silent).unwrap_or(0);
+            let stranger = self.strangers.remove(at);
+            self.turn_away(&stranger, "too many others came before it said who it is");
+        }
+        socket::prepare(socket.as_fd(), self.shared.timeout);
+        let stranger = Stranger {
+            socket,
+            from,
+            message: Incomplete::new(),
+            stage: StrangerStage::Silent,
+            until: self.shared.now.after(STRANGER_TIME),
+            looks: 0,
+        };
+        let token = epoll::EventData::new_u64(u64::MAX);
+        let flags = epoll::EventFlags::IN;
+        // Without it the connection is looked at all the same, only not at once.
+        let _ = epoll::add(&self.shared.epoll, &stranger.socket, token, flags);
+        self.strangers.push(stranger);
+    }
+
+    fn turn_away(&mut self, stranger: &Stranger, reason: &str) {
+        self.shared.counts.strangers += 1;
+        // A flood of them is told in a few lines.
+        let count = self.shared.counts.strangers;
+        if count <= 8 || count.is_power_of_two() {
+            self.shared.say(&format!(
+                "a connection from {} was turned away ({count} so far): {reason}",
+                stranger.from
+            ));
+        }
+    }
+
+    fn look_at_strangers(&mut self) {
+        let mut at = 0;
+        while at < self.strangers.len() {
+            let mut stranger = self.strangers.swap_remove(at);
+            stranger.looks += 1;
+            let is_late = stranger.looks > STRANGER_LOOKS && self.shared.now > stranger.until;
+            match self.look_at_stranger(&mut stranger) {
+                Ok(Look::Wait) if is_late => {
+                    self.turn_away(&stranger, "it did not say who it is in time");
+                }
+                Ok(Look::Wait) => {
+                    self.strangers.push(stranger);
+                    let last = self.strangers.len() - 1;
+                    self.strangers.swap(at, last);
+                    at += 1;
+                }
+                Ok(_) => {
+                    let StrangerStage::Challenged(_, claim) = stranger.stage else {
+                        continue;
+                    };
+                    let _ = epoll::delete(&self.shared.epoll, &stranger.socket);
+                    let id = claim.detail & !DETAIL_CRC;
+                    let name = format!("from {}", stranger.from);
+                    self.adopt(claim.initiator, Rail::new(id, stranger.socket, false, name));
+                }
+                Err(reason) => self.turn_away(&stranger, &reason),
+            }
+        }
+    }
+
+    fn look_at_stranger(&mut self, stranger: &mut Stranger) -> Result<Look, String> {
+        if let StrangerStage::Early(hello, claim) = &stranger.stage
+            && let Some(key) = self.key_for(claim.initiator, true)
+        {
+            let (hello, claim) = (**hello, *claim);
+            return self.challenge(stranger, &hello, claim, &key);
+        }
+        let Some(message) = stranger.message.read(stranger.socket.as_fd())? else {
+            return Ok(Look::Wait);
+        };
+        match &stranger.stage {
+            StrangerStage::Silent => {
+                let claim = Claim::parse(&message).map_err(|e| e.to_string())?;
+                let is_other = claim.initiator < self.peers.len() as Rank
+                    && claim.initiator != self.rank
+                    && claim.responder == self.rank
+                    && claim.purpose == Purpose::Data;
+                if !is_other {
+                    return Err(format!(
+                        "it says it is rank {} and wants rank {}, and this is rank {} of {}",
+                        claim.initiator,
+                        claim.responder,
+                        self.rank,
+                        self.peers.len()
+                    ));
+                }
+                match self.key_for(claim.initiator, true) {
+                    Some(key) => self.challenge(stranger, &message, claim, &key),
+                    None => {
+                        stranger.stage = StrangerStage::Early(Box::new(message), claim);
+                        Ok(Look::Wait)
+                    }
+                }
+            }
+            StrangerStage::Early(..) => Err("it went on before it was challenged".into()),
+            StrangerStage::Challenged(responder, claim) => {
+                let rank = claim.initiator;
+                let tell = |e: HandshakeError| format!("it says it is rank {rank}, and {e}");
+                responder.handle_proof(&message).map_err(tell)?;
+                let refusal = self.refusal(claim);
+                send(&stranger.socket, &responder.verdict(refusal))?;
+                match refusal {
+                    None => Ok(Look::Done),
+                    Some(Refusal::Simultaneous) => {
+                        // No stranger, and no fault: it knows that this rank comes.
+                        stranger.stage = StrangerStage::Silent;
+                        Ok(Look::Awaited)
+                    }
+                    Some(refusal) => Err(format!("rank {rank} was told: {refusal}")),
+                }
+            }
+        }
+    }
+
+    fn challenge(
+        &mut self,
+        stranger: &mut Stranger,
+        hello: &HandshakeMessage,
+        claim: Claim,
+        key: &JobKey,
+    ) -> Result<Look, String> {
+        if claim.epoch != self.epoch_of(claim.initiator, true) {
+            return Err(format!(
+                "it says it is rank {}, and belongs to another incarnation of the job",
+                claim.initiator
+            ));
+        }
+        let (responder, challenge) = Responder::new(key, hello, &nonce()?);
+        send(&stranger.socket, &challenge)?;
+        stranger.stage = StrangerStage::Challenged(Box::new(responder), claim);
+        Ok(Look::Wait)
+    }
+
+    /// Why a rank that has proven itself may not have this connection.
+    fn refusal(&self, claim: &Claim) -> Option<Refusal> {
+        let peer = &self.peers[claim.initiator as usize];
+        let id = claim.detail & !DETAIL_CRC;
+        let has_crc = claim.detail & DETAIL_CRC != 0;
+        let is_dialing = self.dials.iter().any(|dial| dial.peer == claim.initiator);
+        if has_crc != self.shared.limits.has_crc {
+            return Some(Refusal::Settings);
+        }
+        match peer.state {
+            PeerState::Open => {}
+            _ => return Some(Refusal::Gone),
+        }
+        if is_dialing && self.rank < claim.initiator {
+            return Some(Refusal::Simultaneous);
+        }
+        let is_known = peer.rails.iter().any(|rail| rail.id == id);
+        (is_known || peer.rails.len() >= RAILS_MAX).then_some(Refusal::Full)
+    }
+
+    /// The key of connections with a peer; which identity comes first is agreed on. `None`: its address is not known yet.
+    fn key_for(&self, peer: Rank, is_initiator: bool) -> Option<JobKey> {
+        let theirs = self.peers[peer as usize].address.as_ref()?.identity;
+        let pair = match is_initiator {
+            true => [theirs, self.identity],
+            false => [self.identity, theirs],
+        };
+        Some(self.key.derive_for(&pair.concat()))
+    }
+
+    fn epoch_of(&self, peer: Rank, is_initiator: bool) -> u64 {
+        let word = |id: &[u8]| u64::from_le_bytes(std::array::from_fn(|i| id[i]));
+        let theirs = (self.peers[peer as usize].address.as_ref()).map_or(0, |a| word(&a.identity));
+        let own = word(&self.identity);
+        let (initiator, responder) = match is_initiator {
+            true => (theirs, own),
+            false => (own, theirs),
+        };
+        crate::prng::mix(initiator).wrapping_add(responder)
+    }
+
+    /// A connection is a rail from now on.
+    fn adopt(&mut self, rank: Rank, rail: Rail) {
+        let token = epoll::EventData::new_u64(u64::from(rank) << 32 | (rail.id & 0xffff_ffff));
+        let peer = &mut self.peers[rank as usize];
+        if let Err(error) = epoll::add(
+            &self.shared.epoll,
+            &rail.socket,
+            token,
+            epoll::EventFlags::IN,
+        ) {
+            // The other side sees it close and tries again.
+            return self.shared.say(&format!(
+                "a connection to rank {rank} cannot be waited for ({error}) and was closed"
+            ));
+        }
+        peer.is_dialer |= rail.is_dialed;
+        peer.attempts.count = 0;
+        peer.attempts.since = None;
+        peer.attempts.is_awaited = false;
+        peer.attempts.pause = 0;
+        if peer.lead.is_none() {
+            peer.lead = Some(rail.id);
+        }
+        peer.rails.push(rail);
+        self.refresh_active();
+        self.pump(rank);
+    }
+
+    /// Connects to a peer, if it is to be reached and there are too few connections.
+    pub(super) fn dial_if_needed(&mut self, rank: Rank) {
+        let peer = &self.peers[rank as usize];
+        if peer.state != PeerState::Open || rank == self.rank || peer.attempts.pause > 0 {
+            return;
+        }
+        let wanted = if peer.rails.is_empty() {
+            // Nothing is asked of a peer that nobody talks to; but one that was connected shall be, to see when it dies.
+            let is_used = peer.has_output() || !peer.lost.is_empty() || !peer.retired.is_empty();
+            if is_used { self.shared.rails as usize } else { 0 }
+        } else if peer.is_dialer {
+            self.shared.rails as usize
+        } else {
+            0
+        };
+        let under_way = self.dials.iter().filter(|d| d.peer == rank).count();
+        for _ in (peer.rails.len() + under_way)..wanted {
+            if let Err(reason) = self.dial(rank) {
+                return self.note_failure(rank, &reason, false);
+            }
+        }
+    }
+
+    fn dial(&mut self, rank: Rank) -> Result<(), String> {
+        let key = self.key_for(rank, false).ok_or("its address is unknown")?;
+        let epoch = self.epoch_of(rank, false);
+        let peer = &mut self.peers[rank as usize];
+        let places = &peer.address.as_ref().ok_or("its address is unknown")?.places;
+        peer.attempts.made += 1;
+        let number = peer.attempts.made;
+        let place = places[(number as usize - 1) % places.len()];
+        let id = number << 1 | u64::from(self.rank > rank);
+        let crc = if self.shared.limits.has_crc { DETAIL_CRC } else { 0 };
+        let claim = Claim {
+            purpose: Purpose::Data,
+            initiator: self.rank,
+            responder: rank,
+            epoch,
+            detail: id | crc,
+        };
+        let (initiator, hello) = Initiator::new(&key, &claim, &nonce()?);
+        let socket = match socket::dial(place, self.shared.timeout) {
+            Ok(socket) => socket,
+            Err(Errno::MFILE | Errno::NFILE) => {
+                return Err("no file descriptor is left (RLIMIT_NOFILE): raise it with `ulimit -n`".into());
+            }
+            Err(error) => return Err(format!("{place}: {error}")),
+        };
+        let token = epoll::EventData::new_u64(u64::MAX);
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
+        let _ = epoll::add(&self.shared.epoll, &socket, token, flags);
+        self.dials.push(Dial {
+            peer: rank,
+            id,
+            place,
+            socket,
+            message: Incomplete::new(),
+            stage: DialStage::Connecting,
+            initiator: Box::new(initiator),
+            hello,
+        });
+        Ok(())
+    }
+
+    fn look_at_dials(&mut self) {
+        let mut at = 0;
+        while at < self.dials.len() {
+            let look = look_at_dial(&mut self.dials[at]);
+            if matches!(look, Ok(Look::Wait)) {
+                at += 1;
+                continue;
+            }
+            let dial = self.dials.swap_remove(at);
+            let _ = epoll::delete(&self.shared.epoll, &dial.socket);
+            let (rank, place) = (dial.peer, dial.place);
+            match look {
+                Ok(Look::Done) => {
+                    let name = format!("to {place}");
+                    self.adopt(rank, Rail::new(dial.id, dial.socket, true, name));
+                }
+                Ok(Look::Awaited) => {
+                    let attempts = &mut self.peers[rank as usize].attempts;
+                    (attempts.is_awaited, attempts.pause) = (true, AWAIT_LOOKS);
+                }
+                Ok(Look::Fatal(reason)) => self.fail(rank, &format!("{place}: {reason}")),
+                Ok(Look::Over(reason)) => {
+                    self.note_failure(rank, &format!("{place}: {reason}"), true);
+                }
+                Ok(Look::Wait) => {}
+                Err(reason) => self.note_failure(rank, &format!("{place}: {reason}"), false),
+            }
+        }
+    }
+
+    /// A connection could not be made. `is_refused`: nobody listens there.
+    fn note_failure(&mut self, rank: Rank, reason: &str, is_refused: bool) {
+        let now = self.shared.now;
+        let peer = &mut self.peers[rank as usize];
+        if peer.state != PeerState::Open {
+            return;
+        }
+        let attempts = &mut peer.attempts;
+        attempts.count += 1;
+        attempts.pause = attempts.count.min(12);
+        let since = *attempts.since.get_or_insert(now);
+        let is_late = now.since(since) >= self.shared.timeout && attempts.count >= UNREACHABLE_MIN;
+        let is_over = is_late || (is_refused && attempts.count >= REFUSED_MAX);
+        if is_over && peer.rails.is_empty() {
+            let text = match is_refused {
+                true => format!("its process has ended: {reason}"),
+                false => format!("it cannot be reached: {reason}"),
+            };
+            self.fail(rank, &text);
+        }
+    }
+
+    /// Which peers have rails.
+    pub(super) fn refresh_active(&mut self) {
+        self.active.clear();
+        let has_rails = |peer: &&Peer| !peer.rails.is_empty();
+        self.active
+            .extend(self.peers.iter().filter(has_rails).map(|peer| peer.rank));
+        self.rails_count = self.peers.iter().map(|peer| peer.rails.len()).sum();
+    }
+}
+
+fn look_at_dial(dial: &mut Dial) -> Result<Look, String> {
+    if dial.stage == DialStage::Connecting {
+        let mut set = [PollFd::new(&dial.socket, PollFlags::OUT)];
+        let at_once = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        if poll(&mut set, Some(&at_once)) == Ok(0) {
+            return Ok(Look::Wait);
+        }
+        match sockopt::socket_error(&dial.socket).map_err(|e| e.to_string())? {
+            Ok(()) => {}
+            Err(Errno::CONNREFUSED) => return Ok(Look::Over(Errno::CONNREFUSED.to_string())),
+            Err(error) => return Err(error.to_string()),
+        }
+        send(&dial.socket, &dial.hello)?;
+        dial.stage = DialStage::Greeted;
+    }
+    let Some(message) = dial.message.read(dial.socket.as_fd())? else {
+        return Ok(Look::Wait);
+    };
+    if dial.stage == DialStage::Greeted {
+        return match dial.initiator.handle_challenge(&message) {
+            Ok(proof) => {
+                send(&dial.socket, &proof)?;
+                dial.stage = DialStage::Proven;
+                Ok(Look::Wait)
+            }
+            Err(error) => Ok(Look::Fatal(error.to_string())),
+        };
+    }
+    match dial.initiator.handle_verdict(&message) {
+        Ok(()) => Ok(Look::Done),
+        Err(HandshakeError::Refused(Refusal::Simultaneous | Refusal::Full)) => Ok(Look::Awaited),
+        Err(error) => Ok(Look::Fatal(error.to_string())),
+    }
+}

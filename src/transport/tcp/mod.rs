@@ -1,0 +1,648 @@
+//! The `tcp` provider: messages, puts and gets over several connections (*rails*) per pair of ranks.
+//!
+//! * Short messages and puts, announcements, answers and acknowledgements are *ordered frames*: one stream of bytes per
+//!   direction (`stream.rs`), on one rail at a time, kept until the peer has acknowledged them. A post that finds the socket
+//!   free is one system call; what is posted while it is not leaves together with the next.
+//! * Long transfers are cut into *chunks*, and each rail takes the next one when its socket has room. They leave from the
+//!   registered memory and are read straight into the memory that they are for.
+//! * A long message is announced in the stream. Up to a bounded number of bytes per peer its chunks follow at once, and wait
+//!   in a buffer if their receive is not posted yet; beyond that they wait to be asked for. So memory is bounded, and a
+//!   message without a receive holds nothing up.
+//! * A rail that is lost is replaced, and what had not come on it goes over the others: `losses.rs`.
+//! * Every connection begins with the handshake of [`crate::wire`]: `doors.rs`. Connections are made at the first use;
+//!   [`Transport::connect`] only takes the address.
+//! * The kernel looks for peers that are gone without a word (TCP_USER_TIMEOUT, keep-alive): its clock, not the caller's.
+//! * Waiting is on an epoll descriptor, which becomes readable when anything comes. While a rank has few rails, polls read
+//!   them directly.
+//!
+//! What it does not do: encrypt, or protect what follows the handshake from whoever can change packets on their way. Memory
+//! is not mapped, and signals are puts.
+#![allow(unsafe_code)]
+
+mod address;
+mod doors;
+mod losses;
+mod messages;
+mod peer;
+mod rail;
+mod receiving;
+mod sending;
+mod socket;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+pub use peer::Counts;
+
+use super::{
+    Address, Capabilities, Event, Outcome, PostError, RemoteRange, Transport, WaitSource, tag_class,
+};
+use crate::config::TcpSettings;
+use crate::error::{Error, Result};
+use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER, RANKS_MAX};
+use crate::memory::{Region, RegionKey, View};
+use crate::time::Time;
+use crate::types::Rank;
+use crate::wire::{Frame, JobKey, Limits};
+use address::{IDENTITY_BYTES, PeerAddress};
+use doors::{Dial, Stranger};
+use peer::{Loss, Peer, PeerState, Shared};
+use rustix::event::epoll;
+use rustix::net::Shutdown;
+use std::collections::{BTreeMap, VecDeque};
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+type Posted = std::result::Result<(), PostError>;
+
+/// Longest message or put that is copied into the stream: its copy costs less than the acknowledgement of a chunk.
+const SMALL_BYTES_MAX: u32 = 8 * 1024;
+/// Longest chunk: the share of one rail, and what a short frame waits for at most behind it.
+const CHUNK_BYTES_MAX: u32 = 256 * 1024;
+/// Longest message, put or get.
+const TOTAL_BYTES_MAX: u64 = 1 << 48;
+/// Bytes that all peers together may send before their receives; of that each gets its share, within these bounds.
+const EAGER_BYTES: u64 = 256 << 20;
+const EAGER_BYTES_MAX: u64 = 4 << 20;
+const EAGER_BYTES_MIN: u64 = 256 << 10;
+/// With more rails than these, polls ask the kernel which have something.
+const DIRECT_RAILS_MAX: usize = 6;
+/// Polls between two looks for new connections, unless one is in the making.
+const DOOR_POLLS: u32 = 64;
+/// A put of a count can wait for the next frame to the same peer, or the next poll.
+const COUNT_BYTES: usize = 8;
+/// How long dropping waits for the kernel to take what was said, and for the peers' kernels to have it.
+const LEAVE_LOOKS: u32 = 200;
+const LEAVE_PAUSE: Duration = Duration::from_millis(5);
+/// Closed connections that are still open because their last words are on their way.
+const CLOSING_MAX: usize = 64;
+
+const _: () = assert!(SMALL_BYTES_MAX as usize >= INLINE_BYTES_MAX);
+const _: () = assert!(rail::RX_BYTES >= SMALL_BYTES_MAX as usize + crate::wire::HEADER_BYTES);
+
+/// The `tcp` provider of one rank.
+#[derive(Debug)]
+pub struct TcpTransport {
+    rank: Rank,
+    capabilities: Capabilities,
+    identity: [u8; IDENTITY_BYTES],
+    address: PeerAddress,
+    key: JobKey,
+    listeners: Vec<TcpListener>,
+    strangers: Vec<Stranger>,
+    dials: Vec<Dial>,
+    has_said_full: bool,
+    peers: Vec<Peer>,
+    shared: Shared,
+    /// Peers with rails, and their rails together.
+    active: Vec<Rank>,
+    rails_count: usize,
+    next_key: u32,
+    polls: u32,
+    closing: VecDeque<OwnedFd>,
+}
+
+impl TcpTransport {
+    /// The transport of `rank` in a job of `ranks` ranks. It listens on the addresses of the settings; where they name none,
+    /// on loopback.
+    pub fn new(rank: Rank, ranks: u32, settings: &TcpSettings) -> Result<TcpTransport> {
+        if rank >= ranks || ranks > RANKS_MAX {
+            return Err(Error::invalid(format!(
+                "rank {rank} of {ranks}: ranks are below the count, which is at most {RANKS_MAX}"
+            )));
+        }
+        let ips = match settings.addresses.is_empty() {
+            true => vec![IpAddr::V4(Ipv4Addr::LOCALHOST)],
+            false => settings.addresses.clone(),
+        };
+        if ips.len() > address::PLACES_MAX {
+            let text = format!("{} interfaces, {} at most", ips.len(), address::PLACES_MAX);
+            return Err(Error::invalid(text));
+        }
+        let is_open = settings.secret.is_none() && !settings.is_insecure;
+        if let (true, Some(ip)) = (is_open, ips.iter().find(|ip| !ip.is_loopback())) {
+            return Err(Error::invalid(format!(
+                "listening on {ip} without a secret would let anybody in: set LINERATE_SECRET to the same secret on all ranks, or say LINERATE_INSECURE=1"
+            )));
+        }
+        let listeners: Vec<_> = ips.into_iter().map(socket::listen).collect::<Result<_>>()?;
+        let mut identity = [0; IDENTITY_BYTES];
+        getrandom::fill(&mut identity).map_err(|e| Error::Os {
+            what: "random bytes for the identity of a transport".into(),
+            cause: e.to_string(),
+        })?;
+        let places = listeners.iter().map(TcpListener::local_addr);
+        let places = places
+            .collect::<std::io::Result<Vec<_>>>()
+            .map_err(|e| Error::os("reading the port of a listening socket", e))?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(|e| Error::os("making an epoll descriptor", e))?;
+        for listener in &listeners {
+            let token = epoll::EventData::new_u64(u64::MAX);
+            epoll::add(&epoll, listener, token, epoll::EventFlags::IN)
+                .map_err(|e| Error::os("waiting for connections", e))?;
+        }
+        Ok(TcpTransport {
+            rank,
+            capabilities: capabilities(settings),
+            identity,
+            address: PeerAddress { identity, places },
+            key: JobKey::derive(settings.secret.as_deref().unwrap_or(&[]), b"linerate tcp"),
+            listeners,
+            strangers: Vec::new(),
+            dials: Vec::new(),
+            has_said_full: false,
+            peers: (0..ranks).map(Peer::new).collect(),
+            shared: Shared {
+                rank,
+                limits: Limits {
+                    small_bytes_max: SMALL_BYTES_MAX,
+                    chunk_bytes_max: CHUNK_BYTES_MAX,
+                    total_bytes_max: TOTAL_BYTES_MAX,
+                    has_crc: settings.has_crc,
+                },
+                eager_bytes: (EAGER_BYTES / u64::from(ranks))
+                    .clamp(EAGER_BYTES_MIN, EAGER_BYTES_MAX),
+                timeout: settings.timeout,
+                rails: settings.rails,
+                regions: BTreeMap::new(),
+                ready: VecDeque::new(),
+                epoll: Arc::new(epoll),
+                void: vec![0; 64 * 1024],
+                spare: Vec::new(),
+                now: Time::default(),
+                counts: Counts::default(),
+            },
+            active: Vec::new(),
+            rails_count: 0,
+            next_key: 1,
+            polls: 0,
+            closing: VecDeque::new(),
+        })
+    }
+
+    /// What has happened so far.
+    pub fn counts(&self) -> Counts {
+        self.shared.counts
+    }
+
+    fn check_peer(&self, peer: Rank) -> Posted {
+        match self.peers.get(peer as usize).map(|p| p.state) {
+            Some(PeerState::Open) => Ok(()),
+            Some(PeerState::Idle) => Err(PostError::WouldBlock),
+            Some(PeerState::Gone) => Err(PostError::PeerFailed),
+            None => Err(self.no_such_rank(peer)),
+        }
+    }
+
+    fn no_such_rank(&self, peer: Rank) -> PostError {
+        PostError::Invalid(format!(
+            "rank {peer} of a job of {} ranks",
+            self.peers.len()
+        ))
+    }
+
+    /// Clause 10, for what is read after the post.
+    fn check_source(&self, view: View) -> Posted {
+        let bytes = view.len_bytes();
+        if bytes > INLINE_BYTES_MAX && !self.shared.regions.contains_key(&view.key()) {
+            return Err(PostError::Invalid(format!(
+                "{bytes} bytes of memory that is not registered; {INLINE_BYTES_MAX} at most"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Hands what is to leave to the kernel, and connects if nobody has.
+    fn pump(&mut self, rank: Rank) {
+        let peer = &mut self.peers[rank as usize];
+        if peer.state != PeerState::Open {
+            return;
+        }
+        if let Err(reason) = peer.pump(&mut self.shared) {
+            return self.fail(rank, &reason);
+        }
+        if self.peers[rank as usize].rails.is_empty() && self.peers[rank as usize].has_output() {
+            self.dial_if_needed(rank);
+        }
+    }
+
+    /// Reads every rail of a peer, answers and goes on sending.
+    fn poll_peer(&mut self, rank: Rank) {
+        let peer = &mut self.peers[rank as usize];
+        let mut lost: Vec<(u64, String)> = Vec::new();
+        for at in 0..peer.rails.len() {
+            match peer.receive(at, &mut self.shared) {
+                Ok(_) => {}
+                // Its end may explain itself on another rail: all are read first.
+                Err(Loss::Rail(reason)) => lost.push((peer.rails[at].id, reason)),
+                Err(Loss::Peer(reason)) => return self.fail(rank, &reason),
+            }
+        }
+        let has_lost = !lost.is_empty() || !peer.asked.is_empty();
+        for (id, reason) in lost {
+            if let Some(at) = peer.rails.iter().position(|rail| rail.id == id) {
+                peer.lose_rail(at, &reason, &mut self.shared);
+            }
+        }
+        if let Err(Loss::Peer(reason) | Loss::Rail(reason)) =
+            peer.answer_dead_rails(&mut self.shared)
+        {
+            return self.fail(rank, &reason);
+        }
+        peer.settle(&self.shared, false);
+        if has_lost {
+            self.refresh_active();
+        }
+        if has_lost || self.peers[rank as usize].has_output() {
+            self.pump(rank);
+            self.dial_if_needed(rank);
+        }
+    }
+
+    /// A peer is over; the cause first, then what follows from it.
+    fn fail(&mut self, rank: Rank, cause: &str) {
+        let peer = &mut self.peers[rank as usize];
+        if peer.state != PeerState::Open {
+            return;
+        }
+        peer.rails.clear();
+        peer.lead = None;
+        let event = Event::PeerFailed(rank, cause.into());
+        self.shared.ready.push_back(event);
+        peer.flush(&mut self.shared);
+        self.dials.retain(|dial| dial.peer != rank);
+        self.refresh_active();
+    }
+
+    /// Asks the kernel which rails have something.
+    fn poll_ready(&mut self) {
+        let mut space = [MaybeUninit::<epoll::Event>::uninit(); 64];
+        let at_once = rustix::event::Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let Ok((events, _)) = epoll::wait(&*self.shared.epoll, &mut space, Some(&at_once)) else {
+            return;
+        };
+        let mut last = None;
+        for event in events {
+            let token = event.data.u64();
+            let rank = (token >> 32) as Rank;
+            if token != u64::MAX && last != Some(rank) {
+                self.poll_peer(rank);
+                last = Some(rank);
+            }
+        }
+        for at in 0..self.active.len() {
+            let Some(&rank) = self.active.get(at) else {
+                return;
+            };
+            if self.peers[rank as usize].has_output() {
+                self.pump(rank);
+            }
+        }
+    }
+
+    /// Lets the wait source look for room where the kernel had none.
+    fn arm(&mut self) {
+        for peer in &mut self.peers {
+            for rail in peer.rails.iter_mut().filter(|r| r.is_blocked != r.is_armed) {
+                let token = u64::from(peer.rank) << 32 | (rail.id & 0xffff_ffff);
+                let flags = match rail.is_blocked {
+                    true => epoll::EventFlags::IN | epoll::EventFlags::OUT,
+                    false => epoll::EventFlags::IN,
+                };
+                let token = epoll::EventData::new_u64(token);
+                if epoll::modify(&*self.shared.epoll, &rail.socket, token, flags).is_ok() {
+                    rail.is_armed = rail.is_blocked;
+                }
+            }
+        }
+    }
+
+    /// Ends the sending side of a peer's rails; they stay open until the other side has read to their ends.
+    fn close_rails(&mut self, rank: Rank) {
+        for rail in self.peers[rank as usize].rails.drain(..) {
+            let _ = epoll::delete(&*self.shared.epoll, &rail.socket);
+            // A connection that is broken has no end to tell.
+            let _ = rustix::net::shutdown(&rail.socket, Shutdown::Write);
+            self.closing.push_back(rail.socket);
+        }
+        self.peers[rank as usize].lead = None;
+        self.refresh_active();
+    }
+
+    /// Reads what still comes on closed connections, so that closing them does not cut off their last words.
+    fn drain_closing(&mut self) {
+        let void = &mut self.shared.void;
+        self.closing.retain(|socket| {
+            loop {
+                match socket::receive_plain(socket.as_fd(), void) {
+                    Ok(0) => return false,
+                    Ok(_) => {}
+                    Err(rustix::io::Errno::AGAIN) => return true,
+                    Err(_) => return false,
+                }
+            }
+        });
+        while self.closing.len() > CLOSING_MAX {
+            self.closing.pop_front();
+        }
+    }
+
+    /// Whether everything that was said is with the peers' kernels.
+    fn has_left(&self) -> bool {
+        let is_silent = |peer: &Peer| peer.state != PeerState::Open || peer.stream.is_sent();
+        let is_acknowledged = |socket: &OwnedFd| socket::unacknowledged_bytes(socket.as_fd()) == 0;
+        let mut rails = self.peers.iter().flat_map(|peer| &peer.rails);
+        self.peers.iter().all(is_silent)
+            && rails.all(|rail| is_acknowledged(&rail.socket))
+            && self.closing.iter().all(is_acknowledged)
+    }
+}
+
+fn capabilities(settings: &TcpSettings) -> Capabilities {
+    Capabilities {
+        name: "tcp",
+        mapped: false,
+        store_signals: false,
+        rma: true,
+        ordered: false,
+        inline_bytes: INLINE_BYTES_MAX,
+        messages_per_peer: MESSAGES_PER_PEER,
+        message_bytes_max: TOTAL_BYTES_MAX as usize,
+        device_memory: false,
+        rails: settings.rails,
+        latency_ns: 10_000.0,
+        bytes_per_second: 3e9,
+    }
+}
+
+impl Drop for TcpTransport {
+    /// Says goodbye, and waits a bounded time until what was said before has left: a rank that is done may go although its
+    /// last message is still in its own queue.
+    fn drop(&mut self) {
+        let open = |peer: &&mut Peer| peer.state == PeerState::Open && !peer.rails.is_empty();
+        for peer in self.peers.iter_mut().filter(open) {
+            peer.push_control(&self.shared, Frame::Goodbye);
+        }
+        let mut events = Vec::new();
+        for look in 0..LEAVE_LOOKS {
+            let now = self.shared.now;
+            for at in 0..self.active.len() {
+                if let Some(&rank) = self.active.get(at) {
+                    self.pump(rank);
+                }
+            }
+            if self.has_left() {
+                break;
+            }
+            self.poll(now, &mut events);
+            self.poll_slow(now, &mut events);
+            events.clear();
+            if look > 0 {
+                std::thread::sleep(LEAVE_PAUSE);
+            }
+        }
+        for rank in 0..self.peers.len() as Rank {
+            self.close_rails(rank);
+        }
+        self.drain_closing();
+    }
+}
+
+impl Transport for TcpTransport {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn local_address(&self) -> Address {
+        self.address.emit()
+    }
+
+    fn connect(&mut self, peer: Rank, address: &Address) -> Result<()> {
+        if peer as usize >= self.peers.len() {
+            return Err(Error::invalid(format!(
+                "connecting to rank {peer} of a job of {} ranks",
+                self.peers.len()
+            )));
+        }
+        let address = PeerAddress::parse(address)?;
+        let known = &mut self.peers[peer as usize];
+        if known.state != PeerState::Idle {
+            return Err(Error::invalid(format!("connecting to rank {peer} twice")));
+        }
+        known.address = Some(address);
+        known.state = PeerState::Open;
+        self.shared.ready.push_back(Event::Connected(peer));
+        Ok(())
+    }
+
+    fn disconnect(&mut self, peer: Rank) {
+        let Some(known) = self.peers.get_mut(peer as usize) else {
+            return;
+        };
+        if known.state == PeerState::Open {
+            if !known.rails.is_empty() {
+                known.push_control(&self.shared, Frame::Goodbye);
+                // A peer that takes nothing now sees the connection close.
+                let _ = known.pump(&mut self.shared);
+            }
+            known.flush(&mut self.shared);
+            self.dials.retain(|dial| dial.peer != peer);
+            self.close_rails(peer);
+        }
+        known_gone(&mut self.peers[peer as usize]);
+    }
+
+    fn register(&mut self, region: Arc<Region>) -> Result<RegionKey> {
+        if self.next_key == u32::MAX {
+            return Err(Error::Exhausted {
+                what: "a registration".into(),
+                limit: format!("{} keys were used, and keys are never reused", u32::MAX - 1),
+                remedy: "register larger regions and keep them".into(),
+            });
+        }
+        let key = RegionKey(self.next_key);
+        self.next_key += 1;
+        self.shared.regions.insert(key, region);
+        Ok(key)
+    }
+
+    fn deregister(&mut self, key: RegionKey) -> Result<()> {
+        match self.shared.regions.remove(&key) {
+            Some(_) => Ok(()),
+            None => Err(Error::invalid(format!(
+                "region {} is not registered",
+                key.0
+            ))),
+        }
+    }
+
+    fn export(&mut self, peer: Rank, _key: RegionKey) -> Posted {
+        self.check_peer(peer)
+    }
+
+    fn mapped(&mut self, _peer: Rank, _key: RegionKey) -> Result<Option<View>> {
+        Ok(None)
+    }
+
+    fn post_send(&mut self, peer: Rank, tag: u64, header: u64, source: View, token: u64) -> Posted {
+        self.check_peer(peer)?;
+        self.check_source(source)?;
+        let known = &mut self.peers[peer as usize];
+        if peer == self.rank {
+            if known.unexpected_count[tag_class(tag)] >= MESSAGES_PER_PEER {
+                return Err(PostError::WouldBlock);
+            }
+            known.send_to_oneself((tag, header), source, token, &mut self.shared);
+            return Ok(());
+        }
+        known.send((tag, header), source, token, &mut self.shared)?;
+        self.pump(peer);
+        Ok(())
+    }
+
+    fn backlog(&mut self, peer: Rank, tag: u64) -> u32 {
+        let class = tag_class(tag);
+        match self.peers.get(peer as usize) {
+            Some(known) if peer == self.rank => known.unexpected_count[class],
+            Some(known) => u32::from(known.backlog(class)),
+            None => 0,
+        }
+    }
+
+    fn post_recv(&mut self, peer: Rank, tag: u64, destination: View, token: u64) -> Posted {
+        if peer as usize >= self.peers.len() {
+            return Err(self.no_such_rank(peer));
+        }
+        let known = &mut self.peers[peer as usize];
+        known.post_recv(tag, destination, token, &mut self.shared)?;
+        if known.has_output() {
+            self.pump(peer);
+        }
+        Ok(())
+    }
+
+    fn post_put(
+        &mut self,
+        peer: Rank,
+        source: View,
+        destination: RemoteRange,
+        token: u64,
+    ) -> Posted {
+        self.check_peer(peer)?;
+        self.check_source(source)?;
+        let bytes = source.len_bytes() as u64;
+        if peer == self.rank {
+            let range = (self.shared).range(destination.key.0, destination.offset, bytes);
+            let outcome = match range {
+                Some(view) => {
+                    view.copy_from(source);
+                    Outcome::Done
+                }
+                None => Outcome::BadKey,
+            };
+            self.shared.complete(peer, token, outcome, bytes, 0);
+            return Ok(());
+        }
+        self.peers[peer as usize].put(source, destination, token, &mut self.shared)?;
+        if bytes > COUNT_BYTES as u64 {
+            self.pump(peer);
+        }
+        Ok(())
+    }
+
+    fn post_get(
+        &mut self,
+        peer: Rank,
+        source: RemoteRange,
+        destination: View,
+        token: u64,
+    ) -> Posted {
+        self.check_peer(peer)?;
+        self.check_source(destination)?;
+        let bytes = destination.len_bytes() as u64;
+        if peer == self.rank {
+            let outcome = match self.shared.range(source.key.0, source.offset, bytes) {
+                Some(view) => {
+                    destination.copy_from(view);
+                    Outcome::Done
+                }
+                None => Outcome::BadKey,
+            };
+            self.shared.complete(peer, token, outcome, bytes, 0);
+            return Ok(());
+        }
+        self.peers[peer as usize].get(source, destination, token, &mut self.shared)?;
+        self.pump(peer);
+        Ok(())
+    }
+
+    fn cancel(&mut self, peer: Rank, token: u64) {
+        if let Some(peer) = self.peers.get_mut(peer as usize) {
+            peer.cancel(token, &mut self.shared);
+        }
+    }
+
+    #[inline]
+    fn poll(&mut self, now: Time, events: &mut Vec<Event>) {
+        self.shared.now = now;
+        self.polls = self.polls.wrapping_add(1);
+        let is_opening = !self.dials.is_empty() || !self.strangers.is_empty();
+        if is_opening || self.polls.is_multiple_of(DOOR_POLLS) {
+            self.look_at_doors(false);
+        }
+        if self.rails_count > DIRECT_RAILS_MAX {
+            self.poll_ready();
+        } else {
+            let mut at = 0;
+            while let Some(&rank) = self.active.get(at) {
+                self.poll_peer(rank);
+                at += 1;
+            }
+        }
+        events.extend(self.shared.ready.drain(..));
+    }
+
+    fn notify(&mut self, peer: Rank) {
+        if self.check_peer(peer).is_ok() && peer != self.rank {
+            self.peers[peer as usize].notify(&self.shared);
+            self.pump(peer);
+        }
+    }
+
+    fn wait_source(&self) -> WaitSource {
+        WaitSource::Descriptor(self.shared.epoll.clone())
+    }
+
+    fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>) {
+        self.shared.now = now;
+        self.look_at_doors(true);
+        for rank in 0..self.peers.len() as Rank {
+            let peer = &mut self.peers[rank as usize];
+            if !peer.rails.is_empty() {
+                peer.settle(&self.shared, true);
+                self.pump(rank);
+            }
+        }
+        self.arm();
+        self.drain_closing();
+        events.extend(self.shared.ready.drain(..));
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        None
+    }
+}
+
+/// Nothing of the old connection is reported, nor is a new one made.
+fn known_gone(peer: &mut Peer) {
+    peer.state = PeerState::Gone;
+    peer.unexpected.clear();
+    peer.incoming.clear();
+}

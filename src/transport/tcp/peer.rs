@@ -1,0 +1,335 @@
+//! [`Peer`]: what one rank knows of another, and [`Shared`]: what all of them use.
+//!
+//! How a message matches is in `messages.rs`, what leaves in `sending.rs`, what comes in `receiving.rs`, rails that are
+//! lost in `losses.rs`.
+
+use super::address::PeerAddress;
+use super::rail::{LostRail, Piece, Rail};
+use super::stream::Stream;
+use crate::memory::{Region, RegionKey, View};
+use crate::time::Time;
+use crate::transport::{Completion, Event, Outcome, TAG_CLASSES};
+use crate::types::Rank;
+use crate::wire::Limits;
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Where the connection stands. Without rails it may be open all the same: they are made at the first use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerState {
+    /// Not asked for.
+    Idle,
+    /// Posts are taken.
+    Open,
+    /// Failed or closed.
+    Gone,
+}
+
+/// What ends a rail or a peer.
+#[derive(Debug)]
+pub enum Loss {
+    /// One connection is lost.
+    Rail(String),
+    /// The peer breaks the rules, or says that it leaves.
+    Peer(String),
+}
+
+/// A receive that waits for its message.
+#[derive(Clone, Copy, Debug)]
+pub struct Posted {
+    pub tag: u64,
+    pub destination: View,
+    pub token: u64,
+}
+
+/// A message that waits for its receive.
+#[derive(Debug)]
+pub struct Unexpected {
+    pub tag: u64,
+    pub header: u64,
+    pub payload: Payload,
+}
+
+/// Where the bytes of a waiting message are.
+#[derive(Debug)]
+pub enum Payload {
+    Copied(Vec<u8>),
+    /// In chunks, which have come or will.
+    Long(u64),
+    /// Of a rank that sends to itself: where they were sent from, and the token of the send.
+    Own(View, u64),
+}
+
+/// What becomes of a long message that comes.
+#[derive(Clone, Copy, Debug)]
+pub enum Fate {
+    /// No receive yet.
+    Unmatched,
+    /// Into this memory; the token and the sender's header.
+    Into(View, u64, u64),
+    /// Nobody wants it (any more).
+    Dropped,
+}
+
+/// A long message that comes.
+#[derive(Debug)]
+pub struct Incoming {
+    pub total: u64,
+    /// Chunks on other rails may come before the announcement.
+    pub is_announced: bool,
+    pub is_eager: bool,
+    pub fate: Fate,
+    pub arrived: u64,
+    /// What came before there was a place for it.
+    pub staged: Vec<(u64, Vec<u8>)>,
+}
+
+/// What a long transfer is, for the header of its chunks.
+#[derive(Clone, Copy, Debug)]
+pub enum OutgoingKind {
+    Message,
+    Put { key: u32, base: u64 },
+    GetReply { id: u64 },
+}
+
+/// A long transfer that leaves.
+#[derive(Debug)]
+pub struct Outgoing {
+    pub kind: OutgoingKind,
+    pub view: View,
+    /// `None`: nobody waits for its end.
+    pub token: Option<u64>,
+    /// Where the next piece begins.
+    pub next: u64,
+    pub acked: u64,
+    pub is_bad: bool,
+    /// Kept for the answer to a get, whose memory may be deregistered meanwhile.
+    pub region: Option<Arc<Region>>,
+}
+
+/// A short put that the peer has not acknowledged.
+#[derive(Clone, Copy, Debug)]
+pub struct ShortPut {
+    pub position: u64,
+    pub end: u64,
+    pub token: u64,
+    pub bytes: u64,
+    pub is_bad: bool,
+}
+
+/// Attempts to reach a peer.
+#[derive(Debug, Default)]
+pub struct Attempts {
+    pub count: u32,
+    /// When the first of them failed.
+    pub since: Option<Time>,
+    /// Slow looks until the next one.
+    pub pause: u32,
+    /// The peer has refused because it connects itself.
+    pub is_awaited: bool,
+    /// Connections asked for so far.
+    pub made: u64,
+}
+
+/// One peer.
+#[derive(Debug)]
+pub struct Peer {
+    pub rank: Rank,
+    pub state: PeerState,
+    pub address: Option<PeerAddress>,
+    pub attempts: Attempts,
+    pub rails: Vec<Rail>,
+    /// The rail that the stream goes over.
+    pub lead: Option<u64>,
+    pub stream: Stream,
+    /// How much of the peer's stream has come, and was told.
+    pub expected: u64,
+    pub expected_told: u64,
+    /// Something has come whose sender waits to hear that; or has come at all.
+    pub owes_soon: bool,
+    pub owes_later: bool,
+    /// Rails that are used no more: chunks that had come, until the peer asks; and those of which this rank asks.
+    pub retired: Vec<(u64, u64)>,
+    pub lost: Vec<LostRail>,
+    /// Rails of which the peer has asked that since the last look.
+    pub asked: Vec<u64>,
+    /// This rank opens connections when there are too few.
+    pub is_dialer: bool,
+    pub posted: VecDeque<Posted>,
+    pub unexpected: VecDeque<Unexpected>,
+    pub unexpected_count: [u32; TAG_CLASSES],
+    /// Messages sent, and of those matched as far as is known, modulo 2^16.
+    pub sent: [u16; TAG_CLASSES],
+    pub matched_seen: [u16; TAG_CLASSES],
+    /// Messages of the peer matched here, and told.
+    pub matched: [u16; TAG_CLASSES],
+    pub matched_told: [u16; TAG_CLASSES],
+    /// The same for bytes of long messages that come without being asked for.
+    pub eager_sent: u64,
+    pub eager_seen: u64,
+    pub eager_matched: u64,
+    pub eager_told: u64,
+    pub staged_bytes: u64,
+    pub incoming: BTreeMap<u64, Incoming>,
+    pub outgoing: BTreeMap<u64, Outgoing>,
+    pub next_transfer: u64,
+    /// Transfers with pieces to send, and pieces to send again.
+    pub waiting: VecDeque<u64>,
+    pub again: VecDeque<Piece>,
+    pub short_puts: VecDeque<ShortPut>,
+    pub gets: BTreeMap<u64, (View, u64, u64)>,
+    pub next_get: u64,
+    /// Where the stream ended at the last wake-up.
+    pub notified: u64,
+}
+
+/// What the peers of one rank share.
+#[derive(Debug)]
+pub struct Shared {
+    pub rank: Rank,
+    pub limits: Limits,
+    /// Bytes of long messages per peer that may come before their receives.
+    pub eager_bytes: u64,
+    pub timeout: Duration,
+    pub rails: u32,
+    pub regions: BTreeMap<RegionKey, Arc<Region>>,
+    pub ready: VecDeque<Event>,
+    pub epoll: Arc<OwnedFd>,
+    /// Where bytes go that nobody wants.
+    pub void: Vec<u8>,
+    pub spare: Vec<Vec<u8>>,
+    pub now: Time,
+    pub counts: Counts,
+}
+
+/// What has happened so far: for tests and for people.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Chunks received.
+    pub chunks_received: u64,
+    /// Chunks sent once more after a rail was lost.
+    pub chunks_again: u64,
+    /// Ordered frames that came twice, and were dropped.
+    pub frames_twice: u64,
+    /// Rails lost.
+    pub rails_lost: u64,
+    /// Connections of others that were turned away.
+    pub strangers: u64,
+}
+
+impl Shared {
+    pub fn complete(&mut self, peer: Rank, token: u64, outcome: Outcome, bytes: u64, header: u64) {
+        self.ready.push_back(Event::Completion(Completion {
+            token,
+            peer,
+            outcome,
+            bytes,
+            header,
+        }));
+    }
+
+    /// Part of a region of this rank, `None` if there is no such range.
+    pub fn range(&self, key: u32, offset: u64, bytes: u64) -> Option<View> {
+        let key = RegionKey(key);
+        let view = self.regions.get(&key)?.view().in_region(key, 0);
+        let (offset, bytes) = (usize::try_from(offset).ok()?, usize::try_from(bytes).ok()?);
+        let end = offset.checked_add(bytes)?;
+        (end <= view.len_bytes()).then(|| view.part(offset, bytes))
+    }
+
+    /// A line for people.
+    pub fn say(&self, text: &str) {
+        use std::io::Write;
+        let line = format!("linerate: rank {}: {text}\n", self.rank);
+        // Nobody can be told that standard error is closed.
+        let _ = std::io::stderr().write_all(line.as_bytes());
+    }
+}
+
+impl Peer {
+    pub fn new(rank: Rank) -> Peer {
+        Peer {
+            rank,
+            state: PeerState::Idle,
+            address: None,
+            attempts: Attempts::default(),
+            rails: Vec::new(),
+            lead: None,
+            stream: Stream::default(),
+            expected: 0,
+            expected_told: 0,
+            owes_soon: false,
+            owes_later: false,
+            retired: Vec::new(),
+            lost: Vec::new(),
+            asked: Vec::new(),
+            is_dialer: false,
+            posted: VecDeque::new(),
+            unexpected: VecDeque::new(),
+            unexpected_count: [0; TAG_CLASSES],
+            sent: [0; TAG_CLASSES],
+            matched_seen: [0; TAG_CLASSES],
+            matched: [0; TAG_CLASSES],
+            matched_told: [0; TAG_CLASSES],
+            eager_sent: 0,
+            eager_seen: 0,
+            eager_matched: 0,
+            eager_told: 0,
+            staged_bytes: 0,
+            incoming: BTreeMap::new(),
+            outgoing: BTreeMap::new(),
+            next_transfer: 1,
+            waiting: VecDeque::new(),
+            again: VecDeque::new(),
+            short_puts: VecDeque::new(),
+            gets: BTreeMap::new(),
+            next_get: 1,
+            notified: 0,
+        }
+    }
+
+    /// Whether there is something that waits for a rail.
+    pub fn has_output(&self) -> bool {
+        !self.stream.is_sent() || !self.waiting.is_empty() || !self.again.is_empty()
+    }
+
+    /// Ends everything outstanding as flushed; what had come whole can be received later.
+    pub fn flush(&mut self, shared: &mut Shared) {
+        self.state = PeerState::Gone;
+        let mut tokens: Vec<u64> = self.posted.drain(..).map(|p| p.token).collect();
+        tokens.extend(self.short_puts.drain(..).map(|p| p.token));
+        tokens.extend(std::mem::take(&mut self.outgoing).into_values().filter_map(|o| o.token));
+        tokens.extend(std::mem::take(&mut self.gets).into_values().map(|(_, token, _)| token));
+        for incoming in self.incoming.values_mut() {
+            if let Fate::Into(_, token, _) = incoming.fate {
+                tokens.push(token);
+                incoming.fate = Fate::Dropped;
+            }
+        }
+        let is_whole = |incoming: &Incoming| incoming.is_announced && incoming.arrived == incoming.total;
+        self.incoming
+            .retain(|_, i| matches!(i.fate, Fate::Unmatched) && is_whole(i));
+        let incoming = &self.incoming;
+        self.unexpected.retain(|message| match message.payload {
+            Payload::Long(transfer) => incoming.contains_key(&transfer),
+            _ => true,
+        });
+        for message in &self.unexpected {
+            if let Payload::Own(_, token) = message.payload {
+                tokens.push(token);
+            }
+        }
+        self.unexpected.retain(|m| !matches!(m.payload, Payload::Own(..)));
+        self.waiting.clear();
+        self.again.clear();
+        self.lost.clear();
+        self.asked.clear();
+        self.retired.clear();
+        self.stream = Stream::default();
+        for token in tokens {
+            shared.complete(self.rank, token, Outcome::Flushed, 0, 0);
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! [`Rail`]: one connection to a peer, with what is under way on it in both directions.
+
+use crate::memory::View;
+use crate::wire::{FrameHeader, HEADER_BYTES};
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+
+/// Bytes read at once where no chunk is under way: several short frames, and little enough that what is copied of a chunk
+/// whose header comes with them costs nothing.
+pub const RX_BYTES: usize = 16 * 1024;
+
+/// A chunk that is being sent.
+#[derive(Debug)]
+pub struct OutChunk {
+    pub header: [u8; HEADER_BYTES],
+    pub view: View,
+    /// Of header and view together.
+    pub sent: usize,
+}
+
+/// A piece of a transfer, as sent on a rail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    pub transfer: u64,
+    pub offset: u64,
+    pub bytes: u32,
+}
+
+/// A chunk that is being received.
+#[derive(Debug)]
+pub struct Body {
+    pub header: FrameHeader,
+    /// Bytes of it that have come.
+    pub done: usize,
+    /// Where they are kept while nobody wants them yet.
+    pub staged: Option<Vec<u8>>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Rail {
+    pub id: u64,
+    pub socket: OwnedFd,
+    /// This rank has opened it, and opens another one when it is lost.
+    pub is_dialed: bool,
+    /// Both ends, for people.
+    pub name: String,
+    pub rx: Box<[u8]>,
+    pub rx_start: usize,
+    pub rx_end: usize,
+    pub body: Option<Body>,
+    /// Chunks that have come whole.
+    pub chunks_received: u64,
+    pub chunks_told: u64,
+    /// The peer waits to be told.
+    pub is_owed: bool,
+    pub chunk: Option<OutChunk>,
+    /// Pieces sent or being sent, oldest first, that the peer has not acknowledged.
+    pub unacked: VecDeque<Piece>,
+    pub chunks_acked: u64,
+    /// The kernel had no room at the last try.
+    pub is_blocked: bool,
+    /// The wait source looks for room.
+    pub is_armed: bool,
+}
+
+/// A rail that this rank uses no more, until the peer has said how much of it had come.
+#[derive(Debug)]
+pub struct LostRail {
+    pub id: u64,
+    pub unacked: VecDeque<Piece>,
+    pub chunks_acked: u64,
+}
+
+impl Rail {
+    pub fn new(id: u64, socket: OwnedFd, is_dialed: bool, name: String) -> Rail {
+        Rail {
+            id,
+            socket,
+            is_dialed,
+            name,
+            rx: vec![0; RX_BYTES].into_boxed_slice(),
+            rx_start: 0,
+            rx_end: 0,
+            body: None,
+            chunks_received: 0,
+            chunks_told: 0,
+            is_owed: false,
+            chunk: None,
+            unacked: VecDeque::new(),
+            chunks_acked: 0,
+            is_blocked: false,
+            is_armed: false,
+        }
+    }
+
+    /// Whether a chunk has been begun: nothing else may be sent before its end.
+    pub fn is_inside_chunk(&self) -> bool {
+        self.chunk.as_ref().is_some_and(|chunk| chunk.sent > 0)
+    }
+
+    /// The chunk being sent, as what is left of its header and of its bytes.
+    pub fn chunk_rest(&self) -> (&[u8], View) {
+        match &self.chunk {
+            None => (&[], View::empty()),
+            Some(chunk) => {
+                let header = &chunk.header[chunk.sent.min(HEADER_BYTES)..];
+                let at = chunk.sent.saturating_sub(HEADER_BYTES);
+                (header, chunk.view.part(at, chunk.view.len_bytes() - at))
+            }
+        }
+    }
+
+    /// So many bytes of the chunk were taken.
+    pub fn note_chunk_sent(&mut self, bytes: usize) {
+        if let Some(chunk) = &mut self.chunk {
+            chunk.sent += bytes;
+            if chunk.sent == HEADER_BYTES + chunk.view.len_bytes() {
+                self.chunk = None;
+            }
+        }
+    }
+}
+
+/// Takes off the pieces that an acknowledgement of `chunks` chunks covers; the last `sending` have not been sent whole.
+pub fn acknowledge(
+    unacked: &mut VecDeque<Piece>,
+    sending: usize,
+    chunks_acked: &mut u64,
+    chunks: u64,
+) -> Result<Vec<Piece>, String> {
+    let count = chunks.saturating_sub(*chunks_acked);
+    let sent = (unacked.len() - sending) as u64;
+    if count > sent {
+        return Err(format!(
+            "it acknowledges {chunks} chunks of a rail, and {} were sent",
+            *chunks_acked + sent
+        ));
+    }
+    *chunks_acked += count;
+    Ok(unacked.drain(..count as usize).collect())
+}

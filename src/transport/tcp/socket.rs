@@ -1,0 +1,157 @@
+//! The system calls of the `tcp` provider: non-blocking, vectored, straight between sockets and registered memory.
+
+use crate::error::{Error, Result};
+use crate::memory::View;
+use rustix::io::Errno;
+use rustix::net::sockopt;
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, send, socket_with};
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+/// Asked of the kernel for each direction of a rail; it may give less (net.core.rmem_max, wmem_max).
+const BUFFER_BYTES: usize = 4 << 20;
+/// A connection that is idle is looked after by the kernel this often, and is lost after three looks in vain.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
+const KEEPALIVE_EVERY: Duration = Duration::from_secs(2);
+const KEEPALIVE_LOOKS: u32 = 3;
+
+/// Where received bytes go first.
+#[derive(Debug)]
+pub enum Target<'a> {
+    /// Straight into the memory of a receive, a put or a get.
+    View(View),
+    /// Into a buffer of the provider.
+    Bytes(&'a mut [u8]),
+}
+
+/// Listens on a free port of this address.
+pub fn listen(ip: IpAddr) -> Result<TcpListener> {
+    let what = || format!("listening for ranks on {ip} (LINERATE_IFNAME names another interface)");
+    let listener = TcpListener::bind((ip, 0)).map_err(|e| Error::os(what(), e))?;
+    listener
+        .set_nonblocking(true)
+        .map_err(|e| Error::os(what(), e))?;
+    // The standard library listens with 128 places, and all ranks may come at once.
+    rustix::net::listen(&listener, 4096).map_err(|e| Error::os(what(), e))?;
+    Ok(listener)
+}
+
+/// Begins to connect; the socket becomes writable when that is over.
+pub fn dial(to: SocketAddr, timeout: Duration) -> rustix::io::Result<OwnedFd> {
+    let family = match to {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+    prepare(socket.as_fd(), timeout);
+    match rustix::net::connect(&socket, &to) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
+        Err(error) => Err(error),
+    }
+}
+
+/// Sets what a rail needs: small frames leave at once, buffers hold what a fast path has under way, and the kernel finds
+/// out about a peer that is gone without a word. Every option is a wish: a rail works without.
+pub fn prepare(socket: BorrowedFd<'_>, timeout: Duration) {
+    let _ = sockopt::set_tcp_nodelay(socket, true);
+    let _ = sockopt::set_socket_recv_buffer_size(socket, BUFFER_BYTES);
+    let _ = sockopt::set_socket_send_buffer_size(socket, BUFFER_BYTES);
+    let _ = sockopt::set_socket_keepalive(socket, true);
+    let _ = sockopt::set_tcp_keepidle(socket, KEEPALIVE_IDLE);
+    let _ = sockopt::set_tcp_keepintvl(socket, KEEPALIVE_EVERY);
+    let _ = sockopt::set_tcp_keepcnt(socket, KEEPALIVE_LOOKS);
+    let _ = sockopt::set_tcp_user_timeout(socket, timeout.as_millis().min(1 << 30) as u32);
+}
+
+/// Sends these bytes, one after the other, as far as there is room.
+#[inline]
+pub fn send_parts(
+    socket: BorrowedFd<'_>,
+    first: &[u8],
+    second: &[u8],
+    view: View,
+) -> rustix::io::Result<usize> {
+    let part = |bytes: &[u8]| libc::iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
+    };
+    let mut parts = [
+        part(first),
+        part(second),
+        libc::iovec {
+            iov_base: view.as_ptr().cast(),
+            iov_len: view.len_bytes(),
+        },
+    ];
+    // SAFETY: an all-zero msghdr is a valid empty one.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = parts.as_mut_ptr();
+    message.msg_iovlen = parts.len() as _;
+    // SAFETY: the parts are live slices and a view, which is mapped until its operation ends; the call only reads them.
+    let sent = unsafe {
+        libc::sendmsg(
+            socket.as_raw_fd(),
+            &message,
+            libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+        )
+    };
+    checked(sent)
+}
+
+/// Receives into the target and, what is more than fits there, into `buffer`.
+pub fn receive(
+    socket: BorrowedFd<'_>,
+    target: Target<'_>,
+    buffer: &mut [u8],
+) -> rustix::io::Result<usize> {
+    let (address, bytes) = match target {
+        Target::View(view) => (view.as_ptr(), view.len_bytes()),
+        Target::Bytes(bytes) => (bytes.as_mut_ptr(), bytes.len()),
+    };
+    let parts = [
+        libc::iovec {
+            iov_base: address.cast(),
+            iov_len: bytes,
+        },
+        libc::iovec {
+            iov_base: buffer.as_mut_ptr().cast(),
+            iov_len: buffer.len(),
+        },
+    ];
+    // SAFETY: a live slice or a view that is mapped until its operation ends, and a live slice; both are written up to
+    // their lengths only, and no reference to a view's bytes exists (contract of `View::new`).
+    let received = unsafe { libc::readv(socket.as_raw_fd(), parts.as_ptr(), 2) };
+    checked(received)
+}
+
+/// Receives into a buffer.
+#[inline]
+pub fn receive_plain(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> rustix::io::Result<usize> {
+    recv(socket, buffer, RecvFlags::DONTWAIT).map(|(received, _)| received)
+}
+
+/// Sends a short message whole, or not at all.
+pub fn send_whole(socket: BorrowedFd<'_>, bytes: &[u8]) -> rustix::io::Result<()> {
+    let flags = rustix::net::SendFlags::NOSIGNAL | rustix::net::SendFlags::DONTWAIT;
+    match send(socket, bytes, flags)? {
+        sent if sent == bytes.len() => Ok(()),
+        _ => Err(Errno::NOBUFS),
+    }
+}
+
+/// Bytes that the peer's kernel has not acknowledged.
+pub fn unacknowledged_bytes(socket: BorrowedFd<'_>) -> usize {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: writes one integer, which is live.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &mut bytes) };
+    if result == 0 { bytes as usize } else { 0 }
+}
+
+fn checked(result: isize) -> rustix::io::Result<usize> {
+    usize::try_from(result).map_err(|_| {
+        let error = std::io::Error::last_os_error();
+        Errno::from_io_error(&error).unwrap_or(Errno::IO)
+    })
+}

@@ -1,0 +1,1 @@
+//! Two ranks in one thread.
