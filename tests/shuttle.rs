@@ -6,6 +6,8 @@
 // The files have more than the models use.
 #![allow(dead_code)]
 
+#[path = "shuttle/alarm.rs"]
+mod alarm;
 #[path = "../src/comm/driving.rs"]
 mod driving;
 #[path = "shuttle/engine.rs"]

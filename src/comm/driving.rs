@@ -1,22 +1,22 @@
 //! [`Driving`]: the engine, and how the threads of a rank drive it and wait on it.
 //!
 //! Whoever waits drives for all; the progress thread drives while nobody waits. A thread that sleeps is woken by peers
-//! through the [`Bell`], after what they did: whichever thread handles that, every sleeper looks for the end of its own
-//! task under the engine's lock. What no peer rings for, a failure found by looking or a cancel, the finder rings for.
+//! through the [`Alarm`], after what they did: whichever thread handles that, every sleeper looks for the end of its own
+//! task under the engine's lock. What no peer rings for, a failure found by looking or a cancel, the finder rings for; where
+//! peers ring for nothing (descriptors), whoever handles what has come does.
 //!
 //! `tests/shuttle.rs` compiles this file against shuttle's locks and a small engine.
 
+use super::alarm::Alarm;
 use super::buffer::Garbage;
 use super::family::Family;
 use super::inside::Inside;
 use crate::engine::{Clock, Engine, Patience, SpinTime, TaskId, WaitStep};
 use crate::error::{Error, Result};
-use crate::memory::Bell;
 use crate::sync::{
     Arc, AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, PoisonError, TryLockError, yield_now,
 };
 use crate::time::Time;
-use crate::transport::WaitSource;
 use std::time::Duration;
 
 /// Longest sleep of the progress thread when there is nothing to do; wake-ups cut it short.
@@ -27,7 +27,7 @@ pub(crate) struct Driving {
     engine: Mutex<Inside>,
     pub clock: Clock,
     /// `None` in a simulation, where nobody sleeps.
-    bell: Option<Bell>,
+    alarm: Option<Alarm>,
     pub spin: SpinTime,
     pub garbage: Arc<Garbage>,
     /// Threads inside `wait`; the progress thread leaves the driving to them.
@@ -45,14 +45,11 @@ impl Driving {
         garbage: Arc<Garbage>,
         family: Arc<Family>,
     ) -> Driving {
-        let bell = match engine.wait_source() {
-            WaitSource::Futex { bell, sleeping } => Some(Bell::new(bell, sleeping)),
-            _ => None,
-        };
+        let alarm = Alarm::new(engine.wait_source());
         Driving {
             engine: Mutex::new(engine),
             clock,
-            bell,
+            alarm,
             spin,
             garbage,
             waiters: AtomicU32::new(0),
@@ -78,16 +75,14 @@ impl Driving {
     pub fn test(&self, task: TaskId) -> Option<Result<()>> {
         let mut engine = self.engine();
         let now = self.clock.now();
-        engine.drive(now);
+        let moved = engine.drive(now);
         let mut has_failed = false;
         if engine.result(task).is_none() {
             has_failed = look_if_due(&mut engine, now);
         }
         let result = take_result(&mut engine, task);
         drop(engine);
-        if has_failed {
-            self.ring();
-        }
+        self.tell_sleepers(moved, has_failed);
         if result.is_none() && self.family.has_others() {
             self.family.drive(Some(self));
         }
@@ -100,12 +95,17 @@ impl Driving {
             // Most small operations need only a few polls: no clock, no counters.
             let mut engine = self.engine();
             let now = self.clock.now();
+            let mut moved = false;
             for _ in 0..self.spin.polls_per_look() {
                 if let Some(result) = take_result(&mut engine, task) {
+                    drop(engine);
+                    self.tell_sleepers(moved, false);
                     return Ok(Some(result));
                 }
-                engine.drive(now);
+                moved |= engine.drive(now);
             }
+            drop(engine);
+            self.tell_sleepers(moved, false);
         }
         if self.clock.is_virtual() {
             return Err(Error::invalid(
@@ -129,15 +129,15 @@ impl Driving {
             for _ in 0..self.spin.polls_per_look() {
                 moved |= engine.drive(now);
                 if let Some(result) = take_result(&mut engine, task) {
+                    drop(engine);
+                    self.tell_sleepers(moved, false);
                     self.spin.learn(patience.last());
                     return Some(result);
                 }
             }
             let has_failed = look_if_due(&mut engine, now);
             drop(engine);
-            if has_failed {
-                self.ring();
-            }
+            self.tell_sleepers(moved, has_failed);
             if now >= deadline {
                 return None;
             }
@@ -161,7 +161,7 @@ impl Driving {
 
     /// Sleeps until something may have arrived, unless `is_over`.
     fn sleep(&self, time: Duration, is_over: impl Fn(&Engine) -> bool) {
-        let Some(bell) = self.bell else {
+        let Some(alarm) = &self.alarm else {
             return;
         };
         let has_news = || {
@@ -172,14 +172,16 @@ impl Driving {
             self.collect_garbage(&mut engine);
             let has_news = moved || is_over(&engine);
             drop(engine);
-            if has_failed {
-                self.ring();
+            match has_failed {
+                true => self.ring(),
+                false if moved => alarm.wake_others(1),
+                false => {}
             }
             has_news
         };
         match self.family.has_others() {
             true => self.family.sleep(self, time, has_news),
-            false => bell.sleep(time, has_news),
+            false => alarm.sleep(time, has_news),
         }
     }
 
@@ -188,9 +190,9 @@ impl Driving {
         &self.family
     }
 
-    /// What rings when something arrives.
-    pub fn bell(&self) -> Option<Bell> {
-        self.bell
+    /// What wakes when something arrives.
+    pub fn alarm(&self) -> Option<&Alarm> {
+        self.alarm.as_ref()
     }
 
     /// Drives once for a wait on another communicator, unless somebody else drives; whether anything moved.
@@ -213,16 +215,24 @@ impl Driving {
         let has_failed = look_if_due(&mut engine, now);
         self.collect_garbage(&mut engine);
         drop(engine);
-        if has_failed {
-            self.ring();
-        }
+        self.tell_sleepers(moved, has_failed);
         moved
     }
 
     /// Wakes every thread of this rank that sleeps.
     pub fn ring(&self) {
-        if let Some(bell) = &self.bell {
-            bell.wake();
+        if let Some(alarm) = &self.alarm {
+            alarm.wake();
+        }
+    }
+
+    /// The caller, which does not sleep, has driven.
+    #[inline]
+    fn tell_sleepers(&self, moved: bool, has_failed: bool) {
+        match (&self.alarm, has_failed) {
+            (Some(alarm), true) => alarm.wake(),
+            (Some(alarm), false) if moved => alarm.wake_others(0),
+            _ => {}
         }
     }
 
@@ -245,9 +255,7 @@ impl Driving {
                 // One operation may move all the time while another waits for a peer that is gone.
                 let has_failed = moved && look_if_due(&mut engine, now);
                 drop(engine);
-                if has_failed {
-                    self.ring();
-                }
+                self.tell_sleepers(moved, has_failed);
             }
             if moved {
                 patience.reset();
@@ -264,7 +272,7 @@ impl Driving {
 
     /// Ends the progress thread.
     pub fn stop_progress_thread(&self) {
-        // The bell orders it: the thread sees it before it sleeps, or is woken.
+        // The alarm orders it: the thread sees it before it sleeps, or is woken.
         self.stop.store(true, Ordering::Relaxed);
         self.ring();
     }

@@ -7,6 +7,7 @@
 //! Locks, in this order: the list of members, then one engine. Nobody takes the list while holding an engine, and leaving
 //! takes no lock, since the last handle of a member may be dropped while the list is held.
 
+use super::alarm::{Alarm, Doorbell};
 use super::driving::Driving;
 use super::shared::Shared;
 use crate::engine::Clock;
@@ -72,13 +73,24 @@ impl Family {
             others.filter(|m| !std::ptr::eq(own, &***m)).collect()
         };
         let drivings = std::iter::once(own).chain(others.iter().map(|m| &***m));
-        let bells: Vec<Bell> = drivings.filter_map(Driving::bell).collect();
+        let (mut bells, mut doorbells) = (Vec::new(), Vec::new());
+        for alarm in drivings.filter_map(Driving::alarm) {
+            match alarm {
+                Alarm::Bell(bell) => bells.push(*bell),
+                Alarm::Descriptor(doorbell) => doorbells.push(doorbell),
+            }
+        }
         let look = || {
             let moved = look();
             others
                 .iter()
                 .fold(moved, |moved, member| member.drive_once() | moved)
         };
+        if !doorbells.is_empty() {
+            // No sleep hears both kinds.
+            let time = if bells.is_empty() { time } else { time.min(DEAF_SLEEP) };
+            return Doorbell::sleep_on(&doorbells, time, look);
+        }
         let wait = |before: &[u32]| {
             let counts: Vec<View> = bells.iter().map(Bell::count).collect();
             let words = counts.iter().zip(before);

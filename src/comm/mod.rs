@@ -6,6 +6,7 @@
 //!
 //! Read first: [`Communicator::start`].
 
+mod alarm;
 mod bind;
 mod buffer;
 mod call;

@@ -103,6 +103,9 @@ pub struct RemoteRange {
 /// Classes of tags, by their two highest bits. Messages of one class never take the places of another.
 pub const TAG_CLASSES: usize = 4;
 
+/// The class whose short messages find room whatever else has been sent.
+pub const URGENT_CLASS: usize = 2;
+
 /// The class of a tag.
 pub const fn tag_class(tag: u64) -> usize {
     (tag >> 62) as usize
@@ -175,9 +178,13 @@ pub enum WaitSource {
         /// Not zero: wakers must ring the bell.
         sleeping: View,
     },
-    /// Readable (poll(2)) while something has arrived that no poll has seen. Threads of this process that have something for
-    /// the sleeper wake it by other means.
-    Descriptor(Arc<OwnedFd>),
+    /// For poll(2).
+    Descriptor {
+        /// Readable while something has arrived that no poll has seen, and while `ring` is.
+        ready: Arc<OwnedFd>,
+        /// An eventfd for the caller's own threads: the provider neither writes nor reads it.
+        ring: Arc<OwnedFd>,
+    },
     /// Time is virtual; whoever steps the simulation decides.
     Virtual,
 }

@@ -309,8 +309,8 @@ impl Actor {
     fn sleep(&mut self, transport: &mut dyn Transport) -> Checked<Progress> {
         let (bell, sleeping) = match transport.wait_source() {
             WaitSource::Futex { bell, sleeping } => (bell, sleeping),
-            WaitSource::Descriptor(descriptor) => {
-                return self.sleep_on_descriptor(transport, &descriptor);
+            WaitSource::Descriptor { ready, .. } => {
+                return self.sleep_on_descriptor(transport, &ready);
             }
             WaitSource::Virtual => return Ok(Progress::Moved),
         };

@@ -176,7 +176,7 @@ fn transports() -> Vec<Transport> {
             "sim",
             "a modelled network in virtual time, all ranks in one process",
         ),
-        not_built("tcp", &[]),
+        available("tcp", "ranks of one host, over loopback"),
         not_built("verbs", &["libibverbs.so.1", "libibverbs.so"]),
         not_built("ofi", &["libfabric.so.1", "libfabric.so"]),
     ]
@@ -319,7 +319,7 @@ mod tests {
         let text = describe(&collect());
         for expected in [
             "transport shm           yes",
-            "transport tcp           no: not part of this build",
+            "transport tcp           yes",
             "transport verbs         no: not part of this build",
             "transport ofi           no: not part of this build",
             "LINERATE_CHUNK_BYTES",

@@ -54,9 +54,9 @@ pub fn check_transport(source: &str, name: &str) -> Result<(), String> {
 /// Why a transport that exists by name cannot be used, if so.
 pub fn unavailable_reason(name: &str) -> Option<String> {
     let kind = name.split(':').next().unwrap_or(name);
-    matches!(kind, "tcp" | "verbs" | "ofi").then(|| {
+    matches!(kind, "verbs" | "ofi").then(|| {
         format!(
-            "transport {kind} is unavailable: not part of this build; --transport shm joins the ranks of this host"
+            "transport {kind} is unavailable: not part of this build; --transport shm or tcp joins the ranks of this host"
         )
     })
 }
@@ -127,12 +127,12 @@ mod tests {
 
     #[test]
     fn transports_that_are_not_built_say_so() {
-        for name in ["tcp", "verbs:mlx5_0", "ofi:efa"] {
+        for name in ["verbs:mlx5_0", "ofi:efa"] {
             let text = unavailable_reason(name).unwrap();
             assert!(text.contains("not part of this build"), "{text}");
             assert!(check_transport("--transport", name).is_ok());
         }
-        for name in ["shm", "auto", "sim"] {
+        for name in ["shm", "tcp", "auto", "sim"] {
             assert!(unavailable_reason(name).is_none(), "{name}");
         }
     }

@@ -47,7 +47,7 @@ use crate::wire::{Frame, JobKey, Limits};
 use address::{IDENTITY_BYTES, PeerAddress};
 use doors::{Dial, Stranger};
 use peer::{Loss, Peer, PeerState, Shared};
-use rustix::event::epoll;
+use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::net::Shutdown;
 use std::collections::{BTreeMap, VecDeque};
 use std::mem::MaybeUninit;
@@ -103,6 +103,8 @@ pub struct TcpTransport {
     next_key: u32,
     polls: u32,
     closing: VecDeque<OwnedFd>,
+    /// Of the wait source.
+    ring: Arc<OwnedFd>,
 }
 
 impl TcpTransport {
@@ -140,9 +142,12 @@ impl TcpTransport {
             .map_err(|e| Error::os("reading the port of a listening socket", e))?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|e| Error::os("making an epoll descriptor", e))?;
-        for listener in &listeners {
+        let ring = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|e| Error::os("making an eventfd", e))?;
+        let awaited = listeners.iter().map(AsFd::as_fd);
+        for descriptor in awaited.chain([ring.as_fd()]) {
             let token = epoll::EventData::new_u64(u64::MAX);
-            epoll::add(&epoll, listener, token, epoll::EventFlags::IN)
+            epoll::add(&epoll, descriptor, token, epoll::EventFlags::IN)
                 .map_err(|e| Error::os("waiting for connections", e))?;
         }
         Ok(TcpTransport {
@@ -181,6 +186,7 @@ impl TcpTransport {
             next_key: 1,
             polls: 0,
             closing: VecDeque::new(),
+            ring: Arc::new(ring),
         })
     }
 
@@ -617,7 +623,10 @@ impl Transport for TcpTransport {
     }
 
     fn wait_source(&self) -> WaitSource {
-        WaitSource::Descriptor(self.shared.epoll.clone())
+        WaitSource::Descriptor {
+            ready: self.shared.epoll.clone(),
+            ring: self.ring.clone(),
+        }
     }
 
     fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>) {

@@ -292,7 +292,10 @@ impl Peer {
 
     /// Whether there is something that waits for a rail.
     pub fn has_output(&self) -> bool {
-        !self.stream.is_sent() || !self.waiting.is_empty() || !self.again.is_empty()
+        !self.stream.is_sent()
+            || !self.waiting.is_empty()
+            || !self.again.is_empty()
+            || self.rails.iter().any(|rail| rail.chunk.is_some())
     }
 
     /// Ends everything outstanding as flushed; what had come whole can be received later.

@@ -82,8 +82,8 @@ pub struct BenchArgs {
     #[arg(long, value_enum, default_value_t = Bind::Cores)]
     pub bind: Bind,
 
-    /// auto or shm; sim models a network in virtual time, in one process, up to 1024 ranks (with --check 0 buffers take no
-    /// memory). tcp, verbs[:device] and ofi[:provider] are not part of this build. Default LINERATE_TRANSPORT, else auto
+    /// auto, shm or tcp; sim models a network in virtual time, in one process, up to 1024 ranks (with --check 0 buffers take no
+    /// memory). verbs[:device] and ofi[:provider] are not part of this build. Default LINERATE_TRANSPORT, else auto
     #[arg(long, value_name = "NAME")]
     pub transport: Option<String>,
 

@@ -92,7 +92,7 @@ pub struct ExplainArgs {
     #[arg(long, value_enum, default_value_t = Bind::Cores)]
     pub bind: Bind,
 
-    /// auto or shm; tcp, verbs[:device] and ofi[:provider] are not part of this build. Default LINERATE_TRANSPORT, else auto
+    /// auto, shm or tcp; verbs[:device] and ofi[:provider] are not part of this build. Default LINERATE_TRANSPORT, else auto
     #[arg(long, value_name = "NAME")]
     pub transport: Option<String>,
 

@@ -90,7 +90,7 @@ pub struct ReplayArgs {
     /// Which memory the gradients lie in
     #[arg(long, value_enum, default_value = "registered")]
     pub memory: Memory,
-    /// auto or shm; tcp, verbs[:device] and ofi[:provider] are not part of this build; default: LINERATE_TRANSPORT, else auto
+    /// auto, shm or tcp; verbs[:device] and ofi[:provider] are not part of this build; default: LINERATE_TRANSPORT, else auto
     #[arg(long)]
     pub transport: Option<String>,
     /// One JSON document; with - nothing else goes to standard output
