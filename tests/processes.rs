@@ -1,10 +1,12 @@
-//! Every collective with real processes over shared memory.
+//! Every collective with real processes over shared memory, and over connections (`processes/network.rs`).
 //!
 //! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child runs
 //! [`child_entry`] and nothing else.
 
 #[path = "processes/crew.rs"]
 mod crew;
+#[path = "processes/network.rs"]
+mod network;
 #[path = "collectives/oracle.rs"]
 mod oracle;
 #[path = "processes/spawn.rs"]
@@ -13,7 +15,7 @@ mod spawn;
 mod traffic;
 
 use linerate::{Buffer, Collective, Communicator, Config, DataType, Operation, ReduceOp};
-use oracle::{Case, cases};
+use oracle::Case;
 use spawn::spawn;
 use std::process::Output;
 use std::time::{Duration, Instant};
@@ -85,10 +87,7 @@ fn alloc(comm: &Communicator, case: &Case) -> impl Fn(usize) -> Buffer {
 /// All cases; prints a hash of all bits, which must be the same in every run, and for allreduce on every rank.
 fn sweep(comm: &Communicator) {
     let (mut own, mut common) = (0u64, 0u64);
-    for case in cases(comm.ranks())
-        .into_iter()
-        .filter(Case::can_run_on_one_host)
-    {
+    for case in network::runnable(comm.ranks()) {
         let prepared = case.prepare(comm.rank(), alloc(comm, &case));
         comm.run(&prepared.call)
             .unwrap_or_else(|e| panic!("{case:?}: {e}"));
@@ -131,10 +130,7 @@ fn small_chunks_and_windows_give_the_same_results() {
 
 /// Many operations at once, of all kinds and sizes, waited for in another order than they were started in.
 fn overlap(comm: &Communicator) {
-    let all: Vec<Case> = cases(comm.ranks())
-        .into_iter()
-        .filter(Case::can_run_on_one_host)
-        .collect();
+    let all: Vec<Case> = network::runnable(comm.ranks());
     let mut prng = linerate::prng::Prng::new(u64::from(comm.rank()) + 5);
     for group in all.chunks(40) {
         let prepared: Vec<_> = group

@@ -88,7 +88,11 @@ impl Family {
         };
         if !doorbells.is_empty() {
             // No sleep hears both kinds.
-            let time = if bells.is_empty() { time } else { time.min(DEAF_SLEEP) };
+            let time = if bells.is_empty() {
+                time
+            } else {
+                time.min(DEAF_SLEEP)
+            };
             return Doorbell::sleep_on(&doorbells, time, look);
         }
         let wait = |before: &[u32]| {

@@ -34,9 +34,9 @@ pub fn open_with(
         "sim" => Err(unavailable(
             "it joins ranks of one process only: use linerate::Simulation",
         )),
-        known if UNBUILT.contains(&known) => {
-            Err(unavailable("it is not part of this version; use shm or tcp"))
-        }
+        known if UNBUILT.contains(&known) => Err(unavailable(
+            "it is not part of this version; use shm or tcp",
+        )),
         _ => Err(Error::invalid(format!(
             "unknown transport '{name}': auto, shm, sim (in one process), tcp, verbs, ofi"
         ))),

@@ -5,6 +5,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Starts `ranks` processes in a role and waits for them. `extra` is set in their environment.
 pub fn spawn(role: &str, ranks: u32, extra: &[(&str, &str)]) -> Vec<Output> {
+    spawn_each(
+        role,
+        &vec![("LINERATE_TEST_NOTHING", ""); ranks as usize],
+        extra,
+    )
+}
+
+/// The same with one more variable per rank, in which ranks differ.
+pub fn spawn_each(role: &str, own: &[(&str, &str)], extra: &[(&str, &str)]) -> Vec<Output> {
+    let ranks = own.len() as u32;
     static JOBS: AtomicU32 = AtomicU32::new(0);
     let index = JOBS.fetch_add(1, Ordering::Relaxed);
     let job = format!("test-{}-{index}", std::process::id());
@@ -16,6 +26,7 @@ pub fn spawn(role: &str, ranks: u32, extra: &[(&str, &str)]) -> Vec<Output> {
             .env("WORLD_SIZE", ranks.to_string())
             .env("LINERATE_JOB", &job)
             .envs(extra.iter().copied())
+            .env(own[rank as usize].0, own[rank as usize].1)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()

@@ -53,7 +53,10 @@ impl PeerAddress {
                 6 => ip.into(),
                 _ => return None,
             };
-            Some(SocketAddr::new(ip, u16::from_le_bytes([entry[2], entry[3]])))
+            Some(SocketAddr::new(
+                ip,
+                u16::from_le_bytes([entry[2], entry[3]]),
+            ))
         });
         Ok(PeerAddress {
             identity: *identity,
@@ -83,6 +86,9 @@ mod tests {
         let mut wrong = bytes.0.clone();
         wrong[20] = 5;
         let error = PeerAddress::parse(&Address(wrong)).unwrap_err();
-        assert!(error.to_string().contains("80 bytes") || error.to_string().contains("80"), "{error}");
+        assert!(
+            error.to_string().contains("80 bytes") || error.to_string().contains("80"),
+            "{error}"
+        );
     }
 }

@@ -11,6 +11,7 @@ use super::peer::{Peer, PeerState};
 use super::rail::Rail;
 use super::socket;
 use crate::time::Time;
+use crate::transport::Event;
 use crate::types::Rank;
 use crate::wire::{
     Claim, HANDSHAKE_BYTES, HandshakeError, HandshakeMessage, Initiator, JobKey, NONCE_BYTES,
@@ -114,7 +115,7 @@ impl Incomplete {
     fn read(&mut self, socket: BorrowedFd<'_>) -> Result<Option<HandshakeMessage>, String> {
         loop {
             match socket::receive_plain(socket, &mut self.bytes[self.filled..]) {
-                Ok(0) => return Err("it closed the connection during the handshake".into()),
+                Ok(0) => return Err("it closed the connection during the handshake, as ranks with another LINERATE_SECRET do".into()),
                 Ok(bytes) => self.filled += bytes,
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(Errno::INTR) => continue,
@@ -148,7 +149,7 @@ impl TcpTransport {
             for rank in 0..self.peers.len() as Rank {
                 let attempts = &mut self.peers[rank as usize].attempts;
                 attempts.pause = attempts.pause.saturating_sub(1);
-                self.dial_if_needed(rank);
+                self.dial_if_needed(rank, true);
             }
         }
     }
@@ -389,20 +390,33 @@ impl TcpTransport {
             peer.lead = Some(rail.id);
         }
         peer.rails.push(rail);
+        if std::mem::take(&mut peer.is_awaited) {
+            self.shared.ready.push_back(Event::Connected(rank));
+        }
         self.refresh_active();
         self.pump(rank);
     }
 
-    /// Connects to a peer, if it is to be reached and there are too few connections.
-    pub(super) fn dial_if_needed(&mut self, rank: Rank) {
+    /// Connects to a peer, if it is to be reached and there are too few connections. `is_slow`: a message of it is waited for
+    /// in vain, and perhaps it is dead.
+    pub(super) fn dial_if_needed(&mut self, rank: Rank, is_slow: bool) {
         let peer = &self.peers[rank as usize];
-        if peer.state != PeerState::Open || rank == self.rank || peer.attempts.pause > 0 {
+        let is_reachable = peer.state == PeerState::Open && !peer.has_left;
+        if !is_reachable || rank == self.rank || peer.attempts.pause > 0 {
             return;
         }
         let wanted = if peer.rails.is_empty() {
             // Nothing is asked of a peer that nobody talks to; but one that was connected shall be, to see when it dies.
-            let is_used = peer.has_output() || !peer.lost.is_empty() || !peer.retired.is_empty();
-            if is_used { self.shared.rails as usize } else { 0 }
+            let is_used = peer.has_output()
+                || !peer.lost.is_empty()
+                || !peer.retired.is_empty()
+                || (peer.is_awaited && peer.is_dialer)
+                || (is_slow && peer.awaits_message());
+            if is_used {
+                self.shared.rails as usize
+            } else {
+                0
+            }
         } else if peer.is_dialer {
             self.shared.rails as usize
         } else {
@@ -420,12 +434,20 @@ impl TcpTransport {
         let key = self.key_for(rank, false).ok_or("its address is unknown")?;
         let epoch = self.epoch_of(rank, false);
         let peer = &mut self.peers[rank as usize];
-        let places = &peer.address.as_ref().ok_or("its address is unknown")?.places;
+        let places = &peer
+            .address
+            .as_ref()
+            .ok_or("its address is unknown")?
+            .places;
         peer.attempts.made += 1;
         let number = peer.attempts.made;
         let place = places[(number as usize - 1) % places.len()];
         let id = number << 1 | u64::from(self.rank > rank);
-        let crc = if self.shared.limits.has_crc { DETAIL_CRC } else { 0 };
+        let crc = if self.shared.limits.has_crc {
+            DETAIL_CRC
+        } else {
+            0
+        };
         let claim = Claim {
             purpose: Purpose::Data,
             initiator: self.rank,
@@ -437,7 +459,9 @@ impl TcpTransport {
         let socket = match socket::dial(place, self.shared.timeout) {
             Ok(socket) => socket,
             Err(Errno::MFILE | Errno::NFILE) => {
-                return Err("no file descriptor is left (RLIMIT_NOFILE): raise it with `ulimit -n`".into());
+                return Err(
+                    "no file descriptor is left (RLIMIT_NOFILE): raise it with `ulimit -n`".into(),
+                );
             }
             Err(error) => return Err(format!("{place}: {error}")),
         };
@@ -502,7 +526,7 @@ impl TcpTransport {
         let is_over = is_late || (is_refused && attempts.count >= REFUSED_MAX);
         if is_over && peer.rails.is_empty() {
             let text = match is_refused {
-                true => format!("its process has ended: {reason}"),
+                true => format!("its process ended: {reason}"),
                 false => format!("it cannot be reached: {reason}"),
             };
             self.fail(rank, &text);

@@ -3,7 +3,7 @@
 use super::peer::{Fate, Incoming, Loss, Payload, Peer, PeerState, Posted, Shared, Unexpected};
 use crate::limits::MESSAGES_PER_PEER;
 use crate::memory::View;
-use crate::transport::{Outcome, PostError, TAG_CLASSES, tag_class};
+use crate::transport::{Outcome, PostError, TAG_CLASSES, URGENT_CLASS, tag_class};
 use crate::wire::Frame;
 
 /// Long messages of a peer that are not complete: every place of every class, and as many that come before their
@@ -14,6 +14,12 @@ impl Peer {
     /// Messages of this class that are not matched yet, as far as is known.
     pub fn backlog(&self, class: usize) -> u16 {
         self.sent[class].wrapping_sub(self.matched_seen[class])
+    }
+
+    /// Whether a message of it is waited for; those that may come at any time do not count.
+    pub fn awaits_message(&self) -> bool {
+        let mut tags = self.posted.iter().map(|posted| tag_class(posted.tag));
+        tags.any(|class| class != URGENT_CLASS)
     }
 
     pub fn post_recv(
@@ -48,7 +54,13 @@ impl Peer {
             }
             Payload::Own(source, send_token) => {
                 self.deliver_own(&posted, message.header, source, shared);
-                shared.complete(self.rank, send_token, Outcome::Done, source.len_bytes() as u64, 0);
+                shared.complete(
+                    self.rank,
+                    send_token,
+                    Outcome::Done,
+                    source.len_bytes() as u64,
+                    0,
+                );
             }
         }
         self.count_match(tag);

@@ -9,8 +9,8 @@
 //!   in a buffer if their receive is not posted yet; beyond that they wait to be asked for. So memory is bounded, and a
 //!   message without a receive holds nothing up.
 //! * A rail that is lost is replaced, and what had not come on it goes over the others: `losses.rs`.
-//! * Every connection begins with the handshake of [`crate::wire`]: `doors.rs`. Connections are made at the first use;
-//!   [`Transport::connect`] only takes the address.
+//! * Every connection begins with the handshake of [`crate::wire`]: `doors.rs`. In jobs of more than a few ranks connections
+//!   are made at the first use, and [`Transport::connect`] only takes the address.
 //! * The kernel looks for peers that are gone without a word (TCP_USER_TIMEOUT, keep-alive): its clock, not the caller's.
 //! * Waiting is on an epoll descriptor, which becomes readable when anything comes. While a rank has few rails, polls read
 //!   them directly.
@@ -77,6 +77,9 @@ const COUNT_BYTES: usize = 8;
 /// How long dropping waits for the kernel to take what was said, and for the peers' kernels to have it.
 const LEAVE_LOOKS: u32 = 200;
 const LEAVE_PAUSE: Duration = Duration::from_millis(5);
+/// Up to so many ranks, everybody is connected to everybody before the first operation: what one rank says then reaches the
+/// others' hosts although they are busy, and a death is noticed by all. Beyond that connections are made at the first use.
+const CONNECTED_RANKS_MAX: u32 = 16;
 /// Closed connections that are still open because their last words are on their way.
 const CLOSING_MAX: usize = 64;
 
@@ -225,14 +228,14 @@ impl TcpTransport {
     /// Hands what is to leave to the kernel, and connects if nobody has.
     fn pump(&mut self, rank: Rank) {
         let peer = &mut self.peers[rank as usize];
-        if peer.state != PeerState::Open {
+        if peer.state != PeerState::Open || peer.has_left {
             return;
         }
         if let Err(reason) = peer.pump(&mut self.shared) {
             return self.fail(rank, &reason);
         }
         if self.peers[rank as usize].rails.is_empty() && self.peers[rank as usize].has_output() {
-            self.dial_if_needed(rank);
+            self.dial_if_needed(rank, false);
         }
     }
 
@@ -241,6 +244,9 @@ impl TcpTransport {
         let peer = &mut self.peers[rank as usize];
         let mut lost: Vec<(u64, String)> = Vec::new();
         for at in 0..peer.rails.len() {
+            if peer.has_left {
+                return;
+            }
             match peer.receive(at, &mut self.shared) {
                 Ok(_) => {}
                 // Its end may explain itself on another rail: all are read first.
@@ -265,7 +271,7 @@ impl TcpTransport {
         }
         if has_lost || self.peers[rank as usize].has_output() {
             self.pump(rank);
-            self.dial_if_needed(rank);
+            self.dial_if_needed(rank, false);
         }
     }
 
@@ -393,10 +399,14 @@ impl Drop for TcpTransport {
     /// last message is still in its own queue.
     fn drop(&mut self) {
         let open = |peer: &&mut Peer| peer.state == PeerState::Open && !peer.rails.is_empty();
+        let mut events = Vec::new();
+        // What has come is told, so that nobody has to take for lost what this rank has had.
+        let now = self.shared.now;
+        self.poll(now, &mut events);
         for peer in self.peers.iter_mut().filter(open) {
+            peer.settle(&self.shared, true);
             peer.push_control(&self.shared, Frame::Goodbye);
         }
-        let mut events = Vec::new();
         for look in 0..LEAVE_LOOKS {
             let now = self.shared.now;
             for at in 0..self.active.len() {
@@ -444,7 +454,15 @@ impl Transport for TcpTransport {
         }
         known.address = Some(address);
         known.state = PeerState::Open;
-        self.shared.ready.push_back(Event::Connected(peer));
+        if peer != self.rank && self.peers.len() <= CONNECTED_RANKS_MAX as usize {
+            let known = &mut self.peers[peer as usize];
+            known.is_awaited = true;
+            // One of the two connects, so that they never meet on the way.
+            known.is_dialer = self.rank < peer;
+            self.dial_if_needed(peer, false);
+        } else {
+            self.shared.ready.push_back(Event::Connected(peer));
+        }
         Ok(())
     }
 
@@ -454,6 +472,7 @@ impl Transport for TcpTransport {
         };
         if known.state == PeerState::Open {
             if !known.rails.is_empty() {
+                known.settle(&self.shared, true);
                 known.push_control(&self.shared, Frame::Goodbye);
                 // A peer that takes nothing now sees the connection close.
                 let _ = known.pump(&mut self.shared);
@@ -634,7 +653,9 @@ impl Transport for TcpTransport {
         self.look_at_doors(true);
         for rank in 0..self.peers.len() as Rank {
             let peer = &mut self.peers[rank as usize];
-            if !peer.rails.is_empty() {
+            if peer.has_left {
+                self.fail(rank, "it has left");
+            } else if !peer.rails.is_empty() {
                 peer.settle(&self.shared, true);
                 self.pump(rank);
             }

@@ -157,6 +157,11 @@ pub struct Peer {
     pub asked: Vec<u64>,
     /// This rank opens connections when there are too few.
     pub is_dialer: bool,
+    /// It has said goodbye, and is read no more. That is told at the next slow look: operations for which it had done its
+    /// part end well until then.
+    pub has_left: bool,
+    /// It shall be connected although nobody talks to it yet, and has not been.
+    pub is_awaited: bool,
     pub posted: VecDeque<Posted>,
     pub unexpected: VecDeque<Unexpected>,
     pub unexpected_count: [u32; TAG_CLASSES],
@@ -266,6 +271,8 @@ impl Peer {
             lost: Vec::new(),
             asked: Vec::new(),
             is_dialer: false,
+            has_left: false,
+            is_awaited: false,
             posted: VecDeque::new(),
             unexpected: VecDeque::new(),
             unexpected_count: [0; TAG_CLASSES],
@@ -303,15 +310,24 @@ impl Peer {
         self.state = PeerState::Gone;
         let mut tokens: Vec<u64> = self.posted.drain(..).map(|p| p.token).collect();
         tokens.extend(self.short_puts.drain(..).map(|p| p.token));
-        tokens.extend(std::mem::take(&mut self.outgoing).into_values().filter_map(|o| o.token));
-        tokens.extend(std::mem::take(&mut self.gets).into_values().map(|(_, token, _)| token));
+        tokens.extend(
+            std::mem::take(&mut self.outgoing)
+                .into_values()
+                .filter_map(|o| o.token),
+        );
+        tokens.extend(
+            std::mem::take(&mut self.gets)
+                .into_values()
+                .map(|(_, token, _)| token),
+        );
         for incoming in self.incoming.values_mut() {
             if let Fate::Into(_, token, _) = incoming.fate {
                 tokens.push(token);
                 incoming.fate = Fate::Dropped;
             }
         }
-        let is_whole = |incoming: &Incoming| incoming.is_announced && incoming.arrived == incoming.total;
+        let is_whole =
+            |incoming: &Incoming| incoming.is_announced && incoming.arrived == incoming.total;
         self.incoming
             .retain(|_, i| matches!(i.fate, Fate::Unmatched) && is_whole(i));
         let incoming = &self.incoming;
@@ -324,7 +340,8 @@ impl Peer {
                 tokens.push(token);
             }
         }
-        self.unexpected.retain(|m| !matches!(m.payload, Payload::Own(..)));
+        self.unexpected
+            .retain(|m| !matches!(m.payload, Payload::Own(..)));
         self.waiting.clear();
         self.again.clear();
         self.lost.clear();

@@ -145,7 +145,7 @@ impl Peer {
                 self.end_body(at, shared)?;
             }
         }
-        while self.handle_next(at, shared)? {}
+        while !self.has_left && self.handle_next(at, shared)? {}
         Ok(())
     }
 
@@ -304,7 +304,10 @@ impl Peer {
             }
             Frame::RailClosed { rail, chunks } => self.handle_rail_closed(rail, chunks, shared),
             Frame::Nothing => Ok(()),
-            Frame::Goodbye => Err(Loss::Peer("it has left".into())),
+            Frame::Goodbye => {
+                self.has_left = true;
+                Ok(())
+            }
             Frame::Chunk { .. } | Frame::PutChunk { .. } | Frame::GetChunk { .. } => {
                 unreachable!("chunks are not ordered")
             }
@@ -330,7 +333,9 @@ impl Peer {
         shared: &mut Shared,
     ) -> Result<(), Loss> {
         let Some((view, token, _)) = self.gets.remove(&id) else {
-            return Err(Loss::Peer(format!("it answers get {id}, which nobody asked")));
+            return Err(Loss::Peer(format!(
+                "it answers get {id}, which nobody asked"
+            )));
         };
         let bytes = view.len_bytes();
         if is_good && payload.len() != bytes {

@@ -5,7 +5,7 @@ use super::rail::{OutChunk, Piece, acknowledge};
 use super::socket;
 use crate::limits::MESSAGES_PER_PEER;
 use crate::memory::{RegionKey, View};
-use crate::transport::{Outcome, URGENT_CLASS, PostError, RemoteRange, tag_class};
+use crate::transport::{Outcome, PostError, RemoteRange, URGENT_CLASS, tag_class};
 use crate::wire::{Frame, FrameHeader, HEADER_BYTES};
 use rustix::io::Errno;
 use std::os::fd::AsFd;
@@ -267,10 +267,7 @@ impl Peer {
     /// Hands to the kernel what it takes.
     pub fn pump(&mut self, shared: &mut Shared) -> Result<(), String> {
         if self.stream.len_bytes() > STREAM_BYTES_MAX {
-            let text = format!(
-                "it has not acknowledged {} bytes",
-                self.stream.len_bytes()
-            );
+            let text = format!("it has not acknowledged {} bytes", self.stream.len_bytes());
             return Err(text);
         }
         for at in 0..self.rails.len() {
@@ -283,7 +280,8 @@ impl Peer {
     fn pump_rail(&mut self, at: usize, shared: &mut Shared) {
         for _ in 0..SENDS_MAX {
             let is_lead = self.lead == Some(self.rails[at].id);
-            if self.rails[at].chunk.is_none() && !(self.waiting.is_empty() && self.again.is_empty()) {
+            if self.rails[at].chunk.is_none() && !(self.waiting.is_empty() && self.again.is_empty())
+            {
                 self.rails[at].chunk = self.take_chunk(at, shared);
             }
             let rail = &self.rails[at];
@@ -402,12 +400,7 @@ impl Peer {
     }
 
     /// The peer has told how many chunks of a rail have come.
-    pub fn handle_ack(
-        &mut self,
-        rail: u64,
-        chunks: u64,
-        shared: &mut Shared,
-    ) -> Result<(), Loss> {
+    pub fn handle_ack(&mut self, rail: u64, chunks: u64, shared: &mut Shared) -> Result<(), Loss> {
         let pieces = if let Some(rail) = self.rails.iter_mut().find(|r| r.id == rail) {
             let sending = usize::from(rail.chunk.is_some());
             acknowledge(&mut rail.unacked, sending, &mut rail.chunks_acked, chunks)
