@@ -19,11 +19,21 @@ pub fn on_ranks<T: Send>(ranks: u32, body: impl Fn(Communicator) -> T + Sync) ->
     on_ranks_with(ranks, false, body)
 }
 
-/// The same with or without progress threads.
+/// The same with or without progress threads: over connections, and then over shared memory, of which the results are.
 pub fn on_ranks_with<T: Send>(
     ranks: u32,
     progress_thread: bool,
     body: impl Fn(Communicator) -> T + Sync,
+) -> Vec<T> {
+    on_ranks_over("tcp", ranks, progress_thread, &body);
+    on_ranks_over("shm", ranks, progress_thread, &body)
+}
+
+fn on_ranks_over<T: Send>(
+    transport: &str,
+    ranks: u32,
+    progress_thread: bool,
+    body: &(impl Fn(Communicator) -> T + Sync),
 ) -> Vec<T> {
     static JOBS: AtomicU32 = AtomicU32::new(0);
     let index = JOBS.fetch_add(1, Ordering::Relaxed);
@@ -31,6 +41,7 @@ pub fn on_ranks_with<T: Send>(
     let config = Config {
         timeout: Duration::from_secs(30),
         progress_thread,
+        transport: transport.into(),
         ..Config::default()
     };
     let run = |rank| body(Communicator::join(rank, ranks, &job, config.clone()).unwrap());
@@ -207,7 +218,8 @@ fn a_sleep_on_one_communicator_hears_the_bell_of_another() {
 
 #[test]
 fn an_abort_ends_waits_on_all_ranks_with_the_reason_and_leaves_relatives_alone() {
-    on_ranks(3, |world| {
+    // In shared memory, what others had done before an abort is seen before it; connections do not wait for one another.
+    on_ranks_over("shm", 3, false, &|world: Communicator| {
         let child = world.duplicate().unwrap();
         let sibling = world.split(Some(0), 0).unwrap().unwrap();
         std::thread::scope(|scope| {
@@ -252,8 +264,12 @@ fn an_abort_ends_waits_on_all_ranks_with_the_reason_and_leaves_relatives_alone()
 
 #[test]
 fn an_abort_reaches_a_rank_that_had_no_room_for_it() {
+    ["shm", "tcp"].into_iter().for_each(abort_without_room);
+}
+
+fn abort_without_room(transport: &str) {
     let (is_aborted, is_known) = (AtomicBool::new(false), AtomicBool::new(false));
-    on_ranks(2, |comm| {
+    on_ranks_over(transport, 2, false, &|comm: Communicator| {
         if comm.rank() == 0 {
             let buffer = comm.alloc(4096).unwrap();
             let start = |bytes| {

@@ -182,6 +182,7 @@ impl TcpTransport {
                 void: vec![0; 64 * 1024],
                 spare: Vec::new(),
                 now: Time::default(),
+                is_leaving: false,
                 counts: Counts::default(),
             },
             active: Vec::new(),
@@ -256,7 +257,15 @@ impl TcpTransport {
         }
         let has_lost = !lost.is_empty() || !peer.asked.is_empty();
         for (id, reason) in lost {
-            if let Some(at) = peer.rails.iter().position(|rail| rail.id == id) {
+            if self.shared.is_leaving {
+                peer.rails.retain(|rail| rail.id != id);
+                if peer.lead == Some(id) {
+                    peer.stream.rewind();
+                    peer.lead = peer.rails.first().map(|rail| rail.id);
+                }
+                // The other side leaves too, and has heard of this one.
+                peer.has_left |= peer.rails.is_empty();
+            } else if let Some(at) = peer.rails.iter().position(|rail| rail.id == id) {
                 peer.lose_rail(at, &reason, &mut self.shared);
             }
         }
@@ -368,7 +377,8 @@ impl TcpTransport {
 
     /// Whether everything that was said is with the peers' kernels.
     fn has_left(&self) -> bool {
-        let is_silent = |peer: &Peer| peer.state != PeerState::Open || peer.stream.is_sent();
+        let is_over = |peer: &Peer| peer.state != PeerState::Open || peer.has_left;
+        let is_silent = |peer: &Peer| is_over(peer) || peer.stream.is_sent();
         let is_acknowledged = |socket: &OwnedFd| socket::unacknowledged_bytes(socket.as_fd()) == 0;
         let mut rails = self.peers.iter().flat_map(|peer| &peer.rails);
         self.peers.iter().all(is_silent)
@@ -403,6 +413,7 @@ impl Drop for TcpTransport {
         // What has come is told, so that nobody has to take for lost what this rank has had.
         let now = self.shared.now;
         self.poll(now, &mut events);
+        self.shared.is_leaving = true;
         for peer in self.peers.iter_mut().filter(open) {
             peer.settle(&self.shared, true);
             peer.push_control(&self.shared, Frame::Goodbye);

@@ -206,6 +206,8 @@ pub struct Shared {
     pub void: Vec<u8>,
     pub spare: Vec<Vec<u8>>,
     pub now: Time,
+    /// This rank is being dropped: a connection that ends now is no loss.
+    pub is_leaving: bool,
     pub counts: Counts,
 }
 
