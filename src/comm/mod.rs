@@ -334,6 +334,15 @@ impl Communicator {
         engine.failure().cloned()
     }
 
+    /// What its transport has done so far, by name: connections lost and replaced, for example. Empty where nothing is
+    /// counted.
+    pub fn transport_counts(&self) -> Vec<(&'static str, u64)> {
+        match self.inner.shared.process.check() {
+            Ok(()) => self.inner.shared.engine().transport().counts(),
+            Err(_) => Vec::new(),
+        }
+    }
+
     /// The algorithm that runs if every rank's buffers are registered or not as those of `call` are, by name.
     pub fn algorithm_for(&self, call: &Call) -> Result<&'static str> {
         match call.collective {

@@ -282,6 +282,11 @@ pub trait Transport: Send {
     /// Slow checks (hang-ups, control sockets), called before a wait sleeps and every few milliseconds at most.
     fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>);
 
+    /// What has happened so far, by name: for people and tests. Not for the data path.
+    fn counts(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+
     /// When [`Transport::poll`] must be called again even if nothing arrives.
     fn next_timeout(&self) -> Option<Time>;
 }

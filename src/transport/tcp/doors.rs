@@ -35,8 +35,10 @@ const ACCEPTS_MAX: usize = 16;
 const RAILS_MAX: usize = 64;
 /// A port that nobody listens on any more is tried so often: its process has ended.
 const REFUSED_MAX: u32 = 3;
-/// An unreachable peer is tried at least so often, and as long as the timeout.
-const UNREACHABLE_MIN: u32 = 5;
+/// An unreachable peer is tried at least so often, and as long as the timeout: each attempt takes this share of it at most,
+/// by the clock and in looks.
+const UNREACHABLE_MIN: u32 = 4;
+const CONNECT_LOOKS: u32 = 100;
 /// Slow looks before a peer that connects itself is reached for after all.
 const AWAIT_LOOKS: u32 = 500;
 /// Set in the detail of a claim by ranks with integrity checks.
@@ -74,6 +76,9 @@ pub struct Dial {
     stage: DialStage,
     initiator: Box<Initiator>,
     hello: HandshakeMessage,
+    /// Until when the other host must have answered.
+    until: Time,
+    looks: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -440,6 +445,7 @@ impl TcpTransport {
             .ok_or("its address is unknown")?
             .places;
         peer.attempts.made += 1;
+        peer.attempts.since.get_or_insert(self.shared.now);
         let number = peer.attempts.made;
         let place = places[(number as usize - 1) % places.len()];
         let id = number << 1 | u64::from(self.rank > rank);
@@ -477,6 +483,8 @@ impl TcpTransport {
             stage: DialStage::Connecting,
             initiator: Box::new(initiator),
             hello,
+            until: self.shared.now.after(self.shared.timeout / UNREACHABLE_MIN),
+            looks: 0,
         });
         Ok(())
     }
@@ -484,7 +492,7 @@ impl TcpTransport {
     fn look_at_dials(&mut self) {
         let mut at = 0;
         while at < self.dials.len() {
-            let look = look_at_dial(&mut self.dials[at]);
+            let look = look_at_dial(&mut self.dials[at], self.shared.now);
             if matches!(look, Ok(Look::Wait)) {
                 at += 1;
                 continue;
@@ -543,7 +551,7 @@ impl TcpTransport {
     }
 }
 
-fn look_at_dial(dial: &mut Dial) -> Result<Look, String> {
+fn look_at_dial(dial: &mut Dial, now: Time) -> Result<Look, String> {
     if dial.stage == DialStage::Connecting {
         let mut set = [PollFd::new(&dial.socket, PollFlags::OUT)];
         let at_once = Timespec {
@@ -551,7 +559,11 @@ fn look_at_dial(dial: &mut Dial) -> Result<Look, String> {
             tv_nsec: 0,
         };
         if poll(&mut set, Some(&at_once)) == Ok(0) {
-            return Ok(Look::Wait);
+            dial.looks += 1;
+            return match dial.looks > CONNECT_LOOKS && now > dial.until {
+                true => Err("the host does not answer".into()),
+                false => Ok(Look::Wait),
+            };
         }
         match sockopt::socket_error(&dial.socket).map_err(|e| e.to_string())? {
             Ok(()) => {}

@@ -32,8 +32,6 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
-pub use peer::Counts;
-
 use super::{
     Address, Capabilities, Event, Outcome, PostError, RemoteRange, Transport, WaitSource, tag_class,
 };
@@ -46,7 +44,7 @@ use crate::types::Rank;
 use crate::wire::{Frame, JobKey, Limits};
 use address::{IDENTITY_BYTES, PeerAddress};
 use doors::{Dial, Stranger};
-use peer::{Loss, Peer, PeerState, Shared};
+use peer::{Counts, Loss, Peer, PeerState, Shared};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::net::Shutdown;
 use std::collections::{BTreeMap, VecDeque};
@@ -192,11 +190,6 @@ impl TcpTransport {
             closing: VecDeque::new(),
             ring: Arc::new(ring),
         })
-    }
-
-    /// What has happened so far.
-    pub fn counts(&self) -> Counts {
-        self.shared.counts
     }
 
     fn check_peer(&self, peer: Rank) -> Posted {
@@ -674,6 +667,10 @@ impl Transport for TcpTransport {
         self.arm();
         self.drain_closing();
         events.extend(self.shared.ready.drain(..));
+    }
+
+    fn counts(&self) -> Vec<(&'static str, u64)> {
+        self.shared.counts.named()
     }
 
     fn next_timeout(&self) -> Option<Time> {

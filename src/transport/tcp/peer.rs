@@ -123,7 +123,7 @@ pub struct ShortPut {
 #[derive(Debug, Default)]
 pub struct Attempts {
     pub count: u32,
-    /// When the first of them failed.
+    /// When the first of them began.
     pub since: Option<Time>,
     /// Slow looks until the next one.
     pub pause: u32,
@@ -214,7 +214,9 @@ pub struct Shared {
 /// What has happened so far: for tests and for people.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Chunks received.
+    /// Chunks into which transfers were cut.
+    pub chunks_sent: u64,
+    /// Chunks that have come whole.
     pub chunks_received: u64,
     /// Chunks sent once more after a rail was lost.
     pub chunks_again: u64,
@@ -224,6 +226,19 @@ pub struct Counts {
     pub rails_lost: u64,
     /// Connections of others that were turned away.
     pub strangers: u64,
+}
+
+impl Counts {
+    pub fn named(&self) -> Vec<(&'static str, u64)> {
+        vec![
+            ("chunks sent", self.chunks_sent),
+            ("chunks received", self.chunks_received),
+            ("chunks sent again", self.chunks_again),
+            ("frames that came twice", self.frames_twice),
+            ("rails lost", self.rails_lost),
+            ("strangers turned away", self.strangers),
+        ]
+    }
 }
 
 impl Shared {

@@ -370,7 +370,7 @@ impl Peer {
     }
 
     /// Cuts the next piece, and says whether it is among the last of its transfer.
-    fn next_piece(&mut self, shared: &Shared) -> Option<(Piece, bool)> {
+    fn next_piece(&mut self, shared: &mut Shared) -> Option<(Piece, bool)> {
         // A transfer may have ended while it waited.
         let is_left = |o: &Outgoing| o.next < o.view.len_bytes() as u64;
         let transfer = loop {
@@ -392,6 +392,7 @@ impl Peer {
             bytes: bytes as u32,
         };
         outgoing.next += bytes;
+        shared.counts.chunks_sent += 1;
         let left = total - outgoing.next;
         if left == 0 {
             self.waiting.pop_front();
