@@ -4,15 +4,15 @@
 //! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child runs [`child_entry`] and
 //! nothing else. The test takes a rank's sockets out of its process (pidfd_getfd) and breaks them there.
 
+#[path = "rails/connections.rs"]
+mod connections;
 #[path = "processes/spawn.rs"]
 mod spawn;
 
 use linerate::prng::Prng;
 use linerate::{Buffer, Call, Communicator, Config, DataType, ReduceOp};
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use rustix::process::Pid;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::process::{Child, Output};
 use std::time::{Duration, Instant};
 
@@ -45,7 +45,12 @@ fn sum(comm: &Communicator, buffer: &Buffer, count: usize, round: u64) -> linera
     let ranks = u64::from(comm.ranks());
     let of_ranks = ranks * (ranks + 1) / 2;
     let right = |i: usize| ranks * round * 1_000_003 + i as u64 * of_ranks;
-    let wrong = part.to_vec::<u64>().iter().enumerate().filter(|&(i, &v)| v != right(i)).count();
+    let wrong = part
+        .to_vec::<u64>()
+        .iter()
+        .enumerate()
+        .filter(|&(i, &v)| v != right(i))
+        .count();
     assert_eq!(wrong, 0, "round {round}, {count} numbers");
     Ok(())
 }
@@ -78,35 +83,6 @@ fn until_failure(comm: &Communicator) {
     println!("ERROR {error}");
 }
 
-/// Both ends of every connection of a process.
-fn connections(pid: u32) -> Vec<(OwnedFd, SocketAddr, SocketAddr)> {
-    let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/fd")) else {
-        return Vec::new();
-    };
-    let names = entries.flatten().map(|e| e.file_name().into_string().unwrap());
-    let numbers: Vec<i32> = names.filter_map(|name| name.parse().ok()).collect();
-    let Ok(process) = pidfd_open(Pid::from_raw(pid as i32).unwrap(), PidfdFlags::empty()) else {
-        return Vec::new();
-    };
-    let ends = |number: i32| {
-        // It may be closed by now.
-        let socket = pidfd_getfd(&process, number, PidfdGetfdFlags::empty()).ok()?;
-        let own = SocketAddr::try_from(rustix::net::getsockname(&socket).ok()?).ok()?;
-        let peer = SocketAddr::try_from(rustix::net::getpeername(&socket).ok()??).ok()?;
-        Some((socket, own, peer))
-    };
-    numbers.into_iter().filter_map(ends).collect()
-}
-
-/// Breaks a connection: what is under way on it is lost (`is_abrupt`), or comes before its end.
-fn break_connection(socket: &OwnedFd, is_abrupt: bool) {
-    // It may be broken already.
-    let _ = match is_abrupt {
-        true => rustix::net::connect_unspec(socket),
-        false => rustix::net::shutdown(socket, rustix::net::Shutdown::Both),
-    };
-}
-
 /// Breaks a connection of a random rank every [`EVERY`] until all ranks have ended; how many it broke.
 fn break_until_end(children: &mut [Child], prng: &mut Prng) -> u32 {
     let (start, mut broken) = (Instant::now(), 0);
@@ -118,10 +94,10 @@ fn break_until_end(children: &mut [Child], prng: &mut Prng) -> u32 {
         }
         std::thread::sleep(EVERY);
         let child = &children[prng.below(children.len() as u64) as usize];
-        let found = connections(child.id());
+        let found = connections::of_process(child.id());
         if !found.is_empty() {
-            let victim = &found[prng.below(found.len() as u64) as usize].0;
-            break_connection(victim, prng.below(2) == 0);
+            let victim = &found[prng.below(found.len() as u64) as usize];
+            connections::cut(&victim.socket, prng.below(2) == 0);
             broken += 1;
         }
     }
@@ -139,7 +115,8 @@ fn counts(outputs: &[Output]) -> BTreeMap<String, u64> {
     for output in outputs {
         assert!(output.status.success(), "{}", text(output));
         for line in String::from_utf8_lossy(&output.stdout).lines() {
-            if let Some((count, name)) = line.strip_prefix("COUNT ").and_then(|l| l.split_once(' ')) {
+            if let Some((count, name)) = line.strip_prefix("COUNT ").and_then(|l| l.split_once(' '))
+            {
                 *sums.entry(name.to_string()).or_insert(0) += count.parse::<u64>().unwrap();
             }
         }
@@ -166,9 +143,15 @@ fn a_rail_killed_every_100_ms_costs_a_thousand_allreduces_nothing() {
         assert!(counts["rails lost"] >= 6, "{counts:?}");
         assert!(counts["chunks sent"] > 1000, "{counts:?}");
         // Every chunk has come once: what is sent again is what had not come.
-        assert_eq!(counts["chunks sent"], counts["chunks received"], "{counts:?}");
+        assert_eq!(
+            counts["chunks sent"], counts["chunks received"],
+            "{counts:?}"
+        );
         let warnings: String = outputs.iter().map(text).collect();
-        assert!(warnings.contains("rail ") && warnings.contains("was lost"), "{warnings}");
+        assert!(
+            warnings.contains("rail ") && warnings.contains("was lost"),
+            "{warnings}"
+        );
     }
 }
 
@@ -182,7 +165,7 @@ fn a_peer_that_answers_nobody_and_has_no_rail_left_is_failed_within_the_timeout(
     let children = spawn::start("until-failure", &[("X", ""); 2], &extra);
     let [survivor, victim] = [0, 1].map(|rank: usize| children[rank].id());
     let start = Instant::now();
-    while connections(survivor).len() < 2 {
+    while connections::of_process(survivor).len() < 2 {
         assert!(start.elapsed() < HANG, "never connected");
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -190,8 +173,8 @@ fn a_peer_that_answers_nobody_and_has_no_rail_left_is_failed_within_the_timeout(
     let pid = Pid::from_raw(victim as i32).unwrap();
     // Its host goes on taking connections, and nobody speaks on them.
     rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
-    for (socket, ..) in connections(survivor) {
-        break_connection(&socket, true);
+    for connection in connections::of_process(survivor) {
+        connections::cut(&connection.socket, true);
     }
     let mut children = children.into_iter();
     let output = children.next().unwrap().wait_with_output().unwrap();

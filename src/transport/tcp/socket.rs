@@ -27,8 +27,15 @@ pub enum Target<'a> {
 
 /// Listens on a free port of this address.
 pub fn listen(ip: IpAddr) -> Result<TcpListener> {
-    let what = || format!("listening for ranks on {ip} (LINERATE_IFNAME names another interface)");
-    let listener = TcpListener::bind((ip, 0)).map_err(|e| Error::os(what(), e))?;
+    let what = || format!("listening for ranks on {ip}");
+    let listener = TcpListener::bind((ip, 0)).map_err(|e| match Errno::from_io_error(&e) {
+        Some(Errno::ADDRINUSE) => Error::Exhausted {
+            what: what(),
+            limit: e.to_string(),
+            remedy: "every port that the system gives out is in use: widen net.ipv4.ip_local_port_range, or end what holds them (`ss -tan`)".into(),
+        },
+        _ => Error::os(what(), e),
+    })?;
     listener
         .set_nonblocking(true)
         .map_err(|e| Error::os(what(), e))?;
