@@ -48,7 +48,7 @@ const PASSES: usize = 2;
 /// Whether there is a place for the prices, before a minute is spent on them.
 pub fn check(args: &ExplainArgs, config: &Config) -> std::result::Result<(), String> {
     settings::check_ranks(args.ranks, settings::launched_ranks()?)?;
-    if launch::world_size().is_none() {
+    if settings::world_size().is_none() {
         place(config)?;
     }
     Ok(())

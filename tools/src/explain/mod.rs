@@ -147,7 +147,7 @@ pub fn run(args: &ExplainArgs) -> ExitCode {
             return ExitCode::from(USAGE);
         }
     };
-    let is_rank = launch::world_size().is_some();
+    let is_rank = settings::world_size().is_some();
     let Some(plan) = plan else {
         return calibrate::run(args, is_rank);
     };
@@ -165,7 +165,7 @@ fn facts() -> Result<Facts, String> {
     Ok(Facts {
         config: settings::from_environment()?,
         launched_ranks: settings::launched_ranks()?,
-        local_ranks: launch::local_world_size(),
+        local_ranks: settings::local_world_size(),
         memory_bytes: linerate::memory::available_memory_bytes(),
         cache_bytes: system::last_level_cache_bytes(),
     })
