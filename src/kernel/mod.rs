@@ -43,13 +43,7 @@ pub fn reduce(
     sources: &[View],
     destinations: &[View],
 ) {
-    let reduction = Reduction {
-        isa: Isa::best_for(dtype),
-        stores: Stores::Cached,
-        dtype,
-        combine,
-        finish,
-    };
+    let reduction = Reduction::best(Stores::Cached, dtype, combine, finish);
     reduce_with(reduction, sources, destinations);
 }
 
@@ -67,13 +61,7 @@ pub fn reduce_streaming(
     sources: &[View],
     destinations: &[View],
 ) {
-    let reduction = Reduction {
-        isa: Isa::best_for(dtype),
-        stores: Stores::Streamed,
-        dtype,
-        combine,
-        finish,
-    };
+    let reduction = Reduction::best(Stores::Streamed, dtype, combine, finish);
     reduce_with(reduction, sources, destinations);
 }
 
@@ -122,6 +110,20 @@ struct Reduction {
     dtype: DataType,
     combine: Combine,
     finish: Finish,
+}
+
+impl Reduction {
+    /// By the fastest code for the type.
+    #[inline]
+    fn best(stores: Stores, dtype: DataType, combine: Combine, finish: Finish) -> Reduction {
+        Reduction {
+            isa: Isa::best_for(dtype),
+            stores,
+            dtype,
+            combine,
+            finish,
+        }
+    }
 }
 
 /// How results go to memory.
