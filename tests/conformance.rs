@@ -99,6 +99,7 @@ const SIMULATED_FAULTS: &[(Fault, u32)] = &[
     (Fault::FlushesFirst, 5),
     (Fault::SwapsOrder, 6),
     (Fault::HoldsUpOtherTags, 7),
+    (Fault::HoldsUpUrgent, 7),
     (Fault::CompletesSendsEarly, 8),
     (Fault::CompletesPutsEarly, 8),
     (Fault::CorruptsBytes, 8),

@@ -6,7 +6,7 @@ use linerate::memory::{Region, RegionKey, View};
 use linerate::time::Time;
 use linerate::transport::{
     Address, Capabilities, Completion, Event, Outcome, PostError, RemoteRange, Transport,
-    WaitSource,
+    URGENT_CLASS, WaitSource, tag_class,
 };
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -35,6 +35,8 @@ pub enum Fault {
     SwapsOrder,
     /// A message is held up by one of another tag that has no receive yet.
     HoldsUpOtherTags,
+    /// An urgent message waits until the others have been received.
+    HoldsUpUrgent,
     /// Large sends complete when they are posted.
     CompletesSendsEarly,
     /// Puts complete when they are posted.
@@ -250,6 +252,11 @@ impl Transport for Mutant {
             return posted;
         }
         if self.fault == Fault::HoldsUpOtherTags && self.is_held_up(peer, tag) {
+            return Err(PostError::WouldBlock);
+        }
+        let is_urgent = tag_class(tag) == URGENT_CLASS;
+        if self.fault == Fault::HoldsUpUrgent && is_urgent && self.inner.backlog(peer, 1 << 62) > 0
+        {
             return Err(PostError::WouldBlock);
         }
         if self.fault == Fault::LosesOwnMessages && peer == self.surroundings.rank {
