@@ -65,6 +65,13 @@ pub fn reduce_streaming(
     reduce_with(reduction, sources, destinations);
 }
 
+/// Whether an operation should use [`reduce_streaming`] and [`copy_streaming`]: the buffers of all its ranks, together
+/// `buffers_bytes`, fill the last-level cache of `cache_bytes`.
+#[inline]
+pub fn is_for_streaming(buffers_bytes: usize, cache_bytes: usize) -> bool {
+    buffers_bytes >= cache_bytes
+}
+
 /// Copies `source` into `destination`, around the caches where the CPU can; see [`reduce_streaming`].
 ///
 /// # Panics
