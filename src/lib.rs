@@ -58,7 +58,8 @@
 //! * Whoever waits spins only where every rank has a core. Elsewhere it gives its core to a peer beside it and looks longer
 //!   for those on other cores: flag lines say where their sender ran.
 //! * Every wait has a deadline. The first failure ends the communicator on all ranks with one cause: whoever hears of it
-//!   passes it on, so that a rank that leaves because of it never looks like its cause.
+//!   passes it on, so that a rank that leaves because of it never looks like its cause. A transport has room for this news
+//!   whatever else it holds (clause 7), so that a rank which takes nothing finds it at its next call.
 //! * A view of a peer's memory stays valid whatever that peer does: regions that it frees stay mapped until every round
 //!   that may have a view of them has ended, and it cannot free its control memory at all.
 //! * Memory is compared with what the machine, its control groups and the process may have before it is touched. Pages that
@@ -81,6 +82,11 @@
 //! rank with several cores shares large copies and reductions among [`Config::threads`], which sleep in between), a central
 //! daemon, asynchronous runtimes, unregistered memory on the wire. Not yet there: transports between hosts, device memory,
 //! partial and sparse collectives, ranks that join later.
+
+/// The program of the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 pub mod bootstrap;
 pub mod collective;

@@ -1,28 +1,22 @@
 //! `Fusion` over real communicators: sums, deadlines, reuse over steps, and errors that reach every rank.
 
+#[path = "groups/threads.rs"]
+mod threads;
+
 use linerate::{
     Buffer, Communicator, Config, DataType, Error, Fusion, FusionOptions, ReduceOp, StepReport,
     TensorSpec,
 };
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
+use threads::on_threads;
 
 /// Runs `body` on every rank of a job of its own.
 fn on_ranks<T: Send>(ranks: u32, body: impl Fn(Communicator) -> T + Sync) -> Vec<T> {
-    static JOBS: AtomicU32 = AtomicU32::new(0);
-    let index = JOBS.fetch_add(1, Ordering::Relaxed);
-    let job = format!("fusion-{}-{index}", std::process::id());
     let config = Config {
         timeout: Duration::from_secs(20),
         ..Config::default()
     };
-    let run = |rank| body(Communicator::join(rank, ranks, &job, config.clone()).unwrap());
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..ranks)
-            .map(|rank| scope.spawn(move || run(rank)))
-            .collect();
-        threads.into_iter().map(|t| t.join().unwrap()).collect()
-    })
+    on_threads(ranks, &config, body)
 }
 
 fn specs(counts: &[u64]) -> Vec<TensorSpec> {

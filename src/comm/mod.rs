@@ -32,6 +32,7 @@ pub use buffer::Buffer;
 pub use call::{Call, Transfer};
 pub use fusion::{FlushReport, Fusion, StepReport};
 pub use group::Group;
+pub use host::last_level_cache_bytes;
 pub use operation::Operation;
 pub use plans::{Explanation, Path};
 pub use prices::host as price_host;

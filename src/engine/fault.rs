@@ -58,7 +58,7 @@ impl Engine {
         self.fail_tasks(&error);
     }
 
-    /// Tells the failure to those who do not know it yet. A peer that takes nothing may have no room for it now.
+    /// Tells the failure to those who do not know it yet. A peer that is being connected has no room for it now.
     pub(super) fn tell_failure(&mut self) {
         let Some(error) = self.failure.as_ref().filter(|_| !self.untold.is_empty()) else {
             return;

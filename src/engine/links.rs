@@ -4,13 +4,13 @@
 use super::control::{self, Binding, ControlLayout, Line, PAYLOAD_WORDS};
 use super::tag::{self, Token};
 use crate::error::{Error, Result};
-use crate::limits::{CACHE_LINE_BYTES, CONTROL_BYTES, LANES, OPERATION_SLOTS};
+use crate::limits::{CACHE_LINE_BYTES, CONTROL_BYTES, LANES, OPERATION_SLOTS, URGENT_MESSAGES};
 use crate::memory::{Region, RegionKey, View};
 use crate::schedule::Lane;
 use crate::time::Time;
 use crate::transport::{Address, Event, PostError, RemoteRange, Transport};
 use crate::types::Rank;
-use crate::wire::ControlMessage;
+use crate::wire::{ControlKind, ControlMessage};
 use std::sync::Arc;
 
 /// What a rank tells its peers before the first operation.
@@ -316,8 +316,13 @@ impl Links {
             .max_by_key(|(sequence, _)| *sequence)
     }
 
-    /// Sends a control message, and wakes the peer; false: no room now.
+    /// Sends a control message, and wakes the peer; false: no room now. For news of a failure there is always room: it is
+    /// told once, and questions and answers, which repeat, leave half of the places that a peer keeps for control messages.
     pub fn send_control(&mut self, peer: Rank, message: &ControlMessage) -> bool {
+        let is_talk = matches!(message.kind, ControlKind::Query | ControlKind::Status);
+        if is_talk && self.transport.backlog(peer, tag::control()) >= URGENT_MESSAGES / 2 {
+            return false;
+        }
         let staging = self
             .control
             .part(self.layout.message(self.ranks), CONTROL_BYTES);

@@ -3,7 +3,7 @@
 /// Kinds of tags, in the two highest bits.
 const COLLECTIVE: u64 = 0;
 const PAIRWISE: u64 = 1;
-const CONTROL: u64 = 2;
+const CONTROL: u64 = crate::transport::URGENT_CLASS as u64;
 
 const CHUNK_BITS: u32 = 12;
 const MESSAGE_BITS: u32 = 14;

@@ -16,7 +16,8 @@
 //!     which they were sent; nothing else is ordered (a provider may promise more: [`Capabilities::ordered`]).
 //!  7. A message whose receive is not posted yet waits and never holds up a message with another tag. At most
 //!     [`Capabilities::messages_per_peer`] of each class of tags ([`tag_class`]) wait per peer; a further send of that
-//!     class would block, those of other classes do not.
+//!     class would block, those of other classes do not. Whatever has been sent in other classes, at least
+//!     [`URGENT_MESSAGES`] messages of [`URGENT_CLASS`], of at most [`CONTROL_BYTES`] each, find room.
 //!  8. A completed send means that the source may be reused. A completed receive means that all bytes
 //!     are in the destination. A completed put or get means the same, and that the bytes of a put are visible to
 //!     whoever sees a later put or message of this rank.
@@ -36,6 +37,9 @@
 //! 16. Length zero is legal everywhere.
 //! 17. [`Transport::notify`] wakes a peer that sleeps on its [`WaitSource`]; so does every message or put
 //!     that arrives there. A wake-up is never lost, and may be spurious.
+//!
+//! [`URGENT_MESSAGES`]: crate::limits::URGENT_MESSAGES
+//! [`CONTROL_BYTES`]: crate::limits::CONTROL_BYTES
 
 mod open;
 pub mod shm;
@@ -100,6 +104,9 @@ pub struct RemoteRange {
 
 /// Classes of tags, by their two highest bits. Messages of one class never take the places of another.
 pub const TAG_CLASSES: usize = 4;
+
+/// The class whose short messages find room whatever else has been sent (clause 7).
+pub const URGENT_CLASS: usize = 2;
 
 /// The class of a tag.
 pub const fn tag_class(tag: u64) -> usize {

@@ -356,7 +356,14 @@ fn woken_by(name: &'static str, waker: Step) -> Case {
     if is_message {
         sleeper.push(received(1, 16));
     }
-    let waking = vec![Wait { from: 0 }, Absent { steps: 300 }, waker];
+    // Nothing else is said until it has woken up: that would wake it, too.
+    sleeper.push(Signal { to: 1 });
+    let waking = vec![
+        Wait { from: 0 },
+        Absent { steps: 300 },
+        waker,
+        Wait { from: 0 },
+    ];
     Case::orderly(name, vec![sleeper, waking])
 }
 
@@ -369,12 +376,14 @@ fn woken_by_put() -> Case {
             region: 1,
             offset: 0,
         },
+        Signal { to: 1 },
     ];
     let waking = vec![
         Learn { region: 1, from: 0 },
         Signal { to: 0 },
         Absent { steps: 300 },
         put(0, 1, 0, 1, 64),
+        Wait { from: 0 },
     ];
     Case::orderly("clause_17_a_put_wakes", vec![sleeper, waking])
 }

@@ -4,17 +4,23 @@ use linerate::Rank;
 use linerate::error::Result;
 use linerate::memory::{Region, RegionKey, View};
 use linerate::time::Time;
-use linerate::transport::sim::SimTransport;
 use linerate::transport::{
     Address, Capabilities, Completion, Event, Outcome, PostError, RemoteRange, Transport,
-    WaitSource,
+    URGENT_CLASS, WaitSource, tag_class,
 };
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
+    /// A large send returns when it is complete, as if it were a blocking one.
+    Blocks,
+    /// Nothing is reported until time has passed.
+    WaitsForTime,
+    /// A peer fails when much time has passed between two polls.
+    FailsByTime,
     /// Every completion comes twice.
     CompletesTwice,
     /// Flushed posts never complete.
@@ -27,6 +33,10 @@ pub enum Fault {
     FlushesFirst,
     /// Two messages of one tag are sent in the wrong order.
     SwapsOrder,
+    /// A message is held up by one of another tag that has no receive yet.
+    HoldsUpOtherTags,
+    /// An urgent message waits until the others have been received.
+    HoldsUpUrgent,
     /// Large sends complete when they are posted.
     CompletesSendsEarly,
     /// Puts complete when they are posted.
@@ -47,17 +57,45 @@ pub enum Fault {
     IgnoresCancel,
     /// A disconnected peer is reported as failed.
     TalksAfterDisconnect,
+    /// Messages of a rank to itself vanish.
+    LosesOwnMessages,
+    /// Puts and gets of nothing never complete.
+    ForgetsEmpty,
+    /// Notifications wake nobody.
+    NotifiesNobody,
+    /// Sleepers announce themselves where nobody looks.
+    SleepsUnseen,
 }
+
+/// Silence after which a transport that trusts its clock calls a peer failed.
+const SILENCE_MAX: Duration = Duration::from_secs(1800);
+
+/// Polls after which a post that blocks gives up.
+const BLOCKED_POLLS_MAX: u32 = 1000;
 
 type Posted = std::result::Result<(), PostError>;
 
 /// A post of a send, to be made later.
 type Held = (Rank, u64, u64, View, u64);
 
-/// The simulator with a fault.
+/// What a fault needs to know beyond the transport.
+pub struct Surroundings {
+    pub rank: Rank,
+    /// Lets time pass.
+    pub advance: Box<dyn FnMut() + Send>,
+}
+
+/// A transport with a fault.
 pub struct Mutant {
-    inner: SimTransport,
+    inner: Box<dyn Transport>,
     fault: Fault,
+    surroundings: Surroundings,
+    /// The time of the last poll.
+    polled: Time,
+    /// The tag of the last message to each peer.
+    tag_last: HashMap<Rank, u64>,
+    /// Where sleepers are not seen.
+    unseen: Region,
     destinations: HashMap<u64, View>,
     held: Vec<Held>,
     /// Polls until they are sent.
@@ -70,10 +108,14 @@ pub struct Mutant {
 
 impl Mutant {
     /// Wraps a transport.
-    pub fn new(inner: SimTransport, fault: Fault) -> Mutant {
+    pub fn new(inner: Box<dyn Transport>, fault: Fault, surroundings: Surroundings) -> Mutant {
         Mutant {
             inner,
             fault,
+            surroundings,
+            polled: Time(0),
+            tag_last: HashMap::new(),
+            unseen: Region::private(64).expect("a cache line of memory"),
             destinations: HashMap::new(),
             held: Vec::new(),
             held_polls: 0,
@@ -81,6 +123,28 @@ impl Mutant {
             reported: HashSet::new(),
             key_first: None,
         }
+    }
+
+    /// Waits for the end of a post as a blocking call does: here even time passes.
+    fn block_until_complete(&mut self, token: u64) {
+        let is_end = |event: &Event| matches!(event, Event::Completion(end) if end.token == token);
+        for _ in 0..BLOCKED_POLLS_MAX {
+            self.inner.poll(self.polled, &mut self.early);
+            if self.early.iter().any(is_end) {
+                return;
+            }
+            (self.surroundings.advance)();
+        }
+    }
+
+    /// Whether a message has to wait because one of another tag does.
+    fn is_held_up(&mut self, peer: Rank, tag: u64) -> bool {
+        let last = *self.tag_last.entry(peer).or_insert(tag);
+        let is_held_up = last != tag && self.inner.backlog(peer, tag) > 0;
+        if !is_held_up {
+            self.tag_last.insert(peer, tag);
+        }
+        is_held_up
     }
 
     fn report_early(&mut self, peer: Rank, token: u64, bytes: usize) {
@@ -187,8 +251,21 @@ impl Transport for Mutant {
             self.send_held();
             return posted;
         }
+        if self.fault == Fault::HoldsUpOtherTags && self.is_held_up(peer, tag) {
+            return Err(PostError::WouldBlock);
+        }
+        let is_urgent = tag_class(tag) == URGENT_CLASS;
+        if self.fault == Fault::HoldsUpUrgent && is_urgent && self.inner.backlog(peer, 1 << 62) > 0
+        {
+            return Err(PostError::WouldBlock);
+        }
+        if self.fault == Fault::LosesOwnMessages && peer == self.surroundings.rank {
+            self.report_early(peer, token, bytes);
+            return Ok(());
+        }
         let posted = self.inner.post_send(peer, tag, header, source, token);
         match (self.fault, &posted) {
+            (Fault::Blocks, Ok(())) if bytes > 4096 => self.block_until_complete(token),
             (Fault::SendsRefused, Err(PostError::WouldBlock)) => {
                 self.reported.insert(token);
                 self.held.push((peer, tag, header, source, token));
@@ -214,6 +291,9 @@ impl Transport for Mutant {
         destination: RemoteRange,
         token: u64,
     ) -> Posted {
+        if self.fault == Fault::ForgetsEmpty && source.len_bytes() == 0 {
+            return Ok(());
+        }
         let posted = self.inner.post_put(peer, source, destination, token);
         if self.fault == Fault::CompletesPutsEarly && posted.is_ok() {
             self.report_early(peer, token, source.len_bytes());
@@ -228,6 +308,9 @@ impl Transport for Mutant {
         destination: View,
         token: u64,
     ) -> Posted {
+        if self.fault == Fault::ForgetsEmpty && destination.len_bytes() == 0 {
+            return Ok(());
+        }
         self.inner.post_get(peer, source, destination, token)
     }
 
@@ -238,6 +321,15 @@ impl Transport for Mutant {
     }
 
     fn poll(&mut self, now: Time, events: &mut Vec<Event>) {
+        let passed = now.since(std::mem::replace(&mut self.polled, now));
+        match self.fault {
+            Fault::WaitsForTime if passed.is_zero() => return,
+            Fault::FailsByTime if passed > SILENCE_MAX => {
+                let cause = format!("it said nothing for {passed:?}");
+                events.push(Event::PeerFailed(0, cause));
+            }
+            _ => {}
+        }
         self.held_polls = self.held_polls.saturating_sub(1);
         if self.held_polls == 0 {
             self.send_held();
@@ -259,11 +351,19 @@ impl Transport for Mutant {
     }
 
     fn notify(&mut self, peer: Rank) {
-        self.inner.notify(peer);
+        if self.fault != Fault::NotifiesNobody {
+            self.inner.notify(peer);
+        }
     }
 
     fn wait_source(&self) -> WaitSource {
-        self.inner.wait_source()
+        match self.inner.wait_source() {
+            WaitSource::Futex { bell, .. } if self.fault == Fault::SleepsUnseen => {
+                let sleeping = self.unseen.view();
+                WaitSource::Futex { bell, sleeping }
+            }
+            source => source,
+        }
     }
 
     fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>) {

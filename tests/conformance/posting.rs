@@ -66,6 +66,16 @@ impl Actor {
                 let token = self.own_token_last;
                 self.send(transport, (to, tag), header, (0, 0), token)
             }
+            Step::Stuff { to, tag, bytes } => self.stuff(transport, (to, tag), bytes),
+            Step::SendAtOnce {
+                to,
+                tag,
+                bytes,
+                token,
+            } => match self.send(transport, (to, tag), token ^ 0xabcd, (bytes, token), token)? {
+                true => Ok(true),
+                false => Err("refused, where there is always room".into()),
+            },
             Step::Drain { from, tag } => self.drain(transport, from, tag),
             Step::RefusedUnregistered { to, region } => self.refused(transport, to, region),
             Step::Signal { to } => self.signal(transport, to),
@@ -175,6 +185,23 @@ impl Actor {
         self.accept(token, to, memory, |view| {
             transport.post_send(to, tag, header, view, token)
         })
+    }
+
+    fn stuff(
+        &mut self,
+        transport: &mut dyn Transport,
+        place: (Rank, u64),
+        bytes: usize,
+    ) -> Checked<bool> {
+        for _ in 0..=transport.capabilities().messages_per_peer {
+            self.own_token_last += 1;
+            let token = self.own_token_last;
+            if !self.send(transport, place, 0, (bytes, token), token)? {
+                self.prepared = None;
+                return Ok(true);
+            }
+        }
+        Err("more messages accepted than promised".into())
     }
 
     pub(super) fn receive(

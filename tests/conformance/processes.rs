@@ -6,6 +6,7 @@
 
 use super::actor::{Actor, Progress};
 use super::cases;
+use super::mutants::{Fault, Mutant, Surroundings};
 use linerate::time::Time;
 use linerate::transport::sim::{SimOptions, World};
 use linerate::transport::{self, Address, Transport};
@@ -21,6 +22,12 @@ pub const PROVIDERS: &[&str] = &["shm"];
 
 /// A world of one rank: no processes can meet in it, but it shows that this harness works.
 pub const ALONE: &str = "sim";
+
+/// Shared memory with faults that show only where processes really sleep.
+pub const FAULTY: [(&str, Fault); 2] = [
+    ("shm-notifies-nobody", Fault::NotifiesNobody),
+    ("shm-sleeps-unseen", Fault::SleepsUnseen),
+];
 
 /// `provider/case/role/ranks/nonce`, for children.
 const ROLE_VARIABLE: &str = "LINERATE_CONFORMANCE_ROLE";
@@ -40,6 +47,15 @@ struct Opened {
 
 /// Makes the transport of one role. `nonce` belongs to the job, and what follows it by less than 256 too.
 fn open(provider: &str, rank: u32, ranks: u32, nonce: u64) -> Result<Opened, String> {
+    if let Some((_, fault)) = FAULTY.iter().find(|(name, _)| *name == provider) {
+        let Opened { transport, advance } = open("shm", rank, ranks, nonce)?;
+        let surroundings = Surroundings {
+            rank,
+            advance: Box::new(|| {}),
+        };
+        let transport = Box::new(Mutant::new(transport, *fault, surroundings));
+        return Ok(Opened { transport, advance });
+    }
     match provider {
         "shm" => Ok(Opened {
             transport: transport::open(provider, rank, ranks, nonce + u64::from(rank))
@@ -91,6 +107,18 @@ fn play(text: &str) -> Result<Progress, String> {
     (std::io::stdin().lock().read_line(&mut line)).map_err(|e| e.to_string())?;
     let addresses = line.split_whitespace().map(from_hex).collect();
     let mut actor = Actor::new(&case, role, addresses);
+    let result = step_to_end(&mut opened, &mut actor);
+    if result == Ok(Progress::Exit) {
+        // Its memory must not be given back before the process is gone.
+        std::mem::forget((opened, actor));
+    } else {
+        // The transport goes before the memory that the actor lent it: what has arrived is still delivered there.
+        drop(opened);
+    }
+    result
+}
+
+fn step_to_end(opened: &mut Opened, actor: &mut Actor) -> Result<Progress, String> {
     let begin = Instant::now();
     while begin.elapsed() < DEADLINE {
         let now = Instant::now();
@@ -100,15 +128,7 @@ fn play(text: &str) -> Result<Progress, String> {
             return Err(format!("{}: took {:?}", actor.place(), now.elapsed()));
         }
         match progress {
-            Progress::Done => {
-                drop(opened);
-                return Ok(progress);
-            }
-            Progress::Exit => {
-                // Its memory must not be given back before the process is gone.
-                std::mem::forget((opened, actor));
-                return Ok(progress);
-            }
+            Progress::Done | Progress::Exit => return Ok(progress),
             Progress::Moved => {}
             Progress::Waiting | Progress::Counting => thread::sleep(Duration::from_micros(20)),
         }

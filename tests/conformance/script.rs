@@ -122,6 +122,19 @@ pub enum Step {
         to: Rank,
         tag: u64,
     },
+    /// Sends messages of this length until one is refused.
+    Stuff {
+        to: Rank,
+        tag: u64,
+        bytes: usize,
+    },
+    /// A send that must be accepted at once.
+    SendAtOnce {
+        to: Rank,
+        tag: u64,
+        bytes: usize,
+        token: u64,
+    },
     /// Receives all messages of `Fill` and `Overflow`, in order.
     Drain {
         from: Rank,

@@ -6,6 +6,7 @@ use crate::engine::plan::{Operands, Place};
 use crate::engine::prepared::Prepared;
 use crate::engine::round::Round;
 use crate::error::{Error, Result};
+use crate::kernel::is_for_streaming;
 use crate::memory::View;
 use crate::schedule::{Action, BufferId, StepId};
 use crate::types::{Finish, Rank, ReduceOp};
@@ -189,7 +190,8 @@ impl Driver {
             true => input.len_bytes().max(output.len_bytes()),
             false => input.len_bytes() + output.len_bytes(),
         };
-        bytes.saturating_mul(self.links.ranks as usize) >= self.cache_bytes
+        let bytes = bytes.saturating_mul(self.links.ranks as usize);
+        is_for_streaming(bytes, self.cache_bytes)
     }
 
     /// Elements `start ..` of a peer's buffer; `None`: that is not known yet.

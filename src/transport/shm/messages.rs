@@ -3,9 +3,12 @@
 use super::peer::{Outstanding, Payload, PeerState, Posted, Unexpected};
 use super::ring::{Record, RecordHeader};
 use super::{Outcome, PostError, RemoteRange, ShmTransport};
-use crate::limits::{CACHE_LINE_BYTES, INLINE_BYTES_MAX, MESSAGES_PER_PEER, RING_BYTES};
+use crate::limits::{
+    CACHE_LINE_BYTES, CONTROL_BYTES, INLINE_BYTES_MAX, MESSAGES_PER_PEER, RING_BYTES,
+    URGENT_MESSAGES,
+};
 use crate::memory::{RegionKey, View};
-use crate::transport::tag_class;
+use crate::transport::{URGENT_CLASS, tag_class};
 use crate::types::Rank;
 use std::sync::atomic::Ordering;
 
@@ -24,7 +27,14 @@ const MADE_ROOM: u64 = MESSAGES_PER_PEER as u64 / 8;
 /// acknowledgement of each, so that none has to wait for room: a rank may send its last one and end.
 const ACKNOWLEDGEMENTS_MAX: usize = 128;
 
-const _: () = assert!(ACKNOWLEDGEMENTS_MAX * CACHE_LINE_BYTES <= RING_BYTES / 4);
+/// Bytes of a ring that only acknowledgements use.
+const ACKNOWLEDGEMENTS_ROOM: usize = ACKNOWLEDGEMENTS_MAX * CACHE_LINE_BYTES;
+
+/// Bytes of a ring that only messages of [`URGENT_CLASS`] use, and acknowledgements: one more than promised, because the end
+/// of the ring may leave a gap before a record.
+const URGENT_ROOM: usize = (URGENT_MESSAGES as usize + 1) * (CONTROL_BYTES + CACHE_LINE_BYTES);
+
+const _: () = assert!(ACKNOWLEDGEMENTS_ROOM + URGENT_ROOM <= RING_BYTES / 4);
 
 impl ShmTransport {
     pub(super) fn send_message(
@@ -76,7 +86,11 @@ impl ShmTransport {
                 source,
             )
         };
-        if !producer.push(record, payload, ACKNOWLEDGEMENTS_MAX * CACHE_LINE_BYTES) {
+        let keep_free = match class {
+            URGENT_CLASS => ACKNOWLEDGEMENTS_ROOM,
+            _ => ACKNOWLEDGEMENTS_ROOM + URGENT_ROOM,
+        };
+        if !producer.push(record, payload, keep_free) {
             return Err(PostError::WouldBlock);
         }
         p.sent[class] += 1;
