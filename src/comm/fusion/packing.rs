@@ -141,6 +141,9 @@ fn parts_of<'a>(
     let mut end = 0;
     with_bytes.map(move |tensor| {
         end += tensor.len_bytes();
-        (tensor, packed.part(end - tensor.len_bytes(), tensor.len_bytes()))
+        (
+            tensor,
+            packed.part(end - tensor.len_bytes(), tensor.len_bytes()),
+        )
     })
 }
