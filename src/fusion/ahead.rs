@@ -98,9 +98,8 @@ impl Machine {
         let set = self.set();
         let tensors = plan.tensors_of(self.next_of(plan)?);
         let is_filled = |&&tensor: &&u32| set.bytes(tensor as usize) > 0;
-        if tensors.iter().filter(is_filled).nth(1).is_none() {
-            return None;
-        }
+        // The only one is reduced where it lies.
+        tensors.iter().filter(is_filled).nth(1)?;
         while let Some(&next) = tensors.get(ahead.position) {
             if set.bytes(next as usize) > 0 {
                 let is_next = self.is_ready(next as usize);
