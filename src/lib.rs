@@ -57,6 +57,8 @@
 //!   the order rules of [`schedule`].
 //! * Whoever waits spins only where every rank has a core. Elsewhere it gives its core to a peer beside it and looks longer
 //!   for those on other cores: flag lines say where their sender ran.
+//! * A caller that waits for a fused step takes it over from the fusion buffer's thread (`comm/fusion/seat.rs`), so that no
+//!   thread has to be woken between the last gradient and the end of the step.
 //! * Every wait has a deadline. The first failure ends the communicator on all ranks with one cause: whoever hears of it
 //!   passes it on, so that a rank that leaves because of it never looks like its cause. A transport has room for this news
 //!   whatever else it holds (clause 7), so that a rank which takes nothing finds it at its next call.

@@ -224,6 +224,39 @@ fn ranks_that_declare_different_tensors_are_told_so() {
 }
 
 #[test]
+fn a_caller_takes_over_from_the_thread_that_waits_for_a_late_rank() {
+    let counts = [3000, 5, 1000, 0, 70_000];
+    on_ranks(2, |comm| {
+        let fusion = Fusion::new(&comm, FusionOptions::default(), specs(&counts)).unwrap();
+        for step in 0..6 {
+            let tensors: Vec<_> = (counts.iter().enumerate())
+                .map(|(tensor, &count)| gradient(&comm, tensor, count, step))
+                .collect();
+            let is_late = step % 2 == comm.rank() as usize;
+            if is_late {
+                std::thread::sleep(Duration::from_millis(30));
+            }
+            for (tensor, buffer) in tensors.iter().enumerate() {
+                fusion.announce(tensor, buffer).unwrap();
+            }
+            if !is_late {
+                // The thread begins a round, in which it waits when the caller comes.
+                fusion.end_of_backward().unwrap();
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            assert_eq!(fusion.wait().unwrap().step_index, step as u64);
+            for (tensor, &count) in counts.iter().enumerate() {
+                let expected = sums(count, 2, tensor, step);
+                assert!(
+                    tensors[tensor].to_vec::<f32>() == expected,
+                    "{tensor} {step}"
+                );
+            }
+        }
+    });
+}
+
+#[test]
 fn a_wrong_announcement_is_refused_and_leaves_the_step_as_it_was() {
     on_ranks(1, |comm| {
         let fusion = Fusion::new(&comm, FusionOptions::default(), specs(&[8])).unwrap();

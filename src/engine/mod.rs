@@ -49,7 +49,7 @@ pub use wait::{Looks, Patience, SpinTime, Step as WaitStep};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::limits::OPERATION_SLOTS;
-use crate::memory::{Region, RegionKey};
+use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
 use crate::transport::{Event, Outcome, Transport, WaitSource};
 use crate::types::Rank;
@@ -235,6 +235,12 @@ impl Engine {
     /// Ends a registration.
     pub fn deregister(&mut self, key: RegionKey) -> Result<()> {
         self.driver.links.transport.deregister(key)
+    }
+
+    /// Copies between views of equal length, one of several copies of `bytes_together` bytes: by the threads and around the
+    /// caches, as a step of a schedule would.
+    pub fn copy(&mut self, source: View, destination: View, bytes_together: usize) {
+        self.driver.copy(source, destination, bytes_together);
     }
 
     /// Does everything that can be done now; whether anything moved.

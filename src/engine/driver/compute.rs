@@ -173,6 +173,16 @@ impl Driver {
         self.crew.run(work, &self.sources, &self.destinations);
     }
 
+    /// Copies a piece of `bytes_together` bytes that are copied before anybody reads them: shared among threads and around
+    /// the caches as in a schedule.
+    pub fn copy(&mut self, source: View, destination: View, bytes_together: usize) {
+        let ranks = self.links.ranks as usize;
+        let streamed = source.len_bytes() >= PIECE_BYTES_STREAMED_MIN
+            && bytes_together.saturating_mul(2 * ranks) >= self.cache_bytes;
+        let work = Work::Copy { streamed };
+        self.crew.run(work, &[source], &[destination]);
+    }
+
     /// Whether results are written around the caches: the buffers of all ranks together fill the last one, and what
     /// is written is the result itself, not a window or scratch memory that somebody reads next.
     ///

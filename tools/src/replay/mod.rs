@@ -4,6 +4,7 @@
 //! reduced. The forward pass would only add a constant; it enters the step time and the scaling factor as
 //! `batch - backward`. Read first: [`run`], then `rank.rs`.
 
+mod alone;
 mod plan;
 mod print;
 mod rank;
