@@ -117,6 +117,7 @@ impl Supervisor {
     }
 
     fn reap(&mut self) -> io::Result<()> {
+        let mut failures = Vec::new();
         for position in 0..self.ranks.len() {
             let rank = &mut self.ranks[position];
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
@@ -128,9 +129,13 @@ impl Supervisor {
             let status = rank.child.wait()?;
             rank.is_alive = false;
             if !status.success() {
-                let index = rank.index;
-                self.note_failure(index, status);
+                failures.push((rank.index, status));
             }
+        }
+        // Of ranks that have ended since the last look: who was killed is the cause, who exited may have seen it die.
+        failures.sort_by_key(|(_, status)| status.signal().is_none());
+        for (index, status) in failures {
+            self.note_failure(index, status);
         }
         Ok(())
     }
