@@ -12,6 +12,7 @@ mod call;
 mod connect;
 mod driving;
 mod family;
+mod fetching;
 #[cfg(test)]
 mod fork_tests;
 mod fusion;
@@ -90,6 +91,7 @@ impl Communicator {
     /// most the configured timeout.
     pub fn join(rank: Rank, ranks: u32, job: &str, config: Config) -> Result<Communicator> {
         let clock = Clock::monotonic();
+        let (config, why_fetching) = fetching::settle(config, ranks, &clock);
         let (mut engine, blob) = match connect::open(rank, ranks, &config) {
             Ok(opened) => opened,
             // The others need not wait for this rank.
@@ -121,6 +123,12 @@ impl Communicator {
                 host::share_of_host(&config, ranks as usize).threads_max,
                 config.timeout
             ));
+            let readers =
+                fetching::readers(communicator.inner.shared.engine().transport(), rank, ranks);
+            say(&format!(
+                "rank {rank}: messages of memory that is not registered are {}",
+                fetching::describe(&readers, ranks, &why_fetching)
+            ));
         }
         Ok(communicator)
     }
@@ -140,6 +148,8 @@ impl Communicator {
             .filter(|&&host| host == hosts[rank as usize])
             .count();
         let mut plans = Plans::new(rank, hosts, is_mapped, &config);
+        let readers = fetching::readers(engine.transport(), rank, ranks);
+        plans.is_fetched = ranks > 1 && readers.len() as u32 == ranks - 1;
         if let Some(models) = &common.models {
             plans.use_models(models, common.cores.count());
             plans.threads = host::share_of_host(&config, local_ranks).threads_max as u32;

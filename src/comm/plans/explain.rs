@@ -17,6 +17,8 @@ pub enum Path {
     Windows,
     /// By the transport's messages.
     Messages,
+    /// By messages, of which those of 32 KiB and more are read out of the sender's address space.
+    FetchedMessages,
 }
 
 impl Path {
@@ -38,6 +40,7 @@ impl fmt::Display for Path {
             Path::Buffers => "mapped buffers",
             Path::Windows => "windows",
             Path::Messages => "messages",
+            Path::FetchedMessages => "messages, fetched",
         })
     }
 }
@@ -90,7 +93,10 @@ impl Plans {
             true => (self.model).predict(&collective::redirection(&request, &available)),
             false => 0.0,
         };
-        let path = Path::of(algorithm);
+        let path = match Path::of(algorithm) {
+            Path::Messages if self.is_fetched && !registered => Path::FetchedMessages,
+            path => path,
+        };
         let is_cheapest = candidates
             .first()
             .is_some_and(|c| std::ptr::eq(c.algorithm, algorithm));
