@@ -18,14 +18,11 @@ const PIECE_BYTES: usize = 256 << 10;
 /// The best counts.
 const PASSES: usize = 3;
 
-/// Settings that say `on` or `off`, and why, for people.
+/// Settings that say `on` or `off`, and why: how reading each other's memory is, for people.
 pub(super) fn settle(config: Config, ranks: u32, clock: &Clock) -> (Config, String) {
     let (cma, why) = match config.cma {
-        CrossMemory::On => (
-            CrossMemory::On,
-            "by LINERATE_CMA where it is allowed".into(),
-        ),
-        CrossMemory::Off => (CrossMemory::Off, "not, by LINERATE_CMA".into()),
+        CrossMemory::On => (CrossMemory::On, "on by LINERATE_CMA".into()),
+        CrossMemory::Off => (CrossMemory::Off, "off by LINERATE_CMA".into()),
         CrossMemory::Auto => {
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
             let copies = if ranks as usize <= cores { 1.0 } else { 2.0 };
@@ -43,37 +40,35 @@ pub(super) fn readers(transport: &dyn Transport, rank: Rank, ranks: u32) -> Vec<
         .collect()
 }
 
-/// What became of it, for people.
-pub(super) fn describe(readers: &[Rank], ranks: u32, why: &str) -> String {
-    match (readers.len() as u32 + 1, readers) {
-        (1, _) => format!("staged for all others (fetched {why})"),
-        (all, _) if all == ranks => format!("fetched by all others ({why})"),
-        _ => format!(
-            "fetched by ranks {readers:?} ({why}), staged for the others: they cannot read it, or do not want to"
-        ),
+/// What becomes of messages of a rank with these settings and readers, for people.
+pub(super) fn describe(cma: CrossMemory, readers: &[Rank], ranks: u32, why: &str) -> String {
+    let unwilling = match cma {
+        CrossMemory::On if ranks > 1 => "; the others may not read this rank, or do not want to",
+        _ => "",
+    };
+    match readers.len() as u32 + 1 {
+        all if all == ranks && ranks > 1 => {
+            format!("fetched by all others (process_vm_readv is {why})")
+        }
+        1 => format!("staged for all others (process_vm_readv is {why}{unwilling})"),
+        _ => format!("fetched by ranks {readers:?} (process_vm_readv is {why}{unwilling})"),
     }
 }
 
 /// From GB/s of fetching and of copying, and the copies of a staged message that one core makes.
 fn decide(rates: Result<[f64; 2], String>, copies: f64) -> (CrossMemory, String) {
-    match rates {
-        Err(reason) => (CrossMemory::Off, format!("not: {reason}")),
-        Ok([fetching, copying]) => {
-            let staging = copying / copies;
-            let cma = match fetching > staging {
-                true => CrossMemory::On,
-                false => CrossMemory::Off,
-            };
-            let verb = match cma {
-                CrossMemory::On => "where it is allowed",
-                _ => "not",
-            };
-            let why = format!(
-                "{verb}: fetching {fetching:.1} GB/s, staging {staging:.1} GB/s, measured at the start"
-            );
-            (cma, why)
-        }
-    }
+    let [fetching, staging] = match rates {
+        Err(reason) => return (CrossMemory::Off, format!("not possible: {reason}")),
+        Ok([fetching, copying]) => [fetching, copying / copies],
+    };
+    let (cma, word) = match fetching > staging {
+        true => (CrossMemory::On, "faster"),
+        false => (CrossMemory::Off, "slower"),
+    };
+    let why = format!(
+        "{word}: {fetching:.1} GB/s against {staging:.1} of staging, measured at the start"
+    );
+    (cma, why)
 }
 
 /// GB/s of fetching and of copying.
@@ -120,25 +115,36 @@ mod tests {
     fn the_faster_one_is_taken_and_both_are_told() {
         let (cma, why) = decide(Ok([5.7, 15.0]), 1.0);
         assert_eq!(cma, CrossMemory::Off);
-        assert!(
-            why.contains("not: fetching 5.7") && why.contains("15.0"),
-            "{why}"
-        );
+        assert!(why.contains("slower: 5.7 GB/s against 15.0"), "{why}");
         let (cma, why) = decide(Ok([8.0, 15.0]), 2.0);
         assert_eq!(cma, CrossMemory::On);
-        assert!(why.contains("staging 7.5"), "{why}");
+        assert!(why.contains("faster: 8.0 GB/s against 7.5"), "{why}");
         let (cma, why) = decide(Err("process_vm_readv: forbidden".into()), 1.0);
         assert_eq!(cma, CrossMemory::Off);
-        assert!(why.contains("forbidden"), "{why}");
+        assert!(
+            why.contains("not possible: process_vm_readv: forbidden"),
+            "{why}"
+        );
     }
 
     #[test]
     fn ranks_that_cannot_read_are_told_apart() {
-        assert!(describe(&[], 3, "why").contains("staged for all"));
-        assert!(describe(&[0, 2], 3, "why").contains("by all"));
-        let text = describe(&[2], 4, "why");
+        let say = |cma, readers: &[Rank], ranks| describe(cma, readers, ranks, "why");
+        let text = say(CrossMemory::Off, &[], 3);
         assert!(
-            text.contains("[2]") && text.contains("staged for the others"),
+            text.contains("staged for all others (process_vm_readv is why)"),
+            "{text}"
+        );
+        let text = say(CrossMemory::On, &[], 3);
+        assert!(
+            text.contains("staged for all") && text.contains("may not read"),
+            "{text}"
+        );
+        let text = say(CrossMemory::On, &[0, 2], 3);
+        assert!(text.contains("fetched by all others"), "{text}");
+        let text = say(CrossMemory::On, &[2], 4);
+        assert!(
+            text.contains("[2]") && text.contains("may not read"),
             "{text}"
         );
     }
@@ -146,7 +152,7 @@ mod tests {
     #[test]
     fn what_the_settings_say_is_not_measured() {
         let clock = Clock::monotonic();
-        for (cma, word) in [(CrossMemory::On, "where"), (CrossMemory::Off, "not")] {
+        for (cma, word) in [(CrossMemory::On, "on by"), (CrossMemory::Off, "off by")] {
             let config = Config {
                 cma,
                 ..Config::default()
@@ -157,9 +163,7 @@ mod tests {
         }
         let (settled, why) = settle(Config::default(), 2, &clock);
         assert_ne!(settled.cma, CrossMemory::Auto);
-        assert!(
-            why.contains("GB/s") || why.contains("process_vm_readv"),
-            "{why}"
-        );
+        let is_told = why.contains("GB/s") || why.contains("process_vm_readv");
+        assert!(is_told, "{why}");
     }
 }

@@ -62,7 +62,8 @@ impl Shared {
         self.plans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs a call on this memory to its end.
+    /// Runs a call on this memory to its end. Inlined: as a call of its own it costs a small operation 20 instructions more.
+    #[inline(always)]
     pub fn run(
         &self,
         call: &Call,

@@ -4,6 +4,7 @@ use super::{Plans, bytes_of};
 use crate::collective::{self, Algorithm, Candidate, Window};
 use crate::comm::Call;
 use crate::error::Result;
+use crate::transport::shm::FETCH_BYTES_MIN;
 use std::fmt;
 
 /// How the bytes of a call get from rank to rank.
@@ -17,7 +18,7 @@ pub enum Path {
     Windows,
     /// By the transport's messages.
     Messages,
-    /// By messages, of which those of 32 KiB and more are read out of the sender's address space.
+    /// By messages that are read out of the sender's address space: those of 32 KiB and more.
     FetchedMessages,
 }
 
@@ -93,8 +94,9 @@ impl Plans {
             true => (self.model).predict(&collective::redirection(&request, &available)),
             false => 0.0,
         };
+        let is_long = bytes >= FETCH_BYTES_MIN as u64;
         let path = match Path::of(algorithm) {
-            Path::Messages if self.is_fetched && !registered => Path::FetchedMessages,
+            Path::Messages if self.is_fetched && !registered && is_long => Path::FetchedMessages,
             path => path,
         };
         let is_cheapest = candidates

@@ -11,10 +11,12 @@
 
 use super::ShmTransport;
 use super::peer::Posted;
+use super::socket::{self, SocketMessage};
 use crate::memory::View;
 use crate::transport::Outcome;
 use crate::types::Rank;
 use std::io::{Error, Result};
+use std::os::fd::AsFd;
 use std::sync::atomic::{Ordering, fence};
 
 /// Shorter messages are copied: the call alone takes as long as copying this much.
@@ -45,7 +47,7 @@ impl Guard {
 #[derive(Clone, Copy, Debug)]
 pub struct Readable {
     process: i32,
-    guard: Guard,
+    pub(super) guard: Guard,
 }
 
 impl Readable {
@@ -173,13 +175,7 @@ impl ShmTransport {
             return Delivery::Withdrawn;
         }
         if let Err(error) = fetched {
-            return Delivery::Lost(match error.raw_os_error() {
-                Some(libc::ESRCH) => "its process ended".into(),
-                _ => format!(
-                    "{} bytes at {:#x}, which it sent, cannot be read there ({error}): memory that is sent must stay as it is until the operation has ended; LINERATE_CMA=off stages it",
-                    place.bytes, place.address
-                ),
-            });
+            return Delivery::Lost(self.unreadable(peer, place, &error));
         }
         let outcome = if fits {
             Outcome::Done
@@ -189,6 +185,21 @@ impl ShmTransport {
         self.complete(posted.token, peer, outcome, place.bytes, header);
         self.acknowledge(peer, place.id as u32, place.bytes);
         Delivery::Ended
+    }
+
+    /// Why a message could not be read. The peer would only see a hang-up: it is told.
+    fn unreadable(&self, peer: Rank, place: Place, error: &Error) -> String {
+        if error.raw_os_error() == Some(libc::ESRCH) {
+            return "its process ended".into();
+        }
+        if let Some(fd) = &self.peers[peer as usize].socket {
+            // A socket that is full is followed by the hang-up all the same.
+            let _ = socket::send(fd.as_fd(), SocketMessage::Unreadable, None);
+        }
+        format!(
+            "{} bytes at {:#x}, which it sent, cannot be read there ({error}): memory that is sent must stay as it is until the operation has ended; LINERATE_CMA=off stages it",
+            place.bytes, place.address
+        )
     }
 
     /// Takes back the memory of all messages to this peer that it may not have fetched yet; the tokens of those. What it
@@ -205,68 +216,5 @@ impl ShmTransport {
             fence(Ordering::Release);
         }
         tokens
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::memory::Region;
-
-    #[test]
-    fn what_lies_in_a_process_is_read_only_with_its_guard() {
-        let (source, target) = (
-            Region::private(70_000).unwrap(),
-            Region::private(70_000).unwrap(),
-        );
-        let (source, target) = (source.view(), target.view());
-        source.fill(7);
-        fetch_own(source.part(3, 66_001), target.part(1, 66_001)).unwrap();
-        let mut bytes = vec![0; 70_000];
-        target.read(0, &mut bytes);
-        assert_eq!(bytes.iter().filter(|&&byte| byte == 7).count(), 66_001);
-        assert_eq!((bytes[0], bytes[66_002]), (0, 0));
-
-        let word = 5;
-        let guard = Guard::of(&word);
-        assert!(Readable::probe(own_process(), guard).is_some());
-        let other = Guard { secret: 6, ..guard };
-        assert!(Readable::probe(own_process(), other).is_none());
-        assert!(Readable::probe(own_process(), Guard::default()).is_none());
-        let nowhere = Guard {
-            address: 4096,
-            ..guard
-        };
-        assert!(Readable::probe(own_process(), nowhere).is_none());
-    }
-
-    #[test]
-    fn memory_that_is_not_there_is_an_error_whichever_part_is_missing() {
-        let word = 5;
-        let readable = Readable::probe(own_process(), Guard::of(&word)).unwrap();
-        let target = Region::private(8192).unwrap();
-        let end = {
-            let source = Region::private(4096).unwrap();
-            source.view().as_ptr().addr() as u64 + 4096
-        };
-        for address in [4096, end - 4096, u64::MAX - 100] {
-            let error = readable.fetch(address, target.view()).unwrap_err();
-            assert_eq!(error.raw_os_error(), Some(libc::EFAULT), "{address:#x}");
-        }
-    }
-
-    #[test]
-    fn another_process_with_the_number_of_the_peer_is_not_taken_for_it() {
-        let word = 5;
-        let readable = Readable {
-            process: own_process(),
-            guard: Guard {
-                secret: 9,
-                ..Guard::of(&word)
-            },
-        };
-        let target = Region::private(64).unwrap();
-        let error = readable.fetch(target.view().as_ptr().addr() as u64, target.view());
-        assert_eq!(error.unwrap_err().raw_os_error(), Some(libc::ESRCH));
     }
 }

@@ -12,6 +12,8 @@
 #![allow(unsafe_code)]
 
 mod fetch;
+#[cfg(test)]
+mod fetch_tests;
 mod messages;
 mod peer;
 mod ring;

@@ -294,6 +294,10 @@ impl ShmTransport {
                 "it has no file descriptor left (RLIMIT_NOFILE): raise its limit with `ulimit -n`"
                     .into(),
             ),
+            (SocketMessage::Unreadable, None) => Err(format!(
+                "it could not read what rank {} had sent from memory that is not registered: it must stay as it is until the operation has ended; LINERATE_CMA=off stages it",
+                self.rank
+            )),
             (message, _) => Err(format!("it sent an unexpected {message:?}")),
         }
     }
@@ -400,15 +404,28 @@ impl ShmTransport {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::transport::Transport;
     use std::sync::Arc;
 
     /// Two connected ranks, and a region of rank 1 that rank 0 has mapped.
     fn mapped(nonce: u64, name: &str) -> ([ShmTransport; 2], RegionKey) {
-        let mut both =
-            [0, 1].map(|rank| ShmTransport::new(rank, 2, nonce + u64::from(rank), false).unwrap());
+        let mut both = connected(nonce, [false; 2]);
+        let region = Region::shared(name, 4096).unwrap();
+        region.view().store(0, 7u64);
+        let key = both[1].register(Arc::new(region)).unwrap();
+        both[1].export(0, key).unwrap();
+        while both[0].mapped(1, key).unwrap().is_none() {}
+        (both, key)
+    }
+
+    /// Two connected ranks, which may read each other or not.
+    pub fn connected(nonce: u64, fetches: [bool; 2]) -> [ShmTransport; 2] {
+        let mut both = [0, 1].map(|rank| {
+            let nonce = nonce + u64::from(rank);
+            ShmTransport::new(rank, 2, nonce, fetches[rank as usize]).unwrap()
+        });
         let addresses = [both[0].local_address(), both[1].local_address()];
         for transport in &mut both {
             (0..2).for_each(|peer| transport.connect(peer, &addresses[peer as usize]).unwrap());
@@ -420,12 +437,7 @@ mod tests {
             both.iter_mut()
                 .for_each(|t| t.poll_slow(Time(0), &mut Vec::new()));
         }
-        let region = Region::shared(name, 4096).unwrap();
-        region.view().store(0, 7u64);
-        let key = both[1].register(Arc::new(region)).unwrap();
-        both[1].export(0, key).unwrap();
-        while both[0].mapped(1, key).unwrap().is_none() {}
-        (both, key)
+        both
     }
 
     fn mappings(name: &str) -> usize {

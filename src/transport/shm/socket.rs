@@ -31,6 +31,8 @@ pub enum SocketMessage {
     Bye,
     /// The sender has no descriptor left for the memory that it was sent, and gives the connection up.
     Exhausted,
+    /// The sender could not read a message in memory of the receiver, and gives the connection up.
+    Unreadable,
 }
 
 const MESSAGE_BYTES: usize = 40;
@@ -49,6 +51,7 @@ impl SocketMessage {
             SocketMessage::Freed(key) => (3, key, 0, 0),
             SocketMessage::Bye => (4, 0, 0, 0),
             SocketMessage::Exhausted => (5, 0, 0, 0),
+            SocketMessage::Unreadable => (7, 0, 0, 0),
             SocketMessage::Reads(reads) => (6, u32::from(reads), 0, 0),
         };
         let mut out = [0; MESSAGE_BYTES];
@@ -84,6 +87,7 @@ impl SocketMessage {
             3 => SocketMessage::Freed(word(8)),
             4 => SocketMessage::Bye,
             5 => SocketMessage::Exhausted,
+            7 => SocketMessage::Unreadable,
             6 => SocketMessage::Reads(word(8) == 1),
             _ => return Err(malformed()),
         })
@@ -293,6 +297,7 @@ mod tests {
                     secret: u64::MAX,
                 },
             ),
+            SocketMessage::Unreadable,
             SocketMessage::Reads(true),
             SocketMessage::Reads(false),
             SocketMessage::Region(7, 4096),
