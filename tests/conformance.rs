@@ -73,6 +73,7 @@ clauses! {
     clause_15_a_rank_may_be_its_own_peer = 15,
     clause_16_length_zero_is_legal = 16,
     clause_17_sleepers_are_woken = 17,
+    clause_18_withdrawn_memory_is_the_owners_again = 18,
 }
 
 #[test]

@@ -55,6 +55,8 @@ impl Engine {
                 self.driver.cancel_receives(place, round);
             }
         }
+        // Nor may anything be read from there that its owner has changed since.
+        self.driver.links.transport.withdraw();
         self.fail_tasks(&error);
     }
 

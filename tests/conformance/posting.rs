@@ -39,7 +39,7 @@ impl Actor {
                 token,
             } => {
                 let place = self.remote(to, region, offset);
-                let memory = self.memory(transport, bytes)?;
+                let memory = self.memory(transport, bytes, false)?;
                 fill_pattern(memory.1, seed);
                 self.accept(token, to, memory, |view| {
                     transport.post_put(to, view, place, token)
@@ -53,7 +53,7 @@ impl Actor {
                 token,
             } => {
                 let place = self.remote(from, region, offset);
-                let memory = self.memory(transport, bytes)?;
+                let memory = self.memory(transport, bytes, false)?;
                 self.accept(token, from, memory, |view| {
                     transport.post_get(from, place, view, token)
                 })
@@ -112,11 +112,12 @@ impl Actor {
         &mut self,
         transport: &mut dyn Transport,
         bytes: usize,
+        may_be_anywhere: bool,
     ) -> Checked<(Arc<Region>, View)> {
         if let Some(prepared) = self.prepared.take() {
             return Ok(prepared);
         }
-        if bytes <= transport.capabilities().inline_bytes {
+        if may_be_anywhere || bytes <= transport.capabilities().inline_bytes {
             let memory = Arc::new(Region::private(bytes).map_err(|e| e.to_string())?);
             let view = memory.view();
             return Ok((memory, view));
@@ -180,7 +181,8 @@ impl Actor {
         (bytes, seed): (usize, u64),
         token: u64,
     ) -> Checked<bool> {
-        let memory = self.memory(transport, bytes)?;
+        let may_be_anywhere = transport.fetches(to, bytes);
+        let memory = self.memory(transport, bytes, may_be_anywhere)?;
         fill_pattern(memory.1, seed);
         self.accept(token, to, memory, |view| {
             transport.post_send(to, tag, header, view, token)

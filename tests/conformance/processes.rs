@@ -17,8 +17,9 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Providers that connect processes. Add one here and to [`open`], and every case runs on it.
-pub const PROVIDERS: &[&str] = &["shm"];
+/// Providers that connect processes. Add one here and to [`open`], and every case runs on it. The second one reads messages
+/// of memory that is not registered out of the sender's process.
+pub const PROVIDERS: &[&str] = &["shm", "shm fetching"];
 
 /// A world of one rank: no processes can meet in it, but it shows that this harness works.
 pub const ALONE: &str = "sim";
@@ -57,11 +58,15 @@ fn open(provider: &str, rank: u32, ranks: u32, nonce: u64) -> Result<Opened, Str
         return Ok(Opened { transport, advance });
     }
     match provider {
-        "shm" => Ok(Opened {
-            transport: transport::open(provider, rank, ranks, nonce + u64::from(rank))
-                .map_err(|e| e.to_string())?,
-            advance: Box::new(|| {}),
-        }),
+        "shm" | "shm fetching" => {
+            let fetches = provider == "shm fetching";
+            let nonce = nonce + u64::from(rank);
+            Ok(Opened {
+                transport: transport::open("shm", rank, ranks, nonce, fetches)
+                    .map_err(|e| e.to_string())?,
+                advance: Box::new(|| {}),
+            })
+        }
         ALONE => {
             let world = World::new(SimOptions::new(ranks, nonce));
             Ok(Opened {

@@ -150,6 +150,13 @@ pub enum Step {
         peer: Rank,
         token: u64,
     },
+    /// Takes back the memory of sends that is not registered.
+    Withdraw,
+    /// A receive has ended well, with these bytes, or was cancelled.
+    ReceivedOrCancelled {
+        token: u64,
+        seed: u64,
+    },
     /// Disconnects; from now on the peer is silent.
     Disconnect {
         peer: Rank,

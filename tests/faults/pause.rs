@@ -108,7 +108,7 @@ fn pause(memory: &str, keep: bool, delay: Duration) -> bool {
     has_stored
 }
 
-fn is_over(pid: u32) -> bool {
+pub fn is_over(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(") ")
         .next()

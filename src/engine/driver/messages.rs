@@ -134,14 +134,16 @@ impl Driver {
         if is_later && transport.backlog(post.peer, post.tag) >= MESSAGES_PER_PEER / 2 {
             return Err(PostError::WouldBlock);
         }
-        if view.key().is_some() || view.len_bytes() <= self.inline_bytes {
+        let bytes = view.len_bytes();
+        let is_taken = view.key().is_some() || bytes <= self.inline_bytes;
+        if is_taken || transport.fetches(post.peer, bytes) {
             return transport.post_send(post.peer, post.tag, header, view, post.token);
         }
         let lent = self
             .pool
-            .lend(view.len_bytes(), transport)
+            .lend(bytes, transport)
             .map_err(|e| PostError::Invalid(e.to_string()))?;
-        let copy = lent.view.part(0, view.len_bytes());
+        let copy = lent.view.part(0, bytes);
         copy.copy_from(view);
         let posted = transport.post_send(post.peer, post.tag, header, copy, post.token);
         let (step, chunk) = (post.step, post.chunk);
