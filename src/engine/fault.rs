@@ -52,7 +52,7 @@ impl Engine {
         // A call on borrowed memory returns now: nothing may arrive there any more.
         for &place in &self.active {
             if let Some(round) = self.rounds[place as usize].as_deref_mut() {
-                self.driver.cancel_receives(place, round);
+                self.driver.cancel_receives(round);
             }
         }
         // Nor may anything be read from there that its owner has changed since.

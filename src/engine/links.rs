@@ -221,10 +221,7 @@ impl Links {
             key,
             offset: offset as u64,
         };
-        match self
-            .transport
-            .post_put(peer, source, range, Token::Forget.emit())
-        {
+        match self.transport.post_put(peer, source, range, Token::FORGET) {
             Ok(()) => Ok(true),
             Err(PostError::WouldBlock) => Ok(false),
             Err(error) => Err(self.post_error(peer, error)),
@@ -327,8 +324,7 @@ impl Links {
             .control
             .part(self.layout.message(self.ranks), CONTROL_BYTES);
         staging.write(0, &message.emit());
-        let posted =
-            (self.transport).post_send(peer, tag::control(), 0, staging, Token::Forget.emit());
+        let posted = (self.transport).post_send(peer, tag::control(), 0, staging, Token::FORGET);
         self.transport.notify(peer);
         // A peer that is gone needs no message.
         posted != Err(PostError::WouldBlock)
@@ -337,12 +333,10 @@ impl Links {
     /// Posts the receive of the next control message of a peer.
     pub fn post_control_receive(&mut self, peer: Rank) -> Result<()> {
         let place = self.control.part(self.layout.message(peer), CONTROL_BYTES);
-        match self.transport.post_recv(
-            peer,
-            tag::control(),
-            place,
-            Token::ControlReceive(peer).emit(),
-        ) {
+        match self
+            .transport
+            .post_recv(peer, tag::control(), place, Token::control_receive(peer))
+        {
             Ok(()) | Err(PostError::PeerFailed) => Ok(()),
             Err(error) => Err(self.post_error(peer, error)),
         }
