@@ -127,16 +127,24 @@ fn every_faulty_transport_is_found_out_by_its_clause() {
     }
 }
 
-/// In virtual time nobody sleeps, so these two faults are looked for among processes.
+/// In virtual time nobody sleeps and no memory is read from elsewhere, so these faults are looked for among processes.
 #[test]
-fn lost_wake_ups_are_found_out_by_the_clause_of_sleepers() {
+fn faults_between_processes_are_found_out_by_their_clauses() {
     let cases = [
-        "clause_17_a_notification_wakes",
-        "clause_17_a_message_wakes",
+        ("clause_17_a_notification_wakes", "the wake-up was lost"),
+        ("clause_17_a_message_wakes", "the wake-up was lost"),
+        (
+            "clause_18_a_withdrawn_message_comes_as_it_was_or_never",
+            "byte",
+        ),
     ];
-    for ((provider, fault), case) in processes::FAULTY.into_iter().zip(cases) {
+    for ((provider, of, fault), (case, finding)) in processes::FAULTY.into_iter().zip(cases) {
+        if of == "shm fetching" && !processes::may_read_others() {
+            println!("skipped: {fault:?}: this host lets no process read another one");
+            continue;
+        }
         let text = processes::run(provider, case).unwrap_err();
-        assert!(text.contains("the wake-up was lost"), "{fault:?}: {text}");
+        assert!(text.contains(finding), "{fault:?}: {text}");
     }
 }
 
@@ -144,7 +152,7 @@ fn lost_wake_ups_are_found_out_by_the_clause_of_sleepers() {
 #[test]
 fn every_clause_has_a_fault() {
     let mut clauses: Vec<u32> = SIMULATED_FAULTS.iter().map(|fault| fault.1).collect();
-    clauses.push(17);
+    clauses.extend([17, 18]);
     assert!(
         CLAUSES.iter().all(|clause| clauses.contains(clause)),
         "{clauses:?}"

@@ -65,6 +65,8 @@ pub enum Fault {
     NotifiesNobody,
     /// Sleepers announce themselves where nobody looks.
     SleepsUnseen,
+    /// Memory is said to be withdrawn, and sent nevertheless.
+    WithdrawsInWord,
 }
 
 /// Silence after which a transport that trusts its clock calls a peer failed.
@@ -104,6 +106,8 @@ pub struct Mutant {
     early: Vec<Event>,
     reported: HashSet<u64>,
     key_first: Option<RegionKey>,
+    /// Sends from memory that is not registered.
+    withdrawable: Vec<(Rank, u64)>,
 }
 
 impl Mutant {
@@ -122,6 +126,7 @@ impl Mutant {
             early: Vec::new(),
             reported: HashSet::new(),
             key_first: None,
+            withdrawable: Vec::new(),
         }
     }
 
@@ -147,12 +152,12 @@ impl Mutant {
         is_held_up
     }
 
-    fn report_early(&mut self, peer: Rank, token: u64, bytes: usize) {
+    fn report_early(&mut self, peer: Rank, token: u64, outcome: Outcome, bytes: usize) {
         self.reported.insert(token);
         self.early.push(Event::Completion(Completion {
             token,
             peer,
-            outcome: Outcome::Done,
+            outcome,
             bytes: bytes as u64,
             header: 0,
         }));
@@ -178,9 +183,10 @@ impl Mutant {
             (Fault::LosesHeaders, _) => end.header = 0,
             (Fault::HidesTruncation, Outcome::Truncated)
             | (Fault::HidesBadKeys, Outcome::BadKey) => end.outcome = Outcome::Done,
-            (Fault::CompletesSendsEarly | Fault::CompletesPutsEarly, _)
-                if self.reported.remove(&end.token) =>
-            {
+            (
+                Fault::CompletesSendsEarly | Fault::CompletesPutsEarly | Fault::WithdrawsInWord,
+                _,
+            ) if self.reported.remove(&end.token) => {
                 return Vec::new();
             }
             (Fault::CorruptsBytes, Outcome::Done) if end.bytes > 0 => {
@@ -260,18 +266,21 @@ impl Transport for Mutant {
             return Err(PostError::WouldBlock);
         }
         if self.fault == Fault::LosesOwnMessages && peer == self.surroundings.rank {
-            self.report_early(peer, token, bytes);
+            self.report_early(peer, token, Outcome::Done, bytes);
             return Ok(());
         }
         let posted = self.inner.post_send(peer, tag, header, source, token);
         match (self.fault, &posted) {
+            (Fault::WithdrawsInWord, Ok(())) if !source.key().is_some() => {
+                self.withdrawable.push((peer, token));
+            }
             (Fault::Blocks, Ok(())) if bytes > 4096 => self.block_until_complete(token),
             (Fault::SendsRefused, Err(PostError::WouldBlock)) => {
                 self.reported.insert(token);
                 self.held.push((peer, tag, header, source, token));
             }
             (Fault::CompletesSendsEarly, Ok(())) if bytes > 4096 => {
-                self.report_early(peer, token, bytes);
+                self.report_early(peer, token, Outcome::Done, bytes);
             }
             (Fault::AcceptsAnything, Err(PostError::Invalid(_))) => return Ok(()),
             _ => {}
@@ -296,7 +305,7 @@ impl Transport for Mutant {
         }
         let posted = self.inner.post_put(peer, source, destination, token);
         if self.fault == Fault::CompletesPutsEarly && posted.is_ok() {
-            self.report_early(peer, token, source.len_bytes());
+            self.report_early(peer, token, Outcome::Done, source.len_bytes());
         }
         posted
     }
@@ -348,6 +357,19 @@ impl Transport for Mutant {
 
     fn backlog(&mut self, peer: Rank, tag: u64) -> u32 {
         self.inner.backlog(peer, tag)
+    }
+
+    fn fetches(&self, peer: Rank, bytes: usize) -> bool {
+        self.inner.fetches(peer, bytes)
+    }
+
+    fn withdraw(&mut self) {
+        if self.fault != Fault::WithdrawsInWord {
+            return self.inner.withdraw();
+        }
+        for (peer, token) in std::mem::take(&mut self.withdrawable) {
+            self.report_early(peer, token, Outcome::Cancelled, 0);
+        }
     }
 
     fn notify(&mut self, peer: Rank) {

@@ -24,10 +24,15 @@ pub const PROVIDERS: &[&str] = &["shm", "shm fetching"];
 /// A world of one rank: no processes can meet in it, but it shows that this harness works.
 pub const ALONE: &str = "sim";
 
-/// Shared memory with faults that show only where processes really sleep.
-pub const FAULTY: [(&str, Fault); 2] = [
-    ("shm-notifies-nobody", Fault::NotifiesNobody),
-    ("shm-sleeps-unseen", Fault::SleepsUnseen),
+/// Shared memory with faults that show only between processes: their name, what they are of, and the fault.
+pub const FAULTY: [(&str, &str, Fault); 3] = [
+    ("shm-notifies-nobody", "shm", Fault::NotifiesNobody),
+    ("shm-sleeps-unseen", "shm", Fault::SleepsUnseen),
+    (
+        "shm-withdraws-in-word",
+        "shm fetching",
+        Fault::WithdrawsInWord,
+    ),
 ];
 
 /// `provider/case/role/ranks/nonce`, for children.
@@ -40,6 +45,28 @@ static JOBS: AtomicU64 = AtomicU64::new(0);
 const DEADLINE: Duration = Duration::from_secs(20);
 const CALL_MAX: Duration = Duration::from_secs(8);
 
+fn new_nonce() -> u64 {
+    u64::from(std::process::id()) << 32 | JOBS.fetch_add(1, Ordering::Relaxed) << 8
+}
+
+/// Whether this host lets a process read the memory of another one, as `shm fetching` does.
+pub fn may_read_others() -> bool {
+    let nonce = new_nonce();
+    let mut both = [0, 1].map(|rank| open("shm fetching", rank, 2, nonce).unwrap().transport);
+    let addresses = both.each_ref().map(|transport| transport.local_address());
+    for (rank, transport) in both.iter_mut().enumerate() {
+        let peer = 1 - rank;
+        transport.connect(peer as u32, &addresses[peer]).unwrap();
+    }
+    let start = Instant::now();
+    while !both[0].fetches(1, usize::MAX) && start.elapsed() < Duration::from_secs(2) {
+        for transport in &mut both {
+            transport.poll_slow(Time(0), &mut Vec::new());
+        }
+    }
+    both[0].fetches(1, usize::MAX)
+}
+
 /// A transport, and what makes its time go on if nobody else does.
 struct Opened {
     transport: Box<dyn Transport>,
@@ -48,8 +75,8 @@ struct Opened {
 
 /// Makes the transport of one role. `nonce` belongs to the job, and what follows it by less than 256 too.
 fn open(provider: &str, rank: u32, ranks: u32, nonce: u64) -> Result<Opened, String> {
-    if let Some((_, fault)) = FAULTY.iter().find(|(name, _)| *name == provider) {
-        let Opened { transport, advance } = open("shm", rank, ranks, nonce)?;
+    if let Some((_, of, fault)) = FAULTY.iter().find(|(name, ..)| *name == provider) {
+        let Opened { transport, advance } = open(of, rank, ranks, nonce)?;
         let surroundings = Surroundings {
             rank,
             advance: Box::new(|| {}),
@@ -162,7 +189,7 @@ pub fn run(provider: &str, name: &str) -> Result<(), String> {
     let case = (cases::all().into_iter().find(|case| case.name == name))
         .ok_or_else(|| format!("no case is called {name}"))?;
     let ranks = case.roles.len();
-    let nonce = u64::from(std::process::id()) << 32 | JOBS.fetch_add(1, Ordering::Relaxed) << 8;
+    let nonce = new_nonce();
     let mut roles = Vec::new();
     for role in 0..ranks {
         roles.push(start(&format!("{provider}/{name}/{role}/{ranks}/{nonce}"))?);
