@@ -375,7 +375,11 @@ impl Links {
             .gone(peer)
             .unwrap_or("its connection was lost")
             .to_string();
-        Error::PeerFailed { rank: peer, cause }
+        Error::PeerFailed {
+            rank: peer,
+            cause,
+            during: String::new(),
+        }
     }
 
     /// The error of a post that cannot succeed later.

@@ -66,7 +66,7 @@ pub fn paused() {
 fn pause(memory: &str, keep: bool, delay: Duration) -> bool {
     let mut environment = vec![
         ("LINERATE_TEST_MEMORY", memory.to_string()),
-        ("LINERATE_TIMEOUT", "0.5".to_string()),
+        ("LINERATE_TIMEOUT", "1".to_string()),
     ];
     if keep {
         environment.push(("LINERATE_TEST_KEEP", "1".into()));
