@@ -3,18 +3,23 @@
 //!
 //! `rotating`: the buffers change with every call and together exceed the last-level cache, so memory is
 //! measured. `warm`: the same 64 KiB buffers every time, so the arithmetic is. Throughput counts the
-//! bytes of one view, not the traffic. Figures: `benches/README.md`.
+//! bytes of one view, not the traffic. `as the engine` is what an operation of two ranks with buffers of this size runs:
+//! `kernel` or `streaming`.
+//!
+//! Last come the ratios that are claimed, of calls in turn in one run. Figures: `benches/README.md`.
 #![allow(unsafe_code, missing_docs)]
 
 use bytemuck::Pod;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use half::{bf16, f16};
 use linerate::DataType;
-use linerate::kernel::{reduce, reduce_streaming};
+use linerate::comm::last_level_cache_bytes;
+use linerate::kernel::{is_for_streaming, reduce, reduce_streaming};
 use linerate::memory::{Element, Region, View};
 use linerate::types::{Combine, Finish};
 use std::hint::black_box;
-use std::time::Duration;
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
 
 /// Bytes of all rotating buffers: four times the last-level cache of the machine in the README.
 const POOL_BYTES: usize = 128 << 20;
@@ -69,6 +74,18 @@ fn sets(bytes: usize, views: usize, is_warm: bool) -> usize {
         true => 1,
         false => POOL_BYTES.div_ceil(bytes * views),
     }
+}
+
+/// The sum of two buffers into a third, by the code that the engine runs for it in an operation of two ranks, each with an
+/// input and an output of this size.
+fn sum_as_engine(dtype: DataType, [a, b, to]: [View; 3]) {
+    static CACHE_BYTES: LazyLock<usize> =
+        LazyLock::new(|| last_level_cache_bytes().unwrap_or(usize::MAX));
+    let run = match is_for_streaming(4 * a.len_bytes(), *CACHE_BYTES) {
+        true => reduce_streaming,
+        false => reduce,
+    };
+    run(dtype, Combine::Sum, Finish::None, &[a, b], &[to]);
 }
 
 /// `plain`, compiled for the base of the architecture.
@@ -154,6 +171,11 @@ fn two_to_one<T: Element>(
             reduce_streaming(T::DTYPE, combine, Finish::None, &[a, b], &[to]);
         });
     });
+    if combine == Combine::Sum {
+        group.bench_function(BenchmarkId::new("as the engine", bytes), |bencher| {
+            bencher.iter(|| sum_as_engine(T::DTYPE, black_box(pool.take())));
+        });
+    }
     group.bench_function(BenchmarkId::new("plain", bytes), |bencher| {
         bencher.iter(|| {
             let [a, b, to] = black_box(pool.take());
@@ -240,12 +262,66 @@ fn all(criterion: &mut Criterion) {
     }
 }
 
+/// How often each of two programs is timed, in turn.
+const TURNS: usize = 41;
+
+/// How many times as fast the first program is as the second: the ratio of the medians.
+fn ratio(mut first: impl FnMut(), mut second: impl FnMut()) -> f64 {
+    let mut times = [Vec::new(), Vec::new()];
+    for _ in 0..TURNS {
+        let programs: [&mut dyn FnMut(); 2] = [&mut first, &mut second];
+        for (program, times) in programs.into_iter().zip(&mut times) {
+            let begin = Instant::now();
+            program();
+            times.push(begin.elapsed());
+        }
+    }
+    let [first, second] = times.map(|mut times| {
+        times.sort_unstable();
+        times[TURNS / 2].as_secs_f64()
+    });
+    second / first
+}
+
+/// Calls of one turn on warm buffers: one takes microseconds, too short for a clock.
+const WARM_CALLS: usize = 100;
+
+fn claimed_ratios(_: &mut Criterion) {
+    let floats = |bytes, is_warm| Pool::new(bytes, 3, sets(bytes, 3, is_warm), f32::from);
+    println!("\nratios of bytes/s, sum 2->1, calls in turn, medians of {TURNS}:");
+    for bytes in [MIB, 16 * MIB] {
+        let (mut ours, mut theirs) = (floats(bytes, false), floats(bytes, false));
+        let found = ratio(
+            || sum_as_engine(DataType::F32, black_box(ours.take())),
+            || {
+                let [a, b, to] = black_box(theirs.take());
+                plain_loop::<f32>(a, b, to, |a, b| a + b);
+            },
+        );
+        println!("  f32 as the engine / plain loop, rotating, {bytes} bytes: {found:.2}");
+    }
+    for (bytes, is_warm) in [(64 * KIB, true), (16 * MIB, false)] {
+        let calls = if is_warm { WARM_CALLS } else { 1 };
+        let placement = if is_warm { "warm" } else { "rotating" };
+        let bf16s = Pool::new(bytes, 3, sets(bytes, 3, is_warm), bf16::from);
+        let f16s = Pool::new(bytes, 3, sets(bytes, 3, is_warm), f16::from);
+        for (dtype, mut ours) in [(DataType::Bf16, bf16s), (DataType::F16, f16s)] {
+            let mut theirs = floats(bytes, is_warm);
+            let found = ratio(
+                || (0..calls).for_each(|_| sum_as_engine(dtype, black_box(ours.take()))),
+                || (0..calls).for_each(|_| sum_as_engine(DataType::F32, black_box(theirs.take()))),
+            );
+            println!("  {dtype} / f32 as the engine, {placement}, {bytes} bytes: {found:.2}");
+        }
+    }
+}
+
 criterion_group! {
     name = kernel;
     config = Criterion::default()
         .sample_size(20)
         .warm_up_time(Duration::from_millis(300))
         .measurement_time(Duration::from_secs(1));
-    targets = all
+    targets = all, claimed_ratios
 }
 criterion_main!(kernel);

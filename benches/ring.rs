@@ -37,7 +37,8 @@ const RECEIVE: u64 = 2;
 
 impl End {
     fn new(rank: Rank, ranks: u32) -> End {
-        let mut transport = open("shm", rank, ranks, nonce().expect("a nonce")).expect("shm");
+        let mut transport =
+            open("shm", rank, ranks, nonce().expect("a nonce"), false).expect("shm");
         let bytes = SIZES[SIZES.len() - 1];
         let region = Arc::new(Region::shared("ring-bench", 2 * bytes).expect("memory"));
         let (source, destination) = (

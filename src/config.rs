@@ -38,6 +38,12 @@ pub struct Config {
     /// process may use, divided by the ranks of this host, from 1 to 4; else 1 to 64. Set it where ranks are bound to
     /// several cores each, which the default cannot see. The results are the same bits. `LINERATE_THREADS`.
     pub threads: Option<usize>,
+    /// Whether ranks of one host read messages of memory that is not registered out of each other's address spaces
+    /// (cross-memory attach, `process_vm_readv`) instead of staging them. Default `auto`: where the kernel lets each read
+    /// the other, and it is faster than copying by a measurement when the rank joins (a millisecond). `on` wherever the
+    /// kernel lets them; `off` where a debugger or another tool must not see such reads. It concerns messages of
+    /// 32 KiB and more; collectives through windows stage all the same. `LINERATE_CMA=auto|on|off`.
+    pub cma: CrossMemory,
     /// Print what was chosen and why. Default off. `LINERATE_DEBUG=info|off`.
     pub debug: bool,
     /// Where the prices are by which algorithms are chosen. Default the built-in ones; rank 0's are everyone's.
@@ -48,6 +54,17 @@ pub struct Config {
     pub host_id: Option<String>,
     /// Of the `tcp` transport.
     pub tcp: TcpSettings,
+}
+
+/// Whether ranks read out of each other's address spaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CrossMemory {
+    /// Where it is allowed and faster.
+    Auto,
+    /// Where it is allowed.
+    On,
+    /// Never.
+    Off,
 }
 
 /// Where the cost model's prices come from.
@@ -72,6 +89,7 @@ impl Default for Config {
             progress_thread: false,
             huge_pages: true,
             threads: None,
+            cma: CrossMemory::Auto,
             debug: false,
             prices: PriceList::BuiltIn,
             host_id: None,
@@ -127,6 +145,17 @@ impl Config {
                     return Err(Error::invalid(format!(
                         "LINERATE_HUGE_PAGES is '{text}': auto or off"
                     )));
+                }
+            };
+        }
+        if let Some(text) = lookup("LINERATE_CMA") {
+            config.cma = match text.as_str() {
+                "" | "auto" => CrossMemory::Auto,
+                "on" => CrossMemory::On,
+                "off" => CrossMemory::Off,
+                _ => {
+                    let text = format!("LINERATE_CMA is '{text}': auto, on or off");
+                    return Err(Error::invalid(text));
                 }
             };
         }
@@ -260,6 +289,15 @@ mod tests {
             );
         }
         assert_eq!(config("LINERATE_THREADS", "3").unwrap().threads, Some(3));
+        let text = config("LINERATE_CMA", "yes").unwrap_err().to_string();
+        assert!(text.contains("LINERATE_CMA") && text.contains("auto"));
+        for (text, cma) in [
+            ("", CrossMemory::Auto),
+            ("on", CrossMemory::On),
+            ("off", CrossMemory::Off),
+        ] {
+            assert_eq!(config("LINERATE_CMA", text).unwrap().cma, cma);
+        }
         assert!(config("LINERATE_HUGE_PAGES", "on").is_err());
         assert!(!config("LINERATE_HUGE_PAGES", "off").unwrap().huge_pages);
         assert!(

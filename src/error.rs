@@ -41,12 +41,14 @@ pub enum Error {
     },
 
     /// A peer died or its link did.
-    #[error("rank {rank} failed: {cause}; restart it and rebuild the communicator")]
+    #[error("rank {rank} failed: {cause}{during}; restart it and rebuild the communicator")]
     PeerFailed {
         /// Who.
         rank: Rank,
         /// How that was noticed.
         cause: String,
+        /// What this rank was doing, after a comma; empty if nothing.
+        during: String,
     },
 
     /// The operation was cancelled, here or by a peer.

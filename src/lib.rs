@@ -57,8 +57,11 @@
 //!   the order rules of [`schedule`].
 //! * Whoever waits spins only where every rank has a core. Elsewhere it gives its core to a peer beside it and looks longer
 //!   for those on other cores: flag lines say where their sender ran.
+//! * A caller that waits for a fused step takes it over from the fusion buffer's thread (`comm/fusion/seat.rs`), so that no
+//!   thread has to be woken between the last gradient and the end of the step.
 //! * Every wait has a deadline. The first failure ends the communicator on all ranks with one cause: whoever hears of it
-//!   passes it on, so that a rank that leaves because of it never looks like its cause.
+//!   passes it on, so that a rank that leaves because of it never looks like its cause. A transport has room for this news
+//!   whatever else it holds (clause 7), so that a rank which takes nothing finds it at its next call.
 //! * A view of a peer's memory stays valid whatever that peer does: regions that it frees stay mapped until every round
 //!   that may have a view of them has ended, and it cannot free its control memory at all.
 //! * Memory is compared with what the machine, its control groups and the process may have before it is touched. Pages that
@@ -70,6 +73,9 @@
 //!   ordering is needed; `comm/driving.rs`, where threads hand the engine over, runs under shuttle the same way.
 //! * Communicators made from one another are a family: each has a transport and an engine of its own, so that they fail and
 //!   run independently, and whoever waits on one drives the others of its process too.
+//! * Memory of the caller is reached by peers only where it lies inside a registered buffer (`comm/ranges.rs` knows where
+//!   those are), or by reading it out of this process (`transport/shm/fetch.rs`), both sides allowing. A rank that fails takes
+//!   it back before its caller gets it: what peers read of it later they do not count.
 //! * A rebuild gives every survivor the new communicator or none: who is told to commit tells all others first.
 //! * `engine/driver.rs` is the only place where schedule, transport and kernel meet; `engine/clock.rs` is the only
 //!   reader of the clock; `transport::open` is the one list of providers.
@@ -79,8 +85,13 @@
 //! Files in /dev/shm, global state (but for a page that tells a forked child from its parent, and a count of the bytes of
 //! regions), background threads that nobody asked for (a [`Fusion`] has one, [`Config::progress_thread`] makes one, and a
 //! rank with several cores shares large copies and reductions among [`Config::threads`], which sleep in between), a central
-//! daemon, asynchronous runtimes, unregistered memory on the wire. Not yet there: transports between hosts, device memory,
+//! daemon, asynchronous runtimes, unregistered memory on the wire (but for messages inside a host, see [`Config::cma`]). Not yet there: transports between hosts, device memory,
 //! partial and sparse collectives, ranks that join later.
+
+/// The program of the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 pub mod bootstrap;
 pub mod collective;

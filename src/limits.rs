@@ -35,7 +35,12 @@ pub const MESSAGES_PER_PEER: u32 = 64;
 /// Largest message that is copied through a ring instead of being read where it lies.
 pub const INLINE_BYTES_MAX: usize = 4096;
 
-/// Bytes of one shared-memory ring: fifteen of the largest records, a power of two.
+/// Messages of at most [`CONTROL_BYTES`] to one peer for which there is room whatever else has been sent: news of a failure
+/// must reach a rank that takes nothing. A question, its answer and the news, of a communicator and of the one that replaces
+/// it, are six; half of them are kept from questions and answers, which may repeat.
+pub const URGENT_MESSAGES: u32 = 8;
+
+/// Bytes of one shared-memory ring: a dozen of the largest records beside what is kept free, a power of two.
 pub const RING_BYTES: usize = 64 * 1024;
 
 /// Bytes of a control message, including its header: room for what a handful of ranks did last.

@@ -1,4 +1,5 @@
-//! What happens to a rank, and what the others make of it: death, interruption, a pause, disagreement, absence, limits of
+//! What happens to a rank, and what the others make of it: death, interruption, a pause, memory that goes while it is read,
+//! disagreement, absence, limits of
 //! descriptors and memory, other jobs and other users. Real processes over shared memory.
 //!
 //! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child runs [`child_entry`] and
@@ -8,6 +9,8 @@
 mod deaths;
 #[path = "faults/disagreement.rs"]
 mod disagreement;
+#[path = "faults/fetching.rs"]
+mod fetching;
 #[path = "faults/job.rs"]
 mod job;
 #[path = "faults/limits.rs"]
@@ -23,6 +26,9 @@ fn child_entry() {
     match role.as_str() {
         "busy" => deaths::busy(),
         "compute" => deaths::compute(),
+        "fetching" => fetching::exchange(),
+        "unmapped" => fetching::unmapped(),
+        "withdrawn" => fetching::withdrawn(),
         "paused" => pause::paused(),
         "disagree" => disagreement::disagree(),
         "absent" => disagreement::absent(),

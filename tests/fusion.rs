@@ -1,28 +1,22 @@
 //! `Fusion` over real communicators: sums, deadlines, reuse over steps, and errors that reach every rank.
 
+#[path = "groups/threads.rs"]
+mod threads;
+
 use linerate::{
     Buffer, Communicator, Config, DataType, Error, Fusion, FusionOptions, ReduceOp, StepReport,
     TensorSpec,
 };
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
+use threads::on_threads;
 
 /// Runs `body` on every rank of a job of its own.
 fn on_ranks<T: Send>(ranks: u32, body: impl Fn(Communicator) -> T + Sync) -> Vec<T> {
-    static JOBS: AtomicU32 = AtomicU32::new(0);
-    let index = JOBS.fetch_add(1, Ordering::Relaxed);
-    let job = format!("fusion-{}-{index}", std::process::id());
     let config = Config {
         timeout: Duration::from_secs(20),
         ..Config::default()
     };
-    let run = |rank| body(Communicator::join(rank, ranks, &job, config.clone()).unwrap());
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..ranks)
-            .map(|rank| scope.spawn(move || run(rank)))
-            .collect();
-        threads.into_iter().map(|t| t.join().unwrap()).collect()
-    })
+    on_threads(ranks, &config, body)
 }
 
 fn specs(counts: &[u64]) -> Vec<TensorSpec> {
@@ -227,6 +221,39 @@ fn ranks_that_declare_different_tensors_are_told_so() {
         texts.iter().all(|t| t.contains("different FusionOptions")),
         "{texts:?}"
     );
+}
+
+#[test]
+fn a_caller_takes_over_from_the_thread_that_waits_for_a_late_rank() {
+    let counts = [3000, 5, 1000, 0, 70_000];
+    on_ranks(2, |comm| {
+        let fusion = Fusion::new(&comm, FusionOptions::default(), specs(&counts)).unwrap();
+        for step in 0..6 {
+            let tensors: Vec<_> = (counts.iter().enumerate())
+                .map(|(tensor, &count)| gradient(&comm, tensor, count, step))
+                .collect();
+            let is_late = step % 2 == comm.rank() as usize;
+            if is_late {
+                std::thread::sleep(Duration::from_millis(30));
+            }
+            for (tensor, buffer) in tensors.iter().enumerate() {
+                fusion.announce(tensor, buffer).unwrap();
+            }
+            if !is_late {
+                // The thread begins a round, in which it waits when the caller comes.
+                fusion.end_of_backward().unwrap();
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            assert_eq!(fusion.wait().unwrap().step_index, step as u64);
+            for (tensor, &count) in counts.iter().enumerate() {
+                let expected = sums(count, 2, tensor, step);
+                assert!(
+                    tensors[tensor].to_vec::<f32>() == expected,
+                    "{tensor} {step}"
+                );
+            }
+        }
+    });
 }
 
 #[test]

@@ -63,8 +63,15 @@ fn child_entry() {
     let Ok(role) = std::env::var("LINERATE_TEST_ROLE") else {
         return;
     };
-    let config = Config::from_lookup(|name| std::env::var(name).ok()).unwrap();
+    let mut config = Config::from_lookup(|name| std::env::var(name).ok()).unwrap();
+    if role == "slices" {
+        // Works on registered memory, and says so where it finds other.
+        config.algorithm = Some("direct".into());
+    }
     let comm = Communicator::from_env(config).unwrap();
+    if role == "slices" {
+        return sum_slices(&comm);
+    }
     let operations = std::env::var("LINERATE_TEST_OPERATIONS").unwrap();
     let operations = operations.parse().unwrap();
     let kinds = kinds(&comm);
@@ -90,6 +97,50 @@ fn child_entry() {
     comm.barrier().unwrap();
 }
 
+/// Reduces the elements `from .. to` of a buffer that nobody else uses now, as a slice.
+fn sum_slice(
+    comm: &Communicator,
+    buffer: &Buffer,
+    (from, to): (usize, usize),
+) -> linerate::Result<()> {
+    let part = buffer.part(4 * from, 4 * (to - from)).view();
+    // SAFETY: the bytes are there, aligned and initialised for as long as the buffer is, every pattern is an f32, and the
+    // callers use them through one slice at a time.
+    let slice = unsafe { std::slice::from_raw_parts_mut(part.as_ptr().cast::<f32>(), to - from) };
+    comm.all_reduce(slice, ReduceOp::Sum)
+}
+
+/// Slices inside a registered buffer and elsewhere, by an algorithm that does not stage.
+fn sum_slices(comm: &Communicator) {
+    let buffer = comm.alloc(4 * 5000).unwrap();
+    buffer.write(0, &[1.5f32; 5000]);
+    sum_slice(comm, &buffer, (3, 4999)).unwrap();
+    let sums = buffer.to_vec::<f32>();
+    assert!(
+        sums[3..4999]
+            .iter()
+            .all(|&sum| sum == 1.5 * comm.ranks() as f32)
+    );
+    assert!(
+        sums[..3]
+            .iter()
+            .chain(&sums[4999..])
+            .all(|&value| value == 1.5)
+    );
+    let error = comm.all_reduce(&mut vec![1f32; 5000], ReduceOp::Sum);
+    println!("RESULT {}", error.unwrap_err());
+}
+
+#[test]
+fn a_slice_inside_a_registered_buffer_is_reduced_where_it_lies() {
+    for result in run_ranks("slices", 2, 0, None) {
+        assert!(
+            result.contains("direct needs registered memory"),
+            "{result}"
+        );
+    }
+}
+
 type Run<'a> = Box<dyn Fn() + 'a>;
 
 /// What is run over and over.
@@ -105,6 +156,7 @@ fn kinds(comm: &Communicator) -> Vec<(&'static str, Run<'_>)> {
         Box::new(move || comm.start(&call).unwrap().wait().unwrap())
     };
     let slice = std::cell::RefCell::new(vec![0f32; 16]);
+    let registered = comm.alloc(64).unwrap();
     vec![
         ("8 B registered", in_place(comm.alloc(8).unwrap())),
         ("64 KiB registered", in_place(comm.alloc(64 << 10).unwrap())),
@@ -114,6 +166,10 @@ fn kinds(comm: &Communicator) -> Vec<(&'static str, Run<'_>)> {
         ),
         ("64 B of the caller's", {
             let sum = move || comm.all_reduce(&mut slice.borrow_mut(), ReduceOp::Sum);
+            Box::new(move || sum().unwrap())
+        }),
+        ("64 B of a registered buffer, as a slice", {
+            let sum = move || sum_slice(comm, &registered, (0, 16));
             Box::new(move || sum().unwrap())
         }),
         (
@@ -129,7 +185,7 @@ fn operations_in_the_steady_state_allocate_nothing() {
     let mut bad = String::new();
     for ranks in [1, 2, 3] {
         let results = run_ranks("allocations", ranks, OPERATIONS, None).concat();
-        assert_eq!(results.lines().count(), 6 * ranks as usize, "{results}");
+        assert_eq!(results.lines().count(), 7 * ranks as usize, "{results}");
         for line in results.lines().filter(|line| !line.ends_with(": 0 0 []")) {
             bad += &format!("{ranks} ranks: {line}\n");
         }

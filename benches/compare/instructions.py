@@ -13,7 +13,17 @@ import table
 from commands import LIMIT_S, Failed
 
 # Names of cases of benches/engine.rs, with the operations of both runs.
-CASES = {"alone": (1000, 3000), "ring-8": (100, 300), "ring-64": (4, 12), "recursive-doubling-64": (20, 60), "tree-64": (20, 60)}
+CASES = {
+    "alone": (1000, 3000),
+    "ring-8": (100, 300),
+    "ring-64": (4, 12),
+    "recursive-doubling-64": (20, 60),
+    "tree-64": (20, 60),
+    "window-8": (100, 300),
+    "direct-8": (100, 300),
+}
+# Cases whose steps are signals and waits, with the peers of one: their instructions are told per peer.
+PEERS = {"window-8": 7, "direct-8": 7}
 # Parts of the library, in the order of the columns.
 MODULES = ("engine", "comm", "transport", "other")
 LINE = re.compile(r"^\s*([\d,]+)\s+\([^)]*\)\s+([^\s:]+):(.*)$")
@@ -78,6 +88,7 @@ def measure(wanted, tell):
 def build(results):
     lines = [("instructions per step of all ranks", "steps", *MODULES)]
     for result in results:
-        per_step = (f"{result['per_operation'][module] / result['steps']:.0f}" for module in MODULES)
-        lines.append((result["name"], str(result["steps"]), *per_step))
+        name, peers = result["name"], PEERS.get(result["name"], 1)
+        per_step = (f"{result['per_operation'][module] / result['steps'] / peers:.0f}" for module in MODULES)
+        lines.append((name if peers == 1 else f"{name}, per peer", str(result["steps"]), *per_step))
     return "\n".join(table.align(lines))

@@ -1,5 +1,6 @@
 //! [`Buffer`]: memory that operations can use, with shared ownership.
 
+use super::ranges::Ranges;
 use crate::error::Result;
 use crate::memory::{Element, ProcessMark, Region, RegionKey, RegionKind, View};
 use crate::sync::{Arc, Mutex, PoisonError};
@@ -39,9 +40,12 @@ type Registration = (RegionKey, Arc<Garbage>);
 /// The memory of a buffer and all its parts.
 #[derive(Debug)]
 pub(super) struct Owner {
-    region: Arc<Region>,
+    /// `None`: memory of the caller, who keeps it.
+    region: Option<Arc<Region>>,
     /// With the communicator that allocated it.
     registration: Option<Registration>,
+    /// That know where it lies.
+    ranges: Option<Arc<Ranges>>,
     /// With others that have used it.
     further: Mutex<Vec<Registration>>,
 }
@@ -55,6 +59,20 @@ impl Drop for Owner {
         for (key, garbage) in self.registration.iter().chain(&*further) {
             garbage.add(*key);
         }
+        let is_forked = || (self.registration.iter()).any(|(_, home)| home.process.is_forked());
+        if let (Some(ranges), Some(region)) = (&self.ranges, &self.region)
+            && !is_forked()
+        {
+            ranges.forget(region.view());
+        }
+    }
+}
+
+impl Owner {
+    /// The region, if other communicators can register it too.
+    fn shared_region(&self) -> Option<&Arc<Region>> {
+        let is_shared = |region: &&Arc<Region>| matches!(region.kind(), RegionKind::Shared(_));
+        self.region.as_ref().filter(is_shared)
     }
 }
 
@@ -75,24 +93,55 @@ impl Buffer {
         let view = region.view();
         Ok(Buffer {
             owner: Arc::new(Owner {
-                region: Arc::new(region),
+                region: Some(Arc::new(region)),
                 registration: None,
+                ranges: None,
                 further: Mutex::default(),
             }),
             view,
         })
     }
 
-    pub(super) fn registered(region: Arc<Region>, key: RegionKey, garbage: Arc<Garbage>) -> Buffer {
-        let view = region.view().in_region(key, 0);
+    pub(super) fn registered(
+        region: Arc<Region>,
+        key: RegionKey,
+        garbage: Arc<Garbage>,
+        ranges: &Arc<Ranges>,
+    ) -> Buffer {
+        let whole = region.view();
+        let owner = Arc::new(Owner {
+            region: Some(region),
+            registration: Some((key, garbage)),
+            ranges: Some(ranges.clone()),
+            further: Mutex::default(),
+        });
+        ranges.add(whole, &owner);
         Buffer {
+            owner,
+            view: whole.in_region(key, 0),
+        }
+    }
+
+    /// Memory that the caller keeps: the part of a registered buffer that it is, if these ranges know it.
+    pub(super) fn at(view: View, ranges: &Ranges) -> Buffer {
+        Buffer::inside(view, ranges).unwrap_or_else(|| Buffer {
             owner: Arc::new(Owner {
-                region,
-                registration: Some((key, garbage)),
+                region: None,
+                registration: None,
+                ranges: None,
                 further: Mutex::default(),
             }),
-            view,
-        }
+            view: view.in_region(RegionKey::NONE, 0),
+        })
+    }
+
+    /// The part of a registered buffer that this memory is. Its address stays the caller's, so that memory which was lent
+    /// is reached through the loan.
+    pub(super) fn inside(view: View, ranges: &Ranges) -> Option<Buffer> {
+        let (owner, offset) = ranges.find(view)?;
+        let key = owner.registration.as_ref()?.0;
+        let view = view.in_region(key, offset as u64);
+        Some(Buffer { owner, view })
     }
 
     /// Whether its key is one of the communicator with this garbage, or it has none.
@@ -115,16 +164,16 @@ impl Buffer {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let known = further.iter().find(|(_, home)| Arc::ptr_eq(home, garbage));
-        let key = match known {
-            Some((key, _)) => *key,
-            None if matches!(self.owner.region.kind(), RegionKind::Shared(_)) => {
+        let key = match (known, self.owner.shared_region()) {
+            (Some((key, _)), _) => *key,
+            (None, Some(region)) => {
                 // A communicator that is gone has ended its registrations with itself.
                 further.retain(|(_, home)| Arc::strong_count(home) > 1);
-                let key = register(self.owner.region.clone())?;
+                let key = register(region.clone())?;
                 further.push((key, garbage.clone()));
                 key
             }
-            None => RegionKey::NONE,
+            (None, None) => RegionKey::NONE,
         };
         Ok(Buffer {
             owner: self.owner.clone(),
@@ -186,6 +235,11 @@ impl Buffer {
 
     /// Where `other` begins relative to this buffer, in bytes, if both are parts of one memory.
     pub(super) fn distance_to(&self, other: &Buffer) -> Option<isize> {
+        let (own, others) = (self.view.as_ptr().addr(), other.view.as_ptr().addr());
+        if own != 0 && others != 0 {
+            // Memory that callers keep has an owner for each time that it was named.
+            return Some(others.wrapping_sub(own) as isize);
+        }
         let is_same = Arc::ptr_eq(&self.owner, &other.owner);
         is_same.then(|| other.view.offset() as isize - self.view.offset() as isize)
     }

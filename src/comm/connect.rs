@@ -5,7 +5,7 @@ use super::family::Family;
 use super::host;
 use super::prices;
 use crate::bootstrap::{self, Cores};
-use crate::config::Config;
+use crate::config::{Config, CrossMemory};
 use crate::cost::{self, Models};
 use crate::engine::{Clock, Contact, Engine};
 use crate::error::{Error, Result};
@@ -29,13 +29,16 @@ pub(super) struct Common {
     pub models: Option<Models>,
 }
 
-/// An engine that waits for the contacts of its peers, and its own contact as bytes.
+/// An engine that waits for the contacts of its peers, and its own contact as bytes. The settings are settled
+/// ([`super::fetching`]).
 pub(super) fn open(rank: Rank, ranks: u32, config: &Config) -> Result<(Engine, Vec<u8>)> {
     bootstrap::check_descriptors(rank, ranks)?;
-    let provider = {
-        let nonce = bootstrap::nonce()?;
-        transport::open_with(&config.transport, rank, ranks, nonce, &config.tcp)?
+    let nonce = bootstrap::nonce()?;
+    let options = transport::Options {
+        fetches: config.cma == CrossMemory::On,
+        tcp: config.tcp.clone(),
     };
+    let provider = transport::open(&config.transport, rank, ranks, nonce, &options)?;
     let host = host::share_of_host(config, ranks as usize);
     let engine = Engine::new(provider, rank, ranks, config.clone(), host)?;
     let prices = match rank {

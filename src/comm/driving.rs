@@ -91,6 +91,16 @@ impl Driving {
 
     /// Waits for a task, at most `limit`; `None`: it still runs. The outer error: nobody can wait here.
     pub fn wait(&self, task: TaskId, limit: Option<Duration>) -> Result<Option<Result<()>>> {
+        self.wait_unless(task, limit, || false)
+    }
+
+    /// The same; `None` too as soon as `is_given_up`. Whoever makes that true rings the bell then.
+    pub fn wait_unless(
+        &self,
+        task: TaskId,
+        limit: Option<Duration>,
+        is_given_up: impl Fn() -> bool,
+    ) -> Result<Option<Result<()>>> {
         {
             // Most small operations need only a few polls: no clock, no counters.
             let mut engine = self.engine();
@@ -113,12 +123,17 @@ impl Driving {
             ));
         }
         self.waiters.fetch_add(1, Ordering::Relaxed);
-        let result = self.wait_long(task, limit);
+        let result = self.wait_long(task, limit, is_given_up);
         self.waiters.fetch_sub(1, Ordering::Relaxed);
         Ok(result)
     }
 
-    fn wait_long(&self, task: TaskId, limit: Option<Duration>) -> Option<Result<()>> {
+    fn wait_long(
+        &self,
+        task: TaskId,
+        limit: Option<Duration>,
+        is_given_up: impl Fn() -> bool,
+    ) -> Option<Result<()>> {
         let mut patience = Patience::new(&self.spin);
         let start = self.clock.now();
         let deadline = limit.map_or(Time::MAX, |limit| start.after(limit));
@@ -138,7 +153,7 @@ impl Driving {
             let has_failed = look_if_due(&mut engine, now);
             drop(engine);
             self.tell_sleepers(moved, has_failed);
-            if now >= deadline {
+            if now >= deadline || is_given_up() {
                 return None;
             }
             if self.family.has_others() {
@@ -153,7 +168,9 @@ impl Driving {
                 WaitStep::Yield => yield_now(),
                 WaitStep::Sleep(time) => {
                     let time = time.min(deadline.since(now));
-                    self.sleep(time, |engine| engine.result(task).is_some());
+                    self.sleep(time, |engine| {
+                        is_given_up() || engine.result(task).is_some()
+                    });
                 }
             }
         }

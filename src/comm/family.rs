@@ -9,6 +9,7 @@
 
 use super::alarm::{Alarm, Doorbell};
 use super::driving::Driving;
+use super::ranges::Ranges;
 use super::shared::Shared;
 use crate::engine::Clock;
 use crate::memory::{Bell, FUTEX_WORDS_MAX, View, futex_wait, futex_wait_any};
@@ -25,6 +26,8 @@ pub(crate) struct Family {
     /// Members alive. All that a wait looks at as long as there is one.
     members_count: AtomicU32,
     members: Mutex<Vec<Weak<Shared>>>,
+    /// Registered buffers of any of them.
+    pub(super) ranges: Arc<Ranges>,
 }
 
 impl Family {

@@ -16,8 +16,7 @@ pub(super) fn share_of_host(config: &Config, local_ranks: usize) -> Host {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     Host {
         threads_max: threads_for(config.threads, cores, local_ranks),
-        cache_bytes: last_level_bytes(Path::new("/sys/devices/system/cpu/cpu0/cache"))
-            .unwrap_or(usize::MAX),
+        cache_bytes: last_level_cache_bytes().unwrap_or(usize::MAX),
         is_size_only: false,
     }
 }
@@ -25,6 +24,12 @@ pub(super) fn share_of_host(config: &Config, local_ranks: usize) -> Host {
 fn threads_for(configured: Option<usize>, cores: usize, local_ranks: usize) -> usize {
     let derived = (cores / local_ranks.max(1)).clamp(1, THREADS_DERIVED_MAX);
     configured.unwrap_or(derived)
+}
+
+/// Bytes of the last-level cache of the first core; `None` where the host does not say. Operations whose buffers fill it go
+/// around it.
+pub fn last_level_cache_bytes() -> Option<usize> {
+    last_level_bytes(Path::new("/sys/devices/system/cpu/cpu0/cache"))
 }
 
 /// Bytes of the cache of the highest level; `None` where the host does not say.

@@ -13,6 +13,7 @@ mod call;
 mod connect;
 mod driving;
 mod family;
+mod fetching;
 #[cfg(test)]
 mod fork_tests;
 mod fusion;
@@ -23,6 +24,7 @@ mod inside;
 mod operation;
 mod plans;
 mod prices;
+mod ranges;
 mod rebuild;
 mod repeats;
 mod shared;
@@ -33,6 +35,7 @@ pub use buffer::Buffer;
 pub use call::{Call, Transfer};
 pub use fusion::{FlushReport, Fusion, StepReport};
 pub use group::Group;
+pub use host::last_level_cache_bytes;
 pub use operation::Operation;
 pub use plans::{Explanation, Path};
 pub use prices::host as price_host;
@@ -42,7 +45,7 @@ use crate::bootstrap::{self, Introduction};
 use crate::config::Config;
 use crate::engine::{Clock, Engine};
 use crate::error::{Error, Result};
-use crate::memory::{Element, ProcessMark, Region, lend_slice};
+use crate::memory::{Element, ProcessMark, Region, View, lend_slice};
 use crate::types::{Collective, Rank, ReduceOp};
 use connect::Common;
 use family::Family;
@@ -91,6 +94,7 @@ impl Communicator {
     /// most the configured timeout.
     pub fn join(rank: Rank, ranks: u32, job: &str, config: Config) -> Result<Communicator> {
         let clock = Clock::monotonic();
+        let (config, why_fetching) = fetching::settle(config, ranks, &clock);
         let (mut engine, blob) = match connect::open(rank, ranks, &config) {
             Ok(opened) => opened,
             // The others need not wait for this rank.
@@ -122,6 +126,12 @@ impl Communicator {
                 host::share_of_host(&config, ranks as usize).threads_max,
                 config.timeout
             ));
+            let readers =
+                fetching::readers(communicator.inner.shared.engine().transport(), rank, ranks);
+            say(&format!(
+                "rank {rank}: messages of memory that is not registered are {}",
+                fetching::describe(config.cma, &readers, ranks, &why_fetching)
+            ));
         }
         Ok(communicator)
     }
@@ -141,6 +151,8 @@ impl Communicator {
             .filter(|&&host| host == hosts[rank as usize])
             .count();
         let mut plans = Plans::new(rank, hosts, is_mapped, &config);
+        let readers = fetching::readers(engine.transport(), rank, ranks);
+        plans.is_fetched = ranks > 1 && readers.len() as u32 == ranks - 1;
         if let Some(models) = &common.models {
             plans.use_models(models, common.cores.count());
             plans.threads = host::share_of_host(&config, local_ranks).threads_max as u32;
@@ -214,7 +226,26 @@ impl Communicator {
             region,
             key,
             self.inner.shared.garbage.clone(),
+            &self.inner.shared.family().ranges,
         ))
+    }
+
+    /// Memory that the caller keeps, named by its address, as a [`Buffer`]. Where it lies inside a registered buffer of this
+    /// communicator or of one that either was made from the other, it is that part of it and is used without staging; else
+    /// operations stage it. Whoever made the view has promised that the memory stays ([`View::new`]); a part of a
+    /// registered buffer is also kept by the result.
+    ///
+    /// ```
+    /// use linerate::{Communicator, Config};
+    /// let communicator = Communicator::join(0, 1, "a job with memory", Config::default())?;
+    /// let buffer = communicator.alloc(4096)?;
+    /// let part = communicator.buffer_at(buffer.view().part(1024, 64))?;
+    /// assert!(part.is_registered());
+    /// # Ok::<(), linerate::Error>(())
+    /// ```
+    pub fn buffer_at(&self, view: View) -> Result<Buffer> {
+        self.inner.shared.process.check()?;
+        Ok(Buffer::at(view, &self.inner.shared.family().ranges))
     }
 
     /// The call with this communicator's registrations of its buffers: they may have been allocated from another one.
@@ -284,7 +315,7 @@ impl Communicator {
         self.run(&Call::barrier())
     }
 
-    /// Reduces a slice of the caller's memory in place, and waits.
+    /// Reduces a slice of the caller's memory in place, and waits. Memory inside a registered buffer is not staged.
     pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
         let call = Call {
             op,
@@ -297,7 +328,11 @@ impl Communicator {
                 "a simulated rank cannot wait inside a call on a slice: start an operation on a Buffer",
             ));
         }
+        shared.process.check()?;
         lend_slice(data, |view| {
+            if let Some(buffer) = Buffer::inside(view, &shared.family().ranges) {
+                return self.run(&call.with(&buffer, &buffer));
+            }
             let memory = [Some(&view); 2];
             shared.run(&call, memory, |plans| bind::bind_view(&call, plans, view))
         })

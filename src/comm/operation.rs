@@ -38,7 +38,7 @@ impl Operation {
     /// Waits for its end. If nothing moves for the communicator's timeout, neither on it nor on operations before it, it
     /// fails.
     pub fn wait(mut self) -> Result<()> {
-        self.wait_at_most(None)?;
+        self.wait_at_most(None, || false)?;
         self.result
             .clone()
             .expect("a wait without a limit ends with a result")
@@ -46,17 +46,30 @@ impl Operation {
 
     /// Waits at most `limit`; `Ok(false)`: still running.
     pub fn wait_timeout(&mut self, limit: Duration) -> Result<bool> {
-        self.wait_at_most(Some(limit))?;
+        self.wait_timeout_unless(limit, || false)
+    }
+
+    /// The same, and no longer than until `is_given_up`. Whoever makes that true rings this rank's bell then.
+    pub(super) fn wait_timeout_unless(
+        &mut self,
+        limit: Duration,
+        is_given_up: impl Fn() -> bool,
+    ) -> Result<bool> {
+        self.wait_at_most(Some(limit), is_given_up)?;
         self.result
             .clone()
             .map_or(Ok(false), |result| result.map(|()| true))
     }
 
     /// Takes the result if there is one in time. An error is of the waiting, not of the operation.
-    fn wait_at_most(&mut self, limit: Option<Duration>) -> Result<()> {
+    fn wait_at_most(
+        &mut self,
+        limit: Option<Duration>,
+        is_given_up: impl Fn() -> bool,
+    ) -> Result<()> {
         self.shared.process.check()?;
         if self.result.is_none() {
-            self.result = self.shared.wait(self.task, limit)?;
+            self.result = self.shared.wait_unless(self.task, limit, is_given_up)?;
         }
         Ok(())
     }

@@ -57,6 +57,8 @@ pub(super) struct Plan {
 pub(super) struct Plans {
     /// Threads of this rank that share large copies and reductions.
     pub threads: u32,
+    /// All other ranks read long messages of memory that is not registered where they lie.
+    pub is_fetched: bool,
     rank: Rank,
     ranks: u32,
     hosts: Vec<u32>,
@@ -96,6 +98,7 @@ impl Plans {
         };
         Plans {
             threads: 1,
+            is_fetched: false,
             rank,
             ranks,
             hosts,

@@ -56,7 +56,7 @@ impl Work {
 
     /// Copies from windows of peers, who have just written them.
     fn fetch(mut self, s: &Shape, longest: f64, total: f64) -> Work {
-        self.crossed += s.shared(longest, total);
+        self.crossed += s.shared(longest, total) * s.nearby(longest);
         self.copy(s, longest, total)
     }
 
@@ -64,14 +64,19 @@ impl Work {
     /// peers.
     fn reduce(mut self, s: &Shape, bytes: f64, (sources, results, crossing): Operands) -> Work {
         self.reduced += s.each(bytes * (sources + results));
-        self.crossed += s.each(bytes * crossing);
+        self.crossed += s.each(bytes * crossing) * s.nearby(bytes);
         self
     }
 
     /// The same, by one rank.
-    fn reduce_at_root(mut self, bytes: f64, (sources, results, crossing): Operands) -> Work {
+    fn reduce_at_root(
+        mut self,
+        s: &Shape,
+        bytes: f64,
+        (sources, results, crossing): Operands,
+    ) -> Work {
         self.reduced += bytes * (sources + results);
-        self.crossed += bytes * crossing;
+        self.crossed += bytes * crossing * s.nearby(bytes);
         self
     }
 
@@ -148,7 +153,7 @@ pub fn window_reduce(s: &Shape) -> Work {
     Work::of(s)
         .meet(s, 1.0)
         .copy(s, s.bytes, s.bytes * s.p())
-        .reduce_at_root(s.bytes, (s.p(), 1.0, s.p() - 1.0))
+        .reduce_at_root(s, s.bytes, (s.p(), 1.0, s.p() - 1.0))
         .buffers(s, s.bytes, s.bytes * (1.0 + 1.0 / s.p()))
 }
 
@@ -313,7 +318,7 @@ pub fn ring_reduce_scatter(s: &Shape) -> Work {
     Work::of(s)
         .exchange(s, steps, s.bytes, s.forwarded())
         .reduce(s, others, (2.0, 1.0, 0.0))
-        .buffers(s, s.bytes * (s.p() + 1.0), 5.0 * others)
+        .buffers(s, s.bytes * s.p(), others)
 }
 
 /// p - 1 messages of n bytes, one after the other.
@@ -345,12 +350,15 @@ pub fn pairwise_all_to_all(s: &Shape) -> Work {
     work
 }
 
-/// The same, combined at the end.
+/// The same, combined at the end: what comes waits in scratch, and where it is staged in messages before that.
 pub fn pairwise_reduce_scatter(s: &Shape) -> Work {
-    let held = s.bytes * (2.0 * s.p() - 1.0);
-    pairwise(s)
-        .reduce(s, s.bytes, (s.p(), 1.0, 0.0))
-        .buffers(s, held, s.bytes * (s.p() + 1.0))
+    let others = s.bytes * (s.p() - 1.0);
+    let staged = if s.registered { 0.0 } else { others };
+    pairwise(s).reduce(s, s.bytes, (s.p(), 1.0, 0.0)).buffers(
+        s,
+        s.bytes * s.p() + others + staged,
+        s.bytes * (s.p() + 1.0) + 2.0 * staged,
+    )
 }
 
 /// log p rounds; (p-1) n bytes in all. A run that wraps is a second message, so half a message more.

@@ -25,8 +25,8 @@ pub struct AtOnce {
     slots: &'static [u64],
     /// Bound to the call's memory, unless the last one has become a task's.
     round: Option<Box<Round>>,
-    /// What the round does, if that can be said beforehand.
-    script: Option<Script>,
+    /// What the rounds do; the inner `None`: that cannot be said beforehand.
+    script: Option<Option<Script>>,
 }
 
 impl Engine {
@@ -69,8 +69,8 @@ impl Engine {
         }
         self.driver.looks = looks;
         let ran = match &call.script {
-            Some(script) => self.driver.run_script(script, &mut round),
-            None => self.driver.run_straight(&call.prepared, &mut round),
+            Some(Some(script)) => self.driver.run_script(script, &mut round),
+            _ => self.driver.run_straight(&call.prepared, &mut round),
         };
         self.driver.looks = Looks::ONCE;
         match ran {
@@ -113,7 +113,9 @@ impl Engine {
             }
             None => match self.bind_at_once(call, sequence) {
                 Ok(round) => {
-                    call.script = Script::new(&round, self.driver.links.ranks);
+                    // Once: the memory of the call stays what it is.
+                    let ranks = self.driver.links.ranks;
+                    (call.script).get_or_insert_with(|| Script::new(&round, ranks));
                     round
                 }
                 Err(error) => return Some(Err(error)),

@@ -62,7 +62,7 @@ impl Driver {
 
     /// Begins a round, with its memory: the caller's, a window slot, scratch.
     pub fn begin(&mut self, round: &mut Round, of: RoundOf, call: &RoundCall<'_>) -> Result<()> {
-        round.begin(of, call, self.links.ranks);
+        round.begin(of, call, self.links.ranks, self.chunk_bytes);
         round.scratch = None;
         if !round.needs_memory {
             return Ok(());
@@ -82,7 +82,8 @@ impl Driver {
     }
 
     /// Runs everything in the round that can run now. `is_oldest`: no earlier collective is under way.
-    pub fn run(&mut self, place: u32, round: &mut Round, is_oldest: bool) -> Result<()> {
+    #[inline]
+    pub fn run(&mut self, round: &mut Round, is_oldest: bool) -> Result<()> {
         if round.straight.is_some() || !round.waiting.is_empty() {
             let prepared = round.prepared.clone();
             if round.straight.is_some() {
@@ -106,9 +107,8 @@ impl Driver {
             && let Some(step) = round.progress.pop_ready()
         {
             let plan = round.prepared.plan.steps[step as usize];
-            round.progress.start(step, &plan);
             if plan.kind != StepKind::Other {
-                self.pump(place, round, step, &plan, is_oldest)?;
+                self.pump(round, step, &plan, is_oldest)?;
                 continue;
             }
             let prepared = held.get_or_insert_with(|| round.prepared.clone());
@@ -117,6 +117,7 @@ impl Driver {
         Ok(())
     }
 
+    #[inline(never)]
     fn execute(&mut self, prepared: &Prepared, round: &mut Round, step: StepId) -> Result<()> {
         match &prepared.schedule.steps[step as usize].action {
             Action::Nop => self.finish(prepared, round, step),

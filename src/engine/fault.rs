@@ -42,7 +42,10 @@ impl Engine {
         if self.failure.is_some() {
             return;
         }
-        let error = self.told.take().unwrap_or(error);
+        let mut error = self.told.take().unwrap_or(error);
+        if let Error::PeerFailed { during, .. } = &mut error {
+            *during = self.under_way();
+        }
         self.failure = Some(error.clone());
         self.driver.moved = true;
         self.untold = self.driver.links.others().collect();
@@ -52,13 +55,15 @@ impl Engine {
         // A call on borrowed memory returns now: nothing may arrive there any more.
         for &place in &self.active {
             if let Some(round) = self.rounds[place as usize].as_deref_mut() {
-                self.driver.cancel_receives(place, round);
+                self.driver.cancel_receives(round);
             }
         }
+        // Nor may anything be read from there that its owner has changed since.
+        self.driver.links.transport.withdraw();
         self.fail_tasks(&error);
     }
 
-    /// Tells the failure to those who do not know it yet. A peer that takes nothing may have no room for it now.
+    /// Tells the failure to those who do not know it yet. A peer that is being connected has no room for it now.
     pub(super) fn tell_failure(&mut self) {
         let Some(error) = self.failure.as_ref().filter(|_| !self.untold.is_empty()) else {
             return;
@@ -158,6 +163,18 @@ impl Engine {
                 format!("{n} operations started and {ended} ended, the last one {last}")
             }
         }
+    }
+
+    /// The first operation that this rank has not ended, as an error says it; nothing if there is none.
+    fn under_way(&self) -> String {
+        let round = (self.active.first()).and_then(|&place| self.rounds[place as usize].as_deref());
+        round.map_or(String::new(), |round| {
+            let what = round.signature.describe();
+            match round.sequence() {
+                Some(sequence) => format!(", during operation {sequence}, {what}"),
+                None => format!(", during {what}"),
+            }
+        })
     }
 
     /// Looks for operations that need a peer that is gone, and for those that stand still.
@@ -376,7 +393,7 @@ fn message_of(error: &Error, rank: Rank) -> ControlMessage {
         Error::Mismatch { sequence, detail } => {
             (ControlKind::Mismatch, rank, *sequence, detail.clone())
         }
-        Error::PeerFailed { rank, cause } => (ControlKind::PeerFailed, *rank, 0, cause.clone()),
+        Error::PeerFailed { rank, cause, .. } => (ControlKind::PeerFailed, *rank, 0, cause.clone()),
         Error::Cancelled { by, operation } => (ControlKind::Cancelled, *by, 0, operation.clone()),
         Error::Aborted { by, reason } => (ControlKind::Aborted, *by, 0, reason.clone()),
         other => (ControlKind::Failed, rank, 0, other.to_string()),
@@ -411,6 +428,7 @@ fn error_of(message: &ControlMessage, from: Rank) -> Error {
         ControlKind::PeerFailed => Error::PeerFailed {
             rank: message.rank,
             cause: text,
+            during: String::new(),
         },
         ControlKind::Cancelled => Error::Cancelled {
             by: message.rank,
@@ -423,6 +441,7 @@ fn error_of(message: &ControlMessage, from: Rank) -> Error {
         _ => Error::PeerFailed {
             rank: from,
             cause: text,
+            during: String::new(),
         },
     }
 }

@@ -4,13 +4,13 @@
 use super::control::{self, Binding, ControlLayout, Line, PAYLOAD_WORDS};
 use super::tag::{self, Token};
 use crate::error::{Error, Result};
-use crate::limits::{CACHE_LINE_BYTES, CONTROL_BYTES, LANES, OPERATION_SLOTS};
+use crate::limits::{CACHE_LINE_BYTES, CONTROL_BYTES, LANES, OPERATION_SLOTS, URGENT_MESSAGES};
 use crate::memory::{Region, RegionKey, View};
 use crate::schedule::Lane;
 use crate::time::Time;
 use crate::transport::{Address, Event, PostError, RemoteRange, Transport};
 use crate::types::Rank;
-use crate::wire::ControlMessage;
+use crate::wire::{ControlKind, ControlMessage};
 use std::sync::Arc;
 
 /// What a rank tells its peers before the first operation.
@@ -221,10 +221,7 @@ impl Links {
             key,
             offset: offset as u64,
         };
-        match self
-            .transport
-            .post_put(peer, source, range, Token::Forget.emit())
-        {
+        match self.transport.post_put(peer, source, range, Token::FORGET) {
             Ok(()) => Ok(true),
             Err(PostError::WouldBlock) => Ok(false),
             Err(error) => Err(self.post_error(peer, error)),
@@ -316,14 +313,18 @@ impl Links {
             .max_by_key(|(sequence, _)| *sequence)
     }
 
-    /// Sends a control message, and wakes the peer; false: no room now.
+    /// Sends a control message, and wakes the peer; false: no room now. For news of a failure there is always room: it is
+    /// told once, and questions and answers, which repeat, leave half of the places that a peer keeps for control messages.
     pub fn send_control(&mut self, peer: Rank, message: &ControlMessage) -> bool {
+        let is_talk = matches!(message.kind, ControlKind::Query | ControlKind::Status);
+        if is_talk && self.transport.backlog(peer, tag::control()) >= URGENT_MESSAGES / 2 {
+            return false;
+        }
         let staging = self
             .control
             .part(self.layout.message(self.ranks), CONTROL_BYTES);
         staging.write(0, &message.emit());
-        let posted =
-            (self.transport).post_send(peer, tag::control(), 0, staging, Token::Forget.emit());
+        let posted = (self.transport).post_send(peer, tag::control(), 0, staging, Token::FORGET);
         self.transport.notify(peer);
         // A peer that is gone needs no message.
         posted != Err(PostError::WouldBlock)
@@ -332,12 +333,10 @@ impl Links {
     /// Posts the receive of the next control message of a peer.
     pub fn post_control_receive(&mut self, peer: Rank) -> Result<()> {
         let place = self.control.part(self.layout.message(peer), CONTROL_BYTES);
-        match self.transport.post_recv(
-            peer,
-            tag::control(),
-            place,
-            Token::ControlReceive(peer).emit(),
-        ) {
+        match self
+            .transport
+            .post_recv(peer, tag::control(), place, Token::control_receive(peer))
+        {
             Ok(()) | Err(PostError::PeerFailed) => Ok(()),
             Err(error) => Err(self.post_error(peer, error)),
         }
@@ -376,7 +375,11 @@ impl Links {
             .gone(peer)
             .unwrap_or("its connection was lost")
             .to_string();
-        Error::PeerFailed { rank: peer, cause }
+        Error::PeerFailed {
+            rank: peer,
+            cause,
+            during: String::new(),
+        }
     }
 
     /// The error of a post that cannot succeed later.

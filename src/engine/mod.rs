@@ -49,7 +49,7 @@ pub use wait::{Looks, Patience, SpinTime, Step as WaitStep};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::limits::OPERATION_SLOTS;
-use crate::memory::{Region, RegionKey};
+use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
 use crate::transport::{Event, Outcome, Transport, WaitSource};
 use crate::types::Rank;
@@ -99,6 +99,8 @@ pub struct Engine {
     begun: Option<Box<Round>>,
     /// Places of rounds under way, in the order in which they started.
     active: Vec<u32>,
+    /// Some round may have something to do.
+    has_work: bool,
     generation: u32,
     next_sequence: u64,
     /// A round whose ranks have not all said whether their memory is registered.
@@ -158,6 +160,7 @@ impl Engine {
             spare_rounds: Vec::new(),
             begun: None,
             active: Vec::new(),
+            has_work: false,
             generation: 0,
             next_sequence: 0,
             undecided: None,
@@ -237,14 +240,29 @@ impl Engine {
         self.driver.links.transport.deregister(key)
     }
 
-    /// Does everything that can be done now; whether anything moved.
+    /// Copies between views of equal length, one of several copies of `bytes_together` bytes: by the threads and around the
+    /// caches, as a step of a schedule would.
+    pub fn copy(&mut self, source: View, destination: View, bytes_together: usize) {
+        self.driver.copy(source, destination, bytes_together);
+    }
+
+    /// Does everything that can be done now; whether anything moved. Never inlined, so that whoever counts instructions finds
+    /// the engine's own here.
+    #[inline(never)]
     pub fn drive(&mut self, now: Time) -> bool {
         self.driver.moved = false;
         self.now = now;
-        self.wake_published();
+        if self.is_publishing_quietly {
+            self.wake_published();
+        }
         self.poll_events();
         if self.failure.is_none() {
-            self.run_rounds(now);
+            if self.has_work {
+                self.run_rounds(now);
+            }
+            if !self.publish_to.is_empty() {
+                self.publish();
+            }
             if !self.queue.is_empty() {
                 self.start_queued(now);
             }
@@ -266,9 +284,8 @@ impl Engine {
     /// milliseconds of a long one.
     pub fn drive_slow(&mut self, now: Time) {
         self.now = now;
-        let mut events = std::mem::take(&mut self.events);
-        self.driver.links.transport.poll_slow(now, &mut events);
-        self.handle_events(events);
+        (self.driver.links.transport).poll_slow(now, &mut self.events);
+        self.handle_events();
         if self.failure.is_none() {
             self.check_silence(now);
         }
@@ -277,17 +294,18 @@ impl Engine {
     }
 
     /// Takes what has arrived.
-    #[inline]
+    #[inline(always)]
     fn poll_events(&mut self) {
         let transport = self.driver.links.transport.as_mut();
         transport.poll(self.now, &mut self.events);
         if !self.events.is_empty() {
-            let events = std::mem::take(&mut self.events);
-            self.handle_events(events);
+            self.handle_events();
         }
     }
 
-    fn handle_events(&mut self, mut events: Vec<Event>) {
+    #[inline(never)]
+    fn handle_events(&mut self) {
+        let mut events = std::mem::take(&mut self.events);
         for event in &events {
             self.handle_event(event, self.now);
         }
@@ -295,6 +313,7 @@ impl Engine {
         self.events = events;
     }
 
+    #[inline(always)]
     fn handle_event(&mut self, event: &Event, now: Time) {
         match event {
             Event::Connected(_) => {}
@@ -310,17 +329,13 @@ impl Engine {
                 // A peer that is gone is reported by an event of its own.
                 Token::Forget => {}
                 Token::ControlReceive(peer) => self.handle_control(peer, completion, now),
-                Token::Step {
-                    round: place,
-                    generation,
-                    step,
-                    chunk,
-                } => {
-                    let Some(Some(round)) = self.rounds.get_mut(place as usize) else {
+                Token::Step { round, step, chunk } => {
+                    let Some(Some(round)) = self.rounds.get_mut(round as usize) else {
                         return;
                     };
-                    if Token::is_generation(generation, round.generation) {
+                    if round.token.is_of(completion.token) {
                         round.outstanding -= 1;
+                        self.has_work = true;
                         self.tasks[round.task].last_moved = now;
                         let handled =
                             (self.driver).handle_completion(round, step, chunk, completion);

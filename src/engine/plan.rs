@@ -1,12 +1,13 @@
 //! [`Plan`]: a schedule's edges, ranges and messages, laid out flat as [`super::progress`] and the driver follow them.
 //!
 //! A [`Action`] is large and its ranges are fractions of a count that is not known yet. Here every range has a number, so
-//! that a round resolves each one once ([`Span`]); every step has its edges in one run of a list, full ones first; and a
-//! message is a few words. How a round begins is worked out once as well: arming is copying.
+//! that a round resolves each one once ([`Span`]); every step has its overlap edges, and the steps that depend on it, in
+//! one run of a list each; and a message is a few words. How a round begins is worked out once as well: arming is copying.
 
 use super::progress::StepRun;
 use crate::schedule::{
-    Action, BufferId, Dependency, Extent, Join, Operand, Range, Schedule, SlotId, StepId, Trigger,
+    Action, BufferId, Dependency, Extent, Join, Operand, Range, Schedule, SlotId, Step, StepId,
+    Trigger,
 };
 use crate::types::Rank;
 
@@ -20,14 +21,29 @@ pub struct Span {
     pub len: u64,
 }
 
-/// A dependency.
+/// An overlap edge, as the later step sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct Edge {
     /// The earlier step.
     pub earlier: StepId,
-    /// Numbers of the ranges that overlap, of the earlier step and of this one; not used by full edges.
+    /// Numbers of the ranges that overlap, of the earlier step and of this one.
     pub theirs: u32,
     pub ours: u32,
+}
+
+/// An edge of either kind, as the earlier step sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Successor {
+    pub step: StepId,
+    pub is_overlap: bool,
+}
+
+/// How a round begins.
+#[derive(Clone, Debug, Default)]
+pub struct Start {
+    pub runs: Vec<StepRun>,
+    /// Steps to look at first.
+    pub ready: Vec<StepId>,
 }
 
 /// What the driver does with a step.
@@ -54,10 +70,27 @@ pub struct StepPlan {
     pub message: u32,
     /// The span whose length is the step's; [`NONE`]: it has no elements of its own. Of a message: its only one.
     pub span: u32,
-    /// Its full edges, and behind them its overlap edges.
-    pub edges: u32,
-    pub overlaps: u32,
-    pub edges_end: u32,
+    /// Its overlap edges.
+    pub edges: (u32, u32),
+    /// The steps that depend on it.
+    pub successors: (u32, u32),
+}
+
+impl StepPlan {
+    /// Messages that a step of `len` elements becomes. A length that only one side knows is ended by a chunk that is not
+    /// full.
+    #[inline]
+    pub fn chunks(&self, len: u64, per_chunk: u64) -> u32 {
+        if len < per_chunk {
+            1
+        } else if self.is_open_ended {
+            (len / per_chunk) as u32 + 1
+        } else if len == per_chunk {
+            1
+        } else {
+            len.div_ceil(per_chunk) as u32
+        }
+    }
 }
 
 /// A range that a copy or a reduction reads or writes.
@@ -85,14 +118,17 @@ pub struct Operands {
 pub struct Plan {
     pub steps: Vec<StepPlan>,
     pub edges: Vec<Edge>,
+    pub successors: Vec<Successor>,
     /// Every range of every step; a span has the number of its range.
     pub ranges: Vec<Range>,
     /// Per step, what it reads and writes.
     pub operands: Vec<Operands>,
-    /// The steps of a round that begins.
-    pub armed: Vec<StepRun>,
-    /// Steps to look at first.
-    pub initial: Vec<StepId>,
+    /// Whether receives fill slots, so that lengths become known only while a round runs.
+    pub has_fills: bool,
+    /// How a round begins whose steps are whole: each waits until what it overlaps has been processed.
+    pub whole: Start,
+    /// How others begin: steps follow those that they overlap piece by piece.
+    pub piecewise: Start,
     /// Steps that the caller's arrival starts.
     pub triggered: Vec<StepId>,
     /// Earlier steps with a step that the first of several starts ([`Join::Any`]).
@@ -110,27 +146,33 @@ impl Plan {
             let operands = plan.operands_of(&step.action, schedule.rank, firsts[id as usize]);
             plan.operands.push(operands);
             let edges = plan.edges.len() as u32;
-            let mut overlaps = edges;
             if step.join == Join::All {
-                // Latest first: when that has completed, so have most of the others.
-                let all = || step.dependencies.iter().rev();
-                let full = all().filter(|d| d.overlap.is_none());
-                plan.edges.extend(full.map(|d| edge(d, &firsts, id)));
-                overlaps = plan.edges.len() as u32;
-                let partial = all().filter(|d| d.overlap.is_some());
-                plan.edges.extend(partial.map(|d| edge(d, &firsts, id)));
+                // Latest first: when that has been processed, so have most of the others.
+                let overlaps = step.dependencies.iter().rev();
+                let overlaps = overlaps.filter_map(|d| edge(d, &firsts, id));
+                plan.edges.extend(overlaps);
             } else {
                 let pairs = step.dependencies.iter().map(|d| (d.step, id));
                 plan.alternatives.extend(pairs);
             }
-            let edges = (edges, overlaps, plan.edges.len() as u32);
+            let edges = (edges, plan.edges.len() as u32);
             plan.add_step(&step.action, firsts[id as usize], edges);
             if step.trigger == Trigger::Caller {
                 plan.triggered.push(id);
             }
         }
-        plan.prepare_start(schedule);
+        plan.has_fills = plan.steps.iter().any(|step| step.fills.is_some());
+        plan.add_successors(schedule);
+        plan.whole = start(schedule, |_| true);
+        plan.piecewise = start(schedule, |dependency| dependency.overlap.is_none());
         plan
+    }
+
+    /// The steps that depend on this one.
+    #[inline]
+    pub fn successors_of(&self, step: StepId) -> &[Successor] {
+        let (first, end) = self.steps[step as usize].successors;
+        &self.successors[first as usize..end as usize]
     }
 
     /// The steps that this one starts if nothing has started them yet.
@@ -141,7 +183,7 @@ impl Plan {
             .map(|(_, step)| *step)
     }
 
-    fn add_step(&mut self, action: &Action, first: u32, edges: (u32, u32, u32)) {
+    fn add_step(&mut self, action: &Action, first: u32, edges: (u32, u32)) {
         let (kind, peer, message, fills) = match action {
             Action::Send { peer, message, .. } => (StepKind::Send, *peer, *message, None),
             Action::Recv {
@@ -161,9 +203,8 @@ impl Plan {
             peer,
             message,
             span: extent.map_or(NONE, |range| number(&mut self.ranges, first, range)),
-            edges: edges.0,
-            overlaps: edges.1,
-            edges_end: edges.2,
+            edges,
+            successors: (0, 0),
         });
     }
 
@@ -225,49 +266,58 @@ impl Plan {
         }
     }
 
-    /// Works out how a round begins: which steps may run, and what each of the others waits for first.
-    fn prepare_start(&mut self, schedule: &Schedule) {
-        self.armed = vec![StepRun::default(); self.steps.len()];
-        for (id, step) in (0..).zip(&schedule.steps) {
-            let plan = self.steps[id as usize];
-            let needs_caller = step.trigger == Trigger::Caller && step.join == Join::All;
-            let is_blocked_by_any = step.join == Join::Any && !step.dependencies.is_empty();
-            let run = &mut self.armed[id as usize];
-            run.cursor = plan.edges;
-            run.needs_caller = needs_caller;
-            if plan.edges < plan.overlaps {
-                let earlier = self.edges[plan.edges as usize].earlier;
-                StepRun::wait(&mut self.armed, id, earlier, StepRun::COMPLETION);
-            } else if !needs_caller && !is_blocked_by_any {
-                run.open();
-                // Where the first elements of both are the same, there is nothing to look at before.
-                match self.edges[plan.edges as usize..plan.edges_end as usize].first() {
-                    Some(edge) if self.begins_alike(edge) => {
-                        StepRun::wait(&mut self.armed, id, edge.earlier, 1);
-                    }
-                    _ => {
-                        self.armed[id as usize].is_queued = true;
-                        self.initial.push(id);
-                    }
-                }
+    fn add_successors(&mut self, schedule: &Schedule) {
+        let mut successors = vec![Vec::new(); self.steps.len()];
+        for (
+            step,
+            Step {
+                dependencies, join, ..
+            },
+        ) in (0..).zip(&schedule.steps)
+        {
+            for dependency in dependencies.iter().filter(|_| *join == Join::All) {
+                let is_overlap = dependency.overlap.is_some();
+                successors[dependency.step as usize].push(Successor { step, is_overlap });
             }
         }
-    }
-
-    fn begins_alike(&self, edge: &Edge) -> bool {
-        let [theirs, ours] = [edge.theirs, edge.ours].map(|at| &self.ranges[at as usize]);
-        theirs == ours || theirs.begins_its_buffer() && ours.begins_its_buffer()
+        for (step, successors) in self.steps.iter_mut().zip(successors) {
+            let first = self.successors.len() as u32;
+            self.successors.extend(successors);
+            step.successors = (first, self.successors.len() as u32);
+        }
     }
 }
 
-fn edge(dependency: &Dependency, firsts: &[u32], step: StepId) -> Edge {
+/// How a round begins: which steps may run, and what keeps the others from starting: dependencies for which `holds`.
+fn start(schedule: &Schedule, holds: impl Fn(&Dependency) -> bool) -> Start {
+    let mut start = Start::default();
+    for (id, step) in (0..).zip(&schedule.steps) {
+        let mut run = StepRun::default();
+        if step.join == Join::All {
+            let held = step.dependencies.iter().filter(|d| holds(d)).count();
+            run.holds = held as u32 + u32::from(step.trigger == Trigger::Caller);
+            run.unsettled = step.dependencies.len() as u32;
+        } else {
+            // The first of them starts it.
+            run.holds = u32::from(!step.dependencies.is_empty());
+        }
+        if run.holds == 0 {
+            run.is_queued = true;
+            start.ready.push(id);
+        }
+        start.runs.push(run);
+    }
+    start
+}
+
+fn edge(dependency: &Dependency, firsts: &[u32], step: StepId) -> Option<Edge> {
     let earlier = dependency.step;
-    let (theirs, ours) = dependency.overlap.unwrap_or_default();
-    Edge {
+    let (theirs, ours) = dependency.overlap?;
+    Some(Edge {
         earlier,
         theirs: firsts[earlier as usize] + u32::from(theirs),
         ours: firsts[step as usize] + u32::from(ours),
-    }
+    })
 }
 
 /// The number of a range among those of a step, which begin at `first`; a new one if it is not there.

@@ -1,28 +1,27 @@
 //! [`Progress`]: which steps of one round are done, which may run, and how far. Pure bookkeeping of the
 //! order rules in [`crate::schedule`]; it knows no transport and no memory.
 //!
-//! A step that cannot go on waits for one earlier step at a time: the first on its list of edges that holds it back, until
-//! that one has processed as many elements as it needs, or has completed. Only then does it look at the rest of its
-//! edges. So an edge is looked at about once, and a step that moves touches only those that wait for just that.
-//! (Counters of open edges would touch every later step at each move; whole lists were scanned each time before, which
-//! was nine tenths of a ring of 64 ranks.)
+//! Each step counts what keeps it from starting, and what keeps it from completing; whoever completes counts down for
+//! those that depend on it. Where steps are *whole*, one chunk each, that is all: a step starts when what it overlaps
+//! has been processed. Longer steps follow those that they overlap *piecewise*: a step that cannot go on waits for one
+//! earlier step at a time, until that one has processed as many elements as it needs.
+//!
+//! An edge is touched about twice in a round, however many steps there are: the builder leaves out edges that others imply.
 
-use super::plan::{Edge, NONE, Span, StepPlan};
+use super::plan::{Edge, NONE, Span, Start, StepPlan};
 use super::prepared::Prepared;
 use super::round::StraightRun;
 use crate::limits::CHUNKS_IN_FLIGHT;
-use crate::schedule::{Count, StepId};
-use std::collections::VecDeque;
+use crate::schedule::{Count, Join, StepId};
+use ready::Ready;
 
 /// How far a step has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
-    /// Something that must complete before it starts has not.
+    /// It has elements left, or has not begun.
     #[default]
-    Blocked,
-    /// It may process elements, as far as its overlap edges let it.
-    Open,
-    /// All elements are processed, but something that it depends on has not completed.
+    Pending,
+    /// All elements are processed, but something that it depends on has not completed (piecewise only).
     Processed,
     Complete,
 }
@@ -30,29 +29,27 @@ enum Stage {
 /// Where one step stands. Elements are counted from the start of the step's ranges.
 #[derive(Clone, Copy, Debug)]
 pub struct StepRun {
-    /// Elements that it processes; known once it has started.
+    /// Elements that it processes; once it has started, that stays.
     pub len: u64,
     /// Elements processed, without gaps.
     pub done: u64,
-    /// Elements that the step that it waits for must have processed, or [`StepRun::COMPLETION`].
-    need: u64,
+    /// What keeps it from starting: earlier steps, and the caller's arrival.
+    pub(super) holds: u32,
+    /// Piecewise: steps that it depends on and that have not completed.
+    pub(super) unsettled: u32,
     /// Chunks handed to the transport, and of those completed without gaps.
     pub chunks_posted: u32,
     /// Completed chunks without gaps.
     pub chunks_done: u32,
-    /// The first edge that may not have been met.
-    pub(super) cursor: u32,
-    /// The first of the steps that wait for this one, and the next of those that wait for the same as this one.
-    waiter: StepId,
-    next_waiter: StepId,
+    /// Piecewise: the earlier step for which it waits, and how many elements that must have processed.
+    waits_for: StepId,
+    /// Piecewise: how many of its overlap edges, from the first on, are met.
+    met: u32,
+    need: u64,
     /// Bit i: chunk `chunks_done + i` has completed.
     pub out_of_order: u8,
     stage: Stage,
-    /// Whether `len` is known.
-    is_started: bool,
-    is_waiting: bool,
     pub(super) is_queued: bool,
-    pub(super) needs_caller: bool,
 }
 
 impl Default for StepRun {
@@ -60,18 +57,16 @@ impl Default for StepRun {
         StepRun {
             len: 0,
             done: 0,
-            need: 0,
+            holds: 0,
+            unsettled: 0,
             chunks_posted: 0,
             chunks_done: 0,
-            cursor: 0,
-            waiter: NONE,
-            next_waiter: NONE,
+            waits_for: NONE,
+            met: 0,
+            need: 0,
             out_of_order: 0,
-            stage: Stage::Blocked,
-            is_started: false,
-            is_waiting: false,
+            stage: Stage::Pending,
             is_queued: false,
-            needs_caller: false,
         }
     }
 }
@@ -80,8 +75,12 @@ impl Default for StepRun {
 #[derive(Debug, Default)]
 pub struct Progress {
     runs: Vec<StepRun>,
-    ready: VecDeque<StepId>,
+    ready: Ready,
     incomplete: u32,
+    /// Whether every step is one chunk at most.
+    is_whole: bool,
+    /// How a round of this count begins: as the plan says, with the lengths.
+    armed: Vec<StepRun>,
     /// Per range of the plan, where it lies for the count of this round.
     spans: Vec<Span>,
     /// Steps that have all they need to complete.
@@ -90,24 +89,51 @@ pub struct Progress {
 
 impl Progress {
     /// Takes up a schedule: makes room for its steps, so that no later operation allocates, and resolves its ranges.
-    pub fn take_up(&mut self, prepared: &Prepared, count: &Count<'_>) {
-        let steps = prepared.plan.steps.len();
+    pub fn take_up(&mut self, prepared: &Prepared, count: &Count<'_>, per_chunk: u64) {
+        let plan = &prepared.plan;
+        let steps = plan.steps.len();
         self.runs.clear();
         self.runs.reserve(steps);
-        self.ready.clear();
         self.ready.reserve(steps);
         self.completing.reserve(steps);
         self.resolve(prepared, count);
+        let len_of = |step: &StepPlan| match step.span {
+            NONE => 0,
+            span => self.spans[span as usize].len,
+        };
+        let is_one_chunk = |step: &StepPlan| step.chunks(len_of(step), per_chunk) == 1;
+        self.is_whole = !plan.has_fills && plan.steps.iter().all(is_one_chunk);
+        self.armed.clone_from(&self.start_of(prepared).runs);
+        for (run, step) in self.armed.iter_mut().zip(&plan.steps) {
+            run.len = len_of(step);
+        }
     }
 
-    /// Resolves all ranges: whenever a count or a slot has changed.
-    pub fn resolve(&mut self, prepared: &Prepared, count: &Count<'_>) {
+    fn start_of<'a>(&self, prepared: &'a Prepared) -> &'a Start {
+        match self.is_whole {
+            true => &prepared.plan.whole,
+            false => &prepared.plan.piecewise,
+        }
+    }
+
+    fn resolve(&mut self, prepared: &Prepared, count: &Count<'_>) {
         self.spans.clear();
         let ranges = prepared.plan.ranges.iter();
         self.spans.extend(ranges.map(|range| {
             let (start, len) = range.resolve(count);
             Span { start, len }
         }));
+    }
+
+    /// A slot has been filled: steps that have not started have their lengths from here on.
+    pub fn resolve_again(&mut self, prepared: &Prepared, count: &Count<'_>) {
+        self.resolve(prepared, count);
+        for (run, step) in self.runs.iter_mut().zip(&prepared.plan.steps) {
+            let has_started = run.chunks_posted > 0 || run.done > 0 || run.stage > Stage::Pending;
+            if !has_started && step.span != NONE {
+                run.len = self.spans[step.span as usize].len;
+            }
+        }
     }
 
     /// Where a range lies.
@@ -118,9 +144,8 @@ impl Progress {
 
     /// Arms the schedule: every step may run once, those without needs are ready.
     pub fn arm(&mut self, prepared: &Prepared) {
-        self.runs.clone_from(&prepared.plan.armed);
-        self.ready.clear();
-        self.ready.extend(&prepared.plan.initial);
+        self.runs.clone_from(&self.armed);
+        self.ready.begin(&self.start_of(prepared).ready);
         self.incomplete = self.runs.len() as u32;
     }
 
@@ -128,9 +153,6 @@ impl Progress {
     pub fn resume(&mut self, prepared: &Prepared, run: StraightRun) {
         self.arm(prepared);
         (0..run.step).for_each(|step| self.process(prepared, step));
-        let runs = &self.runs;
-        self.ready
-            .retain(|&step| runs[step as usize].stage < Stage::Processed);
         if let Some(next) = self.runs.get_mut(run.step as usize) {
             next.done = run.done;
         }
@@ -139,11 +161,9 @@ impl Progress {
     /// The caller has arrived: internal activation.
     pub fn activate(&mut self, prepared: &Prepared) {
         for &step in &prepared.plan.triggered {
-            let run = &mut self.runs[step as usize];
-            run.needs_caller = false;
-            if run.stage == Stage::Blocked && !run.is_waiting {
-                run.open();
-                self.enqueue(step);
+            match prepared.schedule.steps[step as usize].join {
+                Join::All => self.release(step),
+                Join::Any => self.start_any(step),
             }
         }
     }
@@ -160,31 +180,30 @@ impl Progress {
         !self.ready.is_empty()
     }
 
-    /// The next step that may have something to do.
+    /// The next step that has something to do.
     #[inline]
     pub fn pop_ready(&mut self) -> Option<StepId> {
-        let step = self.ready.pop_front()?;
-        self.runs[step as usize].is_queued = false;
-        Some(step)
+        loop {
+            let step = self.ready.pop()?;
+            let run = &mut self.runs[step as usize];
+            run.is_queued = false;
+            // A straight run may have processed it.
+            if run.stage == Stage::Pending {
+                return Some(step);
+            }
+        }
+    }
+
+    /// Whether every step is one chunk at most, and starts when what it overlaps has been processed.
+    #[inline]
+    pub fn is_whole(&self) -> bool {
+        self.is_whole
     }
 
     /// One step.
     #[inline]
     pub fn run(&mut self, step: StepId) -> &mut StepRun {
         &mut self.runs[step as usize]
-    }
-
-    /// One step that is about to process something: its length is known from here on.
-    #[inline]
-    pub fn start(&mut self, step: StepId, plan: &StepPlan) -> &mut StepRun {
-        let run = &mut self.runs[step as usize];
-        if !run.is_started {
-            run.is_started = true;
-            if plan.span != NONE {
-                run.len = self.spans[plan.span as usize].len;
-            }
-        }
-        run
     }
 
     /// Whether a step has completed.
@@ -204,28 +223,33 @@ impl Progress {
         let run = &mut self.runs[step as usize];
         if !run.is_queued && run.stage < Stage::Processed {
             run.is_queued = true;
-            self.ready.push_back(step);
+            self.ready.push(step);
         }
     }
 
     /// How many elements a started step may process now, by the elements that it shares with earlier steps. If they are
     /// fewer than `least`, it is looked at again once it may process that many.
-    #[inline]
+    #[inline(always)]
     pub fn limit(&mut self, prepared: &Prepared, step: StepId, least: u64) -> u64 {
-        let run = &self.runs[step as usize];
-        let end = prepared.plan.steps[step as usize].edges_end;
-        if run.cursor == end || least == 0 {
-            return run.len;
+        if self.is_whole || least == 0 {
+            return self.runs[step as usize].len;
         }
-        if run.is_waiting {
+        self.limit_piecewise(prepared, step, least)
+    }
+
+    #[inline(never)]
+    fn limit_piecewise(&mut self, prepared: &Prepared, step: StepId, least: u64) -> u64 {
+        let run = &self.runs[step as usize];
+        if run.waits_for != NONE {
             return least - 1;
         }
-        let (mut met, mut limit) = (run.cursor as usize, run.len);
+        let (first, end) = prepared.plan.steps[step as usize].edges;
+        let (mut met, mut limit) = (run.met, run.len);
         let mut is_prefix = true;
-        for edge in &prepared.plan.edges[met..end as usize] {
+        for edge in &prepared.plan.edges[(first + met) as usize..end as usize] {
             match self.limit_of(edge) {
                 // Edges that were met at the beginning of the list are not looked at again.
-                None => met += usize::from(is_prefix),
+                None => met += u32::from(is_prefix),
                 Some(may) => {
                     is_prefix = false;
                     limit = limit.min(may);
@@ -236,7 +260,7 @@ impl Progress {
                 }
             }
         }
-        self.runs[step as usize].cursor = met as u32;
+        self.runs[step as usize].met = met;
         limit
     }
 
@@ -244,7 +268,8 @@ impl Progress {
     fn wait_for_elements(&mut self, step: StepId, edge: &Edge, least: u64) {
         let (theirs, ours) = (self.span(edge.theirs), self.span(edge.ours));
         let place = (ours.start + least).min(theirs.start + theirs.len);
-        StepRun::wait(&mut self.runs, step, edge.earlier, place - theirs.start);
+        let run = &mut self.runs[step as usize];
+        (run.waits_for, run.need) = (edge.earlier, place - theirs.start);
     }
 
     /// How many elements an overlap edge lets its step process; `None`: all.
@@ -266,98 +291,84 @@ impl Progress {
 
     /// The step has processed its first `done` elements; [`Progress::process`] says that those are all.
     #[inline]
-    pub fn advance(&mut self, step: StepId, done: u64) {
+    pub fn advance(&mut self, prepared: &Prepared, step: StepId, done: u64) {
         let run = &mut self.runs[step as usize];
         debug_assert!(done >= run.done && done <= run.len);
-        if done > run.done {
-            run.done = done;
-            if run.waiter != NONE {
-                self.wake(step, done);
-            }
+        run.done = done;
+        if !self.is_whole {
+            self.wake(prepared, step, done);
         }
     }
 
     /// The step has processed everything.
     #[inline]
     pub fn process(&mut self, prepared: &Prepared, step: StepId) {
+        if !self.is_whole {
+            return self.process_piecewise(prepared, step);
+        }
+        let run = &mut self.runs[step as usize];
+        debug_assert!(run.holds == 0 && run.stage == Stage::Pending);
+        // It has started after all that it depends on had completed, so it completes.
+        run.stage = Stage::Complete;
+        self.incomplete -= 1;
+        for successor in prepared.plan.successors_of(step) {
+            self.release(successor.step);
+        }
+        if !prepared.plan.alternatives.is_empty() {
+            self.start_alternatives(prepared, step);
+        }
+    }
+
+    #[inline(never)]
+    fn process_piecewise(&mut self, prepared: &Prepared, step: StepId) {
         let run = &mut self.runs[step as usize];
         if run.stage >= Stage::Processed {
             return;
         }
-        debug_assert!(!run.is_waiting, "what it waits for holds it back");
+        debug_assert!(run.holds == 0, "what it waits for holds it back");
         run.stage = Stage::Processed;
-        run.cursor = prepared.plan.steps[step as usize].overlaps;
-        if self.is_settled(prepared, step) {
+        self.wake(prepared, step, u64::MAX);
+        if self.runs[step as usize].unsettled == 0 {
             self.complete(prepared, step);
-        } else {
-            self.wake(step, StepRun::COMPLETION - 1);
         }
     }
 
     /// Looks again at those that wait for no more than `done` elements of this step.
-    fn wake(&mut self, step: StepId, done: u64) {
-        let mut at = std::mem::replace(&mut self.runs[step as usize].waiter, NONE);
-        let mut kept = NONE;
-        while at != NONE {
-            let run = &mut self.runs[at as usize];
-            let next = run.next_waiter;
-            if run.need <= done {
-                run.is_waiting = false;
-                self.enqueue(at);
-            } else {
-                run.next_waiter = kept;
-                kept = at;
-            }
-            at = next;
-        }
-        self.runs[step as usize].waiter = kept;
-    }
-
-    /// Whether everything that a processed step depends on has completed; else it waits for the first that has not.
-    fn is_settled(&mut self, prepared: &Prepared, step: StepId) -> bool {
-        let end = prepared.plan.steps[step as usize].edges_end;
-        self.follow(prepared, step, end)
-    }
-
-    /// Goes on to the first edge before `end` whose step has not completed, and waits for that; true if there is none.
-    fn follow(&mut self, prepared: &Prepared, step: StepId, end: u32) -> bool {
-        let first = self.runs[step as usize].cursor;
-        if first >= end {
-            return true;
-        }
-        for (at, edge) in (first..end).zip(&prepared.plan.edges[first as usize..end as usize]) {
-            if self.runs[edge.earlier as usize].stage != Stage::Complete {
-                self.runs[step as usize].cursor = at;
-                StepRun::wait(&mut self.runs, step, edge.earlier, StepRun::COMPLETION);
-                return false;
+    fn wake(&mut self, prepared: &Prepared, step: StepId, done: u64) {
+        for successor in prepared.plan.successors_of(step) {
+            let run = &mut self.runs[successor.step as usize];
+            if run.waits_for == step && run.need <= done {
+                run.waits_for = NONE;
+                self.enqueue(successor.step);
             }
         }
-        self.runs[step as usize].cursor = end;
-        true
     }
 
+    /// One thing less keeps a step from starting.
+    #[inline]
+    fn release(&mut self, step: StepId) {
+        let run = &mut self.runs[step as usize];
+        run.holds -= 1;
+        if run.holds == 0 {
+            run.is_queued = true;
+            self.ready.push(step);
+        }
+    }
+
+    /// Completes a processed step, and those that waited only for that.
     fn complete(&mut self, prepared: &Prepared, step: StepId) {
         let mut completed = step;
         loop {
-            let run = &mut self.runs[completed as usize];
-            run.stage = Stage::Complete;
+            self.runs[completed as usize].stage = Stage::Complete;
             self.incomplete -= 1;
-            let mut at = std::mem::replace(&mut run.waiter, NONE);
-            while at != NONE {
-                let run = &mut self.runs[at as usize];
-                let next = run.next_waiter;
-                run.is_waiting = false;
-                match run.stage {
-                    Stage::Blocked => self.unblock(prepared, at),
-                    Stage::Open => self.enqueue(at),
-                    Stage::Processed => {
-                        if self.is_settled(prepared, at) {
-                            self.completing.push(at);
-                        }
-                    }
-                    Stage::Complete => unreachable!("who has completed waits for nobody"),
+            for successor in prepared.plan.successors_of(completed) {
+                let later = &mut self.runs[successor.step as usize];
+                later.unsettled -= 1;
+                if later.unsettled == 0 && later.stage == Stage::Processed {
+                    self.completing.push(successor.step);
+                } else if !successor.is_overlap {
+                    self.release(successor.step);
                 }
-                at = next;
             }
             if !prepared.plan.alternatives.is_empty() {
                 self.start_alternatives(prepared, completed);
@@ -370,46 +381,24 @@ impl Progress {
     }
 
     /// The first of several has completed: what waits for any of them starts.
+    #[cold]
     fn start_alternatives(&mut self, prepared: &Prepared, completed: StepId) {
         for step in prepared.plan.alternatives_after(completed) {
-            let run = &mut self.runs[step as usize];
-            if run.stage == Stage::Blocked {
-                run.open();
-                self.enqueue(step);
-            }
+            self.start_any(step);
         }
     }
 
-    /// Something that a blocked step waited for has completed.
-    fn unblock(&mut self, prepared: &Prepared, step: StepId) {
-        let overlaps = prepared.plan.steps[step as usize].overlaps;
-        if self.follow(prepared, step, overlaps) && !self.runs[step as usize].needs_caller {
-            self.runs[step as usize].open();
+    /// Starts a step that waits for any of several things, unless it has started.
+    fn start_any(&mut self, step: StepId) {
+        let run = &mut self.runs[step as usize];
+        if run.holds > 0 {
+            run.holds = 0;
             self.enqueue(step);
         }
     }
 }
 
 impl StepRun {
-    /// The need of a step that waits for the completion of another.
-    pub(super) const COMPLETION: u64 = u64::MAX;
-
-    /// Nothing keeps it from starting.
-    pub(super) fn open(&mut self) {
-        self.stage = Stage::Open;
-    }
-
-    /// Makes a step wait until an earlier one has processed `need` elements.
-    #[inline]
-    pub(super) fn wait(runs: &mut [StepRun], step: StepId, earlier: StepId, need: u64) {
-        let first = std::mem::replace(&mut runs[earlier as usize].waiter, step);
-        let run = &mut runs[step as usize];
-        debug_assert!(!run.is_waiting, "a step waits for one other at a time");
-        run.next_waiter = first;
-        run.need = need;
-        run.is_waiting = true;
-    }
-
     /// Whether another chunk may be posted.
     #[inline]
     pub fn has_chunk_credit(&self) -> bool {
@@ -427,6 +416,8 @@ impl StepRun {
         self.chunks_done
     }
 }
+
+mod ready;
 
 #[cfg(test)]
 mod oracle;

@@ -4,6 +4,7 @@ use super::pool::Lent;
 use super::prepared::{Prepared, padded};
 use super::progress::Progress;
 use super::signature::Signature;
+use super::tag::RoundToken;
 use super::tasks::{Arguments, signature_of};
 use crate::memory::View;
 use crate::schedule::{Buffer, BufferId, Count, Range, SlotId, StepId};
@@ -69,8 +70,10 @@ pub struct Round {
     pub id: RoundId,
     /// The task it belongs to.
     pub task: usize,
-    /// Tells completions of this round from those of the one that used its place before.
+    /// Its number among the rounds of the engine.
     pub generation: u32,
+    /// Tells completions of this round from those of others, and of the one that used its place before.
+    pub token: RoundToken,
     pub prepared: Arc<Prepared>,
     pub progress: Progress,
     /// Waits whose signals have not all come.
@@ -83,6 +86,10 @@ pub struct Round {
     pub needs_memory: bool,
     pub signature: Signature,
     pub count: u64,
+    /// Elements of a full chunk.
+    pub per_chunk: u64,
+    /// Bytes of an element are 1 << shift.
+    pub shift: u32,
     pub slots: Vec<u64>,
     pub dtype: DataType,
     pub op: ReduceOp,
@@ -120,6 +127,7 @@ impl Round {
             id: RoundId::Pairwise,
             task: 0,
             generation: 0,
+            token: RoundToken::default(),
             prepared,
             progress: Progress::default(),
             waiting: Vec::new(),
@@ -128,6 +136,8 @@ impl Round {
             needs_memory: true,
             signature: Signature(0),
             count: 0,
+            per_chunk: 0,
+            shift: 0,
             slots: Vec::new(),
             dtype: DataType::U8,
             op: ReduceOp::Sum,
@@ -146,9 +156,9 @@ impl Round {
     }
 
     /// Takes up a part of a call. Everything else is as in a new round.
-    pub fn begin(&mut self, of: RoundOf, call: &RoundCall<'_>, ranks: u32) {
+    pub fn begin(&mut self, of: RoundOf, call: &RoundCall<'_>, ranks: u32, chunk_bytes: usize) {
         (self.id, self.task, self.generation) = (of.id, of.task, of.generation);
-        self.bind(of, call);
+        self.bind(of, call, chunk_bytes);
         self.peers.clear();
         if call.prepared.reaches_buffers {
             self.peers.resize(ranks as usize, PeerBuffers::default());
@@ -218,21 +228,27 @@ impl Round {
     }
 
     /// The same, from an element of a buffer on.
-    #[inline]
+    #[inline(always)]
     pub fn locate_at(&self, buffer: BufferId, start: u64, want: u64) -> (View, u64) {
+        let (position, got) = match self.segment.part_elements == self.count {
+            true => (start, want),
+            false => self.place_of(buffer, start, want),
+        };
+        let (position, bytes) = (position << self.shift, got << self.shift);
         let view = self.buffers[buffer.0 as usize];
-        let (mut position, mut got) = (start, want);
-        if self.segment.part_elements != self.count && self.is_callers(buffer) {
-            let part = start / self.count.max(1);
-            let inside = start - part * self.count;
-            position = part * self.segment.part_elements + self.segment.offset + inside;
-            got = want.min(self.count - inside);
+        (view.part(position as usize, bytes as usize), got)
+    }
+
+    /// Where an element of a segment lies in its buffer, and how many of the wanted ones follow it there.
+    #[inline(never)]
+    fn place_of(&self, buffer: BufferId, start: u64, want: u64) -> (u64, u64) {
+        if !self.is_callers(buffer) {
+            return (start, want);
         }
-        let shift = self.dtype.size_bytes().trailing_zeros();
-        (
-            view.part((position << shift) as usize, (got << shift) as usize),
-            got,
-        )
+        let part = start / self.count.max(1);
+        let inside = start - part * self.count;
+        let position = part * self.segment.part_elements + self.segment.offset + inside;
+        (position, want.min(self.count - inside))
     }
 
     /// The same in a peer's copy of a window, given that peer's window slot.
@@ -259,7 +275,7 @@ impl Round {
     }
 
     /// Takes over what the call says. A training step repeats its calls, so what is there already is left alone.
-    fn bind(&mut self, of: RoundOf, call: &RoundCall<'_>) {
+    fn bind(&mut self, of: RoundOf, call: &RoundCall<'_>, chunk_bytes: usize) {
         let arguments = call.arguments;
         let segment = Segment {
             part_elements: arguments.count,
@@ -276,7 +292,7 @@ impl Round {
         }
         let has_same_spans = Arc::ptr_eq(&self.prepared, call.prepared)
             && self.arguments.is_some()
-            && self.count == of.part.0
+            && (self.count, self.dtype) == (of.part.0, arguments.dtype)
             && self.slots == call.slots;
         // Room for everything now, so that no later round of the call allocates.
         let steps = call.prepared.schedule.steps.len();
@@ -289,10 +305,13 @@ impl Round {
         self.slots.clear();
         self.slots.extend_from_slice(call.slots);
         self.segment = segment;
+        // Sizes of elements are powers of two, and a division takes as long as the rest of a step.
+        self.shift = self.dtype.size_bytes().trailing_zeros();
+        self.per_chunk = (chunk_bytes >> self.shift) as u64;
         if !has_same_spans {
             let (count, slots) = (self.count, &self.slots[..]);
             let counts = Count { count, slots };
-            self.progress.take_up(&self.prepared, &counts);
+            (self.progress).take_up(&self.prepared, &counts, self.per_chunk);
         }
     }
 
@@ -301,7 +320,7 @@ impl Round {
         self.slots[slot as usize] = len;
         let (count, slots) = (self.count, &self.slots[..]);
         let counts = Count { count, slots };
-        self.progress.resolve(&self.prepared, &counts);
+        self.progress.resolve_again(&self.prepared, &counts);
     }
 
     /// Gives every buffer its memory: the caller's views, the window slot and scratch memory.
@@ -338,16 +357,6 @@ impl Round {
             self.buffers.push(view);
             self.window_offsets.push(offset);
         }
-    }
-
-    /// Takes the bounce buffer of a chunk, if it had one.
-    #[inline]
-    pub fn take_bounced(&mut self, step: StepId, chunk: u32) -> Option<Lent> {
-        let index = self
-            .bounced
-            .iter()
-            .position(|b| b.step == step && b.chunk == chunk)?;
-        Some(self.bounced.swap_remove(index).lent)
     }
 
     /// Whether everyone's registration that matters here is known.

@@ -2,6 +2,7 @@
 
 use super::prepared::Prepared;
 use super::round::{Round, RoundId, RoundOf};
+use super::tag::RoundToken;
 use super::{Engine, HISTORY};
 use crate::error::{Error, Result};
 use crate::limits::OPERATION_SLOTS;
@@ -121,13 +122,15 @@ impl Engine {
     }
 
     /// Puts a round that has begun among the active ones and runs it.
-    pub(super) fn enlist(&mut self, round: Box<Round>, now: Time) {
+    pub(super) fn enlist(&mut self, mut round: Box<Round>, now: Time) {
         let place = self.free_places.pop().unwrap_or_else(|| {
             self.rounds.push(None);
             self.rounds.len() as u32 - 1
         });
+        round.token = RoundToken::new(place, round.generation);
+        self.rounds[place as usize] = Some(round);
         self.active.push(place);
-        self.run_round(place, round, now);
+        self.run_round(self.active.len() - 1, now);
     }
 
     /// The part of the call that the next round of a task is for: how many elements, and from which on.
@@ -163,25 +166,26 @@ impl Engine {
 
     /// Runs every round as far as it goes.
     pub(super) fn run_rounds(&mut self, now: Time) {
+        self.has_work = false;
         let mut index = 0;
-        while index < self.active.len() && self.failure.is_none() {
-            let place = self.active[index];
-            let slot = &mut self.rounds[place as usize];
-            let has_work = slot.as_ref().is_some_and(|round| round.has_work());
-            let round = if has_work { slot.take() } else { None };
-            let has_left = round.is_some_and(|round| self.run_round(place, round, now));
+        while let Some(&place) = self.active.get(index) {
+            let round = &self.rounds[place as usize];
+            let has_work = round.as_ref().is_some_and(|round| round.has_work());
+            let has_left = has_work && self.failure.is_none() && self.run_round(index, now);
             index += usize::from(!has_left);
-        }
-        if !self.publish_to.is_empty() {
-            self.publish();
         }
     }
 
-    /// Runs a round; true if it has ended and left the list of active ones.
-    fn run_round(&mut self, place: u32, mut round: Box<Round>, now: Time) -> bool {
+    /// Runs the active round at this index; true if it has ended and left the list.
+    #[inline(never)]
+    fn run_round(&mut self, index: usize, now: Time) -> bool {
+        let place = self.active[index];
+        let Some(round) = &mut self.rounds[place as usize] else {
+            return false;
+        };
         let moved_before = std::mem::replace(&mut self.driver.moved, false);
         let is_oldest = round.sequence() == Some(self.retired);
-        let ran = self.driver.run(place, &mut round, is_oldest);
+        let ran = self.driver.run(round, is_oldest);
         if self.driver.moved {
             self.tasks[round.task].last_moved = now;
         }
@@ -191,20 +195,18 @@ impl Engine {
         }
         match ran {
             Ok(()) if round.has_ended() => {
-                let at = self.active.iter().position(|&p| p == place);
-                let at = at.expect("a round that runs is active");
-                self.active.remove(at);
-                self.refresh_later(at, now);
+                self.active.remove(index);
+                self.refresh_later(index, now);
                 self.free_places.push(place);
-                self.end_round(round);
+                let round = self.rounds[place as usize].take();
+                self.end_round(round.expect("it has just run"));
                 true
             }
             Ok(()) => {
-                self.rounds[place as usize] = Some(round);
+                self.has_work |= round.has_work();
                 false
             }
             Err(error) => {
-                self.rounds[place as usize] = Some(round);
                 self.fail(error, true);
                 false
             }
@@ -263,7 +265,7 @@ impl Engine {
         }
     }
 
-    fn publish(&mut self) {
+    pub(super) fn publish(&mut self) {
         while let Some(&peer) = self.publish_to.last() {
             match self.driver.links.publish_retired(peer, self.published) {
                 Ok(false) => return,
@@ -274,12 +276,11 @@ impl Engine {
         self.is_publishing_quietly = true;
     }
 
-    /// Wakes peers that may sleep until this rank has retired more, if it has and they have had no signal since.
+    /// Wakes peers that may sleep until this rank has retired more, who have had no signal since.
     pub(super) fn wake_published(&mut self) {
-        if std::mem::take(&mut self.is_publishing_quietly) {
-            for peer in self.driver.links.others() {
-                self.driver.links.transport.notify(peer);
-            }
+        self.is_publishing_quietly = false;
+        for peer in self.driver.links.others() {
+            self.driver.links.transport.notify(peer);
         }
     }
 }

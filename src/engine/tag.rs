@@ -3,7 +3,7 @@
 /// Kinds of tags, in the two highest bits.
 const COLLECTIVE: u64 = 0;
 const PAIRWISE: u64 = 1;
-const CONTROL: u64 = 2;
+const CONTROL: u64 = crate::transport::URGENT_CLASS as u64;
 
 const CHUNK_BITS: u32 = 12;
 const MESSAGE_BITS: u32 = 14;
@@ -16,6 +16,7 @@ const _: () = assert!(2 * crate::limits::RANKS_MAX <= 1 << MESSAGE_BITS);
 const _: () = assert!(crate::limits::CHUNKS_IN_FLIGHT < 1 << CHUNK_BITS);
 
 /// The tag of a chunk of a message of a collective. Each number wraps far outside what is in flight.
+#[inline]
 pub fn collective(sequence: u64, message: u32, chunk: u32) -> u64 {
     (COLLECTIVE << KIND_SHIFT)
         | ((sequence & mask(SEQUENCE_BITS)) << (MESSAGE_BITS + CHUNK_BITS))
@@ -39,12 +40,7 @@ pub const fn control() -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Token {
     /// A chunk of a step of the round at this place.
-    Step {
-        round: u32,
-        generation: u32,
-        step: u32,
-        chunk: u32,
-    },
+    Step { round: u32, step: u32, chunk: u32 },
     /// A signal or retirement count that nobody waits for.
     Forget,
     /// The receive of control messages from this peer.
@@ -61,27 +57,43 @@ const _: () = assert!(crate::limits::STEPS_MAX <= 1 << STEP_BITS);
 /// Rounds that can be under way at once.
 pub const ROUNDS_MAX: usize = 1 << ROUND_BITS;
 
+/// What the tokens of all steps of a round begin with: its place, and which of those that have used it this is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RoundToken(u64);
+
+impl RoundToken {
+    /// That of the round at this place.
+    pub fn new(place: u32, generation: u32) -> RoundToken {
+        let place = u64::from(place) & mask(ROUND_BITS);
+        let bits = (place << GENERATION_BITS) | (u64::from(generation) & mask(GENERATION_BITS));
+        RoundToken(bits << (STEP_BITS + TOKEN_CHUNK_BITS))
+    }
+
+    /// The token of a chunk of a step.
+    #[inline]
+    pub fn chunk(self, step: u32, chunk: u32) -> u64 {
+        debug_assert!(u64::from(step) <= mask(STEP_BITS));
+        self.0 | (u64::from(step) << TOKEN_CHUNK_BITS) | (u64::from(chunk) & mask(TOKEN_CHUNK_BITS))
+    }
+
+    /// Whether a token is one of this round's.
+    #[inline]
+    pub fn is_of(self, token: u64) -> bool {
+        (self.0 ^ token) >> (STEP_BITS + TOKEN_CHUNK_BITS) == 0
+    }
+}
+
 impl Token {
-    /// As a number for the transport.
-    pub fn emit(self) -> u64 {
-        match self {
-            Token::Step {
-                round,
-                generation,
-                step,
-                chunk,
-            } => {
-                let mut bits = u64::from(round) & mask(ROUND_BITS);
-                bits = (bits << GENERATION_BITS) | (u64::from(generation) & mask(GENERATION_BITS));
-                bits = (bits << STEP_BITS) | (u64::from(step) & mask(STEP_BITS));
-                (bits << TOKEN_CHUNK_BITS) | (u64::from(chunk) & mask(TOKEN_CHUNK_BITS))
-            }
-            Token::Forget => 1 << 63,
-            Token::ControlReceive(peer) => (1 << 63) | (u64::from(peer) + 1),
-        }
+    /// The token of signals and retirement counts, as a number for the transport.
+    pub const FORGET: u64 = 1 << 63;
+
+    /// That of the receive of control messages from a peer.
+    pub fn control_receive(peer: u32) -> u64 {
+        (1 << 63) | (u64::from(peer) + 1)
     }
 
     /// Back from a number.
+    #[inline]
     pub fn parse(mut bits: u64) -> Token {
         if bits >> 63 == 1 {
             return match bits as u32 {
@@ -96,18 +108,9 @@ impl Token {
         };
         let chunk = take(TOKEN_CHUNK_BITS);
         let step = take(STEP_BITS);
-        let generation = take(GENERATION_BITS);
-        Token::Step {
-            round: take(ROUND_BITS),
-            generation,
-            step,
-            chunk,
-        }
-    }
-
-    /// Whether a token's generation is this one.
-    pub fn is_generation(token: u32, generation: u32) -> bool {
-        u64::from(token) == u64::from(generation) & mask(GENERATION_BITS)
+        take(GENERATION_BITS);
+        let round = take(ROUND_BITS);
+        Token::Step { round, step, chunk }
     }
 
     /// The chunk number at or after `done` that a token's chunk stands for.
@@ -126,24 +129,22 @@ mod tests {
 
     #[test]
     fn tokens_come_back_as_they_went() {
-        for token in [
-            Token::Forget,
-            Token::ControlReceive(0),
-            Token::ControlReceive(4095),
-            Token::Step {
-                round: 4095,
-                generation: 1,
-                step: (1 << 18) - 1,
-                chunk: (1 << 19) - 1,
-            },
-            Token::Step {
-                round: 0,
-                generation: 0,
-                step: 0,
-                chunk: 0,
-            },
+        assert_eq!(Token::parse(Token::FORGET), Token::Forget);
+        for peer in [0, 4095] {
+            let token = Token::control_receive(peer);
+            assert_eq!(Token::parse(token), Token::ControlReceive(peer));
+        }
+        for (round, generation, step, chunk) in [
+            (4095, 1, (1 << 18) - 1, (1 << 19) - 1),
+            (0, 0, 0, 0),
+            (7, 3, 2, 1),
         ] {
-            assert_eq!(Token::parse(token.emit()), token);
+            let of_round = RoundToken::new(round, generation);
+            let token = of_round.chunk(step, chunk);
+            assert_eq!(Token::parse(token), Token::Step { round, step, chunk });
+            assert!(of_round.is_of(token));
+            assert!(!RoundToken::new(round, generation + 1).is_of(token));
+            assert!(!RoundToken::new(round ^ 1, generation).is_of(token));
         }
         let wrapped = Token::full_chunk(1, (1 << 19) - 1);
         assert_eq!(wrapped, (1 << 19) + 1);

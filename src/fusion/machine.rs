@@ -8,6 +8,7 @@ use super::step::Step;
 use super::{Flush, FlushList, FusionOptions, TensorSet, build_flushes};
 use crate::error::{Error, Result};
 use crate::time::Time;
+use crate::types::DataType;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -260,7 +261,7 @@ impl Machine {
         }
         match self.phase {
             Phase::Collecting if self.plan.is_some() => {
-                if !self.step.is_ended || self.step.next_flush < self.step.flushes.len() {
+                if !self.is_plan_over() {
                     return None;
                 }
                 self.phase = Phase::Complete(true);
@@ -367,6 +368,49 @@ impl Machine {
         (plan.iter().filter(is_packed).map(|flush| flush.bytes))
             .max()
             .unwrap_or(0)
+    }
+
+    /// Whether [`Machine::poll_action`] has something to do now.
+    pub fn has_action(&self, now: Time) -> bool {
+        self.has_flush() || self.wants_round(now) || self.is_plan_over()
+    }
+
+    /// Whether a flush can be started now.
+    pub fn has_flush(&self) -> bool {
+        self.next_flush().is_some()
+    }
+
+    /// Whether a tensor is part of a flush that all ranks know of.
+    pub fn is_flushed(&self, tensor: usize) -> bool {
+        self.step.flushed.contains(tensor)
+    }
+
+    pub(super) fn is_ready(&self, tensor: usize) -> bool {
+        self.step.ready.contains(tensor)
+    }
+
+    /// Tensors of this type that are ready and not flushed.
+    pub(super) fn waiting_count(&self, dtype: DataType) -> usize {
+        self.step.waiting_count(dtype)
+    }
+
+    pub(super) fn order(&self) -> &[u32] {
+        &self.order
+    }
+
+    pub(super) fn plan(&self) -> Option<&FlushList> {
+        self.plan.as_ref()
+    }
+
+    /// The next flush of a plan that has not been handed out.
+    pub(super) fn next_of(&self, plan: &FlushList) -> Option<Flush> {
+        (self.step.next_flush < plan.len()).then(|| plan.get(self.step.next_flush))
+    }
+
+    /// With a plan: nothing is left of the step but its end.
+    fn is_plan_over(&self) -> bool {
+        let is_all = self.step.is_ended && self.step.next_flush == self.step.flushes.len();
+        self.plan.is_some() && self.phase == Phase::Collecting && is_all
     }
 
     fn flags(&self) -> u64 {

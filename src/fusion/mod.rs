@@ -27,6 +27,7 @@
 //!
 //! Read first: `plan.rs`, then `machine.rs`. The published rule, for comparison, is `paper.rs`.
 
+mod ahead;
 mod bits;
 mod machine;
 mod options;
@@ -35,6 +36,7 @@ mod plan;
 mod step;
 mod tensors;
 
+pub use ahead::Ahead;
 pub use machine::{Action, Machine};
 pub use options::{BUFFERS_COUNT_MAX, FusionOptions};
 pub use paper::{Arrival, PaperFlush, build_paper_plan};

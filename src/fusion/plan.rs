@@ -148,7 +148,8 @@ pub fn build_flushes(
     for &dtype in set.dtypes() {
         let of_type = |&&tensor: &&u32| {
             let tensor = tensor as usize;
-            set.spec(tensor).dtype == dtype && set.bytes(tensor) > 0 && candidates(tensor)
+            // The few candidates first: what is known of all the others is in no cache when the last gradient arrives.
+            candidates(tensor) && set.spec(tensor).dtype == dtype && set.bytes(tensor) > 0
         };
         for &tensor in order.iter().filter(of_type) {
             if set.bytes(tensor as usize) >= options.bytes_max {

@@ -105,6 +105,11 @@ impl Step {
         self.is_ended || self.pending.iter().any(is_full)
     }
 
+    /// Tensors of this type that are ready and not flushed.
+    pub fn waiting_count(&self, dtype: DataType) -> usize {
+        self.pending[dtype as usize].tensors_count
+    }
+
     /// When the oldest ready tensor that is not flushed became ready.
     pub fn oldest_ready_at(&self) -> Option<Time> {
         let oldest = *self.arrivals.get(self.oldest)?;

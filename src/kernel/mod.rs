@@ -43,13 +43,7 @@ pub fn reduce(
     sources: &[View],
     destinations: &[View],
 ) {
-    let reduction = Reduction {
-        isa: Isa::best_for(dtype),
-        stores: Stores::Cached,
-        dtype,
-        combine,
-        finish,
-    };
+    let reduction = Reduction::best(Stores::Cached, dtype, combine, finish);
     reduce_with(reduction, sources, destinations);
 }
 
@@ -67,13 +61,7 @@ pub fn reduce_streaming(
     sources: &[View],
     destinations: &[View],
 ) {
-    let reduction = Reduction {
-        isa: Isa::best_for(dtype),
-        stores: Stores::Streamed,
-        dtype,
-        combine,
-        finish,
-    };
+    let reduction = Reduction::best(Stores::Streamed, dtype, combine, finish);
     reduce_with(reduction, sources, destinations);
 }
 
@@ -112,6 +100,13 @@ impl SmallReduction {
             _ => (self.fold)(self.finish, (sources, destinations), 0..self.elements),
         }
     }
+}
+
+/// Whether an operation should use [`reduce_streaming`] and [`copy_streaming`]: the buffers of all its ranks, together
+/// `buffers_bytes`, fill the last-level cache of `cache_bytes`.
+#[inline]
+pub fn is_for_streaming(buffers_bytes: usize, cache_bytes: usize) -> bool {
+    buffers_bytes >= cache_bytes
 }
 
 /// Copies `source` into `destination`, around the caches where the CPU can; see [`reduce_streaming`].
@@ -159,6 +154,20 @@ struct Reduction {
     dtype: DataType,
     combine: Combine,
     finish: Finish,
+}
+
+impl Reduction {
+    /// By the fastest code for the type.
+    #[inline]
+    fn best(stores: Stores, dtype: DataType, combine: Combine, finish: Finish) -> Reduction {
+        Reduction {
+            isa: Isa::best_for(dtype),
+            stores,
+            dtype,
+            combine,
+            finish,
+        }
+    }
 }
 
 /// How results go to memory.

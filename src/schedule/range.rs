@@ -242,7 +242,7 @@ impl Range {
     }
 
     /// Whether its first element is the buffer's, for every count (never wrongly true).
-    pub fn begins_its_buffer(&self) -> bool {
+    fn begins_its_buffer(&self) -> bool {
         match self.extent.bounds() {
             Some((start, _)) => start == self.origin || (start.index, self.origin.index) == (0, 0),
             None => false,

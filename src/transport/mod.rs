@@ -10,20 +10,22 @@
 //!  3. A full queue answers [`PostError::WouldBlock`] and changes nothing; the same post succeeds later.
 //!  4. Every accepted post gives exactly one [`Completion`] with its token, success or not.
 //!  5. After [`Event::PeerFailed`] every outstanding post to that peer completes as [`Outcome::Flushed`],
-//!     and later posts answer [`PostError::PeerFailed`], except a receive whose message had arrived before. The
-//!     event carries the cause; it comes once.
+//!     and later posts answer [`PostError::PeerFailed`], except a receive whose message had arrived before. (One
+//!     of memory that is not registered arrives when its receive takes it.) The event carries the cause; it comes once.
 //!  6. A message matches a receive by (peer, tag). Messages of one (peer, tag) match in the order in
 //!     which they were sent; nothing else is ordered (a provider may promise more: [`Capabilities::ordered`]).
 //!  7. A message whose receive is not posted yet waits and never holds up a message with another tag. At most
 //!     [`Capabilities::messages_per_peer`] of each class of tags ([`tag_class`]) wait per peer; a further send of that
-//!     class would block, those of other classes do not.
+//!     class would block, those of other classes do not. Whatever has been sent in other classes, at least
+//!     [`URGENT_MESSAGES`] messages of [`URGENT_CLASS`], of at most [`CONTROL_BYTES`] each, find room.
 //!  8. A completed send means that the source may be reused. A completed receive means that all bytes
 //!     are in the destination. A completed put or get means the same, and that the bytes of a put are visible to
 //!     whoever sees a later put or message of this rank.
 //!  9. A message longer than its receive completes the receive as [`Outcome::Truncated`] with the sent
 //!     length, writes nothing, and completes the send normally. A shorter one is a success with its length.
 //! 10. Sends, puts and gets need memory in a registered region, except for at most
-//!     [`Capabilities::inline_bytes`] bytes, which are copied when posted. Receives take any memory.
+//!     [`Capabilities::inline_bytes`] bytes, which are copied when posted, and for sends for which
+//!     [`Transport::fetches`] says that the peer reads them where they lie. Receives take any memory.
 //! 11. A region stays registered until [`Transport::deregister`]; its owner keeps it alive until the last
 //!     completion that uses it. Keys are never reused. A put or get to a key that does not exist
 //!     (any more) completes as [`Outcome::BadKey`] and touches nothing.
@@ -36,13 +38,19 @@
 //! 16. Length zero is legal everywhere.
 //! 17. [`Transport::notify`] wakes a peer that sleeps on its [`WaitSource`]; so does every message or put
 //!     that arrives there. A wake-up is never lost, and may be spurious.
+//! 18. After [`Transport::withdraw`] no send uses memory that is not registered: each completes as [`Outcome::Cancelled`]
+//!     unless it completes first. The peer receives such a message as it was or never, and its receive goes on waiting;
+//!     what it had read of it may be in the destination.
+//!
+//! [`URGENT_MESSAGES`]: crate::limits::URGENT_MESSAGES
+//! [`CONTROL_BYTES`]: crate::limits::CONTROL_BYTES
 
 mod open;
 pub mod shm;
 pub mod sim;
 pub mod tcp;
 
-pub use open::{UNBUILT, open, open_with};
+pub use open::{Options, UNBUILT, open};
 
 use crate::error::Result;
 use crate::limits::LINE_PAYLOAD_BYTES;
@@ -103,7 +111,7 @@ pub struct RemoteRange {
 /// Classes of tags, by their two highest bits. Messages of one class never take the places of another.
 pub const TAG_CLASSES: usize = 4;
 
-/// The class whose short messages find room whatever else has been sent.
+/// The class whose short messages find room whatever else has been sent (clause 7).
 pub const URGENT_CLASS: usize = 2;
 
 /// The class of a tag.
@@ -129,7 +137,7 @@ pub enum Outcome {
     Done,
     /// The message was longer than the receive.
     Truncated,
-    /// Cancelled by this rank.
+    /// Cancelled or withdrawn by this rank.
     Cancelled,
     /// The peer failed or was disconnected; a consequence, not a cause.
     Flushed,
@@ -235,6 +243,15 @@ pub trait Transport: Send {
         source: View,
         token: u64,
     ) -> std::result::Result<(), PostError>;
+
+    /// Whether a send of so many bytes to this peer may come from memory that is not registered, which the peer then reads
+    /// where it lies. It stays as it is until the completion.
+    fn fetches(&self, _peer: Rank, _bytes: usize) -> bool {
+        false
+    }
+
+    /// Takes back all memory that is not registered and still being sent (clause 18): its owner gets it back now.
+    fn withdraw(&mut self) {}
 
     /// Messages of this tag's class to this peer that were sent and, as far as is known, not matched yet. The caller
     /// keeps room for what matters with it (clause 7).

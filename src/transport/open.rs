@@ -10,27 +10,36 @@ use crate::types::Rank;
 /// Transports that this version knows by name and does not contain.
 pub const UNBUILT: [&str; 2] = ["verbs", "ofi"];
 
-/// Opens a provider with its default settings. `auto` is `shm`. `nonce` differs between all ranks and jobs alive on the
-/// host.
-pub fn open(name: &str, rank: Rank, ranks: u32, nonce: u64) -> Result<Box<dyn Transport>> {
-    open_with(name, rank, ranks, nonce, &TcpSettings::default())
+/// What some providers are told besides.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Messages of memory that is not registered may be read where they lie ([`Transport::fetches`]), if the provider and the
+    /// host allow it.
+    pub fetches: bool,
+    /// Of the `tcp` provider.
+    pub tcp: TcpSettings,
 }
 
-/// The same; `tcp` with these settings.
-pub fn open_with(
+/// Opens a provider. `auto` is `shm`. `nonce` differs between all ranks and jobs alive on the host.
+pub fn open(
     name: &str,
     rank: Rank,
     ranks: u32,
     nonce: u64,
-    tcp: &TcpSettings,
+    options: &Options,
 ) -> Result<Box<dyn Transport>> {
     let unavailable = |reason: &str| Error::Unavailable {
         transport: name.into(),
         reason: reason.into(),
     };
     match name.split(':').next().unwrap_or_default() {
-        "auto" | "shm" => Ok(Box::new(ShmTransport::new(rank, ranks, nonce)?)),
-        "tcp" => Ok(Box::new(TcpTransport::new(rank, ranks, tcp)?)),
+        "auto" | "shm" => Ok(Box::new(ShmTransport::new(
+            rank,
+            ranks,
+            nonce,
+            options.fetches,
+        )?)),
+        "tcp" => Ok(Box::new(TcpTransport::new(rank, ranks, &options.tcp)?)),
         "sim" => Err(unavailable(
             "it joins ranks of one process only: use linerate::Simulation",
         )),

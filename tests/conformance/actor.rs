@@ -235,6 +235,10 @@ impl Actor {
                 transport.cancel(peer, token);
                 Ok(Progress::Moved)
             }
+            Step::Withdraw => {
+                transport.withdraw();
+                Ok(Progress::Moved)
+            }
             Step::Disconnect { peer } => {
                 transport.disconnect(peer);
                 self.silent.insert(peer);

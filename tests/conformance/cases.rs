@@ -4,7 +4,8 @@
 use super::script::Step::*;
 use super::script::{Case, Clock, Step};
 use linerate::Rank;
-use linerate::transport::Outcome;
+use linerate::limits::{CONTROL_BYTES, URGENT_MESSAGES};
+use linerate::transport::{Outcome, URGENT_CLASS};
 
 /// Lengths around every limit: empty, one, a line, the inline limit and one more, several chunks.
 pub const LENGTHS: [usize; 7] = [0, 1, 64, 4096, 4097, 70_000, 300_001];
@@ -89,6 +90,7 @@ pub fn all() -> Vec<Case> {
         order_of_a_tag(),
         interleaved_tags(),
         unexpected_messages(),
+        urgent_messages(),
         late_receive_after_scribbling(),
         put_before_message(),
         put_before_put(),
@@ -323,6 +325,32 @@ fn unexpected_messages() -> Case {
     receiver.extend((0..50).map(|number| received(number, bytes(number))));
     Case::orderly(
         "clause_07_unexpected_messages_hold_no_other_tag_up",
+        vec![sender, receiver],
+    )
+}
+
+/// News of a failure must reach a peer that takes nothing, whatever had been sent to it before.
+fn urgent_messages() -> Case {
+    let tag = (URGENT_CLASS as u64) << 62;
+    // Not the class of the actors' own signals, which could not be sent either.
+    let mut sender: Vec<Step> = [1u64, 3]
+        .into_iter()
+        .flat_map(|class| [4096, 64, 0].map(|bytes| (class << 62 | 4, bytes)))
+        .map(|(tag, bytes)| Stuff { to: 1, tag, bytes })
+        .collect();
+    let mut receiver = vec![Absent { steps: 500 }];
+    for number in 0..u64::from(URGENT_MESSAGES) {
+        sender.push(SendAtOnce {
+            to: 1,
+            tag,
+            bytes: CONTROL_BYTES,
+            token: number,
+        });
+        receiver.push(recv(0, tag, number, CONTROL_BYTES));
+        receiver.push(received(number, CONTROL_BYTES));
+    }
+    Case::orderly(
+        "clause_07_urgent_messages_find_room_whatever_else_was_sent",
         vec![sender, receiver],
     )
 }

@@ -1,4 +1,4 @@
-//! The cases of clauses 10 to 17: memory, headers, cancelling, disconnecting, oneself, empty, wake-ups.
+//! The cases of clauses 10 to 18: memory, headers, cancelling, disconnecting, oneself, empty, wake-ups, withdrawing.
 
 use super::cases::{LENGTHS, done, get, put, received, recv, send};
 use super::script::Step::*;
@@ -20,6 +20,8 @@ pub fn all() -> Vec<Case> {
         woken_by("clause_17_a_notification_wakes", Notify { peer: 0 }),
         woken_by("clause_17_a_message_wakes", send(0, 4, 1, 16)),
         woken_by_put(),
+        withdrawn("clause_18_a_withdrawn_message_comes_as_it_was_or_never", 0),
+        withdrawn("clause_18_a_message_is_withdrawn_while_it_is_read", 3),
     ]
 }
 
@@ -356,7 +358,14 @@ fn woken_by(name: &'static str, waker: Step) -> Case {
     if is_message {
         sleeper.push(received(1, 16));
     }
-    let waking = vec![Wait { from: 0 }, Absent { steps: 300 }, waker];
+    // Nothing else is said until it has woken up: that would wake it, too.
+    sleeper.push(Signal { to: 1 });
+    let waking = vec![
+        Wait { from: 0 },
+        Absent { steps: 300 },
+        waker,
+        Wait { from: 0 },
+    ];
     Case::orderly(name, vec![sleeper, waking])
 }
 
@@ -369,12 +378,56 @@ fn woken_by_put() -> Case {
             region: 1,
             offset: 0,
         },
+        Signal { to: 1 },
     ];
     let waking = vec![
         Learn { region: 1, from: 0 },
         Signal { to: 0 },
         Absent { steps: 300 },
         put(0, 1, 0, 1, 64),
+        Wait { from: 0 },
     ];
     Case::orderly("clause_17_a_put_wakes", vec![sleeper, waking])
+}
+
+/// Messages are taken back `polls` polls after they were sent, overwritten, and followed by others.
+fn withdrawn(name: &'static str, polls: u32) -> Case {
+    let numbers = 10..30;
+    let bytes = |number: u64| 100_000 * (1 + number as usize % 7);
+    let (mut sender, mut receiver) = (vec![Wait { from: 1 }], vec![Signal { to: 0 }]);
+    for number in numbers.clone() {
+        sender.push(send(1, number, number, bytes(number)));
+        receiver.push(recv(0, number, number, bytes(number)));
+    }
+    sender.extend([Absent { steps: polls }, Withdraw]);
+    for number in numbers.clone() {
+        let outcomes = [Outcome::Done, Outcome::Cancelled];
+        sender.push(ExpectEither {
+            token: number,
+            outcomes,
+        });
+        sender.push(Scribble { token: number });
+    }
+    // A later message is not concerned, nor does it take the place of one that was withdrawn.
+    sender.extend([
+        Signal { to: 1 },
+        Wait { from: 1 },
+        send(1, 40, 40, 70_000),
+        done(40),
+    ]);
+    receiver.push(Wait { from: 0 });
+    for number in numbers {
+        let token = number + 1_000_000;
+        receiver.push(Cancel { peer: 0, token });
+        receiver.push(ReceivedOrCancelled {
+            token,
+            seed: number,
+        });
+    }
+    receiver.extend([
+        Signal { to: 0 },
+        recv(0, 40, 40, 70_000),
+        received(40, 70_000),
+    ]);
+    Case::orderly(name, vec![sender, receiver])
 }

@@ -43,6 +43,14 @@ impl Actor {
                 }
                 None => Ok(false),
             },
+            Step::ReceivedOrCancelled { token, seed } => match self.end(token) {
+                Some(end) if end.outcome == Outcome::Done => {
+                    check_pattern(self.posts[&token].view, seed)?;
+                    Ok(true)
+                }
+                Some(end) => same("the outcome", end.outcome, Outcome::Cancelled).map(|()| true),
+                None => Ok(false),
+            },
             Step::Check {
                 region,
                 offset,

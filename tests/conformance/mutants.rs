@@ -4,17 +4,23 @@ use linerate::Rank;
 use linerate::error::Result;
 use linerate::memory::{Region, RegionKey, View};
 use linerate::time::Time;
-use linerate::transport::sim::SimTransport;
 use linerate::transport::{
     Address, Capabilities, Completion, Event, Outcome, PostError, RemoteRange, Transport,
-    WaitSource,
+    URGENT_CLASS, WaitSource, tag_class,
 };
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
+    /// A large send returns when it is complete, as if it were a blocking one.
+    Blocks,
+    /// Nothing is reported until time has passed.
+    WaitsForTime,
+    /// A peer fails when much time has passed between two polls.
+    FailsByTime,
     /// Every completion comes twice.
     CompletesTwice,
     /// Flushed posts never complete.
@@ -27,6 +33,10 @@ pub enum Fault {
     FlushesFirst,
     /// Two messages of one tag are sent in the wrong order.
     SwapsOrder,
+    /// A message is held up by one of another tag that has no receive yet.
+    HoldsUpOtherTags,
+    /// An urgent message waits until the others have been received.
+    HoldsUpUrgent,
     /// Large sends complete when they are posted.
     CompletesSendsEarly,
     /// Puts complete when they are posted.
@@ -47,17 +57,47 @@ pub enum Fault {
     IgnoresCancel,
     /// A disconnected peer is reported as failed.
     TalksAfterDisconnect,
+    /// Messages of a rank to itself vanish.
+    LosesOwnMessages,
+    /// Puts and gets of nothing never complete.
+    ForgetsEmpty,
+    /// Notifications wake nobody.
+    NotifiesNobody,
+    /// Sleepers announce themselves where nobody looks.
+    SleepsUnseen,
+    /// Memory is said to be withdrawn, and sent nevertheless.
+    WithdrawsInWord,
 }
+
+/// Silence after which a transport that trusts its clock calls a peer failed.
+const SILENCE_MAX: Duration = Duration::from_secs(1800);
+
+/// Polls after which a post that blocks gives up.
+const BLOCKED_POLLS_MAX: u32 = 1000;
 
 type Posted = std::result::Result<(), PostError>;
 
 /// A post of a send, to be made later.
 type Held = (Rank, u64, u64, View, u64);
 
-/// The simulator with a fault.
+/// What a fault needs to know beyond the transport.
+pub struct Surroundings {
+    pub rank: Rank,
+    /// Lets time pass.
+    pub advance: Box<dyn FnMut() + Send>,
+}
+
+/// A transport with a fault.
 pub struct Mutant {
-    inner: SimTransport,
+    inner: Box<dyn Transport>,
     fault: Fault,
+    surroundings: Surroundings,
+    /// The time of the last poll.
+    polled: Time,
+    /// The tag of the last message to each peer.
+    tag_last: HashMap<Rank, u64>,
+    /// Where sleepers are not seen.
+    unseen: Region,
     destinations: HashMap<u64, View>,
     held: Vec<Held>,
     /// Polls until they are sent.
@@ -66,29 +106,58 @@ pub struct Mutant {
     early: Vec<Event>,
     reported: HashSet<u64>,
     key_first: Option<RegionKey>,
+    /// Sends from memory that is not registered.
+    withdrawable: Vec<(Rank, u64)>,
 }
 
 impl Mutant {
     /// Wraps a transport.
-    pub fn new(inner: SimTransport, fault: Fault) -> Mutant {
+    pub fn new(inner: Box<dyn Transport>, fault: Fault, surroundings: Surroundings) -> Mutant {
         Mutant {
             inner,
             fault,
+            surroundings,
+            polled: Time(0),
+            tag_last: HashMap::new(),
+            unseen: Region::private(64).expect("a cache line of memory"),
             destinations: HashMap::new(),
             held: Vec::new(),
             held_polls: 0,
             early: Vec::new(),
             reported: HashSet::new(),
             key_first: None,
+            withdrawable: Vec::new(),
         }
     }
 
-    fn report_early(&mut self, peer: Rank, token: u64, bytes: usize) {
+    /// Waits for the end of a post as a blocking call does: here even time passes.
+    fn block_until_complete(&mut self, token: u64) {
+        let is_end = |event: &Event| matches!(event, Event::Completion(end) if end.token == token);
+        for _ in 0..BLOCKED_POLLS_MAX {
+            self.inner.poll(self.polled, &mut self.early);
+            if self.early.iter().any(is_end) {
+                return;
+            }
+            (self.surroundings.advance)();
+        }
+    }
+
+    /// Whether a message has to wait because one of another tag does.
+    fn is_held_up(&mut self, peer: Rank, tag: u64) -> bool {
+        let last = *self.tag_last.entry(peer).or_insert(tag);
+        let is_held_up = last != tag && self.inner.backlog(peer, tag) > 0;
+        if !is_held_up {
+            self.tag_last.insert(peer, tag);
+        }
+        is_held_up
+    }
+
+    fn report_early(&mut self, peer: Rank, token: u64, outcome: Outcome, bytes: usize) {
         self.reported.insert(token);
         self.early.push(Event::Completion(Completion {
             token,
             peer,
-            outcome: Outcome::Done,
+            outcome,
             bytes: bytes as u64,
             header: 0,
         }));
@@ -114,9 +183,10 @@ impl Mutant {
             (Fault::LosesHeaders, _) => end.header = 0,
             (Fault::HidesTruncation, Outcome::Truncated)
             | (Fault::HidesBadKeys, Outcome::BadKey) => end.outcome = Outcome::Done,
-            (Fault::CompletesSendsEarly | Fault::CompletesPutsEarly, _)
-                if self.reported.remove(&end.token) =>
-            {
+            (
+                Fault::CompletesSendsEarly | Fault::CompletesPutsEarly | Fault::WithdrawsInWord,
+                _,
+            ) if self.reported.remove(&end.token) => {
                 return Vec::new();
             }
             (Fault::CorruptsBytes, Outcome::Done) if end.bytes > 0 => {
@@ -187,14 +257,30 @@ impl Transport for Mutant {
             self.send_held();
             return posted;
         }
+        if self.fault == Fault::HoldsUpOtherTags && self.is_held_up(peer, tag) {
+            return Err(PostError::WouldBlock);
+        }
+        let is_urgent = tag_class(tag) == URGENT_CLASS;
+        if self.fault == Fault::HoldsUpUrgent && is_urgent && self.inner.backlog(peer, 1 << 62) > 0
+        {
+            return Err(PostError::WouldBlock);
+        }
+        if self.fault == Fault::LosesOwnMessages && peer == self.surroundings.rank {
+            self.report_early(peer, token, Outcome::Done, bytes);
+            return Ok(());
+        }
         let posted = self.inner.post_send(peer, tag, header, source, token);
         match (self.fault, &posted) {
+            (Fault::WithdrawsInWord, Ok(())) if !source.key().is_some() => {
+                self.withdrawable.push((peer, token));
+            }
+            (Fault::Blocks, Ok(())) if bytes > 4096 => self.block_until_complete(token),
             (Fault::SendsRefused, Err(PostError::WouldBlock)) => {
                 self.reported.insert(token);
                 self.held.push((peer, tag, header, source, token));
             }
             (Fault::CompletesSendsEarly, Ok(())) if bytes > 4096 => {
-                self.report_early(peer, token, bytes);
+                self.report_early(peer, token, Outcome::Done, bytes);
             }
             (Fault::AcceptsAnything, Err(PostError::Invalid(_))) => return Ok(()),
             _ => {}
@@ -214,9 +300,12 @@ impl Transport for Mutant {
         destination: RemoteRange,
         token: u64,
     ) -> Posted {
+        if self.fault == Fault::ForgetsEmpty && source.len_bytes() == 0 {
+            return Ok(());
+        }
         let posted = self.inner.post_put(peer, source, destination, token);
         if self.fault == Fault::CompletesPutsEarly && posted.is_ok() {
-            self.report_early(peer, token, source.len_bytes());
+            self.report_early(peer, token, Outcome::Done, source.len_bytes());
         }
         posted
     }
@@ -228,6 +317,9 @@ impl Transport for Mutant {
         destination: View,
         token: u64,
     ) -> Posted {
+        if self.fault == Fault::ForgetsEmpty && destination.len_bytes() == 0 {
+            return Ok(());
+        }
         self.inner.post_get(peer, source, destination, token)
     }
 
@@ -238,6 +330,15 @@ impl Transport for Mutant {
     }
 
     fn poll(&mut self, now: Time, events: &mut Vec<Event>) {
+        let passed = now.since(std::mem::replace(&mut self.polled, now));
+        match self.fault {
+            Fault::WaitsForTime if passed.is_zero() => return,
+            Fault::FailsByTime if passed > SILENCE_MAX => {
+                let cause = format!("it said nothing for {passed:?}");
+                events.push(Event::PeerFailed(0, cause));
+            }
+            _ => {}
+        }
         self.held_polls = self.held_polls.saturating_sub(1);
         if self.held_polls == 0 {
             self.send_held();
@@ -258,12 +359,33 @@ impl Transport for Mutant {
         self.inner.backlog(peer, tag)
     }
 
+    fn fetches(&self, peer: Rank, bytes: usize) -> bool {
+        self.inner.fetches(peer, bytes)
+    }
+
+    fn withdraw(&mut self) {
+        if self.fault != Fault::WithdrawsInWord {
+            return self.inner.withdraw();
+        }
+        for (peer, token) in std::mem::take(&mut self.withdrawable) {
+            self.report_early(peer, token, Outcome::Cancelled, 0);
+        }
+    }
+
     fn notify(&mut self, peer: Rank) {
-        self.inner.notify(peer);
+        if self.fault != Fault::NotifiesNobody {
+            self.inner.notify(peer);
+        }
     }
 
     fn wait_source(&self) -> WaitSource {
-        self.inner.wait_source()
+        match self.inner.wait_source() {
+            WaitSource::Futex { bell, .. } if self.fault == Fault::SleepsUnseen => {
+                let sleeping = self.unseen.view();
+                WaitSource::Futex { bell, sleeping }
+            }
+            source => source,
+        }
     }
 
     fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>) {

@@ -39,7 +39,7 @@ impl Actor {
                 token,
             } => {
                 let place = self.remote(to, region, offset);
-                let memory = self.memory(transport, bytes)?;
+                let memory = self.memory(transport, bytes, false)?;
                 fill_pattern(memory.1, seed);
                 self.accept(token, to, memory, |view| {
                     transport.post_put(to, view, place, token)
@@ -53,7 +53,7 @@ impl Actor {
                 token,
             } => {
                 let place = self.remote(from, region, offset);
-                let memory = self.memory(transport, bytes)?;
+                let memory = self.memory(transport, bytes, false)?;
                 self.accept(token, from, memory, |view| {
                     transport.post_get(from, place, view, token)
                 })
@@ -66,6 +66,16 @@ impl Actor {
                 let token = self.own_token_last;
                 self.send(transport, (to, tag), header, (0, 0), token)
             }
+            Step::Stuff { to, tag, bytes } => self.stuff(transport, (to, tag), bytes),
+            Step::SendAtOnce {
+                to,
+                tag,
+                bytes,
+                token,
+            } => match self.send(transport, (to, tag), token ^ 0xabcd, (bytes, token), token)? {
+                true => Ok(true),
+                false => Err("refused, where there is always room".into()),
+            },
             Step::Drain { from, tag } => self.drain(transport, from, tag),
             Step::RefusedUnregistered { to, region } => self.refused(transport, to, region),
             Step::Signal { to } => self.signal(transport, to),
@@ -102,11 +112,12 @@ impl Actor {
         &mut self,
         transport: &mut dyn Transport,
         bytes: usize,
+        may_be_anywhere: bool,
     ) -> Checked<(Arc<Region>, View)> {
         if let Some(prepared) = self.prepared.take() {
             return Ok(prepared);
         }
-        if bytes <= transport.capabilities().inline_bytes {
+        if may_be_anywhere || bytes <= transport.capabilities().inline_bytes {
             let memory = Arc::new(Region::private(bytes).map_err(|e| e.to_string())?);
             let view = memory.view();
             return Ok((memory, view));
@@ -170,11 +181,29 @@ impl Actor {
         (bytes, seed): (usize, u64),
         token: u64,
     ) -> Checked<bool> {
-        let memory = self.memory(transport, bytes)?;
+        let may_be_anywhere = transport.fetches(to, bytes);
+        let memory = self.memory(transport, bytes, may_be_anywhere)?;
         fill_pattern(memory.1, seed);
         self.accept(token, to, memory, |view| {
             transport.post_send(to, tag, header, view, token)
         })
+    }
+
+    fn stuff(
+        &mut self,
+        transport: &mut dyn Transport,
+        place: (Rank, u64),
+        bytes: usize,
+    ) -> Checked<bool> {
+        for _ in 0..=transport.capabilities().messages_per_peer {
+            self.own_token_last += 1;
+            let token = self.own_token_last;
+            if !self.send(transport, place, 0, (bytes, token), token)? {
+                self.prepared = None;
+                return Ok(true);
+            }
+        }
+        Err("more messages accepted than promised".into())
     }
 
     pub(super) fn receive(

@@ -6,9 +6,10 @@
 
 use super::actor::{Actor, Progress};
 use super::cases;
+use super::mutants::{Fault, Mutant, Surroundings};
 use linerate::time::Time;
 use linerate::transport::sim::{SimOptions, World};
-use linerate::transport::{self, Address, Transport};
+use linerate::transport::{self, Address, Options, Transport};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,11 +17,23 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Providers that connect processes. Add one here and to [`open`], and every case runs on it.
-pub const PROVIDERS: &[&str] = &["shm", "tcp"];
+/// Providers that connect processes. Add one here and to [`open`], and every case runs on it. The second one reads messages
+/// of memory that is not registered out of the sender's process.
+pub const PROVIDERS: &[&str] = &["shm", "shm fetching", "tcp"];
 
 /// A world of one rank: no processes can meet in it, but it shows that this harness works.
 pub const ALONE: &str = "sim";
+
+/// Shared memory with faults that show only between processes: their name, what they are of, and the fault.
+pub const FAULTY: [(&str, &str, Fault); 3] = [
+    ("shm-notifies-nobody", "shm", Fault::NotifiesNobody),
+    ("shm-sleeps-unseen", "shm", Fault::SleepsUnseen),
+    (
+        "shm-withdraws-in-word",
+        "shm fetching",
+        Fault::WithdrawsInWord,
+    ),
+];
 
 /// `provider/case/role/ranks/nonce`, for children.
 const ROLE_VARIABLE: &str = "LINERATE_CONFORMANCE_ROLE";
@@ -32,6 +45,28 @@ static JOBS: AtomicU64 = AtomicU64::new(0);
 const DEADLINE: Duration = Duration::from_secs(20);
 const CALL_MAX: Duration = Duration::from_secs(8);
 
+fn new_nonce() -> u64 {
+    u64::from(std::process::id()) << 32 | JOBS.fetch_add(1, Ordering::Relaxed) << 8
+}
+
+/// Whether this host lets a process read the memory of another one, as `shm fetching` does.
+pub fn may_read_others() -> bool {
+    let nonce = new_nonce();
+    let mut both = [0, 1].map(|rank| open("shm fetching", rank, 2, nonce).unwrap().transport);
+    let addresses = both.each_ref().map(|transport| transport.local_address());
+    for (rank, transport) in both.iter_mut().enumerate() {
+        let peer = 1 - rank;
+        transport.connect(peer as u32, &addresses[peer]).unwrap();
+    }
+    let start = Instant::now();
+    while !both[0].fetches(1, usize::MAX) && start.elapsed() < Duration::from_secs(2) {
+        for transport in &mut both {
+            transport.poll_slow(Time(0), &mut Vec::new());
+        }
+    }
+    both[0].fetches(1, usize::MAX)
+}
+
 /// A transport, and what makes its time go on if nobody else does.
 struct Opened {
     transport: Box<dyn Transport>,
@@ -40,12 +75,28 @@ struct Opened {
 
 /// Makes the transport of one role. `nonce` belongs to the job, and what follows it by less than 256 too.
 fn open(provider: &str, rank: u32, ranks: u32, nonce: u64) -> Result<Opened, String> {
-    match provider {
-        "shm" | "tcp" => Ok(Opened {
-            transport: transport::open(provider, rank, ranks, nonce + u64::from(rank))
-                .map_err(|e| e.to_string())?,
+    if let Some((_, of, fault)) = FAULTY.iter().find(|(name, ..)| *name == provider) {
+        let Opened { transport, advance } = open(of, rank, ranks, nonce)?;
+        let surroundings = Surroundings {
+            rank,
             advance: Box::new(|| {}),
-        }),
+        };
+        let transport = Box::new(Mutant::new(transport, *fault, surroundings));
+        return Ok(Opened { transport, advance });
+    }
+    match provider {
+        "shm" | "shm fetching" | "tcp" => {
+            let options = Options {
+                fetches: provider == "shm fetching",
+                ..Options::default()
+            };
+            let (name, nonce) = (&provider[..3], nonce + u64::from(rank));
+            Ok(Opened {
+                transport: transport::open(name, rank, ranks, nonce, &options)
+                    .map_err(|e| e.to_string())?,
+                advance: Box::new(|| {}),
+            })
+        }
         ALONE => {
             let world = World::new(SimOptions::new(ranks, nonce));
             Ok(Opened {
@@ -91,6 +142,18 @@ fn play(text: &str) -> Result<Progress, String> {
     (std::io::stdin().lock().read_line(&mut line)).map_err(|e| e.to_string())?;
     let addresses = line.split_whitespace().map(from_hex).collect();
     let mut actor = Actor::new(&case, role, addresses);
+    let result = step_to_end(&mut opened, &mut actor);
+    if result == Ok(Progress::Exit) {
+        // Its memory must not be given back before the process is gone.
+        std::mem::forget((opened, actor));
+    } else {
+        // The transport goes before the memory that the actor lent it: what has arrived is still delivered there.
+        drop(opened);
+    }
+    result
+}
+
+fn step_to_end(opened: &mut Opened, actor: &mut Actor) -> Result<Progress, String> {
     let begin = Instant::now();
     while begin.elapsed() < DEADLINE {
         let now = Instant::now();
@@ -100,15 +163,7 @@ fn play(text: &str) -> Result<Progress, String> {
             return Err(format!("{}: took {:?}", actor.place(), now.elapsed()));
         }
         match progress {
-            Progress::Done => {
-                drop(opened);
-                return Ok(progress);
-            }
-            Progress::Exit => {
-                // Its memory must not be given back before the process is gone.
-                std::mem::forget((opened, actor));
-                return Ok(progress);
-            }
+            Progress::Done | Progress::Exit => return Ok(progress),
             Progress::Moved => {}
             Progress::Waiting | Progress::Counting => thread::sleep(Duration::from_micros(20)),
         }
@@ -137,7 +192,7 @@ pub fn run(provider: &str, name: &str) -> Result<(), String> {
     let case = (cases::all().into_iter().find(|case| case.name == name))
         .ok_or_else(|| format!("no case is called {name}"))?;
     let ranks = case.roles.len();
-    let nonce = u64::from(std::process::id()) << 32 | JOBS.fetch_add(1, Ordering::Relaxed) << 8;
+    let nonce = new_nonce();
     let mut roles = Vec::new();
     for role in 0..ranks {
         roles.push(start(&format!("{provider}/{name}/{role}/{ranks}/{nonce}"))?);

@@ -122,6 +122,19 @@ pub enum Step {
         to: Rank,
         tag: u64,
     },
+    /// Sends messages of this length until one is refused.
+    Stuff {
+        to: Rank,
+        tag: u64,
+        bytes: usize,
+    },
+    /// A send that must be accepted at once.
+    SendAtOnce {
+        to: Rank,
+        tag: u64,
+        bytes: usize,
+        token: u64,
+    },
     /// Receives all messages of `Fill` and `Overflow`, in order.
     Drain {
         from: Rank,
@@ -136,6 +149,13 @@ pub enum Step {
     Cancel {
         peer: Rank,
         token: u64,
+    },
+    /// Takes back the memory of sends that is not registered.
+    Withdraw,
+    /// A receive has ended well, with these bytes, or was cancelled.
+    ReceivedOrCancelled {
+        token: u64,
+        seed: u64,
     },
     /// Disconnects; from now on the peer is silent.
     Disconnect {

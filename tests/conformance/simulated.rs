@@ -1,7 +1,7 @@
 //! Runs a case on `sim`: one thread steps all roles and the world.
 
 use super::actor::{Actor, Progress};
-use super::mutants::{Fault, Mutant};
+use super::mutants::{Fault, Mutant, Surroundings};
 use super::script::Case;
 use linerate::transport::sim::{Hosts, Link, SimOptions, World};
 use linerate::transport::{Address, Transport};
@@ -16,11 +16,16 @@ pub fn run(case: &Case, seed: u64, fault: Option<Fault>) -> Result<(), String> {
     let mut transports: Vec<Option<Box<dyn Transport>>> = ranks
         .clone()
         .map(|rank| {
-            let inner = world.transport(rank);
-            Some(match fault {
-                Some(fault) => Box::new(Mutant::new(inner, fault)) as Box<dyn Transport>,
-                None => Box::new(inner),
-            })
+            let inner: Box<dyn Transport> = Box::new(world.transport(rank));
+            let Some(fault) = fault else {
+                return Some(inner);
+            };
+            let world = world.clone();
+            let advance = Box::new(move || {
+                world.advance();
+            });
+            let surroundings = Surroundings { rank, advance };
+            Some(Box::new(Mutant::new(inner, fault, surroundings)))
         })
         .collect();
     let addresses: Vec<Address> = (transports.iter().flatten())
@@ -75,7 +80,15 @@ fn step_all(
             let Some(transport) = place else {
                 continue;
             };
-            let progress = actor.step(transport.as_mut(), world.now())?;
+            let before = world.now();
+            let progress = actor.step(transport.as_mut(), before)?;
+            if world.now() != before {
+                return Err(format!(
+                    "{}: a call lasted {:?} of virtual time, so it waited for somebody",
+                    actor.place(),
+                    world.now().since(before)
+                ));
+            }
             is_moved |= matches!(progress, Progress::Moved | Progress::Exit);
             is_counting |= progress == Progress::Counting;
             is_over &= progress == Progress::Done;

@@ -66,7 +66,7 @@ pub fn paused() {
 fn pause(memory: &str, keep: bool, delay: Duration) -> bool {
     let mut environment = vec![
         ("LINERATE_TEST_MEMORY", memory.to_string()),
-        ("LINERATE_TIMEOUT", "0.5".to_string()),
+        ("LINERATE_TIMEOUT", "1".to_string()),
     ];
     if keep {
         environment.push(("LINERATE_TEST_KEEP", "1".into()));
@@ -108,7 +108,7 @@ fn pause(memory: &str, keep: bool, delay: Duration) -> bool {
     has_stored
 }
 
-fn is_over(pid: u32) -> bool {
+pub fn is_over(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(") ")
         .next()

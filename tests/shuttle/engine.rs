@@ -132,6 +132,7 @@ impl Engine {
             self.fail(Error::PeerFailed {
                 rank: 1,
                 cause: "it hung up".into(),
+                during: String::new(),
             });
         }
     }

@@ -1,9 +1,9 @@
 //! Floods, and what the system has no more of: in processes of their own.
 
-use super::pair::{Pair, place};
+use super::pair::{Pair, over, place};
 use super::{settings, until_closed};
 use linerate::config::TcpSettings;
-use linerate::transport::open_with;
+use linerate::transport::open;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Output};
@@ -122,12 +122,12 @@ pub fn few_descriptors() {
         pair.step();
     }
     pair.exchange(4 << 20);
-    let opened = open_with("tcp", 0, 2, 0, &settings());
+    let opened = open("tcp", 0, 2, 0, &over(&settings()));
     println!("OPENED {}", opened.is_ok());
     // And a transport that finds none at all.
     let open = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64;
     allow_descriptors(open - 1);
-    let error = open_with("tcp", 0, 2, 0, &settings()).err().unwrap();
+    let error = open("tcp", 0, 2, 0, &over(&settings())).err().unwrap();
     println!("ERROR {error}");
 }
 
@@ -147,7 +147,7 @@ pub fn no_ports() {
         .map_while(|_| TcpListener::bind("127.0.0.1:0").ok())
         .collect();
     assert!(taken.len() < 100, "the range of ports is not small");
-    let error = open_with("tcp", 0, 2, 0, &settings()).err().unwrap();
+    let error = open("tcp", 0, 2, 0, &over(&settings())).err().unwrap();
     println!("ERROR {error}");
 }
 

@@ -3,7 +3,7 @@
 use linerate::config::TcpSettings;
 use linerate::memory::{Region, View};
 use linerate::time::Time;
-use linerate::transport::{Address, Event, Outcome, RemoteRange, Transport, open_with};
+use linerate::transport::{Address, Event, Options, Outcome, RemoteRange, Transport, open};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ pub struct Rank {
 
 impl Rank {
     pub fn new(rank: u32, settings: &TcpSettings) -> Rank {
-        let mut transport = open_with("tcp", rank, 2, 0, settings).unwrap();
+        let mut transport = open("tcp", rank, 2, 0, &over(settings)).unwrap();
         let region = Arc::new(Region::private(8 << 20).unwrap());
         let key = transport.register(region.clone()).unwrap();
         Rank {
@@ -183,5 +183,13 @@ impl Pair {
             let sent = tokens[1 - rank].1;
             assert!(got.iter().all(|&byte| byte == sent), "rank {rank}");
         }
+    }
+}
+
+/// Options with these settings.
+pub fn over(settings: &TcpSettings) -> Options {
+    Options {
+        tcp: settings.clone(),
+        ..Options::default()
     }
 }

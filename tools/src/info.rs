@@ -4,7 +4,7 @@ use crate::system::{self, Cache};
 use crate::{output, settings};
 use clap::Args;
 use linerate::Config;
-use linerate::config::PriceList;
+use linerate::config::{CrossMemory, PriceList};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -171,7 +171,13 @@ fn transports() -> Vec<Transport> {
         detail: detail.into(),
     };
     vec![
-        available("shm", "ranks of one host"),
+        available(
+            "shm",
+            &format!(
+                "ranks of one host; reading each other's memory: {}",
+                cross_memory()
+            ),
+        ),
         available(
             "sim",
             "a modelled network in virtual time, all ranks in one process",
@@ -180,6 +186,22 @@ fn transports() -> Vec<Transport> {
         not_built("verbs", &["libibverbs.so.1", "libibverbs.so"]),
         not_built("ofi", &["libfabric.so.1", "libfabric.so"]),
     ]
+}
+
+/// Whether ranks may read each other's memory, as far as that is known without another rank.
+fn cross_memory() -> String {
+    let byte = match linerate::memory::Region::private(1) {
+        Ok(region) => region,
+        Err(error) => return error.to_string(),
+    };
+    if let Err(error) = linerate::transport::shm::fetch_own(byte.view(), byte.view()) {
+        return format!("no (process_vm_readv: {error})");
+    }
+    let scope = system::read("/proc/sys/kernel/yama/ptrace_scope");
+    match scope.as_deref().map(str::trim) {
+        None | Some("0") => "yes, those of one user".into(),
+        Some(scope) => format!("only with CAP_SYS_PTRACE (kernel.yama.ptrace_scope is {scope})"),
+    }
 }
 
 fn find_library(names: &[&str]) -> Option<String> {
@@ -241,6 +263,15 @@ fn values(config: &Config) -> BTreeMap<&'static str, String> {
         (
             "LINERATE_HUGE_PAGES",
             if config.huge_pages { "auto" } else { "off" }.into(),
+        ),
+        (
+            "LINERATE_CMA",
+            match config.cma {
+                CrossMemory::Auto => "auto",
+                CrossMemory::On => "on",
+                CrossMemory::Off => "off",
+            }
+            .into(),
         ),
         (
             "LINERATE_DEBUG",
@@ -322,7 +353,9 @@ mod tests {
             "transport tcp           yes",
             "transport verbs         no: not part of this build",
             "transport ofi           no: not part of this build",
+            "reading each other's memory: ",
             "LINERATE_CHUNK_BYTES",
+            "LINERATE_CMA",
             "limit nofile",
         ] {
             assert!(text.contains(expected), "{expected}\n{text}");

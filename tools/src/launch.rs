@@ -12,7 +12,7 @@ use clap::Args;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -141,16 +141,6 @@ pub fn die_with_parent() {
         output::print_error("linerate: the process that started this rank has ended");
         std::process::exit(1);
     }
-}
-
-/// `WORLD_SIZE`, if a launcher has set it.
-pub fn world_size() -> Option<String> {
-    std::env::var("WORLD_SIZE").ok()
-}
-
-/// `LOCAL_WORLD_SIZE`, if a launcher has set it.
-pub fn local_world_size() -> Option<u32> {
-    std::env::var("LOCAL_WORLD_SIZE").ok()?.parse().ok()
 }
 
 fn supervise(
@@ -291,15 +281,6 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("'{text}': seconds from 0 to 1e9, such as 2.5"))
 }
 
-/// The shell's exit code for how a process ended.
-pub fn exit_code(status: std::process::ExitStatus) -> i32 {
-    match (status.code(), status.signal()) {
-        (Some(code), _) => code,
-        (None, Some(signal)) => 128 + signal,
-        (None, None) => 1,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -337,12 +318,6 @@ mod tests {
         assert!(find("no-such-program").unwrap_err().1.contains("in PATH"));
         assert_eq!(find("/no/such/program").unwrap_err().0, 127);
         assert_eq!(find("/etc/passwd").unwrap_err().0, 126);
-    }
-
-    #[test]
-    fn ends_have_the_codes_of_a_shell() {
-        let status = |raw| exit_code(std::process::ExitStatus::from_raw(raw));
-        assert_eq!((status(0), status(3 << 8), status(9)), (0, 3, 137));
     }
 
     #[test]

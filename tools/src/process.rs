@@ -4,14 +4,13 @@
 //! launcher are passed on. Each rank leads a process group; the group is killed when its leader has ended, before the
 //! leader is reaped, because until then its number cannot belong to anybody else.
 
-use crate::launch::exit_code;
 use crate::output;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use signal_hook::consts::signal::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
-use std::process::Child;
+use std::process::{Child, ExitStatus};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -118,6 +117,7 @@ impl Supervisor {
     }
 
     fn reap(&mut self) -> io::Result<()> {
+        let mut failures = Vec::new();
         for position in 0..self.ranks.len() {
             let rank = &mut self.ranks[position];
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
@@ -129,14 +129,18 @@ impl Supervisor {
             let status = rank.child.wait()?;
             rank.is_alive = false;
             if !status.success() {
-                let index = rank.index;
-                self.note_failure(index, status);
+                failures.push((rank.index, status));
             }
+        }
+        // Of ranks that have ended since the last look: who was killed is the cause, who exited may have seen it die.
+        failures.sort_by_key(|(_, status)| status.signal().is_none());
+        for (index, status) in failures {
+            self.note_failure(index, status);
         }
         Ok(())
     }
 
-    fn note_failure(&mut self, index: u32, status: std::process::ExitStatus) {
+    fn note_failure(&mut self, index: u32, status: ExitStatus) {
         // After the first failure the others end because of it.
         if self.first_code.is_some() {
             return;
@@ -220,4 +224,24 @@ impl Supervisor {
 fn is_only_a_pause(error: &io::Error) -> bool {
     use io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
     matches!(error.kind(), Interrupted | TimedOut | WouldBlock)
+}
+
+/// The shell's exit code for how a process ended.
+fn exit_code(status: ExitStatus) -> i32 {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => code,
+        (None, Some(signal)) => 128 + signal,
+        (None, None) => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_have_the_codes_of_a_shell() {
+        let status = |raw| exit_code(ExitStatus::from_raw(raw));
+        assert_eq!((status(0), status(3 << 8), status(9)), (0, 3, 137));
+    }
 }

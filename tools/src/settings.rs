@@ -35,6 +35,16 @@ fn check_names(mut config: Config) -> Result<Config, String> {
     Ok(config)
 }
 
+/// `WORLD_SIZE`, if a launcher has set it.
+pub fn world_size() -> Option<String> {
+    std::env::var("WORLD_SIZE").ok()
+}
+
+/// `LOCAL_WORLD_SIZE`, if a launcher has set it.
+pub fn local_world_size() -> Option<u32> {
+    std::env::var("LOCAL_WORLD_SIZE").ok()?.parse().ok()
+}
+
 /// Whether a transport has a name that is known, if not one that can be used.
 pub fn check_transport(source: &str, name: &str) -> Result<(), String> {
     let (kind, detail) = match name.split_once(':') {
@@ -63,7 +73,7 @@ pub fn unavailable_reason(name: &str) -> Option<String> {
 
 /// `WORLD_SIZE`, if a launcher has set it.
 pub fn launched_ranks() -> Result<Option<u32>, String> {
-    match crate::launch::world_size() {
+    match world_size() {
         Some(text) => match text.parse() {
             Ok(ranks) if (1..=limits::RANKS_MAX).contains(&ranks) => Ok(Some(ranks)),
             _ => Err(format!(

@@ -38,10 +38,9 @@ pub fn caches() -> Vec<Cache> {
     (0..8).map_while(cache).collect()
 }
 
-/// Bytes of the largest cache.
+/// Bytes of the last-level cache.
 pub fn last_level_cache_bytes() -> u64 {
-    let largest = caches().into_iter().map(|cache| cache.bytes).max();
-    largest.unwrap_or(CACHE_BYTES_ASSUMED)
+    linerate::comm::last_level_cache_bytes().map_or(CACHE_BYTES_ASSUMED, |bytes| bytes as u64)
 }
 
 /// Package and core of a processor, as the kernel counts them: threads of one core are equal.

@@ -9,7 +9,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use start::{linerate, parts};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Ranks killed, at least half of them inside an operation.
+const KILLS: u32 = 100;
 
 /// A bench that would run for minutes, and the processes of its ranks, by rank.
 struct Running {
@@ -88,13 +91,17 @@ fn whoever_survives_the_death_of_a_rank_of_a_bench_names_it_and_the_bench_fails(
         .map_or(since.as_micros() as u64, |s| s.parse().unwrap());
     println!("LINERATE_TEST_SEED={seed}");
     let mut prng = Prng::new(seed);
-    for number in 0..30 {
+    let (mut inside, mut late) = (0, Duration::ZERO);
+    for number in 0..KILLS {
         let ranks = if number % 2 == 0 { 2 } else { 4 };
         let bench = start_bench(ranks);
         std::thread::sleep(Duration::from_micros(prng.below(100_000)));
         let victim = prng.below(u64::from(ranks)) as usize;
         kill_process(bench.ranks[victim], Signal::KILL).unwrap();
+        let at = Instant::now();
         let (code, stderr) = bench.end();
+        late = late.max(at.elapsed());
+        inside += u32::from(stderr.contains(", during operation "));
         assert_eq!(code, Some(1), "{stderr}");
         let told = stderr
             .matches(&format!("rank {victim} failed: its process ended"))
@@ -105,6 +112,8 @@ fn whoever_survives_the_death_of_a_rank_of_a_bench_names_it_and_the_bench_fails(
             "victim {victim} of {ranks}: {stderr}"
         );
     }
+    println!("{KILLS} kills, {inside} inside an operation; the last bench ended after {late:?}");
+    assert!(2 * inside >= KILLS, "{inside} inside an operation");
 }
 
 #[test]

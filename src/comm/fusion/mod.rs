@@ -1,9 +1,11 @@
 //! [`Fusion`]: many small gradients, reduced in few large operations while the backward pass still runs.
 //!
-//! A thread of its own runs the agreement ([`crate::fusion::Machine`]), packs, communicates and unpacks; the caller only
-//! announces. What is flushed when, and why all ranks agree, is in [`crate::fusion`]. Read first: [`Fusion::new`].
+//! A thread of its own runs the agreement ([`crate::fusion::Machine`]), packs, communicates and unpacks, while the caller
+//! only announces; a caller that waits for the step does it itself (`seat.rs`). What is flushed when, and why all ranks agree, is in [`crate::fusion`]. Read first: [`Fusion::new`].
 
+mod packing;
 mod report;
+mod seat;
 mod service;
 
 pub use report::{FlushReport, StepReport};
@@ -14,7 +16,8 @@ use crate::error::{Error, Result};
 use crate::fusion::{FusionOptions, Machine, TensorSet, TensorSpec};
 use crate::memory::ProcessMark;
 use crate::time::Time;
-use service::{Service, Shared};
+use seat::Seat;
+use service::Service;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -25,7 +28,7 @@ use std::thread::JoinHandle;
 /// from is not touched.
 #[derive(Debug)]
 pub struct Fusion {
-    shared: Arc<Shared>,
+    seat: Arc<Seat>,
     set: Arc<TensorSet>,
     clock: Clock,
     process: ProcessMark,
@@ -52,7 +55,6 @@ impl Fusion {
     /// let fusion = Fusion::new(&comm, FusionOptions::default(), vec![weight])?;
     /// for _step in 0..10 {
     ///     fusion.announce(0, &gradient)?; // as soon as it is computed
-    ///     fusion.end_of_backward()?;
     ///     let report = fusion.wait()?; // now it holds the sum over all ranks
     ///     println!("{} flushes, {:?} exposed", report.flushes.len(), report.exposed());
     /// }
@@ -103,14 +105,15 @@ impl Fusion {
         let comm = comm.duplicate()?;
         check_declarations(&comm, &set, machine.options(), plan_fingerprint)?;
         let clock = Clock::monotonic();
-        let shared = Arc::new(Shared::new(set.len()));
-        let service = Service::new(comm, machine, clock.clone(), shared.clone())?;
+        let service = Service::new(comm.clone(), machine, clock.clone())?;
+        let seat = Arc::new(Seat::new(comm, service, set.len()));
+        let driven = seat.clone();
         let thread = std::thread::Builder::new()
             .name("linerate-fusion".into())
-            .spawn(move || service.run())
+            .spawn(move || driven.run())
             .map_err(|cause| Error::os("starting the thread of the fusion buffer", cause))?;
         Ok(Fusion {
-            shared,
+            seat,
             set,
             clock,
             process: ProcessMark::current()?,
@@ -143,7 +146,7 @@ impl Fusion {
         }
         self.process.check()?;
         let now = self.clock.now();
-        if self.shared.announce(tensor, buffer, now)? {
+        if self.seat.announce(tensor, buffer, now)? {
             return Ok(());
         }
         Err(Error::invalid(format!(
@@ -152,13 +155,14 @@ impl Fusion {
         )))
     }
 
-    /// No tensor of this step comes any more on this rank: what is ready is flushed without waiting for company.
+    /// No tensor of this step comes any more on this rank: what is ready is flushed without waiting for company. Only of use
+    /// where something else is to be done before [`wait`](Fusion::wait), which says it too and wakes no thread for it.
     ///
     /// # Errors
     /// The error that ended the service, if one did.
     pub fn end_of_backward(&self) -> Result<()> {
         self.process.check()?;
-        self.shared.end(self.clock.now())
+        self.seat.end(self.clock.now())
     }
 
     /// Waits until every tensor of the step is reduced on this rank, and begins the next step. Ends the backward pass if
@@ -169,8 +173,8 @@ impl Fusion {
     /// error of its duplicate of the communicator. The fusion buffer must then be made anew; the communicator itself is
     /// still good, unless a rank has died.
     pub fn wait(&self) -> Result<StepReport> {
-        self.end_of_backward()?;
-        self.shared.wait()
+        self.process.check()?;
+        self.seat.wait(self.clock.now())
     }
 
     /// The time on the clock of the reports, which starts when the fusion buffer is made.
@@ -183,9 +187,9 @@ impl Drop for Fusion {
     fn drop(&mut self) {
         if self.process.is_forked() {
             // The thread, and perhaps the lock, are the parent's.
-            return std::mem::forget((self.shared.clone(), self.thread.take()));
+            return std::mem::forget((self.seat.clone(), self.thread.take()));
         }
-        self.shared.stop();
+        self.seat.stop();
         if let Some(thread) = self.thread.take() {
             // Its panic was told to the callers already.
             let _ = thread.join();

@@ -1,10 +1,12 @@
-//! [`Service`]: the thread of a [`Fusion`](super::Fusion).
+//! [`Service`]: what a [`Fusion`](super::Fusion) does, whoever drives it ([`Seat`]).
 //!
 //! It starts operations in exactly the order in which the machine hands out actions, since they are operations of one
 //! communicator. A flush that finds no free buffer therefore also holds back the rounds behind it: that is the
-//! back-pressure. While anything is under way the thread waits inside the communicator, in short slices, so that
-//! operations progress without a progress thread; otherwise it sleeps until an announcement or a deadline.
+//! back-pressure. While anything is under way a turn waits inside the communicator, in short slices, so that operations
+//! progress without a progress thread.
 
+use super::packing::Packing;
+use super::seat::Seat;
 use super::{FlushReport, StepReport};
 use crate::comm::{Buffer, Call, Communicator, Operation};
 use crate::engine::Clock;
@@ -12,106 +14,42 @@ use crate::error::{Error, Result};
 use crate::fusion::{Action, Flush, Machine};
 use crate::time::Time;
 use crate::types::{Collective, DataType, ReduceOp};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// How long the thread waits for one operation before it looks at the others: the latency of starting a round or
+/// How long a turn waits for one operation before it looks at the others: the latency of starting a round or
 /// unpacking, and far above the cost of a look.
 const SLICE: Duration = Duration::from_micros(100);
 
 /// The same while only a round is under way: nothing but a stop could matter meanwhile.
 const SLICE_ROUND: Duration = Duration::from_millis(1);
 
-/// What callers and the thread share.
-#[derive(Debug)]
-pub struct Shared {
-    state: Mutex<State>,
-    /// The thread waits here for announcements.
-    wake: Condvar,
-    /// Callers wait here for the step.
-    done: Condvar,
+/// What was announced and not yet taken by the service.
+#[derive(Debug, Default)]
+pub struct Inbox {
+    /// At most one of each.
+    pub tensors: Vec<(usize, Buffer, Time)>,
+    /// The end of the backward pass.
+    pub ended_at: Option<Time>,
 }
 
-#[derive(Debug)]
-struct State {
-    /// Announced, not yet taken by the thread; at most one per tensor.
-    inbox: Vec<(usize, Buffer, Time)>,
-    is_announced: Vec<bool>,
-    ended_at: Option<Time>,
-    is_stopped: bool,
-    report: Option<StepReport>,
-    failure: Option<Error>,
+impl Inbox {
+    pub fn with_capacity(tensors_count: usize) -> Inbox {
+        Inbox {
+            tensors: Vec::with_capacity(tensors_count),
+            ended_at: None,
+        }
+    }
 }
 
-impl Shared {
-    pub fn new(tensors_count: usize) -> Shared {
-        Shared {
-            state: Mutex::new(State {
-                inbox: Vec::with_capacity(tensors_count),
-                is_announced: vec![false; tensors_count],
-                ended_at: None,
-                is_stopped: false,
-                report: None,
-                failure: None,
-            }),
-            wake: Condvar::new(),
-            done: Condvar::new(),
-        }
-    }
-
-    /// Hands a tensor to the thread; false if it may not be announced now.
-    pub fn announce(&self, tensor: usize, buffer: &Buffer, now: Time) -> Result<bool> {
-        let mut state = self.lock();
-        if let Some(failure) = &state.failure {
-            return Err(failure.clone());
-        }
-        if state.ended_at.is_some() || state.is_announced[tensor] {
-            return Ok(false);
-        }
-        state.is_announced[tensor] = true;
-        state.inbox.push((tensor, buffer.clone(), now));
-        self.wake.notify_one();
-        Ok(true)
-    }
-
-    pub fn end(&self, now: Time) -> Result<()> {
-        let mut state = self.lock();
-        if let Some(failure) = &state.failure {
-            return Err(failure.clone());
-        }
-        state.ended_at.get_or_insert(now);
-        self.wake.notify_one();
-        Ok(())
-    }
-
-    pub fn wait(&self) -> Result<StepReport> {
-        let mut state = self.lock();
-        loop {
-            if let Some(report) = state.report.take() {
-                state.is_announced.fill(false);
-                state.ended_at = None;
-                return Ok(report);
-            }
-            if let Some(failure) = &state.failure {
-                return Err(failure.clone());
-            }
-            state = self.done.wait(state).expect("no holder panics");
-        }
-    }
-
-    pub fn stop(&self) {
-        self.lock().is_stopped = true;
-        self.wake.notify_one();
-    }
-
-    fn fail(&self, error: Error) {
-        self.lock().failure.get_or_insert(error);
-        self.done.notify_all();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no holder panics")
-    }
+/// What a turn leaves to do.
+#[derive(Debug)]
+pub enum Turn {
+    /// Another turn.
+    Again,
+    /// Nothing until something is announced, or until this time.
+    Idle(Option<Time>),
+    /// Nothing until the next step: the report was published.
+    Published,
 }
 
 /// A flush whose allreduce is under way.
@@ -128,18 +66,17 @@ enum Talk {
     Order(Operation),
 }
 
-/// The thread's own state.
+/// Runs the machine's actions on a communicator of its own.
 pub struct Service {
     comm: Communicator,
     machine: Machine,
     clock: Clock,
-    shared: Arc<Shared>,
     /// Swapped with the inbox.
-    taken: Vec<(usize, Buffer, Time)>,
+    taken: Inbox,
     /// Per tensor, what was announced in this step.
     tensors: Vec<Option<Buffer>>,
     is_end_told: bool,
-    free: Vec<Buffer>,
+    packing: Packing,
     flights: Vec<Flight>,
     talk: Option<Talk>,
     round: Buffer,
@@ -149,25 +86,18 @@ pub struct Service {
 }
 
 impl Service {
-    pub fn new(
-        comm: Communicator,
-        machine: Machine,
-        clock: Clock,
-        shared: Arc<Shared>,
-    ) -> Result<Service> {
+    pub fn new(comm: Communicator, machine: Machine, clock: Clock) -> Result<Service> {
         let tensors_count = machine.set().len();
         let packed_bytes = usize::try_from(machine.packed_bytes_max())
             .map_err(|_| Error::invalid("FusionOptions: bytes_max is above the address space"))?;
         let buffers_count = machine.options().buffers_count;
-        let free = (0..buffers_count)
-            .map(|_| comm.alloc(packed_bytes.max(64)))
-            .collect::<Result<_>>()?;
         Ok(Service {
+            packing: Packing::new(&comm, buffers_count, packed_bytes.max(64), tensors_count)?,
             round: comm.alloc(machine.round_words().len() * 8)?,
             order: comm
                 .alloc(tensors_count.max(1) * 4)?
                 .part(0, tensors_count * 4),
-            taken: Vec::with_capacity(tensors_count),
+            taken: Inbox::with_capacity(tensors_count),
             tensors: vec![None; tensors_count],
             is_end_told: false,
             flights: Vec::with_capacity(buffers_count),
@@ -177,51 +107,65 @@ impl Service {
             comm,
             machine,
             clock,
-            shared,
-            free,
         })
     }
 
-    /// Runs until stopped or failed.
-    pub fn run(mut self) {
-        let guard = PanicGuard(self.shared.clone());
-        while !self.shared.lock().is_stopped {
-            if let Err(error) = self.turn() {
-                self.shared.fail(error);
-                break;
-            }
-        }
-        self.abandon();
-        drop(guard);
-    }
-
-    /// Takes what came, ends what is finished, starts what can be started, then waits.
-    fn turn(&mut self) -> Result<()> {
-        self.take_inbox()?;
+    /// Takes what came, ends what is finished, starts what can be started, packs ahead, then waits for an operation under
+    /// way, a slice at most and no longer than until `is_given_up`.
+    pub fn turn(&mut self, seat: &Seat, is_given_up: impl Fn() -> bool) -> Result<Turn> {
+        let mut taken = std::mem::take(&mut self.taken);
+        seat.hand_over(&mut taken);
+        self.take(&mut taken);
+        self.end_step(&taken)?;
+        self.taken = taken;
         self.end_flights()?;
         self.end_talk()?;
         self.start_actions()?;
         if self.is_step_over && self.flights.is_empty() {
-            self.publish();
+            let report = self.finish_step();
+            seat.publish(report);
+            return Ok(Turn::Published);
         }
-        self.wait_for_something()
+        if self.packing.pack_ahead(&self.machine, &self.tensors) {
+            return Ok(Turn::Again);
+        }
+        self.wait_for_something(is_given_up)
     }
 
-    fn take_inbox(&mut self) -> Result<()> {
-        let ended_at = {
-            let mut state = self.shared.lock();
-            std::mem::swap(&mut state.inbox, &mut self.taken);
-            // Until the caller has taken the report of the last step, this is still that step's end.
-            state.ended_at.filter(|_| state.report.is_none())
-        };
-        for (tensor, buffer, at) in self.taken.drain(..) {
+    /// Takes the tensors that were announced.
+    pub fn take(&mut self, inbox: &mut Inbox) {
+        for (tensor, buffer, at) in inbox.tensors.drain(..) {
             if self.machine.arrivals().is_empty() {
                 self.report.begin = at;
             }
-            self.machine.handle_ready(tensor, at)?;
+            let taken = self.machine.handle_ready(tensor, at);
+            taken.expect("who announced it was told if it may not");
             self.tensors[tensor] = Some(buffer);
         }
-        if let Some(at) = ended_at
+    }
+
+    /// Whether there is something to start now.
+    pub fn is_due(&self, now: Time) -> bool {
+        self.machine.has_action(now)
+    }
+
+    /// When there will be, if nothing more is announced.
+    pub fn next_deadline(&self) -> Option<Time> {
+        self.machine.next_deadline()
+    }
+
+    /// Whether it knows that the backward pass of the step under way has ended.
+    pub fn is_end_told(&self) -> bool {
+        self.is_end_told
+    }
+
+    /// The clock of the reports.
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    fn end_step(&mut self, taken: &Inbox) -> Result<()> {
+        if let Some(at) = taken.ended_at
             && !self.is_end_told
         {
             self.is_end_told = true;
@@ -242,8 +186,8 @@ impl Service {
             let flight = self.flights.remove(index);
             self.report.flushes[flight.flush.index as usize].end = self.clock.now();
             if let Some(packed) = flight.packed {
-                self.unpack(flight.flush, &packed);
-                self.free.push(packed);
+                let (machine, tensors) = (&self.machine, &self.tensors);
+                self.packing.unpack(machine, flight.flush, tensors, packed);
             }
         }
         Ok(())
@@ -313,11 +257,12 @@ impl Service {
         let (first, second) = (filled.next(), filled.next());
         let (target, packed) = match (first, second) {
             (None, _) => (None, None),
-            (Some(&only), None) => (self.tensors[only as usize].clone(), None),
+            (Some(&only), None) => {
+                self.packing.pass_over(&self.machine);
+                (self.tensors[only as usize].clone(), None)
+            }
             _ => {
-                // There are as many buffers as flights, and a flight is free.
-                let buffer = self.free.pop().expect("a free fusion buffer");
-                self.pack(flush, &buffer);
+                let buffer = self.packing.pack(&self.machine, flush, &self.tensors);
                 (Some(buffer.part(0, flush.bytes as usize)), Some(buffer))
             }
         };
@@ -338,31 +283,8 @@ impl Service {
         Ok(())
     }
 
-    fn pack(&self, flush: Flush, packed: &Buffer) {
-        self.for_each_part(flush, packed, |tensor, part| {
-            part.view().copy_from(tensor.view());
-        });
-    }
-
-    fn unpack(&self, flush: Flush, packed: &Buffer) {
-        self.for_each_part(flush, packed, |tensor, part| {
-            tensor.view().copy_from(part.view());
-        });
-    }
-
-    /// Every tensor of a flush with its place in the fusion buffer.
-    fn for_each_part(&self, flush: Flush, packed: &Buffer, copy: impl Fn(&Buffer, Buffer)) {
-        let mut start = 0;
-        for &tensor in self.machine.tensors_of(flush) {
-            let tensor = self.tensors[tensor as usize].as_ref();
-            let tensor = tensor.expect("a flush has only announced tensors");
-            copy(tensor, packed.part(start, tensor.len_bytes()));
-            start += tensor.len_bytes();
-        }
-    }
-
-    /// Hands the report to the caller and begins the next step.
-    fn publish(&mut self) {
+    /// The report, and the next step begins.
+    fn finish_step(&mut self) -> StepReport {
         self.report.step_index = self.machine.step_index();
         self.report.rounds_count = self.machine.rounds_count();
         self.report.done = self.clock.now();
@@ -370,46 +292,27 @@ impl Service {
             self.report.begin = self.report.backward_end;
         }
         self.machine.begin_step();
+        self.packing.begin_step();
         self.tensors.fill(None);
         self.is_end_told = false;
         self.is_step_over = false;
-        let report = std::mem::take(&mut self.report);
-        self.shared.lock().report = Some(report);
-        self.shared.done.notify_all();
+        std::mem::take(&mut self.report)
     }
 
-    fn wait_for_something(&mut self) -> Result<()> {
+    fn wait_for_something(&mut self, is_given_up: impl Fn() -> bool) -> Result<Turn> {
         if let Some(flight) = self.flights.first_mut() {
-            flight.operation.wait_timeout(SLICE)?;
-            return Ok(());
+            (flight.operation).wait_timeout_unless(SLICE, is_given_up)?;
+            return Ok(Turn::Again);
         }
         if let Some(Talk::Round(operation) | Talk::Order(operation)) = &mut self.talk {
-            operation.wait_timeout(SLICE_ROUND)?;
-            return Ok(());
+            operation.wait_timeout_unless(SLICE_ROUND, is_given_up)?;
+            return Ok(Turn::Again);
         }
-        let deadline = self.machine.next_deadline();
-        let state = self.shared.lock();
-        let is_end_new = state.ended_at.is_some() && !self.is_end_told && state.report.is_none();
-        if state.is_stopped || is_end_new || !state.inbox.is_empty() {
-            return Ok(());
-        }
-        match deadline {
-            Some(deadline) => {
-                let limit = deadline.since(self.clock.now());
-                drop(
-                    self.shared
-                        .wake
-                        .wait_timeout(state, limit)
-                        .expect("no holder panics"),
-                );
-            }
-            None => drop(self.shared.wake.wait(state).expect("no holder panics")),
-        }
-        Ok(())
+        Ok(Turn::Idle(self.machine.next_deadline()))
     }
 
-    /// Ends what is under way when the thread ends.
-    fn abandon(&mut self) {
+    /// Ends what is under way.
+    pub fn abandon(&mut self) {
         if let Some(Talk::Round(operation) | Talk::Order(operation)) = self.talk.take() {
             // In a round the peers would wait for this rank until their timeout. If the communicator has failed
             // already, there is nothing to cancel.
@@ -422,16 +325,10 @@ impl Service {
     }
 }
 
-/// Tells callers of a panic, so that none waits for ever.
-struct PanicGuard(Arc<Shared>);
-
-impl Drop for PanicGuard {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.fail(Error::Unavailable {
-                transport: "fusion".into(),
-                reason: "its thread panicked; the message is on standard error".into(),
-            });
-        }
+impl std::fmt::Debug for Service {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Service")
+            .field("step_index", &self.machine.step_index())
+            .finish_non_exhaustive()
     }
 }

@@ -4,6 +4,7 @@ use super::{Plans, bytes_of};
 use crate::collective::{self, Algorithm, Candidate, Window};
 use crate::comm::Call;
 use crate::error::Result;
+use crate::transport::shm::FETCH_BYTES_MIN;
 use std::fmt;
 
 /// How the bytes of a call get from rank to rank.
@@ -17,6 +18,8 @@ pub enum Path {
     Windows,
     /// By the transport's messages.
     Messages,
+    /// By messages that are read out of the sender's address space: those of 32 KiB and more.
+    FetchedMessages,
 }
 
 impl Path {
@@ -38,6 +41,7 @@ impl fmt::Display for Path {
             Path::Buffers => "mapped buffers",
             Path::Windows => "windows",
             Path::Messages => "messages",
+            Path::FetchedMessages => "messages, fetched",
         })
     }
 }
@@ -90,7 +94,11 @@ impl Plans {
             true => (self.model).predict(&collective::redirection(&request, &available)),
             false => 0.0,
         };
-        let path = Path::of(algorithm);
+        let is_long = bytes >= FETCH_BYTES_MIN as u64;
+        let path = match Path::of(algorithm) {
+            Path::Messages if self.is_fetched && !registered && is_long => Path::FetchedMessages,
+            path => path,
+        };
         let is_cheapest = candidates
             .first()
             .is_some_and(|c| std::ptr::eq(c.algorithm, algorithm));

@@ -2,10 +2,12 @@
 
 use super::Driver;
 use crate::engine::crew::{SHARED_BYTES_MIN, Work};
+use crate::engine::links::Links;
 use crate::engine::plan::{Operands, Place};
 use crate::engine::prepared::Prepared;
 use crate::engine::round::Round;
 use crate::error::{Error, Result};
+use crate::kernel::is_for_streaming;
 use crate::memory::View;
 use crate::schedule::{Action, BufferId, StepId};
 use crate::types::{Finish, Rank, ReduceOp};
@@ -49,7 +51,7 @@ impl Driver {
                 return Ok(());
             };
             self.moved = true;
-            round.progress.advance(step, from + got);
+            round.progress.advance(prepared, step, from + got);
         }
         round.stalled.push(step);
         Ok(())
@@ -63,12 +65,11 @@ impl Driver {
         operands: &Operands,
         (from, limit): (u64, u64),
     ) -> Result<Option<u64>> {
-        // Sizes are powers of two, and a division costs as much as the sum of a short vector.
         let piece_bytes = match self.crew.threads_max() {
             1 => PIECE_BYTES,
             _ => PIECE_BYTES_SHARED,
         };
-        let piece = (piece_bytes >> round.dtype.size_bytes().trailing_zeros()) as u64;
+        let piece = (piece_bytes >> round.shift) as u64;
         let got = self.gather(round, operands, from, (limit - from).min(piece))?;
         if got.is_some() {
             self.apply(round, action);
@@ -85,64 +86,47 @@ impl Driver {
         from: u64,
         want: u64,
     ) -> Result<Option<u64>> {
-        let mut sources = std::mem::take(&mut self.sources);
-        let mut destinations = std::mem::take(&mut self.destinations);
-        sources.clear();
-        destinations.clear();
-        let gathered = self
-            .locate_all(round, &operands.sources, (from, want), &mut sources)
-            .and_then(|got| match got {
-                Some(got) => {
-                    let all = &operands.destinations;
-                    self.locate_all(round, all, (from, got), &mut destinations)
-                }
-                None => Ok(None),
-            });
-        if let Ok(Some(got)) = gathered
-            && got < want
-        {
-            let bytes = got as usize * round.dtype.size_bytes();
-            for view in sources.iter_mut().chain(&mut destinations) {
+        self.sources.clear();
+        self.destinations.clear();
+        let mut got = want;
+        for (places, views) in [
+            (&operands.sources, &mut self.sources),
+            (&operands.destinations, &mut self.destinations),
+        ] {
+            for place in places {
+                let view = match *place {
+                    Place::Local(buffer, span) => {
+                        let start = round.progress.span(span).start + from;
+                        let (view, contiguous) = round.locate_at(buffer, start, got);
+                        got = contiguous;
+                        view
+                    }
+                    Place::Mail(peer, lane) => {
+                        let sequence = round.sequence().expect("signals belong to collectives");
+                        let mail = self.links.mail(peer, sequence, lane);
+                        mail.part(
+                            (from << round.shift) as usize,
+                            (got << round.shift) as usize,
+                        )
+                    }
+                    Place::Peer(peer, buffer, span) => {
+                        let start = round.progress.span(span).start + from;
+                        match at_peer(&mut self.links, round, (peer, buffer), (start, got))? {
+                            Some(view) => view,
+                            None => return Ok(None),
+                        }
+                    }
+                };
+                views.push(view);
+            }
+        }
+        if got < want {
+            let bytes = (got << round.shift) as usize;
+            for view in self.sources.iter_mut().chain(&mut self.destinations) {
                 *view = view.part(0, bytes);
             }
         }
-        (self.sources, self.destinations) = (sources, destinations);
-        gathered
-    }
-
-    /// Appends the memory of operands to `views`, and says how many of the wanted elements are contiguous in all.
-    fn locate_all(
-        &mut self,
-        round: &mut Round,
-        operands: &[Place],
-        (from, mut want): (u64, u64),
-        views: &mut Vec<View>,
-    ) -> Result<Option<u64>> {
-        for operand in operands {
-            let view = match *operand {
-                Place::Local(buffer, span) => {
-                    let start = round.progress.span(span).start + from;
-                    let (view, got) = round.locate_at(buffer, start, want);
-                    want = got;
-                    view
-                }
-                Place::Mail(peer, lane) => {
-                    let size = round.dtype.size_bytes();
-                    let sequence = round.sequence().expect("signals belong to collectives");
-                    let mail = self.links.mail(peer, sequence, lane);
-                    mail.part(from as usize * size, want as usize * size)
-                }
-                Place::Peer(peer, buffer, span) => {
-                    let start = round.progress.span(span).start + from;
-                    match self.at_peer(round, peer, buffer, (start, want))? {
-                        Some(view) => view,
-                        None => return Ok(None),
-                    }
-                }
-            };
-            views.push(view);
-        }
-        Ok(Some(want))
+        Ok(Some(got))
     }
 
     fn apply(&mut self, round: &Round, action: &Action) {
@@ -172,6 +156,16 @@ impl Driver {
         self.crew.run(work, &self.sources, &self.destinations);
     }
 
+    /// Copies a piece of `bytes_together` bytes that are copied before anybody reads them: shared among threads and around
+    /// the caches as in a schedule.
+    pub fn copy(&mut self, source: View, destination: View, bytes_together: usize) {
+        let ranks = self.links.ranks as usize;
+        let streamed = source.len_bytes() >= PIECE_BYTES_STREAMED_MIN
+            && bytes_together.saturating_mul(2 * ranks) >= self.cache_bytes;
+        let work = Work::Copy { streamed };
+        self.crew.run(work, &[source], &[destination]);
+    }
+
     /// Whether results are written around the caches: the buffers of all ranks together fill the last one, and what
     /// is written is the result itself, not a window or scratch memory that somebody reads next.
     ///
@@ -189,82 +183,83 @@ impl Driver {
             true => input.len_bytes().max(output.len_bytes()),
             false => input.len_bytes() + output.len_bytes(),
         };
-        bytes.saturating_mul(self.links.ranks as usize) >= self.cache_bytes
+        let bytes = bytes.saturating_mul(self.links.ranks as usize);
+        is_for_streaming(bytes, self.cache_bytes)
     }
+}
 
-    /// Elements `start ..` of a peer's buffer; `None`: that is not known yet.
-    fn at_peer(
-        &mut self,
-        round: &mut Round,
-        peer: Rank,
-        buffer: BufferId,
-        (start, want): (u64, u64),
-    ) -> Result<Option<View>> {
-        if round.is_window(buffer) {
-            let sequence = round.sequence().expect("windows belong to collectives");
-            let slot = self.links.window_slot(peer, sequence);
-            return Ok(Some(round.locate_in_window(slot, buffer, start, want)));
-        }
-        let Some(buffer) = self.peer_buffer(round, peer, buffer)? else {
-            return Ok(None);
-        };
-        let element = round.dtype.size_bytes();
-        let start = start as usize * element;
-        let bytes = want as usize * element;
-        if start
-            .checked_add(bytes)
-            .is_none_or(|end| end > buffer.len_bytes())
-        {
-            return Err(Error::Malformed(format!(
-                "rank {peer} announced a buffer of {} bytes for {}, which needs {} at {start}",
-                buffer.len_bytes(),
-                round.signature.describe(),
-                bytes
-            )));
-        }
-        Ok(Some(buffer.part(start, bytes)))
+/// Elements `start ..` of a peer's buffer; `None`: that is not known yet.
+fn at_peer(
+    links: &mut Links,
+    round: &mut Round,
+    (peer, buffer): (Rank, BufferId),
+    (start, want): (u64, u64),
+) -> Result<Option<View>> {
+    if round.is_window(buffer) {
+        let sequence = round.sequence().expect("windows belong to collectives");
+        let slot = links.window_slot(peer, sequence);
+        return Ok(Some(round.locate_in_window(slot, buffer, start, want)));
     }
+    let Some(buffer) = peer_buffer(links, round, peer, buffer)? else {
+        return Ok(None);
+    };
+    let (start, bytes) = (
+        (start << round.shift) as usize,
+        (want << round.shift) as usize,
+    );
+    if start
+        .checked_add(bytes)
+        .is_none_or(|end| end > buffer.len_bytes())
+    {
+        return Err(Error::Malformed(format!(
+            "rank {peer} announced a buffer of {} bytes for {}, which needs {} at {start}",
+            buffer.len_bytes(),
+            round.signature.describe(),
+            bytes
+        )));
+    }
+    Ok(Some(buffer.part(start, bytes)))
+}
 
-    /// A peer's input or output, mapped at its first use.
-    fn peer_buffer(
-        &mut self,
-        round: &mut Round,
-        peer: Rank,
-        buffer: BufferId,
-    ) -> Result<Option<View>> {
-        let is_input = buffer == BufferId::INPUT;
-        let known = &round.peers[peer as usize];
-        if let Some(view) = if is_input { known.input } else { known.output } {
-            return Ok(Some(view));
-        }
-        let sequence = round
-            .sequence()
-            .expect("mapped buffers belong to collectives");
-        let binding = self.links.binding(peer, sequence);
-        let (key, offset) = if is_input {
-            (binding.input_key, binding.input_offset)
-        } else {
-            (binding.output_key, binding.output_offset)
-        };
-        let Some(region) = self.links.transport.mapped(peer, key)? else {
-            return Ok(None);
-        };
-        let offset = usize::try_from(offset)
-            .ok()
-            .filter(|&o| o <= region.len_bytes())
-            .ok_or_else(|| {
-                Error::Malformed(format!(
-                    "rank {peer} announced offset {offset} in a region of {} bytes",
-                    region.len_bytes()
-                ))
-            })?;
-        let view = region.part(offset, region.len_bytes() - offset);
-        let known = &mut round.peers[peer as usize];
-        *(if is_input {
-            &mut known.input
-        } else {
-            &mut known.output
-        }) = Some(view);
-        Ok(Some(view))
+/// A peer's input or output, mapped at its first use.
+fn peer_buffer(
+    links: &mut Links,
+    round: &mut Round,
+    peer: Rank,
+    buffer: BufferId,
+) -> Result<Option<View>> {
+    let is_input = buffer == BufferId::INPUT;
+    let known = &round.peers[peer as usize];
+    if let Some(view) = if is_input { known.input } else { known.output } {
+        return Ok(Some(view));
     }
+    let sequence = round
+        .sequence()
+        .expect("mapped buffers belong to collectives");
+    let binding = links.binding(peer, sequence);
+    let (key, offset) = if is_input {
+        (binding.input_key, binding.input_offset)
+    } else {
+        (binding.output_key, binding.output_offset)
+    };
+    let Some(region) = links.transport.mapped(peer, key)? else {
+        return Ok(None);
+    };
+    let offset = usize::try_from(offset)
+        .ok()
+        .filter(|&o| o <= region.len_bytes())
+        .ok_or_else(|| {
+            Error::Malformed(format!(
+                "rank {peer} announced offset {offset} in a region of {} bytes",
+                region.len_bytes()
+            ))
+        })?;
+    let view = region.part(offset, region.len_bytes() - offset);
+    let known = &mut round.peers[peer as usize];
+    *(if is_input {
+        &mut known.input
+    } else {
+        &mut known.output
+    }) = Some(view);
+    Ok(Some(view))
 }

@@ -2,6 +2,7 @@
 
 use super::Driver;
 use crate::engine::plan::{StepKind, StepPlan};
+use crate::engine::pool::Lent;
 use crate::engine::round::{Bounced, Round, RoundId};
 use crate::engine::tag::{self, Token};
 use crate::error::{Error, Result};
@@ -23,26 +24,42 @@ struct Post {
 
 impl Driver {
     /// Posts as many chunks of a message as may be posted now.
+    #[inline(always)]
     pub(super) fn pump(
         &mut self,
-        place: u32,
         round: &mut Round,
         step: StepId,
         plan: &StepPlan,
         is_oldest: bool,
     ) -> Result<()> {
-        let per_chunk = self.elements_per_chunk(round);
+        if round.progress.is_whole() {
+            let len = round.progress.run(step).len;
+            self.post(round, plan, (step, 0), (0, len), is_oldest)?;
+            return Ok(());
+        }
+        self.pump_piecewise(round, step, plan, is_oldest)
+    }
+
+    #[inline(never)]
+    fn pump_piecewise(
+        &mut self,
+        round: &mut Round,
+        step: StepId,
+        plan: &StepPlan,
+        is_oldest: bool,
+    ) -> Result<()> {
+        let per_chunk = round.per_chunk;
         let mut limit = 0;
         loop {
             let run = round.progress.run(step);
             let (len, chunk) = (run.len, run.chunks_posted);
             // The length of one chunk says whether there is another, where only the sender knows it.
             let waits_for_length = plan.fills.is_some() && chunk > run.chunks_done;
-            let chunks = chunks_of(plan, len, per_chunk);
-            if chunk == chunks || !run.has_chunk_credit() || waits_for_length {
+            let is_all = chunk == plan.chunks(len, per_chunk);
+            if is_all || !run.has_chunk_credit() || waits_for_length {
                 return Ok(());
             }
-            let start = (u64::from(chunk) * per_chunk).min(len);
+            let start = u64::from(chunk) * per_chunk;
             let end = (start + per_chunk).min(len);
             if end > limit {
                 limit = round.progress.limit(&round.prepared, step, end);
@@ -50,45 +67,52 @@ impl Driver {
                     return Ok(());
                 }
             }
-            let token = Token::Step {
-                round: place,
-                generation: round.generation,
-                step,
-                chunk,
-            };
-            match self.post_chunk(round, plan, token, (start, end - start), is_oldest) {
-                Ok(()) => {
-                    round.progress.run(step).chunks_posted += 1;
-                    round.outstanding += 1;
-                    self.moved = true;
-                    let is_pairwise_send =
-                        plan.kind == StepKind::Send && round.id == RoundId::Pairwise;
-                    if is_pairwise_send && chunk + 1 == chunks {
-                        self.pair_heads[plan.peer as usize] += 1;
-                    }
-                }
-                Err(PostError::WouldBlock) => {
-                    round.stalled.push(step);
-                    return Ok(());
-                }
-                Err(error) => return Err(self.links.post_error(plan.peer, error)),
+            if !self.post(round, plan, (step, chunk), (start, end - start), is_oldest)? {
+                return Ok(());
             }
         }
     }
 
+    /// Posts one chunk; false: no room now, and the step is looked at again.
+    #[inline(always)]
+    fn post(
+        &mut self,
+        round: &mut Round,
+        plan: &StepPlan,
+        (step, chunk): (StepId, u32),
+        (start, len): (u64, u64),
+        is_oldest: bool,
+    ) -> Result<bool> {
+        match self.post_chunk(round, plan, (step, chunk), (start, len), is_oldest) {
+            Ok(()) => {
+                let run = round.progress.run(step);
+                run.chunks_posted = chunk + 1;
+                round.outstanding += 1;
+                self.moved = true;
+                let is_pairwise_send = plan.kind == StepKind::Send && round.id == RoundId::Pairwise;
+                if is_pairwise_send && chunk + 1 == plan.chunks(run.len, round.per_chunk) {
+                    self.pair_heads[plan.peer as usize] += 1;
+                }
+                Ok(true)
+            }
+            Err(PostError::WouldBlock) => {
+                round.stalled.push(step);
+                Ok(false)
+            }
+            Err(error) => Err(self.links.post_error(plan.peer, error)),
+        }
+    }
+
     /// Posts elements `start .. start + len` of a message, which are one of its chunks.
-    #[inline]
+    #[inline(always)]
     fn post_chunk(
         &mut self,
         round: &mut Round,
         plan: &StepPlan,
-        token: Token,
+        (step, chunk): (StepId, u32),
         (start, len): (u64, u64),
         is_oldest: bool,
     ) -> std::result::Result<(), PostError> {
-        let Token::Step { step, chunk, .. } = token else {
-            unreachable!("chunks have tokens of steps");
-        };
         let (peer, is_send) = (plan.peer, plan.kind == StepKind::Send);
         let tag = match round.id {
             RoundId::Collective(sequence) => tag::collective(sequence, plan.message, chunk),
@@ -103,7 +127,7 @@ impl Driver {
         let at = round.progress.span(plan.span).start + start;
         let (view, got) = round.locate_at(plan.buffer, at, len);
         assert_eq!(got, len, "messages are contiguous");
-        let token = token.emit();
+        let token = round.token.chunk(step, chunk);
         if !is_send {
             return self.links.transport.post_recv(peer, tag, view, token);
         }
@@ -118,7 +142,7 @@ impl Driver {
         self.send_chunk(round, &post, is_oldest)
     }
 
-    #[inline]
+    #[inline(always)]
     fn send_chunk(
         &mut self,
         round: &mut Round,
@@ -134,9 +158,19 @@ impl Driver {
         if is_later && transport.backlog(post.peer, post.tag) >= MESSAGES_PER_PEER / 2 {
             return Err(PostError::WouldBlock);
         }
-        if view.key().is_some() || view.len_bytes() <= self.inline_bytes {
+        let bytes = view.len_bytes();
+        let is_taken = view.key().is_some() || bytes <= self.inline_bytes;
+        if is_taken || transport.fetches(post.peer, bytes) {
             return transport.post_send(post.peer, post.tag, header, view, post.token);
         }
+        self.send_copy(round, post)
+    }
+
+    /// Sends a chunk from memory that is not registered: from a copy in memory that is.
+    #[inline(never)]
+    fn send_copy(&mut self, round: &mut Round, post: &Post) -> std::result::Result<(), PostError> {
+        let (view, header) = (post.view, round.signature.0);
+        let transport = self.links.transport.as_mut();
         let lent = self
             .pool
             .lend(view.len_bytes(), transport)
@@ -152,14 +186,8 @@ impl Driver {
         posted
     }
 
-    /// Elements of a full chunk. Sizes of elements are powers of two, and a division takes as long as all else here.
-    #[inline]
-    fn elements_per_chunk(&self, round: &Round) -> u64 {
-        (self.chunk_bytes >> round.dtype.size_bytes().trailing_zeros()) as u64
-    }
-
     /// Takes back every receive of a round, whose memory may end with its caller.
-    pub fn cancel_receives(&mut self, place: u32, round: &mut Round) {
+    pub fn cancel_receives(&mut self, round: &mut Round) {
         let prepared = round.prepared.clone();
         for (step, action) in (0..).zip(prepared.schedule.steps.iter().map(|s| &s.action)) {
             let Action::Recv { peer, .. } = action else {
@@ -167,18 +195,14 @@ impl Driver {
             };
             let run = round.progress.run(step);
             for chunk in run.chunks_done..run.chunks_posted {
-                let token = Token::Step {
-                    round: place,
-                    generation: round.generation,
-                    step,
-                    chunk,
-                };
-                self.links.transport.cancel(*peer, token.emit());
+                let token = round.token.chunk(step, chunk);
+                self.links.transport.cancel(*peer, token);
             }
         }
     }
 
     /// A chunk has been sent or received.
+    #[inline(always)]
     pub fn handle_completion(
         &mut self,
         round: &mut Round,
@@ -186,62 +210,110 @@ impl Driver {
         chunk: u32,
         completion: &Completion,
     ) -> Result<()> {
-        let plan = round.prepared.plan.steps[step as usize];
-        let run = *round.progress.run(step);
+        let plan = &round.prepared.plan.steps[step as usize];
+        let is_whole = round.progress.is_whole();
+        let run = round.progress.run(step);
         let chunk = Token::full_chunk(chunk, run.chunks_done);
-        if let Some(lent) = round.take_bounced(step, chunk) {
+        if !round.bounced.is_empty()
+            && let Some(lent) = take_bounced(&mut round.bounced, step, chunk)
+        {
             self.pool.give(lent);
         }
-        match completion.outcome {
-            Outcome::Done => {}
-            // What does not fit may be part of another operation, which says more.
-            Outcome::Truncated if completion.header != round.signature.0 => {
-                return Err(self.mismatch(round, completion.header, completion.peer));
-            }
-            Outcome::Truncated => return Err(self.wrong_length(round, step, chunk, completion)),
-            _ => return Err(self.links.peer_failed(completion.peer)),
+        let is_receive = plan.kind == StepKind::Receive;
+        if completion.outcome != Outcome::Done
+            || is_receive && completion.header != round.signature.0
+        {
+            return Err(self.wrong_message(round, step, chunk, completion));
         }
-        let element = round.dtype.size_bytes() as u64;
-        let per_chunk = self.elements_per_chunk(round);
-        let start = u64::from(chunk) * per_chunk;
-        if plan.kind == StepKind::Receive {
-            if completion.header != round.signature.0 {
-                return Err(self.mismatch(round, completion.header, completion.peer));
-            }
-            let whole = run.len.saturating_sub(start).min(per_chunk) * element;
-            let is_right = match plan.fills {
-                // Sizes of elements are powers of two.
-                Some(_) => completion.bytes & (element - 1) == 0,
-                None => completion.bytes == whole,
-            };
-            if !is_right {
+        self.moved = true;
+        if is_whole {
+            if is_receive && completion.bytes != run.len << round.shift {
                 return Err(self.wrong_length(round, step, chunk, completion));
             }
+            run.chunks_done = 1;
+            round.progress.process(&round.prepared, step);
+            return Ok(());
         }
-        if let Some(slot) = plan.fills
-            && completion.bytes < per_chunk * element
-        {
-            let len = start + completion.bytes / element;
-            round.fill(slot, len);
-            round.progress.run(step).len = len;
+        self.complete_chunk(round, step, chunk, completion)
+    }
+
+    /// A chunk of several has been sent or received.
+    #[inline(never)]
+    fn complete_chunk(
+        &mut self,
+        round: &mut Round,
+        step: StepId,
+        chunk: u32,
+        completion: &Completion,
+    ) -> Result<()> {
+        if round.prepared.plan.steps[step as usize].kind == StepKind::Receive {
+            self.check_length(round, step, chunk, completion)?;
         }
+        let plan = &round.prepared.plan.steps[step as usize];
         let run = round.progress.run(step);
-        let completed = run.complete_chunk(chunk);
-        let (len, posted) = (run.len, run.chunks_posted);
-        let chunks = chunks_of(&plan, len, per_chunk);
-        self.moved = true;
+        let (completed, len) = (run.complete_chunk(chunk), run.len);
+        let (posted, chunks) = (run.chunks_posted, plan.chunks(len, round.per_chunk));
         if completed == chunks {
             round.progress.process(&round.prepared, step);
             return Ok(());
         }
-        let done = (u64::from(completed) * per_chunk).min(len);
-        round.progress.advance(step, done);
+        let done = (u64::from(completed) * round.per_chunk).min(len);
+        round.progress.advance(&round.prepared, step, done);
         if posted < chunks {
             round.progress.enqueue(step);
         }
         Ok(())
     }
 
+    /// Checks how long a chunk is that has arrived. One that is not full may say how long the message is.
+    fn check_length(
+        &self,
+        round: &mut Round,
+        step: StepId,
+        chunk: u32,
+        completion: &Completion,
+    ) -> Result<()> {
+        let (shift, per_chunk) = (round.shift, round.per_chunk);
+        let fills = round.prepared.plan.steps[step as usize].fills;
+        let run = round.progress.run(step);
+        let start = u64::from(chunk) * per_chunk;
+        let is_right = match fills {
+            Some(_) => completion.bytes & ((1 << shift) - 1) == 0,
+            None => completion.bytes == run.len.saturating_sub(start).min(per_chunk) << shift,
+        };
+        if !is_right {
+            return Err(self.wrong_length(round, step, chunk, completion));
+        }
+        if let Some(slot) = fills
+            && completion.bytes < per_chunk << shift
+        {
+            let len = start + (completion.bytes >> shift);
+            run.len = len;
+            round.fill(slot, len);
+        }
+        Ok(())
+    }
+
+    /// The error of a message that did not arrive, or belongs to another operation.
+    #[cold]
+    fn wrong_message(
+        &self,
+        round: &mut Round,
+        step: StepId,
+        chunk: u32,
+        completion: &Completion,
+    ) -> Error {
+        match completion.outcome {
+            Outcome::Done | Outcome::Truncated if completion.header != round.signature.0 => {
+                // What does not fit may be part of another operation, which says more.
+                self.mismatch(round, completion.header, completion.peer)
+            }
+            Outcome::Truncated => self.wrong_length(round, step, chunk, completion),
+            _ => self.links.peer_failed(completion.peer),
+        }
+    }
+
+    #[cold]
     fn wrong_length(
         &self,
         round: &mut Round,
@@ -270,14 +342,8 @@ impl Driver {
     }
 }
 
-/// Messages that a step becomes. A length that only one side knows is ended by a chunk that is not full.
-#[inline]
-fn chunks_of(plan: &StepPlan, len: u64, per_chunk: u64) -> u32 {
-    if plan.is_open_ended {
-        (len / per_chunk) as u32 + 1
-    } else if len <= per_chunk {
-        1
-    } else {
-        len.div_ceil(per_chunk) as u32
-    }
+/// Takes the bounce buffer of a chunk, if it had one.
+fn take_bounced(bounced: &mut Vec<Bounced>, step: StepId, chunk: u32) -> Option<Lent> {
+    let index = (bounced.iter()).position(|b| b.step == step && b.chunk == chunk)?;
+    Some(bounced.swap_remove(index).lent)
 }

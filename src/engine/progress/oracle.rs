@@ -106,7 +106,7 @@ fn random_schedule(random: &mut Prng) -> Schedule {
     b.build()
 }
 
-/// Runs one schedule in one order.
+/// Runs one schedule in one order, piecewise or whole.
 fn run(seed: u64) {
     let random = &mut Prng::new(seed);
     let schedule = random_schedule(random);
@@ -123,11 +123,16 @@ fn run(seed: u64) {
         is_processed: vec![false; steps],
         is_complete: vec![false; steps],
     };
-    let chunks: Vec<u64> = (0..steps).map(|_| 1 + random.below(40)).collect();
+    // Whole steps wait for more than the rules ask: for all of what they overlap for some count.
+    let is_whole = random.chance(0.5);
+    let chunks: Vec<u64> = match is_whole {
+        true => vec![count.count; steps],
+        false => (0..steps).map(|_| 1 + random.below(40)).collect(),
+    };
     let mut posted = vec![0; steps];
     let mut under_way: Vec<(StepId, u64)> = Vec::new();
     let mut progress = Progress::default();
-    progress.take_up(&prepared, &count);
+    progress.take_up(&prepared, &count, if is_whole { u64::MAX } else { 1 });
     progress.arm(&prepared);
     while progress.has_ready() || !under_way.is_empty() {
         if random.chance(0.5) && !under_way.is_empty() {
@@ -139,7 +144,7 @@ fn run(seed: u64) {
                 rules.process(step);
                 progress.process(&prepared, step);
             } else {
-                progress.advance(step, end);
+                progress.advance(&prepared, step, end);
                 progress.enqueue(step);
             }
         } else if let Some(step) = progress.pop_ready() {
@@ -147,9 +152,7 @@ fn run(seed: u64) {
                 rules.may_start(step),
                 "seed {seed}: step {step} starts early"
             );
-            let len = progress
-                .start(step, &prepared.plan.steps[step as usize])
-                .len;
+            let len = progress.run(step).len;
             let at = &mut posted[step as usize];
             while *at < len && under_way.iter().filter(|(s, _)| *s == step).count() < 4 {
                 let end = (*at + chunks[step as usize]).min(len);

@@ -8,6 +8,10 @@ const COUNT: Count<'static> = Count {
     slots: &[],
 };
 
+/// Elements of a chunk with which steps are not whole, and of one with which they are.
+const PIECEWISE: u64 = 10;
+const WHOLE: u64 = 100;
+
 fn drain(progress: &mut Progress) -> Vec<StepId> {
     std::iter::from_fn(|| progress.pop_ready()).collect()
 }
@@ -23,18 +27,38 @@ fn an_overlapping_step_follows_element_by_element() {
     let send = b.send(1, block(1, 2));
     let prepared = Prepared::new(b.build(), 0, false);
     let mut progress = Progress::default();
-    progress.take_up(&prepared, &COUNT);
+    progress.take_up(&prepared, &COUNT, PIECEWISE);
     progress.arm(&prepared);
     assert_eq!(drain(&mut progress), [recv, send]);
-    progress.run(recv).len = 100;
-    progress.run(send).len = 50;
     assert_eq!(progress.limit(&prepared, send, 20), 0);
-    progress.advance(recv, 70);
+    progress.advance(&prepared, recv, 60);
+    assert_eq!(drain(&mut progress), [0; 0], "too few for it");
+    progress.advance(&prepared, recv, 70);
     assert_eq!(drain(&mut progress), [send]);
     assert_eq!(progress.limit(&prepared, send, 20), 20);
-    progress.advance(send, 20);
+    progress.advance(&prepared, send, 20);
     progress.process(&prepared, recv);
     assert_eq!(progress.limit(&prepared, send, 50), 50);
+    progress.process(&prepared, send);
+    assert!(progress.is_finished());
+}
+
+#[test]
+fn an_overlapping_step_that_is_whole_starts_once_when_all_before_it_is_processed() {
+    let mut b = Builder::new("test", 0, 2, true);
+    let first = b.recv(1, block(0, 2));
+    let second = b.recv(1, block(1, 2));
+    let send = b.send(1, block(0, 1));
+    let prepared = Prepared::new(b.build(), 0, false);
+    let mut progress = Progress::default();
+    progress.take_up(&prepared, &COUNT, WHOLE);
+    progress.arm(&prepared);
+    assert_eq!(drain(&mut progress), [first, second]);
+    progress.process(&prepared, second);
+    assert_eq!(drain(&mut progress), [0; 0]);
+    progress.process(&prepared, first);
+    assert_eq!(drain(&mut progress), [send]);
+    assert_eq!(progress.limit(&prepared, send, 100), 100);
     progress.process(&prepared, send);
     assert!(progress.is_finished());
 }
@@ -46,19 +70,26 @@ fn a_step_completes_only_after_everything_it_depends_on() {
     let send = b.send(1, block(0, 2));
     b.signal(vec![1], 0);
     let prepared = Prepared::new(b.build(), 0, false);
-    let mut progress = Progress::default();
-    progress.take_up(&prepared, &COUNT);
-    progress.arm(&prepared);
-    drain(&mut progress);
-    progress.run(recv).len = 100;
-    progress.run(send).len = 50;
-    progress.advance(recv, 60);
-    progress.process(&prepared, send);
-    assert!(!progress.is_complete(send));
-    drain(&mut progress);
-    progress.process(&prepared, recv);
-    assert!(progress.is_complete(send));
-    assert_eq!(drain(&mut progress), [2], "the signal follows both");
+    for per_chunk in [PIECEWISE, WHOLE] {
+        let mut progress = Progress::default();
+        progress.take_up(&prepared, &COUNT, per_chunk);
+        progress.arm(&prepared);
+        drain(&mut progress);
+        if per_chunk == PIECEWISE {
+            progress.advance(&prepared, recv, 60);
+            progress.process(&prepared, send);
+            assert!(!progress.is_complete(send));
+        }
+        drain(&mut progress);
+        progress.process(&prepared, recv);
+        assert_eq!(progress.is_complete(send), per_chunk == PIECEWISE);
+        progress.process(&prepared, send);
+        assert_eq!(
+            drain(&mut progress).last(),
+            Some(&2),
+            "the signal follows both"
+        );
+    }
 }
 
 #[test]
@@ -76,7 +107,7 @@ fn the_first_of_two_starts_an_or_step_once() {
     let prepared = Prepared::new(b.build(), 0, false);
     let mut progress = Progress::default();
     for caller_is_first in [true, false, true] {
-        progress.take_up(&prepared, &COUNT);
+        progress.take_up(&prepared, &COUNT, WHOLE);
         progress.arm(&prepared);
         assert_eq!(
             drain(&mut progress),

@@ -1,6 +1,8 @@
 //! AVX2 lanes, with F16C. Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2.
 
-use super::lane::{FloatLane, IntegerLane, Lane, Last, Operator, fold, lane, map};
+use super::lane::{
+    FloatLane, IntegerLane, Lane, Last, Operator, fold, lane, map, narrowing_stores, pairwise,
+};
 use crate::kernel::Stores;
 use crate::memory::View;
 use std::arch::x86_64::*;
@@ -133,25 +135,8 @@ unsafe fn load_f16(from: *const __m128i) -> __m256 {
     _mm256_cvtph_ps(unsafe { _mm_loadu_si128(from) })
 }
 
-/// # Safety
-/// 16 writable bytes.
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-unsafe fn store_f16(to: *mut __m128i, value: __m256) {
-    let narrow = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(value);
-    // SAFETY: the caller's contract.
-    unsafe { _mm_storeu_si128(to, narrow) }
-}
-
-/// # Safety
-/// 16 writable bytes, aligned to 16.
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-unsafe fn stream_f16(to: *mut __m128i, value: __m256) {
-    let narrow = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(value);
-    // SAFETY: the caller's contract.
-    unsafe { _mm_stream_si128(to, narrow) }
-}
+narrowing_stores!("avx2,f16c", __m256 => _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>,
+    store_f16 = _mm_storeu_si128 to __m128i, stream_f16 = _mm_stream_si128 to __m128i);
 
 /// # Safety
 /// 16 readable bytes.
@@ -208,23 +193,8 @@ fn join([even, odd]: Pair) -> __m256i {
     _mm256_blend_epi16::<0b1010_1010>(even, round_to_bf16(odd))
 }
 
-/// # Safety
-/// 32 writable bytes.
-#[inline]
-#[target_feature(enable = "avx2")]
-unsafe fn store_pairs(to: *mut __m256i, value: Pair) {
-    // SAFETY: the caller's contract.
-    unsafe { _mm256_storeu_si256(to, join(value)) }
-}
-
-/// # Safety
-/// 32 writable bytes, aligned to 32.
-#[inline]
-#[target_feature(enable = "avx2")]
-unsafe fn stream_pairs(to: *mut __m256i, value: Pair) {
-    // SAFETY: the caller's contract.
-    unsafe { _mm256_stream_si256(to, join(value)) }
-}
+narrowing_stores!("avx2", Pair => join,
+    store_pairs = _mm256_storeu_si256 to __m256i, stream_pairs = _mm256_stream_si256 to __m256i);
 
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -232,16 +202,9 @@ fn splat_pair(value: f32) -> Pair {
     [_mm256_set1_ps(value); 2]
 }
 
-macro_rules! pairwise {
-    ($($name:ident = $each:ident),*) => {$(
-        #[inline]
-        #[target_feature(enable = "avx2")]
-        fn $name(a: Pair, b: Pair) -> Pair {
-            [$each(a[0], b[0]), $each(a[1], b[1])]
-        }
-    )*};
-}
 pairwise!(
+    "avx2",
+    Pair,
     sum_pair = _mm256_add_ps,
     prod_pair = _mm256_mul_ps,
     min_pair = min_f32,

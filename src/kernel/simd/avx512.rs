@@ -1,6 +1,8 @@
 //! AVX-512 lanes. Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2.
 
-use super::lane::{FloatLane, IntegerLane, Lane, Last, Operator, fold, lane, map};
+use super::lane::{
+    FloatLane, IntegerLane, Lane, Last, Operator, fold, lane, map, narrowing_stores, pairwise,
+};
 use crate::kernel::Stores;
 use crate::memory::View;
 use std::arch::x86_64::*;
@@ -133,25 +135,8 @@ unsafe fn load_f16(from: *const __m256i) -> __m512 {
     _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(from) })
 }
 
-/// # Safety
-/// 32 writable bytes.
-#[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn store_f16(to: *mut __m256i, value: __m512) {
-    let narrow = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(value);
-    // SAFETY: the caller's contract.
-    unsafe { _mm256_storeu_si256(to, narrow) }
-}
-
-/// # Safety
-/// 32 writable bytes, aligned to 32.
-#[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn stream_f16(to: *mut __m256i, value: __m512) {
-    let narrow = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(value);
-    // SAFETY: the caller's contract.
-    unsafe { _mm256_stream_si256(to, narrow) }
-}
+narrowing_stores!("avx512f", __m512 => _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>,
+    store_f16 = _mm256_storeu_si256 to __m256i, stream_f16 = _mm256_stream_si256 to __m256i);
 
 /// # Safety
 /// 32 readable bytes.
@@ -205,23 +190,8 @@ pub(super) fn join([even, odd]: Pair) -> __m512i {
     _mm512_or_si512(even, odd)
 }
 
-/// # Safety
-/// 64 writable bytes.
-#[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn store_pairs(to: *mut i32, value: Pair) {
-    // SAFETY: the caller's contract.
-    unsafe { _mm512_storeu_epi32(to, join(value)) }
-}
-
-/// # Safety
-/// 64 writable bytes, aligned to 64.
-#[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn stream_pairs(to: *mut __m512i, value: Pair) {
-    // SAFETY: the caller's contract.
-    unsafe { _mm512_stream_si512(to, join(value)) }
-}
+narrowing_stores!("avx512f", Pair => join,
+    store_pairs = _mm512_storeu_epi32 to i32, stream_pairs = _mm512_stream_si512 to __m512i);
 
 #[inline]
 #[target_feature(enable = "avx512f")]
@@ -229,16 +199,9 @@ pub(super) fn splat_pair(value: f32) -> Pair {
     [_mm512_set1_ps(value); 2]
 }
 
-macro_rules! pairwise {
-    ($($name:ident = $each:ident),*) => {$(
-        #[inline]
-        #[target_feature(enable = "avx512f,avx512dq")]
-        pub(super) fn $name(a: Pair, b: Pair) -> Pair {
-            [$each(a[0], b[0]), $each(a[1], b[1])]
-        }
-    )*};
-}
 pairwise!(
+    "avx512f,avx512dq",
+    Pair,
     sum_pair = _mm512_add_ps,
     prod_pair = _mm512_mul_ps,
     min_pair = min_f32,

@@ -7,7 +7,7 @@
 use super::avx512::{
     Pair, divide_pair, join, load_pairs, max_pair, min_pair, prod_pair, splat_pair, sum_pair,
 };
-use super::lane::{FloatLane, Lane, Last, Operator, fold, lane};
+use super::lane::{FloatLane, Lane, Last, Operator, fold, lane, narrowing_stores};
 use crate::kernel::Stores;
 use crate::memory::View;
 use std::arch::x86_64::*;
@@ -73,20 +73,5 @@ fn round_subnormal(value: Pair) -> __m512i {
     join(value)
 }
 
-/// # Safety
-/// 64 writable bytes.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-unsafe fn store_pairs(to: *mut i32, value: Pair) {
-    // SAFETY: the caller's contract.
-    unsafe { _mm512_storeu_epi32(to, round_pair(value)) }
-}
-
-/// # Safety
-/// 64 writable bytes, aligned to 64.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-unsafe fn stream_pairs(to: *mut __m512i, value: Pair) {
-    // SAFETY: the caller's contract.
-    unsafe { _mm512_stream_si512(to, round_pair(value)) }
-}
+narrowing_stores!("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16", Pair => round_pair,
+    store_pairs = _mm512_storeu_epi32 to i32, stream_pairs = _mm512_stream_si512 to __m512i);

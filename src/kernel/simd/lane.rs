@@ -335,3 +335,43 @@ macro_rules! lane {
     };
 }
 pub(super) use lane;
+
+/// A store and a streamed store of registers that are narrowed to `$to` first. The streamed one wants its place aligned to
+/// as many bytes as it writes.
+macro_rules! narrowing_stores {
+    ($features:literal, $register:ty => $narrow:expr, $store:ident = $plain:ident to $place:ty,
+        $stream:ident = $around:ident to $aligned:ty) => {
+        /// # Safety
+        /// As many writable bytes as the narrowed register has.
+        #[inline]
+        #[target_feature(enable = $features)]
+        unsafe fn $store(to: *mut $place, value: $register) {
+            let narrow = $narrow(value);
+            // SAFETY: the caller's contract.
+            unsafe { $plain(to, narrow) }
+        }
+
+        /// # Safety
+        /// As many writable bytes as the narrowed register has, aligned to as many.
+        #[inline]
+        #[target_feature(enable = $features)]
+        unsafe fn $stream(to: *mut $aligned, value: $register) {
+            let narrow = $narrow(value);
+            // SAFETY: the caller's contract.
+            unsafe { $around(to, narrow) }
+        }
+    };
+}
+pub(super) use narrowing_stores;
+
+/// Functions of two registers side by side, from those of one.
+macro_rules! pairwise {
+    ($features:literal, $pair:ty, $($name:ident = $each:ident),*) => {$(
+        #[inline]
+        #[target_feature(enable = $features)]
+        pub(super) fn $name(a: $pair, b: $pair) -> $pair {
+            [$each(a[0], b[0]), $each(a[1], b[1])]
+        }
+    )*};
+}
+pub(super) use pairwise;

@@ -1,11 +1,15 @@
 //! The data path of the shm provider: sending, matching, fetching, acknowledging.
 
+use super::fetch::{Delivery, Place};
 use super::peer::{Outstanding, Payload, PeerState, Posted, Unexpected};
 use super::ring::{Record, RecordHeader};
 use super::{Outcome, PostError, RemoteRange, ShmTransport};
-use crate::limits::{CACHE_LINE_BYTES, INLINE_BYTES_MAX, MESSAGES_PER_PEER, RING_BYTES};
+use crate::limits::{
+    CACHE_LINE_BYTES, CONTROL_BYTES, INLINE_BYTES_MAX, MESSAGES_PER_PEER, RING_BYTES,
+    URGENT_MESSAGES,
+};
 use crate::memory::{RegionKey, View};
-use crate::transport::tag_class;
+use crate::transport::{Transport, URGENT_CLASS, tag_class};
 use crate::types::Rank;
 use std::sync::atomic::Ordering;
 
@@ -15,6 +19,8 @@ const EAGER: u8 = 1;
 const IN_REGION: u8 = 2;
 /// words: id, bytes.
 const ACKNOWLEDGED: u8 = 3;
+/// words: tag, header, id, address in the sender's process, bytes.
+const UNREGISTERED: u8 = 4;
 
 /// A sender that a full queue held up is woken when this many messages have made room: often enough that it
 /// never sleeps for long, and seldom enough to cost nothing.
@@ -24,7 +30,14 @@ const MADE_ROOM: u64 = MESSAGES_PER_PEER as u64 / 8;
 /// acknowledgement of each, so that none has to wait for room: a rank may send its last one and end.
 const ACKNOWLEDGEMENTS_MAX: usize = 128;
 
-const _: () = assert!(ACKNOWLEDGEMENTS_MAX * CACHE_LINE_BYTES <= RING_BYTES / 4);
+/// Bytes of a ring that only acknowledgements use.
+const ACKNOWLEDGEMENTS_ROOM: usize = ACKNOWLEDGEMENTS_MAX * CACHE_LINE_BYTES;
+
+/// Bytes of a ring that only messages of [`URGENT_CLASS`] use, and acknowledgements: one more than promised, because the end
+/// of the ring may leave a gap before a record.
+const URGENT_ROOM: usize = (URGENT_MESSAGES as usize + 1) * (CONTROL_BYTES + CACHE_LINE_BYTES);
+
+const _: () = assert!(ACKNOWLEDGEMENTS_ROOM + URGENT_ROOM <= RING_BYTES / 4);
 
 impl ShmTransport {
     pub(super) fn send_message(
@@ -36,7 +49,9 @@ impl ShmTransport {
         token: u64,
     ) -> std::result::Result<(), PostError> {
         let bytes = source.len_bytes();
-        if bytes > INLINE_BYTES_MAX && !self.regions.contains_key(&source.key()) {
+        let is_in_place = bytes > INLINE_BYTES_MAX;
+        let is_registered = self.regions.contains_key(&source.key());
+        if is_in_place && !is_registered && !self.fetches(peer, bytes) {
             return Err(PostError::Invalid(format!(
                 "a send of {bytes} bytes from memory that is not registered; {INLINE_BYTES_MAX} at most"
             )));
@@ -45,47 +60,46 @@ impl ShmTransport {
         if !self.has_message_credit(peer, class) {
             return Err(PostError::WouldBlock);
         }
-        if bytes > INLINE_BYTES_MAX {
+        if is_in_place {
             if self.peers[peer as usize].outstanding.len() >= ACKNOWLEDGEMENTS_MAX {
                 return Err(PostError::WouldBlock);
             }
-            self.export_to(peer, source.key())?;
+            if is_registered {
+                self.export_to(peer, source.key())?;
+            }
         }
         let p = &mut self.peers[peer as usize];
         let producer = p.producer.as_mut().expect("connected");
         let id = p.next_id;
-        let (record, payload) = if bytes > INLINE_BYTES_MAX {
-            let place = u64::from(source.key().0) | (u64::from(id) << 32);
-            let words = [tag, header, place, source.offset(), bytes as u64];
-            (
-                RecordHeader {
-                    kind: IN_REGION,
-                    payload_bytes: 0,
-                    words,
-                },
-                View::empty(),
-            )
-        } else {
-            let words = [tag, header, 0, 0, 0];
-            (
-                RecordHeader {
-                    kind: EAGER,
-                    payload_bytes: bytes as u32,
-                    words,
-                },
-                source,
-            )
+        let (kind, place, at) = match (is_in_place, is_registered) {
+            (false, _) => (EAGER, 0, 0),
+            (true, true) => {
+                let place = u64::from(source.key().0) | (id << 32);
+                (IN_REGION, place, source.offset())
+            }
+            (true, false) => (UNREGISTERED, id, source.as_ptr().expose_provenance() as u64),
         };
-        if !producer.push(record, payload, ACKNOWLEDGEMENTS_MAX * CACHE_LINE_BYTES) {
+        let payload = if is_in_place { View::empty() } else { source };
+        let record = RecordHeader {
+            kind,
+            payload_bytes: payload.len_bytes() as u32,
+            words: [tag, header, place, at, bytes as u64],
+        };
+        let keep_free = match class {
+            URGENT_CLASS => ACKNOWLEDGEMENTS_ROOM,
+            _ => ACKNOWLEDGEMENTS_ROOM + URGENT_ROOM,
+        };
+        if !producer.push(record, payload, keep_free) {
             return Err(PostError::WouldBlock);
         }
         p.sent[class] += 1;
-        if bytes > INLINE_BYTES_MAX {
-            p.next_id = p.next_id.wrapping_add(1);
+        if is_in_place {
+            p.next_id += 1;
             p.outstanding.push(Outstanding {
-                id,
-                token,
+                id: id as u32,
+                token: Some(token),
                 bytes: bytes as u64,
+                is_unregistered: !is_registered,
             });
         } else {
             self.complete(token, peer, Outcome::Done, bytes as u64, 0);
@@ -124,28 +138,39 @@ impl ShmTransport {
         destination: View,
         token: u64,
     ) -> std::result::Result<(), PostError> {
-        let Some(p) = self.peers.get_mut(peer as usize) else {
+        if peer as usize >= self.peers.len() {
             return Err(PostError::Invalid(format!(
                 "rank {peer} of a job of {} ranks",
                 self.peers.len()
             )));
-        };
+        }
         let posted = Posted {
             tag,
             destination,
             token,
         };
-        match p.take_unexpected(tag) {
-            Some(message) => {
-                self.deliver_unexpected(peer, posted, message);
-                Ok(())
-            }
-            None if p.state == PeerState::Gone => Err(PostError::PeerFailed),
-            None => {
-                p.posted.push(posted);
-                Ok(())
+        while let Some(message) = self.peers[peer as usize].take_unexpected(tag) {
+            match self.deliver_unexpected(peer, posted, message) {
+                Delivery::Ended => return Ok(()),
+                Delivery::Withdrawn => {}
+                Delivery::Lost(reason) => {
+                    // Flushed with it, unless it has failed already.
+                    self.post(peer, posted)?;
+                    self.fail(peer, reason);
+                    return Ok(());
+                }
             }
         }
+        self.post(peer, posted)
+    }
+
+    fn post(&mut self, peer: Rank, posted: Posted) -> std::result::Result<(), PostError> {
+        let p = &mut self.peers[peer as usize];
+        if p.state == PeerState::Gone {
+            return Err(PostError::PeerFailed);
+        }
+        p.posted.push(posted);
+        Ok(())
     }
 
     /// Handles everything that the ring from this peer holds.
@@ -165,7 +190,7 @@ impl ShmTransport {
                         released += 1;
                     }
                     if let Err(reason) = handled {
-                        return self.fail(peer, format!("it sent a malformed record: {reason}"));
+                        return self.fail(peer, reason);
                     }
                 }
                 Err(reason) => return self.fail(peer, format!("its ring is corrupt: {reason}")),
@@ -211,16 +236,29 @@ impl ShmTransport {
                     bytes: words[4],
                     id: (words[2] >> 32) as u32,
                 };
-                let message = Unexpected {
-                    tag,
-                    header,
-                    payload,
-                };
-                match self.peers[peer as usize].take_posted(tag) {
-                    Some(posted) => self.deliver_unexpected(peer, posted, message),
-                    None => self.keep_unexpected(peer, message)?,
-                }
-                Ok(())
+                self.arrive(
+                    peer,
+                    Unexpected {
+                        tag,
+                        header,
+                        payload,
+                    },
+                )
+            }
+            UNREGISTERED => {
+                let payload = Payload::Unregistered(Place {
+                    id: words[2],
+                    address: words[3],
+                    bytes: words[4],
+                });
+                self.arrive(
+                    peer,
+                    Unexpected {
+                        tag,
+                        header,
+                        payload,
+                    },
+                )
             }
             ACKNOWLEDGED => {
                 let outstanding = &mut self.peers[peer as usize].outstanding;
@@ -228,19 +266,37 @@ impl ShmTransport {
                     .iter()
                     .position(|o| u64::from(o.id) == words[0])
                     .ok_or_else(|| {
-                        format!(
-                            "an acknowledgement of message {}, which was not sent",
-                            words[0]
-                        )
+                        format!("it acknowledged message {}, which was not sent", words[0])
                     })?;
                 let done = outstanding.remove(index);
-                self.complete(done.token, peer, Outcome::Done, done.bytes, 0);
+                if let Some(token) = done.token {
+                    self.complete(token, peer, Outcome::Done, done.bytes, 0);
+                }
                 Ok(())
             }
             kind => Err(format!(
-                "kind {kind} with {} bytes",
+                "it sent a malformed record: kind {kind} with {} bytes",
                 record.payload.len_bytes()
             )),
+        }
+    }
+
+    /// A message that lies in the sender's memory meets its receive, or waits for it.
+    fn arrive(&mut self, peer: Rank, message: Unexpected) -> std::result::Result<(), String> {
+        let Some(posted) = self.peers[peer as usize].take_posted(message.tag) else {
+            return self.keep_unexpected(peer, message);
+        };
+        let delivery = self.deliver_unexpected(peer, posted, message);
+        if !matches!(delivery, Delivery::Ended) {
+            // It was the first of its tag.
+            self.peers[peer as usize].posted.insert(0, posted);
+        }
+        match delivery {
+            // Of a peer that has failed whatever can be had is taken.
+            Delivery::Lost(reason) if self.peers[peer as usize].state != PeerState::Gone => {
+                Err(reason)
+            }
+            _ => Ok(()),
         }
     }
 
@@ -258,14 +314,15 @@ impl ShmTransport {
             .count();
         if waiting >= MESSAGES_PER_PEER as usize {
             return Err(format!(
-                "more than {MESSAGES_PER_PEER} messages without a receive"
+                "it sent more than {MESSAGES_PER_PEER} messages without a receive"
             ));
         }
         unexpected.push_back(message);
         Ok(())
     }
 
-    fn deliver_unexpected(&mut self, peer: Rank, posted: Posted, message: Unexpected) {
+    fn deliver_unexpected(&mut self, peer: Rank, posted: Posted, message: Unexpected) -> Delivery {
+        let mut delivery = Delivery::Ended;
         match message.payload {
             Payload::Copied(bytes) => {
                 let sent = bytes.len();
@@ -301,17 +358,21 @@ impl ShmTransport {
                         .flatten()
                 });
                 let Some(source) = fetched else {
-                    self.fail(
-                        peer,
-                        format!("it sent a message in region {}, which is unknown", key.0),
-                    );
-                    return self.complete(posted.token, peer, Outcome::Flushed, 0, 0);
+                    let text = format!("it sent a message in region {}, which is unknown", key.0);
+                    return Delivery::Lost(text);
                 };
                 self.deliver(peer, posted, message.header, source);
                 self.acknowledge(peer, id, bytes);
             }
+            Payload::Unregistered(place) => {
+                delivery = self.fetch_message(peer, posted, message.header, place);
+                if matches!(delivery, Delivery::Lost(_)) {
+                    return delivery;
+                }
+            }
         }
         self.count_match(peer, posted.tag);
+        delivery
     }
 
     fn deliver(&mut self, peer: Rank, posted: Posted, header: u64, source: View) {
@@ -342,7 +403,7 @@ impl ShmTransport {
 
     /// Tells the sender of a message that its memory is its own again. There is always room: see
     /// [`ACKNOWLEDGEMENTS_MAX`].
-    fn acknowledge(&mut self, peer: Rank, id: u32, bytes: u64) {
+    pub(super) fn acknowledge(&mut self, peer: Rank, id: u32, bytes: u64) {
         let p = &mut self.peers[peer as usize];
         let (Some(producer), Some(segment)) = (p.producer.as_mut(), p.segment.as_ref()) else {
             return; // The connection ends; the sender's post is flushed.

@@ -1,7 +1,8 @@
 //! The `shm` provider: rings and mapped regions between processes of one host.
 //!
 //! Messages of at most [`INLINE_BYTES_MAX`] bytes travel through a ring; of a larger one only a
-//! descriptor does, and the receiver copies from the sender's region, where it lies. Puts and gets are
+//! descriptor does, and the receiver copies from the sender's region, where it lies, or reads it out of the
+//! sender's address space if it is in no region and that is wanted (`fetch.rs`). Puts and gets are
 //! copies in mapped memory by the rank that posts them. Nothing appears in /dev/shm: all memory is memfds,
 //! whose descriptors travel over Unix sockets.
 //!
@@ -10,6 +11,9 @@
 //! [`INLINE_BYTES_MAX`]: crate::limits::INLINE_BYTES_MAX
 #![allow(unsafe_code)]
 
+mod fetch;
+#[cfg(test)]
+mod fetch_tests;
 mod messages;
 mod peer;
 mod ring;
@@ -19,6 +23,8 @@ mod segment;
 mod setup;
 mod socket;
 
+pub use fetch::{FETCH_BYTES_MIN, fetch_own};
+
 use super::{
     Address, Capabilities, Completion, Event, Outcome, PostError, RemoteRange, Transport,
     WaitSource, tag_class,
@@ -26,6 +32,7 @@ use super::{
 use crate::error::{Error, Result};
 use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
 use crate::memory::{ProcessMark, Region, RegionKey, View};
+use crate::prng::mix;
 use crate::time::Time;
 use crate::types::Rank;
 use peer::{Peer, PeerState};
@@ -52,6 +59,8 @@ pub struct ShmTransport {
     listener: OwnedFd,
     /// Accepted connections that have not said who they are.
     strangers: Vec<OwnedFd>,
+    /// The word that peers read behind every message that they fetch; `None`: nobody is to read this process.
+    guard: Option<Box<u64>>,
     segment: Segment,
     peers: Vec<Peer>,
     regions: BTreeMap<RegionKey, Exported>,
@@ -66,8 +75,9 @@ pub struct ShmTransport {
 
 impl ShmTransport {
     /// The transport of `rank` in a job of `ranks` ranks on this host. `nonce` makes its socket's name
-    /// unique; it must differ between all ranks and jobs alive on the host.
-    pub fn new(rank: Rank, ranks: u32, nonce: u64) -> Result<ShmTransport> {
+    /// unique; it must differ between all ranks and jobs alive on the host. `fetches`: messages of memory that is not
+    /// registered are read where they lie, between this rank and each other that wants it and may.
+    pub fn new(rank: Rank, ranks: u32, nonce: u64, fetches: bool) -> Result<ShmTransport> {
         if rank >= ranks || ranks > crate::limits::RANKS_MAX {
             return Err(Error::invalid(format!(
                 "rank {rank} of {ranks}: ranks are below the count, which is at most {}",
@@ -96,6 +106,7 @@ impl ShmTransport {
             socket_name,
             listener,
             strangers: Vec::new(),
+            guard: fetches.then(|| Box::new(mix(!nonce))),
             segment: Segment::create(ranks)?,
             peers: (0..ranks).map(|_| Peer::new()).collect(),
             regions: BTreeMap::new(),
@@ -261,6 +272,19 @@ impl Transport for ShmTransport {
     ) -> std::result::Result<(), PostError> {
         self.check_peer(peer)?;
         self.send_message(peer, tag, header, source, token)
+    }
+
+    fn fetches(&self, peer: Rank, bytes: usize) -> bool {
+        let is_read = |p: &Peer| p.reads_us;
+        bytes >= FETCH_BYTES_MIN && self.peers.get(peer as usize).is_some_and(is_read)
+    }
+
+    fn withdraw(&mut self) {
+        for peer in 0..self.peers.len() as Rank {
+            for token in self.recall(peer) {
+                self.complete(token, peer, Outcome::Cancelled, 0, 0);
+            }
+        }
     }
 
     fn backlog(&mut self, peer: Rank, tag: u64) -> u32 {

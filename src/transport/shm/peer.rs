@@ -1,5 +1,6 @@
 //! What one rank knows of one peer.
 
+use super::fetch::{Place, Readable};
 use super::ring::{Consumer, Producer};
 use super::segment::Segment;
 use super::socket::SocketMessage;
@@ -41,6 +42,8 @@ pub enum Payload {
         bytes: u64,
         id: u32,
     },
+    /// In memory of the sender that is not registered.
+    Unregistered(Place),
 }
 
 /// A message that waits for its receive.
@@ -55,8 +58,11 @@ pub struct Unexpected {
 #[derive(Clone, Copy, Debug)]
 pub struct Outstanding {
     pub id: u32,
-    pub token: u64,
+    /// `None`: it was withdrawn, and has completed.
+    pub token: Option<u64>,
     pub bytes: u64,
+    /// The peer reads it where it lies, in memory that it cannot map.
+    pub is_unregistered: bool,
 }
 
 /// One peer.
@@ -69,6 +75,12 @@ pub struct Peer {
     pub consumer: Option<Consumer>,
     /// Ends when its process does. The socket does not show that while a forked child of it holds a copy.
     pub process: Option<OwnedFd>,
+    /// The number of its process, until it is known whether it can be read.
+    pub process_id: Option<i32>,
+    /// Its memory can be read here.
+    pub readable: Option<Readable>,
+    /// It can read the memory of this process.
+    pub reads_us: bool,
     /// Its regions, mapped here at first use.
     pub regions: BTreeMap<RegionKey, Region>,
     /// Those that are used until the end of the connection.
@@ -88,7 +100,8 @@ pub struct Peer {
     pub posted: Vec<Posted>,
     pub unexpected: VecDeque<Unexpected>,
     pub outstanding: Vec<Outstanding>,
-    pub next_id: u32,
+    /// Of the next message that lies in this rank's memory. The peer hears its lower half.
+    pub next_id: u64,
 }
 
 impl Peer {
@@ -100,6 +113,9 @@ impl Peer {
             producer: None,
             consumer: None,
             process: None,
+            process_id: None,
+            readable: None,
+            reads_us: false,
             regions: BTreeMap::new(),
             pinned: Vec::new(),
             freed: [Vec::new(), Vec::new()],

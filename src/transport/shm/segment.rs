@@ -4,7 +4,7 @@
 //! 0     magic, ranks
 //! 64    bell, sleeping        the owner sleeps on the bell; wakers look at `sleeping` first
 //! 128   announced             counts control-socket messages the owner has sent to anybody
-//! 4096  head line per sender  written by that sender
+//! 4096  head line per sender  written by that sender: ring head, first message that it has not withdrawn
 //! ...   tail line per sender  written by the owner: ring tail, messages matched per class of tags
 //! ...   ring per sender
 //! ```
@@ -17,7 +17,7 @@ use crate::transport::{TAG_CLASSES, WaitSource};
 use crate::types::Rank;
 use std::sync::atomic::AtomicU64;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"lnrtshm1");
+const MAGIC: u64 = u64::from_le_bytes(*b"lnrtshm2");
 const BELL: usize = 64;
 const SLEEPING: usize = 68;
 const ANNOUNCED: usize = 128;
@@ -104,6 +104,12 @@ impl Segment {
     pub fn matched_from(&self, sender: Rank, class: usize) -> &AtomicU64 {
         let line = LINES + (self.ranks + sender) as usize * CACHE_LINE_BYTES;
         self.view.word(line + 8 * (1 + class))
+    }
+
+    /// The number of the first message of `sender` to the owner that `sender` has not withdrawn.
+    pub fn valid_from(&self, sender: Rank) -> &AtomicU64 {
+        let line = LINES + sender as usize * CACHE_LINE_BYTES;
+        self.view.word(line + 8)
     }
 
     /// What the owner sleeps on.

@@ -1,5 +1,6 @@
 //! Set-up and control sockets of the shm provider: who is connected, whose regions are known, who has gone.
 
+use super::fetch::{Guard, Readable, own_process};
 use super::peer::PeerState;
 use super::ring::{Consumer, Producer};
 use super::segment::Segment;
@@ -22,7 +23,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 impl ShmTransport {
     pub(super) fn begin_connect(&mut self, peer: Rank, address: &Address) -> Result<()> {
-        let ranks = self.peers.len();
+        let (ranks, guard) = (self.peers.len(), self.own_guard());
         let Some(p) = self.peers.get_mut(peer as usize) else {
             return Err(Error::invalid(format!(
                 "rank {peer} of a job of {ranks} ranks"
@@ -42,6 +43,8 @@ impl ShmTransport {
             let again = Region::map_peer(fd.as_fd(), Segment::bytes(ranks as u32))?;
             p.segment = Some(Segment::adopt(again, ranks as u32)?);
             p.state = PeerState::Connected;
+            p.readable = Readable::probe(own_process(), guard);
+            p.reads_us = p.readable.is_some();
             self.ready.push_back(Event::Connected(peer));
             return Ok(());
         }
@@ -115,9 +118,12 @@ impl ShmTransport {
         while index < self.strangers.len() {
             match socket::receive(self.strangers[index].as_fd()) {
                 Ok(Received::Nothing) => index += 1,
-                Ok(Received::Message(SocketMessage::Hello(rank, ranks, bytes), Some(memory))) => {
+                Ok(Received::Message(
+                    SocketMessage::Hello(rank, ranks, bytes, guard),
+                    Some(memory),
+                )) => {
                     let fd = self.strangers.remove(index);
-                    self.admit(rank, ranks, bytes, memory, fd);
+                    self.admit((rank, ranks), fd, (bytes, memory), guard);
                 }
                 _ => drop(self.strangers.remove(index)),
             }
@@ -129,26 +135,39 @@ impl ShmTransport {
     }
 
     /// Takes a connection whose hello says that it is `rank`, if that rank is expected.
-    fn admit(&mut self, rank: Rank, ranks: u32, bytes: u64, memory: OwnedFd, fd: OwnedFd) {
+    fn admit(
+        &mut self,
+        (rank, ranks): (Rank, u32),
+        fd: OwnedFd,
+        segment: (u64, OwnedFd),
+        guard: Guard,
+    ) {
         let expected = ranks as usize == self.peers.len()
             && rank > self.rank
             && self.peers.get(rank as usize).is_some_and(|p| {
                 p.socket.is_none() && matches!(p.state, PeerState::Idle | PeerState::Connecting(_))
             });
         if expected && self.say_hello(fd.as_fd()).unwrap_or(false) {
-            let p = &mut self.peers[rank as usize];
-            p.process = socket::process_of(fd.as_fd());
-            p.socket = Some(fd);
-            self.adopt(rank, bytes, memory);
+            self.meet(rank, fd);
+            self.adopt(rank, segment, guard);
         }
     }
 
     fn greet(&mut self, peer: Rank, fd: OwnedFd) {
         if self.say_hello(fd.as_fd()).unwrap_or(false) {
-            let p = &mut self.peers[peer as usize];
-            p.process = socket::process_of(fd.as_fd());
-            p.socket = Some(fd);
+            self.meet(peer, fd);
         }
+    }
+
+    fn meet(&mut self, peer: Rank, fd: OwnedFd) {
+        let p = &mut self.peers[peer as usize];
+        p.process = socket::process_of(fd.as_fd());
+        p.process_id = socket::process_id_of(fd.as_fd()).map(|pid| pid.as_raw_nonzero().get());
+        p.socket = Some(fd);
+    }
+
+    fn own_guard(&self) -> Guard {
+        self.guard.as_deref().map_or(Guard::default(), Guard::of)
     }
 
     fn say_hello(&self, fd: std::os::fd::BorrowedFd<'_>) -> Result<bool> {
@@ -156,12 +175,13 @@ impl ShmTransport {
         let RegionKind::Shared(memory) = self.segment.region().kind() else {
             unreachable!("segments are shared")
         };
-        let hello = SocketMessage::Hello(self.rank, ranks, Segment::bytes(ranks) as u64);
+        let bytes = Segment::bytes(ranks) as u64;
+        let hello = SocketMessage::Hello(self.rank, ranks, bytes, self.own_guard());
         socket::send(fd, hello, Some(memory.as_fd()))
     }
 
-    /// Maps the peer's segment and declares it connected.
-    fn adopt(&mut self, peer: Rank, bytes: u64, memory: OwnedFd) {
+    /// Maps the peer's segment, looks whether its memory can be read, and tells it.
+    fn adopt(&mut self, peer: Rank, (bytes, memory): (u64, OwnedFd), guard: Guard) {
         let ranks = self.peers.len() as u32;
         let adopted = Region::map_peer(memory.as_fd(), bytes.min(1 << 47) as usize)
             .and_then(|region| Segment::adopt(region, ranks));
@@ -171,8 +191,10 @@ impl ShmTransport {
                 p.producer = Some(Producer::new(segment.ring_from(self.rank)));
                 p.consumer = Some(Consumer::new(self.segment.ring_from(peer)));
                 p.segment = Some(segment);
-                p.state = PeerState::Connected;
-                self.ready.push_back(Event::Connected(peer));
+                let process = p.process_id.filter(|_| self.guard.is_some());
+                p.readable = process.and_then(|process| Readable::probe(process, guard));
+                let reads = SocketMessage::Reads(p.readable.is_some());
+                p.outbox.push_back(reads);
             }
             Err(error) => self.fail(peer, error.to_string()),
         }
@@ -231,13 +253,23 @@ impl ShmTransport {
         message: SocketMessage,
         attached: Option<OwnedFd>,
     ) -> std::result::Result<(), String> {
-        let connecting = matches!(self.peers[peer as usize].state, PeerState::Connecting(_));
+        let p = &mut self.peers[peer as usize];
+        let connecting = matches!(p.state, PeerState::Connecting(_) | PeerState::Idle);
+        let is_adopted = p.segment.is_some();
         match (message, attached) {
-            (SocketMessage::Hello(rank, ranks, bytes), Some(memory)) if connecting => {
+            (SocketMessage::Hello(rank, ranks, bytes, guard), Some(memory))
+                if connecting && !is_adopted =>
+            {
                 if rank != peer || ranks as usize != self.peers.len() {
                     return Err(format!("it says that it is rank {rank} of {ranks}"));
                 }
-                self.adopt(peer, bytes, memory);
+                self.adopt(peer, (bytes, memory), guard);
+                Ok(())
+            }
+            (SocketMessage::Reads(reads), None) if connecting && is_adopted => {
+                p.reads_us = reads;
+                p.state = PeerState::Connected;
+                self.ready.push_back(Event::Connected(peer));
                 Ok(())
             }
             (SocketMessage::Region(key, _), Some(_))
@@ -262,6 +294,10 @@ impl ShmTransport {
                 "it has no file descriptor left (RLIMIT_NOFILE): raise its limit with `ulimit -n`"
                     .into(),
             ),
+            (SocketMessage::Unreadable, None) => Err(format!(
+                "it could not read what rank {} had sent from memory that is not registered: it must stay as it is until the operation has ended; LINERATE_CMA=off stages it",
+                self.rank
+            )),
             (message, _) => Err(format!("it sent an unexpected {message:?}")),
         }
     }
@@ -348,6 +384,7 @@ impl ShmTransport {
         if let Some(cause) = cause {
             self.ready.push_back(Event::PeerFailed(peer, cause));
         }
+        let recalled = self.recall(peer);
         let p = &mut self.peers[peer as usize];
         p.socket = None;
         p.process = None;
@@ -357,7 +394,8 @@ impl ShmTransport {
             .posted
             .drain(..)
             .map(|r| r.token)
-            .chain(p.outstanding.drain(..).map(|s| s.token))
+            .chain(p.outstanding.drain(..).filter_map(|s| s.token))
+            .chain(recalled)
             .collect();
         for token in flushed {
             self.complete(token, peer, Outcome::Flushed, 0, 0);
@@ -366,15 +404,28 @@ impl ShmTransport {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::transport::Transport;
     use std::sync::Arc;
 
     /// Two connected ranks, and a region of rank 1 that rank 0 has mapped.
     fn mapped(nonce: u64, name: &str) -> ([ShmTransport; 2], RegionKey) {
-        let mut both =
-            [0, 1].map(|rank| ShmTransport::new(rank, 2, nonce + u64::from(rank)).unwrap());
+        let mut both = connected(nonce, [false; 2]);
+        let region = Region::shared(name, 4096).unwrap();
+        region.view().store(0, 7u64);
+        let key = both[1].register(Arc::new(region)).unwrap();
+        both[1].export(0, key).unwrap();
+        while both[0].mapped(1, key).unwrap().is_none() {}
+        (both, key)
+    }
+
+    /// Two connected ranks, which may read each other or not.
+    pub fn connected(nonce: u64, fetches: [bool; 2]) -> [ShmTransport; 2] {
+        let mut both = [0, 1].map(|rank| {
+            let nonce = nonce + u64::from(rank);
+            ShmTransport::new(rank, 2, nonce, fetches[rank as usize]).unwrap()
+        });
         let addresses = [both[0].local_address(), both[1].local_address()];
         for transport in &mut both {
             (0..2).for_each(|peer| transport.connect(peer, &addresses[peer as usize]).unwrap());
@@ -386,12 +437,7 @@ mod tests {
             both.iter_mut()
                 .for_each(|t| t.poll_slow(Time(0), &mut Vec::new()));
         }
-        let region = Region::shared(name, 4096).unwrap();
-        region.view().store(0, 7u64);
-        let key = both[1].register(Arc::new(region)).unwrap();
-        both[1].export(0, key).unwrap();
-        while both[0].mapped(1, key).unwrap().is_none() {}
-        (both, key)
+        both
     }
 
     fn mappings(name: &str) -> usize {
@@ -440,7 +486,7 @@ mod tests {
         for own in [0, 1] {
             let nonce = 0xf4ee_0020 + 2 * u64::from(own);
             let [mut first, second] = [own, 1 - own]
-                .map(|rank| ShmTransport::new(rank, 2, nonce + u64::from(rank)).unwrap());
+                .map(|rank| ShmTransport::new(rank, 2, nonce + u64::from(rank), false).unwrap());
             let address = second.local_address();
             drop(second);
             first.connect(1 - own, &address).unwrap();

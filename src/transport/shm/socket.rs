@@ -3,6 +3,7 @@
 //! They carry what memory cannot: descriptors of regions, and the fact that a peer has gone. Only
 //! processes of the same user are let in.
 
+use super::fetch::Guard;
 use crate::error::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
@@ -10,7 +11,7 @@ use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
     accept_with, bind, connect, listen, recvmsg, sendmsg, socket_with,
 };
-use rustix::process::{PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,8 +19,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 /// One message; at most one descriptor travels with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SocketMessage {
-    /// First message of both sides, with the sender's segment: (rank, ranks, segment bytes).
-    Hello(u32, u32, u64),
+    /// First message of both sides, with the sender's segment: (rank, ranks, segment bytes, the sender's guard).
+    Hello(u32, u32, u64, Guard),
+    /// Second message of both sides: whether the sender reads memory of the receiver where it lies.
+    Reads(bool),
     /// A region, with its memory: (key, bytes).
     Region(u32, u64),
     /// A region is no longer registered.
@@ -28,27 +31,37 @@ pub enum SocketMessage {
     Bye,
     /// The sender has no descriptor left for the memory that it was sent, and gives the connection up.
     Exhausted,
+    /// The sender could not read a message in memory of the receiver, and gives the connection up.
+    Unreadable,
 }
 
-const MESSAGE_BYTES: usize = 24;
+const MESSAGE_BYTES: usize = 40;
 /// Pending connections: every rank of a job may connect at the same moment.
 const BACKLOG: i32 = 4096;
 
 impl SocketMessage {
     fn emit(self) -> [u8; MESSAGE_BYTES] {
+        let mut guard = Guard::default();
         let (kind, a, b, c): (u32, u32, u32, u64) = match self {
-            SocketMessage::Hello(rank, ranks, bytes) => (1, rank, ranks, bytes),
+            SocketMessage::Hello(rank, ranks, bytes, own) => {
+                guard = own;
+                (1, rank, ranks, bytes)
+            }
             SocketMessage::Region(key, bytes) => (2, key, 0, bytes),
             SocketMessage::Freed(key) => (3, key, 0, 0),
             SocketMessage::Bye => (4, 0, 0, 0),
             SocketMessage::Exhausted => (5, 0, 0, 0),
+            SocketMessage::Unreadable => (7, 0, 0, 0),
+            SocketMessage::Reads(reads) => (6, u32::from(reads), 0, 0),
         };
         let mut out = [0; MESSAGE_BYTES];
-        out[0..4].copy_from_slice(b"LRS1");
+        out[0..4].copy_from_slice(b"LRS2");
         for (place, word) in [(4, kind), (8, a), (12, b)] {
             out[place..place + 4].copy_from_slice(&word.to_le_bytes());
         }
-        out[16..24].copy_from_slice(&c.to_le_bytes());
+        for (place, word) in [(16, c), (24, guard.address), (32, guard.secret)] {
+            out[place..place + 8].copy_from_slice(&word.to_le_bytes());
+        }
         out
     }
 
@@ -59,17 +72,23 @@ impl SocketMessage {
                 bytes.len()
             ))
         };
-        if bytes.len() != MESSAGE_BYTES || &bytes[0..4] != b"LRS1" {
+        if bytes.len() != MESSAGE_BYTES || &bytes[0..4] != b"LRS2" {
             return Err(malformed());
         }
         let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
-        let long = u64::from_le_bytes(std::array::from_fn(|i| bytes[16 + i]));
+        let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        let guard = Guard {
+            address: long(24),
+            secret: long(32),
+        };
         Ok(match word(4) {
-            1 => SocketMessage::Hello(word(8), word(12), long),
-            2 => SocketMessage::Region(word(8), long),
+            1 => SocketMessage::Hello(word(8), word(12), long(16), guard),
+            2 => SocketMessage::Region(word(8), long(16)),
             3 => SocketMessage::Freed(word(8)),
             4 => SocketMessage::Bye,
             5 => SocketMessage::Exhausted,
+            7 => SocketMessage::Unreadable,
+            6 => SocketMessage::Reads(word(8) == 1),
             _ => return Err(malformed()),
         })
     }
@@ -153,11 +172,16 @@ pub fn is_same_user(fd: BorrowedFd<'_>) -> Result<bool> {
 /// The process at the other end, as a descriptor that becomes readable when it ends. `None` where that cannot be had (an old
 /// kernel, another namespace of processes, no descriptor left) or the other end is this process.
 pub fn process_of(fd: BorrowedFd<'_>) -> Option<OwnedFd> {
-    let pid = rustix::net::sockopt::socket_peercred(fd).ok()?.pid;
+    let pid = process_id_of(fd)?;
     if pid == rustix::process::getpid() {
         return None;
     }
     pidfd_open(pid, PidfdFlags::empty()).ok()
+}
+
+/// The number of the process at the other end; `None` if it has none here.
+pub fn process_id_of(fd: BorrowedFd<'_>) -> Option<Pid> {
+    Some(rustix::net::sockopt::socket_peercred(fd).ok()?.pid)
 }
 
 /// Whether the process of [`process_of`] has ended.
@@ -264,7 +288,18 @@ mod tests {
     #[test]
     fn messages_survive_the_wire_and_nothing_else_does() {
         for message in [
-            SocketMessage::Hello(3, 8, 1 << 40),
+            SocketMessage::Hello(
+                3,
+                8,
+                1 << 40,
+                Guard {
+                    address: 1 << 46,
+                    secret: u64::MAX,
+                },
+            ),
+            SocketMessage::Unreadable,
+            SocketMessage::Reads(true),
+            SocketMessage::Reads(false),
             SocketMessage::Region(7, 4096),
             SocketMessage::Freed(9),
             SocketMessage::Bye,

@@ -1,7 +1,17 @@
 //! What the modelled fabric looks like, and what it counted.
 
-use super::ports::Class;
 use crate::types::Rank;
+
+/// Which links a pair of ranks uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Class {
+    /// Between hosts.
+    Network = 0,
+    /// Between two ranks of one host.
+    Host = 1,
+    /// A rank and itself.
+    Loopback = 2,
+}
 
 /// One kind of link: an empty message takes `latency_ns + per_message_ns`, one of `n` bytes
 /// `n / bytes_per_second` more.

@@ -5,18 +5,7 @@
 //! large message, as they do on a wire with a 4 KiB MTU: they wait only for other small ones, and large
 //! ones wait for everything. No capacity is lost or gained by that.
 
-use super::options::Link;
-
-/// Which links a pair of ranks uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Class {
-    /// Between hosts.
-    Network = 0,
-    /// Between two ranks of one host.
-    Host = 1,
-    /// A rank and itself.
-    Loopback = 2,
-}
+use super::options::{Class, Link};
 
 /// Number of classes.
 const CLASSES: usize = 3;

@@ -68,6 +68,7 @@ impl SimTransport {
         self.alive().ok_or_else(|| Error::PeerFailed {
             rank: self.rank,
             cause: "this simulated rank was killed".into(),
+            during: String::new(),
         })
     }
 

@@ -8,8 +8,8 @@
 //! request and a reply. Acknowledgements take one latency and no port.
 
 use super::matching::{Channel, Receive};
-use super::options::Flaw;
-use super::ports::{Class, Fate, is_small};
+use super::options::{Class, Flaw};
+use super::ports::{Fate, is_small};
 use super::posting::range_of;
 use super::state::{Action, Happening, Leg, Operation, OperationId, Payload, Phase, State};
 use crate::limits::INLINE_BYTES_MAX;

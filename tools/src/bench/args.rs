@@ -7,15 +7,10 @@ use linerate::{Collective, DataType, ReduceOp};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Arguments of `linerate bench`. Short ones mean what they mean in nccl-tests.
+/// What `bench` and `explain` both take: which sizes and types, on which ranks, in which memory. Short ones mean what they
+/// mean in nccl-tests.
 #[derive(Args, Clone, Debug)]
-#[command(allow_negative_numbers = true)]
-pub struct BenchArgs {
-    /// allreduce, reduce-scatter, all-gather, all-gatherv, broadcast, reduce, gather, scatter, all-to-all, all-to-allv,
-    /// barrier or sendrecv
-    #[arg(value_name = "COLLECTIVE", value_parser = Collective::from_str)]
-    pub collective: Collective,
-
+pub struct SweepArgs {
     /// Smallest size, bytes, with K, M or G (binary). The size is that of the larger side (input or output) of a rank
     #[arg(short = 'b', long = "minbytes", value_name = "SIZE", default_value = "8", value_parser = parse_size)]
     pub min_bytes: u64,
@@ -29,32 +24,9 @@ pub struct BenchArgs {
         short = 'f',
         long = "stepfactor",
         value_name = "FACTOR",
-        default_value_t = 2,
-        conflicts_with = "step_bytes"
+        default_value_t = 2
     )]
     pub step_factor: u64,
-
-    /// Each size is the one before plus this, instead of a factor
-    #[arg(short = 'i', long = "stepbytes", value_name = "SIZE", value_parser = parse_size)]
-    pub step_bytes: Option<u64>,
-
-    /// Timed iterations per row; default: as many as fit in half a second, from 10 to 1000
-    #[arg(short = 'n', long = "iters", value_name = "COUNT")]
-    pub iterations: Option<u32>,
-
-    /// Iterations before the timed ones, after one on each buffer of the rotation; default 5
-    #[arg(short = 'w', long = "warmup", value_name = "COUNT")]
-    pub warmup: Option<u32>,
-
-    /// 1: check every element of one run per row before it is timed; 0: do not
-    #[arg(
-        short = 'c',
-        long = "check",
-        value_name = "0|1",
-        default_value_t = 1,
-        value_parser = clap::value_parser!(u8).range(0..=1)
-    )]
-    pub check: u8,
 
     /// Element type: f64 f32 f16 bf16 i8 u8 i32 u32 i64 u64, nccl-tests' names, or all
     #[arg(
@@ -87,14 +59,6 @@ pub struct BenchArgs {
     #[arg(long, value_name = "NAME")]
     pub transport: Option<String>,
 
-    /// Rate of each rank's port in --transport sim; default 100
-    #[arg(long, value_name = "GBIT/S", value_parser = parse_gbit)]
-    pub link_gbit: Option<f64>,
-
-    /// Time from rank to rank in --transport sim; default 2
-    #[arg(long, value_name = "US", value_parser = parse_latency)]
-    pub link_us: Option<f64>,
-
     /// Algorithm by name; default LINERATE_ALGO, else what the library chooses
     #[arg(long, value_name = "NAME")]
     pub algo: Option<String>,
@@ -103,17 +67,64 @@ pub struct BenchArgs {
     #[arg(long, value_enum, default_value_t = Memory::Registered)]
     pub memory: Memory,
 
-    /// Which columns are measured
-    #[arg(long, value_enum, default_value_t = Placements::Both)]
-    pub placement: Placements,
-
-    /// Write the results as one JSON document; with `-` to stdout, and the table to stderr
+    /// Write the results as one JSON document; with `-` to stdout, and what is for people to stderr
     #[arg(long, value_name = "FILE|-")]
     pub json: Option<PathBuf>,
 
     /// How long an operation may stand still before it fails; default LINERATE_TIMEOUT, else 60
     #[arg(long, value_name = "SECONDS")]
     pub timeout: Option<String>,
+}
+
+/// Arguments of `linerate bench`.
+#[derive(Args, Clone, Debug)]
+#[command(allow_negative_numbers = true)]
+#[command(mut_arg("transport", |arg| arg.help(
+    "auto or shm; sim models a network in virtual time, in one process, up to 1024 ranks (with --check 0 buffers take no \
+     memory). verbs[:device] and ofi[:provider] are not part of this build. Default LINERATE_TRANSPORT, else auto"
+)))]
+pub struct BenchArgs {
+    /// allreduce, reduce-scatter, all-gather, all-gatherv, broadcast, reduce, gather, scatter, all-to-all, all-to-allv,
+    /// barrier or sendrecv
+    #[arg(value_name = "COLLECTIVE", value_parser = Collective::from_str)]
+    pub collective: Collective,
+
+    #[command(flatten)]
+    pub sweep: SweepArgs,
+
+    /// Each size is the one before plus this, instead of a factor
+    #[arg(short = 'i', long = "stepbytes", value_name = "SIZE", conflicts_with = "step_factor", value_parser = parse_size)]
+    pub step_bytes: Option<u64>,
+
+    /// Timed iterations per row; default: as many as fit in half a second, from 10 to 1000
+    #[arg(short = 'n', long = "iters", value_name = "COUNT")]
+    pub iterations: Option<u32>,
+
+    /// Iterations before the timed ones, after one on each buffer of the rotation; default 5
+    #[arg(short = 'w', long = "warmup", value_name = "COUNT")]
+    pub warmup: Option<u32>,
+
+    /// 1: check every element of one run per row before it is timed; 0: do not
+    #[arg(
+        short = 'c',
+        long = "check",
+        value_name = "0|1",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u8).range(0..=1)
+    )]
+    pub check: u8,
+
+    /// Which columns are measured
+    #[arg(long, value_enum, default_value_t = Placements::Both)]
+    pub placement: Placements,
+
+    /// Rate of each rank's port in --transport sim; default 100
+    #[arg(long, value_name = "GBIT/S", value_parser = parse_gbit)]
+    pub link_gbit: Option<f64>,
+
+    /// Time from rank to rank in --transport sim; default 2
+    #[arg(long, value_name = "US", value_parser = parse_latency)]
+    pub link_us: Option<f64>,
 
     /// Seed of the checked data
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -250,17 +261,20 @@ pub mod tests {
     #[test]
     fn the_letters_are_those_of_nccl_tests() {
         let args = parse("allreduce -b 1K -e 1M -f 4 -n 20 -w 3 -c 0 -d half -o max -r 1").unwrap();
-        assert_eq!((args.min_bytes, args.max_bytes), (1 << 10, 1 << 20));
-        assert_eq!((args.step_factor, args.iterations), (4, Some(20)));
-        assert_eq!((args.warmup, args.check, args.root), (Some(3), 0, 1));
-        assert_eq!(args.datatype, Types(vec![DataType::F16]));
-        assert_eq!(args.op, Operators::One(ReduceOp::Max));
+        assert_eq!(
+            (args.sweep.min_bytes, args.sweep.max_bytes),
+            (1 << 10, 1 << 20)
+        );
+        assert_eq!((args.sweep.step_factor, args.iterations), (4, Some(20)));
+        assert_eq!((args.warmup, args.check, args.sweep.root), (Some(3), 0, 1));
+        assert_eq!(args.sweep.datatype, Types(vec![DataType::F16]));
+        assert_eq!(args.sweep.op, Operators::One(ReduceOp::Max));
     }
 
     #[test]
     fn all_means_every_type() {
-        assert_eq!(parse("reduce -d all").unwrap().datatype.0.len(), 10);
-        assert_eq!(parse("reduce -o all").unwrap().op, Operators::All);
+        assert_eq!(parse("reduce -d all").unwrap().sweep.datatype.0.len(), 10);
+        assert_eq!(parse("reduce -o all").unwrap().sweep.op, Operators::All);
     }
 
     #[test]

@@ -46,22 +46,26 @@ pub fn run(args: &BenchArgs) -> ExitCode {
     if plan.link.is_some() {
         return conclude("", simulate::run(&plan));
     }
-    if launch::world_size().is_some() {
+    if settings::world_size().is_some() {
         let rank = std::env::var("RANK").unwrap_or_else(|_| "?".into());
         return conclude(&format!("rank {rank}: "), rank::run(&plan));
     }
-    ExitCode::from(launch::spawn_self(plan.ranks, args.bind))
+    ExitCode::from(launch::spawn_self(plan.ranks, args.sweep.bind))
+}
+
+/// The facts of this process and host.
+pub fn gather_facts() -> Result<Facts, String> {
+    Ok(Facts {
+        config: settings::from_environment()?,
+        launched_ranks: settings::launched_ranks()?,
+        local_ranks: settings::local_world_size(),
+        memory_bytes: linerate::memory::available_memory_bytes(),
+        cache_bytes: system::last_level_cache_bytes(),
+    })
 }
 
 fn check(args: &BenchArgs) -> Result<Plan, String> {
-    let facts = Facts {
-        config: settings::from_environment()?,
-        launched_ranks: settings::launched_ranks()?,
-        local_ranks: launch::local_world_size(),
-        memory_bytes: linerate::memory::available_memory_bytes(),
-        cache_bytes: system::last_level_cache_bytes(),
-    };
-    let plan = plan::build_plan(args, facts)?;
+    let plan = plan::build_plan(args, gather_facts()?)?;
     if let Some(target) = &plan.json {
         output::check_target("--json", target)?;
     }

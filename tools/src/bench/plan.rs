@@ -87,20 +87,20 @@ pub struct Plan {
 
 /// What the arguments ask for, or what is wrong with them.
 pub fn build_plan(args: &BenchArgs, facts: Facts) -> Result<Plan, String> {
-    let ranks = settings::check_ranks(args.ranks, facts.launched_ranks)?;
+    let ranks = settings::check_ranks(args.sweep.ranks, facts.launched_ranks)?;
     let mut config = facts.config;
-    if let Some(name) = &args.transport {
+    if let Some(name) = &args.sweep.transport {
         settings::check_transport("--transport", name)?;
         config.transport = name.clone();
     }
-    if let Some(text) = &args.timeout {
+    if let Some(text) = &args.sweep.timeout {
         config.timeout =
             linerate::config::parse_timeout("--timeout", text).map_err(|e| e.to_string())?;
     }
-    if args.collective.is_rooted() && args.root >= ranks {
+    if args.collective.is_rooted() && args.sweep.root >= ranks {
         return Err(format!(
             "--root is {}: with {ranks} ranks it is 0 to {}",
-            args.root,
+            args.sweep.root,
             ranks - 1
         ));
     }
@@ -115,7 +115,7 @@ pub fn build_plan(args: &BenchArgs, facts: Facts) -> Result<Plan, String> {
     let largest = sizes.iter().copied().max().unwrap_or(0);
     // The bench's own barriers and sums use what the library chooses.
     let of_environment = config.algorithm.take();
-    let algorithm = match &args.algo {
+    let algorithm = match &args.sweep.algo {
         Some(name) if name != "auto" => {
             check_algorithm(args, name, &variants, largest, ranks)?;
             Some(name.clone())
@@ -136,7 +136,7 @@ pub fn build_plan(args: &BenchArgs, facts: Facts) -> Result<Plan, String> {
         collective: args.collective,
         variants,
         root: if args.collective.is_rooted() {
-            args.root
+            args.sweep.root
         } else {
             0
         },
@@ -144,7 +144,7 @@ pub fn build_plan(args: &BenchArgs, facts: Facts) -> Result<Plan, String> {
         config,
         algorithm,
         link,
-        memory: args.memory,
+        memory: args.sweep.memory,
         placements,
         arena_bytes: rotation_bytes.max(layout::slot_bytes(largest)),
         sizes,
@@ -154,7 +154,7 @@ pub fn build_plan(args: &BenchArgs, facts: Facts) -> Result<Plan, String> {
         check: args.check > 0,
         seed: args.seed,
         stats: args.stats,
-        json: args.json.clone(),
+        json: args.sweep.json.clone(),
         min_bw: args.min_bw,
         max_p99: args.max_p99,
     };
@@ -186,12 +186,12 @@ fn check_placements(args: &BenchArgs) -> Result<Vec<Placement>, String> {
 fn check_variants(args: &BenchArgs, ranks: u32) -> Result<Vec<(DataType, ReduceOp)>, String> {
     let types = match args.collective {
         Collective::Barrier => &[DataType::U8][..],
-        _ => &args.datatype.0,
+        _ => &args.sweep.datatype.0,
     };
     if !args.collective.is_reducing() {
         return Ok(types.iter().map(|&dtype| (dtype, ReduceOp::Sum)).collect());
     }
-    let ops: &[ReduceOp] = match &args.op {
+    let ops: &[ReduceOp] = match &args.sweep.op {
         Operators::One(op) => {
             check_factor(*op, types, ranks, args.check > 0)?;
             std::slice::from_ref(op)
@@ -226,7 +226,7 @@ fn check_algorithm(
     let algorithm =
         collective::find(args.collective, name).map_err(|error| format!("--algo: {error}"))?;
     let needs = algorithm.needs;
-    if needs.registered && args.memory == Memory::Caller {
+    if needs.registered && args.sweep.memory == Memory::Caller {
         return Err(format!(
             "--algo {name} needs registered memory: --memory registered, or another algorithm"
         ));
@@ -290,7 +290,7 @@ fn check_link(
             "--ranks is {ranks}: --transport sim takes 1 to {SIMULATED_RANKS_MAX}"
         ));
     }
-    if args.memory == Memory::Caller && args.check == 0 {
+    if args.sweep.memory == Memory::Caller && args.check == 0 {
         return Err("--transport sim --check 0 has buffers without bytes: --memory registered, or --check 1".into());
     }
     Ok(Some(Link {
@@ -336,11 +336,12 @@ fn largest_value(dtype: DataType) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::super::args::tests::parse;
     use super::*;
 
-    fn facts() -> Facts {
+    /// Of a host with 16 GiB of memory, outside of any launcher.
+    pub fn facts() -> Facts {
         Facts {
             config: Config::default(),
             launched_ranks: None,

@@ -171,20 +171,13 @@ impl Verdict {
 #[cfg(test)]
 mod tests {
     use super::super::args::tests::parse;
-    use super::super::plan::{Facts, build_plan};
+    use super::super::plan::build_plan;
+    use super::super::plan::tests::facts;
     use super::super::statistics::Summary;
     use super::*;
-    use linerate::Config;
 
     fn failures(line: &str, wrong: u64, busbw: f64, p99: f64) -> Vec<String> {
-        let facts = Facts {
-            config: Config::default(),
-            launched_ranks: None,
-            local_ranks: None,
-            memory_bytes: 1 << 34,
-            cache_bytes: 1 << 20,
-        };
-        let plan = build_plan(&parse(line).unwrap(), facts).unwrap();
+        let plan = build_plan(&parse(line).unwrap(), facts()).unwrap();
         let cell = Cell {
             algorithm: "ring".into(),
             iterations: 1,

@@ -13,28 +13,28 @@ pub fn build_sizes(args: &BenchArgs) -> Result<Vec<u64>, String> {
     if args.collective == Collective::Barrier {
         return Ok(vec![0]);
     }
-    if args.min_bytes > args.max_bytes {
+    if args.sweep.min_bytes > args.sweep.max_bytes {
         return Err(format!(
             "--minbytes {} is above --maxbytes {}",
-            args.min_bytes, args.max_bytes
+            args.sweep.min_bytes, args.sweep.max_bytes
         ));
     }
     if args.step_bytes == Some(0) {
         return Err("--stepbytes is 0: at least 1".into());
     }
-    if args.step_bytes.is_none() && args.step_factor < 2 {
+    if args.step_bytes.is_none() && args.sweep.step_factor < 2 {
         return Err(format!(
             "--stepfactor is {}: at least 2 (or --stepbytes for equal steps)",
-            args.step_factor
+            args.sweep.step_factor
         ));
     }
     let after = |size: u64| match args.step_bytes {
         Some(step) => size.checked_add(step),
         None if size == 0 => Some(AFTER_ZERO_BYTES),
-        None => size.checked_mul(args.step_factor),
+        None => size.checked_mul(args.sweep.step_factor),
     };
-    let sizes: Vec<u64> = std::iter::successors(Some(args.min_bytes), |&size| after(size))
-        .take_while(|&size| size <= args.max_bytes)
+    let sizes: Vec<u64> = std::iter::successors(Some(args.sweep.min_bytes), |&size| after(size))
+        .take_while(|&size| size <= args.sweep.max_bytes)
         .take(SIZES_MAX + 1)
         .collect();
     if sizes.len() > SIZES_MAX {

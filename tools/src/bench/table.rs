@@ -171,20 +171,14 @@ fn root_name(plan: &Plan) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::args::tests::parse;
-    use super::super::plan::{Facts, build_plan};
+    use super::super::plan::build_plan;
+    use super::super::plan::tests::facts;
     use super::super::statistics::Summary;
     use super::*;
-    use linerate::{Config, DataType};
+    use linerate::DataType;
 
     fn plan(line: &str) -> Plan {
-        let facts = Facts {
-            config: Config::default(),
-            launched_ranks: None,
-            local_ranks: None,
-            memory_bytes: 1 << 34,
-            cache_bytes: 1 << 20,
-        };
-        build_plan(&parse(line).unwrap(), facts).unwrap()
+        build_plan(&parse(line).unwrap(), facts()).unwrap()
     }
 
     fn cell(time_us: f64, wrong: Option<u64>) -> Cell {

@@ -5,8 +5,9 @@
 //! the end the command fits the prices ([`cost::fit`]), for ranks with a core each and for ranks that share cores, and
 //! stores them.
 
-use super::{ExplainArgs, as_bench, facts, rank, timing};
+use super::{ExplainArgs, as_bench, rank, timing};
 use crate::bench::args::Memory;
+use crate::bench::gather_facts;
 use crate::bench::plan::build_plan;
 use crate::bench::slots::Arenas;
 use crate::settings::{self, FAILED};
@@ -47,8 +48,8 @@ const PASSES: usize = 2;
 
 /// Whether there is a place for the prices, before a minute is spent on them.
 pub fn check(args: &ExplainArgs, config: &Config) -> std::result::Result<(), String> {
-    settings::check_ranks(args.ranks, settings::launched_ranks()?)?;
-    if launch::world_size().is_none() {
+    settings::check_ranks(args.sweep.ranks, settings::launched_ranks()?)?;
+    if settings::world_size().is_none() {
         place(config)?;
     }
     Ok(())
@@ -82,7 +83,7 @@ fn place(config: &Config) -> std::result::Result<&PathBuf, String> {
 }
 
 fn calibrate(args: &ExplainArgs, samples: &Path) -> std::result::Result<(), String> {
-    let facts = facts()?;
+    let facts = gather_facts()?;
     let place = place(&facts.config)?;
     let host = linerate::comm::price_host();
     let stored = std::fs::read_to_string(place).unwrap_or_default();
@@ -94,8 +95,8 @@ fn calibrate(args: &ExplainArgs, samples: &Path) -> std::result::Result<(), Stri
     };
     let own = sched_getaffinity(None).map_err(|e| format!("reading the cores to use: {e}"))?;
     let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&c| own.is_set(c)).collect();
-    let wanted = |ranks: &u32| args.ranks.is_none_or(|only| only == *ranks);
-    let all = args.ranks.into_iter().chain(RANKS_APART);
+    let wanted = |ranks: &u32| args.sweep.ranks.is_none_or(|only| only == *ranks);
+    let all = args.sweep.ranks.into_iter().chain(RANKS_APART);
     let apart: Vec<u32> = all
         .filter(|&r| r as usize <= cores.len() && r > 1 && wanted(&r))
         .collect();
@@ -103,7 +104,7 @@ fn calibrate(args: &ExplainArgs, samples: &Path) -> std::result::Result<(), Stri
     models.apart = fitted("each rank has a core", &text, &models.apart)?;
 
     let few = &cores[..cores.len().min(CROWDED_CORES)];
-    let all = args.ranks.into_iter().chain(RANKS_CROWDED);
+    let all = args.sweep.ranks.into_iter().chain(RANKS_CROWDED);
     let crowded: Vec<u32> = all
         .filter(|&r| r as usize > few.len() && wanted(&r))
         .collect();
@@ -150,7 +151,7 @@ fn job_times(
         }
         let code = launch::spawn_self_with(
             ranks,
-            args.bind,
+            args.sweep.bind,
             &[
                 (SAMPLES, samples.as_os_str()),
                 ("LINERATE_MODEL", OsStr::new("off")),
@@ -208,7 +209,7 @@ fn store(place: &Path, text: &str) -> std::result::Result<(), String> {
 /// One rank: joins, measures, and writes the samples down if it is rank 0.
 fn measure(args: &ExplainArgs) -> Result<()> {
     let invalid = linerate::Error::InvalidArgument;
-    let config = facts().map_err(invalid)?.config;
+    let config = gather_facts().map_err(invalid)?.config;
     let communicator = Communicator::from_env(config)?;
     let mut best = measure_all(args, &communicator)?;
     for _ in 1..PASSES {
@@ -233,8 +234,8 @@ fn measure_all(args: &ExplainArgs, communicator: &Communicator) -> Result<Vec<(S
     for collective in COLLECTIVES {
         for memory in [Memory::Registered, Memory::Caller] {
             let mut bench = as_bench(args, collective, memory);
-            (bench.max_bytes, bench.ranks) = (SIZES[SIZES.len() - 1], None);
-            let plan = build_plan(&bench, facts().map_err(invalid)?).map_err(invalid)?;
+            (bench.sweep.max_bytes, bench.sweep.ranks) = (SIZES[SIZES.len() - 1], None);
+            let plan = build_plan(&bench, gather_facts().map_err(invalid)?).map_err(invalid)?;
             let arenas = Arenas::new(communicator, &plan)?;
             for size in SIZES {
                 let row = rank::row(

@@ -12,22 +12,27 @@ mod print;
 mod rank;
 mod timing;
 
-use crate::bench::args::{BenchArgs, Memory, Operators, Placements, Types};
+use crate::bench::args::{BenchArgs, Memory, Placements, SweepArgs};
+use crate::bench::gather_facts;
 use crate::bench::layout::has_in_place;
 use crate::bench::plan::{Facts, Plan, build_plan};
-use crate::binding::Bind;
-use crate::settings::{self, FAILED, USAGE, parse_size};
-use crate::{launch, output, system};
+use crate::settings::{self, FAILED, USAGE};
+use crate::{launch, output};
 use clap::{Args, ValueEnum};
 use linerate::config::PriceList;
 use linerate::{Collective, Config, Error, cost};
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
 
-/// Arguments of `linerate explain`. Short ones mean what they mean in `bench`.
+/// Arguments of `linerate explain`. What it shares with `bench` means what it means there.
 #[derive(Args, Clone, Debug)]
 #[command(allow_negative_numbers = true)]
+#[command(mut_arg("max_bytes", |arg| arg.default_value("64M")))]
+#[command(mut_arg("step_factor", |arg| arg.default_value("8")))]
+#[command(mut_arg("ranks", |arg| arg.help(
+    "Local ranks to spawn; default 2. Under a launcher it must equal WORLD_SIZE. With --calibrate the only number of ranks \
+     that is measured"
+)))]
 pub struct ExplainArgs {
     /// allreduce, reduce-scatter, all-gather, all-gatherv, broadcast, reduce, gather, scatter, all-to-all, all-to-allv or
     /// barrier
@@ -39,22 +44,8 @@ pub struct ExplainArgs {
     #[arg(long, conflicts_with_all = ["collective", "all", "no_measure", "json", "algo"])]
     pub calibrate: bool,
 
-    /// Smallest size, bytes, with K, M or G (binary). The size is that of the larger side (input or output) of a rank
-    #[arg(short = 'b', long = "minbytes", value_name = "SIZE", default_value = "8", value_parser = parse_size)]
-    pub min_bytes: u64,
-
-    /// Largest size, bytes, with K, M or G (binary)
-    #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", default_value = "64M", value_parser = parse_size)]
-    pub max_bytes: u64,
-
-    /// Each size is the one before times this
-    #[arg(
-        short = 'f',
-        long = "stepfactor",
-        value_name = "FACTOR",
-        default_value_t = 8
-    )]
-    pub step_factor: u64,
+    #[command(flatten)]
+    pub sweep: SweepArgs,
 
     /// Timed iterations of each algorithm and size, at most; fewer where they would take long
     #[arg(
@@ -64,45 +55,6 @@ pub struct ExplainArgs {
         default_value_t = 48
     )]
     pub iterations: u32,
-
-    /// Element type: f64 f32 f16 bf16 i8 u8 i32 u32 i64 u64, nccl-tests' names, or all
-    #[arg(
-        short = 'd',
-        long = "datatype",
-        value_name = "TYPE",
-        default_value = "f32"
-    )]
-    pub datatype: Types,
-
-    /// Operator: sum prod min max avg premulsum[:FACTOR] bitand, or all that the type has
-    #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum")]
-    pub op: Operators,
-
-    /// Root of broadcast, reduce, gather and scatter
-    #[arg(short = 'r', long = "root", value_name = "RANK", default_value_t = 0)]
-    pub root: u32,
-
-    /// Local ranks to spawn; default 2. Under a launcher it must equal WORLD_SIZE. With --calibrate the only number of ranks
-    /// that is measured
-    #[arg(long, value_name = "N")]
-    pub ranks: Option<u32>,
-
-    /// cores: each rank gets its own share of the cores; where ranks are more, each core gets equally many. none: the kernel places
-    /// them
-    #[arg(long, value_enum, default_value_t = Bind::Cores)]
-    pub bind: Bind,
-
-    /// auto, shm or tcp; verbs[:device] and ofi[:provider] are not part of this build. Default LINERATE_TRANSPORT, else auto
-    #[arg(long, value_name = "NAME")]
-    pub transport: Option<String>,
-
-    /// Algorithm by name; default LINERATE_ALGO, else what the library chooses
-    #[arg(long, value_name = "NAME")]
-    pub algo: Option<String>,
-
-    /// Whose memory the buffers are: registered by the library, or the caller's own, which is staged
-    #[arg(long, value_enum, default_value_t = Memory::Registered)]
-    pub memory: Memory,
 
     /// How input and output lie; default in-place where the collective has that form
     #[arg(long, value_enum)]
@@ -115,14 +67,6 @@ pub struct ExplainArgs {
     /// Measure every algorithm that can run, and not only the one that is chosen
     #[arg(long, conflicts_with = "no_measure")]
     pub all: bool,
-
-    /// Write the results as one JSON document; with `-` to stdout, and the text to stderr
-    #[arg(long, value_name = "FILE|-")]
-    pub json: Option<PathBuf>,
-
-    /// How long an operation may stand still before it fails; default LINERATE_TIMEOUT, else 60
-    #[arg(long, value_name = "SECONDS")]
-    pub timeout: Option<String>,
 }
 
 /// How input and output lie.
@@ -136,7 +80,7 @@ pub enum Placement {
 
 /// Checks the arguments, then spawns the ranks or is one.
 pub fn run(args: &ExplainArgs) -> ExitCode {
-    let checked = facts().and_then(|facts| match args.calibrate {
+    let checked = gather_facts().and_then(|facts| match args.calibrate {
         true => calibrate::check(args, &facts.config).map(|()| None),
         false => check(args, facts).map(Some),
     });
@@ -147,7 +91,7 @@ pub fn run(args: &ExplainArgs) -> ExitCode {
             return ExitCode::from(USAGE);
         }
     };
-    let is_rank = launch::world_size().is_some();
+    let is_rank = settings::world_size().is_some();
     let Some(plan) = plan else {
         return calibrate::run(args, is_rank);
     };
@@ -158,17 +102,7 @@ pub fn run(args: &ExplainArgs) -> ExitCode {
     if is_rank {
         return conclude(rank::run(args, &plan));
     }
-    ExitCode::from(launch::spawn_self(plan.ranks, args.bind))
-}
-
-fn facts() -> Result<Facts, String> {
-    Ok(Facts {
-        config: settings::from_environment()?,
-        launched_ranks: settings::launched_ranks()?,
-        local_ranks: launch::local_world_size(),
-        memory_bytes: linerate::memory::available_memory_bytes(),
-        cache_bytes: system::last_level_cache_bytes(),
-    })
+    ExitCode::from(launch::spawn_self(plan.ranks, args.sweep.bind))
 }
 
 fn check(args: &ExplainArgs, facts: Facts) -> Result<Plan, String> {
@@ -176,7 +110,7 @@ fn check(args: &ExplainArgs, facts: Facts) -> Result<Plan, String> {
     if collective == Collective::SendRecv {
         return Err("sendrecv has one algorithm, and nothing to explain".into());
     }
-    let plan = build_plan(&as_bench(args, collective, args.memory), facts)?;
+    let plan = build_plan(&as_bench(args, collective, args.sweep.memory), facts)?;
     if plan.link.is_some() {
         return Err(
             "explain predicts and measures this host: --transport auto or shm (`bench --transport sim` has a modelled network)"
@@ -198,26 +132,17 @@ fn as_bench(args: &ExplainArgs, collective: Collective, memory: Memory) -> Bench
     };
     BenchArgs {
         collective,
-        min_bytes: args.min_bytes,
-        max_bytes: args.max_bytes,
-        step_factor: args.step_factor,
+        sweep: SweepArgs {
+            memory,
+            ..args.sweep.clone()
+        },
         step_bytes: None,
         iterations: Some(args.iterations),
         warmup: None,
         check: 0,
-        datatype: args.datatype.clone(),
-        op: args.op.clone(),
-        root: args.root,
-        ranks: args.ranks,
-        bind: args.bind,
-        transport: args.transport.clone(),
+        placement,
         link_gbit: None,
         link_us: None,
-        algo: args.algo.clone(),
-        memory,
-        placement,
-        json: args.json.clone(),
-        timeout: args.timeout.clone(),
         seed: 1,
         stats: false,
         no_rotate: true,

@@ -4,6 +4,7 @@
 //! reduced. The forward pass would only add a constant; it enters the step time and the scaling factor as
 //! `batch - backward`. Read first: [`run`], then `rank.rs`.
 
+mod alone;
 mod plan;
 mod print;
 mod rank;
@@ -147,7 +148,7 @@ pub fn run(args: &ReplayArgs) -> ExitCode {
         print_plan(args, &prepared.trace, &prepared.options)
     } else if let Some(reason) = unavailable_reason(&prepared.config.transport) {
         Err(reason)
-    } else if launch::world_size().is_none() && prepared.ranks > 1 {
+    } else if settings::world_size().is_none() && prepared.ranks > 1 {
         return ExitCode::from(launch::spawn_self(prepared.ranks, args.bind));
     } else {
         rank::run_rank(args, &prepared)
@@ -190,7 +191,7 @@ fn prepare(args: &ReplayArgs) -> Result<Prepared, String> {
         check_memory(
             &trace,
             &options,
-            launch::local_world_size().unwrap_or(ranks),
+            settings::local_world_size().unwrap_or(ranks),
         )?;
     }
     Ok(Prepared {

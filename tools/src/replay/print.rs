@@ -132,6 +132,13 @@ fn build_table(results: &Results, median: usize) -> String {
     ));
     lines.push(format!("# overlap        {:.1} %", numbers.overlap * 100.0));
     lines.push(format!("# exposed        {:.3} ms", numbers.exposed_ms));
+    let alone = summary::median_alone(results.steps);
+    if let Some(ratio) = summary::exposed_to_alone(numbers.exposed_ms, alone) {
+        lines.push(format!(
+            "# last flush     {:.3} ms alone, as a blocking call (median of all steps): exposed is {ratio:.2} times that",
+            alone.as_secs_f64() * 1e3
+        ));
+    }
     lines.push(format!("# bus bandwidth  {:.2} GB/s", numbers.busbw));
     lines.push(format!(
         "# scaling factor {:.4} (batch {:.3} ms)",
@@ -145,6 +152,7 @@ fn build_table(results: &Results, median: usize) -> String {
 fn to_json(results: &Results, median: usize) -> Value {
     let step = &results.steps[median].slowest;
     let numbers = results.summarise(step);
+    let alone = summary::median_alone(results.steps);
     let flush = |flush: &FlushReport| {
         json!({
             "bytes": flush.bytes,
@@ -160,6 +168,7 @@ fn to_json(results: &Results, median: usize) -> Value {
         json!({
             "step_ms": numbers.step_ms,
             "exposed_ms": numbers.exposed_ms,
+            "last_flush_alone_ms": step.alone.as_secs_f64() * 1e3,
             "overlap": numbers.overlap,
             "busbw": numbers.busbw,
             "scaling_factor": numbers.scaling_factor,
@@ -186,6 +195,8 @@ fn to_json(results: &Results, median: usize) -> Value {
         "step_ms": numbers.step_ms,
         "overlap": numbers.overlap,
         "exposed_ms": numbers.exposed_ms,
+        "last_flush_alone_ms": alone.as_secs_f64() * 1e3,
+        "exposed_to_alone": summary::exposed_to_alone(numbers.exposed_ms, alone),
         "busbw": numbers.busbw,
         "scaling_factor": numbers.scaling_factor,
         "steps": results.steps.iter().map(each_step).collect::<Vec<_>>(),

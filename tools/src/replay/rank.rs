@@ -1,5 +1,6 @@
 //! One rank of a replay: fills gradients, announces them at their times, checks every sum.
 
+use super::alone::Alone;
 use super::print::{self, Results};
 use super::summary::{self, Step};
 use super::trace::Trace;
@@ -57,13 +58,14 @@ pub fn replay(
             Fusion::with_plan(comm, options.clone(), specs, &plan)?
         }
     };
-    let runner = Runner {
+    let mut runner = Runner {
         args,
         trace,
         comm,
         fusion,
         tensors: allocate(args, trace, comm)?,
         values: Values::new(args.seed, comm.rank(), comm.ranks()),
+        packed: None,
     };
     let count = args.steps + WARM_UP_STEPS;
     let mut progress = (comm.rank() == 0).then(|| Progress::new("steps", count as usize));
@@ -97,18 +99,22 @@ fn allocate(args: &ReplayArgs, trace: &Trace, comm: &Communicator) -> Result<Vec
     Ok(trace.gradients.iter().map(tensor).collect())
 }
 
-struct Runner<'a> {
-    args: &'a ReplayArgs,
-    trace: &'a Trace,
-    comm: &'a Communicator,
-    fusion: Fusion,
-    tensors: Vec<Buffer>,
-    values: Values,
+/// What a rank needs to run steps.
+pub struct Runner<'a> {
+    pub args: &'a ReplayArgs,
+    pub trace: &'a Trace,
+    pub comm: &'a Communicator,
+    pub fusion: Fusion,
+    pub tensors: Vec<Buffer>,
+    pub values: Values,
+    /// What a flush is packed into that is run by itself.
+    pub packed: Option<Buffer>,
 }
 
 impl Runner<'_> {
-    /// One step: fill, barrier, the backward pass at its times, wait, check, and exchange of the times.
-    fn run_step(&self, index: u32, first: &mut Option<Time>) -> Result<Step> {
+    /// One step: fill, barrier, the backward pass at its times, wait, check; its last flush by itself; and exchange of the
+    /// times.
+    fn run_step(&mut self, index: u32, first: &mut Option<Time>) -> Result<Step> {
         for (tensor, buffer) in self.tensors.iter().enumerate() {
             self.values.fill(buffer, tensor, index);
         }
@@ -120,18 +126,21 @@ impl Runner<'_> {
             self.compute_until(origin.after(Duration::from_secs_f64(ready_us / 1e6)));
             self.fusion.announce(tensor, &self.tensors[tensor])?;
         }
-        self.fusion.end_of_backward()?;
         let report = self.fusion.wait()?;
-        let wrong = (self.tensors.iter().enumerate())
+        let wrong: u64 = (self.tensors.iter().enumerate())
             .map(|(tensor, buffer)| self.values.count_wrong(buffer, tensor, index))
             .sum();
+        let alone = match report.flushes.last() {
+            Some(flush) => self.run_alone(flush, index)?,
+            None => Alone::default(),
+        };
         let first = *first.get_or_insert(origin);
-        let words = summary::encode(&report, origin, first, wrong);
+        let words = summary::encode(&report, origin, first, wrong, alone);
         Ok(summary::decode(&self.gather(&words)?, &report))
     }
 
     /// What stands for the computation until a gradient is ready.
-    fn compute_until(&self, ready: Time) {
+    pub fn compute_until(&self, ready: Time) {
         match self.args.compute {
             Compute::Sleep => {
                 let rest = ready.since(self.fusion.now());
@@ -162,7 +171,7 @@ impl Runner<'_> {
 
 /// The gradients' values: small integers that depend on seed, rank, tensor, element and step, so that every sum is
 /// exact in f32 for any number of ranks and order, and stale or misplaced data shows.
-struct Values {
+pub struct Values {
     seed: u64,
     /// This rank's values for the elements 0.. of phase 0; longer than a chunk by a period.
     own: Vec<f32>,
@@ -189,7 +198,7 @@ impl Values {
         (tensor_and_step + element) % PERIOD
     }
 
-    fn fill(&self, buffer: &Buffer, tensor: usize, step: u32) {
+    pub fn fill(&self, buffer: &Buffer, tensor: usize, step: u32) {
         let count = buffer.len_bytes() / 4;
         for start in (0..count).step_by(CHUNK) {
             let phase = self.phase(tensor, step, start);
@@ -197,7 +206,7 @@ impl Values {
         }
     }
 
-    fn count_wrong(&self, buffer: &Buffer, tensor: usize, step: u32) -> u64 {
+    pub fn count_wrong(&self, buffer: &Buffer, tensor: usize, step: u32) -> u64 {
         let count = buffer.len_bytes() / 4;
         let mut values = vec![0f32; CHUNK.min(count)];
         let mut wrong = 0;

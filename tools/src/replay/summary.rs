@@ -3,13 +3,17 @@
 //! A time is that of the slowest rank, measured from the barrier before the backward pass:
 //! *ready* the flush's last gradient, *start* and *end* of its allreduce; *exposed* from the end of the backward pass until
 //! all gradients are reduced; *overlap* the share of the communication time before the end of the backward pass; *busbw*
-//! all bytes times 2(P-1)/P by the time in which an allreduce was under way; *scaling factor* `batch / (batch + exposed)`.
+//! all bytes times 2(P-1)/P by the time in which an allreduce was under way; *scaling factor* `batch / (batch + exposed)`;
+//! *last flush alone* what the last flush takes as a blocking call with nothing to hide behind (`alone.rs`): a step can
+//! expose less only by what it prepares before its last gradient is there.
 
+use super::alone::Alone;
 use linerate::StepReport;
 use linerate::time::Time;
+use std::time::Duration;
 
 /// Words of a rank's step before those of its flushes; see [`encode`].
-const HEADER_WORDS: usize = 4;
+const HEADER_WORDS: usize = 6;
 
 /// Words of a flush: ready, start, end.
 const FLUSH_WORDS: usize = 3;
@@ -23,18 +27,28 @@ pub struct Step {
     pub ranks: Vec<StepReport>,
     /// The slowest rank's times.
     pub slowest: StepReport,
+    /// Its last flush by itself, on the slowest rank; zero if it had none.
+    pub alone: Duration,
     /// Elements whose sum was wrong, on all ranks.
     pub wrong: u64,
 }
 
 /// What one rank tells the others of a step; `origin` is the start of its backward pass, `first` that of its first step.
-pub fn encode(report: &StepReport, origin: Time, first: Time, wrong: u64) -> Vec<u64> {
+pub fn encode(
+    report: &StepReport,
+    origin: Time,
+    first: Time,
+    wrong: u64,
+    alone: Alone,
+) -> Vec<u64> {
     let since = |time: Time| time.since(origin).as_nanos() as u64;
     let mut words = vec![
         origin.since(first).as_nanos() as u64,
         since(report.backward_end),
         since(report.done),
-        wrong,
+        wrong + alone.wrong,
+        alone.start.0,
+        alone.end.0,
     ];
     for flush in &report.flushes {
         words.extend([flush.ready, flush.start, flush.end].map(since));
@@ -70,8 +84,13 @@ pub fn decode(words: &[u64], own: &StepReport) -> Step {
             all.end = all.end.max(one.end);
         }
     }
+    let latest = |word: usize| {
+        let of_ranks = words.chunks_exact(words_per_rank).map(|rank| rank[word]);
+        Time(of_ranks.max().unwrap_or(0))
+    };
     Step {
         begin: Time(words[0]),
+        alone: latest(5).since(latest(4)),
         wrong: words.chunks_exact(words_per_rank).map(|rank| rank[3]).sum(),
         ranks,
         slowest,
@@ -127,6 +146,18 @@ pub fn median_step(steps: &[Step]) -> usize {
     order[(order.len() - 1) / 2]
 }
 
+/// The median of the times that the last flushes took by themselves (the lower of two).
+pub fn median_alone(steps: &[Step]) -> Duration {
+    let mut times: Vec<_> = steps.iter().map(|step| step.alone).collect();
+    times.sort();
+    times[(times.len() - 1) / 2]
+}
+
+/// Exposed by alone; `None` if there was no flush.
+pub fn exposed_to_alone(exposed_ms: f64, alone: Duration) -> Option<f64> {
+    (!alone.is_zero()).then(|| exposed_ms / (alone.as_secs_f64() * 1e3))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -153,13 +184,19 @@ mod tests {
     fn the_slowest_rank_counts_and_clocks_need_no_common_origin() {
         let a = report(1000, &[(1, 5, 20), (30, 31, 60)], 40, 70);
         let b = report(77, &[(2, 4, 25), (29, 33, 50)], 41, 65);
-        let mut words = encode(&a, Time(1000), Time(900), 1);
-        words.extend(encode(&b, Time(77), Time(0), 2));
+        let alone = |start, end, wrong| Alone {
+            start: Time(start),
+            end: Time(end),
+            wrong,
+        };
+        let mut words = encode(&a, Time(1000), Time(900), 1, alone(10, 32, 0));
+        words.extend(encode(&b, Time(77), Time(0), 2, alone(12, 30, 4)));
         let step = decode(&words, &a);
         assert_eq!(
             (step.begin, step.wrong, step.ranks.len()),
-            (Time(100), 3, 2)
+            (Time(100), 7, 2)
         );
+        assert_eq!(step.alone, Duration::from_nanos(20));
         assert_eq!(step.ranks[1].flushes[1].start, Time(33));
         assert_eq!(
             step.slowest.flushes,
@@ -200,10 +237,18 @@ mod tests {
     fn the_median_is_a_step_that_was_measured() {
         let step = |exposed| {
             let report = report(0, &[], 0, exposed);
-            decode(&encode(&report, Time(0), Time(0), 0), &report)
+            let alone = Alone {
+                end: Time(2 * exposed),
+                ..Alone::default()
+            };
+            decode(&encode(&report, Time(0), Time(0), 0, alone), &report)
         };
         assert_eq!(median_step(&[step(30), step(10), step(20)]), 2);
         assert_eq!(median_step(&[step(30), step(10)]), 1);
         assert_eq!(median_step(&[step(5)]), 0);
+        let alone = median_alone(&[step(30), step(10), step(20)]);
+        assert_eq!(alone, Duration::from_nanos(40));
+        assert_eq!(exposed_to_alone(30e-6, alone), Some(0.75));
+        assert_eq!(exposed_to_alone(1.0, Duration::ZERO), None);
     }
 }

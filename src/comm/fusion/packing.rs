@@ -1,0 +1,149 @@
+//! [`Packing`]: the fusion buffers, and what lies in them.
+
+use crate::comm::{Buffer, Communicator};
+use crate::error::Result;
+use crate::fusion::{Ahead, Flush, Machine};
+
+/// Copies up to here are made without the engine: below it neither other threads nor stores around the caches gain
+/// anything, and an operation that somebody drives need not stand still.
+const PLAIN_BYTES_MAX: usize = 256 << 10;
+
+/// The fusion buffers that no flush uses, and the one that is filled ahead.
+pub struct Packing {
+    free: Vec<Buffer>,
+    /// Filled with the tensors of `ahead`.
+    open: Option<Buffer>,
+    ahead: Ahead,
+    comm: Communicator,
+}
+
+impl Packing {
+    /// `buffers_count` buffers of `bytes` bytes, for flushes of at most `tensors_count` tensors.
+    pub fn new(
+        comm: &Communicator,
+        buffers_count: usize,
+        bytes: usize,
+        tensors_count: usize,
+    ) -> Result<Packing> {
+        Ok(Packing {
+            free: (0..buffers_count)
+                .map(|_| comm.alloc(bytes))
+                .collect::<Result<_>>()?,
+            open: None,
+            ahead: Ahead::with_capacity(tensors_count),
+            comm: comm.clone(),
+        })
+    }
+
+    /// Packs one tensor that will probably be part of the next flush; whether there was one, and a buffer.
+    pub fn pack_ahead(&mut self, machine: &Machine, tensors: &[Option<Buffer>]) -> bool {
+        if self.open.is_none() && self.free.is_empty() {
+            return false;
+        }
+        let start = self.ahead.bytes();
+        let Some(tensor) = machine.pack_ahead(&mut self.ahead) else {
+            return false;
+        };
+        if self.open.is_none() {
+            self.open = self.free.pop();
+        }
+        let packed = self.open.as_ref().expect("it was opened");
+        let tensor = announced(tensors, tensor);
+        let part = packed.part(start as usize, tensor.len_bytes());
+        self.copy(tensor, &part, self.ahead.bytes());
+        true
+    }
+
+    /// A buffer with all tensors of a flush. There are as many buffers as flushes under way, and the caller has one less.
+    pub fn pack(&mut self, machine: &Machine, flush: Flush, tensors: &[Option<Buffer>]) -> Buffer {
+        let packed_count = machine.packed_ahead(flush, &self.ahead);
+        let buffer = match packed_count {
+            0 => {
+                self.forget_if_flushed(machine);
+                self.free.pop().or_else(|| self.reopen())
+            }
+            _ => self.reopen(),
+        };
+        let buffer = buffer.expect("a free fusion buffer");
+        let parts = parts_of(machine, flush, tensors, &buffer);
+        for (tensor, part) in parts.skip(packed_count) {
+            self.copy(tensor, &part, flush.bytes);
+        }
+        buffer
+    }
+
+    /// A flush is reduced where it lies, without a buffer.
+    pub fn pass_over(&mut self, machine: &Machine) {
+        self.forget_if_flushed(machine);
+    }
+
+    /// Copies a flush back to its tensors; its buffer is free again.
+    pub fn unpack(
+        &mut self,
+        machine: &Machine,
+        flush: Flush,
+        tensors: &[Option<Buffer>],
+        buffer: Buffer,
+    ) {
+        for (tensor, part) in parts_of(machine, flush, tensors, &buffer) {
+            self.copy(&part, tensor, flush.bytes);
+        }
+        self.free.push(buffer);
+    }
+
+    /// Begins the next step.
+    pub fn begin_step(&mut self) {
+        let open = self.reopen();
+        self.free.extend(open);
+    }
+
+    /// The buffer that was filled ahead, as if it were empty.
+    fn reopen(&mut self) -> Option<Buffer> {
+        self.ahead.clear();
+        self.open.take()
+    }
+
+    /// What was packed ahead is of no use if a part of it has gone another way.
+    fn forget_if_flushed(&mut self, machine: &Machine) {
+        let mut tensors = self.ahead.tensors().iter();
+        if tensors.any(|&tensor| machine.is_flushed(tensor as usize)) {
+            let open = self.reopen();
+            self.free.extend(open);
+        }
+    }
+
+    fn copy(&self, from: &Buffer, to: &Buffer, bytes_together: u64) {
+        let (from, to) = (from.view(), to.view());
+        if from.len_bytes() <= PLAIN_BYTES_MAX {
+            return to.copy_from(from);
+        }
+        let mut engine = self.comm.inner.shared.engine();
+        engine.copy(from, to, bytes_together as usize);
+    }
+}
+
+fn announced(tensors: &[Option<Buffer>], tensor: u32) -> &Buffer {
+    let tensor = tensors[tensor as usize].as_ref();
+    tensor.expect("a flush has only announced tensors")
+}
+
+/// The tensors of a flush with bytes, each with its place in the fusion buffer.
+fn parts_of<'a>(
+    machine: &'a Machine,
+    flush: Flush,
+    tensors: &'a [Option<Buffer>],
+    packed: &'a Buffer,
+) -> impl Iterator<Item = (&'a Buffer, Buffer)> {
+    let indices = machine.tensors_of(flush).iter();
+    let with_bytes = indices
+        .map(|&tensor| announced(tensors, tensor))
+        .filter(|tensor| tensor.len_bytes() > 0);
+    let mut end = 0;
+    with_bytes.map(move |tensor| {
+        end += tensor.len_bytes();
+        (
+            tensor,
+            packed.part(end - tensor.len_bytes(), tensor.len_bytes()),
+        )
+    })
+}

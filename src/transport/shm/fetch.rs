@@ -1,0 +1,220 @@
+//! Messages that lie in memory of the sender which is not registered: the receiver fetches them out of the sender's address
+//! space (`process_vm_readv`, "cross-memory attach"), so that nobody copies them into registered memory first.
+//!
+//! The kernel takes a number of a process, and such numbers are used again. So every process that lets itself be read keeps
+//! a [`Guard`], a word that its peers know, and each fetch reads that word behind the message in the same call: one call
+//! reads one address space. Whether a peer may be read at all is found out by reading its guard when it connects.
+//!
+//! A sender may take its memory back before it was fetched ([`crate::transport::Transport::withdraw`]), without asking. It
+//! stores in the receiver's segment from which number on its messages are valid, and changes its memory only then; the
+//! receiver looks at that after it has read. So what it read counts only if the memory had not been taken back.
+
+use super::ShmTransport;
+use super::peer::Posted;
+use super::socket::{self, SocketMessage};
+use crate::memory::View;
+use crate::transport::Outcome;
+use crate::types::Rank;
+use std::io::{Error, Result};
+use std::os::fd::AsFd;
+use std::sync::atomic::{Ordering, fence};
+
+/// Shorter messages are copied: the call alone takes as long as copying this much.
+pub const FETCH_BYTES_MIN: usize = 32 * 1024;
+
+/// Bytes of one call; the kernel reads no more than 2 GiB at once.
+const CALL_BYTES_MAX: usize = 1 << 30;
+
+/// Where a process keeps a word that its peers know.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Guard {
+    /// Its address there; 0: the process is not to be read.
+    pub address: u64,
+    pub secret: u64,
+}
+
+impl Guard {
+    /// The guard of this process that is this word, as long as that lives.
+    pub fn of(word: &u64) -> Guard {
+        Guard {
+            address: std::ptr::from_ref(word).addr() as u64,
+            secret: *word,
+        }
+    }
+}
+
+/// A process whose memory this one may read.
+#[derive(Clone, Copy, Debug)]
+pub struct Readable {
+    process: i32,
+    pub(super) guard: Guard,
+}
+
+impl Readable {
+    /// The process with this number, if it is the one with this guard and may be read.
+    pub fn probe(process: i32, guard: Guard) -> Option<Readable> {
+        let readable = Readable { process, guard };
+        (guard.address != 0 && readable.fetch(0, View::empty()).is_ok()).then_some(readable)
+    }
+
+    /// Reads what lies at `address` there.
+    pub fn fetch(&self, address: u64, destination: View) -> Result<()> {
+        let bytes = destination.len_bytes();
+        if address.checked_add(bytes as u64).is_none() {
+            return Err(Error::from_raw_os_error(libc::EFAULT));
+        }
+        let mut done = 0;
+        loop {
+            let part = destination.part(done, (bytes - done).min(CALL_BYTES_MAX));
+            self.fetch_once(address + done as u64, part)?;
+            done += part.len_bytes();
+            if done == bytes {
+                return Ok(());
+            }
+        }
+    }
+
+    fn fetch_once(&self, address: u64, destination: View) -> Result<()> {
+        let (bytes, mut secret) = (destination.len_bytes(), 0u64);
+        let there = |address: u64, bytes| libc::iovec {
+            iov_base: std::ptr::without_provenance_mut(address as usize),
+            iov_len: bytes,
+        };
+        let here = [
+            libc::iovec {
+                iov_base: destination.as_ptr().cast(),
+                iov_len: bytes,
+            },
+            libc::iovec {
+                iov_base: (&raw mut secret).cast(),
+                iov_len: size_of::<u64>(),
+            },
+        ];
+        let there = [
+            there(address, bytes),
+            there(self.guard.address, size_of::<u64>()),
+        ];
+        // SAFETY: what is written is the destination, mapped for its length (contract of `View::new`), and `secret`.
+        // What is read is another process's, or this one's through the kernel, which checks every address.
+        let got =
+            unsafe { libc::process_vm_readv(self.process, here.as_ptr(), 2, there.as_ptr(), 2, 0) };
+        match usize::try_from(got) {
+            Err(_) => Err(Error::last_os_error()),
+            Ok(got) if got < bytes + size_of::<u64>() => {
+                Err(Error::from_raw_os_error(libc::EFAULT))
+            }
+            // Another process has the number now.
+            Ok(_) if secret != self.guard.secret => Err(Error::from_raw_os_error(libc::ESRCH)),
+            Ok(_) => Ok(()),
+        }
+    }
+}
+
+/// Reads memory of this process as a peer's would be read, to measure how long that takes.
+pub fn fetch_own(source: View, destination: View) -> Result<()> {
+    let word = 0x6c69_6e65;
+    let readable = Readable {
+        process: own_process(),
+        guard: Guard::of(&word),
+    };
+    readable.fetch(source.as_ptr().addr() as u64, destination)
+}
+
+pub fn own_process() -> i32 {
+    rustix::process::getpid().as_raw_nonzero().get()
+}
+
+/// A message in the sender's memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    pub address: u64,
+    pub bytes: u64,
+    /// Counts the sender's messages to this rank.
+    pub id: u64,
+}
+
+/// What became of a message that met its receive.
+#[derive(Debug)]
+pub enum Delivery {
+    /// The receive has ended.
+    Ended,
+    /// The message had been withdrawn; the receive goes on waiting.
+    Withdrawn,
+    /// The message cannot be had, for this reason; the receive goes on waiting.
+    Lost(String),
+}
+
+impl ShmTransport {
+    /// Delivers a message that lies in the sender's memory.
+    pub(super) fn fetch_message(
+        &mut self,
+        peer: Rank,
+        posted: Posted,
+        header: u64,
+        place: Place,
+    ) -> Delivery {
+        let p = &self.peers[peer as usize];
+        let Some(readable) = p.readable else {
+            return Delivery::Lost(
+                "it sent a message in memory that this rank cannot read and had not offered to"
+                    .into(),
+            );
+        };
+        let fits = place.bytes <= posted.destination.len_bytes() as u64;
+        let fetched = match fits {
+            true => {
+                let destination = posted.destination.part(0, place.bytes as usize);
+                readable.fetch(place.address, destination)
+            }
+            false => Ok(()),
+        };
+        // Pairs with the fence in `recall`: if the bytes are newer than that, its store is visible here.
+        fence(Ordering::Acquire);
+        if place.id < self.segment.valid_from(peer).load(Ordering::Relaxed) {
+            self.acknowledge(peer, place.id as u32, place.bytes);
+            return Delivery::Withdrawn;
+        }
+        if let Err(error) = fetched {
+            return Delivery::Lost(self.unreadable(peer, place, &error));
+        }
+        let outcome = if fits {
+            Outcome::Done
+        } else {
+            Outcome::Truncated
+        };
+        self.complete(posted.token, peer, outcome, place.bytes, header);
+        self.acknowledge(peer, place.id as u32, place.bytes);
+        Delivery::Ended
+    }
+
+    /// Why a message could not be read. The peer would only see a hang-up: it is told.
+    fn unreadable(&self, peer: Rank, place: Place, error: &Error) -> String {
+        if error.raw_os_error() == Some(libc::ESRCH) {
+            return "its process ended".into();
+        }
+        if let Some(fd) = &self.peers[peer as usize].socket {
+            // A socket that is full is followed by the hang-up all the same.
+            let _ = socket::send(fd.as_fd(), SocketMessage::Unreadable, None);
+        }
+        format!(
+            "{} bytes at {:#x}, which it sent, cannot be read there ({error}): memory that is sent must stay as it is until the operation has ended; LINERATE_CMA=off stages it",
+            place.bytes, place.address
+        )
+    }
+
+    /// Takes back the memory of all messages to this peer that it may not have fetched yet; the tokens of those. What it
+    /// reads from now on it will not count.
+    pub(super) fn recall(&mut self, peer: Rank) -> Vec<u64> {
+        let p = &mut self.peers[peer as usize];
+        let next_id = p.next_id;
+        let unfetched = p.outstanding.iter_mut().filter(|o| o.is_unregistered);
+        // They keep their places until they are acknowledged: there is room for so many acknowledgements only.
+        let tokens: Vec<u64> = unfetched.filter_map(|o| o.token.take()).collect();
+        if let (false, Some(segment)) = (tokens.is_empty(), &p.segment) {
+            (segment.valid_from(self.rank)).store(next_id, Ordering::Relaxed);
+            // Before anything that the owner of the memory does with it.
+            fence(Ordering::Release);
+        }
+        tokens
+    }
+}

@@ -1,0 +1,239 @@
+//! Memory of the caller: named by its address, inside registered buffers or not, and read out of the sender's process or
+//! staged. Real processes over shared memory.
+//!
+//! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child runs [`child_entry`] and
+//! nothing else.
+
+#[path = "processes/spawn.rs"]
+mod spawn;
+
+use linerate::config::CrossMemory;
+use linerate::memory::RegionKey;
+use linerate::{Buffer, Call, Collective, Communicator, Config, DataType, ReduceOp};
+use spawn::spawn;
+use std::process::Output;
+
+/// More than a window, several chunks, and no whole number of them.
+const COUNT: usize = 300_001;
+
+fn text(output: &Output) -> String {
+    let (out, err) = (&output.stdout, &output.stderr);
+    String::from_utf8_lossy(out).into_owned() + &String::from_utf8_lossy(err)
+}
+
+/// What all ranks printed; fails if one did not end well.
+fn run(role: &str, ranks: u32, extra: &[(&str, &str)]) -> String {
+    let outputs = spawn(role, ranks, extra);
+    for (rank, output) in outputs.iter().enumerate() {
+        assert!(output.status.success(), "rank {rank}: {}", text(output));
+    }
+    outputs.iter().map(text).collect()
+}
+
+#[test]
+fn child_entry() {
+    let Ok(role) = std::env::var("LINERATE_TEST_ROLE") else {
+        return;
+    };
+    let mut config = Config::from_lookup(|name| std::env::var(name).ok()).unwrap();
+    if std::env::var("LINERATE_TEST_OFF").ok() == std::env::var("RANK").ok() {
+        config.cma = CrossMemory::Off;
+    }
+    let comm = Communicator::from_env(config).unwrap();
+    match role.as_str() {
+        "messages" => messages(&comm),
+        "addresses" => addresses(&comm),
+        "mixed" => mixed(&comm),
+        other => panic!("no role {other}"),
+    }
+}
+
+fn value(rank: u32, index: usize) -> f32 {
+    (rank as usize * 31 + index % 1000) as f32
+}
+
+fn filled(buffer: &Buffer, rank: u32) {
+    let values: Vec<f32> = (0..COUNT).map(|index| value(rank, index)).collect();
+    buffer.write(0, &values);
+}
+
+fn check(what: &str, buffer: &Buffer, wanted: impl Fn(usize) -> f32) {
+    let values = buffer.to_vec::<f32>();
+    let wrong = (0..COUNT).find(|&index| values[index] != wanted(index));
+    assert!(wrong.is_none(), "{what}: element {wrong:?} is wrong");
+}
+
+fn sum(ranks: u32, index: usize) -> f32 {
+    (0..ranks).map(|rank| value(rank, index)).sum()
+}
+
+/// Collectives by messages, and sends and receives, of the caller's memory.
+fn messages(comm: &Communicator) {
+    let (rank, ranks) = (comm.rank(), comm.ranks());
+    let (input, output) = (
+        Buffer::plain(4 * COUNT).unwrap(),
+        Buffer::plain(4 * COUNT).unwrap(),
+    );
+    for round in 0..3 {
+        for algorithm in ["ring", "recursive-doubling"] {
+            filled(&input, rank);
+            let op = ReduceOp::Sum;
+            let mut call = Call::all_reduce(DataType::F32, op, COUNT as u64, &input, &output);
+            call.algorithm = Some(algorithm.into());
+            comm.run(&call).unwrap();
+            check(algorithm, &output, |index| sum(ranks, index));
+            check("the input", &input, |index| value(rank, index));
+        }
+        for algorithm in ["tree", "chain"] {
+            let root = round % ranks;
+            filled(&output, if rank == root { root } else { 77 });
+            let mut call = Call::new(Collective::Broadcast, DataType::F32, COUNT as u64);
+            (call.root, call.algorithm) = (root, Some(algorithm.into()));
+            comm.run(&call.with(&output, &output)).unwrap();
+            check(algorithm, &output, |index| value(root, index));
+        }
+        filled(&input, rank);
+        let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+        let group = comm.group().send(&input, next).recv(&output, previous);
+        group.run().unwrap();
+        check("a shift", &output, |index| value(previous, index));
+    }
+    let call = {
+        let mut call =
+            Call::all_reduce(DataType::F32, ReduceOp::Sum, COUNT as u64, &input, &output);
+        call.algorithm = Some("ring".into());
+        call
+    };
+    println!("PATH {}.", comm.explain(&call).unwrap().path);
+}
+
+#[test]
+fn messages_that_are_read_where_they_lie_are_whole() {
+    for ranks in [1, 2, 3, 5] {
+        let extra = [("LINERATE_CMA", "on"), ("LINERATE_DEBUG", "info")];
+        let said = run("messages", ranks, &extra);
+        if ranks > 1 && !said.contains("are fetched by all others") {
+            println!(
+                "only staging was tested: this host lets no process read another one:\n{said}"
+            );
+            continue;
+        }
+        let path = if ranks > 1 {
+            "messages, fetched"
+        } else {
+            "messages"
+        };
+        let paths = said.matches(&format!("PATH {path}.")).count();
+        assert_eq!(paths, ranks as usize, "{said}");
+    }
+}
+
+#[test]
+fn ranks_that_do_not_want_it_are_served_by_staging() {
+    let debug = ("LINERATE_DEBUG", "info");
+    let on = ("LINERATE_CMA", "on");
+    let said = run("messages", 3, &[on, ("LINERATE_TEST_OFF", "1"), debug]);
+    assert_eq!(said.matches("PATH messages.").count(), 3, "{said}");
+    assert!(
+        said.contains("rank 1: messages of memory that is not registered are staged"),
+        "{said}"
+    );
+    if !said.contains("fetched by ranks [2]") {
+        println!("only staging was tested:\n{said}");
+    }
+    let said = run("messages", 2, &[("LINERATE_CMA", "off"), debug]);
+    assert_eq!(said.matches("PATH messages.").count(), 2, "{said}");
+    assert!(said.contains("is off by LINERATE_CMA"), "{said}");
+    let said = run("messages", 2, &[debug]);
+    assert!(
+        said.contains("measured at the start") || said.contains("process_vm_readv"),
+        "{said}"
+    );
+}
+
+/// The same memory, named by its address only.
+fn bare(comm: &Communicator, buffer: &Buffer) -> Buffer {
+    let view = buffer.view().in_region(RegionKey::NONE, 0);
+    comm.buffer_at(view).unwrap()
+}
+
+/// `direct` works on registered memory only, and says so where it finds other.
+fn all_reduce(
+    comm: &Communicator,
+    buffer: &Buffer,
+    algorithm: Option<&str>,
+) -> linerate::Result<()> {
+    let mut call = Call::all_reduce(DataType::F32, ReduceOp::Sum, COUNT as u64, buffer, buffer);
+    call.algorithm = algorithm.map(String::from);
+    comm.run(&call)
+}
+
+/// Memory that is named by its address, inside a registered buffer and elsewhere.
+fn addresses(comm: &Communicator) {
+    let ranks = comm.ranks();
+    let child = comm.duplicate().unwrap();
+    let whole = comm.alloc(4 * COUNT + 4096).unwrap();
+    for (at, on) in [(0, comm), (2048, comm), (4096, &child)] {
+        let part = bare(on, &whole.part(at, 4 * COUNT));
+        assert!(part.is_registered());
+        filled(&part, comm.rank());
+        all_reduce(on, &part, Some("direct")).unwrap();
+        check("by its address", &whole.part(at, 4 * COUNT), |index| {
+            sum(ranks, index)
+        });
+    }
+    let beyond = whole.view().in_region(RegionKey::NONE, 0);
+    let plain = Buffer::plain(4 * COUNT).unwrap();
+    assert!(!bare(comm, &plain).is_registered());
+    // The part keeps the buffer, and the buffer's end is the end of its range.
+    let part = bare(comm, &whole.part(64, 64));
+    drop(whole);
+    assert!(comm.buffer_at(beyond).unwrap().is_registered());
+    drop(part);
+    assert!(!comm.buffer_at(beyond).unwrap().is_registered());
+    // In place is where the addresses say, whoever names them.
+    let (one, other) = (
+        bare(comm, &plain),
+        bare(comm, &plain.part(4, 4 * COUNT - 4)),
+    );
+    let call = Call::all_reduce(DataType::F32, ReduceOp::Sum, COUNT as u64 - 1, &one, &other);
+    let error = comm.run(&call).unwrap_err().to_string();
+    assert!(
+        error.contains("overlap at a distance of 4 bytes"),
+        "{error}"
+    );
+    comm.barrier().unwrap();
+    let error = all_reduce(comm, &one, Some("direct"))
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("direct needs registered memory"), "{error}");
+    println!("STAGED");
+}
+
+#[test]
+fn memory_inside_a_registered_buffer_is_used_where_it_lies() {
+    for ranks in [2, 3] {
+        let said = run("addresses", ranks, &[]);
+        assert_eq!(said.matches("STAGED").count(), ranks as usize, "{said}");
+    }
+}
+
+/// Registered on some ranks and not on others, all named by address.
+fn mixed(comm: &Communicator) {
+    let registered = comm.alloc(4 * COUNT).unwrap();
+    let plain = Buffer::plain(4 * COUNT).unwrap();
+    for round in 0..2 * comm.ranks() {
+        let buffer = match round % comm.ranks() == comm.rank() {
+            true => bare(comm, &plain),
+            false => bare(comm, &registered),
+        };
+        filled(&buffer, comm.rank());
+        all_reduce(comm, &buffer, None).unwrap();
+        check("mixed", &buffer, |index| sum(comm.ranks(), index));
+    }
+}
+
+#[test]
+fn ranks_may_differ_in_whether_an_address_is_registered() {
+    run("mixed", 3, &[]);
+}
