@@ -3,7 +3,7 @@
 //! Words that peers ring are a [`Bell`]. A descriptor tells only that something has come, and whoever handles that has to
 //! wake the threads whose operations it has ended: [`Alarm::wake_others`].
 
-use crate::memory::Bell;
+use crate::memory::{Bell, View};
 use crate::sync::{Arc, AtomicBool, AtomicU32, Mutex, Ordering, PoisonError, fence};
 use crate::transport::WaitSource;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -27,6 +27,8 @@ pub(crate) struct Doorbell {
     ring: Arc<OwnedFd>,
     /// Threads that sleep or are about to.
     sleeping: AtomicU32,
+    /// The same number, where peers look at it.
+    seen: Option<View>,
     /// `ring` has been written since it was last read.
     has_rung: AtomicBool,
     /// Held where the first sleeper takes back what woke the last ones, so that it takes nothing that is for the next.
@@ -38,9 +40,14 @@ impl Alarm {
     pub fn new(source: WaitSource) -> Option<Alarm> {
         match source {
             WaitSource::Futex { bell, sleeping } => Some(Alarm::Bell(Bell::new(bell, sleeping))),
-            WaitSource::Descriptor { ready, ring } => Some(Alarm::Descriptor(Doorbell {
+            WaitSource::Descriptor {
                 ready,
                 ring,
+                sleeping: seen,
+            } => Some(Alarm::Descriptor(Doorbell {
+                ready,
+                ring,
+                seen,
                 sleeping: AtomicU32::new(0),
                 has_rung: AtomicBool::new(false),
                 entering: Mutex::new(()),
@@ -100,6 +107,16 @@ impl Doorbell {
             let _ = rustix::io::read(&*self.ring, &mut [0; 8]);
         }
         self.sleeping.fetch_add(1, Ordering::Relaxed);
+        if let Some(seen) = &self.seen {
+            seen.word32(0).fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn leave(&self) {
+        if let Some(seen) = &self.seen {
+            seen.word32(0).fetch_sub(1, Ordering::Relaxed);
+        }
+        self.sleeping.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// The same as [`Alarm::sleep`], on several.
@@ -118,9 +135,7 @@ impl Doorbell {
             // Ends early on signals, like any sleep.
             let _ = poll(&mut set, Some(&limit));
         }
-        for doorbell in doorbells {
-            doorbell.sleeping.fetch_sub(1, Ordering::Relaxed);
-        }
+        doorbells.iter().for_each(|doorbell| doorbell.leave());
     }
 }
 
@@ -140,7 +155,11 @@ mod tests {
         epoll::add(&*ready, &*ring, token, epoll::EventFlags::IN).unwrap();
         let other = Arc::new(eventfd(0, flags).unwrap());
         epoll::add(&*ready, &*other, token, epoll::EventFlags::IN).unwrap();
-        let source = WaitSource::Descriptor { ready, ring };
+        let source = WaitSource::Descriptor {
+            ready,
+            ring,
+            sleeping: None,
+        };
         (Alarm::new(source).unwrap(), other)
     }
 

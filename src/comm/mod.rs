@@ -78,7 +78,7 @@ struct Inner {
     ranks: u32,
     transport: &'static str,
     is_size_only: bool,
-    is_mapped: bool,
+    is_shared: bool,
     progress: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -167,7 +167,7 @@ impl Communicator {
             ranks,
             transport: capabilities.name,
             is_size_only,
-            is_mapped: capabilities.store_signals,
+            is_shared: capabilities.shared_regions,
             progress: Mutex::new(None),
         };
         Communicator {
@@ -212,7 +212,7 @@ impl Communicator {
         self.inner.shared.process.check()?;
         let region = Arc::new(if self.inner.is_size_only {
             Region::size_only(bytes)
-        } else if self.inner.is_mapped {
+        } else if self.inner.is_shared {
             Region::shared("linerate-buffer", bytes)?
         } else {
             Region::private(bytes)?

@@ -67,7 +67,7 @@ impl Links {
         let layout = ControlLayout::new(ranks);
         let capabilities = transport.capabilities().clone();
         let allocate = |name: &str, bytes: usize| {
-            if capabilities.store_signals {
+            if capabilities.shared_regions {
                 Region::shared(name, bytes)
             } else {
                 Region::private(bytes)

@@ -142,7 +142,7 @@ impl Engine {
         config: Config,
         host: Host,
     ) -> Result<Engine> {
-        let is_shared = transport.capabilities().store_signals;
+        let is_shared = transport.capabilities().shared_regions;
         let links = Links::new(transport, rank, ranks, config.window_bytes)?;
         Ok(Engine {
             driver: Driver::new(

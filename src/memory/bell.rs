@@ -28,9 +28,16 @@ impl Bell {
     /// Wakes whoever sleeps. The caller has stored what they wait for.
     #[inline]
     pub fn wake(&self) {
+        self.wake_after(|| {});
+    }
+
+    /// The same; `also` is done first, if anybody sleeps.
+    #[inline]
+    pub fn wake_after(&self, also: impl FnOnce()) {
         fence(Ordering::SeqCst);
         if self.sleeping.word32(0).load(Ordering::Relaxed) != 0 {
-            self.count.word32(0).fetch_add(1, Ordering::Relaxed);
+            also();
+            self.count.word32(0).fetch_add(1, Ordering::Release);
             futex_wake_all(self.count.word32(0));
         }
     }

@@ -1,4 +1,4 @@
-//! The transport contract: how bytes move between ranks. Providers: [`shm`], [`tcp`] and [`sim`].
+//! The transport contract: how bytes move between ranks. Providers: [`shm`], [`tcp`], both behind a [`router`], and [`sim`].
 //!
 //! A transport is driven by one thread at a time (the engine's driver) and never blocks. It moves bytes
 //! and knows nothing of collectives, types or schedules. Peers are world ranks.
@@ -46,6 +46,7 @@
 //! [`CONTROL_BYTES`]: crate::limits::CONTROL_BYTES
 
 mod open;
+pub mod router;
 pub mod shm;
 pub mod sim;
 pub mod tcp;
@@ -70,6 +71,8 @@ pub struct Capabilities {
     /// Stores to a peer's mapped memory are themselves the signal: after an ordinary release store the peer sees
     /// it, and [`Transport::notify`] only wakes it. Otherwise signals are puts.
     pub store_signals: bool,
+    /// Peers may map regions, which therefore are shared memory ([`Region::shared`]).
+    pub shared_regions: bool,
     /// Puts and gets work.
     pub rma: bool,
     /// Messages of one peer arrive in the order sent, whatever their tags.
@@ -173,9 +176,8 @@ pub enum Event {
 
 /// What a waiting thread sleeps on.
 ///
-/// A provider over both memory and descriptors gives its descriptor, and lets the peers that share memory with it write to
-/// a descriptor that it waits for (they hold a socket to each other) while [`WaitSource::Futex`]'s `sleeping` says so: then
-/// one thread sleeps on everything at once.
+/// A provider over both memory and descriptors gives its descriptor and `sleeping`, and peers that share memory with it make
+/// the descriptor readable while that says so: then one thread sleeps on everything at once.
 #[derive(Clone, Debug)]
 pub enum WaitSource {
     /// Two 32-bit words. Announce the sleep by adding 1 to `sleeping` (and a full fence), check once more
@@ -192,6 +194,8 @@ pub enum WaitSource {
         ready: Arc<OwnedFd>,
         /// An eventfd for the caller's own threads: the provider neither writes nor reads it.
         ring: Arc<OwnedFd>,
+        /// As that of [`WaitSource::Futex`], where some peers look at it.
+        sleeping: Option<View>,
     },
     /// Time is virtual; whoever steps the simulation decides.
     Virtual,

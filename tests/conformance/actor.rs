@@ -313,8 +313,19 @@ impl Actor {
     fn sleep(&mut self, transport: &mut dyn Transport) -> Checked<Progress> {
         let (bell, sleeping) = match transport.wait_source() {
             WaitSource::Futex { bell, sleeping } => (bell, sleeping),
-            WaitSource::Descriptor { ready, .. } => {
-                return self.sleep_on_descriptor(transport, &ready);
+            WaitSource::Descriptor {
+                ready, sleeping, ..
+            } => {
+                let count = |by: u32| {
+                    if let Some(sleeping) = &sleeping {
+                        sleeping.word32(0).fetch_add(by, Ordering::SeqCst);
+                        fence(Ordering::SeqCst);
+                    }
+                };
+                count(1);
+                let slept = self.sleep_on_descriptor(transport, &ready);
+                count(u32::MAX);
+                return slept;
             }
             WaitSource::Virtual => return Ok(Progress::Moved),
         };
@@ -333,7 +344,7 @@ impl Actor {
         Ok(Progress::Moved)
     }
 
-    /// Nothing is announced here: whatever arrives after the last poll makes the descriptor readable.
+    /// Whatever arrives after the last poll makes the descriptor readable.
     fn sleep_on_descriptor(
         &mut self,
         transport: &mut dyn Transport,

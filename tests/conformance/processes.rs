@@ -8,6 +8,7 @@ use super::actor::{Actor, Progress};
 use super::cases;
 use super::mutants::{Fault, Mutant, Surroundings};
 use linerate::time::Time;
+use linerate::transport::router::Router;
 use linerate::transport::sim::{SimOptions, World};
 use linerate::transport::{self, Address, Options, Transport};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -19,7 +20,7 @@ use std::time::{Duration, Instant};
 
 /// Providers that connect processes. Add one here and to [`open`], and every case runs on it. The second one reads messages
 /// of memory that is not registered out of the sender's process.
-pub const PROVIDERS: &[&str] = &["shm", "shm fetching", "tcp"];
+pub const PROVIDERS: &[&str] = &["shm", "shm fetching", "tcp", "router"];
 
 /// A world of one rank: no processes can meet in it, but it shows that this harness works.
 pub const ALONE: &str = "sim";
@@ -94,6 +95,16 @@ fn open(provider: &str, rank: u32, ranks: u32, nonce: u64) -> Result<Opened, Str
             Ok(Opened {
                 transport: transport::open(name, rank, ranks, nonce, &options)
                     .map_err(|e| e.to_string())?,
+                advance: Box::new(|| {}),
+            })
+        }
+        // Ranks 0 and 1 are on one host, others on another.
+        "router" => {
+            let host = u64::from(rank / 2);
+            let of_shm = (nonce + u64::from(rank), false);
+            let router = Router::new((rank, ranks), host, of_shm, &Default::default());
+            Ok(Opened {
+                transport: Box::new(router.map_err(|e| e.to_string())?),
                 advance: Box::new(|| {}),
             })
         }

@@ -61,6 +61,8 @@ pub struct ShmTransport {
     strangers: Vec<OwnedFd>,
     /// The word that peers read behind every message that they fetch; `None`: nobody is to read this process.
     guard: Option<Box<u64>>,
+    /// What peers make readable to wake this rank, where it sleeps on descriptors.
+    alarm: Option<OwnedFd>,
     segment: Segment,
     peers: Vec<Peer>,
     regions: BTreeMap<RegionKey, Exported>,
@@ -93,6 +95,7 @@ impl ShmTransport {
                 name: "shm",
                 mapped: true,
                 store_signals: true,
+                shared_regions: true,
                 rma: true,
                 ordered: true,
                 inline_bytes: INLINE_BYTES_MAX,
@@ -106,6 +109,7 @@ impl ShmTransport {
             socket_name,
             listener,
             strangers: Vec::new(),
+            alarm: None,
             guard: fetches.then(|| Box::new(mix(!nonce))),
             segment: Segment::create(ranks)?,
             peers: (0..ranks).map(|_| Peer::new()).collect(),
@@ -115,6 +119,12 @@ impl ShmTransport {
             spare: Vec::new(),
             look_at: Time::default(),
         })
+    }
+
+    /// Before the first connection: peers wake this rank by this eventfd too, because it sleeps on descriptors. They look at
+    /// the words of [`Transport::wait_source`] before, and count after.
+    pub fn wake_through(&mut self, alarm: OwnedFd) {
+        self.alarm = Some(alarm);
     }
 
     fn complete(&mut self, token: u64, peer: Rank, outcome: Outcome, bytes: u64, header: u64) {

@@ -15,6 +15,7 @@ use crate::limits::{CACHE_LINE_BYTES, RING_BYTES};
 use crate::memory::{Bell, Region, View};
 use crate::transport::{TAG_CLASSES, WaitSource};
 use crate::types::Rank;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicU64;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"lnrtshm2");
@@ -35,6 +36,8 @@ pub struct Segment {
     view: View,
     bell: Bell,
     ranks: u32,
+    /// Becomes readable where its owner sleeps on descriptors.
+    alarm: Option<OwnedFd>,
 }
 
 impl Segment {
@@ -54,6 +57,7 @@ impl Segment {
             view,
             bell: Bell::new(view.part(BELL, 4), view.part(SLEEPING, 4)),
             ranks,
+            alarm: None,
         })
     }
 
@@ -75,6 +79,7 @@ impl Segment {
             view,
             bell: Bell::new(view.part(BELL, 4), view.part(SLEEPING, 4)),
             ranks,
+            alarm: None,
         })
     }
 
@@ -128,6 +133,16 @@ impl Segment {
     /// Wakes the owner if it sleeps. The caller has stored what the owner waits for.
     #[inline]
     pub fn wake(&self) {
-        self.bell.wake();
+        self.bell.wake_after(|| {
+            if let Some(alarm) = &self.alarm {
+                // Only a full counter refuses, and that is readable too.
+                let _ = rustix::io::write(alarm, &1u64.to_ne_bytes());
+            }
+        });
+    }
+
+    /// The owner sleeps on this eventfd. It is written before the bell counts: whoever sees another count finds it written.
+    pub fn wake_through(&mut self, alarm: OwnedFd) {
+        self.alarm = Some(alarm);
     }
 }

@@ -177,7 +177,11 @@ impl ShmTransport {
         };
         let bytes = Segment::bytes(ranks) as u64;
         let hello = SocketMessage::Hello(self.rank, ranks, bytes, self.own_guard());
-        socket::send(fd, hello, Some(memory.as_fd()))
+        let mut is_said = socket::send(fd, hello, Some(memory.as_fd()))?;
+        if let (true, Some(alarm)) = (is_said, &self.alarm) {
+            is_said = socket::send(fd, SocketMessage::Alarm, Some(alarm.as_fd()))?;
+        }
+        Ok(is_said)
     }
 
     /// Maps the peer's segment, looks whether its memory can be read, and tells it.
@@ -264,6 +268,12 @@ impl ShmTransport {
                     return Err(format!("it says that it is rank {rank} of {ranks}"));
                 }
                 self.adopt(peer, (bytes, memory), guard);
+                Ok(())
+            }
+            (SocketMessage::Alarm, Some(alarm)) if connecting && is_adopted => {
+                if let Some(segment) = &mut p.segment {
+                    segment.wake_through(alarm);
+                }
                 Ok(())
             }
             (SocketMessage::Reads(reads), None) if connecting && is_adopted => {

@@ -21,7 +21,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 pub enum SocketMessage {
     /// First message of both sides, with the sender's segment: (rank, ranks, segment bytes, the sender's guard).
     Hello(u32, u32, u64, Guard),
-    /// Second message of both sides: whether the sender reads memory of the receiver where it lies.
+    /// Second message of a side that sleeps on descriptors: an eventfd to wake it by.
+    Alarm,
+    /// Last message of both sides before the first post: whether the sender reads memory of the receiver where it lies.
     Reads(bool),
     /// A region, with its memory: (key, bytes).
     Region(u32, u64),
@@ -53,6 +55,7 @@ impl SocketMessage {
             SocketMessage::Exhausted => (5, 0, 0, 0),
             SocketMessage::Unreadable => (7, 0, 0, 0),
             SocketMessage::Reads(reads) => (6, u32::from(reads), 0, 0),
+            SocketMessage::Alarm => (8, 0, 0, 0),
         };
         let mut out = [0; MESSAGE_BYTES];
         out[0..4].copy_from_slice(b"LRS2");
@@ -88,6 +91,7 @@ impl SocketMessage {
             4 => SocketMessage::Bye,
             5 => SocketMessage::Exhausted,
             7 => SocketMessage::Unreadable,
+            8 => SocketMessage::Alarm,
             6 => SocketMessage::Reads(word(8) == 1),
             _ => return Err(malformed()),
         })

@@ -38,6 +38,7 @@ impl SimTransport {
                 name: "sim",
                 mapped: options.mapped,
                 store_signals: false,
+                shared_regions: false,
                 rma: true,
                 ordered: false,
                 inline_bytes: INLINE_BYTES_MAX,

@@ -385,6 +385,7 @@ fn capabilities(settings: &TcpSettings) -> Capabilities {
         name: "tcp",
         mapped: false,
         store_signals: false,
+        shared_regions: false,
         rma: true,
         ordered: false,
         inline_bytes: INLINE_BYTES_MAX,
@@ -649,6 +650,7 @@ impl Transport for TcpTransport {
         WaitSource::Descriptor {
             ready: self.shared.epoll.clone(),
             ring: self.ring.clone(),
+            sleeping: None,
         }
     }
 

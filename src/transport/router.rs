@@ -1,0 +1,283 @@
+//! The `router`: ranks of one host reach each other through shared memory, all others through connections.
+//!
+//! It is two providers with one face. A rank's address says on which host it is; of each pair of ranks one provider is used
+//! and the other one never hears. Regions are registered with both, under one key. Nothing is mapped, so that a schedule need
+//! not know which rank is where: signals are puts, which cost a store within a host.
+//!
+//! One thread sleeps on both: the connections' descriptor, and an eventfd that ranks of this host write to while the words of
+//! shared memory say that somebody sleeps.
+
+use super::shm::ShmTransport;
+use super::tcp::TcpTransport;
+use super::{Address, Capabilities, Event, PostError, RemoteRange, Transport, WaitSource};
+use crate::config::TcpSettings;
+use crate::error::{Error, Result};
+use crate::memory::{Region, RegionKey, View};
+use crate::time::Time;
+use crate::types::Rank;
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+const MAGIC: &[u8; 4] = b"LRR1";
+
+type Posted = std::result::Result<(), PostError>;
+
+/// The two providers of one rank.
+pub struct Router {
+    shm: ShmTransport,
+    tcp: TcpTransport,
+    capabilities: Capabilities,
+    /// This rank's host: ranks with the same number share memory.
+    host: u64,
+    /// Per peer, whether it is on this host.
+    is_near: Vec<bool>,
+    ready: Arc<OwnedFd>,
+    alarm: OwnedFd,
+    /// Counts the times that peers have written to the alarm.
+    bell: View,
+    sleeping: View,
+    bell_seen: u32,
+}
+
+impl Router {
+    /// The transport of `rank`. Ranks that say the same `host` share memory; `nonce` and `fetches` are those of
+    /// [`ShmTransport::new`].
+    pub fn new(
+        (rank, ranks): (Rank, u32),
+        host: u64,
+        (nonce, fetches): (u64, bool),
+        settings: &TcpSettings,
+    ) -> Result<Router> {
+        let mut shm = ShmTransport::new(rank, ranks, nonce, fetches)?;
+        let tcp = TcpTransport::new(rank, ranks, settings)?;
+        let (WaitSource::Futex { bell, sleeping }, WaitSource::Descriptor { ready: inner, .. }) =
+            (shm.wait_source(), tcp.wait_source())
+        else {
+            unreachable!("memory is slept on by words, connections by a descriptor")
+        };
+        let alarm = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|e| Error::os("making an eventfd", e))?;
+        let ready = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(|e| Error::os("making an epoll descriptor", e))?;
+        for descriptor in [inner.as_fd(), alarm.as_fd()] {
+            let token = epoll::EventData::new_u64(0);
+            epoll::add(&ready, descriptor, token, epoll::EventFlags::IN)
+                .map_err(|e| Error::os("waiting for shared memory and connections", e))?;
+        }
+        let copy = alarm
+            .try_clone()
+            .map_err(|e| Error::os("copying an eventfd", e))?;
+        shm.wake_through(copy);
+        Ok(Router {
+            capabilities: both(shm.capabilities(), tcp.capabilities()),
+            shm,
+            tcp,
+            host,
+            is_near: vec![false; ranks as usize],
+            ready: Arc::new(ready),
+            alarm,
+            bell,
+            sleeping,
+            bell_seen: 0,
+        })
+    }
+
+    #[inline]
+    fn to(&mut self, peer: Rank) -> &mut dyn Transport {
+        match self.is_near.get(peer as usize) {
+            Some(true) => &mut self.shm,
+            _ => &mut self.tcp,
+        }
+    }
+}
+
+/// What both can do.
+fn both(shm: &Capabilities, tcp: &Capabilities) -> Capabilities {
+    Capabilities {
+        name: "router",
+        mapped: false,
+        store_signals: false,
+        shared_regions: true,
+        rma: shm.rma && tcp.rma,
+        ordered: shm.ordered && tcp.ordered,
+        inline_bytes: shm.inline_bytes.min(tcp.inline_bytes),
+        messages_per_peer: shm.messages_per_peer.min(tcp.messages_per_peer),
+        message_bytes_max: shm.message_bytes_max.min(tcp.message_bytes_max),
+        device_memory: shm.device_memory && tcp.device_memory,
+        ..tcp.clone()
+    }
+}
+
+impl Transport for Router {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn local_address(&self) -> Address {
+        let near = self.shm.local_address().0;
+        let mut out = MAGIC.to_vec();
+        out.extend_from_slice(&self.host.to_le_bytes());
+        out.extend_from_slice(&(near.len() as u32).to_le_bytes());
+        out.extend_from_slice(&near);
+        out.extend_from_slice(&self.tcp.local_address().0);
+        Address(out)
+    }
+
+    fn connect(&mut self, peer: Rank, address: &Address) -> Result<()> {
+        let (host, near, far) = parse(address)?;
+        let is_near = host == self.host;
+        if let Some(known) = self.is_near.get_mut(peer as usize) {
+            *known = is_near;
+        }
+        match is_near {
+            true => self.shm.connect(peer, &near),
+            false => self.tcp.connect(peer, &far),
+        }
+    }
+
+    fn disconnect(&mut self, peer: Rank) {
+        self.to(peer).disconnect(peer);
+    }
+
+    fn register(&mut self, region: Arc<Region>) -> Result<RegionKey> {
+        let key = self.shm.register(region.clone())?;
+        let same = self.tcp.register(region)?;
+        assert_eq!(key, same, "both count their registrations");
+        Ok(key)
+    }
+
+    fn deregister(&mut self, key: RegionKey) -> Result<()> {
+        self.shm.deregister(key)?;
+        self.tcp.deregister(key)
+    }
+
+    fn export(&mut self, peer: Rank, key: RegionKey) -> Posted {
+        self.to(peer).export(peer, key)
+    }
+
+    fn mapped(&mut self, _peer: Rank, _key: RegionKey) -> Result<Option<View>> {
+        Ok(None)
+    }
+
+    fn release_freed(&mut self) {
+        self.shm.release_freed();
+    }
+
+    #[inline]
+    fn post_send(&mut self, peer: Rank, tag: u64, header: u64, source: View, token: u64) -> Posted {
+        self.to(peer).post_send(peer, tag, header, source, token)
+    }
+
+    fn fetches(&self, peer: Rank, bytes: usize) -> bool {
+        self.is_near.get(peer as usize) == Some(&true) && self.shm.fetches(peer, bytes)
+    }
+
+    fn withdraw(&mut self) {
+        self.shm.withdraw();
+    }
+
+    fn backlog(&mut self, peer: Rank, tag: u64) -> u32 {
+        self.to(peer).backlog(peer, tag)
+    }
+
+    #[inline]
+    fn post_recv(&mut self, peer: Rank, tag: u64, destination: View, token: u64) -> Posted {
+        self.to(peer).post_recv(peer, tag, destination, token)
+    }
+
+    fn post_put(&mut self, peer: Rank, source: View, to: RemoteRange, token: u64) -> Posted {
+        self.to(peer).post_put(peer, source, to, token)
+    }
+
+    fn post_get(&mut self, peer: Rank, from: RemoteRange, destination: View, token: u64) -> Posted {
+        self.to(peer).post_get(peer, from, destination, token)
+    }
+
+    fn cancel(&mut self, peer: Rank, token: u64) {
+        self.to(peer).cancel(peer, token);
+    }
+
+    #[inline]
+    fn poll(&mut self, now: Time, events: &mut Vec<Event>) {
+        let count = self.bell.word32(0).load(Ordering::Acquire);
+        if count != self.bell_seen {
+            self.bell_seen = count;
+            // What woke this rank is looked at below; what comes from here on makes it readable again.
+            let _ = rustix::io::read(&self.alarm, &mut [0; 8]);
+        }
+        self.shm.poll(now, events);
+        self.tcp.poll(now, events);
+    }
+
+    fn notify(&mut self, peer: Rank) {
+        self.to(peer).notify(peer);
+    }
+
+    fn wait_source(&self) -> WaitSource {
+        let WaitSource::Descriptor { ring, .. } = self.tcp.wait_source() else {
+            unreachable!("connections are slept on by a descriptor")
+        };
+        WaitSource::Descriptor {
+            ready: self.ready.clone(),
+            ring,
+            sleeping: Some(self.sleeping),
+        }
+    }
+
+    fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>) {
+        self.shm.poll_slow(now, events);
+        self.tcp.poll_slow(now, events);
+    }
+
+    fn counts(&self) -> Vec<(&'static str, u64)> {
+        self.tcp.counts()
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        let both = [self.shm.next_timeout(), self.tcp.next_timeout()];
+        both.into_iter().flatten().min()
+    }
+}
+
+/// The host, and the addresses of both providers.
+fn parse(address: &Address) -> Result<(u64, Address, Address)> {
+    let parts = || {
+        let rest = address.0.strip_prefix(MAGIC)?;
+        let (host, rest) = rest.split_first_chunk()?;
+        let (near_bytes, rest) = rest.split_first_chunk()?;
+        let near_bytes = u32::from_le_bytes(*near_bytes) as usize;
+        let (near, far) = rest.split_at_checked(near_bytes)?;
+        let host = u64::from_le_bytes(*host);
+        Some((host, Address(near.to_vec()), Address(far.to_vec())))
+    };
+    parts().ok_or_else(|| {
+        Error::Malformed(format!(
+            "bytes of {} that are no address of the router",
+            address.0.len()
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_come_back_and_others_are_refused() {
+        let settings = TcpSettings::default();
+        let router = Router::new((0, 2), 7, (0x5070, false), &settings).unwrap();
+        let address = router.local_address();
+        let (host, near, far) = parse(&address).unwrap();
+        assert_eq!(host, 7);
+        assert_eq!(near, router.shm.local_address());
+        assert_eq!(far, router.tcp.local_address());
+        for bytes in [0, 3, 11, 15, 20] {
+            assert!(parse(&Address(address.0[..bytes].to_vec())).is_err());
+        }
+        let mut long = address.0.clone();
+        long[12..16].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert!(parse(&Address(long)).is_err());
+    }
+}
