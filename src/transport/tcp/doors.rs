@@ -199,7 +199,7 @@ impl TcpTransport {
             let stranger = self.strangers.remove(at);
             self.turn_away(&stranger, "too many others came before it said who it is");
         }
-        socket::prepare(socket.as_fd(), self.shared.timeout);
+        socket::prepare(socket.as_fd(), from.ip(), self.shared.timeout);
         let stranger = Stranger {
             socket,
             from,

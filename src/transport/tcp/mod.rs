@@ -31,6 +31,7 @@ mod socket;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod zerocopy;
 
 use super::{
     Address, Capabilities, Event, Outcome, PostError, RemoteRange, Transport, WaitSource, tag_class,
@@ -241,6 +242,7 @@ impl TcpTransport {
             if peer.has_left {
                 return;
             }
+            peer.rails[at].look_at_copies(&mut self.shared);
             match peer.receive(at, &mut self.shared) {
                 Ok(_) => {}
                 // Its end may explain itself on another rail: all are read first.
