@@ -70,6 +70,8 @@
 //!   ordering is needed; `comm/driving.rs`, where threads hand the engine over, runs under shuttle the same way.
 //! * Communicators made from one another are a family: each has a transport and an engine of its own, so that they fail and
 //!   run independently, and whoever waits on one drives the others of its process too.
+//! * Connections between ranks (`transport/tcp`) begin with a proof of the job's secret on both sides. One that is lost is
+//!   replaced, and exactly what had not come on it is sent again; a rank sleeps on one descriptor for all of them.
 //! * A rebuild gives every survivor the new communicator or none: who is told to commit tells all others first.
 //! * `engine/driver.rs` is the only place where schedule, transport and kernel meet; `engine/clock.rs` is the only
 //!   reader of the clock; `transport::open` is the one list of providers.
@@ -79,7 +81,7 @@
 //! Files in /dev/shm, global state (but for a page that tells a forked child from its parent, and a count of the bytes of
 //! regions), background threads that nobody asked for (a [`Fusion`] has one, [`Config::progress_thread`] makes one, and a
 //! rank with several cores shares large copies and reductions among [`Config::threads`], which sleep in between), a central
-//! daemon, asynchronous runtimes, unregistered memory on the wire. Not yet there: transports between hosts, device memory,
+//! daemon, asynchronous runtimes, unregistered memory on the wire. Not yet there: a rendezvous between hosts, device memory,
 //! partial and sparse collectives, ranks that join later.
 
 pub mod bootstrap;
