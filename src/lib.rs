@@ -76,6 +76,8 @@
 //! * Memory of the caller is reached by peers only where it lies inside a registered buffer (`comm/ranges.rs` knows where
 //!   those are), or by reading it out of this process (`transport/shm/fetch.rs`), both sides allowing. A rank that fails takes
 //!   it back before its caller gets it: what peers read of it later they do not count.
+//! * Connections between ranks (`transport/tcp`) begin with a proof of the job's secret on both sides. One that is lost is
+//!   replaced, and exactly what had not come on it is sent again; a rank sleeps on one descriptor for all of them.
 //! * A rebuild gives every survivor the new communicator or none: who is told to commit tells all others first.
 //! * `engine/driver.rs` is the only place where schedule, transport and kernel meet; `engine/clock.rs` is the only
 //!   reader of the clock; `transport::open` is the one list of providers.
@@ -85,7 +87,7 @@
 //! Files in /dev/shm, global state (but for a page that tells a forked child from its parent, and a count of the bytes of
 //! regions), background threads that nobody asked for (a [`Fusion`] has one, [`Config::progress_thread`] makes one, and a
 //! rank with several cores shares large copies and reductions among [`Config::threads`], which sleep in between), a central
-//! daemon, asynchronous runtimes, unregistered memory on the wire (but for messages inside a host, see [`Config::cma`]). Not yet there: transports between hosts, device memory,
+//! daemon, asynchronous runtimes, unregistered memory on the wire (but for messages inside a host, see [`Config::cma`]). Not yet there: device memory,
 //! partial and sparse collectives, ranks that join later.
 
 /// The program of the README compiles.

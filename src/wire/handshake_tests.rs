@@ -120,3 +120,68 @@ fn errors_say_what_to_look_at() {
     let text = HandshakeError::Refused(Refusal::Full).to_string();
     assert!(text.contains("as many connections"), "{text}");
 }
+
+/// What is wrong with a message, without its values.
+fn kind_of(error: HandshakeError) -> &'static str {
+    match error {
+        HandshakeError::Malformed(which) => which,
+        HandshakeError::UnknownPurpose(_) => "purpose",
+        HandshakeError::WrongProof => "proof",
+        HandshakeError::Refused(_) => "refused",
+    }
+}
+
+/// The four messages of a good handshake.
+fn good() -> (Initiator, Responder, [HandshakeMessage; 4]) {
+    let (mut initiator, hello) = Initiator::new(&key(), &CLAIM, &[1; 32]);
+    let (responder, challenge) = Responder::new(&key(), &hello, &[2; 32]);
+    let proof = initiator.handle_challenge(&challenge).unwrap();
+    let refused = responder.verdict(Some(Refusal::Full));
+    (initiator, responder, [hello, challenge, proof, refused])
+}
+
+#[test]
+fn mutated_handshakes_are_refused_and_every_refusal_is_reached() {
+    let mut random = crate::prng::Prng::new(0x5ec2e7);
+    let (mut initiator, responder, messages) = good();
+    let mut reached = std::collections::BTreeSet::new();
+    for _ in 0..100_000 {
+        let which = random.below(4) as usize;
+        let mut message = messages[which];
+        for _ in 0..random.below(3) {
+            let at = random.below(HANDSHAKE_BYTES as u64) as usize;
+            // The purpose is one byte of eighty.
+            let at = if random.below(8) == 0 { 8 } else { at };
+            message[at] ^= 1 << random.below(8);
+        }
+        let is_same = message == messages[which];
+        let result = match which {
+            0 => Claim::parse(&message).map(|_| ()),
+            1 => initiator.handle_challenge(&message).map(|_| ()),
+            2 => responder.handle_proof(&message),
+            _ => initiator.handle_verdict(&message),
+        };
+        // A hello proves nothing by itself, and the verdict is a refusal.
+        let may_pass = which == 0 || is_same;
+        match result {
+            Ok(()) => assert!(may_pass && which != 3, "{message:?}"),
+            Err(error) => {
+                reached.insert(kind_of(error));
+            }
+        }
+        if which == 1 && !is_same {
+            // A forged challenge leaves its nonce behind; the next good one replaces it.
+            initiator.handle_challenge(&messages[1]).unwrap();
+        }
+    }
+    let all = [
+        "challenge",
+        "hello",
+        "proof",
+        "purpose",
+        "refused",
+        "verdict",
+    ];
+    let missing: Vec<_> = all.iter().filter(|kind| !reached.contains(*kind)).collect();
+    assert!(missing.is_empty(), "never reached: {missing:?}");
+}

@@ -1,4 +1,4 @@
-//! How connections come to be: listening, the handshake with whoever comes, and reaching peers at the first use.
+//! How connections come to be: listening, and the handshake with whoever comes. Reaching peers is in `dials.rs`.
 //!
 //! Either rank may connect. If both do so at the same moment, the connections of the lower rank are kept: it refuses the
 //! other's while its own are on their way. Whoever has connected opens another connection when one is lost; when none is
@@ -14,12 +14,11 @@ use crate::time::Time;
 use crate::transport::Event;
 use crate::types::Rank;
 use crate::wire::{
-    Claim, HANDSHAKE_BYTES, HandshakeError, HandshakeMessage, Initiator, JobKey, NONCE_BYTES,
-    Purpose, Refusal, Responder,
+    Claim, HANDSHAKE_BYTES, HandshakeError, HandshakeMessage, JobKey, NONCE_BYTES, Purpose,
+    Refusal, Responder,
 };
-use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::event::epoll;
 use rustix::io::Errno;
-use rustix::net::sockopt;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -33,16 +32,8 @@ const STRANGER_LOOKS: u32 = 1000;
 const ACCEPTS_MAX: usize = 16;
 /// Connections between two ranks: those wanted by either side, and those that replace them before the loss is known.
 const RAILS_MAX: usize = 64;
-/// A port that nobody listens on any more is tried so often: its process has ended.
-const REFUSED_MAX: u32 = 3;
-/// An unreachable peer is tried at least so often, and as long as the timeout: each attempt takes this share of it at most,
-/// by the clock and in looks.
-const UNREACHABLE_MIN: u32 = 4;
-const CONNECT_LOOKS: u32 = 100;
-/// Slow looks before a peer that connects itself is reached for after all.
-const AWAIT_LOOKS: u32 = 500;
 /// Set in the detail of a claim by ranks with integrity checks.
-const DETAIL_CRC: u64 = 1 << 63;
+pub const DETAIL_CRC: u64 = 1 << 63;
 
 /// Somebody who has connected and not proven anything.
 #[derive(Debug)]
@@ -65,38 +56,15 @@ enum StrangerStage {
     Challenged(Box<Responder>, Claim),
 }
 
-/// A connection that this rank opens.
-#[derive(Debug)]
-pub struct Dial {
-    pub peer: Rank,
-    id: u64,
-    place: SocketAddr,
-    socket: OwnedFd,
-    message: Incomplete,
-    stage: DialStage,
-    initiator: Box<Initiator>,
-    hello: HandshakeMessage,
-    /// Until when the other host must have answered.
-    until: Time,
-    looks: u32,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum DialStage {
-    Connecting,
-    Greeted,
-    Proven,
-}
-
 /// A message of a handshake, as far as it has come.
 #[derive(Debug)]
-struct Incomplete {
+pub struct Incomplete {
     bytes: HandshakeMessage,
     filled: usize,
 }
 
 /// What a look at a connection in the making comes to.
-enum Look {
+pub enum Look {
     Wait,
     /// It is a rail.
     Done,
@@ -109,7 +77,7 @@ enum Look {
 }
 
 impl Incomplete {
-    fn new() -> Incomplete {
+    pub fn new() -> Incomplete {
         Incomplete {
             bytes: [0; HANDSHAKE_BYTES],
             filled: 0,
@@ -117,7 +85,7 @@ impl Incomplete {
     }
 
     /// Reads; the message if it is whole.
-    fn read(&mut self, socket: BorrowedFd<'_>) -> Result<Option<HandshakeMessage>, String> {
+    pub fn read(&mut self, socket: BorrowedFd<'_>) -> Result<Option<HandshakeMessage>, String> {
         loop {
             match socket::receive_plain(socket, &mut self.bytes[self.filled..]) {
                 Ok(0) => return Err("it closed the connection during the handshake, as ranks with another LINERATE_SECRET do".into()),
@@ -134,11 +102,11 @@ impl Incomplete {
     }
 }
 
-fn send(socket: &OwnedFd, message: &HandshakeMessage) -> Result<(), String> {
+pub fn send(socket: &OwnedFd, message: &HandshakeMessage) -> Result<(), String> {
     socket::send_whole(socket.as_fd(), message).map_err(|e| e.to_string())
 }
 
-fn nonce() -> Result<[u8; NONCE_BYTES], String> {
+pub fn nonce() -> Result<[u8; NONCE_BYTES], String> {
     let mut nonce = [0; NONCE_BYTES];
     getrandom::fill(&mut nonce).map_err(|e| format!("no random bytes: {e}"))?;
     Ok(nonce)
@@ -199,7 +167,7 @@ impl TcpTransport {
             let stranger = self.strangers.remove(at);
             self.turn_away(&stranger, "too many others came before it said who it is");
         }
-        socket::prepare(socket.as_fd(), self.shared.timeout);
+        socket::prepare(socket.as_fd(), from.ip(), self.shared.timeout);
         let stranger = Stranger {
             socket,
             from,
@@ -351,7 +319,7 @@ impl TcpTransport {
     }
 
     /// The key of connections with a peer; which identity comes first is agreed on. `None`: its address is not known yet.
-    fn key_for(&self, peer: Rank, is_initiator: bool) -> Option<JobKey> {
+    pub(super) fn key_for(&self, peer: Rank, is_initiator: bool) -> Option<JobKey> {
         let theirs = self.peers[peer as usize].address.as_ref()?.identity;
         let pair = match is_initiator {
             true => [theirs, self.identity],
@@ -360,7 +328,7 @@ impl TcpTransport {
         Some(self.key.derive_for(&pair.concat()))
     }
 
-    fn epoch_of(&self, peer: Rank, is_initiator: bool) -> u64 {
+    pub(super) fn epoch_of(&self, peer: Rank, is_initiator: bool) -> u64 {
         let word = |id: &[u8]| u64::from_le_bytes(std::array::from_fn(|i| id[i]));
         let theirs = (self.peers[peer as usize].address.as_ref()).map_or(0, |a| word(&a.identity));
         let own = word(&self.identity);
@@ -372,7 +340,7 @@ impl TcpTransport {
     }
 
     /// A connection is a rail from now on.
-    fn adopt(&mut self, rank: Rank, rail: Rail) {
+    pub(super) fn adopt(&mut self, rank: Rank, rail: Rail) {
         let token = epoll::EventData::new_u64(u64::from(rank) << 32 | (rail.id & 0xffff_ffff));
         let peer = &mut self.peers[rank as usize];
         if let Err(error) = epoll::add(
@@ -402,145 +370,6 @@ impl TcpTransport {
         self.pump(rank);
     }
 
-    /// Connects to a peer, if it is to be reached and there are too few connections. `is_slow`: a message of it is waited for
-    /// in vain, and perhaps it is dead.
-    pub(super) fn dial_if_needed(&mut self, rank: Rank, is_slow: bool) {
-        let peer = &self.peers[rank as usize];
-        let is_reachable = peer.state == PeerState::Open && !peer.has_left;
-        if !is_reachable || rank == self.rank || peer.attempts.pause > 0 {
-            return;
-        }
-        let wanted = if peer.rails.is_empty() {
-            // Nothing is asked of a peer that nobody talks to; but one that was connected shall be, to see when it dies.
-            let is_used = peer.has_output()
-                || !peer.lost.is_empty()
-                || !peer.retired.is_empty()
-                || (peer.is_awaited && peer.is_dialer)
-                || (is_slow && peer.awaits_message());
-            if is_used {
-                self.shared.rails as usize
-            } else {
-                0
-            }
-        } else if peer.is_dialer {
-            self.shared.rails as usize
-        } else {
-            0
-        };
-        let under_way = self.dials.iter().filter(|d| d.peer == rank).count();
-        for _ in (peer.rails.len() + under_way)..wanted {
-            if let Err(reason) = self.dial(rank) {
-                return self.note_failure(rank, &reason, false);
-            }
-        }
-    }
-
-    fn dial(&mut self, rank: Rank) -> Result<(), String> {
-        let key = self.key_for(rank, false).ok_or("its address is unknown")?;
-        let epoch = self.epoch_of(rank, false);
-        let peer = &mut self.peers[rank as usize];
-        let places = &peer
-            .address
-            .as_ref()
-            .ok_or("its address is unknown")?
-            .places;
-        peer.attempts.made += 1;
-        peer.attempts.since.get_or_insert(self.shared.now);
-        let number = peer.attempts.made;
-        let place = places[(number as usize - 1) % places.len()];
-        let id = number << 1 | u64::from(self.rank > rank);
-        let crc = if self.shared.limits.has_crc {
-            DETAIL_CRC
-        } else {
-            0
-        };
-        let claim = Claim {
-            purpose: Purpose::Data,
-            initiator: self.rank,
-            responder: rank,
-            epoch,
-            detail: id | crc,
-        };
-        let (initiator, hello) = Initiator::new(&key, &claim, &nonce()?);
-        let socket = match socket::dial(place, self.shared.timeout) {
-            Ok(socket) => socket,
-            Err(Errno::MFILE | Errno::NFILE) => {
-                return Err(
-                    "no file descriptor is left (RLIMIT_NOFILE): raise it with `ulimit -n`".into(),
-                );
-            }
-            Err(error) => return Err(format!("{place}: {error}")),
-        };
-        let token = epoll::EventData::new_u64(u64::MAX);
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
-        let _ = epoll::add(&self.shared.epoll, &socket, token, flags);
-        self.dials.push(Dial {
-            peer: rank,
-            id,
-            place,
-            socket,
-            message: Incomplete::new(),
-            stage: DialStage::Connecting,
-            initiator: Box::new(initiator),
-            hello,
-            until: self.shared.now.after(self.shared.timeout / UNREACHABLE_MIN),
-            looks: 0,
-        });
-        Ok(())
-    }
-
-    fn look_at_dials(&mut self) {
-        let mut at = 0;
-        while at < self.dials.len() {
-            let look = look_at_dial(&mut self.dials[at], self.shared.now);
-            if matches!(look, Ok(Look::Wait)) {
-                at += 1;
-                continue;
-            }
-            let dial = self.dials.swap_remove(at);
-            let _ = epoll::delete(&self.shared.epoll, &dial.socket);
-            let (rank, place) = (dial.peer, dial.place);
-            match look {
-                Ok(Look::Done) => {
-                    let name = format!("to {place}");
-                    self.adopt(rank, Rail::new(dial.id, dial.socket, true, name));
-                }
-                Ok(Look::Awaited) => {
-                    let attempts = &mut self.peers[rank as usize].attempts;
-                    (attempts.is_awaited, attempts.pause) = (true, AWAIT_LOOKS);
-                }
-                Ok(Look::Fatal(reason)) => self.fail(rank, &format!("{place}: {reason}")),
-                Ok(Look::Over(reason)) => {
-                    self.note_failure(rank, &format!("{place}: {reason}"), true);
-                }
-                Ok(Look::Wait) => {}
-                Err(reason) => self.note_failure(rank, &format!("{place}: {reason}"), false),
-            }
-        }
-    }
-
-    /// A connection could not be made. `is_refused`: nobody listens there.
-    fn note_failure(&mut self, rank: Rank, reason: &str, is_refused: bool) {
-        let now = self.shared.now;
-        let peer = &mut self.peers[rank as usize];
-        if peer.state != PeerState::Open {
-            return;
-        }
-        let attempts = &mut peer.attempts;
-        attempts.count += 1;
-        attempts.pause = attempts.count.min(12);
-        let since = *attempts.since.get_or_insert(now);
-        let is_late = now.since(since) >= self.shared.timeout && attempts.count >= UNREACHABLE_MIN;
-        let is_over = is_late || (is_refused && attempts.count >= REFUSED_MAX);
-        if is_over && peer.rails.is_empty() {
-            let text = match is_refused {
-                true => format!("its process ended: {reason}"),
-                false => format!("it cannot be reached: {reason}"),
-            };
-            self.fail(rank, &text);
-        }
-    }
-
     /// Which peers have rails.
     pub(super) fn refresh_active(&mut self) {
         self.active.clear();
@@ -548,47 +377,5 @@ impl TcpTransport {
         self.active
             .extend(self.peers.iter().filter(has_rails).map(|peer| peer.rank));
         self.rails_count = self.peers.iter().map(|peer| peer.rails.len()).sum();
-    }
-}
-
-fn look_at_dial(dial: &mut Dial, now: Time) -> Result<Look, String> {
-    if dial.stage == DialStage::Connecting {
-        let mut set = [PollFd::new(&dial.socket, PollFlags::OUT)];
-        let at_once = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        if poll(&mut set, Some(&at_once)) == Ok(0) {
-            dial.looks += 1;
-            return match dial.looks > CONNECT_LOOKS && now > dial.until {
-                true => Err("the host does not answer".into()),
-                false => Ok(Look::Wait),
-            };
-        }
-        match sockopt::socket_error(&dial.socket).map_err(|e| e.to_string())? {
-            Ok(()) => {}
-            Err(Errno::CONNREFUSED) => return Ok(Look::Over(Errno::CONNREFUSED.to_string())),
-            Err(error) => return Err(error.to_string()),
-        }
-        send(&dial.socket, &dial.hello)?;
-        dial.stage = DialStage::Greeted;
-    }
-    let Some(message) = dial.message.read(dial.socket.as_fd())? else {
-        return Ok(Look::Wait);
-    };
-    if dial.stage == DialStage::Greeted {
-        return match dial.initiator.handle_challenge(&message) {
-            Ok(proof) => {
-                send(&dial.socket, &proof)?;
-                dial.stage = DialStage::Proven;
-                Ok(Look::Wait)
-            }
-            Err(error) => Ok(Look::Fatal(error.to_string())),
-        };
-    }
-    match dial.initiator.handle_verdict(&message) {
-        Ok(()) => Ok(Look::Done),
-        Err(HandshakeError::Refused(Refusal::Simultaneous | Refusal::Full)) => Ok(Look::Awaited),
-        Err(error) => Ok(Look::Fatal(error.to_string())),
     }
 }

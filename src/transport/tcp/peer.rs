@@ -224,6 +224,8 @@ pub struct Counts {
     pub frames_twice: u64,
     /// Rails lost.
     pub rails_lost: u64,
+    /// Rails on which the kernel copied what was sent without a copy, and which send as ever since.
+    pub rails_copying: u64,
     /// Connections of others that were turned away.
     pub strangers: u64,
 }
@@ -236,6 +238,7 @@ impl Counts {
             ("chunks sent again", self.chunks_again),
             ("frames that came twice", self.frames_twice),
             ("rails lost", self.rails_lost),
+            ("rails that copy after all", self.rails_copying),
             ("strangers turned away", self.strangers),
         ]
     }

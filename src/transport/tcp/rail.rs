@@ -1,9 +1,13 @@
 //! [`Rail`]: one connection to a peer, with what is under way on it in both directions.
 
+use super::peer::Shared;
+use super::socket;
+use super::zerocopy::Zerocopy;
 use crate::memory::View;
 use crate::wire::{FrameHeader, HEADER_BYTES};
+use rustix::io::Errno;
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 /// Bytes read at once where no chunk is under way: several short frames, and little enough that what is copied of a chunk
 /// whose header comes with them costs nothing.
@@ -62,6 +66,7 @@ pub struct Rail {
     pub is_blocked: bool,
     /// The wait source looks for room.
     pub is_armed: bool,
+    pub zerocopy: Zerocopy,
 }
 
 /// A rail that this rank uses no more, until the peer has said how much of it had come.
@@ -76,6 +81,7 @@ impl Rail {
     pub fn new(id: u64, socket: OwnedFd, is_dialed: bool, name: String) -> Rail {
         Rail {
             id,
+            zerocopy: Zerocopy::new(socket.as_fd()),
             socket,
             is_dialed,
             name,
@@ -92,6 +98,41 @@ impl Rail {
             is_blocked: false,
             is_armed: false,
         }
+    }
+
+    /// Reads what the kernel says of bytes sent without a copy.
+    #[inline]
+    pub fn look_at_copies(&mut self, shared: &mut Shared) {
+        if self.zerocopy.look(self.socket.as_fd()) {
+            shared.counts.rails_copying += 1;
+        }
+    }
+
+    /// One system call for `ordered` and what is left of the chunk: bytes taken of both together, and whether the kernel has
+    /// no room for more.
+    #[inline]
+    pub fn send(&mut self, ordered: &[u8]) -> rustix::io::Result<(usize, bool)> {
+        let (header, view) = self.chunk_rest();
+        let is_zerocopy = self.zerocopy.is_for(view.len_bytes());
+        if is_zerocopy && ordered.is_empty() && header.is_empty() {
+            match socket::send_zerocopy(self.socket.as_fd(), view) {
+                // No room to remember another one.
+                Err(Errno::NOBUFS) => {}
+                Err(error) => return Err(error),
+                Ok(sent) => {
+                    self.zerocopy.note_sent();
+                    return Ok((sent, sent < view.len_bytes()));
+                }
+            }
+        }
+        // What is in memory that changes soon is copied, and the rest follows by itself.
+        let view = match is_zerocopy && !(ordered.is_empty() && header.is_empty()) {
+            true => View::empty(),
+            false => view,
+        };
+        let total = ordered.len() + header.len() + view.len_bytes();
+        let sent = socket::send_parts(self.socket.as_fd(), ordered, header, view)?;
+        Ok((sent, sent < total))
     }
 
     /// Whether a chunk has been begun: nothing else may be sent before its end.

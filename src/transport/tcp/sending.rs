@@ -2,13 +2,11 @@
 
 use super::peer::{Loss, Outgoing, OutgoingKind, Peer, Shared, ShortPut};
 use super::rail::{OutChunk, Piece, acknowledge};
-use super::socket;
 use crate::limits::MESSAGES_PER_PEER;
 use crate::memory::{RegionKey, View};
 use crate::transport::{Outcome, PostError, RemoteRange, URGENT_CLASS, tag_class};
 use crate::wire::{Frame, FrameHeader, HEADER_BYTES};
 use rustix::io::Errno;
-use std::os::fd::AsFd;
 
 /// Posts wait while this much of the stream is not acknowledged.
 const STREAM_BYTES: usize = 256 * 1024;
@@ -289,23 +287,21 @@ impl Peer {
                 true => self.stream.unsent(),
                 false => &[],
             };
-            let (header, view) = rail.chunk_rest();
-            let total = ordered.len() + header.len() + view.len_bytes();
-            if total == 0 {
+            if ordered.is_empty() && rail.chunk.is_none() {
                 self.rails[at].is_blocked = false;
                 return;
             }
             let ordered_bytes = ordered.len();
-            match socket::send_parts(rail.socket.as_fd(), ordered, header, view) {
-                Ok(sent) => {
+            match self.rails[at].send(ordered) {
+                Ok((sent, is_full)) => {
                     let of_stream = sent.min(ordered_bytes);
                     if of_stream > 0 {
                         self.stream.note_sent(of_stream);
                     }
                     let rail = &mut self.rails[at];
                     rail.note_chunk_sent(sent - of_stream);
-                    rail.is_blocked = sent < total;
-                    if rail.is_blocked {
+                    rail.is_blocked = is_full;
+                    if is_full {
                         return;
                     }
                 }

@@ -1,0 +1,266 @@
+//! What the contract asks of the `tcp` provider: posts, polls and what is looked at slowly.
+
+use super::address::PeerAddress;
+use super::peer::{Peer, PeerState};
+use super::{CONNECTED_RANKS_MAX, COUNT_BYTES, DIRECT_RAILS_MAX, DOOR_POLLS, Posted, TcpTransport};
+use crate::error::{Error, Result};
+use crate::limits::MESSAGES_PER_PEER;
+use crate::memory::{Region, RegionKey, View};
+use crate::time::Time;
+use crate::transport::{
+    Address, Capabilities, Event, Outcome, PostError, RemoteRange, Transport, WaitSource, tag_class,
+};
+use crate::types::Rank;
+use crate::wire::Frame;
+use std::sync::Arc;
+
+impl Transport for TcpTransport {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn local_address(&self) -> Address {
+        self.address.emit()
+    }
+
+    fn connect(&mut self, peer: Rank, address: &Address) -> Result<()> {
+        if peer as usize >= self.peers.len() {
+            return Err(Error::invalid(format!(
+                "connecting to rank {peer} of a job of {} ranks",
+                self.peers.len()
+            )));
+        }
+        let address = PeerAddress::parse(address)?;
+        let known = &mut self.peers[peer as usize];
+        if known.state != PeerState::Idle {
+            return Err(Error::invalid(format!("connecting to rank {peer} twice")));
+        }
+        known.address = Some(address);
+        known.state = PeerState::Open;
+        if peer != self.rank && self.peers.len() <= CONNECTED_RANKS_MAX as usize {
+            let known = &mut self.peers[peer as usize];
+            known.is_awaited = true;
+            // One of the two connects, so that they never meet on the way.
+            known.is_dialer = self.rank < peer;
+            self.dial_if_needed(peer, false);
+        } else {
+            self.shared.ready.push_back(Event::Connected(peer));
+        }
+        Ok(())
+    }
+
+    fn disconnect(&mut self, peer: Rank) {
+        let Some(known) = self.peers.get_mut(peer as usize) else {
+            return;
+        };
+        if known.state == PeerState::Open {
+            if !known.rails.is_empty() {
+                known.settle(&self.shared, true);
+                known.push_control(&self.shared, Frame::Goodbye);
+                // A peer that takes nothing now sees the connection close.
+                let _ = known.pump(&mut self.shared);
+            }
+            known.flush(&mut self.shared);
+            self.dials.retain(|dial| dial.peer != peer);
+            self.close_rails(peer);
+        }
+        known_gone(&mut self.peers[peer as usize]);
+    }
+
+    fn register(&mut self, region: Arc<Region>) -> Result<RegionKey> {
+        if self.next_key == u32::MAX {
+            return Err(Error::Exhausted {
+                what: "a registration".into(),
+                limit: format!("{} keys were used, and keys are never reused", u32::MAX - 1),
+                remedy: "register larger regions and keep them".into(),
+            });
+        }
+        let key = RegionKey(self.next_key);
+        self.next_key += 1;
+        self.shared.regions.insert(key, region);
+        Ok(key)
+    }
+
+    fn deregister(&mut self, key: RegionKey) -> Result<()> {
+        match self.shared.regions.remove(&key) {
+            Some(_) => Ok(()),
+            None => Err(Error::invalid(format!(
+                "region {} is not registered",
+                key.0
+            ))),
+        }
+    }
+
+    fn export(&mut self, peer: Rank, _key: RegionKey) -> Posted {
+        self.check_peer(peer)
+    }
+
+    fn mapped(&mut self, _peer: Rank, _key: RegionKey) -> Result<Option<View>> {
+        Ok(None)
+    }
+
+    fn post_send(&mut self, peer: Rank, tag: u64, header: u64, source: View, token: u64) -> Posted {
+        self.check_peer(peer)?;
+        self.check_source(source)?;
+        let known = &mut self.peers[peer as usize];
+        if peer == self.rank {
+            if known.unexpected_count[tag_class(tag)] >= MESSAGES_PER_PEER {
+                return Err(PostError::WouldBlock);
+            }
+            known.send_to_oneself((tag, header), source, token, &mut self.shared);
+            return Ok(());
+        }
+        known.send((tag, header), source, token, &mut self.shared)?;
+        self.pump(peer);
+        Ok(())
+    }
+
+    fn backlog(&mut self, peer: Rank, tag: u64) -> u32 {
+        let class = tag_class(tag);
+        match self.peers.get(peer as usize) {
+            Some(known) if peer == self.rank => known.unexpected_count[class],
+            Some(known) => u32::from(known.backlog(class)),
+            None => 0,
+        }
+    }
+
+    fn post_recv(&mut self, peer: Rank, tag: u64, destination: View, token: u64) -> Posted {
+        if peer as usize >= self.peers.len() {
+            return Err(self.no_such_rank(peer));
+        }
+        let known = &mut self.peers[peer as usize];
+        known.post_recv(tag, destination, token, &mut self.shared)?;
+        if known.has_output() {
+            self.pump(peer);
+        }
+        Ok(())
+    }
+
+    fn post_put(
+        &mut self,
+        peer: Rank,
+        source: View,
+        destination: RemoteRange,
+        token: u64,
+    ) -> Posted {
+        self.check_peer(peer)?;
+        self.check_source(source)?;
+        let bytes = source.len_bytes() as u64;
+        if peer == self.rank {
+            let range = (self.shared).range(destination.key.0, destination.offset, bytes);
+            let outcome = match range {
+                Some(view) => {
+                    view.copy_from(source);
+                    Outcome::Done
+                }
+                None => Outcome::BadKey,
+            };
+            self.shared.complete(peer, token, outcome, bytes, 0);
+            return Ok(());
+        }
+        self.peers[peer as usize].put(source, destination, token, &mut self.shared)?;
+        if bytes > COUNT_BYTES as u64 {
+            self.pump(peer);
+        }
+        Ok(())
+    }
+
+    fn post_get(
+        &mut self,
+        peer: Rank,
+        source: RemoteRange,
+        destination: View,
+        token: u64,
+    ) -> Posted {
+        self.check_peer(peer)?;
+        self.check_source(destination)?;
+        let bytes = destination.len_bytes() as u64;
+        if peer == self.rank {
+            let outcome = match self.shared.range(source.key.0, source.offset, bytes) {
+                Some(view) => {
+                    destination.copy_from(view);
+                    Outcome::Done
+                }
+                None => Outcome::BadKey,
+            };
+            self.shared.complete(peer, token, outcome, bytes, 0);
+            return Ok(());
+        }
+        self.peers[peer as usize].get(source, destination, token, &mut self.shared)?;
+        self.pump(peer);
+        Ok(())
+    }
+
+    fn cancel(&mut self, peer: Rank, token: u64) {
+        if let Some(peer) = self.peers.get_mut(peer as usize) {
+            peer.cancel(token, &mut self.shared);
+        }
+    }
+
+    #[inline]
+    fn poll(&mut self, now: Time, events: &mut Vec<Event>) {
+        self.shared.now = now;
+        self.polls = self.polls.wrapping_add(1);
+        let is_opening = !self.dials.is_empty() || !self.strangers.is_empty();
+        if is_opening || self.polls.is_multiple_of(DOOR_POLLS) {
+            self.look_at_doors(false);
+        }
+        if self.rails_count > DIRECT_RAILS_MAX {
+            self.poll_ready();
+        } else {
+            let mut at = 0;
+            while let Some(&rank) = self.active.get(at) {
+                self.poll_peer(rank);
+                at += 1;
+            }
+        }
+        events.extend(self.shared.ready.drain(..));
+    }
+
+    fn notify(&mut self, peer: Rank) {
+        if self.check_peer(peer).is_ok() && peer != self.rank {
+            self.peers[peer as usize].notify(&self.shared);
+            self.pump(peer);
+        }
+    }
+
+    fn wait_source(&self) -> WaitSource {
+        WaitSource::Descriptor {
+            ready: self.shared.epoll.clone(),
+            ring: self.ring.clone(),
+            sleeping: None,
+        }
+    }
+
+    fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>) {
+        self.shared.now = now;
+        self.look_at_doors(true);
+        for rank in 0..self.peers.len() as Rank {
+            let peer = &mut self.peers[rank as usize];
+            if peer.has_left {
+                self.fail(rank, "it has left");
+            } else if !peer.rails.is_empty() {
+                peer.settle(&self.shared, true);
+                self.pump(rank);
+            }
+        }
+        self.arm();
+        self.drain_closing();
+        events.extend(self.shared.ready.drain(..));
+    }
+
+    fn counts(&self) -> Vec<(&'static str, u64)> {
+        self.shared.counts.named()
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        None
+    }
+}
+
+/// Nothing of the old connection is reported, nor is a new one made.
+fn known_gone(peer: &mut Peer) {
+    peer.state = PeerState::Gone;
+    peer.unexpected.clear();
+    peer.incoming.clear();
+}

@@ -1,1 +1,0 @@
-//! Two ranks in one thread.
