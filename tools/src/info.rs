@@ -211,6 +211,11 @@ fn find_library(names: &[&str]) -> Option<String> {
     Some(found.display().to_string())
 }
 
+/// What tells hosts apart: ranks with equal ones share memory.
+pub fn host_id(override_id: Option<String>) -> String {
+    host(override_id).id
+}
+
 fn host(override_id: Option<String>) -> Host {
     let boot_id = system::read("/proc/sys/kernel/random/boot_id");
     let network_namespace = std::fs::read_link("/proc/self/ns/net")

@@ -9,6 +9,7 @@ mod explain;
 mod info;
 mod launch;
 mod output;
+mod perf;
 mod process;
 mod progress;
 mod replay;
@@ -30,6 +31,8 @@ struct Cli {
 enum Command {
     /// Sweep a collective over sizes, with results checked (nccl-tests' flags and columns)
     Bench(Box<bench::BenchArgs>),
+    /// Bandwidth and latency between two ranks: server without argument, client with HOST (perftest's flags and columns)
+    Perf(Box<perf::PerfArgs>),
     /// Run N local ranks of a program with RANK, WORLD_SIZE, MASTER_ADDR, ... set
     Launch(launch::LaunchArgs),
     /// Say what this machine and this build offer
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
     binding::bind_rank();
     match Cli::parse().command {
         Command::Bench(args) => bench::run(&args),
+        Command::Perf(args) => perf::run(&args),
         Command::Launch(args) => launch::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Replay(args) => replay::run(&args),
