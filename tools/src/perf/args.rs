@@ -131,7 +131,7 @@ pub struct PerfArgs {
     #[arg(short = 'b', long = "bidirectional")]
     pub bidirectional: bool,
 
-    /// Where the server listens for the client's first connection
+    /// Where the server listens for the client's first connection; 0 there is any free port, which is told
     #[arg(short = 'p', long = "port", value_name = "PORT", default_value_t = PORT_DEFAULT)]
     pub port: u16,
 

@@ -135,8 +135,10 @@ fn serve(args: &PerfArgs, plan: &Plan, port: u16, is_quiet: bool) -> Result<(), 
             true => "anywhere",
             false => "this host only (others with --insecure)",
         };
+        let place = listener.local_addr().map_err(|e| e.to_string())?;
         report.print(&format!(
-            "# waiting for a client on port {port}, from {reach}\n"
+            "# waiting for a client on port {}, from {reach}\n",
+            place.port()
         ))?;
     }
     let (mut control, hello) = Control::accept(&listener, plan.timeout, complain)?;
