@@ -1,6 +1,7 @@
 //! `doctor` finds faults that are put there on purpose: limits that anybody can lower, and networks of a namespace's own.
 
 #[path = "command/start.rs"]
+#[allow(dead_code)] // Not every file of tests needs all of it.
 mod start;
 
 use serde_json::Value;
@@ -91,12 +92,12 @@ fn as_many_ranks_as_the_limits_do_not_hold_are_a_fault() {
 /// Whether this user may make networks of its own here.
 fn has_namespaces() -> bool {
     let tried = Command::new("unshare")
-        .args(["-n", "sh", "-c", "ip link add d0 type dummy"])
+        .args(["-n", "sh", "-c", "ip link add d0 type veth peer name e0"])
         .output();
     let may = tried.is_ok_and(|output| output.status.success());
     if !may {
         eprintln!(
-            "skipped: no network namespace with a dummy interface here (it takes root, unshare and iproute2)"
+            "skipped: no network namespace with interfaces of its own here (it takes root, unshare and iproute2)"
         );
     }
     may
@@ -113,8 +114,10 @@ fn small_packets_a_loopback_that_is_down_and_a_silent_peer_are_found() {
     if !has_namespaces() {
         return;
     }
-    // Whatever is sent into a dummy interface is gone, as behind a firewall that drops.
-    let script = "ip link add d0 type dummy; ip addr add 10.77.0.1/24 dev d0; ip link set d0 mtu 900 up; \
+    // Whatever is sent to an address of nobody's is gone, as behind a firewall that drops.
+    let script = "ip link add d0 type veth peer name e0; ip addr add 10.77.0.1/24 dev d0; \
+        ip link set d0 mtu 900 up; ip link set e0 up; \
+        ip neigh add 10.77.0.2 lladdr 02:00:00:00:00:77 dev d0 nud permanent; \
         exec $L doctor --peers 10.77.0.2:4000 --timeout 1 --json -";
     let (code, findings) = examine(in_namespace(), script);
     assert_eq!(code, Some(1));

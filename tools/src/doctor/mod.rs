@@ -8,6 +8,7 @@
 
 mod finding;
 mod host;
+mod netlink;
 mod network;
 mod peers;
 mod serve;

@@ -1,6 +1,7 @@
-//! Interfaces of this host and the routes over them, from /sys/class/net and /proc/net. Pure where it judges.
+//! Interfaces of this host and the routes over them. Pure where it judges.
 
 use super::finding::Finding;
+use super::netlink::{self, Link};
 use crate::system;
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -27,30 +28,31 @@ pub struct Interface {
     speed: Option<i64>,
 }
 
-/// All of them, by name.
-pub fn interfaces() -> Vec<Interface> {
-    let entries = std::fs::read_dir("/sys/class/net").into_iter().flatten();
-    let mut found: Vec<Interface> = entries
-        .flatten()
-        .filter_map(|entry| interface(&entry.path()))
-        .collect();
-    found.sort_by(|a, b| a.name.cmp(&b.name));
-    found
+/// All of them.
+pub fn interfaces() -> Result<Vec<Interface>, String> {
+    let links = netlink::links()?.into_iter();
+    Ok(links.map(interface).collect())
 }
 
-fn interface(folder: &Path) -> Option<Interface> {
-    let flags = system::read(folder.join("flags"))?;
-    Some(Interface {
-        name: folder.file_name()?.to_str()?.into(),
-        mtu: system::read(folder.join("mtu"))?.parse().ok()?,
-        flags: u32::from_str_radix(flags.strip_prefix("0x")?, 16).ok()?,
-        speed: system::read(folder.join("speed")).and_then(|text| text.parse().ok()),
-    })
+fn interface(link: Link) -> Interface {
+    let folder = Path::new("/sys/class/net").join(&link.name);
+    let number = |name| system::read(folder.join(name))?.parse::<i64>().ok();
+    // That folder may be of an interface in another namespace.
+    let is_same = number("ifindex") == Some(i64::from(link.index));
+    Interface {
+        name: link.name,
+        mtu: link.mtu,
+        flags: link.flags,
+        speed: number("speed").filter(|_| is_same),
+    }
 }
 
 /// The interfaces that are up, and loopback.
 pub fn examine() -> Vec<Finding> {
-    let all = interfaces();
+    let all = match interfaces() {
+        Ok(all) => all,
+        Err(text) => return vec![Finding::fault("interface", text, "ip link")],
+    };
     let is_up = |i: &&Interface| i.flags & FLAG_UP != 0 && i.flags & FLAG_LOOPBACK == 0;
     let mut findings: Vec<Finding> = all.iter().filter(is_up).map(judge_interface).collect();
     findings.push(judge_loopback(&all));
@@ -181,6 +183,6 @@ mod tests {
 
     #[test]
     fn this_host_has_interfaces() {
-        assert!(interfaces().iter().any(|i| i.mtu > 0));
+        assert!(interfaces().unwrap().iter().any(|i| i.mtu > 0));
     }
 }

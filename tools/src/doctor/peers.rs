@@ -23,7 +23,8 @@ const SKEW_FAULT: Duration = Duration::from_secs(1);
 
 /// All peers, one after the other.
 pub fn examine(peers: &[String], port: u16, timeout: Duration) -> Vec<Finding> {
-    let interfaces = network::interfaces();
+    // What is wrong with them has been said already.
+    let interfaces = network::interfaces().unwrap_or_default();
     let of = |peer: &String| examine_peer(peer, port, timeout, &interfaces);
     peers.iter().flat_map(of).collect()
 }

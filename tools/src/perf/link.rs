@@ -6,9 +6,12 @@ use linerate::engine::{Patience, SpinTime, WaitStep};
 use linerate::memory::{RegionKey, View};
 use linerate::time::Time;
 use linerate::transport::{Address, Completion, Event, Outcome, PostError, RemoteRange, Transport};
-use linerate::{Config, Error, Rank, Result, transport};
+use linerate::{Config, Error, Rank, transport};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
+
+/// What fails between two sides ends the run: a text is enough.
+pub type Result<T> = std::result::Result<T, String>;
 
 /// Tags of marks are in a class of their own, so that data never takes their places.
 const MARK_TAGS: u64 = 1 << 62;
@@ -78,8 +81,8 @@ pub enum Post {
 impl Link {
     /// The transport of one side, not connected yet. `nonce` as in [`transport::open`].
     pub fn open(config: &Config, rank: Rank, streams: u32, timeout: Duration) -> Result<Link> {
-        let nonce = linerate::bootstrap::nonce()?;
-        let transport = transport::open(&config.transport, rank, 2, nonce, false)?;
+        let nonce = linerate::bootstrap::nonce().map_err(text)?;
+        let transport = transport::open(&config.transport, rank, 2, nonce, false).map_err(text)?;
         // Each side has cores of its own, unless waiting shows otherwise.
         let spin = SpinTime::new(1, 1);
         Ok(Link {
@@ -113,7 +116,7 @@ impl Link {
 
     /// Connects, and makes ready for marks.
     pub fn connect(&mut self, address: &Address) -> Result<()> {
-        self.transport.connect(self.peer, address)?;
+        self.transport.connect(self.peer, address).map_err(text)?;
         self.wait("connecting", |link| Ok(link.is_connected))?;
         for mark in MARKS {
             self.expect_mark(mark as u32)?;
@@ -124,7 +127,10 @@ impl Link {
     /// Registers memory and tells the peer of it.
     pub fn share(&mut self, arena: &mut Arena) -> Result<()> {
         for memory in arena.memories() {
-            let key = self.transport.register(memory.region.clone())?;
+            let key = self
+                .transport
+                .register(memory.region.clone())
+                .map_err(text)?;
             memory.key = key;
             self.until_accepted("announcing memory", |transport, peer| {
                 transport.export(peer, key)
@@ -140,7 +146,8 @@ impl Link {
         }
         for &key in keys {
             self.wait("learning of the other side's memory", |link| {
-                Ok(link.transport.mapped(link.peer, key)?.is_some())
+                let view = link.transport.mapped(link.peer, key).map_err(text)?;
+                Ok(view.is_some())
             })?;
         }
         Ok(())
@@ -271,8 +278,7 @@ impl Link {
         mut is_done: impl FnMut(&mut Link) -> Result<bool>,
     ) -> Result<()> {
         while !is_done(self)? {
-            self.poll()
-                .map_err(|e| Error::Bootstrap(format!("{what}: {e}")))?;
+            self.poll().map_err(|e| format!("{what}: {e}"))?;
         }
         Ok(())
     }
@@ -304,7 +310,7 @@ impl Link {
                     self.is_connected = true;
                     Ok(())
                 }
-                Event::PeerFailed(rank, cause) => Err(Error::PeerFailed { rank, cause }),
+                Event::PeerFailed(_, cause) => Err(format!("the other side is gone: {cause}")),
             });
         }
         self.events = events;
@@ -326,7 +332,7 @@ impl Link {
             (KIND_MARK_SENT, Outcome::Done) => {}
             (_, outcome) => {
                 let text = format!("a post of {} bytes ended as {outcome:?}", end.bytes);
-                return Err(Error::Bootstrap(text));
+                return Err(text);
             }
         }
         Ok(())
@@ -337,11 +343,11 @@ impl Link {
         let posted = self
             .transport
             .post_recv(self.peer, tag, View::empty(), token);
-        match accepted(posted)? {
-            true => Ok(()),
-            false => Err(Error::Bootstrap(
-                "the transport has no room for one receive per mark".into(),
-            )),
+        match posted {
+            // The event that says why a peer is gone comes with a poll.
+            Ok(()) | Err(PostError::PeerFailed) => Ok(()),
+            Err(PostError::WouldBlock) => Err("no room for one receive per mark".into()),
+            Err(PostError::Invalid(text)) => Err(text),
         }
     }
 
@@ -374,10 +380,10 @@ impl Link {
             self.transport.poll_slow(now, &mut self.events);
             self.take_events()?;
             if now.since(since) > self.timeout {
-                return Err(Error::Bootstrap(format!(
+                return Err(format!(
                     "nothing has moved for {:?}; raise --timeout if the other side is only slow",
                     self.timeout
-                )));
+                ));
             }
         }
         Ok(())
@@ -388,13 +394,16 @@ fn token(kind: u64, stream: u32, number: u64) -> u64 {
     kind << KIND_SHIFT | u64::from(stream) << STREAM_SHIFT | number
 }
 
-/// Whether it was; an error if it never will be.
+/// Whether it was; an error if it never will be. That a peer is gone is said by the event, with the cause.
 #[inline]
 fn accepted(posted: std::result::Result<(), PostError>) -> Result<bool> {
     match posted {
         Ok(()) => Ok(true),
-        Err(PostError::WouldBlock) => Ok(false),
-        Err(PostError::PeerFailed) => Err(Error::Bootstrap("the other side is gone".into())),
-        Err(PostError::Invalid(text)) => Err(Error::Bootstrap(text)),
+        Err(PostError::WouldBlock | PostError::PeerFailed) => Ok(false),
+        Err(PostError::Invalid(text)) => Err(text),
     }
+}
+
+fn text(error: Error) -> String {
+    error.to_string()
 }

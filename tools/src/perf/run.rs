@@ -79,18 +79,18 @@ pub fn join<'a>(
         plan.memory_bytes,
         "smaller messages with --size, or --no-rotate",
     )?;
-    let mut link = Link::open(&config, rank, options.streams, plan.timeout).map_err(text)?;
+    let mut link = Link::open(&config, rank, options.streams, plan.timeout)?;
     match control.exchange(&Line::Address(link.address().0))? {
-        Line::Address(bytes) => link.connect(&Address(bytes)).map_err(text)?,
+        Line::Address(bytes) => link.connect(&Address(bytes))?,
         line => return Err(unexpected(line)),
     }
     let mut arena = Arena::new(options, rank, plan.rotation_bytes(options)).map_err(text)?;
-    link.share(&mut arena).map_err(text)?;
+    link.share(&mut arena)?;
     let keys = match control.exchange(&Line::Keys(arena.keys()))? {
         Line::Keys(keys) => keys,
         line => return Err(unexpected(line)),
     };
-    link.learn(&keys.all()).map_err(text)?;
+    link.learn(&keys.all())?;
     Ok(Side {
         options,
         rank,
@@ -139,7 +139,7 @@ pub fn measure(
 
 type Measured = (u64, Option<Flow>, Option<Latency>);
 
-fn measure_size(side: &mut Side, slots: &Slots) -> linerate::Result<Measured> {
+fn measure_size(side: &mut Side, slots: &Slots) -> Result<Measured, String> {
     let wrong = match side.options.check {
         true => side.check(slots)?,
         false => 0,

@@ -9,10 +9,10 @@
 
 use super::arena::{Arena, Keys, Pattern, Slots, poison, uses};
 use super::args::{Options, Verb};
-use super::link::{Link, Mark, Post};
+use super::link::{Link, Mark, Post, Result};
 use super::statistics::{Flow, Marks};
+use linerate::Rank;
 use linerate::memory::View;
-use linerate::{Rank, Result};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
