@@ -204,11 +204,17 @@ fn cross_memory() -> String {
     }
 }
 
-fn find_library(names: &[&str]) -> Option<String> {
+/// Where a library is, by any of its names.
+pub fn find_library(names: &[&str]) -> Option<String> {
     let folders = LIBRARY_FOLDERS.iter().map(Path::new);
     let mut paths = folders.flat_map(|folder| names.iter().map(move |name| folder.join(name)));
     let found = paths.find(|path| path.exists())?;
     Some(found.display().to_string())
+}
+
+/// What tells hosts apart: ranks with equal ones share memory.
+pub fn host_id(override_id: Option<String>) -> String {
+    host(override_id).id
 }
 
 fn host(override_id: Option<String>) -> Host {

@@ -1,14 +1,17 @@
-//! The `linerate` command: `bench`, `launch`, `replay`, `info`, `explain`.
+//! The `linerate` command: `bench`, `perf`, `mesh`, `launch`, `replay`, `explain`, `info`, `doctor`.
 //!
 //! Uses only the library's public API. Exit codes: 0 good, 1 the run or a check failed, 2 bad usage, 128 + the
 //! signal if interrupted; `launch` passes on the code of the first rank that failed. Read first: `bench/mod.rs`.
 
 mod bench;
 mod binding;
+mod doctor;
 mod explain;
 mod info;
 mod launch;
+mod mesh;
 mod output;
+mod perf;
 mod process;
 mod progress;
 mod replay;
@@ -30,6 +33,12 @@ struct Cli {
 enum Command {
     /// Sweep a collective over sizes, with results checked (nccl-tests' flags and columns)
     Bench(Box<bench::BenchArgs>),
+    /// Bandwidth and latency between two ranks: server without argument, client with HOST (perftest's flags and columns)
+    Perf(Box<perf::PerfArgs>),
+    /// Latency and bandwidth of every pair of ranks, as matrices and a heat map; slow pairs are named
+    Mesh(mesh::MeshArgs),
+    /// Look for what keeps ranks from running or from being fast, and say which command mends it
+    Doctor(doctor::DoctorArgs),
     /// Run N local ranks of a program with RANK, WORLD_SIZE, MASTER_ADDR, ... set
     Launch(launch::LaunchArgs),
     /// Say what this machine and this build offer
@@ -48,6 +57,9 @@ fn main() -> ExitCode {
     binding::bind_rank();
     match Cli::parse().command {
         Command::Bench(args) => bench::run(&args),
+        Command::Perf(args) => perf::run(&args),
+        Command::Mesh(args) => mesh::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Launch(args) => launch::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Replay(args) => replay::run(&args),

@@ -1,10 +1,10 @@
 //! Percentiles of exact samples. A percentile is the least sample that is not below that share of all ("nearest rank"),
 //! so it is always a time that was measured.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Times of one measurement, us.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// Least.
     pub min: f64,
@@ -25,19 +25,24 @@ pub struct Summary {
 impl Summary {
     /// All zero without samples.
     pub fn of(samples: &[f64]) -> Summary {
-        if samples.is_empty() {
-            return Summary::default();
-        }
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);
+        Summary::of_sorted(&sorted)
+    }
+
+    /// The same, of samples that are sorted already.
+    pub fn of_sorted(sorted: &[f64]) -> Summary {
+        if sorted.is_empty() {
+            return Summary::default();
+        }
         let count = sorted.len() as f64;
         let mean = sorted.iter().sum::<f64>() / count;
         let variance = sorted.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / count;
         Summary {
             min: sorted[0],
-            p50: percentile(&sorted, 50),
-            p90: percentile(&sorted, 90),
-            p99: percentile(&sorted, 99),
+            p50: percentile(sorted, 500),
+            p90: percentile(sorted, 900),
+            p99: percentile(sorted, 990),
             max: sorted[sorted.len() - 1],
             mean,
             stddev: variance.sqrt(),
@@ -45,8 +50,9 @@ impl Summary {
     }
 }
 
-fn percentile(sorted: &[f64], percent: usize) -> f64 {
-    let position = (sorted.len() * percent).div_ceil(100);
+/// The least of the sorted samples that is not below so many thousandths of all. There is at least one.
+pub fn percentile(sorted: &[f64], thousandths: usize) -> f64 {
+    let position = (sorted.len() * thousandths).div_ceil(1000);
     sorted[position.max(1) - 1]
 }
 

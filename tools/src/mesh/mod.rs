@@ -1,0 +1,164 @@
+//! `linerate mesh`: latency and bandwidth of every pair of ranks, one pair at a time, as matrices and as a heat map; pairs
+//! that are slow beside the others are named.
+//!
+//! Pairs exchange grouped sends and receives of the library, so that every path is measured that an operation would take,
+//! under any launcher. (`perf` measures two ranks without the engine.)
+//!
+//! Read first: `rank.rs`; what is slow is decided in `matrix.rs`.
+
+mod heat;
+mod matrix;
+mod rank;
+
+use crate::binding::Bind;
+use crate::perf::args::parse_positive;
+use crate::settings::{self, FAILED, USAGE, parse_size};
+use crate::{launch, output};
+use clap::Args;
+use linerate::{Config, Error};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Beyond this, pairs take minutes and matrices fill screens.
+const RANKS_MAX: u32 = 256;
+const SIZE_MAX: u64 = 1 << 30;
+const ITERATIONS_MAX: u32 = 1 << 20;
+
+/// Arguments of `linerate mesh`.
+#[derive(Args, Clone, Debug)]
+pub struct MeshArgs {
+    /// Local ranks to spawn; default 4. Under a launcher it must equal WORLD_SIZE
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<u32>,
+
+    /// Bytes of a message of the bandwidth, with K, M or G (binary)
+    #[arg(short = 's', long = "size", value_name = "SIZE", default_value = "1M", value_parser = parse_size)]
+    pub size: u64,
+
+    /// Round trips of 8 bytes per pair and direction
+    #[arg(
+        short = 'n',
+        long = "iters",
+        value_name = "COUNT",
+        default_value_t = 200
+    )]
+    pub iterations: u32,
+
+    /// A pair is slow if its latency is so many times the median of its kind (within a host, or between hosts), or its
+    /// bandwidth so many times less
+    #[arg(long, value_name = "FACTOR", default_value_t = 2.0)]
+    pub slow: f64,
+
+    /// Draw the heat map
+    #[arg(long, value_name = "FILE|-")]
+    pub svg: Option<PathBuf>,
+
+    /// auto, shm or tcp. Default LINERATE_TRANSPORT, else auto
+    #[arg(long, value_name = "NAME")]
+    pub transport: Option<String>,
+
+    /// cores: each rank gets its own share of the cores; none: the kernel places them
+    #[arg(long, value_enum, default_value_t = Bind::Cores)]
+    pub bind: Bind,
+
+    /// How long an operation may stand still before it fails; default LINERATE_TIMEOUT, else 60
+    #[arg(long, value_name = "SECONDS")]
+    pub timeout: Option<String>,
+
+    /// Write the results as one JSON document; with `-` to stdout, and what is for people to stderr
+    #[arg(long, value_name = "FILE|-")]
+    pub json: Option<PathBuf>,
+
+    /// Fail if the bandwidth of any pair is below this
+    #[arg(long, value_name = "GB/s", value_parser = parse_positive)]
+    pub min_bw: Option<f64>,
+
+    /// Fail if the 99th percentile of any pair's latency is above this
+    #[arg(long, value_name = "US", value_parser = parse_positive)]
+    pub max_p99: Option<f64>,
+}
+
+/// Checks the arguments, then spawns the ranks or is one.
+pub fn run(args: &MeshArgs) -> ExitCode {
+    let (ranks, config) = match check(args) {
+        Ok(checked) => checked,
+        Err(text) => {
+            output::print_error(&format!(
+                "error: {text}\n\nFor more information, try '--help'."
+            ));
+            return ExitCode::from(USAGE);
+        }
+    };
+    if let Some(reason) = settings::unavailable_reason(&config.transport) {
+        output::print_error(&format!("error: {reason}"));
+        return ExitCode::from(FAILED);
+    }
+    if settings::world_size().is_none() {
+        return ExitCode::from(launch::spawn_self(ranks, args.bind));
+    }
+    match rank::run(args, config) {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(failures)) => {
+            for failure in failures {
+                output::print_error(&format!("error: {failure}"));
+            }
+            ExitCode::from(FAILED)
+        }
+        Err(error) => {
+            let rank = std::env::var("RANK").unwrap_or_else(|_| "?".into());
+            output::print_error(&format!("rank {rank}: error: {error}"));
+            ExitCode::from(match error.first_cause() {
+                Error::InvalidArgument(_) => USAGE,
+                _ => FAILED,
+            })
+        }
+    }
+}
+
+fn check(args: &MeshArgs) -> Result<(u32, Config), String> {
+    let mut config = settings::from_environment()?;
+    if let Some(name) = &args.transport {
+        settings::check_transport("--transport", name)?;
+        config.transport = name.clone();
+    }
+    if config.transport == "sim" {
+        return Err("mesh measures this machine; --transport sim is for bench".into());
+    }
+    if let Some(text) = &args.timeout {
+        config.timeout =
+            linerate::config::parse_timeout("--timeout", text).map_err(|e| e.to_string())?;
+    }
+    let launched = settings::launched_ranks()?;
+    let asked = args.ranks.or(launched.is_none().then_some(4));
+    let ranks = settings::check_ranks(asked, launched)?;
+    if !(2..=RANKS_MAX).contains(&ranks) {
+        return Err(format!("mesh of {ranks} ranks: from 2 to {RANKS_MAX}"));
+    }
+    if !(1..=SIZE_MAX).contains(&args.size) {
+        return Err(format!("--size is {}: from 1 to 1G", args.size));
+    }
+    if !(1..=ITERATIONS_MAX).contains(&args.iterations) {
+        let most = ITERATIONS_MAX;
+        return Err(format!("--iters is {}: from 1 to {most}", args.iterations));
+    }
+    if args.slow.is_nan() || args.slow <= 1.0 {
+        return Err(format!("--slow is {}: a factor above 1", args.slow));
+    }
+    let targets = [("--json", &args.json), ("--svg", &args.svg)];
+    for (flag, target) in targets {
+        if let Some(target) = target {
+            output::check_target(flag, target)?;
+        }
+    }
+    let is_stdout = |target: &Option<PathBuf>| target.as_deref().is_some_and(output::is_stdout);
+    if is_stdout(&args.json) && is_stdout(&args.svg) {
+        return Err("--json and --svg cannot both be -: standard output holds one document".into());
+    }
+    settings::check_memory(
+        "a rank",
+        2 * args.size * u64::from(ranks),
+        linerate::memory::available_memory_bytes(),
+        "a smaller --size",
+    )?;
+    Ok((ranks, config))
+}

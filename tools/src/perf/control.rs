@@ -1,0 +1,240 @@
+//! The connection that a client makes first: options are agreed on, addresses and results exchanged. Lines of JSON over TCP.
+//!
+//! It proves nobody's identity, so a server is reached from its own host only, unless it was told otherwise.
+
+use super::arena::Keys;
+use super::args::Options;
+use super::statistics::{Flow, Latency};
+use serde::{Deserialize, Serialize};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+/// Longest line: an address is the longest thing in one.
+const LINE_BYTES_MAX: u64 = 64 * 1024;
+/// How long somebody who has connected may take to say who it is.
+const GREETING: Duration = Duration::from_secs(5);
+/// Between two attempts to reach a server that is about to start.
+const ATTEMPT_PAUSE: Duration = Duration::from_millis(20);
+
+/// What is said.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Line {
+    /// The client begins.
+    Hello {
+        /// Of the command: the protocol is this version's.
+        version: String,
+        /// The client's host, as far as shared memory is concerned.
+        host: String,
+        /// What it wants.
+        options: Box<Options>,
+    },
+    /// The server will not; the connection ends.
+    Refused(String),
+    /// The server will, over this transport.
+    Accepted {
+        /// Its name: `auto` is decided by the server, which knows both hosts.
+        transport: String,
+    },
+    /// Where the transport of a side is reached.
+    Address(Vec<u8>),
+    /// The names of its memory.
+    Keys(Keys),
+    /// What a side has measured of one size.
+    Report {
+        /// Bytes that were not as sent.
+        wrong: u64,
+        /// What it has posted.
+        flow: Option<Flow>,
+        /// Its times.
+        latency: Option<Latency>,
+    },
+    /// Nothing more will come.
+    Done,
+}
+
+/// The connection, from either side.
+pub struct Control {
+    reader: BufReader<TcpStream>,
+    peer: SocketAddr,
+}
+
+/// Waits for clients. `port` 0 is any.
+pub fn listen(port: u16, is_open: bool) -> Result<TcpListener, String> {
+    let places: Vec<SocketAddr> = match is_open {
+        // Both families at once, where the host has both.
+        true => vec![
+            (Ipv6Addr::UNSPECIFIED, port).into(),
+            (Ipv4Addr::UNSPECIFIED, port).into(),
+        ],
+        false => vec![(Ipv4Addr::LOCALHOST, port).into()],
+    };
+    TcpListener::bind(&places[..]).map_err(|cause| {
+        format!(
+            "cannot listen on {} port {port}: {cause}; another port with --port, on both sides",
+            places[0].ip()
+        )
+    })
+}
+
+impl Control {
+    /// The next client that says something sensible, and what it says. Others are complained about.
+    pub fn accept(
+        listener: &TcpListener,
+        timeout: Duration,
+        mut complain: impl FnMut(String),
+    ) -> Result<(Control, Line), String> {
+        loop {
+            let (stream, peer) = listener
+                .accept()
+                .map_err(|cause| format!("waiting for a client: {cause}"))?;
+            let greeted = Control::new(stream, peer, GREETING).and_then(|mut control| {
+                let line = control.read()?;
+                let set = control.reader.get_ref().set_read_timeout(Some(timeout));
+                set.map_err(|cause| cause.to_string())?;
+                Ok((control, line))
+            });
+            match greeted {
+                Ok((control, line @ Line::Hello { .. })) => return Ok((control, line)),
+                Ok(_) => complain(format!("{peer} did not begin with a greeting: ignored")),
+                Err(text) => complain(format!("{text}: ignored")),
+            }
+        }
+    }
+
+    /// Connects to a server; tries again for `patience` if nobody listens there yet.
+    pub fn connect(
+        host: &str,
+        port: u16,
+        patience: Duration,
+        timeout: Duration,
+    ) -> Result<Control, String> {
+        let places: Vec<SocketAddr> = (host, port)
+            .to_socket_addrs()
+            .map_err(|cause| format!("'{host}' is no host: {cause}"))?
+            .collect();
+        let start = Instant::now();
+        loop {
+            let mut last = None;
+            for place in &places {
+                match TcpStream::connect_timeout(place, timeout) {
+                    Ok(stream) => return Control::new(stream, *place, timeout),
+                    Err(cause) => last = Some((*place, cause)),
+                }
+            }
+            let Some((place, cause)) = last else {
+                return Err(format!("'{host}' has no address"));
+            };
+            if cause.kind() != ErrorKind::ConnectionRefused || start.elapsed() > patience {
+                return Err(format!(
+                    "no server at {place}: {cause}; start one there with the same command without HOST (and with --insecure, if that is another host)"
+                ));
+            }
+            std::thread::sleep(ATTEMPT_PAUSE);
+        }
+    }
+
+    fn new(stream: TcpStream, peer: SocketAddr, timeout: Duration) -> Result<Control, String> {
+        let set = stream
+            .set_nodelay(true)
+            .and_then(|()| stream.set_read_timeout(Some(timeout)))
+            .and_then(|()| stream.set_write_timeout(Some(timeout)));
+        set.map_err(|cause| format!("{peer}: {cause}"))?;
+        Ok(Control {
+            reader: BufReader::new(stream),
+            peer,
+        })
+    }
+
+    /// Says something.
+    pub fn write(&mut self, line: &Line) -> Result<(), String> {
+        let mut text = serde_json::to_string(line).map_err(|cause| cause.to_string())?;
+        text.push('\n');
+        let mut stream = self.reader.get_ref();
+        stream
+            .write_all(text.as_bytes())
+            .map_err(|cause| format!("{}: {cause}", self.peer))
+    }
+
+    /// What the other side says next.
+    pub fn read(&mut self) -> Result<Line, String> {
+        let peer = self.peer;
+        let mut bytes = Vec::new();
+        let mut limited = (&mut self.reader).take(LINE_BYTES_MAX);
+        let read = limited.read_until(b'\n', &mut bytes);
+        match read {
+            Ok(0) => Err(format!("{peer} has ended the connection")),
+            Ok(_) if bytes.last() != Some(&b'\n') => {
+                Err(format!("{peer} has sent half a line, or no line at all"))
+            }
+            Ok(_) => serde_json::from_slice(&bytes)
+                .map_err(|cause| format!("{peer} speaks another language or version: {cause}")),
+            Err(cause) if matches!(cause.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                Err(format!("{peer} has said nothing until the timeout"))
+            }
+            Err(cause) => Err(format!("{peer}: {cause}")),
+        }
+    }
+
+    /// Both say something and hear the other.
+    pub fn exchange(&mut self, line: &Line) -> Result<Line, String> {
+        self.write(line)?;
+        self.read()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::args::tests::options;
+    use super::*;
+    use std::thread;
+
+    const TIMEOUT: Duration = Duration::from_secs(20);
+
+    fn hello() -> Line {
+        Line::Hello {
+            version: "1".into(),
+            host: "here".into(),
+            options: Box::new(options("write_bw").unwrap()),
+        }
+    }
+
+    #[test]
+    fn strangers_are_ignored_and_the_client_is_served() {
+        let listener = listen(0, false).unwrap();
+        let place = listener.local_addr().unwrap();
+        let clients = thread::spawn(move || {
+            for garbage in [
+                &b"GET / HTTP/1.1\r\n\r\n"[..],
+                b"",
+                b"\"Done\"\n",
+                &[b'x'; 70_000],
+            ] {
+                let mut stranger = TcpStream::connect(place).unwrap();
+                // The server may have closed it already.
+                let _ = stranger.write_all(garbage);
+            }
+            let mut client = Control::connect("127.0.0.1", place.port(), TIMEOUT, TIMEOUT).unwrap();
+            client.exchange(&hello()).unwrap()
+        });
+        let mut complaints = Vec::new();
+        let (mut control, line) =
+            Control::accept(&listener, TIMEOUT, |text| complaints.push(text)).unwrap();
+        assert!(matches!(line, Line::Hello { .. }));
+        control.write(&Line::Refused("no".into())).unwrap();
+        let answer = clients.join().unwrap();
+        assert!(matches!(answer, Line::Refused(reason) if reason == "no"));
+        assert_eq!(complaints.len(), 4, "{complaints:?}");
+        assert!(complaints[0].contains("another language"), "{complaints:?}");
+        assert!(complaints[1].contains("has ended"), "{complaints:?}");
+        assert!(complaints[2].contains("greeting"), "{complaints:?}");
+    }
+
+    #[test]
+    fn a_server_that_is_not_there_is_said_with_what_to_do() {
+        let port = listen(0, false).unwrap().local_addr().unwrap().port();
+        let tried = Control::connect("127.0.0.1", port, Duration::ZERO, TIMEOUT);
+        let text = tried.err().unwrap();
+        assert!(text.contains("without HOST"), "{text}");
+    }
+}

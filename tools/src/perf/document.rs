@@ -1,0 +1,79 @@
+//! The JSON document of `perf`.
+
+use super::args::Options;
+use super::run::Row;
+use super::statistics::Latency;
+use crate::output;
+use serde::Serialize;
+use std::path::Path;
+
+/// Everything that was measured.
+#[derive(Debug, Serialize)]
+pub struct Document {
+    version: &'static str,
+    test: &'static str,
+    transport: String,
+    ranks: u32,
+    qps: u32,
+    tx_depth: u32,
+    bidirectional: bool,
+    rotate: bool,
+    seed: u64,
+    results: Vec<Entry>,
+}
+
+#[derive(Debug, Serialize)]
+struct Entry {
+    bytes: u64,
+    /// Of one direction.
+    iterations: u64,
+    /// GB/s (1e9 bytes); `null` for latencies.
+    bw: Option<f64>,
+    /// The same; `null` if there were too many messages to look for it.
+    bw_peak: Option<f64>,
+    /// Messages per second.
+    msg_rate: Option<f64>,
+    /// `null` for bandwidths.
+    time_us: Option<Latency>,
+    /// Wrong bytes; `null`: not checked.
+    wrong: Option<u64>,
+}
+
+impl Document {
+    /// Of all rows.
+    pub fn new(options: &Options, transport: &str, rows: &[Row]) -> Document {
+        Document {
+            version: env!("CARGO_PKG_VERSION"),
+            test: options.test.name(),
+            transport: transport.into(),
+            ranks: 2,
+            qps: options.streams,
+            tx_depth: options.depth,
+            bidirectional: options.bidirectional,
+            rotate: options.rotate,
+            seed: options.seed,
+            results: rows.iter().map(entry).collect(),
+        }
+    }
+
+    /// Writes it to stdout (`-`), or to a file that appears whole or not at all.
+    pub fn write(&self, target: &Path) -> Result<(), String> {
+        let text =
+            serde_json::to_string_pretty(self).map_err(|cause| format!("--json: {cause}"))?;
+        output::write_document("--json", target, &text)
+    }
+}
+
+fn entry(row: &Row) -> Entry {
+    let is_bandwidth = row.latency.is_none();
+    let gigabytes = |rate: f64| rate * row.bytes as f64 / 1e9;
+    Entry {
+        bytes: row.bytes,
+        iterations: row.messages,
+        bw: is_bandwidth.then(|| row.gigabytes_per_second()),
+        bw_peak: (is_bandwidth && row.peak > 0.0).then(|| gigabytes(row.peak)),
+        msg_rate: is_bandwidth.then_some(row.rate),
+        time_us: row.latency,
+        wrong: row.wrong,
+    }
+}

@@ -1,0 +1,409 @@
+//! [`Link`]: a transport between two ranks, and what both sides keep on it: the counts of what has ended, empty messages
+//! that mark the parts of a run, and waits that give up.
+
+use super::arena::Arena;
+use linerate::engine::{Patience, SpinTime, WaitStep};
+use linerate::memory::{RegionKey, View};
+use linerate::time::Time;
+use linerate::transport::{Address, Completion, Event, Outcome, PostError, RemoteRange, Transport};
+use linerate::{Config, Error, Rank, transport};
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// What fails between two sides ends the run: a text is enough.
+pub type Result<T> = std::result::Result<T, String>;
+
+/// Tags of marks are in a class of their own, so that data never takes their places.
+const MARK_TAGS: u64 = 1 << 62;
+/// What a token is of, in its highest byte; then the stream or the mark; then a number.
+const KIND_SHIFT: u32 = 56;
+const STREAM_SHIFT: u32 = 48;
+const KIND_POST: u64 = 0;
+const KIND_RECEIVE: u64 = 1;
+const KIND_MARK_SENT: u64 = 2;
+const KIND_MARK: u64 = 3;
+/// Polls without news between two looks at what is slow to look at.
+const SLOW_POLLS: u32 = 4096;
+
+/// Empty messages between the two sides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mark {
+    /// Both sides say it before they go on.
+    Ready,
+    /// Everything has been sent; the header says how many messages.
+    End,
+    /// All of that has arrived.
+    Arrived,
+}
+
+const MARKS: [Mark; 3] = [Mark::Ready, Mark::End, Mark::Arrived];
+
+/// A connected transport.
+pub struct Link {
+    transport: Box<dyn Transport>,
+    peer: Rank,
+    origin: Instant,
+    /// When the clock was last looked at: enough for a transport.
+    coarse: Time,
+    events: Vec<Event>,
+    is_connected: bool,
+    /// By stream.
+    posts: Vec<Count>,
+    receives: Vec<Count>,
+    cancelled: u64,
+    /// Headers of marks that have come and were not asked for yet.
+    marks: [VecDeque<u64>; MARKS.len()],
+    spin: SpinTime,
+    patience: Patience,
+    idle_polls: u32,
+    idle_since: Option<Time>,
+    timeout: Duration,
+}
+
+/// What was posted on a stream, and what of that has ended.
+#[derive(Clone, Copy, Debug, Default)]
+struct Count {
+    made: u64,
+    ended: u64,
+}
+
+/// A message that has to be posted.
+#[derive(Clone, Copy, Debug)]
+pub enum Post {
+    /// Of this stream.
+    Send(View),
+    /// Into the peer's memory.
+    Put(View, RemoteRange),
+    /// From the peer's memory.
+    Get(RemoteRange, View),
+}
+
+impl Link {
+    /// The transport of one side, not connected yet. `nonce` as in [`transport::open`].
+    pub fn open(config: &Config, rank: Rank, streams: u32, timeout: Duration) -> Result<Link> {
+        let nonce = linerate::bootstrap::nonce().map_err(text)?;
+        let transport = transport::open(&config.transport, rank, 2, nonce, false).map_err(text)?;
+        // Each side has cores of its own, unless waiting shows otherwise.
+        let spin = SpinTime::new(1, 1);
+        Ok(Link {
+            transport,
+            peer: 1 - rank,
+            origin: Instant::now(),
+            coarse: Time::default(),
+            events: Vec::with_capacity(1024),
+            is_connected: false,
+            posts: vec![Count::default(); streams as usize],
+            receives: vec![Count::default(); streams as usize],
+            cancelled: 0,
+            marks: Default::default(),
+            patience: Patience::new(&spin),
+            spin,
+            idle_polls: 0,
+            idle_since: None,
+            timeout,
+        })
+    }
+
+    /// What the peer needs to connect.
+    pub fn address(&self) -> Address {
+        self.transport.local_address()
+    }
+
+    /// The provider's name.
+    pub fn name(&self) -> &'static str {
+        self.transport.capabilities().name
+    }
+
+    /// Connects, and makes ready for marks.
+    pub fn connect(&mut self, address: &Address) -> Result<()> {
+        self.transport.connect(self.peer, address).map_err(text)?;
+        self.wait("connecting", |link| Ok(link.is_connected))?;
+        for mark in MARKS {
+            self.expect_mark(mark as u32)?;
+        }
+        Ok(())
+    }
+
+    /// Registers memory and tells the peer of it.
+    pub fn share(&mut self, arena: &mut Arena) -> Result<()> {
+        for memory in arena.memories() {
+            let key = self
+                .transport
+                .register(memory.region.clone())
+                .map_err(text)?;
+            memory.key = key;
+            self.until_accepted("announcing memory", |transport, peer| {
+                transport.export(peer, key)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Waits until these regions of the peer can be used.
+    pub fn learn(&mut self, keys: &[RegionKey]) -> Result<()> {
+        if !self.transport.capabilities().mapped {
+            return Ok(());
+        }
+        for &key in keys {
+            self.wait("learning of the other side's memory", |link| {
+                let view = link.transport.mapped(link.peer, key).map_err(text)?;
+                Ok(view.is_some())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The time now, ns.
+    #[inline]
+    pub fn now_ns(&mut self) -> u64 {
+        let now_ns = self.origin.elapsed().as_nanos() as u64;
+        self.coarse = Time(now_ns);
+        now_ns
+    }
+
+    /// Data posts of a stream so far.
+    #[inline]
+    pub fn posts_made(&self, stream: u32) -> u64 {
+        self.posts[stream as usize].made
+    }
+
+    /// Those that have ended.
+    #[inline]
+    pub fn posts_ended(&self, stream: u32) -> u64 {
+        self.posts[stream as usize].ended
+    }
+
+    /// Receives of a stream so far.
+    #[inline]
+    pub fn receives_made(&self, stream: u32) -> u64 {
+        self.receives[stream as usize].made
+    }
+
+    /// Those that have ended.
+    #[inline]
+    pub fn receives_ended(&self, stream: u32) -> u64 {
+        self.receives[stream as usize].ended
+    }
+
+    /// Counts from zero again; nothing is under way.
+    pub fn reset_counts(&mut self) {
+        self.posts.fill(Count::default());
+        self.receives.fill(Count::default());
+        self.cancelled = 0;
+    }
+
+    /// Posts if there is room.
+    #[inline]
+    pub fn try_post(&mut self, stream: u32, post: Post) -> Result<bool> {
+        let peer = self.peer;
+        let count = &mut self.posts[stream as usize];
+        let token = token(KIND_POST, stream, count.made);
+        let posted = match post {
+            Post::Send(view) => self
+                .transport
+                .post_send(peer, u64::from(stream), 0, view, token),
+            Post::Put(view, to) => self.transport.post_put(peer, view, to, token),
+            Post::Get(from, view) => self.transport.post_get(peer, from, view, token),
+        };
+        let is_accepted = accepted(posted)?;
+        count.made += u64::from(is_accepted);
+        Ok(is_accepted)
+    }
+
+    /// Posts as soon as there is room.
+    pub fn post(&mut self, stream: u32, post: Post) -> Result<()> {
+        while !self.try_post(stream, post)? {
+            self.poll()?;
+        }
+        Ok(())
+    }
+
+    /// Posts a receive if there is room.
+    #[inline]
+    pub fn try_receive(&mut self, stream: u32, into: View) -> Result<bool> {
+        let count = &mut self.receives[stream as usize];
+        let token = token(KIND_RECEIVE, stream, count.made);
+        let posted = self
+            .transport
+            .post_recv(self.peer, u64::from(stream), into, token);
+        let is_accepted = accepted(posted)?;
+        count.made += u64::from(is_accepted);
+        Ok(is_accepted)
+    }
+
+    /// Waits until all posts have ended, and takes back the receives for which nothing comes.
+    pub fn settle(&mut self) -> Result<()> {
+        let mut left = 0;
+        for (stream, count) in self.receives.iter().enumerate() {
+            // They match in order: those that are left are the latest.
+            for number in count.ended..count.made {
+                let token = token(KIND_RECEIVE, stream as u32, number);
+                self.transport.cancel(self.peer, token);
+                left += 1;
+            }
+        }
+        self.wait("ending what is under way", |link| {
+            let is_over = |count: &Count| count.made == count.ended;
+            Ok(link.cancelled == left && link.posts.iter().all(is_over))
+        })
+    }
+
+    /// Sends a mark.
+    pub fn say(&mut self, mark: Mark, header: u64) -> Result<()> {
+        let tag = MARK_TAGS | mark as u64;
+        let token = token(KIND_MARK_SENT, mark as u32, 0);
+        self.until_accepted("telling the other side", |transport, peer| {
+            transport.post_send(peer, tag, header, View::empty(), token)
+        })
+    }
+
+    /// A mark of the peer's, if it has come.
+    #[inline]
+    pub fn heard(&mut self, mark: Mark) -> Option<u64> {
+        self.marks[mark as usize].pop_front()
+    }
+
+    /// Both sides are here.
+    pub fn meet(&mut self) -> Result<()> {
+        self.say(Mark::Ready, 0)?;
+        self.wait("waiting for the other side", |link| {
+            Ok(link.heard(Mark::Ready).is_some())
+        })
+    }
+
+    /// Polls until it is done. `what` is for the error if nothing moves for the timeout.
+    pub fn wait(
+        &mut self,
+        what: &str,
+        mut is_done: impl FnMut(&mut Link) -> Result<bool>,
+    ) -> Result<()> {
+        while !is_done(self)? {
+            self.poll().map_err(|e| format!("{what}: {e}"))?;
+        }
+        Ok(())
+    }
+
+    /// One poll; without news waits a little, and gives up when that has lasted for the timeout.
+    #[inline]
+    pub fn poll(&mut self) -> Result<bool> {
+        self.transport.poll(self.coarse, &mut self.events);
+        if self.events.is_empty() {
+            self.idle()?;
+            return Ok(false);
+        }
+        self.take_events()?;
+        if self.idle_polls > 0 {
+            self.spin.learn(self.patience.last());
+            self.patience = Patience::new(&self.spin);
+            (self.idle_polls, self.idle_since) = (0, None);
+        }
+        Ok(true)
+    }
+
+    fn take_events(&mut self) -> Result<()> {
+        let mut events = std::mem::take(&mut self.events);
+        let mut outcome = Ok(());
+        for event in events.drain(..) {
+            outcome = outcome.and(match event {
+                Event::Completion(end) => self.note(end),
+                Event::Connected(_) => {
+                    self.is_connected = true;
+                    Ok(())
+                }
+                Event::PeerFailed(_, cause) => Err(format!("the other side is gone: {cause}")),
+            });
+        }
+        self.events = events;
+        outcome
+    }
+
+    #[inline]
+    fn note(&mut self, end: Completion) -> Result<()> {
+        let kind = end.token >> KIND_SHIFT;
+        let which = (end.token >> STREAM_SHIFT & 0xff) as usize;
+        match (kind, end.outcome) {
+            (KIND_POST, Outcome::Done) => self.posts[which].ended += 1,
+            (KIND_RECEIVE, Outcome::Done) => self.receives[which].ended += 1,
+            (KIND_RECEIVE, Outcome::Cancelled) => self.cancelled += 1,
+            (KIND_MARK, Outcome::Done) => {
+                self.marks[which].push_back(end.header);
+                self.expect_mark(which as u32)?;
+            }
+            (KIND_MARK_SENT, Outcome::Done) => {}
+            (_, outcome) => {
+                let text = format!("a post of {} bytes ended as {outcome:?}", end.bytes);
+                return Err(text);
+            }
+        }
+        Ok(())
+    }
+
+    fn expect_mark(&mut self, mark: u32) -> Result<()> {
+        let (tag, token) = (MARK_TAGS | u64::from(mark), token(KIND_MARK, mark, 0));
+        let posted = self
+            .transport
+            .post_recv(self.peer, tag, View::empty(), token);
+        match posted {
+            // The event that says why a peer is gone comes with a poll.
+            Ok(()) | Err(PostError::PeerFailed) => Ok(()),
+            Err(PostError::WouldBlock) => Err("no room for one receive per mark".into()),
+            Err(PostError::Invalid(text)) => Err(text),
+        }
+    }
+
+    fn until_accepted(
+        &mut self,
+        what: &str,
+        mut post: impl FnMut(&mut dyn Transport, Rank) -> std::result::Result<(), PostError>,
+    ) -> Result<()> {
+        self.wait(what, |link| {
+            let peer = link.peer;
+            accepted(post(&mut *link.transport, peer))
+        })
+    }
+
+    #[cold]
+    fn idle(&mut self) -> Result<()> {
+        self.idle_polls += 1;
+        let polls = self.idle_polls;
+        // A look at the clock costs more than a poll.
+        if !polls.is_multiple_of(self.spin.polls_per_look()) {
+            return Ok(());
+        }
+        let now = Time(self.now_ns());
+        let since = *self.idle_since.get_or_insert(now);
+        if self.patience.next(now) != WaitStep::Spin {
+            // Never a sleep: it would be in the times.
+            std::thread::yield_now();
+        }
+        if polls.is_multiple_of(SLOW_POLLS) || !self.is_connected {
+            self.transport.poll_slow(now, &mut self.events);
+            self.take_events()?;
+            if now.since(since) > self.timeout {
+                return Err(format!(
+                    "nothing has moved for {:?}; raise --timeout if the other side is only slow",
+                    self.timeout
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn token(kind: u64, stream: u32, number: u64) -> u64 {
+    kind << KIND_SHIFT | u64::from(stream) << STREAM_SHIFT | number
+}
+
+/// Whether it was; an error if it never will be. That a peer is gone is said by the event, with the cause.
+#[inline]
+fn accepted(posted: std::result::Result<(), PostError>) -> Result<bool> {
+    match posted {
+        Ok(()) => Ok(true),
+        Err(PostError::WouldBlock | PostError::PeerFailed) => Ok(false),
+        Err(PostError::Invalid(text)) => Err(text),
+    }
+}
+
+fn text(error: Error) -> String {
+    error.to_string()
+}

@@ -1,0 +1,363 @@
+//! `linerate perf TEST [HOST]`: bandwidth and latency between two ranks, straight on a transport, without the engine.
+//!
+//! As in perftest, the command without a host is the server and with one the client; `--local` starts both here. The client's
+//! options count; a server that was told something else refuses it by name. Letters and columns are perftest's
+//! (github.com/linux-rdma/perftest); how times are taken is said in `traffic.rs`.
+//!
+//! What it does not measure: collectives, staging of memory that is not registered, more than two ranks (`bench`, `mesh`).
+//!
+//! Read first: `args.rs` (what both sides agree on), then `traffic.rs`.
+
+mod arena;
+pub mod args;
+mod control;
+mod document;
+mod link;
+mod plan;
+mod run;
+mod statistics;
+mod table;
+mod traffic;
+
+pub use args::PerfArgs;
+
+use crate::settings::{self, FAILED, USAGE};
+use crate::{info, launch, output};
+use args::Options;
+use control::{Control, Line};
+use document::Document;
+use plan::Plan;
+use run::Row;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// How long a client that was started with its server waits for it to listen.
+const LOCAL_PATIENCE: Duration = Duration::from_secs(20);
+
+/// Why a side ends early.
+enum Failure {
+    /// The user said something that cannot be.
+    Usage(String),
+    /// Something failed, or was not good enough.
+    Failed(Vec<String>),
+}
+
+impl From<String> for Failure {
+    fn from(text: String) -> Failure {
+        Failure::Failed(vec![text])
+    }
+}
+
+/// Which side this is.
+enum Role {
+    Server { port: u16, is_quiet: bool },
+    Client { host: String, port: u16 },
+}
+
+/// Is one side, or starts both.
+pub fn run(args: &PerfArgs) -> ExitCode {
+    let outcome = check(args).and_then(|plan| match role(args)? {
+        None => Ok(launch::spawn_self(2, args.bind)),
+        Some(Role::Server { port, is_quiet }) => serve(args, &plan, port, is_quiet).map(|()| 0),
+        Some(Role::Client { host, port }) => ask(args, &plan, &host, port).map(|()| 0),
+    });
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(Failure::Usage(text)) => {
+            output::print_error(&format!(
+                "error: {text}\n\nFor more information, try '--help'."
+            ));
+            ExitCode::from(USAGE)
+        }
+        Err(Failure::Failed(texts)) => {
+            for text in texts {
+                output::print_error(&format!("error: {text}"));
+            }
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+/// Finds what is wrong before anybody waits for anybody.
+fn check(args: &PerfArgs) -> Result<Plan, Failure> {
+    let plan = Plan::new(args).map_err(Failure::Usage)?;
+    Options::new(args, &plan.config.transport).map_err(Failure::Usage)?;
+    if let Some(target) = &args.json {
+        output::check_target("--json", target).map_err(Failure::Usage)?;
+    }
+    match settings::unavailable_reason(&plan.config.transport) {
+        Some(reason) => Err(reason.into()),
+        None => Ok(plan),
+    }
+}
+
+/// `None`: neither, but who starts both.
+fn role(args: &PerfArgs) -> Result<Option<Role>, Failure> {
+    if let Some(host) = args.host.clone() {
+        let port = args.port;
+        return Ok(Some(Role::Client { host, port }));
+    }
+    if !args.local {
+        return Ok(Some(Role::Server {
+            port: args.port,
+            is_quiet: false,
+        }));
+    }
+    let Some(ranks) = settings::launched_ranks().map_err(Failure::Usage)? else {
+        return Ok(None);
+    };
+    let of_launcher = |name| std::env::var(name).ok();
+    let port = of_launcher("MASTER_PORT").and_then(|text| text.parse().ok());
+    let (2, Some(port), Some(rank)) = (ranks, port, of_launcher("RANK")) else {
+        return Err(Failure::Usage(format!(
+            "perf --local under a launcher: WORLD_SIZE is {ranks}, and has to be 2, with RANK and MASTER_PORT"
+        )));
+    };
+    Ok(Some(match rank.as_str() {
+        "0" => Role::Server {
+            port,
+            is_quiet: true,
+        },
+        _ => Role::Client {
+            host: of_launcher("MASTER_ADDR").unwrap_or_else(|| "127.0.0.1".into()),
+            port,
+        },
+    }))
+}
+
+/// The server: one client, then the end.
+fn serve(args: &PerfArgs, plan: &Plan, port: u16, is_quiet: bool) -> Result<(), Failure> {
+    let listener = control::listen(port, args.insecure)?;
+    let complain = |text: String| output::print_error(&format!("linerate perf: {text}"));
+    let mut report = Report::new(args, is_quiet);
+    if !is_quiet {
+        let reach = match args.insecure {
+            true => "anywhere",
+            false => "this host only (others with --insecure)",
+        };
+        let place = listener.local_addr().map_err(|e| e.to_string())?;
+        report.print(&format!(
+            "# waiting for a client on port {}, from {reach}\n",
+            place.port()
+        ))?;
+    }
+    let (mut control, hello) = Control::accept(&listener, plan.timeout, complain)?;
+    drop(listener);
+    let Line::Hello {
+        version,
+        host,
+        options,
+    } = hello
+    else {
+        return Err("a client has not begun with a greeting".to_string().into());
+    };
+    let refusal = refusal(args, plan, &version, &options);
+    let transport = match refusal.map_or_else(|| transport_for(plan, &options, &host), Err) {
+        Ok(name) => name,
+        Err(reason) => {
+            control.write(&Line::Refused(reason.clone()))?;
+            return Err(Failure::Usage(reason));
+        }
+    };
+    control.write(&Line::Accepted {
+        transport: transport.clone(),
+    })?;
+    work(plan, &options, &transport, (0, &mut control), report)
+}
+
+/// Why a client is refused, if it is.
+fn refusal(args: &PerfArgs, plan: &Plan, version: &str, options: &Options) -> Option<String> {
+    let own = env!("CARGO_PKG_VERSION");
+    if version != own {
+        return Some(format!(
+            "version: the server is linerate {own}, the client {version}; both have to be the same"
+        ));
+    }
+    let named = Some(plan.config.transport.as_str());
+    let impossible = options.check().err();
+    impossible.or_else(|| options.mismatch(args, named))
+}
+
+/// The transport that joins both hosts, if the client's wish and the server's can both be met.
+fn transport_for(plan: &Plan, options: &Options, host: &str) -> Result<String, String> {
+    let own_host = info::host_id(plan.config.host_id.clone());
+    let wanted = match options.transport.as_str() {
+        "auto" => plan.config.transport.as_str(),
+        name => name,
+    };
+    let name = match wanted {
+        "auto" if own_host == host => "shm",
+        "auto" => "tcp",
+        name => name,
+    };
+    if name == "shm" && own_host != host {
+        return Err(
+            "--transport: shm joins the ranks of one host, and the client is on another one (LINERATE_HOSTID says otherwise, if that is wrong)".into(),
+        );
+    }
+    settings::check_transport("--transport", name)?;
+    settings::unavailable_reason(name).map_or(Ok(name.to_string()), Err)
+}
+
+/// The client.
+fn ask(args: &PerfArgs, plan: &Plan, host: &str, port: u16) -> Result<(), Failure> {
+    let options = Options::new(args, &plan.config.transport).map_err(Failure::Usage)?;
+    let patience = match args.local {
+        true => LOCAL_PATIENCE,
+        false => Duration::ZERO,
+    };
+    let mut control = Control::connect(host, port, patience, plan.timeout)?;
+    let answer = control.exchange(&Line::Hello {
+        version: env!("CARGO_PKG_VERSION").into(),
+        host: info::host_id(plan.config.host_id.clone()),
+        options: Box::new(options.clone()),
+    })?;
+    match answer {
+        Line::Accepted { transport } => {
+            settings::check_transport("the server's transport", &transport)?;
+            let report = Report::new(args, false);
+            work(plan, &options, &transport, (1, &mut control), report)
+        }
+        Line::Refused(reason) => Err(Failure::Usage(format!("the server refuses: {reason}"))),
+        line => Err(format!("the server answered {line:?}").into()),
+    }
+}
+
+/// Both sides: connect, measure, report.
+fn work(
+    plan: &Plan,
+    options: &Options,
+    transport: &str,
+    (rank, control): (u32, &mut Control),
+    mut report: Report,
+) -> Result<(), Failure> {
+    let mut side = run::join(plan, options, transport, (rank, control))?;
+    let sides = table::Sides {
+        transport: side.link.name(),
+        text: ["server", "client"][rank as usize].into(),
+    };
+    let is_gbits = report.args.report_gbits;
+    report.print(&table::header(options, &sides, is_gbits))?;
+    let rotation_bytes = plan.rotation_bytes(options);
+    let mut printed = Ok(());
+    let rows = run::measure(&mut side, control, rotation_bytes, |row| {
+        let line = report.print(&table::row(row, is_gbits));
+        printed = std::mem::replace(&mut printed, Ok(())).and(line);
+    })?;
+    printed?;
+    report.print(&table::footer())?;
+    let document = Document::new(options, side.link.name(), &rows);
+    report.finish(&document, &rows)
+}
+
+/// Where this side's results go.
+struct Report<'a> {
+    args: &'a PerfArgs,
+    is_quiet: bool,
+}
+
+impl Report<'_> {
+    fn new(args: &PerfArgs, is_quiet: bool) -> Report<'_> {
+        Report { args, is_quiet }
+    }
+
+    /// To stdout; to stderr if the document has stdout for itself.
+    fn print(&mut self, text: &str) -> Result<(), String> {
+        match self.args.json.as_deref().is_some_and(output::is_stdout) {
+            _ if self.is_quiet => Ok(()),
+            true => {
+                output::print_error(text.trim_end());
+                Ok(())
+            }
+            false => output::print_text(text),
+        }
+    }
+
+    /// Writes the document; the error is all that was not good enough. Of two sides that were started together one speaks.
+    fn finish(&self, document: &Document, rows: &[Row]) -> Result<(), Failure> {
+        if self.is_quiet {
+            return Ok(());
+        }
+        let mut failures = shortcomings(self.args, rows);
+        if let Some(target) = &self.args.json {
+            failures.extend(document.write(target).err());
+        }
+        match failures.is_empty() {
+            true => Ok(()),
+            false => Err(Failure::Failed(failures)),
+        }
+    }
+}
+
+/// What was wrong or not fast enough.
+fn shortcomings(args: &PerfArgs, rows: &[Row]) -> Vec<String> {
+    let mut texts = Vec::new();
+    for row in rows {
+        if let Some(wrong) = row.wrong.filter(|&wrong| wrong > 0) {
+            let bytes = row.bytes;
+            texts.push(format!(
+                "{wrong} bytes of the checked messages of {bytes} bytes are wrong"
+            ));
+        }
+        let p99 = row.latency.map(|latency| latency.summary.p99);
+        if let (Some(p99), Some(most)) = (p99, args.max_p99)
+            && p99 > most
+        {
+            texts.push(format!(
+                "the 99th percentile at {} B is {p99:.2} us, above --max-p99 {most}",
+                row.bytes
+            ));
+        }
+    }
+    let best = rows
+        .iter()
+        .map(Row::gigabytes_per_second)
+        .fold(0.0, f64::max);
+    if let Some(least) = args.min_bw.filter(|&least| best < least) {
+        texts.push(format!(
+            "the best average bandwidth is {best:.3} GB/s, below --min-bw {least}"
+        ));
+    }
+    texts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::args::tests::parse;
+    use super::statistics::Latency;
+    use super::*;
+
+    fn row(rate: f64, wrong: u64, latency: Option<Latency>) -> Row {
+        Row {
+            bytes: 1000,
+            messages: 10,
+            peak: 0.0,
+            rate,
+            latency,
+            wrong: Some(wrong),
+        }
+    }
+
+    #[test]
+    fn each_failure_names_the_number_and_the_bound() {
+        let args = parse("write_bw --min-bw 5").unwrap();
+        assert!(shortcomings(&args, &[row(1e6, 0, None), row(5e6, 0, None)]).is_empty());
+        let texts = shortcomings(&args, &[row(4e6, 2, None)]);
+        assert!(
+            texts[0].contains("2 bytes") && texts[0].contains("1000 bytes"),
+            "{texts:?}"
+        );
+        assert!(
+            texts[1].contains("4.000") && texts[1].contains("--min-bw 5"),
+            "{texts:?}"
+        );
+        let args = parse("write_lat --max-p99 2").unwrap();
+        let latency = |us: f64| Some(Latency::of(&mut [us]));
+        assert!(shortcomings(&args, &[row(0.0, 0, latency(2.0))]).is_empty());
+        let texts = shortcomings(&args, &[row(0.0, 0, latency(2.5))]);
+        assert!(
+            texts[0].contains("2.50") && texts[0].contains("--max-p99 2"),
+            "{texts:?}"
+        );
+    }
+}

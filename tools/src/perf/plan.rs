@@ -1,0 +1,52 @@
+//! What one side of `perf` needs to know besides what both agree on.
+
+use super::args::{Options, PerfArgs};
+use crate::settings;
+use crate::system;
+use linerate::Config;
+use std::time::Duration;
+
+/// Settings of this side.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Of the environment and the flags.
+    pub config: Config,
+    /// How long nothing may move.
+    pub timeout: Duration,
+    /// That this side may use.
+    pub memory_bytes: u64,
+    cache_bytes: u64,
+}
+
+impl Plan {
+    /// From the arguments and the environment. An error is one of usage.
+    pub fn new(args: &PerfArgs) -> Result<Plan, String> {
+        let mut config = settings::from_environment()?;
+        if let Some(name) = &args.transport {
+            settings::check_transport("--transport", name)?;
+            config.transport = name.clone();
+        }
+        if let Some(text) = &args.timeout {
+            config.timeout = linerate::config::parse_timeout("--timeout", text)
+                .map_err(|error| error.to_string())?;
+        }
+        if config.transport == "sim" {
+            return Err("perf measures this machine; --transport sim has no clock of its own: bench takes it".into());
+        }
+        Ok(Plan {
+            timeout: config.timeout,
+            config,
+            memory_bytes: linerate::memory::available_memory_bytes(),
+            cache_bytes: system::last_level_cache_bytes(),
+        })
+    }
+
+    /// Bytes that messages rotate over, 0 if they do not. Source and target together are twice the cache, or what a quarter
+    /// of the memory allows.
+    pub fn rotation_bytes(&self, options: &Options) -> u64 {
+        match options.rotate {
+            true => self.cache_bytes.min(self.memory_bytes / 16).max(1),
+            false => 0,
+        }
+    }
+}

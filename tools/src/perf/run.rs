@@ -1,0 +1,216 @@
+//! One side of `perf` from its first connection to its last row.
+
+use super::arena::{Arena, Slots, bytes_needed};
+use super::args::{ITERATIONS_MAX, Options};
+use super::control::{Control, Line};
+use super::link::Link;
+use super::plan::Plan;
+use super::statistics::{Flow, Latency};
+use super::traffic::{Limit, Side};
+use linerate::transport::Address;
+use linerate::{Config, Rank};
+use std::time::Duration;
+
+/// perftest's numbers of messages.
+const MESSAGES_BANDWIDTH: u64 = 5000;
+const MESSAGES_LATENCY: u64 = 1000;
+/// Unless they were asked for, no more than this is moved by a stream of one size, and no fewer messages.
+const BYTES_USUAL_MAX: u64 = 4 << 30;
+const MESSAGES_USUAL_MIN: u64 = 100;
+
+/// One size.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// Of a message.
+    pub bytes: u64,
+    /// Of one direction: the samples of a latency, or messages of all streams.
+    pub messages: u64,
+    /// Messages per second, of both directions together if there are two.
+    pub peak: f64,
+    /// The same, on average.
+    pub rate: f64,
+    /// Times of single messages.
+    pub latency: Option<Latency>,
+    /// Bytes of the checked messages that were wrong, on both sides; `None`: not checked.
+    pub wrong: Option<u64>,
+}
+
+impl Row {
+    /// Average bandwidth, GB/s (1e9 bytes).
+    pub fn gigabytes_per_second(&self) -> f64 {
+        self.rate * self.bytes as f64 / 1e9
+    }
+}
+
+/// Messages per stream of a size.
+pub fn messages_usual(options: &Options, bytes: u64) -> u64 {
+    let usual = match options.test.is_latency() {
+        true => MESSAGES_LATENCY,
+        false => MESSAGES_BANDWIDTH,
+    };
+    let fits = (BYTES_USUAL_MAX / bytes).max(MESSAGES_USUAL_MIN);
+    options.iterations.unwrap_or(usual.min(fits))
+}
+
+fn limit(options: &Options, bytes: u64) -> Limit {
+    match options.duration {
+        Some(seconds) => Limit::Until(Duration::from_secs(seconds), ITERATIONS_MAX),
+        None => Limit::Count(messages_usual(options, bytes) * u64::from(options.streams)),
+    }
+}
+
+/// Connects the transports over what has been agreed on. Rank 0 is the server.
+pub fn join<'a>(
+    plan: &Plan,
+    options: &'a Options,
+    transport: &str,
+    (rank, control): (Rank, &mut Control),
+) -> Result<Side<'a>, String> {
+    let text = |error: linerate::Error| error.to_string();
+    let unexpected = |line: Line| format!("the other side said {line:?} where it may not");
+    let config = Config {
+        transport: transport.into(),
+        ..plan.config.clone()
+    };
+    let needed = 2 * bytes_needed(options, plan.rotation_bytes(options));
+    crate::settings::check_memory(
+        "this side of the test",
+        needed,
+        plan.memory_bytes,
+        "smaller messages with --size, or --no-rotate",
+    )?;
+    let mut link = Link::open(&config, rank, options.streams, plan.timeout)?;
+    match control.exchange(&Line::Address(link.address().0))? {
+        Line::Address(bytes) => link.connect(&Address(bytes))?,
+        line => return Err(unexpected(line)),
+    }
+    let mut arena = Arena::new(options, rank, plan.rotation_bytes(options)).map_err(text)?;
+    link.share(&mut arena)?;
+    let keys = match control.exchange(&Line::Keys(arena.keys()))? {
+        Line::Keys(keys) => keys,
+        line => return Err(unexpected(line)),
+    };
+    link.learn(&keys.all())?;
+    Ok(Side {
+        options,
+        rank,
+        link,
+        arena,
+        keys,
+    })
+}
+
+/// All sizes; both sides get the same rows.
+pub fn measure(
+    side: &mut Side,
+    control: &mut Control,
+    rotation_bytes: u64,
+    mut each: impl FnMut(&Row),
+) -> Result<Vec<Row>, String> {
+    let options = side.options;
+    let mut rows = Vec::new();
+    for bytes in options.sizes() {
+        let slots = Slots::new(bytes, options.streams, rotation_bytes);
+        let (wrong, flow, latency) =
+            measure_size(side, &slots).map_err(|error| format!("{bytes} bytes: {error}"))?;
+        let own = Line::Report {
+            wrong,
+            flow,
+            latency,
+        };
+        let Line::Report {
+            wrong: wrong_there,
+            flow: flow_there,
+            latency: latency_there,
+        } = control.exchange(&own)?
+        else {
+            return Err("the other side has reported nothing".into());
+        };
+        let latency = latency.or(latency_there);
+        let wrong = wrong.saturating_add(wrong_there);
+        let row = combine(options, bytes, [flow, flow_there], (latency, wrong));
+        each(&row);
+        rows.push(row);
+    }
+    // Whoever leaves first would look like a failure to the other.
+    control.exchange(&Line::Done)?;
+    Ok(rows)
+}
+
+type Measured = (u64, Option<Flow>, Option<Latency>);
+
+fn measure_size(side: &mut Side, slots: &Slots) -> Result<Measured, String> {
+    let wrong = match side.options.check {
+        true => side.check(slots)?,
+        false => 0,
+    };
+    side.warm_up(slots)?;
+    let limit = limit(side.options, slots.bytes);
+    if side.options.test.is_latency() {
+        let mut samples = side.trips(slots, limit)?;
+        let latency = (!samples.is_empty()).then(|| Latency::of(&mut samples));
+        return Ok((wrong, None, latency));
+    }
+    Ok((wrong, side.stream(slots, limit)?, None))
+}
+
+/// What both sides together have measured.
+fn combine(
+    options: &Options,
+    bytes: u64,
+    flows: [Option<Flow>; 2],
+    (latency, wrong): (Option<Latency>, u64),
+) -> Row {
+    let flows: Vec<Flow> = flows.into_iter().flatten().collect();
+    let has_peaks = flows.iter().all(|flow| flow.peak > 0.0);
+    let peaks = flows.iter().map(|flow| flow.peak);
+    Row {
+        bytes,
+        messages: match &latency {
+            Some(latency) => latency.samples,
+            None => flows.iter().map(|flow| flow.messages).max().unwrap_or(0),
+        },
+        peak: if has_peaks { peaks.sum() } else { 0.0 },
+        rate: flows.iter().map(Flow::rate).sum(),
+        latency,
+        wrong: options.check.then_some(wrong),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::args::tests::options;
+    use super::*;
+
+    #[test]
+    fn numbers_of_messages_are_perftest_s_and_fewer_of_large_ones() {
+        let usual = |line: &str, bytes| messages_usual(&options(line).unwrap(), bytes);
+        assert_eq!(usual("write_bw", 65536), 5000);
+        assert_eq!(usual("write_lat", 2), 1000);
+        assert_eq!(usual("write_bw", 8 << 20), 512);
+        assert_eq!(usual("write_bw", 1 << 30), 100);
+        assert_eq!(usual("write_bw -n 7000", 1 << 30), 7000);
+    }
+
+    #[test]
+    fn both_directions_count_together() {
+        let flow = |messages, seconds, peak| {
+            Some(Flow {
+                messages,
+                seconds,
+                peak,
+            })
+        };
+        let options = options("write_bw -b").unwrap();
+        let both = [flow(100, 1.0, 150.0), flow(100, 2.0, 60.0)];
+        let row = combine(&options, 8, both, (None, 0));
+        assert_eq!((row.messages, row.rate, row.peak), (100, 150.0, 210.0));
+        let half = combine(
+            &options,
+            8,
+            [flow(9, 1.0, 0.0), flow(9, 1.0, 5.0)],
+            (None, 3),
+        );
+        assert_eq!((half.peak, half.wrong), (0.0, Some(3)));
+    }
+}

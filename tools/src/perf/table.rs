@@ -1,0 +1,155 @@
+//! The table, as perftest prints it (github.com/linux-rdma/perftest, `src/perftest_resources.h`). Pure.
+
+use super::args::Options;
+use super::run::Row;
+use std::fmt::Write;
+
+const LINE: &str =
+    "---------------------------------------------------------------------------------------";
+const MIB: f64 = 1_048_576.0;
+
+/// What the header says besides the options.
+pub struct Sides<'a> {
+    /// Transport in use.
+    pub transport: &'a str,
+    /// Who this is and who the other side is.
+    pub text: String,
+}
+
+/// Lines before the first row.
+pub fn header(options: &Options, sides: &Sides, is_gbits: bool) -> String {
+    let test = options.test;
+    let mut text = format!("{LINE}\n");
+    let two_ways = if options.bidirectional {
+        " bidirectional"
+    } else {
+        ""
+    };
+    let _ = writeln!(
+        text,
+        " linerate {} perf {}{two_ways}   {}",
+        env!("CARGO_PKG_VERSION"),
+        test.name(),
+        sides.text
+    );
+    let yes = |on: bool| if on { "ON" } else { "OFF" };
+    let _ = writeln!(
+        text,
+        " Transport: {}   TX depth: {}   Number of qps: {}   Rotation: {}   Check: {}",
+        sides.transport,
+        options.depth,
+        options.streams,
+        yes(options.rotate),
+        yes(options.check)
+    );
+    let meaning = match test.is_latency() {
+        true if test.name() == "read_lat" => " A time is that of a whole get",
+        true => " A time is half that of a message there and one back",
+        false => {
+            " #iterations: messages of one direction, all qps; time ends when the other side has them all"
+        }
+    };
+    let _ = writeln!(text, "{meaning}\n{LINE}\n{}", titles(options, is_gbits));
+    text
+}
+
+/// The titles of the columns.
+fn titles(options: &Options, is_gbits: bool) -> &'static str {
+    match (options.test.is_latency(), is_gbits) {
+        (true, _) => {
+            " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec] "
+        }
+        (false, false) => {
+            " #bytes     #iterations    BW peak[MiB/sec]    BW average[MiB/sec]   MsgRate[Mpps]"
+        }
+        (false, true) => {
+            " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]"
+        }
+    }
+}
+
+/// The line of one size.
+pub fn row(row: &Row, is_gbits: bool) -> String {
+    if let Some(latency) = &row.latency {
+        let s = &latency.summary;
+        return format!(
+            " {:<7} {:<10}     {:<7.2}        {:<7.2}      {:<7.2}\t       {:<7.2}     \t{:<7.2}\t\t{:<7.2} \t\t{:<7.2}\n",
+            row.bytes, row.messages, s.min, s.max, s.p50, s.mean, s.stddev, s.p99, latency.p999
+        );
+    }
+    let unit = if is_gbits { 1e9 / 8.0 } else { MIB };
+    let bandwidth = |rate: f64| rate * row.bytes as f64 / unit;
+    format!(
+        " {:<7}    {:<10}       {:<7.2}            {:<7.2}\t\t   {:<7.6}\n",
+        row.bytes,
+        row.messages,
+        bandwidth(row.peak),
+        bandwidth(row.rate),
+        row.rate / 1e6
+    )
+}
+
+/// The line after the last row.
+pub fn footer() -> String {
+    format!("{LINE}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::args::tests::options;
+    use super::super::statistics::Latency;
+    use super::*;
+
+    fn bandwidth() -> Row {
+        Row {
+            bytes: 65536,
+            messages: 5000,
+            peak: 20_000.0,
+            rate: 16_000.0,
+            latency: None,
+            wrong: Some(0),
+        }
+    }
+
+    #[test]
+    fn rows_are_perftest_s() {
+        assert_eq!(
+            row(&bandwidth(), false),
+            " 65536      5000             1250.00            1000.00\t\t   0.016000\n"
+        );
+        assert!(row(&bandwidth(), true).contains(" 10.49              8.39 "));
+        let latency = Row {
+            bytes: 2,
+            messages: 1000,
+            latency: Some(Latency::of(&mut [1.0, 2.0, 3.0])),
+            ..bandwidth()
+        };
+        assert_eq!(
+            row(&latency, false),
+            " 2       1000           1.00           3.00         2.00   \t       2.00        \t0.82   \t\t3.00    \t\t3.00   \n"
+        );
+    }
+
+    #[test]
+    fn titles_are_perftest_s() {
+        let sides = || Sides {
+            transport: "shm",
+            text: "both sides on this host".into(),
+        };
+        let text = header(&options("write_bw -b").unwrap(), &sides(), false);
+        assert!(text.contains("perf write_bw bidirectional"), "{text}");
+        assert!(
+            text.ends_with(
+                " #bytes     #iterations    BW peak[MiB/sec]    BW average[MiB/sec]   MsgRate[Mpps]\n"
+            ),
+            "{text}"
+        );
+        let text = header(&options("read_lat").unwrap(), &sides(), false);
+        assert!(
+            text.contains("99.9% percentile[usec]") && text.contains("whole get"),
+            "{text}"
+        );
+        let text = header(&options("send_bw").unwrap(), &sides(), true);
+        assert!(text.contains("BW average[Gb/sec]"), "{text}");
+    }
+}

@@ -1,0 +1,397 @@
+//! What goes over a [`Link`] while it is measured. Both sides call the same functions; the client is rank 1.
+//!
+//! * Bandwidth: the client posts, with a bounded number of messages under way on each stream. The time ends when the other
+//!   side has said that everything is there, and not when the last post ends: a transport may end a post as soon as it has
+//!   copied it.
+//! * Latency of messages and puts: one goes there, one comes back, and half of that is a sample. A put has no completion on
+//!   the other side, and the contract orders puts only one after the other: behind the data a word is put, which the other
+//!   side looks at. What fits into the word is the word. A get is one sample.
+
+use super::arena::{Arena, Keys, Pattern, Slots, poison, uses};
+use super::args::{Options, Verb};
+use super::link::{Link, Mark, Post, Result};
+use super::statistics::{Flow, Marks};
+use linerate::Rank;
+use linerate::memory::View;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Bytes of the word that a peer looks at.
+const WORD_BYTES: u64 = 8;
+/// Round trips before the first sample.
+const UNTIMED_TRIPS: u64 = 50;
+/// Samples for which there is room from the beginning, where their number is not known.
+const SAMPLES_ROOM: usize = 1 << 20;
+/// Of the word put, in the region of flags.
+const OUTGOING: u64 = linerate::limits::CACHE_LINE_BYTES as u64;
+
+/// When a part of a run is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// So many messages, of all streams.
+    Count(u64),
+    /// Messages until then, and at most this many samples.
+    Until(Duration, u64),
+}
+
+/// One side of a run.
+pub struct Side<'a> {
+    /// What is run.
+    pub options: &'a Options,
+    /// 0 is the server.
+    pub rank: Rank,
+    /// To the other side.
+    pub link: Link,
+    /// Of this side.
+    pub arena: Arena,
+    /// Of the other side.
+    pub keys: Keys,
+}
+
+/// How far a stream of messages has come on one side.
+struct Progress {
+    /// Messages that this side posts; unknown until time is up.
+    total: Option<u64>,
+    has_said_end: bool,
+    marks: Marks,
+    /// What this side has posted, when the other side has it.
+    flow: Option<Flow>,
+    /// Messages that the other side has posted, when it has said so.
+    announced: Option<u64>,
+    is_waited_for: bool,
+}
+
+impl Side<'_> {
+    fn verb(&self) -> Verb {
+        self.options.test.verb()
+    }
+
+    /// Whether this side posts data, and whether the other one does.
+    fn directions(&self) -> (bool, bool) {
+        let (has_source, has_target) = uses(self.options, self.rank);
+        match self.verb() {
+            Verb::Read => (has_target, has_source),
+            Verb::Write | Verb::Send => (has_source, has_target),
+        }
+    }
+
+    /// Compares what arrives of some messages with what was sent; gives the bytes that are wrong on this side.
+    pub fn check(&mut self, slots: &Slots) -> Result<u64> {
+        let (has_source, has_target) = uses(self.options, self.rank);
+        let count = slots.checked(self.options.streams);
+        let pattern = |rank| Pattern {
+            seed: self.options.seed,
+            rank,
+        };
+        for index in 0..count {
+            let (at, bytes) = (slots.offset(index), slots.bytes);
+            if has_source {
+                pattern(self.rank).fill(self.arena.source.part(at, bytes), index);
+            }
+            if has_target {
+                poison(self.arena.target.part(at, bytes));
+            }
+        }
+        self.stream(slots, Limit::Count(count))?;
+        let of_slot = |index| {
+            let view = self.arena.target.part(slots.offset(index), slots.bytes);
+            pattern(1 - self.rank).count_wrong(view, index)
+        };
+        let wrong = has_target.then(|| (0..count).map(of_slot).sum());
+        Ok(wrong.unwrap_or(0))
+    }
+
+    /// Touches every slot once, on both sides.
+    pub fn warm_up(&mut self, slots: &Slots) -> Result<()> {
+        let streams = u64::from(self.options.streams);
+        let count = slots.count.next_multiple_of(streams);
+        self.stream(slots, Limit::Count(count)).map(|_| ())
+    }
+
+    /// Streams of messages; what this side has posted, if it posts.
+    pub fn stream(&mut self, slots: &Slots, limit: Limit) -> Result<Option<Flow>> {
+        let (is_posting, is_receiving) = self.directions();
+        let mut progress = Progress {
+            total: match limit {
+                Limit::Count(count) => Some(count),
+                Limit::Until(..) => None,
+            },
+            has_said_end: false,
+            marks: Marks::new(),
+            flow: None,
+            announced: None,
+            is_waited_for: is_receiving,
+        };
+        self.link.reset_counts();
+        self.post_receives(slots, is_receiving)?;
+        self.link.meet()?;
+        let start_ns = self.link.now_ns();
+        while (is_posting && progress.flow.is_none()) || progress.is_waited_for {
+            if is_posting && !progress.has_said_end {
+                let (time_ns, first) = (self.link.now_ns(), self.made());
+                if let Limit::Until(duration, _) = limit
+                    && u128::from(time_ns - start_ns) >= duration.as_nanos()
+                {
+                    progress.total.get_or_insert(first);
+                }
+                let is_open = matches!(limit, Limit::Count(_)) || progress.total.is_none();
+                if is_open && self.post_some(progress.total, slots)? {
+                    progress.marks.note_post(first, time_ns);
+                }
+            }
+            let has_news = self.link.poll()?;
+            if is_posting && progress.flow.is_none() {
+                self.look_at_own(&mut progress, start_ns, has_news)?;
+            }
+            if progress.is_waited_for {
+                self.post_receives(slots, true)?;
+                self.look_at_others(&mut progress)?;
+            }
+        }
+        self.link.settle()?;
+        Ok(progress.flow)
+    }
+
+    fn look_at_own(
+        &mut self,
+        progress: &mut Progress,
+        start_ns: u64,
+        has_news: bool,
+    ) -> Result<()> {
+        let ended = self.ended();
+        if has_news && !progress.has_said_end {
+            let time_ns = self.link.now_ns();
+            progress.marks.note_end(ended, time_ns);
+        }
+        if progress.total == Some(ended) && !progress.has_said_end {
+            progress.has_said_end = true;
+            self.link.say(Mark::End, ended)?;
+        }
+        // What was read is here; what was written or sent is there when the other side says so.
+        let is_over = progress.has_said_end
+            && (self.verb() == Verb::Read || self.link.heard(Mark::Arrived).is_some());
+        if is_over {
+            let seconds = (self.link.now_ns() - start_ns) as f64 * 1e-9;
+            progress.flow = Some(Flow {
+                messages: ended,
+                seconds,
+                peak: progress.marks.peak(),
+            });
+        }
+        Ok(())
+    }
+
+    fn look_at_others(&mut self, progress: &mut Progress) -> Result<()> {
+        progress.announced = progress.announced.or_else(|| self.link.heard(Mark::End));
+        let received = (0..self.options.streams).map(|s| self.link.receives_ended(s));
+        let has_arrived = match (progress.announced, self.verb()) {
+            (None, _) => false,
+            (Some(count), Verb::Send) => received.sum::<u64>() == count,
+            (Some(_), Verb::Write | Verb::Read) => true,
+        };
+        if has_arrived {
+            progress.is_waited_for = false;
+            if self.verb() != Verb::Read {
+                self.link.say(Mark::Arrived, 0)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn made(&self) -> u64 {
+        let streams = 0..self.options.streams;
+        streams.map(|s| self.link.posts_made(s)).sum()
+    }
+
+    fn ended(&self) -> u64 {
+        let streams = 0..self.options.streams;
+        streams.map(|s| self.link.posts_ended(s)).sum()
+    }
+
+    /// Posts as many messages as there is room for, the streams in turns; whether there was any.
+    #[inline]
+    fn post_some(&mut self, total: Option<u64>, slots: &Slots) -> Result<bool> {
+        let (streams, depth) = (self.options.streams, u64::from(self.options.depth));
+        let mut has_posted = false;
+        loop {
+            let mut has_room = false;
+            for stream in 0..streams {
+                let made = self.link.posts_made(stream);
+                let index = u64::from(stream) + made * u64::from(streams);
+                let is_left = total.is_none_or(|total| index < total);
+                if is_left && made - self.link.posts_ended(stream) < depth {
+                    let post = self.data_post(slots, index);
+                    has_room |= self.link.try_post(stream, post)?;
+                }
+            }
+            has_posted |= has_room;
+            if !has_room {
+                return Ok(has_posted);
+            }
+        }
+    }
+
+    #[inline]
+    fn data_post(&self, slots: &Slots, index: u64) -> Post {
+        let (at, bytes) = (slots.offset(index), slots.bytes);
+        match self.verb() {
+            Verb::Send => Post::Send(self.arena.source.part(at, bytes)),
+            Verb::Write => Post::Put(self.arena.source.part(at, bytes), self.keys.target(at)),
+            Verb::Read => Post::Get(self.keys.source(at), self.arena.target.part(at, bytes)),
+        }
+    }
+
+    /// Keeps as many receives posted as the other side may have messages under way.
+    #[inline]
+    fn post_receives(&mut self, slots: &Slots, is_receiving: bool) -> Result<()> {
+        if !is_receiving || self.verb() != Verb::Send {
+            return Ok(());
+        }
+        let streams = self.options.streams;
+        let depth = u64::from(self.options.depth);
+        for stream in 0..streams {
+            while self.link.receives_made(stream) - self.link.receives_ended(stream) < depth {
+                let made = self.link.receives_made(stream);
+                let index = u64::from(stream) + made * u64::from(streams);
+                let into = self.arena.target.part(slots.offset(index), slots.bytes);
+                if !self.link.try_receive(stream, into)? {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Times of single messages, us: half a round trip, or a whole get. The server gives none.
+    pub fn trips(&mut self, slots: &Slots, limit: Limit) -> Result<Vec<f64>> {
+        self.link.reset_counts();
+        self.flag().word(0).store(0, Ordering::Release);
+        if self.verb() == Verb::Send {
+            self.receive_trip(slots, 0)?;
+        }
+        self.link.meet()?;
+        let samples = match (self.rank, self.verb()) {
+            (1, Verb::Read) => self.time_trips(limit, 1.0, |side, trip| {
+                let post = side.data_post(slots, trip);
+                side.link.post(0, post)?;
+                let what = "getting";
+                side.link.wait(what, |link| Ok(link.posts_ended(0) > trip))
+            })?,
+            (1, _) => self.time_trips(limit, 0.5, |side, trip| {
+                side.send_trip(slots, trip)?;
+                while !side.has_come(slots, trip) {
+                    side.link.poll()?;
+                }
+                side.receive_trip(slots, trip + 1)
+            })?,
+            (_, verb) => self.answer_trips(slots, verb).map(|()| Vec::new())?,
+        };
+        self.link.settle()?;
+        Ok(samples)
+    }
+
+    fn time_trips(
+        &mut self,
+        limit: Limit,
+        share: f64,
+        mut trip: impl FnMut(&mut Self, u64) -> Result<()>,
+    ) -> Result<Vec<f64>> {
+        for index in 0..UNTIMED_TRIPS {
+            trip(self, index)?;
+        }
+        let (most, until_ns) = match limit {
+            Limit::Count(count) => (count, u64::MAX),
+            Limit::Until(duration, most) => {
+                let after = duration.as_nanos() as u64;
+                (most, self.link.now_ns().saturating_add(after))
+            }
+        };
+        let mut samples = match limit {
+            Limit::Count(count) => Vec::with_capacity(count as usize),
+            Limit::Until(..) => Vec::with_capacity(SAMPLES_ROOM),
+        };
+        let mut before_ns = self.link.now_ns();
+        while (samples.len() as u64) < most && before_ns < until_ns {
+            trip(self, UNTIMED_TRIPS + samples.len() as u64)?;
+            let now_ns = self.link.now_ns();
+            samples.push((now_ns - before_ns) as f64 * 1e-3 * share);
+            before_ns = now_ns;
+        }
+        self.link.say(Mark::End, 0)?;
+        Ok(samples)
+    }
+
+    /// The server: answers each message, until the client has enough.
+    fn answer_trips(&mut self, slots: &Slots, verb: Verb) -> Result<()> {
+        let mut trip = 0;
+        while self.link.heard(Mark::End).is_none() {
+            self.link.poll()?;
+            if verb != Verb::Read && self.has_come(slots, trip) {
+                self.receive_trip(slots, trip + 1)?;
+                self.send_trip(slots, trip)?;
+                trip += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Posts the receive of a trip, before the other side can send it.
+    fn receive_trip(&mut self, slots: &Slots, trip: u64) -> Result<()> {
+        if self.verb() == Verb::Send {
+            let into = self.arena.target.part(slots.offset(trip), slots.bytes);
+            while !self.link.try_receive(0, into)? {
+                self.link.poll()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn send_trip(&mut self, slots: &Slots, trip: u64) -> Result<()> {
+        let fits = slots.bytes <= WORD_BYTES;
+        if self.verb() == Verb::Send || !fits {
+            let post = self.data_post(slots, trip);
+            self.link.post(0, post)?;
+        }
+        if self.verb() == Verb::Write {
+            let bytes = slots.bytes.min(WORD_BYTES);
+            let word = self.arena.flags.part(OUTGOING, bytes);
+            word.write(0, &(trip + 1).to_le_bytes()[..bytes as usize]);
+            self.link.post(0, Post::Put(word, self.keys.flag()))?;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn has_come(&self, slots: &Slots, trip: u64) -> bool {
+        if self.verb() == Verb::Send {
+            return self.link.receives_ended(0) > trip;
+        }
+        // Acquire: with the word comes what was put before it.
+        let word = self.flag().word(0).load(Ordering::Acquire);
+        word & word_mask(slots.bytes) == (trip + 1) & word_mask(slots.bytes)
+    }
+
+    fn flag(&self) -> View {
+        self.arena.flags.part(0, WORD_BYTES)
+    }
+}
+
+/// The bits of the word that a message of so many bytes sets.
+fn word_mask(bytes: u64) -> u64 {
+    match bytes {
+        0..WORD_BYTES => (1 << (8 * bytes)) - 1,
+        _ => u64::MAX,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_shorter_than_the_word_sets_its_bits_only() {
+        assert_eq!(word_mask(1), 0xff);
+        assert_eq!(word_mask(7), u64::MAX >> 8);
+        assert_eq!((word_mask(8), word_mask(1 << 20)), (u64::MAX, u64::MAX));
+    }
+}

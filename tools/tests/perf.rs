@@ -1,0 +1,306 @@
+//! `perf` and `mesh` from outside: both sides as processes, their tables, documents, refusals and exit codes.
+
+#[path = "command/start.rs"]
+mod start;
+
+use serde_json::Value;
+use start::{linerate, parts, run, scratch};
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::process::{Child, ChildStderr, Command, Stdio};
+
+/// A server, its port, and its rows so far.
+struct Server {
+    child: Child,
+    port: u16,
+    stdout: BufReader<std::process::ChildStdout>,
+}
+
+impl Server {
+    fn start(line: &str) -> Server {
+        let mut child = linerate(&format!("perf {line} -p 0 --timeout 20"))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut first = String::new();
+        stdout.read_line(&mut first).unwrap();
+        let port = first.split("port ").nth(1).unwrap();
+        let port = port.split(',').next().unwrap().parse().unwrap();
+        Server {
+            child,
+            port,
+            stdout,
+        }
+    }
+
+    /// Exit code and texts, when it has ended.
+    fn end(mut self) -> (Option<i32>, String, String) {
+        let mut out = String::new();
+        std::io::Read::read_to_string(&mut self.stdout, &mut out).unwrap();
+        let stderr: ChildStderr = self.child.stderr.take().unwrap();
+        let text = std::io::read_to_string(stderr).unwrap();
+        (self.child.wait().unwrap().code(), out, text)
+    }
+
+    fn client(&self, line: &str) -> Command {
+        linerate(&format!(
+            "perf {line} 127.0.0.1 -p {} --timeout 20",
+            self.port
+        ))
+    }
+}
+
+fn local_json(line: &str) -> Value {
+    let (code, stdout, stderr) = run(&format!("perf {line} --local --json - --timeout 20"));
+    assert_eq!(code, Some(0), "{line}\n{stderr}");
+    serde_json::from_str(&stdout).unwrap_or_else(|e| panic!("{line}: {e}\n{stdout}"))
+}
+
+#[test]
+fn every_bandwidth_moves_every_message_and_every_byte_is_right() {
+    for test in ["write_bw", "read_bw", "send_bw"] {
+        for options in [
+            "-s 64K -n 300",
+            "-s 100 -n 301 -q 3 -t 4",
+            "-b -s 5000 -n 50 -q 2",
+            "-s 1 -n 1 -t 1",
+        ] {
+            let value = local_json(&format!("{test} {options}"));
+            let row = &value["results"][0];
+            let streams = value["qps"].as_u64().unwrap();
+            let asked: u64 = options
+                .split("-n ")
+                .nth(1)
+                .unwrap()
+                .split(' ')
+                .next()
+                .unwrap()
+                .parse()
+                .unwrap();
+            assert_eq!(
+                row["iterations"],
+                asked * streams,
+                "{test} {options}: {row}"
+            );
+            assert_eq!(row["wrong"], 0, "{test} {options}");
+            let (bw, rate) = (
+                row["bw"].as_f64().unwrap(),
+                row["msg_rate"].as_f64().unwrap(),
+            );
+            let bytes = row["bytes"].as_f64().unwrap();
+            assert!(
+                bw > 0.0 && (bw - rate * bytes / 1e9).abs() < 1e-9 * bw.max(1.0),
+                "{row}"
+            );
+            assert!(row["time_us"].is_null());
+        }
+    }
+}
+
+#[test]
+fn every_latency_has_as_many_samples_as_were_asked_for() {
+    for test in ["write_lat", "read_lat", "send_lat"] {
+        for size in [1, 2, 8, 9, 5000] {
+            let value = local_json(&format!("{test} -s {size} -n 300"));
+            let row = &value["results"][0];
+            assert_eq!(
+                (row["iterations"].as_u64(), row["wrong"].as_u64()),
+                (Some(300), Some(0)),
+                "{test} {size}"
+            );
+            let time = |name: &str| row["time_us"][name].as_f64().unwrap();
+            let ordered = ["min", "p50", "p99", "p999", "max"].map(time);
+            assert!(
+                ordered[0] > 0.0 && ordered.is_sorted(),
+                "{test} {size}: {row}"
+            );
+            assert!(
+                time("min") <= time("mean") && time("mean") <= time("max"),
+                "{row}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_sweep_has_a_row_for_each_size_and_a_duration_ends_by_itself() {
+    let value = local_json("write_bw -a -n 3");
+    let sizes = value["results"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| row["bytes"].as_u64().unwrap());
+    assert_eq!(
+        sizes.collect::<Vec<_>>(),
+        (1..=23).map(|p| 1 << p).collect::<Vec<u64>>()
+    );
+    for line in [
+        "send_bw -q 2 -b -D 1 -s 4096",
+        "read_lat -D 1",
+        "send_bw -D 1 --no-rotate",
+    ] {
+        let value = local_json(line);
+        assert!(
+            value["results"][0]["iterations"].as_u64().unwrap() > 0,
+            "{line}"
+        );
+    }
+}
+
+#[test]
+fn a_server_and_a_client_print_the_same_rows() {
+    let server = Server::start("send_bw --json /dev/null");
+    let (code, stdout, stderr) = parts(server.client("send_bw -s 4K -n 100").output().unwrap());
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(
+        stdout.contains(
+            "#bytes     #iterations    BW peak[MiB/sec]    BW average[MiB/sec]   MsgRate[Mpps]"
+        ),
+        "{stdout}"
+    );
+    let row = |text: &str| {
+        text.lines()
+            .find(|line| line.starts_with(" 4096"))
+            .map(String::from)
+    };
+    let (code, served, stderr) = server.end();
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(
+        row(&stdout).is_some() && row(&stdout) == row(&served),
+        "{stdout}{served}"
+    );
+}
+
+#[test]
+fn options_that_differ_are_refused_by_name_on_both_sides() {
+    for (servers, clients, name) in [
+        (
+            "send_bw -s 1K",
+            "send_bw -s 4K",
+            "--size: the server was started with 1024, the client with 4096",
+        ),
+        (
+            "send_bw",
+            "write_bw",
+            "the test: the server was started with send_bw, the client with write_bw",
+        ),
+        ("send_bw -b", "send_bw", "--bidirectional"),
+    ] {
+        let server = Server::start(servers);
+        let (code, _, stderr) = parts(server.client(clients).output().unwrap());
+        assert!(code == Some(2) && stderr.contains(name), "{stderr}");
+        let (code, _, stderr) = server.end();
+        assert!(code == Some(2) && stderr.contains(name), "{stderr}");
+    }
+}
+
+#[test]
+fn strangers_do_not_end_a_server_and_a_killed_client_does() {
+    let server = Server::start("send_bw");
+    let mut stranger = TcpStream::connect(("127.0.0.1", server.port)).unwrap();
+    stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    drop(TcpStream::connect(("127.0.0.1", server.port)).unwrap());
+    let mut client = server
+        .client("send_bw -D 60")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // It has begun to measure when its header is there.
+    let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
+    lines
+        .find(|line| line.as_ref().unwrap().contains("#bytes"))
+        .unwrap()
+        .unwrap();
+    client.kill().unwrap();
+    client.wait().unwrap();
+    let (code, _, stderr) = server.end();
+    assert_eq!(code, Some(1), "{stderr}");
+    assert!(
+        stderr.contains("ignored") && stderr.contains("the other side is gone"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn bounds_decide_the_exit_code() {
+    for (line, code, expected) in [
+        ("write_bw --local -n 10 --min-bw 0.000001", 0, ""),
+        (
+            "write_bw --local -n 10 --min-bw 100000",
+            1,
+            "below --min-bw 100000",
+        ),
+        ("read_lat --local -n 10 --max-p99 10000000", 0, ""),
+        (
+            "read_lat --local -n 10 --max-p99 0.000001",
+            1,
+            "above --max-p99 0.000001",
+        ),
+        ("read_lat --local -b", 2, "--bidirectional is for bandwidth"),
+        ("read_lat --local --json /nonexistent/x", 2, "--json"),
+        ("read_lat --local --transport verbs", 1, "unavailable"),
+        ("read_lat --local --transport sim", 2, "sim"),
+    ] {
+        let (found, _, stderr) = run(&format!("perf {line}"));
+        assert_eq!(found, Some(code), "{line}: {stderr}");
+        assert!(stderr.contains(expected), "{line}: {stderr}");
+    }
+}
+
+#[test]
+fn a_mesh_measures_every_pair_and_draws_it() {
+    let folder = scratch("mesh");
+    let (json, svg) = (folder.join("mesh.json"), folder.join("mesh.svg"));
+    let line = format!(
+        "mesh --ranks 3 -n 20 -s 64K --timeout 20 --json {} --svg {}",
+        json.display(),
+        svg.display()
+    );
+    let (code, stdout, stderr) = run(&line);
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(
+        stdout.contains("# latency of 8 B, us") && stdout.contains("slow"),
+        "{stdout}"
+    );
+    let value: Value = serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
+    for name in ["latency_us", "latency_p99_us", "bandwidth"] {
+        for (from, row) in value[name].as_array().unwrap().iter().enumerate() {
+            for (to, cell) in row.as_array().unwrap().iter().enumerate() {
+                assert_eq!(
+                    cell.as_f64().is_some_and(|v| v > 0.0),
+                    from != to,
+                    "{name} {from} {to}: {cell}"
+                );
+            }
+        }
+    }
+    let drawing = std::fs::read_to_string(svg).unwrap();
+    assert!(
+        drawing.starts_with("<svg") && drawing.contains("3 ranks over shm"),
+        "{drawing}"
+    );
+}
+
+#[test]
+fn a_mesh_names_pairs_below_the_bound_and_refuses_what_makes_no_sense() {
+    let (code, _, stderr) = run("mesh --ranks 2 -n 5 -s 4K --min-bw 100000 --timeout 20");
+    assert_eq!(code, Some(1), "{stderr}");
+    assert!(
+        stderr.contains("rank 0 to 1") && stderr.contains("rank 1 to 0"),
+        "{stderr}"
+    );
+    for (line, expected) in [
+        ("--ranks 1", "from 2 to"),
+        ("-s 0", "--size is 0"),
+        ("--slow 1", "above 1"),
+        ("--svg - --json -", "one document"),
+    ] {
+        let (code, _, stderr) = run(&format!("mesh {line}"));
+        assert!(
+            code == Some(2) && stderr.contains(expected),
+            "{line}: {stderr}"
+        );
+    }
+}
