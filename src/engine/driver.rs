@@ -9,6 +9,7 @@ mod signals;
 mod straight;
 
 use super::Host;
+use super::bound::Bound;
 use super::crew::Crew;
 use super::links::Links;
 use super::plan::StepKind;
@@ -64,9 +65,6 @@ impl Driver {
     pub fn begin(&mut self, round: &mut Round, of: RoundOf, call: &RoundCall<'_>) -> Result<()> {
         round.begin(of, call, self.links.ranks, self.chunk_bytes);
         round.scratch = None;
-        if !round.needs_memory {
-            return Ok(());
-        }
         if call.prepared.uses_scratch {
             let element = round.dtype.size_bytes();
             let bytes = call.prepared.memory_bytes(&round.counts(), element).1;
@@ -77,7 +75,7 @@ impl Driver {
         if let (true, RoundId::Collective(sequence)) = (call.prepared.uses_windows, of.id) {
             window = self.links.window_slot(self.links.rank, sequence);
         }
-        round.equip(call, window);
+        round.equip(call, window, self.links.ranks);
         Ok(())
     }
 
@@ -106,6 +104,26 @@ impl Driver {
         while !round.is_redirected
             && let Some(step) = round.progress.pop_ready()
         {
+            match round.bound.steps.get(step as usize) {
+                Some(Bound::Message(_)) => {
+                    self.post_whole(round, step, is_oldest)?;
+                    continue;
+                }
+                Some(&Bound::Compute {
+                    work,
+                    first,
+                    middle,
+                    end,
+                }) => {
+                    let (first, middle, end) = (first as usize, middle as usize, end as usize);
+                    let views = &round.bound.views;
+                    work.run(&views[first..middle], &views[middle..end]);
+                    self.moved = true;
+                    round.progress.process_whole(&round.prepared, step);
+                    continue;
+                }
+                Some(Bound::Other) | None => {}
+            }
             let plan = round.prepared.plan.steps[step as usize];
             if plan.kind != StepKind::Other {
                 self.pump(round, step, &plan, is_oldest)?;
