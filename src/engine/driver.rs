@@ -21,12 +21,15 @@ use crate::error::Result;
 use crate::memory::View;
 use crate::schedule::{Action, BufferId, Operand, Range, StepId};
 use crate::types::Rank;
+use messages::Bounced;
 pub use script::Script;
 
 /// Runs steps on links.
 pub struct Driver {
     pub links: Links,
     pub pool: Pool,
+    /// Copies that are being sent.
+    bounced: Vec<Bounced>,
     pub chunk_bytes: usize,
     /// The longest message whose source need not be registered.
     inline_bytes: usize,
@@ -51,6 +54,7 @@ impl Driver {
             inline_bytes: links.transport.capabilities().inline_bytes,
             links,
             pool,
+            bounced: Vec::new(),
             chunk_bytes,
             looks: Looks::ONCE,
             moved: false,

@@ -38,13 +38,6 @@ pub struct PeerBuffers {
     pub output: Option<View>,
 }
 
-/// A chunk that is sent from a copy, because its source is not registered.
-#[derive(Clone, Copy, Debug)]
-pub struct Bounced {
-    pub token: u64,
-    pub lent: Lent,
-}
-
 /// Which round of what.
 #[derive(Clone, Copy)]
 pub struct RoundOf {
@@ -105,7 +98,6 @@ pub struct Round {
     pub scratch: Option<Lent>,
     /// Where that was when buffers were given their memory.
     scratch_at: View,
-    pub bounced: Vec<Bounced>,
     /// Sends, receives and puts whose completion has not been reported.
     pub outstanding: u32,
     /// Some rank's memory is not registered, so the round is to be repeated by staging.
@@ -152,7 +144,6 @@ impl Round {
             message_bases: Vec::new(),
             scratch: None,
             scratch_at: View::empty(),
-            bounced: Vec::new(),
             outstanding: 0,
             is_redirected: false,
             arrivals: 0,

@@ -4,7 +4,7 @@ use super::Driver;
 use crate::engine::bound::{Bound, Message};
 use crate::engine::plan::{StepKind, StepPlan};
 use crate::engine::pool::Lent;
-use crate::engine::round::{Bounced, Round, RoundId};
+use crate::engine::round::{Round, RoundId};
 use crate::engine::tag::{self, Token};
 use crate::error::{Error, Result};
 use crate::limits::MESSAGES_PER_PEER;
@@ -13,8 +13,11 @@ use crate::schedule::{Action, StepId};
 use crate::transport::{Completion, Outcome, PostError};
 use crate::types::Rank;
 
-/// How a post went, with the copy that is sent in place of memory that is not registered.
-type Posted = std::result::Result<Option<Lent>, PostError>;
+/// A chunk that is sent from a copy, because its source is not registered.
+pub struct Bounced {
+    token: u64,
+    lent: Lent,
+}
 
 impl Driver {
     /// Posts a message of one chunk, if it can be posted now.
@@ -29,8 +32,11 @@ impl Driver {
             unreachable!("only messages are posted");
         };
         let (peer, is_send) = (message.peer, message.is_send);
-        let posted = self.post(round, (step, 0), message, is_oldest);
-        if self.note_posted(round, (step, 0), peer, posted)? && is_send {
+        if let Err(error) = self.post(round, (step, 0), message, is_oldest) {
+            return self.refuse(round, step, peer, error);
+        }
+        self.note_posted(round, step, 1);
+        if is_send {
             self.note_sent(round, peer);
         }
         Ok(())
@@ -73,10 +79,10 @@ impl Driver {
                 number: plan.message,
                 is_send: plan.kind == StepKind::Send,
             };
-            let posted = self.post(round, (step, chunk), &message, is_oldest);
-            if !self.note_posted(round, (step, chunk), plan.peer, posted)? {
-                return Ok(());
+            if let Err(error) = self.post(round, (step, chunk), &message, is_oldest) {
+                return self.refuse(round, step, plan.peer, error);
             }
+            self.note_posted(round, step, chunk + 1);
             if message.is_send && chunk + 1 == plan.chunks(len, per_chunk) {
                 self.note_sent(round, plan.peer);
             }
@@ -91,31 +97,28 @@ impl Driver {
         }
     }
 
-    /// What has become of a post; false: no room now, and the step is looked at again.
     #[inline(always)]
-    fn note_posted(
+    fn note_posted(&mut self, round: &mut Round, step: StepId, chunks: u32) {
+        round.progress.run(step).chunks_posted = chunks;
+        round.outstanding += 1;
+        self.moved = true;
+    }
+
+    /// A post was not accepted: there is no room now, and the step is looked at again, or there will never be.
+    #[cold]
+    fn refuse(
         &mut self,
         round: &mut Round,
-        (step, chunk): (StepId, u32),
+        step: StepId,
         peer: Rank,
-        posted: Posted,
-    ) -> Result<bool> {
-        match posted {
-            Ok(copied) => {
-                if let Some(lent) = copied {
-                    let token = round.token.chunk(step, chunk);
-                    round.bounced.push(Bounced { token, lent });
-                }
-                round.progress.run(step).chunks_posted = chunk + 1;
-                round.outstanding += 1;
-                self.moved = true;
-                Ok(true)
-            }
-            Err(PostError::WouldBlock) => {
+        error: PostError,
+    ) -> Result<()> {
+        match error {
+            PostError::WouldBlock => {
                 round.stalled.push(step);
-                Ok(false)
+                Ok(())
             }
-            Err(error) => Err(self.links.post_error(peer, error)),
+            error => Err(self.links.post_error(peer, error)),
         }
     }
 
@@ -127,7 +130,7 @@ impl Driver {
         (step, chunk): (StepId, u32),
         message: &Message,
         is_oldest: bool,
-    ) -> Posted {
+    ) -> std::result::Result<(), PostError> {
         let (peer, is_send) = (message.peer, message.is_send);
         let tag = match round.id {
             RoundId::Collective(sequence) => tag::collective(sequence, message.number, chunk),
@@ -142,8 +145,7 @@ impl Driver {
         let token = round.token.chunk(step, chunk);
         let transport = self.links.transport.as_mut();
         if !is_send {
-            let posted = transport.post_recv(peer, tag, message.view, token);
-            return posted.map(|()| None);
+            return transport.post_recv(peer, tag, message.view, token);
         }
         // The second half of a peer's places is kept for the oldest collective: whatever later ones have
         // sent, the messages that the peer needs first always find room. (Messages of pairs have places of
@@ -156,8 +158,7 @@ impl Driver {
         let is_taken = message.view.key().is_some() || bytes <= self.inline_bytes;
         let header = round.signature.0;
         if is_taken || transport.fetches(peer, bytes) {
-            let posted = transport.post_send(peer, tag, header, message.view, token);
-            return posted.map(|()| None);
+            return transport.post_send(peer, tag, header, message.view, token);
         }
         self.send_copy(peer, (tag, header, token), message.view)
     }
@@ -169,7 +170,7 @@ impl Driver {
         peer: Rank,
         (tag, header, token): (u64, u64, u64),
         view: View,
-    ) -> Posted {
+    ) -> std::result::Result<(), PostError> {
         let transport = self.links.transport.as_mut();
         let lent = self
             .pool
@@ -178,7 +179,10 @@ impl Driver {
         let copy = lent.view.part(0, view.len_bytes());
         copy.copy_from(view);
         match transport.post_send(peer, tag, header, copy, token) {
-            Ok(()) => Ok(Some(lent)),
+            Ok(()) => {
+                self.bounced.push(Bounced { token, lent });
+                Ok(())
+            }
             Err(error) => {
                 self.pool.give(lent);
                 Err(error)
@@ -213,10 +217,8 @@ impl Driver {
         chunk: u32,
         completion: &Completion,
     ) -> Result<()> {
-        if !round.bounced.is_empty()
-            && let Some(lent) = take_bounced(&mut round.bounced, completion.token)
-        {
-            self.pool.give(lent);
+        if !self.bounced.is_empty() {
+            self.take_back_copy(completion.token);
         }
         self.moved = true;
         let Some(Bound::Message(message)) = round.bound.steps.get(step as usize) else {
@@ -230,6 +232,14 @@ impl Driver {
         }
         round.progress.process_whole(&round.prepared, step);
         Ok(())
+    }
+
+    /// A chunk has ended that may have been sent from a copy.
+    #[inline(never)]
+    fn take_back_copy(&mut self, token: u64) {
+        if let Some(index) = self.bounced.iter().position(|b| b.token == token) {
+            self.pool.give(self.bounced.swap_remove(index).lent);
+        }
     }
 
     /// A chunk of several has been sent or received.
@@ -343,10 +353,4 @@ impl Driver {
             ),
         }
     }
-}
-
-/// Takes the bounce buffer of a chunk, if it had one.
-fn take_bounced(bounced: &mut Vec<Bounced>, token: u64) -> Option<Lent> {
-    let index = bounced.iter().position(|b| b.token == token)?;
-    Some(bounced.swap_remove(index).lent)
 }
