@@ -23,14 +23,8 @@ const _: () = assert!(
 pub enum Bound {
     /// One message.
     Message(Message),
-    /// A copy or reduction of views of this rank's memory: those numbered `first .. end`, of which the sources come before
-    /// `middle`.
-    Compute {
-        work: Work,
-        first: u32,
-        middle: u32,
-        end: u32,
-    },
+    /// A copy or reduction of this rank's memory.
+    Compute(Compute),
     /// The schedule says what: a signal, a wait, or something that reaches peers' memory.
     Other,
 }
@@ -45,11 +39,20 @@ pub struct Message {
     pub is_send: bool,
 }
 
+/// What is done to which views: sources are those numbered `first .. middle`, destinations `middle .. end`.
+#[derive(Clone, Copy, Debug)]
+pub struct Compute {
+    pub work: Work,
+    first: u32,
+    middle: u32,
+    end: u32,
+}
+
 /// The steps of a round; none where they are not whole, or run straight.
 #[derive(Debug, Default)]
 pub struct BoundSteps {
     pub steps: Vec<Bound>,
-    pub views: Vec<View>,
+    views: Vec<View>,
 }
 
 impl BoundSteps {
@@ -106,12 +109,19 @@ impl BoundSteps {
             }
             self.views.push(view);
         }
-        Some(Bound::Compute {
+        Some(Bound::Compute(Compute {
             work,
             first: first as u32,
             middle: (first + sources.len()) as u32,
             end: self.views.len() as u32,
-        })
+        }))
+    }
+
+    /// Sources and destinations.
+    #[inline]
+    pub fn operands(&self, compute: &Compute) -> (&[View], &[View]) {
+        let views = &self.views[compute.first as usize..compute.end as usize];
+        views.split_at((compute.middle - compute.first) as usize)
     }
 }
 

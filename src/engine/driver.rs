@@ -101,40 +101,31 @@ impl Driver {
             round.progress.enqueue(round.stalled[at]);
         }
         round.stalled.clear();
-        // The schedule is held only for steps that need more than their plan: a reference count is written by every core
-        // that runs it, and most steps are messages.
+        // The schedule is held only for steps that need it: a reference count is written by every core that runs it, and
+        // most steps are messages.
         let mut held = None;
         // A round that is to be repeated touches nothing more: its input must be what it was.
         while !round.is_redirected
             && let Some(step) = round.progress.pop_ready()
         {
             match round.bound.steps.get(step as usize) {
-                Some(Bound::Message(_)) => {
-                    self.post_whole(round, step, is_oldest)?;
-                    continue;
-                }
-                Some(&Bound::Compute {
-                    work,
-                    first,
-                    middle,
-                    end,
-                }) => {
-                    let (first, middle, end) = (first as usize, middle as usize, end as usize);
-                    let views = &round.bound.views;
-                    work.run(&views[first..middle], &views[middle..end]);
+                Some(Bound::Message(_)) => self.post_whole(round, step, is_oldest)?,
+                Some(Bound::Compute(compute)) => {
+                    let (sources, destinations) = round.bound.operands(compute);
+                    compute.work.run(sources, destinations);
                     self.moved = true;
                     round.progress.process_whole(&round.prepared, step);
-                    continue;
                 }
-                Some(Bound::Other) | None => {}
+                Some(Bound::Other) | None => {
+                    let plan = round.prepared.plan.steps[step as usize];
+                    if plan.kind != StepKind::Other {
+                        self.pump(round, step, &plan, is_oldest)?;
+                        continue;
+                    }
+                    let prepared = held.get_or_insert_with(|| round.prepared.clone());
+                    self.execute(prepared, round, step)?;
+                }
             }
-            let plan = round.prepared.plan.steps[step as usize];
-            if plan.kind != StepKind::Other {
-                self.pump(round, step, &plan, is_oldest)?;
-                continue;
-            }
-            let prepared = held.get_or_insert_with(|| round.prepared.clone());
-            self.execute(prepared, round, step)?;
         }
         Ok(())
     }
