@@ -1,6 +1,6 @@
 """Instructions of the engine, counted by callgrind: the one figure that neighbours on the machine do not move.
 
-Runs `benches/engine.rs` twice, with few and with many operations; the difference is that of operations alone. Inlined code
+Runs `benches/engine` twice, with few and with many operations; the difference is that of operations alone. Inlined code
 counts for the function that it is in.
 """
 
@@ -12,9 +12,15 @@ import tempfile
 import table
 from commands import LIMIT_S, Failed
 
-# Names of cases of benches/engine.rs, with the operations of both runs.
+# Names of cases of benches/engine, with the operations of both runs.
 CASES = {
     "alone": (1000, 3000),
+    "shm-ring-8": (100, 300),
+    "shm-recursive-doubling-8": (100, 300),
+    "shm-tree-8": (100, 300),
+    "shm-window-8": (100, 300),
+    "shm-direct-8": (100, 300),
+    "shm-idle": (1000, 3000),
     "ring-8": (100, 300),
     "ring-64": (4, 12),
     "recursive-doubling-64": (20, 60),
@@ -23,9 +29,9 @@ CASES = {
     "direct-8": (100, 300),
 }
 # Cases whose steps are signals and waits, with the peers of one: their instructions are told per peer.
-PEERS = {"window-8": 7, "direct-8": 7}
+PEERS = {"shm-window-8": 7, "shm-direct-8": 7, "window-8": 7, "direct-8": 7}
 # Parts of the library, in the order of the columns.
-MODULES = ("engine", "comm", "transport", "other")
+MODULES = ("engine", "comm", "transport", "kernel", "other")
 LINE = re.compile(r"^\s*([\d,]+)\s+\([^)]*\)\s+([^\s:]+):(.*)$")
 
 

@@ -125,7 +125,7 @@ class Instructions(unittest.TestCase):
             "  300 (30.0%)  ./src/a.rs:<linerate::transport::shm::Shm as linerate::Transport>::poll [/x]\n"
             "  100 (10.0%)  ???:memcpy [/lib/libc.so.6]\n"
         )
-        self.assertEqual(instructions.parse(text), {"engine": 600, "comm": 0, "transport": 300, "other": 100})
+        self.assertEqual(instructions.parse(text), {"engine": 600, "comm": 0, "transport": 300, "kernel": 0, "other": 100})
 
 
 if __name__ == "__main__":

@@ -43,7 +43,8 @@ pub enum Work {
 }
 
 impl Work {
-    fn run(self, sources: &[View], destinations: &[View]) {
+    /// Does it alone.
+    pub fn run(self, sources: &[View], destinations: &[View]) {
         match self {
             Work::Copy { streamed: false } => destinations[0].copy_from(sources[0]),
             Work::Copy { streamed: true } => kernel::copy_streaming(sources[0], destinations[0]),

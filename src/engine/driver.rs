@@ -9,6 +9,7 @@ mod signals;
 mod straight;
 
 use super::Host;
+use super::bound::Bound;
 use super::crew::Crew;
 use super::links::Links;
 use super::plan::StepKind;
@@ -20,12 +21,15 @@ use crate::error::Result;
 use crate::memory::View;
 use crate::schedule::{Action, BufferId, Operand, Range, StepId};
 use crate::types::Rank;
+use messages::Bounced;
 pub use script::Script;
 
 /// Runs steps on links.
 pub struct Driver {
     pub links: Links,
     pub pool: Pool,
+    /// Copies that are being sent.
+    bounced: Vec<Bounced>,
     pub chunk_bytes: usize,
     /// The longest message whose source need not be registered.
     inline_bytes: usize,
@@ -50,6 +54,7 @@ impl Driver {
             inline_bytes: links.transport.capabilities().inline_bytes,
             links,
             pool,
+            bounced: Vec::new(),
             chunk_bytes,
             looks: Looks::ONCE,
             moved: false,
@@ -64,9 +69,6 @@ impl Driver {
     pub fn begin(&mut self, round: &mut Round, of: RoundOf, call: &RoundCall<'_>) -> Result<()> {
         round.begin(of, call, self.links.ranks, self.chunk_bytes);
         round.scratch = None;
-        if !round.needs_memory {
-            return Ok(());
-        }
         if call.prepared.uses_scratch {
             let element = round.dtype.size_bytes();
             let bytes = call.prepared.memory_bytes(&round.counts(), element).1;
@@ -77,7 +79,7 @@ impl Driver {
         if let (true, RoundId::Collective(sequence)) = (call.prepared.uses_windows, of.id) {
             window = self.links.window_slot(self.links.rank, sequence);
         }
-        round.equip(call, window);
+        round.equip(call, window, self.links.ranks);
         Ok(())
     }
 
@@ -99,20 +101,31 @@ impl Driver {
             round.progress.enqueue(round.stalled[at]);
         }
         round.stalled.clear();
-        // The schedule is held only for steps that need more than their plan: a reference count is written by every core
-        // that runs it, and most steps are messages.
+        // The schedule is held only for steps that need it: a reference count is written by every core that runs it, and
+        // most steps are messages.
         let mut held = None;
         // A round that is to be repeated touches nothing more: its input must be what it was.
         while !round.is_redirected
             && let Some(step) = round.progress.pop_ready()
         {
-            let plan = round.prepared.plan.steps[step as usize];
-            if plan.kind != StepKind::Other {
-                self.pump(round, step, &plan, is_oldest)?;
-                continue;
+            match round.bound.steps.get(step as usize) {
+                Some(Bound::Message(_)) => self.post_whole(round, step, is_oldest)?,
+                Some(Bound::Compute(compute)) => {
+                    let (sources, destinations) = round.bound.operands(compute);
+                    compute.work.run(sources, destinations);
+                    self.moved = true;
+                    round.progress.process_whole(&round.prepared, step);
+                }
+                Some(Bound::Other) | None => {
+                    let plan = round.prepared.plan.steps[step as usize];
+                    if plan.kind != StepKind::Other {
+                        self.pump(round, step, &plan, is_oldest)?;
+                        continue;
+                    }
+                    let prepared = held.get_or_insert_with(|| round.prepared.clone());
+                    self.execute(prepared, round, step)?;
+                }
             }
-            let prepared = held.get_or_insert_with(|| round.prepared.clone());
-            self.execute(prepared, round, step)?;
         }
         Ok(())
     }

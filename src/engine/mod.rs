@@ -16,6 +16,7 @@
 //! purpose and for making a new one of its survivors.
 
 mod at_once;
+mod bound;
 mod clock;
 mod control;
 #[cfg(test)]
@@ -51,7 +52,7 @@ use crate::error::{Error, Result};
 use crate::limits::OPERATION_SLOTS;
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
-use crate::transport::{Event, Outcome, Transport, WaitSource};
+use crate::transport::{Completion, Event, Outcome, Transport, WaitSource};
 use crate::types::Rank;
 use driver::Driver;
 use fault::Suspect;
@@ -313,38 +314,51 @@ impl Engine {
         self.events = events;
     }
 
+    /// Nearly all events are messages of rounds; what else there is stays out of their way.
     #[inline(always)]
     fn handle_event(&mut self, event: &Event, now: Time) {
-        match event {
-            Event::Connected(_) => {}
-            Event::PeerFailed(peer, cause) => self.handle_peer_failed(*peer, cause.clone()),
-            Event::Completion(completion) => match Token::parse(completion.token) {
-                Token::Forget if completion.outcome == Outcome::BadKey => {
-                    let text = format!(
-                        "rank {} does not know the control memory it announced",
-                        completion.peer
-                    );
-                    self.fail(Error::Malformed(text), true);
-                }
-                // A peer that is gone is reported by an event of its own.
-                Token::Forget => {}
-                Token::ControlReceive(peer) => self.handle_control(peer, completion, now),
-                Token::Step { round, step, chunk } => {
-                    let Some(Some(round)) = self.rounds.get_mut(round as usize) else {
-                        return;
-                    };
-                    if round.token.is_of(completion.token) {
-                        round.outstanding -= 1;
-                        self.has_work = true;
-                        self.tasks[round.task].last_moved = now;
-                        let handled =
-                            (self.driver).handle_completion(round, step, chunk, completion);
-                        if let Err(error) = handled {
-                            self.fail(error, true);
-                        }
-                    }
-                }
-            },
+        let Event::Completion(completion) = event else {
+            return self.handle_change(event);
+        };
+        let Token::Step { round, step, chunk } = Token::parse(completion.token) else {
+            return self.handle_own(completion, now);
+        };
+        let Some(Some(round)) = self.rounds.get_mut(round as usize) else {
+            return;
+        };
+        if round.token.is_of(completion.token) {
+            round.outstanding -= 1;
+            self.has_work = true;
+            self.tasks[round.task].last_moved = now;
+            let handled = (self.driver).handle_completion(round, step, chunk, completion);
+            if let Err(error) = handled {
+                self.fail(error, true);
+            }
+        }
+    }
+
+    /// A connection has begun or ended.
+    #[inline(never)]
+    fn handle_change(&mut self, event: &Event) {
+        if let Event::PeerFailed(peer, cause) = event {
+            self.handle_peer_failed(*peer, cause.clone());
+        }
+    }
+
+    /// A message or signal of the engine itself has ended.
+    #[inline(never)]
+    fn handle_own(&mut self, completion: &Completion, now: Time) {
+        match Token::parse(completion.token) {
+            Token::ControlReceive(peer) => self.handle_control(peer, completion, now),
+            Token::Forget if completion.outcome == Outcome::BadKey => {
+                let text = format!(
+                    "rank {} does not know the control memory it announced",
+                    completion.peer
+                );
+                self.fail(Error::Malformed(text), true);
+            }
+            // A peer that is gone is reported by an event of its own.
+            Token::Forget | Token::Step { .. } => {}
         }
     }
 }

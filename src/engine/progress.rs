@@ -214,7 +214,7 @@ impl Progress {
     /// Whether a step waits for the transport.
     pub fn is_posted(&self, step: StepId) -> bool {
         let run = &self.runs[step as usize];
-        run.chunks_posted > run.chunks_done
+        run.chunks_posted > run.chunks_done && run.stage == Stage::Pending
     }
 
     /// Looks at a step again later.
@@ -303,9 +303,15 @@ impl Progress {
     /// The step has processed everything.
     #[inline]
     pub fn process(&mut self, prepared: &Prepared, step: StepId) {
-        if !self.is_whole {
-            return self.process_piecewise(prepared, step);
+        match self.is_whole {
+            true => self.process_whole(prepared, step),
+            false => self.process_piecewise(prepared, step),
         }
+    }
+
+    /// The same, where steps are whole.
+    #[inline(always)]
+    pub fn process_whole(&mut self, prepared: &Prepared, step: StepId) {
         let run = &mut self.runs[step as usize];
         debug_assert!(run.holds == 0 && run.stage == Stage::Pending);
         // It has started after all that it depends on had completed, so it completes.

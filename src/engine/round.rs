@@ -1,5 +1,6 @@
 //! [`Round`]: one execution of a schedule, bound to a count, a type and memory.
 
+use super::bound::BoundSteps;
 use super::pool::Lent;
 use super::prepared::{Prepared, padded};
 use super::progress::Progress;
@@ -35,14 +36,6 @@ pub struct Segment {
 pub struct PeerBuffers {
     pub input: Option<View>,
     pub output: Option<View>,
-}
-
-/// A chunk that is sent from a copy, because its source is not registered.
-#[derive(Clone, Copy, Debug)]
-pub struct Bounced {
-    pub step: StepId,
-    pub chunk: u32,
-    pub lent: Lent,
 }
 
 /// Which round of what.
@@ -82,7 +75,7 @@ pub struct Round {
     pub stalled: Vec<StepId>,
     /// What the call says, as far as `signature` .. `buffers` are made from it.
     arguments: Option<Arguments>,
-    /// Whether buffers are to be given their memory again.
+    /// Whether buffers are to be given their memory again, even if scratch memory is where it was.
     pub needs_memory: bool,
     pub signature: Signature,
     pub count: u64,
@@ -98,11 +91,13 @@ pub struct Round {
     pub buffers: Vec<View>,
     /// Per buffer: its place in a window slot.
     pub window_offsets: Vec<usize>,
+    pub bound: BoundSteps,
     pub peers: Vec<PeerBuffers>,
     /// Per peer: numbers of the first send and receive (pairwise rounds).
     pub message_bases: Vec<(u64, u64)>,
     pub scratch: Option<Lent>,
-    pub bounced: Vec<Bounced>,
+    /// Where that was when buffers were given their memory.
+    scratch_at: View,
     /// Sends, receives and puts whose completion has not been reported.
     pub outstanding: u32,
     /// Some rank's memory is not registered, so the round is to be repeated by staging.
@@ -144,10 +139,11 @@ impl Round {
             segment: Segment::default(),
             buffers: Vec::new(),
             window_offsets: Vec::new(),
+            bound: BoundSteps::default(),
             peers: Vec::new(),
             message_bases: Vec::new(),
             scratch: None,
-            bounced: Vec::new(),
+            scratch_at: View::empty(),
             outstanding: 0,
             is_redirected: false,
             arrivals: 0,
@@ -286,7 +282,7 @@ impl Round {
             && (self.count, self.segment) == (of.part.0, segment)
             && self.slots == call.slots
             && call.others.is_empty();
-        self.needs_memory = !is_repeated || call.prepared.uses_engine_memory();
+        self.needs_memory = !is_repeated || call.prepared.uses_windows;
         if is_repeated {
             return;
         }
@@ -323,15 +319,26 @@ impl Round {
         self.progress.resolve_again(&self.prepared, &counts);
     }
 
-    /// Gives every buffer its memory: the caller's views, the window slot and scratch memory.
-    pub fn equip(&mut self, call: &RoundCall<'_>, window_slot: View) {
+    /// Gives every buffer its memory, the caller's views, the window slot and scratch memory, unless it has that.
+    pub fn equip(&mut self, call: &RoundCall<'_>, window_slot: View, ranks: u32) {
+        let scratch = self.scratch.map_or(View::empty(), |lent| lent.view);
+        if !self.needs_memory && scratch == self.scratch_at {
+            return;
+        }
+        self.scratch_at = scratch;
+        self.place_buffers(call, window_slot, scratch);
+        let mut bound = std::mem::take(&mut self.bound);
+        bound.resolve(self, ranks);
+        self.bound = bound;
+    }
+
+    fn place_buffers(&mut self, call: &RoundCall<'_>, window_slot: View, scratch: View) {
         let prepared = &self.prepared;
         let element = self.dtype.size_bytes();
         let counts = Count {
             count: self.count,
             slots: &self.slots,
         };
-        let scratch = self.scratch.map_or(View::empty(), |lent| lent.view);
         let (mut window_at, mut scratch_at) = (0usize, 0usize);
         self.buffers.clear();
         self.window_offsets.clear();

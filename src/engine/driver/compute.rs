@@ -1,6 +1,7 @@
 //! Copies and reductions, local and over mapped memory, piece by piece.
 
 use super::Driver;
+use crate::engine::bound::{PIECE_BYTES, work_of};
 use crate::engine::crew::{SHARED_BYTES_MIN, Work};
 use crate::engine::links::Links;
 use crate::engine::plan::{Operands, Place};
@@ -10,13 +11,9 @@ use crate::error::{Error, Result};
 use crate::kernel::is_for_streaming;
 use crate::memory::View;
 use crate::schedule::{Action, BufferId, StepId};
-use crate::types::{Finish, Rank, ReduceOp};
+use crate::types::Rank;
 
-/// Largest piece of a copy or reduction that is done at a time, so that arrivals are looked at in between:
-/// about 100 us at 10 GB/s.
-const PIECE_BYTES: usize = 1 << 20;
-
-/// The same where threads share it: to wake them must cost little of it, and together they are faster.
+/// As [`PIECE_BYTES`] where threads share a piece: to wake them must cost little of it, and together they are faster.
 const PIECE_BYTES_SHARED: usize = 8 << 20;
 const _: () = assert!(PIECE_BYTES_SHARED >= SHARED_BYTES_MIN);
 
@@ -130,29 +127,9 @@ impl Driver {
     }
 
     fn apply(&mut self, round: &Round, action: &Action) {
-        let finish_for = |finish: bool| match round.op {
-            ReduceOp::Avg if finish => Finish::Divide(self.links.ranks),
-            _ => Finish::None,
-        };
         let streamed = self.is_streamed(round);
-        let work = match action {
-            Action::Copy {
-                premultiply: true, ..
-            } => Work::Scale {
-                dtype: round.dtype,
-                factor: round.op.factor().unwrap_or(1.0),
-            },
-            Action::Copy { .. } | Action::Get { .. } | Action::Put { .. } => {
-                Work::Copy { streamed }
-            }
-            Action::Reduce { finish, .. } | Action::ReduceFrom { finish, .. } => Work::Reduce {
-                dtype: round.dtype,
-                combine: round.op.combine(),
-                finish: finish_for(*finish),
-                streamed,
-            },
-            _ => unreachable!("not a step with elements of its own"),
-        };
+        let work = work_of(round, action, self.links.ranks, streamed);
+        let work = work.expect("a step with elements of its own");
         self.crew.run(work, &self.sources, &self.destinations);
     }
 

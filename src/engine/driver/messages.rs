@@ -1,9 +1,10 @@
 //! Sends and receives: chunks, credits, copies of memory that is not registered.
 
 use super::Driver;
+use crate::engine::bound::{Bound, Message};
 use crate::engine::plan::{StepKind, StepPlan};
 use crate::engine::pool::Lent;
-use crate::engine::round::{Bounced, Round, RoundId};
+use crate::engine::round::{Round, RoundId};
 use crate::engine::tag::{self, Token};
 use crate::error::{Error, Result};
 use crate::limits::MESSAGES_PER_PEER;
@@ -12,36 +13,38 @@ use crate::schedule::{Action, StepId};
 use crate::transport::{Completion, Outcome, PostError};
 use crate::types::Rank;
 
-/// A chunk to be sent.
-struct Post {
-    step: StepId,
-    chunk: u32,
-    peer: Rank,
-    tag: u64,
+/// A chunk that is sent from a copy, because its source is not registered.
+pub struct Bounced {
     token: u64,
-    view: View,
+    lent: Lent,
 }
 
 impl Driver {
-    /// Posts as many chunks of a message as may be posted now.
+    /// Posts a message of one chunk, if it can be posted now.
     #[inline(always)]
-    pub(super) fn pump(
+    pub(super) fn post_whole(
         &mut self,
         round: &mut Round,
         step: StepId,
-        plan: &StepPlan,
         is_oldest: bool,
     ) -> Result<()> {
-        if round.progress.is_whole() {
-            let len = round.progress.run(step).len;
-            self.post(round, plan, (step, 0), (0, len), is_oldest)?;
-            return Ok(());
+        let Bound::Message(message) = &round.bound.steps[step as usize] else {
+            unreachable!("only messages are posted");
+        };
+        let (peer, is_send) = (message.peer, message.is_send);
+        if let Err(error) = self.post(round, (step, 0), message, is_oldest) {
+            return self.refuse(round, step, peer, error);
         }
-        self.pump_piecewise(round, step, plan, is_oldest)
+        self.note_posted(round, step, 1);
+        if is_send {
+            self.note_sent(round, peer);
+        }
+        Ok(())
     }
 
+    /// Posts as many chunks of a message as may be posted now.
     #[inline(never)]
-    fn pump_piecewise(
+    pub(super) fn pump(
         &mut self,
         round: &mut Round,
         step: StepId,
@@ -67,109 +70,107 @@ impl Driver {
                     return Ok(());
                 }
             }
-            if !self.post(round, plan, (step, chunk), (start, end - start), is_oldest)? {
-                return Ok(());
+            let at = round.progress.span(plan.span).start + start;
+            let (view, got) = round.locate_at(plan.buffer, at, end - start);
+            assert_eq!(got, end - start, "messages are contiguous");
+            let message = Message {
+                view,
+                peer: plan.peer,
+                number: plan.message,
+                is_send: plan.kind == StepKind::Send,
+            };
+            if let Err(error) = self.post(round, (step, chunk), &message, is_oldest) {
+                return self.refuse(round, step, plan.peer, error);
+            }
+            self.note_posted(round, step, chunk + 1);
+            if message.is_send && chunk + 1 == plan.chunks(len, per_chunk) {
+                self.note_sent(round, plan.peer);
             }
         }
     }
 
-    /// Posts one chunk; false: no room now, and the step is looked at again.
+    /// All of a message has been posted. Those of pairs are sent one after another.
+    #[inline(always)]
+    fn note_sent(&mut self, round: &Round, peer: Rank) {
+        if round.id == RoundId::Pairwise {
+            self.pair_heads[peer as usize] += 1;
+        }
+    }
+
+    #[inline(always)]
+    fn note_posted(&mut self, round: &mut Round, step: StepId, chunks: u32) {
+        round.progress.run(step).chunks_posted = chunks;
+        round.outstanding += 1;
+        self.moved = true;
+    }
+
+    /// A post was not accepted: there is no room now, and the step is looked at again, or there will never be.
+    #[cold]
+    fn refuse(
+        &mut self,
+        round: &mut Round,
+        step: StepId,
+        peer: Rank,
+        error: PostError,
+    ) -> Result<()> {
+        match error {
+            PostError::WouldBlock => {
+                round.stalled.push(step);
+                Ok(())
+            }
+            error => Err(self.links.post_error(peer, error)),
+        }
+    }
+
+    /// Posts a chunk of a message.
     #[inline(always)]
     fn post(
         &mut self,
-        round: &mut Round,
-        plan: &StepPlan,
+        round: &Round,
         (step, chunk): (StepId, u32),
-        (start, len): (u64, u64),
-        is_oldest: bool,
-    ) -> Result<bool> {
-        match self.post_chunk(round, plan, (step, chunk), (start, len), is_oldest) {
-            Ok(()) => {
-                let run = round.progress.run(step);
-                run.chunks_posted = chunk + 1;
-                round.outstanding += 1;
-                self.moved = true;
-                let is_pairwise_send = plan.kind == StepKind::Send && round.id == RoundId::Pairwise;
-                if is_pairwise_send && chunk + 1 == plan.chunks(run.len, round.per_chunk) {
-                    self.pair_heads[plan.peer as usize] += 1;
-                }
-                Ok(true)
-            }
-            Err(PostError::WouldBlock) => {
-                round.stalled.push(step);
-                Ok(false)
-            }
-            Err(error) => Err(self.links.post_error(plan.peer, error)),
-        }
-    }
-
-    /// Posts elements `start .. start + len` of a message, which are one of its chunks.
-    #[inline(always)]
-    fn post_chunk(
-        &mut self,
-        round: &mut Round,
-        plan: &StepPlan,
-        (step, chunk): (StepId, u32),
-        (start, len): (u64, u64),
+        message: &Message,
         is_oldest: bool,
     ) -> std::result::Result<(), PostError> {
-        let (peer, is_send) = (plan.peer, plan.kind == StepKind::Send);
+        let (peer, is_send) = (message.peer, message.is_send);
         let tag = match round.id {
-            RoundId::Collective(sequence) => tag::collective(sequence, plan.message, chunk),
+            RoundId::Collective(sequence) => tag::collective(sequence, message.number, chunk),
             RoundId::Pairwise => {
-                let number = round.message_number(peer, plan.message, is_send);
+                let number = round.message_number(peer, message.number, is_send);
                 if is_send && number != self.pair_heads[peer as usize] {
                     return Err(PostError::WouldBlock);
                 }
                 tag::pairwise(number, chunk)
             }
         };
-        let at = round.progress.span(plan.span).start + start;
-        let (view, got) = round.locate_at(plan.buffer, at, len);
-        assert_eq!(got, len, "messages are contiguous");
         let token = round.token.chunk(step, chunk);
-        if !is_send {
-            return self.links.transport.post_recv(peer, tag, view, token);
-        }
-        let post = Post {
-            step,
-            chunk,
-            peer,
-            tag,
-            token,
-            view,
-        };
-        self.send_chunk(round, &post, is_oldest)
-    }
-
-    #[inline(always)]
-    fn send_chunk(
-        &mut self,
-        round: &mut Round,
-        post: &Post,
-        is_oldest: bool,
-    ) -> std::result::Result<(), PostError> {
-        let (view, header) = (post.view, round.signature.0);
         let transport = self.links.transport.as_mut();
+        if !is_send {
+            return transport.post_recv(peer, tag, message.view, token);
+        }
         // The second half of a peer's places is kept for the oldest collective: whatever later ones have
         // sent, the messages that the peer needs first always find room. (Messages of pairs have places of
         // their own, and take them in order.)
         let is_later = !is_oldest && round.sequence().is_some();
-        if is_later && transport.backlog(post.peer, post.tag) >= MESSAGES_PER_PEER / 2 {
+        if is_later && transport.backlog(peer, tag) >= MESSAGES_PER_PEER / 2 {
             return Err(PostError::WouldBlock);
         }
-        let bytes = view.len_bytes();
-        let is_taken = view.key().is_some() || bytes <= self.inline_bytes;
-        if is_taken || transport.fetches(post.peer, bytes) {
-            return transport.post_send(post.peer, post.tag, header, view, post.token);
+        let bytes = message.view.len_bytes();
+        let is_taken = message.view.key().is_some() || bytes <= self.inline_bytes;
+        let header = round.signature.0;
+        if is_taken || transport.fetches(peer, bytes) {
+            return transport.post_send(peer, tag, header, message.view, token);
         }
-        self.send_copy(round, post)
+        self.send_copy(peer, (tag, header, token), message.view)
     }
 
     /// Sends a chunk from memory that is not registered: from a copy in memory that is.
     #[inline(never)]
-    fn send_copy(&mut self, round: &mut Round, post: &Post) -> std::result::Result<(), PostError> {
-        let (view, header) = (post.view, round.signature.0);
+    fn send_copy(
+        &mut self,
+        peer: Rank,
+        (tag, header, token): (u64, u64, u64),
+        view: View,
+    ) -> std::result::Result<(), PostError> {
         let transport = self.links.transport.as_mut();
         let lent = self
             .pool
@@ -177,13 +178,16 @@ impl Driver {
             .map_err(|e| PostError::Invalid(e.to_string()))?;
         let copy = lent.view.part(0, view.len_bytes());
         copy.copy_from(view);
-        let posted = transport.post_send(post.peer, post.tag, header, copy, post.token);
-        let (step, chunk) = (post.step, post.chunk);
-        match posted {
-            Ok(()) => round.bounced.push(Bounced { step, chunk, lent }),
-            Err(_) => self.pool.give(lent),
+        match transport.post_send(peer, tag, header, copy, token) {
+            Ok(()) => {
+                self.bounced.push(Bounced { token, lent });
+                Ok(())
+            }
+            Err(error) => {
+                self.pool.give(lent);
+                Err(error)
+            }
         }
-        posted
     }
 
     /// Takes back every receive of a round, whose memory may end with its caller.
@@ -193,6 +197,9 @@ impl Driver {
             let Action::Recv { peer, .. } = action else {
                 continue;
             };
+            if !round.progress.is_posted(step) {
+                continue;
+            }
             let run = round.progress.run(step);
             for chunk in run.chunks_done..run.chunks_posted {
                 let token = round.token.chunk(step, chunk);
@@ -210,31 +217,29 @@ impl Driver {
         chunk: u32,
         completion: &Completion,
     ) -> Result<()> {
-        let plan = &round.prepared.plan.steps[step as usize];
-        let is_whole = round.progress.is_whole();
-        let run = round.progress.run(step);
-        let chunk = Token::full_chunk(chunk, run.chunks_done);
-        if !round.bounced.is_empty()
-            && let Some(lent) = take_bounced(&mut round.bounced, step, chunk)
-        {
-            self.pool.give(lent);
-        }
-        let is_receive = plan.kind == StepKind::Receive;
-        if completion.outcome != Outcome::Done
-            || is_receive && completion.header != round.signature.0
-        {
-            return Err(self.wrong_message(round, step, chunk, completion));
+        if !self.bounced.is_empty() {
+            self.take_back_copy(completion.token);
         }
         self.moved = true;
-        if is_whole {
-            if is_receive && completion.bytes != run.len << round.shift {
-                return Err(self.wrong_length(round, step, chunk, completion));
-            }
-            run.chunks_done = 1;
-            round.progress.process(&round.prepared, step);
-            return Ok(());
+        let Some(Bound::Message(message)) = round.bound.steps.get(step as usize) else {
+            return self.complete_chunk(round, step, chunk, completion);
+        };
+        let is_right = message.is_send
+            || completion.header == round.signature.0
+                && completion.bytes == message.view.len_bytes() as u64;
+        if completion.outcome != Outcome::Done || !is_right {
+            return Err(self.wrong_message(round, step, 0, completion));
         }
-        self.complete_chunk(round, step, chunk, completion)
+        round.progress.process_whole(&round.prepared, step);
+        Ok(())
+    }
+
+    /// A chunk has ended that may have been sent from a copy.
+    #[inline(never)]
+    fn take_back_copy(&mut self, token: u64) {
+        if let Some(index) = self.bounced.iter().position(|b| b.token == token) {
+            self.pool.give(self.bounced.swap_remove(index).lent);
+        }
     }
 
     /// A chunk of several has been sent or received.
@@ -246,7 +251,15 @@ impl Driver {
         chunk: u32,
         completion: &Completion,
     ) -> Result<()> {
-        if round.prepared.plan.steps[step as usize].kind == StepKind::Receive {
+        let run = round.progress.run(step);
+        let chunk = Token::full_chunk(chunk, run.chunks_done);
+        let is_receive = round.prepared.plan.steps[step as usize].kind == StepKind::Receive;
+        if completion.outcome != Outcome::Done
+            || is_receive && completion.header != round.signature.0
+        {
+            return Err(self.wrong_message(round, step, chunk, completion));
+        }
+        if is_receive {
             self.check_length(round, step, chunk, completion)?;
         }
         let plan = &round.prepared.plan.steps[step as usize];
@@ -294,7 +307,7 @@ impl Driver {
         Ok(())
     }
 
-    /// The error of a message that did not arrive, or belongs to another operation.
+    /// The error of a message that did not arrive, has another length, or belongs to another operation.
     #[cold]
     fn wrong_message(
         &self,
@@ -308,7 +321,7 @@ impl Driver {
                 // What does not fit may be part of another operation, which says more.
                 self.mismatch(round, completion.header, completion.peer)
             }
-            Outcome::Truncated => self.wrong_length(round, step, chunk, completion),
+            Outcome::Done | Outcome::Truncated => self.wrong_length(round, step, chunk, completion),
             _ => self.links.peer_failed(completion.peer),
         }
     }
@@ -340,10 +353,4 @@ impl Driver {
             ),
         }
     }
-}
-
-/// Takes the bounce buffer of a chunk, if it had one.
-fn take_bounced(bounced: &mut Vec<Bounced>, step: StepId, chunk: u32) -> Option<Lent> {
-    let index = (bounced.iter()).position(|b| b.step == step && b.chunk == chunk)?;
-    Some(bounced.swap_remove(index).lent)
 }

@@ -37,7 +37,7 @@ use crate::time::Time;
 use crate::types::Rank;
 use peer::{Peer, PeerState};
 use segment::Segment;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -68,7 +68,7 @@ pub struct ShmTransport {
     regions: BTreeMap<RegionKey, Exported>,
     next_key: u32,
     /// Events of posts that ended at once, and of failures found outside `poll`.
-    ready: VecDeque<Event>,
+    ready: Vec<Event>,
     /// Payloads of unexpected messages, kept for reuse.
     spare: Vec<Vec<u8>>,
     /// When processes of peers are looked at again.
@@ -115,7 +115,7 @@ impl ShmTransport {
             peers: (0..ranks).map(|_| Peer::new()).collect(),
             regions: BTreeMap::new(),
             next_key: 1,
-            ready: VecDeque::new(),
+            ready: Vec::new(),
             spare: Vec::new(),
             look_at: Time::default(),
         })
@@ -128,7 +128,7 @@ impl ShmTransport {
     }
 
     fn complete(&mut self, token: u64, peer: Rank, outcome: Outcome, bytes: u64, header: u64) {
-        self.ready.push_back(Event::Completion(Completion {
+        self.ready.push(Event::Completion(Completion {
             token,
             peer,
             outcome,
@@ -344,7 +344,7 @@ impl Transport for ShmTransport {
         for peer in 0..self.peers.len() as Rank {
             self.poll_ring(peer);
         }
-        events.extend(self.ready.drain(..));
+        events.append(&mut self.ready);
     }
 
     #[inline]
@@ -360,7 +360,7 @@ impl Transport for ShmTransport {
 
     fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>) {
         self.poll_sockets(now);
-        events.extend(self.ready.drain(..));
+        events.append(&mut self.ready);
     }
 
     fn next_timeout(&self) -> Option<Time> {

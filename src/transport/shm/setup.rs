@@ -45,7 +45,7 @@ impl ShmTransport {
             p.state = PeerState::Connected;
             p.readable = Readable::probe(own_process(), guard);
             p.reads_us = p.readable.is_some();
-            self.ready.push_back(Event::Connected(peer));
+            self.ready.push(Event::Connected(peer));
             return Ok(());
         }
         p.state = PeerState::Connecting(address.0.clone());
@@ -279,7 +279,7 @@ impl ShmTransport {
             (SocketMessage::Reads(reads), None) if connecting && is_adopted => {
                 p.reads_us = reads;
                 p.state = PeerState::Connected;
-                self.ready.push_back(Event::Connected(peer));
+                self.ready.push(Event::Connected(peer));
                 Ok(())
             }
             (SocketMessage::Region(key, _), Some(_))
@@ -392,7 +392,7 @@ impl ShmTransport {
             self.poll_ring(peer);
         }
         if let Some(cause) = cause {
-            self.ready.push_back(Event::PeerFailed(peer, cause));
+            self.ready.push(Event::PeerFailed(peer, cause));
         }
         let recalled = self.recall(peer);
         let p = &mut self.peers[peer as usize];

@@ -1,10 +1,12 @@
-//! The engine: whole operations on one rank alone, and many steps on the simulated transport, where buffers have no bytes
-//! and one thread drives all ranks.
+//! The engine: whole operations on one rank alone, many steps over shared memory (`turns.rs`), and on the simulated transport,
+//! where buffers have no bytes. One thread drives all ranks.
 //!
 //! Times include the transport's. Its share, and so the engine's own, is counted in instructions: with
 //! `--operations COUNT NAME` this program runs one case that often and prints its steps, for callgrind
 //! (`tools/speed --instructions` does both). Figures: `benches/README.md`.
 #![allow(missing_docs)]
+
+mod turns;
 
 use criterion::{Criterion, Throughput};
 use linerate::collective::{Request, find};
@@ -17,8 +19,16 @@ use std::time::Duration;
 /// A name, and what builds the runner of that case.
 type Case = (&'static str, fn() -> Runner);
 
-const CASES: [Case; 9] = [
+const CASES: [Case; 15] = [
     ("alone", alone),
+    ("shm-ring-8", || turns::all_reduce(8, "ring", 32 << 10)),
+    ("shm-recursive-doubling-8", || {
+        turns::all_reduce(8, "recursive-doubling", 8)
+    }),
+    ("shm-tree-8", || turns::all_reduce(8, "tree", 8)),
+    ("shm-window-8", || turns::all_reduce(8, "window", 64)),
+    ("shm-direct-8", || turns::all_reduce(8, "direct", 1 << 10)),
+    ("shm-idle", || turns::idle(8)),
     ("ring-8", || simulated(8, "ring", 32 << 10, false)),
     ("ring-64", || simulated(64, "ring", 256 << 10, false)),
     ("recursive-doubling-64", || {
@@ -102,19 +112,22 @@ fn simulated(ranks: u32, algorithm: &str, bytes: usize, mapped: bool) -> Runner 
 /// Steps of all ranks.
 fn steps_of(collective: Collective, algorithm: &str, ranks: u32) -> u64 {
     let algorithm = find(collective, algorithm).expect("an algorithm of that name");
-    let of_rank = |rank| {
-        let request = Request {
-            collective,
-            rank,
-            ranks,
-            root: 0,
-            in_place: ranks > 1,
-            premultiply: false,
-            hosts: vec![0; ranks as usize],
-        };
-        (algorithm.build)(&request).steps.len() as u64
-    };
-    (0..ranks).map(of_rank).sum()
+    let of_rank = |rank| (algorithm.build)(&request_of(collective, rank, ranks));
+    (0..ranks)
+        .map(|rank| of_rank(rank).steps.len() as u64)
+        .sum()
+}
+
+fn request_of(collective: Collective, rank: u32, ranks: u32) -> Request {
+    Request {
+        collective,
+        rank,
+        ranks,
+        root: 0,
+        in_place: ranks > 1,
+        premultiply: false,
+        hosts: vec![0; ranks as usize],
+    }
 }
 
 fn main() {
