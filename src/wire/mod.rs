@@ -1,5 +1,12 @@
 //! Bytes that ranks exchange besides data: check, parse, emit. What comes from a peer never panics.
 
 mod control;
+mod frame;
+mod handshake;
 
 pub use control::{CONTROL_TEXT_BYTES_MAX, ControlKind, ControlMessage};
+pub use frame::{Frame, FrameError, FrameHeader, HEADER_BYTES, Limits};
+pub use handshake::{
+    Claim, HANDSHAKE_BYTES, HandshakeError, HandshakeMessage, Initiator, JobKey, NONCE_BYTES,
+    Purpose, Refusal, Responder,
+};
