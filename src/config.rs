@@ -2,6 +2,11 @@
 //!
 //! Reads no environment by itself: [`Config::from_lookup`] is told how to look a name up.
 
+mod job;
+
+pub use job::{JobSettings, Secret};
+pub(crate) use job::{SECRET_BYTES_MAX, check_secret};
+
 use crate::error::{Error, Result};
 use crate::limits;
 use std::path::PathBuf;
@@ -48,6 +53,8 @@ pub struct Config {
     pub prices: PriceList,
     /// Overrides the identity of the host; ranks with equal ones use shared memory. `LINERATE_HOSTID`.
     pub host_id: Option<String>,
+    /// How ranks find and trust each other.
+    pub job: JobSettings,
 }
 
 /// Whether ranks read out of each other's address spaces.
@@ -87,6 +94,7 @@ impl Default for Config {
             debug: false,
             prices: PriceList::BuiltIn,
             host_id: None,
+            job: JobSettings::default(),
         }
     }
 }
@@ -163,7 +171,8 @@ impl Config {
             };
         }
         config.prices = price_list(&lookup);
-        config.host_id = lookup("LINERATE_HOSTID");
+        config.host_id = lookup("LINERATE_HOSTID").filter(|id| !id.is_empty());
+        config.job = JobSettings::from_lookup(&lookup)?;
         Ok(config)
     }
 
