@@ -5,6 +5,10 @@
 mod tcp;
 
 pub use tcp::TcpSettings;
+mod job;
+
+pub use job::{JobSettings, Secret};
+pub(crate) use job::{SECRET_BYTES_MAX, check_secret};
 
 use crate::error::{Error, Result};
 use crate::limits;
@@ -54,6 +58,8 @@ pub struct Config {
     pub host_id: Option<String>,
     /// Of the `tcp` transport.
     pub tcp: TcpSettings,
+    /// How ranks find and trust each other.
+    pub job: JobSettings,
 }
 
 /// Whether ranks read out of each other's address spaces.
@@ -94,6 +100,7 @@ impl Default for Config {
             prices: PriceList::BuiltIn,
             host_id: None,
             tcp: TcpSettings::default(),
+            job: JobSettings::default(),
         }
     }
 }
@@ -170,8 +177,9 @@ impl Config {
             };
         }
         config.prices = price_list(&lookup);
-        config.host_id = lookup("LINERATE_HOSTID");
+        config.host_id = lookup("LINERATE_HOSTID").filter(|id| !id.is_empty());
         config.tcp = TcpSettings::from_lookup(&lookup)?;
+        config.job = JobSettings::from_lookup(&lookup)?;
         Ok(config)
     }
 

@@ -3,6 +3,7 @@
 //!
 //! Only processes of the same user are heard. Nothing stays on any file system.
 
+use super::BLOB_BYTES_MAX;
 use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::limits::RANKS_MAX;
@@ -30,8 +31,6 @@ pub struct Introduction {
 
 const MAGIC: &[u8; 8] = b"lnrtbs01";
 const HEADER_BYTES: usize = 32;
-/// Largest blob: an address and some keys.
-pub(super) const BLOB_BYTES_MAX: usize = 4096;
 /// A peer that connects says its whole introduction at once; one that does not is no peer.
 const INTRODUCTION_TIME: Duration = Duration::from_secs(2);
 const RETRY: Duration = Duration::from_millis(2);
@@ -327,10 +326,7 @@ fn check(own: &Introduction, peer: &Introduction, is_known: bool) -> Result<()> 
         )));
     }
     if peer.fingerprint != own.fingerprint {
-        return Err(Error::Bootstrap(format!(
-            "rank {} has other settings than rank 0: LINERATE_CHUNK_BYTES, LINERATE_WINDOW_BYTES and LINERATE_ALGO must be equal on all ranks",
-            peer.rank
-        )));
+        return Err(super::other_settings(peer.rank));
     }
     Ok(())
 }

@@ -1,23 +1,154 @@
 //! How ranks find each other before the first operation.
 //!
-//! [`place_from_env`] reads what launchers set; [`exchange`] carries one blob of every rank to every rank of
-//! a job on this host; [`MeetingPlace`] is where the survivors of a failed communicator meet. Across hosts there is nothing yet.
+//! [`place_from_env`] reads what launchers set, purely. [`Meeting`] brings the ranks of a job together and carries one blob of
+//! every rank to every rank: over a Unix socket where all are on this host (`local.rs`), else over TCP (`network.rs`; read that
+//! first). [`MeetingPlace`] is where the survivors of a failed communicator of one host meet.
 
 mod contact;
 mod cores;
 mod descriptors;
+mod dial;
 mod env;
+mod gate;
+mod identity;
+mod interfaces;
+mod link;
 mod local;
+mod network;
+mod nodelist;
+mod pmi;
+mod publish;
+mod server;
+mod store;
 mod survivors;
+mod tree;
 
 pub use contact::{emit_contact, parse_contact};
 pub use cores::Cores;
 pub use descriptors::check_descriptors;
-pub use env::{Place, place_from_env};
-pub use local::{Introduction, decline, exchange};
+pub use env::{Launcher, Place, Rendezvous, place_from_env};
+pub use identity::HostIdentity;
 pub use survivors::{Conversation, Lost, MeetingPlace, Message};
 
+use crate::config::Config;
+use crate::engine::Clock;
 use crate::error::{Error, Result};
+use crate::types::Rank;
+use local::Introduction;
+use network::Network;
+use std::io::Write;
+use std::net::IpAddr;
+use std::time::Duration;
+
+/// Largest blob of a rank: an address, some keys, its cores and prices.
+const BLOB_BYTES_MAX: usize = 4096;
+/// Rank 0 gives up at the deadline and says who is missing; that is waited for a little longer.
+const LATE_ANSWER_TIME: Duration = Duration::from_secs(2);
+
+/// A rank of a job whose ranks are all on their way to each other.
+pub struct Meeting {
+    rank: Rank,
+    ranks: u32,
+    way: Way,
+}
+
+enum Way {
+    Host { job: String, config: Config },
+    Network(Box<Network>),
+}
+
+impl Meeting {
+    /// Goes where the ranks of the job meet. Over TCP, waits until all have come, at most for the timeout of the settings; on one
+    /// host they come with their blobs.
+    pub fn go_to(place: &Place, config: &Config, clock: &Clock) -> Result<Meeting> {
+        let way = match place.rendezvous {
+            _ if place.ranks == 1 => None,
+            Rendezvous::Host => None,
+            _ => Some(Network::meet(place, config, clock)?),
+        };
+        let way = way.map_or_else(
+            || Way::Host {
+                job: place.job.clone(),
+                config: config.clone(),
+            },
+            |network| Way::Network(Box::new(network)),
+        );
+        let meeting = Meeting {
+            rank: place.rank,
+            ranks: place.ranks,
+            way,
+        };
+        if config.debug {
+            let (address, why) = meeting.address();
+            let all = interfaces::list().unwrap_or_default();
+            let interface = interfaces::name_for(&all, address);
+            note(&format!(
+                "rank {} of {} (by {}): address {address} ({interface}), because {why}",
+                place.rank,
+                place.ranks,
+                place.launcher.name()
+            ));
+        }
+        Ok(meeting)
+    }
+
+    /// The address of this host at which other ranks can reach this one, and why this one.
+    pub fn address(&self) -> (IpAddr, &str) {
+        match &self.way {
+            Way::Host { .. } => (
+                std::net::Ipv4Addr::LOCALHOST.into(),
+                "all ranks are on this host",
+            ),
+            Way::Network(network) => (network.address, &network.why),
+        }
+    }
+
+    /// This rank cannot take part: tells the others, as far as they can be reached soon, and gives the error back.
+    pub fn decline(self, error: Error, clock: &Clock) -> Error {
+        match self.way {
+            Way::Host { job, .. } => local::decline(self.rank, self.ranks, &job, error, clock),
+            Way::Network(network) => network.decline(error, clock),
+        }
+    }
+
+    /// Carries every rank's blob to every rank of the job; returns them by rank.
+    pub fn exchange(self, blob: Vec<u8>, clock: &Clock) -> Result<Vec<Vec<u8>>> {
+        match self.way {
+            Way::Network(network) => network.exchange(&blob, clock),
+            Way::Host { job, config } => {
+                let own = Introduction {
+                    rank: self.rank,
+                    ranks: self.ranks,
+                    fingerprint: config.shared_fingerprint(),
+                    blob,
+                };
+                local::exchange(&own, &job, config.timeout, clock)
+            }
+        }
+    }
+}
+
+/// A secret for a job, for whoever starts one: 256 random bits, in hexadecimal.
+pub fn fresh_secret() -> Result<String> {
+    let mut bytes = [0; 32];
+    getrandom::fill(&mut bytes).map_err(|e| Error::Os {
+        what: "random bytes for a secret".into(),
+        cause: e.to_string(),
+    })?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+fn other_settings(rank: Rank) -> Error {
+    Error::Bootstrap(format!(
+        "rank {rank} has other settings than rank 0: LINERATE_CHUNK_BYTES, LINERATE_WINDOW_BYTES and LINERATE_ALGO must be equal on all ranks"
+    ))
+}
+
+/// Something that whoever runs the job should know.
+fn note(text: &str) {
+    // Nobody can be told that standard error is closed.
+    let _ = std::io::stderr().write_all(format!("linerate: {text}\n").as_bytes());
+}
 
 /// A number that differs between all processes and calls on this host, for names of sockets.
 pub fn nonce() -> Result<u64> {

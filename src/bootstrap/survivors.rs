@@ -4,7 +4,8 @@
 //! its rank; the others connect. Every number is little-endian and has 32 bits; a frame is the length of what follows, a
 //! kind, the round, and what belongs to it. Who decides what when is in `comm/rebuild`.
 
-use super::local::{BLOB_BYTES_MAX, is_same_user};
+use super::BLOB_BYTES_MAX;
+use super::local::is_same_user;
 use crate::error::{Error, Result};
 use crate::limits::RANKS_MAX;
 use crate::types::Rank;

@@ -4,7 +4,7 @@ use super::Communicator;
 use super::family::Family;
 use super::host;
 use super::prices;
-use crate::bootstrap::{self, Cores};
+use crate::bootstrap::{self, Cores, HostIdentity};
 use crate::config::{Config, CrossMemory};
 use crate::cost::{self, Models};
 use crate::engine::{Clock, Contact, Engine};
@@ -19,11 +19,13 @@ use std::time::Duration;
 pub(super) const LOOK_AGAIN: Duration = Duration::from_micros(200);
 
 /// What the contacts of all ranks together say.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Common {
     /// What names the communicator on this host: all its ranks know the same contacts, and each has a random part.
     pub identity: u64,
-    /// The cores that its ranks may run on.
+    /// The host of each rank, as numbers from 0; ranks that say the same of theirs share one.
+    pub hosts: Vec<u32>,
+    /// The cores that its ranks on this host may run on.
     pub cores: Cores,
     /// Rank 0's prices: all ranks must choose alike. `None`: those of the transport.
     pub models: Option<Models>,
@@ -41,37 +43,76 @@ pub(super) fn open(rank: Rank, ranks: u32, config: &Config) -> Result<(Engine, V
     let provider = transport::open(&config.transport, rank, ranks, nonce, &options)?;
     let host = host::share_of_host(config, ranks as usize);
     let engine = Engine::new(provider, rank, ranks, config.clone(), host)?;
-    let prices = match rank {
-        0 => prices::read_prices(&config.prices),
-        _ => (Models::BUILT_IN, None),
-    };
-    if let Some(complaint) = prices.1 {
-        super::say(&complaint);
+    let mut of_rank = Vec::new();
+    if rank == 0 {
+        let (models, complaint) = prices::read_prices(&config.prices);
+        complaint.iter().for_each(|complaint| super::say(complaint));
+        of_rank = cost::emit_bytes(&models);
     }
-    let contact = bootstrap::emit_contact(&engine.contact());
-    let contact = Cores::own().emit(&[cost::emit_bytes(&prices.0), contact].concat());
-    Ok((engine, contact))
+    of_rank.extend(bootstrap::emit_contact(&engine.contact()));
+    let host = HostIdentity::own(config.host_id.as_deref())?;
+    Ok((engine, host.emit(&Cores::own().emit(&of_rank))))
 }
 
 /// Begins to connect to the ranks with these contacts, by rank.
 pub(super) fn begin(engine: &mut Engine, contacts: &[Vec<u8>]) -> Result<Common> {
-    let mut cores = Cores::own();
     let mut models = None;
+    let mut identities: Vec<(HostIdentity, Cores)> = Vec::with_capacity(contacts.len());
     let mut parsed: Vec<Contact> = Vec::with_capacity(contacts.len());
     for bytes in contacts {
-        let (of_rank, rest) = Cores::parse(bytes)?;
-        cores = cores.union(of_rank);
-        let (of_rank, contact) = cost::parse_bytes(rest)?;
-        models.get_or_insert(of_rank);
-        parsed.push(bootstrap::parse_contact(contact)?);
+        let (host, rest) = HostIdentity::parse(bytes)?;
+        let (cores, mut rest) = Cores::parse(rest)?;
+        identities.push((host, cores));
+        if models.is_none() {
+            let (of_rank_0, contact) = cost::parse_bytes(rest)?;
+            (models, rest) = (Some(of_rank_0), contact);
+        }
+        parsed.push(bootstrap::parse_contact(rest)?);
     }
+    let hosts = number_hosts(&identities);
+    let own_host = hosts.get(engine.rank() as usize).copied();
+    check_reach(engine, &hosts)?;
+    let here = identities
+        .iter()
+        .zip(&hosts)
+        .filter(|(_, host)| Some(**host) == own_host);
+    let cores = here.fold(Cores::own(), |all, ((_, of_rank), _)| all.union(*of_rank));
     engine.connect(parsed)?;
     let mix = |hash: u64, byte: &u8| crate::prng::mix(hash ^ u64::from(*byte)).wrapping_add(hash);
     Ok(Common {
         identity: contacts.iter().flatten().fold(1, mix),
+        hosts,
         cores,
         models,
     })
+}
+
+/// Hosts as numbers, in the order in which they come.
+fn number_hosts(identities: &[(HostIdentity, Cores)]) -> Vec<u32> {
+    let mut known: Vec<HostIdentity> = Vec::new();
+    let mut number = |(host, _): &(HostIdentity, Cores)| {
+        let found = known.iter().position(|other| other == host);
+        found.unwrap_or_else(|| {
+            known.push(*host);
+            known.len() - 1
+        }) as u32
+    };
+    identities.iter().map(&mut number).collect()
+}
+
+/// Shared memory does not leave a host.
+fn check_reach(engine: &mut Engine, hosts: &[u32]) -> Result<()> {
+    let own = hosts.get(engine.rank() as usize);
+    let far: Vec<usize> = (0..hosts.len())
+        .filter(|&rank| hosts.get(rank) != own)
+        .collect();
+    if far.is_empty() || engine.transport().capabilities().name != "shm" {
+        return Ok(());
+    }
+    Err(Error::Bootstrap(format!(
+        "ranks {far:?} are on other hosts than rank {} (another boot id, network namespace or LINERATE_HOSTID), and transport shm joins ranks of one host only: use a transport that leaves the host (LINERATE_TRANSPORT), or, if they do share it, give all the same LINERATE_HOSTID",
+        engine.rank()
+    )))
 }
 
 /// Connects to everyone, at most for the timeout. `meanwhile` is called between two looks.

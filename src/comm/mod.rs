@@ -41,7 +41,7 @@ pub use plans::{Explanation, Path};
 pub use prices::host as price_host;
 pub use simulation::Simulation;
 
-use crate::bootstrap::{self, Introduction};
+use crate::bootstrap::{self, Meeting, Place};
 use crate::config::Config;
 use crate::engine::{Clock, Engine};
 use crate::error::{Error, Result};
@@ -83,57 +83,66 @@ struct Inner {
 }
 
 impl Communicator {
-    /// Joins the job that the environment describes: `RANK`, `WORLD_SIZE` and `LINERATE_JOB` or `MASTER_ADDR` and
-    /// `MASTER_PORT`, as `linerate launch` and torchrun set them; one rank if `WORLD_SIZE` is not set.
+    /// Joins the job that the environment describes, as torchrun, `linerate launch`, mpirun (Open MPI, MPICH) and srun set it:
+    /// see [`bootstrap::place_from_env`]. One rank where none of them has started this process.
     pub fn from_env(config: Config) -> Result<Communicator> {
         let place = bootstrap::place_from_env(|name| std::env::var(name).ok())?;
-        Communicator::join(place.rank, place.ranks, &place.job, config)
+        Communicator::join_at(&place, config)
     }
 
-    /// Joins a job on this host by name; every rank names the same `job` and `ranks`. Waits until all have come, at
-    /// most the configured timeout.
+    /// Joins a job by name; every rank names the same `job` and `ranks`. `tcp://host:port` (a free port of rank 0's host) and
+    /// `file://folder` (one that all ranks see) say where ranks of several hosts meet; any other name is one of a job on this
+    /// host. Waits until all have come, at most the configured timeout.
     pub fn join(rank: Rank, ranks: u32, job: &str, config: Config) -> Result<Communicator> {
+        Communicator::join_at(&Place::named(rank, ranks, job)?, config)
+    }
+
+    /// Joins a job at this place.
+    pub fn join_at(place: &Place, config: Config) -> Result<Communicator> {
         let clock = Clock::monotonic();
+        let (rank, ranks) = (place.rank, place.ranks);
         let (config, why_fetching) = fetching::settle(config, ranks, &clock);
+        let meeting = Meeting::go_to(place, &config, &clock)?;
         let (mut engine, blob) = match connect::open(rank, ranks, &config) {
             Ok(opened) => opened,
             // The others need not wait for this rank.
-            Err(error) => return Err(bootstrap::decline(rank, ranks, job, error, &clock)),
+            Err(error) => return Err(meeting.decline(error, &clock)),
         };
-        let own = Introduction {
-            rank,
-            ranks,
-            fingerprint: config.shared_fingerprint(),
-            blob,
-        };
-        let contacts = bootstrap::exchange(&own, job, config.timeout, &clock)?;
+        let contacts = meeting.exchange(blob, &clock)?;
         let common = connect::connect(&mut engine, &contacts, &clock, || {})?;
-        let hosts = vec![0; ranks as usize];
+        let hosts = common.hosts.clone();
         let communicator = connect::finish(engine, clock, hosts, Arc::default(), &common)?;
         if config.debug {
-            let progress = if config.progress_thread {
-                "a thread"
-            } else {
-                "calls"
-            };
-            say(&format!(
-                "rank {rank} of {ranks}: transport {} (asked for {}; all ranks are on this host), progress by {progress}, \
-                 chunks of {} B, windows of {} B, large copies and reductions by {} threads, timeout {:?}",
-                communicator.transport(),
-                config.transport,
-                config.chunk_bytes,
-                config.window_bytes,
-                host::share_of_host(&config, ranks as usize).threads_max,
-                config.timeout
-            ));
-            let readers =
-                fetching::readers(communicator.inner.shared.engine().transport(), rank, ranks);
-            say(&format!(
-                "rank {rank}: messages of memory that is not registered are {}",
-                fetching::describe(config.cma, &readers, ranks, &why_fetching)
-            ));
+            communicator.say_what_was_chosen(&config, &common, &why_fetching);
         }
         Ok(communicator)
+    }
+
+    fn say_what_was_chosen(&self, config: &Config, common: &Common, why_fetching: &str) {
+        let (rank, ranks) = (self.rank(), self.ranks());
+        let progress = match config.progress_thread {
+            true => "a thread",
+            false => "calls",
+        };
+        let hosts = match common.hosts.iter().max().map_or(1, |most| most + 1) {
+            1 => "all ranks are on this host".into(),
+            count => format!("the ranks are on {count} hosts"),
+        };
+        say(&format!(
+            "rank {rank} of {ranks}: transport {} (asked for {}; {hosts}), progress by {progress}, \
+             chunks of {} B, windows of {} B, large copies and reductions by {} threads, timeout {:?}",
+            self.transport(),
+            config.transport,
+            config.chunk_bytes,
+            config.window_bytes,
+            host::share_of_host(config, ranks as usize).threads_max,
+            config.timeout
+        ));
+        let readers = fetching::readers(self.inner.shared.engine().transport(), rank, ranks);
+        say(&format!(
+            "rank {rank}: messages of memory that is not registered are {}",
+            fetching::describe(config.cma, &readers, ranks, why_fetching)
+        ));
     }
 
     fn assemble(

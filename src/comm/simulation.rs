@@ -70,6 +70,7 @@ impl Simulation {
                 let (clock, hosts) = (clock.clone(), hosts.clone());
                 let common = Common {
                     identity: 0,
+                    hosts: hosts.clone(),
                     cores: Cores::own(),
                     models: None,
                 };

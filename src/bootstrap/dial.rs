@@ -1,0 +1,235 @@
+//! [`dial`]: reaches one rank at one of several addresses, proves who it is and asks the same of it.
+//!
+//! Somebody else may have the port, the rank may not be there yet, a route may be missing: every address is tried in turn
+//! until the deadline, and the error says what was found at each.
+
+use super::gate::Credentials;
+use super::link::{Link, wait_for, write_all};
+use crate::engine::Clock;
+use crate::error::{Error, Result};
+use crate::time::Time;
+use crate::types::Rank;
+use crate::wire::{Claim, HANDSHAKE_BYTES, HandshakeError, HandshakeMessage, Initiator, Purpose};
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
+use std::io::{ErrorKind, Read};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+/// A host that is there accepts sooner; one that is not may never say so.
+const CONNECT_TIME: Duration = Duration::from_secs(2);
+/// A rank answers a hello sooner, unless its host is very busy; then it is asked again.
+const CHALLENGE_TIME: Duration = Duration::from_secs(5);
+/// Between two rounds over all addresses, at first and at most.
+const RETRY: Duration = Duration::from_millis(5);
+const RETRY_MAX: Duration = Duration::from_millis(50);
+/// How long an answer with the wrong key is taken for that of an earlier job which is about to end.
+const WRONG_KEY_TIME: Duration = Duration::from_secs(5);
+
+/// Who calls whom.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Call<'a> {
+    pub credentials: &'a Credentials,
+    pub own: Rank,
+    pub whom: Rank,
+    /// What the connection is for, see [`super::gate`].
+    pub detail: u64,
+    /// The address of this host to call from; `None`: as the route wants.
+    pub source: Option<IpAddr>,
+    /// Longest frame that the other side may send.
+    pub bytes_max: usize,
+}
+
+/// Calls until the deadline. `addresses` is asked again before each round: where the other rank is may change while it is
+/// waited for.
+pub(super) fn dial(
+    call: &Call<'_>,
+    mut addresses: impl FnMut() -> Result<Vec<SocketAddr>>,
+    (deadline, clock): (Time, &Clock),
+) -> Result<Link> {
+    let mut pause = RETRY;
+    let mut wrong_since = None;
+    loop {
+        let tried = addresses()?;
+        let mut found = Vec::new();
+        for &address in &tried {
+            match try_one(call, address, (deadline, clock)) {
+                Ok(link) => return Ok(link),
+                Err(cause) => found.push((address, cause)),
+            }
+        }
+        let now = clock.now();
+        let wrong = |(_, cause): &(SocketAddr, Cause)| {
+            matches!(cause, Cause::Handshake(HandshakeError::WrongProof))
+        };
+        let is_wrong = found.iter().any(wrong) && found.len() == 1;
+        wrong_since = wrong_since.filter(|_| is_wrong).or(is_wrong.then_some(now));
+        let is_hopeless = wrong_since.is_some_and(|since| now.since(since) >= WRONG_KEY_TIME)
+            || found.iter().any(|(_, cause)| cause.is_final());
+        if now >= deadline || is_hopeless {
+            return Err(unreached(call, &found));
+        }
+        std::thread::sleep(pause.min(deadline.since(now)));
+        pause = (pause * 2).min(RETRY_MAX);
+    }
+}
+
+fn unreached(call: &Call<'_>, found_list: &[(SocketAddr, Cause)]) -> Error {
+    let found: Vec<String> = found_list
+        .iter()
+        .map(|(address, cause)| format!("{address}: {cause}"))
+        .collect();
+    let found = match found.is_empty() {
+        true => "it has not said where it is".into(),
+        false => found.join("; "),
+    };
+    let is_near = |(address, _): &(SocketAddr, Cause)| address.ip().is_loopback();
+    let hint = match !found_list.is_empty() && found_list.iter().all(is_near) {
+        true => {
+            "; only processes of its own host are served, because there is no LINERATE_SECRET or all its ranks are there"
+        }
+        false => "",
+    };
+    Error::Bootstrap(format!(
+        "rank {} could not reach rank {} ({found}{hint}); is that rank started, with the same job, LINERATE_SECRET and LINERATE_RENDEZVOUS, and is the port open?",
+        call.own, call.whom
+    ))
+}
+
+#[derive(Debug)]
+enum Cause {
+    System(std::io::Error),
+    Silent,
+    Handshake(HandshakeError),
+}
+
+impl Cause {
+    /// Trying again cannot help.
+    fn is_final(&self) -> bool {
+        matches!(self, Cause::System(e) if matches!(Errno::from_io_error(e), Some(Errno::MFILE | Errno::NFILE)))
+    }
+}
+
+impl std::fmt::Display for Cause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Cause::System(e) if e.kind() == ErrorKind::UnexpectedEof => f.write_str(
+                "it closed the connection (another program, or an earlier job that ends)",
+            ),
+            Cause::System(e) => e.fmt(f),
+            Cause::Silent => f.write_str("it accepts connections and says nothing"),
+            Cause::Handshake(e) => e.fmt(f),
+        }
+    }
+}
+
+impl From<Errno> for Cause {
+    fn from(error: Errno) -> Cause {
+        Cause::System(error.into())
+    }
+}
+
+impl From<std::io::Error> for Cause {
+    fn from(error: std::io::Error) -> Cause {
+        Cause::System(error)
+    }
+}
+
+impl From<HandshakeError> for Cause {
+    fn from(error: HandshakeError) -> Cause {
+        Cause::Handshake(error)
+    }
+}
+
+fn try_one(
+    call: &Call<'_>,
+    address: SocketAddr,
+    (deadline, clock): (Time, &Clock),
+) -> std::result::Result<Link, Cause> {
+    let by = |time| (clock.now().after(time).min(deadline), clock);
+    let stream = open(address, call.source, by(CONNECT_TIME))?;
+    stream.set_nodelay(true)?;
+    let claim = Claim {
+        purpose: Purpose::Control,
+        initiator: call.own,
+        responder: call.whom,
+        epoch: call.credentials.epoch,
+        detail: call.detail,
+    };
+    let nonce = call.credentials.nonce()?;
+    let (mut initiator, hello) = Initiator::new(&call.credentials.key, &claim, &nonce);
+    write_all(&stream, &hello, by(CHALLENGE_TIME))?;
+    let challenge = read_message(&stream, by(CHALLENGE_TIME))?;
+    let proof = initiator.handle_challenge(&challenge)?;
+    // From here on the other side counts on this connection: it is not given up for another one.
+    write_all(&stream, &proof, (deadline, clock))?;
+    initiator.handle_verdict(&read_message(&stream, (deadline, clock))?)?;
+    Ok(Link::new(stream, call.bytes_max)?)
+}
+
+fn open(
+    address: SocketAddr,
+    source: Option<IpAddr>,
+    by: (Time, &Clock),
+) -> std::result::Result<TcpStream, Cause> {
+    let family = match address {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+    if let Some(source) = source.filter(|source| source.is_ipv4() == address.is_ipv4()) {
+        bind(&socket, &SocketAddr::new(source, 0))?;
+    }
+    match connect(&socket, &address) {
+        Ok(()) => {}
+        Err(Errno::INPROGRESS) => {
+            wait_writable(&socket, by)?;
+        }
+        Err(error) => return Err(error.into()),
+    }
+    let stream = TcpStream::from(socket);
+    // A port that nobody has may be given to the caller itself, which then reaches itself.
+    if stream.local_addr()? == stream.peer_addr()? {
+        return Err(Errno::CONNREFUSED.into());
+    }
+    Ok(stream)
+}
+
+fn wait_writable(
+    socket: &std::os::fd::OwnedFd,
+    (deadline, clock): (Time, &Clock),
+) -> std::result::Result<(), Cause> {
+    loop {
+        wait_for(&[socket.as_fd()], PollFlags::OUT, (deadline, clock));
+        rustix::net::sockopt::socket_error(socket)??;
+        match rustix::net::getpeername(socket) {
+            Ok(_) => return Ok(()),
+            Err(_) if clock.now() >= deadline => return Err(Errno::TIMEDOUT.into()),
+            Err(_) => {}
+        }
+    }
+}
+
+fn read_message(
+    mut stream: &TcpStream,
+    (deadline, clock): (Time, &Clock),
+) -> std::result::Result<HandshakeMessage, Cause> {
+    let mut message = [0; HANDSHAKE_BYTES];
+    let mut got = 0;
+    while got < message.len() {
+        match stream.read(&mut message[got..]) {
+            Ok(0) => return Err(std::io::Error::from(ErrorKind::UnexpectedEof).into()),
+            Ok(count) => got += count,
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) if e.kind() == ErrorKind::WouldBlock => match clock.now() >= deadline {
+                true => return Err(Cause::Silent),
+                false => wait_for(&[stream.as_fd()], PollFlags::IN, (deadline, clock)),
+            },
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(message)
+}

@@ -1,0 +1,347 @@
+//! [`Gate`]: lets ranks of the job in over TCP, and nobody else.
+//!
+//! Whoever connects has to pass the handshake of [`crate::wire`] within a time; until then it has one message's bytes of
+//! memory here. At most [`STRANGERS_MAX`] may be on trial, the others wait in the kernel's queue. Refusals are told on
+//! standard error, the first ones each and then their number.
+
+use crate::config::{JobSettings, SECRET_BYTES_MAX, Secret, check_secret};
+use crate::error::{Error, Result};
+use crate::time::Time;
+use crate::types::Rank;
+use crate::wire::{
+    Claim, HANDSHAKE_BYTES, HandshakeMessage, JobKey, NONCE_BYTES, Purpose, Responder,
+};
+use rustix::io::Errno;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::Duration;
+
+/// [`Claim::detail`] of a rank that comes to the store.
+pub(super) const TO_STORE: u64 = 1;
+/// [`Claim::detail`] of a rank that comes to the one above it in the tree of contacts.
+pub(super) const TO_PARENT: u64 = 2;
+
+/// Connections on trial at once: a burst of ranks, and little memory.
+pub(super) const STRANGERS_MAX: usize = 256;
+/// How long a trial may take.
+const TRIAL_TIME: Duration = Duration::from_secs(5);
+/// Where all places are taken, whoever has been on trial for so long makes room.
+const TRIAL_TIME_FULL: Duration = Duration::from_millis(500);
+/// Refusals that are told one by one.
+const TOLD_MAX: u64 = 5;
+
+/// What proves that this process belongs to the job.
+#[derive(Clone, Debug)]
+pub(super) struct Credentials {
+    pub key: JobKey,
+    pub epoch: u64,
+    /// Whether other hosts may be served: there is a secret, or none is wanted.
+    pub is_open: bool,
+}
+
+impl Credentials {
+    /// Of this job, by the settings.
+    pub fn new(settings: &JobSettings, job: &str, epoch: u64) -> Result<Credentials> {
+        let secret = read_secret(&settings.secret)?;
+        Ok(Credentials {
+            key: JobKey::derive(secret.as_deref().unwrap_or_default(), job.as_bytes()),
+            epoch,
+            is_open: secret.is_some() || settings.is_insecure,
+        })
+    }
+
+    /// A number that is used once.
+    pub fn nonce(&self) -> std::io::Result<[u8; NONCE_BYTES]> {
+        let mut nonce = [0; NONCE_BYTES];
+        getrandom::fill(&mut nonce).map_err(|e| std::io::Error::other(e.to_string()))?;
+        Ok(nonce)
+    }
+
+    /// An error if listening there would let anybody in.
+    pub fn check_may_serve(&self, ip: IpAddr) -> Result<()> {
+        if self.is_open || super::link::is_loopback(ip) {
+            return Ok(());
+        }
+        Err(Error::Bootstrap(format!(
+            "listening on {ip} without a secret would let anybody in: set LINERATE_SECRET (or LINERATE_SECRET_FILE) to the same secret on all ranks, such as the output of `openssl rand -hex 32`, or say LINERATE_INSECURE=1"
+        )))
+    }
+}
+
+/// The secret's bytes. A file that others may read is refused: they know the secret.
+pub(super) fn read_secret(secret: &Secret) -> Result<Option<Vec<u8>>> {
+    match secret {
+        Secret::None => Ok(None),
+        Secret::Text(text) => Ok(Some(text.clone())),
+        Secret::File(path) => read_secret_file(path).map(Some),
+    }
+}
+
+fn read_secret_file(path: &Path) -> Result<Vec<u8>> {
+    let shown = path.display();
+    let what = || format!("reading LINERATE_SECRET_FILE {shown}");
+    let file = std::fs::File::open(path).map_err(|e| Error::os(what(), e))?;
+    let mode = file.metadata().map_err(|e| Error::os(what(), e))?.mode();
+    if mode & 0o077 != 0 {
+        return Err(Error::invalid(format!(
+            "LINERATE_SECRET_FILE {shown} may be read or written by other users (mode {:03o}): `chmod 600 {shown}`",
+            mode & 0o777
+        )));
+    }
+    let mut text = Vec::new();
+    let limit = SECRET_BYTES_MAX as u64 + 2;
+    file.take(limit)
+        .read_to_end(&mut text)
+        .map_err(|e| Error::os(what(), e))?;
+    let secret = text.trim_ascii().to_vec();
+    check_secret(&shown.to_string(), &secret)?;
+    Ok(secret)
+}
+
+/// A rank that has proven who it is.
+#[derive(Debug)]
+pub(super) struct Proven {
+    pub rank: Rank,
+    pub detail: u64,
+    pub stream: TcpStream,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Gate {
+    listeners: Vec<TcpListener>,
+    strangers: Vec<Stranger>,
+    credentials: Credentials,
+    own: Rank,
+    refused: u64,
+    last_refusal: Option<String>,
+}
+
+#[derive(Debug)]
+struct Stranger {
+    stream: TcpStream,
+    from: SocketAddr,
+    since: Time,
+    message: HandshakeMessage,
+    got: usize,
+    responder: Option<(Responder, Claim)>,
+}
+
+impl Gate {
+    /// Behind these listeners.
+    pub fn new(
+        listeners: Vec<TcpListener>,
+        own: Rank,
+        credentials: &Credentials,
+    ) -> std::io::Result<Gate> {
+        for listener in &listeners {
+            listener.set_nonblocking(true)?;
+            // The standard library may listen with 128 places, and all ranks come at once.
+            rustix::net::listen(listener, 4096)?;
+        }
+        Ok(Gate {
+            listeners,
+            strangers: Vec::new(),
+            credentials: credentials.clone(),
+            own,
+            refused: 0,
+            last_refusal: None,
+        })
+    }
+
+    /// What to wait for.
+    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let listeners = self.listeners.iter().map(AsFd::as_fd);
+        let listeners = listeners.take(match self.strangers.len() < STRANGERS_MAX {
+            true => usize::MAX,
+            false => 0,
+        });
+        listeners.chain(self.strangers.iter().map(|s| s.stream.as_fd()))
+    }
+
+    /// How many were refused, and the last of them, for the error of who waits in vain.
+    pub fn refusals(&self) -> String {
+        match &self.last_refusal {
+            None => String::new(),
+            Some(last) => format!(
+                "; {} connections were refused, the last one {last}",
+                self.refused
+            ),
+        }
+    }
+
+    /// Takes what has come; blocks nowhere. The error is one of this process: no descriptor is left.
+    pub fn turn(&mut self, now: Time) -> Result<Vec<Proven>> {
+        self.accept(now)?;
+        let mut proven = Vec::new();
+        let mut index = 0;
+        while index < self.strangers.len() {
+            match self.strangers[index].turn(self.own, &self.credentials) {
+                Ok(Progress::Proven(rank, detail)) => {
+                    let stream = self.strangers.swap_remove(index).stream;
+                    proven.push(Proven {
+                        rank,
+                        detail,
+                        stream,
+                    });
+                }
+                Ok(Progress::None) if now.since(self.strangers[index].since) < TRIAL_TIME => {
+                    index += 1
+                }
+                Ok(Progress::None) => self.refuse(index, "said nothing more in time"),
+                Err(why) => self.refuse(index, &why),
+            }
+        }
+        Ok(proven)
+    }
+
+    fn accept(&mut self, now: Time) -> Result<()> {
+        let what = || format!("rank {} cannot let a rank in", self.own);
+        let mut accepted = Vec::new();
+        let mut is_full = false;
+        for listener in &self.listeners {
+            loop {
+                if self.strangers.len() + accepted.len() >= STRANGERS_MAX {
+                    is_full = true;
+                    break;
+                }
+                match listener.accept() {
+                    Ok((stream, from)) => accepted.push((stream, from)),
+                    Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                    Err(e) => match Errno::from_io_error(&e) {
+                        // Whoever connected is gone already.
+                        Some(Errno::CONNABORTED | Errno::INTR) => {}
+                        Some(Errno::MFILE | Errno::NFILE) if !self.strangers.is_empty() => {
+                            is_full = true;
+                            break;
+                        }
+                        _ => return Err(Error::os(what(), e)),
+                    },
+                }
+            }
+        }
+        for (stream, from) in accepted {
+            stream
+                .set_nonblocking(true)
+                .map_err(|e| Error::os(what(), e))?;
+            self.strangers.push(Stranger {
+                stream,
+                from,
+                since: now,
+                message: [0; HANDSHAKE_BYTES],
+                got: 0,
+                responder: None,
+            });
+        }
+        let oldest = (0..self.strangers.len()).min_by_key(|&i| self.strangers[i].since);
+        if let (true, Some(oldest)) = (is_full, oldest)
+            && now.since(self.strangers[oldest].since) >= TRIAL_TIME_FULL
+        {
+            self.refuse(oldest, "had said nothing when others wanted its place");
+        }
+        Ok(())
+    }
+
+    fn refuse(&mut self, index: usize, why: &str) {
+        let stranger = self.strangers.swap_remove(index);
+        let text = format!("from {} {why}", stranger.from);
+        self.refused += 1;
+        if self.refused <= TOLD_MAX {
+            let more = match self.refused == TOLD_MAX {
+                true => "; further ones are only counted",
+                false => "",
+            };
+            super::note(&format!(
+                "rank {} refused a connection: one {text}{more}",
+                self.own
+            ));
+        }
+        self.last_refusal = Some(text);
+    }
+}
+
+enum Progress {
+    None,
+    Proven(Rank, u64),
+}
+
+impl Stranger {
+    fn turn(
+        &mut self,
+        own: Rank,
+        credentials: &Credentials,
+    ) -> std::result::Result<Progress, String> {
+        loop {
+            match self.stream.read(&mut self.message[self.got..]) {
+                Ok(0) => return Err(self.left()),
+                Ok(count) => self.got += count,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(Progress::None),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(format!("was lost: {e}")),
+            }
+            if self.got < HANDSHAKE_BYTES {
+                continue;
+            }
+            self.got = 0;
+            if let Some((responder, claim)) = &self.responder {
+                let is_proven = responder.handle_proof(&self.message);
+                is_proven.map_err(|e| format!("was refused: {e}"))?;
+                self.say(&responder.verdict(None))?;
+                return Ok(Progress::Proven(claim.initiator, claim.detail));
+            }
+            let claim = Claim::parse(&self.message).map_err(|e| format!("was refused: {e}"))?;
+            self.check(&claim, own, credentials)?;
+            let nonce = credentials.nonce().map_err(|e| e.to_string())?;
+            let (responder, challenge) = Responder::new(&credentials.key, &self.message, &nonce);
+            self.say(&challenge)?;
+            self.responder = Some((responder, claim));
+        }
+    }
+
+    fn check(
+        &self,
+        claim: &Claim,
+        own: Rank,
+        credentials: &Credentials,
+    ) -> std::result::Result<(), String> {
+        let wants = match claim {
+            c if c.purpose != Purpose::Control => {
+                "data, and this is where control connections go".into()
+            }
+            c if c.responder != own => format!("rank {}, and this is rank {own}", c.responder),
+            c if c.epoch != credentials.epoch => format!(
+                "start {} of the job, and this is start {}",
+                c.epoch, credentials.epoch
+            ),
+            _ => return Ok(()),
+        };
+        Err(format!(
+            "that says it is rank {} wants {wants}",
+            claim.initiator
+        ))
+    }
+
+    fn left(&self) -> String {
+        match &self.responder {
+            Some((_, claim)) => format!(
+                "that said it is rank {} left at our challenge (it has another secret or job)",
+                claim.initiator
+            ),
+            None => "left without a word".into(),
+        }
+    }
+
+    /// A message fits into the buffer of a socket that has sent nothing yet.
+    fn say(&self, message: &HandshakeMessage) -> std::result::Result<(), String> {
+        (&self.stream)
+            .write_all(message)
+            .map_err(|e| format!("was lost: {e}"))
+    }
+}
+
+#[cfg(test)]
+#[path = "gate_tests.rs"]
+mod tests;

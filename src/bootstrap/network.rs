@@ -1,0 +1,685 @@
+//! Rendezvous over TCP: [`Network::meet`] brings the ranks together at rank 0's store, [`Network::exchange`] carries a blob of
+//! every rank to every rank in O(log ranks) rounds.
+//!
+//! ```text
+//! rank r ── put come/r: ranks, settings, its port ──► store of rank 0      (when all have come)
+//!        ◄── wait go/r: its address as rank 0 sees it, where its parent listens ──
+//!        ── contacts of its part of the tree ──► parent ── ... ──► rank 0
+//!        ◄── contacts of all ── parent ◄── ... ── rank 0
+//! ```
+//!
+//! Addresses are never what a rank says of itself, but what rank 0 sees: where a connection comes from is where its host can
+//! be reached, and where it arrives is rank 0's address that can be reached. Until the contacts are exchanged every rank keeps
+//! its connection to rank 0, so that the failure of any is told to all, with one cause.
+
+use super::LATE_ANSWER_TIME;
+use super::dial::{Call, dial};
+use super::env::Place;
+use super::gate::{Credentials, Gate, TO_PARENT, TO_STORE};
+use super::interfaces::{self, Interface};
+use super::link::{Kind, Link, Lost, wait_for};
+use super::publish::{self, Finder};
+use super::server::Server;
+use super::store::{Answer, MESSAGE_BYTES_MAX, Request};
+use super::tree::{self, Table};
+use crate::config::Config;
+use crate::engine::Clock;
+use crate::error::{Error, Result};
+use crate::time::Time;
+use crate::types::Rank;
+use rustix::event::PollFlags;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+/// A child that reads its contacts takes them at once; one that is stopped is not waited for.
+const SEND_TIME: Duration = Duration::from_secs(10);
+
+/// Ranks that have met and not yet exchanged anything.
+pub(super) struct Network {
+    rank: Rank,
+    ranks: u32,
+    seat: Seat,
+    deadline: Time,
+    /// The address of this rank's host that the others can reach, and why it is this one.
+    pub address: IpAddr,
+    pub why: String,
+}
+
+enum Seat {
+    /// Rank 0.
+    Head(Box<Server>),
+    Other(Box<Other>),
+}
+
+struct Other {
+    store: Link,
+    gate: Option<Gate>,
+    parent: Option<SocketAddr>,
+    source: Option<IpAddr>,
+    credentials: Credentials,
+}
+
+/// What a rank says when it comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Coming {
+    ranks: u32,
+    fingerprint: u64,
+    /// Of the listener for its children; 0 if it has none.
+    port: u16,
+}
+
+impl Network {
+    /// Brings the ranks of a job together.
+    pub fn meet(place: &Place, config: &Config, clock: &Clock) -> Result<Network> {
+        let credentials = Credentials::new(&config.job, &place.job, place.epoch)?;
+        let list = config.job.interfaces.as_deref();
+        let named = list
+            .map(|list| interfaces::named(&interfaces::list()?, list))
+            .transpose()?;
+        let deadline = clock.now().after(config.timeout);
+        match place.rank {
+            0 => head(
+                place,
+                config,
+                (&credentials, named.as_deref()),
+                (deadline, clock),
+            ),
+            _ => other(
+                place,
+                config,
+                (credentials, named.as_deref()),
+                (deadline, clock),
+            ),
+        }
+    }
+
+    /// This rank cannot take part after all: tells the others.
+    pub fn decline(self, error: Error, clock: &Clock) -> Error {
+        let text = format!("rank {} cannot take part: {error}", self.rank);
+        match self.seat {
+            Seat::Head(server) => {
+                server.fail(Error::Bootstrap(text), (self.deadline, clock));
+            }
+            Seat::Other(other) => other.store.say_failure(&text, (self.deadline, clock)),
+        }
+        error
+    }
+
+    /// Carries every rank's blob to every rank; returns them by rank.
+    pub fn exchange(self, blob: &[u8], clock: &Clock) -> Result<Vec<Vec<u8>>> {
+        let table: Table = [(self.rank, blob.to_vec())].into();
+        let by = (self.deadline, clock);
+        let (rank, ranks) = (self.rank, self.ranks);
+        let table = match self.seat {
+            Seat::Head(server) => spread(*server, ranks, table, by)?,
+            Seat::Other(other) => pass_on(*other, (rank, ranks), table, by)?,
+        };
+        let missing: Vec<Rank> = (0..ranks).filter(|r| !table.contains_key(r)).collect();
+        match missing.is_empty() {
+            true => Ok(table.into_values().collect()),
+            false => Err(Error::Malformed(format!(
+                "a table of contacts without ranks {missing:?}"
+            ))),
+        }
+    }
+}
+
+fn come_key(rank: Rank) -> String {
+    format!("come/{rank}")
+}
+
+fn go_key(rank: Rank) -> String {
+    format!("go/{rank}")
+}
+
+fn head(
+    place: &Place,
+    config: &Config,
+    (credentials, named): (&Credentials, Option<&[Interface]>),
+    (deadline, clock): (Time, &Clock),
+) -> Result<Network> {
+    let listening = publish::listen(place, credentials, named, config.timeout)?;
+    let addresses: Vec<String> = listening
+        .addresses
+        .iter()
+        .map(SocketAddr::to_string)
+        .collect();
+    let gate = Gate::new(listening.listeners, 0, credentials)
+        .map_err(|e| Error::os(format!("listening on {}", addresses.join(", ")), e))?;
+    if config.debug {
+        super::note(&format!(
+            "rank 0 of {}: the store listens on {} ({})",
+            place.ranks,
+            addresses.join(", "),
+            listening.why
+        ));
+    }
+    let mut server = Server::new(gate, place.ranks, tree::table_bytes_max(place.ranks));
+    let wanted = Coming {
+        ranks: place.ranks,
+        fingerprint: config.shared_fingerprint(),
+        port: 0,
+    };
+    match receive_all(&mut server, &wanted, named, (deadline, clock)) {
+        Ok((address, why)) => Ok(Network {
+            rank: 0,
+            ranks: place.ranks,
+            seat: Seat::Head(Box::new(server)),
+            deadline,
+            address,
+            why,
+        }),
+        Err(error) => {
+            let until = match clock.now() >= deadline {
+                true => clock.now(),
+                false => deadline,
+            };
+            Err(server.fail(error, (until, clock)))
+        }
+    }
+}
+
+/// Waits until all have come and tells each where to go; gives rank 0's own address.
+fn receive_all(
+    server: &mut Server,
+    wanted: &Coming,
+    named: Option<&[Interface]>,
+    (deadline, clock): (Time, &Clock),
+) -> Result<(IpAddr, String)> {
+    let ranks = wanted.ranks;
+    let mut ports = vec![None; ranks as usize];
+    ports[0] = Some(0);
+    loop {
+        server.turn(clock)?;
+        for rank in 1..ranks {
+            let slot = &mut ports[rank as usize];
+            if slot.is_none()
+                && let Some(value) = server.store.get(&come_key(rank))
+            {
+                let coming = Coming::parse(value)?;
+                check(rank, &coming, wanted)?;
+                *slot = Some(coming.port);
+            }
+        }
+        if ports.iter().all(Option::is_some) {
+            break;
+        }
+        if clock.now() >= deadline {
+            return Err(absent(&ports, &server.refusals()));
+        }
+        server.sleep((deadline, clock));
+    }
+    let own = own_address(server, ranks, named);
+    let seen = |rank: Rank| match server.guest(rank) {
+        Some(link) if !link.from.ip().is_loopback() => link.from.ip(),
+        // Loopback leads to the same host as rank 0 has.
+        _ => own.0,
+    };
+    let port = |rank: Rank| ports[rank as usize].unwrap_or(0);
+    let answers: Vec<(Rank, String)> = (1..ranks)
+        .map(|rank| {
+            let parent = tree::parent(rank).filter(|&parent| parent > 0);
+            let parent =
+                parent.map(|parent| SocketAddr::new(seen(parent), port(parent)).to_string());
+            let parent = parent.unwrap_or_else(|| "-".into());
+            (rank, format!("{} {parent}", seen(rank)))
+        })
+        .collect();
+    for (rank, text) in answers {
+        server.put(&go_key(rank), text.into_bytes(), clock)?;
+    }
+    Ok(own)
+}
+
+/// The address of rank 0's host at which most ranks of other hosts have arrived; without any, at which its own have.
+fn own_address(server: &Server, ranks: u32, named: Option<&[Interface]>) -> (IpAddr, String) {
+    let mut counts: Vec<(usize, IpAddr, bool)> = Vec::new();
+    for link in (1..ranks).filter_map(|rank| server.guest(rank)) {
+        let (ip, is_far) = (link.at.ip(), !link.is_local());
+        if ip.is_loopback() {
+            continue;
+        }
+        match counts
+            .iter_mut()
+            .find(|(_, other, far)| (*other, *far) == (ip, is_far))
+        {
+            Some((count, _, _)) => *count += 1,
+            None => counts.push((1, ip, is_far)),
+        }
+    }
+    let best = counts
+        .iter()
+        .max_by_key(|(count, _, is_far)| (*is_far, *count));
+    match (best, named.and_then(|named| named.first())) {
+        (Some((count, ip, true)), _) => (
+            *ip,
+            format!("{count} ranks of other hosts reach this one there"),
+        ),
+        (Some((_, ip, false)), _) => (
+            *ip,
+            "the other ranks, all of this host, reach it there".into(),
+        ),
+        (None, Some(interface)) => (interface.ip, "LINERATE_IFNAME names its interface".into()),
+        (None, None) => (
+            Ipv4Addr::LOCALHOST.into(),
+            "all ranks are on this host".into(),
+        ),
+    }
+}
+
+fn check(rank: Rank, coming: &Coming, wanted: &Coming) -> Result<()> {
+    if coming.ranks != wanted.ranks {
+        return Err(Error::Bootstrap(format!(
+            "rank 0 expects {} ranks, and somebody came as rank {rank} of {}",
+            wanted.ranks, coming.ranks
+        )));
+    }
+    if coming.fingerprint != wanted.fingerprint {
+        return Err(super::other_settings(rank));
+    }
+    Ok(())
+}
+
+/// Who has not come, and who has.
+fn absent(ports: &[Option<u16>], refusals: &str) -> Error {
+    let of = |has_come: bool| -> Vec<usize> {
+        let ranks = ports.iter().enumerate();
+        ranks
+            .filter(|(_, port)| port.is_some() == has_come)
+            .map(|(rank, _)| rank)
+            .collect()
+    };
+    Error::Bootstrap(format!(
+        "ranks {:?} did not come in time; ranks {:?} came and waited for them{refusals}; are all {} ranks started, with the same LINERATE_SECRET?",
+        of(false),
+        of(true),
+        ports.len()
+    ))
+}
+
+fn other(
+    place: &Place,
+    config: &Config,
+    (credentials, named): (Credentials, Option<&[Interface]>),
+    (deadline, clock): (Time, &Clock),
+) -> Result<Network> {
+    let (rank, ranks) = (place.rank, place.ranks);
+    let finder = Finder::new(place, config.timeout)?;
+    let source = named
+        .and_then(|named| named.first())
+        .map(|interface| interface.ip);
+    let call = Call {
+        credentials: &credentials,
+        own: rank,
+        whom: 0,
+        detail: TO_STORE,
+        source,
+        bytes_max: tree::table_bytes_max(ranks),
+    };
+    // Rank 0 gives up at the deadline and says who is missing; its answer is waited for a little longer.
+    let mut store = dial(&call, || finder.addresses(), (deadline, clock))?;
+    let patience = deadline.after(LATE_ANSWER_TIME);
+    let has_children = !tree::children(rank, ranks).is_empty();
+    let gate = match has_children {
+        true => Some(listen_for_children(&store, rank, &credentials)),
+        false => None,
+    };
+    let (gate, port) = match gate.transpose() {
+        Ok(Some((gate, port))) => (Some(gate), port),
+        Ok(None) => (None, 0),
+        Err(error) => {
+            store.say_failure(
+                &format!("rank {rank} cannot take part: {error}"),
+                (patience, clock),
+            );
+            return Err(error);
+        }
+    };
+    let coming = Coming {
+        ranks,
+        fingerprint: config.shared_fingerprint(),
+        port,
+    };
+    let put = Request::Put(come_key(rank), coming.emit());
+    let wait = Request::Wait(go_key(rank), config.timeout + LATE_ANSWER_TIME);
+    for request in [put, wait] {
+        let said = store.say(Kind::Request, &request.emit(), (patience, clock));
+        // Where rank 0 was quicker to refuse, its reason is there to be read.
+        let _ = said;
+    }
+    let (mut address, mut parent) = (None, None);
+    while address.is_none() {
+        match answer_of(&mut store, (patience, clock))? {
+            Answer::Done => {}
+            Answer::Value(text) => {
+                let (own, above) = parse_go(&text)?;
+                (address, parent) = (Some(own), above);
+            }
+            other => {
+                return Err(Error::Bootstrap(format!(
+                    "rank 0's store answers rank {rank}: {other:?}"
+                )));
+            }
+        }
+    }
+    let address = address.expect("set above");
+    let why = explain(&store, named.is_some(), address);
+    Ok(Network {
+        rank,
+        ranks,
+        seat: Seat::Other(Box::new(Other {
+            store,
+            gate,
+            parent,
+            source,
+            credentials,
+        })),
+        deadline,
+        address,
+        why,
+    })
+}
+
+fn answer_of(store: &mut Link, by: (Time, &Clock)) -> Result<Answer> {
+    match store.wait("rank 0", by)? {
+        (Kind::Answer, body) if body.len() <= MESSAGE_BYTES_MAX => Answer::parse(&body),
+        (kind, body) => Err(Error::Malformed(format!(
+            "rank 0 sent {} bytes of {kind:?} where its store was to answer",
+            body.len()
+        ))),
+    }
+}
+
+/// A listener where the route from rank 0 arrives; anywhere if that is loopback and other hosts are served.
+fn listen_for_children(store: &Link, rank: Rank, credentials: &Credentials) -> Result<(Gate, u16)> {
+    let ip = match store.at.ip() {
+        ip if ip.is_loopback() && credentials.is_open && ip.is_ipv4() => {
+            Ipv4Addr::UNSPECIFIED.into()
+        }
+        ip => ip,
+    };
+    let what = |e| {
+        Error::os(
+            format!("listening on {ip} for the ranks below rank {rank}"),
+            e,
+        )
+    };
+    let listener = TcpListener::bind((ip, 0)).map_err(what)?;
+    let port = listener.local_addr().map_err(what)?.port();
+    let gate = Gate::new(vec![listener], rank, credentials).map_err(what)?;
+    Ok((gate, port))
+}
+
+fn explain(store: &Link, is_named: bool, address: IpAddr) -> String {
+    match (is_named, store.at.ip().is_loopback()) {
+        (true, _) => "LINERATE_IFNAME names its interface".into(),
+        (false, true) if address.is_loopback() => "all ranks are on this host".into(),
+        (false, true) => "rank 0 is on this host, and the others reach it there".into(),
+        (false, false) => format!("the route to rank 0 at {} leaves by it", store.from.ip()),
+    }
+}
+
+fn parse_go(text: &[u8]) -> Result<(IpAddr, Option<SocketAddr>)> {
+    let shown = String::from_utf8_lossy(text);
+    let bad = || Error::Malformed(format!("rank 0 says where to go: '{shown}'"));
+    let (own, parent) = shown.split_once(' ').ok_or_else(bad)?;
+    let parent = match parent {
+        "-" => None,
+        address => Some(address.parse().map_err(|_| bad())?),
+    };
+    Ok((own.parse().map_err(|_| bad())?, parent))
+}
+
+impl Coming {
+    fn emit(&self) -> Vec<u8> {
+        let mut bytes = self.ranks.to_le_bytes().to_vec();
+        bytes.extend(self.fingerprint.to_le_bytes());
+        bytes.extend(self.port.to_le_bytes());
+        bytes
+    }
+
+    fn parse(bytes: &[u8]) -> Result<Coming> {
+        let bytes: &[u8; 14] = bytes.try_into().map_err(|_| {
+            Error::Malformed(format!(
+                "a rank that comes says {} bytes, 14 are needed",
+                bytes.len()
+            ))
+        })?;
+        Ok(Coming {
+            ranks: u32::from_le_bytes(std::array::from_fn(|i| bytes[i])),
+            fingerprint: u64::from_le_bytes(std::array::from_fn(|i| bytes[4 + i])),
+            port: u16::from_le_bytes([bytes[12], bytes[13]]),
+        })
+    }
+}
+
+/// Rank 0's part of the exchange.
+fn spread(
+    mut server: Server,
+    ranks: u32,
+    mut table: Table,
+    (deadline, clock): (Time, &Clock),
+) -> Result<Table> {
+    let gathered = gather_at_head(&mut server, ranks, &mut table, (deadline, clock));
+    if let Err(error) = gathered {
+        return Err(server.fail(error, (clock.now(), clock)));
+    }
+    let children = server.into_links(tree::children(0, ranks));
+    send_down(&children, &table, clock)?;
+    Ok(table)
+}
+
+fn gather_at_head(
+    server: &mut Server,
+    ranks: u32,
+    table: &mut Table,
+    (deadline, clock): (Time, &Clock),
+) -> Result<()> {
+    while table.len() < ranks as usize {
+        for (_, bytes) in server.turn(clock)? {
+            tree::parse_table(&bytes, ranks, table)?;
+        }
+        if clock.now() >= deadline {
+            return Err(late(ranks, table));
+        }
+        if table.len() < ranks as usize {
+            server.sleep((deadline, clock));
+        }
+    }
+    Ok(())
+}
+
+fn late(ranks: u32, table: &Table) -> Error {
+    let missing: Vec<Rank> = (0..ranks)
+        .filter(|rank| !table.contains_key(rank))
+        .collect();
+    Error::Bootstrap(format!(
+        "the contacts of ranks {missing:?} did not come in time (LINERATE_TIMEOUT): a rank between is stopped, or a firewall lets no connection to it through"
+    ))
+}
+
+fn send_down(children: &[(Rank, Link)], table: &Table, clock: &Clock) -> Result<()> {
+    let bytes = tree::emit_table(table);
+    for (rank, link) in children {
+        link.say(
+            Kind::Contacts,
+            &bytes,
+            (clock.now().after(SEND_TIME), clock),
+        )
+        .map_err(|Lost(why)| {
+            Error::Bootstrap(format!(
+                "rank {rank} left while contacts were exchanged: {why}"
+            ))
+        })?;
+    }
+    Ok(())
+}
+
+/// The part of a rank between others: what those below have goes up, what all have goes down.
+fn pass_on(
+    mut other: Other,
+    (rank, ranks): (Rank, u32),
+    mut table: Table,
+    (deadline, clock): (Time, &Clock),
+) -> Result<Table> {
+    let passed = pass_up(&mut other, (rank, ranks), &mut table, (deadline, clock));
+    let (children, parent) = match passed {
+        Ok(links) => links,
+        Err(error) => {
+            other
+                .store
+                .say_failure(&error.to_string(), (clock.now().after(SEND_TIME), clock));
+            return Err(error);
+        }
+    };
+    let all = wait_below(
+        parent,
+        other.store,
+        rank,
+        (deadline.after(LATE_ANSWER_TIME), clock),
+    )?;
+    let mut table = Table::new();
+    tree::parse_table(&all, ranks, &mut table)?;
+    send_down(&children, &table, clock)?;
+    Ok(table)
+}
+
+/// The contacts of all, from the rank above; or rank 0's word that the job has failed.
+fn wait_below(
+    parent: Option<Link>,
+    mut store: Link,
+    rank: Rank,
+    (deadline, clock): (Time, &Clock),
+) -> Result<Vec<u8>> {
+    let who = format!(
+        "rank {}, from which the contacts come,",
+        tree::parent(rank).unwrap_or(0)
+    );
+    let Some(mut parent) = parent else {
+        return match store.wait(&who, (deadline, clock))? {
+            (Kind::Contacts, bytes) => Ok(bytes),
+            (kind, _) => Err(Error::Malformed(format!("{who} sent {kind:?}"))),
+        };
+    };
+    let mut lost: Option<(String, Time)> = None;
+    let mut is_head_there = true;
+    loop {
+        if is_head_there {
+            match store.hear() {
+                Ok(Some((Kind::Failure, text))) => return Err(super::link::told(&text)),
+                Ok(_) => {}
+                // Rank 0 leaves as soon as it has sent the contacts on their way.
+                Err(Lost(_)) => is_head_there = false,
+            }
+        }
+        let now = clock.now();
+        match (&lost, parent.hear()) {
+            (_, Ok(Some((Kind::Contacts, bytes)))) => return Ok(bytes),
+            (_, Ok(Some((kind, _)))) => {
+                return Err(Error::Malformed(format!("{who} sent {kind:?}")));
+            }
+            (_, Ok(None)) => {}
+            // Rank 0 knows why, if it is still there.
+            (None, Err(Lost(why))) => lost = Some((why, now.after(LATE_ANSWER_TIME).min(deadline))),
+            (Some((why, until)), Err(_)) if !is_head_there || now >= *until => {
+                return Err(Error::Bootstrap(format!(
+                    "{who} was lost: {why}; see what it printed"
+                )));
+            }
+            (Some(_), Err(_)) => {}
+        }
+        if now >= deadline {
+            return Err(Error::Bootstrap(format!("{who} did not send them in time")));
+        }
+        let mut set = Vec::new();
+        if is_head_there {
+            set.push(store.as_fd());
+        }
+        if lost.is_none() {
+            set.push(parent.as_fd());
+        }
+        wait_for(&set, PollFlags::IN, (deadline, clock));
+    }
+}
+
+type Links = (Vec<(Rank, Link)>, Option<Link>);
+
+fn pass_up(
+    other: &mut Other,
+    (rank, ranks): (Rank, u32),
+    table: &mut Table,
+    (deadline, clock): (Time, &Clock),
+) -> Result<Links> {
+    let below = tree::children(rank, ranks);
+    let mut children: Vec<(Rank, Link)> = Vec::new();
+    let mut heard = 0;
+    while heard < below.len() {
+        // Nothing comes from rank 0 now but bad news.
+        match other.store.hear() {
+            Ok(None) => {}
+            Ok(Some((Kind::Failure, text))) => return Err(super::link::told(&text)),
+            Ok(Some((kind, _))) => return Err(Error::Malformed(format!("rank 0 sent {kind:?}"))),
+            Err(Lost(why)) => {
+                return Err(Error::Bootstrap(format!(
+                    "rank 0 was lost: {why}; see what it printed"
+                )));
+            }
+        }
+        let gate = other.gate.as_mut().expect("a rank with children listens");
+        for proven in gate.turn(clock.now())? {
+            let is_new = children.iter().all(|(known, _)| *known != proven.rank);
+            if proven.detail == TO_PARENT && below.contains(&proven.rank) && is_new {
+                let link = Link::new(proven.stream, tree::table_bytes_max(ranks));
+                children.extend(link.ok().map(|link| (proven.rank, link)));
+            }
+        }
+        for (child, link) in &mut children {
+            match link.hear() {
+                Ok(None) => {}
+                Ok(Some((Kind::Contacts, bytes))) => {
+                    tree::parse_table(&bytes, ranks, table)?;
+                    heard += 1;
+                }
+                Ok(Some((kind, _))) => {
+                    return Err(Error::Malformed(format!("rank {child} sent {kind:?}")));
+                }
+                // Its connection to rank 0 tells why.
+                Err(Lost(_)) => {}
+            }
+        }
+        if clock.now() >= deadline {
+            return Err(late(ranks, table));
+        }
+        if heard < below.len() {
+            let links = children.iter().map(|(_, link)| link.as_fd());
+            let set: Vec<_> = gate
+                .descriptors()
+                .chain(links)
+                .chain([other.store.as_fd()])
+                .collect();
+            wait_for(&set, PollFlags::IN, (deadline, clock));
+        }
+    }
+    let parent = match other.parent {
+        None => None,
+        Some(address) => {
+            let call = Call {
+                credentials: &other.credentials,
+                own: rank,
+                whom: tree::parent(rank).unwrap_or(0),
+                detail: TO_PARENT,
+                source: other.source,
+                bytes_max: tree::table_bytes_max(ranks),
+            };
+            Some(dial(&call, || Ok(vec![address]), (deadline, clock))?)
+        }
+    };
+    let above = parent.as_ref().unwrap_or(&other.store);
+    above
+        .say(Kind::Contacts, &tree::emit_table(table), (deadline, clock))
+        .map_err(|Lost(why)| {
+            Error::Bootstrap(format!("the rank above rank {rank} was lost: {why}"))
+        })?;
+    Ok((children, parent))
+}

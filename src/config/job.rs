@@ -1,0 +1,118 @@
+//! Settings of how ranks find and trust each other.
+
+use crate::error::{Error, Result};
+use std::path::PathBuf;
+
+/// The shortest secret: 128 bits, if it is random.
+const SECRET_BYTES_MIN: usize = 16;
+/// Longer ones are hashed anyway; a file of more is the wrong file.
+pub(crate) const SECRET_BYTES_MAX: usize = 4096;
+
+/// What proves that a process belongs to the job: it never travels, and is not printed.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub enum Secret {
+    /// Only loopback is served, unless [`JobSettings::is_insecure`].
+    #[default]
+    None,
+    /// This text.
+    Text(Vec<u8>),
+    /// What this file holds, without white space around it.
+    File(PathBuf),
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Secret::None => f.write_str("None"),
+            Secret::Text(_) => f.write_str("Text(..)"),
+            Secret::File(path) => f.debug_tuple("File").field(path).finish(),
+        }
+    }
+}
+
+/// Settings of how ranks find and trust each other.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JobSettings {
+    /// What proves that a rank belongs to the job (*shared*). Default none. `LINERATE_SECRET`, at least 16 characters, or
+    /// `LINERATE_SECRET_FILE`, a file that only its owner may read. `linerate launch` makes one.
+    pub secret: Secret,
+    /// Serve other hosts without a secret: whoever reaches a port may speak to it. Default off. `LINERATE_INSECURE=1`.
+    pub is_insecure: bool,
+    /// Interfaces whose addresses this rank uses, by the beginnings of their names; `=eth0` means that name only, `^` before
+    /// all of them any other. Default: the one that the route to rank 0 leaves by. `LINERATE_IFNAME`, such as `eth,ib0`.
+    pub interfaces: Option<String>,
+}
+
+impl JobSettings {
+    /// Settings from named values, such as the process's environment.
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<JobSettings> {
+        let lookup = |name| lookup(name).filter(|text| !text.is_empty());
+        let secret = match (lookup("LINERATE_SECRET"), lookup("LINERATE_SECRET_FILE")) {
+            (Some(text), _) => {
+                check_secret("LINERATE_SECRET", text.as_bytes())?;
+                Secret::Text(text.into_bytes())
+            }
+            (None, Some(path)) => Secret::File(path.into()),
+            (None, None) => Secret::None,
+        };
+        let is_insecure = match lookup("LINERATE_INSECURE").as_deref() {
+            Some("1") => true,
+            None | Some("0") => false,
+            Some(text) => {
+                let text = format!("LINERATE_INSECURE is '{text}': 0 or 1");
+                return Err(Error::invalid(text));
+            }
+        };
+        Ok(JobSettings {
+            secret,
+            is_insecure,
+            interfaces: lookup("LINERATE_IFNAME"),
+        })
+    }
+}
+
+/// Refuses a secret that is too short, or far too long.
+pub(crate) fn check_secret(source: &str, secret: &[u8]) -> Result<()> {
+    if (SECRET_BYTES_MIN..=SECRET_BYTES_MAX).contains(&secret.len()) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "the secret in {source} has {} characters: {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX}, such as the output of `openssl rand -hex 32`",
+        secret.len()
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(pairs: &[(&str, &str)]) -> Result<JobSettings> {
+        JobSettings::from_lookup(|name| {
+            let found = pairs.iter().find(|pair| pair.0 == name);
+            found.map(|pair| pair.1.to_string())
+        })
+    }
+
+    #[test]
+    fn a_bad_value_names_its_knob_and_what_is_allowed() {
+        for (name, value, allowed) in [
+            ("LINERATE_SECRET", "short", "16 to"),
+            ("LINERATE_INSECURE", "yes", "0 or 1"),
+        ] {
+            let text = settings(&[(name, value)]).unwrap_err().to_string();
+            assert!(text.contains(name) && text.contains(allowed), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_secret_comes_from_a_text_or_a_file_and_is_not_printed() {
+        let text = "0123456789abcdef";
+        let of_text = settings(&[("LINERATE_SECRET", text), ("LINERATE_SECRET_FILE", "f")]);
+        let of_text = of_text.unwrap();
+        assert_eq!(of_text.secret, Secret::Text(text.into()));
+        assert!(!format!("{of_text:?}").contains("0123"));
+        let of_file = settings(&[("LINERATE_SECRET", ""), ("LINERATE_SECRET_FILE", "f")]).unwrap();
+        assert_eq!(of_file.secret, Secret::File("f".into()));
+        assert_eq!(settings(&[]).unwrap(), JobSettings::default());
+    }
+}
