@@ -10,7 +10,7 @@ use linerate::collective::find;
 use linerate::engine::{Arguments, Contact, Engine, Host, Prepared, TaskCall, TaskId};
 use linerate::memory::Region;
 use linerate::time::Time;
-use linerate::transport::open;
+use linerate::transport::{Options, open};
 use linerate::types::Rank;
 use linerate::{Collective, Config, DataType, ReduceOp};
 use std::borrow::Cow;
@@ -105,7 +105,14 @@ fn place(rank: Rank, ranks: u32, algorithm: &str, bytes: usize) -> Place {
         cache_bytes: usize::MAX,
         is_size_only: false,
     };
-    let transport = open("shm", rank, ranks, nonce().expect("a nonce"), false).expect("shm");
+    let transport = open(
+        "shm",
+        rank,
+        ranks,
+        nonce().expect("a nonce"),
+        &Options::default(),
+    )
+    .expect("shm");
     let engine = Engine::new(transport, rank, ranks, Config::default(), host);
     let mut engine = engine.expect("an engine");
     let region = Arc::new(Region::shared("engine-bench", bytes).expect("memory"));

@@ -30,6 +30,11 @@ impl HostIdentity {
         }))
     }
 
+    /// As a number.
+    pub fn number(self) -> u64 {
+        self.0
+    }
+
     /// What a rank says of itself: its host, then the rest.
     pub fn emit(self, rest: &[u8]) -> Vec<u8> {
         [&self.0.to_le_bytes(), rest].concat()

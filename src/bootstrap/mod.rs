@@ -103,6 +103,23 @@ impl Meeting {
         }
     }
 
+    /// The settings with what the ranks know of each other now: which transport `auto` is, and where connections listen.
+    pub fn settle(&self, mut config: Config) -> Result<Config> {
+        let is_one_host = match &self.way {
+            Way::Host { .. } => true,
+            Way::Network(network) => network.is_one_host,
+        };
+        if config.transport == "auto" {
+            config.transport = if is_one_host { "shm" } else { "router" }.into();
+        }
+        if config.tcp.addresses.is_empty() {
+            config.tcp.addresses = vec![self.address().0];
+        }
+        config.tcp.secret = gate::read_secret(&config.job.secret)?;
+        config.tcp.is_insecure = config.job.is_insecure;
+        Ok(config)
+    }
+
     /// This rank cannot take part: tells the others, as far as they can be reached soon, and gives the error back.
     pub fn decline(self, error: Error, clock: &Clock) -> Error {
         match self.way {

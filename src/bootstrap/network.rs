@@ -12,6 +12,7 @@
 //! be reached, and where it arrives is rank 0's address that can be reached. Until the contacts are exchanged every rank keeps
 //! its connection to rank 0, so that the failure of any is told to all, with one cause.
 
+use super::HostIdentity;
 use super::LATE_ANSWER_TIME;
 use super::dial::{Call, dial};
 use super::env::Place;
@@ -44,6 +45,8 @@ pub(super) struct Network {
     /// The address of this rank's host that the others can reach, and why it is this one.
     pub address: IpAddr,
     pub why: String,
+    /// Whether all ranks say that they are on one host.
+    pub is_one_host: bool,
 }
 
 enum Seat {
@@ -67,6 +70,8 @@ struct Coming {
     fingerprint: u64,
     /// Of the listener for its children; 0 if it has none.
     port: u16,
+    /// Where it is.
+    host: HostIdentity,
 }
 
 impl Network {
@@ -160,15 +165,17 @@ fn head(
         ranks: place.ranks,
         fingerprint: config.shared_fingerprint(),
         port: 0,
+        host: HostIdentity::own(config.host_id.as_deref())?,
     };
     match receive_all(&mut server, &wanted, named, (deadline, clock)) {
-        Ok((address, why)) => Ok(Network {
+        Ok(((address, why), is_one_host)) => Ok(Network {
             rank: 0,
             ranks: place.ranks,
             seat: Seat::Head(Box::new(server)),
             deadline,
             address,
             why,
+            is_one_host,
         }),
         Err(error) => {
             let until = match clock.now() >= deadline {
@@ -180,14 +187,15 @@ fn head(
     }
 }
 
-/// Waits until all have come and tells each where to go; gives rank 0's own address.
+/// Waits until all have come and tells each where to go; gives rank 0's own address, and whether all are on its host.
 fn receive_all(
     server: &mut Server,
     wanted: &Coming,
     named: Option<&[Interface]>,
     (deadline, clock): (Time, &Clock),
-) -> Result<(IpAddr, String)> {
+) -> Result<((IpAddr, String), bool)> {
     let ranks = wanted.ranks;
+    let mut is_one_host = true;
     let mut ports = vec![None; ranks as usize];
     ports[0] = Some(0);
     loop {
@@ -200,6 +208,7 @@ fn receive_all(
                 let coming = Coming::parse(value)?;
                 check(rank, &coming, wanted)?;
                 *slot = Some(coming.port);
+                is_one_host &= coming.host == wanted.host;
             }
         }
         if ports.iter().all(Option::is_some) {
@@ -223,13 +232,20 @@ fn receive_all(
             let parent =
                 parent.map(|parent| SocketAddr::new(seen(parent), port(parent)).to_string());
             let parent = parent.unwrap_or_else(|| "-".into());
-            (rank, format!("{} {parent}", seen(rank)))
+            (
+                rank,
+                format!("{} {parent} {}", seen(rank), hosts_word(is_one_host)),
+            )
         })
         .collect();
     for (rank, text) in answers {
         server.put(&go_key(rank), text.into_bytes(), clock)?;
     }
-    Ok(own)
+    Ok((own, is_one_host))
+}
+
+fn hosts_word(is_one_host: bool) -> &'static str {
+    if is_one_host { "one" } else { "several" }
 }
 
 /// The address of rank 0's host at which most ranks of other hosts have arrived; without any, at which its own have.
@@ -340,6 +356,7 @@ fn other(
         ranks,
         fingerprint: config.shared_fingerprint(),
         port,
+        host: HostIdentity::own(config.host_id.as_deref())?,
     };
     let put = Request::Put(come_key(rank), coming.emit());
     let wait = Request::Wait(go_key(rank), config.timeout + LATE_ANSWER_TIME);
@@ -348,14 +365,11 @@ fn other(
         // Where rank 0 was quicker to refuse, its reason is there to be read.
         let _ = said;
     }
-    let (mut address, mut parent) = (None, None);
-    while address.is_none() {
+    let mut go = None;
+    while go.is_none() {
         match answer_of(&mut store, (patience, clock))? {
             Answer::Done => {}
-            Answer::Value(text) => {
-                let (own, above) = parse_go(&text)?;
-                (address, parent) = (Some(own), above);
-            }
+            Answer::Value(text) => go = Some(parse_go(&text)?),
             other => {
                 return Err(Error::Bootstrap(format!(
                     "rank 0's store answers rank {rank}: {other:?}"
@@ -363,7 +377,7 @@ fn other(
             }
         }
     }
-    let address = address.expect("set above");
+    let (address, parent, is_one_host) = go.expect("set above");
     let why = explain(&store, named.is_some(), address);
     Ok(Network {
         rank,
@@ -378,6 +392,7 @@ fn other(
         deadline,
         address,
         why,
+        is_one_host,
     })
 }
 
@@ -420,15 +435,23 @@ fn explain(store: &Link, is_named: bool, address: IpAddr) -> String {
     }
 }
 
-fn parse_go(text: &[u8]) -> Result<(IpAddr, Option<SocketAddr>)> {
+/// This rank's address, its parent's, and whether all are on one host.
+fn parse_go(text: &[u8]) -> Result<(IpAddr, Option<SocketAddr>, bool)> {
     let shown = String::from_utf8_lossy(text);
     let bad = || Error::Malformed(format!("rank 0 says where to go: '{shown}'"));
-    let (own, parent) = shown.split_once(' ').ok_or_else(bad)?;
+    let words: Vec<&str> = shown.split(' ').collect();
+    let &[own, parent, hosts] = words.as_slice() else {
+        return Err(bad());
+    };
     let parent = match parent {
         "-" => None,
         address => Some(address.parse().map_err(|_| bad())?),
     };
-    Ok((own.parse().map_err(|_| bad())?, parent))
+    let is_one_host = [true, false]
+        .into_iter()
+        .find(|&one| hosts_word(one) == hosts);
+    let own = own.parse().map_err(|_| bad())?;
+    Ok((own, parent, is_one_host.ok_or_else(bad)?))
 }
 
 impl Coming {
@@ -436,20 +459,22 @@ impl Coming {
         let mut bytes = self.ranks.to_le_bytes().to_vec();
         bytes.extend(self.fingerprint.to_le_bytes());
         bytes.extend(self.port.to_le_bytes());
-        bytes
+        self.host.emit(&bytes)
     }
 
     fn parse(bytes: &[u8]) -> Result<Coming> {
-        let bytes: &[u8; 14] = bytes.try_into().map_err(|_| {
+        let (host, rest) = HostIdentity::parse(bytes)?;
+        let bytes: &[u8; 14] = rest.try_into().map_err(|_| {
             Error::Malformed(format!(
-                "a rank that comes says {} bytes, 14 are needed",
-                bytes.len()
+                "a rank that comes says {} bytes beside its host, 14 are needed",
+                rest.len()
             ))
         })?;
         Ok(Coming {
             ranks: u32::from_le_bytes(std::array::from_fn(|i| bytes[i])),
             fingerprint: u64::from_le_bytes(std::array::from_fn(|i| bytes[4 + i])),
             port: u16::from_le_bytes([bytes[12], bytes[13]]),
+            host,
         })
     }
 }

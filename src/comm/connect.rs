@@ -39,6 +39,7 @@ pub(super) fn open(rank: Rank, ranks: u32, config: &Config) -> Result<(Engine, V
     let options = transport::Options {
         fetches: config.cma == CrossMemory::On,
         tcp: config.tcp.clone(),
+        host: HostIdentity::own(config.host_id.as_deref())?.number(),
     };
     let provider = transport::open(&config.transport, rank, ranks, nonce, &options)?;
     let host = host::share_of_host(config, ranks as usize);

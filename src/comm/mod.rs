@@ -103,6 +103,7 @@ impl Communicator {
         let (rank, ranks) = (place.rank, place.ranks);
         let (config, why_fetching) = fetching::settle(config, ranks, &clock);
         let meeting = Meeting::go_to(place, &config, &clock)?;
+        let config = meeting.settle(config)?;
         let (mut engine, blob) = match connect::open(rank, ranks, &config) {
             Ok(opened) => opened,
             // The others need not wait for this rank.

@@ -6,8 +6,6 @@ use std::time::Duration;
 
 /// Connections to one peer, at most: more cost memory and gain nothing.
 const RAILS_MAX: u32 = 16;
-/// The shortest secret: 128 bits, if it is random.
-const SECRET_BYTES_MIN: usize = 16;
 
 /// Settings of the `tcp` transport.
 #[derive(Clone, PartialEq, Eq)]
@@ -15,10 +13,11 @@ pub struct TcpSettings {
     /// Connections to each peer, over which long messages and puts are spread. Default 1, at most 16; more where one
     /// connection does not fill the network, or where there are several interfaces. `LINERATE_TCP_RAILS`.
     pub rails: u32,
-    /// What proves that a rank belongs to the job (*shared*). None: only loopback is served. `LINERATE_SECRET`, at least 16
-    /// characters.
+    /// What proves that a rank belongs to the job (*shared*). None: only loopback is served. A communicator takes it from
+    /// [`super::JobSettings`].
     pub secret: Option<Vec<u8>>,
-    /// Serve other hosts without a secret: whoever reaches a port may speak to it. Default off. `LINERATE_INSECURE=1`.
+    /// Serve other hosts without a secret: whoever reaches a port may speak to it. Default off. A communicator takes it from
+    /// [`super::JobSettings`].
     pub is_insecure: bool,
     /// A CRC32C for every frame (*shared*), against what changes bytes behind the checksums of TCP. Default off.
     /// `LINERATE_INTEGRITY=crc|off`.
@@ -67,25 +66,6 @@ impl TcpSettings {
                 Error::invalid(format!("LINERATE_TCP_RAILS is '{text}': 1 to {RAILS_MAX}"))
             })?;
         }
-        if let Some(secret) = lookup("LINERATE_SECRET") {
-            if secret.len() < SECRET_BYTES_MIN {
-                return Err(Error::invalid(format!(
-                    "LINERATE_SECRET has {} characters: at least {SECRET_BYTES_MIN}, such as the output of `openssl rand -hex 32`",
-                    secret.len()
-                )));
-            }
-            settings.secret = Some(secret.into_bytes());
-        }
-        if let Some(text) = lookup("LINERATE_INSECURE") {
-            settings.is_insecure = match text.as_str() {
-                "1" => true,
-                "0" => false,
-                _ => {
-                    let text = format!("LINERATE_INSECURE is '{text}': 0 or 1");
-                    return Err(Error::invalid(text));
-                }
-            };
-        }
         if let Some(text) = lookup("LINERATE_INTEGRITY") {
             settings.has_crc = match text.as_str() {
                 "crc" => true,
@@ -116,8 +96,6 @@ mod tests {
         for (name, value, allowed) in [
             ("LINERATE_TCP_RAILS", "0", "16"),
             ("LINERATE_TCP_RAILS", "17", "16"),
-            ("LINERATE_SECRET", "short", "16"),
-            ("LINERATE_INSECURE", "yes", "0 or 1"),
             ("LINERATE_INTEGRITY", "md5", "crc or off"),
             ("LINERATE_TCP_TIMEOUT", "-1", "seconds"),
         ] {
@@ -130,8 +108,10 @@ mod tests {
     fn good_values_are_taken_and_a_secret_is_not_printed() {
         assert_eq!(settings("LINERATE_TCP_RAILS", "4").unwrap().rails, 4);
         assert!(settings("LINERATE_INTEGRITY", "crc").unwrap().has_crc);
-        let secret = settings("LINERATE_SECRET", "0123456789abcdef").unwrap();
-        assert_eq!(secret.secret.as_deref(), Some(&b"0123456789abcdef"[..]));
+        let secret = TcpSettings {
+            secret: Some(b"0123456789abcdef".to_vec()),
+            ..TcpSettings::default()
+        };
         assert!(!format!("{secret:?}").contains("012345"));
         assert_eq!(settings("OTHER", "").unwrap(), TcpSettings::default());
     }

@@ -1,6 +1,7 @@
 //! The one list of providers, by the names that flags and `LINERATE_TRANSPORT` use.
 
 use super::Transport;
+use super::router::Router;
 use super::shm::ShmTransport;
 use super::tcp::TcpTransport;
 use crate::config::TcpSettings;
@@ -18,9 +19,11 @@ pub struct Options {
     pub fetches: bool,
     /// Of the `tcp` provider.
     pub tcp: TcpSettings,
+    /// This rank's host, for the `router`.
+    pub host: u64,
 }
 
-/// Opens a provider. `auto` is `shm`. `nonce` differs between all ranks and jobs alive on the host.
+/// Opens a provider. `auto` is `shm` (of ranks on several hosts the communicator asks for `router`). `nonce` differs between all ranks and jobs alive on the host.
 pub fn open(
     name: &str,
     rank: Rank,
@@ -39,6 +42,12 @@ pub fn open(
             nonce,
             options.fetches,
         )?)),
+        "router" => Ok(Box::new(Router::new(
+            (rank, ranks),
+            options.host,
+            (nonce, options.fetches),
+            &options.tcp,
+        )?)),
         "tcp" => Ok(Box::new(TcpTransport::new(rank, ranks, &options.tcp)?)),
         "sim" => Err(unavailable(
             "it joins ranks of one process only: use linerate::Simulation",
@@ -47,7 +56,7 @@ pub fn open(
             "it is not part of this version; use shm or tcp",
         )),
         _ => Err(Error::invalid(format!(
-            "unknown transport '{name}': auto, shm, sim (in one process), tcp, verbs, ofi"
+            "unknown transport '{name}': auto, router, shm, sim (in one process), tcp, verbs, ofi"
         ))),
     }
 }

@@ -82,7 +82,12 @@ impl Link {
     /// The transport of one side, not connected yet. `nonce` as in [`transport::open`].
     pub fn open(config: &Config, rank: Rank, streams: u32, timeout: Duration) -> Result<Link> {
         let nonce = linerate::bootstrap::nonce().map_err(text)?;
-        let transport = transport::open(&config.transport, rank, 2, nonce, false).map_err(text)?;
+        let options = transport::Options {
+            tcp: config.tcp.clone(),
+            ..transport::Options::default()
+        };
+        let transport =
+            transport::open(&config.transport, rank, 2, nonce, &options).map_err(text)?;
         // Each side has cores of its own, unless waiting shows otherwise.
         let spin = SpinTime::new(1, 1);
         Ok(Link {
