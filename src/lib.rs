@@ -35,7 +35,7 @@
 //! |   | [`fusion`] | which tensors are reduced together: a pure state machine |
 //! |   | [`transport`] | the contract and its providers: `shm`, `tcp`, `sim` |
 //! | 4 | [`engine`] | runs schedules on transports |
-//! | 5 | [`bootstrap`] | how ranks find each other |
+//! | 5 | [`bootstrap`] | how ranks find and trust each other: launchers, rendezvous, secret, interfaces |
 //! | 6 | [`comm`] | communicators (also split, rebuilt), buffers, operations, groups, fusion of gradients, simulation |
 //!
 //! # Invariants
@@ -79,6 +79,9 @@
 //! * Connections between ranks (`transport/tcp`) begin with a proof of the job's secret on both sides. One that is lost is
 //!   replaced, and exactly what had not come on it is sent again; a rank sleeps on one descriptor for all of them.
 //! * A rebuild gives every survivor the new communicator or none: who is told to commit tells all others first.
+//! * Nobody is believed before the handshake of [`wire`]: of a stranger a rank keeps one message's bytes for a bounded time.
+//!   Where a rank can be reached is what rank 0 sees of it, not what it says. Until every rank has the contacts of all, each
+//!   keeps its connection to rank 0, so that the first failure is everyone's.
 //! * `engine/driver.rs` is the only place where schedule, transport and kernel meet; `engine/clock.rs` is the only
 //!   reader of the clock; `transport::open` is the one list of providers.
 //!

@@ -26,7 +26,9 @@ const CHALLENGE_TIME: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_millis(5);
 const RETRY_MAX: Duration = Duration::from_millis(50);
 /// How long an answer with the wrong key is taken for that of an earlier job which is about to end.
-const WRONG_KEY_TIME: Duration = Duration::from_secs(5);
+const WRONG_KEY_TIME: Duration = Duration::from_secs(2);
+/// Between two tries meanwhile.
+const WRONG_KEY_PAUSE: Duration = Duration::from_millis(250);
 
 /// Who calls whom.
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +52,7 @@ pub(super) fn dial(
     (deadline, clock): (Time, &Clock),
 ) -> Result<Link> {
     let mut pause = RETRY;
-    let mut wrong_since = None;
+    let mut wrong_since: Option<Time> = None;
     loop {
         let tried = addresses()?;
         let mut found = Vec::new();
@@ -61,18 +63,28 @@ pub(super) fn dial(
             }
         }
         let now = clock.now();
-        let wrong = |(_, cause): &(SocketAddr, Cause)| {
-            matches!(cause, Cause::Handshake(HandshakeError::WrongProof))
-        };
-        let is_wrong = found.iter().any(wrong) && found.len() == 1;
-        wrong_since = wrong_since.filter(|_| is_wrong).or(is_wrong.then_some(now));
+        let is_wrong =
+            |cause: &Cause| matches!(cause, Cause::Handshake(HandshakeError::WrongProof));
+        match &found[..] {
+            [(_, cause)] if is_wrong(cause) => {
+                wrong_since.get_or_insert(now);
+                pause = WRONG_KEY_PAUSE;
+            }
+            // It ran out of time while it was asked again.
+            [(_, cause)] if wrong_since.is_some() && now >= deadline => {
+                if matches!(cause, Cause::Silent) {
+                    found[0].1 = Cause::Handshake(HandshakeError::WrongProof);
+                }
+            }
+            _ => wrong_since = None,
+        }
         let is_hopeless = wrong_since.is_some_and(|since| now.since(since) >= WRONG_KEY_TIME)
             || found.iter().any(|(_, cause)| cause.is_final());
         if now >= deadline || is_hopeless {
             return Err(unreached(call, &found));
         }
         std::thread::sleep(pause.min(deadline.since(now)));
-        pause = (pause * 2).min(RETRY_MAX);
+        pause = (pause * 2).min(RETRY_MAX.max(pause));
     }
 }
 
@@ -85,7 +97,9 @@ fn unreached(call: &Call<'_>, found_list: &[(SocketAddr, Cause)]) -> Error {
         true => "it has not said where it is".into(),
         false => found.join("; "),
     };
-    let is_near = |(address, _): &(SocketAddr, Cause)| address.ip().is_loopback();
+    let is_near = |(address, cause): &(SocketAddr, Cause)| {
+        address.ip().is_loopback() && matches!(cause, Cause::System(_))
+    };
     let hint = match !found_list.is_empty() && found_list.iter().all(is_near) {
         true => {
             "; only processes of its own host are served, because there is no LINERATE_SECRET or all its ranks are there"

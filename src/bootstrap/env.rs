@@ -127,16 +127,13 @@ type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 pub fn place_from_env(lookup: impl Fn(&str) -> Option<String>) -> Result<Place> {
     let lookup = |name: &str| lookup(name).filter(|text| !text.is_empty());
     let lookup: Lookup<'_> = &lookup;
-    let mut place = if lookup("WORLD_SIZE").is_some() {
-        torchrun(lookup)?
-    } else if lookup("OMPI_COMM_WORLD_SIZE").is_some() {
-        open_mpi(lookup)?
-    } else if lookup("PMI_SIZE").is_some() {
-        hydra(lookup)?
-    } else if is_step_of_slurm(lookup) {
-        slurm(lookup)?
-    } else {
-        return Ok(alone(0, 1));
+    let launcher = launcher(lookup);
+    let mut place = match launcher {
+        Launcher::Torchrun => torchrun(lookup)?,
+        Launcher::OpenMpi => open_mpi(lookup)?,
+        Launcher::Hydra => hydra(lookup)?,
+        Launcher::Slurm => slurm(lookup)?,
+        Launcher::Nobody => return Ok(alone(launcher)),
     };
     if let Some(name) = lookup("LINERATE_JOB") {
         place.job = name;
@@ -152,7 +149,7 @@ pub fn place_from_env(lookup: impl Fn(&str) -> Option<String>) -> Result<Place> 
     };
     match explicit {
         Some(rendezvous) => place.rendezvous = rendezvous,
-        None if place.ranks == 1 => return Ok(alone(0, 1)),
+        None if place.ranks == 1 => return Ok(alone(launcher)),
         None if place.launcher == Launcher::Hydra => return offered(place, lookup),
         None if lookup("LINERATE_JOB").is_some() || place.is_on_one_host() => {
             place.rendezvous = Rendezvous::Host;
@@ -162,15 +159,65 @@ pub fn place_from_env(lookup: impl Fn(&str) -> Option<String>) -> Result<Place> 
     Ok(place)
 }
 
-fn alone(rank: Rank, ranks: u32) -> Place {
+fn launcher(lookup: Lookup<'_>) -> Launcher {
+    if lookup("WORLD_SIZE").is_some() {
+        Launcher::Torchrun
+    } else if lookup("OMPI_COMM_WORLD_SIZE").is_some() {
+        Launcher::OpenMpi
+    } else if lookup("PMI_SIZE").is_some() {
+        Launcher::Hydra
+    } else if is_step_of_slurm(lookup) {
+        Launcher::Slurm
+    } else {
+        Launcher::Nobody
+    }
+}
+
+/// What a launcher says of this process, as text that nobody has checked: for programs that behave differently as a rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launched {
+    /// The variable that holds the number of ranks, and what it says.
+    pub ranks: (&'static str, String),
+    /// The rank.
+    pub rank: Option<String>,
+    /// Ranks on this host.
+    pub local_ranks: Option<String>,
+}
+
+/// See [`Launched`]; `None` without a launcher.
+pub fn launched_from_env(lookup: impl Fn(&str) -> Option<String>) -> Option<Launched> {
+    let lookup = |name: &str| lookup(name).filter(|text| !text.is_empty());
+    let (ranks, rank, local) = match launcher(&lookup) {
+        Launcher::Torchrun => ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE"),
+        Launcher::OpenMpi => (
+            "OMPI_COMM_WORLD_SIZE",
+            "OMPI_COMM_WORLD_RANK",
+            "OMPI_COMM_WORLD_LOCAL_SIZE",
+        ),
+        Launcher::Hydra => ("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"),
+        Launcher::Slurm => (
+            slurm_size(&lookup),
+            "SLURM_PROCID",
+            "SLURM_STEP_TASKS_PER_NODE",
+        ),
+        Launcher::Nobody => return None,
+    };
+    Some(Launched {
+        ranks: (ranks, lookup(ranks).unwrap_or_default()),
+        rank: lookup(rank),
+        local_ranks: lookup(local),
+    })
+}
+
+fn alone(launcher: Launcher) -> Place {
     Place {
-        rank,
-        ranks,
-        local_ranks: Some(ranks),
+        rank: 0,
+        ranks: 1,
+        local_ranks: Some(1),
         job: format!("alone-{}", std::process::id()),
         epoch: 0,
         rendezvous: Rendezvous::Host,
-        launcher: Launcher::Nobody,
+        launcher,
     }
 }
 
@@ -266,12 +313,15 @@ fn is_step_of_slurm(lookup: Lookup<'_>) -> bool {
     lookup("SLURM_PROCID").is_some() && step.is_some_and(|step| step < u32::MAX - 64)
 }
 
-fn slurm(lookup: Lookup<'_>) -> Result<Place> {
-    let size = match lookup("SLURM_STEP_NUM_TASKS").is_some() {
+fn slurm_size(lookup: Lookup<'_>) -> &'static str {
+    match lookup("SLURM_STEP_NUM_TASKS").is_some() {
         true => "SLURM_STEP_NUM_TASKS",
         false => "SLURM_NTASKS",
-    };
-    let (rank, ranks) = rank_of(lookup, ("SLURM_PROCID", size))?;
+    }
+}
+
+fn slurm(lookup: Lookup<'_>) -> Result<Place> {
+    let (rank, ranks) = rank_of(lookup, ("SLURM_PROCID", slurm_size(lookup)))?;
     let nodes = [
         "SLURM_STEP_NUM_NODES",
         "SLURM_JOB_NUM_NODES",

@@ -5,6 +5,7 @@
 //! first). [`MeetingPlace`] is where the survivors of a failed communicator of one host meet.
 
 mod contact;
+mod contacts;
 mod cores;
 mod descriptors;
 mod dial;
@@ -26,7 +27,7 @@ mod tree;
 pub use contact::{emit_contact, parse_contact};
 pub use cores::Cores;
 pub use descriptors::check_descriptors;
-pub use env::{Launcher, Place, Rendezvous, place_from_env};
+pub use env::{Launched, Launcher, Place, Rendezvous, launched_from_env, place_from_env};
 pub use identity::HostIdentity;
 pub use survivors::{Conversation, Lost, MeetingPlace, Message};
 

@@ -14,11 +14,12 @@
 
 use super::HostIdentity;
 use super::LATE_ANSWER_TIME;
+use super::contacts::{Other, pass_on, spread};
 use super::dial::{Call, dial};
 use super::env::Place;
-use super::gate::{Credentials, Gate, TO_PARENT, TO_STORE};
+use super::gate::{Credentials, Gate, TO_STORE};
 use super::interfaces::{self, Interface};
-use super::link::{Kind, Link, Lost, wait_for};
+use super::link::{Kind, Link};
 use super::publish::{self, Finder};
 use super::server::Server;
 use super::store::{Answer, MESSAGE_BYTES_MAX, Request};
@@ -28,13 +29,7 @@ use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::time::Time;
 use crate::types::Rank;
-use rustix::event::PollFlags;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
-use std::os::fd::AsFd;
-use std::time::Duration;
-
-/// A child that reads its contacts takes them at once; one that is stopped is not waited for.
-const SEND_TIME: Duration = Duration::from_secs(10);
 
 /// Ranks that have met and not yet exchanged anything.
 pub(super) struct Network {
@@ -53,14 +48,6 @@ enum Seat {
     /// Rank 0.
     Head(Box<Server>),
     Other(Box<Other>),
-}
-
-struct Other {
-    store: Link,
-    gate: Option<Gate>,
-    parent: Option<SocketAddr>,
-    source: Option<IpAddr>,
-    credentials: Credentials,
 }
 
 /// What a rank says when it comes.
@@ -479,232 +466,6 @@ impl Coming {
     }
 }
 
-/// Rank 0's part of the exchange.
-fn spread(
-    mut server: Server,
-    ranks: u32,
-    mut table: Table,
-    (deadline, clock): (Time, &Clock),
-) -> Result<Table> {
-    let gathered = gather_at_head(&mut server, ranks, &mut table, (deadline, clock));
-    if let Err(error) = gathered {
-        return Err(server.fail(error, (clock.now(), clock)));
-    }
-    let children = server.into_links(tree::children(0, ranks));
-    send_down(&children, &table, clock)?;
-    Ok(table)
-}
-
-fn gather_at_head(
-    server: &mut Server,
-    ranks: u32,
-    table: &mut Table,
-    (deadline, clock): (Time, &Clock),
-) -> Result<()> {
-    while table.len() < ranks as usize {
-        for (_, bytes) in server.turn(clock)? {
-            tree::parse_table(&bytes, ranks, table)?;
-        }
-        if clock.now() >= deadline {
-            return Err(late(ranks, table));
-        }
-        if table.len() < ranks as usize {
-            server.sleep((deadline, clock));
-        }
-    }
-    Ok(())
-}
-
-fn late(ranks: u32, table: &Table) -> Error {
-    let missing: Vec<Rank> = (0..ranks)
-        .filter(|rank| !table.contains_key(rank))
-        .collect();
-    Error::Bootstrap(format!(
-        "the contacts of ranks {missing:?} did not come in time (LINERATE_TIMEOUT): a rank between is stopped, or a firewall lets no connection to it through"
-    ))
-}
-
-fn send_down(children: &[(Rank, Link)], table: &Table, clock: &Clock) -> Result<()> {
-    let bytes = tree::emit_table(table);
-    for (rank, link) in children {
-        link.say(
-            Kind::Contacts,
-            &bytes,
-            (clock.now().after(SEND_TIME), clock),
-        )
-        .map_err(|Lost(why)| {
-            Error::Bootstrap(format!(
-                "rank {rank} left while contacts were exchanged: {why}"
-            ))
-        })?;
-    }
-    Ok(())
-}
-
-/// The part of a rank between others: what those below have goes up, what all have goes down.
-fn pass_on(
-    mut other: Other,
-    (rank, ranks): (Rank, u32),
-    mut table: Table,
-    (deadline, clock): (Time, &Clock),
-) -> Result<Table> {
-    let passed = pass_up(&mut other, (rank, ranks), &mut table, (deadline, clock));
-    let (children, parent) = match passed {
-        Ok(links) => links,
-        Err(error) => {
-            other
-                .store
-                .say_failure(&error.to_string(), (clock.now().after(SEND_TIME), clock));
-            return Err(error);
-        }
-    };
-    let all = wait_below(
-        parent,
-        other.store,
-        rank,
-        (deadline.after(LATE_ANSWER_TIME), clock),
-    )?;
-    let mut table = Table::new();
-    tree::parse_table(&all, ranks, &mut table)?;
-    send_down(&children, &table, clock)?;
-    Ok(table)
-}
-
-/// The contacts of all, from the rank above; or rank 0's word that the job has failed.
-fn wait_below(
-    parent: Option<Link>,
-    mut store: Link,
-    rank: Rank,
-    (deadline, clock): (Time, &Clock),
-) -> Result<Vec<u8>> {
-    let who = format!(
-        "rank {}, from which the contacts come,",
-        tree::parent(rank).unwrap_or(0)
-    );
-    let Some(mut parent) = parent else {
-        return match store.wait(&who, (deadline, clock))? {
-            (Kind::Contacts, bytes) => Ok(bytes),
-            (kind, _) => Err(Error::Malformed(format!("{who} sent {kind:?}"))),
-        };
-    };
-    let mut lost: Option<(String, Time)> = None;
-    let mut is_head_there = true;
-    loop {
-        if is_head_there {
-            match store.hear() {
-                Ok(Some((Kind::Failure, text))) => return Err(super::link::told(&text)),
-                Ok(_) => {}
-                // Rank 0 leaves as soon as it has sent the contacts on their way.
-                Err(Lost(_)) => is_head_there = false,
-            }
-        }
-        let now = clock.now();
-        match (&lost, parent.hear()) {
-            (_, Ok(Some((Kind::Contacts, bytes)))) => return Ok(bytes),
-            (_, Ok(Some((kind, _)))) => {
-                return Err(Error::Malformed(format!("{who} sent {kind:?}")));
-            }
-            (_, Ok(None)) => {}
-            // Rank 0 knows why, if it is still there.
-            (None, Err(Lost(why))) => lost = Some((why, now.after(LATE_ANSWER_TIME).min(deadline))),
-            (Some((why, until)), Err(_)) if !is_head_there || now >= *until => {
-                return Err(Error::Bootstrap(format!(
-                    "{who} was lost: {why}; see what it printed"
-                )));
-            }
-            (Some(_), Err(_)) => {}
-        }
-        if now >= deadline {
-            return Err(Error::Bootstrap(format!("{who} did not send them in time")));
-        }
-        let mut set = Vec::new();
-        if is_head_there {
-            set.push(store.as_fd());
-        }
-        if lost.is_none() {
-            set.push(parent.as_fd());
-        }
-        wait_for(&set, PollFlags::IN, (deadline, clock));
-    }
-}
-
-type Links = (Vec<(Rank, Link)>, Option<Link>);
-
-fn pass_up(
-    other: &mut Other,
-    (rank, ranks): (Rank, u32),
-    table: &mut Table,
-    (deadline, clock): (Time, &Clock),
-) -> Result<Links> {
-    let below = tree::children(rank, ranks);
-    let mut children: Vec<(Rank, Link)> = Vec::new();
-    let mut heard = 0;
-    while heard < below.len() {
-        // Nothing comes from rank 0 now but bad news.
-        match other.store.hear() {
-            Ok(None) => {}
-            Ok(Some((Kind::Failure, text))) => return Err(super::link::told(&text)),
-            Ok(Some((kind, _))) => return Err(Error::Malformed(format!("rank 0 sent {kind:?}"))),
-            Err(Lost(why)) => {
-                return Err(Error::Bootstrap(format!(
-                    "rank 0 was lost: {why}; see what it printed"
-                )));
-            }
-        }
-        let gate = other.gate.as_mut().expect("a rank with children listens");
-        for proven in gate.turn(clock.now())? {
-            let is_new = children.iter().all(|(known, _)| *known != proven.rank);
-            if proven.detail == TO_PARENT && below.contains(&proven.rank) && is_new {
-                let link = Link::new(proven.stream, tree::table_bytes_max(ranks));
-                children.extend(link.ok().map(|link| (proven.rank, link)));
-            }
-        }
-        for (child, link) in &mut children {
-            match link.hear() {
-                Ok(None) => {}
-                Ok(Some((Kind::Contacts, bytes))) => {
-                    tree::parse_table(&bytes, ranks, table)?;
-                    heard += 1;
-                }
-                Ok(Some((kind, _))) => {
-                    return Err(Error::Malformed(format!("rank {child} sent {kind:?}")));
-                }
-                // Its connection to rank 0 tells why.
-                Err(Lost(_)) => {}
-            }
-        }
-        if clock.now() >= deadline {
-            return Err(late(ranks, table));
-        }
-        if heard < below.len() {
-            let links = children.iter().map(|(_, link)| link.as_fd());
-            let set: Vec<_> = gate
-                .descriptors()
-                .chain(links)
-                .chain([other.store.as_fd()])
-                .collect();
-            wait_for(&set, PollFlags::IN, (deadline, clock));
-        }
-    }
-    let parent = match other.parent {
-        None => None,
-        Some(address) => {
-            let call = Call {
-                credentials: &other.credentials,
-                own: rank,
-                whom: tree::parent(rank).unwrap_or(0),
-                detail: TO_PARENT,
-                source: other.source,
-                bytes_max: tree::table_bytes_max(ranks),
-            };
-            Some(dial(&call, || Ok(vec![address]), (deadline, clock))?)
-        }
-    };
-    let above = parent.as_ref().unwrap_or(&other.store);
-    above
-        .say(Kind::Contacts, &tree::emit_table(table), (deadline, clock))
-        .map_err(|Lost(why)| {
-            Error::Bootstrap(format!("the rank above rank {rank} was lost: {why}"))
-        })?;
-    Ok((children, parent))
-}
+#[cfg(test)]
+#[path = "network_tests.rs"]
+mod tests;

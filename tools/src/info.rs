@@ -118,6 +118,10 @@ fn collect() -> Info {
         config: config.map(|config| values(&config)),
         environment: std::env::vars()
             .filter(|(name, _)| name.starts_with("LINERATE_"))
+            .map(|(name, value)| match name == "LINERATE_SECRET" {
+                true => (name, "(set, and not shown)".into()),
+                false => (name, value),
+            })
             .collect(),
     }
 }
@@ -285,6 +289,11 @@ fn values(config: &Config) -> BTreeMap<&'static str, String> {
         ),
         ("LINERATE_MODEL", prices),
         ("LINERATE_HOSTID", or_auto(&config.host_id)),
+        ("LINERATE_IFNAME", or_auto(&config.job.interfaces)),
+        (
+            "LINERATE_INSECURE",
+            u8::from(config.job.is_insecure).to_string(),
+        ),
     ])
 }
 

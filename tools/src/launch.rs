@@ -45,6 +45,10 @@ pub struct LaunchArgs {
     #[arg(long, value_enum, default_value_t = Bind::Cores)]
     bind: Bind,
 
+    /// Let the program serve other hosts without a secret (LINERATE_INSECURE=1)
+    #[arg(long)]
+    insecure: bool,
+
     /// How long the other ranks may go on after one has failed or the launcher was interrupted
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_seconds)]
     grace: Duration,
@@ -75,11 +79,13 @@ pub fn run(args: &LaunchArgs) -> ExitCode {
     }
     let mut arguments = vec![OsString::from(RANK_EXEC), OsString::from("--")];
     arguments.extend(args.command.iter().cloned());
+    let insecure = [("LINERATE_INSECURE", OsStr::new("1"))];
+    let more = &insecure[..usize::from(args.insecure)];
     let code = supervise(
         (args.ranks, args.bind),
         &arguments,
         args.grace,
-        (Endings::Told, &[]),
+        (Endings::Told, more),
     );
     ExitCode::from(u8::try_from(code).unwrap_or(1))
 }
@@ -176,6 +182,7 @@ fn try_supervise(
         bind,
         port: free_port()?,
         name: job_name(),
+        secret: secret()?,
     };
     // First, so that no rank ends unseen.
     let mut supervisor = Supervisor::new(grace, endings)?;
@@ -213,11 +220,17 @@ struct Job {
     bind: Bind,
     port: u16,
     name: String,
+    /// `None`: whoever started this command has given one.
+    secret: Option<String>,
 }
 
 /// What a rank finds in its environment: torchrun's names, and ours.
-fn environment(rank: u32, job: &Job) -> [(&'static str, String); 9] {
-    [
+fn environment(rank: u32, job: &Job) -> Vec<(&'static str, String)> {
+    let secret = job
+        .secret
+        .iter()
+        .map(|secret| ("LINERATE_SECRET", secret.clone()));
+    let common = [
         ("RANK", rank.to_string()),
         ("WORLD_SIZE", job.ranks.to_string()),
         ("LOCAL_RANK", rank.to_string()),
@@ -227,7 +240,21 @@ fn environment(rank: u32, job: &Job) -> [(&'static str, String); 9] {
         ("LINERATE_JOB", job.name.clone()),
         (BIND, job.bind.name().into()),
         (PARENT, std::process::id().to_string()),
-    ]
+    ];
+    common.into_iter().chain(secret).collect()
+}
+
+/// A secret for the ranks of this job, unless they have one.
+fn secret() -> io::Result<Option<String>> {
+    let is_set = |name: &str| std::env::var_os(name).is_some_and(|text| !text.is_empty());
+    if ["LINERATE_SECRET", "LINERATE_SECRET_FILE"]
+        .into_iter()
+        .any(is_set)
+    {
+        return Ok(None);
+    }
+    let fresh = linerate::bootstrap::fresh_secret();
+    fresh.map(Some).map_err(|e| io::Error::other(e.to_string()))
 }
 
 /// A port that was free a moment ago. Another process can take it before rank 0 does; rank 0 then says so.
@@ -292,6 +319,7 @@ mod tests {
             bind: Bind::Cores,
             port: 4000,
             name: "job".into(),
+            secret: Some("0123".into()),
         };
         let environment = environment(1, &job);
         let value = |name: &str| {
@@ -306,6 +334,7 @@ mod tests {
         assert_eq!(value("MASTER_PORT"), Some("4000"));
         assert_eq!(value("LINERATE_JOB"), Some("job"));
         assert_eq!(value("LINERATE_BIND"), Some("cores"));
+        assert_eq!(value("LINERATE_SECRET"), Some("0123"));
     }
 
     #[test]

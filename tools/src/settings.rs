@@ -1,6 +1,7 @@
 //! What the commands that run ranks have in common: settings from the environment and flags, number of ranks, memory.
 //! Every mistake is found here, before a rank is started.
 
+use linerate::bootstrap::{Launched, launched_from_env};
 use linerate::{Collective, Config, collective, limits};
 
 /// Exit code of a run or a check that failed.
@@ -35,14 +36,19 @@ fn check_names(mut config: Config) -> Result<Config, String> {
     Ok(config)
 }
 
-/// `WORLD_SIZE`, if a launcher has set it.
-pub fn world_size() -> Option<String> {
-    std::env::var("WORLD_SIZE").ok()
+/// What torchrun, `linerate launch`, mpirun or srun say of this process, if one of them has started it.
+pub fn launched() -> Option<Launched> {
+    launched_from_env(|name| std::env::var(name).ok())
 }
 
-/// `LOCAL_WORLD_SIZE`, if a launcher has set it.
+/// The rank that a launcher has given this process, for texts.
+pub fn launched_rank() -> Option<String> {
+    Some(launched()?.rank.unwrap_or_else(|| "?".into()))
+}
+
+/// Ranks on this host, if a launcher says.
 pub fn local_world_size() -> Option<u32> {
-    std::env::var("LOCAL_WORLD_SIZE").ok()?.parse().ok()
+    launched()?.local_ranks?.parse().ok()
 }
 
 /// Whether a transport has a name that is known, if not one that can be used.
@@ -71,17 +77,18 @@ pub fn unavailable_reason(name: &str) -> Option<String> {
     })
 }
 
-/// `WORLD_SIZE`, if a launcher has set it.
+/// The number of ranks, if a launcher has started this process.
 pub fn launched_ranks() -> Result<Option<u32>, String> {
-    match world_size() {
-        Some(text) => match text.parse() {
-            Ok(ranks) if (1..=limits::RANKS_MAX).contains(&ranks) => Ok(Some(ranks)),
-            _ => Err(format!(
-                "WORLD_SIZE is '{text}': a number of ranks from 1 to {}, as launchers set it",
-                limits::RANKS_MAX
-            )),
-        },
-        None => Ok(None),
+    let Some(launched) = launched() else {
+        return Ok(None);
+    };
+    let (name, text) = launched.ranks;
+    match text.parse() {
+        Ok(ranks) if (1..=limits::RANKS_MAX).contains(&ranks) => Ok(Some(ranks)),
+        _ => Err(format!(
+            "{name} is '{text}': a number of ranks from 1 to {}, as launchers set it",
+            limits::RANKS_MAX
+        )),
     }
 }
 
@@ -90,7 +97,7 @@ pub fn check_ranks(asked: Option<u32>, launched: Option<u32>) -> Result<u32, Str
     let ranks = match (asked, launched) {
         (Some(asked), Some(launched)) if asked != launched => {
             return Err(format!(
-                "--ranks is {asked}, but a launcher has set WORLD_SIZE to {launched}: leave --ranks away"
+                "--ranks is {asked}, but a launcher has started {launched} (WORLD_SIZE or its own variable): leave --ranks away"
             ));
         }
         (_, Some(launched)) => launched,

@@ -1,7 +1,7 @@
 //! `linerate bench COLLECTIVE`: a sweep of one collective over sizes, types and operators.
 //!
-//! The command checks its arguments, then starts itself once per rank; under a launcher (`WORLD_SIZE` is set) it is a
-//! rank itself. Flags and columns are nccl-tests' (github.com/NVIDIA/nccl-tests, `src/common.cu`); a time is not: it is
+//! The command checks its arguments, then starts itself once per rank; under a launcher (torchrun, mpirun, srun, `linerate
+//! launch`) it is a rank itself. Flags and columns are nccl-tests' (github.com/NVIDIA/nccl-tests, `src/common.cu`); a time is not: it is
 //! that of the slowest rank, per iteration, each started after a barrier.
 //!
 //! Read first: `plan.rs` (what is run), then `rank.rs` (how).
@@ -46,8 +46,7 @@ pub fn run(args: &BenchArgs) -> ExitCode {
     if plan.link.is_some() {
         return conclude("", simulate::run(&plan));
     }
-    if settings::world_size().is_some() {
-        let rank = std::env::var("RANK").unwrap_or_else(|_| "?".into());
+    if let Some(rank) = settings::launched_rank() {
         return conclude(&format!("rank {rank}: "), rank::run(&plan));
     }
     ExitCode::from(launch::spawn_self(plan.ranks, args.sweep.bind))

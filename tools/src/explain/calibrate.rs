@@ -49,7 +49,7 @@ const PASSES: usize = 2;
 /// Whether there is a place for the prices, before a minute is spent on them.
 pub fn check(args: &ExplainArgs, config: &Config) -> std::result::Result<(), String> {
     settings::check_ranks(args.sweep.ranks, settings::launched_ranks()?)?;
-    if settings::world_size().is_none() {
+    if settings::launched().is_none() {
         place(config)?;
     }
     Ok(())

@@ -91,7 +91,7 @@ pub fn run(args: &ExplainArgs) -> ExitCode {
             return ExitCode::from(USAGE);
         }
     };
-    let is_rank = settings::world_size().is_some();
+    let is_rank = settings::launched().is_some();
     let Some(plan) = plan else {
         return calibrate::run(args, is_rank);
     };

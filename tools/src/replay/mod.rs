@@ -148,18 +148,18 @@ pub fn run(args: &ReplayArgs) -> ExitCode {
         print_plan(args, &prepared.trace, &prepared.options)
     } else if let Some(reason) = unavailable_reason(&prepared.config.transport) {
         Err(reason)
-    } else if settings::world_size().is_none() && prepared.ranks > 1 {
+    } else if settings::launched().is_none() && prepared.ranks > 1 {
         return ExitCode::from(launch::spawn_self(prepared.ranks, args.bind));
     } else {
         rank::run_rank(args, &prepared)
     };
-    match (result, std::env::var("RANK")) {
+    match (result, settings::launched_rank()) {
         (Ok(code), _) => ExitCode::from(code),
-        (Err(reason), Ok(rank)) => {
+        (Err(reason), Some(rank)) => {
             output::print_error(&format!("rank {rank}: error: {reason}"));
             ExitCode::from(FAILED)
         }
-        (Err(reason), Err(_)) => {
+        (Err(reason), None) => {
             output::print_error(&format!("error: {reason}"));
             ExitCode::from(FAILED)
         }

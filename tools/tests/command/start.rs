@@ -7,8 +7,9 @@ use std::process::{Command, Output, Stdio};
 pub fn linerate(line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_linerate"));
     for (name, _) in std::env::vars() {
-        let is_ours = name.starts_with("LINERATE_");
-        if is_ours || ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"].contains(&&*name) {
+        let launchers = ["LINERATE_", "OMPI_", "PMI_", "PMIX_", "SLURM_"];
+        let is_theirs = launchers.iter().any(|prefix| name.starts_with(prefix));
+        if is_theirs || ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"].contains(&&*name) {
             command.env_remove(name);
         }
     }

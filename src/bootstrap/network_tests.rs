@@ -1,0 +1,127 @@
+//! Ranks as threads that meet over loopback.
+
+use super::super::BLOB_BYTES_MAX;
+use super::*;
+use crate::config::{JobSettings, Secret};
+use std::time::Duration;
+
+fn settings() -> Config {
+    Config {
+        timeout: Duration::from_secs(60),
+        job: JobSettings {
+            secret: Secret::Text(b"a secret of these tests".to_vec()),
+            ..JobSettings::default()
+        },
+        ..Config::default()
+    }
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+/// Runs one thread for each rank that has a function.
+fn run<T: Send>(ranks: u32, run: impl Fn(Place, Config) -> T + Sync) -> Vec<T> {
+    let name = format!("tcp://127.0.0.1:{}", free_port());
+    std::thread::scope(|scope| {
+        let start = |rank| {
+            let place = Place::named(rank, ranks, &name).unwrap();
+            let run = &run;
+            let thread = std::thread::Builder::new().stack_size(512 << 10);
+            thread
+                .spawn_scoped(scope, move || run(place, settings()))
+                .unwrap()
+        };
+        let threads: Vec<_> = (0..ranks).map(start).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect()
+    })
+}
+
+#[test]
+fn two_hundred_ranks_exchange_blobs_of_any_length() {
+    let ranks = 200;
+    let blob = |rank: Rank| vec![rank as u8; (rank as usize * 37) % (BLOB_BYTES_MAX + 1)];
+    let results = run(ranks, |place, config| {
+        let clock = Clock::monotonic();
+        let network = Network::meet(&place, &config, &clock).unwrap();
+        assert!(network.address.is_loopback());
+        network.exchange(&blob(place.rank), &clock).unwrap()
+    });
+    let expected: Vec<Vec<u8>> = (0..ranks).map(blob).collect();
+    assert!(results.iter().all(|result| *result == expected));
+}
+
+#[test]
+fn a_rank_that_leaves_between_meeting_and_exchange_is_named_to_all() {
+    // Rank 5 is below rank 1, so it is rank 0 that finds out, and ranks 2 to 4 have nothing to do with it.
+    let results = run(6, |place, config| {
+        let clock = Clock::monotonic();
+        let network = Network::meet(&place, &config, &clock).unwrap();
+        match place.rank {
+            5 => String::new(),
+            _ => network.exchange(&[1], &clock).unwrap_err().to_string(),
+        }
+    });
+    for text in &results[..5] {
+        assert!(
+            text.contains("rank 5 failed while others were waited for"),
+            "{results:?}"
+        );
+    }
+}
+
+#[test]
+fn a_rank_that_declines_tells_all_why() {
+    let results = run(6, |place, config| {
+        let clock = Clock::monotonic();
+        let network = Network::meet(&place, &config, &clock).unwrap();
+        match place.rank {
+            5 => network
+                .decline(Error::invalid("no memory is left"), &clock)
+                .to_string(),
+            _ => network.exchange(&[1], &clock).unwrap_err().to_string(),
+        }
+    });
+    for text in &results {
+        assert!(text.contains("no memory is left"), "{results:?}");
+    }
+    assert!(
+        results[..5]
+            .iter()
+            .all(|text| text.contains("rank 5 cannot take part"))
+    );
+}
+
+#[test]
+fn what_a_rank_says_when_it_comes_survives_and_a_stump_is_refused() {
+    let coming = Coming {
+        ranks: 7,
+        fingerprint: u64::MAX - 1,
+        port: 65535,
+    };
+    assert_eq!(Coming::parse(&coming.emit()).unwrap(), coming);
+    assert!(Coming::parse(&coming.emit()[1..]).is_err());
+    let far = parse_go(b"10.0.0.1 [fd00::1]:4").unwrap();
+    assert_eq!(
+        far,
+        (
+            "10.0.0.1".parse().unwrap(),
+            Some("[fd00::1]:4".parse().unwrap())
+        )
+    );
+    assert_eq!(parse_go(b"fd00::1 -").unwrap().1, None);
+    for bad in [
+        &b""[..],
+        b"10.0.0.1",
+        b"10.0.0.1 ",
+        b"x -",
+        b"10.0.0.1 10.0.0.1",
+        b"\xff \xff",
+    ] {
+        assert!(parse_go(bad).is_err(), "{bad:?}");
+    }
+}
