@@ -16,6 +16,8 @@ from commands import LIMIT_S, Failed
 CASES = {
     "alone": (1000, 3000),
     "shm-ring-8": (100, 300),
+    "shm-ring-8-buffers": (100, 300),
+    "shm-ring-8-long": (100, 300),
     "shm-recursive-doubling-8": (100, 300),
     "shm-tree-8": (100, 300),
     "shm-window-8": (100, 300),

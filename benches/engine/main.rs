@@ -19,15 +19,23 @@ use std::time::Duration;
 /// A name, and what builds the runner of that case.
 type Case = (&'static str, fn() -> Runner);
 
-const CASES: [Case; 15] = [
+const CASES: [Case; 17] = [
     ("alone", alone),
-    ("shm-ring-8", || turns::all_reduce(8, "ring", 32 << 10)),
-    ("shm-recursive-doubling-8", || {
-        turns::all_reduce(8, "recursive-doubling", 8)
+    ("shm-ring-8", || turns::all_reduce(8, "ring", 32 << 10, 1)),
+    ("shm-ring-8-buffers", || {
+        turns::all_reduce(8, "ring", 32 << 10, 8)
     }),
-    ("shm-tree-8", || turns::all_reduce(8, "tree", 8)),
-    ("shm-window-8", || turns::all_reduce(8, "window", 64)),
-    ("shm-direct-8", || turns::all_reduce(8, "direct", 1 << 10)),
+    ("shm-ring-8-long", || {
+        turns::all_reduce(8, "ring", 256 << 10, 1)
+    }),
+    ("shm-recursive-doubling-8", || {
+        turns::all_reduce(8, "recursive-doubling", 8, 1)
+    }),
+    ("shm-tree-8", || turns::all_reduce(8, "tree", 8, 1)),
+    ("shm-window-8", || turns::all_reduce(8, "window", 64, 1)),
+    ("shm-direct-8", || {
+        turns::all_reduce(8, "direct", 1 << 10, 1)
+    }),
     ("shm-idle", || turns::idle(8)),
     ("ring-8", || simulated(8, "ring", 32 << 10, false)),
     ("ring-64", || simulated(64, "ring", 256 << 10, false)),

@@ -19,15 +19,17 @@ use std::sync::Arc;
 /// One rank, and its part in an operation that comes again and again.
 struct Place {
     engine: Engine,
-    arguments: Arguments,
+    /// The call on each of its buffers, which take turns.
+    calls: Vec<Arguments>,
+    calls_made: usize,
     prepared: Arc<Prepared>,
     /// The operation under way.
     task: Option<TaskId>,
 }
 
-/// Allreduce of `bytes` bytes in place.
-pub fn all_reduce(ranks: u32, algorithm: &str, bytes: usize) -> Runner {
-    let mut places = connected(ranks, algorithm, bytes);
+/// Allreduce of `bytes` bytes in place, on each of so many buffers in turn.
+pub fn all_reduce(ranks: u32, algorithm: &str, bytes: usize, buffers: usize) -> Runner {
+    let mut places = connected(ranks, algorithm, bytes, buffers);
     Runner {
         steps: steps_of(Collective::AllReduce, algorithm, ranks),
         run: Box::new(move || {
@@ -44,7 +46,7 @@ pub fn all_reduce(ranks: u32, algorithm: &str, bytes: usize) -> Runner {
 
 /// A drive that finds nothing to do: the only step.
 pub fn idle(ranks: u32) -> Runner {
-    let mut places = connected(ranks, "ring", 4096);
+    let mut places = connected(ranks, "ring", 4096, 1);
     Runner {
         steps: 1,
         run: Box::new(move || assert!(!places[0].engine.drive(Time(0)))),
@@ -53,8 +55,10 @@ pub fn idle(ranks: u32) -> Runner {
 
 impl Place {
     fn start(&mut self) {
+        let arguments = self.calls[self.calls_made % self.calls.len()];
+        self.calls_made += 1;
         let call = TaskCall {
-            arguments: self.arguments,
+            arguments,
             prepared: self.prepared.clone(),
             fallback: None,
             slots: Cow::Borrowed(&[]),
@@ -81,8 +85,8 @@ impl Place {
     }
 }
 
-fn connected(ranks: u32, algorithm: &str, bytes: usize) -> Vec<Place> {
-    let place = |rank| place(rank, ranks, algorithm, bytes);
+fn connected(ranks: u32, algorithm: &str, bytes: usize, buffers: usize) -> Vec<Place> {
+    let place = |rank| place(rank, ranks, algorithm, (bytes, buffers));
     let mut places: Vec<Place> = (0..ranks).map(place).collect();
     let contacts: Vec<Contact> = places.iter().map(|place| place.engine.contact()).collect();
     for place in &mut places {
@@ -99,7 +103,7 @@ fn connected(ranks: u32, algorithm: &str, bytes: usize) -> Vec<Place> {
     places
 }
 
-fn place(rank: Rank, ranks: u32, algorithm: &str, bytes: usize) -> Place {
+fn place(rank: Rank, ranks: u32, algorithm: &str, (bytes, buffers): (usize, usize)) -> Place {
     let host = Host {
         threads_max: 1,
         cache_bytes: usize::MAX,
@@ -115,15 +119,13 @@ fn place(rank: Rank, ranks: u32, algorithm: &str, bytes: usize) -> Place {
     .expect("shm");
     let engine = Engine::new(transport, rank, ranks, Config::default(), host);
     let mut engine = engine.expect("an engine");
-    let region = Arc::new(Region::shared("engine-bench", bytes).expect("memory"));
+    let region = Arc::new(Region::shared("engine-bench", buffers * bytes).expect("memory"));
     // The transport keeps the region alive.
     let key = engine.register(region.clone()).expect("a registration");
-    let buffer = region.view().in_region(key, 0);
-    let found = find(Collective::AllReduce, algorithm).expect("an algorithm of that name");
-    let schedule = (found.build)(&request_of(Collective::AllReduce, rank, ranks));
-    Place {
-        engine,
-        arguments: Arguments {
+    let whole = region.view().in_region(key, 0);
+    let calls = (0..buffers).map(|index| {
+        let buffer = whole.part(index * bytes, bytes);
+        Arguments {
             collective: Collective::AllReduce,
             count: bytes as u64 / 4,
             dtype: DataType::F32,
@@ -131,7 +133,14 @@ fn place(rank: Rank, ranks: u32, algorithm: &str, bytes: usize) -> Place {
             root: 0,
             input: buffer,
             output: buffer,
-        },
+        }
+    });
+    let found = find(Collective::AllReduce, algorithm).expect("an algorithm of that name");
+    let schedule = (found.build)(&request_of(Collective::AllReduce, rank, ranks));
+    Place {
+        engine,
+        calls: calls.collect(),
+        calls_made: 0,
         prepared: Arc::new(Prepared::new(schedule, 0, found.needs.registered)),
         task: None,
     }
