@@ -102,24 +102,29 @@ fn what_a_rank_says_when_it_comes_survives_and_a_stump_is_refused() {
         ranks: 7,
         fingerprint: u64::MAX - 1,
         port: 65535,
+        host: HostIdentity::own(None).unwrap(),
     };
     assert_eq!(Coming::parse(&coming.emit()).unwrap(), coming);
     assert!(Coming::parse(&coming.emit()[1..]).is_err());
-    let far = parse_go(b"10.0.0.1 [fd00::1]:4").unwrap();
+    let far = parse_go(b"10.0.0.1 [fd00::1]:4 several").unwrap();
     assert_eq!(
         far,
         (
             "10.0.0.1".parse().unwrap(),
-            Some("[fd00::1]:4".parse().unwrap())
+            Some("[fd00::1]:4".parse().unwrap()),
+            false
         )
     );
-    assert_eq!(parse_go(b"fd00::1 -").unwrap().1, None);
+    let (_, parent, is_one_host) = parse_go(b"fd00::1 - one").unwrap();
+    assert!(parent.is_none() && is_one_host);
     for bad in [
         &b""[..],
         b"10.0.0.1",
         b"10.0.0.1 ",
-        b"x -",
-        b"10.0.0.1 10.0.0.1",
+        b"x - one",
+        b"10.0.0.1 -",
+        b"10.0.0.1 - two",
+        b"10.0.0.1 10.0.0.1 one",
         b"\xff \xff",
     ] {
         assert!(parse_go(bad).is_err(), "{bad:?}");

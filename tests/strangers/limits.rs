@@ -3,7 +3,7 @@
 use super::pair::{Pair, over, place};
 use super::{settings, until_closed};
 use linerate::config::TcpSettings;
-use linerate::transport::open;
+use linerate::transport;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Output};
@@ -122,12 +122,14 @@ pub fn few_descriptors() {
         pair.step();
     }
     pair.exchange(4 << 20);
-    let opened = open("tcp", 0, 2, 0, &over(&settings()));
+    let opened = transport::open("tcp", 0, 2, 0, &over(&settings()));
     println!("OPENED {}", opened.is_ok());
     // And a transport that finds none at all.
     let open = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64;
     allow_descriptors(open - 1);
-    let error = open("tcp", 0, 2, 0, &over(&settings())).err().unwrap();
+    let error = transport::open("tcp", 0, 2, 0, &over(&settings()))
+        .err()
+        .unwrap();
     println!("ERROR {error}");
 }
 
@@ -147,7 +149,9 @@ pub fn no_ports() {
         .map_while(|_| TcpListener::bind("127.0.0.1:0").ok())
         .collect();
     assert!(taken.len() < 100, "the range of ports is not small");
-    let error = open("tcp", 0, 2, 0, &over(&settings())).err().unwrap();
+    let error = transport::open("tcp", 0, 2, 0, &over(&settings()))
+        .err()
+        .unwrap();
     println!("ERROR {error}");
 }
 

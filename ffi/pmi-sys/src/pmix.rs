@@ -93,10 +93,8 @@ impl Pmix {
             };
             value.data[0] = text.as_ptr().cast_mut().cast();
             // SAFETY: key and value are live and terminated; the library copies them.
-            f.check(
-                unsafe { (f.put)(GLOBAL, key_c.as_ptr(), &mut value) },
-                "PMIx_Put",
-            )?;
+            let put = unsafe { (f.put)(GLOBAL, key_c.as_ptr(), &mut value) };
+            f.check(put, "PMIx_Put")?;
             // SAFETY: the library is initialised.
             f.check(unsafe { (f.commit)() }, "PMIx_Commit")?;
         }
