@@ -8,7 +8,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use linerate::bootstrap::nonce;
 use linerate::memory::{Region, View};
 use linerate::time::Time;
-use linerate::transport::{Address, Event, PostError, Transport, open};
+use linerate::transport::{Address, Event, Options, PostError, Transport, open};
 use linerate::types::Rank;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,8 +37,14 @@ const RECEIVE: u64 = 2;
 
 impl End {
     fn new(rank: Rank, ranks: u32) -> End {
-        let mut transport =
-            open("shm", rank, ranks, nonce().expect("a nonce"), false).expect("shm");
+        let mut transport = open(
+            "shm",
+            rank,
+            ranks,
+            nonce().expect("a nonce"),
+            &Options::default(),
+        )
+        .expect("shm");
         let bytes = SIZES[SIZES.len() - 1];
         let region = Arc::new(Region::shared("ring-bench", 2 * bytes).expect("memory"));
         let (source, destination) = (

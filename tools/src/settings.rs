@@ -58,7 +58,7 @@ pub fn check_transport(source: &str, name: &str) -> Result<(), String> {
         None => (name, None),
     };
     let takes_detail = matches!(kind, "verbs" | "ofi");
-    let is_known = takes_detail || matches!(kind, "auto" | "shm" | "tcp" | "sim");
+    let is_known = takes_detail || matches!(kind, "auto" | "router" | "shm" | "tcp" | "sim");
     if is_known && (detail.is_none() || (takes_detail && detail != Some(""))) {
         return Ok(());
     }

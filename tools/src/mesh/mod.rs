@@ -93,7 +93,7 @@ pub fn run(args: &MeshArgs) -> ExitCode {
         output::print_error(&format!("error: {reason}"));
         return ExitCode::from(FAILED);
     }
-    if settings::world_size().is_none() {
+    if settings::launched_rank().is_none() {
         return ExitCode::from(launch::spawn_self(ranks, args.bind));
     }
     match rank::run(args, config) {
@@ -105,7 +105,7 @@ pub fn run(args: &MeshArgs) -> ExitCode {
             ExitCode::from(FAILED)
         }
         Err(error) => {
-            let rank = std::env::var("RANK").unwrap_or_else(|_| "?".into());
+            let rank = settings::launched_rank().unwrap_or_else(|| "?".into());
             output::print_error(&format!("rank {rank}: error: {error}"));
             ExitCode::from(match error.first_cause() {
                 Error::InvalidArgument(_) => USAGE,
