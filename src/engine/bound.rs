@@ -1,13 +1,15 @@
-//! [`Bound`]: what the steps of a round do, with their memory resolved. For rounds whose steps are whole, one chunk each.
+//! [`Bound`]: what the steps of a round do, and the memory that they do it to. For rounds whose steps are whole, one chunk
+//! each.
 //!
 //! To find where a message or the operands of a sum lie took as long as everything else that the engine does for it. A
-//! training step repeats its calls on the same memory, so what has been found stays until the round gets other memory.
+//! training step repeats its calls, so what steps do stays while calls are alike, and their views while calls are on the same
+//! memory.
 
 use super::crew::{SHARED_BYTES_MIN, Work};
 use super::plan::{Operands, Place, StepKind, StepPlan};
 use super::round::Round;
 use crate::memory::View;
-use crate::schedule::{Action, StepId};
+use crate::schedule::{Action, BufferId, StepId};
 use crate::types::{Finish, Rank, ReduceOp};
 
 /// Largest piece of a copy or reduction that is done at a time, so that arrivals are looked at in between: about 100 us at
@@ -32,7 +34,9 @@ pub enum Bound {
 /// What is sent or received.
 #[derive(Clone, Copy, Debug)]
 pub struct Message {
-    pub view: View,
+    pub bytes: u64,
+    /// The number of its view.
+    pub view: u32,
     pub peer: Rank,
     /// Which message of this pair.
     pub number: u32,
@@ -48,18 +52,28 @@ pub struct Compute {
     end: u32,
 }
 
+/// Bytes `start ..` of a buffer.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    buffer: BufferId,
+    start: usize,
+    bytes: usize,
+}
+
 /// The steps of a round; none where they are not whole, or run straight.
 #[derive(Debug, Default)]
 pub struct BoundSteps {
     pub steps: Vec<Bound>,
+    /// What steps read and write, and where that is in the memory of this round.
+    parts: Vec<Part>,
     views: Vec<View>,
 }
 
 impl BoundSteps {
-    /// Resolves the steps of a round that has been given its memory.
+    /// Finds what the steps of a round do that has taken up a call.
     pub fn resolve(&mut self, round: &Round, ranks: u32) {
         self.steps.clear();
-        self.views.clear();
+        self.parts.clear();
         let prepared = &round.prepared;
         if prepared.is_straight || !round.progress.is_whole() {
             return;
@@ -67,7 +81,7 @@ impl BoundSteps {
         for (id, plan) in (0..).zip(&prepared.plan.steps) {
             let bound = match plan.kind {
                 StepKind::Other => self.resolve_compute(round, id, plan, ranks),
-                _ => Some(Bound::Message(message(round, plan))),
+                _ => Some(Bound::Message(self.resolve_message(round, plan))),
             };
             self.steps.push(bound.unwrap_or(Bound::Other));
         }
@@ -96,25 +110,53 @@ impl BoundSteps {
         if prepared.reaches_buffers || len << round.shift > PIECE_BYTES as u64 {
             return None;
         }
-        let first = self.views.len();
+        let first = self.parts.len();
         for place in sources.iter().chain(destinations) {
-            let Place::Local(buffer, span) = *place else {
-                self.views.truncate(first);
+            let part = match *place {
+                Place::Local(buffer, span) => {
+                    part_of(round, buffer, round.progress.span(span).start, len)
+                }
+                _ => None,
+            };
+            let Some(part) = part else {
+                self.parts.truncate(first);
                 return None;
             };
-            let (view, got) = round.locate_at(buffer, round.progress.span(span).start, len);
-            if got != len {
-                self.views.truncate(first);
-                return None;
-            }
-            self.views.push(view);
+            self.parts.push(part);
         }
         Some(Bound::Compute(Compute {
             work,
             first: first as u32,
             middle: (first + sources.len()) as u32,
-            end: self.views.len() as u32,
+            end: self.parts.len() as u32,
         }))
+    }
+
+    fn resolve_message(&mut self, round: &Round, plan: &StepPlan) -> Message {
+        let span = round.progress.span(plan.span);
+        let part = part_of(round, plan.buffer, span.start, span.len);
+        let part = part.expect("messages are contiguous");
+        self.parts.push(part);
+        Message {
+            bytes: part.bytes as u64,
+            view: self.parts.len() as u32 - 1,
+            peer: plan.peer,
+            number: plan.message,
+            is_send: plan.kind == StepKind::Send,
+        }
+    }
+
+    /// Takes up the memory of a round.
+    pub fn give_memory(&mut self, buffers: &[View]) {
+        self.views.clear();
+        let parts = self.parts.iter();
+        (self.views).extend(parts.map(|p| buffers[p.buffer.0 as usize].part(p.start, p.bytes)));
+    }
+
+    /// Where a message lies.
+    #[inline]
+    pub fn view(&self, message: &Message) -> &View {
+        &self.views[message.view as usize]
     }
 
     /// Sources and destinations.
@@ -125,16 +167,14 @@ impl BoundSteps {
     }
 }
 
-fn message(round: &Round, plan: &StepPlan) -> Message {
-    let span = round.progress.span(plan.span);
-    let (view, got) = round.locate_at(plan.buffer, span.start, span.len);
-    assert_eq!(got, span.len, "messages are contiguous");
-    Message {
-        view,
-        peer: plan.peer,
-        number: plan.message,
-        is_send: plan.kind == StepKind::Send,
-    }
+/// Elements `start ..` of a buffer, if all `len` are contiguous.
+fn part_of(round: &Round, buffer: BufferId, start: u64, len: u64) -> Option<Part> {
+    let (position, got) = round.position_of(buffer, start, len);
+    (got == len).then_some(Part {
+        buffer,
+        start: (position << round.shift) as usize,
+        bytes: (len << round.shift) as usize,
+    })
 }
 
 /// What a step does to the elements of its operands; `None`: it has none. `streamed`: around the caches.

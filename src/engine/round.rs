@@ -77,6 +77,8 @@ pub struct Round {
     arguments: Option<Arguments>,
     /// Whether buffers are to be given their memory again, even if scratch memory is where it was.
     pub needs_memory: bool,
+    /// Whether its steps are to be bound again.
+    needs_steps: bool,
     pub signature: Signature,
     pub count: u64,
     /// Elements of a full chunk.
@@ -129,6 +131,7 @@ impl Round {
             stalled: Vec::new(),
             arguments: None,
             needs_memory: true,
+            needs_steps: true,
             signature: Signature(0),
             count: 0,
             per_chunk: 0,
@@ -226,16 +229,22 @@ impl Round {
     /// The same, from an element of a buffer on.
     #[inline(always)]
     pub fn locate_at(&self, buffer: BufferId, start: u64, want: u64) -> (View, u64) {
-        let (position, got) = match self.segment.part_elements == self.count {
-            true => (start, want),
-            false => self.place_of(buffer, start, want),
-        };
+        let (position, got) = self.position_of(buffer, start, want);
         let (position, bytes) = (position << self.shift, got << self.shift);
         let view = self.buffers[buffer.0 as usize];
         (view.part(position as usize, bytes as usize), got)
     }
 
-    /// Where an element of a segment lies in its buffer, and how many of the wanted ones follow it there.
+    /// Where an element lies in its buffer, and how many of the wanted ones follow it there.
+    #[inline(always)]
+    pub fn position_of(&self, buffer: BufferId, start: u64, want: u64) -> (u64, u64) {
+        match self.segment.part_elements == self.count {
+            true => (start, want),
+            false => self.place_of(buffer, start, want),
+        }
+    }
+
+    /// The same, of a segment.
     #[inline(never)]
     fn place_of(&self, buffer: BufferId, start: u64, want: u64) -> (u64, u64) {
         if !self.is_callers(buffer) {
@@ -290,6 +299,7 @@ impl Round {
             && self.arguments.is_some()
             && (self.count, self.dtype) == (of.part.0, arguments.dtype)
             && self.slots == call.slots;
+        self.needs_steps |= !has_same_spans || (self.op, self.segment) != (arguments.op, segment);
         // Room for everything now, so that no later round of the call allocates.
         let steps = call.prepared.schedule.steps.len();
         self.waiting.reserve(steps);
@@ -327,9 +337,13 @@ impl Round {
         }
         self.scratch_at = scratch;
         self.place_buffers(call, window_slot, scratch);
-        let mut bound = std::mem::take(&mut self.bound);
-        bound.resolve(self, ranks);
-        self.bound = bound;
+        if self.needs_steps {
+            self.needs_steps = false;
+            let mut bound = std::mem::take(&mut self.bound);
+            bound.resolve(self, ranks);
+            self.bound = bound;
+        }
+        self.bound.give_memory(&self.buffers);
     }
 
     fn place_buffers(&mut self, call: &RoundCall<'_>, window_slot: View, scratch: View) {

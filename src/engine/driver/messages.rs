@@ -32,7 +32,8 @@ impl Driver {
             unreachable!("only messages are posted");
         };
         let (peer, is_send) = (message.peer, message.is_send);
-        if let Err(error) = self.post(round, (step, 0), message, is_oldest) {
+        let view = round.bound.view(message);
+        if let Err(error) = self.post(round, (step, 0), message, view, is_oldest) {
             return self.refuse(round, step, peer, error);
         }
         self.note_posted(round, step, 1);
@@ -74,12 +75,13 @@ impl Driver {
             let (view, got) = round.locate_at(plan.buffer, at, end - start);
             assert_eq!(got, end - start, "messages are contiguous");
             let message = Message {
-                view,
+                bytes: view.len_bytes() as u64,
+                view: 0,
                 peer: plan.peer,
                 number: plan.message,
                 is_send: plan.kind == StepKind::Send,
             };
-            if let Err(error) = self.post(round, (step, chunk), &message, is_oldest) {
+            if let Err(error) = self.post(round, (step, chunk), &message, &view, is_oldest) {
                 return self.refuse(round, step, plan.peer, error);
             }
             self.note_posted(round, step, chunk + 1);
@@ -129,6 +131,7 @@ impl Driver {
         round: &Round,
         (step, chunk): (StepId, u32),
         message: &Message,
+        view: &View,
         is_oldest: bool,
     ) -> std::result::Result<(), PostError> {
         let (peer, is_send) = (message.peer, message.is_send);
@@ -145,7 +148,7 @@ impl Driver {
         let token = round.token.chunk(step, chunk);
         let transport = self.links.transport.as_mut();
         if !is_send {
-            return transport.post_recv(peer, tag, message.view, token);
+            return transport.post_recv(peer, tag, *view, token);
         }
         // The second half of a peer's places is kept for the oldest collective: whatever later ones have
         // sent, the messages that the peer needs first always find room. (Messages of pairs have places of
@@ -154,13 +157,13 @@ impl Driver {
         if is_later && transport.backlog(peer, tag) >= MESSAGES_PER_PEER / 2 {
             return Err(PostError::WouldBlock);
         }
-        let bytes = message.view.len_bytes();
-        let is_taken = message.view.key().is_some() || bytes <= self.inline_bytes;
+        let bytes = view.len_bytes();
+        let is_taken = view.key().is_some() || bytes <= self.inline_bytes;
         let header = round.signature.0;
         if is_taken || transport.fetches(peer, bytes) {
-            return transport.post_send(peer, tag, header, message.view, token);
+            return transport.post_send(peer, tag, header, *view, token);
         }
-        self.send_copy(peer, (tag, header, token), message.view)
+        self.send_copy(peer, (tag, header, token), *view)
     }
 
     /// Sends a chunk from memory that is not registered: from a copy in memory that is.
@@ -225,8 +228,7 @@ impl Driver {
             return self.complete_chunk(round, step, chunk, completion);
         };
         let is_right = message.is_send
-            || completion.header == round.signature.0
-                && completion.bytes == message.view.len_bytes() as u64;
+            || completion.header == round.signature.0 && completion.bytes == message.bytes;
         if completion.outcome != Outcome::Done || !is_right {
             return Err(self.wrong_message(round, step, 0, completion));
         }
