@@ -9,6 +9,7 @@ use crate::config::Config;
 use crate::cost::{self, Models};
 use crate::engine::{Clock, Contact, Engine};
 use crate::error::{Error, Result};
+use crate::limits;
 use crate::memory::ProcessMark;
 use crate::transport;
 use crate::types::Rank;
@@ -37,7 +38,12 @@ pub(super) fn open(rank: Rank, ranks: u32, config: &Config) -> Result<(Engine, V
         transport::open_with(&config.transport, rank, ranks, nonce, &config.tcp)?
     };
     let host = host::share_of_host(config, ranks as usize);
-    let engine = Engine::new(provider, rank, ranks, config.clone(), host)?;
+    let mut of_engine = config.clone();
+    let is_default = config.chunk_bytes == limits::CHUNK_BYTES_DEFAULT;
+    if is_default && provider.capabilities().name == "tcp" {
+        of_engine.chunk_bytes = limits::CHUNK_BYTES_TCP;
+    }
+    let engine = Engine::new(provider, rank, ranks, of_engine, host)?;
     let prices = match rank {
         0 => prices::read_prices(&config.prices),
         _ => (Models::BUILT_IN, None),
