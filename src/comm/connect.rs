@@ -9,6 +9,7 @@ use crate::config::{Config, CrossMemory};
 use crate::cost::{self, Models};
 use crate::engine::{Clock, Contact, Engine};
 use crate::error::{Error, Result};
+use crate::limits;
 use crate::memory::ProcessMark;
 use crate::transport;
 use crate::types::Rank;
@@ -43,7 +44,12 @@ pub(super) fn open(rank: Rank, ranks: u32, config: &Config) -> Result<(Engine, V
     };
     let provider = transport::open(&config.transport, rank, ranks, nonce, &options)?;
     let host = host::share_of_host(config, ranks as usize);
-    let engine = Engine::new(provider, rank, ranks, config.clone(), host)?;
+    let mut of_engine = config.clone();
+    let is_default = config.chunk_bytes == limits::CHUNK_BYTES_DEFAULT;
+    if is_default && ["tcp", "router"].contains(&provider.capabilities().name) {
+        of_engine.chunk_bytes = limits::CHUNK_BYTES_TCP;
+    }
+    let engine = Engine::new(provider, rank, ranks, of_engine, host)?;
     let mut of_rank = Vec::new();
     if rank == 0 {
         let (models, complaint) = prices::read_prices(&config.prices);

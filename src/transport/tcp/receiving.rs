@@ -12,6 +12,9 @@ use std::os::fd::AsFd;
 
 /// System calls per rail and look.
 const READS_MAX: usize = 8;
+/// Bytes read behind a chunk: the next header and a few short frames. More would mostly be the begin of the next chunk, which
+/// is copied twice then.
+const AFTER_BODY_BYTES: usize = 1024;
 /// What a sender believes of the bytes that wait here may be older than what this rank has told.
 const STAGED_SLACK_BYTES: u64 = 1 << 20;
 
@@ -74,9 +77,9 @@ impl Peer {
                 (Target::Bytes(&mut shared.void[..bytes]), bytes)
             }
         };
-        // Only a whole body is followed by the next header.
+        // Only a whole body is followed by the next header, and what comes after that may be a body again.
         let buffer = match wanted == left {
-            true => &mut rail.rx[..],
+            true => &mut rail.rx[..AFTER_BODY_BYTES],
             false => &mut [],
         };
         let asked = wanted + buffer.len();
