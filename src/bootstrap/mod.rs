@@ -54,7 +54,11 @@ pub struct Meeting {
 }
 
 enum Way {
-    Host { job: String, config: Config },
+    Host {
+        job: String,
+        fingerprint: u64,
+        timeout: Duration,
+    },
     Network(Box<Network>),
 }
 
@@ -70,7 +74,8 @@ impl Meeting {
         let way = way.map_or_else(
             || Way::Host {
                 job: place.job.clone(),
-                config: config.clone(),
+                fingerprint: config.shared_fingerprint(),
+                timeout: config.timeout,
             },
             |network| Way::Network(Box::new(network)),
         );
@@ -116,14 +121,18 @@ impl Meeting {
     pub fn exchange(self, blob: Vec<u8>, clock: &Clock) -> Result<Vec<Vec<u8>>> {
         match self.way {
             Way::Network(network) => network.exchange(&blob, clock),
-            Way::Host { job, config } => {
+            Way::Host {
+                job,
+                fingerprint,
+                timeout,
+            } => {
                 let own = Introduction {
                     rank: self.rank,
                     ranks: self.ranks,
-                    fingerprint: config.shared_fingerprint(),
+                    fingerprint,
                     blob,
                 };
-                local::exchange(&own, &job, config.timeout, clock)
+                local::exchange(&own, &job, timeout, clock)
             }
         }
     }
