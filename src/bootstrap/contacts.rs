@@ -105,12 +105,7 @@ pub(super) fn pass_on(
     let passed = pass_up(&mut other, (rank, ranks), &mut table, (deadline, clock));
     let (children, parent) = match passed {
         Ok(links) => links,
-        Err(error) => {
-            other
-                .store
-                .say_failure(&error.to_string(), (clock.now().after(SEND_TIME), clock));
-            return Err(error);
-        }
+        Err(error) => return Err(first_cause(&mut other.store, error, clock)),
     };
     let all = wait_below(
         parent,
@@ -182,6 +177,34 @@ fn wait_below(
     }
 }
 
+/// Nothing comes from rank 0 before the contacts but bad news.
+fn hear_failure(store: &mut Link) -> Result<()> {
+    match store.hear() {
+        Ok(None) => Ok(()),
+        Ok(Some((Kind::Failure, text))) => Err(super::link::told(&text)),
+        Ok(Some((kind, _))) => Err(Error::Malformed(format!("rank 0 sent {kind:?}"))),
+        Err(Lost(why)) => Err(Error::Bootstrap(format!(
+            "rank 0 was lost: {why}; see what it printed"
+        ))),
+    }
+}
+
+/// Tells rank 0 what has gone wrong here. It tells all ranks, this one too, what it heard first: that is the cause.
+fn first_cause(store: &mut Link, error: Error, clock: &Clock) -> Error {
+    let until = clock.now().after(LATE_ANSWER_TIME);
+    store.say_failure(&error.to_string(), (until, clock));
+    loop {
+        match store.hear() {
+            Ok(Some((Kind::Failure, text))) => return super::link::told(&text),
+            Ok(None) if clock.now() < until => {
+                wait_for(&[store.as_fd()], PollFlags::IN, (until, clock))
+            }
+            Ok(Some(_)) => {}
+            Ok(None) | Err(_) => return error,
+        }
+    }
+}
+
 type Links = (Vec<(Rank, Link)>, Option<Link>);
 
 fn pass_up(
@@ -194,17 +217,7 @@ fn pass_up(
     let mut children: Vec<(Rank, Link)> = Vec::new();
     let mut heard = 0;
     while heard < below.len() {
-        // Nothing comes from rank 0 now but bad news.
-        match other.store.hear() {
-            Ok(None) => {}
-            Ok(Some((Kind::Failure, text))) => return Err(super::link::told(&text)),
-            Ok(Some((kind, _))) => return Err(Error::Malformed(format!("rank 0 sent {kind:?}"))),
-            Err(Lost(why)) => {
-                return Err(Error::Bootstrap(format!(
-                    "rank 0 was lost: {why}; see what it printed"
-                )));
-            }
-        }
+        hear_failure(&mut other.store)?;
         let gate = other.gate.as_mut().expect("a rank with children listens");
         for proven in gate.turn(clock.now())? {
             let is_new = children.iter().all(|(known, _)| *known != proven.rank);
@@ -251,7 +264,10 @@ fn pass_up(
                 source: other.source,
                 bytes_max: tree::table_bytes_max(ranks),
             };
-            Some(dial(&call, || Ok(vec![address]), (deadline, clock))?)
+            let store = &mut other.store;
+            // A parent that has heard of a failure is gone.
+            let addresses = || hear_failure(store).map(|()| vec![address]);
+            Some(dial(&call, addresses, (deadline, clock))?)
         }
     };
     let above = parent.as_ref().unwrap_or(&other.store);

@@ -93,8 +93,8 @@ impl Pmix {
             };
             value.data[0] = text.as_ptr().cast_mut().cast();
             // SAFETY: key and value are live and terminated; the library copies them.
-            let put = unsafe { (f.put)(GLOBAL, key_c.as_ptr(), &mut value) };
-            f.check(put, "PMIx_Put")?;
+            let status = unsafe { (f.put)(GLOBAL, key_c.as_ptr(), &mut value) };
+            f.check(status, "PMIx_Put")?;
             // SAFETY: the library is initialised.
             f.check(unsafe { (f.commit)() }, "PMIx_Commit")?;
         }
@@ -180,23 +180,23 @@ impl Functions {
                 .then_some(found)
                 .ok_or_else(|| format!("the library has no {}", name.to_string_lossy()))
         };
-        // SAFETY (of all below): each symbol is a function of this type in every version of the standard since 2.
+        // Each symbol is a function of this type in every version of the standard since 2.
         Ok(Functions {
-            // SAFETY: see above.
+            // SAFETY: the symbol is a function of this type.
             init: unsafe { std::mem::transmute::<*mut c_void, Init>(symbol(c"PMIx_Init")?) },
-            // SAFETY: see above.
+            // SAFETY: the symbol is a function of this type.
             put: unsafe { std::mem::transmute::<*mut c_void, Put>(symbol(c"PMIx_Put")?) },
-            // SAFETY: see above.
+            // SAFETY: the symbol is a function of this type.
             commit: unsafe { std::mem::transmute::<*mut c_void, Commit>(symbol(c"PMIx_Commit")?) },
-            // SAFETY: see above.
+            // SAFETY: the symbol is a function of this type.
             fence: unsafe { std::mem::transmute::<*mut c_void, Fence>(symbol(c"PMIx_Fence")?) },
-            // SAFETY: see above.
+            // SAFETY: the symbol is a function of this type.
             get: unsafe { std::mem::transmute::<*mut c_void, Get>(symbol(c"PMIx_Get")?) },
-            // SAFETY: see above.
+            // SAFETY: the symbol is a function of this type.
             finalize: unsafe {
                 std::mem::transmute::<*mut c_void, Finalize>(symbol(c"PMIx_Finalize")?)
             },
-            // SAFETY: see above.
+            // SAFETY: the symbol is a function of this type.
             error_string: unsafe {
                 std::mem::transmute::<*mut c_void, ErrorString>(symbol(c"PMIx_Error_string")?)
             },
