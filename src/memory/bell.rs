@@ -31,13 +31,13 @@ impl Bell {
         self.wake_after(|| {});
     }
 
-    /// The same; `also` is done first, if anybody sleeps.
+    /// The same; `also`, a system call, is done first if anybody sleeps.
     #[inline]
     pub fn wake_after(&self, also: impl FnOnce()) {
         fence(Ordering::SeqCst);
         if self.sleeping.word32(0).load(Ordering::Relaxed) != 0 {
             also();
-            self.count.word32(0).fetch_add(1, Ordering::Release);
+            self.count.word32(0).fetch_add(1, Ordering::Relaxed);
             futex_wake_all(self.count.word32(0));
         }
     }

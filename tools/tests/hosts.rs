@@ -118,8 +118,8 @@ fn ranks_of_one_host_share_memory_and_hosts_are_joined_by_connections() {
         return;
     };
     for (collective, told) in [
-        ("allreduce", "allreduce of 4194304 B: hierarchical"),
-        ("broadcast", "broadcast of 4194304 B"),
+        ("allreduce", "allreduce of 2097152 B: hierarchical"),
+        ("broadcast", "broadcast of 2097152 B"),
         ("all-to-all", "all-to-all of"),
     ] {
         let line = format!("bench {collective} -b 8 -e 4M -f 512 -n 3 --timeout 60");
