@@ -127,13 +127,16 @@ pub fn line(s: &Shape) -> Work {
     Work::of(s).meet(s, 1.0)
 }
 
-/// Copy in; everybody reduces p vectors of n bytes.
+/// Copy in; everybody reduces p vectors of n bytes. All read all windows at the same time, so that every byte crosses slowly
+/// whatever the size: 2 MiB of two ranks took 204 us where 120 were predicted without.
 pub fn window_all_reduce(s: &Shape) -> Work {
-    Work::of(s)
+    let mut work = Work::of(s)
         .meet(s, 1.0)
         .copy(s, s.bytes, s.bytes * s.p())
-        .reduce(s, s.bytes, (s.p(), 1.0, s.p() - 1.0))
-        .buffers(s, s.bytes, 2.0 * s.bytes)
+        .reduce(s, s.bytes, (s.p(), 1.0, 0.0))
+        .buffers(s, s.bytes, 2.0 * s.bytes);
+    work.crossed += s.each(s.bytes * (s.p() - 1.0));
+    work
 }
 
 /// Copy in, reduce one block of all, fetch the others: two meetings.
