@@ -4,7 +4,7 @@
 
 mod tcp;
 
-pub use tcp::TcpSettings;
+pub use tcp::{RAILS_MAX, TcpSettings};
 mod job;
 
 pub use job::{JobSettings, Secret};

@@ -72,7 +72,7 @@ impl Credentials {
 }
 
 /// The secret's bytes. A file that others may read is refused: they know the secret.
-pub(super) fn read_secret(secret: &Secret) -> Result<Option<Vec<u8>>> {
+pub fn read_secret(secret: &Secret) -> Result<Option<Vec<u8>>> {
     match secret {
         Secret::None => Ok(None),
         Secret::Text(text) => Ok(Some(text.clone())),

@@ -28,6 +28,7 @@ pub use contact::{emit_contact, parse_contact};
 pub use cores::Cores;
 pub use descriptors::check_descriptors;
 pub use env::{Launched, Launcher, Place, Rendezvous, launched_from_env, place_from_env};
+pub use gate::read_secret;
 pub use identity::HostIdentity;
 pub use survivors::{Conversation, Lost, MeetingPlace, Message};
 
@@ -121,7 +122,7 @@ impl Meeting {
         if config.tcp.addresses.is_empty() {
             config.tcp.addresses = vec![self.address().0];
         }
-        config.tcp.secret = gate::read_secret(&config.job.secret)?;
+        config.tcp.secret = read_secret(&config.job.secret)?;
         config.tcp.is_insecure = config.job.is_insecure;
         Ok(config)
     }

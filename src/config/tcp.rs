@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 /// Connections to one peer, at most: more cost memory and gain nothing.
-const RAILS_MAX: u32 = 16;
+pub const RAILS_MAX: u32 = 16;
 
 /// Settings of the `tcp` transport.
 #[derive(Clone, PartialEq, Eq)]

@@ -18,7 +18,11 @@ struct Server {
 
 impl Server {
     fn start(line: &str) -> Server {
-        let mut child = linerate(&format!("perf {line} -p 0 --timeout 20"))
+        Server::of(linerate(&format!("perf {line} -p 0 --timeout 20")))
+    }
+
+    fn of(mut command: Command) -> Server {
+        let mut child = command
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
@@ -247,6 +251,53 @@ fn bounds_decide_the_exit_code() {
         assert_eq!(found, Some(code), "{line}: {stderr}");
         assert!(stderr.contains(expected), "{line}: {stderr}");
     }
+}
+
+#[test]
+fn everything_is_measured_over_tcp_too() {
+    for line in [
+        "write_bw -s 1M -n 20",
+        "read_bw -s 100 -n 100 -q 3",
+        "send_bw -b -s 9000 -n 40 -q 2",
+        "write_lat -n 50",
+        "write_lat -s 5000 -n 50",
+        "read_lat -n 50",
+        "send_lat -s 20K -n 50",
+    ] {
+        let value = local_json(&format!("{line} --transport tcp"));
+        assert_eq!(value["transport"], "tcp", "{line}");
+        assert_eq!(value["results"][0]["wrong"], 0, "{line}");
+    }
+}
+
+#[test]
+fn whoever_has_another_secret_is_not_served() {
+    const SECRET: &str = "0123456789abcdef";
+    let start = |line: &str, secret: &str| {
+        let mut command = linerate(line);
+        command.env("LINERATE_SECRET", secret);
+        command
+    };
+    let server = Server::of(start("perf send_bw -p 0 --timeout 20", SECRET));
+    let line = format!(
+        "perf send_bw 127.0.0.1 -n 10 --transport tcp -p {}",
+        server.port
+    );
+    for wrong in ["fedcba9876543210", ""] {
+        let (code, _, stderr) = parts(start(&line, wrong).output().unwrap());
+        assert!(
+            code == Some(1) && stderr.contains("LINERATE_SECRET"),
+            "{stderr}"
+        );
+    }
+    let (code, _, stderr) = parts(start(&line, SECRET).output().unwrap());
+    assert_eq!(code, Some(0), "{stderr}");
+    let (code, _, stderr) = server.end();
+    assert_eq!(
+        (code, stderr.matches("ignored").count()),
+        (Some(0), 2),
+        "{stderr}"
+    );
 }
 
 #[test]

@@ -1,13 +1,16 @@
 //! The connection that a client makes first: options are agreed on, addresses and results exchanged. Lines of JSON over TCP.
 //!
-//! It proves nobody's identity, so a server is reached from its own host only, unless it was told otherwise.
+//! It begins with a proof of the secret (`proof.rs`). Without a secret that proves nothing, so a server is reached from its
+//! own host only, unless it was told otherwise.
 
 use super::arena::Keys;
 use super::args::Options;
+use super::proof;
 use super::statistics::{Flow, Latency};
+use linerate::wire::JobKey;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 /// Longest line: an address is the longest thing in one.
@@ -81,6 +84,7 @@ impl Control {
     /// The next client that says something sensible, and what it says. Others are complained about.
     pub fn accept(
         listener: &TcpListener,
+        key: &JobKey,
         timeout: Duration,
         mut complain: impl FnMut(String),
     ) -> Result<(Control, Line), String> {
@@ -89,6 +93,8 @@ impl Control {
                 .accept()
                 .map_err(|cause| format!("waiting for a client: {cause}"))?;
             let greeted = Control::new(stream, peer, GREETING).and_then(|mut control| {
+                proof::demand(control.reader.get_mut(), key)
+                    .map_err(|text| format!("{peer}: {text}"))?;
                 let line = control.read()?;
                 let set = control.reader.get_ref().set_read_timeout(Some(timeout));
                 set.map_err(|cause| cause.to_string())?;
@@ -104,8 +110,8 @@ impl Control {
 
     /// Connects to a server; tries again for `patience` if nobody listens there yet.
     pub fn connect(
-        host: &str,
-        port: u16,
+        (host, port): (&str, u16),
+        key: &JobKey,
         patience: Duration,
         timeout: Duration,
     ) -> Result<Control, String> {
@@ -118,7 +124,12 @@ impl Control {
             let mut last = None;
             for place in &places {
                 match TcpStream::connect_timeout(place, timeout) {
-                    Ok(stream) => return Control::new(stream, *place, timeout),
+                    Ok(stream) => {
+                        let mut control = Control::new(stream, *place, timeout)?;
+                        proof::prove(control.reader.get_mut(), key)
+                            .map_err(|text| format!("the server at {place}: {text}"))?;
+                        return Ok(control);
+                    }
                     Err(cause) => last = Some((*place, cause)),
                 }
             }
@@ -127,7 +138,7 @@ impl Control {
             };
             if cause.kind() != ErrorKind::ConnectionRefused || start.elapsed() > patience {
                 return Err(format!(
-                    "no server at {place}: {cause}; start one there with the same command without HOST (and with --insecure, if that is another host)"
+                    "no server at {place}: {cause}; start one there with the same command without HOST (and with LINERATE_SECRET on both sides, or --insecure, if that is another host)"
                 ));
             }
             std::thread::sleep(ATTEMPT_PAUSE);
@@ -144,6 +155,13 @@ impl Control {
             reader: BufReader::new(stream),
             peer,
         })
+    }
+
+    /// This side's address, as the other one reaches it.
+    pub fn local_ip(&self) -> Result<IpAddr, String> {
+        let place = self.reader.get_ref().local_addr();
+        let place = place.map_err(|cause| format!("reading an own address: {cause}"))?;
+        Ok(place.ip().to_canonical())
     }
 
     /// Says something.
@@ -214,26 +232,42 @@ mod tests {
                 // The server may have closed it already.
                 let _ = stranger.write_all(garbage);
             }
-            let mut client = Control::connect("127.0.0.1", place.port(), TIMEOUT, TIMEOUT).unwrap();
+            let place = ("127.0.0.1", place.port());
+            let other = Control::connect(place, &proof::key(Some(b"other")), TIMEOUT, TIMEOUT);
+            let text = other.err().unwrap();
+            assert!(text.contains("LINERATE_SECRET"), "{text}");
+            let key = proof::key(None);
+            let mut client = Control::connect(place, &key, TIMEOUT, TIMEOUT).unwrap();
             client.exchange(&hello()).unwrap()
         });
         let mut complaints = Vec::new();
-        let (mut control, line) =
-            Control::accept(&listener, TIMEOUT, |text| complaints.push(text)).unwrap();
+        let (mut control, line) = Control::accept(&listener, &proof::key(None), TIMEOUT, |text| {
+            complaints.push(text)
+        })
+        .unwrap();
         assert!(matches!(line, Line::Hello { .. }));
         control.write(&Line::Refused("no".into())).unwrap();
         let answer = clients.join().unwrap();
         assert!(matches!(answer, Line::Refused(reason) if reason == "no"));
-        assert_eq!(complaints.len(), 4, "{complaints:?}");
-        assert!(complaints[0].contains("another language"), "{complaints:?}");
-        assert!(complaints[1].contains("has ended"), "{complaints:?}");
-        assert!(complaints[2].contains("greeting"), "{complaints:?}");
+        assert_eq!(complaints.len(), 5, "{complaints:?}");
+        for complaint in &complaints[..3] {
+            assert!(complaint.contains("has not proven"), "{complaint}");
+        }
+        assert!(
+            complaints[3].contains("no hello of linerate"),
+            "{complaints:?}"
+        );
     }
 
     #[test]
     fn a_server_that_is_not_there_is_said_with_what_to_do() {
         let port = listen(0, false).unwrap().local_addr().unwrap().port();
-        let tried = Control::connect("127.0.0.1", port, Duration::ZERO, TIMEOUT);
+        let tried = Control::connect(
+            ("127.0.0.1", port),
+            &proof::key(None),
+            Duration::ZERO,
+            TIMEOUT,
+        );
         let text = tried.err().unwrap();
         assert!(text.contains("without HOST"), "{text}");
     }

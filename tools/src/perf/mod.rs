@@ -14,6 +14,7 @@ mod control;
 mod document;
 mod link;
 mod plan;
+mod proof;
 mod run;
 mod statistics;
 mod table;
@@ -127,13 +128,13 @@ fn role(args: &PerfArgs) -> Result<Option<Role>, Failure> {
 
 /// The server: one client, then the end.
 fn serve(args: &PerfArgs, plan: &Plan, port: u16, is_quiet: bool) -> Result<(), Failure> {
-    let listener = control::listen(port, args.insecure)?;
+    let listener = control::listen(port, plan.is_open() && !is_quiet)?;
     let complain = |text: String| output::print_error(&format!("linerate perf: {text}"));
     let mut report = Report::new(args, is_quiet);
     if !is_quiet {
-        let reach = match args.insecure {
+        let reach = match plan.is_open() {
             true => "anywhere",
-            false => "this host only (others with --insecure)",
+            false => "this host only (others with LINERATE_SECRET or --insecure)",
         };
         let place = listener.local_addr().map_err(|e| e.to_string())?;
         report.print(&format!(
@@ -141,7 +142,7 @@ fn serve(args: &PerfArgs, plan: &Plan, port: u16, is_quiet: bool) -> Result<(), 
             place.port()
         ))?;
     }
-    let (mut control, hello) = Control::accept(&listener, plan.timeout, complain)?;
+    let (mut control, hello) = Control::accept(&listener, &plan.key(), plan.timeout, complain)?;
     drop(listener);
     let Line::Hello {
         version,
@@ -206,7 +207,7 @@ fn ask(args: &PerfArgs, plan: &Plan, host: &str, port: u16) -> Result<(), Failur
         true => LOCAL_PATIENCE,
         false => Duration::ZERO,
     };
-    let mut control = Control::connect(host, port, patience, plan.timeout)?;
+    let mut control = Control::connect((host, port), &plan.key(), patience, plan.timeout)?;
     let answer = control.exchange(&Line::Hello {
         version: env!("CARGO_PKG_VERSION").into(),
         host: info::host_id(plan.config.host_id.clone()),

@@ -1,9 +1,11 @@
 //! What one side of `perf` needs to know besides what both agree on.
 
 use super::args::{Options, PerfArgs};
+use super::proof;
 use crate::settings;
 use crate::system;
 use linerate::Config;
+use linerate::wire::JobKey;
 use std::time::Duration;
 
 /// Settings of this side.
@@ -30,6 +32,9 @@ impl Plan {
             config.timeout = linerate::config::parse_timeout("--timeout", text)
                 .map_err(|error| error.to_string())?;
         }
+        config.tcp.secret = linerate::bootstrap::read_secret(&config.job.secret)
+            .map_err(|error| error.to_string())?;
+        config.tcp.is_insecure = config.job.is_insecure || args.insecure;
         if config.transport == "sim" {
             return Err("perf measures this machine; --transport sim has no clock of its own: bench takes it".into());
         }
@@ -39,6 +44,16 @@ impl Plan {
             memory_bytes: linerate::memory::available_memory_bytes(),
             cache_bytes: system::last_level_cache_bytes(),
         })
+    }
+
+    /// Whether other hosts are served: either they prove themselves, or they need not.
+    pub fn is_open(&self) -> bool {
+        self.config.tcp.secret.is_some() || self.config.tcp.is_insecure
+    }
+
+    /// What both sides prove that they know.
+    pub fn key(&self) -> JobKey {
+        proof::key(self.config.tcp.secret.as_deref())
     }
 
     /// Bytes that messages rotate over, 0 if they do not. Source and target together are twice the cache, or what a quarter

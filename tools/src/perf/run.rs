@@ -7,6 +7,7 @@ use super::link::Link;
 use super::plan::Plan;
 use super::statistics::{Flow, Latency};
 use super::traffic::{Limit, Side};
+use linerate::config::{self, TcpSettings};
 use linerate::transport::Address;
 use linerate::{Config, Rank};
 use std::time::Duration;
@@ -70,6 +71,12 @@ pub fn join<'a>(
     let unexpected = |line: Line| format!("the other side said {line:?} where it may not");
     let config = Config {
         transport: transport.into(),
+        tcp: TcpSettings {
+            rails: options.streams.min(config::RAILS_MAX),
+            // The one over which the other side has been reached.
+            addresses: vec![control.local_ip()?],
+            ..plan.config.tcp.clone()
+        },
         ..plan.config.clone()
     };
     let needed = 2 * bytes_needed(options, plan.rotation_bytes(options));
