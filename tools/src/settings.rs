@@ -138,6 +138,14 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         .ok_or_else(|| "a whole number with an optional K, M, G or T (binary), such as 64K".into())
 }
 
+/// A number above 0.
+pub fn parse_positive(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value > 0.0 && value.is_finite() => Ok(value),
+        _ => Err(format!("'{text}' is not a number above 0")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,7 +1,7 @@
 //! The command line of `bench`: what clap can check alone. What depends on several arguments is in `plan.rs`.
 
 use crate::binding::Bind;
-use crate::settings::parse_size;
+use crate::settings::{parse_positive, parse_size};
 use clap::{Args, ValueEnum};
 use linerate::{Collective, DataType, ReduceOp};
 use std::path::PathBuf;
@@ -230,13 +230,6 @@ fn parse_within(text: &str, least: f64, most: f64) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if (least..=most).contains(&value) => Ok(value),
         _ => Err(format!("'{text}' is not a number from {least} to {most}")),
-    }
-}
-
-fn parse_positive(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(value) if value > 0.0 && value.is_finite() => Ok(value),
-        _ => Err(format!("'{text}' is not a number above 0")),
     }
 }
 

@@ -11,8 +11,7 @@ mod matrix;
 mod rank;
 
 use crate::binding::Bind;
-use crate::perf::args::parse_positive;
-use crate::settings::{self, FAILED, USAGE, parse_size};
+use crate::settings::{self, FAILED, USAGE, parse_positive, parse_size};
 use crate::{launch, output};
 use clap::Args;
 use linerate::{Config, Error};

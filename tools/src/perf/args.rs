@@ -1,7 +1,7 @@
 //! The command line of `perf`, and what of it both sides have to agree on ([`Options`]). Letters are perftest's.
 
 use crate::binding::Bind;
-use crate::settings::parse_size;
+use crate::settings::{parse_positive, parse_size};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -333,13 +333,6 @@ fn bandwidth_only(args: &PerfArgs) -> Vec<(&'static str, bool)> {
         ("--report_gbits", args.report_gbits),
     ];
     all.into_iter().filter(|(_, is_given)| *is_given).collect()
-}
-
-pub fn parse_positive(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(value) if value > 0.0 && value.is_finite() => Ok(value),
-        _ => Err(format!("'{text}' is not a number above 0")),
-    }
 }
 
 #[cfg(test)]
