@@ -6,7 +6,7 @@
 //! memory.
 
 use super::crew::{SHARED_BYTES_MIN, Work};
-use super::plan::{Operands, Place, StepKind, StepPlan};
+use super::plan::{NONE, Operands, Place, Plan, StepKind, StepPlan};
 use super::round::Round;
 use crate::memory::View;
 use crate::schedule::{Action, BufferId, StepId};
@@ -20,6 +20,17 @@ const _: () = assert!(
     "bound steps are done by one thread"
 );
 
+/// A step, in a cache line of its own: to post a message and to handle its end touches no other memory of the schedule. While
+/// plan, views and steps lay apart, the engine waited for its own memory for half of its time (benches/README.md).
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+pub struct BoundStep {
+    pub action: Bound,
+    pub followers: Followers,
+}
+
+const _: () = assert!(size_of::<BoundStep>() == 64);
+
 /// What a step does.
 #[derive(Clone, Copy, Debug)]
 pub enum Bound {
@@ -31,12 +42,19 @@ pub enum Bound {
     Other,
 }
 
+/// The steps that depend on one: nearly always two at most.
+#[derive(Clone, Copy, Debug)]
+pub struct Followers {
+    /// [`NONE`] where there are fewer.
+    pub first: [StepId; 2],
+    /// Where the others are among those of the plan.
+    pub others: (u32, u32),
+}
+
 /// What is sent or received.
 #[derive(Clone, Copy, Debug)]
 pub struct Message {
-    pub bytes: u64,
-    /// The number of its view.
-    pub view: u32,
+    pub view: View,
     pub peer: Rank,
     /// Which message of this pair.
     pub number: u32,
@@ -62,11 +80,16 @@ struct Part {
 
 /// The steps of a round; none where they are not whole, or run straight.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub struct BoundSteps {
-    pub steps: Vec<Bound>,
-    /// What steps read and write, and where that is in the memory of this round.
+    pub steps: Vec<BoundStep>,
+    /// What steps read and write, and for computations where that is in the memory of this round.
     parts: Vec<Part>,
     views: Vec<View>,
+    /// The part of each message, and its step.
+    messages: Vec<(u32, StepId)>,
+    /// Whether the schedule is asked about some step.
+    pub has_others: bool,
 }
 
 impl BoundSteps {
@@ -74,16 +97,23 @@ impl BoundSteps {
     pub fn resolve(&mut self, round: &Round, ranks: u32) {
         self.steps.clear();
         self.parts.clear();
+        self.messages.clear();
+        self.has_others = true;
         let prepared = &round.prepared;
         if prepared.is_straight || !round.progress.is_whole() {
             return;
         }
+        self.has_others = false;
         for (id, plan) in (0..).zip(&prepared.plan.steps) {
             let bound = match plan.kind {
                 StepKind::Other => self.resolve_compute(round, id, plan, ranks),
-                _ => Some(Bound::Message(self.resolve_message(round, plan))),
+                _ => Some(Bound::Message(self.resolve_message(round, id, plan))),
             };
-            self.steps.push(bound.unwrap_or(Bound::Other));
+            self.has_others |= bound.is_none();
+            self.steps.push(BoundStep {
+                action: bound.unwrap_or(Bound::Other),
+                followers: followers_of(&prepared.plan, id),
+            });
         }
     }
 
@@ -132,14 +162,14 @@ impl BoundSteps {
         }))
     }
 
-    fn resolve_message(&mut self, round: &Round, plan: &StepPlan) -> Message {
+    fn resolve_message(&mut self, round: &Round, id: StepId, plan: &StepPlan) -> Message {
         let span = round.progress.span(plan.span);
         let part = part_of(round, plan.buffer, span.start, span.len);
         let part = part.expect("messages are contiguous");
+        self.messages.push((self.parts.len() as u32, id));
         self.parts.push(part);
         Message {
-            bytes: part.bytes as u64,
-            view: self.parts.len() as u32 - 1,
+            view: View::size_only(part.bytes),
             peer: plan.peer,
             number: plan.message,
             is_send: plan.kind == StepKind::Send,
@@ -151,12 +181,11 @@ impl BoundSteps {
         self.views.clear();
         let parts = self.parts.iter();
         (self.views).extend(parts.map(|p| buffers[p.buffer.0 as usize].part(p.start, p.bytes)));
-    }
-
-    /// Where a message lies.
-    #[inline]
-    pub fn view(&self, message: &Message) -> &View {
-        &self.views[message.view as usize]
+        for &(part, step) in &self.messages {
+            if let Bound::Message(message) = &mut self.steps[step as usize].action {
+                message.view = self.views[part as usize];
+            }
+        }
     }
 
     /// Sources and destinations.
@@ -164,6 +193,20 @@ impl BoundSteps {
     pub fn operands(&self, compute: &Compute) -> (&[View], &[View]) {
         let views = &self.views[compute.first as usize..compute.end as usize];
         views.split_at((compute.middle - compute.first) as usize)
+    }
+}
+
+fn followers_of(plan: &Plan, step: StepId) -> Followers {
+    let successors = plan.successors_of(step);
+    let at = |index: usize| {
+        successors
+            .get(index)
+            .map_or(NONE, |successor| successor.step)
+    };
+    let (first, end) = plan.steps[step as usize].successors;
+    Followers {
+        first: [at(0), at(1)],
+        others: ((first + 2).min(end), end),
     }
 }
 

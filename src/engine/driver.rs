@@ -24,22 +24,23 @@ use crate::types::Rank;
 use messages::Bounced;
 pub use script::Script;
 
-/// Runs steps on links.
+/// Runs steps on links. What every step touches comes first, together.
+#[repr(C)]
 pub struct Driver {
-    pub links: Links,
-    pub pool: Pool,
-    /// Copies that are being sent.
-    bounced: Vec<Bounced>,
-    pub chunk_bytes: usize,
+    /// Something moved since this was last cleared.
+    pub moved: bool,
     /// The longest message whose source need not be registered.
     inline_bytes: usize,
+    /// Copies that are being sent.
+    bounced: Vec<Bounced>,
+    pub links: Links,
+    /// How often a wait looks for a signal that is not there before it is left for later.
+    pub looks: Looks,
+    pub chunk_bytes: usize,
+    pub pool: Pool,
     /// Per peer, the first message of pairwise rounds that has not been handed over as a whole: only that one may
     /// send, so that later ones never take the places that it needs.
     pair_heads: Vec<u64>,
-    /// How often a wait looks for a signal that is not there before it is left for later.
-    pub looks: Looks,
-    /// Something moved since this was last cleared.
-    pub moved: bool,
     crew: Crew,
     /// Operations that touch as many bytes write around the caches.
     cache_bytes: usize,
@@ -108,13 +109,15 @@ impl Driver {
         while !round.is_redirected
             && let Some(step) = round.progress.pop_ready()
         {
-            match round.bound.steps.get(step as usize) {
+            let bound = round.bound.steps.get(step as usize);
+            match bound.map(|bound| &bound.action) {
                 Some(Bound::Message(_)) => self.post_whole(round, step, is_oldest)?,
                 Some(Bound::Compute(compute)) => {
                     let (sources, destinations) = round.bound.operands(compute);
                     compute.work.run(sources, destinations);
                     self.moved = true;
-                    round.progress.process_whole(&round.prepared, step);
+                    let followers = &round.bound.steps[step as usize].followers;
+                    (round.progress).process_bound(&round.prepared, step, followers);
                 }
                 Some(Bound::Other) | None => {
                     let plan = round.prepared.plan.steps[step as usize];

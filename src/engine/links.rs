@@ -40,10 +40,11 @@ struct Peer {
 }
 
 /// The transport and the memory that signals live in.
+#[repr(C)]
 pub struct Links {
+    pub transport: Box<dyn Transport>,
     pub rank: Rank,
     pub ranks: u32,
-    pub transport: Box<dyn Transport>,
     /// The core on which this rank runs, plus 1, where ranks share cores; else 0.
     pub core: u16,
     layout: ControlLayout,

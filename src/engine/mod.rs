@@ -83,42 +83,47 @@ pub struct Host {
     pub is_size_only: bool,
 }
 
-/// The engine of one rank in one communicator.
+/// The engine of one rank in one communicator. What every drive touches comes first, together.
+#[repr(C)]
 pub struct Engine {
-    driver: Driver,
-    config: Config,
+    now: Time,
+    events: Vec<Event>,
+    rounds: Vec<Option<Box<Round>>>,
+    /// Places of rounds under way, in the order in which they started.
+    active: Vec<u32>,
     tasks: Vec<Task>,
-    free_tasks: Vec<usize>,
+    /// Some round may have something to do.
+    has_work: bool,
+    /// Peers may not have been woken since the last count was published.
+    is_publishing_quietly: bool,
+    /// A peer has said that all ranks are connected.
+    is_confirmed: bool,
+    /// Collective rounds retired here without gaps, and of those published to the peers.
+    retired: u64,
+    published: u64,
+    publish_to: Vec<Rank>,
     /// Collective tasks of which rounds are still to be started, oldest first.
     queue: VecDeque<usize>,
-    rounds: Vec<Option<Box<Round>>>,
+    /// A round whose ranks have not all said whether their memory is registered.
+    undecided: Option<u64>,
+    failure: Option<Error>,
+    driver: Driver,
+    config: Config,
+    free_tasks: Vec<usize>,
     free_places: Vec<u32>,
     // Boxed, because a round moves between lists and is large.
     #[allow(clippy::vec_box)]
     spare_rounds: Vec<Box<Round>>,
     /// A round that [`Engine::run_at_once`] could not end, for the task that follows.
     begun: Option<Box<Round>>,
-    /// Places of rounds under way, in the order in which they started.
-    active: Vec<u32>,
-    /// Some round may have something to do.
-    has_work: bool,
     generation: u32,
     next_sequence: u64,
-    /// A round whose ranks have not all said whether their memory is registered.
-    undecided: Option<u64>,
-    /// Collective rounds retired here without gaps, and of those published to the peers.
-    retired: u64,
-    published: u64,
-    publish_to: Vec<Rank>,
-    /// Peers may not have been woken since the last count was published.
-    is_publishing_quietly: bool,
     is_retired: [bool; OPERATION_SLOTS as usize],
     /// Least retired count of the peers at the last look.
     retired_by_all: u64,
     /// Messages sent to and received from each peer by pairwise rounds.
     pair_counts: Vec<(u64, u64)>,
     history: [(u64, signature::Signature); HISTORY],
-    failure: Option<Error>,
     /// What a peer has said of a failure, until this rank has failed with it.
     told: Option<Error>,
     /// Peers that had no room for the news of the failure.
@@ -126,10 +131,6 @@ pub struct Engine {
     /// The generation at which regions that peers had freed were last let go.
     released_at: u32,
     suspect: Option<Suspect>,
-    /// A peer has said that all ranks are connected.
-    is_confirmed: bool,
-    events: Vec<Event>,
-    now: Time,
     /// When the slow part is due again.
     slow_at: Time,
 }
@@ -308,7 +309,7 @@ impl Engine {
     fn handle_events(&mut self) {
         let mut events = std::mem::take(&mut self.events);
         for event in &events {
-            self.handle_event(event, self.now);
+            self.handle_event(event);
         }
         events.clear();
         self.events = events;
@@ -316,20 +317,20 @@ impl Engine {
 
     /// Nearly all events are messages of rounds; what else there is stays out of their way.
     #[inline(always)]
-    fn handle_event(&mut self, event: &Event, now: Time) {
+    fn handle_event(&mut self, event: &Event) {
         let Event::Completion(completion) = event else {
             return self.handle_change(event);
         };
         let Token::Step { round, step, chunk } = Token::parse(completion.token) else {
-            return self.handle_own(completion, now);
+            return self.handle_own(completion, self.now);
         };
         let Some(Some(round)) = self.rounds.get_mut(round as usize) else {
             return;
         };
         if round.token.is_of(completion.token) {
             round.outstanding -= 1;
+            round.has_moved = true;
             self.has_work = true;
-            self.tasks[round.task].last_moved = now;
             let handled = (self.driver).handle_completion(round, step, chunk, completion);
             if let Err(error) = handled {
                 self.fail(error, true);

@@ -4,7 +4,7 @@
 //! that a round resolves each one once ([`Span`]); every step has its overlap edges, and the steps that depend on it, in
 //! one run of a list each; and a message is a few words. How a round begins is worked out once as well: arming is copying.
 
-use super::progress::StepRun;
+use super::progress::{Gate, StepRun};
 use crate::schedule::{
     Action, BufferId, Dependency, Extent, Join, Operand, Range, Schedule, SlotId, Step, StepId,
     Trigger,
@@ -41,7 +41,7 @@ pub struct Successor {
 /// How a round begins.
 #[derive(Clone, Debug, Default)]
 pub struct Start {
-    pub runs: Vec<StepRun>,
+    pub(super) gates: Vec<Gate>,
     /// Steps to look at first.
     pub ready: Vec<StepId>,
 }
@@ -125,6 +125,8 @@ pub struct Plan {
     pub operands: Vec<Operands>,
     /// Whether receives fill slots, so that lengths become known only while a round runs.
     pub has_fills: bool,
+    /// How far steps have come at the beginning; a round adds their lengths.
+    pub runs: Vec<StepRun>,
     /// How a round begins whose steps are whole: each waits until what it overlaps has been processed.
     pub whole: Start,
     /// How others begin: steps follow those that they overlap piece by piece.
@@ -163,6 +165,7 @@ impl Plan {
         }
         plan.has_fills = plan.steps.iter().any(|step| step.fills.is_some());
         plan.add_successors(schedule);
+        plan.runs = schedule.steps.iter().map(run_of).collect();
         plan.whole = start(schedule, |_| true);
         plan.piecewise = start(schedule, |dependency| dependency.overlap.is_none());
         plan
@@ -292,22 +295,29 @@ impl Plan {
 fn start(schedule: &Schedule, holds: impl Fn(&Dependency) -> bool) -> Start {
     let mut start = Start::default();
     for (id, step) in (0..).zip(&schedule.steps) {
-        let mut run = StepRun::default();
+        let mut gate = Gate::default();
         if step.join == Join::All {
             let held = step.dependencies.iter().filter(|d| holds(d)).count();
-            run.holds = held as u32 + u32::from(step.trigger == Trigger::Caller);
-            run.unsettled = step.dependencies.len() as u32;
+            gate.holds = held as u32 + u32::from(step.trigger == Trigger::Caller);
         } else {
             // The first of them starts it.
-            run.holds = u32::from(!step.dependencies.is_empty());
+            gate.holds = u32::from(!step.dependencies.is_empty());
         }
-        if run.holds == 0 {
-            run.is_queued = true;
+        if gate.holds == 0 {
+            gate.is_queued = true;
             start.ready.push(id);
         }
-        start.runs.push(run);
+        start.gates.push(gate);
     }
     start
+}
+
+fn run_of(step: &Step) -> StepRun {
+    let mut run = StepRun::default();
+    if step.join == Join::All {
+        run.unsettled = step.dependencies.len() as u32;
+    }
+    run
 }
 
 fn edge(dependency: &Dependency, firsts: &[u32], step: StepId) -> Option<Edge> {

@@ -8,7 +8,8 @@
 //!
 //! An edge is touched about twice in a round, however many steps there are: the builder leaves out edges that others imply.
 
-use super::plan::{Edge, NONE, Span, Start, StepPlan};
+use super::bound::Followers;
+use super::plan::{Edge, NONE, Span, StepPlan, Successor};
 use super::prepared::Prepared;
 use super::round::StraightRun;
 use crate::limits::CHUNKS_IN_FLIGHT;
@@ -26,15 +27,25 @@ enum Stage {
     Complete,
 }
 
-/// Where one step stands. Elements are counted from the start of the step's ranges.
+/// What may happen to one step, apart from how far it has come: whole steps need no more, and those of a round then lie in a
+/// few cache lines.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Gate {
+    /// What keeps it from starting: earlier steps, and the caller's arrival.
+    pub(super) holds: u32,
+    stage: Stage,
+    pub(super) is_queued: bool,
+    /// Whole messages: handed to the transport.
+    is_posted: bool,
+}
+
+/// How far one step has come. Elements are counted from the start of the step's ranges.
 #[derive(Clone, Copy, Debug)]
 pub struct StepRun {
     /// Elements that it processes; once it has started, that stays.
     pub len: u64,
     /// Elements processed, without gaps.
     pub done: u64,
-    /// What keeps it from starting: earlier steps, and the caller's arrival.
-    pub(super) holds: u32,
     /// Piecewise: steps that it depends on and that have not completed.
     pub(super) unsettled: u32,
     /// Chunks handed to the transport, and of those completed without gaps.
@@ -48,8 +59,6 @@ pub struct StepRun {
     need: u64,
     /// Bit i: chunk `chunks_done + i` has completed.
     pub out_of_order: u8,
-    stage: Stage,
-    pub(super) is_queued: bool,
 }
 
 impl Default for StepRun {
@@ -57,7 +66,6 @@ impl Default for StepRun {
         StepRun {
             len: 0,
             done: 0,
-            holds: 0,
             unsettled: 0,
             chunks_posted: 0,
             chunks_done: 0,
@@ -65,20 +73,22 @@ impl Default for StepRun {
             met: 0,
             need: 0,
             out_of_order: 0,
-            stage: Stage::Pending,
-            is_queued: false,
         }
     }
 }
 
-/// The steps of one round.
+/// The steps of one round. What every whole step needs comes first, together.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub struct Progress {
-    runs: Vec<StepRun>,
+    gates: Vec<Gate>,
     ready: Ready,
     incomplete: u32,
     /// Whether every step is one chunk at most.
     is_whole: bool,
+    has_alternatives: bool,
+    /// Whole steps that only [`BoundSteps`](super::bound::BoundSteps) tell apart leave this as it is.
+    runs: Vec<StepRun>,
     /// How a round of this count begins: as the plan says, with the lengths.
     armed: Vec<StepRun>,
     /// Per range of the plan, where it lies for the count of this round.
@@ -92,8 +102,8 @@ impl Progress {
     pub fn take_up(&mut self, prepared: &Prepared, count: &Count<'_>, per_chunk: u64) {
         let plan = &prepared.plan;
         let steps = plan.steps.len();
-        self.runs.clear();
-        self.runs.reserve(steps);
+        self.gates.clear();
+        self.gates.reserve(steps);
         self.ready.reserve(steps);
         self.completing.reserve(steps);
         self.resolve(prepared, count);
@@ -103,17 +113,12 @@ impl Progress {
         };
         let is_one_chunk = |step: &StepPlan| step.chunks(len_of(step), per_chunk) == 1;
         self.is_whole = !plan.has_fills && plan.steps.iter().all(is_one_chunk);
-        self.armed.clone_from(&self.start_of(prepared).runs);
+        self.armed.clone_from(&plan.runs);
         for (run, step) in self.armed.iter_mut().zip(&plan.steps) {
             run.len = len_of(step);
         }
-    }
-
-    fn start_of<'a>(&self, prepared: &'a Prepared) -> &'a Start {
-        match self.is_whole {
-            true => &prepared.plan.whole,
-            false => &prepared.plan.piecewise,
-        }
+        self.runs.clone_from(&self.armed);
+        self.has_alternatives = !plan.alternatives.is_empty();
     }
 
     fn resolve(&mut self, prepared: &Prepared, count: &Count<'_>) {
@@ -128,8 +133,9 @@ impl Progress {
     /// A slot has been filled: steps that have not started have their lengths from here on.
     pub fn resolve_again(&mut self, prepared: &Prepared, count: &Count<'_>) {
         self.resolve(prepared, count);
-        for (run, step) in self.runs.iter_mut().zip(&prepared.plan.steps) {
-            let has_started = run.chunks_posted > 0 || run.done > 0 || run.stage > Stage::Pending;
+        let runs = self.runs.iter_mut().zip(&self.gates);
+        for ((run, gate), step) in runs.zip(&prepared.plan.steps) {
+            let has_started = run.chunks_posted > 0 || run.done > 0 || gate.stage > Stage::Pending;
             if !has_started && step.span != NONE {
                 run.len = self.spans[step.span as usize].len;
             }
@@ -142,16 +148,23 @@ impl Progress {
         self.spans[number as usize]
     }
 
-    /// Arms the schedule: every step may run once, those without needs are ready.
-    pub fn arm(&mut self, prepared: &Prepared) {
-        self.runs.clone_from(&self.armed);
-        self.ready.begin(&self.start_of(prepared).ready);
-        self.incomplete = self.runs.len() as u32;
+    /// Arms the schedule: every step may run once, those without needs are ready. `counts`: some step counts its elements.
+    pub fn arm(&mut self, prepared: &Prepared, counts: bool) {
+        if counts {
+            self.runs.clone_from(&self.armed);
+        }
+        let start = match self.is_whole {
+            true => &prepared.plan.whole,
+            false => &prepared.plan.piecewise,
+        };
+        self.gates.clone_from(&start.gates);
+        self.ready.begin(&start.ready);
+        self.incomplete = self.gates.len() as u32;
     }
 
     /// Arms the schedule where a straight run has left off.
     pub fn resume(&mut self, prepared: &Prepared, run: StraightRun) {
-        self.arm(prepared);
+        self.arm(prepared, true);
         (0..run.step).for_each(|step| self.process(prepared, step));
         if let Some(next) = self.runs.get_mut(run.step as usize) {
             next.done = run.done;
@@ -185,10 +198,10 @@ impl Progress {
     pub fn pop_ready(&mut self) -> Option<StepId> {
         loop {
             let step = self.ready.pop()?;
-            let run = &mut self.runs[step as usize];
-            run.is_queued = false;
+            let gate = &mut self.gates[step as usize];
+            gate.is_queued = false;
             // A straight run may have processed it.
-            if run.stage == Stage::Pending {
+            if gate.stage == Stage::Pending {
                 return Some(step);
             }
         }
@@ -208,21 +221,38 @@ impl Progress {
 
     /// Whether a step has completed.
     pub fn is_complete(&self, step: StepId) -> bool {
-        self.runs[step as usize].stage == Stage::Complete
+        self.gates[step as usize].stage == Stage::Complete
     }
 
     /// Whether a step waits for the transport.
     pub fn is_posted(&self, step: StepId) -> bool {
+        let (gate, run) = (&self.gates[step as usize], &self.runs[step as usize]);
+        let is_posted = gate.is_posted || run.chunks_posted > run.chunks_done;
+        is_posted && gate.stage == Stage::Pending
+    }
+
+    /// The chunks of a message that the transport has.
+    pub fn chunks_posted(&self, step: StepId) -> std::ops::Range<u32> {
         let run = &self.runs[step as usize];
-        run.chunks_posted > run.chunks_done && run.stage == Stage::Pending
+        match self.is_posted(step) {
+            true if self.is_whole => 0..1,
+            true => run.chunks_done..run.chunks_posted,
+            false => 0..0,
+        }
+    }
+
+    /// A whole message has been handed to the transport.
+    #[inline]
+    pub fn note_posted(&mut self, step: StepId) {
+        self.gates[step as usize].is_posted = true;
     }
 
     /// Looks at a step again later.
     #[inline]
     pub fn enqueue(&mut self, step: StepId) {
-        let run = &mut self.runs[step as usize];
-        if !run.is_queued && run.stage < Stage::Processed {
-            run.is_queued = true;
+        let gate = &mut self.gates[step as usize];
+        if !gate.is_queued && gate.stage < Stage::Processed {
+            gate.is_queued = true;
             self.ready.push(step);
         }
     }
@@ -275,11 +305,11 @@ impl Progress {
     /// How many elements an overlap edge lets its step process; `None`: all.
     #[inline]
     fn limit_of(&self, edge: &Edge) -> Option<u64> {
-        let earlier = &self.runs[edge.earlier as usize];
         // An earlier step that has processed everything but waits for its own dependencies holds nobody back.
-        if earlier.stage >= Stage::Processed {
+        if self.gates[edge.earlier as usize].stage >= Stage::Processed {
             return None;
         }
+        let earlier = &self.runs[edge.earlier as usize];
         let (theirs, ours) = (self.span(edge.theirs), self.span(edge.ours));
         let end = theirs.start + theirs.len;
         let done = theirs.start + earlier.done;
@@ -310,29 +340,56 @@ impl Progress {
     }
 
     /// The same, where steps are whole.
-    #[inline(always)]
-    pub fn process_whole(&mut self, prepared: &Prepared, step: StepId) {
-        let run = &mut self.runs[step as usize];
-        debug_assert!(run.holds == 0 && run.stage == Stage::Pending);
-        // It has started after all that it depends on had completed, so it completes.
-        run.stage = Stage::Complete;
-        self.incomplete -= 1;
+    fn process_whole(&mut self, prepared: &Prepared, step: StepId) {
+        self.complete_whole(step);
         for successor in prepared.plan.successors_of(step) {
             self.release(successor.step);
         }
-        if !prepared.plan.alternatives.is_empty() {
+        if self.has_alternatives {
+            self.start_alternatives(prepared, step);
+        }
+    }
+
+    /// The same, of a step that is bound, which knows those that follow it.
+    #[inline(always)]
+    pub fn process_bound(&mut self, prepared: &Prepared, step: StepId, followers: &Followers) {
+        self.complete_whole(step);
+        for follower in followers.first {
+            if follower != NONE {
+                self.release(follower);
+            }
+        }
+        let (first, end) = followers.others;
+        if first != end {
+            self.release_others(&prepared.plan.successors[first as usize..end as usize]);
+        }
+        if self.has_alternatives {
             self.start_alternatives(prepared, step);
         }
     }
 
     #[inline(never)]
+    fn release_others(&mut self, others: &[Successor]) {
+        others.iter().for_each(|other| self.release(other.step));
+    }
+
+    #[inline(always)]
+    fn complete_whole(&mut self, step: StepId) {
+        let gate = &mut self.gates[step as usize];
+        debug_assert!(gate.holds == 0 && gate.stage == Stage::Pending);
+        // It has started after all that it depends on had completed, so it completes.
+        gate.stage = Stage::Complete;
+        self.incomplete -= 1;
+    }
+
+    #[inline(never)]
     fn process_piecewise(&mut self, prepared: &Prepared, step: StepId) {
-        let run = &mut self.runs[step as usize];
-        if run.stage >= Stage::Processed {
+        let gate = &mut self.gates[step as usize];
+        if gate.stage >= Stage::Processed {
             return;
         }
-        debug_assert!(run.holds == 0, "what it waits for holds it back");
-        run.stage = Stage::Processed;
+        debug_assert!(gate.holds == 0, "what it waits for holds it back");
+        gate.stage = Stage::Processed;
         self.wake(prepared, step, u64::MAX);
         if self.runs[step as usize].unsettled == 0 {
             self.complete(prepared, step);
@@ -353,10 +410,10 @@ impl Progress {
     /// One thing less keeps a step from starting.
     #[inline]
     fn release(&mut self, step: StepId) {
-        let run = &mut self.runs[step as usize];
-        run.holds -= 1;
-        if run.holds == 0 {
-            run.is_queued = true;
+        let gate = &mut self.gates[step as usize];
+        gate.holds -= 1;
+        if gate.holds == 0 {
+            gate.is_queued = true;
             self.ready.push(step);
         }
     }
@@ -365,18 +422,19 @@ impl Progress {
     fn complete(&mut self, prepared: &Prepared, step: StepId) {
         let mut completed = step;
         loop {
-            self.runs[completed as usize].stage = Stage::Complete;
+            self.gates[completed as usize].stage = Stage::Complete;
             self.incomplete -= 1;
             for successor in prepared.plan.successors_of(completed) {
                 let later = &mut self.runs[successor.step as usize];
                 later.unsettled -= 1;
-                if later.unsettled == 0 && later.stage == Stage::Processed {
+                let stage = self.gates[successor.step as usize].stage;
+                if later.unsettled == 0 && stage == Stage::Processed {
                     self.completing.push(successor.step);
                 } else if !successor.is_overlap {
                     self.release(successor.step);
                 }
             }
-            if !prepared.plan.alternatives.is_empty() {
+            if self.has_alternatives {
                 self.start_alternatives(prepared, completed);
             }
             match self.completing.pop() {
@@ -396,9 +454,9 @@ impl Progress {
 
     /// Starts a step that waits for any of several things, unless it has started.
     fn start_any(&mut self, step: StepId) {
-        let run = &mut self.runs[step as usize];
-        if run.holds > 0 {
-            run.holds = 0;
+        let gate = &mut self.gates[step as usize];
+        if gate.holds > 0 {
+            gate.holds = 0;
             self.enqueue(step);
         }
     }

@@ -57,29 +57,39 @@ pub struct RoundCall<'a> {
     pub others: &'a [View],
 }
 
-/// One execution of a schedule.
+/// One execution of a schedule. What is touched whenever something arrives comes first, together.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub struct Round {
-    pub id: RoundId,
-    /// The task it belongs to.
-    pub task: usize,
-    /// Its number among the rounds of the engine.
-    pub generation: u32,
     /// Tells completions of this round from those of others, and of the one that used its place before.
     pub token: RoundToken,
-    pub prepared: Arc<Prepared>,
+    /// Sends, receives and puts whose completion has not been reported.
+    pub outstanding: u32,
+    /// Some rank's memory is not registered, so the round is to be repeated by staging.
+    pub is_redirected: bool,
+    /// Something of it has ended since its task was told so.
+    pub has_moved: bool,
+    pub signature: Signature,
+    /// The task it belongs to.
+    pub task: usize,
+    pub bound: BoundSteps,
     pub progress: Progress,
+    pub id: RoundId,
+    /// Where a straight run stands (see `driver/straight.rs`); `None`: `progress` says what may run.
+    pub straight: Option<StraightRun>,
     /// Waits whose signals have not all come.
     pub waiting: Vec<StepId>,
     /// Steps that a full queue held up.
     pub stalled: Vec<StepId>,
+    pub prepared: Arc<Prepared>,
+    /// Its number among the rounds of the engine.
+    pub generation: u32,
     /// What the call says, as far as `signature` .. `buffers` are made from it.
     arguments: Option<Arguments>,
     /// Whether buffers are to be given their memory again, even if scratch memory is where it was.
     pub needs_memory: bool,
     /// Whether its steps are to be bound again.
     needs_steps: bool,
-    pub signature: Signature,
     pub count: u64,
     /// Elements of a full chunk.
     pub per_chunk: u64,
@@ -93,21 +103,14 @@ pub struct Round {
     pub buffers: Vec<View>,
     /// Per buffer: its place in a window slot.
     pub window_offsets: Vec<usize>,
-    pub bound: BoundSteps,
     pub peers: Vec<PeerBuffers>,
     /// Per peer: numbers of the first send and receive (pairwise rounds).
     pub message_bases: Vec<(u64, u64)>,
     pub scratch: Option<Lent>,
     /// Where that was when buffers were given their memory.
     scratch_at: View,
-    /// Sends, receives and puts whose completion has not been reported.
-    pub outstanding: u32,
-    /// Some rank's memory is not registered, so the round is to be repeated by staging.
-    pub is_redirected: bool,
     /// Steps on lane 0 that have completed.
     pub arrivals: u32,
-    /// Where a straight run stands (see `driver/straight.rs`); `None`: `progress` says what may run.
-    pub straight: Option<StraightRun>,
 }
 
 /// Steps before `step` have completed, and `done` elements (or peers) of that one have been processed.
@@ -149,6 +152,7 @@ impl Round {
             scratch_at: View::empty(),
             outstanding: 0,
             is_redirected: false,
+            has_moved: false,
             arrivals: 0,
             straight: None,
         }
@@ -164,7 +168,7 @@ impl Round {
         }
         self.waiting.clear();
         self.stalled.clear();
-        (self.is_redirected, self.arrivals) = (false, 0);
+        (self.is_redirected, self.has_moved, self.arrivals) = (false, false, 0);
         self.straight = call.prepared.is_straight.then(StraightRun::default);
     }
 
@@ -175,7 +179,7 @@ impl Round {
             self.peers.clear();
             self.peers.resize(ranks as usize, PeerBuffers::default());
         }
-        (self.is_redirected, self.arrivals) = (false, 0);
+        (self.is_redirected, self.has_moved, self.arrivals) = (false, false, 0);
         self.straight = Some(StraightRun::default());
     }
 

@@ -79,7 +79,7 @@ impl Engine {
         };
         self.driver.begin(&mut round, of, &call.for_round())?;
         if round.straight.is_none() {
-            round.progress.arm(&prepared);
+            round.progress.arm(&prepared, round.bound.has_others);
         }
         match id {
             RoundId::Collective(sequence) => self.note_started(sequence, &round),
@@ -169,8 +169,15 @@ impl Engine {
         self.has_work = false;
         let mut index = 0;
         while let Some(&place) = self.active.get(index) {
-            let round = &self.rounds[place as usize];
-            let has_work = round.as_ref().is_some_and(|round| round.has_work());
+            let has_work = match &mut self.rounds[place as usize] {
+                Some(round) => {
+                    if std::mem::take(&mut round.has_moved) {
+                        self.tasks[round.task].last_moved = now;
+                    }
+                    round.has_work()
+                }
+                None => false,
+            };
             let has_left = has_work && self.failure.is_none() && self.run_round(index, now);
             index += usize::from(!has_left);
         }

@@ -28,15 +28,16 @@ impl Driver {
         step: StepId,
         is_oldest: bool,
     ) -> Result<()> {
-        let Bound::Message(message) = &round.bound.steps[step as usize] else {
+        let Bound::Message(message) = &round.bound.steps[step as usize].action else {
             unreachable!("only messages are posted");
         };
         let (peer, is_send) = (message.peer, message.is_send);
-        let view = round.bound.view(message);
-        if let Err(error) = self.post(round, (step, 0), message, view, is_oldest) {
+        if let Err(error) = self.post(round, (step, 0), message, is_oldest) {
             return self.refuse(round, step, peer, error);
         }
-        self.note_posted(round, step, 1);
+        round.progress.note_posted(step);
+        round.outstanding += 1;
+        self.moved = true;
         if is_send {
             self.note_sent(round, peer);
         }
@@ -75,16 +76,17 @@ impl Driver {
             let (view, got) = round.locate_at(plan.buffer, at, end - start);
             assert_eq!(got, end - start, "messages are contiguous");
             let message = Message {
-                bytes: view.len_bytes() as u64,
-                view: 0,
+                view,
                 peer: plan.peer,
                 number: plan.message,
                 is_send: plan.kind == StepKind::Send,
             };
-            if let Err(error) = self.post(round, (step, chunk), &message, &view, is_oldest) {
+            if let Err(error) = self.post(round, (step, chunk), &message, is_oldest) {
                 return self.refuse(round, step, plan.peer, error);
             }
-            self.note_posted(round, step, chunk + 1);
+            round.progress.run(step).chunks_posted = chunk + 1;
+            round.outstanding += 1;
+            self.moved = true;
             if message.is_send && chunk + 1 == plan.chunks(len, per_chunk) {
                 self.note_sent(round, plan.peer);
             }
@@ -97,13 +99,6 @@ impl Driver {
         if round.id == RoundId::Pairwise {
             self.pair_heads[peer as usize] += 1;
         }
-    }
-
-    #[inline(always)]
-    fn note_posted(&mut self, round: &mut Round, step: StepId, chunks: u32) {
-        round.progress.run(step).chunks_posted = chunks;
-        round.outstanding += 1;
-        self.moved = true;
     }
 
     /// A post was not accepted: there is no room now, and the step is looked at again, or there will never be.
@@ -131,10 +126,9 @@ impl Driver {
         round: &Round,
         (step, chunk): (StepId, u32),
         message: &Message,
-        view: &View,
         is_oldest: bool,
     ) -> std::result::Result<(), PostError> {
-        let (peer, is_send) = (message.peer, message.is_send);
+        let (peer, is_send, view) = (message.peer, message.is_send, message.view);
         let tag = match round.id {
             RoundId::Collective(sequence) => tag::collective(sequence, message.number, chunk),
             RoundId::Pairwise => {
@@ -148,7 +142,7 @@ impl Driver {
         let token = round.token.chunk(step, chunk);
         let transport = self.links.transport.as_mut();
         if !is_send {
-            return transport.post_recv(peer, tag, *view, token);
+            return transport.post_recv(peer, tag, view, token);
         }
         // The second half of a peer's places is kept for the oldest collective: whatever later ones have
         // sent, the messages that the peer needs first always find room. (Messages of pairs have places of
@@ -161,9 +155,9 @@ impl Driver {
         let is_taken = view.key().is_some() || bytes <= self.inline_bytes;
         let header = round.signature.0;
         if is_taken || transport.fetches(peer, bytes) {
-            return transport.post_send(peer, tag, header, *view, token);
+            return transport.post_send(peer, tag, header, view, token);
         }
-        self.send_copy(peer, (tag, header, token), *view)
+        self.send_copy(peer, (tag, header, token), view)
     }
 
     /// Sends a chunk from memory that is not registered: from a copy in memory that is.
@@ -200,11 +194,7 @@ impl Driver {
             let Action::Recv { peer, .. } = action else {
                 continue;
             };
-            if !round.progress.is_posted(step) {
-                continue;
-            }
-            let run = round.progress.run(step);
-            for chunk in run.chunks_done..run.chunks_posted {
+            for chunk in round.progress.chunks_posted(step) {
                 let token = round.token.chunk(step, chunk);
                 self.links.transport.cancel(*peer, token);
             }
@@ -224,15 +214,19 @@ impl Driver {
             self.take_back_copy(completion.token);
         }
         self.moved = true;
-        let Some(Bound::Message(message)) = round.bound.steps.get(step as usize) else {
+        let Some(bound) = round.bound.steps.get(step as usize) else {
             return self.complete_chunk(round, step, chunk, completion);
         };
+        let Bound::Message(message) = &bound.action else {
+            unreachable!("only messages complete");
+        };
         let is_right = message.is_send
-            || completion.header == round.signature.0 && completion.bytes == message.bytes;
+            || completion.header == round.signature.0
+                && completion.bytes == message.view.len_bytes() as u64;
         if completion.outcome != Outcome::Done || !is_right {
             return Err(self.wrong_message(round, step, 0, completion));
         }
-        round.progress.process_whole(&round.prepared, step);
+        (round.progress).process_bound(&round.prepared, step, &bound.followers);
         Ok(())
     }
 

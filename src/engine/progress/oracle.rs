@@ -133,7 +133,7 @@ fn run(seed: u64) {
     let mut under_way: Vec<(StepId, u64)> = Vec::new();
     let mut progress = Progress::default();
     progress.take_up(&prepared, &count, if is_whole { u64::MAX } else { 1 });
-    progress.arm(&prepared);
+    progress.arm(&prepared, true);
     while progress.has_ready() || !under_way.is_empty() {
         if random.chance(0.5) && !under_way.is_empty() {
             let (step, _) = under_way[random.below(under_way.len() as u64) as usize];

@@ -28,7 +28,7 @@ fn an_overlapping_step_follows_element_by_element() {
     let prepared = Prepared::new(b.build(), 0, false);
     let mut progress = Progress::default();
     progress.take_up(&prepared, &COUNT, PIECEWISE);
-    progress.arm(&prepared);
+    progress.arm(&prepared, true);
     assert_eq!(drain(&mut progress), [recv, send]);
     assert_eq!(progress.limit(&prepared, send, 20), 0);
     progress.advance(&prepared, recv, 60);
@@ -52,7 +52,7 @@ fn an_overlapping_step_that_is_whole_starts_once_when_all_before_it_is_processed
     let prepared = Prepared::new(b.build(), 0, false);
     let mut progress = Progress::default();
     progress.take_up(&prepared, &COUNT, WHOLE);
-    progress.arm(&prepared);
+    progress.arm(&prepared, true);
     assert_eq!(drain(&mut progress), [first, second]);
     progress.process(&prepared, second);
     assert_eq!(drain(&mut progress), [0; 0]);
@@ -73,7 +73,7 @@ fn a_step_completes_only_after_everything_it_depends_on() {
     for per_chunk in [PIECEWISE, WHOLE] {
         let mut progress = Progress::default();
         progress.take_up(&prepared, &COUNT, per_chunk);
-        progress.arm(&prepared);
+        progress.arm(&prepared, true);
         drain(&mut progress);
         if per_chunk == PIECEWISE {
             progress.advance(&prepared, recv, 60);
@@ -108,7 +108,7 @@ fn the_first_of_two_starts_an_or_step_once() {
     let mut progress = Progress::default();
     for caller_is_first in [true, false, true] {
         progress.take_up(&prepared, &COUNT, WHOLE);
-        progress.arm(&prepared);
+        progress.arm(&prepared, true);
         assert_eq!(
             drain(&mut progress),
             [external],
