@@ -41,6 +41,8 @@
 //! 18. After [`Transport::withdraw`] no send uses memory that is not registered: each completes as [`Outcome::Cancelled`]
 //!     unless it completes first. The peer receives such a message as it was or never, and its receive goes on waiting;
 //!     what it had read of it may be in the destination.
+//! 19. [`Transport::inject`] is a send that has completed when it is accepted: no completion follows, and the source may be
+//!     reused. Where it says no, nothing has happened, and the message is posted.
 //!
 //! [`URGENT_MESSAGES`]: crate::limits::URGENT_MESSAGES
 //! [`CONTROL_BYTES`]: crate::limits::CONTROL_BYTES
@@ -247,6 +249,19 @@ pub trait Transport: Send {
         source: View,
         token: u64,
     ) -> std::result::Result<(), PostError>;
+
+    /// Sends a message of at most [`Capabilities::inline_bytes`] bytes without a completion (clause 19); false: not here.
+    ///
+    /// For short messages the completion is a fifth of the engine's work (benches/README.md).
+    fn inject(
+        &mut self,
+        _peer: Rank,
+        _tag: u64,
+        _header: u64,
+        _source: View,
+    ) -> std::result::Result<bool, PostError> {
+        Ok(false)
+    }
 
     /// Whether a send of so many bytes to this peer may come from memory that is not registered, which the peer then reads
     /// where it lies. It stays as it is until the completion.

@@ -170,6 +170,17 @@ impl Transport for Router {
         self.to(peer).post_send(peer, tag, header, source, token)
     }
 
+    #[inline]
+    fn inject(
+        &mut self,
+        peer: Rank,
+        tag: u64,
+        header: u64,
+        source: View,
+    ) -> std::result::Result<bool, PostError> {
+        self.to(peer).inject(peer, tag, header, source)
+    }
+
     fn fetches(&self, peer: Rank, bytes: usize) -> bool {
         self.is_near.get(peer as usize) == Some(&true) && self.shm.fetches(peer, bytes)
     }

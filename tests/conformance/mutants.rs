@@ -67,7 +67,12 @@ pub enum Fault {
     SleepsUnseen,
     /// Memory is said to be withdrawn, and sent nevertheless.
     WithdrawsInWord,
+    /// An injected message is read from its source later.
+    InjectsLater,
 }
+
+/// Tokens from here on are the mutant's own.
+const INJECTED: u64 = 1 << 40;
 
 /// Silence after which a transport that trusts its clock calls a peer failed.
 const SILENCE_MAX: Duration = Duration::from_secs(1800);
@@ -184,7 +189,10 @@ impl Mutant {
             (Fault::HidesTruncation, Outcome::Truncated)
             | (Fault::HidesBadKeys, Outcome::BadKey) => end.outcome = Outcome::Done,
             (
-                Fault::CompletesSendsEarly | Fault::CompletesPutsEarly | Fault::WithdrawsInWord,
+                Fault::CompletesSendsEarly
+                | Fault::CompletesPutsEarly
+                | Fault::WithdrawsInWord
+                | Fault::InjectsLater,
                 _,
             ) if self.reported.remove(&end.token) => {
                 return Vec::new();
@@ -286,6 +294,23 @@ impl Transport for Mutant {
             _ => {}
         }
         posted
+    }
+
+    fn inject(
+        &mut self,
+        peer: Rank,
+        tag: u64,
+        header: u64,
+        source: View,
+    ) -> std::result::Result<bool, PostError> {
+        if self.fault == Fault::InjectsLater && !source.is_empty() {
+            let token = INJECTED + self.reported.len() as u64;
+            self.reported.insert(token);
+            self.held.push((peer, tag, header, source, token));
+            self.held_polls = 4;
+            return Ok(true);
+        }
+        self.inner.inject(peer, tag, header, source)
     }
 
     fn post_recv(&mut self, peer: Rank, tag: u64, destination: View, token: u64) -> Posted {

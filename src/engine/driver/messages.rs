@@ -32,14 +32,20 @@ impl Driver {
             unreachable!("only messages are posted");
         };
         let (peer, is_send) = (message.peer, message.is_send);
-        if let Err(error) = self.post(round, (step, 0), message, is_oldest) {
-            return self.refuse(round, step, peer, error);
-        }
-        round.progress.note_posted(step);
-        round.outstanding += 1;
+        let is_taken = match self.post(round, (step, 0), message, is_oldest) {
+            Ok(is_taken) => is_taken,
+            Err(error) => return self.refuse(round, step, peer, error),
+        };
         self.moved = true;
         if is_send {
             self.note_sent(round, peer);
+        }
+        if is_taken {
+            let followers = &round.bound.steps[step as usize].followers;
+            (round.progress).process_bound(&round.prepared, step, followers);
+        } else {
+            round.progress.note_posted(step);
+            round.outstanding += 1;
         }
         Ok(())
     }
@@ -81,12 +87,17 @@ impl Driver {
                 number: plan.message,
                 is_send: plan.kind == StepKind::Send,
             };
-            if let Err(error) = self.post(round, (step, chunk), &message, is_oldest) {
-                return self.refuse(round, step, plan.peer, error);
-            }
-            round.progress.run(step).chunks_posted = chunk + 1;
-            round.outstanding += 1;
+            let is_taken = match self.post(round, (step, chunk), &message, is_oldest) {
+                Ok(is_taken) => is_taken,
+                Err(error) => return self.refuse(round, step, plan.peer, error),
+            };
             self.moved = true;
+            round.progress.run(step).chunks_posted = chunk + 1;
+            if is_taken {
+                self.end_chunk(round, step, chunk);
+            } else {
+                round.outstanding += 1;
+            }
             if message.is_send && chunk + 1 == plan.chunks(len, per_chunk) {
                 self.note_sent(round, plan.peer);
             }
@@ -119,7 +130,7 @@ impl Driver {
         }
     }
 
-    /// Posts a chunk of a message.
+    /// Posts a chunk of a message; true: it has been sent already, and no completion follows.
     #[inline(always)]
     fn post(
         &mut self,
@@ -127,7 +138,7 @@ impl Driver {
         (step, chunk): (StepId, u32),
         message: &Message,
         is_oldest: bool,
-    ) -> std::result::Result<(), PostError> {
+    ) -> std::result::Result<bool, PostError> {
         let (peer, is_send, view) = (message.peer, message.is_send, message.view);
         let tag = match round.id {
             RoundId::Collective(sequence) => tag::collective(sequence, message.number, chunk),
@@ -142,7 +153,8 @@ impl Driver {
         let token = round.token.chunk(step, chunk);
         let transport = self.links.transport.as_mut();
         if !is_send {
-            return transport.post_recv(peer, tag, view, token);
+            let posted = transport.post_recv(peer, tag, view, token);
+            return posted.map(|()| false);
         }
         // The second half of a peer's places is kept for the oldest collective: whatever later ones have
         // sent, the messages that the peer needs first always find room. (Messages of pairs have places of
@@ -152,12 +164,16 @@ impl Driver {
             return Err(PostError::WouldBlock);
         }
         let bytes = view.len_bytes();
-        let is_taken = view.key().is_some() || bytes <= self.inline_bytes;
         let header = round.signature.0;
-        if is_taken || transport.fetches(peer, bytes) {
-            return transport.post_send(peer, tag, header, view, token);
+        let is_short = bytes <= self.inline_bytes;
+        if is_short && transport.inject(peer, tag, header, view)? {
+            return Ok(true);
         }
-        self.send_copy(peer, (tag, header, token), view)
+        let posted = match is_short || view.key().is_some() || transport.fetches(peer, bytes) {
+            true => transport.post_send(peer, tag, header, view, token),
+            false => self.send_copy(peer, (tag, header, token), view),
+        };
+        posted.map(|()| false)
     }
 
     /// Sends a chunk from memory that is not registered: from a copy in memory that is.
@@ -258,20 +274,24 @@ impl Driver {
         if is_receive {
             self.check_length(round, step, chunk, completion)?;
         }
+        self.end_chunk(round, step, chunk);
+        Ok(())
+    }
+
+    /// A chunk of several has ended as it should.
+    fn end_chunk(&mut self, round: &mut Round, step: StepId, chunk: u32) {
         let plan = &round.prepared.plan.steps[step as usize];
         let run = round.progress.run(step);
         let (completed, len) = (run.complete_chunk(chunk), run.len);
         let (posted, chunks) = (run.chunks_posted, plan.chunks(len, round.per_chunk));
         if completed == chunks {
-            round.progress.process(&round.prepared, step);
-            return Ok(());
+            return round.progress.process(&round.prepared, step);
         }
         let done = (u64::from(completed) * round.per_chunk).min(len);
         round.progress.advance(&round.prepared, step, done);
         if posted < chunks {
             round.progress.enqueue(step);
         }
-        Ok(())
     }
 
     /// Checks how long a chunk is that has arrived. One that is not full may say how long the message is.

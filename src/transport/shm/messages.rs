@@ -39,6 +39,14 @@ const URGENT_ROOM: usize = (URGENT_MESSAGES as usize + 1) * (CONTROL_BYTES + CAC
 
 const _: () = assert!(ACKNOWLEDGEMENTS_ROOM + URGENT_ROOM <= RING_BYTES / 4);
 
+/// Bytes of a ring that messages of a class of tags leave to others.
+fn room_kept(class: usize) -> usize {
+    match class {
+        URGENT_CLASS => ACKNOWLEDGEMENTS_ROOM,
+        _ => ACKNOWLEDGEMENTS_ROOM + URGENT_ROOM,
+    }
+}
+
 impl ShmTransport {
     pub(super) fn send_message(
         &mut self,
@@ -49,9 +57,13 @@ impl ShmTransport {
         token: u64,
     ) -> std::result::Result<(), PostError> {
         let bytes = source.len_bytes();
-        let is_in_place = bytes > INLINE_BYTES_MAX;
+        if bytes <= INLINE_BYTES_MAX {
+            self.send_copied(peer, tag, header, source)?;
+            self.complete(token, peer, Outcome::Done, bytes as u64, 0);
+            return Ok(());
+        }
         let is_registered = self.regions.contains_key(&source.key());
-        if is_in_place && !is_registered && !self.fetches(peer, bytes) {
+        if !is_registered && !self.fetches(peer, bytes) {
             return Err(PostError::Invalid(format!(
                 "a send of {bytes} bytes from memory that is not registered; {INLINE_BYTES_MAX} at most"
             )));
@@ -60,55 +72,68 @@ impl ShmTransport {
         if !self.has_message_credit(peer, class) {
             return Err(PostError::WouldBlock);
         }
-        if is_in_place {
-            if self.peers[peer as usize].outstanding.len() >= ACKNOWLEDGEMENTS_MAX {
-                return Err(PostError::WouldBlock);
-            }
-            if is_registered {
-                self.export_to(peer, source.key())?;
-            }
+        if self.peers[peer as usize].outstanding.len() >= ACKNOWLEDGEMENTS_MAX {
+            return Err(PostError::WouldBlock);
+        }
+        if is_registered {
+            self.export_to(peer, source.key())?;
         }
         let p = &mut self.peers[peer as usize];
         let producer = p.producer.as_mut().expect("connected");
         let id = p.next_id;
-        let (kind, place, at) = match (is_in_place, is_registered) {
-            (false, _) => (EAGER, 0, 0),
-            (true, true) => {
+        let (kind, place, at) = match is_registered {
+            true => {
                 let place = u64::from(source.key().0) | (id << 32);
                 (IN_REGION, place, source.offset())
             }
-            (true, false) => (UNREGISTERED, id, source.as_ptr().expose_provenance() as u64),
+            false => (UNREGISTERED, id, source.as_ptr().expose_provenance() as u64),
         };
-        let payload = if is_in_place { View::empty() } else { source };
         let record = RecordHeader {
             kind,
-            payload_bytes: payload.len_bytes() as u32,
+            payload_bytes: 0,
             words: [tag, header, place, at, bytes as u64],
         };
-        let keep_free = match class {
-            URGENT_CLASS => ACKNOWLEDGEMENTS_ROOM,
-            _ => ACKNOWLEDGEMENTS_ROOM + URGENT_ROOM,
-        };
-        if !producer.push(record, payload, keep_free) {
+        if !producer.push(record, View::empty(), room_kept(class)) {
             return Err(PostError::WouldBlock);
         }
         p.sent[class] += 1;
-        if is_in_place {
-            p.next_id += 1;
-            p.outstanding.push(Outstanding {
-                id: id as u32,
-                token: Some(token),
-                bytes: bytes as u64,
-                is_unregistered: !is_registered,
-            });
-        } else {
-            self.complete(token, peer, Outcome::Done, bytes as u64, 0);
+        p.next_id += 1;
+        p.outstanding.push(Outstanding {
+            id: id as u32,
+            token: Some(token),
+            bytes: bytes as u64,
+            is_unregistered: !is_registered,
+        });
+        p.segment.as_ref().expect("connected").wake();
+        Ok(())
+    }
+
+    /// Sends a message of [`INLINE_BYTES_MAX`] bytes at most, whose bytes go with its record.
+    #[inline]
+    pub(super) fn send_copied(
+        &mut self,
+        peer: Rank,
+        tag: u64,
+        header: u64,
+        source: View,
+    ) -> std::result::Result<(), PostError> {
+        let class = tag_class(tag);
+        if !self.has_message_credit(peer, class) {
+            return Err(PostError::WouldBlock);
         }
-        self.peers[peer as usize]
-            .segment
-            .as_ref()
-            .expect("connected")
-            .wake();
+        let p = &mut self.peers[peer as usize];
+        let producer = p.producer.as_mut().expect("connected");
+        let bytes = source.len_bytes();
+        let record = RecordHeader {
+            kind: EAGER,
+            payload_bytes: bytes as u32,
+            words: [tag, header, 0, 0, bytes as u64],
+        };
+        if !producer.push(record, source, room_kept(class)) {
+            return Err(PostError::WouldBlock);
+        }
+        p.sent[class] += 1;
+        p.segment.as_ref().expect("connected").wake();
         Ok(())
     }
 

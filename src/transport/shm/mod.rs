@@ -284,6 +284,21 @@ impl Transport for ShmTransport {
         self.send_message(peer, tag, header, source, token)
     }
 
+    fn inject(
+        &mut self,
+        peer: Rank,
+        tag: u64,
+        header: u64,
+        source: View,
+    ) -> std::result::Result<bool, PostError> {
+        self.check_peer(peer)?;
+        if source.len_bytes() > INLINE_BYTES_MAX {
+            return Ok(false);
+        }
+        self.send_copied(peer, tag, header, source)?;
+        Ok(true)
+    }
+
     fn fetches(&self, peer: Rank, bytes: usize) -> bool {
         let is_read = |p: &Peer| p.reads_us;
         bytes >= FETCH_BYTES_MIN && self.peers.get(peer as usize).is_some_and(is_read)
