@@ -6,7 +6,7 @@
 //! memory.
 
 use super::crew::{SHARED_BYTES_MIN, Work};
-use super::plan::{NONE, Operands, Place, Plan, StepKind, StepPlan};
+use super::plan::{Operands, Place, StepKind, StepPlan};
 use super::round::Round;
 use crate::memory::View;
 use crate::schedule::{Action, BufferId, StepId};
@@ -20,18 +20,7 @@ const _: () = assert!(
     "bound steps are done by one thread"
 );
 
-/// A step, in a cache line of its own: to post a message and to handle its end touches no other memory of the schedule. While
-/// plan, views and steps lay apart, the engine waited for its own memory for half of its time (benches/README.md).
-#[derive(Clone, Copy, Debug)]
-#[repr(align(64))]
-pub struct BoundStep {
-    pub action: Bound,
-    pub followers: Followers,
-}
-
-const _: () = assert!(size_of::<BoundStep>() == 64);
-
-/// What a step does.
+/// What a step does, with the memory of a message: to post it touches no other memory of the schedule.
 #[derive(Clone, Copy, Debug)]
 pub enum Bound {
     /// One message.
@@ -40,15 +29,6 @@ pub enum Bound {
     Compute(Compute),
     /// The schedule says what: a signal, a wait, or something that reaches peers' memory.
     Other,
-}
-
-/// The steps that depend on one: nearly always two at most.
-#[derive(Clone, Copy, Debug)]
-pub struct Followers {
-    /// [`NONE`] where there are fewer.
-    pub first: [StepId; 2],
-    /// Where the others are among those of the plan.
-    pub others: (u32, u32),
 }
 
 /// What is sent or received.
@@ -82,7 +62,7 @@ struct Part {
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct BoundSteps {
-    pub steps: Vec<BoundStep>,
+    pub steps: Vec<Bound>,
     /// What steps read and write, and for computations where that is in the memory of this round.
     parts: Vec<Part>,
     views: Vec<View>,
@@ -110,10 +90,7 @@ impl BoundSteps {
                 _ => Some(Bound::Message(self.resolve_message(round, id, plan))),
             };
             self.has_others |= bound.is_none();
-            self.steps.push(BoundStep {
-                action: bound.unwrap_or(Bound::Other),
-                followers: followers_of(&prepared.plan, id),
-            });
+            self.steps.push(bound.unwrap_or(Bound::Other));
         }
     }
 
@@ -182,7 +159,7 @@ impl BoundSteps {
         let parts = self.parts.iter();
         (self.views).extend(parts.map(|p| buffers[p.buffer.0 as usize].part(p.start, p.bytes)));
         for &(part, step) in &self.messages {
-            if let Bound::Message(message) = &mut self.steps[step as usize].action {
+            if let Bound::Message(message) = &mut self.steps[step as usize] {
                 message.view = self.views[part as usize];
             }
         }
@@ -193,20 +170,6 @@ impl BoundSteps {
     pub fn operands(&self, compute: &Compute) -> (&[View], &[View]) {
         let views = &self.views[compute.first as usize..compute.end as usize];
         views.split_at((compute.middle - compute.first) as usize)
-    }
-}
-
-fn followers_of(plan: &Plan, step: StepId) -> Followers {
-    let successors = plan.successors_of(step);
-    let at = |index: usize| {
-        successors
-            .get(index)
-            .map_or(NONE, |successor| successor.step)
-    };
-    let (first, end) = plan.steps[step as usize].successors;
-    Followers {
-        first: [at(0), at(1)],
-        others: ((first + 2).min(end), end),
     }
 }
 

@@ -109,15 +109,13 @@ impl Driver {
         while !round.is_redirected
             && let Some(step) = round.progress.pop_ready()
         {
-            let bound = round.bound.steps.get(step as usize);
-            match bound.map(|bound| &bound.action) {
+            match round.bound.steps.get(step as usize) {
                 Some(Bound::Message(_)) => self.post_whole(round, step, is_oldest)?,
                 Some(Bound::Compute(compute)) => {
                     let (sources, destinations) = round.bound.operands(compute);
                     compute.work.run(sources, destinations);
                     self.moved = true;
-                    let followers = &round.bound.steps[step as usize].followers;
-                    (round.progress).process_bound(&round.prepared, step, followers);
+                    round.progress.process_whole(&round.prepared, step);
                 }
                 Some(Bound::Other) | None => {
                     let plan = round.prepared.plan.steps[step as usize];

@@ -4,7 +4,7 @@
 //! that a round resolves each one once ([`Span`]); every step has its overlap edges, and the steps that depend on it, in
 //! one run of a list each; and a message is a few words. How a round begins is worked out once as well: arming is copying.
 
-use super::progress::{Gate, StepRun};
+use super::progress::{Gate, MORE, StepRun};
 use crate::schedule::{
     Action, BufferId, Dependency, Extent, Join, Operand, Range, Schedule, SlotId, Step, StepId,
     Trigger,
@@ -166,8 +166,8 @@ impl Plan {
         plan.has_fills = plan.steps.iter().any(|step| step.fills.is_some());
         plan.add_successors(schedule);
         plan.runs = schedule.steps.iter().map(run_of).collect();
-        plan.whole = start(schedule, |_| true);
-        plan.piecewise = start(schedule, |dependency| dependency.overlap.is_none());
+        plan.whole = plan.start(schedule, |_| true);
+        plan.piecewise = plan.start(schedule, |dependency| dependency.overlap.is_none());
         plan
     }
 
@@ -289,27 +289,35 @@ impl Plan {
             step.successors = (first, self.successors.len() as u32);
         }
     }
-}
 
-/// How a round begins: which steps may run, and what keeps the others from starting: dependencies for which `holds`.
-fn start(schedule: &Schedule, holds: impl Fn(&Dependency) -> bool) -> Start {
-    let mut start = Start::default();
-    for (id, step) in (0..).zip(&schedule.steps) {
-        let mut gate = Gate::default();
-        if step.join == Join::All {
-            let held = step.dependencies.iter().filter(|d| holds(d)).count();
-            gate.holds = held as u32 + u32::from(step.trigger == Trigger::Caller);
-        } else {
-            // The first of them starts it.
-            gate.holds = u32::from(!step.dependencies.is_empty());
+    /// How a round begins: which steps may run, and what keeps the others from starting: dependencies for which `holds`.
+    fn start(&self, schedule: &Schedule, holds: impl Fn(&Dependency) -> bool) -> Start {
+        let mut start = Start::default();
+        for (id, step) in (0..).zip(&schedule.steps) {
+            let followers = match *self.successors_of(id) {
+                [] => [NONE; 2],
+                [first] => [first.step, NONE],
+                [first, second] => [first.step, second.step],
+                [first, ..] => [first.step, MORE],
+            };
+            let mut gate = Gate::default();
+            gate.is_send = self.steps[id as usize].kind == StepKind::Send;
+            gate.followers = followers;
+            if step.join == Join::All {
+                let held = step.dependencies.iter().filter(|d| holds(d)).count();
+                gate.holds = held as u32 + u32::from(step.trigger == Trigger::Caller);
+            } else {
+                // The first of them starts it.
+                gate.holds = u32::from(!step.dependencies.is_empty());
+            }
+            if gate.holds == 0 {
+                gate.is_queued = true;
+                start.ready.push(id);
+            }
+            start.gates.push(gate);
         }
-        if gate.holds == 0 {
-            gate.is_queued = true;
-            start.ready.push(id);
-        }
-        start.gates.push(gate);
+        start
     }
-    start
 }
 
 fn run_of(step: &Step) -> StepRun {

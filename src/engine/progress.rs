@@ -8,8 +8,7 @@
 //!
 //! An edge is touched about twice in a round, however many steps there are: the builder leaves out edges that others imply.
 
-use super::bound::Followers;
-use super::plan::{Edge, NONE, Span, StepPlan, Successor};
+use super::plan::{Edge, NONE, Span, StepPlan};
 use super::prepared::Prepared;
 use super::round::StraightRun;
 use crate::limits::CHUNKS_IN_FLIGHT;
@@ -27,16 +26,39 @@ enum Stage {
     Complete,
 }
 
-/// What may happen to one step, apart from how far it has come: whole steps need no more, and those of a round then lie in a
-/// few cache lines.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Gate {
+/// What may happen to one step, apart from how far it has come. The end of a whole step touches its own and those of the
+/// steps that follow it, nearly always neighbours, and nothing else: while runs, plan and views lay apart, the engine waited
+/// for its own memory for half of its time (benches/README.md).
+#[derive(Clone, Copy, Debug)]
+pub struct Gate {
     /// What keeps it from starting: earlier steps, and the caller's arrival.
     pub(super) holds: u32,
     stage: Stage,
     pub(super) is_queued: bool,
     /// Whole messages: handed to the transport.
     is_posted: bool,
+    pub is_send: bool,
+    /// The first two steps that depend on it, [`NONE`] where there are fewer; [`MORE`]: the plan says who else does.
+    pub(super) followers: [StepId; 2],
+    /// Elements that it processes when a round begins.
+    pub len: u64,
+}
+
+/// In the place of the second follower, where there are more than two.
+pub(super) const MORE: StepId = NONE - 1;
+
+impl Default for Gate {
+    fn default() -> Gate {
+        Gate {
+            holds: 0,
+            stage: Stage::Pending,
+            is_queued: false,
+            is_posted: false,
+            is_send: false,
+            followers: [NONE; 2],
+            len: 0,
+        }
+    }
 }
 
 /// How far one step has come. Elements are counted from the start of the step's ranges.
@@ -91,6 +113,7 @@ pub struct Progress {
     runs: Vec<StepRun>,
     /// How a round of this count begins: as the plan says, with the lengths.
     armed: Vec<StepRun>,
+    armed_gates: Vec<Gate>,
     /// Per range of the plan, where it lies for the count of this round.
     spans: Vec<Span>,
     /// Steps that have all they need to complete.
@@ -114,8 +137,18 @@ impl Progress {
         let is_one_chunk = |step: &StepPlan| step.chunks(len_of(step), per_chunk) == 1;
         self.is_whole = !plan.has_fills && plan.steps.iter().all(is_one_chunk);
         self.armed.clone_from(&plan.runs);
-        for (run, step) in self.armed.iter_mut().zip(&plan.steps) {
-            run.len = len_of(step);
+        let start = match self.is_whole {
+            true => &plan.whole,
+            false => &plan.piecewise,
+        };
+        self.armed_gates.clone_from(&start.gates);
+        let armed = self.armed.iter_mut().zip(&mut self.armed_gates);
+        for ((run, gate), step) in armed.zip(&plan.steps) {
+            run.len = match step.span {
+                NONE => 0,
+                span => self.spans[span as usize].len,
+            };
+            gate.len = run.len;
         }
         self.runs.clone_from(&self.armed);
         self.has_alternatives = !plan.alternatives.is_empty();
@@ -157,7 +190,7 @@ impl Progress {
             true => &prepared.plan.whole,
             false => &prepared.plan.piecewise,
         };
-        self.gates.clone_from(&start.gates);
+        self.gates.clone_from(&self.armed_gates);
         self.ready.begin(&start.ready);
         self.incomplete = self.gates.len() as u32;
     }
@@ -239,6 +272,12 @@ impl Progress {
             true => run.chunks_done..run.chunks_posted,
             false => 0..0,
         }
+    }
+
+    /// What may happen to one step.
+    #[inline]
+    pub fn gate(&self, step: StepId) -> &Gate {
+        &self.gates[step as usize]
     }
 
     /// A whole message has been handed to the transport.
@@ -340,46 +379,33 @@ impl Progress {
     }
 
     /// The same, where steps are whole.
-    fn process_whole(&mut self, prepared: &Prepared, step: StepId) {
-        self.complete_whole(step);
-        for successor in prepared.plan.successors_of(step) {
-            self.release(successor.step);
-        }
-        if self.has_alternatives {
-            self.start_alternatives(prepared, step);
-        }
-    }
-
-    /// The same, of a step that is bound, which knows those that follow it.
     #[inline(always)]
-    pub fn process_bound(&mut self, prepared: &Prepared, step: StepId, followers: &Followers) {
-        self.complete_whole(step);
-        for follower in followers.first {
-            if follower != NONE {
-                self.release(follower);
-            }
-        }
-        let (first, end) = followers.others;
-        if first != end {
-            self.release_others(&prepared.plan.successors[first as usize..end as usize]);
-        }
-        if self.has_alternatives {
-            self.start_alternatives(prepared, step);
-        }
-    }
-
-    #[inline(never)]
-    fn release_others(&mut self, others: &[Successor]) {
-        others.iter().for_each(|other| self.release(other.step));
-    }
-
-    #[inline(always)]
-    fn complete_whole(&mut self, step: StepId) {
+    pub fn process_whole(&mut self, prepared: &Prepared, step: StepId) {
         let gate = &mut self.gates[step as usize];
         debug_assert!(gate.holds == 0 && gate.stage == Stage::Pending);
         // It has started after all that it depends on had completed, so it completes.
         gate.stage = Stage::Complete;
         self.incomplete -= 1;
+        let [first, second] = gate.followers;
+        if first != NONE {
+            self.release(first);
+        }
+        match second {
+            NONE => {}
+            MORE => self.release_others(prepared, step),
+            _ => self.release(second),
+        }
+        if self.has_alternatives {
+            self.start_alternatives(prepared, step);
+        }
+    }
+
+    /// All that depend on a step but the first.
+    #[inline(never)]
+    fn release_others(&mut self, prepared: &Prepared, step: StepId) {
+        for successor in &prepared.plan.successors_of(step)[1..] {
+            self.release(successor.step);
+        }
     }
 
     #[inline(never)]

@@ -69,6 +69,8 @@ pub struct Round {
     pub is_redirected: bool,
     /// Something of it has ended since its task was told so.
     pub has_moved: bool,
+    /// Bytes of an element are 1 << shift.
+    pub shift: u32,
     pub signature: Signature,
     /// The task it belongs to.
     pub task: usize,
@@ -93,8 +95,6 @@ pub struct Round {
     pub count: u64,
     /// Elements of a full chunk.
     pub per_chunk: u64,
-    /// Bytes of an element are 1 << shift.
-    pub shift: u32,
     pub slots: Vec<u64>,
     pub dtype: DataType,
     pub op: ReduceOp,

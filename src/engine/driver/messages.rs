@@ -28,7 +28,7 @@ impl Driver {
         step: StepId,
         is_oldest: bool,
     ) -> Result<()> {
-        let Bound::Message(message) = &round.bound.steps[step as usize].action else {
+        let Bound::Message(message) = &round.bound.steps[step as usize] else {
             unreachable!("only messages are posted");
         };
         let (peer, is_send) = (message.peer, message.is_send);
@@ -41,8 +41,7 @@ impl Driver {
             self.note_sent(round, peer);
         }
         if is_taken {
-            let followers = &round.bound.steps[step as usize].followers;
-            (round.progress).process_bound(&round.prepared, step, followers);
+            round.progress.process_whole(&round.prepared, step);
         } else {
             round.progress.note_posted(step);
             round.outstanding += 1;
@@ -230,19 +229,17 @@ impl Driver {
             self.take_back_copy(completion.token);
         }
         self.moved = true;
-        let Some(bound) = round.bound.steps.get(step as usize) else {
+        if !round.progress.is_whole() {
             return self.complete_chunk(round, step, chunk, completion);
-        };
-        let Bound::Message(message) = &bound.action else {
-            unreachable!("only messages complete");
-        };
-        let is_right = message.is_send
+        }
+        let gate = round.progress.gate(step);
+        let is_right = gate.is_send
             || completion.header == round.signature.0
-                && completion.bytes == message.view.len_bytes() as u64;
+                && completion.bytes == gate.len << round.shift;
         if completion.outcome != Outcome::Done || !is_right {
             return Err(self.wrong_message(round, step, 0, completion));
         }
-        (round.progress).process_bound(&round.prepared, step, &bound.followers);
+        round.progress.process_whole(&round.prepared, step);
         Ok(())
     }
 
