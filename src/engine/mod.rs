@@ -305,7 +305,7 @@ impl Engine {
         }
     }
 
-    #[inline(never)]
+    #[inline(always)]
     fn handle_events(&mut self) {
         let mut events = std::mem::take(&mut self.events);
         for event in &events {

@@ -130,7 +130,7 @@ impl Engine {
         round.token = RoundToken::new(place, round.generation);
         self.rounds[place as usize] = Some(round);
         self.active.push(place);
-        self.run_round(self.active.len() - 1, now);
+        self.run_round(self.active.len() - 1, place, now);
     }
 
     /// The part of the call that the next round of a task is for: how many elements, and from which on.
@@ -169,31 +169,28 @@ impl Engine {
         self.has_work = false;
         let mut index = 0;
         while let Some(&place) = self.active.get(index) {
-            let has_work = match &mut self.rounds[place as usize] {
-                Some(round) => {
-                    if std::mem::take(&mut round.has_moved) {
-                        self.tasks[round.task].last_moved = now;
-                    }
-                    round.has_work()
-                }
-                None => false,
-            };
-            let has_left = has_work && self.failure.is_none() && self.run_round(index, now);
+            let has_left = self.failure.is_none() && self.run_round(index, place, now);
             index += usize::from(!has_left);
         }
     }
 
-    /// Runs the active round at this index; true if it has ended and left the list.
+    /// Runs the active round at this index, which is at this place, if it has work; true if it has ended and left the list.
     #[inline(never)]
-    fn run_round(&mut self, index: usize, now: Time) -> bool {
-        let place = self.active[index];
+    fn run_round(&mut self, index: usize, place: u32, now: Time) -> bool {
         let Some(round) = &mut self.rounds[place as usize] else {
             return false;
         };
+        let has_moved = std::mem::take(&mut round.has_moved);
+        if !round.has_work() {
+            if has_moved {
+                self.tasks[round.task].last_moved = now;
+            }
+            return false;
+        }
         let moved_before = std::mem::replace(&mut self.driver.moved, false);
         let is_oldest = round.sequence() == Some(self.retired);
         let ran = self.driver.run(round, is_oldest);
-        if self.driver.moved {
+        if self.driver.moved || has_moved {
             self.tasks[round.task].last_moved = now;
         }
         self.driver.moved |= moved_before;
