@@ -74,6 +74,7 @@ clauses! {
     clause_16_length_zero_is_legal = 16,
     clause_17_sleepers_are_woken = 17,
     clause_18_withdrawn_memory_is_the_owners_again = 18,
+    clause_19_an_injected_message_has_been_read = 19,
 }
 
 #[test]
@@ -113,6 +114,7 @@ const SIMULATED_FAULTS: &[(Fault, u32)] = &[
     (Fault::TalksAfterDisconnect, 14),
     (Fault::LosesOwnMessages, 15),
     (Fault::ForgetsEmpty, 16),
+    (Fault::InjectsLater, 19),
 ];
 
 #[test]

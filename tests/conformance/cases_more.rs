@@ -22,6 +22,7 @@ pub fn all() -> Vec<Case> {
         woken_by_put(),
         withdrawn("clause_18_a_withdrawn_message_comes_as_it_was_or_never", 0),
         withdrawn("clause_18_a_message_is_withdrawn_while_it_is_read", 3),
+        injected_messages(),
     ]
 }
 
@@ -182,6 +183,19 @@ fn headers() -> Case {
     Case::orderly(
         "clause_12_the_header_arrives_with_its_message",
         vec![sender, receiver],
+    )
+}
+
+/// Every other one is injected where that can be (`Actor::send`), and its source used again at once.
+fn injected_messages() -> Case {
+    let lengths = [0, 1, 64, 4_096, 64, 8, 4_096, 0];
+    let numbered = || (1..).zip(lengths);
+    let sender = numbered().map(|(number, bytes)| send(1, 4, number, bytes));
+    let receives = numbered().map(|(number, bytes)| recv(0, 4, number, bytes));
+    let ends = numbered().map(|(number, bytes)| received(number, bytes));
+    Case::orderly(
+        "clause_19_injected_messages_come_as_they_were",
+        vec![sender.collect(), receives.chain(ends).collect()],
     )
 }
 
