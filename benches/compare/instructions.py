@@ -1,11 +1,15 @@
 """Instructions of the engine, counted by callgrind: the one figure that neighbours on the machine do not move.
 
 Runs `benches/engine` twice, with few and with many operations; the difference is that of operations alone. Inlined code
-counts for the function that it is in.
+counts for the function that it is in. Where perf is, the same program is sampled by the clock besides, for the nanoseconds of
+a step that are the engine's: those of a quiet machine.
 """
 
 import json
+import pathlib
 import re
+import shutil
+import statistics
 import subprocess
 import tempfile
 
@@ -17,6 +21,7 @@ CASES = {
     "alone": (1000, 3000),
     "shm-ring-8": (100, 300),
     "shm-ring-8-buffers": (100, 300),
+    "shm-ring-8-short": (100, 300),
     "shm-ring-8-long": (100, 300),
     "shm-recursive-doubling-8": (100, 300),
     "shm-tree-8": (100, 300),
@@ -34,6 +39,13 @@ CASES = {
 PEERS = {"shm-window-8": 7, "shm-direct-8": 7, "window-8": 7, "direct-8": 7}
 # Parts of the library, in the order of the columns.
 MODULES = ("engine", "comm", "transport", "kernel", "other")
+# Over shared memory a clock sees what an engine costs between processes; a simulation is not like that.
+SAMPLED = "shm-ring"
+SAMPLES_PER_S = 999
+# Steps of one sampled run, about a second, and how often that is run: the median counts.
+STEPS_SAMPLED = 6_000_000
+RUNS_SAMPLED = 5
+SAMPLE = re.compile(r"^\s*[\d.]+%\s+(\d+)\s+.*?\[[.k]\]\s+(.*)$")
 LINE = re.compile(r"^\s*([\d,]+)\s+\([^)]*\)\s+([^\s:]+):(.*)$")
 
 
@@ -80,6 +92,34 @@ def count(program, case, operations):
     return parse(text), steps
 
 
+def parse_samples(text):
+    """Samples by module, from `perf report -n`: `share samples command object [.] function`."""
+    counts = dict.fromkeys(MODULES, 0)
+    for line in text.splitlines():
+        if found := SAMPLE.match(line):
+            counts[module_of(found.group(2))] += int(found.group(1))
+    return counts
+
+
+def sample(program, case, steps):
+    """Nanoseconds of one step by module: the medians of some runs. None where perf does not run."""
+    if not shutil.which("perf"):
+        return None
+    operations = STEPS_SAMPLED // steps
+    runs = []
+    for _ in range(RUNS_SAMPLED):
+        with tempfile.TemporaryDirectory() as folder:
+            data = str(pathlib.Path(folder) / "samples")
+            record = ["perf", "record", "-o", data, "-e", "cpu-clock", "-F", str(SAMPLES_PER_S)]
+            done = subprocess.run([*record, program, "--operations", str(operations), case], capture_output=True, timeout=LIMIT_S)
+            if done.returncode != 0:
+                return None
+            report = ["perf", "report", "-i", data, "--stdio", "-n", "--no-children"]
+            runs.append(parse_samples(subprocess.run(report, capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout))
+    ns = 1e9 / SAMPLES_PER_S / (operations * steps)
+    return {module: statistics.median(run[module] for run in runs) * ns for module in MODULES}
+
+
 def measure(wanted, tell):
     program = build_program()
     results = []
@@ -89,7 +129,9 @@ def measure(wanted, tell):
         tell(f"{case}: {few} and {many} operations")
         (before, steps), (after, _) = count(program, case, few), count(program, case, many)
         per_operation = {module: (after[module] - before[module]) / (many - few) for module in MODULES}
-        results.append({"name": case, "steps": steps, "per_operation": per_operation})
+        tell(f"{case}: sampled by the clock")
+        ns = sample(program, case, steps) if case.startswith(SAMPLED) else None
+        results.append({"name": case, "steps": steps, "per_operation": per_operation, "ns_per_step": ns})
     return results
 
 
@@ -99,4 +141,11 @@ def build(results):
         name, peers = result["name"], PEERS.get(result["name"], 1)
         per_step = (f"{result['per_operation'][module] / result['steps'] / peers:.0f}" for module in MODULES)
         lines.append((name if peers == 1 else f"{name}, per peer", str(result["steps"]), *per_step))
+    sampled = [result for result in results if result["ns_per_step"]]
+    if sampled:
+        lines.append(("",) * len(lines[0]))
+        lines.append((f"ns per step by the clock, median of {RUNS_SAMPLED}", "steps", *MODULES))
+    for result in sampled:
+        per_step = (f"{result['ns_per_step'][module]:.1f}" for module in MODULES)
+        lines.append((result["name"], str(result["steps"]), *per_step))
     return "\n".join(table.align(lines))

@@ -127,6 +127,15 @@ class Instructions(unittest.TestCase):
         )
         self.assertEqual(instructions.parse(text), {"engine": 600, "comm": 0, "transport": 300, "kernel": 0, "other": 100})
 
+    def test_samples_are_told_by_module(self):
+        text = """# Samples: 60  of event 'cpu-clock'
+    50.00%            30  engine   engine               [.] linerate::engine::rounds::<impl linerate::engine::Engine>::run_round
+    33.33%            20  engine   engine               [.] <linerate::transport::shm::ShmTransport as linerate::transport::Transport>::poll
+    16.67%            10  engine   [kernel.kallsyms]    [k] finish_task_switch
+"""
+        expected = {"engine": 30, "comm": 0, "transport": 20, "kernel": 0, "other": 10}
+        self.assertEqual(instructions.parse_samples(text), expected)
+
 
 if __name__ == "__main__":
     unittest.main()
