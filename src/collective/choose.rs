@@ -6,9 +6,6 @@ use crate::cost::{Caches, Model, Shape, Work};
 use crate::limits::LINE_PAYLOAD_BYTES;
 use crate::pattern::hosts::Hosts;
 
-/// How much a loss on memory that is not registered counts, against one on memory that is: who wants speed registers.
-const UNREGISTERED_WEIGHT: f64 = 1.0 / 3.0;
-
 /// What all ranks have; every rank must give the same, because all must choose the same algorithm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Available {
@@ -40,39 +37,26 @@ pub struct Candidate {
     pub predicted_ns: f64,
 }
 
-/// The algorithm to plan `bytes` bytes of `count` elements with. Never looks at `in_place`, in which ranks may differ.
-/// [`crate::types::Collective::SendRecv`] has no algorithms and no choice: it panics.
+/// The algorithm to plan `bytes` bytes of `count` elements with: the cheapest. Never looks at `in_place`, in which ranks may
+/// differ. [`crate::types::Collective::SendRecv`] has no algorithms and no choice: it panics.
 ///
 /// Where `available.registered`, a call may turn out to be on memory that is not registered on some rank; an algorithm that
-/// needs it is then redirected, which costs a meeting, to what is chosen for such memory. So what is chosen is the
-/// algorithm whose greater loss is least: that against the best one if all memory is registered, and, at a third of its
-/// weight, that against the best one if none is.
+/// needs it is then redirected to what is chosen for such memory, and the next calls like it go there at once
+/// (`engine/staged.rs`), so that this risk has no price here.
 pub fn choose(
     request: &Request,
     bytes: u64,
     model: &Model,
     available: &Available,
 ) -> &'static Algorithm {
-    let staged = candidates(request, bytes, model, available, false);
-    let fallback = cheapest(&staged);
-    if !available.registered {
-        return fallback.algorithm;
-    }
-    let all = candidates(request, bytes, model, available, true);
-    let best_ns = cheapest(&all).predicted_ns;
-    let redirected_ns = model.predict(&redirection(request, available)) + fallback.predicted_ns;
-    // A nanosecond more below, so that nothing is divided by nothing.
-    let loss = |ns: f64, best_ns: f64| (ns - best_ns) / (best_ns + 1.0);
-    let greater_loss = |candidate: &Candidate| {
-        let same = |other: &&Candidate| std::ptr::eq(other.algorithm, candidate.algorithm);
-        let unregistered_ns = (staged.iter().find(same)).map_or(redirected_ns, |c| c.predicted_ns);
-        let if_unregistered = loss(unregistered_ns, fallback.predicted_ns);
-        loss(candidate.predicted_ns, best_ns).max(UNREGISTERED_WEIGHT * if_unregistered)
-    };
-    all.iter()
-        .min_by(|a, b| greater_loss(a).total_cmp(&greater_loss(b)))
-        .expect("whatever can be staged can be done with registered memory")
-        .algorithm
+    cheapest(&candidates(
+        request,
+        bytes,
+        model,
+        available,
+        available.registered,
+    ))
+    .algorithm
 }
 
 /// Every algorithm that can run, in the order of the table, if the callers' buffers are `registered` on all ranks or on none.
@@ -106,12 +90,6 @@ pub fn candidates(
         })
     })
     .collect()
-}
-
-/// The work of a call of no bytes that finds memory that is not registered.
-pub fn redirection(request: &Request, available: &Available) -> Work {
-    let shape = shape(request, available);
-    Work::of(&shape).meet(&shape, 1.0)
 }
 
 fn shape(request: &Request, available: &Available) -> Shape {
@@ -307,20 +285,6 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn a_redirection_is_risked_only_where_it_gains_more_than_it_costs() {
-        let all_reduce = Collective::AllReduce;
-        let request = request(all_reduce, 4, 4);
-        // Every rank has a core: meetings are cheap. They are not where ranks take turns.
-        let at = |bytes, cores| {
-            let available = Available { cores, ..HOST };
-            choose(&request, bytes, &Models::BUILT_IN.of(4, cores), &available).name
-        };
-        assert_eq!(at(32 << 10, 4), "direct");
-        assert_ne!(at(512, 2), "direct");
-        assert_eq!(at(1 << 20, 2), "direct");
     }
 
     #[test]

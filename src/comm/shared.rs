@@ -107,7 +107,13 @@ impl Shared {
         let mut plans = self.plans();
         let bound = bind(&mut plans)?;
         if let (false, Cow::Borrowed(slots)) = (is_known, &bound.slots)
-            && let Some(at_once) = engine.at_once(&bound.plan.prepared, bound.arguments, slots)
+            && let plan = bound.plan
+            && let Some(at_once) = engine.at_once(
+                &plan.prepared,
+                plan.fallback.as_ref(),
+                bound.arguments,
+                slots,
+            )
         {
             repeats.remember(call, memory, at_once);
         }

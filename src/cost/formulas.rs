@@ -48,6 +48,19 @@ impl Work {
         self
     }
 
+    /// Windows are used.
+    fn stage(mut self, s: &Shape) -> Work {
+        self.stagings += s.each(s.segments);
+        self
+    }
+
+    /// A rank waits at the end for what others do after they have waited for it: where they share its core, it gives that
+    /// away once more.
+    fn take_turns(mut self, s: &Shape) -> Work {
+        self.turns += s.segments;
+        self
+    }
+
     /// Copies: `longest` bytes one after the other, `total` by all ranks.
     fn copy(mut self, s: &Shape, longest: f64, total: f64) -> Work {
         self.copied += s.shared(longest, total);
@@ -131,6 +144,7 @@ pub fn line(s: &Shape) -> Work {
 /// whatever the size: 2 MiB of two ranks took 204 us where 120 were predicted without.
 pub fn window_all_reduce(s: &Shape) -> Work {
     let mut work = Work::of(s)
+        .stage(s)
         .meet(s, 1.0)
         .copy(s, s.bytes, s.bytes * s.p())
         .reduce(s, s.bytes, (s.p(), 1.0, 0.0))
@@ -143,6 +157,7 @@ pub fn window_all_reduce(s: &Shape) -> Work {
 pub fn window_split(s: &Shape) -> Work {
     let others = s.bytes * s.others();
     Work::of(s)
+        .stage(s)
         .meet(s, 2.0)
         .copy(s, s.bytes, s.bytes * s.p())
         .reduce(s, s.bytes / s.p(), (s.p(), 1.0, s.p() - 1.0))
@@ -154,6 +169,7 @@ pub fn window_split(s: &Shape) -> Work {
 /// Copy in; the root alone reduces p vectors of n bytes.
 pub fn window_reduce(s: &Shape) -> Work {
     Work::of(s)
+        .stage(s)
         .meet(s, 1.0)
         .copy(s, s.bytes, s.bytes * s.p())
         .reduce_at_root(s, s.bytes, (s.p(), 1.0, s.p() - 1.0))
@@ -164,6 +180,7 @@ pub fn window_reduce(s: &Shape) -> Work {
 pub fn window_reduce_scatter(s: &Shape) -> Work {
     let all = s.bytes * s.p();
     Work::of(s)
+        .stage(s)
         .meet(s, 1.0)
         .copy(s, all, all * s.p())
         .reduce(s, s.bytes, (s.p(), 1.0, s.p() - 1.0))
@@ -174,6 +191,7 @@ pub fn window_reduce_scatter(s: &Shape) -> Work {
 pub fn window_all_gather(s: &Shape) -> Work {
     let others = s.bytes * (s.p() - 1.0);
     Work::of(s)
+        .stage(s)
         .meet(s, 1.0)
         .copy(s, s.bytes, s.bytes * s.p())
         .fetch(s, others, others * s.p())
@@ -191,6 +209,7 @@ pub fn window_all_to_all(s: &Shape) -> Work {
 /// The root copies in; the others fetch n bytes each, while it copies the next segment.
 pub fn window_broadcast(s: &Shape) -> Work {
     Work::of(s)
+        .stage(s)
         .meet(s, 1.0)
         .copy(s, s.bytes / s.segments, s.bytes)
         .fetch(s, s.bytes, s.bytes * (s.p() - 1.0))
@@ -201,6 +220,7 @@ pub fn window_broadcast(s: &Shape) -> Work {
 pub fn window_gather(s: &Shape) -> Work {
     let others = s.bytes * (s.p() - 1.0);
     Work::of(s)
+        .stage(s)
         .meet(s, 1.0)
         .copy(s, s.bytes, others)
         .fetch(s, others, others)
@@ -211,6 +231,7 @@ pub fn window_gather(s: &Shape) -> Work {
 pub fn window_scatter(s: &Shape) -> Work {
     let others = s.bytes * (s.p() - 1.0);
     Work::of(s)
+        .stage(s)
         .meet(s, 1.0)
         .copy(s, s.bytes * s.p(), s.bytes * s.p())
         .fetch(s, s.bytes, others)
@@ -262,6 +283,7 @@ pub fn direct_all_to_all(s: &Shape) -> Work {
 pub fn direct_root(s: &Shape) -> Work {
     Work::of(s)
         .meet(s, 1.0)
+        .take_turns(s)
         .copy(s, s.bytes, s.bytes * (s.p() - 1.0))
         .buffers(s, s.bytes, 2.0 * s.bytes)
 }

@@ -58,6 +58,10 @@ kinds_of_work! {
     calls: "call",
     /// Times that everybody waits for everybody.
     meetings: "meeting",
+    /// Times that a rank goes on only after a peer has done what this one let it begin.
+    turns: "turn",
+    /// Segments that are staged through a window: other memory each time.
+    stagings: "staging",
     /// Flag lines stored for a peer, or looked at.
     signals: "signal",
     /// Messages that wait for each other.
@@ -83,7 +87,7 @@ pub struct Model(pub [f64; TERMS]);
 impl Model {
     /// A 100 Gbit/s fabric: 3 us a message, 12.5 GB/s. A core adds about 20 GB/s.
     pub const FABRIC: Model = Model([
-        0.0, 3000.0, 100.0, 3000.0, 500.0, 0.05, 0.05, 0.08, 0.02, 0.0,
+        0.0, 3000.0, 0.0, 0.0, 100.0, 3000.0, 500.0, 0.05, 0.05, 0.08, 0.02, 0.0,
     ]);
 
     /// Nanoseconds.
@@ -117,10 +121,10 @@ impl Models {
     /// Where nothing is stored. Fitted on one machine (AMD EPYC, Zen 4, 2 cores) by `linerate explain --calibrate`.
     pub const BUILT_IN: Models = Models {
         apart: Model([
-            122.0, 105.0, 16.1, 112.0, 224.0, 0.0241, 0.075, 0.08, 0.0099, 0.0252,
+            122.0, 105.0, 0.0, 150.0, 16.1, 112.0, 224.0, 0.0241, 0.075, 0.08, 0.0099, 0.0252,
         ]),
         crowded: Model([
-            2020.0, 98.1, 246.0, 668.0, 297.0, 0.039, 0.0294, 0.08, 0.0136, 0.0174,
+            2020.0, 98.1, 3000.0, 500.0, 246.0, 668.0, 297.0, 0.039, 0.0294, 0.08, 0.0136, 0.0174,
         ]),
         caches: Caches {
             core_bytes: (1 << 20) as f64,

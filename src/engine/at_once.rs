@@ -5,7 +5,8 @@
 use super::driver::Script;
 use super::prepared::Prepared;
 use super::round::{Round, RoundCall, RoundId, RoundOf};
-use super::tasks::Arguments;
+use super::signature::Signature;
+use super::tasks::{Arguments, signature_of};
 use super::wait::Looks;
 use super::{Engine, HISTORY};
 use crate::error::Result;
@@ -21,12 +22,49 @@ const CALLS_PER_POLL: u64 = 8;
 pub struct AtOnce {
     /// What it says.
     pub arguments: Arguments,
-    prepared: Arc<Prepared>,
     slots: &'static [u64],
+    planned: Way,
+    /// Where what is planned needs registered memory.
+    fallback: Option<Fallback>,
+    /// The round that runs goes by the fallback.
+    is_staged: bool,
+}
+
+/// A schedule, and how a call runs it.
+struct Way {
+    prepared: Arc<Prepared>,
     /// Bound to the call's memory, unless the last one has become a task's.
     round: Option<Box<Round>>,
     /// What the rounds do; the inner `None`: that cannot be said beforehand.
     script: Option<Option<Script>>,
+}
+
+/// What runs while the call is known to be on memory that is not registered (`staged.rs`).
+struct Fallback {
+    /// What is known of it goes by what is planned.
+    signature: Signature,
+    /// `None`: it cannot run at once.
+    way: Option<Way>,
+}
+
+impl AtOnce {
+    #[inline]
+    fn way(&mut self) -> &mut Way {
+        match &mut self.fallback {
+            Some(Fallback { way: Some(way), .. }) if self.is_staged => way,
+            _ => &mut self.planned,
+        }
+    }
+}
+
+impl Way {
+    fn new(prepared: &Arc<Prepared>) -> Way {
+        Way {
+            prepared: prepared.clone(),
+            round: None,
+            script: None,
+        }
+    }
 }
 
 impl Engine {
@@ -35,22 +73,26 @@ impl Engine {
     pub fn at_once(
         &self,
         prepared: &Arc<Prepared>,
+        fallback: Option<&Arc<Prepared>>,
         arguments: Arguments,
         slots: &'static [u64],
     ) -> Option<AtOnce> {
         let is_collective = arguments.collective != Collective::SendRecv;
-        let is_possible = prepared.is_straight && is_collective && arguments.count <= COUNT_MAX;
-        let count = arguments.count;
-        let is_whole = || {
-            let segment = self.segment_elements(prepared, &arguments, slots);
-            !prepared.uses_windows || segment.is_ok_and(|elements| elements >= count)
+        let can_run = |prepared: &Arc<Prepared>| {
+            let segment = || self.segment_elements(prepared, &arguments, slots);
+            prepared.is_straight
+                && (!prepared.uses_windows || segment().is_ok_and(|e| e >= arguments.count))
         };
-        (is_possible && is_whole()).then(|| AtOnce {
+        let is_possible = is_collective && arguments.count <= COUNT_MAX && can_run(prepared);
+        is_possible.then(|| AtOnce {
             arguments,
-            prepared: prepared.clone(),
             slots,
-            round: None,
-            script: None,
+            planned: Way::new(prepared),
+            fallback: fallback.map(|fallback| Fallback {
+                signature: signature_of(&arguments, prepared, slots),
+                way: can_run(fallback).then(|| Way::new(fallback)),
+            }),
+            is_staged: false,
         })
     }
 
@@ -68,9 +110,10 @@ impl Engine {
             self.driver.links.core = rustix::thread::sched_getcpu() as u16 + 1;
         }
         self.driver.looks = looks;
-        let ran = match &call.script {
+        let way = call.way();
+        let ran = match &way.script {
             Some(Some(script)) => self.driver.run_script(script, &mut round),
-            _ => self.driver.run_straight(&call.prepared, &mut round),
+            _ => self.driver.run_straight(&way.prepared, &mut round),
         };
         self.driver.looks = Looks::ONCE;
         match ran {
@@ -102,11 +145,18 @@ impl Engine {
     fn begin_at_once(&mut self, call: &mut AtOnce) -> Option<Result<Box<Round>>> {
         let is_alone = self.active.is_empty() && self.queue.is_empty() && self.failure.is_none();
         let sequence = self.next_sequence;
-        let has_slot = !call.prepared.uses_signals || self.is_retired_by_all(sequence);
+        call.is_staged = match &call.fallback {
+            Some(fallback) if self.staged.holds(fallback.signature) => {
+                fallback.way.as_ref()?;
+                true
+            }
+            _ => false,
+        };
+        let has_slot = !call.way().prepared.uses_signals || self.is_retired_by_all(sequence);
         if !is_alone || !has_slot || self.driver.links.first_gone().is_some() {
             return None;
         }
-        let round = match call.round.take() {
+        let round = match call.way().round.take() {
             Some(mut round) => {
                 round.again(sequence, self.driver.links.ranks);
                 round
@@ -115,12 +165,15 @@ impl Engine {
                 Ok(round) => {
                     // Once: the memory of the call stays what it is.
                     let ranks = self.driver.links.ranks;
-                    (call.script).get_or_insert_with(|| Script::new(&round, ranks));
+                    (call.way().script).get_or_insert_with(|| Script::new(&round, ranks));
                     round
                 }
                 Err(error) => return Some(Err(error)),
             },
         };
+        if let (true, Some(fallback)) = (call.is_staged, &call.fallback) {
+            self.staged.count(fallback.signature);
+        }
         self.next_sequence += 1;
         Some(Ok(round))
     }
@@ -128,10 +181,11 @@ impl Engine {
     fn end_at_once(&mut self, call: &mut AtOnce, round: Box<Round>) {
         let sequence = self.next_sequence - 1;
         self.history[(sequence % HISTORY as u64) as usize] = (sequence, round.signature);
-        if call.prepared.uses_engine_memory() {
+        let way = call.way();
+        if way.prepared.uses_engine_memory() {
             self.put_away(round);
         } else {
-            call.round = Some(round);
+            way.round = Some(round);
         }
         self.retire(sequence);
         if sequence.is_multiple_of(CALLS_PER_POLL) {
@@ -139,8 +193,9 @@ impl Engine {
         }
     }
 
-    fn bind_at_once(&mut self, call: &AtOnce, sequence: u64) -> Result<Box<Round>> {
-        let mut round = self.take_round(&call.prepared);
+    fn bind_at_once(&mut self, call: &mut AtOnce, sequence: u64) -> Result<Box<Round>> {
+        let prepared = &call.way().prepared.clone();
+        let mut round = self.take_round(prepared);
         let of = RoundOf {
             id: RoundId::Collective(sequence),
             task: 0,
@@ -148,7 +203,7 @@ impl Engine {
             part: (call.arguments.count, 0),
         };
         let round_call = RoundCall {
-            prepared: &call.prepared,
+            prepared,
             arguments: &call.arguments,
             slots: call.slots,
             others: &[],
@@ -161,6 +216,11 @@ impl Engine {
     pub(super) fn adopt_round(&mut self, index: usize, mut round: Box<Round>, now: Time) {
         let task = &mut self.tasks[index];
         (task.started, task.active_rounds) = (round.count, 1);
+        if let Some(call) = &mut task.call
+            && !Arc::ptr_eq(&call.prepared, &round.prepared)
+        {
+            (call.prepared, call.fallback) = (round.prepared.clone(), None);
+        }
         self.generation = self.generation.wrapping_add(1);
         (round.task, round.generation) = (index, self.generation);
         if let Some(sequence) = round.sequence() {

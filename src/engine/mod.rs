@@ -7,8 +7,9 @@
 //! * Any number of tasks may be under way; at most [`crate::limits::OPERATION_SLOTS`] collective rounds are,
 //!   and the others wait in order.
 //! * A task that would reach peers' buffers directly asks first: the first signals of its round carry
-//!   everyone's registrations. If one is missing, all ranks see it and stage the call instead. Until that
-//!   is known no later collective starts, so that all ranks number rounds alike.
+//!   everyone's registrations. If one is missing, all ranks see it and stage the call instead, and the next ones
+//!   like it at once (`staged.rs`). Until that is known no later collective starts, so that all ranks number
+//!   rounds alike.
 //! * Nothing here blocks. [`Engine::drive`] does what can be done now; whoever waits calls it (`wait.rs`).
 //!
 //! `progress.rs` is the order of steps, `driver.rs` runs them, `tasks.rs` takes calls, `rounds.rs` starts and ends rounds,
@@ -33,6 +34,7 @@ mod progress;
 mod round;
 mod rounds;
 mod signature;
+mod staged;
 mod tag;
 mod tasks;
 mod wait;
@@ -59,6 +61,7 @@ use fault::Suspect;
 use links::Links;
 use pool::Pool;
 use round::Round;
+use staged::Staged;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -121,6 +124,7 @@ pub struct Engine {
     is_retired: [bool; OPERATION_SLOTS as usize],
     /// Least retired count of the peers at the last look.
     retired_by_all: u64,
+    staged: Staged,
     /// Messages sent to and received from each peer by pairwise rounds.
     pair_counts: Vec<(u64, u64)>,
     history: [(u64, signature::Signature); HISTORY],
@@ -172,6 +176,7 @@ impl Engine {
             is_publishing_quietly: false,
             is_retired: [false; OPERATION_SLOTS as usize],
             retired_by_all: 0,
+            staged: Staged::new(),
             pair_counts: vec![(0, 0); ranks as usize],
             history: [(u64::MAX, signature::Signature(0)); HISTORY],
             failure: None,

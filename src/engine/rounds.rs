@@ -3,6 +3,7 @@
 use super::prepared::Prepared;
 use super::round::{Round, RoundId, RoundOf};
 use super::tag::RoundToken;
+use super::tasks::signature_of;
 use super::{Engine, HISTORY};
 use crate::error::{Error, Result};
 use crate::limits::OPERATION_SLOTS;
@@ -24,15 +25,31 @@ impl Engine {
             if sequence >= self.retired + OPERATION_SLOTS {
                 return;
             }
-            let call = self.tasks[index]
-                .call
-                .as_ref()
-                .expect("queued tasks have calls");
+            self.stage_if_known(index);
+            let call = self.tasks[index].call.as_ref();
+            let call = call.expect("queued tasks have calls");
             if call.prepared.uses_signals && !self.is_retired_by_all(sequence) {
                 return;
             }
             self.next_sequence += 1;
             self.start_round(index, RoundId::Collective(sequence), now);
+        }
+    }
+
+    /// Stages a call at once that would be repeated by staging.
+    fn stage_if_known(&mut self, index: usize) {
+        let task = &mut self.tasks[index];
+        let call = task.call.as_mut().expect("queued tasks have calls");
+        if call.fallback.is_none() {
+            return;
+        }
+        let signature = signature_of(&call.arguments, &call.prepared, &call.slots);
+        if self.staged.holds(signature)
+            && let Some(fallback) = call.fallback.take()
+        {
+            self.staged.count(signature);
+            call.prepared = fallback;
+            task.segment_elements = 0;
         }
     }
 
@@ -219,6 +236,9 @@ impl Engine {
 
     fn end_round(&mut self, round: Box<Round>) {
         let (index, is_redirected) = (round.task, round.is_redirected);
+        if is_redirected {
+            self.staged.note(round.signature);
+        }
         if let Some(sequence) = round.sequence() {
             self.retire(sequence);
             if self.undecided == Some(sequence) {

@@ -65,9 +65,9 @@ pub struct Explanation {
     pub segments: u64,
     /// Threads of a rank that share large copies and reductions, the waiting one included.
     pub threads: u32,
-    /// What the cost model says, ns, with the redirection if there is one.
+    /// What the cost model says, ns.
     pub predicted_ns: f64,
-    /// All that could run on such memory, cheapest first; without any redirection.
+    /// All that could run on such memory, cheapest first.
     pub candidates: Vec<Candidate>,
 }
 
@@ -90,26 +90,18 @@ impl Plans {
         let own = candidates
             .iter()
             .find(|c| std::ptr::eq(c.algorithm, algorithm));
-        let redirected_ns = match is_redirected {
-            true => (self.model).predict(&collective::redirection(&request, &available)),
-            false => 0.0,
-        };
         let is_long = bytes >= FETCH_BYTES_MIN as u64;
         let path = match Path::of(algorithm) {
             Path::Messages if self.is_fetched && !registered && is_long => Path::FetchedMessages,
             path => path,
         };
-        let is_cheapest = candidates
-            .first()
-            .is_some_and(|c| std::ptr::eq(c.algorithm, algorithm));
         Ok(Explanation {
             algorithm: algorithm.name,
             planned: planned.name,
-            why: match (is_forced, is_redirected, is_cheapest) {
-                (true, _, _) => "named by the call or LINERATE_ALGO",
-                (_, true, _) => "the cheapest for memory that is not registered",
-                (_, _, true) => "the cheapest",
-                _ => "loses least if memory is registered and if it is not",
+            why: match (is_forced, is_redirected) {
+                (true, _) => "named by the call or LINERATE_ALGO",
+                (_, true) => "the cheapest for memory that is not registered",
+                _ => "the cheapest",
             },
             path,
             chunk_bytes: available.chunk_bytes,
@@ -119,7 +111,7 @@ impl Plans {
             },
             segments: own.map_or(1, |c| c.segments),
             threads: self.threads,
-            predicted_ns: own.map_or(0.0, |c| c.predicted_ns) + redirected_ns,
+            predicted_ns: own.map_or(0.0, |c| c.predicted_ns),
             candidates,
         })
     }

@@ -82,7 +82,7 @@ fn explain(
     let row = row(plan, communicator.rank(), (size, dtype, op));
     let call = arenas.call(&row, 0);
     let explanation = communicator.explain(&call)?;
-    // As the library runs it, with the redirection if there is one; then by name.
+    // As the library runs it; then by name.
     let mut calls = vec![call.clone()];
     if args.all {
         calls.extend(rivals(&call, &explanation));
