@@ -22,6 +22,10 @@ pub struct TcpSettings {
     /// A CRC32C for every frame (*shared*), against what changes bytes behind the checksums of TCP. Default off.
     /// `LINERATE_INTEGRITY=crc|off`.
     pub has_crc: bool,
+    /// Encrypt every connection with TLS 1.3, with keys that only holders of the job's secret have (*shared*). Needs a
+    /// secret. Default off: it takes the time of encrypting every byte on both sides. On where others can reach the wires.
+    /// `LINERATE_TLS=on|off`.
+    pub has_tls: bool,
     /// A connection whose other side's kernel has been silent for so long is given up, and a peer that cannot be reached
     /// for so long has failed. Default 20 s; `LINERATE_TCP_TIMEOUT`, seconds.
     pub timeout: Duration,
@@ -36,6 +40,7 @@ impl std::fmt::Debug for TcpSettings {
             .field("has_secret", &self.secret.is_some())
             .field("is_insecure", &self.is_insecure)
             .field("has_crc", &self.has_crc)
+            .field("has_tls", &self.has_tls)
             .field("timeout", &self.timeout)
             .field("addresses", &self.addresses)
             .finish()
@@ -49,6 +54,7 @@ impl Default for TcpSettings {
             secret: None,
             is_insecure: false,
             has_crc: false,
+            has_tls: false,
             timeout: Duration::from_secs(20),
             addresses: Vec::new(),
         }
@@ -76,6 +82,16 @@ impl TcpSettings {
                 }
             };
         }
+        if let Some(text) = lookup("LINERATE_TLS") {
+            settings.has_tls = match text.as_str() {
+                "on" => true,
+                "off" => false,
+                _ => {
+                    let text = format!("LINERATE_TLS is '{text}': on or off");
+                    return Err(Error::invalid(text));
+                }
+            };
+        }
         if let Some(text) = lookup("LINERATE_TCP_TIMEOUT") {
             settings.timeout = super::parse_timeout("LINERATE_TCP_TIMEOUT", &text)?;
         }
@@ -97,6 +113,7 @@ mod tests {
             ("LINERATE_TCP_RAILS", "0", "16"),
             ("LINERATE_TCP_RAILS", "17", "16"),
             ("LINERATE_INTEGRITY", "md5", "crc or off"),
+            ("LINERATE_TLS", "1.2", "on or off"),
             ("LINERATE_TCP_TIMEOUT", "-1", "seconds"),
         ] {
             let text = settings(name, value).unwrap_err().to_string();
@@ -108,6 +125,8 @@ mod tests {
     fn good_values_are_taken_and_a_secret_is_not_printed() {
         assert_eq!(settings("LINERATE_TCP_RAILS", "4").unwrap().rails, 4);
         assert!(settings("LINERATE_INTEGRITY", "crc").unwrap().has_crc);
+        assert!(settings("LINERATE_TLS", "on").unwrap().has_tls);
+        assert!(!settings("LINERATE_TLS", "off").unwrap().has_tls);
         let secret = TcpSettings {
             secret: Some(b"0123456789abcdef".to_vec()),
             ..TcpSettings::default()

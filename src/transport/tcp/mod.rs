@@ -14,9 +14,10 @@
 //! * The kernel looks for peers that are gone without a word (TCP_USER_TIMEOUT, keep-alive): its clock, not the caller's.
 //! * Waiting is on an epoll descriptor, which becomes readable when anything comes. While a rank has few rails, polls read
 //!   them directly.
+//! * Rails may be encrypted ([`TcpSettings::has_tls`]): what leaves and comes then goes through `secure.rs`.
 //!
-//! What it does not do: encrypt, or protect what follows the handshake from whoever can change packets on their way. Memory
-//! is not mapped, and signals are puts.
+//! What it does not do: encrypt unless it is told, or protect what follows the handshake from whoever can change packets on
+//! their way then. Memory is not mapped, and signals are puts.
 #![allow(unsafe_code)]
 
 mod address;
@@ -28,6 +29,7 @@ mod peer;
 mod provider;
 mod rail;
 mod receiving;
+mod secure;
 mod sending;
 mod socket;
 mod stream;
@@ -131,6 +133,11 @@ impl TcpTransport {
                 "listening on {ip} without a secret would let anybody in: set LINERATE_SECRET to the same secret on all ranks, or say LINERATE_INSECURE=1"
             )));
         }
+        if settings.has_tls && settings.secret.is_none() {
+            return Err(Error::invalid(
+                "LINERATE_TLS=on (--tls) without a secret: keys come from it, so that anybody could stand between two ranks; set LINERATE_SECRET to the same secret on all ranks, such as the output of `openssl rand -hex 32`",
+            ));
+        }
         let listeners: Vec<_> = ips.into_iter().map(socket::listen).collect::<Result<_>>()?;
         let mut identity = [0; IDENTITY_BYTES];
         getrandom::fill(&mut identity).map_err(|e| Error::Os {
@@ -165,6 +172,7 @@ impl TcpTransport {
                     .clamp(EAGER_BYTES_MIN, EAGER_BYTES_MAX),
                 timeout: settings.timeout,
                 rails: settings.rails,
+                has_tls: settings.has_tls,
                 regions: BTreeMap::new(),
                 ready: VecDeque::new(),
                 epoll: Arc::new(epoll),
@@ -367,7 +375,7 @@ impl TcpTransport {
         let is_acknowledged = |socket: &OwnedFd| socket::unacknowledged_bytes(socket.as_fd()) == 0;
         let mut rails = self.peers.iter().flat_map(|peer| &peer.rails);
         self.peers.iter().all(is_silent)
-            && rails.all(|rail| is_acknowledged(&rail.socket))
+            && rails.all(|rail| !rail.holds_sealed() && is_acknowledged(&rail.socket))
             && self.closing.iter().all(is_acknowledged)
     }
 }

@@ -199,6 +199,7 @@ pub struct Shared {
     pub eager_bytes: u64,
     pub timeout: Duration,
     pub rails: u32,
+    pub has_tls: bool,
     pub regions: BTreeMap<RegionKey, Arc<Region>>,
     pub ready: VecDeque<Event>,
     pub epoll: Arc<OwnedFd>,
@@ -322,7 +323,7 @@ impl Peer {
         !self.stream.is_sent()
             || !self.waiting.is_empty()
             || !self.again.is_empty()
-            || self.rails.iter().any(|rail| rail.chunk.is_some())
+            || self.rails.iter().any(|r| r.chunk.is_some() || r.holds_sealed())
     }
 
     /// Ends everything outstanding as flushed; what had come whole can be received later.

@@ -152,10 +152,15 @@ pub fn receive_plain(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> rustix::io::R
     recv(socket, buffer, RecvFlags::DONTWAIT).map(|(received, _)| received)
 }
 
+/// Sends as much of this as there is room for.
+pub fn send_some(socket: BorrowedFd<'_>, bytes: &[u8]) -> rustix::io::Result<usize> {
+    let flags = rustix::net::SendFlags::NOSIGNAL | rustix::net::SendFlags::DONTWAIT;
+    send(socket, bytes, flags)
+}
+
 /// Sends a short message whole, or not at all.
 pub fn send_whole(socket: BorrowedFd<'_>, bytes: &[u8]) -> rustix::io::Result<()> {
-    let flags = rustix::net::SendFlags::NOSIGNAL | rustix::net::SendFlags::DONTWAIT;
-    match send(socket, bytes, flags)? {
+    match send_some(socket, bytes)? {
         sent if sent == bytes.len() => Ok(()),
         _ => Err(Errno::NOBUFS),
     }

@@ -1,0 +1,300 @@
+//! [`Tls`]: TLS 1.3 (RFC 8446) over a connection whose ends have proven the job's secret to each other. Without sockets: what
+//! comes is put in, what is to leave is taken out. The protocol is rustls', the cryptography ring's.
+//!
+//! Trust comes from the challenge before. Both ends derive the signing keys of both from the job's key and the two nonces
+//! ([`ChannelSecrets`]), and accept no other key: whoever does not know the secret cannot sign, so that nobody can stand in
+//! between, and a handshake is worth nothing on another connection. What travels is encrypted with keys that are agreed on
+//! anew (X25519): who learns the secret later cannot read what was recorded.
+//!
+//! What it does not do: hide who talks to whom, when and how much; the challenge itself and its ranks and job are readable.
+//! There are no sessions to resume and no early data.
+
+mod trust;
+
+use rustls::client::UnbufferedClientConnection;
+use rustls::pki_types::{IpAddr, Ipv4Addr, ServerName};
+use rustls::server::UnbufferedServerConnection;
+use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedStatus};
+use std::sync::Arc;
+
+/// Bytes of one record, as large as they may be: each costs a header, a tag and a call.
+const RECORD_BYTES: usize = 16 * 1024;
+/// A sealed record, and an announcement of new keys that may go before it.
+const SEALED_BYTES_MAX: usize = RECORD_BYTES + 256;
+/// Sealed bytes kept in either direction: what one system call moves, and little enough to stay in a core's cache.
+const BUFFER_BYTES: usize = 4 * SEALED_BYTES_MAX;
+
+/// What the two ends of one connection derive from the job's key: a seed of each one's signing key.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ChannelSecrets {
+    pub(super) initiator: [u8; 32],
+    pub(super) responder: [u8; 32],
+}
+
+impl std::fmt::Debug for ChannelSecrets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ChannelSecrets(..)")
+    }
+}
+
+/// Why a connection is over.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TlsError {
+    /// The other end has another key than the one that proved the secret.
+    #[error(
+        "its TLS key is not that of the rank which proved the secret: somebody is between the two"
+    )]
+    OtherKey,
+    /// The other end has ended it.
+    #[error("the other side ended TLS")]
+    Closed,
+    /// The protocol was broken, or bytes were changed on their way.
+    #[error("TLS: {0}")]
+    Broken(String),
+}
+
+impl From<rustls::Error> for TlsError {
+    fn from(error: rustls::Error) -> TlsError {
+        match error {
+            rustls::Error::InvalidCertificate(_) => TlsError::OtherKey,
+            other => TlsError::Broken(other.to_string()),
+        }
+    }
+}
+
+/// See the module.
+pub struct Tls {
+    end: End,
+    /// Sealed bytes that have come, from `start` to `filled`.
+    coming: Box<[u8]>,
+    start: usize,
+    filled: usize,
+    /// Sealed bytes to send, from `sent` to `sealed`.
+    leaving: Box<[u8]>,
+    sent: usize,
+    sealed: usize,
+    /// Of the last record, what nobody has taken yet.
+    opened: Vec<u8>,
+    taken: usize,
+    /// The next record, before it is sealed.
+    plain: Box<[u8]>,
+}
+
+enum End {
+    Initiator(UnbufferedClientConnection),
+    Responder(UnbufferedServerConnection),
+}
+
+/// What a turn of the protocol came to.
+enum Turn {
+    /// There may be more to do.
+    Again,
+    /// Nothing more without further bytes.
+    Idle,
+    /// The same, and bytes may be sealed.
+    Ready,
+}
+
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let is_ready = self.is_ready();
+        f.debug_struct("Tls").field("is_ready", &is_ready).finish()
+    }
+}
+
+impl Tls {
+    /// The end that has connected.
+    pub fn initiator(secrets: &ChannelSecrets) -> Result<Tls, TlsError> {
+        let config = Arc::new(trust::initiator(secrets, &trust::SUITES)?);
+        // Keys say who is there, and names are not sent.
+        let name = ServerName::IpAddress(IpAddr::V4(Ipv4Addr::from([127, 0, 0, 1])));
+        let connection = UnbufferedClientConnection::new(config, name)?;
+        Tls::of(End::Initiator(connection))
+    }
+
+    /// The end that was connected to.
+    pub fn responder(secrets: &ChannelSecrets) -> Result<Tls, TlsError> {
+        let config = Arc::new(trust::responder(secrets, &trust::SUITES)?);
+        Tls::of(End::Responder(UnbufferedServerConnection::new(config)?))
+    }
+
+    fn of(end: End) -> Result<Tls, TlsError> {
+        let mut tls = Tls {
+            end,
+            coming: vec![0; BUFFER_BYTES].into(),
+            start: 0,
+            filled: 0,
+            leaving: vec![0; BUFFER_BYTES].into(),
+            sent: 0,
+            sealed: 0,
+            opened: Vec::new(),
+            taken: 0,
+            plain: vec![0; RECORD_BYTES].into(),
+        };
+        // The initiator has something to say at once.
+        tls.open(&mut |_| 0)?;
+        Ok(tls)
+    }
+
+    /// Whether the handshake is over: both ends have shown their keys.
+    pub fn is_ready(&self) -> bool {
+        match &self.end {
+            End::Initiator(connection) => !connection.is_handshaking(),
+            End::Responder(connection) => !connection.is_handshaking(),
+        }
+    }
+
+    /// Where sealed bytes that come are put; never empty once [`Tls::open`] has had everything before.
+    pub fn space(&mut self) -> &mut [u8] {
+        if self.start > 0 {
+            self.coming.copy_within(self.start..self.filled, 0);
+            (self.start, self.filled) = (0, self.filled - self.start);
+        }
+        &mut self.coming[self.filled..]
+    }
+
+    /// So many bytes were put there.
+    pub fn note_received(&mut self, bytes: usize) {
+        self.filled += bytes;
+    }
+
+    /// Opens what has come, and gives it to `take`, which says how much of it it takes; less than all: no more for now.
+    /// Goes on with the handshake too, which may leave something to send.
+    pub fn open(&mut self, take: &mut dyn FnMut(&[u8]) -> usize) -> Result<(), TlsError> {
+        loop {
+            if self.holds_opened() {
+                self.taken += take(&self.opened[self.taken..]);
+                if self.holds_opened() {
+                    return Ok(());
+                }
+            }
+            if !matches!(self.turn(Some(take))?, Turn::Again) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Whether there is something that [`Tls::open`] would give without further bytes.
+    pub fn holds_opened(&self) -> bool {
+        self.taken < self.opened.len()
+    }
+
+    /// Seals one record of what `fill` writes into the buffer that it is given; how much that was. 0: no room before what
+    /// is sealed has been sent.
+    pub fn seal(&mut self, fill: &mut dyn FnMut(&mut [u8]) -> usize) -> Result<usize, TlsError> {
+        if self.leaving.len() - self.sealed < SEALED_BYTES_MAX {
+            return Ok(0);
+        }
+        while !matches!(self.turn(None)?, Turn::Ready) {
+            if !self.is_ready() {
+                return Ok(0);
+            }
+        }
+        let bytes = fill(&mut self.plain);
+        let (plain, room) = (&self.plain[..bytes], &mut self.leaving[self.sealed..]);
+        let coming = &mut self.coming[self.start..self.filled];
+        let sealed = match &mut self.end {
+            End::Initiator(end) => encrypt(end.process_tls_records(coming), plain, room),
+            End::Responder(end) => encrypt(end.process_tls_records(coming), plain, room),
+        };
+        self.sealed += sealed?;
+        Ok(bytes)
+    }
+
+    /// What is to be sent.
+    pub fn unsent(&self) -> &[u8] {
+        &self.leaving[self.sent..self.sealed]
+    }
+
+    /// So much of it was.
+    pub fn note_sent(&mut self, bytes: usize) {
+        self.sent += bytes;
+        if self.sent == self.sealed {
+            (self.sent, self.sealed) = (0, 0);
+        }
+    }
+
+    /// One step of the protocol. What it opens goes to `take` if that is given, and what is left of it is kept.
+    fn turn(&mut self, take: Option<&mut dyn FnMut(&[u8]) -> usize>) -> Result<Turn, TlsError> {
+        let coming = &mut self.coming[self.start..self.filled];
+        let room = &mut self.leaving[self.sealed..];
+        let mut nobody = |_: &[u8]| 0;
+        let take = take.unwrap_or(&mut nobody);
+        if self.taken == self.opened.len() {
+            self.opened.clear();
+            self.taken = 0;
+        }
+        let opened = &mut self.opened;
+        let (discard, written, turn) = match &mut self.end {
+            End::Initiator(end) => step(end.process_tls_records(coming), room, opened, take),
+            End::Responder(end) => step(end.process_tls_records(coming), room, opened, take),
+        }?;
+        self.start += discard;
+        self.sealed += written;
+        Ok(turn)
+    }
+}
+
+/// Bytes done with, bytes to send, and what it came to.
+fn step<Data>(
+    status: UnbufferedStatus<'_, '_, Data>,
+    room: &mut [u8],
+    opened: &mut Vec<u8>,
+    take: &mut dyn FnMut(&[u8]) -> usize,
+) -> Result<(usize, usize, Turn), TlsError> {
+    let mut discard = status.discard;
+    let (mut written, mut turn) = (0, Turn::Again);
+    match status.state? {
+        ConnectionState::ReadTraffic(mut traffic) => {
+            while let Some(record) = traffic.next_record() {
+                let record = record?;
+                discard += record.discard;
+                // In order: behind what is kept nothing is given.
+                let taken = match opened.is_empty() {
+                    true => take(record.payload),
+                    false => 0,
+                };
+                opened.extend_from_slice(&record.payload[taken..]);
+            }
+        }
+        ConnectionState::EncodeTlsData(mut data) => {
+            written = data.encode(room).map_err(|error| match error {
+                EncodeError::InsufficientSize(_) => {
+                    TlsError::Broken("it asks for more than it takes back".into())
+                }
+                other => TlsError::Broken(other.to_string()),
+            })?;
+        }
+        // It is in the buffer, and leaves in its order.
+        ConnectionState::TransmitTlsData(data) => data.done(),
+        ConnectionState::WriteTraffic(_) => turn = Turn::Ready,
+        ConnectionState::BlockedHandshake => turn = Turn::Idle,
+        ConnectionState::PeerClosed | ConnectionState::Closed => return Err(TlsError::Closed),
+        _ => return Err(TlsError::Broken("it sent what was not agreed on".into())),
+    }
+    Ok((discard, written, turn))
+}
+
+fn encrypt<Data>(
+    status: UnbufferedStatus<'_, '_, Data>,
+    plain: &[u8],
+    room: &mut [u8],
+) -> Result<usize, TlsError> {
+    match status.state? {
+        ConnectionState::WriteTraffic(mut traffic) => {
+            traffic.encrypt(plain, room).map_err(|error| match error {
+                EncryptError::InsufficientSize(size) => TlsError::Broken(format!(
+                    "a record of {} bytes, and room for {}",
+                    size.required_size,
+                    room.len()
+                )),
+                other => TlsError::Broken(other.to_string()),
+            })
+        }
+        other => Err(TlsError::Broken(format!("{other:?} where bytes may be sealed"))),
+    }
+}
+
+#[cfg(test)]
+#[path = "tls_tests.rs"]
+mod tests;
