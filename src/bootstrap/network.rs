@@ -279,7 +279,8 @@ fn check(rank: Rank, coming: &Coming, wanted: &Coming) -> Result<()> {
         )));
     }
     if coming.fingerprint != wanted.fingerprint {
-        return Err(super::other_settings(rank));
+        let (theirs, own) = (coming.fingerprint, wanted.fingerprint);
+        return Err(super::other_settings(rank, theirs, own));
     }
     Ok(())
 }

@@ -29,6 +29,9 @@ pub struct TcpSettings {
     /// A connection whose other side's kernel has been silent for so long is given up, and a peer that cannot be reached
     /// for so long has failed. Default 20 s; `LINERATE_TCP_TIMEOUT`, seconds.
     pub timeout: Duration,
+    /// Say what usually does not matter, such as options that the kernel refuses. A communicator takes it from
+    /// [`super::Config::debug`].
+    pub is_debugging: bool,
     /// Addresses of this host on which to listen. None: loopback.
     pub addresses: Vec<IpAddr>,
 }
@@ -42,6 +45,7 @@ impl std::fmt::Debug for TcpSettings {
             .field("has_crc", &self.has_crc)
             .field("has_tls", &self.has_tls)
             .field("timeout", &self.timeout)
+            .field("is_debugging", &self.is_debugging)
             .field("addresses", &self.addresses)
             .finish()
     }
@@ -56,6 +60,7 @@ impl Default for TcpSettings {
             has_crc: false,
             has_tls: false,
             timeout: Duration::from_secs(20),
+            is_debugging: false,
             addresses: Vec::new(),
         }
     }

@@ -78,6 +78,8 @@ pub struct Tls {
     taken: usize,
     /// The next record, before it is sealed.
     plain: Box<[u8]>,
+    /// What has ended it; nothing is tried after that.
+    failure: Option<TlsError>,
 }
 
 enum End {
@@ -130,6 +132,7 @@ impl Tls {
             opened: Vec::new(),
             taken: 0,
             plain: vec![0; RECORD_BYTES].into(),
+            failure: None,
         };
         // The initiator has something to say at once.
         tls.open(&mut |_| 0)?;
@@ -144,7 +147,7 @@ impl Tls {
         }
     }
 
-    /// Where sealed bytes that come are put; never empty once [`Tls::open`] has had everything before.
+    /// Where sealed bytes that come are put; never empty once [`Tls::open`] has given everything before.
     pub fn space(&mut self) -> &mut [u8] {
         if self.start > 0 {
             self.coming.copy_within(self.start..self.filled, 0);
@@ -169,9 +172,14 @@ impl Tls {
                 }
             }
             if !matches!(self.turn(Some(take))?, Turn::Again) {
-                return Ok(());
+                return self.check_room();
             }
         }
+    }
+
+    /// Why it is over, if it is.
+    pub fn failure(&self) -> Option<&TlsError> {
+        self.failure.as_ref()
     }
 
     /// Whether there is something that [`Tls::open`] would give without further bytes.
@@ -183,7 +191,10 @@ impl Tls {
     /// is sealed has been sent.
     pub fn seal(&mut self, fill: &mut dyn FnMut(&mut [u8]) -> usize) -> Result<usize, TlsError> {
         if self.leaving.len() - self.sealed < SEALED_BYTES_MAX {
-            return Ok(0);
+            return match &self.failure {
+                None => Ok(0),
+                Some(failure) => Err(failure.clone()),
+            };
         }
         while !matches!(self.turn(None)?, Turn::Ready) {
             if !self.is_ready() {
@@ -197,7 +208,7 @@ impl Tls {
             End::Initiator(end) => encrypt(end.process_tls_records(coming), plain, room),
             End::Responder(end) => encrypt(end.process_tls_records(coming), plain, room),
         };
-        self.sealed += sealed?;
+        self.sealed += sealed.map_err(|error| self.fail(error))?;
         Ok(bytes)
     }
 
@@ -214,8 +225,24 @@ impl Tls {
         }
     }
 
+    /// What waits for its end is at most one record: anything longer is a part of the handshake, which has none as long.
+    fn check_room(&mut self) -> Result<(), TlsError> {
+        match self.filled - self.start < self.coming.len() {
+            true => Ok(()),
+            false => Err(self.fail(TlsError::Broken("a handshake without an end".into()))),
+        }
+    }
+
+    fn fail(&mut self, error: TlsError) -> TlsError {
+        self.failure = Some(error.clone());
+        error
+    }
+
     /// One step of the protocol. What it opens goes to `take` if that is given, and what is left of it is kept.
     fn turn(&mut self, take: Option<&mut dyn FnMut(&[u8]) -> usize>) -> Result<Turn, TlsError> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
         let coming = &mut self.coming[self.start..self.filled];
         let room = &mut self.leaving[self.sealed..];
         let mut nobody = |_: &[u8]| 0;
@@ -225,10 +252,11 @@ impl Tls {
             self.taken = 0;
         }
         let opened = &mut self.opened;
-        let (discard, written, turn) = match &mut self.end {
+        let stepped = match &mut self.end {
             End::Initiator(end) => step(end.process_tls_records(coming), room, opened, take),
             End::Responder(end) => step(end.process_tls_records(coming), room, opened, take),
-        }?;
+        };
+        let (discard, written, turn) = stepped.map_err(|error| self.fail(error))?;
         self.start += discard;
         self.sealed += written;
         Ok(turn)
@@ -291,7 +319,9 @@ fn encrypt<Data>(
                 other => TlsError::Broken(other.to_string()),
             })
         }
-        other => Err(TlsError::Broken(format!("{other:?} where bytes may be sealed"))),
+        other => Err(TlsError::Broken(format!(
+            "{other:?} where bytes may be sealed"
+        ))),
     }
 }
 

@@ -110,7 +110,9 @@ impl TcpTransport {
             detail: id | crc | tls,
         };
         let (initiator, hello) = Initiator::new(&key, &claim, &nonce()?);
-        let socket = match socket::dial(place, self.shared.timeout) {
+        let dialed = socket::dial(place, self.shared.timeout, &mut self.shared.refused);
+        self.shared.say_refused();
+        let socket = match dialed {
             Ok(socket) => socket,
             Err(Errno::MFILE | Errno::NFILE) => {
                 return Err(
@@ -235,7 +237,9 @@ fn look_at_dial(dial: &mut Dial, now: Time) -> Result<Look, String> {
         Ok(()) if dial.has_tls => {
             let secure = Secure::initiator(&dial.initiator.channel())?;
             // It speaks first.
-            dial.secure.insert(Box::new(secure)).turn(dial.socket.as_fd())
+            dial.secure
+                .insert(Box::new(secure))
+                .turn(dial.socket.as_fd())
         }
         Ok(()) => Ok(Look::Done),
         Err(HandshakeError::Refused(Refusal::Simultaneous | Refusal::Full)) => Ok(Look::Awaited),

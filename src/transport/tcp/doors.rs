@@ -144,8 +144,10 @@ impl TcpTransport {
             for _ in 0..ACCEPTS_MAX {
                 match self.listeners[at].accept() {
                     Ok((stream, from)) => {
-                        let _ = stream.set_nonblocking(true);
-                        self.admit(stream.into(), from);
+                        // One that blocks would hold everybody up.
+                        if stream.set_nonblocking(true).is_ok() {
+                            self.admit(stream.into(), from);
+                        }
                     }
                     Err(error) => {
                         let code = error.raw_os_error();
@@ -179,7 +181,14 @@ impl TcpTransport {
             let stranger = self.strangers.remove(at);
             self.turn_away(&stranger, "too many others came before it said who it is");
         }
-        socket::prepare(socket.as_fd(), from.ip(), self.shared.timeout);
+        let shared = &mut self.shared;
+        socket::prepare(
+            socket.as_fd(),
+            from.ip(),
+            shared.timeout,
+            &mut shared.refused,
+        );
+        shared.say_refused();
         let stranger = Stranger {
             socket,
             from,
@@ -249,7 +258,10 @@ impl TcpTransport {
         }
         if let StrangerStage::Securing(secure, claim) = &mut stranger.stage {
             let tell = |e| format!("it is rank {}, and {e}", claim.initiator);
-            return secure.turn(stranger.socket.as_fd()).map_err(tell);
+            return match secure.turn(stranger.socket.as_fd()).map_err(tell)? {
+                Look::Fatal(reason) => Err(tell(reason)),
+                look => Ok(look),
+            };
         }
         let Some(message) = stranger.message.read(stranger.socket.as_fd())? else {
             return Ok(Look::Wait);

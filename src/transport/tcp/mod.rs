@@ -180,6 +180,8 @@ impl TcpTransport {
                 spare: Vec::new(),
                 now: Time::default(),
                 is_leaving: false,
+                is_debugging: settings.is_debugging,
+                refused: socket::Refused::default(),
                 counts: Counts::default(),
             },
             active: Vec::new(),

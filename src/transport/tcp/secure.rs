@@ -10,12 +10,13 @@ use crate::wire::{ChannelSecrets, Tls, TlsError};
 use rustix::io::Errno;
 use std::os::fd::BorrowedFd;
 
+/// TLS has failed; [`Secure::failure`] says why.
+const FAILED: Errno = Errno::BADMSG;
+
 /// See the module.
 #[derive(Debug)]
 pub struct Secure {
     tls: Tls,
-    /// What has ended it.
-    failure: Option<TlsError>,
     /// The kernel had no more at the last look.
     is_drained: bool,
 }
@@ -61,7 +62,6 @@ impl Secure {
     fn of(tls: Tls) -> Secure {
         Secure {
             tls,
-            failure: None,
             is_drained: true,
         }
     }
@@ -118,7 +118,7 @@ impl Secure {
 
     /// Why it has failed, if it has.
     pub fn failure(&self) -> Option<&TlsError> {
-        self.failure.as_ref()
+        self.tls.failure()
     }
 
     /// Seals and sends these bytes, one after the other, as far as there is room: how many were taken, and whether sealed
@@ -145,7 +145,7 @@ impl Secure {
                     Ok(0) => break,
                     Ok(sealed) => taken += sealed,
                     // The end of the connection is found, and told, by who reads it.
-                    Err(error) => return Err(self.fail(error)),
+                    Err(_) => return Err(FAILED),
                 }
             }
         }
@@ -157,9 +157,6 @@ impl Secure {
         target: Target<'_>,
         buffer: &mut [u8],
     ) -> rustix::io::Result<usize> {
-        if self.failure.is_some() {
-            return Err(Errno::BADMSG);
-        }
         let mut delivery = Delivery {
             target,
             buffer,
@@ -171,16 +168,11 @@ impl Secure {
             let bytes = delivery.in_target + delivery.in_buffer;
             if bytes > 0 {
                 // A failure behind these is found at the next look.
-                self.failure = opened.err();
                 return Ok(bytes);
             }
-            opened.map_err(|error| self.fail(error))?;
+            opened.map_err(|_| FAILED)?;
             let space = self.tls.space();
             let room = space.len();
-            if room == 0 {
-                let text = "a handshake that is longer than all that is sent in one";
-                return Err(self.fail(TlsError::Broken(text.into())));
-            }
             self.is_drained = true;
             match socket::receive_plain(socket, space)? {
                 0 => return Ok(0),
@@ -190,11 +182,6 @@ impl Secure {
                 }
             }
         }
-    }
-
-    fn fail(&mut self, error: TlsError) -> Errno {
-        self.failure = Some(error);
-        Errno::BADMSG
     }
 }
 
