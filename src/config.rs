@@ -9,6 +9,7 @@ mod job;
 
 pub use job::{JobSettings, Secret};
 pub(crate) use job::{SECRET_BYTES_MAX, check_secret};
+pub(crate) use tcp::tls_without_secret;
 
 use crate::error::{Error, Result};
 use crate::limits;

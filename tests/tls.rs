@@ -97,7 +97,7 @@ fn whoever_carries_the_challenge_and_then_speaks_tls_itself_is_found_out() {
             detail: 0,
         };
         let secrets = Initiator::new(&key, &claim, &[0; 32]).0.channel();
-        Tls::responder(&secrets).unwrap()
+        Tls::responder(&secrets, 4).unwrap()
     });
     let mut pair = through(&settings(true), &pretender);
     pair.until("a failure", |pair| pair.0[0].failure().is_some());
@@ -175,7 +175,7 @@ fn a_stranger_without_the_secret_gets_no_further_than_the_challenge() {
         Initiator::new(&key, &claim, &[0; 32]).0.channel()
     };
     stream
-        .write_all(Tls::initiator(&secrets).unwrap().unsent())
+        .write_all(Tls::initiator(&secrets, 4).unwrap().unsent())
         .unwrap();
     stream.set_nonblocking(true).unwrap();
     pair.until("the end of the stranger's connection", |_| {
@@ -248,19 +248,28 @@ fn sums_over_tls_have_the_same_bits_as_without() {
 
 #[test]
 fn a_rank_without_tls_fails_all_by_name_before_any_data() {
-    let extra = [
-        ("LINERATE_SECRET", "a secret for a rank without tls"),
-        ("LINERATE_TRANSPORT", "tcp"),
-        ("LINERATE_TIMEOUT", "20"),
-    ];
+    let port = TcpListener::bind("127.0.0.1:0").unwrap();
+    let place = format!("tcp://{}", port.local_addr().unwrap());
+    drop(port);
     let tls = ("LINERATE_TLS", "on");
-    let outputs = spawn::spawn_each("sums", &[tls, tls, ("LINERATE_TLS", "off")], &extra);
-    for output in outputs {
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        let names = ["rank 2 has LINERATE_TLS=off", "rank 0 on (--tls)"];
-        assert!(
-            !output.status.success() && names.iter().all(|name| text.contains(name)),
-            "{text}"
-        );
+    let each = [tls, tls, ("LINERATE_TLS", "off")];
+    for rendezvous in ["", &place] {
+        let extra = [
+            ("LINERATE_SECRET", "a secret for a rank without tls"),
+            ("LINERATE_TRANSPORT", "tcp"),
+            ("LINERATE_TIMEOUT", "20"),
+            ("LINERATE_RENDEZVOUS", rendezvous),
+        ];
+        let outputs = spawn::spawn_each("sums", &each, &extra);
+        for (rank, output) in outputs.into_iter().enumerate() {
+            let text = String::from_utf8_lossy(&output.stderr).into_owned();
+            // Over a connection the odd one is told by the other side's refusal.
+            let names = match (rank, rendezvous) {
+                (2, place) if !place.is_empty() => ["LINERATE_TLS=on (--tls)", "connects off"],
+                _ => ["rank 2 has LINERATE_TLS=off", "rank 0 on (--tls)"],
+            };
+            let is_named = names.iter().all(|name| text.contains(name));
+            assert!(!output.status.success() && is_named, "rank {rank}: {text}");
+        }
     }
 }

@@ -104,6 +104,13 @@ impl TcpSettings {
     }
 }
 
+/// Keys come from the secret.
+pub(crate) fn tls_without_secret() -> Error {
+    Error::invalid(
+        "LINERATE_TLS=on (--tls) without a secret, of which keys are made, lets anybody stand between two ranks: set LINERATE_SECRET (or LINERATE_SECRET_FILE) to the same secret on all ranks, such as the output of `openssl rand -hex 32`",
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

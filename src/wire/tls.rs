@@ -19,10 +19,8 @@ use std::sync::Arc;
 
 /// Bytes of one record, as large as they may be: each costs a header, a tag and a call.
 const RECORD_BYTES: usize = 16 * 1024;
-/// A sealed record, and an announcement of new keys that may go before it.
-const SEALED_BYTES_MAX: usize = RECORD_BYTES + 256;
-/// Sealed bytes kept in either direction: what one system call moves, and little enough to stay in a core's cache.
-const BUFFER_BYTES: usize = 4 * SEALED_BYTES_MAX;
+/// A sealed record as long as it may be (RFC 8446, 5.2); with ours, an announcement of new keys fits before it.
+const SEALED_BYTES_MAX: usize = 5 + RECORD_BYTES + 256;
 
 /// What the two ends of one connection derive from the job's key: a seed of each one's signing key.
 #[derive(Clone, PartialEq, Eq)]
@@ -105,28 +103,32 @@ impl std::fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// The end that has connected.
-    pub fn initiator(secrets: &ChannelSecrets) -> Result<Tls, TlsError> {
+    /// The end that has connected. `records` are kept in either direction: what one system call moves.
+    pub fn initiator(secrets: &ChannelSecrets, records: usize) -> Result<Tls, TlsError> {
         let config = Arc::new(trust::initiator(secrets, &trust::SUITES)?);
         // Keys say who is there, and names are not sent.
         let name = ServerName::IpAddress(IpAddr::V4(Ipv4Addr::from([127, 0, 0, 1])));
         let connection = UnbufferedClientConnection::new(config, name)?;
-        Tls::of(End::Initiator(connection))
+        Tls::of(End::Initiator(connection), records)
     }
 
-    /// The end that was connected to.
-    pub fn responder(secrets: &ChannelSecrets) -> Result<Tls, TlsError> {
+    /// The end that was connected to; see [`Tls::initiator`].
+    pub fn responder(secrets: &ChannelSecrets, records: usize) -> Result<Tls, TlsError> {
         let config = Arc::new(trust::responder(secrets, &trust::SUITES)?);
-        Tls::of(End::Responder(UnbufferedServerConnection::new(config)?))
+        Tls::of(
+            End::Responder(UnbufferedServerConnection::new(config)?),
+            records,
+        )
     }
 
-    fn of(end: End) -> Result<Tls, TlsError> {
+    fn of(end: End, records: usize) -> Result<Tls, TlsError> {
+        let buffer = || vec![0; records.max(1) * SEALED_BYTES_MAX].into();
         let mut tls = Tls {
             end,
-            coming: vec![0; BUFFER_BYTES].into(),
+            coming: buffer(),
             start: 0,
             filled: 0,
-            leaving: vec![0; BUFFER_BYTES].into(),
+            leaving: buffer(),
             sent: 0,
             sealed: 0,
             opened: Vec::new(),

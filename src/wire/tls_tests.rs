@@ -37,8 +37,8 @@ fn handshake(one: &mut Tls, other: &mut Tls) -> Result<(), TlsError> {
 
 fn pair() -> [Tls; 2] {
     let (mut one, mut other) = (
-        Tls::initiator(&secrets(1)).unwrap(),
-        Tls::responder(&secrets(1)).unwrap(),
+        Tls::initiator(&secrets(1), 4).unwrap(),
+        Tls::responder(&secrets(1), 4).unwrap(),
     );
     assert!(!one.is_ready() && !other.is_ready());
     handshake(&mut one, &mut other).unwrap();
@@ -97,7 +97,7 @@ fn what_is_not_taken_is_given_again_in_order_whatever_is_sealed_meanwhile() {
                 taken
             })
             .unwrap();
-        if other.unsent().len() > BUFFER_BYTES / 2 {
+        if other.unsent().len() > SEALED_BYTES_MAX {
             carry(&mut other, &mut one).unwrap();
         }
     }
@@ -109,17 +109,20 @@ fn what_is_not_taken_is_given_again_in_order_whatever_is_sealed_meanwhile() {
 #[test]
 fn an_end_with_another_key_is_refused_by_either_side() {
     // Whoever stands in between has the hello and the nonces, and not the job's key.
-    let stranger = Tls::responder(&secrets(2)).unwrap();
-    let one = Tls::initiator(&secrets(1)).unwrap();
+    let stranger = Tls::responder(&secrets(2), 4).unwrap();
+    let one = Tls::initiator(&secrets(1), 4).unwrap();
     for (mut one, mut other) in [
         (one, stranger),
         // It knows one of the two keys.
         (
-            Tls::initiator(&secrets(1)).unwrap(),
-            Tls::responder(&ChannelSecrets {
-                initiator: [2; 32],
-                ..secrets(1)
-            })
+            Tls::initiator(&secrets(1), 4).unwrap(),
+            Tls::responder(
+                &ChannelSecrets {
+                    initiator: [2; 32],
+                    ..secrets(1)
+                },
+                4,
+            )
             .unwrap(),
         ),
     ] {
@@ -161,9 +164,9 @@ fn any_bytes_before_and_after_the_handshake_are_an_error_or_wait_for_more() {
     let mut random = crate::prng::Prng::new(4);
     for round in 0..2000 {
         let mut tls = match round % 4 {
-            0 => Tls::initiator(&secrets(1)).unwrap(),
+            0 => Tls::initiator(&secrets(1), 4).unwrap(),
             1 if round % 100 == 1 => pair().into_iter().last().unwrap(),
-            _ => Tls::responder(&secrets(1)).unwrap(),
+            _ => Tls::responder(&secrets(1), 4).unwrap(),
         };
         let bytes = 1 + random.below(400) as usize;
         let space = &mut tls.space()[..bytes];
@@ -207,10 +210,10 @@ fn keys_are_renewed_before_they_are_worn_out() {
     let config = trust::initiator(&secrets(1), &suites).unwrap();
     let name = ServerName::IpAddress(IpAddr::V4(Ipv4Addr::from([127, 0, 0, 1])));
     let end = UnbufferedClientConnection::new(Arc::new(config), name).unwrap();
-    let mut one = Tls::of(End::Initiator(end)).unwrap();
+    let mut one = Tls::of(End::Initiator(end), 1).unwrap();
     let config = trust::responder(&secrets(1), &suites).unwrap();
     let end = UnbufferedServerConnection::new(Arc::new(config)).unwrap();
-    let mut other = Tls::of(End::Responder(end)).unwrap();
+    let mut other = Tls::of(End::Responder(end), 1).unwrap();
     handshake(&mut one, &mut other).unwrap();
     let mut longest = 0;
     for round in 0..2000u32 {

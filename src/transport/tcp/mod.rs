@@ -36,7 +36,7 @@ mod stream;
 mod zerocopy;
 
 use super::{Capabilities, Event, PostError, Transport};
-use crate::config::TcpSettings;
+use crate::config::{TcpSettings, tls_without_secret};
 use crate::error::{Error, Result};
 use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER, RANKS_MAX};
 use crate::memory::View;
@@ -134,9 +134,7 @@ impl TcpTransport {
             )));
         }
         if settings.has_tls && settings.secret.is_none() {
-            return Err(Error::invalid(
-                "LINERATE_TLS=on (--tls) without a secret: keys come from it, so that anybody could stand between two ranks; set LINERATE_SECRET to the same secret on all ranks, such as the output of `openssl rand -hex 32`",
-            ));
+            return Err(tls_without_secret());
         }
         let listeners: Vec<_> = ips.into_iter().map(socket::listen).collect::<Result<_>>()?;
         let mut identity = [0; IDENTITY_BYTES];
