@@ -1,7 +1,7 @@
 //! [`Gate`]: lets ranks of the job in over TCP, and nobody else.
 //!
 //! Whoever connects has to pass the handshake of [`crate::wire`] within a time; until then it has one message's bytes of
-//! memory here. At most [`STRANGERS_MAX`] may be on trial, the others wait in the kernel's queue. Refusals are told on
+//! memory here. With TLS its keys are agreed on then, in the same time. At most [`STRANGERS_MAX`] may be on trial, the others wait in the kernel's queue. Refusals are told on
 //! standard error, the first ones each and then their number.
 
 use crate::config::{JobSettings, SECRET_BYTES_MAX, Secret, check_secret, tls_without_secret};

@@ -22,6 +22,9 @@ const RECORD_BYTES: usize = 16 * 1024;
 /// A sealed record as long as it may be (RFC 8446, 5.2); with ours, an announcement of new keys fits before it.
 const SEALED_BYTES_MAX: usize = 5 + RECORD_BYTES + 256;
 
+/// Is given opened bytes, and says how many of them it takes.
+type Taker<'a> = dyn FnMut(&[u8]) -> usize + 'a;
+
 /// What the two ends of one connection derive from the job's key: a seed of each one's signing key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ChannelSecrets {
@@ -165,7 +168,7 @@ impl Tls {
 
     /// Opens what has come, and gives it to `take`, which says how much of it it takes; less than all: no more for now.
     /// Goes on with the handshake too, which may leave something to send.
-    pub fn open(&mut self, take: &mut dyn FnMut(&[u8]) -> usize) -> Result<(), TlsError> {
+    pub fn open(&mut self, take: &mut Taker<'_>) -> Result<(), TlsError> {
         loop {
             if self.holds_opened() {
                 self.taken += take(&self.opened[self.taken..]);
@@ -241,7 +244,7 @@ impl Tls {
     }
 
     /// One step of the protocol. What it opens goes to `take` if that is given, and what is left of it is kept.
-    fn turn(&mut self, take: Option<&mut dyn FnMut(&[u8]) -> usize>) -> Result<Turn, TlsError> {
+    fn turn(&mut self, take: Option<&mut Taker<'_>>) -> Result<Turn, TlsError> {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }
@@ -270,7 +273,7 @@ fn step<Data>(
     status: UnbufferedStatus<'_, '_, Data>,
     room: &mut [u8],
     opened: &mut Vec<u8>,
-    take: &mut dyn FnMut(&[u8]) -> usize,
+    take: &mut Taker<'_>,
 ) -> Result<(usize, usize, Turn), TlsError> {
     let mut discard = status.discard;
     let (mut written, mut turn) = (0, Turn::Again);

@@ -1,5 +1,6 @@
 //! `--tls`, `--integrity` and `--insecure` on the commands that open connections, from outside.
 
+#[allow(dead_code)] // Not every file of tests needs all of it.
 #[path = "command/start.rs"]
 mod start;
 

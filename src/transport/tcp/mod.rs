@@ -35,6 +35,7 @@ mod socket;
 mod stream;
 mod zerocopy;
 
+use super::keys::RegionKeys;
 use super::{Capabilities, Event, PostError, Transport};
 use crate::config::{TcpSettings, tls_without_secret};
 use crate::error::{Error, Result};
@@ -103,7 +104,7 @@ pub struct TcpTransport {
     /// Peers with rails, and their rails together.
     active: Vec<Rank>,
     rails_count: usize,
-    next_key: u32,
+    keys: RegionKeys,
     polls: u32,
     closing: VecDeque<OwnedFd>,
     /// Of the wait source.
@@ -184,7 +185,7 @@ impl TcpTransport {
             },
             active: Vec::new(),
             rails_count: 0,
-            next_key: 1,
+            keys: RegionKeys::new(),
             polls: 0,
             closing: VecDeque::new(),
             ring: Arc::new(ring),

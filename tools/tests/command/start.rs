@@ -1,8 +1,5 @@
 //! Starts the command as a user would, and gives exit code and texts.
 
-// Each of the programs that use it needs a part.
-#![allow(dead_code)]
-
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
