@@ -168,8 +168,18 @@ impl From<HandshakeError> for Cause {
 fn try_one(
     call: &Call<'_>,
     address: SocketAddr,
-    (deadline, clock): (Time, &Clock),
+    by: (Time, &Clock),
 ) -> std::result::Result<Link, Cause> {
+    let (stream, tls) = prove(call, address, by)?;
+    Ok(Link::new(stream, tls, call.bytes_max)?)
+}
+
+/// A connection on which both sides have proven who they are, and what encrypts it.
+fn prove(
+    call: &Call<'_>,
+    address: SocketAddr,
+    (deadline, clock): (Time, &Clock),
+) -> std::result::Result<(TcpStream, Option<Box<Tls>>), Cause> {
     let by = |time| (clock.now().after(time).min(deadline), clock);
     let stream = open(address, call.source, by(CONNECT_TIME))?;
     stream.set_nodelay(true)?;
@@ -197,7 +207,7 @@ fn try_one(
             _ => Cause::System(e),
         })?;
     }
-    Ok(Link::new(stream, tls, call.bytes_max)?)
+    Ok((stream, tls))
 }
 
 fn open(
