@@ -9,9 +9,11 @@ mod job;
 
 pub use job::{JobSettings, Secret};
 pub(crate) use job::{SECRET_BYTES_MAX, check_secret};
+pub(crate) use tcp::tls_without_secret;
 
 use crate::error::{Error, Result};
 use crate::limits;
+use crate::types::Rank;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -183,14 +185,36 @@ impl Config {
         Ok(config)
     }
 
-    /// A hash of the shared fields, compared between ranks at bootstrap.
+    /// The shared fields, compared between ranks at bootstrap: the two lowest bits are switches, the rest is a hash.
     pub fn shared_fingerprint(&self) -> u64 {
         let mut hash = crate::prng::mix(self.chunk_bytes as u64);
         hash = crate::prng::mix(hash ^ self.window_bytes as u64);
         for byte in self.algorithm.as_deref().unwrap_or("").bytes() {
             hash = crate::prng::mix(hash ^ u64::from(byte));
         }
-        crate::prng::mix(hash ^ u64::from(self.tcp.has_crc))
+        hash << 2 | u64::from(self.tcp.has_tls) << 1 | u64::from(self.tcp.has_crc)
+    }
+}
+
+/// What is different between these fingerprints, a rank's and rank 0's, for people.
+pub(crate) fn differing_settings(rank: Rank, theirs: u64, heads: u64) -> String {
+    let words = [
+        (1, "LINERATE_TLS", "on (--tls)"),
+        (0, "LINERATE_INTEGRITY", "crc (--integrity crc)"),
+    ];
+    let differs = |bit: &u32| (theirs ^ heads) >> bit & 1 == 1;
+    match words.iter().find(|(bit, _, _)| differs(bit)) {
+        Some((bit, name, on)) => {
+            let word = |print: u64| if print >> bit & 1 == 1 { on } else { "off" };
+            format!(
+                "rank {rank} has {name}={}, rank 0 {}: all ranks need the same",
+                word(theirs),
+                word(heads)
+            )
+        }
+        None => format!(
+            "rank {rank} has other settings than rank 0: LINERATE_CHUNK_BYTES, LINERATE_WINDOW_BYTES and LINERATE_ALGO must be equal on all ranks"
+        ),
     }
 }
 
@@ -341,5 +365,25 @@ mod tests {
         assert_eq!(base.shared_fingerprint(), other.shared_fingerprint());
         other.chunk_bytes *= 2;
         assert_ne!(base.shared_fingerprint(), other.shared_fingerprint());
+    }
+
+    #[test]
+    fn what_differs_is_named_with_both_values() {
+        let base = Config::default();
+        let print = |change: fn(&mut Config)| {
+            let mut other = base.clone();
+            change(&mut other);
+            other.shared_fingerprint()
+        };
+        let own = base.shared_fingerprint();
+        let tls = print(|c| c.tcp.has_tls = true);
+        let text = differing_settings(3, tls, own);
+        let named = ["rank 3", "LINERATE_TLS=on (--tls)", "rank 0 off"];
+        assert!(named.iter().all(|name| text.contains(name)), "{text}");
+        let text = differing_settings(3, own, print(|c| c.tcp.has_crc = true));
+        let named = ["LINERATE_INTEGRITY=off", "rank 0 crc"];
+        assert!(named.iter().all(|name| text.contains(name)), "{text}");
+        let text = differing_settings(3, print(|c| c.window_bytes *= 2), own);
+        assert!(text.contains("LINERATE_WINDOW_BYTES"), "{text}");
     }
 }

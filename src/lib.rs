@@ -26,7 +26,7 @@
 //! |---|---|---|
 //! | 0 | [`error`], [`types`], [`limits`], [`config`], [`time`], [`prng`], `sync` | words and bounds; no I/O, no clock |
 //! | 1 | [`memory`] | regions, views (raw ranges that peers may write), words that processes share |
-//! |   | [`wire`] | control messages, frames, the handshake of connections: check, parse, emit |
+//! |   | [`wire`] | control messages, frames, the handshake of connections, TLS behind it: check, parse, emit |
 //! |   | [`kernel`] | reduce, scale, convert on views: scalar oracle and SIMD |
 //! |   | [`pattern`] | who talks to whom at step k |
 //! | 2 | [`schedule`] | steps, ranges, builder, printout, checker |
@@ -78,6 +78,8 @@
 //!   it back before its caller gets it: what peers read of it later they do not count.
 //! * Connections between ranks (`transport/tcp`) begin with a proof of the job's secret on both sides. One that is lost is
 //!   replaced, and exactly what had not come on it is sent again; a rank sleeps on one descriptor for all of them.
+//! * With TLS everything behind that proof is sealed, control and data, with keys that both sides derive from it and that
+//!   nobody else can present (`wire/tls.rs`): trust has one source, the job's secret. Ranks that differ in it do not start.
 //! * A rebuild gives every survivor the new communicator or none: who is told to commit tells all others first.
 //! * Nobody is believed before the handshake of [`wire`]: of a stranger a rank keeps one message's bytes for a bounded time.
 //!   Where a rank can be reached is what rank 0 sees of it, not what it says. Until every rank has the contacts of all, each

@@ -126,11 +126,19 @@ fn counts(outputs: &[Output]) -> BTreeMap<String, u64> {
 
 #[test]
 fn a_rail_killed_every_100_ms_costs_a_thousand_allreduces_nothing() {
-    for (ranks, rails, integrity) in [(2, "3", "off"), (3, "2", "crc"), (2, "1", "off")] {
+    for (ranks, rails, integrity, tls) in [
+        (2, "3", "off", "off"),
+        (3, "2", "crc", "off"),
+        (2, "1", "off", "off"),
+        (2, "2", "off", "on"),
+        (2, "1", "crc", "on"),
+    ] {
         let extra = [
             ("LINERATE_TRANSPORT", "tcp"),
             ("LINERATE_TCP_RAILS", rails),
             ("LINERATE_INTEGRITY", integrity),
+            ("LINERATE_TLS", tls),
+            ("LINERATE_SECRET", "a secret for rails that are killed"),
             // Several chunks per message and rail.
             ("LINERATE_CHUNK_BYTES", "1M"),
         ];
@@ -139,7 +147,7 @@ fn a_rail_killed_every_100_ms_costs_a_thousand_allreduces_nothing() {
         let broken = break_until_end(&mut children, &mut prng);
         let outputs = spawn::end(children);
         let counts = counts(&outputs);
-        println!("{ranks} ranks, {rails} rails: {broken} broken; {counts:?}");
+        println!("{ranks} ranks, {rails} rails, tls {tls}: {broken} broken; {counts:?}");
         assert!(counts["rails lost"] >= 6, "{counts:?}");
         assert!(counts["chunks sent"] > 1000, "{counts:?}");
         // Every chunk has come once: what is sent again is what had not come.

@@ -225,6 +225,11 @@ fn ranks_that_disagree_or_come_twice_fail_all_with_one_cause() {
     let job = || Job::new(3).with("LINERATE_RENDEZVOUS", &tcp(free_port()));
     let outcomes = job().with_rank(2, "LINERATE_CHUNK_BYTES", "65536").run();
     check_all_say(&outcomes, &["rank 2 has other settings"]);
+    let outcomes = job().with_rank(2, "LINERATE_INTEGRITY", "crc").run();
+    check_all_say(
+        &outcomes,
+        &["rank 2 has LINERATE_INTEGRITY=crc", "rank 0 off"],
+    );
     let outcomes = job().with_rank(2, "WORLD_SIZE", "4").run();
     check_all_say(&outcomes, &["rank 0 expects 3 ranks", "rank 2 of 4"]);
     let outcomes = job().with_rank(2, "RANK", "1").run();

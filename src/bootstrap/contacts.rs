@@ -44,8 +44,8 @@ pub(super) fn spread(
     if let Err(error) = gathered {
         return Err(server.fail(error, (clock.now(), clock)));
     }
-    let children = server.into_links(tree::children(0, ranks));
-    send_down(&children, &table, clock)?;
+    let mut children = server.into_links(tree::children(0, ranks));
+    send_down(&mut children, &table, clock)?;
     Ok(table)
 }
 
@@ -78,7 +78,7 @@ fn late(ranks: u32, table: &Table) -> Error {
     ))
 }
 
-fn send_down(children: &[(Rank, Link)], table: &Table, clock: &Clock) -> Result<()> {
+fn send_down(children: &mut [(Rank, Link)], table: &Table, clock: &Clock) -> Result<()> {
     let bytes = tree::emit_table(table);
     for (rank, link) in children {
         link.say(
@@ -103,7 +103,7 @@ pub(super) fn pass_on(
     (deadline, clock): (Time, &Clock),
 ) -> Result<Table> {
     let passed = pass_up(&mut other, (rank, ranks), &mut table, (deadline, clock));
-    let (children, parent) = match passed {
+    let (mut children, parent) = match passed {
         Ok(links) => links,
         Err(error) => return Err(first_cause(&mut other.store, error, clock)),
     };
@@ -115,7 +115,7 @@ pub(super) fn pass_on(
     )?;
     let mut table = Table::new();
     tree::parse_table(&all, ranks, &mut table)?;
-    send_down(&children, &table, clock)?;
+    send_down(&mut children, &table, clock)?;
     Ok(table)
 }
 
@@ -222,7 +222,7 @@ fn pass_up(
         for proven in gate.turn(clock.now())? {
             let is_new = children.iter().all(|(known, _)| *known != proven.rank);
             if proven.detail == TO_PARENT && below.contains(&proven.rank) && is_new {
-                let link = Link::new(proven.stream, tree::table_bytes_max(ranks));
+                let link = Link::new(proven.stream, proven.tls, tree::table_bytes_max(ranks));
                 children.extend(link.ok().map(|link| (proven.rank, link)));
             }
         }
@@ -253,7 +253,7 @@ fn pass_up(
             wait_for(&set, PollFlags::IN, (deadline, clock));
         }
     }
-    let parent = match other.parent {
+    let mut parent = match other.parent {
         None => None,
         Some(address) => {
             let call = Call {
@@ -270,7 +270,7 @@ fn pass_up(
             Some(dial(&call, addresses, (deadline, clock))?)
         }
     };
-    let above = parent.as_ref().unwrap_or(&other.store);
+    let above = parent.as_mut().unwrap_or(&mut other.store);
     above
         .say(Kind::Contacts, &tree::emit_table(table), (deadline, clock))
         .map_err(|Lost(why)| {

@@ -3,13 +3,15 @@
 //! Somebody else may have the port, the rank may not be there yet, a route may be missing: every address is tried in turn
 //! until the deadline, and the error says what was found at each.
 
-use super::gate::Credentials;
-use super::link::{Link, wait_for, write_all};
+use super::gate::{Credentials, TLS_RECORDS};
+use super::link::{Link, secure, wait_for, write_all};
 use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::time::Time;
 use crate::types::Rank;
-use crate::wire::{Claim, HANDSHAKE_BYTES, HandshakeError, HandshakeMessage, Initiator, Purpose};
+use crate::wire::{
+    Claim, HANDSHAKE_BYTES, HandshakeError, HandshakeMessage, Initiator, Purpose, Tls,
+};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
@@ -122,7 +124,13 @@ enum Cause {
 impl Cause {
     /// Trying again cannot help.
     fn is_final(&self) -> bool {
-        matches!(self, Cause::System(e) if matches!(Errno::from_io_error(e), Some(Errno::MFILE | Errno::NFILE)))
+        match self {
+            Cause::System(e) => {
+                matches!(Errno::from_io_error(e), Some(Errno::MFILE | Errno::NFILE))
+            }
+            Cause::Handshake(e) => matches!(e, HandshakeError::Refused(_)),
+            Cause::Silent => false,
+        }
     }
 }
 
@@ -160,8 +168,18 @@ impl From<HandshakeError> for Cause {
 fn try_one(
     call: &Call<'_>,
     address: SocketAddr,
-    (deadline, clock): (Time, &Clock),
+    by: (Time, &Clock),
 ) -> std::result::Result<Link, Cause> {
+    let (stream, tls) = prove(call, address, by)?;
+    Ok(Link::new(stream, tls, call.bytes_max)?)
+}
+
+/// A connection on which both sides have proven who they are, and what encrypts it.
+fn prove(
+    call: &Call<'_>,
+    address: SocketAddr,
+    (deadline, clock): (Time, &Clock),
+) -> std::result::Result<(TcpStream, Option<Box<Tls>>), Cause> {
     let by = |time| (clock.now().after(time).min(deadline), clock);
     let stream = open(address, call.source, by(CONNECT_TIME))?;
     stream.set_nodelay(true)?;
@@ -170,7 +188,7 @@ fn try_one(
         initiator: call.own,
         responder: call.whom,
         epoch: call.credentials.epoch,
-        detail: call.detail,
+        detail: call.credentials.detail(call.detail),
     };
     let nonce = call.credentials.nonce()?;
     let (mut initiator, hello) = Initiator::new(&call.credentials.key, &claim, &nonce);
@@ -180,7 +198,16 @@ fn try_one(
     // From here on the other side counts on this connection: it is not given up for another one.
     write_all(&stream, &proof, (deadline, clock))?;
     initiator.handle_verdict(&read_message(&stream, (deadline, clock))?)?;
-    Ok(Link::new(stream, call.bytes_max)?)
+    let mut tls = None;
+    if call.credentials.has_tls {
+        let begun = Tls::initiator(&initiator.channel(), TLS_RECORDS);
+        let begun = tls.insert(Box::new(begun.map_err(std::io::Error::other)?));
+        secure(&stream, begun, (deadline, clock)).map_err(|e| match e.kind() {
+            ErrorKind::WouldBlock => Cause::Silent,
+            _ => Cause::System(e),
+        })?;
+    }
+    Ok((stream, tls))
 }
 
 fn open(

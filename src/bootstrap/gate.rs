@@ -1,15 +1,15 @@
 //! [`Gate`]: lets ranks of the job in over TCP, and nobody else.
 //!
 //! Whoever connects has to pass the handshake of [`crate::wire`] within a time; until then it has one message's bytes of
-//! memory here. At most [`STRANGERS_MAX`] may be on trial, the others wait in the kernel's queue. Refusals are told on
+//! memory here. With TLS its keys are agreed on then, in the same time. At most [`STRANGERS_MAX`] may be on trial, the others wait in the kernel's queue. Refusals are told on
 //! standard error, the first ones each and then their number.
 
-use crate::config::{JobSettings, SECRET_BYTES_MAX, Secret, check_secret};
+use crate::config::{JobSettings, SECRET_BYTES_MAX, Secret, check_secret, tls_without_secret};
 use crate::error::{Error, Result};
 use crate::time::Time;
 use crate::types::Rank;
 use crate::wire::{
-    Claim, HANDSHAKE_BYTES, HandshakeMessage, JobKey, NONCE_BYTES, Purpose, Responder,
+    Claim, HANDSHAKE_BYTES, HandshakeMessage, JobKey, NONCE_BYTES, Purpose, Refusal, Responder, Tls,
 };
 use rustix::io::Errno;
 use std::io::{ErrorKind, Read, Write};
@@ -24,8 +24,13 @@ pub(super) const TO_STORE: u64 = 1;
 /// [`Claim::detail`] of a rank that comes to the one above it in the tree of contacts.
 pub(super) const TO_PARENT: u64 = 2;
 
+/// Set in the detail besides by ranks with TLS.
+const DETAIL_TLS: u64 = 1 << 62;
+
 /// Connections on trial at once: a burst of ranks, and little memory.
 pub(super) const STRANGERS_MAX: usize = 256;
+/// Records that a control connection keeps in either direction: it has little to say, and rank 0 has one for every rank.
+pub(super) const TLS_RECORDS: usize = 1;
 /// How long a trial may take.
 const TRIAL_TIME: Duration = Duration::from_secs(5);
 /// Where all places are taken, whoever has been on trial for so long makes room.
@@ -40,17 +45,33 @@ pub(super) struct Credentials {
     pub epoch: u64,
     /// Whether other hosts may be served: there is a secret, or none is wanted.
     pub is_open: bool,
+    /// Whether connections are encrypted.
+    pub has_tls: bool,
 }
 
 impl Credentials {
     /// Of this job, by the settings.
-    pub fn new(settings: &JobSettings, job: &str, epoch: u64) -> Result<Credentials> {
+    pub fn new(
+        settings: &JobSettings,
+        has_tls: bool,
+        job: &str,
+        epoch: u64,
+    ) -> Result<Credentials> {
         let secret = read_secret(&settings.secret)?;
+        if has_tls && secret.is_none() {
+            return Err(tls_without_secret());
+        }
         Ok(Credentials {
             key: JobKey::derive(secret.as_deref().unwrap_or_default(), job.as_bytes()),
             epoch,
             is_open: secret.is_some() || settings.is_insecure,
+            has_tls,
         })
+    }
+
+    /// [`Claim::detail`] of a connection for this.
+    pub fn detail(&self, purpose: u64) -> u64 {
+        purpose | if self.has_tls { DETAIL_TLS } else { 0 }
     }
 
     /// A number that is used once.
@@ -107,6 +128,7 @@ pub(super) struct Proven {
     pub rank: Rank,
     pub detail: u64,
     pub stream: TcpStream,
+    pub tls: Option<Box<Tls>>,
 }
 
 /// See the module.
@@ -128,6 +150,8 @@ struct Stranger {
     message: HandshakeMessage,
     got: usize,
     responder: Option<(Responder, Claim)>,
+    /// It has proven itself, and agrees on keys.
+    tls: Option<Box<Tls>>,
 }
 
 impl Gate {
@@ -181,12 +205,17 @@ impl Gate {
         while index < self.strangers.len() {
             match self.strangers[index].turn(self.own, &self.credentials) {
                 Ok(Progress::Proven(rank, detail)) => {
-                    let stream = self.strangers.swap_remove(index).stream;
+                    let stranger = self.strangers.swap_remove(index);
                     proven.push(Proven {
                         rank,
-                        detail,
-                        stream,
+                        detail: detail & !DETAIL_TLS,
+                        stream: stranger.stream,
+                        tls: stranger.tls,
                     });
+                }
+                Ok(Progress::Differs(rank)) => {
+                    self.strangers.swap_remove(index);
+                    return Err(super::other_tls(rank, self.credentials.has_tls));
                 }
                 Ok(Progress::None) if now.since(self.strangers[index].since) < TRIAL_TIME => {
                     index += 1
@@ -234,6 +263,7 @@ impl Gate {
                 message: [0; HANDSHAKE_BYTES],
                 got: 0,
                 responder: None,
+                tls: None,
             });
         }
         let oldest = (0..self.strangers.len()).min_by_key(|&i| self.strangers[i].since);
@@ -266,6 +296,8 @@ impl Gate {
 enum Progress {
     None,
     Proven(Rank, u64),
+    /// A rank of the job that encrypts, and this one does not, or the other way round.
+    Differs(Rank),
 }
 
 impl Stranger {
@@ -274,6 +306,9 @@ impl Stranger {
         own: Rank,
         credentials: &Credentials,
     ) -> std::result::Result<Progress, String> {
+        if self.tls.is_some() {
+            return self.secure();
+        }
         loop {
             match self.stream.read(&mut self.message[self.got..]) {
                 Ok(0) => return Err(self.left()),
@@ -289,8 +324,21 @@ impl Stranger {
             if let Some((responder, claim)) = &self.responder {
                 let is_proven = responder.handle_proof(&self.message);
                 is_proven.map_err(|e| format!("was refused: {e}"))?;
-                self.say(&responder.verdict(None))?;
-                return Ok(Progress::Proven(claim.initiator, claim.detail));
+                let refusal = match (credentials.has_tls, claim.detail & DETAIL_TLS != 0) {
+                    (true, false) => Some(Refusal::TlsHere),
+                    (false, true) => Some(Refusal::TlsThere),
+                    _ => None,
+                };
+                self.say(&responder.verdict(refusal))?;
+                return match refusal {
+                    Some(_) => Ok(Progress::Differs(claim.initiator)),
+                    None if credentials.has_tls => {
+                        let tls = Tls::responder(&responder.channel(), TLS_RECORDS);
+                        self.tls = Some(Box::new(tls.map_err(|e| e.to_string())?));
+                        self.secure()
+                    }
+                    None => Ok(Progress::Proven(claim.initiator, claim.detail)),
+                };
             }
             let claim = Claim::parse(&self.message).map_err(|e| format!("was refused: {e}"))?;
             self.check(&claim, own, credentials)?;
@@ -298,6 +346,33 @@ impl Stranger {
             let (responder, challenge) = Responder::new(&credentials.key, &self.message, &nonce);
             self.say(&challenge)?;
             self.responder = Some((responder, claim));
+        }
+    }
+
+    /// Goes on with TLS, after the proof.
+    fn secure(&mut self) -> std::result::Result<Progress, String> {
+        let (Some(tls), Some((_, claim))) = (&mut self.tls, &self.responder) else {
+            return Ok(Progress::None);
+        };
+        let lost = |e: std::io::Error| format!("that is rank {} was lost: {e}", claim.initiator);
+        while !tls.is_ready() {
+            match (&self.stream).read(tls.space()) {
+                Ok(0) => return Err(lost(ErrorKind::UnexpectedEof.into())),
+                Ok(count) => tls.note_received(count),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                Err(e) if e.kind() == ErrorKind::Interrupted => continue,
+                Err(e) => return Err(lost(e)),
+            }
+            // What comes behind the handshake is kept.
+            tls.open(&mut |_| 0)
+                .map_err(|e| lost(std::io::Error::other(e)))?;
+        }
+        // It fits, as the messages before did.
+        (&self.stream).write_all(tls.unsent()).map_err(lost)?;
+        tls.note_sent(tls.unsent().len());
+        match tls.is_ready() {
+            true => Ok(Progress::Proven(claim.initiator, claim.detail)),
+            false => Ok(Progress::None),
         }
     }
 

@@ -1,10 +1,14 @@
 //! Strangers at the gate.
 
+use super::super::dial::{Call, dial};
+use super::super::link::{Kind, Link};
 use super::*;
+use crate::engine::Clock;
 use std::io::Write;
+use std::thread;
 
 fn credentials() -> Credentials {
-    Credentials::new(&JobSettings::default(), "a job", 3).unwrap()
+    Credentials::new(&JobSettings::default(), false, "a job", 3).unwrap()
 }
 
 fn gate() -> (Gate, SocketAddr) {
@@ -119,7 +123,7 @@ fn without_a_secret_only_loopback_is_served() {
         "{text}"
     );
     assert!(
-        Credentials::new(&open, "", 0)
+        Credentials::new(&open, false, "", 0)
             .unwrap()
             .check_may_serve(far)
             .is_ok()
@@ -129,11 +133,114 @@ fn without_a_secret_only_loopback_is_served() {
         ..JobSettings::default()
     };
     assert!(
-        Credentials::new(&secret, "", 0)
+        Credentials::new(&secret, false, "", 0)
             .unwrap()
             .check_may_serve(far)
             .is_ok()
     );
+}
+
+fn encrypting(has_tls: bool) -> Result<Credentials> {
+    let secret = JobSettings {
+        secret: Secret::Text(vec![7; 16]),
+        ..JobSettings::default()
+    };
+    Credentials::new(&secret, has_tls, "a job", 3)
+}
+
+/// What rank 1 gets when it calls a gate of rank 0 through somebody who listens: the gate's link or error, its own, and what
+/// was heard.
+fn call_through(
+    gate_has_tls: bool,
+    caller_has_tls: bool,
+) -> (Result<Link>, Result<Link>, thread::JoinHandle<Vec<u8>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = listener.local_addr().unwrap();
+    let own = encrypting(gate_has_tls).unwrap();
+    let mut gate = Gate::new(vec![listener], 0, &own).unwrap();
+    let between = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = between.local_addr().unwrap();
+    let listening = thread::spawn(move || {
+        let (outer, inner) = (between.accept().unwrap().0, TcpStream::connect(to).unwrap());
+        let [mut back, mut up] = [&inner, &outer].map(|s| s.try_clone().unwrap());
+        let (mut outer, mut inner) = (outer, inner);
+        thread::spawn(move || std::io::copy(&mut back, &mut outer));
+        let (mut heard, mut bytes) = (Vec::new(), [0; 4096]);
+        while let Ok(count @ 1..) = up.read(&mut bytes) {
+            heard.extend(&bytes[..count]);
+            let _ = inner.write_all(&bytes[..count]);
+        }
+        heard
+    });
+    let calling = thread::spawn(move || {
+        let call = Call {
+            credentials: &encrypting(caller_has_tls).unwrap(),
+            own: 1,
+            whom: 0,
+            detail: TO_PARENT,
+            source: None,
+            bytes_max: 100,
+        };
+        let clock = Clock::monotonic();
+        let deadline = clock.now().after(Duration::from_secs(20));
+        dial(&call, || Ok(vec![address]), (deadline, &clock))
+    });
+    let there = loop {
+        match gate.turn(Time(0)) {
+            Ok(mut proven) => match proven.pop() {
+                Some(proven) => {
+                    assert_eq!((proven.rank, proven.detail), (1, TO_PARENT));
+                    break Link::new(proven.stream, proven.tls, 100).map_err(|e| Error::os("", e));
+                }
+                None => thread::yield_now(),
+            },
+            Err(error) => break Err(error),
+        }
+    };
+    (there, calling.join().unwrap(), listening)
+}
+
+#[test]
+fn what_is_said_over_tls_is_heard_by_the_other_side_alone() {
+    const TEXT: &[u8] = b"readable contacts of every rank";
+    for has_tls in [false, true] {
+        let (there, here, listening) = call_through(has_tls, has_tls);
+        let (mut there, mut here) = (there.unwrap(), here.unwrap());
+        let clock = Clock::monotonic();
+        let by = (clock.now().after(Duration::from_secs(20)), &clock);
+        for _ in 0..3 {
+            here.say(Kind::Contacts, TEXT, by).unwrap();
+            let heard = there.wait("rank 1", by).unwrap();
+            assert_eq!(heard, (Kind::Contacts, TEXT.to_vec()));
+            there.say(Kind::Answer, &heard.1, by).unwrap();
+            let heard = here.wait("rank 0", by).unwrap();
+            assert_eq!(heard, (Kind::Answer, TEXT.to_vec()));
+        }
+        drop((there, here));
+        let heard = listening.join().unwrap();
+        let is_shown = heard.windows(TEXT.len()).any(|w| w == TEXT);
+        assert_eq!(is_shown, !has_tls);
+    }
+}
+
+#[test]
+fn ranks_with_and_without_tls_refuse_each_other_by_name_at_once() {
+    for has_tls in [false, true] {
+        let (there, here, _) = call_through(has_tls, !has_tls);
+        let [own, other] = match has_tls {
+            true => ["rank 0 on (--tls)", "rank 1 has LINERATE_TLS=off"],
+            false => ["rank 0 off", "rank 1 has LINERATE_TLS=on (--tls)"],
+        };
+        let text = there.unwrap_err().to_string();
+        assert!(text.contains(own) && text.contains(other), "{text}");
+        let text = here.unwrap_err().to_string();
+        assert!(
+            text.contains("it has LINERATE_TLS=") && text.contains("the rank that connects"),
+            "{text}"
+        );
+    }
+    let open = Credentials::new(&JobSettings::default(), true, "a job", 3);
+    assert!(open.unwrap_err().to_string().contains("LINERATE_SECRET"));
 }
 
 #[test]

@@ -1,28 +1,11 @@
 //! The interfaces of this host and their addresses, and which of them the settings name.
 //!
-//! Sources: rtnetlink(7) for the dump of addresses; NCCL_SOCKET_IFNAME of NCCL's documentation for how names are written.
+//! Source: NCCL_SOCKET_IFNAME of NCCL's documentation for how names are written.
 
+use super::netlink;
 use crate::error::{Error, Result};
-use rustix::net::netlink::SocketAddrNetlink;
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with,
-};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
-
-/// `RTM_GETADDR`, `RTM_NEWADDR`, `NLMSG_DONE`, `NLMSG_ERROR`; `NLM_F_REQUEST | NLM_F_DUMP`.
-const GET_ADDRESS: u16 = 22;
-const NEW_ADDRESS: u16 = 20;
-const DONE: u16 = 3;
-const ERROR: u16 = 2;
-const REQUEST_DUMP: u16 = 0x301;
-/// `IFA_ADDRESS`, `IFA_LOCAL`, `IFA_LABEL`.
-const ADDRESS: u16 = 1;
-const LOCAL: u16 = 2;
-const LABEL: u16 = 3;
-/// Answers are cut into pieces of at most this by the kernel.
-const PIECE_BYTES: usize = 32 * 1024;
-/// More pieces than any host needs.
-const PIECES_MAX: usize = 256;
 
 /// An address of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,83 +16,14 @@ pub(super) struct Interface {
 
 /// All addresses of this network namespace, those that are valid on one link only left out.
 pub(super) fn list() -> Result<Vec<Interface>> {
-    let what = |e: rustix::io::Errno| {
-        Error::os("asking the kernel for this host's addresses (netlink)", e)
-    };
-    let flags = SocketFlags::CLOEXEC;
-    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None).map_err(what)?;
-    let mut request = Vec::new();
-    request.extend(24u32.to_ne_bytes());
-    request.extend(GET_ADDRESS.to_ne_bytes());
-    request.extend(REQUEST_DUMP.to_ne_bytes());
-    request.extend([0; 16]);
-    sendto(
-        &socket,
-        &request,
-        SendFlags::empty(),
-        &SocketAddrNetlink::new(0, 0),
-    )
-    .map_err(what)?;
-    let mut found = Vec::new();
-    for _ in 0..PIECES_MAX {
-        let mut piece = vec![0; PIECE_BYTES];
-        let (_, bytes) = recv(&socket, &mut piece, RecvFlags::empty()).map_err(what)?;
-        if parse_piece(&piece[..bytes.min(PIECE_BYTES)], &mut found) {
-            break;
-        }
-    }
-    found.retain(|interface| !is_of_one_link(interface.ip));
-    Ok(found)
-}
-
-/// Adds the addresses of a piece; whether it was the last one.
-fn parse_piece(mut rest: &[u8], found: &mut Vec<Interface>) -> bool {
-    let half = |bytes: &[u8], at: usize| u16::from_ne_bytes([bytes[at], bytes[at + 1]]);
-    while rest.len() >= 16 {
-        let length = u32::from_ne_bytes(std::array::from_fn(|i| rest[i])) as usize;
-        let kind = half(rest, 4);
-        if length < 16 || length > rest.len() || matches!(kind, DONE | ERROR) {
-            return true;
-        }
-        if kind == NEW_ADDRESS && length >= 24 {
-            found.extend(parse_address(&rest[16..length]));
-        }
-        rest = &rest[length.next_multiple_of(4).min(rest.len())..];
-    }
-    false
-}
-
-/// One address: family, prefix, flags, scope, index of the interface; then attributes.
-fn parse_address(bytes: &[u8]) -> Option<Interface> {
-    let index = u32::from_ne_bytes(std::array::from_fn(|i| bytes[4 + i]));
-    let (mut address, mut local, mut name) = (None, None, None);
-    let mut rest = &bytes[8..];
-    while rest.len() >= 4 {
-        let length = u16::from_ne_bytes([rest[0], rest[1]]) as usize;
-        if length < 4 || length > rest.len() {
-            break;
-        }
-        let value = &rest[4..length];
-        match u16::from_ne_bytes([rest[2], rest[3]]) {
-            ADDRESS => address = parse_ip(value),
-            LOCAL => local = parse_ip(value),
-            LABEL => {
-                name = String::from_utf8(value.strip_suffix(&[0]).unwrap_or(value).to_vec()).ok()
-            }
-            _ => {}
-        }
-        rest = &rest[length.next_multiple_of(4).min(rest.len())..];
-    }
-    // Of a point-to-point link the other side has ADDRESS, this one LOCAL.
-    let ip = local.or(address)?;
-    let name = name.unwrap_or_else(|| name_of(index));
-    Some(Interface { name, ip })
-}
-
-fn parse_ip(bytes: &[u8]) -> Option<IpAddr> {
-    let v4 = <[u8; 4]>::try_from(bytes).map(|b| IpAddr::V4(Ipv4Addr::from(b)));
-    let v6 = <[u8; 16]>::try_from(bytes).map(|b| IpAddr::V6(Ipv6Addr::from(b)));
-    v4.or(v6).ok()
+    let found = netlink::addresses()?.into_iter();
+    let found = found.filter(|address| !is_of_one_link(address.ip));
+    Ok(found
+        .map(|address| Interface {
+            name: address.label.unwrap_or_else(|| name_of(address.index)),
+            ip: address.ip,
+        })
+        .collect())
 }
 
 /// Addresses of IPv6 come without a name.
@@ -213,20 +127,5 @@ mod tests {
             text.contains("LINERATE_IFNAME") && text.contains("eth0 (10.0.0.1)"),
             "{text}"
         );
-    }
-
-    #[test]
-    fn any_bytes_of_the_kernel_are_parsed_or_left() {
-        let mut prng = crate::prng::Prng::new(5);
-        for _ in 0..20_000 {
-            let length = prng.below(80) as usize;
-            let mut bytes: Vec<u8> = (0..length).map(|_| prng.next_u64() as u8).collect();
-            if length >= 24 {
-                bytes[..4].copy_from_slice(&(length as u32).to_ne_bytes());
-                bytes[4..6].copy_from_slice(&NEW_ADDRESS.to_ne_bytes());
-                bytes[24..].iter_mut().for_each(|byte| *byte %= 8);
-            }
-            parse_piece(&bytes, &mut Vec::new());
-        }
     }
 }

@@ -1,10 +1,12 @@
 //! [`Link`]: one end of a control connection that has passed the handshake: frames of bounded length, deadlines, no thread.
 //!
-//! A frame is its length (4 bytes, little-endian, of what follows), one byte that says what it is, and the rest.
+//! A frame is its length (4 bytes, little-endian, of what follows), one byte that says what it is, and the rest. With TLS all
+//! of it is sealed.
 
 use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::time::Time;
+use crate::wire::Tls;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -42,6 +44,7 @@ pub(super) struct Lost(pub String);
 #[derive(Debug)]
 pub(super) struct Link {
     stream: TcpStream,
+    tls: Option<Box<Tls>>,
     /// Where it comes from, and where it has arrived.
     pub from: SocketAddr,
     pub at: SocketAddr,
@@ -51,14 +54,19 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Over a connection whose handshake is over.
-    pub fn new(stream: TcpStream, bytes_max: usize) -> std::io::Result<Link> {
+    /// Over a connection whose handshakes are over.
+    pub fn new(
+        stream: TcpStream,
+        tls: Option<Box<Tls>>,
+        bytes_max: usize,
+    ) -> std::io::Result<Link> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
         Ok(Link {
             from: plain(stream.peer_addr()?),
             at: plain(stream.local_addr()?),
             stream,
+            tls,
             received: Vec::new(),
             bytes_max,
         })
@@ -71,7 +79,7 @@ impl Link {
 
     /// Says something, at most until the deadline.
     pub fn say(
-        &self,
+        &mut self,
         kind: Kind,
         body: &[u8],
         by: (Time, &Clock),
@@ -80,11 +88,15 @@ impl Link {
         frame.extend((1 + body.len() as u32).to_le_bytes());
         frame.push(kind as u8);
         frame.extend(body);
-        write_all(&self.stream, &frame, by).map_err(|e| Lost(e.to_string()))
+        let written = match &mut self.tls {
+            None => write_all(&self.stream, &frame, by),
+            Some(tls) => write_sealed(&self.stream, tls, &frame, by),
+        };
+        written.map_err(|e| Lost(e.to_string()))
     }
 
     /// Says why the job has failed.
-    pub fn say_failure(&self, text: &str, by: (Time, &Clock)) {
+    pub fn say_failure(&mut self, text: &str, by: (Time, &Clock)) {
         let mut end = text.len().min(REASON_BYTES_MAX);
         while !text.is_char_boundary(end) {
             end -= 1;
@@ -96,16 +108,29 @@ impl Link {
     /// The next frame that has arrived whole.
     pub fn hear(&mut self) -> std::result::Result<Option<(Kind, Vec<u8>)>, Lost> {
         loop {
+            let (tls, received) = (&mut self.tls, &mut self.received);
+            if let Some(tls) = tls {
+                let mut take = |opened: &[u8]| {
+                    received.extend(opened);
+                    opened.len()
+                };
+                tls.open(&mut take).map_err(|e| Lost(e.to_string()))?;
+            }
             if let Some(frame) = self.take_frame()? {
                 return Ok(Some(frame));
             }
             let mut bytes = [0; 16 * 1024];
-            match (&self.stream).read(&mut bytes) {
-                Ok(0) => return Err(Lost("it closed the connection".into())),
-                Ok(count) => self.received.extend(&bytes[..count]),
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(None),
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) => return Err(Lost(e.to_string())),
+            let space = match &mut self.tls {
+                None => &mut bytes[..],
+                Some(tls) => tls.space(),
+            };
+            match ((&self.stream).read(space), &mut self.tls) {
+                (Ok(0), _) => return Err(Lost("it closed the connection".into())),
+                (Ok(count), None) => self.received.extend(&bytes[..count]),
+                (Ok(count), Some(tls)) => tls.note_received(count),
+                (Err(e), _) if e.kind() == ErrorKind::WouldBlock => return Ok(None),
+                (Err(e), _) if e.kind() == ErrorKind::Interrupted => {}
+                (Err(e), _) => return Err(Lost(e.to_string())),
             }
         }
     }
@@ -192,6 +217,55 @@ pub(super) fn wait_for(
     };
     // Ends early on signals, like any sleep; callers look again.
     let _ = poll(&mut set, Some(&time));
+}
+
+/// Seals all of this and writes it to a socket that does not block.
+fn write_sealed(
+    stream: &TcpStream,
+    tls: &mut Tls,
+    mut bytes: &[u8],
+    by: (Time, &Clock),
+) -> std::io::Result<()> {
+    while !bytes.is_empty() {
+        let mut fill = |room: &mut [u8]| {
+            let here = bytes.len().min(room.len());
+            room[..here].copy_from_slice(&bytes[..here]);
+            here
+        };
+        let sealed = tls.seal(&mut fill).map_err(std::io::Error::other)?;
+        bytes = &bytes[sealed..];
+        write_all(stream, tls.unsent(), by)?;
+        tls.note_sent(tls.unsent().len());
+    }
+    Ok(())
+}
+
+/// The handshake of TLS, of the side that waits for it.
+pub(super) fn secure(
+    mut stream: &TcpStream,
+    tls: &mut Tls,
+    (deadline, clock): (Time, &Clock),
+) -> std::io::Result<()> {
+    loop {
+        write_all(stream, tls.unsent(), (deadline, clock))?;
+        tls.note_sent(tls.unsent().len());
+        if tls.is_ready() {
+            return Ok(());
+        }
+        match stream.read(tls.space()) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(count) => {
+                tls.note_received(count);
+                // What comes behind it is kept.
+                tls.open(&mut |_| 0).map_err(std::io::Error::other)?;
+            }
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) if e.kind() == ErrorKind::WouldBlock && clock.now() < deadline => {
+                wait_for(&[stream.as_fd()], PollFlags::IN, (deadline, clock));
+            }
+            Err(e) => return Err(e),
+        }
+    }
 }
 
 /// Writes to a socket that does not block.

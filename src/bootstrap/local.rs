@@ -326,7 +326,8 @@ fn check(own: &Introduction, peer: &Introduction, is_known: bool) -> Result<()> 
         )));
     }
     if peer.fingerprint != own.fingerprint {
-        return Err(super::other_settings(peer.rank));
+        let (theirs, own) = (peer.fingerprint, own.fingerprint);
+        return Err(super::other_settings(peer.rank, theirs, own));
     }
     Ok(())
 }

@@ -15,6 +15,7 @@ mod identity;
 mod interfaces;
 mod link;
 mod local;
+mod netlink;
 mod network;
 mod nodelist;
 mod pmi;
@@ -30,9 +31,10 @@ pub use descriptors::check_descriptors;
 pub use env::{Launched, Launcher, Place, Rendezvous, launched_from_env, place_from_env};
 pub use gate::read_secret;
 pub use identity::HostIdentity;
+pub use netlink::{NetworkLink, network_links};
 pub use survivors::{Conversation, Lost, MeetingPlace, Message};
 
-use crate::config::Config;
+use crate::config::{Config, differing_settings};
 use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::types::Rank;
@@ -124,6 +126,7 @@ impl Meeting {
         }
         config.tcp.secret = read_secret(&config.job.secret)?;
         config.tcp.is_insecure = config.job.is_insecure;
+        config.tcp.is_debugging = config.debug;
         Ok(config)
     }
 
@@ -166,10 +169,18 @@ pub fn fresh_secret() -> Result<String> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-fn other_settings(rank: Rank) -> Error {
-    Error::Bootstrap(format!(
-        "rank {rank} has other settings than rank 0: LINERATE_CHUNK_BYTES, LINERATE_WINDOW_BYTES and LINERATE_ALGO must be equal on all ranks"
-    ))
+fn other_settings(rank: Rank, theirs: u64, heads: u64) -> Error {
+    Error::Bootstrap(differing_settings(rank, theirs, heads))
+}
+
+/// A rank that encrypts beside one that does not, found before either has said anything else.
+fn other_tls(rank: Rank, has_tls: bool) -> Error {
+    let print = |has_tls| {
+        let mut config = Config::default();
+        config.tcp.has_tls = has_tls;
+        config.shared_fingerprint()
+    };
+    other_settings(rank, print(!has_tls), print(has_tls))
 }
 
 /// Something that whoever runs the job should know.

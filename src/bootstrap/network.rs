@@ -64,7 +64,8 @@ struct Coming {
 impl Network {
     /// Brings the ranks of a job together.
     pub fn meet(place: &Place, config: &Config, clock: &Clock) -> Result<Network> {
-        let credentials = Credentials::new(&config.job, &place.job, place.epoch)?;
+        let credentials =
+            Credentials::new(&config.job, config.tcp.has_tls, &place.job, place.epoch)?;
         let list = config.job.interfaces.as_deref();
         let named = list
             .map(|list| interfaces::named(&interfaces::list()?, list))
@@ -93,7 +94,7 @@ impl Network {
             Seat::Head(server) => {
                 server.fail(Error::Bootstrap(text), (self.deadline, clock));
             }
-            Seat::Other(other) => other.store.say_failure(&text, (self.deadline, clock)),
+            Seat::Other(mut other) => other.store.say_failure(&text, (self.deadline, clock)),
         }
         error
     }
@@ -279,7 +280,8 @@ fn check(rank: Rank, coming: &Coming, wanted: &Coming) -> Result<()> {
         )));
     }
     if coming.fingerprint != wanted.fingerprint {
-        return Err(super::other_settings(rank));
+        let (theirs, own) = (coming.fingerprint, wanted.fingerprint);
+        return Err(super::other_settings(rank, theirs, own));
     }
     Ok(())
 }

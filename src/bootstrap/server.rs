@@ -63,7 +63,7 @@ impl Server {
     pub fn turn(&mut self, clock: &Clock) -> Result<Vec<(Rank, Vec<u8>)>> {
         let now = clock.now();
         for proven in self.gate.turn(now)? {
-            let link = match Link::new(proven.stream, self.bytes_max) {
+            let mut link = match Link::new(proven.stream, proven.tls, self.bytes_max) {
                 Ok(link) => link,
                 // It was gone as soon as it had come; it comes again or not.
                 Err(_) => continue,
@@ -123,9 +123,9 @@ impl Server {
         self.answer(answers, clock)
     }
 
-    fn answer(&self, answers: Vec<(Rank, Answer)>, clock: &Clock) -> Result<()> {
+    fn answer(&mut self, answers: Vec<(Rank, Answer)>, clock: &Clock) -> Result<()> {
         for (rank, answer) in answers {
-            if let Some(link) = self.guests.get(&rank) {
+            if let Some(link) = self.guests.get_mut(&rank) {
                 let by = (clock.now().after(SAY_TIME), clock);
                 link.say(Kind::Answer, &answer.emit(), by)
                     .map_err(|Lost(why)| broke(rank, &why))?;
@@ -139,14 +139,14 @@ impl Server {
         let text = error.to_string();
         let mut told: Vec<Rank> = Vec::new();
         let by = || (clock.now().after(SAY_TIME), clock);
-        for (rank, link) in std::mem::take(&mut self.guests) {
+        for (rank, mut link) in std::mem::take(&mut self.guests) {
             link.say_failure(&text, by());
             told.push(rank);
         }
         let until = clock.now().after(TELL_TIME).min(deadline);
         while told.len() + 1 < self.ranks as usize && clock.now() < until {
             for proven in self.gate.turn(clock.now()).unwrap_or_default() {
-                if let Ok(link) = Link::new(proven.stream, self.bytes_max) {
+                if let Ok(mut link) = Link::new(proven.stream, proven.tls, self.bytes_max) {
                     link.say_failure(&text, by());
                     told.push(proven.rank);
                 }

@@ -131,13 +131,17 @@ impl Communicator {
         };
         say(&format!(
             "rank {rank} of {ranks}: transport {} (asked for {}; {hosts}), progress by {progress}, \
-             chunks of {} B, windows of {} B, large copies and reductions by {} threads, timeout {:?}",
+             chunks of {} B, windows of {} B, large copies and reductions by {} threads, timeout {:?}{}",
             self.transport(),
             config.transport,
             config.chunk_bytes,
             config.window_bytes,
             host::share_of_host(config, ranks as usize).threads_max,
-            config.timeout
+            config.timeout,
+            match (config.tcp.has_tls, self.transport()) {
+                (true, "tcp" | "router") => "; connections are encrypted with TLS 1.3",
+                _ => "",
+            }
         ));
         let readers = fetching::readers(self.inner.shared.engine().transport(), rank, ranks);
         say(&format!(

@@ -22,9 +22,16 @@ pub struct TcpSettings {
     /// A CRC32C for every frame (*shared*), against what changes bytes behind the checksums of TCP. Default off.
     /// `LINERATE_INTEGRITY=crc|off`.
     pub has_crc: bool,
+    /// Encrypt every connection with TLS 1.3, with keys that only holders of the job's secret have (*shared*). Needs a
+    /// secret. Default off: it takes the time of encrypting every byte on both sides. On where others can reach the wires.
+    /// `LINERATE_TLS=on|off`.
+    pub has_tls: bool,
     /// A connection whose other side's kernel has been silent for so long is given up, and a peer that cannot be reached
     /// for so long has failed. Default 20 s; `LINERATE_TCP_TIMEOUT`, seconds.
     pub timeout: Duration,
+    /// Say what usually does not matter, such as options that the kernel refuses. A communicator takes it from
+    /// [`super::Config::debug`].
+    pub is_debugging: bool,
     /// Addresses of this host on which to listen. None: loopback.
     pub addresses: Vec<IpAddr>,
 }
@@ -36,7 +43,9 @@ impl std::fmt::Debug for TcpSettings {
             .field("has_secret", &self.secret.is_some())
             .field("is_insecure", &self.is_insecure)
             .field("has_crc", &self.has_crc)
+            .field("has_tls", &self.has_tls)
             .field("timeout", &self.timeout)
+            .field("is_debugging", &self.is_debugging)
             .field("addresses", &self.addresses)
             .finish()
     }
@@ -49,7 +58,9 @@ impl Default for TcpSettings {
             secret: None,
             is_insecure: false,
             has_crc: false,
+            has_tls: false,
             timeout: Duration::from_secs(20),
+            is_debugging: false,
             addresses: Vec::new(),
         }
     }
@@ -76,11 +87,28 @@ impl TcpSettings {
                 }
             };
         }
+        if let Some(text) = lookup("LINERATE_TLS") {
+            settings.has_tls = match text.as_str() {
+                "on" => true,
+                "off" => false,
+                _ => {
+                    let text = format!("LINERATE_TLS is '{text}': on or off");
+                    return Err(Error::invalid(text));
+                }
+            };
+        }
         if let Some(text) = lookup("LINERATE_TCP_TIMEOUT") {
             settings.timeout = super::parse_timeout("LINERATE_TCP_TIMEOUT", &text)?;
         }
         Ok(settings)
     }
+}
+
+/// Keys come from the secret.
+pub(crate) fn tls_without_secret() -> Error {
+    Error::invalid(
+        "LINERATE_TLS=on (--tls) without a secret, of which keys are made, lets anybody stand between two ranks: set LINERATE_SECRET (or LINERATE_SECRET_FILE) to the same secret on all ranks, such as the output of `openssl rand -hex 32`",
+    )
 }
 
 #[cfg(test)]
@@ -97,6 +125,7 @@ mod tests {
             ("LINERATE_TCP_RAILS", "0", "16"),
             ("LINERATE_TCP_RAILS", "17", "16"),
             ("LINERATE_INTEGRITY", "md5", "crc or off"),
+            ("LINERATE_TLS", "1.2", "on or off"),
             ("LINERATE_TCP_TIMEOUT", "-1", "seconds"),
         ] {
             let text = settings(name, value).unwrap_err().to_string();
@@ -108,6 +137,8 @@ mod tests {
     fn good_values_are_taken_and_a_secret_is_not_printed() {
         assert_eq!(settings("LINERATE_TCP_RAILS", "4").unwrap().rails, 4);
         assert!(settings("LINERATE_INTEGRITY", "crc").unwrap().has_crc);
+        assert!(settings("LINERATE_TLS", "on").unwrap().has_tls);
+        assert!(!settings("LINERATE_TLS", "off").unwrap().has_tls);
         let secret = TcpSettings {
             secret: Some(b"0123456789abcdef".to_vec()),
             ..TcpSettings::default()

@@ -47,6 +47,7 @@
 //! [`URGENT_MESSAGES`]: crate::limits::URGENT_MESSAGES
 //! [`CONTROL_BYTES`]: crate::limits::CONTROL_BYTES
 
+mod keys;
 mod open;
 pub mod router;
 pub mod shm;

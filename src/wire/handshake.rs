@@ -10,8 +10,12 @@
 //!
 //! Whoever does not hold the job's key gets no further than the challenge; a recorded hello or proof is worth nothing,
 //! because the other side's nonce is fresh. Every message is [`HANDSHAKE_BYTES`] long, and macs are compared in constant
-//! time. What it does not do: hide what follows, or protect it from whoever can change packets on the way.
+//! time. What it does not do: hide what follows, or protect it from whoever can change packets on the way; [`Tls`] does,
+//! with what both sides derive here ([`ChannelSecrets`]).
+//!
+//! [`Tls`]: super::Tls
 
+use super::ChannelSecrets;
 use crate::types::Rank;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -56,16 +60,25 @@ pub enum Refusal {
     Full,
     /// The peer has been disconnected, or has failed.
     Gone,
-    /// Settings differ; whoever refuses says which in its own log.
-    Settings,
+    /// The responder checks frames (`LINERATE_INTEGRITY=crc`), and the initiator does not; or the other way round.
+    CrcHere,
+    /// See [`Refusal::CrcHere`].
+    CrcThere,
+    /// The responder encrypts (`LINERATE_TLS=on`), and the initiator does not; or the other way round.
+    TlsHere,
+    /// See [`Refusal::TlsHere`].
+    TlsThere,
 }
 
 impl Refusal {
-    const ALL: [Refusal; 4] = [
+    const ALL: [Refusal; 7] = [
         Refusal::Simultaneous,
         Refusal::Full,
         Refusal::Gone,
-        Refusal::Settings,
+        Refusal::CrcHere,
+        Refusal::CrcThere,
+        Refusal::TlsHere,
+        Refusal::TlsThere,
     ];
 
     fn code(self) -> u64 {
@@ -83,7 +96,10 @@ impl std::fmt::Display for Refusal {
             Refusal::Simultaneous => "its own connection to this rank comes first",
             Refusal::Full => "it has as many connections to this rank as it may",
             Refusal::Gone => "it has given this rank up",
-            Refusal::Settings => "its settings are others",
+            Refusal::CrcHere => "it has LINERATE_INTEGRITY=crc (--integrity crc), the rank that connects off: all need the same",
+            Refusal::CrcThere => "it has LINERATE_INTEGRITY=off, the rank that connects crc (--integrity crc): all need the same",
+            Refusal::TlsHere => "it has LINERATE_TLS=on (--tls), the rank that connects off: all need the same",
+            Refusal::TlsThere => "it has LINERATE_TLS=off, the rank that connects on (--tls): all need the same",
         })
     }
 }
@@ -136,6 +152,13 @@ impl JobKey {
 
     fn mac(&self, parts: &[&[u8]]) -> [u8; NONCE_BYTES] {
         mac(&self.0, parts)
+    }
+
+    fn channel(&self, hello: &HandshakeMessage, nonce: &[u8; NONCE_BYTES]) -> ChannelSecrets {
+        ChannelSecrets {
+            initiator: self.mac(&[b"tls key of the initiator", hello, nonce]),
+            responder: self.mac(&[b"tls key of the responder", hello, nonce]),
+        }
     }
 }
 
@@ -228,6 +251,11 @@ impl Initiator {
         Ok(message_of(PROOF, &proof, 0))
     }
 
+    /// For what follows, after a good challenge: no other connection has the same, and nobody without the key.
+    pub fn channel(&self) -> ChannelSecrets {
+        self.key.channel(&self.hello, &self.theirs)
+    }
+
     /// Checks the verdict: whether the connection may be used.
     pub fn handle_verdict(&self, message: &HandshakeMessage) -> Result<(), HandshakeError> {
         let code = u64::from_le_bytes(std::array::from_fn(|i| message[40 + i]));
@@ -287,6 +315,11 @@ impl Responder {
         keyed(&self.key.0, &[b"initiator", &self.hello, &self.own])
             .verify_slice(&message[8..40])
             .map_err(|_| HandshakeError::WrongProof)
+    }
+
+    /// For what follows, after a good proof: see [`Initiator::channel`].
+    pub fn channel(&self) -> ChannelSecrets {
+        self.key.channel(&self.hello, &self.own)
     }
 
     /// The last message, after a good proof: accepted, or why not.

@@ -3,6 +3,7 @@
 mod control;
 mod frame;
 mod handshake;
+mod tls;
 
 pub use control::{CONTROL_TEXT_BYTES_MAX, ControlKind, ControlMessage};
 pub use frame::{Frame, FrameError, FrameHeader, HEADER_BYTES, Limits};
@@ -10,3 +11,4 @@ pub use handshake::{
     Claim, HANDSHAKE_BYTES, HandshakeError, HandshakeMessage, Initiator, JobKey, NONCE_BYTES,
     Purpose, Refusal, Responder,
 };
+pub use tls::{ChannelSecrets, Tls, TlsError};

@@ -7,6 +7,7 @@
 use super::actor::{Actor, Progress};
 use super::cases;
 use super::mutants::{Fault, Mutant, Surroundings};
+use linerate::config::TcpSettings;
 use linerate::time::Time;
 use linerate::transport::router::Router;
 use linerate::transport::sim::{SimOptions, World};
@@ -19,8 +20,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Providers that connect processes. Add one here and to [`open`], and every case runs on it. The second one reads messages
-/// of memory that is not registered out of the sender's process.
-pub const PROVIDERS: &[&str] = &["shm", "shm fetching", "tcp", "router"];
+/// of memory that is not registered out of the sender's process, the fourth encrypts.
+pub const PROVIDERS: &[&str] = &["shm", "shm fetching", "tcp", "tcp encrypted", "router"];
 
 /// A world of one rank: no processes can meet in it, but it shows that this harness works.
 pub const ALONE: &str = "sim";
@@ -86,9 +87,14 @@ fn open(provider: &str, rank: u32, ranks: u32, nonce: u64) -> Result<Opened, Str
         return Ok(Opened { transport, advance });
     }
     match provider {
-        "shm" | "shm fetching" | "tcp" => {
+        "shm" | "shm fetching" | "tcp" | "tcp encrypted" => {
             let options = Options {
                 fetches: provider == "shm fetching",
+                tcp: TcpSettings {
+                    has_tls: provider == "tcp encrypted",
+                    secret: Some(b"a secret for cases".to_vec()),
+                    ..TcpSettings::default()
+                },
                 ..Options::default()
             };
             let (name, nonce) = (&provider[..3], nonce + u64::from(rank));

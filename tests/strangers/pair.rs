@@ -1,5 +1,8 @@
 //! Two ranks of the `tcp` transport in one thread, and what passes between them.
 
+// Each of the programs that use it needs a part.
+#![allow(dead_code)]
+
 use linerate::config::TcpSettings;
 use linerate::memory::{Region, View};
 use linerate::time::Time;

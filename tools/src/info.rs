@@ -290,6 +290,19 @@ fn values(config: &Config) -> BTreeMap<&'static str, String> {
         ("LINERATE_MODEL", prices),
         ("LINERATE_HOSTID", or_auto(&config.host_id)),
         ("LINERATE_IFNAME", or_auto(&config.job.interfaces)),
+        ("LINERATE_TCP_RAILS", config.tcp.rails.to_string()),
+        (
+            "LINERATE_TCP_TIMEOUT",
+            config.tcp.timeout.as_secs_f64().to_string(),
+        ),
+        (
+            "LINERATE_INTEGRITY",
+            if config.tcp.has_crc { "crc" } else { "off" }.into(),
+        ),
+        (
+            "LINERATE_TLS",
+            if config.tcp.has_tls { "on" } else { "off" }.into(),
+        ),
         (
             "LINERATE_INSECURE",
             u8::from(config.job.is_insecure).to_string(),

@@ -5,6 +5,7 @@
 //! would otherwise need code between fork and exec. How ranks end is in `process.rs`.
 
 use crate::binding::{BIND, Bind};
+use crate::flags::ConnectionArgs;
 use crate::output;
 use crate::process::{Endings, Supervisor};
 use crate::settings::{FAILED, USAGE};
@@ -45,9 +46,8 @@ pub struct LaunchArgs {
     #[arg(long, value_enum, default_value_t = Bind::Cores)]
     bind: Bind,
 
-    /// Let the program serve other hosts without a secret (LINERATE_INSECURE=1)
-    #[arg(long)]
-    insecure: bool,
+    #[command(flatten)]
+    connections: ConnectionArgs,
 
     /// How long the other ranks may go on after one has failed or the launcher was interrupted
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_seconds)]
@@ -79,13 +79,11 @@ pub fn run(args: &LaunchArgs) -> ExitCode {
     }
     let mut arguments = vec![OsString::from(RANK_EXEC), OsString::from("--")];
     arguments.extend(args.command.iter().cloned());
-    let insecure = [("LINERATE_INSECURE", OsStr::new("1"))];
-    let more = &insecure[..usize::from(args.insecure)];
     let code = supervise(
         (args.ranks, args.bind),
         &arguments,
         args.grace,
-        (Endings::Told, more),
+        (Endings::Told, &args.connections.variables()),
     );
     ExitCode::from(u8::try_from(code).unwrap_or(1))
 }

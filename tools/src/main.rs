@@ -7,6 +7,7 @@ mod bench;
 mod binding;
 mod doctor;
 mod explain;
+mod flags;
 mod info;
 mod launch;
 mod mesh;

@@ -25,6 +25,7 @@ mod socket;
 
 pub use fetch::{FETCH_BYTES_MIN, fetch_own};
 
+use super::keys::{self, RegionKeys};
 use super::{
     Address, Capabilities, Completion, Event, Outcome, PostError, RemoteRange, Transport,
     WaitSource, tag_class,
@@ -66,7 +67,7 @@ pub struct ShmTransport {
     segment: Segment,
     peers: Vec<Peer>,
     regions: BTreeMap<RegionKey, Exported>,
-    next_key: u32,
+    keys: RegionKeys,
     /// Events of posts that ended at once, and of failures found outside `poll`.
     ready: Vec<Event>,
     /// Payloads of unexpected messages, kept for reuse.
@@ -114,7 +115,7 @@ impl ShmTransport {
             segment: Segment::create(ranks)?,
             peers: (0..ranks).map(|_| Peer::new()).collect(),
             regions: BTreeMap::new(),
-            next_key: 1,
+            keys: RegionKeys::new(),
             ready: Vec::new(),
             spare: Vec::new(),
             look_at: Time::default(),
@@ -215,15 +216,7 @@ impl Transport for ShmTransport {
     }
 
     fn register(&mut self, region: Arc<Region>) -> Result<RegionKey> {
-        if self.next_key == u32::MAX {
-            return Err(Error::Exhausted {
-                what: "a registration".into(),
-                limit: format!("{} keys were used, and keys are never reused", u32::MAX - 1),
-                remedy: "register larger regions and keep them".into(),
-            });
-        }
-        let key = RegionKey(self.next_key);
-        self.next_key += 1;
+        let key = self.keys.take()?;
         self.regions.insert(
             key,
             Exported {
@@ -235,10 +228,7 @@ impl Transport for ShmTransport {
     }
 
     fn deregister(&mut self, key: RegionKey) -> Result<()> {
-        let exported = self
-            .regions
-            .remove(&key)
-            .ok_or_else(|| Error::invalid(format!("region {} is not registered", key.0)))?;
+        let exported = keys::known(key, self.regions.remove(&key))?;
         for peer in (0..self.peers.len()).filter(|&p| exported.known_to[p]) {
             self.peers[peer]
                 .outbox

@@ -1,9 +1,10 @@
 //! Reaching peers: connections that this rank opens, and when it gives a peer up.
 
 use super::TcpTransport;
-use super::doors::{DETAIL_CRC, Incomplete, Look, nonce, send};
+use super::doors::{DETAIL_CRC, DETAIL_TLS, Incomplete, Look, nonce, send};
 use super::peer::PeerState;
 use super::rail::Rail;
+use super::secure::Secure;
 use super::socket;
 use crate::time::Time;
 use crate::types::Rank;
@@ -33,6 +34,8 @@ pub struct Dial {
     message: Incomplete,
     stage: DialStage,
     initiator: Box<Initiator>,
+    has_tls: bool,
+    secure: Option<Box<Secure>>,
     hello: HandshakeMessage,
     /// Until when the other host must have answered.
     until: Time,
@@ -72,7 +75,9 @@ impl TcpTransport {
         } else {
             0
         };
-        let under_way = self.dials.iter().filter(|d| d.peer == rank).count();
+        let dialed = self.dials.iter().filter(|d| d.peer == rank).count();
+        let coming = self.strangers.iter().filter(|s| s.is_proven(rank)).count();
+        let under_way = dialed + coming;
         for _ in (peer.rails.len() + under_way)..wanted {
             if let Err(reason) = self.dial(rank) {
                 return self.note_failure(rank, &reason, false);
@@ -94,20 +99,20 @@ impl TcpTransport {
         let number = peer.attempts.made;
         let place = places[(number as usize - 1) % places.len()];
         let id = number << 1 | u64::from(self.rank > rank);
-        let crc = if self.shared.limits.has_crc {
-            DETAIL_CRC
-        } else {
-            0
-        };
+        let bit = |is_set: bool, bit: u64| if is_set { bit } else { 0 };
+        let crc = bit(self.shared.limits.has_crc, DETAIL_CRC);
+        let tls = bit(self.shared.has_tls, DETAIL_TLS);
         let claim = Claim {
             purpose: Purpose::Data,
             initiator: self.rank,
             responder: rank,
             epoch,
-            detail: id | crc,
+            detail: id | crc | tls,
         };
         let (initiator, hello) = Initiator::new(&key, &claim, &nonce()?);
-        let socket = match socket::dial(place, self.shared.timeout) {
+        let dialed = socket::dial(place, self.shared.timeout, &mut self.shared.refused);
+        self.shared.say_refused();
+        let socket = match dialed {
             Ok(socket) => socket,
             Err(Errno::MFILE | Errno::NFILE) => {
                 return Err(
@@ -127,6 +132,8 @@ impl TcpTransport {
             message: Incomplete::new(),
             stage: DialStage::Connecting,
             initiator: Box::new(initiator),
+            has_tls: self.shared.has_tls,
+            secure: None,
             hello,
             until: self.shared.now.after(self.shared.timeout / UNREACHABLE_MIN),
             looks: 0,
@@ -148,7 +155,8 @@ impl TcpTransport {
             match look {
                 Ok(Look::Done) => {
                     let name = format!("to {place}");
-                    self.adopt(rank, Rail::new(dial.id, dial.socket, true, name));
+                    let rail = Rail::new(dial.id, dial.socket, dial.secure, true, name);
+                    self.adopt(rank, rail);
                 }
                 Ok(Look::Awaited) => {
                     let attempts = &mut self.peers[rank as usize].attempts;
@@ -209,6 +217,9 @@ fn look_at_dial(dial: &mut Dial, now: Time) -> Result<Look, String> {
         send(&dial.socket, &dial.hello)?;
         dial.stage = DialStage::Greeted;
     }
+    if let Some(secure) = &mut dial.secure {
+        return secure.turn(dial.socket.as_fd());
+    }
     let Some(message) = dial.message.read(dial.socket.as_fd())? else {
         return Ok(Look::Wait);
     };
@@ -223,6 +234,13 @@ fn look_at_dial(dial: &mut Dial, now: Time) -> Result<Look, String> {
         };
     }
     match dial.initiator.handle_verdict(&message) {
+        Ok(()) if dial.has_tls => {
+            let secure = Secure::initiator(&dial.initiator.channel())?;
+            // It speaks first.
+            dial.secure
+                .insert(Box::new(secure))
+                .turn(dial.socket.as_fd())
+        }
         Ok(()) => Ok(Look::Done),
         Err(HandshakeError::Refused(Refusal::Simultaneous | Refusal::Full)) => Ok(Look::Awaited),
         Err(error) => Ok(Look::Fatal(error.to_string())),

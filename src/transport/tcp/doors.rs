@@ -9,6 +9,7 @@
 use super::TcpTransport;
 use super::peer::{Peer, PeerState};
 use super::rail::Rail;
+use super::secure::Secure;
 use super::socket;
 use crate::time::Time;
 use crate::transport::Event;
@@ -32,8 +33,10 @@ const STRANGER_LOOKS: u32 = 1000;
 const ACCEPTS_MAX: usize = 16;
 /// Connections between two ranks: those wanted by either side, and those that replace them before the loss is known.
 const RAILS_MAX: usize = 64;
-/// Set in the detail of a claim by ranks with integrity checks.
+/// Set in the detail of a claim by ranks with integrity checks, and with TLS; the rest is the number of the rail.
 pub const DETAIL_CRC: u64 = 1 << 63;
+pub const DETAIL_TLS: u64 = 1 << 62;
+const DETAIL_RAIL: u64 = DETAIL_TLS - 1;
 
 /// Somebody who has connected and not proven anything.
 #[derive(Debug)]
@@ -54,6 +57,15 @@ enum StrangerStage {
     Early(Box<HandshakeMessage>, Claim),
     /// Has been challenged.
     Challenged(Box<Responder>, Claim),
+    /// Has proven who it is, and agrees on keys.
+    Securing(Box<Secure>, Claim),
+}
+
+impl Stranger {
+    /// Whether it has been let in, and is no rail yet.
+    pub fn is_proven(&self, rank: Rank) -> bool {
+        matches!(&self.stage, StrangerStage::Securing(_, claim) if claim.initiator == rank)
+    }
 }
 
 /// A message of a handshake, as far as it has come.
@@ -132,8 +144,10 @@ impl TcpTransport {
             for _ in 0..ACCEPTS_MAX {
                 match self.listeners[at].accept() {
                     Ok((stream, from)) => {
-                        let _ = stream.set_nonblocking(true);
-                        self.admit(stream.into(), from);
+                        // One that blocks would hold everybody up.
+                        if stream.set_nonblocking(true).is_ok() {
+                            self.admit(stream.into(), from);
+                        }
                     }
                     Err(error) => {
                         let code = error.raw_os_error();
@@ -167,7 +181,14 @@ impl TcpTransport {
             let stranger = self.strangers.remove(at);
             self.turn_away(&stranger, "too many others came before it said who it is");
         }
-        socket::prepare(socket.as_fd(), from.ip(), self.shared.timeout);
+        let shared = &mut self.shared;
+        socket::prepare(
+            socket.as_fd(),
+            from.ip(),
+            shared.timeout,
+            &mut shared.refused,
+        );
+        shared.say_refused();
         let stranger = Stranger {
             socket,
             from,
@@ -212,13 +233,16 @@ impl TcpTransport {
                     at += 1;
                 }
                 Ok(_) => {
-                    let StrangerStage::Challenged(_, claim) = stranger.stage else {
-                        continue;
+                    let (secure, claim) = match stranger.stage {
+                        StrangerStage::Challenged(_, claim) => (None, claim),
+                        StrangerStage::Securing(secure, claim) => (Some(secure), claim),
+                        _ => continue,
                     };
                     let _ = epoll::delete(&self.shared.epoll, &stranger.socket);
-                    let id = claim.detail & !DETAIL_CRC;
+                    let id = claim.detail & DETAIL_RAIL;
                     let name = format!("from {}", stranger.from);
-                    self.adopt(claim.initiator, Rail::new(id, stranger.socket, false, name));
+                    let rail = Rail::new(id, stranger.socket, secure, false, name);
+                    self.adopt(claim.initiator, rail);
                 }
                 Err(reason) => self.turn_away(&stranger, &reason),
             }
@@ -231,6 +255,13 @@ impl TcpTransport {
         {
             let (hello, claim) = (**hello, *claim);
             return self.challenge(stranger, &hello, claim, &key);
+        }
+        if let StrangerStage::Securing(secure, claim) = &mut stranger.stage {
+            let tell = |e| format!("it is rank {}, and {e}", claim.initiator);
+            return match secure.turn(stranger.socket.as_fd()).map_err(tell)? {
+                Look::Fatal(reason) => Err(tell(reason)),
+                look => Ok(look),
+            };
         }
         let Some(message) = stranger.message.read(stranger.socket.as_fd())? else {
             return Ok(Look::Wait);
@@ -259,7 +290,9 @@ impl TcpTransport {
                     }
                 }
             }
-            StrangerStage::Early(..) => Err("it went on before it was challenged".into()),
+            StrangerStage::Early(..) | StrangerStage::Securing(..) => {
+                Err("it went on before it was challenged".into())
+            }
             StrangerStage::Challenged(responder, claim) => {
                 let rank = claim.initiator;
                 let tell = |e: HandshakeError| format!("it says it is rank {rank}, and {e}");
@@ -267,6 +300,11 @@ impl TcpTransport {
                 let refusal = self.refusal(claim);
                 send(&stranger.socket, &responder.verdict(refusal))?;
                 match refusal {
+                    None if self.shared.has_tls => {
+                        let secure = Secure::responder(&responder.channel())?;
+                        stranger.stage = StrangerStage::Securing(Box::new(secure), *claim);
+                        Ok(Look::Wait)
+                    }
                     None => Ok(Look::Done),
                     Some(Refusal::Simultaneous) => {
                         // No stranger, and no fault: it knows that this rank comes.
@@ -301,11 +339,18 @@ impl TcpTransport {
     /// Why a rank that has proven itself may not have this connection.
     fn refusal(&self, claim: &Claim) -> Option<Refusal> {
         let peer = &self.peers[claim.initiator as usize];
-        let id = claim.detail & !DETAIL_CRC;
-        let has_crc = claim.detail & DETAIL_CRC != 0;
+        let id = claim.detail & DETAIL_RAIL;
+        let theirs = |bit: u64| claim.detail & bit != 0;
         let is_dialing = self.dials.iter().any(|dial| dial.peer == claim.initiator);
-        if has_crc != self.shared.limits.has_crc {
-            return Some(Refusal::Settings);
+        match (self.shared.has_tls, theirs(DETAIL_TLS)) {
+            (true, false) => return Some(Refusal::TlsHere),
+            (false, true) => return Some(Refusal::TlsThere),
+            _ => {}
+        }
+        match (self.shared.limits.has_crc, theirs(DETAIL_CRC)) {
+            (true, false) => return Some(Refusal::CrcHere),
+            (false, true) => return Some(Refusal::CrcThere),
+            _ => {}
         }
         match peer.state {
             PeerState::Open => {}
@@ -343,6 +388,11 @@ impl TcpTransport {
     pub(super) fn adopt(&mut self, rank: Rank, rail: Rail) {
         let token = epoll::EventData::new_u64(u64::from(rank) << 32 | (rail.id & 0xffff_ffff));
         let peer = &mut self.peers[rank as usize];
+        if peer.state != PeerState::Open {
+            // It has failed while keys were agreed on.
+            return;
+        }
+        let is_secure = rail.secure.is_some();
         if let Err(error) = epoll::add(
             &self.shared.epoll,
             &rail.socket,
@@ -368,6 +418,10 @@ impl TcpTransport {
         }
         self.refresh_active();
         self.pump(rank);
+        if is_secure {
+            // What came with the end of the handshake makes no descriptor readable.
+            self.poll_peer(rank);
+        }
     }
 
     /// Which peers have rails.

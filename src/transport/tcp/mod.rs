@@ -14,9 +14,10 @@
 //! * The kernel looks for peers that are gone without a word (TCP_USER_TIMEOUT, keep-alive): its clock, not the caller's.
 //! * Waiting is on an epoll descriptor, which becomes readable when anything comes. While a rank has few rails, polls read
 //!   them directly.
+//! * Rails may be encrypted ([`TcpSettings::has_tls`]): what leaves and comes then goes through `secure.rs`.
 //!
-//! What it does not do: encrypt, or protect what follows the handshake from whoever can change packets on their way. Memory
-//! is not mapped, and signals are puts.
+//! What it does not do: encrypt unless it is told, or protect what follows the handshake from whoever can change packets on
+//! their way then. Memory is not mapped, and signals are puts.
 #![allow(unsafe_code)]
 
 mod address;
@@ -28,13 +29,15 @@ mod peer;
 mod provider;
 mod rail;
 mod receiving;
+mod secure;
 mod sending;
 mod socket;
 mod stream;
 mod zerocopy;
 
+use super::keys::RegionKeys;
 use super::{Capabilities, Event, PostError, Transport};
-use crate::config::TcpSettings;
+use crate::config::{TcpSettings, tls_without_secret};
 use crate::error::{Error, Result};
 use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER, RANKS_MAX};
 use crate::memory::View;
@@ -101,7 +104,7 @@ pub struct TcpTransport {
     /// Peers with rails, and their rails together.
     active: Vec<Rank>,
     rails_count: usize,
-    next_key: u32,
+    keys: RegionKeys,
     polls: u32,
     closing: VecDeque<OwnedFd>,
     /// Of the wait source.
@@ -130,6 +133,9 @@ impl TcpTransport {
             return Err(Error::invalid(format!(
                 "listening on {ip} without a secret would let anybody in: set LINERATE_SECRET to the same secret on all ranks, or say LINERATE_INSECURE=1"
             )));
+        }
+        if settings.has_tls && settings.secret.is_none() {
+            return Err(tls_without_secret());
         }
         let listeners: Vec<_> = ips.into_iter().map(socket::listen).collect::<Result<_>>()?;
         let mut identity = [0; IDENTITY_BYTES];
@@ -165,6 +171,7 @@ impl TcpTransport {
                     .clamp(EAGER_BYTES_MIN, EAGER_BYTES_MAX),
                 timeout: settings.timeout,
                 rails: settings.rails,
+                has_tls: settings.has_tls,
                 regions: BTreeMap::new(),
                 ready: VecDeque::new(),
                 epoll: Arc::new(epoll),
@@ -172,11 +179,13 @@ impl TcpTransport {
                 spare: Vec::new(),
                 now: Time::default(),
                 is_leaving: false,
+                is_debugging: settings.is_debugging,
+                refused: socket::Refused::default(),
                 counts: Counts::default(),
             },
             active: Vec::new(),
             rails_count: 0,
-            next_key: 1,
+            keys: RegionKeys::new(),
             polls: 0,
             closing: VecDeque::new(),
             ring: Arc::new(ring),
@@ -367,7 +376,7 @@ impl TcpTransport {
         let is_acknowledged = |socket: &OwnedFd| socket::unacknowledged_bytes(socket.as_fd()) == 0;
         let mut rails = self.peers.iter().flat_map(|peer| &peer.rails);
         self.peers.iter().all(is_silent)
-            && rails.all(|rail| is_acknowledged(&rail.socket))
+            && rails.all(|rail| !rail.holds_sealed() && is_acknowledged(&rail.socket))
             && self.closing.iter().all(is_acknowledged)
     }
 }

@@ -5,6 +5,7 @@
 
 use super::address::PeerAddress;
 use super::rail::{LostRail, Piece, Rail};
+use super::socket::Refused;
 use super::stream::Stream;
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
@@ -199,6 +200,7 @@ pub struct Shared {
     pub eager_bytes: u64,
     pub timeout: Duration,
     pub rails: u32,
+    pub has_tls: bool,
     pub regions: BTreeMap<RegionKey, Arc<Region>>,
     pub ready: VecDeque<Event>,
     pub epoll: Arc<OwnedFd>,
@@ -208,6 +210,9 @@ pub struct Shared {
     pub now: Time,
     /// This rank is being dropped: a connection that ends now is no loss.
     pub is_leaving: bool,
+    /// Whether people want to know what usually does not matter.
+    pub is_debugging: bool,
+    pub refused: Refused,
     pub counts: Counts,
 }
 
@@ -262,6 +267,15 @@ impl Shared {
         let (offset, bytes) = (usize::try_from(offset).ok()?, usize::try_from(bytes).ok()?);
         let end = offset.checked_add(bytes)?;
         (end <= view.len_bytes()).then(|| view.part(offset, bytes))
+    }
+
+    /// Says which options the kernel has refused, if anybody wants to know.
+    pub fn say_refused(&mut self) {
+        if let Some(text) = self.refused.take_text()
+            && self.is_debugging
+        {
+            self.say(&text);
+        }
     }
 
     /// A line for people.
@@ -322,7 +336,10 @@ impl Peer {
         !self.stream.is_sent()
             || !self.waiting.is_empty()
             || !self.again.is_empty()
-            || self.rails.iter().any(|rail| rail.chunk.is_some())
+            || self
+                .rails
+                .iter()
+                .any(|r| r.chunk.is_some() || r.holds_sealed())
     }
 
     /// Ends everything outstanding as flushed; what had come whole can be received later.

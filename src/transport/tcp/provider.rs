@@ -8,7 +8,8 @@ use crate::limits::MESSAGES_PER_PEER;
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
 use crate::transport::{
-    Address, Capabilities, Event, Outcome, PostError, RemoteRange, Transport, WaitSource, tag_class,
+    Address, Capabilities, Event, Outcome, PostError, RemoteRange, Transport, WaitSource, keys,
+    tag_class,
 };
 use crate::types::Rank;
 use crate::wire::Frame;
@@ -68,27 +69,13 @@ impl Transport for TcpTransport {
     }
 
     fn register(&mut self, region: Arc<Region>) -> Result<RegionKey> {
-        if self.next_key == u32::MAX {
-            return Err(Error::Exhausted {
-                what: "a registration".into(),
-                limit: format!("{} keys were used, and keys are never reused", u32::MAX - 1),
-                remedy: "register larger regions and keep them".into(),
-            });
-        }
-        let key = RegionKey(self.next_key);
-        self.next_key += 1;
+        let key = self.keys.take()?;
         self.shared.regions.insert(key, region);
         Ok(key)
     }
 
     fn deregister(&mut self, key: RegionKey) -> Result<()> {
-        match self.shared.regions.remove(&key) {
-            Some(_) => Ok(()),
-            None => Err(Error::invalid(format!(
-                "region {} is not registered",
-                key.0
-            ))),
-        }
+        keys::known(key, self.shared.regions.remove(&key)).map(drop)
     }
 
     fn export(&mut self, peer: Rank, _key: RegionKey) -> Posted {

@@ -1,6 +1,7 @@
 //! [`Rail`]: one connection to a peer, with what is under way on it in both directions.
 
 use super::peer::Shared;
+use super::secure::Secure;
 use super::socket;
 use super::zerocopy::Zerocopy;
 use crate::memory::View;
@@ -45,6 +46,8 @@ pub struct Body {
 pub struct Rail {
     pub id: u64,
     pub socket: OwnedFd,
+    /// What encrypts it, if anything does.
+    pub secure: Option<Box<Secure>>,
     /// This rank has opened it, and opens another one when it is lost.
     pub is_dialed: bool,
     /// Both ends, for people.
@@ -78,11 +81,22 @@ pub struct LostRail {
 }
 
 impl Rail {
-    pub fn new(id: u64, socket: OwnedFd, is_dialed: bool, name: String) -> Rail {
+    pub fn new(
+        id: u64,
+        socket: OwnedFd,
+        secure: Option<Box<Secure>>,
+        is_dialed: bool,
+        name: String,
+    ) -> Rail {
         Rail {
             id,
-            zerocopy: Zerocopy::new(socket.as_fd()),
+            zerocopy: match secure {
+                None => Zerocopy::new(socket.as_fd()),
+                // What leaves is a sealed copy.
+                Some(_) => Zerocopy::off(),
+            },
             socket,
+            secure,
             is_dialed,
             name,
             rx: vec![0; RX_BYTES].into_boxed_slice(),
@@ -112,6 +126,9 @@ impl Rail {
     /// no room for more.
     #[inline]
     pub fn send(&mut self, ordered: &[u8]) -> rustix::io::Result<(usize, bool)> {
+        if self.secure.is_some() {
+            return self.send_sealed(ordered);
+        }
         let (header, view) = self.chunk_rest();
         let is_zerocopy = self.zerocopy.is_for(view.len_bytes());
         if is_zerocopy && ordered.is_empty() && header.is_empty() {
@@ -133,6 +150,41 @@ impl Rail {
         let total = ordered.len() + header.len() + view.len_bytes();
         let sent = socket::send_parts(self.socket.as_fd(), ordered, header, view)?;
         Ok((sent, sent < total))
+    }
+
+    #[inline(never)]
+    fn send_sealed(&mut self, ordered: &[u8]) -> rustix::io::Result<(usize, bool)> {
+        let mut secure = self.secure.take().expect("a rail that is secured");
+        let (header, view) = self.chunk_rest();
+        let sent = secure.send_parts(self.socket.as_fd(), ordered, header, view);
+        self.secure = Some(secure);
+        sent
+    }
+
+    /// Whether encrypted bytes wait for room.
+    #[inline]
+    pub fn holds_sealed(&self) -> bool {
+        self.secure.as_ref().is_some_and(|s| s.holds_sealed())
+    }
+
+    /// Whether bytes have come that the kernel does not know of any more.
+    #[inline]
+    pub fn holds_opened(&self) -> bool {
+        self.secure.as_ref().is_some_and(|s| s.holds_opened())
+    }
+
+    /// Whether a look that brought less than was asked for means that there is no more.
+    #[inline]
+    pub fn is_drained(&self) -> bool {
+        self.secure.as_ref().is_none_or(|s| s.is_drained())
+    }
+
+    /// Why receiving failed.
+    pub fn explain(&self, error: Errno) -> String {
+        match self.secure.as_ref().and_then(|s| s.failure()) {
+            Some(failure) => format!("receiving: {failure}"),
+            None => format!("receiving: {error}"),
+        }
     }
 
     /// Whether a chunk has been begun: nothing else may be sent before its end.

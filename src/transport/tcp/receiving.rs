@@ -2,8 +2,9 @@
 
 use super::peer::{Fate, Loss, Outgoing, OutgoingKind, Peer, Shared};
 use super::rail::{Body, RX_BYTES, Rail};
+use super::secure;
 use super::sending::crc_of_view;
-use super::socket::{self, Target};
+use super::socket::Target;
 use crate::memory::View;
 use crate::transport::Outcome;
 use crate::wire::{Frame, FrameHeader, HEADER_BYTES};
@@ -32,19 +33,23 @@ impl Peer {
     /// Reads what a rail has; whether anything came.
     pub fn receive(&mut self, at: usize, shared: &mut Shared) -> Result<bool, Loss> {
         let mut has_moved = false;
-        for _ in 0..READS_MAX {
+        for look in 0.. {
+            // No descriptor tells of what has been decrypted.
+            if look >= READS_MAX && !self.rails[at].holds_opened() {
+                break;
+            }
             let (received, wanted) = match self.read(at, shared) {
                 Ok(read) => read,
                 Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) => continue,
-                Err(error) => return Err(Loss::Rail(format!("receiving: {error}"))),
+                Err(error) => return Err(Loss::Rail(self.rails[at].explain(error))),
             };
             if received == 0 {
                 return Err(Loss::Rail("the other side closed it".into()));
             }
             has_moved = true;
             self.handle_received(at, received, shared)?;
-            if received < wanted {
+            if received < wanted && self.rails[at].is_drained() {
                 break;
             }
         }
@@ -63,7 +68,8 @@ impl Peer {
                 (rail.rx_start, rail.rx_end) = (0, rail.rx_end - rail.rx_start);
             }
             let wanted = RX_BYTES - rail.rx_end;
-            let received = socket::receive_plain(rail.socket.as_fd(), &mut rail.rx[rail.rx_end..])?;
+            let (socket, buffer) = (rail.socket.as_fd(), &mut rail.rx[rail.rx_end..]);
+            let received = secure::receive_plain(&mut rail.secure, socket, buffer)?;
             return Ok((received, wanted));
         };
         // Whatever the buffer held is part of the body already.
@@ -83,7 +89,7 @@ impl Peer {
             false => &mut [],
         };
         let asked = wanted + buffer.len();
-        let received = socket::receive(rail.socket.as_fd(), target, buffer)?;
+        let received = secure::receive(&mut rail.secure, rail.socket.as_fd(), target, buffer)?;
         Ok((received, asked))
     }
 

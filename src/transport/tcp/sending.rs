@@ -287,7 +287,7 @@ impl Peer {
                 true => self.stream.unsent(),
                 false => &[],
             };
-            if ordered.is_empty() && rail.chunk.is_none() {
+            if ordered.is_empty() && rail.chunk.is_none() && !rail.holds_sealed() {
                 self.rails[at].is_blocked = false;
                 return;
             }

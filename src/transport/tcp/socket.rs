@@ -42,15 +42,48 @@ pub fn listen(ip: IpAddr) -> Result<TcpListener> {
     Ok(listener)
 }
 
+/// Options of sockets that the kernel has refused: told once, for rails work without.
+#[derive(Debug, Default)]
+pub struct Refused {
+    found: Vec<(&'static str, Errno)>,
+    is_told: bool,
+}
+
+impl Refused {
+    fn note(&mut self, name: &'static str, outcome: rustix::io::Result<()>) {
+        self.found.extend(outcome.err().map(|error| (name, error)));
+    }
+
+    /// What there is to tell now.
+    pub fn take_text(&mut self) -> Option<String> {
+        let found = std::mem::take(&mut self.found);
+        if found.is_empty() || std::mem::replace(&mut self.is_told, true) {
+            return None;
+        }
+        let found = found
+            .iter()
+            .map(|(name, error)| format!("{name} ({error})"));
+        let found: Vec<String> = found.collect();
+        Some(format!(
+            "the kernel refuses options of connections, which work without: {}",
+            found.join(", ")
+        ))
+    }
+}
+
 /// Begins to connect; the socket becomes writable when that is over.
-pub fn dial(to: SocketAddr, timeout: Duration) -> rustix::io::Result<OwnedFd> {
+pub fn dial(
+    to: SocketAddr,
+    timeout: Duration,
+    refused: &mut Refused,
+) -> rustix::io::Result<OwnedFd> {
     let family = match to {
         SocketAddr::V4(_) => AddressFamily::INET,
         SocketAddr::V6(_) => AddressFamily::INET6,
     };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(family, SocketType::STREAM, flags, None)?;
-    prepare(socket.as_fd(), to.ip(), timeout);
+    prepare(socket.as_fd(), to.ip(), timeout, refused);
     match rustix::net::connect(&socket, &to) {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
         Err(error) => Err(error),
@@ -61,17 +94,27 @@ pub fn dial(to: SocketAddr, timeout: Duration) -> rustix::io::Result<OwnedFd> {
 /// Buffers are left to the kernel (net.ipv4.tcp_rmem, tcp_wmem), which lets them grow with the path; with 4 MiB each, 1 MiB
 /// both ways over loopback took more than twice as long, because what was on its way had left the caches. Every option is
 /// a wish: a rail works without.
-pub fn prepare(socket: BorrowedFd<'_>, peer: IpAddr, timeout: Duration) {
+pub fn prepare(socket: BorrowedFd<'_>, peer: IpAddr, timeout: Duration, refused: &mut Refused) {
     if peer.is_loopback() {
         // Nothing is congested there, and whoever paces its packets (bbr) waits for timers.
-        let _ = sockopt::set_tcp_congestion(socket, "reno");
+        let congestion = sockopt::set_tcp_congestion(socket, "reno");
+        refused.note("TCP_CONGESTION=reno", congestion);
     }
-    let _ = sockopt::set_tcp_nodelay(socket, true);
-    let _ = sockopt::set_socket_keepalive(socket, true);
-    let _ = sockopt::set_tcp_keepidle(socket, KEEPALIVE_IDLE);
-    let _ = sockopt::set_tcp_keepintvl(socket, KEEPALIVE_EVERY);
-    let _ = sockopt::set_tcp_keepcnt(socket, KEEPALIVE_LOOKS);
-    let _ = sockopt::set_tcp_user_timeout(socket, timeout.as_millis().min(1 << 30) as u32);
+    let silence_ms = timeout.as_millis().min(1 << 30) as u32;
+    let keepidle = sockopt::set_tcp_keepidle(socket, KEEPALIVE_IDLE);
+    let keepintvl = sockopt::set_tcp_keepintvl(socket, KEEPALIVE_EVERY);
+    let keepcnt = sockopt::set_tcp_keepcnt(socket, KEEPALIVE_LOOKS);
+    let user_timeout = sockopt::set_tcp_user_timeout(socket, silence_ms);
+    for (name, outcome) in [
+        ("TCP_NODELAY", sockopt::set_tcp_nodelay(socket, true)),
+        ("SO_KEEPALIVE", sockopt::set_socket_keepalive(socket, true)),
+        ("TCP_KEEPIDLE", keepidle),
+        ("TCP_KEEPINTVL", keepintvl),
+        ("TCP_KEEPCNT", keepcnt),
+        ("TCP_USER_TIMEOUT", user_timeout),
+    ] {
+        refused.note(name, outcome);
+    }
 }
 
 /// Sends these bytes, one after the other, as far as there is room.
@@ -152,10 +195,15 @@ pub fn receive_plain(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> rustix::io::R
     recv(socket, buffer, RecvFlags::DONTWAIT).map(|(received, _)| received)
 }
 
+/// Sends as much of this as there is room for.
+pub fn send_some(socket: BorrowedFd<'_>, bytes: &[u8]) -> rustix::io::Result<usize> {
+    let flags = rustix::net::SendFlags::NOSIGNAL | rustix::net::SendFlags::DONTWAIT;
+    send(socket, bytes, flags)
+}
+
 /// Sends a short message whole, or not at all.
 pub fn send_whole(socket: BorrowedFd<'_>, bytes: &[u8]) -> rustix::io::Result<()> {
-    let flags = rustix::net::SendFlags::NOSIGNAL | rustix::net::SendFlags::DONTWAIT;
-    match send(socket, bytes, flags)? {
+    match send_some(socket, bytes)? {
         sent if sent == bytes.len() => Ok(()),
         _ => Err(Errno::NOBUFS),
     }
@@ -174,4 +222,34 @@ fn checked(result: isize) -> rustix::io::Result<usize> {
         let error = std::io::Error::last_os_error();
         Errno::from_io_error(&error).unwrap_or(Errno::IO)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_that_the_kernel_refuses_are_told_once_by_name() {
+        let mut refused = Refused::default();
+        let place = IpAddr::from([127, 0, 0, 1]);
+        let tcp = TcpListener::bind((place, 0)).unwrap();
+        prepare(tcp.as_fd(), place, Duration::from_secs(20), &mut refused);
+        // A kernel may have no reno.
+        let text = refused.take_text().unwrap_or_default();
+        assert!(!text.contains("TCP_NODELAY"), "{text}");
+        let mut refused = Refused::default();
+        assert_eq!(refused.take_text(), None);
+        let other = std::net::UdpSocket::bind((place, 0)).unwrap();
+        prepare(other.as_fd(), place, Duration::from_secs(20), &mut refused);
+        let text = refused.take_text().unwrap();
+        let named = [
+            "TCP_CONGESTION=reno (",
+            "TCP_NODELAY (",
+            "TCP_USER_TIMEOUT (",
+        ];
+        assert!(named.iter().all(|name| text.contains(name)), "{text}");
+        assert!(!text.contains("SO_KEEPALIVE"), "{text}");
+        prepare(other.as_fd(), place, Duration::from_secs(20), &mut refused);
+        assert_eq!(refused.take_text(), None);
+    }
 }

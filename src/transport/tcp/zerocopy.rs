@@ -50,6 +50,14 @@ impl Zerocopy {
         }
     }
 
+    /// Never.
+    pub fn off() -> Zerocopy {
+        Zerocopy {
+            is_on: false,
+            pending: 0,
+        }
+    }
+
     /// Whether so many bytes go without a copy.
     #[inline]
     pub fn is_for(&self, bytes: usize) -> bool {

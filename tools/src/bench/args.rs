@@ -1,6 +1,7 @@
 //! The command line of `bench`: what clap can check alone. What depends on several arguments is in `plan.rs`.
 
 use crate::binding::Bind;
+use crate::flags::ConnectionArgs;
 use crate::settings::{parse_positive, parse_size};
 use clap::{Args, ValueEnum};
 use linerate::{Collective, DataType, ReduceOp};
@@ -59,6 +60,9 @@ pub struct SweepArgs {
     #[arg(long, value_name = "NAME")]
     pub transport: Option<String>,
 
+    #[command(flatten)]
+    pub connections: ConnectionArgs,
+
     /// Algorithm by name; default LINERATE_ALGO, else what the library chooses
     #[arg(long, value_name = "NAME")]
     pub algo: Option<String>,
@@ -79,10 +83,6 @@ pub struct SweepArgs {
 /// Arguments of `linerate bench`.
 #[derive(Args, Clone, Debug)]
 #[command(allow_negative_numbers = true)]
-#[command(mut_arg("transport", |arg| arg.help(
-    "auto or shm; sim models a network in virtual time, in one process, up to 1024 ranks (with --check 0 buffers take no \
-     memory). verbs[:device] and ofi[:provider] are not part of this build. Default LINERATE_TRANSPORT, else auto"
-)))]
 pub struct BenchArgs {
     /// allreduce, reduce-scatter, all-gather, all-gatherv, broadcast, reduce, gather, scatter, all-to-all, all-to-allv,
     /// barrier or sendrecv

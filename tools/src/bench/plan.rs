@@ -4,6 +4,7 @@
 use super::args::{BenchArgs, Memory, Operators, Placements};
 use super::layout::{self, Placement};
 use super::{sweep, values};
+use crate::flags::with_flags;
 use crate::settings;
 use linerate::{Collective, Config, DataType, ReduceOp, collective, limits};
 use std::path::PathBuf;
@@ -88,15 +89,12 @@ pub struct Plan {
 /// What the arguments ask for, or what is wrong with them.
 pub fn build_plan(args: &BenchArgs, facts: Facts) -> Result<Plan, String> {
     let ranks = settings::check_ranks(args.sweep.ranks, facts.launched_ranks)?;
-    let mut config = facts.config;
-    if let Some(name) = &args.sweep.transport {
-        settings::check_transport("--transport", name)?;
-        config.transport = name.clone();
-    }
-    if let Some(text) = &args.sweep.timeout {
-        config.timeout =
-            linerate::config::parse_timeout("--timeout", text).map_err(|e| e.to_string())?;
-    }
+    let mut config = with_flags(
+        facts.config,
+        args.sweep.transport.as_deref(),
+        args.sweep.timeout.as_deref(),
+        &args.sweep.connections,
+    )?;
     if args.collective.is_rooted() && args.sweep.root >= ranks {
         return Err(format!(
             "--root is {}: with {ranks} ranks it is 0 to {}",

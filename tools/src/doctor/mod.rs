@@ -8,7 +8,6 @@
 
 mod finding;
 mod host;
-mod netlink;
 mod network;
 mod peers;
 mod serve;

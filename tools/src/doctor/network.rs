@@ -1,8 +1,8 @@
 //! Interfaces of this host and the routes over them. Pure where it judges.
 
 use super::finding::Finding;
-use super::netlink::{self, Link};
 use crate::system;
+use linerate::bootstrap::{NetworkLink, network_links};
 use std::net::Ipv4Addr;
 use std::path::Path;
 
@@ -30,11 +30,11 @@ pub struct Interface {
 
 /// All of them.
 pub fn interfaces() -> Result<Vec<Interface>, String> {
-    let links = netlink::links()?.into_iter();
+    let links = network_links().map_err(|e| e.to_string())?.into_iter();
     Ok(links.map(interface).collect())
 }
 
-fn interface(link: Link) -> Interface {
+fn interface(link: NetworkLink) -> Interface {
     let folder = Path::new("/sys/class/net").join(&link.name);
     let number = |name| system::read(folder.join(name))?.parse::<i64>().ok();
     // That folder may be of an interface in another namespace.

@@ -10,8 +10,8 @@ mod heat;
 mod matrix;
 mod rank;
 
-use crate::binding::Bind;
-use crate::settings::{self, FAILED, USAGE, parse_positive, parse_size};
+use crate::flags::PairArgs;
+use crate::settings::{self, FAILED, USAGE, parse_size};
 use crate::{launch, output};
 use clap::Args;
 use linerate::{Config, Error};
@@ -52,29 +52,8 @@ pub struct MeshArgs {
     #[arg(long, value_name = "FILE|-")]
     pub svg: Option<PathBuf>,
 
-    /// auto, shm or tcp. Default LINERATE_TRANSPORT, else auto
-    #[arg(long, value_name = "NAME")]
-    pub transport: Option<String>,
-
-    /// cores: each rank gets its own share of the cores; none: the kernel places them
-    #[arg(long, value_enum, default_value_t = Bind::Cores)]
-    pub bind: Bind,
-
-    /// How long an operation may stand still before it fails; default LINERATE_TIMEOUT, else 60
-    #[arg(long, value_name = "SECONDS")]
-    pub timeout: Option<String>,
-
-    /// Write the results as one JSON document; with `-` to stdout, and what is for people to stderr
-    #[arg(long, value_name = "FILE|-")]
-    pub json: Option<PathBuf>,
-
-    /// Fail if the bandwidth of any pair is below this
-    #[arg(long, value_name = "GB/s", value_parser = parse_positive)]
-    pub min_bw: Option<f64>,
-
-    /// Fail if the 99th percentile of any pair's latency is above this
-    #[arg(long, value_name = "US", value_parser = parse_positive)]
-    pub max_p99: Option<f64>,
+    #[command(flatten)]
+    pub pair: PairArgs,
 }
 
 /// Checks the arguments, then spawns the ranks or is one.
@@ -93,7 +72,7 @@ pub fn run(args: &MeshArgs) -> ExitCode {
         return ExitCode::from(FAILED);
     }
     if settings::launched_rank().is_none() {
-        return ExitCode::from(launch::spawn_self(ranks, args.bind));
+        return ExitCode::from(launch::spawn_self(ranks, args.pair.bind));
     }
     match rank::run(args, config) {
         Ok(Ok(())) => ExitCode::SUCCESS,
@@ -115,17 +94,9 @@ pub fn run(args: &MeshArgs) -> ExitCode {
 }
 
 fn check(args: &MeshArgs) -> Result<(u32, Config), String> {
-    let mut config = settings::from_environment()?;
-    if let Some(name) = &args.transport {
-        settings::check_transport("--transport", name)?;
-        config.transport = name.clone();
-    }
+    let config = args.pair.config()?;
     if config.transport == "sim" {
         return Err("mesh measures this machine; --transport sim is for bench".into());
-    }
-    if let Some(text) = &args.timeout {
-        config.timeout =
-            linerate::config::parse_timeout("--timeout", text).map_err(|e| e.to_string())?;
     }
     let launched = settings::launched_ranks()?;
     let asked = args.ranks.or(launched.is_none().then_some(4));
@@ -143,14 +114,14 @@ fn check(args: &MeshArgs) -> Result<(u32, Config), String> {
     if args.slow.is_nan() || args.slow <= 1.0 {
         return Err(format!("--slow is {}: a factor above 1", args.slow));
     }
-    let targets = [("--json", &args.json), ("--svg", &args.svg)];
+    let targets = [("--json", &args.pair.json), ("--svg", &args.svg)];
     for (flag, target) in targets {
         if let Some(target) = target {
             output::check_target(flag, target)?;
         }
     }
     let is_stdout = |target: &Option<PathBuf>| target.as_deref().is_some_and(output::is_stdout);
-    if is_stdout(&args.json) && is_stdout(&args.svg) {
+    if is_stdout(&args.pair.json) && is_stdout(&args.svg) {
         return Err("--json and --svg cannot both be -: standard output holds one document".into());
     }
     settings::check_memory(

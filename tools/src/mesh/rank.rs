@@ -144,12 +144,12 @@ impl Post<'_> {
 fn report(args: &MeshArgs, transport: &str, mesh: &Mesh) -> std::result::Result<(), Vec<String>> {
     let thresholds = Thresholds {
         slow: args.slow,
-        min_bw: args.min_bw,
-        max_p99: args.max_p99,
+        min_bw: args.pair.min_bw,
+        max_p99: args.pair.max_p99,
     };
     let text = mesh.describe(transport, args.size, &thresholds);
     let mut failures = mesh.shortcomings(&thresholds);
-    let has_stdout = [&args.json, &args.svg]
+    let has_stdout = [&args.pair.json, &args.svg]
         .into_iter()
         .any(|target| target.as_deref().is_some_and(output::is_stdout));
     if has_stdout {
@@ -157,7 +157,7 @@ fn report(args: &MeshArgs, transport: &str, mesh: &Mesh) -> std::result::Result<
     } else {
         failures.extend(output::print_text(&text).err());
     }
-    if let Some(target) = &args.json {
+    if let Some(target) = &args.pair.json {
         let document = mesh.document(transport, args.size, &thresholds);
         let json = serde_json::to_string_pretty(&document).map_err(|e| vec![e.to_string()])?;
         failures.extend(output::write_document("--json", target, &json).err());

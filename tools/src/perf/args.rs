@@ -1,10 +1,10 @@
 //! The command line of `perf`, and what of it both sides have to agree on ([`Options`]). Letters are perftest's.
 
-use crate::binding::Bind;
-use crate::settings::{parse_positive, parse_size};
+use crate::flags::PairArgs;
+use crate::settings::parse_size;
 use clap::{Args, ValueEnum};
+use linerate::Config;
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
 
 /// Where perftest's servers listen, too.
 const PORT_DEFAULT: u16 = 18515;
@@ -84,6 +84,13 @@ impl Test {
 
 /// Arguments of `linerate perf`. Short ones mean what they mean in perftest.
 #[derive(Args, Clone, Debug)]
+#[command(mut_arg("transport", |arg| arg.help(
+    "auto, shm or tcp; auto is shm where both sides are on one host and --tls is not said. Default LINERATE_TRANSPORT, else auto"
+)))]
+#[command(mut_arg("bind", |arg| arg.help(
+    "With --local: cores gives each side its own share of the cores, none leaves them to the kernel"
+)))]
+#[command(mut_arg("min_bw", |arg| arg.help("Fail if the best average bandwidth of all sizes is below this")))]
 pub struct PerfArgs {
     /// What is measured
     #[arg(value_enum, value_name = "TEST")]
@@ -151,33 +158,8 @@ pub struct PerfArgs {
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
 
-    /// auto, shm or tcp; auto is shm where both sides are on one host. Default LINERATE_TRANSPORT, else auto
-    #[arg(long, value_name = "NAME")]
-    pub transport: Option<String>,
-
-    /// Serve other hosts although nothing proves who they are
-    #[arg(long)]
-    pub insecure: bool,
-
-    /// With --local: cores gives each side its own share of the cores, none leaves them to the kernel
-    #[arg(long, value_enum, default_value_t = Bind::Cores)]
-    pub bind: Bind,
-
-    /// How long nothing may move; default LINERATE_TIMEOUT, else 60
-    #[arg(long, value_name = "SECONDS")]
-    pub timeout: Option<String>,
-
-    /// Write the results as one JSON document; with `-` to stdout, and what is for people to stderr
-    #[arg(long, value_name = "FILE|-")]
-    pub json: Option<PathBuf>,
-
-    /// Fail if the best average bandwidth of all sizes is below this
-    #[arg(long, value_name = "GB/s", value_parser = parse_positive)]
-    pub min_bw: Option<f64>,
-
-    /// Fail if the 99th percentile of any size is above this
-    #[arg(long, value_name = "US", value_parser = parse_positive)]
-    pub max_p99: Option<f64>,
+    #[command(flatten)]
+    pub pair: PairArgs,
 }
 
 /// What both sides do. The client's, checked by the server.
@@ -206,11 +188,15 @@ pub struct Options {
     pub seed: u64,
     /// By name.
     pub transport: String,
+    /// Connections are encrypted.
+    pub tls: bool,
+    /// Frames are checked.
+    pub crc: bool,
 }
 
 impl Options {
     /// What the arguments say, and defaults where they say nothing.
-    pub fn new(args: &PerfArgs, transport: &str) -> Result<Options, String> {
+    pub fn new(args: &PerfArgs, config: &Config) -> Result<Options, String> {
         let is_latency = args.test.is_latency();
         if let (true, Some((name, _))) = (is_latency, bandwidth_only(args).first()) {
             return Err(format!(
@@ -218,7 +204,7 @@ impl Options {
                 args.test.name()
             ));
         }
-        if !is_latency && args.max_p99.is_some() {
+        if !is_latency && args.pair.max_p99.is_some() {
             return Err("--max-p99 is for latency: write_lat, read_lat and send_lat".into());
         }
         let usual = if is_latency {
@@ -239,7 +225,9 @@ impl Options {
             check: args.check == 1,
             rotate: !args.no_rotate,
             seed: args.seed.unwrap_or(1),
-            transport: transport.into(),
+            transport: config.transport.clone(),
+            tls: config.tcp.has_tls,
+            crc: config.tcp.has_crc,
         };
         options.check()?;
         Ok(options)
@@ -269,7 +257,7 @@ impl Options {
     }
 
     /// By the names of the flags.
-    fn named(&self) -> [(&'static str, String); 11] {
+    fn named(&self) -> [(&'static str, String); 13] {
         let or = |value: Option<u64>, none: &str| value.map_or(none.into(), |v| v.to_string());
         [
             ("the test", self.test.name().into()),
@@ -283,12 +271,14 @@ impl Options {
             ("--no-rotate", (!self.rotate).to_string()),
             ("--seed", self.seed.to_string()),
             ("--transport", self.transport.clone()),
+            ("--integrity", integrity(self.crc).into()),
+            (TLS, on(self.tls).into()),
         ]
     }
 
     /// What of the server's arguments contradicts the client's options, by name. What the server was not told it takes
-    /// from the client. `transport`: if one was named, by a flag or the environment.
-    pub fn mismatch(&self, server: &PerfArgs, transport: Option<&str>) -> Option<String> {
+    /// from the client, but for TLS, which is on both sides or on none. `config`: of the server, flags and environment.
+    pub fn mismatch(&self, server: &PerfArgs, config: &Config) -> Option<String> {
         let flag = |is_given: bool| is_given.then(|| "true".to_string());
         let number = |value: Option<u64>| value.map(|v| v.to_string());
         let size = match server.all {
@@ -307,20 +297,38 @@ impl Options {
             (server.check == 0).then(|| "0".into()),
             flag(server.no_rotate),
             number(server.seed),
-            transport.filter(|name| *name != "auto").map(String::from),
+            Some(config.transport.clone()).filter(|name| name != "auto"),
+            (server.pair.connections.integrity.is_some() || config.tcp.has_crc)
+                .then(|| integrity(config.tcp.has_crc).into()),
+            Some(on(config.tcp.has_tls).into()),
         ];
         let pairs = given.into_iter().zip(self.named());
         let mut differing = pairs.filter_map(|(given, (name, clients))| {
             let given = given.filter(|g| *g != clients)?;
             let is_open = name == "--transport" && clients == "auto";
+            let advice = match name {
+                TLS => "give it to both, or to none",
+                _ => "give both the same, or leave it away on the server",
+            };
             (!is_open).then(|| {
                 format!(
-                    "{name}: the server was started with {given}, the client with {clients}; give both the same, or leave it away on the server"
+                    "{name}: the server was started with {given}, the client with {clients}; {advice}"
                 )
             })
         });
         differing.next()
     }
+}
+
+/// Flag and variable.
+const TLS: &str = "--tls (LINERATE_TLS)";
+
+fn on(is_on: bool) -> &'static str {
+    if is_on { "on" } else { "off" }
+}
+
+fn integrity(has_crc: bool) -> &'static str {
+    if has_crc { "crc" } else { "off" }
 }
 
 /// Given arguments that have no meaning for latency.
@@ -329,7 +337,7 @@ fn bandwidth_only(args: &PerfArgs) -> Vec<(&'static str, bool)> {
         ("--bidirectional", args.bidirectional),
         ("--tx-depth", args.depth.is_some()),
         ("--qp", args.streams.is_some()),
-        ("--min-bw", args.min_bw.is_some()),
+        ("--min-bw", args.pair.min_bw.is_some()),
         ("--report_gbits", args.report_gbits),
     ];
     all.into_iter().filter(|(_, is_given)| *is_given).collect()
@@ -354,7 +362,16 @@ pub mod tests {
     }
 
     pub fn options(line: &str) -> Result<Options, String> {
-        Options::new(&parse(line)?, "auto")
+        let args = parse(line)?;
+        Options::new(&args, &config_of(&args))
+    }
+
+    /// What the flags make of no environment at all.
+    fn config_of(args: &PerfArgs) -> Config {
+        let mut config = Config::default();
+        args.pair.connections.apply(&mut config);
+        config.transport = args.pair.transport.clone().unwrap_or(config.transport);
+        config
     }
 
     #[test]
@@ -404,7 +421,11 @@ pub mod tests {
     #[test]
     fn a_server_takes_what_it_was_not_told_and_refuses_the_rest_by_name() {
         let client = options("write_bw -s 1K -n 100 -q 2 -b").unwrap();
-        let mismatch = |line: &str| client.mismatch(&parse(line).unwrap(), None);
+        let refusal = |client: &Options, line: &str| {
+            let args = parse(line).unwrap();
+            client.mismatch(&args, &config_of(&args))
+        };
+        let mismatch = |line: &str| refusal(&client, line);
         assert_eq!(mismatch("write_bw"), None);
         assert_eq!(mismatch("write_bw -s 1024 -n 100 -q 2 -b"), None);
         for (line, name) in [
@@ -418,12 +439,14 @@ pub mod tests {
             ("write_bw --check 0", "--check"),
             ("write_bw --no-rotate", "--no-rotate"),
             ("write_bw --seed 2", "--seed"),
+            ("write_bw --integrity crc", "--integrity"),
+            ("write_bw --tls", "--tls"),
         ] {
             let text = mismatch(line).unwrap();
             assert!(text.starts_with(name), "{line}: {text}");
         }
         let text = options("write_bw").unwrap();
-        let text = text.mismatch(&parse("write_bw -b").unwrap(), None).unwrap();
+        let text = refusal(&text, "write_bw -b").unwrap();
         assert!(
             text.contains("--bidirectional: the server was started with true"),
             "{text}"
@@ -432,10 +455,16 @@ pub mod tests {
             transport: "shm".into(),
             ..client
         };
-        let text = shm
-            .mismatch(&parse("write_bw").unwrap(), Some("tcp"))
-            .unwrap();
+        let text = refusal(&shm, "write_bw --transport tcp").unwrap();
         assert!(text.contains("with tcp, the client with shm"), "{text}");
+        // Checks are taken from the client, and encryption is not.
+        let strict = options("write_bw --integrity crc --tls").unwrap();
+        assert_eq!(refusal(&strict, "write_bw --tls"), None);
+        let text = refusal(&strict, "write_bw --tls --integrity off").unwrap();
+        assert!(text.contains("with off, the client with crc"), "{text}");
+        let text = refusal(&strict, "write_bw").unwrap();
+        let named = ["--tls (LINERATE_TLS)", "with off", "client with on", "none"];
+        assert!(named.iter().all(|name| text.contains(name)), "{text}");
     }
 
     #[test]

@@ -58,7 +58,7 @@ enum Role {
 /// Is one side, or starts both.
 pub fn run(args: &PerfArgs) -> ExitCode {
     let outcome = check(args).and_then(|plan| match role(args)? {
-        None => Ok(launch::spawn_self(2, args.bind)),
+        None => Ok(launch::spawn_self(2, args.pair.bind)),
         Some(Role::Server { port, is_quiet }) => serve(args, &plan, port, is_quiet).map(|()| 0),
         Some(Role::Client { host, port }) => ask(args, &plan, &host, port).map(|()| 0),
     });
@@ -82,8 +82,8 @@ pub fn run(args: &PerfArgs) -> ExitCode {
 /// Finds what is wrong before anybody waits for anybody.
 fn check(args: &PerfArgs) -> Result<Plan, Failure> {
     let plan = Plan::new(args).map_err(Failure::Usage)?;
-    Options::new(args, &plan.config.transport).map_err(Failure::Usage)?;
-    if let Some(target) = &args.json {
+    Options::new(args, &plan.config).map_err(Failure::Usage)?;
+    if let Some(target) = &args.pair.json {
         output::check_target("--json", target).map_err(Failure::Usage)?;
     }
     match settings::unavailable_reason(&plan.config.transport) {
@@ -174,9 +174,8 @@ fn refusal(args: &PerfArgs, plan: &Plan, version: &str, options: &Options) -> Op
             "version: the server is linerate {own}, the client {version}; both have to be the same"
         ));
     }
-    let named = Some(plan.config.transport.as_str());
     let impossible = options.check().err();
-    impossible.or_else(|| options.mismatch(args, named))
+    impossible.or_else(|| options.mismatch(args, &plan.config))
 }
 
 /// The transport that joins both hosts, if the client's wish and the server's can both be met.
@@ -187,7 +186,7 @@ fn transport_for(plan: &Plan, options: &Options, host: &str) -> Result<String, S
         name => name,
     };
     let name = match wanted {
-        "auto" if own_host == host => "shm",
+        "auto" if own_host == host && !options.tls => "shm",
         "auto" => "tcp",
         name => name,
     };
@@ -202,7 +201,7 @@ fn transport_for(plan: &Plan, options: &Options, host: &str) -> Result<String, S
 
 /// The client.
 fn ask(args: &PerfArgs, plan: &Plan, host: &str, port: u16) -> Result<(), Failure> {
-    let options = Options::new(args, &plan.config.transport).map_err(Failure::Usage)?;
+    let options = Options::new(args, &plan.config).map_err(Failure::Usage)?;
     let patience = match args.local {
         true => LOCAL_PATIENCE,
         false => Duration::ZERO,
@@ -264,7 +263,13 @@ impl Report<'_> {
 
     /// To stdout; to stderr if the document has stdout for itself.
     fn print(&mut self, text: &str) -> Result<(), String> {
-        match self.args.json.as_deref().is_some_and(output::is_stdout) {
+        match self
+            .args
+            .pair
+            .json
+            .as_deref()
+            .is_some_and(output::is_stdout)
+        {
             _ if self.is_quiet => Ok(()),
             true => {
                 output::print_error(text.trim_end());
@@ -280,7 +285,7 @@ impl Report<'_> {
             return Ok(());
         }
         let mut failures = shortcomings(self.args, rows);
-        if let Some(target) = &self.args.json {
+        if let Some(target) = &self.args.pair.json {
             failures.extend(document.write(target).err());
         }
         match failures.is_empty() {
@@ -301,7 +306,7 @@ fn shortcomings(args: &PerfArgs, rows: &[Row]) -> Vec<String> {
             ));
         }
         let p99 = row.latency.map(|latency| latency.summary.p99);
-        if let (Some(p99), Some(most)) = (p99, args.max_p99)
+        if let (Some(p99), Some(most)) = (p99, args.pair.max_p99)
             && p99 > most
         {
             texts.push(format!(
@@ -314,7 +319,7 @@ fn shortcomings(args: &PerfArgs, rows: &[Row]) -> Vec<String> {
         .iter()
         .map(Row::gigabytes_per_second)
         .fold(0.0, f64::max);
-    if let Some(least) = args.min_bw.filter(|&least| best < least) {
+    if let Some(least) = args.pair.min_bw.filter(|&least| best < least) {
         texts.push(format!(
             "the best average bandwidth is {best:.3} GB/s, below --min-bw {least}"
         ));

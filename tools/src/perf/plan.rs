@@ -2,7 +2,6 @@
 
 use super::args::{Options, PerfArgs};
 use super::proof;
-use crate::settings;
 use crate::system;
 use linerate::Config;
 use linerate::wire::JobKey;
@@ -23,18 +22,17 @@ pub struct Plan {
 impl Plan {
     /// From the arguments and the environment. An error is one of usage.
     pub fn new(args: &PerfArgs) -> Result<Plan, String> {
-        let mut config = settings::from_environment()?;
-        if let Some(name) = &args.transport {
-            settings::check_transport("--transport", name)?;
-            config.transport = name.clone();
-        }
-        if let Some(text) = &args.timeout {
-            config.timeout = linerate::config::parse_timeout("--timeout", text)
-                .map_err(|error| error.to_string())?;
-        }
+        let mut config = args.pair.config()?;
         config.tcp.secret = linerate::bootstrap::read_secret(&config.job.secret)
             .map_err(|error| error.to_string())?;
-        config.tcp.is_insecure = config.job.is_insecure || args.insecure;
+        config.tcp.is_insecure = config.job.is_insecure;
+        config.tcp.is_debugging = config.debug;
+        if args.pair.connections.tls && config.transport == "shm" {
+            return Err(
+                "--tls encrypts connections, and --transport shm has none: leave one of them away"
+                    .into(),
+            );
+        }
         if config.transport == "sim" {
             return Err("perf measures this machine; --transport sim has no clock of its own: bench takes it".into());
         }

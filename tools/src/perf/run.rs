@@ -75,6 +75,8 @@ pub fn join<'a>(
             rails: options.streams.min(config::RAILS_MAX),
             // The one over which the other side has been reached.
             addresses: vec![control.local_ip()?],
+            has_tls: options.tls,
+            has_crc: options.crc,
             ..plan.config.tcp.clone()
         },
         ..plan.config.clone()

@@ -35,8 +35,9 @@ pub fn header(options: &Options, sides: &Sides, is_gbits: bool) -> String {
     let yes = |on: bool| if on { "ON" } else { "OFF" };
     let _ = writeln!(
         text,
-        " Transport: {}   TX depth: {}   Number of qps: {}   Rotation: {}   Check: {}",
+        " Transport: {}{}   TX depth: {}   Number of qps: {}   Rotation: {}   Check: {}",
         sides.transport,
+        over(options, sides.transport),
         options.depth,
         options.streams,
         yes(options.rotate),
@@ -51,6 +52,17 @@ pub fn header(options: &Options, sides: &Sides, is_gbits: bool) -> String {
     };
     let _ = writeln!(text, "{meaning}\n{LINE}\n{}", titles(options, is_gbits));
     text
+}
+
+/// What is done to connections.
+fn over(options: &Options, transport: &str) -> &'static str {
+    match (options.tls, options.crc) {
+        _ if transport != "tcp" => "",
+        (true, true) => " (TLS, CRC)",
+        (true, false) => " (TLS)",
+        (false, true) => " (CRC)",
+        (false, false) => "",
+    }
 }
 
 /// The titles of the columns.

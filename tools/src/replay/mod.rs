@@ -13,10 +13,10 @@ mod trace;
 
 use crate::bench::Memory;
 use crate::binding::Bind;
+use crate::flags::{ConnectionArgs, with_flags};
 use crate::settings::{self, FAILED, USAGE};
 use crate::{launch, output};
 use clap::{Args, ValueEnum};
-use linerate::config::parse_timeout;
 use linerate::{Config, FusionOptions};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -94,6 +94,8 @@ pub struct ReplayArgs {
     /// auto, shm or tcp; verbs[:device] and ofi[:provider] are not part of this build; default: LINERATE_TRANSPORT, else auto
     #[arg(long)]
     pub transport: Option<String>,
+    #[command(flatten)]
+    pub connections: ConnectionArgs,
     /// One JSON document; with - nothing else goes to standard output
     #[arg(long, value_name = "FILE|-")]
     pub json: Option<PathBuf>,
@@ -101,8 +103,8 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "FILE")]
     pub trace_out: Option<PathBuf>,
     /// Seconds without progress after which an operation fails; default: LINERATE_TIMEOUT, else 60
-    #[arg(long, value_parser = timeout)]
-    pub timeout: Option<Duration>,
+    #[arg(long, value_name = "SECONDS")]
+    pub timeout: Option<String>,
     /// Seed of the gradients' values
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -170,14 +172,12 @@ fn prepare(args: &ReplayArgs) -> Result<Prepared, String> {
     let ranks = settings::check_ranks(args.ranks, settings::launched_ranks()?)?;
     let trace = Trace::load(&args.trace)?.scaled(args.scale);
     let options = args.fusion_options().map_err(|error| error.to_string())?;
-    let mut config = settings::from_environment()?;
-    if let Some(transport) = &args.transport {
-        settings::check_transport("--transport", transport)?;
-        config.transport = transport.clone();
-    }
-    if let Some(timeout) = args.timeout {
-        config.timeout = timeout;
-    }
+    let config = with_flags(
+        settings::from_environment()?,
+        args.transport.as_deref(),
+        args.timeout.as_deref(),
+        &args.connections,
+    )?;
     if args.plan_only && args.trace_out.is_some() {
         return Err("--trace-out needs times that were measured, and --plan-only measures nothing: leave one away".into());
     }
@@ -228,10 +228,6 @@ fn print_plan(args: &ReplayArgs, trace: &Trace, options: &FusionOptions) -> Resu
     };
     print::print_plan(args, trace, &plan)?;
     Ok(GOOD)
-}
-
-fn timeout(text: &str) -> Result<Duration, String> {
-    parse_timeout("--timeout", text).map_err(|error| error.to_string())
 }
 
 fn milliseconds(text: &str) -> Result<f64, String> {

@@ -1,0 +1,171 @@
+//! Flags that several commands take: those of connections ([`ConnectionArgs`]), and those of the commands that measure pairs
+//! of ranks ([`PairArgs`]).
+
+use crate::binding::Bind;
+use crate::settings::{self, parse_positive};
+use clap::{Args, ValueEnum};
+use linerate::Config;
+use std::ffi::OsStr;
+use std::path::PathBuf;
+
+/// How ranks of several hosts are connected, and over `--transport tcp` all. Each flag comes before its variable.
+#[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
+pub struct ConnectionArgs {
+    /// Encrypt every connection between ranks (TLS 1.3, with keys made from the job's secret); the same on all ranks. Default
+    /// LINERATE_TLS, else off
+    #[arg(long)]
+    pub tls: bool,
+
+    /// crc checks every frame of a connection; the same on all ranks. Default LINERATE_INTEGRITY, else off
+    #[arg(long, value_enum, value_name = "crc|off", hide_possible_values = true)]
+    pub integrity: Option<Integrity>,
+
+    /// Serve other hosts without a secret: whoever reaches a port may speak. Default LINERATE_INSECURE, else off
+    #[arg(long)]
+    pub insecure: bool,
+}
+
+/// How frames are checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Integrity {
+    /// A CRC32C of each.
+    Crc,
+    /// As TCP does.
+    Off,
+}
+
+impl ConnectionArgs {
+    /// Changes what the flags name.
+    pub fn apply(&self, config: &mut Config) {
+        config.tcp.has_tls |= self.tls;
+        if let Some(integrity) = self.integrity {
+            config.tcp.has_crc = integrity == Integrity::Crc;
+        }
+        config.job.is_insecure |= self.insecure;
+    }
+
+    /// The same as variables, for a program that is started.
+    pub fn variables(&self) -> Vec<(&'static str, &'static OsStr)> {
+        let integrity = self.integrity.map(|integrity| match integrity {
+            Integrity::Crc => "crc",
+            Integrity::Off => "off",
+        });
+        let all = [
+            ("LINERATE_TLS", self.tls.then_some("on")),
+            ("LINERATE_INTEGRITY", integrity),
+            ("LINERATE_INSECURE", self.insecure.then_some("1")),
+        ];
+        all.into_iter()
+            .filter_map(|(name, value)| Some((name, OsStr::new(value?))))
+            .collect()
+    }
+}
+
+/// What `perf` and `mesh` both take.
+#[derive(Args, Clone, Debug)]
+pub struct PairArgs {
+    /// auto, shm or tcp. Default LINERATE_TRANSPORT, else auto
+    #[arg(long, value_name = "NAME")]
+    pub transport: Option<String>,
+
+    #[command(flatten)]
+    pub connections: ConnectionArgs,
+
+    /// cores: each rank gets its own share of the cores; none: the kernel places them
+    #[arg(long, value_enum, default_value_t = Bind::Cores)]
+    pub bind: Bind,
+
+    /// How long an operation may stand still before it fails; default LINERATE_TIMEOUT, else 60
+    #[arg(long, value_name = "SECONDS")]
+    pub timeout: Option<String>,
+
+    /// Write the results as one JSON document; with `-` to stdout, and what is for people to stderr
+    #[arg(long, value_name = "FILE|-")]
+    pub json: Option<PathBuf>,
+
+    /// Fail if the bandwidth of any pair is below this
+    #[arg(long, value_name = "GB/s", value_parser = parse_positive)]
+    pub min_bw: Option<f64>,
+
+    /// Fail if the 99th percentile of any latency is above this
+    #[arg(long, value_name = "US", value_parser = parse_positive)]
+    pub max_p99: Option<f64>,
+}
+
+impl PairArgs {
+    /// The environment's settings as the flags change them. An error is one of usage.
+    pub fn config(&self) -> Result<Config, String> {
+        with_flags(
+            settings::from_environment()?,
+            self.transport.as_deref(),
+            self.timeout.as_deref(),
+            &self.connections,
+        )
+    }
+}
+
+/// Settings as these flags change them.
+pub fn with_flags(
+    mut config: Config,
+    transport: Option<&str>,
+    timeout: Option<&str>,
+    connections: &ConnectionArgs,
+) -> Result<Config, String> {
+    if let Some(name) = transport {
+        settings::check_transport("--transport", name)?;
+        config.transport = name.into();
+    }
+    if let Some(text) = timeout {
+        config.timeout = linerate::config::parse_timeout("--timeout", text)
+            .map_err(|error| error.to_string())?;
+    }
+    connections.apply(&mut config);
+    Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_come_before_what_the_environment_says_and_become_variables() {
+        let flags = ConnectionArgs {
+            tls: true,
+            integrity: Some(Integrity::Off),
+            insecure: false,
+        };
+        let mut config = Config::default();
+        config.tcp.has_crc = true;
+        config.job.is_insecure = true;
+        flags.apply(&mut config);
+        assert!(config.tcp.has_tls && !config.tcp.has_crc && config.job.is_insecure);
+        let lookup = |name: &str| {
+            let variables = flags.variables();
+            let found = variables.iter().find(|pair| pair.0 == name)?;
+            Some(found.1.to_str()?.to_string())
+        };
+        let told = Config::from_lookup(lookup).unwrap();
+        assert!(told.tcp.has_tls && !told.tcp.has_crc && !told.job.is_insecure);
+        let none = ConnectionArgs::default();
+        assert!(none.variables().is_empty());
+        none.apply(&mut config);
+        assert!(config.tcp.has_tls);
+    }
+
+    #[test]
+    fn a_flag_that_cannot_be_is_refused_by_name() {
+        let with = |transport, timeout| {
+            with_flags(
+                Config::default(),
+                transport,
+                timeout,
+                &ConnectionArgs::default(),
+            )
+        };
+        let text = with(Some("udp"), None).unwrap_err();
+        assert!(text.contains("--transport"), "{text}");
+        let text = with(None, Some("soon")).unwrap_err();
+        assert!(text.contains("--timeout"), "{text}");
+        assert_eq!(with(Some("tcp"), None).unwrap().transport, "tcp");
+    }
+}
