@@ -30,6 +30,7 @@ mod rail;
 mod receiving;
 mod sending;
 mod socket;
+mod staging;
 mod stream;
 mod zerocopy;
 
@@ -47,6 +48,7 @@ use doors::Stranger;
 use peer::{Counts, Loss, Peer, PeerState, Shared};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::net::Shutdown;
+use staging::Staging;
 use std::collections::{BTreeMap, VecDeque};
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
@@ -170,6 +172,7 @@ impl TcpTransport {
                 epoll: Arc::new(epoll),
                 void: vec![0; 64 * 1024],
                 spare: Vec::new(),
+                staging: Staging::default(),
                 now: Time::default(),
                 is_leaving: false,
                 counts: Counts::default(),
@@ -307,7 +310,10 @@ impl TcpTransport {
             let Some(&rank) = self.active.get(at) else {
                 return;
             };
-            if self.peers[rank as usize].has_output() {
+            // What is parked is in no socket, so that the kernel does not know of it.
+            if self.peers[rank as usize].rails.iter().any(|r| r.is_parked) {
+                self.poll_peer(rank);
+            } else if self.peers[rank as usize].has_output() {
                 self.pump(rank);
             }
         }
