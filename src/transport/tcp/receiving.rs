@@ -2,8 +2,8 @@
 
 use super::peer::{Fate, Loss, Outgoing, OutgoingKind, Peer, Shared};
 use super::rail::{Body, RX_BYTES, Rail};
-use super::sending::crc_of_view;
 use super::socket::{self, Target};
+use crate::kernel;
 use crate::memory::View;
 use crate::transport::Outcome;
 use crate::wire::{Frame, FrameHeader, HEADER_BYTES};
@@ -481,7 +481,9 @@ impl Peer {
                 (Some(staged), _) => {
                     check_crc(&body.header, crc32c::crc32c_append(crc, staged), self.rank)?;
                 }
-                (None, Some(view)) => check_crc(&body.header, crc_of_view(crc, view), self.rank)?,
+                (None, Some(view)) => {
+                    check_crc(&body.header, kernel::crc32c(crc, view), self.rank)?
+                }
                 (None, None) => {}
             }
         }
