@@ -8,8 +8,9 @@ const PART_BYTES: usize = 4096;
 
 /// Goes on with a CRC32C, as `crc32c::crc32c_append` does with a slice. A size-only view counts as zeros.
 ///
-/// Where the CPU multiplies vectors without carries (VPCLMULQDQ), 50 GB/s from a cache; elsewhere copied in parts for the
-/// instruction, 20 GB/s. With the latter a sum of every chunk made puts over loopback 1.3 times as slow.
+/// Where the CPU multiplies vectors without carries (VPCLMULQDQ), straight from the view; elsewhere copied in parts for the
+/// instruction, which takes 8 bytes a cycle. With the latter a sum of every chunk made puts over loopback 1.33 times as slow;
+/// folding takes 13 % of their time.
 pub fn crc32c(mut crc: u32, view: View) -> u32 {
     let mut at = 0;
     if let Some((folded, bytes)) = simd::fold_crc(!crc, view) {
