@@ -23,7 +23,7 @@ use std::time::Duration;
 pub struct Config {
     /// How long an operation may stand still before it fails. Default 60 s. `LINERATE_TIMEOUT`, seconds.
     pub timeout: Duration,
-    /// Bytes per chunk (*shared*). Default 256 KiB (over `tcp`, 1 MiB), 4 KiB to 64 MiB, a multiple of 64. Larger where a
+    /// Bytes per chunk (*shared*). Default 256 KiB (over `tcp`, 512 KiB), 4 KiB to 64 MiB, a multiple of 64. Larger where a
     /// message costs more than its bytes. `LINERATE_CHUNK_BYTES`.
     pub chunk_bytes: usize,
     /// Bytes of one window slot (*shared*), the unit in which memory that is not registered is staged.

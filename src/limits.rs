@@ -25,9 +25,10 @@ pub const WINDOW_BYTES_DEFAULT: usize = 256 * 1024;
 /// 10 GB/s, small enough that four in flight stay inside a second-level cache.
 pub const CHUNK_BYTES_DEFAULT: usize = 256 * 1024;
 
-/// The same over connections, where a chunk is under way until its acknowledgement has come: 16 MiB took 1.6 times as long
-/// with 256 KiB on a busy machine.
-pub const CHUNK_BYTES_TCP: usize = 1024 * 1024;
+/// The same over connections, where a chunk is under way until its acknowledgement has come, so that the chunks in flight
+/// are what a fast network holds: 2 MiB. Allreduces of 2 ranks over loopback take 4 % longer than with 384 KiB at 16 MiB,
+/// and at 1 MiB 2 % less than with 256 KiB.
+pub const CHUNK_BYTES_TCP: usize = 512 * 1024;
 
 /// Chunks of one send step that may be under way at once: one on the wire, one posted, two for jitter.
 pub const CHUNKS_IN_FLIGHT: u32 = 4;

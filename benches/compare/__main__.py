@@ -13,6 +13,7 @@ import time
 
 import choice
 import instructions
+import network
 import peers
 import rows
 import table
@@ -22,6 +23,8 @@ ROUNDS = 5
 ROUNDS_QUICK = 2
 # Programs that a machine may lack.
 OPTIONAL = ("mpirun", "allreduce_mpi", "roofline", "cacheline", "torch_python", "allreduce_gloo")
+OPTIONAL += ("iperf3", "iperf3_loopback", "two_hosts")
+ALWAYS = rows.ROWS + network.ROWS
 # Above this share of the cores in use by others the figures say little.
 LOAD_MAX = 0.3
 
@@ -97,7 +100,7 @@ def main():
     args = arguments()
     wanted = lambda name: not args.only or any(part in name for part in args.only)
     if args.list:
-        print("\n".join(row.name for row in rows.ROWS + rows.GLOO_ROWS if wanted(row.name)))
+        print("\n".join(row.name for row in ALWAYS + rows.GLOO_ROWS if wanted(row.name)))
         return 0
     tell = teller()
     about = machine()
@@ -112,7 +115,7 @@ def main():
     else:
         tools, skipped = peers.build(args.peers)
         tools["linerate"] = args.linerate
-        chosen = [row for row in rows.ROWS if wanted(row.name)]
+        chosen = [row for row in ALWAYS if wanted(row.name) and peers.is_there(row.ours, tools, OPTIONAL)]
         if "torch_python" in tools:
             chosen += [row for row in rows.GLOO_ROWS if wanted(row.name)]
         chosen = [peers.without_missing(row, tools, OPTIONAL) for row in chosen]

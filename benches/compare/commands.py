@@ -7,8 +7,9 @@ import json
 import os
 import re
 import subprocess
+import time
 from dataclasses import dataclass
-from typing import Callable
+from typing import Callable, Optional
 
 # A command that has not ended by then hangs: the longest one, 128 MiB over MPI on a busy machine, takes a minute.
 LIMIT_S = 300
@@ -30,13 +31,15 @@ class Command:
     """A program with its arguments, and the reader of what it prints."""
 
     argv: tuple
-    read: Callable
+    # What is printed as numbers; `None`: the time of the whole command is what counts.
+    read: Optional[Callable]
 
     def run(self, tools):
         """The numbers of one run. `tools` maps the names of programs to paths."""
         argv = [tools.get(word, word) for word in self.argv]
         # The settings of whoever calls must not change what is measured.
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("LINERATE_", "OMPI_MCA_"))}
+        began = time.monotonic()
         try:
             done = subprocess.run(
                 argv, capture_output=True, text=True, timeout=LIMIT_S, env=environment, stdin=subprocess.DEVNULL
@@ -49,6 +52,8 @@ class Command:
             lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
             reason = next((line for line in lines if "error" in line), lines[-1] if lines else "no output")
             raise Failed(f"exit code {done.returncode}: {' '.join(argv)}: {reason}")
+        if self.read is None:
+            return {"us": (time.monotonic() - began) * 1e6}
         try:
             return self.read(done.stdout)
         except (ValueError, KeyError, IndexError) as error:
@@ -62,6 +67,12 @@ def read_bench(text):
     if result["wrong"]:
         raise ValueError(f"{result['wrong']} wrong elements")
     return {"us": result["time_us"]["p50"], "algorithm": result["algorithm"]}
+
+
+def read_write_bw(text):
+    """The time of one put, of the bandwidth in 1e9 bytes a second."""
+    (result,) = json.loads(text)["results"]
+    return {"us": result["bytes"] / result["bw"] / 1e3}
 
 
 def read_replay(text):
@@ -92,12 +103,40 @@ def read_cacheline(text):
 OUT_OF_PLACE = ("all-gatherv", "all-to-allv", "sendrecv", "barrier")
 
 
-def bench(collective, ranks, size, memory="registered", transport="auto", more=()):
+def with_integrity(integrity, argv):
+    """A command with sums of what is sent, or without. (The settings of the caller do not reach it.)"""
+    return argv if integrity is None else ("env", f"LINERATE_INTEGRITY={integrity}", *argv)
+
+
+def bench(collective, ranks, size, memory="registered", transport="auto", more=(), integrity=None):
     """Our side: one size, in place where that exists, the same buffer every time, as MPI benchmarks do."""
     placement = "out-of-place" if collective in OUT_OF_PLACE else "in-place"
     argv = ("linerate", "bench", collective, "-b", str(size), "-e", str(size), "--ranks", str(ranks))
     argv += ("--memory", memory, "--transport", transport, "--placement", placement, "--no-rotate", "--json", "-")
-    return Command(argv + tuple(more), read_bench)
+    return Command(with_integrity(integrity, argv + tuple(more)), read_bench)
+
+
+def write_bw(size, streams, integrity=None):
+    """Puts over connections, from one buffer as iperf3 sends it."""
+    argv = ("linerate", "perf", "write_bw", "--local", "--transport", "tcp", "-s", str(size), "-q", str(streams))
+    argv += ("-D", "2", "--check", "0", "--no-rotate", "--json", "-")
+    return Command(with_integrity(integrity, argv), read_write_bw)
+
+
+def start(ranks, transport):
+    """Ranks that come, pass a barrier and go."""
+    argv = ("linerate", "bench", "barrier", "--ranks", str(ranks), "--transport", transport)
+    return Command(argv + ("-n", "1", "-w", "0", "-c", "0"), None)
+
+
+def iperf3(size, streams):
+    """iperf3's side, over the loopback interface."""
+    return Command(("python3", "iperf3_loopback", "iperf3", str(streams), str(size)), read_last_number)
+
+
+def two_hosts(algorithm, size):
+    """Ranks on two hosts with a slow link."""
+    return Command(("python3", "two_hosts", "linerate", algorithm, str(size)), read_last_number)
 
 
 def replay(model, ranks):

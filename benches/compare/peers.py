@@ -1,5 +1,6 @@
 """Builds the peers, and says why one is not there."""
 
+import os
 import pathlib
 import shutil
 import subprocess
@@ -35,6 +36,16 @@ def build(folder):
         tools["mpirun"] = launcher
     elif "allreduce_mpi" in tools:
         missing.append("mpirun.openmpi: not there (Debian: apt-get install openmpi-bin)")
+    program = first_found("iperf3")
+    if program:
+        tools.update(iperf3=program, iperf3_loopback=str(SOURCES / "iperf3.py"))
+    else:
+        missing.append("iperf3: not there (Debian: apt-get install iperf3)")
+    lack = what_hosts_lack()
+    if lack:
+        missing.append(f"two hosts: {lack}")
+    else:
+        tools["two_hosts"] = str(SOURCES / "two_hosts.py")
     if has_torch():
         tools.update(torch_python=TORCH_PYTHON, allreduce_gloo=str(SOURCES / "allreduce_gloo.py"))
     else:
@@ -46,6 +57,20 @@ def first_found(*names):
     return next((path for path in map(shutil.which, names) if path), None)
 
 
+def what_hosts_lack():
+    """Why network namespaces with slow links cannot be made here; empty if they can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if not (shutil.which("ip") and shutil.which("tc")):
+        return "no ip or tc (Debian: apt-get install iproute2)"
+    name = f"lr-speed-{os.getpid()}"
+    done = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    if done.returncode != 0:
+        return done.stderr.strip()
+    subprocess.run(["ip", "netns", "del", name], capture_output=True)
+    return ""
+
+
 def has_torch():
     try:
         done = subprocess.run([TORCH_PYTHON, "-c", "import torch.distributed"], capture_output=True, timeout=60)
@@ -54,11 +79,14 @@ def has_torch():
     return done.returncode == 0
 
 
-def without_missing(row, tools, names):
-    """The row without the sides whose programs are not there. `names` are the programs that can be missing."""
-    def is_there(side):
-        argv = getattr(side, "argv", ())
-        return all(word not in names or word in tools for word in argv)
+def is_there(side, tools, names):
+    """Whether one side of a row has its programs. `names` are the programs that can be missing."""
+    argv = getattr(side, "argv", ())
+    return all(word not in names or word in tools for word in argv)
 
-    kept = {side: getattr(row, side) if is_there(getattr(row, side)) else None for side in ("peer", "limit")}
+
+def without_missing(row, tools, names):
+    """The row without the sides whose programs are not there."""
+    sides = {side: getattr(row, side) for side in ("peer", "limit")}
+    kept = {name: side if is_there(side, tools, names) else None for name, side in sides.items()}
     return replace(row, **kept)

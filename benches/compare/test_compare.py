@@ -6,6 +6,7 @@ import unittest
 import choice
 import commands
 import instructions
+import network
 import peers
 import rows
 import table
@@ -75,6 +76,14 @@ class Reading(unittest.TestCase):
     def test_half_a_round_trip_is_the_limit(self):
         self.assertEqual(commands.read_cacheline("cacheline 280.0\n"), {"us": 0.14})
 
+    def test_a_bandwidth_becomes_the_time_of_one_put(self):
+        text = json.dumps({"results": [{"bytes": 1000000, "bw": 4.0}]})
+        self.assertEqual(commands.read_write_bw(text), {"us": 250.0})
+
+    def test_a_command_without_numbers_is_timed_as_a_whole(self):
+        self.assertGreater(Command(("true",), None).run({})["us"], 0)
+        self.assertRaises(Failed, Command(("false",), None).run, {})
+
     def test_output_that_is_none_is_a_failure_with_the_command(self):
         with self.assertRaisesRegex(Failed, "true: cannot read its output"):
             Command(("true",), commands.read_last_number).run({})
@@ -82,13 +91,19 @@ class Reading(unittest.TestCase):
 
 class Rows(unittest.TestCase):
     def test_names_are_different(self):
-        names = [one.name for one in rows.ROWS + rows.GLOO_ROWS]
+        names = [one.name for one in rows.ROWS + network.ROWS + rows.GLOO_ROWS]
         self.assertEqual(len(names), len(set(names)))
 
     def test_a_row_loses_the_sides_whose_programs_are_missing(self):
         one = peers.without_missing(rows.ROWS[0], {"cacheline": "/x"}, ("mpirun", "cacheline"))
         self.assertIsNone(one.peer)
         self.assertIsNotNone(one.limit)
+
+    def test_a_row_of_ours_that_needs_a_missing_program_is_left_out(self):
+        names = ("two_hosts",)
+        hosts = network.ROWS[-1]
+        self.assertFalse(peers.is_there(hosts.ours, {}, names))
+        self.assertTrue(peers.is_there(hosts.ours, {"two_hosts": "/x"}, names))
 
     def test_columns_are_aligned(self):
         lines = table.align([("a", "bb"), ("ccc", "d")])

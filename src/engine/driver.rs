@@ -71,8 +71,7 @@ impl Driver {
         round.begin(of, call, self.links.ranks, self.chunk_bytes);
         round.scratch = None;
         if call.prepared.uses_scratch {
-            let element = round.dtype.size_bytes();
-            let bytes = call.prepared.memory_bytes(&round.counts(), element).1;
+            let bytes = round.scratch_bytes();
             let transport = self.links.transport.as_mut();
             round.scratch = Some(self.pool.lend(bytes as usize, transport)?);
         }

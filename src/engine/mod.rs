@@ -25,6 +25,7 @@ mod control_tests;
 mod crew;
 mod driver;
 mod fault;
+mod fold;
 mod links;
 mod members;
 mod plan;

@@ -1,5 +1,6 @@
 //! [`Prepared`]: a schedule with everything about it that does not change from run to run.
 
+use super::fold::{Fold, folds_of};
 use super::plan::Plan;
 use crate::limits::CACHE_LINE_BYTES;
 use crate::schedule::{Action, Buffer, Count, Join, Schedule, Step, Trigger};
@@ -24,6 +25,8 @@ pub struct Prepared {
     pub uses_windows: bool,
     /// Whether it has scratch buffers.
     pub uses_scratch: bool,
+    /// Scratch buffers that long messages go through a few chunks at a time.
+    pub folds: Vec<Fold>,
     /// Whether its steps may run in the order in which they were appended, each to its end: no messages, which
     /// overlap with others chunk by chunk, and nothing that starts out of order.
     pub is_straight: bool,
@@ -45,6 +48,7 @@ impl Prepared {
                 .iter()
                 .any(|b| matches!(b, Buffer::Scratch(_))),
             is_straight: !schedule.persistent && schedule.steps.iter().all(is_straight),
+            folds: folds_of(&schedule),
             reaches_buffers,
             arrivals: schedule
                 .steps
@@ -60,19 +64,14 @@ impl Prepared {
         self.uses_windows || self.uses_scratch
     }
 
-    /// Bytes of window memory, and of scratch memory, that a round of this count needs.
-    pub fn memory_bytes(&self, count: &Count<'_>, element_bytes: usize) -> (u64, u64) {
-        let (mut window, mut scratch) = (0, 0);
-        for buffer in &self.schedule.buffers {
-            match buffer {
-                Buffer::Window(extent) => window += padded(extent.length_max(count), element_bytes),
-                Buffer::Scratch(extent) => {
-                    scratch += padded(extent.length_max(count), element_bytes)
-                }
-                Buffer::Input | Buffer::Output | Buffer::Caller(_) => {}
-            }
-        }
-        (window, scratch)
+    /// Bytes of window memory that a round of this count needs.
+    pub fn window_bytes(&self, count: &Count<'_>, element_bytes: usize) -> u64 {
+        let buffers = self.schedule.buffers.iter();
+        let bytes = buffers.map(|buffer| match buffer {
+            Buffer::Window(extent) => padded(extent.length_max(count), element_bytes),
+            _ => 0,
+        });
+        bytes.sum()
     }
 }
 

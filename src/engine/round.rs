@@ -1,6 +1,7 @@
 //! [`Round`]: one execution of a schedule, bound to a count, a type and memory.
 
 use super::bound::BoundSteps;
+use super::fold::{FOLD_CHUNKS, Fold};
 use super::pool::Lent;
 use super::prepared::{Prepared, padded};
 use super::progress::Progress;
@@ -8,7 +9,7 @@ use super::signature::Signature;
 use super::tag::RoundToken;
 use super::tasks::{Arguments, signature_of};
 use crate::memory::View;
-use crate::schedule::{Buffer, BufferId, Count, Range, SlotId, StepId};
+use crate::schedule::{Buffer, BufferId, Count, Extent, Range, SlotId, StepId};
 use crate::types::{DataType, Rank, ReduceOp};
 use std::sync::Arc;
 
@@ -99,6 +100,10 @@ pub struct Round {
     pub dtype: DataType,
     pub op: ReduceOp,
     pub segment: Segment,
+    /// Per buffer: the elements that it goes around in, 0 if it does not. Empty where none does.
+    folded: Vec<u64>,
+    /// Elements lie in buffers as they are numbered.
+    is_plain: bool,
     /// Per buffer: the caller's whole view, or the buffer's memory.
     pub buffers: Vec<View>,
     /// Per buffer: its place in a window slot.
@@ -143,6 +148,8 @@ impl Round {
             dtype: DataType::U8,
             op: ReduceOp::Sum,
             segment: Segment::default(),
+            folded: Vec::new(),
+            is_plain: false,
             buffers: Vec::new(),
             window_offsets: Vec::new(),
             bound: BoundSteps::default(),
@@ -242,15 +249,19 @@ impl Round {
     /// Where an element lies in its buffer, and how many of the wanted ones follow it there.
     #[inline(always)]
     pub fn position_of(&self, buffer: BufferId, start: u64, want: u64) -> (u64, u64) {
-        match self.segment.part_elements == self.count {
+        match self.is_plain {
             true => (start, want),
             false => self.place_of(buffer, start, want),
         }
     }
 
-    /// The same, of a segment.
+    /// The same, of a segment, or of a buffer that goes around.
     #[inline(never)]
     fn place_of(&self, buffer: BufferId, start: u64, want: u64) -> (u64, u64) {
+        if let Some(around @ 1..) = self.folded.get(buffer.0 as usize).copied() {
+            let position = start % around;
+            return (position, want.min(around - position));
+        }
         if !self.is_callers(buffer) {
             return (start, want);
         }
@@ -322,6 +333,66 @@ impl Round {
             let (count, slots) = (self.count, &self.slots[..]);
             let counts = Count { count, slots };
             (self.progress).take_up(&self.prepared, &counts, self.per_chunk);
+            self.fold();
+        }
+        self.is_plain = self.segment.part_elements == self.count && self.folded.is_empty();
+    }
+
+    /// Decides which scratch buffers go around.
+    fn fold(&mut self) {
+        self.folded.clear();
+        let around = FOLD_CHUNKS * self.per_chunk;
+        for fold in &self.prepared.folds {
+            let plan = &self.prepared.plan.steps[fold.receive as usize];
+            let span = self.progress.span(plan.span);
+            if span.start == 0 && span.len > around {
+                self.folded.resize(self.prepared.schedule.buffers.len(), 0);
+                self.folded[fold.buffer.0 as usize] = around;
+            }
+        }
+    }
+
+    /// Whether elements before `end` of a message have a place: always, unless its buffer goes around and what lies there is
+    /// still to be reduced.
+    #[inline]
+    pub fn has_room(&mut self, step: StepId, buffer: BufferId, end: u64) -> bool {
+        let Some(around @ 1..) = self.folded.get(buffer.0 as usize).copied() else {
+            return true;
+        };
+        let mut folds = self.prepared.folds.iter();
+        let reduce = folds.find(|fold| fold.receive == step).map(|f| f.reduce);
+        reduce.is_none_or(|reduce| end <= self.progress.run(reduce).done + around)
+    }
+
+    /// The receive that gets room when this step has reduced something.
+    #[inline]
+    pub fn folded_receive(&self, step: StepId) -> Option<StepId> {
+        if self.folded.is_empty() {
+            return None;
+        }
+        let is_it = |fold: &&Fold| fold.reduce == step;
+        self.prepared
+            .folds
+            .iter()
+            .find(is_it)
+            .map(|fold| fold.receive)
+    }
+
+    /// Bytes of scratch memory that it needs.
+    pub fn scratch_bytes(&self) -> u64 {
+        let element = self.dtype.size_bytes();
+        let buffers = self.prepared.schedule.buffers.iter().enumerate();
+        let bytes = buffers.map(|(number, buffer)| match buffer {
+            Buffer::Scratch(extent) => padded(self.scratch_elements(number, extent), element),
+            _ => 0,
+        });
+        bytes.sum()
+    }
+
+    fn scratch_elements(&self, number: usize, extent: &Extent) -> u64 {
+        match self.folded.get(number) {
+            Some(&around @ 1..) => around,
+            _ => extent.length_max(&self.counts()),
         }
     }
 
@@ -373,7 +444,8 @@ impl Round {
                     window_slot.part(offset, bytes)
                 }
                 Buffer::Scratch(extent) => {
-                    let bytes = padded(extent.length_max(&counts), element) as usize;
+                    let elements = self.scratch_elements(self.buffers.len(), extent);
+                    let bytes = padded(elements, element) as usize;
                     let view = scratch.part(scratch_at, bytes);
                     scratch_at += bytes;
                     view

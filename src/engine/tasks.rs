@@ -285,7 +285,7 @@ impl Engine {
     ) -> Result<u64> {
         let element = arguments.dtype.size_bytes();
         let limit = self.config.window_bytes as u64;
-        let fits = |count: u64| prepared.memory_bytes(&Count { count, slots }, element).0 <= limit;
+        let fits = |count: u64| prepared.window_bytes(&Count { count, slots }, element) <= limit;
         if fits(arguments.count) {
             return Ok(arguments.count.max(1));
         }

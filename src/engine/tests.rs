@@ -359,3 +359,35 @@ fn the_news_of_a_failure_reaches_a_peer_that_had_no_room_for_it() {
     job.settle();
     assert_eq!(job.engines[1].failure(), Some(&cause));
 }
+
+#[test]
+fn a_message_longer_than_its_scratch_memory_is_reduced_chunk_by_chunk() {
+    const CHUNK: u64 = 1024;
+    for length in [1, 2 * CHUNK, 2 * CHUNK + 1, 3 * CHUNK, 9 * CHUNK + 7] {
+        for seed in 0..20 {
+            let mut job = Job::new(SimOptions::new(2, seed).hostile(), length as usize);
+            for rank in 0..2 {
+                job.fill(rank, |i| (i + 1) as f32 * (rank + 1) as f32);
+            }
+            let tasks: Vec<TaskId> = (0..2)
+                .map(|rank| {
+                    let mut b = Builder::new("exchange", rank, 2, false);
+                    let scratch = Range::new(b.scratch(Extent::all(1)), Extent::all(1));
+                    b.send(1 - rank, ALL);
+                    b.recv(1 - rank, scratch);
+                    b.reduce(vec![ALL, scratch], RESULT, true);
+                    job.submit(rank, b.build(), length, Vec::new())
+                })
+                .collect();
+            job.settle();
+            for (rank, task) in (0..).zip(tasks) {
+                let result = job.engines[rank as usize].result(task);
+                assert_eq!(result, Some(Ok(())), "length {length}, seed {seed}");
+                let output = job.output(rank);
+                let wrong =
+                    (0..length as usize).filter(|&i| output.load::<f32>(i) != 3.0 * (i + 1) as f32);
+                assert_eq!(wrong.count(), 0, "length {length}, seed {seed}");
+            }
+        }
+    }
+}

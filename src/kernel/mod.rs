@@ -1,4 +1,4 @@
-//! Arithmetic on [`View`]s: reduce, scale, convert.
+//! Arithmetic on [`View`]s: reduce, scale, convert, check sums.
 //!
 //! Pure functions of bytes: no allocation, no threads, no clock, and no decision about who may touch
 //! which bytes when (the engine's). Views may lie at any address. A size-only view among the arguments
@@ -17,6 +17,7 @@
 //! (`simd/avx512_bf16.rs`). AVX512-FP16 is not used: it computes in f16, which rounds at every source of more than two.
 
 mod convert;
+mod crc;
 mod number;
 mod scalar;
 mod simd;
@@ -24,6 +25,7 @@ mod simd;
 use crate::limits::CACHE_LINE_BYTES;
 use crate::memory::View;
 use crate::types::{Combine, DataType, Finish};
+pub use crc::crc32c;
 use simd::Isa;
 
 /// Combines the sources elementwise, in order, and stores the result into every destination.

@@ -49,6 +49,9 @@ impl Driver {
             };
             self.moved = true;
             round.progress.advance(prepared, step, from + got);
+            if let Some(receive) = round.folded_receive(step) {
+                round.progress.enqueue(receive);
+            }
         }
         round.stalled.push(step);
         Ok(())

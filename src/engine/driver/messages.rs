@@ -71,6 +71,9 @@ impl Driver {
             }
             let start = u64::from(chunk) * per_chunk;
             let end = (start + per_chunk).min(len);
+            if !round.has_room(step, plan.buffer, end) {
+                return Ok(());
+            }
             if end > limit {
                 limit = round.progress.limit(&round.prepared, step, end);
                 if end > limit {

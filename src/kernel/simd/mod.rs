@@ -14,6 +14,8 @@ mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512_bf16;
 #[cfg(target_arch = "x86_64")]
+mod crc;
+#[cfg(target_arch = "x86_64")]
 mod lane;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -156,4 +158,22 @@ pub(super) fn convert(
         #[cfg(not(target_arch = "x86_64"))]
         _ => 0,
     }
+}
+
+/// Bytes with the same CRC32C behind a state of zero as the leading ones of the view behind `state`, and how many those are.
+/// `None`: there is no vector code for this CPU, or too little to fold.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn fold_crc(state: u32, view: View) -> Option<([u8; crc::BLOCK_BYTES], usize)> {
+    let bytes = view.len_bytes() / crc::BLOCK_BYTES * crc::BLOCK_BYTES;
+    if bytes == 0 || view.is_size_only() || !crc::is_present() {
+        return None;
+    }
+    // SAFETY: the CPU has the instructions, and the view a block of bytes.
+    Some((unsafe { crc::fold(state, view) }, bytes))
+}
+
+/// The same where there is none.
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) fn fold_crc(_state: u32, _view: View) -> Option<([u8; 256], usize)> {
+    None
 }

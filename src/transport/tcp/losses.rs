@@ -17,8 +17,9 @@ impl Peer {
     pub fn lose_rail(&mut self, at: usize, reason: &str, shared: &mut Shared) {
         let rail = self.rails.remove(at);
         shared.counts.rails_lost += 1;
-        if let Some(body) = &rail.body {
-            self.staged_bytes -= body.staged.as_ref().map_or(0, |staged| staged.len() as u64);
+        if let Some(staged) = rail.body.and_then(|body| body.staged) {
+            self.staged_bytes -= staged.len() as u64;
+            shared.staging.give(staged);
         }
         shared.say(&format!(
             "rail {} to rank {} ({}) was lost, {reason}; {} left, and {} chunks may have to be sent again",

@@ -244,6 +244,9 @@ impl Peer {
         } else {
             incoming.fate = Fate::Dropped;
         }
+        for (_, bytes) in staged {
+            shared.staging.give(bytes);
+        }
         if is_eager {
             self.eager_matched += total;
         }

@@ -32,6 +32,7 @@ mod receiving;
 mod secure;
 mod sending;
 mod socket;
+mod staging;
 mod stream;
 mod zerocopy;
 
@@ -50,6 +51,7 @@ use doors::Stranger;
 use peer::{Counts, Loss, Peer, PeerState, Shared};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::net::Shutdown;
+use staging::Staging;
 use std::collections::{BTreeMap, VecDeque};
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
@@ -61,8 +63,10 @@ type Posted = std::result::Result<(), PostError>;
 
 /// Longest message or put that is copied into the stream: its copy costs less than the acknowledgement of a chunk.
 const SMALL_BYTES_MAX: u32 = 8 * 1024;
-/// Longest chunk: the share of one rail, and what a short frame waits for at most behind it.
-const CHUNK_BYTES_MAX: u32 = 256 * 1024;
+/// Longest chunk: the share of one rail, and what a short frame waits for at most behind it: 0.4 ms at 10 Gbit/s. Long pieces
+/// change less often between sending and receiving: with 256 KiB puts of 1 MiB over loopback took 1.12 times as long and an
+/// allreduce of 16 MiB 1.10 times; with 1 MiB 5 % less, but what is summed and sent would not fit the second-level cache.
+const CHUNK_BYTES_MAX: u32 = 512 * 1024;
 /// Longest message, put or get.
 const TOTAL_BYTES_MAX: u64 = 1 << 48;
 /// Bytes that all peers together may send before their receives; of that each gets its share, within these bounds.
@@ -177,6 +181,7 @@ impl TcpTransport {
                 epoll: Arc::new(epoll),
                 void: vec![0; 64 * 1024],
                 spare: Vec::new(),
+                staging: Staging::default(),
                 now: Time::default(),
                 is_leaving: false,
                 is_debugging: settings.is_debugging,
@@ -316,7 +321,10 @@ impl TcpTransport {
             let Some(&rank) = self.active.get(at) else {
                 return;
             };
-            if self.peers[rank as usize].has_output() {
+            // What is parked is in no socket, so that the kernel does not know of it.
+            if self.peers[rank as usize].rails.iter().any(|r| r.is_parked) {
+                self.poll_peer(rank);
+            } else if self.peers[rank as usize].has_output() {
                 self.pump(rank);
             }
         }

@@ -6,6 +6,7 @@
 use super::address::PeerAddress;
 use super::rail::{LostRail, Piece, Rail};
 use super::socket::Refused;
+use super::staging::Staging;
 use super::stream::Stream;
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
@@ -207,6 +208,7 @@ pub struct Shared {
     /// Where bytes go that nobody wants.
     pub void: Vec<u8>,
     pub spare: Vec<Vec<u8>>,
+    pub staging: Staging,
     pub now: Time,
     /// This rank is being dropped: a connection that ends now is no loss.
     pub is_leaving: bool,

@@ -2,6 +2,7 @@
 
 use super::peer::{Loss, Outgoing, OutgoingKind, Peer, Shared, ShortPut};
 use super::rail::{OutChunk, Piece, acknowledge};
+use crate::kernel;
 use crate::limits::MESSAGES_PER_PEER;
 use crate::memory::{RegionKey, View};
 use crate::transport::{Outcome, PostError, RemoteRange, URGENT_CLASS, tag_class};
@@ -355,7 +356,7 @@ impl Peer {
             frame,
         };
         if shared.limits.has_crc {
-            header.crc = Some(crc_of_view(header.crc_of_header(), view));
+            header.crc = Some(kernel::crc32c(header.crc_of_header(), view));
         }
         self.rails[at].unacked.push_back(piece);
         Some(OutChunk {
@@ -436,17 +437,4 @@ impl Peer {
             shared.complete(self.rank, token, outcome, bytes, 0);
         }
     }
-}
-
-/// Goes on with a CRC over memory that is no slice.
-pub fn crc_of_view(mut crc: u32, view: View) -> u32 {
-    let mut part = [0; 4096];
-    let mut at = 0;
-    while at < view.len_bytes() {
-        let bytes = part.len().min(view.len_bytes() - at);
-        view.read(at, &mut part[..bytes]);
-        crc = crc32c::crc32c_append(crc, &part[..bytes]);
-        at += bytes;
-    }
-    crc
 }

@@ -1,0 +1,80 @@
+"""The rows over connections: the `tcp` transport beside Open MPI's and iperf3, what a sum of every chunk costs, how long
+many ranks take to start, and two hosts with a slow link between them.
+"""
+
+from commands import bench, iperf3, mpi, start, two_hosts, write_bw
+from rows import KIB, MIB, Row, describe_size
+
+OVER_LOOPBACK = ("-mca", "btl", "self,tcp", "-mca", "btl_tcp_if_include", "lo")
+# Least ratios to Open MPI by size.
+TO_MPI = {8: 1.0, 64 * KIB: None, MIB: 1.0, 16 * MIB: 1.5}
+TO_IPERF3 = 0.95
+# What sums may cost.
+CRC_MAX = 1.15
+HIERARCHICAL_MIN = 1.3
+HOSTS_SIZE = 8 * MIB
+# Seconds until all ranks have come and passed a barrier.
+PROCESSES, PROCESSES_S_MAX = 64, 5.0
+SIMULATED, SIMULATED_S_MAX = 1024, 1.0
+
+
+def all_reduce(size, least):
+    return Row(
+        name=f"tcp 2 ranks {describe_size(size)}",
+        ours=bench("allreduce", 2, size, transport="tcp"),
+        peer=mpi(2, size, OVER_LOOPBACK),
+        peer_ratio_min=least,
+        size=size,
+        bus_factor=1.0,
+    )
+
+
+def puts(streams):
+    return Row(
+        name=f"tcp write_bw 1 MiB, {streams} stream{'s' if streams > 1 else ''}; peer: iperf3",
+        ours=write_bw(MIB, streams),
+        peer=iperf3(MIB, streams),
+        peer_ratio_min=TO_IPERF3,
+        size=MIB,
+        bus_factor=1.0,
+    )
+
+
+def sums(name, with_sums, without):
+    return Row(
+        name=f"tcp {name} with CRC32C; peer: without",
+        ours=with_sums,
+        peer=without,
+        peer_ratio_min=1 / CRC_MAX,
+        size=MIB if "1 MiB" in name else 16 * MIB,
+        bus_factor=1.0,
+    )
+
+
+def starting(name, ranks, transport, seconds_max):
+    return Row(name=name, ours=start(ranks, transport), limit=seconds_max * 1e6, limit_ratio_min=1.0)
+
+
+ROWS = [
+    *(all_reduce(size, least) for size, least in TO_MPI.items()),
+    *(puts(streams) for streams in (1, 2)),
+    sums("write_bw 1 MiB", write_bw(MIB, 1, "crc"), write_bw(MIB, 1)),
+    sums(
+        "2 ranks 16 MiB",
+        bench("allreduce", 2, 16 * MIB, transport="tcp", integrity="crc"),
+        bench("allreduce", 2, 16 * MIB, transport="tcp"),
+    ),
+    *(
+        starting(f"start of {PROCESSES} processes {transport}: barrier done, command over", PROCESSES, transport, PROCESSES_S_MAX)
+        for transport in ("shm", "tcp")
+    ),
+    starting(f"start of {SIMULATED} simulated ranks: barrier done, command over", SIMULATED, "sim", SIMULATED_S_MAX),
+    Row(
+        name=f"2 hosts x 2 ranks, 1 Gbit/s, {describe_size(HOSTS_SIZE)} hierarchical; peer: ring",
+        ours=two_hosts("hierarchical", HOSTS_SIZE),
+        peer=two_hosts("ring", HOSTS_SIZE),
+        peer_ratio_min=HIERARCHICAL_MIN,
+        size=HOSTS_SIZE,
+        bus_factor=1.5,
+    ),
+]
