@@ -121,10 +121,10 @@ impl Models {
     /// Where nothing is stored. Fitted on one machine (AMD EPYC, Zen 4, 2 cores) by `linerate explain --calibrate`.
     pub const BUILT_IN: Models = Models {
         apart: Model([
-            122.0, 105.0, 0.0, 150.0, 16.1, 112.0, 224.0, 0.0241, 0.075, 0.08, 0.0099, 0.0252,
+            122.0, 168.0, 50.0, 170.0, 16.1, 112.0, 358.0, 0.0241, 0.075, 0.08, 0.0099, 0.0252,
         ]),
         crowded: Model([
-            2020.0, 98.1, 3000.0, 500.0, 246.0, 668.0, 297.0, 0.039, 0.0294, 0.08, 0.0136, 0.0174,
+            2020.0, 58.9, 1150.0, 330.0, 246.0, 668.0, 178.0, 0.0488, 0.0294, 0.08, 0.00816, 0.0174,
         ]),
         caches: Caches {
             core_bytes: (1 << 20) as f64,
