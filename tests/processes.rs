@@ -67,6 +67,8 @@ fn child_entry() {
         "absent" => absent(&comm),
         "cancel" => cancel(&comm),
         "leave" => leave(&comm),
+        "learned" => learned(&comm),
+        "learned" => learned(&comm),
         "mixed" => mixed(&comm),
         "large" => crew::large(comm),
         other => assert!(traffic::run(other, &comm), "no role {other}"),
@@ -357,5 +359,50 @@ fn mixed(comm: &Communicator) {
 fn ranks_may_differ_in_whether_their_memory_is_registered() {
     for ranks in [1, 2, 4] {
         results(spawn("mixed", ranks, &[]));
+    }
+}
+
+/// The same calls again and again on memory that is not registered on one rank, by some ranks one after the other and by others
+/// several at a time: what is remembered of them must be the same everywhere at every start.
+fn learned(comm: &Communicator) {
+    const SIZES: [usize; 3] = [512, 4 << 10, 128 << 10];
+    let p = comm.ranks();
+    for round in 0..100u32 {
+        let buffers = SIZES.map(|bytes| {
+            // Who has registered changes while it is remembered.
+            let is_plain = comm.rank() == round / 40 % p;
+            let buffer = match is_plain {
+                true => Buffer::plain(bytes).unwrap(),
+                false => comm.alloc(bytes).unwrap(),
+            };
+            buffer.write(0, &vec![(comm.rank() + round) as f32; bytes / 4]);
+            buffer
+        });
+        let calls = buffers.each_ref().map(|buffer| {
+            let count = buffer.len_bytes() as u64 / 4;
+            linerate::Call::all_reduce(DataType::F32, ReduceOp::Sum, count, buffer, buffer)
+        });
+        if (comm.rank() + round / 8) % 2 == 0 {
+            calls.iter().for_each(|call| comm.run(call).unwrap());
+        } else {
+            let started: Vec<_> = calls.iter().map(|call| comm.start(call).unwrap()).collect();
+            started
+                .into_iter()
+                .for_each(|operation| operation.wait().unwrap());
+        }
+        let wanted = (p * round + p * (p - 1) / 2) as f32;
+        for buffer in &buffers {
+            assert!(
+                buffer.to_vec::<f32>().iter().all(|&v| v == wanted),
+                "round {round}"
+            );
+        }
+    }
+}
+
+#[test]
+fn calls_on_memory_that_is_not_registered_are_remembered_alike() {
+    for ranks in [2, 3] {
+        results(spawn("learned", ranks, &[]));
     }
 }

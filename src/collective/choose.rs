@@ -183,7 +183,7 @@ mod tests {
     fn on_one_host_lines_then_windows_then_direct() {
         assert_eq!(on_host(8, true), "line");
         assert_eq!(on_host(48, true), "line");
-        assert_eq!(on_host(512, true), "window");
+        assert_eq!(on_host(64, true), "window");
         assert_eq!(on_host(1 << 20, true), "direct");
         assert_eq!(on_host(64 << 10, false), "window-split");
         assert_eq!(on_host(64 << 20, false), "window-split");

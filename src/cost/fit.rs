@@ -66,11 +66,13 @@ mod tests {
     use super::*;
     use crate::prng::Prng;
 
-    const TRUE: Model = Model([90.0, 400.0, 12.0, 700.0, 60.0, 0.03, 0.04, 0.0, 0.02, 0.05]);
+    const TRUE: Model = Model([
+        90.0, 400.0, 50.0, 150.0, 12.0, 700.0, 60.0, 0.03, 0.04, 0.0, 0.02, 0.05,
+    ]);
 
     /// Works of different algorithms, sizes and ranks.
     fn works() -> Vec<Work> {
-        let all: [formulas::Formula; 12] = [
+        let all: [formulas::Formula; 13] = [
             formulas::line,
             formulas::window_all_reduce,
             formulas::window_split,
@@ -83,6 +85,7 @@ mod tests {
             formulas::recursive_doubling,
             formulas::pairwise,
             formulas::tree_broadcast,
+            formulas::direct_root,
         ];
         let mut works = Vec::new();
         for ranks in [2, 3, 4, 8] {

@@ -199,7 +199,7 @@ mod tests {
             ("apart call 1.5", "apart call x", "'apart call' is 'x'"),
             ("apart call 1.5", "apart call -1", "not between 0"),
             ("apart call 1.5", "apart call NaN", "not between 0"),
-            ("apart call 1.5", "apart call 1.5\nsurprise 3", "23 lines"),
+            ("apart call 1.5", "apart call 1.5\nsurprise 3", "27 lines"),
         ] {
             assert!(good.contains(from));
             let text = parse(&good.replace(from, to), "a").unwrap_err().to_string();
