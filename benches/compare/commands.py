@@ -7,7 +7,8 @@ import json
 import os
 import re
 import subprocess
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from typing import Callable
 
 # A command that has not ended by then hangs: the longest one, 128 MiB over MPI on a busy machine, takes a minute.
@@ -31,12 +32,15 @@ class Command:
 
     argv: tuple
     read: Callable
+    # The time that counts is that of the whole command, its start and end included.
+    is_whole: bool = False
 
     def run(self, tools):
         """The numbers of one run. `tools` maps the names of programs to paths."""
         argv = [tools.get(word, word) for word in self.argv]
         # The settings of whoever calls must not change what is measured.
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("LINERATE_", "OMPI_MCA_"))}
+        began = time.monotonic()
         try:
             done = subprocess.run(
                 argv, capture_output=True, text=True, timeout=LIMIT_S, env=environment, stdin=subprocess.DEVNULL
@@ -45,12 +49,14 @@ class Command:
             raise Failed(f"{argv[0]}: {error.strerror}") from error
         except subprocess.TimeoutExpired as error:
             raise Failed(f"no end after {LIMIT_S} s: {' '.join(argv)}") from error
+        took_us = (time.monotonic() - began) * 1e6
         if done.returncode != 0:
             lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
             reason = next((line for line in lines if "error" in line), lines[-1] if lines else "no output")
             raise Failed(f"exit code {done.returncode}: {' '.join(argv)}: {reason}")
         try:
-            return self.read(done.stdout)
+            numbers = self.read(done.stdout)
+            return {**numbers, "us": took_us} if self.is_whole else numbers
         except (ValueError, KeyError, IndexError) as error:
             raise Failed(f"{' '.join(argv)}: cannot read its output: {error!r}") from error
 
@@ -98,6 +104,11 @@ def bench(collective, ranks, size, memory="registered", transport="auto", more=(
     argv = ("linerate", "bench", collective, "-b", str(size), "-e", str(size), "--ranks", str(ranks))
     argv += ("--memory", memory, "--transport", transport, "--placement", placement, "--no-rotate", "--json", "-")
     return Command(argv + tuple(more), read_bench)
+
+
+def start(ranks, transport):
+    """From nothing to the end of the first barrier, and to the last process that has ended."""
+    return replace(bench("barrier", ranks, 8, transport=transport, more=("-n", "1", "-w", "0")), is_whole=True)
 
 
 def replay(model, ranks):

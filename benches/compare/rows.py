@@ -7,7 +7,7 @@ limit. They count only within one run: absolute times differ from machine to mac
 from dataclasses import dataclass
 from typing import Optional, Union
 
-from commands import Command, bench, cacheline, gloo, mpi, replay, roofline
+from commands import Command, bench, cacheline, gloo, mpi, replay, roofline, start
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -96,6 +96,8 @@ CALLER = {
 SIXTEEN_RANKS_US_MAX = 1000.0
 # Exposed communication is at most the last flush and 5 %.
 EXPOSED_MAX = 1.05
+# From nothing to the end of the first barrier and of all processes, us.
+START_US_MAX = {("shm", 64): 5e6, ("tcp", 64): 5e6, ("sim", 1024): 1e6}
 
 ROWS = [
     *two_ranks("registered", REGISTERED),
@@ -114,6 +116,10 @@ ROWS = [
         name="replay resnet50 2 ranks: exposed; limit: last flush from its last gradient",
         ours=replay("resnet50", 2),
         limit="since_ready_us",
+    ),
+    *(
+        Row(name=f"start of {ranks} ranks {transport}", ours=start(ranks, transport), limit=us_max, limit_ratio_min=1.0)
+        for (transport, ranks), us_max in START_US_MAX.items()
     ),
 ]
 

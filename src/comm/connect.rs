@@ -18,6 +18,8 @@ use std::time::Duration;
 
 /// Between two looks of a rank that waits for others to connect or to come.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_micros(200);
+/// The longest such time: ranks that are many on few cores take them from each other with every look.
+const LOOK_AGAIN_MAX: Duration = Duration::from_millis(2);
 
 /// What the contacts of all ranks together say.
 #[derive(Clone, Debug)]
@@ -84,7 +86,7 @@ pub(super) fn begin(engine: &mut Engine, contacts: &[Vec<u8>]) -> Result<Common>
         .zip(&hosts)
         .filter(|(_, host)| Some(**host) == own_host);
     let cores = here.fold(Cores::own(), |all, ((_, of_rank), _)| all.union(*of_rank));
-    engine.connect(parsed)?;
+    engine.connect(parsed.into())?;
     let mix = |hash: u64, byte: &u8| crate::prng::mix(hash ^ u64::from(*byte)).wrapping_add(hash);
     Ok(Common {
         identity: contacts.iter().flatten().fold(1, mix),
@@ -132,6 +134,7 @@ pub(super) fn connect(
     let common = begin(engine, contacts)?;
     let timeout = engine.config().timeout;
     let deadline = clock.now().after(timeout);
+    let mut pause = LOOK_AGAIN;
     while !engine.poll_connect(clock.now())? {
         if clock.now() > deadline {
             return Err(Error::Bootstrap(format!(
@@ -140,7 +143,8 @@ pub(super) fn connect(
             )));
         }
         meanwhile();
-        std::thread::sleep(LOOK_AGAIN);
+        std::thread::sleep(pause);
+        pause = (pause + pause / 8).min(LOOK_AGAIN_MAX);
     }
     Ok(common)
 }

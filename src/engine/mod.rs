@@ -190,8 +190,8 @@ impl Engine {
         self.driver.links.contact()
     }
 
-    /// Begins to connect to everyone; then [`Engine::poll_connect`] until it says true.
-    pub fn connect(&mut self, contacts: Vec<Contact>) -> Result<()> {
+    /// Begins to connect to everyone, whose contacts come by rank; then [`Engine::poll_connect`] until it says true.
+    pub fn connect(&mut self, contacts: Arc<[Contact]>) -> Result<()> {
         self.driver.links.connect(contacts)
     }
 
