@@ -3,99 +3,32 @@
 //!
 //! Namespaces need root and the `ip` command; where one is missing the test says so and looks at nothing.
 
+#[path = "../../tests/hosts/namespaces.rs"]
+mod namespaces;
 #[path = "command/start.rs"]
 #[allow(dead_code)] // Not every file of tests needs all of it.
 mod start;
 
+use namespaces::{COMMON, Hosts, place};
 use start::{linerate, parts};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 const RANKS: usize = 4;
 
-/// Two namespaces, of which the interfaces `l0` and `l1` reach each other.
-struct Hosts {
-    names: [String; 2],
-}
-
-fn ip(line: &str) -> Result<(), String> {
-    let output = Command::new("ip").args(line.split_whitespace()).output();
-    let output = output.map_err(|error| format!("ip {line}: {error}"))?;
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(format!(
-            "ip {line}: {}",
-            String::from_utf8_lossy(&output.stderr)
-        )),
-    }
-}
-
-impl Hosts {
-    /// `None`, and why on standard output, where namespaces cannot be made.
-    fn new(test: &str) -> Option<Hosts> {
-        let names = [0, 1].map(|host| format!("lr-{}-{test}-{host}", std::process::id()));
-        if let Err(why) = ip(&format!("netns add {}", names[0])) {
-            println!("skipped: no network namespaces here: {why}");
-            return None;
-        }
-        let hosts = Hosts { names };
-        let [a, b] = &hosts.names;
-        let mut lines = vec![
-            format!("netns add {b}"),
-            format!("link add l0 netns {a} type veth peer name l1 netns {b}"),
-        ];
-        for (host, name) in hosts.names.iter().enumerate() {
-            lines.push(format!(
-                "-n {name} addr add 10.77.0.{}/24 dev l{host}",
-                host + 1
-            ));
-            lines.push(format!("-n {name} link set lo up"));
-            lines.push(format!("-n {name} link set l{host} up"));
-        }
-        lines.iter().for_each(|line| ip(line).unwrap());
-        Some(hosts)
-    }
-
-    fn set_link(&self, state: &str) {
-        ip(&format!("-n {} link set l1 {state}", self.names[1])).unwrap();
-    }
-
-    /// Starts the ranks, two on each host.
-    fn start(&self, line: &str) -> Vec<Child> {
-        let start = |rank: usize| {
-            let command = linerate(line);
-            let mut inside = Command::new("ip");
-            inside
-                .args(["netns", "exec", &self.names[rank / 2]])
-                .arg(command.get_program())
-                .args(command.get_args())
-                .env_clear()
-                .envs([
-                    ("WORLD_SIZE", RANKS.to_string()),
-                    ("RANK", rank.to_string()),
-                    ("LOCAL_RANK", (rank % 2).to_string()),
-                    ("LOCAL_WORLD_SIZE", "2".into()),
-                    ("LINERATE_RENDEZVOUS", "tcp://10.77.0.1:29555".into()),
-                    ("LINERATE_SECRET", "0123456789abcdef".into()),
-                    ("LINERATE_DEBUG", "info".into()),
-                    ("PATH", std::env::var("PATH").unwrap()),
-                ])
-                .stdin(Stdio::null())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped());
-            inside.spawn().unwrap()
-        };
-        (0..RANKS).map(start).collect()
-    }
-}
-
-impl Drop for Hosts {
-    fn drop(&mut self) {
-        for name in &self.names {
-            // Whatever still runs there ends with the test's processes.
-            let _ = ip(&format!("netns del {name}"));
-        }
-    }
+/// Starts the ranks, two on each host.
+fn start(hosts: &Hosts, line: &str) -> Vec<Child> {
+    let start = |rank: usize| {
+        let mut inside = hosts.inside(rank / 2, &linerate(line));
+        inside
+            .envs(place(rank, RANKS))
+            .envs(COMMON)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        inside.spawn().unwrap()
+    };
+    (0..RANKS).map(start).collect()
 }
 
 /// Exit code, standard output and standard error of each rank.
@@ -123,7 +56,7 @@ fn ranks_of_one_host_share_memory_and_hosts_are_joined_by_connections() {
         ("all-to-all", "all-to-all of"),
     ] {
         let line = format!("bench {collective} -b 8 -e 4M -f 512 -n 3 --timeout 60");
-        let ends = ends(hosts.start(&line));
+        let ends = ends(start(&hosts, &line));
         check_good(&ends);
         let text = &ends[0].2;
         assert!(text.contains("transport router"), "{text}");
@@ -137,7 +70,10 @@ fn a_link_that_is_cut_for_a_second_delays_the_job_and_nothing_else() {
     let Some(hosts) = Hosts::new("cut") else {
         return;
     };
-    let ranks = hosts.start("bench allreduce -b 256K -e 256K -n 2000 -w 1 --timeout 60");
+    let ranks = start(
+        &hosts,
+        "bench allreduce -b 256K -e 256K -n 2000 -w 1 --timeout 60",
+    );
     // The ranks need a moment to meet; where they need longer, the cut comes while they do.
     std::thread::sleep(Duration::from_millis(1500));
     hosts.set_link("down");
@@ -151,7 +87,10 @@ fn a_link_that_is_cut_for_good_fails_every_rank_naming_who_is_behind_it() {
     let Some(hosts) = Hosts::new("lost") else {
         return;
     };
-    let ranks = hosts.start("bench allreduce -b 256K -e 256K -n 10000000 -w 1 -c 0 --timeout 3");
+    let ranks = start(
+        &hosts,
+        "bench allreduce -b 256K -e 256K -n 10000000 -w 1 -c 0 --timeout 3",
+    );
     std::thread::sleep(Duration::from_millis(2500));
     hosts.set_link("down");
     let cut = Instant::now();
