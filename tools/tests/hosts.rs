@@ -10,8 +10,10 @@ mod namespaces;
 mod start;
 
 use namespaces::{COMMON, Hosts, place};
-use start::{linerate, parts};
-use std::process::{Child, Stdio};
+use start::{linerate, parts, scratch};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const RANKS: usize = 4;
@@ -106,5 +108,62 @@ fn a_link_that_is_cut_for_good_fails_every_rank_naming_who_is_behind_it() {
         });
         let names_both = stderr.contains(&format!("ranks {} are missing", there.join(" and ")));
         assert!(names_one || names_both, "rank {rank}: {stderr}");
+    }
+}
+
+/// What mpirun calls instead of ssh: becomes the command inside the host of this address, under a name of its own, which
+/// mpirun tells hosts by.
+fn remote_shell(hosts: &Hosts, folder: &Path) -> std::path::PathBuf {
+    let [a, b] = &hosts.names;
+    let script = format!(
+        "#!/bin/sh\n\
+         # The agent of a launcher: ADDRESS COMMAND...\n\
+         case $1 in 10.77.0.1) name={a} ;; 10.77.0.2) name={b} ;; *) exit 255 ;; esac\n\
+         shift\n\
+         exec ip netns exec $name unshare --uts sh -c \"hostname $name; $*\"\n"
+    );
+    let path = folder.join("remote-shell");
+    std::fs::write(&path, script).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+#[test]
+fn mpirun_starts_a_bench_across_hosts() {
+    let Some(hosts) = Hosts::new("mpirun") else {
+        return;
+    };
+    let is_there = |name: &str| Command::new(name).arg("--version").output().is_ok();
+    if let Some(missing) = ["mpirun.openmpi", "unshare"].iter().find(|n| !is_there(n)) {
+        println!("skipped: {missing} is not installed");
+        return;
+    }
+    let shell = remote_shell(&hosts, &scratch("hosts-mpirun"));
+    let mut command = Command::new(&shell);
+    command.arg("10.77.0.1").arg(format!(
+        "exec mpirun.openmpi --allow-run-as-root --oversubscribe -n 4 --host 10.77.0.1:2,10.77.0.2:2 \
+         --mca plm_rsh_agent {} -x LINERATE_SECRET -x LINERATE_DEBUG {} bench allreduce -b 8 -e 4M -f 512 -n 2 --timeout 60",
+        shell.display(),
+        env!("CARGO_BIN_EXE_linerate")
+    ));
+    command
+        .env_clear()
+        .envs([
+            ("PATH", std::env::var("PATH").unwrap()),
+            ("LINERATE_SECRET", "0123456789abcdef".into()),
+            ("LINERATE_DEBUG", "info".into()),
+        ])
+        .stdin(Stdio::null());
+    let (code, stdout, stderr) = parts(command.output().unwrap());
+    let told = format!("{stdout}{stderr}");
+    assert_eq!(code, Some(0), "{told}");
+    assert!(stdout.contains("# Out of bounds values : 0 OK"), "{told}");
+    for word in [
+        "rank 0 of 4 (by Open MPI): address 10.77.0.1",
+        "rank 3 of 4 (by Open MPI): address 10.77.0.2",
+        "the ranks are on 2 hosts",
+        "transport router",
+    ] {
+        assert!(told.contains(word), "{word}: {told}");
     }
 }
