@@ -43,6 +43,7 @@ fn child_entry() {
     match role.as_str() {
         "thousand" => work::thousand(&comm),
         "steady" => steady(&comm),
+        "few" => few(&comm),
         other => panic!("no role {other}"),
     }
 }
@@ -61,6 +62,16 @@ fn steady(comm: &Communicator) {
             return;
         }
         std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A few sums, and what was counted meanwhile.
+fn few(comm: &Communicator) {
+    let buffer = comm.alloc(8 * 20_000).unwrap();
+    (0..20).for_each(|round| work::sum(comm, &buffer, 20_000, round).unwrap());
+    comm.barrier().unwrap();
+    for (name, count) in comm.transport_counts() {
+        println!("COUNT {count} {name}");
     }
 }
 
@@ -153,6 +164,33 @@ fn a_rail_between_hosts_killed_every_100_ms_costs_a_thousand_allreduces_nothing(
         counts["chunks sent"], counts["chunks received"],
         "{counts:?}"
     );
+}
+
+#[test]
+fn ranks_that_say_they_share_a_host_and_do_not_find_out_and_use_connections() {
+    let Some(hosts) = Hosts::new("lie") else {
+        return;
+    };
+    let extra = [
+        ("LINERATE_HOSTID", "one"),
+        ("LINERATE_TRANSPORT", "router"),
+        ("LINERATE_TIMEOUT", "60"),
+    ];
+    let start = |rank| start_rank(&hosts, rank, "few", &extra);
+    let outputs = ends((0..RANKS).map(start).collect());
+    // Two on the other host, for each.
+    assert_eq!(
+        counts(&outputs)["pairs of this host without shared memory"],
+        8
+    );
+    for output in &outputs {
+        let told = text(output);
+        assert_eq!(
+            told.matches("shares no memory with it").count(),
+            1,
+            "{told}"
+        );
+    }
 }
 
 #[test]

@@ -311,3 +311,11 @@ pub trait Transport: Send {
     /// When [`Transport::poll`] must be called again even if nothing arrives.
     fn next_timeout(&self) -> Option<Time>;
 }
+
+/// Something that whoever runs the job should know.
+fn say(rank: Rank, text: &str) {
+    use std::io::Write;
+    let line = format!("linerate: rank {rank}: {text}\n");
+    // Nobody can be told that standard error is closed.
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}

@@ -24,6 +24,7 @@ mod setup;
 mod socket;
 
 pub use fetch::{FETCH_BYTES_MIN, fetch_own};
+pub use socket::is_same_user;
 
 use super::{
     Address, Capabilities, Completion, Event, Outcome, PostError, RemoteRange, Transport,

@@ -1,6 +1,5 @@
 //! What the contract asks of the `tcp` provider: posts, polls and what is looked at slowly.
 
-use super::address::PeerAddress;
 use super::peer::{Peer, PeerState};
 use super::{CONNECTED_RANKS_MAX, COUNT_BYTES, DIRECT_RAILS_MAX, DOOR_POLLS, Posted, TcpTransport};
 use crate::error::{Error, Result};
@@ -24,19 +23,7 @@ impl Transport for TcpTransport {
     }
 
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<()> {
-        if peer as usize >= self.peers.len() {
-            return Err(Error::invalid(format!(
-                "connecting to rank {peer} of a job of {} ranks",
-                self.peers.len()
-            )));
-        }
-        let address = PeerAddress::parse(address)?;
-        let known = &mut self.peers[peer as usize];
-        if known.state != PeerState::Idle {
-            return Err(Error::invalid(format!("connecting to rank {peer} twice")));
-        }
-        known.address = Some(address);
-        known.state = PeerState::Open;
+        self.begin(peer, address)?;
         if peer != self.rank && self.peers.len() <= CONNECTED_RANKS_MAX as usize {
             let known = &mut self.peers[peer as usize];
             known.is_awaited = true;
