@@ -16,6 +16,7 @@ mod work;
 use linerate::prng::Prng;
 use linerate::{Communicator, Config, ReduceOp};
 use namespaces::{COMMON, Hosts, place};
+use rustix::process::Signal;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -44,6 +45,7 @@ fn child_entry() {
         "thousand" => work::thousand(&comm),
         "steady" => steady(&comm),
         "few" => few(&comm),
+        "rebuild" => rebuild(comm),
         other => panic!("no role {other}"),
     }
 }
@@ -73,6 +75,26 @@ fn few(comm: &Communicator) {
     for (name, count) in comm.transport_counts() {
         println!("COUNT {count} {name}");
     }
+}
+
+/// Some ranks die in the middle of sums; the others go on without them.
+fn rebuild(comm: Communicator) {
+    let victims = std::env::var("LINERATE_TEST_VICTIMS").unwrap();
+    let is_victim = victims.split(',').any(|v| v == comm.rank().to_string());
+    let buffer = comm.alloc(8 * 20_000).unwrap();
+    for round in 0.. {
+        if is_victim && round == 20 {
+            rustix::process::kill_process(rustix::process::getpid(), Signal::KILL).unwrap();
+        }
+        if work::sum(&comm, &buffer, 20_000, round).is_err() {
+            break;
+        }
+    }
+    let rebuilt = comm.rebuild().unwrap();
+    drop(comm);
+    (0..20).for_each(|round| work::sum(&rebuilt, &buffer, 20_000, round).unwrap());
+    rebuilt.barrier().unwrap();
+    println!("RESULT rank {} of {}", rebuilt.rank(), rebuilt.ranks());
 }
 
 /// This program inside a host, in a role.
@@ -190,6 +212,35 @@ fn ranks_that_say_they_share_a_host_and_do_not_find_out_and_use_connections() {
             1,
             "{told}"
         );
+    }
+}
+
+#[test]
+fn survivors_on_both_hosts_go_on_without_the_dead() {
+    let Some(hosts) = Hosts::new("rebuild") else {
+        return;
+    };
+    // One, the first, one of each host, and all of the host that rank 0 is on.
+    for victims in ["3", "0", "0,2", "0,1"] {
+        let extra = [
+            ("LINERATE_TEST_VICTIMS", victims),
+            ("LINERATE_TIMEOUT", "30"),
+        ];
+        let start = |rank| start_rank(&hosts, rank, "rebuild", &extra);
+        let outputs = ends((0..RANKS).map(start).collect());
+        let dead: Vec<usize> = victims.split(',').map(|v| v.parse().unwrap()).collect();
+        let alive = RANKS - dead.len();
+        let mut next = 0;
+        for (rank, output) in outputs.iter().enumerate() {
+            let told = text(output);
+            let is_dead = dead.contains(&rank);
+            assert_eq!(output.status.success(), !is_dead, "{victims}: {told}");
+            if !is_dead {
+                let result = format!("RESULT rank {next} of {alive}");
+                assert!(told.contains(&result), "{victims}: {told}");
+                next += 1;
+            }
+        }
     }
 }
 

@@ -88,6 +88,16 @@ pub(super) fn dial(
     }
 }
 
+/// Calls once at each of these addresses.
+pub(super) fn dial_once(
+    call: &Call<'_>,
+    addresses: &[SocketAddr],
+    by: (Time, &Clock),
+) -> Option<TcpStream> {
+    let mut addresses = addresses.iter();
+    addresses.find_map(|&address| prove(call, address, by).ok())
+}
+
 fn unreached(call: &Call<'_>, found_list: &[(SocketAddr, Cause)]) -> Error {
     let found: Vec<String> = found_list
         .iter()
@@ -160,8 +170,17 @@ impl From<HandshakeError> for Cause {
 fn try_one(
     call: &Call<'_>,
     address: SocketAddr,
-    (deadline, clock): (Time, &Clock),
+    by: (Time, &Clock),
 ) -> std::result::Result<Link, Cause> {
+    Ok(Link::new(prove(call, address, by)?, call.bytes_max)?)
+}
+
+/// A connection on which both sides have proven who they are.
+fn prove(
+    call: &Call<'_>,
+    address: SocketAddr,
+    (deadline, clock): (Time, &Clock),
+) -> std::result::Result<TcpStream, Cause> {
     let by = |time| (clock.now().after(time).min(deadline), clock);
     let stream = open(address, call.source, by(CONNECT_TIME))?;
     stream.set_nodelay(true)?;
@@ -180,7 +199,7 @@ fn try_one(
     // From here on the other side counts on this connection: it is not given up for another one.
     write_all(&stream, &proof, (deadline, clock))?;
     initiator.handle_verdict(&read_message(&stream, (deadline, clock))?)?;
-    Ok(Link::new(stream, call.bytes_max)?)
+    Ok(stream)
 }
 
 fn open(

@@ -13,6 +13,7 @@ use crate::limits;
 use crate::memory::ProcessMark;
 use crate::transport;
 use crate::types::Rank;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,6 +29,8 @@ pub(super) struct Common {
     pub identity: u64,
     /// The host of each rank, as numbers from 0; ranks that say the same of theirs share one.
     pub hosts: Vec<u32>,
+    /// Where its ranks are reached; none where all share memory.
+    pub places: Vec<IpAddr>,
     /// The cores that its ranks on this host may run on.
     pub cores: Cores,
     /// Rank 0's prices: all ranks must choose alike. `None`: those of the transport.
@@ -60,18 +63,23 @@ pub(super) fn open(rank: Rank, ranks: u32, config: &Config) -> Result<(Engine, V
     }
     of_rank.extend(bootstrap::emit_contact(&engine.contact()));
     let host = HostIdentity::own(config.host_id.as_deref())?;
-    Ok((engine, host.emit(&Cores::own().emit(&of_rank))))
+    let place = (config.tcp.addresses.first().copied()).unwrap_or(Ipv4Addr::LOCALHOST.into());
+    let of_rank = bootstrap::emit_place(place, &Cores::own().emit(&of_rank));
+    Ok((engine, host.emit(&of_rank)))
 }
 
 /// Begins to connect to the ranks with these contacts, by rank.
 pub(super) fn begin(engine: &mut Engine, contacts: &[Vec<u8>]) -> Result<Common> {
     let mut models = None;
     let mut identities: Vec<(HostIdentity, Cores)> = Vec::with_capacity(contacts.len());
+    let mut places = Vec::with_capacity(contacts.len());
     let mut parsed: Vec<Contact> = Vec::with_capacity(contacts.len());
     for bytes in contacts {
         let (host, rest) = HostIdentity::parse(bytes)?;
+        let (place, rest) = bootstrap::parse_place(rest)?;
         let (cores, mut rest) = Cores::parse(rest)?;
         identities.push((host, cores));
+        places.push(place);
         if models.is_none() {
             let (of_rank_0, contact) = cost::parse_bytes(rest)?;
             (models, rest) = (Some(of_rank_0), contact);
@@ -79,6 +87,9 @@ pub(super) fn begin(engine: &mut Engine, contacts: &[Vec<u8>]) -> Result<Common>
         parsed.push(bootstrap::parse_contact(rest)?);
     }
     let hosts = number_hosts(&identities);
+    if engine.transport().capabilities().name == "shm" {
+        places.clear();
+    }
     let own_host = hosts.get(engine.rank() as usize).copied();
     check_reach(engine, &hosts)?;
     let here = identities
@@ -91,6 +102,7 @@ pub(super) fn begin(engine: &mut Engine, contacts: &[Vec<u8>]) -> Result<Common>
     Ok(Common {
         identity: contacts.iter().flatten().fold(1, mix),
         hosts,
+        places,
         cores,
         models,
     })

@@ -71,6 +71,7 @@ impl Simulation {
                 let common = Common {
                     identity: 0,
                     hosts: hosts.clone(),
+                    places: Vec::new(),
                     cores: Cores::own(),
                     models: None,
                 };

@@ -1,7 +1,7 @@
 //! What a survivor does that does not lead.
 
 use super::Survivor;
-use crate::bootstrap::{Conversation, Lost, MeetingPlace, Message};
+use crate::bootstrap::{Conversation, Lost, Message};
 use crate::error::{Error, Result};
 use crate::types::Rank;
 use std::time::Duration;
@@ -19,9 +19,8 @@ enum Heard {
 impl Survivor<'_> {
     /// Follows a leader; true: committed, false: the leader was lost.
     pub(super) fn follow(&mut self, leader: Rank) -> Result<bool> {
-        let identity = self.old.inner.identity;
         let mut conversation = loop {
-            if let Some(conversation) = MeetingPlace::visit(identity, leader)? {
+            if let Some(conversation) = self.reunion.visit(leader, self.clock())? {
                 break conversation;
             }
             if self.look() {

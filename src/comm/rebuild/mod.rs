@@ -10,7 +10,8 @@
 //! that nobody has before it begins another round.
 //!
 //! Who is gone: the hang-ups of the old communicator's connections, which the kernel makes when a process ends and which are
-//! certain on one host. Every rank is connected to every other, so what others believe is not asked: a rank that only one of
+//! certain on one host. Across hosts a port that nobody listens on any more is as certain; a host that answers nothing for
+//! the transport's timeout counts as gone too, so that the two sides of a cut each make a communicator. Every rank is connected to every other, so what others believe is not asked: a rank that only one of
 //! them has lost is alive and comes.
 
 mod leader;
@@ -20,7 +21,8 @@ mod tests;
 
 use super::Communicator;
 use super::connect::{self, Common, LOOK_AGAIN};
-use crate::engine::Engine;
+use crate::bootstrap::Reunion;
+use crate::engine::{Clock, Engine};
 use crate::error::{Error, Result};
 use crate::time::Time;
 use crate::types::Rank;
@@ -38,6 +40,7 @@ struct Candidate {
 /// A rank that takes part in a rebuild.
 struct Survivor<'a> {
     old: &'a Communicator,
+    reunion: Reunion,
     deadline: Time,
     /// The round of the candidate, numbered by the leader.
     round: u32,
@@ -85,13 +88,8 @@ impl Communicator {
         self.check_can_wait("rebuild")?;
         self.abort("it is being rebuilt");
         let shared = &self.inner.shared;
-        let survivor = Survivor {
-            old: self,
-            deadline: shared.clock.now().after(self.inner.config.timeout),
-            round: 0,
-            candidate: None,
-            obstacle: None,
-        };
+        let deadline = shared.clock.now().after(self.inner.config.timeout);
+        let survivor = Survivor::new(self, deadline)?;
         let candidate = survivor.run()?;
         let common = candidate.common.expect("a connected candidate has met all");
         let members = &candidate.members;
@@ -110,7 +108,23 @@ impl Communicator {
     }
 }
 
-impl Survivor<'_> {
+impl<'a> Survivor<'a> {
+    fn new(old: &'a Communicator, deadline: Time) -> Result<Survivor<'a>> {
+        let inner = &old.inner;
+        Ok(Survivor {
+            old,
+            reunion: Reunion::new(inner.identity, inner.rank, &inner.config.job, &inner.places)?,
+            deadline,
+            round: 0,
+            candidate: None,
+            obstacle: None,
+        })
+    }
+
+    fn clock(&self) -> &Clock {
+        &self.old.inner.shared.clock
+    }
+
     fn run(mut self) -> Result<Candidate> {
         loop {
             let leader = self.leader();
