@@ -255,6 +255,7 @@ impl Engine {
         self.now = now;
         if self.is_publishing_quietly {
             self.wake_published();
+            self.check_strays();
         }
         self.poll_events();
         if self.failure.is_none() {
@@ -287,6 +288,7 @@ impl Engine {
         self.now = now;
         (self.driver.links.transport).poll_slow(now, &mut self.events);
         self.handle_events();
+        self.check_strays();
         if self.failure.is_none() {
             self.check_silence(now);
         }

@@ -261,6 +261,15 @@ pub trait Transport: Send {
     /// keeps room for what matters with it (clause 7).
     fn backlog(&mut self, peer: Rank, tag: u64) -> u32;
 
+    /// A message that has come, waits for a receive and is of this kind, by its tag and header: the peer, and these two. Slow;
+    /// a provider may know of none.
+    fn unmatched(
+        &mut self,
+        _is_meant: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Option<(Rank, u64, u64)> {
+        None
+    }
+
     /// Receives a message.
     fn post_recv(
         &mut self,

@@ -274,6 +274,14 @@ impl Transport for Router {
         self.to(peer).backlog(peer, tag)
     }
 
+    fn unmatched(
+        &mut self,
+        is_meant: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Option<(Rank, u64, u64)> {
+        let near = self.shm.unmatched(is_meant);
+        near.or_else(|| self.tcp.unmatched(is_meant))
+    }
+
     #[inline]
     fn post_recv(&mut self, peer: Rank, tag: u64, destination: View, token: u64) -> Posted {
         self.to(peer).post_recv(peer, tag, destination, token)

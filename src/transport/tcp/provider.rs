@@ -111,6 +111,17 @@ impl Transport for TcpTransport {
         }
     }
 
+    fn unmatched(
+        &mut self,
+        is_meant: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Option<(Rank, u64, u64)> {
+        (0..).zip(&self.peers).find_map(|(rank, peer)| {
+            let waiting = &mut peer.unexpected.iter();
+            let found = waiting.find(|u| is_meant(u.tag, u.header));
+            found.map(|u| (rank, u.tag, u.header))
+        })
+    }
+
     fn post_recv(&mut self, peer: Rank, tag: u64, destination: View, token: u64) -> Posted {
         if peer as usize >= self.peers.len() {
             return Err(self.no_such_rank(peer));
