@@ -82,6 +82,7 @@ fn rebuild(comm: Communicator) {
     let victims = std::env::var("LINERATE_TEST_VICTIMS").unwrap();
     let is_victim = victims.split(',').any(|v| v == comm.rank().to_string());
     let buffer = comm.alloc(8 * 20_000).unwrap();
+    println!("READY");
     for round in 0.. {
         if is_victim && round == 20 {
             rustix::process::kill_process(rustix::process::getpid(), Signal::KILL).unwrap();
@@ -90,7 +91,10 @@ fn rebuild(comm: Communicator) {
             break;
         }
     }
-    let rebuilt = comm.rebuild().unwrap();
+    let rebuilt = match comm.rebuild() {
+        Ok(rebuilt) => rebuilt,
+        Err(error) => return println!("REFUSED {error}"),
+    };
     drop(comm);
     (0..20).for_each(|round| work::sum(&rebuilt, &buffer, 20_000, round).unwrap());
     rebuilt.barrier().unwrap();
@@ -241,6 +245,32 @@ fn survivors_on_both_hosts_go_on_without_the_dead() {
                 next += 1;
             }
         }
+    }
+}
+
+#[test]
+fn of_two_hosts_that_are_cut_apart_one_goes_on_and_the_other_does_not() {
+    let Some(hosts) = Hosts::new("apart") else {
+        return;
+    };
+    let extra = [
+        ("LINERATE_TEST_VICTIMS", "nobody"),
+        ("LINERATE_TIMEOUT", "10"),
+        ("LINERATE_TCP_TIMEOUT", "2"),
+    ];
+    let start = |rank| start_rank(&hosts, rank, "rebuild", &extra);
+    let mut ranks: Vec<Child> = (0..RANKS).map(start).collect();
+    ranks.iter_mut().for_each(|rank| {
+        wait_line(rank, "READY");
+    });
+    hosts.set_link("down");
+    let told: Vec<String> = ends(ranks).iter().map(text).collect();
+    for (rank, told) in told.iter().enumerate() {
+        let word = match rank < 2 {
+            true => format!("RESULT rank {rank} of 2"),
+            false => "REFUSED bootstrap: ranks [0, 1] cannot be reached and may live".into(),
+        };
+        assert!(told.contains(&word), "{told}");
     }
 }
 

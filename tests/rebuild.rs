@@ -90,7 +90,11 @@ fn exercise(comm: Communicator, ranks: u32) {
     let own = comm.rank();
     let pair = comm.split(Some(own / 2), 0).unwrap().unwrap();
     assert_eq!(count_ranks(&pair, 10).unwrap(), u64::from(pair.ranks()));
-    comm.barrier().unwrap();
+    if let Err(error) = comm.barrier() {
+        // Over connections the news of those who are further on may be faster than what a third rank had sent before.
+        let is_news = matches!(error.first_cause(), Error::Aborted { .. });
+        assert!(is_news, "{error}");
+    }
     if own == ranks - 1 {
         comm.abort("to rebuild it once more");
     }
@@ -133,17 +137,20 @@ fn after_a_timeout_all_ranks_rebuild_and_go_on() {
 /// The victims die inside an operation; the others rebuild and go on.
 fn killed(comm: Communicator) {
     let (rank, ranks, victims) = (comm.rank(), comm.ranks(), victims());
-    assert_eq!(count_ranks(&comm, 50_000).unwrap(), u64::from(ranks));
+    let first = count_ranks(&comm, 50_000);
+    assert!(first.clone().is_ok_and(|sum| sum == u64::from(ranks)) || first.is_err());
     if victims.contains(&rank) {
+        first.unwrap();
         let buffer = comm.alloc(800_000).unwrap();
         let call = Call::all_reduce(DataType::U64, ReduceOp::Sum, 100_000, &buffer, &buffer);
         let _under_way = comm.start(&call).unwrap();
         die();
     }
-    // What a victim has done before it died may still be enough for the first one.
-    let error = (0..3)
-        .find_map(|_| count_ranks(&comm, 100_000).err())
-        .unwrap();
+    // What a victim has done before it died may still be enough for the next one; and of what it had to send over connections
+    // some may have died with it.
+    let error = first.err();
+    let error = error.or_else(|| (0..3).find_map(|_| count_ranks(&comm, 100_000).err()));
+    let error = error.unwrap();
     assert!(
         matches!(error.first_cause(), Error::PeerFailed { rank, .. } if victims.contains(rank)),
         "{error}"

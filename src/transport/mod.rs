@@ -45,6 +45,10 @@
 //! [`URGENT_MESSAGES`]: crate::limits::URGENT_MESSAGES
 //! [`CONTROL_BYTES`]: crate::limits::CONTROL_BYTES
 
+/// How the cause of an [`Event::PeerFailed`] begins that is no proof that the peer has ended: it may live behind a link that is
+/// cut.
+pub const UNREACHABLE: &str = "it cannot be reached";
+
 mod open;
 pub mod router;
 pub mod shm;

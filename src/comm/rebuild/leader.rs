@@ -168,6 +168,7 @@ impl Survivor<'_> {
         let is_member = |&r: &Rank| r == own || leader.came[r as usize].is_some();
         leader.members = (0..self.old.ranks()).filter(is_member).collect();
         leader.missing.clear();
+        self.check_alone(&leader.members)?;
         self.round += 1;
         let contact = self.stand(leader.members.clone())?;
         let contacts = leader.members.iter();

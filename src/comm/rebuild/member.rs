@@ -91,7 +91,10 @@ impl Survivor<'_> {
                     return Ok(Heard::Commit);
                 }
                 Message::GaveUp => return Err(self.timeout(std::mem::take(missing))),
-                Message::Refused(text) => return Err(Error::Bootstrap(text)),
+                Message::Refused(text) => {
+                    let reason = text.trim_start_matches("bootstrap: ");
+                    return Err(Error::Bootstrap(reason.into()));
+                }
                 other => {
                     return Err(Error::Malformed(format!(
                         "the leader of a rebuild said {other:?}"

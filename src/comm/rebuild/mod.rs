@@ -10,8 +10,9 @@
 //! that nobody has before it begins another round.
 //!
 //! Who is gone: the hang-ups of the old communicator's connections, which the kernel makes when a process ends and which are
-//! certain on one host. Across hosts a port that nobody listens on any more is as certain; a host that answers nothing for
-//! the transport's timeout counts as gone too, so that the two sides of a cut each make a communicator. Every rank is connected to every other, so what others believe is not asked: a rank that only one of
+//! certain on one host. Across hosts a port that nobody listens on any more is as certain. A host that answers nothing for the
+//! transport's timeout may live behind a link that is cut; then only one side may go on: that of more than half of the ranks,
+//! or of half of them with rank 0. Every rank is connected to every other, so what others believe is not asked: a rank that only one of
 //! them has lost is alive and comes.
 
 mod leader;
@@ -25,6 +26,7 @@ use crate::bootstrap::Reunion;
 use crate::engine::{Clock, Engine};
 use crate::error::{Error, Result};
 use crate::time::Time;
+use crate::transport::UNREACHABLE;
 use crate::types::Rank;
 
 /// This rank's part of a new communicator.
@@ -83,7 +85,7 @@ impl Communicator {
     ///
     /// # Errors
     /// [`Error::Timeout`], which names the living ranks that have not called it; [`Error::Bootstrap`] if a rank cannot make its
-    /// part, with its reason; [`Error::InvalidArgument`] in a simulation. It may be called again.
+    /// part, with its reason, or if this is the smaller side of a network that is cut in two; [`Error::InvalidArgument`] in a simulation. It may be called again.
     pub fn rebuild(&self) -> Result<Communicator> {
         self.check_can_wait("rebuild")?;
         self.abort("it is being rebuilt");
@@ -230,6 +232,26 @@ impl<'a> Survivor<'a> {
                 Err(error)
             }
         }
+    }
+
+    /// An error if ranks that are left out may live, and go on by themselves.
+    fn check_alone(&self, members: &[Rank]) -> Result<()> {
+        let engine = self.old.inner.shared.engine();
+        let ranks = self.old.ranks();
+        let may_live = |r: &Rank| {
+            !members.contains(r)
+                && engine
+                    .gone(*r)
+                    .is_some_and(|why| why.starts_with(UNREACHABLE))
+        };
+        let cut_off: Vec<Rank> = (0..ranks).filter(may_live).collect();
+        let twice = 2 * members.len() as u32;
+        if cut_off.is_empty() || twice > ranks || (twice == ranks && members[0] == 0) {
+            return Ok(());
+        }
+        Err(Error::Bootstrap(format!(
+            "ranks {cut_off:?} cannot be reached and may live: of the two sides of a cut only that of more than half of the {ranks} ranks, or of half of them with rank 0, may go on; here are ranks {members:?}; join again when the network is whole"
+        )))
     }
 
     /// The error of a rebuild that took too long.
