@@ -80,7 +80,9 @@
 //!   replaced, and exactly what had not come on it is sent again; a rank sleeps on one descriptor for all of them.
 //! * With TLS everything behind that proof is sealed, control and data, with keys that both sides derive from it and that
 //!   nobody else can present (`wire/tls.rs`): trust has one source, the job's secret. Ranks that differ in it do not start.
-//! * A rebuild gives every survivor the new communicator or none: who is told to commit tells all others first.
+//! * Two ranks of a host share memory if each has mapped the other's, else both use connections (`transport/router.rs`).
+//! * A rebuild gives every survivor the new communicator or none: who is told to commit tells all others first. Where ranks
+//!   that are left out may live behind a cut, at most one side of it gets one.
 //! * Nobody is believed before the handshake of [`wire`]: of a stranger a rank keeps one message's bytes for a bounded time.
 //!   Where a rank can be reached is what rank 0 sees of it, not what it says. Until every rank has the contacts of all, each
 //!   keeps its connection to rank 0, so that the first failure is everyone's.

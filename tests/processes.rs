@@ -68,7 +68,6 @@ fn child_entry() {
         "cancel" => cancel(&comm),
         "leave" => leave(&comm),
         "learned" => learned(&comm),
-        "learned" => learned(&comm),
         "mixed" => mixed(&comm),
         "large" => crew::large(comm),
         other => assert!(traffic::run(other, &comm), "no role {other}"),

@@ -90,7 +90,11 @@ fn exercise(comm: Communicator, ranks: u32) {
     let own = comm.rank();
     let pair = comm.split(Some(own / 2), 0).unwrap().unwrap();
     assert_eq!(count_ranks(&pair, 10).unwrap(), u64::from(pair.ranks()));
-    comm.barrier().unwrap();
+    if let Err(error) = comm.barrier() {
+        // Over connections the news of those who are further on may be faster than what a third rank had sent before.
+        let is_news = matches!(error.first_cause(), Error::Aborted { .. });
+        assert!(is_news, "{error}");
+    }
     if own == ranks - 1 {
         comm.abort("to rebuild it once more");
     }
@@ -133,17 +137,20 @@ fn after_a_timeout_all_ranks_rebuild_and_go_on() {
 /// The victims die inside an operation; the others rebuild and go on.
 fn killed(comm: Communicator) {
     let (rank, ranks, victims) = (comm.rank(), comm.ranks(), victims());
-    assert_eq!(count_ranks(&comm, 50_000).unwrap(), u64::from(ranks));
+    let first = count_ranks(&comm, 50_000);
+    assert!(first.clone().is_ok_and(|sum| sum == u64::from(ranks)) || first.is_err());
     if victims.contains(&rank) {
+        first.unwrap();
         let buffer = comm.alloc(800_000).unwrap();
         let call = Call::all_reduce(DataType::U64, ReduceOp::Sum, 100_000, &buffer, &buffer);
         let _under_way = comm.start(&call).unwrap();
         die();
     }
-    // What a victim has done before it died may still be enough for the first one.
-    let error = (0..3)
-        .find_map(|_| count_ranks(&comm, 100_000).err())
-        .unwrap();
+    // What a victim has done before it died may still be enough for the next one; and of what it had to send over connections
+    // some may have died with it.
+    let error = first.err();
+    let error = error.or_else(|| (0..3).find_map(|_| count_ranks(&comm, 100_000).err()));
+    let error = error.unwrap();
     assert!(
         matches!(error.first_cause(), Error::PeerFailed { rank, .. } if victims.contains(rank)),
         "{error}"
@@ -156,22 +163,41 @@ fn killed(comm: Communicator) {
     println!("RESULT good");
 }
 
+/// Jobs of so many ranks, of which these die.
+fn kill(jobs: &[(u32, &str)], transport: &str) {
+    for &(ranks, victims) in jobs {
+        let extra = [
+            ("LINERATE_TEST_VICTIMS", victims),
+            ("LINERATE_TRANSPORT", transport),
+        ];
+        let outputs = spawn("killed", ranks, &extra);
+        let dead: Vec<u32> = victims.split(',').map(|v| v.parse().unwrap()).collect();
+        let results = results(&outputs, &dead);
+        let good = results.iter().filter(|r| *r == "good").count();
+        assert_eq!(good, ranks as usize - dead.len(), "{victims}: {results:?}");
+    }
+}
+
 #[test]
 fn the_survivors_of_kills_go_on() {
-    for (ranks, victims) in [
+    let jobs = [
         (3, "0"),
         (4, "1"),
         (4, "0,1"),
         (5, "0,2,4"),
         (2, "0"),
         (2, "1"),
-    ] {
-        let outputs = spawn("killed", ranks, &[("LINERATE_TEST_VICTIMS", victims)]);
-        let dead: Vec<u32> = victims.split(',').map(|v| v.parse().unwrap()).collect();
-        let results = results(&outputs, &dead);
-        let good = results.iter().filter(|r| *r == "good").count();
-        assert_eq!(good, ranks as usize - dead.len(), "{victims}: {results:?}");
-    }
+    ];
+    kill(&jobs, "shm");
+}
+
+#[test]
+fn the_survivors_of_kills_meet_over_connections_where_memory_is_not_shared() {
+    kill(
+        &[(3, "0"), (4, "3"), (4, "0,1"), (5, "0,2,4"), (2, "1")],
+        "tcp",
+    );
+    kill(&[(4, "0,3")], "router");
 }
 
 /// All rebuild, and the victims die at a random moment of that; the others rebuild until they have one that works.
@@ -210,10 +236,9 @@ fn killed_in_rebuild(mut comm: Communicator) {
     }
 }
 
-#[test]
-fn kills_in_the_middle_of_a_rebuild_begin_it_again() {
+fn kill_in_the_middle(seeds: std::ops::Range<u64>, transport: &str) {
     let mut turns = Vec::new();
-    for seed in 0..24u64 {
+    for seed in seeds {
         let (ranks, victims, dead): (u32, &str, &[u32]) = match seed % 4 {
             0 => (3, "0", &[0]),
             1 => (4, "0,1", &[0, 1]),
@@ -227,6 +252,7 @@ fn kills_in_the_middle_of_a_rebuild_begin_it_again() {
             ("LINERATE_TEST_SEED", seed.as_str()),
             ("LINERATE_TEST_MOST_US", most_us),
             ("LINERATE_TIMEOUT", "20"),
+            ("LINERATE_TRANSPORT", transport),
         ];
         let results = results(&spawn("killed-in-rebuild", ranks, &extra), dead);
         for (rank, result) in results.into_iter().enumerate() {
@@ -237,6 +263,13 @@ fn kills_in_the_middle_of_a_rebuild_begin_it_again() {
         }
     }
     println!("{turns:?}");
+}
+
+#[test]
+fn kills_in_the_middle_of_a_rebuild_begin_it_again() {
+    kill_in_the_middle(0..24, "shm");
+    // Over connections, early and late.
+    kill_in_the_middle(8..16, "tcp");
 }
 
 /// Rank 1 lives and does not rebuild.

@@ -7,7 +7,7 @@ limit. They count only within one run: absolute times differ from machine to mac
 from dataclasses import dataclass
 from typing import Optional, Union
 
-from commands import Command, bench, cacheline, gloo, mpi, replay, roofline
+from commands import Command, bench, cacheline, gloo, mpi, replay, roofline, start
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -96,7 +96,6 @@ CALLER = {
 SIXTEEN_RANKS_US_MAX = 1000.0
 # Exposed communication is at most the last flush and 5 %.
 EXPOSED_MAX = 1.05
-
 ROWS = [
     *two_ranks("registered", REGISTERED),
     *two_ranks("caller", CALLER),

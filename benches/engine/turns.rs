@@ -88,7 +88,8 @@ impl Place {
 fn connected(ranks: u32, algorithm: &str, bytes: usize, buffers: usize) -> Vec<Place> {
     let place = |rank| place(rank, ranks, algorithm, (bytes, buffers));
     let mut places: Vec<Place> = (0..ranks).map(place).collect();
-    let contacts: Vec<Contact> = places.iter().map(|place| place.engine.contact()).collect();
+    let contacts: std::sync::Arc<[Contact]> =
+        places.iter().map(|place| place.engine.contact()).collect();
     for place in &mut places {
         let begun = place.engine.connect(contacts.clone());
         begun.expect("addresses of this process");

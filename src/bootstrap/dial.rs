@@ -90,6 +90,16 @@ pub(super) fn dial(
     }
 }
 
+/// Calls once at each of these addresses.
+pub(super) fn dial_once(
+    call: &Call<'_>,
+    addresses: &[SocketAddr],
+    by: (Time, &Clock),
+) -> Option<TcpStream> {
+    let mut addresses = addresses.iter();
+    addresses.find_map(|&address| Some(prove(call, address, by).ok()?.0))
+}
+
 fn unreached(call: &Call<'_>, found_list: &[(SocketAddr, Cause)]) -> Error {
     let found: Vec<String> = found_list
         .iter()

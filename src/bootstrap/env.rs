@@ -111,12 +111,17 @@ impl Place {
 
     /// The ports that rank 0 of this job may listen on, in the order in which they are tried.
     pub fn ports(&self) -> Vec<u16> {
-        let mix = |hash: u64, byte: u8| crate::prng::mix(hash ^ u64::from(byte));
-        let hash = self.job.bytes().fold(self.epoch.wrapping_add(1), mix);
-        let width = PORTS.end - PORTS.start;
-        let port = |i: u64| (PORTS.start + (hash.wrapping_add(i * 1009)) % width) as u16;
-        (0..PORTS_COUNT).map(port).collect()
+        ports_of(&self.job, self.epoch)
     }
+}
+
+/// The ports that follow from a name.
+pub(super) fn ports_of(name: &str, epoch: u64) -> Vec<u16> {
+    let mix = |hash: u64, byte: u8| crate::prng::mix(hash ^ u64::from(byte));
+    let hash = name.bytes().fold(epoch.wrapping_add(1), mix);
+    let width = PORTS.end - PORTS.start;
+    let port = |i: u64| (PORTS.start + (hash.wrapping_add(i * 1009)) % width) as u16;
+    (0..PORTS_COUNT).map(port).collect()
 }
 
 type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;

@@ -23,6 +23,8 @@ use std::time::Duration;
 pub(super) const TO_STORE: u64 = 1;
 /// [`Claim::detail`] of a rank that comes to the one above it in the tree of contacts.
 pub(super) const TO_PARENT: u64 = 2;
+/// [`Claim::detail`] of a survivor that comes to the one who leads.
+pub(super) const TO_LEADER: u64 = 3;
 
 /// Set in the detail besides by ranks with TLS.
 const DETAIL_TLS: u64 = 1 << 62;

@@ -54,6 +54,14 @@ impl HostIdentity {
     }
 }
 
+/// A number that is equal on processes of one user: others of the same host may hand each other no memory.
+pub(super) fn own_user() -> Result<u64> {
+    let path = "/proc/self/ns/user";
+    let space = std::fs::metadata(path).map_err(|e| Error::os(format!("reading {path}"), e))?;
+    let user = rustix::process::geteuid().as_raw();
+    Ok(HostIdentity::of(&[&user.to_string(), &space.ino().to_string()]).number())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

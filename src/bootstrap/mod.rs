@@ -2,7 +2,7 @@
 //!
 //! [`place_from_env`] reads what launchers set, purely. [`Meeting`] brings the ranks of a job together and carries one blob of
 //! every rank to every rank: over a Unix socket where all are on this host (`local.rs`), else over TCP (`network.rs`; read that
-//! first). [`MeetingPlace`] is where the survivors of a failed communicator of one host meet.
+//! first). [`Reunion`] is where the survivors of a failed communicator meet.
 
 mod contact;
 mod contacts;
@@ -20,6 +20,7 @@ mod network;
 mod nodelist;
 mod pmi;
 mod publish;
+mod reunion;
 mod server;
 mod store;
 mod survivors;
@@ -32,7 +33,8 @@ pub use env::{Launched, Launcher, Place, Rendezvous, launched_from_env, place_fr
 pub use gate::read_secret;
 pub use identity::HostIdentity;
 pub use netlink::{NetworkLink, network_links};
-pub use survivors::{Conversation, Lost, MeetingPlace, Message};
+pub use reunion::{MeetingPlace, Reunion, emit_place, parse_place};
+pub use survivors::{Conversation, Lost, Message};
 
 use crate::config::{Config, differing_settings};
 use crate::engine::Clock;

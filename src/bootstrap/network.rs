@@ -18,6 +18,7 @@ use super::contacts::{Other, pass_on, spread};
 use super::dial::{Call, dial};
 use super::env::Place;
 use super::gate::{Credentials, Gate, TO_STORE};
+use super::identity::own_user;
 use super::interfaces::{self, Interface};
 use super::link::{Kind, Link};
 use super::publish::{self, Finder};
@@ -40,7 +41,7 @@ pub(super) struct Network {
     /// The address of this rank's host that the others can reach, and why it is this one.
     pub address: IpAddr,
     pub why: String,
-    /// Whether all ranks say that they are on one host.
+    /// Whether all ranks say that they are on one host, and of one user.
     pub is_one_host: bool,
 }
 
@@ -57,8 +58,9 @@ struct Coming {
     fingerprint: u64,
     /// Of the listener for its children; 0 if it has none.
     port: u16,
-    /// Where it is.
+    /// Where it is, and whose.
     host: HostIdentity,
+    user: u64,
 }
 
 impl Network {
@@ -154,6 +156,7 @@ fn head(
         fingerprint: config.shared_fingerprint(),
         port: 0,
         host: HostIdentity::own(config.host_id.as_deref())?,
+        user: own_user()?,
     };
     match receive_all(&mut server, &wanted, named, (deadline, clock)) {
         Ok(((address, why), is_one_host)) => Ok(Network {
@@ -196,7 +199,7 @@ fn receive_all(
                 let coming = Coming::parse(value)?;
                 check(rank, &coming, wanted)?;
                 *slot = Some(coming.port);
-                is_one_host &= coming.host == wanted.host;
+                is_one_host &= (coming.host, coming.user) == (wanted.host, wanted.user);
             }
         }
         if ports.iter().all(Option::is_some) {
@@ -346,6 +349,7 @@ fn other(
         fingerprint: config.shared_fingerprint(),
         port,
         host: HostIdentity::own(config.host_id.as_deref())?,
+        user: own_user()?,
     };
     let put = Request::Put(come_key(rank), coming.emit());
     let wait = Request::Wait(go_key(rank), config.timeout + LATE_ANSWER_TIME);
@@ -448,14 +452,15 @@ impl Coming {
         let mut bytes = self.ranks.to_le_bytes().to_vec();
         bytes.extend(self.fingerprint.to_le_bytes());
         bytes.extend(self.port.to_le_bytes());
+        bytes.extend(self.user.to_le_bytes());
         self.host.emit(&bytes)
     }
 
     fn parse(bytes: &[u8]) -> Result<Coming> {
         let (host, rest) = HostIdentity::parse(bytes)?;
-        let bytes: &[u8; 14] = rest.try_into().map_err(|_| {
+        let bytes: &[u8; 22] = rest.try_into().map_err(|_| {
             Error::Malformed(format!(
-                "a rank that comes says {} bytes beside its host, 14 are needed",
+                "a rank that comes says {} bytes beside its host, 22 are needed",
                 rest.len()
             ))
         })?;
@@ -464,6 +469,7 @@ impl Coming {
             fingerprint: u64::from_le_bytes(std::array::from_fn(|i| bytes[4 + i])),
             port: u16::from_le_bytes([bytes[12], bytes[13]]),
             host,
+            user: u64::from_le_bytes(std::array::from_fn(|i| bytes[14 + i])),
         })
     }
 }

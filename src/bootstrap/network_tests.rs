@@ -103,6 +103,7 @@ fn what_a_rank_says_when_it_comes_survives_and_a_stump_is_refused() {
         fingerprint: u64::MAX - 1,
         port: 65535,
         host: HostIdentity::own(None).unwrap(),
+        user: 7,
     };
     assert_eq!(Coming::parse(&coming.emit()).unwrap(), coming);
     assert!(Coming::parse(&coming.emit()[1..]).is_err());

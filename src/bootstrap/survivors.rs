@@ -1,22 +1,20 @@
-//! What the survivors of a failed communicator say to each other while they make a new one, and the sockets that carry it.
+//! What the survivors of a failed communicator say to each other while they make a new one, and how a connection carries it.
 //!
-//! One of them leads: the lowest rank that lives. It listens under an abstract name made of the communicator's identity and
-//! its rank; the others connect. Every number is little-endian and has 32 bits; a frame is the length of what follows, a
+//! One of them leads: the lowest rank that lives. It listens (`reunion.rs`), the others connect. Every number is little-endian and has 32 bits; a frame is the length of what follows, a
 //! kind, the round, and what belongs to it. Who decides what when is in `comm/rebuild`.
 
 use super::BLOB_BYTES_MAX;
-use super::local::is_same_user;
 use crate::error::{Error, Result};
 use crate::limits::RANKS_MAX;
 use crate::types::Rank;
-use rustix::net::{RecvFlags, recv};
-use std::io::Write;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 /// The longest frame is a table of all contacts.
-const FRAME_BYTES_MAX: usize = 64 + RANKS_MAX as usize * (4 + BLOB_BYTES_MAX);
+pub(super) const FRAME_BYTES_MAX: usize = 64 + RANKS_MAX as usize * (4 + BLOB_BYTES_MAX);
 
 /// Kind and round.
 const HEADER_BYTES: usize = 8;
@@ -139,7 +137,7 @@ fn parse_contacts(mut rest: &[u8]) -> Result<Vec<Vec<u8>>> {
 /// One end of a conversation between two survivors.
 #[derive(Debug)]
 pub struct Conversation {
-    stream: UnixStream,
+    stream: OwnedFd,
     received: Vec<u8>,
 }
 
@@ -148,11 +146,13 @@ pub struct Conversation {
 pub struct Lost;
 
 impl Conversation {
-    fn new(stream: UnixStream) -> Option<Conversation> {
+    /// Over a connected socket; `None`: it is not one any more.
+    pub(super) fn new(stream: OwnedFd) -> Option<Conversation> {
         // Blocking, because a frame is written whole; reads ask not to block each time.
-        stream.set_nonblocking(false).ok()?;
-        stream.set_write_timeout(Some(WRITE_TIME)).ok()?;
-        is_same_user(&stream).then(|| Conversation {
+        let flags = fcntl_getfl(&stream).ok()?;
+        fcntl_setfl(&stream, flags - OFlags::NONBLOCK).ok()?;
+        set_socket_timeout(&stream, Timeout::Send, Some(WRITE_TIME)).ok()?;
+        Some(Conversation {
             stream,
             received: Vec::new(),
         })
@@ -160,7 +160,15 @@ impl Conversation {
 
     /// Says something. A side that is gone is found by [`Conversation::hear`].
     pub fn say(&mut self, message: &Message) {
-        let _ = self.stream.write_all(&message.emit());
+        let frame = message.emit();
+        let mut rest = &frame[..];
+        while !rest.is_empty() {
+            match send(&self.stream, rest, SendFlags::NOSIGNAL) {
+                Ok(count) => rest = &rest[count..],
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return,
+            }
+        }
     }
 
     /// The next message that has arrived whole; what was said before the other side went is heard first.
@@ -194,44 +202,12 @@ impl Conversation {
     }
 }
 
-/// Where the survivors of a communicator meet the one who leads them.
-#[derive(Debug)]
-pub struct MeetingPlace(UnixListener);
-
-impl MeetingPlace {
-    /// Opens the place of `leader`, which is the caller.
-    pub fn open(identity: u64, leader: Rank) -> Result<MeetingPlace> {
-        let what = || format!("listening for the survivors of communicator {identity:016x}");
-        let listener = UnixListener::bind_addr(&address(identity, leader)?)
-            .map_err(|e| Error::os(what(), e))?;
-        listener
-            .set_nonblocking(true)
-            .map_err(|e| Error::os(what(), e))?;
-        Ok(MeetingPlace(listener))
-    }
-
-    /// Somebody new, if there is one. Strangers of other users are turned away.
-    pub fn accept(&self) -> Option<Conversation> {
-        let (stream, _) = self.0.accept().ok()?;
-        Conversation::new(stream)
-    }
-
-    /// Goes to the place of a leader; `None`: it is not there yet.
-    pub fn visit(identity: u64, leader: Rank) -> Result<Option<Conversation>> {
-        let stream = UnixStream::connect_addr(&address(identity, leader)?);
-        Ok(stream.ok().and_then(Conversation::new))
-    }
-}
-
-fn address(identity: u64, leader: Rank) -> Result<SocketAddr> {
-    let user = rustix::process::geteuid().as_raw();
-    let name = format!("linerate-rebuild-{user}-{identity:016x}-{leader}");
-    SocketAddr::from_abstract_name(name).map_err(|e| Error::os("naming a meeting place", e))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bootstrap::Reunion;
+    use crate::config::JobSettings;
+    use crate::engine::Clock;
 
     fn messages() -> Vec<Message> {
         vec![
@@ -252,25 +228,27 @@ mod tests {
     #[test]
     fn everything_said_is_heard_in_order_and_the_end_after_it() {
         let identity = u64::from(std::process::id()) << 20;
-        let place = MeetingPlace::open(identity, 5).unwrap();
-        assert!(MeetingPlace::visit(identity, 4).unwrap().is_none());
-        assert!(place.accept().is_none());
-        let mut visitor = MeetingPlace::visit(identity, 5).unwrap().unwrap();
-        let mut host = place.accept().unwrap();
+        let clock = Clock::monotonic();
+        let reunion = |own| Reunion::new(identity, own, &JobSettings::default(), &[]).unwrap();
+        let mut place = reunion(5).open().unwrap();
+        assert!(reunion(7).visit(4, &clock).unwrap().is_none());
+        assert!(place.accept(10, &clock).unwrap().is_empty());
+        let mut visitor = reunion(7).visit(5, &clock).unwrap().unwrap();
+        let mut host = place.accept(10, &clock).unwrap().pop().unwrap();
         assert!(matches!(host.hear(), Ok(None)));
         for message in messages() {
             visitor.say(&message);
         }
-        visitor.stream.write_all(&[9, 0]).unwrap();
+        send(&visitor.stream, &[9, 0], SendFlags::NOSIGNAL).unwrap();
         host.say(&Message::Commit(1));
         drop(visitor);
         for message in messages() {
             assert_eq!(host.hear().unwrap(), Some(message));
         }
         assert!(host.hear().is_err());
-        assert!(MeetingPlace::open(identity, 5).is_err());
+        assert!(reunion(5).open().is_err());
         drop(place);
-        assert!(MeetingPlace::open(identity, 5).is_ok());
+        assert!(reunion(5).open().is_ok());
     }
 
     #[test]

@@ -13,11 +13,14 @@ use crate::limits;
 use crate::memory::ProcessMark;
 use crate::transport;
 use crate::types::Rank;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Between two looks of a rank that waits for others to connect or to come.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_micros(200);
+/// The longest such time: ranks that are many on few cores take them from each other with every look.
+const LOOK_AGAIN_MAX: Duration = Duration::from_millis(2);
 
 /// What the contacts of all ranks together say.
 #[derive(Clone, Debug)]
@@ -26,6 +29,8 @@ pub(super) struct Common {
     pub identity: u64,
     /// The host of each rank, as numbers from 0; ranks that say the same of theirs share one.
     pub hosts: Vec<u32>,
+    /// Where its ranks are reached; none where all share memory.
+    pub places: Vec<IpAddr>,
     /// The cores that its ranks on this host may run on.
     pub cores: Cores,
     /// Rank 0's prices: all ranks must choose alike. `None`: those of the transport.
@@ -58,18 +63,23 @@ pub(super) fn open(rank: Rank, ranks: u32, config: &Config) -> Result<(Engine, V
     }
     of_rank.extend(bootstrap::emit_contact(&engine.contact()));
     let host = HostIdentity::own(config.host_id.as_deref())?;
-    Ok((engine, host.emit(&Cores::own().emit(&of_rank))))
+    let place = (config.tcp.addresses.first().copied()).unwrap_or(Ipv4Addr::LOCALHOST.into());
+    let of_rank = bootstrap::emit_place(place, &Cores::own().emit(&of_rank));
+    Ok((engine, host.emit(&of_rank)))
 }
 
 /// Begins to connect to the ranks with these contacts, by rank.
 pub(super) fn begin(engine: &mut Engine, contacts: &[Vec<u8>]) -> Result<Common> {
     let mut models = None;
     let mut identities: Vec<(HostIdentity, Cores)> = Vec::with_capacity(contacts.len());
+    let mut places = Vec::with_capacity(contacts.len());
     let mut parsed: Vec<Contact> = Vec::with_capacity(contacts.len());
     for bytes in contacts {
         let (host, rest) = HostIdentity::parse(bytes)?;
+        let (place, rest) = bootstrap::parse_place(rest)?;
         let (cores, mut rest) = Cores::parse(rest)?;
         identities.push((host, cores));
+        places.push(place);
         if models.is_none() {
             let (of_rank_0, contact) = cost::parse_bytes(rest)?;
             (models, rest) = (Some(of_rank_0), contact);
@@ -77,6 +87,9 @@ pub(super) fn begin(engine: &mut Engine, contacts: &[Vec<u8>]) -> Result<Common>
         parsed.push(bootstrap::parse_contact(rest)?);
     }
     let hosts = number_hosts(&identities);
+    if engine.transport().capabilities().name == "shm" {
+        places.clear();
+    }
     let own_host = hosts.get(engine.rank() as usize).copied();
     check_reach(engine, &hosts)?;
     let here = identities
@@ -84,11 +97,12 @@ pub(super) fn begin(engine: &mut Engine, contacts: &[Vec<u8>]) -> Result<Common>
         .zip(&hosts)
         .filter(|(_, host)| Some(**host) == own_host);
     let cores = here.fold(Cores::own(), |all, ((_, of_rank), _)| all.union(*of_rank));
-    engine.connect(parsed)?;
+    engine.connect(parsed.into())?;
     let mix = |hash: u64, byte: &u8| crate::prng::mix(hash ^ u64::from(*byte)).wrapping_add(hash);
     Ok(Common {
         identity: contacts.iter().flatten().fold(1, mix),
         hosts,
+        places,
         cores,
         models,
     })
@@ -132,6 +146,7 @@ pub(super) fn connect(
     let common = begin(engine, contacts)?;
     let timeout = engine.config().timeout;
     let deadline = clock.now().after(timeout);
+    let mut pause = LOOK_AGAIN;
     while !engine.poll_connect(clock.now())? {
         if clock.now() > deadline {
             return Err(Error::Bootstrap(format!(
@@ -140,7 +155,8 @@ pub(super) fn connect(
             )));
         }
         meanwhile();
-        std::thread::sleep(LOOK_AGAIN);
+        std::thread::sleep(pause);
+        pause = (pause + pause / 8).min(LOOK_AGAIN_MAX);
     }
     Ok(common)
 }

@@ -54,6 +54,7 @@ use repeats::memory_of;
 use shared::Shared;
 use std::borrow::Cow;
 use std::io::Write;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -72,8 +73,10 @@ pub struct Communicator {
 struct Inner {
     shared: Arc<Shared>,
     config: Config,
-    /// Names it among the communicators of this host, equally on all ranks.
+    /// Names it among the communicators of its hosts, equally on all ranks.
     identity: u64,
+    /// Where its ranks are reached; none where all share memory.
+    places: Vec<IpAddr>,
     rank: Rank,
     ranks: u32,
     transport: &'static str,
@@ -177,6 +180,7 @@ impl Communicator {
             shared,
             config,
             identity: common.identity,
+            places: common.places.clone(),
             rank,
             ranks,
             transport: capabilities.name,

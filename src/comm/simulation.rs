@@ -42,7 +42,7 @@ impl Simulation {
                 Engine::new(transport, rank, options.ranks, config.clone(), host)
             })
             .collect::<Result<_>>()?;
-        let contacts: Vec<Contact> = engines.iter().map(Engine::contact).collect();
+        let contacts: Arc<[Contact]> = engines.iter().map(Engine::contact).collect();
         for engine in &mut engines {
             engine.connect(contacts.clone())?;
         }
@@ -71,6 +71,7 @@ impl Simulation {
                 let common = Common {
                     identity: 0,
                     hosts: hosts.clone(),
+                    places: Vec::new(),
                     cores: Cores::own(),
                     models: None,
                 };

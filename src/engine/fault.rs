@@ -177,6 +177,39 @@ impl Engine {
         })
     }
 
+    /// Looks for messages that nobody here receives: of an operation that is something else here, or has ended. Where ranks
+    /// disagree about a root, all may have what they wait for, some of it from the wrong rank.
+    pub(super) fn check_strays(&mut self) {
+        if self.failure.is_some() {
+            return;
+        }
+        let (retired, history) = (self.retired, &self.history);
+        let known = |sequence: u64| {
+            let (of, signature) = history[(sequence % history.len() as u64) as usize];
+            (of == sequence).then_some(signature)
+        };
+        let mut is_stray = |tag: u64, header: u64| {
+            let sequence = super::tag::sequence_of(tag, retired);
+            let ours = sequence.and_then(|s| Some((s, known(s)?)));
+            ours.is_some_and(|(s, ours)| s < retired || ours.0 != header)
+        };
+        let found = self.driver.links.transport.unmatched(&mut is_stray);
+        let Some((peer, tag, header)) = found else {
+            return;
+        };
+        let sequence = super::tag::sequence_of(tag, retired).expect("it has one");
+        let (ours, theirs) = (known(sequence).expect("it is known"), Signature(header));
+        let own = self.rank();
+        let detail = match ours == theirs {
+            false => ours.describe_difference(own, theirs, peer),
+            true => format!(
+                "rank {peer} sent a message of {} to rank {own}, which expects none of it; make the counts of both equal",
+                ours.describe()
+            ),
+        };
+        self.fail(Error::Mismatch { sequence, detail }, true);
+    }
+
     /// Looks for operations that need a peer that is gone, and for those that stand still.
     pub(super) fn check_silence(&mut self, now: Time) {
         if let Some(gone) = self.driver.links.first_gone() {

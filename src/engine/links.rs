@@ -27,8 +27,9 @@ pub struct Contact {
 /// What is known of one peer.
 #[derive(Debug, Default)]
 struct Peer {
-    contact: Option<Contact>,
     is_connected: bool,
+    /// Both sides have what they need of each other.
+    is_known: bool,
     /// Its control memory, where signals are stores.
     control: Option<View>,
     /// Its windows, where memory is mapped.
@@ -54,6 +55,8 @@ pub struct Links {
     window_key: RegionKey,
     window_bytes: usize,
     peers: Vec<Peer>,
+    /// By rank; none before [`Links::connect`].
+    contacts: Arc<[Contact]>,
     gone_count: u32,
 }
 
@@ -95,6 +98,7 @@ impl Links {
             window_key,
             window_bytes,
             peers: (0..ranks).map(|_| Peer::default()).collect(),
+            contacts: Arc::default(),
             gone_count: 0,
             transport,
             core: 0,
@@ -117,11 +121,11 @@ impl Links {
     }
 
     /// Begins to connect to everyone.
-    pub fn connect(&mut self, contacts: Vec<Contact>) -> Result<()> {
-        for (peer, contact) in contacts.into_iter().enumerate() {
-            self.transport.connect(peer as Rank, &contact.address)?;
-            self.peers[peer].contact = Some(contact);
+    pub fn connect(&mut self, contacts: Arc<[Contact]>) -> Result<()> {
+        for (peer, contact) in (0..self.ranks).zip(&contacts[..]) {
+            self.transport.connect(peer, &contact.address)?;
         }
+        self.contacts = contacts;
         Ok(())
     }
 
@@ -139,7 +143,9 @@ impl Links {
         }
         let mut is_ready = true;
         for peer in 0..self.ranks {
-            let is_known = self.peers[peer as usize].is_connected && self.map_peer(peer)?;
+            let p = &self.peers[peer as usize];
+            let is_known = p.is_known || (p.is_connected && self.map_peer(peer)?);
+            self.peers[peer as usize].is_known = is_known;
             // A peer that has all it needs of this rank may leave; what it said before is here, and enough.
             if !is_known && self.gone(peer).is_some() {
                 return Err(self.peer_failed(peer));
@@ -158,10 +164,8 @@ impl Links {
     fn map_peer(&mut self, peer: Rank) -> Result<bool> {
         let capabilities = self.transport.capabilities();
         let (store_signals, mapped) = (capabilities.store_signals, capabilities.mapped);
-        let contact = self.peers[peer as usize]
-            .contact
-            .clone()
-            .expect("connect came first");
+        let contact = &self.contacts[peer as usize];
+        let (their_control, their_window) = (contact.control_key, contact.window_key);
         for (key, needed) in [(self.control_key, true), (self.window_key, mapped)] {
             let is_wanted = needed && self.gone(peer).is_none();
             if is_wanted && is_blocked(self.transport.export(peer, key))? {
@@ -169,15 +173,15 @@ impl Links {
             }
         }
         if store_signals && self.peers[peer as usize].control.is_none() {
-            let view = self.transport.mapped(peer, contact.control_key)?;
+            let view = self.transport.mapped(peer, their_control)?;
             self.peers[peer as usize].control = checked(view, self.layout.bytes(), peer)?;
-            self.transport.pin(peer, contact.control_key);
+            self.transport.pin(peer, their_control);
         }
         if mapped && self.peers[peer as usize].window.is_none() {
-            let view = self.transport.mapped(peer, contact.window_key)?;
+            let view = self.transport.mapped(peer, their_window)?;
             let bytes = OPERATION_SLOTS as usize * self.window_bytes;
             self.peers[peer as usize].window = checked(view, bytes, peer)?;
-            self.transport.pin(peer, contact.window_key);
+            self.transport.pin(peer, their_window);
         }
         let p = &self.peers[peer as usize];
         Ok(p.control.is_some() >= store_signals && p.window.is_some() >= mapped)
@@ -213,11 +217,7 @@ impl Links {
     }
 
     fn put(&mut self, peer: Rank, source: View, offset: usize) -> Result<bool> {
-        let key = self.peers[peer as usize]
-            .contact
-            .as_ref()
-            .expect("connected")
-            .control_key;
+        let key = self.contacts[peer as usize].control_key;
         let range = RemoteRange {
             key,
             offset: offset as u64,

@@ -197,8 +197,8 @@ impl Engine {
         self.driver.links.contact()
     }
 
-    /// Begins to connect to everyone; then [`Engine::poll_connect`] until it says true.
-    pub fn connect(&mut self, contacts: Vec<Contact>) -> Result<()> {
+    /// Begins to connect to everyone, whose contacts come by rank; then [`Engine::poll_connect`] until it says true.
+    pub fn connect(&mut self, contacts: Arc<[Contact]>) -> Result<()> {
         self.driver.links.connect(contacts)
     }
 
@@ -262,6 +262,7 @@ impl Engine {
         self.now = now;
         if self.is_publishing_quietly {
             self.wake_published();
+            self.check_strays();
         }
         self.poll_events();
         if self.failure.is_none() {
@@ -294,6 +295,7 @@ impl Engine {
         self.now = now;
         (self.driver.links.transport).poll_slow(now, &mut self.events);
         self.handle_events();
+        self.check_strays();
         if self.failure.is_none() {
             self.check_silence(now);
         }

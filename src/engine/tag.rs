@@ -24,6 +24,18 @@ pub fn collective(sequence: u64, message: u32, chunk: u32) -> u64 {
         | (u64::from(chunk) & mask(CHUNK_BITS))
 }
 
+/// The operation that a tag of a collective belongs to, of those nearest to `near`; `None`: it is of something else.
+pub fn sequence_of(tag: u64, near: u64) -> Option<u64> {
+    if tag >> KIND_SHIFT != COLLECTIVE {
+        return None;
+    }
+    let ahead = (tag >> (MESSAGE_BITS + CHUNK_BITS)).wrapping_sub(near) & mask(SEQUENCE_BITS);
+    match ahead >> (SEQUENCE_BITS - 1) {
+        0 => near.checked_add(ahead),
+        _ => near.checked_sub((1 << SEQUENCE_BITS) - ahead),
+    }
+}
+
 /// The tag of a chunk of the n-th message of a pair.
 pub fn pairwise(number: u64, chunk: u32) -> u64 {
     (PAIRWISE << KIND_SHIFT)
@@ -148,6 +160,24 @@ mod tests {
         }
         let wrapped = Token::full_chunk(1, (1 << 19) - 1);
         assert_eq!(wrapped, (1 << 19) + 1);
+    }
+
+    #[test]
+    fn the_operation_of_a_tag_is_the_nearest_one() {
+        let far = 5 << SEQUENCE_BITS;
+        for (sequence, near) in [
+            (0, 0),
+            (3, 9),
+            (9, 3),
+            (far - 2, far + 1),
+            (far + 1, far - 2),
+        ] {
+            let tag = collective(sequence, 7, 1);
+            assert_eq!(sequence_of(tag, near), Some(sequence));
+        }
+        assert_eq!(sequence_of(collective(mask(SEQUENCE_BITS), 0, 0), 2), None);
+        assert_eq!(sequence_of(pairwise(1, 0), 1), None);
+        assert_eq!(sequence_of(control(), 1), None);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What partial and sparse collectives need of the engine, on simulated ranks: run-time lengths, activation by
 //! the caller or by a peer, steps that run once, schedules that re-arm themselves.
 
-use super::{Arguments, Engine, Host, Prepared, TaskCall, TaskId};
+use super::{Arguments, Contact, Engine, Host, Prepared, TaskCall, TaskId};
 use crate::config::Config;
 use crate::error::Error;
 use crate::memory::{Region, View};
@@ -47,7 +47,7 @@ impl Job {
             .unwrap()
         };
         let mut engines: Vec<Engine> = (0..ranks).map(engine).collect();
-        let contacts: Vec<_> = engines.iter().map(Engine::contact).collect();
+        let contacts: Arc<[Contact]> = engines.iter().map(Engine::contact).collect();
         engines
             .iter_mut()
             .for_each(|e| e.connect(contacts.clone()).unwrap());

@@ -1,6 +1,7 @@
 //! Ranks grouped by host.
 
 use crate::types::Rank;
+use std::collections::HashMap;
 
 /// The ranks of every host, in order of their first rank; ranks of a host ascend.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -9,14 +10,13 @@ pub struct Hosts(Vec<Vec<Rank>>);
 impl Hosts {
     /// Groups ranks by the host index of each.
     pub fn new(host_of_rank: &[u32]) -> Hosts {
-        let mut names: Vec<u32> = Vec::new();
+        let mut known: HashMap<u32, usize> = HashMap::new();
         let mut groups: Vec<Vec<Rank>> = Vec::new();
         for (rank, &host) in host_of_rank.iter().enumerate() {
-            let index = names.iter().position(|&n| n == host).unwrap_or_else(|| {
-                names.push(host);
+            let index = *known.entry(host).or_insert(groups.len());
+            if index == groups.len() {
                 groups.push(Vec::new());
-                names.len() - 1
-            });
+            }
             groups[index].push(rank as Rank);
         }
         Hosts(groups)

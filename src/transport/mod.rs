@@ -64,6 +64,10 @@ use crate::types::Rank;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+/// How the cause of an [`Event::PeerFailed`] begins that is no proof that the peer has ended: it may live behind a link that is
+/// cut.
+pub const UNREACHABLE: &str = "it cannot be reached";
+
 /// What a provider can do and how much of it. Constant after construction.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Capabilities {
@@ -277,6 +281,15 @@ pub trait Transport: Send {
     /// keeps room for what matters with it (clause 7).
     fn backlog(&mut self, peer: Rank, tag: u64) -> u32;
 
+    /// A message that has come, waits for a receive and is of this kind, by its tag and header: the peer, and these two. Slow;
+    /// a provider may know of none.
+    fn unmatched(
+        &mut self,
+        _is_meant: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Option<(Rank, u64, u64)> {
+        None
+    }
+
     /// Receives a message.
     fn post_recv(
         &mut self,
@@ -326,4 +339,12 @@ pub trait Transport: Send {
 
     /// When [`Transport::poll`] must be called again even if nothing arrives.
     fn next_timeout(&self) -> Option<Time>;
+}
+
+/// Something that whoever runs the job should know.
+fn say(rank: Rank, text: &str) {
+    use std::io::Write;
+    let line = format!("linerate: rank {rank}: {text}\n");
+    // Nobody can be told that standard error is closed.
+    let _ = std::io::stderr().write_all(line.as_bytes());
 }

@@ -1,7 +1,9 @@
 //! The `router`: ranks of one host reach each other through shared memory, all others through connections.
 //!
 //! It is two providers with one face. A rank's address says on which host it is; of each pair of ranks one provider is used
-//! and the other one never hears. Regions are registered with both, under one key. Nothing is mapped, so that a schedule need
+//! and the other one never hears. That two ranks of a host share memory is shown by doing it: each maps the other's memory
+//! before the first post. Where that fails (other users, a sandbox) the one who notices calls the other over a connection,
+//! which is the other's sign to do without memory too; since both must have mapped before either is connected, they agree. Regions are registered with both, under one key. Nothing is mapped, so that a schedule need
 //! not know which rank is where: signals are puts, which cost a store within a host.
 //!
 //! One thread sleeps on both: the connections' descriptor, and an eventfd that ranks of this host write to while the words of
@@ -24,15 +26,28 @@ const MAGIC: &[u8; 4] = b"LRR1";
 
 type Posted = std::result::Result<(), PostError>;
 
+/// Which provider a pair of ranks uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Shared memory, if both can.
+    Undecided,
+    Memory,
+    Connections,
+}
+
 /// The two providers of one rank.
 pub struct Router {
+    rank: Rank,
     shm: ShmTransport,
     tcp: TcpTransport,
     capabilities: Capabilities,
     /// This rank's host: ranks with the same number share memory.
     host: u64,
-    /// Per peer, whether it is on this host.
-    is_near: Vec<bool>,
+    /// Per peer.
+    ways: Vec<Way>,
+    undecided: u32,
+    /// Peers of this host that connections lead to.
+    apart: u64,
     ready: Arc<OwnedFd>,
     alarm: OwnedFd,
     /// Counts the times that peers have written to the alarm.
@@ -74,8 +89,11 @@ impl Router {
             capabilities: both(shm.capabilities(), tcp.capabilities()),
             shm,
             tcp,
+            rank,
             host,
-            is_near: vec![false; ranks as usize],
+            ways: vec![Way::Connections; ranks as usize],
+            undecided: 0,
+            apart: 0,
             ready: Arc::new(ready),
             alarm,
             bell,
@@ -86,10 +104,80 @@ impl Router {
 
     #[inline]
     fn to(&mut self, peer: Rank) -> &mut dyn Transport {
-        match self.is_near.get(peer as usize) {
-            Some(true) => &mut self.shm,
+        match self.ways.get(peer as usize) {
+            Some(Way::Memory | Way::Undecided) => &mut self.shm,
             _ => &mut self.tcp,
         }
+    }
+
+    fn decide(&mut self, peer: Rank, way: Way) {
+        self.ways[peer as usize] = way;
+        self.undecided -= 1;
+    }
+
+    fn is_undecided(&self, peer: Rank) -> bool {
+        self.ways.get(peer as usize) == Some(&Way::Undecided)
+    }
+
+    /// Memory is not shared with this peer after all, for this reason.
+    fn do_without_memory(&mut self, peer: Rank, reason: &str) {
+        self.decide(peer, Way::Connections);
+        self.apart += 1;
+        if self.apart == 1 {
+            super::say(
+                self.rank,
+                &format!(
+                    "rank {peer} is on this host and shares no memory with it ({reason}): they use connections, as further such pairs of this rank do"
+                ),
+            );
+        }
+    }
+
+    /// What shared memory says from `first` on decides for its peers.
+    fn hear_memory(&mut self, events: &mut Vec<Event>, first: usize) {
+        let mut at = first;
+        while let Some(event) = events.get(at) {
+            match event {
+                Event::Connected(peer) if self.is_undecided(*peer) => {
+                    self.decide(*peer, Way::Memory);
+                }
+                Event::PeerFailed(peer, _) if self.is_undecided(*peer) => {
+                    let Event::PeerFailed(peer, reason) = events.remove(at) else {
+                        unreachable!("matched above")
+                    };
+                    self.do_without_memory(peer, &reason);
+                    self.tcp.call(peer);
+                    continue;
+                }
+                _ => {}
+            }
+            at += 1;
+        }
+    }
+
+    /// A peer that calls over a connection, instead of sharing memory, decides too.
+    fn hear_connections(&mut self, events: &[Event]) {
+        for event in events {
+            if let Event::Connected(peer) | Event::PeerFailed(peer, _) = event
+                && self.is_undecided(*peer)
+            {
+                self.shm.disconnect(*peer);
+                self.do_without_memory(*peer, "it says so");
+            }
+        }
+    }
+
+    fn decide_by(
+        &mut self,
+        events: &mut Vec<Event>,
+        poll: impl Fn(&mut Router, &mut Vec<Event>, bool),
+    ) {
+        let first = events.len();
+        poll(self, events, true);
+        self.hear_memory(events, first);
+        let first = events.len();
+        poll(self, events, false);
+        self.hear_connections(&events[first..]);
     }
 }
 
@@ -127,18 +215,22 @@ impl Transport for Router {
 
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<()> {
         let (host, near, far) = parse(address)?;
-        let is_near = host == self.host;
-        if let Some(known) = self.is_near.get_mut(peer as usize) {
-            *known = is_near;
+        if host != self.host {
+            return self.tcp.connect(peer, &far);
         }
-        match is_near {
-            true => self.shm.connect(peer, &near),
-            false => self.tcp.connect(peer, &far),
-        }
+        self.shm.connect(peer, &near)?;
+        self.tcp.expect(peer, &far)?;
+        self.ways[peer as usize] = Way::Undecided;
+        self.undecided += 1;
+        Ok(())
     }
 
     fn disconnect(&mut self, peer: Rank) {
-        self.to(peer).disconnect(peer);
+        if self.is_undecided(peer) {
+            self.decide(peer, Way::Memory);
+        }
+        self.shm.disconnect(peer);
+        self.tcp.disconnect(peer);
     }
 
     fn register(&mut self, region: Arc<Region>) -> Result<RegionKey> {
@@ -182,7 +274,7 @@ impl Transport for Router {
     }
 
     fn fetches(&self, peer: Rank, bytes: usize) -> bool {
-        self.is_near.get(peer as usize) == Some(&true) && self.shm.fetches(peer, bytes)
+        self.ways.get(peer as usize) == Some(&Way::Memory) && self.shm.fetches(peer, bytes)
     }
 
     fn withdraw(&mut self) {
@@ -191,6 +283,14 @@ impl Transport for Router {
 
     fn backlog(&mut self, peer: Rank, tag: u64) -> u32 {
         self.to(peer).backlog(peer, tag)
+    }
+
+    fn unmatched(
+        &mut self,
+        is_meant: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Option<(Rank, u64, u64)> {
+        let near = self.shm.unmatched(is_meant);
+        near.or_else(|| self.tcp.unmatched(is_meant))
     }
 
     #[inline]
@@ -218,6 +318,12 @@ impl Transport for Router {
             // What woke this rank is looked at below; what comes from here on makes it readable again.
             let _ = rustix::io::read(&self.alarm, &mut [0; 8]);
         }
+        if self.undecided > 0 {
+            return self.decide_by(events, |router, events, is_memory| match is_memory {
+                true => router.shm.poll(now, events),
+                false => router.tcp.poll(now, events),
+            });
+        }
         self.shm.poll(now, events);
         self.tcp.poll(now, events);
     }
@@ -238,12 +344,20 @@ impl Transport for Router {
     }
 
     fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>) {
+        if self.undecided > 0 {
+            return self.decide_by(events, |router, events, is_memory| match is_memory {
+                true => router.shm.poll_slow(now, events),
+                false => router.tcp.poll_slow(now, events),
+            });
+        }
         self.shm.poll_slow(now, events);
         self.tcp.poll_slow(now, events);
     }
 
     fn counts(&self) -> Vec<(&'static str, u64)> {
-        self.tcp.counts()
+        let mut counts = self.tcp.counts();
+        counts.push(("pairs of this host without shared memory", self.apart));
+        counts
     }
 
     fn next_timeout(&self) -> Option<Time> {

@@ -102,8 +102,15 @@ fn fields(collective: Collective) -> Vec<&'static str> {
     fields
 }
 
-fn check(collective: Collective, field: &str, scale: u64, memory: &str) -> Vec<String> {
+fn check(
+    collective: Collective,
+    field: &str,
+    (scale, memory): (u64, &str),
+    (transport, algorithm): (&str, &str),
+) -> Vec<String> {
     let environment = [
+        ("LINERATE_TRANSPORT", transport.to_string()),
+        ("LINERATE_ALGO", algorithm.to_string()),
         ("LINERATE_TEST_COLLECTIVE", collective.to_string()),
         ("LINERATE_TEST_FIELD", field.to_string()),
         ("LINERATE_TEST_SCALE", scale.to_string()),
@@ -128,7 +135,7 @@ fn check(collective: Collective, field: &str, scale: u64, memory: &str) -> Vec<S
                 .any(|other| error.contains(other));
         if !names_both {
             complaints.push(format!(
-                "{collective} {field} x{scale} {memory}, rank {rank}: {error}"
+                "{collective} {field} x{scale} {memory} {transport} {algorithm}, rank {rank}: {error}"
             ));
         }
     }
@@ -144,10 +151,35 @@ fn every_rank_learns_of_a_disagreement_in_every_collective() {
         }
         for field in fields(collective) {
             for (scale, memory) in [(1, "registered"), (1000, "registered"), (1000, "caller")] {
-                complaints.extend(check(collective, field, scale, memory));
+                let with = (scale, memory);
+                complaints.extend(check(collective, field, with, ("shm", "")));
             }
         }
     }
+    assert!(complaints.is_empty(), "{}", complaints.join("\n"));
+}
+
+/// Where a message is all that ranks hear of each other, and each may have as many as it waits for.
+#[test]
+fn every_rank_learns_of_a_disagreement_about_the_root_over_connections() {
+    let mut complaints = Vec::new();
+    for collective in Collective::ALL.into_iter().filter(|c| c.is_rooted()) {
+        let algorithms = linerate::collective::algorithms(collective);
+        let of_messages = algorithms.iter().filter(|a| !a.needs.mapped);
+        let names = of_messages.map(|a| a.name).chain([""]);
+        for name in names {
+            for scale in [1, 1000] {
+                let with = (scale, "registered");
+                complaints.extend(check(collective, "root", with, ("tcp", name)));
+            }
+        }
+    }
+    complaints.extend(check(
+        Collective::AllToAllV,
+        "sent",
+        (1, "caller"),
+        ("tcp", ""),
+    ));
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));
 }
 

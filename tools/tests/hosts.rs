@@ -3,99 +3,34 @@
 //!
 //! Namespaces need root and the `ip` command; where one is missing the test says so and looks at nothing.
 
+#[path = "../../tests/hosts/namespaces.rs"]
+mod namespaces;
 #[path = "command/start.rs"]
 #[allow(dead_code)] // Not every file of tests needs all of it.
 mod start;
 
-use start::{linerate, parts};
+use namespaces::{COMMON, Hosts, place};
+use start::{linerate, parts, scratch};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const RANKS: usize = 4;
 
-/// Two namespaces, of which the interfaces `l0` and `l1` reach each other.
-struct Hosts {
-    names: [String; 2],
-}
-
-fn ip(line: &str) -> Result<(), String> {
-    let output = Command::new("ip").args(line.split_whitespace()).output();
-    let output = output.map_err(|error| format!("ip {line}: {error}"))?;
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(format!(
-            "ip {line}: {}",
-            String::from_utf8_lossy(&output.stderr)
-        )),
-    }
-}
-
-impl Hosts {
-    /// `None`, and why on standard output, where namespaces cannot be made.
-    fn new(test: &str) -> Option<Hosts> {
-        let names = [0, 1].map(|host| format!("lr-{}-{test}-{host}", std::process::id()));
-        if let Err(why) = ip(&format!("netns add {}", names[0])) {
-            println!("skipped: no network namespaces here: {why}");
-            return None;
-        }
-        let hosts = Hosts { names };
-        let [a, b] = &hosts.names;
-        let mut lines = vec![
-            format!("netns add {b}"),
-            format!("link add l0 netns {a} type veth peer name l1 netns {b}"),
-        ];
-        for (host, name) in hosts.names.iter().enumerate() {
-            lines.push(format!(
-                "-n {name} addr add 10.77.0.{}/24 dev l{host}",
-                host + 1
-            ));
-            lines.push(format!("-n {name} link set lo up"));
-            lines.push(format!("-n {name} link set l{host} up"));
-        }
-        lines.iter().for_each(|line| ip(line).unwrap());
-        Some(hosts)
-    }
-
-    fn set_link(&self, state: &str) {
-        ip(&format!("-n {} link set l1 {state}", self.names[1])).unwrap();
-    }
-
-    /// Starts the ranks, two on each host.
-    fn start(&self, line: &str) -> Vec<Child> {
-        let start = |rank: usize| {
-            let command = linerate(line);
-            let mut inside = Command::new("ip");
-            inside
-                .args(["netns", "exec", &self.names[rank / 2]])
-                .arg(command.get_program())
-                .args(command.get_args())
-                .env_clear()
-                .envs([
-                    ("WORLD_SIZE", RANKS.to_string()),
-                    ("RANK", rank.to_string()),
-                    ("LOCAL_RANK", (rank % 2).to_string()),
-                    ("LOCAL_WORLD_SIZE", "2".into()),
-                    ("LINERATE_RENDEZVOUS", "tcp://10.77.0.1:29555".into()),
-                    ("LINERATE_SECRET", "0123456789abcdef".into()),
-                    ("LINERATE_DEBUG", "info".into()),
-                    ("PATH", std::env::var("PATH").unwrap()),
-                ])
-                .stdin(Stdio::null())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped());
-            inside.spawn().unwrap()
-        };
-        (0..RANKS).map(start).collect()
-    }
-}
-
-impl Drop for Hosts {
-    fn drop(&mut self) {
-        for name in &self.names {
-            // Whatever still runs there ends with the test's processes.
-            let _ = ip(&format!("netns del {name}"));
-        }
-    }
+/// Starts the ranks, two on each host.
+fn start(hosts: &Hosts, line: &str) -> Vec<Child> {
+    let start = |rank: usize| {
+        let mut inside = hosts.inside(rank / 2, &linerate(line));
+        inside
+            .envs(place(rank, RANKS))
+            .envs(COMMON)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        inside.spawn().unwrap()
+    };
+    (0..RANKS).map(start).collect()
 }
 
 /// Exit code, standard output and standard error of each rank.
@@ -123,7 +58,7 @@ fn ranks_of_one_host_share_memory_and_hosts_are_joined_by_connections() {
         ("all-to-all", "all-to-all of"),
     ] {
         let line = format!("bench {collective} -b 8 -e 4M -f 512 -n 3 --timeout 60");
-        let ends = ends(hosts.start(&line));
+        let ends = ends(start(&hosts, &line));
         check_good(&ends);
         let text = &ends[0].2;
         assert!(text.contains("transport router"), "{text}");
@@ -137,7 +72,10 @@ fn a_link_that_is_cut_for_a_second_delays_the_job_and_nothing_else() {
     let Some(hosts) = Hosts::new("cut") else {
         return;
     };
-    let ranks = hosts.start("bench allreduce -b 256K -e 256K -n 2000 -w 1 --timeout 60");
+    let ranks = start(
+        &hosts,
+        "bench allreduce -b 256K -e 256K -n 2000 -w 1 --timeout 60",
+    );
     // The ranks need a moment to meet; where they need longer, the cut comes while they do.
     std::thread::sleep(Duration::from_millis(1500));
     hosts.set_link("down");
@@ -151,7 +89,10 @@ fn a_link_that_is_cut_for_good_fails_every_rank_naming_who_is_behind_it() {
     let Some(hosts) = Hosts::new("lost") else {
         return;
     };
-    let ranks = hosts.start("bench allreduce -b 256K -e 256K -n 10000000 -w 1 -c 0 --timeout 3");
+    let ranks = start(
+        &hosts,
+        "bench allreduce -b 256K -e 256K -n 10000000 -w 1 -c 0 --timeout 3",
+    );
     std::thread::sleep(Duration::from_millis(2500));
     hosts.set_link("down");
     let cut = Instant::now();
@@ -167,5 +108,62 @@ fn a_link_that_is_cut_for_good_fails_every_rank_naming_who_is_behind_it() {
         });
         let names_both = stderr.contains(&format!("ranks {} are missing", there.join(" and ")));
         assert!(names_one || names_both, "rank {rank}: {stderr}");
+    }
+}
+
+/// What mpirun calls instead of ssh: becomes the command inside the host of this address, under a name of its own, which
+/// mpirun tells hosts by.
+fn remote_shell(hosts: &Hosts, folder: &Path) -> std::path::PathBuf {
+    let [a, b] = &hosts.names;
+    let script = format!(
+        "#!/bin/sh\n\
+         # The agent of a launcher: ADDRESS COMMAND...\n\
+         case $1 in 10.77.0.1) name={a} ;; 10.77.0.2) name={b} ;; *) exit 255 ;; esac\n\
+         shift\n\
+         exec ip netns exec $name unshare --uts sh -c \"hostname $name; $*\"\n"
+    );
+    let path = folder.join("remote-shell");
+    std::fs::write(&path, script).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+#[test]
+fn mpirun_starts_a_bench_across_hosts() {
+    let Some(hosts) = Hosts::new("mpirun") else {
+        return;
+    };
+    let is_there = |name: &str| Command::new(name).arg("--version").output().is_ok();
+    if let Some(missing) = ["mpirun.openmpi", "unshare"].iter().find(|n| !is_there(n)) {
+        println!("skipped: {missing} is not installed");
+        return;
+    }
+    let shell = remote_shell(&hosts, &scratch("hosts-mpirun"));
+    let mut command = Command::new(&shell);
+    command.arg("10.77.0.1").arg(format!(
+        "exec mpirun.openmpi --allow-run-as-root --oversubscribe -n 4 --host 10.77.0.1:2,10.77.0.2:2 \
+         --mca plm_rsh_agent {} -x LINERATE_SECRET -x LINERATE_DEBUG {} bench allreduce -b 8 -e 4M -f 512 -n 2 --timeout 60",
+        shell.display(),
+        env!("CARGO_BIN_EXE_linerate")
+    ));
+    command
+        .env_clear()
+        .envs([
+            ("PATH", std::env::var("PATH").unwrap()),
+            ("LINERATE_SECRET", "0123456789abcdef".into()),
+            ("LINERATE_DEBUG", "info".into()),
+        ])
+        .stdin(Stdio::null());
+    let (code, stdout, stderr) = parts(command.output().unwrap());
+    let told = format!("{stdout}{stderr}");
+    assert_eq!(code, Some(0), "{told}");
+    assert!(stdout.contains("# Out of bounds values : 0 OK"), "{told}");
+    for word in [
+        "rank 0 of 4 (by Open MPI): address 10.77.0.1",
+        "rank 3 of 4 (by Open MPI): address 10.77.0.2",
+        "the ranks are on 2 hosts",
+        "transport router",
+    ] {
+        assert!(told.contains(word), "{word}: {told}");
     }
 }

@@ -2,6 +2,7 @@
 
 use super::Survivor;
 use crate::bootstrap::{Conversation, MeetingPlace, Message};
+use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::types::Rank;
 
@@ -31,14 +32,14 @@ pub(super) struct Leader {
 impl Survivor<'_> {
     /// Leads until all have committed, or had done so under a leader that died before this rank heard of it.
     pub(super) fn lead(&mut self) -> Result<()> {
-        let place = MeetingPlace::open(self.old.inner.identity, self.old.rank())?;
+        let place = self.reunion.open()?;
         let mut leader = Leader::new(place, self.old.ranks());
         loop {
             if self.look() {
                 // The others hear of it as this rank did; without a leader they look.
                 return Ok(());
             }
-            if leader.greet() {
+            if leader.greet(self.clock())? {
                 self.begin_again(&mut leader);
             }
             let led = self
@@ -167,6 +168,7 @@ impl Survivor<'_> {
         let is_member = |&r: &Rank| r == own || leader.came[r as usize].is_some();
         leader.members = (0..self.old.ranks()).filter(is_member).collect();
         leader.missing.clear();
+        self.check_alone(&leader.members)?;
         self.round += 1;
         let contact = self.stand(leader.members.clone())?;
         let contacts = leader.members.iter();
@@ -192,12 +194,9 @@ impl Leader {
 
     /// Lets those in who have connected and said who they are. True: one of them came again, and has given up what its
     /// first conversation was about.
-    pub(super) fn greet(&mut self) -> bool {
-        while self.strangers.len() < STRANGERS_MAX
-            && let Some(conversation) = self.place.accept()
-        {
-            self.strangers.push(conversation);
-        }
+    pub(super) fn greet(&mut self, clock: &Clock) -> Result<bool> {
+        let room = STRANGERS_MAX - self.strangers.len();
+        self.strangers.extend(self.place.accept(room, clock)?);
         let (mut index, mut came_again) = (0, false);
         while index < self.strangers.len() {
             match self.strangers[index].hear() {
@@ -211,9 +210,10 @@ impl Leader {
             }
         }
         if self.strangers.len() >= STRANGERS_MAX {
-            self.strangers.remove(0);
+            self.strangers
+                .drain(..=self.strangers.len() - STRANGERS_MAX);
         }
-        came_again
+        Ok(came_again)
     }
 
     /// The old ranks that the stage waits for.

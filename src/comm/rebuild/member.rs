@@ -1,7 +1,7 @@
 //! What a survivor does that does not lead.
 
 use super::Survivor;
-use crate::bootstrap::{Conversation, Lost, MeetingPlace, Message};
+use crate::bootstrap::{Conversation, Lost, Message};
 use crate::error::{Error, Result};
 use crate::types::Rank;
 use std::time::Duration;
@@ -19,9 +19,8 @@ enum Heard {
 impl Survivor<'_> {
     /// Follows a leader; true: committed, false: the leader was lost.
     pub(super) fn follow(&mut self, leader: Rank) -> Result<bool> {
-        let identity = self.old.inner.identity;
         let mut conversation = loop {
-            if let Some(conversation) = MeetingPlace::visit(identity, leader)? {
+            if let Some(conversation) = self.reunion.visit(leader, self.clock())? {
                 break conversation;
             }
             if self.look() {
@@ -92,7 +91,10 @@ impl Survivor<'_> {
                     return Ok(Heard::Commit);
                 }
                 Message::GaveUp => return Err(self.timeout(std::mem::take(missing))),
-                Message::Refused(text) => return Err(Error::Bootstrap(text)),
+                Message::Refused(text) => {
+                    let reason = text.trim_start_matches("bootstrap: ");
+                    return Err(Error::Bootstrap(reason.into()));
+                }
                 other => {
                     return Err(Error::Malformed(format!(
                         "the leader of a rebuild said {other:?}"

@@ -10,7 +10,9 @@
 //! that nobody has before it begins another round.
 //!
 //! Who is gone: the hang-ups of the old communicator's connections, which the kernel makes when a process ends and which are
-//! certain on one host. Every rank is connected to every other, so what others believe is not asked: a rank that only one of
+//! certain on one host. Across hosts a port that nobody listens on any more is as certain. A host that answers nothing for the
+//! transport's timeout may live behind a link that is cut; then only one side may go on: that of more than half of the ranks,
+//! or of half of them with rank 0. Every rank is connected to every other, so what others believe is not asked: a rank that only one of
 //! them has lost is alive and comes.
 
 mod leader;
@@ -20,9 +22,11 @@ mod tests;
 
 use super::Communicator;
 use super::connect::{self, Common, LOOK_AGAIN};
-use crate::engine::Engine;
+use crate::bootstrap::Reunion;
+use crate::engine::{Clock, Engine};
 use crate::error::{Error, Result};
 use crate::time::Time;
+use crate::transport::UNREACHABLE;
 use crate::types::Rank;
 
 /// This rank's part of a new communicator.
@@ -38,6 +42,7 @@ struct Candidate {
 /// A rank that takes part in a rebuild.
 struct Survivor<'a> {
     old: &'a Communicator,
+    reunion: Reunion,
     deadline: Time,
     /// The round of the candidate, numbered by the leader.
     round: u32,
@@ -80,18 +85,13 @@ impl Communicator {
     ///
     /// # Errors
     /// [`Error::Timeout`], which names the living ranks that have not called it; [`Error::Bootstrap`] if a rank cannot make its
-    /// part, with its reason; [`Error::InvalidArgument`] in a simulation. It may be called again.
+    /// part, with its reason, or if this is the smaller side of a network that is cut in two; [`Error::InvalidArgument`] in a simulation. It may be called again.
     pub fn rebuild(&self) -> Result<Communicator> {
         self.check_can_wait("rebuild")?;
         self.abort("it is being rebuilt");
         let shared = &self.inner.shared;
-        let survivor = Survivor {
-            old: self,
-            deadline: shared.clock.now().after(self.inner.config.timeout),
-            round: 0,
-            candidate: None,
-            obstacle: None,
-        };
+        let deadline = shared.clock.now().after(self.inner.config.timeout);
+        let survivor = Survivor::new(self, deadline)?;
         let candidate = survivor.run()?;
         let common = candidate.common.expect("a connected candidate has met all");
         let members = &candidate.members;
@@ -110,7 +110,23 @@ impl Communicator {
     }
 }
 
-impl Survivor<'_> {
+impl<'a> Survivor<'a> {
+    fn new(old: &'a Communicator, deadline: Time) -> Result<Survivor<'a>> {
+        let inner = &old.inner;
+        Ok(Survivor {
+            old,
+            reunion: Reunion::new(inner.identity, inner.rank, &inner.config.job, &inner.places)?,
+            deadline,
+            round: 0,
+            candidate: None,
+            obstacle: None,
+        })
+    }
+
+    fn clock(&self) -> &Clock {
+        &self.old.inner.shared.clock
+    }
+
     fn run(mut self) -> Result<Candidate> {
         loop {
             let leader = self.leader();
@@ -216,6 +232,26 @@ impl Survivor<'_> {
                 Err(error)
             }
         }
+    }
+
+    /// An error if ranks that are left out may live, and go on by themselves.
+    fn check_alone(&self, members: &[Rank]) -> Result<()> {
+        let engine = self.old.inner.shared.engine();
+        let ranks = self.old.ranks();
+        let may_live = |r: &Rank| {
+            !members.contains(r)
+                && engine
+                    .gone(*r)
+                    .is_some_and(|why| why.starts_with(UNREACHABLE))
+        };
+        let cut_off: Vec<Rank> = (0..ranks).filter(may_live).collect();
+        let twice = 2 * members.len() as u32;
+        if cut_off.is_empty() || twice > ranks || (twice == ranks && members[0] == 0) {
+            return Ok(());
+        }
+        Err(Error::Bootstrap(format!(
+            "ranks {cut_off:?} cannot be reached and may live: of the two sides of a cut only that of more than half of the {ranks} ranks, or of half of them with rank 0, may go on; here are ranks {members:?}; join again when the network is whole"
+        )))
     }
 
     /// The error of a rebuild that took too long.

@@ -2,7 +2,7 @@
 
 use super::leader::{Leader, Stage};
 use super::*;
-use crate::bootstrap::{MeetingPlace, Message};
+use crate::bootstrap::Message;
 use crate::comm::Call;
 use crate::config::Config;
 use crate::types::{DataType, ReduceOp};
@@ -11,18 +11,12 @@ use std::time::Duration;
 /// Leads a rebuild of three ranks until all are connected, commits to these ranks only, and ends as if it had died.
 fn lead_and_die(comm: Communicator, told: &[Rank]) {
     comm.abort("to rebuild it");
-    let mut survivor = Survivor {
-        old: &comm,
-        deadline: Time::MAX,
-        round: 0,
-        candidate: None,
-        obstacle: None,
-    };
-    let place = MeetingPlace::open(comm.inner.identity, 0).unwrap();
+    let mut survivor = Survivor::new(&comm, Time::MAX).unwrap();
+    let place = survivor.reunion.open().unwrap();
     let mut leader = Leader::new(place, 3);
     loop {
         assert!(!survivor.look());
-        leader.greet();
+        leader.greet(survivor.clock()).unwrap();
         survivor.hear_members(&mut leader).unwrap();
         let Stage::Connecting(connected) = &mut leader.stage else {
             assert!(!survivor.go_on(&mut leader).unwrap());

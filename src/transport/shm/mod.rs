@@ -24,6 +24,7 @@ mod setup;
 mod socket;
 
 pub use fetch::{FETCH_BYTES_MIN, fetch_own};
+pub use socket::is_same_user;
 
 use super::keys::{self, RegionKeys};
 use super::{
@@ -304,6 +305,17 @@ impl Transport for ShmTransport {
 
     fn backlog(&mut self, peer: Rank, tag: u64) -> u32 {
         self.unmatched(peer, tag_class(tag))
+    }
+
+    fn unmatched(
+        &mut self,
+        is_meant: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Option<(Rank, u64, u64)> {
+        (0..).zip(&self.peers).find_map(|(rank, peer)| {
+            let waiting = &mut peer.unexpected.iter();
+            let found = waiting.find(|u| is_meant(u.tag, u.header));
+            found.map(|u| (rank, u.tag, u.header))
+        })
     }
 
     fn post_recv(

@@ -14,7 +14,7 @@ use rustix::net::{
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 /// One message; at most one descriptor travels with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,9 +168,34 @@ pub fn accept_from(listener: BorrowedFd<'_>) -> Result<Option<OwnedFd>> {
 
 /// Whether the process at the other end runs as the same user.
 pub fn is_same_user(fd: BorrowedFd<'_>) -> Result<bool> {
-    let credentials = rustix::net::sockopt::socket_peercred(fd)
-        .map_err(|e| Error::os("reading a peer's credentials", e))?;
-    Ok(credentials.uid == rustix::process::geteuid())
+    let (user, _) = credentials_of(fd).map_err(|e| Error::os("reading a peer's credentials", e))?;
+    Ok(user == rustix::process::geteuid().as_raw())
+}
+
+/// User and process at the other end of a Unix socket. The kernel's number of a process of another namespace is 0, for which
+/// rustix has no value.
+fn credentials_of(fd: BorrowedFd<'_>) -> rustix::io::Result<(u32, Option<Pid>)> {
+    let mut credentials = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: writes at most as many bytes as it is told, which are those of a live struct of integers.
+    let result = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &mut bytes,
+        )
+    };
+    if result != 0 {
+        let error = std::io::Error::last_os_error();
+        return Err(rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO));
+    }
+    Ok((credentials.uid, Pid::from_raw(credentials.pid)))
 }
 
 /// The process at the other end, as a descriptor that becomes readable when it ends. `None` where that cannot be had (an old
@@ -185,7 +210,7 @@ pub fn process_of(fd: BorrowedFd<'_>) -> Option<OwnedFd> {
 
 /// The number of the process at the other end; `None` if it has none here.
 pub fn process_id_of(fd: BorrowedFd<'_>) -> Option<Pid> {
-    Some(rustix::net::sockopt::socket_peercred(fd).ok()?.pid)
+    credentials_of(fd).ok()?.1
 }
 
 /// Whether the process of [`process_of`] has ended.

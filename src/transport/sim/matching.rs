@@ -3,11 +3,13 @@
 //! A *stream* is one (peer, epoch of the connection, tag). A message enters its stream when it is sent,
 //! so the order of sending is known however the wire reorders; it can match once it has arrived and
 //! everything before it has matched. A stream without messages and receives does not exist.
+//!
+//! Streams are kept by peer: a rank of a thousand has one or a few of each, and the end of a connection looks at no others.
 
 use crate::memory::View;
 use crate::prng::mix;
 use crate::types::Rank;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// One connection with one peer: what a disconnect ends as a whole.
@@ -29,23 +31,30 @@ pub(super) type Match<M> = (M, Receive);
 
 #[derive(Debug)]
 struct Stream<M> {
+    epoch: u32,
+    tag: u64,
     /// In the order sent, with whether each has arrived.
     messages: VecDeque<(M, bool)>,
     /// In the order posted.
     receives: VecDeque<Receive>,
 }
 
+impl<M> Stream<M> {
+    fn is_empty(&self) -> bool {
+        self.messages.is_empty() && self.receives.is_empty()
+    }
+}
+
 /// What is unmatched at one rank.
 #[derive(Debug)]
 pub(super) struct Matcher<M> {
-    streams: HashMap<(Channel, u64), Stream<M>, MixState>,
+    /// By peer; those behind the last one that has ever had a stream are left out.
+    peers: Vec<Vec<Stream<M>>>,
 }
 
 impl<M: Copy + PartialEq> Matcher<M> {
     pub(super) fn new() -> Matcher<M> {
-        Matcher {
-            streams: HashMap::default(),
-        }
+        Matcher { peers: Vec::new() }
     }
 
     /// A message has left its sender.
@@ -57,8 +66,8 @@ impl<M: Copy + PartialEq> Matcher<M> {
     /// It is here. It stays unmatched until [`Matcher::poll_match`] says otherwise.
     pub(super) fn handle_arrival(&mut self, channel: Channel, tag: u64, message: M) {
         // At most messages_per_peer entries; nearly always the first.
-        if let Some(stream) = self.streams.get_mut(&(channel, tag))
-            && let Some(entry) = stream.messages.iter_mut().find(|e| e.0 == message)
+        if let Some((streams, at)) = self.find(channel, tag)
+            && let Some(entry) = streams[at].messages.iter_mut().find(|e| e.0 == message)
         {
             entry.1 = true;
         }
@@ -66,73 +75,107 @@ impl<M: Copy + PartialEq> Matcher<M> {
 
     /// A receive was posted.
     pub(super) fn handle_receive(&mut self, channel: Channel, tag: u64, receive: Receive) {
-        self.stream(channel, tag).receives.push_back(receive);
+        let receives = &mut self.stream(channel, tag).receives;
+        if receives.is_empty() {
+            // Nearly always the only one, and there may be a million such streams.
+            receives.reserve_exact(1);
+        }
+        receives.push_back(receive);
     }
 
     /// The next match of a stream, if its oldest message has arrived and a receive waits.
     pub(super) fn poll_match(&mut self, channel: Channel, tag: u64) -> Option<Match<M>> {
-        let stream = self.streams.get_mut(&(channel, tag))?;
+        let (streams, at) = self.find(channel, tag)?;
+        let stream = &mut streams[at];
         let &(message, true) = stream.messages.front()? else {
             return None;
         };
         let receive = stream.receives.pop_front()?;
         stream.messages.pop_front();
-        if stream.messages.is_empty() && stream.receives.is_empty() {
-            self.streams.remove(&(channel, tag));
+        if stream.is_empty() {
+            streams.swap_remove(at);
         }
         Some((message, receive))
     }
 
-    /// Takes a receive back. Linear in the streams of this rank: cancelling is an error path.
+    /// Takes a receive back.
     pub(super) fn cancel(&mut self, peer: Rank, token: u64) -> Option<Receive> {
-        let mut found = None;
-        self.streams.retain(|(channel, _), stream| {
-            if channel.peer == peer
-                && found.is_none()
-                && let Some(at) = stream.receives.iter().position(|r| r.token == token)
-            {
-                found = stream.receives.remove(at);
-            }
-            !(stream.messages.is_empty() && stream.receives.is_empty())
-        });
+        let streams = self.peers.get_mut(peer as usize)?;
+        let is_it = |r: &Receive| r.token == token;
+        let place = |s: &Stream<M>| s.receives.iter().position(is_it);
+        let (at, place) = (0..)
+            .zip(&*streams)
+            .find_map(|(i, s)| Some((i, place(s)?)))?;
+        let found = streams[at].receives.remove(place);
+        if streams[at].is_empty() {
+            streams.swap_remove(at);
+        }
         found
     }
 
     /// Takes a connection out: its receives, and its messages but for those at the head of each stream that
-    /// have arrived and that `is_kept` names. Linear in the streams.
+    /// have arrived and that `is_kept` names.
     pub(super) fn take(
         &mut self,
         channel: Channel,
         mut is_kept: impl FnMut(M) -> bool,
     ) -> (Vec<M>, Vec<Receive>) {
         let (mut messages, mut receives) = (Vec::new(), Vec::new());
-        self.streams.retain(|(of, _), stream| {
-            if *of == channel {
+        let Some(streams) = self.peers.get_mut(channel.peer as usize) else {
+            return (messages, receives);
+        };
+        streams.retain_mut(|stream| {
+            if stream.epoch == channel.epoch {
                 let is_last = |&(message, is_here): &(M, bool)| !(is_here && is_kept(message));
                 let kept = stream.messages.iter().position(is_last);
                 let kept = kept.unwrap_or(stream.messages.len());
                 messages.extend(stream.messages.drain(kept..).map(|(message, _)| message));
                 receives.extend(stream.receives.drain(..));
             }
-            !(stream.messages.is_empty() && stream.receives.is_empty())
+            !stream.is_empty()
         });
         (messages, receives)
     }
 
     /// Whether a receive would match at once.
     pub(super) fn has_arrived(&self, channel: Channel, tag: u64) -> bool {
-        self.streams
-            .get(&(channel, tag))
+        let streams = self.peers.get(channel.peer as usize);
+        let is_it = |s: &&Stream<M>| s.tag == tag && s.epoch == channel.epoch;
+        streams
+            .and_then(|streams| streams.iter().find(is_it))
             .is_some_and(|stream| stream.messages.front().is_some_and(|message| message.1))
     }
 
+    fn find(&mut self, channel: Channel, tag: u64) -> Option<(&mut Vec<Stream<M>>, usize)> {
+        let streams = self.peers.get_mut(channel.peer as usize)?;
+        let at = streams
+            .iter()
+            .position(|s| s.tag == tag && s.epoch == channel.epoch)?;
+        Some((streams, at))
+    }
+
     fn stream(&mut self, channel: Channel, tag: u64) -> &mut Stream<M> {
-        self.streams
-            .entry((channel, tag))
-            .or_insert_with(|| Stream {
-                messages: VecDeque::with_capacity(1),
-                receives: VecDeque::with_capacity(1),
-            })
+        let peer = channel.peer as usize;
+        if self.peers.len() <= peer {
+            self.peers.resize_with(peer + 1, Vec::new);
+        }
+        let streams = &mut self.peers[peer];
+        let known = streams
+            .iter()
+            .position(|s| s.tag == tag && s.epoch == channel.epoch);
+        let at = known.unwrap_or_else(|| {
+            if streams.is_empty() {
+                streams.reserve_exact(1);
+            }
+            streams.push(Stream {
+                epoch: channel.epoch,
+                tag,
+                messages: VecDeque::new(),
+                receives: VecDeque::new(),
+            });
+            streams.len() - 1
+        });
+        &mut streams[at]
     }
 }
 
@@ -169,6 +212,10 @@ mod tests {
 
     const A: Channel = Channel { peer: 1, epoch: 1 };
 
+    fn streams<M>(matcher: &Matcher<M>) -> usize {
+        matcher.peers.iter().map(Vec::len).sum()
+    }
+
     fn receive(token: u64) -> Receive {
         Receive {
             destination: View::empty(),
@@ -194,7 +241,7 @@ mod tests {
             matcher.poll_match(A, 7).map(|m| (m.0, m.1.token)),
             Some(("second", 2))
         );
-        assert!(matcher.streams.is_empty(), "nothing is left behind");
+        assert_eq!(streams(&matcher), 0, "nothing is left behind");
     }
 
     #[test]
@@ -251,10 +298,6 @@ mod tests {
         matcher.handle_receive(Channel { peer: 1, epoch: 2 }, 7, receive(3));
         let (messages, receives) = matcher.take(A, |_| false);
         assert_eq!((messages, receives.len()), (vec!["message"], 1));
-        assert_eq!(
-            matcher.streams.len(),
-            1,
-            "the other connection is untouched"
-        );
+        assert_eq!(streams(&matcher), 1, "the other connection is untouched");
     }
 }

@@ -191,7 +191,7 @@ impl State {
         let state = self.rank(rank);
         state.key_last = (state.key_last.checked_add(1)).expect("2^32 registrations of one rank");
         let key = RegionKey(state.key_last);
-        let exports = Default::default();
+        let exports = Vec::new();
         state.regions.insert(key, Registered { region, exports });
         key
     }
@@ -201,7 +201,8 @@ impl State {
         let Some(registered) = self.rank(rank).regions.remove(&key) else {
             return false;
         };
-        for &peer in registered.exports.keys() {
+        let peers = (0..registered.exports.len() as Rank).filter(|&p| registered.is_exported_to(p));
+        for peer in peers {
             let state = self.rank(peer);
             if state.mappings.contains_key(&(rank, key)) {
                 state.stale_mappings.push((rank, key));
@@ -220,9 +221,7 @@ impl State {
                 key.0
             )));
         };
-        let is_new = !registered.exports.contains_key(&peer);
-        registered.exports.entry(peer).or_insert(known_ns);
-        if is_new && self.options.mapped {
+        if registered.export_to(peer, known_ns) && self.options.mapped {
             self.schedule(known_ns, Happening::Wake(peer));
         }
         Ok(())
@@ -237,7 +236,9 @@ impl State {
         if peer == rank {
             return Some(registered.region.view());
         }
-        registered.exports.get(&rank).filter(|&&at| at <= now)?;
+        if registered.known_at(rank) > now {
+            return None;
+        }
         let region = Arc::clone(&registered.region);
         let view = region.view();
         self.rank(rank).mappings.insert((peer, key), region);

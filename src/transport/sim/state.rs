@@ -9,7 +9,7 @@ use crate::prng::Prng;
 use crate::transport::{Completion, Event, Outcome, RemoteRange, TAG_CLASSES};
 use crate::types::Rank;
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -192,12 +192,15 @@ impl Side {
     }
 }
 
+/// A time that does not come.
+pub(super) const NEVER: u64 = u64::MAX;
+
 /// A registered region.
 #[derive(Debug)]
 pub(super) struct Registered {
     pub(super) region: Arc<Region>,
-    /// Peers that it was exported to, and from when on they know it.
-    pub(super) exports: HashMap<Rank, u64, MixState>,
+    /// By peer, from when on it knows the region: [`NEVER`], and the end left out, where it was not exported to it.
+    pub(super) exports: Vec<u64>,
 }
 
 /// One rank.
@@ -210,7 +213,8 @@ pub(super) struct RankState {
     pub(super) is_ready: bool,
     pub(super) inbox: Vec<Event>,
     pub(super) ports: Ports,
-    pub(super) sides: HashMap<Rank, Side, MixState>,
+    /// By peer; none until the first connection.
+    pub(super) sides: Vec<Side>,
     pub(super) operations: Operations,
     pub(super) matcher: Matcher<OperationId>,
     pub(super) regions: HashMap<RegionKey, Registered, MixState>,
@@ -231,7 +235,7 @@ impl RankState {
             is_ready: false,
             inbox: Vec::new(),
             ports: Ports::default(),
-            sides: HashMap::default(),
+            sides: Vec::new(),
             operations: Operations::default(),
             matcher: Matcher::new(),
             regions: HashMap::default(),
@@ -244,11 +248,37 @@ impl RankState {
     }
 
     pub(super) fn side(&self, peer: Rank) -> Side {
-        self.sides.get(&peer).copied().unwrap_or(Side::IDLE)
+        self.sides.get(peer as usize).copied().unwrap_or(Side::IDLE)
     }
 
     pub(super) fn side_mut(&mut self, peer: Rank) -> &mut Side {
-        self.sides.entry(peer).or_insert(Side::IDLE)
+        if self.sides.len() <= peer as usize {
+            self.sides.resize(peer as usize + 1, Side::IDLE);
+        }
+        &mut self.sides[peer as usize]
+    }
+}
+
+impl Registered {
+    /// Whether it was exported to `peer`.
+    pub(super) fn is_exported_to(&self, peer: Rank) -> bool {
+        self.known_at(peer) != NEVER
+    }
+
+    /// When `peer` knows it.
+    pub(super) fn known_at(&self, peer: Rank) -> u64 {
+        self.exports.get(peer as usize).copied().unwrap_or(NEVER)
+    }
+
+    /// Exports it to `peer`; false if that was done before.
+    pub(super) fn export_to(&mut self, peer: Rank, known_ns: u64) -> bool {
+        if self.exports.len() <= peer as usize {
+            self.exports.resize(peer as usize + 1, NEVER);
+        }
+        let known = &mut self.exports[peer as usize];
+        let is_new = *known == NEVER;
+        *known = (*known).min(known_ns);
+        is_new
     }
 }
 
@@ -337,6 +367,9 @@ pub(super) struct State {
     /// Waits for the partitions to heal.
     pub(super) parked: Vec<Happening>,
     queue: BinaryHeap<Reverse<Scheduled>>,
+    /// What was scheduled in the order in which it happens, such as the answers to a thousand ranks that connect to a
+    /// thousand others. What comes before the last of it is in the heap.
+    in_order: VecDeque<Scheduled>,
     sequence: u64,
 }
 
@@ -353,6 +386,7 @@ impl State {
             partition_last: 0,
             parked: Vec::new(),
             queue: BinaryHeap::new(),
+            in_order: VecDeque::new(),
             sequence: 0,
             options,
         }
@@ -364,24 +398,36 @@ impl State {
 
     pub(super) fn schedule(&mut self, at_ns: u64, what: Happening) {
         self.sequence += 1;
-        self.queue.push(Reverse(Scheduled {
+        let scheduled = Scheduled {
             at_ns: at_ns.max(self.now),
             sequence: self.sequence,
             what,
-        }));
+        };
+        match self.in_order.back() {
+            Some(last) if last.at_ns > scheduled.at_ns => self.queue.push(Reverse(scheduled)),
+            _ => self.in_order.push_back(scheduled),
+        }
     }
 
     pub(super) fn next_ns(&self) -> Option<u64> {
-        self.queue.peek().map(|next| next.0.at_ns)
+        let heads = [self.queue.peek().map(|next| &next.0), self.in_order.front()];
+        heads.into_iter().flatten().map(|next| next.at_ns).min()
     }
 
     /// The next happening that is due by now.
     pub(super) fn poll_due(&mut self) -> Option<Happening> {
-        self.queue
-            .peek()
-            .is_some_and(|next| next.0.at_ns <= self.now)
-            .then(|| self.queue.pop())?
-            .map(|next| next.0.what)
+        if self.next_ns()? > self.now {
+            return None;
+        }
+        let is_of_heap = match (self.queue.peek(), self.in_order.front()) {
+            (Some(Reverse(in_heap)), Some(in_order)) => in_heap < in_order,
+            (in_heap, _) => in_heap.is_some(),
+        };
+        let next = match is_of_heap {
+            true => self.queue.pop().map(|next| next.0),
+            false => self.in_order.pop_front(),
+        };
+        next.map(|next| next.what)
     }
 
     pub(super) fn set_now(&mut self, now: u64) {

@@ -210,7 +210,7 @@ impl State {
         bytes: u64,
     ) -> Option<(View, Arc<crate::memory::Region>)> {
         let registered = self.rank(owner).regions.get(&range.key)?;
-        let is_known = owner == user || registered.exports.contains_key(&user);
+        let is_known = owner == user || registered.is_exported_to(user);
         let place = range_of(&registered.region, range.offset, bytes).filter(|_| is_known)?;
         Some((place, Arc::clone(&registered.region)))
     }

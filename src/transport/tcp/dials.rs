@@ -7,6 +7,7 @@ use super::rail::Rail;
 use super::secure::Secure;
 use super::socket;
 use crate::time::Time;
+use crate::transport::UNREACHABLE;
 use crate::types::Rank;
 use crate::wire::{Claim, HandshakeError, HandshakeMessage, Initiator, Purpose, Refusal};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
@@ -188,7 +189,7 @@ impl TcpTransport {
         if is_over && peer.rails.is_empty() {
             let text = match is_refused {
                 true => format!("its process ended: {reason}"),
-                false => format!("it cannot be reached: {reason}"),
+                false => format!("{UNREACHABLE}: {reason}"),
             };
             self.fail(rank, &text);
         }

@@ -37,7 +37,7 @@ mod stream;
 mod zerocopy;
 
 use super::keys::RegionKeys;
-use super::{Capabilities, Event, PostError, Transport};
+use super::{Address, Capabilities, Event, PostError, Transport};
 use crate::config::{TcpSettings, tls_without_secret};
 use crate::error::{Error, Result};
 use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER, RANKS_MAX};
@@ -195,6 +195,37 @@ impl TcpTransport {
             closing: VecDeque::new(),
             ring: Arc::new(ring),
         })
+    }
+
+    /// Lets a peer in that may come, and does not call it: [`Event::Connected`] says that it has.
+    pub fn expect(&mut self, peer: Rank, address: &Address) -> Result<()> {
+        self.begin(peer, address)?;
+        self.peers[peer as usize].is_awaited = true;
+        Ok(())
+    }
+
+    /// Calls a peer that is expected.
+    pub fn call(&mut self, peer: Rank) {
+        self.peers[peer as usize].is_dialer = true;
+        self.dial_if_needed(peer, false);
+    }
+
+    /// Notes where a peer is, and takes posts for it.
+    fn begin(&mut self, peer: Rank, address: &Address) -> Result<()> {
+        if peer as usize >= self.peers.len() {
+            return Err(Error::invalid(format!(
+                "connecting to rank {peer} of a job of {} ranks",
+                self.peers.len()
+            )));
+        }
+        let address = PeerAddress::parse(address)?;
+        let known = &mut self.peers[peer as usize];
+        if known.state != PeerState::Idle {
+            return Err(Error::invalid(format!("connecting to rank {peer} twice")));
+        }
+        known.address = Some(address);
+        known.state = PeerState::Open;
+        Ok(())
     }
 
     fn check_peer(&self, peer: Rank) -> Posted {

@@ -1,9 +1,8 @@
 //! What the contract asks of the `tcp` provider: posts, polls and what is looked at slowly.
 
-use super::address::PeerAddress;
 use super::peer::{Peer, PeerState};
 use super::{CONNECTED_RANKS_MAX, COUNT_BYTES, DIRECT_RAILS_MAX, DOOR_POLLS, Posted, TcpTransport};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::limits::MESSAGES_PER_PEER;
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
@@ -25,19 +24,7 @@ impl Transport for TcpTransport {
     }
 
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<()> {
-        if peer as usize >= self.peers.len() {
-            return Err(Error::invalid(format!(
-                "connecting to rank {peer} of a job of {} ranks",
-                self.peers.len()
-            )));
-        }
-        let address = PeerAddress::parse(address)?;
-        let known = &mut self.peers[peer as usize];
-        if known.state != PeerState::Idle {
-            return Err(Error::invalid(format!("connecting to rank {peer} twice")));
-        }
-        known.address = Some(address);
-        known.state = PeerState::Open;
+        self.begin(peer, address)?;
         if peer != self.rank && self.peers.len() <= CONNECTED_RANKS_MAX as usize {
             let known = &mut self.peers[peer as usize];
             known.is_awaited = true;
@@ -109,6 +96,17 @@ impl Transport for TcpTransport {
             Some(known) => u32::from(known.backlog(class)),
             None => 0,
         }
+    }
+
+    fn unmatched(
+        &mut self,
+        is_meant: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Option<(Rank, u64, u64)> {
+        (0..).zip(&self.peers).find_map(|(rank, peer)| {
+            let waiting = &mut peer.unexpected.iter();
+            let found = waiting.find(|u| is_meant(u.tag, u.header));
+            found.map(|u| (rank, u.tag, u.header))
+        })
     }
 
     fn post_recv(&mut self, peer: Rank, tag: u64, destination: View, token: u64) -> Posted {

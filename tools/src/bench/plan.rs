@@ -16,6 +16,8 @@ const LINK_GBIT_DEFAULT: f64 = 100.0;
 const LINK_US_DEFAULT: f64 = 2.0;
 /// Virtual times repeat; the first iteration exchanges keys of memory.
 const SIMULATED_ITERATIONS: (u32, u32) = (1, 1);
+/// Twice the second-level cache of a core, of the larger ones.
+const ROTATION_BYTES_MIN: u64 = 4 << 20;
 
 /// The network of a simulation.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
@@ -124,10 +126,10 @@ pub fn build_plan(args: &BenchArgs, facts: Facts) -> Result<Plan, String> {
     };
     // Where time is virtual there are no caches to leave.
     let rotate = !args.no_rotate && link.is_none();
-    let rotation_bytes = if !rotate {
+    let rotated_bytes = if !rotate {
         0
     } else {
-        (2 * facts.cache_bytes).min(facts.memory_bytes / (8 * u64::from(local_ranks)))
+        rotation_bytes(facts.cache_bytes, facts.memory_bytes, local_ranks)
     };
     let or_simulated = |asked: Option<u32>, few| asked.or(link.map(|_| few));
     let plan = Plan {
@@ -144,7 +146,7 @@ pub fn build_plan(args: &BenchArgs, facts: Facts) -> Result<Plan, String> {
         link,
         memory: args.sweep.memory,
         placements,
-        arena_bytes: rotation_bytes.max(layout::slot_bytes(largest)),
+        arena_bytes: rotated_bytes.max(layout::slot_bytes(largest)),
         sizes,
         rotate,
         iterations: or_simulated(args.iterations, SIMULATED_ITERATIONS.0),
@@ -211,6 +213,16 @@ fn check_variants(args: &BenchArgs, ranks: u32) -> Result<Vec<(DataType, ReduceO
         ));
     }
     Ok(variants)
+}
+
+/// Bytes over which the buffers of a rank rotate, so that those of all ranks together leave the last-level cache behind, and
+/// each rank's the caches of its core: a rank of a few twice the last level, more of them no more in all, because to get
+/// pages is most of what the start of many ranks takes.
+fn rotation_bytes(cache_bytes: u64, memory_bytes: u64, local_ranks: u32) -> u64 {
+    let local_ranks = u64::from(local_ranks);
+    (2 * cache_bytes)
+        .min((16 * cache_bytes / local_ranks).max(ROTATION_BYTES_MIN))
+        .min(memory_bytes / (8 * local_ranks))
 }
 
 /// Refuses a name that does not exist for the collective, or that cannot do one of the rows.
@@ -360,6 +372,15 @@ pub mod tests {
         assert_eq!(plan.placements, [Placement::OutOfPlace, Placement::InPlace]);
         assert_eq!(plan.arena_bytes, 64 << 20);
         assert_eq!(plan.variants, [(DataType::F32, ReduceOp::Sum)]);
+    }
+
+    #[test]
+    fn many_ranks_leave_the_cache_together_and_take_no_more_memory_for_it() {
+        let (cache, memory) = (32 << 20, 1 << 40);
+        assert_eq!(rotation_bytes(cache, memory, 8), 2 * cache);
+        assert_eq!(rotation_bytes(cache, memory, 64), cache / 4);
+        assert_eq!(rotation_bytes(cache, memory, 4096), ROTATION_BYTES_MIN);
+        assert_eq!(rotation_bytes(cache, 1 << 30, 64), 2 << 20);
     }
 
     #[test]

@@ -1,0 +1,120 @@
+//! Ranks of one host that cannot share memory, or of which one would think so: another user, another namespace of processes.
+//! Real processes; they need root, and say so and pass where there is none.
+//!
+//! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child runs [`child_entry`] and
+//! nothing else.
+
+#[path = "rails/connections.rs"]
+mod connections;
+#[path = "rails/work.rs"]
+mod work;
+
+use linerate::{Communicator, Config};
+use std::net::TcpListener;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Output, Stdio};
+use work::{counts, text};
+
+/// Nobody's number, as everywhere.
+const NOBODY: u32 = 65534;
+const APART: &str = "pairs of this host without shared memory";
+
+#[test]
+fn child_entry() {
+    if std::env::var("LINERATE_TEST_ROLE").as_deref() != Ok("sums") {
+        return;
+    }
+    let config = Config::from_lookup(|name| std::env::var(name).ok()).unwrap();
+    let comm = Communicator::from_env(config).unwrap();
+    let buffer = comm.alloc(8 * 300_000).unwrap();
+    for round in 0..30 {
+        work::sum(&comm, &buffer, [1, 500, 300_000][round as usize % 3], round).unwrap();
+    }
+    comm.barrier().unwrap();
+    println!("TRANSPORT {}", comm.transport());
+    for (name, count) in comm.transport_counts() {
+        println!("COUNT {count} {name}");
+    }
+}
+
+/// Three ranks that meet over loopback; `change` says what is special about rank 1.
+fn run(change: impl Fn(Command) -> Command) -> Vec<Output> {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let place = format!("tcp://{}", free.local_addr().unwrap());
+    drop(free);
+    let start = |rank: u32| {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "child_entry", "--nocapture"]);
+        if rank == 1 {
+            command = change(command);
+        }
+        command
+            .env("LINERATE_TEST_ROLE", "sums")
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", "3")
+            .env("LINERATE_RENDEZVOUS", &place)
+            .env("LINERATE_SECRET", "0123456789abcdef")
+            .env("LINERATE_TIMEOUT", "60")
+            .env("LINERATE_DEBUG", "info")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command.spawn()
+    };
+    let children: Vec<_> = (0..3).map(start).collect::<Result<_, _>>().unwrap();
+    let end = |child: std::process::Child| child.wait_with_output().unwrap();
+    children.into_iter().map(end).collect()
+}
+
+/// Whether this user may do that.
+fn can(command: &mut Command) -> bool {
+    let output = command.output();
+    let is_good = output.as_ref().is_ok_and(|o| o.status.success());
+    if !is_good {
+        println!("skipped: {command:?}: {output:?}");
+    }
+    is_good
+}
+
+#[test]
+fn ranks_of_two_users_do_without_shared_memory_and_the_others_have_it() {
+    // As nobody, who must reach this program.
+    let mut probe = Command::new(std::env::current_exe().unwrap());
+    if !can(probe.arg("--list").uid(NOBODY).gid(NOBODY)) {
+        return;
+    }
+    let outputs = run(|mut command| {
+        command.uid(NOBODY).gid(NOBODY);
+        command
+    });
+    for (rank, output) in outputs.iter().enumerate() {
+        let told = text(output);
+        assert!(told.contains("TRANSPORT router"), "{told}");
+        let other = if rank == 1 { 0 } else { 1 };
+        let is_told = format!(
+            "linerate: rank {rank}: rank {other} is on this host and shares no memory with it"
+        );
+        assert!(told.contains(&is_told), "{told}");
+        assert!(told.contains("all ranks are on this host"), "{told}");
+    }
+    // Both sides of both pairs; ranks 0 and 2 share memory.
+    assert_eq!(counts(&outputs)[APART], 4);
+}
+
+#[test]
+fn ranks_in_two_namespaces_of_processes_share_memory() {
+    let unshare = ["--pid", "--fork", "--kill-child"];
+    if !can(Command::new("unshare").args(unshare).arg("true")) {
+        return;
+    }
+    let outputs = run(|command| {
+        let mut inside = Command::new("unshare");
+        inside.args(unshare).arg(command.get_program());
+        inside.args(command.get_args());
+        inside
+    });
+    for output in &outputs {
+        let told = text(output);
+        assert!(output.status.success(), "{told}");
+        assert!(told.contains("TRANSPORT shm"), "{told}");
+    }
+}

@@ -1,0 +1,94 @@
+//! Two hosts: network namespaces of this machine, joined by a pair of interfaces. They need root and the `ip` command.
+
+// Each of the programs that use it needs a part.
+#![allow(dead_code)]
+
+use std::process::Command;
+
+/// Two namespaces, of which the interfaces `l0` (10.77.0.1) and `l1` (10.77.0.2) reach each other.
+pub struct Hosts {
+    /// As `ip netns` knows them.
+    pub names: [String; 2],
+}
+
+/// What every rank of a job on both hosts is told.
+pub const COMMON: [(&str, &str); 3] = [
+    ("LINERATE_RENDEZVOUS", "tcp://10.77.0.1:29555"),
+    ("LINERATE_SECRET", "0123456789abcdef"),
+    ("LINERATE_DEBUG", "info"),
+];
+
+fn ip(line: &str) -> Result<(), String> {
+    let output = Command::new("ip").args(line.split_whitespace()).output();
+    let output = output.map_err(|error| format!("ip {line}: {error}"))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(format!(
+            "ip {line}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        )),
+    }
+}
+
+impl Hosts {
+    /// `None`, and why on standard output, where namespaces cannot be made.
+    pub fn new(test: &str) -> Option<Hosts> {
+        let names = [0, 1].map(|host| format!("lr-{}-{test}-{host}", std::process::id()));
+        if let Err(why) = ip(&format!("netns add {}", names[0])) {
+            println!("skipped: no network namespaces here: {why}");
+            return None;
+        }
+        let hosts = Hosts { names };
+        let [a, b] = &hosts.names;
+        let mut lines = vec![
+            format!("netns add {b}"),
+            format!("link add l0 netns {a} type veth peer name l1 netns {b}"),
+        ];
+        for (host, name) in hosts.names.iter().enumerate() {
+            lines.push(format!(
+                "-n {name} addr add 10.77.0.{}/24 dev l{host}",
+                host + 1
+            ));
+            lines.push(format!("-n {name} link set lo up"));
+            lines.push(format!("-n {name} link set l{host} up"));
+        }
+        lines.iter().for_each(|line| ip(line).unwrap());
+        Some(hosts)
+    }
+
+    /// `up` or `down`, of the link between them.
+    pub fn set_link(&self, state: &str) {
+        ip(&format!("-n {} link set l1 {state}", self.names[1])).unwrap();
+    }
+
+    /// A command that becomes this one inside a host, with nothing in its environment but the search path.
+    pub fn inside(&self, host: usize, program: &Command) -> Command {
+        let mut inside = Command::new("ip");
+        inside
+            .args(["netns", "exec", &self.names[host]])
+            .arg(program.get_program())
+            .args(program.get_args())
+            .env_clear()
+            .env("PATH", std::env::var("PATH").unwrap());
+        inside
+    }
+}
+
+/// The place of a rank among `ranks`, half of them on each host, as launchers tell it.
+pub fn place(rank: usize, ranks: usize) -> [(&'static str, String); 4] {
+    [
+        ("WORLD_SIZE", ranks.to_string()),
+        ("RANK", rank.to_string()),
+        ("LOCAL_RANK", (rank % (ranks / 2)).to_string()),
+        ("LOCAL_WORLD_SIZE", (ranks / 2).to_string()),
+    ]
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for name in &self.names {
+            // Whatever still runs there ends with the test's processes.
+            let _ = ip(&format!("netns del {name}"));
+        }
+    }
+}
