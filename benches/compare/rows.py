@@ -7,7 +7,7 @@ limit. They count only within one run: absolute times differ from machine to mac
 from dataclasses import dataclass
 from typing import Optional, Union
 
-from commands import Command, bench, cacheline, gloo, mpi, replay, roofline, start
+from commands import Command, bench, cacheline, gloo, mpi, replay, roofline
 
 KIB = 1 << 10
 MIB = 1 << 20
