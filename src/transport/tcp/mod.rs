@@ -24,6 +24,8 @@ mod dials;
 mod doors;
 mod losses;
 mod messages;
+#[cfg(test)]
+mod parking_tests;
 mod peer;
 mod provider;
 mod rail;
@@ -46,6 +48,7 @@ use address::{IDENTITY_BYTES, PeerAddress};
 use dials::Dial;
 use doors::Stranger;
 use peer::{Counts, Loss, Peer, PeerState, Shared};
+use rail::Rail;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::net::Shutdown;
 use staging::Staging;
@@ -106,7 +109,6 @@ pub struct TcpTransport {
     active: Vec<Rank>,
     rails_count: usize,
     next_key: u32,
-    polls: u32,
     closing: VecDeque<OwnedFd>,
     /// Of the wait source.
     ring: Arc<OwnedFd>,
@@ -176,13 +178,13 @@ impl TcpTransport {
                 spare: Vec::new(),
                 staging: Staging::default(),
                 now: Time::default(),
+                polls: 0,
                 is_leaving: false,
                 counts: Counts::default(),
             },
             active: Vec::new(),
             rails_count: 0,
             next_key: 1,
-            polls: 0,
             closing: VecDeque::new(),
             ring: Arc::new(ring),
         })
@@ -313,7 +315,8 @@ impl TcpTransport {
                 return;
             };
             // What is parked is in no socket, so that the kernel does not know of it.
-            if self.peers[rank as usize].rails.iter().any(|r| r.is_parked) {
+            let is_due = |rail: &Rail| rail.parked.is_some_and(|poll| poll != self.shared.polls);
+            if self.peers[rank as usize].rails.iter().any(is_due) {
                 self.poll_peer(rank);
             } else if self.peers[rank as usize].has_output() {
                 self.pump(rank);

@@ -32,11 +32,14 @@ impl Peer {
     /// Reads what a rail has; whether anything came.
     pub fn receive(&mut self, at: usize, shared: &mut Shared) -> Result<bool, Loss> {
         let mut has_moved = false;
-        if self.rails[at].is_parked {
+        if let Some(poll) = self.rails[at].parked {
+            if poll == shared.polls {
+                return Ok(false);
+            }
             self.handle_buffer(at, shared)?;
         }
         for _ in 0..READS_MAX {
-            if self.rails[at].is_parked {
+            if self.rails[at].parked.is_some() {
                 break;
             }
             let (received, wanted) = match self.read(at, shared) {
@@ -175,10 +178,10 @@ impl Peer {
         let payload = header.frame.payload_bytes() as usize;
         if header.frame.is_chunk() {
             if self.is_to_park(at, &header.frame, shared) {
-                self.rails[at].is_parked = true;
+                self.rails[at].parked = Some(shared.polls);
                 return Ok(false);
             }
-            self.rails[at].is_parked = false;
+            self.rails[at].parked = None;
             self.rails[at].rx_start += HEADER_BYTES;
             self.begin_body(at, header, shared)?;
             return Ok(self.rails[at].body.is_none());
@@ -198,13 +201,13 @@ impl Peer {
 
     /// Whether a chunk without a place stays in the kernel until the next poll: this poll has news, and whoever hears them
     /// may post the receive. In place, an allreduce's second half comes right behind the acknowledgement that makes room
-    /// for it, and was copied twice: 1 MiB took 1.3 times as long.
+    /// for it. Copied twice, through memory that was new each time, 1 MiB took 411 us; now 209.
     fn is_to_park(&self, at: usize, frame: &Frame, shared: &Shared) -> bool {
         let Frame::Chunk { transfer, .. } = *frame else {
             return false;
         };
         let fate = self.incoming.get(&transfer).map(|incoming| incoming.fate);
-        !self.rails[at].is_parked
+        self.rails[at].parked.is_none()
             && !shared.ready.is_empty()
             && matches!(fate, None | Some(Fate::Unmatched))
     }
@@ -408,6 +411,7 @@ impl Peer {
                             self.staged_bytes, shared.eager_bytes
                         )));
                     }
+                    shared.counts.chunks_staged += 1;
                     staged = Some(shared.staging.lend(bytes));
                 }
             }
