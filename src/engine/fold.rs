@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn what_is_used_again_or_waits_for_something_else_is_not_folded() {
         assert_eq!(folds(|b, scratch| _ = b.send(1, scratch)), []);
-        assert_eq!(folds(|b, scratch| _ = b.copy(INPUT, scratch)), []);
+        assert_eq!(folds(|b, scratch| b.copy(INPUT, scratch)), []);
         assert_eq!(folds(|b, _| _ = b.recv(1, OUTPUT)), []);
         assert_eq!(folds(|b, _| _ = b.send(1, OUTPUT)), []);
     }
