@@ -381,7 +381,7 @@ fn learned(comm: &Communicator) {
             let count = buffer.len_bytes() as u64 / 4;
             linerate::Call::all_reduce(DataType::F32, ReduceOp::Sum, count, buffer, buffer)
         });
-        if (comm.rank() + round / 8) % 2 == 0 {
+        if (comm.rank() + round / 8).is_multiple_of(2) {
             calls.iter().for_each(|call| comm.run(call).unwrap());
         } else {
             let started: Vec<_> = calls.iter().map(|call| comm.start(call).unwrap()).collect();

@@ -3,7 +3,7 @@
 //! What is received only to be reduced once needs no place of its own beyond the chunks that are under way: a chunk goes
 //! where one lay that has been reduced. So received bytes are still in the second-level cache when they are reduced, and
 //! a few chunks of scratch memory are enough for any length. Over `tcp`, 2 ranks, an allreduce of
-//! 16 MiB takes 4.4 ms so, 4.8 with four chunks, and 5.5 with all of it.
+//! 16 MiB takes 4.1 ms so, 4.9 with four chunks, and 5.3 with all of it.
 //!
 //! Only for a reduction that waits for nothing but that message: then a chunk waits for the reduction of an earlier one, and
 //! that for nobody, so that no rank can be held up that was not before.
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn what_is_used_again_or_waits_for_something_else_is_not_folded() {
         assert_eq!(folds(|b, scratch| _ = b.send(1, scratch)), []);
-        assert_eq!(folds(|b, scratch| _ = b.copy(INPUT, scratch)), []);
+        assert_eq!(folds(|b, scratch| b.copy(INPUT, scratch)), []);
         assert_eq!(folds(|b, _| _ = b.recv(1, OUTPUT)), []);
         assert_eq!(folds(|b, _| _ = b.send(1, OUTPUT)), []);
     }

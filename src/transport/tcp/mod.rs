@@ -25,6 +25,8 @@ mod dials;
 mod doors;
 mod losses;
 mod messages;
+#[cfg(test)]
+mod parking_tests;
 mod peer;
 mod provider;
 mod rail;
@@ -49,6 +51,7 @@ use address::{IDENTITY_BYTES, PeerAddress};
 use dials::Dial;
 use doors::Stranger;
 use peer::{Counts, Loss, Peer, PeerState, Shared};
+use rail::Rail;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::net::Shutdown;
 use staging::Staging;
@@ -109,7 +112,6 @@ pub struct TcpTransport {
     active: Vec<Rank>,
     rails_count: usize,
     keys: RegionKeys,
-    polls: u32,
     closing: VecDeque<OwnedFd>,
     /// Of the wait source.
     ring: Arc<OwnedFd>,
@@ -183,6 +185,7 @@ impl TcpTransport {
                 spare: Vec::new(),
                 staging: Staging::default(),
                 now: Time::default(),
+                polls: 0,
                 is_leaving: false,
                 is_debugging: settings.is_debugging,
                 refused: socket::Refused::default(),
@@ -191,7 +194,6 @@ impl TcpTransport {
             active: Vec::new(),
             rails_count: 0,
             keys: RegionKeys::new(),
-            polls: 0,
             closing: VecDeque::new(),
             ring: Arc::new(ring),
         })
@@ -353,7 +355,8 @@ impl TcpTransport {
                 return;
             };
             // What is parked is in no socket, so that the kernel does not know of it.
-            if self.peers[rank as usize].rails.iter().any(|r| r.is_parked) {
+            let is_due = |rail: &Rail| rail.parked.is_some_and(|poll| poll != self.shared.polls);
+            if self.peers[rank as usize].rails.iter().any(is_due) {
                 self.poll_peer(rank);
             } else if self.peers[rank as usize].has_output() {
                 self.pump(rank);

@@ -210,6 +210,8 @@ pub struct Shared {
     pub spare: Vec<Vec<u8>>,
     pub staging: Staging,
     pub now: Time,
+    /// Polls so far, around the end.
+    pub polls: u32,
     /// This rank is being dropped: a connection that ends now is no loss.
     pub is_leaving: bool,
     /// Whether people want to know what usually does not matter.
@@ -225,6 +227,8 @@ pub struct Counts {
     pub chunks_sent: u64,
     /// Chunks that have come whole.
     pub chunks_received: u64,
+    /// Chunks of which no receive was known, and which are copied once more.
+    pub chunks_staged: u64,
     /// Chunks sent once more after a rail was lost.
     pub chunks_again: u64,
     /// Ordered frames that came twice, and were dropped.
@@ -242,6 +246,7 @@ impl Counts {
         vec![
             ("chunks sent", self.chunks_sent),
             ("chunks received", self.chunks_received),
+            ("chunks that came before their receive", self.chunks_staged),
             ("chunks sent again", self.chunks_again),
             ("frames that came twice", self.frames_twice),
             ("rails lost", self.rails_lost),

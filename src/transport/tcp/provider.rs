@@ -185,9 +185,9 @@ impl Transport for TcpTransport {
     #[inline]
     fn poll(&mut self, now: Time, events: &mut Vec<Event>) {
         self.shared.now = now;
-        self.polls = self.polls.wrapping_add(1);
+        self.shared.polls = self.shared.polls.wrapping_add(1);
         let is_opening = !self.dials.is_empty() || !self.strangers.is_empty();
-        if is_opening || self.polls.is_multiple_of(DOOR_POLLS) {
+        if is_opening || self.shared.polls.is_multiple_of(DOOR_POLLS) {
             self.look_at_doors(false);
         }
         if self.rails_count > DIRECT_RAILS_MAX {

@@ -56,8 +56,8 @@ pub struct Rail {
     pub rx_start: usize,
     pub rx_end: usize,
     pub body: Option<Body>,
-    /// A chunk has come that has no place yet: it stays where it is until the next poll.
-    pub is_parked: bool,
+    /// The poll in which a chunk came that had no place yet: it stays where it is until the next one.
+    pub parked: Option<u32>,
     /// Chunks that have come whole.
     pub chunks_received: u64,
     pub chunks_told: u64,
@@ -105,7 +105,7 @@ impl Rail {
             rx_start: 0,
             rx_end: 0,
             body: None,
-            is_parked: false,
+            parked: None,
             chunks_received: 0,
             chunks_told: 0,
             is_owed: false,

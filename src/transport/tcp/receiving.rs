@@ -33,13 +33,16 @@ impl Peer {
     /// Reads what a rail has; whether anything came.
     pub fn receive(&mut self, at: usize, shared: &mut Shared) -> Result<bool, Loss> {
         let mut has_moved = false;
-        if self.rails[at].is_parked {
+        if let Some(poll) = self.rails[at].parked {
+            if poll == shared.polls {
+                return Ok(false);
+            }
             self.handle_buffer(at, shared)?;
         }
         for look in 0.. {
             // No descriptor tells of what has been decrypted.
             let is_enough = look >= READS_MAX && !self.rails[at].holds_opened();
-            if self.rails[at].is_parked || is_enough {
+            if self.rails[at].parked.is_some() || is_enough {
                 break;
             }
             let (received, wanted) = match self.read(at, shared) {
@@ -179,10 +182,10 @@ impl Peer {
         let payload = header.frame.payload_bytes() as usize;
         if header.frame.is_chunk() {
             if self.is_to_park(at, &header.frame, shared) {
-                self.rails[at].is_parked = true;
+                self.rails[at].parked = Some(shared.polls);
                 return Ok(false);
             }
-            self.rails[at].is_parked = false;
+            self.rails[at].parked = None;
             self.rails[at].rx_start += HEADER_BYTES;
             self.begin_body(at, header, shared)?;
             return Ok(self.rails[at].body.is_none());
@@ -202,13 +205,13 @@ impl Peer {
 
     /// Whether a chunk without a place stays in the kernel until the next poll: this poll has news, and whoever hears them
     /// may post the receive. In place, an allreduce's second half comes right behind the acknowledgement that makes room
-    /// for it, and was copied twice: 1 MiB took 1.3 times as long.
+    /// for it. Copied twice, through memory that was new each time, 1 MiB took 411 us; now 209.
     fn is_to_park(&self, at: usize, frame: &Frame, shared: &Shared) -> bool {
         let Frame::Chunk { transfer, .. } = *frame else {
             return false;
         };
         let fate = self.incoming.get(&transfer).map(|incoming| incoming.fate);
-        !self.rails[at].is_parked
+        self.rails[at].parked.is_none()
             && !shared.ready.is_empty()
             && matches!(fate, None | Some(Fate::Unmatched))
     }
@@ -412,6 +415,7 @@ impl Peer {
                             self.staged_bytes, shared.eager_bytes
                         )));
                     }
+                    shared.counts.chunks_staged += 1;
                     staged = Some(shared.staging.lend(bytes));
                 }
             }
