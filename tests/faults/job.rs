@@ -51,7 +51,9 @@ impl Start<'_> {
         let name = self.name.clone().unwrap_or(unique);
         let child = |rank: u32| {
             let mut command = Command::new("sh");
-            let script = format!("{} exec \"$0\" --exact child_entry --nocapture", self.shell);
+            // A shell's background jobs ignore interruptions, and so does what they start.
+            let start = "exec env --default-signal=INT \"$0\" --exact child_entry --nocapture";
+            let script = format!("{} {start}", self.shell);
             command
                 .args(["-c", &script])
                 .arg(std::env::current_exe().unwrap())
