@@ -97,7 +97,7 @@ fn absence_and_death_are_named() {
 #[test]
 fn ranks_with_other_secrets_or_settings_are_refused() {
     for (name, values, expected) in [
-        ("LINERATE_INTEGRITY", ["crc", "off"], "settings"),
+        ("LINERATE_INTEGRITY", ["crc", "off"], "LINERATE_INTEGRITY"),
         (
             "LINERATE_SECRET",
             ["0123456789abcdef", "fedcba9876543210"],
