@@ -372,6 +372,12 @@ impl Engine {
                 |&p: &Rank| p != links.rank && links.retired_by(p) == self.retired_by_all;
             missing = (0..links.ranks).filter(is_behind).collect();
         }
+        // Who answers waits too: for those who do not, behind a cut for instance.
+        let is_silent = |&rank: &Rank| suspect.answers[rank as usize].is_none();
+        if !missing.iter().any(is_silent) {
+            missing.extend(self.driver.links.others().filter(is_silent));
+            missing.sort_unstable();
+        }
         let detail = self.describe_ranks(&missing, &suspect.answers);
         Error::Timeout {
             rank: self.rank(),
