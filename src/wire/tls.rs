@@ -166,7 +166,7 @@ impl Tls {
         self.filled += bytes;
     }
 
-    /// Opens what has come, and gives it to `take`, which says how much of it it takes; less than all: no more for now.
+    /// Opens what has come, and gives it to `take`, which says how much of it it takes: less than all ends the call.
     /// Goes on with the handshake too, which may leave something to send.
     pub fn open(&mut self, take: &mut Taker<'_>) -> Result<(), TlsError> {
         loop {
