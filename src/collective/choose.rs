@@ -2,7 +2,7 @@
 
 use super::table::algorithms;
 use super::{Algorithm, Request, Window};
-use crate::cost::{Caches, Model, Shape, Work};
+use crate::cost::{Caches, Finding, Model, Shape, Work};
 use crate::limits::LINE_PAYLOAD_BYTES;
 use crate::pattern::hosts::Hosts;
 
@@ -37,8 +37,17 @@ pub struct Candidate {
     pub predicted_ns: f64,
 }
 
-/// The algorithm to plan `bytes` bytes of `count` elements with: the cheapest. Never looks at `in_place`, in which ranks may
-/// differ. [`crate::types::Collective::SendRecv`] has no algorithms and no choice: it panics.
+/// What [`choose`] gives.
+#[derive(Clone, Copy, Debug)]
+pub struct Choice {
+    /// Which.
+    pub algorithm: &'static Algorithm,
+    /// Times of the host say so, not prices.
+    pub is_found: bool,
+}
+
+/// The algorithm to plan `bytes` bytes of `count` elements with: the one that was found to be the fastest nearest to this size,
+/// or else the cheapest. `findings` are those of the number of ranks. Never looks at `in_place`, in which ranks may differ. [`crate::types::Collective::SendRecv`] has no algorithms and no choice: it panics.
 ///
 /// Where `available.registered`, a call may turn out to be on memory that is not registered on some rank; an algorithm that
 /// needs it is then redirected to what is chosen for such memory, and the next calls like it go there at once
@@ -46,17 +55,33 @@ pub struct Candidate {
 pub fn choose(
     request: &Request,
     bytes: u64,
-    model: &Model,
+    (model, findings): (&Model, &[Finding]),
     available: &Available,
-) -> &'static Algorithm {
-    cheapest(&candidates(
-        request,
-        bytes,
-        model,
-        available,
-        available.registered,
-    ))
-    .algorithm
+) -> Choice {
+    let candidates = candidates(request, bytes, model, available, available.registered);
+    let found = found(&candidates, request, bytes, findings, available);
+    Choice {
+        algorithm: found.unwrap_or_else(|| cheapest(&candidates)).algorithm,
+        is_found: found.is_some(),
+    }
+}
+
+fn found<'a>(
+    candidates: &'a [Candidate],
+    request: &Request,
+    bytes: u64,
+    findings: &[Finding],
+    available: &Available,
+) -> Option<&'a Candidate> {
+    let nearest = findings
+        .iter()
+        .filter(|f| (f.collective, f.registered) == (request.collective, available.registered))
+        .filter_map(|finding| Some((finding.distance(bytes)?, finding)))
+        .min_by(|(a, _), (b, _)| a.total_cmp(b));
+    let (_, finding) = nearest?;
+    candidates
+        .iter()
+        .find(|c| c.algorithm.name == finding.algorithm)
 }
 
 /// Every algorithm that can run, in the order of the table, if the callers' buffers are `registered` on all ranks or on none.
@@ -147,7 +172,10 @@ mod tests {
         window_bytes: 256 << 10,
         chunk_bytes: 256 << 10,
         cores: 8,
-        caches: Models::BUILT_IN.caches,
+        caches: Caches {
+            core_bytes: 1e6,
+            host_bytes: 32e6,
+        },
     };
     const FABRIC: Available = Available {
         mapped: false,
@@ -171,12 +199,16 @@ mod tests {
     fn on_host(bytes: u64, registered: bool) -> &'static str {
         let available = Available { registered, ..HOST };
         let request = request(Collective::AllReduce, 4, 4);
-        choose(&request, bytes, &Models::BUILT_IN.apart, &available).name
+        choose(&request, bytes, (&Models::BUILT_IN.apart, &[]), &available)
+            .algorithm
+            .name
     }
 
     fn on_fabric(collective: Collective, bytes: u64, ranks: u32, per_host: u32) -> &'static str {
         let request = request(collective, ranks, per_host);
-        choose(&request, bytes, &Model::FABRIC, &FABRIC).name
+        choose(&request, bytes, (&Model::FABRIC, &[]), &FABRIC)
+            .algorithm
+            .name
     }
 
     #[test]
@@ -187,6 +219,42 @@ mod tests {
         assert_eq!(on_host(1 << 20, true), "direct");
         assert_eq!(on_host(64 << 10, false), "window-split");
         assert_eq!(on_host(64 << 20, false), "window-split");
+    }
+
+    #[test]
+    fn what_was_found_wins_where_it_can_run() {
+        let finding = |bytes: u64, algorithm: &'static str| Finding {
+            collective: Collective::AllReduce,
+            ranks: 4,
+            crowded: false,
+            registered: true,
+            bytes,
+            algorithm: algorithm.into(),
+        };
+        let findings = [
+            finding(8, "ring"),
+            finding(64, "line"),
+            finding(1 << 20, "window-split"),
+        ];
+        let name = |bytes: u64, registered| {
+            let available = Available { registered, ..HOST };
+            let prices = (&Models::BUILT_IN.apart, &findings[..]);
+            let choice = choose(
+                &request(Collective::AllReduce, 4, 4),
+                bytes,
+                prices,
+                &available,
+            );
+            (choice.algorithm.name, choice.is_found)
+        };
+        assert_eq!(name(8, true), ("ring", true));
+        assert_eq!(name(20, true), ("ring", true));
+        assert_eq!(name(48, true), ("line", true));
+        // A line carries 48 bytes.
+        assert_eq!(name(64, true), ("window", false));
+        assert_eq!(name(1 << 20, true), ("window-split", true));
+        assert_eq!(name(3 << 20, true), ("direct", false));
+        assert!(!name(8, false).1);
     }
 
     #[test]
@@ -208,7 +276,11 @@ mod tests {
             registered: false,
             ..HOST
         };
-        let name = |bytes| choose(&request, bytes, &Models::BUILT_IN.apart, &available).name;
+        let name = |bytes| {
+            choose(&request, bytes, (&Models::BUILT_IN.apart, &[]), &available)
+                .algorithm
+                .name
+        };
         assert_eq!(name(1 << 10), "window");
         assert_eq!(name(1 << 20), "pairwise");
     }
@@ -219,7 +291,7 @@ mod tests {
             premultiply: true,
             ..request(Collective::Reduce, 4, 4)
         };
-        let chosen = choose(&request, 1 << 20, &Models::BUILT_IN.apart, &HOST);
+        let chosen = choose(&request, 1 << 20, (&Models::BUILT_IN.apart, &[]), &HOST).algorithm;
         assert!(!chosen.needs.plain, "{}", chosen.name);
     }
 
@@ -236,7 +308,14 @@ mod tests {
                         in_place: rank % 2 == 0,
                         ..request(collective, 5, 5)
                     };
-                    choose(&request, 1 << shift, &Models::BUILT_IN.crowded, &HOST).name
+                    choose(
+                        &request,
+                        1 << shift,
+                        (&Models::BUILT_IN.crowded, &[]),
+                        &HOST,
+                    )
+                    .algorithm
+                    .name
                 });
                 let names: Vec<_> = names.collect();
                 assert!(names.iter().all(|name| *name == names[0]), "{names:?}");
@@ -297,7 +376,8 @@ mod tests {
                 for bytes in [0, 1, 1 << 30] {
                     let request = request(collective, ranks, 2);
                     for available in [HOST, FABRIC] {
-                        let chosen = choose(&request, bytes, &Model::FABRIC, &available);
+                        let chosen =
+                            choose(&request, bytes, (&Model::FABRIC, &[]), &available).algorithm;
                         assert_eq!(chosen.collective, collective);
                     }
                 }

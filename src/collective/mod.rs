@@ -38,7 +38,7 @@ mod window;
 mod tests;
 
 pub use algorithm::{Algorithm, Needs, Window};
-pub use choose::{Available, Candidate, candidates, choose};
+pub use choose::{Available, Candidate, Choice, candidates, choose};
 pub use request::Request;
 pub use slots::{
     BARRIER_SLOTS, TransferShape, all_gather_v_slots, all_to_all_v_slots, build_send_recv,

@@ -5,9 +5,9 @@ mod explain;
 pub use explain::{Explanation, Path};
 
 use super::call::Call;
-use crate::collective::{self, Algorithm, Available, Request, TransferShape};
+use crate::collective::{self, Algorithm, Available, Choice, Request, TransferShape};
 use crate::config::Config;
-use crate::cost::{Model, Models};
+use crate::cost::{Finding, Model, Models};
 use crate::engine::Prepared;
 use crate::error::{Error, Result};
 use crate::limits::SCHEDULES_CACHED;
@@ -63,6 +63,7 @@ pub(super) struct Plans {
     ranks: u32,
     hosts: Vec<u32>,
     model: Model,
+    findings: Vec<Finding>,
     /// What all ranks have if every caller's memory is registered.
     available: Available,
     mapped: bool,
@@ -103,6 +104,7 @@ impl Plans {
             ranks,
             hosts,
             model,
+            findings: Vec::new(),
             available,
             mapped,
             default_algorithm: config.algorithm.clone(),
@@ -129,6 +131,7 @@ impl Plans {
             };
             self.available.caches = models.caches;
             self.model = models.of(self.ranks, self.available.cores);
+            self.findings = models.findings_of(self.ranks, self.available.cores);
         }
     }
 
@@ -205,7 +208,7 @@ impl Plans {
         }
         let prepared = self.prepare(&request, algorithm)?;
         let fallback = match algorithm.needs.registered && !is_forced {
-            true => Some(self.prepare(&request, self.choose(call, &request, false))?),
+            true => Some(self.prepare(&request, self.choose(call, &request, false).algorithm)?),
             false => None,
         };
         Ok(Plan { prepared, fallback })
@@ -240,12 +243,12 @@ impl Plans {
     /// The algorithm of a call, and whether the user named it.
     pub fn algorithm(&self, call: &Call, request: &Request) -> Result<(&'static Algorithm, bool)> {
         let Some(name) = call.algorithm.as_ref().or(self.default_algorithm.as_ref()) else {
-            return Ok((self.choose(call, request, self.mapped), false));
+            return Ok((self.choose(call, request, self.mapped).algorithm, false));
         };
         let Ok(algorithm) = collective::find(call.collective, name) else {
             if call.algorithm.is_none() {
                 // One name for all collectives can exist for some of them only.
-                return Ok((self.choose(call, request, self.mapped), false));
+                return Ok((self.choose(call, request, self.mapped).algorithm, false));
             }
             return Err(collective::find(call.collective, name).unwrap_err());
         };
@@ -266,9 +269,10 @@ impl Plans {
         }
     }
 
-    fn choose(&self, call: &Call, request: &Request, registered: bool) -> &'static Algorithm {
+    fn choose(&self, call: &Call, request: &Request, registered: bool) -> Choice {
         let available = self.available_if(registered);
-        collective::choose(request, bytes_of(call), &self.model, &available)
+        let prices = (&self.model, &self.findings[..]);
+        collective::choose(request, bytes_of(call), prices, &available)
     }
 
     fn available_if(&self, registered: bool) -> Available {

@@ -67,7 +67,10 @@ mod tests {
         assert!(text.unwrap().contains("LINERATE_MODEL=off"));
 
         std::fs::write(&file, cost::emit("", &host(), &stored)).unwrap();
-        assert_eq!(read(PriceList::Cached(file.clone())), (stored, None));
+        assert_eq!(
+            read(PriceList::Cached(file.clone())),
+            (stored.clone(), None)
+        );
         std::fs::write(&file, cost::emit("", "another host", &stored)).unwrap();
         assert_eq!(
             read(PriceList::Named(file.clone())),

@@ -9,18 +9,25 @@
 //! core: [`Models`] has both. They are stored per host (`store.rs`), and rank 0's are everyone's, because all ranks must
 //! choose the same algorithm.
 //!
+//! Where a host's own times say that another algorithm is faster than the cheapest by the prices, that is stored beside
+//! them ([`Finding`]) and wins over them: what was measured is better than what was predicted.
+//!
 //! Not here: measuring (the `linerate explain` command) and files (`comm`).
 //!
 //! Source: Hockney (1994); Thakur, Rabenseifner, Gropp (IJHPCA 2005), section 3.
 //!
 //! Read first: [`Work`], then `formulas.rs`.
 
+mod findings;
 mod fit;
 pub mod formulas;
 mod store;
 
+pub use findings::{FINDINGS_MAX, Finding};
 pub use fit::{Sample, fit};
-pub use store::{MODELS_BYTES, emit, emit_bytes, host_key, parse, parse_bytes};
+pub use store::{emit, emit_bytes, host_key, parse, parse_bytes};
+
+use std::borrow::Cow;
 
 /// One list of the kinds of work: amounts with names, and the same as an array for arithmetic that treats all alike.
 macro_rules! kinds_of_work {
@@ -98,7 +105,7 @@ impl Model {
 }
 
 /// The prices of one host.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Models {
     /// Where each rank has a core.
     pub apart: Model,
@@ -106,6 +113,8 @@ pub struct Models {
     pub crowded: Model,
     /// Sizes of caches.
     pub caches: Caches,
+    /// Where the prices are wrong.
+    pub findings: Cow<'static, [Finding]>,
 }
 
 /// Sizes of caches.
@@ -130,6 +139,7 @@ impl Models {
             core_bytes: (1 << 20) as f64,
             host_bytes: (32 << 20) as f64,
         },
+        findings: Cow::Borrowed(&findings::BUILT_IN),
     };
 
     /// The prices for `ranks` ranks on `cores` cores.

@@ -6,16 +6,22 @@
 //! host cache 33554432
 //! apart call 150.2
 //! ...
+//! faster crowded reduce 8 caller 32768 tree
+//! ...
 //! ```
 //!
-//! A section for each host, named by what prices depend on: CPU model, cores, version of this library. Every line is
-//! needed, every price is a finite number from 0 on; a section with anything else is an error, never a guess.
+//! A section for each host, named by what prices depend on: CPU model, cores, version of this library. Every line of a price
+//! is needed, every price is a finite number from 0 on; a section with anything else is an error, never a guess.
 
-use super::{Caches, Model, Models, TERMS};
+use super::{Caches, FINDINGS_MAX, Finding, Model, Models, TERMS};
 use crate::error::{Error, Result};
+use std::borrow::Cow;
 
-/// Bytes of [`emit_bytes`].
-pub const MODELS_BYTES: usize = (2 * TERMS + 2) * size_of::<f64>();
+/// Bytes of the prices in [`emit_bytes`]; behind them the number of bytes of the findings, and these as text.
+const PRICES_BYTES: usize = (2 * TERMS + 2) * size_of::<f64>();
+
+/// How the line of a finding begins.
+const FASTER: &str = "faster ";
 
 /// Largest price that is believed, ns: a second.
 const PRICE_MAX: f64 = 1e9;
@@ -62,6 +68,9 @@ pub fn emit(before: &str, key: &str, models: &Models) -> String {
             text += &format!("{class} {name} {price}\n");
         }
     }
+    for finding in models.findings.iter() {
+        text += &format!("{FASTER}{finding}\n");
+    }
     text
 }
 
@@ -71,10 +80,10 @@ pub fn parse(text: &str, key: &str) -> Result<Option<Models>> {
     if lines.next().is_none() {
         return Ok(None);
     }
-    let lines: Vec<&str> = lines
+    let (findings, lines): (Vec<&str>, Vec<&str>) = lines
         .take_while(|line| section(line).is_none())
         .filter(|line| !line.trim().is_empty())
-        .collect();
+        .partition(|line| line.starts_with(FASTER));
     let model = |class: &str| -> Result<Model> {
         let mut prices = [0.0; TERMS];
         for (price, name) in prices.iter_mut().zip(Model::NAMES) {
@@ -89,33 +98,63 @@ pub fn parse(text: &str, key: &str) -> Result<Option<Models>> {
             core_bytes: number(&lines, "core cache")?,
             host_bytes: number(&lines, "host cache")?,
         },
+        findings: parse_findings(&findings)?,
     };
     let known = 2 * TERMS + 2;
     if lines.len() != known {
         return Err(Error::invalid(format!(
-            "section [{key}] has {} lines, {known} are known",
+            "section [{key}] has {} lines besides those of '{FASTER}', {known} are known",
             lines.len()
         )));
     }
-    check(&models).map(Some)
+    check(&models)?;
+    Ok(Some(models))
 }
 
-/// The prices as bytes.
+fn parse_findings(lines: &[&str]) -> Result<Cow<'static, [Finding]>> {
+    if lines.len() > FINDINGS_MAX {
+        return Err(Error::invalid(format!(
+            "{} lines begin with '{FASTER}', at most {FINDINGS_MAX} may",
+            lines.len()
+        )));
+    }
+    let parse = |line: &&str| line.strip_prefix(FASTER).unwrap_or(line).parse();
+    let findings: std::result::Result<Vec<Finding>, String> = lines.iter().map(parse).collect();
+    let findings = findings.map_err(|e| Error::invalid(format!("a line of '{FASTER}' is {e}")))?;
+    Ok(Cow::Owned(findings))
+}
+
+/// The prices and findings as bytes.
 pub fn emit_bytes(models: &Models) -> Vec<u8> {
     let all = models.apart.0.iter().chain(&models.crowded.0);
-    all.chain([&models.caches.core_bytes, &models.caches.host_bytes])
+    let mut bytes: Vec<u8> = all
+        .chain([&models.caches.core_bytes, &models.caches.host_bytes])
         .flat_map(|price| price.to_le_bytes())
-        .collect()
+        .collect();
+    let lines: Vec<String> = models.findings.iter().map(Finding::to_string).collect();
+    let text = lines.join("\n");
+    bytes.extend((text.len() as u32).to_le_bytes());
+    bytes.extend(text.as_bytes());
+    bytes
 }
 
-/// Checks, and takes the prices and what follows apart.
+/// Checks, and takes the prices and findings, and what follows, apart.
 pub fn parse_bytes(bytes: &[u8]) -> Result<(Models, &[u8])> {
-    let Some((own, rest)) = bytes.split_first_chunk::<MODELS_BYTES>() else {
-        return Err(Error::Malformed(format!(
-            "prices of {} bytes, {MODELS_BYTES} are needed",
+    let short = || {
+        Error::Malformed(format!(
+            "prices of {} bytes, more than {PRICES_BYTES} are needed",
             bytes.len()
-        )));
+        ))
     };
+    let (own, rest) = bytes
+        .split_first_chunk::<PRICES_BYTES>()
+        .ok_or_else(short)?;
+    let (length, rest) = rest.split_first_chunk().ok_or_else(short)?;
+    let length = u32::from_le_bytes(*length) as usize;
+    let (text, rest) = rest.split_at_checked(length).ok_or_else(short)?;
+    let text = std::str::from_utf8(text).unwrap_or("?");
+    let lines: Vec<&str> = text.lines().collect();
+    let of_another = |e: Error| Error::Malformed(format!("prices of another rank: {e}"));
     let number = |index: usize| {
         f64::from_le_bytes(std::array::from_fn(|i| own[index * size_of::<f64>() + i]))
     };
@@ -126,10 +165,10 @@ pub fn parse_bytes(bytes: &[u8]) -> Result<(Models, &[u8])> {
             core_bytes: number(2 * TERMS),
             host_bytes: number(2 * TERMS + 1),
         },
+        findings: parse_findings(&lines).map_err(of_another)?,
     };
-    check(&models)
-        .map(|models| (models, rest))
-        .map_err(|e| Error::Malformed(format!("prices of another rank: {e}")))
+    check(&models).map_err(of_another)?;
+    Ok((models, rest))
 }
 
 fn section(line: &str) -> Option<&str> {
@@ -149,14 +188,14 @@ fn number(lines: &[&str], name: &str) -> Result<f64> {
     })
 }
 
-fn check(models: &Models) -> Result<Models> {
+fn check(models: &Models) -> Result<()> {
     let is_price = |price: &f64| (0.0..=PRICE_MAX).contains(price);
     let mut prices = models.apart.0.iter().chain(&models.crowded.0);
     let sizes = [models.caches.core_bytes, models.caches.host_bytes];
     let is_right =
         prices.all(is_price) && sizes.iter().all(|bytes| (0.0..=BYTES_MAX).contains(bytes));
     is_right
-        .then_some(*models)
+        .then_some(())
         .ok_or_else(|| Error::invalid(format!("a price is not between 0 and {PRICE_MAX} ns, or a cache not between 0 and {BYTES_MAX} bytes")))
 }
 
@@ -170,6 +209,8 @@ mod tests {
     fn models(price: f64) -> Models {
         let mut models = Models::BUILT_IN;
         models.apart.0[0] = price;
+        let text = "crowded reduce 8 caller 32768 tree";
+        models.findings = Cow::Owned(vec![text.parse().unwrap(); 2]);
         models
     }
 
@@ -200,13 +241,22 @@ mod tests {
             ("apart call 1.5", "apart call -1", "not between 0"),
             ("apart call 1.5", "apart call NaN", "not between 0"),
             ("apart call 1.5", "apart call 1.5\nsurprise 3", "27 lines"),
+            (
+                "32768 tree",
+                "many tree",
+                "'crowded reduce 8 caller many tree'",
+            ),
         ] {
             assert!(good.contains(from));
             let text = parse(&good.replace(from, to), "a").unwrap_err().to_string();
             assert!(text.contains(expected), "{text}");
         }
-        // Cut off anywhere, it is whole, absent or refused; the last line may lose digits and still be a number.
-        for end in 0..good.trim_end().rfind(' ').unwrap() {
+        // Cut off anywhere, it is whole, absent or refused; the last number may lose digits, and findings may be fewer.
+        for end in 0..good[..good.find(FASTER).unwrap()]
+            .trim_end()
+            .rfind(' ')
+            .unwrap()
+        {
             assert!(!matches!(parse(&good[..end], "a"), Ok(Some(_))), "{end}");
         }
     }
@@ -214,10 +264,12 @@ mod tests {
     #[test]
     fn bytes_survive_and_nonsense_is_refused() {
         let mut bytes = emit_bytes(&models(7.0));
-        assert_eq!(bytes.len(), MODELS_BYTES);
+        let length = bytes.len();
         bytes.extend(b"rest");
         assert_eq!(parse_bytes(&bytes).unwrap(), (models(7.0), &b"rest"[..]));
-        assert!(parse_bytes(&bytes[..MODELS_BYTES - 1]).is_err());
+        for end in 0..length {
+            assert!(parse_bytes(&bytes[..end]).is_err(), "{end}");
+        }
         bytes[..8].copy_from_slice(&f64::NAN.to_le_bytes());
         assert!(parse_bytes(&bytes).is_err());
     }

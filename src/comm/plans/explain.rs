@@ -78,8 +78,9 @@ impl Plans {
         request.check()?;
         let (planned, is_forced) = self.algorithm(call, &request)?;
         let is_redirected = planned.needs.registered && !registered && !is_forced;
+        let choice = self.choose(call, &request, self.mapped && !is_redirected);
         let algorithm = match is_redirected {
-            true => self.choose(call, &request, false),
+            true => choice.algorithm,
             false => planned,
         };
         let available = self.available_if(registered);
@@ -98,10 +99,12 @@ impl Plans {
         Ok(Explanation {
             algorithm: algorithm.name,
             planned: planned.name,
-            why: match (is_forced, is_redirected) {
-                (true, _) => "named by the call or LINERATE_ALGO",
-                (_, true) => "the cheapest for memory that is not registered",
-                _ => "the cheapest",
+            why: match (is_forced, is_redirected, choice.is_found) {
+                (true, _, _) => "named by the call or LINERATE_ALGO",
+                (_, true, false) => "the cheapest for memory that is not registered",
+                (_, true, true) => "measured to be the fastest for memory that is not registered",
+                (_, _, false) => "the cheapest",
+                (_, _, true) => "measured to be the fastest",
             },
             path,
             chunk_bytes: available.chunk_bytes,

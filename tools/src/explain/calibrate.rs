@@ -3,7 +3,7 @@
 //! The command starts ranks as often as there are numbers of ranks to measure. Each of these jobs runs every algorithm of
 //! some collectives at some sizes, and its rank 0 adds the work and the time of each to a file that the command has made. At
 //! the end the command fits the prices ([`cost::fit`]), for ranks with a core each and for ranks that share cores, and
-//! stores them.
+//! stores them, and with them the cases in which something was faster than the cheapest by these prices ([`Finding`]).
 
 use super::{ExplainArgs, as_bench, rank, timing};
 use crate::bench::args::Memory;
@@ -13,9 +13,10 @@ use crate::bench::slots::Arenas;
 use crate::settings::{self, FAILED};
 use crate::{launch, output, system};
 use linerate::config::PriceList;
-use linerate::cost::{self, Caches, Model, Models, Sample, TERMS, Work};
+use linerate::cost::{self, Caches, FINDINGS_MAX, Finding, Model, Models, Sample, TERMS, Work};
 use linerate::{Collective, Communicator, Config, Result};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -33,7 +34,7 @@ const COLLECTIVES: [Collective; 6] = [
     Collective::Reduce,
     Collective::AllToAll,
 ];
-const SIZES: [u64; 7] = [8, 64, 4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20];
+const SIZES: [u64; 8] = [8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20];
 /// Numbers of ranks with a core each, as far as there are cores.
 const RANKS_APART: [u32; 3] = [2, 4, 8];
 /// Numbers of ranks on [`CROWDED_CORES`].
@@ -43,8 +44,30 @@ const CROWDED_CORES: usize = 2;
 /// Time of one algorithm at one size, us, and its iterations.
 const BUDGET_US: f64 = 15_000.0;
 const ITERATIONS: u32 = 24;
-/// Everything is measured so often, and the best median counts: whoever else used the machine for a moment is gone.
-const PASSES: usize = 2;
+/// Everything is measured so often, and the middle one of the medians counts: whoever else used the machine for a moment is
+/// gone, and so is an algorithm's lucky moment.
+const PASSES: usize = 5;
+/// What the cheapest may lose to the fastest before that is stored.
+const LOSS_MAX: f64 = 1.08;
+
+/// An algorithm that was measured.
+#[derive(Clone, Debug, PartialEq)]
+struct Timed {
+    sample: Sample,
+    /// What it was.
+    what: Finding,
+}
+
+impl Timed {
+    /// Both are of the same call.
+    fn is_rival(&self, other: &Timed) -> bool {
+        let call = |timed: &Timed| Finding {
+            algorithm: "".into(),
+            ..timed.what.clone()
+        };
+        call(self) == call(other)
+    }
+}
 
 /// Whether there is a place for the prices, before a minute is spent on them.
 pub fn check(args: &ExplainArgs, config: &Config) -> std::result::Result<(), String> {
@@ -101,7 +124,9 @@ fn calibrate(args: &ExplainArgs, samples: &Path) -> std::result::Result<(), Stri
         .filter(|&r| r as usize <= cores.len() && r > 1 && wanted(&r))
         .collect();
     let text = job_times(args, &apart, samples)?;
-    models.apart = fitted("each rank has a core", &text, &models.apart)?;
+    let times = parse_times(&text)?;
+    models.apart = fitted("each rank has a core", &times, &models.apart)?;
+    let mut losses = losses(&times, &models.apart);
 
     let few = &cores[..cores.len().min(CROWDED_CORES)];
     let all = args.sweep.ranks.into_iter().chain(RANKS_CROWDED);
@@ -112,7 +137,11 @@ fn calibrate(args: &ExplainArgs, samples: &Path) -> std::result::Result<(), Stri
     few.iter().for_each(|&core| set.set(core));
     sched_setaffinity(None, &set).map_err(|e| format!("keeping to the cores {few:?}: {e}"))?;
     let text = job_times(args, &crowded, samples)?;
-    models.crowded = fitted("ranks share cores", &text, &models.crowded)?;
+    let mut times = parse_times(&text)?;
+    times.iter_mut().for_each(|timed| timed.what.crowded = true);
+    models.crowded = fitted("ranks share cores", &times, &models.crowded)?;
+    losses.extend(self::losses(&times, &models.crowded));
+    models.findings = findings(losses)?;
 
     store(place, &cost::emit(&stored, &host, &models))?;
     output::print_text(&format!("stored in {} for {host}\n", place.display()))
@@ -168,11 +197,12 @@ fn job_times(
     Ok(text)
 }
 
-fn fitted(class: &str, text: &str, before: &Model) -> std::result::Result<Model, String> {
-    let samples: Vec<Sample> = text
-        .lines()
-        .map(parse_sample)
-        .collect::<std::result::Result<_, _>>()?;
+fn parse_times(text: &str) -> std::result::Result<Vec<Timed>, String> {
+    text.lines().map(parse_timed).collect()
+}
+
+fn fitted(class: &str, times: &[Timed], before: &Model) -> std::result::Result<Model, String> {
+    let samples: Vec<Sample> = times.iter().map(|timed| timed.sample).collect();
     if samples.is_empty() {
         return Ok(*before);
     }
@@ -198,6 +228,83 @@ fn fitted(class: &str, text: &str, before: &Model) -> std::result::Result<Model,
     Ok(model)
 }
 
+/// The cases in which what the prices choose is not the fastest: by how much, and what is. What is chosen for registered
+/// memory also runs on other memory, unless it needs the first: the choice must be good for both.
+fn losses(times: &[Timed], model: &Model) -> Vec<(f64, Finding)> {
+    let mut losses = Vec::new();
+    let mut cases: Vec<&[Timed]> = times.chunk_by(Timed::is_rival).collect();
+    // Both memories of a call beside each other, the registered one first.
+    cases.sort_by_key(|case| {
+        let what = &case[0].what;
+        (
+            what.collective as u8,
+            what.ranks,
+            what.bytes,
+            !what.registered,
+        )
+    });
+    for pair in cases.chunks(2) {
+        let [registered, caller] = pair else { continue };
+        let loss_of = |case: &[Timed], name: &str| {
+            let own = case.iter().find(|timed| timed.what.algorithm == name)?;
+            Some(own.sample.time_ns / fastest(case).sample.time_ns)
+        };
+        let both = |name: &str| {
+            let of_caller = loss_of(caller, name).unwrap_or(1.0);
+            loss_of(registered, name)
+                .unwrap_or(f64::INFINITY)
+                .max(of_caller)
+        };
+        let chosen = &cheapest(registered, model).what.algorithm;
+        let best = registered
+            .iter()
+            .map(|timed| &timed.what)
+            .min_by(|a, b| both(&a.algorithm).total_cmp(&both(&b.algorithm)))
+            .expect("a case has times");
+        let is_better = both(chosen) / both(&best.algorithm) > LOSS_MAX;
+        if is_better {
+            losses.push((both(chosen), best.clone()));
+        }
+        let planned = if is_better { &best.algorithm } else { chosen };
+        let alone = cheapest(caller, model);
+        let loss = alone.sample.time_ns / fastest(caller).sample.time_ns;
+        if loss_of(caller, planned).is_none() && loss > LOSS_MAX {
+            losses.push((loss, fastest(caller).what.clone()));
+        }
+    }
+    losses
+}
+
+fn cheapest<'a>(case: &'a [Timed], model: &Model) -> &'a Timed {
+    let price = |timed: &Timed| model.predict(&timed.sample.work);
+    let cheapest = case.iter().min_by(|a, b| price(a).total_cmp(&price(b)));
+    cheapest.expect("a case has times")
+}
+
+fn fastest(case: &[Timed]) -> &Timed {
+    let time = |timed: &Timed| timed.sample.time_ns;
+    let fastest = case.iter().min_by(|a, b| time(a).total_cmp(&time(b)));
+    fastest.expect("a case has times")
+}
+
+/// The worst, with a line for each.
+fn findings(
+    mut losses: Vec<(f64, Finding)>,
+) -> std::result::Result<Cow<'static, [Finding]>, String> {
+    losses.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+    losses.truncate(FINDINGS_MAX);
+    let lines: Vec<String> = losses
+        .iter()
+        .map(|(loss, finding)| format!("  {finding}: {loss:.2} times as fast\n"))
+        .collect();
+    output::print_text(&format!(
+        "faster than the cheapest by these prices, {} cases:\n{}",
+        lines.len(),
+        lines.concat()
+    ))?;
+    Ok(losses.into_iter().map(|(_, finding)| finding).collect())
+}
+
 fn store(place: &Path, text: &str) -> std::result::Result<(), String> {
     let complain = |e: std::io::Error| format!("storing prices in {}: {e}", place.display());
     if let Some(folder) = place.parent() {
@@ -211,26 +318,29 @@ fn measure(args: &ExplainArgs) -> Result<()> {
     let invalid = linerate::Error::InvalidArgument;
     let config = gather_facts().map_err(invalid)?.config;
     let communicator = Communicator::from_env(config)?;
-    let mut best = measure_all(args, &communicator)?;
-    for _ in 1..PASSES {
-        for (best, again) in best.iter_mut().zip(measure_all(args, &communicator)?) {
-            best.1.time_ns = best.1.time_ns.min(again.1.time_ns);
-        }
+    let mut passes = vec![measure_all(args, &communicator)?];
+    while passes.len() < PASSES {
+        passes.push(measure_all(args, &communicator)?);
     }
+    let times: Vec<Timed> = (0..passes[0].len())
+        .map(|index| {
+            passes.sort_by(|a, b| a[index].sample.time_ns.total_cmp(&b[index].sample.time_ns));
+            passes[PASSES / 2][index].clone()
+        })
+        .collect();
     communicator.barrier()?;
     if let (0, Some(path)) = (communicator.rank(), std::env::var_os(SAMPLES)) {
-        let lines = best.iter().map(|(what, sample)| emit_sample(what, sample));
-        let text: String = lines.collect();
+        let text: String = times.iter().map(emit_timed).collect();
         std::fs::write(&path, text)
             .map_err(|e| invalid(format!("writing times to {}: {e}", path.display())))?;
     }
     Ok(())
 }
 
-/// Every algorithm of every collective at every size, on both kinds of memory, and what it was.
-fn measure_all(args: &ExplainArgs, communicator: &Communicator) -> Result<Vec<(String, Sample)>> {
+/// Every algorithm of every collective at every size, on both kinds of memory; what is called alike stands together.
+fn measure_all(args: &ExplainArgs, communicator: &Communicator) -> Result<Vec<Timed>> {
     let invalid = linerate::Error::InvalidArgument;
-    let mut samples = Vec::new();
+    let mut all = Vec::new();
     for collective in COLLECTIVES {
         for memory in [Memory::Registered, Memory::Caller] {
             let mut bench = as_bench(args, collective, memory);
@@ -248,55 +358,139 @@ fn measure_all(args: &ExplainArgs, communicator: &Communicator) -> Result<Vec<(S
                 let calls = rank::rivals(&call, &explanation);
                 let times = timing::medians(communicator, &calls, ITERATIONS, BUDGET_US)?;
                 for (candidate, time_us) in explanation.candidates.iter().zip(times) {
-                    let name = candidate.algorithm.name;
-                    let what = format!(
-                        "{} {collective} {name} {} {size}",
-                        plan.ranks,
-                        memory.name()
-                    );
                     let (work, time_ns) = (candidate.work, 1e3 * time_us);
-                    samples.push((what, Sample { work, time_ns }));
+                    all.push(Timed {
+                        sample: Sample { work, time_ns },
+                        what: Finding {
+                            collective,
+                            ranks: plan.ranks,
+                            crowded: false,
+                            registered: memory == Memory::Registered,
+                            bytes: call.count * call.dtype.size_bytes() as u64,
+                            algorithm: candidate.algorithm.name.into(),
+                        },
+                    });
                 }
             }
         }
     }
-    Ok(samples)
+    Ok(all)
 }
 
 /// A line: the time, the work, and what it was.
-fn emit_sample(what: &str, sample: &Sample) -> String {
-    let time_ns = sample.time_ns;
+fn emit_timed(timed: &Timed) -> String {
+    let Timed { sample, what } = timed;
     let amounts: Vec<String> = sample.work.to_array().iter().map(f64::to_string).collect();
-    format!("{time_ns} {} {what}\n", amounts.join(" "))
+    format!("{} {} {what}\n", sample.time_ns, amounts.join(" "))
 }
 
-fn parse_sample(line: &str) -> std::result::Result<Sample, String> {
-    let numbers: Vec<f64> = line
-        .split(' ')
-        .map_while(|word| word.parse().ok())
-        .collect();
-    let amounts: Option<[f64; TERMS]> = numbers.get(1..=TERMS).and_then(|a| a.try_into().ok());
-    match (numbers.first(), amounts) {
-        (Some(&time_ns), Some(amounts)) if time_ns > 0.0 => Ok(Sample {
+fn parse_timed(line: &str) -> std::result::Result<Timed, String> {
+    let damaged = || format!("a time that rank 0 wrote is damaged: '{line}'");
+    let mut words = line.splitn(2 + TERMS, ' ');
+    let mut number = || words.next()?.parse::<f64>().ok();
+    let time_ns = number().filter(|&ns| ns > 0.0).ok_or_else(damaged)?;
+    let mut amounts = [0.0; TERMS];
+    for amount in &mut amounts {
+        *amount = number().ok_or_else(damaged)?;
+    }
+    let what = words.next().unwrap_or_default();
+    Ok(Timed {
+        sample: Sample {
             work: Work::from_array(amounts),
             time_ns,
-        }),
-        _ => Err(format!("a time that rank 0 wrote is damaged: '{line}'")),
-    }
+        },
+        what: what.parse().map_err(|_| damaged())?,
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn timed(what: &str, call: f64, time_ns: f64) -> Timed {
+        let mut amounts = [0.25; TERMS];
+        amounts[0] = call;
+        Timed {
+            sample: Sample {
+                work: Work::from_array(amounts),
+                time_ns,
+            },
+            what: what.parse().unwrap(),
+        }
+    }
+
     #[test]
-    fn a_sample_survives_and_a_stump_is_refused() {
-        let work = Work::from_array(std::array::from_fn(|i| i as f64 + 0.25));
-        let time_ns = 1234.5;
-        let sample = Sample { work, time_ns };
-        let line = emit_sample("2 allreduce ring registered 8", &sample);
-        assert_eq!(parse_sample(line.trim()).unwrap(), sample);
-        assert!(parse_sample("5 1 2 3").unwrap_err().contains("damaged"));
-        assert!(parse_sample("").is_err());
+    fn a_time_survives_and_a_stump_is_refused() {
+        let own = timed("apart allreduce 2 registered 8 ring", 1.5, 1234.5);
+        let line = emit_timed(&own);
+        assert_eq!(parse_timed(line.trim()).unwrap(), own);
+        for stump in ["5 1 2 3", "", line.trim().trim_end_matches(" ring")] {
+            assert!(
+                parse_timed(stump).unwrap_err().contains("damaged"),
+                "{stump}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_faster_than_the_cheapest_is_found() {
+        let model = Models::BUILT_IN.apart;
+        let case = |bytes: u64, times: [(&str, &str, f64); 4]| {
+            times.map(|(memory, algorithm, ns)| {
+                // By the prices a ring is the cheapest, then a tree, then what is direct.
+                let call = ["ring", "tree", "direct"]
+                    .iter()
+                    .position(|a| *a == algorithm);
+                let what = format!("apart allreduce 2 {memory} {bytes} {algorithm}");
+                timed(&what, 10.0 * call.unwrap() as f64, ns)
+            })
+        };
+        let on = |times: &[Timed]| -> Vec<String> {
+            let of_case = |(_, finding): &(f64, Finding)| finding.to_string();
+            losses(times, &model).iter().map(of_case).collect()
+        };
+        let [r, c] = ["registered", "caller"];
+        let good = case(
+            8,
+            [
+                (r, "ring", 100.0),
+                (r, "direct", 99.0),
+                (c, "ring", 100.0),
+                (c, "tree", 104.0),
+            ],
+        );
+        assert_eq!(on(&good), [""; 0]);
+        let direct = case(
+            8,
+            [
+                (r, "ring", 150.0),
+                (r, "direct", 100.0),
+                (c, "ring", 90.0),
+                (c, "tree", 104.0),
+            ],
+        );
+        // A direct one needs registered memory; other memory goes on with the ring.
+        assert_eq!(on(&direct), ["apart allreduce 2 registered 8 direct"]);
+        // Twice as fast on one memory and half as fast on the other is no gain.
+        let torn = case(
+            8,
+            [
+                (r, "ring", 200.0),
+                (r, "tree", 100.0),
+                (c, "ring", 100.0),
+                (c, "tree", 200.0),
+            ],
+        );
+        assert_eq!(on(&torn), [""; 0]);
+        let tree = case(
+            8,
+            [
+                (r, "ring", 200.0),
+                (r, "tree", 100.0),
+                (c, "ring", 110.0),
+                (c, "tree", 100.0),
+            ],
+        );
+        assert_eq!(on(&tree), ["apart allreduce 2 registered 8 tree"]);
     }
 }
