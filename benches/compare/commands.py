@@ -103,24 +103,25 @@ def read_cacheline(text):
 OUT_OF_PLACE = ("all-gatherv", "all-to-allv", "sendrecv", "barrier")
 
 
-def with_integrity(integrity, argv):
-    """A command with sums of what is sent, or without. (The settings of the caller do not reach it.)"""
-    return argv if integrity is None else ("env", f"LINERATE_INTEGRITY={integrity}", *argv)
+def protected(protection, argv):
+    """With sums (`crc`) or ciphers (`tls`) over what connections carry, or with nothing."""
+    settings = {None: (), "crc": ("env", "LINERATE_INTEGRITY=crc"), "tls": ("env", "LINERATE_TLS=on")}
+    return settings[protection] + argv
 
 
-def bench(collective, ranks, size, memory="registered", transport="auto", more=(), integrity=None):
+def bench(collective, ranks, size, memory="registered", transport="auto", more=(), protection=None):
     """Our side: one size, in place where that exists, the same buffer every time, as MPI benchmarks do."""
     placement = "out-of-place" if collective in OUT_OF_PLACE else "in-place"
     argv = ("linerate", "bench", collective, "-b", str(size), "-e", str(size), "--ranks", str(ranks))
     argv += ("--memory", memory, "--transport", transport, "--placement", placement, "--no-rotate", "--json", "-")
-    return Command(with_integrity(integrity, argv + tuple(more)), read_bench)
+    return Command(protected(protection, argv + tuple(more)), read_bench)
 
 
-def write_bw(size, streams, integrity=None):
+def write_bw(size, streams, protection=None):
     """Puts over connections, from one buffer as iperf3 sends it."""
     argv = ("linerate", "perf", "write_bw", "--local", "--transport", "tcp", "-s", str(size), "-q", str(streams))
     argv += ("-D", "2", "--check", "0", "--no-rotate", "--json", "-")
-    return Command(with_integrity(integrity, argv), read_write_bw)
+    return Command(protected(protection, argv), read_write_bw)
 
 
 def start(ranks, transport):

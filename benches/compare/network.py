@@ -40,15 +40,25 @@ def puts(streams):
     )
 
 
-def sums(name, with_sums, without):
-    return Row(
-        name=f"tcp {name} with CRC32C; peer: without",
-        ours=with_sums,
-        peer=without,
-        peer_ratio_min=1 / CRC_MAX,
-        size=MIB if "1 MiB" in name else 16 * MIB,
+def protections(protection, title, least):
+    """What a protection costs, beside the same without."""
+    puts = Row(
+        name=f"tcp write_bw 1 MiB with {title}; peer: without",
+        ours=write_bw(MIB, 1, protection),
+        peer=write_bw(MIB, 1),
+        peer_ratio_min=least,
+        size=MIB,
         bus_factor=1.0,
     )
+    sums = Row(
+        name=f"tcp 2 ranks 16 MiB with {title}; peer: without",
+        ours=bench("allreduce", 2, 16 * MIB, transport="tcp", protection=protection),
+        peer=bench("allreduce", 2, 16 * MIB, transport="tcp"),
+        peer_ratio_min=least,
+        size=16 * MIB,
+        bus_factor=1.0,
+    )
+    return puts, sums
 
 
 def starting(name, ranks, transport, seconds_max):
@@ -58,12 +68,8 @@ def starting(name, ranks, transport, seconds_max):
 ROWS = [
     *(all_reduce(size, least) for size, least in TO_MPI.items()),
     *(puts(streams) for streams in (1, 2)),
-    sums("write_bw 1 MiB", write_bw(MIB, 1, "crc"), write_bw(MIB, 1)),
-    sums(
-        "2 ranks 16 MiB",
-        bench("allreduce", 2, 16 * MIB, transport="tcp", integrity="crc"),
-        bench("allreduce", 2, 16 * MIB, transport="tcp"),
-    ),
+    *protections("crc", "CRC32C", 1 / CRC_MAX),
+    *protections("tls", "TLS 1.3", None),
     *(
         starting(f"start of {PROCESSES} processes {transport}: barrier done, command over", PROCESSES, transport, PROCESSES_S_MAX)
         for transport in ("shm", "tcp")
