@@ -50,7 +50,7 @@ def build_network(options, host):
         link = f"eth{device}"
         if options.hosts == 1:
             # The far end only keeps the carrier up: Soft-RoCE answers itself.
-            lines.append(f"ip link add {link} mtu {options.mtu} type veth peer name far{device} mtu {options.mtu}")
+            lines.append(f"ip link add {link} address {mac(host, device)} mtu {options.mtu} type veth peer name far{device} mtu {options.mtu}")
             lines.append(f"ip link set far{device} up")
         else:
             lines.append(f"ip link set {link} mtu {options.mtu}")
@@ -86,13 +86,13 @@ def build_cuts(options, host):
 
 
 def build_command(options, environment, directory):
-    """The script that becomes the command. Its own text never reaches the command's arguments."""
+    """The script that becomes the command."""
     exports = [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
     enter = f"cd {shlex.quote(directory)} || exit 126"
-    command = options.command or ("bash", "-i")
-    run = "exec " + shlex.join(command)
-    # Last: it may be what the commands before are found by.
-    return "\n".join(["ulimit -l unlimited", enter, *exports, run]) + "\n"
+    program = shlex.quote(options.command[0])
+    absent = "neither in PATH nor a file that exists in the guest, whose files are those of this machine"
+    check = f"command -v {program} >/dev/null || {{ printf 'rdma-vm: %s: no such program: %s\\n' {program} '{absent}' >&2; exit 127; }}"
+    return "\n".join(["ulimit -l unlimited", enter, *exports, check, "exec " + shlex.join(options.command)]) + "\n"
 
 
 def build_job(options, host, environment, directory, token):

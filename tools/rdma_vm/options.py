@@ -192,7 +192,12 @@ def parse(argv):
     """Options of a command line; exits with 2 and says why if it is none."""
     split = argv.index("--") if "--" in argv else len(argv)
     parser = build_parser()
-    given = parser.parse_args(argv[:split])
+    if not argv:
+        parser.error("say run, pair, shell or setup; --help shows examples")
+    given, rest = parser.parse_known_args(argv[:split])
+    if rest:
+        hint = "" if rest[0].startswith("-") else ": a command comes after '--'"
+        parser.error(f"'{rest[0]}' is no option{hint}")
     command = tuple(argv[split + 1 :])
     try:
         return check(given, command)

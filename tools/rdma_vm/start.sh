@@ -54,9 +54,10 @@ output=$!
 $B cat errors >&5 &
 errors=$!
 /bin/sh cuts 4>&- 5>&-
-# In the foreground, so that no signal is ignored; without our descriptors.
-$B sh -c 'echo $$ >/sys/fs/cgroup/command/cgroup.procs; exec /run/rdma-vm/busybox setsid /bin/sh /run/rdma-vm/command' \
-    </dev/null >output 2>errors 3>&- 4>&- 5>&-
+# In the foreground, so that no signal is ignored; without our descriptors. Redirected inside: what this shell says of a
+# signal is not the command's.
+$B sh -c 'echo $$ >/sys/fs/cgroup/command/cgroup.procs
+    exec /run/rdma-vm/busybox setsid /bin/sh /run/rdma-vm/command </dev/null >output 2>errors 3>&- 4>&- 5>&-'
 status=$?
 # What it left in the background would hold its output open.
 echo 1 >/sys/fs/cgroup/command/cgroup.kill
