@@ -12,6 +12,9 @@ PASSED = re.compile(r"PATH|HOME|TERM|LANG|LC_.*|LINERATE_.*|RUST_.*|CARGO.*")
 # Packets that netem holds back. Its own default of 1000 would lose packets at a few milliseconds.
 NETEM_LIMIT = 100_000
 
+# The guest's end of the user's terminal.
+TERMINAL = "/dev/hvc0"
+
 
 def address(host, device):
     return f"10.77.{device}.{host + 1}"
@@ -30,6 +33,8 @@ def build_environment(outside, options, host):
     inside["RDMA_VM_DEVICES"] = str(options.devices)
     for other in range(options.hosts):
         inside[f"RDMA_VM_ADDRESSES_{other}"] = ",".join(address(other, device) for device in range(options.devices))
+    if options.mode == "shell":
+        inside.update({name: outside[name] for name in ("LINES", "COLUMNS")})
     inside.update(options.environment)
     return inside
 
@@ -92,7 +97,9 @@ def build_command(options, environment, directory):
     program = shlex.quote(options.command[0])
     absent = "neither in PATH nor a file that exists in the guest, whose files are those of this machine"
     check = f"command -v {program} >/dev/null || {{ printf 'rdma-vm: %s: no such program: %s\\n' {program} '{absent}' >&2; exit 127; }}"
-    return "\n".join(["ulimit -l unlimited", enter, *exports, check, "exec " + shlex.join(options.command)]) + "\n"
+    if options.mode == "shell":
+        enter = f"stty rows $LINES cols $COLUMNS; unset LINES COLUMNS; {enter}"
+    return "\n".join(["ulimit -l unlimited", *exports, enter, check, "exec " + shlex.join(options.command)]) + "\n"
 
 
 def build_job(options, host, environment, directory, token):
@@ -109,7 +116,7 @@ def build_job(options, host, environment, directory, token):
         "finish": build_script(leave),
         "command": build_command(options, environment, directory),
     }
-    lines = [f"token={token}", f"$B hostname host{host}"]
+    lines = [f"token={shlex.quote(token)}", f"terminal={TERMINAL if options.mode == 'shell' else ''}", f"$B hostname host{host}"]
     lines += [f"$B printf %s {shlex.quote(text)} >{path}" for path, text in files.items()]
     return base64.b64encode("\n".join(lines).encode(errors="surrogateescape")) + b"\n"
 

@@ -15,6 +15,7 @@ import tarfile
 import tempfile
 
 from . import packages
+from .errors import Refusal
 
 # crc32_generic: without it rxe fails to add a device. af_packet and veth are for tcpdump and links within a guest. No
 # dummy: it makes a device that is easily taken for the NIC.
@@ -34,8 +35,12 @@ def default_cache(environment):
 
 def find_image(cache):
     """The folder with vmlinuz and initramfs; fetches and builds what is missing."""
-    cache.mkdir(parents=True, exist_ok=True)
-    with open(cache / "lock", "w") as lock:
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        lock = open(cache / "lock", "a")
+    except OSError as error:
+        raise Refusal(f"the cache {cache} cannot be written: {error.strerror}; --cache DIR names another") from error
+    with lock:
         # Let go when it is closed.
         fcntl.flock(lock, fcntl.LOCK_EX)
         kernel = find_package(cache, KERNEL_PATTERN, packages.kernel_package)
@@ -124,7 +129,7 @@ def order_modules(wanted, contents, builtin):
         if name in builtin or name in order:
             return
         if name not in contents:
-            raise packages.Refusal(f"the kernel package has no module '{name}': its file is damaged, or the kernel is one that never ran here")
+            raise Refusal(f"the kernel package has no module '{name}': its file is damaged, or the kernel is one that never ran here")
         for other in depends_of(contents[name]):
             add(other)
         order.append(name)

@@ -23,6 +23,9 @@ def build_arguments(options, host, image, channels, cables):
         arguments += ["-chardev", f"socket,id={name},fd={descriptor}"]
         if name == "console":
             arguments += ["-serial", "chardev:console"]
+        elif name == "terminal":
+            # The first port: hvc0.
+            arguments += ["-device", "virtconsole,chardev=terminal,nr=0"]
         else:
             arguments += ["-device", f"virtserialport,chardev={name},name={name}"]
     for device, descriptor in enumerate(cables):

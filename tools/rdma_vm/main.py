@@ -7,6 +7,7 @@ import sys
 from . import image, options, packages
 from .errors import GuestError, OutOfTime, Refusal
 from .session import Session
+from .terminal import Terminal
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -44,7 +45,9 @@ def run(asked):
     if asked.mode == "setup":
         print(built)
         return 0
-    session = Session(asked, built, os.environ, os.getcwd())
+    terminal = Terminal() if asked.mode == "shell" else None
+    environment = os.environ | (terminal.size() if terminal else {})
+    session = Session(asked, built, environment, os.getcwd(), terminal)
     try:
         return session.run()
     finally:

@@ -17,6 +17,7 @@ MEMORY_MIB_MIN = 256
 MTU_MIN, MTU_MAX = 1280, 9216
 # netem reorders by sending some packets before those it delays.
 REORDER_DELAY = "1ms"
+SHELL = ("bash", "-i")
 NETEM = ("loss", "delay", "reorder", "corrupt", "duplicate", "rate")
 
 EXAMPLES = """\
@@ -230,7 +231,7 @@ def check(given, command):
     timeout_s = given.timeout if given.timeout is not None else 0.0 if mode == "shell" else 600.0
     return Options(
         mode=mode,
-        command=command,
+        command=command if mode != "shell" else SHELL,
         devices=given.devices,
         cpus=given.cpus or (1 if mode == "pair" else 2),
         memory_mib=given.memory,

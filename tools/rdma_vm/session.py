@@ -7,15 +7,17 @@ never meet and nothing can be left behind. Read first: start.sh, the other side.
 import ctypes
 import os
 import secrets
+import select
 import selectors
 import signal
 import socket
 import subprocess
-import sys
 import time
 
 from . import guest, machine
 from .errors import GuestError, OutOfTime
+from .packages import say
+from .terminal import DESCRIPTOR
 
 CHANNELS = ("console", "control", "output", "errors")
 # Emulated and on a busy machine; 3 s are usual.
@@ -24,6 +26,8 @@ CONSOLE_KEPT = 64 << 10
 CONSOLE_LINES_SHOWN = 15
 READ_BYTES = 256 << 10
 PR_SET_PDEATHSIG = 1
+# Loaded here: between fork and exec little may be done.
+LIBC = ctypes.CDLL(None)
 
 
 class Guest:
@@ -37,10 +41,11 @@ class Guest:
         self.state = "boots"
         self.code = None
         self.output = {name: Output(token) for name in ("output", "errors")}
-        ours, theirs = zip(*(socket.socketpair() for _ in CHANNELS))
-        self.sockets = dict(zip(CHANNELS, ours))
+        channels = (*CHANNELS, "terminal") if options.mode == "shell" else CHANNELS
+        ours, theirs = zip(*(socket.socketpair() for _ in channels))
+        self.sockets = dict(zip(channels, ours))
         inherited = [end.fileno() for end in (*theirs, *cables)]
-        descriptors = dict(zip(CHANNELS, inherited))
+        descriptors = dict(zip(channels, inherited))
         arguments = machine.build_arguments(options, host, image, descriptors, [end.fileno() for end in cables])
         self.process = subprocess.Popen(
             arguments,
@@ -58,10 +63,17 @@ class Guest:
             end.setblocking(False)
 
     def tell(self, line):
-        # Short, and the guest waits for it.
-        self.sockets["control"].setblocking(True)
-        self.sockets["control"].sendall(line)
-        self.sockets["control"].setblocking(False)
+        """Short, and the guest waits for it."""
+        self.send("control", line)
+
+    def send(self, name, data):
+        end = self.sockets[name]
+        try:
+            end.setblocking(True)
+            end.sendall(data)
+            end.setblocking(False)
+        except ConnectionError as error:
+            raise GuestError(f"{self.name} ended before its command did") from error
 
     def is_done(self):
         return self.code is not None and all(output.is_ended for output in self.output.values())
@@ -81,6 +93,11 @@ class Output:
         self.token = token
         self.pending = b""
         self.is_ended = False
+
+    def rest(self):
+        """The end of a stream that was broken off."""
+        rest, self.pending, self.is_ended = self.pending, b"", True
+        return rest
 
     def take(self, data):
         """What of it can be passed on now."""
@@ -120,18 +137,20 @@ class Lines:
 
 def die_with_parent():
     """In the child: ends with us even if we are killed."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Session:
-    def __init__(self, options, image, environment, directory):
+    def __init__(self, options, image, environment, directory, terminal=None):
         self.options = options
+        self.terminal = terminal
         self.log = open(options.console, "wb") if options.console else None
         self.selector = selectors.DefaultSelector()
         self.deadline = time.monotonic() + BOOT_S_MAX
         self.first_code = 0
         self.cuts = []
-        token = secrets.token_hex(16)
+        # No text ends with the first of its bytes, so that nothing is held back in vain.
+        token = "\x01" + secrets.token_hex(16)
         self.guests = []
         self.writers = {}
         cables = [socket.socketpair() for _ in range(options.devices if options.hosts == 2 else 0)]
@@ -162,6 +181,9 @@ class Session:
                 self.complain_of_time()
             for key, _ in self.selector.select(min(left, 3600)):
                 self.handle(*key.data, key.fileobj)
+        never = len(self.options.cuts) - sum(line.endswith("down") for line in self.cuts)
+        if never:
+            say(f"{never} of {len(self.options.cuts)} --cut never came: the command ended before")
         return self.first_code
 
     def complain_of_time(self):
@@ -171,6 +193,9 @@ class Session:
         raise OutOfTime(f"the command still ran on {slow} after {self.options.timeout_s:g} s; --timeout sets how long it may")
 
     def handle(self, each, name, end):
+        if name == "keys":
+            each.send("terminal", os.read(end, READ_BYTES))
+            return
         try:
             data = end.recv(READ_BYTES)
         except BlockingIOError:
@@ -188,6 +213,8 @@ class Session:
         elif name == "console":
             each.console = (each.console + data)[-CONSOLE_KEPT:]
             self.show_console(self.writers[each, name].take(data))
+        elif name == "terminal":
+            write_all(1, data)
         else:
             self.pass_on(each, name, each.output[name].take(data))
 
@@ -215,6 +242,9 @@ class Session:
         for each in self.guests:
             each.state = "runs"
             each.tell(b"go\n")
+        if self.terminal:
+            self.terminal.make_raw()
+            self.selector.register(DESCRIPTOR, selectors.EVENT_READ, (self.guests[0], "keys"))
 
     def handle_loss(self, each):
         """A channel ended: so did qemu."""
@@ -246,15 +276,24 @@ class Session:
 
     def say(self, text):
         if self.options.verbose:
-            print(f"rdma-vm: {text}", file=sys.stderr, flush=True)
+            say(text)
 
     def end(self):
         for each in self.guests:
             each.end()
+        if self.terminal:
+            self.terminal.restore()
+        for each in self.guests:
+            for name, output in each.output.items():
+                self.pass_on(each, name, output.rest())
         if self.log:
             self.log.close()
 
 
 def write_all(descriptor, data):
     while data:
-        data = data[os.write(descriptor, data) :]
+        try:
+            data = data[os.write(descriptor, data) :]
+        except BlockingIOError:
+            # Somebody else's choice for what we share.
+            select.select([], [descriptor], [])

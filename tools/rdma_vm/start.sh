@@ -48,20 +48,25 @@ fi
 say ready
 hear
 
-$B mkfifo output errors
-$B cat output >&4 &
-output=$!
-$B cat errors >&5 &
-errors=$!
+if [ -z "$terminal" ]; then
+    $B mkfifo output errors
+    $B cat output >&4 &
+    readers=$!
+    $B cat errors >&5 &
+    readers="$readers $!"
+    set -- "" /dev/null output errors
+else
+    set -- -c "$terminal" "$terminal" "$terminal"
+fi
 /bin/sh cuts 4>&- 5>&-
 # In the foreground, so that no signal is ignored; without our descriptors. Redirected inside: what this shell says of a
 # signal is not the command's.
 $B sh -c 'echo $$ >/sys/fs/cgroup/command/cgroup.procs
-    exec /run/rdma-vm/busybox setsid /bin/sh /run/rdma-vm/command </dev/null >output 2>errors 3>&- 4>&- 5>&-'
+    exec /run/rdma-vm/busybox setsid $1 /bin/sh /run/rdma-vm/command <"$2" >"$3" 2>"$4" 3>&- 4>&- 5>&-' sh "$@"
 status=$?
 # What it left in the background would hold its output open.
 echo 1 >/sys/fs/cgroup/command/cgroup.kill
-wait $output $errors
+wait $readers
 $B printf %s "$token" >&4
 $B printf %s "$token" >&5
 /bin/sh finish || say fail "a directory of --write could not be left: is everything in it closed?"
