@@ -24,7 +24,7 @@ MODULES = (
 ).split()
 SCRIPTS = pathlib.Path(__file__).resolve().parent
 BUSYBOX = "busybox-static"
-# Below it all files of a package whose names this program knows.
+# Their files in the cache.
 KERNEL_PATTERN, BUSYBOX_PATTERN = "linux-image-*.deb", "busybox-static_*.deb"
 
 
@@ -35,6 +35,10 @@ def default_cache(environment):
 
 def find_image(cache):
     """The folder with vmlinuz and initramfs; fetches and builds what is missing."""
+    found = newest(cache, KERNEL_PATTERN), newest(cache, BUSYBOX_PATTERN)
+    # Also where the cache is somebody else's.
+    if all(found) and image_of(cache, *found).is_dir():
+        return image_of(cache, *found)
     try:
         cache.mkdir(parents=True, exist_ok=True)
         lock = open(cache / "lock", "a")
@@ -45,7 +49,7 @@ def find_image(cache):
         fcntl.flock(lock, fcntl.LOCK_EX)
         kernel = find_package(cache, KERNEL_PATTERN, packages.kernel_package)
         busybox = find_package(cache, BUSYBOX_PATTERN, lambda: BUSYBOX)
-        image = cache / f"image-{key_of([kernel.name, busybox.name])}"
+        image = image_of(cache, kernel, busybox)
         if not image.is_dir():
             packages.say(f"building the initramfs from {kernel.name}")
             build_image(cache, image, kernel, busybox)
@@ -54,12 +58,20 @@ def find_image(cache):
 
 def find_package(cache, pattern, name):
     """The newest of the package's files in the cache, fetched if there is none."""
-    files = sorted(cache.glob(pattern), key=lambda file: file.stat().st_mtime_ns)
-    if files:
-        return files[-1]
+    found = newest(cache, pattern)
+    if found:
+        return found
     with tempfile.TemporaryDirectory(prefix="fetch-", dir=cache) as folder:
         file = packages.fetch(name(), pathlib.Path(folder))
         return file.rename(cache / file.name)
+
+
+def newest(cache, pattern):
+    return max(cache.glob(pattern), key=lambda file: file.stat().st_mtime_ns, default=None)
+
+
+def image_of(cache, kernel, busybox):
+    return cache / f"image-{key_of([kernel.name, busybox.name])}"
 
 
 def key_of(names):

@@ -23,6 +23,8 @@ CHANNELS = ("console", "control", "output", "errors")
 # Emulated and on a busy machine; 3 s are usual.
 BOOT_S_MAX = 180
 CONSOLE_KEPT = 64 << 10
+# The kernel's words.
+OUT_OF_MEMORY = b"Out of memory"
 CONSOLE_LINES_SHOWN = 15
 READ_BYTES = 256 << 10
 PR_SET_PDEATHSIG = 1
@@ -181,10 +183,17 @@ class Session:
                 self.complain_of_time()
             for key, _ in self.selector.select(min(left, 3600)):
                 self.handle(*key.data, key.fileobj)
+        self.report()
+        return self.first_code
+
+    def report(self):
+        """What the command cannot know of its own run."""
+        for each in self.guests:
+            if OUT_OF_MEMORY in each.console:
+                say(f"{each.name} ran out of memory and killed processes: raise --memory, now {self.options.memory_mib}M")
         never = len(self.options.cuts) - sum(line.endswith("down") for line in self.cuts)
         if never:
             say(f"{never} of {len(self.options.cuts)} --cut never came: the command ended before")
-        return self.first_code
 
     def complain_of_time(self):
         slow = " and ".join(each.name for each in self.guests if not each.is_done())
@@ -258,7 +267,7 @@ class Session:
             lines = each.console.decode(errors="replace").split("\n")[-CONSOLE_LINES_SHOWN:]
             lines = [line.strip() for line in lines if line.strip()]
             text += "".join(f"\n  {each.name}'s console: {line}" for line in lines)
-            if b"Out of memory" in each.console:
+            if OUT_OF_MEMORY in each.console:
                 text += f"\n  {each.name} ran out of memory: raise --memory"
         return text
 
