@@ -34,12 +34,14 @@ impl Hosts {
     /// `None`, and why on standard output, where namespaces cannot be made.
     pub fn new(test: &str) -> Option<Hosts> {
         let names = [0, 1].map(|host| format!("lr-{}-{test}-{host}", std::process::id()));
-        if let Err(why) = ip(&format!("netns add {}", names[0])) {
+        let hosts = Hosts { names };
+        let [a, b] = &hosts.names;
+        let made = ip(&format!("netns add {a}"));
+        // Entering one mounts, which not every root may (a changed root that is no mount point).
+        if let Err(why) = made.and_then(|()| ip(&format!("-n {a} link set lo up"))) {
             println!("skipped: no network namespaces here: {why}");
             return None;
         }
-        let hosts = Hosts { names };
-        let [a, b] = &hosts.names;
         let mut lines = vec![
             format!("netns add {b}"),
             format!("link add l0 netns {a} type veth peer name l1 netns {b}"),
