@@ -53,6 +53,7 @@ pub mod router;
 pub mod shm;
 pub mod sim;
 pub mod tcp;
+pub mod verbs;
 
 pub use open::{Options, UNBUILT, open};
 
