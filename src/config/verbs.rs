@@ -92,7 +92,12 @@ impl VerbsSettings {
             slots: number("LINERATE_VERBS_SLOTS", 8, 1024)?.map_or(default.slots, |n| n as u32),
             chunk_bytes,
             gid_index: number("LINERATE_VERBS_GID_INDEX", 0, 255)?.map(|n| n as u32),
-            traffic_class: small("LINERATE_VERBS_TRAFFIC_CLASS", 0, 255, default.traffic_class)?,
+            traffic_class: small(
+                "LINERATE_VERBS_TRAFFIC_CLASS",
+                0,
+                255,
+                default.traffic_class,
+            )?,
             service_level: small("LINERATE_VERBS_SERVICE_LEVEL", 0, 15, default.service_level)?,
             ack_timeout: small("LINERATE_VERBS_ACK_TIMEOUT", 8, 22, default.ack_timeout)?,
             is_relaxed,

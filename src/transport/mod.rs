@@ -1,4 +1,5 @@
-//! The transport contract: how bytes move between ranks. Providers: [`shm`], [`tcp`], both behind a [`router`], and [`sim`].
+//! The transport contract: how bytes move between ranks. Providers: [`shm`], [`tcp`], both behind a [`router`], [`verbs`],
+//! and [`sim`].
 //!
 //! A transport is driven by one thread at a time (the engine's driver) and never blocks. It moves bytes
 //! and knows nothing of collectives, types or schedules. Peers are world ranks.
@@ -53,6 +54,7 @@ pub mod router;
 pub mod shm;
 pub mod sim;
 pub mod tcp;
+pub mod verbs;
 
 pub use open::{Options, UNBUILT, open};
 

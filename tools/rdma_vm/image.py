@@ -10,9 +10,12 @@ import io
 import lzma
 import pathlib
 import re
+import shutil
+import struct
 import subprocess
 import tarfile
 import tempfile
+import time
 
 from . import packages
 from .errors import Refusal
@@ -26,6 +29,12 @@ SCRIPTS = pathlib.Path(__file__).resolve().parent
 BUSYBOX = "busybox-static"
 # Their files in the cache.
 KERNEL_PATTERN, BUSYBOX_PATTERN = "linux-image-*.deb", "busybox-static_*.deb"
+
+OLD_S = 7 * 24 * 3600
+XZ_MAGIC = b"\xfd7zXZ\0"
+# An ELF note (length of the name, length of the value, type 18, name) that lets qemu start such a file directly:
+# Documentation/virt, "PVH"; XEN_ELFNOTE_PHYS32_ENTRY in the kernel's include/xen/interface/elfnote.h.
+PVH_NOTES = [struct.pack("<III4s", 4, length, 18, b"Xen") for length in (4, 8)]
 
 
 def default_cache(environment):
@@ -47,13 +56,24 @@ def find_image(cache):
     with lock:
         # Let go when it is closed.
         fcntl.flock(lock, fcntl.LOCK_EX)
+        # What a killed builder left: none other works now.
+        for rest in [*cache.glob("build-*"), *cache.glob("fetch-*")]:
+            shutil.rmtree(rest, ignore_errors=True)
         kernel = find_package(cache, KERNEL_PATTERN, packages.kernel_package)
         busybox = find_package(cache, BUSYBOX_PATTERN, lambda: BUSYBOX)
         image = image_of(cache, kernel, busybox)
         if not image.is_dir():
+            drop_old(cache)
             packages.say(f"building the initramfs from {kernel.name}")
             build_image(cache, image, kernel, busybox)
     return image
+
+
+def drop_old(cache):
+    """Images of other versions of this tool, which nobody built anew for a week."""
+    for image in cache.glob("image-*"):
+        if time.time() - image.stat().st_mtime > OLD_S:
+            shutil.rmtree(image, ignore_errors=True)
 
 
 def find_package(cache, pattern, name):
@@ -89,7 +109,7 @@ def build_image(cache, image, kernel, busybox):
         vmlinuz = next(data for path, data in files.items() if path.startswith("boot/"))
         done = folder / "image"
         done.mkdir()
-        (done / "vmlinuz").write_bytes(vmlinuz)
+        (done / "vmlinuz").write_bytes(unpack_kernel(vmlinuz))
         (done / "initramfs").write_bytes(build_initramfs(files, next(iter(program.values()))))
         done.rename(image)
 
@@ -104,6 +124,20 @@ def unpack(package, pattern):
             if member.isfile() and re.fullmatch(pattern, path):
                 found[path] = archive.extractfile(member).read()
     return found
+
+
+def unpack_kernel(data):
+    """The kernel without its wrapper that unpacks itself, which takes seconds under emulation; as it is if it has no such core."""
+    at = data.find(XZ_MAGIC)
+    while at >= 0:
+        try:
+            core = lzma.LZMADecompressor(lzma.FORMAT_XZ).decompress(data[at:])
+        except lzma.LZMAError:
+            core = b""
+        if core.startswith(b"\x7fELF") and any(note in core for note in PVH_NOTES):
+            return core
+        at = data.find(XZ_MAGIC, at + 1)
+    return data
 
 
 def build_initramfs(files, busybox):

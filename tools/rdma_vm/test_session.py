@@ -1,5 +1,6 @@
 """Streams of guests, and the making of an initramfs."""
 
+import lzma
 import pathlib
 import unittest
 
@@ -68,6 +69,13 @@ class Image(unittest.TestCase):
             found.append((name, mode, data[begin : begin + size]))
             at = -(-(begin + size) // 4) * 4
         self.assertEqual(found, [("modules", 0o040755, b""), ("init", 0o100755, b"#!x"), ("modules/a", 0o100644, b"12345")])
+
+    def test_a_kernel_is_unpacked_only_if_qemu_can_start_what_is_in_it(self):
+        core = b"\x7fELF" + image.PVH_NOTES[1] + bytes(99)
+        wrapped = b"MZ" + image.XZ_MAGIC + b"not one" + lzma.compress(core) + b"tail"
+        self.assertEqual(image.unpack_kernel(wrapped), core)
+        for other in (b"MZ" + lzma.compress(core[:4] + bytes(99)), b"MZ" + lzma.compress(core[1:]), b"MZ", b""):
+            self.assertEqual(image.unpack_kernel(other), other)
 
     def test_the_cache_is_below_cargo_s_target(self):
         self.assertEqual(image.default_cache({"CARGO_TARGET_DIR": "/t"}), pathlib.Path("/t/rdma-vm"))

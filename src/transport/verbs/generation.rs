@@ -194,7 +194,10 @@ mod tests {
         one.handle_ready(1);
         assert_eq!(one.handle_fault(Time(5), "first"), Action::Begin(2));
         assert_eq!(one.handle_fault(Time(9), "second"), Action::Begin(3));
-        assert_eq!((one.cause.as_str(), one.broken_since), ("first", Some(Time(5))));
+        assert_eq!(
+            (one.cause.as_str(), one.broken_since),
+            ("first", Some(Time(5)))
+        );
         assert!(!one.is_over(Time(14), Duration::from_nanos(10)));
         assert!(one.is_over(Time(15), Duration::from_nanos(10)));
         one.handle_proof();

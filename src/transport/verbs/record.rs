@@ -55,6 +55,8 @@ pub enum Record {
     BadPut { position: u64 },
     /// Only the counters.
     Nothing,
+    /// Wants to know a region of the receiver.
+    Ask { key: u32 },
 }
 
 /// What every record tells in passing.
@@ -117,6 +119,7 @@ impl Record {
             Record::Forget { key } => (7, [0; 3], key, 0),
             Record::BadPut { position } => (8, [position, 0, 0], 0, 0),
             Record::Nothing => (9, [0; 3], 0, 0),
+            Record::Ask { key } => (10, [0; 3], key, 0),
         };
         let mut out = [0; HEADER_BYTES];
         out[0] = kind;
@@ -150,7 +153,10 @@ impl Record {
     }
 
     /// From what lies in a slot. The error says what breaks the rules.
-    pub fn parse(header: &[u8; HEADER_BYTES], tail: &[u8; 4 * RAILS_MAX]) -> Result<Record, String> {
+    pub fn parse(
+        header: &[u8; HEADER_BYTES],
+        tail: &[u8; 4 * RAILS_MAX],
+    ) -> Result<Record, String> {
         let (a, b, c) = (long(header, 16), long(header, 24), long(header, 32));
         let (id, bytes) = (word(header, 40), word(header, 44));
         if bytes as usize > INLINE_BYTES_MAX {
@@ -191,6 +197,7 @@ impl Record {
             7 => Record::Forget { key: id },
             8 => Record::BadPut { position: a },
             9 => Record::Nothing,
+            10 => Record::Ask { key: id },
             kind => return Err(format!("a record of kind {kind}")),
         })
     }
@@ -247,14 +254,6 @@ impl Immediate {
             kind => return Err(format!("immediate data of kind {kind}")),
         })
     }
-
-    /// Whether it takes a position of the ring, and so a credit.
-    pub fn takes_position(self) -> bool {
-        matches!(
-            self,
-            Immediate::Slot | Immediate::Bare | Immediate::Last(_)
-        )
-    }
 }
 
 #[cfg(test)]
@@ -296,6 +295,7 @@ mod tests {
             Record::Forget { key: u32::MAX },
             Record::BadPut { position: 1 << 50 },
             Record::Nothing,
+            Record::Ask { key: 7 },
         ];
         for record in records {
             let tail = record.tail().unwrap_or([0; 4 * RAILS_MAX]);

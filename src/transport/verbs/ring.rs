@@ -100,11 +100,6 @@ impl<E> SendRing<E> {
         self.posted = self.consumed;
     }
 
-    /// Nothing waits to be consumed.
-    pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
-    }
-
     /// Nothing waits to be posted.
     pub fn is_posted(&self) -> bool {
         self.posted == self.next()
