@@ -347,11 +347,8 @@ fn a_shared_queue_feeds_several_pairs_and_says_when_it_runs_low() {
         assert!(rig.run(Operation::Send(Some(8)), Local::Empty).is_success());
         assert_eq!(rig.wait(1, 1)[0].immediate(), Some(8));
     }
-    let event = context
-        .poll_event()
-        .unwrap()
-        .expect("one of three is left, and two were the limit");
-    assert_eq!(event.kind, ibv_event_type::IBV_EVENT_SRQ_LIMIT_REACHED);
+    // One of three is left, and two were the limit.
+    let event = rigs[0].wait_for(ibv_event_type::IBV_EVENT_SRQ_LIMIT_REACHED);
     assert_eq!(event.subject, Subject::SharedReceiveQueue(77));
 }
 

@@ -23,8 +23,11 @@
 //! What it does not do: encrypt or check sums (whoever asks for that is refused); device memory yet.
 #![allow(unsafe_code)]
 
+pub mod achievable;
+pub mod choose;
 mod device;
 mod generation;
+pub mod gid;
 mod greeting;
 mod joining;
 mod link;
@@ -37,6 +40,9 @@ mod record;
 mod ring;
 mod select;
 mod sending;
+pub mod sysfs;
+#[cfg(test)]
+mod sysfs_tests;
 
 use super::keys::RegionKeys;
 use super::{Capabilities, Event, PostError, Transport, WaitSource};

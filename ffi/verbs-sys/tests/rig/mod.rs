@@ -174,6 +174,18 @@ impl Rig {
         found
     }
 
+    /// The next asynchronous event of this kind; devices say other things too.
+    pub fn wait_for(&self, kind: ibv_event_type) -> Event {
+        let started = Instant::now();
+        loop {
+            let event = self.pd.context().poll_event().unwrap();
+            if let Some(event) = event.filter(|event| event.kind == kind) {
+                return event;
+            }
+            assert!(started.elapsed() < PATIENCE, "no event {kind:?} came");
+        }
+    }
+
     /// Posts one request at end 0 and waits for its completion.
     pub fn run(&self, operation: Operation<'_>, local: Local<'_>) -> Completion {
         self.pair[0]
