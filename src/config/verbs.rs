@@ -30,6 +30,18 @@ pub struct VerbsSettings {
     pub is_relaxed: bool,
     /// A peer that no queue pair reaches for so long has failed. Default 20 s. `LINERATE_VERBS_TIMEOUT`, seconds.
     pub timeout: Duration,
+    /// Queue pairs per device and peer. Default 1, 1 to 8 for all devices together. More where one does not fill the link:
+    /// some devices serve each by one engine, and some networks choose a way for each. `LINERATE_VERBS_QUEUE_PAIRS`.
+    pub queue_pairs: u32,
+    /// Payload of a packet at most: 256 to 4096, a power of two. Default: what the ports of both sides have. Less is only good
+    /// for comparing. `LINERATE_VERBS_MTU`.
+    pub mtu_bytes: Option<u32>,
+    /// Posts of at most so many bytes are copied into the post, so that the device need not fetch them: half a microsecond over
+    /// PCIe. Default 220 (as perftest for latency), 0 to 1024; a device that has no room for so many uses none.
+    /// `LINERATE_VERBS_INLINE_BYTES`.
+    pub inline_bytes: u32,
+    /// One post in so many makes a completion, and the last of each doorbell. Default 16, 1 to 64. `LINERATE_VERBS_SIGNAL_EVERY`.
+    pub signal_every: u32,
     /// Brings the queue pair into the error state after so many pieces of long transfers, once: for tests.
     /// `LINERATE_VERBS_BREAK_AFTER`.
     pub break_after: Option<u64>,
@@ -46,6 +58,10 @@ impl Default for VerbsSettings {
             ack_timeout: 14,
             is_relaxed: true,
             timeout: Duration::from_secs(20),
+            queue_pairs: 1,
+            mtu_bytes: None,
+            inline_bytes: 220,
+            signal_every: 16,
             break_after: None,
         }
     }
@@ -84,6 +100,12 @@ impl VerbsSettings {
                 )));
             }
         };
+        let mtu_bytes = number("LINERATE_VERBS_MTU", 256, 4096)?.map(|n| n as u32);
+        if let Some(mtu) = mtu_bytes.filter(|mtu| !mtu.is_power_of_two()) {
+            return Err(Error::invalid(format!(
+                "LINERATE_VERBS_MTU is {mtu}: 256, 512, 1024, 2048 or 4096"
+            )));
+        }
         let timeout = match lookup("LINERATE_VERBS_TIMEOUT") {
             Some(text) => super::parse_timeout("LINERATE_VERBS_TIMEOUT", &text)?,
             None => default.timeout,
@@ -102,6 +124,13 @@ impl VerbsSettings {
             ack_timeout: small("LINERATE_VERBS_ACK_TIMEOUT", 8, 22, default.ack_timeout)?,
             is_relaxed,
             timeout,
+            queue_pairs: number("LINERATE_VERBS_QUEUE_PAIRS", 1, 8)?
+                .map_or(default.queue_pairs, |n| n as u32),
+            mtu_bytes,
+            inline_bytes: number("LINERATE_VERBS_INLINE_BYTES", 0, 1024)?
+                .map_or(default.inline_bytes, |n| n as u32),
+            signal_every: number("LINERATE_VERBS_SIGNAL_EVERY", 1, 64)?
+                .map_or(default.signal_every, |n| n as u32),
             break_after: number("LINERATE_VERBS_BREAK_AFTER", 1, u64::MAX)?,
         })
     }
@@ -126,6 +155,11 @@ mod tests {
             ("LINERATE_VERBS_ACK_TIMEOUT", "31", "8 to 22"),
             ("LINERATE_VERBS_RELAXED_ORDERING", "yes", "on or off"),
             ("LINERATE_VERBS_TIMEOUT", "never", "seconds"),
+            ("LINERATE_VERBS_QUEUE_PAIRS", "9", "1 to 8"),
+            ("LINERATE_VERBS_MTU", "1500", "1024, 2048"),
+            ("LINERATE_VERBS_MTU", "128", "256 to 4096"),
+            ("LINERATE_VERBS_INLINE_BYTES", "2K", "0 to 1024"),
+            ("LINERATE_VERBS_SIGNAL_EVERY", "0", "1 to 64"),
             ("LINERATE_VERBS_BREAK_AFTER", "0", "1 to"),
         ] {
             let text = settings(name, value).unwrap_err().to_string();

@@ -34,6 +34,8 @@ pub struct Rail {
     pub gid_index: u8,
     pub lid: u16,
     pub mtu: ibv_mtu,
+    /// Posts of so many bytes are inline.
+    pub inline_bytes: u32,
     pub is_ethernet: bool,
     pub reads_max: u8,
     /// The port carries packets, as far as is known.
@@ -138,7 +140,8 @@ impl Rail {
             gid,
             gid_index,
             lid: state.lid,
-            mtu: state.active_mtu,
+            mtu: ibv_mtu(state.active_mtu.0.min(mtu_code(settings.mtu_bytes))),
+            inline_bytes: 0,
             is_ethernet,
             reads_max: (attributes
                 .max_qp_rd_atom
@@ -157,6 +160,11 @@ impl Rail {
             context,
         };
         rail.post_receives()?;
+        // Devices do not say what they have room for: they refuse more.
+        rail.inline_bytes = settings.inline_bytes;
+        if rail.inline_bytes > 0 && rail.queue_pair(sizes.sends).is_err() {
+            rail.inline_bytes = 0;
+        }
         Ok(rail)
     }
 
@@ -172,7 +180,7 @@ impl Rail {
                 max_recv_wr: 0,
                 max_send_sge: 1,
                 max_recv_sge: 0,
-                max_inline_data: 0,
+                max_inline_data: self.inline_bytes,
             },
             is_all_signaled: false,
         };
@@ -218,13 +226,18 @@ impl Rail {
         }
     }
 
+    /// Payload of a packet.
+    pub fn mtu_bytes(&self) -> u32 {
+        128 << self.mtu.0
+    }
+
     /// What was chosen, for people.
     pub fn text(&self) -> String {
         let gid: String = (self.gid.chunks(2))
             .map(|pair| format!("{:02x}{:02x}", pair[0], pair[1]))
             .collect::<Vec<_>>()
             .join(":");
-        let mtu = 128 << self.mtu.0;
+        let mtu = self.mtu_bytes();
         format!(
             "{} port {}: {}, GID {} ({gid}), MTU {mtu}",
             self.name,
@@ -257,6 +270,11 @@ impl Rail {
         self.blamed
             .is_some_and(|since| now.since(since) < BLAME && now >= since)
     }
+}
+
+/// As verbs say it; the greatest where nothing is asked for.
+fn mtu_code(bytes: Option<u32>) -> u32 {
+    bytes.map_or(ibv_mtu::IBV_MTU_4096.0, |bytes| (bytes / 128).ilog2())
 }
 
 /// The GID that packets leave with: the one that was asked for, else RoCEv2 with an IPv4 address before other RoCEv2.
@@ -396,6 +414,13 @@ pub fn unavailable(reason: impl Into<String>) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn payloads_have_the_numbers_of_verbs() {
+        assert_eq!(mtu_code(Some(256)), ibv_mtu::IBV_MTU_256.0);
+        assert_eq!(mtu_code(Some(1024)), ibv_mtu::IBV_MTU_1024.0);
+        assert_eq!(mtu_code(None), ibv_mtu::IBV_MTU_4096.0);
+    }
 
     #[test]
     fn sizes_are_sums_that_grow_with_peers_and_slots() {

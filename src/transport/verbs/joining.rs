@@ -269,7 +269,7 @@ impl VerbsTransport {
             reads_max: rail.reads_max,
             gid: rail.gid,
         };
-        let mut link = Link::new(pair, at, sends);
+        let mut link = Link::new(pair, at, sends, &self.shared.settings);
         link.packet_number = packet_number;
         Some((link, offer))
     }

@@ -1,11 +1,8 @@
 //! [`Link`]: the queue pair to one peer on one rail, and what is under way on it.
 
+use crate::config::VerbsSettings;
 use linerate_verbs_sys::{BATCH, Local, Operation, QueuePair, Segment, SendRequest};
 use std::collections::VecDeque;
-
-/// Without a completion for so many posts, the next one asks for one: places come back in time, and most posts cost no
-/// completion.
-const SIGNAL_EVERY: u64 = 16;
 
 /// What follows from the confirmation of a post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +46,10 @@ pub struct Link {
     /// Of the first packet that it sends.
     pub packet_number: u32,
     depth: usize,
+    /// Without a completion for so many posts, the next one asks for one: places come back in time, and most posts cost no
+    /// completion.
+    signal_every: u64,
+    inline_bytes: u32,
     next_id: u64,
     since_signal: u64,
     /// Posted and not known to have arrived, in order.
@@ -67,8 +68,11 @@ impl std::fmt::Debug for Link {
 }
 
 impl Link {
-    pub fn new(pair: QueuePair, rail: usize, depth: u32) -> Link {
+    pub fn new(pair: QueuePair, rail: usize, depth: u32, settings: &VerbsSettings) -> Link {
         Link {
+            // A device may have more room than it was asked for.
+            inline_bytes: settings.inline_bytes.min(pair.inline_bytes_max()),
+            signal_every: u64::from(settings.signal_every),
             pair,
             rail,
             packet_number: 0,
@@ -92,7 +96,7 @@ impl Link {
         debug_assert!(self.has_room());
         let bytes = local.map_or(0, |segment| u64::from(segment.len_bytes()));
         self.since_signal += 1;
-        let is_signaled = self.since_signal >= SIGNAL_EVERY;
+        let is_signaled = self.since_signal >= self.signal_every;
         if is_signaled {
             self.since_signal = 0;
         }
@@ -101,7 +105,7 @@ impl Link {
         self.queued.push(SendRequest {
             id,
             operation,
-            local: local.map_or(Local::Empty, Local::One),
+            local: self.local(operation, local),
             is_signaled,
             is_solicited: false,
             is_fenced: false,
@@ -109,6 +113,18 @@ impl Link {
         self.outstanding_bytes += bytes;
         self.pieces += u32::from(matches!(what, What::Piece { .. }));
         self.sent.push_back(Sent { id, what, bytes });
+    }
+
+    /// Short sources leave with the post: the device need not fetch them.
+    fn local(&self, operation: Operation<'static>, segment: Option<Segment>) -> Local<'static> {
+        let Some(segment) = segment else {
+            return Local::Empty;
+        };
+        let is_write = matches!(operation, Operation::Write(..));
+        match is_write && segment.len_bytes() <= self.inline_bytes {
+            true => Local::InlineOne(segment),
+            false => Local::One(segment),
+        }
     }
 
     /// Hands what was queued to the device: linked, with one doorbell per batch. The last one is confirmed by a completion.

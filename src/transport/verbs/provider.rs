@@ -8,8 +8,8 @@ use crate::limits::MESSAGES_PER_PEER;
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
 use crate::transport::{
-    Address, Capabilities, Event, Outcome, PostError, RemoteRange, Transport, WaitSource, keys,
-    tag_class,
+    Address, Capabilities, Event, Outcome, PortInUse, PostError, RemoteRange, Transport,
+    WaitSource, keys, tag_class,
 };
 use crate::types::Rank;
 use std::sync::Arc;
@@ -281,6 +281,27 @@ impl Transport for VerbsTransport {
         }
         self.pump_dirty();
         events.extend(self.shared.ready.drain(..));
+    }
+
+    fn ports(&self) -> Vec<PortInUse> {
+        let mut ports: Vec<PortInUse> = Vec::new();
+        for rail in &self.shared.rails {
+            let is_same =
+                |port: &&mut PortInUse| (&port.device, port.number) == (&rail.name, rail.port);
+            match ports.iter_mut().find(is_same) {
+                Some(port) => port.queue_pairs += 1,
+                None => ports.push(PortInUse {
+                    device: rail.name.clone(),
+                    number: rail.port,
+                    mtu_bytes: rail.mtu_bytes(),
+                    gid_index: u32::from(rail.gid_index),
+                    is_ethernet: rail.is_ethernet,
+                    inline_bytes: rail.inline_bytes,
+                    queue_pairs: 1,
+                }),
+            }
+        }
+        ports
     }
 
     fn counts(&self) -> Vec<(&'static str, u64)> {

@@ -33,9 +33,10 @@ pub fn open(names: &str, sizes: Sizes, settings: &VerbsSettings) -> Result<Vec<R
         }
         wanted.push((device.to_string(), port));
     }
-    if wanted.len() > RAILS_MAX {
+    let each = settings.queue_pairs.max(1) as usize;
+    if wanted.len().max(1) * each > RAILS_MAX {
         return Err(unavailable(format!(
-            "{} devices, {RAILS_MAX} at most",
+            "{} devices with {each} queue pairs each (LINERATE_VERBS_QUEUE_PAIRS), {RAILS_MAX} at most",
             wanted.len()
         )));
     }
@@ -53,8 +54,24 @@ pub fn open(names: &str, sizes: Sizes, settings: &VerbsSettings) -> Result<Vec<R
                 continue;
             }
         }
-        let token = rails.len() as u64;
-        rails.push(Rail::open(context, port, sizes, token, settings)?);
+        rails.push(Rail::open(
+            context,
+            port,
+            sizes,
+            rails.len() as u64,
+            settings,
+        )?);
+        // Another queue pair is another rail, with queues of its own.
+        for _ in 1..each {
+            let context = device.open().map_err(refused)?;
+            rails.push(Rail::open(
+                context,
+                port,
+                sizes,
+                rails.len() as u64,
+                settings,
+            )?);
+        }
         if is_chosen {
             break;
         }

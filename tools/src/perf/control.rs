@@ -4,7 +4,7 @@
 //! own host only, unless it was told otherwise.
 
 use super::arena::Keys;
-use super::args::Options;
+use super::options::Options;
 use super::proof;
 use super::statistics::{Flow, Latency};
 use linerate::wire::JobKey;
@@ -203,7 +203,7 @@ impl Control {
 
 #[cfg(test)]
 mod tests {
-    use super::super::args::tests::options;
+    use super::super::options::tests::options;
     use super::*;
     use std::thread;
 
