@@ -37,6 +37,8 @@ mod record;
 mod ring;
 mod select;
 mod sending;
+#[cfg(test)]
+mod tests;
 
 use super::keys::RegionKeys;
 use super::{Capabilities, Event, PostError, Transport, WaitSource};
