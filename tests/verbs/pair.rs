@@ -1,6 +1,6 @@
 //! Two ranks of the `verbs` transport in one thread.
 
-use linerate::config::VerbsSettings;
+use linerate::config::{TcpSettings, VerbsSettings};
 use linerate::memory::{Region, RegionKey, View};
 use linerate::prng::Prng;
 use linerate::time::Time;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Far longer than anything here takes, also in an emulated machine: only a hang lasts longer.
-const HANG: Duration = Duration::from_secs(120);
+const HANG: Duration = Duration::from_secs(60);
 
 /// Whether there is a device; says why not.
 pub fn has_device(test: &str) -> bool {
@@ -32,7 +32,7 @@ pub struct Rank {
 
 /// Memory of a rank that its transport knows.
 pub struct Memory {
-    pub region: Arc<Region>,
+    _region: Arc<Region>,
     pub key: RegionKey,
     pub view: View,
 }
@@ -60,8 +60,13 @@ impl Pair {
 
     fn begin(settings: [&VerbsSettings; 2]) -> Pair {
         let mut transports = [0, 1].map(|rank| {
+            let tcp = TcpSettings {
+                is_debugging: std::env::var_os("LINERATE_TEST_DEBUG").is_some(),
+                ..TcpSettings::default()
+            };
             let options = Options {
                 verbs: settings[rank as usize].clone(),
+                tcp,
                 ..Options::default()
             };
             open("verbs", rank, 2, 0, &options).unwrap()
@@ -115,8 +120,9 @@ impl Pair {
         let begin = Instant::now();
         while !is_so(&self.ranks) {
             self.step();
-            let failures = self.ranks.each_ref().map(|rank| rank.failure.clone());
-            assert!(begin.elapsed() < HANG, "nothing comes: {failures:?}");
+            let state = |rank: &Rank| (rank.failure.clone(), rank.transport.counts());
+            let states = self.ranks.each_ref().map(state);
+            assert!(begin.elapsed() < HANG, "nothing comes: {states:?}");
         }
     }
 
@@ -138,7 +144,11 @@ impl Pair {
         let region = Arc::new(Region::private(bytes).unwrap());
         let key = self.ranks[rank].transport.register(region.clone()).unwrap();
         let view = region.view().in_region(key, 0);
-        Memory { region, key, view }
+        Memory {
+            _region: region,
+            key,
+            view,
+        }
     }
 
     pub fn send(&mut self, from: usize, tag: u64, view: View, token: u64) {
