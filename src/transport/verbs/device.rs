@@ -83,9 +83,9 @@ impl Sizes {
         let peers = peers.max(1);
         // What a peer that does not look may be told meanwhile. Of positions: two halves of the ring and a rest, or, where
         // somebody waits to hear it, each of them. Of matches: a quarter of each class's messages at a time and a rest, each
-        // of the urgent ones. It sends nothing meanwhile, so there are no more of either.
+        // of the urgent ones. Of puts that named no region: each. It sends nothing meanwhile, so there are no more of these.
         let class = crate::limits::MESSAGES_PER_PEER;
-        let told = slots + 3 + 3 * (4 + 1) + class + 1;
+        let told = slots + 3 + 3 * (4 + 1) + class + 1 + slots;
         // Each position takes one receive, and so does each of the others.
         let receives = (slots + told) * peers;
         let sends = slots + told + PIECES_UNDER_WAY;
@@ -425,7 +425,7 @@ mod tests {
     #[test]
     fn sizes_are_sums_that_grow_with_peers_and_slots() {
         let one = Sizes::of(64, 1);
-        assert_eq!(one.receives, 64 + 64 + 3 + 15 + 65);
+        assert_eq!(one.receives, 64 + 64 + 3 + 15 + 65 + 64);
         assert_eq!(one.completions, one.receives + one.sends);
         let ten = Sizes::of(64, 10);
         assert_eq!((ten.sends, ten.receives), (one.sends, 10 * one.receives));

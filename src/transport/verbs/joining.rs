@@ -4,7 +4,7 @@ use super::VerbsTransport;
 use super::device::Registered;
 use super::generation::{Action, Phase};
 use super::greeting::{GREETING_BYTES_MAX, Greeting, Proposal, RailOffer};
-use super::link::{Link, What};
+use super::link::{Link, Then, What};
 use super::peer::{Kind, PeerState, Target};
 use super::record::{RAILS_MAX, Record};
 use crate::memory::View;
@@ -101,11 +101,10 @@ impl VerbsTransport {
                     link.take_confirmed(received, &mut confirmed);
                 }
                 let unsettled = peer.unsettled.iter_mut().filter(|u| u.0 < received);
-                confirmed.extend(
-                    unsettled.map(|u| std::mem::replace(&mut u.1, super::link::Then::Nothing)),
-                );
-                for then in confirmed {
-                    peer.follow(then, &mut self.shared);
+                let taken = |u: &mut (u64, Then)| (u.0, std::mem::replace(&mut u.1, Then::Nothing));
+                confirmed.extend(unsettled.map(taken));
+                for (position, then) in confirmed {
+                    peer.follow(position, then, &mut self.shared);
                 }
             }
         }
@@ -183,6 +182,7 @@ impl VerbsTransport {
                     }
                 }
                 What::Told => {}
+                What::BadPut(position) => peer.bad_puts.push(position),
             }
         }
         peer.busy.clear();

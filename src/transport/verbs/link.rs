@@ -30,6 +30,8 @@ pub enum What {
     },
     /// Counters, which later ones replace.
     Told,
+    /// That the put with this position, the low bits, named no region.
+    BadPut(u32),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -160,12 +162,12 @@ impl Link {
     }
 
     /// What follows from positions below this one, taken out: the peer says that they have come.
-    pub fn take_confirmed(&mut self, received: u64, confirmed: &mut Vec<Then>) {
+    pub fn take_confirmed(&mut self, received: u64, confirmed: &mut Vec<(u64, Then)>) {
         for sent in &mut self.sent {
             if let What::Position(position, then) = &mut sent.what
                 && *position < received
             {
-                confirmed.push(std::mem::replace(then, Then::Nothing));
+                confirmed.push((*position, std::mem::replace(then, Then::Nothing)));
             }
         }
     }

@@ -43,6 +43,8 @@ mod sending;
 pub mod sysfs;
 #[cfg(test)]
 mod sysfs_tests;
+#[cfg(test)]
+mod tests;
 
 use super::keys::RegionKeys;
 use super::{Capabilities, Event, PostError, Transport, WaitSource};

@@ -120,11 +120,11 @@ pub enum Entry {
         /// A put that is complete when the peer has copied it: token and length.
         put: Option<(u64, u64)>,
     },
-    /// A put of so many bytes, which are in the slot.
+    /// A put of so many bytes, which are in the slot; the token until it has arrived.
     Put {
         bytes: u32,
         target: Target,
-        token: u64,
+        token: Option<u64>,
     },
     /// The last bytes of a transfer, or none.
     End {
@@ -176,6 +176,8 @@ pub struct Peer {
     pub target: Option<Target>,
     pub send: SendRing<Entry>,
     pub receive: ReceiveRing,
+    /// Positions of puts that named no region, to be told before anything else.
+    pub bad_puts: Vec<u32>,
     /// Somebody waits to hear that a position was consumed.
     pub is_awaited: bool,
     /// The same, but it need not hear before the next slow look.
@@ -314,6 +316,7 @@ impl Peer {
             target: None,
             send: SendRing::new(slots),
             receive: ReceiveRing::new(slots),
+            bad_puts: Vec::new(),
             is_awaited: false,
             is_awaited_slowly: false,
             unsettled: Vec::new(),
@@ -365,11 +368,14 @@ impl Peer {
             && self.links.iter().flatten().all(Link::is_idle)
     }
 
-    /// What a confirmed post leads to.
-    pub fn follow(&mut self, then: Then, shared: &mut Shared) {
+    /// What follows where a position has arrived.
+    pub fn follow(&mut self, position: u64, then: Then, shared: &mut Shared) {
         match then {
             Then::Nothing => {}
             Then::Complete { token, bytes } => {
+                if let Some(Entry::Put { token, .. }) = self.send.entry(position) {
+                    *token = None;
+                }
                 shared.complete(self.rank, token, Outcome::Done, bytes, 0);
             }
             Then::EndTransfer(id) => {
@@ -389,7 +395,7 @@ impl Peer {
         let mut tokens: Vec<u64> = self.posted.drain(..).map(|p| p.token).collect();
         while let Some((_, entry)) = self.send.pop() {
             match entry {
-                Entry::Put { token, .. } => tokens.push(token),
+                Entry::Put { token, .. } => tokens.extend(token),
                 Entry::Record { put, .. } => tokens.extend(put.map(|(token, _)| token)),
                 Entry::End { .. } | Entry::Nothing => {}
             }

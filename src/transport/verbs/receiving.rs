@@ -24,6 +24,7 @@ impl Peer {
                 self.handle_last(transfer, shared);
             }
             Immediate::Consumed(count) => self.handle_consumed(count, shared)?,
+            Immediate::BadPut(position) => self.handle_bad_put(position, shared),
             Immediate::Matched(class, count) => self.matched_seen[class] = count,
         }
         if self.receive.is_due(self.is_awaited) {
@@ -72,7 +73,6 @@ impl Peer {
                 self.regions.remove(&RegionKey(key));
                 self.resolve_all(RegionKey(key), shared);
             }
-            Record::BadPut { position } => self.handle_bad_put(position, shared),
             Record::Nothing => {}
             Record::Ask { key } => self.tell_region(RegionKey(key), shared),
         }
@@ -114,12 +114,16 @@ impl Peer {
                 place.copy_from(source);
                 shared.counts.copied_bytes += bytes;
             }
-            None => self.push(Record::BadPut { position }, View::empty(), None, shared),
+            None => {
+                self.bad_puts.push(position as u32 & VALUE_MASK);
+                shared.mark(self);
+            }
         }
         self.is_awaited_slowly = true;
     }
 
-    fn handle_bad_put(&mut self, position: u64, shared: &mut Shared) {
+    fn handle_bad_put(&mut self, position: u32, shared: &mut Shared) {
+        let position = self.send.position(position);
         if let Some(Entry::Record { put, .. }) = self.send.entry(position)
             && let Some((token, bytes)) = put.take()
         {
@@ -193,9 +197,9 @@ impl Peer {
             && let Some(what) = link.pop_arrived(id)
         {
             match what {
-                What::Position(_, then) => self.follow(then, shared),
+                What::Position(position, then) => self.follow(position, then, shared),
                 What::Piece { transfer, .. } => self.handle_piece(rail, transfer, shared),
-                What::Told => {}
+                What::Told | What::BadPut(_) => {}
             }
         }
         if !self.busy.is_empty() || !self.send.is_posted() {
@@ -264,7 +268,7 @@ impl Peer {
         let mut confirmed = std::mem::take(&mut self.unsettled);
         for (position, then) in confirmed.drain(..) {
             if position < received {
-                self.follow(then, shared);
+                self.follow(position, then, shared);
             }
         }
         for _ in 0..count {

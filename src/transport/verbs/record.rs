@@ -51,8 +51,6 @@ pub enum Record {
     },
     /// Memory of the sender that may not be used any more.
     Forget { key: u32 },
-    /// The put with this position in the ring named no region.
-    BadPut { position: u64 },
     /// Only the counters.
     Nothing,
     /// Wants to know a region of the receiver.
@@ -117,7 +115,6 @@ impl Record {
                 ..
             } => (6, [address, bytes, 0], key, 4 * RAILS_MAX as u32),
             Record::Forget { key } => (7, [0; 3], key, 0),
-            Record::BadPut { position } => (8, [position, 0, 0], 0, 0),
             Record::Nothing => (9, [0; 3], 0, 0),
             Record::Ask { key } => (10, [0; 3], key, 0),
         };
@@ -195,7 +192,6 @@ impl Record {
                 keys: keys(),
             },
             7 => Record::Forget { key: id },
-            8 => Record::BadPut { position: a },
             9 => Record::Nothing,
             10 => Record::Ask { key: id },
             kind => return Err(format!("a record of kind {kind}")),
@@ -222,6 +218,9 @@ pub enum Immediate {
     Last(u32),
     /// Takes no place: so many positions were consumed, the low bits.
     Consumed(u32),
+    /// Takes no place: the put with this position in the ring, the low bits, named no region. Nothing that was told before it
+    /// says that the position is consumed.
+    BadPut(u32),
     /// Takes no place: so many messages of this class were matched.
     Matched(usize, u16),
 }
@@ -237,6 +236,7 @@ impl Immediate {
             Immediate::Bare => (2, 0),
             Immediate::Last(transfer) => (3, transfer),
             Immediate::Consumed(count) => (4, count),
+            Immediate::BadPut(position) => (5, position),
             Immediate::Matched(class, count) => (8 + class as u32, u32::from(count)),
         };
         kind << 28 | value & VALUE_MASK
@@ -250,6 +250,7 @@ impl Immediate {
             2 => Immediate::Bare,
             3 => Immediate::Last(value),
             4 => Immediate::Consumed(value),
+            5 => Immediate::BadPut(value),
             kind @ 8..12 => Immediate::Matched(kind as usize - 8, value as u16),
             kind => return Err(format!("immediate data of kind {kind}")),
         })
@@ -293,7 +294,6 @@ mod tests {
                 keys,
             },
             Record::Forget { key: u32::MAX },
-            Record::BadPut { position: 1 << 50 },
             Record::Nothing,
             Record::Ask { key: 7 },
         ];
@@ -339,6 +339,7 @@ mod tests {
             Immediate::Bare,
             Immediate::Last(VALUE_MASK),
             Immediate::Consumed(17),
+            Immediate::BadPut(18),
             Immediate::Matched(0, 0),
             Immediate::Matched(3, u16::MAX),
         ] {

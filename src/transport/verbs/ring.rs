@@ -70,6 +70,11 @@ impl<E> SendRing<E> {
         self.entries.get_mut(index as usize)
     }
 
+    /// The position under way whose low bits these are.
+    pub fn position(&self, low_bits: u32) -> u64 {
+        self.consumed + u64::from(low_bits.wrapping_sub(self.consumed as u32) & VALUE_MASK)
+    }
+
     /// All positions that are not consumed, in order.
     pub fn entries_mut(&mut self) -> impl Iterator<Item = (u64, &mut E)> {
         (self.consumed..).zip(&mut self.entries)
@@ -177,6 +182,7 @@ mod tests {
         assert!(ring.has_room());
         assert_eq!(ring.push(9), 4);
         assert_eq!((ring.slot(4), ring.unposted()), (0, Some((4, &9))));
+        assert_eq!((ring.position(1), ring.position(3)), (1, 3));
     }
 
     #[test]

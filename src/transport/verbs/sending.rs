@@ -151,6 +151,7 @@ impl Peer {
                     .copy_from(source);
                 shared.counts.copied_bytes += bytes;
                 let bytes = bytes as u32;
+                let token = Some(token);
                 self.send.push(Entry::Put {
                     bytes,
                     target,
@@ -344,7 +345,7 @@ impl Peer {
 
     /// Posts what there is room for, and rings the doorbells.
     pub fn pump(&mut self, shared: &mut Shared) {
-        if !self.is_up() {
+        if !self.is_up() || !self.queue_bad_puts() {
             return;
         }
         while self.send.has_room()
@@ -396,7 +397,8 @@ impl Peer {
                 } => {
                     let bytes = u64::from(bytes);
                     let segment = staging.segment(rail, at + HEADER_BYTES as u64, bytes);
-                    let then = Then::Complete { token, bytes };
+                    let complete = |token| Then::Complete { token, bytes };
+                    let then = token.map_or(Then::Nothing, complete);
                     let operation = write(target.place(rail, 0), Immediate::Bare);
                     link.queue(operation, segment, What::Position(position, then));
                 }
@@ -460,6 +462,23 @@ impl Peer {
             consumed: self.receive.low_bits(),
             matched: self.matched,
         }
+    }
+
+    /// Puts that named no region, before anything tells that they are consumed; false: not all found room.
+    fn queue_bad_puts(&mut self) -> bool {
+        let Some(place) = self.target.map(|target| target.place(self.lead, 0)) else {
+            return self.bad_puts.is_empty();
+        };
+        while let Some(position) = self.bad_puts.pop() {
+            let Some(link) = self.lead_link().filter(|link| link.has_room()) else {
+                self.bad_puts.push(position);
+                return false;
+            };
+            let immediate = Immediate::BadPut(position).emit();
+            let operation = Operation::Write(place, Some(immediate));
+            link.queue(operation, None, What::BadPut(position));
+        }
+        true
     }
 
     /// Counters that cannot wait for a record.
