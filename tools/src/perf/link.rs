@@ -385,6 +385,22 @@ impl Link {
         })
     }
 
+    fn standstill(&self) -> String {
+        let counts = self.transport.counts();
+        let counts: Vec<String> = counts
+            .iter()
+            .map(|(name, n)| format!("{name} {n}"))
+            .collect();
+        format!(
+            "nothing has moved for {:?}; raise --timeout if the other side is only slow (ended of posted, by stream: {}; receives: {}; {}: {})",
+            self.timeout,
+            describe(&self.posts),
+            describe(&self.receives),
+            self.name(),
+            counts.join(", ")
+        )
+    }
+
     #[cold]
     fn idle(&mut self) -> Result<()> {
         self.idle_polls += 1;
@@ -403,14 +419,19 @@ impl Link {
             self.transport.poll_slow(now, &mut self.events);
             self.take_events()?;
             if now.since(since) > self.timeout {
-                return Err(format!(
-                    "nothing has moved for {:?}; raise --timeout if the other side is only slow",
-                    self.timeout
-                ));
+                return Err(self.standstill());
             }
         }
         Ok(())
     }
+}
+
+/// For whoever has to find out why.
+fn describe(counts: &[Count]) -> String {
+    let texts = counts
+        .iter()
+        .map(|count| format!("{}/{}", count.ended, count.made));
+    texts.collect::<Vec<_>>().join(" ")
 }
 
 fn token(kind: u64, stream: u32, number: u64) -> u64 {

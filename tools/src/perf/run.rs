@@ -113,7 +113,7 @@ pub fn join<'a>(
     }
     let mut arena = Arena::new(options, rank, plan.rotation_bytes(options)).map_err(text)?;
     link.share(&mut arena)?;
-    let keys = match control.exchange(&Line::Keys(arena.keys()))? {
+    let keys = match control.exchange_over(&Line::Keys(arena.keys()), &mut link)? {
         Line::Keys(keys) => keys,
         line => return Err(unexpected(line)),
     };
@@ -149,7 +149,7 @@ pub fn measure(
             wrong: wrong_there,
             flow: flow_there,
             latency: latency_there,
-        } = control.exchange(&own)?
+        } = control.exchange_over(&own, &mut side.link)?
         else {
             return Err("the other side has reported nothing".into());
         };
