@@ -1,5 +1,6 @@
 //! `linerate info`: what this machine and this build offer. Measures nothing and changes nothing.
 
+use crate::rdma::{self, Rdma};
 use crate::system::{self, Cache};
 use crate::{output, settings};
 use clap::Args;
@@ -38,6 +39,7 @@ struct Info {
     cpu: Cpu,
     memory: Memory,
     transports: Vec<Transport>,
+    rdma: Rdma,
     host: Host,
     limits: BTreeMap<&'static str, Option<u64>>,
     config: Result<BTreeMap<&'static str, String>, String>,
@@ -113,6 +115,7 @@ fn collect() -> Info {
         },
         memory: memory(),
         transports: transports(),
+        rdma: rdma::collect(),
         host: host(host_id),
         limits: limits(),
         config: config.map(|config| values(&config)),
@@ -187,9 +190,22 @@ fn transports() -> Vec<Transport> {
             "a modelled network in virtual time, all ranks in one process",
         ),
         available("tcp", "ranks of one host, over loopback"),
-        not_built("verbs", &["libibverbs.so.1", "libibverbs.so"]),
+        verbs(),
         not_built("ofi", &["libfabric.so.1", "libfabric.so"]),
     ]
+}
+
+/// Which ports ranks would use, or why there is none.
+fn verbs() -> Transport {
+    let (available, detail) = match linerate::transport::verbs::check("") {
+        Ok(choice) => (true, choice.to_string().lines().next().map(String::from)),
+        Err(error) => (false, Some(error.to_string())),
+    };
+    Transport {
+        name: "verbs",
+        available,
+        detail: detail.unwrap_or_default(),
+    }
 }
 
 /// Whether ranks may read each other's memory, as far as that is known without another rank.
@@ -345,6 +361,9 @@ fn describe(info: &Info) -> String {
         let name = format!("transport {}", transport.name);
         line(&name, &format!("{yes}: {}", transport.detail));
     }
+    for (name, value) in rdma::describe(&info.rdma) {
+        line(&name, &value);
+    }
     line("host id", &info.host.id);
     for (name, value) in &info.limits {
         let shown = value.map_or("unlimited".into(), |n| n.to_string());
@@ -379,8 +398,9 @@ mod tests {
         for expected in [
             "transport shm           yes",
             "transport tcp           yes",
-            "transport verbs         no: not part of this build",
+            "transport verbs         ",
             "transport ofi           no: not part of this build",
+            "rdma ",
             "reading each other's memory: ",
             "LINERATE_CHUNK_BYTES",
             "LINERATE_CMA",

@@ -15,6 +15,7 @@ mod output;
 mod perf;
 mod process;
 mod progress;
+mod rdma;
 mod replay;
 mod settings;
 mod system;

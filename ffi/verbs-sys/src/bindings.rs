@@ -153,6 +153,14 @@ impl ::core::ops::BitAndAssign for ibv_device_cap_flags {
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct ibv_device_cap_flags(pub ::core::ffi::c_uint);
+impl ibv_fork_status {
+    pub const IBV_FORK_DISABLED: ibv_fork_status = ibv_fork_status(0);
+    pub const IBV_FORK_ENABLED: ibv_fork_status = ibv_fork_status(1);
+    pub const IBV_FORK_UNNEEDED: ibv_fork_status = ibv_fork_status(2);
+}
+#[repr(transparent)]
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct ibv_fork_status(pub ::core::ffi::c_uint);
 impl ibv_atomic_cap {
     pub const IBV_ATOMIC_NONE: ibv_atomic_cap = ibv_atomic_cap(0);
     pub const IBV_ATOMIC_HCA: ibv_atomic_cap = ibv_atomic_cap(1);
@@ -2000,6 +2008,7 @@ unsafe extern "C" {
     pub fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah;
     pub fn ibv_destroy_ah(ah: *mut ibv_ah) -> ::core::ffi::c_int;
     pub fn ibv_fork_init() -> ::core::ffi::c_int;
+    pub fn ibv_is_fork_initialized() -> ibv_fork_status;
     pub fn ibv_port_state_str(port_state: ibv_port_state) -> *const ::core::ffi::c_char;
     pub fn ibv_event_type_str(event: ibv_event_type) -> *const ::core::ffi::c_char;
 }

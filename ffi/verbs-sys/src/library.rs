@@ -87,6 +87,7 @@ functions! {
     }
     optional {
         reg_mr_iova2 = ibv_reg_mr_iova2 @ "IBVERBS_1.8": fn(*mut c::ibv_pd, *mut c_void, usize, u64, c_uint) -> *mut c::ibv_mr;
+        is_fork_initialized = ibv_is_fork_initialized @ "IBVERBS_1.13": fn() -> c::ibv_fork_status;
         query_gid_ex = _ibv_query_gid_ex @ "IBVERBS_1.11": fn(*mut c::ibv_context, u32, u32, *mut c::ibv_gid_entry, u32, usize) -> c_int;
         query_gid_table = _ibv_query_gid_table @ "IBVERBS_1.11": fn(*mut c::ibv_context, *mut c::ibv_gid_entry, usize, u32, usize) -> ssize_t;
         reg_dmabuf_mr = ibv_reg_dmabuf_mr @ "IBVERBS_1.12": fn(*mut c::ibv_pd, u64, usize, u64, c_int, c_int) -> *mut c::ibv_mr;
@@ -176,13 +177,21 @@ impl Library {
     }
 
     /// Registered memory stays the parent's after fork(), whatever the child does. To be called before the first device is
-    /// opened. New kernels copy such pages at fork; on old ones the child lacks them.
+    /// opened. The child gets a copy where the kernel makes one at fork (5.12 and later); else such pages are missing in it,
+    /// and with them whatever shares a page with them.
     pub fn fork_init(&self) -> Result<()> {
+        let status = self.functions.is_fork_initialized;
+        // SAFETY: takes nothing. Asking opens a netlink socket and closes it.
+        let is_unneeded = status
+            .is_some_and(|status| unsafe { status() } == c::ibv_fork_status::IBV_FORK_UNNEEDED);
+        // ibv_fork_init of libibverbs 44 does not ask, and takes the pages from the child although the kernel would copy them.
+        if is_unneeded {
+            return Ok(());
+        }
         // SAFETY: takes nothing; calling it twice is allowed.
-        let errno = unsafe { (self.functions.fork_init)() };
-        match errno {
+        match unsafe { (self.functions.fork_init)() } {
             0 => Ok(()),
-            _ => Err(Error::refused("ibv_fork_init", errno)),
+            errno => Err(Error::refused("ibv_fork_init", errno)),
         }
     }
 

@@ -10,6 +10,7 @@ mod finding;
 mod host;
 mod network;
 mod peers;
+mod rdma;
 mod serve;
 
 use crate::settings::{FAILED, USAGE};
@@ -72,6 +73,7 @@ pub fn run(args: &DoctorArgs) -> ExitCode {
     }
     let mut findings = vec![settings()];
     findings.extend(host::examine(args.ranks));
+    findings.extend(rdma::examine());
     findings.extend(network::examine());
     findings.extend(peers::examine(&args.peers, args.port, args.timeout));
     // The worst last, where the eye is when the command has ended.
