@@ -266,7 +266,7 @@ fn candidate<'a>(
 ) -> std::result::Result<Candidate<'a>, String> {
     if !port.is_active() {
         return Err(format!(
-            "{} ({}): is the cable plugged in, its interface up, and a subnet manager running (InfiniBand)?",
+            "{} ({}): is the cable plugged in, its interface up, and opensm running (InfiniBand)?",
             port.state, port.physical_state
         ));
     }

@@ -1,5 +1,6 @@
 //! [`Rail`]: one port of one device with what all peers share on it, and [`Registered`]: memory that all rails know.
 
+use super::choose;
 use super::record::{RAILS_MAX, RailKeys};
 use crate::config::VerbsSettings;
 use crate::error::{Error, Result};
@@ -7,7 +8,7 @@ use crate::memory::{Region, View};
 use crate::time::Time;
 use crate::types::Rank;
 use linerate_verbs_sys::raw::{
-    ibv_access_flags as access, ibv_gid_type, ibv_mtu, ibv_port_state, ibv_qp_cap, ibv_qp_type,
+    ibv_access_flags as access, ibv_mtu, ibv_port_state, ibv_qp_cap, ibv_qp_type,
 };
 use linerate_verbs_sys::{
     Completion, CompletionChannel, CompletionQueue, Context, LINK_LAYER_ETHERNET, Memory, Mr, Pd,
@@ -102,7 +103,7 @@ impl Rail {
     /// Opens what peers share of a device's port.
     pub fn open(
         context: Arc<Context>,
-        port: u8,
+        chosen: &choose::Rail,
         sizes: Sizes,
         token: u64,
         settings: &VerbsSettings,
@@ -125,9 +126,11 @@ impl Rail {
                 )));
             }
         }
+        let port = chosen.port;
         let state = context.port(port).map_err(refused)?;
         let is_ethernet = state.link_layer == LINK_LAYER_ETHERNET;
-        let (gid_index, gid) = choose_gid(&context, port, settings)?;
+        let gid = chosen.gid.as_ref().map(|chosen| &chosen.gid);
+        let (gid_index, gid) = gid.map_or((0, [0; 16]), |gid| (gid.index as u8, gid.bytes));
         let pd = Pd::allocate(&context).map_err(refused)?;
         let channel = CompletionChannel::create(&context).map_err(refused)?;
         let queue = CompletionQueue::create(&context, sizes.completions, Some(&channel), 0, token)
@@ -231,26 +234,6 @@ impl Rail {
         128 << self.mtu.0
     }
 
-    /// What was chosen, for people.
-    pub fn text(&self) -> String {
-        let gid: String = (self.gid.chunks(2))
-            .map(|pair| format!("{:02x}{:02x}", pair[0], pair[1]))
-            .collect::<Vec<_>>()
-            .join(":");
-        let mtu = self.mtu_bytes();
-        format!(
-            "{} port {}: {}, GID {} ({gid}), MTU {mtu}",
-            self.name,
-            self.port,
-            if self.is_ethernet {
-                "Ethernet"
-            } else {
-                "InfiniBand"
-            },
-            self.gid_index
-        )
-    }
-
     /// Whether packets get through, as far as is known.
     pub fn is_usable(&self) -> bool {
         self.is_active && !self.is_removed
@@ -275,25 +258,6 @@ impl Rail {
 /// As verbs say it; the greatest where nothing is asked for.
 fn mtu_code(bytes: Option<u32>) -> u32 {
     bytes.map_or(ibv_mtu::IBV_MTU_4096.0, |bytes| (bytes / 128).ilog2())
-}
-
-/// The GID that packets leave with: the one that was asked for, else RoCEv2 with an IPv4 address before other RoCEv2.
-fn choose_gid(context: &Context, port: u8, settings: &VerbsSettings) -> Result<(u8, [u8; 16])> {
-    if let Some(index) = settings.gid_index {
-        let gid = context.gid(port, index).map_err(refused)?;
-        return Ok((index as u8, gid));
-    }
-    let gids = context.gids(port).unwrap_or_default();
-    let of_port = gids.iter().filter(|gid| gid.port == u32::from(port));
-    let best = of_port.max_by_key(|gid| {
-        let is_v2 = gid.kind == ibv_gid_type::IBV_GID_TYPE_ROCE_V2;
-        let is_mapped = gid.bytes[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
-        (is_v2, is_mapped, std::cmp::Reverse(gid.index))
-    });
-    match best {
-        Some(gid) => Ok((gid.index as u8, gid.bytes)),
-        None => Ok((0, context.gid(port, 0).map_err(refused)?)),
-    }
 }
 
 /// Memory that every rail knows.

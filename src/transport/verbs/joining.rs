@@ -20,8 +20,8 @@ const SEND_TOKEN: u64 = u64::MAX;
 /// How long a device asks a peer without a posted receive to wait, by the specification's code: 0.01 ms. Credits see to it
 /// that this never happens.
 const NO_RECEIVE_TIMER: u8 = 1;
-/// The most that the specification allows; a receive that is missing would be a fault of this provider.
-const RETRIES: u8 = 7;
+/// How often a post is sent again. The specification allows 7, which Soft-RoCE takes for "for ever".
+const RETRIES: u8 = 6;
 
 impl VerbsTransport {
     /// Listens for the next greeting of a peer.

@@ -45,6 +45,9 @@ pub mod sysfs;
 mod sysfs_tests;
 #[cfg(test)]
 mod tests;
+mod transfers;
+
+pub use select::check;
 
 use super::keys::RegionKeys;
 use super::{Capabilities, Event, PostError, Transport, WaitSource};
@@ -58,7 +61,7 @@ use device::{COMPLETIONS_AT_ONCE, RECEIVE_ID, Rail, Sizes};
 use greeting::{GREETING_BYTES_MAX, Greeting};
 use linerate_verbs_sys::raw::{ibv_event_type as kind, ibv_wc_status};
 use linerate_verbs_sys::{Completion, Subject};
-use peer::{Counts, Peer, PeerState, Shared};
+use peer::{Counts, Fault, Peer, PeerState, Shared};
 use rustix::event::epoll;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -112,7 +115,7 @@ impl VerbsTransport {
         is_debugging: bool,
     ) -> Result<VerbsTransport> {
         let sizes = Sizes::of(settings.slots, ranks.saturating_sub(1));
-        let rails = select::open(devices, sizes, settings)?;
+        let (rails, choice) = select::open(devices, rank, sizes, settings)?;
         let WaitSource::Descriptor { ready: inner, .. } = control.wait_source() else {
             return Err(Error::invalid(
                 "verbs over a control transport without a descriptor",
@@ -129,8 +132,8 @@ impl VerbsTransport {
                 .map_err(|e| Error::os("waiting for completion channels", e))?;
         }
         if is_debugging {
-            for rail in &rails {
-                super::say(rank, &format!("verbs: {}", rail.text()));
+            for line in choice.to_string().lines() {
+                super::say(rank, &format!("verbs: {line}"));
             }
         }
         let mut seed = [0; 8];
@@ -272,12 +275,12 @@ impl VerbsTransport {
         ]
         .contains(&status);
         let blamed = is_path.then_some(at);
-        match &peer.fault {
-            // The first cause counts, but for one that is only a consequence.
-            Some((_, first)) if !first.is_empty() || completion.is_flushed() => {}
-            _ if completion.is_flushed() => peer.fault = Some((None, String::new())),
-            _ => peer.fault = Some((blamed, cause)),
-        }
+        let fault = Fault {
+            rail: blamed,
+            cause,
+            is_consequence: completion.is_flushed(),
+        };
+        peer.note_fault(fault);
         self.shared.mark(peer);
     }
 
@@ -293,8 +296,8 @@ impl VerbsTransport {
     /// Every pair of queue pairs on a rail has failed.
     fn interrupt_rail(&mut self, at: usize, cause: &str) {
         for peer in &mut self.peers {
-            if peer.links.get(at).is_some_and(Option::is_some) && peer.fault.is_none() {
-                peer.fault = Some((Some(at), cause.to_string()));
+            if peer.links.get(at).is_some_and(Option::is_some) {
+                peer.note_fault(Fault::of_rail(at, cause));
                 self.shared.mark(peer);
             }
         }
@@ -345,7 +348,11 @@ impl VerbsTransport {
                     && let Some(&rank) = rail.pairs.get(&number)
                 {
                     let peer = &mut self.peers[rank as usize];
-                    peer.fault.get_or_insert((None, cause));
+                    peer.note_fault(Fault {
+                        rail: None,
+                        cause,
+                        is_consequence: false,
+                    });
                     self.shared.mark(peer);
                 }
             }
@@ -364,8 +371,8 @@ impl VerbsTransport {
                 continue;
             }
             peer.pump(&mut self.shared);
-            if let Some((rail, cause)) = peer.fault.take() {
-                self.handle_fault(rank, rail, &cause);
+            if let Some(fault) = peer.fault.take() {
+                self.handle_fault(rank, fault.rail, &fault.cause);
             }
         }
     }

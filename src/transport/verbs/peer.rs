@@ -151,6 +151,26 @@ pub struct RemoteRegion {
     pub bytes: u64,
 }
 
+/// Something that has gone wrong with a queue pair.
+#[derive(Debug)]
+pub struct Fault {
+    /// The rail that is to blame, if one is.
+    pub rail: Option<usize>,
+    pub cause: String,
+    /// It follows from something that was not seen yet, or from what this rank did.
+    pub is_consequence: bool,
+}
+
+impl Fault {
+    pub fn of_rail(rail: usize, cause: &str) -> Fault {
+        Fault {
+            rail: Some(rail),
+            cause: cause.into(),
+            is_consequence: false,
+        }
+    }
+}
+
 /// One peer.
 #[derive(Debug)]
 pub struct Peer {
@@ -165,8 +185,8 @@ pub struct Peer {
     pub links: Vec<Option<Link>>,
     /// The rail that the ring uses.
     pub lead: usize,
-    /// What has gone wrong since the last look: a rail, if one is to blame, and the cause.
-    pub fault: Option<(Option<usize>, String)>,
+    /// What has gone wrong since the last look.
+    pub fault: Option<Fault>,
     /// It breaks the rules.
     pub offence: Option<String>,
     /// The ring that the peer writes into, and where the records for its ring are made.
@@ -366,6 +386,14 @@ impl Peer {
             && self.busy.is_empty()
             && self.send.is_posted()
             && self.links.iter().flatten().all(Link::is_idle)
+    }
+
+    /// The first cause counts, and any counts more than a consequence.
+    pub fn note_fault(&mut self, fault: Fault) {
+        let known = self.fault.as_ref();
+        if known.is_none_or(|known| known.is_consequence && !fault.is_consequence) {
+            self.fault = Some(fault);
+        }
     }
 
     /// What follows where a position has arrived.

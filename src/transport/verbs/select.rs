@@ -1,86 +1,76 @@
-//! Which devices and ports are used.
+//! Opens the devices that are used; which ones, `choose.rs` says.
 
+use super::choose::{Choice, Wish, choose};
 use super::device::{Rail, Sizes, refused, unavailable};
 use super::record::RAILS_MAX;
+use super::sysfs::Tree;
 use crate::config::VerbsSettings;
 use crate::error::Result;
-use linerate_verbs_sys::raw::ibv_port_state;
+use crate::types::Rank;
 use linerate_verbs_sys::{Devices, Library};
 
-/// Opens the rails that `names` asks for: `device[:port]`, several with commas between them; empty for a choice by the
-/// provider.
-pub fn open(names: &str, sizes: Sizes, settings: &VerbsSettings) -> Result<Vec<Rail>> {
+/// Opens the rails that `names` asks for ([`Wish::names`]), and says why these.
+pub fn open(
+    names: &str,
+    rank: Rank,
+    sizes: Sizes,
+    settings: &VerbsSettings,
+) -> Result<(Vec<Rail>, Choice)> {
+    let devices = look()?;
+    let tree = Tree::default();
+    let wish = Wish {
+        names,
+        node: tree.own_node(),
+        // Of ranks with consecutive numbers, which those of a host have.
+        seat: rank,
+        gid_index: settings.gid_index,
+        ..Wish::default()
+    };
+    let choice = choose(&tree.devices(), &wish)?;
+    let each = settings.queue_pairs.max(1) as usize;
+    if choice.rails.len() * each > RAILS_MAX {
+        return Err(unavailable(format!(
+            "{} ports with {each} queue pairs each (LINERATE_VERBS_QUEUE_PAIRS), {RAILS_MAX} at most",
+            choice.rails.len()
+        )));
+    }
+    let mut rails = Vec::new();
+    // Another queue pair is another rail, with queues of its own.
+    let chosen = (choice.rails.iter()).flat_map(|rail| std::iter::repeat_n(rail, each));
+    for (token, chosen) in (0..).zip(chosen) {
+        let device = devices.find(&chosen.device).ok_or_else(|| {
+            unavailable(format!(
+                "the kernel has {} and libibverbs does not know it: is its provider installed (ibverbs-providers)?",
+                chosen.device
+            ))
+        })?;
+        let context = device.open().map_err(refused)?;
+        rails.push(Rail::open(context, chosen, sizes, token, settings)?);
+    }
+    Ok((rails, choice))
+}
+
+/// Which ports a rank would use, or why there is none. Nothing is opened.
+pub fn check(names: &str) -> Result<Choice> {
+    look()?;
+    let tree = Tree::default();
+    let wish = Wish {
+        names,
+        node: tree.own_node(),
+        ..Wish::default()
+    };
+    choose(&tree.devices(), &wish)
+}
+
+/// What libibverbs knows.
+fn look() -> Result<Devices> {
     let library = Library::open().map_err(refused)?;
     library.fork_init().map_err(refused)?;
     let devices = Devices::list(&library).map_err(refused)?;
-    if let Some(reason) = devices.reason() {
-        return Err(unavailable(reason));
+    match devices.reason() {
+        None => Ok(devices),
+        Some(reason) => Err(unavailable(format!(
+            "{reason}; without such a device use shm within a host and tcp between hosts"
+        ))),
     }
-    let known: Vec<String> = devices.iter().map(|device| device.name()).collect();
-    let mut wanted: Vec<(String, u8)> = Vec::new();
-    for name in names.split(',').filter(|name| !name.is_empty()) {
-        let (device, port) = name.split_once(':').unwrap_or((name, "1"));
-        let port = port.parse().ok().filter(|&port| port > 0).ok_or_else(|| {
-            unavailable(format!(
-                "'{name}': a port is a number from 1, as in mlx5_0:1"
-            ))
-        })?;
-        if !known.iter().any(|other| other == device) {
-            return Err(unavailable(format!(
-                "there is no device {device}; this host has {}",
-                known.join(", ")
-            )));
-        }
-        wanted.push((device.to_string(), port));
-    }
-    let each = settings.queue_pairs.max(1) as usize;
-    if wanted.len().max(1) * each > RAILS_MAX {
-        return Err(unavailable(format!(
-            "{} devices with {each} queue pairs each (LINERATE_VERBS_QUEUE_PAIRS), {RAILS_MAX} at most",
-            wanted.len()
-        )));
-    }
-    let is_chosen = wanted.is_empty();
-    if is_chosen {
-        wanted.extend(known.iter().map(|name| (name.clone(), 1)));
-    }
-    let mut rails = Vec::new();
-    for (name, port) in wanted {
-        let device = devices.find(&name).expect("looked up above");
-        let context = device.open().map_err(refused)?;
-        if is_chosen {
-            let state = context.port(port).map_err(refused)?.state;
-            if state != ibv_port_state::IBV_PORT_ACTIVE {
-                continue;
-            }
-        }
-        rails.push(Rail::open(
-            context,
-            port,
-            sizes,
-            rails.len() as u64,
-            settings,
-        )?);
-        // Another queue pair is another rail, with queues of its own.
-        for _ in 1..each {
-            let context = device.open().map_err(refused)?;
-            rails.push(Rail::open(
-                context,
-                port,
-                sizes,
-                rails.len() as u64,
-                settings,
-            )?);
-        }
-        if is_chosen {
-            break;
-        }
-    }
-    if rails.is_empty() {
-        return Err(unavailable(format!(
-            "no port is active of {} (ibv_devinfo shows why): connect it, or set its interface up",
-            known.join(", ")
-        )));
-    }
-    Ok(rails)
 }

@@ -112,7 +112,7 @@ impl Tree {
     pub fn devices(&self) -> Vec<Device> {
         let class = self.root.join("class/infiniband");
         let mut names = entries(&class);
-        names.sort_by(|a, b| natural(a).cmp(&natural(b)));
+        names.sort_by_key(|name| natural(name));
         names.iter().map(|name| self.device(name)).collect()
     }
 

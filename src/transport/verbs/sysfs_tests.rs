@@ -152,7 +152,7 @@ fn the_nearest_of_the_fastest_ports_is_used() {
         "not mlx5_2:1: Ethernet, and all ranks use InfiniBand",
         "not mlx5_3:1: DOWN (Disabled)",
         "not mlx5_4:1: as fast and farther: on another NUMA node",
-        "not mlx5_5:1: INIT (LinkUp): is the cable plugged in, its interface up, and a subnet manager running",
+        "not mlx5_5:1: INIT (LinkUp): is the cable plugged in, its interface up, and opensm running",
     ] {
         assert!(text.contains(expected), "{expected}\n{text}");
     }

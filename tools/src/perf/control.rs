@@ -4,8 +4,8 @@
 //! own host only, unless it was told otherwise.
 
 use super::arena::Keys;
-use super::options::Options;
 use super::link::Link;
+use super::options::Options;
 use super::proof;
 use super::statistics::{Flow, Latency};
 use linerate::wire::JobKey;
