@@ -204,6 +204,9 @@ fn a_receive_that_is_cancelled_while_it_is_written_is_not_written_any_more() {
         let now = pair.now();
         pair.ranks[1].transport.poll(now, &mut events);
         place.view.fill(0xee);
+        // What had not met its receive yet meets this one.
+        let other = pair.memory(1, 64 * CHUNK);
+        pair.receive(1, 5, other.view, 3);
         pair.done(0, 2);
         pair.greet(looks);
         let mut bytes = vec![0; place.view.len_bytes()];
