@@ -3,8 +3,10 @@
 //! Reads no environment by itself: [`Config::from_lookup`] is told how to look a name up.
 
 mod tcp;
+mod verbs;
 
 pub use tcp::{RAILS_MAX, TcpSettings};
+pub use verbs::VerbsSettings;
 mod job;
 
 pub use job::{JobSettings, Secret};
@@ -60,6 +62,8 @@ pub struct Config {
     pub host_id: Option<String>,
     /// Of the `tcp` transport.
     pub tcp: TcpSettings,
+    /// Of the `verbs` transport.
+    pub verbs: VerbsSettings,
     /// How ranks find and trust each other.
     pub job: JobSettings,
 }
@@ -102,6 +106,7 @@ impl Default for Config {
             prices: PriceList::BuiltIn,
             host_id: None,
             tcp: TcpSettings::default(),
+            verbs: VerbsSettings::default(),
             job: JobSettings::default(),
         }
     }
@@ -181,6 +186,7 @@ impl Config {
         config.prices = price_list(&lookup);
         config.host_id = lookup("LINERATE_HOSTID").filter(|id| !id.is_empty());
         config.tcp = TcpSettings::from_lookup(&lookup)?;
+        config.verbs = VerbsSettings::from_lookup(&lookup)?;
         config.job = JobSettings::from_lookup(&lookup)?;
         Ok(config)
     }

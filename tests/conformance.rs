@@ -34,9 +34,11 @@ fn check_clause(clause: u32) {
     let mut count = 0;
     for case in cases.filter(|case| case.name.starts_with(&prefix)) {
         count += 1;
-        let runs = (0..SEEDS).map(|seed| simulated::run(&case, seed, None));
+        let is_simulated = std::env::var_os(processes::ONLY_VARIABLE).is_none();
+        let seeds = 0..if is_simulated { SEEDS } else { 0 };
+        let runs = seeds.map(|seed| simulated::run(&case, seed, None));
         failures.extend(runs.filter_map(Result::err).take(1));
-        for provider in processes::PROVIDERS {
+        for provider in processes::providers() {
             failures.extend(processes::run(provider, case.name).err());
         }
     }

@@ -15,6 +15,7 @@ import choice
 import instructions
 import network
 import peers
+import rdma
 import rows
 import table
 from measure import judge, measure
@@ -46,6 +47,9 @@ def arguments():
     parser.add_argument("--choice", action="store_true", help="instead: every algorithm beside the one that is chosen")
     parser.add_argument(
         "--instructions", action="store_true", help="instead: instructions per step of the engine, counted by callgrind, by module"
+    )
+    parser.add_argument(
+        "--rdma", action="store_true", help="instead: beside perftest over Soft-RoCE, in one boot of tools/rdma-vm; medians"
     )
     parser.add_argument("--linerate", metavar="PATH", help=argparse.SUPPRESS)
     parser.add_argument("--peers", metavar="FOLDER", type=pathlib.Path, help=argparse.SUPPRESS)
@@ -99,6 +103,9 @@ def write(target, document):
 def main():
     args = arguments()
     wanted = lambda name: not args.only or any(part in name for part in args.only)
+    if args.list and args.rdma:
+        print("\n".join(case["name"] for case in rdma.CASES if wanted(case["name"])))
+        return 0
     if args.list:
         print("\n".join(row.name for row in ALWAYS + rows.GLOO_ROWS if wanted(row.name)))
         return 0
@@ -112,6 +119,10 @@ def main():
     elif args.instructions:
         results, skipped = instructions.measure(wanted, tell), []
         text = instructions.build(results)
+    elif args.rdma:
+        results, skipped = rdma.measure(args.linerate, args.rounds, wanted, tell)
+        text = rdma.build(results)
+        document["allreduce"] = rdma.share(results)
     else:
         tools, skipped = peers.build(args.peers)
         tools["linerate"] = args.linerate
@@ -126,7 +137,7 @@ def main():
     if not results:
         print(f"tools/speed: no row has {' or '.join(args.only)} in its name: see --list", file=sys.stderr)
         return 2
-    heading = f"{about['cpu']}, {about['cores']} cores, load {about['load']:.1f}; best of {args.rounds}"
+    heading = f"{about['cpu']}, {about['cores']} cores, load {about['load']:.1f}; {'medians' if args.rdma else 'best'} of {args.rounds}"
     lines = [heading, text, *(f"skipped: {reason}" for reason in skipped)]
     print("\n".join(lines), file=sys.stderr if args.json == "-" else sys.stdout)
     if args.json:

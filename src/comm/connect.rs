@@ -45,13 +45,14 @@ pub(super) fn open(rank: Rank, ranks: u32, config: &Config) -> Result<(Engine, V
     let options = transport::Options {
         fetches: config.cma == CrossMemory::On,
         tcp: config.tcp.clone(),
+        verbs: config.verbs.clone(),
         host: HostIdentity::own(config.host_id.as_deref())?.number(),
     };
     let provider = transport::open(&config.transport, rank, ranks, nonce, &options)?;
     let host = host::share_of_host(config, ranks as usize);
     let mut of_engine = config.clone();
     let is_default = config.chunk_bytes == limits::CHUNK_BYTES_DEFAULT;
-    if is_default && ["tcp", "router"].contains(&provider.capabilities().name) {
+    if is_default && ["tcp", "router", "verbs"].contains(&provider.capabilities().name) {
         of_engine.chunk_bytes = limits::CHUNK_BYTES_TCP;
     }
     let engine = Engine::new(provider, rank, ranks, of_engine, host)?;

@@ -1,4 +1,5 @@
-//! The transport contract: how bytes move between ranks. Providers: [`shm`], [`tcp`], both behind a [`router`], and [`sim`].
+//! The transport contract: how bytes move between ranks. Providers: [`shm`], [`tcp`], both behind a [`router`], [`verbs`],
+//! and [`sim`].
 //!
 //! A transport is driven by one thread at a time (the engine's driver) and never blocks. It moves bytes
 //! and knows nothing of collectives, types or schedules. Peers are world ranks.
@@ -110,6 +111,25 @@ const _: () = assert!(
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address(pub Vec<u8>);
 
+/// A port of a device that traffic goes over, for people and for those who compare with what it can carry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortInUse {
+    /// As the kernel names it.
+    pub device: String,
+    /// Counted from 1.
+    pub number: u8,
+    /// Payload of a packet.
+    pub mtu_bytes: u32,
+    /// Index of the GID that packets carry.
+    pub gid_index: u32,
+    /// Ethernet, or InfiniBand.
+    pub is_ethernet: bool,
+    /// Posts of so many bytes are inline.
+    pub inline_bytes: u32,
+    /// To each peer.
+    pub queue_pairs: u32,
+}
+
 /// A place in a peer's registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteRange {
@@ -117,6 +137,21 @@ pub struct RemoteRange {
     pub key: RegionKey,
     /// Byte offset in it.
     pub offset: u64,
+}
+
+/// What is done to an aligned word of 8 bytes, in the byte order of the host, at once for all atomic operations on it that go
+/// over the same device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Atomic {
+    /// Adds, and wraps.
+    FetchAdd(u64),
+    /// Writes `swap` where `compare` is.
+    CompareSwap {
+        /// What must be there.
+        compare: u64,
+        /// What is there then.
+        swap: u64,
+    },
 }
 
 /// Classes of tags, by their two highest bits. Messages of one class never take the places of another.
@@ -318,6 +353,21 @@ pub trait Transport: Send {
         token: u64,
     ) -> std::result::Result<(), PostError>;
 
+    /// Changes a word of a peer's region; what was there comes to the 8 registered bytes of `result`. Invalid: not here.
+    fn post_atomic(
+        &mut self,
+        _peer: Rank,
+        _what: Atomic,
+        _word: RemoteRange,
+        _result: View,
+        _token: u64,
+    ) -> std::result::Result<(), PostError> {
+        Err(PostError::Invalid(format!(
+            "the {} transport has no atomic operations",
+            self.capabilities().name
+        )))
+    }
+
     /// Ends the outstanding receive with this token (clause 13).
     fn cancel(&mut self, peer: Rank, token: u64);
 
@@ -332,6 +382,11 @@ pub trait Transport: Send {
 
     /// Slow checks (hang-ups, control sockets), called before a wait sleeps and every few milliseconds at most.
     fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>);
+
+    /// Ports of RDMA devices in use; empty where there is none.
+    fn ports(&self) -> Vec<PortInUse> {
+        Vec::new()
+    }
 
     /// What has happened so far, by name: for people and tests. Not for the data path.
     fn counts(&self) -> Vec<(&'static str, u64)> {

@@ -4,12 +4,13 @@ use super::Transport;
 use super::router::Router;
 use super::shm::ShmTransport;
 use super::tcp::TcpTransport;
-use crate::config::TcpSettings;
+use super::verbs::VerbsTransport;
+use crate::config::{TcpSettings, VerbsSettings};
 use crate::error::{Error, Result};
 use crate::types::Rank;
 
 /// Transports that this version knows by name and does not contain.
-pub const UNBUILT: [&str; 2] = ["verbs", "ofi"];
+pub const UNBUILT: [&str; 1] = ["ofi"];
 
 /// What some providers are told besides.
 #[derive(Clone, Debug, Default)]
@@ -19,6 +20,8 @@ pub struct Options {
     pub fetches: bool,
     /// Of the `tcp` provider.
     pub tcp: TcpSettings,
+    /// Of the `verbs` provider.
+    pub verbs: VerbsSettings,
     /// This rank's host, for the `router`.
     pub host: u64,
 }
@@ -49,11 +52,39 @@ pub fn open(
             &options.tcp,
         )?)),
         "tcp" => Ok(Box::new(TcpTransport::new(rank, ranks, &options.tcp)?)),
+        "verbs" => {
+            let devices = name.split_once(':').map_or("", |(_, devices)| devices);
+            for (is_wanted, flag, what) in [
+                (options.tcp.has_tls, "LINERATE_TLS=on (--tls)", "encrypt"),
+                (
+                    options.tcp.has_crc,
+                    "LINERATE_INTEGRITY=crc (--integrity crc)",
+                    "checksum",
+                ),
+            ] {
+                if is_wanted {
+                    return Err(unavailable(&format!(
+                        "{flag} was asked for, and devices that write into memory by themselves do not {what} what they write: use tcp, or leave it off"
+                    )));
+                }
+            }
+            let control = TcpTransport::new(rank, ranks, &options.tcp)?;
+            let of_rank = (rank, ranks);
+            let debug = options.tcp.is_debugging;
+            let control = Box::new(control);
+            Ok(Box::new(VerbsTransport::new(
+                of_rank,
+                devices,
+                control,
+                &options.verbs,
+                debug,
+            )?))
+        }
         "sim" => Err(unavailable(
             "it joins ranks of one process only: use linerate::Simulation",
         )),
         known if UNBUILT.contains(&known) => Err(unavailable(
-            "it is not part of this version; use shm or tcp",
+            "it is not part of this version; use shm, tcp or verbs",
         )),
         _ => Err(Error::invalid(format!(
             "unknown transport '{name}': auto, router, shm, sim (in one process), tcp, verbs, ofi"

@@ -14,6 +14,7 @@ use linerate::transport::sim::{SimOptions, World};
 use linerate::transport::{self, Address, Options, Transport};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
@@ -21,7 +22,48 @@ use std::time::{Duration, Instant};
 
 /// Providers that connect processes. Add one here and to [`open`], and every case runs on it. The second one reads messages
 /// of memory that is not registered out of the sender's process, the fourth encrypts.
-pub const PROVIDERS: &[&str] = &["shm", "shm fetching", "tcp", "tcp encrypted", "router"];
+/// The last one needs a device.
+const PROVIDERS: [&str; 6] = [
+    "shm",
+    "shm fetching",
+    "tcp",
+    "tcp encrypted",
+    "router",
+    "verbs",
+];
+
+/// Names the one provider to run on, and nothing else: where a device is, the machine may be slow.
+pub const ONLY_VARIABLE: &str = "LINERATE_CONFORMANCE_ONLY";
+
+/// Multiplies deadlines, on slow machines.
+const SCALE_VARIABLE: &str = "LINERATE_TEST_SCALE";
+
+/// Those that can be had here, or the one that was asked for.
+pub fn providers() -> Vec<&'static str> {
+    let only = std::env::var(ONLY_VARIABLE).unwrap_or_default();
+    let is_meant = |provider: &&str| match only.as_str() {
+        "" => *provider != "verbs" || has_verbs(),
+        only => *provider == only,
+    };
+    PROVIDERS.into_iter().filter(is_meant).collect()
+}
+
+/// Whether there is a device; says once why not.
+fn has_verbs() -> bool {
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    *ANSWER.get_or_init(|| match open("verbs", 0, 1, new_nonce()) {
+        Ok(_) => true,
+        Err(reason) => {
+            println!("skipped: verbs: {reason}");
+            false
+        }
+    })
+}
+
+fn deadline() -> Duration {
+    let scale = std::env::var(SCALE_VARIABLE).ok();
+    DEADLINE * scale.and_then(|text| text.parse().ok()).unwrap_or(1)
+}
 
 /// A world of one rank: no processes can meet in it, but it shows that this harness works.
 pub const ALONE: &str = "sim";
@@ -87,7 +129,7 @@ fn open(provider: &str, rank: u32, ranks: u32, nonce: u64) -> Result<Opened, Str
         return Ok(Opened { transport, advance });
     }
     match provider {
-        "shm" | "shm fetching" | "tcp" | "tcp encrypted" => {
+        "shm" | "shm fetching" | "tcp" | "tcp encrypted" | "verbs" => {
             let options = Options {
                 fetches: provider == "shm fetching",
                 tcp: TcpSettings {
@@ -97,7 +139,8 @@ fn open(provider: &str, rank: u32, ranks: u32, nonce: u64) -> Result<Opened, Str
                 },
                 ..Options::default()
             };
-            let (name, nonce) = (&provider[..3], nonce + u64::from(rank));
+            let name = provider.split(' ').next().unwrap_or_default();
+            let nonce = nonce + u64::from(rank);
             Ok(Opened {
                 transport: transport::open(name, rank, ranks, nonce, &options)
                     .map_err(|e| e.to_string())?,
@@ -172,7 +215,8 @@ fn play(text: &str) -> Result<Progress, String> {
 
 fn step_to_end(opened: &mut Opened, actor: &mut Actor) -> Result<Progress, String> {
     let begin = Instant::now();
-    while begin.elapsed() < DEADLINE {
+    let deadline = deadline();
+    while begin.elapsed() < deadline {
         let now = Instant::now();
         let time = Time(1 + begin.elapsed().as_nanos() as u64);
         let progress = actor.step(opened.transport.as_mut(), time)?;
@@ -186,7 +230,7 @@ fn step_to_end(opened: &mut Opened, actor: &mut Actor) -> Result<Progress, Strin
         }
         (opened.advance)();
     }
-    Err(format!("{}: still there after {DEADLINE:?}", actor.place()))
+    Err(format!("{}: still there after {deadline:?}", actor.place()))
 }
 
 /// One child as its parent sees it.
@@ -214,7 +258,7 @@ pub fn run(provider: &str, name: &str) -> Result<(), String> {
     for role in 0..ranks {
         roles.push(start(&format!("{provider}/{name}/{role}/{ranks}/{nonce}"))?);
     }
-    let end = Instant::now() + DEADLINE + Duration::from_secs(5);
+    let end = Instant::now() + deadline() + Duration::from_secs(5);
     let mut addresses = Vec::new();
     for role in &mut roles {
         match answer(role, end)? {

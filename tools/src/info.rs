@@ -190,9 +190,22 @@ fn transports() -> Vec<Transport> {
             "a modelled network in virtual time, all ranks in one process",
         ),
         available("tcp", "ranks of one host, over loopback"),
-        not_built("verbs", &["libibverbs.so.1", "libibverbs.so"]),
+        verbs(),
         not_built("ofi", &["libfabric.so.1", "libfabric.so"]),
     ]
+}
+
+/// Which ports ranks would use, or why there is none.
+fn verbs() -> Transport {
+    let (available, detail) = match linerate::transport::verbs::check("") {
+        Ok(choice) => (true, choice.to_string().lines().next().map(String::from)),
+        Err(error) => (false, Some(error.to_string())),
+    };
+    Transport {
+        name: "verbs",
+        available,
+        detail: detail.unwrap_or_default(),
+    }
 }
 
 /// Whether ranks may read each other's memory, as far as that is known without another rank.
@@ -385,7 +398,7 @@ mod tests {
         for expected in [
             "transport shm           yes",
             "transport tcp           yes",
-            "transport verbs         no: not part of this build",
+            "transport verbs         ",
             "transport ofi           no: not part of this build",
             "rdma ",
             "reading each other's memory: ",

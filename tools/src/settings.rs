@@ -2,7 +2,7 @@
 //! Every mistake is found here, before a rank is started.
 
 use linerate::bootstrap::{Launched, launched_from_env};
-use linerate::{Collective, Config, collective, limits};
+use linerate::{Collective, Config, collective, limits, transport};
 
 /// Exit code of a run or a check that failed.
 pub const FAILED: u8 = 1;
@@ -69,12 +69,15 @@ pub fn check_transport(source: &str, name: &str) -> Result<(), String> {
 
 /// Why a transport that exists by name cannot be used, if so.
 pub fn unavailable_reason(name: &str) -> Option<String> {
-    let kind = name.split(':').next().unwrap_or(name);
-    matches!(kind, "verbs" | "ofi").then(|| {
-        format!(
-            "transport {kind} is unavailable: not part of this build; --transport shm or tcp joins the ranks of this host"
-        )
-    })
+    const ELSE: &str = "--transport shm or tcp joins the ranks of this host";
+    let (kind, detail) = name.split_once(':').unwrap_or((name, ""));
+    if transport::UNBUILT.contains(&kind) {
+        return Some(format!(
+            "transport {kind} is unavailable: not part of this build; {ELSE}"
+        ));
+    }
+    let checked = (kind == "verbs").then(|| transport::verbs::check(detail))?;
+    checked.err().map(|error| format!("{error}; {ELSE}"))
 }
 
 /// The number of ranks, if a launcher has started this process.
@@ -152,11 +155,12 @@ mod tests {
 
     #[test]
     fn transports_that_are_not_built_say_so() {
-        for name in ["verbs:mlx5_0", "ofi:efa"] {
+        for name in ["ofi", "ofi:efa"] {
             let text = unavailable_reason(name).unwrap();
             assert!(text.contains("not part of this build"), "{text}");
             assert!(check_transport("--transport", name).is_ok());
         }
+        assert!(check_transport("--transport", "verbs:mlx5_0:1,mlx5_1").is_ok());
         for name in ["shm", "tcp", "auto", "sim"] {
             assert!(unavailable_reason(name).is_none(), "{name}");
         }

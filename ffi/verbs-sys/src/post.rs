@@ -22,6 +22,9 @@ pub enum Local<'a> {
     Empty,
     /// One piece of registered memory. The device reads or writes it any time until the completion.
     One(Segment),
+    /// The same, copied when posted, with the limits of [`Local::Inline`]: for memory that other threads or devices may change,
+    /// which no slice can name.
+    InlineOne(Segment),
     /// Several, one behind the other.
     Many(&'a [Segment]),
     /// These bytes, copied when posted; they need no registration. For sends and writes, at most
@@ -148,12 +151,18 @@ impl Limits<'_> {
             Local::Empty => !is_atomic,
             Local::One(segment) => !is_atomic || segment.len_bytes() == ATOMIC_BYTES,
             Local::Many(segments) => !is_atomic && segments.len() <= self.segments_max as usize,
-            Local::Inline(bytes) => {
-                let is_read = is_atomic || matches!(request.operation, Operation::Read(_));
-                !is_read && bytes.len() <= self.inline_bytes_max as usize
+            Local::InlineOne(segment) => {
+                self.allow_inline(request, is_atomic, segment.len_bytes() as usize)
             }
+            Local::Inline(bytes) => self.allow_inline(request, is_atomic, bytes.len()),
         };
         operation && local
+    }
+
+    #[inline]
+    fn allow_inline(&self, request: &SendRequest<'_>, is_atomic: bool, bytes: usize) -> bool {
+        let is_read = is_atomic || matches!(request.operation, Operation::Read(_));
+        !is_read && bytes <= self.inline_bytes_max as usize
     }
 }
 
@@ -251,6 +260,10 @@ fn raw_of(request: &SendRequest<'_>, inline: &mut MaybeUninit<c::ibv_sge>) -> c:
     let (sg_list, num_sge) = match &request.local {
         Local::Empty => (std::ptr::null_mut(), 0),
         Local::One(segment) => raw_segments(std::slice::from_ref(segment)),
+        Local::InlineOne(segment) => {
+            flags |= flag::IBV_SEND_INLINE.0;
+            raw_segments(std::slice::from_ref(segment))
+        }
         Local::Many(segments) => raw_segments(segments),
         Local::Inline(bytes) => {
             flags |= flag::IBV_SEND_INLINE.0;

@@ -1,8 +1,425 @@
-//! The `verbs` provider: RDMA. What can be known of devices without opening them.
+//! The `verbs` provider: RDMA over reliable queue pairs, on one or more rails (ports of devices) per pair of ranks.
+//!
+//! * Short messages, announcements and signals are *records* in a ring of slots in the receiver's memory (`record.rs`), written
+//!   with immediate data, so that each takes a receive of a queue that all peers share and wakes a sleeper. Credits see to it
+//!   that every such write finds a receive and a free slot (`ring.rs`).
+//! * A long message is offered in a record; the receiver grants the place where its memory is registered; the sender writes
+//!   straight there, in pieces, and the last of them carries the end. Nothing is copied. Memory that is not registered is
+//!   registered for the one receive.
+//! * Puts are writes and gets are reads. A put of at most a flag line goes as a record and is copied by the owner: a device may
+//!   write a line in parts.
+//! * Pieces go over the rail with the least under way (`pieces.rs`); records over one of them, the *lead*.
+//! * Queue pairs are found through a control transport, another provider that is given to this one: it proves that a peer
+//!   belongs to the job, survives cuts, and notices deaths. When a queue pair fails, both sides end all of theirs, say what has
+//!   come, and begin the next *generation* (`generation.rs`, `joining.rs`): what had come is never written again, the rest is,
+//!   and only after the other side has said that its old queue pairs are gone.
+//! * Posts are linked and handed over by [`Transport::poll`], with one doorbell per peer and rail; one in sixteen, and the last,
+//!   makes a completion.
+//! * A receive whose memory is taken back while it may be written costs a generation: only the end of the queue pair stops
+//!   the peer's device at once.
+//! * Waiting is on a descriptor that completion channels, asynchronous events and the control transport make readable; channels
+//!   are armed at slow looks.
+//!
+//! What it does not do: encrypt or check sums (whoever asks for that is refused); device memory yet.
+#![allow(unsafe_code)]
 
 pub mod achievable;
 pub mod choose;
+mod device;
+mod generation;
 pub mod gid;
+mod greeting;
+mod joining;
+mod link;
+mod messages;
+mod peer;
+mod pieces;
+mod provider;
+mod receiving;
+mod record;
+mod ring;
+mod select;
+mod sending;
 pub mod sysfs;
 #[cfg(test)]
 mod sysfs_tests;
+#[cfg(test)]
+mod tests;
+mod transfers;
+
+pub use select::check;
+
+use super::keys::RegionKeys;
+use super::{Capabilities, Event, PostError, Transport, WaitSource};
+use crate::config::VerbsSettings;
+use crate::error::{Error, Result};
+use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
+use crate::memory::{Region, View};
+use crate::prng::Prng;
+use crate::types::Rank;
+use device::{COMPLETIONS_AT_ONCE, RECEIVE_ID, Rail, Sizes};
+use greeting::{GREETING_BYTES_MAX, Greeting};
+use linerate_verbs_sys::raw::{ibv_event_type as kind, ibv_wc_status};
+use linerate_verbs_sys::{Completion, Subject};
+use peer::{Counts, Fault, Peer, PeerState, Shared};
+use rustix::event::epoll;
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+type Posted = std::result::Result<(), PostError>;
+
+/// Longest message, put or get.
+const TOTAL_BYTES_MAX: u64 = 1 << 48;
+/// Batches of completions per rail and poll, so that one poll takes a bounded time.
+const BATCHES_MAX: usize = 8;
+/// Polls between two looks at the control transport, which cost system calls, while every pair is up.
+const CONTROL_POLLS: u32 = 64;
+/// How long dropping waits for what was posted to arrive.
+const LEAVE_LOOKS: u32 = 200;
+const LEAVE_PAUSE: Duration = Duration::from_millis(5);
+
+/// The `verbs` provider of one rank.
+pub struct VerbsTransport {
+    capabilities: Capabilities,
+    control: Box<dyn Transport>,
+    control_events: Vec<Event>,
+    peers: Vec<Peer>,
+    shared: Shared,
+    keys: RegionKeys,
+    /// Where greetings come, a place for each peer, and where they leave from.
+    letters: Region,
+    envelope: Region,
+    letters_out: VecDeque<(Rank, Vec<u8>)>,
+    completions: Vec<Completion>,
+    random: Prng,
+    polls: u32,
+    ready: Arc<OwnedFd>,
+    is_debugging: bool,
+}
+
+impl std::fmt::Debug for VerbsTransport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "verbs on {:?}", self.shared.rails)
+    }
+}
+
+impl VerbsTransport {
+    /// The transport of `rank` on the devices that `devices` names (`select.rs`), with peers found through `control`.
+    pub fn new(
+        (rank, ranks): (Rank, u32),
+        devices: &str,
+        control: Box<dyn Transport>,
+        settings: &VerbsSettings,
+        is_debugging: bool,
+    ) -> Result<VerbsTransport> {
+        let sizes = Sizes::of(settings.slots, ranks.saturating_sub(1));
+        let (rails, choice) = select::open(devices, rank, sizes, settings)?;
+        let WaitSource::Descriptor { ready: inner, .. } = control.wait_source() else {
+            return Err(Error::invalid(
+                "verbs over a control transport without a descriptor",
+            ));
+        };
+        let ready = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(|e| Error::os("making an epoll descriptor", e))?;
+        let of_rails = rails
+            .iter()
+            .flat_map(|r| [r.channel.fd(), r.context.event_fd()]);
+        for descriptor in of_rails.chain([inner.as_fd()]) {
+            let token = epoll::EventData::new_u64(0);
+            epoll::add(&ready, descriptor, token, epoll::EventFlags::IN)
+                .map_err(|e| Error::os("waiting for completion channels", e))?;
+        }
+        if is_debugging {
+            for line in choice.to_string().lines() {
+                super::say(rank, &format!("verbs: {line}"));
+            }
+        }
+        let mut seed = [0; 8];
+        getrandom::fill(&mut seed).map_err(|e| Error::Os {
+            what: "random bytes for packet numbers".into(),
+            cause: e.to_string(),
+        })?;
+        let blank = Completion::default();
+        let mut transport = VerbsTransport {
+            capabilities: capabilities(rails.len() as u32),
+            control,
+            control_events: Vec::new(),
+            peers: (0..ranks).map(|p| Peer::new(p, settings.slots)).collect(),
+            shared: Shared {
+                rank,
+                settings: settings.clone(),
+                sizes,
+                rails,
+                regions: BTreeMap::new(),
+                ready: VecDeque::new(),
+                dirty: Vec::new(),
+                spare: Vec::new(),
+                bounces: Vec::new(),
+                now: Default::default(),
+                counts: Counts::default(),
+                until_break: settings.break_after,
+            },
+            keys: RegionKeys::new(),
+            letters: Region::private(ranks as usize * GREETING_BYTES_MAX)?,
+            envelope: Region::private(GREETING_BYTES_MAX)?,
+            letters_out: VecDeque::new(),
+            completions: vec![blank; COMPLETIONS_AT_ONCE],
+            random: Prng::new(u64::from_le_bytes(seed)),
+            polls: 0,
+            ready: Arc::new(ready),
+            is_debugging,
+        };
+        transport.shared.rails.iter_mut().for_each(Rail::arm);
+        Ok(transport)
+    }
+
+    fn check_peer(&self, peer: Rank) -> Posted {
+        match self.peers.get(peer as usize).map(|p| p.state) {
+            Some(PeerState::Open) => Ok(()),
+            Some(PeerState::Idle) => Err(PostError::WouldBlock),
+            Some(PeerState::Gone) => Err(PostError::PeerFailed),
+            None => Err(self.no_such_rank(peer)),
+        }
+    }
+
+    fn no_such_rank(&self, peer: Rank) -> PostError {
+        PostError::Invalid(format!(
+            "rank {peer} of a job of {} ranks",
+            self.peers.len()
+        ))
+    }
+
+    /// Clause 10, for what devices read or write after the post.
+    fn check_source(&self, view: View) -> Posted {
+        let bytes = view.len_bytes();
+        if bytes > INLINE_BYTES_MAX && !self.shared.regions.contains_key(&view.key()) {
+            return Err(PostError::Invalid(format!(
+                "{bytes} bytes of memory that is not registered; {INLINE_BYTES_MAX} at most"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Takes what the devices have completed.
+    fn poll_rails(&mut self) {
+        let mut room = std::mem::take(&mut self.completions);
+        for at in 0..self.shared.rails.len() {
+            for _ in 0..BATCHES_MAX {
+                let found = match self.shared.rails[at].poll(&mut room) {
+                    Ok(found) => found,
+                    Err(cause) => {
+                        self.lose_rail(at, &cause);
+                        break;
+                    }
+                };
+                for completion in &room[..found] {
+                    self.handle_completion(at, completion);
+                }
+                if found < room.len() {
+                    break;
+                }
+            }
+            if self.shared.rails[at].taken > 0
+                && let Err(error) = self.shared.rails[at].post_receives()
+            {
+                self.lose_rail(at, &error.to_string());
+            }
+        }
+        self.completions = room;
+    }
+
+    fn handle_completion(&mut self, at: usize, completion: &Completion) {
+        let rail = &mut self.shared.rails[at];
+        let is_receive = completion.id() == RECEIVE_ID;
+        rail.taken += u32::from(is_receive);
+        let Some(&rank) = rail.pairs.get(&completion.queue_pair()) else {
+            return;
+        };
+        let peer = &mut self.peers[rank as usize];
+        if !completion.is_success() {
+            return self.handle_error(rank, at, completion, is_receive);
+        }
+        if !is_receive {
+            return peer.handle_arrived(at, completion.id(), &mut self.shared);
+        }
+        peer.generation.handle_proof();
+        let bits = completion.immediate().unwrap_or_default();
+        if let Err(text) = peer.handle_immediate(bits, &mut self.shared) {
+            peer.offence.get_or_insert(text);
+            self.shared.mark(peer);
+        }
+    }
+
+    /// A post has failed. What was flushed is a consequence, and says nothing.
+    fn handle_error(&mut self, rank: Rank, at: usize, completion: &Completion, is_receive: bool) {
+        let peer = &mut self.peers[rank as usize];
+        if completion.status() == ibv_wc_status::IBV_WC_REM_ACCESS_ERR && !is_receive {
+            peer.handle_refused(at, completion.id(), &mut self.shared);
+        }
+        let rail = &self.shared.rails[at];
+        let status = completion.status();
+        let text = rail.context.library().status_text(status);
+        let cause = format!(
+            "{} of {}: queue pair {}: {text} (vendor's code {})",
+            rail.name,
+            if is_receive { "a receive" } else { "a post" },
+            completion.queue_pair(),
+            completion.vendor_error()
+        );
+        let is_path = [
+            ibv_wc_status::IBV_WC_RETRY_EXC_ERR,
+            ibv_wc_status::IBV_WC_RNR_RETRY_EXC_ERR,
+            ibv_wc_status::IBV_WC_FATAL_ERR,
+        ]
+        .contains(&status);
+        let blamed = is_path.then_some(at);
+        let fault = Fault {
+            rail: blamed,
+            cause,
+            is_consequence: completion.is_flushed(),
+        };
+        peer.note_fault(fault);
+        self.shared.mark(peer);
+    }
+
+    /// A device is gone.
+    fn lose_rail(&mut self, at: usize, cause: &str) {
+        let rail = &mut self.shared.rails[at];
+        if !std::mem::replace(&mut rail.is_removed, true) {
+            super::say(self.shared.rank, &format!("verbs: {}: {cause}", rail.name));
+            self.interrupt_rail(at, cause);
+        }
+    }
+
+    /// Every pair of queue pairs on a rail has failed.
+    fn interrupt_rail(&mut self, at: usize, cause: &str) {
+        for peer in &mut self.peers {
+            if peer.links.get(at).is_some_and(Option::is_some) {
+                peer.note_fault(Fault::of_rail(at, cause));
+                self.shared.mark(peer);
+            }
+        }
+    }
+
+    /// What has happened to the devices besides.
+    fn poll_events(&mut self) {
+        let mut has_news = false;
+        for at in 0..self.shared.rails.len() {
+            while let Ok(Some(event)) = self.shared.rails[at].context.poll_event() {
+                has_news |= self.handle_event(at, event);
+            }
+        }
+        let now = self.shared.now;
+        for rank in 0..self.peers.len() as Rank {
+            let peer = &mut self.peers[rank as usize];
+            if peer.generation.is_over(now, self.shared.settings.timeout) {
+                let cause = format!("{}: {}", super::UNREACHABLE, peer.generation.cause);
+                self.fail(rank, &cause);
+                continue;
+            }
+            let action = peer.generation.handle_time(now, has_news);
+            self.act(rank, action);
+        }
+    }
+
+    /// True where a rail has become usable.
+    fn handle_event(&mut self, at: usize, event: linerate_verbs_sys::Event) -> bool {
+        let rail = &mut self.shared.rails[at];
+        let text = rail.context.library().event_text(event.kind);
+        let cause = format!("{}: {text}", rail.name);
+        let is_own_port = event.subject == Subject::Port(u32::from(rail.port));
+        match event.kind {
+            kind::IBV_EVENT_PORT_ERR if is_own_port => {
+                rail.is_active = false;
+                self.interrupt_rail(at, &cause);
+            }
+            kind::IBV_EVENT_PORT_ACTIVE if is_own_port => {
+                rail.blamed = None;
+                return rail.refresh();
+            }
+            kind::IBV_EVENT_DEVICE_FATAL => self.lose_rail(at, &cause),
+            kind::IBV_EVENT_CQ_ERR | kind::IBV_EVENT_SRQ_ERR => self.lose_rail(at, &cause),
+            kind::IBV_EVENT_QP_FATAL
+            | kind::IBV_EVENT_QP_REQ_ERR
+            | kind::IBV_EVENT_QP_ACCESS_ERR => {
+                if let Subject::QueuePair(number) = event.subject
+                    && let Some(&rank) = rail.pairs.get(&number)
+                {
+                    let peer = &mut self.peers[rank as usize];
+                    peer.note_fault(Fault {
+                        rail: None,
+                        cause,
+                        is_consequence: false,
+                    });
+                    self.shared.mark(peer);
+                }
+            }
+            _ => {}
+        }
+        false
+    }
+
+    /// Posts what waits, and follows what has gone wrong.
+    fn pump_dirty(&mut self) {
+        while let Some(rank) = self.shared.dirty.pop() {
+            let peer = &mut self.peers[rank as usize];
+            peer.is_dirty = false;
+            if let Some(text) = peer.offence.take() {
+                self.fail(rank, &text);
+                continue;
+            }
+            peer.pump(&mut self.shared);
+            if let Some(fault) = peer.fault.take() {
+                self.handle_fault(rank, fault.rail, &fault.cause);
+            }
+        }
+    }
+}
+
+fn capabilities(rails: u32) -> Capabilities {
+    Capabilities {
+        name: "verbs",
+        mapped: false,
+        store_signals: false,
+        shared_regions: false,
+        rma: true,
+        ordered: false,
+        inline_bytes: INLINE_BYTES_MAX,
+        messages_per_peer: MESSAGES_PER_PEER,
+        message_bytes_max: TOTAL_BYTES_MAX as usize,
+        device_memory: false,
+        rails,
+        latency_ns: 2_000.0,
+        bytes_per_second: 12e9,
+    }
+}
+
+impl Drop for VerbsTransport {
+    /// Waits a bounded time until what was posted has arrived: a rank that is done may go although its last message is still
+    /// in its own queue. Then it says what it has had, so that nobody has to take that for lost.
+    fn drop(&mut self) {
+        let mut events = Vec::new();
+        for look in 0..LEAVE_LOOKS {
+            let now = self.shared.now;
+            self.poll(now, &mut events);
+            self.poll_slow(now, &mut events);
+            events.clear();
+            let is_over = |peer: &Peer| peer.state != PeerState::Open || peer.is_idle();
+            if self.peers.iter().all(is_over) {
+                break;
+            }
+            if look > 0 {
+                std::thread::sleep(LEAVE_PAUSE);
+            }
+        }
+        for rank in 0..self.peers.len() as Rank {
+            if self.peers[rank as usize].state == PeerState::Open && rank != self.shared.rank {
+                self.end_links(rank);
+                let received = self.peers[rank as usize].receive.received();
+                self.write_letter(rank, Greeting::Leaving(received));
+            }
+        }
+    }
+}

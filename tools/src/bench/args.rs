@@ -56,7 +56,8 @@ pub struct SweepArgs {
     pub bind: Bind,
 
     /// auto, shm or tcp; sim models a network in virtual time, in one process, up to 1024 ranks (with --check 0 buffers take no
-    /// memory). verbs[:device] and ofi[:provider] are not part of this build. Default LINERATE_TRANSPORT, else auto
+    /// memory). verbs[:device[:port][,device...]] takes RDMA devices, over which long messages are spread. ofi[:provider] is not
+    /// part of this build. Default LINERATE_TRANSPORT, else auto
     #[arg(long, value_name = "NAME")]
     pub transport: Option<String>,
 

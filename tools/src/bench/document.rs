@@ -6,6 +6,7 @@ use super::statistics::Summary;
 use crate::output;
 use linerate::ReduceOp;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Everything that was measured.
@@ -20,6 +21,8 @@ pub struct Document {
     link: Option<Link>,
     avg_busbw: f64,
     wrong: u64,
+    /// What rank 0's transport has counted, from the first connection on.
+    counts: BTreeMap<&'static str, u64>,
     results: Vec<Entry>,
 }
 
@@ -56,6 +59,7 @@ impl Document {
             link: plan.link,
             avg_busbw: 0.0,
             wrong: 0,
+            counts: BTreeMap::new(),
             results: Vec::new(),
         }
     }
@@ -67,6 +71,11 @@ impl Document {
                 self.results.push(entry(plan, measured, in_place, cell));
             }
         }
+    }
+
+    /// Sets what the transport has counted.
+    pub fn note_counts(&mut self, counts: Vec<(&'static str, u64)>) {
+        self.counts = counts.into_iter().collect();
     }
 
     /// Sets what concerns all results.

@@ -22,8 +22,11 @@ pub fn run(plan: &Plan) -> Outcome {
         arenas: Arenas::new(&communicator, plan)?,
     };
     let report = (communicator.rank() == 0).then(|| Report::new(plan, communicator.transport()));
-    let report = measure_all(plan, report, |row| bench.measure(row))?;
+    let mut report = measure_all(plan, report, |row| bench.measure(row))?;
     communicator.barrier()?;
+    if let Some(report) = &mut report {
+        report.document.note_counts(communicator.transport_counts());
+    }
     Ok(report.map_or(Ok(()), Report::finish))
 }
 

@@ -1,7 +1,8 @@
 //! [`Arena`]: the memory that messages come from and go to. Messages rotate over slots that are together larger than the
 //! caches, so that they are read from and written to memory; and the data that is checked.
 
-use super::args::{Options, Test, Verb};
+use super::args::{Test, Verb};
+use super::options::Options;
 use linerate::memory::{Region, RegionKey, View};
 use linerate::prng::mix;
 use linerate::transport::RemoteRange;
@@ -174,7 +175,8 @@ pub fn uses(options: &Options, rank: Rank) -> (bool, bool) {
     let both = options.bidirectional || matches!(options.test, Test::WriteLat | Test::SendLat);
     let is_client = rank == 1;
     match options.test.verb() {
-        Verb::Read => (both || !is_client, both || is_client),
+        // Words are in the source, and what was in them comes to the target.
+        Verb::Read | Verb::Atomic => (both || !is_client, both || is_client),
         Verb::Write | Verb::Send => (both || is_client, both || !is_client),
     }
 }
@@ -224,7 +226,7 @@ pub fn poison(view: View) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::args::tests::options;
+    use super::super::options::tests::options;
     use super::*;
 
     #[test]

@@ -4,7 +4,8 @@
 //! own host only, unless it was told otherwise.
 
 use super::arena::Keys;
-use super::args::Options;
+use super::link::Link;
+use super::options::Options;
 use super::proof;
 use super::statistics::{Flow, Latency};
 use linerate::wire::JobKey;
@@ -194,6 +195,30 @@ impl Control {
         }
     }
 
+    /// Whether something has come that was not read, if only the end.
+    pub fn has_news(&self) -> Result<bool, String> {
+        if !self.reader.buffer().is_empty() {
+            return Ok(true);
+        }
+        let stream = self.reader.get_ref();
+        let blocking = |is_on: bool| {
+            let set = stream.set_nonblocking(!is_on);
+            set.map_err(|cause| format!("{}: {cause}", self.peer))
+        };
+        blocking(false)?;
+        let peeked = stream.peek(&mut [0]);
+        blocking(true)?;
+        // An error shows when it is read.
+        Ok(!matches!(peeked, Err(cause) if cause.kind() == ErrorKind::WouldBlock))
+    }
+
+    /// Both say something and hear the other; `link` goes on meanwhile: what was posted may leave only when it is polled.
+    pub fn exchange_over(&mut self, line: &Line, link: &mut Link) -> Result<Line, String> {
+        self.write(line)?;
+        link.wait("waiting for the other side's word", |_| self.has_news())?;
+        self.read()
+    }
+
     /// Both say something and hear the other.
     pub fn exchange(&mut self, line: &Line) -> Result<Line, String> {
         self.write(line)?;
@@ -203,7 +228,7 @@ impl Control {
 
 #[cfg(test)]
 mod tests {
-    use super::super::args::tests::options;
+    use super::super::options::tests::options;
     use super::*;
     use std::thread;
 

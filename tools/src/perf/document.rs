@@ -1,10 +1,13 @@
 //! The JSON document of `perf`.
 
-use super::args::Options;
+use super::link::Link;
+use super::options::Options;
 use super::run::Row;
 use super::statistics::Latency;
 use crate::output;
+use linerate::transport::PortInUse;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Everything that was measured.
@@ -21,7 +24,21 @@ pub struct Document {
     bidirectional: bool,
     rotate: bool,
     seed: u64,
+    /// Ports of RDMA devices of this side.
+    ports: Vec<PortEntry>,
+    /// What the transport of this side has counted, checks and warm-up included.
+    counts: BTreeMap<&'static str, u64>,
     results: Vec<Entry>,
+}
+
+#[derive(Debug, Serialize)]
+struct PortEntry {
+    device: String,
+    port: u8,
+    gid_index: u32,
+    mtu: u32,
+    queue_pairs: u32,
+    inline_bytes: u32,
 }
 
 #[derive(Debug, Serialize)]
@@ -35,6 +52,8 @@ struct Entry {
     bw_peak: Option<f64>,
     /// Messages per second.
     msg_rate: Option<f64>,
+    /// GB/s that the ports' wire and PCIe allow; `null`: not known.
+    bw_achievable: Option<f64>,
     /// `null` for bandwidths.
     time_us: Option<Latency>,
     /// Wrong bytes; `null`: not checked.
@@ -43,11 +62,11 @@ struct Entry {
 
 impl Document {
     /// Of all rows.
-    pub fn new(options: &Options, transport: &str, rows: &[Row]) -> Document {
+    pub fn new(options: &Options, link: &Link, rows: &[Row]) -> Document {
         Document {
             version: env!("CARGO_PKG_VERSION"),
             test: options.test.name(),
-            transport: transport.into(),
+            transport: link.name().into(),
             tls: options.tls,
             integrity: if options.crc { "crc" } else { "off" },
             ranks: 2,
@@ -56,6 +75,8 @@ impl Document {
             bidirectional: options.bidirectional,
             rotate: options.rotate,
             seed: options.seed,
+            ports: link.ports().into_iter().map(port_entry).collect(),
+            counts: link.counts().into_iter().collect(),
             results: rows.iter().map(entry).collect(),
         }
     }
@@ -68,6 +89,17 @@ impl Document {
     }
 }
 
+fn port_entry(port: PortInUse) -> PortEntry {
+    PortEntry {
+        device: port.device,
+        port: port.number,
+        gid_index: port.gid_index,
+        mtu: port.mtu_bytes,
+        queue_pairs: port.queue_pairs,
+        inline_bytes: port.inline_bytes,
+    }
+}
+
 fn entry(row: &Row) -> Entry {
     let is_bandwidth = row.latency.is_none();
     let gigabytes = |rate: f64| rate * row.bytes as f64 / 1e9;
@@ -77,6 +109,7 @@ fn entry(row: &Row) -> Entry {
         bw: is_bandwidth.then(|| row.gigabytes_per_second()),
         bw_peak: (is_bandwidth && row.peak > 0.0).then(|| gigabytes(row.peak)),
         msg_rate: is_bandwidth.then_some(row.rate),
+        bw_achievable: row.achievable.map(|gigabits| gigabits / 8.0),
         time_us: row.latency,
         wrong: row.wrong,
     }

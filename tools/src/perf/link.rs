@@ -5,7 +5,9 @@ use super::arena::Arena;
 use linerate::engine::{Patience, SpinTime, WaitStep};
 use linerate::memory::{RegionKey, View};
 use linerate::time::Time;
-use linerate::transport::{Address, Completion, Event, Outcome, PostError, RemoteRange, Transport};
+use linerate::transport::{
+    Address, Atomic, Completion, Event, Outcome, PortInUse, PostError, RemoteRange, Transport,
+};
 use linerate::{Config, Error, Rank, transport};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -76,6 +78,8 @@ pub enum Post {
     Put(View, RemoteRange),
     /// From the peer's memory.
     Get(RemoteRange, View),
+    /// On a word of the peer's memory; what was there comes here.
+    Atomic(Atomic, RemoteRange, View),
 }
 
 impl Link {
@@ -84,6 +88,7 @@ impl Link {
         let nonce = linerate::bootstrap::nonce().map_err(text)?;
         let options = transport::Options {
             tcp: config.tcp.clone(),
+            verbs: config.verbs.clone(),
             ..transport::Options::default()
         };
         let transport =
@@ -117,6 +122,16 @@ impl Link {
     /// The provider's name.
     pub fn name(&self) -> &'static str {
         self.transport.capabilities().name
+    }
+
+    /// Ports of devices in use.
+    pub fn ports(&self) -> Vec<PortInUse> {
+        self.transport.ports()
+    }
+
+    /// What the transport has counted since it was opened.
+    pub fn counts(&self) -> Vec<(&'static str, u64)> {
+        self.transport.counts()
     }
 
     /// Connects, and makes ready for marks.
@@ -209,6 +224,9 @@ impl Link {
                 .post_send(peer, u64::from(stream), 0, view, token),
             Post::Put(view, to) => self.transport.post_put(peer, view, to, token),
             Post::Get(from, view) => self.transport.post_get(peer, from, view, token),
+            Post::Atomic(atomic, word, into) => {
+                self.transport.post_atomic(peer, atomic, word, into, token)
+            }
         };
         let is_accepted = accepted(posted)?;
         count.made += u64::from(is_accepted);
@@ -367,6 +385,22 @@ impl Link {
         })
     }
 
+    fn standstill(&self) -> String {
+        let counts = self.transport.counts();
+        let counts: Vec<String> = counts
+            .iter()
+            .map(|(name, n)| format!("{name} {n}"))
+            .collect();
+        format!(
+            "nothing has moved for {:?}; raise --timeout if the other side is only slow (ended of posted, by stream: {}; receives: {}; {}: {})",
+            self.timeout,
+            describe(&self.posts),
+            describe(&self.receives),
+            self.name(),
+            counts.join(", ")
+        )
+    }
+
     #[cold]
     fn idle(&mut self) -> Result<()> {
         self.idle_polls += 1;
@@ -385,14 +419,19 @@ impl Link {
             self.transport.poll_slow(now, &mut self.events);
             self.take_events()?;
             if now.since(since) > self.timeout {
-                return Err(format!(
-                    "nothing has moved for {:?}; raise --timeout if the other side is only slow",
-                    self.timeout
-                ));
+                return Err(self.standstill());
             }
         }
         Ok(())
     }
+}
+
+/// For whoever has to find out why.
+fn describe(counts: &[Count]) -> String {
+    let texts = counts
+        .iter()
+        .map(|count| format!("{}/{}", count.ended, count.made));
+    texts.collect::<Vec<_>>().join(" ")
 }
 
 fn token(kind: u64, stream: u32, number: u64) -> u64 {

@@ -11,8 +11,11 @@
 mod arena;
 pub mod args;
 mod control;
+mod device;
 mod document;
+mod line_rate;
 mod link;
+mod options;
 mod plan;
 mod proof;
 mod run;
@@ -24,9 +27,12 @@ pub use args::PerfArgs;
 
 use crate::settings::{self, FAILED, USAGE};
 use crate::{info, launch, output};
-use args::Options;
 use control::{Control, Line};
+use device::transport_kind;
 use document::Document;
+use line_rate::LineRate;
+use linerate::transport::verbs::sysfs::Tree;
+use options::Options;
 use plan::Plan;
 use run::Row;
 use std::process::ExitCode;
@@ -182,7 +188,7 @@ fn refusal(args: &PerfArgs, plan: &Plan, version: &str, options: &Options) -> Op
 fn transport_for(plan: &Plan, options: &Options, host: &str) -> Result<String, String> {
     let own_host = info::host_id(plan.config.host_id.clone());
     let wanted = match options.transport.as_str() {
-        "auto" => plan.config.transport.as_str(),
+        "auto" => transport_kind(&plan.config.transport),
         name => name,
     };
     let name = match wanted {
@@ -232,7 +238,10 @@ fn work(
     mut report: Report,
 ) -> Result<(), Failure> {
     let mut side = run::join(plan, options, transport, (rank, control))?;
+    let rate = LineRate::of(side.link.name(), &side.link.ports(), &Tree::default());
     let sides = table::Sides {
+        ports: side.link.ports(),
+        rate: &rate,
         transport: side.link.name(),
         text: ["server", "client"][rank as usize].into(),
     };
@@ -240,13 +249,13 @@ fn work(
     report.print(&table::header(options, &sides, is_gbits))?;
     let rotation_bytes = plan.rotation_bytes(options);
     let mut printed = Ok(());
-    let rows = run::measure(&mut side, control, rotation_bytes, |row| {
+    let rows = run::measure(&mut side, control, (rotation_bytes, &rate), |row| {
         let line = report.print(&table::row(row, is_gbits));
         printed = std::mem::replace(&mut printed, Ok(())).and(line);
     })?;
     printed?;
     report.print(&table::footer())?;
-    let document = Document::new(options, side.link.name(), &rows);
+    let document = Document::new(options, &side.link, &rows);
     report.finish(&document, &rows)
 }
 
@@ -341,6 +350,7 @@ mod tests {
             rate,
             latency,
             wrong: Some(wrong),
+            achievable: None,
         }
     }
 

@@ -1,6 +1,8 @@
 //! What one side of `perf` needs to know besides what both agree on.
 
-use super::args::{Options, PerfArgs};
+use super::args::PerfArgs;
+use super::device::{self, transport_kind};
+use super::options::Options;
 use super::proof;
 use crate::system;
 use linerate::Config;
@@ -22,7 +24,7 @@ pub struct Plan {
 impl Plan {
     /// From the arguments and the environment. An error is one of usage.
     pub fn new(args: &PerfArgs) -> Result<Plan, String> {
-        let mut config = args.pair.config()?;
+        let mut config = device::config(args)?;
         config.tcp.secret = linerate::bootstrap::read_secret(&config.job.secret)
             .map_err(|error| error.to_string())?;
         config.tcp.is_insecure = config.job.is_insecure;
@@ -32,6 +34,9 @@ impl Plan {
                 "--tls encrypts connections, and --transport shm has none: leave one of them away"
                     .into(),
             );
+        }
+        if transport_kind(&config.transport) == "verbs" && config.tcp.has_tls {
+            return Err("--tls (LINERATE_TLS) encrypts connections, and RDMA devices write into memory by themselves, in the clear: leave it away, or take --transport tcp".into());
         }
         if config.transport == "sim" {
             return Err("perf measures this machine; --transport sim has no clock of its own: bench takes it".into());
@@ -47,6 +52,14 @@ impl Plan {
     /// Whether other hosts are served: either they prove themselves, or they need not.
     pub fn is_open(&self) -> bool {
         self.config.tcp.secret.is_some() || self.config.tcp.is_insecure
+    }
+
+    /// The agreed transport with the devices of this side.
+    pub fn transport(&self, agreed: &str) -> String {
+        match transport_kind(&self.config.transport) == agreed {
+            true => self.config.transport.clone(),
+            false => agreed.into(),
+        }
     }
 
     /// What both sides prove that they know.

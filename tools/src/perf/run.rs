@@ -1,13 +1,15 @@
 //! One side of `perf` from its first connection to its last row.
 
 use super::arena::{Arena, Slots, bytes_needed};
-use super::args::{ITERATIONS_MAX, Options};
+use super::args::Verb;
 use super::control::{Control, Line};
+use super::line_rate::LineRate;
 use super::link::Link;
+use super::options::{ITERATIONS_MAX, Options};
 use super::plan::Plan;
 use super::statistics::{Flow, Latency};
 use super::traffic::{Limit, Side};
-use linerate::config::{self, TcpSettings};
+use linerate::config::{self, TcpSettings, VerbsSettings};
 use linerate::transport::Address;
 use linerate::{Config, Rank};
 use std::time::Duration;
@@ -34,12 +36,20 @@ pub struct Row {
     pub latency: Option<Latency>,
     /// Bytes of the checked messages that were wrong, on both sides; `None`: not checked.
     pub wrong: Option<u64>,
+    /// Gbit/s that the ports' wire and PCIe allow, of both directions together if there are two; `None`: not known.
+    pub achievable: Option<f64>,
 }
 
 impl Row {
     /// Average bandwidth, GB/s (1e9 bytes).
     pub fn gigabytes_per_second(&self) -> f64 {
         self.rate * self.bytes as f64 / 1e9
+    }
+
+    /// The same as a share of what is possible, if that is known.
+    pub fn percent(&self) -> Option<f64> {
+        let gigabits = 8.0 * self.gigabytes_per_second();
+        self.achievable.map(|most| 100.0 * gigabits / most)
     }
 }
 
@@ -69,8 +79,16 @@ pub fn join<'a>(
 ) -> Result<Side<'a>, String> {
     let text = |error: linerate::Error| error.to_string();
     let unexpected = |line: Line| format!("the other side said {line:?} where it may not");
+    let verbs = VerbsSettings {
+        queue_pairs: options.streams,
+        mtu_bytes: options.mtu.or(plan.config.verbs.mtu_bytes),
+        inline_bytes: options.inline.unwrap_or(plan.config.verbs.inline_bytes),
+        signal_every: options.moderation.unwrap_or(plan.config.verbs.signal_every),
+        ..plan.config.verbs.clone()
+    };
     let config = Config {
-        transport: transport.into(),
+        transport: plan.transport(transport),
+        verbs,
         tcp: TcpSettings {
             rails: options.streams.min(config::RAILS_MAX),
             // The one over which the other side has been reached.
@@ -95,7 +113,7 @@ pub fn join<'a>(
     }
     let mut arena = Arena::new(options, rank, plan.rotation_bytes(options)).map_err(text)?;
     link.share(&mut arena)?;
-    let keys = match control.exchange(&Line::Keys(arena.keys()))? {
+    let keys = match control.exchange_over(&Line::Keys(arena.keys()), &mut link)? {
         Line::Keys(keys) => keys,
         line => return Err(unexpected(line)),
     };
@@ -113,7 +131,7 @@ pub fn join<'a>(
 pub fn measure(
     side: &mut Side,
     control: &mut Control,
-    rotation_bytes: u64,
+    (rotation_bytes, rate): (u64, &LineRate),
     mut each: impl FnMut(&Row),
 ) -> Result<Vec<Row>, String> {
     let options = side.options;
@@ -131,13 +149,14 @@ pub fn measure(
             wrong: wrong_there,
             flow: flow_there,
             latency: latency_there,
-        } = control.exchange(&own)?
+        } = control.exchange_over(&own, &mut side.link)?
         else {
             return Err("the other side has reported nothing".into());
         };
         let latency = latency.or(latency_there);
         let wrong = wrong.saturating_add(wrong_there);
-        let row = combine(options, bytes, [flow, flow_there], (latency, wrong));
+        let mut row = combine(options, bytes, [flow, flow_there], (latency, wrong));
+        row.achievable = rate.gigabits(options, bytes);
         each(&row);
         rows.push(row);
     }
@@ -150,6 +169,7 @@ type Measured = (u64, Option<Flow>, Option<Latency>);
 
 fn measure_size(side: &mut Side, slots: &Slots) -> Result<Measured, String> {
     let wrong = match side.options.check {
+        true if side.options.test.verb() == Verb::Atomic => side.check_atomic(slots)?,
         true => side.check(slots)?,
         false => 0,
     };
@@ -183,12 +203,13 @@ fn combine(
         rate: flows.iter().map(Flow::rate).sum(),
         latency,
         wrong: options.check.then_some(wrong),
+        achievable: None,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::args::tests::options;
+    use super::super::options::tests::options;
     use super::*;
 
     #[test]

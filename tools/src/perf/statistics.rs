@@ -60,22 +60,24 @@ pub struct Marks {
 
 impl Marks {
     /// With room, so that nothing is allocated while times are taken.
-    pub fn new() -> Marks {
+    ///
+    /// Without `is_wanted` it notes nothing, and knows no peak.
+    pub fn new(is_wanted: bool) -> Marks {
         Marks {
+            is_full: !is_wanted,
             posted: Vec::with_capacity(MARKS_MAX),
             ended: Vec::with_capacity(MARKS_MAX),
-            is_full: false,
         }
     }
 
     /// Before the post of message `first`.
     pub fn note_post(&mut self, first: u64, time_ns: u64) {
-        self.is_full |= !push(&mut self.posted, (first, time_ns));
+        self.is_full = self.is_full || !push(&mut self.posted, (first, time_ns));
     }
 
     /// `count` messages have ended.
     pub fn note_end(&mut self, count: u64, time_ns: u64) {
-        self.is_full |= !push(&mut self.ended, (count, time_ns));
+        self.is_full = self.is_full || !push(&mut self.ended, (count, time_ns));
     }
 
     /// The greatest rate of any run of consecutive messages, from the post of its first to the end of its last, messages
@@ -134,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_peak_is_of_consecutive_messages() {
-        let mut marks = Marks::new();
+        let mut marks = Marks::new(true);
         // Ten messages in 10 us, then ten in 5 us, then a long pause.
         marks.note_post(0, 0);
         marks.note_end(10, 10_000);
@@ -147,7 +149,7 @@ mod tests {
 
     #[test]
     fn ends_that_are_seen_together_are_no_peak() {
-        let mut marks = Marks::new();
+        let mut marks = Marks::new(true);
         marks.note_post(0, 0);
         // Five messages were seen to end within 1 ns, 10 us after they were posted.
         marks.note_end(1, 10_000);
@@ -157,12 +159,12 @@ mod tests {
 
     #[test]
     fn too_many_marks_have_no_peak() {
-        let mut marks = Marks::new();
+        let mut marks = Marks::new(true);
         for i in 0..=MARKS_MAX as u64 {
             marks.note_post(i, i);
             marks.note_end(i + 1, i + 1);
         }
         assert_eq!(marks.peak(), 0.0);
-        assert_eq!(Marks::new().peak(), 0.0);
+        assert_eq!(Marks::new(false).peak(), 0.0);
     }
 }

@@ -1,7 +1,10 @@
 //! The table, as perftest prints it (github.com/linux-rdma/perftest, `src/perftest_resources.h`). Pure.
 
-use super::args::Options;
+use super::args::Verb;
+use super::line_rate::LineRate;
+use super::options::Options;
 use super::run::Row;
+use linerate::transport::PortInUse;
 use std::fmt::Write;
 
 const LINE: &str =
@@ -14,6 +17,10 @@ pub struct Sides<'a> {
     pub transport: &'a str,
     /// Who this is and who the other side is.
     pub text: String,
+    /// Ports of devices of this side.
+    pub ports: Vec<PortInUse>,
+    /// What they can carry.
+    pub rate: &'a LineRate,
 }
 
 /// Lines before the first row.
@@ -43,15 +50,42 @@ pub fn header(options: &Options, sides: &Sides, is_gbits: bool) -> String {
         yes(options.rotate),
         yes(options.check)
     );
+    for port in &sides.ports {
+        let _ = writeln!(text, "{}", port_line(port));
+    }
+    if test.verb() == Verb::Atomic {
+        let _ = writeln!(text, " Atomic type: {}", options.atomic_type.name());
+    }
+    if !test.is_latency() {
+        let _ = writeln!(text, " Achievable: {}", sides.rate.text(options));
+    }
     let meaning = match test.is_latency() {
-        true if test.name() == "read_lat" => " A time is that of a whole get",
+        true if test.is_one_sided() => " A time is that of a whole operation, there and back",
         true => " A time is half that of a message there and one back",
         false => {
             " #iterations: messages of one direction, all qps; time ends when the other side has them all"
         }
     };
-    let _ = writeln!(text, "{meaning}\n{LINE}\n{}", titles(options, is_gbits));
+    let _ = writeln!(
+        text,
+        "{meaning}\n{LINE}\n{}",
+        titles(options, is_gbits, sides.rate.is_known())
+    );
     text
+}
+
+/// perftest's words for a port.
+fn port_line(port: &PortInUse) -> String {
+    format!(
+        " Device: {} port {}   Link type: {}   GID index: {}   Mtu: {}[B]   Number of qps: {}   Max inline data: {}[B]   Connection type: RC",
+        port.device,
+        port.number,
+        if port.is_ethernet { "Ethernet" } else { "IB" },
+        port.gid_index,
+        port.mtu_bytes,
+        port.queue_pairs,
+        port.inline_bytes
+    )
 }
 
 /// What is done to connections.
@@ -66,8 +100,8 @@ fn over(options: &Options, transport: &str) -> &'static str {
 }
 
 /// The titles of the columns.
-fn titles(options: &Options, is_gbits: bool) -> &'static str {
-    match (options.test.is_latency(), is_gbits) {
+fn titles(options: &Options, is_gbits: bool, has_share: bool) -> String {
+    let titles = match (options.test.is_latency(), is_gbits) {
         (true, _) => {
             " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec] "
         }
@@ -77,6 +111,10 @@ fn titles(options: &Options, is_gbits: bool) -> &'static str {
         (false, true) => {
             " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]"
         }
+    };
+    match has_share && !options.test.is_latency() {
+        true => format!("{titles}   of achievable[%]"),
+        false => titles.into(),
     }
 }
 
@@ -91,13 +129,15 @@ pub fn row(row: &Row, is_gbits: bool) -> String {
     }
     let unit = if is_gbits { 1e9 / 8.0 } else { MIB };
     let bandwidth = |rate: f64| rate * row.bytes as f64 / unit;
+    let share = row.percent().map(|percent| format!("\t   {percent:.1}"));
     format!(
-        " {:<7}    {:<10}       {:<7.2}            {:<7.2}\t\t   {:<7.6}\n",
+        " {:<7}    {:<10}       {:<7.2}            {:<7.2}\t\t   {:<7.6}{}\n",
         row.bytes,
         row.messages,
         bandwidth(row.peak),
         bandwidth(row.rate),
-        row.rate / 1e6
+        row.rate / 1e6,
+        share.unwrap_or_default()
     )
 }
 
@@ -108,7 +148,7 @@ pub fn footer() -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::args::tests::options;
+    use super::super::options::tests::options;
     use super::super::statistics::Latency;
     use super::*;
 
@@ -120,6 +160,7 @@ mod tests {
             rate: 16_000.0,
             latency: None,
             wrong: Some(0),
+            achievable: None,
         }
     }
 
@@ -144,9 +185,12 @@ mod tests {
 
     #[test]
     fn titles_are_perftest_s() {
+        let rate = LineRate::unknown("memory has no line rate");
         let sides = || Sides {
             transport: "shm",
             text: "both sides on this host".into(),
+            ports: Vec::new(),
+            rate: &rate,
         };
         let text = header(&options("write_bw -b").unwrap(), &sides(), false);
         assert!(text.contains("perf write_bw bidirectional"), "{text}");
@@ -158,7 +202,7 @@ mod tests {
         );
         let text = header(&options("read_lat").unwrap(), &sides(), false);
         assert!(
-            text.contains("99.9% percentile[usec]") && text.contains("whole get"),
+            text.contains("99.9% percentile[usec]") && text.contains("whole operation"),
             "{text}"
         );
         let text = header(&options("send_bw").unwrap(), &sides(), true);

@@ -8,11 +8,13 @@
 //!   side looks at. What fits into the word is the word. A get is one sample.
 
 use super::arena::{Arena, Keys, Pattern, Slots, poison, uses};
-use super::args::{Options, Verb};
+use super::args::{AtomicType, Verb};
 use super::link::{Link, Mark, Post, Result};
+use super::options::Options;
 use super::statistics::{Flow, Marks};
 use linerate::Rank;
 use linerate::memory::View;
+use linerate::transport::Atomic;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -22,6 +24,8 @@ const WORD_BYTES: u64 = 8;
 const UNTIMED_TRIPS: u64 = 50;
 /// Samples for which there is room from the beginning, where their number is not known.
 const SAMPLES_ROOM: usize = 1 << 20;
+/// Atomic operations that are looked at before the times are taken.
+const CHECKED_ATOMICS: u64 = 100;
 /// Of the word put, in the region of flags.
 const OUTGOING: u64 = linerate::limits::CACHE_LINE_BYTES as u64;
 
@@ -70,7 +74,7 @@ impl Side<'_> {
     fn directions(&self) -> (bool, bool) {
         let (has_source, has_target) = uses(self.options, self.rank);
         match self.verb() {
-            Verb::Read => (has_target, has_source),
+            Verb::Read | Verb::Atomic => (has_target, has_source),
             Verb::Write | Verb::Send => (has_source, has_target),
         }
     }
@@ -101,6 +105,44 @@ impl Side<'_> {
         Ok(wrong.unwrap_or(0))
     }
 
+    /// The client's operations on one word, one after the other: each gives what the one before it has left. Both sides give the
+    /// words that were wrong, in bytes.
+    pub fn check_atomic(&mut self, slots: &Slots) -> Result<u64> {
+        let word = self.arena.source.part(0, slots.bytes);
+        let (is_posting, is_owner) = self.directions();
+        if is_owner {
+            word.word(0).store(0, Ordering::Release);
+        }
+        self.link.reset_counts();
+        self.link.meet()?;
+        let mut wrong = 0;
+        for index in 0..if is_posting { CHECKED_ATOMICS } else { 0 } {
+            let result = self.arena.target.part(0, slots.bytes);
+            let post = Post::Atomic(self.atomic(index), self.keys.source(0), result);
+            self.link.post(0, post)?;
+            let what = "waiting for an atomic operation";
+            self.link
+                .wait(what, |link| Ok(link.posts_ended(0) > index))?;
+            wrong += u64::from(result.word(0).load(Ordering::Acquire) != index);
+        }
+        self.link.meet()?;
+        if is_owner {
+            wrong += u64::from(word.word(0).load(Ordering::Acquire) != CHECKED_ATOMICS);
+        }
+        Ok(wrong * slots.bytes)
+    }
+
+    /// The operation that makes a word that is `value` one more.
+    fn atomic(&self, value: u64) -> Atomic {
+        match self.options.atomic_type {
+            AtomicType::FetchAndAdd => Atomic::FetchAdd(1),
+            AtomicType::CmpAndSwap => Atomic::CompareSwap {
+                compare: value,
+                swap: value + 1,
+            },
+        }
+    }
+
     /// Touches every slot once, on both sides.
     pub fn warm_up(&mut self, slots: &Slots) -> Result<()> {
         let streams = u64::from(self.options.streams);
@@ -117,7 +159,7 @@ impl Side<'_> {
                 Limit::Until(..) => None,
             },
             has_said_end: false,
-            marks: Marks::new(),
+            marks: Marks::new(self.options.has_peak),
             flow: None,
             announced: None,
             is_waited_for: is_receiving,
@@ -169,7 +211,7 @@ impl Side<'_> {
         }
         // What was read is here; what was written or sent is there when the other side says so.
         let is_over = progress.has_said_end
-            && (self.verb() == Verb::Read || self.link.heard(Mark::Arrived).is_some());
+            && (self.options.test.is_one_sided() || self.link.heard(Mark::Arrived).is_some());
         if is_over {
             let seconds = (self.link.now_ns() - start_ns) as f64 * 1e-9;
             progress.flow = Some(Flow {
@@ -187,11 +229,11 @@ impl Side<'_> {
         let has_arrived = match (progress.announced, self.verb()) {
             (None, _) => false,
             (Some(count), Verb::Send) => received.sum::<u64>() == count,
-            (Some(_), Verb::Write | Verb::Read) => true,
+            (Some(_), Verb::Write | Verb::Read | Verb::Atomic) => true,
         };
         if has_arrived {
             progress.is_waited_for = false;
-            if self.verb() != Verb::Read {
+            if !self.options.test.is_one_sided() {
                 self.link.say(Mark::Arrived, 0)?;
             }
         }
@@ -211,6 +253,9 @@ impl Side<'_> {
     /// Posts as many messages as there is room for, the streams in turns; whether there was any.
     #[inline]
     fn post_some(&mut self, total: Option<u64>, slots: &Slots) -> Result<bool> {
+        if let Some(list) = self.options.post_list {
+            return self.post_lists(list, total, slots);
+        }
         let (streams, depth) = (self.options.streams, u64::from(self.options.depth));
         let mut has_posted = false;
         loop {
@@ -231,6 +276,36 @@ impl Side<'_> {
         }
     }
 
+    /// The next list of each stream that has room for all of it, so that the poll that follows hands it over at once; whether
+    /// there was any.
+    fn post_lists(&mut self, list: u32, total: Option<u64>, slots: &Slots) -> Result<bool> {
+        let (streams, depth) = (
+            u64::from(self.options.streams),
+            u64::from(self.options.depth),
+        );
+        let mut has_posted = false;
+        for stream in 0..self.options.streams {
+            let made = self.link.posts_made(stream);
+            let left = total.map_or(u64::MAX, |total| {
+                let before = u64::from(stream) + made * streams;
+                total.saturating_sub(before).div_ceil(streams)
+            });
+            let wanted = u64::from(list).min(left);
+            if depth - (made - self.link.posts_ended(stream)) < wanted {
+                continue;
+            }
+            for number in made..made + wanted {
+                let post = self.data_post(slots, u64::from(stream) + number * streams);
+                // A transport with less room than the depth takes the rest of the list later.
+                if !self.link.try_post(stream, post)? {
+                    break;
+                }
+                has_posted = true;
+            }
+        }
+        Ok(has_posted)
+    }
+
     #[inline]
     fn data_post(&self, slots: &Slots, index: u64) -> Post {
         let (at, bytes) = (slots.offset(index), slots.bytes);
@@ -238,6 +313,11 @@ impl Side<'_> {
             Verb::Send => Post::Send(self.arena.source.part(at, bytes)),
             Verb::Write => Post::Put(self.arena.source.part(at, bytes), self.keys.target(at)),
             Verb::Read => Post::Get(self.keys.source(at), self.arena.target.part(at, bytes)),
+            Verb::Atomic => Post::Atomic(
+                self.atomic(0),
+                self.keys.source(at),
+                self.arena.target.part(at, bytes),
+            ),
         }
     }
 
@@ -271,10 +351,10 @@ impl Side<'_> {
         }
         self.link.meet()?;
         let samples = match (self.rank, self.verb()) {
-            (1, Verb::Read) => self.time_trips(limit, 1.0, |side, trip| {
+            (1, Verb::Read | Verb::Atomic) => self.time_trips(limit, 1.0, |side, trip| {
                 let post = side.data_post(slots, trip);
                 side.link.post(0, post)?;
-                let what = "getting";
+                let what = "waiting for the answer";
                 side.link.wait(what, |link| Ok(link.posts_ended(0) > trip))
             })?,
             (1, _) => self.time_trips(limit, 0.5, |side, trip| {
@@ -284,7 +364,7 @@ impl Side<'_> {
                 }
                 side.receive_trip(slots, trip + 1)
             })?,
-            (_, verb) => self.answer_trips(slots, verb).map(|()| Vec::new())?,
+            (_, _) => self.answer_trips(slots).map(|()| Vec::new())?,
         };
         self.link.settle()?;
         Ok(samples)
@@ -322,11 +402,11 @@ impl Side<'_> {
     }
 
     /// The server: answers each message, until the client has enough.
-    fn answer_trips(&mut self, slots: &Slots, verb: Verb) -> Result<()> {
+    fn answer_trips(&mut self, slots: &Slots) -> Result<()> {
         let mut trip = 0;
         while self.link.heard(Mark::End).is_none() {
             self.link.poll()?;
-            if verb != Verb::Read && self.has_come(slots, trip) {
+            if !self.options.test.is_one_sided() && self.has_come(slots, trip) {
                 self.receive_trip(slots, trip + 1)?;
                 self.send_trip(slots, trip)?;
                 trip += 1;

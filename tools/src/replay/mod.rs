@@ -91,7 +91,7 @@ pub struct ReplayArgs {
     /// Which memory the gradients lie in
     #[arg(long, value_enum, default_value = "registered")]
     pub memory: Memory,
-    /// auto, shm or tcp; verbs[:device] and ofi[:provider] are not part of this build; default: LINERATE_TRANSPORT, else auto
+    /// auto, shm, tcp or verbs[:device[:port][,device...]]; ofi[:provider] is not part of this build; default: LINERATE_TRANSPORT, else auto
     #[arg(long)]
     pub transport: Option<String>,
     #[command(flatten)]

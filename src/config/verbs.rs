@@ -1,0 +1,179 @@
+//! Settings of the `verbs` transport.
+
+use crate::error::{Error, Result};
+use std::time::Duration;
+
+/// Settings of the `verbs` transport.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VerbsSettings {
+    /// Slots of a ring, per peer and direction: how many short messages, signals and announcements may be under way. Default
+    /// 64, 8 to 1024. Every slot takes 4160 bytes on both sides; receives, completion queues and queue pairs grow with it, so
+    /// lower it where a device has too few entries for many ranks. All ranks need the same. `LINERATE_VERBS_SLOTS`.
+    pub slots: u32,
+    /// Longest piece of a long message, put or get that is posted at once. Default 512 KiB, 4 KiB to 64 MiB. Shorter where
+    /// short messages wait too long behind long ones. `LINERATE_VERBS_CHUNK_BYTES`.
+    pub chunk_bytes: u32,
+    /// Index in the port's table of GIDs. Default: RoCEv2 with an IPv4 address, as `linerate info` shows it.
+    /// `LINERATE_VERBS_GID_INDEX`.
+    pub gid_index: Option<u32>,
+    /// Traffic class of the IP header (DSCP in its upper six bits). Default 0; what the switches keep free of losses.
+    /// `LINERATE_VERBS_TRAFFIC_CLASS`.
+    pub traffic_class: u8,
+    /// Service level on InfiniBand, priority on Ethernet. Default 0, at most 15. `LINERATE_VERBS_SERVICE_LEVEL`.
+    pub service_level: u8,
+    /// How long a device waits for an acknowledgement before it sends again: 4.096 us * 2^value; after 7 times the queue pair
+    /// has failed. Default 14 (67 ms, so that a dead link is noticed after half a second); 8 to 22. More where peers are so
+    /// slow that queue pairs fail without a fault. `LINERATE_VERBS_ACK_TIMEOUT`.
+    pub ack_timeout: u8,
+    /// Whether devices may let writes of regions overtake each other (PCIe relaxed ordering). Default on: faster on some
+    /// hosts, and the library waits for completions, which overtake nothing. `LINERATE_VERBS_RELAXED_ORDERING=on|off`.
+    pub is_relaxed: bool,
+    /// A peer that no queue pair reaches for so long has failed. Default 20 s. `LINERATE_VERBS_TIMEOUT`, seconds.
+    pub timeout: Duration,
+    /// Queue pairs per device and peer. Default 1, 1 to 8 for all devices together. More where one does not fill the link:
+    /// some devices serve each by one engine, and some networks choose a way for each. `LINERATE_VERBS_QUEUE_PAIRS`.
+    pub queue_pairs: u32,
+    /// Payload of a packet at most: 256 to 4096, a power of two. Default: what the ports of both sides have. Less is only good
+    /// for comparing. `LINERATE_VERBS_MTU`.
+    pub mtu_bytes: Option<u32>,
+    /// Posts of at most so many bytes are copied into the post, so that the device need not fetch them: half a microsecond over
+    /// PCIe. Default 220 (as perftest for latency), 0 to 1024; a device that has no room for so many uses none.
+    /// `LINERATE_VERBS_INLINE_BYTES`.
+    pub inline_bytes: u32,
+    /// One post in so many makes a completion, and the last of each doorbell. Default 16, 1 to 64. `LINERATE_VERBS_SIGNAL_EVERY`.
+    pub signal_every: u32,
+    /// Brings the queue pair into the error state after so many pieces of long transfers, once: for tests.
+    /// `LINERATE_VERBS_BREAK_AFTER`.
+    pub break_after: Option<u64>,
+}
+
+impl Default for VerbsSettings {
+    fn default() -> VerbsSettings {
+        VerbsSettings {
+            slots: 64,
+            chunk_bytes: 512 << 10,
+            gid_index: None,
+            traffic_class: 0,
+            service_level: 0,
+            ack_timeout: 14,
+            is_relaxed: true,
+            timeout: Duration::from_secs(20),
+            queue_pairs: 1,
+            mtu_bytes: None,
+            inline_bytes: 220,
+            signal_every: 16,
+            break_after: None,
+        }
+    }
+}
+
+impl VerbsSettings {
+    /// Settings from named values, such as the process's environment.
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<VerbsSettings> {
+        let lookup = |name: &str| lookup(name).filter(|text| !text.is_empty());
+        let default = VerbsSettings::default();
+        let number = |name: &str, least: u64, most: u64| -> Result<Option<u64>> {
+            let Some(text) = lookup(name) else {
+                return Ok(None);
+            };
+            let value = text.parse().ok().filter(|n| (least..=most).contains(n));
+            let value = value
+                .ok_or_else(|| Error::invalid(format!("{name} is '{text}': {least} to {most}")));
+            value.map(Some)
+        };
+        let small = |name: &str, least: u64, most: u64, default: u8| -> Result<u8> {
+            Ok(number(name, least, most)?.map_or(default, |n| n as u8))
+        };
+        let chunk_bytes = match lookup("LINERATE_VERBS_CHUNK_BYTES") {
+            Some(text) => {
+                super::parse_bytes("LINERATE_VERBS_CHUNK_BYTES", &text, 4 << 10, 64 << 20)? as u32
+            }
+            None => default.chunk_bytes,
+        };
+        let is_relaxed = match lookup("LINERATE_VERBS_RELAXED_ORDERING").as_deref() {
+            None => default.is_relaxed,
+            Some("on") => true,
+            Some("off") => false,
+            Some(text) => {
+                return Err(Error::invalid(format!(
+                    "LINERATE_VERBS_RELAXED_ORDERING is '{text}': on or off"
+                )));
+            }
+        };
+        let mtu_bytes = number("LINERATE_VERBS_MTU", 256, 4096)?.map(|n| n as u32);
+        if let Some(mtu) = mtu_bytes.filter(|mtu| !mtu.is_power_of_two()) {
+            return Err(Error::invalid(format!(
+                "LINERATE_VERBS_MTU is {mtu}: 256, 512, 1024, 2048 or 4096"
+            )));
+        }
+        let timeout = match lookup("LINERATE_VERBS_TIMEOUT") {
+            Some(text) => super::parse_timeout("LINERATE_VERBS_TIMEOUT", &text)?,
+            None => default.timeout,
+        };
+        Ok(VerbsSettings {
+            slots: number("LINERATE_VERBS_SLOTS", 8, 1024)?.map_or(default.slots, |n| n as u32),
+            chunk_bytes,
+            gid_index: number("LINERATE_VERBS_GID_INDEX", 0, 255)?.map(|n| n as u32),
+            traffic_class: small(
+                "LINERATE_VERBS_TRAFFIC_CLASS",
+                0,
+                255,
+                default.traffic_class,
+            )?,
+            service_level: small("LINERATE_VERBS_SERVICE_LEVEL", 0, 15, default.service_level)?,
+            ack_timeout: small("LINERATE_VERBS_ACK_TIMEOUT", 8, 22, default.ack_timeout)?,
+            is_relaxed,
+            timeout,
+            queue_pairs: number("LINERATE_VERBS_QUEUE_PAIRS", 1, 8)?
+                .map_or(default.queue_pairs, |n| n as u32),
+            mtu_bytes,
+            inline_bytes: number("LINERATE_VERBS_INLINE_BYTES", 0, 1024)?
+                .map_or(default.inline_bytes, |n| n as u32),
+            signal_every: number("LINERATE_VERBS_SIGNAL_EVERY", 1, 64)?
+                .map_or(default.signal_every, |n| n as u32),
+            break_after: number("LINERATE_VERBS_BREAK_AFTER", 1, u64::MAX)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(name: &'static str, value: &'static str) -> Result<VerbsSettings> {
+        VerbsSettings::from_lookup(|asked| (asked == name).then(|| value.to_string()))
+    }
+
+    #[test]
+    fn a_bad_value_names_its_knob_and_what_is_allowed() {
+        for (name, value, allowed) in [
+            ("LINERATE_VERBS_SLOTS", "7", "8 to 1024"),
+            ("LINERATE_VERBS_CHUNK_BYTES", "1K", "4096"),
+            ("LINERATE_VERBS_GID_INDEX", "256", "0 to 255"),
+            ("LINERATE_VERBS_TRAFFIC_CLASS", "-1", "0 to 255"),
+            ("LINERATE_VERBS_SERVICE_LEVEL", "16", "0 to 15"),
+            ("LINERATE_VERBS_ACK_TIMEOUT", "31", "8 to 22"),
+            ("LINERATE_VERBS_RELAXED_ORDERING", "yes", "on or off"),
+            ("LINERATE_VERBS_TIMEOUT", "never", "seconds"),
+            ("LINERATE_VERBS_QUEUE_PAIRS", "9", "1 to 8"),
+            ("LINERATE_VERBS_MTU", "1500", "1024, 2048"),
+            ("LINERATE_VERBS_MTU", "128", "256 to 4096"),
+            ("LINERATE_VERBS_INLINE_BYTES", "2K", "0 to 1024"),
+            ("LINERATE_VERBS_SIGNAL_EVERY", "0", "1 to 64"),
+            ("LINERATE_VERBS_BREAK_AFTER", "0", "1 to"),
+        ] {
+            let text = settings(name, value).unwrap_err().to_string();
+            assert!(text.contains(name) && text.contains(allowed), "{text}");
+        }
+    }
+
+    #[test]
+    fn good_values_are_taken() {
+        assert_eq!(settings("LINERATE_VERBS_SLOTS", "16").unwrap().slots, 16);
+        let chunk = settings("LINERATE_VERBS_CHUNK_BYTES", "16K").unwrap();
+        assert_eq!(chunk.chunk_bytes, 16384);
+        assert_eq!(settings("OTHER", "").unwrap(), VerbsSettings::default());
+        let one = settings("LINERATE_VERBS_BREAK_AFTER", "3").unwrap();
+        assert_eq!(one.break_after, Some(3));
+    }
+}

@@ -1,0 +1,399 @@
+//! [`Rail`]: one port of one device with what all peers share on it, and [`Registered`]: memory that all rails know.
+
+use super::choose;
+use super::record::{RAILS_MAX, RailKeys};
+use crate::config::VerbsSettings;
+use crate::error::{Error, Result};
+use crate::memory::{Region, View};
+use crate::time::Time;
+use crate::types::Rank;
+use linerate_verbs_sys::raw::{
+    ibv_access_flags as access, ibv_mtu, ibv_port_state, ibv_qp_cap, ibv_qp_type,
+};
+use linerate_verbs_sys::{
+    Completion, CompletionChannel, CompletionQueue, Context, LINK_LAYER_ETHERNET, Memory, Mr, Pd,
+    QueuePair, QueuePairOptions, ReceiveRequest, Segment, SharedReceiveQueue,
+};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Comes back with receives, so that a failed one is told from a send.
+pub const RECEIVE_ID: u64 = u64::MAX;
+/// Completions taken at once.
+pub const COMPLETIONS_AT_ONCE: usize = 32;
+/// Reads and atomics of one queue pair under way at once; devices have 16 or more.
+const READS_MAX: i32 = 16;
+/// A rail on which a queue pair failed is used again after so long, or where no other is left.
+const BLAME: Duration = Duration::from_secs(10);
+
+/// One port of one device.
+pub struct Rail {
+    pub name: String,
+    pub port: u8,
+    pub gid: [u8; 16],
+    pub gid_index: u8,
+    pub lid: u16,
+    pub mtu: ibv_mtu,
+    /// Posts of so many bytes are inline.
+    pub inline_bytes: u32,
+    pub is_ethernet: bool,
+    pub reads_max: u8,
+    /// The port carries packets, as far as is known.
+    pub is_active: bool,
+    /// The device is gone.
+    pub is_removed: bool,
+    pub blamed: Option<Time>,
+    /// Whether the next completion makes an event.
+    is_armed: bool,
+    /// Receives that were taken and not posted again yet.
+    pub taken: u32,
+    /// Whose queue pairs these are.
+    pub pairs: HashMap<u32, Rank>,
+    pub channel: Arc<CompletionChannel>,
+    queue: Arc<CompletionQueue>,
+    receives: Arc<SharedReceiveQueue>,
+    pub pd: Arc<Pd>,
+    pub context: Arc<Context>,
+}
+
+impl std::fmt::Debug for Rail {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.name, self.port)
+    }
+}
+
+/// How many entries of each kind a rail has, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Of a queue pair's send queue.
+    pub sends: u32,
+    /// Of the shared receive queue.
+    pub receives: u32,
+    /// Of the completion queue.
+    pub completions: u32,
+}
+
+/// Work requests for pieces of long transfers under way on one queue pair: the window holds four, and what is cut short by
+/// small transfers is more.
+pub const PIECES_UNDER_WAY: u32 = 64;
+
+impl Sizes {
+    /// For so many peers.
+    pub fn of(slots: u32, peers: u32) -> Sizes {
+        let peers = peers.max(1);
+        // What a peer that does not look may be told meanwhile. Of positions: two halves of the ring and a rest, or, where
+        // somebody waits to hear it, each of them. Of matches: a quarter of each class's messages at a time and a rest, each
+        // of the urgent ones. Of puts that named no region: each. It sends nothing meanwhile, so there are no more of these.
+        let class = crate::limits::MESSAGES_PER_PEER;
+        let told = slots + 3 + 3 * (4 + 1) + class + 1 + slots;
+        // Each position takes one receive, and so does each of the others.
+        let receives = (slots + told) * peers;
+        let sends = slots + told + PIECES_UNDER_WAY;
+        Sizes {
+            sends,
+            receives,
+            // Every receive, and every send at worst.
+            completions: receives + sends * peers,
+        }
+    }
+}
+
+impl Rail {
+    /// Opens what peers share of a device's port.
+    pub fn open(
+        context: Arc<Context>,
+        chosen: &choose::Rail,
+        sizes: Sizes,
+        token: u64,
+        settings: &VerbsSettings,
+    ) -> Result<Rail> {
+        let name = context.name().to_string();
+        let attributes = context.attributes().map_err(refused)?.orig_attr;
+        for (what, needed, most) in [
+            (
+                "work requests in a queue pair",
+                sizes.sends,
+                attributes.max_qp_wr,
+            ),
+            ("shared receives", sizes.receives, attributes.max_srq_wr),
+            ("completion entries", sizes.completions, attributes.max_cqe),
+        ] {
+            if i64::from(needed) > i64::from(most) {
+                return Err(unavailable(format!(
+                    "{name} has {most} {what} and this job needs {needed}, with {} slots per peer: lower LINERATE_VERBS_SLOTS, or run fewer ranks",
+                    settings.slots
+                )));
+            }
+        }
+        let port = chosen.port;
+        let state = context.port(port).map_err(refused)?;
+        let is_ethernet = state.link_layer == LINK_LAYER_ETHERNET;
+        let gid = chosen.gid.as_ref().map(|chosen| &chosen.gid);
+        let (gid_index, gid) = gid.map_or((0, [0; 16]), |gid| (gid.index as u8, gid.bytes));
+        let pd = Pd::allocate(&context).map_err(refused)?;
+        let channel = CompletionChannel::create(&context).map_err(refused)?;
+        let queue = CompletionQueue::create(&context, sizes.completions, Some(&channel), 0, token)
+            .map_err(refused)?;
+        let receives =
+            SharedReceiveQueue::create(&pd, sizes.receives, 1, token).map_err(refused)?;
+        let mut rail = Rail {
+            name,
+            port,
+            gid,
+            gid_index,
+            lid: state.lid,
+            mtu: ibv_mtu(state.active_mtu.0.min(mtu_code(settings.mtu_bytes))),
+            inline_bytes: 0,
+            is_ethernet,
+            reads_max: (attributes
+                .max_qp_rd_atom
+                .min(attributes.max_qp_init_rd_atom))
+            .clamp(1, READS_MAX) as u8,
+            is_active: state.state == ibv_port_state::IBV_PORT_ACTIVE,
+            is_removed: false,
+            blamed: None,
+            is_armed: false,
+            taken: sizes.receives,
+            pairs: HashMap::new(),
+            channel,
+            queue,
+            receives,
+            pd,
+            context,
+        };
+        rail.post_receives()?;
+        // Devices do not say what they have room for: they refuse more.
+        rail.inline_bytes = settings.inline_bytes;
+        if rail.inline_bytes > 0 && rail.queue_pair(sizes.sends).is_err() {
+            rail.inline_bytes = 0;
+        }
+        Ok(rail)
+    }
+
+    /// A queue pair that is ready to be joined.
+    pub fn queue_pair(&self, sends: u32) -> Result<QueuePair> {
+        let options = QueuePairOptions {
+            kind: ibv_qp_type::IBV_QPT_RC,
+            send_queue: &self.queue,
+            receive_queue: &self.queue,
+            shared_receives: Some(&self.receives),
+            capacity: ibv_qp_cap {
+                max_send_wr: sends,
+                max_recv_wr: 0,
+                max_send_sge: 1,
+                max_recv_sge: 0,
+                max_inline_data: self.inline_bytes,
+            },
+            is_all_signaled: false,
+        };
+        let pair = QueuePair::create(&self.pd, &options).map_err(refused)?;
+        let allowed = access::IBV_ACCESS_LOCAL_WRITE
+            | access::IBV_ACCESS_REMOTE_WRITE
+            | access::IBV_ACCESS_REMOTE_READ
+            | access::IBV_ACCESS_REMOTE_ATOMIC;
+        pair.to_init(self.port, allowed).map_err(refused)?;
+        Ok(pair)
+    }
+
+    /// Takes completions; an error means that the device is gone.
+    pub fn poll(&self, room: &mut [Completion]) -> std::result::Result<usize, String> {
+        self.queue.poll(room).map_err(|e| e.to_string())
+    }
+
+    /// Posts the receives again that were taken. They have no memory: what consumes them has an address of its own.
+    pub fn post_receives(&mut self) -> Result<()> {
+        const NONE: &[Segment] = &[];
+        let request = ReceiveRequest {
+            id: RECEIVE_ID,
+            segments: NONE,
+        };
+        while self.taken > 0 {
+            let count = self.taken.min(32);
+            let requests = [request; 32];
+            self.receives
+                .post(&requests[..count as usize])
+                .map_err(|e| unavailable(format!("{}: receives: {e}", self.name)))?;
+            self.taken -= count;
+        }
+        Ok(())
+    }
+
+    /// Makes the next completion readable on the channel. What arrived before has to be polled afterwards.
+    pub fn arm(&mut self) {
+        while let Ok(Some(_)) = self.channel.poll_event() {
+            self.is_armed = false;
+        }
+        if !self.is_armed && !self.is_removed {
+            self.is_armed = self.queue.request_event(false).is_ok();
+        }
+    }
+
+    /// Payload of a packet.
+    pub fn mtu_bytes(&self) -> u32 {
+        128 << self.mtu.0
+    }
+
+    /// Whether packets get through, as far as is known.
+    pub fn is_usable(&self) -> bool {
+        self.is_active && !self.is_removed
+    }
+
+    /// Asks the device for the state of its port; true where it has become usable.
+    pub fn refresh(&mut self) -> bool {
+        let was = self.is_usable();
+        if let Ok(port) = self.context.port(self.port) {
+            self.is_active = port.state == ibv_port_state::IBV_PORT_ACTIVE;
+        }
+        !was && self.is_usable()
+    }
+
+    /// Whether a queue pair has failed on it not long ago.
+    pub fn is_blamed(&self, now: Time) -> bool {
+        self.blamed
+            .is_some_and(|since| now.since(since) < BLAME && now >= since)
+    }
+}
+
+/// As verbs say it; the greatest where nothing is asked for.
+fn mtu_code(bytes: Option<u32>) -> u32 {
+    bytes.map_or(ibv_mtu::IBV_MTU_4096.0, |bytes| (bytes / 128).ilog2())
+}
+
+/// Memory that every rail knows.
+pub struct Registered {
+    view: View,
+    /// By rail.
+    mrs: Vec<Mr>,
+}
+
+impl std::fmt::Debug for Registered {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} bytes on {} rails",
+            self.view.len_bytes(),
+            self.mrs.len()
+        )
+    }
+}
+
+/// Bytes as the device's library wants to know them.
+struct Bytes {
+    view: View,
+    _region: Option<Arc<Region>>,
+}
+
+// SAFETY: a view gives the same answers always; its bytes are mapped, writable and without Rust references as long as the
+// region is held or, for a receive's memory, until its completion (contract of `View::new`), before which the registration ends.
+// An empty region has a page all the same.
+unsafe impl Memory for Bytes {
+    fn address(&self) -> *mut u8 {
+        self.view.as_ptr()
+    }
+
+    fn len_bytes(&self) -> usize {
+        self.view.len_bytes().max(1)
+    }
+}
+
+impl Registered {
+    /// Registers a region with every rail.
+    pub fn region(region: Arc<Region>, rails: &[Rail], is_relaxed: bool) -> Result<Registered> {
+        let view = region.view();
+        Registered::new(view, Some(region), rails, is_relaxed)
+    }
+
+    /// Registers memory for one receive. It ends before the receive's completion is given.
+    pub fn lent(view: View, rails: &[Rail], is_relaxed: bool) -> Result<Registered> {
+        Registered::new(view, None, rails, is_relaxed)
+    }
+
+    fn new(
+        view: View,
+        region: Option<Arc<Region>>,
+        rails: &[Rail],
+        is_relaxed: bool,
+    ) -> Result<Registered> {
+        if view.is_size_only() {
+            return Err(Error::invalid("registering memory that has no bytes"));
+        }
+        let mut flags = access::IBV_ACCESS_LOCAL_WRITE
+            | access::IBV_ACCESS_REMOTE_WRITE
+            | access::IBV_ACCESS_REMOTE_READ
+            | access::IBV_ACCESS_REMOTE_ATOMIC;
+        if is_relaxed {
+            flags = flags | access::IBV_ACCESS_RELAXED_ORDERING;
+        }
+        let register = |rail: &Rail| {
+            let bytes = Bytes {
+                view,
+                _region: region.clone(),
+            };
+            Mr::register(&rail.pd, Arc::new(bytes), flags).map_err(refused)
+        };
+        let mrs = rails.iter().map(register).collect::<Result<_>>()?;
+        Ok(Registered { view, mrs })
+    }
+
+    /// All its bytes.
+    pub fn view(&self) -> View {
+        self.view
+    }
+
+    /// Where it is for peers.
+    pub fn address(&self) -> u64 {
+        self.view.as_ptr() as u64
+    }
+
+    /// What peers name it by.
+    pub fn keys(&self) -> RailKeys {
+        let mut keys = [0; RAILS_MAX];
+        for (key, mr) in keys.iter_mut().zip(&self.mrs) {
+            *key = mr.remote_key();
+        }
+        keys
+    }
+
+    /// A piece of it, for posts on a rail.
+    pub fn segment(&self, rail: usize, offset: u64, bytes: u64) -> Option<Segment> {
+        let mr = self.mrs.get(rail)?;
+        mr.segment(usize::try_from(offset).ok()?, u32::try_from(bytes).ok()?)
+    }
+}
+
+/// An error of the library below.
+pub fn refused(error: linerate_verbs_sys::Error) -> Error {
+    unavailable(error.to_string())
+}
+
+/// The transport cannot be used, for this reason.
+pub fn unavailable(reason: impl Into<String>) -> Error {
+    Error::Unavailable {
+        transport: "verbs".into(),
+        reason: reason.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn payloads_have_the_numbers_of_verbs() {
+        assert_eq!(mtu_code(Some(256)), ibv_mtu::IBV_MTU_256.0);
+        assert_eq!(mtu_code(Some(1024)), ibv_mtu::IBV_MTU_1024.0);
+        assert_eq!(mtu_code(None), ibv_mtu::IBV_MTU_4096.0);
+    }
+
+    #[test]
+    fn sizes_are_sums_that_grow_with_peers_and_slots() {
+        let one = Sizes::of(64, 1);
+        assert_eq!(one.receives, 64 + 64 + 3 + 15 + 65 + 64);
+        assert_eq!(one.completions, one.receives + one.sends);
+        let ten = Sizes::of(64, 10);
+        assert_eq!((ten.sends, ten.receives), (one.sends, 10 * one.receives));
+        assert_eq!(Sizes::of(64, 0), one);
+        assert!(Sizes::of(8, 1).receives < one.receives);
+    }
+}

@@ -1,0 +1,302 @@
+//! [`Generation`]: where a pair of ranks stands between two sets of queue pairs. A pure state machine.
+//!
+//! Either side may begin the next generation, both at once too; the higher number wins, and whoever hears of one that is
+//! higher than its own follows. Nothing is posted in a generation before both sides have said that they can receive.
+
+use crate::time::Time;
+use std::time::Duration;
+
+/// How long a pair that found no common rail waits before it looks again.
+pub const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// Where a pair stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Nothing was begun.
+    Idle,
+    /// The own queue pairs are made and proposed; the peer's proposal is awaited.
+    Proposed,
+    /// Both proposals are known and share no rail that works, or the queue pairs could not be joined: next try at this time.
+    Apart(Time),
+    /// The queue pairs can receive; the peer's word that its can is awaited.
+    Joined,
+    /// Posts go out.
+    Up,
+}
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    Nothing,
+    /// End the queue pairs, make new ones, propose them for this generation.
+    Begin(u32),
+    /// Join the queue pairs with those of the proposal.
+    Join,
+    /// Begin this generation, and join with the proposal then.
+    BeginAndJoin(u32),
+    /// Post what waits.
+    GoUp,
+}
+
+/// The generations of one pair.
+#[derive(Debug)]
+pub struct Generation {
+    pub number: u32,
+    pub phase: Phase,
+    /// The generation in which the peer last said that it can receive.
+    ready: u32,
+    /// Since when nothing is known to have got through.
+    pub broken_since: Option<Time>,
+    /// What began the trouble.
+    pub cause: String,
+}
+
+impl Generation {
+    pub fn new() -> Generation {
+        Generation {
+            number: 0,
+            phase: Phase::Idle,
+            ready: 0,
+            broken_since: None,
+            cause: String::new(),
+        }
+    }
+
+    /// The pair is to be connected.
+    pub fn handle_start(&mut self) -> Action {
+        match self.phase {
+            Phase::Idle => self.begin(1),
+            _ => Action::Nothing,
+        }
+    }
+
+    /// A queue pair of this generation has failed. The first cause is kept until something gets through.
+    pub fn handle_fault(&mut self, now: Time, cause: &str) -> Action {
+        if self.phase == Phase::Idle {
+            return Action::Nothing;
+        }
+        if self.broken_since.is_none() {
+            self.broken_since = Some(now);
+            self.cause = cause.into();
+        }
+        match self.phase {
+            Phase::Apart(_) => Action::Nothing,
+            _ => self.begin(self.number + 1),
+        }
+    }
+
+    /// The peer proposes.
+    pub fn handle_proposal(&mut self, number: u32, now: Time) -> Action {
+        if number == self.number && self.phase == Phase::Proposed {
+            return Action::Join;
+        }
+        if number <= self.number {
+            // It will hear of this one, and follow.
+            return Action::Nothing;
+        }
+        if matches!(self.phase, Phase::Up | Phase::Joined) && self.broken_since.is_none() {
+            self.broken_since = Some(now);
+            self.cause = "the peer's queue pair failed".into();
+        }
+        self.begin(number);
+        Action::BeginAndJoin(number)
+    }
+
+    /// The own queue pairs of the current generation can receive.
+    pub fn handle_joined(&mut self) -> Action {
+        self.phase = Phase::Joined;
+        self.go_up()
+    }
+
+    /// They could not be joined.
+    pub fn handle_apart(&mut self, now: Time, cause: &str) {
+        if self.broken_since.is_none() {
+            self.broken_since = Some(now);
+            self.cause = cause.into();
+        }
+        self.phase = Phase::Apart(now.after(LOOK_AGAIN));
+    }
+
+    /// The peer can receive in this generation.
+    pub fn handle_ready(&mut self, number: u32) -> Action {
+        self.ready = self.ready.max(number);
+        self.go_up()
+    }
+
+    fn go_up(&mut self) -> Action {
+        if self.phase != Phase::Joined || self.ready != self.number {
+            return Action::Nothing;
+        }
+        self.phase = Phase::Up;
+        Action::GoUp
+    }
+
+    /// Something got through in this generation.
+    pub fn handle_proof(&mut self) {
+        if self.broken_since.take().is_some() {
+            self.cause.clear();
+        }
+    }
+
+    /// Looks at the time; `has_news` where a rail has become usable.
+    pub fn handle_time(&mut self, now: Time, has_news: bool) -> Action {
+        match self.phase {
+            Phase::Apart(until) if has_news || now >= until => self.begin(self.number + 1),
+            _ => Action::Nothing,
+        }
+    }
+
+    /// Whether nothing has got through for too long.
+    pub fn is_over(&self, now: Time, timeout: Duration) -> bool {
+        self.broken_since
+            .is_some_and(|since| now >= since.after(timeout))
+    }
+
+    /// When to look at the time again.
+    pub fn next_timeout(&self, timeout: Duration) -> Option<Time> {
+        let over = self.broken_since.map(|since| since.after(timeout));
+        match self.phase {
+            Phase::Apart(until) => Some(over.map_or(until, |over| over.min(until))),
+            _ => over,
+        }
+    }
+
+    fn begin(&mut self, number: u32) -> Action {
+        self.number = number;
+        self.phase = Phase::Proposed;
+        Action::Begin(number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prng::Prng;
+    use std::collections::VecDeque;
+
+    #[test]
+    fn a_pair_goes_up_when_both_can_receive() {
+        let mut one = Generation::new();
+        assert_eq!(one.handle_start(), Action::Begin(1));
+        assert_eq!(one.handle_start(), Action::Nothing);
+        assert_eq!(one.handle_ready(1), Action::Nothing);
+        assert_eq!(one.handle_proposal(1, Time(0)), Action::Join);
+        assert_eq!(one.handle_joined(), Action::GoUp);
+        assert_eq!(one.phase, Phase::Up);
+    }
+
+    #[test]
+    fn the_first_cause_is_kept_until_something_gets_through() {
+        let mut one = Generation::new();
+        one.handle_start();
+        one.handle_proposal(1, Time(0));
+        one.handle_joined();
+        one.handle_ready(1);
+        assert_eq!(one.handle_fault(Time(5), "first"), Action::Begin(2));
+        assert_eq!(one.handle_fault(Time(9), "second"), Action::Begin(3));
+        assert_eq!(
+            (one.cause.as_str(), one.broken_since),
+            ("first", Some(Time(5)))
+        );
+        assert!(!one.is_over(Time(14), Duration::from_nanos(10)));
+        assert!(one.is_over(Time(15), Duration::from_nanos(10)));
+        one.handle_proof();
+        assert!(!one.is_over(Time(1000), Duration::from_nanos(10)));
+    }
+
+    #[test]
+    fn a_pair_that_is_apart_looks_again_later_or_at_news() {
+        let mut one = Generation::new();
+        one.handle_start();
+        one.handle_apart(Time(0), "no common rail");
+        assert_eq!(one.handle_time(Time(1), false), Action::Nothing);
+        assert_eq!(one.handle_fault(Time(1), "again"), Action::Nothing);
+        assert_eq!(one.handle_time(Time(1), true), Action::Begin(2));
+        one.handle_apart(Time(1), "no common rail");
+        let later = Time(1).after(LOOK_AGAIN);
+        assert_eq!(one.next_timeout(Duration::from_secs(9)), Some(later));
+        assert_eq!(one.handle_time(later, false), Action::Begin(3));
+    }
+
+    /// One side over a wire that keeps order, as the control transport does.
+    struct Side {
+        state: Generation,
+        inbox: VecDeque<(bool, u32)>,
+        /// The generation in which the queue pairs can receive.
+        can_receive: u32,
+    }
+
+    fn act(sides: &mut [Side; 2], at: usize, action: Action) {
+        match action {
+            Action::Nothing | Action::GoUp => {}
+            Action::Begin(number) => {
+                sides[at].can_receive = 0;
+                sides[1 - at].inbox.push_back((true, number));
+            }
+            Action::BeginAndJoin(number) => {
+                act(sides, at, Action::Begin(number));
+                act(sides, at, Action::Join);
+            }
+            Action::Join => {
+                let number = sides[at].state.number;
+                sides[at].can_receive = number;
+                let next = sides[at].state.handle_joined();
+                sides[1 - at].inbox.push_back((false, number));
+                act(sides, at, next);
+            }
+        }
+    }
+
+    #[test]
+    fn whatever_fails_when_both_end_in_the_same_generation() {
+        for seed in 0..500 {
+            let mut prng = Prng::new(seed);
+            let side = || Side {
+                state: Generation::new(),
+                inbox: VecDeque::new(),
+                can_receive: 0,
+            };
+            let mut sides = [side(), side()];
+            let mut faults = prng.below(10);
+            for at in 0..2 {
+                let action = sides[at].state.handle_start();
+                act(&mut sides, at, action);
+            }
+            for _ in 0..10_000 {
+                let at = prng.below(2) as usize;
+                if faults > 0 && prng.below(5) == 0 {
+                    faults -= 1;
+                    let action = sides[at].state.handle_fault(Time(1), "a fault");
+                    act(&mut sides, at, action);
+                } else if let Some((is_proposal, number)) = sides[at].inbox.pop_front() {
+                    let action = match is_proposal {
+                        true => sides[at].state.handle_proposal(number, Time(1)),
+                        false => sides[at].state.handle_ready(number),
+                    };
+                    act(&mut sides, at, action);
+                }
+                // Who posts has a peer that can receive in this generation, or has gone on to a later one.
+                for at in 0..2 {
+                    let (own, peer) = (&sides[at], &sides[1 - at]);
+                    if own.state.phase == Phase::Up {
+                        assert!(
+                            peer.can_receive == own.state.number
+                                || peer.state.number > own.state.number,
+                            "seed {seed}"
+                        );
+                    }
+                }
+                if faults == 0 && sides.iter().all(|s| s.inbox.is_empty()) {
+                    break;
+                }
+            }
+            assert_eq!(sides[0].state.number, sides[1].state.number, "seed {seed}");
+            assert!(
+                sides.iter().all(|s| s.state.phase == Phase::Up),
+                "seed {seed}: {:?} {:?}",
+                sides[0].state,
+                sides[1].state
+            );
+        }
+    }
+}

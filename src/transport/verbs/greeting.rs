@@ -1,0 +1,222 @@
+//! What two ranks say over the control transport, so that their queue pairs find each other: at the start, and after a fault.
+//!
+//! A *generation* is the life of one set of queue pairs. Who begins one has destroyed its queue pairs of the one before, so
+//! that nothing of it can come any more, and says with its proposal what of the ring had come until then.
+
+use super::record::RAILS_MAX;
+use crate::transport::TAG_CLASSES;
+
+/// The longest of them.
+pub const GREETING_BYTES_MAX: usize = 48 + RAILS_MAX * RAIL_BYTES;
+const RAIL_BYTES: usize = 40;
+/// Changes with the meaning of anything that two ranks exchange.
+const VERSION: u8 = 1;
+
+/// One queue pair that waits for its other half.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RailOffer {
+    pub queue_pair: u32,
+    pub packet_number: u32,
+    /// Of the ring, in the memory of the device.
+    pub ring_key: u32,
+    pub lid: u16,
+    /// As verbs count: 1 is 256 bytes, 5 is 4096.
+    pub mtu: u8,
+    pub is_ethernet: bool,
+    /// Reads and atomics that this side answers at once.
+    pub reads_max: u8,
+    pub gid: [u8; 16],
+}
+
+/// What one side brings into a generation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Proposal {
+    pub generation: u32,
+    /// Positions of the peer's sends that have come, all told: nothing else of earlier generations ever will.
+    pub received: u64,
+    pub matched: [u16; TAG_CLASSES],
+    /// The ring that the peer writes into.
+    pub ring_address: u64,
+    pub slots: u32,
+    /// By rail; none where this side cannot use it (now).
+    pub rails: Vec<Option<RailOffer>>,
+}
+
+/// A message between two ranks about their queue pairs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Greeting {
+    Propose(Proposal),
+    /// The queue pairs of this generation can receive.
+    Ready(u32),
+    /// This side is done, and has had so many positions: what the network had not confirmed is no loss.
+    Leaving(u64),
+}
+
+impl Greeting {
+    pub fn emit(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(GREETING_BYTES_MAX);
+        match self {
+            Greeting::Propose(p) => {
+                out.extend([VERSION, 1, p.rails.len() as u8, 0]);
+                out.extend(p.generation.to_le_bytes());
+                out.extend(p.received.to_le_bytes());
+                p.matched.iter().for_each(|m| out.extend(m.to_le_bytes()));
+                out.extend(p.ring_address.to_le_bytes());
+                out.extend(p.slots.to_le_bytes());
+                for rail in &p.rails {
+                    emit_rail(rail.as_ref(), &mut out);
+                }
+            }
+            Greeting::Ready(generation) => {
+                out.extend([VERSION, 2, 0, 0]);
+                out.extend(generation.to_le_bytes());
+            }
+            Greeting::Leaving(received) => {
+                out.extend([VERSION, 3, 0, 0]);
+                out.extend(received.to_le_bytes());
+            }
+        }
+        out
+    }
+
+    pub fn parse(bytes: &[u8]) -> Result<Greeting, String> {
+        let mut rest = Reader(bytes);
+        let [version, kind, rails, _] = rest.take()?;
+        if version != VERSION {
+            return Err(format!(
+                "it speaks version {version} of the verbs transport and this rank {VERSION}: run the same release on all ranks"
+            ));
+        }
+        match kind {
+            1 if rails as usize <= RAILS_MAX => Ok(Greeting::Propose(Proposal {
+                generation: rest.number()?,
+                received: rest.long()?,
+                matched: {
+                    let mut matched = [0; TAG_CLASSES];
+                    for count in &mut matched {
+                        *count = u16::from_le_bytes(rest.take()?);
+                    }
+                    matched
+                },
+                ring_address: rest.long()?,
+                slots: rest.number()?,
+                rails: (0..rails)
+                    .map(|_| parse_rail(&mut rest))
+                    .collect::<Result<_, _>>()?,
+            })),
+            2 => Ok(Greeting::Ready(rest.number()?)),
+            3 => Ok(Greeting::Leaving(rest.long()?)),
+            kind => Err(format!("a greeting of kind {kind} with {rails} rails")),
+        }
+    }
+}
+
+fn emit_rail(rail: Option<&RailOffer>, out: &mut Vec<u8>) {
+    let Some(rail) = rail else {
+        return out.extend([0; RAIL_BYTES]);
+    };
+    out.extend([1, rail.mtu, u8::from(rail.is_ethernet), rail.reads_max]);
+    out.extend(rail.queue_pair.to_le_bytes());
+    out.extend(rail.packet_number.to_le_bytes());
+    out.extend(rail.ring_key.to_le_bytes());
+    out.extend(u32::from(rail.lid).to_le_bytes());
+    out.extend([0; 4]);
+    out.extend(rail.gid);
+}
+
+fn parse_rail(rest: &mut Reader<'_>) -> Result<Option<RailOffer>, String> {
+    let [is_there, mtu, is_ethernet, reads_max] = rest.take()?;
+    let (queue_pair, packet_number, ring_key) = (rest.number()?, rest.number()?, rest.number()?);
+    let (lid, _, gid) = (rest.number()? as u16, rest.number()?, rest.take()?);
+    Ok((is_there == 1).then_some(RailOffer {
+        queue_pair,
+        packet_number,
+        ring_key,
+        lid,
+        mtu,
+        is_ethernet: is_ethernet == 1,
+        reads_max,
+        gid,
+    }))
+}
+
+/// What is left of a greeting.
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], String> {
+        let (first, rest) = self
+            .0
+            .split_first_chunk()
+            .ok_or_else(|| String::from("a greeting that ends too early"))?;
+        self.0 = rest;
+        Ok(*first)
+    }
+
+    fn number(&mut self) -> Result<u32, String> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    fn long(&mut self) -> Result<u64, String> {
+        self.take().map(u64::from_le_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn proposal() -> Proposal {
+        let rail = RailOffer {
+            queue_pair: 17,
+            packet_number: 0xff_ffff,
+            ring_key: u32::MAX,
+            lid: 9,
+            mtu: 5,
+            is_ethernet: true,
+            reads_max: 16,
+            gid: [7; 16],
+        };
+        Proposal {
+            generation: 3,
+            received: 1 << 40,
+            matched: [1, 2, 3, u16::MAX],
+            ring_address: 0x7f00_0000_1000,
+            slots: 64,
+            rails: vec![Some(rail), None],
+        }
+    }
+
+    #[test]
+    fn greetings_come_back() {
+        let longest = Proposal {
+            rails: vec![proposal().rails[0]; RAILS_MAX],
+            ..proposal()
+        };
+        for greeting in [
+            Greeting::Propose(proposal()),
+            Greeting::Propose(longest),
+            Greeting::Ready(5),
+            Greeting::Leaving(u64::MAX),
+        ] {
+            let bytes = greeting.emit();
+            assert!(bytes.len() <= GREETING_BYTES_MAX);
+            assert_eq!(Greeting::parse(&bytes), Ok(greeting));
+        }
+    }
+
+    #[test]
+    fn no_beginning_of_a_greeting_is_one() {
+        let bytes = Greeting::Propose(proposal()).emit();
+        for end in 0..bytes.len() {
+            assert!(Greeting::parse(&bytes[..end]).is_err(), "{end}");
+        }
+        let mut other = bytes.clone();
+        other[0] = 9;
+        let text = Greeting::parse(&other).unwrap_err();
+        assert!(text.contains("version 9"), "{text}");
+        other = bytes;
+        other[2] = RAILS_MAX as u8 + 1;
+        assert!(Greeting::parse(&other).is_err());
+    }
+}

@@ -1,0 +1,470 @@
+//! How queue pairs begin and end: greetings over the control transport, what is settled between two generations, and failures.
+
+use super::VerbsTransport;
+use super::device::Registered;
+use super::generation::{Action, Phase};
+use super::greeting::{GREETING_BYTES_MAX, Greeting, Proposal, RailOffer};
+use super::link::{Link, Then, What};
+use super::peer::{Kind, PeerState, Target};
+use super::record::{RAILS_MAX, Record};
+use crate::memory::View;
+use crate::transport::{Completion, Event, Outcome, PostError};
+use crate::types::Rank;
+use linerate_verbs_sys::raw::ibv_mtu;
+use linerate_verbs_sys::{RemoteEnd, Route, Sending};
+
+/// The tag of greetings, which nothing else uses on the control transport.
+const TAG: u64 = 1;
+/// Sends of greetings complete at once, and are not waited for.
+const SEND_TOKEN: u64 = u64::MAX;
+/// How long a device asks a peer without a posted receive to wait, by the specification's code: 0.01 ms. Credits see to it
+/// that this never happens.
+const NO_RECEIVE_TIMER: u8 = 1;
+/// How often a post is sent again. The specification allows 7, which Soft-RoCE takes for "for ever".
+const RETRIES: u8 = 6;
+
+impl VerbsTransport {
+    /// Listens for the next greeting of a peer.
+    pub(super) fn expect_greeting(&mut self, peer: Rank) {
+        let bytes = GREETING_BYTES_MAX;
+        let place = self.letters.view().part(peer as usize * bytes, bytes);
+        // A peer that is gone sends none.
+        let _ = self.control.post_recv(peer, TAG, place, u64::from(peer));
+    }
+
+    /// What the control transport says.
+    pub(super) fn poll_control(&mut self, is_slow: bool) {
+        let (now, mut events) = (self.shared.now, std::mem::take(&mut self.control_events));
+        if is_slow {
+            self.control.poll_slow(now, &mut events);
+        }
+        self.control.poll(now, &mut events);
+        for event in events.drain(..) {
+            match event {
+                Event::Connected(peer) if peer != self.shared.rank => {
+                    let action = self.peers[peer as usize].generation.handle_start();
+                    self.act(peer, action);
+                }
+                Event::PeerFailed(peer, cause) => {
+                    // What had come is looked at first.
+                    self.end_links(peer);
+                    self.fail(peer, &cause);
+                }
+                Event::Completion(end) if end.token != SEND_TOKEN => self.handle_letter(end),
+                _ => {}
+            }
+        }
+        self.control_events = events;
+        self.send_letters();
+    }
+
+    fn handle_letter(&mut self, end: Completion) {
+        let peer = end.peer;
+        if self.peers[peer as usize].state != PeerState::Open {
+            return;
+        }
+        let mut bytes = vec![0; (end.bytes as usize).min(GREETING_BYTES_MAX)];
+        let letters = self.letters.view();
+        letters.read(peer as usize * GREETING_BYTES_MAX, &mut bytes);
+        let greeting = match end.outcome {
+            Outcome::Done => Greeting::parse(&bytes),
+            Outcome::Truncated => Err(format!("a greeting of {} bytes", end.bytes)),
+            // The peer is gone, which is told besides.
+            _ => return,
+        };
+        match greeting {
+            Ok(greeting) => self.handle_greeting(peer, greeting),
+            Err(text) => self.fail(peer, &text),
+        }
+        self.expect_greeting(peer);
+    }
+
+    fn handle_greeting(&mut self, rank: Rank, greeting: Greeting) {
+        let now = self.shared.now;
+        match greeting {
+            Greeting::Propose(proposal) => {
+                let generation = &mut self.peers[rank as usize].generation;
+                let action = generation.handle_proposal(proposal.generation, now);
+                if action != Action::Nothing {
+                    self.peers[rank as usize].proposal = Some(proposal);
+                }
+                self.act(rank, action);
+            }
+            Greeting::Ready(number) => {
+                let action = self.peers[rank as usize].generation.handle_ready(number);
+                self.act(rank, action);
+            }
+            Greeting::Leaving(received) => {
+                let peer = &mut self.peers[rank as usize];
+                let mut confirmed = Vec::new();
+                for link in peer.links.iter_mut().flatten() {
+                    link.take_confirmed(received, &mut confirmed);
+                }
+                let unsettled = peer.unsettled.iter_mut().filter(|u| u.0 < received);
+                let taken = |u: &mut (u64, Then)| (u.0, std::mem::replace(&mut u.1, Then::Nothing));
+                confirmed.extend(unsettled.map(taken));
+                for (position, then) in confirmed {
+                    peer.follow(position, then, &mut self.shared);
+                }
+            }
+        }
+    }
+
+    /// Does what a generation asks for.
+    pub(super) fn act(&mut self, rank: Rank, action: Action) {
+        match action {
+            Action::Nothing => {}
+            Action::Begin(number) => self.begin(rank, number),
+            Action::BeginAndJoin(number) => {
+                self.begin(rank, number);
+                self.join(rank);
+            }
+            Action::Join => self.join(rank),
+            Action::GoUp => self.go_up(rank),
+        }
+    }
+
+    /// A queue pair has failed, or must end.
+    pub(super) fn handle_fault(&mut self, rank: Rank, rail: Option<usize>, cause: &str) {
+        let now = self.shared.now;
+        if let Some(rail) = rail {
+            self.shared.rails[rail].blamed = Some(now);
+        }
+        self.shared.counts.faults += 1;
+        let peer = &mut self.peers[rank as usize];
+        let action = peer.generation.handle_fault(now, cause);
+        if self.is_debugging && action != Action::Nothing {
+            let number = self.peers[rank as usize].generation.number;
+            crate::transport::say(
+                self.shared.rank,
+                &format!("verbs: to rank {rank}: {cause}; generation {number} begins"),
+            );
+        }
+        self.act(rank, action);
+    }
+
+    /// Ends the queue pairs of a peer, so that nothing of theirs comes any more, and takes what has come.
+    pub(super) fn end_links(&mut self, rank: Rank) {
+        let peer = &mut self.peers[rank as usize];
+        if peer.links.iter().all(Option::is_none) {
+            return;
+        }
+        for link in peer.links.iter().flatten() {
+            // One that cannot be brought there is destroyed all the same.
+            let _ = link.pair.to_error();
+        }
+        self.poll_rails();
+        let peer = &mut self.peers[rank as usize];
+        let mut links = std::mem::take(&mut peer.links);
+        let mut numbers = Vec::new();
+        let mut ended = Vec::new();
+        for link in links.iter_mut().filter_map(Option::take) {
+            numbers.push((link.rail, link.pair.number()));
+            ended.push(link.end());
+        }
+        // A completion may have been on its way when the pair was destroyed; which took receives, as all do.
+        self.poll_rails();
+        for (rail, number) in numbers {
+            self.shared.rails[rail].pairs.remove(&number);
+        }
+        let peer = &mut self.peers[rank as usize];
+        for what in ended.into_iter().flatten() {
+            match what {
+                What::Position(position, then) => peer.unsettled.push((position, then)),
+                What::Piece {
+                    transfer,
+                    offset,
+                    bytes,
+                } => {
+                    self.shared.counts.pieces_again += 1;
+                    if let Some(transfer) = peer.transfers.get_mut(&transfer) {
+                        transfer.pieces.give_back(offset, bytes);
+                    }
+                }
+                What::Told => {}
+                What::BadPut(position) => peer.bad_puts.push(position),
+            }
+        }
+        peer.busy.clear();
+        for transfer in peer.transfers.values_mut() {
+            transfer.is_busy = false;
+            transfer.under_way.fill(0);
+            if transfer.kind == Kind::Message {
+                // The peer says anew where it goes, if it still wants it.
+                transfer.target = None;
+            }
+        }
+        let is_grant = |record: &Record| matches!(record, Record::Grant { .. });
+        peer.waiting.retain(|waiting| !is_grant(&waiting.record));
+        peer.fault = None;
+    }
+
+    /// Makes new queue pairs, and proposes them.
+    fn begin(&mut self, rank: Rank, number: u32) {
+        self.end_links(rank);
+        self.shared.counts.generations += 1;
+        if self.peers[rank as usize].state != PeerState::Open {
+            return;
+        }
+        let mut rails = Vec::new();
+        let mut links = Vec::new();
+        let wanted = self.wanted_rails();
+        for (at, is_wanted) in wanted.into_iter().enumerate() {
+            let made = is_wanted.then(|| self.make_link(rank, at)).flatten();
+            rails.push(made.as_ref().map(|(_, offer)| *offer));
+            links.push(made.map(|(link, _)| link));
+        }
+        let peer = &mut self.peers[rank as usize];
+        peer.links = links;
+        peer.receive.note_told();
+        peer.matched_told = peer.matched;
+        let proposal = Proposal {
+            generation: number,
+            received: peer.receive.received(),
+            matched: peer.matched,
+            ring_address: peer.ring.as_ref().map_or(0, |ring| ring.address()),
+            slots: self.shared.settings.slots,
+            rails,
+        };
+        self.write_letter(rank, Greeting::Propose(proposal));
+    }
+
+    /// Rails that work and are not to blame; where all are to blame, those that work.
+    fn wanted_rails(&mut self) -> Vec<bool> {
+        let now = self.shared.now;
+        for rail in &mut self.shared.rails {
+            rail.refresh();
+        }
+        let rails = &self.shared.rails;
+        let good: Vec<bool> = (rails.iter())
+            .map(|rail| rail.is_usable() && !rail.is_blamed(now))
+            .collect();
+        match good.iter().any(|&is_good| is_good) {
+            true => good,
+            false => rails.iter().map(|rail| rail.is_usable()).collect(),
+        }
+    }
+
+    fn make_link(&mut self, rank: Rank, at: usize) -> Option<(Link, RailOffer)> {
+        let sends = self.shared.sizes.sends;
+        let packet_number = self.random.below(1 << 24) as u32;
+        let ring = self.peers[rank as usize].ring.as_ref()?;
+        let ring_key = ring.keys()[at];
+        let rail = &mut self.shared.rails[at];
+        let pair = match rail.queue_pair(sends) {
+            Ok(pair) => pair,
+            Err(error) => {
+                crate::transport::say(self.shared.rank, &format!("verbs: {error}"));
+                return None;
+            }
+        };
+        rail.pairs.insert(pair.number(), rank);
+        let offer = RailOffer {
+            queue_pair: pair.number(),
+            packet_number,
+            ring_key,
+            lid: rail.lid,
+            mtu: rail.mtu.0 as u8,
+            is_ethernet: rail.is_ethernet,
+            reads_max: rail.reads_max,
+            gid: rail.gid,
+        };
+        let mut link = Link::new(pair, at, sends, &self.shared.settings);
+        link.packet_number = packet_number;
+        Some((link, offer))
+    }
+
+    /// Joins the queue pairs with those of the peer's proposal.
+    fn join(&mut self, rank: Rank) {
+        let Some(proposal) = self.peers[rank as usize].proposal.take() else {
+            return;
+        };
+        if proposal.slots != self.shared.settings.slots {
+            let text = format!(
+                "it has LINERATE_VERBS_SLOTS={} and this rank {}: all ranks need the same",
+                proposal.slots, self.shared.settings.slots
+            );
+            return self.fail(rank, &text);
+        }
+        let peer = &mut self.peers[rank as usize];
+        let settled = peer.settle(proposal.received, proposal.matched, &mut self.shared);
+        if let Err(text) = settled {
+            return self.fail(rank, &text);
+        }
+        let mut keys = [0; RAILS_MAX];
+        let mut cause = String::from("no rail of both ranks works");
+        let now = self.shared.now;
+        for at in 0..self.peers[rank as usize].links.len() {
+            let offer = proposal.rails.get(at).copied().flatten();
+            let joined = match offer {
+                Some(offer) => self.join_link(rank, at, &offer),
+                None => Err(None),
+            };
+            match joined {
+                Ok(()) => keys[at] = offer.map_or(0, |offer| offer.ring_key),
+                Err(why) => {
+                    cause = why.unwrap_or(cause);
+                    self.drop_link(rank, at);
+                }
+            }
+        }
+        let peer = &mut self.peers[rank as usize];
+        let Some(lead) = peer.links.iter().position(Option::is_some) else {
+            return peer.generation.handle_apart(now, &cause);
+        };
+        peer.lead = lead;
+        peer.target = Some(Target {
+            address: proposal.ring_address,
+            keys,
+        });
+        let action = peer.generation.handle_joined();
+        let number = peer.generation.number;
+        self.write_letter(rank, Greeting::Ready(number));
+        self.act(rank, action);
+    }
+
+    fn drop_link(&mut self, rank: Rank, at: usize) {
+        if let Some(link) = self.peers[rank as usize].links[at].take() {
+            self.shared.rails[at].pairs.remove(&link.pair.number());
+        }
+    }
+
+    fn join_link(
+        &mut self,
+        rank: Rank,
+        at: usize,
+        offer: &RailOffer,
+    ) -> Result<(), Option<String>> {
+        let rail = &self.shared.rails[at];
+        let peer = &self.peers[rank as usize];
+        let link = peer.links[at].as_ref().ok_or(None)?;
+        if offer.is_ethernet != rail.is_ethernet {
+            return Err(Some(format!(
+                "{} is {} and the peer's rail {at} is not",
+                rail.name,
+                if rail.is_ethernet {
+                    "Ethernet"
+                } else {
+                    "InfiniBand"
+                }
+            )));
+        }
+        let settings = &self.shared.settings;
+        let remote = RemoteEnd {
+            queue_pair: offer.queue_pair,
+            packet_number: offer.packet_number,
+            mtu: ibv_mtu(rail.mtu.0.min(u32::from(offer.mtu).max(1))),
+            route: Route {
+                port: rail.port,
+                gid: rail.is_ethernet.then_some((offer.gid, rail.gid_index)),
+                lid: offer.lid,
+                service_level: settings.service_level,
+                traffic_class: settings.traffic_class,
+                ..Route::default()
+            },
+            reads_max: rail.reads_max,
+            no_receive_timer: NO_RECEIVE_TIMER,
+        };
+        let sending = Sending {
+            packet_number: link.packet_number,
+            reads_max: rail.reads_max.min(offer.reads_max),
+            timeout: settings.ack_timeout,
+            retries: RETRIES,
+            no_receive_retries: RETRIES,
+        };
+        let joined = link.pair.to_receive(&remote);
+        let joined = joined.and_then(|()| link.pair.to_send(&sending));
+        joined.map_err(|error| Some(error.to_string()))
+    }
+
+    /// Both sides can receive: what had not come is posted again, and everything goes on.
+    fn go_up(&mut self, rank: Rank) {
+        let peer = &mut self.peers[rank as usize];
+        let shared = &mut self.shared;
+        let wanted: Vec<u32> = peer.incoming.keys().copied().collect();
+        for transfer in wanted {
+            peer.push_grant(transfer, shared);
+        }
+        let ids: Vec<u64> = peer.transfers.keys().copied().collect();
+        for id in ids {
+            peer.make_busy(id);
+        }
+        if peer.generation.broken_since.is_some() {
+            // Something has to get through, so that it is known to.
+            peer.push(Record::Nothing, View::empty(), None, shared);
+        }
+        shared.mark(peer);
+        if !std::mem::replace(&mut peer.is_told, true) {
+            shared.ready.push_back(Event::Connected(rank));
+        }
+    }
+
+    /// A peer is over; the cause first, then what follows from it.
+    pub(super) fn fail(&mut self, rank: Rank, cause: &str) {
+        if self.peers[rank as usize].state != PeerState::Open {
+            return;
+        }
+        self.end_links(rank);
+        let peer = &mut self.peers[rank as usize];
+        let event = Event::PeerFailed(rank, cause.into());
+        self.shared.ready.push_back(event);
+        peer.generation.phase = Phase::Idle;
+        peer.flush(&mut self.shared);
+        self.letters_out.retain(|(to, _)| *to != rank);
+        self.control.disconnect(rank);
+    }
+
+    pub(super) fn write_letter(&mut self, rank: Rank, greeting: Greeting) {
+        self.letters_out.push_back((rank, greeting.emit()));
+        self.send_letters();
+    }
+
+    /// Hands greetings to the control transport, in order for each peer.
+    fn send_letters(&mut self) {
+        let mut blocked: Vec<Rank> = Vec::new();
+        for _ in 0..self.letters_out.len() {
+            let Some((rank, bytes)) = self.letters_out.pop_front() else {
+                return;
+            };
+            let is_sent = !blocked.contains(&rank) && {
+                let place = self.envelope.view().part(0, bytes.len());
+                place.write(0, &bytes);
+                let sent = self.control.post_send(rank, TAG, 0, place, SEND_TOKEN);
+                !matches!(sent, Err(PostError::WouldBlock))
+            };
+            if !is_sent {
+                blocked.push(rank);
+                self.letters_out.push_back((rank, bytes));
+            }
+        }
+    }
+
+    /// Ends a receive that the peer may be writing to: its queue pairs end, so that it can no longer.
+    pub(super) fn cancel_granted(&mut self, rank: Rank, token: u64) {
+        if self.peers[rank as usize].incoming_of(token).is_none() {
+            return;
+        }
+        if matches!(
+            self.peers[rank as usize].generation.phase,
+            Phase::Up | Phase::Joined
+        ) {
+            self.handle_fault(rank, None, "a receive was cancelled");
+        }
+        let peer = &mut self.peers[rank as usize];
+        // Its last bytes may have come before the end.
+        if let Some(transfer) = peer.incoming_of(token)
+            && let Some(incoming) = peer.incoming.get_mut(&transfer)
+        {
+            incoming.place = None;
+            self.shared.complete(rank, token, Outcome::Cancelled, 0, 0);
+        }
+    }
+
+    /// Registers memory with all rails.
+    pub(super) fn registered(
+        &self,
+        region: std::sync::Arc<crate::memory::Region>,
+    ) -> crate::error::Result<Registered> {
+        Registered::region(region, &self.shared.rails, self.shared.settings.is_relaxed)
+    }
+}

@@ -1,0 +1,195 @@
+//! [`Link`]: the queue pair to one peer on one rail, and what is under way on it.
+
+use crate::config::VerbsSettings;
+use linerate_verbs_sys::{BATCH, Local, Operation, QueuePair, Segment, SendRequest};
+use std::collections::VecDeque;
+
+/// What follows from the confirmation of a post.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Then {
+    Nothing,
+    /// A short put has arrived.
+    Complete {
+        token: u64,
+        bytes: u64,
+    },
+    /// The last bytes of a long transfer have.
+    EndTransfer(u64),
+}
+
+/// What a post was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// This position of the ring.
+    Position(u64, Then),
+    /// A piece of a long transfer.
+    Piece {
+        transfer: u64,
+        offset: u64,
+        bytes: u64,
+    },
+    /// Counters, which later ones replace.
+    Told,
+    /// That the put with this position, the low bits, named no region.
+    BadPut(u32),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Sent {
+    id: u64,
+    what: What,
+    bytes: u64,
+}
+
+/// A queue pair and what is under way on it.
+pub struct Link {
+    pub pair: QueuePair,
+    pub rail: usize,
+    /// Of the first packet that it sends.
+    pub packet_number: u32,
+    depth: usize,
+    /// Without a completion for so many posts, the next one asks for one: places come back in time, and most posts cost no
+    /// completion.
+    signal_every: u64,
+    inline_bytes: u32,
+    next_id: u64,
+    since_signal: u64,
+    /// Posted and not known to have arrived, in order.
+    sent: VecDeque<Sent>,
+    /// To be posted with the next doorbell.
+    queued: Vec<SendRequest<'static>>,
+    pub outstanding_bytes: u64,
+    /// Pieces of long transfers among what is under way.
+    pub pieces: u32,
+}
+
+impl std::fmt::Debug for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "rail {}: {} under way", self.rail, self.sent.len())
+    }
+}
+
+impl Link {
+    pub fn new(pair: QueuePair, rail: usize, depth: u32, settings: &VerbsSettings) -> Link {
+        Link {
+            // A device may have more room than it was asked for.
+            inline_bytes: settings.inline_bytes.min(pair.inline_bytes_max()),
+            signal_every: u64::from(settings.signal_every),
+            pair,
+            rail,
+            packet_number: 0,
+            depth: depth as usize,
+            next_id: 0,
+            since_signal: 0,
+            sent: VecDeque::with_capacity(depth as usize),
+            queued: Vec::with_capacity(BATCH),
+            outstanding_bytes: 0,
+            pieces: 0,
+        }
+    }
+
+    /// Whether another post finds room.
+    pub fn has_room(&self) -> bool {
+        self.sent.len() < self.depth
+    }
+
+    /// Adds a post to what leaves with the next [`Link::flush`].
+    pub fn queue(&mut self, operation: Operation<'static>, local: Option<Segment>, what: What) {
+        debug_assert!(self.has_room());
+        let bytes = local.map_or(0, |segment| u64::from(segment.len_bytes()));
+        self.since_signal += 1;
+        let is_signaled = self.since_signal >= self.signal_every;
+        if is_signaled {
+            self.since_signal = 0;
+        }
+        let id = self.next_id;
+        self.next_id += 1;
+        self.queued.push(SendRequest {
+            id,
+            operation,
+            local: self.local(operation, local),
+            is_signaled,
+            is_solicited: false,
+            is_fenced: false,
+        });
+        self.outstanding_bytes += bytes;
+        self.pieces += u32::from(matches!(what, What::Piece { .. }));
+        self.sent.push_back(Sent { id, what, bytes });
+    }
+
+    /// Short sources leave with the post: the device need not fetch them.
+    fn local(&self, operation: Operation<'static>, segment: Option<Segment>) -> Local<'static> {
+        let Some(segment) = segment else {
+            return Local::Empty;
+        };
+        let is_write = matches!(operation, Operation::Write(..));
+        match is_write && segment.len_bytes() <= self.inline_bytes {
+            true => Local::InlineOne(segment),
+            false => Local::One(segment),
+        }
+    }
+
+    /// Hands what was queued to the device: linked, with one doorbell per batch. The last one is confirmed by a completion.
+    pub fn flush(&mut self) -> Result<(), String> {
+        let Some(last) = self.queued.last_mut() else {
+            return Ok(());
+        };
+        last.is_signaled = true;
+        self.since_signal = 0;
+        let posted = self.pair.post_send(&self.queued);
+        self.queued.clear();
+        posted.map_err(|e| e.to_string())
+    }
+
+    /// Everything up to this post has arrived: the next of it.
+    pub fn pop_arrived(&mut self, id: u64) -> Option<What> {
+        let first = self.sent.front().filter(|sent| sent.id <= id)?;
+        let (what, bytes) = (first.what, first.bytes);
+        self.sent.pop_front();
+        self.note_gone(what, bytes);
+        Some(what)
+    }
+
+    /// The post with this number, if it is under way.
+    pub fn find(&self, id: u64) -> Option<What> {
+        self.sent.iter().find(|s| s.id == id).map(|sent| sent.what)
+    }
+
+    /// Destroys the queue pair; what was under way, whether it has arrived or not.
+    pub fn end(self) -> Vec<What> {
+        drop(self.pair);
+        self.sent.into_iter().map(|sent| sent.what).collect()
+    }
+
+    /// What follows from positions below this one, taken out: the peer says that they have come.
+    pub fn take_confirmed(&mut self, received: u64, confirmed: &mut Vec<(u64, Then)>) {
+        for sent in &mut self.sent {
+            if let What::Position(position, then) = &mut sent.what
+                && *position < received
+            {
+                confirmed.push((*position, std::mem::replace(then, Then::Nothing)));
+            }
+        }
+    }
+
+    /// Nothing follows from this position any more.
+    pub fn forget(&mut self, position: u64) {
+        for sent in &mut self.sent {
+            if let What::Position(at, then) = &mut sent.what
+                && *at == position
+            {
+                *then = Then::Nothing;
+            }
+        }
+    }
+
+    /// Nothing is under way.
+    pub fn is_idle(&self) -> bool {
+        self.sent.is_empty()
+    }
+
+    fn note_gone(&mut self, what: What, bytes: u64) {
+        self.outstanding_bytes -= bytes;
+        self.pieces -= u32::from(matches!(what, What::Piece { .. }));
+    }
+}

@@ -1,0 +1,131 @@
+//! What of a long transfer is still to be moved, and over which rail the next piece goes.
+
+/// Ranges that wait to be posted. A piece that was lost with its queue pair comes back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pieces {
+    /// Not empty each, ascending and apart. Nearly always one.
+    ranges: Vec<(u64, u64)>,
+}
+
+impl Pieces {
+    /// All of so many bytes.
+    pub fn all(bytes: u64) -> Pieces {
+        Pieces {
+            ranges: Vec::from_iter((bytes > 0).then_some((0, bytes))),
+        }
+    }
+
+    /// Nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    /// The next piece as (offset, bytes), and whether nothing waits after it.
+    pub fn peek(&self, bytes_max: u64) -> Option<(u64, u64, bool)> {
+        let (offset, bytes) = *self.ranges.first()?;
+        let is_last = self.ranges.len() == 1 && bytes <= bytes_max;
+        Some((offset, bytes.min(bytes_max), is_last))
+    }
+
+    /// Takes a piece of so many bytes, as [`Pieces::peek`] has shown it.
+    pub fn take(&mut self, bytes: u64) {
+        let first = &mut self.ranges[0];
+        debug_assert!(bytes <= first.1);
+        *first = (first.0 + bytes, first.1 - bytes);
+        if first.1 == 0 {
+            self.ranges.remove(0);
+        }
+    }
+
+    /// A piece was not moved after all.
+    pub fn give_back(&mut self, offset: u64, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
+        let at = self.ranges.partition_point(|range| range.0 < offset);
+        self.ranges.insert(at, (offset, bytes));
+        self.ranges.dedup_by(|after, before| {
+            let is_next = before.0 + before.1 == after.0;
+            if is_next {
+                before.1 += after.1;
+            }
+            is_next
+        });
+    }
+}
+
+/// How long a piece is where a transfer of `total` bytes has so many rails: its share, within bounds.
+pub fn piece_bytes(total: u64, rails: usize, least: u64, most: u64) -> u64 {
+    let share = total.div_ceil(rails.max(1) as u64);
+    share.clamp(least.min(most), most)
+}
+
+/// The rail with the least under way, of those that have room: the load decides, so that a slower one gets less.
+pub fn choose_rail(rails: impl Iterator<Item = (usize, u64)>) -> Option<usize> {
+    rails
+        .min_by_key(|&(_, outstanding)| outstanding)
+        .map(|(rail, _)| rail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prng::Prng;
+
+    #[test]
+    fn pieces_are_cut_in_order_and_the_last_is_known() {
+        let mut pieces = Pieces::all(10);
+        assert_eq!(pieces.peek(4), Some((0, 4, false)));
+        pieces.take(4);
+        pieces.take(4);
+        assert_eq!(pieces.peek(4), Some((8, 2, true)));
+        pieces.take(2);
+        assert!(pieces.is_empty() && Pieces::all(0).is_empty());
+        assert_eq!(pieces.peek(4), None);
+    }
+
+    #[test]
+    fn lost_pieces_come_back_once() {
+        for seed in 0..100 {
+            let mut prng = Prng::new(seed);
+            let total = 1 + prng.below(1000);
+            let mut pieces = Pieces::all(total);
+            let (mut moved, mut lost) = (vec![0u8; total as usize], 0);
+            while let Some((offset, bytes, _)) = pieces.peek(1 + prng.below(100)) {
+                pieces.take(bytes);
+                if lost < 20 && prng.below(3) == 0 {
+                    lost += 1;
+                    pieces.give_back(offset, bytes);
+                    continue;
+                }
+                for byte in &mut moved[offset as usize..(offset + bytes) as usize] {
+                    *byte += 1;
+                }
+            }
+            assert!(moved.iter().all(|&times| times == 1), "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn what_comes_back_grows_together() {
+        let mut pieces = Pieces::all(30);
+        pieces.take(10);
+        pieces.take(10);
+        pieces.give_back(0, 10);
+        assert_eq!(pieces.peek(100), Some((0, 10, false)));
+        pieces.give_back(10, 10);
+        assert_eq!(pieces, Pieces::all(30));
+        pieces.give_back(5, 0);
+        assert_eq!(pieces, Pieces::all(30));
+    }
+
+    #[test]
+    fn the_least_loaded_rail_is_next_and_a_share_has_bounds() {
+        assert_eq!(choose_rail([(0, 5), (2, 1), (3, 1)].into_iter()), Some(2));
+        assert_eq!(choose_rail(std::iter::empty()), None);
+        assert_eq!(piece_bytes(100, 2, 64, 512), 64);
+        assert_eq!(piece_bytes(1000, 2, 64, 512), 500);
+        assert_eq!(piece_bytes(10_000, 2, 64, 512), 512);
+        assert_eq!(piece_bytes(0, 0, 64, 16), 16);
+    }
+}

@@ -1,0 +1,317 @@
+//! What the contract asks of the `verbs` provider: posts, polls and what is looked at slowly.
+
+use super::device::Rail;
+use super::peer::PeerState;
+use super::{CONTROL_POLLS, Posted, VerbsTransport};
+use crate::error::{Error, Result};
+use crate::limits::MESSAGES_PER_PEER;
+use crate::memory::{Region, RegionKey, View};
+use crate::time::Time;
+use crate::transport::{
+    Address, Capabilities, Event, Outcome, PortInUse, PostError, RemoteRange, Transport,
+    WaitSource, keys, tag_class,
+};
+use crate::types::Rank;
+use std::sync::Arc;
+
+impl VerbsTransport {
+    /// A message with or without a completion.
+    fn send(
+        &mut self,
+        peer: Rank,
+        message: (u64, u64),
+        source: View,
+        token: Option<u64>,
+    ) -> Posted {
+        self.check_peer(peer)?;
+        self.check_source(source)?;
+        let known = &mut self.peers[peer as usize];
+        if peer == self.shared.rank {
+            if known.unexpected_count[tag_class(message.0)] >= MESSAGES_PER_PEER {
+                return Err(PostError::WouldBlock);
+            }
+            known.send_to_oneself(message, source, token, &mut self.shared);
+            return Ok(());
+        }
+        known.send(message, source, token, &mut self.shared)
+    }
+
+    fn put_to_oneself(&mut self, range: RemoteRange, source: View, token: u64) {
+        let bytes = source.len_bytes() as u64;
+        let outcome = match self.shared.range(range.key, range.offset, bytes) {
+            Some(view) => {
+                view.copy_from(source);
+                Outcome::Done
+            }
+            None => Outcome::BadKey,
+        };
+        let rank = self.shared.rank;
+        self.shared.complete(rank, token, outcome, bytes, 0);
+    }
+
+    fn get_from_oneself(&mut self, range: RemoteRange, destination: View, token: u64) {
+        let bytes = destination.len_bytes() as u64;
+        let outcome = match self.shared.range(range.key, range.offset, bytes) {
+            Some(view) => {
+                destination.copy_from(view);
+                Outcome::Done
+            }
+            None => Outcome::BadKey,
+        };
+        let rank = self.shared.rank;
+        self.shared.complete(rank, token, outcome, bytes, 0);
+    }
+
+    /// Whether some pair is between two generations: its greetings are looked for with every poll.
+    fn is_joining(&self) -> bool {
+        let rank = self.shared.rank;
+        let mut open =
+            (self.peers.iter()).filter(|peer| peer.state == PeerState::Open && peer.rank != rank);
+        open.any(|peer| !peer.is_up())
+    }
+}
+
+impl Transport for VerbsTransport {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn local_address(&self) -> Address {
+        self.control.local_address()
+    }
+
+    fn connect(&mut self, peer: Rank, address: &Address) -> Result<()> {
+        let Some(known) = self.peers.get_mut(peer as usize) else {
+            return Err(Error::invalid(format!(
+                "connecting to rank {peer} of a job of {} ranks",
+                self.peers.len()
+            )));
+        };
+        if known.state != PeerState::Idle {
+            return Err(Error::invalid(format!("connecting to rank {peer} twice")));
+        }
+        if peer == self.shared.rank {
+            known.state = PeerState::Open;
+            self.shared.ready.push_back(Event::Connected(peer));
+            return Ok(());
+        }
+        known.make_rings(&self.shared)?;
+        known.state = PeerState::Open;
+        self.control.connect(peer, address)?;
+        self.expect_greeting(peer);
+        Ok(())
+    }
+
+    fn disconnect(&mut self, peer: Rank) {
+        let Some(known) = self.peers.get(peer as usize) else {
+            return;
+        };
+        if known.state == PeerState::Open {
+            self.end_links(peer);
+            let known = &mut self.peers[peer as usize];
+            known.flush(&mut self.shared);
+            self.letters_out.retain(|(to, _)| *to != peer);
+        }
+        self.control.disconnect(peer);
+        let known = &mut self.peers[peer as usize];
+        known.state = PeerState::Gone;
+        known.unexpected.clear();
+    }
+
+    fn register(&mut self, region: Arc<Region>) -> Result<RegionKey> {
+        let registered = self.registered(region)?;
+        let key = self.keys.take()?;
+        self.shared.regions.insert(key, Arc::new(registered));
+        Ok(key)
+    }
+
+    fn deregister(&mut self, key: RegionKey) -> Result<()> {
+        keys::known(key, self.shared.regions.remove(&key))?;
+        for peer in &mut self.peers {
+            if peer.exported.remove(&key) && peer.state == PeerState::Open {
+                // It is asked for no more; what is on its way is refused by the device.
+                peer.tell_region(key, &mut self.shared);
+            }
+        }
+        Ok(())
+    }
+
+    fn export(&mut self, peer: Rank, key: RegionKey) -> Posted {
+        self.check_peer(peer)?;
+        let known = &mut self.peers[peer as usize];
+        if peer == self.shared.rank || known.exported.contains(&key) {
+            return Ok(());
+        }
+        if !known.waiting.is_empty() {
+            return Err(PostError::WouldBlock);
+        }
+        known.tell_region(key, &mut self.shared);
+        Ok(())
+    }
+
+    fn mapped(&mut self, _peer: Rank, _key: RegionKey) -> Result<Option<View>> {
+        Ok(None)
+    }
+
+    fn post_send(&mut self, peer: Rank, tag: u64, header: u64, source: View, token: u64) -> Posted {
+        self.send(peer, (tag, header), source, Some(token))
+    }
+
+    fn inject(
+        &mut self,
+        peer: Rank,
+        tag: u64,
+        header: u64,
+        source: View,
+    ) -> std::result::Result<bool, PostError> {
+        self.send(peer, (tag, header), source, None).map(|()| true)
+    }
+
+    fn backlog(&mut self, peer: Rank, tag: u64) -> u32 {
+        let class = tag_class(tag);
+        match self.peers.get(peer as usize) {
+            Some(known) if peer == self.shared.rank => known.unexpected_count[class],
+            Some(known) => u32::from(known.backlog(class)),
+            None => 0,
+        }
+    }
+
+    fn unmatched(
+        &mut self,
+        is_meant: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Option<(Rank, u64, u64)> {
+        (0..).zip(&self.peers).find_map(|(rank, peer)| {
+            let waiting = &mut peer.unexpected.iter();
+            let found = waiting.find(|u| is_meant(u.tag, u.header));
+            found.map(|u| (rank, u.tag, u.header))
+        })
+    }
+
+    fn post_recv(&mut self, peer: Rank, tag: u64, destination: View, token: u64) -> Posted {
+        if peer as usize >= self.peers.len() {
+            return Err(self.no_such_rank(peer));
+        }
+        let known = &mut self.peers[peer as usize];
+        known.post_recv(tag, destination, token, &mut self.shared)
+    }
+
+    fn post_put(
+        &mut self,
+        peer: Rank,
+        source: View,
+        destination: RemoteRange,
+        token: u64,
+    ) -> Posted {
+        self.check_peer(peer)?;
+        self.check_source(source)?;
+        if peer == self.shared.rank {
+            self.put_to_oneself(destination, source, token);
+            return Ok(());
+        }
+        self.peers[peer as usize].put(source, destination, token, &mut self.shared)
+    }
+
+    fn post_get(
+        &mut self,
+        peer: Rank,
+        source: RemoteRange,
+        destination: View,
+        token: u64,
+    ) -> Posted {
+        self.check_peer(peer)?;
+        self.check_source(destination)?;
+        if peer == self.shared.rank {
+            self.get_from_oneself(source, destination, token);
+            return Ok(());
+        }
+        self.peers[peer as usize].get(source, destination, token, &mut self.shared)
+    }
+
+    fn cancel(&mut self, peer: Rank, token: u64) {
+        let Some(known) = self.peers.get_mut(peer as usize) else {
+            return;
+        };
+        if !known.cancel_posted(token, &mut self.shared) {
+            self.cancel_granted(peer, token);
+        }
+    }
+
+    #[inline]
+    fn poll(&mut self, now: Time, events: &mut Vec<Event>) {
+        self.shared.now = now;
+        self.polls = self.polls.wrapping_add(1);
+        self.poll_rails();
+        if self.polls.is_multiple_of(CONTROL_POLLS) || self.is_joining() {
+            self.poll_control(false);
+        }
+        self.pump_dirty();
+        events.extend(self.shared.ready.drain(..));
+    }
+
+    fn notify(&mut self, peer: Rank) {
+        if self.check_peer(peer).is_ok() && peer != self.shared.rank {
+            self.peers[peer as usize].notify(&mut self.shared);
+            self.pump_dirty();
+        }
+    }
+
+    fn wait_source(&self) -> WaitSource {
+        let WaitSource::Descriptor { ring, .. } = self.control.wait_source() else {
+            unreachable!("looked at when this was made")
+        };
+        WaitSource::Descriptor {
+            ready: self.ready.clone(),
+            ring,
+            sleeping: None,
+        }
+    }
+
+    fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>) {
+        self.shared.now = now;
+        self.shared.rails.iter_mut().for_each(Rail::arm);
+        // What came before the channels were armed makes no event.
+        self.poll_rails();
+        self.poll_control(true);
+        self.poll_events();
+        for peer in &mut self.peers {
+            if std::mem::take(&mut peer.is_awaited_slowly) {
+                peer.is_awaited = true;
+                self.shared.mark(peer);
+            }
+        }
+        self.pump_dirty();
+        events.extend(self.shared.ready.drain(..));
+    }
+
+    fn ports(&self) -> Vec<PortInUse> {
+        let mut ports: Vec<PortInUse> = Vec::new();
+        for rail in &self.shared.rails {
+            let is_same =
+                |port: &&mut PortInUse| (&port.device, port.number) == (&rail.name, rail.port);
+            match ports.iter_mut().find(is_same) {
+                Some(port) => port.queue_pairs += 1,
+                None => ports.push(PortInUse {
+                    device: rail.name.clone(),
+                    number: rail.port,
+                    mtu_bytes: rail.mtu_bytes(),
+                    gid_index: u32::from(rail.gid_index),
+                    is_ethernet: rail.is_ethernet,
+                    inline_bytes: rail.inline_bytes,
+                    queue_pairs: 1,
+                }),
+            }
+        }
+        ports
+    }
+
+    fn counts(&self) -> Vec<(&'static str, u64)> {
+        self.shared.counts.named()
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        let timeout = self.shared.settings.timeout;
+        let of_peers = self.peers.iter().filter(|p| p.state == PeerState::Open);
+        let times = of_peers.filter_map(|peer| peer.generation.next_timeout(timeout));
+        times.chain(self.control.next_timeout()).min()
+    }
+}

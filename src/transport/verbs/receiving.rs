@@ -1,0 +1,302 @@
+//! What comes: positions of the ring, records in its slots, and confirmations of what was posted.
+
+use super::link::{Then, What};
+use super::peer::{Entry, Kind, Peer, RemoteRegion, Shared, Target};
+use super::record::{
+    HEADER_BYTES, Immediate, RAILS_MAX, RailKeys, Record, SLOT_BYTES, Told, VALUE_MASK,
+};
+use crate::memory::{RegionKey, View};
+use crate::transport::{Outcome, TAG_CLASSES};
+
+impl Peer {
+    /// Something has come that took a receive.
+    pub fn handle_immediate(&mut self, bits: u32, shared: &mut Shared) -> Result<(), String> {
+        match Immediate::parse(bits)? {
+            Immediate::Slot => {
+                let position = self.receive.receive();
+                self.handle_slot(position, shared)?;
+            }
+            Immediate::Bare => {
+                self.receive.receive();
+            }
+            Immediate::Last(transfer) => {
+                self.receive.receive();
+                self.handle_last(transfer, shared);
+            }
+            Immediate::Consumed(count) => self.handle_consumed(count, shared)?,
+            Immediate::BadPut(position) => self.handle_bad_put(position, shared),
+            Immediate::Matched(class, count) => self.matched_seen[class] = count,
+        }
+        if self.receive.is_due(self.is_awaited) {
+            shared.mark(self);
+        }
+        Ok(())
+    }
+
+    fn handle_slot(&mut self, position: u64, shared: &mut Shared) -> Result<(), String> {
+        let ring = self.ring.as_ref().expect("made with the connection").view();
+        let slot = ring.part(self.receive.slot(position) * SLOT_BYTES, SLOT_BYTES);
+        let (mut header, mut tail) = ([0; HEADER_BYTES], [0; 4 * RAILS_MAX]);
+        slot.read(0, &mut header);
+        slot.read(HEADER_BYTES, &mut tail);
+        let record = Record::parse(&header, &tail)?;
+        let told = Told::parse(&header);
+        self.handle_consumed(told.consumed, shared)?;
+        self.matched_seen = told.matched;
+        let payload = |bytes: u32| slot.part(HEADER_BYTES, bytes as usize);
+        match record {
+            Record::Message { tag, header, bytes } => {
+                self.handle_message((tag, header), payload(bytes), shared)?;
+            }
+            Record::Put { key, offset, bytes } => {
+                self.handle_put(position, (key, offset), payload(bytes), shared);
+            }
+            Record::Offer {
+                tag,
+                header,
+                transfer,
+                total,
+            } => self.handle_offer((tag, header), (transfer, total), shared)?,
+            Record::Grant {
+                transfer,
+                address,
+                keys,
+            } => self.handle_grant(transfer, Target { address, keys }, shared)?,
+            Record::Skip { transfer } => self.handle_skip(transfer, shared),
+            Record::Region {
+                key,
+                address,
+                bytes,
+                keys,
+            } => self.handle_region(key, (address, keys), bytes, shared),
+            Record::Forget { key } => {
+                self.regions.remove(&RegionKey(key));
+                self.resolve_all(RegionKey(key), shared);
+            }
+            Record::Nothing => {}
+            Record::Ask { key } => self.tell_region(RegionKey(key), shared),
+        }
+        Ok(())
+    }
+
+    /// The peer has consumed positions of its ring.
+    fn handle_consumed(&mut self, told: u32, shared: &mut Shared) -> Result<(), String> {
+        let count = self.send.newly_consumed(told)?;
+        for _ in 0..count {
+            self.pop_position(shared);
+        }
+        if count > 0 && !self.waiting.is_empty() || !self.busy.is_empty() {
+            shared.mark(self);
+        }
+        Ok(())
+    }
+
+    /// The first position is consumed.
+    pub fn pop_position(&mut self, shared: &mut Shared) {
+        if let Some((_, Entry::Record { put, .. })) = self.send.pop()
+            && let Some((token, bytes)) = put
+        {
+            shared.complete(self.rank, token, Outcome::Done, bytes, 0);
+        }
+    }
+
+    /// A line for a region of this rank.
+    fn handle_put(
+        &mut self,
+        position: u64,
+        (key, offset): (u32, u64),
+        source: View,
+        shared: &mut Shared,
+    ) {
+        let bytes = source.len_bytes() as u64;
+        match shared.range(RegionKey(key), offset, bytes) {
+            Some(place) => {
+                place.copy_from(source);
+                shared.counts.copied_bytes += bytes;
+            }
+            None => {
+                self.bad_puts.push(position as u32 & VALUE_MASK);
+                shared.mark(self);
+            }
+        }
+        self.is_awaited_slowly = true;
+    }
+
+    fn handle_bad_put(&mut self, position: u32, shared: &mut Shared) {
+        let position = self.send.position(position);
+        if let Some(Entry::Record { put, .. }) = self.send.entry(position)
+            && let Some((token, bytes)) = put.take()
+        {
+            shared.complete(self.rank, token, Outcome::BadKey, bytes, 0);
+        }
+    }
+
+    /// The peer says where a long message goes.
+    fn handle_grant(
+        &mut self,
+        transfer: u32,
+        target: Target,
+        shared: &mut Shared,
+    ) -> Result<(), String> {
+        let id = u64::from(transfer & VALUE_MASK);
+        match self.transfers.get(&id).map(|transfer| transfer.kind) {
+            Some(Kind::Message) => self.start(id, target, shared),
+            // It has ended since.
+            None => {}
+            Some(kind) => return Err(format!("it granted transfer {id}, a {kind:?}")),
+        }
+        Ok(())
+    }
+
+    /// The peer does not want a long message: the send is over.
+    fn handle_skip(&mut self, transfer: u32, shared: &mut Shared) {
+        let id = u64::from(transfer);
+        let is_message = |t: &super::peer::Transfer| t.kind == Kind::Message;
+        if self.transfers.get(&id).is_some_and(is_message)
+            && let Some(transfer) = self.transfers.remove(&id)
+        {
+            let (token, total) = (transfer.token, transfer.total);
+            shared.complete(self.rank, token, Outcome::Done, total, 0);
+        }
+    }
+
+    fn handle_region(
+        &mut self,
+        key: u32,
+        (address, keys): (u64, RailKeys),
+        bytes: u64,
+        shared: &mut Shared,
+    ) {
+        let target = Target { address, keys };
+        self.regions
+            .insert(RegionKey(key), RemoteRegion { target, bytes });
+        self.resolve_all(RegionKey(key), shared);
+    }
+
+    /// Tells the peer of a region of this rank, or that it is none.
+    pub fn tell_region(&mut self, key: RegionKey, shared: &mut Shared) {
+        let record = match shared.regions.get(&key) {
+            Some(registered) => {
+                self.exported.insert(key);
+                Record::Region {
+                    key: key.0,
+                    address: registered.address(),
+                    bytes: registered.view().len_bytes() as u64,
+                    keys: registered.keys(),
+                }
+            }
+            None => Record::Forget { key: key.0 },
+        };
+        self.push(record, View::empty(), None, shared);
+    }
+
+    /// Everything up to this post on a rail has arrived.
+    pub fn handle_arrived(&mut self, rail: usize, id: u64, shared: &mut Shared) {
+        self.generation.handle_proof();
+        while let Some(link) = &mut self.links[rail]
+            && let Some(what) = link.pop_arrived(id)
+        {
+            match what {
+                What::Position(position, then) => self.follow(position, then, shared),
+                What::Piece { transfer, .. } => self.handle_piece(rail, transfer, shared),
+                What::Told | What::BadPut(_) => {}
+            }
+        }
+        if !self.busy.is_empty() || !self.send.is_posted() {
+            shared.mark(self);
+        }
+    }
+
+    fn handle_piece(&mut self, rail: usize, id: u64, shared: &mut Shared) {
+        let Some(transfer) = self.transfers.get_mut(&id) else {
+            return;
+        };
+        transfer.under_way[rail] = transfer.under_way[rail].saturating_sub(1);
+        if !transfer.pieces.is_empty() || transfer.under_way.iter().any(|&count| count > 0) {
+            return;
+        }
+        match transfer.kind {
+            Kind::Get => self.end_get(id, shared),
+            _ if !transfer.has_end => {
+                self.make_busy(id);
+                shared.mark(self);
+            }
+            _ => {}
+        }
+    }
+
+    /// The peer's device has refused a post: its region is gone, or the range is not inside.
+    pub fn handle_refused(&mut self, rail: usize, id: u64, shared: &mut Shared) {
+        let what = self.links[rail].as_ref().and_then(|link| link.find(id));
+        let of_transfer = match what {
+            Some(What::Piece { transfer, .. }) => Some(transfer),
+            Some(What::Position(_, Then::EndTransfer(transfer))) => Some(transfer),
+            Some(What::Position(position, Then::Complete { token, bytes })) => {
+                if let Some(entry) = self.send.entry(position) {
+                    *entry = Entry::Nothing;
+                    if let Some(link) = &mut self.links[rail] {
+                        link.forget(position);
+                    }
+                    shared.complete(self.rank, token, Outcome::BadKey, bytes, 0);
+                }
+                None
+            }
+            _ => None,
+        };
+        let Some(transfer) = of_transfer.and_then(|id| self.transfers.get_mut(&id)) else {
+            return;
+        };
+        transfer.refusals += 1;
+        let (kind, refusals) = (transfer.kind, transfer.refusals);
+        if let (Some(id), true) = (of_transfer, kind != Kind::Message) {
+            self.regions.remove(&transfer.range.0);
+            self.end_badly(id, shared);
+        } else if refusals > 2 {
+            let text = "its receive's memory cannot be written: it ended before the receive";
+            self.offence.get_or_insert(text.into());
+        }
+    }
+
+    /// The queue pairs are no more, and the peer has had so many positions: what had come is over, the rest begins again.
+    pub fn settle(
+        &mut self,
+        received: u64,
+        matched: [u16; TAG_CLASSES],
+        shared: &mut Shared,
+    ) -> Result<(), String> {
+        let count = self.send.newly_consumed(received as u32 & VALUE_MASK)?;
+        let mut confirmed = std::mem::take(&mut self.unsettled);
+        for (position, then) in confirmed.drain(..) {
+            if position < received {
+                self.follow(position, then, shared);
+            }
+        }
+        for _ in 0..count {
+            self.pop_position(shared);
+        }
+        self.matched_seen = matched;
+        let mut lost = Vec::new();
+        for (_, entry) in self.send.entries_mut() {
+            match entry {
+                Entry::Record { is_grant: true, .. } => *entry = Entry::Nothing,
+                Entry::End {
+                    transfer,
+                    offset,
+                    bytes,
+                } => {
+                    lost.push((*transfer, *offset, *bytes));
+                    *entry = Entry::Nothing;
+                }
+                _ => shared.counts.positions_again += 1,
+            }
+        }
+        for (id, offset, bytes) in lost {
+            if let Some(transfer) = self.transfers.get_mut(&id) {
+                transfer.has_end = false;
+                transfer.pieces.give_back(offset, bytes);
+            }
+        }
+        self.send.rewind();
+        Ok(())
+    }
+}

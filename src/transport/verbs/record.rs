@@ -1,0 +1,351 @@
+//! What a slot of a ring holds: one record, a header of 48 bytes and what follows it.
+//!
+//! Check, parse, emit; what is done with a record is in `receiving.rs`. Numbers are little-endian. Counters that a rank tells
+//! in passing (what it has consumed and matched) are written when the record is posted, so that they only grow in the order
+//! in which the peer sees them, also where a record is posted again.
+
+use crate::limits::INLINE_BYTES_MAX;
+use crate::transport::TAG_CLASSES;
+
+/// Bytes of a header.
+pub const HEADER_BYTES: usize = 48;
+/// Bytes from one slot to the next: a header and the longest payload, rounded up to cache lines.
+pub const SLOT_BYTES: usize = (HEADER_BYTES + INLINE_BYTES_MAX).next_multiple_of(64);
+/// Devices over which one peer's traffic is spread, at most: keys for all of them fit in a record.
+pub const RAILS_MAX: usize = 8;
+
+const _: () = assert!(HEADER_BYTES + 4 * RAILS_MAX <= SLOT_BYTES);
+const _: () = assert!(TAG_CLASSES == 4, "four counters have places in the header");
+
+/// Remote keys of one piece of memory, by rail.
+pub type RailKeys = [u32; RAILS_MAX];
+
+/// A record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Record {
+    /// A message of so many bytes, which follow.
+    Message { tag: u64, header: u64, bytes: u32 },
+    /// So many bytes for a region of the receiver, which it copies there: a line that must not be seen half written.
+    Put { key: u32, offset: u64, bytes: u32 },
+    /// A long message that waits to be asked for.
+    Offer {
+        tag: u64,
+        header: u64,
+        transfer: u32,
+        total: u64,
+    },
+    /// Where a long message is to be written.
+    Grant {
+        transfer: u32,
+        address: u64,
+        keys: RailKeys,
+    },
+    /// A long message that nobody wants (any more).
+    Skip { transfer: u32 },
+    /// Memory of the sender that may be read and written.
+    Region {
+        key: u32,
+        address: u64,
+        bytes: u64,
+        keys: RailKeys,
+    },
+    /// Memory of the sender that may not be used any more.
+    Forget { key: u32 },
+    /// Only the counters.
+    Nothing,
+    /// Wants to know a region of the receiver.
+    Ask { key: u32 },
+}
+
+/// What every record tells in passing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// Positions of the peer's ring consumed, the low bits.
+    pub consumed: u32,
+    /// Messages matched, by class.
+    pub matched: [u16; TAG_CLASSES],
+}
+
+/// Where the counters are in a header.
+pub const TOLD_AT: usize = 4;
+/// How long they are.
+pub const TOLD_BYTES: usize = 12;
+
+impl Told {
+    /// As bytes.
+    pub fn emit(&self) -> [u8; TOLD_BYTES] {
+        let mut out = [0; TOLD_BYTES];
+        out[..4].copy_from_slice(&self.consumed.to_le_bytes());
+        for (place, count) in out[4..].chunks_exact_mut(2).zip(self.matched) {
+            place.copy_from_slice(&count.to_le_bytes());
+        }
+        out
+    }
+
+    /// From the header of a record.
+    pub fn parse(header: &[u8; HEADER_BYTES]) -> Told {
+        let at = |i: usize| u16::from_le_bytes([header[i], header[i + 1]]);
+        Told {
+            consumed: word(header, TOLD_AT),
+            matched: std::array::from_fn(|class| at(TOLD_AT + 4 + 2 * class)),
+        }
+    }
+}
+
+impl Record {
+    /// The header, without the counters.
+    pub fn emit(&self) -> [u8; HEADER_BYTES] {
+        let (kind, words, id, bytes) = match *self {
+            Record::Message { tag, header, bytes } => (1, [tag, header, 0], 0, bytes),
+            Record::Put { key, offset, bytes } => (2, [offset, 0, 0], key, bytes),
+            Record::Offer {
+                tag,
+                header,
+                transfer,
+                total,
+            } => (3, [tag, header, total], transfer, 0),
+            Record::Grant {
+                transfer, address, ..
+            } => (4, [address, 0, 0], transfer, 4 * RAILS_MAX as u32),
+            Record::Skip { transfer } => (5, [0; 3], transfer, 0),
+            Record::Region {
+                key,
+                address,
+                bytes,
+                ..
+            } => (6, [address, bytes, 0], key, 4 * RAILS_MAX as u32),
+            Record::Forget { key } => (7, [0; 3], key, 0),
+            Record::Nothing => (9, [0; 3], 0, 0),
+            Record::Ask { key } => (10, [0; 3], key, 0),
+        };
+        let mut out = [0; HEADER_BYTES];
+        out[0] = kind;
+        for (place, word) in out[16..40].chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        out[40..44].copy_from_slice(&id.to_le_bytes());
+        out[44..].copy_from_slice(&bytes.to_le_bytes());
+        out
+    }
+
+    /// What follows the header, if that is part of the record itself and no payload of a user.
+    pub fn tail(&self) -> Option<[u8; 4 * RAILS_MAX]> {
+        let (Record::Grant { keys, .. } | Record::Region { keys, .. }) = self else {
+            return None;
+        };
+        let mut out = [0; 4 * RAILS_MAX];
+        for (place, key) in out.chunks_exact_mut(4).zip(keys) {
+            place.copy_from_slice(&key.to_le_bytes());
+        }
+        Some(out)
+    }
+
+    /// Bytes after the header.
+    pub fn tail_bytes(&self) -> usize {
+        match self {
+            Record::Message { bytes, .. } | Record::Put { bytes, .. } => *bytes as usize,
+            Record::Grant { .. } | Record::Region { .. } => 4 * RAILS_MAX,
+            _ => 0,
+        }
+    }
+
+    /// From what lies in a slot. The error says what breaks the rules.
+    pub fn parse(
+        header: &[u8; HEADER_BYTES],
+        tail: &[u8; 4 * RAILS_MAX],
+    ) -> Result<Record, String> {
+        let (a, b, c) = (long(header, 16), long(header, 24), long(header, 32));
+        let (id, bytes) = (word(header, 40), word(header, 44));
+        if bytes as usize > INLINE_BYTES_MAX {
+            return Err(format!(
+                "a record of {bytes} bytes in a slot of {INLINE_BYTES_MAX}"
+            ));
+        }
+        let keys = || std::array::from_fn(|rail| word(tail, 4 * rail));
+        Ok(match header[0] {
+            1 => Record::Message {
+                tag: a,
+                header: b,
+                bytes,
+            },
+            2 => Record::Put {
+                key: id,
+                offset: a,
+                bytes,
+            },
+            3 => Record::Offer {
+                tag: a,
+                header: b,
+                transfer: id,
+                total: c,
+            },
+            4 => Record::Grant {
+                transfer: id,
+                address: a,
+                keys: keys(),
+            },
+            5 => Record::Skip { transfer: id },
+            6 => Record::Region {
+                key: id,
+                address: a,
+                bytes: b,
+                keys: keys(),
+            },
+            7 => Record::Forget { key: id },
+            9 => Record::Nothing,
+            10 => Record::Ask { key: id },
+            kind => return Err(format!("a record of kind {kind}")),
+        })
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+fn long(bytes: &[u8], at: usize) -> u64 {
+    u64::from(word(bytes, at)) | u64::from(word(bytes, at + 4)) << 32
+}
+
+/// What a write with immediate data says by its 32 bits: 4 for the kind, 28 for a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Immediate {
+    /// The next slot holds a record.
+    Slot,
+    /// A put or nothing: its place in the ring has no record.
+    Bare,
+    /// The last bytes of the long message with this number; takes a place in the ring without a record.
+    Last(u32),
+    /// Takes no place: so many positions were consumed, the low bits.
+    Consumed(u32),
+    /// Takes no place: the put with this position in the ring, the low bits, named no region. Nothing that was told before it
+    /// says that the position is consumed.
+    BadPut(u32),
+    /// Takes no place: so many messages of this class were matched.
+    Matched(usize, u16),
+}
+
+/// Bits of an immediate's value.
+pub const VALUE_MASK: u32 = (1 << 28) - 1;
+
+impl Immediate {
+    /// As 32 bits.
+    pub fn emit(self) -> u32 {
+        let (kind, value) = match self {
+            Immediate::Slot => (1, 0),
+            Immediate::Bare => (2, 0),
+            Immediate::Last(transfer) => (3, transfer),
+            Immediate::Consumed(count) => (4, count),
+            Immediate::BadPut(position) => (5, position),
+            Immediate::Matched(class, count) => (8 + class as u32, u32::from(count)),
+        };
+        kind << 28 | value & VALUE_MASK
+    }
+
+    /// From 32 bits.
+    pub fn parse(bits: u32) -> Result<Immediate, String> {
+        let value = bits & VALUE_MASK;
+        Ok(match bits >> 28 {
+            1 => Immediate::Slot,
+            2 => Immediate::Bare,
+            3 => Immediate::Last(value),
+            4 => Immediate::Consumed(value),
+            5 => Immediate::BadPut(value),
+            kind @ 8..12 => Immediate::Matched(kind as usize - 8, value as u16),
+            kind => return Err(format!("immediate data of kind {kind}")),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_come_back() {
+        let keys = [1, 2, 3, 4, 5, 6, 7, u32::MAX];
+        let records = [
+            Record::Message {
+                tag: u64::MAX,
+                header: 1 << 63,
+                bytes: 4096,
+            },
+            Record::Put {
+                key: 3,
+                offset: 1 << 40,
+                bytes: 64,
+            },
+            Record::Offer {
+                tag: 5,
+                header: 6,
+                transfer: VALUE_MASK,
+                total: 1 << 47,
+            },
+            Record::Grant {
+                transfer: 9,
+                address: 0x7fff_1234_5678,
+                keys,
+            },
+            Record::Skip { transfer: 9 },
+            Record::Region {
+                key: 2,
+                address: u64::MAX,
+                bytes: 0,
+                keys,
+            },
+            Record::Forget { key: u32::MAX },
+            Record::Nothing,
+            Record::Ask { key: 7 },
+        ];
+        for record in records {
+            let tail = record.tail().unwrap_or([0; 4 * RAILS_MAX]);
+            assert_eq!(Record::parse(&record.emit(), &tail), Ok(record));
+        }
+    }
+
+    #[test]
+    fn counters_are_told_in_passing() {
+        let told = Told {
+            consumed: VALUE_MASK,
+            matched: [1, 2, u16::MAX, 4],
+        };
+        let mut header = Record::Nothing.emit();
+        header[TOLD_AT..TOLD_AT + TOLD_BYTES].copy_from_slice(&told.emit());
+        assert_eq!(Told::parse(&header), told);
+        assert_eq!(
+            Record::parse(&header, &[0; 4 * RAILS_MAX]),
+            Ok(Record::Nothing)
+        );
+    }
+
+    #[test]
+    fn bytes_that_are_no_record_are_refused() {
+        let none = [0; 4 * RAILS_MAX];
+        assert!(Record::parse(&[0; HEADER_BYTES], &none).is_err());
+        assert!(Record::parse(&[0xff; HEADER_BYTES], &none).is_err());
+        let long = Record::Message {
+            tag: 0,
+            header: 0,
+            bytes: 4097,
+        };
+        let text = Record::parse(&long.emit(), &none).unwrap_err();
+        assert!(text.contains("4097"), "{text}");
+    }
+
+    #[test]
+    fn immediates_come_back_and_others_are_refused() {
+        for immediate in [
+            Immediate::Slot,
+            Immediate::Bare,
+            Immediate::Last(VALUE_MASK),
+            Immediate::Consumed(17),
+            Immediate::BadPut(18),
+            Immediate::Matched(0, 0),
+            Immediate::Matched(3, u16::MAX),
+        ] {
+            assert_eq!(Immediate::parse(immediate.emit()), Ok(immediate));
+        }
+        assert!(Immediate::parse(0).is_err());
+        assert!(Immediate::parse(u32::MAX).is_err());
+    }
+}

@@ -1,0 +1,76 @@
+//! Opens the devices that are used; which ones, `choose.rs` says.
+
+use super::choose::{Choice, Wish, choose};
+use super::device::{Rail, Sizes, refused, unavailable};
+use super::record::RAILS_MAX;
+use super::sysfs::Tree;
+use crate::config::VerbsSettings;
+use crate::error::Result;
+use crate::types::Rank;
+use linerate_verbs_sys::{Devices, Library};
+
+/// Opens the rails that `names` asks for ([`Wish::names`]), and says why these.
+pub fn open(
+    names: &str,
+    rank: Rank,
+    sizes: Sizes,
+    settings: &VerbsSettings,
+) -> Result<(Vec<Rail>, Choice)> {
+    let devices = look()?;
+    let tree = Tree::default();
+    let wish = Wish {
+        names,
+        node: tree.own_node(),
+        // Of ranks with consecutive numbers, which those of a host have.
+        seat: rank,
+        gid_index: settings.gid_index,
+        ..Wish::default()
+    };
+    let choice = choose(&tree.devices(), &wish)?;
+    let each = settings.queue_pairs.max(1) as usize;
+    if choice.rails.len() * each > RAILS_MAX {
+        return Err(unavailable(format!(
+            "{} ports with {each} queue pairs each (LINERATE_VERBS_QUEUE_PAIRS), {RAILS_MAX} at most",
+            choice.rails.len()
+        )));
+    }
+    let mut rails = Vec::new();
+    // Another queue pair is another rail, with queues of its own.
+    let chosen = (choice.rails.iter()).flat_map(|rail| std::iter::repeat_n(rail, each));
+    for (token, chosen) in (0..).zip(chosen) {
+        let device = devices.find(&chosen.device).ok_or_else(|| {
+            unavailable(format!(
+                "the kernel has {} and libibverbs does not know it: is its provider installed (ibverbs-providers)?",
+                chosen.device
+            ))
+        })?;
+        let context = device.open().map_err(refused)?;
+        rails.push(Rail::open(context, chosen, sizes, token, settings)?);
+    }
+    Ok((rails, choice))
+}
+
+/// Which ports a rank would use, or why there is none. Nothing is opened.
+pub fn check(names: &str) -> Result<Choice> {
+    look()?;
+    let tree = Tree::default();
+    let wish = Wish {
+        names,
+        node: tree.own_node(),
+        ..Wish::default()
+    };
+    choose(&tree.devices(), &wish)
+}
+
+/// What libibverbs knows.
+fn look() -> Result<Devices> {
+    let library = Library::open().map_err(refused)?;
+    library.fork_init().map_err(refused)?;
+    let devices = Devices::list(&library).map_err(refused)?;
+    match devices.reason() {
+        None => Ok(devices),
+        Some(reason) => Err(unavailable(format!(
+            "{reason}; without such a device use shm within a host and tcp between hosts"
+        ))),
+    }
+}

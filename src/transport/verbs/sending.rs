@@ -1,0 +1,371 @@
+//! What leaves: records for the peer's ring, and pieces of long transfers, which every rail with room takes in turn.
+
+use super::link::{Then, What};
+use super::peer::{Entry, Fault, Kind, Peer, Shared, Target, Waiting};
+
+use super::record::{HEADER_BYTES, Immediate, Record, SLOT_BYTES, TOLD_AT, Told};
+use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
+use crate::memory::{RegionKey, View};
+use crate::transport::{Outcome, PostError, RemoteRange, URGENT_CLASS, tag_class};
+use linerate_verbs_sys::{Operation, Place};
+
+/// Puts of at most a flag line are copied by the peer's processor, unless they are one word: a device may write a line in
+/// parts, and whoever looks at its stamp must find all of it. (A word is written at once.)
+const LINE_BYTES: u64 = 64;
+const WORD_BYTES: u64 = 8;
+
+impl Target {
+    /// The place `offset` bytes on, as a rail names it.
+    pub fn place(&self, rail: usize, offset: u64) -> Place {
+        Place {
+            address: self.address.wrapping_add(offset),
+            key: self.keys[rail],
+        }
+    }
+}
+
+impl Peer {
+    /// Whether an ordinary record would find a position now.
+    pub fn has_room(&self) -> Result<(), PostError> {
+        match self.waiting.is_empty() && self.send.has_room() {
+            true => Ok(()),
+            false => Err(PostError::WouldBlock),
+        }
+    }
+
+    /// A record for the peer, in order after those before it.
+    pub fn push(
+        &mut self,
+        record: Record,
+        payload: View,
+        put: Option<(u64, u64)>,
+        shared: &mut Shared,
+    ) {
+        shared.counts.copied_bytes += payload.len_bytes() as u64;
+        if self.has_room().is_ok() && self.staging.is_some() {
+            let slot = self.slot_of_next();
+            slot.part(HEADER_BYTES, payload.len_bytes())
+                .copy_from(payload);
+            self.place(record, put, slot);
+        } else {
+            let mut bytes = vec![0; payload.len_bytes()];
+            payload.read(0, &mut bytes);
+            self.waiting.push_back(Waiting {
+                record,
+                payload: bytes,
+                put,
+            });
+        }
+        shared.mark(self);
+    }
+
+    fn slot_of_next(&self) -> View {
+        let staging = self.staging.as_ref().expect("made with the connection");
+        let slot = self.send.slot(self.send.next());
+        staging.view().part(slot * SLOT_BYTES, SLOT_BYTES)
+    }
+
+    /// Gives a record whose payload lies in the next slot its position.
+    fn place(&mut self, record: Record, put: Option<(u64, u64)>, slot: View) {
+        slot.write(0, &record.emit());
+        if let Some(tail) = record.tail() {
+            slot.write(HEADER_BYTES, &tail);
+        }
+        self.send.push(Entry::Record {
+            bytes: (HEADER_BYTES + record.tail_bytes()) as u32,
+            is_grant: matches!(record, Record::Grant { .. }),
+            put,
+        });
+    }
+
+    pub fn send(
+        &mut self,
+        (tag, header): (u64, u64),
+        source: View,
+        token: Option<u64>,
+        shared: &mut Shared,
+    ) -> Result<(), PostError> {
+        let class = tag_class(tag);
+        if self.backlog(class) >= MESSAGES_PER_PEER as u16 {
+            return Err(PostError::WouldBlock);
+        }
+        let total = source.len_bytes();
+        let is_short = total <= INLINE_BYTES_MAX;
+        // Its places are few and its messages short: there is room whatever else waits.
+        if class != URGENT_CLASS || !is_short {
+            self.has_room()?;
+        }
+        if is_short {
+            let bytes = total as u32;
+            self.push(Record::Message { tag, header, bytes }, source, None, shared);
+            if let Some(token) = token {
+                shared.complete(self.rank, token, Outcome::Done, total as u64, 0);
+            }
+        } else {
+            let range = (RegionKey::NONE, 0);
+            let id = self.add_transfer(Kind::Message, source, range, token, shared)?;
+            let record = Record::Offer {
+                tag,
+                header,
+                transfer: id as u32,
+                total: total as u64,
+            };
+            self.push(record, View::empty(), None, shared);
+        }
+        self.sent[class] = self.sent[class].wrapping_add(1);
+        Ok(())
+    }
+
+    pub fn put(
+        &mut self,
+        source: View,
+        to: RemoteRange,
+        token: u64,
+        shared: &mut Shared,
+    ) -> Result<(), PostError> {
+        self.has_room()?;
+        let bytes = source.len_bytes() as u64;
+        if bytes > INLINE_BYTES_MAX as u64 {
+            let range = (to.key, to.offset);
+            let id = self.add_transfer(Kind::Put, source, range, Some(token), shared)?;
+            self.resolve(id, shared);
+            return Ok(());
+        }
+        let target = self.target_of((to.key, to.offset), bytes);
+        let is_whole = match bytes {
+            0 => false,
+            1 => true,
+            2..=WORD_BYTES => bytes.is_power_of_two() && to.offset.is_multiple_of(bytes),
+            _ => bytes > LINE_BYTES,
+        };
+        match target.filter(|_| is_whole) {
+            Some(target) => {
+                let slot = self.slot_of_next();
+                slot.part(HEADER_BYTES, source.len_bytes())
+                    .copy_from(source);
+                shared.counts.copied_bytes += bytes;
+                let bytes = bytes as u32;
+                let token = Some(token);
+                self.send.push(Entry::Put {
+                    bytes,
+                    target,
+                    token,
+                });
+                shared.mark(self);
+            }
+            None => {
+                let record = Record::Put {
+                    key: to.key.0,
+                    offset: to.offset,
+                    bytes: bytes as u32,
+                };
+                self.push(record, source, Some((token, bytes)), shared);
+            }
+        }
+        Ok(())
+    }
+
+    pub fn get(
+        &mut self,
+        from: RemoteRange,
+        destination: View,
+        token: u64,
+        shared: &mut Shared,
+    ) -> Result<(), PostError> {
+        self.has_room()?;
+        let range = (from.key, from.offset);
+        let id = self.add_transfer(Kind::Get, destination, range, Some(token), shared)?;
+        self.resolve(id, shared);
+        Ok(())
+    }
+
+    /// Wakes the peer, unless something on its way does.
+    pub fn notify(&mut self, shared: &mut Shared) {
+        if self.send.next() == self.notified && self.has_room().is_ok() {
+            self.push(Record::Nothing, View::empty(), None, shared);
+        }
+        self.notified = self.send.next();
+    }
+
+    /// Posts what there is room for, and rings the doorbells.
+    pub fn pump(&mut self, shared: &mut Shared) {
+        if !self.is_up() || !self.queue_bad_puts() {
+            return;
+        }
+        while self.send.has_room()
+            && let Some(waiting) = self.waiting.pop_front()
+        {
+            let slot = self.slot_of_next();
+            slot.write(HEADER_BYTES, &waiting.payload);
+            self.place(waiting.record, waiting.put, slot);
+        }
+        self.queue_positions(shared);
+        self.queue_transfers(shared);
+        self.queue_told();
+        for at in 0..self.links.len() {
+            if let Some(link) = &mut self.links[at] {
+                shared.counts.doorbells += 1;
+                if let Err(cause) = link.flush() {
+                    self.note_fault(Fault::of_rail(at, &cause));
+                }
+            }
+        }
+    }
+
+    /// Posts the positions of the ring that are not posted yet.
+    pub fn queue_positions(&mut self, shared: &mut Shared) {
+        while let Some((position, &entry)) = self.send.unposted() {
+            let rail = self.lead;
+            let staging = self.staging.clone().expect("made with the connection");
+            let (slot, ring) = (self.send.slot(position), self.target);
+            let (Some(ring), Some(link)) = (ring, self.lead_link().filter(|l| l.has_room())) else {
+                return;
+            };
+            let at = (slot * SLOT_BYTES) as u64;
+            let write =
+                |place, immediate: Immediate| Operation::Write(place, Some(immediate.emit()));
+            match entry {
+                Entry::Record { bytes, .. } => {
+                    let segment = staging.segment(rail, at, u64::from(bytes));
+                    let operation = write(ring.place(rail, at), Immediate::Slot);
+                    link.queue(operation, segment, What::Position(position, Then::Nothing));
+                    let told = self.tell();
+                    staging
+                        .view()
+                        .write(slot * SLOT_BYTES + TOLD_AT, &told.emit());
+                }
+                Entry::Put {
+                    bytes,
+                    target,
+                    token,
+                } => {
+                    let bytes = u64::from(bytes);
+                    let segment = staging.segment(rail, at + HEADER_BYTES as u64, bytes);
+                    let complete = |token| Then::Complete { token, bytes };
+                    let then = token.map_or(Then::Nothing, complete);
+                    let operation = write(target.place(rail, 0), Immediate::Bare);
+                    link.queue(operation, segment, What::Position(position, then));
+                }
+                Entry::End {
+                    transfer: id,
+                    offset,
+                    bytes,
+                } => {
+                    let ring = ring.place(rail, 0);
+                    self.queue_end((position, ring), id, (offset, bytes), shared);
+                }
+                Entry::Nothing => {
+                    let operation = write(ring.place(rail, 0), Immediate::Bare);
+                    link.queue(operation, None, What::Position(position, Then::Nothing));
+                }
+            }
+            self.send.note_posted();
+        }
+    }
+
+    /// Posts the last bytes of a transfer, whose position tells the peer of its end.
+    fn queue_end(
+        &mut self,
+        (position, ring): (u64, Place),
+        id: u64,
+        (offset, bytes): (u64, u64),
+        shared: &mut Shared,
+    ) {
+        let rail = self.lead;
+        let transfer = self.transfers.get(&id).expect("ends of others are gone");
+        let immediate = match transfer.kind {
+            Kind::Message => Immediate::Last(id as u32),
+            _ => Immediate::Bare,
+        };
+        let target = transfer.target.expect("it was posted before its end");
+        let segment = match bytes {
+            0 => None,
+            _ => (transfer.memory).segment(rail, transfer.offset + offset, bytes),
+        };
+        let place = match segment {
+            Some(_) => target.place(rail, offset),
+            None => ring,
+        };
+        shared.counts.pieces += u64::from(bytes > 0);
+        let operation = Operation::Write(place, Some(immediate.emit()));
+        let what = What::Position(position, Then::EndTransfer(id));
+        if let Some(link) = self.lead_link() {
+            link.queue(operation, segment, what);
+        }
+        if bytes > 0 {
+            self.break_if_asked(rail, shared);
+        }
+    }
+
+    /// Counters as the next post tells them.
+    fn tell(&mut self) -> Told {
+        self.receive.note_told();
+        self.is_awaited = false;
+        self.matched_told = self.matched;
+        Told {
+            consumed: self.receive.low_bits(),
+            matched: self.matched,
+        }
+    }
+
+    /// Puts that named no region, before anything tells that they are consumed; false: not all found room.
+    fn queue_bad_puts(&mut self) -> bool {
+        let Some(place) = self.target.map(|target| target.place(self.lead, 0)) else {
+            return self.bad_puts.is_empty();
+        };
+        while let Some(position) = self.bad_puts.pop() {
+            let Some(link) = self.lead_link().filter(|link| link.has_room()) else {
+                self.bad_puts.push(position);
+                return false;
+            };
+            let immediate = Immediate::BadPut(position).emit();
+            let operation = Operation::Write(place, Some(immediate));
+            link.queue(operation, None, What::BadPut(position));
+        }
+        true
+    }
+
+    /// Counters that cannot wait for a record.
+    fn queue_told(&mut self) {
+        let ring = self.target.map(|target| target.place(self.lead, 0));
+        let Some(place) = ring else {
+            return;
+        };
+        let write = |immediate: Immediate| Operation::Write(place, Some(immediate.emit()));
+        for class in 0..self.matched.len() {
+            if self.is_match_due(class) {
+                let count = self.matched[class];
+                let Some(link) = self.lead_link().filter(|link| link.has_room()) else {
+                    return;
+                };
+                link.queue(write(Immediate::Matched(class, count)), None, What::Told);
+                self.matched_told[class] = count;
+            }
+        }
+        if self.receive.is_due(self.is_awaited) {
+            let count = self.receive.low_bits();
+            let Some(link) = self.lead_link().filter(|link| link.has_room()) else {
+                return;
+            };
+            link.queue(write(Immediate::Consumed(count)), None, What::Told);
+            self.receive.note_told();
+            self.is_awaited = false;
+        }
+    }
+
+    /// Brings the queue pair into the error state where a test has asked for that.
+    pub fn break_if_asked(&mut self, rail: usize, shared: &mut Shared) {
+        let Some(left) = shared.until_break.as_mut() else {
+            return;
+        };
+        *left -= 1;
+        if *left == 0 {
+            shared.until_break = None;
+            if let Some(link) = &mut self.links[rail] {
+                // What was queued before is posted, and may or may not arrive.
+                let _ = link.flush();
+                let _ = link.pair.to_error();
+            }
+        }
+    }
+}

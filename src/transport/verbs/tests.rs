@@ -1,0 +1,57 @@
+//! What takes unsafe code to test: fork().
+
+use crate::memory::{Region, child};
+use crate::time::Time;
+use crate::transport::{Event, Options, Outcome, Transport, open};
+use std::sync::Arc;
+
+fn poll(transport: &mut dyn Transport, events: &mut Vec<Event>) {
+    transport.poll(Time(1), events);
+    transport.poll_slow(Time(1), events);
+}
+
+/// The child writes to the memory, and ends; the parent's device goes on with the parent's pages.
+#[test]
+fn after_a_fork_the_parents_registered_memory_is_the_parents() {
+    let opened = [0, 1].map(|rank| open("verbs", rank, 2, 0, &Options::default()));
+    let [Ok(mut one), Ok(mut two)] = opened else {
+        println!(
+            "skipped: fork: {:?}",
+            opened.into_iter().find_map(Result::err)
+        );
+        return;
+    };
+    one.connect(1, &two.local_address()).unwrap();
+    two.connect(0, &one.local_address()).unwrap();
+    let bytes = 100_000;
+    let regions = [(); 2].map(|()| Arc::new(Region::private(bytes).unwrap()));
+    let source = one.register(regions[0].clone()).unwrap();
+    let place = two.register(regions[1].clone()).unwrap();
+    let [source, place] =
+        [(0, source), (1, place)].map(|(i, key)| regions[i].view().in_region(key, 0));
+    for round in 0..6u8 {
+        source.fill(round + 1);
+        let forked = child::spawn(|| {
+            source.fill(0xcc);
+            place.fill(0xcc);
+            0
+        });
+        two.post_recv(0, 5, place, 1).unwrap();
+        while one.post_send(1, 5, 0, source, 2).is_err() {
+            poll(one.as_mut(), &mut Vec::new());
+        }
+        let mut events = [Vec::new(), Vec::new()];
+        let is_done = |events: &[Event]| {
+            let is_end = |event: &Event| matches!(event, Event::Completion(end) if end.outcome == Outcome::Done);
+            events.iter().any(is_end)
+        };
+        while !(is_done(&events[0]) && is_done(&events[1])) {
+            poll(one.as_mut(), &mut events[0]);
+            poll(two.as_mut(), &mut events[1]);
+        }
+        assert_eq!(child::wait(forked), Some(0));
+        let mut found = vec![0; bytes];
+        place.read(0, &mut found);
+        assert!(found.iter().all(|&byte| byte == round + 1), "round {round}");
+    }
+}

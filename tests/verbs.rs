@@ -1,0 +1,16 @@
+//! The `verbs` provider on a real device: faults at every place where a transfer can be cut, memory, and what is left behind.
+//!
+//! Two ranks in one thread, on one device; `tools/rdma-vm run -- TEST` runs this where there is none, and skips it says which
+//! of it was skipped otherwise. Ranks on two hosts, and cables that are pulled: `tools/verbs_hosts`. What every transport must
+//! do is in `conformance.rs`, and runs on this one too where a device is.
+
+#[path = "verbs/faults.rs"]
+mod faults;
+#[path = "verbs/left.rs"]
+mod left;
+#[path = "verbs/pair.rs"]
+mod pair;
+#[path = "verbs/paths.rs"]
+mod paths;
+#[path = "verbs/refusals.rs"]
+mod refusals;

@@ -1,0 +1,216 @@
+//! Queue pairs that are broken on purpose: whatever was under way comes once.
+
+use super::pair::{Pair, check, fill, has_device};
+use linerate::config::VerbsSettings;
+use linerate::transport::{Outcome, RemoteRange};
+
+const CHUNK: usize = 4096;
+/// Long transfers of a few pieces, the last of them short.
+const BYTES: usize = 7 * CHUNK + 100;
+const PIECES: u64 = 8;
+
+/// Breaks the sender's queue pair after so many pieces.
+fn breaking(after: Option<u64>) -> VerbsSettings {
+    VerbsSettings {
+        chunk_bytes: CHUNK as u32,
+        break_after: after,
+        ..VerbsSettings::default()
+    }
+}
+
+/// Rank 0 breaks its queue pair after `after` pieces, rank 1 after as many of its own if `is_both`.
+fn broken(after: u64, is_both: bool) -> Pair {
+    let first = breaking(Some(after));
+    let second = breaking(is_both.then_some(after));
+    Pair::new([&first, &second])
+}
+
+/// Both write over what they have got as soon as they have it: whatever is written there again shows.
+#[test]
+fn a_message_that_is_cut_at_any_piece_comes_once_and_is_never_written_again() {
+    if !has_device("messages cut at every piece") {
+        return;
+    }
+    for after in 1..=PIECES {
+        for is_both in [false, true] {
+            let mut pair = broken(after, is_both);
+            let sources = [0, 1].map(|rank| pair.memory(rank, BYTES));
+            let places = [0, 1].map(|rank| pair.memory(rank, BYTES));
+            for rank in 0..2 {
+                fill(sources[rank].view, 40 + rank as u64);
+                pair.receive(rank, 5, places[rank].view, 1);
+                pair.send(rank, 5, sources[rank].view, 2);
+            }
+            let mut is_received = [false; 2];
+            pair.until(|ranks| {
+                for (rank, place) in places.iter().enumerate() {
+                    let has_come = ranks[rank].ends.iter().any(|end| end.token == 1);
+                    if has_come && !is_received[rank] {
+                        check(place.view, 41 - rank as u64);
+                        place.view.fill(0xee);
+                        is_received[rank] = true;
+                    }
+                }
+                is_received == [true; 2]
+            });
+            pair.done(0, 1);
+            pair.done(1, 1);
+            for rank in 0..2 {
+                pair.done(rank, 2);
+            }
+            pair.greet(after);
+            for (rank, place) in places.iter().enumerate() {
+                let mut bytes = vec![0; BYTES];
+                place.view.read(0, &mut bytes);
+                assert!(
+                    bytes.iter().all(|&byte| byte == 0xee),
+                    "rank {rank} was written again, after {after} pieces"
+                );
+                assert!(pair.count(rank, "generations begun") >= 2);
+            }
+        }
+    }
+}
+
+#[test]
+fn puts_and_gets_that_are_cut_at_any_piece_end_well() {
+    if !has_device("puts and gets cut at every piece") {
+        return;
+    }
+    for after in 1..=2 * PIECES {
+        let mut pair = broken(after, false);
+        let source = pair.memory(0, BYTES);
+        let back = pair.memory(0, BYTES);
+        let place = pair.memory(1, 2 * BYTES);
+        pair.ranks[1].transport.export(0, place.key).unwrap();
+        let range = RemoteRange {
+            key: place.key,
+            offset: 11,
+        };
+        fill(source.view, after);
+        pair.put(0, source.view, range, 1);
+        pair.done(0, 1);
+        check(place.view.part(11, BYTES), after);
+        pair.get(0, range, back.view, 2);
+        pair.done(0, 2);
+        check(back.view, after);
+        pair.greet(after);
+        assert!(
+            pair.count(0, "generations begun") >= 2,
+            "after {after} pieces"
+        );
+    }
+}
+
+/// The order of messages of one tag survives, and each comes once.
+#[test]
+fn a_stream_of_messages_survives_a_broken_queue_pair() {
+    if !has_device("a stream of messages over a broken queue pair") {
+        return;
+    }
+    let lengths = [0, 1, 64, 4096, 4097, BYTES];
+    for after in [1, 3, 10, 17] {
+        let mut pair = broken(after, true);
+        let slots: Vec<_> = (0..24)
+            .map(|number| {
+                let bytes = lengths[number % lengths.len()];
+                [0, 1].map(|from| (pair.memory(from, bytes), pair.memory(1 - from, bytes)))
+            })
+            .collect();
+        for (number, directions) in (0u64..).zip(&slots) {
+            for (from, (source, place)) in directions.iter().enumerate() {
+                fill(source.view, number);
+                pair.receive(1 - from, 6, place.view, 1000 + number);
+                pair.send(from, 6, source.view, number);
+            }
+        }
+        for (number, directions) in (0u64..).zip(&slots) {
+            for (from, (_, place)) in directions.iter().enumerate() {
+                pair.done(from, number);
+                let end = pair.end(1 - from, 1000 + number);
+                assert_eq!((end.outcome, end.header), (Outcome::Done, number));
+                check(place.view, number);
+            }
+        }
+        assert_eq!(pair.ranks[0].ends.len() + pair.ranks[1].ends.len(), 0);
+    }
+}
+
+/// The owner has ended a registration, and the one who writes has not heard of it: the device refuses.
+#[test]
+fn a_key_whose_registration_has_ended_is_refused_by_the_device_and_the_pair_goes_on() {
+    if !has_device("keys of ended registrations") {
+        return;
+    }
+    let mut pair = Pair::plain();
+    let source = pair.memory(0, 100_000);
+    let place = pair.memory(1, 100_000);
+    fill(source.view, 1);
+    let range = RemoteRange {
+        key: place.key,
+        offset: 0,
+    };
+    pair.put(0, source.view, range, 1);
+    pair.done(0, 1);
+    check(place.view, 1);
+    for (token, is_put) in [(2, true), (3, false)] {
+        let place = pair.memory(1, 100_000);
+        let range = RemoteRange {
+            key: place.key,
+            offset: 0,
+        };
+        // It learns the key by using it.
+        pair.get(0, range, source.view, 100 + token);
+        pair.done(0, 100 + token);
+        fill(source.view, token);
+        let before = pair.count(0, "generations begun");
+        pair.ranks[1].transport.deregister(place.key).unwrap();
+        match is_put {
+            true => pair.put(0, source.view, range, token),
+            false => pair.get(0, range, source.view, token),
+        }
+        // Only the one who uses it is polled, so that nobody tells it.
+        while !pair.ranks[0].ends.iter().any(|end| end.token == token) {
+            pair.step_one(0);
+        }
+        assert_eq!(pair.end(0, token).outcome, Outcome::BadKey);
+        let mut bytes = vec![1; 100_000];
+        place.view.read(0, &mut bytes);
+        assert!(bytes.iter().all(|&byte| byte == 0), "it was written");
+        assert!(pair.count(0, "generations begun") > before);
+        pair.greet(token);
+    }
+}
+
+/// A receive is taken back while its sender may be writing: nothing is written after that.
+#[test]
+fn a_receive_that_is_cancelled_while_it_is_written_is_not_written_any_more() {
+    if !has_device("cancelled receives") {
+        return;
+    }
+    for looks in 0..12 {
+        let settings = breaking(None);
+        let mut pair = Pair::new([&settings, &settings]);
+        let source = pair.memory(0, 64 * CHUNK);
+        let place = pair.memory(1, 64 * CHUNK);
+        fill(source.view, 3);
+        pair.receive(1, 5, place.view, 1);
+        pair.send(0, 5, source.view, 2);
+        for _ in 0..looks {
+            pair.step();
+        }
+        pair.ranks[1].transport.cancel(0, 1);
+        let mut events = Vec::new();
+        let now = pair.now();
+        pair.ranks[1].transport.poll(now, &mut events);
+        place.view.fill(0xee);
+        // What had not met its receive yet meets this one.
+        let other = pair.memory(1, 64 * CHUNK);
+        pair.receive(1, 5, other.view, 3);
+        pair.done(0, 2);
+        pair.greet(looks);
+        let mut bytes = vec![0; place.view.len_bytes()];
+        place.view.read(0, &mut bytes);
+        assert!(bytes.iter().all(|&byte| byte == 0xee), "written after all");
+    }
+}

@@ -1,0 +1,213 @@
+//! [`LineRate`]: what the ports in use can carry, so that a bandwidth can be given as a share of it.
+//!
+//! The bound is that of the wire with its headers and of PCIe (`linerate::transport::verbs::achievable`), both ways at once
+//! where both sides send. A device that is only software has the rate of no wire, whatever it says.
+
+use super::args::Verb;
+use super::options::Options;
+use linerate::transport::PortInUse;
+use linerate::transport::verbs::achievable::{Achievable, Carrier, Wire, wire_gigabits};
+use linerate::transport::verbs::gid::GidKind;
+use linerate::transport::verbs::sysfs::{Device, LinkLayer, PcieLink, Tree};
+
+/// Software devices of the kernel: Soft-RoCE and Soft-iWARP.
+const SOFTWARE: [&str; 2] = ["rxe", "siw"];
+
+/// Of all ports that one side uses.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LineRate {
+    ports: Vec<PortRate>,
+    /// Why it is not known, if so.
+    reason: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct PortRate {
+    wire_gigabits: f64,
+    link: Option<PcieLink>,
+    wire: Wire,
+    mtu_bytes: u32,
+}
+
+impl LineRate {
+    /// Not known, for this reason.
+    pub fn unknown(reason: &str) -> LineRate {
+        LineRate {
+            ports: Vec::new(),
+            reason: Some(reason.into()),
+        }
+    }
+
+    /// Of the ports of a transport, by what the kernel says of them.
+    pub fn of(transport: &str, ports: &[PortInUse], tree: &Tree) -> LineRate {
+        if ports.is_empty() {
+            return LineRate::unknown(match transport {
+                "shm" => "memory has no line rate; tools/speed measures what it allows",
+                _ => "the way of connections over this host's interfaces is not looked at",
+            });
+        }
+        let devices = tree.devices();
+        let rates: Result<Vec<PortRate>, String> =
+            ports.iter().map(|port| of_port(port, &devices)).collect();
+        match rates {
+            Ok(ports) => LineRate {
+                ports,
+                reason: None,
+            },
+            Err(reason) => LineRate::unknown(&reason),
+        }
+    }
+
+    /// Whether it is known.
+    pub fn is_known(&self) -> bool {
+        self.reason.is_none()
+    }
+
+    /// Gbit/s of payload in messages of so many bytes, of both directions together if there are two.
+    pub fn gigabits(&self, options: &Options, bytes: u64) -> Option<f64> {
+        let carrier = match options.test.verb() {
+            Verb::Write => Carrier::Write,
+            Verb::Read => Carrier::ReadAnswer,
+            Verb::Send => Carrier::Send,
+            // Bound by how fast a device does them, which nobody says.
+            Verb::Atomic => return None,
+        };
+        if options.test.is_latency() || !self.is_known() {
+            return None;
+        }
+        let directions = if options.bidirectional { 2.0 } else { 1.0 };
+        let of_port = |port: &PortRate| port.bound(carrier, bytes).gigabits();
+        Some(directions * self.ports.iter().map(of_port).sum::<f64>())
+    }
+
+    /// For the header: of the largest message, or why it is not known.
+    pub fn text(&self, options: &Options) -> String {
+        let bytes = options.sizes().last().copied().unwrap_or(0);
+        match (&self.reason, self.gigabits(options, bytes)) {
+            (Some(reason), _) => format!("unknown: {reason}"),
+            (None, None) => "unknown: how fast a device does atomic operations is not said".into(),
+            (None, Some(gigabits)) => format!(
+                "{gigabits:.1} Gbit/s of payload at {bytes} bytes, after the headers of packets and of PCIe{}",
+                if options.bidirectional {
+                    ", both directions together"
+                } else {
+                    ""
+                }
+            ),
+        }
+    }
+}
+
+impl PortRate {
+    fn bound(&self, carrier: Carrier, bytes: u64) -> Achievable {
+        let message = (bytes, self.mtu_bytes);
+        Achievable::of(self.wire_gigabits, self.link, self.wire, carrier, message)
+    }
+}
+
+fn of_port(used: &PortInUse, devices: &[Device]) -> Result<PortRate, String> {
+    let name = &used.device;
+    if SOFTWARE.iter().any(|prefix| name.starts_with(prefix)) {
+        return Err(format!("{name} is software, and has the rate of no wire"));
+    }
+    let device = devices.iter().find(|device| &device.name == name);
+    let device = device.ok_or_else(|| format!("/sys/class/infiniband has no {name}"))?;
+    let port = device.ports.iter().find(|port| port.number == used.number);
+    let port = port.ok_or_else(|| format!("/sys has no port {} of {name}", used.number))?;
+    let rate = wire_gigabits(port)
+        .ok_or_else(|| format!("{name} does not say its rate ('{}')", port.rate))?;
+    let gid = port.gids.iter().find(|gid| gid.index == used.gid_index);
+    let is_ipv6 = gid.is_some_and(|gid| gid.ipv4().is_none());
+    let wire = match (port.link_layer, gid.map(|gid| gid.kind)) {
+        (LinkLayer::InfiniBand, _) => Wire::InfiniBand { is_global: false },
+        (_, Some(GidKind::RoceV1)) => Wire::RoceV1 { has_vlan: false },
+        _ => Wire::RoceV2 {
+            is_ipv6,
+            has_vlan: false,
+        },
+    };
+    Ok(PortRate {
+        wire_gigabits: rate,
+        link: device.link,
+        wire,
+        mtu_bytes: used.mtu_bytes,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::options::tests::options;
+    use super::*;
+    use std::path::Path;
+
+    fn used(device: &str, mtu_bytes: u32) -> PortInUse {
+        PortInUse {
+            device: device.into(),
+            number: 1,
+            mtu_bytes,
+            gid_index: 3,
+            is_ethernet: true,
+            inline_bytes: 0,
+            queue_pairs: 1,
+        }
+    }
+
+    /// A tree with one ConnectX at 100 Gbit/s, without PCIe.
+    fn tree(folder: &Path) -> Tree {
+        let port = folder.join("class/infiniband/mlx5_0/ports/1");
+        std::fs::create_dir_all(port.join("gids")).unwrap();
+        std::fs::create_dir_all(port.join("gid_attrs/types")).unwrap();
+        for (name, text) in [
+            ("state", "4: ACTIVE\n"),
+            ("phys_state", "5: LinkUp\n"),
+            ("link_layer", "Ethernet\n"),
+            ("rate", "100 Gb/sec (4X EDR)\n"),
+            ("gids/3", "0000:0000:0000:0000:0000:ffff:0a00:0001\n"),
+            ("gid_attrs/types/3", "RoCE v2\n"),
+        ] {
+            std::fs::write(port.join(name), text).unwrap();
+        }
+        Tree::new(folder)
+    }
+
+    #[test]
+    fn a_port_carries_its_rate_less_the_headers_of_its_packets() {
+        let folder = std::env::temp_dir().join(format!("linerate-rate-{}", std::process::id()));
+        let rate = |mtu| LineRate::of("verbs", &[used("mlx5_0", mtu)], &tree(&folder));
+        let known = rate(4096);
+        let one = known.gigabits(&options("write_bw").unwrap(), 1 << 20);
+        assert!((one.unwrap() - 98.035).abs() < 0.01, "{one:?}");
+        let both = known.gigabits(&options("write_bw -b").unwrap(), 1 << 20);
+        assert_eq!(both.unwrap(), 2.0 * one.unwrap());
+        let less = rate(1024).gigabits(&options("write_bw").unwrap(), 1 << 20);
+        assert!(less < one);
+        assert!(known.gigabits(&options("write_lat").unwrap(), 8).is_none());
+        assert!(known.gigabits(&options("atomic_bw").unwrap(), 8).is_none());
+        let text = known.text(&options("write_bw").unwrap());
+        assert!(
+            text.contains("97.7 Gbit/s") && text.contains("65536"),
+            "{text}"
+        );
+        let two = LineRate::of(
+            "verbs",
+            &[used("mlx5_0", 4096), used("mlx5_0", 4096)],
+            &tree(&folder),
+        );
+        assert_eq!(two.gigabits(&options("write_bw").unwrap(), 1 << 20), both);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn what_is_not_known_is_said_with_the_reason() {
+        let nowhere = Tree::new("/nonexistent");
+        let text = |transport: &str, ports: &[PortInUse]| {
+            let rate = LineRate::of(transport, ports, &nowhere);
+            assert!(!rate.is_known());
+            rate.text(&options("write_bw").unwrap())
+        };
+        assert!(text("shm", &[]).contains("memory has no line rate"));
+        assert!(text("tcp", &[]).contains("not looked at"));
+        assert!(text("verbs", &[used("rxe0", 4096)]).contains("rxe0 is software"));
+        assert!(text("verbs", &[used("mlx5_9", 4096)]).contains("no mlx5_9"));
+    }
+}
