@@ -244,7 +244,11 @@ fn bounds_decide_the_exit_code() {
         ),
         ("read_lat --local -b", 2, "--bidirectional is for bandwidth"),
         ("read_lat --local --json /nonexistent/x", 2, "--json"),
-        ("read_lat --local --transport verbs", 1, "unavailable"),
+        (
+            "read_lat --local --transport verbs:nothing0",
+            1,
+            "unavailable",
+        ),
         ("read_lat --local --transport sim", 2, "sim"),
     ] {
         let (found, _, stderr) = run(&format!("perf {line}"));

@@ -294,8 +294,8 @@ impl VerbsTransport {
         let mut keys = [0; RAILS_MAX];
         let mut cause = String::from("no rail of both ranks works");
         let now = self.shared.now;
-        let rails = self.peers[rank as usize].links.len();
-        for (at, key) in keys.iter_mut().enumerate().take(rails) {
+        let count = self.peers[rank as usize].links.len();
+        for (at, key) in keys.iter_mut().enumerate().take(count) {
             let offer = proposal.rails.get(at).copied().flatten();
             let joined = match offer {
                 Some(offer) => self.join_link(rank, at, &offer),

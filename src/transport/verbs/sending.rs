@@ -204,9 +204,9 @@ impl Peer {
         self.queue_told();
         for at in 0..self.links.len() {
             if let Some(link) = &mut self.links[at] {
-                shared.counts.doorbells += 1;
-                if let Err(cause) = link.flush() {
-                    self.note_fault(Fault::of_rail(at, &cause));
+                match link.flush() {
+                    Ok(doorbells) => shared.counts.doorbells += doorbells as u64,
+                    Err(cause) => self.note_fault(Fault::of_rail(at, &cause)),
                 }
             }
         }
