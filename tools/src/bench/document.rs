@@ -125,6 +125,7 @@ mod tests {
             rotate: true,
             link: None,
             avg_busbw: 1.5,
+            counts: BTreeMap::new(),
             wrong: 0,
             results: vec![Entry {
                 collective: "allreduce",
