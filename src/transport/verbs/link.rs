@@ -183,6 +183,11 @@ impl Link {
         }
     }
 
+    /// Nothing waits for a doorbell.
+    pub fn is_flushed(&self) -> bool {
+        self.queued.is_empty()
+    }
+
     /// Nothing is under way.
     pub fn is_idle(&self) -> bool {
         self.sent.is_empty()

@@ -240,6 +240,8 @@ impl Transport for VerbsTransport {
     fn poll(&mut self, now: Time, events: &mut Vec<Event>) {
         self.shared.now = now;
         self.polls = self.polls.wrapping_add(1);
+        // What the caller has posted does not wait for what has come.
+        self.pump_dirty();
         self.poll_rails();
         if self.polls.is_multiple_of(CONTROL_POLLS) || self.is_joining() {
             self.poll_control(false);

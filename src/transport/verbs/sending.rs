@@ -204,7 +204,7 @@ impl Peer {
         self.queue_told();
         for at in 0..self.links.len() {
             if let Some(link) = &mut self.links[at] {
-                shared.counts.doorbells += 1;
+                shared.counts.doorbells += u64::from(!link.is_flushed());
                 if let Err(cause) = link.flush() {
                     self.note_fault(Fault::of_rail(at, &cause));
                 }
