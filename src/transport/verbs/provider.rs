@@ -8,7 +8,7 @@ use crate::limits::MESSAGES_PER_PEER;
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
 use crate::transport::{
-    Address, Capabilities, Event, Outcome, PortInUse, PostError, RemoteRange, Transport,
+    Address, Atomic, Capabilities, Event, Outcome, PortInUse, PostError, RemoteRange, Transport,
     WaitSource, keys, tag_class,
 };
 use crate::types::Rank;
@@ -225,6 +225,29 @@ impl Transport for VerbsTransport {
             return Ok(());
         }
         self.peers[peer as usize].get(source, destination, token, &mut self.shared)
+    }
+
+    fn post_atomic(
+        &mut self,
+        peer: Rank,
+        what: Atomic,
+        word: RemoteRange,
+        result: View,
+        token: u64,
+    ) -> Posted {
+        self.check_peer(peer)?;
+        self.check_source(result)?;
+        what.check(word, result)?;
+        if peer == self.shared.rank {
+            let found = self.shared.range(word.key, word.offset, 8);
+            let outcome = found.map_or(Outcome::BadKey, |there| {
+                result.write(0, &what.apply(there.word(0)).to_ne_bytes());
+                Outcome::Done
+            });
+            self.shared.complete(peer, token, outcome, 8, 0);
+            return Ok(());
+        }
+        self.peers[peer as usize].change(what, word, result, token, &mut self.shared)
     }
 
     fn cancel(&mut self, peer: Rank, token: u64) {

@@ -126,6 +126,7 @@ mod tests {
             link: None,
             avg_busbw: 1.5,
             wrong: 0,
+            counts: BTreeMap::new(),
             results: vec![Entry {
                 collective: "allreduce",
                 bytes: 8,
