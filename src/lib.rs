@@ -33,7 +33,7 @@
 //! | 3 | [`cost`] | what an algorithm costs |
 //! |   | [`collective`] | request to schedule; choice of algorithm |
 //! |   | [`fusion`] | which tensors are reduced together: a pure state machine |
-//! |   | [`transport`] | the contract and its providers: `shm`, `tcp`, `sim` |
+//! |   | [`transport`] | the contract and its providers: `shm`, `tcp`, `verbs`, `sim` |
 //! | 4 | [`engine`] | runs schedules on transports |
 //! | 5 | [`bootstrap`] | how ranks find and trust each other: launchers, rendezvous, secret, interfaces |
 //! | 6 | [`comm`] | communicators (also split, rebuilt), buffers, operations, groups, fusion of gradients, simulation |
@@ -80,6 +80,8 @@
 //!   replaced, and exactly what had not come on it is sent again; a rank sleeps on one descriptor for all of them.
 //! * With TLS everything behind that proof is sealed, control and data, with keys that both sides derive from it and that
 //!   nobody else can present (`wire/tls.rs`): trust has one source, the job's secret. Ranks that differ in it do not start.
+//! * Over RDMA (`transport/verbs`) nothing finds its receiver unprepared: whatever takes a receive there has a credit. When a
+//!   queue pair fails, both sides end all of theirs before anything is sent again, and what had come is never written again.
 //! * Two ranks of a host share memory if each has mapped the other's, else both use connections (`transport/router.rs`).
 //! * A rebuild gives every survivor the new communicator or none: who is told to commit tells all others first. Where ranks
 //!   that are left out may live behind a cut, at most one side of it gets one.

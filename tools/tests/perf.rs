@@ -348,6 +348,11 @@ fn bounds_decide_the_exit_code() {
             "--gid-index (-x) is of RDMA devices",
         ),
         ("read_lat --local -R", 2, "--rdma_cm (-R) is not here"),
+        (
+            "read_lat --local --transport verbs:nothing0",
+            1,
+            "unavailable",
+        ),
         ("read_lat --local --transport sim", 2, "sim"),
     ] {
         let (found, _, stderr) = run(&format!("perf {line}"));

@@ -323,7 +323,7 @@ impl Registered {
             | access::IBV_ACCESS_REMOTE_READ
             | access::IBV_ACCESS_REMOTE_ATOMIC;
         if is_relaxed {
-            flags = flags | access::IBV_ACCESS_RELAXED_ORDERING;
+            flags |= access::IBV_ACCESS_RELAXED_ORDERING;
         }
         let register = |rail: &Rail| {
             let bytes = Bytes {

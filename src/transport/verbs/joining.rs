@@ -298,14 +298,15 @@ impl VerbsTransport {
         let mut keys = [0; RAILS_MAX];
         let mut cause = String::from("no rail of both ranks works");
         let now = self.shared.now;
-        for at in 0..self.peers[rank as usize].links.len() {
+        let count = self.peers[rank as usize].links.len();
+        for (at, key) in keys.iter_mut().enumerate().take(count) {
             let offer = proposal.rails.get(at).copied().flatten();
             let joined = match offer {
                 Some(offer) => self.join_link(rank, at, &offer),
                 None => Err(None),
             };
             match joined {
-                Ok(()) => keys[at] = offer.map_or(0, |offer| offer.ring_key),
+                Ok(()) => *key = offer.map_or(0, |offer| offer.ring_key),
                 Err(why) => {
                     cause = why.unwrap_or(cause);
                     self.drop_link(rank, at);

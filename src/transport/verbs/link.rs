@@ -129,16 +129,17 @@ impl Link {
         }
     }
 
-    /// Hands what was queued to the device: linked, with one doorbell per batch. The last one is confirmed by a completion.
-    pub fn flush(&mut self) -> Result<(), String> {
+    /// Hands what was queued to the device: linked, with one doorbell per batch; how many. The last one is confirmed by a completion.
+    pub fn flush(&mut self) -> Result<usize, String> {
         let Some(last) = self.queued.last_mut() else {
-            return Ok(());
+            return Ok(0);
         };
         last.is_signaled = true;
         self.since_signal = 0;
         let posted = self.pair.post_send(&self.queued);
+        let doorbells = self.queued.len().div_ceil(BATCH);
         self.queued.clear();
-        posted.map_err(|e| e.to_string())
+        posted.map_err(|e| e.to_string()).map(|()| doorbells)
     }
 
     /// Everything up to this post has arrived: the next of it.
@@ -181,11 +182,6 @@ impl Link {
                 *then = Then::Nothing;
             }
         }
-    }
-
-    /// Nothing waits for a doorbell.
-    pub fn is_flushed(&self) -> bool {
-        self.queued.is_empty()
     }
 
     /// Nothing is under way.

@@ -220,9 +220,9 @@ impl Peer {
         self.queue_told();
         for at in 0..self.links.len() {
             if let Some(link) = &mut self.links[at] {
-                shared.counts.doorbells += u64::from(!link.is_flushed());
-                if let Err(cause) = link.flush() {
-                    self.note_fault(Fault::of_rail(at, &cause));
+                match link.flush() {
+                    Ok(doorbells) => shared.counts.doorbells += doorbells as u64,
+                    Err(cause) => self.note_fault(Fault::of_rail(at, &cause)),
                 }
             }
         }
