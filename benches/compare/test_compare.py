@@ -8,6 +8,8 @@ import commands
 import instructions
 import network
 import peers
+import rdma
+import rdma_guest
 import rows
 import table
 from commands import Command, Failed
@@ -130,6 +132,47 @@ class Choice(unittest.TestCase):
         runs.fail(case.command("auto"), "exit code 2: no such option")
         result = choice.judge(case, ["auto", "ring", "direct"], runs)
         self.assertEqual(result["failures"], ["exit code 2: no such option", "exit code 1: wrong"])
+
+
+def lines_of(name, side, *values, **more):
+    return [{"round": turn, "name": name, "side": side, "value": value, **more} for turn, value in enumerate(values)]
+
+
+class Rdma(unittest.TestCase):
+    def test_medians_are_compared_and_a_ratio_is_a_speed(self):
+        case = rdma.bandwidth("write_bw", 1 << 20, 40)
+        both = lines_of(case["name"], "ours", 50.0, 97.0, 99.0) + lines_of(case["name"], "peer", 100.0, 10.0, 100.0)
+        result = rdma.judge(case, both)
+        self.assertEqual((result["ours"], result["peer"], result["ratio"], result["met"]), (97.0, 100.0, 0.97, True))
+        case = rdma.latency("write_lat", 8, 1000)
+        both = lines_of(case["name"], "ours", 12.0) + lines_of(case["name"], "peer", 10.0)
+        result = rdma.judge(case, both)
+        self.assertEqual((result["unit"], result["met"]), ("us", False))
+        self.assertAlmostEqual(result["ratio"], 1 / 1.2)
+
+    def test_a_failed_run_is_told_and_not_judged(self):
+        case = rdma.bandwidth("write_bw", 1 << 20, 40)
+        result = rdma.judge(case, [{"round": 0, "name": case["name"], "side": "peer", "failure": "no device"}])
+        self.assertIsNone(result["met"])
+        self.assertIn("failed: write_bw 1 MiB: peer: no device", rdma.build([result]))
+
+    def test_an_allreduce_is_set_beside_both_directions_and_its_rest_is_told(self):
+        lines = lines_of(rdma.BOTH_WAYS["name"], "peer", 200.0) + lines_of(rdma.BOTH_WAYS["name"], "ours", 150.0)
+        times = ((rdma.ALL_REDUCE, 16000.0), (rdma.REDUCE_SCATTER, 8000.0), (rdma.ALL_GATHER, 7000.0), (rdma.SHORT, 100.0))
+        counts = {"copied bytes": 0, "written bytes": 1 << 20}
+        for case, time_us in times:
+            lines += lines_of(case["name"], "ours", time_us, counts=counts)
+        results = [rdma.judge(case, lines) for case in rdma.CASES]
+        found = rdma.share(results)
+        # 1 MiB at 100 MiB/s are 10 ms.
+        self.assertEqual((found["share"], found["met"]), (0.625, True))
+        self.assertEqual(found["parts_us"], {"wire": 10000.0, "reduction": 1000.0, "control": 100.0, "waits": 4900.0})
+        self.assertIn("copied by processors, allreduce 1 MiB: 0 of 1048576", rdma.build(results))
+
+    def test_perftest_s_row_is_read_and_nothing_else(self):
+        text = " #bytes #iterations\n 65536      300              45.10              44.00\t\t   0.000704\n---\n"
+        self.assertEqual(rdma_guest.read_perftest(text)[3], 44.0)
+        self.assertRaises(rdma_guest.Failed, rdma_guest.read_perftest, "no row\n")
 
 
 class Instructions(unittest.TestCase):

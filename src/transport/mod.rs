@@ -65,6 +65,7 @@ use crate::time::Time;
 use crate::types::Rank;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How the cause of an [`Event::PeerFailed`] begins that is no proof that the peer has ended: it may live behind a link that is
 /// cut.
@@ -152,6 +153,33 @@ pub enum Atomic {
         /// What is there then.
         swap: u64,
     },
+}
+
+impl Atomic {
+    /// Whether the word and the place for what was there are such as devices take.
+    fn check(self, word: RemoteRange, result: View) -> std::result::Result<(), PostError> {
+        match result.len_bytes() == 8 && word.offset.is_multiple_of(8) {
+            true => Ok(()),
+            false => Err(PostError::Invalid(format!(
+                "an atomic operation at offset {} with {} bytes for the result: a multiple of 8, and 8 bytes",
+                word.offset,
+                result.len_bytes()
+            ))),
+        }
+    }
+
+    /// By this processor; what was there.
+    fn apply(self, word: &AtomicU64) -> u64 {
+        // What was stored before it is seen by whoever sees its result, and the other way round.
+        match self {
+            Atomic::FetchAdd(add) => word.fetch_add(add, Ordering::AcqRel),
+            Atomic::CompareSwap { compare, swap } => {
+                match word.compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire) {
+                    Ok(before) | Err(before) => before,
+                }
+            }
+        }
+    }
 }
 
 /// Classes of tags, by their two highest bits. Messages of one class never take the places of another.
@@ -353,7 +381,9 @@ pub trait Transport: Send {
         token: u64,
     ) -> std::result::Result<(), PostError>;
 
-    /// Changes a word of a peer's region; what was there comes to the 8 registered bytes of `result`. Invalid: not here.
+    /// Changes a word of a peer's region, at a multiple of 8; what was there comes to the 8 registered bytes of `result`. It is done
+    /// at most once: one whose answer a fault has lost ends as [`Outcome::Flushed`], and may or may not have been done. A
+    /// device's operations and a processor's on the same word are not at once for each other. Invalid: not here.
     fn post_atomic(
         &mut self,
         _peer: Rank,

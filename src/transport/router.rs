@@ -11,7 +11,7 @@
 
 use super::shm::ShmTransport;
 use super::tcp::TcpTransport;
-use super::{Address, Capabilities, Event, PostError, RemoteRange, Transport, WaitSource};
+use super::{Address, Atomic, Capabilities, Event, PostError, RemoteRange, Transport, WaitSource};
 use crate::config::TcpSettings;
 use crate::error::{Error, Result};
 use crate::memory::{Region, RegionKey, View};
@@ -304,6 +304,17 @@ impl Transport for Router {
 
     fn post_get(&mut self, peer: Rank, from: RemoteRange, destination: View, token: u64) -> Posted {
         self.to(peer).post_get(peer, from, destination, token)
+    }
+
+    fn post_atomic(
+        &mut self,
+        peer: Rank,
+        what: Atomic,
+        word: RemoteRange,
+        result: View,
+        token: u64,
+    ) -> Posted {
+        self.to(peer).post_atomic(peer, what, word, result, token)
     }
 
     fn cancel(&mut self, peer: Rank, token: u64) {

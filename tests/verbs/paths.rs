@@ -72,13 +72,13 @@ fn credits_see_to_it_that_no_receive_is_missing() {
     pair.put(0, source.view, range, 1);
     pair.done(0, 1);
     let mut sent = [0u64; 4];
-    for (class, sent) in sent.iter_mut().enumerate() {
-        let tag = (class as u64) << 62 | 9;
+    for (class, count) in (0u64..).zip(&mut sent) {
+        let tag = class << 62 | 9;
         while (pair.ranks[0].transport)
             .post_send(1, tag, 0, source.view, 100)
             .is_ok()
         {
-            *sent += 1;
+            *count += 1;
         }
         for _ in 0..100 {
             pair.step_one(0);

@@ -34,6 +34,7 @@ def setUpModule():
     BUILT.update(build("build", "--package", "linerate-tools"))
     tests = build("test", "--no-run", "--package", "linerate", "--lib", "--test", "verbs", "--test", "conformance")
     BUILT["unit"] = tests.pop("linerate")
+    tests.update(build("test", "--no-run", "--package", "linerate-tools", "--test", "perf"))
     BUILT.update(tests)
 
 
@@ -61,12 +62,16 @@ class OneHost(unittest.TestCase):
         self.assertNotIn("skipped", self.check(script))
 
     def test_faults_memory_and_what_is_left(self):
-        # A thousand connects take as long as all the rest: `LINERATE_TEST_CONNECTS=1000` for whoever wants them.
-        script = f"LINERATE_TEST_CONNECTS=${{LINERATE_TEST_CONNECTS:-200}} {BUILT['verbs']} --test-threads=1 --nocapture"
+        script = f"{BUILT['verbs']} --test-threads=1 --nocapture"
         self.assertNotIn("skipped", self.check(script))
 
     def test_the_parent_s_memory_after_a_fork(self):
         out = self.check(f"{BUILT['unit']} --nocapture transport::verbs::tests")
+        self.assertNotIn("skipped", out)
+        self.assertIn("1 passed", out)
+
+    def test_perf_and_its_letters(self):
+        out = self.check(f"{BUILT['perf']} --nocapture everything_is_measured_over_verbs")
         self.assertNotIn("skipped", out)
         self.assertIn("1 passed", out)
 
@@ -77,6 +82,16 @@ class OneHost(unittest.TestCase):
 
 
 class TwoHosts(unittest.TestCase):
+    def test_perf_between_a_server_and_a_client(self):
+        command = (
+            "[ $RDMA_VM_HOST = 0 ] || { sleep 2; set -- host0; }; "
+            f"exec {BUILT['linerate']} perf write_bw -d rxe0 --insecure -n 20 --no-rotate \"$@\""
+        )
+        done = run("pair", "--timeout", "150", "--label", "--", "sh", "-c", command, "sh")
+        self.assertEqual(done.returncode, 0, f"{done.stdout}\n{done.stderr}")
+        for host in range(2):
+            self.assertRegex(done.stdout, rf"host{host}: +65536 +20 ")
+
     def check(self, done):
         self.assertEqual(done.returncode, 0, f"{done.stdout}\n{done.stderr}")
         self.assertIn("Out of bounds values : 0 OK", done.stdout)

@@ -228,6 +228,103 @@ fn strangers_do_not_end_a_server_and_a_killed_client_does() {
 }
 
 #[test]
+fn atomic_operations_change_the_word_once_each() {
+    for kind in ["FETCH_AND_ADD", "CMP_AND_SWAP"] {
+        for test in ["atomic_lat -n 100", "atomic_bw -n 300 -q 2 -l 4"] {
+            // 100 operations in a row are looked at first: each has to find what the one before has left.
+            let value = local_json(&format!("{test} -A {kind} --transport shm"));
+            assert_eq!(value["results"][0]["wrong"], 0, "{test} {kind}");
+            assert_eq!(value["results"][0]["bytes"], 8, "{test} {kind}");
+        }
+    }
+    let (code, _, stderr) = run("perf atomic_lat --local --transport tcp --timeout 20");
+    assert_eq!(code, Some(1), "{stderr}");
+    assert!(stderr.contains("tcp transport has no atomic"), "{stderr}");
+}
+
+#[test]
+fn lists_of_posts_move_every_message_too() {
+    for line in [
+        "write_bw -s 4K -n 101 -l 8 -t 16",
+        "read_bw -s 4K -n 101 -q 3 -l 16 -t 16",
+        "send_bw -s 4K -n 7 -l 5 -t 5 -N",
+    ] {
+        let value = local_json(line);
+        let (row, streams) = (&value["results"][0], value["qps"].as_u64().unwrap());
+        let asked: u64 = (line.split("-n ").nth(1).unwrap())
+            .split(' ')
+            .next()
+            .unwrap()
+            .parse()
+            .unwrap();
+        assert_eq!(row["iterations"], asked * streams, "{line}: {row}");
+        assert_eq!(row["wrong"], 0, "{line}: {row}");
+        assert!(row["bw_achievable"].is_null(), "{line}: {row}");
+        assert_eq!(row["bw_peak"].is_null(), line.contains("-N"), "{line}");
+    }
+}
+
+/// Soft-RoCE, if there is one here: `tools/rdma-vm run -- TEST` has it.
+fn device() -> Option<String> {
+    let names = std::fs::read_dir("/sys/class/infiniband").ok()?;
+    let mut names = names.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    names.find(|name| name.starts_with("rxe"))
+}
+
+#[test]
+fn everything_is_measured_over_verbs_where_a_device_is() {
+    let Some(device) = device() else {
+        println!(
+            "skipped: perf over verbs: /sys/class/infiniband has no rxe device (tools/rdma-vm run)"
+        );
+        return;
+    };
+    for line in [
+        "write_bw -s 64K -n 40 -q 2",
+        "write_bw -s 1M -n 8 -b -m 1024 -l 2",
+        "read_bw -s 5000 -n 40 -I 0",
+        "send_bw -s 9000 -n 40 -Q 1",
+        "write_lat -s 8 -n 50",
+        "read_lat -n 50",
+        "send_lat -n 50",
+        "atomic_lat -n 50",
+        "atomic_bw -n 50 -A CMP_AND_SWAP",
+    ] {
+        let value = local_json(&format!("{line} -d {device} -x 1 --no-rotate"));
+        assert_eq!(value["transport"], "verbs", "{line}");
+        assert_eq!(value["results"][0]["wrong"], 0, "{line}");
+        let port = &value["ports"][0];
+        assert_eq!(
+            (port["device"].as_str(), port["gid_index"].as_u64()),
+            (Some(&*device), Some(1))
+        );
+        let asked = if line.contains("-m 1024") { 1024 } else { 4096 };
+        assert_eq!(port["mtu"], asked, "{line}");
+        assert_eq!(
+            port["queue_pairs"],
+            if line.contains("-q 2") { 2 } else { 1 }
+        );
+        assert_eq!(port["inline_bytes"] == 0, line.contains("-I 0"), "{line}");
+        assert!(value["results"][0]["bw_achievable"].is_null(), "{line}");
+        if line.contains("write_bw") {
+            assert_eq!(value["counts"]["copied bytes"], 0, "{line}");
+        }
+    }
+    let server = Server::start(&format!("write_bw -d {device} -m 1024"));
+    let client = format!("write_bw -d {device} -m 4096");
+    for (code, _, stderr) in [
+        parts(server.client(&client).output().unwrap()),
+        server.end(),
+    ] {
+        assert_eq!(code, Some(2), "{stderr}");
+        assert!(
+            stderr.contains("--mtu: the server was started with 1024"),
+            "{stderr}"
+        );
+    }
+}
+
+#[test]
 fn bounds_decide_the_exit_code() {
     for (line, code, expected) in [
         ("write_bw --local -n 10 --min-bw 0.000001", 0, ""),
@@ -244,6 +341,13 @@ fn bounds_decide_the_exit_code() {
         ),
         ("read_lat --local -b", 2, "--bidirectional is for bandwidth"),
         ("read_lat --local --json /nonexistent/x", 2, "--json"),
+        ("read_lat --local -d no_such_device", 1, "unavailable"),
+        (
+            "read_lat --local -x 1 --transport tcp",
+            2,
+            "--gid-index (-x) is of RDMA devices",
+        ),
+        ("read_lat --local -R", 2, "--rdma_cm (-R) is not here"),
         (
             "read_lat --local --transport verbs:nothing0",
             1,

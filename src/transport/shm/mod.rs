@@ -28,7 +28,7 @@ pub use socket::is_same_user;
 
 use super::keys::{self, RegionKeys};
 use super::{
-    Address, Capabilities, Completion, Event, Outcome, PostError, RemoteRange, Transport,
+    Address, Atomic, Capabilities, Completion, Event, Outcome, PostError, RemoteRange, Transport,
     WaitSource, tag_class,
 };
 use crate::error::{Error, Result};
@@ -346,6 +346,29 @@ impl Transport for ShmTransport {
         token: u64,
     ) -> std::result::Result<(), PostError> {
         self.copy_remote(peer, destination, source, token, false)
+    }
+
+    fn post_atomic(
+        &mut self,
+        peer: Rank,
+        what: Atomic,
+        word: RemoteRange,
+        result: View,
+        token: u64,
+    ) -> std::result::Result<(), PostError> {
+        self.check_peer(peer)?;
+        what.check(word, result)?;
+        let found = self.remote(peer, word, result.len_bytes());
+        let outcome = match found.map_err(|e| PostError::Invalid(e.to_string()))? {
+            Some(there) => {
+                result.write(0, &what.apply(there.word(0)).to_ne_bytes());
+                self.notify(peer);
+                Outcome::Done
+            }
+            None => Outcome::BadKey,
+        };
+        self.complete(token, peer, outcome, result.len_bytes() as u64, 0);
+        Ok(())
     }
 
     fn cancel(&mut self, peer: Rank, token: u64) {

@@ -177,8 +177,12 @@ impl VerbsTransport {
                     bytes,
                 } => {
                     self.shared.counts.pieces_again += 1;
-                    if let Some(transfer) = peer.transfers.get_mut(&transfer) {
-                        transfer.pieces.give_back(offset, bytes);
+                    match peer.transfers.get_mut(&transfer) {
+                        Some(lost) if lost.atomic.is_some() => {
+                            peer.end_lost(transfer, &mut self.shared);
+                        }
+                        Some(lost) => lost.pieces.give_back(offset, bytes),
+                        None => {}
                     }
                 }
                 What::Told => {}

@@ -75,7 +75,7 @@ const TOTAL_BYTES_MAX: u64 = 1 << 48;
 /// Batches of completions per rail and poll, so that one poll takes a bounded time.
 const BATCHES_MAX: usize = 8;
 /// Polls between two looks at the control transport, which cost system calls, while every pair is up.
-const CONTROL_POLLS: u32 = 64;
+const CONTROL_POLLS: u32 = 1024;
 /// How long dropping waits for what was posted to arrive.
 const LEAVE_LOOKS: u32 = 200;
 const LEAVE_PAUSE: Duration = Duration::from_millis(5);

@@ -14,7 +14,7 @@ use crate::config::VerbsSettings;
 use crate::error::Result;
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
-use crate::transport::{Completion, Event, Outcome, TAG_CLASSES};
+use crate::transport::{Atomic, Completion, Event, Outcome, TAG_CLASSES};
 use crate::types::Rank;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -87,6 +87,8 @@ pub struct Target {
 #[derive(Debug)]
 pub struct Transfer {
     pub kind: Kind,
+    /// A get that changes the word that it reads.
+    pub atomic: Option<Atomic>,
     pub token: u64,
     pub total: u64,
     /// The own bytes, and where they begin in them.

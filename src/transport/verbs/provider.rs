@@ -8,7 +8,7 @@ use crate::limits::MESSAGES_PER_PEER;
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
 use crate::transport::{
-    Address, Capabilities, Event, Outcome, PortInUse, PostError, RemoteRange, Transport,
+    Address, Atomic, Capabilities, Event, Outcome, PortInUse, PostError, RemoteRange, Transport,
     WaitSource, keys, tag_class,
 };
 use crate::types::Rank;
@@ -227,6 +227,29 @@ impl Transport for VerbsTransport {
         self.peers[peer as usize].get(source, destination, token, &mut self.shared)
     }
 
+    fn post_atomic(
+        &mut self,
+        peer: Rank,
+        what: Atomic,
+        word: RemoteRange,
+        result: View,
+        token: u64,
+    ) -> Posted {
+        self.check_peer(peer)?;
+        self.check_source(result)?;
+        what.check(word, result)?;
+        if peer == self.shared.rank {
+            let found = self.shared.range(word.key, word.offset, 8);
+            let outcome = found.map_or(Outcome::BadKey, |there| {
+                result.write(0, &what.apply(there.word(0)).to_ne_bytes());
+                Outcome::Done
+            });
+            self.shared.complete(peer, token, outcome, 8, 0);
+            return Ok(());
+        }
+        self.peers[peer as usize].change(what, word, result, token, &mut self.shared)
+    }
+
     fn cancel(&mut self, peer: Rank, token: u64) {
         let Some(known) = self.peers.get_mut(peer as usize) else {
             return;
@@ -240,6 +263,8 @@ impl Transport for VerbsTransport {
     fn poll(&mut self, now: Time, events: &mut Vec<Event>) {
         self.shared.now = now;
         self.polls = self.polls.wrapping_add(1);
+        // What the caller has posted does not wait for what has come.
+        self.pump_dirty();
         self.poll_rails();
         if self.polls.is_multiple_of(CONTROL_POLLS) || self.is_joining() {
             self.poll_control(false);

@@ -6,7 +6,7 @@ use super::peer::{Entry, Fault, Kind, Peer, Shared, Target, Waiting};
 use super::record::{HEADER_BYTES, Immediate, Record, SLOT_BYTES, TOLD_AT, Told};
 use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
 use crate::memory::{RegionKey, View};
-use crate::transport::{Outcome, PostError, RemoteRange, URGENT_CLASS, tag_class};
+use crate::transport::{Atomic, Outcome, PostError, RemoteRange, URGENT_CLASS, tag_class};
 use linerate_verbs_sys::{Operation, Place};
 
 /// Puts of at most a flag line are copied by the peer's processor, unless they are one word: a device may write a line in
@@ -175,6 +175,22 @@ impl Peer {
         self.has_room()?;
         let range = (from.key, from.offset);
         let id = self.add_transfer(Kind::Get, destination, range, Some(token), shared)?;
+        self.resolve(id, shared);
+        Ok(())
+    }
+
+    pub fn change(
+        &mut self,
+        atomic: Atomic,
+        word: RemoteRange,
+        result: View,
+        token: u64,
+        shared: &mut Shared,
+    ) -> Result<(), PostError> {
+        self.has_room()?;
+        let range = (word.key, word.offset);
+        let id = self.add_transfer(Kind::Get, result, range, Some(token), shared)?;
+        self.transfers.get_mut(&id).expect("added just now").atomic = Some(atomic);
         self.resolve(id, shared);
         Ok(())
     }

@@ -5,7 +5,7 @@ use super::peer::{Entry, Kind, Peer, Shared, Target, Transfer};
 use super::pieces::{Pieces, choose_rail, piece_bytes};
 use super::record::{Record, VALUE_MASK};
 use crate::memory::{RegionKey, View};
-use crate::transport::{Outcome, PostError};
+use crate::transport::{Atomic, Outcome, PostError};
 use linerate_verbs_sys::Operation;
 
 /// Long transfers under way to one peer.
@@ -132,6 +132,7 @@ impl Peer {
         };
         let transfer = Transfer {
             kind,
+            atomic: None,
             token: token.expect("long transfers have completions"),
             total,
             memory,
@@ -147,6 +148,14 @@ impl Peer {
         };
         self.transfers.insert(id, transfer);
         Ok(id)
+    }
+
+    /// A fault has lost the answer of an atomic operation: to do it again could be to do it twice.
+    pub fn end_lost(&mut self, id: u64, shared: &mut Shared) {
+        if let Some(transfer) = self.transfers.remove(&id) {
+            let (token, total) = (transfer.token, transfer.total);
+            shared.complete(self.rank, token, Outcome::Flushed, total, 0);
+        }
     }
 
     /// All bytes of a get are here.
@@ -211,6 +220,9 @@ impl Peer {
                 && link.outstanding_bytes < window
         };
         let open = self.links.iter().flatten().filter(has_room);
+        // Only those of one device are at once for each other.
+        let is_bound = transfer.atomic.is_some();
+        let open = open.filter(|link| !is_bound || link.rail == lead);
         let rail = choose_rail(open.map(|link| (link.rail, link.outstanding_bytes)));
         let Some(rail) = rail else {
             return false;
@@ -258,7 +270,15 @@ impl Peer {
         let segment = (transfer.memory).segment(rail, transfer.offset + offset, bytes);
         let place = transfer.target.expect("checked").place(rail, offset);
         let operation = match transfer.kind {
-            Kind::Get => Operation::Read(place),
+            Kind::Get => match transfer.atomic {
+                None => Operation::Read(place),
+                Some(Atomic::FetchAdd(add)) => Operation::FetchAndAdd { place, add },
+                Some(Atomic::CompareSwap { compare, swap }) => Operation::CompareAndSwap {
+                    place,
+                    compare,
+                    swap,
+                },
+            },
             _ => Operation::Write(place, None),
         };
         transfer.under_way[rail] += 1;

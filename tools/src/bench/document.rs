@@ -127,6 +127,7 @@ mod tests {
             avg_busbw: 1.5,
             counts: BTreeMap::new(),
             wrong: 0,
+            counts: BTreeMap::new(),
             results: vec![Entry {
                 collective: "allreduce",
                 bytes: 8,

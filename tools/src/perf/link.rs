@@ -2,6 +2,7 @@
 //! that mark the parts of a run, and waits that give up.
 
 use super::arena::Arena;
+use crate::system;
 use linerate::engine::{Patience, SpinTime, WaitStep};
 use linerate::memory::{RegionKey, View};
 use linerate::time::Time;
@@ -24,6 +25,10 @@ const KIND_POST: u64 = 0;
 const KIND_RECEIVE: u64 = 1;
 const KIND_MARK_SENT: u64 = 2;
 const KIND_MARK: u64 = 3;
+/// A device's answer is looked for so long without giving the core away, as perftest does for ever: a wait of a few ten
+/// microseconds, which is short for a network, would else end in a system call.
+const DEVICE_SPIN: Duration = Duration::from_millis(1);
+const DEVICE_POLLS_PER_LOOK: u32 = 64;
 /// Polls without news between two looks at what is slow to look at.
 const SLOW_POLLS: u32 = 4096;
 
@@ -57,6 +62,8 @@ pub struct Link {
     marks: [VecDeque<u64>; MARKS.len()],
     spin: SpinTime,
     patience: Patience,
+    /// The least that a wait spins.
+    spin_least: Duration,
     idle_polls: u32,
     idle_since: Option<Time>,
     timeout: Duration,
@@ -95,6 +102,14 @@ impl Link {
             transport::open(&config.transport, rank, 2, nonce, &options).map_err(text)?;
         // Each side has cores of its own, unless waiting shows otherwise.
         let spin = SpinTime::new(1, 1);
+        // Where there is but one core, the peer may need it.
+        let cores = system::read("/sys/devices/system/cpu/online");
+        let is_alone = transport.ports().is_empty() || cores.is_none_or(|list| list == "0");
+        let spin_least = if is_alone {
+            Duration::ZERO
+        } else {
+            DEVICE_SPIN
+        };
         Ok(Link {
             transport,
             peer: 1 - rank,
@@ -108,6 +123,7 @@ impl Link {
             marks: Default::default(),
             patience: Patience::new(&spin),
             spin,
+            spin_least,
             idle_polls: 0,
             idle_since: None,
             timeout,
@@ -406,12 +422,16 @@ impl Link {
         self.idle_polls += 1;
         let polls = self.idle_polls;
         // A look at the clock costs more than a poll.
-        if !polls.is_multiple_of(self.spin.polls_per_look()) {
+        let per_look = match self.spin_least.is_zero() {
+            true => self.spin.polls_per_look(),
+            false => DEVICE_POLLS_PER_LOOK,
+        };
+        if !polls.is_multiple_of(per_look) {
             return Ok(());
         }
         let now = Time(self.now_ns());
         let since = *self.idle_since.get_or_insert(now);
-        if self.patience.next(now) != WaitStep::Spin {
+        if now.since(since) >= self.spin_least && self.patience.next(now) != WaitStep::Spin {
             // Never a sleep: it would be in the times.
             std::thread::yield_now();
         }

@@ -20,6 +20,8 @@ use std::time::Duration;
 
 /// Bytes of the word that a peer looks at.
 const WORD_BYTES: u64 = 8;
+/// Looks at it between two polls.
+const WORD_LOOKS: u32 = 16;
 /// Round trips before the first sample.
 const UNTIMED_TRIPS: u64 = 50;
 /// Samples for which there is room from the beginning, where their number is not known.
@@ -359,7 +361,7 @@ impl Side<'_> {
             })?,
             (1, _) => self.time_trips(limit, 0.5, |side, trip| {
                 side.send_trip(slots, trip)?;
-                while !side.has_come(slots, trip) {
+                while !side.looks(slots, trip) {
                     side.link.poll()?;
                 }
                 side.receive_trip(slots, trip + 1)
@@ -406,7 +408,7 @@ impl Side<'_> {
         let mut trip = 0;
         while self.link.heard(Mark::End).is_none() {
             self.link.poll()?;
-            if !self.options.test.is_one_sided() && self.has_come(slots, trip) {
+            if !self.options.test.is_one_sided() && self.looks(slots, trip) {
                 self.receive_trip(slots, trip + 1)?;
                 self.send_trip(slots, trip)?;
                 trip += 1;
@@ -449,6 +451,21 @@ impl Side<'_> {
         // Acquire: with the word comes what was put before it.
         let word = self.flag().word(0).load(Ordering::Acquire);
         word & word_mask(slots.bytes) == (trip + 1) & word_mask(slots.bytes)
+    }
+
+    /// As [`Side::has_come`]. A word is looked at several times between two polls: it is what ends the trip, and a poll takes
+    /// as long as many looks.
+    #[inline]
+    fn looks(&self, slots: &Slots, trip: u64) -> bool {
+        let looks = if self.verb() == Verb::Write {
+            WORD_LOOKS
+        } else {
+            1
+        };
+        (0..looks).any(|_| {
+            std::hint::spin_loop();
+            self.has_come(slots, trip)
+        })
     }
 
     fn flag(&self) -> View {
