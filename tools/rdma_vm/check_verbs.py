@@ -32,7 +32,7 @@ def build(*arguments):
 
 def setUpModule():
     BUILT.update(build("build", "--package", "linerate-tools"))
-    tests = build("test", "--no-run", "--package", "linerate", "--lib", "--test", "verbs", "--test", "conformance")
+    tests = build("test", "--no-run", "--lib", "--test", "verbs", "--test", "conformance")
     BUILT["unit"] = tests.pop("linerate")
     tests.update(build("test", "--no-run", "--package", "linerate-tools", "--test", "perf"))
     BUILT.update(tests)
