@@ -125,7 +125,6 @@ mod tests {
             rotate: true,
             link: None,
             avg_busbw: 1.5,
-            counts: BTreeMap::new(),
             wrong: 0,
             counts: BTreeMap::new(),
             results: vec![Entry {
