@@ -137,7 +137,7 @@ impl DeviceArgs {
 
     /// What perftest has and nothing here.
     fn refuse_absent(&self) -> Result<(), String> {
-        const CM: &str = "queue pairs are joined over the connection to --port, which proves the secret (LINERATE_SECRET) first, and not by the connection manager: leave it away";
+        const CM: &str = "queue pairs are joined over the connection to --port, which proves the secret (LINERATE_SECRET) first, and not by rdma_cm: leave it away";
         let other = (self.connection.as_deref()).filter(|kind| !kind.eq_ignore_ascii_case("RC"));
         let all = [
             ("--rdma_cm (-R)", self.rdma_cm, CM),
