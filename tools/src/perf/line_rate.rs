@@ -185,7 +185,7 @@ mod tests {
         assert!(known.gigabits(&options("atomic_bw").unwrap(), 8).is_none());
         let text = known.text(&options("write_bw").unwrap());
         assert!(
-            text.contains("97.7 Gbit/s") && text.contains("65536"),
+            text.contains("98.0 Gbit/s") && text.contains("65536"),
             "{text}"
         );
         let two = LineRate::of(

@@ -361,7 +361,7 @@ pub mod tests {
             ("write_bw -t 1", "--tx-depth"),
             ("write_bw -q 1", "--qp"),
             ("write_bw -l 4", "--post_list"),
-            ("write_bw -m 1024", "--transport"),
+            ("write_bw -m 1024", "--mtu"),
             ("write_bw --check 0", "--check"),
             ("write_bw --no-rotate", "--no-rotate"),
             ("write_bw --seed 2", "--seed"),
