@@ -15,25 +15,31 @@ use std::time::Duration;
 
 /// What each rank marked as its result; those of `victims` must have died, the others must have ended well.
 fn results(outputs: &[Output], victims: &[u32]) -> Vec<String> {
-    let result = |(rank, output): (usize, &Output)| {
-        let text = format!(
+    let text = |output: &Output| {
+        let (out, err) = (&output.stdout, &output.stderr);
+        format!(
             "{}{}",
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr)
-        );
+            String::from_utf8_lossy(out),
+            String::from_utf8_lossy(err)
+        )
+    };
+    let is_wrong = |(rank, output): (usize, &Output)| {
         let is_victim = victims.contains(&(rank as u32));
-        assert!(
-            output.status.success() != is_victim,
-            "rank {rank} of which {victims:?} die: {}\n{text}",
-            output.status
-        );
+        (output.status.success() == is_victim)
+            .then(|| format!("rank {rank}: {}\n{}", output.status, text(output)))
+    };
+    // What one rank says may be the consequence of what another does.
+    let wrong: Vec<String> = outputs.iter().enumerate().filter_map(is_wrong).collect();
+    assert!(wrong.is_empty(), "{victims:?} die\n{}", wrong.join("\n"));
+    let result = |output: &Output| {
+        let text = text(output);
         let lines = text.lines().filter_map(|l| l.split_once("RESULT "));
         lines
             .map(|(_, result)| result)
             .collect::<Vec<_>>()
             .join("\n")
     };
-    outputs.iter().enumerate().map(result).collect()
+    outputs.iter().map(result).collect()
 }
 
 #[test]
@@ -81,6 +87,14 @@ fn count_ranks(comm: &Communicator, elements: usize) -> Result<u64> {
     Ok(all[0])
 }
 
+/// A barrier after which some rank aborts: the news of those who are further on may be faster than what ends it here.
+fn barrier_before_an_abort(comm: &Communicator) {
+    if let Err(error) = comm.barrier() {
+        let is_news = matches!(error.first_cause(), Error::Aborted { .. });
+        assert!(is_news, "{error}");
+    }
+}
+
 /// Uses a communicator in every way that a fresh one has: sums, splits, fails again and is rebuilt again.
 fn exercise(comm: Communicator, ranks: u32) {
     assert_eq!(comm.ranks(), ranks);
@@ -90,11 +104,7 @@ fn exercise(comm: Communicator, ranks: u32) {
     let own = comm.rank();
     let pair = comm.split(Some(own / 2), 0).unwrap().unwrap();
     assert_eq!(count_ranks(&pair, 10).unwrap(), u64::from(pair.ranks()));
-    if let Err(error) = comm.barrier() {
-        // Over connections the news of those who are further on may be faster than what a third rank had sent before.
-        let is_news = matches!(error.first_cause(), Error::Aborted { .. });
-        assert!(is_news, "{error}");
-    }
+    barrier_before_an_abort(&comm);
     if own == ranks - 1 {
         comm.abort("to rebuild it once more");
     }
@@ -207,8 +217,7 @@ fn killed_in_rebuild(mut comm: Communicator) {
         .unwrap()
         .parse()
         .unwrap();
-    // May hear of another rank's abort already.
-    let _ = comm.barrier();
+    barrier_before_an_abort(&comm);
     comm.abort("to rebuild it");
     if victims.contains(&rank) {
         let most = std::env::var("LINERATE_TEST_MOST_US").unwrap();
@@ -274,7 +283,7 @@ fn kills_in_the_middle_of_a_rebuild_begin_it_again() {
 
 /// Rank 1 lives and does not rebuild.
 fn absent(comm: Communicator) {
-    comm.barrier().unwrap();
+    barrier_before_an_abort(&comm);
     comm.abort("to rebuild it");
     if comm.rank() == 1 {
         std::thread::sleep(Duration::from_secs(4));
@@ -321,7 +330,7 @@ fn many(mut comm: Communicator) {
         let call = Call::all_reduce(DataType::U64, ReduceOp::Sum, 1 << 13, &kept, &kept);
         comm.run(&call).unwrap();
         assert_eq!(kept.to_vec::<u64>(), vec![2 * ranks; 1 << 13]);
-        comm.barrier().unwrap();
+        barrier_before_an_abort(&comm);
         comm.abort("again");
         let rebuilt = comm.rebuild().unwrap();
         match turn % 3 {
