@@ -6,6 +6,7 @@
 mod bench;
 mod binding;
 mod doctor;
+mod experiment;
 mod explain;
 mod flags;
 mod info;
