@@ -2,11 +2,11 @@
 //! straight (`driver/straight.rs`), without a task, a place in any list or a look at the clock. If a peer is not there
 //! soon, the round becomes that of an ordinary task and goes on from where it stands.
 
+use super::arguments::{Arguments, signature_of};
 use super::driver::Script;
 use super::prepared::Prepared;
 use super::round::{Round, RoundCall, RoundId, RoundOf};
 use super::signature::Signature;
-use super::tasks::{Arguments, signature_of};
 use super::wait::Looks;
 use super::{Engine, HISTORY};
 use crate::error::Result;

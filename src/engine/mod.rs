@@ -16,6 +16,7 @@
 //! `fault.rs` turns silence and disagreement into errors on every rank; `members.rs` is for ending a communicator on
 //! purpose and for making a new one of its survivors.
 
+mod arguments;
 mod at_once;
 mod bound;
 mod clock;
@@ -26,6 +27,7 @@ mod crew;
 mod driver;
 mod fault;
 mod fold;
+mod gate;
 mod links;
 mod members;
 mod plan;
@@ -43,11 +45,12 @@ mod wait;
 #[cfg(test)]
 mod tests;
 
+pub use arguments::Arguments;
 pub use at_once::AtOnce;
 pub use clock::Clock;
 pub use links::Contact;
 pub use prepared::Prepared;
-pub use tasks::{Arguments, TaskCall, TaskId};
+pub use tasks::{TaskCall, TaskId};
 pub use wait::{Looks, Patience, SpinTime, Step as WaitStep};
 
 use crate::config::Config;

@@ -1,18 +1,15 @@
-//! [`Plan`]: a schedule's edges, ranges and messages, laid out flat as [`super::progress`] and the driver follow them.
+//! [`Plan`]: a schedule's edges, ranges and messages, laid out flat as `progress.rs` and the driver follow them.
 //!
 //! A [`Action`] is large and its ranges are fractions of a count that is not known yet. Here every range has a number, so
 //! that a round resolves each one once ([`Span`]); every step has its overlap edges, and the steps that depend on it, in
 //! one run of a list each; and a message is a few words. How a round begins is worked out once as well: arming is copying.
 
-use super::progress::{Gate, MORE, StepRun};
+use super::gate::{Gate, MORE, NONE, StepRun};
 use crate::schedule::{
     Action, BufferId, Dependency, Extent, Join, Operand, Range, Schedule, SlotId, Step, StepId,
     Trigger,
 };
 use crate::types::Rank;
-
-/// No step, no span.
-pub const NONE: u32 = u32::MAX;
 
 /// A range, resolved for the count of a round: first element inside its buffer, and number of elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

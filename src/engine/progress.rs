@@ -8,96 +8,11 @@
 //!
 //! An edge is touched about twice in a round, however many steps there are: the builder leaves out edges that others imply.
 
-use super::plan::{Edge, NONE, Span, StepPlan};
+use super::gate::{Gate, MORE, NONE, Stage, StepRun, StraightRun};
+use super::plan::{Edge, Span, StepPlan};
 use super::prepared::Prepared;
-use super::round::StraightRun;
-use crate::limits::CHUNKS_IN_FLIGHT;
 use crate::schedule::{Count, Join, StepId};
 use ready::Ready;
-
-/// How far a step has come.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-enum Stage {
-    /// It has elements left, or has not begun.
-    #[default]
-    Pending,
-    /// All elements are processed, but something that it depends on has not completed (piecewise only).
-    Processed,
-    Complete,
-}
-
-/// What may happen to one step, apart from how far it has come. The end of a whole step touches its own and those of the
-/// steps that follow it, nearly always neighbours, and nothing else: while runs, plan and views lay apart, the engine waited
-/// for its own memory for half of its time (benches/README.md).
-#[derive(Clone, Copy, Debug)]
-pub struct Gate {
-    /// What keeps it from starting: earlier steps, and the caller's arrival.
-    pub(super) holds: u32,
-    stage: Stage,
-    pub(super) is_queued: bool,
-    /// Whole messages: handed to the transport.
-    is_posted: bool,
-    pub is_send: bool,
-    /// The first two steps that depend on it, [`NONE`] where there are fewer; [`MORE`]: the plan says who else does.
-    pub(super) followers: [StepId; 2],
-    /// Elements that it processes when a round begins.
-    pub len: u64,
-}
-
-/// In the place of the second follower, where there are more than two.
-pub(super) const MORE: StepId = NONE - 1;
-
-impl Default for Gate {
-    fn default() -> Gate {
-        Gate {
-            holds: 0,
-            stage: Stage::Pending,
-            is_queued: false,
-            is_posted: false,
-            is_send: false,
-            followers: [NONE; 2],
-            len: 0,
-        }
-    }
-}
-
-/// How far one step has come. Elements are counted from the start of the step's ranges.
-#[derive(Clone, Copy, Debug)]
-pub struct StepRun {
-    /// Elements that it processes; once it has started, that stays.
-    pub len: u64,
-    /// Elements processed, without gaps.
-    pub done: u64,
-    /// Piecewise: steps that it depends on and that have not completed.
-    pub(super) unsettled: u32,
-    /// Chunks handed to the transport, and of those completed without gaps.
-    pub chunks_posted: u32,
-    /// Completed chunks without gaps.
-    pub chunks_done: u32,
-    /// Piecewise: the earlier step for which it waits, and how many elements that must have processed.
-    waits_for: StepId,
-    /// Piecewise: how many of its overlap edges, from the first on, are met.
-    met: u32,
-    need: u64,
-    /// Bit i: chunk `chunks_done + i` has completed.
-    pub out_of_order: u8,
-}
-
-impl Default for StepRun {
-    fn default() -> StepRun {
-        StepRun {
-            len: 0,
-            done: 0,
-            unsettled: 0,
-            chunks_posted: 0,
-            chunks_done: 0,
-            waits_for: NONE,
-            met: 0,
-            need: 0,
-            out_of_order: 0,
-        }
-    }
-}
 
 /// The steps of one round. What every whole step needs comes first, together.
 #[derive(Debug, Default)]
@@ -485,25 +400,6 @@ impl Progress {
             gate.holds = 0;
             self.enqueue(step);
         }
-    }
-}
-
-impl StepRun {
-    /// Whether another chunk may be posted.
-    #[inline]
-    pub fn has_chunk_credit(&self) -> bool {
-        self.chunks_posted - self.chunks_done < CHUNKS_IN_FLIGHT
-    }
-
-    /// Chunk `chunk` has completed; returns how many have without gaps.
-    #[inline]
-    pub fn complete_chunk(&mut self, chunk: u32) -> u32 {
-        self.out_of_order |= 1 << (chunk - self.chunks_done);
-        while self.out_of_order & 1 == 1 {
-            self.out_of_order >>= 1;
-            self.chunks_done += 1;
-        }
-        self.chunks_done
     }
 }
 

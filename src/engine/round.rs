@@ -1,13 +1,14 @@
 //! [`Round`]: one execution of a schedule, bound to a count, a type and memory.
 
+use super::arguments::{Arguments, signature_of};
 use super::bound::BoundSteps;
 use super::fold::{FOLD_CHUNKS, Fold};
+use super::gate::StraightRun;
 use super::pool::Lent;
 use super::prepared::{Prepared, padded};
 use super::progress::Progress;
 use super::signature::Signature;
 use super::tag::RoundToken;
-use super::tasks::{Arguments, signature_of};
 use crate::memory::View;
 use crate::schedule::{Buffer, BufferId, Count, Extent, Range, SlotId, StepId};
 use crate::types::{DataType, Rank, ReduceOp};
@@ -116,13 +117,6 @@ pub struct Round {
     scratch_at: View,
     /// Steps on lane 0 that have completed.
     pub arrivals: u32,
-}
-
-/// Steps before `step` have completed, and `done` elements (or peers) of that one have been processed.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct StraightRun {
-    pub step: StepId,
-    pub done: u64,
 }
 
 impl Round {

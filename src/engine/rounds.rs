@@ -1,9 +1,9 @@
 //! Rounds of tasks: started in order, run, ended, retired.
 
+use super::arguments::signature_of;
 use super::prepared::Prepared;
 use super::round::{Round, RoundId, RoundOf};
 use super::tag::RoundToken;
-use super::tasks::signature_of;
 use super::{Engine, HISTORY};
 use crate::error::{Error, Result};
 use crate::limits::OPERATION_SLOTS;

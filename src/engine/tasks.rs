@@ -1,16 +1,16 @@
 //! Tasks: from a call to rounds, and back to a result.
 
 use super::Engine;
+use super::arguments::{Arguments, signature_of};
 use super::prepared::Prepared;
 use super::round::{RoundCall, RoundId};
-use super::signature::Signature;
 use super::tag::ROUNDS_MAX;
 use crate::error::{Error, Result};
 use crate::limits::COUNT_MAX;
 use crate::memory::View;
 use crate::schedule::Count;
 use crate::time::Time;
-use crate::types::{Collective, DataType, Rank, ReduceOp};
+use crate::types::Collective;
 use std::any::Any;
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -20,25 +20,6 @@ use std::sync::Arc;
 pub struct TaskId {
     index: usize,
     generation: u32,
-}
-
-/// What a call says, apart from its schedule.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Arguments {
-    /// The collective, for signatures and texts.
-    pub collective: Collective,
-    /// Elements per rank.
-    pub count: u64,
-    /// Element type.
-    pub dtype: DataType,
-    /// Operator.
-    pub op: ReduceOp,
-    /// Root.
-    pub root: Rank,
-    /// The whole input; empty if this rank has none.
-    pub input: View,
-    /// The whole output.
-    pub output: View,
 }
 
 /// A call, with its schedule chosen and its buffers resolved, and everything that must outlive it.
@@ -307,26 +288,5 @@ impl Engine {
             )));
         }
         Ok(low)
-    }
-}
-
-pub(super) fn signature_of(arguments: &Arguments, prepared: &Prepared, slots: &[u64]) -> Signature {
-    let signature = Signature::new(
-        arguments.collective,
-        arguments.dtype,
-        arguments.op,
-        arguments.root,
-        prepared.algorithm,
-        arguments.count,
-    );
-    match arguments.collective {
-        // Its slots are the same on all ranks.
-        Collective::AllGatherV => {
-            let hash = slots
-                .iter()
-                .fold(0, |hash, &slot| crate::prng::mix(hash ^ slot));
-            signature.with_counts(hash)
-        }
-        _ => signature,
     }
 }

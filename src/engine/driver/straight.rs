@@ -6,7 +6,8 @@
 
 use super::Driver;
 use super::compute::PIECES_MAX;
-use crate::engine::plan::{NONE, Operands};
+use crate::engine::gate::NONE;
+use crate::engine::plan::Operands;
 use crate::engine::prepared::Prepared;
 use crate::engine::round::Round;
 use crate::error::Result;

@@ -1,0 +1,46 @@
+//! [`Arguments`]: what a call says, and the signature by which ranks compare it.
+
+use super::prepared::Prepared;
+use super::signature::Signature;
+use crate::memory::View;
+use crate::types::{Collective, DataType, Rank, ReduceOp};
+
+/// What a call says, apart from its schedule.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Arguments {
+    /// The collective, for signatures and texts.
+    pub collective: Collective,
+    /// Elements per rank.
+    pub count: u64,
+    /// Element type.
+    pub dtype: DataType,
+    /// Operator.
+    pub op: ReduceOp,
+    /// Root.
+    pub root: Rank,
+    /// The whole input; empty if this rank has none.
+    pub input: View,
+    /// The whole output.
+    pub output: View,
+}
+
+pub(super) fn signature_of(arguments: &Arguments, prepared: &Prepared, slots: &[u64]) -> Signature {
+    let signature = Signature::new(
+        arguments.collective,
+        arguments.dtype,
+        arguments.op,
+        arguments.root,
+        prepared.algorithm,
+        arguments.count,
+    );
+    match arguments.collective {
+        // Its slots are the same on all ranks.
+        Collective::AllGatherV => {
+            let hash = slots
+                .iter()
+                .fold(0, |hash, &slot| crate::prng::mix(hash ^ slot));
+            signature.with_counts(hash)
+        }
+        _ => signature,
+    }
+}
