@@ -115,6 +115,7 @@ pub mod fusion;
 pub mod kernel;
 pub mod limits;
 pub mod memory;
+pub mod partial;
 pub mod pattern;
 pub mod prng;
 pub mod schedule;
