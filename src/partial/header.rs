@@ -180,7 +180,7 @@ mod tests {
     fn header(first_generation: u64, generations: u64) -> Header {
         Header {
             round: 9,
-            is_active: first_generation + generations == 10,
+            is_active: first_generation.wrapping_add(generations) == 10,
             first_generation,
             generations,
             ..Header::default()
