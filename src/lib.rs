@@ -115,6 +115,7 @@ pub mod fusion;
 pub mod kernel;
 pub mod limits;
 pub mod memory;
+pub mod partial;
 pub mod pattern;
 pub mod prng;
 pub mod schedule;
@@ -125,10 +126,11 @@ pub mod types;
 pub mod wire;
 
 pub use comm::{
-    Buffer, Call, Communicator, Explanation, FlushReport, Fusion, Group, Operation, Simulation,
-    StepReport, Transfer,
+    Buffer, Call, Communicator, Explanation, FlushReport, Fusion, Group, Operation,
+    PartialAllreduce, Simulation, StepReport, Transfer,
 };
 pub use config::Config;
 pub use error::{Error, Result};
 pub use fusion::{FusionOptions, TensorSpec};
+pub use partial::{Delivery, Divisor, PartialOptions, Policy, RankSet, RoundReport, Waited};
 pub use types::{Collective, DataType, Rank, ReduceOp};

@@ -13,7 +13,7 @@
 //! | `ring.rs`, `doubling.rs`, `tree.rs`, `chain.rs`, `pairwise.rs`, `bruck.rs`, `hierarchical.rs` | messages | any transport |
 //!
 //! Reductions are in the order of the ranks or of a fixed tree, the same on all ranks; [`choose`] picks by the
-//! cost model. Not here: partial and sparse collectives.
+//! cost model. `partial.rs` is only how a partial collective begins. Not here: sparse collectives.
 //!
 //! Read first: `request.rs`, `stage.rs`, then `ring.rs`.
 
@@ -26,6 +26,7 @@ mod doubling;
 mod hierarchical;
 mod line;
 mod pairwise;
+mod partial;
 mod request;
 mod ring;
 mod slots;
@@ -39,6 +40,7 @@ mod tests;
 
 pub use algorithm::{Algorithm, Needs, Window};
 pub use choose::{Available, Candidate, Choice, candidates, choose};
+pub use partial::build_activation;
 pub use request::Request;
 pub use slots::{
     BARRIER_SLOTS, TransferShape, all_gather_v_slots, all_to_all_v_slots, build_send_recv,

@@ -171,12 +171,23 @@ pub(super) fn finish(
     common: &Common,
 ) -> Result<Communicator> {
     let has_thread = engine.config().progress_thread;
-    let driving = (engine, clock, ProcessMark::current()?, family);
-    let communicator = Communicator::assemble(driving, hosts, false, common);
+    let communicator = finish_apart(engine, clock, hosts, family, common)?;
     if has_thread {
         communicator.start_progress_thread()?;
     } else {
         communicator.inner.shared.join_family();
     }
     Ok(communicator)
+}
+
+/// The same, where a thread of the caller makes its progress.
+pub(super) fn finish_apart(
+    engine: Engine,
+    clock: Clock,
+    hosts: Vec<u32>,
+    family: Arc<Family>,
+    common: &Common,
+) -> Result<Communicator> {
+    let driving = (engine, clock, ProcessMark::current()?, family);
+    Ok(Communicator::assemble(driving, hosts, false, common))
 }

@@ -71,6 +71,18 @@ impl Driving {
         }
     }
 
+    /// Drives once, and lets `then` look at the engine before anybody else does.
+    pub fn drive_then<T>(&self, then: impl FnOnce(&mut Engine) -> T) -> T {
+        let mut engine = self.engine();
+        let now = self.clock.now();
+        let moved = engine.drive(now);
+        let has_failed = look_if_due(&mut engine, now);
+        let result = then(&mut engine);
+        drop(engine);
+        self.tell_sleepers(moved, has_failed);
+        result
+    }
+
     /// Drives once and looks.
     pub fn test(&self, task: TaskId) -> Option<Result<()>> {
         let mut engine = self.engine();
@@ -134,6 +146,31 @@ impl Driving {
         limit: Option<Duration>,
         is_given_up: impl Fn() -> bool,
     ) -> Option<Result<()>> {
+        let take = |engine: &mut Engine| take_result(engine, task);
+        self.wait_until(limit, is_given_up, take, |engine| {
+            engine.result(task).is_some()
+        })
+    }
+
+    /// Drives, at most for `limit`, until the engine has news, or `is_given_up`, as the one thread that drives it while
+    /// nobody else does. Whoever makes that true rings the bell then.
+    pub fn attend(
+        &self,
+        limit: Duration,
+        is_given_up: impl Fn() -> bool,
+        has_news: impl Fn(&Engine) -> bool,
+    ) {
+        let take = |engine: &mut Engine| has_news(engine).then_some(());
+        self.wait_until(Some(limit), is_given_up, take, &has_news);
+    }
+
+    fn wait_until<T>(
+        &self,
+        limit: Option<Duration>,
+        is_given_up: impl Fn() -> bool,
+        take: impl Fn(&mut Engine) -> Option<T>,
+        has_come: impl Fn(&Engine) -> bool,
+    ) -> Option<T> {
         let mut patience = Patience::new(&self.spin);
         let start = self.clock.now();
         let deadline = limit.map_or(Time::MAX, |limit| start.after(limit));
@@ -143,7 +180,7 @@ impl Driving {
             let mut moved = false;
             for _ in 0..self.spin.polls_per_look() {
                 moved |= engine.drive(now);
-                if let Some(result) = take_result(&mut engine, task) {
+                if let Some(result) = take(&mut engine) {
                     drop(engine);
                     self.tell_sleepers(moved, false);
                     self.spin.learn(patience.last());
@@ -168,9 +205,7 @@ impl Driving {
                 WaitStep::Yield => yield_now(),
                 WaitStep::Sleep(time) => {
                     let time = time.min(deadline.since(now));
-                    self.sleep(time, |engine| {
-                        is_given_up() || engine.result(task).is_some()
-                    });
+                    self.sleep(time, |engine| is_given_up() || has_come(engine));
                 }
             }
         }

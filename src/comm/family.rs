@@ -31,6 +31,15 @@ pub(crate) struct Family {
 }
 
 impl Family {
+    /// For a communicator that has a thread of its own and is no member: it knows the same registered buffers, and waits on
+    /// it and on members do not move each other.
+    pub fn apart(&self) -> Arc<Family> {
+        Arc::new(Family {
+            ranges: self.ranges.clone(),
+            ..Family::default()
+        })
+    }
+
     /// Takes a member in; it leaves when it is dropped.
     pub fn join(&self, member: &Arc<Shared>) {
         let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);

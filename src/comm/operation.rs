@@ -1,7 +1,7 @@
 //! [`Operation`]: a started operation.
 
 use super::shared::Shared;
-use crate::engine::TaskId;
+use crate::engine::{Engine, TaskId};
 use crate::error::Result;
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,6 +59,26 @@ impl Operation {
         self.result
             .clone()
             .map_or(Ok(false), |result| result.map(|()| true))
+    }
+
+    /// Takes the result if it has ended, for whoever has the engine and has driven it.
+    pub(super) fn look(&mut self, engine: &mut Engine) {
+        if self.result.is_none() {
+            self.result = engine.result(self.task);
+            if self.result.is_some() {
+                engine.release(self.task);
+            }
+        }
+    }
+
+    /// Whether the last look saw its end.
+    pub(super) fn is_over(&self) -> bool {
+        self.result.is_some()
+    }
+
+    /// The result of an operation that has ended.
+    pub(super) fn result(&self) -> Result<()> {
+        self.result.clone().expect("it has ended")
     }
 
     /// Takes the result if there is one in time. An error is of the waiting, not of the operation.

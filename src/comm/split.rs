@@ -51,7 +51,7 @@ impl Communicator {
             .map(|words| ((words[0] == 1).then_some(words[1] as u32), words[2] as i32))
             .collect();
         let members = members_of(&places, color);
-        self.build_child(&members)
+        self.build_child(&members, true)
     }
 
     /// A communicator of the same ranks in the same order, with an order of operations of its own. Collective. As
@@ -59,13 +59,21 @@ impl Communicator {
     pub fn duplicate(&self) -> Result<Communicator> {
         self.check_can_wait("duplicate")?;
         let members: Vec<Rank> = (0..self.ranks()).collect();
-        let child = self.build_child(&members)?;
+        let child = self.build_child(&members, true)?;
+        Ok(child.expect("every rank is a member"))
+    }
+
+    /// The same, for a service with a thread of its own that makes its progress: waits on other communicators do not.
+    pub(super) fn duplicate_apart(&self) -> Result<Communicator> {
+        self.check_can_wait("duplicate")?;
+        let members: Vec<Rank> = (0..self.ranks()).collect();
+        let child = self.build_child(&members, false)?;
         Ok(child.expect("every rank is a member"))
     }
 
     /// The child of these ranks of the parent, in this order; empty where this rank is in none. All ranks of the parent take
     /// part in every exchange, whatever goes wrong in their own part, so that nobody waits for one who has given up.
-    fn build_child(&self, members: &[Rank]) -> Result<Option<Communicator>> {
+    fn build_child(&self, members: &[Rank], is_member: bool) -> Result<Option<Communicator>> {
         let own = members.iter().position(|&member| member == self.rank());
         let opened =
             own.map(|rank| connect::open(rank as Rank, members.len() as u32, &self.inner.config));
@@ -95,7 +103,12 @@ impl Communicator {
             members.iter().map(|&m| plans.host(m)).collect()
         };
         let clock = shared.clock.clone();
-        connect::finish(engine, clock, hosts, shared.family().clone(), &common).map(Some)
+        let family = shared.family();
+        match is_member {
+            true => connect::finish(engine, clock, hosts, family.clone(), &common),
+            false => connect::finish_apart(engine, clock, hosts, family.apart(), &common),
+        }
+        .map(Some)
     }
 
     fn connect_child(

@@ -14,9 +14,20 @@ impl Engine {
         self.driver.links.transport.notify(by);
     }
 
+    /// Fails the communicator on all ranks with this cause, which no operation has met.
+    pub fn fail_with(&mut self, error: Error) {
+        self.fail(error, true);
+        self.driver.links.transport.notify(self.driver.links.rank);
+    }
+
     /// Why a peer is gone, if it is: its process ended or it has closed its side.
     pub fn gone(&self, peer: Rank) -> Option<&str> {
         self.driver.links.gone(peer)
+    }
+
+    /// The first peer that is gone, as the error of whoever needs it.
+    pub fn first_gone(&self) -> Option<Error> {
+        self.driver.links.first_gone()
     }
 
     /// Tells all peers that every rank is connected, so that whoever misses the message of the one who found that out

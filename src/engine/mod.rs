@@ -14,7 +14,7 @@
 //!
 //! `progress.rs` is the order of steps, `driver.rs` runs them, `tasks.rs` takes calls, `rounds.rs` starts and ends rounds,
 //! `fault.rs` turns silence and disagreement into errors on every rank; `members.rs` is for ending a communicator on
-//! purpose and for making a new one of its survivors.
+//! purpose and for making a new one of its survivors; `notices.rs` carries words that belong to no operation.
 
 mod arguments;
 mod at_once;
@@ -30,6 +30,7 @@ mod fold;
 mod gate;
 mod links;
 mod members;
+mod notices;
 mod plan;
 mod pool;
 mod prepared;
@@ -63,6 +64,7 @@ use crate::types::Rank;
 use driver::Driver;
 use fault::Suspect;
 use links::Links;
+use notices::Notices;
 use pool::Pool;
 use round::Round;
 use staged::Staged;
@@ -139,6 +141,9 @@ pub struct Engine {
     /// The generation at which regions that peers had freed were last let go.
     released_at: u32,
     suspect: Option<Suspect>,
+    notices: Notices,
+    /// Tasks that have ended so far.
+    ended_count: u64,
     /// When the slow part is due again.
     slow_at: Time,
 }
@@ -188,6 +193,8 @@ impl Engine {
             untold: Vec::new(),
             released_at: 0,
             suspect: None,
+            notices: Notices::default(),
+            ended_count: 0,
             is_confirmed: false,
             events: Vec::new(),
             now: Time::default(),
@@ -278,6 +285,7 @@ impl Engine {
             if !self.queue.is_empty() {
                 self.start_queued(now);
             }
+            self.send_notices();
         } else if !self.untold.is_empty() {
             self.tell_failure();
         }
@@ -362,6 +370,7 @@ impl Engine {
     fn handle_own(&mut self, completion: &Completion, now: Time) {
         match Token::parse(completion.token) {
             Token::ControlReceive(peer) => self.handle_control(peer, completion, now),
+            Token::NoticeReceive(peer) => self.handle_notice(peer, completion),
             Token::Forget if completion.outcome == Outcome::BadKey => {
                 let text = format!(
                     "rank {} does not know the control memory it announced",

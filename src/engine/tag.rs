@@ -4,6 +4,7 @@
 const COLLECTIVE: u64 = 0;
 const PAIRWISE: u64 = 1;
 const CONTROL: u64 = crate::transport::URGENT_CLASS as u64;
+const NOTICE: u64 = 3;
 
 const CHUNK_BITS: u32 = 12;
 const MESSAGE_BITS: u32 = 14;
@@ -48,6 +49,11 @@ pub const fn control() -> u64 {
     CONTROL << KIND_SHIFT
 }
 
+/// The tag of notices.
+pub const fn notice() -> u64 {
+    NOTICE << KIND_SHIFT
+}
+
 /// What a completion belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Token {
@@ -57,6 +63,8 @@ pub enum Token {
     Forget,
     /// The receive of control messages from this peer.
     ControlReceive(u32),
+    /// The receive of notices from this peer.
+    NoticeReceive(u32),
 }
 
 const ROUND_BITS: u32 = 12;
@@ -104,13 +112,19 @@ impl Token {
         (1 << 63) | (u64::from(peer) + 1)
     }
 
+    /// That of the receive of notices from a peer.
+    pub fn notice_receive(peer: u32) -> u64 {
+        (1 << 63) | (1 << 62) | (u64::from(peer) + 1)
+    }
+
     /// Back from a number.
     #[inline]
     pub fn parse(mut bits: u64) -> Token {
         if bits >> 63 == 1 {
-            return match bits as u32 {
-                0 => Token::Forget,
-                peer => Token::ControlReceive(peer - 1),
+            return match (bits as u32, bits >> 62 & 1) {
+                (0, _) => Token::Forget,
+                (peer, 0) => Token::ControlReceive(peer - 1),
+                (peer, _) => Token::NoticeReceive(peer - 1),
             };
         }
         let mut take = |width: u32| {
@@ -145,6 +159,8 @@ mod tests {
         for peer in [0, 4095] {
             let token = Token::control_receive(peer);
             assert_eq!(Token::parse(token), Token::ControlReceive(peer));
+            let token = Token::notice_receive(peer);
+            assert_eq!(Token::parse(token), Token::NoticeReceive(peer));
         }
         for (round, generation, step, chunk) in [
             (4095, 1, (1 << 18) - 1, (1 << 19) - 1),
@@ -191,6 +207,7 @@ mod tests {
             pairwise(1, 0),
             pairwise(0, 1),
             control(),
+            notice(),
         ];
         for (i, a) in tags.iter().enumerate() {
             assert!(tags[..i].iter().all(|b| a != b));

@@ -171,6 +171,11 @@ impl Engine {
         }
     }
 
+    /// Tasks that have ended so far, for whoever waits for any of several.
+    pub fn ended_count(&self) -> u64 {
+        self.ended_count
+    }
+
     /// Nobody will ask for the result any more; a running task goes on.
     pub fn release(&mut self, id: TaskId) {
         let Some(task) = self
@@ -239,6 +244,7 @@ impl Engine {
     pub(super) fn end_task(&mut self, index: usize, result: Result<()>) {
         let task = &mut self.tasks[index];
         task.state = State::Done(result);
+        self.ended_count += 1;
         if self.failure.is_none() {
             // After a failure peers may still reach the memory: it is kept until the communicator ends.
             task.call = None;

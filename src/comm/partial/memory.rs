@@ -1,0 +1,189 @@
+//! [`Memory`]: snapshots, results and what is gathered of a partial allreduce, all allocated at the start.
+
+use crate::comm::{Buffer, Call, Communicator};
+use crate::error::{Error, Result};
+use crate::kernel;
+use crate::memory::View;
+use crate::partial::{HEADER_BYTES, Header, PartialOptions, RoundReport};
+use crate::types::{Combine, DataType, Finish, ReduceOp};
+
+/// Where the elements of a snapshot begin, so that they are aligned; the header is right before them.
+const DATA_START: usize = 64;
+
+/// Vectors up to here travel with the headers, in one operation, and every rank adds them up itself: the latency of one
+/// operation, for P times the bytes.
+const SMALL_BYTES_MAX: usize = 1024;
+
+/// The same for what all ranks together send.
+const SMALL_GATHER_BYTES_MAX: usize = 64 << 10;
+
+const HEADER_WORDS: usize = HEADER_BYTES / 8;
+
+/// See the module.
+pub struct Memory {
+    dtype: DataType,
+    count: u64,
+    ranks: usize,
+    /// By round, modulo their number.
+    snapshots: Vec<Buffer>,
+    /// By place.
+    results: Vec<Buffer>,
+    /// Headers of all ranks, with small vectors behind each; by round, modulo the rounds in flight.
+    gathered: Vec<Buffer>,
+    /// What a rank contributes that has nothing; none where vectors are small.
+    neutral: Option<Buffer>,
+    /// Bytes that each rank gives to be gathered.
+    piece_bytes: usize,
+}
+
+impl Memory {
+    pub fn new(
+        comm: &Communicator,
+        (dtype, count): (DataType, u64),
+        options: &PartialOptions,
+        snapshots_count: usize,
+    ) -> Result<Memory> {
+        let ranks = comm.ranks() as usize;
+        let bytes = usize::try_from(count)
+            .ok()
+            .and_then(|count| count.checked_mul(dtype.size_bytes()))
+            .filter(|&bytes| bytes > 0 && bytes <= isize::MAX as usize / 2)
+            .ok_or_else(|| {
+                Error::invalid(format!(
+                    "a partial allreduce of {count} elements of {dtype}: from 1 to what an address space holds"
+                ))
+            })?;
+        let small_bytes = HEADER_BYTES + bytes.next_multiple_of(8);
+        let is_small = bytes <= SMALL_BYTES_MAX && ranks * small_bytes <= SMALL_GATHER_BYTES_MAX;
+        let piece_bytes = if is_small { small_bytes } else { HEADER_BYTES };
+        let alloc = |number: usize, bytes: usize| {
+            let all = (0..number).map(|_| comm.alloc(bytes));
+            all.collect::<Result<Vec<Buffer>>>()
+        };
+        let neutral = match is_small {
+            true => None,
+            false => {
+                let buffer = comm.alloc(bytes)?;
+                fill_neutral(dtype, buffer.view());
+                Some(buffer)
+            }
+        };
+        Ok(Memory {
+            dtype,
+            count,
+            ranks,
+            snapshots: alloc(snapshots_count, DATA_START + bytes.next_multiple_of(8))?,
+            results: (alloc(options.results_max(), bytes.next_multiple_of(8))?.iter())
+                .map(|buffer| buffer.part(0, bytes))
+                .collect(),
+            gathered: alloc(options.rounds_in_flight as usize, ranks * piece_bytes)?,
+            neutral,
+            piece_bytes,
+        })
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.count as usize * self.dtype.size_bytes()
+    }
+
+    /// The elements of a round's snapshot.
+    pub fn snapshot(&self, round: u64) -> Buffer {
+        let index = (round % self.snapshots.len() as u64) as usize;
+        self.snapshots[index].part(DATA_START, self.bytes())
+    }
+
+    pub fn result(&self, place: usize) -> &Buffer {
+        &self.results[place]
+    }
+
+    /// Puts a gradient into a snapshot.
+    pub fn gather(&self, gradient: View, snapshot: View, is_first: bool) {
+        match is_first {
+            true => snapshot.copy_from(gradient),
+            false => self.add(gradient, snapshot),
+        }
+    }
+
+    /// Adds what came later.
+    pub fn add(&self, later: View, to: View) {
+        let (combine, finish) = (Combine::Sum, Finish::None);
+        kernel::reduce(self.dtype, combine, finish, &[to, later], &[to]);
+    }
+
+    /// The gathering of a round's headers.
+    pub fn gather_call(&self, header: &Header) -> Call {
+        let index = (header.round % self.snapshots.len() as u64) as usize;
+        let piece = self.snapshots[index].part(DATA_START - HEADER_BYTES, self.piece_bytes);
+        for (index, word) in header.emit().into_iter().enumerate() {
+            piece.view().store(index, word);
+        }
+        let words = (self.piece_bytes / 8) as u64;
+        let call = Call::new(crate::types::Collective::AllGather, DataType::U64, words);
+        call.with(&piece, self.gathered_of(header.round))
+    }
+
+    /// The sum of a round's snapshots, where it is not gathered.
+    pub fn sum_call(&self, header: &Header, place: usize) -> Option<Call> {
+        let neutral = self.neutral.as_ref()?;
+        let (own, output) = (self.snapshot(header.round), &self.results[place]);
+        let input = if header.is_included() { &own } else { neutral };
+        let (dtype, op) = (self.dtype, ReduceOp::Sum);
+        Some(Call::all_reduce(dtype, op, self.count, input, output))
+    }
+
+    /// The headers of all ranks, by rank.
+    pub fn headers(&self, round: u64) -> Vec<Header> {
+        let gathered = self.gathered_of(round).view();
+        let header = |rank: usize| {
+            let start = rank * self.piece_bytes / 8;
+            let words: [u64; HEADER_WORDS] = std::array::from_fn(|i| gathered.load(start + i));
+            Header::parse(words)
+        };
+        (0..self.ranks).map(header).collect()
+    }
+
+    /// Makes the result of a round of what has come: the sum over the included ranks, in their order, divided once.
+    pub fn conclude(&self, report: &RoundReport, place: usize) {
+        let result = self.results[place].view();
+        if report.included.count() == 0 {
+            // Neutral elements may be -0; the sum of nothing is 0.
+            return result.fill(0);
+        }
+        let finish = match report.divisor {
+            1 => Finish::None,
+            divisor => Finish::Divide(u32::try_from(divisor).unwrap_or(u32::MAX)),
+        };
+        if self.neutral.is_some() {
+            if finish != Finish::None {
+                kernel::reduce(self.dtype, Combine::Sum, finish, &[result], &[result]);
+            }
+            return;
+        }
+        let gathered = self.gathered_of(report.round).view();
+        let piece = |rank: u32| {
+            let start = rank as usize * self.piece_bytes + HEADER_BYTES;
+            gathered.part(start, self.bytes())
+        };
+        let sources: Vec<View> = report.included.iter().map(piece).collect();
+        kernel::reduce(self.dtype, Combine::Sum, finish, &sources, &[result]);
+    }
+
+    fn gathered_of(&self, round: u64) -> &Buffer {
+        &self.gathered[(round % self.gathered.len() as u64) as usize]
+    }
+}
+
+/// What changes no sum: -0 of floats, since 0 would turn -0 into 0.
+fn fill_neutral(dtype: DataType, view: View) {
+    if !dtype.is_float() {
+        return view.fill(0);
+    }
+    let elements = view.len_bytes() / dtype.size_bytes();
+    for index in 0..elements {
+        match dtype.size_bytes() {
+            8 => view.store(index, 1u64 << 63),
+            4 => view.store(index, 1u32 << 31),
+            _ => view.store(index, 1u16 << 15),
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! [`Rounds`]: what a [`PartialAllreduce`](super::PartialAllreduce) does, whoever drives it: carries notices, starts the
+//! operations of rounds, ends rounds. Never blocks.
+//!
+//! A round is at most two ordinary collectives on a communicator that nothing else uses: every rank starts them in the order
+//! of the rounds, so their numbers match. Failures are the communicator's.
+
+use super::memory::Memory;
+use crate::comm::{Communicator, Operation};
+use crate::error::{Error, Result};
+use crate::partial::{Action, Header, Machine, Notice, RoundReport, Settled};
+use crate::time::Time;
+use crate::types::Rank;
+use std::collections::VecDeque;
+
+/// A round under way.
+struct Flight {
+    header: Header,
+    place: usize,
+    gathering: Operation,
+    summing: Option<Operation>,
+}
+
+/// See the module.
+pub struct Rounds {
+    comm: Communicator,
+    pub machine: Machine,
+    pub memory: Memory,
+    flights: VecDeque<Flight>,
+    /// Taken from the engine and not told to the machine.
+    words: Vec<(Rank, u64)>,
+    /// Operations of the communicator that had ended at the last look.
+    ended_count: u64,
+    /// When something last moved.
+    moved_at: Time,
+}
+
+impl Rounds {
+    pub fn new(comm: Communicator, machine: Machine, memory: Memory, now: Time) -> Result<Rounds> {
+        comm.inner.shared.engine().open_notices()?;
+        Ok(Rounds {
+            comm,
+            machine,
+            memory,
+            flights: VecDeque::new(),
+            words: Vec::new(),
+            ended_count: 0,
+            moved_at: now,
+        })
+    }
+
+    /// Whether operations are under way.
+    pub fn is_busy(&self) -> bool {
+        !self.flights.is_empty()
+    }
+
+    /// Operations of the communicator that had ended at the last turn.
+    pub fn ended_count(&self) -> u64 {
+        self.ended_count
+    }
+
+    /// Since when nothing has moved.
+    pub fn moved_at(&self) -> Time {
+        self.moved_at
+    }
+
+    /// Does everything that can be done now. An error ends the partial allreduce, and is told to all ranks.
+    pub fn turn(&mut self, now: Time) -> Result<()> {
+        let turned = self.try_turn(now);
+        if let Err(error) = &turned {
+            let first = error.first_cause().clone();
+            self.comm.inner.shared.engine().fail_with(first);
+        }
+        turned
+    }
+
+    fn try_turn(&mut self, now: Time) -> Result<()> {
+        self.machine.handle_time(now);
+        loop {
+            self.look()?;
+            let mut has_moved = self.act()?;
+            for (from, word) in std::mem::take(&mut self.words) {
+                let notice = Notice::parse(word)?;
+                self.machine.handle_notice(from, notice, now)?;
+                has_moved = true;
+            }
+            while self.flights.front().is_some_and(Flight::has_ended) {
+                self.end_front()?;
+                has_moved = true;
+            }
+            has_moved |= self.act()?;
+            if !has_moved {
+                return Ok(());
+            }
+            self.moved_at = now;
+        }
+    }
+
+    /// Drives once and takes what has come.
+    fn look(&mut self) -> Result<()> {
+        let Rounds {
+            words,
+            flights,
+            machine,
+            ..
+        } = self;
+        let shared = &self.comm.inner.shared;
+        self.ended_count = shared.drive_then(|engine| {
+            while let Some(word) = engine.take_notice() {
+                words.push(word);
+            }
+            for flight in flights.iter_mut() {
+                flight.look(engine);
+            }
+            if let Some(failure) = engine.failure() {
+                return Err(failure.clone());
+            }
+            // Operations under way end as well as they can; what would only be waited for never comes.
+            match engine.first_gone() {
+                Some(gone) if flights.is_empty() && machine.is_waiting() => Err(gone),
+                _ => Ok(engine.ended_count()),
+            }
+        })?;
+        Ok(())
+    }
+
+    /// Does what the machine says; whether that was anything.
+    fn act(&mut self) -> Result<bool> {
+        let mut has_moved = false;
+        while let Some(action) = self.machine.poll_action() {
+            has_moved = true;
+            match action {
+                Action::Tell { to, notice } => {
+                    let mut engine = self.comm.inner.shared.engine();
+                    engine.notice(to, notice.emit());
+                }
+                Action::Begin { header, place } => self.begin(header, place)?,
+            }
+        }
+        Ok(has_moved)
+    }
+
+    fn begin(&mut self, header: Header, place: usize) -> Result<()> {
+        let gathering = self.comm.start(&self.memory.gather_call(&header))?;
+        let sum = self.memory.sum_call(&header, place);
+        let summing = sum.map(|call| self.comm.start(&call)).transpose()?;
+        self.flights.push_back(Flight {
+            header,
+            place,
+            gathering,
+            summing,
+        });
+        Ok(())
+    }
+
+    fn end_front(&mut self) -> Result<RoundReport> {
+        let flight = self.flights.pop_front().expect("a round has ended");
+        flight.gathering.result()?;
+        if let Some(summing) = &flight.summing {
+            summing.result()?;
+        }
+        let headers = self.memory.headers(flight.header.round);
+        let (settled, report) = self.machine.handle_completed(&headers)?;
+        self.memory.conclude(&report, flight.place);
+        if let Settled::Add { to } = settled {
+            let (later, sum) = (self.memory.result(flight.place), self.memory.result(to));
+            self.memory.add(later.view(), sum.view());
+        }
+        Ok(report)
+    }
+
+    /// Nothing has moved for too long: what is waited for.
+    pub fn give_up(&mut self, now: Time) -> Error {
+        let machine = &self.machine;
+        let error = Error::Timeout {
+            rank: self.comm.rank(),
+            operation: format!("round {} of a partial allreduce", machine.completed()),
+            waited: now.since(self.moved_at),
+            missing: Vec::new(),
+            detail: format!(
+                "{:?} has not begun it, with {} steps submitted on this rank: too few ranks submit",
+                machine.options().policy,
+                machine.submitted()
+            ),
+        };
+        self.comm.inner.shared.engine().fail_with(error.clone());
+        error
+    }
+}
+
+impl Flight {
+    fn look(&mut self, engine: &mut crate::engine::Engine) {
+        self.gathering.look(engine);
+        if let Some(summing) = &mut self.summing {
+            summing.look(engine);
+        }
+    }
+
+    fn has_ended(&self) -> bool {
+        self.gathering.is_over() && self.summing.as_ref().is_none_or(Operation::is_over)
+    }
+}

@@ -1,0 +1,278 @@
+//! [`Seat`]: the threads of a [`PartialAllreduce`](super::PartialAllreduce). Rounds go on while the application computes,
+//! by a thread that sleeps until a peer has something for this rank; while a caller waits, the caller drives and the thread
+//! leaves it alone, so that nobody is woken for nothing.
+
+use super::rounds::Rounds;
+use crate::comm::{Buffer, Communicator};
+use crate::error::{Error, Result};
+use crate::memory::View;
+use crate::partial::{Next, RoundReport};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+/// Longest sleep of the thread while nothing is due; wake-ups cut it short.
+const IDLE: Duration = Duration::from_millis(50);
+
+/// How long a wait for another thread of this rank lasts before it looks again.
+const BESIDE: Duration = Duration::from_millis(1);
+
+/// See the module.
+pub struct Seat {
+    comm: Communicator,
+    state: Mutex<State>,
+    /// The thread sleeps on it while callers wait.
+    free: Condvar,
+    /// Callers that drive.
+    waiters: AtomicU32,
+    is_stopped: AtomicBool,
+}
+
+struct State {
+    rounds: Rounds,
+    failure: Option<Error>,
+    is_parked: bool,
+}
+
+impl Seat {
+    pub fn new(comm: Communicator, rounds: Rounds) -> Seat {
+        let state = State {
+            rounds,
+            failure: None,
+            is_parked: false,
+        };
+        Seat {
+            comm,
+            state: Mutex::new(state),
+            free: Condvar::new(),
+            waiters: AtomicU32::new(0),
+            is_stopped: AtomicBool::new(false),
+        }
+    }
+
+    /// Puts a gradient into its snapshot. With `is_followed` the caller waits for a result right after.
+    pub fn submit(&self, gradient: View, is_followed: bool) -> Result<u64> {
+        let mut state = self.lock();
+        let (step, (round, is_first)) = loop {
+            state.turn(&self.comm)?;
+            let machine = &mut state.rounds.machine;
+            if machine.is_finishing() {
+                return Err(Error::invalid(
+                    "a gradient was submitted while the partial allreduce finishes: submit again when finish has returned",
+                ));
+            }
+            if let Some(target) = machine.begin_submit() {
+                break (machine.submitted(), target);
+            }
+            state = self.wait_beside(state)?;
+        };
+        let snapshot = state.rounds.memory.snapshot(round).view();
+        if is_first {
+            // Nobody looks at it before it is told, and rounds go on meanwhile.
+            drop(state);
+            snapshot.copy_from(gradient);
+            state = self.lock();
+        } else {
+            state.rounds.memory.gather(gradient, snapshot, false);
+        }
+        let now = self.comm.inner.shared.clock.now();
+        state.rounds.machine.handle_submitted(now);
+        state.turn(&self.comm)?;
+        let is_left = state.rounds.is_busy() && !is_followed;
+        drop(state);
+        if is_left {
+            // Peers ring for what they do from now on; what they had done before needs a look.
+            self.comm.inner.shared.ring();
+        }
+        Ok(step)
+    }
+
+    /// The next result, copied to `output`; `None` if none is due. With `can_wait`, waits for one that is due.
+    pub fn next(&self, output: View, can_wait: bool) -> Result<Option<RoundReport>> {
+        self.waiters.fetch_add(1, Ordering::Relaxed);
+        let result = self.next_driving(output, can_wait);
+        if self.waiters.fetch_sub(1, Ordering::Relaxed) == 1 {
+            let state = self.lock();
+            if state.is_parked {
+                self.free.notify_one();
+            }
+        }
+        result
+    }
+
+    fn next_driving(&self, output: View, can_wait: bool) -> Result<Option<RoundReport>> {
+        loop {
+            let mut state = self.lock();
+            let turned = state.turn(&self.comm);
+            match state.rounds.machine.take() {
+                Next::Taken(report, place) => {
+                    let result: Buffer = state.rounds.memory.result(place).clone();
+                    drop(state);
+                    output.copy_from(result.view());
+                    let mut state = self.lock();
+                    state.rounds.machine.give_back(place);
+                    // A round may have waited for the place; whoever comes next finds a failure.
+                    let _ = state.turn(&self.comm);
+                    return Ok(Some(report));
+                }
+                // What had been reduced before a failure is handed over first.
+                _ if turned.is_err() => return turned.map(|()| None),
+                Next::Nothing => return Ok(None),
+                Next::Wait if !can_wait => return Ok(None),
+                Next::Wait => {}
+            }
+            self.wait(state)?;
+        }
+    }
+
+    /// This rank has nothing more to submit. False: a result has to be taken first.
+    pub fn finish(&self) -> Result<bool> {
+        let mut state = self.lock();
+        state.turn(&self.comm)?;
+        let has_begun = state.rounds.machine.handle_finish();
+        state.turn(&self.comm)?;
+        Ok(has_begun)
+    }
+
+    /// Rounds that have ended here less own steps.
+    pub fn lag(&self) -> u64 {
+        self.lock().rounds.machine.lag()
+    }
+
+    /// The thread.
+    pub fn run(&self) {
+        let _guard = PanicGuard(self);
+        while !self.is_stopped() {
+            let mut state = self.lock();
+            if self.is_wanted() || state.failure.is_some() {
+                state.is_parked = true;
+                let mut state = self.free.wait(state).expect("no holder panics");
+                state.is_parked = false;
+                continue;
+            }
+            // A failure is kept for the callers.
+            if state.turn(&self.comm).is_err() {
+                continue;
+            }
+            let (limit, ended) = (state.limit(&self.comm), state.rounds.ended_count());
+            drop(state);
+            let shared = &self.comm.inner.shared;
+            shared.attend(
+                limit,
+                || self.is_stopped() || self.is_wanted(),
+                |engine| has_news(engine, ended),
+            );
+        }
+    }
+
+    /// Ends the thread. In the middle of a round the others are told, so that none waits for this rank.
+    pub fn stop(&self) {
+        let state = self.lock();
+        let is_needed = state.rounds.is_busy() || state.rounds.machine.is_waiting();
+        if is_needed && state.failure.is_none() {
+            let round = state.rounds.machine.completed();
+            self.comm
+                .abort(&format!("a partial allreduce was dropped in round {round}"));
+        }
+        self.is_stopped.store(true, Ordering::Relaxed);
+        self.free.notify_one();
+        drop(state);
+        self.comm.inner.shared.ring();
+    }
+
+    /// Waits until something may have come; an error: for too long.
+    fn wait(&self, state: MutexGuard<'_, State>) -> Result<()> {
+        let (limit, ended) = (state.limit(&self.comm), state.rounds.ended_count());
+        let timeout = self.comm.inner.config.timeout;
+        let now = self.comm.inner.shared.clock.now();
+        // Operations under way have their own timeout, which names who is missing.
+        if !state.rounds.is_busy() && now.since(state.rounds.moved_at()) > timeout {
+            let mut state = state;
+            let error = state.rounds.give_up(now);
+            state.failure.get_or_insert(error.clone());
+            return Err(error);
+        }
+        drop(state);
+        let shared = &self.comm.inner.shared;
+        shared.attend(
+            limit,
+            || self.is_stopped(),
+            |engine| has_news(engine, ended),
+        );
+        Ok(())
+    }
+
+    /// Waits for another thread of this rank, which submits or takes a result.
+    fn wait_beside<'a>(&'a self, state: MutexGuard<'a, State>) -> Result<MutexGuard<'a, State>> {
+        let timeout = self.comm.inner.config.timeout;
+        let now = self.comm.inner.shared.clock.now();
+        if now.since(state.rounds.moved_at()) > timeout {
+            let machine = &state.rounds.machine;
+            return Err(Error::invalid(format!(
+                "step {} was submitted before the result of step {} was taken, and nobody has taken it for {timeout:?}: \
+                 PartialOptions allows {} rounds in flight; call next, or allow more",
+                machine.submitted(),
+                machine
+                    .submitted()
+                    .saturating_sub(u64::from(machine.options().rounds_in_flight)),
+                machine.options().rounds_in_flight
+            )));
+        }
+        let ended = state.rounds.ended_count();
+        drop(state);
+        let shared = &self.comm.inner.shared;
+        shared.attend(BESIDE, || false, |engine| has_news(engine, ended));
+        Ok(self.lock())
+    }
+
+    fn is_stopped(&self) -> bool {
+        // Relaxed: whoever sets it rings afterwards.
+        self.is_stopped.load(Ordering::Relaxed)
+    }
+
+    fn is_wanted(&self) -> bool {
+        // Relaxed: a hint of who drives; the lock orders what they do.
+        self.waiters.load(Ordering::Relaxed) > 0
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder panics")
+    }
+}
+
+impl State {
+    fn turn(&mut self, comm: &Communicator) -> Result<()> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        let turned = self.rounds.turn(comm.inner.shared.clock.now());
+        if let Err(error) = &turned {
+            self.failure = Some(error.clone());
+        }
+        turned
+    }
+
+    /// How long nothing is due.
+    fn limit(&self, comm: &Communicator) -> Duration {
+        let now = comm.inner.shared.clock.now();
+        let deadline = self.rounds.machine.next_deadline();
+        deadline.map_or(IDLE, |deadline| deadline.since(now).min(IDLE))
+    }
+}
+
+fn has_news(engine: &crate::engine::Engine, ended: u64) -> bool {
+    engine.has_notices() || engine.ended_count() != ended || engine.failure().is_some()
+}
+
+/// Tells callers and peers of a panic, so that none waits for ever.
+struct PanicGuard<'a>(&'a Seat);
+
+impl Drop for PanicGuard<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0
+                .comm
+                .abort("the thread of a partial allreduce panicked");
+        }
+    }
+}

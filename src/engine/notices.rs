@@ -1,0 +1,92 @@
+//! Notices: single words that a rank may say to a peer at any time, of things that are no operation (yet): who has arrived
+//! at a partial collective, and that it begins.
+//!
+//! A notice is the header of an empty message in a class of tags of its own, so that it needs no memory, takes no place from
+//! operations, and works on every transport. Receives are posted once the ranks have agreed to use them, one for each peer,
+//! and again whenever one has brought a word. Notices of one peer come in order; nobody is told that they have come.
+
+use super::Engine;
+use super::tag::{self, Token};
+use crate::error::{Error, Result};
+use crate::memory::View;
+use crate::transport::{Completion, Outcome, PostError};
+use crate::types::Rank;
+use std::collections::VecDeque;
+
+/// Words on their way. Bounded by whoever sends them, who knows how many can be outstanding.
+#[derive(Debug, Default)]
+pub(super) struct Notices {
+    arrived: VecDeque<(Rank, u64)>,
+    /// There was no room for these yet.
+    unsent: VecDeque<(Rank, u64)>,
+}
+
+impl Engine {
+    /// Takes notices from now on. Those that came before have waited.
+    pub fn open_notices(&mut self) -> Result<()> {
+        for peer in self.driver.links.others() {
+            self.post_notice_receive(peer)?;
+        }
+        Ok(())
+    }
+
+    /// Says a word to a peer, as soon as there is room.
+    pub fn notice(&mut self, peer: Rank, word: u64) {
+        self.notices.unsent.push_back((peer, word));
+        self.send_notices();
+    }
+
+    /// The next word of a peer.
+    pub fn take_notice(&mut self) -> Option<(Rank, u64)> {
+        self.notices.arrived.pop_front()
+    }
+
+    /// Whether a word waits to be taken.
+    pub fn has_notices(&self) -> bool {
+        !self.notices.arrived.is_empty()
+    }
+
+    pub(super) fn send_notices(&mut self) {
+        if self.notices.unsent.is_empty() || self.failure.is_some() {
+            return;
+        }
+        let transport = self.driver.links.transport.as_mut();
+        let mut failed = None;
+        // One peer without room does not hold up the others.
+        self.notices.unsent.retain(|&(peer, word)| {
+            let (tag, empty) = (tag::notice(), View::empty());
+            match transport.post_send(peer, tag, word, empty, Token::FORGET) {
+                Err(PostError::WouldBlock) => true,
+                Err(PostError::Invalid(text)) => {
+                    failed = Some(text);
+                    false
+                }
+                // A peer that is gone needs no notice.
+                Ok(()) | Err(PostError::PeerFailed) => false,
+            }
+        });
+        if let Some(text) = failed {
+            self.fail(Error::invalid(text), true);
+        }
+    }
+
+    pub(super) fn handle_notice(&mut self, peer: Rank, completion: &Completion) {
+        if completion.outcome != Outcome::Done {
+            return; // The peer is gone or the communicator ends; an event says which.
+        }
+        self.notices.arrived.push_back((peer, completion.header));
+        self.driver.moved = true;
+        if let Err(error) = self.post_notice_receive(peer) {
+            self.fail(error, true);
+        }
+    }
+
+    fn post_notice_receive(&mut self, peer: Rank) -> Result<()> {
+        let links = &mut self.driver.links;
+        let (tag, token) = (tag::notice(), Token::notice_receive(peer));
+        match links.transport.post_recv(peer, tag, View::empty(), token) {
+            Ok(()) | Err(PostError::PeerFailed) => Ok(()),
+            Err(error) => Err(links.post_error(peer, error)),
+        }
+    }
+}

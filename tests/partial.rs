@@ -1,0 +1,395 @@
+//! Partial allreduce with real processes over shared memory and connections: exactly once, never torn, in order, bounded
+//! staleness, and errors instead of wrong sums. `src/partial` tests the decisions alone, in far more histories.
+
+#[path = "partial/roles.rs"]
+mod roles;
+#[path = "processes/spawn.rs"]
+mod spawn;
+#[path = "groups/threads.rs"]
+mod threads;
+
+use linerate::{
+    Communicator, Config, DataType, Delivery, Divisor, Error, PartialAllreduce, PartialOptions,
+    Policy,
+};
+use rustix::process::{Pid, Signal, kill_process};
+use spawn::{end, spawn, start};
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Output};
+use std::time::Duration;
+use threads::on_threads;
+
+const TRANSPORTS: [(&str, &str); 2] =
+    [("LINERATE_TRANSPORT", "shm"), ("LINERATE_TRANSPORT", "tcp")];
+
+#[test]
+fn child_entry() {
+    let Ok(role) = std::env::var("LINERATE_TEST_ROLE") else {
+        return;
+    };
+    let mut config = Config::from_lookup(|name| std::env::var(name).ok()).unwrap();
+    if std::env::var("LINERATE_TIMEOUT").is_err() {
+        config.timeout = Duration::from_secs(60);
+    }
+    roles::run(&role, &Communicator::from_env(config).unwrap());
+}
+
+fn text(output: &Output) -> String {
+    let (out, err) = (&output.stdout, &output.stderr);
+    format!(
+        "{}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(out),
+        String::from_utf8_lossy(err)
+    )
+}
+
+/// What follows `RESULT ` in what each rank printed; fails if one did not end well.
+fn results(outputs: &[Output]) -> Vec<String> {
+    let result = |output: &Output| {
+        let text = text(output);
+        assert!(output.status.success(), "{text}");
+        let found = text.lines().find_map(|line| line.split_once("RESULT "));
+        found
+            .unwrap_or_else(|| panic!("no result in {text}"))
+            .1
+            .to_string()
+    };
+    outputs.iter().map(result).collect()
+}
+
+fn all_equal(results: &[String]) {
+    assert!(results.iter().all(|r| *r == results[0]), "{results:#?}");
+}
+
+#[test]
+fn every_gradient_is_applied_once_on_every_rank_whatever_the_policy() {
+    for transport in TRANSPORTS {
+        for policy in [
+            "solo", "majority", "quorum3", "random", "deadline", "limiter", "full",
+        ] {
+            let extra = [transport, ("LINERATE_TEST_POLICY", policy)];
+            all_equal(&results(&spawn("exact", 4, &extra)));
+        }
+    }
+}
+
+#[test]
+fn vectors_that_are_not_gathered_with_the_headers_are_applied_once_too() {
+    for transport in TRANSPORTS {
+        for (ranks, policy) in [(1, "solo"), (3, "solo"), (5, "majority")] {
+            let extra = [
+                transport,
+                ("LINERATE_TEST_POLICY", policy),
+                ("LINERATE_TEST_PAD", "20000"),
+            ];
+            all_equal(&results(&spawn("exact", ranks, &extra)));
+        }
+    }
+}
+
+#[test]
+fn a_gradient_of_64_mib_that_is_overwritten_at_once_is_never_torn() {
+    let torn = results(&spawn("torn", 2, &[TRANSPORTS[0]]));
+    assert!(torn.iter().all(|r| r == "whole"), "{torn:?}");
+}
+
+#[test]
+fn a_rank_that_is_always_slow_is_3_rounds_late_and_never_more_with_a_bound_of_3() {
+    for transport in TRANSPORTS {
+        let seen = results(&spawn("slow", 3, &[transport]));
+        assert!(seen.iter().all(|r| r == "staleness 3 held 2"), "{seen:?}");
+    }
+}
+
+#[test]
+fn an_application_that_stops_for_ten_rounds_holds_nobody_up_and_catches_up() {
+    for transport in TRANSPORTS {
+        all_equal(&results(&spawn("absent", 3, &[transport])));
+    }
+}
+
+#[test]
+fn fewer_ranks_than_the_quorum_never_begin_a_round() {
+    for transport in TRANSPORTS {
+        results(&spawn("quorum", 4, &[transport]));
+    }
+}
+
+#[test]
+fn merged_results_add_up_and_the_newest_says_how_many_it_stands_for() {
+    for (transport, delivery) in [(TRANSPORTS[0], "merged"), (TRANSPORTS[1], "latest")] {
+        results(&spawn(
+            "sparse",
+            3,
+            &[transport, ("LINERATE_TEST_DELIVERY", delivery)],
+        ));
+    }
+}
+
+/// Waits until a rank has printed this word.
+fn wait_for_word(child: &mut Child, word: &str) -> BufReader<std::process::ChildStdout> {
+    let mut lines = BufReader::new(child.stdout.take().expect("it is a pipe"));
+    let mut line = String::new();
+    while !line.contains(word) {
+        line.clear();
+        let bytes = lines.read_line(&mut line).unwrap();
+        assert!(bytes > 0, "a rank ended without saying {word}");
+    }
+    lines
+}
+
+fn signal(child: &Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).unwrap();
+}
+
+const NO_VARIABLE: (&str, &str) = ("LINERATE_TEST_NOTHING", "");
+
+#[test]
+fn a_process_that_is_stopped_for_a_while_stalls_rounds_and_loses_nothing() {
+    for transport in TRANSPORTS {
+        let extra = [transport, ("LINERATE_TEST_POLICY", "solo")];
+        let mut children = start("exact", &[NO_VARIABLE; 3], &extra);
+        let lines = wait_for_word(&mut children[1], "AT 5");
+        signal(&children[1], Signal::STOP);
+        std::thread::sleep(Duration::from_millis(300));
+        signal(&children[1], Signal::CONT);
+        let rest: Vec<String> = lines.lines().map_while(Result::ok).collect();
+        let outputs = end(children);
+        let own = rest
+            .iter()
+            .find_map(|line| line.split_once("RESULT "))
+            .expect("its result")
+            .1;
+        let others = results(&[outputs[0].clone(), outputs[2].clone()]);
+        assert!(others.iter().all(|r| r == own), "{others:?} and {own}");
+    }
+}
+
+#[test]
+fn a_process_that_stays_stopped_is_named_after_the_timeout() {
+    for transport in TRANSPORTS {
+        let extra = [
+            transport,
+            ("LINERATE_TEST_POLICY", "solo"),
+            ("LINERATE_TIMEOUT", "1"),
+        ];
+        let mut children = start("exact", &[NO_VARIABLE; 3], &extra);
+        let _lines = wait_for_word(&mut children[1], "AT 5");
+        signal(&children[1], Signal::STOP);
+        let mut stopped = children.remove(1);
+        let outputs = end(children);
+        signal(&stopped, Signal::KILL);
+        stopped.wait().unwrap();
+        for output in &outputs {
+            let text = text(output);
+            assert!(!output.status.success(), "{text}");
+            assert!(text.contains("rank 1 is missing"), "{text}");
+        }
+    }
+}
+
+#[test]
+fn the_death_of_a_rank_is_an_error_on_all_others_also_where_it_should_have_begun_the_round() {
+    for transport in TRANSPORTS {
+        for policy in ["solo", "majority", "random", "full"] {
+            let extra = [transport, ("LINERATE_TEST_POLICY", policy)];
+            let outputs = spawn("dies", 3, &extra);
+            for rank in [0, 2] {
+                let text = text(&outputs[rank]);
+                assert!(
+                    text.contains("ERROR rank 1 failed"),
+                    "{policy}, rank {rank}: {text}"
+                );
+            }
+        }
+    }
+}
+
+/// Runs `body` on every rank of a job of its own.
+fn on_ranks<T: Send>(ranks: u32, body: impl Fn(Communicator) -> T + Sync) -> Vec<T> {
+    let config = Config {
+        timeout: Duration::from_secs(20),
+        ..Config::default()
+    };
+    on_threads(ranks, &config, body)
+}
+
+#[test]
+fn a_submit_without_room_waits_for_another_thread_and_then_says_what_to_do() {
+    let config = Config {
+        timeout: Duration::from_secs(1),
+        ..Config::default()
+    };
+    let texts = on_threads(2, &config, |comm| {
+        let partial =
+            PartialAllreduce::new(&comm, DataType::F32, 2, PartialOptions::default()).unwrap();
+        let buffer = comm.alloc(8).unwrap();
+        partial.submit(&buffer).unwrap();
+        // The result of step 0 makes room, whoever takes it.
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| partial.submit(&buffer));
+            let output = comm.alloc(8).unwrap();
+            assert_eq!(partial.next(&output).unwrap().unwrap().round, 0);
+            assert_eq!(second.join().unwrap(), Ok(1));
+        });
+        let text = partial.submit(&buffer).unwrap_err().to_string();
+        comm.barrier().unwrap();
+        text
+    });
+    for text in texts {
+        assert!(
+            text.contains("step 2") && text.contains("call next"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn several_run_beside_each_other_and_beside_other_operations() {
+    on_ranks(3, |comm| {
+        let make = |policy, count| {
+            let options = PartialOptions {
+                policy,
+                divisor: Divisor::One,
+                ..PartialOptions::default()
+            };
+            PartialAllreduce::new(&comm, DataType::I64, count, options).unwrap()
+        };
+        let all = [
+            make(Policy::Solo, 3),
+            make(Policy::Majority, 1000),
+            make(Policy::Full, 1),
+        ];
+        let counts = [3, 1000, 1];
+        let mut sums = [0i64; 3];
+        for _ in 0..20 {
+            for (index, partial) in all.iter().enumerate() {
+                let buffer = comm.alloc(8 * counts[index]).unwrap();
+                buffer.write(0, &vec![1i64; counts[index]]);
+                partial.exchange(&buffer, &buffer).unwrap();
+                sums[index] += buffer.to_vec::<i64>()[counts[index] - 1];
+            }
+            let mut one = [1u64];
+            comm.all_reduce(&mut one, linerate::ReduceOp::Sum).unwrap();
+            assert_eq!(one, [3]);
+        }
+        for (index, partial) in all.iter().enumerate() {
+            let buffer = comm.alloc(8 * counts[index]).unwrap();
+            let add = |_| sums[index] += buffer.to_vec::<i64>()[0];
+            partial.finish(&buffer, add).unwrap();
+        }
+        assert_eq!(sums, [60; 3]);
+    });
+}
+
+#[test]
+fn sums_are_in_the_order_of_ranks_and_divided_once_by_what_was_asked_for() {
+    // The sum depends on the order: (1e8 + 1) - 1e8 is 0, and 1e8 - 1e8 + 1 is 1.
+    let values = [1e8f32, 1.0, -1e8];
+    for (divisor, wanted) in [
+        (Divisor::One, 0.0f32),
+        (Divisor::Creation, 0.0),
+        (Divisor::Generations, 0.0),
+    ] {
+        let all = on_ranks(3, |comm| {
+            let options = PartialOptions {
+                policy: Policy::Full,
+                divisor,
+                ..PartialOptions::default()
+            };
+            let partial = PartialAllreduce::new(&comm, DataType::F32, 2, options).unwrap();
+            let buffer = comm.alloc(8).unwrap();
+            buffer.write(0, &[values[comm.rank() as usize], 3.0]);
+            let report = partial.exchange(&buffer, &buffer).unwrap().unwrap();
+            let ones: Vec<f32> = buffer.to_vec();
+            assert_eq!(report.divisor, if divisor == Divisor::One { 1 } else { 3 });
+            assert_eq!(ones[1], 9.0 / report.divisor as f32);
+            ones[0]
+        });
+        assert_eq!(all, [wanted; 3]);
+    }
+}
+
+#[test]
+fn what_nobody_contributes_is_zero_and_negative_zero_stays_what_it_is() {
+    // 2 elements travel with the headers, 1000 do not.
+    for count in [2usize, 1000] {
+        on_ranks(2, |comm| {
+            let partial = PartialAllreduce::new(
+                &comm,
+                DataType::F32,
+                count as u64,
+                PartialOptions::default(),
+            )
+            .unwrap();
+            let buffer = comm.alloc(4 * count).unwrap();
+            if comm.rank() == 0 {
+                buffer.write(0, &vec![-0.0f32; count]);
+                partial.exchange(&buffer, &buffer).unwrap();
+                assert_eq!(buffer.to_vec::<u32>(), vec![1 << 31; count]);
+            } else {
+                // This rank has nothing: its part must not turn -0 into 0.
+                while partial.lag() == 0 {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                partial.next(&buffer).unwrap();
+                assert_eq!(buffer.to_vec::<u32>(), vec![1 << 31; count]);
+                buffer.write(0, &vec![-0.0f32; count]);
+                partial.submit(&buffer).unwrap();
+            }
+            partial
+                .finish(&buffer, |report| assert!(report.is_last))
+                .unwrap();
+            partial
+                .finish(&buffer, |report| assert_eq!(report.included.count(), 0))
+                .unwrap();
+            assert_eq!(buffer.to_vec::<u32>(), vec![0; count]);
+        });
+    }
+}
+
+#[test]
+fn ranks_that_differ_are_told_so() {
+    let texts = on_ranks(2, |comm| {
+        let options = PartialOptions {
+            staleness_max: Some(3 + comm.rank()),
+            ..PartialOptions::default()
+        };
+        let made = PartialAllreduce::new(&comm, DataType::F32, 4, options);
+        made.unwrap_err().to_string()
+    });
+    assert!(
+        texts
+            .iter()
+            .all(|t| t.contains("rank 1 makes a partial allreduce")),
+        "{texts:?}"
+    );
+
+    let texts = on_ranks(2, |comm| {
+        let options = PartialOptions {
+            policy: Policy::Solo,
+            delivery: Delivery::Merged,
+            ..PartialOptions::default()
+        };
+        let partial = PartialAllreduce::new(&comm, DataType::F32, 4, options).unwrap();
+        let buffer = comm.alloc(16).unwrap();
+        let error = match comm.rank() {
+            0 => partial.finish(&buffer, |_| ()).unwrap_err(),
+            _ => partial.exchange(&buffer, &buffer).unwrap_err(),
+        };
+        assert!(
+            matches!(error, Error::InvalidArgument(_) | Error::PeerFailed { .. }),
+            "{error}"
+        );
+        drop(partial);
+        comm.barrier().unwrap();
+        error.to_string()
+    });
+    assert!(
+        texts
+            .iter()
+            .all(|t| t.contains("has finished its partial allreduce")),
+        "{texts:?}"
+    );
+}

@@ -1,0 +1,329 @@
+//! What the ranks of the tests of partial allreduce do.
+
+use linerate::prng::{Prng, mix};
+use linerate::{
+    Buffer, Communicator, DataType, Delivery, Divisor, PartialAllreduce, PartialOptions, Policy,
+    RoundReport,
+};
+use std::time::Duration;
+
+/// Own steps of a rank in `exact`.
+const STEPS: usize = 30;
+
+pub fn run(role: &str, comm: &Communicator) {
+    match role {
+        "exact" => exact(comm),
+        "torn" => torn(comm),
+        "slow" => slow(comm),
+        "absent" => absent(comm),
+        "quorum" => quorum(comm),
+        "sparse" => sparse(comm),
+        "dies" => dies(comm),
+        other => panic!("no role {other}"),
+    }
+}
+
+fn variable(name: &str) -> String {
+    std::env::var(name).unwrap_or_default()
+}
+
+fn options() -> PartialOptions {
+    let policy = match variable("LINERATE_TEST_POLICY").as_str() {
+        "solo" | "limiter" => Policy::Solo,
+        "quorum3" => Policy::Quorum(3),
+        "random" => Policy::RandomInitiator { seed: 5 },
+        "deadline" => Policy::Deadline {
+            quorum: 2,
+            time: Duration::from_millis(2),
+        },
+        "full" => Policy::Full,
+        _ => Policy::Majority,
+    };
+    PartialOptions {
+        policy,
+        limiter: (variable("LINERATE_TEST_POLICY") == "limiter").then_some(3),
+        divisor: Divisor::One,
+        ..PartialOptions::default()
+    }
+}
+
+/// Sums of one-hot integers: element `rank * STEPS + generation` belongs to one generation of one rank.
+struct Ledger {
+    ranks: usize,
+    sums: Vec<i32>,
+    hash: u64,
+    next_round: u64,
+}
+
+impl Ledger {
+    fn new(comm: &Communicator, count: usize) -> Ledger {
+        Ledger {
+            ranks: comm.ranks() as usize,
+            sums: vec![0; count],
+            hash: 0,
+            next_round: 0,
+        }
+    }
+
+    /// A result: exactly what its bits say, and the next one.
+    fn apply(&mut self, report: &RoundReport, update: &Buffer) {
+        assert_eq!(report.round, self.next_round);
+        self.next_round += 1;
+        let update: Vec<i32> = update.to_vec();
+        let mut generations = 0;
+        for rank in 0..self.ranks {
+            let own = &update[rank * STEPS..(rank + 1) * STEPS];
+            assert!(own.iter().all(|&x| x == 0 || x == 1), "{report:?}: {own:?}");
+            let count: i32 = own.iter().sum();
+            generations += count as u64;
+            assert_eq!(
+                count > 0,
+                report.included.contains(rank as u32),
+                "{report:?}: {own:?}"
+            );
+            let is_active = own.get(report.round as usize) == Some(&1) || report.is_last;
+            assert_eq!(
+                is_active,
+                report.active.contains(rank as u32),
+                "{report:?}: {own:?}"
+            );
+        }
+        assert_eq!(generations, report.generations(), "{report:?}");
+        for (sum, x) in self.sums.iter_mut().zip(&update) {
+            *sum += x;
+            self.hash = mix(self.hash ^ *x as u64);
+        }
+        self.hash = mix(self.hash ^ report.active.words()[0] ^ report.included.words()[0] << 32);
+    }
+
+    fn check(&self) {
+        let (ones, rest) = self.sums.split_at(self.ranks * STEPS);
+        assert!(ones.iter().all(|&sum| sum == 1), "each once: {ones:?}");
+        assert!(rest.iter().all(|&sum| sum == 0));
+    }
+}
+
+fn count(comm: &Communicator) -> usize {
+    let pad: usize = variable("LINERATE_TEST_PAD").parse().unwrap_or(0);
+    comm.ranks() as usize * STEPS + pad
+}
+
+/// Random delays; every result is checked against its bits, and in the end every generation has been applied once.
+fn exact(comm: &Communicator) {
+    let count = count(comm);
+    let partial = PartialAllreduce::new(comm, DataType::I32, count as u64, options()).unwrap();
+    let (gradient, update) = (
+        comm.alloc(4 * count).unwrap(),
+        comm.alloc(4 * count).unwrap(),
+    );
+    let mut prng = Prng::new(u64::from(comm.rank()) + 7);
+    let mut ledger = Ledger::new(comm, count);
+    for step in 0..STEPS {
+        if prng.chance(0.5) {
+            std::thread::sleep(Duration::from_micros(prng.below(3000)));
+        }
+        gradient.view().fill(0);
+        gradient.write(comm.rank() as usize * STEPS + step, &[1i32]);
+        if prng.chance(0.5) {
+            let report = partial.exchange(&gradient, &update).unwrap().unwrap();
+            ledger.apply(&report, &update);
+        } else {
+            assert_eq!(partial.submit(&gradient).unwrap(), step as u64);
+            gradient.view().fill(7);
+            let report = partial.next(&update).unwrap().unwrap();
+            ledger.apply(&report, &update);
+        }
+        println!("AT {step}");
+    }
+    partial
+        .finish(&update, |report| ledger.apply(&report, &update))
+        .unwrap();
+    ledger.check();
+    println!("RESULT {:016x} {}", ledger.hash, ledger.next_round);
+}
+
+/// Vectors of one repeated integer that their writer overwrites as soon as it may.
+fn torn(comm: &Communicator) {
+    const COUNT: usize = 16 << 20;
+    let options = PartialOptions {
+        policy: Policy::Solo,
+        staleness_max: Some(1),
+        rounds_in_flight: 3,
+        divisor: Divisor::One,
+        ..PartialOptions::default()
+    };
+    let partial = PartialAllreduce::new(comm, DataType::I32, COUNT as u64, options).unwrap();
+    let (gradient, update) = (
+        comm.alloc(4 * COUNT).unwrap(),
+        comm.alloc(4 * COUNT).unwrap(),
+    );
+    let mut total = 0i64;
+    let mut apply = |update: &Buffer| {
+        let all: Vec<i32> = update.to_vec();
+        assert!(all.iter().all(|&x| x == all[0]), "a torn sum");
+        total += i64::from(all[0]);
+    };
+    for step in 0..8 {
+        gradient.write(0, &vec![1 + step; COUNT]);
+        partial.submit(&gradient).unwrap();
+        gradient.view().fill(0x55);
+        if step >= 2 {
+            partial.next(&update).unwrap().unwrap();
+            apply(&update);
+        }
+    }
+    partial.finish(&update, |_| apply(&update)).unwrap();
+    assert_eq!(total, i64::from(comm.ranks()) * 36);
+    println!("RESULT whole");
+}
+
+/// Rank 1 is always slow.
+fn slow(comm: &Communicator) {
+    let options = PartialOptions {
+        policy: Policy::Solo,
+        staleness_max: Some(3),
+        divisor: Divisor::One,
+        ..PartialOptions::default()
+    };
+    let partial = PartialAllreduce::new(comm, DataType::I32, 4, options).unwrap();
+    let buffer = comm.alloc(16).unwrap();
+    let (mut stalest, mut held) = (0, [0u32; 3]);
+    let mut see = |report: RoundReport| {
+        stalest = stalest.max(report.staleness.len().saturating_sub(1));
+        report.held.iter().for_each(|rank| held[rank as usize] += 1);
+    };
+    for _ in 0..30 {
+        if comm.rank() == 1 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        see(partial.exchange(&buffer, &buffer).unwrap().unwrap());
+    }
+    partial.finish(&buffer, see).unwrap();
+    assert!(held[1] > 0, "{held:?}");
+    let slowest = 1 + u32::from(held[1] > held[0] && held[1] > held[2]);
+    println!("RESULT staleness {stalest} held {slowest}");
+}
+
+/// Rank 1's application stops until it is ten rounds behind; its process goes on.
+fn absent(comm: &Communicator) {
+    let count = count(comm);
+    let options = PartialOptions {
+        policy: Policy::Solo,
+        staleness_max: Some(32),
+        divisor: Divisor::One,
+        ..PartialOptions::default()
+    };
+    let partial = PartialAllreduce::new(comm, DataType::I32, count as u64, options).unwrap();
+    let (gradient, update) = (
+        comm.alloc(4 * count).unwrap(),
+        comm.alloc(4 * count).unwrap(),
+    );
+    let mut ledger = Ledger::new(comm, count);
+    for step in 0..STEPS {
+        if comm.rank() == 1 && step == 5 {
+            while partial.lag() < 10 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let caught_up = partial
+                .catch_up(&update, |report| ledger.apply(&report, &update))
+                .unwrap();
+            assert!(caught_up >= 10, "{caught_up}");
+        }
+        gradient.view().fill(0);
+        gradient.write(comm.rank() as usize * STEPS + step, &[1i32]);
+        partial.submit(&gradient).unwrap();
+        if let Some(report) = partial.next(&update).unwrap() {
+            ledger.apply(&report, &update);
+        }
+    }
+    partial
+        .finish(&update, |report| ledger.apply(&report, &update))
+        .unwrap();
+    ledger.check();
+    println!("RESULT {:016x} {}", ledger.hash, ledger.next_round);
+}
+
+/// Two of four ranks submit, three are needed.
+fn quorum(comm: &Communicator) {
+    let options = PartialOptions {
+        policy: Policy::Quorum(3),
+        ..PartialOptions::default()
+    };
+    let partial = PartialAllreduce::new(comm, DataType::F32, 4, options).unwrap();
+    let buffer = comm.alloc(16).unwrap();
+    for round in 0..8 {
+        let is_early = (comm.rank() + round) % 4 < 2;
+        if is_early {
+            partial.submit(&buffer).unwrap();
+            std::thread::sleep(Duration::from_millis(5));
+            assert_eq!(partial.try_next(&buffer).unwrap(), None, "round {round}");
+        }
+        // The others submit once these have looked.
+        comm.barrier().unwrap();
+        if !is_early {
+            partial.submit(&buffer).unwrap();
+        }
+        let report = partial.next(&buffer).unwrap().unwrap();
+        assert!(report.active_count() >= 3, "{report:?}");
+    }
+    partial.finish(&buffer, |_| ()).unwrap();
+    println!("RESULT fine");
+}
+
+/// Rank 2 takes few results, each of which stands for several rounds.
+fn sparse(comm: &Communicator) {
+    let is_merged = variable("LINERATE_TEST_DELIVERY") == "merged";
+    let options = PartialOptions {
+        policy: Policy::Solo,
+        staleness_max: None,
+        delivery: if is_merged {
+            Delivery::Merged
+        } else {
+            Delivery::Latest
+        },
+        divisor: Divisor::One,
+        ..PartialOptions::default()
+    };
+    let partial = PartialAllreduce::new(comm, DataType::I64, 200, options).unwrap();
+    let (gradient, update) = (comm.alloc(1600).unwrap(), comm.alloc(1600).unwrap());
+    gradient.write(0, &[1i64; 200]);
+    let (mut total, mut rounds, mut most) = (0, 0, 0);
+    let mut apply = |report: RoundReport| {
+        let all: Vec<i64> = update.to_vec();
+        assert!(all.iter().all(|&x| x == all[0]), "{all:?}");
+        total += all[0];
+        rounds += report.rounds;
+        most = most.max(report.rounds);
+    };
+    for step in 0..20 {
+        if comm.rank() == 2 && step == 3 {
+            while partial.lag() < 10 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        partial.submit(&gradient).unwrap();
+        if let Some(report) = partial.next(&update).unwrap() {
+            apply(report);
+        }
+    }
+    partial.finish(&update, apply).unwrap();
+    assert_eq!(rounds, 21);
+    assert!(comm.rank() != 2 || most >= 10, "{most}");
+    assert!(!is_merged || total == 60, "{total}");
+    println!("RESULT fine");
+}
+
+/// Rank 1 ends without a word after some rounds.
+fn dies(comm: &Communicator) {
+    let partial = PartialAllreduce::new(comm, DataType::I32, 8, options()).unwrap();
+    let buffer = comm.alloc(32).unwrap();
+    for step in 0.. {
+        if comm.rank() == 1 && step == 10 {
+            std::process::exit(3);
+        }
+        if let Err(error) = partial.exchange(&buffer, &buffer) {
+            println!("ERROR {}", error.first_cause());
+            return;
+        }
+    }
+}
