@@ -71,8 +71,6 @@ impl Measured {
 /// How long a step takes on each rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Load {
-    /// `compute` for everybody.
-    Even { compute: f64 },
     /// One rank, another at random in each step, takes `delay` longer.
     OneDelayed { compute: f64, delay: f64 },
     /// Rank i of P takes from `least` to `greatest` longer, evenly spread; who is which moves on by one rank a step.
@@ -90,7 +88,6 @@ impl Load {
     pub fn time(&self, (rank, ranks): (u32, u32), step: u64, seed: u64) -> f64 {
         let of_step = || Prng::new(mix(seed ^ mix(step)));
         match *self {
-            Load::Even { compute } => compute,
             Load::OneDelayed { compute, delay } => {
                 let delayed = of_step().below(u64::from(ranks)) as u32;
                 compute + if rank == delayed { delay } else { 0.0 }

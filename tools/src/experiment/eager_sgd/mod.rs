@@ -109,10 +109,14 @@ pub fn run(args: &EagerSgdArgs) -> ExitCode {
 }
 
 fn prepare(args: &EagerSgdArgs) -> Result<(u32, Config), String> {
-    let asked = args.ranks.or(settings::launched().is_none().then_some(RANKS));
+    let asked = args
+        .ranks
+        .or(settings::launched().is_none().then_some(RANKS));
     let ranks = settings::check_ranks(asked, settings::launched_ranks()?)?;
     if ranks < 2 {
-        return Err("--ranks is 1: what one rank does is the same with every collective; 2 and more".into());
+        return Err(
+            "--ranks is 1: what one rank does is the same with every collective; 2 and more".into(),
+        );
     }
     let config = with_flags(
         settings::from_environment()?,
@@ -124,7 +128,10 @@ fn prepare(args: &EagerSgdArgs) -> Result<(u32, Config), String> {
         output::check_target("--json", target)?;
     }
     if let Some(folder) = args.plots.as_deref().filter(|folder| !folder.is_dir()) {
-        return Err(format!("--plots '{}': not a folder that exists", folder.display()));
+        return Err(format!(
+            "--plots '{}': not a folder that exists",
+            folder.display()
+        ));
     }
     let bytes = plan::memory_bytes(&args.workload, ranks);
     settings::check_memory(

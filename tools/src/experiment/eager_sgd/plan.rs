@@ -151,7 +151,12 @@ pub fn trials(workload: Workload, ranks: u32, staleness: u32) -> Vec<Trial> {
             let of_bound = |staleness| {
                 quorums.map(|quorum| Trial {
                     staleness,
-                    ..trial(severe(), Scheme::Partial(Policy::Quorum(quorum)), None, None)
+                    ..trial(
+                        severe(),
+                        Scheme::Partial(Policy::Quorum(quorum)),
+                        None,
+                        None,
+                    )
                 })
             };
             [1, 2, 4, 8].into_iter().flat_map(of_bound).collect()
@@ -183,7 +188,13 @@ mod tests {
 
     #[test]
     fn every_workload_begins_with_what_the_others_are_compared_with() {
-        for workload in [Workload::Hyperplane, Workload::Severe, Workload::Cloud, Workload::Wmt16, Workload::Ucf101] {
+        for workload in [
+            Workload::Hyperplane,
+            Workload::Severe,
+            Workload::Cloud,
+            Workload::Wmt16,
+            Workload::Ucf101,
+        ] {
             let all = trials(workload, 8, 8);
             assert!(all.chunks(SCHEMES.len()).all(|group| {
                 let settings: Vec<String> = group.iter().map(Trial::setting).collect();

@@ -80,7 +80,10 @@ impl Row<'_> {
     }
 
     fn steps(&self) -> f64 {
-        self.median.points.last().map_or(0.0, |point| f64::from(point.step))
+        self.median
+            .points
+            .last()
+            .map_or(0.0, |point| f64::from(point.step))
     }
 
     fn steps_per_second(&self) -> f64 {
@@ -94,16 +97,27 @@ impl Row<'_> {
     /// Half the distance of the fastest and the slowest run, of the median.
     fn spread(&self) -> f64 {
         let seconds = || self.runs.iter().map(|run| run.seconds);
-        let (low, high) = (seconds().fold(f64::MAX, f64::min), seconds().fold(0.0, f64::max));
+        let (low, high) = (
+            seconds().fold(f64::MAX, f64::min),
+            seconds().fold(0.0, f64::max),
+        );
         (high - low) / 2.0 / self.median.seconds
     }
 
     fn final_loss(&self) -> f64 {
-        median(self.runs.iter().filter_map(|run| Some(run.points.last()?.verdict.loss)))
+        median(
+            self.runs
+                .iter()
+                .filter_map(|run| Some(run.points.last()?.verdict.loss)),
+        )
     }
 
     fn final_accuracy(&self) -> f64 {
-        median(self.runs.iter().filter_map(|run| Some(run.points.last()?.verdict.accuracy)))
+        median(
+            self.runs
+                .iter()
+                .filter_map(|run| Some(run.points.last()?.verdict.accuracy)),
+        )
     }
 
     /// The first step at which the loss was at most the target, between two points by a line.
@@ -114,7 +128,8 @@ impl Row<'_> {
             return Some(0.0);
         };
         let after = &points[after];
-        let share = (before.verdict.loss - TARGET_LOSS) / (before.verdict.loss - after.verdict.loss);
+        let share =
+            (before.verdict.loss - TARGET_LOSS) / (before.verdict.loss - after.verdict.loss);
         Some(f64::from(before.step) + share * f64::from(after.step - before.step))
     }
 
@@ -175,14 +190,28 @@ fn table(args: &EagerSgdArgs, ranks: u32, transport: &str, rows: &[Row<'_>]) -> 
     let mut fits: Vec<String> = fits.collect();
     fits.dedup();
     lines.append(&mut fits);
-    if rows.iter().any(|row| row.trial.workload == Workload::Quorum) {
+    if rows
+        .iter()
+        .any(|row| row.trial.workload == Workload::Quorum)
+    {
         lines.push(format!(
             "# quorum: steps until the loss is {TARGET_LOSS}; the theorem: they grow with tau (P-Q)/P"
         ));
     }
     lines.push(format!(
         "{:>10} {:>7} {:>12} {:>8} {:>6} {:>10} {:>8} {:>6} {:>6} {:>8} {:>8} {:>9}",
-        "workload", "", "policy", "steps/s", "+-%", "samples/s", "speedup", "ideal", "paper", "loss", "accuracy", "to target"
+        "workload",
+        "",
+        "policy",
+        "steps/s",
+        "+-%",
+        "samples/s",
+        "speedup",
+        "ideal",
+        "paper",
+        "loss",
+        "accuracy",
+        "to target"
     ));
     let show = |value: Option<f64>, digits: usize| {
         value.map_or("-".to_owned(), |value| format!("{value:.digits$}"))
@@ -271,16 +300,22 @@ mod tests {
 
     #[test]
     fn a_row_compares_its_median_with_the_synchronous_one_of_its_setting() {
-        let outcomes = plan::trials(Workload::Hyperplane, 8, 8).into_iter().map(|trial| {
-            let seconds = match trial.scheme {
-                Scheme::Synchronous => 3.0,
-                _ => 2.0,
-            };
-            Outcome {
-                trial,
-                runs: vec![run(9.0, &[2.0, 1.0]), run(seconds, &[2.0, 1.0]), run(1.0, &[2.0, 1.0])],
-            }
-        });
+        let outcomes = plan::trials(Workload::Hyperplane, 8, 8)
+            .into_iter()
+            .map(|trial| {
+                let seconds = match trial.scheme {
+                    Scheme::Synchronous => 3.0,
+                    _ => 2.0,
+                };
+                Outcome {
+                    trial,
+                    runs: vec![
+                        run(9.0, &[2.0, 1.0]),
+                        run(seconds, &[2.0, 1.0]),
+                        run(1.0, &[2.0, 1.0]),
+                    ],
+                }
+            });
         let outcomes = Vec::from_iter(outcomes);
         let rows: Vec<Row> = outcomes.iter().map(|of| Row::of(of, &outcomes)).collect();
         assert_eq!(rows[0].speedup, Some(1.0));

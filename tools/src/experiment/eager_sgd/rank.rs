@@ -45,7 +45,13 @@ fn run_all(args: &EagerSgdArgs, comm: &Communicator) -> linerate::Result<Vec<Out
         let mut runs = Vec::new();
         for run in 0..args.runs {
             let seed = mix(args.seed ^ mix(u64::from(run)));
-            runs.push(train(comm, learner, &trial, (args.steps, args.scale), seed)?);
+            runs.push(train(
+                comm,
+                learner,
+                &trial,
+                (args.steps, args.scale),
+                seed,
+            )?);
             if let Some(progress) = &mut progress {
                 progress.advance(trial.scheme.name());
             }

@@ -5,7 +5,9 @@ use crate::experiment::digits::{Digits, Image, shuffle};
 use crate::experiment::model::{Classifier, Hyperplane, Verdict};
 use linerate::partial::PartialOptions;
 use linerate::prng::{Prng, mix};
-use linerate::{Buffer, Call, Collective, Communicator, DataType, PartialAllreduce, ReduceOp, Result};
+use linerate::{
+    Buffer, Call, Collective, Communicator, DataType, PartialAllreduce, ReduceOp, Result,
+};
 use std::time::{Duration, Instant};
 
 /// Points of a curve.
@@ -158,7 +160,11 @@ pub fn train(
         included += exchange.exchange(&mut gradient)?;
         descend(&mut parameters, &gradient, rate);
         if (step + 1) % stride == 0 || step + 1 == steps {
-            kept.push((step + 1, started.elapsed().as_secs_f64(), parameters.clone()));
+            kept.push((
+                step + 1,
+                started.elapsed().as_secs_f64(),
+                parameters.clone(),
+            ));
         }
     }
     let seconds = started.elapsed().as_secs_f64();
@@ -191,7 +197,12 @@ impl Exchange<'_> {
                     staleness_max: Some(trial.staleness),
                     ..PartialOptions::default()
                 };
-                Some(PartialAllreduce::new(comm, DataType::F32, count as u64, options)?)
+                Some(PartialAllreduce::new(
+                    comm,
+                    DataType::F32,
+                    count as u64,
+                    options,
+                )?)
             }
         };
         Ok(Exchange {
@@ -244,7 +255,13 @@ fn judge_all(
     let buffer = comm.alloc(8 * own.len())?;
     buffer.write(0, &own);
     let count = own.len() as u64;
-    comm.run(&Call::all_reduce(DataType::F64, ReduceOp::Avg, count, &buffer, &buffer))?;
+    comm.run(&Call::all_reduce(
+        DataType::F64,
+        ReduceOp::Avg,
+        count,
+        &buffer,
+        &buffer,
+    ))?;
     let means = buffer.to_vec::<f64>();
     let points = kept.iter().zip(means.chunks(2)).map(|(kept, mean)| Point {
         step: kept.0,
@@ -260,7 +277,13 @@ fn judge_all(
 fn slowest(comm: &Communicator, seconds: f64) -> Result<f64> {
     let buffer = comm.alloc(8)?;
     buffer.write(0, &[seconds]);
-    comm.run(&Call::all_reduce(DataType::F64, ReduceOp::Max, 1, &buffer, &buffer))?;
+    comm.run(&Call::all_reduce(
+        DataType::F64,
+        ReduceOp::Max,
+        1,
+        &buffer,
+        &buffer,
+    ))?;
     Ok(buffer.to_vec::<f64>()[0])
 }
 
