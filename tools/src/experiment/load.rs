@@ -4,6 +4,7 @@
 //! Unbalanced Training Workloads in Deep Learning with Partial Collective Operations", PPoPP 2020). A beta distribution between
 //! the two ends has exactly these four figures, and nothing more is known: its two shapes follow from mean and deviation.
 
+use super::digits::shuffle;
 use linerate::prng::{Prng, mix};
 use rand_distr::{Beta, Distribution};
 
@@ -71,13 +72,18 @@ impl Measured {
 /// How long a step takes on each rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Load {
-    /// One rank, another at random in each step, takes `delay` longer.
-    OneDelayed { compute: f64, delay: f64 },
-    /// Rank i of P takes from `least` to `greatest` longer, evenly spread; who is which moves on by one rank a step.
+    /// So many ranks, others at random in each step, take `delay` longer.
+    SomeDelayed {
+        compute: f64,
+        delay: f64,
+        count: u32,
+    },
+    /// Rank i of P takes from `least` to `greatest` longer, evenly spread. `rotates`: who is which moves on by one rank a step.
     Skewed {
         compute: f64,
         least: f64,
         greatest: f64,
+        rotates: bool,
     },
     /// Drawn for each rank and step.
     Drawn(Measured),
@@ -88,16 +94,24 @@ impl Load {
     pub fn time(&self, (rank, ranks): (u32, u32), step: u64, seed: u64) -> f64 {
         let of_step = || Prng::new(mix(seed ^ mix(step)));
         match *self {
-            Load::OneDelayed { compute, delay } => {
-                let delayed = of_step().below(u64::from(ranks)) as u32;
-                compute + if rank == delayed { delay } else { 0.0 }
+            Load::SomeDelayed {
+                compute,
+                delay,
+                count,
+            } => {
+                let mut order: Vec<u32> = (0..ranks).collect();
+                shuffle(&mut order, &mut of_step());
+                let is_delayed = order.iter().take(count as usize).any(|&one| one == rank);
+                compute + if is_delayed { delay } else { 0.0 }
             }
             Load::Skewed {
                 compute,
                 least,
                 greatest,
+                rotates,
             } => {
-                let place = (u64::from(rank) + step) % u64::from(ranks);
+                let turn = if rotates { step } else { 0 };
+                let place = (u64::from(rank) + turn) % u64::from(ranks);
                 let share = place as f64 / f64::from(ranks - 1).max(1.0);
                 compute + least + (greatest - least) * share
             }
@@ -155,20 +169,21 @@ mod tests {
     }
 
     #[test]
-    fn one_rank_is_delayed_in_each_step_and_each_of_them_in_its_share() {
-        let load = Load::OneDelayed {
+    fn as_many_ranks_as_asked_are_delayed_in_each_step_and_each_of_them_in_its_share() {
+        let load = Load::SomeDelayed {
             compute: 610.0,
             delay: 300.0,
+            count: 2,
         };
         let mut delayed = [0; 8];
         for step in 0..4000 {
             let of_step = (0..8).filter(|&rank| load.time((rank, 8), step, 9) > 610.0);
             let of_step = Vec::from_iter(of_step);
-            assert_eq!(of_step.len(), 1);
-            delayed[of_step[0] as usize] += 1;
+            assert_eq!(of_step.len(), 2);
+            of_step.iter().for_each(|&rank| delayed[rank as usize] += 1);
         }
         assert!(
-            delayed.iter().all(|&count| (400..600).contains(&count)),
+            delayed.iter().all(|&count| (900..1100).contains(&count)),
             "{delayed:?}"
         );
     }
@@ -179,6 +194,7 @@ mod tests {
             compute: 0.0,
             least: 50.0,
             greatest: 400.0,
+            rotates: true,
         };
         let times = (0..8).map(|rank| load.time((rank, 8), 0, 1));
         let times: Vec<f64> = times.collect();

@@ -5,6 +5,7 @@ mod eager_sgd;
 mod load;
 mod model;
 mod plot;
+mod virtual_time;
 
 use clap::{Args, Subcommand};
 use std::process::ExitCode;

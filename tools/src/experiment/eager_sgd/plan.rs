@@ -53,7 +53,7 @@ impl Trial {
     /// What is varied besides the scheme, for a table.
     pub fn setting(&self) -> String {
         match self.load {
-            Load::OneDelayed { delay, .. } => format!("{delay:.0} ms"),
+            Load::SomeDelayed { delay, .. } => format!("{delay:.0} ms"),
             _ if self.workload == Workload::Quorum => format!("tau {}", self.staleness),
             _ => String::new(),
         }
@@ -121,9 +121,10 @@ pub fn trials(workload: Workload, ranks: u32, staleness: u32) -> Vec<Trial> {
     match workload {
         Workload::Hyperplane => {
             let of_delay = |(delay, solo): (f64, f64)| {
-                let load = Load::OneDelayed {
+                let load = Load::SomeDelayed {
                     compute: HYPERPLANE_MS,
                     delay,
+                    count: 1,
                 };
                 SCHEMES.map(|scheme| {
                     let slowest = HYPERPLANE_MS + delay;
@@ -139,7 +140,7 @@ pub fn trials(workload: Workload, ranks: u32, staleness: u32) -> Vec<Trial> {
             let of_scheme = |scheme| {
                 // The paper's majority is the random initiator.
                 let paper = (scheme == Scheme::Partial(RANDOM)).then_some(1.29);
-                trial(severe(), scheme, paper, None)
+                trial(severe(true), scheme, paper, None)
             };
             SCHEMES.map(of_scheme).to_vec()
         }
@@ -164,11 +165,13 @@ pub fn trials(workload: Workload, ranks: u32, staleness: u32) -> Vec<Trial> {
     }
 }
 
-fn severe() -> Load {
+/// `rotates`: another rank is the slowest in each step; else always the same, which falls behind as far as it may.
+fn severe(rotates: bool) -> Load {
     Load::Skewed {
         compute: SEVERE_MS,
         least: SEVERE_LEAST_MS,
         greatest: SEVERE_GREATEST_MS,
+        rotates,
     }
 }
 
