@@ -1,4 +1,5 @@
-//! The `linerate` command: `bench`, `perf`, `mesh`, `launch`, `replay`, `explain`, `info`, `doctor`.
+//! The `linerate` command: `bench`, `perf`, `mesh`, `launch`, `replay`, `explain`, `experiment`,
+//! `info`, `doctor`.
 //!
 //! Uses only the library's public API. Exit codes: 0 good, 1 the run or a check failed, 2 bad usage, 128 + the
 //! signal if interrupted; `launch` passes on the code of the first rank that failed. Read first: `bench/mod.rs`.
@@ -6,6 +7,7 @@
 mod bench;
 mod binding;
 mod doctor;
+mod experiment;
 mod explain;
 mod flags;
 mod info;
@@ -49,6 +51,8 @@ enum Command {
     Replay(replay::ReplayArgs),
     /// Say which algorithm and path an operation takes, why, and how long it should take and takes; calibrate the prices
     Explain(Box<explain::ExplainArgs>),
+    /// Reproduce a table or figure of a paper on this machine
+    Experiment(experiment::ExperimentArgs),
     /// Becomes another program, after asking to die with its parent
     #[command(name = launch::RANK_EXEC, hide = true)]
     RankExec(launch::RankExecArgs),
@@ -66,6 +70,7 @@ fn main() -> ExitCode {
         Command::Info(args) => info::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Explain(args) => explain::run(&args),
+        Command::Experiment(args) => experiment::run(&args),
         Command::RankExec(args) => launch::exec(&args),
     }
 }
