@@ -1,5 +1,5 @@
-//! The `linerate` command: `bench`, `perf`, `mesh`, `launch`, `replay`, `experiment`, `explain`, `info`,
-//! `doctor`.
+//! The `linerate` command: `bench`, `perf`, `mesh`, `launch`, `replay`, `explain`, `experiment`,
+//! `info`, `doctor`.
 //!
 //! Uses only the library's public API. Exit codes: 0 good, 1 the run or a check failed, 2 bad usage, 128 + the
 //! signal if interrupted; `launch` passes on the code of the first rank that failed. Read first: `bench/mod.rs`.
@@ -51,7 +51,7 @@ enum Command {
     Replay(replay::ReplayArgs),
     /// Say which algorithm and path an operation takes, why, and how long it should take and takes; calibrate the prices
     Explain(Box<explain::ExplainArgs>),
-    /// Reproduce a table or figure of one of the papers
+    /// Reproduce a table or figure of a paper on this machine
     Experiment(experiment::ExperimentArgs),
     /// Becomes another program, after asking to die with its parent
     #[command(name = launch::RANK_EXEC, hide = true)]

@@ -76,7 +76,7 @@ pub const HYPERPLANE_DIMENSIONS: usize = 8192;
 pub const HYPERPLANE_BATCH: usize = 256;
 
 const RANDOM: Policy = Policy::RandomInitiator { seed: 6_545_343 };
-const SCHEMES: [Scheme; 4] = [
+pub const SCHEMES: [Scheme; 4] = [
     Scheme::Synchronous,
     Scheme::Partial(Policy::Solo),
     Scheme::Partial(Policy::Majority),
@@ -153,7 +153,7 @@ pub fn trials(workload: Workload, ranks: u32, staleness: u32) -> Vec<Trial> {
                 quorums.map(|quorum| Trial {
                     staleness,
                     ..trial(
-                        severe(),
+                        severe(false),
                         Scheme::Partial(Policy::Quorum(quorum)),
                         None,
                         None,
@@ -162,6 +162,8 @@ pub fn trials(workload: Workload, ranks: u32, staleness: u32) -> Vec<Trial> {
             };
             [1, 2, 4, 8].into_iter().flat_map(of_bound).collect()
         }
+        // Not trained (`scale.rs`).
+        Workload::Resnet50 => Vec::new(),
     }
 }
 

@@ -2,38 +2,48 @@
 
 use super::plan::{Scheme, Trial};
 use super::rank::Outcome;
+use super::scale::{self, ScaleRow};
 use super::train::Run;
 use super::{EagerSgdArgs, Workload};
 use crate::experiment::load::Load;
 use crate::experiment::plot::{Chart, Line};
 use crate::output;
 use clap::ValueEnum;
+use linerate::partial::Policy;
 use serde_json::{Value, json};
 
 /// Loss of the classifier at which steps are counted where quorum and bound of staleness are varied.
 const TARGET_LOSS: f64 = 0.5;
 
 /// Prints everything that was asked for.
+/// `job`: ranks and transport, if anything was trained.
 pub fn print(
     args: &EagerSgdArgs,
-    ranks: u32,
-    transport: &str,
+    job: Option<(u32, &str)>,
     outcomes: &[Outcome],
 ) -> Result<(), String> {
     let rows: Vec<Row> = outcomes.iter().map(|of| Row::of(of, outcomes)).collect();
+    let scale = match args.workload.contains(&Workload::Resnet50) {
+        true => scale::run_all(args.steps, args.staleness, args.seed)?,
+        false => Vec::new(),
+    };
     if !args.is_json_only() {
-        output::print_text(&table(args, ranks, transport, &rows))?;
+        if let Some(job) = job {
+            output::print_text(&table(args, job, &rows))?;
+        }
+        output::print_text(&scale_table(args, &scale))?;
     }
     if let Some(target) = &args.json {
         let document = json!({
             "experiment": "eager-sgd",
             "version": env!("CARGO_PKG_VERSION"),
-            "ranks": ranks,
-            "transport": transport,
+            "ranks": job.map(|job| job.0),
+            "transport": job.map(|job| job.1),
             "steps": args.steps,
             "scale": args.scale,
             "runs": args.runs,
             "results": rows.iter().map(Row::json).collect::<Vec<_>>(),
+            "virtual_time": scale.iter().map(scale_json).collect::<Vec<_>>(),
         });
         output::write_document("--json", target, &format!("{document:#}"))?;
     }
@@ -178,7 +188,7 @@ fn name_of(workload: Workload) -> String {
     value.map_or(String::new(), |value| value.get_name().to_owned())
 }
 
-fn table(args: &EagerSgdArgs, ranks: u32, transport: &str, rows: &[Row<'_>]) -> String {
+fn table(args: &EagerSgdArgs, (ranks, transport): (u32, &str), rows: &[Row<'_>]) -> String {
     let mut lines = vec![format!(
         "# eager-sgd: {ranks} ranks, transport {transport}, {} steps, times x {}, median of {} runs (+- half the spread)",
         args.steps, args.scale, args.runs
@@ -236,6 +246,50 @@ fn table(args: &EagerSgdArgs, ranks: u32, transport: &str, rows: &[Row<'_>]) -> 
         ));
     }
     lines.join("\n") + "\n"
+}
+
+/// What was not trained; nothing if there is none.
+fn scale_table(args: &EagerSgdArgs, rows: &[ScaleRow]) -> String {
+    if rows.is_empty() {
+        return String::new();
+    }
+    let mut lines = vec![
+        format!(
+            "# ResNet-50 on 64 ranks of which 4 are delayed, virtual time, {} steps; paper: solo beside two synchronous libraries",
+            args.steps
+        ),
+        format!(
+            "{:>8} {:>12} {:>8} {:>8} {:>6} {:>11} {:>6}",
+            "delay", "policy", "steps/s", "speedup", "ideal", "paper", "NAP"
+        ),
+    ];
+    lines.extend(rows.iter().map(|row| {
+        let is_solo = row.scheme == Scheme::Partial(Policy::Solo);
+        format!(
+            "{:>5.0} ms {:>12} {:>8.3} {:>8.2} {:>6.2} {:>11} {:>6.1}",
+            row.delay_ms,
+            row.scheme.name(),
+            row.steps_per_second,
+            row.speedup,
+            row.ideal,
+            if is_solo { row.paper } else { "-" },
+            row.mean_active,
+        )
+    }));
+    lines.join("\n") + "\n"
+}
+
+fn scale_json(row: &ScaleRow) -> Value {
+    json!({
+        "workload": "resnet50",
+        "ranks": 64,
+        "delay_ms": row.delay_ms,
+        "policy": row.scheme.name(),
+        "steps_per_second": row.steps_per_second,
+        "speedup": row.speedup,
+        "speedup_ideal": row.ideal,
+        "nap_mean": row.mean_active,
+    })
 }
 
 /// Loss against steps and against time, a picture for each setting of a workload.

@@ -20,7 +20,7 @@ pub fn run_rank(args: &EagerSgdArgs, config: Config) -> Result<(), String> {
     let comm = Communicator::from_env(config).map_err(text)?;
     let outcomes = run_all(args, &comm).map_err(text)?;
     if comm.rank() == 0 {
-        print::print(args, comm.ranks(), comm.transport(), &outcomes)?;
+        print::print(args, Some((comm.ranks(), comm.transport())), &outcomes)?;
     }
     Ok(())
 }
