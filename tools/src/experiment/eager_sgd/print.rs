@@ -259,14 +259,14 @@ fn scale_table(args: &EagerSgdArgs, rows: &[ScaleRow]) -> String {
             args.steps
         ),
         format!(
-            "{:>8} {:>12} {:>8} {:>8} {:>6} {:>11} {:>6}",
-            "delay", "policy", "steps/s", "speedup", "ideal", "paper", "NAP"
+            "{:>8} {:>12} {:>8} {:>8} {:>6} {:>11} {:>6} {:>8}",
+            "delay", "policy", "steps/s", "speedup", "ideal", "paper", "NAP", "wait ms"
         ),
     ];
     lines.extend(rows.iter().map(|row| {
         let is_solo = row.scheme == Scheme::Partial(Policy::Solo);
         format!(
-            "{:>5.0} ms {:>12} {:>8.3} {:>8.2} {:>6.2} {:>11} {:>6.1}",
+            "{:>5.0} ms {:>12} {:>8.3} {:>8.2} {:>6.2} {:>11} {:>6.1} {:>8.1}",
             row.delay_ms,
             row.scheme.name(),
             row.steps_per_second,
@@ -274,6 +274,7 @@ fn scale_table(args: &EagerSgdArgs, rows: &[ScaleRow]) -> String {
             row.ideal,
             if is_solo { row.paper } else { "-" },
             row.mean_active,
+            row.mean_wait_ms,
         )
     }));
     lines.join("\n") + "\n"
@@ -289,6 +290,7 @@ fn scale_json(row: &ScaleRow) -> Value {
         "speedup": row.speedup,
         "speedup_ideal": row.ideal,
         "nap_mean": row.mean_active,
+        "mean_wait_ms": row.mean_wait_ms,
     })
 }
 

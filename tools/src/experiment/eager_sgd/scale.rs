@@ -2,7 +2,7 @@
 
 use super::plan::{SCHEMES, Scheme};
 use crate::experiment::load::Load;
-use crate::experiment::virtual_time::{Fabric, Job, run};
+use crate::experiment::virtual_time::{Fabric, History, Job, run};
 use linerate::partial::{PartialOptions, Policy};
 use std::time::Duration;
 
@@ -28,6 +28,8 @@ pub struct ScaleRow {
     pub ideal: f64,
     pub paper: &'static str,
     pub mean_active: f64,
+    /// What a rank waits for a result, in the mean.
+    pub mean_wait_ms: f64,
 }
 
 /// All of them.
@@ -36,7 +38,8 @@ pub fn run_all(steps: u32, staleness: u32, seed: u64) -> Result<Vec<ScaleRow>, S
     for (delay, paper) in DELAYS {
         let mut synchronous = None;
         for scheme in SCHEMES {
-            let (seconds, mean_active) = run_one(scheme, delay, (steps, staleness), seed)?;
+            let history = run_one(scheme, delay, (steps, staleness), seed)?;
+            let seconds = history.end.0 as f64 * 1e-9;
             let base = *synchronous.get_or_insert(seconds);
             rows.push(ScaleRow {
                 delay_ms: delay,
@@ -46,20 +49,20 @@ pub fn run_all(steps: u32, staleness: u32, seed: u64) -> Result<Vec<ScaleRow>, S
                 ideal: (COMPUTE_MS + delay)
                     / (COMPUTE_MS + delay * f64::from(DELAYED) / f64::from(RANKS)),
                 paper,
-                mean_active,
+                mean_active: history.mean_active(),
+                mean_wait_ms: history.mean_wait_ms(),
             });
         }
     }
     Ok(rows)
 }
 
-/// Seconds of all steps, and the mean number of active ranks.
 fn run_one(
     scheme: Scheme,
     delay: f64,
     (steps, staleness): (u32, u32),
     seed: u64,
-) -> Result<(f64, f64), String> {
+) -> Result<History, String> {
     let load = Load::SomeDelayed {
         compute: COMPUTE_MS,
         delay,
@@ -90,8 +93,7 @@ fn run_one(
         let ms = load.time((rank, RANKS), step, seed);
         Duration::from_secs_f64(ms / 1e3)
     };
-    let history = run(&job, compute).map_err(|error| error.to_string())?;
-    Ok((history.end.0 as f64 * 1e-9, history.mean_active()))
+    run(&job, compute).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

@@ -1,0 +1,87 @@
+//! `linerate experiment`: real ranks, small settings.
+
+#[path = "command/start.rs"]
+#[allow(dead_code)] // Not every file of tests needs all of it.
+mod start;
+
+use serde_json::Value;
+use start::{run, scratch};
+
+fn eager_sgd(line: &str) -> Value {
+    let (code, stdout, stderr) = run(&format!(
+        "experiment eager-sgd {line} --json - --timeout 30"
+    ));
+    assert_eq!(code, Some(0), "{line}\n{stderr}");
+    serde_json::from_str(&stdout).unwrap_or_else(|e| panic!("{line}: {e}\n{stdout}"))
+}
+
+#[test]
+fn partial_training_counts_every_gradient_and_keeps_replicas_equal() {
+    let folder = scratch("eager-sgd-plots");
+    let plots = folder.display();
+    let (ranks, steps) = (3, 24);
+    let line = format!(
+        "--workload severe,quorum --ranks {ranks} --steps {steps} --runs 1 --scale 0.005 --plots {plots}"
+    );
+    let document = eager_sgd(&line);
+    let rows = document["results"].as_array().unwrap();
+    assert_eq!(rows.len(), 4 + 20);
+    for row in rows {
+        let run = &row["runs"][0];
+        assert_eq!(run["replicas_equal"], true, "{row}");
+        let included = run["included"].as_u64().unwrap();
+        let most = u64::from(ranks as u32 * steps);
+        match row["policy"].as_str() {
+            // Nobody is left for the round that ends it.
+            Some("synchronous") => assert_eq!(included, most),
+            _ => assert!(included > most / 2 && included <= most, "{row}"),
+        }
+        let points = run["points"].as_array().unwrap();
+        let loss = |point: &Value| point["loss"].as_f64().unwrap();
+        assert!(
+            loss(points.last().unwrap()) < 0.9 * loss(&points[0]),
+            "{row}"
+        );
+    }
+    for file in ["severe-steps", "severe-time", "quorum-tau-8-steps"] {
+        let text = std::fs::read_to_string(folder.join(format!("eager-sgd-{file}.svg"))).unwrap();
+        assert!(text.contains("<polyline"), "{file}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn many_ranks_in_virtual_time_give_the_same_every_time() {
+    let line = "--workload resnet50 --steps 32";
+    let document = eager_sgd(line);
+    assert_eq!(document, eager_sgd(line));
+    let rows = document["virtual_time"].as_array().unwrap();
+    assert_eq!(rows.len(), 8);
+    assert!(
+        rows.iter()
+            .all(|row| row["speedup"].as_f64().unwrap() > 0.99)
+    );
+}
+
+#[test]
+fn what_cannot_be_trained_is_refused_before_ranks_start() {
+    for (line, reason) in [
+        ("--ranks 1", "2 and more"),
+        ("--steps 3", "8..=100000"),
+        ("--plots /nonexistent", "--plots"),
+        ("--workload imagenet", "possible values"),
+        ("--scale 0", "--scale"),
+        ("--json /nonexistent/x", "--json"),
+        ("--transport udp", "--transport"),
+    ] {
+        let (code, stdout, stderr) = run(&format!("experiment eager-sgd {line}"));
+        assert_eq!(code, Some(2), "{line}: {stderr}");
+        assert!(
+            stderr.contains(reason) && stdout.is_empty(),
+            "{line}: {stderr}"
+        );
+    }
+    let (code, _, stderr) = run("experiment eager-sgd --transport sim --steps 8");
+    assert_eq!(code, Some(1));
+    assert!(stderr.contains("virtual time"), "{stderr}");
+}
