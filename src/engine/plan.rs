@@ -297,16 +297,19 @@ impl Plan {
                 [first, second] => [first.step, second.step],
                 [first, ..] => [first.step, MORE],
             };
-            let mut gate = Gate::default();
-            gate.is_send = self.steps[id as usize].kind == StepKind::Send;
-            gate.followers = followers;
-            if step.join == Join::All {
+            let holds = if step.join == Join::All {
                 let held = step.dependencies.iter().filter(|d| holds(d)).count();
-                gate.holds = held as u32 + u32::from(step.trigger == Trigger::Caller);
+                held as u32 + u32::from(step.trigger == Trigger::Caller)
             } else {
                 // The first of them starts it.
-                gate.holds = u32::from(!step.dependencies.is_empty());
-            }
+                u32::from(!step.dependencies.is_empty())
+            };
+            let mut gate = Gate {
+                holds,
+                is_send: self.steps[id as usize].kind == StepKind::Send,
+                followers,
+                ..Gate::default()
+            };
             if gate.holds == 0 {
                 gate.is_queued = true;
                 start.ready.push(id);
