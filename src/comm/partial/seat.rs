@@ -14,6 +14,9 @@ use std::time::Duration;
 /// Longest sleep of the thread while nothing is due; wake-ups cut it short.
 const IDLE: Duration = Duration::from_secs(1);
 
+/// Longest sleep of a caller that waits: how late it notices that a rank is gone.
+const PATIENCE: Duration = Duration::from_millis(50);
+
 /// How long a wait for another thread of this rank lasts before it looks again.
 const BESIDE: Duration = Duration::from_millis(1);
 
@@ -145,6 +148,10 @@ impl Seat {
         let _guard = PanicGuard(self);
         while !self.is_stopped() {
             let mut state = self.lock();
+            // Under the lock: whoever stops it has notified already, or will.
+            if self.is_stopped() {
+                return;
+            }
             if self.is_wanted() || state.failure.is_some() {
                 state.is_parked = true;
                 let mut state = self.free.wait(state).expect("no holder panics");
@@ -196,7 +203,7 @@ impl Seat {
         drop(state);
         let shared = &self.comm.inner.shared;
         shared.attend(
-            limit,
+            limit.min(PATIENCE),
             || self.is_stopped(),
             |engine| has_news(engine, ended),
         );
