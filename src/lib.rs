@@ -33,10 +33,11 @@
 //! | 3 | [`cost`] | what an algorithm costs |
 //! |   | [`collective`] | request to schedule; choice of algorithm |
 //! |   | [`fusion`] | which tensors are reduced together: a pure state machine |
+//! |   | [`partial`] | which round of a partial allreduce begins when, with what: a pure state machine |
 //! |   | [`transport`] | the contract and its providers: `shm`, `tcp`, `verbs`, `sim` |
 //! | 4 | [`engine`] | runs schedules on transports |
 //! | 5 | [`bootstrap`] | how ranks find and trust each other: launchers, rendezvous, secret, interfaces |
-//! | 6 | [`comm`] | communicators (also split, rebuilt), buffers, operations, groups, fusion of gradients, simulation |
+//! | 6 | [`comm`] | communicators (also split, rebuilt), buffers, operations, groups, fusion of gradients, partial allreduce, simulation |
 //!
 //! # Invariants
 //!
@@ -59,6 +60,10 @@
 //!   for those on other cores: flag lines say where their sender ran.
 //! * A caller that waits for a fused step takes it over from the fusion buffer's thread (`comm/fusion/seat.rs`), so that no
 //!   thread has to be woken between the last gradient and the end of the step.
+//! * Ranks tell each other of things that are no operation yet by notices (`engine/notices.rs`): words in a class of tags of
+//!   their own, which may come at any time. A partial allreduce begins its rounds by them; a round itself is ordinary
+//!   operations on a communicator that nothing else uses and that is no member of a family, because a thread of its own
+//!   attends to it.
 //! * Every wait has a deadline. The first failure ends the communicator on all ranks with one cause: whoever hears of it
 //!   passes it on, so that a rank that leaves because of it never looks like its cause. A transport has room for this news
 //!   whatever else it holds (clause 7), so that a rank which takes nothing finds it at its next call.
@@ -94,10 +99,10 @@
 //! # Deliberately absent
 //!
 //! Files in /dev/shm, global state (but for a page that tells a forked child from its parent, and a count of the bytes of
-//! regions), background threads that nobody asked for (a [`Fusion`] has one, [`Config::progress_thread`] makes one, and a
+//! regions), background threads that nobody asked for (a [`Fusion`] has one, a [`PartialAllreduce`] too, [`Config::progress_thread`] makes one, and a
 //! rank with several cores shares large copies and reductions among [`Config::threads`], which sleep in between), a central
 //! daemon, asynchronous runtimes, unregistered memory on the wire (but for messages inside a host, see [`Config::cma`]). Not yet there: device memory,
-//! partial and sparse collectives, ranks that join later.
+//! sparse collectives, partial ones that go on after a death, ranks that join later.
 
 /// The program of the README compiles.
 #[cfg(doctest)]

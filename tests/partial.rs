@@ -312,6 +312,42 @@ fn sums_are_in_the_order_of_ranks_and_divided_once_by_what_was_asked_for() {
 }
 
 #[test]
+fn the_buffers_of_a_step_are_in_the_same_round() {
+    on_ranks(3, |comm| {
+        let options = PartialOptions {
+            policy: Policy::Solo,
+            divisor: Divisor::One,
+            ..PartialOptions::default()
+        };
+        let partial = PartialAllreduce::new(&comm, DataType::I32, 300, options).unwrap();
+        let layers: Vec<_> = [100usize, 0, 1, 199]
+            .map(|count| comm.alloc(4 * count.max(1)).unwrap().part(0, 4 * count))
+            .to_vec();
+        let mut sum = 0;
+        let mut see = |layers: &[linerate::Buffer]| {
+            let all: Vec<i32> = layers.iter().flat_map(|layer| layer.to_vec()).collect();
+            assert!(all.iter().all(|&x| x == all[0]), "{all:?}");
+            sum += all[0];
+        };
+        for _ in 0..20 {
+            layers
+                .iter()
+                .for_each(|layer| layer.write(0, &vec![1; layer.len_bytes() / 4]));
+            partial.submit_parts(&layers).unwrap();
+            partial.next_parts(&layers).unwrap().unwrap();
+            see(&layers);
+        }
+        let text = partial.submit_parts(&layers[..3]).unwrap_err().to_string();
+        assert!(text.contains("1200 bytes"), "{text}");
+        let update = comm.alloc(1200).unwrap();
+        partial
+            .finish(&update, |_| see(std::slice::from_ref(&update)))
+            .unwrap();
+        assert_eq!(sum, 60);
+    });
+}
+
+#[test]
 fn what_nobody_contributes_is_zero_and_negative_zero_stays_what_it_is() {
     // 2 elements travel with the headers, 1000 do not.
     for count in [2usize, 1000] {

@@ -377,7 +377,7 @@ impl Machine {
         pending.place = place;
         let header = Header {
             round,
-            is_active: is_own,
+            is_active: is_own && self.last != Some(round),
             is_last: self.last == Some(round),
             is_held: pending.is_held,
             first_generation: pending.first_generation,

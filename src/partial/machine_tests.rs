@@ -158,7 +158,7 @@ fn a_late_gradient_enters_the_next_snapshot_with_those_that_follow() {
         o.policy = Policy::Solo;
         o.rounds_in_flight = 2;
     });
-    let mut passive = |machine: &mut Machine, round| {
+    let passive = |machine: &mut Machine, round| {
         machine
             .handle_notice(1, Notice::Activate(round), Time(0))
             .unwrap();

@@ -276,7 +276,7 @@ impl Job {
                 .all(|(a, b)| *a == b),
             text,
         )?;
-        let is_active = held.contains(&header.round) || header.is_last;
+        let is_active = held.contains(&header.round);
         ensure(is_active == header.is_active, text)?;
         let ranks = self.ranks;
         let round = self.round(header.round);
@@ -341,10 +341,8 @@ impl Job {
             all.extend(&round.sum);
             ensure(round.signals <= most, text)?;
             if report.waited == Waited::Full {
-                ensure(
-                    report.active.count() == self.ranks && round.signals == 0,
-                    text,
-                )?;
+                let active = if report.is_last { 0 } else { self.ranks };
+                ensure(report.active.count() == active && round.signals == 0, text)?;
             } else {
                 ensure(round.signals + 1 >= self.ranks, text)?;
                 ensure(report.active.count() >= quorum, text)?;

@@ -81,7 +81,7 @@ impl Ledger {
                 report.included.contains(rank as u32),
                 "{report:?}: {own:?}"
             );
-            let is_active = own.get(report.round as usize) == Some(&1) || report.is_last;
+            let is_active = own.get(report.round as usize) == Some(&1);
             assert_eq!(
                 is_active,
                 report.active.contains(rank as u32),

@@ -9,7 +9,7 @@ mod seat;
 
 use super::{Buffer, Communicator};
 use crate::error::{Error, Result};
-use crate::memory::ProcessMark;
+use crate::memory::{ProcessMark, View};
 use crate::partial::{Machine, PartialOptions, RoundReport};
 use crate::types::DataType;
 use memory::Memory;
@@ -27,6 +27,7 @@ use std::thread::JoinHandle;
 pub struct PartialAllreduce {
     seat: Arc<Seat>,
     bytes: usize,
+    element_bytes: usize,
     process: ProcessMark,
     thread: Option<JoinHandle<()>>,
 }
@@ -98,6 +99,7 @@ impl PartialAllreduce {
         Ok(PartialAllreduce {
             seat,
             bytes,
+            element_bytes: dtype.size_bytes(),
             process,
             thread: Some(thread),
         })
@@ -109,8 +111,16 @@ impl PartialAllreduce {
     /// # Errors
     /// [`Error::InvalidArgument`]: a buffer of another length, or no result is taken for the timeout; any error of a round.
     pub fn submit(&self, gradient: &Buffer) -> Result<u64> {
+        self.check(std::slice::from_ref(gradient))?;
+        self.seat.submit(&[gradient.view()], false)
+    }
+
+    /// The same for a gradient in several buffers, which together are as long: one decision for all of them, so that all
+    /// layers of a step are in the same round or none. (Where each may be in another round, make one instance for each.)
+    pub fn submit_parts(&self, gradient: &[Buffer]) -> Result<u64> {
         self.check(gradient)?;
-        self.seat.submit(gradient.view(), false)
+        let parts: Vec<View> = gradient.iter().map(Buffer::view).collect();
+        self.seat.submit(&parts, false)
     }
 
     /// Takes the next result, copied to `update`, and what it is. With ordered delivery these are the rounds in order; a rank
@@ -121,23 +131,30 @@ impl PartialAllreduce {
     /// error of the round; the partial allreduce has then failed on all ranks, and the communicator is still good unless a rank
     /// has died.
     pub fn next(&self, update: &Buffer) -> Result<Option<RoundReport>> {
-        self.check(update)?;
-        self.seat.next(update.view(), true)
+        self.check(std::slice::from_ref(update))?;
+        self.seat.next(&[update.view()], true)
     }
 
-    /// The same, and `None` instead of waiting: a rank that is behind calls it until then to catch up.
-    pub fn try_next(&self, update: &Buffer) -> Result<Option<RoundReport>> {
+    /// The same, into several buffers which together are as long.
+    pub fn next_parts(&self, update: &[Buffer]) -> Result<Option<RoundReport>> {
         self.check(update)?;
-        self.seat.next(update.view(), false)
+        let parts: Vec<View> = update.iter().map(Buffer::view).collect();
+        self.seat.next(&parts, true)
+    }
+
+    /// As [`next`](PartialAllreduce::next), and `None` instead of waiting: a rank that is behind calls it until then to catch up.
+    pub fn try_next(&self, update: &Buffer) -> Result<Option<RoundReport>> {
+        self.check(std::slice::from_ref(update))?;
+        self.seat.next(&[update.view()], false)
     }
 
     /// [`submit`](PartialAllreduce::submit) and [`next`](PartialAllreduce::next) in one, which may be the same buffer: what a
     /// trainer does that has nothing to do in between. Faster than the two, because no thread has to take over in between.
     pub fn exchange(&self, gradient: &Buffer, update: &Buffer) -> Result<Option<RoundReport>> {
-        self.check(gradient)?;
-        self.check(update)?;
-        self.seat.submit(gradient.view(), true)?;
-        self.seat.next(update.view(), true)
+        self.check(std::slice::from_ref(gradient))?;
+        self.check(std::slice::from_ref(update))?;
+        self.seat.submit(&[gradient.view()], true)?;
+        self.seat.next(&[update.view()], true)
     }
 
     /// Takes all results that are there, oldest first: `visit` finds each in `update`. How many.
@@ -158,13 +175,13 @@ impl PartialAllreduce {
     /// As [`next`](PartialAllreduce::next); [`Error::InvalidArgument`] on all ranks if another rank has submitted a gradient
     /// instead.
     pub fn finish(&self, update: &Buffer, mut visit: impl FnMut(RoundReport)) -> Result<()> {
-        self.check(update)?;
+        self.check(std::slice::from_ref(update))?;
         while !self.seat.finish()? {
-            if let Some(report) = self.seat.next(update.view(), true)? {
+            if let Some(report) = self.seat.next(&[update.view()], true)? {
                 visit(report);
             }
         }
-        while let Some(report) = self.seat.next(update.view(), true)? {
+        while let Some(report) = self.seat.next(&[update.view()], true)? {
             let is_last = report.is_last;
             visit(report);
             if is_last {
@@ -179,14 +196,19 @@ impl PartialAllreduce {
         self.seat.lag()
     }
 
-    fn check(&self, buffer: &Buffer) -> Result<()> {
+    fn check(&self, buffers: &[Buffer]) -> Result<()> {
         self.process.check()?;
-        if buffer.len_bytes() == self.bytes {
+        let lengths = buffers.iter().map(Buffer::len_bytes);
+        let (is_whole, bytes) = lengths.fold((true, 0), |(is_whole, sum), bytes| {
+            let is_multiple = bytes.is_multiple_of(self.element_bytes);
+            (is_whole && is_multiple, sum + bytes)
+        });
+        if is_whole && bytes == self.bytes {
             return Ok(());
         }
         Err(Error::invalid(format!(
-            "a buffer of {} bytes for a partial allreduce of {} bytes: exactly that",
-            buffer.len_bytes(),
+            "{} buffers of {bytes} bytes for a partial allreduce of {} bytes: exactly that, each of whole elements",
+            buffers.len(),
             self.bytes
         )))
     }

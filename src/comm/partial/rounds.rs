@@ -11,6 +11,11 @@ use crate::partial::{Action, Header, Machine, Notice, RoundReport, Settled};
 use crate::time::Time;
 use crate::types::Rank;
 use std::collections::VecDeque;
+use std::time::Duration;
+
+/// How often a turn looks at control sockets, which costs a system call per peer. Sleeps look too, but where there is always
+/// something to do nobody sleeps.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// A round under way.
 struct Flight {
@@ -32,6 +37,8 @@ pub struct Rounds {
     ended_count: u64,
     /// When something last moved.
     moved_at: Time,
+    /// When control sockets were last looked at from here.
+    looked_at: Time,
 }
 
 impl Rounds {
@@ -45,6 +52,7 @@ impl Rounds {
             words: Vec::new(),
             ended_count: 0,
             moved_at: now,
+            looked_at: now,
         })
     }
 
@@ -69,6 +77,8 @@ impl Rounds {
         if let Err(error) = &turned {
             let first = error.first_cause().clone();
             self.comm.inner.shared.engine().fail_with(first);
+            // Threads of this rank may sleep, and nothing comes that would wake them.
+            self.comm.inner.shared.ring();
         }
         turned
     }
@@ -76,7 +86,7 @@ impl Rounds {
     fn try_turn(&mut self, now: Time) -> Result<()> {
         self.machine.handle_time(now);
         loop {
-            self.look()?;
+            self.look(now)?;
             let mut has_moved = self.act()?;
             for (from, word) in std::mem::take(&mut self.words) {
                 let notice = Notice::parse(word)?;
@@ -96,7 +106,11 @@ impl Rounds {
     }
 
     /// Drives once and takes what has come.
-    fn look(&mut self) -> Result<()> {
+    fn look(&mut self, now: Time) -> Result<()> {
+        let is_due = now.since(self.looked_at) >= LOOK_EVERY;
+        if is_due {
+            self.looked_at = now;
+        }
         let Rounds {
             words,
             flights,
@@ -105,6 +119,9 @@ impl Rounds {
         } = self;
         let shared = &self.comm.inner.shared;
         self.ended_count = shared.drive_then(|engine| {
+            if is_due {
+                engine.drive_slow_if_due(now);
+            }
             while let Some(word) = engine.take_notice() {
                 words.push(word);
             }

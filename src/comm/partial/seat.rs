@@ -12,7 +12,10 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// Longest sleep of the thread while nothing is due; wake-ups cut it short.
-const IDLE: Duration = Duration::from_millis(50);
+const IDLE: Duration = Duration::from_secs(1);
+
+/// Longest sleep of a caller that waits: how late it notices that a rank is gone.
+const PATIENCE: Duration = Duration::from_millis(50);
 
 /// How long a wait for another thread of this rank lasts before it looks again.
 const BESIDE: Duration = Duration::from_millis(1);
@@ -51,7 +54,7 @@ impl Seat {
     }
 
     /// Puts a gradient into its snapshot. With `is_followed` the caller waits for a result right after.
-    pub fn submit(&self, gradient: View, is_followed: bool) -> Result<u64> {
+    pub fn submit(&self, gradient: &[View], is_followed: bool) -> Result<u64> {
         let mut state = self.lock();
         let (step, (round, is_first)) = loop {
             state.turn(&self.comm)?;
@@ -70,10 +73,11 @@ impl Seat {
         if is_first {
             // Nobody looks at it before it is told, and rounds go on meanwhile.
             drop(state);
-            snapshot.copy_from(gradient);
+            parts_of(gradient, snapshot).for_each(|(from, to)| to.copy_from(from));
             state = self.lock();
         } else {
-            state.rounds.memory.gather(gradient, snapshot, false);
+            let memory = &state.rounds.memory;
+            parts_of(gradient, snapshot).for_each(|(later, to)| memory.add(later, to));
         }
         let now = self.comm.inner.shared.clock.now();
         state.rounds.machine.handle_submitted(now);
@@ -88,7 +92,7 @@ impl Seat {
     }
 
     /// The next result, copied to `output`; `None` if none is due. With `can_wait`, waits for one that is due.
-    pub fn next(&self, output: View, can_wait: bool) -> Result<Option<RoundReport>> {
+    pub fn next(&self, output: &[View], can_wait: bool) -> Result<Option<RoundReport>> {
         self.waiters.fetch_add(1, Ordering::Relaxed);
         let result = self.next_driving(output, can_wait);
         if self.waiters.fetch_sub(1, Ordering::Relaxed) == 1 {
@@ -100,7 +104,7 @@ impl Seat {
         result
     }
 
-    fn next_driving(&self, output: View, can_wait: bool) -> Result<Option<RoundReport>> {
+    fn next_driving(&self, output: &[View], can_wait: bool) -> Result<Option<RoundReport>> {
         loop {
             let mut state = self.lock();
             let turned = state.turn(&self.comm);
@@ -108,7 +112,7 @@ impl Seat {
                 Next::Taken(report, place) => {
                     let result: Buffer = state.rounds.memory.result(place).clone();
                     drop(state);
-                    output.copy_from(result.view());
+                    parts_of(output, result.view()).for_each(|(to, from)| to.copy_from(from));
                     let mut state = self.lock();
                     state.rounds.machine.give_back(place);
                     // A round may have waited for the place; whoever comes next finds a failure.
@@ -144,6 +148,10 @@ impl Seat {
         let _guard = PanicGuard(self);
         while !self.is_stopped() {
             let mut state = self.lock();
+            // Under the lock: whoever stops it has notified already, or will.
+            if self.is_stopped() {
+                return;
+            }
             if self.is_wanted() || state.failure.is_some() {
                 state.is_parked = true;
                 let mut state = self.free.wait(state).expect("no holder panics");
@@ -195,7 +203,7 @@ impl Seat {
         drop(state);
         let shared = &self.comm.inner.shared;
         shared.attend(
-            limit,
+            limit.min(PATIENCE),
             || self.is_stopped(),
             |engine| has_news(engine, ended),
         );
@@ -258,6 +266,16 @@ impl State {
         let deadline = self.rounds.machine.next_deadline();
         deadline.map_or(IDLE, |deadline| deadline.since(now).min(IDLE))
     }
+}
+
+/// Buffers that together are as long as a vector, each with its part of that.
+fn parts_of(buffers: &[View], vector: View) -> impl Iterator<Item = (View, View)> {
+    let mut end = 0;
+    buffers.iter().map(move |&buffer| {
+        let bytes = buffer.len_bytes();
+        end += bytes;
+        (buffer, vector.part(end - bytes, bytes))
+    })
 }
 
 fn has_news(engine: &crate::engine::Engine, ended: u64) -> bool {
