@@ -153,6 +153,7 @@ impl Region {
     }
 
     /// All its bytes, not yet named by a key.
+    #[inline]
     pub fn view(&self) -> View {
         if self.address.is_null() {
             return View::size_only(self.bytes);

@@ -185,12 +185,15 @@ pub(crate) fn post_sends(
     for batch in requests.chunks(BATCH) {
         let first = list.as_mut_ptr().cast::<c::ibv_send_wr>();
         for (index, request) in batch.iter().enumerate() {
-            let mut raw = raw_of(request, &mut inline[index]);
+            // In its place: a request is 128 bytes, and a short message waits while they are copied.
+            list[index] = MaybeUninit::zeroed();
+            // SAFETY: numbers and pointers, of which all may be zero.
+            let raw = unsafe { list[index].assume_init_mut() };
+            fill(raw, request, &mut inline[index]);
             if index + 1 < batch.len() {
                 // Inside the array: the index is below the batch's length. Filled in the next turn.
                 raw.next = first.wrapping_add(index + 1);
             }
-            list[index].write(raw);
         }
         let mut bad = std::ptr::null_mut();
         let errno = post(first, &mut bad);
@@ -247,7 +250,7 @@ pub(crate) fn post_receives(
 
 /// The request in C. It points to the request's own segments, and to `inline` where its bytes are copied.
 #[inline]
-fn raw_of(request: &SendRequest<'_>, inline: &mut MaybeUninit<c::ibv_sge>) -> c::ibv_send_wr {
+fn fill(raw: &mut c::ibv_send_wr, request: &SendRequest<'_>, inline: &mut MaybeUninit<c::ibv_sge>) {
     use c::ibv_send_flags as flag;
     let mut flags = 0;
     for (is_set, bit) in [
@@ -276,15 +279,11 @@ fn raw_of(request: &SendRequest<'_>, inline: &mut MaybeUninit<c::ibv_sge>) -> c:
             (&raw mut *segment, 1)
         }
     };
-    let mut raw = c::ibv_send_wr {
-        wr_id: request.id,
-        sg_list,
-        num_sge,
-        send_flags: flags,
-        ..Default::default()
-    };
-    fill_operation(&mut raw, &request.operation);
-    raw
+    raw.wr_id = request.id;
+    raw.sg_list = sg_list;
+    raw.num_sge = num_sge;
+    raw.send_flags = flags;
+    fill_operation(raw, &request.operation);
 }
 
 #[inline]

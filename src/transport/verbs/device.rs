@@ -14,7 +14,7 @@ use linerate_verbs_sys::{
     Completion, CompletionChannel, CompletionQueue, Context, LINK_LAYER_ETHERNET, Memory, Mr, Pd,
     QueuePair, QueuePairOptions, ReceiveRequest, Segment, SharedReceiveQueue,
 };
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +22,8 @@ use std::time::Duration;
 pub const RECEIVE_ID: u64 = u64::MAX;
 /// Completions taken at once.
 pub const COMPLETIONS_AT_ONCE: usize = 32;
+/// Receives posted again at once: one by one they cost as much as what took them.
+const RECEIVES_AT_ONCE: u32 = 16;
 /// Reads and atomics of one queue pair under way at once; devices have 16 or more.
 const READS_MAX: i32 = 16;
 /// A rail on which a queue pair failed is used again after so long, or where no other is left.
@@ -49,7 +51,7 @@ pub struct Rail {
     /// Receives that were taken and not posted again yet.
     pub taken: u32,
     /// Whose queue pairs these are.
-    pub pairs: HashMap<u32, Rank>,
+    pub pairs: BTreeMap<u32, Rank>,
     pub channel: Arc<CompletionChannel>,
     queue: Arc<CompletionQueue>,
     receives: Arc<SharedReceiveQueue>,
@@ -87,8 +89,8 @@ impl Sizes {
         // of the urgent ones. Of puts that named no region: each. It sends nothing meanwhile, so there are no more of these.
         let class = crate::limits::MESSAGES_PER_PEER;
         let told = slots + 3 + 3 * (4 + 1) + class + 1 + slots;
-        // Each position takes one receive, and so does each of the others.
-        let receives = (slots + told) * peers;
+        // Each position takes one receive, and so does each of the others. Some are taken and wait to be posted again.
+        let receives = (slots + told) * peers + RECEIVES_AT_ONCE;
         let sends = slots + told + PIECES_UNDER_WAY;
         Sizes {
             sends,
@@ -155,7 +157,7 @@ impl Rail {
             blamed: None,
             is_armed: false,
             taken: sizes.receives,
-            pairs: HashMap::new(),
+            pairs: BTreeMap::new(),
             channel,
             queue,
             receives,
@@ -201,20 +203,19 @@ impl Rail {
         self.queue.poll(room).map_err(|e| e.to_string())
     }
 
-    /// Posts the receives again that were taken. They have no memory: what consumes them has an address of its own.
+    /// Posts receives again, as soon as so many were taken that it is worth it. They have no memory: what consumes them has
+    /// an address of its own.
     pub fn post_receives(&mut self) -> Result<()> {
-        const NONE: &[Segment] = &[];
-        let request = ReceiveRequest {
-            id: RECEIVE_ID,
-            segments: NONE,
+        const REQUESTS: [ReceiveRequest<'static>; RECEIVES_AT_ONCE as usize] = {
+            let segments: &[Segment] = &[];
+            let id = RECEIVE_ID;
+            [ReceiveRequest { id, segments }; RECEIVES_AT_ONCE as usize]
         };
-        while self.taken > 0 {
-            let count = self.taken.min(32);
-            let requests = [request; 32];
+        while self.taken >= RECEIVES_AT_ONCE {
             self.receives
-                .post(&requests[..count as usize])
+                .post(&REQUESTS)
                 .map_err(|e| unavailable(format!("{}: receives: {e}", self.name)))?;
-            self.taken -= count;
+            self.taken -= RECEIVES_AT_ONCE;
         }
         Ok(())
     }
@@ -337,6 +338,7 @@ impl Registered {
     }
 
     /// All its bytes.
+    #[inline]
     pub fn view(&self) -> View {
         self.view
     }
@@ -356,6 +358,7 @@ impl Registered {
     }
 
     /// A piece of it, for posts on a rail.
+    #[inline]
     pub fn segment(&self, rail: usize, offset: u64, bytes: u64) -> Option<Segment> {
         let mr = self.mrs.get(rail)?;
         mr.segment(usize::try_from(offset).ok()?, u32::try_from(bytes).ok()?)
@@ -389,10 +392,11 @@ mod tests {
     #[test]
     fn sizes_are_sums_that_grow_with_peers_and_slots() {
         let one = Sizes::of(64, 1);
-        assert_eq!(one.receives, 64 + 64 + 3 + 15 + 65 + 64);
+        assert_eq!(one.receives, 64 + 64 + 3 + 15 + 65 + 64 + 16);
         assert_eq!(one.completions, one.receives + one.sends);
         let ten = Sizes::of(64, 10);
-        assert_eq!((ten.sends, ten.receives), (one.sends, 10 * one.receives));
+        let ten_times = 10 * (one.receives - 16) + 16;
+        assert_eq!((ten.sends, ten.receives), (one.sends, ten_times));
         assert_eq!(Sizes::of(64, 0), one);
         assert!(Sizes::of(8, 1).receives < one.receives);
     }

@@ -89,11 +89,13 @@ impl Link {
     }
 
     /// Whether another post finds room.
+    #[inline]
     pub fn has_room(&self) -> bool {
         self.sent.len() < self.depth
     }
 
     /// Adds a post to what leaves with the next [`Link::flush`].
+    #[inline]
     pub fn queue(&mut self, operation: Operation<'static>, local: Option<Segment>, what: What) {
         debug_assert!(self.has_room());
         let bytes = local.map_or(0, |segment| u64::from(segment.len_bytes()));
@@ -117,7 +119,41 @@ impl Link {
         self.sent.push_back(Sent { id, what, bytes });
     }
 
+    /// Posts by itself what is copied into the post; nothing is queued. What has to be known of it is noted while it is on its
+    /// way.
+    #[inline]
+    pub fn post_now(
+        &mut self,
+        operation: Operation<'_>,
+        bytes: &[u8],
+        what: What,
+    ) -> Result<(), String> {
+        debug_assert!(self.has_room() && self.queued.is_empty());
+        let id = self.next_id;
+        let posted = self.pair.post_send(&[SendRequest {
+            id,
+            operation,
+            local: Local::Inline(bytes),
+            is_signaled: true,
+            is_solicited: false,
+            is_fenced: false,
+        }]);
+        self.next_id += 1;
+        self.since_signal = 0;
+        let bytes = bytes.len() as u64;
+        self.outstanding_bytes += bytes;
+        self.sent.push_back(Sent { id, what, bytes });
+        posted.map_err(|error| error.to_string())
+    }
+
+    /// Whether so many bytes are copied into a post.
+    #[inline]
+    pub fn is_inline(&self, bytes: u64) -> bool {
+        bytes <= u64::from(self.inline_bytes)
+    }
+
     /// Short sources leave with the post: the device need not fetch them.
+    #[inline]
     fn local(&self, operation: Operation<'static>, segment: Option<Segment>) -> Local<'static> {
         let Some(segment) = segment else {
             return Local::Empty;
@@ -130,6 +166,7 @@ impl Link {
     }
 
     /// Hands what was queued to the device: linked, with one doorbell per batch; how many. The last one is confirmed by a completion.
+    #[inline]
     pub fn flush(&mut self) -> Result<usize, String> {
         let Some(last) = self.queued.last_mut() else {
             return Ok(0);
@@ -143,6 +180,7 @@ impl Link {
     }
 
     /// Everything up to this post has arrived: the next of it.
+    #[inline]
     pub fn pop_arrived(&mut self, id: u64) -> Option<What> {
         let first = self.sent.front().filter(|sent| sent.id <= id)?;
         let (what, bytes) = (first.what, first.bytes);
@@ -184,11 +222,19 @@ impl Link {
         }
     }
 
+    /// Posts that are not known to have arrived.
+    #[inline]
+    pub fn under_way(&self) -> usize {
+        self.sent.len()
+    }
+
     /// Nothing is under way.
+    #[inline]
     pub fn is_idle(&self) -> bool {
         self.sent.is_empty()
     }
 
+    #[inline]
     fn note_gone(&mut self, what: What, bytes: u64) {
         self.outstanding_bytes -= bytes;
         self.pieces -= u32::from(matches!(what, What::Piece { .. }));

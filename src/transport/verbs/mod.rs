@@ -175,6 +175,7 @@ impl VerbsTransport {
         Ok(transport)
     }
 
+    #[inline]
     fn check_peer(&self, peer: Rank) -> Posted {
         match self.peers.get(peer as usize).map(|p| p.state) {
             Some(PeerState::Open) => Ok(()),
@@ -192,6 +193,7 @@ impl VerbsTransport {
     }
 
     /// Clause 10, for what devices read or write after the post.
+    #[inline]
     fn check_source(&self, view: View) -> Posted {
         let bytes = view.len_bytes();
         if bytes > INLINE_BYTES_MAX && !self.shared.regions.contains_key(&view.key()) {
@@ -221,9 +223,7 @@ impl VerbsTransport {
                     break;
                 }
             }
-            if self.shared.rails[at].taken > 0
-                && let Err(error) = self.shared.rails[at].post_receives()
-            {
+            if let Err(error) = self.shared.rails[at].post_receives() {
                 self.lose_rail(at, &error.to_string());
             }
         }

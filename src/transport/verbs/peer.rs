@@ -373,11 +373,13 @@ impl Peer {
     }
 
     /// Whether posts go out.
+    #[inline]
     pub fn is_up(&self) -> bool {
         self.generation.phase == Phase::Up
     }
 
     /// The queue pair of the ring.
+    #[inline]
     pub fn lead_link(&mut self) -> Option<&mut Link> {
         self.links.get_mut(self.lead)?.as_mut()
     }

@@ -31,11 +31,13 @@ impl<E> SendRing<E> {
     }
 
     /// Whether there is a free position.
+    #[inline]
     pub fn has_room(&self) -> bool {
         (self.entries.len() as u64) < self.slots
     }
 
     /// Takes the next position.
+    #[inline]
     pub fn push(&mut self, entry: E) -> u64 {
         assert!(self.has_room(), "a position of a ring that is full");
         self.entries.push_back(entry);
@@ -43,22 +45,26 @@ impl<E> SendRing<E> {
     }
 
     /// The position that comes next.
+    #[inline]
     pub fn next(&self) -> u64 {
         self.consumed + self.entries.len() as u64
     }
 
     /// The slot of a position.
+    #[inline]
     pub fn slot(&self, position: u64) -> usize {
         (position % self.slots) as usize
     }
 
     /// The next position to post.
+    #[inline]
     pub fn unposted(&self) -> Option<(u64, &E)> {
         let entry = self.entries.get((self.posted - self.consumed) as usize)?;
         Some((self.posted, entry))
     }
 
     /// The position given by [`SendRing::unposted`] was posted.
+    #[inline]
     pub fn note_posted(&mut self) {
         self.posted += 1;
         debug_assert!(self.posted <= self.next());
@@ -106,6 +112,7 @@ impl<E> SendRing<E> {
     }
 
     /// Nothing waits to be posted.
+    #[inline]
     pub fn is_posted(&self) -> bool {
         self.posted == self.next()
     }
@@ -130,6 +137,7 @@ impl ReceiveRing {
     }
 
     /// Something has come, and takes this position.
+    #[inline]
     pub fn receive(&mut self) -> u64 {
         self.received += 1;
         self.received - 1
@@ -146,11 +154,13 @@ impl ReceiveRing {
     }
 
     /// Their low bits, as the peer is told them.
+    #[inline]
     pub fn low_bits(&self) -> u32 {
         self.received as u32 & VALUE_MASK
     }
 
     /// Whether half of the ring waits for the peer to hear of it; or anything at all, where somebody waits for that.
+    #[inline]
     pub fn is_due(&self, is_awaited: bool) -> bool {
         let untold = self.received - self.told;
         untold >= self.slots / 2 || (is_awaited && untold > 0)

@@ -1,6 +1,6 @@
 //! What leaves: records for the peer's ring, and pieces of long transfers, which every rail with room takes in turn.
 
-use super::link::{Then, What};
+use super::link::{Link, Then, What};
 use super::peer::{Entry, Fault, Kind, Peer, Shared, Target, Waiting};
 
 use super::record::{HEADER_BYTES, Immediate, Record, SLOT_BYTES, TOLD_AT, Told};
@@ -13,9 +13,13 @@ use linerate_verbs_sys::{Operation, Place};
 /// parts, and whoever looks at its stamp must find all of it. (A word is written at once.)
 const LINE_BYTES: u64 = 64;
 const WORD_BYTES: u64 = 8;
+/// Words leave with a doorbell each while no more than these are under way. Whoever puts so many without a look at what has come
+/// of them wants many to move, and not one to be there soon.
+const AT_ONCE_MAX: usize = 16;
 
 impl Target {
     /// The place `offset` bytes on, as a rail names it.
+    #[inline]
     pub fn place(&self, rail: usize, offset: u64) -> Place {
         Place {
             address: self.address.wrapping_add(offset),
@@ -26,6 +30,7 @@ impl Target {
 
 impl Peer {
     /// Whether an ordinary record would find a position now.
+    #[inline]
     pub fn has_room(&self) -> Result<(), PostError> {
         match self.waiting.is_empty() && self.send.has_room() {
             true => Ok(()),
@@ -41,6 +46,11 @@ impl Peer {
         put: Option<(u64, u64)>,
         shared: &mut Shared,
     ) {
+        self.add(record, payload, put, shared);
+        shared.mark(self);
+    }
+
+    fn add(&mut self, record: Record, payload: View, put: Option<(u64, u64)>, shared: &mut Shared) {
         shared.counts.copied_bytes += payload.len_bytes() as u64;
         if self.has_room().is_ok() && self.staging.is_some() {
             let slot = self.slot_of_next();
@@ -56,9 +66,52 @@ impl Peer {
                 put,
             });
         }
-        shared.mark(self);
     }
 
+    /// Whether nothing else waits to leave.
+    #[inline]
+    fn is_free(&self) -> bool {
+        self.is_up()
+            && !self.is_dirty
+            && self.waiting.is_empty()
+            && self.bad_puts.is_empty()
+            && self.busy.is_empty()
+    }
+
+    /// Whether a word can leave at once.
+    #[inline]
+    fn is_open(&mut self, bytes: u64) -> bool {
+        let is_open = |link: &mut Link| link.is_inline(bytes) && link.under_way() < AT_ONCE_MAX;
+        self.is_free() && self.send.is_posted() && self.lead_link().is_some_and(is_open)
+    }
+
+    /// After something was added that the caller of the contract wants to leave. Where nothing else is under way or waits it
+    /// leaves at once, which a poll would only make later; what follows leaves together, with the next poll. Not in the middle of
+    /// what comes: it tells counters.
+    fn hand_over(&mut self, shared: &mut Shared) {
+        match self.is_free() && self.lead_link().is_some_and(|link| link.is_idle()) {
+            true => {
+                self.queue_positions(shared);
+                self.ring_doorbell(self.lead, shared);
+            }
+            false => shared.mark(self),
+        }
+    }
+
+    fn ring_doorbell(&mut self, rail: usize, shared: &mut Shared) {
+        let Some(link) = &mut self.links[rail] else {
+            return;
+        };
+        match link.flush() {
+            Ok(doorbells) => shared.counts.doorbells += doorbells as u64,
+            Err(cause) => {
+                self.note_fault(Fault::of_rail(rail, &cause));
+                shared.mark(self);
+            }
+        }
+    }
+
+    #[inline]
     fn slot_of_next(&self) -> View {
         let staging = self.staging.as_ref().expect("made with the connection");
         let slot = self.send.slot(self.send.next());
@@ -97,7 +150,7 @@ impl Peer {
         }
         if is_short {
             let bytes = total as u32;
-            self.push(Record::Message { tag, header, bytes }, source, None, shared);
+            self.add(Record::Message { tag, header, bytes }, source, None, shared);
             if let Some(token) = token {
                 shared.complete(self.rank, token, Outcome::Done, total as u64, 0);
             }
@@ -110,9 +163,10 @@ impl Peer {
                 transfer: id as u32,
                 total: total as u64,
             };
-            self.push(record, View::empty(), None, shared);
+            self.add(record, View::empty(), None, shared);
         }
         self.sent[class] = self.sent[class].wrapping_add(1);
+        self.hand_over(shared);
         Ok(())
     }
 
@@ -139,30 +193,61 @@ impl Peer {
             _ => bytes > LINE_BYTES,
         };
         match target.filter(|_| is_whole) {
-            Some(target) => {
-                let slot = self.slot_of_next();
-                slot.part(HEADER_BYTES, source.len_bytes())
-                    .copy_from(source);
-                shared.counts.copied_bytes += bytes;
-                let bytes = bytes as u32;
-                let token = Some(token);
-                self.send.push(Entry::Put {
-                    bytes,
-                    target,
-                    token,
-                });
-                shared.mark(self);
+            Some(target) if bytes <= WORD_BYTES && self.is_open(bytes) => {
+                self.put_at_once(source, target, token, shared);
+                return Ok(());
             }
+            Some(target) => self.keep_put(source, target, token, shared),
             None => {
                 let record = Record::Put {
                     key: to.key.0,
                     offset: to.offset,
                     bytes: bytes as u32,
                 };
-                self.push(record, source, Some((token, bytes)), shared);
+                self.add(record, source, Some((token, bytes)), shared);
             }
         }
+        self.hand_over(shared);
         Ok(())
+    }
+
+    /// Gives a put a position, and keeps its bytes until it is known to have come.
+    #[inline]
+    fn keep_put(&mut self, source: View, target: Target, token: u64, shared: &mut Shared) {
+        let bytes = source.len_bytes();
+        let slot = self.slot_of_next();
+        slot.part(HEADER_BYTES, bytes).copy_from(source);
+        shared.counts.copied_bytes += bytes as u64;
+        self.send.push(Entry::Put {
+            bytes: bytes as u32,
+            target,
+            token: Some(token),
+        });
+    }
+
+    /// A word leaves before anything is written down of it: somebody waits for it, and it is not known here what has become of
+    /// it before the next poll.
+    fn put_at_once(&mut self, source: View, target: Target, token: u64, shared: &mut Shared) {
+        let (rail, position) = (self.lead, self.send.next());
+        let bytes = source.len_bytes();
+        let mut word = [0; WORD_BYTES as usize];
+        source.read(0, &mut word[..bytes]);
+        let place = target.place(rail, 0);
+        let operation = Operation::Write(place, Some(Immediate::Bare.emit()));
+        let then = Then::Complete {
+            token,
+            bytes: bytes as u64,
+        };
+        let what = What::Position(position, then);
+        let link = self.lead_link().expect("looked at just now");
+        let posted = link.post_now(operation, &word[..bytes], what);
+        self.keep_put(source, target, token, shared);
+        self.send.note_posted();
+        shared.counts.doorbells += 1;
+        if let Err(cause) = posted {
+            self.note_fault(Fault::of_rail(rail, &cause));
+            shared.mark(self);
+        }
     }
 
     pub fn get(
@@ -219,22 +304,20 @@ impl Peer {
         self.queue_transfers(shared);
         self.queue_told();
         for at in 0..self.links.len() {
-            if let Some(link) = &mut self.links[at] {
-                match link.flush() {
-                    Ok(doorbells) => shared.counts.doorbells += doorbells as u64,
-                    Err(cause) => self.note_fault(Fault::of_rail(at, &cause)),
-                }
-            }
+            self.ring_doorbell(at, shared);
         }
     }
 
     /// Posts the positions of the ring that are not posted yet.
     pub fn queue_positions(&mut self, shared: &mut Shared) {
+        let rail = self.lead;
         while let Some((position, &entry)) = self.send.unposted() {
-            let rail = self.lead;
-            let staging = self.staging.clone().expect("made with the connection");
-            let (slot, ring) = (self.send.slot(position), self.target);
-            let (Some(ring), Some(link)) = (ring, self.lead_link().filter(|l| l.has_room())) else {
+            let slot = self.send.slot(position);
+            let (Some(ring), Some(staging)) = (&self.target, &self.staging) else {
+                return;
+            };
+            let link = self.links.get_mut(rail).and_then(Option::as_mut);
+            let Some(link) = link.filter(|link| link.has_room()) else {
                 return;
             };
             let at = (slot * SLOT_BYTES) as u64;
@@ -245,10 +328,8 @@ impl Peer {
                     let segment = staging.segment(rail, at, u64::from(bytes));
                     let operation = write(ring.place(rail, at), Immediate::Slot);
                     link.queue(operation, segment, What::Position(position, Then::Nothing));
-                    let told = self.tell();
-                    staging
-                        .view()
-                        .write(slot * SLOT_BYTES + TOLD_AT, &told.emit());
+                    let header = staging.view().part(slot * SLOT_BYTES, HEADER_BYTES);
+                    header.write(TOLD_AT, &self.tell().emit());
                 }
                 Entry::Put {
                     bytes,

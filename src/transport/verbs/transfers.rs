@@ -17,6 +17,7 @@ const WINDOW_PIECES: u64 = 4;
 
 impl Peer {
     /// Where a range of the peer's regions is, if it is known and inside.
+    #[inline]
     pub fn target_of(&self, (key, offset): (RegionKey, u64), bytes: u64) -> Option<Target> {
         let region = self.regions.get(&key)?;
         let is_inside = offset <= region.bytes && bytes <= region.bytes - offset;

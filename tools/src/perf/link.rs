@@ -8,8 +8,10 @@ use linerate::memory::{RegionKey, View};
 use linerate::time::Time;
 use linerate::transport::{
     Address, Atomic, Completion, Event, Outcome, PortInUse, PostError, RemoteRange, Transport,
+    WaitSource,
 };
 use linerate::{Config, Error, Rank, transport};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -29,6 +31,12 @@ const KIND_MARK: u64 = 3;
 /// microseconds, which is short for a network, would else end in a system call.
 const DEVICE_SPIN: Duration = Duration::from_millis(1);
 const DEVICE_POLLS_PER_LOOK: u32 = 64;
+/// A side that devices serve has nothing to do but to be told of the end, and sleeps, as perftest's waits in a read: looking
+/// takes a core from those that have something to do, and half of one from whoever shares it. Before, it looks for so long:
+/// who writes short messages without a pause needs to hear now and then that they have come.
+const REST_AFTER: Duration = Duration::from_micros(100);
+/// The longest sleep, so that a timeout is noticed.
+const REST_MAX: Duration = Duration::from_millis(100);
 /// Polls without news between two looks at what is slow to look at.
 const SLOW_POLLS: u32 = 4096;
 
@@ -64,6 +72,8 @@ pub struct Link {
     patience: Patience,
     /// The least that a wait spins.
     spin_least: Duration,
+    /// What may be slept on, where devices do the work.
+    rest: Option<WaitSource>,
     idle_polls: u32,
     idle_since: Option<Time>,
     timeout: Duration,
@@ -110,7 +120,9 @@ impl Link {
         } else {
             DEVICE_SPIN
         };
+        let has_devices = !transport.ports().is_empty();
         Ok(Link {
+            rest: has_devices.then(|| transport.wait_source()),
             transport,
             peer: 1 - rank,
             origin: Instant::now(),
@@ -339,6 +351,29 @@ impl Link {
         Ok(true)
     }
 
+    /// One poll of a side that only has to be there; sleeps when there have been no news for a while, if devices serve it.
+    pub fn rest(&mut self) -> Result<bool> {
+        let has_news = self.poll()?;
+        let Some(WaitSource::Descriptor { ready, .. }) = self.rest.clone() else {
+            return Ok(has_news);
+        };
+        let is_early = |since: Time| self.coarse.since(since) < REST_AFTER;
+        if has_news || self.idle_since.is_none_or(is_early) {
+            return Ok(has_news);
+        }
+        // What comes from here on makes the descriptor readable.
+        let now = Time(self.now_ns());
+        self.transport.poll_slow(now, &mut self.events);
+        if self.events.is_empty() {
+            let timeout = Timespec::try_from(REST_MAX).expect("a short time");
+            let mut ready = [PollFd::new(&*ready, PollFlags::IN)];
+            // A signal wakes it early, and nothing else can go wrong.
+            let _ = poll(&mut ready, Some(&timeout));
+        }
+        self.check_idle(now)?;
+        self.take_events().map(|()| true)
+    }
+
     fn take_events(&mut self) -> Result<()> {
         let mut events = std::mem::take(&mut self.events);
         let mut outcome = Ok(());
@@ -438,11 +473,16 @@ impl Link {
         if polls.is_multiple_of(SLOW_POLLS) || !self.is_connected {
             self.transport.poll_slow(now, &mut self.events);
             self.take_events()?;
-            if now.since(since) > self.timeout {
-                return Err(self.standstill());
-            }
+            self.check_idle(now)?;
         }
         Ok(())
+    }
+
+    fn check_idle(&self, now: Time) -> Result<()> {
+        match self.idle_since {
+            Some(since) if now.since(since) > self.timeout => Err(self.standstill()),
+            _ => Ok(()),
+        }
     }
 }
 

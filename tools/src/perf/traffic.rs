@@ -20,8 +20,10 @@ use std::time::Duration;
 
 /// Bytes of the word that a peer looks at.
 const WORD_BYTES: u64 = 8;
-/// Looks at it between two polls.
-const WORD_LOOKS: u32 = 16;
+/// Looks at it between two polls, without pauses: a look ends the trip, and what a poll takes in this time comes on top.
+const WORD_LOOKS: u32 = 64;
+/// Receives posted before their messages: the next message finds one while the answer to the last one is posted.
+const TRIPS_AHEAD: u64 = 2;
 /// Round trips before the first sample.
 const UNTIMED_TRIPS: u64 = 50;
 /// Samples for which there is room from the beginning, where their number is not known.
@@ -183,7 +185,10 @@ impl Side<'_> {
                     progress.marks.note_post(first, time_ns);
                 }
             }
-            let has_news = self.link.poll()?;
+            let has_news = match is_posting || self.verb() == Verb::Send {
+                true => self.link.poll()?,
+                false => self.link.rest()?,
+            };
             if is_posting && progress.flow.is_none() {
                 self.look_at_own(&mut progress, start_ns, has_news)?;
             }
@@ -348,70 +353,90 @@ impl Side<'_> {
     pub fn trips(&mut self, slots: &Slots, limit: Limit) -> Result<Vec<f64>> {
         self.link.reset_counts();
         self.flag().word(0).store(0, Ordering::Release);
-        if self.verb() == Verb::Send {
-            self.receive_trip(slots, 0)?;
+        for trip in 0..TRIPS_AHEAD {
+            self.receive_trip(slots, trip)?;
         }
         self.link.meet()?;
         let samples = match (self.rank, self.verb()) {
-            (1, Verb::Read | Verb::Atomic) => self.time_trips(limit, 1.0, |side, trip| {
-                let post = side.data_post(slots, trip);
-                side.link.post(0, post)?;
-                let what = "waiting for the answer";
-                side.link.wait(what, |link| Ok(link.posts_ended(0) > trip))
-            })?,
-            (1, _) => self.time_trips(limit, 0.5, |side, trip| {
-                side.send_trip(slots, trip)?;
-                while !side.looks(slots, trip) {
-                    side.link.poll()?;
-                }
-                side.receive_trip(slots, trip + 1)
-            })?,
+            (1, Verb::Read | Verb::Atomic) => self.time_trips(slots, limit, 1.0)?,
+            (1, _) => self.time_trips(slots, limit, 0.5)?,
             (_, _) => self.answer_trips(slots).map(|()| Vec::new())?,
         };
         self.link.settle()?;
         Ok(samples)
     }
 
-    fn time_trips(
-        &mut self,
-        limit: Limit,
-        share: f64,
-        mut trip: impl FnMut(&mut Self, u64) -> Result<()>,
-    ) -> Result<Vec<f64>> {
-        for index in 0..UNTIMED_TRIPS {
-            trip(self, index)?;
+    /// The client: so many messages and their answers. The clock is looked at when a message has left: what lies between two
+    /// looks is a whole trip all the same, and the look is not in it.
+    fn time_trips(&mut self, slots: &Slots, limit: Limit, share: f64) -> Result<Vec<f64>> {
+        for trip in 0..UNTIMED_TRIPS {
+            self.begin_trip(slots, trip)?;
+            self.end_trip(slots, trip)?;
         }
+        let mut trip = UNTIMED_TRIPS;
+        self.begin_trip(slots, trip)?;
+        let mut before_ns = self.link.now_ns();
         let (most, until_ns) = match limit {
             Limit::Count(count) => (count, u64::MAX),
             Limit::Until(duration, most) => {
-                let after = duration.as_nanos() as u64;
-                (most, self.link.now_ns().saturating_add(after))
+                (most, before_ns.saturating_add(duration.as_nanos() as u64))
             }
         };
         let mut samples = match limit {
             Limit::Count(count) => Vec::with_capacity(count as usize),
             Limit::Until(..) => Vec::with_capacity(SAMPLES_ROOM),
         };
-        let mut before_ns = self.link.now_ns();
         while (samples.len() as u64) < most && before_ns < until_ns {
-            trip(self, UNTIMED_TRIPS + samples.len() as u64)?;
+            self.end_trip(slots, trip)?;
+            trip += 1;
+            self.begin_trip(slots, trip)?;
             let now_ns = self.link.now_ns();
             samples.push((now_ns - before_ns) as f64 * 1e-3 * share);
             before_ns = now_ns;
         }
+        self.end_trip(slots, trip)?;
         self.link.say(Mark::End, 0)?;
         Ok(samples)
+    }
+
+    fn begin_trip(&mut self, slots: &Slots, trip: u64) -> Result<()> {
+        match self.verb() {
+            Verb::Write | Verb::Send => self.send_trip(slots, trip)?,
+            Verb::Read | Verb::Atomic => {
+                let post = self.data_post(slots, trip);
+                self.link.post(0, post)?;
+            }
+        }
+        // It leaves with a poll, if not with the post, as a word does where nothing else is under way: then the answer may be
+        // here as soon as the post has returned, and a look finds it before a poll.
+        match self.verb() == Verb::Write && slots.bytes <= WORD_BYTES {
+            true => Ok(()),
+            false => self.link.poll().map(|_| ()),
+        }
+    }
+
+    fn end_trip(&mut self, slots: &Slots, trip: u64) -> Result<()> {
+        while !self.looks(slots, trip) {
+            self.link.poll()?;
+        }
+        self.receive_trip(slots, trip + TRIPS_AHEAD)
     }
 
     /// The server: answers each message, until the client has enough.
     fn answer_trips(&mut self, slots: &Slots) -> Result<()> {
         let mut trip = 0;
         while self.link.heard(Mark::End).is_none() {
-            self.link.poll()?;
-            if !self.options.test.is_one_sided() && self.looks(slots, trip) {
-                self.receive_trip(slots, trip + 1)?;
-                self.send_trip(slots, trip)?;
-                trip += 1;
+            if self.options.test.is_one_sided() {
+                self.link.rest()?;
+                continue;
+            }
+            match self.looks(slots, trip) {
+                true => {
+                    self.begin_trip(slots, trip)?;
+                    self.receive_trip(slots, trip + TRIPS_AHEAD)?;
+                    trip += 1;
+                }
+                false => self.link.poll().map(|_| ())?,
             }
         }
         Ok(())
@@ -436,8 +461,9 @@ impl Side<'_> {
         }
         if self.verb() == Verb::Write {
             let bytes = slots.bytes.min(WORD_BYTES);
-            let word = self.arena.flags.part(OUTGOING, bytes);
-            word.write(0, &(trip + 1).to_le_bytes()[..bytes as usize]);
+            let word = self.arena.flags.part(OUTGOING, WORD_BYTES);
+            word.store(0, (trip + 1).to_le());
+            let word = word.part(0, bytes as usize);
             self.link.post(0, Post::Put(word, self.keys.flag()))?;
         }
         Ok(())
@@ -445,16 +471,17 @@ impl Side<'_> {
 
     #[inline]
     fn has_come(&self, slots: &Slots, trip: u64) -> bool {
-        if self.verb() == Verb::Send {
-            return self.link.receives_ended(0) > trip;
+        match self.verb() {
+            Verb::Send => return self.link.receives_ended(0) > trip,
+            Verb::Read | Verb::Atomic => return self.link.posts_ended(0) > trip,
+            Verb::Write => {}
         }
         // Acquire: with the word comes what was put before it.
         let word = self.flag().word(0).load(Ordering::Acquire);
         word & word_mask(slots.bytes) == (trip + 1) & word_mask(slots.bytes)
     }
 
-    /// As [`Side::has_come`]. A word is looked at several times between two polls: it is what ends the trip, and a poll takes
-    /// as long as many looks.
+    /// As [`Side::has_come`]. A word is looked at several times between two polls: a poll takes as long as many looks.
     #[inline]
     fn looks(&self, slots: &Slots, trip: u64) -> bool {
         let looks = if self.verb() == Verb::Write {
@@ -462,10 +489,7 @@ impl Side<'_> {
         } else {
             1
         };
-        (0..looks).any(|_| {
-            std::hint::spin_loop();
-            self.has_come(slots, trip)
-        })
+        (0..looks).any(|_| self.has_come(slots, trip))
     }
 
     fn flag(&self) -> View {
