@@ -49,7 +49,9 @@
 //! [`CONTROL_BYTES`]: crate::limits::CONTROL_BYTES
 
 mod keys;
+mod matching;
 mod open;
+mod posts;
 pub mod router;
 pub mod shm;
 pub mod sim;

@@ -212,7 +212,7 @@ impl Peer {
         };
         let fate = self.incoming.get(&transfer).map(|incoming| incoming.fate);
         self.rails[at].parked.is_none()
-            && !shared.ready.is_empty()
+            && !shared.ends.is_empty()
             && matches!(fate, None | Some(Fate::Unmatched))
     }
 

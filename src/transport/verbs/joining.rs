@@ -5,9 +5,10 @@ use super::device::Registered;
 use super::generation::{Action, Phase};
 use super::greeting::{GREETING_BYTES_MAX, Greeting, Proposal, RailOffer};
 use super::link::{Link, Then, What};
-use super::peer::{Kind, PeerState, Target};
+use super::peer::{Kind, Target};
 use super::record::{RAILS_MAX, Record};
 use crate::memory::View;
+use crate::transport::posts::PeerState;
 use crate::transport::{Completion, Event, Outcome, PostError};
 use crate::types::Rank;
 use linerate_verbs_sys::raw::ibv_mtu;
@@ -400,7 +401,7 @@ impl VerbsTransport {
         }
         shared.mark(peer);
         if !std::mem::replace(&mut peer.is_told, true) {
-            shared.ready.push_back(Event::Connected(rank));
+            shared.ends.push(Event::Connected(rank));
         }
     }
 
@@ -412,7 +413,7 @@ impl VerbsTransport {
         self.end_links(rank);
         let peer = &mut self.peers[rank as usize];
         let event = Event::PeerFailed(rank, cause.into());
-        self.shared.ready.push_back(event);
+        self.shared.ends.push(event);
         peer.generation.phase = Phase::Idle;
         peer.flush(&mut self.shared);
         self.letters_out.retain(|(to, _)| *to != rank);

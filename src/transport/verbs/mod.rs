@@ -50,7 +50,8 @@ mod transfers;
 pub use select::check;
 
 use super::keys::RegionKeys;
-use super::{Capabilities, Event, PostError, Transport, WaitSource};
+use super::posts::{Accepted, Ends, PeerState, check_registered};
+use super::{Capabilities, Event, Transport, WaitSource};
 use crate::config::VerbsSettings;
 use crate::error::{Error, Result};
 use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
@@ -61,14 +62,12 @@ use device::{COMPLETIONS_AT_ONCE, RECEIVE_ID, Rail, Sizes};
 use greeting::{GREETING_BYTES_MAX, Greeting};
 use linerate_verbs_sys::raw::{ibv_event_type as kind, ibv_wc_status};
 use linerate_verbs_sys::{Completion, Subject};
-use peer::{Counts, Fault, Peer, PeerState, Shared};
+use peer::{Counts, Fault, Peer, Shared};
 use rustix::event::epoll;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
-
-type Posted = std::result::Result<(), PostError>;
 
 /// Longest message, put or get.
 const TOTAL_BYTES_MAX: u64 = 1 << 48;
@@ -153,9 +152,8 @@ impl VerbsTransport {
                 sizes,
                 rails,
                 regions: BTreeMap::new(),
-                ready: VecDeque::new(),
+                ends: Ends::default(),
                 dirty: Vec::new(),
-                spare: Vec::new(),
                 bounces: Vec::new(),
                 now: Default::default(),
                 counts: Counts::default(),
@@ -175,31 +173,13 @@ impl VerbsTransport {
         Ok(transport)
     }
 
-    fn check_peer(&self, peer: Rank) -> Posted {
-        match self.peers.get(peer as usize).map(|p| p.state) {
-            Some(PeerState::Open) => Ok(()),
-            Some(PeerState::Idle) => Err(PostError::WouldBlock),
-            Some(PeerState::Gone) => Err(PostError::PeerFailed),
-            None => Err(self.no_such_rank(peer)),
-        }
+    fn check_peer(&self, peer: Rank) -> Accepted {
+        let state = self.peers.get(peer as usize).map(|p| p.state);
+        PeerState::check(state, peer, self.peers.len())
     }
 
-    fn no_such_rank(&self, peer: Rank) -> PostError {
-        PostError::Invalid(format!(
-            "rank {peer} of a job of {} ranks",
-            self.peers.len()
-        ))
-    }
-
-    /// Clause 10, for what devices read or write after the post.
-    fn check_source(&self, view: View) -> Posted {
-        let bytes = view.len_bytes();
-        if bytes > INLINE_BYTES_MAX && !self.shared.regions.contains_key(&view.key()) {
-            return Err(PostError::Invalid(format!(
-                "{bytes} bytes of memory that is not registered; {INLINE_BYTES_MAX} at most"
-            )));
-        }
-        Ok(())
+    fn check_source(&self, view: View) -> Accepted {
+        check_registered(view, |key| self.shared.regions.contains_key(&key))
     }
 
     /// Takes what the devices have completed.
