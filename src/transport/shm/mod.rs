@@ -100,6 +100,7 @@ impl ShmTransport {
                 store_signals: true,
                 shared_regions: true,
                 rma: true,
+                atomics: true,
                 ordered: true,
                 inline_bytes: INLINE_BYTES_MAX,
                 messages_per_peer: MESSAGES_PER_PEER,

@@ -197,19 +197,6 @@ impl TcpTransport {
         })
     }
 
-    /// Lets a peer in that may come, and does not call it: [`Event::Connected`] says that it has.
-    pub fn expect(&mut self, peer: Rank, address: &Address) -> Result<()> {
-        self.begin(peer, address)?;
-        self.peers[peer as usize].is_awaited = true;
-        Ok(())
-    }
-
-    /// Calls a peer that is expected.
-    pub fn call(&mut self, peer: Rank) {
-        self.peers[peer as usize].is_dialer = true;
-        self.dial_if_needed(peer, false);
-    }
-
     /// Notes where a peer is, and takes posts for it.
     fn begin(&mut self, peer: Rank, address: &Address) -> Result<()> {
         if peer as usize >= self.peers.len() {
@@ -425,6 +412,7 @@ fn capabilities(settings: &TcpSettings) -> Capabilities {
         store_signals: false,
         shared_regions: false,
         rma: true,
+        atomics: true,
         ordered: false,
         inline_bytes: INLINE_BYTES_MAX,
         messages_per_peer: MESSAGES_PER_PEER,

@@ -8,9 +8,10 @@ use crate::error::Result;
 use crate::limits::MESSAGES_PER_PEER;
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
-use crate::transport::posts::{Accepted, PeerState, get_here, no_such_rank, put_here};
+use crate::transport::posts::{Accepted, PeerState, change_here, get_here, no_such_rank, put_here};
 use crate::transport::{
-    Address, Capabilities, Event, PostError, RemoteRange, Transport, WaitSource, keys, tag_class,
+    Address, Atomic, Capabilities, Event, PostError, RemoteRange, Transport, WaitSource, keys,
+    tag_class,
 };
 use crate::types::Rank;
 use crate::wire::Frame;
@@ -37,6 +38,17 @@ impl Transport for TcpTransport {
             self.shared.ends.push(Event::Connected(peer));
         }
         Ok(())
+    }
+
+    fn expect(&mut self, peer: Rank, address: &Address) -> Result<()> {
+        self.begin(peer, address)?;
+        self.peers[peer as usize].is_awaited = true;
+        Ok(())
+    }
+
+    fn call(&mut self, peer: Rank) {
+        self.peers[peer as usize].is_dialer = true;
+        self.dial_if_needed(peer, false);
     }
 
     fn disconnect(&mut self, peer: Rank) {
@@ -171,6 +183,27 @@ impl Transport for TcpTransport {
             return Ok(());
         }
         self.peers[peer as usize].get(source, destination, token, &mut self.shared)?;
+        self.pump(peer);
+        Ok(())
+    }
+
+    fn post_atomic(
+        &mut self,
+        peer: Rank,
+        what: Atomic,
+        word: RemoteRange,
+        result: View,
+        token: u64,
+    ) -> Accepted {
+        self.check_peer(peer)?;
+        what.check(word, result)?;
+        if peer == self.rank {
+            let range = self.shared.range(word.key.0, word.offset, 8);
+            let outcome = change_here(range, what, result);
+            self.shared.complete(peer, token, outcome, 8, 0);
+            return Ok(());
+        }
+        self.peers[peer as usize].change(what, word, result, token, &mut self.shared)?;
         self.pump(peer);
         Ok(())
     }

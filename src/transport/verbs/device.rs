@@ -24,8 +24,10 @@ pub const RECEIVE_ID: u64 = u64::MAX;
 pub const COMPLETIONS_AT_ONCE: usize = 32;
 /// Reads and atomics of one queue pair under way at once; devices have 16 or more.
 const READS_MAX: i32 = 16;
-/// A rail on which a queue pair failed is used again after so long, or where no other is left.
+/// A rail on which a queue pair failed is used again after so long, or where no other is left. Twice as long each time that it
+/// fails again, because every try interrupts the others, until its port has been down and up.
 const BLAME: Duration = Duration::from_secs(10);
+const BLAME_DOUBLINGS_MAX: u32 = 6;
 
 /// One port of one device.
 pub struct Rail {
@@ -43,7 +45,9 @@ pub struct Rail {
     pub is_active: bool,
     /// The device is gone.
     pub is_removed: bool,
-    pub blamed: Option<Time>,
+    blamed: Option<Time>,
+    /// How often in a row.
+    blames: u32,
     /// Whether the next completion makes an event.
     is_armed: bool,
     /// Receives that were taken and not posted again yet.
@@ -153,6 +157,7 @@ impl Rail {
             is_active: state.state == ibv_port_state::IBV_PORT_ACTIVE,
             is_removed: false,
             blamed: None,
+            blames: 0,
             is_armed: false,
             taken: sizes.receives,
             pairs: HashMap::new(),
@@ -248,11 +253,37 @@ impl Rail {
         !was && self.is_usable()
     }
 
-    /// Whether a queue pair has failed on it not long ago.
-    pub fn is_blamed(&self, now: Time) -> bool {
-        self.blamed
-            .is_some_and(|since| now.since(since) < BLAME && now >= since)
+    /// A queue pair has failed on it.
+    pub fn blame(&mut self, now: Time) {
+        if self.blamed.replace(now).is_none() {
+            self.blames += 1;
+        }
     }
+
+    /// Its port has become usable: what had failed before says nothing of it now.
+    pub fn forgive(&mut self) {
+        (self.blamed, self.blames) = (None, 0);
+    }
+
+    /// Whether a queue pair has failed on it not long ago.
+    pub fn is_blamed(&self) -> bool {
+        self.blamed.is_some()
+    }
+
+    /// Lets it be tried again when it is time; true where that is now.
+    pub fn end_blame(&mut self, now: Time) -> bool {
+        let time = blame_time(self.blames);
+        let is_over = self.blamed.is_some_and(|since| now.since(since) >= time);
+        if is_over {
+            self.blamed = None;
+        }
+        is_over
+    }
+}
+
+/// How long a rail is left alone that has failed so often.
+fn blame_time(blames: u32) -> Duration {
+    BLAME * (1 << blames.saturating_sub(1).min(BLAME_DOUBLINGS_MAX))
 }
 
 /// As verbs say it; the greatest where nothing is asked for.
@@ -384,6 +415,15 @@ mod tests {
         assert_eq!(mtu_code(Some(256)), ibv_mtu::IBV_MTU_256.0);
         assert_eq!(mtu_code(Some(1024)), ibv_mtu::IBV_MTU_1024.0);
         assert_eq!(mtu_code(None), ibv_mtu::IBV_MTU_4096.0);
+    }
+
+    #[test]
+    fn a_rail_that_fails_again_and_again_is_tried_ever_more_seldom() {
+        assert_eq!(
+            [1, 2, 3].map(|blames| blame_time(blames).as_secs()),
+            [10, 20, 40]
+        );
+        assert_eq!(blame_time(1000), BLAME * 64);
     }
 
     #[test]

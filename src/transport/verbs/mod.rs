@@ -24,6 +24,7 @@
 #![allow(unsafe_code)]
 
 pub mod achievable;
+mod changes;
 pub mod choose;
 mod device;
 mod generation;
@@ -47,7 +48,7 @@ mod sysfs_tests;
 mod tests;
 mod transfers;
 
-pub use select::check;
+pub use select::{check, probe};
 
 use super::keys::RegionKeys;
 use super::posts::{Accepted, Ends, PeerState, check_registered};
@@ -285,13 +286,17 @@ impl VerbsTransport {
 
     /// What has happened to the devices besides.
     fn poll_events(&mut self) {
-        let mut has_news = false;
+        let (mut has_news, now) = (false, self.shared.now);
         for at in 0..self.shared.rails.len() {
+            let mut is_back = false;
             while let Ok(Some(event)) = self.shared.rails[at].context.poll_event() {
-                has_news |= self.handle_event(at, event);
+                is_back |= self.handle_event(at, event);
+            }
+            has_news |= is_back;
+            if is_back || self.shared.rails[at].end_blame(now) {
+                self.take_back(at);
             }
         }
-        let now = self.shared.now;
         for rank in 0..self.peers.len() as Rank {
             let peer = &mut self.peers[rank as usize];
             if peer.generation.is_over(now, self.shared.settings.timeout) {
@@ -301,6 +306,20 @@ impl VerbsTransport {
             }
             let action = peer.generation.handle_time(now, has_news);
             self.act(rank, action);
+        }
+    }
+
+    /// A rail can be used again: pairs that do without it begin a generation with it, in which nothing is lost.
+    fn take_back(&mut self, at: usize) {
+        if !self.shared.rails[at].is_usable() {
+            return;
+        }
+        let cause = format!("{} can be used again", self.shared.rails[at].name);
+        for rank in 0..self.peers.len() as Rank {
+            let peer = &self.peers[rank as usize];
+            if peer.is_up() && peer.links.get(at).is_some_and(Option::is_none) {
+                self.begin_anew(rank, &cause);
+            }
         }
     }
 
@@ -316,7 +335,7 @@ impl VerbsTransport {
                 self.interrupt_rail(at, &cause);
             }
             kind::IBV_EVENT_PORT_ACTIVE if is_own_port => {
-                rail.blamed = None;
+                rail.forgive();
                 return rail.refresh();
             }
             kind::IBV_EVENT_DEVICE_FATAL => self.lose_rail(at, &cause),
@@ -365,6 +384,7 @@ fn capabilities(rails: u32) -> Capabilities {
         store_signals: false,
         shared_regions: false,
         rma: true,
+        atomics: true,
         ordered: false,
         inline_bytes: INLINE_BYTES_MAX,
         messages_per_peer: MESSAGES_PER_PEER,

@@ -150,6 +150,8 @@ impl Fault {
 pub struct Peer {
     pub rank: Rank,
     pub state: PeerState,
+    /// It may call over the control transport, and has no rings before it does.
+    pub is_expected: bool,
     /// It has been told to the caller that posts are taken.
     pub is_told: bool,
     pub generation: Generation,
@@ -196,6 +198,9 @@ pub struct Peer {
     /// The peer's regions, as far as it has told; and the own ones that it was told.
     pub regions: BTreeMap<RegionKey, RemoteRegion>,
     pub exported: BTreeSet<RegionKey>,
+    /// Atomic operations that the peer's processor does, by number: where what was there goes, and the token.
+    pub changes: BTreeMap<u32, (View, u64)>,
+    pub next_change: u32,
     /// Where the ring ended at the last wake-up.
     pub notified: u64,
 }
@@ -287,6 +292,7 @@ impl Peer {
         Peer {
             rank,
             state: PeerState::Idle,
+            is_expected: false,
             is_told: false,
             generation: Generation::new(),
             proposal: None,
@@ -316,6 +322,8 @@ impl Peer {
             busy: VecDeque::new(),
             regions: BTreeMap::new(),
             exported: BTreeSet::new(),
+            changes: BTreeMap::new(),
+            next_change: 0,
             notified: 0,
         }
     }
@@ -396,6 +404,8 @@ impl Peer {
         let incoming = std::mem::take(&mut self.incoming);
         let wanted = incoming.into_values().filter(|i| i.place.is_some());
         tokens.extend(wanted.map(|incoming| incoming.token));
+        let changes = std::mem::take(&mut self.changes);
+        tokens.extend(changes.into_values().map(|(_, token)| token));
         self.busy.clear();
         self.regions.clear();
         self.exported.clear();

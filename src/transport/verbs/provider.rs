@@ -77,6 +77,16 @@ impl Transport for VerbsTransport {
         Ok(())
     }
 
+    fn expect(&mut self, peer: Rank, address: &Address) -> Result<()> {
+        self.control.expect(peer, address)?;
+        self.peers[peer as usize].is_expected = true;
+        Ok(())
+    }
+
+    fn call(&mut self, peer: Rank) {
+        self.control.call(peer);
+    }
+
     fn disconnect(&mut self, peer: Rank) {
         let Some(known) = self.peers.get(peer as usize) else {
             return;
@@ -223,7 +233,6 @@ impl Transport for VerbsTransport {
         token: u64,
     ) -> Accepted {
         self.check_peer(peer)?;
-        self.check_source(result)?;
         what.check(word, result)?;
         if peer == self.shared.rank {
             let range = self.shared.range(word.key, word.offset, 8);
@@ -231,7 +240,11 @@ impl Transport for VerbsTransport {
             self.shared.complete(peer, token, outcome, 8, 0);
             return Ok(());
         }
-        self.peers[peer as usize].change(what, word, result, token, &mut self.shared)
+        let known = &mut self.peers[peer as usize];
+        match self.shared.settings.has_device_atomics {
+            true => known.change(what, word, result, token, &mut self.shared),
+            false => known.ask_change(what, word, result, token, &mut self.shared),
+        }
     }
 
     fn cancel(&mut self, peer: Rank, token: u64) {
