@@ -93,7 +93,7 @@ pub struct Capabilities {
     pub shared_regions: bool,
     /// Puts and gets work.
     pub rma: bool,
-    /// Atomic operations work (clause 20).
+    /// Atomic operations are as clause 20 says.
     pub atomics: bool,
     /// Messages of one peer arrive in the order sent, whatever their tags.
     pub ordered: bool,
@@ -129,8 +129,10 @@ pub struct PortInUse {
     pub device: String,
     /// Counted from 1.
     pub number: u8,
-    /// Payload of a packet.
+    /// Payload of a packet at most, as far as this port goes.
     pub mtu_bytes: u32,
+    /// The same of the ports at the other ends, the least of them; packets carry the less of both. `None`: not joined yet.
+    pub peers_mtu_bytes: Option<u32>,
     /// Index of the GID that packets carry.
     pub gid_index: u32,
     /// Ethernet, or InfiniBand.
@@ -139,6 +141,13 @@ pub struct PortInUse {
     pub inline_bytes: u32,
     /// To each peer.
     pub queue_pairs: u32,
+}
+
+impl PortInUse {
+    /// Payload of a packet, as far as both ends are known.
+    pub fn packet_bytes(&self) -> u32 {
+        (self.peers_mtu_bytes).map_or(self.mtu_bytes, |peers| peers.min(self.mtu_bytes))
+    }
 }
 
 /// A place in a peer's registered memory.

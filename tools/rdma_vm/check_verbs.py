@@ -36,6 +36,7 @@ def setUpModule():
     tests = build("test", "--no-run", "--lib", "--test", "verbs", "--test", "conformance")
     BUILT["unit"] = tests.pop("linerate")
     tests.update(build("test", "--no-run", "--package", "linerate-tools", "--test", "perf"))
+    tests.update(build("test", "--no-run", "--package", "linerate-verbs-sys", "--test", "device"))
     BUILT.update(tests)
 
 
@@ -68,10 +69,14 @@ class OneHost(unittest.TestCase):
         script = f"{BUILT['verbs']} --test-threads=1 --nocapture"
         self.assertNotIn("skipped", self.check(script))
 
-    def test_the_parent_s_memory_after_a_fork(self):
+    def test_memory_after_a_fork_and_of_a_dmabuf(self):
         out = self.check(f"{BUILT['unit']} --nocapture transport::verbs::tests")
         self.assertNotIn("skipped", out)
-        self.assertIn("1 passed", out)
+        self.assertIn("2 passed", out)
+
+    def test_the_bindings_on_a_device(self):
+        out = self.check(f"LINERATE_TEST_RDMA=1 {BUILT['device']} --test-threads=1")
+        self.assertIn(" 0 failed", out)
 
     def test_perf_and_its_letters(self):
         out = self.check(f"{BUILT['perf']} --nocapture everything_is_measured_over_verbs")

@@ -21,6 +21,8 @@
 #![allow(unsafe_code)]
 
 mod address;
+#[cfg(test)]
+mod changes_tests;
 mod dials;
 mod doors;
 mod losses;

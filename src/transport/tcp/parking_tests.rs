@@ -23,7 +23,7 @@ fn poll(transport: &mut TcpTransport) -> Vec<u64> {
 }
 
 /// Two connected ranks, and registered memory of the first.
-fn pair(rails: u32) -> (TcpTransport, TcpTransport, View) {
+pub(super) fn pair(rails: u32) -> (TcpTransport, TcpTransport, View) {
     let settings = TcpSettings {
         rails,
         ..TcpSettings::default()

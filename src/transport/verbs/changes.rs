@@ -11,6 +11,9 @@ use super::record::{CHANGES_MAX, Record};
 use crate::memory::{RegionKey, View};
 use crate::transport::{Atomic, Outcome, PostError, RemoteRange};
 
+/// Answers that wait for positions of the peer's ring, and whatever else does: a peer that takes them has fewer.
+const WAITING_MAX: usize = 4 * CHANGES_MAX as usize;
+
 impl Peer {
     /// Asks the peer to change a word.
     pub fn ask_change(
@@ -46,11 +49,17 @@ impl Peer {
         (key, offset): (u32, u64),
         what: Atomic,
         shared: &mut Shared,
-    ) {
+    ) -> Result<(), String> {
+        if self.waiting.len() >= WAITING_MAX {
+            return Err(format!(
+                "it has more than {CHANGES_MAX} atomic operations under way"
+            ));
+        }
         let word = shared.range(RegionKey(key), offset, 8);
         let word = word.filter(|_| offset.is_multiple_of(8));
         let before = word.map(|word| what.apply(word.word(0)));
         self.push(Record::Changed { id, before }, View::empty(), None, shared);
+        Ok(())
     }
 
     /// The peer has done it, or has no such word.

@@ -331,7 +331,11 @@ impl VerbsTransport {
                 None => Err(None),
             };
             match joined {
-                Ok(()) => *key = offer.map_or(0, |offer| offer.ring_key),
+                Ok(()) => {
+                    let offer = offer.expect("joined with it");
+                    *key = offer.ring_key;
+                    self.shared.rails[at].note_peer_mtu(offer.mtu);
+                }
                 Err(why) => {
                     cause = why.unwrap_or(cause);
                     self.drop_link(rank, at);

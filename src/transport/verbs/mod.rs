@@ -8,11 +8,12 @@
 //!   registered for the one receive.
 //! * Puts are writes and gets are reads. A put of at most a flag line goes as a record and is copied by the owner: a device may
 //!   write a line in parts.
+//! * Atomic operations are records too, and done by the owner's processor (`changes.rs`).
 //! * Pieces go over the rail with the least under way (`pieces.rs`); records over one of them, the *lead*.
 //! * Queue pairs are found through a control transport, another provider that is given to this one: it proves that a peer
 //!   belongs to the job, survives cuts, and notices deaths. When a queue pair fails, both sides end all of theirs, say what has
 //!   come, and begin the next *generation* (`generation.rs`, `joining.rs`): what had come is never written again, the rest is,
-//!   and only after the other side has said that its old queue pairs are gone.
+//!   and only after the other side has said that its old queue pairs are gone. A rail that comes back begins one too.
 //! * Posts are linked and handed over by [`Transport::poll`], with one doorbell per peer and rail; one in sixteen, and the last,
 //!   makes a completion.
 //! * A receive whose memory is taken back while it may be written costs a generation: only the end of the queue pair stops
@@ -20,7 +21,7 @@
 //! * Waiting is on a descriptor that completion channels, asynchronous events and the control transport make readable; channels
 //!   are armed at slow looks.
 //!
-//! What it does not do: encrypt or check sums (whoever asks for that is refused); device memory yet.
+//! What it does not do: encrypt or check sums (whoever asks for that is refused); device memory that processors cannot map yet.
 #![allow(unsafe_code)]
 
 pub mod achievable;
@@ -143,7 +144,7 @@ impl VerbsTransport {
         })?;
         let blank = Completion::default();
         let mut transport = VerbsTransport {
-            capabilities: capabilities(rails.len() as u32),
+            capabilities: capabilities(rails.len() as u32, settings),
             control,
             control_events: Vec::new(),
             peers: (0..ranks).map(|p| Peer::new(p, settings.slots)).collect(),
@@ -377,14 +378,14 @@ impl VerbsTransport {
     }
 }
 
-fn capabilities(rails: u32) -> Capabilities {
+fn capabilities(rails: u32, settings: &VerbsSettings) -> Capabilities {
     Capabilities {
         name: "verbs",
         mapped: false,
         store_signals: false,
         shared_regions: false,
         rma: true,
-        atomics: true,
+        atomics: !settings.has_device_atomics,
         ordered: false,
         inline_bytes: INLINE_BYTES_MAX,
         messages_per_peer: MESSAGES_PER_PEER,

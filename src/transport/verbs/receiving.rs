@@ -83,7 +83,7 @@ impl Peer {
                 operand,
             } => {
                 let what = Atomic::of_operands(compare, operand);
-                self.handle_change(id, (key, offset), what, shared);
+                self.handle_change(id, (key, offset), what, shared)?;
             }
             Record::Changed { id, before } => self.handle_changed(id, before, shared)?,
         }

@@ -201,7 +201,10 @@ fn gids(port: &Path) -> Vec<Gid> {
     let (mut found, mut holes) = (Vec::new(), 0);
     for index in 0..GIDS_MAX {
         match gid(port, index) {
-            Some(gid) => (holes, _) = (0, found.push(gid)),
+            Some(gid) => {
+                found.push(gid);
+                holes = 0;
+            }
             None if holes == HOLES_MAX => break,
             None => holes += 1,
         }
