@@ -270,7 +270,7 @@ impl Rail {
         let was = self.is_usable();
         if let Ok(port) = self.context.port(self.port) {
             self.is_active = port.state == ibv_port_state::IBV_PORT_ACTIVE;
-            // The subnet manager may have given it another one while it was down.
+            // Who runs the subnet may have given it another one while it was down.
             self.lid = port.lid;
         }
         !was && self.is_usable()
