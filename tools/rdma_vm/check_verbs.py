@@ -147,15 +147,24 @@ class TwoHosts(unittest.TestCase):
         self.check(done)
         self.assertNotIn("generation", done.stderr)
 
-    def test_auto_takes_verbs_between_hosts_and_memory_within(self):
+    def two_each(self, more=""):
+        """An allreduce of two ranks on each host."""
         rank = (
             "RANK=$((2 * RDMA_VM_HOST + LOCAL)) WORLD_SIZE=4 LINERATE_RENDEZVOUS=tcp://host0:29500 LINERATE_DEBUG=info "
-            "LINERATE_SECRET=0123456789abcdef0123456789abcdef LINERATE_TIMEOUT=60"
+            f"LINERATE_SECRET=0123456789abcdef0123456789abcdef LINERATE_TIMEOUT=60 {more}"
         )
         bench = f"{BUILT['linerate']} bench allreduce -b 64K -e 64K -w 1 -n 5"
         command = f"LOCAL=1; env {rank} {bench} & first=$!; LOCAL=0; env {rank} {bench} && wait $first"
         done = run("pair", "--timeout", "150", "--label", "--", "bash", "-c", command)
         self.check(done)
+        return done
+
+    def test_ranks_that_only_say_that_they_share_a_host_use_verbs(self):
+        done = self.two_each("LINERATE_HOSTID=same LINERATE_TRANSPORT=router:verbs")
+        self.assertEqual(done.stderr.count("they use verbs, as further such pairs"), 4)
+
+    def test_auto_takes_verbs_between_hosts_and_memory_within(self):
+        done = self.two_each()
         self.assertEqual(done.stderr.count("verbs between hosts, because every rank has a device that speaks RoCEv2"), 4)
         self.assertNotIn("shares no memory", done.stderr)
 

@@ -68,7 +68,7 @@ pub fn check_transport(source: &str, name: &str) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "{source}: unknown transport '{name}': one of auto router[:tcp|:verbs] shm tcp verbs[:device] ofi[:provider] sim"
+        "{source}: unknown transport '{name}': one of auto shm tcp verbs[:device] router[:tcp|:verbs] ofi[:provider] sim"
     ))
 }
 
