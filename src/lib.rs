@@ -87,7 +87,8 @@
 //!   nobody else can present (`wire/tls.rs`): trust has one source, the job's secret. Ranks that differ in it do not start.
 //! * Over RDMA (`transport/verbs`) nothing finds its receiver unprepared: whatever takes a receive there has a credit. When a
 //!   queue pair fails, both sides end all of theirs before anything is sent again, and what had come is never written again.
-//! * Two ranks of a host share memory if each has mapped the other's, else both use connections (`transport/router.rs`).
+//! * Two ranks of a host share memory if each has mapped the other's, else both use what leads to other hosts
+//!   (`transport/router.rs`): RDMA if every rank has said that it can, else connections (`transport/between.rs`).
 //! * A rebuild gives every survivor the new communicator or none: who is told to commit tells all others first. Where ranks
 //!   that are left out may live behind a cut, at most one side of it gets one.
 //! * Nobody is believed before the handshake of [`wire`]: of a stranger a rank keeps one message's bytes for a bounded time.

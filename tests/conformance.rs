@@ -77,6 +77,7 @@ clauses! {
     clause_17_sleepers_are_woken = 17,
     clause_18_withdrawn_memory_is_the_owners_again = 18,
     clause_19_an_injected_message_has_been_read = 19,
+    clause_20_a_word_is_changed_once_for_all = 20,
 }
 
 #[test]
@@ -117,6 +118,8 @@ const SIMULATED_FAULTS: &[(Fault, u32)] = &[
     (Fault::LosesOwnMessages, 15),
     (Fault::ForgetsEmpty, 16),
     (Fault::InjectsLater, 19),
+    (Fault::ChangesTwice, 20),
+    (Fault::HidesOldWords, 20),
 ];
 
 #[test]

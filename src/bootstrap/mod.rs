@@ -116,12 +116,22 @@ impl Meeting {
 
     /// The settings with what the ranks know of each other now: which transport `auto` is, and where connections listen.
     pub fn settle(&self, mut config: Config) -> Result<Config> {
-        let is_one_host = match &self.way {
-            Way::Host { .. } => true,
-            Way::Network(network) => network.is_one_host,
+        let is_open = matches!(config.transport.as_str(), "auto" | "router");
+        let far = match &self.way {
+            Way::Network(network) if !network.is_one_host => Some(&network.agreed),
+            _ => None,
         };
-        if config.transport == "auto" {
-            config.transport = if is_one_host { "shm" } else { "router" }.into();
+        if let (true, Some(agreed)) = (is_open, far) {
+            let far = if agreed.is_verbs { "verbs" } else { "tcp" };
+            config.transport = format!("router:{far}");
+            if config.debug || (self.rank == 0 && agreed.is_pity) {
+                let (rank, ranks, reason) = (self.rank, self.ranks, &agreed.reason);
+                note(&format!(
+                    "rank {rank} of {ranks}: {far} between hosts, because {reason}"
+                ));
+            }
+        } else if config.transport == "auto" {
+            config.transport = "shm".into();
         }
         if config.tcp.addresses.is_empty() {
             config.tcp.addresses = vec![self.address().0];

@@ -29,8 +29,12 @@ use crate::config::Config;
 use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::time::Time;
+use crate::transport::{self, Agreed, Fabric, Offer, Options, agree};
 use crate::types::Rank;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+
+/// Of a reason that a rank tells another: four bytes a character fit a value of the store.
+const REASON_CHARS_MAX: usize = 200;
 
 /// Ranks that have met and not yet exchanged anything.
 pub(super) struct Network {
@@ -43,6 +47,8 @@ pub(super) struct Network {
     pub why: String,
     /// Whether all ranks say that they are on one host, and of one user.
     pub is_one_host: bool,
+    /// What ranks of different hosts use, unless somebody says it.
+    pub agreed: Agreed,
 }
 
 enum Seat {
@@ -52,7 +58,7 @@ enum Seat {
 }
 
 /// What a rank says when it comes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Coming {
     ranks: u32,
     fingerprint: u64,
@@ -61,6 +67,19 @@ struct Coming {
     /// Where it is, and whose.
     host: HostIdentity,
     user: u64,
+    /// What RDMA devices it has.
+    offer: Offer,
+}
+
+/// Where rank 0 tells the others to go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Going {
+    /// The rank's own address, as rank 0 sees it.
+    own: IpAddr,
+    /// Where its parent listens; `None`: that is rank 0.
+    parent: Option<SocketAddr>,
+    is_one_host: bool,
+    agreed: Agreed,
 }
 
 impl Network {
@@ -157,9 +176,10 @@ fn head(
         port: 0,
         host: HostIdentity::own(config.host_id.as_deref())?,
         user: own_user()?,
+        offer: own_offer(place, config),
     };
     match receive_all(&mut server, &wanted, named, (deadline, clock)) {
-        Ok(((address, why), is_one_host)) => Ok(Network {
+        Ok(((address, why), is_one_host, agreed)) => Ok(Network {
             rank: 0,
             ranks: place.ranks,
             seat: Seat::Head(Box::new(server)),
@@ -167,6 +187,7 @@ fn head(
             address,
             why,
             is_one_host,
+            agreed,
         }),
         Err(error) => {
             let until = match clock.now() >= deadline {
@@ -178,17 +199,19 @@ fn head(
     }
 }
 
-/// Waits until all have come and tells each where to go; gives rank 0's own address, and whether all are on its host.
+/// Waits until all have come and tells each where to go; gives rank 0's own address, whether all are on its host, and what they
+/// use if not.
 fn receive_all(
     server: &mut Server,
     wanted: &Coming,
     named: Option<&[Interface]>,
     (deadline, clock): (Time, &Clock),
-) -> Result<((IpAddr, String), bool)> {
+) -> Result<((IpAddr, String), bool, Agreed)> {
     let ranks = wanted.ranks;
     let mut is_one_host = true;
     let mut ports = vec![None; ranks as usize];
     ports[0] = Some(0);
+    let mut offers = vec![wanted.offer.clone(); ranks as usize];
     loop {
         server.turn(clock)?;
         for rank in 1..ranks {
@@ -200,6 +223,7 @@ fn receive_all(
                 check(rank, &coming, wanted)?;
                 *slot = Some(coming.port);
                 is_one_host &= (coming.host, coming.user) == (wanted.host, wanted.user);
+                offers[rank as usize] = coming.offer;
             }
         }
         if ports.iter().all(Option::is_some) {
@@ -217,22 +241,36 @@ fn receive_all(
         _ => own.0,
     };
     let port = |rank: Rank| ports[rank as usize].unwrap_or(0);
+    let agreed = agree(&offers);
     let answers: Vec<(Rank, String)> = (1..ranks)
         .map(|rank| {
             let parent = tree::parent(rank).filter(|&parent| parent > 0);
-            let parent =
-                parent.map(|parent| SocketAddr::new(seen(parent), port(parent)).to_string());
-            let parent = parent.unwrap_or_else(|| "-".into());
-            (
-                rank,
-                format!("{} {parent} {}", seen(rank), hosts_word(is_one_host)),
-            )
+            let going = Going {
+                own: seen(rank),
+                parent: parent.map(|parent| SocketAddr::new(seen(parent), port(parent))),
+                is_one_host,
+                agreed: agreed.clone(),
+            };
+            (rank, going.emit())
         })
         .collect();
     for (rank, text) in answers {
         server.put(&go_key(rank), text.into_bytes(), clock)?;
     }
-    Ok((own, is_one_host))
+    Ok((own, is_one_host, agreed))
+}
+
+/// What this rank's devices can do, if that is asked for.
+fn own_offer(place: &Place, config: &Config) -> Offer {
+    if !matches!(config.transport.as_str(), "auto" | "router") {
+        return Err(format!("transport {} was asked for", config.transport));
+    }
+    let options = Options {
+        tcp: config.tcp.clone(),
+        verbs: config.verbs.clone(),
+        ..Options::default()
+    };
+    transport::own_offer(place.rank, place.ranks, &options)
 }
 
 fn hosts_word(is_one_host: bool) -> &'static str {
@@ -350,6 +388,7 @@ fn other(
         port,
         host: HostIdentity::own(config.host_id.as_deref())?,
         user: own_user()?,
+        offer: own_offer(place, config),
     };
     let put = Request::Put(come_key(rank), coming.emit());
     let wait = Request::Wait(go_key(rank), config.timeout + LATE_ANSWER_TIME);
@@ -362,7 +401,7 @@ fn other(
     while go.is_none() {
         match answer_of(&mut store, (patience, clock))? {
             Answer::Done => {}
-            Answer::Value(text) => go = Some(parse_go(&text)?),
+            Answer::Value(text) => go = Some(Going::parse(&text)?),
             other => {
                 return Err(Error::Bootstrap(format!(
                     "rank 0's store answers rank {rank}: {other:?}"
@@ -370,22 +409,23 @@ fn other(
             }
         }
     }
-    let (address, parent, is_one_host) = go.expect("set above");
-    let why = explain(&store, named.is_some(), address);
+    let go: Going = go.expect("set above");
+    let why = explain(&store, named.is_some(), go.own);
     Ok(Network {
         rank,
         ranks,
         seat: Seat::Other(Box::new(Other {
             store,
             gate,
-            parent,
+            parent: go.parent,
             source,
             credentials,
         })),
         deadline,
-        address,
+        address: go.own,
         why,
-        is_one_host,
+        is_one_host: go.is_one_host,
+        agreed: go.agreed,
     })
 }
 
@@ -428,23 +468,53 @@ fn explain(store: &Link, is_named: bool, address: IpAddr) -> String {
     }
 }
 
-/// This rank's address, its parent's, and whether all are on one host.
-fn parse_go(text: &[u8]) -> Result<(IpAddr, Option<SocketAddr>, bool)> {
-    let shown = String::from_utf8_lossy(text);
-    let bad = || Error::Malformed(format!("rank 0 says where to go: '{shown}'"));
-    let words: Vec<&str> = shown.split(' ').collect();
-    let &[own, parent, hosts] = words.as_slice() else {
-        return Err(bad());
-    };
-    let parent = match parent {
-        "-" => None,
-        address => Some(address.parse().map_err(|_| bad())?),
-    };
-    let is_one_host = [true, false]
-        .into_iter()
-        .find(|&one| hosts_word(one) == hosts);
-    let own = own.parse().map_err(|_| bad())?;
-    Ok((own, parent, is_one_host.ok_or_else(bad)?))
+impl Going {
+    /// Words, and the reason last: it has several.
+    fn emit(&self) -> String {
+        let parent = self.parent.map_or("-".into(), |parent| parent.to_string());
+        let hosts = hosts_word(self.is_one_host);
+        let far = far_word(self.agreed.is_verbs, self.agreed.is_pity);
+        let reason: String = self.agreed.reason.chars().take(REASON_CHARS_MAX).collect();
+        format!("{} {parent} {hosts} {far} {reason}", self.own)
+    }
+
+    fn parse(text: &[u8]) -> Result<Going> {
+        let shown = String::from_utf8_lossy(text);
+        let bad = || Error::Malformed(format!("rank 0 says where to go: '{shown}'"));
+        let words: Vec<&str> = shown.splitn(5, ' ').collect();
+        let &[own, parent, hosts, far, reason] = words.as_slice() else {
+            return Err(bad());
+        };
+        let parent = match parent {
+            "-" => None,
+            address => Some(address.parse().map_err(|_| bad())?),
+        };
+        let mut either = [true, false].into_iter();
+        let is_one_host = either.find(|&one| hosts_word(one) == hosts);
+        let all = [(true, false), (false, true), (false, false)];
+        let far = all
+            .into_iter()
+            .find(|&(is_verbs, is_pity)| far_word(is_verbs, is_pity) == far);
+        let (is_verbs, is_pity) = far.ok_or_else(bad)?;
+        Ok(Going {
+            own: own.parse().map_err(|_| bad())?,
+            parent,
+            is_one_host: is_one_host.ok_or_else(bad)?,
+            agreed: Agreed {
+                is_verbs,
+                reason: reason.into(),
+                is_pity,
+            },
+        })
+    }
+}
+
+fn far_word(is_verbs: bool, is_pity: bool) -> &'static str {
+    match (is_verbs, is_pity) {
+        (true, _) => "verbs",
+        (false, true) => "tcp-although",
+        (false, false) => "tcp",
+    }
 }
 
 impl Coming {
@@ -453,23 +523,45 @@ impl Coming {
         bytes.extend(self.fingerprint.to_le_bytes());
         bytes.extend(self.port.to_le_bytes());
         bytes.extend(self.user.to_le_bytes());
+        // The fabric's number, or 0 and why there is none.
+        match &self.offer {
+            Ok(fabric) => {
+                let at = Fabric::ALL.iter().position(|one| one == fabric);
+                bytes.push(1 + at.expect("all are there") as u8);
+            }
+            Err(why) => {
+                bytes.push(0);
+                let why: String = why.chars().take(REASON_CHARS_MAX).collect();
+                bytes.extend(why.as_bytes());
+            }
+        }
         self.host.emit(&bytes)
     }
 
     fn parse(bytes: &[u8]) -> Result<Coming> {
         let (host, rest) = HostIdentity::parse(bytes)?;
-        let bytes: &[u8; 22] = rest.try_into().map_err(|_| {
+        let malformed = || {
             Error::Malformed(format!(
-                "a rank that comes says {} bytes beside its host, 22 are needed",
+                "a rank that comes says {} bytes beside its host",
                 rest.len()
             ))
-        })?;
+        };
+        let (bytes, more) = rest.split_first_chunk::<22>().ok_or_else(malformed)?;
+        let offer = match more {
+            [0, why @ ..] => Err(String::from_utf8_lossy(why).into_owned()),
+            [number] => {
+                let found = Fabric::ALL.get(usize::from(*number) - 1);
+                Ok(*found.ok_or_else(malformed)?)
+            }
+            _ => return Err(malformed()),
+        };
         Ok(Coming {
             ranks: u32::from_le_bytes(std::array::from_fn(|i| bytes[i])),
             fingerprint: u64::from_le_bytes(std::array::from_fn(|i| bytes[4 + i])),
             port: u16::from_le_bytes([bytes[12], bytes[13]]),
             host,
             user: u64::from_le_bytes(std::array::from_fn(|i| bytes[14 + i])),
+            offer,
         })
     }
 }

@@ -108,30 +108,52 @@ fn what_a_rank_says_when_it_comes_survives_and_a_stump_is_refused() {
         port: 65535,
         host: HostIdentity::own(None).unwrap(),
         user: 7,
+        offer: Ok(Fabric::RoceV2),
     };
     assert_eq!(Coming::parse(&coming.emit()).unwrap(), coming);
+    let without = Coming {
+        offer: Err("no device".into()),
+        ..coming.clone()
+    };
+    assert_eq!(Coming::parse(&without.emit()).unwrap(), without);
     assert!(Coming::parse(&coming.emit()[1..]).is_err());
-    let far = parse_go(b"10.0.0.1 [fd00::1]:4 several").unwrap();
-    assert_eq!(
-        far,
-        (
-            "10.0.0.1".parse().unwrap(),
-            Some("[fd00::1]:4".parse().unwrap()),
-            false
-        )
-    );
-    let (_, parent, is_one_host) = parse_go(b"fd00::1 - one").unwrap();
-    assert!(parent.is_none() && is_one_host);
+    let mut other = coming.emit();
+    *other.last_mut().unwrap() = 4;
+    assert!(Coming::parse(&other).is_err(), "no such fabric");
+    other.push(0);
+    assert!(Coming::parse(&other).is_err(), "something behind it");
+}
+
+#[test]
+fn where_a_rank_goes_survives_and_other_words_are_refused() {
+    let agreed = |is_verbs, is_pity| Agreed {
+        is_verbs,
+        reason: "rank 3 has no usable RDMA device: none".into(),
+        is_pity,
+    };
+    for (is_verbs, is_pity) in [(true, false), (false, true), (false, false)] {
+        let going = Going {
+            own: "fd00::1".parse().unwrap(),
+            parent: Some("[fd00::1]:4".parse().unwrap()),
+            is_one_host: is_pity,
+            agreed: agreed(is_verbs, is_pity),
+        };
+        assert_eq!(Going::parse(going.emit().as_bytes()).unwrap(), going);
+    }
+    let head = Going::parse(b"10.0.0.1 - one tcp no rank has").unwrap();
+    assert!(head.parent.is_none() && head.is_one_host);
     for bad in [
         &b""[..],
         b"10.0.0.1",
         b"10.0.0.1 ",
-        b"x - one",
+        b"x - one tcp why",
         b"10.0.0.1 -",
-        b"10.0.0.1 - two",
-        b"10.0.0.1 10.0.0.1 one",
+        b"10.0.0.1 - one",
+        b"10.0.0.1 - two tcp why",
+        b"10.0.0.1 - one ofi why",
+        b"10.0.0.1 10.0.0.1 one tcp why",
         b"\xff \xff",
     ] {
-        assert!(parse_go(bad).is_err(), "{bad:?}");
+        assert!(Going::parse(bad).is_err(), "{bad:?}");
     }
 }

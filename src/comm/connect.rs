@@ -52,7 +52,7 @@ pub(super) fn open(rank: Rank, ranks: u32, config: &Config) -> Result<(Engine, V
     let host = host::share_of_host(config, ranks as usize);
     let mut of_engine = config.clone();
     let is_default = config.chunk_bytes == limits::CHUNK_BYTES_DEFAULT;
-    if is_default && ["tcp", "router", "verbs"].contains(&provider.capabilities().name) {
+    if is_default && provider.capabilities().name != "shm" {
         of_engine.chunk_bytes = limits::CHUNK_BYTES_TCP;
     }
     let engine = Engine::new(provider, rank, ranks, of_engine, host)?;

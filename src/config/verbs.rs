@@ -42,6 +42,10 @@ pub struct VerbsSettings {
     pub inline_bytes: u32,
     /// One post in so many makes a completion, and the last of each doorbell. Default 16, 1 to 64. `LINERATE_VERBS_SIGNAL_EVERY`.
     pub signal_every: u32,
+    /// Atomic operations are done by devices, not by the processor of the word's owner: faster, and what `perf` measures. Default
+    /// off: they are at once only among those of one device, not with what processors do, one whose answer a fault has lost
+    /// ends as flushed although it may have been done, and so clause 20 of [`crate::transport`] does not hold. `LINERATE_VERBS_ATOMICS=owner|device`.
+    pub has_device_atomics: bool,
     /// Brings the queue pair into the error state after so many pieces of long transfers, once: for tests.
     /// `LINERATE_VERBS_BREAK_AFTER`.
     pub break_after: Option<u64>,
@@ -62,6 +66,7 @@ impl Default for VerbsSettings {
             mtu_bytes: None,
             inline_bytes: 220,
             signal_every: 16,
+            has_device_atomics: false,
             break_after: None,
         }
     }
@@ -100,6 +105,15 @@ impl VerbsSettings {
                 )));
             }
         };
+        let has_device_atomics = match lookup("LINERATE_VERBS_ATOMICS").as_deref() {
+            None | Some("owner") => false,
+            Some("device") => true,
+            Some(text) => {
+                return Err(Error::invalid(format!(
+                    "LINERATE_VERBS_ATOMICS is '{text}': owner or device"
+                )));
+            }
+        };
         let mtu_bytes = number("LINERATE_VERBS_MTU", 256, 4096)?.map(|n| n as u32);
         if let Some(mtu) = mtu_bytes.filter(|mtu| !mtu.is_power_of_two()) {
             return Err(Error::invalid(format!(
@@ -127,6 +141,7 @@ impl VerbsSettings {
             queue_pairs: number("LINERATE_VERBS_QUEUE_PAIRS", 1, 8)?
                 .map_or(default.queue_pairs, |n| n as u32),
             mtu_bytes,
+            has_device_atomics,
             inline_bytes: number("LINERATE_VERBS_INLINE_BYTES", 0, 1024)?
                 .map_or(default.inline_bytes, |n| n as u32),
             signal_every: number("LINERATE_VERBS_SIGNAL_EVERY", 1, 64)?

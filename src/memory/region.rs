@@ -7,7 +7,7 @@ use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 /// Name of a region among those of one rank. Never reused, so that a stale key cannot reach new memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -32,6 +32,8 @@ pub enum RegionKind {
     Private,
     /// Pages of a peer, mapped here.
     Peer,
+    /// Memory of a device that its driver shares through this dma-buf, mapped here.
+    Dmabuf(OwnedFd),
     /// No pages: only the length exists.
     SizeOnly,
 }
@@ -101,6 +103,36 @@ impl Region {
             bytes,
             mapped_bytes,
             kind: RegionKind::Private,
+        })
+    }
+
+    /// Memory of a device, from the dma-buf that its driver gives for it (CUDA: `cuMemGetHandleForAddressRange`), from its
+    /// beginning. Processors must be able to map it, because short messages are copied by them; NICs reach it without that.
+    pub fn from_dmabuf(fd: OwnedFd, bytes: usize) -> Result<Region> {
+        let name = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        let link =
+            std::fs::read_link(&name).map_err(|e| Error::os(format!("reading {name}"), e))?;
+        if !link.starts_with("/dmabuf:") {
+            return Err(Error::invalid(format!(
+                "{bytes} bytes of a dma-buf: the descriptor is of {}, and not of one",
+                link.display()
+            )));
+        }
+        Region::of_dmabuf(fd, bytes)
+    }
+
+    /// The same of a descriptor that is one.
+    pub(crate) fn of_dmabuf(fd: OwnedFd, bytes: usize) -> Result<Region> {
+        let mapped_bytes = page_multiple(bytes)?;
+        let address = pages::map_shared(fd.as_fd(), mapped_bytes).map_err(|e| {
+            let what = "that only its device can reach is not built yet: memory that processors can map is";
+            Error::os(format!("mapping {bytes} bytes of a dma-buf ({what})"), e)
+        })?;
+        Ok(Region {
+            address,
+            bytes,
+            mapped_bytes,
+            kind: RegionKind::Dmabuf(fd),
         })
     }
 
@@ -257,6 +289,14 @@ mod tests {
             panic!("not shared")
         };
         assert!(ftruncate(fd, 0).is_err());
+    }
+
+    #[test]
+    fn what_is_no_dmabuf_is_refused_with_what_it_is() {
+        let fd = memfd_create("linerate-test", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&fd, 4096).unwrap();
+        let text = Region::from_dmabuf(fd, 4096).unwrap_err().to_string();
+        assert!(text.contains("memfd:linerate-test"), "{text}");
     }
 
     #[test]

@@ -44,21 +44,29 @@
 //!     what it had read of it may be in the destination.
 //! 19. [`Transport::inject`] is a send that has completed when it is accepted: no completion follows, and the source may be
 //!     reused. Where it says no, nothing has happened, and the message is posted.
+//! 20. Where [`Capabilities::atomics`] says so, [`Transport::post_atomic`] changes an aligned word of 8 bytes of a region, of a
+//!     peer's or of this rank's own, at once for all operations of that kind on it, whoever posts them. What was there before
+//!     comes to the result. One that completes as [`Outcome::Done`] has been done exactly once, whatever was lost and sent again
+//!     meanwhile; one that is flushed at most once; one with a bad key not at all. Elsewhere it answers [`PostError::Invalid`].
 //!
 //! [`URGENT_MESSAGES`]: crate::limits::URGENT_MESSAGES
 //! [`CONTROL_BYTES`]: crate::limits::CONTROL_BYTES
 
+mod between;
 mod keys;
+mod matching;
 mod open;
+mod posts;
 pub mod router;
 pub mod shm;
 pub mod sim;
 pub mod tcp;
 pub mod verbs;
 
+pub use between::{Agreed, Fabric, Offer, agree, own_offer};
 pub use open::{Options, UNBUILT, open};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::limits::LINE_PAYLOAD_BYTES;
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
@@ -85,6 +93,8 @@ pub struct Capabilities {
     pub shared_regions: bool,
     /// Puts and gets work.
     pub rma: bool,
+    /// Atomic operations are as clause 20 says.
+    pub atomics: bool,
     /// Messages of one peer arrive in the order sent, whatever their tags.
     pub ordered: bool,
     /// Largest source that need not be registered: it is copied when posted. At least one cache line.
@@ -119,8 +129,10 @@ pub struct PortInUse {
     pub device: String,
     /// Counted from 1.
     pub number: u8,
-    /// Payload of a packet.
+    /// Payload of a packet at most, as far as this port goes.
     pub mtu_bytes: u32,
+    /// The same of the ports at the other ends, the least of them; packets carry the less of both. `None`: not joined yet.
+    pub peers_mtu_bytes: Option<u32>,
     /// Index of the GID that packets carry.
     pub gid_index: u32,
     /// Ethernet, or InfiniBand.
@@ -129,6 +141,13 @@ pub struct PortInUse {
     pub inline_bytes: u32,
     /// To each peer.
     pub queue_pairs: u32,
+}
+
+impl PortInUse {
+    /// Payload of a packet, as far as both ends are known.
+    pub fn packet_bytes(&self) -> u32 {
+        (self.peers_mtu_bytes).map_or(self.mtu_bytes, |peers| peers.min(self.mtu_bytes))
+    }
 }
 
 /// A place in a peer's registered memory.
@@ -140,8 +159,7 @@ pub struct RemoteRange {
     pub offset: u64,
 }
 
-/// What is done to an aligned word of 8 bytes, in the byte order of the host, at once for all atomic operations on it that go
-/// over the same device.
+/// What is done to an aligned word of 8 bytes, in the byte order of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Atomic {
     /// Adds, and wraps.
@@ -166,6 +184,22 @@ impl Atomic {
                 result.len_bytes()
             ))),
         }
+    }
+
+    /// What must be there (`None`: the operand is added), and the operand.
+    fn operands(self) -> (Option<u64>, u64) {
+        match self {
+            Atomic::FetchAdd(add) => (None, add),
+            Atomic::CompareSwap { compare, swap } => (Some(compare), swap),
+        }
+    }
+
+    /// The other way round.
+    fn of_operands(compare: Option<u64>, operand: u64) -> Atomic {
+        compare.map_or(Atomic::FetchAdd(operand), |compare| Atomic::CompareSwap {
+            compare,
+            swap: operand,
+        })
     }
 
     /// By this processor; what was there.
@@ -285,6 +319,18 @@ pub trait Transport: Send {
     /// Begins to connect to a peer; [`Event::Connected`] says when that is done. To itself, too.
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<()>;
 
+    /// Takes a peer's address, lets it in and does not call it: [`Event::Connected`] says that it has called. Only of what the
+    /// router uses between hosts.
+    fn expect(&mut self, _peer: Rank, _address: &Address) -> Result<()> {
+        let name = self.capabilities().name;
+        Err(Error::invalid(format!(
+            "the {name} transport calls whom it knows"
+        )))
+    }
+
+    /// Calls a peer that is expected.
+    fn call(&mut self, _peer: Rank) {}
+
     /// Ends the connection (clause 14).
     fn disconnect(&mut self, peer: Rank);
 
@@ -381,9 +427,9 @@ pub trait Transport: Send {
         token: u64,
     ) -> std::result::Result<(), PostError>;
 
-    /// Changes a word of a peer's region, at a multiple of 8; what was there comes to the 8 registered bytes of `result`. It is done
-    /// at most once: one whose answer a fault has lost ends as [`Outcome::Flushed`], and may or may not have been done. A
-    /// device's operations and a processor's on the same word are not at once for each other. Invalid: not here.
+    /// Changes a word of a region, at a multiple of 8; what was there comes to the 8 bytes of `result` (clause 20). The owner's
+    /// processor does it, while its rank polls, or the poster's where it maps the memory: what a processor does to the word by
+    /// itself is atomic too, if it uses atomic instructions.
     fn post_atomic(
         &mut self,
         _peer: Rank,

@@ -26,7 +26,19 @@ pub struct Options {
     pub host: u64,
 }
 
-/// Opens a provider. `auto` is `shm` (of ranks on several hosts the communicator asks for `router`). `nonce` differs between all ranks and jobs alive on the host.
+impl Options {
+    /// A setting that `verbs` cannot keep to, and what it asks for.
+    pub(super) fn unkept_promise(&self) -> Option<(&'static str, &'static str)> {
+        match (self.tcp.has_tls, self.tcp.has_crc) {
+            (true, _) => Some(("LINERATE_TLS=on (--tls)", "encrypt")),
+            (_, true) => Some(("LINERATE_INTEGRITY=crc (--integrity crc)", "checksum")),
+            _ => None,
+        }
+    }
+}
+
+/// Opens a provider. `auto` is `shm` (of ranks on several hosts the communicator asks for `router:tcp` or `router:verbs`, see
+/// [`agree`](super::agree)), `router` alone `router:tcp`. `nonce` differs between all ranks and jobs alive on the host.
 pub fn open(
     name: &str,
     rank: Rank,
@@ -45,28 +57,25 @@ pub fn open(
             nonce,
             options.fetches,
         )?)),
-        "router" => Ok(Box::new(Router::new(
-            (rank, ranks),
-            options.host,
-            (nonce, options.fetches),
-            &options.tcp,
-        )?)),
+        "router" => {
+            let far = name.split_once(':').map_or("tcp", |(_, far)| far);
+            if !matches!(far.split(':').next(), Some("tcp" | "verbs")) {
+                return Err(Error::invalid(format!(
+                    "'{name}': the router uses tcp or verbs[:device] between hosts, such as router:verbs"
+                )));
+            }
+            let far = open(far, rank, ranks, nonce, options)?;
+            let of_shm = (nonce, options.fetches);
+            let of_rank = (rank, ranks);
+            Ok(Box::new(Router::new(of_rank, options.host, of_shm, far)?))
+        }
         "tcp" => Ok(Box::new(TcpTransport::new(rank, ranks, &options.tcp)?)),
         "verbs" => {
             let devices = name.split_once(':').map_or("", |(_, devices)| devices);
-            for (is_wanted, flag, what) in [
-                (options.tcp.has_tls, "LINERATE_TLS=on (--tls)", "encrypt"),
-                (
-                    options.tcp.has_crc,
-                    "LINERATE_INTEGRITY=crc (--integrity crc)",
-                    "checksum",
-                ),
-            ] {
-                if is_wanted {
-                    return Err(unavailable(&format!(
-                        "{flag} was asked for, and devices that write into memory by themselves do not {what} what they write: use tcp, or leave it off"
-                    )));
-                }
+            if let Some((flag, what)) = options.unkept_promise() {
+                return Err(unavailable(&format!(
+                    "{flag} was asked for, and devices that write into memory by themselves do not {what} what they write: use tcp, or leave it off"
+                )));
             }
             let control = TcpTransport::new(rank, ranks, &options.tcp)?;
             let of_rank = (rank, ranks);

@@ -1,18 +1,17 @@
-//! The `router`: ranks of one host reach each other through shared memory, all others through connections.
+//! The `router`: ranks of one host reach each other through shared memory, all others through connections (`tcp`) or RDMA
+//! (`verbs`).
 //!
 //! It is two providers with one face. A rank's address says on which host it is; of each pair of ranks one provider is used
 //! and the other one never hears. That two ranks of a host share memory is shown by doing it: each maps the other's memory
-//! before the first post. Where that fails (other users, a sandbox) the one who notices calls the other over a connection,
+//! before the first post. Where that fails (other users, a sandbox) the one who notices calls the other as if it were far,
 //! which is the other's sign to do without memory too; since both must have mapped before either is connected, they agree. Regions are registered with both, under one key. Nothing is mapped, so that a schedule need
 //! not know which rank is where: signals are puts, which cost a store within a host.
 //!
-//! One thread sleeps on both: the connections' descriptor, and an eventfd that ranks of this host write to while the words of
+//! One thread sleeps on both: the far provider's descriptor, and an eventfd that ranks of this host write to while the words of
 //! shared memory say that somebody sleeps.
 
 use super::shm::ShmTransport;
-use super::tcp::TcpTransport;
 use super::{Address, Atomic, Capabilities, Event, PostError, RemoteRange, Transport, WaitSource};
-use crate::config::TcpSettings;
 use crate::error::{Error, Result};
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
@@ -32,21 +31,21 @@ enum Way {
     /// Shared memory, if both can.
     Undecided,
     Memory,
-    Connections,
+    Far,
 }
 
 /// The two providers of one rank.
 pub struct Router {
     rank: Rank,
     shm: ShmTransport,
-    tcp: TcpTransport,
+    far: Box<dyn Transport>,
     capabilities: Capabilities,
     /// This rank's host: ranks with the same number share memory.
     host: u64,
     /// Per peer.
     ways: Vec<Way>,
     undecided: u32,
-    /// Peers of this host that connections lead to.
+    /// Peers of this host that are treated as far.
     apart: u64,
     ready: Arc<OwnedFd>,
     alarm: OwnedFd,
@@ -58,19 +57,20 @@ pub struct Router {
 
 impl Router {
     /// The transport of `rank`. Ranks that say the same `host` share memory; `nonce` and `fetches` are those of
-    /// [`ShmTransport::new`].
+    /// [`ShmTransport::new`]; `far` leads to the others, and is one of which peers can be expected.
     pub fn new(
         (rank, ranks): (Rank, u32),
         host: u64,
         (nonce, fetches): (u64, bool),
-        settings: &TcpSettings,
+        far: Box<dyn Transport>,
     ) -> Result<Router> {
         let mut shm = ShmTransport::new(rank, ranks, nonce, fetches)?;
-        let tcp = TcpTransport::new(rank, ranks, settings)?;
         let (WaitSource::Futex { bell, sleeping }, WaitSource::Descriptor { ready: inner, .. }) =
-            (shm.wait_source(), tcp.wait_source())
+            (shm.wait_source(), far.wait_source())
         else {
-            unreachable!("memory is slept on by words, connections by a descriptor")
+            let name = far.capabilities().name;
+            let text = format!("the router over {name}, which is not slept on by a descriptor");
+            return Err(Error::invalid(text));
         };
         let alarm = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| Error::os("making an eventfd", e))?;
@@ -86,12 +86,12 @@ impl Router {
             .map_err(|e| Error::os("copying an eventfd", e))?;
         shm.wake_through(copy);
         Ok(Router {
-            capabilities: both(shm.capabilities(), tcp.capabilities()),
+            capabilities: both(shm.capabilities(), far.capabilities()),
             shm,
-            tcp,
+            far,
             rank,
             host,
-            ways: vec![Way::Connections; ranks as usize],
+            ways: vec![Way::Far; ranks as usize],
             undecided: 0,
             apart: 0,
             ready: Arc::new(ready),
@@ -106,7 +106,7 @@ impl Router {
     fn to(&mut self, peer: Rank) -> &mut dyn Transport {
         match self.ways.get(peer as usize) {
             Some(Way::Memory | Way::Undecided) => &mut self.shm,
-            _ => &mut self.tcp,
+            _ => self.far.as_mut(),
         }
     }
 
@@ -121,13 +121,14 @@ impl Router {
 
     /// Memory is not shared with this peer after all, for this reason.
     fn do_without_memory(&mut self, peer: Rank, reason: &str) {
-        self.decide(peer, Way::Connections);
+        self.decide(peer, Way::Far);
         self.apart += 1;
         if self.apart == 1 {
             super::say(
                 self.rank,
                 &format!(
-                    "rank {peer} is on this host and shares no memory with it ({reason}): they use connections, as further such pairs of this rank do"
+                    "rank {peer} is on this host and shares no memory with it ({reason}): they use {}, as further such pairs of this rank do",
+                    self.far.capabilities().name
                 ),
             );
         }
@@ -146,7 +147,7 @@ impl Router {
                         unreachable!("matched above")
                     };
                     self.do_without_memory(peer, &reason);
-                    self.tcp.call(peer);
+                    self.far.call(peer);
                     continue;
                 }
                 _ => {}
@@ -155,8 +156,8 @@ impl Router {
         }
     }
 
-    /// A peer that calls over a connection, instead of sharing memory, decides too.
-    fn hear_connections(&mut self, events: &[Event]) {
+    /// A peer that calls as if it were far, instead of sharing memory, decides too.
+    fn hear_far(&mut self, events: &[Event]) {
         for event in events {
             if let Event::Connected(peer) | Event::PeerFailed(peer, _) = event
                 && self.is_undecided(*peer)
@@ -177,24 +178,28 @@ impl Router {
         self.hear_memory(events, first);
         let first = events.len();
         poll(self, events, false);
-        self.hear_connections(&events[first..]);
+        self.hear_far(&events[first..]);
     }
 }
 
 /// What both can do.
-fn both(shm: &Capabilities, tcp: &Capabilities) -> Capabilities {
+fn both(shm: &Capabilities, far: &Capabilities) -> Capabilities {
     Capabilities {
-        name: "router",
+        name: match far.name {
+            "verbs" => "router:verbs",
+            _ => "router",
+        },
         mapped: false,
         store_signals: false,
         shared_regions: true,
-        rma: shm.rma && tcp.rma,
-        ordered: shm.ordered && tcp.ordered,
-        inline_bytes: shm.inline_bytes.min(tcp.inline_bytes),
-        messages_per_peer: shm.messages_per_peer.min(tcp.messages_per_peer),
-        message_bytes_max: shm.message_bytes_max.min(tcp.message_bytes_max),
-        device_memory: shm.device_memory && tcp.device_memory,
-        ..tcp.clone()
+        rma: shm.rma && far.rma,
+        atomics: shm.atomics && far.atomics,
+        ordered: shm.ordered && far.ordered,
+        inline_bytes: shm.inline_bytes.min(far.inline_bytes),
+        messages_per_peer: shm.messages_per_peer.min(far.messages_per_peer),
+        message_bytes_max: shm.message_bytes_max.min(far.message_bytes_max),
+        device_memory: shm.device_memory && far.device_memory,
+        ..far.clone()
     }
 }
 
@@ -209,17 +214,17 @@ impl Transport for Router {
         out.extend_from_slice(&self.host.to_le_bytes());
         out.extend_from_slice(&(near.len() as u32).to_le_bytes());
         out.extend_from_slice(&near);
-        out.extend_from_slice(&self.tcp.local_address().0);
+        out.extend_from_slice(&self.far.local_address().0);
         Address(out)
     }
 
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<()> {
         let (host, near, far) = parse(address)?;
         if host != self.host {
-            return self.tcp.connect(peer, &far);
+            return self.far.connect(peer, &far);
         }
         self.shm.connect(peer, &near)?;
-        self.tcp.expect(peer, &far)?;
+        self.far.expect(peer, &far)?;
         self.ways[peer as usize] = Way::Undecided;
         self.undecided += 1;
         Ok(())
@@ -230,19 +235,20 @@ impl Transport for Router {
             self.decide(peer, Way::Memory);
         }
         self.shm.disconnect(peer);
-        self.tcp.disconnect(peer);
+        self.far.disconnect(peer);
     }
 
     fn register(&mut self, region: Arc<Region>) -> Result<RegionKey> {
-        let key = self.shm.register(region.clone())?;
-        let same = self.tcp.register(region)?;
+        // Devices may refuse, memory does not: so both go on counting alike.
+        let key = self.far.register(region.clone())?;
+        let same = self.shm.register(region)?;
         assert_eq!(key, same, "both count their registrations");
         Ok(key)
     }
 
     fn deregister(&mut self, key: RegionKey) -> Result<()> {
         self.shm.deregister(key)?;
-        self.tcp.deregister(key)
+        self.far.deregister(key)
     }
 
     fn export(&mut self, peer: Rank, key: RegionKey) -> Posted {
@@ -290,7 +296,7 @@ impl Transport for Router {
         is_meant: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Option<(Rank, u64, u64)> {
         let near = self.shm.unmatched(is_meant);
-        near.or_else(|| self.tcp.unmatched(is_meant))
+        near.or_else(|| self.far.unmatched(is_meant))
     }
 
     #[inline]
@@ -332,11 +338,11 @@ impl Transport for Router {
         if self.undecided > 0 {
             return self.decide_by(events, |router, events, is_memory| match is_memory {
                 true => router.shm.poll(now, events),
-                false => router.tcp.poll(now, events),
+                false => router.far.poll(now, events),
             });
         }
         self.shm.poll(now, events);
-        self.tcp.poll(now, events);
+        self.far.poll(now, events);
     }
 
     fn notify(&mut self, peer: Rank) {
@@ -344,7 +350,7 @@ impl Transport for Router {
     }
 
     fn wait_source(&self) -> WaitSource {
-        let WaitSource::Descriptor { ring, .. } = self.tcp.wait_source() else {
+        let WaitSource::Descriptor { ring, .. } = self.far.wait_source() else {
             unreachable!("connections are slept on by a descriptor")
         };
         WaitSource::Descriptor {
@@ -358,21 +364,21 @@ impl Transport for Router {
         if self.undecided > 0 {
             return self.decide_by(events, |router, events, is_memory| match is_memory {
                 true => router.shm.poll_slow(now, events),
-                false => router.tcp.poll_slow(now, events),
+                false => router.far.poll_slow(now, events),
             });
         }
         self.shm.poll_slow(now, events);
-        self.tcp.poll_slow(now, events);
+        self.far.poll_slow(now, events);
     }
 
     fn counts(&self) -> Vec<(&'static str, u64)> {
-        let mut counts = self.tcp.counts();
+        let mut counts = self.far.counts();
         counts.push(("pairs of this host without shared memory", self.apart));
         counts
     }
 
     fn next_timeout(&self) -> Option<Time> {
-        let both = [self.shm.next_timeout(), self.tcp.next_timeout()];
+        let both = [self.shm.next_timeout(), self.far.next_timeout()];
         both.into_iter().flatten().min()
     }
 }
@@ -402,13 +408,13 @@ mod tests {
 
     #[test]
     fn addresses_come_back_and_others_are_refused() {
-        let settings = TcpSettings::default();
-        let router = Router::new((0, 2), 7, (0x5070, false), &settings).unwrap();
+        let far = super::super::open("tcp", 0, 2, 0, &Default::default()).unwrap();
+        let router = Router::new((0, 2), 7, (0x5070, false), far).unwrap();
         let address = router.local_address();
         let (host, near, far) = parse(&address).unwrap();
         assert_eq!(host, 7);
         assert_eq!(near, router.shm.local_address());
-        assert_eq!(far, router.tcp.local_address());
+        assert_eq!(far, router.far.local_address());
         for bytes in [0, 3, 11, 15, 20] {
             assert!(parse(&Address(address.0[..bytes].to_vec())).is_err());
         }

@@ -13,7 +13,8 @@ pub const HEADER_BYTES: usize = 72;
 
 /// A payload has a CRC32C, and so has the header.
 const FLAG_CRC: u8 = 1;
-/// Of an announcement: its bytes come without being asked for. Of an answer: the range was good.
+/// Of an announcement: its bytes come without being asked for. Of an answer: the range was good. Of a change: only where the
+/// word is as expected.
 const FLAG_YES: u8 = 2;
 /// The sender waits for the acknowledgement.
 const FLAG_URGENT: u8 = 4;
@@ -142,6 +143,19 @@ pub enum Frame {
         offset: u64,
         /// How much.
         total: u64,
+    },
+    /// A word of a region of the receiver is to be changed; answered as a get of it.
+    Change {
+        /// Names the answer.
+        id: u64,
+        /// The region.
+        key: u32,
+        /// Where in it, a multiple of 8.
+        offset: u64,
+        /// What must be there; `None`: the operand is added.
+        compare: Option<u64>,
+        /// What is there then, or what is added.
+        operand: u64,
     },
     /// The answer, if it is short or refused; its bytes follow.
     Got {
@@ -287,6 +301,16 @@ impl Frame {
             Frame::GetChunk {
                 id, offset, total, ..
             } => (17, false, [id, offset, total, 0], 0),
+            Frame::Change {
+                id,
+                key,
+                offset,
+                compare,
+                operand,
+            } => {
+                let words = [id, offset, operand, compare.unwrap_or(0)];
+                (18, compare.is_some(), words, key)
+            }
         }
     }
 }
@@ -442,6 +466,13 @@ fn parse_frame(
             offset: b,
             total: c,
             bytes,
+        },
+        18 => Frame::Change {
+            id: a,
+            key,
+            offset: b,
+            compare: is_yes.then_some(d),
+            operand: c,
         },
         other => return Err(FrameError::UnknownKind(other)),
     })

@@ -63,6 +63,20 @@ fn frames() -> Vec<Frame> {
             offset,
             bytes,
         },
+        Frame::Change {
+            id: 9,
+            key: 2,
+            offset: 8,
+            compare: Some(u64::MAX),
+            operand: 1,
+        },
+        Frame::Change {
+            id: 9,
+            key: 2,
+            offset: 8,
+            compare: None,
+            operand: u64::MAX,
+        },
         Frame::GetChunk {
             id,
             offset,

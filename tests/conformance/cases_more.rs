@@ -1,9 +1,10 @@
-//! The cases of clauses 10 to 18: memory, headers, cancelling, disconnecting, oneself, empty, wake-ups, withdrawing.
+//! The cases of clauses 10 to 20: memory, headers, cancelling, disconnecting, oneself, empty, wake-ups, withdrawing, injecting,
+//! atomic operations.
 
 use super::cases::{LENGTHS, done, get, put, received, recv, send};
 use super::script::Step::*;
 use super::script::{Case, NOWHERE, Step};
-use linerate::transport::Outcome;
+use linerate::transport::{Atomic, Outcome};
 
 /// Every case of this file.
 pub fn all() -> Vec<Case> {
@@ -23,6 +24,8 @@ pub fn all() -> Vec<Case> {
         withdrawn("clause_18_a_withdrawn_message_comes_as_it_was_or_never", 0),
         withdrawn("clause_18_a_message_is_withdrawn_while_it_is_read", 3),
         injected_messages(),
+        changed_words(),
+        refused_changes(),
     ]
 }
 
@@ -196,6 +199,96 @@ fn injected_messages() -> Case {
     Case::orderly(
         "clause_19_injected_messages_come_as_they_were",
         vec![sender.collect(), receives.chain(ends).collect()],
+    )
+}
+
+/// Counts of the word that each of three ranks makes.
+const CHANGES: u64 = 40;
+
+/// Three ranks, of which one owns the words, add to one and try to be first at another.
+fn changed_words() -> Case {
+    let change = |offset, what, token| Change {
+        of: 0,
+        region: 1,
+        offset,
+        what,
+        token,
+    };
+    let counts = |rank: u64| {
+        let swap = Atomic::CompareSwap {
+            compare: 0,
+            swap: 1 + rank,
+        };
+        let adds = (1..=CHANGES).map(move |token| change(8, Atomic::FetchAdd(1), token));
+        let all = 3 * CHANGES - 1;
+        let added = (1..=CHANGES).map(move |token| Changed {
+            token,
+            least: 0,
+            most: all,
+        });
+        let swaps = [1_001, 1_002].map(|token| change(16, swap, token));
+        let swapped = [(1_001, 0), (1_002, 1)].map(|(token, least)| Changed {
+            token,
+            least,
+            most: 3,
+        });
+        adds.chain(swaps).chain(added).chain(swapped)
+    };
+    let owner = [share(1, 1, 64), ShareAlso { region: 1, to: 2 }].into_iter();
+    let end = AwaitWord {
+        region: 1,
+        offset: 8,
+        value: 3 * CHANGES,
+    };
+    let other = |rank| {
+        let learn = [Learn { region: 1, from: 0 }].into_iter();
+        learn.chain(counts(rank)).collect()
+    };
+    Case::orderly(
+        "clause_20_every_change_is_made_once_and_tells_what_was_there",
+        vec![
+            owner.chain(counts(0)).chain([end]).collect(),
+            other(1),
+            other(2),
+        ],
+    )
+}
+
+fn refused_changes() -> Case {
+    let what = Atomic::FetchAdd(1);
+    let change = |region, offset, token| Change {
+        of: 1,
+        region,
+        offset,
+        what,
+        token,
+    };
+    let poster = vec![
+        Learn { region: 1, from: 1 },
+        RefusedChange { of: 1, region: 1 },
+        // The last word, behind it, and of no region.
+        change(1, 56, 1),
+        change(1, 64, 2),
+        change(NOWHERE, 0, 3),
+        Changed {
+            token: 1,
+            least: 0,
+            most: 0,
+        },
+        bad_key(2),
+        bad_key(3),
+    ];
+    let owner = vec![
+        share(0, 1, 64),
+        AwaitWord {
+            region: 1,
+            offset: 56,
+            value: 1,
+        },
+    ];
+    Case::orderly(
+        "clause_20_words_that_are_none_are_refused",
+        vec![poster, owner],
     )
 }
 

@@ -51,6 +51,27 @@ impl Actor {
                 Some(end) => same("the outcome", end.outcome, Outcome::Cancelled).map(|()| true),
                 None => Ok(false),
             },
+            Step::Changed { token, least, most } => match self.end(token) {
+                Some(end) => {
+                    same("the outcome", end.outcome, Outcome::Done)?;
+                    let before = self.posts[&token].view.load::<u64>(0);
+                    match (least..=most).contains(&before) {
+                        true => Ok(true),
+                        false => Err(format!("the word was {before}, not {least}..={most}")),
+                    }
+                }
+                None => Ok(false),
+            },
+            Step::AwaitWord {
+                region,
+                offset,
+                value,
+            } => Ok(self.regions[&region]
+                .1
+                .view()
+                .part(offset, 8)
+                .load::<u64>(0)
+                == value),
             Step::Check {
                 region,
                 offset,

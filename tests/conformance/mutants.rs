@@ -5,7 +5,7 @@ use linerate::error::Result;
 use linerate::memory::{Region, RegionKey, View};
 use linerate::time::Time;
 use linerate::transport::{
-    Address, Capabilities, Completion, Event, Outcome, PostError, RemoteRange, Transport,
+    Address, Atomic, Capabilities, Completion, Event, Outcome, PostError, RemoteRange, Transport,
     URGENT_CLASS, WaitSource, tag_class,
 };
 use std::collections::{HashMap, HashSet};
@@ -69,6 +69,10 @@ pub enum Fault {
     WithdrawsInWord,
     /// An injected message is read from its source later.
     InjectsLater,
+    /// An atomic operation is done twice.
+    ChangesTwice,
+    /// What was in a word does not come.
+    HidesOldWords,
 }
 
 /// Tokens from here on are the mutant's own.
@@ -192,7 +196,8 @@ impl Mutant {
                 Fault::CompletesSendsEarly
                 | Fault::CompletesPutsEarly
                 | Fault::WithdrawsInWord
-                | Fault::InjectsLater,
+                | Fault::InjectsLater
+                | Fault::ChangesTwice,
                 _,
             ) if self.reported.remove(&end.token) => {
                 return Vec::new();
@@ -346,6 +351,28 @@ impl Transport for Mutant {
             return Ok(());
         }
         self.inner.post_get(peer, source, destination, token)
+    }
+
+    fn post_atomic(
+        &mut self,
+        peer: Rank,
+        what: Atomic,
+        word: RemoteRange,
+        result: View,
+        token: u64,
+    ) -> Posted {
+        let result = match self.fault {
+            Fault::HidesOldWords => self.unseen.view().part(0, 8),
+            _ => result,
+        };
+        let posted = self.inner.post_atomic(peer, what, word, result, token);
+        if self.fault == Fault::ChangesTwice && posted.is_ok() {
+            let again = INJECTED + self.reported.len() as u64;
+            self.reported.insert(again);
+            let unseen = self.unseen.view().part(8, 8);
+            let _ = self.inner.post_atomic(peer, what, word, unseen, again);
+        }
+        posted
     }
 
     fn cancel(&mut self, peer: Rank, token: u64) {

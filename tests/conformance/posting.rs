@@ -5,7 +5,7 @@ use super::checking::{fill_pattern, same};
 use super::{Actor, Checked, Post, TAG_KEY, TAG_SIGNAL};
 use linerate::Rank;
 use linerate::memory::{Region, RegionKey, View};
-use linerate::transport::{Completion, Outcome, PostError, RemoteRange, Transport};
+use linerate::transport::{Atomic, Completion, Outcome, PostError, RemoteRange, Transport};
 use std::sync::Arc;
 
 impl Actor {
@@ -58,7 +58,22 @@ impl Actor {
                     transport.post_get(from, place, view, token)
                 })
             }
+            Step::Change {
+                of,
+                region,
+                offset,
+                what,
+                token,
+            } => {
+                let word = self.remote(of, region, offset);
+                let memory = self.memory(transport, 8, false)?;
+                self.accept(token, of, memory, |view| {
+                    transport.post_atomic(of, what, word, view, token)
+                })
+            }
+            Step::RefusedChange { of, region } => self.refused_change(transport, of, region),
             Step::Share { region, bytes, to } => self.share(transport, region, bytes, to),
+            Step::ShareAlso { region, to } => self.tell_key(transport, region, to),
             Step::Learn { region, from } => self.learn(transport, region, from),
             Step::Overflow { to, tag } => {
                 let header = u64::from(transport.capabilities().messages_per_peer);
@@ -82,6 +97,28 @@ impl Actor {
             Step::Wait { from } => self.wait(transport, from),
             _ => self.check_step(step, transport),
         }
+    }
+
+    fn refused_change(
+        &mut self,
+        transport: &mut dyn Transport,
+        of: Rank,
+        region: u8,
+    ) -> Checked<bool> {
+        let memory = Region::private(16).map_err(|e| e.to_string())?;
+        for (offset, bytes) in [(4, 8), (0, 4), (0, 16)] {
+            let (word, view) = (
+                self.remote(of, region, offset),
+                memory.view().part(0, bytes),
+            );
+            let answer = transport.post_atomic(of, Atomic::FetchAdd(1), word, view, 0);
+            if !matches!(answer, Err(PostError::Invalid(_))) {
+                return Err(format!(
+                    "at {offset}, {bytes} bytes: answered with {answer:?}"
+                ));
+            }
+        }
+        Ok(true)
     }
 
     fn signal(&mut self, transport: &mut dyn Transport, to: Rank) -> Checked<bool> {
@@ -286,6 +323,10 @@ impl Actor {
             let key = self.register(transport, &memory)?;
             self.regions.insert(region, (key, memory));
         }
+        self.tell_key(transport, region, to)
+    }
+
+    fn tell_key(&mut self, transport: &mut dyn Transport, region: u8, to: Rank) -> Checked<bool> {
         let key = self.regions[&region].0;
         match transport.export(to, key) {
             Ok(()) => {}

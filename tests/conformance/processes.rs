@@ -22,14 +22,15 @@ use std::time::{Duration, Instant};
 
 /// Providers that connect processes. Add one here and to [`open`], and every case runs on it. The second one reads messages
 /// of memory that is not registered out of the sender's process, the fourth encrypts.
-/// The last one needs a device.
-const PROVIDERS: [&str; 6] = [
+/// The last two need a device.
+const PROVIDERS: [&str; 7] = [
     "shm",
     "shm fetching",
     "tcp",
     "tcp encrypted",
     "router",
     "verbs",
+    "router:verbs",
 ];
 
 /// Names the one provider to run on, and nothing else: where a device is, the machine may be slow.
@@ -42,7 +43,7 @@ const SCALE_VARIABLE: &str = "LINERATE_TEST_SCALE";
 pub fn providers() -> Vec<&'static str> {
     let only = std::env::var(ONLY_VARIABLE).unwrap_or_default();
     let is_meant = |provider: &&str| match only.as_str() {
-        "" => *provider != "verbs" || has_verbs(),
+        "" => !provider.ends_with("verbs") || has_verbs(),
         only => *provider == only,
     };
     PROVIDERS.into_iter().filter(is_meant).collect()
@@ -148,10 +149,13 @@ fn open(provider: &str, rank: u32, ranks: u32, nonce: u64) -> Result<Opened, Str
             })
         }
         // Ranks 0 and 1 are on one host, others on another.
-        "router" => {
+        "router" | "router:verbs" => {
             let host = u64::from(rank / 2);
             let of_shm = (nonce + u64::from(rank), false);
-            let router = Router::new((rank, ranks), host, of_shm, &Default::default());
+            let far = provider.split_once(':').map_or("tcp", |(_, far)| far);
+            let far = transport::open(far, rank, ranks, nonce, &Options::default());
+            let far = far.map_err(|e| e.to_string())?;
+            let router = Router::new((rank, ranks), host, of_shm, far);
             Ok(Opened {
                 transport: Box::new(router.map_err(|e| e.to_string())?),
                 advance: Box::new(|| {}),

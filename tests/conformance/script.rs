@@ -1,7 +1,7 @@
 //! The language of the cases: what each role does, as data.
 
 use linerate::Rank;
-use linerate::transport::Outcome;
+use linerate::transport::{Atomic, Outcome};
 
 /// A region number that nobody ever registers: its key exists nowhere.
 pub const NOWHERE: u8 = u8::MAX;
@@ -41,10 +41,40 @@ pub enum Step {
         bytes: usize,
         token: u64,
     },
+    /// Changes a word of a region; what was there comes back.
+    Change {
+        of: Rank,
+        region: u8,
+        offset: u64,
+        what: Atomic,
+        token: u64,
+    },
+    /// Waits for a successful change whose word was one of `least..=most`.
+    Changed {
+        token: u64,
+        least: u64,
+        most: u64,
+    },
+    /// Waits until a word of an own region is this.
+    AwaitWord {
+        region: u8,
+        offset: usize,
+        value: u64,
+    },
+    /// An atomic operation on a word that is none, or with a result of other than 8 bytes, is refused.
+    RefusedChange {
+        of: Rank,
+        region: u8,
+    },
     /// Registers a zeroed region under a number, and exports it and tells its key to a peer.
     Share {
         region: u8,
         bytes: usize,
+        to: Rank,
+    },
+    /// Exports an own region, and tells its key, to a further peer.
+    ShareAlso {
+        region: u8,
         to: Rank,
     },
     /// Learns the key of the peer's region of that number, and waits until it is usable.

@@ -19,6 +19,7 @@ RANK = (
     "RANK=$RDMA_VM_HOST WORLD_SIZE=2 MASTER_ADDR=host0 MASTER_PORT=29500 LINERATE_DEBUG=info "
     "LINERATE_SECRET=0123456789abcdef0123456789abcdef"
 )
+MEETING = "LINERATE_RENDEZVOUS=tcp://127.0.0.1:29500 LINERATE_DEBUG=info LINERATE_TIMEOUT=60"
 BUILT = {}
 
 
@@ -35,6 +36,7 @@ def setUpModule():
     tests = build("test", "--no-run", "--lib", "--test", "verbs", "--test", "conformance")
     BUILT["unit"] = tests.pop("linerate")
     tests.update(build("test", "--no-run", "--package", "linerate-tools", "--test", "perf"))
+    tests.update(build("test", "--no-run", "--package", "linerate-verbs-sys", "--test", "device"))
     BUILT.update(tests)
 
 
@@ -58,17 +60,23 @@ class OneHost(unittest.TestCase):
         return done.stdout
 
     def test_every_clause_of_the_contract(self):
-        script = f"LINERATE_CONFORMANCE_ONLY=verbs LINERATE_TEST_SCALE=4 {BUILT['conformance']} --test-threads=1 clause_"
-        self.assertNotIn("skipped", self.check(script))
+        for provider in ("verbs", "router:verbs"):
+            with self.subTest(provider):
+                script = f"LINERATE_CONFORMANCE_ONLY={provider} LINERATE_TEST_SCALE=4 {BUILT['conformance']} --test-threads=1 clause_"
+                self.assertNotIn("skipped", self.check(script))
 
     def test_faults_memory_and_what_is_left(self):
         script = f"{BUILT['verbs']} --test-threads=1 --nocapture"
         self.assertNotIn("skipped", self.check(script))
 
-    def test_the_parent_s_memory_after_a_fork(self):
+    def test_memory_after_a_fork_and_of_a_dmabuf(self):
         out = self.check(f"{BUILT['unit']} --nocapture transport::verbs::tests")
         self.assertNotIn("skipped", out)
-        self.assertIn("1 passed", out)
+        self.assertIn("2 passed", out)
+
+    def test_the_bindings_on_a_device(self):
+        out = self.check(f"LINERATE_TEST_RDMA=1 {BUILT['device']} --test-threads=1")
+        self.assertIn(" 0 failed", out)
 
     def test_perf_and_its_letters(self):
         out = self.check(f"{BUILT['perf']} --nocapture everything_is_measured_over_verbs")
@@ -79,6 +87,44 @@ class OneHost(unittest.TestCase):
         bench = f"{BUILT['linerate']} bench $c --transport verbs --ranks $n -b 8 -e 64K -f 64 -n 2 -w 1"
         script = f"for n in 2 3 4; do for c in {COLLECTIVES}; do {bench} >/tmp/out 2>&1 || {{ echo $c $n; cat /tmp/out; exit 1; }}; done; done"
         self.check(script)
+
+
+    def ranks(self, *of_each, devices=1):
+        """Ranks that say that they are on two hosts, each with settings of its own; what they print, and how they end."""
+        common = f"WORLD_SIZE={len(of_each)} {MEETING} exec {BUILT['linerate']} bench allreduce -b 64K -e 64K -w 1 -n 3"
+        starts = (f"(RANK={rank} {own} {common} 2>&1) & p{rank}=$!;" for rank, own in enumerate(of_each))
+        ends = (f"wait $p{rank} || bad=1;" for rank in range(len(of_each)))
+        script = f"{' '.join(starts)} bad=0; {' '.join(ends)} exit $bad"
+        return run("run", "--timeout", "150", "--devices", str(devices), "--", "bash", "-c", script)
+
+    def test_ranks_of_two_hosts_share_memory_within_and_use_verbs_between(self):
+        for transport in ("auto", "router"):
+            own = [f"LINERATE_HOSTID={host} LINERATE_TRANSPORT={transport}" for host in "aabb"]
+            done = self.ranks(*own, devices=2)
+            self.assertEqual(done.returncode, 0, done.stdout)
+            self.assertIn("verbs between hosts, because every rank has a device that speaks RoCEv2", done.stdout)
+            self.assertIn("transport router:verbs", done.stdout)
+            self.assertIn("Out of bounds values : 0 OK", done.stdout)
+
+    def test_one_rank_without_a_device_makes_all_use_tcp_and_is_named(self):
+        own = [f"LINERATE_HOSTID={host}" for host in "aabb"]
+        own[2] += " LINERATE_IBVERBS_LIB=/nowhere/libibverbs.so"
+        done = self.ranks(*own)
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertRegex(done.stdout, "tcp between hosts, because rank 2 has no usable RDMA device: .*/nowhere/libibverbs.so")
+        self.assertIn("transport router ", done.stdout)
+
+    def test_tcp_that_was_asked_for_is_tcp(self):
+        done = self.ranks(*[f"LINERATE_HOSTID={host} LINERATE_TRANSPORT=tcp" for host in "ab"])
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertIn("transport tcp ", done.stdout)
+
+    def test_two_devices_of_a_host_are_refused_with_the_reason(self):
+        done = self.ranks(
+            *[f"LINERATE_TRANSPORT=verbs:rxe{rank} LINERATE_VERBS_TIMEOUT=8 LINERATE_TIMEOUT=25" for rank in range(2)], devices=2
+        )
+        self.assertNotEqual(done.returncode, 0, done.stdout)
+        self.assertRegex(done.stdout, "the peer's rxe[01] is on this host too")
 
 
 class TwoHosts(unittest.TestCase):
@@ -100,6 +146,27 @@ class TwoHosts(unittest.TestCase):
         done = hosts([], "1M", 5)
         self.check(done)
         self.assertNotIn("generation", done.stderr)
+
+    def two_each(self, more=""):
+        """An allreduce of two ranks on each host."""
+        rank = (
+            "RANK=$((2 * RDMA_VM_HOST + LOCAL)) WORLD_SIZE=4 LINERATE_RENDEZVOUS=tcp://host0:29500 LINERATE_DEBUG=info "
+            f"LINERATE_SECRET=0123456789abcdef0123456789abcdef LINERATE_TIMEOUT=60 {more}"
+        )
+        bench = f"{BUILT['linerate']} bench allreduce -b 64K -e 64K -w 1 -n 5"
+        command = f"LOCAL=1; env {rank} {bench} & first=$!; LOCAL=0; env {rank} {bench} && wait $first"
+        done = run("pair", "--timeout", "150", "--label", "--", "bash", "-c", command)
+        self.check(done)
+        return done
+
+    def test_ranks_that_only_say_that_they_share_a_host_use_verbs(self):
+        done = self.two_each("LINERATE_HOSTID=same LINERATE_TRANSPORT=router:verbs")
+        self.assertEqual(done.stderr.count("they use verbs, as further such pairs"), 4)
+
+    def test_auto_takes_verbs_between_hosts_and_memory_within(self):
+        done = self.two_each()
+        self.assertEqual(done.stderr.count("verbs between hosts, because every rank has a device that speaks RoCEv2"), 4)
+        self.assertNotIn("shares no memory", done.stderr)
 
     def test_one_packet_in_a_hundred_is_lost(self):
         self.check(hosts(["--loss", "1%"], "64K", 30))
@@ -123,6 +190,12 @@ class TwoHosts(unittest.TestCase):
         done = hosts(["--devices", "2", "--cut", "7,forever", "--cut-device", "1"], "256K", 100, devices=":rxe0,rxe1")
         self.check(done)
         self.assertIn("generation 2 begins", done.stderr)
+
+    def test_a_cable_that_is_plugged_in_again_is_used_again(self):
+        # Nothing else fails: the second generation is the cut's, the third takes the rail back.
+        done = hosts(["--devices", "2", "--cut", "7,2", "--cut-device", "1"], "256K", 250, devices=":rxe0,rxe1")
+        self.check(done)
+        self.assertRegex(done.stderr, "rxe1 can be used again; generation 3 begins")
 
 
 if __name__ == "__main__":

@@ -189,8 +189,9 @@ fn transports() -> Vec<Transport> {
             "sim",
             "a modelled network in virtual time, all ranks in one process",
         ),
-        available("tcp", "ranks of one host, over loopback"),
+        available("tcp", "ranks of any hosts, over connections"),
         verbs(),
+        router(),
         not_built("ofi", &["libfabric.so.1", "libfabric.so"]),
     ]
 }
@@ -205,6 +206,22 @@ fn verbs() -> Transport {
         name: "verbs",
         available,
         detail: detail.unwrap_or_default(),
+    }
+}
+
+/// What `auto` is for ranks of several hosts, as far as this one decides it.
+fn router() -> Transport {
+    let offer = linerate::transport::own_offer(0, 2, &linerate::transport::Options::default());
+    let far = match offer {
+        Ok(fabric) => format!("verbs over {fabric}, if every rank has such a device; else tcp"),
+        Err(reason) => format!("tcp ({reason})"),
+    };
+    Transport {
+        name: "router",
+        available: true,
+        detail: format!(
+            "auto for ranks of several hosts: shared memory within, between hosts {far}"
+        ),
     }
 }
 

@@ -57,13 +57,18 @@ pub fn check_transport(source: &str, name: &str) -> Result<(), String> {
         Some((kind, detail)) => (kind, Some(detail)),
         None => (name, None),
     };
+    if let ("router", Some(far)) = (kind, detail)
+        && matches!(far.split(':').next(), Some("tcp" | "verbs"))
+    {
+        return check_transport(source, far);
+    }
     let takes_detail = matches!(kind, "verbs" | "ofi");
     let is_known = takes_detail || matches!(kind, "auto" | "router" | "shm" | "tcp" | "sim");
     if is_known && (detail.is_none() || (takes_detail && detail != Some(""))) {
         return Ok(());
     }
     Err(format!(
-        "{source}: unknown transport '{name}': one of auto shm tcp verbs[:device] ofi[:provider] sim"
+        "{source}: unknown transport '{name}': one of auto shm tcp verbs[:device] router[:tcp|:verbs] ofi[:provider] sim"
     ))
 }
 
@@ -75,6 +80,9 @@ pub fn unavailable_reason(name: &str) -> Option<String> {
         return Some(format!(
             "transport {kind} is unavailable: not part of this build; {ELSE}"
         ));
+    }
+    if kind == "router" {
+        return unavailable_reason(detail);
     }
     let checked = (kind == "verbs").then(|| transport::verbs::check(detail))?;
     checked.err().map(|error| format!("{error}; {ELSE}"))

@@ -10,10 +10,10 @@
 //! receiver looks at that after it has read. So what it read counts only if the memory had not been taken back.
 
 use super::ShmTransport;
-use super::peer::Posted;
 use super::socket::{self, SocketMessage};
 use crate::memory::View;
 use crate::transport::Outcome;
+use crate::transport::matching::Posted;
 use crate::types::Rank;
 use std::io::{Error, Result};
 use std::os::fd::AsFd;

@@ -1,7 +1,7 @@
 //! The data path of the shm provider: sending, matching, fetching, acknowledging.
 
 use super::fetch::{Delivery, Place};
-use super::peer::{Outstanding, Payload, PeerState, Posted, Unexpected};
+use super::peer::{Far, Outstanding, PeerState};
 use super::ring::{Record, RecordHeader};
 use super::{Outcome, PostError, RemoteRange, ShmTransport};
 use crate::limits::{
@@ -9,6 +9,8 @@ use crate::limits::{
     URGENT_MESSAGES,
 };
 use crate::memory::{RegionKey, View};
+use crate::transport::matching::{Met, Payload, Posted};
+use crate::transport::posts::no_such_rank;
 use crate::transport::{Transport, URGENT_CLASS, tag_class};
 use crate::types::Rank;
 use std::sync::atomic::Ordering;
@@ -164,29 +166,33 @@ impl ShmTransport {
         token: u64,
     ) -> std::result::Result<(), PostError> {
         if peer as usize >= self.peers.len() {
-            return Err(PostError::Invalid(format!(
-                "rank {peer} of a job of {} ranks",
-                self.peers.len()
-            )));
+            return Err(no_such_rank(peer, self.peers.len()));
         }
         let posted = Posted {
             tag,
             destination,
             token,
         };
-        while let Some(message) = self.peers[peer as usize].take_unexpected(tag) {
-            match self.deliver_unexpected(peer, posted, message) {
-                Delivery::Ended => return Ok(()),
-                Delivery::Withdrawn => {}
-                Delivery::Lost(reason) => {
-                    // Flushed with it, unless it has failed already.
-                    self.post(peer, posted)?;
-                    self.fail(peer, reason);
+        loop {
+            let matching = &mut self.peers[peer as usize].matching;
+            match matching.meet(peer, &posted, &mut self.ends) {
+                Met::Nothing => return self.post(peer, posted),
+                Met::Whole(_) => {
+                    self.count_match(peer, tag);
                     return Ok(());
                 }
+                Met::Far(far, header) => match self.deliver_far(peer, posted, header, far) {
+                    Delivery::Ended => return Ok(()),
+                    Delivery::Withdrawn => {}
+                    Delivery::Lost(reason) => {
+                        // Flushed with it, unless it has failed already.
+                        self.post(peer, posted)?;
+                        self.fail(peer, reason);
+                        return Ok(());
+                    }
+                },
             }
         }
-        self.post(peer, posted)
     }
 
     fn post(&mut self, peer: Rank, posted: Posted) -> std::result::Result<(), PostError> {
@@ -194,7 +200,7 @@ impl ShmTransport {
         if p.state == PeerState::Gone {
             return Err(PostError::PeerFailed);
         }
-        p.posted.push(posted);
+        p.matching.post(posted);
         Ok(())
     }
 
@@ -233,57 +239,35 @@ impl ShmTransport {
         let (tag, header) = (words[0], words[1]);
         match record.header.kind {
             EAGER if record.payload.len_bytes() <= INLINE_BYTES_MAX => {
-                match self.peers[peer as usize].take_posted(tag) {
+                let p = &mut self.peers[peer as usize];
+                match p.matching.take_posted(tag) {
                     Some(posted) => {
-                        self.deliver(peer, posted, header, record.payload);
+                        posted.deliver(peer, header, record.payload, &mut self.ends);
                         self.count_match(peer, tag);
+                        Ok(())
                     }
                     None => {
-                        let mut bytes = self.spare.pop().unwrap_or_default();
-                        bytes.resize(record.payload.len_bytes(), 0);
-                        record.payload.read(0, &mut bytes);
-                        self.keep_unexpected(
-                            peer,
-                            Unexpected {
-                                tag,
-                                header,
-                                payload: Payload::Copied(bytes),
-                            },
-                        )?;
+                        let copied = Payload::Copied(self.ends.copy(record.payload));
+                        p.matching.keep(tag, header, copied)
                     }
                 }
-                Ok(())
             }
             IN_REGION => {
-                let payload = Payload::InRegion {
+                let far = Far::InRegion {
                     key: RegionKey(words[2] as u32),
                     offset: words[3],
                     bytes: words[4],
                     id: (words[2] >> 32) as u32,
                 };
-                self.arrive(
-                    peer,
-                    Unexpected {
-                        tag,
-                        header,
-                        payload,
-                    },
-                )
+                self.arrive(peer, tag, header, far)
             }
             UNREGISTERED => {
-                let payload = Payload::Unregistered(Place {
+                let far = Far::Unregistered(Place {
                     id: words[2],
                     address: words[3],
                     bytes: words[4],
                 });
-                self.arrive(
-                    peer,
-                    Unexpected {
-                        tag,
-                        header,
-                        payload,
-                    },
-                )
+                self.arrive(peer, tag, header, far)
             }
             ACKNOWLEDGED => {
                 let outstanding = &mut self.peers[peer as usize].outstanding;
@@ -307,14 +291,20 @@ impl ShmTransport {
     }
 
     /// A message that lies in the sender's memory meets its receive, or waits for it.
-    fn arrive(&mut self, peer: Rank, message: Unexpected) -> std::result::Result<(), String> {
-        let Some(posted) = self.peers[peer as usize].take_posted(message.tag) else {
-            return self.keep_unexpected(peer, message);
+    fn arrive(
+        &mut self,
+        peer: Rank,
+        tag: u64,
+        header: u64,
+        far: Far,
+    ) -> std::result::Result<(), String> {
+        let matching = &mut self.peers[peer as usize].matching;
+        let Some(posted) = matching.take_posted(tag) else {
+            return matching.keep(tag, header, Payload::Far(far));
         };
-        let delivery = self.deliver_unexpected(peer, posted, message);
+        let delivery = self.deliver_far(peer, posted, header, far);
         if !matches!(delivery, Delivery::Ended) {
-            // It was the first of its tag.
-            self.peers[peer as usize].posted.insert(0, posted);
+            self.peers[peer as usize].matching.put_back(posted);
         }
         match delivery {
             // Of a peer that has failed whatever can be had is taken.
@@ -325,53 +315,10 @@ impl ShmTransport {
         }
     }
 
-    /// Keeps a message for a later receive; a sender that ignores its credits is refused.
-    fn keep_unexpected(
-        &mut self,
-        peer: Rank,
-        message: Unexpected,
-    ) -> std::result::Result<(), String> {
-        let unexpected = &mut self.peers[peer as usize].unexpected;
-        let class = tag_class(message.tag);
-        let waiting = unexpected
-            .iter()
-            .filter(|u| tag_class(u.tag) == class)
-            .count();
-        if waiting >= MESSAGES_PER_PEER as usize {
-            return Err(format!(
-                "it sent more than {MESSAGES_PER_PEER} messages without a receive"
-            ));
-        }
-        unexpected.push_back(message);
-        Ok(())
-    }
-
-    fn deliver_unexpected(&mut self, peer: Rank, posted: Posted, message: Unexpected) -> Delivery {
+    fn deliver_far(&mut self, peer: Rank, posted: Posted, header: u64, far: Far) -> Delivery {
         let mut delivery = Delivery::Ended;
-        match message.payload {
-            Payload::Copied(bytes) => {
-                let sent = bytes.len();
-                if sent <= posted.destination.len_bytes() {
-                    posted.destination.write(0, &bytes);
-                    self.complete(
-                        posted.token,
-                        peer,
-                        Outcome::Done,
-                        sent as u64,
-                        message.header,
-                    );
-                } else {
-                    self.complete(
-                        posted.token,
-                        peer,
-                        Outcome::Truncated,
-                        sent as u64,
-                        message.header,
-                    );
-                }
-                self.spare.push(bytes);
-            }
-            Payload::InRegion {
+        match far {
+            Far::InRegion {
                 key,
                 offset,
                 bytes,
@@ -386,11 +333,11 @@ impl ShmTransport {
                     let text = format!("it sent a message in region {}, which is unknown", key.0);
                     return Delivery::Lost(text);
                 };
-                self.deliver(peer, posted, message.header, source);
+                posted.deliver(peer, header, source, &mut self.ends);
                 self.acknowledge(peer, id, bytes);
             }
-            Payload::Unregistered(place) => {
-                delivery = self.fetch_message(peer, posted, message.header, place);
+            Far::Unregistered(place) => {
+                delivery = self.fetch_message(peer, posted, header, place);
                 if matches!(delivery, Delivery::Lost(_)) {
                     return delivery;
                 }
@@ -398,17 +345,6 @@ impl ShmTransport {
         }
         self.count_match(peer, posted.tag);
         delivery
-    }
-
-    fn deliver(&mut self, peer: Rank, posted: Posted, header: u64, source: View) {
-        let bytes = source.len_bytes();
-        let outcome = if bytes <= posted.destination.len_bytes() {
-            posted.destination.part(0, bytes).copy_from(source);
-            Outcome::Done
-        } else {
-            Outcome::Truncated
-        };
-        self.complete(posted.token, peer, outcome, bytes as u64, header);
     }
 
     fn count_match(&mut self, peer: Rank, tag: u64) {

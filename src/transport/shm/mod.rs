@@ -27,9 +27,12 @@ pub use fetch::{FETCH_BYTES_MIN, fetch_own};
 pub use socket::is_same_user;
 
 use super::keys::{self, RegionKeys};
+use super::posts::{
+    Ends, change_here, check_registered, get_here, no_such_rank, part_of, put_here,
+};
 use super::{
-    Address, Atomic, Capabilities, Completion, Event, Outcome, PostError, RemoteRange, Transport,
-    WaitSource, tag_class,
+    Address, Atomic, Capabilities, Event, Outcome, PostError, RemoteRange, Transport, WaitSource,
+    tag_class,
 };
 use crate::error::{Error, Result};
 use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
@@ -69,10 +72,8 @@ pub struct ShmTransport {
     peers: Vec<Peer>,
     regions: BTreeMap<RegionKey, Exported>,
     keys: RegionKeys,
-    /// Events of posts that ended at once, and of failures found outside `poll`.
-    ready: Vec<Event>,
-    /// Payloads of unexpected messages, kept for reuse.
-    spare: Vec<Vec<u8>>,
+    /// Of posts that ended at once, and failures found outside `poll`.
+    ends: Ends,
     /// When processes of peers are looked at again.
     look_at: Time,
 }
@@ -99,6 +100,7 @@ impl ShmTransport {
                 store_signals: true,
                 shared_regions: true,
                 rma: true,
+                atomics: true,
                 ordered: true,
                 inline_bytes: INLINE_BYTES_MAX,
                 messages_per_peer: MESSAGES_PER_PEER,
@@ -117,8 +119,7 @@ impl ShmTransport {
             peers: (0..ranks).map(|_| Peer::new()).collect(),
             regions: BTreeMap::new(),
             keys: RegionKeys::new(),
-            ready: Vec::new(),
-            spare: Vec::new(),
+            ends: Ends::default(),
             look_at: Time::default(),
         })
     }
@@ -130,13 +131,7 @@ impl ShmTransport {
     }
 
     fn complete(&mut self, token: u64, peer: Rank, outcome: Outcome, bytes: u64, header: u64) {
-        self.ready.push(Event::Completion(Completion {
-            token,
-            peer,
-            outcome,
-            bytes,
-            header,
-        }));
+        self.ends.complete(peer, token, outcome, bytes, header);
     }
 
     /// Checks that a post may name this peer.
@@ -145,10 +140,7 @@ impl ShmTransport {
             Some(PeerState::Connected) => Ok(()),
             Some(PeerState::Idle | PeerState::Connecting(_)) => Err(PostError::WouldBlock),
             Some(PeerState::Gone) => Err(PostError::PeerFailed),
-            None => Err(PostError::Invalid(format!(
-                "rank {peer} of a job of {} ranks",
-                self.peers.len()
-            ))),
+            None => Err(no_such_rank(peer, self.peers.len())),
         }
     }
 
@@ -157,11 +149,7 @@ impl ShmTransport {
         let Some(view) = self.mapped(peer, range.key)? else {
             return Ok(None);
         };
-        let fits = usize::try_from(range.offset)
-            .ok()
-            .and_then(|offset| offset.checked_add(bytes))
-            .is_some_and(|end| end <= view.len_bytes());
-        Ok(fits.then(|| view.part(range.offset as usize, bytes)))
+        Ok(part_of(view, range.offset, bytes as u64))
     }
 
     fn copy_remote(
@@ -173,27 +161,17 @@ impl ShmTransport {
         is_put: bool,
     ) -> std::result::Result<(), PostError> {
         self.check_peer(peer)?;
-        let bytes = local.len_bytes();
-        if bytes > INLINE_BYTES_MAX && !self.regions.contains_key(&local.key()) {
-            return Err(PostError::Invalid(format!(
-                "{bytes} bytes of memory that is not registered; {INLINE_BYTES_MAX} at most"
-            )));
-        }
+        check_registered(local, |key| self.regions.contains_key(&key))?;
         let found = self
             .remote(peer, remote, local.len_bytes())
             .map_err(|e| PostError::Invalid(e.to_string()))?;
-        let outcome = match found {
-            Some(there) if is_put => {
-                there.copy_from(local);
-                self.notify(peer);
-                Outcome::Done
-            }
-            Some(there) => {
-                local.copy_from(there);
-                Outcome::Done
-            }
-            None => Outcome::BadKey,
+        let outcome = match is_put {
+            true => put_here(found, local),
+            false => get_here(found, local),
         };
+        if is_put && outcome == Outcome::Done {
+            self.notify(peer);
+        }
         self.complete(token, peer, outcome, local.len_bytes() as u64, 0);
         Ok(())
     }
@@ -312,9 +290,8 @@ impl Transport for ShmTransport {
         is_meant: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Option<(Rank, u64, u64)> {
         (0..).zip(&self.peers).find_map(|(rank, peer)| {
-            let waiting = &mut peer.unexpected.iter();
-            let found = waiting.find(|u| is_meant(u.tag, u.header));
-            found.map(|u| (rank, u.tag, u.header))
+            let found = peer.matching.find(is_meant);
+            found.map(|(tag, header)| (rank, tag, header))
         })
     }
 
@@ -359,22 +336,17 @@ impl Transport for ShmTransport {
         self.check_peer(peer)?;
         what.check(word, result)?;
         let found = self.remote(peer, word, result.len_bytes());
-        let outcome = match found.map_err(|e| PostError::Invalid(e.to_string()))? {
-            Some(there) => {
-                result.write(0, &what.apply(there.word(0)).to_ne_bytes());
-                self.notify(peer);
-                Outcome::Done
-            }
-            None => Outcome::BadKey,
-        };
+        let found = found.map_err(|e| PostError::Invalid(e.to_string()))?;
+        let outcome = change_here(found, what, result);
+        if outcome == Outcome::Done {
+            self.notify(peer);
+        }
         self.complete(token, peer, outcome, result.len_bytes() as u64, 0);
         Ok(())
     }
 
     fn cancel(&mut self, peer: Rank, token: u64) {
-        let posted = &mut self.peers[peer as usize].posted;
-        if let Some(index) = posted.iter().position(|p| p.token == token) {
-            posted.remove(index);
+        if self.peers[peer as usize].matching.cancel(token) {
             self.complete(token, peer, Outcome::Cancelled, 0, 0);
         }
     }
@@ -384,7 +356,7 @@ impl Transport for ShmTransport {
         for peer in 0..self.peers.len() as Rank {
             self.poll_ring(peer);
         }
-        events.append(&mut self.ready);
+        self.ends.take(events);
     }
 
     #[inline]
@@ -400,7 +372,7 @@ impl Transport for ShmTransport {
 
     fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>) {
         self.poll_sockets(now);
-        events.append(&mut self.ready);
+        self.ends.take(events);
     }
 
     fn next_timeout(&self) -> Option<Time> {

@@ -6,6 +6,7 @@ use super::segment::Segment;
 use super::socket::SocketMessage;
 use crate::memory::{Region, RegionKey, View};
 use crate::transport::TAG_CLASSES;
+use crate::transport::matching::Matching;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 
@@ -22,19 +23,9 @@ pub enum PeerState {
     Gone,
 }
 
-/// A receive that waits for its message.
-#[derive(Clone, Copy, Debug)]
-pub struct Posted {
-    pub tag: u64,
-    pub destination: View,
-    pub token: u64,
-}
-
-/// Where the bytes of a message are.
+/// Where the bytes of a message are that did not come through the ring.
 #[derive(Debug)]
-pub enum Payload {
-    /// Copied out of the ring.
-    Copied(Vec<u8>),
+pub enum Far {
     /// In the sender's region; `id` names the send in the acknowledgement.
     InRegion {
         key: RegionKey,
@@ -44,14 +35,6 @@ pub enum Payload {
     },
     /// In memory of the sender that is not registered.
     Unregistered(Place),
-}
-
-/// A message that waits for its receive.
-#[derive(Debug)]
-pub struct Unexpected {
-    pub tag: u64,
-    pub header: u64,
-    pub payload: Payload,
 }
 
 /// A send whose bytes the peer has not fetched yet.
@@ -97,8 +80,7 @@ pub struct Peer {
     pub matched_seen: [u64; TAG_CLASSES],
     /// Messages of the peer that were matched here.
     pub matched: [u64; TAG_CLASSES],
-    pub posted: Vec<Posted>,
-    pub unexpected: VecDeque<Unexpected>,
+    pub matching: Matching<Far>,
     pub outstanding: Vec<Outstanding>,
     /// Of the next message that lies in this rank's memory. The peer hears its lower half.
     pub next_id: u64,
@@ -124,8 +106,7 @@ impl Peer {
             sent: [0; TAG_CLASSES],
             matched_seen: [0; TAG_CLASSES],
             matched: [0; TAG_CLASSES],
-            posted: Vec::new(),
-            unexpected: VecDeque::new(),
+            matching: Matching::new(),
             outstanding: Vec::new(),
             next_id: 0,
         }
@@ -159,18 +140,6 @@ impl Peer {
     pub fn release_freed(&mut self) {
         self.freed[1].clear();
         self.freed.swap(0, 1);
-    }
-
-    /// Takes the first posted receive with this tag.
-    pub fn take_posted(&mut self, tag: u64) -> Option<Posted> {
-        let index = self.posted.iter().position(|p| p.tag == tag)?;
-        Some(self.posted.remove(index))
-    }
-
-    /// Takes the first unexpected message with this tag.
-    pub fn take_unexpected(&mut self, tag: u64) -> Option<Unexpected> {
-        let index = self.unexpected.iter().position(|u| u.tag == tag)?;
-        self.unexpected.remove(index)
     }
 }
 

@@ -5,7 +5,7 @@ use super::peer::PeerState;
 use super::ring::{Consumer, Producer};
 use super::segment::Segment;
 use super::socket::{self, Received, SocketMessage};
-use super::{Address, Event, Outcome, PostError, ShmTransport};
+use super::{Address, Event, PostError, ShmTransport};
 use crate::error::{Error, Result};
 use crate::memory::{Region, RegionKey, RegionKind};
 use crate::time::Time;
@@ -45,7 +45,7 @@ impl ShmTransport {
             p.state = PeerState::Connected;
             p.readable = Readable::probe(own_process(), guard);
             p.reads_us = p.readable.is_some();
-            self.ready.push(Event::Connected(peer));
+            self.ends.push(Event::Connected(peer));
             return Ok(());
         }
         p.state = PeerState::Connecting(address.0.clone());
@@ -279,7 +279,7 @@ impl ShmTransport {
             (SocketMessage::Reads(reads), None) if connecting && is_adopted => {
                 p.reads_us = reads;
                 p.state = PeerState::Connected;
-                self.ready.push(Event::Connected(peer));
+                self.ends.push(Event::Connected(peer));
                 Ok(())
             }
             (SocketMessage::Region(key, _), Some(_))
@@ -392,7 +392,7 @@ impl ShmTransport {
             self.poll_ring(peer);
         }
         if let Some(cause) = cause {
-            self.ready.push(Event::PeerFailed(peer, cause));
+            self.ends.push(Event::PeerFailed(peer, cause));
         }
         let recalled = self.recall(peer);
         let p = &mut self.peers[peer as usize];
@@ -400,16 +400,10 @@ impl ShmTransport {
         p.process = None;
         p.consumer = None;
         p.producer = None;
-        let flushed: Vec<u64> = p
-            .posted
-            .drain(..)
-            .map(|r| r.token)
-            .chain(p.outstanding.drain(..).filter_map(|s| s.token))
-            .chain(recalled)
-            .collect();
-        for token in flushed {
-            self.complete(token, peer, Outcome::Flushed, 0, 0);
-        }
+        let mut flushed = p.matching.flush(|_| true);
+        flushed.extend(p.outstanding.drain(..).filter_map(|s| s.token));
+        flushed.extend(recalled);
+        self.ends.flush(peer, flushed);
     }
 }
 

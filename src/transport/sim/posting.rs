@@ -7,7 +7,7 @@ use super::state::{
 };
 use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
 use crate::memory::{Region, RegionKey, View};
-use crate::transport::{Completion, Outcome, PostError, RemoteRange, tag_class};
+use crate::transport::{Atomic, Completion, Outcome, PostError, RemoteRange, tag_class};
 use crate::types::Rank;
 use std::sync::Arc;
 
@@ -135,6 +135,20 @@ impl State {
         )
     }
 
+    pub(super) fn post_atomic(
+        &mut self,
+        rank: Rank,
+        peer: Rank,
+        what: Atomic,
+        (word, into): (RemoteRange, View),
+        token: u64,
+    ) -> Posted {
+        let epoch = self.check_connected(rank, peer)?;
+        what.check(word, into)?;
+        let action = Action::Change { word, what, into };
+        self.post_rma(rank, (peer, epoch), action, (8, Payload::Nothing), token)
+    }
+
     fn post_rma(
         &mut self,
         rank: Rank,
@@ -149,7 +163,7 @@ impl State {
         }
         side.rma += 1;
         let leg = match action {
-            Action::Get { .. } => Leg::Request,
+            Action::Get { .. } | Action::Change { .. } => Leg::Request,
             _ => Leg::Whole,
         };
         let operation = Operation {

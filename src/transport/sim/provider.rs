@@ -8,7 +8,7 @@ use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
 use crate::transport::{
-    Address, Capabilities, Event, PostError, RemoteRange, Transport, WaitSource,
+    Address, Atomic, Capabilities, Event, PostError, RemoteRange, Transport, WaitSource,
 };
 use crate::types::Rank;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -40,6 +40,7 @@ impl SimTransport {
                 store_signals: false,
                 shared_regions: false,
                 rma: true,
+                atomics: true,
                 ordered: false,
                 inline_bytes: INLINE_BYTES_MAX,
                 messages_per_peer: MESSAGES_PER_PEER,
@@ -174,6 +175,17 @@ impl Transport for SimTransport {
         token: u64,
     ) -> Posted {
         self.post(|state, rank| state.post_get(rank, peer, source, destination, token))
+    }
+
+    fn post_atomic(
+        &mut self,
+        peer: Rank,
+        what: Atomic,
+        word: RemoteRange,
+        result: View,
+        token: u64,
+    ) -> Posted {
+        self.post(|state, rank| state.post_atomic(rank, peer, what, (word, result), token))
     }
 
     fn cancel(&mut self, peer: Rank, token: u64) {

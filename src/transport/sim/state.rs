@@ -6,7 +6,7 @@ use super::options::{SimOptions, Statistics};
 use super::ports::Ports;
 use crate::memory::{Region, RegionKey, View};
 use crate::prng::Prng;
-use crate::transport::{Completion, Event, Outcome, RemoteRange, TAG_CLASSES};
+use crate::transport::{Atomic, Completion, Event, Outcome, RemoteRange, TAG_CLASSES};
 use crate::types::Rank;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
@@ -35,18 +35,31 @@ pub(super) enum Leg {
     Whole,
     /// That a large message exists.
     Announce,
-    /// Which bytes a get wants.
+    /// Which bytes a get wants, or what is done to a word.
     Request,
-    /// The bytes of a large message that has matched, or of a get.
+    /// The bytes of a large message that has matched, of a get, or what was in a word.
     Data,
 }
 
 /// What an operation does.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Action {
-    Send { tag: u64, header: u64 },
-    Put { to: RemoteRange },
-    Get { from: RemoteRange, into: View },
+    Send {
+        tag: u64,
+        header: u64,
+    },
+    Put {
+        to: RemoteRange,
+    },
+    Get {
+        from: RemoteRange,
+        into: View,
+    },
+    Change {
+        word: RemoteRange,
+        what: Atomic,
+        into: View,
+    },
 }
 
 /// The bytes of an operation until they are delivered.

@@ -5,7 +5,7 @@
 //! has matched, from where they lie to where they belong: if the receive was there first, at once, so
 //! that the whole message takes `latency + per_message + bytes / bandwidth`; if not, after one more round
 //! trip, in which the receiver asks for them. A put travels whole whatever its length. A get is an empty
-//! request and a reply. Acknowledgements take one latency and no port.
+//! request and a reply, and so is an atomic operation. Acknowledgements take one latency and no port.
 
 use super::matching::{Channel, Receive};
 use super::options::{Class, Flaw};
@@ -14,7 +14,7 @@ use super::posting::range_of;
 use super::state::{Action, Happening, Leg, Operation, OperationId, Payload, Phase, State};
 use crate::limits::INLINE_BYTES_MAX;
 use crate::memory::View;
-use crate::transport::{Completion, Outcome, RemoteRange, tag_class};
+use crate::transport::{Atomic, Completion, Outcome, RemoteRange, tag_class};
 use crate::types::Rank;
 use std::sync::Arc;
 
@@ -94,7 +94,8 @@ impl State {
     fn packet(&mut self, id: OperationId, leg: Leg) -> Option<(Rank, Rank, u64, u64)> {
         let operation = self.rank(id.rank).operations.get(id)?;
         let (bytes, peer) = (operation.leg_bytes(leg), operation.peer);
-        let is_reply = leg == Leg::Data && matches!(operation.action, Action::Get { .. });
+        let is_asked = matches!(operation.action, Action::Get { .. } | Action::Change { .. });
+        let is_reply = leg == Leg::Data && is_asked;
         let is_announced = leg == Leg::Data && !is_reply;
         let (from, to) = if is_reply {
             (peer, id.rank)
@@ -156,7 +157,10 @@ impl State {
             Action::Get { from, .. } if leg == Leg::Request => {
                 self.deliver_request(id, peer, from, bytes);
             }
-            Action::Get { into, .. } => {
+            Action::Change { word, what, .. } if leg == Leg::Request => {
+                self.deliver_change(id, peer, word, what);
+            }
+            Action::Get { into, .. } | Action::Change { into, .. } => {
                 self.move_payload(id, into);
                 self.complete(id, Outcome::Done);
                 self.rank(id.rank).operations.remove(id);
@@ -198,6 +202,22 @@ impl State {
         {
             operation.payload = Payload::Held(place, region);
         }
+        self.transmit(id, Leg::Data, true);
+    }
+
+    /// A word is changed when its request arrives, which happens once; what was there travels back.
+    fn deliver_change(&mut self, id: OperationId, peer: Rank, word: RemoteRange, what: Atomic) {
+        let Some((place, _)) = self.exported(peer, id.rank, word, 8) else {
+            self.acknowledge(id, peer, Outcome::BadKey);
+            return;
+        };
+        if !place.is_size_only()
+            && let Some(operation) = self.rank(id.rank).operations.get(id)
+        {
+            let before = what.apply(place.word(0)).to_ne_bytes();
+            operation.payload = Payload::Copied(Box::new(before));
+        }
+        self.mark_ready(peer);
         self.transmit(id, Leg::Data, true);
     }
 

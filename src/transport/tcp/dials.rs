@@ -2,12 +2,12 @@
 
 use super::TcpTransport;
 use super::doors::{DETAIL_CRC, DETAIL_TLS, Incomplete, Look, nonce, send};
-use super::peer::PeerState;
 use super::rail::Rail;
 use super::secure::Secure;
 use super::socket;
 use crate::time::Time;
 use crate::transport::UNREACHABLE;
+use crate::transport::posts::PeerState;
 use crate::types::Rank;
 use crate::wire::{Claim, HandshakeError, HandshakeMessage, Initiator, Purpose, Refusal};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};

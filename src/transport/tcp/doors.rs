@@ -7,12 +7,13 @@
 //! Strangers are bounded in number and time: the silent ones go first, so that a flood of them keeps no rank out.
 
 use super::TcpTransport;
-use super::peer::{Peer, PeerState};
+use super::peer::Peer;
 use super::rail::Rail;
 use super::secure::Secure;
 use super::socket;
 use crate::time::Time;
 use crate::transport::Event;
+use crate::transport::posts::PeerState;
 use crate::types::Rank;
 use crate::wire::{
     Claim, HANDSHAKE_BYTES, HandshakeError, HandshakeMessage, JobKey, NONCE_BYTES, Purpose,
@@ -414,7 +415,7 @@ impl TcpTransport {
         }
         peer.rails.push(rail);
         if std::mem::take(&mut peer.is_awaited) {
-            self.shared.ready.push_back(Event::Connected(rank));
+            self.shared.ends.push(Event::Connected(rank));
         }
         self.refresh_active();
         self.pump(rank);

@@ -1,8 +1,10 @@
 //! Messages: receives meet what comes, by tag and in order.
 
-use super::peer::{Fate, Incoming, Loss, Payload, Peer, PeerState, Posted, Shared, Unexpected};
+use super::peer::{Fate, Incoming, Loss, Peer, Shared};
 use crate::limits::MESSAGES_PER_PEER;
 use crate::memory::View;
+use crate::transport::matching::{Met, Payload, Posted};
+use crate::transport::posts::PeerState;
 use crate::transport::{Outcome, PostError, TAG_CLASSES, URGENT_CLASS, tag_class};
 use crate::wire::Frame;
 
@@ -18,8 +20,8 @@ impl Peer {
 
     /// Whether a message of it is waited for; those that may come at any time do not count.
     pub fn awaits_message(&self) -> bool {
-        let mut tags = self.posted.iter().map(|posted| tag_class(posted.tag));
-        tags.any(|class| class != URGENT_CLASS)
+        let mut tags = self.matching.posted_tags();
+        tags.any(|tag| tag_class(tag) != URGENT_CLASS)
     }
 
     pub fn post_recv(
@@ -34,42 +36,17 @@ impl Peer {
             destination,
             token,
         };
-        let Some(at) = self.unexpected.iter().position(|u| u.tag == tag) else {
-            if self.state == PeerState::Gone {
-                return Err(PostError::PeerFailed);
-            }
-            self.posted.push_back(posted);
-            return Ok(());
-        };
-        let message = self.unexpected.remove(at).expect("found just now");
-        self.unexpected_count[tag_class(tag)] -= 1;
-        match message.payload {
-            Payload::Copied(bytes) => {
-                self.deliver(&posted, message.header, &bytes, shared);
-                shared.spare.push(bytes);
-            }
-            Payload::Long(transfer) => {
-                self.match_long(transfer, &posted, message.header, shared);
-                return Ok(());
-            }
-            Payload::Own(source, send_token) => {
-                self.deliver_own(&posted, message.header, source, shared);
-                shared.complete(
-                    self.rank,
-                    send_token,
-                    Outcome::Done,
-                    source.len_bytes() as u64,
-                    0,
-                );
-            }
+        match self.matching.meet(self.rank, &posted, &mut shared.ends) {
+            Met::Nothing if self.state == PeerState::Gone => return Err(PostError::PeerFailed),
+            Met::Nothing => self.matching.post(posted),
+            Met::Whole(_) => self.count_match(tag),
+            Met::Far(transfer, header) => self.match_long(transfer, &posted, header, shared),
         }
-        self.count_match(tag);
         Ok(())
     }
 
     pub fn cancel(&mut self, token: u64, shared: &mut Shared) {
-        if let Some(at) = self.posted.iter().position(|p| p.token == token) {
-            self.posted.remove(at);
+        if self.matching.cancel(token) {
             return shared.complete(self.rank, token, Outcome::Cancelled, 0, 0);
         }
         let is_it = |i: &&mut Incoming| matches!(i.fate, Fate::Into(_, of, _) if of == token);
@@ -80,77 +57,9 @@ impl Peer {
         }
     }
 
-    fn take_posted(&mut self, tag: u64) -> Option<Posted> {
-        let at = self.posted.iter().position(|p| p.tag == tag)?;
-        self.posted.remove(at)
-    }
-
     fn count_match(&mut self, tag: u64) {
         let matched = &mut self.matched[tag_class(tag)];
         *matched = matched.wrapping_add(1);
-    }
-
-    fn deliver(&mut self, posted: &Posted, header: u64, bytes: &[u8], shared: &mut Shared) {
-        let outcome = if bytes.len() <= posted.destination.len_bytes() {
-            posted.destination.write(0, bytes);
-            Outcome::Done
-        } else {
-            Outcome::Truncated
-        };
-        shared.complete(self.rank, posted.token, outcome, bytes.len() as u64, header);
-    }
-
-    fn deliver_own(&mut self, posted: &Posted, header: u64, source: View, shared: &mut Shared) {
-        let bytes = source.len_bytes();
-        let outcome = if bytes <= posted.destination.len_bytes() {
-            posted.destination.part(0, bytes).copy_from(source);
-            Outcome::Done
-        } else {
-            Outcome::Truncated
-        };
-        shared.complete(self.rank, posted.token, outcome, bytes as u64, header);
-    }
-
-    /// A message of this rank to itself. Its bytes stay where they are until a receive takes them, unless they are short.
-    pub fn send_to_oneself(
-        &mut self,
-        (tag, header): (u64, u64),
-        source: View,
-        token: u64,
-        shared: &mut Shared,
-    ) {
-        let bytes = source.len_bytes();
-        if let Some(posted) = self.take_posted(tag) {
-            self.deliver_own(&posted, header, source, shared);
-            self.count_match(tag);
-            return shared.complete(self.rank, token, Outcome::Done, bytes as u64, 0);
-        }
-        let payload = if bytes <= shared.limits.small_bytes_max as usize {
-            let mut copied = vec![0; bytes];
-            source.read(0, &mut copied);
-            shared.complete(self.rank, token, Outcome::Done, bytes as u64, 0);
-            Payload::Copied(copied)
-        } else {
-            Payload::Own(source, token)
-        };
-        self.unexpected_count[tag_class(tag)] += 1;
-        self.unexpected.push_back(Unexpected {
-            tag,
-            header,
-            payload,
-        });
-    }
-
-    fn keep(&mut self, message: Unexpected) -> Result<(), Loss> {
-        let count = &mut self.unexpected_count[tag_class(message.tag)];
-        if *count >= MESSAGES_PER_PEER {
-            return Err(Loss::Peer(format!(
-                "it sent more than {MESSAGES_PER_PEER} messages without a receive"
-            )));
-        }
-        *count += 1;
-        self.unexpected.push_back(message);
-        Ok(())
     }
 
     /// A short message has come.
@@ -161,19 +70,16 @@ impl Peer {
         bytes: &[u8],
         shared: &mut Shared,
     ) -> Result<(), Loss> {
-        if let Some(posted) = self.take_posted(tag) {
-            self.deliver(&posted, header, bytes, shared);
+        if let Some(posted) = self.matching.take_posted(tag) {
+            posted.deliver_bytes(self.rank, header, bytes, &mut shared.ends);
             self.count_match(tag);
             return Ok(());
         }
-        let mut copied = shared.spare.pop().unwrap_or_default();
+        let mut copied = shared.ends.spare.pop().unwrap_or_default();
         copied.clear();
         copied.extend_from_slice(bytes);
-        self.keep(Unexpected {
-            tag,
-            header,
-            payload: Payload::Copied(copied),
-        })
+        let copied = Payload::Copied(copied);
+        self.matching.keep(tag, header, copied).map_err(Loss::Peer)
     }
 
     /// A long message is announced.
@@ -190,16 +96,15 @@ impl Peer {
             return Err(Loss::Peer(text));
         }
         incoming.is_eager = is_eager;
-        match self.take_posted(tag) {
+        match self.matching.take_posted(tag) {
             Some(posted) => {
                 self.match_long(transfer, &posted, header, shared);
                 Ok(())
             }
-            None => self.keep(Unexpected {
-                tag,
-                header,
-                payload: Payload::Long(transfer),
-            }),
+            None => {
+                let kept = self.matching.keep(tag, header, Payload::Far(transfer));
+                kept.map_err(Loss::Peer)
+            }
         }
     }
 

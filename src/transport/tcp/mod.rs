@@ -21,6 +21,8 @@
 #![allow(unsafe_code)]
 
 mod address;
+#[cfg(test)]
+mod changes_tests;
 mod dials;
 mod doors;
 mod losses;
@@ -39,7 +41,8 @@ mod stream;
 mod zerocopy;
 
 use super::keys::RegionKeys;
-use super::{Address, Capabilities, Event, PostError, Transport};
+use super::posts::{Accepted, Ends, PeerState, check_registered};
+use super::{Address, Capabilities, Event, Transport};
 use crate::config::{TcpSettings, tls_without_secret};
 use crate::error::{Error, Result};
 use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER, RANKS_MAX};
@@ -50,7 +53,7 @@ use crate::wire::{Frame, JobKey, Limits};
 use address::{IDENTITY_BYTES, PeerAddress};
 use dials::Dial;
 use doors::Stranger;
-use peer::{Counts, Loss, Peer, PeerState, Shared};
+use peer::{Counts, Loss, Peer, Shared};
 use rail::Rail;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::net::Shutdown;
@@ -61,8 +64,6 @@ use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
-
-type Posted = std::result::Result<(), PostError>;
 
 /// Longest message or put that is copied into the stream: its copy costs less than the acknowledgement of a chunk.
 const SMALL_BYTES_MAX: u32 = 8 * 1024;
@@ -179,10 +180,9 @@ impl TcpTransport {
                 rails: settings.rails,
                 has_tls: settings.has_tls,
                 regions: BTreeMap::new(),
-                ready: VecDeque::new(),
+                ends: Ends::default(),
                 epoll: Arc::new(epoll),
                 void: vec![0; 64 * 1024],
-                spare: Vec::new(),
                 staging: Staging::default(),
                 now: Time::default(),
                 polls: 0,
@@ -197,19 +197,6 @@ impl TcpTransport {
             closing: VecDeque::new(),
             ring: Arc::new(ring),
         })
-    }
-
-    /// Lets a peer in that may come, and does not call it: [`Event::Connected`] says that it has.
-    pub fn expect(&mut self, peer: Rank, address: &Address) -> Result<()> {
-        self.begin(peer, address)?;
-        self.peers[peer as usize].is_awaited = true;
-        Ok(())
-    }
-
-    /// Calls a peer that is expected.
-    pub fn call(&mut self, peer: Rank) {
-        self.peers[peer as usize].is_dialer = true;
-        self.dial_if_needed(peer, false);
     }
 
     /// Notes where a peer is, and takes posts for it.
@@ -230,31 +217,13 @@ impl TcpTransport {
         Ok(())
     }
 
-    fn check_peer(&self, peer: Rank) -> Posted {
-        match self.peers.get(peer as usize).map(|p| p.state) {
-            Some(PeerState::Open) => Ok(()),
-            Some(PeerState::Idle) => Err(PostError::WouldBlock),
-            Some(PeerState::Gone) => Err(PostError::PeerFailed),
-            None => Err(self.no_such_rank(peer)),
-        }
+    fn check_peer(&self, peer: Rank) -> Accepted {
+        let state = self.peers.get(peer as usize).map(|p| p.state);
+        PeerState::check(state, peer, self.peers.len())
     }
 
-    fn no_such_rank(&self, peer: Rank) -> PostError {
-        PostError::Invalid(format!(
-            "rank {peer} of a job of {} ranks",
-            self.peers.len()
-        ))
-    }
-
-    /// Clause 10, for what is read after the post.
-    fn check_source(&self, view: View) -> Posted {
-        let bytes = view.len_bytes();
-        if bytes > INLINE_BYTES_MAX && !self.shared.regions.contains_key(&view.key()) {
-            return Err(PostError::Invalid(format!(
-                "{bytes} bytes of memory that is not registered; {INLINE_BYTES_MAX} at most"
-            )));
-        }
-        Ok(())
+    fn check_source(&self, view: View) -> Accepted {
+        check_registered(view, |key| self.shared.regions.contains_key(&key))
     }
 
     /// Hands what is to leave to the kernel, and connects if nobody has.
@@ -325,7 +294,7 @@ impl TcpTransport {
         peer.rails.clear();
         peer.lead = None;
         let event = Event::PeerFailed(rank, cause.into());
-        self.shared.ready.push_back(event);
+        self.shared.ends.push(event);
         peer.flush(&mut self.shared);
         self.dials.retain(|dial| dial.peer != rank);
         self.refresh_active();
@@ -445,6 +414,7 @@ fn capabilities(settings: &TcpSettings) -> Capabilities {
         store_signals: false,
         shared_regions: false,
         rma: true,
+        atomics: true,
         ordered: false,
         inline_bytes: INLINE_BYTES_MAX,
         messages_per_peer: MESSAGES_PER_PEER,

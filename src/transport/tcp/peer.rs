@@ -10,24 +10,15 @@ use super::staging::Staging;
 use super::stream::Stream;
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
-use crate::transport::{Completion, Event, Outcome, TAG_CLASSES};
+use crate::transport::matching::Matching;
+use crate::transport::posts::{Ends, PeerState, part_of};
+use crate::transport::{Outcome, TAG_CLASSES};
 use crate::types::Rank;
 use crate::wire::Limits;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Where the connection stands. Without rails it may be open all the same: they are made at the first use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PeerState {
-    /// Not asked for.
-    Idle,
-    /// Posts are taken.
-    Open,
-    /// Failed or closed.
-    Gone,
-}
 
 /// What ends a rail or a peer.
 #[derive(Debug)]
@@ -36,32 +27,6 @@ pub enum Loss {
     Rail(String),
     /// The peer breaks the rules, or says that it leaves.
     Peer(String),
-}
-
-/// A receive that waits for its message.
-#[derive(Clone, Copy, Debug)]
-pub struct Posted {
-    pub tag: u64,
-    pub destination: View,
-    pub token: u64,
-}
-
-/// A message that waits for its receive.
-#[derive(Debug)]
-pub struct Unexpected {
-    pub tag: u64,
-    pub header: u64,
-    pub payload: Payload,
-}
-
-/// Where the bytes of a waiting message are.
-#[derive(Debug)]
-pub enum Payload {
-    Copied(Vec<u8>),
-    /// In chunks, which have come or will.
-    Long(u64),
-    /// Of a rank that sends to itself: where they were sent from, and the token of the send.
-    Own(View, u64),
 }
 
 /// What becomes of a long message that comes.
@@ -164,9 +129,8 @@ pub struct Peer {
     pub has_left: bool,
     /// It shall be connected although nobody talks to it yet, and has not been.
     pub is_awaited: bool,
-    pub posted: VecDeque<Posted>,
-    pub unexpected: VecDeque<Unexpected>,
-    pub unexpected_count: [u32; TAG_CLASSES],
+    /// Of long messages, which transfer.
+    pub matching: Matching<u64>,
     /// Messages sent, and of those matched as far as is known, modulo 2^16.
     pub sent: [u16; TAG_CLASSES],
     pub matched_seen: [u16; TAG_CLASSES],
@@ -203,11 +167,10 @@ pub struct Shared {
     pub rails: u32,
     pub has_tls: bool,
     pub regions: BTreeMap<RegionKey, Arc<Region>>,
-    pub ready: VecDeque<Event>,
+    pub ends: Ends,
     pub epoll: Arc<OwnedFd>,
     /// Where bytes go that nobody wants.
     pub void: Vec<u8>,
-    pub spare: Vec<Vec<u8>>,
     pub staging: Staging,
     pub now: Time,
     /// Polls so far, around the end.
@@ -258,22 +221,14 @@ impl Counts {
 
 impl Shared {
     pub fn complete(&mut self, peer: Rank, token: u64, outcome: Outcome, bytes: u64, header: u64) {
-        self.ready.push_back(Event::Completion(Completion {
-            token,
-            peer,
-            outcome,
-            bytes,
-            header,
-        }));
+        self.ends.complete(peer, token, outcome, bytes, header);
     }
 
     /// Part of a region of this rank, `None` if there is no such range.
     pub fn range(&self, key: u32, offset: u64, bytes: u64) -> Option<View> {
         let key = RegionKey(key);
         let view = self.regions.get(&key)?.view().in_region(key, 0);
-        let (offset, bytes) = (usize::try_from(offset).ok()?, usize::try_from(bytes).ok()?);
-        let end = offset.checked_add(bytes)?;
-        (end <= view.len_bytes()).then(|| view.part(offset, bytes))
+        part_of(view, offset, bytes)
     }
 
     /// Says which options the kernel has refused, if anybody wants to know.
@@ -311,9 +266,7 @@ impl Peer {
             is_dialer: false,
             has_left: false,
             is_awaited: false,
-            posted: VecDeque::new(),
-            unexpected: VecDeque::new(),
-            unexpected_count: [0; TAG_CLASSES],
+            matching: Matching::new(),
             sent: [0; TAG_CLASSES],
             matched_seen: [0; TAG_CLASSES],
             matched: [0; TAG_CLASSES],
@@ -349,48 +302,32 @@ impl Peer {
     /// Ends everything outstanding as flushed; what had come whole can be received later.
     pub fn flush(&mut self, shared: &mut Shared) {
         self.state = PeerState::Gone;
-        let mut tokens: Vec<u64> = self.posted.drain(..).map(|p| p.token).collect();
-        tokens.extend(self.short_puts.drain(..).map(|p| p.token));
-        tokens.extend(
-            std::mem::take(&mut self.outgoing)
-                .into_values()
-                .filter_map(|o| o.token),
-        );
-        tokens.extend(
-            std::mem::take(&mut self.gets)
-                .into_values()
-                .map(|(_, token, _)| token),
-        );
-        for incoming in self.incoming.values_mut() {
-            if let Fate::Into(_, token, _) = incoming.fate {
-                tokens.push(token);
-                incoming.fate = Fate::Dropped;
-            }
-        }
         let is_whole =
             |incoming: &Incoming| incoming.is_announced && incoming.arrived == incoming.total;
-        self.incoming
-            .retain(|_, i| matches!(i.fate, Fate::Unmatched) && is_whole(i));
-        let incoming = &self.incoming;
-        self.unexpected.retain(|message| match message.payload {
-            Payload::Long(transfer) => incoming.contains_key(&transfer),
-            _ => true,
-        });
-        for message in &self.unexpected {
-            if let Payload::Own(_, token) = message.payload {
+        let mut tokens: Vec<u64> = self.short_puts.drain(..).map(|p| p.token).collect();
+        let outgoing = std::mem::take(&mut self.outgoing).into_values();
+        tokens.extend(outgoing.filter_map(|o| o.token));
+        let gets = std::mem::take(&mut self.gets).into_values();
+        tokens.extend(gets.map(|(_, token, _)| token));
+        self.incoming.retain(|_, incoming| match incoming.fate {
+            Fate::Unmatched => is_whole(incoming),
+            Fate::Into(_, token, _) => {
                 tokens.push(token);
+                false
             }
-        }
-        self.unexpected
-            .retain(|m| !matches!(m.payload, Payload::Own(..)));
+            Fate::Dropped => false,
+        });
+        let incoming = &self.incoming;
+        tokens.extend(
+            self.matching
+                .flush(|transfer| incoming.contains_key(transfer)),
+        );
         self.waiting.clear();
         self.again.clear();
         self.lost.clear();
         self.asked.clear();
         self.retired.clear();
         self.stream = Stream::default();
-        for token in tokens {
-            shared.complete(self.rank, token, Outcome::Flushed, 0, 0);
-        }
+        shared.ends.flush(self.rank, tokens);
     }
 }

@@ -1,13 +1,16 @@
 //! What the contract asks of the `tcp` provider: posts, polls and what is looked at slowly.
 
-use super::peer::{Peer, PeerState};
-use super::{CONNECTED_RANKS_MAX, COUNT_BYTES, DIRECT_RAILS_MAX, DOOR_POLLS, Posted, TcpTransport};
+use super::peer::Peer;
+use super::{
+    CONNECTED_RANKS_MAX, COUNT_BYTES, DIRECT_RAILS_MAX, DOOR_POLLS, SMALL_BYTES_MAX, TcpTransport,
+};
 use crate::error::Result;
 use crate::limits::MESSAGES_PER_PEER;
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
+use crate::transport::posts::{Accepted, PeerState, change_here, get_here, no_such_rank, put_here};
 use crate::transport::{
-    Address, Capabilities, Event, Outcome, PostError, RemoteRange, Transport, WaitSource, keys,
+    Address, Atomic, Capabilities, Event, PostError, RemoteRange, Transport, WaitSource, keys,
     tag_class,
 };
 use crate::types::Rank;
@@ -32,9 +35,20 @@ impl Transport for TcpTransport {
             known.is_dialer = self.rank < peer;
             self.dial_if_needed(peer, false);
         } else {
-            self.shared.ready.push_back(Event::Connected(peer));
+            self.shared.ends.push(Event::Connected(peer));
         }
         Ok(())
+    }
+
+    fn expect(&mut self, peer: Rank, address: &Address) -> Result<()> {
+        self.begin(peer, address)?;
+        self.peers[peer as usize].is_awaited = true;
+        Ok(())
+    }
+
+    fn call(&mut self, peer: Rank) {
+        self.peers[peer as usize].is_dialer = true;
+        self.dial_if_needed(peer, false);
     }
 
     fn disconnect(&mut self, peer: Rank) {
@@ -65,7 +79,7 @@ impl Transport for TcpTransport {
         keys::known(key, self.shared.regions.remove(&key)).map(drop)
     }
 
-    fn export(&mut self, peer: Rank, _key: RegionKey) -> Posted {
+    fn export(&mut self, peer: Rank, _key: RegionKey) -> Accepted {
         self.check_peer(peer)
     }
 
@@ -73,15 +87,24 @@ impl Transport for TcpTransport {
         Ok(None)
     }
 
-    fn post_send(&mut self, peer: Rank, tag: u64, header: u64, source: View, token: u64) -> Posted {
+    fn post_send(
+        &mut self,
+        peer: Rank,
+        tag: u64,
+        header: u64,
+        source: View,
+        token: u64,
+    ) -> Accepted {
         self.check_peer(peer)?;
         self.check_source(source)?;
         let known = &mut self.peers[peer as usize];
         if peer == self.rank {
-            if known.unexpected_count[tag_class(tag)] >= MESSAGES_PER_PEER {
+            if known.matching.waiting(tag_class(tag)) >= MESSAGES_PER_PEER {
                 return Err(PostError::WouldBlock);
             }
-            known.send_to_oneself((tag, header), source, token, &mut self.shared);
+            let (message, copied_max) = ((peer, tag, header), SMALL_BYTES_MAX as usize);
+            let ends = &mut self.shared.ends;
+            (known.matching).send_to_oneself(message, source, Some(token), copied_max, ends);
             return Ok(());
         }
         known.send((tag, header), source, token, &mut self.shared)?;
@@ -92,7 +115,7 @@ impl Transport for TcpTransport {
     fn backlog(&mut self, peer: Rank, tag: u64) -> u32 {
         let class = tag_class(tag);
         match self.peers.get(peer as usize) {
-            Some(known) if peer == self.rank => known.unexpected_count[class],
+            Some(known) if peer == self.rank => known.matching.waiting(class),
             Some(known) => u32::from(known.backlog(class)),
             None => 0,
         }
@@ -103,15 +126,14 @@ impl Transport for TcpTransport {
         is_meant: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Option<(Rank, u64, u64)> {
         (0..).zip(&self.peers).find_map(|(rank, peer)| {
-            let waiting = &mut peer.unexpected.iter();
-            let found = waiting.find(|u| is_meant(u.tag, u.header));
-            found.map(|u| (rank, u.tag, u.header))
+            let found = peer.matching.find(is_meant);
+            found.map(|(tag, header)| (rank, tag, header))
         })
     }
 
-    fn post_recv(&mut self, peer: Rank, tag: u64, destination: View, token: u64) -> Posted {
+    fn post_recv(&mut self, peer: Rank, tag: u64, destination: View, token: u64) -> Accepted {
         if peer as usize >= self.peers.len() {
-            return Err(self.no_such_rank(peer));
+            return Err(no_such_rank(peer, self.peers.len()));
         }
         let known = &mut self.peers[peer as usize];
         known.post_recv(tag, destination, token, &mut self.shared)?;
@@ -127,19 +149,13 @@ impl Transport for TcpTransport {
         source: View,
         destination: RemoteRange,
         token: u64,
-    ) -> Posted {
+    ) -> Accepted {
         self.check_peer(peer)?;
         self.check_source(source)?;
         let bytes = source.len_bytes() as u64;
         if peer == self.rank {
             let range = (self.shared).range(destination.key.0, destination.offset, bytes);
-            let outcome = match range {
-                Some(view) => {
-                    view.copy_from(source);
-                    Outcome::Done
-                }
-                None => Outcome::BadKey,
-            };
+            let outcome = put_here(range, source);
             self.shared.complete(peer, token, outcome, bytes, 0);
             return Ok(());
         }
@@ -156,22 +172,38 @@ impl Transport for TcpTransport {
         source: RemoteRange,
         destination: View,
         token: u64,
-    ) -> Posted {
+    ) -> Accepted {
         self.check_peer(peer)?;
         self.check_source(destination)?;
         let bytes = destination.len_bytes() as u64;
         if peer == self.rank {
-            let outcome = match self.shared.range(source.key.0, source.offset, bytes) {
-                Some(view) => {
-                    destination.copy_from(view);
-                    Outcome::Done
-                }
-                None => Outcome::BadKey,
-            };
+            let range = self.shared.range(source.key.0, source.offset, bytes);
+            let outcome = get_here(range, destination);
             self.shared.complete(peer, token, outcome, bytes, 0);
             return Ok(());
         }
         self.peers[peer as usize].get(source, destination, token, &mut self.shared)?;
+        self.pump(peer);
+        Ok(())
+    }
+
+    fn post_atomic(
+        &mut self,
+        peer: Rank,
+        what: Atomic,
+        word: RemoteRange,
+        result: View,
+        token: u64,
+    ) -> Accepted {
+        self.check_peer(peer)?;
+        what.check(word, result)?;
+        if peer == self.rank {
+            let range = self.shared.range(word.key.0, word.offset, 8);
+            let outcome = change_here(range, what, result);
+            self.shared.complete(peer, token, outcome, 8, 0);
+            return Ok(());
+        }
+        self.peers[peer as usize].change(what, word, result, token, &mut self.shared)?;
         self.pump(peer);
         Ok(())
     }
@@ -199,7 +231,7 @@ impl Transport for TcpTransport {
                 at += 1;
             }
         }
-        events.extend(self.shared.ready.drain(..));
+        self.shared.ends.take(events);
     }
 
     fn notify(&mut self, peer: Rank) {
@@ -231,7 +263,7 @@ impl Transport for TcpTransport {
         }
         self.arm();
         self.drain_closing();
-        events.extend(self.shared.ready.drain(..));
+        self.shared.ends.take(events);
     }
 
     fn counts(&self) -> Vec<(&'static str, u64)> {
@@ -246,6 +278,6 @@ impl Transport for TcpTransport {
 /// Nothing of the old connection is reported, nor is a new one made.
 fn known_gone(peer: &mut Peer) {
     peer.state = PeerState::Gone;
-    peer.unexpected.clear();
+    peer.matching.clear();
     peer.incoming.clear();
 }

@@ -6,7 +6,7 @@ use super::secure;
 use super::socket::Target;
 use crate::kernel;
 use crate::memory::View;
-use crate::transport::Outcome;
+use crate::transport::{Atomic, Outcome};
 use crate::wire::{Frame, FrameHeader, HEADER_BYTES};
 use rustix::io::Errno;
 use std::os::fd::AsFd;
@@ -212,7 +212,7 @@ impl Peer {
         };
         let fate = self.incoming.get(&transfer).map(|incoming| incoming.fate);
         self.rails[at].parked.is_none()
-            && !shared.ready.is_empty()
+            && !shared.ends.is_empty()
             && matches!(fate, None | Some(Fate::Unmatched))
     }
 
@@ -324,6 +324,17 @@ impl Peer {
                 offset,
                 total,
             } => self.handle_get(id, (key, offset, total), shared),
+            Frame::Change {
+                id,
+                key,
+                offset,
+                compare,
+                operand,
+            } => {
+                let what = Atomic::of_operands(compare, operand);
+                self.handle_change(id, (key, offset), what, shared);
+                Ok(())
+            }
             Frame::Got { id, is_good, .. } => self.handle_got(id, is_good, payload, shared),
             Frame::Ack {
                 rail,

@@ -4,8 +4,8 @@ use super::peer::{Loss, Outgoing, OutgoingKind, Peer, Shared, ShortPut};
 use super::rail::{OutChunk, Piece, acknowledge};
 use crate::kernel;
 use crate::limits::MESSAGES_PER_PEER;
-use crate::memory::{RegionKey, View};
-use crate::transport::{Outcome, PostError, RemoteRange, URGENT_CLASS, tag_class};
+use crate::memory::{RegionKey, View, lend_slice};
+use crate::transport::{Atomic, Outcome, PostError, RemoteRange, URGENT_CLASS, tag_class};
 use crate::wire::{Frame, FrameHeader, HEADER_BYTES};
 use rustix::io::Errno;
 
@@ -158,6 +158,34 @@ impl Peer {
         Ok(())
     }
 
+    /// Asks the peer to change a word; its answer is that of a get. The stream brings both exactly once.
+    pub fn change(
+        &mut self,
+        what: Atomic,
+        word: RemoteRange,
+        result: View,
+        token: u64,
+        shared: &mut Shared,
+    ) -> Result<(), PostError> {
+        self.has_room()?;
+        if self.gets.len() >= TRANSFERS_MAX {
+            return Err(PostError::WouldBlock);
+        }
+        let id = self.next_get;
+        self.next_get += 1;
+        self.gets.insert(id, (result, token, 0));
+        let (compare, operand) = what.operands();
+        let frame = Frame::Change {
+            id,
+            key: word.key.0,
+            offset: word.offset,
+            compare,
+            operand,
+        };
+        self.push_control(shared, frame);
+        Ok(())
+    }
+
     fn check_transfers(&self) -> Result<(), PostError> {
         match self.outgoing.len().max(self.short_puts.len()) >= TRANSFERS_MAX {
             true => Err(PostError::WouldBlock),
@@ -214,6 +242,31 @@ impl Peer {
             }
         }
         Ok(())
+    }
+
+    /// Does what a peer asks for to a word of this rank.
+    pub fn handle_change(
+        &mut self,
+        id: u64,
+        (key, offset): (u32, u64),
+        what: Atomic,
+        shared: &mut Shared,
+    ) {
+        let word = shared.range(key, offset, 8);
+        let word = word.filter(|_| offset.is_multiple_of(8));
+        let mut before = [0; 8];
+        if let Some(word) = word {
+            before = what.apply(word.word(0)).to_ne_bytes();
+        }
+        let frame = Frame::Got {
+            id,
+            is_good: word.is_some(),
+            bytes: if word.is_some() { 8 } else { 0 },
+        };
+        let bytes = frame.payload_bytes() as usize;
+        lend_slice(&mut before[..bytes], |view| {
+            self.push(shared, frame, view, false);
+        });
     }
 
     /// The rank sleeps on nothing: wakes the peer, unless something on its way does.

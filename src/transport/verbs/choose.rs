@@ -5,7 +5,9 @@
 //! 2. Ports of one link layer, that of the fastest one: every rank must be able to reach every other, wherever it runs.
 //! 3. The fastest, as far as the PCIe link lets them: crossing a socket costs less than a port of half the speed.
 //! 4. The nearest to what the data lies in: the GPU if there is one, else the cores of this process.
-//! 5. Ranks of one host take turns among equals, so that each port has its share.
+//! 5. Ranks of one host take turns among equals, so that each port has its share. Of software devices all take the first: the
+//!    kernel sends what one of them has for another one of the same host to nobody (it asks the wire for an address that is its
+//!    own), and gives up after seconds.
 //!
 //! Names (`verbs:mlx5_0`, `verbs:mlx5_0:1`, `verbs:mlx5_0,mlx5_1`) are taken as they are; several are rails that large messages
 //! are spread over. A named port that cannot work is an error and never replaced.
@@ -168,12 +170,13 @@ fn nearest(devices: &[Device], wish: &Wish<'_>) -> Result<Choice> {
             }
         }
     }
-    // The fastest first, InfiniBand before Ethernet, the nearest, then by name.
+    // The fastest first, InfiniBand before Ethernet, hardware before software, the nearest, then by name.
     candidates.sort_by(|a, b| {
         let layer = |c: &Candidate<'_>| c.port.link_layer != LinkLayer::InfiniBand;
         let by_speed = b.gigabits.total_cmp(&a.gigabits);
         by_speed
             .then(layer(a).cmp(&layer(b)))
+            .then(a.device.is_software.cmp(&b.device.is_software))
             .then(a.distance.cmp(&b.distance))
             .then_with(|| natural(&a.device.name).cmp(&natural(&b.device.name)))
             .then(a.port.number.cmp(&b.port.number))
@@ -188,18 +191,27 @@ fn nearest(devices: &[Device], wish: &Wish<'_>) -> Result<Choice> {
             reasons.join("; ")
         )));
     };
-    let is_equal = |c: &&Candidate<'_>| {
-        (c.gigabits, c.port.link_layer, c.distance)
-            == (best.gigabits, best.port.link_layer, best.distance)
+    let key = |c: &Candidate<'_>| {
+        (
+            c.gigabits,
+            c.port.link_layer,
+            c.device.is_software,
+            c.distance,
+        )
     };
+    let is_equal = |c: &&Candidate<'_>| key(c) == key(best);
     let equals: Vec<&Candidate<'_>> = candidates.iter().take_while(is_equal).collect();
-    let chosen = equals[wish.seat as usize % equals.len()];
+    let chosen = match best.device.is_software {
+        true => best,
+        false => equals[wish.seat as usize % equals.len()],
+    };
     let mut reason = format!("{}, {}", speed(chosen), relation(chosen.distance, wish));
     if equals.len() > 1 {
-        reason += &format!(
-            "; one of {} alike, by the rank's place on its host",
-            equals.len()
-        );
+        let why = match best.device.is_software {
+            true => "the first, because software devices of one host do not reach each other",
+            false => "by the rank's place on its host",
+        };
+        reason += &format!("; one of {} alike, {why}", equals.len());
     }
     let others = candidates
         .iter()
@@ -231,6 +243,7 @@ fn against(other: &Candidate<'_>, chosen: &Candidate<'_>, wish: &Wish<'_>) -> St
     }
     match other.distance > chosen.distance {
         true => format!("as fast and farther: {}", relation(other.distance, wish)),
+        false if other.device.is_software => "as good, and not the first".into(),
         false => "as good; other ranks of this host take it".into(),
     }
 }

@@ -4,17 +4,19 @@ use super::choose;
 use super::record::{RAILS_MAX, RailKeys};
 use crate::config::VerbsSettings;
 use crate::error::{Error, Result};
-use crate::memory::{Region, View};
+use crate::memory::{Region, RegionKind, View};
 use crate::time::Time;
 use crate::types::Rank;
 use linerate_verbs_sys::raw::{
-    ibv_access_flags as access, ibv_mtu, ibv_port_state, ibv_qp_cap, ibv_qp_type,
+    ibv_access_flags as access, ibv_mtu, ibv_odp_caps, ibv_odp_general_caps,
+    ibv_odp_transport_cap_bits as odp, ibv_port_state, ibv_qp_cap, ibv_qp_type,
 };
 use linerate_verbs_sys::{
     Completion, CompletionChannel, CompletionQueue, Context, LINK_LAYER_ETHERNET, Memory, Mr, Pd,
     QueuePair, QueuePairOptions, ReceiveRequest, Segment, SharedReceiveQueue,
 };
 use std::collections::BTreeMap;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,8 +28,10 @@ pub const COMPLETIONS_AT_ONCE: usize = 32;
 const RECEIVES_AT_ONCE: u32 = 16;
 /// Reads and atomics of one queue pair under way at once; devices have 16 or more.
 const READS_MAX: i32 = 16;
-/// A rail on which a queue pair failed is used again after so long, or where no other is left.
+/// A rail on which a queue pair failed is used again after so long, or where no other is left. Twice as long each time that it
+/// fails again, because every try interrupts the others, until its port has been down and up.
 const BLAME: Duration = Duration::from_secs(10);
+const BLAME_DOUBLINGS_MAX: u32 = 6;
 
 /// One port of one device.
 pub struct Rail {
@@ -41,11 +45,17 @@ pub struct Rail {
     pub inline_bytes: u32,
     pub is_ethernet: bool,
     pub reads_max: u8,
+    /// The device can use memory whose pages are not locked, for what is written and read here.
+    pages_on_demand: bool,
+    /// The least of the peers' ports that this one is joined with.
+    pub peers_mtu: Option<ibv_mtu>,
     /// The port carries packets, as far as is known.
     pub is_active: bool,
     /// The device is gone.
     pub is_removed: bool,
-    pub blamed: Option<Time>,
+    blamed: Option<Time>,
+    /// How often in a row.
+    blames: u32,
     /// Whether the next completion makes an event.
     is_armed: bool,
     /// Receives that were taken and not posted again yet.
@@ -111,7 +121,8 @@ impl Rail {
         settings: &VerbsSettings,
     ) -> Result<Rail> {
         let name = context.name().to_string();
-        let attributes = context.attributes().map_err(refused)?.orig_attr;
+        let extended = context.attributes().map_err(refused)?;
+        let attributes = extended.orig_attr;
         for (what, needed, most) in [
             (
                 "work requests in a queue pair",
@@ -152,9 +163,12 @@ impl Rail {
                 .max_qp_rd_atom
                 .min(attributes.max_qp_init_rd_atom))
             .clamp(1, READS_MAX) as u8,
+            pages_on_demand: can_page_on_demand(&extended.odp_caps),
+            peers_mtu: None,
             is_active: state.state == ibv_port_state::IBV_PORT_ACTIVE,
             is_removed: false,
             blamed: None,
+            blames: 0,
             is_armed: false,
             taken: sizes.receives,
             pairs: BTreeMap::new(),
@@ -230,9 +244,21 @@ impl Rail {
         }
     }
 
-    /// Payload of a packet.
+    /// Payload of a packet, as far as this port goes.
     pub fn mtu_bytes(&self) -> u32 {
         128 << self.mtu.0
+    }
+
+    /// The least of the ports at the other ends.
+    pub fn peers_mtu_bytes(&self) -> Option<u32> {
+        self.peers_mtu.map(|mtu| 128 << mtu.0)
+    }
+
+    /// A peer's port has this one.
+    pub fn note_peer_mtu(&mut self, code: u8) {
+        let code = u32::from(code).clamp(ibv_mtu::IBV_MTU_256.0, ibv_mtu::IBV_MTU_4096.0);
+        let least = self.peers_mtu.map_or(code, |known| known.0.min(code));
+        self.peers_mtu = Some(ibv_mtu(least));
     }
 
     /// Whether packets get through, as far as is known.
@@ -245,15 +271,50 @@ impl Rail {
         let was = self.is_usable();
         if let Ok(port) = self.context.port(self.port) {
             self.is_active = port.state == ibv_port_state::IBV_PORT_ACTIVE;
+            // Who runs the subnet may have given it another one while it was down.
+            self.lid = port.lid;
         }
         !was && self.is_usable()
     }
 
-    /// Whether a queue pair has failed on it not long ago.
-    pub fn is_blamed(&self, now: Time) -> bool {
-        self.blamed
-            .is_some_and(|since| now.since(since) < BLAME && now >= since)
+    /// A queue pair has failed on it.
+    pub fn blame(&mut self, now: Time) {
+        if self.blamed.replace(now).is_none() {
+            self.blames += 1;
+        }
     }
+
+    /// Its port has become usable: what had failed before says nothing of it now.
+    pub fn forgive(&mut self) {
+        (self.blamed, self.blames) = (None, 0);
+    }
+
+    /// Whether a queue pair has failed on it not long ago.
+    pub fn is_blamed(&self) -> bool {
+        self.blamed.is_some()
+    }
+
+    /// Lets it be tried again when it is time; true where that is now.
+    pub fn end_blame(&mut self, now: Time) -> bool {
+        let time = blame_time(self.blames);
+        let is_over = self.blamed.is_some_and(|since| now.since(since) >= time);
+        if is_over {
+            self.blamed = None;
+        }
+        is_over
+    }
+}
+
+/// Whether reliable queue pairs may write to and read from memory that is paged in when they do.
+fn can_page_on_demand(caps: &ibv_odp_caps) -> bool {
+    let needed = odp::IBV_ODP_SUPPORT_WRITE | odp::IBV_ODP_SUPPORT_READ;
+    caps.general_caps & u64::from(ibv_odp_general_caps::IBV_ODP_SUPPORT.0) != 0
+        && caps.per_transport_caps.rc_odp_caps & needed.0 == needed.0
+}
+
+/// How long a rail is left alone that has failed so often.
+fn blame_time(blames: u32) -> Duration {
+    BLAME * (1 << blames.saturating_sub(1).min(BLAME_DOUBLINGS_MAX))
 }
 
 /// As verbs say it; the greatest where nothing is asked for.
@@ -305,7 +366,8 @@ impl Registered {
         Registered::new(view, Some(region), rails, is_relaxed)
     }
 
-    /// Registers memory for one receive. It ends before the receive's completion is given.
+    /// Registers memory for one receive. It ends before the receive's completion is given, so that it is not worth locking its
+    /// pages where the device can do without.
     pub fn lent(view: View, rails: &[Rail], is_relaxed: bool) -> Result<Registered> {
         Registered::new(view, None, rails, is_relaxed)
     }
@@ -326,10 +388,23 @@ impl Registered {
         if is_relaxed {
             flags |= access::IBV_ACCESS_RELAXED_ORDERING;
         }
+        let dmabuf = region
+            .as_ref()
+            .filter(|region| matches!(region.kind(), RegionKind::Dmabuf(_)));
+        if let Some(region) = dmabuf {
+            let register = |rail: &Rail| register_dmabuf(rail, region, flags);
+            let mrs = rails.iter().map(register).collect::<Result<_>>()?;
+            return Ok(Registered { view, mrs });
+        }
         let register = |rail: &Rail| {
             let bytes = Bytes {
                 view,
                 _region: region.clone(),
+            };
+            let is_lent = region.is_none();
+            let flags = match is_lent && rail.pages_on_demand {
+                true => flags | access::IBV_ACCESS_ON_DEMAND,
+                false => flags,
             };
             Mr::register(&rail.pd, Arc::new(bytes), flags).map_err(refused)
         };
@@ -365,6 +440,22 @@ impl Registered {
     }
 }
 
+/// Registers the memory of a device with a rail, whose own device fetches it without a processor.
+fn register_dmabuf(rail: &Rail, region: &Arc<Region>, flags: access) -> Result<Mr> {
+    let RegionKind::Dmabuf(fd) = region.kind() else {
+        unreachable!("asked by the caller")
+    };
+    let (address, bytes) = (region.view().as_ptr() as u64, region.len_bytes());
+    let place = (address, bytes.max(1));
+    let made = Mr::register_dmabuf(&rail.pd, fd.as_fd(), 0, place, flags, region.clone());
+    made.map_err(|error| {
+        unavailable(format!(
+            "{} cannot register a dma-buf of {bytes} bytes: {error}; use memory of the host, or a device and driver that can",
+            rail.name
+        ))
+    })
+}
+
 /// An error of the library below.
 pub fn refused(error: linerate_verbs_sys::Error) -> Error {
     unavailable(error.to_string())
@@ -387,6 +478,28 @@ mod tests {
         assert_eq!(mtu_code(Some(256)), ibv_mtu::IBV_MTU_256.0);
         assert_eq!(mtu_code(Some(1024)), ibv_mtu::IBV_MTU_1024.0);
         assert_eq!(mtu_code(None), ibv_mtu::IBV_MTU_4096.0);
+    }
+
+    #[test]
+    fn pages_on_demand_need_both_directions() {
+        let mut caps = ibv_odp_caps::default();
+        assert!(!can_page_on_demand(&caps));
+        caps.per_transport_caps.rc_odp_caps =
+            (odp::IBV_ODP_SUPPORT_WRITE | odp::IBV_ODP_SUPPORT_READ).0;
+        assert!(!can_page_on_demand(&caps), "not in general");
+        caps.general_caps = u64::from(ibv_odp_general_caps::IBV_ODP_SUPPORT.0);
+        assert!(can_page_on_demand(&caps));
+        caps.per_transport_caps.rc_odp_caps = odp::IBV_ODP_SUPPORT_WRITE.0;
+        assert!(!can_page_on_demand(&caps));
+    }
+
+    #[test]
+    fn a_rail_that_fails_again_and_again_is_tried_ever_more_seldom() {
+        assert_eq!(
+            [1, 2, 3].map(|blames| blame_time(blames).as_secs()),
+            [10, 20, 40]
+        );
+        assert_eq!(blame_time(1000), BLAME * 64);
     }
 
     #[test]

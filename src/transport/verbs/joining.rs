@@ -5,9 +5,11 @@ use super::device::Registered;
 use super::generation::{Action, Phase};
 use super::greeting::{GREETING_BYTES_MAX, Greeting, Proposal, RailOffer};
 use super::link::{Link, Then, What};
-use super::peer::{Kind, PeerState, Target};
+use super::peer::{Kind, Target};
 use super::record::{RAILS_MAX, Record};
+use super::sysfs::{Device, Tree};
 use crate::memory::View;
+use crate::transport::posts::PeerState;
 use crate::transport::{Completion, Event, Outcome, PostError};
 use crate::types::Rank;
 use linerate_verbs_sys::raw::ibv_mtu;
@@ -42,6 +44,7 @@ impl VerbsTransport {
         for event in events.drain(..) {
             match event {
                 Event::Connected(peer) if peer != self.shared.rank => {
+                    self.begin_with_expected(peer);
                     let action = self.peers[peer as usize].generation.handle_start();
                     self.act(peer, action);
                 }
@@ -56,6 +59,19 @@ impl VerbsTransport {
         }
         self.control_events = events;
         self.send_letters();
+    }
+
+    /// A peer that was expected is there.
+    fn begin_with_expected(&mut self, rank: Rank) {
+        let peer = &mut self.peers[rank as usize];
+        if !std::mem::take(&mut peer.is_expected) {
+            return;
+        }
+        peer.state = PeerState::Open;
+        match peer.make_rings(&self.shared) {
+            Ok(()) => self.expect_greeting(rank),
+            Err(error) => self.fail(rank, &error.to_string()),
+        }
     }
 
     fn handle_letter(&mut self, end: Completion) {
@@ -128,9 +144,15 @@ impl VerbsTransport {
     pub(super) fn handle_fault(&mut self, rank: Rank, rail: Option<usize>, cause: &str) {
         let now = self.shared.now;
         if let Some(rail) = rail {
-            self.shared.rails[rail].blamed = Some(now);
+            self.shared.rails[rail].blame(now);
         }
         self.shared.counts.faults += 1;
+        self.begin_anew(rank, cause);
+    }
+
+    /// Replaces the queue pairs of a peer, for this reason.
+    pub(super) fn begin_anew(&mut self, rank: Rank, cause: &str) {
+        let now = self.shared.now;
         let peer = &mut self.peers[rank as usize];
         let action = peer.generation.handle_fault(now, cause);
         if self.is_debugging && action != Action::Nothing {
@@ -212,7 +234,7 @@ impl VerbsTransport {
         }
         let mut rails = Vec::new();
         let mut links = Vec::new();
-        let wanted = self.wanted_rails();
+        let wanted = self.wanted_rails(rank);
         for (at, is_wanted) in wanted.into_iter().enumerate() {
             let made = is_wanted.then(|| self.make_link(rank, at)).flatten();
             rails.push(made.as_ref().map(|(_, offer)| *offer));
@@ -233,15 +255,18 @@ impl VerbsTransport {
         self.write_letter(rank, Greeting::Propose(proposal));
     }
 
-    /// Rails that work and are not to blame; where all are to blame, those that work.
-    fn wanted_rails(&mut self) -> Vec<bool> {
-        let now = self.shared.now;
+    /// Rails that work and are not to blame, or that the peer proposes: it may know that they are back. Where all are to blame,
+    /// those that work.
+    fn wanted_rails(&mut self, rank: Rank) -> Vec<bool> {
+        let proposal = self.peers[rank as usize].proposal.as_ref();
+        let offers = proposal.map_or(&[][..], |proposal| &proposal.rails);
+        let is_offered = |at: usize| offers.get(at).is_some_and(Option::is_some);
         for rail in &mut self.shared.rails {
             rail.refresh();
         }
         let rails = &self.shared.rails;
-        let good: Vec<bool> = (rails.iter())
-            .map(|rail| rail.is_usable() && !rail.is_blamed(now))
+        let good: Vec<bool> = (rails.iter().enumerate())
+            .map(|(at, rail)| rail.is_usable() && (!rail.is_blamed() || is_offered(at)))
             .collect();
         match good.iter().any(|&is_good| is_good) {
             true => good,
@@ -306,7 +331,11 @@ impl VerbsTransport {
                 None => Err(None),
             };
             match joined {
-                Ok(()) => *key = offer.map_or(0, |offer| offer.ring_key),
+                Ok(()) => {
+                    let offer = offer.expect("joined with it");
+                    *key = offer.ring_key;
+                    self.shared.rails[at].note_peer_mtu(offer.mtu);
+                }
                 Err(why) => {
                     cause = why.unwrap_or(cause);
                     self.drop_link(rank, at);
@@ -379,7 +408,15 @@ impl VerbsTransport {
         };
         let joined = link.pair.to_receive(&remote);
         let joined = joined.and_then(|()| link.pair.to_send(&sending));
-        joined.map_err(|error| Some(error.to_string()))
+        joined.map_err(|error| {
+            let cause = error.to_string();
+            match other_device_here(&rail.name, &offer.gid) {
+                Some(other) if rail.is_ethernet => Some(format!(
+                    "{cause}; the peer's {other} is on this host too, and the kernel does not carry packets of one device to another one of its own: give all ranks of the host the same one (verbs:{other}), or use the router, which shares memory within a host"
+                )),
+                _ => Some(cause),
+            }
+        })
     }
 
     /// Both sides can receive: what had not come is posted again, and everything goes on.
@@ -400,19 +437,21 @@ impl VerbsTransport {
         }
         shared.mark(peer);
         if !std::mem::replace(&mut peer.is_told, true) {
-            shared.ready.push_back(Event::Connected(rank));
+            shared.ends.push(Event::Connected(rank));
         }
     }
 
     /// A peer is over; the cause first, then what follows from it.
     pub(super) fn fail(&mut self, rank: Rank, cause: &str) {
-        if self.peers[rank as usize].state != PeerState::Open {
+        let peer = &mut self.peers[rank as usize];
+        let was_expected = std::mem::take(&mut peer.is_expected);
+        if peer.state != PeerState::Open && !was_expected {
             return;
         }
         self.end_links(rank);
         let peer = &mut self.peers[rank as usize];
         let event = Event::PeerFailed(rank, cause.into());
-        self.shared.ready.push_back(event);
+        self.shared.ends.push(event);
         peer.generation.phase = Phase::Idle;
         peer.flush(&mut self.shared);
         self.letters_out.retain(|(to, _)| *to != rank);
@@ -472,4 +511,15 @@ impl VerbsTransport {
     ) -> crate::error::Result<Registered> {
         Registered::region(region, &self.shared.rails, self.shared.settings.is_relaxed)
     }
+}
+
+/// The device of this host, other than `own`, that has this GID.
+fn other_device_here(own: &str, gid: &[u8; 16]) -> Option<String> {
+    let has_it = |device: &Device| {
+        let mut gids = device.ports.iter().flat_map(|port| &port.gids);
+        gids.any(|other| other.bytes == *gid)
+    };
+    let mut others = Tree::default().devices().into_iter();
+    let found = others.find(|device| device.name != own && has_it(device));
+    found.map(|device| device.name)
 }

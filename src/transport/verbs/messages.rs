@@ -1,10 +1,12 @@
 //! Messages: receives meet what comes, by tag and in order.
 
 use super::device::Registered;
-use super::peer::{Incoming, Payload, Peer, PeerState, Posted, Shared, Unexpected};
+use super::peer::{Incoming, Offered, Peer, Shared};
 use super::record::Record;
-use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
+use crate::limits::MESSAGES_PER_PEER;
 use crate::memory::View;
+use crate::transport::matching::{Met, Payload, Posted};
+use crate::transport::posts::PeerState;
 use crate::transport::{Outcome, PostError, URGENT_CLASS, tag_class};
 use std::sync::Arc;
 
@@ -29,28 +31,14 @@ impl Peer {
             destination,
             token,
         };
-        let Some(at) = self.unexpected.iter().position(|u| u.tag == tag) else {
-            if self.state == PeerState::Gone {
-                return Err(PostError::PeerFailed);
+        match self.matching.meet(self.rank, &posted, &mut shared.ends) {
+            Met::Nothing if self.state == PeerState::Gone => return Err(PostError::PeerFailed),
+            Met::Nothing => {
+                self.matching.post(posted);
+                return Ok(());
             }
-            self.posted.push_back(posted);
-            return Ok(());
-        };
-        let message = self.unexpected.remove(at).expect("found just now");
-        self.unexpected_count[tag_class(tag)] -= 1;
-        match message.payload {
-            Payload::Copied(bytes) => {
-                self.deliver_copied(&posted, message.header, &bytes, shared);
-                shared.spare.push(bytes);
-            }
-            Payload::Offered(transfer, total) => {
-                self.match_long((transfer, total), &posted, message.header, shared);
-            }
-            Payload::Own(source, send_token) => {
-                let bytes = source.len_bytes() as u64;
-                self.deliver(&posted, message.header, source, shared);
-                shared.complete(self.rank, send_token, Outcome::Done, bytes, 0);
-            }
+            Met::Whole(copied) => shared.counts.copied_bytes += copied,
+            Met::Far(offered, header) => self.match_long(offered, &posted, header, shared),
         }
         self.count_match(tag, shared);
         Ok(())
@@ -58,12 +46,11 @@ impl Peer {
 
     /// Ends a receive whose message has not begun to come; false: there is none with this token.
     pub fn cancel_posted(&mut self, token: u64, shared: &mut Shared) -> bool {
-        let Some(at) = self.posted.iter().position(|p| p.token == token) else {
-            return false;
-        };
-        self.posted.remove(at);
-        shared.complete(self.rank, token, Outcome::Cancelled, 0, 0);
-        true
+        let is_posted = self.matching.cancel(token);
+        if is_posted {
+            shared.complete(self.rank, token, Outcome::Cancelled, 0, 0);
+        }
+        is_posted
     }
 
     /// The long message that a receive has met.
@@ -73,41 +60,6 @@ impl Peer {
         found.map(|(&transfer, _)| transfer)
     }
 
-    /// A message of this rank to itself. Its bytes stay where they are until a receive takes them, unless they are short.
-    pub fn send_to_oneself(
-        &mut self,
-        (tag, header): (u64, u64),
-        source: View,
-        token: Option<u64>,
-        shared: &mut Shared,
-    ) {
-        let bytes = source.len_bytes();
-        let complete = |shared: &mut Shared, rank| {
-            if let Some(token) = token {
-                shared.complete(rank, token, Outcome::Done, bytes as u64, 0);
-            }
-        };
-        if let Some(posted) = self.take_posted(tag) {
-            self.deliver(&posted, header, source, shared);
-            return complete(shared, self.rank);
-        }
-        let payload = match token {
-            Some(token) if bytes > INLINE_BYTES_MAX => Payload::Own(source, token),
-            _ => {
-                let mut copied = vec![0; bytes];
-                source.read(0, &mut copied);
-                complete(shared, self.rank);
-                Payload::Copied(copied)
-            }
-        };
-        self.unexpected_count[tag_class(tag)] += 1;
-        self.unexpected.push_back(Unexpected {
-            tag,
-            header,
-            payload,
-        });
-    }
-
     /// A short message lies in a slot.
     pub fn handle_message(
         &mut self,
@@ -115,16 +67,15 @@ impl Peer {
         source: View,
         shared: &mut Shared,
     ) -> Result<(), String> {
-        if let Some(posted) = self.take_posted(tag) {
-            self.deliver(&posted, header, source, shared);
+        if let Some(posted) = self.matching.take_posted(tag) {
+            let copied = posted.deliver(self.rank, header, source, &mut shared.ends);
+            shared.counts.copied_bytes += copied;
             self.count_match(tag, shared);
             return Ok(());
         }
-        let mut copied = shared.spare.pop().unwrap_or_default();
-        copied.resize(source.len_bytes(), 0);
-        source.read(0, &mut copied);
-        shared.counts.copied_bytes += copied.len() as u64;
-        self.keep(tag, header, Payload::Copied(copied))
+        shared.counts.copied_bytes += source.len_bytes() as u64;
+        let copied = Payload::Copied(shared.ends.copy(source));
+        self.matching.keep(tag, header, copied)
     }
 
     /// A long message is announced.
@@ -137,13 +88,14 @@ impl Peer {
         if self.incoming.contains_key(&transfer) {
             return Err(format!("it offered transfer {transfer} twice"));
         }
-        match self.take_posted(tag) {
+        let offered = Offered { transfer, total };
+        match self.matching.take_posted(tag) {
             Some(posted) => {
-                self.match_long((transfer, total), &posted, header, shared);
+                self.match_long(offered, &posted, header, shared);
                 self.count_match(tag, shared);
                 Ok(())
             }
-            None => self.keep(tag, header, Payload::Offered(transfer, total)),
+            None => self.matching.keep(tag, header, Payload::Far(offered)),
         }
     }
 
@@ -179,11 +131,6 @@ impl Peer {
         self.push(record, View::empty(), None, shared);
     }
 
-    fn take_posted(&mut self, tag: u64) -> Option<Posted> {
-        let at = self.posted.iter().position(|p| p.tag == tag)?;
-        self.posted.remove(at)
-    }
-
     fn count_match(&mut self, tag: u64, shared: &mut Shared) {
         let matched = &mut self.matched[tag_class(tag)];
         *matched = matched.wrapping_add(1);
@@ -198,49 +145,10 @@ impl Peer {
         untold >= TELL_MATCHES || (class == URGENT_CLASS && untold > 0)
     }
 
-    fn deliver(&mut self, posted: &Posted, header: u64, source: View, shared: &mut Shared) {
-        let bytes = source.len_bytes();
-        let outcome = if bytes <= posted.destination.len_bytes() {
-            posted.destination.part(0, bytes).copy_from(source);
-            shared.counts.copied_bytes += bytes as u64;
-            Outcome::Done
-        } else {
-            Outcome::Truncated
-        };
-        shared.complete(self.rank, posted.token, outcome, bytes as u64, header);
-    }
-
-    fn deliver_copied(&mut self, posted: &Posted, header: u64, bytes: &[u8], shared: &mut Shared) {
-        let outcome = if bytes.len() <= posted.destination.len_bytes() {
-            posted.destination.write(0, bytes);
-            shared.counts.copied_bytes += bytes.len() as u64;
-            Outcome::Done
-        } else {
-            Outcome::Truncated
-        };
-        shared.complete(self.rank, posted.token, outcome, bytes.len() as u64, header);
-    }
-
-    fn keep(&mut self, tag: u64, header: u64, payload: Payload) -> Result<(), String> {
-        let count = &mut self.unexpected_count[tag_class(tag)];
-        if *count >= MESSAGES_PER_PEER {
-            return Err(format!(
-                "it sent more than {MESSAGES_PER_PEER} messages without a receive"
-            ));
-        }
-        *count += 1;
-        self.unexpected.push_back(Unexpected {
-            tag,
-            header,
-            payload,
-        });
-        Ok(())
-    }
-
     /// An announced message meets its receive.
     fn match_long(
         &mut self,
-        (transfer, total): (u32, u64),
+        Offered { transfer, total }: Offered,
         posted: &Posted,
         header: u64,
         shared: &mut Shared,
@@ -260,7 +168,7 @@ impl Peer {
                     Ok(registered) => (Arc::new(registered), 0),
                     Err(error) => {
                         // The receive is flushed with the peer, whose failure has this cause.
-                        self.posted.push_back(*posted);
+                        self.matching.post(*posted);
                         let text = format!("a receive of {total} bytes: {error}");
                         self.offence.get_or_insert(text);
                         return;

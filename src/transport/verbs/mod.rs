@@ -8,11 +8,12 @@
 //!   registered for the one receive.
 //! * Puts are writes and gets are reads. A put of at most a flag line goes as a record and is copied by the owner: a device may
 //!   write a line in parts.
+//! * Atomic operations are records too, and done by the owner's processor (`changes.rs`).
 //! * Pieces go over the rail with the least under way (`pieces.rs`); records over one of them, the *lead*.
 //! * Queue pairs are found through a control transport, another provider that is given to this one: it proves that a peer
 //!   belongs to the job, survives cuts, and notices deaths. When a queue pair fails, both sides end all of theirs, say what has
 //!   come, and begin the next *generation* (`generation.rs`, `joining.rs`): what had come is never written again, the rest is,
-//!   and only after the other side has said that its old queue pairs are gone.
+//!   and only after the other side has said that its old queue pairs are gone. A rail that comes back begins one too.
 //! * Posts are linked and handed over by [`Transport::poll`], with one doorbell per peer and rail; one in sixteen, and the last,
 //!   makes a completion.
 //! * A receive whose memory is taken back while it may be written costs a generation: only the end of the queue pair stops
@@ -20,10 +21,11 @@
 //! * Waiting is on a descriptor that completion channels, asynchronous events and the control transport make readable; channels
 //!   are armed at slow looks.
 //!
-//! What it does not do: encrypt or check sums (whoever asks for that is refused); device memory yet.
+//! What it does not do: encrypt or check sums (whoever asks for that is refused); device memory that processors cannot map yet.
 #![allow(unsafe_code)]
 
 pub mod achievable;
+mod changes;
 pub mod choose;
 mod device;
 mod generation;
@@ -47,10 +49,11 @@ mod sysfs_tests;
 mod tests;
 mod transfers;
 
-pub use select::check;
+pub use select::{check, probe};
 
 use super::keys::RegionKeys;
-use super::{Capabilities, Event, PostError, Transport, WaitSource};
+use super::posts::{Accepted, Ends, PeerState, check_registered};
+use super::{Capabilities, Event, Transport, WaitSource};
 use crate::config::VerbsSettings;
 use crate::error::{Error, Result};
 use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
@@ -61,14 +64,12 @@ use device::{COMPLETIONS_AT_ONCE, RECEIVE_ID, Rail, Sizes};
 use greeting::{GREETING_BYTES_MAX, Greeting};
 use linerate_verbs_sys::raw::{ibv_event_type as kind, ibv_wc_status};
 use linerate_verbs_sys::{Completion, Subject};
-use peer::{Counts, Fault, Peer, PeerState, Shared};
+use peer::{Counts, Fault, Peer, Shared};
 use rustix::event::epoll;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
-
-type Posted = std::result::Result<(), PostError>;
 
 /// Longest message, put or get.
 const TOTAL_BYTES_MAX: u64 = 1 << 48;
@@ -143,7 +144,7 @@ impl VerbsTransport {
         })?;
         let blank = Completion::default();
         let mut transport = VerbsTransport {
-            capabilities: capabilities(rails.len() as u32),
+            capabilities: capabilities(rails.len() as u32, settings),
             control,
             control_events: Vec::new(),
             peers: (0..ranks).map(|p| Peer::new(p, settings.slots)).collect(),
@@ -153,9 +154,8 @@ impl VerbsTransport {
                 sizes,
                 rails,
                 regions: BTreeMap::new(),
-                ready: VecDeque::new(),
+                ends: Ends::default(),
                 dirty: Vec::new(),
-                spare: Vec::new(),
                 bounces: Vec::new(),
                 now: Default::default(),
                 counts: Counts::default(),
@@ -176,32 +176,14 @@ impl VerbsTransport {
     }
 
     #[inline]
-    fn check_peer(&self, peer: Rank) -> Posted {
-        match self.peers.get(peer as usize).map(|p| p.state) {
-            Some(PeerState::Open) => Ok(()),
-            Some(PeerState::Idle) => Err(PostError::WouldBlock),
-            Some(PeerState::Gone) => Err(PostError::PeerFailed),
-            None => Err(self.no_such_rank(peer)),
-        }
+    fn check_peer(&self, peer: Rank) -> Accepted {
+        let state = self.peers.get(peer as usize).map(|p| p.state);
+        PeerState::check(state, peer, self.peers.len())
     }
 
-    fn no_such_rank(&self, peer: Rank) -> PostError {
-        PostError::Invalid(format!(
-            "rank {peer} of a job of {} ranks",
-            self.peers.len()
-        ))
-    }
-
-    /// Clause 10, for what devices read or write after the post.
     #[inline]
-    fn check_source(&self, view: View) -> Posted {
-        let bytes = view.len_bytes();
-        if bytes > INLINE_BYTES_MAX && !self.shared.regions.contains_key(&view.key()) {
-            return Err(PostError::Invalid(format!(
-                "{bytes} bytes of memory that is not registered; {INLINE_BYTES_MAX} at most"
-            )));
-        }
-        Ok(())
+    fn check_source(&self, view: View) -> Accepted {
+        check_registered(view, |key| self.shared.regions.contains_key(&key))
     }
 
     /// Takes what the devices have completed.
@@ -305,13 +287,17 @@ impl VerbsTransport {
 
     /// What has happened to the devices besides.
     fn poll_events(&mut self) {
-        let mut has_news = false;
+        let (mut has_news, now) = (false, self.shared.now);
         for at in 0..self.shared.rails.len() {
+            let mut is_back = false;
             while let Ok(Some(event)) = self.shared.rails[at].context.poll_event() {
-                has_news |= self.handle_event(at, event);
+                is_back |= self.handle_event(at, event);
+            }
+            has_news |= is_back;
+            if is_back || self.shared.rails[at].end_blame(now) {
+                self.take_back(at);
             }
         }
-        let now = self.shared.now;
         for rank in 0..self.peers.len() as Rank {
             let peer = &mut self.peers[rank as usize];
             if peer.generation.is_over(now, self.shared.settings.timeout) {
@@ -321,6 +307,20 @@ impl VerbsTransport {
             }
             let action = peer.generation.handle_time(now, has_news);
             self.act(rank, action);
+        }
+    }
+
+    /// A rail can be used again: pairs that do without it begin a generation with it, in which nothing is lost.
+    fn take_back(&mut self, at: usize) {
+        if !self.shared.rails[at].is_usable() {
+            return;
+        }
+        let cause = format!("{} can be used again", self.shared.rails[at].name);
+        for rank in 0..self.peers.len() as Rank {
+            let peer = &self.peers[rank as usize];
+            if peer.is_up() && peer.links.get(at).is_some_and(Option::is_none) {
+                self.begin_anew(rank, &cause);
+            }
         }
     }
 
@@ -336,7 +336,7 @@ impl VerbsTransport {
                 self.interrupt_rail(at, &cause);
             }
             kind::IBV_EVENT_PORT_ACTIVE if is_own_port => {
-                rail.blamed = None;
+                rail.forgive();
                 return rail.refresh();
             }
             kind::IBV_EVENT_DEVICE_FATAL => self.lose_rail(at, &cause),
@@ -378,13 +378,14 @@ impl VerbsTransport {
     }
 }
 
-fn capabilities(rails: u32) -> Capabilities {
+fn capabilities(rails: u32, settings: &VerbsSettings) -> Capabilities {
     Capabilities {
         name: "verbs",
         mapped: false,
         store_signals: false,
         shared_regions: false,
         rma: true,
+        atomics: !settings.has_device_atomics,
         ordered: false,
         inline_bytes: INLINE_BYTES_MAX,
         messages_per_peer: MESSAGES_PER_PEER,

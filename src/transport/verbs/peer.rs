@@ -14,46 +14,18 @@ use crate::config::VerbsSettings;
 use crate::error::Result;
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
-use crate::transport::{Atomic, Completion, Event, Outcome, TAG_CLASSES};
+use crate::transport::matching::Matching;
+use crate::transport::posts::{Ends, PeerState, part_of};
+use crate::transport::{Atomic, Outcome, TAG_CLASSES};
 use crate::types::Rank;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-/// Where the connection stands, for posts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PeerState {
-    /// Not asked for.
-    Idle,
-    /// Posts are taken.
-    Open,
-    /// Failed or closed.
-    Gone,
-}
-
-/// A receive that waits for its message.
+/// A long message that is with its sender, who waits to be told where to write it.
 #[derive(Clone, Copy, Debug)]
-pub struct Posted {
-    pub tag: u64,
-    pub destination: View,
-    pub token: u64,
-}
-
-/// A message that waits for its receive.
-#[derive(Debug)]
-pub struct Unexpected {
-    pub tag: u64,
-    pub header: u64,
-    pub payload: Payload,
-}
-
-/// Where the bytes of a waiting message are.
-#[derive(Debug)]
-pub enum Payload {
-    Copied(Vec<u8>),
-    /// With their sender, who waits to be told where to write them: the transfer and its length.
-    Offered(u32, u64),
-    /// Of a rank that sends to itself: where they were sent from, and the token of the send.
-    Own(View, u64),
+pub struct Offered {
+    pub transfer: u32,
+    pub total: u64,
 }
 
 /// A long message that is being written here.
@@ -178,6 +150,8 @@ impl Fault {
 pub struct Peer {
     pub rank: Rank,
     pub state: PeerState,
+    /// It may call over the control transport, and has no rings before it does.
+    pub is_expected: bool,
     /// It has been told to the caller that posts are taken.
     pub is_told: bool,
     pub generation: Generation,
@@ -209,9 +183,7 @@ pub struct Peer {
     pub waiting: VecDeque<Waiting>,
     /// It is in the list of those with something to post.
     pub is_dirty: bool,
-    pub posted: VecDeque<Posted>,
-    pub unexpected: VecDeque<Unexpected>,
-    pub unexpected_count: [u32; TAG_CLASSES],
+    pub matching: Matching<Offered>,
     /// Messages sent, and of those matched as far as is known, modulo 2^16.
     pub sent: [u16; TAG_CLASSES],
     pub matched_seen: [u16; TAG_CLASSES],
@@ -226,6 +198,9 @@ pub struct Peer {
     /// The peer's regions, as far as it has told; and the own ones that it was told.
     pub regions: BTreeMap<RegionKey, RemoteRegion>,
     pub exported: BTreeSet<RegionKey>,
+    /// Atomic operations that the peer's processor does, by number: where what was there goes, and the token.
+    pub changes: BTreeMap<u32, (View, u64)>,
+    pub next_change: u32,
     /// Where the ring ended at the last wake-up.
     pub notified: u64,
 }
@@ -238,10 +213,9 @@ pub struct Shared {
     pub sizes: Sizes,
     pub rails: Vec<Rail>,
     pub regions: BTreeMap<RegionKey, Arc<Registered>>,
-    pub ready: VecDeque<Event>,
+    pub ends: Ends,
     /// Peers with something to post.
     pub dirty: Vec<Rank>,
-    pub spare: Vec<Vec<u8>>,
     /// Memory for short gets whose own is not registered.
     pub bounces: Vec<Arc<Registered>>,
     pub now: Time,
@@ -287,21 +261,13 @@ impl Counts {
 
 impl Shared {
     pub fn complete(&mut self, peer: Rank, token: u64, outcome: Outcome, bytes: u64, header: u64) {
-        self.ready.push_back(Event::Completion(Completion {
-            token,
-            peer,
-            outcome,
-            bytes,
-            header,
-        }));
+        self.ends.complete(peer, token, outcome, bytes, header);
     }
 
     /// Part of a region of this rank, `None` if there is no such range.
     pub fn range(&self, key: RegionKey, offset: u64, bytes: u64) -> Option<View> {
         let view = self.regions.get(&key)?.view().in_region(key, 0);
-        let (offset, bytes) = (usize::try_from(offset).ok()?, usize::try_from(bytes).ok()?);
-        let end = offset.checked_add(bytes)?;
-        (end <= view.len_bytes()).then(|| view.part(offset, bytes))
+        part_of(view, offset, bytes)
     }
 
     /// The peer has something to post.
@@ -326,6 +292,7 @@ impl Peer {
         Peer {
             rank,
             state: PeerState::Idle,
+            is_expected: false,
             is_told: false,
             generation: Generation::new(),
             proposal: None,
@@ -344,9 +311,7 @@ impl Peer {
             unsettled: Vec::new(),
             waiting: VecDeque::new(),
             is_dirty: false,
-            posted: VecDeque::new(),
-            unexpected: VecDeque::new(),
-            unexpected_count: [0; TAG_CLASSES],
+            matching: Matching::new(),
             sent: [0; TAG_CLASSES],
             matched_seen: [0; TAG_CLASSES],
             matched: [0; TAG_CLASSES],
@@ -357,6 +322,8 @@ impl Peer {
             busy: VecDeque::new(),
             regions: BTreeMap::new(),
             exported: BTreeSet::new(),
+            changes: BTreeMap::new(),
+            next_change: 0,
             notified: 0,
         }
     }
@@ -424,7 +391,7 @@ impl Peer {
     /// any more.
     pub fn flush(&mut self, shared: &mut Shared) {
         self.state = PeerState::Gone;
-        let mut tokens: Vec<u64> = self.posted.drain(..).map(|p| p.token).collect();
+        let mut tokens = self.matching.flush(|_| false);
         while let Some((_, entry)) = self.send.pop() {
             match entry {
                 Entry::Put { token, .. } => tokens.extend(token),
@@ -439,18 +406,11 @@ impl Peer {
         let incoming = std::mem::take(&mut self.incoming);
         let wanted = incoming.into_values().filter(|i| i.place.is_some());
         tokens.extend(wanted.map(|incoming| incoming.token));
-        for message in &self.unexpected {
-            if let Payload::Own(_, token) = message.payload {
-                tokens.push(token);
-            }
-        }
-        self.unexpected
-            .retain(|message| matches!(message.payload, Payload::Copied(_)));
+        let changes = std::mem::take(&mut self.changes);
+        tokens.extend(changes.into_values().map(|(_, token)| token));
         self.busy.clear();
         self.regions.clear();
         self.exported.clear();
-        for token in tokens {
-            shared.complete(self.rank, token, Outcome::Flushed, 0, 0);
-        }
+        shared.ends.flush(self.rank, tokens);
     }
 }

@@ -1,15 +1,15 @@
 //! What the contract asks of the `verbs` provider: posts, polls and what is looked at slowly.
 
 use super::device::Rail;
-use super::peer::PeerState;
-use super::{CONTROL_POLLS, Posted, VerbsTransport};
+use super::{CONTROL_POLLS, VerbsTransport};
 use crate::error::{Error, Result};
-use crate::limits::MESSAGES_PER_PEER;
+use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
+use crate::transport::posts::{Accepted, PeerState, change_here, get_here, no_such_rank, put_here};
 use crate::transport::{
-    Address, Atomic, Capabilities, Event, Outcome, PortInUse, PostError, RemoteRange, Transport,
-    WaitSource, keys, tag_class,
+    Address, Atomic, Capabilities, Event, PortInUse, PostError, RemoteRange, Transport, WaitSource,
+    keys, tag_class,
 };
 use crate::types::Rank;
 use std::sync::Arc;
@@ -22,44 +22,19 @@ impl VerbsTransport {
         message: (u64, u64),
         source: View,
         token: Option<u64>,
-    ) -> Posted {
+    ) -> Accepted {
         self.check_peer(peer)?;
         self.check_source(source)?;
         let known = &mut self.peers[peer as usize];
         if peer == self.shared.rank {
-            if known.unexpected_count[tag_class(message.0)] >= MESSAGES_PER_PEER {
+            if known.matching.waiting(tag_class(message.0)) >= MESSAGES_PER_PEER {
                 return Err(PostError::WouldBlock);
             }
-            known.send_to_oneself(message, source, token, &mut self.shared);
+            let (message, ends) = ((peer, message.0, message.1), &mut self.shared.ends);
+            (known.matching).send_to_oneself(message, source, token, INLINE_BYTES_MAX, ends);
             return Ok(());
         }
         known.send(message, source, token, &mut self.shared)
-    }
-
-    fn put_to_oneself(&mut self, range: RemoteRange, source: View, token: u64) {
-        let bytes = source.len_bytes() as u64;
-        let outcome = match self.shared.range(range.key, range.offset, bytes) {
-            Some(view) => {
-                view.copy_from(source);
-                Outcome::Done
-            }
-            None => Outcome::BadKey,
-        };
-        let rank = self.shared.rank;
-        self.shared.complete(rank, token, outcome, bytes, 0);
-    }
-
-    fn get_from_oneself(&mut self, range: RemoteRange, destination: View, token: u64) {
-        let bytes = destination.len_bytes() as u64;
-        let outcome = match self.shared.range(range.key, range.offset, bytes) {
-            Some(view) => {
-                destination.copy_from(view);
-                Outcome::Done
-            }
-            None => Outcome::BadKey,
-        };
-        let rank = self.shared.rank;
-        self.shared.complete(rank, token, outcome, bytes, 0);
     }
 
     /// Whether some pair is between two generations: its greetings are looked for with every poll.
@@ -92,7 +67,7 @@ impl Transport for VerbsTransport {
         }
         if peer == self.shared.rank {
             known.state = PeerState::Open;
-            self.shared.ready.push_back(Event::Connected(peer));
+            self.shared.ends.push(Event::Connected(peer));
             return Ok(());
         }
         known.make_rings(&self.shared)?;
@@ -100,6 +75,16 @@ impl Transport for VerbsTransport {
         self.control.connect(peer, address)?;
         self.expect_greeting(peer);
         Ok(())
+    }
+
+    fn expect(&mut self, peer: Rank, address: &Address) -> Result<()> {
+        self.control.expect(peer, address)?;
+        self.peers[peer as usize].is_expected = true;
+        Ok(())
+    }
+
+    fn call(&mut self, peer: Rank) {
+        self.control.call(peer);
     }
 
     fn disconnect(&mut self, peer: Rank) {
@@ -115,7 +100,7 @@ impl Transport for VerbsTransport {
         self.control.disconnect(peer);
         let known = &mut self.peers[peer as usize];
         known.state = PeerState::Gone;
-        known.unexpected.clear();
+        known.matching.clear();
     }
 
     fn register(&mut self, region: Arc<Region>) -> Result<RegionKey> {
@@ -136,7 +121,7 @@ impl Transport for VerbsTransport {
         Ok(())
     }
 
-    fn export(&mut self, peer: Rank, key: RegionKey) -> Posted {
+    fn export(&mut self, peer: Rank, key: RegionKey) -> Accepted {
         self.check_peer(peer)?;
         let known = &mut self.peers[peer as usize];
         if peer == self.shared.rank || known.exported.contains(&key) {
@@ -153,7 +138,14 @@ impl Transport for VerbsTransport {
         Ok(None)
     }
 
-    fn post_send(&mut self, peer: Rank, tag: u64, header: u64, source: View, token: u64) -> Posted {
+    fn post_send(
+        &mut self,
+        peer: Rank,
+        tag: u64,
+        header: u64,
+        source: View,
+        token: u64,
+    ) -> Accepted {
         self.send(peer, (tag, header), source, Some(token))
     }
 
@@ -170,7 +162,7 @@ impl Transport for VerbsTransport {
     fn backlog(&mut self, peer: Rank, tag: u64) -> u32 {
         let class = tag_class(tag);
         match self.peers.get(peer as usize) {
-            Some(known) if peer == self.shared.rank => known.unexpected_count[class],
+            Some(known) if peer == self.shared.rank => known.matching.waiting(class),
             Some(known) => u32::from(known.backlog(class)),
             None => 0,
         }
@@ -181,15 +173,14 @@ impl Transport for VerbsTransport {
         is_meant: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Option<(Rank, u64, u64)> {
         (0..).zip(&self.peers).find_map(|(rank, peer)| {
-            let waiting = &mut peer.unexpected.iter();
-            let found = waiting.find(|u| is_meant(u.tag, u.header));
-            found.map(|u| (rank, u.tag, u.header))
+            let found = peer.matching.find(is_meant);
+            found.map(|(tag, header)| (rank, tag, header))
         })
     }
 
-    fn post_recv(&mut self, peer: Rank, tag: u64, destination: View, token: u64) -> Posted {
+    fn post_recv(&mut self, peer: Rank, tag: u64, destination: View, token: u64) -> Accepted {
         if peer as usize >= self.peers.len() {
-            return Err(self.no_such_rank(peer));
+            return Err(no_such_rank(peer, self.peers.len()));
         }
         let known = &mut self.peers[peer as usize];
         known.post_recv(tag, destination, token, &mut self.shared)
@@ -201,11 +192,14 @@ impl Transport for VerbsTransport {
         source: View,
         destination: RemoteRange,
         token: u64,
-    ) -> Posted {
+    ) -> Accepted {
         self.check_peer(peer)?;
         self.check_source(source)?;
         if peer == self.shared.rank {
-            self.put_to_oneself(destination, source, token);
+            let bytes = source.len_bytes() as u64;
+            let range = (self.shared).range(destination.key, destination.offset, bytes);
+            let outcome = put_here(range, source);
+            self.shared.complete(peer, token, outcome, bytes, 0);
             return Ok(());
         }
         self.peers[peer as usize].put(source, destination, token, &mut self.shared)
@@ -217,11 +211,14 @@ impl Transport for VerbsTransport {
         source: RemoteRange,
         destination: View,
         token: u64,
-    ) -> Posted {
+    ) -> Accepted {
         self.check_peer(peer)?;
         self.check_source(destination)?;
         if peer == self.shared.rank {
-            self.get_from_oneself(source, destination, token);
+            let bytes = destination.len_bytes() as u64;
+            let range = self.shared.range(source.key, source.offset, bytes);
+            let outcome = get_here(range, destination);
+            self.shared.complete(peer, token, outcome, bytes, 0);
             return Ok(());
         }
         self.peers[peer as usize].get(source, destination, token, &mut self.shared)
@@ -234,20 +231,20 @@ impl Transport for VerbsTransport {
         word: RemoteRange,
         result: View,
         token: u64,
-    ) -> Posted {
+    ) -> Accepted {
         self.check_peer(peer)?;
-        self.check_source(result)?;
         what.check(word, result)?;
         if peer == self.shared.rank {
-            let found = self.shared.range(word.key, word.offset, 8);
-            let outcome = found.map_or(Outcome::BadKey, |there| {
-                result.write(0, &what.apply(there.word(0)).to_ne_bytes());
-                Outcome::Done
-            });
+            let range = self.shared.range(word.key, word.offset, 8);
+            let outcome = change_here(range, what, result);
             self.shared.complete(peer, token, outcome, 8, 0);
             return Ok(());
         }
-        self.peers[peer as usize].change(what, word, result, token, &mut self.shared)
+        let known = &mut self.peers[peer as usize];
+        match self.shared.settings.has_device_atomics {
+            true => known.change(what, word, result, token, &mut self.shared),
+            false => known.ask_change(what, word, result, token, &mut self.shared),
+        }
     }
 
     fn cancel(&mut self, peer: Rank, token: u64) {
@@ -270,7 +267,7 @@ impl Transport for VerbsTransport {
             self.poll_control(false);
         }
         self.pump_dirty();
-        events.extend(self.shared.ready.drain(..));
+        self.shared.ends.take(events);
     }
 
     fn notify(&mut self, peer: Rank) {
@@ -305,7 +302,7 @@ impl Transport for VerbsTransport {
             }
         }
         self.pump_dirty();
-        events.extend(self.shared.ready.drain(..));
+        self.shared.ends.take(events);
     }
 
     fn ports(&self) -> Vec<PortInUse> {
@@ -319,6 +316,7 @@ impl Transport for VerbsTransport {
                     device: rail.name.clone(),
                     number: rail.port,
                     mtu_bytes: rail.mtu_bytes(),
+                    peers_mtu_bytes: rail.peers_mtu_bytes(),
                     gid_index: u32::from(rail.gid_index),
                     is_ethernet: rail.is_ethernet,
                     inline_bytes: rail.inline_bytes,

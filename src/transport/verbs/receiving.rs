@@ -6,7 +6,7 @@ use super::record::{
     HEADER_BYTES, Immediate, RAILS_MAX, RailKeys, Record, SLOT_BYTES, Told, VALUE_MASK,
 };
 use crate::memory::{RegionKey, View};
-use crate::transport::{Outcome, TAG_CLASSES};
+use crate::transport::{Atomic, Outcome, TAG_CLASSES};
 
 impl Peer {
     /// Something has come that took a receive.
@@ -75,6 +75,17 @@ impl Peer {
             }
             Record::Nothing => {}
             Record::Ask { key } => self.tell_region(RegionKey(key), shared),
+            Record::Change {
+                id,
+                key,
+                offset,
+                compare,
+                operand,
+            } => {
+                let what = Atomic::of_operands(compare, operand);
+                self.handle_change(id, (key, offset), what, shared)?;
+            }
+            Record::Changed { id, before } => self.handle_changed(id, before, shared)?,
         }
         Ok(())
     }

@@ -14,6 +14,10 @@ pub const SLOT_BYTES: usize = (HEADER_BYTES + INLINE_BYTES_MAX).next_multiple_of
 /// Devices over which one peer's traffic is spread, at most: keys for all of them fit in a record.
 pub const RAILS_MAX: usize = 8;
 
+/// Atomic operations under way to one peer: their numbers stand where lengths do.
+pub const CHANGES_MAX: u32 = 1024;
+
+const _: () = assert!(CHANGES_MAX as usize <= INLINE_BYTES_MAX);
 const _: () = assert!(HEADER_BYTES + 4 * RAILS_MAX <= SLOT_BYTES);
 const _: () = assert!(TAG_CLASSES == 4, "four counters have places in the header");
 
@@ -55,6 +59,17 @@ pub enum Record {
     Nothing,
     /// Wants to know a region of the receiver.
     Ask { key: u32 },
+    /// A word of a region of the receiver is to be changed by its processor: `operand` is there afterwards if `compare` was, or
+    /// is added. `id` names the answer, below [`CHANGES_MAX`].
+    Change {
+        id: u32,
+        key: u32,
+        offset: u64,
+        compare: Option<u64>,
+        operand: u64,
+    },
+    /// The answer: what was there; none where there is no such word.
+    Changed { id: u32, before: Option<u64> },
 }
 
 /// What every record tells in passing.
@@ -117,6 +132,20 @@ impl Record {
             Record::Forget { key } => (7, [0; 3], key, 0),
             Record::Nothing => (9, [0; 3], 0, 0),
             Record::Ask { key } => (10, [0; 3], key, 0),
+            Record::Change {
+                id,
+                key,
+                offset,
+                compare,
+                operand,
+            } => {
+                let kind = 11 + u8::from(compare.is_some());
+                (kind, [offset, operand, compare.unwrap_or(0)], key, id)
+            }
+            Record::Changed { id, before } => {
+                let words = [before.unwrap_or(0), 0, 0];
+                (13, words, u32::from(before.is_some()), id)
+            }
         };
         let mut out = [0; HEADER_BYTES];
         out[0] = kind;
@@ -194,6 +223,17 @@ impl Record {
             7 => Record::Forget { key: id },
             9 => Record::Nothing,
             10 => Record::Ask { key: id },
+            kind @ (11 | 12) => Record::Change {
+                id: bytes,
+                key: id,
+                offset: a,
+                compare: (kind == 12).then_some(c),
+                operand: b,
+            },
+            13 => Record::Changed {
+                id: bytes,
+                before: (id == 1).then_some(a),
+            },
             kind => return Err(format!("a record of kind {kind}")),
         })
     }
@@ -296,6 +336,28 @@ mod tests {
             Record::Forget { key: u32::MAX },
             Record::Nothing,
             Record::Ask { key: 7 },
+            Record::Change {
+                id: CHANGES_MAX,
+                key: 7,
+                offset: 8,
+                compare: None,
+                operand: u64::MAX,
+            },
+            Record::Change {
+                id: 0,
+                key: 7,
+                offset: 8,
+                compare: Some(0),
+                operand: 1,
+            },
+            Record::Changed {
+                id: 3,
+                before: Some(0),
+            },
+            Record::Changed {
+                id: 3,
+                before: None,
+            },
         ];
         for record in records {
             let tail = record.tail().unwrap_or([0; 4 * RAILS_MAX]);

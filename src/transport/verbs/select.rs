@@ -1,13 +1,17 @@
 //! Opens the devices that are used; which ones, `choose.rs` says.
 
 use super::choose::{Choice, Wish, choose};
-use super::device::{Rail, Sizes, refused, unavailable};
-use super::record::RAILS_MAX;
+use super::device::{Rail, Registered, Sizes, refused, unavailable};
+use super::gid::GidKind;
+use super::record::{RAILS_MAX, SLOT_BYTES};
 use super::sysfs::Tree;
 use crate::config::VerbsSettings;
 use crate::error::Result;
+use crate::memory::Region;
+use crate::transport::Fabric;
 use crate::types::Rank;
 use linerate_verbs_sys::{Devices, Library};
+use std::sync::Arc;
 
 /// Opens the rails that `names` asks for ([`Wish::names`]), and says why these.
 pub fn open(
@@ -48,6 +52,20 @@ pub fn open(
         rails.push(Rail::open(context, chosen, sizes, token, settings)?);
     }
     Ok((rails, choice))
+}
+
+/// What the devices speak that a rank of so many would use, if it can: they are opened, and closed again.
+pub fn probe(rank: Rank, ranks: u32, settings: &VerbsSettings) -> Result<Fabric> {
+    let sizes = Sizes::of(settings.slots, ranks.saturating_sub(1));
+    let (rails, choice) = open("", rank, sizes, settings)?;
+    // Locked memory is what devices lack most often: as much as the rings of all peers take is tried.
+    let bytes = 2 * SLOT_BYTES * settings.slots as usize * ranks as usize;
+    Registered::region(Arc::new(Region::private(bytes)?), &rails, false)?;
+    Ok(match &choice.rails[0].gid {
+        Some(chosen) if chosen.gid.kind == GidKind::RoceV1 => Fabric::RoceV1,
+        Some(_) => Fabric::RoceV2,
+        None => Fabric::InfiniBand,
+    })
 }
 
 /// Which ports a rank would use, or why there is none. Nothing is opened.

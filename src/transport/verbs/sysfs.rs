@@ -25,6 +25,8 @@ pub struct Tree {
 pub struct Device {
     /// As verbs call it, such as mlx5_0.
     pub name: String,
+    /// It is a driver's alone (Soft-RoCE, siw), without hardware of its own.
+    pub is_software: bool,
     /// Firmware, where the driver says.
     pub firmware: Option<String>,
     /// Where it is plugged in; `None` for software devices over interfaces that are not.
@@ -131,6 +133,7 @@ impl Tree {
         let hardware = hardware.into_iter().find(|path| path.exists());
         Device {
             name: name.into(),
+            is_software: !folder.join("device").exists(),
             firmware: read(&folder.join("fw_ver")),
             place: hardware.as_deref().and_then(place),
             link: hardware.as_deref().and_then(|path| link(path, "current")),
@@ -198,7 +201,10 @@ fn gids(port: &Path) -> Vec<Gid> {
     let (mut found, mut holes) = (Vec::new(), 0);
     for index in 0..GIDS_MAX {
         match gid(port, index) {
-            Some(gid) => (holes, _) = (0, found.push(gid)),
+            Some(gid) => {
+                found.push(gid);
+                holes = 0;
+            }
             None if holes == HOLES_MAX => break,
             None => holes += 1,
         }

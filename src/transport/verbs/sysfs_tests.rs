@@ -304,6 +304,34 @@ fn soft_roce_has_no_pcie_but_its_interface_may() {
 }
 
 #[test]
+fn ranks_of_a_host_do_not_take_turns_among_software_devices() {
+    let recorded = Recorded::new("soft_roce", "turns");
+    let first = recorded.tree.devices().remove(0);
+    let mut second = first.clone();
+    second.name = "rxe1".into();
+    assert!(first.is_software);
+    let mut hardware = first.clone();
+    (hardware.name, hardware.is_software) = ("mlx5_0".into(), false);
+    let by_seat = |devices: &[Device], seat| {
+        let wish = Wish {
+            seat,
+            ..Wish::default()
+        };
+        choose(devices, &wish).unwrap()
+    };
+    let both = [second, first];
+    for seat in 0..3 {
+        let choice = by_seat(&both, seat);
+        assert_eq!(used(&choice), ["rxe0:1"], "seat {seat}");
+        let text = choice.to_string();
+        assert!(text.contains("do not reach each other"), "{text}");
+        // A device with hardware is better, and no turn is given to the others.
+        let three = [&both[..], &[hardware.clone()]].concat();
+        assert_eq!(used(&by_seat(&three, seat)), ["mlx5_0:1"], "seat {seat}");
+    }
+}
+
+#[test]
 fn no_device_and_no_port_are_said_with_what_to_do() {
     assert!(refusal(&[], "").contains("no RDMA device"));
     let recorded = Recorded::new("two_nodes", "down");

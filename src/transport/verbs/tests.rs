@@ -1,8 +1,9 @@
-//! What takes unsafe code to test: fork().
+//! What takes unsafe code to test: fork(). And what no machine without a GPU has: memory that says it is a dma-buf.
 
 use crate::memory::{Region, child};
 use crate::time::Time;
 use crate::transport::{Event, Options, Outcome, Transport, open};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::sync::Arc;
 
 fn poll(transport: &mut dyn Transport, events: &mut Vec<Event>) {
@@ -54,4 +55,29 @@ fn after_a_fork_the_parents_registered_memory_is_the_parents() {
         place.read(0, &mut found);
         assert!(found.iter().all(|&byte| byte == round + 1), "round {round}");
     }
+}
+
+/// Soft-RoCE registers none. The descriptor is not of one either, which nobody asks before that.
+#[test]
+fn a_device_that_cannot_register_a_dmabuf_says_so_by_name() {
+    let mut transport = match open("verbs", 0, 2, 0, &Options::default()) {
+        Ok(transport) => transport,
+        Err(error) => return println!("skipped: dma-buf: {error}"),
+    };
+    let fd = memfd_create("linerate-test", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&fd, 8192).unwrap();
+    let region = Region::of_dmabuf(fd, 8192).unwrap();
+    let text = transport
+        .register(Arc::new(region))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        text.contains("cannot register a dma-buf of 8192 bytes"),
+        "{text}"
+    );
+    let device = &transport.ports()[0].device;
+    assert!(text.contains(device.as_str()), "{text}");
+    // What it can register still has the first name.
+    let region = Arc::new(Region::private(8192).unwrap());
+    assert_eq!(transport.register(region).unwrap().0, 1);
 }

@@ -135,6 +135,7 @@ mod tests {
         };
         Device {
             name: "mlx5_0".into(),
+            is_software: false,
             firmware: None,
             place: None,
             link: link(width),

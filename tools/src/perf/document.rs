@@ -37,6 +37,8 @@ struct PortEntry {
     port: u8,
     gid_index: u32,
     mtu: u32,
+    /// Of the other side; `null`: not known.
+    peer_mtu: Option<u32>,
     queue_pairs: u32,
     inline_bytes: u32,
 }
@@ -95,6 +97,7 @@ fn port_entry(port: PortInUse) -> PortEntry {
         port: port.number,
         gid_index: port.gid_index,
         mtu: port.mtu_bytes,
+        peer_mtu: port.peers_mtu_bytes,
         queue_pairs: port.queue_pairs,
         inline_bytes: port.inline_bytes,
     }

@@ -130,7 +130,7 @@ fn of_port(used: &PortInUse, devices: &[Device]) -> Result<PortRate, String> {
         wire_gigabits: rate,
         link: device.link,
         wire,
-        mtu_bytes: used.mtu_bytes,
+        mtu_bytes: used.packet_bytes(),
     })
 }
 
@@ -145,6 +145,7 @@ mod tests {
             device: device.into(),
             number: 1,
             mtu_bytes,
+            peers_mtu_bytes: None,
             gid_index: 3,
             is_ethernet: true,
             inline_bytes: 0,

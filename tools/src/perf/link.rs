@@ -105,7 +105,11 @@ impl Link {
         let nonce = linerate::bootstrap::nonce().map_err(text)?;
         let options = transport::Options {
             tcp: config.tcp.clone(),
-            verbs: config.verbs.clone(),
+            verbs: linerate::config::VerbsSettings {
+                // What is measured is the device's.
+                has_device_atomics: true,
+                ..config.verbs.clone()
+            },
             ..transport::Options::default()
         };
         let transport =

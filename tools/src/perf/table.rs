@@ -82,7 +82,7 @@ fn port_line(port: &PortInUse) -> String {
         port.number,
         if port.is_ethernet { "Ethernet" } else { "IB" },
         port.gid_index,
-        port.mtu_bytes,
+        port.packet_bytes(),
         port.queue_pairs,
         port.inline_bytes
     )

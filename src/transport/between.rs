@@ -1,0 +1,140 @@
+//! What ranks of several hosts use between their hosts, if nobody has said it: RDMA where every rank has a device for it, else
+//! connections. Each rank says what it has when the ranks meet, and rank 0 decides for all ([`agree`]).
+
+use super::Options;
+use super::verbs;
+use crate::types::Rank;
+use std::fmt;
+
+/// What devices of two ranks must have in common to reach each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fabric {
+    /// InfiniBand.
+    InfiniBand,
+    /// Frames on one Ethernet.
+    RoceV1,
+    /// Packets of UDP over IP.
+    RoceV2,
+}
+
+impl Fabric {
+    /// All, for those who write them as numbers from 1.
+    pub const ALL: [Fabric; 3] = [Fabric::InfiniBand, Fabric::RoceV1, Fabric::RoceV2];
+}
+
+impl fmt::Display for Fabric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Fabric::InfiniBand => "InfiniBand",
+            Fabric::RoceV1 => "RoCEv1",
+            Fabric::RoceV2 => "RoCEv2",
+        })
+    }
+}
+
+/// What a rank says: its fabric, or why it has none.
+pub type Offer = Result<Fabric, String>;
+
+/// What is used between hosts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Agreed {
+    /// Else connections.
+    pub is_verbs: bool,
+    /// For people.
+    pub reason: String,
+    /// Some have a device, and others keep them from using it.
+    pub is_pity: bool,
+}
+
+/// What a rank of so many can offer. Devices are opened for that, and closed: that a device is there does not mean that it may
+/// be used, or that it has room.
+pub fn own_offer(rank: Rank, ranks: u32, options: &Options) -> Offer {
+    if let Some((flag, what)) = options.unkept_promise() {
+        return Err(format!("{flag} was asked for, and devices do not {what}"));
+    }
+    let found = verbs::probe(rank, ranks, &options.verbs);
+    found.map_err(|error| match error {
+        crate::error::Error::Unavailable { reason, .. } => reason,
+        other => other.to_string(),
+    })
+}
+
+/// Decides for all ranks, by what each has offered.
+pub fn agree(offers: &[Offer]) -> Agreed {
+    let refuse = |reason: String, is_pity| Agreed {
+        is_verbs: false,
+        reason,
+        is_pity,
+    };
+    let lacks =
+        |(rank, offer): (usize, &Offer)| offer.as_ref().err().map(|why| (rank, why.clone()));
+    let lacking: Vec<(usize, String)> = offers.iter().enumerate().filter_map(lacks).collect();
+    if let Some((rank, why)) = lacking.first() {
+        let who = match lacking.len() == offers.len() {
+            true => "no rank has a usable RDMA device".into(),
+            false => format!("rank {rank} has no usable RDMA device"),
+        };
+        let further = match lacking.len() {
+            1 => String::new(),
+            count if count == offers.len() => format!(" (rank {rank})"),
+            count => format!(", nor have {} others", count - 1),
+        };
+        return refuse(
+            format!("{who}: {why}{further}"),
+            lacking.len() < offers.len(),
+        );
+    }
+    let fabrics: Vec<Fabric> = offers.iter().flatten().copied().collect();
+    let first = fabrics[0];
+    match fabrics.iter().position(|&fabric| fabric != first) {
+        Some(rank) => refuse(
+            format!(
+                "rank {rank}'s device speaks {}, and rank 0's {first}",
+                fabrics[rank]
+            ),
+            true,
+        ),
+        None => Agreed {
+            is_verbs: true,
+            reason: format!("every rank has a device that speaks {first}"),
+            is_pity: false,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verbs_need_every_rank_and_who_lacks_them_is_named() {
+        let none = || Err(String::from("the kernel has none"));
+        let some = || Ok(Fabric::RoceV2);
+        let agreed = agree(&[some(), some()]);
+        assert!(
+            agreed.is_verbs && agreed.reason.contains("RoCEv2"),
+            "{agreed:?}"
+        );
+        let agreed = agree(&[some(), some(), none(), none()]);
+        assert!(!agreed.is_verbs && agreed.is_pity);
+        let expected = "rank 2 has no usable RDMA device: the kernel has none, nor have 1 others";
+        assert_eq!(agreed.reason, expected);
+        let agreed = agree(&[none(), none()]);
+        assert!(!agreed.is_verbs && !agreed.is_pity);
+        assert!(agreed.reason.starts_with("no rank has"), "{agreed:?}");
+        let agreed = agree(&[some(), Ok(Fabric::InfiniBand)]);
+        let expected = "rank 1's device speaks InfiniBand, and rank 0's RoCEv2";
+        assert_eq!((agreed.is_verbs, agreed.reason.as_str()), (false, expected));
+    }
+
+    #[test]
+    fn what_must_be_encrypted_does_not_go_over_devices() {
+        let mut options = Options::default();
+        options.tcp.has_tls = true;
+        let why = own_offer(0, 2, &options).unwrap_err();
+        assert!(
+            why.contains("LINERATE_TLS") && why.contains("encrypt"),
+            "{why}"
+        );
+    }
+}

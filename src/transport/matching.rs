@@ -1,0 +1,358 @@
+//! [`Matching`]: receives of one peer's messages meet what comes, by tag and in order, for providers whose owner matches.
+//!
+//! `F` says where the bytes of a message are that are not here yet; how they come is the provider's.
+
+use super::posts::Ends;
+use super::{Outcome, TAG_CLASSES, tag_class};
+use crate::limits::MESSAGES_PER_PEER;
+use crate::memory::View;
+use crate::types::Rank;
+use std::collections::VecDeque;
+
+/// A receive that waits for its message.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Posted {
+    pub tag: u64,
+    pub destination: View,
+    pub token: u64,
+}
+
+impl Posted {
+    /// Ends it with a message that is here; the bytes that were copied.
+    #[inline]
+    pub fn deliver(&self, peer: Rank, header: u64, source: View, ends: &mut Ends) -> u64 {
+        let bytes = source.len_bytes();
+        let fits = bytes <= self.destination.len_bytes();
+        if fits {
+            self.destination.part(0, bytes).copy_from(source);
+        }
+        self.end(peer, header, bytes, fits, ends)
+    }
+
+    /// The same of bytes that nobody else can see.
+    #[inline]
+    pub fn deliver_bytes(&self, peer: Rank, header: u64, source: &[u8], ends: &mut Ends) -> u64 {
+        let fits = source.len() <= self.destination.len_bytes();
+        if fits {
+            self.destination.write(0, source);
+        }
+        self.end(peer, header, source.len(), fits, ends)
+    }
+
+    fn end(&self, peer: Rank, header: u64, bytes: usize, fits: bool, ends: &mut Ends) -> u64 {
+        let (outcome, copied) = match fits {
+            true => (Outcome::Done, bytes as u64),
+            false => (Outcome::Truncated, 0),
+        };
+        ends.complete(peer, self.token, outcome, bytes as u64, header);
+        copied
+    }
+}
+
+/// A message that waits for its receive.
+#[derive(Debug)]
+pub(super) struct Message<F> {
+    pub tag: u64,
+    pub header: u64,
+    pub payload: Payload<F>,
+}
+
+/// Where the bytes of a waiting message are.
+#[derive(Debug)]
+pub(super) enum Payload<F> {
+    Copied(Vec<u8>),
+    /// Not here yet.
+    Far(F),
+    /// Of a rank that sends to itself: where they were sent from, and the token of the send.
+    Own(View, u64),
+}
+
+/// What a receive has met.
+#[derive(Debug)]
+pub(super) enum Met<F> {
+    /// Nothing yet: it is to be posted.
+    Nothing,
+    /// A message that was here; both have ended, and so many bytes were copied.
+    Whole(u64),
+    /// A message with this header that is still to come.
+    Far(F, u64),
+}
+
+/// What of one peer is not matched.
+#[derive(Debug)]
+pub(super) struct Matching<F> {
+    posted: VecDeque<Posted>,
+    messages: VecDeque<Message<F>>,
+    /// Of `messages`, per class of tags.
+    counts: [u32; TAG_CLASSES],
+}
+
+impl<F> Matching<F> {
+    pub fn new() -> Matching<F> {
+        Matching {
+            posted: VecDeque::new(),
+            messages: VecDeque::new(),
+            counts: [0; TAG_CLASSES],
+        }
+    }
+
+    /// Messages of a class that wait for receives.
+    pub fn waiting(&self, class: usize) -> u32 {
+        self.counts[class]
+    }
+
+    /// Tags of the receives that wait for messages.
+    pub fn posted_tags(&self) -> impl Iterator<Item = u64> + '_ {
+        self.posted.iter().map(|posted| posted.tag)
+    }
+
+    /// A receive waits.
+    pub fn post(&mut self, posted: Posted) {
+        self.posted.push_back(posted);
+    }
+
+    /// A receive that was taken waits again, as the first of its tag.
+    pub fn put_back(&mut self, posted: Posted) {
+        self.posted.push_front(posted);
+    }
+
+    /// The first receive with this tag, which a message has met.
+    #[inline]
+    pub fn take_posted(&mut self, tag: u64) -> Option<Posted> {
+        let at = self.posted.iter().position(|p| p.tag == tag)?;
+        self.posted.remove(at)
+    }
+
+    /// The first message with this tag, which a receive has met.
+    #[inline]
+    pub fn take_message(&mut self, tag: u64) -> Option<Message<F>> {
+        let at = self.messages.iter().position(|m| m.tag == tag)?;
+        self.counts[tag_class(tag)] -= 1;
+        self.messages.remove(at)
+    }
+
+    /// Lets a receive meet what waits for it.
+    pub fn meet(&mut self, peer: Rank, posted: &Posted, ends: &mut Ends) -> Met<F> {
+        let Some(message) = self.take_message(posted.tag) else {
+            return Met::Nothing;
+        };
+        match message.payload {
+            Payload::Copied(bytes) => {
+                let copied = posted.deliver_bytes(peer, message.header, &bytes, ends);
+                ends.spare.push(bytes);
+                Met::Whole(copied)
+            }
+            Payload::Own(source, token) => {
+                let copied = posted.deliver(peer, message.header, source, ends);
+                ends.complete(peer, token, Outcome::Done, source.len_bytes() as u64, 0);
+                Met::Whole(copied)
+            }
+            Payload::Far(far) => Met::Far(far, message.header),
+        }
+    }
+
+    /// Keeps a message for a later receive; a sender that ignores its credits is refused.
+    pub fn keep(&mut self, tag: u64, header: u64, payload: Payload<F>) -> Result<(), String> {
+        let count = &mut self.counts[tag_class(tag)];
+        if *count >= MESSAGES_PER_PEER {
+            return Err(format!(
+                "it sent more than {MESSAGES_PER_PEER} messages without a receive"
+            ));
+        }
+        *count += 1;
+        self.messages.push_back(Message {
+            tag,
+            header,
+            payload,
+        });
+        Ok(())
+    }
+
+    /// A message of this rank to itself, for which there is a place. Its bytes stay where they are until a receive takes them,
+    /// unless they are at most so many, or nobody waits for its end.
+    pub fn send_to_oneself(
+        &mut self,
+        (rank, tag, header): (Rank, u64, u64),
+        source: View,
+        token: Option<u64>,
+        copied_bytes_max: usize,
+        ends: &mut Ends,
+    ) {
+        let posted = self.take_posted(tag);
+        let payload = match (&posted, token) {
+            (Some(posted), _) => {
+                posted.deliver(rank, header, source, ends);
+                None
+            }
+            (None, Some(token)) if source.len_bytes() > copied_bytes_max => {
+                let own = Payload::Own(source, token);
+                return self.keep(tag, header, own).expect("there is a place");
+            }
+            (None, _) => Some(Payload::Copied(ends.copy(source))),
+        };
+        if let Some(token) = token {
+            ends.complete(rank, token, Outcome::Done, source.len_bytes() as u64, 0);
+        }
+        if let Some(payload) = payload {
+            self.keep(tag, header, payload).expect("there is a place");
+        }
+    }
+
+    /// Takes back the receive with this token; false: it does not wait.
+    pub fn cancel(&mut self, token: u64) -> bool {
+        let at = self.posted.iter().position(|p| p.token == token);
+        at.and_then(|at| self.posted.remove(at)).is_some()
+    }
+
+    /// The first message that waits and is meant: its tag and header.
+    pub fn find(&self, is_meant: &mut dyn FnMut(u64, u64) -> bool) -> Option<(u64, u64)> {
+        let mut waiting = self.messages.iter().map(|m| (m.tag, m.header));
+        waiting.find(|&(tag, header)| is_meant(tag, header))
+    }
+
+    /// The connection ends: what had come whole, and what `is_kept` says of the rest, can be received later. The tokens of all
+    /// other posts.
+    pub fn flush(&mut self, mut is_kept: impl FnMut(&F) -> bool) -> Vec<u64> {
+        let mut tokens: Vec<u64> = self.posted.drain(..).map(|posted| posted.token).collect();
+        self.messages.retain(|message| {
+            let is_kept = match &message.payload {
+                Payload::Copied(_) => true,
+                Payload::Far(far) => is_kept(far),
+                Payload::Own(_, token) => {
+                    tokens.push(*token);
+                    false
+                }
+            };
+            self.counts[tag_class(message.tag)] -= u32::from(!is_kept);
+            is_kept
+        });
+        tokens
+    }
+
+    /// Forgets every message.
+    pub fn clear(&mut self) {
+        self.messages.clear();
+        self.counts = [0; TAG_CLASSES];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Region;
+    use crate::transport::Event;
+
+    fn ended(ends: &mut Ends) -> Vec<(u64, Outcome, u64)> {
+        let mut events = Vec::new();
+        ends.take(&mut events);
+        let ended = events.into_iter().map(|event| match event {
+            Event::Completion(end) => (end.token, end.outcome, end.header),
+            other => panic!("{other:?}"),
+        });
+        ended.collect()
+    }
+
+    fn posted(region: &Region, tag: u64, token: u64) -> Posted {
+        Posted {
+            tag,
+            destination: region.view().part(0, 8),
+            token,
+        }
+    }
+
+    #[test]
+    fn messages_of_a_tag_meet_receives_in_order_and_others_do_not_wait() {
+        let region = Region::private(64).unwrap();
+        let (mut matching, mut ends) = (Matching::<u32>::new(), Ends::default());
+        for (tag, header) in [(1, 10), (2, 20), (1, 11)] {
+            let bytes = vec![header as u8; 4];
+            matching.keep(tag, header, Payload::Copied(bytes)).unwrap();
+        }
+        matching.keep(3, 30, Payload::Far(7)).unwrap();
+        assert_eq!(matching.waiting(0), 4);
+        assert_eq!(matching.find(&mut |tag, _| tag == 2), Some((2, 20)));
+        for (tag, header) in [(2, 20), (1, 10), (1, 11)] {
+            let met = matching.meet(0, &posted(&region, tag, 5), &mut ends);
+            assert!(matches!(met, Met::Whole(_)));
+            assert_eq!(ended(&mut ends), [(5, Outcome::Done, header)]);
+            assert_eq!(region.view().load::<u32>(0), 0x0101_0101 * header as u32);
+        }
+        let met = matching.meet(0, &posted(&region, 3, 6), &mut ends);
+        assert!(matches!(met, Met::Far(7, 30)), "{met:?}");
+        assert!(matches!(
+            matching.meet(0, &posted(&region, 1, 7), &mut ends),
+            Met::Nothing
+        ));
+        assert_eq!(matching.waiting(0), 0);
+    }
+
+    #[test]
+    fn a_receive_that_is_put_back_is_the_first_of_its_tag_and_can_be_cancelled() {
+        let region = Region::private(64).unwrap();
+        let mut matching = Matching::<()>::new();
+        [1, 2]
+            .into_iter()
+            .for_each(|token| matching.post(posted(&region, 9, token)));
+        let first = matching.take_posted(9).unwrap();
+        matching.put_back(first);
+        assert_eq!(matching.take_posted(9).map(|p| p.token), Some(1));
+        assert_eq!([matching.cancel(2), matching.cancel(2)], [true, false]);
+        assert!(matching.take_posted(9).is_none());
+    }
+
+    #[test]
+    fn one_message_too_many_is_refused_and_places_come_back() {
+        let region = Region::private(64).unwrap();
+        let (mut matching, mut ends) = (Matching::<()>::new(), Ends::default());
+        for _ in 0..MESSAGES_PER_PEER {
+            matching.keep(1, 0, Payload::Copied(vec![])).unwrap();
+        }
+        let text = matching.keep(1, 0, Payload::Copied(vec![])).unwrap_err();
+        assert!(text.contains("without a receive"), "{text}");
+        matching.keep(1 << 62, 0, Payload::Copied(vec![])).unwrap();
+        matching.meet(0, &posted(&region, 1, 0), &mut ends);
+        matching.keep(1, 0, Payload::Copied(vec![])).unwrap();
+    }
+
+    #[test]
+    fn what_had_come_outlives_the_connection() {
+        let region = Region::private(64).unwrap();
+        let view = region.view();
+        let (mut matching, mut ends) = (Matching::new(), Ends::default());
+        matching.post(posted(&region, 4, 1));
+        matching.keep(5, 50, Payload::Copied(vec![1])).unwrap();
+        matching.keep(5, 51, Payload::Far(false)).unwrap();
+        matching.keep(5, 52, Payload::Far(true)).unwrap();
+        matching.send_to_oneself((0, 6, 60), view.part(8, 16), Some(2), 8, &mut ends);
+        assert_eq!(matching.flush(|&is_whole| is_whole), [1, 2]);
+        assert_eq!((matching.waiting(0), ended(&mut ends).len()), (2, 0));
+        matching.clear();
+        assert_eq!(matching.waiting(0), 0);
+    }
+
+    #[test]
+    fn a_rank_sends_to_itself_before_and_after_the_receive() {
+        let region = Region::private(64).unwrap();
+        let source = region.view().part(32, 8);
+        let (mut matching, mut ends) = (Matching::<()>::new(), Ends::default());
+        let (short, long) = (8, 4);
+        matching.send_to_oneself((0, 1, 10), source, Some(1), short, &mut ends);
+        assert_eq!(ended(&mut ends), [(1, Outcome::Done, 0)], "copied");
+        matching.send_to_oneself((0, 2, 20), source, Some(2), long, &mut ends);
+        assert_eq!(ended(&mut ends), [], "until it is received");
+        matching.send_to_oneself((0, 3, 30), source, None, long, &mut ends);
+        for (tag, expected) in [
+            (1, vec![(9, Outcome::Done, 10)]),
+            (2, vec![(9, Outcome::Done, 20), (2, Outcome::Done, 0)]),
+            (3, vec![(9, Outcome::Done, 30)]),
+        ] {
+            let met = matching.meet(0, &posted(&region, tag, 9), &mut ends);
+            assert!(matches!(met, Met::Whole(_)));
+            assert_eq!(ended(&mut ends), expected);
+        }
+        matching.post(posted(&region, 4, 8));
+        matching.send_to_oneself((0, 4, 40), source, Some(4), long, &mut ends);
+        let both = [(8, Outcome::Done, 40), (4, Outcome::Done, 0)];
+        assert_eq!(ended(&mut ends), both);
+    }
+}

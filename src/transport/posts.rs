@@ -1,0 +1,157 @@
+//! What providers do alike with posts: checks before they are accepted, those of a rank to itself, and how they end.
+
+use super::{Atomic, Completion, Event, Outcome, PostError};
+use crate::limits::INLINE_BYTES_MAX;
+use crate::memory::{RegionKey, View};
+use crate::types::Rank;
+
+pub(super) type Accepted = Result<(), PostError>;
+
+/// Where a connection stands, for posts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PeerState {
+    /// Not asked for.
+    Idle,
+    /// Posts are taken.
+    Open,
+    /// Failed or closed.
+    Gone,
+}
+
+impl PeerState {
+    /// Whether a post may name a peer in this state; `None`: there is no such rank.
+    pub fn check(state: Option<PeerState>, peer: Rank, ranks: usize) -> Accepted {
+        match state {
+            Some(PeerState::Open) => Ok(()),
+            Some(PeerState::Idle) => Err(PostError::WouldBlock),
+            Some(PeerState::Gone) => Err(PostError::PeerFailed),
+            None => Err(no_such_rank(peer, ranks)),
+        }
+    }
+}
+
+pub(super) fn no_such_rank(peer: Rank, ranks: usize) -> PostError {
+    PostError::Invalid(format!("rank {peer} of a job of {ranks} ranks"))
+}
+
+/// Clause 10, for memory that is read or written after the post.
+pub(super) fn check_registered(view: View, is_registered: impl Fn(RegionKey) -> bool) -> Accepted {
+    let bytes = view.len_bytes();
+    if bytes > INLINE_BYTES_MAX && !is_registered(view.key()) {
+        return Err(PostError::Invalid(format!(
+            "{bytes} bytes of memory that is not registered; {INLINE_BYTES_MAX} at most"
+        )));
+    }
+    Ok(())
+}
+
+/// A range of a region, `None` if it is not inside.
+pub(super) fn part_of(region: View, offset: u64, bytes: u64) -> Option<View> {
+    let (offset, bytes) = (usize::try_from(offset).ok()?, usize::try_from(bytes).ok()?);
+    let end = offset.checked_add(bytes)?;
+    (end <= region.len_bytes()).then(|| region.part(offset, bytes))
+}
+
+/// A put into memory of this process, if there is such a range.
+pub(super) fn put_here(place: Option<View>, source: View) -> Outcome {
+    place.map_or(Outcome::BadKey, |place| {
+        place.copy_from(source);
+        Outcome::Done
+    })
+}
+
+/// A get of it.
+pub(super) fn get_here(place: Option<View>, destination: View) -> Outcome {
+    place.map_or(Outcome::BadKey, |place| {
+        destination.copy_from(place);
+        Outcome::Done
+    })
+}
+
+/// An atomic operation on a word of it.
+pub(super) fn change_here(place: Option<View>, what: Atomic, result: View) -> Outcome {
+    place.map_or(Outcome::BadKey, |place| {
+        result.write(0, &what.apply(place.word(0)).to_ne_bytes());
+        Outcome::Done
+    })
+}
+
+/// What the next poll reports, and buffers of messages that were delivered, for reuse.
+#[derive(Debug, Default)]
+pub(super) struct Ends {
+    events: Vec<Event>,
+    pub spare: Vec<Vec<u8>>,
+}
+
+impl Ends {
+    /// A post to or from `peer` has ended.
+    pub fn complete(&mut self, peer: Rank, token: u64, outcome: Outcome, bytes: u64, header: u64) {
+        self.events.push(Event::Completion(Completion {
+            token,
+            peer,
+            outcome,
+            bytes,
+            header,
+        }));
+    }
+
+    /// Posts that end because the connection does.
+    pub fn flush(&mut self, peer: Rank, tokens: impl IntoIterator<Item = u64>) {
+        for token in tokens {
+            self.complete(peer, token, Outcome::Flushed, 0, 0);
+        }
+    }
+
+    pub fn push(&mut self, event: Event) {
+        self.events.push(event);
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.events.is_empty()
+    }
+
+    /// Hands over what has happened.
+    #[inline]
+    pub fn take(&mut self, events: &mut Vec<Event>) {
+        events.append(&mut self.events);
+    }
+
+    /// The bytes of a message whose receive is not there yet.
+    pub fn copy(&mut self, source: View) -> Vec<u8> {
+        let mut copied = self.spare.pop().unwrap_or_default();
+        copied.resize(source.len_bytes(), 0);
+        source.read(0, &mut copied);
+        copied
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Region;
+
+    #[test]
+    fn ranges_end_inside_their_region() {
+        let region = Region::private(16).unwrap();
+        let whole = region.view();
+        assert_eq!(part_of(whole, 8, 8).map(|v| v.len_bytes()), Some(8));
+        assert_eq!(part_of(whole, 16, 0).map(|v| v.len_bytes()), Some(0));
+        for (offset, bytes) in [(8, 9), (17, 0), (u64::MAX, 1), (1, u64::MAX)] {
+            assert!(part_of(whole, offset, bytes).is_none(), "{offset} {bytes}");
+        }
+    }
+
+    #[test]
+    fn posts_name_a_rank_that_is_there_and_memory_that_is_registered() {
+        let check = |state| PeerState::check(state, 7, 4);
+        assert_eq!(check(Some(PeerState::Open)), Ok(()));
+        assert_eq!(check(Some(PeerState::Idle)), Err(PostError::WouldBlock));
+        assert_eq!(check(Some(PeerState::Gone)), Err(PostError::PeerFailed));
+        assert!(matches!(check(None), Err(PostError::Invalid(text)) if text.contains("rank 7")));
+        let region = Region::private(INLINE_BYTES_MAX + 1).unwrap();
+        let view = region.view();
+        assert!(check_registered(view, |_| false).is_err());
+        assert!(check_registered(view, |_| true).is_ok());
+        assert!(check_registered(view.part(0, INLINE_BYTES_MAX), |_| false).is_ok());
+    }
+}
