@@ -118,6 +118,7 @@ pub mod memory;
 pub mod pattern;
 pub mod prng;
 pub mod schedule;
+pub mod sparse;
 mod sync;
 pub mod time;
 pub mod transport;
@@ -126,7 +127,7 @@ pub mod wire;
 
 pub use comm::{
     Buffer, Call, Communicator, Explanation, FlushReport, Fusion, Group, Operation, Simulation,
-    StepReport, Transfer,
+    SparseAllreduce, SparseResult, StepReport, Transfer,
 };
 pub use config::Config;
 pub use error::{Error, Result};

@@ -23,7 +23,7 @@ const LAYERS: [&[&str]; 15] = [
     &["schedule"],
     &["cost"],
     &["collective"],
-    &["fusion", "staleness", "elastic"],
+    &["fusion", "sparse", "staleness", "elastic"],
     &["whatif"],
     &["transport"],
     &["engine"],

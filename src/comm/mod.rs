@@ -29,6 +29,7 @@ mod rebuild;
 mod repeats;
 mod shared;
 mod simulation;
+mod sparse;
 mod split;
 
 pub use buffer::Buffer;
@@ -40,6 +41,7 @@ pub use operation::Operation;
 pub use plans::{Explanation, Path};
 pub use prices::host as price_host;
 pub use simulation::Simulation;
+pub use sparse::{SparseAllreduce, SparseResult};
 
 use crate::bootstrap::{self, Meeting, Place};
 use crate::config::Config;
