@@ -5,6 +5,7 @@
 
 use super::counters::Phase;
 use super::entries::Entries;
+use super::format::ValueFormat;
 use super::io::{Io, Message};
 use super::machine::{Finished, Step, Terms};
 use super::options::DsaVariant;
@@ -79,46 +80,41 @@ pub(super) async fn run_doubling<E: Entries + Sync>(
         returned: Vec::new(),
         count: step.count,
     };
+    // All ranks of a half have the same sum: one of them keeps what rounding takes from it.
+    let half = |distance: u32| io.rank.is_multiple_of(distance);
     if io.rank >= core {
-        let sent = partial.to_send(true, &terms);
-        let _ = partial
-            .swap(&io, &terms, (Some(io.rank - core), None), &sent)
+        partial
+            .swap(&io, &terms, (Some(io.rank - core), None), true)
             .await;
     } else if io.rank + core < io.ranks {
-        let own = partial.sum.clone();
-        let other = partial
-            .swap(&io, &terms, (None, Some(io.rank + core)), &own)
+        let (own, other) = partial
+            .swap(&io, &terms, (None, Some(io.rank + core)), true)
             .await;
         partial.sum = E::sum(&[own, other]);
     }
     let mut distance = 1;
     while io.rank < core && distance < core {
         let peer = io.rank ^ distance;
-        // All ranks of a half have the same sum: one of them keeps what rounding takes from it.
-        let own = partial.to_send(io.rank.is_multiple_of(distance), &terms);
-        let other = partial
-            .swap(&io, &terms, (Some(peer), Some(peer)), &own)
-            .await;
-        let pair = match io.rank < peer {
-            true => [own, other],
-            false => [other, own],
+        let peers = (Some(peer), Some(peer));
+        let (own, other) = partial.swap(&io, &terms, peers, half(distance)).await;
+        partial.sum = match io.rank < peer {
+            true => E::sum(&[own, other]),
+            false => E::sum(&[other, own]),
         };
-        partial.sum = E::sum(&pair);
         distance *= 2;
     }
+    let exact = terms.exact();
     if io.rank < core && io.rank + core < io.ranks {
-        let sum = partial.sum.clone();
-        let exact = terms.exact();
-        let _ = partial
-            .swap(&io, &exact, (Some(io.rank + core), None), &sum)
+        partial
+            .swap(&io, &exact, (Some(io.rank + core), None), false)
             .await;
     } else if io.rank >= core {
         partial.not_finite = 0;
-        let none = E::empty(0, step.count);
-        let exact = terms.exact();
+        partial.sum = E::empty(0, step.count);
         partial.sum = partial
-            .swap(&io, &exact, (None, Some(io.rank - core)), &none)
-            .await;
+            .swap(&io, &exact, (None, Some(io.rank - core)), false)
+            .await
+            .1;
     }
     let (result, wild) = partial.sum.settle();
     let not_finite = partial.not_finite + wild.len();
@@ -143,25 +139,17 @@ struct Partial<E> {
 }
 
 impl<E: Entries> Partial<E> {
-    /// The sum as it is sent, without zeros; who keeps the rounding has it returned.
-    fn to_send(&mut self, is_keeper: bool, terms: &Terms) -> E {
-        let (clean, wild) = self.sum.clone().settle();
-        let whole = E::sum(&[clean, wild]);
-        let rounded = whole.rounded(terms.pack, (0, self.count));
-        if is_keeper {
-            self.returned.push(whole.minus(&rounded));
-        }
-        rounded
-    }
-
-    /// Sends to one peer, receives from one, sizes first: dense if both sums together say so.
+    /// Sends the sum to one peer, receives one's from another, sizes first: dense if both sums together say so. Gives the own one as the
+    /// peer sees it, and the other; with `is_keeper` the difference that rounding makes returns to this rank.
     async fn swap(
         &mut self,
         io: &Io,
         terms: &Terms,
         (to, from): (Option<Rank>, Option<Rank>),
-        own: &E,
-    ) -> E {
+        is_keeper: bool,
+    ) -> (E, E) {
+        let (clean, wild) = self.sum.clone().settle();
+        let own = E::sum(&[clean, wild]);
         const HEADER: u64 = 16;
         let words = [own.len(), self.not_finite];
         let header = Message {
@@ -195,13 +183,22 @@ impl<E: Entries> Partial<E> {
             true => own.encode_dense(range, terms.pack),
             false => own.encode(terms.pack),
         };
+        let decode = |message: &Message, count| match is_dense {
+            true => E::decode_dense(message, range, terms.pack),
+            false => E::decode(message, count, terms.pack, range),
+        };
+        let is_exact = to.is_none() || terms.pack.values == ValueFormat::F32;
+        let seen = match is_exact {
+            true => own.clone(),
+            false => decode(&message, own.len()),
+        };
+        if is_keeper && !is_exact {
+            self.returned.push(own.minus(&seen));
+        }
         let sends = to.map(|to| (to, message)).into_iter().collect();
         let receives = from.map(|from| (from, bytes)).into_iter().collect();
         let messages = io.exchange(Phase::Reduce, sends, receives, 0).await;
-        match messages.first() {
-            None => E::empty(0, self.count),
-            Some(message) if is_dense => E::decode_dense(message, range, terms.pack),
-            Some(message) => E::decode(message, theirs, terms.pack, range),
-        }
+        let other = messages.first().map(|message| decode(message, theirs));
+        (seen, other.unwrap_or_else(|| E::empty(0, self.count)))
     }
 }

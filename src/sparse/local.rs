@@ -4,7 +4,7 @@
 //! kept. Threshold mode: what the threshold selects, if that is within [min(k/2, non-zeros), 2k]; else exactly k in the same
 //! step. The threshold follows the counts in between.
 
-use super::global::{follow, is_within};
+use super::global::{Steepness, Tracker, is_within};
 use super::options::{Algorithm, Mode, NonFinite, SparseOptions};
 use super::stream::Stream;
 use crate::kernel::select::{
@@ -30,8 +30,8 @@ pub struct Selected {
 pub struct LocalSelection {
     /// Steps so far.
     pub steps: u64,
-    /// Magnitude of the least that was selected, once there is one.
-    pub threshold: Option<u32>,
+    /// From where on elements are selected, once there is one.
+    pub tracker: Option<Tracker>,
 }
 
 impl LocalSelection {
@@ -54,11 +54,11 @@ impl LocalSelection {
         let is_due = options.mode == Mode::Exact
             || self.steps.is_multiple_of(options.reuse_steps)
             || algorithm == Algorithm::GTopk;
-        let reused = self.threshold.filter(|_| !is_due && !is_gaussian);
+        let reused = self.tracker.filter(|_| !is_due && !is_gaussian);
         let mut is_good = false;
         if is_added || reused.is_some() {
             // One pass adds and, if the threshold is good, selects.
-            let floor = reused.unwrap_or(f32::MAX.to_bits());
+            let floor = reused.map_or(f32::MAX.to_bits(), |tracker| tracker.threshold);
             let scan = match is_added {
                 true => accumulate(&sums, floor, 2 * k, &mut picks),
                 false => collect(&sums, floor, 2 * k, &mut picks),
@@ -72,17 +72,17 @@ impl LocalSelection {
         if is_gaussian {
             let seen = select_gaussian(sources, k, &mut picks);
             not_finite += if is_added { 0 } else { seen };
-        } else if let (true, Some(threshold)) = (is_good, reused) {
-            self.threshold = Some(follow(threshold, picks.len() as u64, k as u64));
+        } else if let (true, Some(tracker)) = (is_good, reused) {
+            self.tracker = Some(tracker.followed(picks.len() as u64, k as u64, Steepness::Local));
         } else {
-            let hint = self.threshold.map(lowered);
+            let hint = self.tracker.map(|tracker| lowered(tracker.threshold));
             let (least, scan) = select_top(sources, k, hint, &mut picks);
             not_finite = if is_added {
                 not_finite
             } else {
                 scan.not_finite
             };
-            self.threshold = Some(least.max(1));
+            self.tracker = Some(Tracker::found(self.tracker, least.max(1)));
         }
         self.steps += 1;
         Selected {
@@ -117,8 +117,8 @@ fn select_gaussian(sources: &[Source], k: usize, picks: &mut Picks) -> u64 {
             picks.len()
         };
         let factor = match () {
-            () if round == GAUSSIAN_ROUNDS && scan.is_over => {
-                // A constant vector: no threshold is right, and no more than this is sent.
+            () if round == GAUSSIAN_ROUNDS && (scan.is_over || count == 0) => {
+                // A constant vector: every threshold selects all or nothing.
                 select_top(sources, k, None, picks);
                 break;
             }

@@ -68,6 +68,7 @@ pub use choose::{Prices, choose, seconds_of};
 pub use counters::{Counters, PHASES, Phase, Traffic};
 pub use entries::{Entries, Pack};
 pub use format::{IndexFormat, ValueFormat};
+pub use global::Tracker;
 pub use io::{Action, Arrived, Message, Request};
 pub use local::{LocalSelection, Selected};
 pub use machine::{Finished, Machine, Step};

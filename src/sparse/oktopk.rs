@@ -13,7 +13,7 @@
 use super::balance;
 use super::counters::Phase;
 use super::entries::Entries;
-use super::global::{follow, is_within, kth_largest, ties_of};
+use super::global::{Steepness, Tracker, is_within, kth_largest, ties_of};
 use super::io::{Io, Message};
 use super::machine::{Finished, Step, Terms};
 use super::options::{Mode, Regions};
@@ -30,8 +30,8 @@ pub struct OkTopkState {
     pub steps: u64,
     /// Region r is `bounds[r]..bounds[r + 1]`; empty before the first step.
     pub bounds: Vec<u64>,
-    /// Magnitude from which on entries of the sum are selected, once there is one.
-    pub threshold: Option<u32>,
+    /// From where on entries of the sum are selected, once there is one.
+    pub tracker: Option<Tracker>,
     /// Some rank received more than 3k words: the next step cuts anew.
     pub is_forced: bool,
 }
@@ -54,10 +54,10 @@ pub(super) async fn run<E: Entries + Sync>(
     let (reduced, wild) = split.sum.settle();
     let not_finite = step.not_finite + wild.len();
 
-    let guess = match (options.mode, state.threshold) {
+    let guess = match (options.mode, state.tracker) {
         (Mode::Exact, _) | (_, None) => None,
         _ if state.steps.is_multiple_of(options.reuse_steps) => None,
-        (_, threshold) => threshold,
+        (_, Some(tracker)) => Some(tracker.threshold),
     };
     let guessed = guess.map_or(0, |bits| reduced.count_from(bits));
     let own = vec![guessed, reduced.len(), received, not_finite];
@@ -80,20 +80,22 @@ pub(super) async fn run<E: Entries + Sync>(
         None if is_paper => {
             let all = gather(&io, &step, &terms, reduced, column(1).collect()).await;
             let (result, _) = all.0.top(step.k);
-            next.threshold = least_of(&result);
+            next.tracker = Some(Tracker::found(state.tracker, least_of(&result)));
             // Of what is not in the result the picks return, so that its rounding does not count.
             let rounding = all.1.common(&result);
             (result, rounding)
         }
         Some(bits) if is_paper || is_within(total, step.k, nnz) => {
-            next.threshold = Some(follow(bits, total, step.k));
+            next.tracker = state
+                .tracker
+                .map(|tracker| tracker.followed(total, step.k, Steepness::Global));
             let chosen = reduced.select(bits - 1, 0);
             gather(&io, &step, &terms, chosen, column(0).collect()).await
         }
         _ => {
             let (chosen, sizes, least) =
                 select_exactly(&io, &step, reduced, (nnz, column(1))).await;
-            next.threshold = Some(least.max(1));
+            next.tracker = Some(Tracker::found(state.tracker, least.max(1)));
             gather(&io, &step, &terms, chosen, sizes).await
         }
     };
@@ -266,7 +268,7 @@ async fn gather_blocks<E: Entries>(
 }
 
 /// The least magnitude of entries, found by asking for one at a time from the top of the bins down.
-fn least_of<E: Entries>(entries: &E) -> Option<u32> {
+fn least_of<E: Entries>(entries: &E) -> u32 {
     let (mut low, mut high) = (1, f32::MAX.to_bits());
     while low < high {
         let middle = low + (high - low).div_ceil(2);
@@ -275,5 +277,5 @@ fn least_of<E: Entries>(entries: &E) -> Option<u32> {
             false => high = middle - 1,
         }
     }
-    Some(low)
+    low
 }

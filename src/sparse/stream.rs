@@ -170,7 +170,7 @@ impl Entries for Stream {
                 true => value - applied,
                 false => value,
             };
-            if rest != 0.0 {
+            if rest != 0.0 && rest.is_finite() {
                 back.push(index, rest);
             }
         }
@@ -187,7 +187,7 @@ impl Entries for Stream {
                 true => value - other.values[at],
                 false => value,
             };
-            if rest != 0.0 {
+            if rest != 0.0 && rest.is_finite() {
                 difference.push(index, rest);
             }
         }
