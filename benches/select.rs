@@ -55,82 +55,71 @@ fn best(mut run: impl FnMut()) -> f64 {
         .fold(f64::INFINITY, f64::min)
 }
 
-fn main() {
-    // `cargo test --benches` runs every bench once, to see that it still works.
+/// Elements: from the environment, few in `cargo test --benches`, which runs every bench once to see that it still works.
+fn count() -> usize {
     let is_test = std::env::args().any(|a| a == "--test");
-    let count = match std::env::var("LINERATE_BENCH_COUNT") {
+    match std::env::var("LINERATE_BENCH_COUNT") {
         Ok(text) => text.parse().expect("a number of elements"),
         Err(_) if is_test => 1 << 16,
         Err(_) => 1 << 25,
-    };
-    let (a, b) = (filled(count, 1), filled(count, 2));
-    let (residual, gradient) = (a.view(), b.view());
-    let mut copy = vec![0f32; count];
-    residual.read(0, bytemuck::cast_slice_mut(&mut copy));
-    let k = count / 100;
-    let mut picks = Picks::default();
-    let (least, _) = select_top(&[Source::of(residual)], k, None, &mut picks);
-    let hint = magnitude(f32::from_bits(least) * 0.95);
-    let rate = |name: &str, seconds: f64, beside: f64| {
-        let bytes = 4.0 * count as f64;
-        println!(
-            "{name:<28} {:>8.2} ms {:>8.2} GB/s {:>6.2}",
-            seconds * 1e3,
-            bytes / seconds / 1e9,
-            beside / seconds
-        );
-    };
+    }
+}
+
+fn say(name: &str, seconds: f64, beside: f64) {
+    let bytes = 4.0 * count() as f64;
+    let rate = bytes / seconds / 1e9;
     println!(
-        "{count} elements, k {k}; the last column is the speed relative to the pass it is compared with"
+        "{name:<28} {:>8.2} ms {rate:>8.2} GB/s {:>6.2}",
+        seconds * 1e3,
+        beside / seconds
+    );
+}
+
+/// `collect`, without what it found before.
+fn collect_all(sources: &[Source], floor: u32, picks: &mut Picks) {
+    *picks = Picks::default();
+    black_box(collect(sources, floor, usize::MAX, picks));
+}
+
+fn main() {
+    let (a, b) = (filled(count(), 1), filled(count(), 2));
+    let (residual, gradient) = (a.view(), b.view());
+    let mut copy = vec![0f32; count()];
+    residual.read(0, bytemuck::cast_slice_mut(&mut copy));
+    let (one, both) = ([Source::of(residual)], [Source::sum(residual, gradient)]);
+    let (k, mut picks) = (count() / 100, Picks::default());
+    let (least, _) = select_top(&one, k, None, &mut picks);
+    let hint = Some(magnitude(f32::from_bits(least) * 0.95));
+    println!(
+        "{} elements, k {k}; last: the speed relative to the pass it is compared with",
+        count()
     );
     let read = best(|| {
         black_box(read_sum(black_box(&copy)));
     });
-    rate("read-only sum", read, read);
-    let mut fresh = |floor| {
-        picks.indices.clear();
-        picks.values.clear();
-        black_box(collect(
-            &[Source::of(residual)],
-            floor,
-            usize::MAX,
-            &mut picks,
-        ));
+    say("read-only sum", read, read);
+    say(
+        "collect",
+        best(|| collect_all(&one, least, &mut picks)),
+        read,
+    );
+    let mut top = |sources: &[Source], hint| {
+        best(|| {
+            black_box(select_top(sources, k, hint, &mut picks));
+        })
     };
-    rate("collect", best(|| fresh(least)), read);
-    let mut top = Picks::default();
-    let one = [Source::of(residual)];
-    rate(
-        "select_top",
-        best(|| drop(black_box(select_top(&one, k, None, &mut top)))),
-        read,
-    );
-    rate(
-        "select_top with a hint",
-        best(|| drop(black_box(select_top(&one, k, Some(hint), &mut top)))),
-        read,
-    );
-    let both = [Source::sum(residual, gradient)];
-    rate(
-        "select_top of sums",
-        best(|| drop(black_box(select_top(&both, k, Some(hint), &mut top)))),
-        read,
-    );
-    let add = best(|| {
-        reduce(
-            DataType::F32,
-            Combine::Sum,
-            Finish::None,
-            &[residual, gradient],
-            &[residual],
-        )
-    });
-    rate("a += b", add, add);
-    let floor = magnitude(f32::from_bits(least) * 7.0);
-    let mut added = |floor| {
-        picks.indices.clear();
-        picks.values.clear();
+    say("select_top", top(&one, None), read);
+    say("select_top with a hint", top(&one, hint), read);
+    say("select_top of sums", top(&both, None), read);
+    let (views, to) = ([residual, gradient], [residual]);
+    let add = best(|| reduce(DataType::F32, Combine::Sum, Finish::None, &views, &to));
+    say("a += b", add, add);
+    // After ten additions a magnitude that about 1 % reach; fewer after the first.
+    let floor = magnitude(f32::from_bits(least) * 10.0);
+    let accumulated = best(|| {
+        picks = Picks::default();
         black_box(accumulate(&both, floor, usize::MAX, &mut picks));
-    };
-    rate("accumulate", best(|| added(floor)), add);
+    });
+    say("accumulate", accumulated, add);
+    println!("picks of the last: {}", picks.len());
 }

@@ -16,7 +16,7 @@ use super::entries::Entries;
 use super::global::{Steepness, Tracker, is_within, kth_largest, ties_of};
 use super::io::{Io, Message};
 use super::machine::{Finished, Step, Terms};
-use super::options::{Mode, Regions};
+use super::options::{Mode, Regions, SparseOptions};
 use super::regions;
 use crate::types::Rank;
 
@@ -34,6 +34,17 @@ pub struct OkTopkState {
     pub tracker: Option<Tracker>,
     /// Some rank received more than 3k words: the next step cuts anew.
     pub is_forced: bool,
+}
+
+impl OkTopkState {
+    /// The threshold to use again in this step, if any.
+    fn guess(&self, options: &SparseOptions) -> Option<u32> {
+        let is_due = self.steps.is_multiple_of(options.reuse_steps);
+        let tracker = self
+            .tracker
+            .filter(|_| options.mode != Mode::Exact && !is_due);
+        tracker.map(|tracker| tracker.threshold)
+    }
 }
 
 pub(super) async fn run<E: Entries + Sync>(
@@ -54,11 +65,7 @@ pub(super) async fn run<E: Entries + Sync>(
     let (reduced, wild) = split.sum.settle();
     let not_finite = step.not_finite + wild.len();
 
-    let guess = match (options.mode, state.tracker) {
-        (Mode::Exact, _) | (_, None) => None,
-        _ if state.steps.is_multiple_of(options.reuse_steps) => None,
-        (_, Some(tracker)) => Some(tracker.threshold),
-    };
+    let guess = state.guess(options);
     let guessed = guess.map_or(0, |bits| reduced.count_from(bits));
     let own = vec![guessed, reduced.len(), received, not_finite];
     let states = io.gather_words(Phase::Sizes, own).await;
