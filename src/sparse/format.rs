@@ -92,10 +92,11 @@ impl ValueFormat {
             "a message of {count} values of another length"
         );
         match self {
-            ValueFormat::F32 => bytes
-                .chunks_exact(4)
-                .map(|b| f32::from_le_bytes(std::array::from_fn(|i| b[i])))
-                .collect(),
+            ValueFormat::F32 => {
+                let mut values = vec![0f32; count];
+                bytemuck::cast_slice_mut(&mut values).copy_from_slice(bytes);
+                values
+            }
             ValueFormat::Bf16 => bytes
                 .chunks_exact(2)
                 .map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32())

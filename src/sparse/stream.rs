@@ -209,7 +209,8 @@ impl Entries for Stream {
             true => data.extend_from_slice(bytemuck::cast_slice(&self.indices)),
             false => {
                 // Options are checked: every index fits.
-                data.extend(self.indices.iter().flat_map(|i| (*i as u32).to_le_bytes()));
+                let narrow: Vec<u32> = self.indices.iter().map(|i| *i as u32).collect();
+                data.extend_from_slice(bytemuck::cast_slice(&narrow));
             }
         }
         pack.values.encode(&self.values, &mut data);
@@ -222,16 +223,14 @@ impl Entries for Stream {
         let (indices, values) = message.data.split_at(count * width);
         let indices: Vec<u64> = match pack.is_wide {
             true => {
-                let words = indices.chunks_exact(8);
-                words
-                    .map(|b| u64::from_le_bytes(std::array::from_fn(|i| b[i])))
-                    .collect()
+                let mut wide = vec![0u64; count];
+                bytemuck::cast_slice_mut(&mut wide).copy_from_slice(indices);
+                wide
             }
             false => {
-                let words = indices.chunks_exact(4);
-                words
-                    .map(|b| u32::from_le_bytes(std::array::from_fn(|i| b[i])).into())
-                    .collect()
+                let mut narrow = vec![0u32; count];
+                bytemuck::cast_slice_mut(&mut narrow).copy_from_slice(indices);
+                narrow.into_iter().map(u64::from).collect()
             }
         };
         let is_good = indices.windows(2).all(|pair| pair[0] < pair[1])
