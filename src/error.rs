@@ -112,6 +112,19 @@ pub enum Error {
         cause: String,
     },
 
+    /// Gradients, or sums of them, are not finite, and the policy of a sparse allreduce is to stop there.
+    #[error(
+        "{count} values are not finite in step {step} of a sparse allreduce, counted over all ranks; residuals are as before the \
+         step on every rank; find the gradient that is not finite, or take NonFinite::Skip with a gradient scaler, or \
+         NonFinite::Count"
+    )]
+    NotFinite {
+        /// Values, on all ranks and in sums.
+        count: u64,
+        /// Which step.
+        step: u64,
+    },
+
     /// Bytes from a peer or a file do not have the right form.
     #[error("{0}")]
     Malformed(String),

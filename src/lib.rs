@@ -27,17 +27,18 @@
 //! | 0 | [`error`], [`types`], [`limits`], [`config`], [`time`], [`prng`], `sync` | words and bounds; no I/O, no clock |
 //! | 1 | [`memory`] | regions, views (raw ranges that peers may write), words that processes share |
 //! |   | [`wire`] | control messages, frames, the handshake of connections, TLS behind it: check, parse, emit |
-//! |   | [`kernel`] | reduce, scale, convert on views: scalar oracle and SIMD |
+//! |   | [`kernel`] | reduce, scale, convert, select on views: scalar oracle and SIMD |
 //! |   | [`pattern`] | who talks to whom at step k |
 //! | 2 | [`schedule`] | steps, ranges, builder, printout, checker |
 //! | 3 | [`cost`] | what an algorithm costs |
 //! |   | [`collective`] | request to schedule; choice of algorithm |
 //! |   | [`fusion`] | which tensors are reduced together: a pure state machine |
 //! |   | [`partial`] | which round of a partial allreduce begins when, with what: a pure state machine |
+//! |   | [`sparse`] | sparse allreduce: what a rank sends, receives and keeps, as pure machines |
 //! |   | [`transport`] | the contract and its providers: `shm`, `tcp`, `verbs`, `sim` |
 //! | 4 | [`engine`] | runs schedules on transports |
 //! | 5 | [`bootstrap`] | how ranks find and trust each other: launchers, rendezvous, secret, interfaces |
-//! | 6 | [`comm`] | communicators (also split, rebuilt), buffers, operations, groups, fusion of gradients, partial allreduce, simulation |
+//! | 6 | [`comm`] | communicators (also split, rebuilt), buffers, operations, groups, fusion of gradients, partial and sparse allreduce, simulation |
 //!
 //! # Invariants
 //!
@@ -94,6 +95,10 @@
 //! * Nobody is believed before the handshake of [`wire`]: of a stranger a rank keeps one message's bytes for a bounded time.
 //!   Where a rank can be reached is what rank 0 sees of it, not what it says. Until every rank has the contacts of all, each
 //!   keeps its connection to rank 0, so that the first failure is everyone's.
+//! * A sparse allreduce loses no gradient: what of a rank's picks is not in the result returns to its residual, in whole or as
+//!   the error of its rounding ([`sparse`]). Its peers depend on data, so that it is no schedule but a machine that asks for
+//!   messages and small collectives; `comm/sparse` carries them with ordinary operations, so every transport has it. Nothing
+//!   changes before all ranks know that the step counts.
 //! * `engine/driver.rs` is the only place where schedule, transport and kernel meet; `engine/clock.rs` is the only
 //!   reader of the clock; `transport::open` is the one list of providers.
 //!
@@ -103,7 +108,7 @@
 //! regions), background threads that nobody asked for (a [`Fusion`] has one, a [`PartialAllreduce`] too, [`Config::progress_thread`] makes one, and a
 //! rank with several cores shares large copies and reductions among [`Config::threads`], which sleep in between), a central
 //! daemon, asynchronous runtimes, unregistered memory on the wire (but for messages inside a host, see [`Config::cma`]). Not yet there: device memory,
-//! sparse collectives, partial ones that go on after a death, ranks that join later.
+//! partial collectives that go on after a death, ranks that join later.
 
 /// The program of the README compiles.
 #[cfg(doctest)]
@@ -125,6 +130,7 @@ pub mod partial;
 pub mod pattern;
 pub mod prng;
 pub mod schedule;
+pub mod sparse;
 mod sync;
 pub mod time;
 pub mod transport;
@@ -133,7 +139,7 @@ pub mod wire;
 
 pub use comm::{
     Buffer, Call, Communicator, Explanation, FlushReport, Fusion, Group, Operation,
-    PartialAllreduce, Simulation, StepReport, Transfer,
+    PartialAllreduce, Simulation, SparseAllreduce, SparseResult, StepReport, Transfer,
 };
 pub use config::Config;
 pub use error::{Error, Result};

@@ -23,7 +23,7 @@ const LAYERS: [&[&str]; 15] = [
     &["schedule"],
     &["cost"],
     &["collective"],
-    &["fusion", "partial", "staleness", "elastic"],
+    &["fusion", "partial", "sparse", "staleness", "elastic"],
     &["whatif"],
     &["transport"],
     &["engine"],

@@ -30,6 +30,7 @@ mod rebuild;
 mod repeats;
 mod shared;
 mod simulation;
+mod sparse;
 mod split;
 
 pub use buffer::Buffer;
@@ -42,6 +43,7 @@ pub use partial::PartialAllreduce;
 pub use plans::{Explanation, Path};
 pub use prices::host as price_host;
 pub use simulation::Simulation;
+pub use sparse::{SparseAllreduce, SparseResult};
 
 use crate::bootstrap::{self, Meeting, Place};
 use crate::config::Config;

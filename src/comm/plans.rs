@@ -116,6 +116,11 @@ impl Plans {
         }
     }
 
+    /// The prices of messages, and whether they stay inside a host.
+    pub fn link_model(&self) -> (Model, bool) {
+        (self.model, self.mapped)
+    }
+
     /// The host of a rank.
     pub fn host(&self, rank: Rank) -> u32 {
         self.hosts[rank as usize]

@@ -20,6 +20,7 @@ mod convert;
 mod crc;
 mod number;
 mod scalar;
+pub mod select;
 mod simd;
 
 use crate::limits::CACHE_LINE_BYTES;

@@ -36,7 +36,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Sweep a collective over sizes, with results checked (nccl-tests' flags and columns)
-    Bench(Box<bench::BenchArgs>),
+    Bench(Box<bench::BenchCommand>),
     /// Bandwidth and latency between two ranks: server without argument, client with HOST (perftest's flags and columns)
     Perf(Box<perf::PerfArgs>),
     /// Latency and bandwidth of every pair of ranks, as matrices and a heat map; slow pairs are named
@@ -62,7 +62,7 @@ fn main() -> ExitCode {
     launch::die_with_parent();
     binding::bind_rank();
     match Cli::parse().command {
-        Command::Bench(args) => bench::run(&args),
+        Command::Bench(args) => bench::run_command(&args),
         Command::Perf(args) => perf::run(&args),
         Command::Mesh(args) => mesh::run(&args),
         Command::Doctor(args) => doctor::run(&args),

@@ -18,8 +18,11 @@ mod crc;
 #[cfg(target_arch = "x86_64")]
 mod lane;
 #[cfg(target_arch = "x86_64")]
+mod select;
+#[cfg(target_arch = "x86_64")]
 mod x86;
 
+use super::select::{Block, Source};
 use super::{Reduction, Stores};
 use crate::limits::CACHE_LINE_BYTES;
 use crate::memory::View;
@@ -43,7 +46,7 @@ pub(super) enum Isa {
 impl Isa {
     /// The widest that this CPU has.
     #[inline]
-    fn best() -> Isa {
+    pub(super) fn best() -> Isa {
         static BEST: OnceLock<Isa> = OnceLock::new();
         *BEST.get_or_init(|| {
             let widest_first = [Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2];
@@ -155,6 +158,40 @@ pub(super) fn convert(
         Isa::Scalar => 0,
         #[cfg(target_arch = "x86_64")]
         _ => x86::convert(isa, from, source, to, destination),
+        #[cfg(not(target_arch = "x86_64"))]
+        _ => 0,
+    }
+}
+
+/// Fills an empty block with what leading elements `range` of a source give; how many. With `is_stored`, sums are stored into
+/// the first view. Arguments as in `kernel::select`.
+pub(super) fn select(
+    isa: Isa,
+    source: Source,
+    range: Range<usize>,
+    is_stored: bool,
+    floor: u32,
+    block: &mut Block,
+) -> usize {
+    let (a, b) = source.views();
+    if a.is_size_only() || b.is_some_and(|b| b.is_size_only()) {
+        return 0;
+    }
+    match isa {
+        Isa::Scalar => 0,
+        #[cfg(target_arch = "x86_64")]
+        _ => {
+            let run = match (isa >= Isa::Avx512, b.is_some(), is_stored) {
+                (true, false, _) => select::select_avx512::<false, false>,
+                (true, true, false) => select::select_avx512::<true, false>,
+                (true, true, true) => select::select_avx512::<true, true>,
+                (false, false, _) => select::select_avx2::<false, false>,
+                (false, true, false) => select::select_avx2::<true, false>,
+                (false, true, true) => select::select_avx2::<true, true>,
+            };
+            // SAFETY: the CPU has `isa`, the range is one of the source's that a block has room for, and its views have bytes.
+            unsafe { run(source, range, floor, block) }
+        }
         #[cfg(not(target_arch = "x86_64"))]
         _ => 0,
     }

@@ -15,6 +15,7 @@ pub mod plan;
 mod rank;
 mod simulate;
 pub mod slots;
+mod sparse;
 pub mod statistics;
 pub mod sweep;
 mod table;
@@ -24,9 +25,37 @@ pub use args::{BenchArgs, Memory};
 
 use crate::settings::{self, FAILED, USAGE};
 use crate::{launch, output, system};
+use clap::{Args, Subcommand};
 use linerate::Error;
 use plan::{Facts, Plan};
 use std::process::ExitCode;
+
+/// What follows `linerate bench`: a dense collective with nccl-tests' flags, or the sparse one with its own.
+#[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub struct BenchCommand {
+    #[command(flatten)]
+    dense: Option<BenchArgs>,
+    #[command(subcommand)]
+    kind: Option<BenchKind>,
+}
+
+#[derive(Debug, Subcommand)]
+enum BenchKind {
+    /// Sparse allreduce with residuals: Ok-Topk and others, with the words of each phase
+    #[command(name = "sparse-allreduce")]
+    SparseAllreduce(Box<sparse::SparseArgs>),
+}
+
+/// Either.
+pub fn run_command(command: &BenchCommand) -> ExitCode {
+    match (&command.kind, &command.dense) {
+        (Some(BenchKind::SparseAllreduce(args)), _) => sparse::run(args),
+        (None, Some(args)) => run(args),
+        // clap has refused this: the collective is required where there is no subcommand.
+        (None, None) => ExitCode::from(USAGE),
+    }
+}
 
 /// Checks the arguments, then spawns the ranks or is one.
 pub fn run(args: &BenchArgs) -> ExitCode {

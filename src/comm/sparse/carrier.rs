@@ -1,0 +1,207 @@
+//! A machine's requests as operations of a communicator.
+
+use crate::comm::{Buffer, Call, Communicator, Operation, Transfer};
+use crate::error::Result;
+use crate::sparse::{Arrived, Message, Request};
+use crate::types::{Collective, DataType, Rank, ReduceOp};
+
+/// Messages begin at multiples of this, so that no two share a cache line.
+const ALIGNMENT: usize = 64;
+
+/// What comes back from the request that is under way.
+enum Awaited {
+    Nothing,
+    /// Messages of these bytes, one after another from these offsets on.
+    Messages(Vec<(usize, u64)>),
+    /// Words of 8 bytes or of 4.
+    Words {
+        count: usize,
+        is_wide: bool,
+    },
+}
+
+/// Memory for one request at a time, kept from one to the next.
+pub(super) struct Carrier {
+    comm: Communicator,
+    sent: Buffer,
+    received: Buffer,
+    awaited: Awaited,
+}
+
+impl Carrier {
+    pub fn new(comm: &Communicator) -> Result<Carrier> {
+        Ok(Carrier {
+            comm: comm.clone(),
+            sent: comm.alloc(ALIGNMENT)?,
+            received: comm.alloc(ALIGNMENT)?,
+            awaited: Awaited::Nothing,
+        })
+    }
+
+    /// Starts a request; nothing if there is nothing to wait for.
+    pub fn start(&mut self, request: &Request) -> Result<Option<Operation>> {
+        match request {
+            Request::Exchange { sends, receives } => self.exchange(sends, receives),
+            Request::Sum { words, is_wide } => {
+                self.words(Collective::AllReduce, words, words.len(), *is_wide)
+            }
+            Request::AllToAll { words, is_wide } => {
+                self.words(Collective::AllToAll, words, words.len(), *is_wide)
+            }
+            Request::GatherWords { words, is_wide } => {
+                let all = words.len() * self.comm.ranks() as usize;
+                self.words(Collective::AllGather, words, all, *is_wide)
+            }
+            Request::Gather { own, bytes } => self.gather(own, bytes),
+        }
+        .map(Some)
+        .or_else(|error| match error {
+            Refusal::Empty => Ok(None),
+            Refusal::Error(error) => Err(error),
+        })
+    }
+
+    /// What the request gave, when its operation has ended.
+    pub fn take(&mut self) -> Arrived {
+        match std::mem::replace(&mut self.awaited, Awaited::Nothing) {
+            Awaited::Nothing => Arrived::Messages(Vec::new()),
+            Awaited::Messages(places) => {
+                let read = |(offset, bytes): &(usize, u64)| {
+                    let mut data = vec![0; *bytes as usize];
+                    self.received.view().read(*offset, &mut data);
+                    Message::of(data)
+                };
+                Arrived::Messages(places.iter().map(read).collect())
+            }
+            Awaited::Words { count, is_wide } => {
+                let part = |bytes| self.received.part(0, count * bytes);
+                Arrived::Words(match is_wide {
+                    true => part(8).to_vec::<u64>(),
+                    false => part(4).to_vec::<u32>().into_iter().map(u64::from).collect(),
+                })
+            }
+        }
+    }
+
+    fn exchange(
+        &mut self,
+        sends: &[(Rank, Message)],
+        receives: &[(Rank, u64)],
+    ) -> std::result::Result<Operation, Refusal> {
+        let (out, out_bytes) = places(sends.iter().map(|(_, message)| message.bytes));
+        let (back, back_bytes) = places(receives.iter().map(|(_, bytes)| *bytes));
+        self.awaited = Awaited::Messages(back.clone());
+        if sends.is_empty() && receives.is_empty() {
+            return Err(Refusal::Empty);
+        }
+        reserve(&self.comm, &mut self.sent, out_bytes)?;
+        reserve(&self.comm, &mut self.received, back_bytes)?;
+        let mut transfers = Vec::with_capacity(sends.len() + receives.len());
+        for ((peer, message), (offset, bytes)) in sends.iter().zip(out) {
+            self.sent.view().write(offset, &message.data);
+            transfers.push(Transfer {
+                peer: *peer,
+                is_send: true,
+                buffer: self.sent.part(offset, bytes as usize),
+            });
+        }
+        for ((peer, _), (offset, bytes)) in receives.iter().zip(back) {
+            transfers.push(Transfer {
+                peer: *peer,
+                is_send: false,
+                buffer: self.received.part(offset, bytes as usize),
+            });
+        }
+        let call = Call::send_recv(DataType::U8, transfers);
+        Ok(self.comm.start(&call)?)
+    }
+
+    fn words(
+        &mut self,
+        collective: Collective,
+        words: &[u64],
+        count: usize,
+        is_wide: bool,
+    ) -> std::result::Result<Operation, Refusal> {
+        let bytes = if is_wide { 8 } else { 4 };
+        reserve(&self.comm, &mut self.sent, bytes * words.len())?;
+        reserve(&self.comm, &mut self.received, bytes * count)?;
+        let dtype = match is_wide {
+            true => {
+                self.sent.write(0, words);
+                DataType::U64
+            }
+            false => {
+                let narrow: Vec<u32> = words.iter().map(|word| *word as u32).collect();
+                self.sent.write(0, &narrow);
+                DataType::U32
+            }
+        };
+        self.awaited = Awaited::Words { count, is_wide };
+        let each = match collective {
+            // Elements for each rank.
+            Collective::AllToAll => 1,
+            _ => words.len() as u64,
+        };
+        let call = Call {
+            op: ReduceOp::Sum,
+            ..Call::new(collective, dtype, each)
+        };
+        let input = self.sent.part(0, bytes * words.len());
+        let output = self.received.part(0, bytes * count);
+        Ok(self.comm.start(&call.with(&input, &output))?)
+    }
+
+    fn gather(&mut self, own: &Message, bytes: &[u64]) -> std::result::Result<Operation, Refusal> {
+        let total: u64 = bytes.iter().sum();
+        reserve(&self.comm, &mut self.sent, own.bytes as usize)?;
+        reserve(&self.comm, &mut self.received, total as usize)?;
+        self.sent.view().write(0, &own.data);
+        let offset = |at: &mut u64, bytes: &u64| {
+            let start = *at as usize;
+            *at += bytes;
+            Some((start, *bytes))
+        };
+        self.awaited = Awaited::Messages(bytes.iter().scan(0, offset).collect());
+        let call = Call {
+            receive_counts: bytes.to_vec(),
+            ..Call::new(Collective::AllGatherV, DataType::U8, own.bytes)
+        };
+        let input = self.sent.part(0, own.bytes as usize);
+        let output = self.received.part(0, total as usize);
+        Ok(self.comm.start(&call.with(&input, &output))?)
+    }
+}
+
+/// Why there is no operation.
+enum Refusal {
+    /// Nothing is to be done on this rank.
+    Empty,
+    Error(crate::error::Error),
+}
+
+impl From<crate::error::Error> for Refusal {
+    fn from(error: crate::error::Error) -> Refusal {
+        Refusal::Error(error)
+    }
+}
+
+/// Offsets of messages that lie one after another, and the bytes of all.
+fn places(bytes: impl Iterator<Item = u64>) -> (Vec<(usize, u64)>, usize) {
+    let mut end = 0usize;
+    let places = bytes.map(|bytes| {
+        let start = end;
+        end += (bytes as usize).next_multiple_of(ALIGNMENT);
+        (start, bytes)
+    });
+    let places = places.collect();
+    (places, end)
+}
+
+/// Makes room; a quarter more than asked for, so that sizes that vary do not allocate each time.
+fn reserve(comm: &Communicator, buffer: &mut Buffer, bytes: usize) -> Result<()> {
+    if buffer.len_bytes() < bytes {
+        *buffer = comm.alloc((bytes + bytes / 4).next_multiple_of(4096))?;
+    }
+    Ok(())
+}

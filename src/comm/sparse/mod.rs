@@ -1,0 +1,319 @@
+//! [`SparseAllreduce`]: gradients of named tensors in, the sum's largest entries out, the rest kept for later.
+//!
+//! Drives the machines of [`crate::sparse`] with the communicator's own operations, so that every transport works. A step is
+//! blocking ([`SparseAllreduce::run`]) or stepped ([`SparseAllreduce::start`], [`SparseAllreduce::test`]), which simulated ranks need.
+//!
+//! Read first: `step.rs`.
+
+mod carrier;
+mod residuals;
+mod result;
+mod step;
+
+pub use result::SparseResult;
+
+use super::{Buffer, Communicator};
+use crate::cost::Work;
+use crate::error::{Error, Result};
+use crate::fusion::{TensorSet, TensorSpec};
+use crate::prng::mix;
+use crate::sparse::{Algorithm, LocalSelection, OkTopkState, Prices, SparseOptions};
+use crate::types::DataType;
+use carrier::Carrier;
+use residuals::{Origin, Residuals};
+use result::check_lengths;
+use std::ops::Range;
+use step::Pending;
+
+/// A sparse allreduce of the same tensors in every step, with their residuals.
+///
+/// Every step is a collective of all ranks of the communicator, in the same order on all of them. k counts over all tensors of
+/// the call, or over each ([`SparseOptions::per_tensor`]).
+///
+/// ```
+/// use linerate::sparse::{Amount, SparseOptions};
+/// use linerate::{Buffer, Communicator, Config, DataType, SparseAllreduce, TensorSpec};
+/// let comm = Communicator::join(0, 1, "a sparse job", Config::default())?;
+/// let tensor = TensorSpec { name: "weights".into(), count: 4, dtype: DataType::F32 };
+/// let options = SparseOptions { amount: Amount::Count(1), ..SparseOptions::default() };
+/// let mut sparse = SparseAllreduce::new(&comm, vec![tensor], options)?;
+/// let (gradient, weights) = (comm.alloc(16)?, comm.alloc(16)?);
+/// gradient.write(0, &[1.0f32, -3.0, 2.0, 0.0]);
+/// let result = sparse.run(&[gradient])?;
+/// result.add_to(&[weights.clone()], -0.5)?;
+/// assert_eq!(weights.to_vec::<f32>(), [0.0, 1.5, 0.0, 0.0]);
+/// assert_eq!(sparse.residual("weights").unwrap().to_vec::<f32>(), [1.0, 0.0, 2.0, 0.0]);
+/// # Ok::<(), linerate::Error>(())
+/// ```
+pub struct SparseAllreduce {
+    comm: Communicator,
+    tensors: Vec<TensorSpec>,
+    /// Where each tensor begins among all coordinates, and the end.
+    starts: Vec<u64>,
+    options: SparseOptions,
+    residuals: Residuals,
+    units: Vec<Unit>,
+    steps: u64,
+    carrier: Carrier,
+    /// For dense steps, once there was one.
+    dense: Option<Buffer>,
+    prices: Prices,
+    pending: Option<Pending>,
+}
+
+/// Tensors that are one vector.
+struct Unit {
+    tensors: Range<usize>,
+    k: u64,
+    selection: LocalSelection,
+    state: OkTopkState,
+    reduced: Option<u64>,
+}
+
+impl SparseAllreduce {
+    /// For these tensors, all f32, with unique names. Residuals start at zero. Collective: ranks that declare different tensors
+    /// or options get an error (but for simulated ranks, which cannot wait for each other here).
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: a type other than f32, equal names, an option out of range, ranks that differ;
+    /// [`Error::Exhausted`]: no memory for the residuals.
+    pub fn new(
+        comm: &Communicator,
+        tensors: Vec<TensorSpec>,
+        options: SparseOptions,
+    ) -> Result<SparseAllreduce> {
+        check_tensors(&tensors)?;
+        let set = TensorSet::new(tensors.clone())?;
+        let mut starts = vec![0u64];
+        for tensor in &tensors {
+            starts.push(starts[starts.len() - 1] + tensor.count);
+        }
+        let count = starts[tensors.len()];
+        options.check(count)?;
+        if comm.inner.is_size_only {
+            return Err(Error::invalid(
+                "a size-only communicator has no values to select from: run machines of `linerate::sparse::Sized`",
+            ));
+        }
+        if !comm.inner.shared.clock.is_virtual() {
+            check_equal(comm, &set, &options)?;
+        }
+        let ranges: Vec<Range<usize>> = match options.per_tensor {
+            true => (0..tensors.len()).map(|t| t..t + 1).collect(),
+            false => std::iter::once(0..tensors.len()).collect(),
+        };
+        let unit = |tensors: Range<usize>| Unit {
+            k: options
+                .amount
+                .of(starts[tensors.end] - starts[tensors.start]),
+            tensors,
+            selection: LocalSelection::default(),
+            state: OkTopkState::default(),
+            reduced: None,
+        };
+        Ok(SparseAllreduce {
+            carrier: Carrier::new(comm)?,
+            residuals: Residuals::new(&tensors)?,
+            units: ranges.into_iter().map(unit).collect(),
+            prices: prices(comm),
+            comm: comm.clone(),
+            tensors,
+            starts,
+            options,
+            steps: 0,
+            dense: None,
+            pending: None,
+        })
+    }
+
+    /// One step: absorbs the gradients (one buffer for each tensor, in the order of the declaration; they are only read) and
+    /// gives the result. Waits.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: other buffers than tensors; [`Error::NotFinite`] under the policy error, on all ranks, with
+    /// residuals as before; any error of the communicator, after which the residuals may lack this step's gradient.
+    pub fn run(&mut self, gradients: &[Buffer]) -> Result<SparseResult> {
+        self.comm
+            .check_can_wait("a sparse allreduce that runs at once")?;
+        self.start(gradients)?;
+        self.go_on(true)?
+            .ok_or_else(|| Error::invalid("a step that was waited for has not ended"))
+    }
+
+    /// Starts a step; [`SparseAllreduce::test`] moves it. The gradients may not change until it has ended.
+    pub fn start(&mut self, gradients: &[Buffer]) -> Result<()> {
+        check_lengths("gradient", gradients, &self.starts)?;
+        self.begin(Some(gradients.to_vec()))
+    }
+
+    /// Makes progress; the result once the step has ended.
+    pub fn test(&mut self) -> Result<Option<SparseResult>> {
+        self.go_on(false)
+    }
+
+    /// One dense step of the residuals alone, which are zero after it: before the ranks change, or at the end.
+    pub fn flush_residual(&mut self) -> Result<SparseResult> {
+        self.comm.check_can_wait("flushing residuals")?;
+        self.begin(None)?;
+        self.go_on(true)?
+            .ok_or_else(|| Error::invalid("a step that was waited for has not ended"))
+    }
+
+    /// The residual of the tensor with this name: to look at or to change between steps.
+    pub fn residual(&self, name: &str) -> Option<&Buffer> {
+        self.residuals.named(name)
+    }
+
+    /// Forgets all residuals and thresholds, on this rank. All ranks do so between the same steps.
+    pub fn reset(&mut self) {
+        self.residuals.reset();
+        self.forget_thresholds();
+    }
+
+    /// Multiplies all residuals: where gradients are scaled by a factor that changes, residuals change with it, or old
+    /// gradients weigh more or less than new ones.
+    pub fn scale_residuals(&mut self, factor: f32) {
+        self.residuals.scale(factor.into());
+    }
+
+    /// The residuals of this rank, with ranks, steps, k, names and counts. Thresholds are not kept: they are found anew.
+    pub fn save(&self) -> Vec<u8> {
+        self.residuals.save(Origin {
+            ranks: self.comm.ranks().into(),
+            steps: self.steps,
+            k: self.k(),
+        })
+    }
+
+    /// Takes over what [`SparseAllreduce::save`] gave on this rank of a job of as many ranks. All ranks load before the same
+    /// step.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`]: another form, other tensors, k or number of ranks; nothing has been changed.
+    pub fn load(&mut self, bytes: &[u8]) -> Result<()> {
+        let own = u64::from(self.comm.ranks());
+        let ranks = bytes
+            .get(8..16)
+            .map(|b| u64::from_le_bytes(std::array::from_fn(|i| b[i])));
+        if let Some(ranks) = ranks.filter(|ranks| *ranks != own) {
+            return Err(Error::Malformed(format!(
+                "residuals of a job of {ranks} ranks for one of {own}: a rank that stays loads them with \
+                 load_after_resize, new ranks start at zero, and ranks that leave flush theirs first"
+            )));
+        }
+        self.load_after_resize(bytes)
+    }
+
+    /// The same where the number of ranks may have changed. Ranks that are new reset.
+    pub fn load_after_resize(&mut self, bytes: &[u8]) -> Result<()> {
+        self.steps = self.residuals.load(bytes, self.k())?.steps;
+        self.forget_thresholds();
+        Ok(())
+    }
+
+    /// Entries wanted, over all tensors.
+    pub fn k(&self) -> u64 {
+        self.units.iter().map(|unit| unit.k).sum()
+    }
+
+    /// Steps so far.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Tensors, as declared.
+    pub fn tensors(&self) -> &[TensorSpec] {
+        &self.tensors
+    }
+
+    fn forget_thresholds(&mut self) {
+        for unit in &mut self.units {
+            unit.selection = LocalSelection::default();
+            unit.state = OkTopkState::default();
+            unit.reduced = None;
+        }
+    }
+}
+
+fn check_tensors(tensors: &[TensorSpec]) -> Result<()> {
+    let mut names: Vec<&str> = tensors.iter().map(|t| t.name.as_str()).collect();
+    names.sort_unstable();
+    if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(Error::invalid(format!(
+            "two tensors are named '{}': residuals are kept by name, so names are unique",
+            pair[0]
+        )));
+    }
+    if let Some(other) = tensors.iter().find(|t| t.dtype != DataType::F32) {
+        return Err(Error::invalid(format!(
+            "tensor '{}' is of {}: sparse allreduce takes f32",
+            other.name, other.dtype
+        )));
+    }
+    Ok(())
+}
+
+/// All ranks have declared the same.
+fn check_equal(comm: &Communicator, set: &TensorSet, options: &SparseOptions) -> Result<()> {
+    let tensors = (0..set.len()).map(|t| set.fingerprint_of(t));
+    // Every field, by its text: the same build runs on all ranks.
+    let text = format!("{options:?}");
+    let hash =
+        |seed: u64, words: &mut dyn Iterator<Item = u64>| words.fold(seed, |h, w| mix(h ^ w));
+    let own = [
+        hash(set.len() as u64, &mut tensors.into_iter()),
+        hash(text.len() as u64, &mut text.bytes().map(u64::from)),
+    ];
+    let all = comm.gather_words(&own)?;
+    for (rank, words) in all.chunks_exact(2).enumerate() {
+        let what = match (words[0] == all[0], words[1] == all[1]) {
+            (true, true) => continue,
+            (false, _) => "tensors (names, counts, order)",
+            _ => "options",
+        };
+        return Err(Error::invalid(format!(
+            "rank {rank} declares other {what} for a sparse allreduce than rank 0: they are equal on all ranks; rank {} has {} \
+             tensors and {text}",
+            comm.rank(),
+            set.len()
+        )));
+    }
+    Ok(())
+}
+
+/// What the cost model says of messages between two ranks; the same on all.
+fn prices(comm: &Communicator) -> Prices {
+    let (model, is_mapped) = comm.inner.shared.plans().link_model();
+    let message = Work {
+        messages: 1.0,
+        posts: 2.0,
+        ..Work::default()
+    };
+    let word = match is_mapped {
+        true => Work {
+            crossed: 4.0,
+            ..Work::default()
+        },
+        false => Work {
+            linked: 4.0,
+            ..Work::default()
+        },
+    };
+    Prices {
+        message: model.predict(&message) * 1e-9,
+        word: model.predict(&word) * 1e-9,
+    }
+}
+
+/// The algorithm of a unit's step.
+fn resolve(
+    options: &SparseOptions,
+    unit: (u64, u64, u32),
+    reduced: Option<u64>,
+    prices: Prices,
+) -> Algorithm {
+    match options.algorithm {
+        Algorithm::Auto => crate::sparse::choose(unit, reduced, prices),
+        other => other,
+    }
+}

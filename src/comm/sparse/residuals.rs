@@ -1,0 +1,160 @@
+//! Residuals: what of each tensor's gradients no result has had yet, by the tensor's name.
+
+use crate::comm::Buffer;
+use crate::error::{Error, Result};
+use crate::fusion::TensorSpec;
+use crate::kernel::{reduce, scale};
+use crate::types::{Combine, DataType, Finish};
+
+/// First bytes of what is saved; the last is the version.
+const MAGIC: [u8; 8] = *b"LRSPARS1";
+
+/// One vector for each tensor.
+pub(super) struct Residuals {
+    tensors: Vec<TensorSpec>,
+    buffers: Vec<Buffer>,
+}
+
+/// What a saved state belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Origin {
+    pub ranks: u64,
+    pub steps: u64,
+    pub k: u64,
+}
+
+impl Residuals {
+    pub fn new(tensors: &[TensorSpec]) -> Result<Residuals> {
+        let bytes = |t: &TensorSpec| t.count as usize * t.dtype.size_bytes();
+        let zeros = |t: &TensorSpec| Ok(Buffer::plain(bytes(t).max(1))?.part(0, bytes(t)));
+        Ok(Residuals {
+            tensors: tensors.to_vec(),
+            buffers: tensors.iter().map(zeros).collect::<Result<_>>()?,
+        })
+    }
+
+    pub fn of(&self, tensor: usize) -> &Buffer {
+        &self.buffers[tensor]
+    }
+
+    pub fn named(&self, name: &str) -> Option<&Buffer> {
+        let index = self.tensors.iter().position(|t| t.name == name)?;
+        Some(&self.buffers[index])
+    }
+
+    pub fn reset(&self) {
+        self.buffers.iter().for_each(|b| b.view().fill(0));
+    }
+
+    pub fn scale(&self, factor: f64) {
+        for view in self.buffers.iter().map(Buffer::view) {
+            scale(DataType::F32, factor, view, view);
+        }
+    }
+
+    /// Adds a gradient to one.
+    pub fn absorb(&self, tensor: usize, gradient: &Buffer) {
+        let (own, other) = (self.buffers[tensor].view(), gradient.view());
+        reduce(
+            DataType::F32,
+            Combine::Sum,
+            Finish::None,
+            &[own, other],
+            &[own],
+        );
+    }
+
+    /// Header, then for each tensor its name's length, name, count and values.
+    pub fn save(&self, origin: Origin) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        let word = |bytes: &mut Vec<u8>, w: u64| bytes.extend(w.to_le_bytes());
+        for w in [
+            origin.ranks,
+            origin.steps,
+            origin.k,
+            self.tensors.len() as u64,
+        ] {
+            word(&mut bytes, w);
+        }
+        for (tensor, buffer) in self.tensors.iter().zip(&self.buffers) {
+            word(&mut bytes, tensor.name.len() as u64);
+            bytes.extend(tensor.name.as_bytes());
+            word(&mut bytes, tensor.count);
+            let start = bytes.len();
+            bytes.resize(start + buffer.len_bytes(), 0);
+            buffer.view().read(0, &mut bytes[start..]);
+        }
+        bytes
+    }
+
+    /// Takes over what was saved for the same tensors and k; all is checked before anything is changed.
+    pub fn load(&self, bytes: &[u8], k: u64) -> Result<Origin> {
+        let mut reader = Reader { bytes, at: 0 };
+        if reader.take(MAGIC.len())? != MAGIC {
+            return Err(malformed("it does not begin as saved residuals do"));
+        }
+        let (ranks, steps, saved_k, tensors) = (
+            reader.word()?,
+            reader.word()?,
+            reader.word()?,
+            reader.word()?,
+        );
+        if saved_k != k || tensors != self.tensors.len() as u64 {
+            return Err(malformed(&format!(
+                "it has k {saved_k} and {tensors} tensors, this job k {k} and {}",
+                self.tensors.len()
+            )));
+        }
+        let mut parts = vec![None; self.tensors.len()];
+        for _ in 0..tensors {
+            let length = reader.word()? as usize;
+            let name = String::from_utf8_lossy(reader.take(length)?).into_owned();
+            let count = reader.word()?;
+            let found = (self.tensors.iter()).position(|t| t.name == name && t.count == count);
+            let index = found.ok_or_else(|| {
+                malformed(&format!(
+                    "this job has no tensor '{name}' of {count} elements"
+                ))
+            })?;
+            parts[index] = Some(reader.take(count as usize * size_of::<f32>())?);
+        }
+        if let Some(missing) = parts.iter().position(Option::is_none) {
+            let name = &self.tensors[missing].name;
+            return Err(malformed(&format!("tensor '{name}' is missing")));
+        }
+        for (buffer, part) in self.buffers.iter().zip(parts.into_iter().flatten()) {
+            buffer.view().write(0, part);
+        }
+        Ok(Origin { ranks, steps, k })
+    }
+}
+
+struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, count: usize) -> Result<&'a [u8]> {
+        let end = self
+            .at
+            .checked_add(count)
+            .filter(|end| *end <= self.bytes.len());
+        let end = end.ok_or_else(|| malformed("it ends early"))?;
+        let part = &self.bytes[self.at..end];
+        self.at = end;
+        Ok(part)
+    }
+
+    fn word(&mut self) -> Result<u64> {
+        let bytes = self.take(8)?;
+        Ok(u64::from_le_bytes(std::array::from_fn(|i| bytes[i])))
+    }
+}
+
+fn malformed(why: &str) -> Error {
+    Error::Malformed(format!(
+        "residuals cannot be loaded: {why}; nothing was changed. Load what a job with these tensors and this k saved, or start \
+         from zero with reset"
+    ))
+}

@@ -1,0 +1,95 @@
+//! Counts of elements by the bits of their magnitudes, eleven bits at a time from the top.
+//!
+//! A magnitude has 31 bits: two levels of 2048 bins and one of 512 find the k-th largest exactly, also over many ranks, who
+//! add their counts.
+
+use super::{MAGNITUDE_INFINITE, Source, magnitude};
+
+/// Number of levels.
+pub const LEVELS: usize = 3;
+
+/// Lowest bit of each level's bins.
+const SHIFTS: [u32; LEVELS] = [20, 9, 0];
+/// Bits of each level's bins.
+const BITS: [u32; LEVELS] = [11, 11, 9];
+
+const _: () = assert!(BITS[0] + BITS[1] + BITS[2] == 31 && SHIFTS[1] == BITS[2]);
+
+/// Which magnitudes are counted into which bins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Level {
+    index: usize,
+    /// The bits above those of the bins, that a magnitude must have to be counted.
+    prefix: u32,
+}
+
+impl Level {
+    /// All magnitudes but zero, by their upper bits.
+    pub const TOP: Level = Level {
+        index: 0,
+        prefix: 0,
+    };
+
+    /// Number of bins.
+    pub fn bins(self) -> usize {
+        1 << BITS[self.index]
+    }
+
+    /// The next bits of the magnitudes in a bin; none below the last.
+    pub fn below(self, bin: usize) -> Option<Level> {
+        (self.index + 1 < LEVELS).then(|| Level {
+            index: self.index + 1,
+            prefix: (self.prefix << BITS[self.index]) | bin as u32,
+        })
+    }
+
+    /// The least magnitude of a bin.
+    pub fn magnitude(self, bin: usize) -> u32 {
+        ((self.prefix << BITS[self.index]) | bin as u32) << SHIFTS[self.index]
+    }
+
+    /// The bin of a magnitude.
+    #[inline]
+    fn bin(self, bits: u32) -> Option<usize> {
+        let upper = bits >> SHIFTS[self.index];
+        let is_here = upper >> BITS[self.index] == self.prefix;
+        (is_here && bits != 0 && bits < MAGNITUDE_INFINITE)
+            .then_some((upper & ((1 << BITS[self.index]) - 1)) as usize)
+    }
+}
+
+/// Elements of all sources by bin.
+pub fn histogram(sources: &[Source], level: Level) -> Vec<u64> {
+    let mut counts = vec![0; level.bins()];
+    for source in sources {
+        for index in 0..source.count() {
+            if let Some(bin) = level.bin(magnitude(source.load(index))) {
+                counts[bin] += 1;
+            }
+        }
+    }
+    counts
+}
+
+/// Values by bin.
+pub fn histogram_of(values: &[f32], level: Level) -> Vec<u64> {
+    let mut counts = vec![0; level.bins()];
+    for value in values {
+        if let Some(bin) = level.bin(magnitude(*value)) {
+            counts[bin] += 1;
+        }
+    }
+    counts
+}
+
+/// The bin of the `wanted`-th largest (from 1), and how many lie in bins above it.
+pub(super) fn place_from_top(counts: &[u64], wanted: u64) -> Option<(usize, u64)> {
+    let mut above = 0;
+    for (bin, count) in counts.iter().enumerate().rev() {
+        if above + count >= wanted && *count > 0 {
+            return Some((bin, above));
+        }
+        above += count;
+    }
+    None
+}

@@ -1,0 +1,32 @@
+//! A block one element at a time: definition, test oracle, tail of the vector code.
+
+use super::{Block, MAGNITUDE_INFINITE, Source, magnitude};
+use std::ops::Range;
+
+/// Appends to `block` what the elements `range` of the source give, from the element `done` of the range on.
+pub(super) fn select(
+    source: Source,
+    range: Range<usize>,
+    done: usize,
+    is_stored: bool,
+    floor: u32,
+    block: &mut Block,
+) {
+    for offset in done..range.len() {
+        let index = range.start + offset;
+        let value = source.load(index);
+        let bits = magnitude(value);
+        if bits >= MAGNITUDE_INFINITE {
+            block.not_finite += 1;
+            continue;
+        }
+        if is_stored {
+            source.a.store(index, value);
+        }
+        if bits >= floor {
+            block.offsets[block.count] = offset as u32;
+            block.values[block.count] = value;
+            block.count += 1;
+        }
+    }
+}

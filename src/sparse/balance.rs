@@ -1,0 +1,95 @@
+//! Spreading the selected entries evenly: who sends how many to whom.
+
+use super::counters::Phase;
+use super::entries::{Entries, Pack};
+use super::io::Io;
+use super::options::Balance;
+use crate::types::Rank;
+
+/// Whether these sizes are spread before they are gathered.
+pub fn is_unbalanced(sizes: &[u64], rule: Balance) -> bool {
+    let p = sizes.len() as u128;
+    let most = u128::from(sizes.iter().copied().max().unwrap_or(0));
+    let total: u128 = sizes.iter().map(|s| u128::from(*s)).sum();
+    // most > t * total / p, in whole numbers.
+    match rule {
+        Balance::Never => false,
+        Balance::Always => p > 1 && total > 0,
+        Balance::Paper => most * p > 4 * total,
+        Balance::Auto if p <= 2 => false,
+        // t = 3p/4 where that is below 4, that is for p <= 5.
+        Balance::Auto if 3 * p < 16 => 4 * most > 3 * total,
+        Balance::Auto => most * p > 4 * total,
+    }
+}
+
+/// Sizes after spreading `total` entries: equal, the first ones one more where it does not divide.
+pub(super) fn blocks(total: u64, ranks: u32) -> Vec<u64> {
+    let p = u64::from(ranks);
+    (0..p)
+        .map(|r| total / p + u64::from(r < total % p))
+        .collect()
+}
+
+/// Moves as (from, to, entries), by sender and receiver; what stays is a move to itself. The interval of positions that a
+/// rank has meets those of the equal blocks.
+pub fn build_plan(sizes: &[u64]) -> Vec<(Rank, Rank, u64)> {
+    let wanted = blocks(sizes.iter().sum(), sizes.len() as u32);
+    let mut moves = Vec::new();
+    let (mut to, mut room) = (0, wanted.first().copied().unwrap_or(0));
+    for (from, size) in sizes.iter().enumerate() {
+        let mut left = *size;
+        while left > 0 {
+            while room == 0 {
+                to += 1;
+                room = wanted[to];
+            }
+            let moved = left.min(room);
+            moves.push((from as Rank, to as Rank, moved));
+            left -= moved;
+            room -= moved;
+        }
+    }
+    moves
+}
+
+/// Moves this rank's entries, and gives those of its block. Values are exact here; who has a block rounds it.
+pub(super) async fn spread<E: Entries>(
+    io: &Io,
+    own: E,
+    sizes: &[u64],
+    pack: Pack,
+    count: u64,
+) -> E {
+    let exact = Pack {
+        values: super::format::ValueFormat::F32,
+        ..pack
+    };
+    let plan = build_plan(sizes);
+    let (mut sends, mut at, mut kept) = (Vec::new(), 0, None);
+    for (_, to, entries) in plan.iter().filter(|m| m.0 == io.rank) {
+        let part = own.slice(at, at + entries);
+        at += entries;
+        match *to == io.rank {
+            true => kept = Some(part),
+            false => sends.push((*to, part.encode(exact))),
+        }
+    }
+    let incoming: Vec<_> = plan.iter().filter(|m| m.1 == io.rank).collect();
+    let receives = incoming.iter().filter(|m| m.0 != io.rank);
+    let receives = receives.map(|(from, _, entries)| (*from, exact.bytes(*entries)));
+    let mut messages = (io
+        .exchange(Phase::Balance, sends, receives.collect(), 0)
+        .await)
+        .into_iter();
+    let parts = incoming
+        .into_iter()
+        .map(|(from, _, entries)| match *from == io.rank {
+            true => kept.take().expect("one move of a rank to itself"),
+            false => {
+                let message = messages.next().expect("a message for each move");
+                E::decode(&message, *entries, exact, (0, count))
+            }
+        });
+    E::concat(parts.collect())
+}

@@ -1,0 +1,204 @@
+//! TopkDSA (SparCML): the whole sum of the picks to everybody, by split and gather or by recursive doubling.
+//!
+//! Nothing is selected from the sum, so that its fill-in decides between sparse and dense messages. Sums that are not finite
+//! travel as such, because every rank with a pick there must know.
+
+use super::counters::Phase;
+use super::entries::Entries;
+use super::format::ValueFormat;
+use super::io::{Io, Message};
+use super::machine::{Finished, Step, Terms};
+use super::options::DsaVariant;
+use super::{oktopk, regions};
+use crate::types::Rank;
+
+pub(super) async fn run_split<E: Entries + Sync>(
+    io: Io,
+    step: Step<E>,
+    terms: Terms,
+    variant: DsaVariant,
+) -> Finished<E> {
+    let bounds = regions::equal(step.count, io.ranks);
+    let (applied, sum) = oktopk::split_sum(&io, &step, &terms, &bounds).await;
+    let (clean, wild) = sum.clone().settle();
+    let own = vec![clean.len() + wild.len(), step.not_finite + wild.len()];
+    let states = io.gather_words(Phase::Sizes, own).await;
+    let sizes: Vec<u64> = states.iter().step_by(2).copied().collect();
+    let not_finite: u64 = states.iter().skip(1).step_by(2).sum();
+    if not_finite > 0 && terms.is_strict {
+        return Finished::void(not_finite);
+    }
+    let nnz: u64 = sizes.iter().sum();
+    let is_dense = match variant {
+        DsaVariant::Small => false,
+        DsaVariant::Big => true,
+        _ => terms.options.switch.is_dense(nnz, step.count),
+    };
+    // Zero sums are gone, what is not finite is not.
+    let block = E::sum(&[clean, wild]);
+    let range = |r: usize| (bounds[r], bounds[r + 1]);
+    let (message, bytes): (Message, Vec<u64>) = match is_dense {
+        true => {
+            let dense = |r| terms.pack.dense_bytes(range(r).1 - range(r).0);
+            let own = block.encode_dense(range(io.rank as usize), terms.pack);
+            (own, (0..sizes.len()).map(dense).collect())
+        }
+        false => {
+            let bytes = sizes.iter().map(|s| terms.pack.bytes(*s));
+            (block.encode(terms.pack), bytes.collect())
+        }
+    };
+    let messages = io.gather(Phase::Gather, message, bytes).await;
+    let decode = |(r, message): (usize, &Message)| match is_dense {
+        true => E::decode_dense(message, range(r), terms.pack),
+        false => E::decode(message, sizes[r], terms.pack, range(r)),
+    };
+    let blocks: Vec<E> = messages.iter().enumerate().map(decode).collect();
+    let received = blocks[io.rank as usize].clone();
+    let (result, wild) = E::concat(blocks).settle();
+    let mut returned = vec![step.picks.minus(&applied), applied.common(&wild)];
+    // Where the sum is not finite everybody takes its own part back.
+    returned.push(block.settle().0.minus(&received));
+    Finished {
+        not_finite,
+        reduced: Some(nnz),
+        ..Finished::new(result, returned)
+    }
+}
+
+/// Rounds of exchanges between halves that double. Of P ranks, the first power of two take part; the others hand their picks
+/// to one of those before and get the sum after.
+pub(super) async fn run_doubling<E: Entries + Sync>(
+    io: Io,
+    step: Step<E>,
+    terms: Terms,
+) -> Finished<E> {
+    let core = 1 << io.ranks.ilog2();
+    let mut partial = Partial {
+        sum: step.picks.clone(),
+        not_finite: step.not_finite,
+        returned: Vec::new(),
+        count: step.count,
+    };
+    // All ranks of a half have the same sum: one of them keeps what rounding takes from it.
+    let half = |distance: u32| io.rank.is_multiple_of(distance);
+    if io.rank >= core {
+        partial
+            .swap(&io, &terms, (Some(io.rank - core), None), true)
+            .await;
+    } else if io.rank + core < io.ranks {
+        let (own, other) = partial
+            .swap(&io, &terms, (None, Some(io.rank + core)), true)
+            .await;
+        partial.sum = E::sum(&[own, other]);
+    }
+    let mut distance = 1;
+    while io.rank < core && distance < core {
+        let peer = io.rank ^ distance;
+        let peers = (Some(peer), Some(peer));
+        let (own, other) = partial.swap(&io, &terms, peers, half(distance)).await;
+        partial.sum = match io.rank < peer {
+            true => E::sum(&[own, other]),
+            false => E::sum(&[other, own]),
+        };
+        distance *= 2;
+    }
+    let exact = terms.exact();
+    if io.rank < core && io.rank + core < io.ranks {
+        partial
+            .swap(&io, &exact, (Some(io.rank + core), None), false)
+            .await;
+    } else if io.rank >= core {
+        partial.not_finite = 0;
+        partial.sum = E::empty(0, step.count);
+        partial.sum = partial
+            .swap(&io, &exact, (None, Some(io.rank - core)), false)
+            .await
+            .1;
+    }
+    let (result, wild) = partial.sum.settle();
+    let not_finite = partial.not_finite + wild.len();
+    if not_finite > 0 && terms.is_strict {
+        return Finished::void(not_finite);
+    }
+    let mut returned = partial.returned;
+    returned.push(step.picks.common(&wild));
+    Finished {
+        not_finite,
+        reduced: Some(result.len()),
+        ..Finished::new(result, returned)
+    }
+}
+
+/// A sum on its way.
+struct Partial<E> {
+    sum: E,
+    not_finite: u64,
+    returned: Vec<E>,
+    count: u64,
+}
+
+impl<E: Entries> Partial<E> {
+    /// Sends the sum to one peer, receives one's from another, sizes first: dense if both sums together say so. Gives the own one as the
+    /// peer sees it, and the other; with `is_keeper` the difference that rounding makes returns to this rank.
+    async fn swap(
+        &mut self,
+        io: &Io,
+        terms: &Terms,
+        (to, from): (Option<Rank>, Option<Rank>),
+        is_keeper: bool,
+    ) -> (E, E) {
+        let (clean, wild) = self.sum.clone().settle();
+        let own = E::sum(&[clean, wild]);
+        const HEADER: u64 = 16;
+        let words = [own.len(), self.not_finite];
+        let header = Message {
+            data: words.iter().flat_map(|w| w.to_le_bytes()).collect(),
+            bytes: HEADER,
+            header_bytes: HEADER,
+        };
+        let sends = to.map(|to| (to, header)).into_iter().collect();
+        let receives = from.map(|from| (from, HEADER)).into_iter().collect();
+        let headers = io.exchange(Phase::Sizes, sends, receives, HEADER).await;
+        let (mut theirs, mut wild) = (0, 0);
+        if let Some(header) = headers.first() {
+            let word =
+                |i: usize| u64::from_le_bytes(std::array::from_fn(|b| header.data[8 * i + b]));
+            (theirs, wild) = (word(0), word(1));
+        }
+        self.not_finite += wild;
+        // Where only one side sends, the other's part is not known to it: the length of what is sent decides.
+        let length = |own: u64, theirs: u64| match (to, from) {
+            (Some(_), Some(_)) => own + theirs,
+            (Some(_), None) => own,
+            _ => theirs,
+        };
+        let is_dense = (terms.options.switch).is_dense(length(own.len(), theirs), self.count);
+        let range = (0, self.count);
+        let bytes = match is_dense {
+            true => terms.pack.dense_bytes(self.count),
+            false => terms.pack.bytes(theirs),
+        };
+        let message = match is_dense {
+            true => own.encode_dense(range, terms.pack),
+            false => own.encode(terms.pack),
+        };
+        let decode = |message: &Message, count| match is_dense {
+            true => E::decode_dense(message, range, terms.pack),
+            false => E::decode(message, count, terms.pack, range),
+        };
+        let is_exact = to.is_none() || terms.pack.values == ValueFormat::F32;
+        let seen = match is_exact {
+            true => own.clone(),
+            false => decode(&message, own.len()),
+        };
+        if is_keeper && !is_exact {
+            self.returned.push(own.minus(&seen));
+        }
+        let sends = to.map(|to| (to, message)).into_iter().collect();
+        let receives = from.map(|from| (from, bytes)).into_iter().collect();
+        let messages = io.exchange(Phase::Reduce, sends, receives, 0).await;
+        let other = messages.first().map(|message| decode(message, theirs));
+        (seen, other.unwrap_or_else(|| E::empty(0, self.count)))
+    }
+}

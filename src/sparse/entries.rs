@@ -1,0 +1,84 @@
+//! What machines work on: indices with values, or only how many there would be.
+
+use super::format::ValueFormat;
+use super::io::Message;
+use crate::kernel::select::Level;
+
+/// How entries lie in a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pack {
+    /// What values are.
+    pub values: ValueFormat,
+    /// Indices have 8 bytes instead of 4.
+    pub is_wide: bool,
+}
+
+impl Pack {
+    /// Bytes of `count` entries.
+    pub fn bytes(self, count: u64) -> u64 {
+        let index = if self.is_wide { 8 } else { 4 };
+        count * index + self.values.bytes(count)
+    }
+
+    /// Bytes of the values of `width` coordinates without indices.
+    pub fn dense_bytes(self, width: u64) -> u64 {
+        self.values.bytes(width)
+    }
+}
+
+/// Entries of a sparse vector, by increasing index.
+pub trait Entries: Clone + Send + 'static {
+    /// None of the coordinates from `from` to `to`.
+    fn empty(from: u64, to: u64) -> Self;
+    /// How many.
+    fn len(&self) -> u64;
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// Those of the coordinates from `from` to `to`.
+    fn part(&self, from: u64, to: u64) -> Self;
+    /// Those at the positions from `start` to `end`.
+    fn slice(&self, start: u64, end: u64) -> Self;
+    /// How many lie below a coordinate.
+    fn below(&self, index: u64) -> u64;
+    /// The index at a position.
+    fn index_at(&self, position: u64) -> u64;
+    /// The sum from left to right. Sums that are zero are kept: later terms may follow.
+    fn sum(parts: &[Self]) -> Self;
+    /// One after another; each begins behind the end of the one before.
+    fn concat(parts: Vec<Self>) -> Self;
+    /// Without zeros and without what is not finite; the latter apart.
+    fn settle(self) -> (Self, Self);
+    /// How many have their magnitude in each bin.
+    fn histogram(&self, level: Level) -> Vec<u64>;
+    /// How many have at least this magnitude.
+    fn count_from(&self, magnitude: u32) -> u64;
+    /// Those above a magnitude, and the first `ties` of exactly that.
+    fn select(&self, magnitude: u32, ties: u64) -> Self;
+    /// The first `k` in the total order, and the others.
+    fn top(&self, k: u64) -> (Self, Self);
+    /// What returns of these picks, of which `applied` (the same indices) took part: the difference where the result has
+    /// the index, all elsewhere. Zeros are left out.
+    fn returned(&self, applied: &Self, result: &Self) -> Self;
+    /// The difference to `other`, whose missing entries count as zeros; zeros are left out. `other` has no further indices.
+    fn minus(&self, other: &Self) -> Self;
+    /// Those whose index `other` has too.
+    fn common(&self, other: &Self) -> Self;
+    /// As a message.
+    fn encode(&self, pack: Pack) -> Message;
+    /// From a message of `count` entries of the coordinates from `from` to `to`.
+    fn decode(message: &Message, count: u64, pack: Pack, range: (u64, u64)) -> Self;
+    /// All values of the coordinates from `from` to `to`, without indices.
+    fn encode_dense(&self, range: (u64, u64), pack: Pack) -> Message;
+    /// From values of the coordinates from `from` to `to`: all that are not zero.
+    fn decode_dense(message: &Message, range: (u64, u64), pack: Pack) -> Self;
+
+    /// As whoever gets the message sees them.
+    fn rounded(&self, pack: Pack, range: (u64, u64)) -> Self {
+        match pack.values {
+            ValueFormat::F32 => self.clone(),
+            _ => Self::decode(&self.encode(pack), self.len(), pack, range),
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! [`Machine`]: one rank's part of one step, of any algorithm.
+
+use super::counters::Counters;
+use super::entries::{Entries, Pack};
+use super::format::ValueFormat;
+use super::io::{Action, Arrived, Io};
+use super::oktopk::OkTopkState;
+use super::options::{Algorithm, DsaVariant, NonFinite, SparseOptions};
+use super::{dsa, gather, gtopk, oktopk};
+use crate::types::Rank;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+/// What one step of one rank starts from.
+#[derive(Clone, Debug)]
+pub struct Step<E> {
+    /// What this rank selected of its accumulator: no zeros, nothing that is not finite.
+    pub picks: E,
+    /// Elements of its accumulator that are not finite.
+    pub not_finite: u64,
+    /// Coordinates of the vector.
+    pub count: u64,
+    /// Entries of the result, `1..=count`.
+    pub k: u64,
+}
+
+/// What a step gives.
+#[derive(Clone, Debug)]
+pub struct Finished<E> {
+    /// The sum's entries that all ranks apply; the same bits on every rank. Never a zero.
+    pub result: E,
+    /// What this rank's residual gets back; an index may occur in several lists.
+    pub returned: Vec<E>,
+    /// The step did not take place on any rank, because something was not finite and the policy is strict.
+    pub is_void: bool,
+    /// Values that are not finite, on all ranks and in the sums.
+    pub not_finite: u64,
+    /// Non-zeros of the sum of all picks, where the algorithm gets to know that.
+    pub reduced: Option<u64>,
+    /// Traffic of this rank.
+    pub counters: Counters,
+    /// What Ok-Topk carries to the next step; as before the step if that is void.
+    pub state: Option<OkTopkState>,
+}
+
+impl<E: Entries> Finished<E> {
+    pub(super) fn new(result: E, returned: Vec<E>) -> Finished<E> {
+        Finished {
+            result,
+            returned,
+            is_void: false,
+            not_finite: 0,
+            reduced: None,
+            counters: Counters::default(),
+            state: None,
+        }
+    }
+
+    pub(super) fn void(not_finite: u64) -> Finished<E> {
+        Finished {
+            is_void: true,
+            not_finite,
+            ..Finished::new(E::empty(0, 0), Vec::new())
+        }
+    }
+}
+
+/// What all algorithms know of a step.
+#[derive(Clone, Debug)]
+pub(super) struct Terms {
+    pub pack: Pack,
+    /// Whether something that is not finite makes the step void.
+    pub is_strict: bool,
+    pub options: SparseOptions,
+}
+
+impl Terms {
+    /// The same, with values that are sent as they are.
+    pub fn exact(&self) -> Terms {
+        let mut terms = self.clone();
+        terms.pack.values = ValueFormat::F32;
+        terms
+    }
+}
+
+type Run<E> = Pin<Box<dyn Future<Output = Finished<E>> + Send>>;
+
+/// One rank's part of one step.
+pub struct Machine<E> {
+    io: Io,
+    run: Option<Run<E>>,
+    finished: Option<Finished<E>>,
+}
+
+impl<E: Entries + Sync> Machine<E> {
+    /// A machine at its beginning. `algorithm` is none that decides: not dense, not auto; `state` is what Ok-Topk's step
+    /// before gave.
+    ///
+    /// # Panics
+    /// If the algorithm is dense or auto, which are not made of picks.
+    pub fn new(
+        algorithm: Algorithm,
+        options: &SparseOptions,
+        (rank, ranks): (Rank, u32),
+        step: Step<E>,
+        state: OkTopkState,
+    ) -> Machine<E> {
+        // Sums of counts over all ranks stay below count * ranks.
+        let is_wide = step.count.saturating_mul(ranks.into()) > u64::from(u32::MAX);
+        let io = Io::new(rank, ranks, is_wide);
+        let terms = Terms {
+            pack: Pack {
+                values: options.values,
+                is_wide: options.indices.is_wide(step.count),
+            },
+            is_strict: options.non_finite != NonFinite::Count,
+            options: options.clone(),
+        };
+        let own = io.clone();
+        let run: Run<E> = match algorithm {
+            Algorithm::OkTopk => Box::pin(oktopk::run(own, step, terms, state)),
+            Algorithm::TopkA | Algorithm::Gaussiank => Box::pin(gather::run(own, step, terms)),
+            Algorithm::TopkDsa(DsaVariant::RecursiveDoubling) => {
+                Box::pin(dsa::run_doubling(own, step, terms))
+            }
+            Algorithm::TopkDsa(variant) => Box::pin(dsa::run_split(own, step, terms, variant)),
+            Algorithm::GTopk => Box::pin(gtopk::run(own, step, terms)),
+            Algorithm::Dense | Algorithm::Auto => {
+                panic!("{algorithm} has no machine: the caller runs or chooses it")
+            }
+        };
+        Machine {
+            io,
+            run: Some(run),
+            finished: None,
+        }
+    }
+
+    /// Goes on with what arrived, and says what is wanted next. [`Arrived::Nothing`] at the beginning and after
+    /// [`Action::Start`].
+    ///
+    /// # Panics
+    /// After [`Action::Done`], or if something else arrived than was asked for.
+    pub fn next(&mut self, arrived: Arrived) -> Action {
+        self.io.put(arrived);
+        let run = self.run.as_mut().expect("a machine that has not ended");
+        match run.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Pending => {
+                (self.io.take()).expect("a machine that waits has asked for something")
+            }
+            Poll::Ready(mut finished) => {
+                finished.counters = self.io.counters();
+                self.finished = Some(finished);
+                self.run = None;
+                Action::Done
+            }
+        }
+    }
+
+    /// The result, after [`Action::Done`].
+    pub fn finish(self) -> Option<Finished<E>> {
+        self.finished
+    }
+}

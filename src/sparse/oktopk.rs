@@ -1,0 +1,288 @@
+//! Ok-Topk (Li and Hoefler): split and reduce by regions, select globally, gather.
+//!
+//! 1. At a repartition, boundaries such that all regions get equally many picks.
+//! 2. Sizes to everybody who will get messages; then each rank's picks to the owners of their regions, in buckets of four
+//!    messages, the next under way while the one before is added.
+//! 3. Sizes and states of the sums: from here on all know whether the step counts, and how many non-zeros the sum has.
+//! 4. The global threshold: used again while it selects about k, else the exact k-th by histograms. Both depend only on what all
+//!    ranks have.
+//! 5. Where the selected entries are unevenly spread: moved. Then gathered.
+//!
+//! What of a pick is not in the result returns.
+
+use super::balance;
+use super::counters::Phase;
+use super::entries::Entries;
+use super::global::{Steepness, Tracker, is_within, kth_largest, ties_of};
+use super::io::{Io, Message};
+use super::machine::{Finished, Step, Terms};
+use super::options::{Mode, Regions, SparseOptions};
+use super::regions;
+use crate::types::Rank;
+
+/// Messages of one bucket.
+const BUCKET: u32 = 4;
+
+/// What goes from one step to the next: the same on all ranks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OkTopkState {
+    /// Steps so far.
+    pub steps: u64,
+    /// Region r is `bounds[r]..bounds[r + 1]`; empty before the first step.
+    pub bounds: Vec<u64>,
+    /// From where on entries of the sum are selected, once there is one.
+    pub tracker: Option<Tracker>,
+    /// Some rank received more than 3k words: the next step cuts anew.
+    pub is_forced: bool,
+}
+
+impl OkTopkState {
+    /// The threshold to use again in this step, if any.
+    fn guess(&self, options: &SparseOptions) -> Option<u32> {
+        let is_due = self.steps.is_multiple_of(options.reuse_steps);
+        let tracker = self
+            .tracker
+            .filter(|_| options.mode != Mode::Exact && !is_due);
+        tracker.map(|tracker| tracker.threshold)
+    }
+}
+
+pub(super) async fn run<E: Entries + Sync>(
+    io: Io,
+    step: Step<E>,
+    terms: Terms,
+    state: OkTopkState,
+) -> Finished<E> {
+    let mut next = state.clone();
+    let options = &terms.options;
+    let is_due = state.steps.is_multiple_of(options.repartition_steps);
+    if is_due || state.is_forced || state.bounds.len() != io.ranks as usize + 1 {
+        // Equal regions need no communication, and do not change.
+        next.bounds = regions::cut(&io, &step.picks, step.count, options.regions).await;
+    }
+    let split = split(&io, &step, &terms, &next.bounds).await;
+    let received = split.received;
+    let (reduced, wild) = split.sum.settle();
+    let not_finite = step.not_finite + wild.len();
+
+    let guess = state.guess(options);
+    let guessed = guess.map_or(0, |bits| reduced.count_from(bits));
+    let own = vec![guessed, reduced.len(), received, not_finite];
+    let states = io.gather_words(Phase::Sizes, own).await;
+    let column = |c: usize| states.iter().skip(c).step_by(4).copied();
+    let not_finite = column(3).sum();
+    if not_finite > 0 && terms.is_strict {
+        return Finished {
+            state: Some(state),
+            ..Finished::void(not_finite)
+        };
+    }
+    let nnz: u64 = column(1).sum();
+    next.is_forced = options.regions == Regions::Balanced && column(2).any(|r| 2 * r > 3 * step.k);
+    next.steps += 1;
+
+    let total: u64 = column(0).sum();
+    let is_paper = options.mode == Mode::Paper;
+    let result = match guess {
+        None if is_paper => {
+            let all = gather(&io, &step, &terms, reduced, column(1).collect()).await;
+            let (result, _) = all.0.top(step.k);
+            next.tracker = Some(Tracker::found(state.tracker, least_of(&result)));
+            // Of what is not in the result the picks return, so that its rounding does not count.
+            let rounding = all.1.common(&result);
+            (result, rounding)
+        }
+        Some(bits) if is_paper || is_within(total, step.k, nnz) => {
+            next.tracker = state
+                .tracker
+                .map(|tracker| tracker.followed(total, step.k, Steepness::Global));
+            let chosen = reduced.select(bits - 1, 0);
+            gather(&io, &step, &terms, chosen, column(0).collect()).await
+        }
+        _ => {
+            let (chosen, sizes, least) =
+                select_exactly(&io, &step, reduced, (nnz, column(1))).await;
+            next.tracker = Some(Tracker::found(state.tracker, least.max(1)));
+            gather(&io, &step, &terms, chosen, sizes).await
+        }
+    };
+    // An entry that was rounded to zero is in the result all the same: its owner has the rounding.
+    let (result, rounding) = result;
+    let returned = vec![step.picks.returned(&split.applied, &result), rounding];
+    Finished {
+        not_finite,
+        reduced: Some(nnz),
+        state: Some(next),
+        ..Finished::new(result.settle().0, returned)
+    }
+}
+
+/// What the split gives.
+struct Split<E> {
+    /// This rank's picks as their receivers see them.
+    applied: E,
+    /// The sum over this rank's region.
+    sum: E,
+    /// Entries that came for it.
+    received: u64,
+}
+
+/// The parts of a sum, by rank, as far as they have come, and the sum of those before.
+struct Fold<E> {
+    sum: E,
+    parts: Vec<Option<E>>,
+    next: usize,
+}
+
+impl<E: Entries> Fold<E> {
+    /// Adds what is there without a gap: from left to right, whatever came first.
+    fn go_on(&mut self) {
+        let begin = self.next;
+        while self.parts.get(self.next).is_some_and(Option::is_some) {
+            self.next += 1;
+        }
+        let ready = self.parts[begin..self.next]
+            .iter_mut()
+            .filter_map(Option::take);
+        let mut terms = vec![std::mem::replace(&mut self.sum, E::empty(0, 0))];
+        terms.extend(ready);
+        self.sum = E::sum(&terms);
+    }
+}
+
+/// The same for others: this rank's picks as their receivers see them, and the sum over its region.
+pub(super) async fn split_sum<E: Entries>(
+    io: &Io,
+    step: &Step<E>,
+    terms: &Terms,
+    bounds: &[u64],
+) -> (E, E) {
+    let split = split(io, step, terms, bounds).await;
+    (split.applied, split.sum)
+}
+
+async fn split<E: Entries>(io: &Io, step: &Step<E>, terms: &Terms, bounds: &[u64]) -> Split<E> {
+    let (rank, p) = (io.rank, io.ranks);
+    let range = |r: Rank| (bounds[r as usize], bounds[r as usize + 1]);
+    let mine = range(rank);
+    let parts: Vec<E> = (0..p)
+        .map(|r| step.picks.part(range(r).0, range(r).1))
+        .collect();
+    let lengths: Vec<u64> = parts.iter().map(E::len).collect();
+    let sizes = io.all_to_all(Phase::Sizes, lengths).await;
+    let mut fold = Fold {
+        sum: E::empty(mine.0, mine.1),
+        parts: vec![None; p as usize],
+        next: 0,
+    };
+    fold.parts[rank as usize] = Some(parts[rank as usize].clone());
+    let mut first = 1;
+    while first < p {
+        let steps: Vec<u32> = (first..p.min(first + BUCKET)).collect();
+        let to = |j: &u32| (rank + p - j) % p;
+        let from = |j: &u32| (rank + j) % p;
+        let sends = steps
+            .iter()
+            .map(|j| (to(j), parts[to(j) as usize].encode(terms.pack)));
+        let receives = steps
+            .iter()
+            .map(|j| (from(j), terms.pack.bytes(sizes[from(j) as usize])));
+        io.start_exchange(Phase::Reduce, sends.collect(), receives.collect())
+            .await;
+        fold.go_on();
+        let mut messages = io.wait(Phase::Reduce, 0).await.into_iter();
+        for peer in steps.iter().map(from) {
+            let size = sizes[peer as usize];
+            let part = match size {
+                0 => E::empty(mine.0, mine.1),
+                _ => {
+                    let message = messages
+                        .next()
+                        .expect("a message from each peer that has any");
+                    E::decode(&message, size, terms.pack, mine)
+                }
+            };
+            fold.parts[peer as usize] = Some(part);
+        }
+        first += BUCKET;
+    }
+    fold.go_on();
+    let received = sizes.iter().sum::<u64>() - sizes[rank as usize];
+    let applied = (0..p).zip(parts).map(|(r, part)| match r == rank {
+        true => part,
+        false => part.rounded(terms.pack, range(r)),
+    });
+    Split {
+        applied: E::concat(applied.collect()),
+        sum: fold.sum,
+        received,
+    }
+}
+
+/// The first k of all entries in the total order: this rank's, everybody's sizes, and the least magnitude.
+async fn select_exactly<E: Entries>(
+    io: &Io,
+    step: &Step<E>,
+    reduced: E,
+    (nnz, lengths): (u64, impl Iterator<Item = u64>),
+) -> (E, Vec<u64>, u32) {
+    if nnz <= step.k {
+        return (reduced, lengths.collect(), 1);
+    }
+    let (least, ties) = kth_largest(io, &reduced, step.k).await;
+    let above = reduced.count_from(least + 1);
+    let tied = reduced.count_from(least) - above;
+    let counts = io.gather_words(Phase::Sizes, vec![above, tied]).await;
+    let taken = ties_of(counts.iter().skip(1).step_by(2).copied(), ties);
+    let sizes: Vec<u64> = (counts.iter().step_by(2).zip(&taken))
+        .map(|(a, t)| a + t)
+        .collect();
+    let chosen = reduced.select(least, taken[io.rank as usize]);
+    (chosen, sizes, least)
+}
+
+/// Everybody's entries on every rank, and what rounding left of this rank's block.
+async fn gather<E: Entries>(
+    io: &Io,
+    step: &Step<E>,
+    terms: &Terms,
+    chosen: E,
+    mut sizes: Vec<u64>,
+) -> (E, E) {
+    let mut block = chosen;
+    if balance::is_unbalanced(&sizes, terms.options.balance) {
+        block = balance::spread(io, block, &sizes, terms.pack, step.count).await;
+        sizes = balance::blocks(sizes.iter().sum(), io.ranks);
+    }
+    gather_blocks(io, (block, sizes), terms, step.count).await
+}
+
+/// Gathers blocks of these sizes, rounded by who sends them; zeros that rounding makes are in the sum.
+async fn gather_blocks<E: Entries>(
+    io: &Io,
+    (block, sizes): (E, Vec<u64>),
+    terms: &Terms,
+    count: u64,
+) -> (E, E) {
+    let own: Message = block.encode(terms.pack);
+    let bytes = sizes.iter().map(|s| terms.pack.bytes(*s)).collect();
+    let messages = io.gather(Phase::Gather, own, bytes).await;
+    let blocks = messages.iter().zip(&sizes);
+    let blocks = blocks.map(|(m, size)| E::decode(m, *size, terms.pack, (0, count)));
+    let result = E::concat(blocks.collect());
+    let rounded = block.rounded(terms.pack, (0, count));
+    (result, block.minus(&rounded))
+}
+
+/// The least magnitude of entries, found by asking for one at a time from the top of the bins down.
+fn least_of<E: Entries>(entries: &E) -> u32 {
+    let (mut low, mut high) = (1, f32::MAX.to_bits());
+    while low < high {
+        let middle = low + (high - low).div_ceil(2);
+        match entries.count_from(middle) == entries.len() {
+            true => low = middle,
+            false => high = middle - 1,
+        }
+    }
+    low
+}

@@ -1,0 +1,264 @@
+//! What a caller chooses. Equal on all ranks.
+
+use super::format::{IndexFormat, ValueFormat};
+use crate::error::{Error, Result};
+use std::fmt;
+use std::str::FromStr;
+
+/// How the picks of all ranks become a result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Algorithm {
+    /// Split and reduce by regions, global selection, all-gather (Li and Hoefler): at most 6k words.
+    OkTopk,
+    /// Everybody's picks to everybody; the result is their sum.
+    TopkA,
+    /// Split and reduce, then all of the sum to everybody (SparCML).
+    TopkDsa(DsaVariant),
+    /// A tree of merges that keep k entries each, and a broadcast.
+    GTopk,
+    /// As TopkA, with picks by the estimate of a normal distribution.
+    Gaussiank,
+    /// A dense allreduce of the whole accumulator.
+    Dense,
+    /// What the cost model and the fill-in of the steps before say is fastest: Ok-Topk, TopkDSA or dense.
+    Auto,
+}
+
+impl Algorithm {
+    /// Every algorithm, as the command line names them.
+    pub const ALL: [Algorithm; 10] = [
+        Algorithm::OkTopk,
+        Algorithm::TopkA,
+        Algorithm::TopkDsa(DsaVariant::Split),
+        Algorithm::TopkDsa(DsaVariant::Small),
+        Algorithm::TopkDsa(DsaVariant::Big),
+        Algorithm::TopkDsa(DsaVariant::RecursiveDoubling),
+        Algorithm::GTopk,
+        Algorithm::Gaussiank,
+        Algorithm::Dense,
+        Algorithm::Auto,
+    ];
+
+    /// As the command line spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Algorithm::OkTopk => "oktopk",
+            Algorithm::TopkA => "topka",
+            Algorithm::TopkDsa(DsaVariant::Split) => "topkdsa",
+            Algorithm::TopkDsa(DsaVariant::Small) => "topkdsa-small",
+            Algorithm::TopkDsa(DsaVariant::Big) => "topkdsa-big",
+            Algorithm::TopkDsa(DsaVariant::RecursiveDoubling) => "topkdsa-doubling",
+            Algorithm::GTopk => "gtopk",
+            Algorithm::Gaussiank => "gaussiank",
+            Algorithm::Dense => "dense",
+            Algorithm::Auto => "auto",
+        }
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Algorithm {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Algorithm, String> {
+        let mut all = Algorithm::ALL.into_iter();
+        all.find(|a| a.name() == text).ok_or_else(|| {
+            let names: Vec<_> = Algorithm::ALL.iter().map(|a| a.name()).collect();
+            let names = names.join(" ");
+            format!("unknown sparse algorithm '{text}': one of {names}")
+        })
+    }
+}
+
+/// How TopkDSA goes on after the split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DsaVariant {
+    /// Sparse or dense all-gather, whichever the switch rule says.
+    Split,
+    /// Always a sparse all-gather: SparCML's variant for small data.
+    Small,
+    /// Always a dense all-gather of the regions: SparCML's variant for large data.
+    Big,
+    /// No split: whole streams are exchanged and merged in log P rounds, dense from where the switch rule says.
+    RecursiveDoubling,
+}
+
+/// From which fill-in on TopkDSA sends values without indices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SwitchRule {
+    /// SparCML: dense iff 2 nnz >= n, so that sparse is never longer than dense.
+    SparCml,
+    /// Ok-Topk's code: dense iff 2 nnz >= floor(2n/3).
+    OkTopk,
+}
+
+impl SwitchRule {
+    /// Whether `entries` of `count` coordinates are sent dense.
+    pub fn is_dense(self, entries: u64, count: u64) -> bool {
+        match self {
+            SwitchRule::SparCml => 2 * entries >= count,
+            SwitchRule::OkTopk => 2 * entries >= 2 * count / 3,
+        }
+    }
+}
+
+/// How many entries.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Amount {
+    /// This share of all coordinates, in (0, 1]; at least one entry.
+    Density(f64),
+    /// This many, at least one.
+    Count(u64),
+}
+
+impl Amount {
+    /// k of `count` coordinates: never more than there are.
+    pub fn of(self, count: u64) -> u64 {
+        let k = match self {
+            Amount::Density(density) => (count as f64 * density) as u64,
+            Amount::Count(k) => k,
+        };
+        k.max(1).min(count)
+    }
+}
+
+/// How picks and result are selected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Exactly k, every step, by the total order.
+    Exact,
+    /// Thresholds are found exactly every so many steps and used again in between, corrected where the counts leave
+    /// [k/2, 2k].
+    Threshold,
+    /// As the published code does: at a re-evaluation the whole reduced sum is gathered, which may cost 2 min(Pk, n) words.
+    Paper,
+}
+
+/// How regions are cut at a repartition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Regions {
+    /// Equal shares of all ranks' picks, by bisection: no region receives more than 2(k + P) words.
+    Balanced,
+    /// The average of every rank's own equal shares, as the paper does.
+    Averaged,
+    /// Equal shares of the coordinates.
+    Equal,
+}
+
+/// When the selected entries are spread evenly before the all-gather.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Balance {
+    /// From three ranks on, iff the largest size is above min(4, 3P/4) times the mean.
+    Auto,
+    /// Iff the largest size is above 4 times the mean.
+    Paper,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
+}
+
+/// What values that are not finite do, in a gradient, in an accumulator or in a sum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NonFinite {
+    /// The call is an error on all ranks; residuals and outputs are as before it.
+    Error,
+    /// The step is skipped on all ranks, its gradient not absorbed: for gradient scalers.
+    Skip,
+    /// Such coordinates do not absorb this gradient on the rank concerned, all else goes on; they are counted.
+    Count,
+}
+
+/// How a sparse allreduce works. All fields are equal on all ranks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SparseOptions {
+    /// Default Ok-Topk.
+    pub algorithm: Algorithm,
+    /// Entries of the result, over all tensors of a call; default 1 %.
+    pub amount: Amount,
+    /// k is of each tensor, not of all; every tensor then is an operation of its own. Default false.
+    pub per_tensor: bool,
+    /// Default exact.
+    pub mode: Mode,
+    /// Steps between two exact thresholds (tau'); default 32.
+    pub reuse_steps: u64,
+    /// Steps between two repartitions (tau); default 64.
+    pub repartition_steps: u64,
+    /// Default balanced.
+    pub regions: Regions,
+    /// Default auto.
+    pub balance: Balance,
+    /// Default Ok-Topk's, two thirds.
+    pub switch: SwitchRule,
+    /// What values are on the wire; default f32. Fewer bits are made up for by the residuals.
+    pub values: ValueFormat,
+    /// What indices are on the wire; default u32 where it suffices.
+    pub indices: IndexFormat,
+    /// Default error.
+    pub non_finite: NonFinite,
+    /// First steps that are dense, their residuals staying zero; default none.
+    pub warm_up_steps: u64,
+    /// The result is divided by the number of ranks; default false.
+    pub is_average: bool,
+}
+
+impl Default for SparseOptions {
+    fn default() -> SparseOptions {
+        SparseOptions {
+            algorithm: Algorithm::OkTopk,
+            amount: Amount::Density(0.01),
+            per_tensor: false,
+            mode: Mode::Exact,
+            reuse_steps: 32,
+            repartition_steps: 64,
+            regions: Regions::Balanced,
+            balance: Balance::Auto,
+            switch: SwitchRule::OkTopk,
+            values: ValueFormat::F32,
+            indices: IndexFormat::Auto,
+            non_finite: NonFinite::Error,
+            warm_up_steps: 0,
+            is_average: false,
+        }
+    }
+}
+
+impl SparseOptions {
+    /// Checks them for vectors of `count` coordinates.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] with the field, its value and what is allowed.
+    pub fn check(&self, count: u64) -> Result<()> {
+        let is_amount_good = match self.amount {
+            Amount::Density(density) => density > 0.0 && density <= 1.0,
+            Amount::Count(k) => k > 0,
+        };
+        if !is_amount_good {
+            return Err(Error::invalid(format!(
+                "amount {:?}: a density is above 0 and at most 1, a count at least 1",
+                self.amount
+            )));
+        }
+        for (name, steps) in [
+            ("reuse_steps", self.reuse_steps),
+            ("repartition_steps", self.repartition_steps),
+        ] {
+            if steps == 0 {
+                return Err(Error::invalid(format!(
+                    "{name} is 0: 1 means every step, 32 to 128 are usual"
+                )));
+            }
+        }
+        if self.indices == IndexFormat::U32 && count > 1 << 32 {
+            return Err(Error::invalid(format!(
+                "u32 indices for {count} coordinates: they reach 2^32; take u64 or auto"
+            )));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,182 @@
+//! [`Sized`]: how many entries there would be, for jobs larger than this machine's memory.
+//!
+//! The entries of one vector lie evenly in their coordinates, and their magnitudes evenly among all magnitudes; those of
+//! different ranks lie independently or in the same places. Whatever real entries make data-dependent follows from that, so that
+//! the same machines run with the same control flow.
+
+use super::entries::{Entries, Pack};
+use super::io::Message;
+use crate::kernel::select::{Level, MAGNITUDE_INFINITE};
+
+/// Where the entries of different ranks lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Support {
+    /// Independently: m of them leave a coordinate empty with the product of their probabilities.
+    Independent,
+    /// All in the same places.
+    Identical,
+}
+
+/// Entries without indices and values.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sized {
+    from: u64,
+    to: u64,
+    count: u64,
+    support: Support,
+}
+
+impl Sized {
+    /// `count` entries of the coordinates from `from` to `to`.
+    pub fn new(from: u64, to: u64, count: u64, support: Support) -> Sized {
+        Sized {
+            from,
+            to,
+            count: count.min(to - from),
+            support,
+        }
+    }
+
+    fn with(&self, from: u64, to: u64, count: u64) -> Sized {
+        Sized::new(from, to, count, self.support)
+    }
+
+    /// Entries of less than a magnitude.
+    fn less(&self, magnitude: u32) -> u64 {
+        let all = u128::from(MAGNITUDE_INFINITE);
+        (u128::from(self.count) * u128::from(magnitude.min(MAGNITUDE_INFINITE)) / all) as u64
+    }
+}
+
+impl Entries for Sized {
+    fn empty(from: u64, to: u64) -> Sized {
+        Sized::new(from, to, 0, Support::Independent)
+    }
+
+    fn len(&self) -> u64 {
+        self.count
+    }
+
+    fn part(&self, from: u64, to: u64) -> Sized {
+        let (low, high) = (from.max(self.from), to.min(self.to));
+        if low >= high {
+            return self.with(from, to.max(from), 0);
+        }
+        self.with(low, high, self.below(high) - self.below(low))
+    }
+
+    fn slice(&self, start: u64, end: u64) -> Sized {
+        let (from, to) = (self.index_at(start), self.index_at(end));
+        self.with(from, to.max(from + (end - start)), end - start)
+    }
+
+    fn below(&self, index: u64) -> u64 {
+        let width = (self.to - self.from).max(1);
+        let inside = index.clamp(self.from, self.to) - self.from;
+        (u128::from(self.count) * u128::from(inside) / u128::from(width)) as u64
+    }
+
+    fn index_at(&self, position: u64) -> u64 {
+        let width = u128::from(self.to - self.from);
+        self.from + (u128::from(position) * width / u128::from(self.count.max(1))) as u64
+    }
+
+    fn sum(parts: &[Sized]) -> Sized {
+        let parts: Vec<&Sized> = parts.iter().filter(|p| p.count > 0).collect();
+        let Some(first) = parts.first() else {
+            return Sized::empty(0, 0);
+        };
+        let from = parts.iter().map(|p| p.from).min().unwrap_or(0);
+        let to = parts.iter().map(|p| p.to).max().unwrap_or(0);
+        let width = (to - from) as f64;
+        let is_identical = parts.iter().any(|p| p.support == Support::Identical);
+        let support = if is_identical {
+            Support::Identical
+        } else {
+            first.support
+        };
+        let count = match support {
+            Support::Identical => parts.iter().map(|p| p.count).max().unwrap_or(0),
+            Support::Independent => {
+                let empty = parts.iter().map(|p| 1.0 - p.count as f64 / width);
+                (width * (1.0 - empty.product::<f64>())).round() as u64
+            }
+        };
+        Sized::new(from, to, count, support)
+    }
+
+    fn concat(parts: Vec<Sized>) -> Sized {
+        let parts: Vec<Sized> = parts.into_iter().filter(|p| p.count > 0).collect();
+        let Some(first) = parts.first() else {
+            return Sized::empty(0, 0);
+        };
+        let (from, to) = (first.from, parts.iter().map(|p| p.to).max().unwrap_or(0));
+        let count = parts.iter().map(|p| p.count).sum();
+        first.with(from, to.max(from + count), count)
+    }
+
+    fn settle(self) -> (Sized, Sized) {
+        let none = self.with(self.from, self.to, 0);
+        (self, none)
+    }
+
+    fn histogram(&self, level: Level) -> Vec<u64> {
+        let width = level.magnitude(1) - level.magnitude(0);
+        let count = |bin| {
+            let from = level.magnitude(bin);
+            self.less(from.saturating_add(width)) - self.less(from)
+        };
+        (0..level.bins()).map(count).collect()
+    }
+
+    fn count_from(&self, magnitude: u32) -> u64 {
+        self.count - self.less(magnitude)
+    }
+
+    fn select(&self, magnitude: u32, ties: u64) -> Sized {
+        let above = self.count_from(magnitude.saturating_add(1));
+        self.with(self.from, self.to, (above + ties).min(self.count))
+    }
+
+    fn top(&self, k: u64) -> (Sized, Sized) {
+        let kept = self.count.min(k);
+        let part = |count| self.with(self.from, self.to, count);
+        (part(kept), part(self.count - kept))
+    }
+
+    fn returned(&self, _: &Sized, _: &Sized) -> Sized {
+        self.with(self.from, self.to, 0)
+    }
+
+    fn minus(&self, _: &Sized) -> Sized {
+        self.with(self.from, self.to, 0)
+    }
+
+    fn common(&self, _: &Sized) -> Sized {
+        self.with(self.from, self.to, 0)
+    }
+
+    fn encode(&self, pack: Pack) -> Message {
+        Message {
+            // Inside a process the law goes along.
+            data: vec![u8::from(self.support == Support::Identical)],
+            ..Message::size_only(pack.bytes(self.count))
+        }
+    }
+
+    fn decode(message: &Message, count: u64, _: Pack, (from, to): (u64, u64)) -> Sized {
+        let support = match message.data.as_slice() {
+            [1] => Support::Identical,
+            _ => Support::Independent,
+        };
+        Sized::new(from, to, count, support)
+    }
+
+    fn encode_dense(&self, (from, to): (u64, u64), pack: Pack) -> Message {
+        Message::size_only(pack.dense_bytes(to - from))
+    }
+
+    fn decode_dense(_: &Message, (from, to): (u64, u64), _: Pack) -> Sized {
+        Sized::new(from, to, to - from, Support::Independent)
+    }
+}

@@ -1,0 +1,8 @@
+//! Machines in memory, under any order of delivery: oracles, conservation, volume.
+
+mod cases;
+mod extremes;
+mod job;
+mod memory;
+mod oracles;
+mod volume;

@@ -1,0 +1,88 @@
+//! The JSON document of a sparse bench: the fields of `bench`, and what was sent in each phase.
+
+use super::Plan;
+use crate::bench::statistics::Summary;
+use crate::output;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Everything that was measured.
+#[derive(Debug, Serialize)]
+pub struct Document {
+    version: &'static str,
+    transport: String,
+    ranks: u32,
+    seed: u64,
+    density: f64,
+    mode: String,
+    distribution: String,
+    values: String,
+    pub results: Vec<Entry>,
+}
+
+/// One algorithm. Words are of 4 bytes, and of one step.
+#[derive(Debug, Serialize)]
+pub struct Entry {
+    pub collective: &'static str,
+    pub bytes: u64,
+    pub count: u64,
+    pub dtype: &'static str,
+    pub op: &'static str,
+    pub algorithm: &'static str,
+    /// What ran in the last step: what `auto` chose.
+    pub ran: &'static str,
+    pub memory: &'static str,
+    pub in_place: bool,
+    pub iterations: u32,
+    pub time_us: Summary,
+    pub algbw: f64,
+    pub busbw: f64,
+    /// `null`: not checked.
+    pub wrong: Option<u64>,
+    pub words_sent_max: u64,
+    pub words_received_max: u64,
+    pub words_received_mean: f64,
+    pub control_words: u64,
+    pub messages: u64,
+    pub phases: BTreeMap<&'static str, PhaseEntry>,
+    pub selected_local: u64,
+    pub selected_global: u64,
+    /// Non-zeros of the sum of all picks; `null` where nobody gets to know.
+    pub reduced: Option<u64>,
+}
+
+/// One phase.
+#[derive(Debug, Serialize)]
+pub struct PhaseEntry {
+    pub words_sent_max: u64,
+    pub words_received_max: u64,
+    pub words_received_mean: f64,
+    pub control_words: u64,
+    pub messages: u64,
+}
+
+impl Document {
+    /// A document without results yet.
+    pub fn new(plan: &Plan, transport: &str) -> Document {
+        let lower = |value: String| value.to_lowercase();
+        Document {
+            version: env!("CARGO_PKG_VERSION"),
+            transport: transport.into(),
+            ranks: plan.ranks,
+            seed: plan.args.seed,
+            density: plan.args.density,
+            mode: lower(format!("{:?}", plan.args.mode)),
+            distribution: lower(format!("{:?}", plan.args.distribution)),
+            values: lower(format!("{:?}", plan.args.values)),
+            results: Vec::new(),
+        }
+    }
+
+    /// Writes it to stdout (`-`), or to a file that appears whole or not at all.
+    pub fn write(&self, target: &Path) -> Result<(), String> {
+        let text =
+            serde_json::to_string_pretty(self).map_err(|cause| format!("--json: {cause}"))?;
+        output::write_document("--json", target, &text)
+    }
+}

@@ -1,0 +1,251 @@
+//! `linerate bench sparse-allreduce`: a sparse allreduce of a vector or of a model's tensors, with what was sent in each phase.
+//!
+//! A time is that of the slowest rank, per step, each started after a barrier; it includes the selection. With `--check 1` sampled
+//! coordinates are followed: what was applied and what residuals keep is what gradients gave.
+//!
+//! Read first: `rank.rs`.
+
+mod document;
+mod rank;
+mod vectors;
+
+use crate::binding::Bind;
+use crate::flags::{ConnectionArgs, with_flags};
+use crate::settings::{self, FAILED, USAGE};
+use crate::{launch, output};
+use clap::{Args, ValueEnum};
+use linerate::sparse::{Algorithm, Amount, Mode, SparseOptions, ValueFormat};
+use linerate::{Config, Error, TensorSpec};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::str::FromStr;
+
+/// Arguments of `linerate bench sparse-allreduce`.
+#[derive(Args, Clone, Debug)]
+pub struct SparseArgs {
+    /// Elements of one f32 vector; default 4194304
+    #[arg(long, value_name = "N", conflicts_with = "layers")]
+    pub count: Option<u64>,
+
+    /// The tensors of a model: vgg16 (CIFAR-10), lstm, bert, or a .layers.csv file
+    #[arg(long, value_name = "NAME|FILE")]
+    pub layers: Option<String>,
+
+    /// Share of the elements that the result has
+    #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
+    pub density: f64,
+
+    /// oktopk, topka, topkdsa, topkdsa-small, topkdsa-big, topkdsa-doubling, gtopk, gaussiank, dense, auto, or all, one after
+    /// another
+    #[arg(long, value_name = "NAME", default_value = "oktopk")]
+    pub algo: Algorithms,
+
+    /// How picks and result are selected
+    #[arg(long, value_enum, default_value_t = ModeName::Exact)]
+    pub mode: ModeName,
+
+    /// How values are spread over the elements: everywhere alike, by a power law of the index, or with a scale for each layer
+    #[arg(long, value_enum, default_value_t = Distribution::Uniform)]
+    pub distribution: Distribution,
+
+    /// What values are on the wire: f32, bf16 or i8
+    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = ValueFormat::from_str)]
+    pub values: ValueFormat,
+
+    /// Timed steps
+    #[arg(short = 'n', long = "iters", value_name = "COUNT", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    pub iterations: u32,
+
+    /// Steps before the timed ones
+    #[arg(
+        short = 'w',
+        long = "warmup",
+        value_name = "COUNT",
+        default_value_t = 2
+    )]
+    pub warmup: u32,
+
+    /// 1: follow sampled coordinates through all steps; 0: do not
+    #[arg(short = 'c', long = "check", value_name = "0|1", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
+    pub check: u8,
+
+    /// Local ranks to spawn; default 2. Under a launcher it must equal WORLD_SIZE
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<u32>,
+
+    /// cores: each rank gets its own share of the cores; none: the kernel places them
+    #[arg(long, value_enum, default_value_t = Bind::Cores)]
+    pub bind: Bind,
+
+    /// auto, shm, tcp or verbs[:device[:port][,device...]]. Default LINERATE_TRANSPORT, else auto
+    #[arg(long, value_name = "NAME")]
+    pub transport: Option<String>,
+
+    #[command(flatten)]
+    pub connections: ConnectionArgs,
+
+    /// How long an operation may stand still before it fails; default LINERATE_TIMEOUT, else 60
+    #[arg(long, value_name = "SECONDS")]
+    pub timeout: Option<String>,
+
+    /// Write the results as one JSON document; with `-` to stdout, and what is for people to stderr
+    #[arg(long, value_name = "FILE|-")]
+    pub json: Option<PathBuf>,
+
+    /// Seed of the gradients
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+}
+
+/// The algorithms of `--algo`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Algorithms(pub Vec<Algorithm>);
+
+impl FromStr for Algorithms {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Algorithms, String> {
+        match text {
+            "all" => Ok(Algorithms(Algorithm::ALL.to_vec())),
+            name => Ok(Algorithms(vec![
+                name.parse().map_err(|e| format!("{e}, or all"))?,
+            ])),
+        }
+    }
+}
+
+/// How picks and result are selected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ModeName {
+    /// Exactly k, every step.
+    Exact,
+    /// By thresholds that are used again for 32 steps.
+    Threshold,
+    /// As the published code does.
+    Paper,
+}
+
+/// How values are spread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Distribution {
+    /// Every element alike, independently on every rank.
+    Uniform,
+    /// Element i is scaled by (i + 1) to the power of -1/2, on all ranks.
+    Powerlaw,
+    /// Every tensor has a scale of its own, from 1/16 to 16; a single vector is cut into 16.
+    Layers,
+}
+
+/// What is run.
+pub struct Plan {
+    pub args: SparseArgs,
+    pub config: Config,
+    pub ranks: u32,
+    pub tensors: Vec<TensorSpec>,
+}
+
+impl Plan {
+    /// What an algorithm is told.
+    pub fn options(&self, algorithm: Algorithm) -> SparseOptions {
+        SparseOptions {
+            algorithm,
+            amount: Amount::Density(self.args.density),
+            mode: match self.args.mode {
+                ModeName::Exact => Mode::Exact,
+                ModeName::Threshold => Mode::Threshold,
+                ModeName::Paper => Mode::Paper,
+            },
+            values: self.args.values,
+            ..SparseOptions::default()
+        }
+    }
+
+    /// Elements of all tensors.
+    pub fn count(&self) -> u64 {
+        self.tensors.iter().map(|tensor| tensor.count).sum()
+    }
+}
+
+/// Checks the arguments, then spawns the ranks or is one.
+pub fn run(args: &SparseArgs) -> ExitCode {
+    let plan = match build_plan(args) {
+        Ok(plan) => plan,
+        Err(text) => {
+            output::print_error(&format!(
+                "error: {text}\n\nFor more information, try '--help'."
+            ));
+            return ExitCode::from(USAGE);
+        }
+    };
+    if let Some(reason) = settings::unavailable_reason(&plan.config.transport) {
+        output::print_error(&format!("error: {reason}"));
+        return ExitCode::from(FAILED);
+    }
+    let Some(rank) = settings::launched_rank() else {
+        return ExitCode::from(launch::spawn_self(plan.ranks, args.bind));
+    };
+    match rank::run(&plan) {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(failure)) => {
+            output::print_error(&format!("error: {failure}"));
+            ExitCode::from(FAILED)
+        }
+        Err(error) => {
+            output::print_error(&format!("rank {rank}: error: {error}"));
+            ExitCode::from(match error.first_cause() {
+                Error::InvalidArgument(_) => USAGE,
+                _ => FAILED,
+            })
+        }
+    }
+}
+
+fn build_plan(args: &SparseArgs) -> Result<Plan, String> {
+    let ranks = settings::check_ranks(args.ranks, settings::launched_ranks()?)?;
+    let (transport, timeout) = (args.transport.as_deref(), args.timeout.as_deref());
+    let environment = settings::from_environment()?;
+    let mut config = with_flags(environment, transport, timeout, &args.connections)?;
+    if config.transport == "sim" {
+        return Err(
+            "--transport sim: a sparse allreduce is measured between processes: shm, tcp or verbs"
+                .into(),
+        );
+    }
+    // One name cannot be for all the collectives that a step is made of.
+    config.algorithm = None;
+    let tensors = match &args.layers {
+        Some(name) => vectors::layers(name)?,
+        None => vec![vectors::single(args.count.unwrap_or(4 << 20))],
+    };
+    let plan = Plan {
+        args: args.clone(),
+        config,
+        ranks,
+        tensors,
+    };
+    let count = plan.count();
+    for algorithm in &args.algo.0 {
+        plan.options(*algorithm)
+            .check(count)
+            .map_err(|error| error.to_string())?;
+    }
+    // Gradient and residual; a dense step has a vector more.
+    let dense = args
+        .algo
+        .0
+        .iter()
+        .any(|a| matches!(a, Algorithm::Dense | Algorithm::Auto));
+    let needed = 4 * count * (2 + u64::from(dense)) + 4 * count / 2;
+    let available = linerate::memory::available_memory_bytes();
+    let local = settings::local_world_size().unwrap_or(ranks);
+    let advice = "take a smaller --count or fewer --ranks";
+    // Ranks that a launcher has started share what is left: it was looked at before they were.
+    if settings::launched_rank().is_none() {
+        let all = needed * u64::from(local);
+        settings::check_memory("sparse-allreduce", all, available, advice)?;
+    }
+    if let Some(target) = &args.json {
+        output::check_target("--json", target)?;
+    }
+    Ok(plan)
+}

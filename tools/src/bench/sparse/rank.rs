@@ -1,0 +1,280 @@
+//! One rank: runs every algorithm, follows sampled coordinates, and reports if it is rank 0.
+
+use super::document::{Document, Entry, PhaseEntry};
+use super::{Plan, vectors};
+use crate::bench::statistics::Summary;
+use crate::bench::sweep;
+use crate::output;
+use linerate::prng::Prng;
+use linerate::sparse::{Algorithm, Counters, PHASES};
+use linerate::{Buffer, Collective, Communicator, ReduceOp, Result, SparseAllreduce, SparseResult};
+use std::io::Write;
+use std::time::Instant;
+
+/// Coordinates that are followed.
+const SAMPLES: usize = 4096;
+
+/// Numbers of a phase that ranks tell each other.
+const FIELDS: usize = 4;
+
+/// Runs everything. Inside: what was not right, on rank 0 only.
+pub fn run(plan: &Plan) -> Result<std::result::Result<(), String>> {
+    let comm = Communicator::from_env(plan.config.clone())?;
+    let buffers = plan.tensors.iter().map(|tensor| {
+        let bytes = 4 * tensor.count as usize;
+        Ok(comm.alloc(bytes.max(4))?.part(0, bytes))
+    });
+    let gradients: Vec<Buffer> = buffers.collect::<Result<_>>()?;
+    vectors::fill(plan, comm.rank(), &gradients);
+    let mut report = (comm.rank() == 0).then(|| Document::new(plan, comm.transport()));
+    if report.is_some() {
+        print(plan, &header(plan, &comm));
+    }
+    let mut wrong = 0;
+    for algorithm in &plan.args.algo.0 {
+        let entry = measure(plan, &comm, *algorithm, &gradients)?;
+        wrong += entry.wrong.unwrap_or(0);
+        if let Some(document) = &mut report {
+            print(plan, &row(&entry));
+            document.results.push(entry);
+        }
+    }
+    comm.barrier()?;
+    let written = match (&report, &plan.args.json) {
+        (Some(document), Some(target)) => document.write(target),
+        _ => Ok(()),
+    };
+    Ok(match (report.is_some(), wrong) {
+        (true, 1..) => Err(format!(
+            "{wrong} coordinates do not have what the gradients gave, or differ between ranks"
+        )),
+        _ => written,
+    })
+}
+
+fn measure(
+    plan: &Plan,
+    comm: &Communicator,
+    algorithm: Algorithm,
+    gradients: &[Buffer],
+) -> Result<Entry> {
+    let mut sparse = SparseAllreduce::new(comm, plan.tensors.clone(), plan.options(algorithm))?;
+    let mut samples = Samples::new(plan);
+    let (warmup, iterations) = (plan.args.warmup, plan.args.iterations);
+    let mut times = Vec::with_capacity(iterations as usize);
+    let mut counters = Counters::default();
+    let mut last = None;
+    for step in 0..warmup + iterations {
+        comm.barrier()?;
+        let started = Instant::now();
+        let result = sparse.run(gradients)?;
+        let time_us = started.elapsed().as_secs_f64() * 1e6;
+        if plan.args.check == 1 {
+            samples.apply(&result);
+        }
+        if step >= warmup {
+            times.push(time_us);
+            counters.add(&result.counters);
+        }
+        last = Some(result);
+    }
+    // A time is that of the slowest rank, step by step.
+    comm.all_reduce(&mut times, ReduceOp::Max)?;
+    let last = last.expect("at least one step");
+    let steps = u64::from(warmup + iterations);
+    let wrong = match plan.args.check {
+        1 => Some(samples.count_wrong(comm, &sparse, gradients, steps)?),
+        _ => None,
+    };
+    entry(plan, comm, (algorithm, &last), (&times, counters), wrong)
+}
+
+fn entry(
+    plan: &Plan,
+    comm: &Communicator,
+    (asked, last): (Algorithm, &SparseResult),
+    (times, counters): (&[f64], Counters),
+    wrong: Option<u64>,
+) -> Result<Entry> {
+    let steps = u64::from(plan.args.iterations);
+    let mut own: Vec<u64> = Vec::with_capacity((PHASES.len() + 1) * FIELDS);
+    let phases = PHASES.iter().map(|phase| *counters.of(*phase));
+    for traffic in phases.chain([counters.total()]) {
+        own.extend([
+            traffic.data_words_sent / steps,
+            traffic.data_words_received / steps,
+            traffic.control_words / steps,
+            traffic.messages / steps,
+        ]);
+    }
+    let (mut most, mut sum) = (own.clone(), own);
+    comm.all_reduce(&mut most, ReduceOp::Max)?;
+    comm.all_reduce(&mut sum, ReduceOp::Sum)?;
+    let mean = |i: usize| sum[i] as f64 / f64::from(comm.ranks());
+    let phases = PHASES.iter().enumerate().map(|(i, phase)| {
+        let at = i * FIELDS;
+        let entry = PhaseEntry {
+            words_sent_max: most[at],
+            words_received_max: most[at + 1],
+            words_received_mean: mean(at + 1),
+            control_words: most[at + 2],
+            messages: most[at + 3],
+        };
+        (phase.name(), entry)
+    });
+    let total = PHASES.len() * FIELDS;
+    let (count, time_us) = (plan.count(), Summary::of(times));
+    let algbw = sweep::algorithm_bandwidth(4 * count, time_us.p50);
+    Ok(Entry {
+        collective: "sparse-allreduce",
+        bytes: 4 * count,
+        count,
+        dtype: "f32",
+        op: "sum",
+        algorithm: asked.name(),
+        ran: last.algorithm.name(),
+        memory: "registered",
+        in_place: false,
+        iterations: plan.args.iterations,
+        time_us,
+        algbw,
+        busbw: algbw * sweep::bus_factor(Collective::AllReduce, comm.ranks()),
+        wrong,
+        words_sent_max: most[total],
+        words_received_max: most[total + 1],
+        words_received_mean: mean(total + 1),
+        control_words: most[total + 2],
+        messages: most[total + 3],
+        phases: phases.collect(),
+        selected_local: last.selected_local,
+        selected_global: last.selected_global,
+        reduced: last.reduced,
+    })
+}
+
+/// Coordinates drawn by the seed, the same on all ranks, with what was applied to them.
+struct Samples {
+    indices: Vec<u64>,
+    applied: Vec<f64>,
+}
+
+impl Samples {
+    fn new(plan: &Plan) -> Samples {
+        let mut prng = Prng::new(plan.args.seed);
+        let mut indices: Vec<u64> = (0..SAMPLES).map(|_| prng.below(plan.count())).collect();
+        indices.sort_unstable();
+        indices.dedup();
+        indices.retain(|index| *index < plan.count());
+        Samples {
+            applied: vec![0.0; indices.len()],
+            indices,
+        }
+    }
+
+    fn apply(&mut self, result: &SparseResult) {
+        let (indices, values) = result.entries();
+        for (index, applied) in self.indices.iter().zip(&mut self.applied) {
+            if let Some(dense) = result.dense() {
+                let mut value = [0f32];
+                dense.read(*index as usize, &mut value);
+                *applied += f64::from(value[0]);
+            } else if let Ok(at) = indices.binary_search(index) {
+                *applied += f64::from(values[at]);
+            }
+        }
+    }
+
+    /// Coordinates where applied and kept are not what was given, up to rounding, or where ranks differ.
+    fn count_wrong(
+        &self,
+        comm: &Communicator,
+        sparse: &SparseAllreduce,
+        gradients: &[Buffer],
+        steps: u64,
+    ) -> Result<u64> {
+        let mut kept = Vec::with_capacity(self.indices.len());
+        let mut given = Vec::with_capacity(self.indices.len());
+        for index in &self.indices {
+            let (mut tensor, mut at) = (0, *index);
+            while at >= sparse.tensors()[tensor].count {
+                at -= sparse.tensors()[tensor].count;
+                tensor += 1;
+            }
+            let read = |buffer: &Buffer| {
+                let mut value = [0f32];
+                buffer.read(at as usize, &mut value);
+                f64::from(value[0])
+            };
+            let residual = sparse.residual(&sparse.tensors()[tensor].name);
+            kept.push(residual.map_or(f64::NAN, read));
+            given.push(read(&gradients[tensor]) * steps as f64);
+        }
+        let (mut low, mut high) = (self.applied.clone(), self.applied.clone());
+        // What was given may cancel; what it is compared with may not.
+        let mut size: Vec<f64> = given.iter().map(|g| g.abs()).collect();
+        comm.all_reduce(&mut kept, ReduceOp::Sum)?;
+        comm.all_reduce(&mut given, ReduceOp::Sum)?;
+        comm.all_reduce(&mut size, ReduceOp::Sum)?;
+        comm.all_reduce(&mut low, ReduceOp::Min)?;
+        comm.all_reduce(&mut high, ReduceOp::Max)?;
+        let is_right = |i: &usize| {
+            let difference = (self.applied[*i] + kept[*i] - given[*i]).abs();
+            low[*i] == high[*i] && difference <= 1e-4 * size[*i] + 1e-6
+        };
+        Ok((0..self.indices.len()).filter(|i| !is_right(i)).count() as u64)
+    }
+}
+
+fn header(plan: &Plan, comm: &Communicator) -> String {
+    let args = &plan.args;
+    format!(
+        "# sparse-allreduce of {} f32 in {} tensors, density {}, {:?}, {:?}, {} ranks over {}\n\
+         # words (4 bytes) a step; a time is that of the slowest rank, with the selection\n\
+         {:>17} {:>12} {:>12} {:>12} {:>13} {:>13} {:>10} {:>10} {:>11} {:>6}\n",
+        plan.count(),
+        plan.tensors.len(),
+        args.density,
+        args.mode,
+        args.distribution,
+        comm.ranks(),
+        comm.transport(),
+        "algorithm",
+        "p50 us",
+        "sent max",
+        "received max",
+        "received mean",
+        "control words",
+        "local",
+        "global",
+        "busbw GB/s",
+        "wrong",
+    )
+}
+
+fn row(entry: &Entry) -> String {
+    format!(
+        "{:>17} {:>12.1} {:>12} {:>12} {:>13.0} {:>13} {:>10} {:>10} {:>11.3} {:>6}\n",
+        match entry.algorithm == entry.ran {
+            true => entry.algorithm.to_owned(),
+            false => format!("{}: {}", entry.algorithm, entry.ran),
+        },
+        entry.time_us.p50,
+        entry.words_sent_max,
+        entry.words_received_max,
+        entry.words_received_mean,
+        entry.control_words,
+        entry.selected_local,
+        entry.selected_global,
+        entry.busbw,
+        entry.wrong.map_or("-".into(), |wrong| wrong.to_string()),
+    )
+}
+
+/// To stdout, or to stderr where the document goes to stdout.
+fn print(plan: &Plan, text: &str) {
+    // Nobody can be told that the output is closed.
+    let _ = match plan.args.json.as_deref().is_some_and(output::is_stdout) {
+        true => std::io::stderr().write_all(text.as_bytes()),
+        false => std::io::stdout().write_all(text.as_bytes()),
+    };
+}
