@@ -15,7 +15,7 @@
 //!   come, and begin the next *generation* (`generation.rs`, `joining.rs`): what had come is never written again, the rest is,
 //!   and only after the other side has said that its old queue pairs are gone. A rail that comes back begins one too.
 //! * Posts are linked and handed over by [`Transport::poll`], with one doorbell per peer and rail; one in sixteen, and the last,
-//!   makes a completion.
+//!   makes a completion. What finds nothing before it, and the first words, leave with the call that posts them.
 //! * A receive whose memory is taken back while it may be written costs a generation: only the end of the queue pair stops
 //!   the peer's device at once.
 //! * Waiting is on a descriptor that completion channels, asynchronous events and the control transport make readable; channels
