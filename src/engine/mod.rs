@@ -105,6 +105,8 @@ pub struct Engine {
     has_work: bool,
     /// Peers may not have been woken since the last count was published.
     is_publishing_quietly: bool,
+    /// Notices wait for room.
+    has_unsent: bool,
     /// A peer has said that all ranks are connected.
     is_confirmed: bool,
     /// Collective rounds retired here without gaps, and of those published to the peers.
@@ -194,6 +196,7 @@ impl Engine {
             released_at: 0,
             suspect: None,
             notices: Notices::default(),
+            has_unsent: false,
             ended_count: 0,
             is_confirmed: false,
             events: Vec::new(),
@@ -285,7 +288,9 @@ impl Engine {
             if !self.queue.is_empty() {
                 self.start_queued(now);
             }
-            self.send_notices();
+            if self.has_unsent {
+                self.send_notices();
+            }
         } else if !self.untold.is_empty() {
             self.tell_failure();
         }

@@ -46,8 +46,9 @@ impl Engine {
         !self.notices.arrived.is_empty()
     }
 
+    /// Sends what waits for room, as far as there is some.
     pub(super) fn send_notices(&mut self) {
-        if self.notices.unsent.is_empty() || self.failure.is_some() {
+        if self.failure.is_some() {
             return;
         }
         let transport = self.driver.links.transport.as_mut();
@@ -65,6 +66,7 @@ impl Engine {
                 Ok(()) | Err(PostError::PeerFailed) => false,
             }
         });
+        self.has_unsent = !self.notices.unsent.is_empty();
         if let Some(text) = failed {
             self.fail(Error::invalid(text), true);
         }
