@@ -449,7 +449,7 @@ fn extreme(shape: usize, rank: u32, ranks: u32, index: u64, count: u64) -> f32 {
         // All ranks pick in the first region.
         1 if is_first => 10.0 + small,
         // Picks everywhere, the largest in one place, so that one rank has the whole result.
-        2 if is_first && index % 2 == 0 => 100.0 + small,
+        2 if is_first && index.is_multiple_of(2) => 100.0 + small,
         2 => small,
         // One rank has everything.
         3 if rank == 0 => 10.0 + small,
