@@ -36,7 +36,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Sweep a collective over sizes, with results checked (nccl-tests' flags and columns)
-    Bench(Box<bench::BenchCommand>),
+    Bench(bench::BenchCommand),
     /// Bandwidth and latency between two ranks: server without argument, client with HOST (perftest's flags and columns)
     Perf(Box<perf::PerfArgs>),
     /// Latency and bandwidth of every pair of ranks, as matrices and a heat map; slow pairs are named

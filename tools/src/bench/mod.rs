@@ -25,35 +25,60 @@ pub use args::{BenchArgs, Memory};
 
 use crate::settings::{self, FAILED, USAGE};
 use crate::{launch, output, system};
-use clap::{Args, Subcommand};
+use clap::{ArgMatches, Args, Command, FromArgMatches};
 use linerate::Error;
 use plan::{Facts, Plan};
 use std::process::ExitCode;
 
 /// What follows `linerate bench`: a dense collective with nccl-tests' flags, or the sparse one with its own.
-#[derive(Args, Debug)]
-#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
-pub struct BenchCommand {
-    #[command(flatten)]
-    dense: Option<BenchArgs>,
-    #[command(subcommand)]
-    kind: Option<BenchKind>,
+#[derive(Debug)]
+pub enum BenchCommand {
+    Dense(Box<BenchArgs>),
+    Sparse(Box<sparse::SparseArgs>),
 }
 
-#[derive(Debug, Subcommand)]
-enum BenchKind {
-    /// Sparse allreduce with residuals: Ok-Topk and others, with the words of each phase
-    #[command(name = "sparse-allreduce")]
-    SparseAllreduce(Box<sparse::SparseArgs>),
+const SPARSE: &str = "sparse-allreduce";
+
+// By hand: derived, a flattened struct that flattens others is never seen as given.
+impl Args for BenchCommand {
+    fn augment_args(command: Command) -> Command {
+        let about =
+            "Sparse allreduce with residuals: Ok-Topk and others, with the words of each phase";
+        BenchArgs::augment_args(command)
+            .args_conflicts_with_subcommands(true)
+            .subcommand_negates_reqs(true)
+            .subcommand(sparse::SparseArgs::augment_args(Command::new(SPARSE)).about(about))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        BenchCommand::augment_args(command)
+    }
+}
+
+impl FromArgMatches for BenchCommand {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<BenchCommand, clap::Error> {
+        match matches.subcommand_matches(SPARSE) {
+            Some(matches) => {
+                let args = sparse::SparseArgs::from_arg_matches(matches)?;
+                Ok(BenchCommand::Sparse(Box::new(args)))
+            }
+            None => Ok(BenchCommand::Dense(Box::new(BenchArgs::from_arg_matches(
+                matches,
+            )?))),
+        }
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = BenchCommand::from_arg_matches(matches)?;
+        Ok(())
+    }
 }
 
 /// Either.
 pub fn run_command(command: &BenchCommand) -> ExitCode {
-    match (&command.kind, &command.dense) {
-        (Some(BenchKind::SparseAllreduce(args)), _) => sparse::run(args),
-        (None, Some(args)) => run(args),
-        // clap has refused this: the collective is required where there is no subcommand.
-        (None, None) => ExitCode::from(USAGE),
+    match command {
+        BenchCommand::Dense(args) => run(args),
+        BenchCommand::Sparse(args) => sparse::run(args),
     }
 }
 
