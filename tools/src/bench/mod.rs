@@ -74,7 +74,7 @@ impl FromArgMatches for BenchCommand {
     }
 }
 
-/// Either.
+/// Runs the one that was given.
 pub fn run_command(command: &BenchCommand) -> ExitCode {
     match command {
         BenchCommand::Dense(args) => run(args),
