@@ -43,14 +43,14 @@ impl PartialAllreduce {
     /// use linerate::{Communicator, Config, DataType, PartialAllreduce, PartialOptions};
     /// let job = format!("partial-{}", std::process::id());
     /// let run = |rank| -> linerate::Result<f32> {
-    ///     let comm = Communicator::join(rank, 3, &job, Config::default())?;
+    ///     let comm = Communicator::join(rank, 4, &job, Config::default())?;
     ///     let partial = PartialAllreduce::new(&comm, DataType::F32, 4, PartialOptions::default())?;
     ///     let (gradient, update) = (comm.alloc(16)?, comm.alloc(16)?);
     ///     let mut weight = 0.0f32;
     ///     for _step in 0..5 {
     ///         gradient.write(0, &[rank as f32; 4]);
     ///         let report = partial.exchange(&gradient, &update)?.expect("a result for every step");
-    ///         assert!(report.active_count() >= 2, "a majority of 3");
+    ///         assert!(report.active_count() >= 2, "a majority of 4");
     ///         weight -= update.to_vec::<f32>()[0];
     ///     }
     ///     // Before validation and checkpoints: what is pending anywhere is delivered to all.
@@ -58,10 +58,10 @@ impl PartialAllreduce {
     ///     Ok(weight)
     /// };
     /// let weights = std::thread::scope(|scope| {
-    ///     let ranks: Vec<_> = (0..3).map(|rank| scope.spawn(move || run(rank))).collect();
+    ///     let ranks: Vec<_> = (0..4).map(|rank| scope.spawn(move || run(rank))).collect();
     ///     ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Result<Vec<_>, _>>()
     /// })?;
-    /// assert_eq!(weights, [-5.0; 3], "5 steps of an average of 1, all of them, once");
+    /// assert_eq!(weights, [-7.5; 4], "5 steps of an average of 1.5, all of them, once");
     /// # Ok::<(), linerate::Error>(())
     /// ```
     ///
