@@ -55,13 +55,4 @@ impl Algorithm {
             Window::PerRank => u64::from(ranks) * count,
         }
     }
-
-    /// Whether a call may be cut into calls of fewer elements on consecutive parts of the same buffers: so
-    /// where buffers hold one vector, not where they hold a part per rank.
-    pub fn is_divisible(&self) -> bool {
-        matches!(
-            self.collective,
-            Collective::AllReduce | Collective::Broadcast | Collective::Reduce
-        )
-    }
 }

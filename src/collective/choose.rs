@@ -85,7 +85,7 @@ fn found<'a>(
 }
 
 /// Every algorithm that can run, in the order of the table, if the callers' buffers are `registered` on all ranks or on none.
-/// Where a window slot is too small the engine cuts calls whose buffers hold one vector; others need all of it at once.
+/// Where a window slot is too small the engine cuts the call.
 pub fn candidates(
     request: &Request,
     bytes: u64,
@@ -156,7 +156,7 @@ fn segments(
     }
     let window_bytes = algorithm.window_elements(request.ranks, bytes);
     let segments = window_bytes.div_ceil(available.window_bytes.max(1)).max(1);
-    (available.window_bytes > 0 && (segments == 1 || algorithm.is_divisible())).then_some(segments)
+    (available.window_bytes > 0).then_some(segments)
 }
 
 #[cfg(test)]
@@ -270,19 +270,12 @@ mod tests {
     }
 
     #[test]
-    fn large_parts_do_not_go_through_windows() {
+    fn parts_that_no_window_holds_go_through_it_in_segments() {
         let request = request(Collective::AllToAll, 4, 4);
-        let available = Available {
-            registered: false,
-            ..HOST
-        };
-        let name = |bytes| {
-            choose(&request, bytes, (&Models::BUILT_IN.apart, &[]), &available)
-                .algorithm
-                .name
-        };
-        assert_eq!(name(1 << 10), "window");
-        assert_eq!(name(1 << 20), "pairwise");
+        let models = Models::BUILT_IN;
+        let windows = candidates(&request, 1 << 20, &models.apart, &HOST, false);
+        let window = windows.iter().find(|c| c.algorithm.name == "window");
+        assert_eq!(window.unwrap().segments, 16);
     }
 
     #[test]
