@@ -110,13 +110,14 @@ const CORES: u32 = 2;
 
 /// Of the machine of the built-in prices: where the choice lost more than an eighth in the medians of ten sweeps of
 /// `linerate explain --all`, or in a sweep of `tools/speed --choice`, whose all-to-all leaves its inputs as they are.
-pub(super) const BUILT_IN: [Finding; 22] = [
+pub(super) const BUILT_IN: [Finding; 23] = [
     found(Collective::AllReduce, 2, CALLER, 16 << 20, "window"),
     found(Collective::AllReduce, 3, CALLER, 32 << 10, "window-split"),
     found(Collective::AllGather, 4, REGISTERED, 128, "direct"),
     found(Collective::AllGather, 4, REGISTERED, 1 << 10, "direct"),
     found(Collective::AllToAll, 2, REGISTERED, 16 << 10, "direct"),
     found(Collective::AllToAll, 2, REGISTERED, 128 << 10, "window"),
+    found(Collective::AllToAll, 2, CALLER, 8 << 20, "window"),
     found(Collective::AllToAll, 2, CALLER, 32 << 20, "window"),
     found(Collective::AllToAll, 8, CALLER, 128 << 10, "window"),
     found(Collective::AllToAll, 8, CALLER, 1 << 20, "window"),
