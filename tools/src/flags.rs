@@ -1,10 +1,12 @@
-//! Flags that several commands take: those of connections ([`ConnectionArgs`]), and those of the commands that measure pairs
-//! of ranks ([`PairArgs`]).
+//! Flags that several commands take: those of connections ([`ConnectionArgs`]), those of every command that runs ranks and
+//! prints what it measured ([`JobArgs`]), and those of the commands that measure pairs of ranks ([`PairArgs`]).
 
 use crate::binding::Bind;
+use crate::output;
 use crate::settings::{self, parse_positive};
 use clap::{Args, ValueEnum};
 use linerate::Config;
+use serde::Serialize;
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
@@ -61,19 +63,17 @@ impl ConnectionArgs {
     }
 }
 
-/// What `perf` and `mesh` both take.
+/// How the ranks of a command are connected, how long they wait, and where its document goes.
 #[derive(Args, Clone, Debug)]
-pub struct PairArgs {
-    /// auto, shm or tcp. Default LINERATE_TRANSPORT, else auto
+pub struct JobArgs {
+    /// auto, shm, tcp, or verbs[:device[:port][,device...]], which takes RDMA devices, over which long messages are spread;
+    /// ofi[:provider] is not part of this build. In `bench` also sim: a modelled network in virtual time, in one process. Default
+    /// LINERATE_TRANSPORT, else auto
     #[arg(long, value_name = "NAME")]
     pub transport: Option<String>,
 
     #[command(flatten)]
     pub connections: ConnectionArgs,
-
-    /// cores: each rank gets its own share of the cores; none: the kernel places them
-    #[arg(long, value_enum, default_value_t = Bind::Cores)]
-    pub bind: Bind,
 
     /// How long an operation may stand still before it fails; default LINERATE_TIMEOUT, else 60
     #[arg(long, value_name = "SECONDS")]
@@ -82,6 +82,68 @@ pub struct PairArgs {
     /// Write the results as one JSON document; with `-` to stdout, and what is for people to stderr
     #[arg(long, value_name = "FILE|-")]
     pub json: Option<PathBuf>,
+}
+
+impl JobArgs {
+    /// The environment's settings as the flags change them. An error is one of usage.
+    pub fn config(&self) -> Result<Config, String> {
+        self.change(settings::from_environment()?)
+    }
+
+    /// Settings as the flags change them. An error is one of usage.
+    pub fn change(&self, mut config: Config) -> Result<Config, String> {
+        if let Some(name) = &self.transport {
+            settings::check_transport("--transport", name)?;
+            config.transport = name.clone();
+        }
+        if let Some(text) = &self.timeout {
+            config.timeout = linerate::config::parse_timeout("--timeout", text)
+                .map_err(|error| error.to_string())?;
+        }
+        self.connections.apply(&mut config);
+        Ok(config)
+    }
+
+    /// Whether the document can be written where it is wanted.
+    pub fn check_json(&self) -> Result<(), String> {
+        match &self.json {
+            Some(target) => output::check_target("--json", target),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the document goes to standard output, so that nothing else may.
+    pub fn is_json_only(&self) -> bool {
+        self.json.as_deref().is_some_and(output::is_stdout)
+    }
+
+    /// Writes the document if one is wanted.
+    pub fn write_json(&self, document: &impl Serialize) -> Result<(), String> {
+        match &self.json {
+            Some(target) => output::write_json(target, document),
+            None => Ok(()),
+        }
+    }
+
+    /// Prints a text for people where no document goes.
+    pub fn print(&self, text: &str) -> Result<(), String> {
+        if self.is_json_only() {
+            output::print_error(text.trim_end());
+            return Ok(());
+        }
+        output::print_text(text)
+    }
+}
+
+/// What `perf` and `mesh` both take.
+#[derive(Args, Clone, Debug)]
+pub struct PairArgs {
+    #[command(flatten)]
+    pub job: JobArgs,
+
+    /// cores: each rank gets its own share of the cores; none: the kernel places them
+    #[arg(long, value_enum, default_value_t = Bind::Cores)]
+    pub bind: Bind,
 
     /// Fail if the bandwidth of any pair is below this
     #[arg(long, value_name = "GB/s", value_parser = parse_positive)]
@@ -90,37 +152,6 @@ pub struct PairArgs {
     /// Fail if the 99th percentile of any latency is above this
     #[arg(long, value_name = "US", value_parser = parse_positive)]
     pub max_p99: Option<f64>,
-}
-
-impl PairArgs {
-    /// The environment's settings as the flags change them. An error is one of usage.
-    pub fn config(&self) -> Result<Config, String> {
-        with_flags(
-            settings::from_environment()?,
-            self.transport.as_deref(),
-            self.timeout.as_deref(),
-            &self.connections,
-        )
-    }
-}
-
-/// Settings as these flags change them.
-pub fn with_flags(
-    mut config: Config,
-    transport: Option<&str>,
-    timeout: Option<&str>,
-    connections: &ConnectionArgs,
-) -> Result<Config, String> {
-    if let Some(name) = transport {
-        settings::check_transport("--transport", name)?;
-        config.transport = name.into();
-    }
-    if let Some(text) = timeout {
-        config.timeout = linerate::config::parse_timeout("--timeout", text)
-            .map_err(|error| error.to_string())?;
-    }
-    connections.apply(&mut config);
-    Ok(config)
 }
 
 #[cfg(test)]
@@ -154,13 +185,14 @@ mod tests {
 
     #[test]
     fn a_flag_that_cannot_be_is_refused_by_name() {
-        let with = |transport, timeout| {
-            with_flags(
-                Config::default(),
-                transport,
-                timeout,
-                &ConnectionArgs::default(),
-            )
+        let with = |transport: Option<&str>, timeout: Option<&str>| {
+            let flags = JobArgs {
+                transport: transport.map(String::from),
+                connections: ConnectionArgs::default(),
+                timeout: timeout.map(String::from),
+                json: None,
+            };
+            flags.change(Config::default())
         };
         let text = with(Some("udp"), None).unwrap_err();
         assert!(text.contains("--transport"), "{text}");

@@ -1,5 +1,6 @@
 //! Where results go: text to standard output, documents to files that appear whole or not at all.
 
+use serde::Serialize;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -69,6 +70,13 @@ pub fn write_document(flag: &str, target: &Path, document: &str) -> Result<(), S
         replace_file(&real_path(target), &text)
     };
     written.map_err(|cause| format!("{flag} '{}' was not written: {cause}", target.display()))
+}
+
+/// Writes what `--json` wants: one document, indented.
+pub fn write_json(target: &Path, document: &impl Serialize) -> Result<(), String> {
+    let text =
+        serde_json::to_string_pretty(document).map_err(|cause| format!("--json: {cause}"))?;
+    write_document("--json", target, &text)
 }
 
 /// Writes beside the file and renames, so that no reader ever sees half a document.

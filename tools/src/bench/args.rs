@@ -1,11 +1,10 @@
 //! The command line of `bench`: what clap can check alone. What depends on several arguments is in `plan.rs`.
 
 use crate::binding::Bind;
-use crate::flags::ConnectionArgs;
+use crate::flags::JobArgs;
 use crate::settings::{parse_positive, parse_size};
 use clap::{Args, ValueEnum};
 use linerate::{Collective, DataType, ReduceOp};
-use std::path::PathBuf;
 use std::str::FromStr;
 
 /// What `bench` and `explain` both take: which sizes and types, on which ranks, in which memory. Short ones mean what they
@@ -55,14 +54,8 @@ pub struct SweepArgs {
     #[arg(long, value_enum, default_value_t = Bind::Cores)]
     pub bind: Bind,
 
-    /// auto, shm or tcp; sim models a network in virtual time, in one process, up to 1024 ranks (with --check 0 buffers take no
-    /// memory). verbs[:device[:port][,device...]] takes RDMA devices, over which long messages are spread. ofi[:provider] is not
-    /// part of this build. Default LINERATE_TRANSPORT, else auto
-    #[arg(long, value_name = "NAME")]
-    pub transport: Option<String>,
-
     #[command(flatten)]
-    pub connections: ConnectionArgs,
+    pub job: JobArgs,
 
     /// Algorithm by name; default LINERATE_ALGO, else what the library chooses
     #[arg(long, value_name = "NAME")]
@@ -71,14 +64,6 @@ pub struct SweepArgs {
     /// Whose memory the buffers are: registered by the library, or the caller's own, which is staged
     #[arg(long, value_enum, default_value_t = Memory::Registered)]
     pub memory: Memory,
-
-    /// Write the results as one JSON document; with `-` to stdout, and what is for people to stderr
-    #[arg(long, value_name = "FILE|-")]
-    pub json: Option<PathBuf>,
-
-    /// How long an operation may stand still before it fails; default LINERATE_TIMEOUT, else 60
-    #[arg(long, value_name = "SECONDS")]
-    pub timeout: Option<String>,
 }
 
 /// Arguments of `linerate bench`.

@@ -3,11 +3,9 @@
 use super::measure::{Cell, Measured};
 use super::plan::{Link, Plan};
 use super::statistics::Summary;
-use crate::output;
 use linerate::ReduceOp;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::path::Path;
 
 /// Everything that was measured.
 #[derive(Debug, Serialize)]
@@ -82,13 +80,6 @@ impl Document {
     pub fn finish(&mut self, average_busbw: f64, wrong: u64) {
         self.avg_busbw = average_busbw;
         self.wrong = wrong;
-    }
-
-    /// Writes it to stdout (`-`), or to a file that appears whole or not at all.
-    pub fn write(&self, target: &Path) -> Result<(), String> {
-        let text =
-            serde_json::to_string_pretty(self).map_err(|cause| format!("--json: {cause}"))?;
-        output::write_document("--json", target, &text)
     }
 }
 

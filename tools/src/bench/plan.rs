@@ -4,7 +4,6 @@
 use super::args::{BenchArgs, Memory, Operators, Placements};
 use super::layout::{self, Placement};
 use super::{sweep, values};
-use crate::flags::with_flags;
 use crate::settings;
 use linerate::{Collective, Config, DataType, ReduceOp, collective, limits};
 use std::path::PathBuf;
@@ -91,12 +90,7 @@ pub struct Plan {
 /// What the arguments ask for, or what is wrong with them.
 pub fn build_plan(args: &BenchArgs, facts: Facts) -> Result<Plan, String> {
     let ranks = settings::check_ranks(args.sweep.ranks, facts.launched_ranks)?;
-    let mut config = with_flags(
-        facts.config,
-        args.sweep.transport.as_deref(),
-        args.sweep.timeout.as_deref(),
-        &args.sweep.connections,
-    )?;
+    let mut config = args.sweep.job.change(facts.config)?;
     if args.collective.is_rooted() && args.sweep.root >= ranks {
         return Err(format!(
             "--root is {}: with {ranks} ranks it is 0 to {}",
@@ -154,7 +148,7 @@ pub fn build_plan(args: &BenchArgs, facts: Facts) -> Result<Plan, String> {
         check: args.check > 0,
         seed: args.seed,
         stats: args.stats,
-        json: args.sweep.json.clone(),
+        json: args.sweep.job.json.clone(),
         min_bw: args.min_bw,
         max_p99: args.max_p99,
     };

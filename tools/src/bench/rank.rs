@@ -97,7 +97,7 @@ impl<'a> Report<'a> {
         self.document.finish(average, self.verdict.wrong);
         failures.extend(self.unprinted.take());
         if let Some(target) = &self.plan.json {
-            failures.extend(self.document.write(target).err());
+            failures.extend(output::write_json(target, &self.document).err());
         }
         if failures.is_empty() {
             Ok(())

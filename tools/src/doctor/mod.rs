@@ -131,8 +131,7 @@ fn tell(args: &DoctorArgs, findings: &[Finding]) -> Result<(), String> {
         faults: findings.iter().filter(|f| f.level == Level::Fault).count(),
         findings,
     };
-    let json = serde_json::to_string_pretty(&document).map_err(|e| format!("--json: {e}"))?;
-    output::write_document("--json", target, &json)
+    output::write_json(target, &document)
 }
 
 fn parse_timeout(text: &str) -> Result<Duration, String> {

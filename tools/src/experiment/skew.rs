@@ -6,7 +6,7 @@
 
 use super::arithmetic::{Measured, expected_ms, summarise};
 use crate::binding::Bind;
-use crate::flags::{ConnectionArgs, with_flags};
+use crate::flags::JobArgs;
 use crate::progress::Progress;
 use crate::settings::{self, FAILED, USAGE, parse_size};
 use crate::{launch, output};
@@ -17,7 +17,6 @@ use linerate::{
     Policy, RankSet,
 };
 use serde_json::{Value, json};
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -53,20 +52,11 @@ pub struct SkewArgs {
         default_value = "full,solo,8,majority,random"
     )]
     policies: Vec<String>,
-    /// auto, shm, tcp or verbs[:device]; default LINERATE_TRANSPORT, else auto
-    #[arg(long, value_name = "NAME")]
-    transport: Option<String>,
     #[command(flatten)]
-    connections: ConnectionArgs,
+    job: JobArgs,
     /// cores: each rank gets its own share of the cores; none: the kernel places them
     #[arg(long, value_enum, default_value_t = Bind::Cores)]
     bind: Bind,
-    /// One JSON document; with - nothing else goes to standard output
-    #[arg(long, value_name = "FILE|-")]
-    json: Option<PathBuf>,
-    /// Seconds without progress after which a round fails; default: LINERATE_TIMEOUT, else 60
-    #[arg(long, value_name = "SECONDS")]
-    timeout: Option<String>,
 }
 
 /// One policy and size.
@@ -133,20 +123,11 @@ fn check(args: &SkewArgs) -> Result<(u32, Config), String> {
             .check(ranks)
             .map_err(|error| format!("--policies {name}: {error}"))?;
     }
-    let transport = args.transport.as_deref();
-    let timeout = args.timeout.as_deref();
-    let config = with_flags(
-        settings::from_environment()?,
-        transport,
-        timeout,
-        &args.connections,
-    )?;
+    let config = args.job.config()?;
     if config.transport == "sim" {
         return Err("the skew is of real time: --transport shm or tcp".into());
     }
-    if let Some(target) = &args.json {
-        output::check_target("--json", target)?;
-    }
+    args.job.check_json()?;
     // Two snapshots, three results, the neutral element, a gradient and an update of each rank.
     let most = args.sizes.iter().max().copied().unwrap_or(0);
     let bytes = 8 * most * u64::from(settings::local_world_size().unwrap_or(ranks));
@@ -317,27 +298,16 @@ fn report(args: &SkewArgs, rows: &[Row], ranks: u32) -> Result<u8, String> {
     if rows.is_empty() {
         return Ok(0);
     }
-    let text = table(args, rows, ranks);
-    match args.json.as_deref().is_some_and(output::is_stdout) {
-        true => output::print_error(text.trim_end()),
-        false => output::print_text(&text)?,
-    }
-    if let Some(target) = &args.json {
-        let results: Vec<Value> = rows
-            .iter()
-            .map(|row| entry(args, rows, row, ranks))
-            .collect();
-        let document = json!({
+    args.job.print(&table(args, rows, ranks))?;
+    let entries = rows.iter().map(|row| entry(args, rows, row, ranks));
+    args.job.write_json(&json!({
             "experiment": "skew",
             "ranks": ranks,
             "rounds": args.rounds,
             "skew_ms": args.skew_ms,
             "version": env!("CARGO_PKG_VERSION"),
-            "results": results,
-        });
-        let json = serde_json::to_string_pretty(&document).map_err(|error| error.to_string())?;
-        output::write_document("--json", target, &json)?;
-    }
+            "results": entries.collect::<Vec<Value>>(),
+    }))?;
     Ok(if rows.iter().all(|row| row.wrong == 0) {
         0
     } else {

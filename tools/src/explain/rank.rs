@@ -117,7 +117,5 @@ fn print_all(plan: &Plan, text: &str, document: &Document) -> std::result::Resul
     } else {
         output::print_text(text)?;
     }
-    let json =
-        serde_json::to_string_pretty(document).map_err(|cause| format!("--json: {cause}"))?;
-    output::write_document("--json", target, &json)
+    output::write_json(target, document)
 }

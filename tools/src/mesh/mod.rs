@@ -94,7 +94,7 @@ pub fn run(args: &MeshArgs) -> ExitCode {
 }
 
 fn check(args: &MeshArgs) -> Result<(u32, Config), String> {
-    let config = args.pair.config()?;
+    let config = args.pair.job.config()?;
     if config.transport == "sim" {
         return Err("mesh measures this machine; --transport sim is for bench".into());
     }
@@ -114,14 +114,14 @@ fn check(args: &MeshArgs) -> Result<(u32, Config), String> {
     if args.slow.is_nan() || args.slow <= 1.0 {
         return Err(format!("--slow is {}: a factor above 1", args.slow));
     }
-    let targets = [("--json", &args.pair.json), ("--svg", &args.svg)];
+    let targets = [("--json", &args.pair.job.json), ("--svg", &args.svg)];
     for (flag, target) in targets {
         if let Some(target) = target {
             output::check_target(flag, target)?;
         }
     }
     let is_stdout = |target: &Option<PathBuf>| target.as_deref().is_some_and(output::is_stdout);
-    if is_stdout(&args.pair.json) && is_stdout(&args.svg) {
+    if is_stdout(&args.pair.job.json) && is_stdout(&args.svg) {
         return Err("--json and --svg cannot both be -: standard output holds one document".into());
     }
     settings::check_memory(

@@ -149,7 +149,7 @@ fn report(args: &MeshArgs, transport: &str, mesh: &Mesh) -> std::result::Result<
     };
     let text = mesh.describe(transport, args.size, &thresholds);
     let mut failures = mesh.shortcomings(&thresholds);
-    let has_stdout = [&args.pair.json, &args.svg]
+    let has_stdout = [&args.pair.job.json, &args.svg]
         .into_iter()
         .any(|target| target.as_deref().is_some_and(output::is_stdout));
     if has_stdout {
@@ -157,10 +157,9 @@ fn report(args: &MeshArgs, transport: &str, mesh: &Mesh) -> std::result::Result<
     } else {
         failures.extend(output::print_text(&text).err());
     }
-    if let Some(target) = &args.pair.json {
+    if let Some(target) = &args.pair.job.json {
         let document = mesh.document(transport, args.size, &thresholds);
-        let json = serde_json::to_string_pretty(&document).map_err(|e| vec![e.to_string()])?;
-        failures.extend(output::write_document("--json", target, &json).err());
+        failures.extend(output::write_json(target, &document).err());
     }
     if let Some(target) = &args.svg {
         let drawing = heat::draw(mesh, transport, args.size);

@@ -182,7 +182,7 @@ pub fn transport_kind(name: &str) -> &str {
 
 /// The environment's settings as all flags change them. An error is one of usage.
 pub fn config(args: &PerfArgs) -> Result<Config, String> {
-    let mut config = args.pair.config()?;
+    let mut config = args.pair.job.config()?;
     args.device.apply(&mut config)?;
     Ok(config)
 }

@@ -4,11 +4,9 @@ use super::link::Link;
 use super::options::Options;
 use super::run::Row;
 use super::statistics::Latency;
-use crate::output;
 use linerate::transport::PortInUse;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::path::Path;
 
 /// Everything that was measured.
 #[derive(Debug, Serialize)]
@@ -81,13 +79,6 @@ impl Document {
             counts: link.counts().into_iter().collect(),
             results: rows.iter().map(entry).collect(),
         }
-    }
-
-    /// Writes it to stdout (`-`), or to a file that appears whole or not at all.
-    pub fn write(&self, target: &Path) -> Result<(), String> {
-        let text =
-            serde_json::to_string_pretty(self).map_err(|cause| format!("--json: {cause}"))?;
-        output::write_document("--json", target, &text)
     }
 }
 

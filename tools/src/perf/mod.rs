@@ -89,9 +89,7 @@ pub fn run(args: &PerfArgs) -> ExitCode {
 fn check(args: &PerfArgs) -> Result<Plan, Failure> {
     let plan = Plan::new(args).map_err(Failure::Usage)?;
     Options::new(args, &plan.config).map_err(Failure::Usage)?;
-    if let Some(target) = &args.pair.json {
-        output::check_target("--json", target).map_err(Failure::Usage)?;
-    }
+    args.pair.job.check_json().map_err(Failure::Usage)?;
     match settings::unavailable_reason(&plan.config.transport) {
         Some(reason) => Err(reason.into()),
         None => Ok(plan),
@@ -272,19 +270,9 @@ impl Report<'_> {
 
     /// To stdout; to stderr if the document has stdout for itself.
     fn print(&mut self, text: &str) -> Result<(), String> {
-        match self
-            .args
-            .pair
-            .json
-            .as_deref()
-            .is_some_and(output::is_stdout)
-        {
-            _ if self.is_quiet => Ok(()),
-            true => {
-                output::print_error(text.trim_end());
-                Ok(())
-            }
-            false => output::print_text(text),
+        match self.is_quiet {
+            true => Ok(()),
+            false => self.args.pair.job.print(text),
         }
     }
 
@@ -294,9 +282,7 @@ impl Report<'_> {
             return Ok(());
         }
         let mut failures = shortcomings(self.args, rows);
-        if let Some(target) = &self.args.pair.json {
-            failures.extend(document.write(target).err());
-        }
+        failures.extend(self.args.pair.job.write_json(document).err());
         match failures.is_empty() {
             true => Ok(()),
             false => Err(Failure::Failed(failures)),

@@ -237,7 +237,7 @@ impl Options {
             number(server.device.mtu.map(u64::from)),
             number(server.device.inline.map(u64::from)),
             number(server.device.moderation.map(u64::from)),
-            (server.pair.connections.integrity.is_some() || config.tcp.has_crc)
+            (server.pair.job.connections.integrity.is_some() || config.tcp.has_crc)
                 .then(|| integrity(config.tcp.has_crc).into()),
             Some(on(config.tcp.has_tls).into()),
         ];
@@ -297,8 +297,8 @@ pub mod tests {
     /// What the flags make of no environment at all.
     fn config_of(args: &PerfArgs) -> Config {
         let mut config = Config::default();
-        args.pair.connections.apply(&mut config);
-        config.transport = args.pair.transport.clone().unwrap_or(config.transport);
+        args.pair.job.connections.apply(&mut config);
+        config.transport = args.pair.job.transport.clone().unwrap_or(config.transport);
         args.device.apply(&mut config).unwrap();
         config
     }

@@ -29,7 +29,7 @@ impl Plan {
             .map_err(|error| error.to_string())?;
         config.tcp.is_insecure = config.job.is_insecure;
         config.tcp.is_debugging = config.debug;
-        if args.pair.connections.tls && config.transport == "shm" {
+        if args.pair.job.connections.tls && config.transport == "shm" {
             return Err(
                 "--tls encrypts connections, and --transport shm has none: leave one of them away"
                     .into(),

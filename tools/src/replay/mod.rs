@@ -13,7 +13,7 @@ mod trace;
 
 use crate::bench::Memory;
 use crate::binding::Bind;
-use crate::flags::{ConnectionArgs, with_flags};
+use crate::flags::JobArgs;
 use crate::settings::{self, FAILED, USAGE};
 use crate::{launch, output};
 use clap::{Args, ValueEnum};
@@ -91,31 +91,17 @@ pub struct ReplayArgs {
     /// Which memory the gradients lie in
     #[arg(long, value_enum, default_value = "registered")]
     pub memory: Memory,
-    /// auto, shm, tcp or verbs[:device[:port][,device...]]; ofi[:provider] is not part of this build; default: LINERATE_TRANSPORT, else auto
-    #[arg(long)]
-    pub transport: Option<String>,
     #[command(flatten)]
-    pub connections: ConnectionArgs,
-    /// One JSON document; with - nothing else goes to standard output
-    #[arg(long, value_name = "FILE|-")]
-    pub json: Option<PathBuf>,
+    pub job: JobArgs,
     /// A Chrome trace (chrome://tracing, ui.perfetto.dev) of all ranks and steps
     #[arg(long, value_name = "FILE")]
     pub trace_out: Option<PathBuf>,
-    /// Seconds without progress after which an operation fails; default: LINERATE_TIMEOUT, else 60
-    #[arg(long, value_name = "SECONDS")]
-    pub timeout: Option<String>,
     /// Seed of the gradients' values
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
 }
 
 impl ReplayArgs {
-    /// Whether the only JSON document goes to standard output, so that nothing else may.
-    fn is_json_only(&self) -> bool {
-        self.json.as_deref().is_some_and(output::is_stdout)
-    }
-
     fn fusion_options(&self) -> linerate::Result<FusionOptions> {
         let options = FusionOptions {
             bytes_max: self.fusion_bytes,
@@ -172,16 +158,11 @@ fn prepare(args: &ReplayArgs) -> Result<Prepared, String> {
     let ranks = settings::check_ranks(args.ranks, settings::launched_ranks()?)?;
     let trace = Trace::load(&args.trace)?.scaled(args.scale);
     let options = args.fusion_options().map_err(|error| error.to_string())?;
-    let config = with_flags(
-        settings::from_environment()?,
-        args.transport.as_deref(),
-        args.timeout.as_deref(),
-        &args.connections,
-    )?;
+    let config = args.job.config()?;
     if args.plan_only && args.trace_out.is_some() {
         return Err("--trace-out needs times that were measured, and --plan-only measures nothing: leave one away".into());
     }
-    let outputs = [("--json", &args.json), ("--trace-out", &args.trace_out)];
+    let outputs = [("--json", &args.job.json), ("--trace-out", &args.trace_out)];
     for (flag, target) in outputs {
         if let Some(target) = target {
             output::check_target(flag, target)?;

@@ -41,7 +41,7 @@ impl Results<'_> {
 
 /// Prints a flush plan as a table, and as JSON where asked for.
 pub fn print_plan(args: &ReplayArgs, trace: &Trace, plan: &[PlannedFlush]) -> Result<(), String> {
-    if !args.is_json_only() {
+    if !args.job.is_json_only() {
         let mut lines = Vec::new();
         lines.push(format!(
             "# replay plan: {}, mode {}",
@@ -76,7 +76,7 @@ pub fn print_plan(args: &ReplayArgs, trace: &Trace, plan: &[PlannedFlush]) -> Re
 /// Prints the table of the median step and the numbers; writes JSON and the Chrome trace where asked for.
 pub fn print_results(results: &Results) -> Result<(), String> {
     let median = summary::median_step(results.steps);
-    if !results.args.is_json_only() {
+    if !results.args.job.is_json_only() {
         print_text(&build_table(results, median))?;
     }
     write_json(results.args, &to_json(results, median))?;
@@ -238,10 +238,7 @@ fn chrome_trace(steps: &[Step]) -> Value {
 }
 
 fn write_json(args: &ReplayArgs, document: &Value) -> Result<(), String> {
-    match &args.json {
-        Some(target) => output::write_document("--json", target, &format!("{document:#}")),
-        None => Ok(()),
-    }
+    args.job.write_json(document)
 }
 
 fn described(trace: &Trace) -> String {

@@ -2,10 +2,8 @@
 
 use super::Plan;
 use crate::bench::statistics::Summary;
-use crate::output;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::path::Path;
 
 /// Everything that was measured.
 #[derive(Debug, Serialize)]
@@ -77,12 +75,5 @@ impl Document {
             values: lower(format!("{:?}", plan.args.values)),
             results: Vec::new(),
         }
-    }
-
-    /// Writes it to stdout (`-`), or to a file that appears whole or not at all.
-    pub fn write(&self, target: &Path) -> Result<(), String> {
-        let text =
-            serde_json::to_string_pretty(self).map_err(|cause| format!("--json: {cause}"))?;
-        output::write_document("--json", target, &text)
     }
 }

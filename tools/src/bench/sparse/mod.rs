@@ -10,13 +10,12 @@ mod rank;
 mod vectors;
 
 use crate::binding::Bind;
-use crate::flags::{ConnectionArgs, with_flags};
+use crate::flags::JobArgs;
 use crate::settings::{self, FAILED, USAGE};
 use crate::{launch, output};
 use clap::{Args, ValueEnum};
 use linerate::sparse::{Algorithm, Amount, Mode, SparseOptions, ValueFormat};
 use linerate::{Config, Error, TensorSpec};
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
 
@@ -77,20 +76,8 @@ pub struct SparseArgs {
     #[arg(long, value_enum, default_value_t = Bind::Cores)]
     pub bind: Bind,
 
-    /// auto, shm, tcp or verbs[:device[:port][,device...]]. Default LINERATE_TRANSPORT, else auto
-    #[arg(long, value_name = "NAME")]
-    pub transport: Option<String>,
-
     #[command(flatten)]
-    pub connections: ConnectionArgs,
-
-    /// How long an operation may stand still before it fails; default LINERATE_TIMEOUT, else 60
-    #[arg(long, value_name = "SECONDS")]
-    pub timeout: Option<String>,
-
-    /// Write the results as one JSON document; with `-` to stdout, and what is for people to stderr
-    #[arg(long, value_name = "FILE|-")]
-    pub json: Option<PathBuf>,
+    pub job: JobArgs,
 
     /// Seed of the gradients
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -202,9 +189,7 @@ pub fn run(args: &SparseArgs) -> ExitCode {
 
 fn build_plan(args: &SparseArgs) -> Result<Plan, String> {
     let ranks = settings::check_ranks(args.ranks, settings::launched_ranks()?)?;
-    let (transport, timeout) = (args.transport.as_deref(), args.timeout.as_deref());
-    let environment = settings::from_environment()?;
-    let mut config = with_flags(environment, transport, timeout, &args.connections)?;
+    let mut config = args.job.config()?;
     if config.transport == "sim" {
         return Err(
             "--transport sim: a sparse allreduce is measured between processes: shm, tcp or verbs"
@@ -244,8 +229,6 @@ fn build_plan(args: &SparseArgs) -> Result<Plan, String> {
         let all = needed * u64::from(local);
         settings::check_memory("sparse-allreduce", all, available, advice)?;
     }
-    if let Some(target) = &args.json {
-        output::check_target("--json", target)?;
-    }
+    args.job.check_json()?;
     Ok(plan)
 }

@@ -4,7 +4,6 @@ use super::document::{Document, Entry, PhaseEntry};
 use super::{Plan, vectors};
 use crate::bench::statistics::Summary;
 use crate::bench::sweep;
-use crate::output;
 use linerate::prng::Prng;
 use linerate::sparse::{Algorithm, Counters, PHASES};
 use linerate::{Buffer, Collective, Communicator, ReduceOp, Result, SparseAllreduce, SparseResult};
@@ -40,9 +39,9 @@ pub fn run(plan: &Plan) -> Result<std::result::Result<(), String>> {
         }
     }
     comm.barrier()?;
-    let written = match (&report, &plan.args.json) {
-        (Some(document), Some(target)) => document.write(target),
-        _ => Ok(()),
+    let written = match &report {
+        Some(document) => plan.args.job.write_json(document),
+        None => Ok(()),
     };
     Ok(match (report.is_some(), wrong) {
         (true, 1..) => Err(format!(
@@ -273,7 +272,7 @@ fn row(entry: &Entry) -> String {
 /// To stdout, or to stderr where the document goes to stdout.
 fn print(plan: &Plan, text: &str) {
     // Nobody can be told that the output is closed.
-    let _ = match plan.args.json.as_deref().is_some_and(output::is_stdout) {
+    let _ = match plan.args.job.is_json_only() {
         true => std::io::stderr().write_all(text.as_bytes()),
         false => std::io::stdout().write_all(text.as_bytes()),
     };

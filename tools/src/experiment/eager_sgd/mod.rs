@@ -9,7 +9,7 @@ mod rank;
 mod scale;
 mod train;
 
-use crate::flags::{ConnectionArgs, with_flags};
+use crate::flags::JobArgs;
 use crate::settings::{self, FAILED, USAGE, parse_positive};
 use crate::{launch, output};
 use clap::{Args, ValueEnum};
@@ -61,27 +61,11 @@ pub struct EagerSgdArgs {
     /// A folder for plots (SVG)
     #[arg(long, value_name = "FOLDER")]
     pub plots: Option<PathBuf>,
-    /// auto, shm, tcp or verbs[:device]; default LINERATE_TRANSPORT, else auto
-    #[arg(long)]
-    pub transport: Option<String>,
     #[command(flatten)]
-    pub connections: ConnectionArgs,
-    /// One JSON document; with - nothing else goes to standard output
-    #[arg(long, value_name = "FILE|-")]
-    pub json: Option<PathBuf>,
-    /// Seconds without progress after which an operation fails; default: LINERATE_TIMEOUT, else 60
-    #[arg(long, value_name = "SECONDS")]
-    pub timeout: Option<String>,
+    pub job: JobArgs,
     /// Seed of data, parameters and delays
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-}
-
-impl EagerSgdArgs {
-    /// Whether the only JSON document goes to standard output, so that nothing else may.
-    fn is_json_only(&self) -> bool {
-        self.json.as_deref().is_some_and(output::is_stdout)
-    }
 }
 
 /// Local ranks unless told: those of the paper.
@@ -124,15 +108,8 @@ fn prepare(args: &EagerSgdArgs) -> Result<(u32, Config), String> {
             "--ranks is 1: what one rank does is the same with every collective; 2 and more".into(),
         );
     }
-    let config = with_flags(
-        settings::from_environment()?,
-        args.transport.as_deref(),
-        args.timeout.as_deref(),
-        &args.connections,
-    )?;
-    if let Some(target) = &args.json {
-        output::check_target("--json", target)?;
-    }
+    let config = args.job.config()?;
+    args.job.check_json()?;
     if let Some(folder) = args.plots.as_deref().filter(|folder| !folder.is_dir()) {
         return Err(format!(
             "--plots '{}': not a folder that exists",

@@ -27,14 +27,13 @@ pub fn print(
         true => scale::run_all(args.steps, args.staleness, args.seed)?,
         false => Vec::new(),
     };
-    if !args.is_json_only() {
+    if !args.job.is_json_only() {
         if let Some(job) = job {
             output::print_text(&table(args, job, &rows))?;
         }
         output::print_text(&scale_table(args, &scale))?;
     }
-    if let Some(target) = &args.json {
-        let document = json!({
+    args.job.write_json(&json!({
             "experiment": "eager-sgd",
             "version": env!("CARGO_PKG_VERSION"),
             "ranks": job.map(|job| job.0),
@@ -44,9 +43,7 @@ pub fn print(
             "runs": args.runs,
             "results": rows.iter().map(Row::json).collect::<Vec<_>>(),
             "virtual_time": scale.iter().map(scale_json).collect::<Vec<_>>(),
-        });
-        output::write_document("--json", target, &format!("{document:#}"))?;
-    }
+    }))?;
     plot(args, &rows)?;
     match rows.iter().find(|row| !row.is_equal()) {
         None => Ok(()),
