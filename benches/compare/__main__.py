@@ -120,8 +120,9 @@ def main():
         results, skipped = instructions.measure(wanted, tell), []
         text = instructions.build(results)
     elif args.rdma:
-        results, skipped = rdma.measure(args.linerate, args.rounds, wanted, tell)
-        text = rdma.build(results)
+        results, at_once, skipped = rdma.measure(args.linerate, args.rounds, wanted, tell)
+        text = rdma.build(results, at_once)
+        document["processors_at_once"] = at_once
         document["allreduce"] = rdma.share(results)
     else:
         tools, skipped = peers.build(args.peers)

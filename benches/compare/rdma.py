@@ -1,4 +1,8 @@
-"""linerate beside perftest, over Soft-RoCE in one boot of a guest (tools/rdma-vm), in turns; medians.
+"""linerate beside perftest, over Soft-RoCE in one boot of a guest (tools/rdma-vm), in turns; medians of the rounds.
+
+A virtual machine's processors may be one real core for tenths of a second and two for the next ones: whatever occupies both, as
+both ends of every run here do, then takes twice as long, perftest too. So each round starts both sides several times, in
+turns and equally often, and takes the best of each; how far the processors were two is measured before each round and told.
 
 Ratios are speeds, as in the other tables: 1.00 is as fast as perftest. What an allreduce reaches is set beside what
 `ib_write_bw -b` moves per direction, and what the rest of its time went to is measured by collectives that lack one part of it:
@@ -31,18 +35,20 @@ LATENCY_MIN = 1 / 1.1
 # Of an allreduce: bytes per direction, of those of ib_write_bw -b.
 SHARE_MIN = 0.6
 SIZE = MIB
-# Of a latency: the first hundreds of a process take twice as long as the others, on both sides, now and then.
-TRIPS = 10_000
+# Of a latency: short, so that the machine stays the same for all of a start now and then.
+TRIPS = 5_000
+# Starts of each side in a round.
+STARTS_LATENCY, STARTS_BANDWIDTH = 3, 2
 
 
 def bandwidth(test, size, iterations, wanted=BANDWIDTH_MIN, flags=()):
     name = f"{test}{''.join(' ' + flag for flag in flags)} {describe_size(size)}"
-    return {"name": name, "test": test, "size": size, "iterations": iterations, "flags": list(flags), "wanted": wanted}
+    return {"name": name, "test": test, "size": size, "iterations": iterations, "flags": list(flags), "starts": STARTS_BANDWIDTH, "wanted": wanted}
 
 
 def latency(test, size, iterations, wanted=LATENCY_MIN):
     name = f"{test} {describe_size(size)}"
-    return {"name": name, "test": test, "size": size, "iterations": iterations, "wanted": wanted}
+    return {"name": name, "test": test, "size": size, "iterations": iterations, "starts": STARTS_LATENCY, "wanted": wanted}
 
 
 def part(collective, size, iterations):
@@ -55,7 +61,7 @@ ALL_REDUCE, REDUCE_SCATTER = part("allreduce", SIZE, 20), part("reduce-scatter",
 ALL_GATHER, SHORT = part("all-gather", SIZE, 20), part("allreduce", 8, 100)
 CASES = [
     *(bandwidth(f"{verb}_bw", size, count) for verb in ("write", "read", "send") for size, count in ((64 * KIB, 300), (MIB, 40))),
-    *(latency(f"{verb}_lat", 8, TRIPS, wanted) for verb, wanted in (("write", LATENCY_MIN), ("read", None), ("send", None))),
+    *(latency(f"{verb}_lat", 8, TRIPS) for verb in ("write", "read", "send")),
     latency("atomic_lat", 8, TRIPS, None),
     BOTH_WAYS,
     ALL_REDUCE,
@@ -66,9 +72,9 @@ CASES = [
 
 
 def measure(linerate, rounds, wanted, tell):
-    """What each run in the guest gave; why the guest did not come, if it did not."""
+    """What each run in the guest gave; what the machine was meanwhile; why the guest did not come, if it did not."""
     cases = [case for case in CASES if wanted(case["name"])]
-    limit = SECONDS_PER_RUN * rounds * 2 * len(cases) + 60
+    limit = SECONDS_PER_RUN * rounds * sum(2 * case.get("starts", 1) for case in cases) + 60
     argv = [str(VM), "run", "--timeout", str(limit), "--", "python3", str(HERE / "rdma_guest.py"), "--cases", json.dumps(cases)]
     argv += ["--linerate", str(pathlib.Path(linerate).resolve()), "--rounds", str(rounds)]
     lines = []
@@ -79,21 +85,27 @@ def measure(linerate, rounds, wanted, tell):
                 continue
             line = json.loads(text)
             lines.append(line)
-            tell(f"round {line['round'] + 1} of {rounds}: {line['name']}: {line['side']}")
+            if line["name"] != "machine":
+                tell(f"round {line['round'] + 1} of {rounds}: {line['name']}: {line['side']}")
     skipped = [f"{' '.join(argv[:3])}: exit code {guest.returncode}"] if guest.returncode else []
-    return [judge(case, lines) for case in cases], skipped
+    return [judge(case, lines) for case in cases], values("machine", "cores", lines, max), skipped
 
 
-def values(name, side, lines):
-    return [line["value"] for line in lines if (line["name"], line["side"]) == (name, side) and "value" in line]
+def values(name, side, lines, best):
+    """The best of each round."""
+    rounds = {}
+    for line in lines:
+        if (line["name"], line["side"]) == (name, side) and "value" in line:
+            rounds.setdefault(line["round"], []).append(line["value"])
+    return [best(of_round) for of_round in rounds.values()]
 
 
 def judge(case, lines):
     """The medians of one case, and what they are to each other."""
     name = case["name"]
-    ours, peer = (values(name, side, lines) for side in ("ours", "peer"))
-    median = lambda of: statistics.median(of) if of else None
     is_time = "collective" in case or case["test"].endswith("_lat")
+    ours, peer = (values(name, side, lines, min if is_time else max) for side in ("ours", "peer"))
+    median = lambda of: statistics.median(of) if of else None
     result = {
         "name": name,
         "bytes": case["size"],
@@ -148,8 +160,8 @@ def copied(results):
     return lines
 
 
-def build(results):
-    """The table, where an allreduce's time goes, what was copied, and what failed."""
+def build(results, machine=()):
+    """The table, what the machine was, where an allreduce's time goes, what was copied, and what failed."""
     number = lambda value: "-" if value is None else f"{value:.2f}"
     rows = [("case", "ours", "perftest", "unit", "ratio", "wanted", "met")]
     for result in results:
@@ -159,6 +171,9 @@ def build(results):
         rows.append((result["name"], *cells, result["unit"], *bounds, met))
     lines = table.align(rows)
     lines.insert(1, "-" * len(lines[0]))
+    if machine:
+        each = ", ".join(f"{share:.2f}" for share in machine)
+        lines.append(f"both processors at once, each of its speed alone, before each round: {each}")
     verdicts = [result["met"] for result in results if result["met"] is not None]
     found = share(results)
     if found:

@@ -2,11 +2,15 @@
 in a guest; it runs by itself wherever a device is.
 
 Both ends of every run are on this machine, on one device. A line is {"round", "name", "side", and "value" or "failure"}; linerate's
-also have "counts", its transport's.
+also have "counts", its transport's. A case may have several starts of each side in a round, as many of one as of the other. Each
+round begins with a line of the machine: {"round", "name": "machine", "side": "cores", "value"}, see `cores`.
 """
 
 import argparse
+import itertools
 import json
+import os
+import statistics
 import subprocess
 import sys
 import time
@@ -17,6 +21,9 @@ LIMIT_S = 60
 PORTS = iter(range(20000, 30000))
 # How long a server may take to listen.
 LISTEN_S = 20
+# A loop of so many steps takes some hundredths of a second, which is how long the machine stays as it is.
+LOOP_STEPS = 100_000
+LOOPS = 5
 
 
 class Failed(Exception):
@@ -34,6 +41,31 @@ def run(argv):
         lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
         raise Failed(f"exit code {done.returncode}: {' '.join(argv)}: {lines[-1] if lines else 'no output'}")
     return done.stdout
+
+
+def loop_s():
+    """How long this process takes to count."""
+    start = time.perf_counter()
+    for _ in range(LOOP_STEPS):
+        pass
+    return time.perf_counter() - start
+
+
+def cores():
+    """How fast a process counts while another one counts too, as a share of its speed alone. Virtual processors that are two
+    real cores give 1, and 0.5 where they are, for the moment, one: whatever occupies both takes twice as long then."""
+    alone = min(loop_s() for _ in range(LOOPS))
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, str(statistics.median(loop_s() for _ in range(LOOPS))).encode())
+        os._exit(0)
+    own = statistics.median(loop_s() for _ in range(LOOPS))
+    os.waitpid(child, 0)
+    other = float(os.read(read, 100))
+    os.close(read)
+    os.close(write)
+    return 2 * alone / (own + other)
 
 
 def is_listening(port):
@@ -113,13 +145,15 @@ def main():
     args = parser.parse_args()
     failed = set()
     for turn in range(args.rounds):
+        print(json.dumps({"round": turn, "name": "machine", "side": "cores", "value": cores()}), flush=True)
         for case in json.loads(args.cases):
             sides = {"ours": lambda case=case: linerate(args.linerate, case, args.device, args.gid)}
             sides["peer"] = lambda case=case: perftest(case, args.device, args.gid)
             if "collective" in case:
                 sides = {"ours": lambda case=case: collective(args.linerate, case, args.device, args.gid)}
             # The first place goes round: whoever comes later finds warmer caches.
-            for side in sorted(sides, reverse=turn % 2 == 1):
+            orders = (sorted(sides, reverse=(turn + start) % 2 == 1) for start in range(case.get("starts", 1)))
+            for side in itertools.chain.from_iterable(orders):
                 if (case["name"], side) in failed:
                     continue
                 line = {"round": turn, "name": case["name"], "side": side}

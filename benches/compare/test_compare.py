@@ -150,6 +150,16 @@ class Rdma(unittest.TestCase):
         self.assertEqual((result["unit"], result["met"]), ("us", False))
         self.assertAlmostEqual(result["ratio"], 1 / 1.2)
 
+    def test_of_several_starts_in_a_round_the_best_counts_and_of_rounds_the_median(self):
+        of_round = lambda turn, *values: [{"round": turn, "name": "write_lat 8 B", "side": "ours", "value": value} for value in values]
+        lines = of_round(0, 22.0, 11.0, 23.0) + of_round(1, 21.0, 20.0) + of_round(2, 12.0, 30.0)
+        self.assertEqual(rdma.judge(rdma.latency("write_lat", 8, 1000), lines)["ours"], 12.0)
+        self.assertEqual(rdma.values("write_lat 8 B", "ours", lines, max), [23.0, 21.0, 30.0])
+
+    def test_two_processors_that_are_one_or_two_are_told(self):
+        self.assertLess(0.2, rdma_guest.cores())
+        self.assertIn("before each round: 0.50, 1.00", rdma.build([], [0.5, 1.0]))
+
     def test_a_failed_run_is_told_and_not_judged(self):
         case = rdma.bandwidth("write_bw", 1 << 20, 40)
         result = rdma.judge(case, [{"round": 0, "name": case["name"], "side": "peer", "failure": "no device"}])

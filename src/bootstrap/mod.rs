@@ -136,6 +136,10 @@ impl Meeting {
         if config.tcp.addresses.is_empty() {
             config.tcp.addresses = vec![self.address().0];
         }
+        config.verbs.local_rank.get_or_insert(match &self.way {
+            Way::Host { .. } => self.rank,
+            Way::Network(network) => network.local_rank,
+        });
         config.tcp.secret = read_secret(&config.job.secret)?;
         config.tcp.is_insecure = config.job.is_insecure;
         config.tcp.is_debugging = config.debug;

@@ -49,6 +49,8 @@ pub(super) struct Network {
     pub is_one_host: bool,
     /// What ranks of different hosts use, unless somebody says it.
     pub agreed: Agreed,
+    /// How many ranks with lower numbers are on this rank's host.
+    pub local_rank: u32,
 }
 
 enum Seat {
@@ -79,6 +81,8 @@ struct Going {
     /// Where its parent listens; `None`: that is rank 0.
     parent: Option<SocketAddr>,
     is_one_host: bool,
+    /// Its number among the ranks of its host.
+    local_rank: u32,
     agreed: Agreed,
 }
 
@@ -188,6 +192,7 @@ fn head(
             why,
             is_one_host,
             agreed,
+            local_rank: 0,
         }),
         Err(error) => {
             let until = match clock.now() >= deadline {
@@ -212,6 +217,7 @@ fn receive_all(
     let mut ports = vec![None; ranks as usize];
     ports[0] = Some(0);
     let mut offers = vec![wanted.offer.clone(); ranks as usize];
+    let mut hosts = vec![wanted.host; ranks as usize];
     loop {
         server.turn(clock)?;
         for rank in 1..ranks {
@@ -224,6 +230,7 @@ fn receive_all(
                 *slot = Some(coming.port);
                 is_one_host &= (coming.host, coming.user) == (wanted.host, wanted.user);
                 offers[rank as usize] = coming.offer;
+                hosts[rank as usize] = coming.host;
             }
         }
         if ports.iter().all(Option::is_some) {
@@ -249,6 +256,7 @@ fn receive_all(
                 own: seen(rank),
                 parent: parent.map(|parent| SocketAddr::new(seen(parent), port(parent))),
                 is_one_host,
+                local_rank: local_rank(&hosts, rank),
                 agreed: agreed.clone(),
             };
             (rank, going.emit())
@@ -258,6 +266,13 @@ fn receive_all(
         server.put(&go_key(rank), text.into_bytes(), clock)?;
     }
     Ok((own, is_one_host, agreed))
+}
+
+/// The number of a rank among those of its host.
+fn local_rank(hosts: &[HostIdentity], rank: Rank) -> u32 {
+    let own = &hosts[rank as usize];
+    let before = hosts[..rank as usize].iter();
+    before.filter(|host| *host == own).count() as u32
 }
 
 /// What this rank's devices can do, if that is asked for.
@@ -426,6 +441,7 @@ fn other(
         why,
         is_one_host: go.is_one_host,
         agreed: go.agreed,
+        local_rank: go.local_rank,
     })
 }
 
@@ -475,14 +491,15 @@ impl Going {
         let hosts = hosts_word(self.is_one_host);
         let far = far_word(self.agreed.is_verbs, self.agreed.is_pity);
         let reason: String = self.agreed.reason.chars().take(REASON_CHARS_MAX).collect();
-        format!("{} {parent} {hosts} {far} {reason}", self.own)
+        let local = self.local_rank;
+        format!("{} {parent} {hosts} {local} {far} {reason}", self.own)
     }
 
     fn parse(text: &[u8]) -> Result<Going> {
         let shown = String::from_utf8_lossy(text);
         let bad = || Error::Malformed(format!("rank 0 says where to go: '{shown}'"));
-        let words: Vec<&str> = shown.splitn(5, ' ').collect();
-        let &[own, parent, hosts, far, reason] = words.as_slice() else {
+        let words: Vec<&str> = shown.splitn(6, ' ').collect();
+        let &[own, parent, hosts, local_rank, far, reason] = words.as_slice() else {
             return Err(bad());
         };
         let parent = match parent {
@@ -500,6 +517,7 @@ impl Going {
             own: own.parse().map_err(|_| bad())?,
             parent,
             is_one_host: is_one_host.ok_or_else(bad)?,
+            local_rank: local_rank.parse().map_err(|_| bad())?,
             agreed: Agreed {
                 is_verbs,
                 reason: reason.into(),

@@ -136,24 +136,40 @@ fn where_a_rank_goes_survives_and_other_words_are_refused() {
             own: "fd00::1".parse().unwrap(),
             parent: Some("[fd00::1]:4".parse().unwrap()),
             is_one_host: is_pity,
+            local_rank: 3,
             agreed: agreed(is_verbs, is_pity),
         };
         assert_eq!(Going::parse(going.emit().as_bytes()).unwrap(), going);
     }
-    let head = Going::parse(b"10.0.0.1 - one tcp no rank has").unwrap();
+    let head = Going::parse(b"10.0.0.1 - one 0 tcp no rank has").unwrap();
     assert!(head.parent.is_none() && head.is_one_host);
     for bad in [
         &b""[..],
         b"10.0.0.1",
         b"10.0.0.1 ",
-        b"x - one tcp why",
+        b"x - one 0 tcp why",
         b"10.0.0.1 -",
         b"10.0.0.1 - one",
-        b"10.0.0.1 - two tcp why",
-        b"10.0.0.1 - one ofi why",
-        b"10.0.0.1 10.0.0.1 one tcp why",
+        b"10.0.0.1 - two 0 tcp why",
+        b"10.0.0.1 - one -1 tcp why",
+        b"10.0.0.1 - one tcp why",
+        b"10.0.0.1 - one 0 ofi why",
+        b"10.0.0.1 10.0.0.1 one 0 tcp why",
         b"\xff \xff",
     ] {
         assert!(Going::parse(bad).is_err(), "{bad:?}");
     }
+}
+
+/// Hosts whose ranks are dealt out in turns: by the ranks' own numbers, those of one host would all have the same remainder.
+#[test]
+fn ranks_are_counted_by_their_hosts() {
+    let [a, b] = ["a", "b"].map(|name| HostIdentity::own(Some(name)).unwrap());
+    let numbers = |hosts: &[HostIdentity]| -> Vec<u32> {
+        let ranks = 0..hosts.len() as Rank;
+        ranks.map(|rank| local_rank(hosts, rank)).collect()
+    };
+    assert_eq!(numbers(&[a, b, a, b, a]), [0, 0, 1, 1, 2]);
+    assert_eq!(numbers(&[b, b, a, a]), [0, 1, 0, 1]);
+    assert_eq!(numbers(&[a]), [0]);
 }

@@ -16,6 +16,9 @@ pub struct VerbsSettings {
     /// Index in the port's table of GIDs. Default: RoCEv2 with an IPv4 address, as `linerate info` shows it.
     /// `LINERATE_VERBS_GID_INDEX`.
     pub gid_index: Option<u32>,
+    /// The rank's number among those of its host, by which they take turns among ports that are alike. Default: what the ranks
+    /// find out when they meet; without a meeting the rank itself.
+    pub local_rank: Option<u32>,
     /// Traffic class of the IP header (DSCP in its upper six bits). Default 0; what the switches keep free of losses.
     /// `LINERATE_VERBS_TRAFFIC_CLASS`.
     pub traffic_class: u8,
@@ -57,6 +60,7 @@ impl Default for VerbsSettings {
             slots: 64,
             chunk_bytes: 512 << 10,
             gid_index: None,
+            local_rank: None,
             traffic_class: 0,
             service_level: 0,
             ack_timeout: 14,
@@ -128,6 +132,7 @@ impl VerbsSettings {
             slots: number("LINERATE_VERBS_SLOTS", 8, 1024)?.map_or(default.slots, |n| n as u32),
             chunk_bytes,
             gid_index: number("LINERATE_VERBS_GID_INDEX", 0, 255)?.map(|n| n as u32),
+            local_rank: None,
             traffic_class: small(
                 "LINERATE_VERBS_TRAFFIC_CLASS",
                 0,

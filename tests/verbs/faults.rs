@@ -3,6 +3,7 @@
 use super::pair::{Pair, check, fill, has_device};
 use linerate::config::VerbsSettings;
 use linerate::transport::{Outcome, RemoteRange};
+use std::process::Command;
 
 const CHUNK: usize = 4096;
 /// Long transfers of a few pieces, the last of them short.
@@ -213,4 +214,45 @@ fn a_receive_that_is_cancelled_while_it_is_written_is_not_written_any_more() {
         place.view.read(0, &mut bytes);
         assert!(bytes.iter().all(|&byte| byte == 0xee), "written after all");
     }
+}
+
+/// Runs `ip`, which changes the machine: only in a guest of tools/rdma-vm.
+fn ip(words: &str) {
+    let done = Command::new("ip").args(words.split(' ')).output().unwrap();
+    assert!(
+        done.status.success(),
+        "ip {words}: {}",
+        String::from_utf8_lossy(&done.stderr)
+    );
+}
+
+/// While the port is down its address goes, another one takes its place in the table, and then it comes back.
+#[test]
+fn an_address_that_has_another_place_after_a_port_was_down_is_found_again() {
+    if std::env::var_os("RDMA_VM_HOST").is_none() {
+        println!("skipped: a port that goes down: only in a guest (tools/rdma-vm)");
+        return;
+    }
+    let own = std::env::var("RDMA_VM_ADDRESSES_0").unwrap();
+    let own = own.split(',').next().unwrap();
+    let settings = VerbsSettings::default();
+    let mut pair = Pair::on("verbs:rxe0", [&settings, &settings]);
+    pair.greet(1);
+    let place = |pair: &Pair| pair.ranks[0].transport.ports()[0].gid_index;
+    let before = place(&pair);
+    ip("link set eth0 down");
+    ip(&format!("address del {own}/24 dev eth0"));
+    ip("address add 10.99.0.1/24 dev eth0");
+    ip(&format!("address add {own}/24 dev eth0"));
+    ip("link set eth0 up");
+    pair.greet(2);
+    let after = place(&pair);
+    assert_ne!(before, after, "the address has its old place");
+    // And back: the first place is free again, and taken by nobody.
+    ip("link set eth0 down");
+    ip("address del 10.99.0.1/24 dev eth0");
+    ip("link set eth0 up");
+    pair.greet(3);
+    assert_eq!(place(&pair), after);
+    assert!(pair.count(0, "generations begun") >= 3);
 }

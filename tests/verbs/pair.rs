@@ -46,19 +46,24 @@ pub struct Pair {
 impl Pair {
     /// With settings for each rank.
     pub fn new(settings: [&VerbsSettings; 2]) -> Pair {
-        let mut pair = Pair::begin(settings);
+        Pair::on("verbs", settings)
+    }
+
+    /// The same on devices that are named.
+    pub fn on(name: &str, settings: [&VerbsSettings; 2]) -> Pair {
+        let mut pair = Pair::begin(name, settings);
         pair.until(|ranks| ranks.iter().all(|rank| rank.is_connected));
         pair
     }
 
     /// With settings that do not go together: what each says.
     pub fn failing(settings: [&VerbsSettings; 2]) -> [Option<String>; 2] {
-        let mut pair = Pair::begin(settings);
+        let mut pair = Pair::begin("verbs", settings);
         pair.until(|ranks| ranks.iter().all(|rank| rank.failure.is_some()));
         pair.ranks.each_ref().map(|rank| rank.failure.clone())
     }
 
-    fn begin(settings: [&VerbsSettings; 2]) -> Pair {
+    fn begin(name: &str, settings: [&VerbsSettings; 2]) -> Pair {
         let mut transports = [0, 1].map(|rank| {
             let tcp = TcpSettings {
                 is_debugging: std::env::var_os("LINERATE_TEST_DEBUG").is_some(),
@@ -69,7 +74,7 @@ impl Pair {
                 tcp,
                 ..Options::default()
             };
-            open("verbs", rank, 2, 0, &options).unwrap()
+            open(name, rank, 2, 0, &options).unwrap()
         });
         let addresses = transports.each_ref().map(|t| t.local_address());
         transports[0].connect(1, &addresses[1]).unwrap();

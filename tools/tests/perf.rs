@@ -263,6 +263,26 @@ fn lists_of_posts_move_every_message_too() {
     }
 }
 
+/// The side that is written to, or read from, hears nothing of that: it would take the other one for dead.
+fn check_long_durations(more: &str) {
+    for test in ["write_bw", "read_bw", "read_lat", "atomic_lat"] {
+        let line = format!("perf {test} -D 3 --timeout 2 --local --no-rotate --json - {more}");
+        let (code, stdout, stderr) = run(&line);
+        assert_eq!(code, Some(0), "{line}: {stderr}");
+        let value: Value = serde_json::from_str(&stdout).unwrap();
+        assert!(
+            value["results"][0]["iterations"].as_u64().unwrap() > 0,
+            "{line}"
+        );
+    }
+}
+
+#[test]
+fn a_duration_may_be_longer_than_the_timeout() {
+    check_long_durations("--transport shm");
+    check_long_durations("--transport tcp");
+}
+
 /// Soft-RoCE, if there is one here: `tools/rdma-vm run -- TEST` has it.
 fn device() -> Option<String> {
     let names = std::fs::read_dir("/sys/class/infiniband").ok()?;
@@ -309,6 +329,7 @@ fn everything_is_measured_over_verbs_where_a_device_is() {
             assert_eq!(value["counts"]["copied bytes"], 0, "{line}");
         }
     }
+    check_long_durations(&format!("-d {device} -x 1"));
     let server = Server::start(&format!("write_bw -d {device} -m 1024"));
     let client = format!("write_bw -d {device} -m 4096");
     for (code, _, stderr) in [

@@ -30,7 +30,7 @@ pub struct Wish<'a> {
     /// The GPU that the data lies in.
     pub gpu: Option<&'a Place>,
     /// The rank's number among those of its host.
-    pub seat: u32,
+    pub local_rank: u32,
     /// The GID to use, on every port.
     pub gid_index: Option<u32>,
 }
@@ -203,7 +203,7 @@ fn nearest(devices: &[Device], wish: &Wish<'_>) -> Result<Choice> {
     let equals: Vec<&Candidate<'_>> = candidates.iter().take_while(is_equal).collect();
     let chosen = match best.device.is_software {
         true => best,
-        false => equals[wish.seat as usize % equals.len()],
+        false => equals[wish.local_rank as usize % equals.len()],
     };
     let mut reason = format!("{}, {}", speed(chosen), relation(chosen.distance, wish));
     if equals.len() > 1 {

@@ -1,7 +1,9 @@
 //! [`Rail`]: one port of one device with what all peers share on it, and [`Registered`]: memory that all rails know.
 
 use super::choose;
+use super::gid::{self, Gid};
 use super::record::{RAILS_MAX, RailKeys};
+use super::sysfs::Tree;
 use crate::config::VerbsSettings;
 use crate::error::{Error, Result};
 use crate::memory::{Region, RegionKind, View};
@@ -37,8 +39,8 @@ const BLAME_DOUBLINGS_MAX: u32 = 6;
 pub struct Rail {
     pub name: String,
     pub port: u8,
-    pub gid: [u8; 16],
-    pub gid_index: u8,
+    /// Where its packets come from, on Ethernet; where it is in the port's table may change ([`Rail::refresh`]).
+    pub gid: Option<Gid>,
     pub lid: u16,
     pub mtu: ibv_mtu,
     /// Posts of so many bytes are inline.
@@ -142,8 +144,6 @@ impl Rail {
         let port = chosen.port;
         let state = context.port(port).map_err(refused)?;
         let is_ethernet = state.link_layer == LINK_LAYER_ETHERNET;
-        let gid = chosen.gid.as_ref().map(|chosen| &chosen.gid);
-        let (gid_index, gid) = gid.map_or((0, [0; 16]), |gid| (gid.index as u8, gid.bytes));
         let pd = Pd::allocate(&context).map_err(refused)?;
         let channel = CompletionChannel::create(&context).map_err(refused)?;
         let queue = CompletionQueue::create(&context, sizes.completions, Some(&channel), 0, token)
@@ -153,8 +153,7 @@ impl Rail {
         let mut rail = Rail {
             name,
             port,
-            gid,
-            gid_index,
+            gid: chosen.gid.as_ref().map(|chosen| chosen.gid.clone()),
             lid: state.lid,
             mtu: ibv_mtu(state.active_mtu.0.min(mtu_code(settings.mtu_bytes))),
             inline_bytes: 0,
@@ -274,7 +273,37 @@ impl Rail {
             // Who runs the subnet may have given it another one while it was down.
             self.lid = port.lid;
         }
+        if self.is_active {
+            self.is_active = self.refresh_gid(&Tree::default());
+        }
         !was && self.is_usable()
+    }
+
+    /// Looks for the GID where it was, and then elsewhere: an interface that was down may have been given its addresses in another
+    /// order, or others. False: it has none.
+    fn refresh_gid(&mut self, tree: &Tree) -> bool {
+        let Some(before) = &self.gid else {
+            return true;
+        };
+        let is_same = |gid: Gid| (gid.bytes, gid.kind) == (before.bytes, before.kind);
+        if (tree.gid(&self.name, self.port, before.index)).is_some_and(is_same) {
+            return true;
+        }
+        let gids = tree.gids(&self.name, self.port);
+        let found = gid::find_again(&gids, before).cloned();
+        let is_there = found.is_some();
+        self.gid = found.or(self.gid.take());
+        is_there
+    }
+
+    /// The GID as peers name it; zeros on InfiniBand.
+    pub fn gid_bytes(&self) -> [u8; 16] {
+        self.gid.as_ref().map_or([0; 16], |gid| gid.bytes)
+    }
+
+    /// Its place in the port's table.
+    pub fn gid_index(&self) -> u32 {
+        self.gid.as_ref().map_or(0, |gid| gid.index)
     }
 
     /// A queue pair has failed on it.

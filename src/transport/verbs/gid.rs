@@ -150,6 +150,13 @@ pub fn choose(gids: &[Gid], asked: Option<u32>) -> Result<ChosenGid> {
     })
 }
 
+/// The GID to use instead of one that is not in its place any more: the same address wherever it is now, else the best of the
+/// same kind, which is what the peers can reach; `None`: there is none.
+pub fn find_again<'a>(gids: &'a [Gid], before: &Gid) -> Option<&'a Gid> {
+    let of_kind = gids.iter().filter(|gid| gid.kind == before.kind);
+    of_kind.min_by_key(|gid| (gid.bytes != before.bytes, gid.order()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -221,6 +228,19 @@ mod tests {
         let chosen = choose(&gids, None).unwrap();
         assert_eq!(chosen.gid.index, 3);
         assert!(chosen.reason.ends_with("also 7)"), "{chosen:?}");
+    }
+
+    #[test]
+    fn a_gid_that_moved_is_found_and_one_that_is_gone_replaced_by_its_kind() {
+        let mut gids = usual();
+        let before = gids[5].clone();
+        gids[5].index = 9;
+        assert_eq!(find_again(&gids, &before).unwrap().index, 9);
+        gids.remove(5);
+        assert_eq!(find_again(&gids, &before).unwrap().index, 3);
+        gids.retain(|gid| gid.kind == GidKind::RoceV1);
+        assert_eq!(find_again(&gids, &before), None);
+        assert_eq!(find_again(&[], &before), None);
     }
 
     #[test]

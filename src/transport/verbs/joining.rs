@@ -262,7 +262,13 @@ impl VerbsTransport {
         let offers = proposal.map_or(&[][..], |proposal| &proposal.rails);
         let is_offered = |at: usize| offers.get(at).is_some_and(Option::is_some);
         for rail in &mut self.shared.rails {
+            let before = rail.gid_index();
             rail.refresh();
+            if let (true, Some(gid)) = (self.is_debugging && rail.gid_index() != before, &rail.gid)
+            {
+                let text = format!("verbs: {} has GID {gid} now", rail.name);
+                crate::transport::say(self.shared.rank, &text);
+            }
         }
         let rails = &self.shared.rails;
         let good: Vec<bool> = (rails.iter().enumerate())
@@ -296,7 +302,7 @@ impl VerbsTransport {
             mtu: rail.mtu.0 as u8,
             is_ethernet: rail.is_ethernet,
             reads_max: rail.reads_max,
-            gid: rail.gid,
+            gid: rail.gid_bytes(),
         };
         let mut link = Link::new(pair, at, sends, &self.shared.settings);
         link.packet_number = packet_number;
@@ -390,7 +396,9 @@ impl VerbsTransport {
             mtu: ibv_mtu(rail.mtu.0.min(u32::from(offer.mtu).max(1))),
             route: Route {
                 port: rail.port,
-                gid: rail.is_ethernet.then_some((offer.gid, rail.gid_index)),
+                gid: rail
+                    .is_ethernet
+                    .then_some((offer.gid, rail.gid_index() as u8)),
                 lid: offer.lid,
                 service_level: settings.service_level,
                 traffic_class: settings.traffic_class,

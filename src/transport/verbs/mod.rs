@@ -339,6 +339,8 @@ impl VerbsTransport {
                 rail.forgive();
                 return rail.refresh();
             }
+            // An address may come after its port, which is of no use before.
+            kind::IBV_EVENT_GID_CHANGE if is_own_port => return rail.refresh(),
             kind::IBV_EVENT_DEVICE_FATAL => self.lose_rail(at, &cause),
             kind::IBV_EVENT_CQ_ERR | kind::IBV_EVENT_SRQ_ERR => self.lose_rail(at, &cause),
             kind::IBV_EVENT_QP_FATAL

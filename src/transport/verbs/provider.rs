@@ -317,7 +317,7 @@ impl Transport for VerbsTransport {
                     number: rail.port,
                     mtu_bytes: rail.mtu_bytes(),
                     peers_mtu_bytes: rail.peers_mtu_bytes(),
-                    gid_index: u32::from(rail.gid_index),
+                    gid_index: rail.gid_index(),
                     is_ethernet: rail.is_ethernet,
                     inline_bytes: rail.inline_bytes,
                     queue_pairs: 1,

@@ -25,8 +25,8 @@ pub fn open(
     let wish = Wish {
         names,
         node: tree.own_node(),
-        // Of ranks with consecutive numbers, which those of a host have.
-        seat: rank,
+        // Ranks that have not met have consecutive numbers on a host, most often.
+        local_rank: settings.local_rank.unwrap_or(rank),
         gid_index: settings.gid_index,
         ..Wish::default()
     };

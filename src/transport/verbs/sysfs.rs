@@ -142,6 +142,21 @@ impl Tree {
         }
     }
 
+    /// The GIDs of a device's port that are set now.
+    pub fn gids(&self, device: &str, port: u8) -> Vec<Gid> {
+        gids(&self.port_folder(device, port))
+    }
+
+    /// What is at a place of a port's table now.
+    pub fn gid(&self, device: &str, port: u8, index: u32) -> Option<Gid> {
+        gid(&self.port_folder(device, port), index)
+    }
+
+    fn port_folder(&self, device: &str, port: u8) -> PathBuf {
+        let device = self.root.join("class/infiniband").join(device);
+        device.join("ports").join(port.to_string())
+    }
+
     /// Where the PCIe device with this address is, such as a GPU's 0000:17:00.0.
     pub fn pci(&self, address: &str) -> Option<Place> {
         place(

@@ -171,22 +171,22 @@ fn the_nearest_of_the_fastest_ports_is_used() {
 fn ranks_of_a_host_take_turns_among_equals() {
     let recorded = Recorded::new("two_nodes", "turns");
     let devices = recorded.tree.devices();
-    let by_seat = |node, seat| {
+    let by_local_rank = |node, local_rank| {
         let choice = choose(
             &devices,
             &Wish {
                 node,
-                seat,
+                local_rank,
                 ..Wish::default()
             },
         )
         .unwrap();
         used(&choice).remove(0)
     };
-    let of_node = [0, 1, 2].map(|seat| by_seat(Some(0), seat));
+    let of_node = [0, 1, 2].map(|local_rank| by_local_rank(Some(0), local_rank));
     assert_eq!(of_node, ["mlx5_0:1", "mlx5_1:1", "mlx5_0:1"]);
     // Without a place all three are alike.
-    let of_none = [0, 1, 2, 3].map(|seat| by_seat(None, seat));
+    let of_none = [0, 1, 2, 3].map(|local_rank| by_local_rank(None, local_rank));
     assert_eq!(of_none, ["mlx5_0:1", "mlx5_1:1", "mlx5_4:1", "mlx5_0:1"]);
 }
 
@@ -312,22 +312,26 @@ fn ranks_of_a_host_do_not_take_turns_among_software_devices() {
     assert!(first.is_software);
     let mut hardware = first.clone();
     (hardware.name, hardware.is_software) = ("mlx5_0".into(), false);
-    let by_seat = |devices: &[Device], seat| {
+    let by_local_rank = |devices: &[Device], local_rank| {
         let wish = Wish {
-            seat,
+            local_rank,
             ..Wish::default()
         };
         choose(devices, &wish).unwrap()
     };
     let both = [second, first];
-    for seat in 0..3 {
-        let choice = by_seat(&both, seat);
-        assert_eq!(used(&choice), ["rxe0:1"], "seat {seat}");
+    for local_rank in 0..3 {
+        let choice = by_local_rank(&both, local_rank);
+        assert_eq!(used(&choice), ["rxe0:1"], "local_rank {local_rank}");
         let text = choice.to_string();
         assert!(text.contains("do not reach each other"), "{text}");
         // A device with hardware is better, and no turn is given to the others.
         let three = [&both[..], &[hardware.clone()]].concat();
-        assert_eq!(used(&by_seat(&three, seat)), ["mlx5_0:1"], "seat {seat}");
+        assert_eq!(
+            used(&by_local_rank(&three, local_rank)),
+            ["mlx5_0:1"],
+            "local_rank {local_rank}"
+        );
     }
 }
 

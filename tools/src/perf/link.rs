@@ -49,9 +49,13 @@ pub enum Mark {
     End,
     /// All of that has arrived.
     Arrived,
+    /// Work goes on, of which this side may see nothing. Nobody asks for it: that it comes is enough.
+    Working,
 }
 
-const MARKS: [Mark; 3] = [Mark::Ready, Mark::End, Mark::Arrived];
+const MARKS: [Mark; 4] = [Mark::Ready, Mark::End, Mark::Arrived, Mark::Working];
+/// A side that works says so as often per timeout of the other one, which may have nothing else to see.
+const SIGNS_PER_TIMEOUT: u32 = 4;
 
 /// A connected transport.
 pub struct Link {
@@ -77,6 +81,8 @@ pub struct Link {
     idle_polls: u32,
     idle_since: Option<Time>,
     timeout: Duration,
+    /// When this side has last said that it works.
+    signed_ns: u64,
 }
 
 /// What was posted on a stream, and what of that has ended.
@@ -143,6 +149,7 @@ impl Link {
             idle_polls: 0,
             idle_since: None,
             timeout,
+            signed_ns: 0,
         })
     }
 
@@ -312,6 +319,19 @@ impl Link {
         })
     }
 
+    /// Says that this side works, if that is due at this time.
+    #[inline]
+    pub fn sign(&mut self, now_ns: u64) -> Result<()> {
+        let since_ns = u128::from(now_ns - self.signed_ns);
+        match since_ns * u128::from(SIGNS_PER_TIMEOUT) < self.timeout.as_nanos() {
+            true => Ok(()),
+            false => {
+                self.signed_ns = now_ns;
+                self.say(Mark::Working, 0)
+            }
+        }
+    }
+
     /// A mark of the peer's, if it has come.
     #[inline]
     pub fn heard(&mut self, mark: Mark) -> Option<u64> {
@@ -342,17 +362,11 @@ impl Link {
     #[inline]
     pub fn poll(&mut self) -> Result<bool> {
         self.transport.poll(self.coarse, &mut self.events);
-        if self.events.is_empty() {
+        let has_news = self.take_events()?;
+        if !has_news {
             self.idle()?;
-            return Ok(false);
         }
-        self.take_events()?;
-        if self.idle_polls > 0 {
-            self.spin.learn(self.patience.last());
-            self.patience = Patience::new(&self.spin);
-            (self.idle_polls, self.idle_since) = (0, None);
-        }
-        Ok(true)
+        Ok(has_news)
     }
 
     /// One poll of a side that only has to be there; sleeps when there have been no news for a while, if devices serve it.
@@ -374,11 +388,23 @@ impl Link {
             // A signal wakes it early, and nothing else can go wrong.
             let _ = poll(&mut ready, Some(&timeout));
         }
-        self.check_idle(now)?;
-        self.take_events().map(|()| true)
+        if !self.take_events()? {
+            self.check_idle(now)?;
+        }
+        Ok(true)
     }
 
-    fn take_events(&mut self) -> Result<()> {
+    /// Whether there were any: then nothing stands still.
+    #[inline]
+    fn take_events(&mut self) -> Result<bool> {
+        if self.events.is_empty() {
+            return Ok(false);
+        }
+        if self.idle_polls > 0 {
+            self.spin.learn(self.patience.last());
+            self.patience = Patience::new(&self.spin);
+            (self.idle_polls, self.idle_since) = (0, None);
+        }
         let mut events = std::mem::take(&mut self.events);
         let mut outcome = Ok(());
         for event in events.drain(..) {
@@ -392,7 +418,7 @@ impl Link {
             });
         }
         self.events = events;
-        outcome
+        outcome.map(|()| true)
     }
 
     #[inline]
@@ -404,7 +430,9 @@ impl Link {
             (KIND_RECEIVE, Outcome::Done) => self.receives[which].ended += 1,
             (KIND_RECEIVE, Outcome::Cancelled) => self.cancelled += 1,
             (KIND_MARK, Outcome::Done) => {
-                self.marks[which].push_back(end.header);
+                if which != Mark::Working as usize {
+                    self.marks[which].push_back(end.header);
+                }
                 self.expect_mark(which as u32)?;
             }
             (KIND_MARK_SENT, Outcome::Done) => {}
@@ -476,8 +504,9 @@ impl Link {
         }
         if polls.is_multiple_of(SLOW_POLLS) || !self.is_connected {
             self.transport.poll_slow(now, &mut self.events);
-            self.take_events()?;
-            self.check_idle(now)?;
+            if !self.take_events()? {
+                self.check_idle(now)?;
+            }
         }
         Ok(())
     }

@@ -81,6 +81,8 @@ pub fn join<'a>(
     let unexpected = |line: Line| format!("the other side said {line:?} where it may not");
     let verbs = VerbsSettings {
         queue_pairs: options.streams,
+        // Both sides take the first of ports that are alike: two hosts' first ones are most likely on one network.
+        local_rank: Some(0),
         mtu_bytes: options.mtu.or(plan.config.verbs.mtu_bytes),
         inline_bytes: options.inline.unwrap_or(plan.config.verbs.inline_bytes),
         signal_every: options.moderation.unwrap_or(plan.config.verbs.signal_every),

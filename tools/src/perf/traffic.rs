@@ -175,6 +175,7 @@ impl Side<'_> {
         while (is_posting && progress.flow.is_none()) || progress.is_waited_for {
             if is_posting && !progress.has_said_end {
                 let (time_ns, first) = (self.link.now_ns(), self.made());
+                self.link.sign(time_ns)?;
                 if let Limit::Until(duration, _) = limit
                     && u128::from(time_ns - start_ns) >= duration.as_nanos()
                 {
@@ -392,6 +393,7 @@ impl Side<'_> {
             self.begin_trip(slots, trip)?;
             let now_ns = self.link.now_ns();
             samples.push((now_ns - before_ns) as f64 * 1e-3 * share);
+            self.link.sign(now_ns)?;
             before_ns = now_ns;
         }
         self.end_trip(slots, trip)?;
