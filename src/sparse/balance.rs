@@ -2,8 +2,10 @@
 
 use super::counters::Phase;
 use super::entries::{Entries, Pack};
+use super::faults;
 use super::io::Io;
 use super::options::Balance;
+use crate::error::Result;
 use crate::types::Rank;
 
 /// Whether these sizes are spread before they are gathered.
@@ -60,7 +62,7 @@ pub(super) async fn spread<E: Entries>(
     sizes: &[u64],
     pack: Pack,
     count: u64,
-) -> E {
+) -> Result<E> {
     let exact = Pack {
         values: super::format::ValueFormat::F32,
         ..pack
@@ -83,13 +85,20 @@ pub(super) async fn spread<E: Entries>(
         .await)
         .into_iter();
     let parts = incoming
-        .into_iter()
+        .iter()
         .map(|(from, _, entries)| match *from == io.rank {
-            true => kept.take().expect("one move of a rank to itself"),
+            true => Ok(kept.take().expect("one move of a rank to itself")),
             false => {
                 let message = messages.next().expect("a message for each move");
                 E::decode(&message, *entries, exact, (0, count))
+                    .map_err(|cause| faults::of_rank(*from, cause))
             }
         });
-    E::concat(parts.collect())
+    let parts = parts.collect::<Result<Vec<E>>>()?;
+    E::concat(parts).map_err(|number| {
+        faults::of_rank(
+            incoming[number].0,
+            "its entries do not lie behind those of the rank before",
+        )
+    })
 }

@@ -7,6 +7,7 @@ use super::io::{Action, Arrived, Io};
 use super::oktopk::OkTopkState;
 use super::options::{Algorithm, DsaVariant, NonFinite, SparseOptions};
 use super::{dsa, gather, gtopk, oktopk};
+use crate::error::{Error, Result};
 use crate::types::Rank;
 use std::future::Future;
 use std::pin::Pin;
@@ -84,13 +85,14 @@ impl Terms {
     }
 }
 
-type Run<E> = Pin<Box<dyn Future<Output = Finished<E>> + Send>>;
+type Run<E> = Pin<Box<dyn Future<Output = Result<Finished<E>>> + Send>>;
 
 /// One rank's part of one step.
 pub struct Machine<E> {
     io: Io,
     run: Option<Run<E>>,
     finished: Option<Finished<E>>,
+    failure: Option<Error>,
 }
 
 impl<E: Entries + Sync> Machine<E> {
@@ -134,6 +136,7 @@ impl<E: Entries + Sync> Machine<E> {
             io,
             run: Some(run),
             finished: None,
+            failure: None,
         }
     }
 
@@ -149,16 +152,27 @@ impl<E: Entries + Sync> Machine<E> {
             Poll::Pending => {
                 (self.io.take()).expect("a machine that waits has asked for something")
             }
-            Poll::Ready(mut finished) => {
-                finished.counters = self.io.counters();
-                self.finished = Some(finished);
+            Poll::Ready(end) => {
                 self.run = None;
+                match end {
+                    Ok(mut finished) => {
+                        finished.counters = self.io.counters();
+                        self.finished = Some(finished);
+                    }
+                    Err(error) => self.failure = Some(error),
+                }
                 Action::Done
             }
         }
     }
 
-    /// The result, after [`Action::Done`].
+    /// Why there is no result after [`Action::Done`]: a peer's words or entries are not what they can be. It is named where one
+    /// rank alone has sent them. Other ranks may not have noticed, and wait for this one: the communicator has failed.
+    pub fn failure(&self) -> Option<&Error> {
+        self.failure.as_ref()
+    }
+
+    /// The result, after [`Action::Done`]; none after a failure.
     pub fn finish(self) -> Option<Finished<E>> {
         self.finished
     }

@@ -47,6 +47,7 @@ mod choose;
 mod counters;
 mod dsa;
 mod entries;
+mod faults;
 mod format;
 mod gather;
 mod global;

@@ -13,11 +13,13 @@
 use super::balance;
 use super::counters::Phase;
 use super::entries::Entries;
+use super::faults;
 use super::global::{Steepness, Tracker, is_within, kth_largest, ties_of};
 use super::io::{Io, Message};
 use super::machine::{Finished, Step, Terms};
 use super::options::{Mode, Regions, SparseOptions};
 use super::regions;
+use crate::error::Result;
 use crate::types::Rank;
 
 /// Messages of one bucket.
@@ -52,15 +54,15 @@ pub(super) async fn run<E: Entries + Sync>(
     step: Step<E>,
     terms: Terms,
     state: OkTopkState,
-) -> Finished<E> {
+) -> Result<Finished<E>> {
     let mut next = state.clone();
     let options = &terms.options;
     let is_due = state.steps.is_multiple_of(options.repartition_steps);
     if is_due || state.is_forced || state.bounds.len() != io.ranks as usize + 1 {
         // Equal regions need no communication, and do not change.
-        next.bounds = regions::cut(&io, &step.picks, step.count, options.regions).await;
+        next.bounds = regions::cut(&io, &step.picks, step.count, options.regions).await?;
     }
-    let split = split(&io, &step, &terms, &next.bounds).await;
+    let split = split(&io, &step, &terms, &next.bounds).await?;
     let received = split.received;
     let (reduced, wild) = split.sum.settle();
     let not_finite = step.not_finite + wild.len();
@@ -68,14 +70,15 @@ pub(super) async fn run<E: Entries + Sync>(
     let guess = state.guess(options);
     let guessed = guess.map_or(0, |bits| reduced.count_from(bits));
     let own = vec![guessed, reduced.len(), received, not_finite];
-    let states = io.gather_words(Phase::Sizes, own).await;
+    let states = io.gather_words(Phase::Sizes, own.clone()).await;
+    check_states(&states, (io.rank, &own), &step, &next.bounds)?;
     let column = |c: usize| states.iter().skip(c).step_by(4).copied();
     let not_finite = column(3).sum();
     if not_finite > 0 && terms.is_strict {
-        return Finished {
+        return Ok(Finished {
             state: Some(state),
             ..Finished::void(not_finite)
-        };
+        });
     }
     let nnz: u64 = column(1).sum();
     next.is_forced = options.regions == Regions::Balanced && column(2).any(|r| 2 * r > 3 * step.k);
@@ -85,7 +88,7 @@ pub(super) async fn run<E: Entries + Sync>(
     let is_paper = options.mode == Mode::Paper;
     let result = match guess {
         None if is_paper => {
-            let all = gather(&io, &step, &terms, reduced, column(1).collect()).await;
+            let all = gather(&io, &step, &terms, reduced, column(1).collect()).await?;
             let (result, _) = all.0.top(step.k);
             next.tracker = Some(Tracker::found(state.tracker, least_of(&result)));
             // Of what is not in the result the picks return, so that its rounding does not count.
@@ -97,24 +100,45 @@ pub(super) async fn run<E: Entries + Sync>(
                 .tracker
                 .map(|tracker| tracker.followed(total, step.k, Steepness::Global));
             let chosen = reduced.select(bits - 1, 0);
-            gather(&io, &step, &terms, chosen, column(0).collect()).await
+            gather(&io, &step, &terms, chosen, column(0).collect()).await?
         }
         _ => {
             let (chosen, sizes, least) =
-                select_exactly(&io, &step, reduced, (nnz, column(1))).await;
+                select_exactly(&io, &step, reduced, (nnz, column(1))).await?;
             next.tracker = Some(Tracker::found(state.tracker, least.max(1)));
-            gather(&io, &step, &terms, chosen, sizes).await
+            gather(&io, &step, &terms, chosen, sizes).await?
         }
     };
     // An entry that was rounded to zero is in the result all the same: its owner has the rounding.
     let (result, rounding) = result;
     let returned = vec![step.picks.returned(&split.applied, &result), rounding];
-    Finished {
+    Ok(Finished {
         not_finite,
         reduced: Some(nnz),
         state: Some(next),
         ..Finished::new(result.settle().0, returned)
-    }
+    })
+}
+
+/// What ranks said of their regions: no more than those have coordinates.
+fn check_states<E>(
+    states: &[u64],
+    own: (Rank, &[u64]),
+    step: &Step<E>,
+    bounds: &[u64],
+) -> Result<()> {
+    let names = [
+        "entries above the threshold",
+        "non-zeros",
+        "entries received",
+        "values that are not finite",
+    ];
+    let width = |rank: Rank| bounds[rank as usize + 1] - bounds[rank as usize];
+    faults::check_words(states, own, &names, |rank, column| match column {
+        0 | 1 => width(rank),
+        2 => width(rank).saturating_mul(bounds.len() as u64),
+        _ => step.count + width(rank),
+    })
 }
 
 /// What the split gives.
@@ -156,12 +180,17 @@ pub(super) async fn split_sum<E: Entries>(
     step: &Step<E>,
     terms: &Terms,
     bounds: &[u64],
-) -> (E, E) {
-    let split = split(io, step, terms, bounds).await;
-    (split.applied, split.sum)
+) -> Result<(E, E)> {
+    let split = split(io, step, terms, bounds).await?;
+    Ok((split.applied, split.sum))
 }
 
-async fn split<E: Entries>(io: &Io, step: &Step<E>, terms: &Terms, bounds: &[u64]) -> Split<E> {
+async fn split<E: Entries>(
+    io: &Io,
+    step: &Step<E>,
+    terms: &Terms,
+    bounds: &[u64],
+) -> Result<Split<E>> {
     let (rank, p) = (io.rank, io.ranks);
     let range = |r: Rank| (bounds[r as usize], bounds[r as usize + 1]);
     let mine = range(rank);
@@ -169,7 +198,10 @@ async fn split<E: Entries>(io: &Io, step: &Step<E>, terms: &Terms, bounds: &[u64
         .map(|r| step.picks.part(range(r).0, range(r).1))
         .collect();
     let lengths: Vec<u64> = parts.iter().map(E::len).collect();
+    let own = lengths[rank as usize];
     let sizes = io.all_to_all(Phase::Sizes, lengths).await;
+    let names = ["entries for a region"];
+    faults::check_words(&sizes, (rank, &[own]), &names, |_, _| mine.1 - mine.0)?;
     let mut fold = Fold {
         sum: E::empty(mine.0, mine.1),
         parts: vec![None; p as usize],
@@ -200,6 +232,7 @@ async fn split<E: Entries>(io: &Io, step: &Step<E>, terms: &Terms, bounds: &[u64
                         .next()
                         .expect("a message from each peer that has any");
                     E::decode(&message, size, terms.pack, mine)
+                        .map_err(|cause| faults::of_rank(peer, cause))?
                 }
             };
             fold.parts[peer as usize] = Some(part);
@@ -212,11 +245,11 @@ async fn split<E: Entries>(io: &Io, step: &Step<E>, terms: &Terms, bounds: &[u64
         true => part,
         false => part.rounded(terms.pack, range(r)),
     });
-    Split {
-        applied: E::concat(applied.collect()),
+    Ok(Split {
+        applied: E::concat(applied.collect()).expect("parts by region"),
         sum: fold.sum,
         received,
-    }
+    })
 }
 
 /// The first k of all entries in the total order: this rank's, everybody's sizes, and the least magnitude.
@@ -225,20 +258,30 @@ async fn select_exactly<E: Entries>(
     step: &Step<E>,
     reduced: E,
     (nnz, lengths): (u64, impl Iterator<Item = u64>),
-) -> (E, Vec<u64>, u32) {
+) -> Result<(E, Vec<u64>, u32)> {
     if nnz <= step.k {
-        return (reduced, lengths.collect(), 1);
+        return Ok((reduced, lengths.collect(), 1));
     }
-    let (least, ties) = kth_largest(io, &reduced, step.k).await;
+    let (least, ties) = kth_largest(io, &reduced, step.k).await?;
     let above = reduced.count_from(least + 1);
     let tied = reduced.count_from(least) - above;
-    let counts = io.gather_words(Phase::Sizes, vec![above, tied]).await;
+    let own = [above, tied];
+    let counts = io.gather_words(Phase::Sizes, own.to_vec()).await;
+    let names = ["entries above the k-th", "entries as large as the k-th"];
+    faults::check_words(&counts, (io.rank, &own), &names, |_, _| step.count)?;
     let taken = ties_of(counts.iter().skip(1).step_by(2).copied(), ties);
     let sizes: Vec<u64> = (counts.iter().step_by(2).zip(&taken))
         .map(|(a, t)| a + t)
         .collect();
     let chosen = reduced.select(least, taken[io.rank as usize]);
-    (chosen, sizes, least)
+    let total: u64 = sizes.iter().sum();
+    if total != step.k {
+        return Err(faults::of_all(format_args!(
+            "ranks select {total} entries together instead of {}",
+            step.k
+        )));
+    }
+    Ok((chosen, sizes, least))
 }
 
 /// Everybody's entries on every rank, and what rounding left of this rank's block.
@@ -248,10 +291,10 @@ async fn gather<E: Entries>(
     terms: &Terms,
     chosen: E,
     mut sizes: Vec<u64>,
-) -> (E, E) {
+) -> Result<(E, E)> {
     let mut block = chosen;
     if balance::is_unbalanced(&sizes, terms.options.balance) {
-        block = balance::spread(io, block, &sizes, terms.pack, step.count).await;
+        block = balance::spread(io, block, &sizes, terms.pack, step.count).await?;
         sizes = balance::blocks(sizes.iter().sum(), io.ranks);
     }
     gather_blocks(io, (block, sizes), terms, step.count).await
@@ -263,15 +306,23 @@ async fn gather_blocks<E: Entries>(
     (block, sizes): (E, Vec<u64>),
     terms: &Terms,
     count: u64,
-) -> (E, E) {
+) -> Result<(E, E)> {
     let own: Message = block.encode(terms.pack);
     let bytes = sizes.iter().map(|s| terms.pack.bytes(*s)).collect();
     let messages = io.gather(Phase::Gather, own, bytes).await;
-    let blocks = messages.iter().zip(&sizes);
-    let blocks = blocks.map(|(m, size)| E::decode(m, *size, terms.pack, (0, count)));
-    let result = E::concat(blocks.collect());
+    let blocks = (0..).zip(messages.iter().zip(&sizes));
+    let blocks = blocks.map(|(rank, (message, size))| {
+        E::decode(message, *size, terms.pack, (0, count))
+            .map_err(|cause| faults::of_rank(rank, cause))
+    });
+    let result = E::concat(blocks.collect::<Result<_>>()?).map_err(|rank| {
+        faults::of_rank(
+            rank as Rank,
+            "its entries do not lie behind those of the rank before",
+        )
+    })?;
     let rounded = block.rounded(terms.pack, (0, count));
-    (result, block.minus(&rounded))
+    Ok((result, block.minus(&rounded)))
 }
 
 /// The least magnitude of entries, found by asking for one at a time from the top of the bins down.

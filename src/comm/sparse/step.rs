@@ -105,6 +105,9 @@ impl SparseAllreduce {
                     }
                     Action::Wait => Err(Error::invalid("a machine waits for nothing")),
                     Action::Done => {
+                        if let Some(error) = machine.failure() {
+                            return Err(self.fail(error.clone()));
+                        }
                         let finished = machine.finish().expect("a machine that is done");
                         self.end_machine(pending, picks, before, finished)
                     }
@@ -120,6 +123,14 @@ impl SparseAllreduce {
             }
             Task::Dense(not_finite) => self.end_dense(pending, not_finite),
         }
+    }
+
+    /// Other ranks may not have seen what is wrong, and would wait for this one: the communicator has failed.
+    fn fail(&self, error: Error) -> Error {
+        let shared = &self.comm.inner.shared;
+        shared.engine().fail_with(error.clone());
+        shared.ring();
+        error
     }
 
     fn begin_unit(&mut self, pending: &mut Pending) -> Result<()> {
