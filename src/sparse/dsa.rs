@@ -21,7 +21,8 @@ pub(super) async fn run_split<E: Entries + Sync>(
     variant: DsaVariant,
 ) -> Result<Finished<E>> {
     let bounds = regions::equal(step.count, io.ranks);
-    let (applied, sum) = oktopk::split_sum(&io, &step, &terms, &bounds).await?;
+    let split = oktopk::split(&io, &step, &terms, &bounds).await?;
+    let (applied, sum) = (split.applied.as_ref().unwrap_or(&step.picks), split.sum);
     let (clean, wild) = sum.clone().settle();
     let own = vec![clean.len() + wild.len(), step.not_finite + wild.len()];
     let states = io.gather_words(Phase::Sizes, own.clone()).await;
@@ -67,12 +68,13 @@ pub(super) async fn run_split<E: Entries + Sync>(
     let blocks: Vec<E> = blocks.collect::<Result<_>>()?;
     let received = blocks[io.rank as usize].clone();
     let (result, wild) = E::concat(blocks).expect("blocks by region").settle();
-    let mut returned = vec![step.picks.minus(&applied), applied.common(&wild)];
+    let mut returned = vec![step.picks.minus(applied), applied.common(&wild)];
     // Where the sum is not finite everybody takes its own part back.
     returned.push(block.settle().0.minus(&received));
     Ok(Finished {
         not_finite,
         reduced: Some(nnz),
+        picks: step.picks,
         ..Finished::new(result, returned)
     })
 }
@@ -137,6 +139,7 @@ pub(super) async fn run_doubling<E: Entries + Sync>(
     Ok(Finished {
         not_finite,
         reduced: Some(result.len()),
+        picks: step.picks,
         ..Finished::new(result, returned)
     })
 }

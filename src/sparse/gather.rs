@@ -46,6 +46,7 @@ pub(super) async fn run<E: Entries + Sync>(
     Ok(Finished {
         not_finite,
         reduced: Some(result.len()),
+        picks: step.picks,
         ..Finished::new(result, returned)
     })
 }

@@ -45,6 +45,7 @@ pub(super) async fn run<E: Entries + Sync>(
             returned.extend(tree.returned);
             return Ok(Finished {
                 not_finite: wild + born,
+                picks: step.picks,
                 ..Finished::new(result.settle().0, returned)
             });
         }

@@ -31,6 +31,8 @@ pub struct Step<E> {
 pub struct Finished<E> {
     /// The sum's entries that all ranks apply; the same bits on every rank. Never a zero.
     pub result: E,
+    /// What this rank selected, where it took part: zero in the residual, but for what returns. None of a step that is void.
+    pub picks: E,
     /// What this rank's residual gets back; an index may occur in several lists.
     pub returned: Vec<E>,
     /// The step did not take place on any rank, because something was not finite and the policy is strict.
@@ -49,6 +51,7 @@ impl<E: Entries> Finished<E> {
     pub(super) fn new(result: E, returned: Vec<E>) -> Finished<E> {
         Finished {
             result,
+            picks: E::empty(0, 0),
             returned,
             is_void: false,
             not_finite: 0,

@@ -14,6 +14,7 @@ use super::balance;
 use super::counters::Phase;
 use super::entries::Entries;
 use super::faults;
+use super::format::ValueFormat;
 use super::global::{Steepness, Tracker, is_within, kth_largest, ties_of};
 use super::io::{Io, Message};
 use super::machine::{Finished, Step, Terms};
@@ -111,11 +112,13 @@ pub(super) async fn run<E: Entries + Sync>(
     };
     // An entry that was rounded to zero is in the result all the same: its owner has the rounding.
     let (result, rounding) = result;
-    let returned = vec![step.picks.returned(&split.applied, &result), rounding];
+    let applied = split.applied.as_ref().unwrap_or(&step.picks);
+    let returned = vec![step.picks.returned(applied, &result), rounding];
     Ok(Finished {
         not_finite,
         reduced: Some(nnz),
         state: Some(next),
+        picks: step.picks,
         ..Finished::new(result.settle().0, returned)
     })
 }
@@ -142,13 +145,13 @@ fn check_states<E>(
 }
 
 /// What the split gives.
-struct Split<E> {
-    /// This rank's picks as their receivers see them.
-    applied: E,
+pub(super) struct Split<E> {
+    /// This rank's picks as their receivers see them, if not as they are.
+    pub applied: Option<E>,
     /// The sum over this rank's region.
-    sum: E,
+    pub sum: E,
     /// Entries that came for it.
-    received: u64,
+    pub received: u64,
 }
 
 /// The parts of a sum, by rank, as far as they have come, and the sum of those before.
@@ -174,18 +177,8 @@ impl<E: Entries> Fold<E> {
     }
 }
 
-/// The same for others: this rank's picks as their receivers see them, and the sum over its region.
-pub(super) async fn split_sum<E: Entries>(
-    io: &Io,
-    step: &Step<E>,
-    terms: &Terms,
-    bounds: &[u64],
-) -> Result<(E, E)> {
-    let split = split(io, step, terms, bounds).await?;
-    Ok((split.applied, split.sum))
-}
-
-async fn split<E: Entries>(
+/// This rank's picks to the owners of their regions, and the sum over its own.
+pub(super) async fn split<E: Entries>(
     io: &Io,
     step: &Step<E>,
     terms: &Terms,
@@ -194,10 +187,10 @@ async fn split<E: Entries>(
     let (rank, p) = (io.rank, io.ranks);
     let range = |r: Rank| (bounds[r as usize], bounds[r as usize + 1]);
     let mine = range(rank);
-    let parts: Vec<E> = (0..p)
-        .map(|r| step.picks.part(range(r).0, range(r).1))
-        .collect();
-    let lengths: Vec<u64> = parts.iter().map(E::len).collect();
+    // A part is copied when it is sent.
+    let part = |r: Rank| step.picks.part(range(r).0, range(r).1);
+    let below: Vec<u64> = bounds.iter().map(|b| step.picks.below(*b)).collect();
+    let lengths: Vec<u64> = below.windows(2).map(|b| b[1] - b[0]).collect();
     let own = lengths[rank as usize];
     let sizes = io.all_to_all(Phase::Sizes, lengths).await;
     let names = ["entries for a region"];
@@ -207,7 +200,7 @@ async fn split<E: Entries>(
         parts: vec![None; p as usize],
         next: 0,
     };
-    fold.parts[rank as usize] = Some(parts[rank as usize].clone());
+    fold.parts[rank as usize] = Some(part(rank));
     let mut first = 1;
     while first < p {
         let steps: Vec<u32> = (first..p.min(first + BUCKET)).collect();
@@ -215,7 +208,7 @@ async fn split<E: Entries>(
         let from = |j: &u32| (rank + j) % p;
         let sends = steps
             .iter()
-            .map(|j| (to(j), parts[to(j) as usize].encode(terms.pack)));
+            .map(|j| (to(j), part(to(j)).encode(terms.pack)));
         let receives = steps
             .iter()
             .map(|j| (from(j), terms.pack.bytes(sizes[from(j) as usize])));
@@ -241,12 +234,15 @@ async fn split<E: Entries>(
     }
     fold.go_on();
     let received = sizes.iter().sum::<u64>() - sizes[rank as usize];
-    let applied = (0..p).zip(parts).map(|(r, part)| match r == rank {
-        true => part,
-        false => part.rounded(terms.pack, range(r)),
-    });
+    let applied = || {
+        let rounded = (0..p).map(|r| match r == rank {
+            true => part(r),
+            false => part(r).rounded(terms.pack, range(r)),
+        });
+        E::concat(rounded.collect()).expect("parts by region")
+    };
     Ok(Split {
-        applied: E::concat(applied.collect()).expect("parts by region"),
+        applied: (terms.pack.values != ValueFormat::F32).then(applied),
         sum: fold.sum,
         received,
     })
@@ -321,8 +317,11 @@ async fn gather_blocks<E: Entries>(
             "its entries do not lie behind those of the rank before",
         )
     })?;
-    let rounded = block.rounded(terms.pack, (0, count));
-    Ok((result, block.minus(&rounded)))
+    let rounding = match terms.pack.values {
+        ValueFormat::F32 => E::empty(0, count),
+        _ => block.minus(&block.rounded(terms.pack, (0, count))),
+    };
+    Ok((result, rounding))
 }
 
 /// The least magnitude of entries, found by asking for one at a time from the top of the bins down.

@@ -211,8 +211,10 @@ impl Entries for Stream {
             true => data.extend_from_slice(bytemuck::cast_slice(&self.indices)),
             false => {
                 // Options are checked: every index fits.
-                let narrow: Vec<u32> = self.indices.iter().map(|i| *i as u32).collect();
-                data.extend_from_slice(bytemuck::cast_slice(&narrow));
+                data.resize(4 * self.indices.len(), 0);
+                for (bytes, index) in data.chunks_exact_mut(4).zip(&self.indices) {
+                    bytes.copy_from_slice(&(*index as u32).to_ne_bytes());
+                }
             }
         }
         pack.values.encode(&self.values, &mut data);

@@ -6,6 +6,8 @@
 //! Read first: `step.rs`.
 
 mod carrier;
+mod commit;
+mod dense;
 mod residuals;
 mod result;
 mod step;
@@ -17,7 +19,7 @@ use crate::cost::Work;
 use crate::error::{Error, Result};
 use crate::fusion::{TensorSet, TensorSpec};
 use crate::prng::mix;
-use crate::sparse::{Algorithm, LocalSelection, OkTopkState, Prices, SparseOptions};
+use crate::sparse::{Algorithm, LocalSelection, OkTopkState, Prices, SparseOptions, Stream};
 use crate::types::DataType;
 use carrier::Carrier;
 use residuals::{Origin, Residuals};
@@ -68,6 +70,8 @@ struct Unit {
     selection: LocalSelection,
     state: OkTopkState,
     reduced: Option<u64>,
+    /// Picks of a step before, for the next.
+    memory: Stream,
 }
 
 impl SparseAllreduce {
@@ -110,6 +114,7 @@ impl SparseAllreduce {
             selection: LocalSelection::default(),
             state: OkTopkState::default(),
             reduced: None,
+            memory: Stream::default(),
         };
         Ok(SparseAllreduce {
             carrier: Carrier::new(comm)?,
