@@ -1,5 +1,6 @@
 //! Spreading the selected entries evenly: who sends how many to whom.
 
+use super::choose::{Prices, is_spreading_cheaper};
 use super::counters::Phase;
 use super::entries::{Entries, Pack};
 use super::faults;
@@ -8,7 +9,7 @@ use super::options::Balance;
 use crate::error::Result;
 use crate::types::Rank;
 
-/// Whether these sizes are spread before they are gathered.
+/// Whether these sizes are spread before they are gathered; by cost, with the default prices.
 pub fn is_unbalanced(sizes: &[u64], rule: Balance) -> bool {
     let p = sizes.len() as u128;
     let most = u128::from(sizes.iter().copied().max().unwrap_or(0));
@@ -16,12 +17,21 @@ pub fn is_unbalanced(sizes: &[u64], rule: Balance) -> bool {
     // most > t * total / p, in whole numbers.
     match rule {
         Balance::Never => false,
+        Balance::Cost => is_spreading_cheaper(sizes, Prices::default()),
         Balance::Always => p > 1 && total > 0,
         Balance::Paper => most * p > 4 * total,
         Balance::Auto if p <= 2 => false,
         // t = 3p/4 where that is below 4, that is for p <= 5.
         Balance::Auto if 3 * p < 16 => 4 * most > 3 * total,
         Balance::Auto => most * p > 4 * total,
+    }
+}
+
+/// The same, with the prices of the links.
+pub(super) fn is_to_spread(sizes: &[u64], rule: Balance, prices: Prices) -> bool {
+    match rule {
+        Balance::Cost => is_spreading_cheaper(sizes, prices),
+        _ => is_unbalanced(sizes, rule),
     }
 }
 

@@ -1,6 +1,7 @@
-//! TopkA and Gaussiank: everybody's picks to everybody, who add them in rank order.
+//! TopkA, TopkA2 and Gaussiank: everybody's picks to everybody, who add them in rank order.
 //!
-//! The two differ in how picks are selected, not in how they travel: numbers of picks may differ between ranks.
+//! Gaussiank differs in how picks are selected, not in how they travel: numbers of picks may differ between ranks. TopkA2
+//! keeps the k largest of the sum, and what of a rank's picks is not among them returns.
 
 use super::counters::Phase;
 use super::entries::Entries;
@@ -13,6 +14,7 @@ pub(super) async fn run<E: Entries + Sync>(
     io: Io,
     step: Step<E>,
     terms: Terms,
+    is_cut: bool,
 ) -> Result<Finished<E>> {
     let own = vec![step.picks.len(), step.not_finite];
     let states = io.gather_words(Phase::Sizes, own.clone()).await;
@@ -40,6 +42,17 @@ pub(super) async fn run<E: Entries + Sync>(
         return Ok(Finished::void(not_finite));
     }
     let applied = &parts[io.rank as usize];
+    if is_cut {
+        let reduced = Some(result.len());
+        let (result, _) = result.top(step.k);
+        let returned = vec![step.picks.returned(applied, &result)];
+        return Ok(Finished {
+            not_finite,
+            reduced,
+            picks: step.picks,
+            ..Finished::new(result, returned)
+        });
+    }
     // All picks took part, also those whose sum is zero; where a sum is not finite they return.
     let rounding = step.picks.minus(applied);
     let returned = vec![rounding, applied.common(&wild)];

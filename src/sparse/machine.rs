@@ -1,5 +1,6 @@
 //! [`Machine`]: one rank's part of one step, of any algorithm.
 
+use super::choose::Prices;
 use super::counters::Counters;
 use super::entries::{Entries, Pack};
 use super::format::ValueFormat;
@@ -77,6 +78,7 @@ pub(super) struct Terms {
     /// Whether something that is not finite makes the step void.
     pub is_strict: bool,
     pub options: SparseOptions,
+    pub prices: Prices,
 }
 
 impl Terms {
@@ -107,6 +109,21 @@ impl<E: Entries + Sync> Machine<E> {
     pub fn new(
         algorithm: Algorithm,
         options: &SparseOptions,
+        place: (Rank, u32),
+        step: Step<E>,
+        state: OkTopkState,
+    ) -> Machine<E> {
+        let prices = Prices::default();
+        Machine::with_prices((algorithm, prices), options, place, step, state)
+    }
+
+    /// The same where messages have these prices, by which [`super::Balance::Cost`] decides. The same on all ranks.
+    ///
+    /// # Panics
+    /// As [`Machine::new`].
+    pub fn with_prices(
+        (algorithm, prices): (Algorithm, Prices),
+        options: &SparseOptions,
         (rank, ranks): (Rank, u32),
         step: Step<E>,
         state: OkTopkState,
@@ -121,11 +138,15 @@ impl<E: Entries + Sync> Machine<E> {
             },
             is_strict: options.non_finite != NonFinite::Count,
             options: options.clone(),
+            prices,
         };
         let own = io.clone();
         let run: Run<E> = match algorithm {
             Algorithm::OkTopk => Box::pin(oktopk::run(own, step, terms, state)),
-            Algorithm::TopkA | Algorithm::Gaussiank => Box::pin(gather::run(own, step, terms)),
+            Algorithm::TopkA | Algorithm::TopkA2 | Algorithm::Gaussiank => {
+                let is_cut = algorithm == Algorithm::TopkA2;
+                Box::pin(gather::run(own, step, terms, is_cut))
+            }
             Algorithm::TopkDsa(DsaVariant::RecursiveDoubling) => {
                 Box::pin(dsa::run_doubling(own, step, terms))
             }

@@ -289,7 +289,7 @@ async fn gather<E: Entries>(
     mut sizes: Vec<u64>,
 ) -> Result<(E, E)> {
     let mut block = chosen;
-    if balance::is_unbalanced(&sizes, terms.options.balance) {
+    if balance::is_to_spread(&sizes, terms.options.balance, terms.prices) {
         block = balance::spread(io, block, &sizes, terms.pack, step.count).await?;
         sizes = balance::blocks(sizes.iter().sum(), io.ranks);
     }

@@ -48,6 +48,8 @@ impl<'a> Rest<'a> {
 
 impl SparseAllreduce {
     pub(super) fn commit(&mut self, mut pending: Pending) -> SparseResult {
+        let clock = self.comm.inner.shared.clock.clone();
+        let begun = clock.now();
         let outcomes = std::mem::take(&mut pending.outcomes);
         for (unit, outcome) in outcomes.into_iter().enumerate() {
             match outcome {
@@ -56,6 +58,7 @@ impl SparseAllreduce {
                 Outcome::Dense { born } => self.commit_dense(&mut pending, unit, born),
             }
         }
+        pending.result.times.apply = clock.now().since(begun);
         pending.result
     }
 

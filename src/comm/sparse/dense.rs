@@ -37,6 +37,7 @@ impl SparseAllreduce {
             let bytes = 4 * self.starts[self.tensors.len()] as usize;
             self.dense = Some(self.comm.alloc(bytes)?);
         }
+        let begun = self.comm.inner.shared.clock.now();
         let place = self.place_of(pending.unit);
         let dense = self.dense.as_ref().expect("just made");
         for tensor in self.units[pending.unit].tensors.clone() {
@@ -53,6 +54,8 @@ impl SparseAllreduce {
         }
         let words = vec![wild_of(dense.view().part(place.start, place.len()))];
         pending.task = Task::Census;
+        let now = self.comm.inner.shared.clock.now();
+        pending.result.times.select += now.since(begun);
         if self.comm.ranks() == 1 {
             pending.arrived = Arrived::Words(words);
             return Ok(());
@@ -84,12 +87,15 @@ impl SparseAllreduce {
         let count = place.len() as u64 / 4;
         let call = Call::all_reduce(DataType::F32, op, count, &part, &part);
         pending.task = Task::Dense;
+        pending.since = self.comm.inner.shared.clock.now();
         pending.operation = Some(self.comm.start(&call)?);
         Ok(())
     }
 
     pub(super) fn end_dense(&mut self, pending: &mut Pending) -> Result<()> {
         pending.arrived = Arrived::Nothing;
+        let now = self.comm.inner.shared.clock.now();
+        pending.result.times.communicate += now.since(pending.since);
         let place = self.place_of(pending.unit);
         let dense = self.dense.as_ref().expect("a dense step has its buffer");
         let born = wild_of(dense.view().part(place.start, place.len()));

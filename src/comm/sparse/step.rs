@@ -1,7 +1,7 @@
 //! One step: a unit after the other, each from its selection to its result; what that changes, when all have one (`commit.rs`).
 
 use super::commit::Outcome;
-use super::result::SparseResult;
+use super::result::{SparseResult, StepTimes};
 use super::{SparseAllreduce, resolve};
 use crate::comm::{Buffer, Operation};
 use crate::error::{Error, Result};
@@ -10,6 +10,7 @@ use crate::sparse::{
     Action, Algorithm, Arrived, Counters, Finished, LocalSelection, Machine, NonFinite, Step,
     Stream,
 };
+use crate::time::Time;
 
 /// A step under way.
 pub(super) struct Pending {
@@ -23,6 +24,8 @@ pub(super) struct Pending {
     pub(super) outcomes: Vec<Outcome>,
     /// How they selected before this step.
     selections: Vec<LocalSelection>,
+    /// When the communication of the unit at hand began.
+    pub(super) since: Time,
     pub(super) result: SparseResult,
 }
 
@@ -53,6 +56,7 @@ impl SparseAllreduce {
             arrived: Arrived::Nothing,
             outcomes: Vec::new(),
             selections: Vec::new(),
+            since: Time::default(),
             result: SparseResult {
                 algorithm: self.options.algorithm,
                 is_skipped: false,
@@ -63,6 +67,7 @@ impl SparseAllreduce {
                 counters: Counters::default(),
                 entries: Stream::default(),
                 dense: None,
+                times: StepTimes::default(),
                 starts: self.starts.clone(),
             },
         });
@@ -140,6 +145,7 @@ impl SparseAllreduce {
 
     fn begin_unit(&mut self, pending: &mut Pending) -> Result<()> {
         let ranks = self.comm.ranks();
+        let clock = self.comm.inner.shared.clock.clone();
         let unit = &mut self.units[pending.unit];
         pending.selections.push(unit.selection.clone());
         let count = self.starts[unit.tensors.end] - self.starts[unit.tensors.start];
@@ -167,7 +173,10 @@ impl SparseAllreduce {
             .collect();
         let memory = std::mem::take(&mut unit.memory);
         let (k, options) = (unit.k, &self.options);
+        let begun = clock.now();
         let selected = (unit.selection).select_into(memory, &sources, k, algorithm, options);
+        pending.since = clock.now();
+        pending.result.times.select += pending.since.since(begun);
         let step = Step {
             picks: selected.picks,
             not_finite: selected.not_finite,
@@ -175,12 +184,15 @@ impl SparseAllreduce {
             k: unit.k,
         };
         let place = (self.comm.rank(), ranks);
-        let machine = Machine::new(algorithm, &self.options, place, step, unit.state.clone());
+        let priced = (algorithm, self.prices.0);
+        let machine = Machine::with_prices(priced, &self.options, place, step, unit.state.clone());
         pending.task = Task::Machine(Box::new(machine));
         Ok(())
     }
 
     fn end_machine(&mut self, pending: &mut Pending, finished: Finished<Stream>) -> Result<()> {
+        let now = self.comm.inner.shared.clock.now();
+        pending.result.times.communicate += now.since(pending.since);
         pending.result.counters.add(&finished.counters);
         pending.result.not_finite += finished.not_finite;
         if finished.is_void {
