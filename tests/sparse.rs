@@ -167,9 +167,13 @@ fn policies(comm: &Communicator) {
         }
         buffers
     };
-    for algorithm in Algorithm::ALL {
+    // Tensors with results of their own: the one that is not finite comes after others.
+    let both = [false, true];
+    let each = |algorithm| both.map(|per_tensor| (algorithm, per_tensor));
+    for (algorithm, per_tensor) in Algorithm::ALL.into_iter().flat_map(each) {
         let with = |non_finite| SparseOptions {
             non_finite,
+            per_tensor,
             ..options(algorithm)
         };
         let mut sparse = SparseAllreduce::new(comm, specs(), with(NonFinite::Error)).unwrap();
@@ -207,6 +211,27 @@ fn policies(comm: &Communicator) {
             "{algorithm}"
         );
         assert!(counted.entries().1.iter().all(|v| v.is_finite()));
+    }
+}
+
+/// Sums that are not finite are not applied, and every rank keeps its own part of them.
+fn sums_beyond_the_type(comm: &Communicator) {
+    for algorithm in Algorithm::ALL {
+        let non_finite = NonFinite::Count;
+        let options = SparseOptions {
+            non_finite,
+            ..options(algorithm)
+        };
+        let mut sparse = SparseAllreduce::new(comm, specs(), options).unwrap();
+        let buffers = gradients(comm, 0);
+        buffers[2].write(77, &[f32::MAX]);
+        let result = sparse.run(&buffers).unwrap();
+        assert!(result.not_finite > 0 && !result.is_skipped, "{algorithm}");
+        let dense = result.dense().map_or(Vec::new(), Buffer::to_vec::<f32>);
+        let mut values = result.entries().1.iter().chain(&dense);
+        assert!(values.all(|v| v.is_finite()), "{algorithm}");
+        let residual = sparse.residual("tensor 2").unwrap().to_vec::<f32>();
+        assert_eq!(residual[77], f32::MAX, "{algorithm}");
     }
 }
 
@@ -290,6 +315,7 @@ fn child_entry() {
         "algorithms" => println!("RESULT {:x}", every_algorithm(&comm)),
         "rules" => {
             policies(&comm);
+            sums_beyond_the_type(&comm);
             saved_and_loaded(&comm);
             other_options(&comm);
             println!("RESULT good");

@@ -225,6 +225,8 @@ impl Driving {
         let Some(alarm) = &self.alarm else {
             return;
         };
+        let due = self.engine().next_timeout();
+        let time = due.map_or(time, |due| time.min(due.since(self.clock.now())));
         let has_news = || {
             let now = self.clock.now();
             let mut engine = self.engine();

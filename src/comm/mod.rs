@@ -43,7 +43,7 @@ pub use partial::PartialAllreduce;
 pub use plans::{Explanation, Path};
 pub use prices::host as price_host;
 pub use simulation::Simulation;
-pub use sparse::{SparseAllreduce, SparseResult};
+pub use sparse::{SparseAllreduce, SparseResult, StepTimes};
 
 use crate::bootstrap::{self, Meeting, Place};
 use crate::config::Config;

@@ -29,6 +29,9 @@ pub struct TcpSettings {
     /// A connection whose other side's kernel has been silent for so long is given up, and a peer that cannot be reached
     /// for so long has failed. Default 20 s; `LINERATE_TCP_TIMEOUT`, seconds.
     pub timeout: Duration,
+    /// Bits per second that leave this rank at most, over all its connections: to see on fast links how a job runs on slow ones.
+    /// From 1000 up; default no limit. `LINERATE_TCP_PACE`, such as `1gbit`, `2.5gbit`, `100mbit`.
+    pub pace_bits_per_second: Option<u64>,
     /// Say what usually does not matter, such as options that the kernel refuses. A communicator takes it from
     /// [`super::Config::debug`].
     pub is_debugging: bool,
@@ -45,6 +48,7 @@ impl std::fmt::Debug for TcpSettings {
             .field("has_crc", &self.has_crc)
             .field("has_tls", &self.has_tls)
             .field("timeout", &self.timeout)
+            .field("pace_bits_per_second", &self.pace_bits_per_second)
             .field("is_debugging", &self.is_debugging)
             .field("addresses", &self.addresses)
             .finish()
@@ -60,6 +64,7 @@ impl Default for TcpSettings {
             has_crc: false,
             has_tls: false,
             timeout: Duration::from_secs(20),
+            pace_bits_per_second: None,
             is_debugging: false,
             addresses: Vec::new(),
         }
@@ -100,8 +105,26 @@ impl TcpSettings {
         if let Some(text) = lookup("LINERATE_TCP_TIMEOUT") {
             settings.timeout = super::parse_timeout("LINERATE_TCP_TIMEOUT", &text)?;
         }
+        if let Some(text) = lookup("LINERATE_TCP_PACE") {
+            settings.pace_bits_per_second = Some(parse_pace(&text)?);
+        }
         Ok(settings)
     }
+}
+
+/// Bits per second: a number with kbit, mbit or gbit (powers of 1000).
+fn parse_pace(text: &str) -> Result<u64> {
+    let units = [("kbit", 1e3), ("mbit", 1e6), ("gbit", 1e9)];
+    let parse = |(unit, factor): &(&str, f64)| {
+        let number: f64 = text.strip_suffix(unit)?.parse().ok()?;
+        let bits = number * factor;
+        (1e3..=1e15).contains(&bits).then_some(bits as u64)
+    };
+    units.iter().find_map(parse).ok_or_else(|| {
+        Error::invalid(format!(
+            "LINERATE_TCP_PACE is '{text}': a number with kbit, mbit or gbit, at least 1kbit, such as 1gbit"
+        ))
+    })
 }
 
 /// Keys come from the secret.
@@ -127,6 +150,9 @@ mod tests {
             ("LINERATE_INTEGRITY", "md5", "crc or off"),
             ("LINERATE_TLS", "1.2", "on or off"),
             ("LINERATE_TCP_TIMEOUT", "-1", "seconds"),
+            ("LINERATE_TCP_PACE", "1000000", "gbit"),
+            ("LINERATE_TCP_PACE", "0gbit", "at least 1kbit"),
+            ("LINERATE_TCP_PACE", "nangbit", "gbit"),
         ] {
             let text = settings(name, value).unwrap_err().to_string();
             assert!(text.contains(name) && text.contains(allowed), "{text}");
@@ -139,6 +165,8 @@ mod tests {
         assert!(settings("LINERATE_INTEGRITY", "crc").unwrap().has_crc);
         assert!(settings("LINERATE_TLS", "on").unwrap().has_tls);
         assert!(!settings("LINERATE_TLS", "off").unwrap().has_tls);
+        let pace = settings("LINERATE_TCP_PACE", "2.5gbit").unwrap();
+        assert_eq!(pace.pace_bits_per_second, Some(2_500_000_000));
         let secret = TcpSettings {
             secret: Some(b"0123456789abcdef".to_vec()),
             ..TcpSettings::default()

@@ -249,6 +249,11 @@ impl Engine {
         self.driver.links.transport.wait_source()
     }
 
+    /// When the transport must be driven again even if nothing arrives.
+    pub fn next_timeout(&self) -> Option<Time> {
+        self.driver.links.transport.next_timeout()
+    }
+
     /// Registers a region.
     pub fn register(&mut self, region: Arc<Region>) -> Result<RegionKey> {
         // Where ranks take and free memory all the time, and never wait long, this is the place to let go of it.

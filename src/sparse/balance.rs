@@ -1,12 +1,15 @@
 //! Spreading the selected entries evenly: who sends how many to whom.
 
+use super::choose::{Prices, is_spreading_cheaper};
 use super::counters::Phase;
 use super::entries::{Entries, Pack};
+use super::faults;
 use super::io::Io;
 use super::options::Balance;
+use crate::error::Result;
 use crate::types::Rank;
 
-/// Whether these sizes are spread before they are gathered.
+/// Whether these sizes are spread before they are gathered; by cost, with the default prices.
 pub fn is_unbalanced(sizes: &[u64], rule: Balance) -> bool {
     let p = sizes.len() as u128;
     let most = u128::from(sizes.iter().copied().max().unwrap_or(0));
@@ -14,12 +17,21 @@ pub fn is_unbalanced(sizes: &[u64], rule: Balance) -> bool {
     // most > t * total / p, in whole numbers.
     match rule {
         Balance::Never => false,
+        Balance::Cost => is_spreading_cheaper(sizes, Prices::default()),
         Balance::Always => p > 1 && total > 0,
         Balance::Paper => most * p > 4 * total,
         Balance::Auto if p <= 2 => false,
         // t = 3p/4 where that is below 4, that is for p <= 5.
         Balance::Auto if 3 * p < 16 => 4 * most > 3 * total,
         Balance::Auto => most * p > 4 * total,
+    }
+}
+
+/// The same, with the prices of the links.
+pub(super) fn is_to_spread(sizes: &[u64], rule: Balance, prices: Prices) -> bool {
+    match rule {
+        Balance::Cost => is_spreading_cheaper(sizes, prices),
+        _ => is_unbalanced(sizes, rule),
     }
 }
 
@@ -60,7 +72,7 @@ pub(super) async fn spread<E: Entries>(
     sizes: &[u64],
     pack: Pack,
     count: u64,
-) -> E {
+) -> Result<E> {
     let exact = Pack {
         values: super::format::ValueFormat::F32,
         ..pack
@@ -83,13 +95,20 @@ pub(super) async fn spread<E: Entries>(
         .await)
         .into_iter();
     let parts = incoming
-        .into_iter()
+        .iter()
         .map(|(from, _, entries)| match *from == io.rank {
-            true => kept.take().expect("one move of a rank to itself"),
+            true => Ok(kept.take().expect("one move of a rank to itself")),
             false => {
                 let message = messages.next().expect("a message for each move");
                 E::decode(&message, *entries, exact, (0, count))
+                    .map_err(|cause| faults::of_rank(*from, cause))
             }
         });
-    E::concat(parts.collect())
+    let parts = parts.collect::<Result<Vec<E>>>()?;
+    E::concat(parts).map_err(|number| {
+        faults::of_rank(
+            incoming[number].0,
+            "its entries do not lie behind those of the rank before",
+        )
+    })
 }

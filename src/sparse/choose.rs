@@ -13,6 +13,25 @@ pub struct Prices {
     pub word: f64,
 }
 
+impl Default for Prices {
+    /// The fabric of the paper: 1.5 us, 10 GB/s.
+    fn default() -> Prices {
+        Prices {
+            message: 1.5e-6,
+            word: 4e-10,
+        }
+    }
+}
+
+/// What a rank's own work costs; nothing by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LocalPrices {
+    /// Seconds of a byte that a pass over a vector reads or writes.
+    pub byte: f64,
+    /// Seconds of an entry that is picked, sent, summed and applied.
+    pub entry: f64,
+}
+
 /// Words of the histograms of exact global selection.
 const HISTOGRAMS: f64 = 2.0 * (2048.0 + 2048.0 + 512.0);
 
@@ -38,7 +57,9 @@ pub fn seconds_of(
                 2.0 * p + 2.0 * log,
             )
         }
-        Algorithm::TopkA | Algorithm::Gaussiank => (2.0 * k * (p - 1.0), 2.0 * log),
+        Algorithm::TopkA | Algorithm::TopkA2 | Algorithm::Gaussiank => {
+            (2.0 * k * (p - 1.0), 2.0 * log)
+        }
         Algorithm::TopkDsa(DsaVariant::RecursiveDoubling) => {
             let doubled = (0..log as u32).map(|round| {
                 let merged = n * (1.0 - power(1.0 - k / n, 1 << round));
@@ -60,18 +81,61 @@ pub fn seconds_of(
     words * prices.word + messages * prices.message
 }
 
-/// The cheapest of Ok-Topk, TopkDSA and dense.
+/// The cheapest of Ok-Topk, TopkDSA and dense, by their communication.
 pub fn choose(shape: (u64, u64, u32), reduced: Option<u64>, prices: Prices) -> Algorithm {
+    choose_with(shape, reduced, prices, LocalPrices::default())
+}
+
+/// The same with what ranks do themselves.
+pub fn choose_with(
+    shape: (u64, u64, u32),
+    reduced: Option<u64>,
+    prices: Prices,
+    local: LocalPrices,
+) -> Algorithm {
     let candidates = [
         Algorithm::OkTopk,
         Algorithm::TopkDsa(DsaVariant::Split),
         Algorithm::Dense,
     ];
-    let seconds = |a: &Algorithm| seconds_of(*a, shape, reduced, prices);
+    let seconds = |a: &Algorithm| {
+        seconds_of(*a, shape, reduced, prices) + local_seconds_of(*a, shape, reduced, local)
+    };
     let cheapest = candidates
         .into_iter()
         .min_by(|a, b| seconds(a).total_cmp(&seconds(b)));
     cheapest.unwrap_or(Algorithm::Dense)
+}
+
+/// Seconds that a rank passes over its vectors and handles its picks.
+pub fn local_seconds_of(
+    algorithm: Algorithm,
+    (count, k, ranks): (u64, u64, u32),
+    reduced: Option<u64>,
+    local: LocalPrices,
+) -> f64 {
+    let independent = || count as f64 * (1.0 - power(1.0 - k as f64 / count as f64, ranks));
+    let summed = reduced.map_or_else(independent, |r| r as f64);
+    let (passes, entries) = match algorithm {
+        // The sum of residual and gradient, two looks for what is not finite, and zeros.
+        Algorithm::Dense | Algorithm::Auto => (6.0, 0.0),
+        // The selection reads both, and the end of the step adds one to the other.
+        Algorithm::TopkDsa(_) | Algorithm::TopkA => (5.0, k as f64 + summed),
+        _ => (5.0, 2.0 * k as f64),
+    };
+    4.0 * count as f64 * passes * local.byte + entries * local.entry
+}
+
+/// Whether to spread entries of these sizes before they are gathered: in a gather each rank's entries pass every rank, so that
+/// the largest size decides.
+pub fn is_spreading_cheaper(sizes: &[u64], prices: Prices) -> bool {
+    let ranks = sizes.len() as f64;
+    let most = sizes.iter().copied().max().unwrap_or(0) as f64;
+    let mean = sizes.iter().sum::<u64>() as f64 / ranks.max(1.0);
+    let gather = |size: f64| (ranks - 1.0) * (prices.message + 2.0 * size * prices.word);
+    let moves = (most / mean.max(1.0)).ceil() + 1.0;
+    let spread = moves * prices.message + 2.0 * (most - mean) * prices.word;
+    spread + gather(mean) < gather(most)
 }
 
 fn power(base: f64, exponent: u32) -> f64 {
@@ -104,6 +168,38 @@ mod tests {
         let identical = choose(bert, Some(1_335_473), FABRIC);
         assert_eq!(identical, Algorithm::TopkDsa(DsaVariant::Split));
         assert_eq!(choose((1000, 900, 8), None, FABRIC), Algorithm::Dense);
+    }
+
+    #[test]
+    fn a_fast_link_is_for_dense_and_a_slow_one_for_sparse() {
+        // A core that reads 10 GB/s, and an entry that takes as long as 60 ns.
+        let local = LocalPrices {
+            byte: 1e-10,
+            entry: 6e-8,
+        };
+        let at = |bytes_per_second: f64| {
+            let prices = Prices {
+                message: 1.5e-6,
+                word: 4.0 / bytes_per_second,
+            };
+            choose_with((1 << 24, 1 << 19, 4), None, prices, local)
+        };
+        assert_eq!(at(1e8), Algorithm::OkTopk);
+        assert_eq!(at(1e11), Algorithm::Dense);
+    }
+
+    #[test]
+    fn spreading_pays_where_one_rank_has_nearly_all() {
+        let sizes = |most: u64| {
+            let mut sizes = vec![1000; 16];
+            sizes[3] = most;
+            sizes
+        };
+        assert!(!is_spreading_cheaper(&sizes(1000), FABRIC));
+        assert!(is_spreading_cheaper(&sizes(100_000), FABRIC));
+        // Entries so few that messages are all that counts.
+        assert!(!is_spreading_cheaper(&[3, 0, 0, 0], FABRIC));
+        assert!(!is_spreading_cheaper(&[0, 0], FABRIC));
     }
 
     #[test]

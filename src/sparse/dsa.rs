@@ -5,11 +5,13 @@
 
 use super::counters::Phase;
 use super::entries::Entries;
+use super::faults;
 use super::format::ValueFormat;
 use super::io::{Io, Message};
 use super::machine::{Finished, Step, Terms};
 use super::options::DsaVariant;
 use super::{oktopk, regions};
+use crate::error::Result;
 use crate::types::Rank;
 
 pub(super) async fn run_split<E: Entries + Sync>(
@@ -17,16 +19,23 @@ pub(super) async fn run_split<E: Entries + Sync>(
     step: Step<E>,
     terms: Terms,
     variant: DsaVariant,
-) -> Finished<E> {
+) -> Result<Finished<E>> {
     let bounds = regions::equal(step.count, io.ranks);
-    let (applied, sum) = oktopk::split_sum(&io, &step, &terms, &bounds).await;
+    let split = oktopk::split(&io, &step, &terms, &bounds).await?;
+    let (applied, sum) = (split.applied.as_ref().unwrap_or(&step.picks), split.sum);
     let (clean, wild) = sum.clone().settle();
     let own = vec![clean.len() + wild.len(), step.not_finite + wild.len()];
-    let states = io.gather_words(Phase::Sizes, own).await;
+    let states = io.gather_words(Phase::Sizes, own.clone()).await;
+    let names = ["non-zeros", "values that are not finite"];
+    let range = |r: usize| (bounds[r], bounds[r + 1]);
+    let width = |r: Rank| range(r as usize).1 - range(r as usize).0;
+    faults::check_words(&states, (io.rank, &own), &names, |r, column| {
+        width(r) + if column == 0 { 0 } else { step.count }
+    })?;
     let sizes: Vec<u64> = states.iter().step_by(2).copied().collect();
     let not_finite: u64 = states.iter().skip(1).step_by(2).sum();
     if not_finite > 0 && terms.is_strict {
-        return Finished::void(not_finite);
+        return Ok(Finished::void(not_finite));
     }
     let nnz: u64 = sizes.iter().sum();
     let is_dense = match variant {
@@ -36,7 +45,6 @@ pub(super) async fn run_split<E: Entries + Sync>(
     };
     // Zero sums are gone, what is not finite is not.
     let block = E::sum(&[clean, wild]);
-    let range = |r: usize| (bounds[r], bounds[r + 1]);
     let (message, bytes): (Message, Vec<u64>) = match is_dense {
         true => {
             let dense = |r| terms.pack.dense_bytes(range(r).1 - range(r).0);
@@ -49,21 +57,26 @@ pub(super) async fn run_split<E: Entries + Sync>(
         }
     };
     let messages = io.gather(Phase::Gather, message, bytes).await;
-    let decode = |(r, message): (usize, &Message)| match is_dense {
-        true => E::decode_dense(message, range(r), terms.pack),
-        false => E::decode(message, sizes[r], terms.pack, range(r)),
+    let decode = |(r, message): (usize, &Message)| {
+        match is_dense {
+            true => E::decode_dense(message, range(r), terms.pack),
+            false => E::decode(message, sizes[r], terms.pack, range(r)),
+        }
+        .map_err(|cause| faults::of_rank(r as Rank, cause))
     };
-    let blocks: Vec<E> = messages.iter().enumerate().map(decode).collect();
+    let blocks = messages.iter().enumerate().map(decode);
+    let blocks: Vec<E> = blocks.collect::<Result<_>>()?;
     let received = blocks[io.rank as usize].clone();
-    let (result, wild) = E::concat(blocks).settle();
-    let mut returned = vec![step.picks.minus(&applied), applied.common(&wild)];
+    let (result, wild) = E::concat(blocks).expect("blocks by region").settle();
+    let mut returned = vec![step.picks.minus(applied), applied.common(&wild)];
     // Where the sum is not finite everybody takes its own part back.
     returned.push(block.settle().0.minus(&received));
-    Finished {
+    Ok(Finished {
         not_finite,
         reduced: Some(nnz),
+        picks: step.picks,
         ..Finished::new(result, returned)
-    }
+    })
 }
 
 /// Rounds of exchanges between halves that double. Of P ranks, the first power of two take part; the others hand their picks
@@ -72,7 +85,7 @@ pub(super) async fn run_doubling<E: Entries + Sync>(
     io: Io,
     step: Step<E>,
     terms: Terms,
-) -> Finished<E> {
+) -> Result<Finished<E>> {
     let core = 1 << io.ranks.ilog2();
     let mut partial = Partial {
         sum: step.picks.clone(),
@@ -85,18 +98,18 @@ pub(super) async fn run_doubling<E: Entries + Sync>(
     if io.rank >= core {
         partial
             .swap(&io, &terms, (Some(io.rank - core), None), true)
-            .await;
+            .await?;
     } else if io.rank + core < io.ranks {
         let (own, other) = partial
             .swap(&io, &terms, (None, Some(io.rank + core)), true)
-            .await;
+            .await?;
         partial.sum = E::sum(&[own, other]);
     }
     let mut distance = 1;
     while io.rank < core && distance < core {
         let peer = io.rank ^ distance;
         let peers = (Some(peer), Some(peer));
-        let (own, other) = partial.swap(&io, &terms, peers, half(distance)).await;
+        let (own, other) = partial.swap(&io, &terms, peers, half(distance)).await?;
         partial.sum = match io.rank < peer {
             true => E::sum(&[own, other]),
             false => E::sum(&[other, own]),
@@ -107,27 +120,28 @@ pub(super) async fn run_doubling<E: Entries + Sync>(
     if io.rank < core && io.rank + core < io.ranks {
         partial
             .swap(&io, &exact, (Some(io.rank + core), None), false)
-            .await;
+            .await?;
     } else if io.rank >= core {
         partial.not_finite = 0;
         partial.sum = E::empty(0, step.count);
         partial.sum = partial
             .swap(&io, &exact, (None, Some(io.rank - core)), false)
-            .await
+            .await?
             .1;
     }
     let (result, wild) = partial.sum.settle();
     let not_finite = partial.not_finite + wild.len();
     if not_finite > 0 && terms.is_strict {
-        return Finished::void(not_finite);
+        return Ok(Finished::void(not_finite));
     }
     let mut returned = partial.returned;
     returned.push(step.picks.common(&wild));
-    Finished {
+    Ok(Finished {
         not_finite,
         reduced: Some(result.len()),
+        picks: step.picks,
         ..Finished::new(result, returned)
-    }
+    })
 }
 
 /// A sum on its way.
@@ -147,7 +161,7 @@ impl<E: Entries> Partial<E> {
         terms: &Terms,
         (to, from): (Option<Rank>, Option<Rank>),
         is_keeper: bool,
-    ) -> (E, E) {
+    ) -> Result<(E, E)> {
         let (clean, wild) = self.sum.clone().settle();
         let own = E::sum(&[clean, wild]);
         const HEADER: u64 = 16;
@@ -165,6 +179,16 @@ impl<E: Entries> Partial<E> {
             let word =
                 |i: usize| u64::from_le_bytes(std::array::from_fn(|b| header.data[8 * i + b]));
             (theirs, wild) = (word(0), word(1));
+        }
+        let peer = from.or(to).unwrap_or(io.rank);
+        let most = [self.count, self.count.saturating_mul(io.ranks.into())];
+        if theirs > most[0] || wild > most[1] {
+            return Err(faults::of_rank(
+                peer,
+                format_args!(
+                    "it says {theirs} entries and {wild} values that are not finite, where at most {most:?} can be"
+                ),
+            ));
         }
         self.not_finite += wild;
         // Where only one side sends, the other's part is not known to it: the length of what is sent decides.
@@ -190,7 +214,7 @@ impl<E: Entries> Partial<E> {
         let is_exact = to.is_none() || terms.pack.values == ValueFormat::F32;
         let seen = match is_exact {
             true => own.clone(),
-            false => decode(&message, own.len()),
+            false => decode(&message, own.len()).expect("what this rank has encoded itself"),
         };
         if is_keeper && !is_exact {
             self.returned.push(own.minus(&seen));
@@ -198,7 +222,12 @@ impl<E: Entries> Partial<E> {
         let sends = to.map(|to| (to, message)).into_iter().collect();
         let receives = from.map(|from| (from, bytes)).into_iter().collect();
         let messages = io.exchange(Phase::Reduce, sends, receives, 0).await;
-        let other = messages.first().map(|message| decode(message, theirs));
-        (seen, other.unwrap_or_else(|| E::empty(0, self.count)))
+        let other = match messages.first() {
+            None => E::empty(0, self.count),
+            Some(message) => {
+                decode(message, theirs).map_err(|cause| faults::of_rank(peer, cause))?
+            }
+        };
+        Ok((seen, other))
     }
 }

@@ -46,8 +46,8 @@ pub trait Entries: Clone + Send + 'static {
     fn index_at(&self, position: u64) -> u64;
     /// The sum from left to right. Sums that are zero are kept: later terms may follow.
     fn sum(parts: &[Self]) -> Self;
-    /// One after another; each begins behind the end of the one before.
-    fn concat(parts: Vec<Self>) -> Self;
+    /// One after another. Each begins behind the end of the one before, else the number of the first that does not.
+    fn concat(parts: Vec<Self>) -> Result<Self, usize>;
     /// Without zeros and without what is not finite; the latter apart.
     fn settle(self) -> (Self, Self);
     /// How many have their magnitude in each bin.
@@ -67,18 +67,20 @@ pub trait Entries: Clone + Send + 'static {
     fn common(&self, other: &Self) -> Self;
     /// As a message.
     fn encode(&self, pack: Pack) -> Message;
-    /// From a message of `count` entries of the coordinates from `from` to `to`.
-    fn decode(message: &Message, count: u64, pack: Pack, range: (u64, u64)) -> Self;
+    /// From a message of `count` entries of the coordinates from `from` to `to`; what is wrong with it, if anything is.
+    fn decode(message: &Message, count: u64, pack: Pack, range: (u64, u64))
+    -> Result<Self, String>;
     /// All values of the coordinates from `from` to `to`, without indices.
     fn encode_dense(&self, range: (u64, u64), pack: Pack) -> Message;
     /// From values of the coordinates from `from` to `to`: all that are not zero.
-    fn decode_dense(message: &Message, range: (u64, u64), pack: Pack) -> Self;
+    fn decode_dense(message: &Message, range: (u64, u64), pack: Pack) -> Result<Self, String>;
 
     /// As whoever gets the message sees them.
     fn rounded(&self, pack: Pack, range: (u64, u64)) -> Self {
         match pack.values {
             ValueFormat::F32 => self.clone(),
-            _ => Self::decode(&self.encode(pack), self.len(), pack, range),
+            _ => Self::decode(&self.encode(pack), self.len(), pack, range)
+                .expect("what this rank has encoded itself"),
         }
     }
 }

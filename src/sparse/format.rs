@@ -84,13 +84,11 @@ impl ValueFormat {
         }
     }
 
-    /// Reads `count` values from bytes of that length.
+    /// Reads `count` values.
+    ///
+    /// # Panics
+    /// If the bytes are not [`ValueFormat::bytes`] of that.
     pub(super) fn decode(self, bytes: &[u8], count: usize) -> Vec<f32> {
-        assert_eq!(
-            bytes.len() as u64,
-            self.bytes(count as u64),
-            "a message of {count} values of another length"
-        );
         match self {
             ValueFormat::F32 => {
                 let mut values = vec![0f32; count];
@@ -129,7 +127,8 @@ const WILD: i8 = -128;
 fn from_i8(steps: i8, scale: f32) -> f32 {
     match steps {
         WILD => f32::NAN,
-        _ => f32::from(steps) * scale,
+        // A scale is rounded: 127 steps of the largest value's would be infinite.
+        _ => (f32::from(steps) * scale).clamp(-f32::MAX, f32::MAX),
     }
 }
 

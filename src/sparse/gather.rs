@@ -1,41 +1,65 @@
-//! TopkA and Gaussiank: everybody's picks to everybody, who add them in rank order.
+//! TopkA, TopkA2 and Gaussiank: everybody's picks to everybody, who add them in rank order.
 //!
-//! The two differ in how picks are selected, not in how they travel: numbers of picks may differ between ranks.
+//! Gaussiank differs in how picks are selected, not in how they travel: numbers of picks may differ between ranks. TopkA2
+//! keeps the k largest of the sum, and what of a rank's picks is not among them returns.
 
 use super::counters::Phase;
 use super::entries::Entries;
+use super::faults;
 use super::io::Io;
 use super::machine::{Finished, Step, Terms};
+use crate::error::Result;
 
-pub(super) async fn run<E: Entries + Sync>(io: Io, step: Step<E>, terms: Terms) -> Finished<E> {
+pub(super) async fn run<E: Entries + Sync>(
+    io: Io,
+    step: Step<E>,
+    terms: Terms,
+    is_cut: bool,
+) -> Result<Finished<E>> {
     let own = vec![step.picks.len(), step.not_finite];
-    let states = io.gather_words(Phase::Sizes, own).await;
+    let states = io.gather_words(Phase::Sizes, own.clone()).await;
+    let names = ["entries", "values that are not finite"];
+    faults::check_words(&states, (io.rank, &own), &names, |_, _| step.count)?;
     let sizes: Vec<u64> = states.iter().step_by(2).copied().collect();
     let mut not_finite: u64 = states.iter().skip(1).step_by(2).sum();
     if not_finite > 0 && terms.is_strict {
-        return Finished::void(not_finite);
+        return Ok(Finished::void(not_finite));
     }
     let message = step.picks.encode(terms.pack);
     let bytes = sizes.iter().map(|s| terms.pack.bytes(*s)).collect();
     let messages = io.gather(Phase::Gather, message, bytes).await;
     let range = (0, step.count);
-    let parts = messages.iter().zip(&sizes);
+    let parts = (0..).zip(messages.iter().zip(&sizes));
     let parts: Vec<E> = parts
-        .map(|(m, s)| E::decode(m, *s, terms.pack, range))
-        .collect();
+        .map(|(rank, (m, s))| {
+            E::decode(m, *s, terms.pack, range).map_err(|cause| faults::of_rank(rank, cause))
+        })
+        .collect::<Result<_>>()?;
     let (result, wild) = E::sum(&parts).settle();
     not_finite += wild.len();
     if not_finite > 0 && terms.is_strict {
         // The same on all ranks: they added the same.
-        return Finished::void(not_finite);
+        return Ok(Finished::void(not_finite));
     }
     let applied = &parts[io.rank as usize];
+    if is_cut {
+        let reduced = Some(result.len());
+        let (result, _) = result.top(step.k);
+        let returned = vec![step.picks.returned(applied, &result)];
+        return Ok(Finished {
+            not_finite,
+            reduced,
+            picks: step.picks,
+            ..Finished::new(result, returned)
+        });
+    }
     // All picks took part, also those whose sum is zero; where a sum is not finite they return.
     let rounding = step.picks.minus(applied);
     let returned = vec![rounding, applied.common(&wild)];
-    Finished {
+    Ok(Finished {
         not_finite,
         reduced: Some(result.len()),
+        picks: step.picks,
         ..Finished::new(result, returned)
-    }
+    })
 }

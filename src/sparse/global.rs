@@ -2,23 +2,29 @@
 
 use super::counters::Phase;
 use super::entries::Entries;
+use super::faults;
 use super::io::Io;
+use crate::error::Result;
 use crate::kernel::select::Level;
 
 /// The magnitude of the `k`-th largest of the entries of all ranks, of which there are more than k, and how many of exactly that are among the
 /// first k. The same on all ranks: it follows from sums alone.
-pub(super) async fn kth_largest<E: Entries>(io: &Io, entries: &E, k: u64) -> (u32, u64) {
+pub(super) async fn kth_largest<E: Entries>(io: &Io, entries: &E, k: u64) -> Result<(u32, u64)> {
     let (mut level, mut wanted) = (Level::TOP, k);
     loop {
         let counts = io.sum(Phase::Select, entries.histogram(level)).await;
         let mut bin = counts.len() - 1;
         while counts[bin] < wanted {
             wanted -= counts[bin];
-            bin = bin.checked_sub(1).expect("more than k entries are counted");
+            bin = bin.checked_sub(1).ok_or_else(|| {
+                faults::of_all(format_args!(
+                    "ranks said to have more than {k} non-zeros, and count {wanted} fewer by their magnitudes"
+                ))
+            })?;
         }
         match level.below(bin) {
             Some(next) => level = next,
-            None => return (level.magnitude(bin), wanted),
+            None => return Ok((level.magnitude(bin), wanted)),
         }
     }
 }

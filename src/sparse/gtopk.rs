@@ -2,96 +2,164 @@
 //!
 //! What a merge drops returns to the residual of the rank that drops it, so that nothing is lost. Messages have room for k
 //! entries, whatever they hold: 2k words once up and once down.
+//!
+//! A sum that is not finite has no residual that could hold it. Where such coordinates are only counted, everybody takes its own
+//! picks there back and the tree begins anew without them.
 
 use super::counters::Phase;
 use super::entries::Entries;
+use super::faults;
 use super::io::{Io, Message};
 use super::machine::{Finished, Step, Terms};
+use crate::error::Result;
+use crate::types::Rank;
 
-/// Entries and what is not finite, before the entries.
-const HEADER: u64 = 16;
+/// Before the entries: how many they are, values of gradients that are not finite, sums that are not.
+const HEADER: u64 = 24;
 
-pub(super) async fn run<E: Entries + Sync>(io: Io, step: Step<E>, terms: Terms) -> Finished<E> {
-    let tree = Tree {
-        terms: &terms,
-        k: step.k,
-        count: step.count,
-    };
-    let (mut own, dropped) = step.picks.top(step.k);
-    let (mut returned, mut not_finite) = (vec![dropped], step.not_finite);
-    let mut distance = 1;
-    // Up: rank r merges what r + 1, r + 2, r + 4, ... have, until it is its turn to send.
-    while distance < io.ranks && io.rank.is_multiple_of(2 * distance) {
-        if io.rank + distance < io.ranks {
-            let bytes = tree.bytes();
-            let receives = vec![(io.rank + distance, bytes)];
-            let messages = io
-                .exchange(Phase::Reduce, Vec::new(), receives, HEADER)
-                .await;
-            let (other, wild): (E, u64) = tree.decode(&messages[0]);
-            let (sum, lost) = E::sum(&[own.clone(), other.clone()]).settle();
-            not_finite += wild + lost.len();
-            returned.extend([own.common(&lost), other.common(&lost)]);
-            let (kept, dropped) = sum.top(step.k);
-            returned.push(dropped);
-            own = kept;
+pub(super) async fn run<E: Entries + Sync>(
+    io: Io,
+    step: Step<E>,
+    terms: Terms,
+) -> Result<Finished<E>> {
+    let (mut picks, dropped) = step.picks.top(step.k);
+    let mut returned = vec![dropped];
+    let mut born = 0;
+    loop {
+        let mut tree = Tree {
+            io: &io,
+            terms: &terms,
+            k: step.k,
+            count: step.count,
+            wild: step.not_finite,
+            lost: Vec::new(),
+            returned: Vec::new(),
+        };
+        let (message, distance) = tree.gather(picks.clone()).await?;
+        let (result, wild, lost_count) = tree.scatter(message, distance).await?;
+        born += lost_count;
+        if wild + born > 0 && terms.is_strict {
+            return Ok(Finished::void(wild + born));
         }
-        distance *= 2;
-    }
-    if io.rank > 0 {
-        let (message, rounding) = tree.encode(&own, not_finite);
-        returned.push(rounding);
-        let sends = vec![(io.rank - distance, message)];
-        io.exchange(Phase::Reduce, sends, Vec::new(), HEADER).await;
-    }
-    // Down the same tree. The root rounds; what it sends is passed on as it is.
-    let message = match io.rank {
-        0 => {
-            let (message, rounding) = tree.encode(&own, not_finite);
-            returned.push(rounding);
-            message
+        if lost_count == 0 {
+            returned.extend(tree.returned);
+            return Ok(Finished {
+                not_finite: wild + born,
+                picks: step.picks,
+                ..Finished::new(result.settle().0, returned)
+            });
         }
-        rank => {
-            let receives = vec![(rank - distance, tree.bytes())];
-            let mut messages = io
-                .exchange(Phase::Gather, Vec::new(), receives, HEADER)
-                .await;
-            messages.pop().expect("one message from one peer")
-        }
-    };
-    while distance > 1 {
-        distance /= 2;
-        if io.rank + distance < io.ranks {
-            let sends = vec![(io.rank + distance, message.clone())];
-            io.exchange(Phase::Gather, sends, Vec::new(), HEADER).await;
-        }
-    }
-    let (result, not_finite): (E, u64) = tree.decode(&message);
-    if not_finite > 0 && terms.is_strict {
-        return Finished::void(not_finite);
-    }
-    Finished {
-        not_finite,
-        ..Finished::new(result.settle().0, returned)
+        let lost = E::sum(&tree.lost);
+        let apart = picks.common(&union(&io, &step, &terms, lost).await?);
+        picks = picks.minus(&apart);
+        returned.push(apart);
     }
 }
 
-struct Tree<'a> {
+/// The coordinates that any rank lost. At least one, and none of them is picked in the next tree: there is a last one.
+async fn union<E: Entries>(io: &Io, step: &Step<E>, terms: &Terms, lost: E) -> Result<E> {
+    let pack = terms.exact().pack;
+    let own = [lost.len()];
+    let sizes = io.gather_words(Phase::Sizes, own.to_vec()).await;
+    let names = ["sums that are not finite"];
+    faults::check_words(&sizes, (io.rank, &own), &names, |_, _| step.count)?;
+    let bytes = sizes.iter().map(|size| pack.bytes(*size)).collect();
+    let messages = (io.gather(Phase::Reduce, lost.encode(pack), bytes)).await;
+    let parts = (0..).zip(messages.iter().zip(&sizes));
+    let parts = parts.map(|(rank, (message, size))| {
+        E::decode(message, *size, pack, (0, step.count))
+            .map_err(|cause| faults::of_rank(rank, cause))
+    });
+    let all = E::sum(&parts.collect::<Result<Vec<E>>>()?);
+    match all.is_empty() {
+        false => Ok(all),
+        true => Err(faults::of_all(
+            "sums are not finite, and no rank says which",
+        )),
+    }
+}
+
+/// One tree of merges, as a rank sees it.
+struct Tree<'a, E> {
+    io: &'a Io,
     terms: &'a Terms,
     k: u64,
     count: u64,
+    /// Values that are not finite in the gradients of this rank and those below it.
+    wild: u64,
+    /// Sums that are not finite, by merge.
+    lost: Vec<E>,
+    returned: Vec<E>,
 }
 
-impl Tree<'_> {
+impl<E: Entries> Tree<'_, E> {
+    /// Up: rank r merges what r + 1, r + 2, r + 4, ... have, until it is its turn to send. What this rank then
+    /// has, and how far away the rank is that gets it.
+    async fn gather(&mut self, mut own: E) -> Result<(Message, u32)> {
+        let io = self.io;
+        let (mut distance, mut lost_count) = (1, 0);
+        while distance < io.ranks && io.rank.is_multiple_of(2 * distance) {
+            let peer = io.rank + distance;
+            if peer < io.ranks {
+                let receives = vec![(peer, self.bytes())];
+                let messages = io
+                    .exchange(Phase::Reduce, Vec::new(), receives, HEADER)
+                    .await;
+                let (other, wild, lost) = self.decode(peer, &messages[0])?;
+                (self.wild, lost_count) = (self.wild + wild, lost_count + lost);
+                let (sum, lost) = E::sum(&[own, other]).settle();
+                lost_count += lost.len();
+                self.lost.push(lost);
+                let (kept, dropped) = sum.top(self.k);
+                self.returned.push(dropped);
+                own = kept;
+            }
+            distance *= 2;
+        }
+        let (message, rounding) = self.encode(&own, lost_count);
+        self.returned.push(rounding);
+        if io.rank > 0 {
+            let sends = vec![(io.rank - distance, message.clone())];
+            io.exchange(Phase::Reduce, sends, Vec::new(), HEADER).await;
+        }
+        Ok((message, distance))
+    }
+
+    /// Down the same tree. The root has rounded; what it sends is passed on as it is.
+    async fn scatter(&self, own: Message, mut distance: u32) -> Result<(E, u64, u64)> {
+        let io = self.io;
+        let (message, sender) = match io.rank {
+            0 => (own, 0),
+            rank => {
+                let receives = vec![(rank - distance, self.bytes())];
+                let mut messages = io
+                    .exchange(Phase::Gather, Vec::new(), receives, HEADER)
+                    .await;
+                let message = messages.pop().expect("one message from one peer");
+                (message, rank - distance)
+            }
+        };
+        // Before it is passed on: who passes on what is malformed would be taken for its author.
+        let said = self.decode(sender, &message)?;
+        while distance > 1 {
+            distance /= 2;
+            if io.rank + distance < io.ranks {
+                let sends = vec![(io.rank + distance, message.clone())];
+                io.exchange(Phase::Gather, sends, Vec::new(), HEADER).await;
+            }
+        }
+        Ok(said)
+    }
+
     fn bytes(&self) -> u64 {
         HEADER + self.terms.pack.bytes(self.k)
     }
 
     /// A message, and what rounding left.
-    fn encode<E: Entries>(&self, entries: &E, not_finite: u64) -> (Message, E) {
+    fn encode(&self, entries: &E, lost_count: u64) -> (Message, E) {
         let pack = self.terms.pack;
         let rounded = entries.rounded(pack, (0, self.count));
-        let words = [entries.len(), not_finite];
+        let words = [entries.len(), self.wild, lost_count];
         let mut data: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
         let body = entries.encode(pack).data;
         let is_size_only = (body.len() as u64) < pack.bytes(entries.len());
@@ -107,24 +175,34 @@ impl Tree<'_> {
         (message, entries.minus(&rounded))
     }
 
-    /// Entries, and how many values were not finite.
-    fn decode<E: Entries>(&self, message: &Message) -> (E, u64) {
+    /// Entries, values of gradients that are not finite, and sums that are not.
+    fn decode(&self, sender: Rank, message: &Message) -> Result<(E, u64, u64)> {
         let word = |i: usize| u64::from_le_bytes(std::array::from_fn(|b| message.data[8 * i + b]));
-        let count = word(0).min(self.k);
-        let bytes = self.terms.pack.bytes(count);
-        let from = HEADER as usize;
+        let said = [word(0), word(1), word(2)];
+        // Every merge loses k sums at most.
+        let ranks = u64::from(self.io.ranks);
+        let most = [
+            self.k,
+            self.count.saturating_mul(ranks),
+            self.k.saturating_mul(ranks),
+        ];
+        if said.iter().zip(most).any(|(said, most)| *said > most) {
+            return Err(faults::of_rank(
+                sender,
+                format_args!(
+                    "it says {said:?} entries, values and sums that are not finite, where at most {most:?} can be"
+                ),
+            ));
+        }
+        let bytes = self.terms.pack.bytes(said[0]);
+        let body = &message.data[HEADER as usize..];
         let entries = Message {
-            data: message
-                .data
-                .get(from..from + bytes as usize)
-                .unwrap_or_default()
-                .to_vec(),
+            data: body[..body.len().min(bytes as usize)].to_vec(),
             bytes,
             header_bytes: 0,
         };
-        (
-            E::decode(&entries, count, self.terms.pack, (0, self.count)),
-            word(1),
-        )
+        let entries = E::decode(&entries, said[0], self.terms.pack, (0, self.count))
+            .map_err(|cause| faults::of_rank(sender, cause))?;
+        Ok((entries, said[1], said[2]))
     }
 }

@@ -44,11 +44,25 @@ impl LocalSelection {
         algorithm: Algorithm,
         options: &SparseOptions,
     ) -> Selected {
+        self.select_into(Stream::default(), sources, k, algorithm, options)
+    }
+
+    /// The same into the memory of picks of a step before.
+    pub fn select_into(
+        &mut self,
+        memory: Stream,
+        sources: &[(Source, Source)],
+        k: u64,
+        algorithm: Algorithm,
+        options: &SparseOptions,
+    ) -> Selected {
         let sums: Vec<Source> = sources.iter().map(|s| s.0).collect();
         let residuals: Vec<Source> = sources.iter().map(|s| s.1).collect();
         let is_added = options.non_finite == NonFinite::Count;
         let k = k as usize;
-        let mut picks = Picks::default();
+        let (indices, values) = (memory.indices, memory.values);
+        let mut picks = Picks { indices, values };
+        clear(&mut picks);
         let mut not_finite = 0;
         let is_gaussian = algorithm == Algorithm::Gaussiank;
         let is_due = options.mode == Mode::Exact
@@ -96,6 +110,11 @@ impl LocalSelection {
     }
 }
 
+fn clear(picks: &mut Picks) {
+    picks.indices.clear();
+    picks.values.clear();
+}
+
 /// A tenth less: about half as many again are fetched where tails are normal.
 fn lowered(threshold: u32) -> u32 {
     (f32::from_bits(threshold) * 0.9).to_bits().max(1)
@@ -109,7 +128,7 @@ fn select_gaussian(sources: &[Source], k: usize, picks: &mut Picks) -> u64 {
     let density = k as f64 / count_of(sources).max(1) as f64;
     let mut floor = gaussian_magnitude(seen, density.min(1.0));
     for round in 0..=GAUSSIAN_ROUNDS {
-        *picks = Picks::default();
+        clear(picks);
         let scan = collect(sources, floor, 4 * k, picks);
         let count = if scan.is_over {
             usize::MAX

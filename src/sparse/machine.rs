@@ -1,5 +1,6 @@
 //! [`Machine`]: one rank's part of one step, of any algorithm.
 
+use super::choose::Prices;
 use super::counters::Counters;
 use super::entries::{Entries, Pack};
 use super::format::ValueFormat;
@@ -7,6 +8,7 @@ use super::io::{Action, Arrived, Io};
 use super::oktopk::OkTopkState;
 use super::options::{Algorithm, DsaVariant, NonFinite, SparseOptions};
 use super::{dsa, gather, gtopk, oktopk};
+use crate::error::{Error, Result};
 use crate::types::Rank;
 use std::future::Future;
 use std::pin::Pin;
@@ -30,6 +32,8 @@ pub struct Step<E> {
 pub struct Finished<E> {
     /// The sum's entries that all ranks apply; the same bits on every rank. Never a zero.
     pub result: E,
+    /// What this rank selected, where it took part: zero in the residual, but for what returns. None of a step that is void.
+    pub picks: E,
     /// What this rank's residual gets back; an index may occur in several lists.
     pub returned: Vec<E>,
     /// The step did not take place on any rank, because something was not finite and the policy is strict.
@@ -48,6 +52,7 @@ impl<E: Entries> Finished<E> {
     pub(super) fn new(result: E, returned: Vec<E>) -> Finished<E> {
         Finished {
             result,
+            picks: E::empty(0, 0),
             returned,
             is_void: false,
             not_finite: 0,
@@ -73,6 +78,7 @@ pub(super) struct Terms {
     /// Whether something that is not finite makes the step void.
     pub is_strict: bool,
     pub options: SparseOptions,
+    pub prices: Prices,
 }
 
 impl Terms {
@@ -84,13 +90,14 @@ impl Terms {
     }
 }
 
-type Run<E> = Pin<Box<dyn Future<Output = Finished<E>> + Send>>;
+type Run<E> = Pin<Box<dyn Future<Output = Result<Finished<E>>> + Send>>;
 
 /// One rank's part of one step.
 pub struct Machine<E> {
     io: Io,
     run: Option<Run<E>>,
     finished: Option<Finished<E>>,
+    failure: Option<Error>,
 }
 
 impl<E: Entries + Sync> Machine<E> {
@@ -101,6 +108,21 @@ impl<E: Entries + Sync> Machine<E> {
     /// If the algorithm is dense or auto, which are not made of picks.
     pub fn new(
         algorithm: Algorithm,
+        options: &SparseOptions,
+        place: (Rank, u32),
+        step: Step<E>,
+        state: OkTopkState,
+    ) -> Machine<E> {
+        let prices = Prices::default();
+        Machine::with_prices((algorithm, prices), options, place, step, state)
+    }
+
+    /// The same where messages have these prices, by which [`super::Balance::Cost`] decides. The same on all ranks.
+    ///
+    /// # Panics
+    /// As [`Machine::new`].
+    pub fn with_prices(
+        (algorithm, prices): (Algorithm, Prices),
         options: &SparseOptions,
         (rank, ranks): (Rank, u32),
         step: Step<E>,
@@ -116,11 +138,15 @@ impl<E: Entries + Sync> Machine<E> {
             },
             is_strict: options.non_finite != NonFinite::Count,
             options: options.clone(),
+            prices,
         };
         let own = io.clone();
         let run: Run<E> = match algorithm {
             Algorithm::OkTopk => Box::pin(oktopk::run(own, step, terms, state)),
-            Algorithm::TopkA | Algorithm::Gaussiank => Box::pin(gather::run(own, step, terms)),
+            Algorithm::TopkA | Algorithm::TopkA2 | Algorithm::Gaussiank => {
+                let is_cut = algorithm == Algorithm::TopkA2;
+                Box::pin(gather::run(own, step, terms, is_cut))
+            }
             Algorithm::TopkDsa(DsaVariant::RecursiveDoubling) => {
                 Box::pin(dsa::run_doubling(own, step, terms))
             }
@@ -134,6 +160,7 @@ impl<E: Entries + Sync> Machine<E> {
             io,
             run: Some(run),
             finished: None,
+            failure: None,
         }
     }
 
@@ -149,16 +176,27 @@ impl<E: Entries + Sync> Machine<E> {
             Poll::Pending => {
                 (self.io.take()).expect("a machine that waits has asked for something")
             }
-            Poll::Ready(mut finished) => {
-                finished.counters = self.io.counters();
-                self.finished = Some(finished);
+            Poll::Ready(end) => {
                 self.run = None;
+                match end {
+                    Ok(mut finished) => {
+                        finished.counters = self.io.counters();
+                        self.finished = Some(finished);
+                    }
+                    Err(error) => self.failure = Some(error),
+                }
                 Action::Done
             }
         }
     }
 
-    /// The result, after [`Action::Done`].
+    /// Why there is no result after [`Action::Done`]: a peer's words or entries are not what they can be. It is named where one
+    /// rank alone has sent them. Other ranks may not have noticed, and wait for this one: the communicator has failed.
+    pub fn failure(&self) -> Option<&Error> {
+        self.failure.as_ref()
+    }
+
+    /// The result, after [`Action::Done`]; none after a failure.
     pub fn finish(self) -> Option<Finished<E>> {
         self.finished
     }

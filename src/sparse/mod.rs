@@ -25,7 +25,7 @@
 //! | algorithm | words per rank (Table 1 of the paper) | file |
 //! |---|---|---|
 //! | Ok-Topk | up to 6k | `oktopk.rs` |
-//! | TopkA, Gaussiank | 2k(P-1) | `gather.rs` |
+//! | TopkA, TopkA2, Gaussiank | 2k(P-1) | `gather.rs` |
 //! | TopkDSA (SparCML): small, big, recursive doubling | 4k(P-1)/P to (2k+n)(P-1)/P | `dsa.rs` |
 //! | gTopk | 4k log P | `gtopk.rs` |
 //!
@@ -47,6 +47,7 @@ mod choose;
 mod counters;
 mod dsa;
 mod entries;
+mod faults;
 mod format;
 mod gather;
 mod global;
@@ -64,7 +65,9 @@ mod sum;
 mod tests;
 
 pub use balance::{build_plan, is_unbalanced};
-pub use choose::{Prices, choose, seconds_of};
+pub use choose::{
+    LocalPrices, Prices, choose, choose_with, is_spreading_cheaper, local_seconds_of, seconds_of,
+};
 pub use counters::{Counters, PHASES, Phase, Traffic};
 pub use entries::{Entries, Pack};
 pub use format::{IndexFormat, ValueFormat};

@@ -13,11 +13,14 @@
 use super::balance;
 use super::counters::Phase;
 use super::entries::Entries;
+use super::faults;
+use super::format::ValueFormat;
 use super::global::{Steepness, Tracker, is_within, kth_largest, ties_of};
 use super::io::{Io, Message};
 use super::machine::{Finished, Step, Terms};
 use super::options::{Mode, Regions, SparseOptions};
 use super::regions;
+use crate::error::Result;
 use crate::types::Rank;
 
 /// Messages of one bucket.
@@ -52,15 +55,15 @@ pub(super) async fn run<E: Entries + Sync>(
     step: Step<E>,
     terms: Terms,
     state: OkTopkState,
-) -> Finished<E> {
+) -> Result<Finished<E>> {
     let mut next = state.clone();
     let options = &terms.options;
     let is_due = state.steps.is_multiple_of(options.repartition_steps);
     if is_due || state.is_forced || state.bounds.len() != io.ranks as usize + 1 {
         // Equal regions need no communication, and do not change.
-        next.bounds = regions::cut(&io, &step.picks, step.count, options.regions).await;
+        next.bounds = regions::cut(&io, &step.picks, step.count, options.regions).await?;
     }
-    let split = split(&io, &step, &terms, &next.bounds).await;
+    let split = split(&io, &step, &terms, &next.bounds).await?;
     let received = split.received;
     let (reduced, wild) = split.sum.settle();
     let not_finite = step.not_finite + wild.len();
@@ -68,14 +71,15 @@ pub(super) async fn run<E: Entries + Sync>(
     let guess = state.guess(options);
     let guessed = guess.map_or(0, |bits| reduced.count_from(bits));
     let own = vec![guessed, reduced.len(), received, not_finite];
-    let states = io.gather_words(Phase::Sizes, own).await;
+    let states = io.gather_words(Phase::Sizes, own.clone()).await;
+    check_states(&states, (io.rank, &own), &step, &next.bounds)?;
     let column = |c: usize| states.iter().skip(c).step_by(4).copied();
     let not_finite = column(3).sum();
     if not_finite > 0 && terms.is_strict {
-        return Finished {
+        return Ok(Finished {
             state: Some(state),
             ..Finished::void(not_finite)
-        };
+        });
     }
     let nnz: u64 = column(1).sum();
     next.is_forced = options.regions == Regions::Balanced && column(2).any(|r| 2 * r > 3 * step.k);
@@ -85,7 +89,7 @@ pub(super) async fn run<E: Entries + Sync>(
     let is_paper = options.mode == Mode::Paper;
     let result = match guess {
         None if is_paper => {
-            let all = gather(&io, &step, &terms, reduced, column(1).collect()).await;
+            let all = gather(&io, &step, &terms, reduced, column(1).collect()).await?;
             let (result, _) = all.0.top(step.k);
             next.tracker = Some(Tracker::found(state.tracker, least_of(&result)));
             // Of what is not in the result the picks return, so that its rounding does not count.
@@ -97,34 +101,57 @@ pub(super) async fn run<E: Entries + Sync>(
                 .tracker
                 .map(|tracker| tracker.followed(total, step.k, Steepness::Global));
             let chosen = reduced.select(bits - 1, 0);
-            gather(&io, &step, &terms, chosen, column(0).collect()).await
+            gather(&io, &step, &terms, chosen, column(0).collect()).await?
         }
         _ => {
             let (chosen, sizes, least) =
-                select_exactly(&io, &step, reduced, (nnz, column(1))).await;
+                select_exactly(&io, &step, reduced, (nnz, column(1))).await?;
             next.tracker = Some(Tracker::found(state.tracker, least.max(1)));
-            gather(&io, &step, &terms, chosen, sizes).await
+            gather(&io, &step, &terms, chosen, sizes).await?
         }
     };
     // An entry that was rounded to zero is in the result all the same: its owner has the rounding.
     let (result, rounding) = result;
-    let returned = vec![step.picks.returned(&split.applied, &result), rounding];
-    Finished {
+    let applied = split.applied.as_ref().unwrap_or(&step.picks);
+    let returned = vec![step.picks.returned(applied, &result), rounding];
+    Ok(Finished {
         not_finite,
         reduced: Some(nnz),
         state: Some(next),
+        picks: step.picks,
         ..Finished::new(result.settle().0, returned)
-    }
+    })
+}
+
+/// What ranks said of their regions: no more than those have coordinates.
+fn check_states<E>(
+    states: &[u64],
+    own: (Rank, &[u64]),
+    step: &Step<E>,
+    bounds: &[u64],
+) -> Result<()> {
+    let names = [
+        "entries above the threshold",
+        "non-zeros",
+        "entries received",
+        "values that are not finite",
+    ];
+    let width = |rank: Rank| bounds[rank as usize + 1] - bounds[rank as usize];
+    faults::check_words(states, own, &names, |rank, column| match column {
+        0 | 1 => width(rank),
+        2 => width(rank).saturating_mul(bounds.len() as u64),
+        _ => step.count + width(rank),
+    })
 }
 
 /// What the split gives.
-struct Split<E> {
-    /// This rank's picks as their receivers see them.
-    applied: E,
+pub(super) struct Split<E> {
+    /// This rank's picks as their receivers see them, if not as they are.
+    pub applied: Option<E>,
     /// The sum over this rank's region.
-    sum: E,
+    pub sum: E,
     /// Entries that came for it.
-    received: u64,
+    pub received: u64,
 }
 
 /// The parts of a sum, by rank, as far as they have come, and the sum of those before.
@@ -150,32 +177,30 @@ impl<E: Entries> Fold<E> {
     }
 }
 
-/// The same for others: this rank's picks as their receivers see them, and the sum over its region.
-pub(super) async fn split_sum<E: Entries>(
+/// This rank's picks to the owners of their regions, and the sum over its own.
+pub(super) async fn split<E: Entries>(
     io: &Io,
     step: &Step<E>,
     terms: &Terms,
     bounds: &[u64],
-) -> (E, E) {
-    let split = split(io, step, terms, bounds).await;
-    (split.applied, split.sum)
-}
-
-async fn split<E: Entries>(io: &Io, step: &Step<E>, terms: &Terms, bounds: &[u64]) -> Split<E> {
+) -> Result<Split<E>> {
     let (rank, p) = (io.rank, io.ranks);
     let range = |r: Rank| (bounds[r as usize], bounds[r as usize + 1]);
     let mine = range(rank);
-    let parts: Vec<E> = (0..p)
-        .map(|r| step.picks.part(range(r).0, range(r).1))
-        .collect();
-    let lengths: Vec<u64> = parts.iter().map(E::len).collect();
+    // A part is copied when it is sent.
+    let part = |r: Rank| step.picks.part(range(r).0, range(r).1);
+    let below: Vec<u64> = bounds.iter().map(|b| step.picks.below(*b)).collect();
+    let lengths: Vec<u64> = below.windows(2).map(|b| b[1] - b[0]).collect();
+    let own = lengths[rank as usize];
     let sizes = io.all_to_all(Phase::Sizes, lengths).await;
+    let names = ["entries for a region"];
+    faults::check_words(&sizes, (rank, &[own]), &names, |_, _| mine.1 - mine.0)?;
     let mut fold = Fold {
         sum: E::empty(mine.0, mine.1),
         parts: vec![None; p as usize],
         next: 0,
     };
-    fold.parts[rank as usize] = Some(parts[rank as usize].clone());
+    fold.parts[rank as usize] = Some(part(rank));
     let mut first = 1;
     while first < p {
         let steps: Vec<u32> = (first..p.min(first + BUCKET)).collect();
@@ -183,7 +208,7 @@ async fn split<E: Entries>(io: &Io, step: &Step<E>, terms: &Terms, bounds: &[u64
         let from = |j: &u32| (rank + j) % p;
         let sends = steps
             .iter()
-            .map(|j| (to(j), parts[to(j) as usize].encode(terms.pack)));
+            .map(|j| (to(j), part(to(j)).encode(terms.pack)));
         let receives = steps
             .iter()
             .map(|j| (from(j), terms.pack.bytes(sizes[from(j) as usize])));
@@ -200,6 +225,7 @@ async fn split<E: Entries>(io: &Io, step: &Step<E>, terms: &Terms, bounds: &[u64
                         .next()
                         .expect("a message from each peer that has any");
                     E::decode(&message, size, terms.pack, mine)
+                        .map_err(|cause| faults::of_rank(peer, cause))?
                 }
             };
             fold.parts[peer as usize] = Some(part);
@@ -208,15 +234,18 @@ async fn split<E: Entries>(io: &Io, step: &Step<E>, terms: &Terms, bounds: &[u64
     }
     fold.go_on();
     let received = sizes.iter().sum::<u64>() - sizes[rank as usize];
-    let applied = (0..p).zip(parts).map(|(r, part)| match r == rank {
-        true => part,
-        false => part.rounded(terms.pack, range(r)),
-    });
-    Split {
-        applied: E::concat(applied.collect()),
+    let applied = || {
+        let rounded = (0..p).map(|r| match r == rank {
+            true => part(r),
+            false => part(r).rounded(terms.pack, range(r)),
+        });
+        E::concat(rounded.collect()).expect("parts by region")
+    };
+    Ok(Split {
+        applied: (terms.pack.values != ValueFormat::F32).then(applied),
         sum: fold.sum,
         received,
-    }
+    })
 }
 
 /// The first k of all entries in the total order: this rank's, everybody's sizes, and the least magnitude.
@@ -225,20 +254,30 @@ async fn select_exactly<E: Entries>(
     step: &Step<E>,
     reduced: E,
     (nnz, lengths): (u64, impl Iterator<Item = u64>),
-) -> (E, Vec<u64>, u32) {
+) -> Result<(E, Vec<u64>, u32)> {
     if nnz <= step.k {
-        return (reduced, lengths.collect(), 1);
+        return Ok((reduced, lengths.collect(), 1));
     }
-    let (least, ties) = kth_largest(io, &reduced, step.k).await;
+    let (least, ties) = kth_largest(io, &reduced, step.k).await?;
     let above = reduced.count_from(least + 1);
     let tied = reduced.count_from(least) - above;
-    let counts = io.gather_words(Phase::Sizes, vec![above, tied]).await;
+    let own = [above, tied];
+    let counts = io.gather_words(Phase::Sizes, own.to_vec()).await;
+    let names = ["entries above the k-th", "entries as large as the k-th"];
+    faults::check_words(&counts, (io.rank, &own), &names, |_, _| step.count)?;
     let taken = ties_of(counts.iter().skip(1).step_by(2).copied(), ties);
     let sizes: Vec<u64> = (counts.iter().step_by(2).zip(&taken))
         .map(|(a, t)| a + t)
         .collect();
     let chosen = reduced.select(least, taken[io.rank as usize]);
-    (chosen, sizes, least)
+    let total: u64 = sizes.iter().sum();
+    if total != step.k {
+        return Err(faults::of_all(format_args!(
+            "ranks select {total} entries together instead of {}",
+            step.k
+        )));
+    }
+    Ok((chosen, sizes, least))
 }
 
 /// Everybody's entries on every rank, and what rounding left of this rank's block.
@@ -248,10 +287,10 @@ async fn gather<E: Entries>(
     terms: &Terms,
     chosen: E,
     mut sizes: Vec<u64>,
-) -> (E, E) {
+) -> Result<(E, E)> {
     let mut block = chosen;
-    if balance::is_unbalanced(&sizes, terms.options.balance) {
-        block = balance::spread(io, block, &sizes, terms.pack, step.count).await;
+    if balance::is_to_spread(&sizes, terms.options.balance, terms.prices) {
+        block = balance::spread(io, block, &sizes, terms.pack, step.count).await?;
         sizes = balance::blocks(sizes.iter().sum(), io.ranks);
     }
     gather_blocks(io, (block, sizes), terms, step.count).await
@@ -263,15 +302,26 @@ async fn gather_blocks<E: Entries>(
     (block, sizes): (E, Vec<u64>),
     terms: &Terms,
     count: u64,
-) -> (E, E) {
+) -> Result<(E, E)> {
     let own: Message = block.encode(terms.pack);
     let bytes = sizes.iter().map(|s| terms.pack.bytes(*s)).collect();
     let messages = io.gather(Phase::Gather, own, bytes).await;
-    let blocks = messages.iter().zip(&sizes);
-    let blocks = blocks.map(|(m, size)| E::decode(m, *size, terms.pack, (0, count)));
-    let result = E::concat(blocks.collect());
-    let rounded = block.rounded(terms.pack, (0, count));
-    (result, block.minus(&rounded))
+    let blocks = (0..).zip(messages.iter().zip(&sizes));
+    let blocks = blocks.map(|(rank, (message, size))| {
+        E::decode(message, *size, terms.pack, (0, count))
+            .map_err(|cause| faults::of_rank(rank, cause))
+    });
+    let result = E::concat(blocks.collect::<Result<_>>()?).map_err(|rank| {
+        faults::of_rank(
+            rank as Rank,
+            "its entries do not lie behind those of the rank before",
+        )
+    })?;
+    let rounding = match terms.pack.values {
+        ValueFormat::F32 => E::empty(0, count),
+        _ => block.minus(&block.rounded(terms.pack, (0, count))),
+    };
+    Ok((result, rounding))
 }
 
 /// The least magnitude of entries, found by asking for one at a time from the top of the bins down.

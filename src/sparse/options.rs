@@ -12,6 +12,8 @@ pub enum Algorithm {
     OkTopk,
     /// Everybody's picks to everybody; the result is their sum.
     TopkA,
+    /// The same, but of the sum only the k largest entries are the result.
+    TopkA2,
     /// Split and reduce, then all of the sum to everybody (SparCML).
     TopkDsa(DsaVariant),
     /// A tree of merges that keep k entries each, and a broadcast.
@@ -26,9 +28,10 @@ pub enum Algorithm {
 
 impl Algorithm {
     /// Every algorithm, as the command line names them.
-    pub const ALL: [Algorithm; 10] = [
+    pub const ALL: [Algorithm; 11] = [
         Algorithm::OkTopk,
         Algorithm::TopkA,
+        Algorithm::TopkA2,
         Algorithm::TopkDsa(DsaVariant::Split),
         Algorithm::TopkDsa(DsaVariant::Small),
         Algorithm::TopkDsa(DsaVariant::Big),
@@ -44,6 +47,7 @@ impl Algorithm {
         match self {
             Algorithm::OkTopk => "oktopk",
             Algorithm::TopkA => "topka",
+            Algorithm::TopkA2 => "topka2",
             Algorithm::TopkDsa(DsaVariant::Split) => "topkdsa",
             Algorithm::TopkDsa(DsaVariant::Small) => "topkdsa-small",
             Algorithm::TopkDsa(DsaVariant::Big) => "topkdsa-big",
@@ -157,10 +161,31 @@ pub enum Balance {
     Auto,
     /// Iff the largest size is above 4 times the mean.
     Paper,
+    /// Iff the cost model says that spreading and an even all-gather take less time than the uneven one.
+    Cost,
     /// Always.
     Always,
     /// Never.
     Never,
+}
+
+impl FromStr for Balance {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Balance, String> {
+        Ok(match text {
+            "auto" => Balance::Auto,
+            "paper" => Balance::Paper,
+            "cost" => Balance::Cost,
+            "always" => Balance::Always,
+            "never" => Balance::Never,
+            _ => {
+                return Err(format!(
+                    "unknown balancing '{text}': one of auto paper cost always never"
+                ));
+            }
+        })
+    }
 }
 
 /// What values that are not finite do, in a gradient, in an accumulator or in a sum.

@@ -2,8 +2,10 @@
 
 use super::counters::Phase;
 use super::entries::Entries;
+use super::faults;
 use super::io::Io;
 use super::options::Regions;
+use crate::error::Result;
 
 /// Boundaries of equal shares of the coordinates: region r is `bounds[r]..bounds[r + 1]`.
 pub(super) fn equal(count: u64, ranks: u32) -> Vec<u64> {
@@ -13,12 +15,17 @@ pub(super) fn equal(count: u64, ranks: u32) -> Vec<u64> {
 }
 
 /// Boundaries by the picks of all ranks; the same on all.
-pub(super) async fn cut<E: Entries>(io: &Io, picks: &E, count: u64, by: Regions) -> Vec<u64> {
+pub(super) async fn cut<E: Entries>(
+    io: &Io,
+    picks: &E,
+    count: u64,
+    by: Regions,
+) -> Result<Vec<u64>> {
     if io.ranks == 1 {
-        return vec![0, count];
+        return Ok(vec![0, count]);
     }
     match by {
-        Regions::Equal => equal(count, io.ranks),
+        Regions::Equal => Ok(equal(count, io.ranks)),
         Regions::Balanced => balanced(io, picks, count).await,
         Regions::Averaged => averaged(io, picks, count).await,
     }
@@ -26,7 +33,7 @@ pub(super) async fn cut<E: Entries>(io: &Io, picks: &E, count: u64, by: Regions)
 
 /// Boundary i is the least coordinate below which at least i / P of all picks lie. A coordinate has at most P of them, so no
 /// region has more than total / P + P. One bisection for all boundaries together: ceil(log2 count) sums.
-async fn balanced<E: Entries>(io: &Io, picks: &E, count: u64) -> Vec<u64> {
+async fn balanced<E: Entries>(io: &Io, picks: &E, count: u64) -> Result<Vec<u64>> {
     let p = u64::from(io.ranks);
     // The boundary lies in low..=high.
     let (mut low, mut high) = (vec![1; p as usize - 1], vec![count; p as usize - 1]);
@@ -42,7 +49,7 @@ async fn balanced<E: Entries>(io: &Io, picks: &E, count: u64) -> Vec<u64> {
         let mut sums = io.sum(Phase::Partition, words).await;
         let total = *total.get_or_insert_with(|| sums.pop().expect("the word that was added"));
         if total == 0 {
-            return equal(count, io.ranks);
+            return Ok(equal(count, io.ranks));
         }
         for (i, below) in sums.into_iter().enumerate() {
             let wanted = (u128::from(total) * (i as u128 + 1)).div_ceil(u128::from(p)) as u64;
@@ -57,7 +64,7 @@ async fn balanced<E: Entries>(io: &Io, picks: &E, count: u64) -> Vec<u64> {
 }
 
 /// Every rank's own equal shares, averaged: one sum. Ranks with fewer picks than there are ranks say equal coordinates.
-async fn averaged<E: Entries>(io: &Io, picks: &E, count: u64) -> Vec<u64> {
+async fn averaged<E: Entries>(io: &Io, picks: &E, count: u64) -> Result<Vec<u64>> {
     let p = u64::from(io.ranks);
     let own = match picks.len() >= p {
         true => (1..p)
@@ -70,6 +77,12 @@ async fn averaged<E: Entries>(io: &Io, picks: &E, count: u64) -> Vec<u64> {
     bounds_of(averages, count)
 }
 
-fn bounds_of(inner: Vec<u64>, count: u64) -> Vec<u64> {
-    [vec![0], inner, vec![count]].concat()
+fn bounds_of(inner: Vec<u64>, count: u64) -> Result<Vec<u64>> {
+    let bounds = [vec![0], inner, vec![count]].concat();
+    match bounds.is_sorted() {
+        true => Ok(bounds),
+        false => Err(faults::of_all(
+            "the counts that ranks summed up give regions that do not lie one after another",
+        )),
+    }
 }

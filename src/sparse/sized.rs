@@ -105,14 +105,14 @@ impl Entries for Sized {
         Sized::new(from, to, count, support)
     }
 
-    fn concat(parts: Vec<Sized>) -> Sized {
+    fn concat(parts: Vec<Sized>) -> Result<Sized, usize> {
         let parts: Vec<Sized> = parts.into_iter().filter(|p| p.count > 0).collect();
         let Some(first) = parts.first() else {
-            return Sized::empty(0, 0);
+            return Ok(Sized::empty(0, 0));
         };
         let (from, to) = (first.from, parts.iter().map(|p| p.to).max().unwrap_or(0));
         let count = parts.iter().map(|p| p.count).sum();
-        first.with(from, to.max(from + count), count)
+        Ok(first.with(from, to.max(from + count), count))
     }
 
     fn settle(self) -> (Sized, Sized) {
@@ -164,19 +164,24 @@ impl Entries for Sized {
         }
     }
 
-    fn decode(message: &Message, count: u64, _: Pack, (from, to): (u64, u64)) -> Sized {
+    fn decode(
+        message: &Message,
+        count: u64,
+        _: Pack,
+        (from, to): (u64, u64),
+    ) -> Result<Sized, String> {
         let support = match message.data.as_slice() {
             [1] => Support::Identical,
             _ => Support::Independent,
         };
-        Sized::new(from, to, count, support)
+        Ok(Sized::new(from, to, count, support))
     }
 
     fn encode_dense(&self, (from, to): (u64, u64), pack: Pack) -> Message {
         Message::size_only(pack.dense_bytes(to - from))
     }
 
-    fn decode_dense(_: &Message, (from, to): (u64, u64), _: Pack) -> Sized {
-        Sized::new(from, to, to - from, Support::Independent)
+    fn decode_dense(_: &Message, (from, to): (u64, u64), _: Pack) -> Result<Sized, String> {
+        Ok(Sized::new(from, to, to - from, Support::Independent))
     }
 }

@@ -93,15 +93,17 @@ impl Entries for Stream {
         sum::sum(parts)
     }
 
-    fn concat(parts: Vec<Stream>) -> Stream {
+    fn concat(parts: Vec<Stream>) -> Result<Stream, usize> {
         let count = parts.iter().map(|p| p.indices.len()).sum();
         let mut all = Stream::with_capacity(count);
-        for part in parts {
-            debug_assert!(all.indices.last() < part.indices.first() || part.indices.is_empty());
+        for (number, part) in parts.iter().enumerate() {
+            if !part.is_empty() && all.indices.last() >= part.indices.first() {
+                return Err(number);
+            }
             all.indices.extend_from_slice(&part.indices);
             all.values.extend_from_slice(&part.values);
         }
-        all
+        Ok(all)
     }
 
     fn settle(self) -> (Stream, Stream) {
@@ -209,15 +211,23 @@ impl Entries for Stream {
             true => data.extend_from_slice(bytemuck::cast_slice(&self.indices)),
             false => {
                 // Options are checked: every index fits.
-                let narrow: Vec<u32> = self.indices.iter().map(|i| *i as u32).collect();
-                data.extend_from_slice(bytemuck::cast_slice(&narrow));
+                data.resize(4 * self.indices.len(), 0);
+                for (bytes, index) in data.chunks_exact_mut(4).zip(&self.indices) {
+                    bytes.copy_from_slice(&(*index as u32).to_ne_bytes());
+                }
             }
         }
         pack.values.encode(&self.values, &mut data);
         Message::of(data)
     }
 
-    fn decode(message: &Message, count: u64, pack: Pack, range: (u64, u64)) -> Stream {
+    fn decode(
+        message: &Message,
+        count: u64,
+        pack: Pack,
+        range: (u64, u64),
+    ) -> Result<Stream, String> {
+        check_length(message, pack.bytes(count))?;
         let count = count as usize;
         let width = if pack.is_wide { 8 } else { 4 };
         let (indices, values) = message.data.split_at(count * width);
@@ -233,17 +243,11 @@ impl Entries for Stream {
                 narrow.into_iter().map(u64::from).collect()
             }
         };
-        let is_good = indices.windows(2).all(|pair| pair[0] < pair[1])
-            && indices.first().is_none_or(|first| *first >= range.0)
-            && indices.last().is_none_or(|last| *last < range.1);
-        assert!(
-            is_good,
-            "a peer's indices are not increasing inside {range:?}"
-        );
-        Stream {
+        check_indices(&indices, range)?;
+        Ok(Stream {
             indices,
             values: pack.values.decode(values, count),
-        }
+        })
     }
 
     fn encode_dense(&self, (from, to): (u64, u64), pack: Pack) -> Message {
@@ -256,7 +260,12 @@ impl Entries for Stream {
         Message::of(data)
     }
 
-    fn decode_dense(message: &Message, (from, to): (u64, u64), pack: Pack) -> Stream {
+    fn decode_dense(
+        message: &Message,
+        (from, to): (u64, u64),
+        pack: Pack,
+    ) -> Result<Stream, String> {
+        check_length(message, pack.dense_bytes(to - from))?;
         let values = pack.values.decode(&message.data, (to - from) as usize);
         let mut entries = Stream::default();
         for (offset, value) in values.into_iter().enumerate() {
@@ -264,7 +273,35 @@ impl Entries for Stream {
                 entries.push(from + offset as u64, value);
             }
         }
-        entries
+        Ok(entries)
+    }
+}
+
+fn check_length(message: &Message, bytes: u64) -> Result<(), String> {
+    match message.data.len() as u64 == bytes {
+        true => Ok(()),
+        false => Err(format!(
+            "a message has {} bytes instead of {bytes}",
+            message.data.len()
+        )),
+    }
+}
+
+fn check_indices(indices: &[u64], (from, to): (u64, u64)) -> Result<(), String> {
+    // Increasing, so that the ends alone say whether all lie inside. No early exit: the loop is compiled to whole vectors.
+    let falls = indices.windows(2).filter(|pair| pair[0] >= pair[1]).count();
+    let ends = [indices.first(), indices.last()];
+    if let Some(stray) = ends.into_iter().flatten().find(|i| !(from..to).contains(i)) {
+        return Err(format!(
+            "an entry has index {stray} outside of {from}..{to}"
+        ));
+    }
+    match falls {
+        0 => Ok(()),
+        falls => Err(format!(
+            "{falls} of {} entries have an index that is not above the one before",
+            indices.len()
+        )),
     }
 }
 

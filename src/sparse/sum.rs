@@ -21,8 +21,9 @@ pub(super) fn sum(parts: &[Stream]) -> Stream {
         return only.clone();
     }
     let mut next = vec![0usize; parts.len()];
-    let longest = parts.iter().map(|p| p.indices.len()).max().unwrap_or(0);
-    let mut total = Stream::with_capacity(longest);
+    // Room that is not needed is never touched.
+    let most = parts.iter().map(|p| p.indices.len()).sum();
+    let mut total = Stream::with_capacity(most);
     let mut window = Window {
         sums: vec![0.0; WINDOW as usize],
         bits: vec![0; WINDOW as usize / 64],

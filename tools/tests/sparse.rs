@@ -19,7 +19,9 @@ fn document(line: &str) -> Value {
 fn every_algorithm_is_right_and_its_words_are_told_by_phase() {
     let document = document("--count 50000 --algo all --ranks 3 -n 3 -w 1 --transport shm");
     let results = document["results"].as_array().unwrap();
-    assert_eq!(results.len(), 10);
+    assert_eq!(results.len(), 11);
+    // Gradient and residual at least.
+    assert!(document["peak_memory_vectors"].as_f64().unwrap() > 2.0);
     for result in results {
         assert_eq!(result["wrong"], 0, "{result}");
         for field in [
@@ -38,7 +40,12 @@ fn every_algorithm_is_right_and_its_words_are_told_by_phase() {
         ] {
             assert!(result[field].is_number(), "{field}: {result}");
         }
-        assert!(result["time_us"]["p50"].as_f64().unwrap() > 0.0);
+        for time in ["time_us", "select_us", "communicate_us", "apply_us"] {
+            assert!(
+                result[time]["p50"].as_f64().unwrap() > 0.0,
+                "{time}: {result}"
+            );
+        }
         let phases = result["phases"].as_object().unwrap().values();
         let sent: u64 = phases
             .map(|phase| phase["words_sent_max"].as_u64().unwrap())
@@ -67,6 +74,8 @@ fn distributions_modes_and_the_layers_of_a_file_are_right_too() {
     for line in [
         "--distribution powerlaw --mode threshold --count 40000 --transport tcp".to_owned(),
         format!("--distribution layers --layers {layers} --values bf16 --transport shm"),
+        "--count 40000 --balance cost --ranks 4 --distribution powerlaw --transport shm".to_owned(),
+        "--count 40000 --balance paper --algo topka2 --transport shm".to_owned(),
         "--count 3000 --density 0.5 --algo auto --ranks 1 --values i8".to_owned(),
     ] {
         let document = document(&format!("{line} -n 4"));
@@ -84,6 +93,7 @@ fn bad_usage_is_told_before_a_rank_starts() {
         ("--count 5 --layers bert", "cannot be used with"),
         ("--transport sim", "shm, tcp or verbs"),
         ("--values f64", "bf16"),
+        ("--balance sometimes", "cost"),
     ] {
         let (code, _, stderr) = run(&format!("bench sparse-allreduce {line}"));
         assert_eq!(code, Some(2), "{line}: {stderr}");

@@ -6,18 +6,22 @@
 //! Read first: `step.rs`.
 
 mod carrier;
+mod commit;
+mod dense;
 mod residuals;
 mod result;
 mod step;
 
-pub use result::SparseResult;
+pub use result::{SparseResult, StepTimes};
 
 use super::{Buffer, Communicator};
 use crate::cost::Work;
 use crate::error::{Error, Result};
 use crate::fusion::{TensorSet, TensorSpec};
 use crate::prng::mix;
-use crate::sparse::{Algorithm, LocalSelection, OkTopkState, Prices, SparseOptions};
+use crate::sparse::{
+    Algorithm, Balance, LocalPrices, LocalSelection, OkTopkState, Prices, SparseOptions, Stream,
+};
 use crate::types::DataType;
 use carrier::Carrier;
 use residuals::{Origin, Residuals};
@@ -57,7 +61,7 @@ pub struct SparseAllreduce {
     carrier: Carrier,
     /// For dense steps, once there was one.
     dense: Option<Buffer>,
-    prices: Prices,
+    prices: (Prices, LocalPrices),
     pending: Option<Pending>,
 }
 
@@ -68,6 +72,8 @@ struct Unit {
     selection: LocalSelection,
     state: OkTopkState,
     reduced: Option<u64>,
+    /// Picks of a step before, for the next.
+    memory: Stream,
 }
 
 impl SparseAllreduce {
@@ -110,6 +116,7 @@ impl SparseAllreduce {
             selection: LocalSelection::default(),
             state: OkTopkState::default(),
             reduced: None,
+            memory: Stream::default(),
         };
         Ok(SparseAllreduce {
             carrier: Carrier::new(comm)?,
@@ -257,7 +264,11 @@ fn check_tensors(tensors: &[TensorSpec]) -> Result<()> {
 fn check_equal(comm: &Communicator, set: &TensorSet, options: &SparseOptions) -> Result<()> {
     let tensors = (0..set.len()).map(|t| set.fingerprint_of(t));
     // Every field, by its text: the same build runs on all ranks.
-    let text = format!("{options:?}");
+    let mut text = format!("{options:?}");
+    if options.algorithm == Algorithm::Auto || options.balance == Balance::Cost {
+        // What decides must be the same everywhere too.
+        text.push_str(&format!(", LINERATE_TCP_PACE {:?}", pace(comm)));
+    }
     let hash =
         |seed: u64, words: &mut dyn Iterator<Item = u64>| words.fold(seed, |h, w| mix(h ^ w));
     let own = [
@@ -281,8 +292,11 @@ fn check_equal(comm: &Communicator, set: &TensorSet, options: &SparseOptions) ->
     Ok(())
 }
 
-/// What the cost model says of messages between two ranks; the same on all.
-fn prices(comm: &Communicator) -> Prices {
+/// Seconds of an entry that is picked, sent, summed and applied: measured on Zen 4 (benches/README.md).
+const ENTRY_SECONDS: f64 = 6e-8;
+
+/// What the cost model says of messages between two ranks and of passes over memory; the same on all.
+fn prices(comm: &Communicator) -> (Prices, LocalPrices) {
     let (model, is_mapped) = comm.inner.shared.plans().link_model();
     let message = Work {
         messages: 1.0,
@@ -299,10 +313,29 @@ fn prices(comm: &Communicator) -> Prices {
             ..Work::default()
         },
     };
-    Prices {
+    let byte = Work {
+        reduced: 1.0,
+        uncached: 1.0,
+        ..Work::default()
+    };
+    let paced = match is_mapped {
+        true => 0.0,
+        false => pace(comm).map_or(0.0, |bits| 32.0 / bits as f64),
+    };
+    let links = Prices {
         message: model.predict(&message) * 1e-9,
-        word: model.predict(&word) * 1e-9,
-    }
+        word: (model.predict(&word) * 1e-9).max(paced),
+    };
+    let local = LocalPrices {
+        byte: model.predict(&byte) * 1e-9,
+        entry: ENTRY_SECONDS,
+    };
+    (links, local)
+}
+
+/// Bits per second that this rank's connections are held to.
+fn pace(comm: &Communicator) -> Option<u64> {
+    comm.inner.shared.engine().config().tcp.pace_bits_per_second
 }
 
 /// The algorithm of a unit's step.
@@ -310,10 +343,10 @@ fn resolve(
     options: &SparseOptions,
     unit: (u64, u64, u32),
     reduced: Option<u64>,
-    prices: Prices,
+    (links, local): (Prices, LocalPrices),
 ) -> Algorithm {
     match options.algorithm {
-        Algorithm::Auto => crate::sparse::choose(unit, reduced, prices),
+        Algorithm::Auto => crate::sparse::choose_with(unit, reduced, links, local),
         other => other,
     }
 }

@@ -3,8 +3,8 @@
 use crate::comm::Buffer;
 use crate::error::{Error, Result};
 use crate::fusion::TensorSpec;
-use crate::kernel::{reduce, scale};
-use crate::types::{Combine, DataType, Finish};
+use crate::kernel::scale;
+use crate::types::DataType;
 
 /// First bytes of what is saved; the last is the version.
 const MAGIC: [u8; 8] = *b"LRSPARS1";
@@ -50,18 +50,6 @@ impl Residuals {
         for view in self.buffers.iter().map(Buffer::view) {
             scale(DataType::F32, factor, view, view);
         }
-    }
-
-    /// Adds a gradient to one.
-    pub fn absorb(&self, tensor: usize, gradient: &Buffer) {
-        let (own, other) = (self.buffers[tensor].view(), gradient.view());
-        reduce(
-            DataType::F32,
-            Combine::Sum,
-            Finish::None,
-            &[own, other],
-            &[own],
-        );
     }
 
     /// Header, then for each tensor its name's length, name, count and values.

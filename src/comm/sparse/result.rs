@@ -6,6 +6,19 @@ use crate::kernel::{reduce, scale};
 use crate::sparse::{Algorithm, Counters, Stream};
 use crate::types::{Combine, DataType, Finish};
 use std::ops::Range;
+use std::time::Duration;
+
+/// Where a rank's time went in a step. Ranks that share a core wait for each other's selections in their communication; the
+/// rank that began it last waits for none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepTimes {
+    /// Selecting; before a dense allreduce, adding the gradient to the residual.
+    pub select: Duration,
+    /// From the first request to the last answer, with the sums in between.
+    pub communicate: Duration,
+    /// Changing the residuals and making the result.
+    pub apply: Duration,
+}
 
 /// The sum that all ranks apply, the same bits on every rank, and how it came about.
 #[derive(Clone, Debug)]
@@ -22,6 +35,8 @@ pub struct SparseResult {
     pub selected_global: u64,
     /// Non-zeros of the sum of all picks, where the algorithm gets to know that.
     pub reduced: Option<u64>,
+    /// Where this rank's time went.
+    pub times: StepTimes,
     /// This rank's traffic.
     pub counters: Counters,
     pub(super) entries: Stream,

@@ -22,10 +22,19 @@ struct World<E> {
     collectives: Vec<Vec<Option<Request>>>,
     /// Collectives that each rank has begun.
     begun: Vec<usize>,
+    told: Vec<Vec<Arrived>>,
 }
 
 /// Runs all ranks to their ends.
 pub fn run<E: Entries + Sync>(machines: Vec<Machine<E>>, seed: u64) -> Vec<Finished<E>> {
+    run_with_record(machines, seed).0
+}
+
+/// The same, and what each rank was told, request by request.
+pub fn run_with_record<E: Entries + Sync>(
+    machines: Vec<Machine<E>>,
+    seed: u64,
+) -> (Vec<Finished<E>>, Vec<Vec<Arrived>>) {
     let ranks = machines.len();
     let mut world = World {
         machines,
@@ -33,6 +42,7 @@ pub fn run<E: Entries + Sync>(machines: Vec<Machine<E>>, seed: u64) -> Vec<Finis
         queues: HashMap::new(),
         collectives: Vec::new(),
         begun: vec![0; ranks],
+        told: vec![Vec::new(); ranks],
     };
     let mut prng = Prng::new(seed);
     let mut idle = 0;
@@ -49,10 +59,11 @@ pub fn run<E: Entries + Sync>(machines: Vec<Machine<E>>, seed: u64) -> Vec<Finis
         world.queues.values().all(VecDeque::is_empty),
         "messages that nobody received"
     );
-    let machines = world.machines.into_iter();
-    machines
-        .map(|m| m.finish().expect("a machine that is done"))
-        .collect()
+    let end = |m: Machine<E>| {
+        assert_eq!(m.failure(), None);
+        m.finish().expect("a machine that is done")
+    };
+    (world.machines.into_iter().map(end).collect(), world.told)
 }
 
 impl<E: Entries + Sync> World<E> {
@@ -66,6 +77,7 @@ impl<E: Entries + Sync> World<E> {
             }
             Place::Waiting(request, number) => match self.complete(rank, &request, number) {
                 Some(arrived) => {
+                    self.told[rank].push(arrived.clone());
                     self.places[rank] = Place::Ready(arrived);
                     true
                 }

@@ -2,6 +2,7 @@
 
 mod cases;
 mod extremes;
+mod hostile;
 mod job;
 mod memory;
 mod oracles;

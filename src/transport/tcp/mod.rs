@@ -27,6 +27,7 @@ mod dials;
 mod doors;
 mod losses;
 mod messages;
+mod pace;
 #[cfg(test)]
 mod parking_tests;
 mod peer;
@@ -53,6 +54,7 @@ use crate::wire::{Frame, JobKey, Limits};
 use address::{IDENTITY_BYTES, PeerAddress};
 use dials::Dial;
 use doors::Stranger;
+use pace::Pace;
 use peer::{Counts, Loss, Peer, Shared};
 use rail::Rail;
 use rustix::event::{EventfdFlags, epoll, eventfd};
@@ -184,6 +186,7 @@ impl TcpTransport {
                 epoll: Arc::new(epoll),
                 void: vec![0; 64 * 1024],
                 staging: Staging::default(),
+                pace: settings.pace_bits_per_second.map(Pace::new),
                 now: Time::default(),
                 polls: 0,
                 is_leaving: false,
@@ -436,6 +439,8 @@ impl Drop for TcpTransport {
         let now = self.shared.now;
         self.poll(now, &mut events);
         self.shared.is_leaving = true;
+        // Time stands still here.
+        self.shared.pace = None;
         for peer in self.peers.iter_mut().filter(open) {
             peer.settle(&self.shared, true);
             peer.push_control(&self.shared, Frame::Goodbye);

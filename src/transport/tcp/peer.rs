@@ -4,6 +4,7 @@
 //! lost in `losses.rs`.
 
 use super::address::PeerAddress;
+use super::pace::Pace;
 use super::rail::{LostRail, Piece, Rail};
 use super::socket::Refused;
 use super::staging::Staging;
@@ -154,6 +155,8 @@ pub struct Peer {
     pub next_get: u64,
     /// Where the stream ended at the last wake-up.
     pub notified: u64,
+    /// Its bytes wait until the rank's pace lets them go.
+    pub is_paced: bool,
 }
 
 /// What the peers of one rank share.
@@ -172,6 +175,8 @@ pub struct Shared {
     /// Where bytes go that nobody wants.
     pub void: Vec<u8>,
     pub staging: Staging,
+    /// How fast bytes may leave, if that is limited.
+    pub pace: Option<Pace>,
     pub now: Time,
     /// Polls so far, around the end.
     pub polls: u32,
@@ -285,6 +290,7 @@ impl Peer {
             gets: BTreeMap::new(),
             next_get: 1,
             notified: 0,
+            is_paced: false,
         }
     }
 
@@ -302,6 +308,9 @@ impl Peer {
     /// Ends everything outstanding as flushed; what had come whole can be received later.
     pub fn flush(&mut self, shared: &mut Shared) {
         self.state = PeerState::Gone;
+        if let Some(pace) = &mut shared.pace {
+            pace.forget(&mut self.is_paced);
+        }
         let is_whole =
             |incoming: &Incoming| incoming.is_announced && incoming.arrived == incoming.total;
         let mut tokens: Vec<u64> = self.short_puts.drain(..).map(|p| p.token).collect();

@@ -59,8 +59,11 @@ impl Transport for TcpTransport {
             if !known.rails.is_empty() {
                 known.settle(&self.shared, true);
                 known.push_control(&self.shared, Frame::Goodbye);
+                // Nobody asks for it again.
+                let pace = self.shared.pace.take();
                 // A peer that takes nothing now sees the connection close.
                 let _ = known.pump(&mut self.shared);
+                self.shared.pace = pace;
             }
             known.flush(&mut self.shared);
             self.dials.retain(|dial| dial.peer != peer);
@@ -271,7 +274,7 @@ impl Transport for TcpTransport {
     }
 
     fn next_timeout(&self) -> Option<Time> {
-        None
+        self.shared.pace.and_then(|pace| pace.next())
     }
 }
 

@@ -125,14 +125,16 @@ impl Rail {
         }
     }
 
-    /// One system call for `ordered` and what is left of the chunk: bytes taken of both together, and whether the kernel has
-    /// no room for more.
+    /// One system call for `ordered` and what is left of the chunk, about `most` bytes at most: bytes taken of both together,
+    /// and whether the kernel has no room for more.
     #[inline]
-    pub fn send(&mut self, ordered: &[u8]) -> rustix::io::Result<(usize, bool)> {
+    pub fn send(&mut self, ordered: &[u8], most: usize) -> rustix::io::Result<(usize, bool)> {
+        let is_cut = ordered.len() > most;
+        let ordered = if is_cut { &ordered[..most] } else { ordered };
         if self.secure.is_some() {
-            return self.send_sealed(ordered);
+            return self.send_sealed(ordered, most);
         }
-        let (header, view) = self.chunk_rest();
+        let (header, view) = self.chunk_part(ordered.len(), most);
         let is_zerocopy = self.zerocopy.is_for(view.len_bytes());
         if is_zerocopy && ordered.is_empty() && header.is_empty() {
             match socket::send_zerocopy(self.socket.as_fd(), view) {
@@ -156,9 +158,9 @@ impl Rail {
     }
 
     #[inline(never)]
-    fn send_sealed(&mut self, ordered: &[u8]) -> rustix::io::Result<(usize, bool)> {
+    fn send_sealed(&mut self, ordered: &[u8], most: usize) -> rustix::io::Result<(usize, bool)> {
         let mut secure = self.secure.take().expect("a rail that is secured");
-        let (header, view) = self.chunk_rest();
+        let (header, view) = self.chunk_part(ordered.len(), most);
         let sent = secure.send_parts(self.socket.as_fd(), ordered, header, view);
         self.secure = Some(secure);
         sent
@@ -204,6 +206,18 @@ impl Rail {
                 let at = chunk.sent.saturating_sub(HEADER_BYTES);
                 (header, chunk.view.part(at, chunk.view.len_bytes() - at))
             }
+        }
+    }
+
+    /// What may be sent of it behind `ordered` bytes, if these are not all that may.
+    #[inline]
+    fn chunk_part(&self, ordered: usize, most: usize) -> (&[u8], View) {
+        let (header, view) = self.chunk_rest();
+        let room = most - ordered;
+        match room >= header.len() + view.len_bytes() {
+            true => (header, view),
+            false if room == 0 => (&[], View::empty()),
+            false => (header, view.part(0, room.min(view.len_bytes()))),
         }
     }
 

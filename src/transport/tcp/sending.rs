@@ -330,6 +330,7 @@ impl Peer {
 
     /// A connection that is broken takes nothing; what it still has to say is read first, and then its end is found there.
     fn pump_rail(&mut self, at: usize, shared: &mut Shared) {
+        let mut most = usize::MAX;
         for _ in 0..SENDS_MAX {
             let is_lead = self.lead == Some(self.rails[at].id);
             if self.rails[at].chunk.is_none() && !(self.waiting.is_empty() && self.again.is_empty())
@@ -343,11 +344,27 @@ impl Peer {
             };
             if ordered.is_empty() && rail.chunk.is_none() && !rail.holds_sealed() {
                 self.rails[at].is_blocked = false;
+                if let Some(pace) = &mut shared.pace {
+                    pace.forget(&mut self.is_paced);
+                }
                 return;
             }
+            if let Some(pace) = &mut shared.pace {
+                match pace.allowance(shared.now, &mut self.is_paced) {
+                    Some(bytes) => most = bytes,
+                    None => {
+                        // The pace's time wakes this rank, not room in the kernel.
+                        self.rails[at].is_blocked = false;
+                        return;
+                    }
+                }
+            }
             let ordered_bytes = ordered.len();
-            match self.rails[at].send(ordered) {
+            match self.rails[at].send(ordered, most) {
                 Ok((sent, is_full)) => {
+                    if let Some(pace) = &mut shared.pace {
+                        pace.note_sent(shared.now, sent);
+                    }
                     let of_stream = sent.min(ordered_bytes);
                     if of_stream > 0 {
                         self.stream.note_sent(of_stream);

@@ -16,6 +16,12 @@ pub struct Document {
     mode: String,
     distribution: String,
     values: String,
+    balance: String,
+    /// `LINERATE_TCP_PACE`.
+    pace_bits_per_second: Option<u64>,
+    /// What the rank with the most has had in memory at most, and that by the bytes of a vector.
+    pub peak_memory_bytes: u64,
+    pub peak_memory_vectors: f64,
     pub results: Vec<Entry>,
 }
 
@@ -34,6 +40,12 @@ pub struct Entry {
     pub in_place: bool,
     pub iterations: u32,
     pub time_us: Summary,
+    /// Of the slowest rank.
+    pub select_us: Summary,
+    /// Of the rank that began it last.
+    pub communicate_us: Summary,
+    /// Of the slowest rank.
+    pub apply_us: Summary,
     pub algbw: f64,
     pub busbw: f64,
     /// `null`: not checked.
@@ -73,6 +85,10 @@ impl Document {
             mode: lower(format!("{:?}", plan.args.mode)),
             distribution: lower(format!("{:?}", plan.args.distribution)),
             values: lower(format!("{:?}", plan.args.values)),
+            balance: lower(format!("{:?}", plan.args.balance)),
+            pace_bits_per_second: plan.config.tcp.pace_bits_per_second,
+            peak_memory_bytes: 0,
+            peak_memory_vectors: 0.0,
             results: Vec::new(),
         }
     }

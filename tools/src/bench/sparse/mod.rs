@@ -1,6 +1,7 @@
 //! `linerate bench sparse-allreduce`: a sparse allreduce of a vector or of a model's tensors, with what was sent in each phase.
 //!
-//! A time is that of the slowest rank, per step, each started after a barrier; it includes the selection. With `--check 1` sampled
+//! A time is that of the slowest rank, per step, each started after a barrier; it includes the selection. The communication's
+//! is that of the rank that began it last: the others' waits for selections on the same cores are no communication. With `--check 1` sampled
 //! coordinates are followed: what was applied and what residuals keep is what gradients gave.
 //!
 //! Read first: `rank.rs`.
@@ -14,7 +15,7 @@ use crate::flags::JobArgs;
 use crate::settings::{self, FAILED, USAGE};
 use crate::{launch, output};
 use clap::{Args, ValueEnum};
-use linerate::sparse::{Algorithm, Amount, Mode, SparseOptions, ValueFormat};
+use linerate::sparse::{Algorithm, Amount, Balance, Mode, SparseOptions, ValueFormat};
 use linerate::{Config, Error, TensorSpec};
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -34,7 +35,7 @@ pub struct SparseArgs {
     #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
     pub density: f64,
 
-    /// oktopk, topka, topkdsa, topkdsa-small, topkdsa-big, topkdsa-doubling, gtopk, gaussiank, dense, auto, or all, one after
+    /// oktopk, topka, topka2, topkdsa, topkdsa-small, topkdsa-big, topkdsa-doubling, gtopk, gaussiank, dense, auto, or all, one after
     /// another
     #[arg(long, value_name = "NAME", default_value = "oktopk")]
     pub algo: Algorithms,
@@ -46,6 +47,11 @@ pub struct SparseArgs {
     /// How values are spread over the elements: everywhere alike, by a power law of the index, or with a scale for each layer
     #[arg(long, value_enum, default_value_t = Distribution::Uniform)]
     pub distribution: Distribution,
+
+    /// When Ok-Topk spreads its selected entries before they are gathered: auto, paper (above 4 times the mean), cost (by the cost
+    /// model), always or never
+    #[arg(long, value_name = "RULE", default_value = "auto", value_parser = Balance::from_str)]
+    pub balance: Balance,
 
     /// What values are on the wire: f32, bf16 or i8
     #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = ValueFormat::from_str)]
@@ -143,6 +149,7 @@ impl Plan {
                 ModeName::Paper => Mode::Paper,
             },
             values: self.args.values,
+            balance: self.args.balance,
             ..SparseOptions::default()
         }
     }

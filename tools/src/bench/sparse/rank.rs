@@ -38,6 +38,13 @@ pub fn run(plan: &Plan) -> Result<std::result::Result<(), String>> {
             document.results.push(entry);
         }
     }
+    let peak = peak_memory_bytes(&comm)?;
+    if let Some(document) = &mut report {
+        let vector = 4 * plan.count().max(1);
+        document.peak_memory_bytes = peak;
+        document.peak_memory_vectors = peak as f64 / vector as f64;
+        print(plan, &memory_line(document));
+    }
     comm.barrier()?;
     let written = match &report {
         Some(document) => plan.args.job.write_json(document),
@@ -60,7 +67,7 @@ fn measure(
     let mut sparse = SparseAllreduce::new(comm, plan.tensors.clone(), plan.options(algorithm))?;
     let mut samples = Samples::new(plan);
     let (warmup, iterations) = (plan.args.warmup, plan.args.iterations);
-    let mut times = Vec::with_capacity(iterations as usize);
+    let mut times = Times::default();
     let mut counters = Counters::default();
     let mut last = None;
     for step in 0..warmup + iterations {
@@ -72,13 +79,12 @@ fn measure(
             samples.apply(&result);
         }
         if step >= warmup {
-            times.push(time_us);
+            times.push(time_us, &result);
             counters.add(&result.counters);
         }
         last = Some(result);
     }
-    // A time is that of the slowest rank, step by step.
-    comm.all_reduce(&mut times, ReduceOp::Max)?;
+    times.combine(comm)?;
     let last = last.expect("at least one step");
     let steps = u64::from(warmup + iterations);
     let wrong = match plan.args.check {
@@ -92,7 +98,7 @@ fn entry(
     plan: &Plan,
     comm: &Communicator,
     (asked, last): (Algorithm, &SparseResult),
-    (times, counters): (&[f64], Counters),
+    (times, counters): (&Times, Counters),
     wrong: Option<u64>,
 ) -> Result<Entry> {
     let steps = u64::from(plan.args.iterations);
@@ -122,7 +128,7 @@ fn entry(
         (phase.name(), entry)
     });
     let total = PHASES.len() * FIELDS;
-    let (count, time_us) = (plan.count(), Summary::of(times));
+    let (count, time_us) = (plan.count(), Summary::of(&times.whole));
     let algbw = sweep::algorithm_bandwidth(4 * count, time_us.p50);
     Ok(Entry {
         collective: "sparse-allreduce",
@@ -136,6 +142,9 @@ fn entry(
         in_place: false,
         iterations: plan.args.iterations,
         time_us,
+        select_us: Summary::of(&times.select),
+        communicate_us: Summary::of(&times.communicate),
+        apply_us: Summary::of(&times.apply),
         algbw,
         busbw: algbw * sweep::bus_factor(Collective::AllReduce, comm.ranks()),
         wrong,
@@ -149,6 +158,52 @@ fn entry(
         selected_global: last.selected_global,
         reduced: last.reduced,
     })
+}
+
+/// Times of steps, us.
+#[derive(Default)]
+struct Times {
+    whole: Vec<f64>,
+    select: Vec<f64>,
+    communicate: Vec<f64>,
+    apply: Vec<f64>,
+}
+
+impl Times {
+    fn push(&mut self, time_us: f64, result: &SparseResult) {
+        let us = |time: std::time::Duration| time.as_secs_f64() * 1e6;
+        self.whole.push(time_us);
+        self.select.push(us(result.times.select));
+        self.communicate.push(us(result.times.communicate));
+        self.apply.push(us(result.times.apply));
+    }
+
+    /// Step by step, of the slowest rank; the communication of the one that began it last.
+    fn combine(&mut self, comm: &Communicator) -> Result<()> {
+        comm.all_reduce(&mut self.whole, ReduceOp::Max)?;
+        comm.all_reduce(&mut self.select, ReduceOp::Max)?;
+        comm.all_reduce(&mut self.communicate, ReduceOp::Min)?;
+        comm.all_reduce(&mut self.apply, ReduceOp::Max)
+    }
+}
+
+/// What the kernel says that this process has had resident at most, of the rank with the most. It counts the shared memory of
+/// other ranks that this one has touched, too.
+fn peak_memory_bytes(comm: &Communicator) -> Result<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|l| l.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
+    let mut peak = [1024 * kib.unwrap_or(0)];
+    comm.all_reduce(&mut peak, ReduceOp::Max)?;
+    Ok(peak[0])
+}
+
+fn memory_line(document: &Document) -> String {
+    format!(
+        "# peak memory of a rank: {:.1} MiB, {:.2} times a vector (gradient and residual are two)\n",
+        document.peak_memory_bytes as f64 / (1 << 20) as f64,
+        document.peak_memory_vectors
+    )
 }
 
 /// Coordinates drawn by the seed, the same on all ranks, with what was applied to them.
@@ -228,8 +283,8 @@ fn header(plan: &Plan, comm: &Communicator) -> String {
     let args = &plan.args;
     format!(
         "# sparse-allreduce of {} f32 in {} tensors, density {}, {:?}, {:?}, {} ranks over {}\n\
-         # words (4 bytes) a step; a time is that of the slowest rank, with the selection\n\
-         {:>17} {:>12} {:>12} {:>12} {:>13} {:>13} {:>10} {:>10} {:>11} {:>6}\n",
+         # words (4 bytes) a step; a time is that of the slowest rank, with the selection; comm: of the rank that began it last\n\
+         {:>17} {:>12} {:>10} {:>10} {:>10} {:>12} {:>12} {:>13} {:>13} {:>10} {:>10} {:>11} {:>6}\n",
         plan.count(),
         plan.tensors.len(),
         args.density,
@@ -239,6 +294,9 @@ fn header(plan: &Plan, comm: &Communicator) -> String {
         comm.transport(),
         "algorithm",
         "p50 us",
+        "select",
+        "comm",
+        "apply",
         "sent max",
         "received max",
         "received mean",
@@ -252,12 +310,15 @@ fn header(plan: &Plan, comm: &Communicator) -> String {
 
 fn row(entry: &Entry) -> String {
     format!(
-        "{:>17} {:>12.1} {:>12} {:>12} {:>13.0} {:>13} {:>10} {:>10} {:>11.3} {:>6}\n",
+        "{:>17} {:>12.1} {:>10.1} {:>10.1} {:>10.1} {:>12} {:>12} {:>13.0} {:>13} {:>10} {:>10} {:>11.3} {:>6}\n",
         match entry.algorithm == entry.ran {
             true => entry.algorithm.to_owned(),
             false => format!("{}: {}", entry.algorithm, entry.ran),
         },
         entry.time_us.p50,
+        entry.select_us.p50,
+        entry.communicate_us.p50,
+        entry.apply_us.p50,
         entry.words_sent_max,
         entry.words_received_max,
         entry.words_received_mean,

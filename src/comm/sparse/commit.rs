@@ -1,0 +1,162 @@
+//! The end of a step: what its units gave enters the residuals and the result, of all units or of none.
+
+use super::SparseAllreduce;
+use super::result::SparseResult;
+use super::step::Pending;
+use crate::kernel::reduce;
+use crate::memory::View;
+use crate::sparse::{Finished, NonFinite, Stream};
+use crate::types::{Combine, DataType, Finish};
+
+/// Elements of a residual that are changed at a time: while they are in the second-level cache, the few picks among them cost
+/// little, and one by one over all of it each would wait for memory.
+const BLOCK: usize = 32 * 1024;
+
+/// What a unit gave.
+pub(super) enum Outcome {
+    /// It has no elements.
+    Nothing,
+    Sparse(Finished<Stream>),
+    /// The sum is in the dense buffer; so many of its values are not finite.
+    Dense {
+        born: u64,
+    },
+}
+
+/// Entries that are yet to be done, by increasing index.
+struct Rest<'a> {
+    entries: &'a Stream,
+    at: usize,
+}
+
+impl<'a> Rest<'a> {
+    fn of(entries: &'a Stream) -> Rest<'a> {
+        Rest { entries, at: 0 }
+    }
+
+    /// Those below an index.
+    fn up_to(&mut self, end: u64) -> impl Iterator<Item = (u64, f32)> + 'a {
+        let (from, entries) = (self.at, self.entries);
+        self.at += entries.indices[from..].partition_point(|i| *i < end);
+        let (indices, values) = (
+            &entries.indices[from..self.at],
+            &entries.values[from..self.at],
+        );
+        indices.iter().copied().zip(values.iter().copied())
+    }
+}
+
+impl SparseAllreduce {
+    pub(super) fn commit(&mut self, mut pending: Pending) -> SparseResult {
+        let clock = self.comm.inner.shared.clock.clone();
+        let begun = clock.now();
+        let outcomes = std::mem::take(&mut pending.outcomes);
+        for (unit, outcome) in outcomes.into_iter().enumerate() {
+            match outcome {
+                Outcome::Nothing => {}
+                Outcome::Sparse(finished) => self.commit_sparse(&mut pending, unit, finished),
+                Outcome::Dense { born } => self.commit_dense(&mut pending, unit, born),
+            }
+        }
+        pending.result.times.apply = clock.now().since(begun);
+        pending.result
+    }
+
+    fn commit_sparse(&mut self, pending: &mut Pending, unit: usize, finished: Finished<Stream>) {
+        // Where what is not finite is only counted, the selection has added the gradients.
+        let is_added = self.options.non_finite == NonFinite::Count;
+        let gradients = pending.gradients.as_ref().filter(|_| !is_added);
+        let mut picks = Rest::of(&finished.picks);
+        let mut returned: Vec<Rest> = finished.returned.iter().map(Rest::of).collect();
+        let first = self.starts[self.units[unit].tensors.start];
+        for tensor in self.units[unit].tensors.clone() {
+            let residual = self.residuals.of(tensor).view();
+            let gradient = gradients.map(|g| g[tensor].view());
+            let base = self.starts[tensor] - first;
+            let count = residual.len_bytes() / 4;
+            for start in (0..count).step_by(BLOCK) {
+                let end = count.min(start + BLOCK);
+                if let Some(gradient) = gradient {
+                    add(residual, gradient, start..end);
+                }
+                let until = base + end as u64;
+                for (index, _) in picks.up_to(until) {
+                    residual.store((index - base) as usize, 0f32);
+                }
+                for rest in &mut returned {
+                    for (index, value) in rest.up_to(until) {
+                        give_back(residual, (index - base) as usize, value);
+                    }
+                }
+            }
+        }
+        let unit = &mut self.units[unit];
+        if let Some(state) = finished.state {
+            unit.state = state;
+        }
+        unit.reduced = finished.reduced.or(unit.reduced);
+        let result = &mut pending.result;
+        result.selected_local += finished.picks.indices.len() as u64;
+        result.selected_global += finished.result.indices.len() as u64;
+        result.reduced = finished.reduced;
+        unit.memory = finished.picks;
+        let mut entries = finished.result;
+        if self.options.is_average {
+            let divisor = self.comm.ranks() as f32;
+            entries.values.iter_mut().for_each(|v| *v /= divisor);
+        }
+        entries.indices.iter_mut().for_each(|i| *i += first);
+        match result.entries.indices.is_empty() {
+            true => result.entries = entries,
+            false => {
+                result.entries.indices.extend(entries.indices);
+                result.entries.values.extend(entries.values);
+            }
+        }
+    }
+
+    fn commit_dense(&mut self, pending: &mut Pending, unit: usize, born: u64) {
+        let tensors = self.units[unit].tensors.clone();
+        let dense = self.dense.as_ref().expect("a dense step has its buffer");
+        for tensor in tensors.clone() {
+            let residual = self.residuals.of(tensor).view();
+            if born == 0 {
+                residual.fill(0);
+                continue;
+            }
+            let gradient = pending.gradients.as_ref().map(|g| g[tensor].view());
+            let at = 4 * self.starts[tensor] as usize;
+            let part = dense.view().part(at, residual.len_bytes());
+            for index in 0..residual.len_bytes() / 4 {
+                if part.load::<f32>(index).is_finite() {
+                    residual.store(index, 0f32);
+                } else {
+                    // Nobody applies such a coordinate, and everybody keeps its part.
+                    part.store(index, 0f32);
+                    if let Some(gradient) = gradient {
+                        give_back(residual, index, gradient.load::<f32>(index));
+                    }
+                }
+            }
+        }
+        let count = self.starts[tensors.end] - self.starts[tensors.start];
+        pending.result.selected_local += count;
+        pending.result.selected_global += count;
+        pending.result.dense = Some(dense.clone());
+    }
+}
+
+fn add(residual: View, gradient: View, range: std::ops::Range<usize>) {
+    let part = |view: View| view.part(4 * range.start, 4 * range.len());
+    let own = part(residual);
+    let sources = [own, part(gradient)];
+    reduce(DataType::F32, Combine::Sum, Finish::None, &sources, &[own]);
+}
+
+/// Adds to one residual, unless that would leave something that is not finite.
+fn give_back(residual: View, at: usize, value: f32) {
+    let next = residual.load::<f32>(at) + value;
+    if next.is_finite() {
+        residual.store(at, next);
+    }
+}

@@ -1,0 +1,123 @@
+//! [`Pace`]: no more than so many bits per second leave a rank, over all its connections together.
+//!
+//! It stands for a slower link: the time at which that would be free again is kept, and nothing is handed to the kernel before.
+//! While any peer's bytes wait for it the link counts as busy without a gap, so that a rank that was not scheduled for a moment
+//! makes up for it; a link that nobody waited for gathers no credit. What comes is not paced: the others' links do that.
+
+use crate::time::Time;
+use std::time::Duration;
+
+/// Bytes handed over at a time, so that a short frame waits for little else: half a millisecond at 1 Gbit/s.
+const BYTES_MAX: usize = 64 * 1024;
+/// How much a rank that was not scheduled makes up for.
+const LAG_MAX: Duration = Duration::from_millis(50);
+
+/// See the module.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    bits_per_second: u64,
+    free_at: Time,
+    /// Peers whose bytes wait.
+    waiting: u32,
+}
+
+impl Pace {
+    pub fn new(bits_per_second: u64) -> Pace {
+        Pace {
+            bits_per_second,
+            free_at: Time::default(),
+            waiting: 0,
+        }
+    }
+
+    /// Bytes that a peer may send now; none: it waits, which is noted in `is_waiting`.
+    pub fn allowance(&mut self, now: Time, is_waiting: &mut bool) -> Option<usize> {
+        if now >= self.free_at {
+            return Some(BYTES_MAX);
+        }
+        self.waiting += u32::from(!*is_waiting);
+        *is_waiting = true;
+        None
+    }
+
+    /// A peer has nothing more to send.
+    pub fn forget(&mut self, is_waiting: &mut bool) {
+        self.waiting -= u32::from(*is_waiting);
+        *is_waiting = false;
+    }
+
+    /// So many bytes were handed over.
+    pub fn note_sent(&mut self, now: Time, bytes: usize) {
+        let lag = if self.waiting > 0 {
+            LAG_MAX
+        } else {
+            Duration::ZERO
+        };
+        let earliest = Time(now.0.saturating_sub(lag.as_nanos() as u64));
+        let nanoseconds = bytes as u128 * 8_000_000_000 / u128::from(self.bits_per_second);
+        self.free_at = self
+            .free_at
+            .max(earliest)
+            .after(Duration::from_nanos(nanoseconds as u64));
+    }
+
+    /// When waiting bytes may go.
+    pub fn next(&self) -> Option<Time> {
+        (self.waiting > 0).then_some(self.free_at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIGABIT: u64 = 1_000_000_000;
+
+    /// Bytes that a peer with more than enough sends until `end`, when it is asked at these times.
+    fn sent(pace: &mut Pace, times: impl Iterator<Item = u64>) -> usize {
+        let (mut is_waiting, mut total) = (false, 0);
+        for time in times {
+            while let Some(bytes) = pace.allowance(Time(time), &mut is_waiting) {
+                pace.note_sent(Time(time), bytes);
+                total += bytes;
+            }
+        }
+        total
+    }
+
+    #[test]
+    fn a_second_lets_pass_what_the_rate_says_however_unevenly_it_is_asked() {
+        let second = 1_000_000_000u64;
+        for gap in [1_000, 100_000, 3_000_000, 40_000_000] {
+            let mut pace = Pace::new(GIGABIT);
+            let got = sent(&mut pace, (second..2 * second).step_by(gap));
+            let wanted = 125_000_000.0 * (1.0 - gap as f64 / 1e9);
+            let off = (got as f64 - wanted).abs();
+            assert!(
+                off <= (gap as f64 / 8.0) + 2.0 * BYTES_MAX as f64,
+                "{gap}: {got}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_idle_link_gathers_no_credit_and_a_long_sleep_little() {
+        let mut pace = Pace::new(GIGABIT);
+        let mut is_waiting = false;
+        pace.note_sent(Time(0), 125_000);
+        assert_eq!(pace.next(), None);
+        assert_eq!(pace.allowance(Time(999_999), &mut is_waiting), None);
+        assert_eq!(pace.next(), Some(Time(1_000_000)));
+        pace.forget(&mut is_waiting);
+        assert_eq!(pace.next(), None);
+        // After an idle second two pieces cannot go at once.
+        let later = Time(1_000_000_000);
+        assert!(pace.allowance(later, &mut is_waiting).is_some());
+        pace.note_sent(later, BYTES_MAX);
+        assert!(pace.allowance(later, &mut is_waiting).is_none());
+        // Bytes wait, and the rank sleeps for a second: what it makes up for is bounded.
+        let got = sent(&mut pace, std::iter::once(2_000_000_000));
+        let most = 125_000_000 * LAG_MAX.as_millis() as usize / 1000 + BYTES_MAX;
+        assert!((most / 2..=most).contains(&got), "{got}");
+    }
+}
