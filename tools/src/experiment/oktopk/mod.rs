@@ -6,9 +6,12 @@
 
 mod extremes;
 mod fabric;
+mod learner;
+mod observe;
 mod section;
 mod shape;
 mod table1;
+mod thresholds;
 mod timed;
 
 use crate::flags::{ConnectionArgs, with_flags};
@@ -28,6 +31,12 @@ pub enum Part {
     Table1,
     /// 256 ranks at the size of BERT on a modelled fabric: communication and total time of each scheme; extremes
     Timed,
+    /// Figures 4 and 6: exact, followed, held and Gaussian thresholds over a training, and what they select
+    Thresholds,
+    /// Figure 5: Assumption 1's xi over a training
+    Xi,
+    /// The density of TopkDSA's output over a training
+    Fill,
     /// Every one
     All,
 }
@@ -99,9 +108,12 @@ fn prepare(args: &OkTopkArgs) -> Result<(), String> {
 
 fn run_parts(args: &OkTopkArgs) -> Result<(), String> {
     type Runner = fn(&OkTopkArgs) -> Result<Section, String>;
-    let parts: [(Part, Runner); 2] = [
+    let parts: [(Part, Runner); 5] = [
         (Part::Table1, |args| table1::run(args.quick)),
         (Part::Timed, timed::run),
+        (Part::Thresholds, thresholds::run),
+        (Part::Xi, thresholds::run_xi),
+        (Part::Fill, thresholds::run_fill),
     ];
     let mut document = Map::new();
     let mut violations = Vec::new();
