@@ -4,15 +4,19 @@
 //! Assumption 1 and fill-in from training with all ranks in this process (`observe.rs`); losses from real ranks that train a
 //! real model (`rank.rs`). Read first: [`run`], then `fabric.rs`, then `table1.rs`.
 
+mod balance;
 mod extremes;
 mod fabric;
 mod learner;
 mod observe;
+mod rank;
+mod scaling;
 mod section;
 mod shape;
 mod table1;
 mod thresholds;
 mod timed;
+mod training;
 
 use crate::flags::{ConnectionArgs, with_flags};
 use crate::settings::{self, FAILED, USAGE, parse_positive};
@@ -37,6 +41,12 @@ pub enum Part {
     Xi,
     /// The density of TopkDSA's output over a training
     Fill,
+    /// Figure 7: regions of equal picks against equal regions; spreading what was selected against gathering it as it lies
+    Balance,
+    /// Figures 8, 10 and 12: time by phase and weak scaling, with measured selection, modelled communication, given computation
+    Scaling,
+    /// Real ranks train on digits with every scheme and three optimisers: loss against steps, bytes and time
+    Training,
     /// Every one
     All,
 }
@@ -88,40 +98,85 @@ impl OkTopkArgs {
     }
 }
 
-/// Checks the arguments, then runs the parts.
+/// Local ranks that train unless told.
+const RANKS: u32 = 8;
+const RANKS_QUICK: u32 = 4;
+
+/// Checks the arguments, then runs the parts; where one of them trains, as one of the ranks.
 pub fn run(args: &OkTopkArgs) -> ExitCode {
-    let checked = prepare(args);
-    if let Err(reason) = checked {
-        output::print_error(&format!("error: {reason}"));
-        return ExitCode::from(USAGE);
-    }
-    let Err(reason) = run_parts(args) else {
+    let (ranks, config) = match prepare(args) {
+        Ok(prepared) => prepared,
+        Err(reason) => {
+            output::print_error(&format!("error: {reason}"));
+            return ExitCode::from(USAGE);
+        }
+    };
+    let result = if !args.has(Part::Training) {
+        run_parts(args, None)
+    } else if let Some(reason) = unavailable_reason(&config.transport) {
+        Err(reason)
+    } else if settings::launched().is_none() && ranks > 1 {
+        return ExitCode::from(launch::spawn_self(ranks, crate::binding::Bind::None));
+    } else {
+        // Who has trained has done its part, but for rank 0.
+        let trained = rank::train_all(args, config).map_err(|error| error.to_string());
+        trained.and_then(|training| match training {
+            Some(training) => run_parts(args, Some(&training)),
+            None => Ok(()),
+        })
+    };
+    let Err(reason) = result else {
         return ExitCode::SUCCESS;
     };
-    output::print_error(&format!("error: {reason}"));
+    let who = settings::launched_rank().map_or(String::new(), |rank| format!("rank {rank}: "));
+    output::print_error(&format!("{who}error: {reason}"));
     ExitCode::from(FAILED)
 }
 
-fn prepare(args: &OkTopkArgs) -> Result<(), String> {
-    Ok(())
+fn prepare(args: &OkTopkArgs) -> Result<(u32, Config), String> {
+    let own = if args.quick { RANKS_QUICK } else { RANKS };
+    let asked = args.ranks.or(settings::launched().is_none().then_some(own));
+    let ranks = settings::check_ranks(asked, settings::launched_ranks()?)?;
+    let config = with_flags(
+        settings::from_environment()?,
+        args.transport.as_deref(),
+        args.timeout.as_deref(),
+        &args.connections,
+    )?;
+    if let Some(target) = &args.json {
+        output::check_target("--json", target)?;
+    }
+    if let Some(folder) = args.plots.as_deref().filter(|folder| !folder.is_dir()) {
+        return Err(format!(
+            "--plots '{}': not a folder that exists",
+            folder.display()
+        ));
+    }
+    Ok((ranks, config))
 }
 
-fn run_parts(args: &OkTopkArgs) -> Result<(), String> {
+/// Why a transport that exists by name cannot train in real time, if so.
+fn unavailable_reason(name: &str) -> Option<String> {
+    let virtual_time = "transport sim has virtual time and training real ranks: --transport shm; the other parts simulate anyway";
+    let is_virtual = (name == "sim").then(|| virtual_time.into());
+    is_virtual.or_else(|| settings::unavailable_reason(name))
+}
+
+/// Runs what was asked for, in the order of the paper; the training has been run.
+fn run_parts(args: &OkTopkArgs, training: Option<&rank::Training>) -> Result<(), String> {
     type Runner = fn(&OkTopkArgs) -> Result<Section, String>;
-    let parts: [(Part, Runner); 5] = [
+    let parts: [(Part, Runner); 7] = [
         (Part::Table1, |args| table1::run(args.quick)),
         (Part::Timed, timed::run),
         (Part::Thresholds, thresholds::run),
         (Part::Xi, thresholds::run_xi),
         (Part::Fill, thresholds::run_fill),
+        (Part::Balance, balance::run),
+        (Part::Scaling, scaling::run),
     ];
     let mut document = Map::new();
     let mut violations = Vec::new();
-    for (part, runner) in parts {
-        if !args.has(part) {
-            continue;
-        }
-        let section = runner(args)?;
+    let mut finish = |section: Section| {
         if !args.is_json_only() {
             output::print_text(&section.text())?;
         }
@@ -132,6 +187,15 @@ fn run_parts(args: &OkTopkArgs) -> Result<(), String> {
         }
         document.insert(section.name.into(), section.json());
         violations.extend(section.violations);
+        Ok::<(), String>(())
+    };
+    for (part, runner) in parts {
+        if args.has(part) {
+            finish(runner(args)?)?;
+        }
+    }
+    if let Some(training) = training {
+        finish(training::section(training))?;
     }
     if let Some(target) = &args.json {
         let document = json!({

@@ -2,7 +2,7 @@
 
 use super::fabric::{Fabric, Network};
 use super::section::Section;
-use super::shape::{BERT, Scheme, prices, run_sized};
+use super::shape::{BERT, Scheme, Shape, prices, run_sized};
 use super::{OkTopkArgs, extremes};
 use linerate::sparse::{Algorithm, OkTopkState, Support, choose};
 use serde_json::{Value, json};
@@ -25,18 +25,26 @@ pub struct Timing {
 }
 
 /// Times every scheme.
-pub fn time_all(network: &mut Network, support: Support) -> Result<Vec<Timing>, String> {
+pub fn time_all(
+    shape: Shape,
+    network: &mut Network,
+    support: Support,
+) -> Result<Vec<Timing>, String> {
     Scheme::ALL
         .into_iter()
-        .map(|scheme| time(scheme, network, support))
+        .map(|scheme| time((scheme, shape), network, support))
         .collect()
 }
 
 /// Times one scheme.
-pub fn time(scheme: Scheme, network: &mut Network, support: Support) -> Result<Timing, String> {
+pub fn time(
+    (scheme, shape): (Scheme, Shape),
+    network: &mut Network,
+    support: Support,
+) -> Result<Timing, String> {
     let ranks = network.ranks();
     if scheme == Scheme::Dense {
-        let (seconds, wire_words) = network.dense(BERT.count)?;
+        let (seconds, wire_words) = network.dense(shape.count)?;
         return Ok(Timing {
             scheme,
             seconds,
@@ -45,8 +53,9 @@ pub fn time(scheme: Scheme, network: &mut Network, support: Support) -> Result<T
             reduced: None,
         });
     }
-    let mut step =
-        |state: &OkTopkState| run_sized(scheme, (BERT, ranks), support, state, Some(&mut *network));
+    let mut step = |state: &OkTopkState| {
+        run_sized(scheme, (shape, ranks), support, state, Some(&mut *network))
+    };
     let first = step(&OkTopkState::default())?;
     let later = match &first.finished[0].state {
         Some(state) => step(state)?.seconds,
@@ -74,7 +83,7 @@ pub fn run(args: &OkTopkArgs) -> Result<Section, String> {
     ));
     let mut documents = Vec::new();
     for support in [Support::Independent, Support::Identical] {
-        let timings = time_all(&mut network, support)?;
+        let timings = time_all(BERT, &mut network, support)?;
         documents.push(append(&mut section, (ranks, support), &timings));
     }
     let makespans = without_latency(&mut section, ranks)?;
@@ -157,7 +166,7 @@ fn without_latency(section: &mut Section, ranks: u32) -> Result<Value, String> {
         ("independent", Support::Independent),
         ("identical", Support::Identical),
     ] {
-        let timing = time(Scheme::OkTopk, &mut network, support)?;
+        let timing = time((Scheme::OkTopk, BERT), &mut network, support)?;
         let share = timing.seconds.max(timing.later) / limit;
         section.line(format!(
             "alpha = 0, {ranks} ranks, picks {name}: Ok-Topk takes {share:.3} of 6k beta = {:.3} ms",
