@@ -22,6 +22,8 @@ pub struct Simulation {
     world: World,
     communicators: Vec<Communicator>,
     ready: Vec<Rank>,
+    /// Driven since the last [`Simulation::advance`], each once or more.
+    moved: Vec<Rank>,
 }
 
 impl Simulation {
@@ -83,6 +85,7 @@ impl Simulation {
             world,
             communicators,
             ready: Vec::new(),
+            moved: Vec::new(),
         })
     }
 
@@ -105,17 +108,29 @@ impl Simulation {
     pub fn run(&mut self, mut is_done: impl FnMut(&[Communicator]) -> bool) -> Result<()> {
         self.settle();
         loop {
+            self.moved.clear();
             if is_done(&self.communicators) {
                 return Ok(());
             }
             if self.world.advance() {
                 self.drive_ready();
             } else if !self.time_out() {
-                return Err(Error::invalid(
-                    "the simulation stands still: no message is under way and no rank can move",
-                ));
+                return Err(stands_still());
             }
         }
+    }
+
+    /// Goes on to the next point of time at which something happens, and names the ranks to which it did: for jobs whose ranks
+    /// go on one by one, where asking all of them at every point of time is most of the work. Whoever has started an operation
+    /// says so by [`World::wake_at`]. An error says that nothing can move any more.
+    pub fn advance(&mut self) -> Result<&[Rank]> {
+        self.moved.clear();
+        if self.world.advance() {
+            self.drive_ready();
+        } else if !self.time_out() {
+            return Err(stands_still());
+        }
+        Ok(&self.moved)
     }
 
     /// Drives those ranks to which something has happened: at most points of time, one or two of a thousand.
@@ -127,6 +142,7 @@ impl Simulation {
             if self.ready.is_empty() {
                 return;
             }
+            self.moved.extend_from_slice(&self.ready);
             for &rank in &self.ready {
                 let mut engine = self.communicators[rank as usize].inner.shared.engine();
                 while engine.drive(now) {}
@@ -183,4 +199,8 @@ impl Simulation {
             .zip(before)
             .any(|(c, failed)| !failed && engine(c).engine().failure().is_some())
     }
+}
+
+fn stands_still() -> Error {
+    Error::invalid("the simulation stands still: no message is under way and no rank can move")
 }

@@ -8,6 +8,7 @@ mod digits;
 mod eager_sgd;
 mod load;
 mod model;
+mod oktopk;
 mod plot;
 mod skew;
 mod virtual_time;
@@ -28,6 +29,8 @@ enum Name {
     Skew(skew::SkewArgs),
     /// Training where ranks are not alike, with synchronous and partial collectives (Li et al., PPoPP 2020: solo 1.50 to 2.01x)
     EagerSgd(Box<eager_sgd::EagerSgdArgs>),
+    /// Sparse allreduce: Table 1, times of 256 ranks, thresholds, balancing, scaling, training (Li and Hoefler, PPoPP 2022)
+    Oktopk(Box<oktopk::OkTopkArgs>),
 }
 
 /// Runs the one that is named.
@@ -35,5 +38,6 @@ pub fn run(args: &ExperimentArgs) -> ExitCode {
     match &args.name {
         Name::Skew(args) => skew::run(args),
         Name::EagerSgd(args) => eager_sgd::run(args),
+        Name::Oktopk(args) => oktopk::run(args),
     }
 }
