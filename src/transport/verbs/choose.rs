@@ -1,7 +1,7 @@
 //! Which devices and ports are used: by name, or the nearest of the fastest.
 //!
 //! Without names one port is chosen:
-//! 1. Only ports that carry packets, and on Ethernet only those with a GID.
+//! 1. Only ports of channel adapters that carry packets, and on Ethernet only those with a GID.
 //! 2. Ports of one link layer, that of the fastest one: every rank must be able to reach every other, wherever it runs.
 //! 3. The fastest, as far as the PCIe link lets them: crossing a socket costs less than a port of half the speed.
 //! 4. The nearest to what the data lies in: the GPU if there is one, else the cores of this process.
@@ -19,6 +19,9 @@ use super::gid::{self, ChosenGid};
 use super::sysfs::{Device, LinkLayer, Place, Port, natural};
 use crate::error::{Error, Result};
 use std::fmt;
+
+/// How the kernel's type of a device begins that speaks InfiniBand or RoCE.
+const CHANNEL_ADAPTER: &str = "1:";
 
 /// What is asked for, and where the asker is.
 #[derive(Clone, Copy, Debug, Default)]
@@ -277,6 +280,15 @@ fn candidate<'a>(
     port: &'a Port,
     wish: &Wish<'_>,
 ) -> std::result::Result<Candidate<'a>, String> {
+    if let Some(kind) = device
+        .node_type
+        .as_ref()
+        .filter(|kind| !kind.starts_with(CHANNEL_ADAPTER))
+    {
+        return Err(format!(
+            "it is no channel adapter but '{kind}': it has no reliable queue pairs that are joined as those of InfiniBand and RoCE are (iWARP, EFA): use tcp"
+        ));
+    }
     if !port.is_active() {
         return Err(format!(
             "{} ({}): is the cable plugged in, its interface up, and opensm running (InfiniBand)?",

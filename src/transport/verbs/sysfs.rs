@@ -27,6 +27,8 @@ pub struct Device {
     pub name: String,
     /// It is a driver's alone (Soft-RoCE, siw), without hardware of its own.
     pub is_software: bool,
+    /// What it is to RDMA, as the kernel writes it: `1: CA` (InfiniBand and RoCE), `4: RNIC` (iWARP), `7: unspecified` (EFA).
+    pub node_type: Option<String>,
     /// Firmware, where the driver says.
     pub firmware: Option<String>,
     /// Where it is plugged in; `None` for software devices over interfaces that are not.
@@ -133,6 +135,7 @@ impl Tree {
         let hardware = hardware.into_iter().find(|path| path.exists());
         Device {
             name: name.into(),
+            node_type: read(&folder.join("node_type")),
             is_software: !folder.join("device").exists(),
             firmware: read(&folder.join("fw_ver")),
             place: hardware.as_deref().and_then(place),

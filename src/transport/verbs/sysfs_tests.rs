@@ -335,6 +335,38 @@ fn ranks_of_a_host_do_not_take_turns_among_software_devices() {
     }
 }
 
+/// iWARP shows Ethernet ports with GIDs too, and nobody could join its queue pairs.
+#[test]
+fn devices_that_are_no_channel_adapters_are_passed_over_with_the_reason() {
+    let recorded = Recorded::new("soft_roce", "types");
+    let adapter = recorded.tree.devices().remove(0);
+    let mut other = adapter.clone();
+    (other.name, other.node_type) = ("siw0".into(), Some("4: RNIC".into()));
+    let both = [other.clone(), adapter];
+    let choice = choose(&both, &Wish::default()).unwrap();
+    assert_eq!(used(&choice), ["rxe0:1"]);
+    let (name, reason) = &choice.passed_over[0];
+    assert_eq!(name, "siw0:1");
+    assert!(reason.contains("'4: RNIC'") && reason.contains("use tcp"));
+    for names in ["", "siw0"] {
+        assert!(refusal(&[other.clone()], names).contains("'4: RNIC'"));
+    }
+}
+
+#[test]
+fn the_table_of_gids_is_read_by_place_and_whole() {
+    let recorded = Recorded::new("soft_roce", "gids");
+    let gids = recorded.tree.gids("rxe0", 1);
+    assert!(gids.len() >= 2, "{gids:?}");
+    for gid in &gids {
+        let found = recorded.tree.gid("rxe0", 1, gid.index);
+        assert_eq!(found.as_ref(), Some(gid));
+    }
+    let after = gids.iter().map(|gid| gid.index).max().unwrap() + 1;
+    assert_eq!(recorded.tree.gid("rxe0", 1, after), None);
+    assert_eq!(recorded.tree.gids("rxe7", 1), []);
+}
+
 #[test]
 fn no_device_and_no_port_are_said_with_what_to_do() {
     assert!(refusal(&[], "").contains("no RDMA device"));

@@ -136,6 +136,7 @@ mod tests {
         Device {
             name: "mlx5_0".into(),
             is_software: false,
+            node_type: None,
             firmware: None,
             place: None,
             link: link(width),

@@ -418,7 +418,7 @@ impl Side<'_> {
     }
 
     fn end_trip(&mut self, slots: &Slots, trip: u64) -> Result<()> {
-        while !self.looks(slots, trip) {
+        while !self.has_come(slots, trip) {
             self.link.poll()?;
         }
         self.receive_trip(slots, trip + TRIPS_AHEAD)
@@ -432,7 +432,7 @@ impl Side<'_> {
                 self.link.rest()?;
                 continue;
             }
-            match self.looks(slots, trip) {
+            match self.has_come(slots, trip) {
                 true => {
                     self.begin_trip(slots, trip)?;
                     self.receive_trip(slots, trip + TRIPS_AHEAD)?;
@@ -471,27 +471,20 @@ impl Side<'_> {
         Ok(())
     }
 
+    /// A word is looked at several times between two polls: a poll takes as long as many looks.
     #[inline]
     fn has_come(&self, slots: &Slots, trip: u64) -> bool {
         match self.verb() {
-            Verb::Send => return self.link.receives_ended(0) > trip,
-            Verb::Read | Verb::Atomic => return self.link.posts_ended(0) > trip,
-            Verb::Write => {}
+            Verb::Send => self.link.receives_ended(0) > trip,
+            Verb::Read | Verb::Atomic => self.link.posts_ended(0) > trip,
+            Verb::Write => {
+                let flag = self.flag();
+                let (word, mask) = (flag.word(0), word_mask(slots.bytes));
+                let wanted = (trip + 1) & mask;
+                // Acquire: with the word comes what was put before it.
+                (0..WORD_LOOKS).any(|_| word.load(Ordering::Acquire) & mask == wanted)
+            }
         }
-        // Acquire: with the word comes what was put before it.
-        let word = self.flag().word(0).load(Ordering::Acquire);
-        word & word_mask(slots.bytes) == (trip + 1) & word_mask(slots.bytes)
-    }
-
-    /// As [`Side::has_come`]. A word is looked at several times between two polls: a poll takes as long as many looks.
-    #[inline]
-    fn looks(&self, slots: &Slots, trip: u64) -> bool {
-        let looks = if self.verb() == Verb::Write {
-            WORD_LOOKS
-        } else {
-            1
-        };
-        (0..looks).any(|_| self.has_come(slots, trip))
     }
 
     fn flag(&self) -> View {
