@@ -104,7 +104,7 @@ fn thresholds_follow_a_training_and_counts_stay_within_half_and_twice_k() {
         let count = number(step, "followed_count");
         assert!(count >= (k / 2.0).ceil() && count <= 2.0 * k, "{step}");
         assert!(number(step, "selected_global") <= 2.0 * k, "{step}");
-        let is_due = at as u64 % results["reuse_steps"].as_u64().unwrap() == 0;
+        let is_due = (at as u64).is_multiple_of(results["reuse_steps"].as_u64().unwrap());
         if is_due {
             assert_eq!(
                 (&step["is_evaluated"], count),
