@@ -2,7 +2,7 @@
 //!
 //! 1. At a repartition, boundaries such that all regions get equally many picks.
 //! 2. Sizes to everybody who will get messages; then each rank's picks to the owners of their regions, in buckets of four
-//!    messages, or as many as make up four's share of what this rank exchanges, the next under way while the one before is added.
+//!    messages, more where those are short, the next under way while the one before is added.
 //! 3. Sizes and states of the sums: from here on all know whether the step counts, and how many non-zeros the sum has.
 //! 4. The global threshold: used again while it selects about k, else the exact k-th by histograms. Both depend only on what all
 //!    ranks have.
@@ -23,7 +23,7 @@ use super::regions;
 use crate::error::Result;
 use crate::types::Rank;
 
-/// Messages of one bucket, where all are equally long.
+/// Messages of one bucket at least.
 const BUCKET: u32 = 4;
 
 /// What goes from one step to the next: the same on all ranks.
@@ -249,20 +249,24 @@ pub(super) async fn split<E: Entries>(
     })
 }
 
-/// Where the bucket ends that begins with a step: it has its share of what this rank sends, and of what it receives. Who waited for
-/// messages that are nearly empty before it sends its long one would hand the delay on from rank to rank. Ranks need not
-/// agree: whoever is furthest behind waits for steps that all others have begun.
+/// Where the bucket ends that begins with a step: after four messages that have at least half of a bucket's share of what this
+/// rank sends, and of what it receives. Who waited for messages that are nearly empty before it sends its long one would
+/// hand the delay on from rank to rank. Ranks need not agree: whoever is furthest behind waits for steps that all others have
+/// begun; but they do agree where all messages are about equally long, so that nobody waits for a peer's next bucket.
 fn bucket_end(first: u32, ranks: u32, load: impl Fn(u32) -> (u64, u64)) -> u32 {
     let add = |a: (u64, u64), b: (u64, u64)| (a.0 + b.0, a.1 + b.1);
     let total = (1..ranks).map(&load).fold((0, 0), add);
-    let share = |all: u64| all.div_ceil(u64::from((ranks - 1).div_ceil(BUCKET)));
-    let is_full = |loaded: (u64, u64)| loaded.0 >= share(total.0) && loaded.1 >= share(total.1);
-    let (mut end, mut loaded) = (first, (0, 0));
-    while end < ranks && (end == first || total == (0, 0) || !is_full(loaded)) {
-        loaded = add(loaded, load(end));
-        end += 1;
+    let buckets = u64::from((ranks - 1).div_ceil(BUCKET));
+    let has_share = |loaded: u64, total: u64| 2 * buckets * loaded >= total;
+    let mut loaded = (0, 0);
+    for step in first..ranks {
+        loaded = add(loaded, load(step));
+        let is_long = step + 1 - first >= BUCKET;
+        if is_long && has_share(loaded.0, total.0) && has_share(loaded.1, total.1) {
+            return step + 1;
+        }
     }
-    end
+    ranks
 }
 
 /// The first k of all entries in the total order: this rank's, everybody's sizes, and the least magnitude.

@@ -140,7 +140,8 @@ fn document(seen: &Seen) -> Value {
 }
 
 fn charts(all: &[Seen], k: u64) -> Vec<(String, Chart)> {
-    let plot = |y: &str, lines: &[(&str, &dyn Fn(&Seen) -> f64)]| Chart {
+    type Curve<'a> = (&'a str, &'a dyn Fn(&Seen) -> f64);
+    let plot = |y: &str, lines: &[Curve<'_>]| Chart {
         title: format!("digits, k = {k}"),
         x: "step".into(),
         y: y.into(),
