@@ -2,7 +2,7 @@
 //!
 //! 1. At a repartition, boundaries such that all regions get equally many picks.
 //! 2. Sizes to everybody who will get messages; then each rank's picks to the owners of their regions, in buckets of four
-//!    messages, the next under way while the one before is added.
+//!    messages, or as many as make up four's share of what this rank exchanges, the next under way while the one before is added.
 //! 3. Sizes and states of the sums: from here on all know whether the step counts, and how many non-zeros the sum has.
 //! 4. The global threshold: used again while it selects about k, else the exact k-th by histograms. Both depend only on what all
 //!    ranks have.
@@ -23,7 +23,7 @@ use super::regions;
 use crate::error::Result;
 use crate::types::Rank;
 
-/// Messages of one bucket.
+/// Messages of one bucket, where all are equally long.
 const BUCKET: u32 = 4;
 
 /// What goes from one step to the next: the same on all ranks.
@@ -192,7 +192,7 @@ pub(super) async fn split<E: Entries>(
     let below: Vec<u64> = bounds.iter().map(|b| step.picks.below(*b)).collect();
     let lengths: Vec<u64> = below.windows(2).map(|b| b[1] - b[0]).collect();
     let own = lengths[rank as usize];
-    let sizes = io.all_to_all(Phase::Sizes, lengths).await;
+    let sizes = io.all_to_all(Phase::Sizes, lengths.clone()).await;
     let names = ["entries for a region"];
     faults::check_words(&sizes, (rank, &[own]), &names, |_, _| mine.1 - mine.0)?;
     let mut fold = Fold {
@@ -201,11 +201,12 @@ pub(super) async fn split<E: Entries>(
         next: 0,
     };
     fold.parts[rank as usize] = Some(part(rank));
+    let to = |j: &u32| (rank + p - j) % p;
+    let from = |j: &u32| (rank + j) % p;
+    let load = |j: u32| (lengths[to(&j) as usize], sizes[from(&j) as usize]);
     let mut first = 1;
     while first < p {
-        let steps: Vec<u32> = (first..p.min(first + BUCKET)).collect();
-        let to = |j: &u32| (rank + p - j) % p;
-        let from = |j: &u32| (rank + j) % p;
+        let steps: Vec<u32> = (first..bucket_end(first, p, load)).collect();
         let sends = steps
             .iter()
             .map(|j| (to(j), part(to(j)).encode(terms.pack)));
@@ -230,7 +231,7 @@ pub(super) async fn split<E: Entries>(
             };
             fold.parts[peer as usize] = Some(part);
         }
-        first += BUCKET;
+        first += steps.len() as u32;
     }
     fold.go_on();
     let received = sizes.iter().sum::<u64>() - sizes[rank as usize];
@@ -246,6 +247,22 @@ pub(super) async fn split<E: Entries>(
         sum: fold.sum,
         received,
     })
+}
+
+/// Where the bucket ends that begins with a step: it has its share of what this rank sends, and of what it receives. Who waited for
+/// messages that are nearly empty before it sends its long one would hand the delay on from rank to rank. Ranks need not
+/// agree: whoever is furthest behind waits for steps that all others have begun.
+fn bucket_end(first: u32, ranks: u32, load: impl Fn(u32) -> (u64, u64)) -> u32 {
+    let add = |a: (u64, u64), b: (u64, u64)| (a.0 + b.0, a.1 + b.1);
+    let total = (1..ranks).map(&load).fold((0, 0), add);
+    let share = |all: u64| all.div_ceil(u64::from((ranks - 1).div_ceil(BUCKET)));
+    let is_full = |loaded: (u64, u64)| loaded.0 >= share(total.0) && loaded.1 >= share(total.1);
+    let (mut end, mut loaded) = (first, (0, 0));
+    while end < ranks && (end == first || total == (0, 0) || !is_full(loaded)) {
+        loaded = add(loaded, load(end));
+        end += 1;
+    }
+    end
 }
 
 /// The first k of all entries in the total order: this rank's, everybody's sizes, and the least magnitude.
