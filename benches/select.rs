@@ -75,9 +75,10 @@ fn say(name: &str, seconds: f64, beside: f64) {
     );
 }
 
-/// `collect`, without what it found before.
+/// `collect`, without what it found before but in its memory, as from step to step.
 fn collect_all(sources: &[Source], floor: u32, picks: &mut Picks) {
-    *picks = Picks::default();
+    picks.indices.clear();
+    picks.values.clear();
     black_box(collect(sources, floor, usize::MAX, picks));
 }
 
@@ -117,7 +118,8 @@ fn main() {
     // After ten additions a magnitude that about 1 % reach; fewer after the first.
     let floor = magnitude(f32::from_bits(least) * 10.0);
     let accumulated = best(|| {
-        picks = Picks::default();
+        picks.indices.clear();
+        picks.values.clear();
         black_box(accumulate(&both, floor, usize::MAX, &mut picks));
     });
     say("accumulate", accumulated, add);

@@ -98,7 +98,8 @@
 //! * A sparse allreduce loses no gradient: what of a rank's picks is not in the result returns to its residual, in whole or as
 //!   the error of its rounding ([`sparse`]). Its peers depend on data, so that it is no schedule but a machine that asks for
 //!   messages and small collectives; `comm/sparse` carries them with ordinary operations, so every transport has it. Nothing
-//!   changes before all ranks know that the step counts.
+//!   changes before all ranks know that the step counts, in any tensor of the call; bytes of a peer that cannot be right end in an
+//!   error that names it.
 //! * `engine/driver.rs` is the only place where schedule, transport and kernel meet; `engine/clock.rs` is the only
 //!   reader of the clock; `transport::open` is the one list of providers.
 //!

@@ -31,8 +31,11 @@ pub(super) async fn run<E: Entries + Sync>(
     let range = (0, step.count);
     let parts = (0..).zip(messages.iter().zip(&sizes));
     let parts: Vec<E> = parts
-        .map(|(rank, (m, s))| {
-            E::decode(m, *s, terms.pack, range).map_err(|cause| faults::of_rank(rank, cause))
+        .map(|(rank, (m, s))| match rank == io.rank {
+            true => Ok(step.picks.rounded(terms.pack, range)),
+            false => {
+                E::decode(m, *s, terms.pack, range).map_err(|cause| faults::of_rank(rank, cause))
+            }
         })
         .collect::<Result<_>>()?;
     let (result, wild) = E::sum(&parts).settle();

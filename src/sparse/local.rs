@@ -115,9 +115,9 @@ fn clear(picks: &mut Picks) {
     picks.values.clear();
 }
 
-/// A tenth less: about half as many again are fetched where tails are normal.
+/// A twentieth less: about half as many again are fetched where tails are normal.
 fn lowered(threshold: u32) -> u32 {
-    (f32::from_bits(threshold) * 0.9).to_bits().max(1)
+    (f32::from_bits(threshold) * 0.95).to_bits().max(1)
 }
 
 /// By the estimate of a normal distribution, halved or raised by half while the count is far from k, and selected anew after

@@ -1,7 +1,7 @@
-//! Selection by magnitude: masks of whole vectors; of those with any pick, the picks are moved to the front and stored.
+//! Selection by magnitude: masks of whole vectors, whose picks are moved to the front and stored.
 //!
-//! The compression is done in a register and all of it stored: to memory it is microcoded on Zen 4. Most vectors at the
-//! densities in use have no pick, and are told from the others by one test.
+//! The compression is done in a register and all of it stored: to memory it is microcoded on Zen 4. At 1 % every seventh vector
+//! of 16 has a pick, at places that no branch can be predicted by, so that AVX-512 does the same for all of them.
 
 use crate::kernel::select::Block;
 use crate::kernel::select::Source;
@@ -57,8 +57,9 @@ pub(super) unsafe fn select_avx512<const SUMS: bool, const STORES: bool>(
         _mm512_set1_epi32(floor as i32 - 1),
     );
     let finite = _mm512_set1_epi32(LARGEST_FINITE);
-    let lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    let (mut at, mut count, mut not_finite) = (0, 0, 0u64);
+    let (one, sixteen) = (_mm512_set1_epi32(1), _mm512_set1_epi32(16));
+    let mut lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    let (mut at, mut count, mut wild) = (0, 0, _mm512_setzero_si512());
     while at + 16 <= places.count {
         // SAFETY: 16 elements from `at` on lie inside.
         let mut value = unsafe { _mm512_loadu_ps(places.a.add(at)) };
@@ -68,27 +69,24 @@ pub(super) unsafe fn select_avx512<const SUMS: bool, const STORES: bool>(
         }
         let bits = _mm512_and_si512(_mm512_castps_si512(value), magnitude);
         let is_wild = _mm512_cmpgt_epi32_mask(bits, finite);
+        wild = _mm512_mask_add_epi32(wild, is_wild, wild, one);
         if STORES {
             // SAFETY: as the load; what is not finite is left as it was.
             unsafe { _mm512_mask_storeu_ps(places.a.add(at), !is_wild, value) };
         }
-        let picked = _mm512_cmpgt_epi32_mask(bits, below);
-        if picked | is_wild != 0 {
-            not_finite += u64::from(is_wild.count_ones());
-            let picked = picked & !is_wild;
-            let offsets = _mm512_add_epi32(lanes, _mm512_set1_epi32(at as i32));
-            let offsets = _mm512_maskz_compress_epi32(picked, offsets);
-            let values = _mm512_maskz_compress_ps(picked, value);
-            // SAFETY: `count` is at most the elements done, and the arrays are a vector longer than a block.
-            unsafe { _mm512_storeu_si512(block.offsets.as_mut_ptr().add(count).cast(), offsets) };
-            // SAFETY: as above.
-            unsafe { _mm512_storeu_ps(block.values.as_mut_ptr().add(count), values) };
-            count += picked.count_ones() as usize;
-        }
+        let picked = _mm512_mask_cmpgt_epi32_mask(!is_wild, bits, below);
+        let offsets = _mm512_maskz_compress_epi32(picked, lanes);
+        let values = _mm512_maskz_compress_ps(picked, value);
+        // SAFETY: `count` is at most the elements done, and the arrays are a vector longer than a block.
+        unsafe { _mm512_storeu_si512(block.offsets.as_mut_ptr().add(count).cast(), offsets) };
+        // SAFETY: as above.
+        unsafe { _mm512_storeu_ps(block.values.as_mut_ptr().add(count), values) };
+        count += picked.count_ones() as usize;
+        lanes = _mm512_add_epi32(lanes, sixteen);
         at += 16;
     }
     block.count = count;
-    block.not_finite = not_finite;
+    block.not_finite = _mm512_reduce_add_epi32(wild) as u64;
     at
 }
 
