@@ -181,15 +181,7 @@ impl<E: Entries> Partial<E> {
             (theirs, wild) = (word(0), word(1));
         }
         let peer = from.or(to).unwrap_or(io.rank);
-        let most = [self.count, self.count.saturating_mul(io.ranks.into())];
-        if theirs > most[0] || wild > most[1] {
-            return Err(faults::of_rank(
-                peer,
-                format_args!(
-                    "it says {theirs} entries and {wild} values that are not finite, where at most {most:?} can be"
-                ),
-            ));
-        }
+        self.check_header(io, peer, (theirs, wild))?;
         self.not_finite += wild;
         // Where only one side sends, the other's part is not known to it: the length of what is sent decides.
         let length = |own: u64, theirs: u64| match (to, from) {
@@ -229,5 +221,19 @@ impl<E: Entries> Partial<E> {
             }
         };
         Ok((seen, other))
+    }
+
+    fn check_header(&self, io: &Io, peer: Rank, (entries, wild): (u64, u64)) -> Result<()> {
+        let most = (self.count, self.count.saturating_mul(io.ranks.into()));
+        if entries > most.0 || wild > most.1 {
+            return Err(faults::of_rank(
+                peer,
+                format_args!(
+                    "it says {entries} entries and {wild} values that are not finite, where at most {} and {} can be",
+                    most.0, most.1
+                ),
+            ));
+        }
+        Ok(())
     }
 }

@@ -119,6 +119,10 @@ impl Engine {
         TaskId(self.tasks.len() - 1)
     }
 
+    pub fn next_timeout(&self) -> Option<Time> {
+        None
+    }
+
     pub fn drive(&mut self, _now: Time) -> bool {
         let events = self.events.load(Ordering::Acquire);
         let moved = events != std::mem::replace(&mut self.handled, events);

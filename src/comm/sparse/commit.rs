@@ -16,7 +16,7 @@ const BLOCK: usize = 32 * 1024;
 pub(super) enum Outcome {
     /// It has no elements.
     Nothing,
-    Sparse(Finished<Stream>),
+    Sparse(Box<Finished<Stream>>),
     /// The sum is in the dense buffer; so many of its values are not finite.
     Dense {
         born: u64,
@@ -54,7 +54,7 @@ impl SparseAllreduce {
         for (unit, outcome) in outcomes.into_iter().enumerate() {
             match outcome {
                 Outcome::Nothing => {}
-                Outcome::Sparse(finished) => self.commit_sparse(&mut pending, unit, finished),
+                Outcome::Sparse(finished) => self.commit_sparse(&mut pending, unit, *finished),
                 Outcome::Dense { born } => self.commit_dense(&mut pending, unit, born),
             }
         }

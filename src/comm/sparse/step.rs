@@ -198,7 +198,7 @@ impl SparseAllreduce {
         if finished.is_void {
             return self.end_void(pending, finished.not_finite);
         }
-        pending.outcomes.push(Outcome::Sparse(finished));
+        pending.outcomes.push(Outcome::Sparse(Box::new(finished)));
         pending.unit += 1;
         Ok(())
     }
