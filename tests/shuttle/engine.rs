@@ -106,11 +106,6 @@ impl Engine {
         }
     }
 
-    /// Messages come without a clock.
-    pub fn next_timeout(&self) -> Option<Time> {
-        None
-    }
-
     pub fn submit(&mut self, event: u32) -> TaskId {
         self.tasks.push(Task {
             event,
