@@ -1,10 +1,11 @@
 //! Processes that fork while they hold a communicator, as data loaders make trainers do.
 
-use super::{Buffer, Call, Communicator, Fusion};
+use super::{Buffer, Call, Communicator, Fusion, PartialAllreduce};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::fusion::{FusionOptions, TensorSpec};
 use crate::memory::child::{kill, spawn, wait};
+use crate::partial::PartialOptions;
 use crate::types::{DataType, ReduceOp};
 use std::io::{Read, Write};
 use std::time::Duration;
@@ -99,6 +100,47 @@ fn a_forked_child_gets_an_error_from_every_call_and_the_parent_goes_on() {
             comm.barrier().unwrap();
         });
     }
+}
+
+#[test]
+fn a_forked_child_cannot_use_a_partial_allreduce_and_rounds_go_on_without_it() {
+    both("fork-partial", false, |comm| {
+        let options = PartialOptions::default();
+        let made = PartialAllreduce::new(&comm, DataType::F32, 4, options).unwrap();
+        let mut partial = Some(made);
+        let buffer = comm.alloc(16).unwrap();
+        buffer.write(0, &[1.0f32; 4]);
+        partial.as_ref().unwrap().submit(&buffer).unwrap();
+        let code = wait(spawn(|| {
+            let partial = partial.take().unwrap();
+            let (one, is_refused) = (std::slice::from_ref(&buffer), Some(Error::Forked));
+            let checks = [
+                partial.submit(&buffer).err() == is_refused,
+                partial.submit_parts(one).err() == is_refused,
+                partial.next(&buffer).err() == is_refused,
+                partial.next_parts(one).err() == is_refused,
+                partial.try_next(&buffer).err() == is_refused,
+                partial.exchange(&buffer, &buffer).err() == is_refused,
+                partial.catch_up(&buffer, |_| ()).err() == is_refused,
+                partial.finish(&buffer, |_| ()).err() == is_refused,
+                partial.lag() == 0,
+            ];
+            drop(partial);
+            (checks.iter().position(|good| !good)).map_or(77, |at| at as i32)
+        }));
+        assert_eq!(
+            code,
+            Some(77),
+            "the number of the call that was not refused"
+        );
+        let partial = partial.unwrap();
+        assert_eq!(partial.next(&buffer).unwrap().unwrap().round, 0);
+        for round in 1..10 {
+            let report = partial.exchange(&buffer, &buffer).unwrap().unwrap();
+            assert_eq!(report.round, round);
+        }
+        partial.finish(&buffer, |_| ()).unwrap();
+    });
 }
 
 #[test]

@@ -7,6 +7,7 @@
 //! Read first: [`Communicator::start`].
 
 mod alarm;
+mod attended;
 mod bind;
 mod buffer;
 mod call;

@@ -286,6 +286,43 @@ fn notices_that_cannot_be_are_errors() {
 }
 
 #[test]
+fn a_rank_that_activates_twice_or_late_or_without_having_arrived_changes_nothing() {
+    let mut machine = machine(0, 8, |o| o.policy = Policy::Majority);
+    let activate = |machine: &mut Machine, round| {
+        let notice = Notice::Activate(round);
+        machine.handle_notice(4, notice, Time(0)).unwrap();
+        actions(machine)
+    };
+    let told = activate(&mut machine, 0);
+    let own = told.iter().find_map(|action| match action {
+        Action::Begin { header, .. } => Some(*header),
+        Action::Tell { .. } => None,
+    });
+    let own = own.expect("whoever initiates, the round begins once");
+    assert_eq!(
+        activate(&mut machine, 0),
+        [],
+        "again, while it is under way"
+    );
+    end(&mut machine, own, 8);
+    assert_eq!(activate(&mut machine, 0), [], "again, when it has ended");
+    // What it says it has: nothing, a second time, or of another round.
+    submit(&mut machine);
+    let told = activate(&mut machine, 1);
+    assert!(matches!(told[..], [Action::Begin { .. }]), "{told:?}");
+    let mut headers = vec![
+        Header {
+            round: 1,
+            ..Header::default()
+        };
+        8
+    ];
+    headers[4].round = 0;
+    let error = machine.handle_completed(&headers).unwrap_err();
+    assert!(error.to_string().contains("rank 4"), "{error}");
+}
+
+#[test]
 fn random_initiators_are_uniform_and_depend_on_nothing_but_their_arguments() {
     const RANKS: usize = 32;
     let mut counts = [0u32; RANKS];

@@ -85,3 +85,35 @@ fn what_cannot_be_trained_is_refused_before_ranks_start() {
     assert_eq!(code, Some(1));
     assert!(stderr.contains("virtual time"), "{stderr}");
 }
+
+#[test]
+fn the_identities_of_the_skew_are_exact_in_virtual_time() {
+    let (code, stdout, stderr) = run(
+        "experiment skew --sim --rounds 640 --sizes 64,1M --policies full,solo,8,majority,random --json -",
+    );
+    assert_eq!(code, Some(0), "{stderr}");
+    let document: Value = serde_json::from_str(&stdout).unwrap();
+    let rows = document["results"].as_array().unwrap();
+    assert_eq!(rows.len(), 10);
+    let number = |row: &Value, key: &str| row[key].as_f64().unwrap();
+    for row in rows {
+        assert_eq!(row["wrong"], 0, "{row}");
+        assert!(number(row, "identity_deviation").abs() < 1e-9, "{row}");
+        let nap = match row["policy"].as_str().unwrap() {
+            "full" => 32.0,
+            "solo" => 1.0,
+            "8" => 8.0,
+            "majority" => 16.0,
+            _ => continue,
+        };
+        assert_eq!(number(row, "nap_mean"), nap, "{row}");
+    }
+    let t = number(&rows[1], "initiator_p50_ms");
+    assert!((0.296..0.297).contains(&t), "{t}");
+    assert!(
+        number(&rows[6], "initiator_p50_ms") > t + 0.1,
+        "1 MiB takes longer"
+    );
+    assert!(number(&rows[1], "reduction_vs_full") > 50.0);
+    assert!(number(&rows[3], "reduction_vs_full") > 3.5);
+}

@@ -10,6 +10,7 @@ mod service;
 
 pub use report::{FlushReport, StepReport};
 
+use super::attended::Attended;
 use super::{Buffer, Communicator};
 use crate::engine::Clock;
 use crate::error::{Error, Result};
@@ -19,7 +20,6 @@ use crate::time::Time;
 use seat::Seat;
 use service::Service;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 /// Reduces a declared set of tensors, step after step. See [`Fusion::new`].
 ///
@@ -28,11 +28,9 @@ use std::thread::JoinHandle;
 /// from is not touched.
 #[derive(Debug)]
 pub struct Fusion {
-    seat: Arc<Seat>,
+    seat: Attended<Seat>,
     set: Arc<TensorSet>,
     clock: Clock,
-    process: ProcessMark,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl Fusion {
@@ -106,19 +104,9 @@ impl Fusion {
         check_declarations(&comm, &set, machine.options(), plan_fingerprint)?;
         let clock = Clock::monotonic();
         let service = Service::new(comm.clone(), machine, clock.clone())?;
-        let seat = Arc::new(Seat::new(comm, service, set.len()));
-        let driven = seat.clone();
-        let thread = std::thread::Builder::new()
-            .name("linerate-fusion".into())
-            .spawn(move || driven.run())
-            .map_err(|cause| Error::os("starting the thread of the fusion buffer", cause))?;
-        Ok(Fusion {
-            seat,
-            set,
-            clock,
-            process: ProcessMark::current()?,
-            thread: Some(thread),
-        })
+        let seat = Seat::new(comm, service, set.len());
+        let seat = Attended::start(seat, ProcessMark::current()?, "linerate-fusion")?;
+        Ok(Fusion { seat, set, clock })
     }
 
     /// The gradient of a tensor is ready: `buffer` holds it, and will hold the reduction when [`wait`](Fusion::wait)
@@ -144,7 +132,7 @@ impl Fusion {
                 buffer.len_bytes()
             )));
         }
-        self.process.check()?;
+        self.seat.process().check()?;
         let now = self.clock.now();
         if self.seat.announce(tensor, buffer, now)? {
             return Ok(());
@@ -161,7 +149,7 @@ impl Fusion {
     /// # Errors
     /// The error that ended the service, if one did.
     pub fn end_of_backward(&self) -> Result<()> {
-        self.process.check()?;
+        self.seat.process().check()?;
         self.seat.end(self.clock.now())
     }
 
@@ -173,27 +161,13 @@ impl Fusion {
     /// error of its duplicate of the communicator. The fusion buffer must then be made anew; the communicator itself is
     /// still good, unless a rank has died.
     pub fn wait(&self) -> Result<StepReport> {
-        self.process.check()?;
+        self.seat.process().check()?;
         self.seat.wait(self.clock.now())
     }
 
     /// The time on the clock of the reports, which starts when the fusion buffer is made.
     pub fn now(&self) -> Time {
         self.clock.now()
-    }
-}
-
-impl Drop for Fusion {
-    fn drop(&mut self) {
-        if self.process.is_forked() {
-            // The thread, and perhaps the lock, are the parent's.
-            return std::mem::forget((self.seat.clone(), self.thread.take()));
-        }
-        self.seat.stop();
-        if let Some(thread) = self.thread.take() {
-            // Its panic was told to the callers already.
-            let _ = thread.join();
-        }
     }
 }
 

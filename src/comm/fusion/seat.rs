@@ -6,6 +6,7 @@
 
 use super::StepReport;
 use super::service::{Inbox, Service, Turn};
+use crate::comm::attended::Attend;
 use crate::comm::{Buffer, Communicator};
 use crate::error::{Error, Result};
 use crate::time::Time;
@@ -281,6 +282,16 @@ impl State {
         }
         service.take(&mut self.inbox);
         !service.is_due(now) && service.next_deadline().is_none_or(|due| until <= due)
+    }
+}
+
+impl Attend for Seat {
+    fn run(&self) {
+        Seat::run(self);
+    }
+
+    fn stop(&self) {
+        Seat::stop(self);
     }
 }
 

@@ -7,16 +7,15 @@ mod memory;
 mod rounds;
 mod seat;
 
+use super::attended::Attended;
 use super::{Buffer, Communicator};
 use crate::error::{Error, Result};
-use crate::memory::{ProcessMark, View};
+use crate::memory::View;
 use crate::partial::{Machine, PartialOptions, RoundReport};
 use crate::types::DataType;
 use memory::Memory;
 use rounds::Rounds;
 use seat::Seat;
-use std::sync::Arc;
-use std::thread::JoinHandle;
 
 /// Sums gradients over ranks, round after round, without waiting for slow ranks longer than its policy says. See
 /// [`PartialAllreduce::new`].
@@ -25,11 +24,9 @@ use std::thread::JoinHandle;
 /// submit contributes what it has. A process that is stopped stalls them; after the timeout all ranks have an error that names it.
 /// Dropping it in the middle of a round fails it on all ranks; the communicator that it was made from is not touched.
 pub struct PartialAllreduce {
-    seat: Arc<Seat>,
+    seat: Attended<Seat>,
     bytes: usize,
     element_bytes: usize,
-    process: ProcessMark,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl PartialAllreduce {
@@ -90,18 +87,11 @@ impl PartialAllreduce {
         let now = comm.inner.shared.clock.now();
         let rounds = Rounds::new(comm.clone(), machine, memory, now)?;
         let process = comm.inner.shared.process;
-        let seat = Arc::new(Seat::new(comm, rounds));
-        let driven = seat.clone();
-        let thread = std::thread::Builder::new()
-            .name("linerate-partial".into())
-            .spawn(move || driven.run())
-            .map_err(|cause| Error::os("starting the thread of a partial allreduce", cause))?;
+        let seat = Attended::start(Seat::new(comm, rounds), process, "linerate-partial")?;
         Ok(PartialAllreduce {
             seat,
             bytes,
             element_bytes: dtype.size_bytes(),
-            process,
-            thread: Some(thread),
         })
     }
 
@@ -191,13 +181,16 @@ impl PartialAllreduce {
         Ok(())
     }
 
-    /// Rounds that have ended here less submits: how far this rank is behind, 0 if it is not.
+    /// Rounds that have ended here less submits: how far this rank is behind, 0 if it is not, and in a forked child.
     pub fn lag(&self) -> u64 {
+        if self.seat.process().is_forked() {
+            return 0; // The lock may be the parent's.
+        }
         self.seat.lag()
     }
 
     fn check(&self, buffers: &[Buffer]) -> Result<()> {
-        self.process.check()?;
+        self.seat.process().check()?;
         let lengths = buffers.iter().map(Buffer::len_bytes);
         let (is_whole, bytes) = lengths.fold((true, 0), |(is_whole, sum), bytes| {
             let is_multiple = bytes.is_multiple_of(self.element_bytes);
@@ -219,19 +212,5 @@ impl std::fmt::Debug for PartialAllreduce {
         f.debug_struct("PartialAllreduce")
             .field("bytes", &self.bytes)
             .finish_non_exhaustive()
-    }
-}
-
-impl Drop for PartialAllreduce {
-    fn drop(&mut self) {
-        if self.process.is_forked() {
-            // The thread, and perhaps the lock, are the parent's.
-            return std::mem::forget((self.seat.clone(), self.thread.take()));
-        }
-        self.seat.stop();
-        if let Some(thread) = self.thread.take() {
-            // Its panic was told to the others already.
-            let _ = thread.join();
-        }
     }
 }

@@ -3,6 +3,7 @@
 //! leaves it alone, so that nobody is woken for nothing.
 
 use super::rounds::Rounds;
+use crate::comm::attended::Attend;
 use crate::comm::{Buffer, Communicator};
 use crate::error::{Error, Result};
 use crate::memory::View;
@@ -280,6 +281,16 @@ fn parts_of(buffers: &[View], vector: View) -> impl Iterator<Item = (View, View)
 
 fn has_news(engine: &crate::engine::Engine, ended: u64) -> bool {
     engine.has_notices() || engine.ended_count() != ended || engine.failure().is_some()
+}
+
+impl Attend for Seat {
+    fn run(&self) {
+        Seat::run(self);
+    }
+
+    fn stop(&self) {
+        Seat::stop(self);
+    }
 }
 
 /// Tells callers and peers of a panic, so that none waits for ever.

@@ -4,6 +4,8 @@
 //! Every result is checked against its bits: rank r contributes r + 1 for each generation, and which generations are in a
 //! round follows from who was active in it and in the one before.
 
+mod simulate;
+
 use super::arithmetic::{Measured, expected_ms, summarise};
 use crate::binding::Bind;
 use crate::flags::JobArgs;
@@ -36,6 +38,12 @@ pub struct SkewArgs {
     /// Local ranks to spawn; default 32. Under a launcher it must equal WORLD_SIZE
     #[arg(long, value_name = "N")]
     ranks: Option<u32>,
+    /// In virtual time, exactly: signals take no time, and rounds take --sim-t-ms and the vector twice over 100 Gbit/s
+    #[arg(long)]
+    sim: bool,
+    /// How long a round of no bytes takes with --sim, milliseconds; default: what the paper's factor for solo says
+    #[arg(long, default_value_t = 0.296, requires = "sim")]
+    sim_t_ms: f64,
     /// Measured rounds of each policy and size
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     rounds: u32,
@@ -64,6 +72,8 @@ struct Row {
     name: String,
     policy: Policy,
     bytes: u64,
+    /// Of those that were measured.
+    first_round: u64,
     measured: Measured,
     wrong: u64,
 }
@@ -79,6 +89,9 @@ pub fn run(args: &SkewArgs) -> ExitCode {
             return ExitCode::from(USAGE);
         }
     };
+    if args.sim {
+        return finish(simulate::simulate_all(args, ranks), args, ranks);
+    }
     if let Some(reason) = settings::unavailable_reason(&config.transport) {
         output::print_error(&format!("error: {reason}"));
         return ExitCode::from(FAILED);
@@ -86,7 +99,12 @@ pub fn run(args: &SkewArgs) -> ExitCode {
     if settings::launched_rank().is_none() && ranks > 1 {
         return ExitCode::from(launch::spawn_self(ranks, args.bind));
     }
-    match measure_all(args, config)
+    finish(measure_all(args, config), args, ranks)
+}
+
+/// Prints what was found.
+fn finish(rows: linerate::Result<Vec<Row>>, args: &SkewArgs, ranks: u32) -> ExitCode {
+    match rows
         .map_err(|error| error.to_string())
         .and_then(|rows| report(args, &rows, ranks))
     {
@@ -105,6 +123,9 @@ fn check(args: &SkewArgs) -> Result<(u32, Config), String> {
     let ranks = settings::check_ranks(asked, launched)?;
     if !(0.0..=1000.0).contains(&args.skew_ms) {
         return Err(format!("--skew-ms is {}: from 0 to 1000", args.skew_ms));
+    }
+    if !(0.0..=1000.0).contains(&args.sim_t_ms) {
+        return Err(format!("--sim-t-ms is {}: from 0 to 1000", args.sim_t_ms));
     }
     if let Some(size) = args
         .sizes
@@ -125,7 +146,9 @@ fn check(args: &SkewArgs) -> Result<(u32, Config), String> {
     }
     let config = args.job.config()?;
     if config.transport == "sim" {
-        return Err("the skew is of real time: --transport shm or tcp".into());
+        return Err(
+            "the skew is of real time: --transport shm or tcp; in virtual time: --sim".into(),
+        );
     }
     args.job.check_json()?;
     // Two snapshots, three results, the neutral element, a gradient and an update of each rank.
@@ -167,6 +190,7 @@ fn measure_all(args: &SkewArgs, config: Config) -> linerate::Result<Vec<Row>> {
                 name: name.clone(),
                 policy,
                 bytes,
+                first_round: WARM_UP_ROUNDS,
                 measured,
                 wrong,
             });
@@ -274,7 +298,7 @@ fn gather(comm: &Communicator, own: &[f64]) -> linerate::Result<Vec<Vec<f64>>> {
 
 impl Row {
     fn expected_ms(&self, args: &SkewArgs, ranks: u32) -> f64 {
-        let rounds = WARM_UP_ROUNDS..WARM_UP_ROUNDS + u64::from(args.rounds);
+        let rounds = self.first_round..self.first_round + u64::from(args.rounds);
         expected_ms(
             self.policy,
             rounds,
@@ -282,6 +306,11 @@ impl Row {
             args.skew_ms,
             self.measured.initiator_p50_ms,
         )
+    }
+
+    /// By what part the mean is off what follows from the skew and t; that holds while t is below the skew.
+    fn deviation(&self, args: &SkewArgs, ranks: u32) -> f64 {
+        self.measured.mean_ms / self.expected_ms(args, ranks) - 1.0
     }
 }
 
@@ -302,11 +331,12 @@ fn report(args: &SkewArgs, rows: &[Row], ranks: u32) -> Result<u8, String> {
     let entries = rows.iter().map(|row| entry(args, rows, row, ranks));
     args.job.write_json(&json!({
             "experiment": "skew",
-            "ranks": ranks,
-            "rounds": args.rounds,
-            "skew_ms": args.skew_ms,
-            "version": env!("CARGO_PKG_VERSION"),
-            "results": entries.collect::<Vec<Value>>(),
+        "ranks": ranks,
+        "rounds": args.rounds,
+        "skew_ms": args.skew_ms,
+        "virtual_time": args.sim,
+        "version": env!("CARGO_PKG_VERSION"),
+        "results": entries.collect::<Vec<Value>>(),
     }))?;
     Ok(if rows.iter().all(|row| row.wrong == 0) {
         0
@@ -322,6 +352,7 @@ fn entry(args: &SkewArgs, rows: &[Row], row: &Row, ranks: u32) -> Value {
         "bytes": row.bytes,
         "mean_latency_ms": row.measured.mean_ms,
         "expected_latency_ms": row.expected_ms(args, ranks),
+        "identity_deviation": row.deviation(args, ranks),
         "initiator_p50_ms": row.measured.initiator_p50_ms,
         "nap_mean": row.measured.nap_mean,
         "reduction_vs_full": reduction(rows, row),
@@ -333,13 +364,14 @@ fn table(args: &SkewArgs, rows: &[Row], ranks: u32) -> String {
     let mut text = format!(
         "# {ranks} ranks, {} rounds, rank i arrives (i+1) * {} ms after a barrier; expected: from the skew and t\n\
          # paper, 32 ranks: solo {PAPER_SOLO}x with NAP 1, majority (by a random initiator) {PAPER_MAJORITY}x with NAP 16\n\
-         {:>10} {:>10} {:>10} {:>10} {:>10} {:>8} {:>10} {:>7}\n",
+         {:>10} {:>10} {:>10} {:>10} {:>8} {:>10} {:>8} {:>10} {:>7}\n",
         args.rounds,
         args.skew_ms,
         "policy",
         "bytes",
         "mean ms",
         "expected",
+        "off",
         "t ms",
         "NAP",
         "vs full",
@@ -348,11 +380,12 @@ fn table(args: &SkewArgs, rows: &[Row], ranks: u32) -> String {
     for row in rows {
         let vs_full = reduction(rows, row).map_or("-".into(), |factor| format!("{factor:.2}x"));
         text += &format!(
-            "{:>10} {:>10} {:>10.3} {:>10.3} {:>10.3} {:>8.2} {:>10} {:>7}\n",
+            "{:>10} {:>10} {:>10.3} {:>10.3} {:>7.1}% {:>10.3} {:>8.2} {:>10} {:>7}\n",
             row.name,
             row.bytes,
             row.measured.mean_ms,
             row.expected_ms(args, ranks),
+            100.0 * row.deviation(args, ranks),
             row.measured.initiator_p50_ms,
             row.measured.nap_mean,
             vs_full,

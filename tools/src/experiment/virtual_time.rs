@@ -33,8 +33,8 @@ pub struct Job {
 #[derive(Clone, Debug, Default)]
 pub struct History {
     pub rounds: Vec<RoundReport>,
-    /// From each submit to its result, of all ranks and steps.
-    pub waits: Vec<Duration>,
+    /// From each submit to its result: by rank, then by step.
+    pub waits: Vec<Vec<Duration>>,
     /// When the last rank had its last result.
     pub end: Time,
 }
@@ -42,8 +42,9 @@ pub struct History {
 impl History {
     /// The mean wait, in milliseconds.
     pub fn mean_wait_ms(&self) -> f64 {
-        let total: Duration = self.waits.iter().sum();
-        total.as_secs_f64() * 1e3 / self.waits.len() as f64
+        let total: Duration = self.waits.iter().flatten().sum();
+        let count: usize = self.waits.iter().map(Vec::len).sum();
+        total.as_secs_f64() * 1e3 / count as f64
     }
 
     /// The mean number of ranks whose gradient was there in time.
@@ -112,7 +113,10 @@ pub fn run(job: &Job, compute: impl Fn(Rank, u64) -> Duration) -> linerate::Resu
         events: BinaryHeap::new(),
         made: 0,
         now: Time(0),
-        history: History::default(),
+        history: History {
+            waits: vec![Vec::new(); job.ranks as usize],
+            ..History::default()
+        },
     };
     (0..job.ranks).for_each(|rank| world.begin_step(rank));
     while let Some(Reverse((at, _, event))) = world.events.pop() {
@@ -200,7 +204,7 @@ impl<F: Fn(Rank, u64) -> Duration> World<'_, F> {
             place.is_waiting = false;
             place.step += 1;
             let wait = self.now.since(place.submitted_at);
-            self.history.waits.push(wait);
+            self.history.waits[rank as usize].push(wait);
             self.history.end = self.now;
             self.end_step(rank);
             // A place for a result is free again.
@@ -321,7 +325,7 @@ mod tests {
         assert_eq!(full.end, Time(0).after(MS * 2000));
         let speedup = full.end.0 as f64 / solo.end.0 as f64;
         assert!((speedup / (10.0 / 6.5) - 1.0).abs() < 0.02, "{speedup}");
-        assert_eq!(solo.waits.len(), 1600);
+        assert!(solo.waits.iter().all(|waits| waits.len() == 200));
         assert_eq!(solo.rounds.len(), 200);
     }
 }
