@@ -330,7 +330,7 @@ fn report(args: &SkewArgs, rows: &[Row], ranks: u32) -> Result<u8, String> {
     args.job.print(&table(args, rows, ranks))?;
     let entries = rows.iter().map(|row| entry(args, rows, row, ranks));
     args.job.write_json(&json!({
-            "experiment": "skew",
+        "experiment": "skew",
         "ranks": ranks,
         "rounds": args.rounds,
         "skew_ms": args.skew_ms,
