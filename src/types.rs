@@ -347,6 +347,14 @@ impl Collective {
             Collective::Broadcast | Collective::Reduce | Collective::Gather | Collective::Scatter
         )
     }
+
+    /// Whether a buffer holds a part for each rank, and not one vector.
+    pub const fn has_parts(self) -> bool {
+        !matches!(
+            self,
+            Collective::AllReduce | Collective::Broadcast | Collective::Reduce
+        )
+    }
 }
 
 impl fmt::Display for Collective {

@@ -85,7 +85,7 @@ fn found<'a>(
 }
 
 /// Every algorithm that can run, in the order of the table, if the callers' buffers are `registered` on all ranks or on none.
-/// Where a window slot is too small the engine cuts the call.
+/// Where a window slot is too small the engine cuts the call, which is not worth it where registered buffers hold a part per rank.
 pub fn candidates(
     request: &Request,
     bytes: u64,
@@ -156,7 +156,10 @@ fn segments(
     }
     let window_bytes = algorithm.window_elements(request.ranks, bytes);
     let segments = window_bytes.div_ceil(available.window_bytes.max(1)).max(1);
-    (available.window_bytes > 0).then_some(segments)
+    // Registered parts are read where they lie: cut through windows, an all-gather of 16 MiB on 8 ranks took 5.9 ms instead
+    // of 1.5, which no price of both says.
+    let is_worth_cutting = !registered || !request.collective.has_parts();
+    (available.window_bytes > 0 && (segments == 1 || is_worth_cutting)).then_some(segments)
 }
 
 #[cfg(test)]
@@ -276,6 +279,8 @@ mod tests {
         let windows = candidates(&request, 1 << 20, &models.apart, &HOST, false);
         let window = windows.iter().find(|c| c.algorithm.name == "window");
         assert_eq!(window.unwrap().segments, 16);
+        let registered = candidates(&request, 1 << 20, &models.apart, &HOST, true);
+        assert!(registered.iter().all(|c| c.segments == 1));
     }
 
     #[test]

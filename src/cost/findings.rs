@@ -110,7 +110,7 @@ const CORES: u32 = 2;
 
 /// Of the machine of the built-in prices: where the choice lost more than an eighth in the medians of ten sweeps of
 /// `linerate explain --all`, or in a sweep of `tools/speed --choice`, whose all-to-all leaves its inputs as they are.
-pub(super) const BUILT_IN: [Finding; 23] = [
+pub(super) const BUILT_IN: [Finding; 25] = [
     found(Collective::AllReduce, 2, CALLER, 16 << 20, "window"),
     found(Collective::AllReduce, 3, CALLER, 32 << 10, "window-split"),
     found(Collective::AllGather, 4, REGISTERED, 128, "direct"),
@@ -119,15 +119,17 @@ pub(super) const BUILT_IN: [Finding; 23] = [
     found(Collective::AllToAll, 2, REGISTERED, 128 << 10, "window"),
     found(Collective::AllToAll, 2, CALLER, 8 << 20, "window"),
     found(Collective::AllToAll, 2, CALLER, 32 << 20, "window"),
+    found(Collective::AllToAll, 3, CALLER, 683 << 10, "pairwise"),
+    found(Collective::AllToAll, 8, REGISTERED, 256 << 10, "direct"),
     found(Collective::AllToAll, 8, CALLER, 128 << 10, "window"),
     found(Collective::AllToAll, 8, CALLER, 1 << 20, "window"),
-    found(Collective::Broadcast, 3, REGISTERED, 32 << 10, "tree"),
     found(Collective::Reduce, 4, CALLER, 2 << 20, "tree"),
     found(Collective::Reduce, 8, CALLER, 32 << 10, "tree"),
     found(Collective::Reduce, 8, CALLER, 256 << 10, "tree"),
     found(Collective::Reduce, 8, CALLER, 2 << 20, "tree"),
     found(Collective::ReduceScatter, 2, CALLER, 512 << 10, "ring"),
     found(Collective::ReduceScatter, 2, CALLER, 4 << 20, "ring"),
+    found(Collective::ReduceScatter, 3, CALLER, 683 << 10, "pairwise"),
     found(Collective::ReduceScatter, 4, REGISTERED, 128, "direct"),
     found(Collective::ReduceScatter, 4, REGISTERED, 1 << 10, "direct"),
     found(Collective::ReduceScatter, 4, CALLER, 256 << 10, "ring"),
