@@ -13,6 +13,8 @@ mod plot;
 mod skew;
 mod virtual_time;
 
+use crate::output;
+use crate::settings::{self, FAILED};
 use clap::{Args, Subcommand};
 use std::process::ExitCode;
 
@@ -40,4 +42,14 @@ pub fn run(args: &ExperimentArgs) -> ExitCode {
         Name::EagerSgd(args) => eager_sgd::run(args),
         Name::Oktopk(args) => oktopk::run(args),
     }
+}
+
+/// What an experiment ends with, told if it failed.
+fn end(result: Result<(), String>) -> ExitCode {
+    let Err(reason) = result else {
+        return ExitCode::SUCCESS;
+    };
+    let who = settings::launched_rank().map_or(String::new(), |rank| format!("rank {rank}: "));
+    output::print_error(&format!("{who}error: {reason}"));
+    ExitCode::from(FAILED)
 }

@@ -23,6 +23,17 @@ pub struct Chart {
     pub lines: Vec<Line>,
 }
 
+/// Whether pictures can be put where `--plots` says.
+pub fn check_folder(folder: Option<&Path>) -> Result<(), String> {
+    match folder.filter(|folder| !folder.is_dir()) {
+        None => Ok(()),
+        Some(folder) => Err(format!(
+            "--plots '{}': not a folder that exists",
+            folder.display()
+        )),
+    }
+}
+
 impl Chart {
     /// Draws it into a file.
     pub fn write(&self, path: &Path) -> Result<(), String> {

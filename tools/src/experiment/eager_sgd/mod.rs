@@ -10,7 +10,7 @@ mod scale;
 mod train;
 
 use crate::flags::JobArgs;
-use crate::settings::{self, FAILED, USAGE, parse_positive};
+use crate::settings::{self, USAGE, parse_positive};
 use crate::{launch, output};
 use clap::{Args, ValueEnum};
 use linerate::Config;
@@ -90,12 +90,7 @@ pub fn run(args: &EagerSgdArgs) -> ExitCode {
     } else {
         rank::run_rank(args, config)
     };
-    let Err(reason) = result else {
-        return ExitCode::SUCCESS;
-    };
-    let who = settings::launched_rank().map_or(String::new(), |rank| format!("rank {rank}: "));
-    output::print_error(&format!("{who}error: {reason}"));
-    ExitCode::from(FAILED)
+    super::end(result)
 }
 
 fn prepare(args: &EagerSgdArgs) -> Result<(u32, Config), String> {
@@ -110,12 +105,7 @@ fn prepare(args: &EagerSgdArgs) -> Result<(u32, Config), String> {
     }
     let config = args.job.config()?;
     args.job.check_json()?;
-    if let Some(folder) = args.plots.as_deref().filter(|folder| !folder.is_dir()) {
-        return Err(format!(
-            "--plots '{}': not a folder that exists",
-            folder.display()
-        ));
-    }
+    super::plot::check_folder(args.plots.as_deref())?;
     let bytes = plan::memory_bytes(&args.workload, ranks);
     settings::check_memory(
         &format!("the samples of {ranks} ranks"),

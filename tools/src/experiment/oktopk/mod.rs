@@ -19,7 +19,7 @@ mod timed;
 mod training;
 
 use crate::flags::JobArgs;
-use crate::settings::{self, FAILED, USAGE, parse_positive};
+use crate::settings::{self, USAGE, parse_positive};
 use crate::{launch, output};
 use clap::{Args, ValueEnum};
 use linerate::Config;
@@ -112,12 +112,7 @@ pub fn run(args: &OkTopkArgs) -> ExitCode {
             None => Ok(()),
         })
     };
-    let Err(reason) = result else {
-        return ExitCode::SUCCESS;
-    };
-    let who = settings::launched_rank().map_or(String::new(), |rank| format!("rank {rank}: "));
-    output::print_error(&format!("{who}error: {reason}"));
-    ExitCode::from(FAILED)
+    super::end(result)
 }
 
 fn prepare(args: &OkTopkArgs) -> Result<(u32, Config), String> {
@@ -126,12 +121,7 @@ fn prepare(args: &OkTopkArgs) -> Result<(u32, Config), String> {
     let ranks = settings::check_ranks(asked, settings::launched_ranks()?)?;
     let config = args.job.config()?;
     args.job.check_json()?;
-    if let Some(folder) = args.plots.as_deref().filter(|folder| !folder.is_dir()) {
-        return Err(format!(
-            "--plots '{}': not a folder that exists",
-            folder.display()
-        ));
-    }
+    super::plot::check_folder(args.plots.as_deref())?;
     Ok((ranks, config))
 }
 
