@@ -140,7 +140,8 @@ pub mod wire;
 
 pub use comm::{
     Buffer, Call, Communicator, Explanation, FlushReport, Fusion, Group, Operation,
-    PartialAllreduce, Simulation, SparseAllreduce, SparseResult, StepReport, StepTimes, Transfer,
+    PartialAllreduce, PartialFusion, PartialFusionOptions, Simulation, SparseAllreduce,
+    SparseResult, StepReport, StepTimes, Transfer,
 };
 pub use config::Config;
 pub use error::{Error, Result};

@@ -40,7 +40,7 @@ pub use fusion::{FlushReport, Fusion, StepReport};
 pub use group::Group;
 pub use host::last_level_cache_bytes;
 pub use operation::Operation;
-pub use partial::PartialAllreduce;
+pub use partial::{PartialAllreduce, PartialFusion, PartialFusionOptions};
 pub use plans::{Explanation, Path};
 pub use prices::host as price_host;
 pub use simulation::Simulation;

@@ -101,7 +101,8 @@ impl Fusion {
         plan_fingerprint: u64,
     ) -> Result<Fusion> {
         let comm = comm.duplicate()?;
-        check_declarations(&comm, &set, machine.options(), plan_fingerprint)?;
+        let fingerprint = set.fingerprint(machine.options()) ^ plan_fingerprint;
+        check_declarations(&comm, &set, fingerprint, "FusionOptions or plans")?;
         let clock = Clock::monotonic();
         let service = Service::new(comm.clone(), machine, clock.clone())?;
         let seat = Seat::new(comm, service, set.len());
@@ -171,15 +172,15 @@ impl Fusion {
     }
 }
 
-/// Compares the declarations of all ranks: first one hash of everything; if that differs, per tensor for the error.
-fn check_declarations(
+/// Compares the declarations of all ranks: first one hash of everything; if that differs, per tensor for the error. What else
+/// is in the hash has the name `others`.
+pub(super) fn check_declarations(
     comm: &Communicator,
     set: &TensorSet,
-    options: &FusionOptions,
-    plan_fingerprint: u64,
+    fingerprint: u64,
+    others: &str,
 ) -> Result<()> {
-    let hash = set.fingerprint(options) ^ plan_fingerprint;
-    let all = comm.gather_words(&[set.len() as u64, hash])?;
+    let all = comm.gather_words(&[set.len() as u64, fingerprint])?;
     let (count, first) = (all[0], all[1]);
     if all.chunks_exact(2).all(|rank| rank == [count, first]) {
         return Ok(());
@@ -203,7 +204,7 @@ fn check_declarations(
             )));
         }
     }
-    Err(Error::invalid(
-        "ranks use different FusionOptions or plans: all fields and the plan must be equal on all ranks",
-    ))
+    Err(Error::invalid(format!(
+        "ranks use different {others}: every field must be equal on all ranks"
+    )))
 }

@@ -1,11 +1,14 @@
 //! [`PartialAllreduce`]: an allreduce in which fast ranks do not wait for slow ones.
 //!
 //! What a round is, when it begins and what enters it is in [`crate::partial`]; here bytes move. `rounds.rs` starts and ends
-//! the operations of rounds, `memory.rs` has the buffers, `seat.rs` the threads.
+//! the operations of rounds, `memory.rs` has the buffers, `seat.rs` the threads; `fusion.rs` packs a model's gradients.
 
+mod fusion;
 mod memory;
 mod rounds;
 mod seat;
+
+pub use fusion::{PartialFusion, PartialFusionOptions};
 
 use super::attended::Attended;
 use super::{Buffer, Communicator};
@@ -106,7 +109,7 @@ impl PartialAllreduce {
     }
 
     /// The same for a gradient in several buffers, which together are as long: one decision for all of them, so that all
-    /// layers of a step are in the same round or none. (Where each may be in another round, make one instance for each.)
+    /// layers of a step are in the same round or none. [`PartialFusion`] does it for named tensors, which come in any order.
     pub fn submit_parts(&self, gradient: &[Buffer]) -> Result<u64> {
         self.check(gradient)?;
         let parts: Vec<View> = gradient.iter().map(Buffer::view).collect();
@@ -164,14 +167,24 @@ impl PartialAllreduce {
     /// # Errors
     /// As [`next`](PartialAllreduce::next); [`Error::InvalidArgument`] on all ranks if another rank has submitted a gradient
     /// instead.
-    pub fn finish(&self, update: &Buffer, mut visit: impl FnMut(RoundReport)) -> Result<()> {
-        self.check(std::slice::from_ref(update))?;
+    pub fn finish(&self, update: &Buffer, visit: impl FnMut(RoundReport)) -> Result<()> {
+        self.finish_parts(std::slice::from_ref(update), visit)
+    }
+
+    /// The same, into several buffers which together are as long.
+    pub fn finish_parts(
+        &self,
+        update: &[Buffer],
+        mut visit: impl FnMut(RoundReport),
+    ) -> Result<()> {
+        self.check(update)?;
+        let parts: Vec<View> = update.iter().map(Buffer::view).collect();
         while !self.seat.finish()? {
-            if let Some(report) = self.seat.next(&[update.view()], true)? {
+            if let Some(report) = self.seat.next(&parts, true)? {
                 visit(report);
             }
         }
-        while let Some(report) = self.seat.next(&[update.view()], true)? {
+        while let Some(report) = self.seat.next(&parts, true)? {
             let is_last = report.is_last;
             visit(report);
             if is_last {
@@ -189,8 +202,13 @@ impl PartialAllreduce {
         self.seat.lag()
     }
 
+    /// An error in a forked child.
+    fn check_process(&self) -> Result<()> {
+        self.seat.process().check()
+    }
+
     fn check(&self, buffers: &[Buffer]) -> Result<()> {
-        self.seat.process().check()?;
+        self.check_process()?;
         let lengths = buffers.iter().map(Buffer::len_bytes);
         let (is_whole, bytes) = lengths.fold((true, 0), |(is_whole, sum), bytes| {
             let is_multiple = bytes.is_multiple_of(self.element_bytes);

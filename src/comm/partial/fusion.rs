@@ -1,0 +1,430 @@
+//! [`PartialFusion`]: the gradients of a model, packed into few partial allreduces.
+
+use super::PartialAllreduce;
+use crate::comm::fusion::check_declarations;
+use crate::comm::{Buffer, Communicator};
+use crate::error::{Error, Result};
+use crate::fusion::{TensorSet, TensorSpec};
+use crate::partial::{Delivery, PartialOptions, RoundReport};
+use crate::prng::mix;
+use crate::types::DataType;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What is missing where a thread submits right now.
+const HANDED_OVER: &str = "a fusion buffer that another thread hands over";
+
+/// How tensors share rounds. The same on all ranks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PartialFusionOptions {
+    /// Of the rounds of every fusion buffer.
+    pub partial: PartialOptions,
+    /// Bytes of one fusion buffer, 1 to 2^40. Default 64 MiB. A larger tensor has a buffer of its own. Every buffer has a
+    /// thread and a communicator of its own, and as many snapshots and results as `partial` asks for: few and large ones
+    /// cost less, more and smaller ones begin earlier.
+    pub bytes_max: u64,
+    /// One decision for all tensors of a step, so that they are in the same round or none: one buffer, whatever `bytes_max`
+    /// is, that begins with the last tensor. Default: no, each buffer has rounds of its own, as published per tensor.
+    pub step_atomic: bool,
+}
+
+impl Default for PartialFusionOptions {
+    fn default() -> PartialFusionOptions {
+        PartialFusionOptions {
+            partial: PartialOptions::default(),
+            bytes_max: 64 << 20,
+            step_atomic: false,
+        }
+    }
+}
+
+/// Partial allreduces for a declared set of tensors, step after step. See [`PartialFusion::new`].
+///
+/// `Send + Sync`: several threads may submit. What holds for a [`PartialAllreduce`] holds for each buffer.
+#[derive(Debug)]
+pub struct PartialFusion {
+    set: TensorSet,
+    /// Of each tensor its buffer and its place there.
+    places: Vec<Option<(usize, usize)>>,
+    fused: Vec<Fused>,
+    is_ordered: bool,
+    /// Steps whose results have been taken. Held while they are, so that every thread takes those of one step.
+    taken: Mutex<u64>,
+}
+
+/// One fusion buffer.
+#[derive(Debug)]
+struct Fused {
+    tensors: Vec<usize>,
+    partial: PartialAllreduce,
+    /// By place, what has been submitted of the step that it is at. Held while a whole step is handed over, which may wait
+    /// for a result to be taken: whoever takes one must not want it.
+    gradients: Mutex<Vec<Option<Buffer>>>,
+    /// Whole steps that have been handed over.
+    steps: AtomicU64,
+}
+
+impl PartialFusion {
+    /// Partial allreduces for these tensors, each of which every rank submits once in every step, in any order. Collective:
+    /// all ranks call it, with the same tensors and options. Tensors of one type share buffers in the order in which they
+    /// are declared, so declare them as the backward pass makes them.
+    ///
+    /// ```
+    /// use linerate::{Communicator, Config, DataType, PartialFusion, PartialFusionOptions, TensorSpec};
+    /// let job = format!("partial-fusion-{}", std::process::id());
+    /// let run = |rank| -> linerate::Result<f32> {
+    ///     let comm = Communicator::join(rank, 4, &job, Config::default())?;
+    ///     let spec = |name: &str, count| TensorSpec { name: name.into(), count, dtype: DataType::F32 };
+    ///     let tensors = vec![spec("bias", 4), spec("weight", 16)];
+    ///     let fusion = PartialFusion::new(&comm, tensors, PartialFusionOptions::default())?;
+    ///     let gradients = [comm.alloc(16)?, comm.alloc(64)?];
+    ///     let updates = [comm.alloc(16)?, comm.alloc(64)?];
+    ///     let mut weight = 0.0f32;
+    ///     for _step in 0..5 {
+    ///         gradients[1].write(0, &[rank as f32; 16]);
+    ///         fusion.submit(1, &gradients[1])?; // as soon as it is computed
+    ///         fusion.submit(0, &gradients[0])?; // the last of the step: all may be overwritten now
+    ///         let reports = fusion.next(&updates)?;
+    ///         assert!(reports.iter().flatten().all(|report| report.active_count() >= 2));
+    ///         weight -= updates[1].to_vec::<f32>()[0];
+    ///     }
+    ///     fusion.finish(&updates, |_buffer, _report| weight -= updates[1].to_vec::<f32>()[0])?;
+    ///     Ok(weight)
+    /// };
+    /// let weights = std::thread::scope(|scope| {
+    ///     let ranks: Vec<_> = (0..4).map(|rank| scope.spawn(move || run(rank))).collect();
+    ///     ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Result<Vec<_>, _>>()
+    /// })?;
+    /// assert_eq!(weights, [-7.5; 4], "5 steps of an average of 1.5, all of them, once");
+    /// # Ok::<(), linerate::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: options out of range, tensors of several types with `step_atomic`, or other tensors or
+    /// options than another rank's, which is named; [`Error::Exhausted`]: no memory or descriptors for so many buffers.
+    pub fn new(
+        comm: &Communicator,
+        tensors: Vec<TensorSpec>,
+        options: PartialFusionOptions,
+    ) -> Result<PartialFusion> {
+        let set = TensorSet::new(tensors)?;
+        options.check(comm.ranks(), &set)?;
+        let fingerprint = (0..set.len()).fold(options.fingerprint(), |hash, tensor| {
+            mix(hash ^ set.fingerprint_of(tensor))
+        });
+        check_declarations(comm, &set, fingerprint, "PartialFusionOptions")?;
+        let mut places = vec![None; set.len()];
+        let mut fused = Vec::new();
+        for tensors in group(&set, &options) {
+            for (place, &tensor) in tensors.iter().enumerate() {
+                places[tensor] = Some((fused.len(), place));
+            }
+            let count = tensors.iter().map(|&tensor| set.spec(tensor).count).sum();
+            let dtype = set.spec(tensors[0]).dtype;
+            fused.push(Fused {
+                partial: PartialAllreduce::new(comm, dtype, count, options.partial.clone())?,
+                gradients: Mutex::new(vec![None; tensors.len()]),
+                tensors,
+                steps: AtomicU64::new(0),
+            });
+        }
+        Ok(PartialFusion {
+            set,
+            places,
+            fused,
+            is_ordered: options.partial.delivery == Delivery::Ordered,
+            taken: Mutex::new(0),
+        })
+    }
+
+    /// The tensors of each fusion buffer, in the order of the reports. Tensors without elements are in none.
+    pub fn buffers(&self) -> impl ExactSizeIterator<Item = &[usize]> {
+        self.fused.iter().map(|fused| &fused.tensors[..])
+    }
+
+    /// Submits this rank's gradient of a tensor for its next step. It may be changed when all tensors of the step have been
+    /// submitted: a buffer copies its tensors when it has the last of them. That waits while as many steps as there may be
+    /// rounds in flight have no result taken.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: no such tensor, a buffer of another length, or twice before the rest of its fusion buffer;
+    /// else as [`PartialAllreduce::submit`].
+    pub fn submit(&self, tensor: usize, gradient: &Buffer) -> Result<()> {
+        let place = self.places.get(tensor).ok_or_else(|| {
+            Error::invalid(format!(
+                "tensor {tensor} submitted, {} are declared",
+                self.set.len()
+            ))
+        })?;
+        self.check_length(tensor, gradient)?;
+        let Some((buffer, place)) = *place else {
+            return Ok(()); // It has no elements.
+        };
+        let fused = &self.fused[buffer];
+        fused.partial.check_process()?;
+        let mut gradients = fused.gradients.lock().expect("no holder panics");
+        if gradients[place].is_some() {
+            return Err(Error::invalid(format!(
+                "{} submitted twice in step {} of its fusion buffer, which waits for {}",
+                self.set.label(tensor),
+                fused.steps(),
+                self.missing(fused, &gradients)
+            )));
+        }
+        gradients[place] = Some(gradient.clone());
+        if gradients.iter().any(Option::is_none) {
+            return Ok(());
+        }
+        let whole: Vec<Buffer> = gradients.iter().flatten().cloned().collect();
+        if let Err(error) = fused.partial.submit_parts(&whole) {
+            gradients[place] = None; // So that it can be submitted again when there is room.
+            return Err(error);
+        }
+        gradients.fill(None);
+        // Release: whoever sees the step is behind its submit.
+        fused.steps.fetch_add(1, Ordering::Release);
+        Ok(())
+    }
+
+    /// Takes the next result of every fusion buffer, copied to `updates`, one for each tensor. The reports are by buffer:
+    /// without `step_atomic` a gradient may be in a round of this step in one buffer and in a later one in another. `None`:
+    /// nothing is due there, and the updates of its tensors are as they were, which ordered delivery never does after a step.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: not one buffer of the right length for every tensor, or a tensor of the step has not been
+    /// submitted. Else as [`PartialAllreduce::next`].
+    pub fn next(&self, updates: &[Buffer]) -> Result<Vec<Option<RoundReport>>> {
+        self.check_updates(updates)?;
+        let mut taken = self.taken.lock().expect("no holder panics");
+        let steps = self.fused.iter().map(Fused::steps);
+        if self.is_ordered && steps.max().is_some_and(|most| most > *taken) {
+            self.check_handed_over(*taken + 1)?;
+        }
+        let next = |fused: &Fused| fused.partial.next_parts(&fused.of(updates));
+        let reports: Vec<_> = self.fused.iter().map(next).collect::<Result<_>>()?;
+        if reports.iter().any(Option::is_some) {
+            *taken += 1;
+        }
+        Ok(reports)
+    }
+
+    /// One round of every buffer that waits for all ranks and delivers everything that is pending anywhere, as
+    /// [`PartialAllreduce::finish`]; `visit` finds every result that was not taken in the `updates` of the tensors of the
+    /// buffer that it is called with. Collective, after the same number of steps on all ranks.
+    ///
+    /// # Errors
+    /// As [`next`](PartialFusion::next) and [`PartialAllreduce::finish`].
+    pub fn finish(
+        &self,
+        updates: &[Buffer],
+        mut visit: impl FnMut(usize, RoundReport),
+    ) -> Result<()> {
+        self.check_updates(updates)?;
+        let mut taken = self.taken.lock().expect("no holder panics");
+        let steps = self.fused.iter().map(Fused::steps).max().unwrap_or(0);
+        self.check_handed_over(steps)?;
+        for fused in &self.fused {
+            let Ok(gradients) = fused.gradients.try_lock() else {
+                return Err(self.not_whole(steps, HANDED_OVER));
+            };
+            if gradients.iter().any(Option::is_some) {
+                return Err(self.not_whole(steps, &self.missing(fused, &gradients)));
+            }
+        }
+        for (buffer, fused) in self.fused.iter().enumerate() {
+            (fused.partial).finish_parts(&fused.of(updates), |report| visit(buffer, report))?;
+        }
+        *taken = steps;
+        Ok(())
+    }
+
+    /// Whether they are one for each tensor.
+    fn check_updates(&self, updates: &[Buffer]) -> Result<()> {
+        if updates.len() != self.set.len() {
+            return Err(Error::invalid(format!(
+                "{} updates for {} tensors: one for each",
+                updates.len(),
+                self.set.len()
+            )));
+        }
+        let mut all = updates.iter().enumerate();
+        all.try_for_each(|(tensor, update)| self.check_length(tensor, update))
+    }
+
+    /// Whether every fusion buffer has had so many steps.
+    fn check_handed_over(&self, steps: u64) -> Result<()> {
+        let Some(behind) = self.fused.iter().find(|fused| fused.steps() < steps) else {
+            return Ok(());
+        };
+        let missing = match behind.gradients.try_lock() {
+            Ok(gradients) => self.missing(behind, &gradients),
+            Err(_) => HANDED_OVER.into(),
+        };
+        Err(self.not_whole(behind.steps(), &missing))
+    }
+
+    fn not_whole(&self, step: u64, missing: &str) -> Error {
+        Error::invalid(format!(
+            "step {step} of a partial fusion has not been submitted whole: {missing} not yet"
+        ))
+    }
+
+    fn check_length(&self, tensor: usize, buffer: &Buffer) -> Result<()> {
+        if buffer.len_bytes() as u64 == self.set.bytes(tensor) {
+            return Ok(());
+        }
+        let spec = self.set.spec(tensor);
+        Err(Error::invalid(format!(
+            "{} has {} elements of {}, {} bytes; its buffer has {} bytes",
+            self.set.label(tensor),
+            spec.count,
+            spec.dtype,
+            self.set.bytes(tensor),
+            buffer.len_bytes()
+        )))
+    }
+
+    fn missing(&self, fused: &Fused, gradients: &[Option<Buffer>]) -> String {
+        let all = fused.tensors.iter().zip(gradients);
+        let missing = all.filter(|(_, gradient)| gradient.is_none());
+        self.label_all(&missing.map(|(tensor, _)| *tensor).collect::<Vec<_>>())
+    }
+
+    /// The first by name, and how many more.
+    fn label_all(&self, tensors: &[usize]) -> String {
+        match tensors {
+            [] => "none".into(),
+            [one] => self.set.label(*one),
+            [one, more @ ..] => format!("{} and {} more", self.set.label(*one), more.len()),
+        }
+    }
+}
+
+impl PartialFusionOptions {
+    fn check(&self, ranks: u32, set: &TensorSet) -> Result<()> {
+        self.partial.check(ranks)?;
+        if self.bytes_max == 0 || self.bytes_max > 1 << 40 {
+            return Err(Error::invalid(format!(
+                "PartialFusionOptions: bytes_max is {}: 1 to 2^40",
+                self.bytes_max
+            )));
+        }
+        let dtypes = set.dtypes();
+        if self.step_atomic && dtypes.len() > 1 {
+            return Err(Error::invalid(format!(
+                "PartialFusionOptions: step_atomic with tensors of {} types ({} and {}): one decision is for one type; convert \
+                 them, or leave each type its rounds",
+                dtypes.len(),
+                dtypes[0],
+                dtypes[1]
+            )));
+        }
+        Ok(())
+    }
+
+    /// Of what says how tensors are grouped; the rest is compared for every buffer.
+    fn fingerprint(&self) -> u64 {
+        mix(self.bytes_max ^ (u64::from(self.step_atomic) << 63))
+    }
+
+    fn limit(&self) -> u64 {
+        if self.step_atomic {
+            u64::MAX
+        } else {
+            self.bytes_max
+        }
+    }
+}
+
+/// Tensors by fusion buffer: those of one type in the order of their declaration, as many as fit.
+fn group(set: &TensorSet, options: &PartialFusionOptions) -> Vec<Vec<usize>> {
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    // Of each type the group that is being filled, and its bytes.
+    let mut open: Vec<(DataType, usize, u64)> = Vec::new();
+    for tensor in (0..set.len()).filter(|&tensor| set.bytes(tensor) > 0) {
+        let (dtype, bytes) = (set.spec(tensor).dtype, set.bytes(tensor));
+        let found = open.iter_mut().find(|(of, ..)| *of == dtype);
+        match found {
+            Some((_, group, filled)) if bytes <= options.limit() - *filled => {
+                groups[*group].push(tensor);
+                *filled += bytes;
+                continue;
+            }
+            // What does not fit into any goes alone, and the group goes on.
+            Some(_) if bytes >= options.limit() => {}
+            Some((_, group, filled)) => (*group, *filled) = (groups.len(), bytes),
+            None if bytes >= options.limit() => {}
+            None => open.push((dtype, groups.len(), bytes)),
+        }
+        groups.push(vec![tensor]);
+    }
+    groups
+}
+
+impl Fused {
+    fn steps(&self) -> u64 {
+        self.steps.load(Ordering::Acquire)
+    }
+
+    fn of(&self, all: &[Buffer]) -> Vec<Buffer> {
+        self.tensors
+            .iter()
+            .map(|&tensor| all[tensor].clone())
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(tensors: &[(u64, DataType)]) -> TensorSet {
+        let spec = |(i, &(count, dtype)): (usize, &(u64, DataType))| TensorSpec {
+            name: format!("t{i}"),
+            count,
+            dtype,
+        };
+        TensorSet::new(tensors.iter().enumerate().map(spec).collect()).unwrap()
+    }
+
+    fn groups(tensors: &[(u64, DataType)], bytes_max: u64, step_atomic: bool) -> Vec<Vec<usize>> {
+        let options = PartialFusionOptions {
+            bytes_max,
+            step_atomic,
+            ..PartialFusionOptions::default()
+        };
+        group(&set(tensors), &options)
+    }
+
+    #[test]
+    fn tensors_of_a_type_share_what_they_fit_into() {
+        use DataType::{F16, F32};
+        let tensors = [(2, F32), (0, F32), (4, F16), (2, F32), (9, F32), (1, F32)];
+        assert_eq!(
+            groups(&tensors, 16, false),
+            [vec![0, 3], vec![2], vec![4], vec![5]]
+        );
+        assert_eq!(
+            groups(&tensors, 20, false),
+            [vec![0, 3, 5], vec![2], vec![4]]
+        );
+        assert_eq!(
+            groups(&tensors, 1, false),
+            [vec![0], vec![2], vec![3], vec![4], vec![5]]
+        );
+        assert!(groups(&[], 1, false).is_empty());
+    }
+
+    #[test]
+    fn a_step_that_is_atomic_has_one_buffer() {
+        let tensors = [(2, DataType::F32), (5, DataType::F32)];
+        assert_eq!(groups(&tensors, 1, true), [vec![0, 1]]);
+        let mixed = set(&[(1, DataType::F32), (1, DataType::F16)]);
+        let options = PartialFusionOptions {
+            step_atomic: true,
+            ..PartialFusionOptions::default()
+        };
+        let error = options.check(2, &mixed).unwrap_err().to_string();
+        assert!(error.contains("one decision is for one type"), "{error}");
+    }
+}
