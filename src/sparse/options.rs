@@ -259,15 +259,15 @@ impl SparseOptions {
     /// # Errors
     /// [`Error::InvalidArgument`] with the field, its value and what is allowed.
     pub fn check(&self, count: u64) -> Result<()> {
-        let is_amount_good = match self.amount {
-            Amount::Density(density) => density > 0.0 && density <= 1.0,
-            Amount::Count(k) => k > 0,
+        let wrong = match self.amount {
+            Amount::Density(density) if !(density > 0.0 && density <= 1.0) => {
+                Some(format!("a density of {density}: above 0 and at most 1"))
+            }
+            Amount::Count(0) => Some("a count of 0: at least 1".into()),
+            _ => None,
         };
-        if !is_amount_good {
-            return Err(Error::invalid(format!(
-                "amount {:?}: a density is above 0 and at most 1, a count at least 1",
-                self.amount
-            )));
+        if let Some(wrong) = wrong {
+            return Err(Error::invalid(format!("SparseOptions: {wrong}")));
         }
         for (name, steps) in [
             ("reuse_steps", self.reuse_steps),

@@ -117,3 +117,17 @@ fn the_identities_of_the_skew_are_exact_in_virtual_time() {
     assert!(number(&rows[1], "reduction_vs_full") > 50.0);
     assert!(number(&rows[3], "reduction_vs_full") > 3.5);
 }
+
+#[test]
+fn few_ranks_leave_out_the_quorum_that_they_do_not_fill() {
+    for (ranks, rows) in [(1, 4), (7, 4), (8, 5)] {
+        let line = format!("experiment skew --sim --rounds 4 --sizes 64 --ranks {ranks} --json -");
+        let (code, stdout, stderr) = run(&line);
+        assert_eq!(code, Some(0), "{stderr}");
+        let document: Value = serde_json::from_str(&stdout).unwrap();
+        assert_eq!(document["results"].as_array().unwrap().len(), rows);
+    }
+    let (code, _, stderr) = run("experiment skew --sim --ranks 7 --policies 8");
+    assert_eq!(code, Some(2));
+    assert!(stderr.contains("a quorum of 8 of 7 ranks"), "{stderr}");
+}

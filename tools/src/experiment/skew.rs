@@ -25,6 +25,9 @@ use std::time::{Duration, Instant};
 /// Of the random initiator: that of the published benchmark, with our generator.
 const SEED: u64 = 6_545_343;
 
+/// Of the quorum that is measured if none is named.
+const QUORUM: &str = "8";
+
 /// What the paper says, 32 ranks.
 const PAPER_SOLO: f64 = 53.32;
 const PAPER_MAJORITY: f64 = 2.46;
@@ -53,18 +56,30 @@ pub struct SkewArgs {
     /// Bytes of the vectors, with K, M or G (binary)
     #[arg(long, value_delimiter = ',', default_value = "64,4K", value_parser = parse_size)]
     sizes: Vec<u64>,
-    /// full, solo, majority, random, or the number of ranks of a quorum
-    #[arg(
-        long,
-        value_delimiter = ',',
-        default_value = "full,solo,8,majority,random"
-    )]
-    policies: Vec<String>,
+    /// full, solo, majority, random, or the number of ranks of a quorum [default: full,solo,8,majority,random, without a
+    /// quorum that the ranks do not fill]
+    #[arg(long, value_delimiter = ',')]
+    policies: Option<Vec<String>>,
     #[command(flatten)]
     job: JobArgs,
     /// cores: each rank gets its own share of the cores; none: the kernel places them
     #[arg(long, value_enum, default_value_t = Bind::Cores)]
     bind: Bind,
+}
+
+impl SkewArgs {
+    fn policies(&self, ranks: u32) -> Vec<String> {
+        let usual = || {
+            let all = ["full", "solo", QUORUM, "majority", "random"];
+            let quorum = QUORUM.parse::<u32>().expect("a number");
+            let is_possible = |name: &&str| *name != QUORUM || quorum <= ranks;
+            all.into_iter()
+                .filter(is_possible)
+                .map(String::from)
+                .collect()
+        };
+        self.policies.clone().unwrap_or_else(usual)
+    }
 }
 
 /// One policy and size.
@@ -134,7 +149,7 @@ fn check(args: &SkewArgs) -> Result<(u32, Config), String> {
     {
         return Err(format!("--sizes has {size}: multiples of 4 from 4 to 1G"));
     }
-    for name in &args.policies {
+    for name in &args.policies(ranks) {
         let policy = policy_of(name)?;
         let options = PartialOptions {
             policy,
@@ -179,11 +194,12 @@ fn policy_of(name: &str) -> Result<Policy, String> {
 /// All rows, on every rank.
 fn measure_all(args: &SkewArgs, config: Config) -> linerate::Result<Vec<Row>> {
     let comm = Communicator::from_env(config)?;
-    let mut progress = (comm.rank() == 0)
-        .then(|| Progress::new("policies", args.sizes.len() * args.policies.len()));
+    let policies = args.policies(comm.ranks());
+    let mut progress =
+        (comm.rank() == 0).then(|| Progress::new("policies", args.sizes.len() * policies.len()));
     let mut rows = Vec::new();
     for &bytes in &args.sizes {
-        for name in &args.policies {
+        for name in &policies {
             let policy = policy_of(name).expect("it was checked");
             let (measured, wrong) = measure(args, &comm, policy, bytes)?;
             rows.push(Row {

@@ -21,7 +21,7 @@ fn round_time(t_ms: f64, ranks: u32, bytes: u64) -> Duration {
 pub fn simulate_all(args: &SkewArgs, ranks: u32) -> linerate::Result<Vec<Row>> {
     let mut rows = Vec::new();
     for &bytes in &args.sizes {
-        for name in &args.policies {
+        for name in &args.policies(ranks) {
             rows.push(simulate(args, ranks, name, bytes)?);
         }
     }
