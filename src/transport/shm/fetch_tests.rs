@@ -33,15 +33,22 @@ fn what_lies_in_a_process_is_read_only_with_its_guard() {
     assert!(Readable::probe(own_process(), nowhere).is_none());
 }
 
+/// Makes memory unreadable where it lies: if it were returned, another test's could be there at once.
+fn forbid(view: View) {
+    let address = view.as_ptr().cast();
+    let nothing = rustix::mm::MprotectFlags::empty();
+    // SAFETY: the whole pages of a region that no test touches any more; it unmaps them when it is dropped, as they are.
+    unsafe { rustix::mm::mprotect(address, view.len_bytes(), nothing) }.unwrap();
+}
+
 #[test]
 fn memory_that_is_not_there_is_an_error_whichever_part_is_missing() {
     let word = 5;
     let readable = Readable::probe(own_process(), Guard::of(&word)).unwrap();
     let target = Region::private(8192).unwrap();
-    let end = {
-        let source = Region::private(4096).unwrap();
-        source.view().as_ptr().addr() as u64 + 4096
-    };
+    let source = Region::private(4096).unwrap();
+    forbid(source.view());
+    let end = source.view().as_ptr().addr() as u64 + 4096;
     for address in [4096, end - 4096, u64::MAX - 100] {
         let error = readable.fetch(address, target.view()).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EFAULT), "{address:#x}");
@@ -178,7 +185,7 @@ fn memory_that_is_gone_fails_the_peer_and_is_said_to_it() {
     let (memory, target) = (filled(1), filled(0));
     receiver.post_recv(1, 1, target.view(), 100).unwrap();
     sender.post_send(0, 1, 0, memory.view(), 1).unwrap();
-    drop(memory);
+    forbid(memory.view());
     let causes = |transport: &mut ShmTransport| {
         let mut events = Vec::new();
         transport.poll(Time(0), &mut events);
