@@ -10,7 +10,7 @@ pub struct VerbsSettings {
     /// 64, 8 to 1024. Every slot takes 4160 bytes on both sides; receives, completion queues and queue pairs grow with it, so
     /// lower it where a device has too few entries for many ranks. All ranks need the same. `LINERATE_VERBS_SLOTS`.
     pub slots: u32,
-    /// Longest piece of a long message, put or get that is posted at once. Default 512 KiB, 4 KiB to 64 MiB. Shorter where
+    /// Longest piece of a long message, put or get that is posted at once. Default 1 MiB, 4 KiB to 64 MiB. Shorter where
     /// short messages wait too long behind long ones. `LINERATE_VERBS_CHUNK_BYTES`.
     pub chunk_bytes: u32,
     /// Index in the port's table of GIDs. Default: RoCEv2 with an IPv4 address, as `linerate info` shows it.
@@ -58,7 +58,7 @@ impl Default for VerbsSettings {
     fn default() -> VerbsSettings {
         VerbsSettings {
             slots: 64,
-            chunk_bytes: 512 << 10,
+            chunk_bytes: 1 << 20,
             gid_index: None,
             local_rank: None,
             traffic_class: 0,

@@ -11,7 +11,9 @@ import tempfile
 import unittest
 
 TOOL = pathlib.Path(__file__).resolve().parent.parent / "rdma-vm"
-PERFTEST = 'ib_write_bw -d rxe0 -x 1 -F -s 65536 -n 50 "$@"'
+PERFTEST = "ib_write_bw -d rxe0 -x 1 -F -s 65536 -n 50"
+# The server takes one connection, so that only it can show that it listens; what ends a client that found none is not shown.
+CLIENT = f"{{ i=0; until {PERFTEST} host0; do i=$((i + 1)); [ $i -lt 60 ] || break; sleep 0.3; done; [ $i -lt 60 ]; }}"
 
 
 def run(*arguments, cwd=None):
@@ -41,8 +43,8 @@ class Guests(unittest.TestCase):
             script = f"""
                 cat /sys/class/infiniband/rxe[01]/ports/1/state
                 cat /sys/class/infiniband/rxe1/ports/1/gids/1
-                {PERFTEST} >/dev/null 2>&1 & server=$!
-                sleep 2; {PERFTEST} host0 >/dev/null 2>&1; echo write_bw $?
+                {PERFTEST} >/dev/null 2>&1 &
+                {CLIENT} >/dev/null 2>&1; echo write_bw $?
                 pwd; ulimit -l; echo "$MINE"
                 echo kept >{folder}/kept; echo lost >{TOOL}.lost
                 echo aside >&2; exec sh -c 'kill -9 $$'"""
@@ -56,8 +58,10 @@ class Guests(unittest.TestCase):
             self.assertFalse(TOOL.with_name("rdma-vm.lost").exists())
 
     def test_two_hosts_write_to_each_other_although_packets_are_lost(self):
-        client = f"[ $RDMA_VM_HOST = 0 ] || {{ sleep 2; set -- host0; }}; {PERFTEST} >&2 || exit 1; tc -s qdisc show dev eth0; exit $RDMA_VM_HOST"
-        done = run("pair", "--loss", "1%", "--label", "--", "sh", "-c", client, "sh")
+        server = f"{PERFTEST} >&2 || exit 1; tc -s qdisc show dev eth0; exit 0"
+        client = f"{CLIENT} >&2 || exit 1; tc -s qdisc show dev eth0; exit 1"
+        command = f"if [ $RDMA_VM_HOST = 0 ]; then {server}; else {client}; fi"
+        done = run("pair", "--loss", "1%", "--label", "--", "sh", "-c", command)
         self.assertEqual(done.returncode, 1, done.stderr)
         for host in range(2):
             self.assertRegex(done.stderr, rf"host{host}:  65536 +50 ")
@@ -67,11 +71,13 @@ class Guests(unittest.TestCase):
         watch = """
             state=/sys/class/infiniband/rxe0/ports/1/state
             [ $RDMA_VM_HOST = 0 ] || exit 0
+            touch /tmp/linerate-check-pull
             while grep -q ACTIVE $state; do sleep 0.1; done; cat $state
             ping -c 1 -W 1 host1 >/dev/null 2>&1 && echo reached
+            touch /tmp/linerate-check-plug
             until grep -q ACTIVE $state; do sleep 0.1; done; cat $state
             ping -c 3 -W 2 host1 >/dev/null && echo reached"""
-        done = run("pair", "--cut", "1,3", "--", "sh", "-c", watch)
+        done = run("pair", "--cut", "/tmp/linerate-check-pull,/tmp/linerate-check-plug", "--", "sh", "-c", watch)
         self.assertEqual(done.stdout.splitlines(), ["1: DOWN", "4: ACTIVE", "reached"], done.stderr)
 
     def test_two_at_once_do_not_meet_and_a_timeout_ends_everything(self):

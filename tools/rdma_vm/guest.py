@@ -12,6 +12,9 @@ PASSED = re.compile(r"PATH|HOME|TERM|LANG|LC_.*|LINERATE_.*|RUST_.*|CARGO.*")
 # Packets that netem holds back. Its own default of 1000 would lose packets at a few milliseconds.
 NETEM_LIMIT = 100_000
 
+# Between two looks for a file that a cut waits for.
+LOOK_S = 0.05
+
 # The guest's end of the user's terminal.
 TERMINAL = "/dev/hvc0"
 
@@ -83,11 +86,18 @@ def build_cuts(options, host):
     link = f"eth{options.cut_device}"
     lines = []
     for cut in options.cuts:
-        steps = [f"sleep {cut.after_s:g}", f"ip link set {link} down", f"echo cut {link} down >&3"]
-        if cut.for_s is not None:
-            steps += [f"sleep {cut.for_s:g}", f"ip link set {link} up", f"echo cut {link} up >&3"]
+        steps = [build_wait(cut.begin), f"ip link set {link} down", f"echo cut {link} down >&3"]
+        if cut.end is not None:
+            steps += [build_wait(cut.end), f"ip link set {link} up", f"echo cut {link} up >&3"]
         lines.append("(" + " && ".join(steps) + ") &")
     return lines
+
+
+def build_wait(moment):
+    """Waits so many seconds, or until the command makes a file."""
+    if isinstance(moment, str):
+        return f"until [ -e {shlex.quote(moment)} ]; do sleep {LOOK_S}; done"
+    return f"sleep {moment:g}"
 
 
 def build_command(options, environment, directory):

@@ -33,6 +33,8 @@ examples:
     tools/rdma-vm run --devices 2 --write results -- target/release/mine --json results/mine.json
   a cable that is pulled after two seconds, for three:
     tools/rdma-vm pair --cut 2,3 -- my-test
+  one that is pulled when the command on host0 says so, by making a file, until it makes another one:
+    tools/rdma-vm pair --cut /tmp/pull,/tmp/plug -- sh -c '[ $RDMA_VM_HOST = 0 ] && touch /tmp/pull; ...'
   look around:
     tools/rdma-vm shell
 
@@ -52,9 +54,11 @@ exit codes:
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    after_s: float
-    # None: for ever.
-    for_s: float | None
+    """When a link goes down, and when up again: after seconds, or when there is a file of this path in host0."""
+
+    begin: float | str
+    # None: never.
+    end: float | str | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,10 +134,15 @@ def seconds(text):
 
 
 def cut(text):
-    after, comma, length = text.partition(",")
+    begin, comma, end = text.partition(",")
     if not comma:
-        raise argparse.ArgumentTypeError(f"'{text}' is not AFTER,FOR: say 2,3 or 2,forever")
-    return Cut(seconds(after), None if length == "forever" else seconds(length))
+        raise argparse.ArgumentTypeError(f"'{text}' is not AFTER,FOR: say 2,3 or 2,forever or /tmp/pull,/tmp/plug")
+    return Cut(moment(begin), None if end == "forever" else moment(end))
+
+
+def moment(text):
+    """Seconds, or the path of a file to wait for."""
+    return text if text.startswith("/") else seconds(text)
 
 
 def assignment(text):
@@ -178,7 +187,10 @@ def build_parser():
     add("--corrupt", type=percent, metavar="P%", help="packets with one wrong bit")
     add("--duplicate", type=percent, metavar="P%", help="packets sent twice")
     add("--rate", type=rate, metavar="RATE", help="a slower link: 100mbit")
-    down = "host0's link goes down AFTER seconds from the command's start, FOR seconds or 'forever'; may be repeated"
+    down = (
+        "host0's link goes down AFTER seconds from the command's start, FOR seconds or 'forever'; instead of seconds, the path of a file "
+        "that the command makes on host0 when it is time, so that nothing depends on how fast the guest is; may be repeated"
+    )
     add("--cut", type=cut, action="append", default=[], metavar="AFTER,FOR", help=down)
     add("--cut-device", type=number_in(0, DEVICES_MAX - 1), metavar="I", help="which device's link; default 0")
     add = parser.add_argument_group("this tool").add_argument

@@ -58,6 +58,22 @@ class Network(unittest.TestCase):
         self.assertRegex(short, r"sleep 2 .*eth1 down.*sleep 3 .*eth1 up")
         self.assertNotIn("up", ever)
 
+    def test_a_cut_that_waits_for_files_looks_for_each_in_its_turn(self):
+        with tempfile.TemporaryDirectory(prefix="with space and 'quote") as folder:
+            cut = options.parse(["pair", "--cut", f"{folder}/pull,{folder}/plug", "--", "true"])
+            (line,) = guest.build_cuts(cut, 0)
+            script = "\n".join(["ip() { echo $4 >&4; }", "exec 3>/dev/null", line, "wait"])
+            heard, said = os.pipe()
+            process = subprocess.Popen(["/bin/sh", "-c", f"exec 4>&{said}\n{script}"], pass_fds=[said])
+            os.close(said)
+            with open(heard, encoding="ascii") as lines:
+                pathlib.Path(folder, "pull").touch()
+                self.assertEqual(lines.readline(), "down\n")
+                self.assertIsNone(process.poll())
+                pathlib.Path(folder, "plug").touch()
+                self.assertEqual(lines.read(), "up\n")
+            self.assertEqual(process.wait(), 0)
+
 
 class Command(unittest.TestCase):
     def run_script(self, line, command, environment, directory="/"):

@@ -39,6 +39,10 @@ class Taken(unittest.TestCase):
         asked = options.parse("run --devices 2 --cut 2,3 --cut 7.5,forever --cut-device 1 -- true".split())
         self.assertEqual((asked.cuts, asked.cut_device), ((Cut(2, 3), Cut(7.5, None)), 1))
 
+    def test_a_cut_may_wait_for_files(self):
+        asked = options.parse("pair --cut /tmp/pull,/tmp/plug --cut /tmp/again,2 --cut 1,/tmp/end -- true".split())
+        self.assertEqual(asked.cuts, (Cut("/tmp/pull", "/tmp/plug"), Cut("/tmp/again", 2), Cut(1, "/tmp/end")))
+
     def test_no_timeout_is_zero(self):
         self.assertEqual(options.parse("run --timeout 0 -- true".split()).timeout_s, math.inf)
         self.assertEqual(options.parse(["shell"]).timeout_s, math.inf)
@@ -102,6 +106,7 @@ class Refused(unittest.TestCase):
     def test_cuts_that_cannot_be(self):
         self.refuse("pair --cut 2 -- true", "--cut", "2,forever")
         self.refuse("pair --cut -1,2 -- true", "--cut")
+        self.refuse("pair --cut pull,2 -- true", "--cut", "'pull'")
         self.refuse("pair --cut-device 0 -- true", "no --cut")
         self.refuse("pair --cut 1,1 --cut-device 1 -- true", "--cut-device 1", "the last is 0")
 

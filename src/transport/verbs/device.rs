@@ -88,8 +88,8 @@ pub struct Sizes {
     pub completions: u32,
 }
 
-/// Work requests for pieces of long transfers under way on one queue pair: the window holds four, and what is cut short by
-/// small transfers is more.
+/// Work requests for pieces of long transfers under way on one queue pair: the window holds two to four, and what is cut short
+/// by small transfers is more.
 pub const PIECES_UNDER_WAY: u32 = 64;
 
 impl Sizes {

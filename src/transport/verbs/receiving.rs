@@ -16,8 +16,9 @@ impl Peer {
                 let position = self.receive.receive();
                 self.handle_slot(position, shared)?;
             }
-            Immediate::Bare => {
+            Immediate::Bare(count) => {
                 self.receive.receive();
+                self.handle_consumed(count, shared)?;
             }
             Immediate::Last(transfer) => {
                 self.receive.receive();

@@ -252,8 +252,8 @@ fn long(bytes: &[u8], at: usize) -> u64 {
 pub enum Immediate {
     /// The next slot holds a record.
     Slot,
-    /// A put or nothing: its place in the ring has no record.
-    Bare,
+    /// A put or nothing: its place in the ring has no record. Tells in passing how many positions were consumed, the low bits.
+    Bare(u32),
     /// The last bytes of the long message with this number; takes a place in the ring without a record.
     Last(u32),
     /// Takes no place: so many positions were consumed, the low bits.
@@ -273,7 +273,7 @@ impl Immediate {
     pub fn emit(self) -> u32 {
         let (kind, value) = match self {
             Immediate::Slot => (1, 0),
-            Immediate::Bare => (2, 0),
+            Immediate::Bare(count) => (2, count),
             Immediate::Last(transfer) => (3, transfer),
             Immediate::Consumed(count) => (4, count),
             Immediate::BadPut(position) => (5, position),
@@ -287,7 +287,7 @@ impl Immediate {
         let value = bits & VALUE_MASK;
         Ok(match bits >> 28 {
             1 => Immediate::Slot,
-            2 => Immediate::Bare,
+            2 => Immediate::Bare(value),
             3 => Immediate::Last(value),
             4 => Immediate::Consumed(value),
             5 => Immediate::BadPut(value),
@@ -398,7 +398,7 @@ mod tests {
     fn immediates_come_back_and_others_are_refused() {
         for immediate in [
             Immediate::Slot,
-            Immediate::Bare,
+            Immediate::Bare(16),
             Immediate::Last(VALUE_MASK),
             Immediate::Consumed(17),
             Immediate::BadPut(18),

@@ -233,7 +233,7 @@ impl Peer {
         let mut word = [0; WORD_BYTES as usize];
         source.read(0, &mut word[..bytes]);
         let place = target.place(rail, 0);
-        let operation = Operation::Write(place, Some(Immediate::Bare.emit()));
+        let operation = Operation::Write(place, Some(self.bare().emit()));
         let then = Then::Complete {
             token,
             bytes: bytes as u64,
@@ -323,6 +323,7 @@ impl Peer {
             let at = (slot * SLOT_BYTES) as u64;
             let write =
                 |place, immediate: Immediate| Operation::Write(place, Some(immediate.emit()));
+            let bare = Immediate::Bare(self.receive.low_bits());
             match entry {
                 Entry::Record { bytes, .. } => {
                     let segment = staging.segment(rail, at, u64::from(bytes));
@@ -340,8 +341,9 @@ impl Peer {
                     let segment = staging.segment(rail, at + HEADER_BYTES as u64, bytes);
                     let complete = |token| Then::Complete { token, bytes };
                     let then = token.map_or(Then::Nothing, complete);
-                    let operation = write(target.place(rail, 0), Immediate::Bare);
+                    let operation = write(target.place(rail, 0), bare);
                     link.queue(operation, segment, What::Position(position, then));
+                    self.note_consumed_told();
                 }
                 Entry::End {
                     transfer: id,
@@ -352,8 +354,9 @@ impl Peer {
                     self.queue_end((position, ring), id, (offset, bytes), shared);
                 }
                 Entry::Nothing => {
-                    let operation = write(ring.place(rail, 0), Immediate::Bare);
+                    let operation = write(ring.place(rail, 0), bare);
                     link.queue(operation, None, What::Position(position, Then::Nothing));
+                    self.note_consumed_told();
                 }
             }
             self.send.note_posted();
@@ -370,9 +373,10 @@ impl Peer {
     ) {
         let rail = self.lead;
         let transfer = self.transfers.get(&id).expect("ends of others are gone");
-        let immediate = match transfer.kind {
-            Kind::Message => Immediate::Last(id as u32),
-            _ => Immediate::Bare,
+        let is_message = transfer.kind == Kind::Message;
+        let immediate = match is_message {
+            true => Immediate::Last(id as u32),
+            false => Immediate::Bare(self.receive.low_bits()),
         };
         let target = transfer.target.expect("it was posted before its end");
         let segment = match bytes {
@@ -389,15 +393,30 @@ impl Peer {
         if let Some(link) = self.lead_link() {
             link.queue(operation, segment, what);
         }
+        if !is_message {
+            self.note_consumed_told();
+        }
         if bytes > 0 {
             self.break_if_asked(rail, shared);
         }
     }
 
-    /// Counters as the next post tells them.
-    fn tell(&mut self) -> Told {
+    /// What a position without a record tells in passing.
+    #[inline]
+    fn bare(&mut self) -> Immediate {
+        self.note_consumed_told();
+        Immediate::Bare(self.receive.low_bits())
+    }
+
+    #[inline]
+    fn note_consumed_told(&mut self) {
         self.receive.note_told();
         self.is_awaited = false;
+    }
+
+    /// Counters as the next post tells them.
+    fn tell(&mut self) -> Told {
+        self.note_consumed_told();
         self.matched_told = self.matched;
         Told {
             consumed: self.receive.low_bits(),

@@ -2,7 +2,7 @@
 
 use super::link::{Link, What};
 use super::peer::{Entry, Kind, Peer, Shared, Target, Transfer};
-use super::pieces::{Pieces, choose_rail, piece_bytes};
+use super::pieces::{Pieces, choose_rail, piece_bytes, window_bytes};
 use super::record::{Record, VALUE_MASK};
 use crate::memory::{RegionKey, View};
 use crate::transport::{Atomic, Outcome, PostError};
@@ -12,8 +12,6 @@ use linerate_verbs_sys::Operation;
 const TRANSFERS_MAX: usize = 1024;
 /// The least piece into which a transfer is cut to occupy several rails: 64 KiB take 5 us at 100 Gbit/s, more than a post.
 const PIECE_BYTES_MIN: u64 = 64 * 1024;
-/// Pieces under way per rail: two fill it, two more let the choice of the rail follow its speed.
-const WINDOW_PIECES: u64 = 4;
 
 impl Peer {
     /// Where a range of the peer's regions is, if it is known and inside.
@@ -214,7 +212,7 @@ impl Peer {
             }
             return false;
         }
-        let window = WINDOW_PIECES * u64::from(shared.settings.chunk_bytes);
+        let window = window_bytes(u64::from(shared.settings.chunk_bytes));
         let has_room = |link: &&Link| {
             link.has_room()
                 && link.pieces < super::device::PIECES_UNDER_WAY

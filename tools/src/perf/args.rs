@@ -181,8 +181,8 @@ pub struct PerfArgs {
     #[arg(short = 'F', long = "CPU-freq")]
     pub cpu_freq: bool,
 
-    /// Where the server listens for the client's first connection; 0 there is any free port, which is told
-    #[arg(short = 'p', long = "port", value_name = "PORT", default_value_t = PORT_DEFAULT)]
+    /// Where the server listens for the client's first connection; 0 there is any free port, which is told. --local finds one
+    #[arg(short = 'p', long = "port", value_name = "PORT", default_value_t = PORT_DEFAULT, conflicts_with = "local")]
     pub port: u16,
 
     /// The table in Gbit/s (1e9 bits) instead of MiB/s

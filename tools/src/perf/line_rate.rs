@@ -1,7 +1,8 @@
 //! [`LineRate`]: what the ports in use can carry, so that a bandwidth can be given as a share of it.
 //!
 //! The bound is that of the wire with its headers and of PCIe (`linerate::transport::verbs::achievable`), both ways at once
-//! where both sides send. A device that is only software has the rate of no wire, whatever it says.
+//! where both sides send. Each port has a wire, and each card one slot, which its ports share. A device that is only software has
+//! the rate of no wire, whatever it says.
 
 use super::args::Verb;
 use super::options::Options;
@@ -9,9 +10,7 @@ use linerate::transport::PortInUse;
 use linerate::transport::verbs::achievable::{Achievable, Carrier, Wire, wire_gigabits};
 use linerate::transport::verbs::gid::GidKind;
 use linerate::transport::verbs::sysfs::{Device, LinkLayer, PcieLink, Tree};
-
-/// Software devices of the kernel: Soft-RoCE and Soft-iWARP.
-const SOFTWARE: [&str; 2] = ["rxe", "siw"];
+use std::collections::BTreeMap;
 
 /// Of all ports that one side uses.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,6 +23,8 @@ pub struct LineRate {
 #[derive(Clone, Debug, PartialEq)]
 struct PortRate {
     wire_gigabits: f64,
+    /// What it is plugged into: the same for all ports of a card.
+    card: String,
     link: Option<PcieLink>,
     wire: Wire,
     mtu_bytes: u32,
@@ -76,8 +77,16 @@ impl LineRate {
             return None;
         }
         let directions = if options.bidirectional { 2.0 } else { 1.0 };
-        let of_port = |port: &PortRate| port.bound(carrier, bytes).gigabits();
-        Some(directions * self.ports.iter().map(of_port).sum::<f64>())
+        // Of each card: what its wires carry together, and its slot.
+        let mut cards: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
+        for port in &self.ports {
+            let bound = port.bound(carrier, bytes);
+            let card = cards.entry(&port.card).or_insert((0.0, f64::INFINITY));
+            card.0 += bound.wire_gigabits;
+            card.1 = card.1.min(bound.pcie_gigabits.unwrap_or(f64::INFINITY));
+        }
+        let of_card = |&(wires, slot): &(f64, f64)| wires.min(slot);
+        Some(directions * cards.values().map(of_card).sum::<f64>())
     }
 
     /// For the header: of the largest message, or why it is not known.
@@ -107,11 +116,11 @@ impl PortRate {
 
 fn of_port(used: &PortInUse, devices: &[Device]) -> Result<PortRate, String> {
     let name = &used.device;
-    if SOFTWARE.iter().any(|prefix| name.starts_with(prefix)) {
-        return Err(format!("{name} is software, and has the rate of no wire"));
-    }
     let device = devices.iter().find(|device| &device.name == name);
     let device = device.ok_or_else(|| format!("/sys/class/infiniband has no {name}"))?;
+    if device.is_software {
+        return Err(format!("{name} is software, and has the rate of no wire"));
+    }
     let port = device.ports.iter().find(|port| port.number == used.number);
     let port = port.ok_or_else(|| format!("/sys has no port {} of {name}", used.number))?;
     let rate = wire_gigabits(port)
@@ -128,17 +137,25 @@ fn of_port(used: &PortInUse, devices: &[Device]) -> Result<PortRate, String> {
     };
     Ok(PortRate {
         wire_gigabits: rate,
+        card: card(device),
         link: device.link,
         wire,
         mtu_bytes: used.packet_bytes(),
     })
 }
 
+/// The PCIe address without the function: ports of a card are often functions of one device.
+fn card(device: &Device) -> String {
+    let address = device.place.as_ref().and_then(|place| place.path.last());
+    let card = address.and_then(|address| address.rsplit_once('.'));
+    card.map_or(device.name.clone(), |(card, _)| card.into())
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::options::tests::options;
     use super::*;
-    use std::path::Path;
+    use std::path::PathBuf;
 
     fn used(device: &str, mtu_bytes: u32) -> PortInUse {
         PortInUse {
@@ -153,9 +170,26 @@ mod tests {
         }
     }
 
-    /// A tree with one ConnectX at 100 Gbit/s, without PCIe.
-    fn tree(folder: &Path) -> Tree {
-        let port = folder.join("class/infiniband/mlx5_0/ports/1");
+    /// A folder for a tree, gone at the end.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(test: &str) -> Folder {
+            let name = format!("linerate-rate-{test}-{}", std::process::id());
+            Folder(std::env::temp_dir().join(name))
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// Adds a device with a port of 100 Gbit/s, plugged in at an address, or software.
+    fn add(folder: &Folder, name: &str, address: Option<&str>) -> Tree {
+        let class = folder.0.join("class/infiniband").join(name);
+        let port = class.join("ports/1");
         std::fs::create_dir_all(port.join("gids")).unwrap();
         std::fs::create_dir_all(port.join("gid_attrs/types")).unwrap();
         for (name, text) in [
@@ -168,13 +202,25 @@ mod tests {
         ] {
             std::fs::write(port.join(name), text).unwrap();
         }
-        Tree::new(folder)
+        if let Some(address) = address {
+            let device = folder
+                .0
+                .join("devices/pci0000:00/0000:00:01.0")
+                .join(address);
+            std::fs::create_dir_all(&device).unwrap();
+            // 3.0 x16: 15.75 GB/s, less than two ports of 100 Gbit/s.
+            std::fs::write(device.join("current_link_speed"), "8.0 GT/s PCIe\n").unwrap();
+            std::fs::write(device.join("current_link_width"), "16\n").unwrap();
+            std::os::unix::fs::symlink(device, class.join("device")).unwrap();
+        }
+        Tree::new(&folder.0)
     }
 
     #[test]
     fn a_port_carries_its_rate_less_the_headers_of_its_packets() {
-        let folder = std::env::temp_dir().join(format!("linerate-rate-{}", std::process::id()));
-        let rate = |mtu| LineRate::of("verbs", &[used("mlx5_0", mtu)], &tree(&folder));
+        let folder = Folder::new("one");
+        let tree = add(&folder, "mlx5_0", Some("0000:01:00.0"));
+        let rate = |mtu| LineRate::of("verbs", &[used("mlx5_0", mtu)], &tree);
         let known = rate(4096);
         let one = known.gigabits(&options("write_bw").unwrap(), 1 << 20);
         assert!((one.unwrap() - 98.035).abs() < 0.01, "{one:?}");
@@ -189,26 +235,41 @@ mod tests {
             text.contains("98.0 Gbit/s") && text.contains("65536"),
             "{text}"
         );
-        let two = LineRate::of(
-            "verbs",
-            &[used("mlx5_0", 4096), used("mlx5_0", 4096)],
-            &tree(&folder),
-        );
-        assert_eq!(two.gigabits(&options("write_bw").unwrap(), 1 << 20), both);
-        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn ports_of_a_card_share_its_slot_and_those_of_two_cards_do_not() {
+        let folder = Folder::new("cards");
+        add(&folder, "mlx5_0", Some("0000:01:00.0"));
+        add(&folder, "mlx5_1", Some("0000:01:00.1"));
+        let tree = add(&folder, "mlx5_2", Some("0000:02:00.0"));
+        let gigabits = |names: &[&str]| {
+            let ports: Vec<PortInUse> = names.iter().map(|name| used(name, 4096)).collect();
+            let rate = LineRate::of("verbs", &ports, &tree);
+            rate.gigabits(&options("write_bw").unwrap(), 1 << 20)
+                .unwrap()
+        };
+        let one = gigabits(&["mlx5_0"]);
+        assert!((gigabits(&["mlx5_0", "mlx5_2"]) - 2.0 * one).abs() < 1e-9);
+        // 8 GT/s * 16 * 128/130, of which 256 of 280 bytes are payload.
+        let shared = gigabits(&["mlx5_0", "mlx5_1"]);
+        assert!((shared - 115.23).abs() < 0.01, "{shared}");
+        assert!((gigabits(&["mlx5_0", "mlx5_1", "mlx5_2"]) - shared - one).abs() < 1e-9);
     }
 
     #[test]
     fn what_is_not_known_is_said_with_the_reason() {
-        let nowhere = Tree::new("/nonexistent");
+        let folder = Folder::new("unknown");
+        // Whatever it is called: the kernel lets everybody choose.
+        let tree = add(&folder, "fast0", None);
         let text = |transport: &str, ports: &[PortInUse]| {
-            let rate = LineRate::of(transport, ports, &nowhere);
+            let rate = LineRate::of(transport, ports, &tree);
             assert!(!rate.is_known());
             rate.text(&options("write_bw").unwrap())
         };
         assert!(text("shm", &[]).contains("memory has no line rate"));
         assert!(text("tcp", &[]).contains("not looked at"));
-        assert!(text("verbs", &[used("rxe0", 4096)]).contains("rxe0 is software"));
+        assert!(text("verbs", &[used("fast0", 4096)]).contains("fast0 is software"));
         assert!(text("verbs", &[used("mlx5_9", 4096)]).contains("no mlx5_9"));
     }
 }

@@ -28,6 +28,8 @@ const MTU_BYTES: std::ops::RangeInclusive<u32> = 256..=4096;
 /// What queue pairs can hold at most, on any device known.
 const INLINE_BYTES_MAX: u32 = 1024;
 const MODERATION_MAX: u32 = 1024;
+/// To one peer over `verbs`, all devices together.
+const QUEUE_PAIRS_MAX: u32 = 8;
 
 /// What both sides do. The client's, checked by the server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -162,6 +164,12 @@ impl Options {
         {
             return Err(format!("--mtu is {mtu}: 256, 512, 1024, 2048 or 4096"));
         }
+        if self.transport == "verbs" && self.streams > QUEUE_PAIRS_MAX {
+            return Err(format!(
+                "--qp is {}: over verbs from 1 to {QUEUE_PAIRS_MAX} queue pairs, all devices together",
+                self.streams
+            ));
+        }
         let bounds = [
             ("--inline_size", self.inline, 0, INLINE_BYTES_MAX),
             ("--cq-mod", self.moderation, 1, MODERATION_MAX),
@@ -280,6 +288,8 @@ fn bandwidth_only(args: &PerfArgs) -> Vec<(&'static str, bool)> {
         ("--noPeak", args.no_peak),
         ("--min-bw", args.pair.min_bw.is_some()),
         ("--report_gbits", args.report_gbits),
+        // Each message is the last of its doorbell, and has a completion anyway.
+        ("--cq-mod", args.device.moderation.is_some()),
     ];
     all.into_iter().filter(|(_, is_given)| *is_given).collect()
 }
@@ -317,6 +327,8 @@ pub mod tests {
         for (line, expected) in [
             ("send_lat -b", "--bidirectional is for bandwidth"),
             ("send_lat --min-bw 1", "--min-bw is for bandwidth"),
+            ("write_lat -Q 4", "--cq-mod is for bandwidth"),
+            ("send_lat -p 4000 --local", "cannot be used with"),
             ("send_bw --max-p99 1", "--max-p99 is for latency"),
             ("send_bw -s 0", "--size is 0: from 1"),
             ("send_bw -s 2G", "--size is 2147483648"),
@@ -335,6 +347,7 @@ pub mod tests {
             ("send_bw -m 8192", "--mtu is 8192: 256"),
             ("send_bw -I 2000", "--inline_size is 2000: from 0"),
             ("send_bw -Q 0", "--cq-mod is 0: from 1"),
+            ("send_bw -d rxe0 -q 9", "--qp is 9: over verbs from 1 to 8"),
             ("send_bw --min-bw 0", "above 0"),
         ] {
             let text = options(line).unwrap_err();
