@@ -4,7 +4,9 @@
 //! compute for all, so that each checks the whole: what was applied and what residuals keep is what was given.
 
 use linerate::prng::mix;
-use linerate::sparse::{Algorithm, Amount, Mode, NonFinite, Phase, SparseOptions, ValueFormat};
+use linerate::sparse::{
+    Algorithm, Amount, DsaVariant, Mode, NonFinite, Phase, SparseOptions, ValueFormat,
+};
 use linerate::transport::sim::{Link, SimOptions};
 use linerate::{
     Buffer, Communicator, Config, DataType, Error, ReduceOp, Simulation, SparseAllreduce,
@@ -462,6 +464,49 @@ fn simulated_ranks_conserve_under_any_order_of_delivery() {
             "{algorithm}: {digests:?}"
         );
     }
+}
+
+#[test]
+fn auto_looks_at_the_fill_in_again_after_dense_steps() {
+    // Links on which independent picks are for dense, and the same picks on all ranks for TopkDSA: that they are the same is
+    // only seen by who picks.
+    const RANKS: u32 = 8;
+    let mut config = Config::default();
+    config.tcp.pace_bits_per_second = Some(2_000_000_000);
+    let mut simulation = Simulation::new(SimOptions::new(RANKS, 1), config).unwrap();
+    let comms = simulation.communicators().to_vec();
+    let tensor = TensorSpec {
+        name: "same".into(),
+        count: 4000,
+        dtype: DataType::F32,
+    };
+    let options = SparseOptions {
+        algorithm: Algorithm::Auto,
+        amount: Amount::Count(200),
+        ..SparseOptions::default()
+    };
+    let new =
+        |c: &Communicator| SparseAllreduce::new(c, vec![tensor.clone()], options.clone()).unwrap();
+    let mut ranks: Vec<SparseAllreduce> = comms.iter().map(new).collect();
+    let values: Vec<f32> = (0..4000)
+        .map(|i| if i % 20 == 7 { 1.0 } else { 0.0 })
+        .collect();
+    let mut ran = Vec::new();
+    for _ in 0..200 {
+        let gradients = |c: &Communicator| {
+            let buffer = c.alloc(16_000).unwrap();
+            buffer.write(0, &values);
+            vec![buffer]
+        };
+        let (results, _) = simulated_step(&mut simulation, &mut ranks, &gradients);
+        assert!(results.iter().all(|r| r.algorithm == results[0].algorithm));
+        ran.push(results[0].algorithm);
+    }
+    let probed = ran.iter().position(|a| *a != Algorithm::Dense).unwrap();
+    assert!(probed >= 64, "{ran:?}");
+    let chosen = Algorithm::TopkDsa(DsaVariant::Split);
+    assert!(ran[probed + 1..].iter().all(|a| *a == chosen), "{ran:?}");
+    assert!(probed < 150, "{ran:?}");
 }
 
 /// How gradients of the test of time are spread.

@@ -107,6 +107,30 @@ pub fn choose_with(
     cheapest.unwrap_or(Algorithm::Dense)
 }
 
+/// Of the time of dense steps, the part that a look at the fill-in may take.
+const PROBE_SHARE: f64 = 1.0 / 64.0;
+
+/// The algorithm that finds out after `dense_steps` dense ones how many non-zeros the sum of all picks has by now, once that costs
+/// little beside them. Dense steps do not see it, and what was cheapest with the fill-in of a training's begin need not stay so.
+pub fn probe_after(
+    dense_steps: u64,
+    shape: (u64, u64, u32),
+    reduced: Option<u64>,
+    (links, local): (Prices, LocalPrices),
+) -> Option<Algorithm> {
+    let seconds = |a: Algorithm| {
+        seconds_of(a, shape, reduced, links) + local_seconds_of(a, shape, reduced, local)
+    };
+    let (topk, dsa) = (Algorithm::OkTopk, Algorithm::TopkDsa(DsaVariant::Split));
+    let probe = if seconds(dsa) < seconds(topk) {
+        dsa
+    } else {
+        topk
+    };
+    let spent = dense_steps as f64 * seconds(Algorithm::Dense);
+    (seconds(probe) <= PROBE_SHARE * spent).then_some(probe)
+}
+
 /// Seconds that a rank passes over its vectors and handles its picks.
 pub fn local_seconds_of(
     algorithm: Algorithm,
@@ -186,6 +210,30 @@ mod tests {
         };
         assert_eq!(at(1e8), Algorithm::OkTopk);
         assert_eq!(at(1e11), Algorithm::Dense);
+    }
+
+    #[test]
+    fn a_probe_takes_its_share_and_no_more() {
+        let local = LocalPrices {
+            byte: 1e-10,
+            entry: 6e-8,
+        };
+        let links = Prices {
+            message: 1e-6,
+            word: 1.5e-8,
+        };
+        let shape = (4000, 200, 8);
+        let cost = |a| seconds_of(a, shape, None, links) + local_seconds_of(a, shape, None, local);
+        assert_eq!(choose_with(shape, None, links, local), Algorithm::Dense);
+        let after = |steps| probe_after(steps, shape, None, (links, local));
+        let first = (0..10_000).find(|steps| after(*steps).is_some()).unwrap();
+        let probe = after(first).unwrap();
+        let dense = cost(Algorithm::Dense);
+        assert!(64.0 * cost(probe) <= first as f64 * dense);
+        assert!(64.0 * cost(probe) > (first - 1) as f64 * dense);
+        // What it may find: all ranks pick the same, and sparse is cheaper.
+        let found = choose_with(shape, Some(200), links, local);
+        assert_eq!(found, Algorithm::TopkDsa(DsaVariant::Split));
     }
 
     #[test]

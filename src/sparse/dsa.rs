@@ -44,7 +44,7 @@ pub(super) async fn run_split<E: Entries + Sync>(
         _ => terms.options.switch.is_dense(nnz, step.count),
     };
     // Zero sums are gone, what is not finite is not.
-    let block = E::sum(&[clean, wild]);
+    let block = E::sum(&[clean, wild], &io.spare());
     let (message, bytes): (Message, Vec<u64>) = match is_dense {
         true => {
             let dense = |r| terms.pack.dense_bytes(range(r).1 - range(r).0);
@@ -103,7 +103,7 @@ pub(super) async fn run_doubling<E: Entries + Sync>(
         let (own, other) = partial
             .swap(&io, &terms, (None, Some(io.rank + core)), true)
             .await?;
-        partial.sum = E::sum(&[own, other]);
+        partial.sum = E::sum(&[own, other], &io.spare());
     }
     let mut distance = 1;
     while io.rank < core && distance < core {
@@ -111,8 +111,8 @@ pub(super) async fn run_doubling<E: Entries + Sync>(
         let peers = (Some(peer), Some(peer));
         let (own, other) = partial.swap(&io, &terms, peers, half(distance)).await?;
         partial.sum = match io.rank < peer {
-            true => E::sum(&[own, other]),
-            false => E::sum(&[other, own]),
+            true => E::sum(&[own, other], &io.spare()),
+            false => E::sum(&[other, own], &io.spare()),
         };
         distance *= 2;
     }
@@ -163,7 +163,7 @@ impl<E: Entries> Partial<E> {
         is_keeper: bool,
     ) -> Result<(E, E)> {
         let (clean, wild) = self.sum.clone().settle();
-        let own = E::sum(&[clean, wild]);
+        let own = E::sum(&[clean, wild], &io.spare());
         const HEADER: u64 = 16;
         let words = [own.len(), self.not_finite];
         let header = Message {

@@ -84,28 +84,31 @@ impl ValueFormat {
         }
     }
 
-    /// Reads `count` values.
+    /// Appends `count` values.
     ///
     /// # Panics
     /// If the bytes are not [`ValueFormat::bytes`] of that.
-    pub(super) fn decode(self, bytes: &[u8], count: usize) -> Vec<f32> {
+    pub(super) fn decode(self, bytes: &[u8], count: usize, values: &mut Vec<f32>) {
+        assert_eq!(bytes.len() as u64, self.bytes(count as u64));
         match self {
             ValueFormat::F32 => {
-                let mut values = vec![0f32; count];
-                bytemuck::cast_slice_mut(&mut values).copy_from_slice(bytes);
-                values
+                values.extend(
+                    bytes
+                        .as_chunks::<4>()
+                        .0
+                        .iter()
+                        .map(|b| f32::from_ne_bytes(*b)),
+                );
             }
-            ValueFormat::Bf16 => bytes
-                .chunks_exact(2)
-                .map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32())
-                .collect(),
+            ValueFormat::Bf16 => {
+                let all = bytes.as_chunks::<2>().0.iter();
+                values.extend(all.map(|b| bf16::from_le_bytes(*b).to_f32()));
+            }
             ValueFormat::I8 => {
-                let mut values = Vec::with_capacity(count);
                 for block in bytes.chunks(BLOCK + 4) {
                     let scale = f32::from_le_bytes(std::array::from_fn(|i| block[i]));
                     values.extend(block[4..].iter().map(|b| from_i8(*b as i8, scale)));
                 }
-                values
             }
         }
     }

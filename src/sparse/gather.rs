@@ -38,7 +38,8 @@ pub(super) async fn run<E: Entries + Sync>(
             }
         })
         .collect::<Result<_>>()?;
-    let (result, wild) = E::sum(&parts).settle();
+    let spare = io.spare();
+    let (result, wild) = E::sum(&parts, &spare).settle();
     not_finite += wild.len();
     if not_finite > 0 && terms.is_strict {
         // The same on all ranks: they added the same.
@@ -48,7 +49,7 @@ pub(super) async fn run<E: Entries + Sync>(
     if is_cut {
         let reduced = Some(result.len());
         let (result, _) = result.top(step.k);
-        let returned = vec![step.picks.returned(applied, &result)];
+        let returned = vec![step.picks.returned(applied, &result, &spare)];
         return Ok(Finished {
             not_finite,
             reduced,

@@ -7,12 +7,24 @@ use super::io::Io;
 use crate::error::Result;
 use crate::kernel::select::Level;
 
-/// The magnitude of the `k`-th largest of the entries of all ranks, of which there are more than k, and how many of exactly that are among the
-/// first k. The same on all ranks: it follows from sums alone.
-pub(super) async fn kth_largest<E: Entries>(io: &Io, entries: &E, k: u64) -> Result<(u32, u64)> {
-    let (mut level, mut wanted) = (Level::TOP, k);
+/// The k-th largest of the entries of all ranks.
+pub(super) struct Kth {
+    /// Its magnitude, the same on all ranks: it follows from sums alone.
+    pub least: u32,
+    /// How many of exactly that are among the first k.
+    pub ties: u64,
+    /// How many of this rank's entries are larger.
+    pub above: u64,
+    /// How many of them are as large.
+    pub tied: u64,
+}
+
+/// The `k`-th largest of the entries of all ranks, of which there are more than k.
+pub(super) async fn kth_largest<E: Entries>(io: &Io, entries: &E, k: u64) -> Result<Kth> {
+    let (mut level, mut wanted, mut above) = (Level::TOP, k, 0);
     loop {
-        let counts = io.sum(Phase::Select, entries.histogram(level)).await;
+        let own = entries.histogram(level);
+        let counts = io.sum(Phase::Select, own.clone()).await;
         let mut bin = counts.len() - 1;
         while counts[bin] < wanted {
             wanted -= counts[bin];
@@ -22,9 +34,17 @@ pub(super) async fn kth_largest<E: Entries>(io: &Io, entries: &E, k: u64) -> Res
                 ))
             })?;
         }
+        above += own[bin + 1..].iter().sum::<u64>();
         match level.below(bin) {
             Some(next) => level = next,
-            None => return Ok((level.magnitude(bin), wanted)),
+            None => {
+                return Ok(Kth {
+                    least: level.magnitude(bin),
+                    ties: wanted,
+                    above,
+                    tied: own[bin],
+                });
+            }
         }
     }
 }
@@ -40,6 +60,58 @@ pub(super) fn ties_of(counts: impl Iterator<Item = u64>, ties: u64) -> Vec<u64> 
         })
         .collect();
     taken
+}
+
+/// A threshold that is used again, and its neighbours: what selects about k changes by more from step to step than anything that
+/// went before could say, so that the one of them is taken that selects nearest to k. Their counts travel with the sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Around {
+    /// The least magnitude.
+    least: u32,
+}
+
+impl Around {
+    /// How many they are.
+    pub const COUNT: usize = 33;
+    /// Bits of a magnitude between two neighbours: from 0.4 % to 0.8 %, so that all reach 6 % to 13 % up and down.
+    const STEP: u32 = 1 << 15;
+
+    /// Around a threshold, at least 1.
+    pub fn of(threshold: u32) -> Around {
+        let reach = Self::STEP * (Self::COUNT as u32 / 2);
+        let most = f32::MAX.to_bits() - Self::STEP * Self::COUNT as u32;
+        Around {
+            least: threshold.saturating_sub(reach).clamp(1, most),
+        }
+    }
+
+    /// All, by size.
+    pub fn magnitudes(self) -> impl Iterator<Item = u32> {
+        (0..Self::COUNT as u32).map(move |place| self.least + place * Self::STEP)
+    }
+
+    /// How many of them a magnitude reaches.
+    pub fn reached(self, magnitude: u32) -> usize {
+        let above = i64::from(magnitude) - i64::from(self.least);
+        (above.div_euclid(Self::STEP.into()) + 1).clamp(0, Self::COUNT as i64) as usize
+    }
+
+    /// The one that selects nearest to `k`, the least of several, by everybody's counts: its place, itself, and how many it
+    /// selects.
+    pub(super) fn nearest(self, totals: &[u64], k: u64) -> (usize, u32, u64) {
+        let places = 0..totals.len();
+        let place = places.min_by_key(|place| totals[*place].abs_diff(k));
+        self.at(place.unwrap_or(0), totals)
+    }
+
+    /// The same of the threshold that they are around.
+    pub(super) fn middle(self, totals: &[u64]) -> (usize, u32, u64) {
+        self.at(Self::COUNT / 2, totals)
+    }
+
+    fn at(self, place: usize, totals: &[u64]) -> (usize, u32, u64) {
+        (place, self.least + place as u32 * Self::STEP, totals[place])
+    }
 }
 
 /// How many square roots of a ratio of counts make one of thresholds.
@@ -76,6 +148,11 @@ impl Tracker {
         Tracker::going_on(right, growth)
     }
 
+    /// The same with another threshold in place of its own.
+    pub(super) fn with(self, threshold: u32) -> Tracker {
+        Tracker { threshold, ..self }
+    }
+
     /// After a step in which the threshold selected `count` where `k` were wanted.
     pub(super) fn followed(self, count: u64, k: u64, steepness: Steepness) -> Tracker {
         let ratio = (count.max(1) as f64 / k.max(1) as f64).clamp(0.25, 4.0);
@@ -103,4 +180,39 @@ impl Tracker {
 /// Whether a count that a threshold gave may stand: within [min(k/2, nnz), 2k].
 pub(super) fn is_within(count: u64, k: u64, nnz: u64) -> bool {
     count >= k.div_ceil(2).min(nnz) && count <= 2 * k
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sparse::{Entries, Stream};
+
+    #[test]
+    fn neighbours_are_counted_as_one_by_one() {
+        for threshold in [1, 7, 0x3f80_0000, 0x3f80_1234, f32::MAX.to_bits()] {
+            let around = Around::of(threshold);
+            let all: Vec<u32> = around.magnitudes().collect();
+            assert!(all.windows(2).all(|pair| pair[0] < pair[1]) && all[0] >= 1);
+            let near = |bits: &u32| [bits - 1, *bits, bits + 1];
+            let values: Vec<f32> = all.iter().flat_map(near).map(f32::from_bits).collect();
+            let stream = Stream {
+                indices: (0..values.len() as u64).collect(),
+                values,
+            };
+            let right: Vec<u64> = all.iter().map(|bits| stream.count_from(*bits)).collect();
+            assert_eq!(stream.counts_from(around), right, "{threshold:#x}");
+        }
+    }
+
+    #[test]
+    fn the_nearest_to_k_is_taken() {
+        let around = Around::of(1.0f32.to_bits());
+        let totals: Vec<u64> = (0..Around::COUNT as u64).map(|i| 1000 - 20 * i).collect();
+        let middle = (16, 1.0f32.to_bits(), 680);
+        assert_eq!(around.nearest(&totals, 689), middle);
+        assert_eq!(around.middle(&totals), middle);
+        assert_eq!(around.magnitudes().nth(16), Some(middle.1));
+        // Fewer than k whatever is taken: as many as there are.
+        assert_eq!(around.nearest(&totals, 5000).2, 1000);
+    }
 }

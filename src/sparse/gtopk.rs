@@ -49,7 +49,7 @@ pub(super) async fn run<E: Entries + Sync>(
                 ..Finished::new(result.settle().0, returned)
             });
         }
-        let lost = E::sum(&tree.lost);
+        let lost = E::sum(&tree.lost, &io.spare());
         let apart = picks.common(&union(&io, &step, &terms, lost).await?);
         picks = picks.minus(&apart);
         returned.push(apart);
@@ -70,7 +70,7 @@ async fn union<E: Entries>(io: &Io, step: &Step<E>, terms: &Terms, lost: E) -> R
         E::decode(message, *size, pack, (0, step.count))
             .map_err(|cause| faults::of_rank(rank, cause))
     });
-    let all = E::sum(&parts.collect::<Result<Vec<E>>>()?);
+    let all = E::sum(&parts.collect::<Result<Vec<E>>>()?, &io.spare());
     match all.is_empty() {
         false => Ok(all),
         true => Err(faults::of_all(
@@ -107,7 +107,7 @@ impl<E: Entries> Tree<'_, E> {
                     .await;
                 let (other, wild, lost) = self.decode(peer, &messages[0])?;
                 (self.wild, lost_count) = (self.wild + wild, lost_count + lost);
-                let (sum, lost) = E::sum(&[own, other]).settle();
+                let (sum, lost) = E::sum(&[own, other], &io.spare()).settle();
                 lost_count += lost.len();
                 self.lost.push(lost);
                 let (kept, dropped) = sum.top(self.k);

@@ -4,6 +4,7 @@
 //! calls [`super::Machine::next`] resumes it. No executor, no waker, no thread.
 
 use super::counters::{Counters, Phase};
+use super::spare::Spare;
 use crate::types::Rank;
 use std::future::Future;
 use std::pin::Pin;
@@ -109,6 +110,7 @@ struct Desk {
     action: Option<Action>,
     arrived: Option<Arrived>,
     counters: Counters,
+    spare: Spare,
 }
 
 /// An algorithm's side.
@@ -157,6 +159,15 @@ impl Io {
 
     pub fn counters(&self) -> Counters {
         self.desk().counters
+    }
+
+    /// Memory of steps before.
+    pub fn spare(&self) -> Spare {
+        self.desk().spare.clone()
+    }
+
+    pub fn reuse(&self, spare: Spare) {
+        self.desk().spare = spare;
     }
 
     fn desk(&self) -> std::sync::MutexGuard<'_, Desk> {

@@ -1,18 +1,22 @@
 //! A rank's own selection: about k entries of its accumulator, in as few passes as possible.
 //!
 //! Exact: the last step's threshold, a little lowered, usually fetches a few more than k in one pass, of which exactly k are
-//! kept. Threshold mode: what the threshold selects, if that is within [min(k/2, non-zeros), 2k]; else exactly k in the same
-//! step. The threshold follows the counts in between.
+//! kept. Threshold mode: what the threshold selects, if that is within [min(k/2, non-zeros), 2k], and of much more than k the k
+//! largest; else exactly k in the same step. The threshold follows the counts in between.
 
 use super::global::{Steepness, Tracker, is_within};
 use super::options::{Algorithm, Mode, NonFinite, SparseOptions};
 use super::stream::Stream;
 use crate::kernel::select::{
-    Picks, Source, accumulate, collect, count_of, gaussian_magnitude, moments, select_top,
+    Picks, Source, accumulate, collect, count_of, gaussian_magnitude, keep_top, moments, select_top,
 };
 
 /// Rounds in which Gaussiank corrects its estimate, as in the published code.
 const GAUSSIAN_ROUNDS: u32 = 3;
+
+/// Of what a threshold selects beyond k, this part may stay; where it is more, only the k largest do. Gradients of small batches
+/// change the right count by more than that from one step to the next, even of the threshold that was right in the last.
+const CUT_SHARE: usize = 8;
 
 /// What a rank selected.
 #[derive(Clone, Debug, Default)]
@@ -88,6 +92,9 @@ impl LocalSelection {
             not_finite += if is_added { 0 } else { seen };
         } else if let (true, Some(tracker)) = (is_good, reused) {
             self.tracker = Some(tracker.followed(picks.len() as u64, k as u64, Steepness::Local));
+            if picks.len() > k + k / CUT_SHARE {
+                keep_top(&mut picks, k);
+            }
         } else {
             let hint = self.tracker.map(|tracker| lowered(tracker.threshold));
             let (least, scan) = select_top(sources, k, hint, &mut picks);

@@ -7,6 +7,7 @@ use super::format::ValueFormat;
 use super::io::{Action, Arrived, Io};
 use super::oktopk::OkTopkState;
 use super::options::{Algorithm, DsaVariant, NonFinite, SparseOptions};
+use super::spare::Spare;
 use super::{dsa, gather, gtopk, oktopk};
 use crate::error::{Error, Result};
 use crate::types::Rank;
@@ -36,6 +37,9 @@ pub struct Finished<E> {
     pub picks: E,
     /// What this rank's residual gets back; an index may occur in several lists.
     pub returned: Vec<E>,
+    /// Picks that the result does not have return too, whole, and are in none of those lists: whoever changes the residual
+    /// passes both on the way. [`Finished::all_returned`] has them.
+    pub is_rest_returned: bool,
     /// The step did not take place on any rank, because something was not finite and the policy is strict.
     pub is_void: bool,
     /// Values that are not finite, on all ranks and in the sums.
@@ -54,12 +58,23 @@ impl<E: Entries> Finished<E> {
             result,
             picks: E::empty(0, 0),
             returned,
+            is_rest_returned: false,
             is_void: false,
             not_finite: 0,
             reduced: None,
             counters: Counters::default(),
             state: None,
         }
+    }
+
+    /// Everything that this rank's residual gets back.
+    pub fn all_returned(&self) -> Vec<E> {
+        let mut all = self.returned.clone();
+        if self.is_rest_returned {
+            let rest = (self.picks).returned(&self.picks, &self.result, &Spare::default());
+            all.push(rest);
+        }
+        all
     }
 
     pub(super) fn void(not_finite: u64) -> Finished<E> {
@@ -162,6 +177,12 @@ impl<E: Entries + Sync> Machine<E> {
             finished: None,
             failure: None,
         }
+    }
+
+    /// Takes memory from here, and gives back there what it no longer needs. To be called at the beginning; else memory
+    /// comes from the system.
+    pub fn reuse(&mut self, spare: &Spare) {
+        self.io.reuse(spare.clone());
     }
 
     /// Goes on with what arrived, and says what is wanted next. [`Arrived::Nothing`] at the beginning and after

@@ -55,10 +55,12 @@ mod gtopk;
 mod io;
 mod local;
 mod machine;
+mod matching;
 mod oktopk;
 mod options;
 mod regions;
 mod sized;
+mod spare;
 mod stream;
 mod sum;
 #[cfg(test)]
@@ -66,18 +68,21 @@ mod tests;
 
 pub use balance::{build_plan, is_unbalanced};
 pub use choose::{
-    LocalPrices, Prices, choose, choose_with, is_spreading_cheaper, local_seconds_of, seconds_of,
+    LocalPrices, Prices, choose, choose_with, is_spreading_cheaper, local_seconds_of, probe_after,
+    seconds_of,
 };
 pub use counters::{Counters, PHASES, Phase, Traffic};
 pub use entries::{Entries, Pack};
 pub use format::{IndexFormat, ValueFormat};
-pub use global::Tracker;
+pub use global::{Around, Tracker};
 pub use io::{Action, Arrived, Message, Request};
 pub use local::{LocalSelection, Selected};
 pub use machine::{Finished, Machine, Step};
+pub(crate) use matching::{Marks, WINDOW};
 pub use oktopk::OkTopkState;
 pub use options::{
     Algorithm, Amount, Balance, DsaVariant, Mode, NonFinite, Regions, SparseOptions, SwitchRule,
 };
 pub use sized::{Sized, Support};
+pub use spare::Spare;
 pub use stream::Stream;

@@ -15,11 +15,12 @@ use super::counters::Phase;
 use super::entries::Entries;
 use super::faults;
 use super::format::ValueFormat;
-use super::global::{Steepness, Tracker, is_within, kth_largest, ties_of};
+use super::global::{Around, Steepness, Tracker, is_within, kth_largest, ties_of};
 use super::io::{Io, Message};
 use super::machine::{Finished, Step, Terms};
 use super::options::{Mode, Regions, SparseOptions};
 use super::regions;
+use super::spare::Spare;
 use crate::error::Result;
 use crate::types::Rank;
 
@@ -41,12 +42,12 @@ pub struct OkTopkState {
 
 impl OkTopkState {
     /// The threshold to use again in this step, if any.
-    fn guess(&self, options: &SparseOptions) -> Option<u32> {
+    fn guess(&self, options: &SparseOptions) -> Option<Around> {
         let is_due = self.steps.is_multiple_of(options.reuse_steps);
         let tracker = self
             .tracker
             .filter(|_| options.mode != Mode::Exact && !is_due);
-        tracker.map(|tracker| tracker.threshold)
+        tracker.map(|tracker| Around::of(tracker.threshold))
     }
 }
 
@@ -69,57 +70,76 @@ pub(super) async fn run<E: Entries + Sync>(
     let not_finite = step.not_finite + wild.len();
 
     let guess = state.guess(options);
-    let guessed = guess.map_or(0, |bits| reduced.count_from(bits));
-    let own = vec![guessed, reduced.len(), received, not_finite];
+    let mut own = guess.map_or(Vec::new(), |around| reduced.counts_from(around));
+    let guesses = own.len();
+    own.extend([reduced.len(), received, not_finite]);
     let states = io.gather_words(Phase::Sizes, own.clone()).await;
     check_states(&states, (io.rank, &own), &step, &next.bounds)?;
-    let column = |c: usize| states.iter().skip(c).step_by(4).copied();
-    let not_finite = column(3).sum();
+    let column = |c: usize| states.iter().skip(c).step_by(own.len()).copied();
+    let (lengths, loads) = (guesses, guesses + 1);
+    let not_finite = column(guesses + 2).sum();
     if not_finite > 0 && terms.is_strict {
         return Ok(Finished {
             state: Some(state),
             ..Finished::void(not_finite)
         });
     }
-    let nnz: u64 = column(1).sum();
-    next.is_forced = options.regions == Regions::Balanced && column(2).any(|r| 2 * r > 3 * step.k);
+    let nnz: u64 = column(lengths).sum();
+    next.is_forced =
+        options.regions == Regions::Balanced && column(loads).any(|r| 2 * r > 3 * step.k);
     next.steps += 1;
 
-    let total: u64 = column(0).sum();
     let is_paper = options.mode == Mode::Paper;
+    let totals: Vec<u64> = (0..guesses).map(|guess| column(guess).sum()).collect();
+    let guess = guess.map(|around| match is_paper {
+        // The published code knows one threshold.
+        true => around.middle(&totals),
+        false => around.nearest(&totals, step.k),
+    });
     let result = match guess {
         None if is_paper => {
-            let all = gather(&io, &step, &terms, reduced, column(1).collect()).await?;
+            let all = gather(&io, &step, &terms, reduced, column(lengths).collect()).await?;
             let (result, _) = all.0.top(step.k);
             next.tracker = Some(Tracker::found(state.tracker, least_of(&result)));
             // Of what is not in the result the picks return, so that its rounding does not count.
             let rounding = all.1.common(&result);
             (result, rounding)
         }
-        Some(bits) if is_paper || is_within(total, step.k, nnz) => {
-            next.tracker = state
-                .tracker
-                .map(|tracker| tracker.followed(total, step.k, Steepness::Global));
-            let chosen = reduced.select(bits - 1, 0);
-            gather(&io, &step, &terms, chosen, column(0).collect()).await?
+        Some((place, bits, total)) if is_paper || is_within(total, step.k, nnz) => {
+            next.tracker = (state.tracker).map(|tracker| {
+                let used = tracker.with(bits);
+                used.followed(total, step.k, Steepness::Global)
+            });
+            let spare = io.spare();
+            let chosen = reduced.select((bits - 1, 0), own[place], &spare);
+            reduced.recycle(&spare);
+            gather(&io, &step, &terms, chosen, column(place).collect()).await?
         }
         _ => {
             let (chosen, sizes, least) =
-                select_exactly(&io, &step, reduced, (nnz, column(1))).await?;
+                select_exactly(&io, &step, reduced, (nnz, column(lengths))).await?;
             next.tracker = Some(Tracker::found(state.tracker, least.max(1)));
             gather(&io, &step, &terms, chosen, sizes).await?
         }
     };
     // An entry that was rounded to zero is in the result all the same: its owner has the rounding.
     let (result, rounding) = result;
-    let applied = split.applied.as_ref().unwrap_or(&step.picks);
-    let returned = vec![step.picks.returned(applied, &result), rounding];
+    let mut returned = vec![rounding];
+    let result = match &split.applied {
+        // Owners have sent no zeros, and nothing was rounded on the way.
+        None => result,
+        Some(applied) => {
+            returned.push(step.picks.returned(applied, &result, &io.spare()));
+            result.settle().0
+        }
+    };
     Ok(Finished {
         not_finite,
         reduced: Some(nnz),
         state: Some(next),
         picks: step.picks,
-        ..Finished::new(result.settle().0, returned)
+        is_rest_returned: split.applied.is_none(),
+        ..Finished::new(result, returned)
     })
 }
 
@@ -130,16 +150,18 @@ fn check_states<E>(
     step: &Step<E>,
     bounds: &[u64],
 ) -> Result<()> {
-    let names = [
-        "entries above the threshold",
+    let guesses = own.1.len() - 3;
+    let mut names = vec!["entries above a threshold"; guesses];
+    names.extend([
         "non-zeros",
         "entries received",
         "values that are not finite",
-    ];
+    ]);
     let width = |rank: Rank| bounds[rank as usize + 1] - bounds[rank as usize];
+    let loads = guesses + 1;
     faults::check_words(states, own, &names, |rank, column| match column {
-        0 | 1 => width(rank),
-        2 => width(rank).saturating_mul(bounds.len() as u64),
+        _ if column < loads => width(rank),
+        _ if column == loads => width(rank).saturating_mul(bounds.len() as u64),
         _ => step.count + width(rank),
     })
 }
@@ -163,7 +185,7 @@ struct Fold<E> {
 
 impl<E: Entries> Fold<E> {
     /// Adds what is there without a gap: from left to right, whatever came first.
-    fn go_on(&mut self) {
+    fn go_on(&mut self, spare: &Spare) {
         let begin = self.next;
         while self.parts.get(self.next).is_some_and(Option::is_some) {
             self.next += 1;
@@ -173,7 +195,13 @@ impl<E: Entries> Fold<E> {
             .filter_map(Option::take);
         let mut terms = vec![std::mem::replace(&mut self.sum, E::empty(0, 0))];
         terms.extend(ready);
-        self.sum = E::sum(&terms);
+        terms.retain(|term| !term.is_empty());
+        self.sum = match terms.len() {
+            0 => return,
+            1 => terms.swap_remove(0),
+            _ => E::sum(&terms, spare),
+        };
+        terms.into_iter().for_each(|term| term.recycle(spare));
     }
 }
 
@@ -187,9 +215,10 @@ pub(super) async fn split<E: Entries>(
     let (rank, p) = (io.rank, io.ranks);
     let range = |r: Rank| (bounds[r as usize], bounds[r as usize + 1]);
     let mine = range(rank);
-    // A part is copied when it is sent.
+    let spare = io.spare();
     let part = |r: Rank| step.picks.part(range(r).0, range(r).1);
     let below: Vec<u64> = bounds.iter().map(|b| step.picks.below(*b)).collect();
+    let places = |r: Rank| (below[r as usize], below[r as usize + 1]);
     let lengths: Vec<u64> = below.windows(2).map(|b| b[1] - b[0]).collect();
     let own = lengths[rank as usize];
     let sizes = io.all_to_all(Phase::Sizes, lengths.clone()).await;
@@ -207,15 +236,16 @@ pub(super) async fn split<E: Entries>(
     let mut first = 1;
     while first < p {
         let steps: Vec<u32> = (first..bucket_end(first, p, load)).collect();
-        let sends = steps
-            .iter()
-            .map(|j| (to(j), part(to(j)).encode(terms.pack)));
+        let sends = steps.iter().map(|j| {
+            let message = (step.picks).encode_slice(places(to(j)), terms.pack, &spare);
+            (to(j), message)
+        });
         let receives = steps
             .iter()
             .map(|j| (from(j), terms.pack.bytes(sizes[from(j) as usize])));
         io.start_exchange(Phase::Reduce, sends.collect(), receives.collect())
             .await;
-        fold.go_on();
+        fold.go_on(&spare);
         let mut messages = io.wait(Phase::Reduce, 0).await.into_iter();
         for peer in steps.iter().map(from) {
             let size = sizes[peer as usize];
@@ -225,15 +255,18 @@ pub(super) async fn split<E: Entries>(
                     let message = messages
                         .next()
                         .expect("a message from each peer that has any");
-                    E::decode(&message, size, terms.pack, mine)
-                        .map_err(|cause| faults::of_rank(peer, cause))?
+                    let mut part = E::with_room(size, &spare);
+                    part.decode_onto(&message, size, terms.pack, mine)
+                        .map_err(|cause| faults::of_rank(peer, cause))?;
+                    spare.keep_bytes(message.data);
+                    part
                 }
             };
             fold.parts[peer as usize] = Some(part);
         }
         first += steps.len() as u32;
     }
-    fold.go_on();
+    fold.go_on(&spare);
     let received = sizes.iter().sum::<u64>() - sizes[rank as usize];
     let applied = || {
         let rounded = (0..p).map(|r| match r == rank {
@@ -279,18 +312,19 @@ async fn select_exactly<E: Entries>(
     if nnz <= step.k {
         return Ok((reduced, lengths.collect(), 1));
     }
-    let (least, ties) = kth_largest(io, &reduced, step.k).await?;
-    let above = reduced.count_from(least + 1);
-    let tied = reduced.count_from(least) - above;
-    let own = [above, tied];
+    let kth = kth_largest(io, &reduced, step.k).await?;
+    let own = [kth.above, kth.tied];
     let counts = io.gather_words(Phase::Sizes, own.to_vec()).await;
     let names = ["entries above the k-th", "entries as large as the k-th"];
     faults::check_words(&counts, (io.rank, &own), &names, |_, _| step.count)?;
-    let taken = ties_of(counts.iter().skip(1).step_by(2).copied(), ties);
+    let taken = ties_of(counts.iter().skip(1).step_by(2).copied(), kth.ties);
     let sizes: Vec<u64> = (counts.iter().step_by(2).zip(&taken))
         .map(|(a, t)| a + t)
         .collect();
-    let chosen = reduced.select(least, taken[io.rank as usize]);
+    let spare = io.spare();
+    let ties = taken[io.rank as usize];
+    let chosen = reduced.select((kth.least, ties), kth.above + ties, &spare);
+    reduced.recycle(&spare);
     let total: u64 = sizes.iter().sum();
     if total != step.k {
         return Err(faults::of_all(format_args!(
@@ -298,7 +332,7 @@ async fn select_exactly<E: Entries>(
             step.k
         )));
     }
-    Ok((chosen, sizes, least))
+    Ok((chosen, sizes, kth.least))
 }
 
 /// Everybody's entries on every rank, and what rounding left of this rank's block.
@@ -324,24 +358,29 @@ async fn gather_blocks<E: Entries>(
     terms: &Terms,
     count: u64,
 ) -> Result<(E, E)> {
-    let own: Message = block.encode(terms.pack);
+    let spare = io.spare();
+    let own: Message = block.encode_slice((0, block.len()), terms.pack, &spare);
     let bytes = sizes.iter().map(|s| terms.pack.bytes(*s)).collect();
     let messages = io.gather(Phase::Gather, own, bytes).await;
-    let blocks = (0..).zip(messages.iter().zip(&sizes));
-    let blocks = blocks.map(|(rank, (message, size))| {
-        E::decode(message, *size, terms.pack, (0, count))
-            .map_err(|cause| faults::of_rank(rank, cause))
-    });
-    let result = E::concat(blocks.collect::<Result<_>>()?).map_err(|rank| {
-        faults::of_rank(
-            rank as Rank,
-            "its entries do not lie behind those of the rank before",
-        )
-    })?;
+    let mut result = E::with_room(sizes.iter().sum(), &spare);
+    for (rank, (message, size)) in (0..).zip(messages.into_iter().zip(&sizes)) {
+        let before = result.len();
+        result
+            .decode_onto(&message, *size, terms.pack, (0, count))
+            .map_err(|cause| faults::of_rank(rank, cause))?;
+        let is_behind =
+            before == 0 || *size == 0 || result.index_at(before - 1) < result.index_at(before);
+        if !is_behind {
+            let cause = "its entries do not lie behind those of the rank before";
+            return Err(faults::of_rank(rank, cause));
+        }
+        spare.keep_bytes(message.data);
+    }
     let rounding = match terms.pack.values {
         ValueFormat::F32 => E::empty(0, count),
         _ => block.minus(&block.rounded(terms.pack, (0, count))),
     };
+    block.recycle(&spare);
     Ok((result, rounding))
 }
 

@@ -5,7 +5,9 @@
 //! the same machines run with the same control flow.
 
 use super::entries::{Entries, Pack};
+use super::global::Around;
 use super::io::Message;
+use super::spare::Spare;
 use crate::kernel::select::{Level, MAGNITUDE_INFINITE};
 
 /// Where the entries of different ranks lie.
@@ -81,7 +83,7 @@ impl Entries for Sized {
         self.from + (u128::from(position) * width / u128::from(self.count.max(1))) as u64
     }
 
-    fn sum(parts: &[Sized]) -> Sized {
+    fn sum(parts: &[Sized], _: &Spare) -> Sized {
         let parts: Vec<&Sized> = parts.iter().filter(|p| p.count > 0).collect();
         let Some(first) = parts.first() else {
             return Sized::empty(0, 0);
@@ -133,7 +135,12 @@ impl Entries for Sized {
         self.count - self.less(magnitude)
     }
 
-    fn select(&self, magnitude: u32, ties: u64) -> Sized {
+    fn counts_from(&self, around: Around) -> Vec<u64> {
+        let counts = around.magnitudes().map(|bits| self.count_from(bits));
+        counts.collect()
+    }
+
+    fn select(&self, (magnitude, ties): (u32, u64), _: u64, _: &Spare) -> Sized {
         let above = self.count_from(magnitude.saturating_add(1));
         self.with(self.from, self.to, (above + ties).min(self.count))
     }
@@ -144,7 +151,7 @@ impl Entries for Sized {
         (part(kept), part(self.count - kept))
     }
 
-    fn returned(&self, _: &Sized, _: &Sized) -> Sized {
+    fn returned(&self, _: &Sized, _: &Sized, _: &Spare) -> Sized {
         self.with(self.from, self.to, 0)
     }
 
@@ -156,26 +163,39 @@ impl Entries for Sized {
         self.with(self.from, self.to, 0)
     }
 
-    fn encode(&self, pack: Pack) -> Message {
+    fn encode_slice(&self, (start, end): (u64, u64), pack: Pack, _: &Spare) -> Message {
         Message {
             // Inside a process the law goes along.
             data: vec![u8::from(self.support == Support::Identical)],
-            ..Message::size_only(pack.bytes(self.count))
+            ..Message::size_only(pack.bytes(end - start))
         }
     }
 
-    fn decode(
+    fn decode_onto(
+        &mut self,
         message: &Message,
         count: u64,
         _: Pack,
         (from, to): (u64, u64),
-    ) -> Result<Sized, String> {
+    ) -> Result<(), String> {
         let support = match message.data.as_slice() {
             [1] => Support::Identical,
             _ => Support::Independent,
         };
-        Ok(Sized::new(from, to, count, support))
+        let part = Sized::new(from, to, count, support);
+        *self = match self.count {
+            0 => part,
+            // Both lie in the same coordinates.
+            before => self.with(self.from.min(from), self.to.max(to), before + part.count),
+        };
+        Ok(())
     }
+
+    fn with_room(_: u64, _: &Spare) -> Sized {
+        Sized::empty(0, 0)
+    }
+
+    fn recycle(self, _: &Spare) {}
 
     fn encode_dense(&self, (from, to): (u64, u64), pack: Pack) -> Message {
         Message::size_only(pack.dense_bytes(to - from))

@@ -1,9 +1,18 @@
 //! [`Stream`]: real entries.
+//!
+//! Its loops run over millions of entries in every step. None of them decides by a branch what an entry's value or place says:
+//! where a third of the entries is kept, every third guess of such a branch is wrong, and costs as much as ten entries.
 
 use super::entries::{Entries, Pack};
+use super::global::Around;
 use super::io::Message;
+use super::matching::Marks;
+use super::spare::Spare;
 use super::sum;
 use crate::kernel::select::{Level, MAGNITUDE_INFINITE, histogram_of, magnitude};
+
+/// Entries that are collected or converted at a time; they stay in the first-level cache.
+const BATCH: usize = 512;
 
 /// Indices, increasing, with their values.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -15,13 +24,6 @@ pub struct Stream {
 }
 
 impl Stream {
-    pub(super) fn with_capacity(count: usize) -> Stream {
-        Stream {
-            indices: Vec::with_capacity(count),
-            values: Vec::with_capacity(count),
-        }
-    }
-
     fn push(&mut self, index: u64, value: f32) {
         self.indices.push(index);
         self.values.push(value);
@@ -34,29 +36,45 @@ impl Stream {
             .zip(self.values.iter().copied())
     }
 
-    fn filtered(&self, mut is_kept: impl FnMut(u64, f32) -> bool) -> Stream {
-        let mut kept = Stream::default();
-        for (index, value) in self.iter() {
-            if is_kept(index, value) {
-                kept.push(index, value);
+    pub(super) fn extend(&mut self, indices: &[u64], values: &[f32]) {
+        self.indices.extend_from_slice(indices);
+        self.values.extend_from_slice(values);
+    }
+
+    /// Appends those that are kept to `kept`.
+    fn filter_into(&self, kept: &mut Stream, mut is_kept: impl FnMut(u64, f32) -> bool) {
+        self.change_into(kept, |index, value| (is_kept(index, value), value));
+    }
+
+    /// Appends those that are kept to `kept`, with the values that go with that. Each is written down, and the next over it unless
+    /// it is kept.
+    fn change_into(&self, kept: &mut Stream, mut change: impl FnMut(u64, f32) -> (bool, f32)) {
+        let (mut indices, mut values) = ([0u64; BATCH], [0f32; BATCH]);
+        let parts = self.indices.chunks(BATCH).zip(self.values.chunks(BATCH));
+        for (part, part_values) in parts {
+            let mut count = 0;
+            for (index, value) in part.iter().zip(part_values) {
+                let (is_kept, value) = change(*index, *value);
+                // Never more than a batch has: the rest of the division is no other place.
+                indices[count % BATCH] = *index;
+                values[count % BATCH] = value;
+                count += usize::from(is_kept);
             }
+            kept.extend(&indices[..count], &values[..count]);
         }
+    }
+
+    fn filtered(&self, is_kept: impl FnMut(u64, f32) -> bool) -> Stream {
+        let mut kept = Stream::default();
+        self.filter_into(&mut kept, is_kept);
         kept
     }
-}
 
-/// Says of increasing indices whether a stream has them.
-struct Finder<'a> {
-    indices: &'a [u64],
-    at: usize,
-}
-
-impl Finder<'_> {
-    fn has(&mut self, index: u64) -> bool {
-        while self.indices.get(self.at).is_some_and(|i| *i < index) {
-            self.at += 1;
-        }
-        self.indices.get(self.at) == Some(&index)
+    /// How many values are as asked. Sums as wide as the values they come from, and no early end: whole vectors.
+    fn count_where(&self, is_it: impl Fn(f32) -> bool) -> u64 {
+        let count = |part: &[f32]| part.iter().map(|v| u32::from(is_it(*v))).sum::<u32>();
+        let parts = self.values.chunks(1 << 20);
+        parts.map(|part| u64::from(count(part))).sum()
     }
 }
 
@@ -89,26 +107,24 @@ impl Entries for Stream {
         self.indices[position as usize]
     }
 
-    fn sum(parts: &[Stream]) -> Stream {
-        sum::sum(parts)
+    fn sum(parts: &[Stream], spare: &Spare) -> Stream {
+        sum::sum(parts, spare)
     }
 
     fn concat(parts: Vec<Stream>) -> Result<Stream, usize> {
-        let count = parts.iter().map(|p| p.indices.len()).sum();
-        let mut all = Stream::with_capacity(count);
+        let mut all = Stream::default();
         for (number, part) in parts.iter().enumerate() {
             if !part.is_empty() && all.indices.last() >= part.indices.first() {
                 return Err(number);
             }
-            all.indices.extend_from_slice(&part.indices);
-            all.values.extend_from_slice(&part.values);
+            all.extend(&part.indices, &part.values);
         }
         Ok(all)
     }
 
     fn settle(self) -> (Stream, Stream) {
-        let is_clean = |v: f32| v != 0.0 && v.is_finite();
-        if self.values.iter().all(|v| is_clean(*v)) {
+        let is_clean = |v: f32| (v != 0.0) & v.is_finite();
+        if self.count_where(|v| !is_clean(v)) == 0 {
             return (self, Stream::default());
         }
         let wild = self.filtered(|_, v| !v.is_finite());
@@ -120,19 +136,30 @@ impl Entries for Stream {
     }
 
     fn count_from(&self, least: u32) -> u64 {
-        self.values
-            .iter()
-            .filter(|v| magnitude(**v) >= least)
-            .count() as u64
+        self.count_where(|value| magnitude(value) >= least)
     }
 
-    fn select(&self, least: u32, mut ties: u64) -> Stream {
-        self.filtered(|_, value| {
+    fn counts_from(&self, around: Around) -> Vec<u64> {
+        let mut counts = [0u64; Around::COUNT + 1];
+        for value in &self.values {
+            counts[around.reached(magnitude(*value))] += 1;
+        }
+        // Who reaches one reaches those below it.
+        for place in (1..Around::COUNT).rev() {
+            counts[place] += counts[place + 1];
+        }
+        counts[1..].to_vec()
+    }
+
+    fn select(&self, (least, mut ties): (u32, u64), count: u64, spare: &Spare) -> Stream {
+        let mut selected = spare.stream(count as usize);
+        self.filter_into(&mut selected, |_, value| {
             let bits = magnitude(value);
-            let is_tie = bits == least && ties > 0;
+            let is_tie = (bits == least) & (ties > 0);
             ties -= u64::from(is_tie);
-            bits > least || is_tie
-        })
+            (bits > least) | is_tie
+        });
+        selected
     }
 
     fn top(&self, k: u64) -> (Stream, Stream) {
@@ -146,36 +173,43 @@ impl Entries for Stream {
         let (above, least, _) = all.select_nth_unstable_by(k as usize - 1, |a, b| b.cmp(a));
         let least = *least;
         let mut ties = k as usize - above.iter().filter(|bits| **bits > least).count();
-        let mut dropped = Stream::with_capacity((self.len() - k) as usize);
-        let kept = self.filtered(|index, value| {
+        let mut is_kept = |value| {
             let bits = magnitude(value);
-            let is_tie = bits == least && ties > 0;
+            let is_tie = (bits == least) & (ties > 0);
             ties -= usize::from(is_tie);
-            let is_kept = bits > least || is_tie;
-            if !is_kept {
-                dropped.push(index, value);
+            (bits > least) | is_tie
+        };
+        let kept = self.filtered(|_, value| is_kept(value));
+        let mut marks = Marks::of(&kept.indices);
+        let mut end = 0;
+        let dropped = self.filtered(|index, _| {
+            if index >= end {
+                end = marks.mark(index);
             }
-            is_kept
+            !marks.has(index)
         });
         (kept, dropped)
     }
 
-    fn returned(&self, applied: &Stream, result: &Stream) -> Stream {
+    fn returned(&self, applied: &Stream, result: &Stream, spare: &Spare) -> Stream {
         debug_assert_eq!(self.indices, applied.indices);
-        let mut in_result = Finder {
-            indices: &result.indices,
-            at: 0,
-        };
-        let mut back = Stream::default();
-        for ((index, value), applied) in self.iter().zip(&applied.values) {
-            let rest = match in_result.has(index) {
-                true => value - applied,
-                false => value,
-            };
-            if rest != 0.0 && rest.is_finite() {
-                back.push(index, rest);
+        let mut back = spare.stream(self.indices.len());
+        let mut marks = Marks::of(&result.indices);
+        let (mut end, mut at) = (0, 0);
+        self.change_into(&mut back, |index, value| {
+            if index >= end {
+                end = marks.mark(index);
             }
-        }
+            // Read in any case: a branch would guess.
+            let applied = applied.values[at];
+            at += 1;
+            let rest = if marks.has(index) {
+                value - applied
+            } else {
+                value
+            };
+            ((rest != 0.0) & rest.is_finite(), rest)
+        });
         back
     }
 
@@ -197,57 +231,74 @@ impl Entries for Stream {
     }
 
     fn common(&self, other: &Stream) -> Stream {
-        let mut finder = Finder {
-            indices: &other.indices,
-            at: 0,
-        };
-        self.filtered(|index, _| finder.has(index))
+        let mut marks = Marks::of(&other.indices);
+        let mut end = 0;
+        self.filtered(|index, _| {
+            if index >= end {
+                end = marks.mark(index);
+            }
+            marks.has(index)
+        })
     }
 
-    fn encode(&self, pack: Pack) -> Message {
-        let bytes = pack.bytes(self.len());
-        let mut data = Vec::with_capacity(bytes as usize);
+    fn encode_slice(&self, (start, end): (u64, u64), pack: Pack, spare: &Spare) -> Message {
+        let mut data = spare.bytes(pack.bytes(end - start) as usize);
+        data.clear();
+        let range = start as usize..end as usize;
+        let indices = &self.indices[range.clone()];
         match pack.is_wide {
-            true => data.extend_from_slice(bytemuck::cast_slice(&self.indices)),
+            true => data.extend_from_slice(bytemuck::cast_slice(indices)),
             false => {
-                // Options are checked: every index fits.
-                data.resize(4 * self.indices.len(), 0);
-                for (bytes, index) in data.chunks_exact_mut(4).zip(&self.indices) {
-                    bytes.copy_from_slice(&(*index as u32).to_ne_bytes());
+                let mut narrow = [0u32; BATCH];
+                for batch in indices.chunks(BATCH) {
+                    // Options are checked: every index fits.
+                    (narrow.iter_mut().zip(batch)).for_each(|(to, index)| *to = *index as u32);
+                    data.extend_from_slice(bytemuck::cast_slice(&narrow[..batch.len()]));
                 }
             }
         }
-        pack.values.encode(&self.values, &mut data);
+        pack.values.encode(&self.values[range], &mut data);
         Message::of(data)
     }
 
-    fn decode(
+    fn decode_onto(
+        &mut self,
         message: &Message,
         count: u64,
         pack: Pack,
-        range: (u64, u64),
-    ) -> Result<Stream, String> {
+        (from, to): (u64, u64),
+    ) -> Result<(), String> {
         check_length(message, pack.bytes(count))?;
         let count = count as usize;
         let width = if pack.is_wide { 8 } else { 4 };
         let (indices, values) = message.data.split_at(count * width);
-        let indices: Vec<u64> = match pack.is_wide {
+        let first = self.indices.len();
+        match pack.is_wide {
             true => {
-                let mut wide = vec![0u64; count];
-                bytemuck::cast_slice_mut(&mut wide).copy_from_slice(indices);
-                wide
+                let words = indices.as_chunks::<8>().0.iter();
+                self.indices.extend(words.map(|b| u64::from_ne_bytes(*b)));
             }
             false => {
-                let mut narrow = vec![0u32; count];
-                bytemuck::cast_slice_mut(&mut narrow).copy_from_slice(indices);
-                narrow.into_iter().map(u64::from).collect()
+                let words = indices.as_chunks::<4>().0.iter();
+                let words = words.map(|b| u64::from(u32::from_ne_bytes(*b)));
+                self.indices.extend(words);
             }
-        };
-        check_indices(&indices, range)?;
-        Ok(Stream {
-            indices,
-            values: pack.values.decode(values, count),
-        })
+        }
+        let checked = check_indices(&self.indices[first..], (from, to));
+        if let Err(cause) = checked {
+            self.indices.truncate(first);
+            return Err(cause);
+        }
+        pack.values.decode(values, count, &mut self.values);
+        Ok(())
+    }
+
+    fn with_room(count: u64, spare: &Spare) -> Stream {
+        spare.stream(count as usize)
+    }
+
+    fn recycle(self, spare: &Spare) {
+        spare.keep(self);
     }
 
     fn encode_dense(&self, (from, to): (u64, u64), pack: Pack) -> Message {
@@ -266,8 +317,9 @@ impl Entries for Stream {
         pack: Pack,
     ) -> Result<Stream, String> {
         check_length(message, pack.dense_bytes(to - from))?;
-        let values = pack.values.decode(&message.data, (to - from) as usize);
-        let mut entries = Stream::default();
+        let (mut values, mut entries) = (Vec::new(), Stream::default());
+        pack.values
+            .decode(&message.data, (to - from) as usize, &mut values);
         for (offset, value) in values.into_iter().enumerate() {
             if value != 0.0 {
                 entries.push(from + offset as u64, value);

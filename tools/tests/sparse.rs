@@ -85,13 +85,41 @@ fn distributions_modes_and_the_layers_of_a_file_are_right_too() {
 }
 
 #[test]
+fn in_virtual_time_words_are_those_of_processes_and_times_those_of_the_network() {
+    let line = "--count 50000 --algo all --ranks 3 -n 2 -w 1";
+    let real = document(&format!("{line} --transport shm"));
+    let fast = document(&format!("{line} --transport sim"));
+    let slow = document(&format!("{line} --transport sim --link-gbit 1"));
+    let again = document(&format!("{line} --transport sim --link-gbit 1"));
+    assert_eq!(slow, again);
+    let of = |document: &Value, at: usize, field: &str| document["results"][at][field].clone();
+    for at in 0..11 {
+        let name = of(&fast, at, "algorithm");
+        assert_eq!(name, of(&real, at, "algorithm"));
+        let time = |document: &Value| document["results"][at]["time_us"]["p50"].as_f64().unwrap();
+        assert!(time(&slow) > time(&fast), "{name}");
+        // How much Gaussiank selects depends on the values.
+        if name != "gaussiank" && of(&fast, at, "ran") == of(&real, at, "ran") {
+            let words = |document: &Value| {
+                let mean = of(document, at, "words_received_mean");
+                mean.as_f64().unwrap()
+            };
+            // Sizes stand for values: rounding and the fill-in of random picks differ a little.
+            let ratio = words(&fast) / words(&real);
+            assert!((0.95..1.05).contains(&ratio), "{name}: {ratio}");
+        }
+    }
+}
+
+#[test]
 fn bad_usage_is_told_before_a_rank_starts() {
     for (line, expected) in [
         ("--density 0", "amount"),
         ("--algo best", "oktopk"),
         ("--layers nothing", "bert"),
         ("--count 5 --layers bert", "cannot be used with"),
-        ("--transport sim", "shm, tcp or verbs"),
+        ("--transport sim --ranks 1025", "1 to 1024"),
+        ("--transport shm --link-us 3", "--transport sim"),
         ("--values f64", "bf16"),
         ("--balance sometimes", "cost"),
     ] {

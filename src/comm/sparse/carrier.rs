@@ -2,7 +2,7 @@
 
 use crate::comm::{Buffer, Call, Communicator, Operation, Transfer};
 use crate::error::Result;
-use crate::sparse::{Arrived, Message, Request};
+use crate::sparse::{Arrived, Message, Request, Spare};
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
 /// Messages begin at multiples of this, so that no two share a cache line.
@@ -26,33 +26,35 @@ pub(super) struct Carrier {
     sent: Buffer,
     received: Buffer,
     awaited: Awaited,
+    spare: Spare,
 }
 
 impl Carrier {
-    pub fn new(comm: &Communicator) -> Result<Carrier> {
+    pub fn new(comm: &Communicator, spare: &Spare) -> Result<Carrier> {
         Ok(Carrier {
             comm: comm.clone(),
             sent: comm.alloc(ALIGNMENT)?,
             received: comm.alloc(ALIGNMENT)?,
             awaited: Awaited::Nothing,
+            spare: spare.clone(),
         })
     }
 
     /// Starts a request; nothing if there is nothing to wait for.
-    pub fn start(&mut self, request: &Request) -> Result<Option<Operation>> {
+    pub fn start(&mut self, request: Request) -> Result<Option<Operation>> {
         match request {
-            Request::Exchange { sends, receives } => self.exchange(sends, receives),
+            Request::Exchange { sends, receives } => self.exchange(sends, &receives),
             Request::Sum { words, is_wide } => {
-                self.words(Collective::AllReduce, words, words.len(), *is_wide)
+                self.words(Collective::AllReduce, &words, words.len(), is_wide)
             }
             Request::AllToAll { words, is_wide } => {
-                self.words(Collective::AllToAll, words, words.len(), *is_wide)
+                self.words(Collective::AllToAll, &words, words.len(), is_wide)
             }
             Request::GatherWords { words, is_wide } => {
                 let all = words.len() * self.comm.ranks() as usize;
-                self.words(Collective::AllGather, words, all, *is_wide)
+                self.words(Collective::AllGather, &words, all, is_wide)
             }
-            Request::Gather { own, bytes } => self.gather(own, bytes),
+            Request::Gather { own, bytes } => self.gather(own, &bytes),
         }
         .map(Some)
         .or_else(|error| match error {
@@ -67,7 +69,9 @@ impl Carrier {
             Awaited::Nothing => Arrived::Messages(Vec::new()),
             Awaited::Messages(places) => {
                 let read = |(offset, bytes): &(usize, u64)| {
-                    let mut data = vec![0; *bytes as usize];
+                    let mut data = self.spare.bytes(*bytes as usize);
+                    // Only what is longer than it was before is cleared first.
+                    data.resize(*bytes as usize, 0);
                     self.received.view().read(*offset, &mut data);
                     Message::of(data)
                 };
@@ -85,7 +89,7 @@ impl Carrier {
 
     fn exchange(
         &mut self,
-        sends: &[(Rank, Message)],
+        sends: Vec<(Rank, Message)>,
         receives: &[(Rank, u64)],
     ) -> std::result::Result<Operation, Refusal> {
         let (out, out_bytes) = places(sends.iter().map(|(_, message)| message.bytes));
@@ -97,10 +101,11 @@ impl Carrier {
         reserve(&self.comm, &mut self.sent, out_bytes)?;
         reserve(&self.comm, &mut self.received, back_bytes)?;
         let mut transfers = Vec::with_capacity(sends.len() + receives.len());
-        for ((peer, message), (offset, bytes)) in sends.iter().zip(out) {
+        for ((peer, message), (offset, bytes)) in sends.into_iter().zip(out) {
             self.sent.view().write(offset, &message.data);
+            self.spare.keep_bytes(message.data);
             transfers.push(Transfer {
-                peer: *peer,
+                peer,
                 is_send: true,
                 buffer: self.sent.part(offset, bytes as usize),
             });
@@ -152,11 +157,12 @@ impl Carrier {
         Ok(self.comm.start(&call.with(&input, &output))?)
     }
 
-    fn gather(&mut self, own: &Message, bytes: &[u64]) -> std::result::Result<Operation, Refusal> {
+    fn gather(&mut self, own: Message, bytes: &[u64]) -> std::result::Result<Operation, Refusal> {
         let total: u64 = bytes.iter().sum();
         reserve(&self.comm, &mut self.sent, own.bytes as usize)?;
         reserve(&self.comm, &mut self.received, total as usize)?;
         self.sent.view().write(0, &own.data);
+        self.spare.keep_bytes(own.data);
         let offset = |at: &mut u64, bytes: &u64| {
             let start = *at as usize;
             *at += bytes;

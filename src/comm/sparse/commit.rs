@@ -5,12 +5,12 @@ use super::result::SparseResult;
 use super::step::Pending;
 use crate::kernel::reduce;
 use crate::memory::View;
-use crate::sparse::{Finished, NonFinite, Stream};
+use crate::sparse::{Finished, Marks, NonFinite, Stream, WINDOW};
 use crate::types::{Combine, DataType, Finish};
 
 /// Elements of a residual that are changed at a time: while they are in the second-level cache, the few picks among them cost
 /// little, and one by one over all of it each would wait for memory.
-const BLOCK: usize = 32 * 1024;
+const BLOCK: usize = WINDOW;
 
 /// What a unit gave.
 pub(super) enum Outcome {
@@ -34,15 +34,16 @@ impl<'a> Rest<'a> {
         Rest { entries, at: 0 }
     }
 
-    /// Those below an index.
-    fn up_to(&mut self, end: u64) -> impl Iterator<Item = (u64, f32)> + 'a {
-        let (from, entries) = (self.at, self.entries);
-        self.at += entries.indices[from..].partition_point(|i| *i < end);
-        let (indices, values) = (
-            &entries.indices[from..self.at],
-            &entries.values[from..self.at],
-        );
-        indices.iter().copied().zip(values.iter().copied())
+    /// Those below an index. No search for the last of them: it would wait for memory at every step.
+    fn up_to(&mut self, end: u64, mut each: impl FnMut(u64, f32)) {
+        let indices = &self.entries.indices[self.at..];
+        for (index, value) in indices.iter().zip(&self.entries.values[self.at..]) {
+            if *index >= end {
+                break;
+            }
+            each(*index, *value);
+            self.at += 1;
+        }
     }
 }
 
@@ -68,6 +69,7 @@ impl SparseAllreduce {
         let gradients = pending.gradients.as_ref().filter(|_| !is_added);
         let mut picks = Rest::of(&finished.picks);
         let mut returned: Vec<Rest> = finished.returned.iter().map(Rest::of).collect();
+        let mut marks = Marks::of(&finished.result.indices);
         let first = self.starts[self.units[unit].tensors.start];
         for tensor in self.units[unit].tensors.clone() {
             let residual = self.residuals.of(tensor).view();
@@ -80,21 +82,35 @@ impl SparseAllreduce {
                     add(residual, gradient, start..end);
                 }
                 let until = base + end as u64;
-                for (index, _) in picks.up_to(until) {
-                    residual.store((index - base) as usize, 0f32);
+                match finished.is_rest_returned {
+                    true => {
+                        marks.mark_up_to(base + start as u64, until);
+                        // What is not in the result stays what it was: the pick.
+                        picks.up_to(until, |index, value| {
+                            let kept = if marks.has(index) { 0.0 } else { value };
+                            residual.store((index - base) as usize, kept);
+                        });
+                    }
+                    false => picks.up_to(until, |index, _| {
+                        residual.store((index - base) as usize, 0f32);
+                    }),
                 }
                 for rest in &mut returned {
-                    for (index, value) in rest.up_to(until) {
+                    rest.up_to(until, |index, value| {
                         give_back(residual, (index - base) as usize, value);
-                    }
+                    });
                 }
             }
+        }
+        for list in finished.returned {
+            self.spare.keep(list);
         }
         let unit = &mut self.units[unit];
         if let Some(state) = finished.state {
             unit.state = state;
         }
         unit.reduced = finished.reduced.or(unit.reduced);
+        unit.dense_steps = 0;
         let result = &mut pending.result;
         result.selected_local += finished.picks.indices.len() as u64;
         result.selected_global += finished.result.indices.len() as u64;
@@ -105,12 +121,16 @@ impl SparseAllreduce {
             let divisor = self.comm.ranks() as f32;
             entries.values.iter_mut().for_each(|v| *v /= divisor);
         }
-        entries.indices.iter_mut().for_each(|i| *i += first);
-        match result.entries.indices.is_empty() {
-            true => result.entries = entries,
+        if first > 0 {
+            entries.indices.iter_mut().for_each(|i| *i += first);
+        }
+        let all = &mut result.entries.stream;
+        match all.indices.is_empty() {
+            true => *all = entries,
             false => {
-                result.entries.indices.extend(entries.indices);
-                result.entries.values.extend(entries.values);
+                all.indices.extend_from_slice(&entries.indices);
+                all.values.extend_from_slice(&entries.values);
+                self.spare.keep(entries);
             }
         }
     }
@@ -139,6 +159,7 @@ impl SparseAllreduce {
                 }
             }
         }
+        self.units[unit].dense_steps += 1;
         let count = self.starts[tensors.end] - self.starts[tensors.start];
         pending.result.selected_local += count;
         pending.result.selected_global += count;

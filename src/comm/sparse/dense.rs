@@ -61,7 +61,7 @@ impl SparseAllreduce {
             return Ok(());
         }
         let is_wide = true;
-        pending.operation = self.carrier.start(&Request::Sum { words, is_wide })?;
+        pending.operation = self.carrier.start(Request::Sum { words, is_wide })?;
         Ok(())
     }
 

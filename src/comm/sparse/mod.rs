@@ -20,7 +20,8 @@ use crate::error::{Error, Result};
 use crate::fusion::{TensorSet, TensorSpec};
 use crate::prng::mix;
 use crate::sparse::{
-    Algorithm, Balance, LocalPrices, LocalSelection, OkTopkState, Prices, SparseOptions, Stream,
+    Algorithm, Balance, LocalPrices, LocalSelection, OkTopkState, Prices, Spare, SparseOptions,
+    Stream,
 };
 use crate::types::DataType;
 use carrier::Carrier;
@@ -59,6 +60,8 @@ pub struct SparseAllreduce {
     units: Vec<Unit>,
     steps: u64,
     carrier: Carrier,
+    /// Memory of steps before, for machines, messages and results.
+    spare: Spare,
     /// For dense steps, once there was one.
     dense: Option<Buffer>,
     prices: (Prices, LocalPrices),
@@ -72,6 +75,8 @@ struct Unit {
     selection: LocalSelection,
     state: OkTopkState,
     reduced: Option<u64>,
+    /// Dense steps since the last one that could see the fill-in.
+    dense_steps: u64,
     /// Picks of a step before, for the next.
     memory: Stream,
 }
@@ -116,10 +121,13 @@ impl SparseAllreduce {
             selection: LocalSelection::default(),
             state: OkTopkState::default(),
             reduced: None,
+            dense_steps: 0,
             memory: Stream::default(),
         };
+        let spare = Spare::default();
         Ok(SparseAllreduce {
-            carrier: Carrier::new(comm)?,
+            carrier: Carrier::new(comm, &spare)?,
+            spare,
             residuals: Residuals::new(&tensors)?,
             units: ranges.into_iter().map(unit).collect(),
             prices: prices(comm),
@@ -238,6 +246,7 @@ impl SparseAllreduce {
             unit.selection = LocalSelection::default();
             unit.state = OkTopkState::default();
             unit.reduced = None;
+            unit.dense_steps = 0;
         }
     }
 }
@@ -339,15 +348,20 @@ fn pace(comm: &Communicator) -> Option<u64> {
     comm.inner.shared.engine().config().tcp.pace_bits_per_second
 }
 
-/// The algorithm of a unit's step.
+/// The algorithm of a unit's step. Follows from what all ranks have alike.
 fn resolve(
     options: &SparseOptions,
     unit: (u64, u64, u32),
-    reduced: Option<u64>,
+    (reduced, dense_steps): (Option<u64>, u64),
     (links, local): (Prices, LocalPrices),
 ) -> Algorithm {
-    match options.algorithm {
+    let chosen = match options.algorithm {
         Algorithm::Auto => crate::sparse::choose_with(unit, reduced, links, local),
-        other => other,
+        other => return other,
+    };
+    let probe = || crate::sparse::probe_after(dense_steps, unit, reduced, (links, local));
+    match chosen {
+        Algorithm::Dense => probe().unwrap_or(chosen),
+        _ => chosen,
     }
 }

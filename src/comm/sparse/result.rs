@@ -3,7 +3,7 @@
 use crate::comm::Buffer;
 use crate::error::{Error, Result};
 use crate::kernel::{reduce, scale};
-use crate::sparse::{Algorithm, Counters, Stream};
+use crate::sparse::{Algorithm, Counters, Spare, Stream};
 use crate::types::{Combine, DataType, Finish};
 use std::ops::Range;
 use std::time::Duration;
@@ -39,25 +39,50 @@ pub struct SparseResult {
     pub times: StepTimes,
     /// This rank's traffic.
     pub counters: Counters,
-    pub(super) entries: Stream,
+    pub(super) entries: Lent,
     pub(super) dense: Option<Buffer>,
     /// Where each tensor begins among all coordinates, and the end.
     pub(super) starts: Vec<u64>,
+}
+
+/// Entries whose memory goes to later steps when the result is dropped.
+#[derive(Clone, Debug)]
+pub(super) struct Lent {
+    pub stream: Stream,
+    spare: Spare,
+}
+
+impl Lent {
+    pub fn new(spare: &Spare) -> Lent {
+        Lent {
+            stream: Stream::default(),
+            spare: spare.clone(),
+        }
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.spare.keep(std::mem::take(&mut self.stream));
+    }
 }
 
 impl SparseResult {
     /// Indices and values over all tensors, one after another in the order of the declaration. Empty after a dense step, whose
     /// result is [`SparseResult::dense`].
     pub fn entries(&self) -> (&[u64], &[f32]) {
-        (&self.entries.indices, &self.entries.values)
+        (&self.entries.stream.indices, &self.entries.stream.values)
     }
 
     /// One tensor's indices, relative to it, and values.
     pub fn entries_of(&self, tensor: usize) -> (impl Iterator<Item = u64> + '_, &[f32]) {
         let start = self.starts[tensor];
         let range = self.positions(tensor);
-        let indices = self.entries.indices[range.clone()].iter();
-        (indices.map(move |i| i - start), &self.entries.values[range])
+        let indices = self.entries.stream.indices[range.clone()].iter();
+        (
+            indices.map(move |i| i - start),
+            &self.entries.stream.values[range],
+        )
     }
 
     /// All values of a dense step, over all tensors. Valid until the next step.
@@ -66,7 +91,7 @@ impl SparseResult {
     }
 
     fn positions(&self, tensor: usize) -> Range<usize> {
-        let place = |index: u64| self.entries.indices.partition_point(|i| *i < index);
+        let place = |index: u64| self.entries.stream.indices.partition_point(|i| *i < index);
         place(self.starts[tensor])..place(self.starts[tensor + 1])
     }
 

@@ -1,7 +1,7 @@
 //! One step: a unit after the other, each from its selection to its result; what that changes, when all have one (`commit.rs`).
 
 use super::commit::Outcome;
-use super::result::{SparseResult, StepTimes};
+use super::result::{Lent, SparseResult, StepTimes};
 use super::{SparseAllreduce, resolve};
 use crate::comm::{Buffer, Operation};
 use crate::error::{Error, Result};
@@ -65,7 +65,7 @@ impl SparseAllreduce {
                 selected_global: 0,
                 reduced: None,
                 counters: Counters::default(),
-                entries: Stream::default(),
+                entries: Lent::new(&self.spare),
                 dense: None,
                 times: StepTimes::default(),
                 starts: self.starts.clone(),
@@ -104,7 +104,7 @@ impl SparseAllreduce {
                 let arrived = std::mem::replace(&mut pending.arrived, Arrived::Nothing);
                 match machine.next(arrived) {
                     Action::Start(request) => {
-                        pending.operation = self.carrier.start(&request)?;
+                        pending.operation = self.carrier.start(request)?;
                         // What came before is reduced while this is under way.
                         assert_eq!(machine.next(Arrived::Nothing), Action::Wait);
                         if pending.operation.is_none() {
@@ -155,7 +155,12 @@ impl SparseAllreduce {
             return Ok(());
         }
         let shape = (count, unit.k, ranks);
-        let mut algorithm = resolve(&self.options, shape, unit.reduced, self.prices);
+        let mut algorithm = resolve(
+            &self.options,
+            shape,
+            (unit.reduced, unit.dense_steps),
+            self.prices,
+        );
         if pending.gradients.is_none() || self.steps < self.options.warm_up_steps {
             algorithm = Algorithm::Dense;
         }
@@ -185,7 +190,9 @@ impl SparseAllreduce {
         };
         let place = (self.comm.rank(), ranks);
         let priced = (algorithm, self.prices.0);
-        let machine = Machine::with_prices(priced, &self.options, place, step, unit.state.clone());
+        let state = unit.state.clone();
+        let mut machine = Machine::with_prices(priced, &self.options, place, step, state);
+        machine.reuse(&self.spare);
         pending.task = Task::Machine(Box::new(machine));
         Ok(())
     }

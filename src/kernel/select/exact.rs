@@ -88,7 +88,7 @@ fn floor_of(sample: &mut [u32], count: u64, k: usize, margin: f64) -> u32 {
 }
 
 /// Keeps the first `k` in the total order, in order of their indices; the least magnitude kept.
-fn keep_top(picks: &mut Picks, k: usize) -> u32 {
+pub fn keep_top(picks: &mut Picks, k: usize) -> u32 {
     if picks.len() <= k {
         return 1;
     }
@@ -99,13 +99,12 @@ fn keep_top(picks: &mut Picks, k: usize) -> u32 {
     let mut kept = 0;
     for index in 0..picks.len() {
         let bits = magnitude(picks.values[index]);
-        let is_tie = bits == least && ties > 0;
-        if bits > least || is_tie {
-            ties -= usize::from(is_tie);
-            picks.indices[kept] = picks.indices[index];
-            picks.values[kept] = picks.values[index];
-            kept += 1;
-        }
+        let is_tie = (bits == least) & (ties > 0);
+        ties -= usize::from(is_tie);
+        // Written down, and the next over it unless it is kept: every third guess of a branch would be wrong.
+        picks.indices[kept] = picks.indices[index];
+        picks.values[kept] = picks.values[index];
+        kept += usize::from((bits > least) | is_tie);
     }
     picks.indices.truncate(kept);
     picks.values.truncate(kept);

@@ -273,7 +273,7 @@ fn commit(
     for index in &picks.indices {
         a.store(*index as usize, 0f32);
     }
-    for list in &finished.returned {
+    for list in &finished.all_returned() {
         for (index, value) in list.indices.iter().zip(&list.values) {
             let index = *index as usize;
             a.store(index, a.load::<f32>(index) + value);

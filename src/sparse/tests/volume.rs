@@ -159,10 +159,10 @@ fn control_words_are_those_of_sizes_boundaries_and_histograms() {
         Support::Independent,
     );
     let counters = &finished[3].counters;
-    // An all-to-all of sizes, four words of state, two of ties.
+    // An all-to-all of sizes, three words of state, two of ties.
     assert_eq!(
         counters.of(Phase::Sizes).control_words,
-        (p - 1) * (1 + 4 + 2)
+        (p - 1) * (1 + 3 + 2)
     );
     assert_eq!(
         counters.of(Phase::Select).control_words,

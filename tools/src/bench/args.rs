@@ -204,11 +204,11 @@ impl FromStr for Operators {
     }
 }
 
-fn parse_gbit(text: &str) -> Result<f64, String> {
+pub fn parse_gbit(text: &str) -> Result<f64, String> {
     parse_within(text, 0.001, 1e6)
 }
 
-fn parse_latency(text: &str) -> Result<f64, String> {
+pub fn parse_latency(text: &str) -> Result<f64, String> {
     parse_within(text, 0.0, 1e6)
 }
 

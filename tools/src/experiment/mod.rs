@@ -8,7 +8,7 @@ mod digits;
 mod eager_sgd;
 mod load;
 mod model;
-mod oktopk;
+pub mod oktopk;
 mod plot;
 mod skew;
 mod virtual_time;

@@ -4,13 +4,18 @@
 //! is that of the rank that began it last: the others' waits for selections on the same cores are no communication. With `--check 1` sampled
 //! coordinates are followed: what was applied and what residuals keep is what gradients gave.
 //!
+//! With `--transport sim` all ranks are in this process and their communication takes virtual time (`simulated.rs`).
+//!
 //! Read first: `rank.rs`.
 
 mod document;
 mod rank;
+mod simulated;
 mod vectors;
 
+use super::args::{parse_gbit, parse_latency};
 use crate::binding::Bind;
+use crate::experiment::oktopk::fabric::Fabric;
 use crate::flags::JobArgs;
 use crate::settings::{self, FAILED, USAGE};
 use crate::{launch, output};
@@ -85,6 +90,14 @@ pub struct SparseArgs {
     #[command(flatten)]
     pub job: JobArgs,
 
+    /// Rate of each rank's port in --transport sim; default 100
+    #[arg(long, value_name = "GBIT/S", value_parser = parse_gbit)]
+    pub link_gbit: Option<f64>,
+
+    /// Time from rank to rank in --transport sim; default 2
+    #[arg(long, value_name = "US", value_parser = parse_latency)]
+    pub link_us: Option<f64>,
+
     /// Seed of the gradients
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
@@ -135,6 +148,8 @@ pub struct Plan {
     pub config: Config,
     pub ranks: u32,
     pub tensors: Vec<TensorSpec>,
+    /// The network of a simulation.
+    pub fabric: Option<Fabric>,
 }
 
 impl Plan {
@@ -171,6 +186,15 @@ pub fn run(args: &SparseArgs) -> ExitCode {
             return ExitCode::from(USAGE);
         }
     };
+    if let Some(fabric) = plan.fabric {
+        return match simulated::run(&plan, fabric) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(failure) => {
+                output::print_error(&format!("error: {failure}"));
+                ExitCode::from(FAILED)
+            }
+        };
+    }
     if let Some(reason) = settings::unavailable_reason(&plan.config.transport) {
         output::print_error(&format!("error: {reason}"));
         return ExitCode::from(FAILED);
@@ -197,11 +221,15 @@ pub fn run(args: &SparseArgs) -> ExitCode {
 fn build_plan(args: &SparseArgs) -> Result<Plan, String> {
     let ranks = settings::check_ranks(args.ranks, settings::launched_ranks()?)?;
     let mut config = args.job.config()?;
-    if config.transport == "sim" {
-        return Err(
-            "--transport sim: a sparse allreduce is measured between processes: shm, tcp or verbs"
-                .into(),
-        );
+    let fabric = simulated::fabric(args, &config.transport)?;
+    if fabric.is_some() {
+        simulated::check_ranks(ranks)?;
+        if settings::launched_rank().is_some() {
+            return Err(
+                "--transport sim has all its ranks in one process: without a launcher, with --ranks"
+                    .into(),
+            );
+        }
     }
     // One name cannot be for all the collectives that a step is made of.
     config.algorithm = None;
@@ -214,12 +242,18 @@ fn build_plan(args: &SparseArgs) -> Result<Plan, String> {
         config,
         ranks,
         tensors,
+        fabric,
     };
     let count = plan.count();
     for algorithm in &args.algo.0 {
         plan.options(*algorithm)
             .check(count)
             .map_err(|error| error.to_string())?;
+    }
+    args.job.check_json()?;
+    if plan.fabric.is_some() {
+        // Nothing has memory there.
+        return Ok(plan);
     }
     // Gradient and residual; a dense step has a vector more.
     let dense = args
@@ -236,6 +270,5 @@ fn build_plan(args: &SparseArgs) -> Result<Plan, String> {
         let all = needed * u64::from(local);
         settings::check_memory("sparse-allreduce", all, available, advice)?;
     }
-    args.job.check_json()?;
     Ok(plan)
 }

@@ -27,7 +27,7 @@ pub fn run(plan: &Plan) -> Result<std::result::Result<(), String>> {
     vectors::fill(plan, comm.rank(), &gradients);
     let mut report = (comm.rank() == 0).then(|| Document::new(plan, comm.transport()));
     if report.is_some() {
-        print(plan, &header(plan, &comm));
+        print(plan, &header(plan, (comm.ranks(), comm.transport())));
     }
     let mut wrong = 0;
     for algorithm in &plan.args.algo.0 {
@@ -101,21 +101,91 @@ fn entry(
     (times, counters): (&Times, Counters),
     wrong: Option<u64>,
 ) -> Result<Entry> {
-    let steps = u64::from(plan.args.iterations);
-    let mut own: Vec<u64> = Vec::with_capacity((PHASES.len() + 1) * FIELDS);
-    let phases = PHASES.iter().map(|phase| *counters.of(*phase));
-    for traffic in phases.chain([counters.total()]) {
-        own.extend([
-            traffic.data_words_sent / steps,
-            traffic.data_words_received / steps,
-            traffic.control_words / steps,
-            traffic.messages / steps,
-        ]);
+    let mut reported = Reported {
+        ran: last.algorithm,
+        selected_local: last.selected_local,
+        selected_global: last.selected_global,
+        reduced: last.reduced,
+        ..Reported::new(asked, comm.ranks())
+    };
+    reported.add(&words_of(&counters));
+    comm.all_reduce(&mut reported.most, ReduceOp::Max)?;
+    comm.all_reduce(&mut reported.sum, ReduceOp::Sum)?;
+    Ok(build_entry(plan, &reported, times, wrong))
+}
+
+/// What ranks tell of an algorithm: the numbers of every phase and of all together, of all timed steps.
+pub struct Reported {
+    asked: Algorithm,
+    ranks: u32,
+    pub ran: Algorithm,
+    pub selected_local: u64,
+    pub selected_global: u64,
+    pub reduced: Option<u64>,
+    /// Of the rank with the most of each.
+    most: Vec<u64>,
+    sum: Vec<u64>,
+    /// By rank, where this process is all of them.
+    each: Vec<Counters>,
+}
+
+impl Reported {
+    pub fn new(asked: Algorithm, ranks: u32) -> Reported {
+        let none = vec![0; (PHASES.len() + 1) * FIELDS];
+        Reported {
+            asked,
+            ranks,
+            ran: asked,
+            selected_local: 0,
+            selected_global: 0,
+            reduced: None,
+            most: none.clone(),
+            sum: none,
+            each: Vec::new(),
+        }
     }
-    let (mut most, mut sum) = (own.clone(), own);
-    comm.all_reduce(&mut most, ReduceOp::Max)?;
-    comm.all_reduce(&mut sum, ReduceOp::Sum)?;
-    let mean = |i: usize| sum[i] as f64 / f64::from(comm.ranks());
+
+    fn add(&mut self, own: &[u64]) {
+        for (most, own) in self.most.iter_mut().zip(own) {
+            *most = (*most).max(*own);
+        }
+        (self.sum.iter_mut().zip(own)).for_each(|(sum, own)| *sum += own);
+    }
+
+    /// A step of all ranks, who are in this process.
+    pub fn all(&mut self, is_timed: bool, of: impl Fn(usize) -> Counters) {
+        if !is_timed {
+            return;
+        }
+        self.each.resize(self.ranks as usize, Counters::default());
+        for (rank, sum) in self.each.iter_mut().enumerate() {
+            sum.add(&of(rank));
+        }
+        let words: Vec<Vec<u64>> = self.each.iter().map(words_of).collect();
+        (self.most.fill(0), self.sum.fill(0));
+        words.iter().for_each(|own| self.add(own));
+    }
+}
+
+/// The numbers of each phase, and of all.
+fn words_of(counters: &Counters) -> Vec<u64> {
+    let phases = PHASES.iter().map(|phase| *counters.of(*phase));
+    let numbers = phases.chain([counters.total()]).map(|traffic| {
+        [
+            traffic.data_words_sent,
+            traffic.data_words_received,
+            traffic.control_words,
+            traffic.messages,
+        ]
+    });
+    numbers.flatten().collect()
+}
+
+/// An entry of the document, of one step.
+pub fn build_entry(plan: &Plan, reported: &Reported, times: &Times, wrong: Option<u64>) -> Entry {
+    let steps = u64::from(plan.args.iterations);
+    let most: Vec<u64> = reported.most.iter().map(|words| words / steps).collect();
+    let mean = |i: usize| (reported.sum[i] / steps) as f64 / f64::from(reported.ranks);
     let phases = PHASES.iter().enumerate().map(|(i, phase)| {
         let at = i * FIELDS;
         let entry = PhaseEntry {
@@ -130,14 +200,14 @@ fn entry(
     let total = PHASES.len() * FIELDS;
     let (count, time_us) = (plan.count(), Summary::of(&times.whole));
     let algbw = sweep::algorithm_bandwidth(4 * count, time_us.p50);
-    Ok(Entry {
+    Entry {
         collective: "sparse-allreduce",
         bytes: 4 * count,
         count,
         dtype: "f32",
         op: "sum",
-        algorithm: asked.name(),
-        ran: last.algorithm.name(),
+        algorithm: reported.asked.name(),
+        ran: reported.ran.name(),
         memory: "registered",
         in_place: false,
         iterations: plan.args.iterations,
@@ -146,7 +216,7 @@ fn entry(
         communicate_us: Summary::of(&times.communicate),
         apply_us: Summary::of(&times.apply),
         algbw,
-        busbw: algbw * sweep::bus_factor(Collective::AllReduce, comm.ranks()),
+        busbw: algbw * sweep::bus_factor(Collective::AllReduce, reported.ranks),
         wrong,
         words_sent_max: most[total],
         words_received_max: most[total + 1],
@@ -154,15 +224,15 @@ fn entry(
         control_words: most[total + 2],
         messages: most[total + 3],
         phases: phases.collect(),
-        selected_local: last.selected_local,
-        selected_global: last.selected_global,
-        reduced: last.reduced,
-    })
+        selected_local: reported.selected_local,
+        selected_global: reported.selected_global,
+        reduced: reported.reduced,
+    }
 }
 
 /// Times of steps, us.
 #[derive(Default)]
-struct Times {
+pub struct Times {
     whole: Vec<f64>,
     select: Vec<f64>,
     communicate: Vec<f64>,
@@ -176,6 +246,16 @@ impl Times {
         self.select.push(us(result.times.select));
         self.communicate.push(us(result.times.communicate));
         self.apply.push(us(result.times.apply));
+    }
+
+    /// A step of which only the communication takes time.
+    pub fn push_communication(&mut self, is_timed: bool, seconds: f64) {
+        if is_timed {
+            self.whole.push(1e6 * seconds);
+            self.communicate.push(1e6 * seconds);
+            self.select.push(0.0);
+            self.apply.push(0.0);
+        }
     }
 
     /// Step by step, of the slowest rank; the communication of the one that began it last.
@@ -279,7 +359,7 @@ impl Samples {
     }
 }
 
-fn header(plan: &Plan, comm: &Communicator) -> String {
+pub fn header(plan: &Plan, (ranks, transport): (u32, &str)) -> String {
     let args = &plan.args;
     format!(
         "# sparse-allreduce of {} f32 in {} tensors, density {}, {:?}, {:?}, {} ranks over {}\n\
@@ -290,8 +370,8 @@ fn header(plan: &Plan, comm: &Communicator) -> String {
         args.density,
         args.mode,
         args.distribution,
-        comm.ranks(),
-        comm.transport(),
+        ranks,
+        transport,
         "algorithm",
         "p50 us",
         "select",
@@ -308,7 +388,7 @@ fn header(plan: &Plan, comm: &Communicator) -> String {
     )
 }
 
-fn row(entry: &Entry) -> String {
+pub fn row(entry: &Entry) -> String {
     format!(
         "{:>17} {:>12.1} {:>10.1} {:>10.1} {:>10.1} {:>12} {:>12} {:>13.0} {:>13} {:>10} {:>10} {:>11.3} {:>6}\n",
         match entry.algorithm == entry.ran {
@@ -331,7 +411,7 @@ fn row(entry: &Entry) -> String {
 }
 
 /// To stdout, or to stderr where the document goes to stdout.
-fn print(plan: &Plan, text: &str) {
+pub fn print(plan: &Plan, text: &str) {
     // Nobody can be told that the output is closed.
     let _ = match plan.args.job.is_json_only() {
         true => std::io::stderr().write_all(text.as_bytes()),

@@ -6,13 +6,13 @@
 
 mod balance;
 mod extremes;
-mod fabric;
+pub mod fabric;
 mod learner;
 mod observe;
 mod rank;
 mod scaling;
 mod section;
-mod shape;
+pub mod shape;
 mod table1;
 mod thresholds;
 mod timed;

@@ -196,7 +196,7 @@ impl Seat {
         for index in &picks.indices {
             residual.store(*index as usize, 0f32);
         }
-        for list in &finished.returned {
+        for list in &finished.all_returned() {
             for (index, value) in list.indices.iter().zip(&list.values) {
                 let at = *index as usize;
                 residual.store(at, residual.load::<f32>(at) + value);
