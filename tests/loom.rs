@@ -13,6 +13,8 @@ mod bell;
 mod control;
 #[path = "loom/memory.rs"]
 mod memory;
+#[path = "../src/memory/quota.rs"]
+mod quota;
 #[path = "../src/transport/shm/ring.rs"]
 mod ring;
 
@@ -20,6 +22,7 @@ use bell::Bell;
 use control::{Binding, Line, load_retired, store_retired};
 use loom::thread::{self, yield_now};
 use memory::{Place, RegionKey, View, futex_wait, futex_wake_all};
+use quota::Quota;
 use ring::{Consumer, Producer, RecordHeader, RingMemory};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -209,4 +212,35 @@ fn sleeper_and_waker() {
 fn every_fence_of_the_bell_is_needed() {
     let source = include_str!("../src/memory/bell.rs");
     check_every_ordering("bell.rs", source, sleeper_and_waker);
+}
+
+/// A peer stores two things, of which the sleeper needs both; what it needed when it slept last is still there.
+fn sleeper_with_a_quota() {
+    let (count, sleeping, news) = (View::new(1), View::new(1), View::new(1));
+    let (bell, quota) = (Bell::new(count, sleeping), Quota::new(View::new(1)));
+    quota.set(2);
+    let waker = thread::spawn(move || {
+        for number in 1..=2 {
+            news.word32(0).store(number, sync::Ordering::Relaxed);
+            bell.wake_when(|| quota.count(), || ());
+        }
+    });
+    let seen = move || news.word32(0).load(sync::Ordering::Relaxed);
+    while seen() < 2 {
+        bell.sleep(Duration::MAX, || {
+            quota.open();
+            let lacking = 2 - seen();
+            if lacking > 0 {
+                quota.set(lacking);
+            }
+            lacking == 0
+        });
+    }
+    waker.join().unwrap();
+}
+
+#[test]
+fn the_fence_of_the_quota_is_needed() {
+    let source = include_str!("../src/memory/quota.rs");
+    check_every_ordering("quota.rs", source, sleeper_with_a_quota);
 }

@@ -182,7 +182,7 @@ static REDUCE_SCATTER: [Algorithm; 5] = [
     ),
 ];
 
-static ALL_GATHER: [Algorithm; 5] = [
+static ALL_GATHER: [Algorithm; 6] = [
     row(
         Collective::AllGather,
         "line",
@@ -217,6 +217,13 @@ static ALL_GATHER: [Algorithm; 5] = [
         MESSAGES,
         ring::all_gather,
         formulas::ring_parts,
+    ),
+    row(
+        Collective::AllGather,
+        "star",
+        WINDOW_PER_RANK,
+        window::all_gather_star,
+        formulas::window_star,
     ),
 ];
 

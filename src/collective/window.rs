@@ -109,6 +109,27 @@ pub(super) fn all_gather(request: &Request) -> Schedule {
     b.build()
 }
 
+/// All-gather by way of the root: everybody stores its part in the root's window, where all find the whole. The root is woken
+/// once and wakes each of the others once, which is what counts where ranks sleep and have few cores.
+pub(super) fn all_gather_star(request: &Request) -> Schedule {
+    let mut b = begin(request, "star");
+    let all = request.output(0, 0, request.ranks, 1);
+    let window = b.window(all.extent);
+    let part = Range::new(window, request.output(request.rank, 0, 1, 1).extent);
+    let own = Operand::Local(request.input(0, 0, 1, 1));
+    b.reduce_from(vec![own], vec![at(request, request.root, part)], false);
+    if request.rank == request.root {
+        b.wait(request.peers(), ARRIVED);
+        b.copy(Range::new(window, all.extent), all);
+        b.signal(request.peers(), REDUCED);
+    } else {
+        b.signal(vec![request.root], ARRIVED);
+        b.wait(vec![request.root], REDUCED);
+        b.get(request.root, Range::new(window, all.extent), all);
+    }
+    b.build()
+}
+
 /// Broadcast.
 pub(super) fn broadcast(request: &Request) -> Schedule {
     let mut b = begin(request, "window");

@@ -26,6 +26,17 @@ const IDLE_SLEEP: Duration = Duration::from_millis(50);
 /// peer, which 32 ranks on 2 cores pay with half a millisecond if each does it whenever it goes to sleep.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
+/// How a thread waits that attends to a communicator for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Manner {
+    /// For something that soon comes.
+    Brief,
+    /// Asleep at once, where ranks share cores.
+    Asleep,
+    /// The same, and signals may wait until something else comes: nobody waits for what they bring.
+    Idle,
+}
+
 /// The engine and what threads need to wait on it.
 pub(crate) struct Driving {
     engine: Mutex<Inside>,
@@ -36,6 +47,8 @@ pub(crate) struct Driving {
     pub garbage: Arc<Garbage>,
     /// Threads inside `wait`; the progress thread leaves the driving to them.
     waiters: AtomicU32,
+    /// Threads that sleep or are about to, counted with the engine locked; none that are idle, for which signals may wait.
+    sleepers: AtomicU32,
     stop: AtomicBool,
     /// The communicators of this process that this one comes from or that come from it.
     family: Arc<Family>,
@@ -57,6 +70,7 @@ impl Driving {
             spin,
             garbage,
             waiters: AtomicU32::new(0),
+            sleepers: AtomicU32::new(0),
             stop: AtomicBool::new(false),
             family,
         }
@@ -151,31 +165,38 @@ impl Driving {
     ) -> Option<Result<()>> {
         let take = |engine: &mut Engine| take_result(engine, task);
         let has_come = |engine: &Engine| engine.result(task).is_some();
-        self.wait_until((limit, false), is_given_up, take, has_come)
+        self.wait_until((limit, None), is_given_up, take, has_come)
     }
 
     /// Drives, at most for `limit`, until the engine has news, or `is_given_up`, as the one thread that drives it while
     /// nobody else does. Whoever makes that true rings the bell then.
     pub fn attend(
         &self,
-        limit: Duration,
+        (limit, manner): (Duration, Manner),
         is_given_up: impl Fn() -> bool,
         has_news: impl Fn(&Engine) -> bool,
     ) {
         let take = |engine: &mut Engine| has_news(engine).then_some(());
-        self.wait_until((Some(limit), true), is_given_up, take, &has_news);
+        self.wait_until((Some(limit), Some(manner)), is_given_up, take, &has_news);
     }
 
-    /// Waits for what `take` gives; `has_come` says whether it would, where nothing can be taken. With `is_rare`, looks at
+    /// Waits for what `take` gives; `has_come` says whether it would, where nothing can be taken. With a manner, looks at
     /// control sockets only every [`LOOK_EVERY`].
     fn wait_until<T>(
         &self,
-        (limit, is_rare): (Option<Duration>, bool),
+        (limit, manner): (Option<Duration>, Option<Manner>),
         is_given_up: impl Fn() -> bool,
         take: impl Fn(&mut Engine) -> Option<T>,
         has_come: impl Fn(&Engine) -> bool,
     ) -> Option<T> {
-        let mut patience = Patience::new(&self.spin);
+        let (mut patience, is_rare, is_idle) = match manner {
+            None => (Patience::new(&self.spin), false, false),
+            Some(Manner::Brief) => (Patience::new(&self.spin), true, false),
+            Some(manner) => {
+                let is_idle = manner == Manner::Idle;
+                (Patience::sleeping(&self.spin), true, is_idle)
+            }
+        };
         let start = self.clock.now();
         let deadline = limit.map_or(Time::MAX, |limit| start.after(limit));
         let mut looked_at = start;
@@ -183,7 +204,7 @@ impl Driving {
             let now = self.clock.now();
             let mut engine = self.engine();
             let mut moved = false;
-            for _ in 0..self.spin.polls_per_look() {
+            for _ in 0..patience.polls_per_look(&self.spin) {
                 moved |= engine.drive(now);
                 if let Some(result) = take(&mut engine) {
                     drop(engine);
@@ -214,14 +235,22 @@ impl Driving {
                 WaitStep::Yield => yield_now(),
                 WaitStep::Sleep(time) => {
                     let time = time.min(deadline.since(now));
-                    self.sleep(time, !is_rare, |engine| is_given_up() || has_come(engine));
+                    self.sleep(time, (!is_rare, is_idle), |engine| {
+                        is_given_up() || has_come(engine)
+                    });
                 }
             }
         }
     }
 
-    /// Sleeps until something may have arrived, unless `is_over`; looks at control sockets before, if `has_look`.
-    fn sleep(&self, time: Duration, has_look: bool, is_over: impl Fn(&Engine) -> bool) {
+    /// Sleeps until something may have arrived, unless `is_over`; looks at control sockets before, if `has_look`. With
+    /// `is_idle`, signals may wait.
+    fn sleep(
+        &self,
+        time: Duration,
+        (has_look, is_idle): (bool, bool),
+        is_over: impl Fn(&Engine) -> bool,
+    ) {
         let Some(alarm) = &self.alarm else {
             return;
         };
@@ -230,10 +259,21 @@ impl Driving {
         let has_news = || {
             let now = self.clock.now();
             let mut engine = self.engine();
+            // Relaxed: the lock orders it.
+            let is_alone = match is_idle {
+                true => self.sleepers.load(Ordering::Relaxed) == 0,
+                false => self.sleepers.fetch_add(1, Ordering::Relaxed) == 0,
+            };
+            if is_alone || !is_idle {
+                engine.want_anything();
+            }
             let moved = engine.drive(now);
             let has_failed = has_look && look(&mut engine, now);
             self.collect_garbage(&mut engine);
             let has_news = moved || is_over(&engine);
+            if is_alone && !has_news && !has_failed && !self.family.has_others() {
+                engine.want_signals(is_idle);
+            }
             drop(engine);
             match has_failed {
                 true => self.ring(),
@@ -245,6 +285,10 @@ impl Driving {
         match self.family.has_others() {
             true => self.family.sleep(self, time, has_news),
             false => alarm.sleep(time, has_news),
+        }
+        if !is_idle {
+            // Relaxed: whoever still counts this thread is woken by more than it needs.
+            self.sleepers.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -327,7 +371,9 @@ impl Driving {
             match patience.next(self.clock.now()) {
                 WaitStep::Spin | WaitStep::Yield => yield_now(),
                 WaitStep::Sleep(_) => {
-                    self.sleep(IDLE_SLEEP, true, |_| self.stop.load(Ordering::Relaxed));
+                    self.sleep(IDLE_SLEEP, (true, false), |_| {
+                        self.stop.load(Ordering::Relaxed)
+                    });
                 }
             }
         }

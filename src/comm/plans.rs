@@ -116,6 +116,11 @@ impl Plans {
         }
     }
 
+    /// Whether all ranks map each other's windows, and share fewer cores than they are; the same on all ranks.
+    pub fn is_crowded_host(&self) -> bool {
+        self.mapped && self.available.cores < self.ranks
+    }
+
     /// The prices of messages, and whether they stay inside a host.
     pub fn link_model(&self) -> (Model, bool) {
         (self.model, self.mapped)

@@ -198,6 +198,11 @@ pub fn window_all_gather(s: &Shape) -> Work {
         .buffers(s, s.bytes * s.p(), s.bytes * s.p())
 }
 
+/// The same by way of one rank: two meetings.
+pub fn window_star(s: &Shape) -> Work {
+    window_all_gather(s).meet(s, 1.0)
+}
+
 /// Copy p parts of n in; fetch one part from each of the others.
 pub fn window_all_to_all(s: &Shape) -> Work {
     let all = s.bytes * s.p();

@@ -193,7 +193,7 @@ impl Links {
         let offset = self.layout.line(sequence, lane, self.rank);
         if let Some(control) = self.peers[peer as usize].control {
             line.store(control, offset);
-            self.transport.notify(peer);
+            self.transport.notify_signal(peer);
             return Ok(true);
         }
         let staging = self

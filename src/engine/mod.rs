@@ -77,6 +77,9 @@ use tasks::Task;
 /// Control sockets and timeouts are looked at this often while somebody waits.
 const SLOW_EVERY: Duration = Duration::from_millis(2);
 
+/// More signals than come while a thread sleeps.
+const SIGNALS_NEVER: u32 = 1 << 30;
+
 /// Operations whose signatures are remembered, to compare with a peer that asks.
 const HISTORY: usize = 64;
 const _: () = assert!(HISTORY as u64 >= 2 * OPERATION_SLOTS);
@@ -107,6 +110,8 @@ pub struct Engine {
     is_publishing_quietly: bool,
     /// Notices wait for room.
     has_unsent: bool,
+    /// A sleeping thread is not woken by every signal, and has to be by those of rounds that begin later.
+    wants_signals: bool,
     /// A peer has said that all ranks are connected.
     is_confirmed: bool,
     /// Collective rounds retired here without gaps, and of those published to the peers.
@@ -197,6 +202,7 @@ impl Engine {
             suspect: None,
             notices: Notices::default(),
             has_unsent: false,
+            wants_signals: false,
             ended_count: 0,
             is_confirmed: false,
             events: Vec::new(),
@@ -300,6 +306,44 @@ impl Engine {
             self.tell_failure();
         }
         self.driver.moved
+    }
+
+    /// A thread is about to sleep, and looks what has come after this: whatever comes later wakes it.
+    pub fn want_anything(&mut self) {
+        self.driver.links.transport.want_signals(0);
+        self.wants_signals = false;
+    }
+
+    /// The thread has driven, which moved nothing, and is the only one that sleeps: signals wake it only when as many have come
+    /// as are needed to move anything; with `is_idle` only something else does. Unless that, until a round
+    /// begins.
+    pub fn want_signals(&mut self, is_idle: bool) {
+        let wanted = match self.signals_wanted() {
+            1.. if is_idle => SIGNALS_NEVER,
+            wanted => wanted,
+        };
+        if wanted > 1 {
+            self.driver.links.transport.want_signals(wanted);
+            self.wants_signals = !is_idle;
+        }
+    }
+
+    /// How many signals have to come before anything can move, if nothing else comes; 0: not known.
+    fn signals_wanted(&self) -> u32 {
+        let is_blocked = self.failure.is_some()
+            || self.has_unsent
+            || !self.queue.is_empty()
+            || !self.publish_to.is_empty();
+        if is_blocked {
+            return 0;
+        }
+        let rounds = self.active.iter();
+        let rounds = rounds.filter_map(|&place| self.rounds[place as usize].as_ref());
+        let wanted = rounds.filter_map(|round| match round.has_runnable() {
+            true => Some(0),
+            false => self.driver.signals_wanted(round),
+        });
+        wanted.min().unwrap_or(SIGNALS_NEVER)
     }
 
     /// [`Engine::drive_slow`], if the last time is long enough ago.

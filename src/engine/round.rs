@@ -210,6 +210,13 @@ impl Round {
             || self.has_ended()
     }
 
+    /// Whether a step waits for nothing but to be tried again, or the round to be ended.
+    pub fn has_runnable(&self) -> bool {
+        self.progress.has_ready() && self.straight.is_none()
+            || !self.stalled.is_empty()
+            || self.has_ended()
+    }
+
     /// Whether it leaves the engine: all is done, or it is to be repeated.
     #[inline]
     pub fn has_ended(&self) -> bool {

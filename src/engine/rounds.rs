@@ -140,6 +140,10 @@ impl Engine {
 
     /// Puts a round that has begun among the active ones and runs it.
     pub(super) fn enlist(&mut self, mut round: Box<Round>, now: Time) {
+        if self.wants_signals {
+            // A sleeping thread knew nothing of this round.
+            self.want_anything();
+        }
         let place = self.free_places.pop().unwrap_or_else(|| {
             self.rounds.push(None);
             self.rounds.len() as u32 - 1
@@ -300,11 +304,12 @@ impl Engine {
         self.is_publishing_quietly = true;
     }
 
-    /// Wakes peers that may sleep until this rank has retired more, who have had no signal since.
+    /// Wakes peers that may sleep until this rank has retired more, who have had no signal since. Whoever says what else it
+    /// sleeps for does not wait for that.
     pub(super) fn wake_published(&mut self) {
         self.is_publishing_quietly = false;
         for peer in self.driver.links.others() {
-            self.driver.links.transport.notify(peer);
+            self.driver.links.transport.notify_of_count(peer);
         }
     }
 }

@@ -198,6 +198,7 @@ impl Engine {
             return Err(Error::invalid("the persistent operation has ended"));
         }
         self.tasks[id.index].activations += 1;
+        self.want_anything();
         for place in self.active.clone() {
             if let Some(round) = self.rounds[place as usize].as_mut()
                 && round.task == id.index

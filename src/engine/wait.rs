@@ -30,6 +30,8 @@ const YIELD_TIME: Duration = Duration::from_micros(200);
 /// First and longest sleep. The longest bounds how late a hang-up or a timeout is noticed.
 const SLEEP_MIN: Duration = Duration::from_millis(1);
 const SLEEP_MAX: Duration = Duration::from_millis(20);
+/// The same where a wait is not expected to be short.
+const SLEEP_LONG: Duration = Duration::from_millis(50);
 
 /// How long waits of this process spin, as the latest waits have taught.
 #[derive(Debug)]
@@ -120,6 +122,7 @@ impl Looks {
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
     spin: Duration,
+    yields: Duration,
     idle_since: Option<Time>,
     sleep: Duration,
     last: Step,
@@ -130,9 +133,32 @@ impl Patience {
     pub fn new(spin: &SpinTime) -> Patience {
         Patience {
             spin: spin.get(),
+            yields: YIELD_TIME,
             idle_since: None,
             sleep: SLEEP_MIN,
             last: Step::Spin,
+        }
+    }
+
+    /// A wait of which nobody expects that it is short: without a core for each rank it sleeps at once, and long.
+    pub fn sleeping(spin: &SpinTime) -> Patience {
+        let patience = Patience::new(spin);
+        match patience.spin.is_zero() {
+            true => Patience {
+                yields: Duration::ZERO,
+                sleep: SLEEP_LONG,
+                ..patience
+            },
+            false => patience,
+        }
+    }
+
+    /// Polls between two looks at the clock.
+    pub fn polls_per_look(&self, spin: &SpinTime) -> u32 {
+        match self.yields.is_zero() {
+            // Whoever goes to sleep polls once more.
+            true => 1,
+            false => spin.polls_per_look(),
         }
     }
 
@@ -153,11 +179,11 @@ impl Patience {
         let idle = now.since(since);
         self.last = if idle < self.spin {
             Step::Spin
-        } else if idle < YIELD_TIME {
+        } else if idle < self.yields {
             Step::Yield
         } else {
             let sleep = self.sleep;
-            self.sleep = (2 * sleep).min(SLEEP_MAX);
+            self.sleep = (2 * sleep).min(SLEEP_MAX).max(sleep);
             Step::Sleep(sleep)
         };
         self.last
@@ -183,6 +209,16 @@ mod tests {
         assert_eq!(patience.next(at(400)), Step::Sleep(SLEEP_MAX));
         patience.reset();
         assert_eq!(patience.next(at(500)), Step::Spin);
+    }
+
+    #[test]
+    fn a_wait_that_is_not_short_sleeps_at_once_where_ranks_share_cores() {
+        let mut patience = Patience::sleeping(&SpinTime::new(3, 2));
+        for at in [0, 1, 100_000_000] {
+            assert_eq!(patience.next(Time(at)), Step::Sleep(SLEEP_LONG));
+        }
+        let mut alone = Patience::sleeping(&SpinTime::new(2, 2));
+        assert_eq!(alone.next(Time(0)), Step::Spin);
     }
 
     #[test]

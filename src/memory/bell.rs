@@ -34,8 +34,14 @@ impl Bell {
     /// The same; `also`, a system call, is done first if anybody sleeps.
     #[inline]
     pub fn wake_after(&self, also: impl FnOnce()) {
+        self.wake_when(|| true, also);
+    }
+
+    /// The same, if `is_wanted` too, which is asked only if anybody sleeps.
+    #[inline]
+    pub fn wake_when(&self, is_wanted: impl FnOnce() -> bool, also: impl FnOnce()) {
         fence(Ordering::SeqCst);
-        if self.sleeping.word32(0).load(Ordering::Relaxed) != 0 {
+        if self.sleeping.word32(0).load(Ordering::Relaxed) != 0 && is_wanted() {
             also();
             self.count.word32(0).fetch_add(1, Ordering::Relaxed);
             futex_wake_all(self.count.word32(0));

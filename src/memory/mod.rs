@@ -13,6 +13,7 @@ mod borrow;
 mod fork;
 mod futex;
 mod pages;
+mod quota;
 mod region;
 mod view;
 
@@ -23,5 +24,6 @@ pub use fork::ProcessMark;
 #[cfg(test)]
 pub(crate) use fork::child;
 pub use futex::{FUTEX_WORDS_MAX, futex_wait, futex_wait_any, futex_wake_all};
+pub use quota::Quota;
 pub use region::{Region, RegionKey, RegionKind};
 pub use view::{Element, View};

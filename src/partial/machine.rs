@@ -220,6 +220,13 @@ impl Machine {
         self.told.pop_front().or_else(|| self.begin_next())
     }
 
+    /// Whether the next round to begin here has been activated, and cannot begin yet.
+    pub fn is_activated(&self) -> bool {
+        let in_flight = (self.begun - self.completed) as usize;
+        let next = self.pending.get(in_flight);
+        next.is_some_and(|pending| pending.fired.is_go(&self.activation))
+    }
+
     /// Whether somebody waits for something: a result of an own step is due.
     pub fn is_waiting(&self) -> bool {
         self.completed < self.submitted

@@ -38,7 +38,8 @@
 //! 15. A rank may be its own peer.
 //! 16. Length zero is legal everywhere.
 //! 17. [`Transport::notify`] wakes a peer that sleeps on its [`WaitSource`]; so does every message or put
-//!     that arrives there. A wake-up is never lost, and may be spurious.
+//!     that arrives there, and the last of the signals that it wants ([`Transport::want_signals`]). A wake-up is never lost, and
+//!     may be spurious.
 //! 18. After [`Transport::withdraw`] no send uses memory that is not registered: each completes as [`Outcome::Cancelled`]
 //!     unless it completes first. The peer receives such a message as it was or never, and its receive goes on waiting;
 //!     what it had read of it may be in the destination.
@@ -452,6 +453,20 @@ pub trait Transport: Send {
 
     /// Wakes a peer that sleeps (clause 17).
     fn notify(&mut self, peer: Rank);
+
+    /// The same after a signal was stored: a peer that wants several is woken with the last of them.
+    fn notify_signal(&mut self, peer: Rank) {
+        self.notify(peer);
+    }
+
+    /// The same after a count was stored for which no peer waits that wants signals.
+    fn notify_of_count(&mut self, peer: Rank) {
+        self.notify(peer);
+    }
+
+    /// This rank is about to sleep, by one thread, and so many signals that it has not seen wake it together, where signals are
+    /// stores; 0, which is said before it looks for them: whatever comes wakes it.
+    fn want_signals(&mut self, _count: u32) {}
 
     /// What to sleep on when there is nothing to do.
     fn wait_source(&self) -> WaitSource;

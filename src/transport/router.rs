@@ -349,6 +349,19 @@ impl Transport for Router {
         self.to(peer).notify(peer);
     }
 
+    fn notify_signal(&mut self, peer: Rank) {
+        self.to(peer).notify_signal(peer);
+    }
+
+    fn notify_of_count(&mut self, peer: Rank) {
+        self.to(peer).notify_of_count(peer);
+    }
+
+    fn want_signals(&mut self, count: u32) {
+        // What comes from other hosts wakes this rank in any case.
+        self.shm.want_signals(count);
+    }
+
     fn wait_source(&self) -> WaitSource {
         let WaitSource::Descriptor { ring, .. } = self.far.wait_source() else {
             unreachable!("connections are slept on by a descriptor")

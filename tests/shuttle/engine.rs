@@ -2,7 +2,7 @@
 //! locks and wake-ups is what the real one does: everything under the lock of [`crate::driving::Driving`].
 
 use crate::error::{Error, Result};
-use crate::memory::{Bell, View, time_out_one};
+use crate::memory::{Bell, Quota, View, time_out_one};
 use crate::sync::{Arc, AtomicBool, AtomicU32, Ordering};
 use crate::time::Time;
 use crate::transport::WaitSource;
@@ -41,6 +41,7 @@ pub struct Engine {
     tasks: Vec<Task>,
     bell: View,
     sleeping: View,
+    quota: Quota,
     events: Arc<AtomicU32>,
     is_dead: Arc<AtomicBool>,
     handled: u32,
@@ -52,6 +53,7 @@ pub struct Engine {
 pub struct Peer {
     bell: View,
     sleeping: View,
+    quota: Quota,
     events: Arc<AtomicU32>,
     is_dead: Arc<AtomicBool>,
 }
@@ -60,7 +62,8 @@ impl Peer {
     /// An event, as a message or a signal is.
     pub fn deliver(&self) {
         self.events.fetch_add(1, Ordering::Release);
-        Bell::new(self.bell, self.sleeping).wake();
+        let bell = Bell::new(self.bell, self.sleeping);
+        bell.wake_when(|| self.quota.count(), || ());
     }
 
     /// Dies, which rings no bell: somebody's sleep ends and it looks. One sleeper, where in production each would in
@@ -80,9 +83,11 @@ impl Peer {
 impl Engine {
     pub fn new() -> (Engine, Peer) {
         let (bell, sleeping) = (View::new(), View::new());
+        let quota = Quota::new(View::new());
         let peer = Peer {
             bell,
             sleeping,
+            quota,
             events: Arc::new(AtomicU32::new(0)),
             is_dead: Arc::new(AtomicBool::new(false)),
         };
@@ -90,6 +95,7 @@ impl Engine {
             tasks: Vec::new(),
             bell,
             sleeping,
+            quota,
             events: peer.events.clone(),
             is_dead: peer.is_dead.clone(),
             handled: 0,
@@ -106,7 +112,25 @@ impl Engine {
         }
     }
 
+    pub fn want_anything(&mut self) {
+        self.quota.open();
+    }
+
+    /// A task needs all events before its own, as a round needs several signals.
+    pub fn want_signals(&mut self, is_idle: bool) {
+        let running = self.tasks.iter().filter(|t| t.result.is_none());
+        let lacking = running.map(|task| task.event.saturating_sub(self.handled));
+        match lacking.min() {
+            _ if is_idle => unreachable!("no wait of the model is idle"),
+            None => self.quota.set(u32::MAX / 4),
+            Some(0) => {}
+            Some(lacking) => self.quota.set(lacking),
+        }
+    }
+
     pub fn submit(&mut self, event: u32) -> TaskId {
+        // A sleeping thread knew nothing of it.
+        self.quota.open();
         self.tasks.push(Task {
             event,
             result: None,

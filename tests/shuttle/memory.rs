@@ -8,6 +8,9 @@ use std::time::Duration;
 #[path = "../../src/memory/bell.rs"]
 mod bell;
 pub use bell::Bell;
+#[path = "../../src/memory/quota.rs"]
+mod quota;
+pub use quota::Quota;
 
 thread_local! {
     // shuttle runs all threads of a model on the thread of its test.

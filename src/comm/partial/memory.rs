@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::kernel;
 use crate::memory::View;
 use crate::partial::{HEADER_BYTES, Header, PartialOptions, RoundReport};
-use crate::types::{Collective, Combine, DataType, Finish, ReduceOp};
+use crate::types::{Collective, Combine, DataType, Finish, Rank, ReduceOp};
 
 /// Where the elements of a snapshot begin, so that they are aligned; the header is right before them.
 const DATA_START: usize = 64;
@@ -16,6 +16,9 @@ const SMALL_BYTES_MAX: usize = 1024;
 
 /// The same for what all ranks together send.
 const SMALL_GATHER_BYTES_MAX: usize = 64 << 10;
+
+/// Who collects for all. Always the same rank: each would need a schedule of its own on every rank.
+const COLLECTOR: Rank = 0;
 
 const HEADER_WORDS: usize = HEADER_BYTES / 8;
 
@@ -34,6 +37,8 @@ pub struct Memory {
     neutral: Option<Buffer>,
     /// Bytes that each rank gives to be gathered.
     piece_bytes: usize,
+    /// One rank collects them for all.
+    is_star: bool,
 }
 
 impl Memory {
@@ -79,7 +84,18 @@ impl Memory {
             gathered: alloc(options.rounds_in_flight as usize, ranks * piece_bytes)?,
             neutral,
             piece_bytes,
+            is_star: comm.inner.shared.plans().is_crowded_host(),
         })
+    }
+
+    /// Whether a rank that has begun a round is of no more use to the others until another begins.
+    pub fn is_done_by_beginning(&self, rank: Rank) -> bool {
+        self.is_star && self.is_small() && rank != COLLECTOR
+    }
+
+    /// Whether vectors travel with headers, so that a round is one operation.
+    pub fn is_small(&self) -> bool {
+        self.neutral.is_none()
     }
 
     pub fn bytes(&self) -> usize {
@@ -102,8 +118,8 @@ impl Memory {
         kernel::reduce(self.dtype, combine, finish, &[to, later], &[to]);
     }
 
-    /// The gathering of a round's headers. By the algorithm that the core chooses: pieces sent straight to everyone took 3.4 ms
-    /// from an initiator's arrival on 32 ranks of 2 cores, where this took 2.0, because each piece wakes its receiver.
+    /// The gathering of a round's headers. Where ranks share cores, by way of one rank, which is woken once for all of them;
+    /// otherwise by the algorithm that the core chooses.
     pub fn gather_call(&self, header: &Header) -> Call {
         let index = (header.round % self.snapshots.len() as u64) as usize;
         let piece = self.snapshots[index].part(DATA_START - HEADER_BYTES, self.piece_bytes);
@@ -111,7 +127,9 @@ impl Memory {
             piece.view().store(index, word);
         }
         let words = (self.piece_bytes / 8) as u64;
-        let call = Call::new(Collective::AllGather, DataType::U64, words);
+        let mut call = Call::new(Collective::AllGather, DataType::U64, words);
+        call.algorithm = self.is_star.then(|| "star".into());
+        call.root = COLLECTOR;
         call.with(&piece, self.gathered_of(header.round))
     }
 

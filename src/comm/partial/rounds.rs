@@ -5,6 +5,7 @@
 //! of the rounds, so their numbers match. Failures are the communicator's.
 
 use super::memory::Memory;
+use crate::comm::driving::Manner;
 use crate::comm::{Communicator, Operation};
 use crate::error::{Error, Result};
 use crate::partial::{Action, Header, Machine, Notice, RoundReport, Settled};
@@ -13,9 +14,9 @@ use crate::types::Rank;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// How often a turn looks at control sockets, which costs a system call per peer. Sleeps look too, but where there is always
-/// something to do nobody sleeps.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// How often a turn looks at control sockets, which costs a system call per peer. Sleeps look too when nothing comes, but where
+/// there is always something to do none does. Seldom, because a rank that is woken for a round is waited for.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// A round under way.
 struct Flight {
@@ -59,6 +60,27 @@ impl Rounds {
     /// Whether operations are under way.
     pub fn is_busy(&self) -> bool {
         !self.flights.is_empty()
+    }
+
+    /// How the thread waits after a turn, while no caller waits for a result.
+    pub fn manner(&self) -> Manner {
+        let is_done = self.memory.is_done_by_beginning(self.comm.rank());
+        match self.is_busy() {
+            // A round that has been activated cannot begin before one under way has ended.
+            _ if self.machine.is_activated() || self.machine.is_waiting() => {
+                self.manner_waited_for()
+            }
+            true if !is_done => self.manner_waited_for(),
+            _ => Manner::Idle,
+        }
+    }
+
+    /// The same while callers do.
+    pub fn manner_waited_for(&self) -> Manner {
+        match self.is_busy() && !self.memory.is_small() {
+            true => Manner::Brief,
+            false => Manner::Asleep,
+        }
     }
 
     /// Operations of the communicator that had ended at the last turn.

@@ -4,6 +4,7 @@
 
 use super::rounds::Rounds;
 use crate::comm::attended::Attend;
+use crate::comm::driving::Manner;
 use crate::comm::{Buffer, Communicator};
 use crate::error::{Error, Result};
 use crate::memory::View;
@@ -164,10 +165,11 @@ impl Seat {
                 continue;
             }
             let (limit, ended) = (state.limit(&self.comm), state.rounds.ended_count());
+            let manner = state.rounds.manner();
             drop(state);
             let shared = &self.comm.inner.shared;
             shared.attend(
-                limit,
+                (limit, manner),
                 || self.is_stopped() || self.is_wanted(),
                 |engine| has_news(engine, ended),
             );
@@ -201,10 +203,11 @@ impl Seat {
             state.failure.get_or_insert(error.clone());
             return Err(error);
         }
+        let manner = state.rounds.manner_waited_for();
         drop(state);
         let shared = &self.comm.inner.shared;
         shared.attend(
-            limit.min(PATIENCE),
+            (limit.min(PATIENCE), manner),
             || self.is_stopped(),
             |engine| has_news(engine, ended),
         );
@@ -230,7 +233,11 @@ impl Seat {
         let ended = state.rounds.ended_count();
         drop(state);
         let shared = &self.comm.inner.shared;
-        shared.attend(BESIDE, || false, |engine| has_news(engine, ended));
+        shared.attend(
+            (BESIDE, Manner::Brief),
+            || false,
+            |engine| has_news(engine, ended),
+        );
         Ok(self.lock())
     }
 

@@ -170,6 +170,22 @@ impl Driver {
         Ok(is_signalled)
     }
 
+    /// How many signals have to come before a round that has just been run can go on; `None`: signals are not what it waits for.
+    pub fn signals_wanted(&self, round: &Round) -> Option<u32> {
+        let sequence = round.sequence()?;
+        let lacks = |step: StepId| match &round.prepared.schedule.steps[step as usize].action {
+            Action::WaitCount { peers, lane, count } => {
+                let has_come = |peer: &&Rank| self.links.arrived(**peer, sequence, *lane).is_some();
+                count.saturating_sub(peers.iter().filter(has_come).count() as u32)
+            }
+            _ => 0,
+        };
+        match round.straight {
+            Some(run) => Some(lacks(run.step)),
+            None => round.waiting.iter().map(|&step| lacks(step)).min(),
+        }
+    }
+
     /// Whether one of these peers has not come and cannot, because this rank has its core.
     fn waits_for_core(&self, peers: &[Rank], sequence: u64, lane: Lane) -> bool {
         let links = &self.links;

@@ -366,6 +366,26 @@ impl Transport for ShmTransport {
         }
     }
 
+    #[inline]
+    fn notify_signal(&mut self, peer: Rank) {
+        if let Some(segment) = &self.peers[peer as usize].segment {
+            segment.wake_by_signal();
+        }
+    }
+
+    fn notify_of_count(&mut self, peer: Rank) {
+        if let Some(segment) = &self.peers[peer as usize].segment {
+            segment.wake_if_open();
+        }
+    }
+
+    fn want_signals(&mut self, count: u32) {
+        match count {
+            0 => self.segment.quota().open(),
+            count => self.segment.quota().set(count),
+        }
+    }
+
     fn wait_source(&self) -> WaitSource {
         self.segment.wait_source()
     }

@@ -3,6 +3,7 @@
 //! ```text
 //! 0     magic, ranks
 //! 64    bell, sleeping        the owner sleeps on the bell; wakers look at `sleeping` first
+//! 72    quota                 how many signals wake it together
 //! 128   announced             counts control-socket messages the owner has sent to anybody
 //! 4096  head line per sender  written by that sender: ring head, first message that it has not withdrawn
 //! ...   tail line per sender  written by the owner: ring tail, messages matched per class of tags
@@ -12,15 +13,16 @@
 use super::ring::RingMemory;
 use crate::error::{Error, Result};
 use crate::limits::{CACHE_LINE_BYTES, RING_BYTES};
-use crate::memory::{Bell, Region, View};
+use crate::memory::{Bell, Quota, Region, View};
 use crate::transport::{TAG_CLASSES, WaitSource};
 use crate::types::Rank;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicU64;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"lnrtshm2");
+const MAGIC: u64 = u64::from_le_bytes(*b"lnrtshm3");
 const BELL: usize = 64;
 const SLEEPING: usize = 68;
+const QUOTA: usize = 72;
 const ANNOUNCED: usize = 128;
 const LINES: usize = 4096;
 
@@ -35,6 +37,7 @@ pub struct Segment {
     region: Region,
     view: View,
     bell: Bell,
+    quota: Quota,
     ranks: u32,
     /// Becomes readable where its owner sleeps on descriptors.
     alarm: Option<OwnedFd>,
@@ -56,6 +59,7 @@ impl Segment {
             region,
             view,
             bell: Bell::new(view.part(BELL, 4), view.part(SLEEPING, 4)),
+            quota: Quota::new(view.part(QUOTA, 4)),
             ranks,
             alarm: None,
         })
@@ -78,6 +82,7 @@ impl Segment {
             region,
             view,
             bell: Bell::new(view.part(BELL, 4), view.part(SLEEPING, 4)),
+            quota: Quota::new(view.part(QUOTA, 4)),
             ranks,
             alarm: None,
         })
@@ -133,12 +138,32 @@ impl Segment {
     /// Wakes the owner if it sleeps. The caller has stored what the owner waits for.
     #[inline]
     pub fn wake(&self) {
-        self.bell.wake_after(|| {
-            if let Some(alarm) = &self.alarm {
-                // Only a full counter refuses, and that is readable too.
-                let _ = rustix::io::write(alarm, &1u64.to_ne_bytes());
-            }
-        });
+        self.bell.wake_after(|| self.raise_alarm());
+    }
+
+    /// The same, where the caller has stored a signal, of which the owner may want several.
+    #[inline]
+    pub fn wake_by_signal(&self) {
+        self.bell
+            .wake_when(|| self.quota.count(), || self.raise_alarm());
+    }
+
+    /// The same, where the caller has stored what an owner that wants signals does not wait for.
+    pub fn wake_if_open(&self) {
+        self.bell
+            .wake_when(|| self.quota.is_open(), || self.raise_alarm());
+    }
+
+    /// How many signals wake the owner together, which is the caller: see [`Quota`].
+    pub fn quota(&self) -> Quota {
+        self.quota
+    }
+
+    fn raise_alarm(&self) {
+        if let Some(alarm) = &self.alarm {
+            // Only a full counter refuses, and that is readable too.
+            let _ = rustix::io::write(alarm, &1u64.to_ne_bytes());
+        }
     }
 
     /// The owner sleeps on this eventfd. It is written before the bell counts: whoever sees another count finds it written.
