@@ -4,8 +4,8 @@
 //! 2. Sizes to everybody who will get messages; then each rank's picks to the owners of their regions, in buckets of four
 //!    messages, more where those are short, the next under way while the one before is added.
 //! 3. Sizes and states of the sums: from here on all know whether the step counts, and how many non-zeros the sum has.
-//! 4. The global threshold: used again while it selects about k, else the exact k-th by histograms. Both depend only on what all
-//!    ranks have.
+//! 4. The global threshold: used again, or the one of its neighbours that selects nearest to k (their counts travel with the
+//!    sizes), while that is about k; else the exact k-th by histograms. Both depend only on what all ranks have.
 //! 5. Where the selected entries are unevenly spread: moved. Then gathered.
 //!
 //! What of a pick is not in the result returns.
