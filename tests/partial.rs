@@ -241,7 +241,7 @@ fn the_others_go_on_when_a_rank_dies_whatever_the_policy() {
 }
 
 #[test]
-fn survivors_agree_on_a_sum_half_of_which_was_sent() {
+fn survivors_agree_on_a_large_sum_soon_after_whose_begin_a_rank_died() {
     for transport in TRANSPORTS {
         for delay in [0, 1500, 4000] {
             let pad = ("LINERATE_TEST_PAD", "1000000");

@@ -31,6 +31,9 @@ use crate::transport::UNREACHABLE;
 use crate::types::Rank;
 use std::sync::Arc;
 
+/// One of the ends of `connect.rs`.
+type Finish = fn(Engine, Clock, Vec<u32>, Arc<Family>, &Common) -> Result<Communicator>;
+
 /// This rank's part of a new communicator.
 struct Candidate {
     engine: Engine,
@@ -98,10 +101,7 @@ impl Communicator {
         self.rebuild_as(connect::finish_apart)
     }
 
-    fn rebuild_as(
-        &self,
-        finish: fn(Engine, Clock, Vec<u32>, Arc<Family>, &Common) -> Result<Communicator>,
-    ) -> Result<(Communicator, Vec<Rank>)> {
+    fn rebuild_as(&self, finish: Finish) -> Result<(Communicator, Vec<Rank>)> {
         self.check_can_wait("rebuild")?;
         self.abort("it is being rebuilt");
         let shared = &self.inner.shared;
