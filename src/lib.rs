@@ -95,6 +95,9 @@
 //! * Nobody is believed before the handshake of [`wire`]: of a stranger a rank keeps one message's bytes for a bounded time.
 //!   Where a rank can be reached is what rank 0 sees of it, not what it says. Until every rank has the contacts of all, each
 //!   keeps its connection to rank 0, so that the first failure is everyone's.
+//! * Where a partial allreduce survives deaths, a result stands for the snapshots in it as long as any rank may lack it: what
+//!   one survivor has completed the others fetch, what none has is repeated without the dead, and no rank leaves with
+//!   a result that others lack ([`partial`]).
 //! * A sparse allreduce loses no gradient: what of a rank's picks is not in the result returns to its residual, in whole or as
 //!   the error of its rounding ([`sparse`]). Its peers depend on data, so that it is no schedule but a machine that asks for
 //!   messages and small collectives; `comm/sparse` carries them with ordinary operations, so every transport has it. Nothing
@@ -109,7 +112,7 @@
 //! regions), background threads that nobody asked for (a [`Fusion`] has one, a [`PartialAllreduce`] too, [`Config::progress_thread`] makes one, and a
 //! rank with several cores shares large copies and reductions among [`Config::threads`], which sleep in between), a central
 //! daemon, asynchronous runtimes, unregistered memory on the wire (but for messages inside a host, see [`Config::cma`]). Not yet there: device memory,
-//! partial collectives that go on after a death, ranks that join later.
+//! ranks that join later.
 
 /// The program of the README compiles.
 #[cfg(doctest)]

@@ -206,6 +206,85 @@ fn the_death_of_a_rank_is_an_error_on_all_others_also_where_it_should_have_begun
     }
 }
 
+const SURVIVE: (&str, &str) = ("LINERATE_TEST_SURVIVE", "1");
+
+/// Runs a job in which these ranks kill themselves after having submitted so many gradients and waited so long, in us; what
+/// the others say, which is the same of all.
+fn survivors(ranks: u32, deaths: &[(usize, u32, u32)], extra: &[(&str, &str)]) -> String {
+    let words: Vec<(String, String)> = (deaths.iter())
+        .map(|(_, last, delay)| (last.to_string(), delay.to_string()))
+        .collect();
+    // One variable for each rank: the delay is the same for all that die.
+    let mut own = vec![NO_VARIABLE; ranks as usize];
+    for ((rank, ..), (last, _)) in deaths.iter().zip(&words) {
+        own[*rank] = ("LINERATE_TEST_LAST", last);
+    }
+    let mut extra = [extra, &[SURVIVE]].concat();
+    extra.extend((words.iter()).map(|(_, delay)| ("LINERATE_TEST_DELAY_US", delay.as_str())));
+    let outputs = end(start("survives", &own, &extra));
+    let is_dead = |rank: &usize| deaths.iter().any(|(dead, ..)| dead == rank);
+    let live = (0..ranks as usize).filter(|rank| !is_dead(rank));
+    let all = results(&live.map(|rank| outputs[rank].clone()).collect::<Vec<_>>());
+    all_equal(&all);
+    all[0].clone()
+}
+
+#[test]
+fn the_others_go_on_when_a_rank_dies_whatever_the_policy() {
+    for transport in TRANSPORTS {
+        for policy in ["solo", "majority", "random", "deadline", "limiter", "full"] {
+            let extra = [transport, ("LINERATE_TEST_POLICY", policy)];
+            let said = survivors(4, &[(1, 10, 300)], &extra);
+            assert!(said.ends_with(" 31 dead [1]"), "{policy}: {said}");
+        }
+    }
+}
+
+#[test]
+fn survivors_agree_on_a_large_sum_soon_after_whose_begin_a_rank_died() {
+    for transport in TRANSPORTS {
+        for delay in [0, 1500, 4000] {
+            let pad = ("LINERATE_TEST_PAD", "1000000");
+            let extra = [transport, ("LINERATE_TEST_POLICY", "full"), pad];
+            let said = survivors(3, &[(2, 3, delay)], &extra);
+            assert!(said.ends_with(" 31 dead [2]"), "{said}");
+        }
+    }
+}
+
+#[test]
+fn all_but_one_may_die_one_after_another_or_together() {
+    for transport in TRANSPORTS {
+        let extra = [transport, ("LINERATE_TEST_POLICY", "majority")];
+        // Those that count rounds 4 and 5, and the lowest rank, which leads rebuilds.
+        let said = survivors(4, &[(0, 4, 0), (1, 4, 0), (3, 12, 0)], &extra);
+        assert!(said.ends_with(" 31 dead [0, 1, 3]"), "{said}");
+    }
+}
+
+#[test]
+fn processes_killed_at_any_moment_take_nothing_of_the_others_with_them() {
+    for (index, transport) in TRANSPORTS.iter().cycle().take(8).enumerate() {
+        let policy = ["solo", "majority", "random", "full"][index / 2];
+        let extra = [*transport, ("LINERATE_TEST_POLICY", policy), SURVIVE];
+        let mut children = start("survives", &[NO_VARIABLE; 4], &extra);
+        let lines = wait_for_word(&mut children[3], "AT 3");
+        let mut prng = linerate::prng::Prng::new(index as u64);
+        for victim in [1, 2] {
+            std::thread::sleep(Duration::from_micros(prng.below(20_000)));
+            signal(&children[victim], Signal::KILL);
+        }
+        let rest: Vec<String> = lines.lines().map_while(Result::ok).collect();
+        let own = rest.iter().find_map(|line| line.split_once("RESULT "));
+        let outputs = end(children);
+        let own = own
+            .unwrap_or_else(|| panic!("{rest:?}, {}", text(&outputs[3])))
+            .1;
+        let other = results(&outputs[..1]);
+        assert_eq!(other[0], own);
+    }
+}
+
 /// Runs `body` on every rank of a job of its own.
 fn on_ranks<T: Send>(ranks: u32, body: impl Fn(Communicator) -> T + Sync) -> Vec<T> {
     let config = Config {
@@ -401,18 +480,29 @@ fn ranks_that_differ_are_told_so() {
             .all(|t| t.contains("rank 1 makes a partial allreduce")),
         "{texts:?}"
     );
+}
 
+/// What the ranks get of which rank 0 finishes where the others submit a gradient; that one's round may have passed, so they
+/// go on until they are told. `before` is where rank 0 waits.
+fn finish_where_others_submit(policy: Policy, before: impl Fn(&PartialAllreduce) + Sync) {
     let texts = on_ranks(2, |comm| {
         let options = PartialOptions {
-            policy: Policy::Solo,
+            policy,
             delivery: Delivery::Merged,
             ..PartialOptions::default()
         };
         let partial = PartialAllreduce::new(&comm, DataType::F32, 4, options).unwrap();
         let buffer = comm.alloc(16).unwrap();
         let error = match comm.rank() {
-            0 => partial.finish(&buffer, |_| ()).unwrap_err(),
-            _ => partial.exchange(&buffer, &buffer).unwrap_err(),
+            0 => {
+                before(&partial);
+                partial.finish(&buffer, |_| ()).unwrap_err()
+            }
+            _ => loop {
+                if let Err(error) = partial.exchange(&buffer, &buffer) {
+                    break error;
+                }
+            },
         };
         assert!(
             matches!(error, Error::InvalidArgument(_) | Error::PeerFailed { .. }),
@@ -428,4 +518,19 @@ fn ranks_that_differ_are_told_so() {
             .all(|t| t.contains("has finished its partial allreduce")),
         "{texts:?}"
     );
+}
+
+#[test]
+fn a_rank_that_finishes_where_others_submit_is_an_error_on_all_whoever_comes_first() {
+    // The round has been reduced without rank 0 when that finishes.
+    finish_where_others_submit(Policy::Solo, |partial| {
+        while partial.lag() == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
+    // Both enter it, in whatever order they come.
+    finish_where_others_submit(Policy::Full, |_| ());
+    for _ in 0..20 {
+        finish_where_others_submit(Policy::Solo, |_| ());
+    }
 }

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The plans, and the engine with its threads ([`Driving`], to which it dereferences).
-pub(super) struct Shared {
+pub(in crate::comm) struct Shared {
     driving: Driving,
     plans: Mutex<Plans>,
     /// The process that may use it.

@@ -20,6 +20,11 @@ impl Fired {
         self.has(activation.go())
     }
 
+    /// Of a round that everybody knows to have begun somewhere: it may begin, and wakes nobody.
+    pub fn all_know(activation: &Activation) -> Fired {
+        Fired(1 << activation.go())
+    }
+
     fn has(self, step: StepId) -> bool {
         self.0 >> step & 1 == 1
     }

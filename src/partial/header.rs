@@ -2,6 +2,7 @@
 
 use super::ranks::RankSet;
 use crate::error::{Error, Result};
+use crate::types::Rank;
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 32;
@@ -80,6 +81,8 @@ pub struct RoundReport {
     pub included: RankSet,
     /// Ranks for which the round waited because of the bound of staleness.
     pub held: RankSet,
+    /// Ranks that had died, and took no part.
+    pub dead: RankSet,
     /// How many generations the sum has, by staleness; no element behind the greatest.
     pub staleness: Vec<u64>,
     /// Why it waited.
@@ -91,30 +94,34 @@ pub struct RoundReport {
 }
 
 impl RoundReport {
-    /// Of the headers of all ranks, by rank. `bound` is that of staleness.
+    /// Of the headers of the ranks that take part, which are these of so many, ascending. `bound` is that of staleness.
     ///
     /// # Errors
     /// [`Error::Malformed`] for headers of another round or with generations that cannot be; [`Error::InvalidArgument`] if
     /// some ranks have finished and others have not.
     pub fn of(
         round: u64,
+        (ranks, live): (u32, &[Rank]),
         headers: &[Header],
         is_full: bool,
         bound: Option<u32>,
     ) -> Result<RoundReport> {
-        let ranks = headers.len() as u32;
         let mut report = RoundReport {
             round,
             rounds: 1,
             active: RankSet::new(ranks),
             included: RankSet::new(ranks),
             held: RankSet::new(ranks),
+            dead: RankSet::new(ranks),
             divisor: 1,
             is_last: headers[0].is_last,
             ..RoundReport::default()
         };
-        for (header, rank) in headers.iter().zip(0..) {
-            report.add(header, rank, bound)?;
+        if live.len() < ranks as usize {
+            report.dead = RankSet::all_but(ranks, live);
+        }
+        for (header, &rank) in headers.iter().zip(live) {
+            report.add(header, rank, (live[0], bound))?;
         }
         report.waited = match (report.held.count(), is_full || report.is_last) {
             (0, false) => Waited::Policy,
@@ -134,10 +141,19 @@ impl RoundReport {
         self.staleness.iter().sum()
     }
 
-    fn add(&mut self, header: &Header, rank: u32, bound: Option<u32>) -> Result<()> {
+    /// Adds what a rank says, the `first` of which said whether it is the last round.
+    fn add(
+        &mut self,
+        header: &Header,
+        rank: Rank,
+        (first, bound): (Rank, Option<u32>),
+    ) -> Result<()> {
         let round = self.round;
         if header.is_last != self.is_last {
-            let (last, other) = if header.is_last { (rank, 0) } else { (0, rank) };
+            let (last, other) = match header.is_last {
+                true => (rank, first),
+                false => (first, rank),
+            };
             return Err(Error::invalid(format!(
                 "rank {last} has finished its partial allreduce in round {round} and rank {other} has submitted a gradient: \
                  all ranks finish after the same number of submits"
@@ -204,7 +220,7 @@ mod tests {
     #[test]
     fn a_report_counts_every_generation_by_its_staleness() {
         let headers = [header(9, 1), header(6, 4), header(0, 0), header(7, 1)];
-        let report = RoundReport::of(9, &headers, false, Some(3)).unwrap();
+        let report = RoundReport::of(9, (4, &[0, 1, 2, 3]), &headers, false, Some(3)).unwrap();
         assert_eq!(report.staleness, [2, 1, 2, 1]);
         assert_eq!(report.generations(), 6);
         assert_eq!(report.active.iter().collect::<Vec<_>>(), [0, 1]);
@@ -214,8 +230,9 @@ mod tests {
 
     #[test]
     fn headers_that_cannot_be_are_refused() {
-        let refused =
-            |bad: Header, bound| RoundReport::of(9, &[header(9, 1), bad], false, bound).is_err();
+        let refused = |bad: Header, bound| {
+            RoundReport::of(9, (2, &[0, 1]), &[header(9, 1), bad], false, bound).is_err()
+        };
         assert!(refused(header(5, 1), Some(3)), "staler than the bound");
         assert!(!refused(header(5, 1), None));
         assert!(refused(header(8, 3), None), "of the future");
@@ -231,11 +248,11 @@ mod tests {
             is_last: true,
             ..header(0, 0)
         };
-        let text = RoundReport::of(9, &[header(9, 1), last], false, None)
+        let text = RoundReport::of(9, (5, &[0, 3]), &[header(9, 1), last], false, None)
             .unwrap_err()
             .to_string();
         assert!(
-            text.contains("rank 1 has finished") && text.contains("rank 0 has submitted"),
+            text.contains("rank 3 has finished") && text.contains("rank 0 has submitted"),
             "{text}"
         );
     }

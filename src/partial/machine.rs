@@ -34,42 +34,56 @@ pub enum Action {
 
 /// A round that has not ended here.
 #[derive(Clone, Debug)]
-struct Pending {
+pub(super) struct Pending {
     /// Who has arrived, where this rank counts.
-    arrived: RankSet,
+    pub arrived: RankSet,
     /// When the first of them did.
-    first_at: Option<Time>,
-    fired: Fired,
+    pub first_at: Option<Time>,
+    pub fired: Fired,
     /// What the snapshot holds.
     first_generation: u64,
     generations: u64,
     is_held: bool,
-    /// The result's, once it has begun.
-    place: usize,
+    /// What this rank says of it, once it has begun, and the place of the result.
+    header: Header,
+    pub place: usize,
 }
 
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct Machine {
-    rank: Rank,
-    ranks: u32,
-    options: PartialOptions,
-    activation: Activation,
+    pub(super) rank: Rank,
+    /// Ranks of creation.
+    pub(super) ranks: u32,
+    /// Those that live, ascending.
+    pub(super) live: Vec<Rank>,
+    pub(super) options: PartialOptions,
+    /// Among those that live, by their places in that list.
+    pub(super) activation: Activation,
     /// Own steps: gradients submitted, and the last one.
-    submitted: u64,
+    pub(super) submitted: u64,
     /// The own step that finishes.
-    last: Option<u64>,
+    pub(super) last: Option<u64>,
     /// Rounds whose snapshot was taken here.
-    begun: u64,
+    pub(super) begun: u64,
+    /// Rounds whose reduction was entered, since the last death: all that have begun, but for a moment after one.
+    pub(super) entered: u64,
     /// Rounds that have ended here.
-    completed: u64,
+    pub(super) completed: u64,
     /// The round whose snapshot is being written to.
     filling: Option<u64>,
     /// From round `completed` on.
-    pending: VecDeque<Pending>,
-    results: Results,
-    told: VecDeque<Action>,
+    pub(super) pending: VecDeque<Pending>,
+    pub(super) results: Results,
+    /// Who has completed which last round, as far as this rank was told.
+    ends: (u64, RankSet),
+    /// Rounds that all ranks that live are known to have completed, since the last death.
+    pub(super) settled: u64,
+    pub(super) told: VecDeque<Action>,
 }
+
+/// Draws of an initiator that has died, before the rank that would count the round takes its place.
+const ATTEMPTS_MAX: u32 = 64;
 
 impl Machine {
     /// Of one rank of so many. The options were checked.
@@ -78,14 +92,18 @@ impl Machine {
         Machine {
             rank,
             ranks,
+            live: (0..ranks).collect(),
             activation: Activation::new(rank, ranks),
             submitted: 0,
             last: None,
             begun: 0,
+            entered: 0,
             completed: 0,
             filling: None,
             pending: (0..2 * options.rounds_in_flight).map(|_| new()).collect(),
             results: Results::new(&options),
+            ends: (0, RankSet::new(ranks)),
+            settled: 0,
             told: VecDeque::new(),
             options,
         }
@@ -94,6 +112,11 @@ impl Machine {
     /// The options.
     pub fn options(&self) -> &PartialOptions {
         &self.options
+    }
+
+    /// The ranks that live, ascending.
+    pub fn live(&self) -> &[Rank] {
+        &self.live
     }
 
     /// Own steps so far.
@@ -154,13 +177,24 @@ impl Machine {
 
     /// This rank submits nothing more: its next step is a round that waits for all, and delivers what is pending. False: a
     /// result has to be taken first.
-    pub fn handle_finish(&mut self) -> bool {
-        let may = self.has_room() && self.filling.is_none() && self.last.is_none();
-        if may {
-            self.last = Some(self.submitted);
-            self.submitted += 1;
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: that round has begun here already, because another rank has submitted a gradient of it. A
+    /// round that all ranks finish in begins with each rank's own step only, so these ranks do not finish alike.
+    pub fn handle_finish(&mut self) -> Result<bool> {
+        if !self.has_room() || self.filling.is_some() || self.last.is_some() {
+            return Ok(false);
         }
-        may
+        if self.begun > self.submitted {
+            return Err(Error::invalid(format!(
+                "rank {} has finished its partial allreduce in round {}, which began before that because another rank has \
+                 submitted a gradient of it: all ranks finish after the same number of submits",
+                self.rank, self.submitted
+            )));
+        }
+        self.last = Some(self.submitted);
+        self.submitted += 1;
+        Ok(true)
     }
 
     /// Whether the last round is still to come.
@@ -173,18 +207,24 @@ impl Machine {
     /// # Errors
     /// [`Error::Malformed`]: a round that cannot be, or a peer that does not say such things to this rank.
     pub fn handle_notice(&mut self, from: Rank, notice: Notice, now: Time) -> Result<()> {
-        let (Notice::Arrived(round) | Notice::Activate(round)) = notice;
+        let round = match notice {
+            Notice::Arrived(round) | Notice::Activate(round) => round,
+            Notice::Completed(round) => {
+                self.count_end(round, from);
+                return Ok(());
+            }
+        };
         if round < self.completed {
             return Ok(());
         }
         let is_near = round - self.completed < self.pending.len() as u64;
         let is_right = match notice {
             _ if !is_near => false,
-            Notice::Arrived(_) => {
+            Notice::Activate(_) => self.activate(round, Some(from)),
+            _ => {
                 self.count(round, from, now);
                 true
             }
-            Notice::Activate(_) => self.activate(round, Some(from)),
         };
         if is_right {
             return Ok(());
@@ -204,9 +244,10 @@ impl Machine {
 
     /// When [`Machine::handle_time`] is to be called.
     pub fn next_deadline(&self) -> Option<Time> {
-        let Policy::Deadline { quorum, time } = self.options.policy else {
+        let Policy::Deadline { time, .. } = self.options.policy else {
             return None;
         };
+        let quorum = self.quorum();
         let in_flight = (self.begun - self.completed) as usize;
         let waiting = self.pending.iter().skip(in_flight);
         waiting
@@ -220,35 +261,54 @@ impl Machine {
         self.told.pop_front().or_else(|| self.begin_next())
     }
 
-    /// Whether somebody waits for something: a result of an own step is due.
+    /// Whether somebody waits for something: a result of an own step is due, or others may need that of the last round.
     pub fn is_waiting(&self) -> bool {
-        self.completed < self.submitted
+        let (ended, by) = &self.ends;
+        self.completed < self.submitted || (by.contains(self.rank) && !self.is_everywhere(*ended))
     }
 
-    /// The oldest round has been reduced; these are all ranks' headers. What to do with the result, and its report.
+    /// The oldest round has been reduced; these are the headers of all ranks that live. What to do with the result, and its
+    /// report.
     pub fn handle_completed(&mut self, headers: &[Header]) -> Result<(Settled, RoundReport)> {
         assert!(
-            self.completed < self.begun,
+            self.completed < self.entered,
             "a round ends after it has begun"
         );
+        let live = std::mem::take(&mut self.live);
+        let completed = self.complete(&live, headers);
+        self.live = live;
+        completed
+    }
+
+    /// The oldest round ends with what these ranks have said of it.
+    pub(super) fn complete(
+        &mut self,
+        live: &[Rank],
+        headers: &[Header],
+    ) -> Result<(Settled, RoundReport)> {
         let round = self.completed;
-        let is_full = self.is_full(round);
-        let mut report = RoundReport::of(round, headers, is_full, self.options.staleness_max)?;
+        let is_full = self.is_full_among(round, live.len() as u32);
+        let (of, bound) = ((self.ranks, live), self.options.staleness_max);
+        let mut report = RoundReport::of(round, of, headers, is_full, bound)?;
         report.divisor = match self.options.divisor {
-            Divisor::Creation | Divisor::Live => u64::from(self.ranks),
+            Divisor::Creation => u64::from(self.ranks),
+            Divisor::Live => live.len() as u64,
             Divisor::Generations => report.generations().max(1),
             Divisor::One => 1,
         };
         self.completed += 1;
+        self.entered = self.entered.max(self.completed);
         let mut ended = self
             .pending
             .pop_front()
             .expect("rounds in flight are pending");
         let place = std::mem::replace(&mut ended, Pending::new(self.ranks)).place;
         self.pending.push_back(ended);
-        let settled = self.results.settle(report.clone(), place);
+        let said = (self.options.survive).then(|| (live.to_vec(), headers.to_vec()));
+        let settled = self.results.settle(report.clone(), place, said);
         if report.is_last {
             self.last = None;
+            self.tell_end(round, live);
         }
         Ok((settled, report))
     }
@@ -263,37 +323,86 @@ impl Machine {
         self.results.give_back(place);
     }
 
+    /// Whether every rank that lives has completed a last round, so that nobody needs its result from this one any more.
+    pub fn is_everywhere(&self, round: u64) -> bool {
+        let (ended, by) = &self.ends;
+        let all_have = || self.live.iter().all(|&rank| by.contains(rank));
+        !self.options.survive || round < self.settled || (*ended == round && all_have())
+    }
+
+    /// Where deaths are survived, a rank does not leave before all have what it has.
+    fn tell_end(&mut self, round: u64, live: &[Rank]) {
+        if !self.options.survive {
+            return;
+        }
+        self.count_end(round, self.rank);
+        let notice = Notice::Completed(round);
+        let others = live.iter().filter(|&&rank| rank != self.rank);
+        self.told
+            .extend(others.map(|&to| Action::Tell { to, notice }));
+    }
+
+    fn count_end(&mut self, round: u64, rank: Rank) {
+        if round > self.ends.0 {
+            self.ends = (round, RankSet::new(self.ranks));
+        }
+        if round == self.ends.0 {
+            self.ends.1.insert(rank);
+        }
+    }
+
     fn pending_of(&mut self, round: u64) -> &mut Pending {
         &mut self.pending[(round - self.completed) as usize]
     }
 
     /// Whether a round waits for all ranks' own steps, as far as this rank knows.
     fn is_full(&self, round: u64) -> bool {
+        self.is_full_among(round, self.live.len() as u32)
+    }
+
+    fn is_full_among(&self, round: u64, live: u32) -> bool {
         let is_limited = |limiter: u32| (round + 1).is_multiple_of(u64::from(limiter) + 1);
         self.options.limiter.is_some_and(is_limited)
             || self.last == Some(round)
             || self.options.staleness_max == Some(0)
-            || self.ranks == 1
+            || live == 1
             || match self.options.policy {
                 Policy::RandomInitiator { .. } => false,
-                _ => self.options.quorum(self.ranks) == self.ranks,
+                _ => self.options.quorum(live) == live,
             }
     }
 
+    /// Distinct ranks that have to arrive before a round may begin.
+    fn quorum(&self) -> u32 {
+        self.options.quorum(self.live.len() as u32)
+    }
+
+    /// The rank that counts a round.
+    fn counting_rank(&self, round: u64) -> Rank {
+        self.live[counting_rank(round, self.live.len() as u32) as usize]
+    }
+
+    /// The rank that begins a round, where one is drawn: the first draw that lives.
+    fn initiator(&self, seed: u64, round: u64) -> Rank {
+        let draws = (0..ATTEMPTS_MAX).map(|attempt| initiator(seed, round, attempt, self.ranks));
+        let mut living = draws.filter(|rank| self.live.binary_search(rank).is_ok());
+        living.next().unwrap_or_else(|| self.counting_rank(round))
+    }
+
     /// The own generation of a round has come before its snapshot was taken.
-    fn arrive(&mut self, round: u64, now: Time) {
+    pub(super) fn arrive(&mut self, round: u64, now: Time) {
         let is_active = self.pending_of(round).fired.is_go(&self.activation);
         if is_active || self.is_full(round) {
             return;
         }
         match self.options.policy {
             Policy::RandomInitiator { seed } => {
-                if initiator(seed, round, 0, self.ranks) == self.rank {
+                if self.initiator(seed, round) == self.rank {
                     self.activate(round, None);
                 }
             }
             Policy::Deadline { .. } => self.announce(round, now),
-            _ if self.options.quorum(self.ranks) == 1 => {
+            _ if self.quorum() == 1 => {
                 self.activate(round, None);
             }
             _ => self.announce(round, now),
@@ -301,7 +410,7 @@ impl Machine {
     }
 
     fn announce(&mut self, round: u64, now: Time) {
-        let to = counting_rank(round, self.ranks);
+        let to = self.counting_rank(round);
         if to == self.rank {
             return self.count(round, self.rank, now);
         }
@@ -318,7 +427,7 @@ impl Machine {
     }
 
     fn initiate_if_due(&mut self, round: u64, now: Time) {
-        let (ranks, quorum) = (self.ranks, self.options.quorum(self.ranks));
+        let (ranks, quorum) = (self.live.len() as u32, self.quorum());
         let time = match self.options.policy {
             Policy::Deadline { time, .. } => Some(time),
             _ => None,
@@ -337,10 +446,16 @@ impl Machine {
     /// Wakes the others as the schedule says; false if this peer does not wake this rank.
     fn activate(&mut self, round: u64, from: Option<Rank>) -> bool {
         let pending = &mut self.pending[(round - self.completed) as usize];
-        let notice = Notice::Activate(round);
-        let tell = |to| self.told.push_back(Action::Tell { to, notice });
-        match from {
-            Some(from) => (self.activation).handle_signal(&mut pending.fired, from, tell),
+        let (notice, live) = (Notice::Activate(round), &self.live);
+        let tell = |place: Rank| {
+            let to = live[place as usize];
+            self.told.push_back(Action::Tell { to, notice });
+        };
+        match from.map(|from| live.binary_search(&from)) {
+            Some(Err(_)) => false,
+            Some(Ok(place)) => {
+                (self.activation).handle_signal(&mut pending.fired, place as Rank, tell)
+            }
             None => {
                 self.activation.handle_arrival(&mut pending.fired, tell);
                 true
@@ -350,6 +465,13 @@ impl Machine {
 
     /// The next round, if it may begin now.
     fn begin_next(&mut self) -> Option<Action> {
+        if self.entered < self.begun {
+            // Its snapshot is as it was when it was taken, for those that died too.
+            let pending = &self.pending[(self.entered - self.completed) as usize];
+            let (header, place) = (pending.header, pending.place);
+            self.entered += 1;
+            return Some(Action::Begin { header, place });
+        }
         let round = self.begun;
         let in_flight = round - self.completed;
         if in_flight >= u64::from(self.options.rounds_in_flight)
@@ -373,6 +495,7 @@ impl Machine {
         }
         let place = self.results.reserve()?;
         self.begun += 1;
+        self.entered += 1;
         let pending = &mut self.pending[in_flight as usize];
         pending.place = place;
         let header = Header {
@@ -383,6 +506,7 @@ impl Machine {
             first_generation: pending.first_generation,
             generations: pending.generations,
         };
+        pending.header = header;
         Some(Action::Begin { header, place })
     }
 
@@ -402,6 +526,7 @@ impl Pending {
             first_generation: 0,
             generations: 0,
             is_held: false,
+            header: Header::default(),
             place: 0,
         }
     }

@@ -259,7 +259,7 @@ fn the_last_round_waits_for_all_and_carries_what_is_pending() {
         None,
         "it is late, and nobody begins round 1"
     );
-    assert!(machine.handle_finish());
+    assert!(machine.handle_finish().unwrap());
     let own = begun(&mut machine).expect("its own last step");
     assert!(own.is_last && own.generations == 1);
     assert!(machine.begin_submit().is_none());
@@ -340,4 +340,26 @@ fn random_initiators_are_uniform_and_depend_on_nothing_but_their_arguments() {
         .map(|attempt| initiator(1, 0, attempt, 1 << 20))
         .collect();
     assert!((1..8).all(|i| !attempts[..i].contains(&attempts[i])));
+}
+
+#[test]
+fn a_rank_that_finishes_where_another_submits_is_an_error_whoever_comes_first() {
+    let solo = |rank| machine(rank, 2, |o| o.policy = Policy::Solo);
+    // The other's round has begun here: this rank would wait for a round that nobody enters.
+    let mut late = solo(0);
+    late.handle_notice(1, Notice::Activate(0), Time(0)).unwrap();
+    assert!(matches!(begun(&mut late), Some(header) if !header.is_active));
+    let text = late.handle_finish().unwrap_err().to_string();
+    let wanted = "rank 0 has finished its partial allreduce in round 0";
+    assert!(text.contains(wanted), "{text}");
+    // This rank enters the round first, and the other finds what it says of it.
+    let (mut early, mut other) = (solo(0), solo(1));
+    assert_eq!(early.handle_finish(), Ok(true));
+    let last = begun(&mut early).expect("it waits for nobody");
+    submit(&mut other);
+    let own = begun(&mut other).expect("solo");
+    for machine in [&mut early, &mut other] {
+        let text = (machine.handle_completed(&[last, own]).unwrap_err()).to_string();
+        assert!(text.contains(wanted), "{text}");
+    }
 }

@@ -36,11 +36,33 @@
 //! says so ([`RoundReport::held`]). So the staleness is at most the bound, and exactly the bound for a rank that is
 //! always slowest.
 //!
+//! # Deaths
+//!
+//! By default a death is an error on all ranks. With [`PartialOptions::survive`] the others go on (`recovery.rs`):
+//!
+//! 1. They make a communicator of those that live, and say how far each has come ([`Standing`]). From that all know the same
+//!    [`Recovery`]. A rank that dies meanwhile begins this again.
+//! 2. A round that ended on any of them has ended: the others *fetch* its result from it. With the contribution of the dead rank,
+//!    whole, since whoever completed the round had all of it.
+//! 3. A round that ended on none of them is *repeated*, without the dead rank, from the snapshots that were taken: nobody has
+//!    seen a sum of it, and the dead rank's bits are 0. So it may have fewer active ranks than the quorum, by those that died.
+//! 4. Rounds that have begun nowhere are announced anew to whoever counts them among the living. A majority is one of
+//!    the living from then on, and a quorum of more than live means all of them. Where initiators are drawn, the first draw
+//!    that lives counts.
+//!
+//! A snapshot is kept until its round ends on its own rank: from then on the result stands for it, which is kept until a later
+//! header shows that all have it. That of round t + W does (W rounds in flight): a rank enters it when it has completed round t.
+//! So W more results are all that has to be kept. After a last round a rank tells all others that it has completed it, and waits
+//! for all of them, so that none leaves with a result that another may have to fetch.
+//!
+//! Ranks keep the numbers of creation, in bits and reports ([`RoundReport::dead`]). A rank that drops its part counts as dead. One
+//! that is stopped does not: rounds stall, and the timeout is an error on all. So is anything else that is not a death.
+//!
 //! # Bounds
 //!
 //! With W rounds in flight a rank submits generation i only after it has taken the result of round i - W. From that: at
 //! most W snapshots wait and W are in flight; no notice names a round 2 W or more past the oldest that is under way; and with
-//! ordered delivery at most bound + W results wait.
+//! ordered delivery at most bound + W results wait, with W more where deaths are survived.
 //!
 //! Read first: `machine.rs`, then `activation.rs`.
 
@@ -50,6 +72,7 @@ mod machine;
 mod notice;
 mod options;
 mod ranks;
+mod recovery;
 mod results;
 
 pub use activation::{Activation, Fired};
@@ -58,9 +81,14 @@ pub use machine::{Action, Machine, counting_rank, initiator};
 pub use notice::Notice;
 pub use options::{Delivery, Divisor, PartialOptions, Policy, ROUNDS_MAX, STALENESS_MAX};
 pub use ranks::RankSet;
+pub use recovery::{Recovery, STANDING_WORDS, Standing};
 pub use results::{Next, Settled};
 
 #[cfg(test)]
 mod machine_tests;
 #[cfg(test)]
+mod recovery_tests;
+#[cfg(test)]
 mod sim_tests;
+#[cfg(test)]
+mod survive_tests;

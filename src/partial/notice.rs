@@ -12,6 +12,8 @@ pub enum Notice {
     Arrived(u64),
     /// The round begins.
     Activate(u64),
+    /// The sender has completed this round, which was the last.
+    Completed(u64),
 }
 
 impl Notice {
@@ -20,6 +22,7 @@ impl Notice {
         match self {
             Notice::Arrived(round) => round,
             Notice::Activate(round) => round | 1 << ROUND_BITS,
+            Notice::Completed(round) => round | 2 << ROUND_BITS,
         }
     }
 
@@ -29,8 +32,9 @@ impl Notice {
         match word >> ROUND_BITS {
             0 => Ok(Notice::Arrived(round)),
             1 => Ok(Notice::Activate(round)),
+            2 => Ok(Notice::Completed(round)),
             kind => Err(Error::Malformed(format!(
-                "a notice of a partial collective of kind {kind}: 0 and 1 are known"
+                "a notice of a partial collective of kind {kind}: 0, 1 and 2 are known"
             ))),
         }
     }
@@ -42,9 +46,13 @@ mod tests {
 
     #[test]
     fn notices_come_back_as_they_went_and_others_are_refused() {
-        for notice in [Notice::Arrived(0), Notice::Activate((1 << 62) - 1)] {
+        for notice in [
+            Notice::Arrived(0),
+            Notice::Activate((1 << 62) - 1),
+            Notice::Completed(7),
+        ] {
             assert_eq!(Notice::parse(notice.emit()), Ok(notice));
         }
-        assert!(Notice::parse(2 << 62).is_err());
+        assert!(Notice::parse(3 << 62).is_err());
     }
 }

@@ -78,6 +78,11 @@ pub struct PartialOptions {
     pub delivery: Delivery,
     /// Default: the ranks of creation.
     pub divisor: Divisor,
+    /// Whether the ranks that live go on after a death, instead of having its error ([`crate::partial`] says how). Default:
+    /// false. Costs as many more results as rounds are in flight (and one, and a copy of each sum, where results are merged), a
+    /// word to every rank in each finish, and after a death a rebuild. The sum then lacks the dead rank's share of the data:
+    /// take [`Divisor::Live`] to keep the size of steps, or stop and restore a checkpoint where every share counts.
+    pub survive: bool,
 }
 
 impl Default for PartialOptions {
@@ -89,6 +94,7 @@ impl Default for PartialOptions {
             rounds_in_flight: 1,
             delivery: Delivery::Ordered,
             divisor: Divisor::Creation,
+            survive: false,
         }
     }
 }
@@ -141,10 +147,25 @@ impl PartialOptions {
     /// Results that a rank may not have taken yet, those of rounds under way included.
     pub fn results_max(&self) -> usize {
         let in_flight = self.rounds_in_flight as usize;
-        match (self.delivery, self.staleness_max) {
+        let needed = match (self.delivery, self.staleness_max) {
             (Delivery::Ordered, Some(bound)) => bound as usize + in_flight,
             // One that is taken, one that collects.
             _ => in_flight + 2,
+        };
+        match (self.survive, self.delivery) {
+            (false, _) => needed,
+            (true, Delivery::Ordered) => needed + self.results_kept(),
+            // A second that is taken, see `Results::take`.
+            (true, _) => needed + self.results_kept() + 1,
+        }
+    }
+
+    /// Results that are kept for ranks that may not have them, whether this rank has taken them or not.
+    pub fn results_kept(&self) -> usize {
+        if self.survive {
+            self.rounds_in_flight as usize
+        } else {
+            0
         }
     }
 
@@ -167,6 +188,7 @@ impl PartialOptions {
             u64::from(self.rounds_in_flight),
             self.delivery as u64,
             self.divisor as u64,
+            u64::from(self.survive),
             dtype as u64,
             count,
         ];
@@ -196,7 +218,7 @@ mod tests {
 
     #[test]
     fn every_option_is_part_of_the_fingerprint() {
-        let changes: [fn(&mut PartialOptions); 8] = [
+        let changes: [fn(&mut PartialOptions); 9] = [
             |_| {},
             |o| o.policy = Policy::Quorum(1),
             |o| o.policy = Policy::RandomInitiator { seed: 1 },
@@ -205,6 +227,7 @@ mod tests {
             |o| o.rounds_in_flight = 2,
             |o| o.delivery = Delivery::Latest,
             |o| o.divisor = Divisor::One,
+            |o| o.survive = true,
         ];
         let hashes = changes.map(|change| {
             let mut options = PartialOptions::default();

@@ -16,6 +16,15 @@ impl RankSet {
         }
     }
 
+    /// The ranks below `ranks` that are not among these.
+    pub fn all_but(ranks: u32, others: &[Rank]) -> RankSet {
+        let mut set = RankSet::new(ranks);
+        for rank in (0..ranks).filter(|rank| !others.contains(rank)) {
+            set.insert(rank);
+        }
+        set
+    }
+
     /// Adds a rank; whether it is new.
     pub fn insert(&mut self, rank: Rank) -> bool {
         let (word, bit) = (&mut self.words[rank as usize / 64], 1 << (rank % 64));

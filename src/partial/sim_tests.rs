@@ -200,7 +200,7 @@ impl Job {
             return Ok(true);
         }
         if !state.has_finished {
-            state.has_finished = machine.handle_finish();
+            state.has_finished = machine.handle_finish().map_err(|e| e.to_string())?;
             let moved = state.has_finished;
             self.act(rank)?;
             return Ok(moved);
@@ -238,6 +238,7 @@ impl Job {
                 seen_from = (from + 1) % self.ranks;
                 self.events.push(Event::Message { from, to, notice });
             }
+            Notice::Completed(_) => {}
             Notice::Arrived(_) => {
                 if self.prng.chance(0.05) {
                     // As after the counting rank has moved: everyone announces again.
@@ -321,6 +322,7 @@ impl Job {
                 place
             }
             Settled::Add { to } => to,
+            Settled::Copy { .. } => return Err("nobody survives here".into()),
         };
         state.results.entry(to).or_default().extend(&round.sum);
         self.act(rank)?;
@@ -405,6 +407,7 @@ fn random_options(ranks: u32, prng: &mut Prng) -> PartialOptions {
         rounds_in_flight: 1 + prng.below(u64::from(ROUNDS_MAX)) as u32,
         delivery,
         divisor: Divisor::One,
+        survive: false,
     }
 }
 

@@ -5,6 +5,7 @@ use linerate::{
     Buffer, Communicator, DataType, Delivery, Divisor, PartialAllreduce, PartialOptions, Policy,
     RoundReport,
 };
+use rustix::process::Signal;
 use std::time::Duration;
 
 /// Own steps of a rank in `exact`.
@@ -19,6 +20,7 @@ pub fn run(role: &str, comm: &Communicator) {
         "quorum" => quorum(comm),
         "sparse" => sparse(comm),
         "dies" => dies(comm),
+        "survives" => survives(comm),
         other => panic!("no role {other}"),
     }
 }
@@ -43,6 +45,7 @@ fn options() -> PartialOptions {
         policy,
         limiter: (variable("LINERATE_TEST_POLICY") == "limiter").then_some(3),
         divisor: Divisor::One,
+        survive: !variable("LINERATE_TEST_SURVIVE").is_empty(),
         ..PartialOptions::default()
     }
 }
@@ -94,6 +97,16 @@ impl Ledger {
             self.hash = mix(self.hash ^ *x as u64);
         }
         self.hash = mix(self.hash ^ report.active.words()[0] ^ report.included.words()[0] << 32);
+    }
+
+    /// Every gradient of a rank that lives once, of a rank that has died at most once.
+    fn check_survivors(&self, live: impl Fn(usize) -> bool) {
+        for rank in 0..self.ranks {
+            let own = &self.sums[rank * STEPS..(rank + 1) * STEPS];
+            let is_right = |&sum: &i32| sum == 1 || (sum == 0 && !live(rank));
+            assert!(own.iter().all(is_right), "rank {rank}: {own:?}");
+        }
+        assert!(self.sums[self.ranks * STEPS..].iter().all(|&sum| sum == 0));
     }
 
     fn check(&self) {
@@ -326,4 +339,48 @@ fn dies(comm: &Communicator) {
             return;
         }
     }
+}
+
+/// Ranks die, by their own hand at a step or by the test's at any moment; the others go on to the end.
+fn survives(comm: &Communicator) {
+    let count = count(comm);
+    let options = PartialOptions {
+        rounds_in_flight: 2,
+        ..options()
+    };
+    let partial = PartialAllreduce::new(comm, DataType::I32, count as u64, options).unwrap();
+    let (gradient, update) = (
+        comm.alloc(4 * count).unwrap(),
+        comm.alloc(4 * count).unwrap(),
+    );
+    let last: Option<usize> = variable("LINERATE_TEST_LAST").parse().ok();
+    let delay: u64 = variable("LINERATE_TEST_DELAY_US").parse().unwrap_or(0);
+    let mut prng = Prng::new(u64::from(comm.rank()) + 7);
+    let mut ledger = Ledger::new(comm, count);
+    let mut dead = Vec::new();
+    let mut apply = |report: RoundReport| {
+        ledger.apply(&report, &update);
+        dead = report.dead.iter().collect();
+    };
+    for step in 0..STEPS {
+        std::thread::sleep(Duration::from_micros(prng.below(3000)));
+        gradient.view().fill(0);
+        gradient.write(comm.rank() as usize * STEPS + step, &[1i32]);
+        partial.submit(&gradient).unwrap();
+        if last == Some(step) {
+            // Its gradient is on its way, or has come, or nobody knows of it.
+            std::thread::sleep(Duration::from_micros(delay));
+            rustix::process::kill_process(rustix::process::getpid(), Signal::KILL).unwrap();
+        }
+        if step > 0 {
+            apply(partial.next(&update).unwrap().unwrap());
+        }
+        println!("AT {step}");
+    }
+    partial.finish(&update, &mut apply).unwrap();
+    ledger.check_survivors(|rank| !dead.contains(&(rank as u32)));
+    println!(
+        "RESULT {:016x} {} dead {dead:?}",
+        ledger.hash, ledger.next_round
+    );
 }

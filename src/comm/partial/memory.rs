@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::kernel;
 use crate::memory::View;
 use crate::partial::{HEADER_BYTES, Header, PartialOptions, RoundReport};
-use crate::types::{Collective, Combine, DataType, Finish, ReduceOp};
+use crate::types::{Collective, Combine, DataType, Finish, Rank, ReduceOp};
 
 /// Where the elements of a snapshot begin, so that they are aligned; the header is right before them.
 const DATA_START: usize = 64;
@@ -23,7 +23,6 @@ const HEADER_WORDS: usize = HEADER_BYTES / 8;
 pub struct Memory {
     dtype: DataType,
     count: u64,
-    ranks: usize,
     /// By round, modulo their number.
     snapshots: Vec<Buffer>,
     /// By place.
@@ -71,7 +70,6 @@ impl Memory {
         Ok(Memory {
             dtype,
             count,
-            ranks,
             snapshots: alloc(snapshots_count, DATA_START + bytes.next_multiple_of(8))?,
             results: (alloc(options.results_max(), bytes.next_multiple_of(8))?.iter())
                 .map(|buffer| buffer.part(0, bytes))
@@ -92,6 +90,12 @@ impl Memory {
         self.snapshots[index].part(DATA_START, self.bytes())
     }
 
+    /// A broadcast of a result, with the elements of this type.
+    pub fn fetch_call(&self, place: usize) -> Call {
+        let result = self.result(place);
+        Call::new(Collective::Broadcast, self.dtype, self.count).with(result, result)
+    }
+
     pub fn result(&self, place: usize) -> &Buffer {
         &self.results[place]
     }
@@ -102,9 +106,9 @@ impl Memory {
         kernel::reduce(self.dtype, combine, finish, &[to, later], &[to]);
     }
 
-    /// The gathering of a round's headers. By the algorithm that the core chooses: pieces sent straight to everyone took 3.4 ms
+    /// The gathering of the headers of so many ranks. By the algorithm that the core chooses: pieces sent straight to everyone took 3.4 ms
     /// from an initiator's arrival on 32 ranks of 2 cores, where this took 2.0, because each piece wakes its receiver.
-    pub fn gather_call(&self, header: &Header) -> Call {
+    pub fn gather_call(&self, header: &Header, ranks: usize) -> Call {
         let index = (header.round % self.snapshots.len() as u64) as usize;
         let piece = self.snapshots[index].part(DATA_START - HEADER_BYTES, self.piece_bytes);
         for (index, word) in header.emit().into_iter().enumerate() {
@@ -112,7 +116,8 @@ impl Memory {
         }
         let words = (self.piece_bytes / 8) as u64;
         let call = Call::new(Collective::AllGather, DataType::U64, words);
-        call.with(&piece, self.gathered_of(header.round))
+        let gathered = self.gathered_of(header.round);
+        call.with(&piece, &gathered.part(0, ranks * self.piece_bytes))
     }
 
     /// The sum of a round's snapshots, where it is not gathered.
@@ -124,19 +129,20 @@ impl Memory {
         Some(Call::all_reduce(dtype, op, self.count, input, output))
     }
 
-    /// The headers of all ranks, by rank.
-    pub fn headers(&self, round: u64) -> Vec<Header> {
+    /// The headers of so many ranks, in their order.
+    pub fn headers(&self, round: u64, ranks: usize) -> Vec<Header> {
         let gathered = self.gathered_of(round).view();
         let header = |rank: usize| {
             let start = rank * self.piece_bytes / 8;
             let words: [u64; HEADER_WORDS] = std::array::from_fn(|i| gathered.load(start + i));
             Header::parse(words)
         };
-        (0..self.ranks).map(header).collect()
+        (0..ranks).map(header).collect()
     }
 
-    /// Makes the result of a round of what has come: the sum over the included ranks, in their order, divided once.
-    pub fn conclude(&self, report: &RoundReport, place: usize) {
+    /// Makes the result of a round of what has come from these ranks: the sum over the included ones, in their order, divided
+    /// once.
+    pub fn conclude(&self, report: &RoundReport, live: &[Rank], place: usize) {
         let result = self.results[place].view();
         if report.included.count() == 0 {
             // Neutral elements may be -0; the sum of nothing is 0.
@@ -153,11 +159,15 @@ impl Memory {
             return;
         }
         let gathered = self.gathered_of(report.round).view();
-        let piece = |rank: u32| {
-            let start = rank as usize * self.piece_bytes + HEADER_BYTES;
+        let piece = |(index, _)| {
+            let start = index * self.piece_bytes + HEADER_BYTES;
             gathered.part(start, self.bytes())
         };
-        let sources: Vec<View> = report.included.iter().map(piece).collect();
+        let is_included = |(_, rank): &(usize, &Rank)| report.included.contains(**rank);
+        let sources: Vec<View> = (live.iter().enumerate())
+            .filter(is_included)
+            .map(piece)
+            .collect();
         kernel::reduce(self.dtype, Combine::Sum, finish, &sources, &[result]);
     }
 

@@ -1,9 +1,10 @@
 //! [`PartialAllreduce`]: an allreduce in which fast ranks do not wait for slow ones.
 //!
 //! What a round is, when it begins and what enters it is in [`crate::partial`]; here bytes move. `rounds.rs` starts and ends
-//! the operations of rounds, `memory.rs` has the buffers, `seat.rs` the threads.
+//! the operations of rounds, `memory.rs` has the buffers, `recovery.rs` goes on after a death, `seat.rs` the threads.
 
 mod memory;
+mod recovery;
 mod rounds;
 mod seat;
 
@@ -23,6 +24,10 @@ use seat::Seat;
 /// `Send + Sync`. Rounds go on while the application computes, by a thread that sleeps between them: a rank that does not
 /// submit contributes what it has. A process that is stopped stalls them; after the timeout all ranks have an error that names it.
 /// Dropping it in the middle of a round fails it on all ranks; the communicator that it was made from is not touched.
+///
+/// When a rank dies all others have an error, unless [`PartialOptions::survive`] is set: then the calls under way wait until those
+/// that live have found together, at most the timeout, and go on; reports say who is dead. The communicator that it was made
+/// from fails with the death all the same, and is rebuilt by whoever needs it. Dropping it then is leaving: the others go on.
 pub struct PartialAllreduce {
     seat: Attended<Seat>,
     bytes: usize,
@@ -64,7 +69,8 @@ impl PartialAllreduce {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: options out of range, or not the same on all ranks; [`Error::Exhausted`]: no memory for the
-    /// snapshots (two per round in flight) and results (as many as the bound of staleness and the rounds in flight together).
+    /// snapshots (two per round in flight) and results (as many as the bound of staleness and the rounds in flight together, and
+    /// the rounds in flight again where deaths are survived).
     pub fn new(
         comm: &Communicator,
         dtype: DataType,
@@ -85,9 +91,9 @@ impl PartialAllreduce {
         let memory = Memory::new(&comm, (dtype, count), &options, snapshots_count)?;
         let bytes = memory.bytes();
         let now = comm.inner.shared.clock.now();
-        let rounds = Rounds::new(comm.clone(), machine, memory, now)?;
         let process = comm.inner.shared.process;
-        let seat = Attended::start(Seat::new(comm, rounds), process, "linerate-partial")?;
+        let rounds = Rounds::new(comm, machine, memory, now)?;
+        let seat = Attended::start(Seat::new(rounds), process, "linerate-partial")?;
         Ok(PartialAllreduce {
             seat,
             bytes,
@@ -159,11 +165,12 @@ impl PartialAllreduce {
 
     /// One round that waits for all ranks and delivers everything that is pending anywhere; `visit` finds every result that
     /// was not taken, and the last, in `update`. Collective, after the same number of submits on all ranks: before
-    /// validation and checkpoints, since ranks would see different weights, and at the end. Submits may go on afterwards.
+    /// validation and checkpoints, since ranks would see different weights, and at the end. Submits may go on afterwards. Where
+    /// deaths are survived it returns when every rank that lives has the last result.
     ///
     /// # Errors
-    /// As [`next`](PartialAllreduce::next); [`Error::InvalidArgument`] on all ranks if another rank has submitted a gradient
-    /// instead.
+    /// As [`next`](PartialAllreduce::next); [`Error::InvalidArgument`] if another rank has submitted a gradient instead. The
+    /// partial allreduce has then failed on all ranks; one that had taken the result of that gradient finds out at its next call.
     pub fn finish(&self, update: &Buffer, mut visit: impl FnMut(RoundReport)) -> Result<()> {
         self.check(std::slice::from_ref(update))?;
         while !self.seat.finish()? {
@@ -172,10 +179,10 @@ impl PartialAllreduce {
             }
         }
         while let Some(report) = self.seat.next(&[update.view()], true)? {
-            let is_last = report.is_last;
+            let last = report.is_last.then_some(report.round);
             visit(report);
-            if is_last {
-                break;
+            if let Some(last) = last {
+                return self.seat.leave(last);
             }
         }
         Ok(())

@@ -1,16 +1,18 @@
 //! [`Rounds`]: what a [`PartialAllreduce`](super::PartialAllreduce) does, whoever drives it: carries notices, starts the
-//! operations of rounds, ends rounds. Never blocks.
+//! operations of rounds, ends rounds. Never blocks, but after a death.
 //!
 //! A round is at most two ordinary collectives on a communicator that nothing else uses: every rank starts them in the order
-//! of the rounds, so their numbers match. Failures are the communicator's.
+//! of the rounds, so their numbers match. Failures are the communicator's; after a death `recovery.rs` may make a new one.
 
 use super::memory::Memory;
+use crate::comm::shared::Shared;
 use crate::comm::{Communicator, Operation};
 use crate::error::{Error, Result};
-use crate::partial::{Action, Header, Machine, Notice, RoundReport, Settled};
+use crate::partial::{Action, Header, Machine, Notice, Settled};
 use crate::time::Time;
 use crate::types::Rank;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How often a turn looks at control sockets, which costs a system call per peer. Sleeps look too, but where there is always
@@ -18,7 +20,7 @@ use std::time::Duration;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// A round under way.
-struct Flight {
+pub(super) struct Flight {
     header: Header,
     place: usize,
     gathering: Operation,
@@ -27,16 +29,18 @@ struct Flight {
 
 /// See the module.
 pub struct Rounds {
-    comm: Communicator,
+    pub(super) comm: Communicator,
+    /// The ranks of creation that are the ranks of this communicator.
+    pub(super) members: Vec<Rank>,
     pub machine: Machine,
     pub memory: Memory,
-    flights: VecDeque<Flight>,
-    /// Taken from the engine and not told to the machine.
-    words: Vec<(Rank, u64)>,
+    pub(super) flights: VecDeque<Flight>,
+    /// Taken from the engine and not told to the machine; by ranks of creation.
+    pub(super) words: Vec<(Rank, u64)>,
     /// Operations of the communicator that had ended at the last look.
     ended_count: u64,
     /// When something last moved.
-    moved_at: Time,
+    pub(super) moved_at: Time,
     /// When control sockets were last looked at from here.
     looked_at: Time,
 }
@@ -45,6 +49,7 @@ impl Rounds {
     pub fn new(comm: Communicator, machine: Machine, memory: Memory, now: Time) -> Result<Rounds> {
         comm.inner.shared.engine().open_notices()?;
         Ok(Rounds {
+            members: (0..comm.ranks()).collect(),
             comm,
             machine,
             memory,
@@ -54,6 +59,11 @@ impl Rounds {
             moved_at: now,
             looked_at: now,
         })
+    }
+
+    /// What the threads wait on: that of the communicator in use.
+    pub fn shared(&self) -> Arc<Shared> {
+        self.comm.inner.shared.clone()
     }
 
     /// Whether operations are under way.
@@ -73,14 +83,38 @@ impl Rounds {
 
     /// Does everything that can be done now. An error ends the partial allreduce, and is told to all ranks.
     pub fn turn(&mut self, now: Time) -> Result<()> {
-        let turned = self.try_turn(now);
+        let mut turned = self.try_turn(now);
+        while let Err(error) = &turned
+            && self.machine.options().survive
+            && is_death(error)
+        {
+            // The others hear of the death, not of the rebuild.
+            self.fail(error);
+            turned = self.recover().and_then(|now| self.try_turn(now));
+        }
         if let Err(error) = &turned {
-            let first = error.first_cause().clone();
-            self.comm.inner.shared.engine().fail_with(first);
-            // Threads of this rank may sleep, and nothing comes that would wake them.
-            self.comm.inner.shared.ring();
+            self.fail(error);
         }
         turned
+    }
+
+    /// Ends the partial allreduce on all ranks with this error.
+    pub fn fail(&self, error: &Error) {
+        let first = match error.first_cause() {
+            // Told as it is, it would look like the death of this rank.
+            other @ (Error::InvalidArgument(_) | Error::Malformed(_))
+                if self.machine.options().survive =>
+            {
+                Error::Aborted {
+                    by: self.comm.rank(),
+                    reason: other.to_string(),
+                }
+            }
+            first => first.clone(),
+        };
+        self.comm.inner.shared.engine().fail_with(first);
+        // Threads of this rank may sleep, and nothing comes that would wake them.
+        self.comm.inner.shared.ring();
     }
 
     fn try_turn(&mut self, now: Time) -> Result<()> {
@@ -115,6 +149,7 @@ impl Rounds {
             words,
             flights,
             machine,
+            members,
             ..
         } = self;
         let shared = &self.comm.inner.shared;
@@ -122,8 +157,8 @@ impl Rounds {
             if is_due {
                 engine.drive_slow_if_due(now);
             }
-            while let Some(word) = engine.take_notice() {
-                words.push(word);
+            while let Some((from, word)) = engine.take_notice() {
+                words.push((members[from as usize], word));
             }
             for flight in flights.iter_mut() {
                 flight.look(engine);
@@ -133,7 +168,9 @@ impl Rounds {
             }
             // Operations under way end as well as they can; what would only be waited for never comes.
             match engine.first_gone() {
-                Some(gone) if flights.is_empty() && machine.is_waiting() => Err(gone),
+                Some(gone) if flights.is_empty() && words.is_empty() && machine.is_waiting() => {
+                    Err(gone)
+                }
                 _ => Ok(engine.ended_count()),
             }
         })?;
@@ -147,6 +184,8 @@ impl Rounds {
             has_moved = true;
             match action {
                 Action::Tell { to, notice } => {
+                    let to = self.members.binary_search(&to);
+                    let to = to.expect("only those that live are told") as Rank;
                     let mut engine = self.comm.inner.shared.engine();
                     engine.notice(to, notice.emit());
                 }
@@ -157,7 +196,8 @@ impl Rounds {
     }
 
     fn begin(&mut self, header: Header, place: usize) -> Result<()> {
-        let gathering = self.comm.start(&self.memory.gather_call(&header))?;
+        let ranks = self.members.len();
+        let gathering = self.comm.start(&self.memory.gather_call(&header, ranks))?;
         let sum = self.memory.sum_call(&header, place);
         let summing = sum.map(|call| self.comm.start(&call)).transpose()?;
         self.flights.push_back(Flight {
@@ -169,27 +209,35 @@ impl Rounds {
         Ok(())
     }
 
-    fn end_front(&mut self) -> Result<RoundReport> {
-        let flight = self.flights.pop_front().expect("a round has ended");
-        flight.gathering.result()?;
-        if let Some(summing) = &flight.summing {
+    pub(super) fn end_front(&mut self) -> Result<()> {
+        let front = self.flights.front().expect("a round has ended");
+        front.gathering.result()?;
+        if let Some(summing) = &front.summing {
             summing.result()?;
         }
-        let headers = self.memory.headers(flight.header.round);
+        let flight = self.flights.pop_front().expect("it is there");
+        let headers = (self.memory).headers(flight.header.round, self.members.len());
         let (settled, report) = self.machine.handle_completed(&headers)?;
-        self.memory.conclude(&report, flight.place);
-        if let Settled::Add { to } = settled {
-            let (later, sum) = (self.memory.result(flight.place), self.memory.result(to));
-            self.memory.add(later.view(), sum.view());
+        (self.memory).conclude(&report, &self.members, flight.place);
+        self.settle(settled, flight.place);
+        Ok(())
+    }
+
+    /// Does with a result what the machine says.
+    pub(super) fn settle(&self, settled: Settled, place: usize) {
+        let result = |place| self.memory.result(place).view();
+        match settled {
+            Settled::Kept => {}
+            Settled::Copy { to } => result(to).copy_from(result(place)),
+            Settled::Add { to } => self.memory.add(result(place), result(to)),
         }
-        Ok(report)
     }
 
     /// Nothing has moved for too long: what is waited for.
     pub fn give_up(&mut self, now: Time) -> Error {
         let machine = &self.machine;
         let error = Error::Timeout {
-            rank: self.comm.rank(),
+            rank: self.members[self.comm.rank() as usize],
             operation: format!("round {} of a partial allreduce", machine.completed()),
             waited: now.since(self.moved_at),
             missing: Vec::new(),
@@ -204,8 +252,13 @@ impl Rounds {
     }
 }
 
+/// Whether it is one that the others can survive.
+pub(super) fn is_death(error: &Error) -> bool {
+    matches!(error.first_cause(), Error::PeerFailed { .. })
+}
+
 impl Flight {
-    fn look(&mut self, engine: &mut crate::engine::Engine) {
+    pub(super) fn look(&mut self, engine: &mut crate::engine::Engine) {
         self.gathering.look(engine);
         if let Some(summing) = &mut self.summing {
             summing.look(engine);
@@ -214,5 +267,14 @@ impl Flight {
 
     fn has_ended(&self) -> bool {
         self.gathering.is_over() && self.summing.as_ref().is_none_or(Operation::is_over)
+    }
+
+    /// Whether it has ended, and well.
+    pub(super) fn has_ended_well(&self) -> bool {
+        let operations = std::iter::once(&self.gathering).chain(&self.summing);
+        self.has_ended()
+            && operations
+                .map(Operation::result)
+                .all(|result| result.is_ok())
     }
 }

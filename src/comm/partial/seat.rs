@@ -3,13 +3,14 @@
 //! leaves it alone, so that nobody is woken for nothing.
 
 use super::rounds::Rounds;
+use crate::comm::Buffer;
 use crate::comm::attended::Attend;
-use crate::comm::{Buffer, Communicator};
+use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::memory::View;
 use crate::partial::{Next, RoundReport};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Longest sleep of the thread while nothing is due; wake-ups cut it short.
@@ -23,7 +24,8 @@ const BESIDE: Duration = Duration::from_millis(1);
 
 /// See the module.
 pub struct Seat {
-    comm: Communicator,
+    clock: Clock,
+    timeout: Duration,
     state: Mutex<State>,
     /// The thread sleeps on it while callers wait.
     free: Condvar,
@@ -39,14 +41,17 @@ struct State {
 }
 
 impl Seat {
-    pub fn new(comm: Communicator, rounds: Rounds) -> Seat {
+    pub fn new(rounds: Rounds) -> Seat {
+        let inner = &rounds.comm.inner;
+        let (clock, timeout) = (inner.shared.clock.clone(), inner.config.timeout);
         let state = State {
             rounds,
             failure: None,
             is_parked: false,
         };
         Seat {
-            comm,
+            clock,
+            timeout,
             state: Mutex::new(state),
             free: Condvar::new(),
             waiters: AtomicU32::new(0),
@@ -58,7 +63,7 @@ impl Seat {
     pub fn submit(&self, gradient: &[View], is_followed: bool) -> Result<u64> {
         let mut state = self.lock();
         let (step, (round, is_first)) = loop {
-            state.turn(&self.comm)?;
+            state.turn(&self.clock)?;
             let machine = &mut state.rounds.machine;
             if machine.is_finishing() {
                 return Err(Error::invalid(
@@ -80,22 +85,42 @@ impl Seat {
             let memory = &state.rounds.memory;
             parts_of(gradient, snapshot).for_each(|(later, to)| memory.add(later, to));
         }
-        let now = self.comm.inner.shared.clock.now();
+        let now = self.clock.now();
         state.rounds.machine.handle_submitted(now);
-        state.turn(&self.comm)?;
+        state.turn(&self.clock)?;
         let is_left = state.rounds.is_busy() && !is_followed;
+        let shared = state.rounds.shared();
         drop(state);
         if is_left {
             // Peers ring for what they do from now on; what they had done before needs a look.
-            self.comm.inner.shared.ring();
+            shared.ring();
         }
         Ok(step)
     }
 
     /// The next result, copied to `output`; `None` if none is due. With `can_wait`, waits for one that is due.
     pub fn next(&self, output: &[View], can_wait: bool) -> Result<Option<RoundReport>> {
+        self.driving(|| self.next_driving(output, can_wait))
+    }
+
+    /// Waits until this rank may leave after a last round: the others may need its result from here.
+    pub fn leave(&self, round: u64) -> Result<()> {
+        self.driving(|| {
+            loop {
+                let mut state = self.lock();
+                state.turn(&self.clock)?;
+                if state.rounds.machine.is_everywhere(round) {
+                    return Ok(());
+                }
+                self.wait(state)?;
+            }
+        })
+    }
+
+    /// Runs what drives while it waits; the thread drives afterwards.
+    fn driving<T>(&self, wait: impl FnOnce() -> T) -> T {
         self.waiters.fetch_add(1, Ordering::Relaxed);
-        let result = self.next_driving(output, can_wait);
+        let result = wait();
         if self.waiters.fetch_sub(1, Ordering::Relaxed) == 1 {
             let state = self.lock();
             if state.is_parked {
@@ -108,7 +133,7 @@ impl Seat {
     fn next_driving(&self, output: &[View], can_wait: bool) -> Result<Option<RoundReport>> {
         loop {
             let mut state = self.lock();
-            let turned = state.turn(&self.comm);
+            let turned = state.turn(&self.clock);
             match state.rounds.machine.take() {
                 Next::Taken(report, place) => {
                     let result: Buffer = state.rounds.memory.result(place).clone();
@@ -117,7 +142,7 @@ impl Seat {
                     let mut state = self.lock();
                     state.rounds.machine.give_back(place);
                     // A round may have waited for the place; whoever comes next finds a failure.
-                    let _ = state.turn(&self.comm);
+                    let _ = state.turn(&self.clock);
                     return Ok(Some(report));
                 }
                 // What had been reduced before a failure is handed over first.
@@ -133,9 +158,16 @@ impl Seat {
     /// This rank has nothing more to submit. False: a result has to be taken first.
     pub fn finish(&self) -> Result<bool> {
         let mut state = self.lock();
-        state.turn(&self.comm)?;
-        let has_begun = state.rounds.machine.handle_finish();
-        state.turn(&self.comm)?;
+        state.turn(&self.clock)?;
+        let has_begun = match state.rounds.machine.handle_finish() {
+            Ok(has_begun) => has_begun,
+            Err(error) => {
+                state.rounds.fail(&error);
+                state.failure.get_or_insert(error.clone());
+                return Err(error);
+            }
+        };
+        state.turn(&self.clock)?;
         Ok(has_begun)
     }
 
@@ -160,12 +192,12 @@ impl Seat {
                 continue;
             }
             // A failure is kept for the callers.
-            if state.turn(&self.comm).is_err() {
+            if state.turn(&self.clock).is_err() {
                 continue;
             }
-            let (limit, ended) = (state.limit(&self.comm), state.rounds.ended_count());
+            let (limit, ended) = (state.limit(&self.clock), state.rounds.ended_count());
+            let shared = state.rounds.shared();
             drop(state);
-            let shared = &self.comm.inner.shared;
             shared.attend(
                 limit,
                 || self.is_stopped() || self.is_wanted(),
@@ -177,23 +209,25 @@ impl Seat {
     /// Ends the thread. In the middle of a round the others are told, so that none waits for this rank.
     pub fn stop(&self) {
         let state = self.lock();
-        let is_needed = state.rounds.is_busy() || state.rounds.machine.is_waiting();
-        if is_needed && state.failure.is_none() {
-            let round = state.rounds.machine.completed();
-            self.comm
-                .abort(&format!("a partial allreduce was dropped in round {round}"));
+        let machine = &state.rounds.machine;
+        let is_needed = state.rounds.is_busy() || machine.is_waiting();
+        if is_needed && state.failure.is_none() && !machine.options().survive {
+            let round = machine.completed();
+            let text = format!("a partial allreduce was dropped in round {round}");
+            state.rounds.comm.abort(&text);
         }
         self.is_stopped.store(true, Ordering::Relaxed);
         self.free.notify_one();
+        let shared = state.rounds.shared();
         drop(state);
-        self.comm.inner.shared.ring();
+        shared.ring();
     }
 
     /// Waits until something may have come; an error: for too long.
     fn wait(&self, state: MutexGuard<'_, State>) -> Result<()> {
-        let (limit, ended) = (state.limit(&self.comm), state.rounds.ended_count());
-        let timeout = self.comm.inner.config.timeout;
-        let now = self.comm.inner.shared.clock.now();
+        let (limit, ended) = (state.limit(&self.clock), state.rounds.ended_count());
+        let timeout = self.timeout;
+        let now = self.clock.now();
         // Operations under way have their own timeout, which names who is missing.
         if !state.rounds.is_busy() && now.since(state.rounds.moved_at()) > timeout {
             let mut state = state;
@@ -201,8 +235,8 @@ impl Seat {
             state.failure.get_or_insert(error.clone());
             return Err(error);
         }
+        let shared = state.rounds.shared();
         drop(state);
-        let shared = &self.comm.inner.shared;
         shared.attend(
             limit.min(PATIENCE),
             || self.is_stopped(),
@@ -213,8 +247,8 @@ impl Seat {
 
     /// Waits for another thread of this rank, which submits or takes a result.
     fn wait_beside<'a>(&'a self, state: MutexGuard<'a, State>) -> Result<MutexGuard<'a, State>> {
-        let timeout = self.comm.inner.config.timeout;
-        let now = self.comm.inner.shared.clock.now();
+        let timeout = self.timeout;
+        let now = self.clock.now();
         if now.since(state.rounds.moved_at()) > timeout {
             let machine = &state.rounds.machine;
             return Err(Error::invalid(format!(
@@ -228,8 +262,8 @@ impl Seat {
             )));
         }
         let ended = state.rounds.ended_count();
+        let shared = state.rounds.shared();
         drop(state);
-        let shared = &self.comm.inner.shared;
         shared.attend(BESIDE, || false, |engine| has_news(engine, ended));
         Ok(self.lock())
     }
@@ -250,11 +284,11 @@ impl Seat {
 }
 
 impl State {
-    fn turn(&mut self, comm: &Communicator) -> Result<()> {
+    fn turn(&mut self, clock: &Clock) -> Result<()> {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }
-        let turned = self.rounds.turn(comm.inner.shared.clock.now());
+        let turned = self.rounds.turn(clock.now());
         if let Err(error) = &turned {
             self.failure = Some(error.clone());
         }
@@ -262,8 +296,8 @@ impl State {
     }
 
     /// How long nothing is due.
-    fn limit(&self, comm: &Communicator) -> Duration {
-        let now = comm.inner.shared.clock.now();
+    fn limit(&self, clock: &Clock) -> Duration {
+        let now = clock.now();
         let deadline = self.rounds.machine.next_deadline();
         deadline.map_or(IDLE, |deadline| deadline.since(now).min(IDLE))
     }
@@ -299,9 +333,10 @@ struct PanicGuard<'a>(&'a Seat);
 impl Drop for PanicGuard<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0
-                .comm
-                .abort("the thread of a partial allreduce panicked");
+            let state = self.0.state.lock();
+            let state = state.unwrap_or_else(PoisonError::into_inner);
+            let comm = &state.rounds.comm;
+            comm.abort("the thread of a partial allreduce panicked");
         }
     }
 }

@@ -22,12 +22,17 @@ mod tests;
 
 use super::Communicator;
 use super::connect::{self, Common, LOOK_AGAIN};
+use super::family::Family;
 use crate::bootstrap::Reunion;
 use crate::engine::{Clock, Engine};
 use crate::error::{Error, Result};
 use crate::time::Time;
 use crate::transport::UNREACHABLE;
 use crate::types::Rank;
+use std::sync::Arc;
+
+/// One of the ends of `connect.rs`.
+type Finish = fn(Engine, Clock, Vec<u32>, Arc<Family>, &Common) -> Result<Communicator>;
 
 /// This rank's part of a new communicator.
 struct Candidate {
@@ -87,6 +92,16 @@ impl Communicator {
     /// [`Error::Timeout`], which names the living ranks that have not called it; [`Error::Bootstrap`] if a rank cannot make its
     /// part, with its reason, or if this is the smaller side of a network that is cut in two; [`Error::InvalidArgument`] in a simulation. It may be called again.
     pub fn rebuild(&self) -> Result<Communicator> {
+        self.rebuild_as(connect::finish).map(|(rebuilt, _)| rebuilt)
+    }
+
+    /// The same, for a service with a thread of its own that makes its progress; and the old ranks that live, in the new
+    /// order.
+    pub(super) fn rebuild_apart(&self) -> Result<(Communicator, Vec<Rank>)> {
+        self.rebuild_as(connect::finish_apart)
+    }
+
+    fn rebuild_as(&self, finish: Finish) -> Result<(Communicator, Vec<Rank>)> {
         self.check_can_wait("rebuild")?;
         self.abort("it is being rebuilt");
         let shared = &self.inner.shared;
@@ -99,14 +114,9 @@ impl Communicator {
             let plans = shared.plans();
             members.iter().map(|&m| plans.host(m)).collect()
         };
-        let clock = shared.clock.clone();
-        connect::finish(
-            candidate.engine,
-            clock,
-            hosts,
-            shared.family().clone(),
-            &common,
-        )
+        let (clock, family) = (shared.clock.clone(), shared.family().clone());
+        let rebuilt = finish(candidate.engine, clock, hosts, family, &common)?;
+        Ok((rebuilt, candidate.members))
     }
 }
 

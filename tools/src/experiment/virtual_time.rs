@@ -184,6 +184,8 @@ impl<F: Fn(Rank, u64) -> Duration> World<'_, F> {
                     let (is_arrival, round) = match notice {
                         Notice::Arrived(round) => (true, round),
                         Notice::Activate(round) => (false, round),
+                        // Ends are told where ranks may die; here none does.
+                        Notice::Completed(_) => continue,
                     };
                     let told = Event::Told {
                         from: rank,

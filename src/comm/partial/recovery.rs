@@ -1,0 +1,90 @@
+//! What the ranks that live do after a death, where a partial allreduce survives it: a new communicator, the results that not
+//! all of them have, and then the rounds again that had begun. [`crate::partial`] decides what; here it is carried out.
+//!
+//! It blocks whoever drives, at most for the timeout, as a rebuild does. Another death on the way begins it again: what
+//! each rank has by then is what it says the next time.
+
+use super::rounds::{Rounds, is_death};
+use crate::comm::{Buffer, Call};
+use crate::error::{Error, Result};
+use crate::partial::{Recovery, STANDING_WORDS, Standing};
+use crate::time::Time;
+use crate::types::{Collective, DataType, Rank};
+
+impl Rounds {
+    /// Goes on with the ranks that live. The time when it can.
+    pub(super) fn recover(&mut self) -> Result<Time> {
+        self.end_what_has_ended()?;
+        self.words.clear();
+        loop {
+            let (rebuilt, places) = self.comm.rebuild_apart()?;
+            self.members = (places.iter())
+                .map(|&place| self.members[place as usize])
+                .collect();
+            self.comm = rebuilt;
+            match self.go_on() {
+                Err(error) if is_death(&error) => {}
+                Err(error) => return Err(error),
+                Ok(now) => return Ok(now),
+            }
+        }
+    }
+
+    /// Rounds that ended well are this rank's, whatever became of them elsewhere; the others begin again.
+    fn end_what_has_ended(&mut self) -> Result<()> {
+        {
+            let mut engine = self.comm.inner.shared.engine();
+            for flight in &mut self.flights {
+                flight.look(&mut engine);
+            }
+        }
+        while (self.flights.front()).is_some_and(|flight| flight.has_ended_well()) {
+            self.end_front()?;
+        }
+        self.flights.clear();
+        Ok(())
+    }
+
+    fn go_on(&mut self) -> Result<Time> {
+        let words = self.comm.gather_words(&self.machine.standing().emit())?;
+        let standings: Vec<Standing> = words
+            .chunks_exact(STANDING_WORDS)
+            .map(|own| Standing::parse(std::array::from_fn(|i| own[i])))
+            .collect();
+        let recovery = Recovery::of(&self.members, &standings, self.machine.options())?;
+        for round in recovery.fetches() {
+            self.fetch(round, recovery.source())?;
+        }
+        let shared = self.shared();
+        shared.engine().open_notices()?;
+        let now = shared.clock.now();
+        self.machine.handle_survived(&recovery, now);
+        self.moved_at = now;
+        Ok(now)
+    }
+
+    /// The result of a round, and what was said of it, from a rank that has them to all that have not.
+    fn fetch(&mut self, round: u64, source: Rank) -> Result<()> {
+        let root = (self.members.binary_search(&source)).expect("it lives") as Rank;
+        let words = Buffer::plain(8 * self.machine.round_words())?;
+        if let Some(said) = self.machine.emit_round(round) {
+            words.write(0, &said);
+        }
+        let place = self.machine.place_of(round).ok_or_else(|| {
+            Error::Malformed(format!(
+                "rank {source} completed round {round} of a partial allreduce, which had not begun here: {:?}",
+                self.machine.standing()
+            ))
+        })?;
+        let count = self.machine.round_words() as u64;
+        let of_words = Call::new(Collective::Broadcast, DataType::U64, count);
+        for call in [of_words.with(&words, &words), self.memory.fetch_call(place)] {
+            self.comm.run(&Call { root, ..call })?;
+        }
+        if self.machine.completed() == round {
+            let (settled, _) = self.machine.handle_fetched(&words.to_vec::<u64>())?;
+            self.settle(settled, place);
+        }
+        Ok(())
+    }
+}
