@@ -404,7 +404,8 @@ fn ranks_that_differ_are_told_so() {
 
     let texts = on_ranks(2, |comm| {
         let options = PartialOptions {
-            policy: Policy::Solo,
+            // No round begins before the other rank has come.
+            policy: Policy::Full,
             delivery: Delivery::Merged,
             ..PartialOptions::default()
         };
