@@ -59,6 +59,8 @@
 //!   the order rules of [`schedule`].
 //! * Whoever waits spins only where every rank has a core. Elsewhere it gives its core to a peer beside it and looks longer
 //!   for those on other cores: flag lines say where their sender ran.
+//! * A lone thread that sleeps until several signals have come says how many (`memory/quota.rs`) and is woken by the last of
+//!   them: where ranks share cores a wake-up costs more than what it brings.
 //! * A caller that waits for a fused step takes it over from the fusion buffer's thread (`comm/fusion/seat.rs`), so that no
 //!   thread has to be woken between the last gradient and the end of the step.
 //! * Ranks tell each other of things that are no operation yet by notices (`engine/notices.rs`): words in a class of tags of
@@ -74,8 +76,8 @@
 //!   a stopped peer could still write belong to nobody else, because they are never reused.
 //! * A communicator belongs to the process that made it. A forked child gets an error from every call and, whatever it drops,
 //!   says nothing to the parent's peers; those see the parent's death although the child holds copies of its sockets.
-//! * What threads and processes share without a lock (`transport/shm/ring.rs`, `engine/control.rs`, `memory/bell.rs`) takes
-//!   its memory from [`memory`] alone, so that `tests/loom.rs` compiles the same files against a model and shows that each
+//! * What threads and processes share without a lock (`transport/shm/ring.rs`, `engine/control.rs`, `memory/bell.rs`,
+//!   `memory/quota.rs`) takes its memory from [`memory`] alone, so that `tests/loom.rs` compiles the same files against a model and shows that each
 //!   ordering is needed; `comm/driving.rs`, where threads hand the engine over, runs under shuttle the same way.
 //! * Communicators made from one another are a family: each has a transport and an engine of its own, so that they fail and
 //!   run independently, and whoever waits on one drives the others of its process too.

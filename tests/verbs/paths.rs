@@ -81,9 +81,8 @@ fn words_in_turns_need_nothing_besides_to_tell_that_they_came() {
     for token in 1..301 {
         (0..2).for_each(|rank| put(&mut pair, rank, token));
     }
-    for rank in 0..2 {
-        assert_eq!(pair.count(rank, "doorbells") - before[rank], 300);
-    }
+    let after = [0, 1].map(|rank| pair.count(rank, "doorbells"));
+    assert_eq!(after, before.map(|count| count + 300));
 }
 
 /// Far more messages than a ring has slots, one side never looking meanwhile: no device ever misses a receive.
