@@ -12,6 +12,8 @@ pub struct Measured {
     pub mean_ms: f64,
     /// Median over the rounds of the time of the rank whose arrival begins them.
     pub initiator_p50_ms: f64,
+    /// Median of the calls of ranks that arrive after it, which find the result there; 0 if there is none.
+    pub ready_p50_ms: f64,
     pub nap_mean: f64,
 }
 
@@ -29,19 +31,20 @@ pub fn beginner(policy: Policy, round: u64, ranks: u32) -> u32 {
     }
 }
 
-/// The mean latency that follows from the skew and t: for each round, ranks up to the beginner's place r wait
-/// (r - i) * skew + t. Of the initiators that these rounds had, not of expected ones.
+/// The mean latency that follows from the skew, t and what a call costs that finds its result: for each round, ranks up to
+/// the beginner's place r wait (r - i) * skew + t, and the others pay for the call. Of the initiators that these rounds had, not of expected ones.
 pub fn expected_ms(
     policy: Policy,
     rounds: std::ops::Range<u64>,
     ranks: u32,
     skew_ms: f64,
-    t_ms: f64,
+    (t_ms, ready_ms): (f64, f64),
 ) -> f64 {
     let count = rounds.end - rounds.start;
     let of_round = |round| {
         let place = f64::from(beginner(policy, round, ranks));
-        place * (place + 1.0) / 2.0 * skew_ms + (place + 1.0) * t_ms
+        let others = f64::from(ranks) - place - 1.0;
+        place * (place + 1.0) / 2.0 * skew_ms + (place + 1.0) * t_ms + others * ready_ms
     };
     rounds.map(of_round).sum::<f64>() / count as f64 / f64::from(ranks)
 }
@@ -55,17 +58,23 @@ pub fn summarise(
 ) -> Measured {
     let (ranks, rounds) = (latencies_ms.len() as u32, naps.len());
     let all: f64 = latencies_ms.iter().flatten().sum();
-    let mut own: Vec<f64> = (0..rounds)
-        .map(|round| {
-            latencies_ms[beginner(policy, first_round + round as u64, ranks) as usize][round]
-        })
-        .collect();
-    own.sort_by(f64::total_cmp);
+    let (mut own, mut ready) = (Vec::new(), Vec::new());
+    for round in 0..rounds {
+        let place = beginner(policy, first_round + round as u64, ranks) as usize;
+        own.push(latencies_ms[place][round]);
+        ready.extend(latencies_ms[place + 1..].iter().map(|rank| rank[round]));
+    }
     Measured {
         mean_ms: all / (rounds as f64 * f64::from(ranks)),
-        initiator_p50_ms: own[rounds / 2],
+        initiator_p50_ms: median(own).unwrap_or(0.0),
+        ready_p50_ms: median(ready).unwrap_or(0.0),
         nap_mean: naps.iter().map(|&nap| f64::from(nap)).sum::<f64>() / rounds as f64,
     }
+}
+
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
 }
 
 #[cfg(test)]
@@ -75,9 +84,11 @@ mod tests {
     #[test]
     fn expected_latencies_are_those_of_the_formulas() {
         let (p, t) = (32.0, 0.25);
-        let of = |policy| expected_ms(policy, 0..64, 32, 1.0, t);
+        let of = |policy| expected_ms(policy, 0..64, 32, 1.0, (t, 0.0));
         assert!((of(Policy::Full) - (15.5 + t)).abs() < 1e-9);
         assert!((of(Policy::Solo) - t / p).abs() < 1e-9);
+        let call = expected_ms(Policy::Solo, 0..64, 32, 1.0, (t, 0.1));
+        assert!((call - (t + 3.1) / p).abs() < 1e-9);
         assert!((of(Policy::Majority) - (3.75 + t / 2.0)).abs() < 1e-9);
         assert!((of(Policy::Quorum(8)) - (8.0 * 7.0 / 64.0 + t / 4.0)).abs() < 1e-9);
         let random = expected_ms(
@@ -85,7 +96,7 @@ mod tests {
             0..100_000,
             32,
             1.0,
-            0.0,
+            (0.0, 0.0),
         );
         assert!(
             (random - (p * p - 1.0) / (6.0 * p)).abs() < 0.05,
@@ -98,10 +109,9 @@ mod tests {
         let latencies = vec![vec![3.0, 5.0, 4.0], vec![1.0, 1.0, 1.0]];
         let solo = summarise(Policy::Solo, 0, &latencies, &[1, 1, 2]);
         assert_eq!((solo.mean_ms, solo.initiator_p50_ms), (2.5, 4.0));
+        assert_eq!(solo.ready_p50_ms, 1.0);
         assert!((solo.nap_mean - 4.0 / 3.0).abs() < 1e-12);
-        assert_eq!(
-            summarise(Policy::Full, 0, &latencies, &[2; 3]).initiator_p50_ms,
-            1.0
-        );
+        let full = summarise(Policy::Full, 0, &latencies, &[2; 3]);
+        assert_eq!((full.initiator_p50_ms, full.ready_p50_ms), (1.0, 0.0));
     }
 }

@@ -320,11 +320,11 @@ impl Row {
             rounds,
             ranks,
             args.skew_ms,
-            self.measured.initiator_p50_ms,
+            (self.measured.initiator_p50_ms, self.measured.ready_p50_ms),
         )
     }
 
-    /// By what part the mean is off what follows from the skew and t; that holds while t is below the skew.
+    /// By what part the mean is off what follows from the skew, t and a ready call; that holds while t is below the skew.
     fn deviation(&self, args: &SkewArgs, ranks: u32) -> f64 {
         self.measured.mean_ms / self.expected_ms(args, ranks) - 1.0
     }
@@ -370,6 +370,7 @@ fn entry(args: &SkewArgs, rows: &[Row], row: &Row, ranks: u32) -> Value {
         "expected_latency_ms": row.expected_ms(args, ranks),
         "identity_deviation": row.deviation(args, ranks),
         "initiator_p50_ms": row.measured.initiator_p50_ms,
+        "ready_p50_ms": row.measured.ready_p50_ms,
         "nap_mean": row.measured.nap_mean,
         "reduction_vs_full": reduction(rows, row),
         "wrong": row.wrong,
@@ -378,9 +379,9 @@ fn entry(args: &SkewArgs, rows: &[Row], row: &Row, ranks: u32) -> Value {
 
 fn table(args: &SkewArgs, rows: &[Row], ranks: u32) -> String {
     let mut text = format!(
-        "# {ranks} ranks, {} rounds, rank i arrives (i+1) * {} ms after a barrier; expected: from the skew and t\n\
+        "# {ranks} ranks, {} rounds, rank i arrives (i+1) * {} ms after a barrier; expected: from the skew, t and a call that finds its result\n\
          # paper, 32 ranks: solo {PAPER_SOLO}x with NAP 1, majority (by a random initiator) {PAPER_MAJORITY}x with NAP 16\n\
-         {:>10} {:>10} {:>10} {:>10} {:>8} {:>10} {:>8} {:>10} {:>7}\n",
+         {:>10} {:>10} {:>10} {:>10} {:>8} {:>10} {:>9} {:>8} {:>10} {:>7}\n",
         args.rounds,
         args.skew_ms,
         "policy",
@@ -389,6 +390,7 @@ fn table(args: &SkewArgs, rows: &[Row], ranks: u32) -> String {
         "expected",
         "off",
         "t ms",
+        "ready ms",
         "NAP",
         "vs full",
         "#wrong"
@@ -396,13 +398,14 @@ fn table(args: &SkewArgs, rows: &[Row], ranks: u32) -> String {
     for row in rows {
         let vs_full = reduction(rows, row).map_or("-".into(), |factor| format!("{factor:.2}x"));
         text += &format!(
-            "{:>10} {:>10} {:>10.3} {:>10.3} {:>7.1}% {:>10.3} {:>8.2} {:>10} {:>7}\n",
+            "{:>10} {:>10} {:>10.3} {:>10.3} {:>7.1}% {:>10.3} {:>9.3} {:>8.2} {:>10} {:>7}\n",
             row.name,
             row.bytes,
             row.measured.mean_ms,
             row.expected_ms(args, ranks),
             100.0 * row.deviation(args, ranks),
             row.measured.initiator_p50_ms,
+            row.measured.ready_p50_ms,
             row.measured.nap_mean,
             vs_full,
             row.wrong
