@@ -166,6 +166,41 @@ fn with_one_decision_for_a_step_half_of_it_is_in_no_round() {
 }
 
 #[test]
+fn every_buffer_goes_on_without_a_rank_that_leaves() {
+    let mut options = solo(8);
+    options.partial.policy = Policy::Full;
+    options.partial.survive = true;
+    on_ranks(3, |comm| {
+        let tensors: Vec<TensorSpec> = (0..4)
+            .map(|i| spec(&format!("t{i}"), 2, DataType::U32))
+            .collect();
+        let fusion = PartialFusion::new(&comm, tensors, options.clone()).unwrap();
+        let (gradients, updates) = (buffers(&comm, &[2; 4]), buffers(&comm, &[2; 4]));
+        let steps = if comm.rank() == 2 { 5 } else { 12 };
+        for step in 0..steps {
+            for (tensor, gradient) in gradients.iter().enumerate() {
+                gradient.write(0, &[(256 << (8 * comm.rank())) + step; 2]);
+                fusion.submit(tensor, gradient).unwrap();
+            }
+            let reports = fusion.next(&updates).unwrap();
+            let (live, ranks) = if step < 5 {
+                (3, 0x01010100)
+            } else {
+                (2, 0x010100)
+            };
+            for (report, update) in reports.iter().zip(&updates) {
+                let report = report.as_ref().unwrap();
+                assert_eq!(report.included.count(), live, "step {step}: {report:?}");
+                assert_eq!(update.to_vec::<u32>(), [ranks + live * step; 2]);
+            }
+        }
+        if comm.rank() != 2 {
+            fusion.finish(&updates, |_, _| ()).unwrap();
+        }
+    });
+}
+
+#[test]
 fn what_cannot_be_is_told() {
     on_ranks(2, |comm| {
         let tensors = || vec![spec("a", 2, DataType::F32), spec("b", 3, DataType::F32)];
