@@ -114,7 +114,8 @@ fn in_virtual_time_words_are_those_of_processes_and_times_those_of_the_network()
 #[test]
 fn bad_usage_is_told_before_a_rank_starts() {
     for (line, expected) in [
-        ("--density 0", "amount"),
+        ("--density 0", "a density of 0: above 0"),
+        ("--density 2", "at most 1"),
         ("--algo best", "oktopk"),
         ("--layers nothing", "bert"),
         ("--count 5 --layers bert", "cannot be used with"),
