@@ -162,7 +162,8 @@ impl Reported {
             sum.add(&of(rank));
         }
         let words: Vec<Vec<u64>> = self.each.iter().map(words_of).collect();
-        (self.most.fill(0), self.sum.fill(0));
+        self.most.fill(0);
+        self.sum.fill(0);
         words.iter().for_each(|own| self.add(own));
     }
 }
