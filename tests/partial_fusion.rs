@@ -8,8 +8,8 @@ use linerate::{
     Buffer, Communicator, Config, DataType, Divisor, PartialFusion, PartialFusionOptions,
     PartialOptions, Policy, TensorSpec,
 };
-use std::sync::Barrier;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 use threads::on_threads;
 
 fn on_ranks<T: Send>(ranks: u32, body: impl Fn(Communicator) -> T + Sync) -> Vec<T> {
@@ -112,9 +112,21 @@ fn every_gradient_is_applied_once_whatever_buffer_it_is_in() {
     }
 }
 
+/// Waits until the other rank has come so far.
+fn wait_for(turn: &AtomicU32, value: u32) {
+    let began = Instant::now();
+    while turn.load(Ordering::Acquire) < value {
+        assert!(
+            began.elapsed() < Duration::from_secs(20),
+            "turn {value} does not come"
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Rank 1 submits its first tensor, and the second when rank 0 has its results.
 fn half_a_step(options: PartialFusionOptions) -> Vec<Vec<(bool, f32)>> {
-    let turns = Barrier::new(2);
+    let turn = AtomicU32::new(0);
     on_ranks(2, |comm| {
         let tensors = vec![spec("a", 2, DataType::F32), spec("b", 2, DataType::F32)];
         let fusion = PartialFusion::new(&comm, tensors, options.clone()).unwrap();
@@ -123,21 +135,21 @@ fn half_a_step(options: PartialFusionOptions) -> Vec<Vec<(bool, f32)>> {
             gradient.write(0, &[comm.rank() as f32 + 1.0; 2]);
         }
         if comm.rank() == 0 {
-            turns.wait();
+            wait_for(&turn, 1);
             fusion.submit(0, &gradients[0]).unwrap();
         } else {
             fusion.submit(0, &gradients[0]).unwrap();
-            turns.wait();
-            turns.wait();
+            turn.store(1, Ordering::Release);
+            wait_for(&turn, 2);
         }
         fusion.submit(1, &gradients[1]).unwrap();
         let reports = fusion.next(&updates).unwrap();
         if comm.rank() == 0 {
-            turns.wait();
+            turn.store(2, Ordering::Release);
         }
-        let is_active = |i: usize| reports[i.min(reports.len() - 1)].as_ref().unwrap();
+        let report = |i: usize| reports[i.min(reports.len() - 1)].as_ref().unwrap();
         let seen = (0..2).map(|i| {
-            let second_is_active = is_active(i).active.iter().any(|rank| rank == 1);
+            let second_is_active = report(i).active.iter().any(|rank| rank == 1);
             (second_is_active, updates[i].to_vec::<f32>()[1])
         });
         let seen = seen.collect();

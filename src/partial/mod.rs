@@ -85,6 +85,8 @@ pub use recovery::{Recovery, STANDING_WORDS, Standing};
 pub use results::{Next, Settled};
 
 #[cfg(test)]
+mod history;
+#[cfg(test)]
 mod machine_tests;
 #[cfg(test)]
 mod recovery_tests;

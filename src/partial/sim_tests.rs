@@ -1,6 +1,7 @@
 //! Random histories of whole jobs of machines: every delivery order, ranks of very different speeds, and every identity of
 //! partial allreduce asserted in each. A failure names its seed; `LINERATE_TEST_SEEDS` sets how many are tried.
 
+use super::history::{Checked, Event, check_snapshot, describe, ensure};
 use super::*;
 use crate::prng::Prng;
 use crate::time::Time;
@@ -19,12 +20,6 @@ enum Mutant {
     LosesSignals,
     /// The round may begin while a gradient is being copied.
     Tears,
-}
-
-enum Event {
-    App(u32),
-    Message { from: u32, to: u32, notice: Notice },
-    Ended { rank: u32, round: u64 },
 }
 
 #[derive(Default)]
@@ -72,12 +67,6 @@ struct Seen {
     staleness_max: usize,
     lag_max: u64,
     held: u64,
-}
-
-type Checked<T> = std::result::Result<T, String>;
-
-fn ensure(holds: bool, text: impl FnOnce() -> String) -> Checked<()> {
-    if holds { Ok(()) } else { Err(text()) }
 }
 
 impl Job {
@@ -150,11 +139,7 @@ impl Job {
                 moved = true;
             }
         }
-        ensure(moved, || {
-            let at = |m: &Machine| (m.submitted(), m.begun(), m.completed());
-            let all: Vec<_> = self.machines.iter().map(at).collect();
-            format!("nothing can move: (submitted, begun, completed) {all:?}")
-        })
+        ensure(moved, || describe(self.machines.iter()))
     }
 
     /// One thing that an application does; whether there was one.
@@ -268,17 +253,8 @@ impl Job {
         let state = &mut self.state[rank as usize];
         state.places.insert(header.round, place);
         let (held, is_torn) = state.snapshots.remove(&header.round).unwrap_or_default();
-        let text = || format!("rank {rank} begins {header:?} with {held:?}, torn: {is_torn}");
-        ensure(!is_torn, text)?;
-        ensure(held.len() as u64 == header.generations, text)?;
-        ensure(
-            held.iter()
-                .zip(header.first_generation..)
-                .all(|(a, b)| *a == b),
-            text,
-        )?;
-        let is_active = held.contains(&header.round);
-        ensure(is_active == header.is_active, text)?;
+        ensure(!is_torn, || format!("rank {rank} begins {header:?} torn"))?;
+        check_snapshot(rank, &header, &held)?;
         let ranks = self.ranks;
         let round = self.round(header.round);
         ensure(round.headers[rank as usize].is_none(), || {
@@ -451,7 +427,7 @@ fn broken_implementations_are_found() {
     // With solo, a rank that a lost signal would have woken wakes itself when it arrives.
     for (mutant, policy, text) in [
         (Mutant::Overwrites, Policy::Solo, "with"),
-        (Mutant::Tears, Policy::Solo, "torn: true"),
+        (Mutant::Tears, Policy::Solo, "torn"),
         (Mutant::LosesSignals, Policy::Majority, "nothing can move"),
         (Mutant::CountsTwice, Policy::Majority, "active"),
     ] {

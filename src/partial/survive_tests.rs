@@ -1,5 +1,7 @@
-//! Random histories in which ranks die at any moment, also while the others recover from an earlier death: every survivor has the same rounds, bits and sums, and every generation of a survivor exactly once.
+//! Random histories in which ranks die at any moment, also while the others recover from an earlier death: every survivor has
+//! the same rounds, bits and sums, and every generation of a survivor exactly once.
 
+use super::history::{Checked, Event, check_snapshot, describe, ensure};
 use super::*;
 use crate::prng::Prng;
 use crate::time::Time;
@@ -14,12 +16,6 @@ enum Mutant {
     Mute,
     /// A rank that lacks a result repeats its round alone instead of fetching it.
     Repeats,
-}
-
-enum Event {
-    App(u32),
-    Message { from: u32, to: u32, notice: Notice },
-    Ended { rank: u32, round: u64 },
 }
 
 /// A reduction, since the last death.
@@ -75,12 +71,6 @@ struct Seen {
     died_in_recovery: u64,
     /// Rounds with a contribution of a rank that is dead in the end.
     of_the_dead: u64,
-}
-
-type Checked<T> = std::result::Result<T, String>;
-
-fn ensure(holds: bool, text: impl FnOnce() -> String) -> Checked<()> {
-    if holds { Ok(()) } else { Err(text()) }
 }
 
 impl Job {
@@ -173,14 +163,8 @@ impl Job {
                 moved = true;
             }
         }
-        ensure(moved, || {
-            let at = |&r: &u32| {
-                let machine = &self.machines[r as usize];
-                (machine.submitted(), machine.begun(), machine.completed())
-            };
-            let all: Vec<_> = self.live.iter().map(at).collect();
-            format!("nothing can move: (submitted, begun, completed) {all:?}")
-        })
+        let live = || self.live.iter().map(|&rank| &self.machines[rank as usize]);
+        ensure(moved, || describe(live()))
     }
 
     /// A rank dies, unless enough have; whether one did.
@@ -367,11 +351,7 @@ impl Job {
             .get(&header.round)
             .cloned()
             .unwrap_or_default();
-        let text = || format!("rank {rank} begins {header:?} with {held:?}");
-        ensure(held.len() as u64 == header.generations, text)?;
-        let numbered = held.iter().zip(header.first_generation..);
-        ensure(numbered.into_iter().all(|(a, b)| *a == b), text)?;
-        ensure(held.contains(&header.round) == header.is_active, text)?;
+        check_snapshot(rank, &header, &held)?;
         let run = self.runs.entry(header.round).or_default();
         let is_new = run.headers.insert(rank, header).is_none();
         ensure(is_new, || "a round entered twice".into())?;
