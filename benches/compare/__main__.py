@@ -18,6 +18,7 @@ import peers
 import rdma
 import rows
 import table
+from commands import Failed
 from measure import judge, measure
 
 ROUNDS = 5
@@ -45,6 +46,7 @@ def arguments():
     parser.add_argument("--list", action="store_true", help="print the names of the rows and run nothing")
     parser.add_argument("--json", metavar="FILE|-", help="write the results as one JSON document too; with - nothing else to stdout")
     parser.add_argument("--choice", action="store_true", help="instead: every algorithm beside the one that is chosen")
+    parser.add_argument("--calibrate", action="store_true", help="with --choice: by prices of this host, measured first (minutes)")
     parser.add_argument(
         "--instructions", action="store_true", help="instead: instructions per step of the engine, counted by callgrind, by module"
     )
@@ -56,6 +58,8 @@ def arguments():
     args = parser.parse_args()
     if args.rounds is not None and args.rounds < 1:
         parser.error("--rounds is at least 1")
+    if args.calibrate and not args.choice:
+        parser.error("--calibrate goes with --choice")
     args.rounds = args.rounds or (ROUNDS_QUICK if args.quick else ROUNDS)
     return args
 
@@ -114,7 +118,12 @@ def main():
     warn_of_load(about["load"], about["cores"])
     document = {"machine": about, "rounds": args.rounds}
     if args.choice:
-        results = choice.measure(args.linerate, args.rounds, wanted, tell, is_quick=args.quick)
+        sweep = choice.measure_calibrated if args.calibrate else choice.measure
+        try:
+            results = sweep(args.linerate, args.rounds, wanted, tell, is_quick=args.quick)
+        except Failed as error:
+            print(f"tools/speed: {error}", file=sys.stderr)
+            return 1
         text, skipped = choice.build(results), []
     elif args.instructions:
         results, skipped = instructions.measure(wanted, tell), []

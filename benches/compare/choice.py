@@ -3,10 +3,12 @@
 Printed is where what is chosen takes longer than the best one, beyond what is allowed.
 """
 
+import tempfile
 from dataclasses import dataclass
+from typing import Optional
 
 import table
-from commands import REFUSED, Failed, algorithms, bench
+from commands import REFUSED, Failed, algorithms, bench, calibrate, with_prices
 from measure import Runs
 from rows import KIB, MIB, describe_size
 
@@ -31,6 +33,8 @@ class Case:
     ranks: int
     memory: str
     size: int
+    # File of the prices of this host; `None`: those that a user of it has.
+    prices: Optional[str] = None
 
     @property
     def name(self):
@@ -39,19 +43,32 @@ class Case:
     def command(self, algorithm):
         iterations = 300 if self.size < 64 * KIB else 60 if self.size < 4 * MIB else 10
         more = ("--algo", algorithm, "-n", str(iterations), "-c", "0")
-        return bench(self.collective, self.ranks, self.size, self.memory, "shm", more)
+        return with_prices(self.prices, bench(self.collective, self.ranks, self.size, self.memory, "shm", more))
 
 
-def cases(wanted, is_quick):
+def cases(wanted, is_quick, prices=None):
     sizes = SIZES_QUICK if is_quick else SIZES
-    every = (Case(c, r, m, s) for c in COLLECTIVES for r in RANKS for m in MEMORY for s in sizes)
+    every = (Case(c, r, m, s, prices) for c in COLLECTIVES for r in RANKS for m in MEMORY for s in sizes)
     return [case for case in every if wanted(case.name)]
 
 
 def measure(linerate, rounds, wanted, tell, is_quick):
-    """The numbers of every case; all algorithms of a case take turns, at most `rounds` times."""
+    """The numbers of every case, by the prices that a user of this host has: the built-in ones, or what was stored."""
+    return measure_cases(linerate, rounds, cases(wanted, is_quick), tell)
+
+
+def measure_calibrated(linerate, rounds, wanted, tell, is_quick):
+    """The same with prices of this host, measured now and then forgotten."""
+    with tempfile.TemporaryDirectory() as folder:
+        prices = f"{folder}/prices"
+        tell("calibrating")
+        calibrate(prices).run({"linerate": linerate})
+        return measure_cases(linerate, rounds, cases(wanted, is_quick, prices), tell)
+
+
+def measure_cases(linerate, rounds, chosen, tell):
+    """All algorithms of a case take turns, at most `rounds` times."""
     tools, names = {"linerate": linerate}, {}
-    chosen = cases(wanted, is_quick)
     results = []
     for number, case in enumerate(chosen):
         if case.collective not in names:

@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Callable, Optional
 
 # A command that has not ended by then hangs: the longest one, 128 MiB over MPI on a busy machine, takes a minute.
@@ -33,6 +33,7 @@ class Command:
     argv: tuple
     # What is printed as numbers; `None`: the time of the whole command is what counts.
     read: Optional[Callable]
+    limit_s: int = LIMIT_S
 
     def run(self, tools):
         """The numbers of one run. `tools` maps the names of programs to paths."""
@@ -42,12 +43,12 @@ class Command:
         began = time.monotonic()
         try:
             done = subprocess.run(
-                argv, capture_output=True, text=True, timeout=LIMIT_S, env=environment, stdin=subprocess.DEVNULL
+                argv, capture_output=True, text=True, timeout=self.limit_s, env=environment, stdin=subprocess.DEVNULL
             )
         except OSError as error:
             raise Failed(f"{argv[0]}: {error.strerror}") from error
         except subprocess.TimeoutExpired as error:
-            raise Failed(f"no end after {LIMIT_S} s: {' '.join(argv)}") from error
+            raise Failed(f"no end after {self.limit_s} s: {' '.join(argv)}") from error
         if done.returncode != 0:
             lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
             reason = next((line for line in lines if "error" in line), lines[-1] if lines else "no output")
@@ -115,6 +116,16 @@ def bench(collective, ranks, size, memory="registered", transport="auto", more=(
     argv = ("linerate", "bench", collective, "-b", str(size), "-e", str(size), "--ranks", str(ranks))
     argv += ("--memory", memory, "--transport", transport, "--placement", placement, "--no-rotate", "--json", "-")
     return Command(protected(protection, argv + tuple(more)), read_bench)
+
+
+def with_prices(path, command):
+    """The same, with the prices that lie in this file; `None`: with those that a user of this host has."""
+    return replace(command, argv=("env", f"LINERATE_MODEL={path}", *command.argv)) if path else command
+
+
+def calibrate(path):
+    """Measures this host for some minutes and stores its prices."""
+    return with_prices(path, Command(("linerate", "explain", "--calibrate"), None, limit_s=600))
 
 
 def write_bw(size, streams, protection=None):

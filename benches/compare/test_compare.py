@@ -124,6 +124,12 @@ class Choice(unittest.TestCase):
         self.assertIn("slower by", choice.build([result]))
         self.assertIn("0 of 1 choices", choice.build([result]))
 
+    def test_prices_of_this_host_are_those_of_every_run(self):
+        own = choice.cases(lambda name: True, True, "/somewhere/prices")
+        self.assertTrue(all(case.command("ring").argv[:2] == ("env", "LINERATE_MODEL=/somewhere/prices") for case in own))
+        built_in = choice.cases(lambda name: True, True)
+        self.assertEqual([case.name for case in own], [case.name for case in built_in])
+        self.assertEqual(built_in[0].command("ring").argv[0], "linerate")
 
     def test_a_refusal_is_no_failure_and_a_crash_is(self):
         case, runs = choice.Case("allreduce", 2, "caller", 8), Runs()
