@@ -110,8 +110,7 @@ const CORES: u32 = 2;
 
 /// Of the machine of the built-in prices: where the choice lost more than an eighth in the medians of ten sweeps of
 /// `linerate explain --all`, or in a sweep of `tools/speed --choice`, whose all-to-all leaves its inputs as they are.
-pub(super) const BUILT_IN: [Finding; 25] = [
-    found(Collective::AllReduce, 2, CALLER, 16 << 20, "window"),
+pub(super) const BUILT_IN: [Finding; 24] = [
     found(Collective::AllReduce, 3, CALLER, 32 << 10, "window-split"),
     found(Collective::AllGather, 4, REGISTERED, 128, "direct"),
     found(Collective::AllGather, 4, REGISTERED, 1 << 10, "direct"),

@@ -153,36 +153,35 @@ pub fn window_all_reduce(s: &Shape) -> Work {
     work
 }
 
-/// Copy in, reduce one block of all, fetch the others: two meetings.
+/// Copy in what the others reduce, reduce one block of all to two places, fetch the others: two meetings.
 pub fn window_split(s: &Shape) -> Work {
     let others = s.bytes * s.others();
     Work::of(s)
         .stage(s)
         .meet(s, 2.0)
-        .copy(s, s.bytes, s.bytes * s.p())
-        .reduce(s, s.bytes / s.p(), (s.p(), 1.0, s.p() - 1.0))
-        .copy(s, s.bytes / s.p(), s.bytes)
+        .copy(s, others, others * s.p())
+        .reduce(s, s.bytes / s.p(), (s.p(), 2.0, s.p() - 1.0))
         .fetch(s, others, others * s.p())
         .buffers(s, s.bytes, 2.0 * s.bytes)
 }
 
-/// Copy in; the root alone reduces p vectors of n bytes.
+/// The others copy in; the root alone reduces p vectors of n bytes.
 pub fn window_reduce(s: &Shape) -> Work {
     Work::of(s)
         .stage(s)
         .meet(s, 1.0)
-        .copy(s, s.bytes, s.bytes * s.p())
+        .copy(s, s.bytes, s.bytes * (s.p() - 1.0))
         .reduce_at_root(s, s.bytes, (s.p(), 1.0, s.p() - 1.0))
         .buffers(s, s.bytes, s.bytes * (1.0 + 1.0 / s.p()))
 }
 
-/// Copy p parts of n in; reduce one part of each rank.
+/// Copy the others' parts of n in; reduce one part of each rank.
 pub fn window_reduce_scatter(s: &Shape) -> Work {
-    let all = s.bytes * s.p();
+    let (all, others) = (s.bytes * s.p(), s.bytes * (s.p() - 1.0));
     Work::of(s)
         .stage(s)
         .meet(s, 1.0)
-        .copy(s, all, all * s.p())
+        .copy(s, others, others * s.p())
         .reduce(s, s.bytes, (s.p(), 1.0, s.p() - 1.0))
         .buffers(s, all, all + s.bytes)
 }
@@ -203,7 +202,7 @@ pub fn window_star(s: &Shape) -> Work {
     window_all_gather(s).meet(s, 1.0)
 }
 
-/// Copy p parts of n in; fetch one part from each of the others.
+/// Copy p parts of n, the others' in and its own out; fetch one part from each of the others.
 pub fn window_all_to_all(s: &Shape) -> Work {
     let all = s.bytes * s.p();
     window_all_gather(s)
@@ -232,7 +231,7 @@ pub fn window_gather(s: &Shape) -> Work {
         .buffers(s, s.bytes * s.p(), 2.0 * s.bytes)
 }
 
-/// The root copies p parts of n in; the others fetch one each.
+/// The root copies p parts of n, the others' in and its own out; the others fetch one each.
 pub fn window_scatter(s: &Shape) -> Work {
     let others = s.bytes * (s.p() - 1.0);
     Work::of(s)
