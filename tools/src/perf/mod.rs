@@ -2,7 +2,7 @@
 //!
 //! As in perftest, the command without a host is the server and with one the client; `--local` starts both here. The client's
 //! options count; a server that was told something else refuses it by name. Letters and columns are perftest's
-//! (github.com/linux-rdma/perftest); how times are taken is said in `traffic.rs`.
+//! (github.com/linux-rdma/perftest); how times are taken is said in `traffic.rs` and `trips.rs`.
 //!
 //! What it does not measure: collectives, staging of memory that is not registered, more than two ranks (`bench`, `mesh`).
 //!
@@ -22,6 +22,7 @@ mod run;
 mod statistics;
 mod table;
 mod traffic;
+mod trips;
 
 pub use args::PerfArgs;
 
