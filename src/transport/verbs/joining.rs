@@ -51,6 +51,7 @@ impl VerbsTransport {
                 Event::PeerFailed(peer, cause) => {
                     // What had come is looked at first.
                     self.end_links(peer);
+                    let cause = self.peers[peer as usize].generation.explain(&cause);
                     self.fail(peer, &cause);
                 }
                 Event::Completion(end) if end.token != SEND_TOKEN => self.handle_letter(end),
@@ -334,7 +335,11 @@ impl VerbsTransport {
             let offer = proposal.rails.get(at).copied().flatten();
             let joined = match offer {
                 Some(offer) => self.join_link(rank, at, &offer),
-                None => Err(None),
+                None if self.peers[rank as usize].links[at].is_none() => Err(None),
+                None => Err(Some(format!(
+                    "the peer has nothing that works for {}",
+                    self.shared.rails[at].name
+                ))),
             };
             match joined {
                 Ok(()) => {
