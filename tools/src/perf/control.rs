@@ -349,7 +349,7 @@ mod tests {
         let slow = thread::spawn(move || {
             // Until the server has closed it.
             while stranger.write_all(b"L").is_ok() {
-                thread::sleep(Duration::from_millis(20));
+                thread::sleep(Duration::from_millis(100));
             }
         });
         let client = thread::spawn(move || {
@@ -358,14 +358,13 @@ mod tests {
             client.write(&hello()).unwrap();
         });
         let mut complaints = Vec::new();
-        let times = (Duration::from_millis(200), TIMEOUT);
+        let times = (Duration::from_secs(2), TIMEOUT);
         let served = Control::accept(&listener, &proof::key(None), times, |text| {
             complaints.push(text)
         });
         assert!(served.is_ok());
         slow.join().unwrap();
         client.join().unwrap();
-        // The client is given as little time, on a machine that may be busy: it need not be the only one.
         assert!(complaints[0].contains("has not proven"), "{complaints:?}");
     }
 
