@@ -335,11 +335,7 @@ impl VerbsTransport {
             let offer = proposal.rails.get(at).copied().flatten();
             let joined = match offer {
                 Some(offer) => self.join_link(rank, at, &offer),
-                None if self.peers[rank as usize].links[at].is_none() => Err(None),
-                None => Err(Some(format!(
-                    "the peer has nothing that works for {}",
-                    self.shared.rails[at].name
-                ))),
+                None => Err(Some(self.describe_apart(rank, at))),
             };
             match joined {
                 Ok(()) => {
@@ -366,6 +362,15 @@ impl VerbsTransport {
         let number = peer.generation.number;
         self.write_letter(rank, Greeting::Ready(number));
         self.act(rank, action);
+    }
+
+    /// Why a rail joins nobody, where the peer offers none.
+    fn describe_apart(&self, rank: Rank, at: usize) -> String {
+        let name = &self.shared.rails[at].name;
+        match self.peers[rank as usize].links[at] {
+            Some(_) => format!("the peer has nothing that works for {name}"),
+            None => format!("{name} does not work here"),
+        }
     }
 
     fn drop_link(&mut self, rank: Rank, at: usize) {
