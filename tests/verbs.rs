@@ -16,6 +16,8 @@ mod pair;
 mod paths;
 #[path = "verbs/refusals.rs"]
 mod refusals;
+#[path = "verbs/removal.rs"]
+mod removal;
 
 /// What this program does where it is started as a rank.
 #[test]

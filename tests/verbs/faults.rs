@@ -2,7 +2,7 @@
 
 use super::pair::{Pair, check, fill, has_device};
 use linerate::config::VerbsSettings;
-use linerate::transport::{Outcome, RemoteRange};
+use linerate::transport::{Atomic, Outcome, RemoteRange};
 use std::process::Command;
 
 const CHUNK: usize = 4096;
@@ -21,55 +21,80 @@ fn breaking(after: Option<u64>) -> VerbsSettings {
 
 /// Rank 0 breaks its queue pair after `after` pieces, rank 1 after as many of its own if `is_both`.
 fn broken(after: u64, is_both: bool) -> Pair {
-    let first = breaking(Some(after));
-    let second = breaking(is_both.then_some(after));
-    Pair::new([&first, &second])
+    broken_on("verbs", after, is_both)
 }
 
-/// Both write over what they have got as soon as they have it: whatever is written there again shows.
+/// The same on devices that are named.
+fn broken_on(name: &str, after: u64, is_both: bool) -> Pair {
+    let first = breaking(Some(after));
+    let second = breaking(is_both.then_some(after));
+    Pair::on(name, [&first, &second])
+}
+
+/// One path, and two where a guest has as many devices.
+fn paths() -> Vec<&'static str> {
+    let devices = std::env::var("RDMA_VM_DEVICES").ok();
+    let devices = devices.and_then(|text| text.parse::<u32>().ok());
+    match devices.unwrap_or(1) {
+        0 | 1 => vec!["verbs"],
+        _ => vec!["verbs:rxe0", "verbs:rxe0,rxe1"],
+    }
+}
+
 #[test]
 fn a_message_that_is_cut_at_any_piece_comes_once_and_is_never_written_again() {
     if !has_device("messages cut at every piece") {
         return;
     }
-    for after in 1..=PIECES {
-        for is_both in [false, true] {
-            let mut pair = broken(after, is_both);
-            let sources = [0, 1].map(|rank| pair.memory(rank, BYTES));
-            let places = [0, 1].map(|rank| pair.memory(rank, BYTES));
-            for rank in 0..2 {
-                fill(sources[rank].view, 40 + rank as u64);
-                pair.receive(rank, 5, places[rank].view, 1);
-                pair.send(rank, 5, sources[rank].view, 2);
-            }
-            let mut is_received = [false; 2];
-            pair.until(|ranks| {
-                for (rank, place) in places.iter().enumerate() {
-                    let has_come = ranks[rank].ends.iter().any(|end| end.token == 1);
-                    if has_come && !is_received[rank] {
-                        check(place.view, 41 - rank as u64);
-                        place.view.fill(0xee);
-                        is_received[rank] = true;
-                    }
-                }
-                is_received == [true; 2]
-            });
-            pair.done(0, 1);
-            pair.done(1, 1);
-            for rank in 0..2 {
-                pair.done(rank, 2);
-            }
-            pair.greet(after);
-            for (rank, place) in places.iter().enumerate() {
-                let mut bytes = vec![0; BYTES];
-                place.view.read(0, &mut bytes);
-                assert!(
-                    bytes.iter().all(|&byte| byte == 0xee),
-                    "rank {rank} was written again, after {after} pieces"
-                );
-                assert!(pair.count(rank, "generations begun") >= 2);
+    for path in paths() {
+        for after in 1..=PIECES {
+            for is_both in [false, true] {
+                cut_both_ways(broken_on(path, after, is_both), after);
             }
         }
+    }
+}
+
+/// Both write over what they have got as soon as they have it: whatever is written there again shows.
+fn cut_both_ways(mut pair: Pair, after: u64) {
+    let sources = [0, 1].map(|rank| pair.memory(rank, BYTES));
+    let places = [0, 1].map(|rank| pair.memory(rank, BYTES));
+    for rank in 0..2 {
+        fill(sources[rank].view, 40 + rank as u64);
+        pair.receive(rank, 5, places[rank].view, 1);
+        pair.send(rank, 5, sources[rank].view, 2);
+    }
+    let mut is_received = [false; 2];
+    pair.until(|ranks| {
+        for (rank, place) in places.iter().enumerate() {
+            let has_come = ranks[rank].ends.iter().any(|end| end.token == 1);
+            if has_come && !is_received[rank] {
+                check(place.view, 41 - rank as u64);
+                place.view.fill(0xee);
+                is_received[rank] = true;
+            }
+        }
+        is_received == [true; 2]
+    });
+    for rank in 0..2 {
+        pair.done(rank, 1);
+        pair.done(rank, 2);
+    }
+    // Over every path: a queue pair that had nothing under way is not known to be broken before it is used.
+    let others = [0, 1].map(|rank| pair.memory(rank, BYTES));
+    pair.receive(1, 6, others[1].view, 3);
+    pair.send(0, 6, others[0].view, 4);
+    pair.done(0, 4);
+    pair.done(1, 3);
+    pair.greet(after);
+    for (rank, place) in places.iter().enumerate() {
+        let mut bytes = vec![0; BYTES];
+        place.view.read(0, &mut bytes);
+        assert!(
+            bytes.iter().all(|&byte| byte == 0xee),
+            "rank {rank} was written again, after {after} pieces"
+        );
+        assert!(pair.count(rank, "generations begun") >= 2);
     }
 }
 
@@ -100,6 +125,65 @@ fn puts_and_gets_that_are_cut_at_any_piece_end_well() {
             pair.count(0, "generations begun") >= 2,
             "after {after} pieces"
         );
+    }
+}
+
+/// A get is done again; of an atomic operation nobody knows, and it is done at most once.
+#[test]
+fn short_gets_and_atomic_operations_that_are_cut_end_once() {
+    if !has_device("short gets and atomic operations over a broken queue pair") {
+        return;
+    }
+    for after in 1..=6 {
+        let settings = VerbsSettings {
+            has_device_atomics: true,
+            ..breaking(Some(after))
+        };
+        let mut pair = Pair::new([&settings, &breaking(None)]);
+        let back = pair.memory(0, 64);
+        let (place, word) = (pair.memory(1, 64), pair.memory(1, 8));
+        let range = |key| RemoteRange { key, offset: 0 };
+        fill(place.view, after);
+        for memory in [&place, &word] {
+            pair.ranks[1].transport.export(0, memory.key).unwrap();
+        }
+        pair.greet(after);
+        // Three of each under way at once.
+        let results = [0, 1, 2].map(|_| pair.memory(0, 8));
+        for (token, result) in (0..).zip(&results) {
+            pair.get(0, range(place.key), back.view, token);
+            let transport = &mut pair.ranks[0].transport;
+            let posted = transport.post_atomic(
+                1,
+                Atomic::FetchAdd(1),
+                range(word.key),
+                result.view,
+                10 + token,
+            );
+            posted.unwrap();
+        }
+        let mut done = 0;
+        for token in 0..3 {
+            pair.done(0, token);
+            let outcome = pair.end(0, 10 + token).outcome;
+            assert!(
+                matches!(outcome, Outcome::Done | Outcome::Flushed),
+                "{outcome:?}"
+            );
+            done += u64::from(outcome == Outcome::Done);
+        }
+        pair.greet(after);
+        let sum = word.view.load::<u64>(0);
+        assert!((done..=3).contains(&sum), "{done} done, {sum} added");
+        assert!(pair.ranks[0].ends.is_empty());
+        assert!(
+            pair.count(0, "generations begun") >= 2,
+            "after {after} posts"
+        );
+        back.view.fill(0);
+        pair.get(0, range(place.key), back.view, 5);
+        pair.done(0, 5);
+        check(back.view, after);
     }
 }
 
@@ -154,7 +238,7 @@ fn a_key_whose_registration_has_ended_is_refused_by_the_device_and_the_pair_goes
     pair.put(0, source.view, range, 1);
     pair.done(0, 1);
     check(place.view, 1);
-    for (token, is_put) in [(2, true), (3, false)] {
+    for (token, is_put, bytes) in [(2, true, 100_000), (3, false, 100_000), (4, false, 64)] {
         let place = pair.memory(1, 100_000);
         let range = RemoteRange {
             key: place.key,
@@ -168,7 +252,7 @@ fn a_key_whose_registration_has_ended_is_refused_by_the_device_and_the_pair_goes
         pair.ranks[1].transport.deregister(place.key).unwrap();
         match is_put {
             true => pair.put(0, source.view, range, token),
-            false => pair.get(0, range, source.view, token),
+            false => pair.get(0, range, source.view.part(0, bytes), token),
         }
         // Only the one who uses it is polled, so that nobody tells it.
         while !pair.ranks[0].ends.iter().any(|end| end.token == token) {

@@ -25,6 +25,11 @@ RANK = (
 # Of the guest only; nobody has it outside, which the guest would see.
 FOLDER = "/tmp/linerate-check-verbs"
 BYTES = {"64K": 64 << 10, "256K": 256 << 10}
+# On host0, when the job runs: the card under rxe1 leaves its driver. That ends when nobody has the device open any more.
+TAKE_OUT = (
+    "until [ -e running ]; do sleep 0.1; done; card=$(readlink /sys/class/net/eth1/device); "
+    "echo ${card##*/} >/sys/bus/virtio/drivers/virtio_net/unbind"
+)
 MEETING = "LINERATE_RENDEZVOUS=tcp://127.0.0.1:29500 LINERATE_DEBUG=info LINERATE_TIMEOUT=60"
 BUILT = {}
 
@@ -60,16 +65,16 @@ def hosts(options, size, iterations, devices="", timeout=40):
     return run("pair", "--timeout", "150", "--label", *options, "--", "sh", "-c", command)
 
 
-def until_told(faults, size, texts, devices="", timeout=60):
+def until_told(faults, size, texts, devices="", timeout=60, meanwhile=":"):
     """Sums between two hosts until host0 has said all of the texts, one after the other. The job makes the file `running` on host0
-    when it runs; `said-N` is made when the text with that number was said."""
+    when it runs; `said-N` is made when the text with that number was said. `meanwhile` goes on beside it on host0."""
     watch = "".join(
         f"until grep -qE {shlex.quote(text)} said; do sleep 0.1; done; touch said-{number}; " for number, text in enumerate(texts)
     )
     command = (
         f"export {RANK} LINERATE_TRANSPORT=verbs{devices} LINERATE_TIMEOUT={timeout} LINERATE_TEST_ROLE=sums; "
         f"export LINERATE_TEST_FOLDER={FOLDER} LINERATE_TEST_BYTES={BYTES[size]}; mkdir {FOLDER} && cd {FOLDER} && touch said || exit 2; "
-        f"[ $RDMA_VM_HOST != 0 ] || ({watch}touch end) & "
+        f"[ $RDMA_VM_HOST != 0 ] || ({watch}touch end) & [ $RDMA_VM_HOST != 0 ] || ({meanwhile}) & "
         # tee ends before the command does: what is left of a command is killed.
         f"exec 3>&1; {BUILT['verbs']} --exact child_entry --nocapture 2>&1 >&3 3>&- | tee said >&2; exit ${{PIPESTATUS[0]}}"
     )
@@ -94,8 +99,16 @@ class OneHost(unittest.TestCase):
                 self.assertNotIn("skipped", self.check(script))
 
     def test_faults_memory_and_what_is_left(self):
-        script = f"{BUILT['verbs']} --test-threads=1 --nocapture"
+        script = f"{BUILT['verbs']} --test-threads=1 --nocapture --skip removal::"
         self.assertNotIn("skipped", self.check(script))
+
+    def test_pieces_cut_on_two_paths_and_devices_that_are_taken_away(self):
+        # In this order: the last takes what those before it need. The first takes nothing away, and cuts what goes over two paths.
+        order = ("faults::a_message_that_is_cut", "removal::the_only_device", "removal::one_of_two", "removal::a_device_that_is_deleted")
+        script = "; ".join(f"{BUILT['verbs']} --nocapture {name} || exit" for name in order)
+        out = self.check(script, "--devices", "3")
+        self.assertNotIn("skipped", out)
+        self.assertEqual(out.count("1 passed"), len(order), out)
 
     def test_memory_after_a_fork_and_of_a_dmabuf(self):
         out = self.check(f"{BUILT['unit']} --nocapture transport::verbs::tests")
@@ -244,6 +257,14 @@ class TwoHosts(unittest.TestCase):
         faults = ["--devices", "2", "--cut", f"{FOLDER}/running,{FOLDER}/said-0", "--cut-device", "1"]
         texts = ["generation [0-9]+ begins", "rxe1 can be used again; generation [0-9]+ begins"]
         self.check_cut(until_told(faults, "256K", texts, devices=":rxe0,rxe1"))
+
+    def test_a_card_that_is_taken_out_is_an_error_with_its_name(self):
+        # The transport gives up before the operation does, which knows of no devices.
+        options = {"devices": ":rxe1 LINERATE_VERBS_TIMEOUT=8", "timeout": 25, "meanwhile": TAKE_OUT}
+        done = until_told(["--devices", "2"], "64K", ["nobody says this"], **options)
+        self.assertEqual(done.returncode, 101, said(done))
+        for host in range(2):
+            self.assertRegex(done.stderr, rf"host{host}: .*rank {1 - host} failed: .*rxe1", said(done))
 
     def check_cut(self, done):
         self.assertEqual(done.returncode, 0, said(done))

@@ -9,6 +9,9 @@ use std::time::Duration;
 /// How long a pair that found no common rail waits before it looks again.
 pub const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
+/// What is known where the peer begins a generation.
+const PEERS_FAULT: &str = "the peer's queue pair failed";
+
 /// Where a pair stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
@@ -96,7 +99,7 @@ impl Generation {
         }
         if matches!(self.phase, Phase::Up | Phase::Joined) && self.broken_since.is_none() {
             self.broken_since = Some(now);
-            self.cause = "the peer's queue pair failed".into();
+            self.cause = PEERS_FAULT.into();
         }
         self.begin(number);
         Action::BeginAndJoin(number)
@@ -113,6 +116,9 @@ impl Generation {
         if self.broken_since.is_none() {
             self.broken_since = Some(now);
             self.cause = cause.into();
+        } else if self.cause == PEERS_FAULT {
+            // That was all that was known, and says less than this.
+            self.cause = format!("{PEERS_FAULT}; {cause}");
         }
         self.phase = Phase::Apart(now.after(LOOK_AGAIN));
     }
@@ -150,6 +156,14 @@ impl Generation {
     pub fn is_over(&self, now: Time, timeout: Duration) -> bool {
         self.broken_since
             .is_some_and(|since| now >= since.after(timeout))
+    }
+
+    /// Why a peer is gone, with the trouble before: a peer that gives up leaves, and what is said of that names no device.
+    pub fn explain(&self, cause: &str) -> String {
+        match self.broken_since {
+            Some(_) => format!("{cause}; before that: {}", self.cause),
+            None => cause.into(),
+        }
     }
 
     /// When to look at the time again.
@@ -197,6 +211,10 @@ mod tests {
         assert_eq!(
             (one.cause.as_str(), one.broken_since),
             ("first", Some(Time(5)))
+        );
+        assert_eq!(
+            one.explain("it has left"),
+            "it has left; before that: first"
         );
         assert!(!one.is_over(Time(14), Duration::from_nanos(10)));
         assert!(one.is_over(Time(15), Duration::from_nanos(10)));
@@ -297,6 +315,20 @@ mod tests {
                 sides[0].state,
                 sides[1].state
             );
+        }
+    }
+
+    #[test]
+    fn a_fault_of_the_peer_is_told_with_what_it_has_left() {
+        let mut one = Generation::new();
+        one.handle_start();
+        one.handle_proposal(1, Time(0));
+        one.handle_joined();
+        one.handle_ready(1);
+        assert_eq!(one.handle_proposal(2, Time(1)), Action::BeginAndJoin(2));
+        for _ in 0..2 {
+            one.handle_apart(Time(2), "it has no rxe1");
+            assert_eq!(one.cause, "the peer's queue pair failed; it has no rxe1");
         }
     }
 }

@@ -51,6 +51,7 @@ impl VerbsTransport {
                 Event::PeerFailed(peer, cause) => {
                     // What had come is looked at first.
                     self.end_links(peer);
+                    let cause = self.peers[peer as usize].generation.explain(&cause);
                     self.fail(peer, &cause);
                 }
                 Event::Completion(end) if end.token != SEND_TOKEN => self.handle_letter(end),
@@ -334,7 +335,7 @@ impl VerbsTransport {
             let offer = proposal.rails.get(at).copied().flatten();
             let joined = match offer {
                 Some(offer) => self.join_link(rank, at, &offer),
-                None => Err(None),
+                None => Err(Some(self.describe_apart(rank, at))),
             };
             match joined {
                 Ok(()) => {
@@ -361,6 +362,15 @@ impl VerbsTransport {
         let number = peer.generation.number;
         self.write_letter(rank, Greeting::Ready(number));
         self.act(rank, action);
+    }
+
+    /// Why a rail joins nobody, where the peer offers none.
+    fn describe_apart(&self, rank: Rank, at: usize) -> String {
+        let name = &self.shared.rails[at].name;
+        match self.peers[rank as usize].links[at] {
+            Some(_) => format!("the peer has nothing that works for {name}"),
+            None => format!("{name} does not work here"),
+        }
     }
 
     fn drop_link(&mut self, rank: Rank, at: usize) {

@@ -414,3 +414,25 @@ impl Peer {
         shared.ends.flush(self.rank, tokens);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_cause_is_kept_and_what_was_flushed_is_none() {
+        let mut peer = Peer::new(1, 4);
+        let flushed = |cause: &str| Fault {
+            rail: None,
+            cause: cause.into(),
+            is_consequence: true,
+        };
+        let cause = |peer: &Peer| peer.fault.as_ref().map(|fault| fault.cause.clone());
+        peer.note_fault(flushed("flushed"));
+        assert_eq!(cause(&peer).as_deref(), Some("flushed"));
+        peer.note_fault(Fault::of_rail(0, "retries exceeded"));
+        peer.note_fault(Fault::of_rail(1, "port down"));
+        peer.note_fault(flushed("flushed, too"));
+        assert_eq!(cause(&peer).as_deref(), Some("retries exceeded"));
+    }
+}

@@ -112,8 +112,8 @@ impl Test {
 #[command(mut_arg("transport", |arg| arg.help(
     "auto, shm, tcp or verbs[:device[:port]]; auto is verbs where a flag of RDMA devices is given, else shm where both sides are on one host and --tls is not said. Default LINERATE_TRANSPORT, else auto"
 )))]
-#[command(mut_arg("bind", |arg| arg.help(
-    "With --local: cores gives each side its own share of the cores, none leaves them to the kernel"
+#[command(mut_arg("bind", |arg| arg.requires("local").help(
+    "With --local only: cores gives each side its own share of the cores, none leaves them to the kernel"
 )))]
 #[command(mut_arg("min_bw", |arg| arg.help("Fail if the best average bandwidth of all sizes is below this")))]
 pub struct PerfArgs {
@@ -211,6 +211,7 @@ pub struct PerfArgs {
 #[cfg(test)]
 pub mod tests {
     use super::*;
+    use crate::binding::Bind;
     use clap::Parser;
 
     #[derive(Parser)]
@@ -241,6 +242,7 @@ pub mod tests {
         assert!(args.bidirectional && args.port == 4000 && args.no_peak);
         assert_eq!(parse("read_lat -D 3").unwrap().duration, Some(3));
         assert_eq!(parse("read_lat").unwrap().port, 18515);
+        assert_eq!(parse("read_lat --local").unwrap().pair.bind, Bind::Cores);
         let args = parse("atomic_lat -A CMP_AND_SWAP").unwrap();
         assert_eq!(args.atomic_type, Some(AtomicType::CmpAndSwap));
     }

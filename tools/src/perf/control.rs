@@ -5,19 +5,21 @@
 
 use super::arena::Keys;
 use super::link::Link;
-use super::options::Options;
 use super::proof;
 use super::statistics::{Flow, Latency};
 use linerate::wire::JobKey;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 /// Longest line: an address is the longest thing in one.
 const LINE_BYTES_MAX: u64 = 64 * 1024;
-/// How long somebody who has connected may take to say who it is.
-const GREETING: Duration = Duration::from_secs(5);
+/// How long somebody who has connected may take, all in all, to prove who it is and to say what it wants: the others wait.
+pub const GREETING: Duration = Duration::from_secs(5);
+/// Characters of an unexpected line that are shown.
+const SHOWN_MAX: usize = 200;
 /// Between two attempts to reach a server that is about to start.
 const ATTEMPT_PAUSE: Duration = Duration::from_millis(20);
 
@@ -30,8 +32,8 @@ pub enum Line {
         version: String,
         /// The client's host, as far as shared memory is concerned.
         host: String,
-        /// What it wants.
-        options: Box<Options>,
+        /// What it wants, as `Options`: read when the version is known, because another one has others.
+        options: Value,
     },
     /// The server will not; the connection ends.
     Refused(String),
@@ -57,10 +59,54 @@ pub enum Line {
     Done,
 }
 
+impl Line {
+    /// The complaint about a line that may not come here.
+    pub fn unexpected(&self) -> String {
+        let text: String = format!("{self:?}").chars().take(SHOWN_MAX).collect();
+        format!("the other side said {text} where it may not")
+    }
+}
+
 /// The connection, from either side.
 pub struct Control {
-    reader: BufReader<TcpStream>,
+    reader: BufReader<Timed>,
     peer: SocketAddr,
+    /// What one line may take, either way.
+    timeout: Duration,
+}
+
+/// A stream whose reads and writes together end at a time: who sends a byte now and then holds nobody up for longer.
+struct Timed {
+    stream: TcpStream,
+    until: Instant,
+}
+
+impl Timed {
+    fn left(&self) -> std::io::Result<Option<Duration>> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        match left.is_zero() {
+            true => Err(ErrorKind::TimedOut.into()),
+            false => Ok(Some(left)),
+        }
+    }
+}
+
+impl Read for Timed {
+    fn read(&mut self, room: &mut [u8]) -> std::io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(room)
+    }
+}
+
+impl Write for Timed {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.stream.flush()
+    }
 }
 
 /// Waits for clients. `port` 0 is any.
@@ -82,23 +128,25 @@ pub fn listen(port: u16, is_open: bool) -> Result<TcpListener, String> {
 }
 
 impl Control {
-    /// The next client that says something sensible, and what it says. Others are complained about.
+    /// The next client that says something sensible within `greeting`, and what it says. Others are complained about.
     pub fn accept(
         listener: &TcpListener,
         key: &JobKey,
-        timeout: Duration,
+        (greeting, timeout): (Duration, Duration),
         mut complain: impl FnMut(String),
     ) -> Result<(Control, Line), String> {
         loop {
-            let (stream, peer) = listener
-                .accept()
-                .map_err(|cause| format!("waiting for a client: {cause}"))?;
-            let greeted = Control::new(stream, peer, GREETING).and_then(|mut control| {
+            let (stream, peer) = match listener.accept() {
+                Ok(client) => client,
+                // It was gone before it was looked at.
+                Err(cause) if cause.kind() == ErrorKind::ConnectionAborted => continue,
+                Err(cause) => return Err(format!("waiting for a client: {cause}")),
+            };
+            let greeted = Control::new(stream, peer, greeting).and_then(|mut control| {
                 proof::demand(control.reader.get_mut(), key)
                     .map_err(|text| format!("{peer}: {text}"))?;
-                let line = control.read()?;
-                let set = control.reader.get_ref().set_read_timeout(Some(timeout));
-                set.map_err(|cause| cause.to_string())?;
+                let line = control.read_line()?;
+                control.timeout = timeout;
                 Ok((control, line))
             });
             match greeted {
@@ -147,20 +195,24 @@ impl Control {
     }
 
     fn new(stream: TcpStream, peer: SocketAddr, timeout: Duration) -> Result<Control, String> {
-        let set = stream
-            .set_nodelay(true)
-            .and_then(|()| stream.set_read_timeout(Some(timeout)))
-            .and_then(|()| stream.set_write_timeout(Some(timeout)));
+        let set = stream.set_nodelay(true);
         set.map_err(|cause| format!("{peer}: {cause}"))?;
+        let until = Instant::now() + timeout;
         Ok(Control {
-            reader: BufReader::new(stream),
+            reader: BufReader::new(Timed { stream, until }),
             peer,
+            timeout,
         })
+    }
+
+    /// From now on, for as long as a line may take.
+    fn begin(&mut self) {
+        self.reader.get_mut().until = Instant::now() + self.timeout;
     }
 
     /// This side's address, as the other one reaches it.
     pub fn local_ip(&self) -> Result<IpAddr, String> {
-        let place = self.reader.get_ref().local_addr();
+        let place = self.reader.get_ref().stream.local_addr();
         let place = place.map_err(|cause| format!("reading an own address: {cause}"))?;
         Ok(place.ip().to_canonical())
     }
@@ -169,14 +221,18 @@ impl Control {
     pub fn write(&mut self, line: &Line) -> Result<(), String> {
         let mut text = serde_json::to_string(line).map_err(|cause| cause.to_string())?;
         text.push('\n');
-        let mut stream = self.reader.get_ref();
-        stream
-            .write_all(text.as_bytes())
-            .map_err(|cause| format!("{}: {cause}", self.peer))
+        self.begin();
+        let written = self.reader.get_mut().write_all(text.as_bytes());
+        written.map_err(|cause| format!("{}: {cause}", self.peer))
     }
 
     /// What the other side says next.
     pub fn read(&mut self) -> Result<Line, String> {
+        self.begin();
+        self.read_line()
+    }
+
+    fn read_line(&mut self) -> Result<Line, String> {
         let peer = self.peer;
         let mut bytes = Vec::new();
         let mut limited = (&mut self.reader).take(LINE_BYTES_MAX);
@@ -200,7 +256,7 @@ impl Control {
         if !self.reader.buffer().is_empty() {
             return Ok(true);
         }
-        let stream = self.reader.get_ref();
+        let stream = &self.reader.get_ref().stream;
         let blocking = |is_on: bool| {
             let set = stream.set_nonblocking(!is_on);
             set.map_err(|cause| format!("{}: {cause}", self.peer))
@@ -238,7 +294,7 @@ mod tests {
         Line::Hello {
             version: "1".into(),
             host: "here".into(),
-            options: Box::new(options("write_bw").unwrap()),
+            options: serde_json::to_value(options("write_bw").unwrap()).unwrap(),
         }
     }
 
@@ -266,7 +322,8 @@ mod tests {
             client.exchange(&hello()).unwrap()
         });
         let mut complaints = Vec::new();
-        let (mut control, line) = Control::accept(&listener, &proof::key(None), TIMEOUT, |text| {
+        let times = (TIMEOUT, TIMEOUT);
+        let (mut control, line) = Control::accept(&listener, &proof::key(None), times, |text| {
             complaints.push(text)
         })
         .unwrap();
@@ -282,6 +339,33 @@ mod tests {
             complaints[3].contains("no hello of linerate"),
             "{complaints:?}"
         );
+    }
+
+    #[test]
+    fn whoever_sends_a_byte_now_and_then_is_not_waited_for() {
+        let listener = listen(0, false).unwrap();
+        let place = listener.local_addr().unwrap();
+        let mut stranger = TcpStream::connect(place).unwrap();
+        let slow = thread::spawn(move || {
+            // Until the server has closed it.
+            while stranger.write_all(b"L").is_ok() {
+                thread::sleep(Duration::from_millis(100));
+            }
+        });
+        let client = thread::spawn(move || {
+            let place = ("127.0.0.1", place.port());
+            let mut client = Control::connect(place, &proof::key(None), TIMEOUT, TIMEOUT).unwrap();
+            client.write(&hello()).unwrap();
+        });
+        let mut complaints = Vec::new();
+        let times = (Duration::from_secs(2), TIMEOUT);
+        let served = Control::accept(&listener, &proof::key(None), times, |text| {
+            complaints.push(text)
+        });
+        assert!(served.is_ok());
+        slow.join().unwrap();
+        client.join().unwrap();
+        assert!(complaints[0].contains("has not proven"), "{complaints:?}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! As in perftest, the command without a host is the server and with one the client; `--local` starts both here. The client's
 //! options count; a server that was told something else refuses it by name. Letters and columns are perftest's
-//! (github.com/linux-rdma/perftest); how times are taken is said in `traffic.rs`.
+//! (github.com/linux-rdma/perftest); how times are taken is said in `traffic.rs` and `trips.rs`.
 //!
 //! What it does not measure: collectives, staging of memory that is not registered, more than two ranks (`bench`, `mesh`).
 //!
@@ -22,6 +22,7 @@ mod run;
 mod statistics;
 mod table;
 mod traffic;
+mod trips;
 
 pub use args::PerfArgs;
 
@@ -71,6 +72,7 @@ pub fn run(args: &PerfArgs) -> ExitCode {
     match outcome {
         Ok(code) => ExitCode::from(code),
         Err(Failure::Usage(text)) => {
+            let text = printable(&text);
             output::print_error(&format!(
                 "error: {text}\n\nFor more information, try '--help'."
             ));
@@ -78,7 +80,7 @@ pub fn run(args: &PerfArgs) -> ExitCode {
         }
         Err(Failure::Failed(texts)) => {
             for text in texts {
-                output::print_error(&format!("error: {text}"));
+                output::print_error(&format!("error: {}", printable(&text)));
             }
             ExitCode::from(FAILED)
         }
@@ -133,7 +135,8 @@ fn role(args: &PerfArgs) -> Result<Option<Role>, Failure> {
 /// The server: one client, then the end.
 fn serve(args: &PerfArgs, plan: &Plan, port: u16, is_quiet: bool) -> Result<(), Failure> {
     let listener = control::listen(port, plan.is_open() && !is_quiet)?;
-    let complain = |text: String| output::print_error(&format!("linerate perf: {text}"));
+    let complain =
+        |text: String| output::print_error(&format!("linerate perf: {}", printable(&text)));
     let mut report = Report::new(args, is_quiet);
     if !is_quiet {
         let reach = match plan.is_open() {
@@ -146,7 +149,8 @@ fn serve(args: &PerfArgs, plan: &Plan, port: u16, is_quiet: bool) -> Result<(), 
             place.port()
         ))?;
     }
-    let (mut control, hello) = Control::accept(&listener, &plan.key(), plan.timeout, complain)?;
+    let times = (control::GREETING, plan.timeout);
+    let (mut control, hello) = Control::accept(&listener, &plan.key(), times, complain)?;
     drop(listener);
     let Line::Hello {
         version,
@@ -156,9 +160,13 @@ fn serve(args: &PerfArgs, plan: &Plan, port: u16, is_quiet: bool) -> Result<(), 
     else {
         return Err("a client has not begun with a greeting".to_string().into());
     };
-    let refusal = refusal(args, plan, &version, &options);
-    let transport = match refusal.map_or_else(|| transport_for(plan, &options, &host), Err) {
-        Ok(name) => name,
+    let wish = options_of(args, plan, &version, options);
+    let agreed = wish.and_then(|options| {
+        let transport = transport_for(plan, &options, &host)?;
+        Ok((options, transport))
+    });
+    let (options, transport) = match agreed {
+        Ok(agreed) => agreed,
         Err(reason) => {
             control.write(&Line::Refused(reason.clone()))?;
             return Err(Failure::Usage(reason));
@@ -170,16 +178,24 @@ fn serve(args: &PerfArgs, plan: &Plan, port: u16, is_quiet: bool) -> Result<(), 
     work(plan, &options, &transport, (0, &mut control), report)
 }
 
-/// Why a client is refused, if it is.
-fn refusal(args: &PerfArgs, plan: &Plan, version: &str, options: &Options) -> Option<String> {
+/// What a client wants, or why it is refused.
+fn options_of(
+    args: &PerfArgs,
+    plan: &Plan,
+    version: &str,
+    options: serde_json::Value,
+) -> Result<Options, String> {
     let own = env!("CARGO_PKG_VERSION");
     if version != own {
-        return Some(format!(
+        return Err(format!(
             "version: the server is linerate {own}, the client {version}; both have to be the same"
         ));
     }
-    let impossible = options.check().err();
-    impossible.or_else(|| options.mismatch(args, &plan.config))
+    let options: Options = serde_json::from_value(options)
+        .map_err(|cause| format!("the client's options: {cause}"))?;
+    options.check()?;
+    let mismatch = options.mismatch(args, &plan.config);
+    mismatch.map_or(Ok(options), Err)
 }
 
 /// The transport that joins both hosts, if the client's wish and the server's can both be met.
@@ -214,7 +230,7 @@ fn ask(args: &PerfArgs, plan: &Plan, host: &str, port: u16) -> Result<(), Failur
     let answer = control.exchange(&Line::Hello {
         version: env!("CARGO_PKG_VERSION").into(),
         host: info::host_id(plan.config.host_id.clone()),
-        options: Box::new(options.clone()),
+        options: serde_json::to_value(&options).map_err(|cause| cause.to_string())?,
     })?;
     match answer {
         Line::Accepted { transport } => {
@@ -223,8 +239,17 @@ fn ask(args: &PerfArgs, plan: &Plan, host: &str, port: u16) -> Result<(), Failur
             work(plan, &options, &transport, (1, &mut control), report)
         }
         Line::Refused(reason) => Err(Failure::Usage(format!("the server refuses: {reason}"))),
-        line => Err(format!("the server answered {line:?}").into()),
+        line => Err(line.unexpected().into()),
     }
+}
+
+/// A text in which the other side may have put what a terminal would obey.
+fn printable(text: &str) -> String {
+    let shown = |c: char| match c.is_control() && c != '\n' {
+        true => c.escape_default().to_string(),
+        false => c.to_string(),
+    };
+    text.chars().map(shown).collect()
 }
 
 /// Both sides: connect, measure, report.
@@ -338,6 +363,22 @@ mod tests {
             wrong: Some(wrong),
             achievable: None,
         }
+    }
+
+    #[test]
+    fn a_client_of_another_version_is_told_so_whatever_its_options_are() {
+        let args = parse("write_bw").unwrap();
+        let plan = Plan::new(&args).unwrap();
+        let novel = serde_json::json!({"novel": 1});
+        let text = options_of(&args, &plan, "999.0", novel.clone()).unwrap_err();
+        assert!(text.contains("the client 999.0"), "{text}");
+        let text = options_of(&args, &plan, env!("CARGO_PKG_VERSION"), novel).unwrap_err();
+        assert!(text.contains("novel"), "{text}");
+    }
+
+    #[test]
+    fn what_the_other_side_says_commands_no_terminal() {
+        assert_eq!(printable("a\u{1b}[2Jb\nc\r"), "a\\u{1b}[2Jb\nc\\r");
     }
 
     #[test]

@@ -329,6 +329,8 @@ pub mod tests {
             ("send_lat --min-bw 1", "--min-bw is for bandwidth"),
             ("write_lat -Q 4", "--cq-mod is for bandwidth"),
             ("send_lat -p 4000 --local", "cannot be used with"),
+            ("send_lat --bind none", "--local"),
+            ("send_lat host --bind cores", "--local"),
             ("send_bw --max-p99 1", "--max-p99 is for latency"),
             ("send_bw -s 0", "--size is 0: from 1"),
             ("send_bw -s 2G", "--size is 2147483648"),

@@ -78,7 +78,6 @@ pub fn join<'a>(
     (rank, control): (Rank, &mut Control),
 ) -> Result<Side<'a>, String> {
     let text = |error: linerate::Error| error.to_string();
-    let unexpected = |line: Line| format!("the other side said {line:?} where it may not");
     let verbs = VerbsSettings {
         queue_pairs: options.streams,
         // Both sides take the first of ports that are alike: two hosts' first ones are most likely on one network.
@@ -111,13 +110,13 @@ pub fn join<'a>(
     let mut link = Link::open(&config, rank, options.streams, plan.timeout)?;
     match control.exchange(&Line::Address(link.address().0))? {
         Line::Address(bytes) => link.connect(&Address(bytes))?,
-        line => return Err(unexpected(line)),
+        line => return Err(line.unexpected()),
     }
     let mut arena = Arena::new(options, rank, plan.rotation_bytes(options)).map_err(text)?;
     link.share(&mut arena)?;
     let keys = match control.exchange_over(&Line::Keys(arena.keys()), &mut link)? {
         Line::Keys(keys) => keys,
-        line => return Err(unexpected(line)),
+        line => return Err(line.unexpected()),
     };
     link.learn(&keys.all())?;
     Ok(Side {
@@ -147,14 +146,15 @@ pub fn measure(
             flow,
             latency,
         };
-        let Line::Report {
-            wrong: wrong_there,
-            flow: flow_there,
-            latency: latency_there,
-        } = control.exchange_over(&own, &mut side.link)?
-        else {
-            return Err("the other side has reported nothing".into());
-        };
+        let (wrong_there, flow_there, latency_there) =
+            match control.exchange_over(&own, &mut side.link)? {
+                Line::Report {
+                    wrong,
+                    flow,
+                    latency,
+                } => (wrong, flow, latency),
+                line => return Err(line.unexpected()),
+            };
         let latency = latency.or(latency_there);
         let wrong = wrong.saturating_add(wrong_there);
         let mut row = combine(options, bytes, [flow, flow_there], (latency, wrong));
@@ -163,8 +163,10 @@ pub fn measure(
         rows.push(row);
     }
     // Whoever leaves first would look like a failure to the other.
-    control.exchange(&Line::Done)?;
-    Ok(rows)
+    match control.exchange(&Line::Done)? {
+        Line::Done => Ok(rows),
+        line => Err(line.unexpected()),
+    }
 }
 
 type Measured = (u64, Option<Flow>, Option<Latency>);

@@ -1,11 +1,8 @@
 //! What goes over a [`Link`] while it is measured. Both sides call the same functions; the client is rank 1.
 //!
-//! * Bandwidth: the client posts, with a bounded number of messages under way on each stream. The time ends when the other
-//!   side has said that everything is there, and not when the last post ends: a transport may end a post as soon as it has
-//!   copied it.
-//! * Latency of messages and puts: one goes there, one comes back, and half of that is a sample. A put has no completion on
-//!   the other side, and the contract orders puts only one after the other: behind the data a word is put, which the other
-//!   side looks at. What fits into the word is the word. A get is one sample.
+//! Here: streams of messages, for bandwidth and to compare what arrives. The client posts, with a bounded number of messages
+//! under way on each stream. The time ends when the other side has said that everything is there, and not when the last post
+//! ends: a transport may end a post as soon as it has copied it. Times of single messages are in `trips.rs`.
 
 use super::arena::{Arena, Keys, Pattern, Slots, poison, uses};
 use super::args::{AtomicType, Verb};
@@ -13,26 +10,12 @@ use super::link::{Link, Mark, Post, Result};
 use super::options::Options;
 use super::statistics::{Flow, Marks};
 use linerate::Rank;
-use linerate::memory::View;
 use linerate::transport::Atomic;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Bytes of the word that a peer looks at.
-const WORD_BYTES: u64 = 8;
-/// Looks at it between two polls, without pauses: a look ends the trip, and what a poll takes in this time comes on top.
-const WORD_LOOKS: u32 = 64;
-/// Receives posted before their messages: the next message finds one while the answer to the last one is posted.
-const TRIPS_AHEAD: u64 = 2;
-/// Round trips before the first sample.
-const UNTIMED_TRIPS: u64 = 50;
-/// Samples for which there is room from the beginning, where their number is not known.
-const SAMPLES_ROOM: usize = 1 << 20;
 /// Atomic operations that are looked at before the times are taken.
 const CHECKED_ATOMICS: u64 = 100;
-/// Of the word put, in the region of flags.
-const OUTGOING: u64 = linerate::limits::CACHE_LINE_BYTES as u64;
-
 /// When a part of a run is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
@@ -70,7 +53,7 @@ struct Progress {
 }
 
 impl Side<'_> {
-    fn verb(&self) -> Verb {
+    pub(super) fn verb(&self) -> Verb {
         self.options.test.verb()
     }
 
@@ -315,7 +298,7 @@ impl Side<'_> {
     }
 
     #[inline]
-    fn data_post(&self, slots: &Slots, index: u64) -> Post {
+    pub(super) fn data_post(&self, slots: &Slots, index: u64) -> Post {
         let (at, bytes) = (slots.offset(index), slots.bytes);
         match self.verb() {
             Verb::Send => Post::Send(self.arena.source.part(at, bytes)),
@@ -348,166 +331,5 @@ impl Side<'_> {
             }
         }
         Ok(())
-    }
-
-    /// Times of single messages, us: half a round trip, or a whole get. The server gives none.
-    pub fn trips(&mut self, slots: &Slots, limit: Limit) -> Result<Vec<f64>> {
-        self.link.reset_counts();
-        self.flag().word(0).store(0, Ordering::Release);
-        for trip in 0..TRIPS_AHEAD {
-            self.receive_trip(slots, trip)?;
-        }
-        self.link.meet()?;
-        let samples = match (self.rank, self.verb()) {
-            (1, Verb::Read | Verb::Atomic) => self.time_trips(slots, limit, 1.0)?,
-            (1, _) => self.time_trips(slots, limit, 0.5)?,
-            (_, _) => self.answer_trips(slots).map(|()| Vec::new())?,
-        };
-        self.link.settle()?;
-        Ok(samples)
-    }
-
-    /// The client: so many messages and their answers. The clock is looked at when a message has left: what lies between two
-    /// looks is a whole trip all the same, and the look is not in it.
-    fn time_trips(&mut self, slots: &Slots, limit: Limit, share: f64) -> Result<Vec<f64>> {
-        for trip in 0..UNTIMED_TRIPS {
-            self.begin_trip(slots, trip)?;
-            self.end_trip(slots, trip)?;
-        }
-        let mut trip = UNTIMED_TRIPS;
-        self.begin_trip(slots, trip)?;
-        let mut before_ns = self.link.now_ns();
-        let (most, until_ns) = match limit {
-            Limit::Count(count) => (count, u64::MAX),
-            Limit::Until(duration, most) => {
-                (most, before_ns.saturating_add(duration.as_nanos() as u64))
-            }
-        };
-        let mut samples = match limit {
-            Limit::Count(count) => Vec::with_capacity(count as usize),
-            Limit::Until(..) => Vec::with_capacity(SAMPLES_ROOM),
-        };
-        while (samples.len() as u64) < most && before_ns < until_ns {
-            self.end_trip(slots, trip)?;
-            trip += 1;
-            self.begin_trip(slots, trip)?;
-            let now_ns = self.link.now_ns();
-            samples.push((now_ns - before_ns) as f64 * 1e-3 * share);
-            self.link.sign(now_ns)?;
-            before_ns = now_ns;
-        }
-        self.end_trip(slots, trip)?;
-        self.link.say(Mark::End, 0)?;
-        Ok(samples)
-    }
-
-    fn begin_trip(&mut self, slots: &Slots, trip: u64) -> Result<()> {
-        match self.verb() {
-            Verb::Write | Verb::Send => self.send_trip(slots, trip)?,
-            Verb::Read | Verb::Atomic => {
-                let post = self.data_post(slots, trip);
-                self.link.post(0, post)?;
-            }
-        }
-        // It leaves with a poll, if not with the post, as a word does where nothing else is under way: then the answer may be
-        // here as soon as the post has returned, and a look finds it before a poll.
-        match self.verb() == Verb::Write && slots.bytes <= WORD_BYTES {
-            true => Ok(()),
-            false => self.link.poll().map(|_| ()),
-        }
-    }
-
-    fn end_trip(&mut self, slots: &Slots, trip: u64) -> Result<()> {
-        while !self.has_come(slots, trip) {
-            self.link.poll()?;
-        }
-        self.receive_trip(slots, trip + TRIPS_AHEAD)
-    }
-
-    /// The server: answers each message, until the client has enough.
-    fn answer_trips(&mut self, slots: &Slots) -> Result<()> {
-        let mut trip = 0;
-        while self.link.heard(Mark::End).is_none() {
-            if self.options.test.is_one_sided() {
-                self.link.rest()?;
-                continue;
-            }
-            match self.has_come(slots, trip) {
-                true => {
-                    self.begin_trip(slots, trip)?;
-                    self.receive_trip(slots, trip + TRIPS_AHEAD)?;
-                    trip += 1;
-                }
-                false => self.link.poll().map(|_| ())?,
-            }
-        }
-        Ok(())
-    }
-
-    /// Posts the receive of a trip, before the other side can send it.
-    fn receive_trip(&mut self, slots: &Slots, trip: u64) -> Result<()> {
-        if self.verb() == Verb::Send {
-            let into = self.arena.target.part(slots.offset(trip), slots.bytes);
-            while !self.link.try_receive(0, into)? {
-                self.link.poll()?;
-            }
-        }
-        Ok(())
-    }
-
-    fn send_trip(&mut self, slots: &Slots, trip: u64) -> Result<()> {
-        let fits = slots.bytes <= WORD_BYTES;
-        if self.verb() == Verb::Send || !fits {
-            let post = self.data_post(slots, trip);
-            self.link.post(0, post)?;
-        }
-        if self.verb() == Verb::Write {
-            let bytes = slots.bytes.min(WORD_BYTES);
-            let word = self.arena.flags.part(OUTGOING, WORD_BYTES);
-            word.store(0, (trip + 1).to_le());
-            let word = word.part(0, bytes as usize);
-            self.link.post(0, Post::Put(word, self.keys.flag()))?;
-        }
-        Ok(())
-    }
-
-    /// A word is looked at several times between two polls: a poll takes as long as many looks.
-    #[inline]
-    fn has_come(&self, slots: &Slots, trip: u64) -> bool {
-        match self.verb() {
-            Verb::Send => self.link.receives_ended(0) > trip,
-            Verb::Read | Verb::Atomic => self.link.posts_ended(0) > trip,
-            Verb::Write => {
-                let flag = self.flag();
-                let (word, mask) = (flag.word(0), word_mask(slots.bytes));
-                let wanted = (trip + 1) & mask;
-                // Acquire: with the word comes what was put before it.
-                (0..WORD_LOOKS).any(|_| word.load(Ordering::Acquire) & mask == wanted)
-            }
-        }
-    }
-
-    fn flag(&self) -> View {
-        self.arena.flags.part(0, WORD_BYTES)
-    }
-}
-
-/// The bits of the word that a message of so many bytes sets.
-fn word_mask(bytes: u64) -> u64 {
-    match bytes {
-        0..WORD_BYTES => (1 << (8 * bytes)) - 1,
-        _ => u64::MAX,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_message_shorter_than_the_word_sets_its_bits_only() {
-        assert_eq!(word_mask(1), 0xff);
-        assert_eq!(word_mask(7), u64::MAX >> 8);
-        assert_eq!((word_mask(8), word_mask(1 << 20)), (u64::MAX, u64::MAX));
     }
 }
