@@ -1,7 +1,7 @@
 //! Random histories in which ranks die at any moment, also while the others recover from an earlier death: every survivor has
 //! the same rounds, bits and sums, and every generation of a survivor exactly once.
 
-use super::history::{Checked, Event, check_snapshot, describe, ensure};
+use super::history::{Checked, Event, Loans, check_snapshot, describe, ensure};
 use super::*;
 use crate::prng::Prng;
 use crate::time::Time;
@@ -16,6 +16,8 @@ enum Mutant {
     Mute,
     /// A rank that lacks a result repeats its round alone instead of fetching it.
     Repeats,
+    /// What the hub accepted before a death is taken back after it.
+    ForgetsLoans,
 }
 
 /// A reduction, since the last death.
@@ -58,6 +60,7 @@ struct Job {
     noticed: BTreeSet<u32>,
     runs: BTreeMap<u64, Run>,
     events: Vec<Event>,
+    loans: Loans,
     prng: Prng,
     now: Time,
     seen: Seen,
@@ -77,14 +80,18 @@ impl Job {
     fn new(ranks: u32, steps: u64, options: PartialOptions, mutant: Mutant, seed: u64) -> Job {
         options.check(ranks).unwrap();
         let mut prng = Prng::new(seed);
+        let has_hub = prng.chance(0.5);
+        let machine = |rank| {
+            let machine = Machine::new(rank, ranks, options.clone());
+            if has_hub { machine.by_hub() } else { machine }
+        };
+        let machines = (0..ranks).map(machine).collect();
         let deaths = 1 + prng.below(u64::from(ranks - 1).min(4)) as u32;
         Job {
             ranks,
             steps,
             mutant,
-            machines: (0..ranks)
-                .map(|rank| Machine::new(rank, ranks, options.clone()))
-                .collect(),
+            machines,
             options,
             state: (0..ranks).map(|_| Rank::default()).collect(),
             live: (0..ranks).collect(),
@@ -95,6 +102,7 @@ impl Job {
             noticed: BTreeSet::new(),
             runs: BTreeMap::new(),
             events: (0..ranks).map(Event::App).collect(),
+            loans: Loans::default(),
             prng,
             now: Time(0),
             seen: Seen::default(),
@@ -193,6 +201,7 @@ impl Job {
         if let Some(&rank) = deaf {
             // What ended well here is this rank's.
             while self.prng.chance(0.7) {
+                self.look(rank)?;
                 let next = self.machines[rank as usize].completed();
                 let is_next = |event: &Event| matches!(event, Event::Ended { rank: r, round } if (*r, *round) == (rank, next));
                 let Some(index) = self.events.iter().position(is_next) else {
@@ -216,6 +225,14 @@ impl Job {
         self.runs.clear();
         self.is_failing = false;
         let live = self.live.clone();
+        for &rank in &live {
+            let machine = &mut self.machines[rank as usize];
+            match self.mutant {
+                Mutant::ForgetsLoans => self.loans.end_blindly(rank, machine),
+                _ => self.loans.end(rank, machine),
+            }
+        }
+        self.loans = Loans::default();
         let standings: Vec<Standing> = (live.iter())
             .map(|&rank| self.machines[rank as usize].standing())
             .map(|standing| Standing::parse(standing.emit()))
@@ -263,7 +280,7 @@ impl Job {
                 dropped.retain(|action| matches!(action, Action::Begin { .. }));
             }
             for action in dropped {
-                self.do_action(rank, action)?;
+                self.do_action(rank, action, &mut Vec::new())?;
             }
             self.act(rank)?;
             while self.prng.chance(0.3) {
@@ -299,6 +316,7 @@ impl Job {
             })
             .map(|()| true);
         }
+        self.loans.end(rank, machine);
         if state.generations < self.steps {
             if self.is_held_back(rank) {
                 return Ok(false);
@@ -306,7 +324,9 @@ impl Job {
             let machine = &mut self.machines[rank as usize];
             let state = &mut self.state[rank as usize];
             state.copying = machine.begin_submit();
-            return Ok(state.copying.is_some());
+            let moved = state.copying.is_some();
+            self.act(rank)?;
+            return Ok(moved);
         }
         if !state.has_finished {
             let finished = machine.handle_finish().map_err(|e| e.to_string())?;
@@ -323,28 +343,68 @@ impl Job {
     }
 
     fn act(&mut self, rank: u32) -> Checked<()> {
+        let mut unwoken = Vec::new();
         while let Some(action) = self.machines[rank as usize].poll_action() {
-            self.do_action(rank, action)?;
+            self.do_action(rank, action, &mut unwoken)?;
+        }
+        for (to, notice) in unwoken {
+            self.send(rank, to, notice);
+        }
+        if self.prng.chance(0.8) {
+            self.loans.lend(rank, &mut self.machines[rank as usize]);
         }
         Ok(())
     }
 
-    fn do_action(&mut self, rank: u32, action: Action) -> Checked<()> {
+    fn do_action(
+        &mut self,
+        rank: u32,
+        action: Action,
+        unwoken: &mut Vec<(u32, Notice)>,
+    ) -> Checked<()> {
+        let is_hub = self.machines[rank as usize].is_hub();
         match action {
-            Action::Tell { to, notice } if self.live.contains(&to) => {
-                self.events.push(Event::Message {
-                    from: rank,
-                    to,
-                    notice,
-                });
+            Action::Tell { to, notice } => {
+                match notice {
+                    Notice::Activate(_) if is_hub => unwoken.push((to, notice)),
+                    _ => self.send(rank, to, notice),
+                }
                 Ok(())
             }
-            Action::Tell { .. } => Ok(()),
-            Action::Begin { header, .. } => self.begin(rank, header),
+            Action::Begin { header, .. } => {
+                if is_hub && !header.is_last {
+                    for (lender, header) in self.loans.accept(header.round, unwoken) {
+                        self.enter(lender, header)?;
+                    }
+                }
+                match self.loans.has_begun(rank, header.round) {
+                    true => Ok(()),
+                    false => self.enter(rank, header),
+                }
+            }
+            Action::TakeBack => {
+                self.loans.end(rank, &mut self.machines[rank as usize]);
+                Ok(())
+            }
         }
     }
 
-    fn begin(&mut self, rank: u32, header: Header) -> Checked<()> {
+    fn send(&mut self, from: u32, to: u32, notice: Notice) {
+        if self.live.contains(&to) {
+            self.events.push(Event::Message { from, to, notice });
+        }
+    }
+
+    /// A rank runs, for whatever reason, and finds what was accepted.
+    fn look(&mut self, rank: u32) -> Checked<()> {
+        if !self.loans.is_accepted(rank) {
+            return Ok(());
+        }
+        self.loans.end(rank, &mut self.machines[rank as usize]);
+        self.act(rank)
+    }
+
+    fn enter(&mut self, rank: u32, header: Header) -> Checked<()> {
         let state = &self.state[rank as usize];
         let held = state
             .snapshots
@@ -370,7 +430,12 @@ impl Job {
     }
 
     fn end_round(&mut self, index: usize, rank: u32, number: u64) -> Checked<bool> {
-        if self.machines[rank as usize].completed() != number || self.noticed.contains(&rank) {
+        self.look(rank)?;
+        let machine = &self.machines[rank as usize];
+        if machine.completed() != number
+            || machine.begun() <= number
+            || self.noticed.contains(&rank)
+        {
             return Ok(false);
         }
         self.events.swap_remove(index);
@@ -536,6 +601,7 @@ fn broken_recoveries_are_found() {
     for (mutant, text) in [
         (Mutant::Mute, "nothing can move"),
         (Mutant::Repeats, "differ"),
+        (Mutant::ForgetsLoans, ""),
     ] {
         let found = (0..1000).find_map(|seed| run_seed(seed, mutant).1.err());
         let found = found.unwrap_or_else(|| panic!("{mutant:?} is not found"));
