@@ -51,6 +51,7 @@ mod tests;
 pub use arguments::Arguments;
 pub use at_once::AtOnce;
 pub use clock::Clock;
+pub(crate) use fault::name_ranks;
 pub use links::Contact;
 pub use prepared::Prepared;
 pub use tasks::{TaskCall, TaskId};

@@ -5,6 +5,7 @@
 //! of the rounds, so their numbers match. Failures are the communicator's; after a death `recovery.rs` may make a new one.
 
 use super::memory::Memory;
+use super::names::with_names;
 use crate::comm::driving::Manner;
 use crate::comm::shared::Shared;
 use crate::comm::{Communicator, Operation};
@@ -120,7 +121,7 @@ impl Rounds {
         if let Err(error) = &turned {
             self.fail(error);
         }
-        turned
+        turned.map_err(|error| with_names(error, &self.members))
     }
 
     /// Ends the partial allreduce on all ranks with this error.
@@ -310,7 +311,7 @@ impl Rounds {
     pub fn give_up(&mut self, now: Time) -> Error {
         let machine = &self.machine;
         let error = Error::Timeout {
-            rank: self.members[self.comm.rank() as usize],
+            rank: self.comm.rank(),
             operation: format!("round {} of a partial allreduce", machine.completed()),
             waited: now.since(self.moved_at),
             missing: Vec::new(),
@@ -321,7 +322,7 @@ impl Rounds {
             ),
         };
         self.comm.inner.shared.engine().fail_with(error.clone());
-        error
+        with_names(error, &self.members)
     }
 }
 
