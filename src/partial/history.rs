@@ -1,7 +1,9 @@
 //! What random histories of machines have in common: what may happen next, and what is asserted of every round that begins.
 
-use super::{Header, Machine, Notice};
+use super::{Header, Machine, Notice, PartialOptions, Policy};
+use crate::prng::Prng;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 /// Something that may happen.
 pub enum Event {
@@ -33,6 +35,30 @@ pub fn describe<'a>(machines: impl Iterator<Item = &'a Machine>) -> String {
     let at = |m: &Machine| (m.submitted(), m.begun(), m.completed());
     let all: Vec<_> = machines.map(at).collect();
     format!("nothing can move: (submitted, begun, completed) {all:?}")
+}
+
+/// The machines of a job, by rank.
+pub fn machines(ranks: u32, options: &PartialOptions, has_hub: bool) -> Vec<Machine> {
+    let machine = |rank| {
+        let machine = Machine::new(rank, ranks, options.clone());
+        if has_hub { machine.by_hub() } else { machine }
+    };
+    (0..ranks).map(machine).collect()
+}
+
+pub fn random_policy(ranks: u32, prng: &mut Prng) -> Policy {
+    let quorum = 1 + prng.below(u64::from(ranks)) as u32;
+    let time = Duration::from_nanos(prng.below(200));
+    match prng.below(6) {
+        0 => Policy::Solo,
+        1 => Policy::Majority,
+        2 => Policy::Quorum(quorum),
+        3 => Policy::Full,
+        4 => Policy::RandomInitiator {
+            seed: prng.next_u64(),
+        },
+        _ => Policy::Deadline { quorum, time },
+    }
 }
 
 /// What ranks have lent to the hub, and which of that it has accepted.

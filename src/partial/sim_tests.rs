@@ -1,12 +1,13 @@
 //! Random histories of whole jobs of machines: every delivery order, ranks of very different speeds, and every identity of
 //! partial allreduce asserted in each. A failure names its seed; `LINERATE_TEST_SEEDS` sets how many are tried.
 
-use super::history::{Checked, Event, Loans, check_snapshot, describe, ensure};
+use super::history::{
+    Checked, Event, Loans, check_snapshot, describe, ensure, machines, random_policy,
+};
 use super::*;
 use crate::prng::Prng;
 use crate::time::Time;
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 /// What a broken implementation would do. Each must be found.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -80,12 +81,7 @@ impl Job {
     fn new(ranks: u32, steps: u64, options: PartialOptions, mutant: Mutant, seed: u64) -> Job {
         options.check(ranks).unwrap();
         let mut prng = Prng::new(seed);
-        let has_hub = prng.chance(0.5);
-        let machine = |rank| {
-            let machine = Machine::new(rank, ranks, options.clone());
-            if has_hub { machine.by_hub() } else { machine }
-        };
-        let machines = (0..ranks).map(machine).collect();
+        let machines = machines(ranks, &options, prng.chance(0.5));
         let state = (0..ranks).map(|_| Rank {
             speed: [1.0, 1.0, 0.1, 0.01][prng.below(4) as usize],
             ..Rank::default()
@@ -445,18 +441,7 @@ impl Job {
 }
 
 fn random_options(ranks: u32, prng: &mut Prng) -> PartialOptions {
-    let quorum = 1 + prng.below(u64::from(ranks)) as u32;
-    let time = Duration::from_nanos(prng.below(200));
-    let policy = match prng.below(6) {
-        0 => Policy::Solo,
-        1 => Policy::Majority,
-        2 => Policy::Quorum(quorum),
-        3 => Policy::Full,
-        4 => Policy::RandomInitiator {
-            seed: prng.next_u64(),
-        },
-        _ => Policy::Deadline { quorum, time },
-    };
+    let policy = random_policy(ranks, prng);
     let delivery = [Delivery::Ordered, Delivery::Merged, Delivery::Latest][prng.below(3) as usize];
     let bounds = [Some(0), Some(1), Some(3), Some(8), None];
     let is_ordered = u64::from(delivery == Delivery::Ordered);

@@ -2,7 +2,9 @@
 #![allow(unsafe_code)]
 
 use rustix::process::Signal;
+use std::collections::BTreeSet;
 use std::os::fd::RawFd;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Where `tcpi_bytes_sent` lies in the kernel's `tcp_info`.
@@ -40,8 +42,8 @@ pub fn meet(fate: Fate) {
             die_when(move || bytes_sent() >= before + bytes);
         }
         Fate::Recovering => {
-            let before = descriptors().len();
-            die_when(move || descriptors().len() > before + 1);
+            let before = targets();
+            die_when(move || !targets().is_subset(&before));
         }
     }
 }
@@ -71,6 +73,13 @@ fn descriptors() -> Vec<RawFd> {
     let number =
         |entry: std::io::Result<std::fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
     all.filter_map(number).collect()
+}
+
+/// What the descriptors of this process lead to: a number is used again, what it leads to is not.
+fn targets() -> BTreeSet<PathBuf> {
+    let all = descriptors().into_iter();
+    all.filter_map(|number| std::fs::read_link(format!("/proc/self/fd/{number}")).ok())
+        .collect()
 }
 
 /// Bytes that all connections of this process have sent.
