@@ -61,6 +61,8 @@
 //!   for those on other cores: flag lines say where their sender ran.
 //! * A lone thread that sleeps until several signals have come says how many (`memory/quota.rs`) and is woken by the last of
 //!   them: where ranks share cores a wake-up costs more than what it brings.
+//! * Where ranks share cores, a rank that sleeps has lent its part of the next round of a partial allreduce to the rank that collects
+//!   (`engine/lent.rs`), and takes it back by an atomic swap before it changes it: nobody is woken for what it has said before.
 //! * A caller that waits for a fused step takes it over from the fusion buffer's thread (`comm/fusion/seat.rs`), so that no
 //!   thread has to be woken between the last gradient and the end of the step.
 //! * Ranks tell each other of things that are no operation yet by notices (`engine/notices.rs`): words in a class of tags of

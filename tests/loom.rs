@@ -190,6 +190,40 @@ fn every_ordering_of_flag_lines_is_needed() {
     check_every_ordering("control.rs", source, line_used_twice);
 }
 
+/// A part is lent, taken back, changed and lent again, while its reader accepts it once: it finds one of the two, whole, and the
+/// sender knows which.
+fn line_that_is_lent() {
+    let (lines, part) = (View::new(8), View::new(1));
+    let sender = thread::spawn(move || {
+        let lend = |value: u64| {
+            part.store(0, value);
+            line(Line::lent_stamp_of(3, 0)).store(lines, 0);
+        };
+        lend(1);
+        match Line::end_loan(lines, 0, 3, false) {
+            true => {
+                lend(2);
+                2
+            }
+            false => 1,
+        }
+    });
+    let accepted = (0..2).any(|_| Line::end_loan(lines, 0, 3, true));
+    let seen = accepted.then(|| {
+        assert!(Line::arrived(lines, 0, Line::stamp_of(3, 0)).is_some());
+        part.load::<u64>(0)
+    });
+    let lent = sender.join().unwrap();
+    assert!(seen.is_none_or(|seen| seen == lent));
+    assert_eq!(Line::is_lent(lines, 0, 3), seen.is_none());
+}
+
+#[test]
+fn a_part_that_is_lent_has_one_owner() {
+    memory::weaken(None);
+    loom::model(line_that_is_lent);
+}
+
 /// A peer stores two things and rings after each; nobody sleeps through the last one, or loom finds a deadlock.
 fn sleeper_and_waker() {
     let (count, sleeping, news) = (View::new(1), View::new(1), View::new(1));

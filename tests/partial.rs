@@ -1,65 +1,27 @@
 //! Partial allreduce with real processes over shared memory and connections: exactly once, never torn, in order, bounded
 //! staleness, and errors instead of wrong sums. `src/partial` tests the decisions alone, in far more histories.
 
-#[path = "partial/roles.rs"]
-mod roles;
+#[path = "partial/job.rs"]
+mod job;
 #[path = "processes/spawn.rs"]
 mod spawn;
 #[path = "groups/threads.rs"]
 mod threads;
 
+use job::{NO_VARIABLE, TRANSPORTS, all_equal, results, signal, text, wait_for_word};
 use linerate::{
     Communicator, Config, DataType, Delivery, Divisor, Error, PartialAllreduce, PartialOptions,
     Policy,
 };
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use spawn::{end, spawn, start};
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Output};
+use std::io::BufRead;
 use std::time::Duration;
 use threads::on_threads;
 
-const TRANSPORTS: [(&str, &str); 2] =
-    [("LINERATE_TRANSPORT", "shm"), ("LINERATE_TRANSPORT", "tcp")];
-
 #[test]
 fn child_entry() {
-    let Ok(role) = std::env::var("LINERATE_TEST_ROLE") else {
-        return;
-    };
-    let mut config = Config::from_lookup(|name| std::env::var(name).ok()).unwrap();
-    if std::env::var("LINERATE_TIMEOUT").is_err() {
-        config.timeout = Duration::from_secs(60);
-    }
-    roles::run(&role, &Communicator::from_env(config).unwrap());
-}
-
-fn text(output: &Output) -> String {
-    let (out, err) = (&output.stdout, &output.stderr);
-    format!(
-        "{}\n{}{}",
-        output.status,
-        String::from_utf8_lossy(out),
-        String::from_utf8_lossy(err)
-    )
-}
-
-/// What follows `RESULT ` in what each rank printed; fails if one did not end well.
-fn results(outputs: &[Output]) -> Vec<String> {
-    let result = |output: &Output| {
-        let text = text(output);
-        assert!(output.status.success(), "{text}");
-        let found = text.lines().find_map(|line| line.split_once("RESULT "));
-        found
-            .unwrap_or_else(|| panic!("no result in {text}"))
-            .1
-            .to_string()
-    };
-    outputs.iter().map(result).collect()
-}
-
-fn all_equal(results: &[String]) {
-    assert!(results.iter().all(|r| *r == results[0]), "{results:#?}");
+    job::run_as_child();
 }
 
 #[test]
@@ -122,28 +84,14 @@ fn merged_results_add_up_and_the_newest_says_how_many_it_stands_for() {
         results(&spawn(
             "sparse",
             3,
-            &[transport, ("LINERATE_TEST_DELIVERY", delivery)],
+            &[
+                transport,
+                ("LINERATE_TEST_POLICY", "solo"),
+                ("LINERATE_TEST_DELIVERY", delivery),
+            ],
         ));
     }
 }
-
-/// Waits until a rank has printed this word.
-fn wait_for_word(child: &mut Child, word: &str) -> BufReader<std::process::ChildStdout> {
-    let mut lines = BufReader::new(child.stdout.take().expect("it is a pipe"));
-    let mut line = String::new();
-    while !line.contains(word) {
-        line.clear();
-        let bytes = lines.read_line(&mut line).unwrap();
-        assert!(bytes > 0, "a rank ended without saying {word}");
-    }
-    lines
-}
-
-fn signal(child: &Child, signal: Signal) {
-    kill_process(Pid::from_child(child), signal).unwrap();
-}
-
-const NO_VARIABLE: (&str, &str) = ("LINERATE_TEST_NOTHING", "");
 
 #[test]
 fn a_process_that_is_stopped_for_a_while_stalls_rounds_and_loses_nothing() {
@@ -203,85 +151,6 @@ fn the_death_of_a_rank_is_an_error_on_all_others_also_where_it_should_have_begun
                 );
             }
         }
-    }
-}
-
-const SURVIVE: (&str, &str) = ("LINERATE_TEST_SURVIVE", "1");
-
-/// Runs a job in which these ranks kill themselves after having submitted so many gradients and waited so long, in us; what
-/// the others say, which is the same of all.
-fn survivors(ranks: u32, deaths: &[(usize, u32, u32)], extra: &[(&str, &str)]) -> String {
-    let words: Vec<(String, String)> = (deaths.iter())
-        .map(|(_, last, delay)| (last.to_string(), delay.to_string()))
-        .collect();
-    // One variable for each rank: the delay is the same for all that die.
-    let mut own = vec![NO_VARIABLE; ranks as usize];
-    for ((rank, ..), (last, _)) in deaths.iter().zip(&words) {
-        own[*rank] = ("LINERATE_TEST_LAST", last);
-    }
-    let mut extra = [extra, &[SURVIVE]].concat();
-    extra.extend((words.iter()).map(|(_, delay)| ("LINERATE_TEST_DELAY_US", delay.as_str())));
-    let outputs = end(start("survives", &own, &extra));
-    let is_dead = |rank: &usize| deaths.iter().any(|(dead, ..)| dead == rank);
-    let live = (0..ranks as usize).filter(|rank| !is_dead(rank));
-    let all = results(&live.map(|rank| outputs[rank].clone()).collect::<Vec<_>>());
-    all_equal(&all);
-    all[0].clone()
-}
-
-#[test]
-fn the_others_go_on_when_a_rank_dies_whatever_the_policy() {
-    for transport in TRANSPORTS {
-        for policy in ["solo", "majority", "random", "deadline", "limiter", "full"] {
-            let extra = [transport, ("LINERATE_TEST_POLICY", policy)];
-            let said = survivors(4, &[(1, 10, 300)], &extra);
-            assert!(said.ends_with(" 31 dead [1]"), "{policy}: {said}");
-        }
-    }
-}
-
-#[test]
-fn survivors_agree_on_a_large_sum_soon_after_whose_begin_a_rank_died() {
-    for transport in TRANSPORTS {
-        for delay in [0, 1500, 4000] {
-            let pad = ("LINERATE_TEST_PAD", "1000000");
-            let extra = [transport, ("LINERATE_TEST_POLICY", "full"), pad];
-            let said = survivors(3, &[(2, 3, delay)], &extra);
-            assert!(said.ends_with(" 31 dead [2]"), "{said}");
-        }
-    }
-}
-
-#[test]
-fn all_but_one_may_die_one_after_another_or_together() {
-    for transport in TRANSPORTS {
-        let extra = [transport, ("LINERATE_TEST_POLICY", "majority")];
-        // Those that count rounds 4 and 5, and the lowest rank, which leads rebuilds.
-        let said = survivors(4, &[(0, 4, 0), (1, 4, 0), (3, 12, 0)], &extra);
-        assert!(said.ends_with(" 31 dead [0, 1, 3]"), "{said}");
-    }
-}
-
-#[test]
-fn processes_killed_at_any_moment_take_nothing_of_the_others_with_them() {
-    for (index, transport) in TRANSPORTS.iter().cycle().take(8).enumerate() {
-        let policy = ["solo", "majority", "random", "full"][index / 2];
-        let extra = [*transport, ("LINERATE_TEST_POLICY", policy), SURVIVE];
-        let mut children = start("survives", &[NO_VARIABLE; 4], &extra);
-        let lines = wait_for_word(&mut children[3], "AT 3");
-        let mut prng = linerate::prng::Prng::new(index as u64);
-        for victim in [1, 2] {
-            std::thread::sleep(Duration::from_micros(prng.below(20_000)));
-            signal(&children[victim], Signal::KILL);
-        }
-        let rest: Vec<String> = lines.lines().map_while(Result::ok).collect();
-        let own = rest.iter().find_map(|line| line.split_once("RESULT "));
-        let outputs = end(children);
-        let own = own
-            .unwrap_or_else(|| panic!("{rest:?}, {}", text(&outputs[3])))
-            .1;
-        let other = results(&outputs[..1]);
-        assert_eq!(other[0], own);
     }
 }
 

@@ -40,7 +40,7 @@ mod tests;
 
 pub use algorithm::{Algorithm, Needs, Window};
 pub use choose::{Available, Candidate, Choice, candidates, choose};
-pub use partial::build_activation;
+pub use partial::{build_activation, build_activation_by_hub};
 pub use request::Request;
 pub use slots::{
     BARRIER_SLOTS, TransferShape, all_gather_v_slots, all_to_all_v_slots, build_send_recv,

@@ -48,7 +48,7 @@ pub use sparse::{SparseAllreduce, SparseResult, StepTimes};
 
 use crate::bootstrap::{self, Meeting, Place};
 use crate::config::Config;
-use crate::engine::{Clock, Engine};
+use crate::engine::{Clock, Engine, TaskCall};
 use crate::error::{Error, Result};
 use crate::memory::{Element, ProcessMark, Region, View, lend_slice};
 use crate::types::{Collective, Rank, ReduceOp};
@@ -312,15 +312,30 @@ impl Communicator {
     /// # Ok::<(), linerate::Error>(())
     /// ```
     pub fn start(&self, call: &Call) -> Result<Operation> {
-        let call = &*self.with_own_keys(call)?;
         let shared = &self.inner.shared;
         shared.process.check()?;
-        let task_call = {
-            let mut plans = shared.plans();
-            bind::bind(call, &mut plans, self.inner.rank, self.inner.ranks)?.keep(call)
-        };
+        let task_call = self.task_call(call)?;
         let task = shared.engine().submit(task_call, shared.clock.now())?;
         Ok(Operation::new(shared.clone(), task))
+    }
+
+    /// Lends this rank's part of a call that will be the next one here: see [`Engine::lend`].
+    fn lend(&self, call: &Call) -> Result<bool> {
+        let task_call = self.task_call(call)?;
+        Ok(self.inner.shared.engine().lend(&task_call))
+    }
+
+    /// Accepts what is lent for a call that is started next: see [`Engine::accept`].
+    fn accept(&self, call: &Call, has_come: impl FnMut(Rank)) -> Result<()> {
+        let task_call = self.task_call(call)?;
+        self.inner.shared.engine().accept(&task_call, has_come);
+        Ok(())
+    }
+
+    fn task_call(&self, call: &Call) -> Result<TaskCall> {
+        let call = &*self.with_own_keys(call)?;
+        let mut plans = self.inner.shared.plans();
+        Ok(bind::bind(call, &mut plans, self.inner.rank, self.inner.ranks)?.keep(call))
     }
 
     /// Starts and waits; faster than [`Communicator::start`] and [`Operation::wait`] where the other ranks are there

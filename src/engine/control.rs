@@ -8,6 +8,8 @@
 //! a slot again only when every peer has retired the operation that had it before: *retired* counts
 //! are published by each rank to all peers.
 //!
+//! A line may be *lent*: its sender can take it back until the reader accepts it (`lent.rs`).
+//!
 //! `tests/loom.rs` compiles this file against a model of memory and finds a failure as soon as one release is weaker.
 //!
 //! ```text
@@ -84,6 +86,9 @@ impl ControlLayout {
 /// Bits of a stamp that tell its operation; those above are the core that the sender ran on, plus 1, or 0.
 const STAMP_BITS: u32 = 48;
 
+/// In a stamp: the sender may still take the line back, and the reader has to accept it.
+const LENT: u64 = 1 << (STAMP_BITS - 1);
+
 /// The words of a flag line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Line {
@@ -99,6 +104,34 @@ impl Line {
     /// The stamp of an operation's line from a sender on `core` (plus 1; 0: not said).
     pub fn stamp_of(sequence: u64, core: u16) -> u64 {
         (sequence + 1) | (u64::from(core) << STAMP_BITS)
+    }
+
+    /// The same of a line that its sender may take back.
+    pub fn lent_stamp_of(sequence: u64, core: u16) -> u64 {
+        Line::stamp_of(sequence, core) | LENT
+    }
+
+    /// Ends the loan of a line, for its sender or its reader, of which one succeeds: whether it was the caller. The reader
+    /// then finds it arrived, the sender nothing.
+    pub fn end_loan(memory: View, offset: usize, sequence: u64, is_accepted: bool) -> bool {
+        let word = memory.word(offset);
+        // Relaxed: a swap keeps what the sender's store publishes to whoever sees its value in `arrived`.
+        let stamp = word.load(Ordering::Relaxed);
+        let next = if is_accepted { stamp & !LENT } else { 0 };
+        Line::is_of(stamp, (sequence + 1) | LENT)
+            && (word.compare_exchange(stamp, next, Ordering::Relaxed, Ordering::Relaxed)).is_ok()
+    }
+
+    /// Whether a line is still lent.
+    pub fn is_lent(memory: View, offset: usize, sequence: u64) -> bool {
+        let stamp = memory.word(offset).load(Ordering::Relaxed);
+        Line::is_of(stamp, (sequence + 1) | LENT)
+    }
+
+    /// Whether these are stamps of the same operation, from whatever core.
+    #[inline]
+    fn is_of(stamp: u64, other: u64) -> bool {
+        (stamp ^ other) << (64 - STAMP_BITS) == 0
     }
 
     /// The core of the stamp that a line holds, as in [`Line::stamp_of`].
@@ -132,14 +165,14 @@ impl Line {
     pub fn arrived(memory: View, offset: usize, stamp: u64) -> Option<Signature> {
         let [first, signature, ..] = memory.line(offset);
         // Pairs with the release store in `store`.
-        ((first.load(Ordering::Acquire) ^ stamp) << (64 - STAMP_BITS) == 0)
+        Line::is_of(first.load(Ordering::Acquire), stamp)
             .then(|| Signature(signature.load(Ordering::Relaxed)))
     }
 
     /// The sequence and the signature of whatever a line holds last.
     pub fn last(memory: View, offset: usize) -> Option<(u64, Signature)> {
         // Only a guess, which `arrived` checks.
-        let stamp: u64 = memory.load(offset / 8);
+        let stamp = memory.load::<u64>(offset / 8) & !LENT;
         let signature = Line::arrived(memory, offset, stamp)?;
         let sequence = stamp & ((1 << STAMP_BITS) - 1);
         Some((sequence.checked_sub(1)?, signature))

@@ -394,7 +394,7 @@ impl Engine {
 }
 
 /// `ranks 0, 2 and 5-9`, or `rank 3`. Ascending.
-fn name_ranks(ranks: &[Rank]) -> String {
+pub(crate) fn name_ranks(ranks: &[Rank]) -> String {
     let mut names: Vec<String> = Vec::new();
     let mut rest = ranks;
     while let Some(&first) = rest.first() {

@@ -14,7 +14,8 @@
 //!
 //! `progress.rs` is the order of steps, `driver.rs` runs them, `tasks.rs` takes calls, `rounds.rs` starts and ends rounds,
 //! `fault.rs` turns silence and disagreement into errors on every rank; `members.rs` is for ending a communicator on
-//! purpose and for making a new one of its survivors; `notices.rs` carries words that belong to no operation.
+//! purpose and for making a new one of its survivors; `notices.rs` carries words that belong to no operation;
+//! `lent.rs` lets a root have what ranks that sleep would contribute.
 
 mod arguments;
 mod at_once;
@@ -28,6 +29,7 @@ mod driver;
 mod fault;
 mod fold;
 mod gate;
+mod lent;
 mod links;
 mod members;
 mod notices;
@@ -49,6 +51,7 @@ mod tests;
 pub use arguments::Arguments;
 pub use at_once::AtOnce;
 pub use clock::Clock;
+pub(crate) use fault::name_ranks;
 pub use links::Contact;
 pub use prepared::Prepared;
 pub use tasks::{TaskCall, TaskId};
@@ -63,6 +66,7 @@ use crate::transport::{Completion, Event, Outcome, Transport, WaitSource};
 use crate::types::Rank;
 use driver::Driver;
 use fault::Suspect;
+use lent::Lent;
 use links::Links;
 use notices::Notices;
 use pool::Pool;
@@ -149,6 +153,8 @@ pub struct Engine {
     released_at: u32,
     suspect: Option<Suspect>,
     notices: Notices,
+    /// What of the next collective is with its root already.
+    lent: Option<Lent>,
     /// Tasks that have ended so far.
     ended_count: u64,
     /// When the slow part is due again.
@@ -201,6 +207,7 @@ impl Engine {
             released_at: 0,
             suspect: None,
             notices: Notices::default(),
+            lent: None,
             has_unsent: false,
             wants_signals: false,
             ended_count: 0,
@@ -318,11 +325,12 @@ impl Engine {
     /// as are needed to move anything; with `is_idle` only something else does. Unless that, until a round
     /// begins.
     pub fn want_signals(&mut self, is_idle: bool) {
+        // One is said too: the counts of peers, which wake whoever has not said what it sleeps for, do not wake this rank then.
         let wanted = match self.signals_wanted() {
             1.. if is_idle => SIGNALS_NEVER,
             wanted => wanted,
         };
-        if wanted > 1 {
+        if wanted > 0 {
             self.driver.links.transport.want_signals(wanted);
             self.wants_signals = !is_idle;
         }
@@ -343,7 +351,9 @@ impl Engine {
             true => Some(0),
             false => self.driver.signals_wanted(round),
         });
-        wanted.min().unwrap_or(SIGNALS_NEVER)
+        // What was lent is followed by one signal.
+        let of_lent = self.lent.map(|_| 1);
+        wanted.chain(of_lent).min().unwrap_or(SIGNALS_NEVER)
     }
 
     /// [`Engine::drive_slow`], if the last time is long enough ago.

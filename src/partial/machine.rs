@@ -1,4 +1,5 @@
 //! [`Machine`]: one rank's decisions. What happens comes in (`handle_*`), what to do comes out ([`Machine::poll_action`]).
+//! `lending.rs` has those about rounds that begin with the part of a rank that sleeps.
 
 use super::activation::{Activation, Fired};
 use super::header::{Header, RoundReport};
@@ -30,6 +31,9 @@ pub enum Action {
         /// The place for the result.
         place: usize,
     },
+    /// A round begins for which this rank's part is lent: end the loan, and say how it ended with [`Machine::handle_returned`]
+    /// or [`Machine::handle_accepted`].
+    TakeBack,
 }
 
 /// A round that has not ended here.
@@ -72,6 +76,10 @@ pub struct Machine {
     pub(super) completed: u64,
     /// The round whose snapshot is being written to.
     filling: Option<u64>,
+    /// Rounds are activated by way of the lowest rank that lives, and the others lend it their parts.
+    pub(super) is_by_hub: bool,
+    /// The snapshot of round `begun`, as it is, is lent.
+    pub(super) is_lent: bool,
     /// From round `completed` on.
     pub(super) pending: VecDeque<Pending>,
     pub(super) results: Results,
@@ -100,6 +108,8 @@ impl Machine {
             entered: 0,
             completed: 0,
             filling: None,
+            is_by_hub: false,
+            is_lent: false,
             pending: (0..2 * options.rounds_in_flight).map(|_| new()).collect(),
             results: Results::new(&options),
             ends: (0, RankSet::new(ranks)),
@@ -150,8 +160,9 @@ impl Machine {
     }
 
     /// Begins a submit, if there is room and no other is under way: the round whose snapshot it enters, and whether it is the
-    /// first to do so (else it is to be added). Until [`Machine::handle_submitted`] that round does not begin here.
+    /// first to do so (else it is to be added). What is lent was taken back before. Until [`Machine::handle_submitted`] that round does not begin here.
     pub fn begin_submit(&mut self) -> Option<(u64, bool)> {
+        assert!(!self.is_lent, "what is lent may not change");
         if !self.has_room() || self.filling.is_some() || self.last.is_some() {
             return None;
         }
@@ -182,6 +193,7 @@ impl Machine {
     /// [`Error::InvalidArgument`]: that round has begun here already, because another rank has submitted a gradient of it. A
     /// round that all ranks finish in begins with each rank's own step only, so these ranks do not finish alike.
     pub fn handle_finish(&mut self) -> Result<bool> {
+        assert!(!self.is_lent, "the last round is entered by finishing");
         if !self.has_room() || self.filling.is_some() || self.last.is_some() {
             return Ok(false);
         }
@@ -363,7 +375,7 @@ impl Machine {
     }
 
     /// Whether a round waits for all ranks' own steps, as far as this rank knows.
-    fn is_full(&self, round: u64) -> bool {
+    pub(super) fn is_full(&self, round: u64) -> bool {
         self.is_full_among(round, self.live.len() as u32)
     }
 
@@ -479,46 +491,63 @@ impl Machine {
             self.entered += 1;
             return Some(Action::Begin { header, place });
         }
-        let round = self.begun;
-        let in_flight = round - self.completed;
-        if in_flight >= u64::from(self.options.rounds_in_flight)
-            || self.filling == Some(round)
-            || !self.results.has_room()
-        {
+        if !self.has_place() {
             return None;
         }
+        let round = self.begun;
         let is_own = self.submitted > round;
-        let is_active = self.pending[in_flight as usize]
-            .fired
-            .is_go(&self.activation);
+        let is_active = self.is_activated();
         let may_begin = match self.is_full(round) {
             true => is_own,
             false => is_active && (is_own || self.may_miss(round)),
         };
         if !may_begin {
             // What it says is that the round is under way elsewhere.
-            self.pending[in_flight as usize].is_held |= is_active && !is_own;
+            self.pending_of(round).is_held |= is_active && !is_own;
             return None;
         }
-        let place = self.results.reserve()?;
+        Some(match self.is_lent {
+            true => Action::TakeBack,
+            false => self.begin(),
+        })
+    }
+
+    /// Whether the next round has its place among those in flight and for its result, and nothing is being added to its snapshot.
+    pub(super) fn has_place(&self) -> bool {
+        let in_flight = self.begun - self.completed;
+        in_flight < u64::from(self.options.rounds_in_flight)
+            && self.filling != Some(self.begun)
+            && self.results.has_room()
+    }
+
+    /// Takes the snapshot of the next round, which has its place.
+    pub(super) fn begin(&mut self) -> Action {
+        let place = self.results.reserve().expect("there is room");
+        let header = self.next_header();
+        let pending = self.pending_of(header.round);
+        pending.place = place;
+        pending.header = header;
         self.begun += 1;
         self.entered += 1;
-        let pending = &mut self.pending[in_flight as usize];
-        pending.place = place;
-        let header = Header {
+        Action::Begin { header, place }
+    }
+
+    /// What this rank says of the snapshot of the next round as it is now.
+    pub(super) fn next_header(&self) -> Header {
+        let round = self.begun;
+        let pending = &self.pending[(round - self.completed) as usize];
+        Header {
             round,
-            is_active: is_own && self.last != Some(round),
+            is_active: self.submitted > round && self.last != Some(round),
             is_last: self.last == Some(round),
             is_held: pending.is_held,
             first_generation: pending.first_generation,
             generations: pending.generations,
-        };
-        pending.header = header;
-        Some(Action::Begin { header, place })
+        }
     }
 
     /// Whether a round may begin without the own generation: none may be later than the bound says.
-    fn may_miss(&self, round: u64) -> bool {
+    pub(super) fn may_miss(&self, round: u64) -> bool {
         let bound = self.options.staleness_max.map(u64::from);
         bound.is_none_or(|bound| round - self.submitted < bound)
     }

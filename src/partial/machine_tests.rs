@@ -26,7 +26,7 @@ fn actions(machine: &mut Machine) -> Vec<Action> {
 fn begun(machine: &mut Machine) -> Option<Header> {
     actions(machine).iter().find_map(|action| match action {
         Action::Begin { header, .. } => Some(*header),
-        Action::Tell { .. } => None,
+        _ => None,
     })
 }
 
@@ -96,7 +96,7 @@ fn the_counting_rank_rotates_and_is_told() {
         let told: Vec<u32> = (actions(&mut machine).iter())
             .filter_map(|action| match action {
                 Action::Tell { to, .. } => Some(*to),
-                Action::Begin { .. } => None,
+                _ => None,
             })
             .collect();
         let others: Vec<u32> = (0..=round)
@@ -296,7 +296,7 @@ fn a_rank_that_activates_twice_or_late_or_without_having_arrived_changes_nothing
     let told = activate(&mut machine, 0);
     let own = told.iter().find_map(|action| match action {
         Action::Begin { header, .. } => Some(*header),
-        Action::Tell { .. } => None,
+        _ => None,
     });
     let own = own.expect("whoever initiates, the round begins once");
     assert_eq!(
@@ -362,4 +362,76 @@ fn a_rank_that_finishes_where_another_submits_is_an_error_whoever_comes_first() 
         let text = (machine.handle_completed(&[last, own]).unwrap_err()).to_string();
         assert!(text.contains(wanted), "{text}");
     }
+}
+
+/// One that lends its parts to rank 0.
+fn lender(change: impl FnOnce(&mut PartialOptions)) -> Machine {
+    machine(1, 3, change).by_hub()
+}
+
+#[test]
+fn what_was_accepted_is_the_snapshot_and_what_comes_later_enters_the_next_round() {
+    let mut machine = lender(|o| o.policy = Policy::Solo);
+    let lent = machine.part_to_lend().expect("nothing, of round 0");
+    assert_eq!((lent.round, lent.is_included()), (0, false));
+    machine.handle_lent();
+    assert_eq!(machine.part_to_lend(), None);
+    machine.handle_accepted();
+    let told = actions(&mut machine);
+    assert!(
+        matches!(told[..], [Action::Begin { header, .. }] if header == lent),
+        "{told:?}"
+    );
+    assert_eq!(submit(&mut machine), (1, true), "late");
+    assert_eq!(actions(&mut machine), [], "nobody is told");
+}
+
+#[test]
+fn what_is_lent_is_taken_back_when_the_round_begins_without_it() {
+    let mut machine = lender(|o| o.policy = Policy::Majority);
+    submit(&mut machine);
+    actions(&mut machine);
+    let lent = machine.part_to_lend().expect("its own step");
+    assert!(lent.is_active);
+    machine.handle_lent();
+    machine
+        .handle_notice(0, Notice::Activate(0), Time(0))
+        .unwrap();
+    assert_eq!(machine.poll_action(), Some(Action::TakeBack));
+    machine.handle_returned();
+    assert_eq!(begun(&mut machine), Some(lent));
+}
+
+#[test]
+fn only_what_a_round_could_begin_with_is_lent() {
+    let mut hub = machine(0, 3, |o| o.policy = Policy::Solo).by_hub();
+    submit(&mut hub);
+    assert_eq!(hub.part_to_lend(), None, "it has what it has");
+    assert_eq!(machine(1, 3, |_| ()).part_to_lend(), None, "to nobody");
+    assert_eq!(lender(|o| o.policy = Policy::Full).part_to_lend(), None);
+    let mut bound = lender(|o| o.staleness_max = Some(1));
+    bound.handle_lent();
+    bound.handle_accepted();
+    let own = begun(&mut bound).unwrap();
+    assert_eq!(bound.part_to_lend(), None, "one round is under way");
+    end_of_others(&mut bound, own);
+    assert_eq!(bound.part_to_lend(), None, "the next waits for this rank");
+    let mut copying = lender(|_| ());
+    copying.begin_submit().unwrap();
+    assert_eq!(copying.part_to_lend(), None, "it is being written");
+}
+
+/// Ends the oldest round of a job of three, in which only rank 0 was active.
+fn end_of_others(machine: &mut Machine, own: Header) {
+    let none = Header {
+        round: own.round,
+        ..Header::default()
+    };
+    let first = Header {
+        is_active: true,
+        first_generation: own.round,
+        generations: 1,
+        ..none
+    };
+    machine.handle_completed(&[first, own, none]).unwrap();
 }

@@ -79,6 +79,19 @@ impl Word {
     pub fn load(&self, order: Ordering) -> u64 {
         self.atomic.load(allowed(order))
     }
+
+    /// Only for words that nobody reads as bytes.
+    #[track_caller]
+    pub fn compare_exchange(
+        &self,
+        current: u64,
+        new: u64,
+        success: Ordering,
+        failure: Ordering,
+    ) -> Result<u64, u64> {
+        let (success, failure) = (allowed(success), allowed(failure));
+        self.atomic.compare_exchange(current, new, success, failure)
+    }
 }
 
 /// A 32-bit word, and the queue of those who sleep on it.

@@ -1,12 +1,15 @@
 //! What the ranks of the tests of partial allreduce do.
 
+#[path = "fate.rs"]
+mod fate;
+
+use fate::Fate;
 use linerate::prng::{Prng, mix};
 use linerate::{
     Buffer, Communicator, DataType, Delivery, Divisor, PartialAllreduce, PartialOptions, Policy,
     RoundReport,
 };
-use rustix::process::Signal;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Own steps of a rank in `exact`.
 const STEPS: usize = 30;
@@ -46,6 +49,11 @@ fn options() -> PartialOptions {
         limiter: (variable("LINERATE_TEST_POLICY") == "limiter").then_some(3),
         divisor: Divisor::One,
         survive: !variable("LINERATE_TEST_SURVIVE").is_empty(),
+        delivery: match variable("LINERATE_TEST_DELIVERY").as_str() {
+            "merged" => Delivery::Merged,
+            "latest" => Delivery::Latest,
+            _ => Delivery::Ordered,
+        },
         ..PartialOptions::default()
     }
 }
@@ -99,6 +107,23 @@ impl Ledger {
         self.hash = mix(self.hash ^ report.active.words()[0] ^ report.included.words()[0] << 32);
     }
 
+    /// A result that may stand for several rounds: their sum, or the newest of them.
+    fn apply_several(&mut self, report: &RoundReport, update: &Buffer, delivery: Delivery) {
+        self.next_round += report.rounds;
+        assert_eq!(report.round + 1, self.next_round);
+        let update: Vec<i32> = update.to_vec();
+        assert!(update.iter().all(|&x| x == 0 || x == 1), "{report:?}");
+        let generations = update.iter().sum::<i32>() as u64;
+        assert!(delivery == Delivery::Merged || generations == report.generations());
+        if delivery == Delivery::Merged {
+            (self.sums.iter_mut().zip(&update)).for_each(|(sum, x)| *sum += x);
+        }
+    }
+
+    fn hash_of_sums(&self) -> u64 {
+        self.sums.iter().fold(0, |hash, &x| mix(hash ^ x as u64))
+    }
+
     /// Every gradient of a rank that lives once, of a rank that has died at most once.
     fn check_survivors(&self, live: impl Fn(usize) -> bool) {
         for rank in 0..self.ranks {
@@ -119,6 +144,15 @@ impl Ledger {
 fn count(comm: &Communicator) -> usize {
     let pad: usize = variable("LINERATE_TEST_PAD").parse().unwrap_or(0);
     comm.ranks() as usize * STEPS + pad
+}
+
+/// This rank stops until it is so many rounds behind; its process goes on.
+fn wait_until_behind(partial: &PartialAllreduce, rounds: u64) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while partial.lag() < rounds {
+        assert!(Instant::now() < deadline, "the others do not go on");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Random delays; every result is checked against its bits, and in the end every generation has been applied once.
@@ -234,9 +268,7 @@ fn absent(comm: &Communicator) {
     let mut ledger = Ledger::new(comm, count);
     for step in 0..STEPS {
         if comm.rank() == 1 && step == 5 {
-            while partial.lag() < 10 {
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            wait_until_behind(&partial, 10);
             let caught_up = partial
                 .catch_up(&update, |report| ledger.apply(&report, &update))
                 .unwrap();
@@ -285,18 +317,11 @@ fn quorum(comm: &Communicator) {
 
 /// Rank 2 takes few results, each of which stands for several rounds.
 fn sparse(comm: &Communicator) {
-    let is_merged = variable("LINERATE_TEST_DELIVERY") == "merged";
     let options = PartialOptions {
-        policy: Policy::Solo,
         staleness_max: None,
-        delivery: if is_merged {
-            Delivery::Merged
-        } else {
-            Delivery::Latest
-        },
-        divisor: Divisor::One,
-        ..PartialOptions::default()
+        ..options()
     };
+    let is_merged = options.delivery == Delivery::Merged;
     let partial = PartialAllreduce::new(comm, DataType::I64, 200, options).unwrap();
     let (gradient, update) = (comm.alloc(1600).unwrap(), comm.alloc(1600).unwrap());
     gradient.write(0, &[1i64; 200]);
@@ -310,9 +335,7 @@ fn sparse(comm: &Communicator) {
     };
     for step in 0..20 {
         if comm.rank() == 2 && step == 3 {
-            while partial.lag() < 10 {
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            wait_until_behind(&partial, 10);
         }
         partial.submit(&gradient).unwrap();
         if let Some(report) = partial.next(&update).unwrap() {
@@ -348,39 +371,54 @@ fn survives(comm: &Communicator) {
         rounds_in_flight: 2,
         ..options()
     };
+    let delivery = options.delivery;
     let partial = PartialAllreduce::new(comm, DataType::I32, count as u64, options).unwrap();
     let (gradient, update) = (
         comm.alloc(4 * count).unwrap(),
         comm.alloc(4 * count).unwrap(),
     );
-    let last: Option<usize> = variable("LINERATE_TEST_LAST").parse().ok();
+    let last = fate::from_text(&variable("LINERATE_TEST_LAST"));
     let delay: u64 = variable("LINERATE_TEST_DELAY_US").parse().unwrap_or(0);
     let mut prng = Prng::new(u64::from(comm.rank()) + 7);
     let mut ledger = Ledger::new(comm, count);
     let mut dead = Vec::new();
     let mut apply = |report: RoundReport| {
-        ledger.apply(&report, &update);
+        match delivery {
+            Delivery::Ordered => ledger.apply(&report, &update),
+            _ => ledger.apply_several(&report, &update, delivery),
+        }
         dead = report.dead.iter().collect();
     };
     for step in 0..STEPS {
         std::thread::sleep(Duration::from_micros(prng.below(3000)));
         gradient.view().fill(0);
         gradient.write(comm.rank() as usize * STEPS + step, &[1i32]);
+        let fate = last.and_then(|(last, fate)| (last == step).then_some(fate));
+        fate.into_iter().for_each(fate::meet);
         partial.submit(&gradient).unwrap();
-        if last == Some(step) {
+        if fate == Some(Fate::AtOnce) {
             // Its gradient is on its way, or has come, or nobody knows of it.
             std::thread::sleep(Duration::from_micros(delay));
-            rustix::process::kill_process(rustix::process::getpid(), Signal::KILL).unwrap();
+            fate::die();
         }
-        if step > 0 {
-            apply(partial.next(&update).unwrap().unwrap());
+        // Whose results are several rounds at once falls behind.
+        if delivery != Delivery::Ordered && comm.rank() == 0 && [3, 11, 19].contains(&step) {
+            wait_until_behind(&partial, 3);
+        }
+        if step > 0
+            && let Some(report) = partial.next(&update).unwrap()
+        {
+            apply(report);
         }
         println!("AT {step}");
     }
     partial.finish(&update, &mut apply).unwrap();
-    ledger.check_survivors(|rank| !dead.contains(&(rank as u32)));
-    println!(
-        "RESULT {:016x} {} dead {dead:?}",
-        ledger.hash, ledger.next_round
-    );
+    let hash = match delivery {
+        Delivery::Ordered => ledger.hash,
+        _ => ledger.hash_of_sums(),
+    };
+    if delivery != Delivery::Latest {
+        ledger.check_survivors(|rank| !dead.contains(&(rank as u32)));
+    }
+    println!("RESULT {hash:016x} {} dead {dead:?}", ledger.next_round);
 }

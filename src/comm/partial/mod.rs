@@ -1,11 +1,12 @@
 //! [`PartialAllreduce`]: an allreduce in which fast ranks do not wait for slow ones.
 //!
 //! What a round is, when it begins and what enters it is in [`crate::partial`]; here bytes move. `rounds.rs` starts and ends
-//! the operations of rounds, `memory.rs` has the buffers, `recovery.rs` goes on after a death, `seat.rs` the threads; `fusion.rs` packs
+//! the operations of rounds, `memory.rs` has the buffers, `recovery.rs` goes on after a death, `names.rs` names ranks afterwards, `seat.rs` the threads; `fusion.rs` packs
 //! a model's gradients.
 
 mod fusion;
 mod memory;
+mod names;
 mod recovery;
 mod rounds;
 mod seat;
@@ -90,9 +91,12 @@ impl PartialAllreduce {
                  (here {count} elements of {dtype}, {options:?}): all ranks give the same"
             )));
         }
-        let machine = Machine::new(comm.rank(), comm.ranks(), options.clone());
+        let mut machine = Machine::new(comm.rank(), comm.ranks(), options.clone());
         let snapshots_count = machine.snapshots_max();
         let memory = Memory::new(&comm, (dtype, count), &options, snapshots_count)?;
+        if memory.has_hub() {
+            machine = machine.by_hub();
+        }
         let bytes = memory.bytes();
         let now = comm.inner.shared.clock.now();
         let process = comm.inner.shared.process;

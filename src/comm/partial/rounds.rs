@@ -5,6 +5,7 @@
 //! of the rounds, so their numbers match. Failures are the communicator's; after a death `recovery.rs` may make a new one.
 
 use super::memory::Memory;
+use super::names::with_names;
 use crate::comm::driving::Manner;
 use crate::comm::shared::Shared;
 use crate::comm::{Communicator, Operation};
@@ -38,6 +39,8 @@ pub struct Rounds {
     pub(super) flights: VecDeque<Flight>,
     /// Taken from the engine and not told to the machine; by ranks of creation.
     pub(super) words: Vec<(Rank, u64)>,
+    /// To be told of the activation of a round, unless their part of it has come when it begins here; by ranks of creation.
+    pub(super) unwoken: Vec<(Rank, Notice)>,
     /// Operations of the communicator that had ended at the last look.
     ended_count: u64,
     /// When something last moved.
@@ -56,6 +59,7 @@ impl Rounds {
             memory,
             flights: VecDeque::new(),
             words: Vec::new(),
+            unwoken: Vec::new(),
             ended_count: 0,
             moved_at: now,
             looked_at: now,
@@ -117,7 +121,7 @@ impl Rounds {
         if let Err(error) = &turned {
             self.fail(error);
         }
-        turned
+        turned.map_err(|error| with_names(error, &self.members))
     }
 
     /// Ends the partial allreduce on all ranks with this error.
@@ -143,6 +147,9 @@ impl Rounds {
         self.machine.handle_time(now);
         loop {
             self.look(now)?;
+            if self.machine.is_lent() && self.comm.inner.shared.engine().is_accepted() {
+                self.end_loan();
+            }
             let mut has_moved = self.act()?;
             for (from, word) in std::mem::take(&mut self.words) {
                 let notice = Notice::parse(word)?;
@@ -155,9 +162,32 @@ impl Rounds {
             }
             has_moved |= self.act()?;
             if !has_moved {
-                return Ok(());
+                return self.lend();
             }
             self.moved_at = now;
+        }
+    }
+
+    /// Lends what it can of the next round.
+    fn lend(&mut self) -> Result<()> {
+        let Some(header) = self.machine.part_to_lend() else {
+            return Ok(());
+        };
+        let call = self.memory.gather_call(&header, self.members.len());
+        if self.comm.lend(&call)? {
+            self.machine.handle_lent();
+        }
+        Ok(())
+    }
+
+    /// What is lent is this rank's again, or its round has begun.
+    pub fn end_loan(&mut self) {
+        if self.machine.is_lent() {
+            let is_returned = self.comm.inner.shared.engine().take_back();
+            match is_returned {
+                true => self.machine.handle_returned(),
+                false => self.machine.handle_accepted(),
+            }
         }
     }
 
@@ -205,21 +235,43 @@ impl Rounds {
         while let Some(action) = self.machine.poll_action() {
             has_moved = true;
             match action {
-                Action::Tell { to, notice } => {
-                    let to = self.members.binary_search(&to);
-                    let to = to.expect("only those that live are told") as Rank;
-                    let mut engine = self.comm.inner.shared.engine();
-                    engine.notice(to, notice.emit());
-                }
+                Action::Tell { to, notice } => match notice {
+                    Notice::Activate(_) if self.machine.is_hub() => {
+                        self.unwoken.push((to, notice));
+                    }
+                    _ => self.tell(to, notice),
+                },
                 Action::Begin { header, place } => self.begin(header, place)?,
+                Action::TakeBack => self.end_loan(),
             }
         }
+        let mut unwoken = std::mem::take(&mut self.unwoken);
+        for (to, notice) in unwoken.drain(..) {
+            self.tell(to, notice);
+        }
+        self.unwoken = unwoken;
         Ok(has_moved)
+    }
+
+    fn tell(&self, to: Rank, notice: Notice) {
+        let to = self.members.binary_search(&to);
+        let to = to.expect("only those that live are told") as Rank;
+        let mut engine = self.comm.inner.shared.engine();
+        engine.notice(to, notice.emit());
     }
 
     fn begin(&mut self, header: Header, place: usize) -> Result<()> {
         let ranks = self.members.len();
-        let gathering = self.comm.start(&self.memory.gather_call(&header, ranks))?;
+        let gather = self.memory.gather_call(&header, ranks);
+        // Into a last round each rank comes by finishing, whatever it has lent.
+        if self.machine.is_hub() && !header.is_last {
+            let (unwoken, members) = (&mut self.unwoken, &self.members);
+            let notice = Notice::Activate(header.round);
+            self.comm.accept(&gather, |peer| {
+                unwoken.retain(|&waiting| waiting != (members[peer as usize], notice));
+            })?;
+        }
+        let gathering = self.comm.start(&gather)?;
         let sum = self.memory.sum_call(&header, place);
         let summing = sum.map(|call| self.comm.start(&call)).transpose()?;
         self.flights.push_back(Flight {
@@ -259,7 +311,7 @@ impl Rounds {
     pub fn give_up(&mut self, now: Time) -> Error {
         let machine = &self.machine;
         let error = Error::Timeout {
-            rank: self.members[self.comm.rank() as usize],
+            rank: self.comm.rank(),
             operation: format!("round {} of a partial allreduce", machine.completed()),
             waited: now.since(self.moved_at),
             missing: Vec::new(),
@@ -270,7 +322,7 @@ impl Rounds {
             ),
         };
         self.comm.inner.shared.engine().fail_with(error.clone());
-        error
+        with_names(error, &self.members)
     }
 }
 
