@@ -69,8 +69,8 @@ mod tests;
 
 pub use balance::{build_plan, is_unbalanced};
 pub use choose::{
-    LocalPrices, Prices, choose, choose_with, is_spreading_cheaper, local_seconds_of, probe_after,
-    seconds_of,
+    Experience, LocalPrices, Model, Prices, choose, choose_with, is_spreading_cheaper,
+    local_seconds_of, probe_after, seconds_of,
 };
 pub use counters::{Counters, PHASES, Phase, Traffic};
 pub use entries::{Entries, Pack};
