@@ -19,7 +19,7 @@ pub struct Message {
     /// The bytes; none in a message that is size-only or whose bytes lie elsewhere.
     pub data: Vec<u8>,
     /// Where they lie instead, which spares a copy of what has come. They stay until the machine's next request.
-    pub seen: Option<Seen>,
+    pub seen: Option<Box<Seen>>,
     /// How many.
     pub bytes: u64,
     /// How many of them are no entries: sizes and states.
@@ -60,7 +60,7 @@ impl Message {
     pub fn seen(view: View, held: Arc<dyn Any + Send + Sync>) -> Message {
         Message {
             bytes: view.len_bytes() as u64,
-            seen: Some(Seen { view, held }),
+            seen: Some(Box::new(Seen { view, held })),
             ..Message::default()
         }
     }
