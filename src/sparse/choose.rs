@@ -32,6 +32,99 @@ pub struct LocalPrices {
     pub entry: f64,
 }
 
+/// How long steps took, beside what the model says of them: links between processes that share cores are slower than the
+/// model's, and its entries and passes are another machine's. The same on all ranks, like all that decides.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Experience(Vec<Tried>);
+
+#[derive(Clone, Debug, PartialEq)]
+struct Tried {
+    algorithm: Algorithm,
+    /// Steps so far.
+    steps: u64,
+    /// Measured time over the model's; none before there was a time.
+    ratio: Option<f64>,
+}
+
+/// Steps of an algorithm between two that ranks tell each other the time of.
+const TOLD_STEPS: u64 = 16;
+
+/// What the last time counts, beside those before.
+const NEWS: f64 = 0.5;
+
+impl Experience {
+    /// Counts a step. Whether its time is to be told: not the first one's, in which memory is touched for the first time, but the
+    /// second one's and then few.
+    pub fn count(&mut self, algorithm: Algorithm) -> bool {
+        let tried = self.tried(algorithm);
+        tried.steps += 1;
+        tried.steps % TOLD_STEPS == 2
+    }
+
+    /// Takes in a time of all ranks.
+    pub fn learn(&mut self, algorithm: Algorithm, seconds: f64, modelled: f64) {
+        let now = seconds / modelled;
+        let tried = self.tried(algorithm);
+        let ratio = tried
+            .ratio
+            .map_or(now, |ratio| ratio + NEWS * (now - ratio));
+        tried.ratio = Some(ratio).filter(|ratio| ratio.is_finite() && *ratio > 0.0);
+    }
+
+    /// By what the model's time is multiplied: one for what has not been tried.
+    pub fn ratio(&self, algorithm: Algorithm) -> f64 {
+        let tried = self.0.iter().find(|tried| tried.algorithm == algorithm);
+        tried.and_then(|tried| tried.ratio).unwrap_or(1.0)
+    }
+
+    fn tried(&mut self, algorithm: Algorithm) -> &mut Tried {
+        let found = self.0.iter().position(|tried| tried.algorithm == algorithm);
+        let at = found.unwrap_or_else(|| {
+            self.0.push(Tried {
+                algorithm,
+                steps: 0,
+                ratio: None,
+            });
+            self.0.len() - 1
+        });
+        &mut self.0[at]
+    }
+}
+
+/// What a step should take, by the model and what was seen of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Model<'a> {
+    /// Messages.
+    pub links: Prices,
+    /// Passes and entries.
+    pub local: LocalPrices,
+    /// What steps took before.
+    pub experience: &'a Experience,
+}
+
+impl Model<'_> {
+    /// Seconds without experience.
+    pub fn plain_seconds(
+        &self,
+        algorithm: Algorithm,
+        shape: (u64, u64, u32),
+        reduced: Option<u64>,
+    ) -> f64 {
+        seconds_of(algorithm, shape, reduced, self.links)
+            + local_seconds_of(algorithm, shape, reduced, self.local)
+    }
+
+    /// Seconds with it.
+    pub fn seconds(
+        &self,
+        algorithm: Algorithm,
+        shape: (u64, u64, u32),
+        reduced: Option<u64>,
+    ) -> f64 {
+        self.experience.ratio(algorithm) * self.plain_seconds(algorithm, shape, reduced)
+    }
+}
+
 /// Words of the histograms of exact global selection.
 const HISTOGRAMS: f64 = 2.0 * (2048.0 + 2048.0 + 512.0);
 
@@ -83,24 +176,22 @@ pub fn seconds_of(
 
 /// The cheapest of Ok-Topk, TopkDSA and dense, by their communication.
 pub fn choose(shape: (u64, u64, u32), reduced: Option<u64>, prices: Prices) -> Algorithm {
-    choose_with(shape, reduced, prices, LocalPrices::default())
+    let model = Model {
+        links: prices,
+        local: LocalPrices::default(),
+        experience: &Experience::default(),
+    };
+    choose_with(shape, reduced, model)
 }
 
-/// The same with what ranks do themselves.
-pub fn choose_with(
-    shape: (u64, u64, u32),
-    reduced: Option<u64>,
-    prices: Prices,
-    local: LocalPrices,
-) -> Algorithm {
+/// The same with what ranks do themselves, and what steps took.
+pub fn choose_with(shape: (u64, u64, u32), reduced: Option<u64>, model: Model) -> Algorithm {
     let candidates = [
         Algorithm::OkTopk,
         Algorithm::TopkDsa(DsaVariant::Split),
         Algorithm::Dense,
     ];
-    let seconds = |a: &Algorithm| {
-        seconds_of(*a, shape, reduced, prices) + local_seconds_of(*a, shape, reduced, local)
-    };
+    let seconds = |a: &Algorithm| model.seconds(*a, shape, reduced);
     let cheapest = candidates
         .into_iter()
         .min_by(|a, b| seconds(a).total_cmp(&seconds(b)));
@@ -116,11 +207,9 @@ pub fn probe_after(
     dense_steps: u64,
     shape: (u64, u64, u32),
     reduced: Option<u64>,
-    (links, local): (Prices, LocalPrices),
+    model: Model,
 ) -> Option<Algorithm> {
-    let seconds = |a: Algorithm| {
-        seconds_of(a, shape, reduced, links) + local_seconds_of(a, shape, reduced, local)
-    };
+    let seconds = |a: Algorithm| model.seconds(a, shape, reduced);
     let (topk, dsa) = (Algorithm::OkTopk, Algorithm::TopkDsa(DsaVariant::Split));
     let probe = if seconds(dsa) < seconds(topk) {
         dsa
@@ -202,11 +291,17 @@ mod tests {
             entry: 6e-8,
         };
         let at = |bytes_per_second: f64| {
-            let prices = Prices {
+            let links = Prices {
                 message: 1.5e-6,
                 word: 4.0 / bytes_per_second,
             };
-            choose_with((1 << 24, 1 << 19, 4), None, prices, local)
+            let experience = &Experience::default();
+            let model = Model {
+                links,
+                local,
+                experience,
+            };
+            choose_with((1 << 24, 1 << 19, 4), None, model)
         };
         assert_eq!(at(1e8), Algorithm::OkTopk);
         assert_eq!(at(1e11), Algorithm::Dense);
@@ -224,16 +319,62 @@ mod tests {
         };
         let shape = (4000, 200, 8);
         let cost = |a| seconds_of(a, shape, None, links) + local_seconds_of(a, shape, None, local);
-        assert_eq!(choose_with(shape, None, links, local), Algorithm::Dense);
-        let after = |steps| probe_after(steps, shape, None, (links, local));
+        let model = Model {
+            links,
+            local,
+            experience: &Experience::default(),
+        };
+        assert_eq!(choose_with(shape, None, model), Algorithm::Dense);
+        let after = |steps| probe_after(steps, shape, None, model);
         let first = (0..10_000).find(|steps| after(*steps).is_some()).unwrap();
         let probe = after(first).unwrap();
         let dense = cost(Algorithm::Dense);
         assert!(64.0 * cost(probe) <= first as f64 * dense);
         assert!(64.0 * cost(probe) > (first - 1) as f64 * dense);
         // What it may find: all ranks pick the same, and sparse is cheaper.
-        let found = choose_with(shape, Some(200), links, local);
+        let found = choose_with(shape, Some(200), model);
         assert_eq!(found, Algorithm::TopkDsa(DsaVariant::Split));
+    }
+
+    #[test]
+    fn what_was_measured_wins_over_the_model() {
+        fn model(experience: &Experience) -> Model<'_> {
+            Model {
+                links: FABRIC,
+                local: LocalPrices::default(),
+                experience,
+            }
+        }
+        let bert = (133_547_324, 1_335_473, 4);
+        let dsa = Algorithm::TopkDsa(DsaVariant::Split);
+        let (mut experience, none) = (Experience::default(), Experience::default());
+        let choice = |experience: &Experience| choose_with(bert, None, model(experience));
+        assert_eq!(choice(&experience), Algorithm::OkTopk);
+        let modelled = |a| model(&none).plain_seconds(a, bert, None);
+        // A hundred times as slow as it should be: the next best is tried, and is no better.
+        experience.learn(
+            Algorithm::OkTopk,
+            100.0 * modelled(Algorithm::OkTopk),
+            modelled(Algorithm::OkTopk),
+        );
+        assert_eq!(choice(&experience), dsa);
+        experience.learn(dsa, 200.0 * modelled(dsa), modelled(dsa));
+        assert_eq!(choice(&experience), Algorithm::Dense);
+        let dense = modelled(Algorithm::Dense);
+        experience.learn(Algorithm::Dense, 100.0 * dense, dense);
+        assert_eq!(choice(&experience), Algorithm::OkTopk);
+        // Nothing that no clock can have said.
+        experience.learn(Algorithm::OkTopk, 0.0, 0.0);
+        assert_eq!(experience.ratio(Algorithm::OkTopk), 1.0);
+    }
+
+    #[test]
+    fn times_are_told_of_the_second_step_and_then_of_few() {
+        let mut experience = Experience::default();
+        let told: Vec<u64> = (1..=40)
+            .filter(|_| experience.count(Algorithm::Dense))
+            .collect();
+        assert_eq!(told, [2, 18, 34]);
     }
 
     #[test]

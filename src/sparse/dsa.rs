@@ -170,15 +170,14 @@ impl<E: Entries> Partial<E> {
             data: words.iter().flat_map(|w| w.to_le_bytes()).collect(),
             bytes: HEADER,
             header_bytes: HEADER,
+            ..Message::default()
         };
         let sends = to.map(|to| (to, header)).into_iter().collect();
         let receives = from.map(|from| (from, HEADER)).into_iter().collect();
         let headers = io.exchange(Phase::Sizes, sends, receives, HEADER).await;
         let (mut theirs, mut wild) = (0, 0);
         if let Some(header) = headers.first() {
-            let word =
-                |i: usize| u64::from_le_bytes(std::array::from_fn(|b| header.data[8 * i + b]));
-            (theirs, wild) = (word(0), word(1));
+            (theirs, wild) = (header.word(0), header.word(1));
         }
         let peer = from.or(to).unwrap_or(io.rank);
         self.check_header(io, peer, (theirs, wild))?;

@@ -39,7 +39,7 @@ pub trait Entries: Clone + Send + 'static {
         self.len() == 0
     }
     /// Those of the coordinates from `from` to `to`.
-    fn part(&self, from: u64, to: u64) -> Self;
+    fn part(&self, from: u64, to: u64, spare: &Spare) -> Self;
     /// Those at the positions from `start` to `end`.
     fn slice(&self, start: u64, end: u64) -> Self;
     /// How many lie below a coordinate.
@@ -54,12 +54,16 @@ pub trait Entries: Clone + Send + 'static {
     fn settle(self) -> (Self, Self);
     /// How many have their magnitude in each bin.
     fn histogram(&self, level: Level) -> Vec<u64>;
+    /// How many of those from a position on are not finite.
+    fn wild_from(&self, position: u64) -> u64;
     /// How many have at least this magnitude.
     fn count_from(&self, magnitude: u32) -> u64;
     /// How many have at least each of these magnitudes.
     fn counts_from(&self, around: Around) -> Vec<u64>;
     /// Those above a magnitude, and the first so many of exactly that: `count` of them.
     fn select(&self, from: (u32, u64), count: u64, spare: &Spare) -> Self;
+    /// Those of at least a magnitude, where that makes passes over them shorter.
+    fn near(&self, least: u32, spare: &Spare) -> Option<Self>;
     /// The first `k` in the total order, and the others.
     fn top(&self, k: u64) -> (Self, Self);
     /// What returns of these picks, of which `applied` (the same indices) took part: the difference where the result has

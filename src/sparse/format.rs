@@ -7,7 +7,7 @@ use half::bf16;
 use std::str::FromStr;
 
 /// Values that share a scale: a word of scale for 64 words of values.
-const BLOCK: usize = 256;
+pub(super) const BLOCK: usize = 256;
 
 /// What values are on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

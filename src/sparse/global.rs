@@ -2,9 +2,7 @@
 
 use super::counters::Phase;
 use super::entries::Entries;
-use super::faults;
 use super::io::Io;
-use crate::error::Result;
 use crate::kernel::select::Level;
 
 /// The k-th largest of the entries of all ranks.
@@ -19,8 +17,8 @@ pub(super) struct Kth {
     pub tied: u64,
 }
 
-/// The `k`-th largest of the entries of all ranks, of which there are more than k.
-pub(super) async fn kth_largest<E: Entries>(io: &Io, entries: &E, k: u64) -> Result<Kth> {
+/// The `k`-th largest of the entries of all ranks; nothing, on all of them, if they have fewer.
+pub(super) async fn kth_largest<E: Entries>(io: &Io, entries: &E, k: u64) -> Option<Kth> {
     let (mut level, mut wanted, mut above) = (Level::TOP, k, 0);
     loop {
         let own = entries.histogram(level);
@@ -28,17 +26,13 @@ pub(super) async fn kth_largest<E: Entries>(io: &Io, entries: &E, k: u64) -> Res
         let mut bin = counts.len() - 1;
         while counts[bin] < wanted {
             wanted -= counts[bin];
-            bin = bin.checked_sub(1).ok_or_else(|| {
-                faults::of_all(format_args!(
-                    "ranks said to have more than {k} non-zeros, and count {wanted} fewer by their magnitudes"
-                ))
-            })?;
+            bin = bin.checked_sub(1)?;
         }
         above += own[bin + 1..].iter().sum::<u64>();
         match level.below(bin) {
             Some(next) => level = next,
             None => {
-                return Ok(Kth {
+                return Some(Kth {
                     least: level.magnitude(bin),
                     ties: wanted,
                     above,

@@ -171,14 +171,14 @@ impl<E: Entries> Tree<'_, E> {
             data,
             bytes: self.bytes(),
             header_bytes: HEADER,
+            ..Message::default()
         };
         (message, entries.minus(&rounded))
     }
 
     /// Entries, values of gradients that are not finite, and sums that are not.
     fn decode(&self, sender: Rank, message: &Message) -> Result<(E, u64, u64)> {
-        let word = |i: usize| u64::from_le_bytes(std::array::from_fn(|b| message.data[8 * i + b]));
-        let said = [word(0), word(1), word(2)];
+        let said = [0, 1, 2].map(|index| message.word(index));
         // Every merge loses k sums at most.
         let ranks = u64::from(self.io.ranks);
         let most = [
@@ -195,12 +195,7 @@ impl<E: Entries> Tree<'_, E> {
             ));
         }
         let bytes = self.terms.pack.bytes(said[0]);
-        let body = &message.data[HEADER as usize..];
-        let entries = Message {
-            data: body[..body.len().min(bytes as usize)].to_vec(),
-            bytes,
-            header_bytes: 0,
-        };
+        let entries = message.part(HEADER, bytes);
         let entries = E::decode(&entries, said[0], self.terms.pack, (0, self.count))
             .map_err(|cause| faults::of_rank(sender, cause))?;
         Ok((entries, said[1], said[2]))

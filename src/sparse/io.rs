@@ -5,21 +5,45 @@
 
 use super::counters::{Counters, Phase};
 use super::spare::Spare;
+use crate::memory::View;
 use crate::types::Rank;
+use std::any::Any;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 /// Bytes for a peer, or how many there would be.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Message {
-    /// The bytes; none in a message that is size-only.
+    /// The bytes; none in a message that is size-only or whose bytes lie elsewhere.
     pub data: Vec<u8>,
+    /// Where they lie instead, which spares a copy of what has come. They stay until the machine's next request.
+    pub seen: Option<Box<Seen>>,
     /// How many.
     pub bytes: u64,
     /// How many of them are no entries: sizes and states.
     pub header_bytes: u64,
+}
+
+/// Bytes in somebody else's memory, which lives as long as this.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    view: View,
+    held: Arc<dyn Any + Send + Sync>,
+}
+
+impl Seen {
+    /// The bytes.
+    pub fn view(&self) -> View {
+        self.view
+    }
+}
+
+impl PartialEq for Seen {
+    fn eq(&self, other: &Seen) -> bool {
+        self.view == other.view
+    }
 }
 
 impl Message {
@@ -28,23 +52,70 @@ impl Message {
         Message {
             bytes: data.len() as u64,
             data,
-            header_bytes: 0,
+            ..Message::default()
         }
+    }
+
+    /// A message whose bytes are those of a view, which is valid as long as `held` is.
+    pub fn seen(view: View, held: Arc<dyn Any + Send + Sync>) -> Message {
+        Message {
+            bytes: view.len_bytes() as u64,
+            seen: Some(Box::new(Seen { view, held })),
+            ..Message::default()
+        }
+    }
+
+    /// Bytes that are there; none in a size-only message.
+    pub fn len_bytes(&self) -> usize {
+        match &self.seen {
+            Some(seen) => seen.view.len_bytes(),
+            None => self.data.len(),
+        }
+    }
+
+    /// Copies the bytes from `start` on.
+    ///
+    /// # Panics
+    /// If they do not lie inside.
+    #[inline]
+    pub fn read(&self, start: usize, target: &mut [u8]) {
+        match &self.seen {
+            Some(seen) => seen.view.read(start, target),
+            None => target.copy_from_slice(&self.data[start..start + target.len()]),
+        }
+    }
+
+    /// The word of 8 bytes with this index.
+    pub(super) fn word(&self, index: usize) -> u64 {
+        let mut word = [0; 8];
+        self.read(8 * index, &mut word);
+        u64::from_le_bytes(word)
+    }
+
+    /// The `bytes` bytes from `start` on, as far as they are there.
+    pub(super) fn part(&self, start: u64, bytes: u64) -> Message {
+        let there = self.len_bytes();
+        let start = there.min(start as usize);
+        let length = (there - start).min(bytes as usize);
+        let part = match &self.seen {
+            Some(seen) => Message::seen(seen.view.part(start, length), seen.held.clone()),
+            None => Message::of(self.data[start..start + length].to_vec()),
+        };
+        Message { bytes, ..part }
     }
 
     /// A message without its bytes.
     pub fn size_only(bytes: u64) -> Message {
         Message {
-            data: Vec::new(),
             bytes,
-            header_bytes: 0,
+            ..Message::default()
         }
     }
 }
 
 /// Communication that a machine wants. All ranks make the same requests in the same order, exchanges with the partners that
 /// follow from the rank.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Request {
     /// A group of messages, at most one to and one from each rank; none is empty. Lengths are known on both sides.
     Exchange {
@@ -84,7 +155,7 @@ pub enum Request {
 }
 
 /// What a machine is told.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Arrived {
     /// A request has been started; or the beginning.
     Nothing,
@@ -95,7 +166,7 @@ pub enum Arrived {
 }
 
 /// What a machine wants now.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Start this, and come back at once.
     Start(Request),

@@ -1,18 +1,23 @@
 //! A rank's own selection: about k entries of its accumulator, in as few passes as possible.
 //!
-//! Exact: the last step's threshold, a little lowered, usually fetches a few more than k in one pass, of which exactly k are
-//! kept. Threshold mode: what the threshold selects, if that is within [min(k/2, non-zeros), 2k], and of much more than k the k
+//! Exact: from a little below where the steps before put the threshold, one pass usually fetches a few more than k, of which exactly
+//! k are kept; where the gradient may be added at once, in the same one. Threshold mode: what the threshold selects, if that is within [min(k/2, non-zeros), 2k], and of much more than k the k
 //! largest; else exactly k in the same step. The threshold follows the counts in between.
 
+use super::foresight::Foresight;
 use super::global::{Steepness, Tracker, is_within};
 use super::options::{Algorithm, Mode, NonFinite, SparseOptions};
 use super::stream::Stream;
 use crate::kernel::select::{
-    Picks, Source, accumulate, collect, count_of, gaussian_magnitude, keep_top, moments, select_top,
+    Picks, Scan, Source, accumulate, collect, count_of, gaussian_magnitude, keep_top, moments,
+    room_for, select_top,
 };
 
-/// Rounds in which Gaussiank corrects its estimate, as in the published code.
+/// Rounds in which the published code of Gaussiank corrects its estimate.
 const GAUSSIAN_ROUNDS: u32 = 3;
+
+/// Rounds, each a pass, after which Gaussiank takes the k largest. From a bracket of half a threshold's width ten reach a 2000th of it.
+const GAUSSIAN_ROUNDS_MAX: u32 = 16;
 
 /// Of what a threshold selects beyond k, this part may stay; where it is more, only the k largest do. Gradients of small batches
 /// change the right count by more than that from one step to the next, even of the threshold that was right in the last.
@@ -36,6 +41,8 @@ pub struct LocalSelection {
     pub steps: u64,
     /// From where on elements are selected, once there is one.
     pub tracker: Option<Tracker>,
+    /// Where the k-th largest should lie, if the last step found it exactly.
+    pub foresight: Option<Foresight>,
 }
 
 impl LocalSelection {
@@ -63,56 +70,128 @@ impl LocalSelection {
         let sums: Vec<Source> = sources.iter().map(|s| s.0).collect();
         let residuals: Vec<Source> = sources.iter().map(|s| s.1).collect();
         let is_added = options.non_finite == NonFinite::Count;
-        let k = k as usize;
         let (indices, values) = (memory.indices, memory.values);
         let mut picks = Picks { indices, values };
         clear(&mut picks);
-        let mut not_finite = 0;
-        let is_gaussian = algorithm == Algorithm::Gaussiank;
-        let is_due = options.mode == Mode::Exact
-            || self.steps.is_multiple_of(options.reuse_steps)
-            || algorithm == Algorithm::GTopk;
-        let reused = self.tracker.filter(|_| !is_due && !is_gaussian);
-        let mut is_good = false;
-        if is_added || reused.is_some() {
-            // One pass adds and, if the threshold is good, selects.
-            let floor = reused.map_or(f32::MAX.to_bits(), |tracker| tracker.threshold);
-            let scan = match is_added {
-                true => accumulate(&sums, floor, 2 * k, &mut picks),
-                false => collect(&sums, floor, 2 * k, &mut picks),
-            };
-            not_finite = scan.not_finite;
-            is_good = reused.is_some()
-                && !scan.is_over
-                && is_within(picks.len() as u64, k as u64, u64::MAX);
-        }
-        let sources = if is_added { &residuals } else { &sums };
-        if is_gaussian {
-            let seen = select_gaussian(sources, k, &mut picks);
-            not_finite += if is_added { 0 } else { seen };
-        } else if let (true, Some(tracker)) = (is_good, reused) {
-            self.tracker = Some(tracker.followed(picks.len() as u64, k as u64, Steepness::Local));
-            if picks.len() > k + k / CUT_SHARE {
-                keep_top(&mut picks, k);
+        let guess = self.guess(algorithm, options);
+        let (scan, is_good) = match is_added {
+            // What is added once cannot be added again: whatever the guess gives, this pass goes to the end.
+            true => {
+                let (floor, limit) = guess.terms(k as usize);
+                let scan = accumulate(&sums, floor, limit, &mut picks);
+                (Some(scan), guess.is_good(scan, picks.len(), k as usize))
             }
-        } else {
-            let hint = self.tracker.map(|tracker| lowered(tracker.threshold));
-            let (least, scan) = select_top(sources, k, hint, &mut picks);
-            not_finite = if is_added {
-                not_finite
-            } else {
+            false => match guess {
+                Guess::Reused(threshold) => {
+                    let scan = collect(&sums, threshold, 2 * k as usize, &mut picks);
+                    (Some(scan), guess.is_good(scan, picks.len(), k as usize))
+                }
+                // `select_top` begins with the hint.
+                _ => (None, false),
+            },
+        };
+        let foresight = self.foresight.take();
+        let added = scan.filter(|_| is_added).map(|scan| scan.not_finite);
+        let sources = if is_added { &residuals } else { &sums };
+        let k = k as usize;
+        let not_finite = match (guess, is_good) {
+            (Guess::Reused(_), true) => {
+                self.tracker = self
+                    .tracker
+                    .map(|t| t.followed(picks.len() as u64, k as u64, Steepness::Local));
+                if picks.len() > k + k / CUT_SHARE {
+                    keep_top(&mut picks, k);
+                }
+                scan.map_or(0, |scan| scan.not_finite)
+            }
+            (Guess::Hint(_), true) => {
+                let least = keep_top(&mut picks, k);
+                self.found(foresight, least);
+                0
+            }
+            (Guess::Normal, _) => match options.mode {
+                Mode::Paper => select_as_published(sources, k, &mut picks),
+                _ => select_gaussian(sources, k, &mut picks),
+            },
+            _ => {
+                // A hint that the pass above has tried is none.
+                let hint = match guess {
+                    Guess::Hint(floor) if !is_added => Some(floor),
+                    Guess::Reused(threshold) => Some(lowered(threshold)),
+                    _ => None,
+                };
+                let (least, scan) = select_top(sources, k, hint, &mut picks);
+                self.found(foresight, least);
                 scan.not_finite
-            };
-            self.tracker = Some(Tracker::found(self.tracker, least.max(1)));
-        }
+            }
+        };
         self.steps += 1;
         Selected {
             picks: Stream {
                 indices: picks.indices,
                 values: picks.values,
             },
-            not_finite,
-            is_evaluated: !is_good && !is_gaussian,
+            not_finite: added.unwrap_or(not_finite),
+            is_evaluated: !matches!(
+                (guess, is_good),
+                (Guess::Reused(_), true) | (Guess::Normal, _)
+            ),
+        }
+    }
+
+    /// The k largest were found, with what was foreseen before.
+    fn found(&mut self, foresight: Option<Foresight>, least: u32) {
+        let least = least.max(1);
+        self.tracker = Some(Tracker::found(self.tracker, least));
+        self.foresight = Some(Foresight::found(foresight, least));
+    }
+
+    /// What is known of the threshold before the pass.
+    fn guess(&self, algorithm: Algorithm, options: &SparseOptions) -> Guess {
+        let is_due = options.mode == Mode::Exact
+            || self.steps.is_multiple_of(options.reuse_steps)
+            || algorithm == Algorithm::GTopk;
+        match self.tracker {
+            _ if algorithm == Algorithm::Gaussiank => Guess::Normal,
+            None => Guess::Nothing,
+            Some(tracker) if is_due => Guess::Hint(match self.foresight {
+                Some(foresight) => foresight.floor(),
+                None => lowered(tracker.threshold),
+            }),
+            Some(tracker) => Guess::Reused(tracker.threshold),
+        }
+    }
+}
+
+/// Of the threshold, before a pass.
+#[derive(Clone, Copy, Debug)]
+enum Guess {
+    /// Nothing yet.
+    Nothing,
+    /// What lies from here on is taken.
+    Reused(u32),
+    /// The k largest lie from here on, and not many more.
+    Hint(u32),
+    /// It is estimated from all elements.
+    Normal,
+}
+
+impl Guess {
+    /// From where on a pass that adds collects, and how much at most.
+    fn terms(self, k: usize) -> (u32, usize) {
+        match self {
+            Guess::Reused(threshold) => (threshold, 2 * k),
+            Guess::Hint(floor) => (floor, room_for(k)),
+            Guess::Nothing | Guess::Normal => (f32::MAX.to_bits(), 2 * k),
+        }
+    }
+
+    /// Whether what the pass collected may stand, or has the k largest.
+    fn is_good(self, scan: Scan, count: usize, k: usize) -> bool {
+        match self {
+            Guess::Reused(_) => !scan.is_over && is_within(count as u64, k as u64, u64::MAX),
+            Guess::Hint(_) => !scan.is_over && count >= k,
+            Guess::Nothing | Guess::Normal => false,
         }
     }
 }
@@ -127,35 +206,88 @@ fn lowered(threshold: u32) -> u32 {
     (f32::from_bits(threshold) * 0.95).to_bits().max(1)
 }
 
-/// By the estimate of a normal distribution, halved or raised by half while the count is far from k, and selected anew after
-/// the last change too. How many are not finite.
+/// By the estimate of a normal distribution. Real tails are not normal, so that it may select next to nothing or a multiple of
+/// k: it is halved or raised by half until it has been too high once and too low once, and then lies in the middle of the two, until it selects
+/// between 2/3 and 4/3 of k; the k largest where that does not come about. How many are not finite.
 fn select_gaussian(sources: &[Source], k: usize, picks: &mut Picks) -> u64 {
-    let seen = moments(sources);
-    let not_finite = count_of(sources) - seen.count;
-    let density = k as f64 / count_of(sources).max(1) as f64;
-    let mut floor = gaussian_magnitude(seen, density.min(1.0));
+    let (mut floor, not_finite) = gaussian_floor(sources, k);
+    // The highest that selected too many, and the lowest that selected too few.
+    let (mut low, mut high) = (None::<f32>, None::<f32>);
+    for _ in 0..GAUSSIAN_ROUNDS_MAX {
+        let at = f32::from_bits(floor);
+        match step_of(collect_from(sources, floor, k, picks), k) {
+            None => return not_finite,
+            Some(Off::Few) => high = Some(at),
+            Some(Off::Many) => low = Some(at),
+        }
+        let next = match (low, high) {
+            (Some(low), Some(high)) => low + (high - low) / 2.0,
+            (None, _) => at * Off::Few.factor(),
+            (_, None) => at * Off::Many.factor(),
+        };
+        floor = magnitude_of(next);
+    }
+    // A constant vector: every threshold selects all or nothing.
+    select_top(sources, k, None, picks);
+    not_finite
+}
+
+/// The same as in the published code: three rounds of halving and raising, whatever the last one selects. In a vector with short tails
+/// they jump over k.
+fn select_as_published(sources: &[Source], k: usize, picks: &mut Picks) -> u64 {
+    let (mut floor, not_finite) = gaussian_floor(sources, k);
     for round in 0..=GAUSSIAN_ROUNDS {
-        clear(picks);
-        let scan = collect(sources, floor, 4 * k, picks);
-        let count = if scan.is_over {
-            usize::MAX
-        } else {
-            picks.len()
-        };
-        let factor = match () {
-            () if round == GAUSSIAN_ROUNDS && (scan.is_over || count == 0) => {
-                // A constant vector: every threshold selects all or nothing.
-                select_top(sources, k, None, picks);
-                break;
-            }
-            () if 3 * count.min(1 << 60) < 2 * k => 0.5,
-            () if count > 4 * k / 3 => 1.5,
-            () => break,
-        };
+        let count = collect_from(sources, floor, k, picks);
+        let Some(off) = step_of(count, k) else { break };
         if round < GAUSSIAN_ROUNDS {
-            let next = f32::from_bits(floor) * factor;
-            floor = next.to_bits().clamp(1, f32::MAX.to_bits());
+            floor = magnitude_of(f32::from_bits(floor) * off.factor());
+        } else if count.is_none_or(|count| count == 0) {
+            select_top(sources, k, None, picks);
         }
     }
     not_finite
+}
+
+/// What a normal distribution with these moments says, and how many elements are not finite.
+fn gaussian_floor(sources: &[Source], k: usize) -> (u32, u64) {
+    let seen = moments(sources);
+    let density = k as f64 / count_of(sources).max(1) as f64;
+    let not_finite = count_of(sources) - seen.count;
+    (gaussian_magnitude(seen, density.min(1.0)), not_finite)
+}
+
+/// Collects anew; how many, unless there are more than 4k.
+fn collect_from(sources: &[Source], floor: u32, k: usize, picks: &mut Picks) -> Option<usize> {
+    clear(picks);
+    let scan = collect(sources, floor, 4 * k, picks);
+    (!scan.is_over).then_some(picks.len())
+}
+
+/// How a threshold missed.
+#[derive(Clone, Copy)]
+enum Off {
+    Few,
+    Many,
+}
+
+impl Off {
+    fn factor(self) -> f32 {
+        match self {
+            Off::Few => 0.5,
+            Off::Many => 1.5,
+        }
+    }
+}
+
+/// Nothing, if a count is between 2/3 and 4/3 of k; none is more than 4k.
+fn step_of(count: Option<usize>, k: usize) -> Option<Off> {
+    match count {
+        Some(count) if 3 * count < 2 * k => Some(Off::Few),
+        Some(count) if 3 * count <= 4 * k => None,
+        _ => Some(Off::Many),
+    }
+}
+
+fn magnitude_of(threshold: f32) -> u32 {
+    threshold.to_bits().clamp(1, f32::MAX.to_bits())
 }

@@ -48,6 +48,7 @@ mod counters;
 mod dsa;
 mod entries;
 mod faults;
+mod foresight;
 mod format;
 mod gather;
 mod global;
@@ -68,14 +69,15 @@ mod tests;
 
 pub use balance::{build_plan, is_unbalanced};
 pub use choose::{
-    LocalPrices, Prices, choose, choose_with, is_spreading_cheaper, local_seconds_of, probe_after,
-    seconds_of,
+    Experience, LocalPrices, Model, Prices, choose, choose_with, is_spreading_cheaper,
+    local_seconds_of, probe_after, seconds_of,
 };
 pub use counters::{Counters, PHASES, Phase, Traffic};
 pub use entries::{Entries, Pack};
+pub use foresight::Foresight;
 pub use format::{IndexFormat, ValueFormat};
 pub use global::{Around, Tracker};
-pub use io::{Action, Arrived, Message, Request};
+pub use io::{Action, Arrived, Message, Request, Seen};
 pub use local::{LocalSelection, Selected};
 pub use machine::{Finished, Machine, Step};
 pub(crate) use matching::{Marks, WINDOW};

@@ -14,6 +14,7 @@ use super::balance;
 use super::counters::Phase;
 use super::entries::Entries;
 use super::faults;
+use super::foresight::Foresight;
 use super::format::ValueFormat;
 use super::global::{Around, Steepness, Tracker, is_within, kth_largest, ties_of};
 use super::io::{Io, Message};
@@ -36,6 +37,8 @@ pub struct OkTopkState {
     pub bounds: Vec<u64>,
     /// From where on entries of the sum are selected, once there is one.
     pub tracker: Option<Tracker>,
+    /// Where the sum's k-th largest should lie, if the last step found it exactly.
+    pub foresight: Option<Foresight>,
     /// Some rank received more than 3k words: the next step cuts anew.
     pub is_forced: bool,
 }
@@ -88,6 +91,7 @@ pub(super) async fn run<E: Entries + Sync>(
     next.is_forced =
         options.regions == Regions::Balanced && column(loads).any(|r| 2 * r > 3 * step.k);
     next.steps += 1;
+    let foresight = next.foresight.take();
 
     let is_paper = options.mode == Mode::Paper;
     let totals: Vec<u64> = (0..guesses).map(|guess| column(guess).sum()).collect();
@@ -117,7 +121,8 @@ pub(super) async fn run<E: Entries + Sync>(
         }
         _ => {
             let (chosen, sizes, least) =
-                select_exactly(&io, &step, reduced, (nnz, column(lengths))).await?;
+                select_exactly(&io, &step, reduced, foresight, (nnz, column(lengths))).await?;
+            next.foresight = Some(Foresight::found(foresight, least.max(1)));
             next.tracker = Some(Tracker::found(state.tracker, least.max(1)));
             gather(&io, &step, &terms, chosen, sizes).await?
         }
@@ -216,7 +221,7 @@ pub(super) async fn split<E: Entries>(
     let range = |r: Rank| (bounds[r as usize], bounds[r as usize + 1]);
     let mine = range(rank);
     let spare = io.spare();
-    let part = |r: Rank| step.picks.part(range(r).0, range(r).1);
+    let part = |r: Rank| step.picks.part(range(r).0, range(r).1, &spare);
     let below: Vec<u64> = bounds.iter().map(|b| step.picks.below(*b)).collect();
     let places = |r: Rank| (below[r as usize], below[r as usize + 1]);
     let lengths: Vec<u64> = below.windows(2).map(|b| b[1] - b[0]).collect();
@@ -258,7 +263,6 @@ pub(super) async fn split<E: Entries>(
                     let mut part = E::with_room(size, &spare);
                     part.decode_onto(&message, size, terms.pack, mine)
                         .map_err(|cause| faults::of_rank(peer, cause))?;
-                    spare.keep_bytes(message.data);
                     part
                 }
             };
@@ -302,17 +306,36 @@ fn bucket_end(first: u32, ranks: u32, load: impl Fn(u32) -> (u64, u64)) -> u32 {
     ranks
 }
 
-/// The first k of all entries in the total order: this rank's, everybody's sizes, and the least magnitude.
+/// The first k of all entries in the total order, which should lie where they are foreseen: this rank's, everybody's sizes, and the least magnitude.
 async fn select_exactly<E: Entries>(
     io: &Io,
     step: &Step<E>,
     reduced: E,
+    foresight: Option<Foresight>,
     (nnz, lengths): (u64, impl Iterator<Item = u64>),
 ) -> Result<(E, Vec<u64>, u32)> {
     if nnz <= step.k {
         return Ok((reduced, lengths.collect(), 1));
     }
-    let kth = kth_largest(io, &reduced, step.k).await?;
+    let spare = io.spare();
+    // Those that may be among the first k of all. All ranks foresee the same, so that they count the same entries.
+    let near = foresight.and_then(|foresight| reduced.near(foresight.floor(), &spare));
+    let (kth, reduced) = match near {
+        Some(near) => match kth_largest(io, &near, step.k).await {
+            Some(kth) => {
+                reduced.recycle(&spare);
+                (Some(kth), near)
+            }
+            None => (kth_largest(io, &reduced, step.k).await, reduced),
+        },
+        None => (kth_largest(io, &reduced, step.k).await, reduced),
+    };
+    let kth = kth.ok_or_else(|| {
+        faults::of_all(format_args!(
+            "ranks said to have {nnz} non-zeros, and count fewer than {} by their magnitudes",
+            step.k
+        ))
+    })?;
     let own = [kth.above, kth.tied];
     let counts = io.gather_words(Phase::Sizes, own.to_vec()).await;
     let names = ["entries above the k-th", "entries as large as the k-th"];
@@ -321,7 +344,6 @@ async fn select_exactly<E: Entries>(
     let sizes: Vec<u64> = (counts.iter().step_by(2).zip(&taken))
         .map(|(a, t)| a + t)
         .collect();
-    let spare = io.spare();
     let ties = taken[io.rank as usize];
     let chosen = reduced.select((kth.least, ties), kth.above + ties, &spare);
     reduced.recycle(&spare);
@@ -374,7 +396,12 @@ async fn gather_blocks<E: Entries>(
             let cause = "its entries do not lie behind those of the rank before";
             return Err(faults::of_rank(rank, cause));
         }
-        spare.keep_bytes(message.data);
+        // Its owner has left them out, or all ranks the step.
+        let wild = result.wild_from(before);
+        if wild > 0 {
+            let cause = format_args!("{wild} of its selected sums are not finite");
+            return Err(faults::of_rank(rank, cause));
+        }
     }
     let rounding = match terms.pack.values {
         ValueFormat::F32 => E::empty(0, count),

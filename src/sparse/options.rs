@@ -18,11 +18,13 @@ pub enum Algorithm {
     TopkDsa(DsaVariant),
     /// A tree of merges that keep k entries each, and a broadcast.
     GTopk,
-    /// As TopkA, with picks by the estimate of a normal distribution.
+    /// As TopkA, with picks by the estimate of a normal distribution, corrected until it selects 2/3 to 4/3 of k; with [`Mode::Paper`]
+    /// in three rounds, whatever they end with.
     Gaussiank,
     /// A dense allreduce of the whole accumulator.
     Dense,
-    /// What the cost model and the fill-in of the steps before say is fastest: Ok-Topk, TopkDSA or dense.
+    /// What the cost model, the fill-in of the steps before and their times say is fastest: Ok-Topk, TopkDSA or dense. The same
+    /// on all ranks, but not in every run.
     Auto,
 }
 
@@ -139,7 +141,8 @@ pub enum Mode {
     /// Thresholds are found exactly every so many steps and used again in between, corrected where the counts leave
     /// [k/2, 2k].
     Threshold,
-    /// As the published code does: at a re-evaluation the whole reduced sum is gathered, which may cost 2 min(Pk, n) words.
+    /// As the published code does: at a re-evaluation the whole reduced sum is gathered, which may cost 2 min(Pk, n) words;
+    /// Gaussiank corrects its estimate in three rounds only.
     Paper,
 }
 
@@ -195,8 +198,26 @@ pub enum NonFinite {
     Error,
     /// The step is skipped on all ranks, its gradient not absorbed: for gradient scalers.
     Skip,
-    /// Such coordinates do not absorb this gradient on the rank concerned, all else goes on; they are counted.
+    /// Such coordinates do not absorb this gradient on the rank concerned, all else goes on; they are counted. The fastest:
+    /// nothing needs to be undone, so that one pass adds the gradient to the residual and selects.
     Count,
+}
+
+impl FromStr for NonFinite {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<NonFinite, String> {
+        Ok(match text {
+            "error" => NonFinite::Error,
+            "skip" => NonFinite::Skip,
+            "count" => NonFinite::Count,
+            _ => {
+                return Err(format!(
+                    "unknown policy '{text}' for what is not finite: one of error skip count"
+                ));
+            }
+        })
+    }
 }
 
 /// How a sparse allreduce works. All fields are equal on all ranks.

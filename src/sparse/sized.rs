@@ -59,7 +59,7 @@ impl Entries for Sized {
         self.count
     }
 
-    fn part(&self, from: u64, to: u64) -> Sized {
+    fn part(&self, from: u64, to: u64, _: &Spare) -> Sized {
         let (low, high) = (from.max(self.from), to.min(self.to));
         if low >= high {
             return self.with(from, to.max(from), 0);
@@ -131,6 +131,10 @@ impl Entries for Sized {
         (0..level.bins()).map(count).collect()
     }
 
+    fn wild_from(&self, _: u64) -> u64 {
+        0
+    }
+
     fn count_from(&self, magnitude: u32) -> u64 {
         self.count - self.less(magnitude)
     }
@@ -143,6 +147,11 @@ impl Entries for Sized {
     fn select(&self, (magnitude, ties): (u32, u64), _: u64, _: &Spare) -> Sized {
         let above = self.count_from(magnitude.saturating_add(1));
         self.with(self.from, self.to, (above + ties).min(self.count))
+    }
+
+    /// There are no passes to make shorter; and the law of magnitudes is that of all.
+    fn near(&self, _: u32, _: &Spare) -> Option<Sized> {
+        None
     }
 
     fn top(&self, k: u64) -> (Sized, Sized) {

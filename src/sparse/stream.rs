@@ -4,6 +4,7 @@
 //! where a third of the entries is kept, every third guess of such a branch is wrong, and costs as much as ten entries.
 
 use super::entries::{Entries, Pack};
+use super::format::BLOCK;
 use super::global::Around;
 use super::io::Message;
 use super::matching::Marks;
@@ -69,13 +70,6 @@ impl Stream {
         self.filter_into(&mut kept, is_kept);
         kept
     }
-
-    /// How many values are as asked. Sums as wide as the values they come from, and no early end: whole vectors.
-    fn count_where(&self, is_it: impl Fn(f32) -> bool) -> u64 {
-        let count = |part: &[f32]| part.iter().map(|v| u32::from(is_it(*v))).sum::<u32>();
-        let parts = self.values.chunks(1 << 20);
-        parts.map(|part| u64::from(count(part))).sum()
-    }
 }
 
 impl Entries for Stream {
@@ -87,8 +81,11 @@ impl Entries for Stream {
         self.indices.len() as u64
     }
 
-    fn part(&self, from: u64, to: u64) -> Stream {
-        self.slice(self.below(from), self.below(to))
+    fn part(&self, from: u64, to: u64, spare: &Spare) -> Stream {
+        let range = self.below(from) as usize..self.below(to) as usize;
+        let mut part = spare.stream(range.len());
+        part.extend(&self.indices[range.clone()], &self.values[range]);
+        part
     }
 
     fn slice(&self, start: u64, end: u64) -> Stream {
@@ -122,21 +119,40 @@ impl Entries for Stream {
         Ok(all)
     }
 
-    fn settle(self) -> (Stream, Stream) {
+    fn settle(mut self) -> (Stream, Stream) {
         let is_clean = |v: f32| (v != 0.0) & v.is_finite();
-        if self.count_where(|v| !is_clean(v)) == 0 {
-            return (self, Stream::default());
+        let mut wild = Stream::default();
+        if count_where(&self.values, |v| !is_clean(v)) == 0 {
+            return (self, wild);
         }
-        let wild = self.filtered(|_, v| !v.is_finite());
-        (self.filtered(|_, v| is_clean(v)), wild)
+        // A sum of millions nearly always has a zero: in place, not in new memory.
+        let mut kept = 0;
+        for at in 0..self.values.len() {
+            let (index, value) = (self.indices[at], self.values[at]);
+            if !value.is_finite() {
+                wild.push(index, value);
+            }
+            self.indices[kept] = index;
+            self.values[kept] = value;
+            kept += usize::from(is_clean(value));
+        }
+        self.indices.truncate(kept);
+        self.values.truncate(kept);
+        (self, wild)
     }
 
     fn histogram(&self, level: Level) -> Vec<u64> {
         histogram_of(&self.values, level)
     }
 
+    fn wild_from(&self, position: u64) -> u64 {
+        count_where(&self.values[position as usize..], |value| {
+            !value.is_finite()
+        })
+    }
+
     fn count_from(&self, least: u32) -> u64 {
-        self.count_where(|value| magnitude(value) >= least)
+        count_where(&self.values, |value| magnitude(value) >= least)
     }
 
     fn counts_from(&self, around: Around) -> Vec<u64> {
@@ -160,6 +176,10 @@ impl Entries for Stream {
             (bits > least) | is_tie
         });
         selected
+    }
+
+    fn near(&self, least: u32, spare: &Spare) -> Option<Stream> {
+        Some(self.select((least - 1, 0), self.count_from(least), spare))
     }
 
     fn top(&self, k: u64) -> (Stream, Stream) {
@@ -271,17 +291,21 @@ impl Entries for Stream {
         check_length(message, pack.bytes(count))?;
         let count = count as usize;
         let width = if pack.is_wide { 8 } else { 4 };
-        let (indices, values) = message.data.split_at(count * width);
         let first = self.indices.len();
-        match pack.is_wide {
-            true => {
-                let words = indices.as_chunks::<8>().0.iter();
-                self.indices.extend(words.map(|b| u64::from_ne_bytes(*b)));
-            }
-            false => {
-                let words = indices.as_chunks::<4>().0.iter();
-                let words = words.map(|b| u64::from(u32::from_ne_bytes(*b)));
-                self.indices.extend(words);
+        let mut bytes = [0u8; 8 * BATCH];
+        for start in (0..count).step_by(BATCH) {
+            let part = &mut bytes[..width * BATCH.min(count - start)];
+            message.read(width * start, part);
+            match pack.is_wide {
+                true => {
+                    let words = part.as_chunks::<8>().0.iter();
+                    self.indices.extend(words.map(|b| u64::from_ne_bytes(*b)));
+                }
+                false => {
+                    let words = part.as_chunks::<4>().0.iter();
+                    let words = words.map(|b| u64::from(u32::from_ne_bytes(*b)));
+                    self.indices.extend(words);
+                }
             }
         }
         let checked = check_indices(&self.indices[first..], (from, to));
@@ -289,7 +313,7 @@ impl Entries for Stream {
             self.indices.truncate(first);
             return Err(cause);
         }
-        pack.values.decode(values, count, &mut self.values);
+        decode_values(message, (width * count, count), pack, &mut self.values);
         Ok(())
     }
 
@@ -318,8 +342,7 @@ impl Entries for Stream {
     ) -> Result<Stream, String> {
         check_length(message, pack.dense_bytes(to - from))?;
         let (mut values, mut entries) = (Vec::new(), Stream::default());
-        pack.values
-            .decode(&message.data, (to - from) as usize, &mut values);
+        decode_values(message, (0, (to - from) as usize), pack, &mut values);
         for (offset, value) in values.into_iter().enumerate() {
             if value != 0.0 {
                 entries.push(from + offset as u64, value);
@@ -329,12 +352,37 @@ impl Entries for Stream {
     }
 }
 
+/// How many values are as asked. Sums as wide as the values they come from, and no early end: whole vectors.
+fn count_where(values: &[f32], is_it: impl Fn(f32) -> bool) -> u64 {
+    let count = |part: &[f32]| part.iter().map(|v| u32::from(is_it(*v))).sum::<u32>();
+    let parts = values.chunks(1 << 20);
+    parts.map(|part| u64::from(count(part))).sum()
+}
+
+/// Appends `count` values that lie in a message from `start` on.
+fn decode_values(
+    message: &Message,
+    (start, count): (usize, usize),
+    pack: Pack,
+    values: &mut Vec<f32>,
+) {
+    // Blocks that share a scale divide a batch, so that batches are coded one by one.
+    let (mut bytes, mut start) = ([0u8; 8 * BATCH], start);
+    for first in (0..count).step_by(BATCH) {
+        let batch = BATCH.min(count - first);
+        let part = &mut bytes[..pack.values.bytes(batch as u64) as usize];
+        message.read(start, part);
+        pack.values.decode(part, batch, values);
+        start += part.len();
+    }
+}
+
 fn check_length(message: &Message, bytes: u64) -> Result<(), String> {
-    match message.data.len() as u64 == bytes {
+    match message.len_bytes() as u64 == bytes {
         true => Ok(()),
         false => Err(format!(
             "a message has {} bytes instead of {bytes}",
-            message.data.len()
+            message.len_bytes()
         )),
     }
 }
@@ -357,4 +405,5 @@ fn check_indices(indices: &[u64], (from, to): (u64, u64)) -> Result<(), String> 
     }
 }
 
+const _: () = assert!(BATCH.is_multiple_of(BLOCK));
 const _: () = assert!(MAGNITUDE_INFINITE == f32::INFINITY.to_bits());

@@ -6,14 +6,17 @@
 use super::spare::Spare;
 use super::stream::Stream;
 
-/// Coordinates of a window: 64 KiB of sums, of which at 1 % few lines are used.
-const WINDOW: usize = 16 * 1024;
+/// Coordinates of a window: 32 KiB of sums, of which at 1 % half of the lines are used, beside the parts that are read.
+const WINDOW: usize = 8 * 1024;
 
 /// What is there before the first term. Plus any value it is that value, also where that is -0; zero would turn it into +0.
 const NOTHING: f32 = -0.0;
 
 /// Entries that are taken from a window at a time.
 const BATCH: usize = 512;
+
+/// Entries that are taken from 64 coordinates without asking how many there are: no branch could guess it, and more are few.
+const ROUND: usize = 4;
 
 /// Sums of one window, with a bit for each coordinate that has any term. Between uses nothing is in it.
 #[derive(Debug)]
@@ -84,17 +87,23 @@ impl Window {
     fn take(&mut self, base: u64, total: &mut Stream) {
         let (mut indices, mut values, mut count) = ([0u64; BATCH], [0f32; BATCH], 0);
         for (word, bits) in self.bits.iter_mut().enumerate() {
-            if count > BATCH - 64 {
+            if count > BATCH - 64 - ROUND {
                 total.extend(&indices[..count], &values[..count]);
                 count = 0;
             }
             let mut left = std::mem::take(bits);
             while left != 0 {
-                let at = (64 * word + left.trailing_zeros() as usize) % WINDOW;
-                indices[count % BATCH] = base + at as u64;
-                values[count % BATCH] = std::mem::replace(&mut self.sums[at], NOTHING);
-                count += 1;
-                left &= left - 1;
+                let end = count + (left.count_ones() as usize).min(ROUND);
+                for slot in count..count + ROUND {
+                    // Of nothing left, the last coordinate, which stays as it is.
+                    let at = (64 * word + left.trailing_zeros().min(63) as usize) % WINDOW;
+                    let sum = self.sums[at];
+                    indices[slot % BATCH] = base + at as u64;
+                    values[slot % BATCH] = sum;
+                    self.sums[at] = if left == 0 { sum } else { NOTHING };
+                    left &= left.wrapping_sub(1);
+                }
+                count = end;
             }
         }
         total.extend(&indices[..count], &values[..count]);

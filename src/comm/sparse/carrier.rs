@@ -4,6 +4,7 @@ use crate::comm::{Buffer, Call, Communicator, Operation, Transfer};
 use crate::error::Result;
 use crate::sparse::{Arrived, Message, Request, Spare};
 use crate::types::{Collective, DataType, Rank, ReduceOp};
+use std::sync::Arc;
 
 /// Messages begin at multiples of this, so that no two share a cache line.
 const ALIGNMENT: usize = 64;
@@ -68,14 +69,12 @@ impl Carrier {
         match std::mem::replace(&mut self.awaited, Awaited::Nothing) {
             Awaited::Nothing => Arrived::Messages(Vec::new()),
             Awaited::Messages(places) => {
-                let read = |(offset, bytes): &(usize, u64)| {
-                    let mut data = self.spare.bytes(*bytes as usize);
-                    // Only what is longer than it was before is cleared first.
-                    data.resize(*bytes as usize, 0);
-                    self.received.view().read(*offset, &mut data);
-                    Message::of(data)
+                let held = Arc::new(self.received.clone());
+                let seen = |(offset, bytes): &(usize, u64)| {
+                    let view = held.view().part(*offset, *bytes as usize);
+                    Message::seen(view, held.clone())
                 };
-                Arrived::Messages(places.iter().map(read).collect())
+                Arrived::Messages(places.iter().map(seen).collect())
             }
             Awaited::Words { count, is_wide } => {
                 let part = |bytes| self.received.part(0, count * bytes);
@@ -102,8 +101,7 @@ impl Carrier {
         reserve(&self.comm, &mut self.received, back_bytes)?;
         let mut transfers = Vec::with_capacity(sends.len() + receives.len());
         for ((peer, message), (offset, bytes)) in sends.into_iter().zip(out) {
-            self.sent.view().write(offset, &message.data);
-            self.spare.keep_bytes(message.data);
+            self.write(offset, message);
             transfers.push(Transfer {
                 peer,
                 is_send: true,
@@ -119,6 +117,16 @@ impl Carrier {
         }
         let call = Call::send_recv(DataType::U8, transfers);
         Ok(self.comm.start(&call)?)
+    }
+
+    /// Puts a message where it is sent from. One that has come and is passed on lies in what was received.
+    fn write(&self, offset: usize, message: Message) {
+        let target = self.sent.view().part(offset, message.len_bytes());
+        match message.seen {
+            Some(seen) => target.copy_from(seen.view()),
+            None => target.write(0, &message.data),
+        }
+        self.spare.keep_bytes(message.data);
     }
 
     fn words(
@@ -161,8 +169,8 @@ impl Carrier {
         let total: u64 = bytes.iter().sum();
         reserve(&self.comm, &mut self.sent, own.bytes as usize)?;
         reserve(&self.comm, &mut self.received, total as usize)?;
-        self.sent.view().write(0, &own.data);
-        self.spare.keep_bytes(own.data);
+        let own_bytes = own.bytes;
+        self.write(0, own);
         let offset = |at: &mut u64, bytes: &u64| {
             let start = *at as usize;
             *at += bytes;
@@ -171,9 +179,9 @@ impl Carrier {
         self.awaited = Awaited::Messages(bytes.iter().scan(0, offset).collect());
         let call = Call {
             receive_counts: bytes.to_vec(),
-            ..Call::new(Collective::AllGatherV, DataType::U8, own.bytes)
+            ..Call::new(Collective::AllGatherV, DataType::U8, own_bytes)
         };
-        let input = self.sent.part(0, own.bytes as usize);
+        let input = self.sent.part(0, own_bytes as usize);
         let output = self.received.part(0, total as usize);
         Ok(self.comm.start(&call.with(&input, &output))?)
     }

@@ -51,15 +51,34 @@ impl SparseAllreduce {
     pub(super) fn commit(&mut self, mut pending: Pending) -> SparseResult {
         let clock = self.comm.inner.shared.clock.clone();
         let begun = clock.now();
+        let mut since = begun;
         let outcomes = std::mem::take(&mut pending.outcomes);
+        let mut sparse = Vec::new();
+        let mut spent = std::mem::take(&mut pending.spent).into_iter().peekable();
         for (unit, outcome) in outcomes.into_iter().enumerate() {
             match outcome {
                 Outcome::Nothing => {}
-                Outcome::Sparse(finished) => self.commit_sparse(&mut pending, unit, *finished),
+                Outcome::Sparse(finished) => {
+                    sparse.push(unit);
+                    self.commit_sparse(&mut pending, unit, *finished);
+                }
                 Outcome::Dense { born } => self.commit_dense(&mut pending, unit, born),
             }
+            let now = clock.now();
+            if let Some(spent) = spent.next_if(|spent| spent.unit == unit) {
+                let own = spent.select + now.since(since);
+                self.note(unit, spent.algorithm, (spent.communicate, own));
+            }
+            since = now;
         }
-        pending.result.times.apply = clock.now().since(begun);
+        if let Some(dense) = &pending.result.dense {
+            // Of units beside a dense one that were sparse, it has what an earlier step left there.
+            for unit in sparse {
+                let place = self.place_of(unit);
+                dense.view().part(place.start, place.len()).fill(0);
+            }
+        }
+        pending.result.times.apply = since.since(begun);
         pending.result
     }
 

@@ -11,6 +11,7 @@ use crate::memory::View;
 use crate::sparse::{Arrived, NonFinite, Request};
 use crate::types::{Combine, DataType, Finish, ReduceOp};
 use std::ops::Range;
+use std::time::Duration;
 
 /// Values that are not finite.
 fn wild_of(view: View) -> u64 {
@@ -26,7 +27,7 @@ fn wild_of(view: View) -> u64 {
 
 impl SparseAllreduce {
     /// Bytes of a unit in the dense buffer.
-    fn place_of(&self, unit: usize) -> Range<usize> {
+    pub(super) fn place_of(&self, unit: usize) -> Range<usize> {
         let tensors = &self.units[unit].tensors;
         4 * self.starts[tensors.start] as usize..4 * self.starts[tensors.end] as usize
     }
@@ -55,7 +56,7 @@ impl SparseAllreduce {
         let words = vec![wild_of(dense.view().part(place.start, place.len()))];
         pending.task = Task::Census;
         let now = self.comm.inner.shared.clock.now();
-        pending.result.times.select += now.since(begun);
+        pending.spend(now.since(begun), Duration::ZERO);
         if self.comm.ranks() == 1 {
             pending.arrived = Arrived::Words(words);
             return Ok(());
@@ -95,7 +96,7 @@ impl SparseAllreduce {
     pub(super) fn end_dense(&mut self, pending: &mut Pending) -> Result<()> {
         pending.arrived = Arrived::Nothing;
         let now = self.comm.inner.shared.clock.now();
-        pending.result.times.communicate += now.since(pending.since);
+        pending.spend(Duration::ZERO, now.since(pending.since));
         let place = self.place_of(pending.unit);
         let dense = self.dense.as_ref().expect("a dense step has its buffer");
         let born = wild_of(dense.view().part(place.start, place.len()));

@@ -8,6 +8,7 @@
 mod carrier;
 mod commit;
 mod dense;
+mod learn;
 mod residuals;
 mod result;
 mod step;
@@ -20,11 +21,12 @@ use crate::error::{Error, Result};
 use crate::fusion::{TensorSet, TensorSpec};
 use crate::prng::mix;
 use crate::sparse::{
-    Algorithm, Balance, LocalPrices, LocalSelection, OkTopkState, Prices, Spare, SparseOptions,
-    Stream,
+    Algorithm, Balance, Experience, LocalPrices, LocalSelection, Model, OkTopkState, Prices, Spare,
+    SparseOptions, Stream,
 };
 use crate::types::DataType;
 use carrier::Carrier;
+use learn::Untold;
 use residuals::{Origin, Residuals};
 use result::check_lengths;
 use std::ops::Range;
@@ -79,6 +81,10 @@ struct Unit {
     dense_steps: u64,
     /// Picks of a step before, for the next.
     memory: Stream,
+    /// What steps took, where the algorithm is chosen.
+    experience: Experience,
+    /// The last step, whose time the ranks are to tell each other.
+    untold: Option<Untold>,
 }
 
 impl SparseAllreduce {
@@ -123,6 +129,8 @@ impl SparseAllreduce {
             reduced: None,
             dense_steps: 0,
             memory: Stream::default(),
+            experience: Experience::default(),
+            untold: None,
         };
         let spare = Spare::default();
         Ok(SparseAllreduce {
@@ -247,6 +255,8 @@ impl SparseAllreduce {
             unit.state = OkTopkState::default();
             unit.reduced = None;
             unit.dense_steps = 0;
+            unit.experience = Experience::default();
+            unit.untold = None;
         }
     }
 }
@@ -353,13 +363,13 @@ fn resolve(
     options: &SparseOptions,
     unit: (u64, u64, u32),
     (reduced, dense_steps): (Option<u64>, u64),
-    (links, local): (Prices, LocalPrices),
+    model: Model,
 ) -> Algorithm {
     let chosen = match options.algorithm {
-        Algorithm::Auto => crate::sparse::choose_with(unit, reduced, links, local),
+        Algorithm::Auto => crate::sparse::choose_with(unit, reduced, model),
         other => return other,
     };
-    let probe = || crate::sparse::probe_after(dense_steps, unit, reduced, (links, local));
+    let probe = || crate::sparse::probe_after(dense_steps, unit, reduced, model);
     match chosen {
         Algorithm::Dense => probe().unwrap_or(chosen),
         _ => chosen,

@@ -85,7 +85,8 @@ impl SparseResult {
         )
     }
 
-    /// All values of a dense step, over all tensors. Valid until the next step.
+    /// All values of a dense step, over all tensors. Valid until the next step. Where tensors are operations of their own, those that were
+    /// sparse have zeros here, and their entries apart.
     pub fn dense(&self) -> Option<&Buffer> {
         self.dense.as_ref()
     }

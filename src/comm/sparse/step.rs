@@ -7,10 +7,11 @@ use crate::comm::{Buffer, Operation};
 use crate::error::{Error, Result};
 use crate::kernel::select::Source;
 use crate::sparse::{
-    Action, Algorithm, Arrived, Counters, Finished, LocalSelection, Machine, NonFinite, Step,
-    Stream,
+    Action, Algorithm, Arrived, Counters, Finished, LocalSelection, Machine, Model, NonFinite,
+    Step, Stream,
 };
 use crate::time::Time;
+use std::time::Duration;
 
 /// A step under way.
 pub(super) struct Pending {
@@ -26,7 +27,30 @@ pub(super) struct Pending {
     selections: Vec<LocalSelection>,
     /// When the communication of the unit at hand began.
     pub(super) since: Time,
+    /// What units took, of those that have begun.
+    pub(super) spent: Vec<Spent>,
     pub(super) result: SparseResult,
+}
+
+/// What one unit took before its result is applied.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Spent {
+    pub(super) unit: usize,
+    pub(super) algorithm: Algorithm,
+    pub(super) select: Duration,
+    pub(super) communicate: Duration,
+}
+
+impl Pending {
+    /// The unit at hand took this.
+    pub(super) fn spend(&mut self, select: Duration, communicate: Duration) {
+        self.result.times.select += select;
+        self.result.times.communicate += communicate;
+        if let Some(spent) = self.spent.last_mut() {
+            spent.select += select;
+            spent.communicate += communicate;
+        }
+    }
 }
 
 /// What the unit at hand is doing.
@@ -39,6 +63,8 @@ pub(super) enum Task {
     Census,
     /// The dense allreduce.
     Dense,
+    /// Ranks tell each other what the step before took.
+    Telling,
 }
 
 impl SparseAllreduce {
@@ -57,6 +83,7 @@ impl SparseAllreduce {
             outcomes: Vec::new(),
             selections: Vec::new(),
             since: Time::default(),
+            spent: Vec::new(),
             result: SparseResult {
                 algorithm: self.options.algorithm,
                 is_skipped: false,
@@ -99,7 +126,10 @@ impl SparseAllreduce {
     /// One thing after another, until there is an operation to wait for or the unit has ended.
     fn turn(&mut self, pending: &mut Pending) -> Result<()> {
         match std::mem::replace(&mut pending.task, Task::Begin) {
-            Task::Begin => self.begin_unit(pending),
+            Task::Begin => match self.tell(pending)? {
+                true => Ok(()),
+                false => self.begin_unit(pending),
+            },
             Task::Machine(mut machine) => {
                 let arrived = std::mem::replace(&mut pending.arrived, Arrived::Nothing);
                 match machine.next(arrived) {
@@ -132,6 +162,15 @@ impl SparseAllreduce {
                 self.reduce_dense(pending, words[0])
             }
             Task::Dense => self.end_dense(pending),
+            Task::Telling => {
+                let Arrived::Words(words) =
+                    std::mem::replace(&mut pending.arrived, Arrived::Nothing)
+                else {
+                    return Err(Error::invalid("telling times gives words"));
+                };
+                self.learn(pending.unit, &words);
+                self.begin_unit(pending)
+            }
         }
     }
 
@@ -146,25 +185,33 @@ impl SparseAllreduce {
     fn begin_unit(&mut self, pending: &mut Pending) -> Result<()> {
         let ranks = self.comm.ranks();
         let clock = self.comm.inner.shared.clock.clone();
+        let shape = self.shape_of(pending.unit);
+        let count = shape.0;
         let unit = &mut self.units[pending.unit];
         pending.selections.push(unit.selection.clone());
-        let count = self.starts[unit.tensors.end] - self.starts[unit.tensors.start];
         if count == 0 {
             pending.outcomes.push(Outcome::Nothing);
             pending.unit += 1;
             return Ok(());
         }
-        let shape = (count, unit.k, ranks);
-        let mut algorithm = resolve(
-            &self.options,
-            shape,
-            (unit.reduced, unit.dense_steps),
-            self.prices,
-        );
+        let (links, local) = self.prices;
+        let model = Model {
+            links,
+            local,
+            experience: &unit.experience,
+        };
+        let seen = (unit.reduced, unit.dense_steps);
+        let mut algorithm = resolve(&self.options, shape, seen, model);
         if pending.gradients.is_none() || self.steps < self.options.warm_up_steps {
             algorithm = Algorithm::Dense;
         }
         pending.result.algorithm = algorithm;
+        pending.spent.push(Spent {
+            unit: pending.unit,
+            algorithm,
+            select: Duration::ZERO,
+            communicate: Duration::ZERO,
+        });
         if algorithm == Algorithm::Dense {
             return self.begin_dense(pending);
         }
@@ -181,7 +228,7 @@ impl SparseAllreduce {
         let begun = clock.now();
         let selected = (unit.selection).select_into(memory, &sources, k, algorithm, options);
         pending.since = clock.now();
-        pending.result.times.select += pending.since.since(begun);
+        pending.spend(pending.since.since(begun), Duration::ZERO);
         let step = Step {
             picks: selected.picks,
             not_finite: selected.not_finite,
@@ -199,7 +246,7 @@ impl SparseAllreduce {
 
     fn end_machine(&mut self, pending: &mut Pending, finished: Finished<Stream>) -> Result<()> {
         let now = self.comm.inner.shared.clock.now();
-        pending.result.times.communicate += now.since(pending.since);
+        pending.spend(Duration::ZERO, now.since(pending.since));
         pending.result.counters.add(&finished.counters);
         pending.result.not_finite += finished.not_finite;
         if finished.is_void {

@@ -27,7 +27,7 @@ pub fn select_top(
         picks.clear();
         return (MAGNITUDE_INFINITE, Scan::default());
     }
-    let limit = k.saturating_mul(3).saturating_add(SLACK);
+    let limit = room_for(k);
     let mut margin = 3.0;
     let mut floor = hint.filter(|bits| (1..MAGNITUDE_INFINITE).contains(bits));
     let mut sample = Vec::new();
@@ -49,6 +49,11 @@ pub fn select_top(
         };
     }
     by_histograms(sources, k, picks)
+}
+
+/// Elements that a pass may collect of which the `k` largest are kept.
+pub fn room_for(k: usize) -> usize {
+    k.saturating_mul(3).saturating_add(SLACK)
 }
 
 /// Magnitudes of elements at places that only the number of elements decides.

@@ -23,7 +23,7 @@ mod scalar;
 #[cfg(test)]
 mod tests;
 
-pub use exact::{keep_top, select_top};
+pub use exact::{keep_top, room_for, select_top};
 pub use gauss::{Moments, gaussian_magnitude, moments};
 pub use histogram::{LEVELS, Level, histogram, histogram_of};
 

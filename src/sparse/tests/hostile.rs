@@ -257,6 +257,33 @@ fn a_rank_whose_entries_are_malformed_is_named() {
         text.contains("malformed") && text.contains("outside of 0..300"),
         "{text}"
     );
+    // An index twice.
+    let (rank, text) = told(Algorithm::TopkA, |arrived| match arrived {
+        Arrived::Messages(messages) => {
+            messages[3].data.copy_within(..4, 4);
+            true
+        }
+        _ => false,
+    });
+    assert_eq!(rank, Some(3), "{text}");
+    assert!(text.contains("not above the one before"), "{text}");
+    // Owners have left out what is not finite: a selected sum cannot be.
+    let (rank, text) = told(Algorithm::OkTopk, |arrived| match arrived {
+        Arrived::Messages(messages) if messages.len() == RANKS as usize => {
+            let mut others = (0..).zip(messages).filter(|(rank, _)| *rank != 1);
+            let found = others.find(|(_, message)| message.bytes > 0);
+            let message = found.expect("a rank that has selected something").1;
+            let value = message.data.len() - 4;
+            message.data[value..].copy_from_slice(&f32::NAN.to_le_bytes());
+            true
+        }
+        _ => false,
+    });
+    assert!(rank.is_some_and(|rank| rank != 1), "{text}");
+    assert!(
+        text.contains("1 of its selected sums are not finite"),
+        "{text}"
+    );
     // Sizes: rank 4 says that it has more than there are coordinates.
     for algorithm in [Algorithm::TopkA, Algorithm::TopkDsa(DsaVariant::Split)] {
         let (rank, text) = told(algorithm, |arrived| match arrived {

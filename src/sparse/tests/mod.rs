@@ -6,4 +6,5 @@ mod hostile;
 mod job;
 mod memory;
 mod oracles;
+mod selecting;
 mod volume;

@@ -20,7 +20,7 @@ use crate::flags::JobArgs;
 use crate::settings::{self, FAILED, USAGE};
 use crate::{launch, output};
 use clap::{Args, ValueEnum};
-use linerate::sparse::{Algorithm, Amount, Balance, Mode, SparseOptions, ValueFormat};
+use linerate::sparse::{Algorithm, Amount, Balance, Mode, NonFinite, SparseOptions, ValueFormat};
 use linerate::{Config, Error, TensorSpec};
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -61,6 +61,10 @@ pub struct SparseArgs {
     /// What values are on the wire: f32, bf16 or i8
     #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = ValueFormat::from_str)]
     pub values: ValueFormat,
+
+    /// What values do that are not finite: error, skip (the step) or count (leave them out; adds and selects in one pass)
+    #[arg(long, value_name = "POLICY", default_value = "error", value_parser = NonFinite::from_str)]
+    pub non_finite: NonFinite,
 
     /// Timed steps
     #[arg(short = 'n', long = "iters", value_name = "COUNT", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
@@ -165,6 +169,7 @@ impl Plan {
             },
             values: self.args.values,
             balance: self.args.balance,
+            non_finite: self.args.non_finite,
             ..SparseOptions::default()
         }
     }
