@@ -62,7 +62,8 @@ pub trait Entries: Clone + Send + 'static {
     fn counts_from(&self, around: Around) -> Vec<u64>;
     /// Those above a magnitude, and the first so many of exactly that: `count` of them.
     fn select(&self, from: (u32, u64), count: u64, spare: &Spare) -> Self;
-    /// Those of at least a magnitude, where that makes passes over them shorter.
+    /// Those of at least a magnitude, where that makes passes over them shorter: for real entries always, for sizes never, so that all
+    /// ranks of a job have the same.
     fn near(&self, least: u32, spare: &Spare) -> Option<Self>;
     /// The first `k` in the total order, and the others.
     fn top(&self, k: u64) -> (Self, Self);
