@@ -112,7 +112,7 @@ impl Test {
 #[command(mut_arg("transport", |arg| arg.help(
     "auto, shm, tcp or verbs[:device[:port]]; auto is verbs where a flag of RDMA devices is given, else shm where both sides are on one host and --tls is not said. Default LINERATE_TRANSPORT, else auto"
 )))]
-#[command(mut_arg("bind", |arg| arg.requires("local").help(
+#[command(mut_arg("bind", |arg| arg.requires("local").conflicts_with("host").help(
     "With --local only: cores gives each side its own share of the cores, none leaves them to the kernel"
 )))]
 #[command(mut_arg("min_bw", |arg| arg.help("Fail if the best average bandwidth of all sizes is below this")))]

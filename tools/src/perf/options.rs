@@ -330,7 +330,7 @@ pub mod tests {
             ("write_lat -Q 4", "--cq-mod is for bandwidth"),
             ("send_lat -p 4000 --local", "cannot be used with"),
             ("send_lat --bind none", "--local"),
-            ("send_lat host --bind cores", "--local"),
+            ("send_lat host --bind cores", "cannot be used with"),
             ("send_bw --max-p99 1", "--max-p99 is for latency"),
             ("send_bw -s 0", "--size is 0: from 1"),
             ("send_bw -s 2G", "--size is 2147483648"),
