@@ -206,7 +206,8 @@ impl PartialAllreduce {
         Ok(())
     }
 
-    /// Rounds that have ended here less submits: how far this rank is behind, 0 if it is not, and in a forked child.
+    /// Rounds that have ended here less submits: how far this rank is behind, 0 if it is not, and in a forked child. Takes part in
+    /// what has come, as every call does; with [`PartialOptions::survive`] that may be a recovery, which takes until the others are in it.
     pub fn lag(&self) -> u64 {
         if self.seat.process().is_forked() {
             return 0; // The lock may be the parent's.
