@@ -101,36 +101,48 @@ impl Driver {
             round.progress.enqueue(round.stalled[at]);
         }
         round.stalled.clear();
-        // The schedule is held only for steps that need it: a reference count is written by every core that runs it, and
-        // most steps are messages.
-        let mut held = None;
         // A round that is to be repeated touches nothing more: its input must be what it was.
         while !round.is_redirected
             && let Some(step) = round.progress.pop_ready()
         {
-            match round.bound.steps.get(step as usize) {
+            self.run_from(round, step, is_oldest)?;
+        }
+        Ok(())
+    }
+
+    /// Runs a step that may start, and one after the other that its end lets start.
+    #[inline(always)]
+    pub fn run_from(&mut self, round: &mut Round, step: StepId, is_oldest: bool) -> Result<()> {
+        let mut next = Some(step);
+        while let Some(step) = next {
+            next = match round.bound.steps.get(step as usize) {
                 Some(Bound::Message(_)) => self.post_whole(round, step, is_oldest)?,
                 Some(Bound::Compute(compute)) => {
                     let (sources, destinations) = round.bound.operands(compute);
                     compute.work.run(sources, destinations);
                     self.moved = true;
-                    round.progress.process_whole(&round.prepared, step);
+                    round.progress.process_before(&round.prepared, step)
                 }
                 Some(Bound::Other) | None => {
-                    let plan = round.prepared.plan.steps[step as usize];
-                    if plan.kind != StepKind::Other {
-                        self.pump(round, step, &plan, is_oldest)?;
-                        continue;
-                    }
-                    let prepared = held.get_or_insert_with(|| round.prepared.clone());
-                    self.execute(prepared, round, step)?;
+                    self.run_other(round, step, is_oldest)?;
+                    None
                 }
-            }
+            };
         }
         Ok(())
     }
 
+    /// Runs a step that is not bound, as far as it goes.
     #[inline(never)]
+    fn run_other(&mut self, round: &mut Round, step: StepId, is_oldest: bool) -> Result<()> {
+        let plan = round.prepared.plan.steps[step as usize];
+        if plan.kind != StepKind::Other {
+            return self.pump(round, step, &plan, is_oldest);
+        }
+        let prepared = round.prepared.clone();
+        self.execute(&prepared, round, step)
+    }
+
     fn execute(&mut self, prepared: &Prepared, round: &mut Round, step: StepId) -> Result<()> {
         match &prepared.schedule.steps[step as usize].action {
             Action::Nop => self.finish(prepared, round, step),

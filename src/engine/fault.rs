@@ -221,6 +221,7 @@ impl Engine {
                 return self.fail(error, true);
             }
         }
+        self.note_moves();
         if let Some(suspect) = &self.suspect {
             let is_moving = !self.tasks[suspect.task].is_running()
                 || now.since(self.tasks[suspect.task].last_moved) < suspect.waited;
@@ -248,6 +249,16 @@ impl Engine {
         if self.failure.is_none() && rounds.all(|round| is_later(round.generation)) {
             self.released_at = self.generation;
             self.driver.links.transport.release_freed();
+        }
+    }
+
+    /// Rounds know when something of them last ended; here their tasks are told.
+    fn note_moves(&mut self) {
+        for &place in &self.active {
+            if let Some(round) = &self.rounds[place as usize] {
+                let task = &mut self.tasks[round.task];
+                task.last_moved = task.last_moved.max(round.last_moved);
+            }
         }
     }
 

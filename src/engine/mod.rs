@@ -390,47 +390,80 @@ impl Engine {
 
     #[inline(always)]
     fn handle_events(&mut self) {
-        let mut events = std::mem::take(&mut self.events);
-        for event in &events {
-            self.handle_event(event);
+        let mut handled = 0;
+        while handled < self.events.len() {
+            handled = self.handle_messages(handled);
         }
-        events.clear();
+        self.events.clear();
+    }
+
+    /// Handles events from this one on, up to the first that is no message of a round, and that. Returns how many are handled.
+    /// Nearly all events are such messages; they are handled where they lie, and what they let start is run at once: as work
+    /// for [`Engine::run_rounds`] it took a seventh longer.
+    #[inline(always)]
+    fn handle_messages(&mut self, first: usize) -> usize {
+        let (rounds, driver) = (&mut self.rounds, &mut self.driver);
+        let may_run = self.failure.is_none();
+        let mut handled = first;
+        let mut failed = None;
+        for event in &self.events[first..] {
+            handled += 1;
+            let Event::Completion(completion) = event else {
+                self.handle_other(handled - 1);
+                return handled;
+            };
+            let Token::Step { round, step, chunk } = Token::parse(completion.token) else {
+                self.handle_other(handled - 1);
+                return handled;
+            };
+            let Some(Some(round)) = rounds.get_mut(round as usize) else {
+                continue;
+            };
+            if !round.token.is_of(completion.token) {
+                continue;
+            }
+            round.last_moved = self.now;
+            let ran = match driver.handle_completion(round, step, chunk, completion) {
+                Ok(Some(next)) if may_run && !round.is_redirected => {
+                    let is_oldest = round.sequence() == Some(self.retired);
+                    driver.run_from(round, next, is_oldest)
+                }
+                Ok(next) => {
+                    next.into_iter()
+                        .for_each(|next| round.progress.enqueue(next));
+                    Ok(())
+                }
+                Err(error) => Err(error),
+            };
+            self.has_work |= round.has_work();
+            if ran.is_err() {
+                failed = ran.err();
+                break;
+            }
+        }
+        if let Some(error) = failed {
+            // It polls again, into a list of its own.
+            let events = std::mem::take(&mut self.events);
+            self.fail(error, true);
+            self.events = events;
+        }
+        handled
+    }
+
+    /// A connection has begun or ended, or a message or signal of the engine itself has.
+    #[inline(never)]
+    fn handle_other(&mut self, number: usize) {
+        // What it leads to may poll again, into a list of its own.
+        let events = std::mem::take(&mut self.events);
+        match &events[number] {
+            Event::PeerFailed(peer, cause) => self.handle_peer_failed(*peer, cause.clone()),
+            Event::Connected(_) => {}
+            Event::Completion(completion) => self.handle_own(completion, self.now),
+        }
         self.events = events;
     }
 
-    /// Nearly all events are messages of rounds; what else there is stays out of their way.
-    #[inline(always)]
-    fn handle_event(&mut self, event: &Event) {
-        let Event::Completion(completion) = event else {
-            return self.handle_change(event);
-        };
-        let Token::Step { round, step, chunk } = Token::parse(completion.token) else {
-            return self.handle_own(completion, self.now);
-        };
-        let Some(Some(round)) = self.rounds.get_mut(round as usize) else {
-            return;
-        };
-        if round.token.is_of(completion.token) {
-            round.outstanding -= 1;
-            round.has_moved = true;
-            self.has_work = true;
-            let handled = (self.driver).handle_completion(round, step, chunk, completion);
-            if let Err(error) = handled {
-                self.fail(error, true);
-            }
-        }
-    }
-
-    /// A connection has begun or ended.
-    #[inline(never)]
-    fn handle_change(&mut self, event: &Event) {
-        if let Event::PeerFailed(peer, cause) = event {
-            self.handle_peer_failed(*peer, cause.clone());
-        }
-    }
-
     /// A message or signal of the engine itself has ended.
-    #[inline(never)]
     fn handle_own(&mut self, completion: &Completion, now: Time) {
         match Token::parse(completion.token) {
             Token::ControlReceive(peer) => self.handle_control(peer, completion, now),

@@ -296,30 +296,51 @@ impl Progress {
     /// The same, where steps are whole.
     #[inline(always)]
     pub fn process_whole(&mut self, prepared: &Prepared, step: StepId) {
-        let gate = &mut self.gates[step as usize];
-        debug_assert!(gate.holds == 0 && gate.stage == Stage::Pending);
-        // It has started after all that it depends on had completed, so it completes.
-        gate.stage = Stage::Complete;
-        self.incomplete -= 1;
-        let [first, second] = gate.followers;
+        let [first, second] = self.complete_whole(step);
         if first != NONE {
             self.release(first);
         }
+        if second != NONE || self.has_alternatives {
+            self.release_others(prepared, step, second);
+        }
+    }
+
+    /// The same for whoever runs steps: the first that may start now is not queued, but returned to be run next. Most steps
+    /// let one other start, and to queue and find it took a tenth of what a step costs.
+    #[inline(always)]
+    pub fn process_before(&mut self, prepared: &Prepared, step: StepId) -> Option<StepId> {
+        let [first, second] = self.complete_whole(step);
+        let may_start = first != NONE && self.is_released(first);
+        if second != NONE || self.has_alternatives {
+            self.release_others(prepared, step, second);
+        }
+        may_start.then_some(first)
+    }
+
+    /// A whole step has started after all that it depends on had completed, so it completes. Returns who follows it.
+    #[inline(always)]
+    fn complete_whole(&mut self, step: StepId) -> [StepId; 2] {
+        let gate = &mut self.gates[step as usize];
+        debug_assert!(gate.holds == 0 && gate.stage == Stage::Pending);
+        gate.stage = Stage::Complete;
+        self.incomplete -= 1;
+        gate.followers
+    }
+
+    /// All that depend on a completed step but the first.
+    #[inline(never)]
+    fn release_others(&mut self, prepared: &Prepared, step: StepId, second: StepId) {
         match second {
             NONE => {}
-            MORE => self.release_others(prepared, step),
+            MORE => {
+                for successor in &prepared.plan.successors_of(step)[1..] {
+                    self.release(successor.step);
+                }
+            }
             _ => self.release(second),
         }
         if self.has_alternatives {
             self.start_alternatives(prepared, step);
-        }
-    }
-
-    /// All that depend on a step but the first.
-    #[inline(never)]
-    fn release_others(&mut self, prepared: &Prepared, step: StepId) {
-        for successor in &prepared.plan.successors_of(step)[1..] {
-            self.release(successor.step);
         }
     }
 
@@ -351,12 +372,18 @@ impl Progress {
     /// One thing less keeps a step from starting.
     #[inline]
     fn release(&mut self, step: StepId) {
-        let gate = &mut self.gates[step as usize];
-        gate.holds -= 1;
-        if gate.holds == 0 {
-            gate.is_queued = true;
+        if self.is_released(step) {
+            self.gates[step as usize].is_queued = true;
             self.ready.push(step);
         }
+    }
+
+    /// The same, and whether that was the last.
+    #[inline]
+    fn is_released(&mut self, step: StepId) -> bool {
+        let gate = &mut self.gates[step as usize];
+        gate.holds -= 1;
+        gate.holds == 0
     }
 
     /// Completes a processed step, and those that waited only for that.

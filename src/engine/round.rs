@@ -8,9 +8,10 @@ use super::pool::Lent;
 use super::prepared::{Prepared, padded};
 use super::progress::Progress;
 use super::signature::Signature;
-use super::tag::RoundToken;
+use super::tag::{self, RoundToken};
 use crate::memory::View;
 use crate::schedule::{Buffer, BufferId, Count, Extent, Range, SlotId, StepId};
+use crate::time::Time;
 use crate::types::{DataType, Rank, ReduceOp};
 use std::sync::Arc;
 
@@ -69,11 +70,15 @@ pub struct Round {
     pub outstanding: u32,
     /// Some rank's memory is not registered, so the round is to be repeated by staging.
     pub is_redirected: bool,
-    /// Something of it has ended since its task was told so.
-    pub has_moved: bool,
+    /// It is of sends and receives of pairs, not a collective.
+    pub is_pairwise: bool,
     /// Bytes of an element are 1 << shift.
     pub shift: u32,
     pub signature: Signature,
+    /// What the tags of all its messages have in common, if it is a collective.
+    pub tag: u64,
+    /// When something of it last ended.
+    pub last_moved: Time,
     /// The task it belongs to.
     pub task: usize,
     pub bound: BoundSteps,
@@ -124,6 +129,8 @@ impl Round {
     pub fn new(prepared: Arc<Prepared>) -> Round {
         Round {
             id: RoundId::Pairwise,
+            is_pairwise: true,
+            tag: 0,
             task: 0,
             generation: 0,
             token: RoundToken::default(),
@@ -153,7 +160,7 @@ impl Round {
             scratch_at: View::empty(),
             outstanding: 0,
             is_redirected: false,
-            has_moved: false,
+            last_moved: Time::default(),
             arrivals: 0,
             straight: None,
         }
@@ -161,7 +168,8 @@ impl Round {
 
     /// Takes up a part of a call. Everything else is as in a new round.
     pub fn begin(&mut self, of: RoundOf, call: &RoundCall<'_>, ranks: u32, chunk_bytes: usize) {
-        (self.id, self.task, self.generation) = (of.id, of.task, of.generation);
+        (self.task, self.generation) = (of.task, of.generation);
+        self.identify(of.id);
         self.bind(of, call, chunk_bytes);
         self.peers.clear();
         if call.prepared.reaches_buffers {
@@ -169,18 +177,26 @@ impl Round {
         }
         self.waiting.clear();
         self.stalled.clear();
-        (self.is_redirected, self.has_moved, self.arrivals) = (false, false, 0);
+        (self.is_redirected, self.arrivals) = (false, 0);
         self.straight = call.prepared.is_straight.then(StraightRun::default);
+    }
+
+    fn identify(&mut self, id: RoundId) {
+        (self.id, self.is_pairwise) = (id, id == RoundId::Pairwise);
+        self.tag = match id {
+            RoundId::Collective(sequence) => tag::collective(sequence, 0, 0),
+            RoundId::Pairwise => 0,
+        };
     }
 
     /// Takes up the same call once more, on the same memory of the caller's.
     pub fn again(&mut self, sequence: u64, ranks: u32) {
-        self.id = RoundId::Collective(sequence);
+        self.identify(RoundId::Collective(sequence));
         if self.prepared.reaches_buffers {
             self.peers.clear();
             self.peers.resize(ranks as usize, PeerBuffers::default());
         }
-        (self.is_redirected, self.has_moved, self.arrivals) = (false, false, 0);
+        (self.is_redirected, self.arrivals) = (false, 0);
         self.straight = Some(StraightRun::default());
     }
 

@@ -201,18 +201,14 @@ impl Engine {
         let Some(round) = &mut self.rounds[place as usize] else {
             return false;
         };
-        let has_moved = std::mem::take(&mut round.has_moved);
         if !round.has_work() {
-            if has_moved {
-                self.tasks[round.task].last_moved = now;
-            }
             return false;
         }
         let moved_before = std::mem::replace(&mut self.driver.moved, false);
         let is_oldest = round.sequence() == Some(self.retired);
         let ran = self.driver.run(round, is_oldest);
-        if self.driver.moved || has_moved {
-            self.tasks[round.task].last_moved = now;
+        if self.driver.moved {
+            round.last_moved = now;
         }
         self.driver.moved |= moved_before;
         if self.undecided.is_some() && self.undecided == round.sequence() && round.is_decided() {
@@ -240,6 +236,7 @@ impl Engine {
 
     fn end_round(&mut self, round: Box<Round>) {
         let (index, is_redirected) = (round.task, round.is_redirected);
+        self.tasks[index].last_moved = self.now;
         if is_redirected {
             self.staged.note(round.signature);
         }

@@ -19,10 +19,15 @@ const _: () = assert!(crate::limits::CHUNKS_IN_FLIGHT < 1 << CHUNK_BITS);
 /// The tag of a chunk of a message of a collective. Each number wraps far outside what is in flight.
 #[inline]
 pub fn collective(sequence: u64, message: u32, chunk: u32) -> u64 {
-    (COLLECTIVE << KIND_SHIFT)
-        | ((sequence & mask(SEQUENCE_BITS)) << (MESSAGE_BITS + CHUNK_BITS))
-        | (u64::from(message) << CHUNK_BITS)
-        | (u64::from(chunk) & mask(CHUNK_BITS))
+    let first = (COLLECTIVE << KIND_SHIFT)
+        | ((sequence & mask(SEQUENCE_BITS)) << (MESSAGE_BITS + CHUNK_BITS));
+    of_message(first, message, chunk)
+}
+
+/// The same, from the tag of the first chunk of the collective's first message.
+#[inline]
+pub fn of_message(first: u64, message: u32, chunk: u32) -> u64 {
+    first | (u64::from(message) << CHUNK_BITS) | (u64::from(chunk) & mask(CHUNK_BITS))
 }
 
 /// The operation that a tag of a collective belongs to, of those nearest to `near`; `None`: it is of something else.

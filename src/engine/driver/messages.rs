@@ -4,7 +4,7 @@ use super::Driver;
 use crate::engine::bound::{Bound, Message};
 use crate::engine::plan::{StepKind, StepPlan};
 use crate::engine::pool::Lent;
-use crate::engine::round::{Round, RoundId};
+use crate::engine::round::Round;
 use crate::engine::tag::{self, Token};
 use crate::error::{Error, Result};
 use crate::limits::MESSAGES_PER_PEER;
@@ -20,33 +20,32 @@ pub struct Bounced {
 }
 
 impl Driver {
-    /// Posts a message of one chunk, if it can be posted now.
+    /// Posts a message of one chunk, if it can be posted now. Returns the step to run next, if it is over already.
     #[inline(always)]
     pub(super) fn post_whole(
         &mut self,
         round: &mut Round,
         step: StepId,
         is_oldest: bool,
-    ) -> Result<()> {
+    ) -> Result<Option<StepId>> {
         let Bound::Message(message) = &round.bound.steps[step as usize] else {
             unreachable!("only messages are posted");
         };
         let (peer, is_send) = (message.peer, message.is_send);
         let is_taken = match self.post(round, (step, 0), message, is_oldest) {
             Ok(is_taken) => is_taken,
-            Err(error) => return self.refuse(round, step, peer, error),
+            Err(error) => return self.refuse(round, step, peer, error).map(|()| None),
         };
         self.moved = true;
         if is_send {
             self.note_sent(round, peer);
         }
         if is_taken {
-            round.progress.process_whole(&round.prepared, step);
-        } else {
-            round.progress.note_posted(step);
-            round.outstanding += 1;
+            return Ok(round.progress.process_before(&round.prepared, step));
         }
-        Ok(())
+        round.progress.note_posted(step);
+        round.outstanding += 1;
+        Ok(None)
     }
 
     /// Posts as many chunks of a message as may be posted now.
@@ -109,7 +108,7 @@ impl Driver {
     /// All of a message has been posted. Those of pairs are sent one after another.
     #[inline(always)]
     fn note_sent(&mut self, round: &Round, peer: Rank) {
-        if round.id == RoundId::Pairwise {
+        if round.is_pairwise {
             self.pair_heads[peer as usize] += 1;
         }
     }
@@ -141,10 +140,15 @@ impl Driver {
         message: &Message,
         is_oldest: bool,
     ) -> std::result::Result<bool, PostError> {
-        let (peer, is_send, view) = (message.peer, message.is_send, message.view);
-        let tag = match round.id {
-            RoundId::Collective(sequence) => tag::collective(sequence, message.number, chunk),
-            RoundId::Pairwise => {
+        let &Message {
+            peer,
+            is_send,
+            ref view,
+            ..
+        } = message;
+        let tag = match round.is_pairwise {
+            false => tag::of_message(round.tag, message.number, chunk),
+            true => {
                 let number = round.message_number(peer, message.number, is_send);
                 if is_send && number != self.pair_heads[peer as usize] {
                     return Err(PostError::WouldBlock);
@@ -155,25 +159,25 @@ impl Driver {
         let token = round.token.chunk(step, chunk);
         let transport = self.links.transport.as_mut();
         if !is_send {
-            let posted = transport.post_recv(peer, tag, view, token);
+            let posted = transport.post_recv(peer, tag, *view, token);
             return posted.map(|()| false);
         }
         // The second half of a peer's places is kept for the oldest collective: whatever later ones have
         // sent, the messages that the peer needs first always find room. (Messages of pairs have places of
         // their own, and take them in order.)
-        let is_later = !is_oldest && round.sequence().is_some();
+        let is_later = !is_oldest && !round.is_pairwise;
         if is_later && transport.backlog(peer, tag) >= MESSAGES_PER_PEER / 2 {
             return Err(PostError::WouldBlock);
         }
         let bytes = view.len_bytes();
         let header = round.signature.0;
         let is_short = bytes <= self.inline_bytes;
-        if is_short && transport.inject(peer, tag, header, view)? {
+        if is_short && transport.inject(peer, tag, header, *view)? {
             return Ok(true);
         }
         let posted = match is_short || view.key().is_some() || transport.fetches(peer, bytes) {
-            true => transport.post_send(peer, tag, header, view, token),
-            false => self.send_copy(peer, (tag, header, token), view),
+            true => transport.post_send(peer, tag, header, *view, token),
+            false => self.send_copy(peer, (tag, header, token), *view),
         };
         posted.map(|()| false)
     }
@@ -219,7 +223,7 @@ impl Driver {
         }
     }
 
-    /// A chunk has been sent or received.
+    /// A chunk has been sent or received. Returns the step to run next, if that is not queued.
     #[inline(always)]
     pub fn handle_completion(
         &mut self,
@@ -227,13 +231,15 @@ impl Driver {
         step: StepId,
         chunk: u32,
         completion: &Completion,
-    ) -> Result<()> {
+    ) -> Result<Option<StepId>> {
         if !self.bounced.is_empty() {
             self.take_back_copy(completion.token);
         }
         self.moved = true;
+        round.outstanding -= 1;
         if !round.progress.is_whole() {
-            return self.complete_chunk(round, step, chunk, completion);
+            let completed = self.complete_chunk(round, step, chunk, completion);
+            return completed.map(|()| None);
         }
         let gate = round.progress.gate(step);
         let is_right = gate.is_send
@@ -242,8 +248,7 @@ impl Driver {
         if completion.outcome != Outcome::Done || !is_right {
             return Err(self.wrong_message(round, step, 0, completion));
         }
-        round.progress.process_whole(&round.prepared, step);
-        Ok(())
+        Ok(round.progress.process_before(&round.prepared, step))
     }
 
     /// A chunk has ended that may have been sent from a copy.
