@@ -208,6 +208,11 @@ impl VerbsTransport {
                         None => {}
                     }
                 }
+                // Whether it has come nobody knows, and the word may be another one since.
+                What::Word { token, bytes } => {
+                    let flushed = Outcome::Flushed;
+                    self.shared.complete(rank, token, flushed, bytes, 0);
+                }
                 What::Told => {}
                 What::BadPut(position) => peer.bad_puts.push(position),
             }

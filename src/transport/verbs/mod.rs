@@ -7,7 +7,7 @@
 //!   straight there, in pieces, and the last of them carries the end. Nothing is copied. Memory that is not registered is
 //!   registered for the one receive.
 //! * Puts are writes and gets are reads. A put of at most a flag line goes as a record and is copied by the owner: a device may
-//!   write a line in parts.
+//!   write a line in parts. Words are writes again; on request plain ones, of which the owner hears nothing.
 //! * Atomic operations are records too, and done by the owner's processor (`changes.rs`).
 //! * Pieces go over the rail with the least under way (`pieces.rs`); records over one of them, the *lead*.
 //! * Queue pairs are found through a control transport, another provider that is given to this one: it proves that a peer

@@ -296,6 +296,7 @@ impl Transport for VerbsTransport {
         self.poll_control(true);
         self.poll_events();
         for peer in &mut self.peers {
+            peer.queue_telling(&mut self.shared);
             if std::mem::take(&mut peer.is_awaited_slowly) {
                 peer.is_awaited = true;
                 self.shared.mark(peer);
