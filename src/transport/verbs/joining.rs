@@ -454,7 +454,7 @@ impl VerbsTransport {
         for id in ids {
             peer.make_busy(id);
         }
-        if peer.generation.broken_since.is_some() {
+        if peer.generation.trouble.is_some() {
             // Something has to get through, so that it is known to.
             peer.push(Record::Nothing, View::empty(), None, shared);
         }

@@ -328,6 +328,17 @@ impl Transport for VerbsTransport {
         ports
     }
 
+    fn trouble(&self, peer: Rank) -> Option<String> {
+        let trouble = self.peers.get(peer as usize)?.generation.trouble.as_ref()?;
+        let mut names: Vec<&str> = self.shared.rails.iter().map(|r| r.name.as_str()).collect();
+        names.dedup();
+        Some(format!(
+            "verbs over {} does not reach it: {}",
+            names.join(", "),
+            trouble.cause
+        ))
+    }
+
     fn counts(&self) -> Vec<(&'static str, u64)> {
         self.shared.counts.named()
     }
