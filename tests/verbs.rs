@@ -18,6 +18,8 @@ mod paths;
 mod refusals;
 #[path = "verbs/removal.rs"]
 mod removal;
+#[path = "verbs/words.rs"]
+mod words;
 
 /// What this program does where it is started as a rank.
 #[test]

@@ -36,9 +36,9 @@ LATENCY_MIN = 1 / 1.1
 SHARE_MIN = 0.6
 SIZE = MIB
 # Of a latency: short, so that the machine stays the same for all of a start now and then.
-TRIPS = 5_000
+TRIPS = 3_000
 # Starts of each side in a round.
-STARTS_LATENCY, STARTS_BANDWIDTH = 3, 2
+STARTS_LATENCY, STARTS_BANDWIDTH = 5, 2
 
 
 def bandwidth(test, size, iterations, wanted=BANDWIDTH_MIN, flags=()):

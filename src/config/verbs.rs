@@ -49,6 +49,11 @@ pub struct VerbsSettings {
     /// off: they are at once only among those of one device, not with what processors do, one whose answer a fault has lost
     /// ends as flushed although it may have been done, and so clause 20 of [`crate::transport`] does not hold. `LINERATE_VERBS_ATOMICS=owner|device`.
     pub has_device_atomics: bool,
+    /// Puts of an aligned word of 1, 2, 4 or 8 bytes are writes without immediate data, as perftest's are, where nothing waits to
+    /// leave before them: the owner's processor has nothing to do for them. For whoever looks at the word all the time, and for
+    /// `perf write_lat`. Default off, and set in code only: a sleeping owner is not woken (clause 17 of [`crate::transport`]), a
+    /// word whose queue pair fails ends as flushed although it may have come, and the latest end with a slow look.
+    pub has_plain_words: bool,
     /// Brings the queue pair into the error state after so many pieces of long transfers, once: for tests.
     /// `LINERATE_VERBS_BREAK_AFTER`.
     pub break_after: Option<u64>,
@@ -71,6 +76,7 @@ impl Default for VerbsSettings {
             inline_bytes: 220,
             signal_every: 16,
             has_device_atomics: false,
+            has_plain_words: false,
             break_after: None,
         }
     }
@@ -147,6 +153,7 @@ impl VerbsSettings {
                 .map_or(default.queue_pairs, |n| n as u32),
             mtu_bytes,
             has_device_atomics,
+            has_plain_words: default.has_plain_words,
             inline_bytes: number("LINERATE_VERBS_INLINE_BYTES", 0, 1024)?
                 .map_or(default.inline_bytes, |n| n as u32),
             signal_every: number("LINERATE_VERBS_SIGNAL_EVERY", 1, 64)?

@@ -337,6 +337,7 @@ impl Engine {
         let mut groups: Vec<(bool, String, Vec<Rank>)> = Vec::new();
         for rank in 0..self.ranks() {
             let is_missing = missing.contains(&rank);
+            let trouble = self.driver.links.transport.trouble(rank);
             let deed = match &answers[rank as usize] {
                 _ if rank == self.rank() => self.last_deed(),
                 Some(answer) => answer.clone(),
@@ -349,6 +350,10 @@ impl Engine {
                         "no answer (stopped, outside of any call, or this operation was not called), last seen in {seen}"
                     )
                 }
+            };
+            let deed = match trouble {
+                Some(trouble) => format!("{deed}; {trouble}"),
+                None => deed,
             };
             match groups
                 .iter_mut()

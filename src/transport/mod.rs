@@ -479,6 +479,13 @@ pub trait Transport: Send {
         Vec::new()
     }
 
+    /// What keeps a peer from being reached at the moment, while the transport still tries: for the error of an operation that
+    /// does not wait as long. It names what this rank uses, the peer's rank is known.
+    fn trouble(&self, peer: Rank) -> Option<String> {
+        let _ = peer;
+        None
+    }
+
     /// What has happened so far, by name: for people and tests. Not for the data path.
     fn counts(&self) -> Vec<(&'static str, u64)> {
         Vec::new()

@@ -323,6 +323,13 @@ impl Transport for Router {
         self.to(peer).post_atomic(peer, what, word, result, token)
     }
 
+    fn trouble(&self, peer: Rank) -> Option<String> {
+        match self.ways.get(peer as usize) {
+            Some(Way::Memory) => self.shm.trouble(peer),
+            _ => self.far.trouble(peer),
+        }
+    }
+
     fn cancel(&mut self, peer: Rank, token: u64) {
         self.to(peer).cancel(peer, token);
     }

@@ -4,13 +4,11 @@
 //! higher than its own follows. Nothing is posted in a generation before both sides have said that they can receive.
 
 use crate::time::Time;
+use std::fmt;
 use std::time::Duration;
 
 /// How long a pair that found no common rail waits before it looks again.
 pub const LOOK_AGAIN: Duration = Duration::from_millis(100);
-
-/// What is known where the peer begins a generation.
-const PEERS_FAULT: &str = "the peer's queue pair failed";
 
 /// Where a pair stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +39,32 @@ pub enum Action {
     GoUp,
 }
 
+/// What began a trouble.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// It was seen here.
+    Here(String),
+    /// The peer has begun a generation, and tells no more; and why this side could not join it, if it could not.
+    Peers(Option<String>),
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Cause::Here(text) => f.write_str(text),
+            Cause::Peers(None) => f.write_str("the peer's queue pair failed"),
+            Cause::Peers(Some(text)) => write!(f, "the peer's queue pair failed; {text}"),
+        }
+    }
+}
+
+/// A time in which nothing is known to have got through.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    pub since: Time,
+    pub cause: Cause,
+}
+
 /// The generations of one pair.
 #[derive(Debug)]
 pub struct Generation {
@@ -48,10 +72,8 @@ pub struct Generation {
     pub phase: Phase,
     /// The generation in which the peer last said that it can receive.
     ready: u32,
-    /// Since when nothing is known to have got through.
-    pub broken_since: Option<Time>,
-    /// What began the trouble.
-    pub cause: String,
+    /// Until something gets through.
+    pub trouble: Option<Trouble>,
 }
 
 impl Generation {
@@ -60,8 +82,7 @@ impl Generation {
             number: 0,
             phase: Phase::Idle,
             ready: 0,
-            broken_since: None,
-            cause: String::new(),
+            trouble: None,
         }
     }
 
@@ -78,10 +99,7 @@ impl Generation {
         if self.phase == Phase::Idle {
             return Action::Nothing;
         }
-        if self.broken_since.is_none() {
-            self.broken_since = Some(now);
-            self.cause = cause.into();
-        }
+        self.note_trouble(now, Cause::Here(cause.into()));
         match self.phase {
             Phase::Apart(_) => Action::Nothing,
             _ => self.begin(self.number + 1),
@@ -97,9 +115,8 @@ impl Generation {
             // It will hear of this one, and follow.
             return Action::Nothing;
         }
-        if matches!(self.phase, Phase::Up | Phase::Joined) && self.broken_since.is_none() {
-            self.broken_since = Some(now);
-            self.cause = PEERS_FAULT.into();
+        if matches!(self.phase, Phase::Up | Phase::Joined) {
+            self.note_trouble(now, Cause::Peers(None));
         }
         self.begin(number);
         Action::BeginAndJoin(number)
@@ -113,12 +130,13 @@ impl Generation {
 
     /// They could not be joined.
     pub fn handle_apart(&mut self, now: Time, cause: &str) {
-        if self.broken_since.is_none() {
-            self.broken_since = Some(now);
-            self.cause = cause.into();
-        } else if self.cause == PEERS_FAULT {
+        match &mut self.trouble {
             // That was all that was known, and says less than this.
-            self.cause = format!("{PEERS_FAULT}; {cause}");
+            Some(Trouble {
+                cause: Cause::Peers(own @ None),
+                ..
+            }) => *own = Some(cause.into()),
+            _ => self.note_trouble(now, Cause::Here(cause.into())),
         }
         self.phase = Phase::Apart(now.after(LOOK_AGAIN));
     }
@@ -137,10 +155,11 @@ impl Generation {
         Action::GoUp
     }
 
-    /// Something got through in this generation.
+    /// Something has got through. What arrived in the last generation is found out when its queue pairs end, and proves nothing of
+    /// this one.
     pub fn handle_proof(&mut self) {
-        if self.broken_since.take().is_some() {
-            self.cause.clear();
+        if self.phase == Phase::Up {
+            self.trouble = None;
         }
     }
 
@@ -154,25 +173,31 @@ impl Generation {
 
     /// Whether nothing has got through for too long.
     pub fn is_over(&self, now: Time, timeout: Duration) -> bool {
-        self.broken_since
-            .is_some_and(|since| now >= since.after(timeout))
+        let trouble = self.trouble.as_ref();
+        trouble.is_some_and(|trouble| now >= trouble.since.after(timeout))
     }
 
     /// Why a peer is gone, with the trouble before: a peer that gives up leaves, and what is said of that names no device.
     pub fn explain(&self, cause: &str) -> String {
-        match self.broken_since {
-            Some(_) => format!("{cause}; before that: {}", self.cause),
+        match &self.trouble {
+            Some(trouble) => format!("{cause}; before that: {}", trouble.cause),
             None => cause.into(),
         }
     }
 
     /// When to look at the time again.
     pub fn next_timeout(&self, timeout: Duration) -> Option<Time> {
-        let over = self.broken_since.map(|since| since.after(timeout));
+        let trouble = self.trouble.as_ref();
+        let over = trouble.map(|trouble| trouble.since.after(timeout));
         match self.phase {
             Phase::Apart(until) => Some(over.map_or(until, |over| over.min(until))),
             _ => over,
         }
+    }
+
+    /// The first cause is kept.
+    fn note_trouble(&mut self, since: Time, cause: Cause) {
+        self.trouble.get_or_insert(Trouble { since, cause });
     }
 
     fn begin(&mut self, number: u32) -> Action {
@@ -208,10 +233,11 @@ mod tests {
         one.handle_ready(1);
         assert_eq!(one.handle_fault(Time(5), "first"), Action::Begin(2));
         assert_eq!(one.handle_fault(Time(9), "second"), Action::Begin(3));
-        assert_eq!(
-            (one.cause.as_str(), one.broken_since),
-            ("first", Some(Time(5)))
-        );
+        let first = Trouble {
+            since: Time(5),
+            cause: Cause::Here("first".into()),
+        };
+        assert_eq!(one.trouble, Some(first));
         assert_eq!(
             one.explain("it has left"),
             "it has left; before that: first"
@@ -219,7 +245,12 @@ mod tests {
         assert!(!one.is_over(Time(14), Duration::from_nanos(10)));
         assert!(one.is_over(Time(15), Duration::from_nanos(10)));
         one.handle_proof();
-        assert!(!one.is_over(Time(1000), Duration::from_nanos(10)));
+        assert!(one.is_over(Time(15), Duration::from_nanos(10)), "of before");
+        one.handle_proposal(3, Time(16));
+        one.handle_joined();
+        assert_eq!(one.handle_ready(3), Action::GoUp);
+        one.handle_proof();
+        assert_eq!(one.trouble, None);
     }
 
     #[test]
@@ -328,7 +359,10 @@ mod tests {
         assert_eq!(one.handle_proposal(2, Time(1)), Action::BeginAndJoin(2));
         for _ in 0..2 {
             one.handle_apart(Time(2), "it has no rxe1");
-            assert_eq!(one.cause, "the peer's queue pair failed; it has no rxe1");
+            assert_eq!(
+                one.explain("it has left"),
+                "it has left; before that: the peer's queue pair failed; it has no rxe1"
+            );
         }
     }
 }

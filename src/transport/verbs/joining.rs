@@ -208,6 +208,11 @@ impl VerbsTransport {
                         None => {}
                     }
                 }
+                // Whether it has come nobody knows, and the word may be another one since.
+                What::Word { token, bytes } => {
+                    let flushed = Outcome::Flushed;
+                    self.shared.complete(rank, token, flushed, bytes, 0);
+                }
                 What::Told => {}
                 What::BadPut(position) => peer.bad_puts.push(position),
             }
@@ -449,7 +454,7 @@ impl VerbsTransport {
         for id in ids {
             peer.make_busy(id);
         }
-        if peer.generation.broken_since.is_some() {
+        if peer.generation.trouble.is_some() {
             // Something has to get through, so that it is known to.
             peer.push(Record::Nothing, View::empty(), None, shared);
         }

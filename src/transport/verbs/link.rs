@@ -4,6 +4,9 @@ use crate::config::VerbsSettings;
 use linerate_verbs_sys::{BATCH, Local, Operation, QueuePair, Segment, SendRequest};
 use std::collections::VecDeque;
 
+/// Words without a position up to the one that makes a completion: half of those that may be under way.
+const WORDS_PER_SIGNAL: u64 = super::sending::AT_ONCE_MAX as u64 / 2;
+
 /// What follows from the confirmation of a post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
@@ -28,6 +31,8 @@ pub enum What {
         offset: u64,
         bytes: u64,
     },
+    /// A word without a position, which is not written again.
+    Word { token: u64, bytes: u64 },
     /// Counters, which later ones replace.
     Told,
     /// That the put with this position, the low bits, named no region.
@@ -130,20 +135,31 @@ impl Link {
     ) -> Result<(), String> {
         debug_assert!(self.has_room() && self.queued.is_empty());
         let id = self.next_id;
+        self.since_signal += 1;
+        let is_signaled =
+            !matches!(what, What::Word { .. }) || self.since_signal >= WORDS_PER_SIGNAL;
+        if is_signaled {
+            self.since_signal = 0;
+        }
         let posted = self.pair.post_send(&[SendRequest {
             id,
             operation,
             local: Local::Inline(bytes),
-            is_signaled: true,
+            is_signaled,
             is_solicited: false,
             is_fenced: false,
         }]);
         self.next_id += 1;
-        self.since_signal = 0;
         let bytes = bytes.len() as u64;
         self.outstanding_bytes += bytes;
         self.sent.push_back(Sent { id, what, bytes });
         posted.map_err(|error| error.to_string())
+    }
+
+    /// Whether the latest posts make no completion.
+    #[inline]
+    pub fn is_untold(&self) -> bool {
+        self.since_signal > 0 && self.queued.is_empty()
     }
 
     /// Whether so many bytes are copied into a post.
@@ -190,8 +206,9 @@ impl Link {
     }
 
     /// The post with this number, if it is under way.
-    pub fn find(&self, id: u64) -> Option<What> {
-        self.sent.iter().find(|s| s.id == id).map(|sent| sent.what)
+    pub fn find(&mut self, id: u64) -> Option<&mut What> {
+        let sent = self.sent.iter_mut().find(|sent| sent.id == id);
+        sent.map(|sent| &mut sent.what)
     }
 
     /// Destroys the queue pair; what was under way, whether it has arrived or not.

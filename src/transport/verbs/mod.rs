@@ -7,7 +7,7 @@
 //!   straight there, in pieces, and the last of them carries the end. Nothing is copied. Memory that is not registered is
 //!   registered for the one receive.
 //! * Puts are writes and gets are reads. A put of at most a flag line goes as a record and is copied by the owner: a device may
-//!   write a line in parts.
+//!   write a line in parts. Words are writes again; on request plain ones, of which the owner hears nothing.
 //! * Atomic operations are records too, and done by the owner's processor (`changes.rs`).
 //! * Pieces go over the rail with the least under way (`pieces.rs`); records over one of them, the *lead*.
 //! * Queue pairs are found through a control transport, another provider that is given to this one: it proves that a peer
@@ -28,6 +28,9 @@ pub mod achievable;
 mod changes;
 pub mod choose;
 mod device;
+mod events;
+#[cfg(test)]
+mod events_tests;
 mod generation;
 pub mod gid;
 mod greeting;
@@ -61,9 +64,10 @@ use crate::memory::{Region, View};
 use crate::prng::Prng;
 use crate::types::Rank;
 use device::{COMPLETIONS_AT_ONCE, RECEIVE_ID, Rail, Sizes};
+use events::{News, judge_event};
 use greeting::{GREETING_BYTES_MAX, Greeting};
-use linerate_verbs_sys::raw::{ibv_event_type as kind, ibv_wc_status};
-use linerate_verbs_sys::{Completion, Subject};
+use linerate_verbs_sys::Completion;
+use linerate_verbs_sys::raw::ibv_wc_status;
 use peer::{Counts, Fault, Peer, Shared};
 use rustix::event::epoll;
 use std::collections::{BTreeMap, VecDeque};
@@ -245,8 +249,8 @@ impl VerbsTransport {
         let text = rail.context.library().status_text(status);
         let cause = format!(
             "{} of {}: queue pair {}: {text} (vendor's code {})",
-            rail.name,
             if is_receive { "a receive" } else { "a post" },
+            rail.name,
             completion.queue_pair(),
             completion.vendor_error()
         );
@@ -266,11 +270,11 @@ impl VerbsTransport {
         self.shared.mark(peer);
     }
 
-    /// A device is gone.
+    /// A device is gone; the cause names it.
     fn lose_rail(&mut self, at: usize, cause: &str) {
         let rail = &mut self.shared.rails[at];
         if !std::mem::replace(&mut rail.is_removed, true) {
-            super::say(self.shared.rank, &format!("verbs: {}: {cause}", rail.name));
+            super::say(self.shared.rank, &format!("verbs: {cause}"));
             self.interrupt_rail(at, cause);
         }
     }
@@ -300,8 +304,10 @@ impl VerbsTransport {
         }
         for rank in 0..self.peers.len() as Rank {
             let peer = &mut self.peers[rank as usize];
-            if peer.generation.is_over(now, self.shared.settings.timeout) {
-                let cause = format!("{}: {}", super::UNREACHABLE, peer.generation.cause);
+            if peer.generation.is_over(now, self.shared.settings.timeout)
+                && let Some(trouble) = &peer.generation.trouble
+            {
+                let cause = format!("{}: {}", super::UNREACHABLE, trouble.cause);
                 self.fail(rank, &cause);
                 continue;
             }
@@ -329,36 +335,30 @@ impl VerbsTransport {
         let rail = &mut self.shared.rails[at];
         let text = rail.context.library().event_text(event.kind);
         let cause = format!("{}: {text}", rail.name);
-        let is_own_port = event.subject == Subject::Port(u32::from(rail.port));
-        match event.kind {
-            kind::IBV_EVENT_PORT_ERR if is_own_port => {
+        match judge_event(&event, rail.port) {
+            News::PortDown => {
                 rail.is_active = false;
                 self.interrupt_rail(at, &cause);
             }
-            kind::IBV_EVENT_PORT_ACTIVE if is_own_port => {
+            News::PortBack => {
                 rail.forgive();
                 return rail.refresh();
             }
             // An address may come after its port, which is of no use before.
-            kind::IBV_EVENT_GID_CHANGE if is_own_port => return rail.refresh(),
-            kind::IBV_EVENT_DEVICE_FATAL => self.lose_rail(at, &cause),
-            kind::IBV_EVENT_CQ_ERR | kind::IBV_EVENT_SRQ_ERR => self.lose_rail(at, &cause),
-            kind::IBV_EVENT_QP_FATAL
-            | kind::IBV_EVENT_QP_REQ_ERR
-            | kind::IBV_EVENT_QP_ACCESS_ERR => {
-                if let Subject::QueuePair(number) = event.subject
-                    && let Some(&rank) = rail.pairs.get(&number)
-                {
+            News::OtherAddress => return rail.refresh(),
+            News::DeviceGone => self.lose_rail(at, &cause),
+            News::PairFailed(number) => {
+                if let Some(&rank) = rail.pairs.get(&number) {
                     let peer = &mut self.peers[rank as usize];
                     peer.note_fault(Fault {
                         rail: None,
-                        cause,
+                        cause: format!("{cause}: queue pair {number}"),
                         is_consequence: false,
                     });
                     self.shared.mark(peer);
                 }
             }
-            _ => {}
+            News::Nothing => {}
         }
         false
     }

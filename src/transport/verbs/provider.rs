@@ -296,6 +296,7 @@ impl Transport for VerbsTransport {
         self.poll_control(true);
         self.poll_events();
         for peer in &mut self.peers {
+            peer.queue_telling(&mut self.shared);
             if std::mem::take(&mut peer.is_awaited_slowly) {
                 peer.is_awaited = true;
                 self.shared.mark(peer);
@@ -325,6 +326,17 @@ impl Transport for VerbsTransport {
             }
         }
         ports
+    }
+
+    fn trouble(&self, peer: Rank) -> Option<String> {
+        let trouble = self.peers.get(peer as usize)?.generation.trouble.as_ref()?;
+        let mut names: Vec<&str> = self.shared.rails.iter().map(|r| r.name.as_str()).collect();
+        names.dedup();
+        Some(format!(
+            "verbs over {} does not reach it: {}",
+            names.join(", "),
+            trouble.cause
+        ))
     }
 
     fn counts(&self) -> Vec<(&'static str, u64)> {

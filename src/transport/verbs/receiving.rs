@@ -211,6 +211,9 @@ impl Peer {
             match what {
                 What::Position(position, then) => self.follow(position, then, shared),
                 What::Piece { transfer, .. } => self.handle_piece(rail, transfer, shared),
+                What::Word { token, bytes } => {
+                    shared.complete(self.rank, token, Outcome::Done, bytes, 0);
+                }
                 What::Told | What::BadPut(_) => {}
             }
         }
@@ -239,11 +242,19 @@ impl Peer {
 
     /// The peer's device has refused a post: its region is gone, or the range is not inside.
     pub fn handle_refused(&mut self, rail: usize, id: u64, shared: &mut Shared) {
-        let what = self.links[rail].as_ref().and_then(|link| link.find(id));
-        let of_transfer = match what {
-            Some(What::Piece { transfer, .. }) => Some(transfer),
-            Some(What::Position(_, Then::EndTransfer(transfer))) => Some(transfer),
-            Some(What::Position(position, Then::Complete { token, bytes })) => {
+        let found = self.links[rail].as_mut().and_then(|link| link.find(id));
+        let Some(what) = found else {
+            return;
+        };
+        let of_transfer = match *what {
+            What::Piece { transfer, .. } => Some(transfer),
+            What::Word { token, bytes } => {
+                *what = What::Told;
+                shared.complete(self.rank, token, Outcome::BadKey, bytes, 0);
+                None
+            }
+            What::Position(_, Then::EndTransfer(transfer)) => Some(transfer),
+            What::Position(position, Then::Complete { token, bytes }) => {
                 if let Some(entry) = self.send.entry(position) {
                     *entry = Entry::Nothing;
                     if let Some(link) = &mut self.links[rail] {

@@ -15,7 +15,7 @@ const LINE_BYTES: u64 = 64;
 const WORD_BYTES: u64 = 8;
 /// Words leave with a doorbell each while no more than these are under way. Whoever puts so many without a look at what has come
 /// of them wants many to move, and not one to be there soon.
-const AT_ONCE_MAX: usize = 16;
+pub const AT_ONCE_MAX: usize = 16;
 
 impl Target {
     /// The place `offset` bytes on, as a rail names it.
@@ -177,6 +177,9 @@ impl Peer {
         token: u64,
         shared: &mut Shared,
     ) -> Result<(), PostError> {
+        if shared.settings.has_plain_words && self.put_plainly(source, to, token, shared) {
+            return Ok(());
+        }
         self.has_room()?;
         let bytes = source.len_bytes() as u64;
         if bytes > INLINE_BYTES_MAX as u64 {
@@ -243,9 +246,55 @@ impl Peer {
         let posted = link.post_now(operation, &word[..bytes], what);
         self.keep_put(source, target, token, shared);
         self.send.note_posted();
+        self.note_post(posted, shared);
+    }
+
+    /// Puts a word without telling its owner; false: it is none, or cannot leave at once.
+    #[inline]
+    fn put_plainly(
+        &mut self,
+        source: View,
+        to: RemoteRange,
+        token: u64,
+        shared: &mut Shared,
+    ) -> bool {
+        let bytes = source.len_bytes() as u64;
+        let is_word =
+            bytes <= WORD_BYTES && bytes.is_power_of_two() && to.offset.is_multiple_of(bytes);
+        if !is_word || !self.is_open(bytes) {
+            return false;
+        }
+        let Some(target) = self.target_of((to.key, to.offset), bytes) else {
+            return false;
+        };
+        let mut word = [0; WORD_BYTES as usize];
+        let word = &mut word[..bytes as usize];
+        source.read(0, word);
+        let operation = Operation::Write(target.place(self.lead, 0), None);
+        let link = self.lead_link().expect("looked at just now");
+        let posted = link.post_now(operation, word, What::Word { token, bytes });
+        self.note_post(posted, shared);
+        true
+    }
+
+    /// What was posted by itself was one doorbell, or a fault.
+    #[inline]
+    fn note_post(&mut self, posted: Result<(), String>, shared: &mut Shared) {
         shared.counts.doorbells += 1;
         if let Err(cause) = posted {
-            self.note_fault(Fault::of_rail(rail, &cause));
+            self.note_fault(Fault::of_rail(self.lead, &cause));
+            shared.mark(self);
+        }
+    }
+
+    /// Makes a completion of words that have none.
+    pub fn queue_telling(&mut self, shared: &mut Shared) {
+        let ring = self.target.map(|target| target.place(self.lead, 0));
+        let link = self
+            .lead_link()
+            .filter(|link| link.is_untold() && link.has_room());
+        if let (Some(place), Some(link)) = (ring, link) {
+            link.queue(Operation::Write(place, None), None, What::Told);
             shared.mark(self);
         }
     }

@@ -2,6 +2,8 @@
 //! that mark the parts of a run, and waits that give up.
 
 use super::arena::Arena;
+use super::args::Test;
+use super::options::Options;
 use crate::system;
 use linerate::engine::{Patience, SpinTime, WaitStep};
 use linerate::memory::{RegionKey, View};
@@ -106,14 +108,16 @@ pub enum Post {
 }
 
 impl Link {
-    /// The transport of one side, not connected yet. `nonce` as in [`transport::open`].
-    pub fn open(config: &Config, rank: Rank, streams: u32, timeout: Duration) -> Result<Link> {
+    /// The transport of one side, not connected yet.
+    pub fn open(config: &Config, rank: Rank, options: &Options, timeout: Duration) -> Result<Link> {
+        let streams = options.streams;
         let nonce = linerate::bootstrap::nonce().map_err(text)?;
         let options = transport::Options {
             tcp: config.tcp.clone(),
             verbs: linerate::config::VerbsSettings {
-                // What is measured is the device's.
+                // What is measured is the device's: perftest's writes have no immediate data either.
                 has_device_atomics: true,
+                has_plain_words: options.test == Test::WriteLat,
                 ..config.verbs.clone()
             },
             ..transport::Options::default()
@@ -151,6 +155,11 @@ impl Link {
             timeout,
             signed_ns: 0,
         })
+    }
+
+    /// Whether devices move the data.
+    pub fn has_devices(&self) -> bool {
+        self.rest.is_some()
     }
 
     /// What the peer needs to connect.

@@ -107,7 +107,7 @@ pub fn join<'a>(
         plan.memory_bytes,
         "smaller messages with --size, or --no-rotate",
     )?;
-    let mut link = Link::open(&config, rank, options.streams, plan.timeout)?;
+    let mut link = Link::open(&config, rank, options, plan.timeout)?;
     match control.exchange(&Line::Address(link.address().0))? {
         Line::Address(bytes) => link.connect(&Address(bytes))?,
         line => return Err(line.unexpected()),

@@ -2,7 +2,8 @@
 //!
 //! Of messages and puts one goes there, one comes back, and half of that is a sample. A put has no completion on the other
 //! side, and the contract orders puts only one after the other: behind the data a word is put, which the other side looks
-//! at. What fits into the word is the word. A get is one sample.
+//! at. What fits into the word is the word, which a device writes without immediate data, as perftest's does: neither side polls
+//! for it. A get is one sample.
 
 use super::arena::Slots;
 use super::args::Verb;
@@ -17,6 +18,12 @@ const WORD_BYTES: u64 = 8;
 /// Looks at it between two polls, without pauses: a look ends the trip, and what a poll takes in this time comes on top. A
 /// poll takes as long as some fifty of them.
 const WORD_LOOKS: u32 = 256;
+/// The same where the device writes the word whether anybody polls or not: some trips of a NIC. Completions are taken meanwhile,
+/// see [`TRIPS_PER_POLL`].
+const WORD_LOOKS_DEVICE: u32 = 4096;
+/// Words put by a device between two polls: a few of those that may be under way. The poll comes behind a post, when there is
+/// nothing to do but to wait.
+const TRIPS_PER_POLL: u64 = 4;
 /// Receives posted before their messages: the next message finds one while the answer to the last one is posted.
 const TRIPS_AHEAD: u64 = 2;
 /// Round trips before the first sample.
@@ -40,6 +47,8 @@ struct Trips<'a> {
     mask: u64,
     /// A put with nothing but the word.
     is_word: bool,
+    /// Looks between two polls.
+    looks: u32,
 }
 
 impl Side<'_> {
@@ -63,6 +72,7 @@ impl Side<'_> {
 
     fn prepare_trips<'a>(&self, slots: &'a Slots) -> Trips<'a> {
         let outgoing = self.arena.flags.part(OUTGOING, WORD_BYTES);
+        let is_word = self.verb() == Verb::Write && slots.bytes <= WORD_BYTES;
         Trips {
             slots,
             flag: self.arena.flags.part(0, WORD_BYTES),
@@ -70,7 +80,11 @@ impl Side<'_> {
             word: outgoing.part(0, slots.bytes.min(WORD_BYTES) as usize),
             to: self.keys.flag(),
             mask: word_mask(slots.bytes),
-            is_word: self.verb() == Verb::Write && slots.bytes <= WORD_BYTES,
+            is_word,
+            looks: match is_word && self.link.has_devices() {
+                true => WORD_LOOKS_DEVICE,
+                false => WORD_LOOKS,
+            },
         }
     }
 
@@ -118,7 +132,7 @@ impl Side<'_> {
         }
         // It leaves with a poll, if not with the post, as a word does where nothing else is under way: then the answer may be
         // here as soon as the post has returned, and a look finds it before a poll.
-        match trips.is_word {
+        match trips.is_word && !trip.is_multiple_of(TRIPS_PER_POLL) {
             true => Ok(()),
             false => self.link.poll().map(|_| ()),
         }
@@ -185,7 +199,7 @@ impl Side<'_> {
                 let (word, mask) = (trips.flag.word(0), trips.mask);
                 let wanted = (trip + 1) & mask;
                 // Acquire: with the word comes what was put before it.
-                (0..WORD_LOOKS).any(|_| word.load(Ordering::Acquire) & mask == wanted)
+                (0..trips.looks).any(|_| word.load(Ordering::Acquire) & mask == wanted)
             }
         }
     }

@@ -1,0 +1,219 @@
+//! Recorded events: what each means, and what a pair of ranks does about it in the middle of a message. The latter needs a device
+//! (a guest of tools/rdma-vm).
+
+use super::VerbsTransport;
+use super::events::{News, judge_event};
+use crate::config::VerbsSettings;
+use crate::memory::{Region, View};
+use crate::time::Time;
+use crate::transport::{Completion, Event, Options, Outcome, Transport, open};
+use linerate_verbs_sys::raw::ibv_event_type as Kind;
+use linerate_verbs_sys::{Event as DeviceEvent, Subject};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Only a hang takes more steps. One is a microsecond for the ranks, and longer in an emulated machine: no timeout ends early.
+const STEPS_MAX: u64 = 3_000_000;
+const CHUNK: usize = 4096;
+const BYTES: usize = 16 * CHUNK;
+
+fn of(kind: Kind, subject: Subject) -> DeviceEvent {
+    DeviceEvent { kind, subject }
+}
+
+#[test]
+fn an_event_means_what_it_says_of_this_port_and_of_queue_pairs() {
+    let pair = Subject::QueuePair(17);
+    for (event, news) in [
+        (of(Kind::IBV_EVENT_QP_FATAL, pair), News::PairFailed(17)),
+        (of(Kind::IBV_EVENT_QP_REQ_ERR, pair), News::PairFailed(17)),
+        (
+            of(Kind::IBV_EVENT_QP_ACCESS_ERR, pair),
+            News::PairFailed(17),
+        ),
+        (of(Kind::IBV_EVENT_COMM_EST, pair), News::Nothing),
+        (of(Kind::IBV_EVENT_SQ_DRAINED, pair), News::Nothing),
+        (
+            of(Kind::IBV_EVENT_PORT_ERR, Subject::Port(2)),
+            News::PortDown,
+        ),
+        (
+            of(Kind::IBV_EVENT_PORT_ERR, Subject::Port(1)),
+            News::Nothing,
+        ),
+        (
+            of(Kind::IBV_EVENT_PORT_ACTIVE, Subject::Port(2)),
+            News::PortBack,
+        ),
+        (
+            of(Kind::IBV_EVENT_PORT_ACTIVE, Subject::Port(1)),
+            News::Nothing,
+        ),
+        (
+            of(Kind::IBV_EVENT_GID_CHANGE, Subject::Port(2)),
+            News::OtherAddress,
+        ),
+        (
+            of(Kind::IBV_EVENT_DEVICE_FATAL, Subject::Device),
+            News::DeviceGone,
+        ),
+        (
+            of(Kind::IBV_EVENT_CQ_ERR, Subject::CompletionQueue(0)),
+            News::DeviceGone,
+        ),
+        (
+            of(Kind::IBV_EVENT_SRQ_ERR, Subject::SharedReceiveQueue(0)),
+            News::DeviceGone,
+        ),
+    ] {
+        assert_eq!(judge_event(&event, 2), news, "{event:?}");
+    }
+}
+
+/// Two ranks of this process, on one device.
+struct Pair {
+    ranks: [VerbsTransport; 2],
+    ends: [Vec<Completion>; 2],
+    failures: [Option<String>; 2],
+    steps: u64,
+}
+
+impl Pair {
+    /// `None` where no device is.
+    fn connect(test: &str) -> Option<Pair> {
+        let settings = VerbsSettings {
+            chunk_bytes: CHUNK as u32,
+            ..VerbsSettings::default()
+        };
+        let begin = |rank| {
+            let control = open("tcp", rank, 2, 0, &Options::default())?;
+            VerbsTransport::new((rank, 2), "", control, &settings, false)
+        };
+        let mut ranks = match (begin(0), begin(1)) {
+            (Ok(first), Ok(second)) => [first, second],
+            (Err(reason), _) | (_, Err(reason)) => {
+                println!("skipped: {test}: {reason}");
+                return None;
+            }
+        };
+        let addresses = ranks.each_ref().map(|rank| rank.local_address());
+        ranks[0].connect(1, &addresses[1]).unwrap();
+        ranks[1].connect(0, &addresses[0]).unwrap();
+        let mut pair = Pair {
+            ranks,
+            ends: Default::default(),
+            failures: Default::default(),
+            steps: 0,
+        };
+        pair.until(|pair| (0..2).all(|rank| pair.ranks[rank].peers[1 - rank].is_up()));
+        Some(pair)
+    }
+
+    fn step(&mut self) {
+        self.steps += 1;
+        for (at, rank) in self.ranks.iter_mut().enumerate() {
+            let (now, mut events) = (Time(1000 * self.steps), Vec::new());
+            rank.poll(now, &mut events);
+            rank.poll_slow(now, &mut events);
+            for event in events {
+                match event {
+                    Event::Completion(end) => self.ends[at].push(end),
+                    Event::PeerFailed(_, cause) => self.failures[at] = Some(cause),
+                    Event::Connected(_) => {}
+                }
+            }
+        }
+    }
+
+    fn until(&mut self, is_so: impl Fn(&Pair) -> bool) {
+        let last = self.steps + STEPS_MAX;
+        while !is_so(self) {
+            self.step();
+            assert!(self.steps < last, "{:?} {:?}", self.ends, self.failures);
+        }
+    }
+
+    fn memory(&mut self, rank: usize) -> View {
+        let region = Arc::new(Region::private(BYTES).unwrap());
+        let key = self.ranks[rank].register(region.clone()).unwrap();
+        region.view().in_region(key, 0)
+    }
+
+    /// Begins a message from rank 0 to rank 1, and goes on until so many of its pieces are on their way.
+    fn begin_message(&mut self, seed: u8, pieces: u64) -> View {
+        let (source, place) = (self.memory(0), self.memory(1));
+        source.fill(seed);
+        self.ranks[1].post_recv(0, 5, place, 1).unwrap();
+        self.ranks[0].post_send(1, 5, 0, source, 2).unwrap();
+        let before = self.ranks[0].shared.counts.pieces;
+        self.until(|pair| pair.ranks[0].shared.counts.pieces >= before + pieces);
+        place
+    }
+}
+
+#[test]
+fn a_queue_pair_that_fails_by_an_event_is_replaced_in_the_middle_of_a_message() {
+    let Some(mut pair) = Pair::connect("events of queue pairs") else {
+        return;
+    };
+    let kinds = [
+        Kind::IBV_EVENT_QP_FATAL,
+        Kind::IBV_EVENT_QP_REQ_ERR,
+        Kind::IBV_EVENT_QP_ACCESS_ERR,
+    ];
+    for (seed, kind) in (1..).zip(kinds) {
+        for at in 0..2 {
+            let place = pair.begin_message(seed, 1);
+            let rank = &mut pair.ranks[at];
+            let link = rank.peers[1 - at].links[0].as_ref().unwrap();
+            let number = link.pair.number();
+            // One that nobody has.
+            let stranger = of(kind, Subject::QueuePair(u32::MAX));
+            assert!(!rank.handle_event(0, stranger) && rank.peers[1 - at].fault.is_none());
+            assert!(!rank.handle_event(0, of(kind, Subject::QueuePair(number))));
+            let fault = rank.peers[1 - at].fault.as_ref().unwrap();
+            let (name, number) = (&rank.shared.rails[0].name, format!("queue pair {number}"));
+            assert!(
+                fault.cause.starts_with(name) && fault.cause.ends_with(&number),
+                "{fault:?}"
+            );
+            let generations = rank.shared.counts.generations;
+            pair.until(|pair| pair.ends.iter().all(|ends| !ends.is_empty()));
+            for (ends, token) in pair.ends.iter_mut().zip([2, 1]) {
+                let ends: Vec<_> = ends.drain(..).map(|end| (end.token, end.outcome)).collect();
+                assert_eq!(ends, [(token, Outcome::Done)]);
+            }
+            let mut found = vec![0; BYTES];
+            place.read(0, &mut found);
+            assert!(found.iter().all(|&byte| byte == seed), "{kind:?}");
+            assert!(pair.ranks[at].shared.counts.generations > generations);
+            assert_eq!(pair.failures, [None, None]);
+        }
+    }
+}
+
+#[test]
+fn a_completion_queue_that_fails_ends_what_is_under_way_with_the_devices_name() {
+    let Some(mut pair) = Pair::connect("events of completion queues") else {
+        return;
+    };
+    for rank in &mut pair.ranks {
+        rank.shared.settings.timeout = Duration::from_millis(1);
+    }
+    pair.begin_message(7, 1);
+    let event = of(Kind::IBV_EVENT_CQ_ERR, Subject::CompletionQueue(0));
+    assert!(!pair.ranks[0].handle_event(0, event));
+    let name = pair.ranks[0].shared.rails[0].name.clone();
+    let trouble = |pair: &Pair| pair.ranks[0].trouble(1);
+    pair.until(|pair| trouble(pair).is_some());
+    let said = format!("verbs over {name} does not reach it: {name}: ");
+    assert!(trouble(&pair).unwrap().starts_with(&said));
+    pair.until(|pair| pair.failures.iter().all(Option::is_some) && pair.ends[0].len() == 1);
+    let cause = pair.failures[0].as_ref().unwrap();
+    assert!(cause.contains(&name), "{cause}");
+    assert!(
+        pair.ends[0][0].outcome == Outcome::Flushed,
+        "{:?}",
+        pair.ends
+    );
+}
