@@ -3,6 +3,8 @@
 //! A window costs what lies in it and a look at each 64 coordinates; windows without entries cost nothing. Merging two vectors at
 //! a time in the same order would touch the sum once for each of them.
 
+use super::coding::Incoming;
+use super::entries::{Arrival, Entries, Term};
 use super::spare::Spare;
 use super::stream::Stream;
 
@@ -36,34 +38,96 @@ impl Default for Window {
 }
 
 /// See [`super::Entries::sum`].
-pub(super) fn sum(parts: &[Stream], spare: &Spare) -> Stream {
-    let parts: Vec<&Stream> = parts.iter().filter(|p| !p.indices.is_empty()).collect();
-    let most = parts.iter().map(|p| p.indices.len()).sum();
+pub(super) fn sum(terms: &[Term<Stream>], spare: &Spare) -> Result<Stream, (usize, String)> {
+    let mut cursors = Vec::with_capacity(terms.len());
+    let mut most = 0;
+    for (number, term) in terms.iter().enumerate() {
+        let cursor = Cursor::of(term).map_err(|cause| (number, cause))?;
+        most += cursor.len();
+        if cursor.len() > 0 {
+            cursors.push((number, cursor));
+        }
+    }
     // Room that is not needed is never touched.
     let mut total = spare.stream(most);
-    if let [only] = parts[..] {
-        total.indices.extend_from_slice(&only.indices);
-        total.values.extend_from_slice(&only.values);
-        return total;
+    if let [(number, only)] = &cursors[..] {
+        only.copy_onto(&mut total)
+            .map_err(|cause| (*number, cause))?;
+        return Ok(total);
     }
-    let mut next = vec![0usize; parts.len()];
     let mut window = spare.window();
-    let first = |next: &[usize]| {
-        let firsts = parts
-            .iter()
-            .zip(next)
-            .filter_map(|(p, at)| p.indices.get(*at));
-        firsts.min().copied()
-    };
-    while let Some(base) = first(&next) {
+    let first = |(_, cursor): &(usize, Cursor)| cursor.ahead().0.first().copied();
+    while let Some(base) = cursors.iter().filter_map(first).min() {
         let end = base.saturating_add(WINDOW as u64);
-        for (part, at) in parts.iter().zip(&mut next) {
-            *at += window.add((base, end), &part.indices[*at..], &part.values[*at..]);
+        for (number, cursor) in &mut cursors {
+            loop {
+                let (indices, values) = cursor.ahead();
+                let (there, count) = (indices.len(), window.add((base, end), indices, values));
+                cursor.advance(count).map_err(|cause| (*number, cause))?;
+                if count < there || there == 0 {
+                    break;
+                }
+            }
         }
         window.take(base, &mut total);
     }
     spare.keep_window(window);
-    total
+    Ok(total)
+}
+
+/// What is yet to be added of a term.
+enum Cursor<'a> {
+    Here(&'a [u64], &'a [f32]),
+    Come(Arrival<'a>, Box<Incoming<'a>>),
+}
+
+impl<'a> Cursor<'a> {
+    fn of(term: &Term<'a, Stream>) -> Result<Cursor<'a>, String> {
+        Ok(match term {
+            Term::Here(stream, (from, to)) => {
+                let range = stream.below(*from) as usize..stream.below(*to) as usize;
+                Cursor::Here(&stream.indices[range.clone()], &stream.values[range])
+            }
+            Term::Come(arrival) => Cursor::Come(*arrival, Box::new(Incoming::new(*arrival)?)),
+        })
+    }
+
+    /// Entries, before any of them was added.
+    fn len(&self) -> usize {
+        match self {
+            Cursor::Here(indices, _) => indices.len(),
+            Cursor::Come(arrival, _) => arrival.count as usize,
+        }
+    }
+
+    fn copy_onto(&self, total: &mut Stream) -> Result<(), String> {
+        match self {
+            Cursor::Here(indices, values) => {
+                total.extend(indices, values);
+                Ok(())
+            }
+            Cursor::Come(arrival, _) => total.decode_onto(*arrival),
+        }
+    }
+
+    /// The next entries; none at the end.
+    fn ahead(&self) -> (&[u64], &[f32]) {
+        match self {
+            Cursor::Here(indices, values) => (indices, values),
+            Cursor::Come(_, incoming) => incoming.ahead(),
+        }
+    }
+
+    /// So many of them have been added.
+    fn advance(&mut self, count: usize) -> Result<(), String> {
+        match self {
+            Cursor::Here(indices, values) => {
+                (*indices, *values) = (&indices[count..], &values[count..]);
+                Ok(())
+            }
+            Cursor::Come(_, incoming) => incoming.advance(count),
+        }
+    }
 }
 
 impl Window {
@@ -83,7 +147,7 @@ impl Window {
         count
     }
 
-    /// Appends what is there, and leaves nothing.
+    /// Appends the sums that are not zero, and leaves nothing.
     fn take(&mut self, base: u64, total: &mut Stream) {
         let (mut indices, mut values, mut count) = ([0u64; BATCH], [0f32; BATCH], 0);
         for (word, bits) in self.bits.iter_mut().enumerate() {
@@ -93,17 +157,17 @@ impl Window {
             }
             let mut left = std::mem::take(bits);
             while left != 0 {
-                let end = count + (left.count_ones() as usize).min(ROUND);
-                for slot in count..count + ROUND {
+                for _ in 0..ROUND {
                     // Of nothing left, the last coordinate, which stays as it is.
                     let at = (64 * word + left.trailing_zeros().min(63) as usize) % WINDOW;
                     let sum = self.sums[at];
-                    indices[slot % BATCH] = base + at as u64;
-                    values[slot % BATCH] = sum;
+                    // Written down, and the next over it unless it counts.
+                    indices[count % BATCH] = base + at as u64;
+                    values[count % BATCH] = sum;
+                    count += usize::from((left != 0) & (sum != 0.0));
                     self.sums[at] = if left == 0 { sum } else { NOTHING };
                     left &= left.wrapping_sub(1);
                 }
-                count = end;
             }
         }
         total.extend(&indices[..count], &values[..count]);
