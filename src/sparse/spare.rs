@@ -132,6 +132,7 @@ fn put<T>(shelf: &mut Vec<Vec<T>>, vector: Vec<T>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::Region;
 
     #[test]
     fn memory_comes_back_to_who_asks_for_no_more_than_it_has() {
@@ -154,5 +155,27 @@ mod tests {
         let kept: Vec<usize> = spare.shelves().bytes.iter().map(Vec::capacity).collect();
         assert_eq!(kept.len(), KEPT);
         assert!(kept.iter().all(|bytes| *bytes > KEPT), "{kept:?}");
+    }
+
+    #[test]
+    fn messages_are_written_where_they_are_sent_from_while_that_is_free() {
+        let (spare, region) = (Spare::default(), Region::private(256).unwrap());
+        assert!(spare.outbox(1).is_none());
+        let held = Arc::new(());
+        spare.open_outbox(Seen::new(region.view(), held));
+        let place = |bytes| {
+            let seen = spare.outbox(bytes)?;
+            Some(seen.view().as_ptr().addr() - region.view().as_ptr().addr())
+        };
+        assert_eq!(
+            [place(65), place(1), place(64)],
+            [Some(0), Some(128), Some(192)]
+        );
+        assert_eq!(place(1), None);
+        spare.empty_outbox();
+        assert_eq!(place(256), Some(0));
+        spare.empty_outbox();
+        spare.close_outbox();
+        assert_eq!(place(1), None);
     }
 }

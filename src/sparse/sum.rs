@@ -7,6 +7,7 @@ use super::coding::Incoming;
 use super::entries::{Arrival, Entries, Term};
 use super::spare::Spare;
 use super::stream::Stream;
+use crate::kernel::select::magnitude;
 
 /// Coordinates of a window: 32 KiB of sums, of which at 1 % half of the lines are used, beside the parts that are read.
 const WINDOW: usize = 8 * 1024;
@@ -164,12 +165,126 @@ impl Window {
                     // Written down, and the next over it unless it counts.
                     indices[count % BATCH] = base + at as u64;
                     values[count % BATCH] = sum;
-                    count += usize::from((left != 0) & (sum != 0.0));
+                    count += usize::from((left != 0) & (magnitude(sum) != 0));
                     self.sums[at] = if left == 0 { sum } else { NOTHING };
                     left &= left.wrapping_sub(1);
                 }
             }
         }
         total.extend(&indices[..count], &values[..count]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prng::Prng;
+    use crate::sparse::{Pack, ValueFormat};
+
+    fn stream(count: usize, below: u64, seed: u64) -> Stream {
+        let mut prng = Prng::new(seed);
+        let mut indices: Vec<u64> = (0..count).map(|_| prng.below(below)).collect();
+        indices.sort_unstable();
+        indices.dedup();
+        let values = indices.iter().map(|_| prng.below(7) as f32 - 3.5);
+        Stream {
+            values: values.collect(),
+            indices,
+        }
+    }
+
+    #[test]
+    fn messages_are_added_as_what_is_decoded_from_them() {
+        let spare = Spare::default();
+        for (counts, below) in [
+            ([700, 0, 2000], 9_000),
+            ([257, 256, 1], 1 << 20),
+            ([0, 0, 513], 600),
+            ([0, 0, 0], 10),
+        ] {
+            for values in [ValueFormat::F32, ValueFormat::Bf16, ValueFormat::I8] {
+                for is_wide in [false, true] {
+                    let pack = Pack { values, is_wide };
+                    let parts: Vec<Stream> = (1..)
+                        .zip(counts)
+                        .map(|(seed, count)| stream(count, below, seed))
+                        .collect();
+                    let messages: Vec<_> = parts.iter().map(|part| part.encode(pack)).collect();
+                    let arrival = |at: usize| Arrival {
+                        message: &messages[at],
+                        count: parts[at].len(),
+                        pack,
+                        range: (0, below),
+                    };
+                    let decoded: Vec<Stream> = (0..3)
+                        .map(|at| Stream::decode(arrival(at), &spare).unwrap())
+                        .collect();
+                    let come: Vec<Term<Stream>> =
+                        (0..3).map(|at| Term::Come(arrival(at))).collect();
+                    let sum = Stream::sum(&come, &spare).unwrap();
+                    assert_eq!(sum, Stream::sum_of(&decoded, &spare), "{counts:?} {pack:?}");
+                    assert_eq!(sum.len() == 0, counts == [0; 3]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_malformed_message_is_named_wherever_it_is_wrong() {
+        let (spare, range) = (Spare::default(), (10, 5000));
+        let pack = Pack {
+            values: ValueFormat::F32,
+            is_wide: false,
+        };
+        let good = Stream {
+            indices: (10..1010).collect(),
+            values: vec![1.0; 1000],
+        };
+        let fault = |change: fn(&mut Stream)| {
+            let mut bad = good.clone();
+            change(&mut bad);
+            let message = bad.encode(pack);
+            let arrival = Arrival {
+                message: &message,
+                count: bad.len(),
+                pack,
+                range,
+            };
+            let terms = [Term::Here(&good, range), Term::Come(arrival)];
+            Stream::sum(&terms, &spare).map(|_| ())
+        };
+        assert_eq!(fault(|_| ()), Ok(()));
+        // At the beginning, inside a batch, where one ends, and at the end.
+        let (number, cause) = fault(|bad| bad.indices[0] = 9).unwrap_err();
+        assert!(
+            number == 1 && cause.contains("index 9 outside of 10..5000"),
+            "{cause}"
+        );
+        let changes: [fn(&mut Stream); 3] = [
+            |bad| bad.indices[100] = 5,
+            |bad| bad.indices[256] = 265,
+            |bad| bad.indices[999] = 5000,
+        ];
+        for change in changes {
+            assert_eq!(fault(change).unwrap_err().0, 1);
+        }
+        // What went wrong before has left nothing behind.
+        let twice = Stream::sum_of(&[good.clone(), good.clone()], &spare);
+        assert_eq!(twice.values, vec![2.0; 1000]);
+    }
+
+    #[test]
+    fn sums_that_are_zero_are_left_out_and_what_is_not_finite_is_not() {
+        let part = |values: [f32; 4]| Stream {
+            indices: vec![1, 2, 70, 9000],
+            values: values.to_vec(),
+        };
+        let parts = [
+            part([1.0, 2.0, f32::INFINITY, -3.0]),
+            part([-1.0, 1.0, f32::NEG_INFINITY, 3.0]),
+        ];
+        let sum = Stream::sum_of(&parts, &Spare::default());
+        assert_eq!(sum.indices, [2, 70]);
+        assert!(sum.values[0] == 3.0 && sum.values[1].is_nan());
     }
 }
