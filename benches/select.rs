@@ -5,8 +5,8 @@
 //! `LINERATE_BENCH_COUNT` is the number of elements (default 2^25, 128 MiB: no cache holds it). Figures: `benches/README.md`.
 #![allow(missing_docs)]
 
-use linerate::kernel::reduce;
 use linerate::kernel::select::{Picks, Source, accumulate, collect, magnitude, select_top};
+use linerate::kernel::{reduce, scale};
 use linerate::memory::Region;
 use linerate::prng::Prng;
 use linerate::types::{Combine, DataType, Finish};
@@ -45,16 +45,6 @@ fn read_sum(values: &[f32]) -> f32 {
     sums.iter().sum()
 }
 
-fn best(mut run: impl FnMut()) -> f64 {
-    (0..ROUNDS)
-        .map(|_| {
-            let started = Instant::now();
-            run();
-            started.elapsed().as_secs_f64()
-        })
-        .fold(f64::INFINITY, f64::min)
-}
-
 /// Elements: from the environment, few in `cargo test --benches`, which runs every bench once to see that it still works.
 fn count() -> usize {
     let is_test = std::env::args().any(|a| a == "--test");
@@ -65,63 +55,100 @@ fn count() -> usize {
     }
 }
 
-fn say(name: &str, seconds: f64, beside: f64) {
-    let bytes = 4.0 * count() as f64;
-    let rate = bytes / seconds / 1e9;
-    println!(
-        "{name:<28} {:>8.2} ms {rate:>8.2} GB/s {:>6.2}",
-        seconds * 1e3,
-        beside / seconds
-    );
+/// One pass, and the number in the list of the one that it is compared with.
+type Pass<'a> = (&'a str, usize, Box<dyn Fn(&mut Picks) + 'a>);
+
+/// All passes in turn, so that what else the machine does meets all of them; the best time of each.
+fn race(passes: &[Pass]) {
+    let mut best = vec![f64::INFINITY; passes.len()];
+    let mut picks = Picks::default();
+    for _ in 0..ROUNDS {
+        for ((_, _, run), best) in passes.iter().zip(&mut best) {
+            let started = Instant::now();
+            run(&mut picks);
+            *best = best.min(started.elapsed().as_secs_f64());
+        }
+    }
+    for ((name, beside, _), seconds) in passes.iter().zip(&best) {
+        let rate = 4.0 * count() as f64 / seconds / 1e9;
+        println!(
+            "{name:<28} {:>8.2} ms {rate:>8.2} GB/s {:>6.2}",
+            seconds * 1e3,
+            best[*beside] / seconds
+        );
+    }
+    println!("picks of the last: {}", picks.len());
 }
 
-/// `collect`, without what it found before but in its memory, as from step to step.
-fn collect_all(sources: &[Source], floor: u32, picks: &mut Picks) {
+/// What was found before goes, its memory stays, as from step to step.
+fn clear(picks: &mut Picks) {
     picks.indices.clear();
     picks.values.clear();
-    black_box(collect(sources, floor, usize::MAX, picks));
 }
 
 fn main() {
-    let (a, b) = (filled(count(), 1), filled(count(), 2));
-    let (residual, gradient) = (a.view(), b.view());
+    let (a, b, c) = (filled(count(), 1), filled(count(), 2), filled(count(), 2));
+    let (residual, gradient, opposite) = (a.view(), b.view(), c.view());
+    scale(DataType::F32, -1.0, gradient, opposite);
     let mut copy = vec![0f32; count()];
     residual.read(0, bytemuck::cast_slice_mut(&mut copy));
     let (one, both) = ([Source::of(residual)], [Source::sum(residual, gradient)]);
-    let (k, mut picks) = (count() / 100, Picks::default());
-    let (least, _) = select_top(&one, k, None, &mut picks);
+    let k = count() / 100;
+    let (least, _) = select_top(&one, k, None, &mut Picks::default());
     let hint = Some(magnitude(f32::from_bits(least) * 0.95));
     println!(
         "{} elements, k {k}; last: the speed relative to the pass it is compared with",
         count()
     );
-    let read = best(|| {
-        black_box(read_sum(black_box(&copy)));
-    });
-    say("read-only sum", read, read);
-    say(
-        "collect",
-        best(|| collect_all(&one, least, &mut picks)),
-        read,
-    );
-    let mut top = |sources: &[Source], hint| {
-        best(|| {
-            black_box(select_top(sources, k, hint, &mut picks));
-        })
+    let top = |sources: &[Source], hint, picks: &mut Picks| {
+        black_box(select_top(sources, k, hint, picks));
     };
-    say("select_top", top(&one, None), read);
-    say("select_top with a hint", top(&one, hint), read);
-    say("select_top of sums", top(&both, None), read);
+    race(&[
+        (
+            "read-only sum",
+            0,
+            Box::new(|_| {
+                black_box(read_sum(black_box(&copy)));
+            }),
+        ),
+        (
+            "collect",
+            0,
+            Box::new(|picks| {
+                clear(picks);
+                black_box(collect(&one, least, usize::MAX, picks));
+            }),
+        ),
+        ("select_top", 0, Box::new(|picks| top(&one, None, picks))),
+        (
+            "select_top with a hint",
+            0,
+            Box::new(|picks| top(&one, hint, picks)),
+        ),
+        (
+            "select_top of sums",
+            0,
+            Box::new(|picks| top(&both, None, picks)),
+        ),
+    ]);
+    // There and back, so that 1 % reach the same magnitude every time.
     let (views, to) = ([residual, gradient], [residual]);
-    let add = best(|| reduce(DataType::F32, Combine::Sum, Finish::None, &views, &to));
-    say("a += b", add, add);
-    // After ten additions a magnitude that about 1 % reach; fewer after the first.
-    let floor = magnitude(f32::from_bits(least) * 10.0);
-    let accumulated = best(|| {
-        picks.indices.clear();
-        picks.values.clear();
-        black_box(accumulate(&both, floor, usize::MAX, &mut picks));
-    });
-    say("accumulate", accumulated, add);
-    println!("picks of the last: {}", picks.len());
+    let back = [Source::sum(residual, opposite)];
+    race(&[
+        (
+            "a += b",
+            0,
+            Box::new(|_| {
+                reduce(DataType::F32, Combine::Sum, Finish::None, &views, &to);
+            }),
+        ),
+        (
+            "accumulate",
+            0,
+            Box::new(|picks| {
+                clear(picks);
+                black_box(accumulate(&back, least, usize::MAX, picks));
+            }),
+        ),
+    ]);
 }

@@ -2,7 +2,7 @@
 
 use super::choose::{Prices, is_spreading_cheaper};
 use super::counters::Phase;
-use super::entries::{Entries, Pack};
+use super::entries::{Arrival, Entries, Pack};
 use super::faults;
 use super::io::Io;
 use super::options::Balance;
@@ -100,8 +100,13 @@ pub(super) async fn spread<E: Entries>(
             true => Ok(kept.take().expect("one move of a rank to itself")),
             false => {
                 let message = messages.next().expect("a message for each move");
-                E::decode(&message, *entries, exact, (0, count))
-                    .map_err(|cause| faults::of_rank(*from, cause))
+                let arrival = Arrival {
+                    message: &message,
+                    count: *entries,
+                    pack: exact,
+                    range: (0, count),
+                };
+                E::decode(arrival, &io.spare()).map_err(|cause| faults::of_rank(*from, cause))
             }
         });
     let parts = parts.collect::<Result<Vec<E>>>()?;

@@ -4,7 +4,7 @@
 //! travel as such, because every rank with a pick there must know.
 
 use super::counters::Phase;
-use super::entries::Entries;
+use super::entries::{Arrival, Entries};
 use super::faults;
 use super::format::ValueFormat;
 use super::io::{Io, Message};
@@ -44,7 +44,7 @@ pub(super) async fn run_split<E: Entries + Sync>(
         _ => terms.options.switch.is_dense(nnz, step.count),
     };
     // Zero sums are gone, what is not finite is not.
-    let block = E::sum(&[clean, wild], &io.spare());
+    let block = E::sum_of(&[clean, wild], &io.spare());
     let (message, bytes): (Message, Vec<u64>) = match is_dense {
         true => {
             let dense = |r| terms.pack.dense_bytes(range(r).1 - range(r).0);
@@ -60,7 +60,15 @@ pub(super) async fn run_split<E: Entries + Sync>(
     let decode = |(r, message): (usize, &Message)| {
         match is_dense {
             true => E::decode_dense(message, range(r), terms.pack),
-            false => E::decode(message, sizes[r], terms.pack, range(r)),
+            false => {
+                let arrival = Arrival {
+                    message,
+                    count: sizes[r],
+                    pack: terms.pack,
+                    range: range(r),
+                };
+                E::decode(arrival, &io.spare())
+            }
         }
         .map_err(|cause| faults::of_rank(r as Rank, cause))
     };
@@ -103,7 +111,7 @@ pub(super) async fn run_doubling<E: Entries + Sync>(
         let (own, other) = partial
             .swap(&io, &terms, (None, Some(io.rank + core)), true)
             .await?;
-        partial.sum = E::sum(&[own, other], &io.spare());
+        partial.sum = E::sum_of(&[own, other], &io.spare());
     }
     let mut distance = 1;
     while io.rank < core && distance < core {
@@ -111,8 +119,8 @@ pub(super) async fn run_doubling<E: Entries + Sync>(
         let peers = (Some(peer), Some(peer));
         let (own, other) = partial.swap(&io, &terms, peers, half(distance)).await?;
         partial.sum = match io.rank < peer {
-            true => E::sum(&[own, other], &io.spare()),
-            false => E::sum(&[other, own], &io.spare()),
+            true => E::sum_of(&[own, other], &io.spare()),
+            false => E::sum_of(&[other, own], &io.spare()),
         };
         distance *= 2;
     }
@@ -163,7 +171,7 @@ impl<E: Entries> Partial<E> {
         is_keeper: bool,
     ) -> Result<(E, E)> {
         let (clean, wild) = self.sum.clone().settle();
-        let own = E::sum(&[clean, wild], &io.spare());
+        let own = E::sum_of(&[clean, wild], &io.spare());
         const HEADER: u64 = 16;
         let words = [own.len(), self.not_finite];
         let header = Message {
@@ -200,7 +208,15 @@ impl<E: Entries> Partial<E> {
         };
         let decode = |message: &Message, count| match is_dense {
             true => E::decode_dense(message, range, terms.pack),
-            false => E::decode(message, count, terms.pack, range),
+            false => {
+                let arrival = Arrival {
+                    message,
+                    count,
+                    pack: terms.pack,
+                    range,
+                };
+                E::decode(arrival, &io.spare())
+            }
         };
         let is_exact = to.is_none() || terms.pack.values == ValueFormat::F32;
         let seen = match is_exact {

@@ -28,6 +28,28 @@ impl Pack {
     }
 }
 
+/// Entries that have come.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrival<'a> {
+    /// In this.
+    pub message: &'a Message,
+    /// How many.
+    pub count: u64,
+    /// How they lie there.
+    pub pack: Pack,
+    /// The coordinates that they can be of, from the first up to the second.
+    pub range: (u64, u64),
+}
+
+/// What is added.
+#[derive(Clone, Copy, Debug)]
+pub enum Term<'a, E> {
+    /// Those of the coordinates from the first up to the second.
+    Here(&'a E, (u64, u64)),
+    /// Those of a message.
+    Come(Arrival<'a>),
+}
+
 /// Entries of a sparse vector, by increasing index.
 pub trait Entries: Clone + Send + 'static {
     /// None of the coordinates from `from` to `to`.
@@ -38,16 +60,15 @@ pub trait Entries: Clone + Send + 'static {
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// Those of the coordinates from `from` to `to`.
-    fn part(&self, from: u64, to: u64, spare: &Spare) -> Self;
     /// Those at the positions from `start` to `end`.
     fn slice(&self, start: u64, end: u64) -> Self;
     /// How many lie below a coordinate.
     fn below(&self, index: u64) -> u64;
     /// The index at a position.
     fn index_at(&self, position: u64) -> u64;
-    /// The sum from left to right. Sums that are zero are kept: later terms may follow.
-    fn sum(parts: &[Self], spare: &Spare) -> Self;
+    /// The sum from left to right. Of several terms, without those that are zero: what is added to them later is the same without
+    /// them. Else the number of the first message that is malformed, and why.
+    fn sum(terms: &[Term<Self>], spare: &Spare) -> Result<Self, (usize, String)>;
     /// One after another. Each begins behind the end of the one before, else the number of the first that does not.
     fn concat(parts: Vec<Self>) -> Result<Self, usize>;
     /// Without zeros and without what is not finite; the latter apart.
@@ -74,17 +95,11 @@ pub trait Entries: Clone + Send + 'static {
     fn minus(&self, other: &Self) -> Self;
     /// Those whose index `other` has too.
     fn common(&self, other: &Self) -> Self;
-    /// Those at the positions from `start` to `end` as a message.
+    /// Those at the positions from `start` to `end` as a message of the next request: it may lie in memory that is another's then.
     fn encode_slice(&self, range: (u64, u64), pack: Pack, spare: &Spare) -> Message;
-    /// Appends those of a message of `count` entries of the coordinates from `from` to `to`; what is wrong with it, if anything
-    /// is, and then nothing is appended. Whether they lie behind what is there is the caller's to see.
-    fn decode_onto(
-        &mut self,
-        message: &Message,
-        count: u64,
-        pack: Pack,
-        range: (u64, u64),
-    ) -> Result<(), String>;
+    /// Appends what has come; what is wrong with it, if anything is, and then nothing is appended. Whether it lies behind what is there
+    /// is the caller's to see.
+    fn decode_onto(&mut self, arrival: Arrival) -> Result<(), String>;
     /// None yet, with room for `count`.
     fn with_room(count: u64, spare: &Spare) -> Self;
     /// The end of it; its memory is used again.
@@ -99,15 +114,17 @@ pub trait Entries: Clone + Send + 'static {
         self.encode_slice((0, self.len()), pack, &Spare::default())
     }
 
-    /// A message by itself.
-    fn decode(
-        message: &Message,
-        count: u64,
-        pack: Pack,
-        range: (u64, u64),
-    ) -> Result<Self, String> {
-        let mut entries = Self::with_room(count, &Spare::default());
-        entries.decode_onto(message, count, pack, range)?;
+    /// The sum of all of some.
+    fn sum_of(parts: &[Self], spare: &Spare) -> Self {
+        let all = |part| Term::Here(part, (0, u64::MAX));
+        let terms: Vec<Term<Self>> = parts.iter().map(all).collect();
+        Self::sum(&terms, spare).expect("no message that could be malformed")
+    }
+
+    /// What has come by itself.
+    fn decode(arrival: Arrival, spare: &Spare) -> Result<Self, String> {
+        let mut entries = Self::with_room(arrival.count, spare);
+        entries.decode_onto(arrival)?;
         Ok(entries)
     }
 
@@ -115,8 +132,15 @@ pub trait Entries: Clone + Send + 'static {
     fn rounded(&self, pack: Pack, range: (u64, u64)) -> Self {
         match pack.values {
             ValueFormat::F32 => self.clone(),
-            _ => Self::decode(&self.encode(pack), self.len(), pack, range)
-                .expect("what this rank has encoded itself"),
+            _ => {
+                let arrival = Arrival {
+                    message: &self.encode(pack),
+                    count: self.len(),
+                    pack,
+                    range,
+                };
+                Self::decode(arrival, &Spare::default()).expect("what this rank has encoded itself")
+            }
         }
     }
 }

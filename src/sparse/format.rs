@@ -65,22 +65,28 @@ impl ValueFormat {
         }
     }
 
-    /// Appends the values. What is not finite arrives as something that is not.
-    pub(super) fn encode(self, values: &[f32], bytes: &mut Vec<u8>) {
-        match self {
-            ValueFormat::F32 => bytes.extend_from_slice(bytemuck::cast_slice(values)),
-            ValueFormat::Bf16 => {
-                let rounded = values.iter().map(|v| to_bf16(*v).to_le_bytes());
-                bytes.extend(rounded.flatten());
-            }
-            ValueFormat::I8 => {
-                for block in values.chunks(BLOCK) {
+    /// Puts the values, some at a time. What is not finite arrives as something that is not.
+    pub(super) fn encode(self, values: &[f32], put: &mut impl FnMut(&[u8])) {
+        if self == ValueFormat::F32 {
+            return put(bytemuck::cast_slice(values));
+        }
+        let mut bytes = Vec::with_capacity(2 * BLOCK);
+        for block in values.chunks(BLOCK) {
+            bytes.clear();
+            match self {
+                ValueFormat::F32 => {}
+                ValueFormat::Bf16 => {
+                    let rounded = block.iter().map(|v| to_bf16(*v).to_le_bytes());
+                    bytes.extend(rounded.flatten());
+                }
+                ValueFormat::I8 => {
                     let finite = block.iter().filter(|v| v.is_finite());
                     let scale = finite.fold(0f32, |most, v| most.max(v.abs())) / 127.0;
                     bytes.extend_from_slice(&scale.to_le_bytes());
                     bytes.extend(block.iter().map(|v| to_i8(*v, scale) as u8));
                 }
             }
+            put(&bytes);
         }
     }
 

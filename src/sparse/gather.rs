@@ -4,11 +4,12 @@
 //! keeps the k largest of the sum, and what of a rank's picks is not among them returns.
 
 use super::counters::Phase;
-use super::entries::Entries;
+use super::entries::{Arrival, Entries, Term};
 use super::faults;
 use super::io::Io;
 use super::machine::{Finished, Step, Terms};
 use crate::error::Result;
+use crate::types::Rank;
 
 pub(super) async fn run<E: Entries + Sync>(
     io: Io,
@@ -29,27 +30,32 @@ pub(super) async fn run<E: Entries + Sync>(
     let bytes = sizes.iter().map(|s| terms.pack.bytes(*s)).collect();
     let messages = io.gather(Phase::Gather, message, bytes).await;
     let range = (0, step.count);
+    let applied = step.picks.rounded(terms.pack, range);
     let parts = (0..).zip(messages.iter().zip(&sizes));
-    let parts: Vec<E> = parts
-        .map(|(rank, (m, s))| match rank == io.rank {
-            true => Ok(step.picks.rounded(terms.pack, range)),
-            false => {
-                E::decode(m, *s, terms.pack, range).map_err(|cause| faults::of_rank(rank, cause))
-            }
+    let parts: Vec<Term<E>> = parts
+        .map(|(rank, (message, size))| match rank == io.rank {
+            true => Term::Here(&applied, range),
+            false => Term::Come(Arrival {
+                message,
+                count: *size,
+                pack: terms.pack,
+                range,
+            }),
         })
-        .collect::<Result<_>>()?;
+        .collect();
     let spare = io.spare();
-    let (result, wild) = E::sum(&parts, &spare).settle();
+    let sum = E::sum(&parts, &spare);
+    let sum = sum.map_err(|(rank, cause)| faults::of_rank(rank as Rank, cause))?;
+    let (result, wild) = sum.settle();
     not_finite += wild.len();
     if not_finite > 0 && terms.is_strict {
         // The same on all ranks: they added the same.
         return Ok(Finished::void(not_finite));
     }
-    let applied = &parts[io.rank as usize];
     if is_cut {
         let reduced = Some(result.len());
         let (result, _) = result.top(step.k);
-        let returned = vec![step.picks.returned(applied, &result, &spare)];
+        let returned = vec![step.picks.returned(&applied, &result, &spare)];
         return Ok(Finished {
             not_finite,
             reduced,
@@ -58,7 +64,7 @@ pub(super) async fn run<E: Entries + Sync>(
         });
     }
     // All picks took part, also those whose sum is zero; where a sum is not finite they return.
-    let rounding = step.picks.minus(applied);
+    let rounding = step.picks.minus(&applied);
     let returned = vec![rounding, applied.common(&wild)];
     Ok(Finished {
         not_finite,

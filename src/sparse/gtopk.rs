@@ -7,7 +7,7 @@
 //! picks there back and the tree begins anew without them.
 
 use super::counters::Phase;
-use super::entries::Entries;
+use super::entries::{Arrival, Entries};
 use super::faults;
 use super::io::{Io, Message};
 use super::machine::{Finished, Step, Terms};
@@ -49,7 +49,7 @@ pub(super) async fn run<E: Entries + Sync>(
                 ..Finished::new(result.settle().0, returned)
             });
         }
-        let lost = E::sum(&tree.lost, &io.spare());
+        let lost = E::sum_of(&tree.lost, &io.spare());
         let apart = picks.common(&union(&io, &step, &terms, lost).await?);
         picks = picks.minus(&apart);
         returned.push(apart);
@@ -67,10 +67,15 @@ async fn union<E: Entries>(io: &Io, step: &Step<E>, terms: &Terms, lost: E) -> R
     let messages = (io.gather(Phase::Reduce, lost.encode(pack), bytes)).await;
     let parts = (0..).zip(messages.iter().zip(&sizes));
     let parts = parts.map(|(rank, (message, size))| {
-        E::decode(message, *size, pack, (0, step.count))
-            .map_err(|cause| faults::of_rank(rank, cause))
+        let arrival = Arrival {
+            message,
+            count: *size,
+            pack,
+            range: (0, step.count),
+        };
+        E::decode(arrival, &io.spare()).map_err(|cause| faults::of_rank(rank, cause))
     });
-    let all = E::sum(&parts.collect::<Result<Vec<E>>>()?, &io.spare());
+    let all = E::sum_of(&parts.collect::<Result<Vec<E>>>()?, &io.spare());
     match all.is_empty() {
         false => Ok(all),
         true => Err(faults::of_all(
@@ -107,7 +112,7 @@ impl<E: Entries> Tree<'_, E> {
                     .await;
                 let (other, wild, lost) = self.decode(peer, &messages[0])?;
                 (self.wild, lost_count) = (self.wild + wild, lost_count + lost);
-                let (sum, lost) = E::sum(&[own, other], &io.spare()).settle();
+                let (sum, lost) = E::sum_of(&[own, other], &io.spare()).settle();
                 lost_count += lost.len();
                 self.lost.push(lost);
                 let (kept, dropped) = sum.top(self.k);
@@ -195,9 +200,14 @@ impl<E: Entries> Tree<'_, E> {
             ));
         }
         let bytes = self.terms.pack.bytes(said[0]);
-        let entries = message.part(HEADER, bytes);
-        let entries = E::decode(&entries, said[0], self.terms.pack, (0, self.count))
-            .map_err(|cause| faults::of_rank(sender, cause))?;
+        let arrival = Arrival {
+            message: &message.part(HEADER, bytes),
+            count: said[0],
+            pack: self.terms.pack,
+            range: (0, self.count),
+        };
+        let entries =
+            E::decode(arrival, &self.io.spare()).map_err(|cause| faults::of_rank(sender, cause))?;
         Ok((entries, said[1], said[2]))
     }
 }

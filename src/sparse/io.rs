@@ -18,7 +18,8 @@ use std::task::{Context, Poll};
 pub struct Message {
     /// The bytes; none in a message that is size-only or whose bytes lie elsewhere.
     pub data: Vec<u8>,
-    /// Where they lie instead, which spares a copy of what has come. They stay until the machine's next request.
+    /// Where they lie instead, which spares a copy: of what has come, until the machine's next request; of what is sent from there, until that
+    /// has ended.
     pub seen: Option<Box<Seen>>,
     /// How many.
     pub bytes: u64,
@@ -34,6 +35,16 @@ pub struct Seen {
 }
 
 impl Seen {
+    /// The bytes of a view, which is valid as long as `held` is.
+    pub fn new(view: View, held: Arc<dyn Any + Send + Sync>) -> Seen {
+        Seen { view, held }
+    }
+
+    /// The same of a part of it.
+    pub(super) fn part(&self, start: usize, bytes: usize) -> Seen {
+        Seen::new(self.view.part(start, bytes), self.held.clone())
+    }
+
     /// The bytes.
     pub fn view(&self) -> View {
         self.view
@@ -58,9 +69,14 @@ impl Message {
 
     /// A message whose bytes are those of a view, which is valid as long as `held` is.
     pub fn seen(view: View, held: Arc<dyn Any + Send + Sync>) -> Message {
+        Message::lying(Seen::new(view, held))
+    }
+
+    /// The same.
+    pub(super) fn lying(seen: Seen) -> Message {
         Message {
-            bytes: view.len_bytes() as u64,
-            seen: Some(Box::new(Seen { view, held })),
+            bytes: seen.view.len_bytes() as u64,
+            seen: Some(Box::new(seen)),
             ..Message::default()
         }
     }
@@ -98,7 +114,7 @@ impl Message {
         let start = there.min(start as usize);
         let length = (there - start).min(bytes as usize);
         let part = match &self.seen {
-            Some(seen) => Message::seen(seen.view.part(start, length), seen.held.clone()),
+            Some(seen) => Message::lying(seen.part(start, length)),
             None => Message::of(self.data[start..start + length].to_vec()),
         };
         Message { bytes, ..part }

@@ -44,6 +44,7 @@
 
 mod balance;
 mod choose;
+mod coding;
 mod counters;
 mod dsa;
 mod entries;
@@ -73,7 +74,7 @@ pub use choose::{
     local_seconds_of, probe_after, seconds_of,
 };
 pub use counters::{Counters, PHASES, Phase, Traffic};
-pub use entries::{Entries, Pack};
+pub use entries::{Arrival, Entries, Pack, Term};
 pub use foresight::Foresight;
 pub use format::{IndexFormat, ValueFormat};
 pub use global::{Around, Tracker};
@@ -86,5 +87,5 @@ pub use options::{
     Algorithm, Amount, Balance, DsaVariant, Mode, NonFinite, Regions, SparseOptions, SwitchRule,
 };
 pub use sized::{Sized, Support};
-pub use spare::Spare;
+pub use spare::{MESSAGE_ALIGNMENT, Spare};
 pub use stream::Stream;

@@ -12,7 +12,7 @@
 
 use super::balance;
 use super::counters::Phase;
-use super::entries::Entries;
+use super::entries::{Arrival, Entries, Pack, Term};
 use super::faults;
 use super::foresight::Foresight;
 use super::format::ValueFormat;
@@ -181,37 +181,90 @@ pub(super) struct Split<E> {
     pub received: u64,
 }
 
+/// A rank's part of a sum.
+enum Part<E> {
+    /// This rank's, which lies among its picks.
+    Own,
+    Entries(E),
+    /// As it came.
+    Message(Message, u64),
+}
+
 /// The parts of a sum, by rank, as far as they have come, and the sum of those before.
-struct Fold<E> {
+struct Fold<'a, E> {
+    picks: &'a E,
+    /// The region.
+    range: (u64, u64),
+    pack: Pack,
+    spare: &'a Spare,
     sum: E,
-    parts: Vec<Option<E>>,
+    parts: Vec<Option<Part<E>>>,
     next: usize,
 }
 
-impl<E: Entries> Fold<E> {
-    /// Adds what is there without a gap: from left to right, whatever came first.
-    fn go_on(&mut self, spare: &Spare) {
+impl<E: Entries> Fold<'_, E> {
+    /// Adds what is there without a gap: from left to right, whatever came first. Messages are gone after that.
+    fn go_on(&mut self) -> Result<()> {
+        let ready = |part: &Option<Part<E>>| part.is_some();
         let begin = self.next;
-        while self.parts.get(self.next).is_some_and(Option::is_some) {
-            self.next += 1;
+        let end = begin + self.parts[begin..].iter().take_while(|p| ready(p)).count();
+        let is_alone = self.sum.is_empty() && matches!(self.parts[begin..end], [Some(Part::Own)]);
+        // What would only be copied waits for what it can be added to.
+        if begin < end && !(is_alone && end < self.parts.len()) {
+            let spare = self.spare;
+            let sum = std::mem::replace(&mut self.sum, E::empty(0, 0));
+            let mut terms = vec![Term::Here(&sum, self.range)];
+            let parts = self.parts[begin..end].iter().flatten();
+            terms.extend(parts.map(|part| self.term(part)));
+            let added = E::sum(&terms, spare);
+            // The first term is no rank's.
+            let rank = |number: usize| (begin + number - 1) as Rank;
+            self.sum = added.map_err(|(number, cause)| faults::of_rank(rank(number), cause))?;
+            sum.recycle(spare);
+            self.next = end;
+            for part in self.parts[begin..end].iter_mut().filter_map(Option::take) {
+                if let Part::Entries(entries) = part {
+                    entries.recycle(spare);
+                }
+            }
         }
-        let ready = self.parts[begin..self.next]
-            .iter_mut()
-            .filter_map(Option::take);
-        let mut terms = vec![std::mem::replace(&mut self.sum, E::empty(0, 0))];
-        terms.extend(ready);
-        terms.retain(|term| !term.is_empty());
-        self.sum = match terms.len() {
-            0 => return,
-            1 => terms.swap_remove(0),
-            _ => E::sum(&terms, spare),
-        };
-        terms.into_iter().for_each(|term| term.recycle(spare));
+        self.keep()
+    }
+
+    /// Messages that nothing can be added to yet become entries.
+    fn keep(&mut self) -> Result<()> {
+        for rank in self.next..self.parts.len() {
+            let Some(Part::Message(message, count)) = &self.parts[rank] else {
+                continue;
+            };
+            let arrival = self.arrival(message, *count);
+            let entries = E::decode(arrival, self.spare)
+                .map_err(|cause| faults::of_rank(rank as Rank, cause))?;
+            self.parts[rank] = Some(Part::Entries(entries));
+        }
+        Ok(())
+    }
+
+    fn term<'b>(&'b self, part: &'b Part<E>) -> Term<'b, E> {
+        match part {
+            Part::Own => Term::Here(self.picks, self.range),
+            Part::Entries(entries) => Term::Here(entries, self.range),
+            Part::Message(message, count) => Term::Come(self.arrival(message, *count)),
+        }
+    }
+
+    fn arrival<'b>(&self, message: &'b Message, count: u64) -> Arrival<'b> {
+        Arrival {
+            message,
+            count,
+            pack: self.pack,
+            range: self.range,
+        }
     }
 }
 
 /// This rank's picks to the owners of their regions, and the sum over its own.
-pub(super) async fn split<E: Entries>(
+pub(super) async fn split<E: Entries + Sync>(
     io: &Io,
     step: &Step<E>,
     terms: &Terms,
@@ -221,7 +274,6 @@ pub(super) async fn split<E: Entries>(
     let range = |r: Rank| (bounds[r as usize], bounds[r as usize + 1]);
     let mine = range(rank);
     let spare = io.spare();
-    let part = |r: Rank| step.picks.part(range(r).0, range(r).1, &spare);
     let below: Vec<u64> = bounds.iter().map(|b| step.picks.below(*b)).collect();
     let places = |r: Rank| (below[r as usize], below[r as usize + 1]);
     let lengths: Vec<u64> = below.windows(2).map(|b| b[1] - b[0]).collect();
@@ -230,11 +282,15 @@ pub(super) async fn split<E: Entries>(
     let names = ["entries for a region"];
     faults::check_words(&sizes, (rank, &[own]), &names, |_, _| mine.1 - mine.0)?;
     let mut fold = Fold {
+        picks: &step.picks,
+        range: mine,
+        pack: terms.pack,
+        spare: &spare,
         sum: E::empty(mine.0, mine.1),
-        parts: vec![None; p as usize],
+        parts: (0..p).map(|_| None).collect(),
         next: 0,
     };
-    fold.parts[rank as usize] = Some(part(rank));
+    fold.parts[rank as usize] = Some(Part::Own);
     let to = |j: &u32| (rank + p - j) % p;
     let from = |j: &u32| (rank + j) % p;
     let load = |j: u32| (lengths[to(&j) as usize], sizes[from(&j) as usize]);
@@ -250,29 +306,27 @@ pub(super) async fn split<E: Entries>(
             .map(|j| (from(j), terms.pack.bytes(sizes[from(j) as usize])));
         io.start_exchange(Phase::Reduce, sends.collect(), receives.collect())
             .await;
-        fold.go_on(&spare);
+        fold.go_on()?;
         let mut messages = io.wait(Phase::Reduce, 0).await.into_iter();
         for peer in steps.iter().map(from) {
             let size = sizes[peer as usize];
-            let part = match size {
-                0 => E::empty(mine.0, mine.1),
+            fold.parts[peer as usize] = Some(match size {
+                0 => Part::Entries(E::empty(mine.0, mine.1)),
                 _ => {
-                    let message = messages
-                        .next()
-                        .expect("a message from each peer that has any");
-                    let mut part = E::with_room(size, &spare);
-                    part.decode_onto(&message, size, terms.pack, mine)
-                        .map_err(|cause| faults::of_rank(peer, cause))?;
-                    part
+                    let message = messages.next();
+                    Part::Message(message.expect("one from each peer that has any"), size)
                 }
-            };
-            fold.parts[peer as usize] = Some(part);
+            });
         }
+        fold.go_on()?;
         first += steps.len() as u32;
     }
-    fold.go_on(&spare);
+    // One rank alone.
+    fold.go_on()?;
     let received = sizes.iter().sum::<u64>() - sizes[rank as usize];
+    let sum = fold.sum;
     let applied = || {
+        let part = |r| step.picks.slice(places(r).0, places(r).1);
         let rounded = (0..p).map(|r| match r == rank {
             true => part(r),
             false => part(r).rounded(terms.pack, range(r)),
@@ -281,7 +335,7 @@ pub(super) async fn split<E: Entries>(
     };
     Ok(Split {
         applied: (terms.pack.values != ValueFormat::F32).then(applied),
-        sum: fold.sum,
+        sum,
         received,
     })
 }
@@ -387,8 +441,14 @@ async fn gather_blocks<E: Entries>(
     let mut result = E::with_room(sizes.iter().sum(), &spare);
     for (rank, (message, size)) in (0..).zip(messages.into_iter().zip(&sizes)) {
         let before = result.len();
+        let arrival = Arrival {
+            message: &message,
+            count: *size,
+            pack: terms.pack,
+            range: (0, count),
+        };
         result
-            .decode_onto(&message, *size, terms.pack, (0, count))
+            .decode_onto(arrival)
             .map_err(|cause| faults::of_rank(rank, cause))?;
         let is_behind =
             before == 0 || *size == 0 || result.index_at(before - 1) < result.index_at(before);

@@ -4,7 +4,7 @@
 //! different ranks lie independently or in the same places. Whatever real entries make data-dependent follows from that, so that
 //! the same machines run with the same control flow.
 
-use super::entries::{Entries, Pack};
+use super::entries::{Arrival, Entries, Pack, Term};
 use super::global::Around;
 use super::io::Message;
 use super::spare::Spare;
@@ -43,6 +43,15 @@ impl Sized {
         Sized::new(from, to, count, self.support)
     }
 
+    /// Those of the coordinates from `from` to `to`.
+    fn part(&self, from: u64, to: u64) -> Sized {
+        let (low, high) = (from.max(self.from), to.min(self.to));
+        if low >= high {
+            return self.with(from, to.max(from), 0);
+        }
+        self.with(low, high, self.below(high) - self.below(low))
+    }
+
     /// Entries of less than a magnitude.
     fn less(&self, magnitude: u32) -> u64 {
         let all = u128::from(MAGNITUDE_INFINITE);
@@ -57,14 +66,6 @@ impl Entries for Sized {
 
     fn len(&self) -> u64 {
         self.count
-    }
-
-    fn part(&self, from: u64, to: u64, _: &Spare) -> Sized {
-        let (low, high) = (from.max(self.from), to.min(self.to));
-        if low >= high {
-            return self.with(from, to.max(from), 0);
-        }
-        self.with(low, high, self.below(high) - self.below(low))
     }
 
     fn slice(&self, start: u64, end: u64) -> Sized {
@@ -83,10 +84,16 @@ impl Entries for Sized {
         self.from + (u128::from(position) * width / u128::from(self.count.max(1))) as u64
     }
 
-    fn sum(parts: &[Sized], _: &Spare) -> Sized {
-        let parts: Vec<&Sized> = parts.iter().filter(|p| p.count > 0).collect();
+    fn sum(terms: &[Term<Sized>], spare: &Spare) -> Result<Sized, (usize, String)> {
+        let part = |(number, term): (usize, &Term<Sized>)| match term {
+            Term::Here(entries, (from, to)) => Ok(entries.part(*from, *to)),
+            Term::Come(arrival) => Sized::decode(*arrival, spare).map_err(|cause| (number, cause)),
+        };
+        let parts = terms.iter().enumerate().map(part);
+        let mut parts: Vec<Sized> = parts.collect::<Result<_, _>>()?;
+        parts.retain(|part| part.count > 0);
         let Some(first) = parts.first() else {
-            return Sized::empty(0, 0);
+            return Ok(Sized::empty(0, 0));
         };
         let from = parts.iter().map(|p| p.from).min().unwrap_or(0);
         let to = parts.iter().map(|p| p.to).max().unwrap_or(0);
@@ -104,7 +111,7 @@ impl Entries for Sized {
                 (width * (1.0 - empty.product::<f64>())).round() as u64
             }
         };
-        Sized::new(from, to, count, support)
+        Ok(Sized::new(from, to, count, support))
     }
 
     fn concat(parts: Vec<Sized>) -> Result<Sized, usize> {
@@ -180,13 +187,8 @@ impl Entries for Sized {
         }
     }
 
-    fn decode_onto(
-        &mut self,
-        message: &Message,
-        count: u64,
-        _: Pack,
-        (from, to): (u64, u64),
-    ) -> Result<(), String> {
+    fn decode_onto(&mut self, arrival: Arrival) -> Result<(), String> {
+        let (message, count, (from, to)) = (arrival.message, arrival.count, arrival.range);
         let support = match message.data.as_slice() {
             [1] => Support::Identical,
             _ => Support::Independent,

@@ -3,12 +3,16 @@
 //! A step of BERT's size makes and drops a dozen vectors of ten megabytes. From the system each would come as pages that are
 //! cleared one by one at their first use: a third of the communication's time.
 
+use super::io::Seen;
 use super::stream::Stream;
 use super::sum::Window;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Vectors of each kind that are kept at most: more than one step of Ok-Topk on few ranks has at a time.
 const KEPT: usize = 16;
+
+/// Messages that are sent begin at multiples of this, so that no two share a cache line.
+pub const MESSAGE_ALIGNMENT: usize = 64;
 
 /// Vectors of steps before. Clones share them; what is not given back is freed as ever.
 #[derive(Clone, Debug, Default)]
@@ -20,6 +24,14 @@ struct Shelves {
     values: Vec<Vec<f32>>,
     bytes: Vec<Vec<u8>>,
     window: Option<Window>,
+    outbox: Option<Outbox>,
+}
+
+/// Memory that messages are sent from.
+#[derive(Debug)]
+struct Outbox {
+    memory: Seen,
+    used_bytes: usize,
 }
 
 impl Spare {
@@ -50,6 +62,38 @@ impl Spare {
     /// Keeps a message's memory.
     pub fn keep_bytes(&self, bytes: Vec<u8>) {
         put(&mut self.shelves().bytes, bytes);
+    }
+
+    /// Messages may be written here from now on, from its beginning: where they are sent from.
+    pub fn open_outbox(&self, memory: Seen) {
+        let used_bytes = 0;
+        self.shelves().outbox = Some(Outbox { memory, used_bytes });
+    }
+
+    /// What was written there is sent: nothing more until it has been.
+    pub fn close_outbox(&self) {
+        if let Some(outbox) = &mut self.shelves().outbox {
+            outbox.used_bytes = outbox.memory.view().len_bytes();
+        }
+    }
+
+    /// What was written there has been sent, or never will be.
+    pub fn empty_outbox(&self) {
+        if let Some(outbox) = &mut self.shelves().outbox {
+            outbox.used_bytes = 0;
+        }
+    }
+
+    /// Room for a message there, if there is any.
+    pub(super) fn outbox(&self, bytes: usize) -> Option<Seen> {
+        let mut shelves = self.shelves();
+        let outbox = shelves.outbox.as_mut()?;
+        let start = outbox.used_bytes;
+        if bytes > outbox.memory.view().len_bytes().saturating_sub(start) {
+            return None;
+        }
+        outbox.used_bytes = (start + bytes).next_multiple_of(MESSAGE_ALIGNMENT);
+        Some(outbox.memory.part(start, bytes))
     }
 
     pub(super) fn window(&self) -> Window {
@@ -88,6 +132,7 @@ fn put<T>(shelf: &mut Vec<Vec<T>>, vector: Vec<T>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::Region;
 
     #[test]
     fn memory_comes_back_to_who_asks_for_no_more_than_it_has() {
@@ -110,5 +155,27 @@ mod tests {
         let kept: Vec<usize> = spare.shelves().bytes.iter().map(Vec::capacity).collect();
         assert_eq!(kept.len(), KEPT);
         assert!(kept.iter().all(|bytes| *bytes > KEPT), "{kept:?}");
+    }
+
+    #[test]
+    fn messages_are_written_where_they_are_sent_from_while_that_is_free() {
+        let (spare, region) = (Spare::default(), Region::private(256).unwrap());
+        assert!(spare.outbox(1).is_none());
+        let held = Arc::new(());
+        spare.open_outbox(Seen::new(region.view(), held));
+        let place = |bytes| {
+            let seen = spare.outbox(bytes)?;
+            Some(seen.view().as_ptr().addr() - region.view().as_ptr().addr())
+        };
+        assert_eq!(
+            [place(65), place(1), place(64)],
+            [Some(0), Some(128), Some(192)]
+        );
+        assert_eq!(place(1), None);
+        spare.empty_outbox();
+        assert_eq!(place(256), Some(0));
+        spare.empty_outbox();
+        spare.close_outbox();
+        assert_eq!(place(1), None);
     }
 }

@@ -3,17 +3,14 @@
 //! Its loops run over millions of entries in every step. None of them decides by a branch what an entry's value or place says:
 //! where a third of the entries is kept, every third guess of such a branch is wrong, and costs as much as ten entries.
 
-use super::entries::{Entries, Pack};
-use super::format::BLOCK;
+use super::coding::{self, BATCH, check_length, decode_values};
+use super::entries::{Arrival, Entries, Pack, Term};
 use super::global::Around;
 use super::io::Message;
 use super::matching::Marks;
 use super::spare::Spare;
 use super::sum;
 use crate::kernel::select::{Level, MAGNITUDE_INFINITE, histogram_of, magnitude};
-
-/// Entries that are collected or converted at a time; they stay in the first-level cache.
-const BATCH: usize = 512;
 
 /// Indices, increasing, with their values.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -81,13 +78,6 @@ impl Entries for Stream {
         self.indices.len() as u64
     }
 
-    fn part(&self, from: u64, to: u64, spare: &Spare) -> Stream {
-        let range = self.below(from) as usize..self.below(to) as usize;
-        let mut part = spare.stream(range.len());
-        part.extend(&self.indices[range.clone()], &self.values[range]);
-        part
-    }
-
     fn slice(&self, start: u64, end: u64) -> Stream {
         let range = start as usize..end as usize;
         Stream {
@@ -104,8 +94,8 @@ impl Entries for Stream {
         self.indices[position as usize]
     }
 
-    fn sum(parts: &[Stream], spare: &Spare) -> Stream {
-        sum::sum(parts, spare)
+    fn sum(terms: &[Term<Stream>], spare: &Spare) -> Result<Stream, (usize, String)> {
+        sum::sum(terms, spare)
     }
 
     fn concat(parts: Vec<Stream>) -> Result<Stream, usize> {
@@ -262,59 +252,17 @@ impl Entries for Stream {
     }
 
     fn encode_slice(&self, (start, end): (u64, u64), pack: Pack, spare: &Spare) -> Message {
-        let mut data = spare.bytes(pack.bytes(end - start) as usize);
-        data.clear();
         let range = start as usize..end as usize;
-        let indices = &self.indices[range.clone()];
-        match pack.is_wide {
-            true => data.extend_from_slice(bytemuck::cast_slice(indices)),
-            false => {
-                let mut narrow = [0u32; BATCH];
-                for batch in indices.chunks(BATCH) {
-                    // Options are checked: every index fits.
-                    (narrow.iter_mut().zip(batch)).for_each(|(to, index)| *to = *index as u32);
-                    data.extend_from_slice(bytemuck::cast_slice(&narrow[..batch.len()]));
-                }
-            }
-        }
-        pack.values.encode(&self.values[range], &mut data);
-        Message::of(data)
+        coding::encode(
+            &self.indices[range.clone()],
+            &self.values[range],
+            pack,
+            spare,
+        )
     }
 
-    fn decode_onto(
-        &mut self,
-        message: &Message,
-        count: u64,
-        pack: Pack,
-        (from, to): (u64, u64),
-    ) -> Result<(), String> {
-        check_length(message, pack.bytes(count))?;
-        let count = count as usize;
-        let width = if pack.is_wide { 8 } else { 4 };
-        let first = self.indices.len();
-        let mut bytes = [0u8; 8 * BATCH];
-        for start in (0..count).step_by(BATCH) {
-            let part = &mut bytes[..width * BATCH.min(count - start)];
-            message.read(width * start, part);
-            match pack.is_wide {
-                true => {
-                    let words = part.as_chunks::<8>().0.iter();
-                    self.indices.extend(words.map(|b| u64::from_ne_bytes(*b)));
-                }
-                false => {
-                    let words = part.as_chunks::<4>().0.iter();
-                    let words = words.map(|b| u64::from(u32::from_ne_bytes(*b)));
-                    self.indices.extend(words);
-                }
-            }
-        }
-        let checked = check_indices(&self.indices[first..], (from, to));
-        if let Err(cause) = checked {
-            self.indices.truncate(first);
-            return Err(cause);
-        }
-        decode_values(message, (width * count, count), pack, &mut self.values);
-        Ok(())
+    fn decode_onto(&mut self, arrival: Arrival) -> Result<(), String> {
+        coding::decode_onto(self, arrival)
     }
 
     fn with_room(count: u64, spare: &Spare) -> Stream {
@@ -331,7 +279,8 @@ impl Entries for Stream {
             values[(index - from) as usize] = value;
         }
         let mut data = Vec::with_capacity(pack.dense_bytes(to - from) as usize);
-        pack.values.encode(&values, &mut data);
+        let put = &mut |part: &[u8]| data.extend_from_slice(part);
+        pack.values.encode(&values, put);
         Message::of(data)
     }
 
@@ -359,51 +308,4 @@ fn count_where(values: &[f32], is_it: impl Fn(f32) -> bool) -> u64 {
     parts.map(|part| u64::from(count(part))).sum()
 }
 
-/// Appends `count` values that lie in a message from `start` on.
-fn decode_values(
-    message: &Message,
-    (start, count): (usize, usize),
-    pack: Pack,
-    values: &mut Vec<f32>,
-) {
-    // Blocks that share a scale divide a batch, so that batches are coded one by one.
-    let (mut bytes, mut start) = ([0u8; 8 * BATCH], start);
-    for first in (0..count).step_by(BATCH) {
-        let batch = BATCH.min(count - first);
-        let part = &mut bytes[..pack.values.bytes(batch as u64) as usize];
-        message.read(start, part);
-        pack.values.decode(part, batch, values);
-        start += part.len();
-    }
-}
-
-fn check_length(message: &Message, bytes: u64) -> Result<(), String> {
-    match message.len_bytes() as u64 == bytes {
-        true => Ok(()),
-        false => Err(format!(
-            "a message has {} bytes instead of {bytes}",
-            message.len_bytes()
-        )),
-    }
-}
-
-fn check_indices(indices: &[u64], (from, to): (u64, u64)) -> Result<(), String> {
-    // Increasing, so that the ends alone say whether all lie inside. No early exit: the loop is compiled to whole vectors.
-    let falls = indices.windows(2).filter(|pair| pair[0] >= pair[1]).count();
-    let ends = [indices.first(), indices.last()];
-    if let Some(stray) = ends.into_iter().flatten().find(|i| !(from..to).contains(i)) {
-        return Err(format!(
-            "an entry has index {stray} outside of {from}..{to}"
-        ));
-    }
-    match falls {
-        0 => Ok(()),
-        falls => Err(format!(
-            "{falls} of {} entries have an index that is not above the one before",
-            indices.len()
-        )),
-    }
-}
-
-const _: () = assert!(BATCH.is_multiple_of(BLOCK));
 const _: () = assert!(MAGNITUDE_INFINITE == f32::INFINITY.to_bits());

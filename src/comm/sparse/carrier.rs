@@ -2,12 +2,10 @@
 
 use crate::comm::{Buffer, Call, Communicator, Operation, Transfer};
 use crate::error::Result;
-use crate::sparse::{Arrived, Message, Request, Spare};
+use crate::memory::View;
+use crate::sparse::{Arrived, MESSAGE_ALIGNMENT, Message, Request, Seen, Spare};
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 use std::sync::Arc;
-
-/// Messages begin at multiples of this, so that no two share a cache line.
-const ALIGNMENT: usize = 64;
 
 /// What comes back from the request that is under way.
 enum Awaited {
@@ -34,8 +32,8 @@ impl Carrier {
     pub fn new(comm: &Communicator, spare: &Spare) -> Result<Carrier> {
         Ok(Carrier {
             comm: comm.clone(),
-            sent: comm.alloc(ALIGNMENT)?,
-            received: comm.alloc(ALIGNMENT)?,
+            sent: comm.alloc(MESSAGE_ALIGNMENT)?,
+            received: comm.alloc(MESSAGE_ALIGNMENT)?,
             awaited: Awaited::Nothing,
             spare: spare.clone(),
         })
@@ -66,6 +64,7 @@ impl Carrier {
 
     /// What the request gave, when its operation has ended.
     pub fn take(&mut self) -> Arrived {
+        self.spare.empty_outbox();
         match std::mem::replace(&mut self.awaited, Awaited::Nothing) {
             Awaited::Nothing => Arrived::Messages(Vec::new()),
             Awaited::Messages(places) => {
@@ -91,21 +90,19 @@ impl Carrier {
         sends: Vec<(Rank, Message)>,
         receives: &[(Rank, u64)],
     ) -> std::result::Result<Operation, Refusal> {
-        let (out, out_bytes) = places(sends.iter().map(|(_, message)| message.bytes));
         let (back, back_bytes) = places(receives.iter().map(|(_, bytes)| *bytes));
         self.awaited = Awaited::Messages(back.clone());
         if sends.is_empty() && receives.is_empty() {
             return Err(Refusal::Empty);
         }
-        reserve(&self.comm, &mut self.sent, out_bytes)?;
         reserve(&self.comm, &mut self.received, back_bytes)?;
-        let mut transfers = Vec::with_capacity(sends.len() + receives.len());
-        for ((peer, message), (offset, bytes)) in sends.into_iter().zip(out) {
-            self.write(offset, message);
+        let (peers, messages): (Vec<Rank>, Vec<Message>) = sends.into_iter().unzip();
+        let mut transfers = Vec::with_capacity(peers.len() + receives.len());
+        for (peer, buffer) in peers.into_iter().zip(self.put(messages)?) {
             transfers.push(Transfer {
                 peer,
                 is_send: true,
-                buffer: self.sent.part(offset, bytes as usize),
+                buffer,
             });
         }
         for ((peer, _), (offset, bytes)) in receives.iter().zip(back) {
@@ -119,14 +116,56 @@ impl Carrier {
         Ok(self.comm.start(&call)?)
     }
 
-    /// Puts a message where it is sent from. One that has come and is passed on lies in what was received.
-    fn write(&self, offset: usize, message: Message) {
-        let target = self.sent.view().part(offset, message.len_bytes());
-        match message.seen {
-            Some(seen) => target.copy_from(seen.view()),
-            None => target.write(0, &message.data),
+    /// Where messages are sent from: where they were written, if that is there, else behind those that were.
+    fn put(&mut self, messages: Vec<Message>) -> Result<Vec<Buffer>> {
+        let lying = |message: &Message, sent: View| {
+            let seen = message.seen.as_ref()?.view();
+            let offset = (seen.as_ptr().addr()).checked_sub(sent.as_ptr().addr())?;
+            let end = offset + seen.len_bytes();
+            (end <= sent.len_bytes()).then_some((offset, end))
+        };
+        let aligned =
+            |message: &Message| (message.bytes as usize).next_multiple_of(MESSAGE_ALIGNMENT);
+        let sent = self.sent.view();
+        let (there, others): (Vec<&Message>, Vec<&Message>) =
+            messages.iter().partition(|m| lying(m, sent).is_some());
+        let ends = there.iter().filter_map(|m| lying(m, sent)).map(|l| l.1);
+        let mut free = ends.max().unwrap_or(0).next_multiple_of(MESSAGE_ALIGNMENT);
+        if free + others.into_iter().map(aligned).sum::<usize>() > sent.len_bytes() {
+            // All are copied into other memory; they hold what they lie in.
+            let bytes = messages.iter().map(aligned).sum::<usize>();
+            self.reserve_sent(bytes.max(sent.len_bytes() + 1))?;
+            free = 0;
         }
-        self.spare.keep_bytes(message.data);
+        // What is written from now on must not be written over what is under way.
+        self.spare.close_outbox();
+        let (sent, mut at) = (self.sent.view(), free);
+        let put = |message: Message| {
+            let bytes = message.bytes as usize;
+            if let Some((offset, _)) = lying(&message, sent) {
+                return self.sent.part(offset, bytes);
+            }
+            let buffer = self.sent.part(at, bytes);
+            at += bytes.next_multiple_of(MESSAGE_ALIGNMENT);
+            let target = buffer.view().part(0, message.len_bytes());
+            match message.seen {
+                Some(seen) => target.copy_from(seen.view()),
+                None => target.write(0, &message.data),
+            }
+            self.spare.keep_bytes(message.data);
+            buffer
+        };
+        Ok(messages.into_iter().map(put).collect())
+    }
+
+    /// Memory to send from, in which machines write their messages themselves.
+    fn reserve_sent(&mut self, bytes: usize) -> Result<()> {
+        if self.sent.len_bytes() < bytes {
+            reserve(&self.comm, &mut self.sent, bytes)?;
+            let held = Arc::new(self.sent.clone());
+            self.spare.open_outbox(Seen::new(self.sent.view(), held));
+        }
+        Ok(())
     }
 
     fn words(
@@ -137,7 +176,7 @@ impl Carrier {
         is_wide: bool,
     ) -> std::result::Result<Operation, Refusal> {
         let bytes = if is_wide { 8 } else { 4 };
-        reserve(&self.comm, &mut self.sent, bytes * words.len())?;
+        self.reserve_sent(bytes * words.len())?;
         reserve(&self.comm, &mut self.received, bytes * count)?;
         let dtype = match is_wide {
             true => {
@@ -167,10 +206,9 @@ impl Carrier {
 
     fn gather(&mut self, own: Message, bytes: &[u64]) -> std::result::Result<Operation, Refusal> {
         let total: u64 = bytes.iter().sum();
-        reserve(&self.comm, &mut self.sent, own.bytes as usize)?;
         reserve(&self.comm, &mut self.received, total as usize)?;
         let own_bytes = own.bytes;
-        self.write(0, own);
+        let input = self.put(vec![own])?.swap_remove(0);
         let offset = |at: &mut u64, bytes: &u64| {
             let start = *at as usize;
             *at += bytes;
@@ -181,7 +219,6 @@ impl Carrier {
             receive_counts: bytes.to_vec(),
             ..Call::new(Collective::AllGatherV, DataType::U8, own_bytes)
         };
-        let input = self.sent.part(0, own_bytes as usize);
         let output = self.received.part(0, total as usize);
         Ok(self.comm.start(&call.with(&input, &output))?)
     }
@@ -205,7 +242,7 @@ fn places(bytes: impl Iterator<Item = u64>) -> (Vec<(usize, u64)>, usize) {
     let mut end = 0usize;
     let places = bytes.map(|bytes| {
         let start = end;
-        end += (bytes as usize).next_multiple_of(ALIGNMENT);
+        end += (bytes as usize).next_multiple_of(MESSAGE_ALIGNMENT);
         (start, bytes)
     });
     let places = places.collect();

@@ -239,6 +239,7 @@ impl SparseAllreduce {
         let priced = (algorithm, self.prices.0);
         let state = unit.state.clone();
         let mut machine = Machine::with_prices(priced, &self.options, place, step, state);
+        self.spare.empty_outbox();
         machine.reuse(&self.spare);
         pending.task = Task::Machine(Box::new(machine));
         Ok(())

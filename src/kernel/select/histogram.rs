@@ -76,16 +76,25 @@ pub fn histogram(sources: &[Source], level: Level) -> Vec<u64> {
 
 /// Values by bin.
 pub fn histogram_of(values: &[f32], level: Level) -> Vec<u64> {
-    let (shift, bits) = (SHIFTS[level.index], BITS[level.index]);
-    let mut counts = vec![0; level.bins()];
+    match level.index {
+        0 => crowded::<0>(values, level.prefix),
+        1 => crowded::<1>(values, level.prefix),
+        _ => scattered(values, level),
+    }
+}
+
+/// Where many of the values are counted. The level is a constant, so that what is shifted by is one.
+fn crowded<const INDEX: usize>(values: &[f32], prefix: u32) -> Vec<u64> {
+    let (shift, bits) = (SHIFTS[INDEX], BITS[INDEX]);
+    let mut counts = vec![0; 1 << bits];
     for part in values.chunks(TURNS * u32::MAX as usize / 2) {
         let mut tables = [[0u32; 1 << BITS[0]]; TURNS];
         let count = |table: &mut [u32; 1 << BITS[0]], value: f32| {
             let magnitude = magnitude(value);
             let upper = magnitude >> shift;
             // Neither zero nor beyond what is finite. Who is not counted adds nothing to some bin: no branch to guess.
-            let is_counted = (upper >> bits == level.prefix)
-                & (magnitude.wrapping_sub(1) < MAGNITUDE_INFINITE - 1);
+            let is_counted =
+                (upper >> bits == prefix) & (magnitude.wrapping_sub(1) < MAGNITUDE_INFINITE - 1);
             table[upper as usize & ((1 << bits) - 1) & ((1 << BITS[0]) - 1)] +=
                 u32::from(is_counted);
         };
@@ -96,6 +105,21 @@ pub fn histogram_of(values: &[f32], level: Level) -> Vec<u64> {
         (rest.iter()).for_each(|value| count(&mut tables[0], *value));
         for table in &tables {
             (counts.iter_mut().zip(table)).for_each(|(sum, count)| *sum += u64::from(*count));
+        }
+    }
+    counts
+}
+
+/// The last level, where next to none of many values are counted, or nearly all: the branch is guessed right.
+fn scattered(values: &[f32], level: Level) -> Vec<u64> {
+    const LAST: usize = LEVELS - 1;
+    let mut counts = vec![0; level.bins()];
+    for value in values {
+        let magnitude = magnitude(*value);
+        if magnitude >> (SHIFTS[LAST] + BITS[LAST]) == level.prefix
+            && let Some(bin) = level.bin(magnitude)
+        {
+            counts[bin] += 1;
         }
     }
     counts

@@ -12,6 +12,10 @@ const MAGNITUDE: i32 = 0x7fff_ffff;
 /// One less than the magnitude of infinity.
 const LARGEST_FINITE: i32 = 0x7f7f_ffff;
 
+/// Elements ahead that are asked for: 4 KiB. The CPU's own guesses end with the page, and what is done with an element takes the room in which
+/// it could look further by itself: 0.97 of a plain read instead of 0.75, and 1.03 of `a += b` instead of 0.87 (Cascade Lake).
+const AHEAD: usize = 1024;
+
 /// Where the elements of a block lie.
 #[derive(Clone, Copy)]
 struct Places {
@@ -35,6 +39,17 @@ impl Places {
                 false => unsafe { b.add(range.start) },
             },
             count: range.len(),
+        }
+    }
+
+    /// Asks for what comes after the elements from `at` on; nothing needs to be there.
+    #[inline(always)]
+    fn prefetch<const SUMS: bool>(self, at: usize) {
+        // SAFETY: a hint, which reads nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(self.a.wrapping_add(at + AHEAD).cast()) };
+        if SUMS {
+            // SAFETY: as above.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.b.wrapping_add(at + AHEAD).cast()) };
         }
     }
 }
@@ -61,6 +76,7 @@ pub(super) unsafe fn select_avx512<const SUMS: bool, const STORES: bool>(
     let mut lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     let (mut at, mut count, mut wild) = (0, 0, _mm512_setzero_si512());
     while at + 16 <= places.count {
+        places.prefetch::<SUMS>(at);
         // SAFETY: 16 elements from `at` on lie inside.
         let mut value = unsafe { _mm512_loadu_ps(places.a.add(at)) };
         if SUMS {
@@ -110,6 +126,7 @@ pub(super) unsafe fn select_avx2<const SUMS: bool, const STORES: bool>(
     let finite = _mm256_set1_epi32(LARGEST_FINITE);
     let mut at = 0;
     while at + 8 <= places.count {
+        places.prefetch::<SUMS>(at);
         // SAFETY: 8 elements from `at` on lie inside.
         let old = unsafe { _mm256_loadu_ps(places.a.add(at)) };
         let mut value = old;
