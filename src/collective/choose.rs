@@ -283,7 +283,7 @@ mod tests {
             let window = candidates.iter().find(|c| c.algorithm.name == "window");
             window.map(|c| c.segments)
         };
-        assert_eq!(segments(Collective::AllGather, false), Some(16));
+        assert_eq!(segments(Collective::AllGather, false), Some(4));
         assert_eq!(segments(Collective::AllGather, true), None);
         for registered in [false, true] {
             assert_eq!(segments(Collective::AllToAll, registered), Some(16));
