@@ -1,6 +1,6 @@
 //! `linerate explain --calibrate`: prices from times of this host.
 //!
-//! The command starts ranks as often as there are numbers of ranks to measure. Each of these jobs runs every algorithm of
+//! The command starts ranks some times for each number of ranks to measure. Each of these jobs runs every algorithm of
 //! some collectives at some sizes, and its rank 0 adds the work and the time of each to a file that the command has made. At
 //! the end the command fits the prices ([`cost::fit`]), for ranks with a core each and for ranks that share cores, and
 //! stores them, and with them the cases in which something was faster than the cheapest by these prices ([`Finding`]).
@@ -44,10 +44,10 @@ const CROWDED_CORES: usize = 2;
 /// Time of one algorithm at one size, us, and its iterations.
 const BUDGET_US: f64 = 15_000.0;
 const ITERATIONS: u32 = 24;
-/// Everything is measured so often, and the least median but one counts: whoever else used the machine for a while is gone,
-/// and so is an algorithm's lucky moment.
-const PASSES: usize = 5;
-const COUNTED: usize = 1;
+/// Everything is measured by so many jobs, so often by each, and the least median counts, of all algorithms alike: whoever else
+/// used the machine for a while is gone, and so is how the memory of one job happened to lie.
+const JOBS: usize = 3;
+const PASSES: usize = 2;
 /// What the cheapest may lose to the fastest before that is stored.
 const LOSS_MAX: f64 = 1.08;
 
@@ -124,8 +124,7 @@ fn calibrate(args: &ExplainArgs, samples: &Path) -> std::result::Result<(), Stri
     let apart: Vec<u32> = all
         .filter(|&r| r as usize <= cores.len() && r > 1 && wanted(&r))
         .collect();
-    let text = job_times(args, &apart, samples)?;
-    let times = parse_times(&text)?;
+    let times = job_times(args, &apart, samples)?;
     models.apart = fitted("each rank has a core", &times, &models.apart)?;
     let mut losses = losses(&times, &models.apart);
 
@@ -137,8 +136,7 @@ fn calibrate(args: &ExplainArgs, samples: &Path) -> std::result::Result<(), Stri
     let mut set = CpuSet::new();
     few.iter().for_each(|&core| set.set(core));
     sched_setaffinity(None, &set).map_err(|e| format!("keeping to the cores {few:?}: {e}"))?;
-    let text = job_times(args, &crowded, samples)?;
-    let mut times = parse_times(&text)?;
+    let mut times = job_times(args, &crowded, samples)?;
     times.iter_mut().for_each(|timed| timed.what.crowded = true);
     models.crowded = fitted("ranks share cores", &times, &models.crowded)?;
     losses.extend(self::losses(&times, &models.crowded));
@@ -167,39 +165,65 @@ fn caches() -> Caches {
     }
 }
 
-/// The samples of a job for each of the numbers of ranks.
+/// The samples of the jobs for each of the numbers of ranks.
 fn job_times(
     args: &ExplainArgs,
     all: &[u32],
     samples: &Path,
-) -> std::result::Result<String, String> {
-    let mut text = String::new();
+) -> std::result::Result<Vec<Timed>, String> {
+    let mut times = Vec::new();
     let mut last = None;
     for &ranks in all {
         if last.replace(ranks) == Some(ranks) {
             continue; // Asked for, and one of ours.
         }
-        let code = launch::spawn_self_with(
-            ranks,
-            args.sweep.bind,
-            &[
-                (SAMPLES, samples.as_os_str()),
-                ("LINERATE_MODEL", OsStr::new("off")),
-            ],
-        );
-        if code != 0 {
-            return Err(format!(
-                "the job of {ranks} ranks failed with code {code}; nothing is stored"
-            ));
-        }
-        text += &std::fs::read_to_string(samples)
-            .map_err(|e| format!("reading the times of {ranks} ranks: {e}"))?;
+        let jobs = (0..JOBS).map(|_| one_job(args, ranks, samples));
+        times.extend(least(jobs.collect::<std::result::Result<_, String>>()?)?);
     }
-    Ok(text)
+    Ok(times)
 }
 
-fn parse_times(text: &str) -> std::result::Result<Vec<Timed>, String> {
+fn one_job(
+    args: &ExplainArgs,
+    ranks: u32,
+    samples: &Path,
+) -> std::result::Result<Vec<Timed>, String> {
+    let settings = [
+        (SAMPLES, samples.as_os_str()),
+        ("LINERATE_MODEL", OsStr::new("off")),
+    ];
+    let code = launch::spawn_self_with(ranks, args.sweep.bind, &settings);
+    if code != 0 {
+        return Err(format!(
+            "the job of {ranks} ranks failed with code {code}; nothing is stored"
+        ));
+    }
+    let text = std::fs::read_to_string(samples)
+        .map_err(|e| format!("reading the times of {ranks} ranks: {e}"))?;
     text.lines().map(parse_timed).collect()
+}
+
+/// Of several times of the same calls, the least of each.
+fn least(passes: Vec<Vec<Timed>>) -> std::result::Result<Vec<Timed>, String> {
+    let all = passes.into_iter().map(Ok);
+    let least = all.reduce(|least, other| {
+        let (least, other) = (least?, other?);
+        if !least
+            .iter()
+            .map(|t| &t.what)
+            .eq(other.iter().map(|t| &t.what))
+        {
+            return Err("two jobs alike have measured different calls".to_owned());
+        }
+        let both = least.into_iter().zip(other);
+        Ok(both
+            .map(|(a, b)| match a.sample.time_ns <= b.sample.time_ns {
+                true => a,
+                false => b,
+            })
+            .collect())
+    });
+    least.unwrap_or(Ok(Vec::new()))
 }
 
 fn fitted(class: &str, times: &[Timed], before: &Model) -> std::result::Result<Model, String> {
@@ -319,16 +343,8 @@ fn measure(args: &ExplainArgs) -> Result<()> {
     let invalid = linerate::Error::InvalidArgument;
     let config = gather_facts().map_err(invalid)?.config;
     let communicator = Communicator::from_env(config)?;
-    let mut passes = vec![measure_all(args, &communicator)?];
-    while passes.len() < PASSES {
-        passes.push(measure_all(args, &communicator)?);
-    }
-    let times: Vec<Timed> = (0..passes[0].len())
-        .map(|index| {
-            passes.sort_by(|a, b| a[index].sample.time_ns.total_cmp(&b[index].sample.time_ns));
-            passes[COUNTED][index].clone()
-        })
-        .collect();
+    let passes = (0..PASSES).map(|_| measure_all(args, &communicator));
+    let times = least(passes.collect::<Result<_>>()?).map_err(invalid)?;
     communicator.barrier()?;
     if let (0, Some(path)) = (communicator.rank(), std::env::var_os(SAMPLES)) {
         let text: String = times.iter().map(emit_timed).collect();
@@ -431,6 +447,21 @@ mod tests {
                 "{stump}"
             );
         }
+    }
+
+    #[test]
+    fn of_several_jobs_the_least_time_of_each_call_counts() {
+        let job = |ring: f64, tree: f64| {
+            [("ring", ring), ("tree", tree)]
+                .map(|(name, ns)| timed(&format!("apart allreduce 2 caller 8 {name}"), 1.0, ns))
+                .to_vec()
+        };
+        let times = least(vec![job(9.0, 5.0), job(7.0, 6.0), job(8.0, 8.0)]).unwrap();
+        assert_eq!(times, job(7.0, 5.0));
+        let mut shorter = job(1.0, 1.0);
+        shorter.pop();
+        assert!(least(vec![job(1.0, 1.0), shorter]).is_err());
+        assert_eq!(least(Vec::new()), Ok(Vec::new()));
     }
 
     #[test]
