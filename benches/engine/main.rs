@@ -19,12 +19,10 @@ use std::time::Duration;
 /// A name, and what builds the runner of that case.
 type Case = (&'static str, fn() -> Runner);
 
-const CASES: [Case; 20] = [
+const CASES: [Case; 18] = [
     ("alone", alone),
     ("shm-ring-8", || turns::all_reduce(8, "ring", 32 << 10, 1)),
     ("shm-ring-8-short", || turns::all_reduce(8, "ring", 512, 1)),
-    ("shm-ring-4-short", || turns::all_reduce(4, "ring", 256, 1)),
-    ("shm-ring-2-short", || turns::all_reduce(2, "ring", 128, 1)),
     ("shm-ring-8-buffers", || {
         turns::all_reduce(8, "ring", 32 << 10, 8)
     }),
