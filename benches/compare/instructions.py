@@ -41,7 +41,7 @@ MODULES = ("engine", "comm", "transport", "kernel", "other")
 # Over shared memory a clock sees what an engine costs between processes; a simulation is not like that.
 SAMPLED = "shm-ring"
 SAMPLES_PER_S = 999
-# Steps of one sampled run, about a second, and how often that is run: the median counts.
+# Steps of one sampled run, about a second, and how often that is run: the shortest counts.
 STEPS_SAMPLED = 6_000_000
 RUNS_SAMPLED = 5
 SAMPLE = re.compile(r"^\s*[\d.]+%\s+(\d+)\s+.*?\[[.k]\]\s+(.*)$")

@@ -306,7 +306,7 @@ impl Progress {
     }
 
     /// The same for whoever runs steps: the first that may start now is not queued, but returned to be run next. Most steps
-    /// let one other start, and to queue and find it took a tenth of what a step costs.
+    /// let one other start, and to queue and find it took a twelfth of a step's instructions.
     #[inline(always)]
     pub fn process_before(&mut self, prepared: &Prepared, step: StepId) -> Option<StepId> {
         let [first, second] = self.complete_whole(step);

@@ -254,10 +254,7 @@ fn a_key_whose_registration_has_ended_is_refused_by_the_device_and_the_pair_goes
             true => pair.put(0, source.view, range, token),
             false => pair.get(0, range, source.view.part(0, bytes), token),
         }
-        // Only the one who uses it is polled, so that nobody tells it.
-        while !pair.ranks[0].ends.iter().any(|end| end.token == token) {
-            pair.step_one(0);
-        }
+        pair.until_alone(|ranks| ranks[0].ends.iter().any(|end| end.token == token));
         assert_eq!(pair.end(0, token).outcome, Outcome::BadKey);
         let mut bytes = vec![1; 100_000];
         place.view.read(0, &mut bytes);

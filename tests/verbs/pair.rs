@@ -121,10 +121,19 @@ impl Pair {
     }
 
     /// Polls both until something is so.
-    pub fn until(&mut self, mut is_so: impl FnMut(&[Rank; 2]) -> bool) {
+    pub fn until(&mut self, is_so: impl FnMut(&[Rank; 2]) -> bool) {
+        self.until_by(Pair::step, is_so);
+    }
+
+    /// The same while only rank 0 is polled, so that the other tells it nothing.
+    pub fn until_alone(&mut self, is_so: impl FnMut(&[Rank; 2]) -> bool) {
+        self.until_by(|pair| pair.step_one(0), is_so);
+    }
+
+    fn until_by(&mut self, step: fn(&mut Pair), mut is_so: impl FnMut(&[Rank; 2]) -> bool) {
         let begin = Instant::now();
         while !is_so(&self.ranks) {
-            self.step();
+            step(self);
             let state = |rank: &Rank| (rank.failure.clone(), rank.transport.counts());
             let states = self.ranks.each_ref().map(state);
             assert!(begin.elapsed() < HANG, "nothing comes: {states:?}");

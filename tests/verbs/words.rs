@@ -109,10 +109,7 @@ fn a_plain_word_to_a_region_that_has_ended_is_refused() {
     pair.ranks[1].transport.deregister(place.key).unwrap();
     source.view.store(0, 5u64);
     pair.put(0, source.view, range, 3);
-    // Only the one who uses it is polled, so that nobody tells it.
-    while pair.ranks[0].ends.is_empty() {
-        pair.step_one(0);
-    }
+    pair.until_alone(|ranks| !ranks[0].ends.is_empty());
     assert_eq!(pair.end(0, 3).outcome, Outcome::BadKey);
     assert_eq!(place.view.load::<u64>(0), 0);
     pair.greet(2);
