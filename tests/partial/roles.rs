@@ -334,8 +334,12 @@ fn sparse(comm: &Communicator) {
         most = most.max(report.rounds);
     };
     for step in 0..20 {
-        if comm.rank() == 2 && step == 3 {
-            wait_until_behind(&partial, 10);
+        if step == 3 {
+            // However late rank 2 has come here, nobody is ahead of it: what it falls behind now, it has not taken.
+            comm.barrier().unwrap();
+            if comm.rank() == 2 {
+                wait_until_behind(&partial, 10);
+            }
         }
         partial.submit(&gradient).unwrap();
         if let Some(report) = partial.next(&update).unwrap() {

@@ -1,6 +1,6 @@
 //! `linerate explain --calibrate`: prices from times of this host.
 //!
-//! The command starts ranks some times for each number of ranks to measure. Each of these jobs runs every algorithm of
+//! The command starts ranks for each number of ranks to measure, some times over. Each of these jobs runs every algorithm of
 //! some collectives at some sizes, and its rank 0 adds the work and the time of each to a file that the command has made. At
 //! the end the command fits the prices ([`cost::fit`]), for ranks with a core each and for ranks that share cores, and
 //! stores them, and with them the cases in which something was faster than the cheapest by these prices ([`Finding`]).
@@ -43,11 +43,10 @@ const RANKS_CROWDED: [u32; 3] = [3, 4, 8];
 const CROWDED_CORES: usize = 2;
 /// Time of one algorithm at one size, us, and its iterations.
 const BUDGET_US: f64 = 15_000.0;
-const ITERATIONS: u32 = 24;
-/// Everything is measured by so many jobs, so often by each, and the least median counts, of all algorithms alike: whoever else
-/// used the machine for a while is gone, and so is how the memory of one job happened to lie.
-const JOBS: usize = 3;
-const PASSES: usize = 2;
+const ITERATIONS: u32 = 200;
+/// Everything is measured by so many jobs, a minute apart or half of one, and the least median counts, of all algorithms alike:
+/// whoever else used the machine for a while is gone, and so is how the memory of one job happened to lie.
+const JOBS: usize = 6;
 /// What the cheapest may lose to the fastest before that is stored.
 const LOSS_MAX: f64 = 1.08;
 
@@ -117,29 +116,13 @@ fn calibrate(args: &ExplainArgs, samples: &Path) -> std::result::Result<(), Stri
         caches: caches(),
         ..before.unwrap_or(Models::BUILT_IN)
     };
-    let own = sched_getaffinity(None).map_err(|e| format!("reading the cores to use: {e}"))?;
-    let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&c| own.is_set(c)).collect();
-    let wanted = |ranks: &u32| args.sweep.ranks.is_none_or(|only| only == *ranks);
-    let all = args.sweep.ranks.into_iter().chain(RANKS_APART);
-    let apart: Vec<u32> = all
-        .filter(|&r| r as usize <= cores.len() && r > 1 && wanted(&r))
-        .collect();
-    let times = job_times(args, &apart, samples)?;
-    models.apart = fitted("each rank has a core", &times, &models.apart)?;
-    let mut losses = losses(&times, &models.apart);
-
-    let few = &cores[..cores.len().min(CROWDED_CORES)];
-    let all = args.sweep.ranks.into_iter().chain(RANKS_CROWDED);
-    let crowded: Vec<u32> = all
-        .filter(|&r| r as usize > few.len() && wanted(&r))
-        .collect();
-    let mut set = CpuSet::new();
-    few.iter().for_each(|&core| set.set(core));
-    sched_setaffinity(None, &set).map_err(|e| format!("keeping to the cores {few:?}: {e}"))?;
-    let mut times = job_times(args, &crowded, samples)?;
-    times.iter_mut().for_each(|timed| timed.what.crowded = true);
-    models.crowded = fitted("ranks share cores", &times, &models.crowded)?;
-    losses.extend(self::losses(&times, &models.crowded));
+    let times = measure_host(args, samples)?;
+    let (crowded, apart): (Vec<Timed>, Vec<Timed>) =
+        times.into_iter().partition(|timed| timed.what.crowded);
+    models.apart = fitted("each rank has a core", &apart, &models.apart)?;
+    models.crowded = fitted("ranks share cores", &crowded, &models.crowded)?;
+    let mut losses = losses(&apart, &models.apart);
+    losses.extend(self::losses(&crowded, &models.crowded));
     models.findings = findings(losses)?;
 
     store(place, &cost::emit(&stored, &host, &models))?;
@@ -165,22 +148,41 @@ fn caches() -> Caches {
     }
 }
 
-/// The samples of the jobs for each of the numbers of ranks.
-fn job_times(
-    args: &ExplainArgs,
-    all: &[u32],
-    samples: &Path,
-) -> std::result::Result<Vec<Timed>, String> {
-    let mut times = Vec::new();
-    let mut last = None;
-    for &ranks in all {
-        if last.replace(ranks) == Some(ranks) {
-            continue; // Asked for, and one of ours.
+/// The least time of every call: of ranks with a core each, and of those that share cores.
+fn measure_host(args: &ExplainArgs, samples: &Path) -> std::result::Result<Vec<Timed>, String> {
+    let own = sched_getaffinity(None).map_err(|e| format!("reading the cores to use: {e}"))?;
+    let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&c| own.is_set(c)).collect();
+    let few = &cores[..cores.len().min(CROWDED_CORES)];
+    let mut set = CpuSet::new();
+    few.iter().for_each(|&core| set.set(core));
+    let asked = args.sweep.ranks;
+    let apart = |ranks: u32| ranks > 1 && ranks as usize <= cores.len();
+    let crowded = |ranks: u32| ranks as usize > few.len();
+    let classes = [
+        (own, false, numbers(asked, &RANKS_APART, apart)),
+        (set, true, numbers(asked, &RANKS_CROWDED, crowded)),
+    ];
+    let mut jobs = Vec::new();
+    for _ in 0..JOBS {
+        let mut times = Vec::new();
+        for (cores, is_crowded, numbers) in &classes {
+            sched_setaffinity(None, cores).map_err(|e| format!("keeping to some cores: {e}"))?;
+            for &ranks in numbers {
+                times.extend(one_job(args, ranks, samples)?.into_iter().map(|mut timed| {
+                    timed.what.crowded = *is_crowded;
+                    timed
+                }));
+            }
         }
-        let jobs = (0..JOBS).map(|_| one_job(args, ranks, samples));
-        times.extend(least(jobs.collect::<std::result::Result<_, String>>()?)?);
+        jobs.push(times);
     }
-    Ok(times)
+    least(jobs)
+}
+
+/// The numbers of ranks to measure: the one that was asked for, or ours, as far as there is room for them.
+fn numbers(asked: Option<u32>, ours: &[u32], has_room: impl Fn(u32) -> bool) -> Vec<u32> {
+    let all = asked.map_or_else(|| ours.to_vec(), |ranks| vec![ranks]);
+    all.into_iter().filter(|&ranks| has_room(ranks)).collect()
 }
 
 fn one_job(
@@ -204,8 +206,8 @@ fn one_job(
 }
 
 /// Of several times of the same calls, the least of each.
-fn least(passes: Vec<Vec<Timed>>) -> std::result::Result<Vec<Timed>, String> {
-    let all = passes.into_iter().map(Ok);
+fn least(jobs: Vec<Vec<Timed>>) -> std::result::Result<Vec<Timed>, String> {
+    let all = jobs.into_iter().map(Ok);
     let least = all.reduce(|least, other| {
         let (least, other) = (least?, other?);
         if !least
@@ -343,8 +345,7 @@ fn measure(args: &ExplainArgs) -> Result<()> {
     let invalid = linerate::Error::InvalidArgument;
     let config = gather_facts().map_err(invalid)?.config;
     let communicator = Communicator::from_env(config)?;
-    let passes = (0..PASSES).map(|_| measure_all(args, &communicator));
-    let times = least(passes.collect::<Result<_>>()?).map_err(invalid)?;
+    let times = measure_all(args, &communicator)?;
     communicator.barrier()?;
     if let (0, Some(path)) = (communicator.rank(), std::env::var_os(SAMPLES)) {
         let text: String = times.iter().map(emit_timed).collect();
@@ -360,11 +361,13 @@ fn measure_all(args: &ExplainArgs, communicator: &Communicator) -> Result<Vec<Ti
     let mut all = Vec::new();
     for collective in COLLECTIVES {
         for memory in [Memory::Registered, Memory::Caller] {
-            let mut bench = as_bench(args, collective, memory);
-            (bench.sweep.max_bytes, bench.sweep.ranks) = (SIZES[SIZES.len() - 1], None);
-            let plan = build_plan(&bench, gather_facts().map_err(invalid)?).map_err(invalid)?;
-            let arenas = Arenas::new(communicator, &plan)?;
             for size in SIZES {
+                // Memory of its own: the beginning of a longer one would lie in larger pages.
+                let mut bench = as_bench(args, collective, memory);
+                (bench.sweep.min_bytes, bench.sweep.max_bytes) = (size, size);
+                bench.sweep.ranks = None;
+                let plan = build_plan(&bench, gather_facts().map_err(invalid)?).map_err(invalid)?;
+                let arenas = Arenas::new(communicator, &plan)?;
                 let row = rank::row(
                     &plan,
                     communicator.rank(),

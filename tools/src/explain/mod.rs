@@ -39,8 +39,8 @@ pub struct ExplainArgs {
     #[arg(value_name = "COLLECTIVE", value_parser = Collective::from_str, required_unless_present = "calibrate")]
     pub collective: Option<Collective>,
 
-    /// Measure this host and store the prices in LINERATE_MODEL, else in linerate/model in XDG_CACHE_HOME or ~/.cache. Takes two
-    /// or three minutes and wants the machine for itself
+    /// Measure this host and store the prices in LINERATE_MODEL, else in linerate/model in XDG_CACHE_HOME or ~/.cache. Takes three
+    /// or four minutes and wants the machine for itself
     #[arg(long, conflicts_with_all = ["collective", "all", "no_measure", "json", "algo"])]
     pub calibrate: bool,
 

@@ -3,8 +3,11 @@
 use linerate::{Call, Communicator, ReduceOp, Result};
 use std::time::Instant;
 
-/// Iterations of a call in a row, the first of which is not timed: it finds the caches as the call before left them.
+/// Iterations of a call in a row at least, the first of which is not timed: it finds the caches as the call before left them.
 const ROW: u32 = 8;
+/// A row of short calls takes so long, us: what ranks that share cores learn of each other's waits, and where the scheduler puts
+/// them, is then that of a call that repeats and not of its rival's.
+const ROW_US: f64 = 1_500.0;
 /// Fewer samples have no median worth the name.
 const ITERATIONS_MIN: u32 = 5;
 
@@ -16,29 +19,31 @@ pub fn medians(
     iterations: u32,
     budget_us: f64,
 ) -> Result<Vec<f64>> {
+    // Of each call: iterations, and those in a row.
     let mut counts = Vec::with_capacity(calls.len());
     for call in calls {
         // The first run maps memory and builds the schedule.
         once(communicator, call)?;
         let mut time_us = [once(communicator, call)?];
         communicator.all_reduce(&mut time_us, ReduceOp::Max)?;
-        let fits = (budget_us / time_us[0].max(0.01)) as u32;
-        counts.push(fits.clamp(ITERATIONS_MIN, iterations.max(ITERATIONS_MIN)));
+        let fits = |limit_us: f64| (limit_us / time_us[0].max(0.01)) as u32;
+        let count = fits(budget_us).clamp(ITERATIONS_MIN, iterations.max(ITERATIONS_MIN));
+        counts.push((count, fits(ROW_US).max(ROW)));
     }
     let mut samples: Vec<Vec<f64>> = vec![Vec::new(); calls.len()];
-    while let Some(most) = (0..calls.len())
-        .map(|i| counts[i] - samples[i].len() as u32)
-        .max()
-        .filter(|&most| most > 0)
-    {
-        for (index, call) in calls.iter().enumerate() {
-            let left = counts[index] - samples[index].len() as u32;
+    let is_short = |samples: &[Vec<f64>]| {
+        let mut both = samples.iter().zip(&counts);
+        both.any(|(samples, (count, _))| samples.len() < *count as usize)
+    };
+    while is_short(&samples) {
+        for ((call, samples), (count, row)) in calls.iter().zip(&mut samples).zip(&counts) {
+            let left = count - samples.len() as u32;
             if left == 0 {
                 continue;
             }
             once(communicator, call)?;
-            for _ in 0..left.min(ROW).min(most) {
-                samples[index].push(once(communicator, call)?);
+            for _ in 0..left.min(*row) {
+                samples.push(once(communicator, call)?);
             }
         }
     }
