@@ -268,8 +268,12 @@ impl Peer {
             return false;
         };
         let mut word = [0; WORD_BYTES as usize];
-        let word = &mut word[..bytes as usize];
-        source.read(0, word);
+        match bytes {
+            // Without a call.
+            WORD_BYTES => word = source.load(0),
+            _ => source.read(0, &mut word[..bytes as usize]),
+        }
+        let word = &word[..bytes as usize];
         let operation = Operation::Write(target.place(self.lead, 0), None);
         let link = self.lead_link().expect("looked at just now");
         let posted = link.post_now(operation, word, What::Word { token, bytes });
