@@ -171,7 +171,7 @@ impl Limits<'_> {
 pub(crate) fn post_sends(
     requests: &[SendRequest<'_>],
     limits: &Limits<'_>,
-    mut post: impl FnMut(*mut c::ibv_send_wr, *mut *mut c::ibv_send_wr) -> c_int,
+    post: impl FnMut(*mut c::ibv_send_wr, *mut *mut c::ibv_send_wr) -> c_int,
 ) -> Result<(), PostError> {
     if !requests.iter().all(|request| limits.allow(request)) {
         return Err(PostError {
@@ -179,10 +179,22 @@ pub(crate) fn post_sends(
             errno: libc::EINVAL,
         });
     }
-    let mut list = [const { MaybeUninit::<c::ibv_send_wr>::uninit() }; BATCH];
-    let mut inline = [const { MaybeUninit::<c::ibv_sge>::uninit() }; BATCH];
+    match requests {
+        // Somebody waits for it: without loops, and without room for others on the stack.
+        [one] => post_batches::<1>(std::slice::from_ref(one), post),
+        _ => post_batches::<BATCH>(requests, post),
+    }
+}
+
+#[inline]
+fn post_batches<const MOST: usize>(
+    requests: &[SendRequest<'_>],
+    mut post: impl FnMut(*mut c::ibv_send_wr, *mut *mut c::ibv_send_wr) -> c_int,
+) -> Result<(), PostError> {
+    let mut list = [const { MaybeUninit::<c::ibv_send_wr>::uninit() }; MOST];
+    let mut inline = [const { MaybeUninit::<c::ibv_sge>::uninit() }; MOST];
     let mut posted = 0;
-    for batch in requests.chunks(BATCH) {
+    for batch in requests.chunks(MOST) {
         let first = list.as_mut_ptr().cast::<c::ibv_send_wr>();
         for (index, request) in batch.iter().enumerate() {
             // In its place: a request is 128 bytes, and a short message waits while they are copied.

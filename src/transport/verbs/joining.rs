@@ -213,7 +213,8 @@ impl VerbsTransport {
                     let flushed = Outcome::Flushed;
                     self.shared.complete(rank, token, flushed, bytes, 0);
                 }
-                What::Told => {}
+                // All of these are the peer's.
+                What::Get | What::Told | What::Nothing => {}
                 What::BadPut(position) => peer.bad_puts.push(position),
             }
         }
@@ -229,6 +230,7 @@ impl VerbsTransport {
         let is_grant = |record: &Record| matches!(record, Record::Grant { .. });
         peer.waiting.retain(|waiting| !is_grant(&waiting.record));
         peer.fault = None;
+        peer.go_on_with_gets(&mut self.shared);
     }
 
     /// Makes new queue pairs, and proposes them.

@@ -37,6 +37,18 @@ pub enum What {
     Told,
     /// That the put with this position, the low bits, named no region.
     BadPut(u32),
+    /// A short get, of which the peer knows in order.
+    Get,
+    /// What was here is over.
+    Nothing,
+}
+
+impl What {
+    /// Whether it counts among the pieces, for which places are kept.
+    #[inline]
+    fn is_piece(self) -> bool {
+        matches!(self, What::Piece { .. } | What::Get)
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -120,17 +132,16 @@ impl Link {
             is_fenced: false,
         });
         self.outstanding_bytes += bytes;
-        self.pieces += u32::from(matches!(what, What::Piece { .. }));
+        self.pieces += u32::from(what.is_piece());
         self.sent.push_back(Sent { id, what, bytes });
     }
 
-    /// Posts by itself what is copied into the post; nothing is queued. What has to be known of it is noted while it is on its
-    /// way.
+    /// Posts by itself, with so many bytes; nothing is queued. What has to be known of it is noted while it is on its way.
     #[inline]
     pub fn post_now(
         &mut self,
         operation: Operation<'_>,
-        bytes: &[u8],
+        (local, bytes): (Local<'_>, u64),
         what: What,
     ) -> Result<(), String> {
         debug_assert!(self.has_room() && self.queued.is_empty());
@@ -144,14 +155,14 @@ impl Link {
         let posted = self.pair.post_send(&[SendRequest {
             id,
             operation,
-            local: Local::Inline(bytes),
+            local,
             is_signaled,
             is_solicited: false,
             is_fenced: false,
         }]);
         self.next_id += 1;
-        let bytes = bytes.len() as u64;
         self.outstanding_bytes += bytes;
+        self.pieces += u32::from(what.is_piece());
         self.sent.push_back(Sent { id, what, bytes });
         posted.map_err(|error| error.to_string())
     }
@@ -211,6 +222,15 @@ impl Link {
         sent.map(|sent| &mut sent.what)
     }
 
+    /// Nothing follows from this post any more.
+    pub fn end_post(&mut self, id: u64) {
+        if let Some(at) = self.sent.iter().position(|sent| sent.id == id) {
+            let sent = &mut self.sent[at];
+            self.pieces -= u32::from(sent.what.is_piece());
+            sent.what = What::Nothing;
+        }
+    }
+
     /// Destroys the queue pair; what was under way, whether it has arrived or not.
     pub fn end(self) -> Vec<What> {
         drop(self.pair);
@@ -254,6 +274,6 @@ impl Link {
     #[inline]
     fn note_gone(&mut self, what: What, bytes: u64) {
         self.outstanding_bytes -= bytes;
-        self.pieces -= u32::from(matches!(what, What::Piece { .. }));
+        self.pieces -= u32::from(what.is_piece());
     }
 }

@@ -6,8 +6,9 @@
 //! * A long message is offered in a record; the receiver grants the place where its memory is registered; the sender writes
 //!   straight there, in pieces, and the last of them carries the end. Nothing is copied. Memory that is not registered is
 //!   registered for the one receive.
-//! * Puts are writes and gets are reads. A put of at most a flag line goes as a record and is copied by the owner: a device may
-//!   write a line in parts. Words are writes again; on request plain ones, of which the owner hears nothing.
+//! * Puts are writes and gets are reads; short gets leave with the call that posts them (`gets.rs`). A put of at most a flag line
+//!   goes as a record and is copied by the owner: a device may write a line in parts. Words are writes again; on request plain
+//!   ones, of which the owner hears nothing.
 //! * Atomic operations are records too, and done by the owner's processor (`changes.rs`).
 //! * Pieces go over the rail with the least under way (`pieces.rs`); records over one of them, the *lead*.
 //! * Queue pairs are found through a control transport, another provider that is given to this one: it proves that a peer
@@ -32,6 +33,7 @@ mod events;
 #[cfg(test)]
 mod events_tests;
 mod generation;
+mod gets;
 pub mod gid;
 mod greeting;
 mod joining;

@@ -5,6 +5,7 @@
 
 use super::device::{Rail, Registered, Sizes};
 use super::generation::{Generation, Phase};
+use super::gets::Get;
 use super::greeting::Proposal;
 use super::link::{Link, Then};
 use super::pieces::Pieces;
@@ -191,6 +192,8 @@ pub struct Peer {
     pub matched: [u16; TAG_CLASSES],
     pub matched_told: [u16; TAG_CLASSES],
     pub incoming: BTreeMap<u32, Incoming>,
+    /// Short gets under way on the lead, in order.
+    pub gets: VecDeque<Get>,
     pub transfers: BTreeMap<u64, Transfer>,
     pub next_transfer: u64,
     /// Transfers that can go on.
@@ -317,6 +320,7 @@ impl Peer {
             matched: [0; TAG_CLASSES],
             matched_told: [0; TAG_CLASSES],
             incoming: BTreeMap::new(),
+            gets: VecDeque::new(),
             transfers: BTreeMap::new(),
             next_transfer: 1,
             busy: VecDeque::new(),

@@ -214,7 +214,8 @@ impl Peer {
                 What::Word { token, bytes } => {
                     shared.complete(self.rank, token, Outcome::Done, bytes, 0);
                 }
-                What::Told | What::BadPut(_) => {}
+                What::Get => self.end_first_get(Outcome::Done, shared),
+                What::Told | What::BadPut(_) | What::Nothing => {}
             }
         }
         if !self.busy.is_empty() || !self.send.is_posted() {
@@ -262,6 +263,14 @@ impl Peer {
                     }
                     shared.complete(self.rank, token, Outcome::BadKey, bytes, 0);
                 }
+                None
+            }
+            What::Get => {
+                // Those before it have come.
+                if let Some(link) = &mut self.links[rail] {
+                    link.end_post(id);
+                }
+                self.end_first_get(Outcome::BadKey, shared);
                 None
             }
             _ => None,

@@ -7,7 +7,7 @@ use super::record::{HEADER_BYTES, Immediate, Record, SLOT_BYTES, TOLD_AT, Told};
 use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
 use crate::memory::{RegionKey, View};
 use crate::transport::{Atomic, Outcome, PostError, RemoteRange, URGENT_CLASS, tag_class};
-use linerate_verbs_sys::{Operation, Place};
+use linerate_verbs_sys::{Local, Operation, Place};
 
 /// Puts of at most a flag line are copied by the peer's processor, unless they are one word: a device may write a line in
 /// parts, and whoever looks at its stamp must find all of it. (A word is written at once.)
@@ -70,7 +70,7 @@ impl Peer {
 
     /// Whether nothing else waits to leave.
     #[inline]
-    fn is_free(&self) -> bool {
+    pub fn is_free(&self) -> bool {
         self.is_up()
             && !self.is_dirty
             && self.waiting.is_empty()
@@ -243,7 +243,8 @@ impl Peer {
         };
         let what = What::Position(position, then);
         let link = self.lead_link().expect("looked at just now");
-        let posted = link.post_now(operation, &word[..bytes], what);
+        let local = Local::Inline(&word[..bytes]);
+        let posted = link.post_now(operation, (local, bytes as u64), what);
         self.keep_put(source, target, token, shared);
         self.send.note_posted();
         self.note_post(posted, shared);
@@ -268,18 +269,23 @@ impl Peer {
             return false;
         };
         let mut word = [0; WORD_BYTES as usize];
-        let word = &mut word[..bytes as usize];
-        source.read(0, word);
+        match bytes {
+            // Without a call.
+            WORD_BYTES => word = source.load(0),
+            _ => source.read(0, &mut word[..bytes as usize]),
+        }
+        let word = &word[..bytes as usize];
         let operation = Operation::Write(target.place(self.lead, 0), None);
         let link = self.lead_link().expect("looked at just now");
-        let posted = link.post_now(operation, word, What::Word { token, bytes });
+        let local = (Local::Inline(word), bytes);
+        let posted = link.post_now(operation, local, What::Word { token, bytes });
         self.note_post(posted, shared);
         true
     }
 
     /// What was posted by itself was one doorbell, or a fault.
     #[inline]
-    fn note_post(&mut self, posted: Result<(), String>, shared: &mut Shared) {
+    pub fn note_post(&mut self, posted: Result<(), String>, shared: &mut Shared) {
         shared.counts.doorbells += 1;
         if let Err(cause) = posted {
             self.note_fault(Fault::of_rail(self.lead, &cause));
@@ -308,6 +314,9 @@ impl Peer {
     ) -> Result<(), PostError> {
         self.has_room()?;
         let range = (from.key, from.offset);
+        if self.get_at_once(range, (destination, token), None, shared) {
+            return Ok(());
+        }
         let id = self.add_transfer(Kind::Get, destination, range, Some(token), shared)?;
         self.resolve(id, shared);
         Ok(())
@@ -323,6 +332,9 @@ impl Peer {
     ) -> Result<(), PostError> {
         self.has_room()?;
         let range = (word.key, word.offset);
+        if self.get_at_once(range, (result, token), Some(atomic), shared) {
+            return Ok(());
+        }
         let id = self.add_transfer(Kind::Get, result, range, Some(token), shared)?;
         self.transfers.get_mut(&id).expect("added just now").atomic = Some(atomic);
         self.resolve(id, shared);

@@ -1,17 +1,23 @@
 //! Long transfers: where they go, and their pieces, which every rail with room takes in turn.
 
+use super::device::Registered;
+use super::gets;
 use super::link::{Link, What};
 use super::peer::{Entry, Kind, Peer, Shared, Target, Transfer};
 use super::pieces::{Pieces, choose_rail, piece_bytes, window_bytes};
 use super::record::{Record, VALUE_MASK};
 use crate::memory::{RegionKey, View};
-use crate::transport::{Atomic, Outcome, PostError};
+use crate::transport::{Outcome, PostError};
 use linerate_verbs_sys::Operation;
+use std::sync::Arc;
 
 /// Long transfers under way to one peer.
 const TRANSFERS_MAX: usize = 1024;
 /// The least piece into which a transfer is cut to occupy several rails: 64 KiB take 5 us at 100 Gbit/s, more than a post.
 const PIECE_BYTES_MIN: u64 = 64 * 1024;
+
+/// Registered memory of this rank, the first byte in it, and where what comes there is copied at its end.
+type OwnPlace = (Arc<Registered>, u64, Option<View>);
 
 impl Peer {
     /// Where a range of the peer's regions is, if it is known and inside.
@@ -121,6 +127,20 @@ impl Peer {
                 (page, 0, Some(view))
             }
         };
+        let token = token.expect("long transfers have completions");
+        let place = (memory, offset, bounce);
+        Ok(self.insert_transfer(kind, (place, total), range, token, shared.rails.len()))
+    }
+
+    /// The number of a new transfer from or to this place in registered memory.
+    pub fn insert_transfer(
+        &mut self,
+        kind: Kind,
+        ((memory, offset, bounce), total): (OwnPlace, u64),
+        range: (RegionKey, u64),
+        token: u64,
+        rails: usize,
+    ) -> u64 {
         // Numbers come again after 2^28 transfers, unless they are still in use.
         let id = loop {
             let id = self.next_transfer & u64::from(VALUE_MASK);
@@ -132,21 +152,21 @@ impl Peer {
         let transfer = Transfer {
             kind,
             atomic: None,
-            token: token.expect("long transfers have completions"),
+            token,
             total,
             memory,
             offset,
             target: None,
             range,
             pieces: Pieces::all(total),
-            under_way: vec![0; shared.rails.len()],
+            under_way: vec![0; rails],
             has_end: false,
             is_busy: false,
             bounce,
             refusals: 0,
         };
         self.transfers.insert(id, transfer);
-        Ok(id)
+        id
     }
 
     /// A fault has lost the answer of an atomic operation: to do it again could be to do it twice.
@@ -269,15 +289,7 @@ impl Peer {
         let segment = (transfer.memory).segment(rail, transfer.offset + offset, bytes);
         let place = transfer.target.expect("checked").place(rail, offset);
         let operation = match transfer.kind {
-            Kind::Get => match transfer.atomic {
-                None => Operation::Read(place),
-                Some(Atomic::FetchAdd(add)) => Operation::FetchAndAdd { place, add },
-                Some(Atomic::CompareSwap { compare, swap }) => Operation::CompareAndSwap {
-                    place,
-                    compare,
-                    swap,
-                },
-            },
+            Kind::Get => gets::operation(transfer.atomic, place),
             _ => Operation::Write(place, None),
         };
         transfer.under_way[rail] += 1;

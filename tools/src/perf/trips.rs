@@ -21,9 +21,10 @@ const WORD_LOOKS: u32 = 256;
 /// The same where the device writes the word whether anybody polls or not: some trips of a NIC. Completions are taken meanwhile,
 /// see [`TRIPS_PER_POLL`].
 const WORD_LOOKS_DEVICE: u32 = 4096;
-/// Words put by a device between two polls: a few of those that may be under way. The poll comes behind a post, when there is
-/// nothing to do but to wait.
-const TRIPS_PER_POLL: u64 = 4;
+/// Words put by a device between two polls: half of those that may be under way, as the other half may lack a completion when it
+/// polls. The poll comes behind a post, when there is nothing to do but to wait; where both sides share a processor nobody
+/// waits, and all of it is in the times.
+const TRIPS_PER_POLL: u64 = 8;
 /// Receives posted before their messages: the next message finds one while the answer to the last one is posted.
 const TRIPS_AHEAD: u64 = 2;
 /// Round trips before the first sample.
