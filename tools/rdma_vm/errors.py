@@ -18,6 +18,10 @@ class GuestError(Exception):
     code = GUEST
 
 
+class NotStarted(GuestError):
+    """The guest never began with its command."""
+
+
 class OutOfTime(Exception):
     """The command took longer than --timeout."""
 
