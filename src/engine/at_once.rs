@@ -6,6 +6,7 @@ use super::arguments::{Arguments, signature_of};
 use super::driver::Script;
 use super::prepared::Prepared;
 use super::round::{Round, RoundCall, RoundId, RoundOf};
+use super::rounds::take_round;
 use super::signature::Signature;
 use super::wait::Looks;
 use super::{Engine, HISTORY};
@@ -195,7 +196,7 @@ impl Engine {
 
     fn bind_at_once(&mut self, call: &mut AtOnce, sequence: u64) -> Result<Box<Round>> {
         let prepared = &call.way().prepared.clone();
-        let mut round = self.take_round(prepared);
+        let mut round = take_round(&mut self.spare_rounds, prepared);
         let of = RoundOf {
             id: RoundId::Collective(sequence),
             task: 0,

@@ -20,11 +20,15 @@ const _: () = assert!(
     "bound steps are done by one thread"
 );
 
-/// What a step does, with the memory of a message: to post it touches no other memory of the schedule.
+/// What a step does, with the memory of a message: to post it touches no other memory of the schedule, and one cache line of
+/// this.
 #[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
 pub enum Bound {
-    /// One message.
-    Message(Message),
+    /// One message to a peer.
+    Send(Message),
+    /// One message from a peer.
+    Receive(Message),
     /// A copy or reduction of this rank's memory.
     Compute(Compute),
     /// The schedule says what: a signal, a wait, or something that reaches peers' memory.
@@ -38,7 +42,6 @@ pub struct Message {
     pub peer: Rank,
     /// Which message of this pair.
     pub number: u32,
-    pub is_send: bool,
 }
 
 /// What is done to which views: sources are those numbered `first .. middle`, destinations `middle .. end`.
@@ -63,9 +66,10 @@ struct Part {
 #[repr(C)]
 pub struct BoundSteps {
     pub steps: Vec<Bound>,
-    /// What steps read and write, and for computations where that is in the memory of this round.
-    parts: Vec<Part>,
+    /// Where what steps read and write lies in the memory of this round.
     views: Vec<View>,
+    /// The same in its buffers.
+    parts: Vec<Part>,
     /// The part of each message, and its step.
     messages: Vec<(u32, StepId)>,
     /// Whether the schedule is asked about some step.
@@ -87,7 +91,8 @@ impl BoundSteps {
         for (id, plan) in (0..).zip(&prepared.plan.steps) {
             let bound = match plan.kind {
                 StepKind::Other => self.resolve_compute(round, id, plan, ranks),
-                _ => Some(Bound::Message(self.resolve_message(round, id, plan))),
+                StepKind::Send => Some(Bound::Send(self.resolve_message(round, id, plan))),
+                StepKind::Receive => Some(Bound::Receive(self.resolve_message(round, id, plan))),
             };
             self.has_others |= bound.is_none();
             self.steps.push(bound.unwrap_or(Bound::Other));
@@ -149,7 +154,6 @@ impl BoundSteps {
             view: View::size_only(part.bytes),
             peer: plan.peer,
             number: plan.message,
-            is_send: plan.kind == StepKind::Send,
         }
     }
 
@@ -159,7 +163,7 @@ impl BoundSteps {
         let parts = self.parts.iter();
         (self.views).extend(parts.map(|p| buffers[p.buffer.0 as usize].part(p.start, p.bytes)));
         for &(part, step) in &self.messages {
-            if let Bound::Message(message) = &mut self.steps[step as usize] {
+            if let Bound::Send(message) | Bound::Receive(message) = &mut self.steps[step as usize] {
                 message.view = self.views[part as usize];
             }
         }

@@ -44,8 +44,9 @@ pub enum Work {
 
 impl Work {
     /// Does it alone.
-    pub fn run(self, sources: &[View], destinations: &[View]) {
-        match self {
+    #[inline(always)]
+    pub fn run(&self, sources: &[View], destinations: &[View]) {
+        match *self {
             Work::Copy { streamed: false } => destinations[0].copy_from(sources[0]),
             Work::Copy { streamed: true } => kernel::copy_streaming(sources[0], destinations[0]),
             Work::Scale { dtype, factor } => {

@@ -11,6 +11,7 @@ mod straight;
 use super::Host;
 use super::bound::Bound;
 use super::crew::Crew;
+use super::gate::NONE;
 use super::links::Links;
 use super::plan::StepKind;
 use super::pool::Pool;
@@ -71,9 +72,8 @@ impl Driver {
         round.begin(of, call, self.links.ranks, self.chunk_bytes);
         round.scratch = None;
         if call.prepared.uses_scratch {
-            let bytes = round.scratch_bytes();
             let transport = self.links.transport.as_mut();
-            round.scratch = Some(self.pool.lend(bytes as usize, transport)?);
+            round.scratch = Some(self.pool.lend(round.scratch_bytes, transport)?);
         }
         let mut window = View::empty();
         if let (true, RoundId::Collective(sequence)) = (call.prepared.uses_windows, of.id) {
@@ -83,9 +83,9 @@ impl Driver {
         Ok(())
     }
 
-    /// Runs everything in the round that can run now. `is_oldest`: no earlier collective is under way.
+    /// Runs everything in the round that can run now. Collectives before number `retired` are over.
     #[inline]
-    pub fn run(&mut self, round: &mut Round, is_oldest: bool) -> Result<()> {
+    pub fn run(&mut self, round: &mut Round, retired: u64) -> Result<()> {
         if round.straight.is_some() || !round.waiting.is_empty() {
             let prepared = round.prepared.clone();
             if round.straight.is_some() {
@@ -101,43 +101,77 @@ impl Driver {
             round.progress.enqueue(round.stalled[at]);
         }
         round.stalled.clear();
-        // A round that is to be repeated touches nothing more: its input must be what it was.
-        while !round.is_redirected
-            && let Some(step) = round.progress.pop_ready()
-        {
-            self.run_from(round, step, is_oldest)?;
-        }
-        Ok(())
+        self.run_ready(round, NONE, retired)
     }
 
-    /// Runs a step that may start, and one after the other that its end lets start.
-    #[inline(always)]
-    pub fn run_from(&mut self, round: &mut Round, step: StepId, is_oldest: bool) -> Result<()> {
-        let mut next = Some(step);
-        while let Some(step) = next {
-            next = match round.bound.steps.get(step as usize) {
-                Some(Bound::Message(_)) => self.post_whole(round, step, is_oldest)?,
+    /// Runs a step that may start, those that its end lets start, and all others that may start now. A function of its own:
+    /// inlined where events are handled, it kept on the stack what fits the registers.
+    #[inline(never)]
+    pub fn run_ready(&mut self, round: &mut Round, first: StepId, retired: u64) -> Result<()> {
+        // A round that is to be repeated touches nothing more: its input must be what it was.
+        if round.is_redirected {
+            return Ok(());
+        }
+        let mut next = first;
+        loop {
+            let mut step = next;
+            if step == NONE {
+                if !round.progress.has_ready() {
+                    return Ok(());
+                }
+                step = round.progress.pop_ready();
+            }
+            next = NONE;
+            if step == NONE {
+                continue;
+            }
+            match round.bound.steps.get(step as usize) {
+                Some(Bound::Send(message)) => {
+                    let peer = message.peer;
+                    match self.send(round, (step, 0), message, retired) {
+                        Ok(true) => self.note_sent(round, peer),
+                        Ok(false) => {
+                            self.note_sent(round, peer);
+                            self.note_posted(round, step);
+                            continue;
+                        }
+                        Err(error) => {
+                            self.refuse(round, step, peer, error)?;
+                            continue;
+                        }
+                    }
+                }
+                Some(Bound::Receive(message)) => {
+                    let peer = message.peer;
+                    match self.receive(round, (step, 0), message) {
+                        Ok(()) => self.note_posted(round, step),
+                        Err(error) => self.refuse(round, step, peer, error)?,
+                    }
+                    continue;
+                }
                 Some(Bound::Compute(compute)) => {
                     let (sources, destinations) = round.bound.operands(compute);
                     compute.work.run(sources, destinations);
-                    self.moved = true;
-                    round.progress.process_before(&round.prepared, step)
                 }
                 Some(Bound::Other) | None => {
-                    self.run_other(round, step, is_oldest)?;
-                    None
+                    self.run_other(round, step, retired)?;
+                    if round.is_redirected {
+                        return Ok(());
+                    }
+                    continue;
                 }
-            };
+            }
+            self.moved = true;
+            next = round.process_before(step);
         }
-        Ok(())
     }
 
     /// Runs a step that is not bound, as far as it goes.
     #[inline(never)]
-    fn run_other(&mut self, round: &mut Round, step: StepId, is_oldest: bool) -> Result<()> {
+    fn run_other(&mut self, round: &mut Round, step: StepId, retired: u64) -> Result<()> {
         let plan = round.prepared.plan.steps[step as usize];
         if plan.kind != StepKind::Other {
-            return self.pump(round, step, &plan, is_oldest);
+            return self.pump(round, step, &plan, retired);
         }
         let prepared = round.prepared.clone();
         self.execute(&prepared, round, step)

@@ -47,6 +47,7 @@ impl Engine {
             *during = self.under_way();
         }
         self.failure = Some(error.clone());
+        (self.has_failed, self.has_chores) = (true, true);
         self.driver.moved = true;
         self.untold = self.driver.links.others().collect();
         if is_news {

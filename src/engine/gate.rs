@@ -3,7 +3,7 @@
 use crate::limits::CHUNKS_IN_FLIGHT;
 use crate::schedule::StepId;
 
-/// No step, no span.
+/// No step, no span. No number of any is as high as this or [`MORE`].
 pub const NONE: u32 = u32::MAX;
 
 /// How far a step has come.
@@ -29,13 +29,13 @@ pub struct Gate {
     /// Whole messages: handed to the transport.
     pub is_posted: bool,
     pub is_send: bool,
-    /// The first two steps that depend on it, [`NONE`] where there are fewer; [`MORE`]: the plan says who else does.
+    /// The first two steps that its end releases, [`NONE`] where there are fewer; [`MORE`]: the plan says which others.
     pub followers: [StepId; 2],
     /// Elements that it processes when a round begins.
     pub len: u64,
 }
 
-/// In the place of the second follower, where there are more than two.
+/// In the place of the second follower, where there are more than two, or some that any of several starts.
 pub const MORE: StepId = NONE - 1;
 
 impl Default for Gate {

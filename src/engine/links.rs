@@ -236,6 +236,7 @@ impl Links {
 
     /// Tells a peer how many operations this rank has retired; false: no room now. A store does not wake the peer: the
     /// next signal does, which the core then need not wait for twice.
+    #[inline]
     pub fn publish_retired(&mut self, peer: Rank, retired: u64) -> Result<bool> {
         let offset = self.layout.retired(self.rank);
         if let Some(control) = self.peers[peer as usize].control {

@@ -100,16 +100,17 @@ pub struct Host {
 }
 
 /// The engine of one rank in one communicator. What every drive touches comes first, together.
-#[repr(C)]
+#[repr(C, align(64))]
 pub struct Engine {
     now: Time,
     events: Vec<Event>,
     rounds: Vec<Option<Box<Round>>>,
-    /// Places of rounds under way, in the order in which they started.
-    active: Vec<u32>,
-    tasks: Vec<Task>,
     /// Some round may have something to do.
     has_work: bool,
+    /// There is a `failure`.
+    has_failed: bool,
+    /// It has failed, or counts, notices or rounds wait to be published, sent or started.
+    has_chores: bool,
     /// Peers may not have been woken since the last count was published.
     is_publishing_quietly: bool,
     /// Notices wait for room.
@@ -118,8 +119,13 @@ pub struct Engine {
     wants_signals: bool,
     /// A peer has said that all ranks are connected.
     is_confirmed: bool,
-    /// Collective rounds retired here without gaps, and of those published to the peers.
+    /// Collective rounds retired here without gaps.
     retired: u64,
+    driver: Driver,
+    /// Places of rounds under way, in the order in which they started.
+    active: Vec<u32>,
+    tasks: Vec<Task>,
+    /// Collective rounds published to the peers as retired.
     published: u64,
     publish_to: Vec<Rank>,
     /// Collective tasks of which rounds are still to be started, oldest first.
@@ -127,7 +133,6 @@ pub struct Engine {
     /// A round whose ranks have not all said whether their memory is registered.
     undecided: Option<u64>,
     failure: Option<Error>,
-    driver: Driver,
     config: Config,
     free_tasks: Vec<usize>,
     free_places: Vec<u32>,
@@ -189,6 +194,8 @@ impl Engine {
             begun: None,
             active: Vec::new(),
             has_work: false,
+            has_failed: false,
+            has_chores: false,
             generation: 0,
             next_sequence: 0,
             undecided: None,
@@ -296,23 +303,36 @@ impl Engine {
             self.check_strays();
         }
         self.poll_events();
-        if self.failure.is_none() {
-            if self.has_work {
-                self.run_rounds(now);
-            }
-            if !self.publish_to.is_empty() {
-                self.publish();
-            }
-            if !self.queue.is_empty() {
-                self.start_queued(now);
-            }
-            if self.has_unsent {
-                self.send_notices();
-            }
-        } else if !self.untold.is_empty() {
-            self.tell_failure();
+        if self.has_work {
+            self.run_rounds(now);
+        }
+        if self.has_chores {
+            self.do_chores(now);
         }
         self.driver.moved
+    }
+
+    /// What is neither a message nor a round, and rarely there: to look for each kind of it at every drive took three cache
+    /// lines.
+    #[inline(never)]
+    fn do_chores(&mut self, now: Time) {
+        if self.failure.is_some() {
+            self.tell_failure();
+            return;
+        }
+        if !self.publish_to.is_empty() {
+            self.publish();
+        }
+        if !self.queue.is_empty() {
+            self.start_queued(now);
+        }
+        if self.has_unsent {
+            self.send_notices();
+        }
+        self.has_chores = self.failure.is_some()
+            || self.has_unsent
+            || !self.queue.is_empty()
+            || !self.publish_to.is_empty();
     }
 
     /// A thread is about to sleep, and looks what has come after this: whatever comes later wakes it.
@@ -388,66 +408,41 @@ impl Engine {
         }
     }
 
+    /// Nearly all events are the ends of messages of rounds; what one lets start is run at once: as work for
+    /// [`Engine::run_rounds`] it took a third more instructions.
     #[inline(always)]
     fn handle_events(&mut self) {
         let mut handled = 0;
-        while handled < self.events.len() {
-            handled = self.handle_messages(handled);
-        }
-        self.events.clear();
-    }
-
-    /// Handles events from this one on, up to the first that is no message of a round, and that. Returns how many are handled.
-    /// Nearly all events are such messages; they are handled where they lie, and what they let start is run at once: as work
-    /// for [`Engine::run_rounds`] it took a tenth more instructions.
-    #[inline(always)]
-    fn handle_messages(&mut self, first: usize) -> usize {
-        let (rounds, driver) = (&mut self.rounds, &mut self.driver);
-        let may_run = self.failure.is_none();
-        let mut handled = first;
-        let mut failed = None;
-        for event in &self.events[first..] {
+        while let Some(event) = self.events.get(handled) {
             handled += 1;
             let Event::Completion(completion) = event else {
                 self.handle_other(handled - 1);
-                return handled;
+                continue;
             };
             let Token::Step { round, step, chunk } = Token::parse(completion.token) else {
                 self.handle_other(handled - 1);
-                return handled;
-            };
-            let Some(Some(round)) = rounds.get_mut(round as usize) else {
                 continue;
             };
-            if !round.token.is_of(completion.token) {
+            let round = self.rounds.get_mut(round as usize);
+            let Some(round) = round.and_then(Option::as_deref_mut) else {
+                continue;
+            };
+            // Rounds of a communicator that has failed are over.
+            if self.has_failed || !round.token.is_of(completion.token) {
                 continue;
             }
             round.last_moved = self.now;
-            let ran = match driver.handle_completion(round, step, chunk, completion) {
-                Ok(Some(next)) if may_run && !round.is_redirected => {
-                    let is_oldest = round.sequence() == Some(self.retired);
-                    driver.run_from(round, next, is_oldest)
-                }
-                Ok(next) => {
-                    next.into_iter()
-                        .for_each(|next| round.progress.enqueue(next));
-                    Ok(())
-                }
-                Err(error) => Err(error),
-            };
-            self.has_work |= round.has_work();
-            if ran.is_err() {
-                failed = ran.err();
-                break;
+            let driver = &mut self.driver;
+            let ended = driver.end_message(round, (step, chunk), completion, self.retired);
+            self.has_work |= round.is_held_up() || round.has_ended();
+            if let Err(error) = ended {
+                // It polls again, into a list of its own.
+                let events = std::mem::take(&mut self.events);
+                self.fail(error, true);
+                self.events = events;
             }
         }
-        if let Some(error) = failed {
-            // It polls again, into a list of its own.
-            let events = std::mem::take(&mut self.events);
-            self.fail(error, true);
-            self.events = events;
-        }
-        handled
+        self.events.clear();
     }
 
     /// A connection has begun or ended, or a message or signal of the engine itself has.

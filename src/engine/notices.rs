@@ -67,6 +67,7 @@ impl Engine {
             }
         });
         self.has_unsent = !self.notices.unsent.is_empty();
+        self.has_chores |= self.has_unsent;
         if let Some(text) = failed {
             self.fail(Error::invalid(text), true);
         }

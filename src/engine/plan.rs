@@ -291,8 +291,11 @@ impl Plan {
     fn start(&self, schedule: &Schedule, holds: impl Fn(&Dependency) -> bool) -> Start {
         let mut start = Start::default();
         for (id, step) in (0..).zip(&schedule.steps) {
+            let has_alternatives = self.alternatives_after(id).next().is_some();
             let followers = match *self.successors_of(id) {
+                [] if has_alternatives => [NONE, MORE],
                 [] => [NONE; 2],
+                [first, ..] if has_alternatives => [first.step, MORE],
                 [first] => [first.step, NONE],
                 [first, second] => [first.step, second.step],
                 [first, ..] => [first.step, MORE],

@@ -141,17 +141,18 @@ impl Progress {
         !self.ready.is_empty()
     }
 
-    /// The next step that has something to do.
+    /// The next step that may have something to do; [`NONE`]: it has not.
     #[inline]
-    pub fn pop_ready(&mut self) -> Option<StepId> {
-        loop {
-            let step = self.ready.pop()?;
-            let gate = &mut self.gates[step as usize];
-            gate.is_queued = false;
-            // A straight run may have processed it.
-            if gate.stage == Stage::Pending {
-                return Some(step);
-            }
+    pub fn pop_ready(&mut self) -> StepId {
+        let Some(step) = self.ready.pop() else {
+            return NONE;
+        };
+        let gate = &mut self.gates[step as usize];
+        gate.is_queued = false;
+        // A straight run may have processed it, or a message that is folded may have ended meanwhile.
+        match gate.stage {
+            Stage::Pending => step,
+            _ => NONE,
         }
     }
 
@@ -294,50 +295,45 @@ impl Progress {
     }
 
     /// The same, where steps are whole.
-    #[inline(always)]
     pub fn process_whole(&mut self, prepared: &Prepared, step: StepId) {
-        let [first, second] = self.complete_whole(step);
-        if first != NONE {
-            self.release(first);
+        let (next, has_others) = self.process_before(step);
+        if has_others {
+            self.release_others(prepared, step);
         }
-        if second != NONE || self.has_alternatives {
-            self.release_others(prepared, step, second);
+        if next != NONE {
+            self.enqueue(next);
         }
     }
 
-    /// The same for whoever runs steps: the first that may start now is not queued, but returned to be run next. Most steps
-    /// let one other start, and to queue and find it took a twelfth of a step's instructions.
+    /// The same for whoever runs steps: the first that may start now, or [`NONE`], is not queued, but returned to be run next.
+    /// Most steps let one other start, and to queue and find it took a twelfth of a step's instructions. Whether
+    /// [`Progress::release_others`] has to follow.
     #[inline(always)]
-    pub fn process_before(&mut self, prepared: &Prepared, step: StepId) -> Option<StepId> {
-        let [first, second] = self.complete_whole(step);
-        let may_start = first != NONE && self.is_released(first);
-        if second != NONE || self.has_alternatives {
-            self.release_others(prepared, step, second);
-        }
-        may_start.then_some(first)
-    }
-
-    /// A whole step has started after all that it depends on had completed, so it completes. Returns who follows it.
-    #[inline(always)]
-    fn complete_whole(&mut self, step: StepId) -> [StepId; 2] {
+    pub fn process_before(&mut self, step: StepId) -> (StepId, bool) {
+        // It has started after all that it depends on had completed, so it completes.
         let gate = &mut self.gates[step as usize];
         debug_assert!(gate.holds == 0 && gate.stage == Stage::Pending);
         gate.stage = Stage::Complete;
         self.incomplete -= 1;
-        gate.followers
+        let [first, second] = gate.followers;
+        let mut has_others = false;
+        if second != NONE {
+            has_others = second == MORE;
+            if !has_others {
+                self.release(second);
+            }
+        }
+        match first != NONE && self.is_released(first) {
+            true => (first, has_others),
+            false => (NONE, has_others),
+        }
     }
 
-    /// All that depend on a completed step but the first.
+    /// All that the end of a step releases but the first, where they are more than one.
     #[inline(never)]
-    fn release_others(&mut self, prepared: &Prepared, step: StepId, second: StepId) {
-        match second {
-            NONE => {}
-            MORE => {
-                for successor in &prepared.plan.successors_of(step)[1..] {
-                    self.release(successor.step);
-                }
-            }
-            _ => self.release(second),
+    pub fn release_others(&mut self, prepared: &Prepared, step: StepId) {
+        for successor in prepared.plan.successors_of(step).iter().skip(1) {
+            self.release(successor.step);
         }
         if self.has_alternatives {
             self.start_alternatives(prepared, step);

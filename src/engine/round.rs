@@ -9,10 +9,12 @@ use super::prepared::{Prepared, padded};
 use super::progress::Progress;
 use super::signature::Signature;
 use super::tag::{self, RoundToken};
+use crate::limits::CACHE_LINE_BYTES;
 use crate::memory::View;
 use crate::schedule::{Buffer, BufferId, Count, Extent, Range, SlotId, StepId};
 use crate::time::Time;
 use crate::types::{DataType, Rank, ReduceOp};
+use std::mem::offset_of;
 use std::sync::Arc;
 
 /// Which messages belong to the round.
@@ -66,40 +68,42 @@ pub struct RoundCall<'a> {
 pub struct Round {
     /// Tells completions of this round from those of others, and of the one that used its place before.
     pub token: RoundToken,
-    /// Sends, receives and puts whose completion has not been reported.
-    pub outstanding: u32,
+    pub signature: Signature,
+    /// What the tags of all its messages have in common, if it is a collective.
+    pub tag: u64,
+    /// The number of a collective; of pairs 0, as no such round is ever later than others.
+    pub order: u64,
+    pub prepared: Arc<Prepared>,
+    /// When something of it last ended.
+    pub last_moved: Time,
+    /// Bytes of an element are 1 << shift.
+    pub shift: u32,
     /// Some rank's memory is not registered, so the round is to be repeated by staging.
     pub is_redirected: bool,
     /// It is of sends and receives of pairs, not a collective.
     pub is_pairwise: bool,
-    /// Bytes of an element are 1 << shift.
-    pub shift: u32,
-    pub signature: Signature,
-    /// What the tags of all its messages have in common, if it is a collective.
-    pub tag: u64,
-    /// When something of it last ended.
-    pub last_moved: Time,
     /// The task it belongs to.
     pub task: usize,
-    pub bound: BoundSteps,
     pub progress: Progress,
+    /// Its number among the rounds of the engine.
+    pub generation: u32,
+    /// Steps on lane 0 that have completed.
+    pub arrivals: u32,
+    pub bound: BoundSteps,
     pub id: RoundId,
-    /// Where a straight run stands (see `driver/straight.rs`); `None`: `progress` says what may run.
-    pub straight: Option<StraightRun>,
+    pub count: u64,
     /// Waits whose signals have not all come.
     pub waiting: Vec<StepId>,
     /// Steps that a full queue held up.
     pub stalled: Vec<StepId>,
-    pub prepared: Arc<Prepared>,
-    /// Its number among the rounds of the engine.
-    pub generation: u32,
+    /// Where a straight run stands (see `driver/straight.rs`); `None`: `progress` says what may run.
+    pub straight: Option<StraightRun>,
     /// What the call says, as far as `signature` .. `buffers` are made from it.
     arguments: Option<Arguments>,
     /// Whether buffers are to be given their memory again, even if scratch memory is where it was.
     pub needs_memory: bool,
     /// Whether its steps are to be bound again.
     needs_steps: bool,
-    pub count: u64,
     /// Elements of a full chunk.
     pub per_chunk: u64,
     pub slots: Vec<u64>,
@@ -117,12 +121,19 @@ pub struct Round {
     pub peers: Vec<PeerBuffers>,
     /// Per peer: numbers of the first send and receive (pairwise rounds).
     pub message_bases: Vec<(u64, u64)>,
+    /// Bytes of scratch memory that it needs.
+    pub scratch_bytes: usize,
     pub scratch: Option<Lent>,
     /// Where that was when buffers were given their memory.
     scratch_at: View,
-    /// Steps on lane 0 that have completed.
-    pub arrivals: u32,
 }
+
+// What a message touches lies in four cache lines: this, the beginnings of `progress` and `bound`, and what is held up.
+const _: () = assert!(
+    offset_of!(Round, progress) == CACHE_LINE_BYTES
+        && offset_of!(Round, bound).is_multiple_of(CACHE_LINE_BYTES)
+        && offset_of!(Round, waiting).is_multiple_of(CACHE_LINE_BYTES)
+);
 
 impl Round {
     /// A round of nothing, to be filled in when it starts.
@@ -130,6 +141,7 @@ impl Round {
         Round {
             id: RoundId::Pairwise,
             is_pairwise: true,
+            order: 0,
             tag: 0,
             task: 0,
             generation: 0,
@@ -156,9 +168,9 @@ impl Round {
             bound: BoundSteps::default(),
             peers: Vec::new(),
             message_bases: Vec::new(),
+            scratch_bytes: 0,
             scratch: None,
             scratch_at: View::empty(),
-            outstanding: 0,
             is_redirected: false,
             last_moved: Time::default(),
             arrivals: 0,
@@ -183,9 +195,9 @@ impl Round {
 
     fn identify(&mut self, id: RoundId) {
         (self.id, self.is_pairwise) = (id, id == RoundId::Pairwise);
-        self.tag = match id {
-            RoundId::Collective(sequence) => tag::collective(sequence, 0, 0),
-            RoundId::Pairwise => 0,
+        (self.order, self.tag) = match id {
+            RoundId::Collective(sequence) => (sequence, tag::collective(sequence, 0, 0)),
+            RoundId::Pairwise => (0, 0),
         };
     }
 
@@ -216,14 +228,27 @@ impl Round {
         }
     }
 
+    /// A whole step has processed everything. Returns the step to run next, which is not queued, or
+    /// [`NONE`](super::gate::NONE).
+    #[inline(always)]
+    pub fn process_before(&mut self, step: StepId) -> StepId {
+        let (next, has_others) = self.progress.process_before(step);
+        if has_others {
+            self.progress.release_others(&self.prepared, step);
+        }
+        next
+    }
+
     /// Whether there is something to run, to look at or to end.
     #[inline]
     pub fn has_work(&self) -> bool {
-        self.straight.is_some()
-            || self.progress.has_ready()
-            || !self.waiting.is_empty()
-            || !self.stalled.is_empty()
-            || self.has_ended()
+        self.straight.is_some() || self.is_held_up() || self.has_ended()
+    }
+
+    /// Whether a step waits for a signal, for room or for its turn.
+    #[inline]
+    pub fn is_held_up(&self) -> bool {
+        self.progress.has_ready() || self.waiting.len() + self.stalled.len() > 0
     }
 
     /// Whether a step waits for nothing but to be tried again, or the round to be ended.
@@ -233,10 +258,11 @@ impl Round {
             || self.has_ended()
     }
 
-    /// Whether it leaves the engine: all is done, or it is to be repeated.
+    /// Whether it leaves the engine: all is done, which a message is when its completion has been reported, or it is to be
+    /// repeated.
     #[inline]
     pub fn has_ended(&self) -> bool {
-        self.is_redirected || (self.outstanding == 0 && self.is_finished())
+        self.is_redirected || self.is_finished()
     }
 
     /// The sequence number of a collective.
@@ -353,6 +379,7 @@ impl Round {
             self.fold();
         }
         self.is_plain = self.segment.part_elements == self.count && self.folded.is_empty();
+        self.scratch_bytes = self.measure_scratch() as usize;
     }
 
     /// Decides which scratch buffers go around.
@@ -395,8 +422,7 @@ impl Round {
             .map(|fold| fold.receive)
     }
 
-    /// Bytes of scratch memory that it needs.
-    pub fn scratch_bytes(&self) -> u64 {
+    fn measure_scratch(&self) -> u64 {
         let element = self.dtype.size_bytes();
         let buffers = self.prepared.schedule.buffers.iter().enumerate();
         let bytes = buffers.map(|(number, buffer)| match buffer {

@@ -83,10 +83,7 @@ impl Engine {
         if id != RoundId::Pairwise && task.started >= call.arguments.count {
             self.queue.pop_front();
         }
-        let prepared = call.prepared.clone();
-        let mut round = self.take_round(&prepared);
-        let call = self.tasks[index].call.as_ref();
-        let call = call.expect("running tasks have calls");
+        let mut round = take_round(&mut self.spare_rounds, &call.prepared);
         self.generation = self.generation.wrapping_add(1);
         let of = RoundOf {
             id,
@@ -96,30 +93,18 @@ impl Engine {
         };
         self.driver.begin(&mut round, of, &call.for_round())?;
         if round.straight.is_none() {
-            round.progress.arm(&prepared, round.bound.has_others);
+            round.progress.arm(&round.prepared, round.bound.has_others);
         }
         match id {
             RoundId::Collective(sequence) => self.note_started(sequence, &round),
             RoundId::Pairwise => self.number_messages(&mut round),
         }
-        if prepared.schedule.persistent && self.tasks[index].activations > 0 {
+        if round.prepared.schedule.persistent && self.tasks[index].activations > 0 {
             self.tasks[index].activations -= 1;
-            round.progress.activate(&prepared);
+            round.progress.activate(&round.prepared);
         }
         self.enlist(round, now);
         Ok(())
-    }
-
-    /// A spare round, if possible one that has run this schedule: it may be bound already.
-    pub(super) fn take_round(&mut self, prepared: &Arc<Prepared>) -> Box<Round> {
-        let mut spare = self.spare_rounds.iter();
-        match spare.rposition(|round| Arc::ptr_eq(&round.prepared, prepared)) {
-            Some(place) => self.spare_rounds.swap_remove(place),
-            None if self.spare_rounds.len() < SPARE_ROUNDS => {
-                Box::new(Round::new(prepared.clone()))
-            }
-            None => self.spare_rounds.swap_remove(0),
-        }
     }
 
     /// Takes back a round that has ended.
@@ -205,8 +190,7 @@ impl Engine {
             return false;
         }
         let moved_before = std::mem::replace(&mut self.driver.moved, false);
-        let is_oldest = round.sequence() == Some(self.retired);
-        let ran = self.driver.run(round, is_oldest);
+        let ran = self.driver.run(round, self.retired);
         if self.driver.moved {
             round.last_moved = now;
         }
@@ -257,6 +241,7 @@ impl Engine {
                     call.prepared = fallback;
                     (task.started, task.segment_elements) = (0, 0);
                     self.queue.push_front(index);
+                    self.has_chores = true;
                 }
                 None => {
                     let error = Error::invalid(format!(
@@ -269,6 +254,7 @@ impl Engine {
         } else if call.prepared.schedule.persistent {
             task.started = 0;
             self.queue.push_back(index);
+            self.has_chores = true;
         } else if task.active_rounds == 0 && task.started >= call.arguments.count {
             self.end_task(index, Ok(()));
         }
@@ -287,6 +273,7 @@ impl Engine {
             self.publish_to.clear();
             self.publish_to.extend(self.driver.links.others());
             self.publish();
+            self.has_chores |= !self.publish_to.is_empty();
         }
     }
 
@@ -308,5 +295,16 @@ impl Engine {
         for peer in self.driver.links.others() {
             self.driver.links.transport.notify_of_count(peer);
         }
+    }
+}
+
+/// A spare round, if possible one that has run this schedule: it may be bound already.
+#[allow(clippy::vec_box)] // It moves between lists.
+pub(super) fn take_round(spare: &mut Vec<Box<Round>>, prepared: &Arc<Prepared>) -> Box<Round> {
+    let mut rounds = spare.iter();
+    match rounds.rposition(|round| Arc::ptr_eq(&round.prepared, prepared)) {
+        Some(place) => spare.swap_remove(place),
+        None if spare.len() < SPARE_ROUNDS => Box::new(Round::new(prepared.clone())),
+        None => spare.swap_remove(0),
     }
 }

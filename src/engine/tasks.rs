@@ -155,6 +155,7 @@ impl Engine {
         } else {
             self.queue.push_back(index);
             self.start_queued(now);
+            self.has_chores |= !self.queue.is_empty();
         }
         Ok(id)
     }

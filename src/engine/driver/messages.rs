@@ -1,7 +1,8 @@
 //! Sends and receives: chunks, credits, copies of memory that is not registered.
 
 use super::Driver;
-use crate::engine::bound::{Bound, Message};
+use crate::engine::bound::Message;
+use crate::engine::gate::NONE;
 use crate::engine::plan::{StepKind, StepPlan};
 use crate::engine::pool::Lent;
 use crate::engine::round::Round;
@@ -20,34 +21,6 @@ pub struct Bounced {
 }
 
 impl Driver {
-    /// Posts a message of one chunk, if it can be posted now. Returns the step to run next, if it is over already.
-    #[inline(always)]
-    pub(super) fn post_whole(
-        &mut self,
-        round: &mut Round,
-        step: StepId,
-        is_oldest: bool,
-    ) -> Result<Option<StepId>> {
-        let Bound::Message(message) = &round.bound.steps[step as usize] else {
-            unreachable!("only messages are posted");
-        };
-        let (peer, is_send) = (message.peer, message.is_send);
-        let is_taken = match self.post(round, (step, 0), message, is_oldest) {
-            Ok(is_taken) => is_taken,
-            Err(error) => return self.refuse(round, step, peer, error).map(|()| None),
-        };
-        self.moved = true;
-        if is_send {
-            self.note_sent(round, peer);
-        }
-        if is_taken {
-            return Ok(round.progress.process_before(&round.prepared, step));
-        }
-        round.progress.note_posted(step);
-        round.outstanding += 1;
-        Ok(None)
-    }
-
     /// Posts as many chunks of a message as may be posted now.
     #[inline(never)]
     pub(super) fn pump(
@@ -55,7 +28,7 @@ impl Driver {
         round: &mut Round,
         step: StepId,
         plan: &StepPlan,
-        is_oldest: bool,
+        retired: u64,
     ) -> Result<()> {
         let per_chunk = round.per_chunk;
         let mut limit = 0;
@@ -86,28 +59,37 @@ impl Driver {
                 view,
                 peer: plan.peer,
                 number: plan.message,
-                is_send: plan.kind == StepKind::Send,
             };
-            let is_taken = match self.post(round, (step, chunk), &message, is_oldest) {
-                Ok(is_taken) => is_taken,
+            let is_send = plan.kind == StepKind::Send;
+            let posted = match is_send {
+                true => self.send(round, (step, chunk), &message, retired),
+                false => (self.receive(round, (step, chunk), &message)).map(|()| false),
+            };
+            let is_sent = match posted {
+                Ok(is_sent) => is_sent,
                 Err(error) => return self.refuse(round, step, plan.peer, error),
             };
             self.moved = true;
             round.progress.run(step).chunks_posted = chunk + 1;
-            if is_taken {
+            if is_sent {
                 self.end_chunk(round, step, chunk);
-            } else {
-                round.outstanding += 1;
             }
-            if message.is_send && chunk + 1 == plan.chunks(len, per_chunk) {
+            if is_send && chunk + 1 == plan.chunks(len, per_chunk) {
                 self.note_sent(round, plan.peer);
             }
         }
     }
 
+    /// A whole message has been handed to the transport.
+    #[inline(always)]
+    pub(super) fn note_posted(&mut self, round: &mut Round, step: StepId) {
+        self.moved = true;
+        round.progress.note_posted(step);
+    }
+
     /// All of a message has been posted. Those of pairs are sent one after another.
     #[inline(always)]
-    fn note_sent(&mut self, round: &Round, peer: Rank) {
+    pub(super) fn note_sent(&mut self, round: &Round, peer: Rank) {
         if round.is_pairwise {
             self.pair_heads[peer as usize] += 1;
         }
@@ -115,7 +97,7 @@ impl Driver {
 
     /// A post was not accepted: there is no room now, and the step is looked at again, or there will never be.
     #[cold]
-    fn refuse(
+    pub(super) fn refuse(
         &mut self,
         round: &mut Round,
         step: StepId,
@@ -131,41 +113,52 @@ impl Driver {
         }
     }
 
-    /// Posts a chunk of a message; true: it has been sent already, and no completion follows.
+    /// Posts the receive of a chunk.
     #[inline(always)]
-    fn post(
+    pub(super) fn receive(
         &mut self,
         round: &Round,
         (step, chunk): (StepId, u32),
         message: &Message,
-        is_oldest: bool,
+    ) -> std::result::Result<(), PostError> {
+        let &Message { peer, number, .. } = message;
+        let tag = match round.is_pairwise {
+            false => tag::of_message(round.tag, number, chunk),
+            true => tag::pairwise(round.message_number(peer, number, false), chunk),
+        };
+        let token = round.token.chunk(step, chunk);
+        (self.links.transport).post_recv(peer, tag, message.view, token)
+    }
+
+    /// Posts a chunk to be sent; true: it has been sent already, and no completion follows.
+    #[inline(always)]
+    pub(super) fn send(
+        &mut self,
+        round: &Round,
+        (step, chunk): (StepId, u32),
+        message: &Message,
+        retired: u64,
     ) -> std::result::Result<bool, PostError> {
         let &Message {
             peer,
-            is_send,
+            number,
             ref view,
-            ..
         } = message;
         let tag = match round.is_pairwise {
-            false => tag::of_message(round.tag, message.number, chunk),
+            false => tag::of_message(round.tag, number, chunk),
             true => {
-                let number = round.message_number(peer, message.number, is_send);
-                if is_send && number != self.pair_heads[peer as usize] {
+                let number = round.message_number(peer, number, true);
+                if number != self.pair_heads[peer as usize] {
                     return Err(PostError::WouldBlock);
                 }
                 tag::pairwise(number, chunk)
             }
         };
-        let token = round.token.chunk(step, chunk);
         let transport = self.links.transport.as_mut();
-        if !is_send {
-            let posted = transport.post_recv(peer, tag, *view, token);
-            return posted.map(|()| false);
-        }
         // The second half of a peer's places is kept for the oldest collective: whatever later ones have
         // sent, the messages that the peer needs first always find room. (Messages of pairs have places of
         // their own, and take them in order.)
-        let is_later = !is_oldest && !round.is_pairwise;
+        let is_later = round.order > retired;
         if is_later && transport.backlog(peer, tag) >= MESSAGES_PER_PEER / 2 {
             return Err(PostError::WouldBlock);
         }
@@ -175,6 +168,7 @@ impl Driver {
         if is_short && transport.inject(peer, tag, header, *view)? {
             return Ok(true);
         }
+        let token = round.token.chunk(step, chunk);
         let posted = match is_short || view.key().is_some() || transport.fetches(peer, bytes) {
             true => transport.post_send(peer, tag, header, *view, token),
             false => self.send_copy(peer, (tag, header, token), *view),
@@ -223,32 +217,33 @@ impl Driver {
         }
     }
 
-    /// A chunk has been sent or received. Returns the step to run next, if that is not queued.
+    /// A chunk has been sent or received. What may start now does. Collectives before number `retired` are over.
     #[inline(always)]
-    pub fn handle_completion(
+    pub fn end_message(
         &mut self,
         round: &mut Round,
-        step: StepId,
-        chunk: u32,
+        (step, chunk): (StepId, u32),
         completion: &Completion,
-    ) -> Result<Option<StepId>> {
+        retired: u64,
+    ) -> Result<()> {
         if !self.bounced.is_empty() {
             self.take_back_copy(completion.token);
         }
         self.moved = true;
-        round.outstanding -= 1;
-        if !round.progress.is_whole() {
-            let completed = self.complete_chunk(round, step, chunk, completion);
-            return completed.map(|()| None);
+        let mut next = NONE;
+        if round.progress.is_whole() {
+            let gate = round.progress.gate(step);
+            let is_right = gate.is_send
+                || completion.header == round.signature.0
+                    && completion.bytes == gate.len << round.shift;
+            if completion.outcome != Outcome::Done || !is_right {
+                return Err(self.wrong_message(round, step, 0, completion));
+            }
+            next = round.process_before(step);
+        } else {
+            self.complete_chunk(round, step, chunk, completion)?;
         }
-        let gate = round.progress.gate(step);
-        let is_right = gate.is_send
-            || completion.header == round.signature.0
-                && completion.bytes == gate.len << round.shift;
-        if completion.outcome != Outcome::Done || !is_right {
-            return Err(self.wrong_message(round, step, 0, completion));
-        }
-        Ok(round.progress.process_before(&round.prepared, step))
+        self.run_ready(round, next, retired)
     }
 
     /// A chunk has ended that may have been sent from a copy.

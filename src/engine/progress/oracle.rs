@@ -147,7 +147,7 @@ fn run(seed: u64) {
                 progress.advance(&prepared, step, end);
                 progress.enqueue(step);
             }
-        } else if let Some(step) = progress.pop_ready() {
+        } else if let step @ ..MORE = progress.pop_ready() {
             assert!(
                 rules.may_start(step),
                 "seed {seed}: step {step} starts early"

@@ -13,7 +13,11 @@ const PIECEWISE: u64 = 10;
 const WHOLE: u64 = 100;
 
 fn drain(progress: &mut Progress) -> Vec<StepId> {
-    std::iter::from_fn(|| progress.pop_ready()).collect()
+    let mut steps = Vec::new();
+    while progress.has_ready() {
+        steps.push(progress.pop_ready());
+    }
+    steps
 }
 
 fn block(index: u32, of: u32) -> Range {
