@@ -256,8 +256,7 @@ impl Links {
         };
         match self.transport.post_put(peer, source, range, Token::FORGET) {
             Ok(()) => Ok(true),
-            Err(PostError::WouldBlock) => Ok(false),
-            Err(error) => Err(self.post_error(peer, error)),
+            Err(error) => self.refused(peer, error).map(|()| false),
         }
     }
 
@@ -412,6 +411,16 @@ impl Links {
             rank: peer,
             cause,
             during: String::new(),
+        }
+    }
+
+    /// A post was not accepted: `Ok` if it is to be tried again, because there is no room now, or because why the peer is gone
+    /// is still to be heard: the event lies behind the ones that are being handled, as does what others say of it.
+    pub fn refused(&self, peer: Rank, error: PostError) -> Result<()> {
+        match error {
+            PostError::WouldBlock => Ok(()),
+            PostError::PeerFailed if self.gone(peer).is_none() => Ok(()),
+            error => Err(self.post_error(peer, error)),
         }
     }
 

@@ -95,7 +95,7 @@ impl Driver {
         }
     }
 
-    /// A post was not accepted: there is no room now, and the step is looked at again, or there will never be.
+    /// A post was not accepted: the step is looked at again, or that would be in vain.
     #[cold]
     pub(super) fn refuse(
         &mut self,
@@ -104,13 +104,9 @@ impl Driver {
         peer: Rank,
         error: PostError,
     ) -> Result<()> {
-        match error {
-            PostError::WouldBlock => {
-                round.stalled.push(step);
-                Ok(())
-            }
-            error => Err(self.links.post_error(peer, error)),
-        }
+        self.links.refused(peer, error)?;
+        round.stalled.push(step);
+        Ok(())
     }
 
     /// Posts the receive of a chunk.

@@ -8,7 +8,7 @@ use crate::engine::round::Round;
 use crate::engine::signature::Signature;
 use crate::error::{Error, Result};
 use crate::schedule::{Action, Lane, Range, StepId};
-use crate::transport::PostError;
+
 use crate::types::Rank;
 
 impl Driver {
@@ -91,8 +91,7 @@ impl Driver {
             if view.key().is_some() {
                 match self.links.transport.export(peer, view.key()) {
                     Ok(()) => {}
-                    Err(PostError::WouldBlock) => return Ok(false),
-                    Err(error) => return Err(self.links.post_error(peer, error)),
+                    Err(error) => return self.links.refused(peer, error).map(|()| false),
                 }
             }
         }

@@ -73,6 +73,8 @@ pub struct Peer {
     freed: [Vec<Region>; 2],
     /// Control-socket messages of it that were looked for.
     pub announced_seen: u64,
+    /// Why it is to fail, where that was heard while its ring was being read.
+    pub ending: Option<String>,
     /// Control messages that the socket had no room for.
     pub outbox: VecDeque<SocketMessage>,
     /// Messages sent, and of those matched at the last look, per class of tags.
@@ -102,6 +104,7 @@ impl Peer {
             pinned: Vec::new(),
             freed: [Vec::new(), Vec::new()],
             announced_seen: 0,
+            ending: None,
             outbox: VecDeque::new(),
             sent: [0; TAG_CLASSES],
             matched_seen: [0; TAG_CLASSES],

@@ -219,25 +219,34 @@ impl ShmTransport {
         let announced = segment.announced().load(Ordering::Acquire);
         if announced != p.announced_seen {
             p.announced_seen = announced;
-            self.read_socket(peer);
+            // The ring may be being read: what it holds would be taken twice if the peer failed now.
+            if let Err(reason) = self.hear(peer) {
+                self.peers[peer as usize].ending.get_or_insert(reason);
+            }
         }
         Ok(())
     }
 
     fn read_socket(&mut self, peer: Rank) {
+        let heard = match self.peers[peer as usize].ending.take() {
+            Some(reason) => Err(reason),
+            None => self.hear(peer),
+        };
+        if let Err(reason) = heard {
+            self.fail(peer, reason);
+        }
+    }
+
+    /// Handles what a peer's control socket holds. The error: why the peer is to fail.
+    fn hear(&mut self, peer: Rank) -> std::result::Result<(), String> {
         while let Some(fd) = self.peers[peer as usize].socket.as_ref() {
             match socket::receive(fd.as_fd()) {
-                Ok(Received::Nothing) => return,
+                Ok(Received::Nothing) => break,
                 Ok(Received::HungUp) => {
-                    return self.fail(
-                        peer,
-                        "its process ended (the control socket hung up)".into(),
-                    );
+                    return Err("its process ended (the control socket hung up)".into());
                 }
                 Ok(Received::Message(message, attached)) => {
-                    if let Err(reason) = self.handle_control(peer, message, attached) {
-                        return self.fail(peer, reason);
-                    }
+                    self.handle_control(peer, message, attached)?;
                 }
                 Err(error) => {
                     if matches!(error, Error::Exhausted { .. }) {
@@ -245,10 +254,11 @@ impl ShmTransport {
                         let _ = socket::send(fd.as_fd(), SocketMessage::Exhausted, None);
                     }
                     let own = self.rank;
-                    return self.fail(peer, format!("rank {own} cannot hear it any more: {error}"));
+                    return Err(format!("rank {own} cannot hear it any more: {error}"));
                 }
             }
         }
+        Ok(())
     }
 
     fn handle_control(
@@ -410,7 +420,7 @@ impl ShmTransport {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::transport::Transport;
+    use crate::transport::{Outcome, Transport};
     use std::sync::Arc;
 
     /// Two connected ranks, and a region of rank 1 that rank 0 has mapped.
@@ -483,6 +493,33 @@ pub(super) mod tests {
         assert!(events.iter().any(is_told), "{events:?}");
         (0..3).for_each(|_| reader.release_freed());
         assert_eq!(view.load::<u64>(0), 7);
+    }
+
+    #[test]
+    fn the_last_message_of_a_peer_that_leaves_is_taken_once() {
+        let [mut reader, mut owner] = connected(0xf4ee_0030, [false; 2]);
+        let to = Region::private(1 << 20).unwrap();
+        reader.post_recv(1, 5, to.view(), 6).unwrap();
+        let from = Arc::new(Region::shared("linerate-last", 1 << 20).unwrap());
+        from.view().store(0, 7u64);
+        let key = owner.register(from.clone()).unwrap();
+        owner.export(0, key).unwrap();
+        let sent = from.view().in_region(key, 0);
+        owner.post_send(0, 5, 8, sent, 9).unwrap();
+        drop(owner);
+        // That it leaves is heard while the message is looked at, whose memory was made known just before.
+        let mut events = Vec::new();
+        for _ in 0..2 {
+            reader.poll(Time(0), &mut events);
+            reader.poll_slow(Time(0), &mut events);
+        }
+        assert_eq!(to.view().load::<u64>(0), 7);
+        assert!(Transport::unmatched(&mut reader, &mut |_, _| true).is_none());
+        let [Event::Completion(done), Event::PeerFailed(1, cause)] = &events[..] else {
+            panic!("{events:?}");
+        };
+        assert_eq!((done.token, done.outcome), (6, Outcome::Done));
+        assert_eq!(cause, "it closed its communicator");
     }
 
     #[test]
