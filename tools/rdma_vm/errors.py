@@ -18,10 +18,6 @@ class GuestError(Exception):
     code = GUEST
 
 
-class NotStarted(GuestError):
-    """The guest never began with its command."""
-
-
 class OutOfTime(Exception):
     """The command took longer than --timeout."""
 

@@ -8,7 +8,7 @@ import os
 import subprocess
 
 from . import image, options
-from .errors import GuestError, NotStarted, OutOfTime
+from .errors import GuestError, OutOfTime
 from .session import Session
 
 
@@ -24,26 +24,17 @@ class Lasting:
         asked = options.parse([self.machines.mode, *arguments])
         assert asked.devices <= self.machines.devices, "a cable cannot be added to a machine that runs"
         self.written = {1: b"", 2: b""}
-        is_used = self.session is not None
-        code, error = self.attempt(asked)
-        if is_used and isinstance(error, NotStarted):
-            # What the command before left in the kernel cannot be cleared away: this one has not begun, and gets guests of its own.
-            self.keep(2, b"rdma-vm: boots again\n")
-            code, _ = self.attempt(asked)
-        streams = [self.written[descriptor].decode(errors="replace") for descriptor in (1, 2)]
-        return subprocess.CompletedProcess(arguments, code, *streams)
-
-    def attempt(self, asked):
-        """The exit code, and the error if it is not the command's."""
         try:
             if self.session is None:
                 self.session = Session(self.machines, image.find_image(image.default_cache(os.environ)), write=self.keep)
             self.session.begin(asked, os.environ, os.getcwd())
-            return self.session.run(), None
+            code = self.session.run()
         except (GuestError, OutOfTime) as error:
             self.end()
             self.keep(2, f"rdma-vm: {error}\n".encode())
-            return error.code, error
+            code = error.code
+        streams = [self.written[descriptor].decode(errors="replace") for descriptor in (1, 2)]
+        return subprocess.CompletedProcess(arguments, code, *streams)
 
     def end(self):
         if self.session is not None:

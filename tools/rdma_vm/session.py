@@ -15,14 +15,12 @@ import subprocess
 import time
 
 from . import guest, machine
-from .errors import GuestError, NotStarted, OutOfTime
+from .errors import GuestError, OutOfTime
 from .terminal import DESCRIPTOR
 
 CHANNELS = ("console", "control", "output", "errors")
 # Emulated and on a busy machine; 3 s are usual.
 BOOT_S_MAX = 180
-# From one job to the next, where guests have run one: half a second is usual.
-PREPARE_S_MAX = 60
 CONSOLE_KEPT = 64 << 10
 # The kernel's words.
 OUT_OF_MEMORY = b"Out of memory"
@@ -177,8 +175,7 @@ class Session:
     def begin(self, options, environment, directory):
         """A job: what the guests are to run, on which devices. These may be fewer than the machines have cards."""
         self.options = options
-        self.start_s_max = BOOT_S_MAX if self.guests[0].state == "boots" else PREPARE_S_MAX
-        self.deadline = time.monotonic() + self.start_s_max
+        self.deadline = time.monotonic() + BOOT_S_MAX
         self.first_code = 0
         self.cuts = []
         self.writers = {}
@@ -220,7 +217,7 @@ class Session:
     def complain_of_time(self):
         slow = " and ".join(each.name for each in self.guests if not each.is_done())
         if any(each.state != "runs" for each in self.guests):
-            raise NotStarted(f"{slow} did not start in {self.start_s_max} s{self.last_of_consoles()}")
+            raise GuestError(f"{slow} did not start in {BOOT_S_MAX} s{self.last_of_consoles()}")
         raise OutOfTime(f"the command still ran on {slow} after {self.options.timeout_s:g} s; --timeout sets how long it may")
 
     def handle(self, each, name, end):
