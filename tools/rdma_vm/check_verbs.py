@@ -1,8 +1,7 @@
 """The `verbs` transport in real guests: one host, two hosts, and their faults. Started by tools/test where qemu is.
 
 Programs are built on this machine and run in the guests, where all is fifty times slower: sizes are small and deadlines long.
-Nothing is timed: links are cut when a job says that it runs, and it ends when it has said what is waited for. The tests of a class
-share guests, in which each finds new links and devices; one that fails says what its own command wrote.
+Nothing is timed: links are cut when a job says that it runs, and it ends when it has said what is waited for.
 
 python3 -m unittest discover --start-directory tools/rdma_vm --top-level-directory tools --pattern 'check_verbs.py'
 """
@@ -14,9 +13,8 @@ import shlex
 import subprocess
 import unittest
 
-from rdma_vm.lasting import Lasting
-
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+TOOL = ROOT / "tools" / "rdma-vm"
 COLLECTIVES = (
     "allreduce reduce-scatter all-gather all-gatherv broadcast reduce gather scatter all-to-all all-to-allv barrier sendrecv"
 )
@@ -24,6 +22,8 @@ RANK = (
     "RANK=$RDMA_VM_HOST WORLD_SIZE=2 MASTER_ADDR=host0 MASTER_PORT=29500 LINERATE_DEBUG=info "
     "LINERATE_SECRET=0123456789abcdef0123456789abcdef"
 )
+# Of the guest only; nobody has it outside, which the guest would see.
+FOLDER = "/tmp/linerate-check-verbs"
 BYTES = {"64K": 64 << 10, "256K": 256 << 10}
 # On host0, when the job runs: the card under rxe1 leaves its driver. That ends when nobody has the device open any more.
 TAKE_OUT = (
@@ -50,25 +50,44 @@ def setUpModule():
     BUILT.update(linerate=made["program", "linerate"], unit=made["lib", "linerate"])
 
 
+def run(*arguments):
+    return subprocess.run([TOOL, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+
+
+def hosts(options, size, iterations, devices="", timeout=40):
+    """An allreduce between two hosts."""
+    command = (
+        f"{RANK} LINERATE_TIMEOUT={timeout} {BUILT['linerate']} bench allreduce "
+        f"--transport verbs{devices} -b {size} -e {size} -w 1 -n {iterations}; code=$?; cd /sys/class/infiniband; "
+        "for rxe in *; do echo $rxe sent $(cat $rxe/ports/1/hw_counters/sent_pkts) packets; done; exit $code"
+    )
+    return run("pair", "--timeout", "150", "--label", *options, "--", "sh", "-c", command)
+
+
+def until_told(faults, size, texts, devices="", timeout=60, meanwhile=":"):
+    """Sums between two hosts until host0 has said all of the texts, one after the other. The job makes the file `running` on host0
+    when it runs; `said-N` is made when the text with that number was said. `meanwhile` goes on beside it on host0."""
+    watch = "".join(
+        f"until grep -qE {shlex.quote(text)} said; do sleep 0.1; done; touch said-{number}; " for number, text in enumerate(texts)
+    )
+    command = (
+        f"export {RANK} LINERATE_TRANSPORT=verbs{devices} LINERATE_TIMEOUT={timeout} LINERATE_TEST_ROLE=sums; "
+        f"export LINERATE_TEST_FOLDER={FOLDER} LINERATE_TEST_BYTES={BYTES[size]}; mkdir {FOLDER} && cd {FOLDER} && touch said || exit 2; "
+        f"[ $RDMA_VM_HOST != 0 ] || ({watch}touch end) & [ $RDMA_VM_HOST != 0 ] || ({meanwhile}) & "
+        # tee ends before the command does: what is left of a command is killed.
+        f"exec 3>&1; {BUILT['verbs']} --exact child_entry --nocapture 2>&1 >&3 3>&- | tee said >&2; exit ${{PIPESTATUS[0]}}"
+    )
+    return run("pair", "--timeout", "150", "--label", *faults, "--", "bash", "-c", command)
+
+
 def said(done):
     """What both hosts said, for whoever has to find out why."""
     return f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
 
 
-class InGuests(unittest.TestCase):
-    guests = None
-
-    @classmethod
-    def tearDownClass(cls):
-        if cls.guests:
-            cls.guests.end()
-
-
-class OneHost(InGuests):
-    guests = Lasting("run", devices=3)
-
+class OneHost(unittest.TestCase):
     def check(self, script, *options):
-        done = self.guests.run("--timeout", "400", *options, "--", "bash", "-c", script)
+        done = run("run", "--timeout", "400", *options, "--", "bash", "-c", script)
         self.assertEqual(done.returncode, 0, said(done))
         return done.stdout
 
@@ -106,7 +125,7 @@ class OneHost(InGuests):
 
     def test_every_collective_with_two_three_and_four_ranks(self):
         bench = f"{BUILT['linerate']} bench $c --transport verbs --ranks $n -b 8 -e 64K -f 64 -n 2 -w 1"
-        script = f"for n in 2 3 4; do for c in {COLLECTIVES}; do out=$({bench} 2>&1) || {{ echo \"$c $n $out\"; exit 1; }}; done; done"
+        script = f"for n in 2 3 4; do for c in {COLLECTIVES}; do {bench} >/tmp/out 2>&1 || {{ echo $c $n; cat /tmp/out; exit 1; }}; done; done"
         self.check(script)
 
     def test_every_sparse_algorithm_applies_and_keeps_what_was_given(self):
@@ -131,7 +150,7 @@ class OneHost(InGuests):
         starts = (f"(RANK={rank} {own} {common} 2>&1) & p{rank}=$!;" for rank, own in enumerate(of_each))
         ends = (f"wait $p{rank} || bad=1;" for rank in range(len(of_each)))
         script = f"{' '.join(starts)} bad=0; {' '.join(ends)} exit $bad"
-        return self.guests.run("--timeout", "150", "--devices", str(devices), "--", "bash", "-c", script)
+        return run("run", "--timeout", "150", "--devices", str(devices), "--", "bash", "-c", script)
 
     def test_ranks_of_two_hosts_share_memory_within_and_use_verbs_between(self):
         for transport in ("auto", "router"):
@@ -163,44 +182,13 @@ class OneHost(InGuests):
         self.assertRegex(done.stdout, "the peer's rxe[01] is on this host too")
 
 
-class TwoHosts(InGuests):
-    guests = Lasting("pair", devices=2)
-
-    def setUp(self):
-        # Of the guest only, and of this test; nobody has it outside, which the guest would see.
-        self.folder = f"/tmp/linerate-check-verbs-{self._testMethodName}"
-
-    def hosts(self, options, size, iterations, devices="", timeout=40):
-        """An allreduce between two hosts."""
-        command = (
-            f"{RANK} LINERATE_TIMEOUT={timeout} {BUILT['linerate']} bench allreduce "
-            f"--transport verbs{devices} -b {size} -e {size} -w 1 -n {iterations}; code=$?; cd /sys/class/infiniband; "
-            "for rxe in *; do echo $rxe sent $(cat $rxe/ports/1/hw_counters/sent_pkts) packets; done; exit $code"
-        )
-        return self.guests.run("--timeout", "150", "--label", *options, "--", "sh", "-c", command)
-
-    def until_told(self, faults, size, texts, devices="", timeout=60, meanwhile=":"):
-        """Sums between two hosts until host0 has said all of the texts, one after the other. The job makes the file `running` on host0
-        when it runs; `said-N` is made when the text with that number was said. `meanwhile` goes on beside it on host0."""
-        watch = "".join(
-            f"until grep -qE {shlex.quote(text)} said; do sleep 0.1; done; touch said-{number}; " for number, text in enumerate(texts)
-        )
-        command = (
-            f"export {RANK} LINERATE_TRANSPORT=verbs{devices} LINERATE_TIMEOUT={timeout} LINERATE_TEST_ROLE=sums; "
-            f"export LINERATE_TEST_FOLDER={self.folder} LINERATE_TEST_BYTES={BYTES[size]}; "
-            f"mkdir {self.folder} && cd {self.folder} && touch said || exit 2; "
-            f"[ $RDMA_VM_HOST != 0 ] || ({watch}touch end) & [ $RDMA_VM_HOST != 0 ] || ({meanwhile}) & "
-            # tee ends before the command does: what is left of a command is killed.
-            f"exec 3>&1; {BUILT['verbs']} --exact child_entry --nocapture 2>&1 >&3 3>&- | tee said >&2; exit ${{PIPESTATUS[0]}}"
-        )
-        return self.guests.run("--timeout", "150", "--label", *faults, "--", "bash", "-c", command)
-
+class TwoHosts(unittest.TestCase):
     def test_perf_between_a_server_and_a_client(self):
         command = (
             "[ $RDMA_VM_HOST = 0 ] || { until (: </dev/tcp/host0/18515) 2>/dev/null; do sleep 0.1; done; set -- host0; }; "
             f"exec {BUILT['linerate']} perf write_bw -d rxe0 --insecure -n 20 --no-rotate \"$@\""
         )
-        done = self.guests.run("--timeout", "150", "--label", "--", "bash", "-c", command, "bash")
+        done = run("pair", "--timeout", "150", "--label", "--", "bash", "-c", command, "bash")
         self.assertEqual(done.returncode, 0, said(done))
         for host in range(2):
             self.assertRegex(done.stdout, rf"host{host}: +65536 +20 ", said(done))
@@ -210,7 +198,7 @@ class TwoHosts(InGuests):
         self.assertIn("Out of bounds values : 0 OK", done.stdout, said(done))
 
     def test_clean(self):
-        done = self.hosts([], "1M", 5)
+        done = hosts([], "1M", 5)
         self.check(done)
         self.assertNotIn("generation", done.stderr, said(done))
 
@@ -222,7 +210,7 @@ class TwoHosts(InGuests):
         )
         bench = f"{BUILT['linerate']} bench allreduce -b 64K -e 64K -w 1 -n 5"
         command = f"LOCAL=1; env {rank} {bench} & first=$!; LOCAL=0; env {rank} {bench} && wait $first"
-        done = self.guests.run("--timeout", "150", "--label", "--", "bash", "-c", command)
+        done = run("pair", "--timeout", "150", "--label", "--", "bash", "-c", command)
         self.check(done)
         return done
 
@@ -236,7 +224,7 @@ class TwoHosts(InGuests):
         self.assertNotIn("shares no memory", done.stderr)
 
     def test_two_devices_share_messages_of_a_mebibyte(self):
-        done = self.hosts(["--devices", "2"], "1M", 5, devices=":rxe0,rxe1")
+        done = hosts(["--devices", "2"], "1M", 5, devices=":rxe0,rxe1")
         self.check(done)
         for host in range(2):
             sent = [int(count) for count in re.findall(rf"host{host}: rxe[01] sent (\d+) packets", done.stdout)]
@@ -244,16 +232,16 @@ class TwoHosts(InGuests):
             self.assertGreater(min(sent), 0.4 * sum(sent), said(done))
 
     def test_one_packet_in_a_hundred_is_lost(self):
-        self.check(self.hosts(["--loss", "1%"], "64K", 30))
+        self.check(hosts(["--loss", "1%"], "64K", 30))
 
     def test_packets_overtake_each_other(self):
-        self.check(self.hosts(["--reorder", "25%"], "64K", 15))
+        self.check(hosts(["--reorder", "25%"], "64K", 15))
 
     def test_a_cut_of_two_seconds_is_survived(self):
-        self.check_cut(self.until_told(["--cut", f"{self.folder}/running,2"], "64K", ["generation [0-9]+ begins"]))
+        self.check_cut(until_told(["--cut", f"{FOLDER}/running,2"], "64K", ["generation [0-9]+ begins"]))
 
     def test_a_cut_for_good_is_an_error_within_the_timeout(self):
-        done = self.until_told(["--cut", f"{self.folder}/running,forever"], "64K", ["nobody says this"], timeout=10)
+        done = until_told(["--cut", f"{FOLDER}/running,forever"], "64K", ["nobody says this"], timeout=10)
         # What a test of Rust that has failed ends with.
         self.assertEqual(done.returncode, 101, said(done))
         for host in range(2):
@@ -263,20 +251,18 @@ class TwoHosts(InGuests):
 
     def test_one_of_two_cables_is_pulled(self):
         # The second one: over the first the ranks find each other.
-        faults = ["--devices", "2", "--cut", f"{self.folder}/running,forever", "--cut-device", "1"]
-        self.check_cut(self.until_told(faults, "256K", ["generation [0-9]+ begins"], devices=":rxe0,rxe1"))
+        faults = ["--devices", "2", "--cut", f"{FOLDER}/running,forever", "--cut-device", "1"]
+        self.check_cut(until_told(faults, "256K", ["generation [0-9]+ begins"], devices=":rxe0,rxe1"))
 
     def test_a_cable_that_is_plugged_in_again_is_used_again(self):
-        faults = ["--devices", "2", "--cut", f"{self.folder}/running,{self.folder}/said-0", "--cut-device", "1"]
+        faults = ["--devices", "2", "--cut", f"{FOLDER}/running,{FOLDER}/said-0", "--cut-device", "1"]
         texts = ["generation [0-9]+ begins", "rxe1 can be used again; generation [0-9]+ begins"]
-        self.check_cut(self.until_told(faults, "256K", texts, devices=":rxe0,rxe1"))
+        self.check_cut(until_told(faults, "256K", texts, devices=":rxe0,rxe1"))
 
     def test_a_card_that_is_taken_out_is_an_error_with_its_name(self):
-        # The guest's card is gone for good.
-        self.addCleanup(self.guests.end)
         # The transport gives up before the operation does, which knows of no devices.
         options = {"devices": ":rxe1 LINERATE_VERBS_TIMEOUT=8", "timeout": 25, "meanwhile": TAKE_OUT}
-        done = self.until_told(["--devices", "2"], "64K", ["nobody says this"], **options)
+        done = until_told(["--devices", "2"], "64K", ["nobody says this"], **options)
         self.assertEqual(done.returncode, 101, said(done))
         for host in range(2):
             self.assertRegex(done.stderr, rf"host{host}: .*rank {1 - host} failed: .*rxe1", said(done))

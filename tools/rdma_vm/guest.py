@@ -4,7 +4,6 @@ A job is one line of base64 that the guest's init gets through its control port:
 """
 
 import base64
-import itertools
 import re
 import shlex
 
@@ -53,9 +52,8 @@ def build_hosts_file(options):
 
 
 def build_network(options, host):
-    """Commands that give the guest its links and addresses, then its devices."""
+    """Commands that give the guest its links, addresses and devices."""
     lines = ["ip link set lo up"]
-    devices = []
     for device in range(options.devices):
         link = f"eth{device}"
         if options.hosts == 1:
@@ -66,14 +64,14 @@ def build_network(options, host):
             lines.append(f"ip link set {link} mtu {options.mtu}")
         lines.append(f"ip address add {address(host, device)}/24 dev {link}")
         lines.append(f"ip link set {link} up")
-        devices.append(f"rdma link add rxe{device} type rxe netdev {link}")
+        lines.append(f"rdma link add rxe{device} type rxe netdev {link}")
         if options.hosts == 2:
             # Known neighbours: a lost ARP packet is a second of waiting that no RDMA network has.
             lines.append(f"ip neighbour replace {address(1 - host, device)} lladdr {mac(1 - host, device)} dev {link}")
         if options.netem:
             faults = " ".join(f"{name} {value}" for name, value in ordered(options.netem))
-            devices.append(f"tc qdisc add dev {link} root netem limit {NETEM_LIMIT} {faults}")
-    return lines + devices
+            lines.append(f"tc qdisc add dev {link} root netem limit {NETEM_LIMIT} {faults}")
+    return lines
 
 
 def ordered(netem):
@@ -114,51 +112,25 @@ def build_command(options, environment, directory):
     return "\n".join(["ulimit -l unlimited", *exports, enter, check, "exec " + shlex.join(options.command)]) + "\n"
 
 
-def build_clearing(options):
-    """Commands that leave a guest as it was before it had devices: for a job that comes after another one."""
-    lines = [
-        "echo 1 >/sys/fs/cgroup/cuts/cgroup.kill",
-        "rm -rf /dev/shm/*",
-        "for rxe in /sys/class/infiniband/*; do [ ! -e $rxe ] || rdma link delete ${rxe##*/}; done",
-    ]
-    if options.hosts == 1:
-        step = "[ ! -e $link ] || ip link delete ${link##*/}"
-    else:
-        step = "tc qdisc delete dev ${link##*/} root 2>/dev/null || true; ip link set ${link##*/} down; ip address flush dev ${link##*/}"
-    return [*lines, f"for link in /sys/class/net/eth*; do {step}; done"]
-
-
-def build_job(options, host, environment, directory, token, is_first=True):
+def build_job(options, host, environment, directory, token):
     """The line that init reads. `token` ends the command's output."""
     shares = [
         f"mount -t 9p -o trans=virtio,version=9p2000.L,msize=1048576,cache=mmap write{index} {shlex.quote(str(folder))}"
         for index, folder in enumerate(options.write)
     ]
     leave = [f"umount {shlex.quote(str(folder))}" for folder in reversed(options.write)]
-    links = build_batches(build_network(options, host))
     files = {
         "/etc/hosts": build_hosts_file(options),
-        "prepare": build_script([*([] if is_first else build_clearing(options)), *links, *shares]),
+        "prepare": build_script([*build_network(options, host), *shares]),
         "cuts": build_script(build_cuts(options, host)),
         "finish": build_script(leave),
         "command": build_command(options, environment, directory),
     }
-    lines = [f"token={shlex.quote(token)}", f"terminal={TERMINAL if options.mode == 'shell' else ''}", f"hostname host{host}"]
-    lines += [f"printf %s {shlex.quote(text)} >{path}" for path, text in files.items()]
+    lines = [f"token={shlex.quote(token)}", f"terminal={TERMINAL if options.mode == 'shell' else ''}", f"$B hostname host{host}"]
+    lines += [f"$B printf %s {shlex.quote(text)} >{path}" for path, text in files.items()]
     return base64.b64encode("\n".join(lines).encode(errors="surrogateescape")) + b"\n"
 
 
 def build_script(commands):
-    """Stops at the first command that fails. Empty if there is none."""
-    return "\n".join(["set -e", *commands]) + "\n" if commands else ""
-
-
-def build_batches(commands):
-    """The same commands, with one start of `ip` for those of its that follow each other: a start takes a tenth of a second."""
-    script = []
-    for is_ip, group in itertools.groupby(commands, lambda command: command.startswith("ip ")):
-        if is_ip:
-            script += ["ip -batch - <<'END'", *(command.removeprefix("ip ") for command in group), "END"]
-        else:
-            script += group
-    return script
+    """Stops at the first command that fails."""
+    return "\n".join(["set -e", *commands]) + "\n"

@@ -6,12 +6,7 @@ PROGRAM = "qemu-system-x86_64"
 # mitigations=off: nobody is to be kept apart in there, and emulated they cost much.
 # tsc=reliable: the processors' counters are one counter of qemu's, which the kernel does not believe; without them each look at the
 # clock is a system call and an access to an emulated timer (7 us), which no machine with an RDMA device has.
-# The rest shortens the boot by a fifth: no self-tests of ciphers, no routes of interrupts out of the firmware's programs (cards have messages
-# instead), no wait for other processors where links are made, no look through the kernel's page tables for a hole.
-KERNEL = (
-    "console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on tsc=reliable "
-    "cryptomgr.notests pci=noacpi rcupdate.rcu_expedited=1 rodata=off"
-)
+KERNEL = "console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on tsc=reliable"
 SHARE = "security_model=none,multidevs=remap"
 
 

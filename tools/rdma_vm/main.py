@@ -47,9 +47,8 @@ def run(asked):
         return 0
     terminal = Terminal() if asked.mode == "shell" else None
     environment = os.environ | (terminal.size() if terminal else {})
-    session = Session(asked, built, terminal)
+    session = Session(asked, built, environment, os.getcwd(), terminal)
     try:
-        session.begin(asked, environment, os.getcwd())
         return session.run()
     finally:
         session.end()

@@ -16,6 +16,7 @@ import time
 
 from . import guest, machine
 from .errors import GuestError, OutOfTime
+from .packages import say
 from .terminal import DESCRIPTOR
 
 CHANNELS = ("console", "control", "output", "errors")
@@ -34,13 +35,14 @@ LIBC = ctypes.CDLL(None)
 class Guest:
     """One qemu process and our ends of its channels."""
 
-    def __init__(self, options, host, image, cables):
+    def __init__(self, options, host, image, cables, job, token):
         self.name = f"host{host}"
-        self.host = host
+        self.job = job
         self.console = b""
         self.lines = b""
         self.state = "boots"
-        self.output = {}
+        self.code = None
+        self.output = {name: Output(token) for name in ("output", "errors")}
         channels = (*CHANNELS, "terminal") if options.mode == "shell" else CHANNELS
         ours, theirs = zip(*(socket.socketpair() for _ in channels))
         self.sockets = dict(zip(channels, ours))
@@ -61,12 +63,6 @@ class Guest:
             end.close()
         for end in self.sockets.values():
             end.setblocking(False)
-
-    def expect(self, job, token):
-        """What comes from here on is of this job."""
-        self.job = job
-        self.code = None
-        self.output = {name: Output(token) for name in ("output", "errors")}
 
     def tell(self, line):
         """Short, and the guest waits for it."""
@@ -147,20 +143,24 @@ def die_with_parent():
 
 
 class Session:
-    """Guests from their boot to their end. `begin` and `run` for a job; then perhaps again, on the same machines."""
-
-    def __init__(self, options, image, terminal=None, write=None):
-        """`write(descriptor, data)` gets what the command writes, and what is to be said of it."""
+    def __init__(self, options, image, environment, directory, terminal=None):
         self.options = options
         self.terminal = terminal
-        self.write = write or write_all
         self.log = open(options.console, "wb") if options.console else None
         self.selector = selectors.DefaultSelector()
+        self.deadline = time.monotonic() + BOOT_S_MAX
+        self.first_code = 0
+        self.cuts = []
+        # No text ends with the first of its bytes, so that nothing is held back in vain.
+        token = "\x01" + secrets.token_hex(16)
         self.guests = []
+        self.writers = {}
         cables = [socket.socketpair() for _ in range(options.devices if options.hosts == 2 else 0)]
         try:
             for host in range(options.hosts):
-                self.guests.append(Guest(options, host, image, [pair[host] for pair in cables]))
+                inside = guest.build_environment(environment, options, host)
+                job = guest.build_job(options, host, inside, directory, token)
+                self.guests.append(Guest(options, host, image, [pair[host] for pair in cables], job, token.encode()))
         except BaseException:
             self.end()
             raise
@@ -171,28 +171,9 @@ class Session:
         for each in self.guests:
             for name, end in each.sockets.items():
                 self.selector.register(end, selectors.EVENT_READ, (each, name))
-
-    def begin(self, options, environment, directory):
-        """A job: what the guests are to run, on which devices. These may be fewer than the machines have cards."""
-        self.options = options
-        self.deadline = time.monotonic() + BOOT_S_MAX
-        self.first_code = 0
-        self.cuts = []
-        self.writers = {}
-        # No text ends with the first of its bytes, so that nothing is held back in vain.
-        token = "\x01" + secrets.token_hex(16)
-        for each in self.guests:
-            inside = guest.build_environment(environment, options, each.host)
-            is_first = each.state == "boots"
-            each.expect(guest.build_job(options, each.host, inside, directory, token, is_first), token.encode())
-            for name in each.sockets:
                 label = f"{each.name}: ".encode() if options.label or name == "console" else b""
                 if options.hosts == 2 or label:
                     self.writers[each, name] = Lines(label)
-            if not is_first:
-                each.state = "prepares"
-                each.console = b""
-                each.tell(each.job)
 
     def run(self):
         """The exit code of the command."""
@@ -209,14 +190,14 @@ class Session:
         """What the command cannot know of its own run."""
         for each in self.guests:
             if OUT_OF_MEMORY in each.console:
-                self.remark(f"{each.name} ran out of memory and killed processes: raise --memory, now {self.options.memory_mib}M")
+                say(f"{each.name} ran out of memory and killed processes: raise --memory, now {self.options.memory_mib}M")
         never = len(self.options.cuts) - sum(line.endswith("down") for line in self.cuts)
         if never:
-            self.remark(f"{never} of {len(self.options.cuts)} --cut never came: the command ended before")
+            say(f"{never} of {len(self.options.cuts)} --cut never came: the command ended before")
 
     def complain_of_time(self):
         slow = " and ".join(each.name for each in self.guests if not each.is_done())
-        if any(each.state != "runs" for each in self.guests):
+        if any(each.state == "boots" for each in self.guests):
             raise GuestError(f"{slow} did not start in {BOOT_S_MAX} s{self.last_of_consoles()}")
         raise OutOfTime(f"the command still ran on {slow} after {self.options.timeout_s:g} s; --timeout sets how long it may")
 
@@ -242,7 +223,7 @@ class Session:
             each.console = (each.console + data)[-CONSOLE_KEPT:]
             self.show_console(self.writers[each, name].take(data))
         elif name == "terminal":
-            self.write(1, data)
+            write_all(1, data)
         else:
             self.pass_on(each, name, each.output[name].take(data))
 
@@ -294,20 +275,17 @@ class Session:
         writer = self.writers.get((each, name))
         if writer:
             data = writer.take(data) + (writer.rest() if each.output[name].is_ended else b"")
-        self.write(1 if name == "output" else 2, data)
+        write_all(1 if name == "output" else 2, data)
 
     def show_console(self, data):
         if self.options.verbose:
-            self.write(2, data)
+            write_all(2, data)
         if self.log:
             self.log.write(data)
 
     def say(self, text):
         if self.options.verbose:
-            self.remark(text)
-
-    def remark(self, text):
-        self.write(2, f"rdma-vm: {text}\n".encode())
+            say(text)
 
     def end(self):
         for each in self.guests:
