@@ -1,4 +1,4 @@
-"""Real guests: exit codes, streams, two hosts and their faults. Started by tools/test where qemu is; five boots.
+"""Real guests: exit codes, streams, two hosts and their faults. Started by tools/test where qemu is; seven boots.
 
 python3 -m unittest discover --start-directory tools/rdma_vm --top-level-directory tools --pattern 'check_*.py'
 """
@@ -8,6 +8,7 @@ import pathlib
 import signal
 import subprocess
 import tempfile
+import time
 import unittest
 
 TOOL = pathlib.Path(__file__).resolve().parent.parent / "rdma-vm"
@@ -35,6 +36,13 @@ def descendants(process):
         if not more:
             return found - {process}
         found |= more
+
+
+def program_of(process):
+    try:
+        return pathlib.Path(f"/proc/{process}/comm").read_text()
+    except OSError:
+        return ""
 
 
 class Guests(unittest.TestCase):
@@ -99,6 +107,20 @@ class Guests(unittest.TestCase):
         process.communicate()
         self.assertEqual(process.returncode, 128 + signal.SIGINT)
         self.assertFalse([child for child in below if os.path.exists(f"/proc/{child}")])
+
+    def test_a_guest_that_breaks_down_before_its_command_is_started_again(self):
+        process = subprocess.Popen([TOOL, "run", "--", "echo", "begun"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + 60
+        while not (machines := [child for child in descendants(process.pid) if program_of(child).startswith("qemu")]):
+            self.assertIsNone(process.poll())
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.05)
+        for machine in machines:
+            os.kill(machine, signal.SIGKILL)
+        out, errors = process.communicate()
+        self.assertEqual((process.returncode, out), (0, "begun\n"), errors)
+        self.assertEqual(errors.count("starting again"), 1, errors)
+        self.assertIn("host0 ended before its command did", errors)
 
 
 if __name__ == "__main__":

@@ -156,7 +156,7 @@ class OneHost(unittest.TestCase):
         for transport in ("auto", "router"):
             own = [f"LINERATE_HOSTID={host} LINERATE_TRANSPORT={transport}" for host in "aabb"]
             done = self.ranks(*own, devices=2)
-            self.assertEqual(done.returncode, 0, done.stdout)
+            self.assertEqual(done.returncode, 0, said(done))
             self.assertIn("verbs between hosts, because every rank has a device that speaks RoCEv2", done.stdout)
             self.assertIn("transport router:verbs", done.stdout)
             self.assertIn("Out of bounds values : 0 OK", done.stdout)
@@ -165,20 +165,20 @@ class OneHost(unittest.TestCase):
         own = [f"LINERATE_HOSTID={host}" for host in "aabb"]
         own[2] += " LINERATE_IBVERBS_LIB=/nowhere/libibverbs.so"
         done = self.ranks(*own)
-        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertEqual(done.returncode, 0, said(done))
         self.assertRegex(done.stdout, "tcp between hosts, because rank 2 has no usable RDMA device: .*/nowhere/libibverbs.so")
         self.assertIn("transport router ", done.stdout)
 
     def test_tcp_that_was_asked_for_is_tcp(self):
         done = self.ranks(*[f"LINERATE_HOSTID={host} LINERATE_TRANSPORT=tcp" for host in "ab"])
-        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertEqual(done.returncode, 0, said(done))
         self.assertIn("transport tcp ", done.stdout)
 
     def test_two_devices_of_a_host_are_refused_with_the_reason(self):
         done = self.ranks(
             *[f"LINERATE_TRANSPORT=verbs:rxe{rank} LINERATE_VERBS_TIMEOUT=8 LINERATE_TIMEOUT=25" for rank in range(2)], devices=2
         )
-        self.assertNotEqual(done.returncode, 0, done.stdout)
+        self.assertNotEqual(done.returncode, 0, said(done))
         self.assertRegex(done.stdout, "the peer's rxe[01] is on this host too")
 
 

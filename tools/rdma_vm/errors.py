@@ -18,6 +18,10 @@ class GuestError(Exception):
     code = GUEST
 
 
+class NotStarted(GuestError):
+    """No command has begun: the same may be tried with new guests."""
+
+
 class OutOfTime(Exception):
     """The command took longer than --timeout."""
 

@@ -5,8 +5,8 @@ import signal
 import sys
 
 from . import image, options, packages
-from .errors import GuestError, OutOfTime, Refusal
-from .session import Session
+from .errors import GuestError, NotStarted, OutOfTime, Refusal
+from .session import BOOT_S_MAX, Session
 from .terminal import Terminal
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -47,7 +47,17 @@ def run(asked):
         return 0
     terminal = Terminal() if asked.mode == "shell" else None
     environment = os.environ | (terminal.size() if terminal else {})
-    session = Session(asked, built, environment, os.getcwd(), terminal)
+    *first, last = BOOT_S_MAX
+    for boot_s_max in first:
+        try:
+            return run_once(asked, built, environment, terminal, boot_s_max)
+        except NotStarted as error:
+            packages.say(f"{error}\nrdma-vm: starting again: no command had begun")
+    return run_once(asked, built, environment, terminal, last)
+
+
+def run_once(asked, built, environment, terminal, boot_s_max):
+    session = Session(asked, built, environment, os.getcwd(), terminal, boot_s_max)
     try:
         return session.run()
     finally:
