@@ -6,8 +6,11 @@
 //! memory.
 
 use super::crew::{SHARED_BYTES_MIN, Work};
+use super::gate::Followers;
 use super::plan::{Operands, Place, StepKind, StepPlan};
 use super::round::Round;
+use crate::kernel::BoundReduction;
+use crate::limits::CACHE_LINE_BYTES;
 use crate::memory::View;
 use crate::schedule::{Action, BufferId, StepId};
 use crate::types::{Finish, Rank, ReduceOp};
@@ -20,10 +23,18 @@ const _: () = assert!(
     "bound steps are done by one thread"
 );
 
-/// What a step does, with the memory of a message: to post it touches no other memory of the schedule, and one cache line of
-/// this.
+/// A step: to post a message, and to end any step, touches no other memory of the schedule, and one cache line of this.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
+pub struct BoundStep {
+    pub bound: Bound,
+    pub followers: Followers,
+}
+
+const _: () = assert!(size_of::<BoundStep>() == CACHE_LINE_BYTES);
+
+/// What a step does, with the memory of a message.
+#[derive(Clone, Copy, Debug)]
 pub enum Bound {
     /// One message to a peer.
     Send(Message),
@@ -65,7 +76,7 @@ struct Part {
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct BoundSteps {
-    pub steps: Vec<Bound>,
+    pub steps: Vec<BoundStep>,
     /// Where what steps read and write lies in the memory of this round.
     views: Vec<View>,
     /// The same in its buffers.
@@ -95,7 +106,10 @@ impl BoundSteps {
                 StepKind::Receive => Some(Bound::Receive(self.resolve_message(round, id, plan))),
             };
             self.has_others |= bound.is_none();
-            self.steps.push(bound.unwrap_or(Bound::Other));
+            self.steps.push(BoundStep {
+                bound: bound.unwrap_or(Bound::Other),
+                followers: prepared.plan.followers_of(id),
+            });
         }
     }
 
@@ -163,7 +177,8 @@ impl BoundSteps {
         let parts = self.parts.iter();
         (self.views).extend(parts.map(|p| buffers[p.buffer.0 as usize].part(p.start, p.bytes)));
         for &(part, step) in &self.messages {
-            if let Bound::Send(message) | Bound::Receive(message) = &mut self.steps[step as usize] {
+            let bound = &mut self.steps[step as usize].bound;
+            if let Bound::Send(message) | Bound::Receive(message) = bound {
                 message.view = self.views[part as usize];
             }
         }
@@ -197,15 +212,17 @@ pub fn work_of(round: &Round, action: &Action, ranks: u32, streamed: bool) -> Op
             factor: round.op.factor().unwrap_or(1.0),
         },
         Action::Copy { .. } | Action::Get { .. } | Action::Put { .. } => Work::Copy { streamed },
-        Action::Reduce { finish, .. } | Action::ReduceFrom { finish, .. } => Work::Reduce {
-            dtype: round.dtype,
-            combine: round.op.combine(),
-            finish: match round.op {
+        Action::Reduce { finish, .. } | Action::ReduceFrom { finish, .. } => {
+            let finish = match round.op {
                 ReduceOp::Avg if *finish => Finish::Divide(ranks),
                 _ => Finish::None,
-            },
-            streamed,
-        },
+            };
+            let (dtype, combine) = (round.dtype, round.op.combine());
+            Work::Reduce(match streamed {
+                true => BoundReduction::streaming(dtype, combine, finish),
+                false => BoundReduction::new(dtype, combine, finish),
+            })
+        }
         _ => return None,
     })
 }

@@ -8,9 +8,9 @@
 //! The threads are made at the first large piece of work, sleep between pieces (nothing spins), and end with the crew.
 //! They never see a schedule, a transport or the clock.
 
-use crate::kernel;
+use crate::kernel::{self, BoundReduction};
 use crate::memory::View;
-use crate::types::{Combine, DataType, Finish};
+use crate::types::DataType;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -33,13 +33,8 @@ pub enum Work {
     Copy { streamed: bool },
     /// As [`kernel::scale`].
     Scale { dtype: DataType, factor: f64 },
-    /// As [`kernel::reduce`]; `streamed`: as [`kernel::reduce_streaming`].
-    Reduce {
-        dtype: DataType,
-        combine: Combine,
-        finish: Finish,
-        streamed: bool,
-    },
+    /// As [`kernel::reduce`] or [`kernel::reduce_streaming`].
+    Reduce(BoundReduction),
 }
 
 impl Work {
@@ -52,18 +47,7 @@ impl Work {
             Work::Scale { dtype, factor } => {
                 kernel::scale(dtype, factor, sources[0], destinations[0]);
             }
-            Work::Reduce {
-                dtype,
-                combine,
-                finish,
-                streamed,
-            } => {
-                let reduce = match streamed {
-                    true => kernel::reduce_streaming,
-                    false => kernel::reduce,
-                };
-                reduce(dtype, combine, finish, sources, destinations);
-            }
+            Work::Reduce(ref reduction) => reduction.run(sources, destinations),
         }
     }
 }
@@ -290,13 +274,11 @@ fn wait<'a>(condition: &Condvar, state: MutexGuard<'a, State>) -> MutexGuard<'a,
 mod tests {
     use super::*;
     use crate::memory::Region;
+    use crate::types::{Combine, Finish};
 
-    const SUM: Work = Work::Reduce {
-        dtype: DataType::F32,
-        combine: Combine::Sum,
-        finish: Finish::Divide(3),
-        streamed: false,
-    };
+    fn mean(dtype: DataType) -> Work {
+        Work::Reduce(BoundReduction::new(dtype, Combine::Sum, Finish::Divide(3)))
+    }
 
     /// Three sources of mixed magnitude, the last of them in place, on `threads` threads.
     fn reduced(crew: &mut Crew, work: Work, bytes: usize) -> Vec<u8> {
@@ -307,7 +289,7 @@ mod tests {
             region.view().store(index, (index as f32).sin() * scale);
         }
         let destinations = match work {
-            Work::Reduce { .. } => &views[1..],
+            Work::Reduce(_) => &views[1..],
             _ => &views[2..],
         };
         crew.run(work, &views, destinations);
@@ -319,13 +301,12 @@ mod tests {
     #[test]
     fn results_are_the_same_bits_for_any_number_of_threads() {
         let works = [
-            SUM,
-            Work::Reduce {
-                dtype: DataType::Bf16,
-                combine: Combine::Max,
-                finish: Finish::None,
-                streamed: true,
-            },
+            mean(DataType::F32),
+            Work::Reduce(BoundReduction::streaming(
+                DataType::Bf16,
+                Combine::Max,
+                Finish::None,
+            )),
             Work::Copy { streamed: false },
             Work::Copy { streamed: true },
             Work::Scale {
@@ -355,9 +336,9 @@ mod tests {
     #[test]
     fn threads_begin_with_the_first_large_work_and_end_with_the_crew() {
         let mut crew = Crew::new(3);
-        reduced(&mut crew, SUM, SHARED_BYTES_MIN - 8);
+        reduced(&mut crew, mean(DataType::F32), SHARED_BYTES_MIN - 8);
         assert_eq!(crew.threads.len(), 0, "small work needs no threads");
-        reduced(&mut crew, SUM, SHARED_BYTES_MIN);
+        reduced(&mut crew, mean(DataType::F32), SHARED_BYTES_MIN);
         assert_eq!(crew.threads.len(), 2);
         let kept = |crew: &Crew| {
             let state = crew.board.lock();
@@ -366,7 +347,7 @@ mod tests {
             [posted, own].map(|lists| lists.map(|list| (list.as_ptr(), list.capacity())))
         };
         let lists = kept(&crew);
-        reduced(&mut crew, SUM, 2 * SHARED_BYTES_MIN);
+        reduced(&mut crew, mean(DataType::F32), 2 * SHARED_BYTES_MIN);
         assert_eq!(kept(&crew), lists, "the lists are used again");
         assert_eq!(crew.threads.len(), 2);
         let board = Arc::downgrade(&crew.board);
@@ -380,7 +361,7 @@ mod tests {
     #[test]
     fn a_forked_child_does_not_wait_for_threads_that_it_has_not() {
         let mut crew = Crew::new(2);
-        reduced(&mut crew, SUM, SHARED_BYTES_MIN);
+        reduced(&mut crew, mean(DataType::F32), SHARED_BYTES_MIN);
         let board = crew.board.clone();
         crew.process += 1;
         // A thread in the middle of something, as the fork may have found it: ending the crew must not want the lock.
@@ -395,14 +376,10 @@ mod tests {
     #[test]
     fn after_a_panic_no_thread_touches_the_views() {
         let mut crew = Crew::new(3);
-        let and_of_floats = Work::Reduce {
-            dtype: DataType::F32,
-            combine: Combine::BitAnd,
-            finish: Finish::None,
-            streamed: false,
-        };
+        // The last part is half an element.
+        let bytes = SHARED_BYTES_MIN + 4;
         let failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            reduced(&mut crew, and_of_floats, SHARED_BYTES_MIN)
+            reduced(&mut crew, mean(DataType::F64), bytes)
         }));
         assert!(failed.is_err());
         let state = crew.board.lock();

@@ -9,7 +9,7 @@ mod signals;
 mod straight;
 
 use super::Host;
-use super::bound::Bound;
+use super::bound::{Bound, BoundStep};
 use super::crew::Crew;
 use super::gate::NONE;
 use super::links::Links;
@@ -18,7 +18,7 @@ use super::pool::Pool;
 use super::prepared::Prepared;
 use super::round::{Round, RoundCall, RoundId, RoundOf};
 use super::wait::Looks;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::memory::View;
 use crate::schedule::{Action, BufferId, Operand, Range, StepId};
 use crate::types::Rank;
@@ -30,6 +30,10 @@ pub use script::Script;
 pub struct Driver {
     /// Something moved since this was last cleared.
     pub moved: bool,
+    /// Some round may have something to do. Set where that begins: to ask after each event took 13 instructions.
+    pub has_work: bool,
+    /// Collective rounds retired here without gaps.
+    pub retired: u64,
     /// The longest message whose source need not be registered.
     inline_bytes: usize,
     /// Copies that are being sent.
@@ -60,6 +64,8 @@ impl Driver {
             chunk_bytes,
             looks: Looks::ONCE,
             moved: false,
+            has_work: false,
+            retired: 0,
             crew: Crew::new(host.threads_max),
             cache_bytes: host.cache_bytes,
             sources: Vec::new(),
@@ -83,9 +89,9 @@ impl Driver {
         Ok(())
     }
 
-    /// Runs everything in the round that can run now. Collectives before number `retired` are over.
+    /// Runs everything in the round that can run now.
     #[inline]
-    pub fn run(&mut self, round: &mut Round, retired: u64) -> Result<()> {
+    pub fn run(&mut self, round: &mut Round) -> Result<()> {
         if round.straight.is_some() || !round.waiting.is_empty() {
             let prepared = round.prepared.clone();
             if round.straight.is_some() {
@@ -101,13 +107,18 @@ impl Driver {
             round.progress.enqueue(round.stalled[at]);
         }
         round.stalled.clear();
-        self.run_ready(round, NONE, retired)
+        self.run_ready(round, NONE).map_err(|error| *error)
     }
 
     /// Runs a step that may start, those that its end lets start, and all others that may start now. A function of its own:
-    /// inlined where events are handled, it kept on the stack what fits the registers.
+    /// inlined where events are handled, it kept on the stack what fits the registers. Errors are boxed, so that the result
+    /// fits one.
     #[inline(never)]
-    pub fn run_ready(&mut self, round: &mut Round, first: StepId, retired: u64) -> Result<()> {
+    pub fn run_ready(
+        &mut self,
+        round: &mut Round,
+        first: StepId,
+    ) -> std::result::Result<(), Box<Error>> {
         // A round that is to be repeated touches nothing more: its input must be what it was.
         if round.is_redirected {
             return Ok(());
@@ -117,7 +128,7 @@ impl Driver {
             let mut step = next;
             if step == NONE {
                 if !round.progress.has_ready() {
-                    return Ok(());
+                    break;
                 }
                 step = round.progress.pop_ready();
             }
@@ -125,53 +136,72 @@ impl Driver {
             if step == NONE {
                 continue;
             }
-            match round.bound.steps.get(step as usize) {
-                Some(Bound::Send(message)) => {
+            let followers = match round.bound.steps.get(step as usize) {
+                Some(BoundStep {
+                    bound: Bound::Send(message),
+                    followers,
+                }) => {
                     let peer = message.peer;
-                    match self.send(round, (step, 0), message, retired) {
-                        Ok(true) => self.note_sent(round, peer),
-                        Ok(false) => {
-                            self.note_sent(round, peer);
-                            self.note_posted(round, step);
-                            continue;
-                        }
+                    let is_sent = match self.send(round, (step, 0), message, true) {
+                        Ok(is_sent) => is_sent,
                         Err(error) => {
                             self.refuse(round, step, peer, error)?;
                             continue;
                         }
+                    };
+                    if !is_sent {
+                        self.moved = true;
+                        continue;
                     }
+                    followers
                 }
-                Some(Bound::Receive(message)) => {
+                Some(BoundStep {
+                    bound: Bound::Receive(message),
+                    ..
+                }) => {
                     let peer = message.peer;
                     match self.receive(round, (step, 0), message) {
-                        Ok(()) => self.note_posted(round, step),
+                        Ok(()) => self.moved = true,
                         Err(error) => self.refuse(round, step, peer, error)?,
                     }
                     continue;
                 }
-                Some(Bound::Compute(compute)) => {
+                Some(BoundStep {
+                    bound: Bound::Compute(compute),
+                    followers,
+                }) => {
                     let (sources, destinations) = round.bound.operands(compute);
                     compute.work.run(sources, destinations);
+                    followers
                 }
-                Some(Bound::Other) | None => {
-                    self.run_other(round, step, retired)?;
+                Some(BoundStep {
+                    bound: Bound::Other,
+                    ..
+                })
+                | None => {
+                    self.run_other(round, step)?;
+                    self.has_work |= round.is_stopped();
                     if round.is_redirected {
                         return Ok(());
                     }
                     continue;
                 }
-            }
+            };
             self.moved = true;
-            next = round.process_before(step);
+            next = (round.progress).process_before(&round.prepared, step, *followers);
         }
+        if round.progress.is_finished() {
+            self.has_work = true;
+        }
+        Ok(())
     }
 
     /// Runs a step that is not bound, as far as it goes.
     #[inline(never)]
-    fn run_other(&mut self, round: &mut Round, step: StepId, retired: u64) -> Result<()> {
+    fn run_other(&mut self, round: &mut Round, step: StepId) -> Result<()> {
         let plan = round.prepared.plan.steps[step as usize];
         if plan.kind != StepKind::Other {
-            return self.pump(round, step, &plan, retired);
+            return self.pump(round, step, &plan);
         }
         let prepared = round.prepared.clone();
         self.execute(&prepared, round, step)
@@ -229,7 +259,7 @@ impl Driver {
                     );
                 }
                 Action::Recv { peer, .. } | Action::Send { peer, .. }
-                    if round.progress.is_posted(id as StepId) =>
+                    if round.is_posted(id as StepId) =>
                 {
                     ranks.push(*peer)
                 }

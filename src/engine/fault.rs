@@ -159,7 +159,7 @@ impl Engine {
             0 => "no operation started".to_string(),
             n => {
                 let last = self.history[((n - 1) % self.history.len() as u64) as usize].1;
-                let ended = self.retired;
+                let ended = self.driver.retired;
                 let last = last.describe();
                 format!("{n} operations started and {ended} ended, the last one {last}")
             }
@@ -184,7 +184,7 @@ impl Engine {
         if self.failure.is_some() {
             return;
         }
-        let (retired, history) = (self.retired, &self.history);
+        let (retired, history) = (self.driver.retired, &self.history);
         let known = |sequence: u64| {
             let (of, signature) = history[(sequence % history.len() as u64) as usize];
             (of == sequence).then_some(signature)

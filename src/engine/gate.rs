@@ -18,39 +18,22 @@ pub enum Stage {
 }
 
 /// What may happen to one step, apart from how far it has come. The end of a whole step touches its own and those of the
-/// steps that follow it, nearly always neighbours, and nothing else: while runs, plan and views lay apart, the engine waited
-/// for its own memory for half of its time (benches/README.md).
-#[derive(Clone, Copy, Debug)]
+/// steps that follow it: while runs, plan and views lay apart, the engine waited for its own memory for half of its time. Only
+/// what changes is here, so that eight gates share a cache line: those of a round are copied whenever it begins
+/// (benches/README.md).
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Gate {
     /// What keeps it from starting: earlier steps, and the caller's arrival.
     pub holds: u32,
     pub stage: Stage,
     pub is_queued: bool,
-    /// Whole messages: handed to the transport.
-    pub is_posted: bool,
-    pub is_send: bool,
-    /// The first two steps that its end releases, [`NONE`] where there are fewer; [`MORE`]: the plan says which others.
-    pub followers: [StepId; 2],
-    /// Elements that it processes when a round begins.
-    pub len: u64,
 }
+
+/// The first two steps that the end of a step releases, [`NONE`] where there are fewer; [`MORE`]: the plan says which others.
+pub type Followers = [StepId; 2];
 
 /// In the place of the second follower, where there are more than two, or some that any of several starts.
 pub const MORE: StepId = NONE - 1;
-
-impl Default for Gate {
-    fn default() -> Gate {
-        Gate {
-            holds: 0,
-            stage: Stage::Pending,
-            is_queued: false,
-            is_posted: false,
-            is_send: false,
-            followers: [NONE; 2],
-            len: 0,
-        }
-    }
-}
 
 /// How far one step has come. Elements are counted from the start of the step's ranges.
 #[derive(Clone, Copy, Debug)]

@@ -38,7 +38,7 @@ impl Engine {
             && self.lent.is_none()
             && self.queue.is_empty()
             && self.undecided.is_none()
-            && sequence < self.retired + OPERATION_SLOTS
+            && sequence < self.driver.retired + OPERATION_SLOTS
             && call.prepared.window_bytes(&count, element) <= self.config.window_bytes as u64;
         if !can_start || !self.is_retired_by_all(sequence) {
             return false;

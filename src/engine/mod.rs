@@ -105,8 +105,6 @@ pub struct Engine {
     now: Time,
     events: Vec<Event>,
     rounds: Vec<Option<Box<Round>>>,
-    /// Some round may have something to do.
-    has_work: bool,
     /// There is a `failure`.
     has_failed: bool,
     /// It has failed, or counts, notices or rounds wait to be published, sent or started.
@@ -119,8 +117,6 @@ pub struct Engine {
     wants_signals: bool,
     /// A peer has said that all ranks are connected.
     is_confirmed: bool,
-    /// Collective rounds retired here without gaps.
-    retired: u64,
     driver: Driver,
     /// Places of rounds under way, in the order in which they started.
     active: Vec<u32>,
@@ -193,13 +189,11 @@ impl Engine {
             spare_rounds: Vec::new(),
             begun: None,
             active: Vec::new(),
-            has_work: false,
             has_failed: false,
             has_chores: false,
             generation: 0,
             next_sequence: 0,
             undecided: None,
-            retired: 0,
             published: 0,
             publish_to: Vec::new(),
             is_publishing_quietly: false,
@@ -303,7 +297,7 @@ impl Engine {
             self.check_strays();
         }
         self.poll_events();
-        if self.has_work {
+        if self.driver.has_work {
             self.run_rounds(now);
         }
         if self.has_chores {
@@ -433,12 +427,11 @@ impl Engine {
             }
             round.last_moved = self.now;
             let driver = &mut self.driver;
-            let ended = driver.end_message(round, (step, chunk), completion, self.retired);
-            self.has_work |= round.is_held_up() || round.has_ended();
+            let ended = driver.end_message(round, (step, chunk), completion);
             if let Err(error) = ended {
                 // It polls again, into a list of its own.
                 let events = std::mem::take(&mut self.events);
-                self.fail(error, true);
+                self.fail(*error, true);
                 self.events = events;
             }
         }

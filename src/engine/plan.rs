@@ -4,7 +4,7 @@
 //! that a round resolves each one once ([`Span`]); every step has its overlap edges, and the steps that depend on it, in
 //! one run of a list each; and a message is a few words. How a round begins is worked out once as well: arming is copying.
 
-use super::gate::{Gate, MORE, NONE, StepRun};
+use super::gate::{Followers, Gate, MORE, NONE, StepRun};
 use crate::schedule::{
     Action, BufferId, Dependency, Extent, Join, Operand, Range, Schedule, SlotId, Step, StepId,
     Trigger,
@@ -175,6 +175,19 @@ impl Plan {
         &self.successors[first as usize..end as usize]
     }
 
+    /// What the end of a whole step releases.
+    pub fn followers_of(&self, step: StepId) -> Followers {
+        let has_alternatives = self.alternatives_after(step).next().is_some();
+        match *self.successors_of(step) {
+            [] if has_alternatives => [NONE, MORE],
+            [] => [NONE; 2],
+            [first, ..] if has_alternatives => [first.step, MORE],
+            [first] => [first.step, NONE],
+            [first, second] => [first.step, second.step],
+            [first, ..] => [first.step, MORE],
+        }
+    }
+
     /// The steps that this one starts if nothing has started them yet.
     pub fn alternatives_after(&self, earlier: StepId) -> impl Iterator<Item = StepId> + use<'_> {
         let pairs = self.alternatives.iter();
@@ -291,15 +304,6 @@ impl Plan {
     fn start(&self, schedule: &Schedule, holds: impl Fn(&Dependency) -> bool) -> Start {
         let mut start = Start::default();
         for (id, step) in (0..).zip(&schedule.steps) {
-            let has_alternatives = self.alternatives_after(id).next().is_some();
-            let followers = match *self.successors_of(id) {
-                [] if has_alternatives => [NONE, MORE],
-                [] => [NONE; 2],
-                [first, ..] if has_alternatives => [first.step, MORE],
-                [first] => [first.step, NONE],
-                [first, second] => [first.step, second.step],
-                [first, ..] => [first.step, MORE],
-            };
             let holds = if step.join == Join::All {
                 let held = step.dependencies.iter().filter(|d| holds(d)).count();
                 held as u32 + u32::from(step.trigger == Trigger::Caller)
@@ -309,8 +313,6 @@ impl Plan {
             };
             let mut gate = Gate {
                 holds,
-                is_send: self.steps[id as usize].kind == StepKind::Send,
-                followers,
                 ..Gate::default()
             };
             if gate.holds == 0 {

@@ -8,7 +8,7 @@
 //!
 //! An edge is touched about twice in a round, however many steps there are: the builder leaves out edges that others imply.
 
-use super::gate::{Gate, MORE, NONE, Stage, StepRun, StraightRun};
+use super::gate::{Followers, Gate, MORE, NONE, Stage, StepRun, StraightRun};
 use super::plan::{Edge, Span, StepPlan};
 use super::prepared::Prepared;
 use crate::schedule::{Count, Join, StepId};
@@ -57,13 +57,11 @@ impl Progress {
             false => &plan.piecewise,
         };
         self.armed_gates.clone_from(&start.gates);
-        let armed = self.armed.iter_mut().zip(&mut self.armed_gates);
-        for ((run, gate), step) in armed.zip(&plan.steps) {
+        for (run, step) in self.armed.iter_mut().zip(&plan.steps) {
             run.len = match step.span {
                 NONE => 0,
                 span => self.spans[span as usize].len,
             };
-            gate.len = run.len;
         }
         self.runs.clone_from(&self.armed);
         self.has_alternatives = !plan.alternatives.is_empty();
@@ -173,33 +171,25 @@ impl Progress {
         self.gates[step as usize].stage == Stage::Complete
     }
 
-    /// Whether a step waits for the transport.
-    pub fn is_posted(&self, step: StepId) -> bool {
+    /// Whether a message has begun and waits for the transport, which may have refused it.
+    pub fn is_under_way(&self, step: StepId) -> bool {
         let (gate, run) = (&self.gates[step as usize], &self.runs[step as usize]);
-        let is_posted = gate.is_posted || run.chunks_posted > run.chunks_done;
-        is_posted && gate.stage == Stage::Pending
+        let has_begun = match self.is_whole {
+            // What may start and is not queued has been run.
+            true => gate.holds == 0 && !gate.is_queued,
+            false => run.chunks_posted > run.chunks_done,
+        };
+        has_begun && gate.stage == Stage::Pending
     }
 
     /// The chunks of a message that the transport has.
     pub fn chunks_posted(&self, step: StepId) -> std::ops::Range<u32> {
         let run = &self.runs[step as usize];
-        match self.is_posted(step) {
+        match self.is_under_way(step) {
             true if self.is_whole => 0..1,
             true => run.chunks_done..run.chunks_posted,
             false => 0..0,
         }
-    }
-
-    /// What may happen to one step.
-    #[inline]
-    pub fn gate(&self, step: StepId) -> &Gate {
-        &self.gates[step as usize]
-    }
-
-    /// A whole message has been handed to the transport.
-    #[inline]
-    pub fn note_posted(&mut self, step: StepId) {
-        self.gates[step as usize].is_posted = true;
     }
 
     /// Looks at a step again later.
@@ -295,45 +285,52 @@ impl Progress {
     }
 
     /// The same, where steps are whole.
-    pub fn process_whole(&mut self, prepared: &Prepared, step: StepId) {
-        let (next, has_others) = self.process_before(step);
-        if has_others {
-            self.release_others(prepared, step);
-        }
+    fn process_whole(&mut self, prepared: &Prepared, step: StepId) {
+        let followers = prepared.plan.followers_of(step);
+        let next = self.process_before(prepared, step, followers);
         if next != NONE {
             self.enqueue(next);
         }
     }
 
     /// The same for whoever runs steps: the first that may start now, or [`NONE`], is not queued, but returned to be run next.
-    /// Most steps let one other start, and to queue and find it took a twelfth of a step's instructions. Whether
-    /// [`Progress::release_others`] has to follow.
+    /// Most steps let one other start, and to queue and find it took a twelfth of a step's instructions.
     #[inline(always)]
-    pub fn process_before(&mut self, step: StepId) -> (StepId, bool) {
+    pub fn process_before(
+        &mut self,
+        prepared: &Prepared,
+        step: StepId,
+        [first, second]: Followers,
+    ) -> StepId {
+        // As a slice: what is stored in one gate may change where the others are, as far as the compiler knows.
+        let gates = &mut self.gates[..];
         // It has started after all that it depends on had completed, so it completes.
-        let gate = &mut self.gates[step as usize];
+        let gate = &mut gates[step as usize];
         debug_assert!(gate.holds == 0 && gate.stage == Stage::Pending);
         gate.stage = Stage::Complete;
         self.incomplete -= 1;
-        let [first, second] = gate.followers;
-        let mut has_others = false;
-        if second != NONE {
-            has_others = second == MORE;
-            if !has_others {
-                self.release(second);
+        let mut next = NONE;
+        if first != NONE {
+            let gate = &mut gates[first as usize];
+            gate.holds -= 1;
+            if gate.holds == 0 {
+                next = first;
             }
         }
-        match first != NONE && self.is_released(first) {
-            true => (first, has_others),
-            false => (NONE, has_others),
+        if second != NONE {
+            self.release_others(prepared, step, second);
         }
+        next
     }
 
-    /// All that the end of a step releases but the first, where they are more than one.
+    /// All that the end of a step releases but the first: the second, or those that the plan says.
     #[inline(never)]
-    pub fn release_others(&mut self, prepared: &Prepared, step: StepId) {
-        for successor in prepared.plan.successors_of(step).iter().skip(1) {
-            self.release(successor.step);
+    fn release_others(&mut self, prepared: &Prepared, step: StepId, second: StepId) {
+        if second != MORE {
+            return self.release(second);
+        }
+        if let [_, others @ ..] = prepared.plan.successors_of(step) {
+            others.iter().for_each(|other| self.release(other.step));
         }
         if self.has_alternatives {
             self.start_alternatives(prepared, step);
@@ -368,18 +365,12 @@ impl Progress {
     /// One thing less keeps a step from starting.
     #[inline]
     fn release(&mut self, step: StepId) {
-        if self.is_released(step) {
-            self.gates[step as usize].is_queued = true;
-            self.ready.push(step);
-        }
-    }
-
-    /// The same, and whether that was the last.
-    #[inline]
-    fn is_released(&mut self, step: StepId) -> bool {
         let gate = &mut self.gates[step as usize];
         gate.holds -= 1;
-        gate.holds == 0
+        if gate.holds == 0 {
+            gate.is_queued = true;
+            self.ready.push(step);
+        }
     }
 
     /// Completes a processed step, and those that waited only for that.

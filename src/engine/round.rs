@@ -71,7 +71,7 @@ pub struct Round {
     pub signature: Signature,
     /// What the tags of all its messages have in common, if it is a collective.
     pub tag: u64,
-    /// The number of a collective; of pairs 0, as no such round is ever later than others.
+    /// The number of a collective; of pairs more than any, as each of their messages has to wait for its turn.
     pub order: u64,
     pub prepared: Arc<Prepared>,
     /// When something of it last ended.
@@ -141,7 +141,7 @@ impl Round {
         Round {
             id: RoundId::Pairwise,
             is_pairwise: true,
-            order: 0,
+            order: u64::MAX,
             tag: 0,
             task: 0,
             generation: 0,
@@ -197,7 +197,7 @@ impl Round {
         (self.id, self.is_pairwise) = (id, id == RoundId::Pairwise);
         (self.order, self.tag) = match id {
             RoundId::Collective(sequence) => (sequence, tag::collective(sequence, 0, 0)),
-            RoundId::Pairwise => (0, 0),
+            RoundId::Pairwise => (u64::MAX, 0),
         };
     }
 
@@ -228,27 +228,25 @@ impl Round {
         }
     }
 
-    /// A whole step has processed everything. Returns the step to run next, which is not queued, or
-    /// [`NONE`](super::gate::NONE).
-    #[inline(always)]
-    pub fn process_before(&mut self, step: StepId) -> StepId {
-        let (next, has_others) = self.progress.process_before(step);
-        if has_others {
-            self.progress.release_others(&self.prepared, step);
-        }
-        next
+    /// Whether a message waits for the transport, which has taken it.
+    pub fn is_posted(&self, step: StepId) -> bool {
+        let is_refused = || self.progress.is_whole() && self.stalled.contains(&step);
+        self.progress.is_under_way(step) && !is_refused()
     }
 
     /// Whether there is something to run, to look at or to end.
     #[inline]
     pub fn has_work(&self) -> bool {
-        self.straight.is_some() || self.is_held_up() || self.has_ended()
+        self.straight.is_some()
+            || self.progress.has_ready()
+            || self.is_stopped()
+            || self.has_ended()
     }
 
-    /// Whether a step waits for a signal, for room or for its turn.
+    /// Whether a step waits for a signal, for room or for its turn, or the round is to be repeated.
     #[inline]
-    pub fn is_held_up(&self) -> bool {
-        self.progress.has_ready() || self.waiting.len() + self.stalled.len() > 0
+    pub fn is_stopped(&self) -> bool {
+        self.waiting.len() + self.stalled.len() > 0 || self.is_redirected
     }
 
     /// Whether a step waits for nothing but to be tried again, or the round to be ended.

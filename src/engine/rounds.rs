@@ -22,7 +22,7 @@ impl Engine {
                 return;
             };
             let sequence = self.next_sequence;
-            if sequence >= self.retired + OPERATION_SLOTS {
+            if sequence >= self.driver.retired + OPERATION_SLOTS {
                 return;
             }
             self.stage_if_known(index);
@@ -172,7 +172,7 @@ impl Engine {
 
     /// Runs every round as far as it goes.
     pub(super) fn run_rounds(&mut self, now: Time) {
-        self.has_work = false;
+        self.driver.has_work = false;
         let mut index = 0;
         while let Some(&place) = self.active.get(index) {
             let has_left = self.failure.is_none() && self.run_round(index, place, now);
@@ -190,7 +190,11 @@ impl Engine {
             return false;
         }
         let moved_before = std::mem::replace(&mut self.driver.moved, false);
-        let ran = self.driver.run(round, self.retired);
+        let ran = match round.has_ended() {
+            // A message has ended it.
+            true => Ok(()),
+            false => self.driver.run(round),
+        };
         if self.driver.moved {
             round.last_moved = now;
         }
@@ -208,7 +212,7 @@ impl Engine {
                 true
             }
             Ok(()) => {
-                self.has_work |= round.has_work();
+                self.driver.has_work |= round.has_work();
                 false
             }
             Err(error) => {
@@ -263,13 +267,14 @@ impl Engine {
     /// A collective round has ended here: its flag lines and windows may be used again once all ranks say so.
     pub(super) fn retire(&mut self, sequence: u64) {
         self.is_retired[(sequence % OPERATION_SLOTS) as usize] = true;
-        while std::mem::take(&mut self.is_retired[(self.retired % OPERATION_SLOTS) as usize]) {
-            self.retired += 1;
+        while std::mem::take(&mut self.is_retired[(self.driver.retired % OPERATION_SLOTS) as usize])
+        {
+            self.driver.retired += 1;
         }
         // A quarter of the slots at a time: a peer is never held up while it is less than the rest ahead,
         // and the stores to all peers cost a quarter per operation.
-        if self.retired - self.published >= OPERATION_SLOTS / 4 {
-            self.published = self.retired;
+        if self.driver.retired - self.published >= OPERATION_SLOTS / 4 {
+            self.published = self.driver.retired;
             self.publish_to.clear();
             self.publish_to.extend(self.driver.links.others());
             self.publish();

@@ -28,6 +28,7 @@ use crate::memory::View;
 use crate::types::{Combine, DataType, Finish};
 pub use crc::crc32c;
 use simd::Isa;
+use std::ops::Range;
 
 /// Combines the sources elementwise, in order, and stores the result into every destination.
 ///
@@ -46,8 +47,7 @@ pub fn reduce(
     sources: &[View],
     destinations: &[View],
 ) {
-    let reduction = Reduction::best(Stores::Cached, dtype, combine, finish);
-    reduce_with(reduction, sources, destinations);
+    BoundReduction::new(dtype, combine, finish).run(sources, destinations);
 }
 
 /// [`reduce`], but destinations that are not sources are written around the caches where the CPU can.
@@ -64,9 +64,121 @@ pub fn reduce_streaming(
     sources: &[View],
     destinations: &[View],
 ) {
-    let reduction = Reduction::best(Stores::Streamed, dtype, combine, finish);
-    reduce_with(reduction, sources, destinations);
+    BoundReduction::streaming(dtype, combine, finish).run(sources, destinations);
 }
+
+/// [`reduce`] or [`reduce_streaming`], whose loops are found once, for calls that come again: to find them takes longer than to
+/// reduce 200 bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct BoundReduction {
+    /// What is not whole vectors.
+    scalar: scalar::Fold,
+    vectors: Option<simd::Fold>,
+    reduction: Reduction,
+}
+
+impl BoundReduction {
+    /// As [`reduce`] does it.
+    ///
+    /// # Panics
+    /// If `combine` is [`Combine::BitAnd`] and `dtype` floating point, or `finish` divides by zero.
+    #[inline]
+    pub fn new(dtype: DataType, combine: Combine, finish: Finish) -> BoundReduction {
+        BoundReduction::of(Reduction::best(Stores::Cached, dtype, combine, finish))
+    }
+
+    /// As [`reduce_streaming`] does it.
+    ///
+    /// # Panics
+    /// As [`BoundReduction::new`].
+    pub fn streaming(dtype: DataType, combine: Combine, finish: Finish) -> BoundReduction {
+        BoundReduction::of(Reduction::best(Stores::Streamed, dtype, combine, finish))
+    }
+
+    fn of(reduction: Reduction) -> BoundReduction {
+        let Reduction { dtype, combine, .. } = reduction;
+        check_kind(dtype, combine, reduction.finish);
+        BoundReduction {
+            scalar: scalar::fold_of(dtype, combine),
+            vectors: simd::fold_of(&reduction),
+            reduction,
+        }
+    }
+
+    /// Combines the sources and stores the result into every destination.
+    ///
+    /// # Panics
+    /// If there is no source, the lengths differ or are no multiple of the element size.
+    pub fn run(&self, sources: &[View], destinations: &[View]) {
+        let Reduction { dtype, finish, .. } = self.reduction;
+        let Some(bytes) = check_views(dtype, sources, destinations) else {
+            return;
+        };
+        let head = match self.reduction.stores {
+            Stores::Streamed => simd::stream_head_bytes(&self.reduction, sources, destinations),
+            Stores::Cached => None,
+        };
+        if let ([source], Finish::None) = (sources, finish) {
+            if head.is_none() {
+                destinations.iter().for_each(|to| to.copy_from(*source));
+                return;
+            }
+            if dtype != DataType::U8 {
+                // Bits, not values: a detour through f32 would change a signalling NaN.
+                return copy_streaming_to(*source, destinations);
+            }
+        }
+        let views = (sources, destinations);
+        // Sizes are powers of two, and each division costs as much as the sum of a short vector.
+        let shift = dtype.size_bytes().trailing_zeros();
+        let head_bytes = head.unwrap_or(0);
+        if head_bytes > 0 {
+            (self.scalar)(finish, views, 0..head_bytes >> shift);
+        }
+        let mut end_bytes = head_bytes;
+        if let Some(vectors) = self.vectors
+            && bytes - head_bytes >= CACHE_LINE_BYTES
+        {
+            let range = head_bytes..bytes;
+            end_bytes = match finish {
+                Finish::Divide(_) if !dtype.is_float() => {
+                    self.fold_then_divide(vectors, views, range)
+                }
+                _ if head.is_some() => vectors.run(finish, views, range, Stores::Streamed),
+                _ => vectors.run(finish, views, range, Stores::Cached),
+            };
+        }
+        if end_bytes < bytes {
+            (self.scalar)(finish, views, end_bytes >> shift..bytes >> shift);
+        }
+    }
+
+    /// Integers: folds block by block into the first destination, then divides from there into all.
+    fn fold_then_divide(
+        &self,
+        vectors: simd::Fold,
+        (sources, destinations): (&[View], &[View]),
+        range: Range<usize>,
+    ) -> usize {
+        let Reduction { dtype, finish, .. } = self.reduction;
+        let size = dtype.size_bytes();
+        let sums = &destinations[..1];
+        let mut start = range.start;
+        while start < range.end {
+            let block = start..range.end.min(start + DIVIDE_BYTES);
+            let end = vectors.run(Finish::None, (sources, sums), block, Stores::Cached);
+            if end == start {
+                break;
+            }
+            (self.scalar)(finish, (sums, destinations), start / size..end / size);
+            start = end;
+        }
+        start
+    }
+}
+
+/// Bytes that are summed, then divided while they are in the first-level cache (of 32 KiB or more).
+const DIVIDE_BYTES: usize = 4096;
 
 /// [`reduce`] of so few elements that to choose the loop would take longer than to run it: it is chosen once.
 #[derive(Clone, Copy, Debug)]
@@ -117,8 +229,12 @@ pub fn is_for_streaming(buffers_bytes: usize, cache_bytes: usize) -> bool {
 /// # Panics
 /// If the lengths differ.
 pub fn copy_streaming(source: View, destination: View) {
+    copy_streaming_to(source, &[destination]);
+}
+
+fn copy_streaming_to(source: View, destinations: &[View]) {
     let (bytes, kept) = (DataType::U8, Combine::Sum);
-    reduce_streaming(bytes, kept, Finish::None, &[source], &[destination]);
+    reduce_streaming(bytes, kept, Finish::None, &[source], destinations);
 }
 
 /// Multiplies `source` by `factor` into `destination`.
@@ -182,50 +298,9 @@ enum Stores {
     Streamed,
 }
 
-fn reduce_with(mut reduction: Reduction, sources: &[View], destinations: &[View]) {
-    let Some(bytes) = check_reduce(&reduction, sources, destinations) else {
-        return;
-    };
-    let mut head_bytes = 0;
-    if reduction.stores == Stores::Streamed {
-        match simd::stream_head_bytes(&reduction, sources, destinations) {
-            Some(aligned) => head_bytes = aligned,
-            None => reduction.stores = Stores::Cached,
-        }
-    }
-    if let ([source], Finish::None) = (sources, reduction.finish) {
-        if reduction.stores == Stores::Cached {
-            destinations.iter().for_each(|to| to.copy_from(*source));
-            return;
-        }
-        // Bits, not values: a detour through f32 would change a signalling NaN.
-        reduction.dtype = DataType::U8;
-    }
-    let views = (sources, destinations);
-    // Sizes are powers of two, and each division costs as much as the sum of a short vector.
-    let shift = reduction.dtype.size_bytes().trailing_zeros();
-    if head_bytes > 0 {
-        scalar::reduce(&reduction, views, 0..head_bytes >> shift);
-    }
-    let mut end_bytes = head_bytes;
-    if bytes - head_bytes >= CACHE_LINE_BYTES {
-        end_bytes = simd::reduce(&reduction, sources, destinations, head_bytes..bytes);
-    }
-    if end_bytes < bytes {
-        scalar::reduce(&reduction, views, end_bytes >> shift..bytes >> shift);
-    }
-}
-
 /// The common length in bytes; nothing if there is nothing to do.
-fn check_reduce(reduction: &Reduction, sources: &[View], destinations: &[View]) -> Option<usize> {
-    let Reduction {
-        dtype,
-        combine,
-        finish,
-        ..
-    } = *reduction;
+fn check_views(dtype: DataType, sources: &[View], destinations: &[View]) -> Option<usize> {
     assert!(!sources.is_empty(), "a reduction without sources");
-    check_kind(dtype, combine, finish);
     let bytes = sources[0].len_bytes();
     check_whole(dtype, bytes);
     let mut is_size_only = destinations.is_empty() || bytes == 0;

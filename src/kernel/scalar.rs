@@ -1,7 +1,6 @@
 //! The kernels one element at a time: definition, test oracle, tail of the vector code, and what CPUs
 //! without vector code of ours run.
 
-use super::Reduction;
 use super::number::{Number, Wide, with_number};
 use crate::memory::View;
 use crate::types::{Combine, DataType, Finish};
@@ -9,11 +8,6 @@ use std::ops::Range;
 
 /// Reduces the elements of a range of the sources (first) into the destinations (second).
 pub(super) type Fold = fn(Finish, (&[View], &[View]), Range<usize>);
-
-/// Reduces the elements `range` of the sources (first) into the destinations (second).
-pub(super) fn reduce(reduction: &Reduction, views: (&[View], &[View]), range: Range<usize>) {
-    fold_of(reduction.dtype, reduction.combine)(reduction.finish, views, range);
-}
 
 /// The fold of a type and an operator.
 pub(super) fn fold_of(dtype: DataType, combine: Combine) -> Fold {

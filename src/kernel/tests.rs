@@ -47,7 +47,7 @@ fn reduced<T: Element>(isa: Isa, combine: Combine, finish: Finish, sources: &[&[
     let inputs: Vec<_> = sources.iter().map(|values| filled(values)).collect();
     let views: Vec<View> = inputs.iter().map(|(_, view)| *view).collect();
     let (_output_region, output) = filled(sources[0]);
-    reduce_with(reduction(isa, T::DTYPE, combine, finish), &views, &[output]);
+    BoundReduction::of(reduction(isa, T::DTYPE, combine, finish)).run(&views, &[output]);
     values(output)
 }
 
@@ -194,7 +194,7 @@ fn run(reduction: Reduction, shape: Shape) -> (Region, Vec<View>) {
     for (index, destination) in destinations.iter_mut().take(shape.in_place).enumerate() {
         *destination = sources[shape.sources - 1 - index];
     }
-    reduce_with(reduction, sources, &destinations);
+    BoundReduction::of(reduction).run(sources, &destinations);
     (region, destinations)
 }
 

@@ -1,7 +1,7 @@
 //! Sends and receives: chunks, credits, copies of memory that is not registered.
 
 use super::Driver;
-use crate::engine::bound::Message;
+use crate::engine::bound::{Bound, Message};
 use crate::engine::gate::NONE;
 use crate::engine::plan::{StepKind, StepPlan};
 use crate::engine::pool::Lent;
@@ -23,13 +23,7 @@ pub struct Bounced {
 impl Driver {
     /// Posts as many chunks of a message as may be posted now.
     #[inline(never)]
-    pub(super) fn pump(
-        &mut self,
-        round: &mut Round,
-        step: StepId,
-        plan: &StepPlan,
-        retired: u64,
-    ) -> Result<()> {
+    pub(super) fn pump(&mut self, round: &mut Round, step: StepId, plan: &StepPlan) -> Result<()> {
         let per_chunk = round.per_chunk;
         let mut limit = 0;
         loop {
@@ -60,9 +54,9 @@ impl Driver {
                 peer: plan.peer,
                 number: plan.message,
             };
-            let is_send = plan.kind == StepKind::Send;
-            let posted = match is_send {
-                true => self.send(round, (step, chunk), &message, retired),
+            let is_last = chunk + 1 == plan.chunks(len, per_chunk);
+            let posted = match plan.kind == StepKind::Send {
+                true => self.send(round, (step, chunk), &message, is_last),
                 false => (self.receive(round, (step, chunk), &message)).map(|()| false),
             };
             let is_sent = match posted {
@@ -74,24 +68,6 @@ impl Driver {
             if is_sent {
                 self.end_chunk(round, step, chunk);
             }
-            if is_send && chunk + 1 == plan.chunks(len, per_chunk) {
-                self.note_sent(round, plan.peer);
-            }
-        }
-    }
-
-    /// A whole message has been handed to the transport.
-    #[inline(always)]
-    pub(super) fn note_posted(&mut self, round: &mut Round, step: StepId) {
-        self.moved = true;
-        round.progress.note_posted(step);
-    }
-
-    /// All of a message has been posted. Those of pairs are sent one after another.
-    #[inline(always)]
-    pub(super) fn note_sent(&mut self, round: &Round, peer: Rank) {
-        if round.is_pairwise {
-            self.pair_heads[peer as usize] += 1;
         }
     }
 
@@ -106,6 +82,7 @@ impl Driver {
     ) -> Result<()> {
         self.links.refused(peer, error)?;
         round.stalled.push(step);
+        self.has_work = true;
         Ok(())
     }
 
@@ -126,50 +103,85 @@ impl Driver {
         (self.links.transport).post_recv(peer, tag, message.view, token)
     }
 
-    /// Posts a chunk to be sent; true: it has been sent already, and no completion follows.
+    /// Posts a chunk to be sent, perhaps the last of its message; true: it has been sent already, and no completion follows.
     #[inline(always)]
     pub(super) fn send(
         &mut self,
         round: &Round,
         (step, chunk): (StepId, u32),
         message: &Message,
-        retired: u64,
+        is_last: bool,
     ) -> std::result::Result<bool, PostError> {
-        let &Message {
-            peer,
-            number,
-            ref view,
-        } = message;
-        let tag = match round.is_pairwise {
-            false => tag::of_message(round.tag, number, chunk),
-            true => {
-                let number = round.message_number(peer, number, true);
-                if number != self.pair_heads[peer as usize] {
-                    return Err(PostError::WouldBlock);
-                }
-                tag::pairwise(number, chunk)
+        if round.order > self.retired {
+            return self.send_in_turn(round, (step, chunk), message, is_last);
+        }
+        let tag = tag::of_message(round.tag, message.number, chunk);
+        self.send_now(round, (step, chunk), message, tag)
+    }
+
+    /// The same of what may have to wait although there is room: messages of pairs, which have places of their own and take
+    /// them in order, and those of later collectives. The second half of a peer's places is kept for the oldest collective:
+    /// whatever later ones have sent, the messages that the peer needs first always find room.
+    #[inline(never)]
+    fn send_in_turn(
+        &mut self,
+        round: &Round,
+        (step, chunk): (StepId, u32),
+        message: &Message,
+        is_last: bool,
+    ) -> std::result::Result<bool, PostError> {
+        let peer = message.peer;
+        if round.is_pairwise {
+            let number = round.message_number(peer, message.number, true);
+            if number != self.pair_heads[peer as usize] {
+                return Err(PostError::WouldBlock);
             }
-        };
-        let transport = self.links.transport.as_mut();
-        // The second half of a peer's places is kept for the oldest collective: whatever later ones have
-        // sent, the messages that the peer needs first always find room. (Messages of pairs have places of
-        // their own, and take them in order.)
-        let is_later = round.order > retired;
-        if is_later && transport.backlog(peer, tag) >= MESSAGES_PER_PEER / 2 {
+            let tag = tag::pairwise(number, chunk);
+            let is_sent = self.send_now(round, (step, chunk), message, tag)?;
+            self.pair_heads[peer as usize] += u64::from(is_last);
+            return Ok(is_sent);
+        }
+        let tag = tag::of_message(round.tag, message.number, chunk);
+        if self.links.transport.backlog(peer, tag) >= MESSAGES_PER_PEER / 2 {
             return Err(PostError::WouldBlock);
         }
-        let bytes = view.len_bytes();
+        self.send_now(round, (step, chunk), message, tag)
+    }
+
+    #[inline(always)]
+    fn send_now(
+        &mut self,
+        round: &Round,
+        (step, chunk): (StepId, u32),
+        &Message { peer, view, .. }: &Message,
+        tag: u64,
+    ) -> std::result::Result<bool, PostError> {
+        let transport = self.links.transport.as_mut();
         let header = round.signature.0;
-        let is_short = bytes <= self.inline_bytes;
-        if is_short && transport.inject(peer, tag, header, *view)? {
+        let is_short = view.len_bytes() <= self.inline_bytes;
+        if is_short && transport.inject(peer, tag, header, view)? {
             return Ok(true);
         }
         let token = round.token.chunk(step, chunk);
-        let posted = match is_short || view.key().is_some() || transport.fetches(peer, bytes) {
-            true => transport.post_send(peer, tag, header, *view, token),
-            false => self.send_copy(peer, (tag, header, token), *view),
-        };
-        posted.map(|()| false)
+        (self.post_send(peer, (tag, header, token), view)).map(|()| false)
+    }
+
+    /// Posts a chunk to be sent, of which a completion tells. A function of its own, so that whoever injects keeps nothing for it.
+    #[inline(never)]
+    fn post_send(
+        &mut self,
+        peer: Rank,
+        (tag, header, token): (u64, u64, u64),
+        view: View,
+    ) -> std::result::Result<(), PostError> {
+        let transport = self.links.transport.as_mut();
+        let bytes = view.len_bytes();
+        let is_reachable =
+            bytes <= self.inline_bytes || view.key().is_some() || transport.fetches(peer, bytes);
+        match is_reachable {
+            true => transport.post_send(peer, tag, header, view, token),
+            false => self.send_copy(peer, (tag, header, token), view),
+        }
     }
 
     /// Sends a chunk from memory that is not registered: from a copy in memory that is.
@@ -206,45 +218,54 @@ impl Driver {
             let Action::Recv { peer, .. } = action else {
                 continue;
             };
-            for chunk in round.progress.chunks_posted(step) {
+            let is_posted = round.is_posted(step);
+            for chunk in round.progress.chunks_posted(step).filter(|_| is_posted) {
                 let token = round.token.chunk(step, chunk);
                 self.links.transport.cancel(*peer, token);
             }
         }
     }
 
-    /// A chunk has been sent or received. What may start now does. Collectives before number `retired` are over.
+    /// A chunk has been sent or received. What may start now does.
     #[inline(always)]
     pub fn end_message(
         &mut self,
         round: &mut Round,
         (step, chunk): (StepId, u32),
         completion: &Completion,
-        retired: u64,
-    ) -> Result<()> {
-        if !self.bounced.is_empty() {
-            self.take_back_copy(completion.token);
-        }
+    ) -> std::result::Result<(), Box<Error>> {
         self.moved = true;
-        let mut next = NONE;
-        if round.progress.is_whole() {
-            let gate = round.progress.gate(step);
-            let is_right = gate.is_send
-                || completion.header == round.signature.0
-                    && completion.bytes == gate.len << round.shift;
-            if completion.outcome != Outcome::Done || !is_right {
-                return Err(self.wrong_message(round, step, 0, completion));
-            }
-            next = round.process_before(step);
-        } else {
+        let Some(bound) = round.bound.steps.get(step as usize) else {
             self.complete_chunk(round, step, chunk, completion)?;
+            return self.run_ready(round, NONE);
+        };
+        let is_right = match &bound.bound {
+            Bound::Receive(message) => {
+                completion.header == round.signature.0
+                    && completion.bytes == message.view.len_bytes() as u64
+            }
+            _ => {
+                self.take_back_copy(completion.token);
+                true
+            }
+        };
+        if completion.outcome != Outcome::Done || !is_right {
+            return Err(self.wrong_message(round, step, 0, completion).into());
         }
-        self.run_ready(round, next, retired)
+        let next = (round.progress).process_before(&round.prepared, step, bound.followers);
+        self.run_ready(round, next)
     }
 
     /// A chunk has ended that may have been sent from a copy.
-    #[inline(never)]
+    #[inline]
     fn take_back_copy(&mut self, token: u64) {
+        if !self.bounced.is_empty() {
+            self.find_copy(token);
+        }
+    }
+
+    #[inline(never)]
+    fn find_copy(&mut self, token: u64) {
         if let Some(index) = self.bounced.iter().position(|b| b.token == token) {
             self.pool.give(self.bounced.swap_remove(index).lent);
         }
@@ -262,6 +283,9 @@ impl Driver {
         let run = round.progress.run(step);
         let chunk = Token::full_chunk(chunk, run.chunks_done);
         let is_receive = round.prepared.plan.steps[step as usize].kind == StepKind::Receive;
+        if !is_receive {
+            self.take_back_copy(completion.token);
+        }
         if completion.outcome != Outcome::Done
             || is_receive && completion.header != round.signature.0
         {

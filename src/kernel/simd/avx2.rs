@@ -5,6 +5,7 @@ use super::lane::{
 };
 use crate::kernel::Stores;
 use crate::memory::View;
+use crate::types::Finish;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
@@ -13,15 +14,15 @@ use std::ops::Range;
 /// # Safety
 /// As [`fold`], and the CPU has AVX2 and F16C.
 #[target_feature(enable = "avx2,f16c")]
-pub(super) unsafe fn fold_avx2<L: Lane, O: Operator<L>, F: Last<L>>(
-    last: F,
+pub(super) unsafe fn fold_avx2<L: Lane, O: Operator<L>, F: Last<L> + From<Finish>>(
+    finish: Finish,
     sources: &[View],
     destinations: &[View],
     range: Range<usize>,
     stores: Stores,
 ) -> usize {
     // SAFETY: the same contract.
-    unsafe { fold::<L, O, F>(last, sources, destinations, range, stores) }
+    unsafe { fold::<L, O, F>(finish.into(), sources, destinations, range, stores) }
 }
 
 /// As [`map`].

@@ -5,6 +5,7 @@ use super::lane::{
 };
 use crate::kernel::Stores;
 use crate::memory::View;
+use crate::types::Finish;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
@@ -13,15 +14,15 @@ use std::ops::Range;
 /// # Safety
 /// As [`fold`], and the CPU has AVX-512 F, BW, DQ and VL.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) unsafe fn fold_avx512<L: Lane, O: Operator<L>, F: Last<L>>(
-    last: F,
+pub(super) unsafe fn fold_avx512<L: Lane, O: Operator<L>, F: Last<L> + From<Finish>>(
+    finish: Finish,
     sources: &[View],
     destinations: &[View],
     range: Range<usize>,
     stores: Stores,
 ) -> usize {
     // SAFETY: the same contract.
-    unsafe { fold::<L, O, F>(last, sources, destinations, range, stores) }
+    unsafe { fold::<L, O, F>(finish.into(), sources, destinations, range, stores) }
 }
 
 /// As [`map`].

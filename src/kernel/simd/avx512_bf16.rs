@@ -10,6 +10,7 @@ use super::avx512::{
 use super::lane::{FloatLane, Lane, Last, Operator, fold, lane, narrowing_stores};
 use crate::kernel::Stores;
 use crate::memory::View;
+use crate::types::Finish;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
@@ -18,15 +19,15 @@ use std::ops::Range;
 /// # Safety
 /// As [`fold`], and the CPU has AVX-512 F, BW, DQ, VL and BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-pub(super) unsafe fn fold_avx512_bf16<L: Lane, O: Operator<L>, F: Last<L>>(
-    last: F,
+pub(super) unsafe fn fold_avx512_bf16<L: Lane, O: Operator<L>, F: Last<L> + From<Finish>>(
+    finish: Finish,
     sources: &[View],
     destinations: &[View],
     range: Range<usize>,
     stores: Stores,
 ) -> usize {
     // SAFETY: the same contract.
-    unsafe { fold::<L, O, F>(last, sources, destinations, range, stores) }
+    unsafe { fold::<L, O, F>(finish.into(), sources, destinations, range, stores) }
 }
 
 lane!("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16", Bf16: Pair, 32 of 2 bytes,

@@ -8,6 +8,7 @@
 
 use crate::kernel::Stores;
 use crate::memory::View;
+use crate::types::Finish;
 use std::arch::x86_64::_mm_sfence;
 use std::ops::Range;
 
@@ -113,9 +114,26 @@ impl<L: Lane> Last<L> for Keep {
     }
 }
 
+impl From<Finish> for Keep {
+    #[inline(always)]
+    fn from(_: Finish) -> Keep {
+        Keep
+    }
+}
+
 /// A division by this.
 #[derive(Clone, Copy)]
-pub(super) struct DivideBy(pub(super) f64);
+pub(super) struct DivideBy(f64);
+
+impl From<Finish> for DivideBy {
+    #[inline(always)]
+    fn from(finish: Finish) -> DivideBy {
+        match finish {
+            Finish::Divide(ranks) => DivideBy(ranks.into()),
+            Finish::None => DivideBy(1.0),
+        }
+    }
+}
 
 impl<L: FloatLane> Last<L> for DivideBy {
     type Operand = L::Register;

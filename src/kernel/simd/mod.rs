@@ -26,7 +26,7 @@ use super::select::{Block, Source};
 use super::{Reduction, Stores};
 use crate::limits::CACHE_LINE_BYTES;
 use crate::memory::View;
-use crate::types::DataType;
+use crate::types::{DataType, Finish};
 use std::ops::Range;
 use std::sync::OnceLock;
 
@@ -90,23 +90,41 @@ impl Isa {
     }
 }
 
-/// Reduces whole vectors of bytes `range` of all views; where the last of them ended.
-///
-/// The views are as [`crate::kernel::reduce`] checks them, none is size-only, and the CPU has the
-/// instruction set. For streamed stores the range begins at [`stream_head_bytes`].
-#[inline]
-pub(super) fn reduce(
-    reduction: &Reduction,
-    sources: &[View],
-    destinations: &[View],
-    range: Range<usize>,
-) -> usize {
+/// A compiled reduction.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fold(unsafe fn(Finish, &[View], &[View], Range<usize>, Stores) -> usize);
+
+impl Fold {
+    /// Reduces whole vectors of bytes `range` of the sources (first) into the destinations (second); where the last of them
+    /// ended.
+    ///
+    /// The views are as [`crate::kernel::reduce`] checks them, and none is size-only. For streamed stores the range begins at
+    /// [`stream_head_bytes`].
+    #[inline]
+    pub(super) fn run(
+        self,
+        finish: Finish,
+        (sources, destinations): (&[View], &[View]),
+        range: Range<usize>,
+        stores: Stores,
+    ) -> usize {
+        // SAFETY: the CPU has the instruction set: only `fold_of` makes a fold, of an `Isa` that was found on it. The views are
+        // as `kernel::reduce` checks them, and streamed destinations are aligned (`stream_head_bytes`).
+        unsafe { (self.0)(finish, sources, destinations, range, stores) }
+    }
+}
+
+/// The vector code of a reduction, if there is some for this CPU. Integers are not divided by it.
+pub(super) fn fold_of(reduction: &Reduction) -> Option<Fold> {
     match reduction.isa {
-        Isa::Scalar => range.start,
+        Isa::Scalar => None,
         #[cfg(target_arch = "x86_64")]
-        _ => x86::reduce(reduction, sources, destinations, range),
+        isa => {
+            debug_assert!(isa.is_present());
+            Some(Fold(x86::fold_of(reduction)))
+        }
         #[cfg(not(target_arch = "x86_64"))]
-        _ => range.start,
+        _ => None,
     }
 }
 

@@ -5,74 +5,28 @@ use super::avx512::{self, fold_avx512, map_avx512};
 use super::avx512_bf16::{self, fold_avx512_bf16};
 use super::lane::{And, DivideBy, Keep, Max, Min, MultiplyBy, Prod, Sum};
 use super::{Isa, Reduction, Stores};
-use crate::kernel::scalar;
 use crate::memory::View;
 use crate::types::{Combine, DataType, Finish};
 use std::ops::Range;
 
-/// A compiled reduction of bytes `range`; gives the end of what it did.
-type Fold<F> = unsafe fn(F, &[View], &[View], Range<usize>, Stores) -> usize;
+/// A compiled reduction; see [`super::Fold::run`].
+type Fold = unsafe fn(Finish, &[View], &[View], Range<usize>, Stores) -> usize;
 /// A compiled conversion or multiplication; gives the count of elements it did.
 type Map<F> = unsafe fn(F, View, View) -> usize;
 
-/// Bytes that are summed, then divided while they are in the first-level cache (of 32 KiB or more).
-const DIVIDE_BYTES: usize = 4096;
-
-/// See [`super::reduce`].
-#[inline]
-pub(super) fn reduce(
-    reduction: &Reduction,
-    sources: &[View],
-    destinations: &[View],
-    range: Range<usize>,
-) -> usize {
+/// See [`super::fold_of`].
+pub(super) fn fold_of(reduction: &Reduction) -> Fold {
     let Reduction {
         isa,
-        stores,
         dtype,
         combine,
         finish,
+        ..
     } = *reduction;
-    debug_assert!(isa.is_present());
     match finish {
-        Finish::None => {
-            let fold = fold_of(isa, dtype, combine);
-            // SAFETY: the CPU has `isa`; the views are as `kernel::reduce` checks them, and streamed
-            // destinations are aligned (`stream_head_bytes`).
-            unsafe { fold(Keep, sources, destinations, range, stores) }
-        }
-        Finish::Divide(ranks) if dtype.is_float() => {
-            let fold = fold_divide_of(isa, dtype, combine);
-            let last = DivideBy(ranks.into());
-            // SAFETY: as above.
-            unsafe { fold(last, sources, destinations, range, stores) }
-        }
-        Finish::Divide(_) => fold_then_divide(reduction, sources, destinations, range),
+        Finish::Divide(_) if dtype.is_float() => fold_divide_of(isa, dtype, combine),
+        _ => fold_keep_of(isa, dtype, combine),
     }
-}
-
-/// Integers: folds block by block into the first destination, then divides from there into all.
-fn fold_then_divide(
-    reduction: &Reduction,
-    sources: &[View],
-    destinations: &[View],
-    range: Range<usize>,
-) -> usize {
-    let fold = fold_of(reduction.isa, reduction.dtype, reduction.combine);
-    let size = reduction.dtype.size_bytes();
-    let sums = &destinations[..1];
-    let mut start = range.start;
-    while start < range.end {
-        let block = start..range.end.min(start + DIVIDE_BYTES);
-        // SAFETY: as in `reduce`; the block lies inside the views.
-        let end = unsafe { fold(Keep, sources, sums, block, Stores::Cached) };
-        if end == start {
-            break;
-        }
-        scalar::reduce(reduction, (sums, destinations), start / size..end / size);
-        start = end;
-    }
-    start
 }
 
 /// See [`super::scale`].
@@ -107,24 +61,24 @@ pub(super) fn convert(
 
 /// The lane of the operators that depend on signedness, the lane of those that do not.
 macro_rules! by_combine {
-    ($fold:ident, $ordered:ty, $ring:ty, $combine:expr, $and:expr) => {
+    ($fold:ident, $ordered:ty, $ring:ty, $last:ty, $combine:expr, $and:expr) => {
         match $combine {
-            Combine::Sum => $fold::<$ring, Sum, _>,
-            Combine::Prod => $fold::<$ring, Prod, _>,
-            Combine::Min => $fold::<$ordered, Min, _>,
-            Combine::Max => $fold::<$ordered, Max, _>,
+            Combine::Sum => $fold::<$ring, Sum, $last>,
+            Combine::Prod => $fold::<$ring, Prod, $last>,
+            Combine::Min => $fold::<$ordered, Min, $last>,
+            Combine::Max => $fold::<$ordered, Max, $last>,
             Combine::BitAnd => $and,
         }
     };
 }
 
 macro_rules! float_table {
-    ($isa:ident, $fold:ident, $dtype:expr, $combine:expr, $integers:expr) => {
+    ($isa:ident, $fold:ident, $last:ty, $dtype:expr, $combine:expr, $integers:expr) => {
         match $dtype {
-            DataType::F64 => by_combine!($fold, $isa::F64, $isa::F64, $combine, no_and()),
-            DataType::F32 => by_combine!($fold, $isa::F32, $isa::F32, $combine, no_and()),
-            DataType::F16 => by_combine!($fold, $isa::F16, $isa::F16, $combine, no_and()),
-            DataType::Bf16 => by_combine!($fold, $isa::Bf16, $isa::Bf16, $combine, no_and()),
+            DataType::F64 => by_combine!($fold, $isa::F64, $isa::F64, $last, $combine, no_and()),
+            DataType::F32 => by_combine!($fold, $isa::F32, $isa::F32, $last, $combine, no_and()),
+            DataType::F16 => by_combine!($fold, $isa::F16, $isa::F16, $last, $combine, no_and()),
+            DataType::Bf16 => by_combine!($fold, $isa::Bf16, $isa::Bf16, $last, $combine, no_and()),
             _ => $integers,
         }
     };
@@ -132,49 +86,50 @@ macro_rules! float_table {
 
 macro_rules! integer_table {
     ($isa:ident, $fold:ident, $dtype:expr, $combine:expr) => {{
-        let and = $fold::<$isa::U8, And, _>;
+        let and = $fold::<$isa::U8, And, Keep>;
         match $dtype {
-            DataType::I8 => by_combine!($fold, $isa::I8, $isa::U8, $combine, and),
-            DataType::I32 => by_combine!($fold, $isa::I32, $isa::U32, $combine, and),
-            DataType::U32 => by_combine!($fold, $isa::U32, $isa::U32, $combine, and),
-            DataType::I64 => by_combine!($fold, $isa::I64, $isa::U64, $combine, and),
-            DataType::U64 => by_combine!($fold, $isa::U64, $isa::U64, $combine, and),
-            _ => by_combine!($fold, $isa::U8, $isa::U8, $combine, and),
+            DataType::I8 => by_combine!($fold, $isa::I8, $isa::U8, Keep, $combine, and),
+            DataType::I32 => by_combine!($fold, $isa::I32, $isa::U32, Keep, $combine, and),
+            DataType::U32 => by_combine!($fold, $isa::U32, $isa::U32, Keep, $combine, and),
+            DataType::I64 => by_combine!($fold, $isa::I64, $isa::U64, Keep, $combine, and),
+            DataType::U64 => by_combine!($fold, $isa::U64, $isa::U64, Keep, $combine, and),
+            _ => by_combine!($fold, $isa::U8, $isa::U8, Keep, $combine, and),
         }
     }};
 }
 
 macro_rules! native_bf16 {
-    ($combine:expr) => {
+    ($last:ty, $combine:expr) => {
         by_combine!(
             fold_avx512_bf16,
             avx512_bf16::Bf16,
             avx512_bf16::Bf16,
+            $last,
             $combine,
             no_and()
         )
     };
 }
 
-fn fold_of(isa: Isa, dtype: DataType, combine: Combine) -> Fold<Keep> {
+fn fold_keep_of(isa: Isa, dtype: DataType, combine: Combine) -> Fold {
     match isa {
-        Isa::Avx512Bf16 if dtype == DataType::Bf16 => native_bf16!(combine),
-        Isa::Avx512 | Isa::Avx512Bf16 => float_table!(avx512, fold_avx512, dtype, combine, {
+        Isa::Avx512Bf16 if dtype == DataType::Bf16 => native_bf16!(Keep, combine),
+        Isa::Avx512 | Isa::Avx512Bf16 => float_table!(avx512, fold_avx512, Keep, dtype, combine, {
             integer_table!(avx512, fold_avx512, dtype, combine)
         }),
-        _ => float_table!(avx2, fold_avx2, dtype, combine, {
+        _ => float_table!(avx2, fold_avx2, Keep, dtype, combine, {
             integer_table!(avx2, fold_avx2, dtype, combine)
         }),
     }
 }
 
-fn fold_divide_of(isa: Isa, dtype: DataType, combine: Combine) -> Fold<DivideBy> {
+fn fold_divide_of(isa: Isa, dtype: DataType, combine: Combine) -> Fold {
     match isa {
-        Isa::Avx512Bf16 if dtype == DataType::Bf16 => native_bf16!(combine),
+        Isa::Avx512Bf16 if dtype == DataType::Bf16 => native_bf16!(DivideBy, combine),
         Isa::Avx512 | Isa::Avx512Bf16 => {
-            float_table!(avx512, fold_avx512, dtype, combine, no_float())
+            float_table!(avx512, fold_avx512, DivideBy, dtype, combine, no_float())
         }
-        _ => float_table!(avx2, fold_avx2, dtype, combine, no_float()),
+        _ => float_table!(avx2, fold_avx2, DivideBy, dtype, combine, no_float()),
     }
 }
 
