@@ -4,6 +4,7 @@ A job is one line of base64 that the guest's init gets through its control port:
 """
 
 import base64
+import itertools
 import re
 import shlex
 
@@ -52,8 +53,9 @@ def build_hosts_file(options):
 
 
 def build_network(options, host):
-    """Commands that give the guest its links, addresses and devices."""
+    """Commands that give the guest its links and addresses, then its devices."""
     lines = ["ip link set lo up"]
+    devices = []
     for device in range(options.devices):
         link = f"eth{device}"
         if options.hosts == 1:
@@ -64,14 +66,14 @@ def build_network(options, host):
             lines.append(f"ip link set {link} mtu {options.mtu}")
         lines.append(f"ip address add {address(host, device)}/24 dev {link}")
         lines.append(f"ip link set {link} up")
-        lines.append(f"rdma link add rxe{device} type rxe netdev {link}")
+        devices.append(f"rdma link add rxe{device} type rxe netdev {link}")
         if options.hosts == 2:
             # Known neighbours: a lost ARP packet is a second of waiting that no RDMA network has.
             lines.append(f"ip neighbour replace {address(1 - host, device)} lladdr {mac(1 - host, device)} dev {link}")
         if options.netem:
             faults = " ".join(f"{name} {value}" for name, value in ordered(options.netem))
-            lines.append(f"tc qdisc add dev {link} root netem limit {NETEM_LIMIT} {faults}")
-    return lines
+            devices.append(f"tc qdisc add dev {link} root netem limit {NETEM_LIMIT} {faults}")
+    return lines + devices
 
 
 def ordered(netem):
@@ -121,16 +123,27 @@ def build_job(options, host, environment, directory, token):
     leave = [f"umount {shlex.quote(str(folder))}" for folder in reversed(options.write)]
     files = {
         "/etc/hosts": build_hosts_file(options),
-        "prepare": build_script([*build_network(options, host), *shares]),
+        "prepare": build_script([*build_batches(build_network(options, host)), *shares]),
         "cuts": build_script(build_cuts(options, host)),
         "finish": build_script(leave),
         "command": build_command(options, environment, directory),
     }
-    lines = [f"token={shlex.quote(token)}", f"terminal={TERMINAL if options.mode == 'shell' else ''}", f"$B hostname host{host}"]
-    lines += [f"$B printf %s {shlex.quote(text)} >{path}" for path, text in files.items()]
+    lines = [f"token={shlex.quote(token)}", f"terminal={TERMINAL if options.mode == 'shell' else ''}", f"hostname host{host}"]
+    lines += [f"printf %s {shlex.quote(text)} >{path}" for path, text in files.items()]
     return base64.b64encode("\n".join(lines).encode(errors="surrogateescape")) + b"\n"
 
 
 def build_script(commands):
-    """Stops at the first command that fails."""
-    return "\n".join(["set -e", *commands]) + "\n"
+    """Stops at the first command that fails. Empty if there is none."""
+    return "\n".join(["set -e", *commands]) + "\n" if commands else ""
+
+
+def build_batches(commands):
+    """The same commands, with one start of `ip` for those of its that follow each other: a start takes a tenth of a second."""
+    script = []
+    for is_ip, group in itertools.groupby(commands, lambda command: command.startswith("ip ")):
+        if is_ip:
+            script += ["ip -batch - <<'END'", *(command.removeprefix("ip ") for command in group), "END"]
+        else:
+            script += group
+    return script

@@ -6,7 +6,9 @@ PROGRAM = "qemu-system-x86_64"
 # mitigations=off: nobody is to be kept apart in there, and emulated they cost much.
 # tsc=reliable: the processors' counters are one counter of qemu's, which the kernel does not believe; without them each look at the
 # clock is a system call and an access to an emulated timer (7 us), which no machine with an RDMA device has.
-KERNEL = "console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on tsc=reliable"
+# maxcpus=1: the other processors come when all is loaded (start.sh). Each change of the kernel's own code, of which a boot is full, would
+# interrupt them and wait for them: a third of a boot. No self-tests of ciphers: they are this machine's, and nobody ciphers.
+KERNEL = "console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on tsc=reliable maxcpus=1 cryptomgr.notests"
 SHARE = "security_model=none,multidevs=remap"
 
 
@@ -14,7 +16,8 @@ def build_arguments(options, host, image, channels, cables):
     """`channels` gives the descriptor of each port's socket, `cables` one socket's descriptor per device."""
     arguments = [PROGRAM, "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]
     # Always emulated: hardware virtualisation is missing on most machines where this is used, or hangs.
-    arguments += ["-accel", "tcg,thread=multi", "-cpu", "max"]
+    # No fifth level of page tables, no guard around each copy from and to users: either costs an emulator more than a processor.
+    arguments += ["-accel", "tcg,thread=multi", "-cpu", "max,la57=off,smap=off"]
     arguments += ["-smp", str(options.cpus), "-m", f"{options.memory_mib}M"]
     arguments += ["-kernel", str(image / "vmlinuz"), "-initrd", str(image / "initramfs"), "-append", KERNEL]
     arguments += ["-virtfs", f"local,path=/,mount_tag=host,{SHARE},readonly=on"]

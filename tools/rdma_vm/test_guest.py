@@ -29,6 +29,11 @@ class Network(unittest.TestCase):
             lines = guest.build_network(asked(line), 0)
             self.assertLess(lines.index("ip link set eth0 up"), lines.index("rdma link add rxe0 type rxe netdev eth0"))
 
+    def test_programs_are_started_once_for_commands_that_follow_each_other(self):
+        lines = guest.build_batches(["ip link set lo up", "ip link set a up", "rdma link add b", "ip link set c up"])
+        first = ["ip -batch - <<'END'", "link set lo up", "link set a up", "END"]
+        self.assertEqual(lines, [*first, "rdma link add b", "ip -batch - <<'END'", "link set c up", "END"])
+
     def test_two_hosts_know_each_other_and_nobody_twice(self):
         pair = asked("pair --devices 2 -- true")
         for host, other in ((0, 1), (1, 0)):
