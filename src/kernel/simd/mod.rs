@@ -90,9 +90,12 @@ impl Isa {
     }
 }
 
-/// A compiled reduction.
+/// A compiled reduction; see [`Fold::run`].
+type Compiled = unsafe fn(Finish, &[View], &[View], Range<usize>, Stores) -> usize;
+
+/// One that this CPU has the instructions for.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Fold(unsafe fn(Finish, &[View], &[View], Range<usize>, Stores) -> usize);
+pub(super) struct Fold(Compiled);
 
 impl Fold {
     /// Reduces whole vectors of bytes `range` of the sources (first) into the destinations (second); where the last of them

@@ -4,18 +4,15 @@ use super::avx2::{self, fold_avx2, map_avx2};
 use super::avx512::{self, fold_avx512, map_avx512};
 use super::avx512_bf16::{self, fold_avx512_bf16};
 use super::lane::{And, DivideBy, Keep, Max, Min, MultiplyBy, Prod, Sum};
-use super::{Isa, Reduction, Stores};
+use super::{Compiled, Isa, Reduction};
 use crate::memory::View;
 use crate::types::{Combine, DataType, Finish};
-use std::ops::Range;
 
-/// A compiled reduction; see [`super::Fold::run`].
-type Fold = unsafe fn(Finish, &[View], &[View], Range<usize>, Stores) -> usize;
 /// A compiled conversion or multiplication; gives the count of elements it did.
 type Map<F> = unsafe fn(F, View, View) -> usize;
 
 /// See [`super::fold_of`].
-pub(super) fn fold_of(reduction: &Reduction) -> Fold {
+pub(super) fn fold_of(reduction: &Reduction) -> Compiled {
     let Reduction {
         isa,
         dtype,
@@ -111,7 +108,7 @@ macro_rules! native_bf16 {
     };
 }
 
-fn fold_keep_of(isa: Isa, dtype: DataType, combine: Combine) -> Fold {
+fn fold_keep_of(isa: Isa, dtype: DataType, combine: Combine) -> Compiled {
     match isa {
         Isa::Avx512Bf16 if dtype == DataType::Bf16 => native_bf16!(Keep, combine),
         Isa::Avx512 | Isa::Avx512Bf16 => float_table!(avx512, fold_avx512, Keep, dtype, combine, {
@@ -123,7 +120,7 @@ fn fold_keep_of(isa: Isa, dtype: DataType, combine: Combine) -> Fold {
     }
 }
 
-fn fold_divide_of(isa: Isa, dtype: DataType, combine: Combine) -> Fold {
+fn fold_divide_of(isa: Isa, dtype: DataType, combine: Combine) -> Compiled {
     match isa {
         Isa::Avx512Bf16 if dtype == DataType::Bf16 => native_bf16!(DivideBy, combine),
         Isa::Avx512 | Isa::Avx512Bf16 => {
