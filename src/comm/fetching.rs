@@ -15,8 +15,8 @@ use crate::types::Rank;
 const MEASURED_BYTES: usize = 1 << 20;
 /// As messages are cut.
 const PIECE_BYTES: usize = 256 << 10;
-/// The best counts, or two milliseconds. After three, 5 of 100 ranks that joined while other programs ran took the wrong one,
-/// and with it times of long messages twice as long: what only one of the two measurements shares its core with decides.
+/// The best counts. With three, 24 of 275 ranks took the other one than the rest, with twelve, in turns with them, 6; long messages of
+/// such a job take half or twice the time.
 const PASSES: usize = 12;
 
 /// Settings that say `on` or `off`, and why: how reading each other's memory is, for people.

@@ -117,7 +117,7 @@ class Guests(unittest.TestCase):
             time.sleep(0.05)
         for machine in machines:
             os.kill(machine, signal.SIGKILL)
-        out, errors = process.communicate()
+        out, errors = process.communicate(timeout=300)
         self.assertEqual((process.returncode, out), (0, "begun\n"), errors)
         self.assertEqual(errors.count("starting again"), 1, errors)
         self.assertIn("host0 ended before its command did", errors)

@@ -54,7 +54,7 @@ def setUpModule():
 
 
 def run(*arguments):
-    """Once more where a guest broke down, which no program in it should be able to bring about; it is told, with its console."""
+    """Once more where the guest itself failed, which is told with its console: faults of the emulator are not what is checked here."""
     for _ in range(2):
         done = subprocess.run([TOOL, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode != GUEST:

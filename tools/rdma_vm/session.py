@@ -20,8 +20,8 @@ from .packages import say
 from .terminal import DESCRIPTOR
 
 CHANNELS = ("console", "control", "output", "errors")
-# A start is given up after the first, for guests that hang (one of some hundred starts does, emulated), and then after the second,
-# for machines that are busy; 3 to 12 s are usual.
+# A start is given up after the first, for guests that hang (seen once; in 210 starts in a row not), and then after the second, for
+# machines that are busy; 7 to 13 s are usual.
 BOOT_S_MAX = (60, 180)
 CONSOLE_KEPT = 64 << 10
 # The kernel's words.
@@ -148,7 +148,7 @@ def die_with_parent():
 
 
 class Session:
-    def __init__(self, options, image, environment, directory, terminal=None, boot_s_max=BOOT_S_MAX[-1]):
+    def __init__(self, options, image, environment, directory, terminal, boot_s_max):
         self.options = options
         self.boot_s_max = boot_s_max
         self.terminal = terminal

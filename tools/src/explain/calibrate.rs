@@ -47,8 +47,8 @@ const ITERATIONS: u32 = 200;
 /// Everything is measured by so many jobs, a minute apart or half of one, and the least median counts, of all algorithms alike:
 /// whoever else used the machine for a while is gone, and so is how the memory of one job happened to lie.
 const JOBS: usize = 6;
-/// What the cheapest may lose to the fastest before that is stored: a little more than the least of six medians differs from one
-/// calibration to the next. With 1.08 a call that lost 5 % here lost 21 % where its buffers had left the first cache.
+/// What the cheapest may lose to the fastest before that is stored. With 1.08 an algorithm stayed that lost 5 % here, and 21 % by
+/// `bench`, whose buffers rotate.
 const LOSS_MAX: f64 = 1.04;
 
 /// An algorithm that was measured.
