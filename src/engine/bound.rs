@@ -108,7 +108,7 @@ impl BoundSteps {
             self.has_others |= bound.is_none();
             self.steps.push(BoundStep {
                 bound: bound.unwrap_or(Bound::Other),
-                followers: prepared.plan.followers_of(id),
+                followers: prepared.plan.followers[id as usize],
             });
         }
     }

@@ -123,37 +123,33 @@ impl Driver {
         if round.is_redirected {
             return Ok(());
         }
-        let mut next = first;
-        loop {
-            let mut step = next;
-            if step == NONE {
-                if !round.progress.has_ready() {
-                    break;
-                }
-                step = round.progress.pop_ready();
-            }
-            next = NONE;
-            if step == NONE {
-                continue;
-            }
-            let followers = match round.bound.steps.get(step as usize) {
+        let mut step = match first {
+            NONE => round.progress.next_ready(),
+            first => first,
+        };
+        while step != NONE {
+            let mut next = NONE;
+            let ended = match round.bound.steps.get(step as usize) {
                 Some(BoundStep {
                     bound: Bound::Send(message),
                     followers,
                 }) => {
                     let peer = message.peer;
-                    let is_sent = match self.send(round, (step, 0), message, true) {
-                        Ok(is_sent) => is_sent,
+                    match self.send(round, (step, 0), message) {
+                        Ok(true) => {
+                            self.note_sent(round, peer);
+                            Some(followers)
+                        }
+                        Ok(false) => {
+                            self.note_sent(round, peer);
+                            self.moved = true;
+                            None
+                        }
                         Err(error) => {
                             self.refuse(round, step, peer, error)?;
-                            continue;
+                            None
                         }
-                    };
-                    if !is_sent {
-                        self.moved = true;
-                        continue;
                     }
-                    followers
                 }
                 Some(BoundStep {
                     bound: Bound::Receive(message),
@@ -164,7 +160,7 @@ impl Driver {
                         Ok(()) => self.moved = true,
                         Err(error) => self.refuse(round, step, peer, error)?,
                     }
-                    continue;
+                    None
                 }
                 Some(BoundStep {
                     bound: Bound::Compute(compute),
@@ -172,7 +168,7 @@ impl Driver {
                 }) => {
                     let (sources, destinations) = round.bound.operands(compute);
                     compute.work.run(sources, destinations);
-                    followers
+                    Some(followers)
                 }
                 Some(BoundStep {
                     bound: Bound::Other,
@@ -184,11 +180,18 @@ impl Driver {
                     if round.is_redirected {
                         return Ok(());
                     }
-                    continue;
+                    None
                 }
             };
-            self.moved = true;
-            next = (round.progress).process_before(&round.prepared, step, *followers);
+            if let Some(followers) = ended {
+                self.moved = true;
+                next = (round.progress).process_before(&round.prepared, step, *followers);
+            }
+            // At the end, so that whoever has posted a message gets here without a look at what follows.
+            step = match next {
+                NONE => round.progress.next_ready(),
+                next => next,
+            };
         }
         if round.progress.is_finished() {
             self.has_work = true;

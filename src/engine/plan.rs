@@ -120,6 +120,8 @@ pub struct Plan {
     pub ranges: Vec<Range>,
     /// Per step, what it reads and writes.
     pub operands: Vec<Operands>,
+    /// Per step, what its end releases where steps are whole.
+    pub followers: Vec<Followers>,
     /// Whether receives fill slots, so that lengths become known only while a round runs.
     pub has_fills: bool,
     /// How far steps have come at the beginning; a round adds their lengths.
@@ -162,6 +164,8 @@ impl Plan {
         }
         plan.has_fills = plan.steps.iter().any(|step| step.fills.is_some());
         plan.add_successors(schedule);
+        let steps = 0..plan.steps.len() as StepId;
+        plan.followers = steps.map(|step| plan.followers_of(step)).collect();
         plan.runs = schedule.steps.iter().map(run_of).collect();
         plan.whole = plan.start(schedule, |_| true);
         plan.piecewise = plan.start(schedule, |dependency| dependency.overlap.is_none());
@@ -175,8 +179,7 @@ impl Plan {
         &self.successors[first as usize..end as usize]
     }
 
-    /// What the end of a whole step releases.
-    pub fn followers_of(&self, step: StepId) -> Followers {
+    fn followers_of(&self, step: StepId) -> Followers {
         let has_alternatives = self.alternatives_after(step).next().is_some();
         match *self.successors_of(step) {
             [] if has_alternatives => [NONE, MORE],

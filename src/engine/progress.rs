@@ -154,6 +154,18 @@ impl Progress {
         }
     }
 
+    /// The next step that has something to do; [`NONE`]: there is none.
+    #[inline(always)]
+    pub fn next_ready(&mut self) -> StepId {
+        while self.has_ready() {
+            let step = self.pop_ready();
+            if step != NONE {
+                return step;
+            }
+        }
+        NONE
+    }
+
     /// Whether every step is one chunk at most, and starts when what it overlaps has been processed.
     #[inline]
     pub fn is_whole(&self) -> bool {
@@ -286,7 +298,7 @@ impl Progress {
 
     /// The same, where steps are whole.
     fn process_whole(&mut self, prepared: &Prepared, step: StepId) {
-        let followers = prepared.plan.followers_of(step);
+        let followers = prepared.plan.followers[step as usize];
         let next = self.process_before(prepared, step, followers);
         if next != NONE {
             self.enqueue(next);
@@ -317,18 +329,17 @@ impl Progress {
                 next = first;
             }
         }
-        if second != NONE {
-            self.release_others(prepared, step, second);
+        match second {
+            NONE => {}
+            MORE => self.release_others(prepared, step),
+            second => self.release(second),
         }
         next
     }
 
-    /// All that the end of a step releases but the first: the second, or those that the plan says.
+    /// All that the end of a step releases but the first, where they are more than two.
     #[inline(never)]
-    fn release_others(&mut self, prepared: &Prepared, step: StepId, second: StepId) {
-        if second != MORE {
-            return self.release(second);
-        }
+    fn release_others(&mut self, prepared: &Prepared, step: StepId) {
         if let [_, others @ ..] = prepared.plan.successors_of(step) {
             others.iter().for_each(|other| self.release(other.step));
         }
@@ -363,7 +374,6 @@ impl Progress {
     }
 
     /// One thing less keeps a step from starting.
-    #[inline]
     fn release(&mut self, step: StepId) {
         let gate = &mut self.gates[step as usize];
         gate.holds -= 1;

@@ -129,11 +129,9 @@ impl BoundReduction {
             }
         }
         let views = (sources, destinations);
-        // Sizes are powers of two, and each division costs as much as the sum of a short vector.
-        let shift = dtype.size_bytes().trailing_zeros();
         let head_bytes = head.unwrap_or(0);
         if head_bytes > 0 {
-            (self.scalar)(finish, views, 0..head_bytes >> shift);
+            self.fold_rest(views, 0..head_bytes);
         }
         let mut end_bytes = head_bytes;
         if let Some(vectors) = self.vectors
@@ -149,8 +147,17 @@ impl BoundReduction {
             };
         }
         if end_bytes < bytes {
-            (self.scalar)(finish, views, end_bytes >> shift..bytes >> shift);
+            self.fold_rest(views, end_bytes..bytes);
         }
+    }
+
+    /// Bytes that are no whole vectors. A function of its own, so that whoever has none does not make ready for it.
+    #[inline(never)]
+    fn fold_rest(&self, views: (&[View], &[View]), bytes: Range<usize>) {
+        // Sizes are powers of two, and each division costs as much as the sum of a short vector.
+        let shift = self.reduction.dtype.size_bytes().trailing_zeros();
+        let elements = bytes.start >> shift..bytes.end >> shift;
+        (self.scalar)(self.reduction.finish, views, elements);
     }
 
     /// Integers: folds block by block into the first destination, then divides from there into all.

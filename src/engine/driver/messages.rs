@@ -54,9 +54,9 @@ impl Driver {
                 peer: plan.peer,
                 number: plan.message,
             };
-            let is_last = chunk + 1 == plan.chunks(len, per_chunk);
-            let posted = match plan.kind == StepKind::Send {
-                true => self.send(round, (step, chunk), &message, is_last),
+            let is_send = plan.kind == StepKind::Send;
+            let posted = match is_send {
+                true => self.send(round, (step, chunk), &message),
                 false => (self.receive(round, (step, chunk), &message)).map(|()| false),
             };
             let is_sent = match posted {
@@ -68,6 +68,17 @@ impl Driver {
             if is_sent {
                 self.end_chunk(round, step, chunk);
             }
+            if is_send && chunk + 1 == plan.chunks(len, per_chunk) {
+                self.note_sent(round, plan.peer);
+            }
+        }
+    }
+
+    /// All of a message has been posted. Those of pairs are sent one after another.
+    #[inline(always)]
+    pub(super) fn note_sent(&mut self, round: &Round, peer: Rank) {
+        if round.is_pairwise {
+            self.pair_heads[peer as usize] += 1;
         }
     }
 
@@ -103,67 +114,46 @@ impl Driver {
         (self.links.transport).post_recv(peer, tag, message.view, token)
     }
 
-    /// Posts a chunk to be sent, perhaps the last of its message; true: it has been sent already, and no completion follows.
+    /// Posts a chunk to be sent; true: it has been sent already, and no completion follows.
     #[inline(always)]
     pub(super) fn send(
         &mut self,
         round: &Round,
         (step, chunk): (StepId, u32),
         message: &Message,
-        is_last: bool,
     ) -> std::result::Result<bool, PostError> {
+        let mut tag = tag::of_message(round.tag, message.number, chunk);
         if round.order > self.retired {
-            return self.send_in_turn(round, (step, chunk), message, is_last);
+            tag = match self.turn_of(round, chunk, message) {
+                Some(tag) => tag,
+                None => return Err(PostError::WouldBlock),
+            };
         }
-        let tag = tag::of_message(round.tag, message.number, chunk);
-        self.send_now(round, (step, chunk), message, tag)
-    }
-
-    /// The same of what may have to wait although there is room: messages of pairs, which have places of their own and take
-    /// them in order, and those of later collectives. The second half of a peer's places is kept for the oldest collective:
-    /// whatever later ones have sent, the messages that the peer needs first always find room.
-    #[inline(never)]
-    fn send_in_turn(
-        &mut self,
-        round: &Round,
-        (step, chunk): (StepId, u32),
-        message: &Message,
-        is_last: bool,
-    ) -> std::result::Result<bool, PostError> {
-        let peer = message.peer;
-        if round.is_pairwise {
-            let number = round.message_number(peer, message.number, true);
-            if number != self.pair_heads[peer as usize] {
-                return Err(PostError::WouldBlock);
-            }
-            let tag = tag::pairwise(number, chunk);
-            let is_sent = self.send_now(round, (step, chunk), message, tag)?;
-            self.pair_heads[peer as usize] += u64::from(is_last);
-            return Ok(is_sent);
-        }
-        let tag = tag::of_message(round.tag, message.number, chunk);
-        if self.links.transport.backlog(peer, tag) >= MESSAGES_PER_PEER / 2 {
-            return Err(PostError::WouldBlock);
-        }
-        self.send_now(round, (step, chunk), message, tag)
-    }
-
-    #[inline(always)]
-    fn send_now(
-        &mut self,
-        round: &Round,
-        (step, chunk): (StepId, u32),
-        &Message { peer, view, .. }: &Message,
-        tag: u64,
-    ) -> std::result::Result<bool, PostError> {
         let transport = self.links.transport.as_mut();
+        let &Message { peer, ref view, .. } = message;
         let header = round.signature.0;
         let is_short = view.len_bytes() <= self.inline_bytes;
-        if is_short && transport.inject(peer, tag, header, view)? {
+        if is_short && transport.inject(peer, tag, header, *view)? {
             return Ok(true);
         }
         let token = round.token.chunk(step, chunk);
-        (self.post_send(peer, (tag, header, token), view)).map(|()| false)
+        (self.post_send(peer, (tag, header, token), *view)).map(|()| false)
+    }
+
+    /// The tag of what may have to wait although there is room; `None`: it has to. Messages of pairs have places of their own
+    /// and take them in order. Of other places the second half is kept for the oldest collective: whatever later ones have
+    /// sent, the messages that the peer needs first always find room.
+    #[inline(never)]
+    fn turn_of(&mut self, round: &Round, chunk: u32, message: &Message) -> Option<u64> {
+        let &Message { peer, number, .. } = message;
+        if round.is_pairwise {
+            let number = round.message_number(peer, number, true);
+            let is_next = number == self.pair_heads[peer as usize];
+            return is_next.then(|| tag::pairwise(number, chunk));
+        }
+        let tag = tag::of_message(round.tag, number, chunk);
+        let is_full = self.links.transport.backlog(peer, tag) >= MESSAGES_PER_PEER / 2;
+        (!is_full).then_some(tag)
     }
 
     /// Posts a chunk to be sent, of which a completion tells. A function of its own, so that whoever injects keeps nothing for it.
