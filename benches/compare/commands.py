@@ -20,7 +20,7 @@ class Failed(Exception):
 
 
 # Steps of a replay: the median of fewer is often a step in which another program wanted a core.
-REPLAY_STEPS = 20
+REPLAY_STEPS = 40
 
 # How the text of a command begins that was refused as bad usage.
 REFUSED = "exit code 2:"

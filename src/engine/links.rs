@@ -428,7 +428,7 @@ impl Links {
     pub fn post_error(&self, peer: Rank, error: PostError) -> Error {
         match error {
             PostError::PeerFailed => self.peer_failed(peer),
-            PostError::Invalid(text) => Error::invalid(text),
+            PostError::Invalid(text) => Error::invalid(*text),
             PostError::WouldBlock => Error::invalid("a full queue is not an error"),
         }
     }

@@ -59,7 +59,7 @@ impl Engine {
             match transport.post_send(peer, tag, word, empty, Token::FORGET) {
                 Err(PostError::WouldBlock) => true,
                 Err(PostError::Invalid(text)) => {
-                    failed = Some(text);
+                    failed = Some(*text);
                     false
                 }
                 // A peer that is gone needs no notice.

@@ -219,14 +219,20 @@ impl View {
     /// The aligned cache line at byte `start`, as atomics. Panics on a size-only view.
     #[inline]
     pub fn line(&self, start: usize) -> &[AtomicU64; CACHE_LINE_BYTES / 8] {
-        let part = self.part(start, CACHE_LINE_BYTES);
+        &self.lines(start, 1)[0]
+    }
+
+    /// So many aligned cache lines from byte `start` on, as atomics. Panics on a size-only view.
+    #[inline]
+    pub fn lines(&self, start: usize, count: usize) -> &[[AtomicU64; CACHE_LINE_BYTES / 8]] {
+        let part = self.part(start, count * CACHE_LINE_BYTES);
         let address = part.address.expect("a line of a size-only view").as_ptr();
         assert!(
             address.addr().is_multiple_of(CACHE_LINE_BYTES),
             "line at an unaligned address"
         );
         // SAFETY: aligned and mapped (contract of `new`); all access to words is atomic.
-        unsafe { &*address.cast() }
+        unsafe { std::slice::from_raw_parts(address.cast(), count) }
     }
 
     /// The aligned 32-bit word at byte `start`, as an atomic. Panics on a size-only view.

@@ -80,6 +80,7 @@ pub(super) enum Met<F> {
 
 /// What of one peer is not matched.
 #[derive(Debug)]
+#[repr(C)]
 pub(super) struct Matching<F> {
     posted: VecDeque<Posted>,
     messages: VecDeque<Message<F>>,

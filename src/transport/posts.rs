@@ -31,14 +31,14 @@ impl PeerState {
 }
 
 pub(super) fn no_such_rank(peer: Rank, ranks: usize) -> PostError {
-    PostError::Invalid(format!("rank {peer} of a job of {ranks} ranks"))
+    PostError::invalid(format!("rank {peer} of a job of {ranks} ranks"))
 }
 
 /// Clause 10, for memory that is read or written after the post.
 pub(super) fn check_registered(view: View, is_registered: impl Fn(RegionKey) -> bool) -> Accepted {
     let bytes = view.len_bytes();
     if bytes > INLINE_BYTES_MAX && !is_registered(view.key()) {
-        return Err(PostError::Invalid(format!(
+        return Err(PostError::invalid(format!(
             "{bytes} bytes of memory that is not registered; {INLINE_BYTES_MAX} at most"
         )));
     }

@@ -186,7 +186,7 @@ impl Driver {
         let lent = self
             .pool
             .lend(view.len_bytes(), transport)
-            .map_err(|e| PostError::Invalid(e.to_string()))?;
+            .map_err(|e| PostError::invalid(e.to_string()))?;
         let copy = lent.view.part(0, view.len_bytes());
         copy.copy_from(view);
         match transport.post_send(peer, tag, header, copy, token) {

@@ -66,7 +66,7 @@ impl ShmTransport {
         }
         let is_registered = self.regions.contains_key(&source.key());
         if !is_registered && !self.fetches(peer, bytes) {
-            return Err(PostError::Invalid(format!(
+            return Err(PostError::invalid(format!(
                 "a send of {bytes} bytes from memory that is not registered; {INLINE_BYTES_MAX} at most"
             )));
         }
@@ -205,7 +205,6 @@ impl ShmTransport {
     }
 
     /// Handles everything that the ring from this peer holds.
-    #[inline]
     pub(super) fn poll_ring(&mut self, peer: Rank) {
         let mut released = 0;
         loop {
@@ -213,7 +212,10 @@ impl ShmTransport {
                 return;
             };
             match consumer.peek() {
-                Ok(None) => break,
+                Ok(None) => {
+                    self.read[peer as usize] = consumer.read_so_far();
+                    break;
+                }
                 Ok(Some(record)) => {
                     let handled = self.handle_record(peer, &record);
                     if let Some(consumer) = self.peers[peer as usize].consumer.as_mut() {

@@ -45,6 +45,7 @@ use segment::Segment;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// A region of this rank and the peers that know it.
 #[derive(Debug)]
@@ -69,6 +70,8 @@ pub struct ShmTransport {
     /// What peers make readable to wake this rank, where it sleeps on descriptors.
     alarm: Option<OwnedFd>,
     segment: Segment,
+    /// Per peer, how much of its ring has been read.
+    read: Vec<u64>,
     peers: Vec<Peer>,
     regions: BTreeMap<RegionKey, Exported>,
     keys: RegionKeys,
@@ -116,6 +119,7 @@ impl ShmTransport {
             alarm: None,
             guard: fetches.then(|| Box::new(mix(!nonce))),
             segment: Segment::create(ranks)?,
+            read: vec![0; ranks as usize],
             peers: (0..ranks).map(|_| Peer::new()).collect(),
             regions: BTreeMap::new(),
             keys: RegionKeys::new(),
@@ -164,7 +168,7 @@ impl ShmTransport {
         check_registered(local, |key| self.regions.contains_key(&key))?;
         let found = self
             .remote(peer, remote, local.len_bytes())
-            .map_err(|e| PostError::Invalid(e.to_string()))?;
+            .map_err(|e| PostError::invalid(e.to_string()))?;
         let outcome = match is_put {
             true => put_here(found, local),
             false => get_here(found, local),
@@ -336,7 +340,7 @@ impl Transport for ShmTransport {
         self.check_peer(peer)?;
         what.check(word, result)?;
         let found = self.remote(peer, word, result.len_bytes());
-        let found = found.map_err(|e| PostError::Invalid(e.to_string()))?;
+        let found = found.map_err(|e| PostError::invalid(e.to_string()))?;
         let outcome = change_here(found, what, result);
         if outcome == Outcome::Done {
             self.notify(peer);
@@ -353,8 +357,12 @@ impl Transport for ShmTransport {
 
     #[inline]
     fn poll(&mut self, _now: Time, events: &mut Vec<Event>) {
-        for peer in 0..self.peers.len() as Rank {
-            self.poll_ring(peer);
+        let heads = self.segment.heads();
+        for (peer, line) in (0..).zip(heads.lines(0, self.peers.len())) {
+            // All that is touched of a peer that has sent nothing. Whoever reads its ring looks again, in order.
+            if line[0].load(Ordering::Relaxed) != self.read[peer as usize] {
+                self.poll_ring(peer);
+            }
         }
         self.ends.take(events);
     }

@@ -48,14 +48,24 @@ pub struct Outstanding {
     pub is_unregistered: bool,
 }
 
-/// One peer.
+/// One peer. What messages touch comes first, together.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub struct Peer {
-    pub state: PeerState,
-    pub socket: Option<OwnedFd>,
-    pub segment: Option<Segment>,
-    pub producer: Option<Producer>,
     pub consumer: Option<Consumer>,
+    /// Messages of the peer that were matched here.
+    pub matched: [u64; TAG_CLASSES],
+    pub matching: Matching<Far>,
+    pub state: PeerState,
+    pub producer: Option<Producer>,
+    /// Messages sent, and of those matched at the last look, per class of tags.
+    pub sent: [u64; TAG_CLASSES],
+    pub matched_seen: [u64; TAG_CLASSES],
+    pub segment: Option<Segment>,
+    pub outstanding: Vec<Outstanding>,
+    /// Of the next message that lies in this rank's memory. The peer hears its lower half.
+    pub next_id: u64,
+    pub socket: Option<OwnedFd>,
     /// Ends when its process does. The socket does not show that while a forked child of it holds a copy.
     pub process: Option<OwnedFd>,
     /// The number of its process, until it is known whether it can be read.
@@ -77,15 +87,6 @@ pub struct Peer {
     pub ending: Option<String>,
     /// Control messages that the socket had no room for.
     pub outbox: VecDeque<SocketMessage>,
-    /// Messages sent, and of those matched at the last look, per class of tags.
-    pub sent: [u64; TAG_CLASSES],
-    pub matched_seen: [u64; TAG_CLASSES],
-    /// Messages of the peer that were matched here.
-    pub matched: [u64; TAG_CLASSES],
-    pub matching: Matching<Far>,
-    pub outstanding: Vec<Outstanding>,
-    /// Of the next message that lies in this rank's memory. The peer hears its lower half.
-    pub next_id: u64,
 }
 
 impl Peer {

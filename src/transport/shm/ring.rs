@@ -188,6 +188,11 @@ impl Consumer {
         // Publishes that the record was read to the producer's acquire load in `has_room`.
         self.memory.tail.word(0).store(self.tail, Ordering::Release);
     }
+
+    /// How much has been read: where this is the head, there is nothing new.
+    pub fn read_so_far(&self) -> u64 {
+        self.tail
+    }
 }
 
 fn record_bytes(payload_bytes: usize) -> usize {

@@ -33,10 +33,11 @@ const _: () = assert!(
 
 /// A segment, ours or a peer's, with the region that keeps it mapped.
 #[derive(Debug)]
+#[repr(C)]
 pub struct Segment {
-    region: Region,
-    view: View,
     bell: Bell,
+    view: View,
+    region: Region,
     quota: Quota,
     ranks: u32,
     /// Becomes readable where its owner sleeps on descriptors.
@@ -108,6 +109,13 @@ impl Segment {
                 RING_BYTES,
             ),
         }
+    }
+
+    /// A line per sender, in which the head of its ring comes first.
+    #[inline]
+    pub fn heads(&self) -> View {
+        self.view
+            .part(LINES, self.ranks as usize * CACHE_LINE_BYTES)
     }
 
     /// Messages of `sender`, of one class of tags, that the owner has matched with receives.

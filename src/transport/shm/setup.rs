@@ -328,7 +328,7 @@ impl ShmTransport {
         key: RegionKey,
     ) -> std::result::Result<(), PostError> {
         let Some(exported) = self.regions.get_mut(&key) else {
-            return Err(PostError::Invalid(format!(
+            return Err(PostError::invalid(format!(
                 "region {} is not registered",
                 key.0
             )));
@@ -337,7 +337,7 @@ impl ShmTransport {
             return Ok(());
         }
         let RegionKind::Shared(memory) = exported.region.kind() else {
-            return Err(PostError::Invalid(format!(
+            return Err(PostError::invalid(format!(
                 "region {} is private memory; peers cannot map it",
                 key.0
             )));
@@ -355,7 +355,7 @@ impl ShmTransport {
                 Ok(())
             }
             Ok(false) => Err(PostError::WouldBlock),
-            Err(error) => Err(PostError::Invalid(error.to_string())),
+            Err(error) => Err(PostError::invalid(error.to_string())),
         }
     }
 

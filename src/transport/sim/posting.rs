@@ -230,7 +230,7 @@ impl State {
         self.check_connected(rank, peer)?;
         let known_ns = self.now + self.options.link(self.options.class(rank, peer)).latency_ns;
         let Some(registered) = self.rank(rank).regions.get_mut(&key) else {
-            return Err(PostError::Invalid(format!(
+            return Err(PostError::invalid(format!(
                 "export of region {} to rank {peer}: rank {rank} has not registered it",
                 key.0
             )));
@@ -268,7 +268,7 @@ impl State {
     /// The epoch of a connection that takes posts.
     fn check_connected(&mut self, rank: Rank, peer: Rank) -> std::result::Result<u32, PostError> {
         if peer >= self.options.ranks {
-            return Err(PostError::Invalid(format!(
+            return Err(PostError::invalid(format!(
                 "rank {peer} in a world of {} ranks",
                 self.options.ranks
             )));
@@ -278,7 +278,7 @@ impl State {
             Phase::Connected | Phase::Broken => Ok(side.epoch),
             Phase::Connecting => Err(PostError::WouldBlock),
             Phase::Failed => Err(PostError::PeerFailed),
-            Phase::Idle => Err(PostError::Invalid(format!(
+            Phase::Idle => Err(PostError::invalid(format!(
                 "rank {rank} is not connected to rank {peer}: call connect first"
             ))),
         }
@@ -315,7 +315,7 @@ impl State {
     ) -> std::result::Result<Arc<Region>, PostError> {
         let bytes = view.len_bytes();
         let refuse = |why: String| {
-            Err(PostError::Invalid(format!(
+            Err(PostError::invalid(format!(
                 "{bytes} bytes of rank {rank}: {why}"
             )))
         };

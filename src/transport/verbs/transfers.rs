@@ -123,7 +123,7 @@ impl Peer {
             // Only gets come here without: they need no more than a page (clause 10).
             None => {
                 let page = shared.bounce();
-                let page = page.map_err(|e| PostError::Invalid(e.to_string()))?;
+                let page = page.map_err(|e| PostError::invalid(e.to_string()))?;
                 (page, 0, Some(view))
             }
         };

@@ -462,7 +462,7 @@ impl Link {
             // The event that says why a peer is gone comes with a poll.
             Ok(()) | Err(PostError::PeerFailed) => Ok(()),
             Err(PostError::WouldBlock) => Err("no room for one receive per mark".into()),
-            Err(PostError::Invalid(text)) => Err(text),
+            Err(PostError::Invalid(text)) => Err(*text),
         }
     }
 
@@ -546,7 +546,7 @@ fn accepted(posted: std::result::Result<(), PostError>) -> Result<bool> {
     match posted {
         Ok(()) => Ok(true),
         Err(PostError::WouldBlock | PostError::PeerFailed) => Ok(false),
-        Err(PostError::Invalid(text)) => Err(text),
+        Err(PostError::Invalid(text)) => Err(*text),
     }
 }
 
