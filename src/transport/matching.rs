@@ -78,7 +78,7 @@ pub(super) enum Met<F> {
     Far(F, u64),
 }
 
-/// What of one peer is not matched.
+/// What of one peer is not matched: first the receives, to which nearly all messages come.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Matching<F> {

@@ -31,7 +31,7 @@ const _: () = assert!(
     "a tail line holds the tail and a count per class"
 );
 
-/// A segment, ours or a peer's, with the region that keeps it mapped.
+/// A segment, ours or a peer's, with the region that keeps it mapped. Its bell, which every message touches, comes first.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Segment {
