@@ -40,7 +40,7 @@ PEERS = {"shm-window-8": 7, "shm-direct-8": 7, "window-8": 7, "direct-8": 7}
 MODULES = ("engine", "comm", "transport", "kernel", "other")
 # Over shared memory a clock sees what an engine costs between processes; a simulation is not like that.
 SAMPLED = "shm-ring"
-# Of 999, a quarter of a second of the engine has 180 by chance and 8 % more or less.
+# At 999 a run has some 180 samples of the engine, which chance moves by 8 %.
 SAMPLES_PER_S = 3999
 # Steps of one sampled run, about a second, and how often that is run: the shortest counts.
 STEPS_SAMPLED = 6_000_000

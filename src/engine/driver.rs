@@ -136,14 +136,10 @@ impl Driver {
                 }) => {
                     let peer = message.peer;
                     match self.send(round, (step, 0), message) {
-                        Ok(true) => {
-                            self.note_sent(round, peer);
-                            Some(followers)
-                        }
-                        Ok(false) => {
+                        Ok(is_sent) => {
                             self.note_sent(round, peer);
                             self.moved = true;
-                            None
+                            is_sent.then_some(followers)
                         }
                         Err(error) => {
                             self.refuse(round, step, peer, error)?;

@@ -70,7 +70,7 @@ pub struct ShmTransport {
     /// What peers make readable to wake this rank, where it sleeps on descriptors.
     alarm: Option<OwnedFd>,
     segment: Segment,
-    /// Per peer, how much of its ring has been read.
+    /// Per peer, how much of its ring has been read: as its consumer says, which lies on another cache line for each.
     read: Vec<u64>,
     peers: Vec<Peer>,
     regions: BTreeMap<RegionKey, Exported>,
@@ -359,7 +359,7 @@ impl Transport for ShmTransport {
     fn poll(&mut self, _now: Time, events: &mut Vec<Event>) {
         let heads = self.segment.heads();
         for (peer, line) in (0..).zip(heads.lines(0, self.peers.len())) {
-            // All that is touched of a peer that has sent nothing. Whoever reads its ring looks again, in order.
+            // All that is touched of a peer that has sent nothing. `Consumer::peek` looks again, with the order that reading takes.
             if line[0].load(Ordering::Relaxed) != self.read[peer as usize] {
                 self.poll_ring(peer);
             }
