@@ -37,6 +37,15 @@ mod limits {
     pub const OPERATION_SLOTS: u64 = 16;
 }
 
+/// Bytes of the model are copied as its memory does it.
+mod kernel {
+    use crate::memory::View;
+
+    pub fn copy(source: View, destination: View) {
+        destination.copy_from(source);
+    }
+}
+
 mod schedule {
     pub type Lane = u8;
 }

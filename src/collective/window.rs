@@ -27,8 +27,7 @@ fn stage(b: &mut Builder, request: &Request, source: Range, staged: Range) {
 /// room for the product, so that with them its own is in the window too.
 ///
 /// `input` and `staged` are runs of blocks: the number of the first and how many. For an allreduce of two ranks it halves what
-/// is staged, and that the reduction stores its result twice saves a copy of it: 2 MiB of memory that is not registered went
-/// from 4.6 to 5.5 GB/s, 128 MiB from 2.9 to 3.5 (benches/README.md).
+/// is staged, and that the reduction stores its result twice saves a copy of it (benches/README.md).
 fn stage_for_others(
     b: &mut Builder,
     request: &Request,
@@ -40,12 +39,17 @@ fn stage_for_others(
         b.premultiply(input(0, ranks), staged(0, ranks));
         return staged(rank, 1);
     }
-    for (first, len) in [(0, rank), (rank + 1, ranks - rank - 1)] {
-        if len > 0 {
-            b.copy(input(first, len), staged(first, len));
-        }
+    for (first, len) in others(request) {
+        b.copy(input(first, len), staged(first, len));
     }
     input(rank, 1)
+}
+
+/// The ranks before this one and those behind it, as runs: the first and how many.
+fn others(request: &Request) -> impl Iterator<Item = (u32, u32)> {
+    let (rank, ranks) = (request.rank, request.ranks);
+    let runs = [(0, rank), (rank + 1, ranks - rank - 1)];
+    runs.into_iter().filter(|&(_, len)| len > 0)
 }
 
 /// The same of an input with a part per rank, into a window as large.
@@ -108,13 +112,15 @@ pub(super) fn all_reduce(request: &Request) -> Schedule {
     b.build()
 }
 
-/// Allreduce: every rank reduces one block, into its output and into its window, from where the others fetch it.
+/// Allreduce: every rank reduces one block, into its output and in place of what the others staged for it, where they find it. A
+/// place of its own in this rank's window would be as many lines again that go from core to core: 2 MiB of two ranks went from
+/// 4.4 to 5.9 GB/s, with stores that ask for their lines (benches/README.md).
 pub(super) fn all_reduce_split(request: &Request) -> Schedule {
     let mut b = begin(request, "window-split");
     let (rank, ranks) = (request.rank, request.ranks);
     let window = b.window(Extent::all(1));
     let blocks = |first, len| Part::WHOLE.pieces(first, len, ranks).of(window);
-    let block = |index| blocks(index, 1);
+    let block = blocks(rank, 1);
     let own = stage_for_others(
         &mut b,
         request,
@@ -123,15 +129,16 @@ pub(super) fn all_reduce_split(request: &Request) -> Schedule {
     );
     b.signal(request.peers(), ARRIVED);
     b.wait(request.peers(), ARRIVED);
-    let results = vec![
-        Operand::Local(block(rank)),
-        Operand::Local(request.output(0, rank, 1, ranks)),
-    ];
-    b.reduce_from(with_own(request, own, block(rank)), results, true);
+    let output = request.output(0, rank, 1, ranks);
+    b.reduce_from(
+        with_own(request, own, block),
+        with_own(request, output, block),
+        true,
+    );
     b.signal(request.peers(), REDUCED);
     b.wait(request.peers(), REDUCED);
-    for peer in request.peers() {
-        b.get(peer, block(peer), request.output(0, peer, 1, ranks));
+    for (first, len) in others(request) {
+        b.copy(blocks(first, len), request.output(0, first, len, ranks));
     }
     b.build()
 }

@@ -43,7 +43,7 @@ impl Work {
     pub fn run(&self, sources: &[View], destinations: &[View]) {
         match self {
             Work::Reduce(reduction) => reduction.run(sources, destinations),
-            Work::Copy { streamed: false } => destinations[0].copy_from(sources[0]),
+            Work::Copy { streamed: false } => kernel::copy(sources[0], destinations[0]),
             Work::Copy { streamed: true } => kernel::copy_streaming(sources[0], destinations[0]),
             Work::Scale { dtype, factor } => {
                 kernel::scale(*dtype, *factor, sources[0], destinations[0]);

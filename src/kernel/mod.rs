@@ -119,13 +119,14 @@ impl BoundReduction {
             Stores::Cached => None,
         };
         if let ([source], Finish::None) = (sources, finish) {
-            if head.is_none() {
+            let is_short = bytes < VECTORS_BYTES_MIN || self.vectors.is_none();
+            if head.is_none() && (is_short || sources == destinations) {
                 destinations.iter().for_each(|to| to.copy_from(*source));
                 return;
             }
             if dtype != DataType::U8 {
                 // Bits, not values: a detour through f32 would change a signalling NaN.
-                return copy_streaming_to(*source, destinations);
+                return copy_to(self.reduction.stores, *source, destinations);
             }
         }
         let views = (sources, destinations);
@@ -231,18 +232,36 @@ pub fn is_for_streaming(buffers_bytes: usize, cache_bytes: usize) -> bool {
     buffers_bytes >= cache_bytes
 }
 
-/// Copies `source` into `destination`, around the caches where the CPU can; see [`reduce_streaming`].
+/// Copies `source` into `destination`, which is the same range or does not overlap it. Long copies are made by the vector code,
+/// which asks for lines before it writes them: that counts in memory that another core has read last (benches/README.md).
+///
+/// # Panics
+/// If the lengths differ.
+#[inline]
+pub fn copy(source: View, destination: View) {
+    if source.len_bytes() < VECTORS_BYTES_MIN {
+        return destination.copy_from(source);
+    }
+    copy_to(Stores::Cached, source, &[destination]);
+}
+
+/// [`copy`], around the caches where the CPU can; see [`reduce_streaming`].
 ///
 /// # Panics
 /// If the lengths differ.
 pub fn copy_streaming(source: View, destination: View) {
-    copy_streaming_to(source, &[destination]);
+    copy_to(Stores::Streamed, source, &[destination]);
 }
 
-fn copy_streaming_to(source: View, destinations: &[View]) {
-    let (bytes, kept) = (DataType::U8, Combine::Sum);
-    reduce_streaming(bytes, kept, Finish::None, &[source], destinations);
+/// A function of its own, so that short copies do not make ready for it.
+#[inline(never)]
+fn copy_to(stores: Stores, source: View, destinations: &[View]) {
+    let reduction = Reduction::best(stores, DataType::U8, Combine::Sum, Finish::None);
+    BoundReduction::of(reduction).run(&[source], destinations);
 }
+
+/// Shorter copies are the C library's, which are faster in the first-level cache.
+const VECTORS_BYTES_MIN: usize = 16 << 10;
 
 /// Multiplies `source` by `factor` into `destination`.
 ///

@@ -524,3 +524,36 @@ fn part_of_an_element_is_refused() {
 fn scaling_of_integers_is_refused() {
     scale(DataType::I32, 2.0, View::size_only(8), View::size_only(8));
 }
+
+#[test]
+fn copies_are_alike_on_both_sides_of_the_length_from_which_vectors_make_them() {
+    for bytes in [
+        0,
+        1,
+        VECTORS_BYTES_MIN - 1,
+        VECTORS_BYTES_MIN,
+        VECTORS_BYTES_MIN + 77,
+        100_003,
+    ] {
+        let region = Region::private(3 * bytes + 64).expect("memory for a test");
+        let part = |index| region.view().part(5 + index * (bytes + 9), bytes);
+        let [source, one, other] = [0, 1, 2].map(part);
+        region.view().fill(0x5a);
+        write_random(DataType::U8, source, 7);
+        let expected = values::<u8>(source);
+        copy(source, one);
+        copy(one, one);
+        let copying = BoundReduction::new(DataType::Bf16, Combine::Sum, Finish::None);
+        if bytes % 2 == 0 {
+            copying.run(&[source], &[other, source]);
+            assert!(values::<u8>(other) == expected, "{bytes}");
+        }
+        assert!(
+            values::<u8>(one) == expected && values::<u8>(source) == expected,
+            "{bytes}"
+        );
+        let mut around = [0; 9];
+        region.view().part(5 + bytes, 9).read(0, &mut around);
+        assert_eq!(around, [0x5a; 9], "{bytes}");
+    }
+}

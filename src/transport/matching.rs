@@ -4,6 +4,7 @@
 
 use super::posts::Ends;
 use super::{Outcome, TAG_CLASSES, tag_class};
+use crate::kernel;
 use crate::limits::MESSAGES_PER_PEER;
 use crate::memory::View;
 use crate::types::Rank;
@@ -24,7 +25,7 @@ impl Posted {
         let bytes = source.len_bytes();
         let fits = bytes <= self.destination.len_bytes();
         if fits {
-            self.destination.part(0, bytes).copy_from(source);
+            kernel::copy(source, self.destination.part(0, bytes));
         }
         self.end(peer, header, bytes, fits, ends)
     }

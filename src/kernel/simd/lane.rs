@@ -7,13 +7,20 @@
 //! all destinations, so a destination may be the same range as any source.
 
 use crate::kernel::Stores;
+use crate::limits::CACHE_LINE_BYTES;
 use crate::memory::View;
 use crate::types::Finish;
+use std::arch::asm;
 use std::arch::x86_64::_mm_sfence;
 use std::ops::Range;
 
 /// Vectors that are folded at a time: enough independent chains to hide the latency of an addition.
 const UNROLL: usize = 4;
+
+/// How far behind the vectors at hand the lines are that are asked for, to be written. What a rank writes, others have just
+/// read or staged; a line that comes when it is stored to is waited for, and a line that comes to be read comes a second time to
+/// be written. Nearer or farther by half or twice was not faster (benches/README.md).
+const AHEAD_BYTES: usize = 1024;
 
 /// One vector of elements of one type on one instruction set.
 ///
@@ -182,54 +189,102 @@ pub(super) unsafe fn fold<L: Lane, O: Operator<L>, F: Last<L>>(
     stores: Stores,
 ) -> usize {
     let Range { mut start, end } = range;
-    // SAFETY: the caller's contract; each call stays below `end`.
+    // SAFETY: the caller's contract, of which each call has the same for a part of the range.
     unsafe {
         let operand = last.operand();
-        while end - start >= UNROLL * L::BYTES {
-            fold_at::<L, O, F, UNROLL>(operand, sources, destinations, start, stores);
-            start += UNROLL * L::BYTES;
+        let views = (sources, destinations);
+        if stores == Stores::Streamed {
+            start = fold_groups::<L, O, F, Streamed, UNROLL>(operand, views, start..end);
+            start = fold_groups::<L, O, F, Streamed, 1>(operand, views, start..end);
+            // Orders the streamed stores before the caller's signal that they are done.
+            _mm_sfence();
+            return start;
         }
-        while end - start >= L::BYTES {
-            fold_at::<L, O, F, 1>(operand, sources, destinations, start, stores);
-            start += L::BYTES;
-        }
+        let far = end.saturating_sub(AHEAD_BYTES).max(start);
+        start = fold_groups::<L, O, F, Ahead, UNROLL>(operand, views, start..far);
+        start = fold_groups::<L, O, F, Cached, UNROLL>(operand, views, start..end);
+        fold_groups::<L, O, F, Cached, 1>(operand, views, start..end)
     }
-    if stores == Stores::Streamed {
-        // Orders the streamed stores before the caller's signal that they are done.
-        // SAFETY: part of SSE, which every x86-64 CPU has.
-        unsafe { _mm_sfence() };
+}
+
+/// As [`fold`], in groups of `N` vectors, which are stored as `S` does it.
+///
+/// # Safety
+/// As [`fold`]; what `S` wants.
+#[inline(always)]
+unsafe fn fold_groups<L: Lane, O: Operator<L>, F: Last<L>, S: Storing, const N: usize>(
+    operand: F::Operand,
+    (sources, destinations): (&[View], &[View]),
+    range: Range<usize>,
+) -> usize {
+    let Range { mut start, end } = range;
+    while end - start >= N * L::BYTES {
+        // SAFETY: the bytes lie inside the views, which are mapped (contract of `View::new`).
+        unsafe {
+            let mut values = load::<L, N>(sources.get_unchecked(0), start);
+            for source in sources.get_unchecked(1..) {
+                let others = load::<L, N>(source, start);
+                for (value, other) in values.iter_mut().zip(others) {
+                    *value = O::apply(*value, other);
+                }
+            }
+            let values = values.map(|value| F::apply(value, operand));
+            for destination in destinations {
+                S::store::<L, N>(destination.as_ptr().add(start), values);
+            }
+        }
+        start += N * L::BYTES;
     }
     start
 }
 
-/// # Safety
-/// As [`fold`], and `N` vectors from byte `start` lie inside every view.
-#[inline(always)]
-unsafe fn fold_at<L: Lane, O: Operator<L>, F: Last<L>, const N: usize>(
-    operand: F::Operand,
-    sources: &[View],
-    destinations: &[View],
-    start: usize,
-    stores: Stores,
-) {
-    // SAFETY: the bytes lie inside the views, which are mapped (contract of `View::new`).
-    unsafe {
-        let mut values = load::<L, N>(sources.get_unchecked(0), start);
-        for source in sources.get_unchecked(1..) {
-            let others = load::<L, N>(source, start);
-            for (value, other) in values.iter_mut().zip(others) {
-                *value = O::apply(*value, other);
+/// How a group of vectors goes to memory.
+trait Storing {
+    /// # Safety
+    /// The CPU has the instruction set of `L`; `N` vectors at `to` are writable.
+    unsafe fn store<L: Lane, const N: usize>(to: *mut u8, values: [L::Register; N]);
+}
+
+/// Through the caches.
+struct Cached;
+
+impl Storing for Cached {
+    #[inline(always)]
+    unsafe fn store<L: Lane, const N: usize>(to: *mut u8, values: [L::Register; N]) {
+        for (index, value) in values.into_iter().enumerate() {
+            // SAFETY: the caller's contract.
+            unsafe { L::store(to.add(index * L::BYTES), value) };
+        }
+    }
+}
+
+/// Through the caches, and lines [`AHEAD_BYTES`] behind are asked for, to be written.
+struct Ahead;
+
+impl Storing for Ahead {
+    #[inline(always)]
+    unsafe fn store<L: Lane, const N: usize>(to: *mut u8, values: [L::Register; N]) {
+        for at in (0..N * L::BYTES).step_by(CACHE_LINE_BYTES) {
+            let line = to.wrapping_add(AHEAD_BYTES + at);
+            // SAFETY: a hint, which changes nothing and does not fault wherever it points to. Every x86-64 CPU takes it.
+            unsafe {
+                asm!("prefetchw byte ptr [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
             }
         }
-        let values = values.map(|value| F::apply(value, operand));
-        for destination in destinations {
-            let to = destination.as_ptr().add(start);
-            for (index, value) in values.into_iter().enumerate() {
-                match stores {
-                    Stores::Cached => L::store(to.add(index * L::BYTES), value),
-                    Stores::Streamed => L::stream(to.add(index * L::BYTES), value),
-                }
-            }
+        // SAFETY: the caller's contract.
+        unsafe { Cached::store::<L, N>(to, values) }
+    }
+}
+
+/// Around the caches: `to` is aligned to a cache line, and a store fence follows before anybody may learn of the store.
+struct Streamed;
+
+impl Storing for Streamed {
+    #[inline(always)]
+    unsafe fn store<L: Lane, const N: usize>(to: *mut u8, values: [L::Register; N]) {
+        for (index, value) in values.into_iter().enumerate() {
+            // SAFETY: the caller's contract.
+            unsafe { L::stream(to.add(index * L::BYTES), value) };
         }
     }
 }

@@ -7,6 +7,7 @@
 //!
 //! `tests/loom.rs` compiles this file against a model of memory and finds a failure as soon as one release is weaker.
 
+use crate::kernel;
 use crate::limits::{CACHE_LINE_BYTES, RING_BYTES};
 use crate::memory::View;
 use std::sync::atomic::Ordering;
@@ -101,9 +102,7 @@ impl Producer {
         for (index, word) in header.words.into_iter().enumerate() {
             record.store(1 + index, word);
         }
-        record
-            .part(HEADER_BYTES, payload.len_bytes())
-            .copy_from(payload);
+        kernel::copy(payload, record.part(HEADER_BYTES, payload.len_bytes()));
         self.head += total as u64;
         // Publishes the record's bytes to the consumer's acquire load in `peek`.
         self.memory.head.word(0).store(self.head, Ordering::Release);
