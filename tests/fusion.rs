@@ -197,6 +197,149 @@ fn a_tensor_that_one_rank_never_announces_is_an_error_on_all_ranks_and_spares_th
     }
 }
 
+/// Tensors of which all but the first are little, on which the ranks may guess from the second step on.
+const ALMOST_ALL_FIRST: [u64; 4] = [100_000, 300, 0, 77];
+
+/// So that the first always goes alone.
+fn options_with_little_left() -> FusionOptions {
+    FusionOptions {
+        bytes_max: 4 * ALMOST_ALL_FIRST[0],
+        ..FusionOptions::default()
+    }
+}
+
+/// Announces the tensors, the first long before the others, and waits.
+fn run_step_with_little_left(comm: &Communicator, fusion: &Fusion, step: usize) -> StepReport {
+    let tensors: Vec<_> = (ALMOST_ALL_FIRST.iter().enumerate())
+        .map(|(tensor, &count)| gradient(comm, tensor, count, step))
+        .collect();
+    for (tensor, buffer) in tensors.iter().enumerate() {
+        fusion.announce(tensor, buffer).unwrap();
+        if tensor == 0 {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+    let report = fusion.wait().unwrap();
+    for (tensor, &count) in ALMOST_ALL_FIRST.iter().enumerate() {
+        let expected = sums(count, comm.ranks(), tensor, step);
+        assert!(
+            tensors[tensor].to_vec::<f32>() == expected,
+            "{tensor} {step}"
+        );
+    }
+    report
+}
+
+#[test]
+fn the_little_that_is_left_of_a_step_goes_without_a_round() {
+    let reports = on_ranks(3, |comm| {
+        let options = options_with_little_left();
+        let fusion = Fusion::new(&comm, options, specs(&ALMOST_ALL_FIRST)).unwrap();
+        let run = |step| run_step_with_little_left(&comm, &fusion, step);
+        (0..4).map(run).collect::<Vec<_>>()
+    });
+    for steps in reports {
+        for report in &steps {
+            let flushes: Vec<_> = report.flushes.iter().map(|f| &f.tensors[..]).collect();
+            assert_eq!(flushes, [&[0][..], &[1, 3]]);
+            assert_eq!(report.flushes[1].bytes, 4 * 377);
+        }
+        let rounds: Vec<_> = steps.iter().map(|report| report.rounds_count).collect();
+        assert_eq!(rounds[1..], [1; 3]);
+    }
+}
+
+#[test]
+fn a_tensor_that_is_missing_where_the_ranks_guess_is_an_error_on_all_ranks() {
+    let texts = on_ranks(2, |comm| {
+        let options = options_with_little_left();
+        let fusion = Fusion::new(&comm, options, specs(&ALMOST_ALL_FIRST)).unwrap();
+        (0..2).for_each(|step| drop(run_step_with_little_left(&comm, &fusion, step)));
+        let tensors: Vec<_> = (ALMOST_ALL_FIRST.iter().enumerate())
+            .map(|(tensor, &count)| gradient(&comm, tensor, count, 2))
+            .collect();
+        for tensor in [0, 1, 2, 3] {
+            if tensor < 3 || comm.rank() == 0 {
+                fusion.announce(tensor, &tensors[tensor]).unwrap();
+            }
+            if tensor == 0 {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+        let error = fusion.wait().unwrap_err();
+        drop(fusion);
+        comm.barrier().unwrap();
+        error.to_string()
+    });
+    for text in texts {
+        assert!(
+            text.contains("rank 1 never announced tensor 3 'layer3'"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn a_guess_that_is_wrong_costs_no_gradient_and_keeps_the_age() {
+    let reports = on_ranks(2, |comm| {
+        let options = FusionOptions {
+            op: ReduceOp::Avg,
+            ..options_with_little_left()
+        };
+        let fusion = Fusion::new(&comm, options, specs(&ALMOST_ALL_FIRST)).unwrap();
+        let mut report = StepReport::default();
+        for step in 0..2 {
+            let tensors: Vec<_> = (ALMOST_ALL_FIRST.iter().enumerate())
+                .map(|(tensor, &count)| gradient(&comm, tensor, count, step))
+                .collect();
+            for (tensor, buffer) in tensors.iter().enumerate() {
+                fusion.announce(tensor, buffer).unwrap();
+                std::thread::sleep(Duration::from_millis(150));
+            }
+            report = fusion.wait().unwrap();
+            for (tensor, &count) in ALMOST_ALL_FIRST.iter().enumerate() {
+                let expected: Vec<_> = sums(count, 2, tensor, step)
+                    .iter()
+                    .map(|s| s / 2.0)
+                    .collect();
+                assert!(
+                    tensors[tensor].to_vec::<f32>() == expected,
+                    "{tensor} {step}"
+                );
+            }
+        }
+        report
+    });
+    for report in reports {
+        let flushes: Vec<_> = report.flushes.iter().map(|f| &f.tensors[..]).collect();
+        assert_eq!(flushes, [&[0][..], &[1], &[3]]);
+        let waited = report.flushes[1].start.since(report.flushes[1].ready);
+        // The upper bound leaves room for a loaded machine; 150 ms would mean that an arrival caused it.
+        assert!(waited < Duration::from_millis(140), "{waited:?}");
+    }
+}
+
+#[test]
+fn a_fusion_buffer_that_is_dropped_while_the_others_guess_fails_theirs() {
+    on_ranks(2, |comm| {
+        let options = options_with_little_left();
+        let fusion = Fusion::new(&comm, options, specs(&ALMOST_ALL_FIRST)).unwrap();
+        (0..2).for_each(|step| drop(run_step_with_little_left(&comm, &fusion, step)));
+        let tensors: Vec<_> = (ALMOST_ALL_FIRST.iter().enumerate())
+            .map(|(tensor, &count)| gradient(&comm, tensor, count, 2))
+            .collect();
+        fusion.announce(0, &tensors[0]).unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        fusion.announce(1, &tensors[1]).unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        if comm.rank() == 0 {
+            fusion.wait().unwrap_err();
+        }
+        drop(fusion);
+        comm.barrier().unwrap();
+    });
+}
+
 #[test]
 fn ranks_that_declare_different_tensors_are_told_so() {
     let texts = on_ranks(2, |comm| {

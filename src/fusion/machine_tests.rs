@@ -256,3 +256,134 @@ fn a_plan_must_have_every_tensor_once() {
         assert!(new(&bad).is_err(), "{bad:?}");
     }
 }
+
+/// Two machines that have the order of a step in which tensor 0 is most of the bytes, in the next one, with tensor 0 flushed.
+fn ranks_with_little_left(op: ReduceOp, counts: &[u64]) -> Vec<Machine> {
+    let options = FusionOptions {
+        op,
+        ..FusionOptions::default()
+    };
+    let mut machines = vec![Machine::new(set(counts), options).unwrap(); 2];
+    for machine in &mut machines {
+        (0..counts.len()).for_each(|t| machine.handle_ready(t, Time(0)).unwrap());
+        machine.handle_end().unwrap();
+    }
+    run_round(&mut machines, Time(0));
+    let order: Vec<u32> = (0..counts.len() as u32).collect();
+    for machine in &mut machines {
+        let filled = (0..counts.len())
+            .filter(|&t| counts[t] > 0)
+            .map(|t| t as u32);
+        assert_eq!(flushed(machine, Time(0)), filled.collect::<Vec<_>>());
+        assert_eq!(machine.poll_action(Time(0)), Some(Action::ShareOrder));
+        machine.handle_order(&order).unwrap();
+        assert_eq!(machine.poll_action(Time(0)), Some(Action::EndStep));
+        machine.begin_step();
+        machine.handle_ready(0, Time(0)).unwrap();
+    }
+    run_round(&mut machines, Time(5 * MS));
+    for machine in &mut machines {
+        assert_eq!(flushed(machine, Time(5 * MS)), [0]);
+    }
+    machines
+}
+
+/// The guess that this machine hands out now.
+fn guessed(machine: &mut Machine, now: Time) -> Vec<u32> {
+    match machine.poll_action(now) {
+        Some(Action::StartFlush(flush)) if flush.is_guess => {
+            assert_eq!(flush.index, 1);
+            machine.tensors_of(flush).to_vec()
+        }
+        other => panic!("a guess was expected, not {other:?}"),
+    }
+}
+
+#[test]
+fn the_little_that_is_left_goes_without_a_round_and_the_step_is_over_where_it_has_ended() {
+    let mut machines = ranks_with_little_left(ReduceOp::Sum, &[10_000, 60, 0, 40]);
+    for (rank, machine) in machines.iter_mut().enumerate() {
+        for tensor in [3, 2, 1] {
+            assert!(!machine.is_all_ready());
+            assert_eq!(machine.poll_action(Time(6 * MS)), None);
+            machine.handle_ready(tensor, Time(6 * MS)).unwrap();
+        }
+        assert!(machine.is_all_ready());
+        let now = match rank {
+            0 => {
+                machine.handle_end().unwrap();
+                Time(6 * MS)
+            }
+            _ => Time(11 * MS),
+        };
+        assert_eq!(guessed(machine, now), [1, 3]);
+        assert_eq!(machine.poll_action(now), None);
+        machine.handle_guess(true);
+    }
+    assert_eq!(
+        machines[0].poll_action(Time(11 * MS)),
+        Some(Action::EndStep)
+    );
+    assert_eq!(machines[1].next_deadline(), None);
+    assert_eq!(
+        machines[1].poll_action(Time(99 * MS)),
+        None,
+        "it has not ended"
+    );
+    machines[1].handle_end().unwrap();
+    assert_eq!(
+        machines[1].poll_action(Time(99 * MS)),
+        Some(Action::EndStep)
+    );
+    assert_eq!(machines[0].rounds_count(), 1);
+}
+
+#[test]
+fn after_a_wrong_guess_the_ranks_agree_in_rounds_and_guess_what_is_then_left() {
+    let mut machines = ranks_with_little_left(ReduceOp::Avg, &[10_000, 60, 40]);
+    let now = Time(11 * MS);
+    for machine in &mut machines {
+        machine.handle_ready(1, Time(6 * MS)).unwrap();
+        assert_eq!(guessed(machine, now), [1, 2]);
+        assert!(!machine.is_all_ready());
+        machine.handle_guess(false);
+    }
+    run_round(&mut machines, now);
+    for machine in &mut machines {
+        assert_eq!(flushed(machine, now), [1]);
+        machine.handle_ready(2, now).unwrap();
+        machine.handle_end().unwrap();
+        let Some(Action::StartFlush(flush)) = machine.poll_action(now) else {
+            panic!("a second guess");
+        };
+        assert_eq!((flush.is_guess, flush.index), (true, 2));
+        assert_eq!(machine.tensors_of(flush), [2]);
+        machine.handle_guess(true);
+        assert_eq!(machine.poll_action(now), Some(Action::EndStep));
+    }
+}
+
+#[test]
+fn nothing_is_guessed_of_much_or_where_doubt_could_be_lost() {
+    let many = [10_000, 110];
+    for (op, counts) in [(ReduceOp::Max, [10_000, 100]), (ReduceOp::Sum, many)] {
+        let mut machines = ranks_with_little_left(op, &counts);
+        for machine in &mut machines {
+            machine.handle_ready(1, Time(6 * MS)).unwrap();
+            machine.handle_end().unwrap();
+        }
+        run_round(&mut machines, Time(6 * MS));
+        assert_eq!(
+            flushed(&mut machines[0], Time(6 * MS)),
+            [1],
+            "{op} {counts:?}"
+        );
+    }
+    // The share allows it, the bytes do not.
+    let mut machines = ranks_with_little_left(ReduceOp::Sum, &[8_000_000, 65_537]);
+    for machine in &mut machines {
+        machine.handle_ready(1, Time(6 * MS)).unwrap();
+        machine.handle_end().unwrap();
+    }
+    run_round(&mut machines, Time(6 * MS));
+}

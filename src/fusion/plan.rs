@@ -19,6 +19,8 @@ pub struct Flush {
     pub dtype: DataType,
     /// Sum of its tensors' bytes.
     pub bytes: u64,
+    /// Started without a round; see [`Machine`](super::Machine).
+    pub is_guess: bool,
     first: u32,
     tensors_count: u32,
 }
@@ -129,6 +131,7 @@ impl FlushList {
             index: self.flushes.len() as u32,
             dtype,
             bytes: tensors.iter().map(|&t| set.bytes(t as usize)).sum(),
+            is_guess: false,
             first: first as u32,
             tensors_count: tensors.len() as u32,
         });

@@ -12,6 +12,7 @@ use crate::comm::{Buffer, Call, Communicator, Operation};
 use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::fusion::{Action, Flush, Machine};
+use crate::memory::View;
 use crate::time::Time;
 use crate::types::{Collective, DataType, ReduceOp};
 use std::time::Duration;
@@ -22,6 +23,16 @@ const SLICE: Duration = Duration::from_micros(100);
 
 /// The same while only a round is under way: nothing but a stop could matter meanwhile.
 const SLICE_ROUND: Duration = Duration::from_millis(1);
+
+/// For the element behind a flush by guess, and so that no buffer is empty.
+const GUESS_ROOM_BYTES: usize = 64;
+
+/// What a rank with all tensors of a flush by guess fills the element behind them with.
+const CERTAIN: u8 = 0;
+
+/// The same of a rank without: a positive number in every floating-point format, neither so small nor so large that a sum or an
+/// average over all ranks could be zero.
+const DOUBT: u8 = 0x3c;
 
 /// What was announced and not yet taken by the service.
 #[derive(Debug, Default)]
@@ -92,7 +103,12 @@ impl Service {
             .map_err(|_| Error::invalid("FusionOptions: bytes_max is above the address space"))?;
         let buffers_count = machine.options().buffers_count;
         Ok(Service {
-            packing: Packing::new(&comm, buffers_count, packed_bytes.max(64), tensors_count)?,
+            packing: Packing::new(
+                &comm,
+                buffers_count,
+                packed_bytes + GUESS_ROOM_BYTES,
+                tensors_count,
+            )?,
             round: comm.alloc(machine.round_words().len() * 8)?,
             order: comm
                 .alloc(tensors_count.max(1) * 4)?
@@ -183,11 +199,25 @@ impl Service {
                 index += 1;
                 continue;
             }
-            let flight = self.flights.remove(index);
-            self.report.flushes[flight.flush.index as usize].end = self.clock.now();
-            if let Some(packed) = flight.packed {
-                let (machine, tensors) = (&self.machine, &self.tensors);
-                self.packing.unpack(machine, flight.flush, tensors, packed);
+            let Flight { flush, packed, .. } = self.flights.remove(index);
+            self.report.flushes[flush.index as usize].end = self.clock.now();
+            let is_right = match &packed {
+                Some(packed) if flush.is_guess => is_certain(verdict_in(packed, flush)),
+                _ => true,
+            };
+            match packed {
+                Some(packed) if is_right => {
+                    let (machine, tensors) = (&self.machine, &self.tensors);
+                    self.packing.unpack(machine, flush, tensors, packed);
+                }
+                Some(packed) => {
+                    self.packing.put_back(packed);
+                    self.report.flushes.truncate(flush.index as usize);
+                }
+                None => {}
+            }
+            if flush.is_guess {
+                self.machine.handle_guess(is_right);
             }
         }
         Ok(())
@@ -255,7 +285,19 @@ impl Service {
         let set = self.machine.set();
         let mut filled = tensors.iter().filter(|&&t| set.bytes(t as usize) > 0);
         let (first, second) = (filled.next(), filled.next());
+        let mut bytes = flush.bytes as usize;
         let (target, packed) = match (first, second) {
+            _ if flush.is_guess => {
+                let is_right = self.machine.is_all_ready();
+                let buffer = match is_right {
+                    true => self.packing.pack(&self.machine, flush, &self.tensors),
+                    false => self.packing.take_any(),
+                };
+                let verdict = verdict_in(&buffer, flush);
+                verdict.fill(if is_right { CERTAIN } else { DOUBT });
+                bytes += verdict.len_bytes();
+                (Some(buffer.part(0, bytes)), Some(buffer))
+            }
             (None, _) => (None, None),
             (Some(&only), None) => {
                 self.packing.pass_over(&self.machine);
@@ -263,7 +305,7 @@ impl Service {
             }
             _ => {
                 let buffer = self.packing.pack(&self.machine, flush, &self.tensors);
-                (Some(buffer.part(0, flush.bytes as usize)), Some(buffer))
+                (Some(buffer.part(0, bytes)), Some(buffer))
             }
         };
         let start = self.clock.now();
@@ -272,7 +314,7 @@ impl Service {
         let Some(target) = target else {
             return Ok(());
         };
-        let count = flush.bytes / flush.dtype.size_bytes() as u64;
+        let count = (bytes / flush.dtype.size_bytes()) as u64;
         let op = self.machine.options().op;
         let call = Call::all_reduce(flush.dtype, op, count, &target, &target);
         self.flights.push(Flight {
@@ -301,7 +343,13 @@ impl Service {
 
     fn wait_for_something(&mut self, is_given_up: impl Fn() -> bool) -> Result<Turn> {
         if let Some(flight) = self.flights.first_mut() {
-            (flight.operation).wait_timeout_unless(SLICE, is_given_up)?;
+            // A guess is in place of a round.
+            let slice = if flight.flush.is_guess {
+                SLICE_ROUND
+            } else {
+                SLICE
+            };
+            (flight.operation).wait_timeout_unless(slice, is_given_up)?;
             return Ok(Turn::Again);
         }
         if let Some(Talk::Round(operation) | Talk::Order(operation)) = &mut self.talk {
@@ -319,10 +367,26 @@ impl Service {
             let _ = operation.cancel();
         }
         for flight in self.flights.drain(..) {
-            // All ranks have started the same flushes, so they end; an error was reported or is nobody's business now.
-            let _ = flight.operation.wait();
+            // All ranks have started the same flushes, so they end, unless it is by guess; an error was reported or is
+            // nobody's business now.
+            let _ = match flight.flush.is_guess {
+                true => flight.operation.cancel(),
+                false => flight.operation.wait(),
+            };
         }
     }
+}
+
+/// The element behind a flush by guess, which tells whether it was right.
+fn verdict_in(packed: &Buffer, flush: Flush) -> View {
+    let view = packed.view();
+    view.part(flush.bytes as usize, flush.dtype.size_bytes())
+}
+
+fn is_certain(verdict: View) -> bool {
+    let mut bytes = [CERTAIN; size_of::<u64>()];
+    verdict.read(0, &mut bytes[..verdict.len_bytes()]);
+    bytes == [CERTAIN; size_of::<u64>()]
 }
 
 impl std::fmt::Debug for Service {
