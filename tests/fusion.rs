@@ -209,8 +209,13 @@ fn options_with_little_left() -> FusionOptions {
 }
 
 /// Announces the tensors, the first long before the others, and waits.
-fn run_step_with_little_left(comm: &Communicator, fusion: &Fusion, step: usize) -> StepReport {
-    let tensors: Vec<_> = (ALMOST_ALL_FIRST.iter().enumerate())
+fn run_step_with_little_left(
+    comm: &Communicator,
+    fusion: &Fusion,
+    counts: &[u64],
+    step: usize,
+) -> StepReport {
+    let tensors: Vec<_> = (counts.iter().enumerate())
         .map(|(tensor, &count)| gradient(comm, tensor, count, step))
         .collect();
     for (tensor, buffer) in tensors.iter().enumerate() {
@@ -220,7 +225,7 @@ fn run_step_with_little_left(comm: &Communicator, fusion: &Fusion, step: usize) 
         }
     }
     let report = fusion.wait().unwrap();
-    for (tensor, &count) in ALMOST_ALL_FIRST.iter().enumerate() {
+    for (tensor, &count) in counts.iter().enumerate() {
         let expected = sums(count, comm.ranks(), tensor, step);
         assert!(
             tensors[tensor].to_vec::<f32>() == expected,
@@ -235,7 +240,7 @@ fn the_little_that_is_left_of_a_step_goes_without_a_round() {
     let reports = on_ranks(3, |comm| {
         let options = options_with_little_left();
         let fusion = Fusion::new(&comm, options, specs(&ALMOST_ALL_FIRST)).unwrap();
-        let run = |step| run_step_with_little_left(&comm, &fusion, step);
+        let run = |step| run_step_with_little_left(&comm, &fusion, &ALMOST_ALL_FIRST, step);
         (0..4).map(run).collect::<Vec<_>>()
     });
     for steps in reports {
@@ -250,11 +255,35 @@ fn the_little_that_is_left_of_a_step_goes_without_a_round() {
 }
 
 #[test]
+fn the_little_that_is_left_goes_alone_where_it_is_longer_than_a_flush() {
+    let counts = [100_000, 300];
+    on_ranks(2, |comm| {
+        let options = FusionOptions {
+            bytes_max: 1000,
+            ..FusionOptions::default()
+        };
+        let fusion = Fusion::new(&comm, options, specs(&counts)).unwrap();
+        for step in 0..3 {
+            let report = run_step_with_little_left(&comm, &fusion, &counts, step);
+            let flushes: Vec<_> = report.flushes.iter().map(|f| &f.tensors[..]).collect();
+            assert_eq!(flushes, [&[0][..], &[1]]);
+        }
+    });
+}
+
+#[test]
 fn a_tensor_that_is_missing_where_the_ranks_guess_is_an_error_on_all_ranks() {
     let texts = on_ranks(2, |comm| {
         let options = options_with_little_left();
         let fusion = Fusion::new(&comm, options, specs(&ALMOST_ALL_FIRST)).unwrap();
-        (0..2).for_each(|step| drop(run_step_with_little_left(&comm, &fusion, step)));
+        (0..2).for_each(|step| {
+            drop(run_step_with_little_left(
+                &comm,
+                &fusion,
+                &ALMOST_ALL_FIRST,
+                step,
+            ))
+        });
         let tensors: Vec<_> = (ALMOST_ALL_FIRST.iter().enumerate())
             .map(|(tensor, &count)| gradient(&comm, tensor, count, 2))
             .collect();
@@ -324,7 +353,14 @@ fn a_fusion_buffer_that_is_dropped_while_the_others_guess_fails_theirs() {
     on_ranks(2, |comm| {
         let options = options_with_little_left();
         let fusion = Fusion::new(&comm, options, specs(&ALMOST_ALL_FIRST)).unwrap();
-        (0..2).for_each(|step| drop(run_step_with_little_left(&comm, &fusion, step)));
+        (0..2).for_each(|step| {
+            drop(run_step_with_little_left(
+                &comm,
+                &fusion,
+                &ALMOST_ALL_FIRST,
+                step,
+            ))
+        });
         let tensors: Vec<_> = (ALMOST_ALL_FIRST.iter().enumerate())
             .map(|(tensor, &count)| gradient(&comm, tensor, count, 2))
             .collect();

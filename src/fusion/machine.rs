@@ -531,9 +531,15 @@ impl Machine {
             true,
             &mut self.step.guess,
         );
-        let is_sum = matches!(self.options.op, ReduceOp::Sum | ReduceOp::Avg);
         // Only there positive numbers among zeros never come out as zero.
-        if self.step.guess.len() != 1 || !self.step.guess.get(0).dtype.is_float() || !is_sum {
+        let is_sum = matches!(self.options.op, ReduceOp::Sum | ReduceOp::Avg);
+        // A tensor that always goes alone has no fusion buffer.
+        let is_packed = |&tensor: &u32| self.set.bytes(tensor as usize) < self.options.bytes_max;
+        let guess = &self.step.guess;
+        let is_good = |flush: Flush| {
+            is_sum && flush.dtype.is_float() && guess.tensors_of(flush).iter().all(is_packed)
+        };
+        if guess.len() != 1 || !is_good(guess.get(0)) {
             self.step.guess.clear();
         }
     }
