@@ -52,17 +52,12 @@ fn sums(count: u64, ranks: u32, tensor: usize, step: usize) -> Vec<f32> {
     sums
 }
 
-/// Announces all tensors in this rank's own order, ends, waits, and compares every element.
-fn run_step(comm: &Communicator, fusion: &Fusion, counts: &[u64], step: usize) -> StepReport {
-    let tensors: Vec<_> = (counts.iter().enumerate())
-        .map(|(tensor, &count)| gradient(comm, tensor, count, step))
-        .collect();
-    for index in 0..counts.len() {
-        let tensor = (index * 7 + comm.rank() as usize * 3 + step) % counts.len();
-        fusion.announce(tensor, &tensors[tensor]).unwrap();
-    }
-    fusion.end_of_backward().unwrap();
-    let report = fusion.wait().unwrap();
+fn gradients(comm: &Communicator, counts: &[u64], step: usize) -> Vec<Buffer> {
+    let of_tensor = |(tensor, &count): (usize, &u64)| gradient(comm, tensor, count, step);
+    counts.iter().enumerate().map(of_tensor).collect()
+}
+
+fn check_sums(comm: &Communicator, tensors: &[Buffer], counts: &[u64], step: usize) {
     for (tensor, &count) in counts.iter().enumerate() {
         let expected = sums(count, comm.ranks(), tensor, step);
         assert!(
@@ -70,6 +65,18 @@ fn run_step(comm: &Communicator, fusion: &Fusion, counts: &[u64], step: usize) -
             "tensor {tensor} of step {step}"
         );
     }
+}
+
+/// Announces all tensors in this rank's own order, ends, waits, and compares every element.
+fn run_step(comm: &Communicator, fusion: &Fusion, counts: &[u64], step: usize) -> StepReport {
+    let tensors = gradients(comm, counts, step);
+    for index in 0..counts.len() {
+        let tensor = (index * 7 + comm.rank() as usize * 3 + step) % counts.len();
+        fusion.announce(tensor, &tensors[tensor]).unwrap();
+    }
+    fusion.end_of_backward().unwrap();
+    let report = fusion.wait().unwrap();
+    check_sums(comm, &tensors, counts, step);
     report
 }
 
@@ -200,13 +207,17 @@ fn a_tensor_that_one_rank_never_announces_is_an_error_on_all_ranks_and_spares_th
 /// Tensors of which all but the first are little, on which the ranks may guess from the second step on.
 const ALMOST_ALL_FIRST: [u64; 4] = [100_000, 300, 0, 77];
 
-/// So that the first always goes alone.
-fn options_with_little_left() -> FusionOptions {
+/// The first goes alone and at once, the others no earlier than this or the end of the step.
+fn options_with_little_left(age_max: Duration) -> FusionOptions {
     FusionOptions {
         bytes_max: 4 * ALMOST_ALL_FIRST[0],
+        age_max,
         ..FusionOptions::default()
     }
 }
+
+/// Longer than any step lasts, on a loaded machine too.
+const NEVER: Duration = Duration::from_secs(60);
 
 /// Announces the tensors, the first long before the others, and waits.
 fn run_step_with_little_left(
@@ -215,9 +226,7 @@ fn run_step_with_little_left(
     counts: &[u64],
     step: usize,
 ) -> StepReport {
-    let tensors: Vec<_> = (counts.iter().enumerate())
-        .map(|(tensor, &count)| gradient(comm, tensor, count, step))
-        .collect();
+    let tensors = gradients(comm, counts, step);
     for (tensor, buffer) in tensors.iter().enumerate() {
         fusion.announce(tensor, buffer).unwrap();
         if tensor == 0 {
@@ -225,20 +234,14 @@ fn run_step_with_little_left(
         }
     }
     let report = fusion.wait().unwrap();
-    for (tensor, &count) in counts.iter().enumerate() {
-        let expected = sums(count, comm.ranks(), tensor, step);
-        assert!(
-            tensors[tensor].to_vec::<f32>() == expected,
-            "{tensor} {step}"
-        );
-    }
+    check_sums(comm, &tensors, counts, step);
     report
 }
 
 #[test]
 fn the_little_that_is_left_of_a_step_goes_without_a_round() {
     let reports = on_ranks(3, |comm| {
-        let options = options_with_little_left();
+        let options = options_with_little_left(NEVER);
         let fusion = Fusion::new(&comm, options, specs(&ALMOST_ALL_FIRST)).unwrap();
         let run = |step| run_step_with_little_left(&comm, &fusion, &ALMOST_ALL_FIRST, step);
         (0..4).map(run).collect::<Vec<_>>()
@@ -260,7 +263,7 @@ fn the_little_that_is_left_goes_alone_where_it_is_longer_than_a_flush() {
     on_ranks(2, |comm| {
         let options = FusionOptions {
             bytes_max: 1000,
-            ..FusionOptions::default()
+            ..options_with_little_left(NEVER)
         };
         let fusion = Fusion::new(&comm, options, specs(&counts)).unwrap();
         for step in 0..3 {
@@ -274,19 +277,12 @@ fn the_little_that_is_left_goes_alone_where_it_is_longer_than_a_flush() {
 #[test]
 fn a_tensor_that_is_missing_where_the_ranks_guess_is_an_error_on_all_ranks() {
     let texts = on_ranks(2, |comm| {
-        let options = options_with_little_left();
+        let options = options_with_little_left(NEVER);
         let fusion = Fusion::new(&comm, options, specs(&ALMOST_ALL_FIRST)).unwrap();
-        (0..2).for_each(|step| {
-            drop(run_step_with_little_left(
-                &comm,
-                &fusion,
-                &ALMOST_ALL_FIRST,
-                step,
-            ))
-        });
-        let tensors: Vec<_> = (ALMOST_ALL_FIRST.iter().enumerate())
-            .map(|(tensor, &count)| gradient(&comm, tensor, count, 2))
-            .collect();
+        for step in 0..2 {
+            run_step_with_little_left(&comm, &fusion, &ALMOST_ALL_FIRST, step);
+        }
+        let tensors = gradients(&comm, &ALMOST_ALL_FIRST, 2);
         for tensor in [0, 1, 2, 3] {
             if tensor < 3 || comm.rank() == 0 {
                 fusion.announce(tensor, &tensors[tensor]).unwrap();
@@ -313,14 +309,12 @@ fn a_guess_that_is_wrong_costs_no_gradient_and_keeps_the_age() {
     let reports = on_ranks(2, |comm| {
         let options = FusionOptions {
             op: ReduceOp::Avg,
-            ..options_with_little_left()
+            ..options_with_little_left(Duration::from_millis(5))
         };
         let fusion = Fusion::new(&comm, options, specs(&ALMOST_ALL_FIRST)).unwrap();
         let mut report = StepReport::default();
         for step in 0..2 {
-            let tensors: Vec<_> = (ALMOST_ALL_FIRST.iter().enumerate())
-                .map(|(tensor, &count)| gradient(&comm, tensor, count, step))
-                .collect();
+            let tensors = gradients(&comm, &ALMOST_ALL_FIRST, step);
             for (tensor, buffer) in tensors.iter().enumerate() {
                 fusion.announce(tensor, buffer).unwrap();
                 std::thread::sleep(Duration::from_millis(150));
@@ -351,19 +345,12 @@ fn a_guess_that_is_wrong_costs_no_gradient_and_keeps_the_age() {
 #[test]
 fn a_fusion_buffer_that_is_dropped_while_the_others_guess_fails_theirs() {
     on_ranks(2, |comm| {
-        let options = options_with_little_left();
+        let options = options_with_little_left(Duration::from_millis(5));
         let fusion = Fusion::new(&comm, options, specs(&ALMOST_ALL_FIRST)).unwrap();
-        (0..2).for_each(|step| {
-            drop(run_step_with_little_left(
-                &comm,
-                &fusion,
-                &ALMOST_ALL_FIRST,
-                step,
-            ))
-        });
-        let tensors: Vec<_> = (ALMOST_ALL_FIRST.iter().enumerate())
-            .map(|(tensor, &count)| gradient(&comm, tensor, count, 2))
-            .collect();
+        for step in 0..2 {
+            run_step_with_little_left(&comm, &fusion, &ALMOST_ALL_FIRST, step);
+        }
+        let tensors = gradients(&comm, &ALMOST_ALL_FIRST, 2);
         fusion.announce(0, &tensors[0]).unwrap();
         std::thread::sleep(Duration::from_millis(100));
         fusion.announce(1, &tensors[1]).unwrap();
@@ -408,9 +395,7 @@ fn a_caller_takes_over_from_the_thread_that_waits_for_a_late_rank() {
     on_ranks(2, |comm| {
         let fusion = Fusion::new(&comm, FusionOptions::default(), specs(&counts)).unwrap();
         for step in 0..6 {
-            let tensors: Vec<_> = (counts.iter().enumerate())
-                .map(|(tensor, &count)| gradient(&comm, tensor, count, step))
-                .collect();
+            let tensors = gradients(&comm, &counts, step);
             let is_late = step % 2 == comm.rank() as usize;
             if is_late {
                 std::thread::sleep(Duration::from_millis(30));
@@ -424,13 +409,7 @@ fn a_caller_takes_over_from_the_thread_that_waits_for_a_late_rank() {
                 std::thread::sleep(Duration::from_millis(5));
             }
             assert_eq!(fusion.wait().unwrap().step_index, step as u64);
-            for (tensor, &count) in counts.iter().enumerate() {
-                let expected = sums(count, 2, tensor, step);
-                assert!(
-                    tensors[tensor].to_vec::<f32>() == expected,
-                    "{tensor} {step}"
-                );
-            }
+            check_sums(&comm, &tensors, &counts, step);
         }
     });
 }
