@@ -6,6 +6,7 @@
 
 use crate::config::{Config, CrossMemory};
 use crate::engine::Clock;
+use crate::kernel;
 use crate::memory::{Region, View};
 use crate::transport::Transport;
 use crate::transport::shm::fetch_own;
@@ -85,7 +86,7 @@ fn measure(clock: &Clock) -> Result<[f64; 2], String> {
             fetch_own(from, to).map_err(|e| format!("process_vm_readv: {e}"))
         })?;
         let copied = timed(clock, source.view(), target.view(), |from, to| {
-            to.copy_from(from);
+            kernel::copy(from, to);
             Ok(())
         })?;
         best = [best[0].min(fetched), best[1].min(copied)];

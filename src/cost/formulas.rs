@@ -153,8 +153,8 @@ pub fn window_all_reduce(s: &Shape) -> Work {
     work
 }
 
-/// Copy in what the others reduce, reduce one block of all, copy the others out: two meetings. Of what the reduction stores, only
-/// the output and one more count: the rest are lines that it has just read, as many as came before when it was fetched.
+/// Copy in what the others reduce, reduce one block of all, copy out theirs: two meetings. The reduction counts with two
+/// destinations: those behind are lines that it has just read.
 pub fn window_split(s: &Shape) -> Work {
     let others = s.bytes * s.others();
     Work::of(s)
