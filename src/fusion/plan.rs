@@ -19,7 +19,7 @@ pub struct Flush {
     pub dtype: DataType,
     /// Sum of its tensors' bytes.
     pub bytes: u64,
-    /// Started without a round; see [`Machine`](super::Machine).
+    /// Started without a round; see the documentation of the module `fusion`.
     pub is_guess: bool,
     first: u32,
     tensors_count: u32,

@@ -1,4 +1,4 @@
-//! Arithmetic on [`View`]s: reduce, scale, convert, check sums.
+//! Arithmetic on [`View`]s: reduce, copy, scale, convert, check sums.
 //!
 //! Pure functions of bytes: no allocation, no threads, no clock, and no decision about who may touch
 //! which bytes when (the engine's). Views may lie at any address. A size-only view among the arguments

@@ -396,3 +396,39 @@ impl std::fmt::Debug for Service {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel;
+    use crate::memory::Region;
+    use crate::types::{Combine, Finish};
+
+    #[test]
+    fn the_doubt_of_one_rank_or_of_all_is_never_lost_in_a_sum_or_an_average() {
+        let region = Region::private(4 * size_of::<u64>()).expect("memory for a test");
+        for dtype in DataType::ALL.into_iter().filter(|dtype| dtype.is_float()) {
+            let element = |index: usize| region.view().part(8 * index, dtype.size_bytes());
+            let [sum, doubt, certain, average] = [0, 1, 2, 3].map(element);
+            doubt.fill(DOUBT);
+            certain.fill(CERTAIN);
+            for other in [certain, doubt] {
+                sum.fill(DOUBT);
+                for ranks in 2..=4096 {
+                    kernel::reduce(dtype, Combine::Sum, Finish::None, &[sum, other], &[sum]);
+                    let divided = Finish::Divide(ranks);
+                    kernel::reduce(dtype, Combine::Sum, divided, &[sum], &[average]);
+                    assert!(!is_certain(sum) && !is_certain(average), "{dtype} {ranks}");
+                }
+            }
+            kernel::reduce(
+                dtype,
+                Combine::Sum,
+                Finish::Divide(2),
+                &[certain, certain],
+                &[sum],
+            );
+            assert!(is_certain(sum), "{dtype}");
+        }
+    }
+}

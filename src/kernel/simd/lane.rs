@@ -19,7 +19,7 @@ const UNROLL: usize = 4;
 
 /// How far behind the vectors at hand the lines are that are asked for, to be written. What a rank writes, others have just
 /// read or staged; a line that comes when it is stored to is waited for, and a line that comes to be read comes a second time to
-/// be written. Nearer or farther by half or twice was not faster (benches/README.md).
+/// be written. Twice as far did as well, half as far a little worse (benches/README.md).
 const AHEAD_BYTES: usize = 1024;
 
 /// One vector of elements of one type on one instruction set.
