@@ -9,6 +9,7 @@ mod signals;
 mod straight;
 
 use super::Host;
+use super::around::Around;
 use super::bound::{Bound, BoundStep};
 use super::crew::Crew;
 use super::gate::NONE;
@@ -47,6 +48,7 @@ pub struct Driver {
     /// send, so that later ones never take the places that it needs.
     pair_heads: Vec<u64>,
     crew: Crew,
+    around: Around,
     /// Operations that touch as many bytes write around the caches.
     cache_bytes: usize,
     sources: Vec<View>,
@@ -67,6 +69,7 @@ impl Driver {
             has_work: false,
             retired: 0,
             crew: Crew::new(host.threads_max),
+            around: Around::new(host.cache_bytes),
             cache_bytes: host.cache_bytes,
             sources: Vec::new(),
             destinations: Vec::new(),

@@ -18,6 +18,7 @@
 //! `lent.rs` lets a root have what ranks that sleep would contribute.
 
 mod arguments;
+mod around;
 mod at_once;
 mod bound;
 mod clock;

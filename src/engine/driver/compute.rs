@@ -1,8 +1,9 @@
 //! Copies and reductions, local and over mapped memory, piece by piece.
 
 use super::Driver;
+use crate::engine::around::Around;
 use crate::engine::bound::{PIECE_BYTES, work_of};
-use crate::engine::crew::{SHARED_BYTES_MIN, Work};
+use crate::engine::crew::{Crew, SHARED_BYTES_MIN, Work};
 use crate::engine::links::Links;
 use crate::engine::plan::{Operands, Place};
 use crate::engine::prepared::Prepared;
@@ -133,7 +134,8 @@ impl Driver {
         let streamed = self.is_streamed(round);
         let work = work_of(round, action, self.links.ranks, streamed);
         let work = work.expect("a step with elements of its own");
-        self.crew.run(work, &self.sources, &self.destinations);
+        let (crew, around) = (&mut self.crew, &mut self.around);
+        run(crew, around, work, &self.sources, &self.destinations);
     }
 
     /// Copies a piece of `bytes_together` bytes that are copied before anybody reads them: shared among threads and around
@@ -142,12 +144,14 @@ impl Driver {
         let ranks = self.links.ranks as usize;
         let streamed = source.len_bytes() >= PIECE_BYTES_STREAMED_MIN
             && bytes_together.saturating_mul(2 * ranks) >= self.cache_bytes;
+        let (crew, around) = (&mut self.crew, &mut self.around);
         let work = Work::Copy { streamed };
-        self.crew.run(work, &[source], &[destination]);
+        run(crew, around, work, &[source], &[destination]);
     }
 
-    /// Whether results are written around the caches: the buffers of all ranks together fill the last one, and what
-    /// is written is the result itself, not a window or scratch memory that somebody reads next.
+    /// Whether results are written around the caches, copies only if that is faster ([`Around`]): the buffers of all ranks
+    /// together fill the last one, and what is written is the result itself, not a window or scratch memory that somebody
+    /// reads next.
     ///
     /// With 2 ranks and a cache of 32 MiB that made operations of 8 to 128 MiB out of place, and all-gather in place, 1.2
     /// to 2.4 times as fast in most runs (benches/README.md). Reductions in place write what they read and
@@ -165,6 +169,16 @@ impl Driver {
         };
         let bytes = bytes.saturating_mul(self.links.ranks as usize);
         is_for_streaming(bytes, self.cache_bytes)
+    }
+}
+
+/// Does the work; a copy that may go around the caches does if that is faster.
+fn run(crew: &mut Crew, around: &mut Around, work: Work, sources: &[View], destinations: &[View]) {
+    match work {
+        Work::Copy { streamed: true } => around.copy(sources[0].len_bytes(), |streamed| {
+            crew.run(Work::Copy { streamed }, sources, destinations);
+        }),
+        _ => crew.run(work, sources, destinations),
     }
 }
 
