@@ -266,18 +266,24 @@ impl VerbsTransport {
     /// Rails that work and are not to blame, or that the peer proposes: it may know that they are back. Where all are to blame,
     /// those that work.
     fn wanted_rails(&mut self, rank: Rank) -> Vec<bool> {
-        let proposal = self.peers[rank as usize].proposal.as_ref();
-        let offers = proposal.map_or(&[][..], |proposal| &proposal.rails);
-        let is_offered = |at: usize| offers.get(at).is_some_and(Option::is_some);
-        for rail in &mut self.shared.rails {
+        let mut returned = Vec::new();
+        for (at, rail) in self.shared.rails.iter_mut().enumerate() {
             let before = rail.gid_index();
-            rail.refresh();
+            if rail.refresh() {
+                returned.push(at);
+            }
             if let (true, Some(gid)) = (self.is_debugging && rail.gid_index() != before, &rail.gid)
             {
                 let text = format!("verbs: {} has GID {gid} now", rail.name);
                 crate::transport::say(self.shared.rank, &text);
             }
         }
+        for at in returned {
+            self.note_back(at);
+        }
+        let proposal = self.peers[rank as usize].proposal.as_ref();
+        let offers = proposal.map_or(&[][..], |proposal| &proposal.rails);
+        let is_offered = |at: usize| offers.get(at).is_some_and(Option::is_some);
         let rails = &self.shared.rails;
         let good: Vec<bool> = (rails.iter().enumerate())
             .map(|(at, rail)| rail.is_usable() && (!rail.is_blamed() || is_offered(at)))
@@ -367,8 +373,24 @@ impl VerbsTransport {
         });
         let action = peer.generation.handle_joined();
         let number = peer.generation.number;
+        if self.is_debugging && number > 1 {
+            self.say_rails(rank, number);
+        }
         self.write_letter(rank, Greeting::Ready(number));
         self.act(rank, action);
+    }
+
+    /// Tells people which rails a generation is left with; of the first, the start tells.
+    fn say_rails(&self, rank: Rank, number: u32) {
+        let links = self.peers[rank as usize].links.iter().flatten();
+        let names: Vec<&str> = links
+            .map(|link| self.shared.rails[link.rail].name.as_str())
+            .collect();
+        let text = format!(
+            "verbs: to rank {rank}: generation {number} goes over {}",
+            names.join(" and ")
+        );
+        crate::transport::say(self.shared.rank, &text);
     }
 
     /// Why a rail joins nobody, where the peer offers none.

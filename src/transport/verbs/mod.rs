@@ -301,7 +301,7 @@ impl VerbsTransport {
             }
             has_news |= is_back;
             if is_back || self.shared.rails[at].end_blame(now) {
-                self.take_back(at);
+                self.note_back(at);
             }
         }
         for rank in 0..self.peers.len() as Rank {
@@ -315,24 +315,40 @@ impl VerbsTransport {
             }
             let action = peer.generation.handle_time(now, has_news);
             self.act(rank, action);
+            self.take_back(rank);
         }
     }
 
-    /// A rail can be used again: pairs that do without it begin a generation with it, in which nothing is lost.
-    fn take_back(&mut self, at: usize) {
-        if !self.shared.rails[at].is_usable() {
-            return;
-        }
-        let cause = format!("{} can be used again", self.shared.rails[at].name);
-        for rank in 0..self.peers.len() as Rank {
-            let peer = &self.peers[rank as usize];
-            if peer.is_up() && peer.links.get(at).is_some_and(Option::is_none) {
-                self.begin_anew(rank, &cause);
+    /// A rail can be used again, of which pairs that do without it are told.
+    pub(super) fn note_back(&mut self, at: usize) {
+        for peer in &mut self.peers {
+            if !matches!(peer.links.get(at), Some(Some(_))) && !peer.returned.contains(&at) {
+                peer.returned.push(at);
             }
         }
     }
 
-    /// True where a rail has become usable.
+    /// A pair that is up and does without a rail that can be used again begins a generation with it, in which nothing is lost.
+    /// One that is about to begin another without it does so when that is up: nobody tells it again.
+    fn take_back(&mut self, rank: Rank) {
+        let peer = &mut self.peers[rank as usize];
+        if !peer.is_up() {
+            return;
+        }
+        let returned = std::mem::take(&mut peer.returned);
+        let is_missed = |&at: &usize| {
+            let rail = &self.shared.rails[at];
+            let has_none = peer.links.get(at).is_some_and(Option::is_none);
+            has_none && rail.is_usable() && !rail.is_blamed()
+        };
+        if let Some(at) = returned.into_iter().find(is_missed) {
+            let cause = format!("{} can be used again", self.shared.rails[at].name);
+            self.begin_anew(rank, &cause);
+        }
+    }
+
+    /// True where a rail can be used again. Not only where it could not before: who made queue pairs meanwhile has asked the device
+    /// too, and left out a rail that was to blame.
     fn handle_event(&mut self, at: usize, event: linerate_verbs_sys::Event) -> bool {
         let rail = &mut self.shared.rails[at];
         let text = rail.context.library().event_text(event.kind);
@@ -344,10 +360,14 @@ impl VerbsTransport {
             }
             News::PortBack => {
                 rail.forgive();
-                return rail.refresh();
+                rail.refresh();
+                return rail.is_usable();
             }
             // An address may come after its port, which is of no use before.
-            News::OtherAddress => return rail.refresh(),
+            News::OtherAddress => {
+                rail.refresh();
+                return rail.is_usable();
+            }
             News::DeviceGone => self.lose_rail(at, &cause),
             News::PairFailed(number) => {
                 if let Some(&rank) = rail.pairs.get(&number) {

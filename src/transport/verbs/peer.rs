@@ -160,6 +160,8 @@ pub struct Peer {
     pub proposal: Option<Proposal>,
     /// By rail.
     pub links: Vec<Option<Link>>,
+    /// Rails that can be used again and have no link; looked at when the pair is up.
+    pub returned: Vec<usize>,
     /// The rail that the ring uses.
     pub lead: usize,
     /// What has gone wrong since the last look.
@@ -300,6 +302,7 @@ impl Peer {
             generation: Generation::new(),
             proposal: None,
             links: Vec::new(),
+            returned: Vec::new(),
             lead: 0,
             fault: None,
             offence: None,
