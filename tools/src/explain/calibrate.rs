@@ -117,13 +117,15 @@ fn calibrate(args: &ExplainArgs, samples: &Path) -> std::result::Result<(), Stri
         caches: caches(),
         ..before.unwrap_or(Models::BUILT_IN)
     };
-    let times = measure_host(args, samples)?;
-    let (crowded, apart): (Vec<Timed>, Vec<Timed>) =
-        times.into_iter().partition(|timed| timed.what.crowded);
+    let jobs = measure_host(args, samples)?;
+    let (crowded, apart): (Vec<Timed>, Vec<Timed>) = least(&jobs)?
+        .into_iter()
+        .partition(|timed| timed.what.crowded);
     models.apart = fitted("each rank has a core", &apart, &models.apart)?;
     models.crowded = fitted("ranks share cores", &crowded, &models.crowded)?;
     let mut losses = losses(&apart, &models.apart);
     losses.extend(self::losses(&crowded, &models.crowded));
+    losses.retain(|loss| loss.is_seen_in_most(&jobs));
     models.findings = findings(losses)?;
 
     store(place, &cost::emit(&stored, &host, &models))?;
@@ -149,8 +151,11 @@ fn caches() -> Caches {
     }
 }
 
-/// The least time of every call: of ranks with a core each, and of those that share cores.
-fn measure_host(args: &ExplainArgs, samples: &Path) -> std::result::Result<Vec<Timed>, String> {
+/// The times that each job gave of every call: of ranks with a core each, and of those that share cores.
+fn measure_host(
+    args: &ExplainArgs,
+    samples: &Path,
+) -> std::result::Result<Vec<Vec<Timed>>, String> {
     let own = sched_getaffinity(None).map_err(|e| format!("reading the cores to use: {e}"))?;
     let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&c| own.is_set(c)).collect();
     let few = &cores[..cores.len().min(CROWDED_CORES)];
@@ -177,7 +182,7 @@ fn measure_host(args: &ExplainArgs, samples: &Path) -> std::result::Result<Vec<T
         }
         jobs.push(times);
     }
-    least(jobs)
+    Ok(jobs)
 }
 
 /// The numbers of ranks to measure: the one that was asked for, or ours, as far as there is room for them.
@@ -207,10 +212,12 @@ fn one_job(
 }
 
 /// Of several times of the same calls, the least of each.
-fn least(jobs: Vec<Vec<Timed>>) -> std::result::Result<Vec<Timed>, String> {
-    let all = jobs.into_iter().map(Ok);
-    let least = all.reduce(|least, other| {
-        let (least, other) = (least?, other?);
+fn least(jobs: &[Vec<Timed>]) -> std::result::Result<Vec<Timed>, String> {
+    let Some((first, others)) = jobs.split_first() else {
+        return Ok(Vec::new());
+    };
+    let mut least = first.clone();
+    for other in others {
         if !least
             .iter()
             .map(|t| &t.what)
@@ -218,15 +225,13 @@ fn least(jobs: Vec<Vec<Timed>>) -> std::result::Result<Vec<Timed>, String> {
         {
             return Err("two jobs alike have measured different calls".to_owned());
         }
-        let both = least.into_iter().zip(other);
-        Ok(both
-            .map(|(a, b)| match a.sample.time_ns <= b.sample.time_ns {
-                true => a,
-                false => b,
-            })
-            .collect())
-    });
-    least.unwrap_or(Ok(Vec::new()))
+        for (least, other) in least.iter_mut().zip(other) {
+            if other.sample.time_ns < least.sample.time_ns {
+                least.clone_from(other);
+            }
+        }
+    }
+    Ok(least)
 }
 
 fn fitted(class: &str, times: &[Timed], before: &Model) -> std::result::Result<Model, String> {
@@ -256,9 +261,37 @@ fn fitted(class: &str, times: &[Timed], before: &Model) -> std::result::Result<M
     Ok(model)
 }
 
+/// A case in which what the prices choose is not the fastest.
+struct Loss {
+    /// How many times as fast something else was.
+    factor: f64,
+    chosen: Finding,
+    faster: Finding,
+}
+
+impl Loss {
+    /// Whether most of the jobs that timed both saw it. In each they took turns; the least times of two may be of different jobs,
+    /// and of one that had the machine for itself only while it ran the one of them.
+    fn is_seen_in_most(&self, jobs: &[Vec<Timed>]) -> bool {
+        let time = |job: &[Timed], what: &Finding| {
+            let timed = job.iter().find(|timed| timed.what == *what);
+            timed.map(|timed| timed.sample.time_ns)
+        };
+        let faster = Finding {
+            registered: self.chosen.registered,
+            ..self.faster.clone()
+        };
+        let seen: Vec<bool> = jobs
+            .iter()
+            .filter_map(|job| Some(time(job, &faster)? < time(job, &self.chosen)?))
+            .collect();
+        2 * seen.iter().filter(|&&is_seen| is_seen).count() >= seen.len()
+    }
+}
+
 /// The cases in which what the prices choose is not the fastest: by how much, and what is. What is chosen for registered
 /// memory also runs on other memory, unless it needs the first: the choice must be good for both.
-fn losses(times: &[Timed], model: &Model) -> Vec<(f64, Finding)> {
+fn losses(times: &[Timed], model: &Model) -> Vec<Loss> {
     let mut losses = Vec::new();
     let mut cases: Vec<&[Timed]> = times.chunk_by(Timed::is_rival).collect();
     // Both memories of a call beside each other, the registered one first.
@@ -283,7 +316,8 @@ fn losses(times: &[Timed], model: &Model) -> Vec<(f64, Finding)> {
                 .unwrap_or(f64::INFINITY)
                 .max(of_caller)
         };
-        let chosen = &cheapest(registered, model).what.algorithm;
+        let cheapest_one = &cheapest(registered, model).what;
+        let chosen = &cheapest_one.algorithm;
         let best = registered
             .iter()
             .map(|timed| &timed.what)
@@ -291,13 +325,25 @@ fn losses(times: &[Timed], model: &Model) -> Vec<(f64, Finding)> {
             .expect("a case has times");
         let is_better = both(chosen) / both(&best.algorithm) > LOSS_MAX;
         if is_better {
-            losses.push((both(chosen), best.clone()));
+            losses.push(Loss {
+                factor: both(chosen),
+                chosen: Finding {
+                    // The memory on which it is slow.
+                    registered: loss_of(registered, chosen) >= loss_of(caller, chosen),
+                    ..cheapest_one.clone()
+                },
+                faster: best.clone(),
+            });
         }
         let planned = if is_better { &best.algorithm } else { chosen };
         let alone = cheapest(caller, model);
         let loss = alone.sample.time_ns / fastest(caller).sample.time_ns;
         if loss_of(caller, planned).is_none() && loss > LOSS_MAX {
-            losses.push((loss, fastest(caller).what.clone()));
+            losses.push(Loss {
+                factor: loss,
+                chosen: alone.what.clone(),
+                faster: fastest(caller).what.clone(),
+            });
         }
     }
     losses
@@ -316,21 +362,19 @@ fn fastest(case: &[Timed]) -> &Timed {
 }
 
 /// The worst, with a line for each.
-fn findings(
-    mut losses: Vec<(f64, Finding)>,
-) -> std::result::Result<Cow<'static, [Finding]>, String> {
-    losses.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+fn findings(mut losses: Vec<Loss>) -> std::result::Result<Cow<'static, [Finding]>, String> {
+    losses.sort_by(|a, b| b.factor.total_cmp(&a.factor));
     losses.truncate(FINDINGS_MAX);
     let lines: Vec<String> = losses
         .iter()
-        .map(|(loss, finding)| format!("  {finding}: {loss:.2} times as fast\n"))
+        .map(|loss| format!("  {}: {:.2} times as fast\n", loss.faster, loss.factor))
         .collect();
     output::print_text(&format!(
         "faster than the cheapest by these prices, {} cases:\n{}",
         lines.len(),
         lines.concat()
     ))?;
-    Ok(losses.into_iter().map(|(_, finding)| finding).collect())
+    Ok(losses.into_iter().map(|loss| loss.faster).collect())
 }
 
 fn store(place: &Path, text: &str) -> std::result::Result<(), String> {
@@ -460,12 +504,34 @@ mod tests {
                 .map(|(name, ns)| timed(&format!("apart allreduce 2 caller 8 {name}"), 1.0, ns))
                 .to_vec()
         };
-        let times = least(vec![job(9.0, 5.0), job(7.0, 6.0), job(8.0, 8.0)]).unwrap();
+        let times = least(&[job(9.0, 5.0), job(7.0, 6.0), job(8.0, 8.0)]).unwrap();
         assert_eq!(times, job(7.0, 5.0));
         let mut shorter = job(1.0, 1.0);
         shorter.pop();
-        assert!(least(vec![job(1.0, 1.0), shorter]).is_err());
-        assert_eq!(least(Vec::new()), Ok(Vec::new()));
+        assert!(least(&[job(1.0, 1.0), shorter]).is_err());
+        assert_eq!(least(&[]), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn what_few_jobs_have_seen_is_not_believed() {
+        let job = |ring: f64, tree: f64| {
+            let both = |memory: &str| {
+                let of = |name, ns| timed(&format!("apart allreduce 2 {memory} 8 {name}"), 1.0, ns);
+                [of("ring", ring), of("tree", tree)]
+            };
+            [both("registered"), both("caller")].concat()
+        };
+        // By the prices a ring, which comes first, is as cheap as a tree.
+        let model = Models::BUILT_IN.apart;
+        let believed = |jobs: &[Vec<Timed>]| {
+            let mut losses = losses(&least(jobs).unwrap(), &model);
+            assert_eq!(losses.len(), 1, "by the least times the tree is faster");
+            losses.retain(|loss| loss.is_seen_in_most(jobs));
+            !losses.is_empty()
+        };
+        let (slow, fast) = (job(90.0, 100.0), job(110.0, 60.0));
+        assert!(!believed(&[slow.clone(), slow.clone(), fast.clone()]));
+        assert!(believed(&[slow, fast.clone(), fast]));
     }
 
     #[test]
@@ -482,8 +548,8 @@ mod tests {
             })
         };
         let on = |times: &[Timed]| -> Vec<String> {
-            let of_case = |(_, finding): &(f64, Finding)| finding.to_string();
-            losses(times, &model).iter().map(of_case).collect()
+            let losses = losses(times, &model);
+            losses.iter().map(|loss| loss.faster.to_string()).collect()
         };
         let [r, c] = ["registered", "caller"];
         let good = case(
