@@ -40,7 +40,7 @@ impl Arenas {
         let bytes = plan.arena_bytes as usize;
         let make = || match plan.memory {
             Memory::Registered => communicator.alloc(bytes),
-            Memory::Caller => Buffer::plain(bytes),
+            Memory::Caller => written(bytes),
         };
         let has_two = plan.placements.contains(&Placement::OutOfPlace);
         Ok(Arenas {
@@ -99,6 +99,14 @@ impl Arenas {
         }
         call
     }
+}
+
+/// Memory as a program has it that computed what it gives. Pages that nobody has written are all one page of zeros, which is
+/// read from the first cache: of such Bruck's all-gather of 2 MiB and 3 ranks took 250 to 410 us, of others 450.
+fn written(bytes: usize) -> linerate::Result<Buffer> {
+    let buffer = Buffer::plain(bytes)?;
+    buffer.view().fill(0);
+    Ok(buffer)
 }
 
 impl Row<'_> {

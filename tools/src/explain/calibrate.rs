@@ -125,7 +125,7 @@ fn calibrate(args: &ExplainArgs, samples: &Path) -> std::result::Result<(), Stri
     models.crowded = fitted("ranks share cores", &crowded, &models.crowded)?;
     let mut losses = losses(&apart, &models.apart);
     losses.extend(self::losses(&crowded, &models.crowded));
-    losses.retain(|loss| loss.is_seen_in_most(&jobs));
+    losses.retain(|loss| loss.is_confirmed(&jobs));
     models.findings = findings(losses)?;
 
     store(place, &cost::emit(&stored, &host, &models))?;
@@ -270,9 +270,9 @@ struct Loss {
 }
 
 impl Loss {
-    /// Whether most of the jobs that timed both saw it. In each they took turns; the least times of two may be of different jobs,
+    /// Whether half of the jobs that timed both saw it, or more. In each they took turns; the least times of two may be of different jobs,
     /// and of one that had the machine for itself only while it ran the one of them.
-    fn is_seen_in_most(&self, jobs: &[Vec<Timed>]) -> bool {
+    fn is_confirmed(&self, jobs: &[Vec<Timed>]) -> bool {
         let time = |job: &[Timed], what: &Finding| {
             let timed = job.iter().find(|timed| timed.what == *what);
             timed.map(|timed| timed.sample.time_ns)
@@ -526,7 +526,7 @@ mod tests {
         let believed = |jobs: &[Vec<Timed>]| {
             let mut losses = losses(&least(jobs).unwrap(), &model);
             assert_eq!(losses.len(), 1, "by the least times the tree is faster");
-            losses.retain(|loss| loss.is_seen_in_most(jobs));
+            losses.retain(|loss| loss.is_confirmed(jobs));
             !losses.is_empty()
         };
         let (slow, fast) = (job(90.0, 100.0), job(110.0, 60.0));
