@@ -72,7 +72,7 @@ impl Around {
             let Timed { bytes, time } = std::mem::take(&mut self.timed);
             self.rates[self.trials % TRIALS][slot] = time.as_nanos() as f64 / bytes as f64;
             if slot == 0 {
-                // One that is longer than a slot does not go on into others.
+                // A copy that is longer than a slot is none of the next one.
                 self.done = self.slot_bytes;
             } else {
                 self.trials += 1;

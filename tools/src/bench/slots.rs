@@ -102,7 +102,8 @@ impl Arenas {
 }
 
 /// Memory as a program has it that computed what it gives. Pages that nobody has written are all one page of zeros, which is
-/// read from the first cache: of such Bruck's all-gather of 2 MiB and 3 ranks took 250 to 410 us, of others 450.
+/// read from the first cache: of such Bruck's all-gather of 2 MiB and 3 ranks took 250 to 410 us, of others 430
+/// to 610.
 fn written(bytes: usize) -> linerate::Result<Buffer> {
     let buffer = Buffer::plain(bytes)?;
     buffer.view().fill(0);

@@ -270,8 +270,8 @@ struct Loss {
 }
 
 impl Loss {
-    /// Whether half of the jobs that timed both saw it, or more. In each they took turns; the least times of two may be of different jobs,
-    /// and of one that had the machine for itself only while it ran the one of them.
+    /// Whether half of the jobs that timed both saw it, or more. In each they took turns; the least times of two may be of
+    /// different jobs, and of one that had the machine for itself only while it ran the one of them.
     fn is_confirmed(&self, jobs: &[Vec<Timed>]) -> bool {
         let time = |job: &[Timed], what: &Finding| {
             let timed = job.iter().find(|timed| timed.what == *what);
@@ -316,8 +316,8 @@ fn losses(times: &[Timed], model: &Model) -> Vec<Loss> {
                 .unwrap_or(f64::INFINITY)
                 .max(of_caller)
         };
-        let cheapest_one = &cheapest(registered, model).what;
-        let chosen = &cheapest_one.algorithm;
+        let predicted = &cheapest(registered, model).what;
+        let chosen = &predicted.algorithm;
         let best = registered
             .iter()
             .map(|timed| &timed.what)
@@ -328,9 +328,9 @@ fn losses(times: &[Timed], model: &Model) -> Vec<Loss> {
             losses.push(Loss {
                 factor: both(chosen),
                 chosen: Finding {
-                    // The memory on which it is slow.
+                    // The memory on which it loses more.
                     registered: loss_of(registered, chosen) >= loss_of(caller, chosen),
-                    ..cheapest_one.clone()
+                    ..predicted.clone()
                 },
                 faster: best.clone(),
             });
