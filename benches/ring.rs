@@ -80,6 +80,7 @@ impl End {
                 Event::Completion(_) => self.received += 1,
                 Event::Connected(_) => self.is_connected = true,
                 Event::PeerFailed(_, text) => panic!("the peer failed: {text}"),
+                Event::PeerLeft(..) => panic!("the peer has left"),
             }
         }
     }

@@ -2,6 +2,7 @@
 //!
 //! Reads no environment by itself: [`Config::from_lookup`] is told how to look a name up.
 
+mod field;
 mod tcp;
 mod verbs;
 
@@ -16,8 +17,24 @@ pub(crate) use tcp::tls_without_secret;
 use crate::error::{Error, Result};
 use crate::limits;
 use crate::types::Rank;
+use field::Field;
 use std::path::PathBuf;
 use std::time::Duration;
+
+const UNIT: u64 = limits::CACHE_LINE_BYTES as u64;
+const CHUNK_BYTES: Field = Field {
+    unit: UNIT,
+    ..Field::new("chunk_bytes", "LINERATE_CHUNK_BYTES", (4 << 10, 64 << 20))
+};
+const WINDOW_BYTES: Field = Field {
+    unit: UNIT,
+    ..Field::new(
+        "window_bytes",
+        "LINERATE_WINDOW_BYTES",
+        (16 << 10, 16 << 20),
+    )
+};
+const THREADS: Field = Field::new("threads", "LINERATE_THREADS", (1, 64));
 
 /// Settings of a communicator. All ranks must use the same values of the fields marked *shared*: they
 /// are compared at bootstrap.
@@ -35,9 +52,9 @@ pub struct Config {
     pub algorithm: Option<String>,
     /// Transport by name; `auto` takes shared memory where all ranks share a host. `LINERATE_TRANSPORT`.
     pub transport: String,
-    /// Run a progress thread, so that operations advance while the application computes. Default off:
-    /// operations then advance only inside calls. `LINERATE_PROGRESS=thread|inline`.
-    pub progress_thread: bool,
+    /// Who moves operations while the application computes. Default `auto`.
+    /// `LINERATE_PROGRESS=auto|thread|inline`.
+    pub progress: Progress,
     /// Ask for huge pages for registered memory of 2 MiB and more. Default on; where the kernel has none, it takes small
     /// ones. Off where memory is so fragmented that looking for huge pages takes longer than they save.
     /// `LINERATE_HUGE_PAGES=auto|off`.
@@ -66,6 +83,21 @@ pub struct Config {
     pub verbs: VerbsSettings,
     /// How ranks find and trust each other.
     pub job: JobSettings,
+}
+
+/// Who moves operations that have been started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// A thread from the first operation that is started on, if this host has more cores than ranks
+    /// of the job; else the calls of the application.
+    Auto,
+    /// A thread, so that operations advance while the application computes. It sleeps while nothing
+    /// is under way, and overlaps well even where every core has a rank, if computing is long
+    /// beside an operation.
+    Thread,
+    /// The calls of the application alone: operations advance inside `wait`, `test` and other calls
+    /// only.
+    Inline,
 }
 
 /// Whether ranks read out of each other's address spaces.
@@ -98,7 +130,7 @@ impl Default for Config {
             window_bytes: limits::WINDOW_BYTES_DEFAULT,
             algorithm: None,
             transport: "auto".into(),
-            progress_thread: false,
+            progress: Progress::Auto,
             huge_pages: true,
             threads: None,
             cma: CrossMemory::Auto,
@@ -113,6 +145,14 @@ impl Default for Config {
 }
 
 impl Config {
+    /// The settings of the environment (`LINERATE_...`); what it does not set is the default.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: a value out of its range, with the range.
+    pub fn from_env() -> Result<Config> {
+        Config::from_lookup(|name| std::env::var(name).ok())
+    }
+
     /// Settings from named values, such as the process's environment.
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Config> {
         let mut config = Config::default();
@@ -120,10 +160,10 @@ impl Config {
             config.timeout = parse_timeout("LINERATE_TIMEOUT", &text)?;
         }
         if let Some(text) = lookup("LINERATE_CHUNK_BYTES") {
-            config.chunk_bytes = parse_bytes("LINERATE_CHUNK_BYTES", &text, 4 << 10, 64 << 20)?;
+            config.chunk_bytes = CHUNK_BYTES.parse_size(&text)? as usize;
         }
         if let Some(text) = lookup("LINERATE_WINDOW_BYTES") {
-            config.window_bytes = parse_bytes("LINERATE_WINDOW_BYTES", &text, 16 << 10, 16 << 20)?;
+            config.window_bytes = WINDOW_BYTES.parse_size(&text)? as usize;
         }
         config.algorithm =
             lookup("LINERATE_ALGO").filter(|name| !name.is_empty() && name != "auto");
@@ -131,25 +171,19 @@ impl Config {
             config.transport = name;
         }
         if let Some(text) = lookup("LINERATE_PROGRESS") {
-            config.progress_thread = match text.as_str() {
-                "thread" => true,
-                "inline" => false,
+            config.progress = match text.as_str() {
+                "" | "auto" => Progress::Auto,
+                "thread" => Progress::Thread,
+                "inline" => Progress::Inline,
                 _ => {
                     return Err(Error::invalid(format!(
-                        "LINERATE_PROGRESS is '{text}': thread or inline"
+                        "LINERATE_PROGRESS is '{text}': auto, thread or inline"
                     )));
                 }
             };
         }
         if let Some(text) = lookup("LINERATE_THREADS").filter(|text| !text.is_empty()) {
-            let threads = text
-                .parse()
-                .ok()
-                .filter(|threads| (1..=64).contains(threads));
-            config.threads =
-                Some(threads.ok_or_else(|| {
-                    Error::invalid(format!("LINERATE_THREADS is '{text}': 1 to 64"))
-                })?);
+            config.threads = Some(THREADS.parse(&text)? as usize);
         }
         if let Some(text) = lookup("LINERATE_HUGE_PAGES") {
             config.huge_pages = match text.as_str() {
@@ -189,6 +223,20 @@ impl Config {
         config.verbs = VerbsSettings::from_lookup(&lookup)?;
         config.job = JobSettings::from_lookup(&lookup)?;
         Ok(config)
+    }
+
+    /// Checks every field, wherever it was set. Whatever makes a communicator begins with this.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] with the field, its value and what is allowed.
+    pub fn check(&self) -> Result<()> {
+        field::check_timeout("timeout (LINERATE_TIMEOUT)", self.timeout)?;
+        CHUNK_BYTES.check(self.chunk_bytes as u64)?;
+        WINDOW_BYTES.check(self.window_bytes as u64)?;
+        THREADS.check_some(self.threads)?;
+        self.tcp.check()?;
+        self.verbs.check()?;
+        self.job.check()
     }
 
     /// The shared fields, compared between ranks at bootstrap: the two lowest bits are switches, the rest is a hash.
@@ -241,12 +289,10 @@ fn price_list(lookup: &impl Fn(&str) -> Option<String>) -> PriceList {
 
 /// Seconds as a decimal number above zero.
 pub fn parse_timeout(name: &str, text: &str) -> Result<Duration> {
-    match text.parse::<f64>() {
-        Ok(seconds) if seconds > 0.0 && seconds <= 1e9 => Ok(Duration::from_secs_f64(seconds)),
-        _ => Err(Error::invalid(format!(
-            "{name} is '{text}': seconds above 0 and at most 1e9, such as 2.5"
-        ))),
-    }
+    let seconds = text.parse().ok();
+    let timeout = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let timeout = timeout.filter(|timeout| field::check_timeout(name, *timeout).is_ok());
+    timeout.ok_or_else(|| field::refuse_timeout(name, &format!("'{text}'")))
 }
 
 /// A size with an optional binary suffix K, M or G.
@@ -271,15 +317,8 @@ fn size_text(text: &str) -> String {
     format!("'{text}' is no size: a whole number with an optional K, M or G (binary), such as 64K")
 }
 
-fn parse_bytes(name: &str, text: &str, least: usize, most: usize) -> Result<usize> {
-    let bytes = parse_size(text).map_err(|e| Error::invalid(format!("{name}: {e}")))? as usize;
-    if bytes < least || bytes > most || !bytes.is_multiple_of(limits::CACHE_LINE_BYTES) {
-        return Err(Error::invalid(format!(
-            "{name} is {bytes}: a multiple of 64 from {least} to {most}"
-        )));
-    }
-    Ok(bytes)
-}
+#[cfg(test)]
+mod bounds_tests;
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,7 @@
 //! The one error type. Its texts say what was tried, with which values, what is allowed and what to do.
 
 use crate::types::Rank;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Result of everything that can fail.
@@ -41,7 +42,9 @@ pub enum Error {
     },
 
     /// A peer died or its link did.
-    #[error("rank {rank} failed: {cause}{during}; restart it and rebuild the communicator")]
+    #[error(
+        "rank {rank} failed: {cause}{during}; the ranks that live may go on together by Communicator::rebuild; a process that is started again cannot join them: to have all ranks, start the job again"
+    )]
     PeerFailed {
         /// Who.
         rank: Rank,
@@ -49,6 +52,19 @@ pub enum Error {
         cause: String,
         /// What this rank was doing, after a comma; empty if nothing.
         during: String,
+    },
+
+    /// A peer has left in good order, and the operation needs it. Operations that do not need it go
+    /// on.
+    #[error(
+        "rank {rank} has left, and {operation} needs it: all ranks call the same operations before they drop the communicator \
+         (Communicator::finalize is an end that each waits for); the others go on by Communicator::rebuild"
+    )]
+    Left {
+        /// Who.
+        rank: Rank,
+        /// What needs it.
+        operation: String,
     },
 
     /// The operation was cancelled, here or by a peer.
@@ -79,6 +95,17 @@ pub enum Error {
     )]
     Forked,
 
+    /// A slice, a copy or an operation was wanted of memory that another one uses.
+    #[error("bytes {} to {} of a buffer are in use by {by}: {remedy}", bytes.start, bytes.end)]
+    InUse {
+        /// What was wanted, in bytes of the whole allocation.
+        bytes: std::ops::Range<u64>,
+        /// What uses some of it.
+        by: String,
+        /// What to do.
+        remedy: String,
+    },
+
     /// Memory, descriptors or another bounded resource is used up.
     #[error("{what}: {limit}; {remedy}")]
     Exhausted {
@@ -108,8 +135,9 @@ pub enum Error {
     Os {
         /// The call and its arguments.
         what: String,
-        /// The error's text.
-        cause: String,
+        /// What it answered.
+        #[source]
+        cause: OsCause,
     },
 
     /// Gradients, or sums of them, are not finite, and the policy of a sparse allreduce is to stop there.
@@ -128,6 +156,37 @@ pub enum Error {
     /// Bytes from a peer or a file do not have the right form.
     #[error("{0}")]
     Malformed(String),
+
+    /// A defect of this library; no argument of the caller brings it about.
+    #[error(
+        "internal fault of linerate: {0}; please report it with what all ranks printed; the communicator must be rebuilt"
+    )]
+    Internal(String),
+}
+
+/// An [`std::io::Error`] that can be cloned and compared.
+#[derive(Clone, Debug)]
+pub struct OsCause(Arc<std::io::Error>);
+
+impl std::ops::Deref for OsCause {
+    type Target = std::io::Error;
+
+    fn deref(&self) -> &std::io::Error {
+        &self.0
+    }
+}
+
+impl std::fmt::Display for OsCause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl PartialEq for OsCause {
+    fn eq(&self, other: &OsCause) -> bool {
+        let is_number_equal = self.raw_os_error() == other.raw_os_error();
+        is_number_equal && self.kind() == other.kind() && self.to_string() == other.to_string()
+    }
 }
 
 impl Error {
@@ -143,8 +202,13 @@ impl Error {
         }
         Error::Os {
             what: what.into(),
-            cause: cause.to_string(),
+            cause: OsCause(Arc::new(cause)),
         }
+    }
+
+    /// A defect of this library, found by a check.
+    pub(crate) fn internal(what: impl Into<String>) -> Error {
+        Error::Internal(what.into())
     }
 
     /// An argument is wrong.
@@ -158,5 +222,44 @@ impl Error {
             Error::CommunicatorFailed(first) => first.first_cause(),
             other => other,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_system_refused_keeps_its_kind_and_its_source() {
+        use std::error::Error as _;
+        let refused = || std::io::Error::from_raw_os_error(libc::EACCES);
+        let error = Error::os("opening a file", refused());
+        assert_eq!(error, error.clone());
+        assert_ne!(
+            error,
+            Error::os("opening a file", std::io::Error::other("no"))
+        );
+        let Error::Os { cause, .. } = &error else {
+            panic!("{error:?}");
+        };
+        assert_eq!(cause.kind(), std::io::ErrorKind::PermissionDenied);
+        let source = error.source().and_then(|source| source.downcast_ref());
+        let number = source.and_then(std::io::Error::raw_os_error);
+        assert_eq!(number, Some(libc::EACCES));
+        assert_eq!(error.to_string(), format!("opening a file: {}", refused()));
+    }
+
+    #[test]
+    fn a_failed_rank_is_told_what_works() {
+        let error = Error::PeerFailed {
+            rank: 3,
+            cause: "its process ended".into(),
+            during: String::new(),
+        };
+        let text = error.to_string();
+        assert!(
+            text.contains("rebuild") && text.contains("cannot join"),
+            "{text}"
+        );
     }
 }

@@ -1,22 +1,47 @@
 //! linerate moves registered buffers between the ranks of a distributed training job and builds the
 //! collectives of data-parallel training on that.
 //!
-//! This text is the architecture; each layer below says more in its own module.
+//! ```no_run
+//! use linerate::{Communicator, ReduceOp};
+//!
+//! fn main() -> linerate::Result<()> {
+//!     // From `linerate launch`, torchrun, mpirun or srun.
+//!     let communicator = Communicator::from_env()?;
+//!
+//!     // Registered memory: peers read it where it lies. Zeroed, freed when its last user is gone.
+//!     let gradients = communicator.alloc::<f32>(1 << 20)?;
+//!     gradients.as_mut_slice()?.fill(communicator.rank() as f32);
+//!
+//!     // It borrows the buffer until it has ended, and goes on while this thread computes.
+//!     let operation = communicator.start_all_reduce(&gradients, ReduceOp::Avg)?;
+//!     let computed: f32 = (1..10_000_000).map(|i| 1.0 / i as f32).sum();
+//!     operation.wait()?;
+//!
+//!     println!("rank {}: {} {computed}", communicator.rank(), gradients.as_slice()?[0]);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! Read first: [`Communicator`] with its collectives, [`Buffer`], [`Operation`], [`Config`]; then
+//! [`Fusion`], [`SparseAllreduce`] and [`PartialAllreduce`]. `examples/` has a program for each.
+//!
+//! The rest of this text is the architecture; each layer says more in its own module.
 //!
 //! # Data flow
 //!
 //! ```text
-//! Call ──► collective ──► Schedule ──► engine ──► transport ──► peers
+//! call ──► collective ──► Schedule ──► engine ──► transport ──► peers
 //!  (buffers) (pure; cached)  (a DAG)   │   ▲          │
 //!                                      ▼   └─ events ─┘
 //!                                    kernel
 //! ```
 //!
-//! A [`Call`] names a collective, buffers, a count, a type and an operator. [`collective`] picks an algorithm by the
-//! [`cost`] model and builds one rank's [`schedule`]: a graph of steps over symbolic buffers, without counts, so that it
-//! is built once and cached. The [`engine`] binds it to memory and a count and runs it: it cuts chunks, follows
-//! dependencies, posts messages to the [`transport`], stores signals, and calls the [`kernel`]s for reductions. [`comm`]
-//! is what users hold.
+//! A call names a collective, buffers, a count, a type and an operator. [`collective`] picks an
+//! algorithm by the [`cost`] model and builds one rank's [`schedule`]: a graph of steps over
+//! symbolic buffers, without counts, so that it is built once and cached. The [`engine`] binds it
+//! to memory and a count and runs it: it cuts chunks, follows dependencies, posts messages to the
+//! [`transport`], stores signals, and calls the [`kernel`]s for reductions. [`comm`] is what users
+//! hold.
 //!
 //! # Layers
 //!
@@ -42,6 +67,9 @@
 //!
 //! # Invariants
 //!
+//! * A buffer knows who uses which of its elements (`memory/borrows.rs`): slices and copies while they live, operations until
+//!   the engine has ended them. What meets another use is an error. Memory that peers could reach when its operation failed
+//!   is never a slice again, because a peer that is only stopped may still write there.
 //! * A schedule is right by check, not by luck: [`schedule::check`] runs every builder for every rank count on
 //!   contributor sets, and the same schedules run with real numbers in virtual time under any order of delivery.
 //! * The order of a reduction is fixed by ranks, never by arrival: the same inputs, ranks and algorithm give the same
@@ -72,20 +100,24 @@
 //! * Every wait has a deadline. The first failure ends the communicator on all ranks with one cause: whoever hears of it
 //!   passes it on, so that a rank that leaves because of it never looks like its cause. A transport has room for this news
 //!   whatever else it holds (clause 7), so that a rank which takes nothing finds it at its next call.
+//! * A rank that drops its communicator after its last operation leaves in good order, which is no failure (`engine/leaving.rs`):
+//!   transports tell it from a death (clause 21) with the number of collectives it has done, what it has sent counts, and only
+//!   what needs more of it fails.
 //! * A view of a peer's memory stays valid whatever that peer does: regions that it frees stay mapped until every round
 //!   that may have a view of them has ended, and it cannot free its control memory at all.
 //! * Memory is compared with what the machine, its control groups and the process may have before it is touched. Pages that
 //!   a stopped peer could still write belong to nobody else, because they are never reused.
-//! * A communicator belongs to the process that made it. A forked child gets an error from every call and, whatever it drops,
-//!   says nothing to the parent's peers; those see the parent's death although the child holds copies of its sockets.
-//! * What threads and processes share without a lock (`transport/shm/ring.rs`, `engine/control.rs`, `memory/bell.rs`,
+//! * A communicator belongs to the process that made it: what drives it lies in a [`memory::ProcessOwned`], which is the one way
+//!   to it. A forked child gets an error from every call and, whatever it drops, says nothing to the parent's peers; those see the parent's death although the child holds copies of its sockets.
+//! * What threads and processes share without a lock (`transport/shm/{ring,recall}.rs`, `engine/control.rs`, `memory/bell.rs`,
 //!   `memory/quota.rs`) takes its memory from [`memory`] alone, so that `tests/loom.rs` compiles the same files against a model and shows that each
 //!   ordering is needed; `comm/driving.rs`, where threads hand the engine over, runs under shuttle the same way.
 //! * Communicators made from one another are a family: each has a transport and an engine of its own, so that they fail and
 //!   run independently, and whoever waits on one drives the others of its process too.
 //! * Memory of the caller is reached by peers only where it lies inside a registered buffer (`comm/ranges.rs` knows where
 //!   those are), or by reading it out of this process (`transport/shm/fetch.rs`), both sides allowing. A rank that fails takes
-//!   it back before its caller gets it: what peers read of it later they do not count.
+//!   all of it back before its caller gets it (`transport/shm/recall.rs`): what peers read of it later they do not count, and
+//!   hand on to nobody. Each looks after it has read, before the step or message counts as done.
 //! * Connections between ranks (`transport/tcp`) begin with a proof of the job's secret on both sides. One that is lost is
 //!   replaced, and exactly what had not come on it is sent again; a rank sleeps on one descriptor for all of them.
 //! * With TLS everything behind that proof is sealed, control and data, with keys that both sides derive from it and that
@@ -95,15 +127,15 @@
 //! * Two ranks of a host share memory if each has mapped the other's, else both use what leads to other hosts
 //!   (`transport/router.rs`): RDMA if every rank has said that it can, else connections (`transport/between.rs`).
 //! * A rebuild gives every survivor the new communicator or none: who is told to commit tells all others first. Where ranks
-//!   that are left out may live behind a cut, at most one side of it gets one.
+//!   that are left out may live behind a cut, at most one side of it gets one; that a rank has ended only its host knows.
 //! * Nobody is believed before the handshake of [`wire`]: of a stranger a rank keeps one message's bytes for a bounded time.
 //!   Where a rank can be reached is what rank 0 sees of it, not what it says. Until every rank has the contacts of all, each
 //!   keeps its connection to rank 0, so that the first failure is everyone's.
 //! * Where a partial allreduce survives deaths, a result stands for the snapshots in it as long as any rank may lack it: what
 //!   one survivor has completed the others fetch, what none has is repeated without the dead, and no rank leaves with
 //!   a result that others lack ([`partial`]).
-//! * A sparse allreduce loses no gradient: what of a rank's picks is not in the result returns to its residual, in whole or as
-//!   the error of its rounding ([`sparse`]). Its peers depend on data, so that it is no schedule but a machine that asks for
+//! * A sparse allreduce loses no gradient but what additions of `f32` round away: what of a rank's picks takes part in no sum
+//!   returns to its residual, in whole or as the error of its rounding on the wire ([`sparse`]). Its peers depend on data, so that it is no schedule but a machine that asks for
 //!   messages and small collectives; `comm/sparse` carries them with ordinary operations, so every transport has it. Nothing
 //!   changes before all ranks know that the step counts, in any tensor of the call; bytes of a peer that cannot be right end in an
 //!   error that names it.
@@ -112,11 +144,12 @@
 //!
 //! # Deliberately absent
 //!
-//! Files in /dev/shm, global state (but for a page that tells a forked child from its parent, and a count of the bytes of
-//! regions), background threads that nobody asked for (a [`Fusion`] has one, a [`PartialAllreduce`] too, [`Config::progress_thread`] makes one, and a
-//! rank with several cores shares large copies and reductions among [`Config::threads`], which sleep in between), a central
-//! daemon, asynchronous runtimes, unregistered memory on the wire (but for messages inside a host, see [`Config::cma`]). Not yet there: device memory,
-//! ranks that join later.
+//! Files in /dev/shm, global state (but for a page that tells a forked child from its parent, and a
+//! count of the bytes of regions), background threads that nobody asked for (a [`Fusion`] has one,
+//! a [`PartialAllreduce`] too, [`Config::progress`] may make one, and a rank with several cores
+//! shares large copies and reductions among [`Config::threads`], which sleep in between), a central
+//! daemon, asynchronous runtimes, unregistered memory on the wire (but for messages inside a host,
+//! see [`Config::cma`]). Not yet there: device memory, ranks that join later.
 
 /// The program of the README compiles.
 #[cfg(doctest)]
@@ -146,12 +179,13 @@ pub mod types;
 pub mod wire;
 
 pub use comm::{
-    Buffer, Call, Communicator, Explanation, FlushReport, Fusion, Group, Operation,
-    PartialAllreduce, PartialFusion, PartialFusionOptions, Simulation, SparseAllreduce,
-    SparseResult, StepReport, StepTimes, Transfer,
+    Buffer, CollectiveBuilder, Communicator, Explanation, FlushReport, Fusion, Group, Input, Lend,
+    Operation, Output, PartialAllreduce, PartialFusion, PartialFusionOptions, Simulation,
+    SparseAllreduce, SparseResult, StepReport, StepTimes,
 };
-pub use config::Config;
+pub use config::{Config, Progress};
 pub use error::{Error, Result};
 pub use fusion::{FusionOptions, TensorSpec};
+pub use memory::{BufferMut, BufferRef, Element};
 pub use partial::{Delivery, Divisor, PartialOptions, Policy, RankSet, RoundReport, Waited};
 pub use types::{Collective, DataType, Rank, ReduceOp};

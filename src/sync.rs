@@ -4,5 +4,5 @@
 //! `tests/shuttle.rs` can compile the same files against loom's and shuttle's.
 
 pub use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
-pub use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+pub use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 pub use std::thread::yield_now;

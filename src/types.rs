@@ -125,6 +125,14 @@ impl FromStr for DataType {
 ///
 /// Integers wrap. `Min` and `Max` on floats: NaN wins, and -0 is less than +0. `Avg` is a sum that is
 /// divided once, at the end, by the number of ranks (integers truncate toward zero).
+///
+/// Sums of floats may overflow to infinity, also those of `Avg`, and the algorithm decides where:
+/// f16 and bf16 are added in f32 and rounded to the type whenever a partial sum is stored or sent.
+/// So the average of three 60000 in f16 is 60000 where one rank adds all three, and infinite where
+/// partial sums travel. With every algorithm and over every transport f16 is safe where ranks * the
+/// largest magnitude is at most 32752, half of what the type holds (up to 1000 ranks: rounding may
+/// enlarge a sum). Beyond that, scale first: `PremulSum(0.25)` of three ranks gives three quarters
+/// of their average, and a factor that is a power of two rounds nothing but subnormal values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ReduceOp {
     /// Sum.
@@ -135,7 +143,7 @@ pub enum ReduceOp {
     Min,
     /// Greatest value.
     Max,
-    /// Sum divided once, at the end, by the number of ranks.
+    /// Sum divided once, at the end, by the number of ranks. The sum may overflow: see above.
     Avg,
     /// Each rank's input is multiplied by that rank's own factor before the sum. The product is
     /// rounded to the element type. Floating-point types only.
@@ -284,7 +292,8 @@ pub enum Collective {
     Scatter = 7,
     /// `ranks * count` in and out: block r goes to rank r.
     AllToAll = 8,
-    /// Like `AllToAll` with a length per pair.
+    /// Like `AllToAll` with a length per pair. Never in place: a part that arrives would lie on
+    /// parts that are still to be sent.
     AllToAllV = 9,
     /// No data; nobody leaves before all have come.
     Barrier = 10,

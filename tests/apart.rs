@@ -9,7 +9,7 @@ mod connections;
 #[path = "rails/work.rs"]
 mod work;
 
-use linerate::{Communicator, Config};
+use linerate::Communicator;
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output, Stdio};
@@ -24,9 +24,8 @@ fn child_entry() {
     if std::env::var("LINERATE_TEST_ROLE").as_deref() != Ok("sums") {
         return;
     }
-    let config = Config::from_lookup(|name| std::env::var(name).ok()).unwrap();
-    let comm = Communicator::from_env(config).unwrap();
-    let buffer = comm.alloc(8 * 300_000).unwrap();
+    let comm = Communicator::from_env().unwrap();
+    let buffer = comm.alloc(300_000).unwrap();
     for round in 0..30 {
         work::sum(&comm, &buffer, [1, 500, 300_000][round as usize % 3], round).unwrap();
     }

@@ -78,6 +78,7 @@ clauses! {
     clause_18_withdrawn_memory_is_the_owners_again = 18,
     clause_19_an_injected_message_has_been_read = 19,
     clause_20_a_word_is_changed_once_for_all = 20,
+    clause_21_what_a_leaving_rank_has_sent_counts = 21,
 }
 
 #[test]
@@ -120,6 +121,7 @@ const SIMULATED_FAULTS: &[(Fault, u32)] = &[
     (Fault::InjectsLater, 19),
     (Fault::ChangesTwice, 20),
     (Fault::HidesOldWords, 20),
+    (Fault::LeavesAtOnce, 21),
 ];
 
 #[test]

@@ -1,6 +1,6 @@
-//! What happens to a rank, and what the others make of it: death, interruption, a pause, memory that goes while it is read,
-//! disagreement, absence, limits of
-//! descriptors and memory, other jobs and other users. Real processes over shared memory.
+//! What happens to a rank, and what the others make of it: death, interruption, a pause, memory
+//! that goes or is given back while it is read, disagreement, absence, limits of descriptors and
+//! memory, other jobs and other users. Real processes over shared memory.
 //!
 //! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child runs [`child_entry`] and
 //! nothing else. Read first: `faults/job.rs`.
@@ -17,6 +17,8 @@ mod job;
 mod limits;
 #[path = "faults/pause.rs"]
 mod pause;
+#[path = "faults/withdrawal.rs"]
+mod withdrawal;
 
 #[test]
 fn child_entry() {
@@ -30,8 +32,12 @@ fn child_entry() {
         "unmapped" => fetching::unmapped(),
         "withdrawn" => fetching::withdrawn(),
         "paused" => pause::paused(),
+        "receiving" => withdrawal::receiving(),
+        "reducing" => withdrawal::reducing(),
         "disagree" => disagreement::disagree(),
         "absent" => disagreement::absent(),
+        "crossed" => disagreement::crossed(),
+        "plain" => disagreement::plain_memory(),
         "sum" => limits::sum(),
         "greedy" => limits::greedy(),
         "again" => limits::again(),

@@ -3,13 +3,13 @@
 //!
 //! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child runs [`child_entry`] and
 //! nothing else.
+#![allow(unsafe_code)]
 
 #[path = "processes/spawn.rs"]
 mod spawn;
 
 use linerate::config::CrossMemory;
-use linerate::memory::RegionKey;
-use linerate::{Buffer, Call, Collective, Communicator, Config, DataType, ReduceOp};
+use linerate::{Buffer, Collective, CollectiveBuilder, Communicator, Config, DataType, ReduceOp};
 use spawn::spawn;
 use std::process::Output;
 
@@ -39,7 +39,7 @@ fn child_entry() {
     if std::env::var("LINERATE_TEST_OFF").ok() == std::env::var("RANK").ok() {
         config.cma = CrossMemory::Off;
     }
-    let comm = Communicator::from_env(config).unwrap();
+    let comm = Communicator::from_env_with(config).unwrap();
     match role.as_str() {
         "messages" => messages(&comm),
         "addresses" => addresses(&comm),
@@ -52,13 +52,13 @@ fn value(rank: u32, index: usize) -> f32 {
     (rank as usize * 31 + index % 1000) as f32
 }
 
-fn filled(buffer: &Buffer, rank: u32) {
+fn filled(buffer: &Buffer<f32>, rank: u32) {
     let values: Vec<f32> = (0..COUNT).map(|index| value(rank, index)).collect();
-    buffer.write(0, &values);
+    buffer.write(0, &values).unwrap();
 }
 
-fn check(what: &str, buffer: &Buffer, wanted: impl Fn(usize) -> f32) {
-    let values = buffer.to_vec::<f32>();
+fn check(what: &str, buffer: &Buffer<f32>, wanted: impl Fn(usize) -> f32) {
+    let values = buffer.as_slice().unwrap();
     let wrong = (0..COUNT).find(|&index| values[index] != wanted(index));
     assert!(wrong.is_none(), "{what}: element {wrong:?} is wrong");
 }
@@ -67,29 +67,34 @@ fn sum(ranks: u32, index: usize) -> f32 {
     (0..ranks).map(|rank| value(rank, index)).sum()
 }
 
+fn plain() -> Buffer<f32> {
+    Buffer::from_vec(vec![0f32; COUNT])
+}
+
+fn of_count(comm: &Communicator, collective: Collective) -> CollectiveBuilder<'_> {
+    comm.collective(collective, DataType::F32, COUNT as u64)
+}
+
 /// Collectives by messages, and sends and receives, of the caller's memory.
 fn messages(comm: &Communicator) {
     let (rank, ranks) = (comm.rank(), comm.ranks());
-    let (input, output) = (
-        Buffer::plain(4 * COUNT).unwrap(),
-        Buffer::plain(4 * COUNT).unwrap(),
-    );
+    let (input, output) = (plain(), plain());
+    let sum_of_all = of_count(comm, Collective::AllReduce)
+        .input(&input)
+        .output(&output);
     for round in 0..3 {
         for algorithm in ["ring", "recursive-doubling"] {
             filled(&input, rank);
-            let op = ReduceOp::Sum;
-            let mut call = Call::all_reduce(DataType::F32, op, COUNT as u64, &input, &output);
-            call.algorithm = Some(algorithm.into());
-            comm.run(&call).unwrap();
+            sum_of_all.clone().algorithm(algorithm).run().unwrap();
             check(algorithm, &output, |index| sum(ranks, index));
             check("the input", &input, |index| value(rank, index));
         }
         for algorithm in ["tree", "chain"] {
             let root = round % ranks;
             filled(&output, if rank == root { root } else { 77 });
-            let mut call = Call::new(Collective::Broadcast, DataType::F32, COUNT as u64);
-            (call.root, call.algorithm) = (root, Some(algorithm.into()));
-            comm.run(&call.with(&output, &output)).unwrap();
+            let broadcast = of_count(comm, Collective::Broadcast).root(root);
+            let broadcast = broadcast.input(&output).output(&output);
+            broadcast.algorithm(algorithm).run().unwrap();
             check(algorithm, &output, |index| value(root, index));
         }
         filled(&input, rank);
@@ -100,13 +105,8 @@ fn messages(comm: &Communicator) {
     }
     // A shift is of three ranks: whoever left after the last one would be missing when another calls it.
     comm.barrier().unwrap();
-    let call = {
-        let mut call =
-            Call::all_reduce(DataType::F32, ReduceOp::Sum, COUNT as u64, &input, &output);
-        call.algorithm = Some("ring".into());
-        call
-    };
-    println!("PATH {}.", comm.explain(&call).unwrap().path);
+    let explanation = sum_of_all.algorithm("ring").explain().unwrap();
+    println!("PATH {}.", explanation.path);
 }
 
 #[test]
@@ -154,60 +154,68 @@ fn ranks_that_do_not_want_it_are_served_by_staging() {
 }
 
 /// The same memory, named by its address only.
-fn bare(comm: &Communicator, buffer: &Buffer) -> Buffer {
-    let view = buffer.view().in_region(RegionKey::NONE, 0);
-    comm.buffer_at(view).unwrap()
+fn bare(comm: &Communicator, buffer: &Buffer<f32>) -> Buffer<f32> {
+    let address = buffer.as_mut_slice().unwrap().as_mut_ptr();
+    // SAFETY: the callers keep the buffer for longer than the result, and use one slice of it at a time.
+    unsafe { comm.adopt(address, buffer.len()) }.unwrap()
 }
 
 /// `direct` works on registered memory only, and says so where it finds other.
-fn all_reduce(
-    comm: &Communicator,
-    buffer: &Buffer,
-    algorithm: Option<&str>,
-) -> linerate::Result<()> {
-    let mut call = Call::all_reduce(DataType::F32, ReduceOp::Sum, COUNT as u64, buffer, buffer);
-    call.algorithm = algorithm.map(String::from);
-    comm.run(&call)
+fn all_reduce_directly(comm: &Communicator, buffer: &Buffer<f32>) -> linerate::Result<()> {
+    let sum = of_count(comm, Collective::AllReduce).algorithm("direct");
+    sum.input(buffer).output(buffer).run()
 }
 
 /// Memory that is named by its address, inside a registered buffer and elsewhere.
 fn addresses(comm: &Communicator) {
     let ranks = comm.ranks();
     let child = comm.duplicate().unwrap();
-    let whole = comm.alloc(4 * COUNT + 4096).unwrap();
-    for (at, on) in [(0, comm), (2048, comm), (4096, &child)] {
-        let part = bare(on, &whole.part(at, 4 * COUNT));
+    let whole = comm.alloc::<f32>(COUNT + 1024).unwrap();
+    for (at, on) in [(0, comm), (512, comm), (1024, &child)] {
+        let range = whole.range(at..at + COUNT);
+        let part = bare(on, &range);
         assert!(part.is_registered());
         filled(&part, comm.rank());
-        all_reduce(on, &part, Some("direct")).unwrap();
-        check("by its address", &whole.part(at, 4 * COUNT), |index| {
-            sum(ranks, index)
-        });
+        all_reduce_directly(on, &part).unwrap();
+        check("by its address", &range, |index| sum(ranks, index));
     }
-    let beyond = whole.view().in_region(RegionKey::NONE, 0);
-    let plain = Buffer::plain(4 * COUNT).unwrap();
+    // One use excludes the other, whichever way the elements were named.
+    let part = bare(comm, &whole.range(16..32));
+    let slice = whole.range(31..).as_mut_slice().map(|mut slice| {
+        slice[0] = 7.0;
+        part.as_slice().unwrap_err().to_string()
+    });
+    assert!(slice.unwrap().contains("are in use by a slice"));
+    assert_eq!(part.as_slice().unwrap()[15], 7.0);
+    let plain = plain();
     assert!(!bare(comm, &plain).is_registered());
     // The part keeps the buffer, and the buffer's end is the end of its range.
-    let part = bare(comm, &whole.part(64, 64));
+    let address = whole.as_mut_slice().unwrap().as_mut_ptr();
+    // SAFETY: of no elements nothing is used.
+    let is_known = || unsafe { comm.adopt(address, 0) }.unwrap().is_registered();
     drop(whole);
-    assert!(comm.buffer_at(beyond).unwrap().is_registered());
+    assert!(is_known());
     drop(part);
-    assert!(!comm.buffer_at(beyond).unwrap().is_registered());
+    assert!(!is_known());
     // In place is where the addresses say, whoever names them.
-    let (one, other) = (
-        bare(comm, &plain),
-        bare(comm, &plain.part(4, 4 * COUNT - 4)),
-    );
-    let call = Call::all_reduce(DataType::F32, ReduceOp::Sum, COUNT as u64 - 1, &one, &other);
-    let error = comm.run(&call).unwrap_err().to_string();
+    let (one, other) = (bare(comm, &plain), bare(comm, &plain.range(1..)));
+    let sum = comm.collective(Collective::AllReduce, DataType::F32, COUNT as u64 - 1);
+    let error = sum
+        .input(&one)
+        .output(&other)
+        .run()
+        .unwrap_err()
+        .to_string();
     assert!(
         error.contains("overlap at a distance of 4 bytes"),
         "{error}"
     );
-    comm.barrier().unwrap();
-    let error = all_reduce(comm, &one, Some("direct"))
-        .unwrap_err()
-        .to_string();
+    // Of three ranks, one may hear of another one's refusal before it has heard the third one's
+    // part of the barrier.
+    let refused = comm
+        .barrier()
+        .and_then(|()| all_reduce_directly(comm, &one));
+    let error = refused.unwrap_err().to_string();
     assert!(error.contains("direct needs registered memory"), "{error}");
     println!("STAGED");
 }
@@ -222,15 +230,15 @@ fn memory_inside_a_registered_buffer_is_used_where_it_lies() {
 
 /// Registered on some ranks and not on others, all named by address.
 fn mixed(comm: &Communicator) {
-    let registered = comm.alloc(4 * COUNT).unwrap();
-    let plain = Buffer::plain(4 * COUNT).unwrap();
+    let registered = comm.alloc(COUNT).unwrap();
+    let plain = plain();
     for round in 0..2 * comm.ranks() {
         let buffer = match round % comm.ranks() == comm.rank() {
             true => bare(comm, &plain),
             false => bare(comm, &registered),
         };
         filled(&buffer, comm.rank());
-        all_reduce(comm, &buffer, None).unwrap();
+        comm.all_reduce(&buffer, ReduceOp::Sum).unwrap();
         check("mixed", &buffer, |index| sum(comm.ranks(), index));
     }
 }

@@ -12,7 +12,7 @@ mod threads;
 #[path = "groups/traffic.rs"]
 mod traffic;
 
-use linerate::{Buffer, Call, Communicator, Config, DataType, Error, ReduceOp};
+use linerate::{Buffer, Collective, Communicator, Config, DataType, Error, Progress, ReduceOp};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use threads::on_threads;
@@ -40,7 +40,10 @@ fn on_ranks_over<T: Send>(
 ) -> Vec<T> {
     let config = Config {
         timeout: Duration::from_secs(30),
-        progress_thread,
+        progress: match progress_thread {
+            true => Progress::Thread,
+            false => Progress::Inline,
+        },
         transport: transport.into(),
         ..Config::default()
     };
@@ -49,18 +52,12 @@ fn on_ranks_over<T: Send>(
 
 /// Sums a value over the ranks, in `count` elements of registered memory of `home`.
 pub fn sum(comm: &Communicator, home: &Communicator, value: u64, count: usize) -> u64 {
-    let buffer = home.alloc(8 * count).unwrap();
-    buffer.write(0, &vec![value; count]);
-    comm.run(&sum_call(&buffer)).unwrap();
-    let all = buffer.to_vec::<u64>();
+    let buffer = home.alloc(count).unwrap();
+    buffer.write(0, &vec![value; count]).unwrap();
+    comm.all_reduce(&buffer, ReduceOp::Sum).unwrap();
+    let all = buffer.as_slice().unwrap();
     assert!(all.iter().all(|&v| v == all[0]));
     all[0]
-}
-
-/// The call that sums a buffer in place.
-pub fn sum_call(buffer: &Buffer) -> Call {
-    let count = buffer.len_bytes() as u64 / 8;
-    Call::all_reduce(DataType::U64, ReduceOp::Sum, count, buffer, buffer)
 }
 
 #[test]
@@ -109,7 +106,7 @@ fn a_rank_without_a_colour_takes_part_and_gets_none() {
 fn the_parent_may_go_first_and_the_children_live_on() {
     on_ranks(3, |world| {
         let child = world.duplicate().unwrap();
-        let buffer = world.alloc(800_000).unwrap();
+        let buffer = world.alloc::<u64>(100_000).unwrap();
         let grandchild = child.split(Some(0), 0).unwrap().unwrap();
         // Who goes first differs between the ranks.
         match world.rank() {
@@ -118,9 +115,9 @@ fn the_parent_may_go_first_and_the_children_live_on() {
             _ => drop(world),
         }
         for _ in 0..20 {
-            buffer.write(0, &vec![2u64; 100_000]);
-            grandchild.run(&sum_call(&buffer)).unwrap();
-            assert_eq!(buffer.to_vec::<u64>(), vec![6; 100_000]);
+            buffer.as_mut_slice().unwrap().fill(2);
+            grandchild.all_reduce(&buffer, ReduceOp::Sum).unwrap();
+            assert_eq!(buffer.to_vec().unwrap(), vec![6; 100_000]);
         }
     });
 }
@@ -141,11 +138,16 @@ fn operations_on_several_communicators_may_be_waited_for_in_any_order() {
                 let started: Vec<_> = all
                     .iter()
                     .map(|comm| {
-                        let buffer = comm.alloc(8 * count).unwrap();
-                        buffer.write(0, &vec![1u64; count]);
-                        let mut call = sum_call(&buffer);
-                        call.algorithm = (turn % 4 > 1).then(|| "ring".into());
-                        (comm.start(&call).unwrap(), buffer)
+                        let buffer = comm.alloc(count).unwrap();
+                        buffer.write(0, &vec![1u64; count]).unwrap();
+                        let sum =
+                            comm.collective(Collective::AllReduce, DataType::U64, count as u64);
+                        let sum = sum.input(&buffer).output(&buffer);
+                        let sum = match turn % 4 > 1 {
+                            true => sum.algorithm("ring"),
+                            false => sum,
+                        };
+                        (sum.start().unwrap(), buffer)
                     })
                     .collect();
                 let mut order: Vec<_> = started.into_iter().enumerate().collect();
@@ -156,7 +158,7 @@ fn operations_on_several_communicators_may_be_waited_for_in_any_order() {
                 for (index, (operation, buffer)) in order {
                     operation.wait().unwrap();
                     let wanted = vec![u64::from(ranks); count];
-                    assert!(buffer.to_vec::<u64>() == wanted, "{turn} {index}");
+                    assert!(buffer.to_vec().unwrap() == wanted, "{turn} {index}");
                 }
             }
         });
@@ -172,22 +174,20 @@ fn a_wait_on_one_communicator_moves_another_of_the_same_process() {
             let other = world.duplicate().unwrap();
             let plain = || {
                 // Staged through windows in many rounds: each needs both ranks again.
-                let buffer = Buffer::plain(16 << 20).unwrap();
-                buffer.write(0, &vec![1u64; 2 << 20]);
-                buffer
+                Buffer::from_vec(vec![1u64; 2 << 20])
             };
             let (a, b) = (plain(), plain());
-            let on_a = world.start(&sum_call(&a)).unwrap();
+            let on_a = world.start_all_reduce(&a, ReduceOp::Sum).unwrap();
             if world.rank() == first {
                 // This rank waits on B, which the peer enters only when A has ended.
-                other.run(&sum_call(&b)).unwrap();
+                other.all_reduce(&b, ReduceOp::Sum).unwrap();
                 on_a.wait().unwrap();
             } else {
                 on_a.wait().unwrap();
-                other.run(&sum_call(&b)).unwrap();
+                other.all_reduce(&b, ReduceOp::Sum).unwrap();
             }
-            assert_eq!(a.to_vec::<u64>()[1 << 20], 2);
-            assert_eq!(b.to_vec::<u64>()[1 << 20], 2);
+            assert_eq!(a.as_slice().unwrap()[1 << 20], 2);
+            assert_eq!(b.as_slice().unwrap()[1 << 20], 2);
         });
     }
 }
@@ -196,15 +196,16 @@ fn a_wait_on_one_communicator_moves_another_of_the_same_process() {
 fn a_sleep_on_one_communicator_hears_the_bell_of_another() {
     on_ranks(2, |world| {
         let other = world.duplicate().unwrap();
-        let (a, b) = (world.alloc(8).unwrap(), Buffer::plain(24 << 20).unwrap());
-        let under_way = other.start(&sum_call(&b)).unwrap();
+        let a = world.alloc::<u64>(1).unwrap();
+        let b = Buffer::from_vec(vec![0u64; 3 << 20]);
+        let under_way = other.start_all_reduce(&b, ReduceOp::Sum).unwrap();
         if world.rank() == 0 {
             // Long enough that rank 1 sleeps; then rank 1 must serve B from its wait on A.
             std::thread::sleep(Duration::from_millis(100));
             under_way.wait().unwrap();
-            world.run(&sum_call(&a)).unwrap();
+            world.all_reduce(&a, ReduceOp::Sum).unwrap();
         } else {
-            world.run(&sum_call(&a)).unwrap();
+            world.all_reduce(&a, ReduceOp::Sum).unwrap();
             under_way.wait().unwrap();
         }
     });
@@ -265,9 +266,9 @@ fn abort_without_room(transport: &str) {
     let (is_aborted, is_known) = (AtomicBool::new(false), AtomicBool::new(false));
     on_ranks_over(transport, 2, false, &|comm: Communicator| {
         if comm.rank() == 0 {
-            let buffer = comm.alloc(4096).unwrap();
+            let buffer = comm.alloc::<u8>(4096).unwrap();
             let start = |bytes| {
-                let part = buffer.part(0, bytes);
+                let part = buffer.range(..bytes);
                 comm.group().send(&part, 1).start().unwrap()
             };
             // The peer is in no call: thirteen large ones and as many small ones as fit leave room for nothing in its ring
@@ -294,6 +295,56 @@ fn abort_without_room(transport: &str) {
             let reason = "full".to_string();
             assert_eq!(failure, Some(Error::Aborted { by: 0, reason }));
         }
+    });
+}
+
+#[test]
+fn what_is_refused_leaves_its_buffers_as_they_were() {
+    on_ranks(2, |world| {
+        let (first, second) = (
+            world.alloc::<u8>(64).unwrap(),
+            world.alloc::<u8>(64).unwrap(),
+        );
+        let peer = 1 - world.rank();
+        let group = world.group().send(&first, peer).recv(&second, peer);
+        let error = group.recv(&second.range(63..), peer).start().unwrap_err();
+        assert!(matches!(error, Error::InUse { .. }), "{error}");
+        first.as_mut_slice().unwrap()[0] = 1;
+        second.as_mut_slice().unwrap()[63] = 1;
+        world.barrier().unwrap();
+        // Whichever of two ranks says so first.
+        world.abort("done");
+        let error = world.start_all_reduce(&first, ReduceOp::Sum).unwrap_err();
+        assert!(matches!(error, Error::CommunicatorFailed(_)), "{error}");
+        assert_eq!(first.as_mut_slice().unwrap()[0], 1);
+    });
+}
+
+/// Memory that failed with its operation is in use for good, but a later call there is about the
+/// first cause.
+#[test]
+fn a_call_on_a_communicator_that_has_failed_gives_the_first_cause_whatever_its_memory_is() {
+    on_ranks(2, |world| {
+        let other = world.duplicate().unwrap();
+        if world.rank() == 0 {
+            let buffer = world.alloc::<f32>(1000).unwrap();
+            let operation = world.start_all_reduce(&buffer, ReduceOp::Sum).unwrap();
+            world.abort("done");
+            operation.wait().unwrap_err();
+            let sums = [
+                world.all_reduce(&buffer, ReduceOp::Sum),
+                world.start_all_reduce(&buffer, ReduceOp::Sum).map(drop),
+                world.group().send(&buffer, 1).run(),
+            ];
+            for error in sums.map(Result::unwrap_err) {
+                assert!(matches!(error, Error::CommunicatorFailed(_)), "{error}");
+            }
+            let error = other.all_reduce(&buffer, ReduceOp::Sum).unwrap_err();
+            assert!(matches!(error, Error::InUse { .. }), "{error}");
+            assert!(buffer.as_slice().is_err());
+            assert_eq!(buffer.to_vec().unwrap(), [0.0; 1000]);
+        }
+        other.barrier().unwrap();
     });
 }
 

@@ -14,7 +14,7 @@ mod namespaces;
 mod work;
 
 use linerate::prng::Prng;
-use linerate::{Communicator, Config, ReduceOp};
+use linerate::{Communicator, ReduceOp};
 use namespaces::{COMMON, Hosts, place};
 use rustix::process::Signal;
 use std::io::{BufRead, BufReader};
@@ -39,8 +39,7 @@ fn child_entry() {
         "relay" => return attacker::relay(),
         _ => {}
     }
-    let config = Config::from_lookup(|name| std::env::var(name).ok()).unwrap();
-    let comm = Communicator::from_env(config).unwrap();
+    let comm = Communicator::from_env().unwrap();
     match role.as_str() {
         "thousand" => work::thousand(&comm),
         "steady" => steady(&comm),
@@ -53,7 +52,7 @@ fn child_entry() {
 /// Sums until somebody makes a file.
 fn steady(comm: &Communicator) {
     let stop = std::env::var("LINERATE_TEST_STOP").unwrap();
-    let buffer = comm.alloc(8 * 20_000).unwrap();
+    let buffer = comm.alloc(20_000).unwrap();
     println!("READY");
     for round in 0.. {
         work::sum(comm, &buffer, 20_000, round).unwrap();
@@ -69,7 +68,7 @@ fn steady(comm: &Communicator) {
 
 /// A few sums, and what was counted meanwhile.
 fn few(comm: &Communicator) {
-    let buffer = comm.alloc(8 * 20_000).unwrap();
+    let buffer = comm.alloc(20_000).unwrap();
     (0..20).for_each(|round| work::sum(comm, &buffer, 20_000, round).unwrap());
     comm.barrier().unwrap();
     for (name, count) in comm.transport_counts() {
@@ -81,7 +80,7 @@ fn few(comm: &Communicator) {
 fn rebuild(comm: Communicator) {
     let victims = std::env::var("LINERATE_TEST_VICTIMS").unwrap();
     let is_victim = victims.split(',').any(|v| v == comm.rank().to_string());
-    let buffer = comm.alloc(8 * 20_000).unwrap();
+    let buffer = comm.alloc(20_000).unwrap();
     println!("READY");
     for round in 0.. {
         if is_victim && round == 20 {
@@ -96,6 +95,8 @@ fn rebuild(comm: Communicator) {
         Err(error) => return println!("REFUSED {error}"),
     };
     drop(comm);
+    // Operations do not use again what peers could write when one failed.
+    let buffer = rebuilt.alloc(20_000).unwrap();
     (0..20).for_each(|round| work::sum(&rebuilt, &buffer, 20_000, round).unwrap());
     rebuilt.barrier().unwrap();
     println!("RESULT rank {} of {}", rebuilt.rank(), rebuilt.ranks());
@@ -224,11 +225,14 @@ fn survivors_on_both_hosts_go_on_without_the_dead() {
     let Some(hosts) = Hosts::new("rebuild") else {
         return;
     };
-    // One, the first, one of each host, and all of the host that rank 0 is on.
-    for victims in ["3", "0", "0,2", "0,1"] {
+    // One, the first, one of each host, and all of the other host than rank 0's.
+    for victims in ["3", "0", "0,2", "2,3"] {
+        // Once with everything sealed that they say to each other.
+        let tls = if victims == "0,2" { "on" } else { "off" };
         let extra = [
             ("LINERATE_TEST_VICTIMS", victims),
             ("LINERATE_TIMEOUT", "30"),
+            ("LINERATE_TLS", tls),
         ];
         let start = |rank| start_rank(&hosts, rank, "rebuild", &extra);
         let outputs = ends((0..RANKS).map(start).collect());
@@ -249,8 +253,31 @@ fn survivors_on_both_hosts_go_on_without_the_dead() {
 }
 
 #[test]
+fn half_of_the_ranks_do_not_take_a_host_for_dead_that_only_refuses() {
+    let Some(hosts) = Hosts::new("silent") else {
+        return;
+    };
+    // They are dead, and no rank of their host is left to say so.
+    let extra = [("LINERATE_TEST_VICTIMS", "0,1"), ("LINERATE_TIMEOUT", "30")];
+    let start = |rank| start_rank(&hosts, rank, "rebuild", &extra);
+    let outputs = ends((0..RANKS).map(start).collect());
+    for output in &outputs[2..] {
+        let told = text(output);
+        let word = "REFUSED bootstrap: ranks [0, 1] cannot be reached and may live";
+        assert!(told.contains(word), "{told}");
+    }
+}
+
+#[test]
 fn of_two_hosts_that_are_cut_apart_one_goes_on_and_the_other_does_not() {
-    let Some(hosts) = Hosts::new("apart") else {
+    let silence: fn(&Hosts) = |hosts| hosts.set_link("down");
+    check_apart("apart", silence);
+    check_apart("refuse", Hosts::refuse);
+}
+
+/// Two of the ranks on each side of a link that is cut in this way.
+fn check_apart(name: &str, cut: fn(&Hosts)) {
+    let Some(hosts) = Hosts::new(name) else {
         return;
     };
     let extra = [
@@ -263,7 +290,7 @@ fn of_two_hosts_that_are_cut_apart_one_goes_on_and_the_other_does_not() {
     ranks.iter_mut().for_each(|rank| {
         wait_line(rank, "READY");
     });
-    hosts.set_link("down");
+    cut(&hosts);
     let told: Vec<String> = ends(ranks).iter().map(text).collect();
     for (rank, told) in told.iter().enumerate() {
         let word = match rank < 2 {

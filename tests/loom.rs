@@ -15,6 +15,8 @@ mod control;
 mod memory;
 #[path = "../src/memory/quota.rs"]
 mod quota;
+#[path = "../src/transport/shm/recall.rs"]
+mod recall;
 #[path = "../src/transport/shm/ring.rs"]
 mod ring;
 
@@ -231,6 +233,29 @@ fn line_that_is_lent() {
 fn a_part_that_is_lent_has_one_owner() {
     memory::weaken(None);
     loom::model(line_that_is_lent);
+}
+
+/// A sender says why it fails, takes its memory back and changes it, while a receiver reads it: who
+/// has read what came later finds it taken back, and who finds it taken back finds the cause.
+fn memory_that_is_taken_back() {
+    let (word, memory, news) = (View::new(1), View::new(1), View::new(1));
+    let relaxed = sync::Ordering::Relaxed;
+    let sender = thread::spawn(move || {
+        news.word(0).store(1, relaxed);
+        recall::take_back(word, 7);
+        memory.word(0).store(2, relaxed);
+    });
+    let read = memory.word(0).load(relaxed);
+    let valid_from = recall::valid_from(word);
+    assert!(read == 0 || valid_from == 7, "what was read counts");
+    assert!(valid_from == 0 || news.word(0).load(relaxed) == 1);
+    sender.join().unwrap();
+}
+
+#[test]
+fn every_ordering_of_taking_memory_back_is_needed() {
+    let source = include_str!("../src/transport/shm/recall.rs");
+    check_every_ordering("recall.rs", source, memory_that_is_taken_back);
 }
 
 /// A peer stores two things and rings after each; nobody sleeps through the last one, or loom finds a deadlock.

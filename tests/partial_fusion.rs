@@ -5,7 +5,7 @@
 mod threads;
 
 use linerate::{
-    Buffer, Communicator, Config, DataType, Divisor, PartialFusion, PartialFusionOptions,
+    Buffer, Communicator, Config, DataType, Divisor, Element, PartialFusion, PartialFusionOptions,
     PartialOptions, Policy, TensorSpec,
 };
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -41,8 +41,8 @@ fn solo(bytes_max: u64) -> PartialFusionOptions {
     }
 }
 
-fn buffers(comm: &Communicator, counts: &[u64]) -> Vec<Buffer> {
-    let alloc = |count: &u64| comm.alloc(4 * *count as usize).unwrap();
+fn buffers<T: Element>(comm: &Communicator, counts: &[u64]) -> Vec<Buffer<T>> {
+    let alloc = |count: &u64| comm.alloc(*count as usize).unwrap();
     counts.iter().map(alloc).collect()
 }
 
@@ -54,11 +54,11 @@ fn train(comm: &Communicator, options: PartialFusionOptions) -> Vec<u32> {
     let spec = |(i, &count): (usize, &u64)| spec(&format!("t{i}"), count, DataType::U32);
     let tensors = COUNTS.iter().enumerate().map(spec).collect();
     let fusion = PartialFusion::new(comm, tensors, options).unwrap();
-    let (gradients, updates) = (buffers(comm, &COUNTS), buffers(comm, &COUNTS));
+    let (gradients, updates) = (buffers(comm, &COUNTS), buffers::<u32>(comm, &COUNTS));
     let groups: Vec<Vec<usize>> = fusion.buffers().map(<[usize]>::to_vec).collect();
     let mut applied: Vec<Vec<u32>> = COUNTS.iter().map(|&n| vec![0; n as usize]).collect();
     let mut apply = |tensor: usize| {
-        let update = updates[tensor].to_vec::<u32>();
+        let update = updates[tensor].to_vec().unwrap();
         for (sum, value) in applied[tensor].iter_mut().zip(update) {
             *sum += value;
         }
@@ -71,12 +71,12 @@ fn train(comm: &Communicator, options: PartialFusionOptions) -> Vec<u32> {
         for i in 0..COUNTS.len() {
             let tensor = (i * 3 + (step + comm.rank()) as usize) % COUNTS.len();
             let value = (step + 1) * (comm.rank() + 1) * (tensor as u32 + 1);
-            gradients[tensor].write(0, &vec![value; COUNTS[tensor] as usize]);
+            gradients[tensor].as_mut_slice().unwrap().fill(value);
             fusion.submit(tensor, &gradients[tensor]).unwrap();
         }
         // All have been copied.
         for gradient in &gradients {
-            gradient.write(0, &vec![u32::MAX; gradient.len_bytes() / 4]);
+            gradient.as_mut_slice().unwrap().fill(u32::MAX);
         }
         let reports = fusion.next(&updates).unwrap();
         assert_eq!(reports.len(), groups.len());
@@ -132,7 +132,7 @@ fn half_a_step(options: PartialFusionOptions) -> Vec<Vec<(bool, f32)>> {
         let fusion = PartialFusion::new(&comm, tensors, options.clone()).unwrap();
         let (gradients, updates) = (buffers(&comm, &[2, 2]), buffers(&comm, &[2, 2]));
         for gradient in &gradients {
-            gradient.write(0, &[comm.rank() as f32 + 1.0; 2]);
+            gradient.write(0, &[comm.rank() as f32 + 1.0; 2]).unwrap();
         }
         if comm.rank() == 0 {
             wait_for(&turn, 1);
@@ -150,7 +150,7 @@ fn half_a_step(options: PartialFusionOptions) -> Vec<Vec<(bool, f32)>> {
         let report = |i: usize| reports[i.min(reports.len() - 1)].as_ref().unwrap();
         let seen = (0..2).map(|i| {
             let second_is_active = report(i).active.iter().any(|rank| rank == 1);
-            (second_is_active, updates[i].to_vec::<f32>()[1])
+            (second_is_active, updates[i].to_vec().unwrap()[1])
         });
         let seen = seen.collect();
         fusion.finish(&updates, |_, _| ()).unwrap();
@@ -187,11 +187,12 @@ fn every_buffer_goes_on_without_a_rank_that_leaves() {
             .map(|i| spec(&format!("t{i}"), 2, DataType::U32))
             .collect();
         let fusion = PartialFusion::new(&comm, tensors, options.clone()).unwrap();
-        let (gradients, updates) = (buffers(&comm, &[2; 4]), buffers(&comm, &[2; 4]));
+        let (gradients, updates) = (buffers(&comm, &[2; 4]), buffers::<u32>(&comm, &[2; 4]));
         let steps = if comm.rank() == 2 { 5 } else { 12 };
         for step in 0..steps {
             for (tensor, gradient) in gradients.iter().enumerate() {
-                gradient.write(0, &[(256 << (8 * comm.rank())) + step; 2]);
+                let value = (256 << (8 * comm.rank())) + step;
+                gradient.write(0, &[value; 2]).unwrap();
                 fusion.submit(tensor, gradient).unwrap();
             }
             let reports = fusion.next(&updates).unwrap();
@@ -203,7 +204,7 @@ fn every_buffer_goes_on_without_a_rank_that_leaves() {
             for (report, update) in reports.iter().zip(&updates) {
                 let report = report.as_ref().unwrap();
                 assert_eq!(report.included.count(), live, "step {step}: {report:?}");
-                assert_eq!(update.to_vec::<u32>(), [ranks + live * step; 2]);
+                assert_eq!(update.to_vec().unwrap(), [ranks + live * step; 2]);
             }
         }
         if comm.rank() != 2 {
@@ -217,7 +218,7 @@ fn what_cannot_be_is_told() {
     on_ranks(2, |comm| {
         let tensors = || vec![spec("a", 2, DataType::F32), spec("b", 3, DataType::F32)];
         let fusion = PartialFusion::new(&comm, tensors(), solo(8)).unwrap();
-        let all = buffers(&comm, &[2, 3]);
+        let all = buffers::<f32>(&comm, &[2, 3]);
         let text = |result: linerate::Result<()>| result.unwrap_err().to_string();
         assert!(text(fusion.submit(2, &all[0])).contains("2 are declared"));
         assert!(text(fusion.submit(0, &all[1])).contains("tensor 0 'a' has 2 elements"));

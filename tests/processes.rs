@@ -14,8 +14,10 @@ mod spawn;
 #[path = "processes/traffic.rs"]
 mod traffic;
 
-use linerate::{Buffer, Collective, Communicator, Config, DataType, Operation, ReduceOp};
-use oracle::Case;
+use linerate::{
+    Buffer, Collective, Communicator, Config, DataType, Element, Operation, Progress, ReduceOp,
+};
+use oracle::{Case, Prepared};
 use spawn::spawn;
 use std::process::Output;
 use std::time::{Duration, Instant};
@@ -57,9 +59,9 @@ fn child_entry() {
         config.timeout = Duration::from_secs(60);
     }
     if std::env::var("LINERATE_TEST_THREAD_ON").ok() == std::env::var("RANK").ok() {
-        config.progress_thread = true;
+        config.progress = Progress::Thread;
     }
-    let comm = Communicator::from_env(config).unwrap();
+    let comm = Communicator::from_env_with(config).unwrap();
     match role.as_str() {
         "sweep" => sweep(&comm),
         "overlap" => overlap(&comm),
@@ -74,23 +76,25 @@ fn child_entry() {
     }
 }
 
-fn alloc(comm: &Communicator, case: &Case) -> impl Fn(usize) -> Buffer {
-    let (comm, registered) = (comm.clone(), case.registered);
-    move |bytes| {
-        if registered {
-            comm.alloc(bytes).unwrap()
-        } else {
-            Buffer::plain(bytes).unwrap()
-        }
+/// `count` zeros.
+fn zeros<T: Element>(comm: &Communicator, registered: bool, count: usize) -> Buffer<T> {
+    match registered {
+        true => comm.alloc(count).unwrap(),
+        false => Buffer::from_vec(vec![bytemuck::Zeroable::zeroed(); count]),
     }
+}
+
+fn prepare(comm: &Communicator, case: &Case) -> Prepared {
+    case.prepare(comm.rank(), |count| zeros(comm, case.registered, count))
 }
 
 /// All cases; prints a hash of all bits, which must be the same in every run, and for allreduce on every rank.
 fn sweep(comm: &Communicator) {
     let (mut own, mut common) = (0u64, 0u64);
     for case in network::runnable(comm.ranks()) {
-        let prepared = case.prepare(comm.rank(), alloc(comm, &case));
-        comm.run(&prepared.call)
+        let prepared = prepare(comm, &case);
+        prepared
+            .run(comm)
             .unwrap_or_else(|e| panic!("{case:?}: {e}"));
         for bits in case.check(comm.rank(), &prepared) {
             own = linerate::prng::mix(own ^ u64::from(bits));
@@ -134,14 +138,11 @@ fn overlap(comm: &Communicator) {
     let all: Vec<Case> = network::runnable(comm.ranks());
     let mut prng = linerate::prng::Prng::new(u64::from(comm.rank()) + 5);
     for group in all.chunks(40) {
-        let prepared: Vec<_> = group
-            .iter()
-            .map(|case| case.prepare(comm.rank(), alloc(comm, case)))
-            .collect();
+        let prepared: Vec<_> = group.iter().map(|case| prepare(comm, case)).collect();
         let mut operations: Vec<(usize, Operation)> = prepared
             .iter()
             .enumerate()
-            .map(|(i, p)| (i, comm.start(&p.call).unwrap()))
+            .map(|(i, p)| (i, p.start(comm).unwrap()))
             .collect();
         while !operations.is_empty() {
             let next = prng.below(operations.len() as u64) as usize;
@@ -171,33 +172,26 @@ fn many_operations_run_at_once_and_end_in_any_order() {
 
 /// Rank 1 calls something else than the others.
 fn disagree(comm: &Communicator) {
-    let buffer = comm.alloc(4096).unwrap();
-    let plain = linerate::Call::all_reduce(DataType::F32, ReduceOp::Sum, 5, &buffer, &buffer);
-    let mut other = plain.clone();
-    match std::env::var("LINERATE_TEST_FIELD").unwrap().as_str() {
-        "count" => other.count = 6,
-        "dtype" => other.dtype = DataType::I32,
-        "op" => other.op = ReduceOp::Max,
-        "collective" => other.collective = Collective::Broadcast,
-        "algorithm" => other.algorithm = Some("ring".into()),
-        "root" => {
-            other = linerate::Call {
-                collective: Collective::Broadcast,
-                root: 1,
-                ..plain.clone()
-            }
-        }
+    let buffer = comm.alloc::<u8>(4096).unwrap();
+    let of = |collective, dtype, count| {
+        let builder = comm.collective(collective, dtype, count);
+        builder.input(&buffer).output(&buffer)
+    };
+    let (sum, broadcast) = (Collective::AllReduce, Collective::Broadcast);
+    let field = std::env::var("LINERATE_TEST_FIELD").unwrap();
+    let (is_odd, f32) = (comm.rank() == 1, DataType::F32);
+    let call = match field.as_str() {
+        "root" => of(broadcast, f32, 5).root(comm.rank() % 2),
+        _ if !is_odd => of(sum, f32, 5),
+        "count" => of(sum, f32, 6),
+        "dtype" => of(sum, DataType::I32, 5),
+        "op" => of(sum, f32, 5).op(ReduceOp::Max),
+        "collective" => of(broadcast, f32, 5),
+        "algorithm" => of(sum, f32, 5).algorithm("ring"),
         field => panic!("{field}"),
-    }
-    let mut usual = plain;
-    if other.collective == Collective::Broadcast && other.root == 1 {
-        usual.collective = Collective::Broadcast;
-    }
+    };
     comm.barrier().unwrap();
-    let error = comm
-        .run(if comm.rank() == 1 { &other } else { &usual })
-        .unwrap_err();
-    println!("RESULT {error}");
+    println!("RESULT {}", call.run().unwrap_err());
 }
 
 #[test]
@@ -220,7 +214,7 @@ fn ranks_that_disagree_get_an_error_that_names_both_sides() {
 
 /// Rank 2 does not come.
 fn absent(comm: &Communicator) {
-    let buffer = comm.alloc(1 << 20).unwrap();
+    let buffer = comm.alloc::<f32>(1 << 18).unwrap();
     comm.barrier().unwrap();
     if comm.rank() == 2 {
         std::thread::sleep(Duration::from_secs(4));
@@ -228,14 +222,13 @@ fn absent(comm: &Communicator) {
         return;
     }
     let start = Instant::now();
-    let call = linerate::Call::all_reduce(DataType::F32, ReduceOp::Sum, 1 << 18, &buffer, &buffer);
-    let error = comm.run(&call).unwrap_err();
+    let error = comm.all_reduce(&buffer, ReduceOp::Sum).unwrap_err();
     assert!(
         start.elapsed() < Duration::from_secs(3),
         "{:?}",
         start.elapsed()
     );
-    let again = comm.run(&call).unwrap_err();
+    let again = comm.all_reduce(&buffer, ReduceOp::Sum).unwrap_err();
     assert!(again.to_string().contains("failed earlier"), "{again}");
     println!("RESULT {}", error.to_string().replace('\n', " "));
 }
@@ -250,26 +243,22 @@ fn a_rank_that_never_arrives_is_named_to_all() {
 }
 
 fn cancel(comm: &Communicator) {
-    let buffer = comm.alloc(64).unwrap();
+    let buffer = comm.alloc::<f32>(4).unwrap();
     comm.barrier().unwrap();
-    let call = linerate::Call::all_reduce(DataType::F32, ReduceOp::Sum, 4, &buffer, &buffer);
+    let call = comm.collective(Collective::AllReduce, DataType::F32, 4);
+    let call = call.input(&buffer).output(&buffer);
     let error = match comm.rank() {
         0 => {
             std::thread::sleep(Duration::from_millis(300));
-            let mut operation = comm.start(&linerate::Call::barrier()).unwrap();
+            let mut operation = comm.start_barrier().unwrap();
             assert!(!operation.wait_timeout(Duration::from_millis(50)).unwrap());
             operation.cancel().unwrap();
-            comm.run(&call).unwrap_err()
+            call.run().unwrap_err()
         }
-        1 => comm
-            .run(&linerate::Call {
-                algorithm: Some("ring".into()),
-                ..call
-            })
-            .unwrap_err(),
+        1 => comm.barrier().unwrap_err(),
         _ => {
             std::thread::sleep(Duration::from_secs(2));
-            comm.run(&call).unwrap_err()
+            call.run().unwrap_err()
         }
     };
     println!("RESULT {error}");
@@ -284,15 +273,14 @@ fn a_cancelled_operation_fails_the_communicator_everywhere() {
 
 /// Rank 1 ends after its last operation while the others go on.
 fn leave(comm: &Communicator) {
-    let buffer = comm.alloc(1 << 20).unwrap();
-    let call = linerate::Call::all_reduce(DataType::F32, ReduceOp::Sum, 1 << 18, &buffer, &buffer);
-    comm.run(&call).unwrap();
+    let buffer = comm.alloc::<f32>(1 << 18).unwrap();
+    comm.all_reduce(&buffer, ReduceOp::Sum).unwrap();
     if comm.rank() == 1 {
         println!("RESULT left");
         std::process::exit(0);
     }
     let start = Instant::now();
-    let error = comm.run(&call).unwrap_err();
+    let error = comm.all_reduce(&buffer, ReduceOp::Sum).unwrap_err();
     assert!(
         start.elapsed() < Duration::from_secs(2),
         "{:?}",
@@ -316,34 +304,17 @@ fn a_rank_whose_process_ended_is_named_at_once() {
 /// Registered memory on some ranks and not on others.
 fn mixed(comm: &Communicator) {
     for round in 0..20u32 {
-        let bytes = 4 << (round + 1);
+        let count = 1 << (round + 1);
         let registered = !(comm.rank() + round).is_multiple_of(3);
-        let buffer = if registered {
-            comm.alloc(bytes).unwrap()
-        } else {
-            Buffer::plain(bytes).unwrap()
-        };
-        let count = bytes / 4;
-        buffer.write(
-            0,
-            &(0..count)
-                .map(|i| (i as u32 % 1000 + comm.rank()) as f32)
-                .collect::<Vec<_>>(),
-        );
-        comm.run(&linerate::Call::all_reduce(
-            DataType::F32,
-            ReduceOp::Sum,
-            count as u64,
-            &buffer,
-            &buffer,
-        ))
-        .unwrap();
+        let buffer = zeros::<f32>(comm, registered, count);
+        for (i, value) in buffer.as_mut_slice().unwrap().iter_mut().enumerate() {
+            *value = (i as u32 % 1000 + comm.rank()) as f32;
+        }
+        comm.all_reduce(&buffer, ReduceOp::Sum).unwrap();
         let p = comm.ranks();
         let wanted = |i: usize| (p * (i as u32 % 1000) + p * (p - 1) / 2) as f32;
         assert!(
-            buffer
-                .to_vec::<f32>()
-                .iter()
+            (buffer.as_slice().unwrap().iter())
                 .enumerate()
                 .all(|(i, &v)| v == wanted(i)),
             "round {round}"
@@ -370,21 +341,19 @@ fn learned(comm: &Communicator) {
         let buffers = SIZES.map(|bytes| {
             // Who has registered changes while it is remembered.
             let is_plain = comm.rank() == round / 40 % p;
-            let buffer = match is_plain {
-                true => Buffer::plain(bytes).unwrap(),
-                false => comm.alloc(bytes).unwrap(),
-            };
-            buffer.write(0, &vec![(comm.rank() + round) as f32; bytes / 4]);
+            let buffer = zeros::<f32>(comm, !is_plain, bytes / 4);
+            let mut values = buffer.as_mut_slice().unwrap();
+            values.fill((comm.rank() + round) as f32);
+            drop(values);
             buffer
         });
-        let calls = buffers.each_ref().map(|buffer| {
-            let count = buffer.len_bytes() as u64 / 4;
-            linerate::Call::all_reduce(DataType::F32, ReduceOp::Sum, count, buffer, buffer)
-        });
+        let op = ReduceOp::Sum;
         if (comm.rank() + round / 8).is_multiple_of(2) {
-            calls.iter().for_each(|call| comm.run(call).unwrap());
+            let run = |buffer| comm.all_reduce(buffer, op).unwrap();
+            buffers.iter().for_each(run);
         } else {
-            let started: Vec<_> = calls.iter().map(|call| comm.start(call).unwrap()).collect();
+            let start = |buffer| comm.start_all_reduce(buffer, op).unwrap();
+            let started = buffers.each_ref().map(start);
             started
                 .into_iter()
                 .for_each(|operation| operation.wait().unwrap());
@@ -392,7 +361,7 @@ fn learned(comm: &Communicator) {
         let wanted = (p * round + p * (p - 1) / 2) as f32;
         for buffer in &buffers {
             assert!(
-                buffer.to_vec::<f32>().iter().all(|&v| v == wanted),
+                buffer.as_slice().unwrap().iter().all(|&v| v == wanted),
                 "round {round}"
             );
         }

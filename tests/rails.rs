@@ -11,8 +11,8 @@ mod spawn;
 #[path = "rails/work.rs"]
 mod work;
 
+use linerate::Communicator;
 use linerate::prng::Prng;
-use linerate::{Communicator, Config};
 use rustix::process::Pid;
 use std::time::{Duration, Instant};
 use work::{HANG, break_until_end, counts, sum, text, thousand};
@@ -22,8 +22,7 @@ fn child_entry() {
     let Ok(role) = std::env::var("LINERATE_TEST_ROLE") else {
         return;
     };
-    let config = Config::from_lookup(|name| std::env::var(name).ok()).unwrap();
-    let comm = Communicator::from_env(config).unwrap();
+    let comm = Communicator::from_env().unwrap();
     match role.as_str() {
         "thousand" => thousand(&comm),
         "until-failure" => until_failure(&comm),
@@ -33,7 +32,7 @@ fn child_entry() {
 
 /// Operations until one fails, which ends well if its error names the peer.
 fn until_failure(comm: &Communicator) {
-    let buffer = comm.alloc(1 << 20).unwrap();
+    let buffer = comm.alloc::<u64>(1 << 17).unwrap();
     println!("READY");
     let mut round = 0;
     let error = loop {

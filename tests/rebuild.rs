@@ -7,7 +7,7 @@
 mod spawn;
 
 use linerate::prng::Prng;
-use linerate::{Call, Communicator, Config, DataType, Error, ReduceOp, Result};
+use linerate::{Communicator, Error, ReduceOp, Result};
 use rustix::process::{Signal, getpid, kill_process};
 use spawn::spawn;
 use std::process::Output;
@@ -47,8 +47,7 @@ fn child_entry() {
     let Ok(role) = std::env::var("LINERATE_TEST_ROLE") else {
         return;
     };
-    let config = Config::from_lookup(|name| std::env::var(name).ok()).unwrap();
-    let comm = Communicator::from_env(config).unwrap();
+    let comm = Communicator::from_env().unwrap();
     match role.as_str() {
         "silent" => silent(comm),
         "killed" => killed(comm),
@@ -72,17 +71,10 @@ fn victims() -> Vec<u32> {
 
 /// The sum of one per rank, over so much memory that it takes a while.
 fn count_ranks(comm: &Communicator, elements: usize) -> Result<u64> {
-    let buffer = comm.alloc(8 * elements)?;
-    buffer.write(0, &vec![1u64; elements]);
-    let count = elements as u64;
-    comm.run(&Call::all_reduce(
-        DataType::U64,
-        ReduceOp::Sum,
-        count,
-        &buffer,
-        &buffer,
-    ))?;
-    let all = buffer.to_vec::<u64>();
+    let buffer = comm.alloc::<u64>(elements)?;
+    buffer.as_mut_slice()?.fill(1);
+    comm.all_reduce(&buffer, ReduceOp::Sum)?;
+    let all = buffer.as_slice()?;
     assert!(all.iter().all(|&v| v == all[0]));
     Ok(all[0])
 }
@@ -151,9 +143,8 @@ fn killed(comm: Communicator) {
     assert!(first.clone().is_ok_and(|sum| sum == u64::from(ranks)) || first.is_err());
     if victims.contains(&rank) {
         first.unwrap();
-        let buffer = comm.alloc(800_000).unwrap();
-        let call = Call::all_reduce(DataType::U64, ReduceOp::Sum, 100_000, &buffer, &buffer);
-        let _under_way = comm.start(&call).unwrap();
+        let buffer = comm.alloc::<u64>(100_000).unwrap();
+        let _under_way = comm.start_all_reduce(&buffer, ReduceOp::Sum).unwrap();
         die();
     }
     // What a victim has done before it died may still be enough for the next one; and of what it had to send over connections
@@ -316,7 +307,7 @@ fn descriptors() -> usize {
 fn many(mut comm: Communicator) {
     let ranks = u64::from(comm.ranks());
     let mut before = 0;
-    let kept = comm.alloc(1 << 16).unwrap();
+    let kept = comm.alloc::<u64>(1 << 13).unwrap();
     for turn in 0..12 {
         if turn == 2 {
             before = descriptors();
@@ -326,10 +317,9 @@ fn many(mut comm: Communicator) {
         assert_eq!(count_ranks(&child, 700).unwrap(), ranks);
         assert_eq!(count_ranks(&part, 700).unwrap(), u64::from(part.ranks()));
         // Memory of the first communicator, on one that was rebuilt many times.
-        kept.write(0, &vec![2u64; 1 << 13]);
-        let call = Call::all_reduce(DataType::U64, ReduceOp::Sum, 1 << 13, &kept, &kept);
-        comm.run(&call).unwrap();
-        assert_eq!(kept.to_vec::<u64>(), vec![2 * ranks; 1 << 13]);
+        kept.as_mut_slice().unwrap().fill(2);
+        comm.all_reduce(&kept, ReduceOp::Sum).unwrap();
+        assert_eq!(kept.to_vec().unwrap(), vec![2 * ranks; 1 << 13]);
         barrier_before_an_abort(&comm);
         comm.abort("again");
         let rebuilt = comm.rebuild().unwrap();

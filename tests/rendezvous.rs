@@ -6,7 +6,7 @@ mod job;
 
 use job::{Job, Outcome, free_port, own_address};
 use linerate::bootstrap::{Place, place_from_env};
-use linerate::{Communicator, Config, ReduceOp};
+use linerate::{Communicator, ReduceOp};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -18,8 +18,7 @@ fn child_entry() {
         return;
     }
     let run = || -> linerate::Result<()> {
-        let config = Config::from_lookup(|name| std::env::var(name).ok())?;
-        let communicator = Communicator::from_env(config)?;
+        let communicator = Communicator::from_env()?;
         let ranks = communicator.ranks();
         let mut data = vec![communicator.rank() as f32 + 1.0; 1000];
         communicator.all_reduce(&mut data, ReduceOp::Sum)?;
@@ -60,8 +59,9 @@ fn tcp(port: u16) -> String {
 
 #[test]
 fn ranks_meet_at_an_address() {
+    // Rank 5 is below rank 1, which it reaches with the secret that rank 0 has made.
     check_good(
-        &Job::new(3)
+        &Job::new(6)
             .with("LINERATE_RENDEZVOUS", &tcp(free_port()))
             .run(),
     );
@@ -190,6 +190,41 @@ fn another_secret_is_refused_and_both_sides_say_so() {
     );
     assert!(
         !format!("{outcomes:?}").contains("the secret of"),
+        "{outcomes:#?}"
+    );
+}
+
+#[test]
+fn without_a_secret_loopback_lets_no_other_user_in() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can start a rank as another user");
+        return;
+    }
+    let ways: [fn() -> Job; 2] = [
+        || Job::new(2).with("LINERATE_RENDEZVOUS", &tcp(free_port())),
+        || torchrun(2, free_port()),
+    ];
+    for way in ways {
+        let job = way();
+        let mut running = job.start_ranks(0..1);
+        let stranger = job.clone().by_nobody(1).with("LINERATE_TIMEOUT", "3");
+        let stranger = stranger.start_ranks(1..2).end();
+        check_all_say(&stranger, &["no secret", "another user's"]);
+        running.add(&job, 1);
+        check_good(&running.end());
+    }
+}
+
+#[test]
+fn a_rank_without_the_secret_that_rank_0_has_is_told_so() {
+    let job = Job::new(2).with("LINERATE_TIMEOUT", "4");
+    let job = job.with("LINERATE_RENDEZVOUS", &tcp(free_port()));
+    let job = job.with_rank(0, "LINERATE_SECRET", "the secret of rank 0");
+    let outcomes = job.run();
+    check_all_say(&outcomes, &["LINERATE_SECRET"]);
+    let told = &outcomes[1].stdout;
+    assert!(
+        told.contains("hands this process no secret"),
         "{outcomes:#?}"
     );
 }

@@ -23,7 +23,7 @@ use shuttle::thread::{self, JoinHandle};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-mod buffer {
+mod raw {
     /// Nothing is ever freed here.
     #[derive(Default)]
     pub struct Garbage;
@@ -69,6 +69,7 @@ mod error {
 }
 
 mod sync {
+    pub use crate::memory::Condvar;
     pub use shuttle::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
     pub use shuttle::sync::{Arc, Mutex, MutexGuard};
     pub use shuttle::thread::yield_now;
@@ -107,7 +108,7 @@ fn rank() -> (Arc<Driving>, Peer, JoinHandle<()>) {
 
 /// A task that ends with the peer's `event`-th event, and a thread that waits for it.
 fn waiter(driving: &Arc<Driving>, event: u32) -> (TaskId, JoinHandle<linerate::Result<()>>) {
-    let task = driving.engine().submit(event);
+    let task = driving.start(|engine| Ok(engine.submit(event))).unwrap();
     let driving = driving.clone();
     let thread = thread::spawn(move || {
         driving
@@ -143,7 +144,7 @@ fn the_progress_thread_ends_whenever_it_is_told_to() {
 
 fn progress_without_callers() {
     let (driving, peer, progress) = rank();
-    let task = driving.engine().submit(1);
+    let task = driving.start(|engine| Ok(engine.submit(1))).unwrap();
     peer.deliver();
     while driving.engine().result(task).is_none() {
         thread::yield_now();
@@ -177,7 +178,7 @@ fn every_waiter_hears_of_its_end_whoever_drove() {
 fn waiter_and_tester() {
     let (driving, peer, progress) = rank();
     let (_, waiter) = waiter(&driving, 1);
-    let task = driving.engine().submit(1);
+    let task = driving.start(|engine| Ok(engine.submit(1))).unwrap();
     let peer = thread::spawn(move || peer.deliver());
     while driving.test(task).is_none() {
         thread::yield_now();

@@ -4,7 +4,7 @@
 mod oracle;
 
 use linerate::transport::sim::{Hosts, Link, SimOptions};
-use linerate::{Buffer, Config, Operation, Simulation};
+use linerate::{Buffer, Collective, Config, DataType, Operation, Simulation};
 use oracle::{Case, cases};
 use std::collections::HashMap;
 
@@ -22,12 +22,12 @@ fn run(cases: &[Case], options: SimOptions) -> Vec<Vec<Vec<u32>>> {
             .iter()
             .map(|case| {
                 let start = |c: &linerate::Communicator| {
-                    let prepared = case.prepare(c.rank(), |bytes| match case.registered {
-                        true => c.alloc(bytes).unwrap(),
-                        false => Buffer::plain(bytes).unwrap(),
+                    let prepared = case.prepare(c.rank(), |count| match case.registered {
+                        true => c.alloc(count).unwrap(),
+                        false => Buffer::from_vec(vec![0f32; count]),
                     });
-                    let operation = c
-                        .start(&prepared.call)
+                    let operation = prepared
+                        .start(c)
                         .unwrap_or_else(|e| panic!("{case:?}: {e}"));
                     (prepared, operation)
                 };
@@ -171,19 +171,10 @@ fn time_of(ranks: u32, algorithm: &str, bytes: usize) -> u64 {
     let mut operations: Vec<Operation> = comms
         .iter()
         .map(|c| {
-            let buffer = c.alloc(bytes).unwrap();
-            let call = linerate::Call::all_reduce(
-                linerate::DataType::F32,
-                linerate::ReduceOp::Sum,
-                bytes as u64 / 4,
-                &buffer,
-                &buffer,
-            );
-            c.start(&linerate::Call {
-                algorithm: Some(algorithm.into()),
-                ..call
-            })
-            .unwrap()
+            let buffer = c.alloc::<f32>(bytes / 4).unwrap();
+            let sum = c.collective(Collective::AllReduce, DataType::F32, bytes as u64 / 4);
+            let sum = sum.input(&buffer).output(&buffer).algorithm(algorithm);
+            sum.start().unwrap()
         })
         .collect();
     simulation
@@ -234,7 +225,7 @@ fn a_simulated_rank_lends_no_slice_that_it_cannot_wait_for() {
     let mut barriers: Vec<Operation> = simulation
         .communicators()
         .iter()
-        .map(|c| c.start(&linerate::Call::barrier()).unwrap())
+        .map(|c| c.start_barrier().unwrap())
         .collect();
     let mut simulation = simulation;
     simulation
@@ -245,7 +236,7 @@ fn a_simulated_rank_lends_no_slice_that_it_cannot_wait_for() {
 #[test]
 fn waiting_for_a_simulated_operation_is_refused_and_leaves_it_to_end_well() {
     let mut simulation = Simulation::new(SimOptions::new(2, 1), Config::default()).unwrap();
-    let start = |c: &linerate::Communicator| c.start(&linerate::Call::barrier()).unwrap();
+    let start = |c: &linerate::Communicator| c.start_barrier().unwrap();
     let mut operations: Vec<Operation> = simulation.communicators().iter().map(start).collect();
     let error = operations[0]
         .wait_timeout(std::time::Duration::from_millis(1))

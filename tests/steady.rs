@@ -7,7 +7,7 @@
 #[path = "steady/allocator.rs"]
 mod allocator;
 
-use linerate::{Buffer, Call, Communicator, Config, DataType, ReduceOp};
+use linerate::{Buffer, Collective, Communicator, Config, DataType, ReduceOp};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -20,9 +20,15 @@ const WARM_UP: u64 = 200;
 const WAITING: [&str; 2] = ["sched_yield", "futex"];
 
 /// Starts every rank in a role and gives what it printed after `RESULT `; with `strace`, under it, the counts going to
-/// that folder.
-fn run_ranks(role: &str, ranks: u32, operations: u64, strace: Option<&Path>) -> Vec<String> {
-    let job = format!("steady-{role}-{ranks}-{operations}-{}", std::process::id());
+/// that folder. How operations make progress does not depend on the cores of the host.
+fn run_ranks(
+    role: &str,
+    (ranks, progress): (u32, &str),
+    operations: u64,
+    strace: Option<&Path>,
+) -> Vec<String> {
+    let id = std::process::id();
+    let job = format!("steady-{role}-{ranks}-{progress}-{operations}-{id}");
     let exe = std::env::current_exe().unwrap();
     let start = |rank: u32| {
         let mut command = match strace {
@@ -41,6 +47,7 @@ fn run_ranks(role: &str, ranks: u32, operations: u64, strace: Option<&Path>) -> 
             .env("RANK", rank.to_string())
             .env("WORLD_SIZE", ranks.to_string())
             .env("LINERATE_JOB", &job)
+            .env("LINERATE_PROGRESS", progress)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
@@ -68,7 +75,7 @@ fn child_entry() {
         // Works on registered memory, and says so where it finds other.
         config.algorithm = Some("direct".into());
     }
-    let comm = Communicator::from_env(config).unwrap();
+    let comm = Communicator::from_env_with(config).unwrap();
     if role == "slices" {
         return sum_slices(&comm);
     }
@@ -97,25 +104,14 @@ fn child_entry() {
     comm.barrier().unwrap();
 }
 
-/// Reduces the elements `from .. to` of a buffer that nobody else uses now, as a slice.
-fn sum_slice(
-    comm: &Communicator,
-    buffer: &Buffer,
-    (from, to): (usize, usize),
-) -> linerate::Result<()> {
-    let part = buffer.part(4 * from, 4 * (to - from)).view();
-    // SAFETY: the bytes are there, aligned and initialised for as long as the buffer is, every pattern is an f32, and the
-    // callers use them through one slice at a time.
-    let slice = unsafe { std::slice::from_raw_parts_mut(part.as_ptr().cast::<f32>(), to - from) };
-    comm.all_reduce(slice, ReduceOp::Sum)
-}
-
-/// Slices inside a registered buffer and elsewhere, by an algorithm that does not stage.
+/// A range of a registered buffer, and slices of it and of other memory, by an algorithm that does
+/// not stage.
 fn sum_slices(comm: &Communicator) {
-    let buffer = comm.alloc(4 * 5000).unwrap();
-    buffer.write(0, &[1.5f32; 5000]);
-    sum_slice(comm, &buffer, (3, 4999)).unwrap();
-    let sums = buffer.to_vec::<f32>();
+    let buffer = comm.alloc::<f32>(5000).unwrap();
+    buffer.write(0, &[1.5; 5000]).unwrap();
+    let part = buffer.range(3..4999);
+    comm.all_reduce(&part, ReduceOp::Sum).unwrap();
+    let sums = buffer.to_vec().unwrap();
     assert!(
         sums[3..4999]
             .iter()
@@ -127,54 +123,66 @@ fn sum_slices(comm: &Communicator) {
             .chain(&sums[4999..])
             .all(|&value| value == 1.5)
     );
-    let error = comm.all_reduce(&mut vec![1f32; 5000], ReduceOp::Sum);
-    println!("RESULT {}", error.unwrap_err());
+    let mut slice = part.as_mut_slice().unwrap();
+    for error in [
+        comm.all_reduce(&mut slice, ReduceOp::Sum),
+        comm.all_reduce(&mut vec![1f32; 5000], ReduceOp::Sum),
+    ] {
+        println!("RESULT {}", error.unwrap_err());
+    }
 }
 
 #[test]
-fn a_slice_inside_a_registered_buffer_is_reduced_where_it_lies() {
-    for result in run_ranks("slices", 2, 0, None) {
-        assert!(
-            result.contains("direct needs registered memory"),
-            "{result}"
-        );
+fn a_range_of_a_registered_buffer_is_reduced_where_it_lies_and_a_slice_is_not() {
+    for result in run_ranks("slices", (2, "inline"), 0, None) {
+        let refused = result.matches("direct needs registered memory").count();
+        assert_eq!(refused, 2, "{result}");
     }
 }
 
 type Run<'a> = Box<dyn Fn() + 'a>;
 
+/// Kinds of operations that [`kinds`] makes.
+const KINDS: usize = 9;
+
 /// What is run over and over.
 fn kinds(comm: &Communicator) -> Vec<(&'static str, Run<'_>)> {
-    let in_place = |buffer: Buffer| -> Run<'_> {
-        let count = buffer.len_bytes() as u64 / 4;
-        let call = Call::all_reduce(DataType::F32, ReduceOp::Sum, count, &buffer, &buffer);
-        Box::new(move || comm.run(&call).unwrap())
+    const LARGE: usize = (64 << 10) / 4;
+    let large = || comm.alloc::<f32>(LARGE).unwrap();
+    let in_place = |buffer: Buffer<f32>| -> Run<'_> {
+        Box::new(move || comm.all_reduce(&buffer, ReduceOp::Sum).unwrap())
     };
-    let started = |buffer: Buffer| -> Run<'_> {
-        let count = buffer.len_bytes() as u64 / 4;
-        let call = Call::all_reduce(DataType::F32, ReduceOp::Sum, count, &buffer, &buffer);
-        Box::new(move || comm.start(&call).unwrap().wait().unwrap())
+    let started = |buffer: Buffer<f32>| -> Run<'_> {
+        let start = move || comm.start_all_reduce(&buffer, ReduceOp::Sum);
+        Box::new(move || start().unwrap().wait().unwrap())
     };
+    let built = || {
+        let sum = comm.collective(Collective::AllReduce, DataType::F32, LARGE as u64);
+        sum.input(&large()).output(&large())
+    };
+    let (run, start) = (built(), built());
     let slice = std::cell::RefCell::new(vec![0f32; 16]);
-    let registered = comm.alloc(64).unwrap();
+    let registered = comm.alloc::<f32>(16).unwrap();
     vec![
-        ("8 B registered", in_place(comm.alloc(8).unwrap())),
-        ("64 KiB registered", in_place(comm.alloc(64 << 10).unwrap())),
+        ("8 B registered", in_place(comm.alloc(2).unwrap())),
+        ("64 KiB registered", in_place(large())),
+        ("64 KiB registered, started", started(large())),
+        ("64 KiB, built once", Box::new(move || run.run().unwrap())),
         (
-            "64 KiB registered, started",
-            started(comm.alloc(64 << 10).unwrap()),
+            "64 KiB, built once, started",
+            Box::new(move || start.start().unwrap().wait().unwrap()),
         ),
         ("64 B of the caller's", {
-            let sum = move || comm.all_reduce(&mut slice.borrow_mut(), ReduceOp::Sum);
+            let sum = move || comm.all_reduce(&mut **slice.borrow_mut(), ReduceOp::Sum);
             Box::new(move || sum().unwrap())
         }),
         ("64 B of a registered buffer, as a slice", {
-            let sum = move || sum_slice(comm, &registered, (0, 16));
+            let sum = move || comm.all_reduce(&mut registered.as_mut_slice()?, ReduceOp::Sum);
             Box::new(move || sum().unwrap())
         }),
         (
             "64 KiB of the caller's",
-            in_place(Buffer::plain(64 << 10).unwrap()),
+            in_place(Buffer::from_vec(vec![0f32; LARGE])),
         ),
         ("barrier", Box::new(|| comm.barrier().unwrap())),
     ]
@@ -183,11 +191,11 @@ fn kinds(comm: &Communicator) -> Vec<(&'static str, Run<'_>)> {
 #[test]
 fn operations_in_the_steady_state_allocate_nothing() {
     let mut bad = String::new();
-    for ranks in [1, 2, 3] {
-        let results = run_ranks("allocations", ranks, OPERATIONS, None).concat();
-        assert_eq!(results.lines().count(), 7 * ranks as usize, "{results}");
+    for (ranks, progress) in [(1, "inline"), (2, "inline"), (3, "inline"), (2, "thread")] {
+        let results = run_ranks("allocations", (ranks, progress), OPERATIONS, None).concat();
+        assert_eq!(results.lines().count(), KINDS * ranks as usize, "{results}");
         for line in results.lines().filter(|line| !line.ends_with(": 0 0 []")) {
-            bad += &format!("{ranks} ranks: {line}\n");
+            bad += &format!("{ranks} ranks, {progress}: {line}\n");
         }
     }
     assert!(
@@ -214,8 +222,8 @@ fn operations_in_the_steady_state_make_no_system_call_but_to_wait() {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("steady-strace");
     std::fs::create_dir_all(&folder).unwrap();
     let (few, many) = (OPERATIONS / 10, OPERATIONS + OPERATIONS / 10);
-    run_ranks("calls", 2, few, Some(&folder));
-    let elapsed_ms = run_ranks("calls", 2, many, Some(&folder));
+    run_ranks("calls", (2, "inline"), few, Some(&folder));
+    let elapsed_ms = run_ranks("calls", (2, "inline"), many, Some(&folder));
     for (rank, elapsed_ms) in elapsed_ms.iter().enumerate() {
         let counts = |operations: u64| {
             let text = std::fs::read_to_string(folder.join(format!("{operations}-{rank}")));

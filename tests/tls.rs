@@ -12,7 +12,7 @@ use between::{Between, Direction};
 use linerate::config::TcpSettings;
 use linerate::transport::open;
 use linerate::wire::{Claim, HANDSHAKE_BYTES, Initiator, JobKey, Purpose, Tls};
-use linerate::{Call, Communicator, Config, DataType, ReduceOp};
+use linerate::{Communicator, ReduceOp};
 use pair::{Pair, moved, over, place};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -191,16 +191,15 @@ fn child_entry() {
     if std::env::var("LINERATE_TEST_ROLE").is_err() {
         return;
     }
-    let config = Config::from_lookup(|name| std::env::var(name).ok()).unwrap();
-    let comm = Communicator::from_env(config).unwrap();
+    let comm = Communicator::from_env().unwrap();
     for count in [1usize, 1000, 1_000_003] {
-        let buffer = comm.alloc(4 * count).unwrap();
+        let buffer = comm.alloc(count).unwrap();
         // Sums that depend on the order.
         let own = |i: usize| (1 + i % 7) as f32 * 10f32.powi(comm.rank() as i32 * 5 - 5);
-        buffer.write(0, &(0..count).map(own).collect::<Vec<f32>>());
-        let call = Call::all_reduce(DataType::F32, ReduceOp::Sum, count as u64, &buffer, &buffer);
-        comm.run(&call).unwrap();
-        let bits = buffer.to_vec::<f32>().into_iter().fold(0u64, |hash, v| {
+        let values: Vec<f32> = (0..count).map(own).collect();
+        buffer.write(0, &values).unwrap();
+        comm.all_reduce(&buffer, ReduceOp::Sum).unwrap();
+        let bits = buffer.to_vec().unwrap().into_iter().fold(0u64, |hash, v| {
             linerate::prng::mix(hash ^ u64::from(v.to_bits()))
         });
         println!("BITS {count} {bits:016x}");

@@ -12,7 +12,7 @@ use criterion::{Criterion, Throughput};
 use linerate::collective::{Request, find};
 use linerate::transport::sim::SimOptions;
 use linerate::{
-    Buffer, Call, Collective, Communicator, Config, DataType, Operation, ReduceOp, Simulation,
+    Collective, CollectiveBuilder, Communicator, Config, DataType, Operation, ReduceOp, Simulation,
 };
 use std::time::Duration;
 
@@ -63,13 +63,16 @@ struct Runner {
 fn alone() -> Runner {
     let job = format!("engine-bench-{}", std::process::id());
     let communicator = Communicator::join(0, 1, &job, Config::default()).expect("one rank");
-    let [input, output] = [(); 2].map(|()| communicator.alloc(8).expect("memory"));
-    let call = Call::all_reduce(DataType::F32, ReduceOp::Sum, 2, &input, &output);
-    let name = communicator.algorithm_for(&call).expect("an algorithm");
-    let steps = steps_of(Collective::AllReduce, name, 1);
+    let [input, output] = [(); 2].map(|()| communicator.alloc::<f32>(2).expect("memory"));
+    let call = communicator.collective(Collective::AllReduce, DataType::F32, 2);
+    let explanation = call.input(&input).output(&output).explain();
+    let name = explanation.expect("an algorithm").algorithm;
     Runner {
-        steps,
-        run: Box::new(move || communicator.run(&call).expect("an operation")),
+        steps: steps_of(Collective::AllReduce, name, 1),
+        run: Box::new(move || {
+            let result = communicator.all_reduce_into(&input, &output, ReduceOp::Sum);
+            result.expect("an operation");
+        }),
     }
 }
 
@@ -81,21 +84,24 @@ fn simulated(ranks: u32, algorithm: &str, bytes: usize, mapped: bool) -> Runner 
         ..SimOptions::new(ranks, 1)
     };
     let mut simulation = Simulation::new(options, Config::default()).expect("a simulation");
-    let call = |communicator: &Communicator| {
-        let buffer: Buffer = communicator.alloc(bytes).expect("memory without bytes");
-        let count = bytes as u64 / 4;
-        let mut call = Call::all_reduce(DataType::F32, ReduceOp::Sum, count, &buffer, &buffer);
-        call.algorithm = Some(algorithm.into());
-        call
+    let call = |communicator: &'static Communicator| {
+        let buffer = communicator.alloc::<f32>(bytes / 4);
+        let buffer = buffer.expect("memory without bytes");
+        communicator
+            .collective(Collective::AllReduce, DataType::F32, bytes as u64 / 4)
+            .algorithm(algorithm)
+            .input(&buffer)
+            .output(&buffer)
     };
-    let calls: Vec<Call> = simulation.communicators().iter().map(call).collect();
+    // The calls are made once, and a case lives as long as the program.
+    let communicators = Box::leak(simulation.communicators().to_vec().into_boxed_slice());
+    let calls: Vec<CollectiveBuilder> = communicators.iter().map(call).collect();
     let (mut operations, mut polls_min) = (0u32, u64::MAX);
     let mut pending: Vec<Operation> = Vec::with_capacity(calls.len());
     Runner {
         steps: steps_of(Collective::AllReduce, algorithm, ranks),
         run: Box::new(move || {
-            let communicators = simulation.communicators().iter().zip(&calls);
-            pending.extend(communicators.map(|(c, call)| c.start(call).expect("a start")));
+            pending.extend(calls.iter().map(|call| call.start().expect("a start")));
             // Asking whether an operation has ended drives it: once it is known how long that takes, nobody asks before.
             let first_look = match operations < LEARNING {
                 true => 0,

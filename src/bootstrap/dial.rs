@@ -4,7 +4,8 @@
 //! until the deadline, and the error says what was found at each.
 
 use super::gate::{Credentials, TLS_RECORDS};
-use super::link::{Link, secure, wait_for, write_all};
+use super::handing;
+use super::link::{Link, is_loopback, secure, wait_for, write_all};
 use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::time::Time;
@@ -65,8 +66,12 @@ pub(super) fn dial(
             }
         }
         let now = clock.now();
-        let is_wrong =
-            |cause: &Cause| matches!(cause, Cause::Handshake(HandshakeError::WrongProof));
+        let wrong = HandshakeError::WrongProof;
+        let is_wrong = |cause: &Cause| match cause {
+            Cause::Handshake(error) => *error == wrong,
+            Cause::NoSecret => true,
+            _ => false,
+        };
         match &found[..] {
             [(_, cause)] if is_wrong(cause) => {
                 wrong_since.get_or_insert(now);
@@ -95,9 +100,9 @@ pub(super) fn dial_once(
     call: &Call<'_>,
     addresses: &[SocketAddr],
     by: (Time, &Clock),
-) -> Option<TcpStream> {
+) -> Option<(TcpStream, Option<Box<Tls>>)> {
     let mut addresses = addresses.iter();
-    addresses.find_map(|&address| Some(prove(call, address, by).ok()?.0))
+    addresses.find_map(|&address| prove(call, address, by).ok())
 }
 
 fn unreached(call: &Call<'_>, found_list: &[(SocketAddr, Cause)]) -> Error {
@@ -128,6 +133,8 @@ fn unreached(call: &Call<'_>, found_list: &[(SocketAddr, Cause)]) -> Error {
 enum Cause {
     System(std::io::Error),
     Silent,
+    /// Rank 0 may have made one, and does not hand it to this process.
+    NoSecret,
     Handshake(HandshakeError),
 }
 
@@ -139,7 +146,7 @@ impl Cause {
                 matches!(Errno::from_io_error(e), Some(Errno::MFILE | Errno::NFILE))
             }
             Cause::Handshake(e) => matches!(e, HandshakeError::Refused(_)),
-            Cause::Silent => false,
+            Cause::Silent | Cause::NoSecret => false,
         }
     }
 }
@@ -152,6 +159,9 @@ impl std::fmt::Display for Cause {
             ),
             Cause::System(e) => e.fmt(f),
             Cause::Silent => f.write_str("it accepts connections and says nothing"),
+            Cause::NoSecret => f.write_str(
+                "it accepts connections and hands this process no secret: it has a LINERATE_SECRET, or is another user's or job's",
+            ),
             Cause::Handshake(e) => e.fmt(f),
         }
     }
@@ -191,7 +201,15 @@ fn prove(
     (deadline, clock): (Time, &Clock),
 ) -> std::result::Result<(TcpStream, Option<Box<Tls>>), Cause> {
     let by = |time| (clock.now().after(time).min(deadline), clock);
+    let ask = || {
+        let credentials = call.credentials;
+        let is_asked = credentials.key().is_none() && is_loopback(address.ip());
+        let _ = is_asked && handing::ask(address.port(), credentials);
+        credentials.key()
+    };
+    let key = ask();
     let stream = open(address, call.source, by(CONNECT_TIME))?;
+    let key = key.or_else(ask).ok_or(Cause::NoSecret)?;
     stream.set_nodelay(true)?;
     let claim = Claim {
         purpose: Purpose::Control,
@@ -201,7 +219,7 @@ fn prove(
         detail: call.credentials.detail(call.detail),
     };
     let nonce = call.credentials.nonce()?;
-    let (mut initiator, hello) = Initiator::new(&call.credentials.key, &claim, &nonce);
+    let (mut initiator, hello) = Initiator::new(&key, &claim, &nonce);
     write_all(&stream, &hello, by(CHALLENGE_TIME))?;
     let challenge = read_message(&stream, by(CHALLENGE_TIME))?;
     let proof = initiator.handle_challenge(&challenge)?;

@@ -4,6 +4,7 @@
 //! memory here. With TLS its keys are agreed on then, in the same time. At most [`STRANGERS_MAX`] may be on trial, the others wait in the kernel's queue. Refusals are told on
 //! standard error, the first ones each and then their number.
 
+use super::handing::Handing;
 use crate::config::{JobSettings, SECRET_BYTES_MAX, Secret, check_secret, tls_without_secret};
 use crate::error::{Error, Result};
 use crate::time::Time;
@@ -17,6 +18,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// [`Claim::detail`] of a rank that comes to the store.
@@ -43,7 +45,9 @@ const TOLD_MAX: u64 = 5;
 /// What proves that this process belongs to the job.
 #[derive(Clone, Debug)]
 pub(super) struct Credentials {
-    pub key: JobKey,
+    secret: OnceLock<Vec<u8>>,
+    /// The job's name.
+    pub job: String,
     pub epoch: u64,
     /// Whether other hosts may be served: there is a secret, or none is wanted.
     pub is_open: bool,
@@ -64,11 +68,38 @@ impl Credentials {
             return Err(tls_without_secret());
         }
         Ok(Credentials {
-            key: JobKey::derive(secret.as_deref().unwrap_or_default(), job.as_bytes()),
-            epoch,
             is_open: secret.is_some() || settings.is_insecure,
+            secret: secret.unwrap_or_default().into(),
+            job: job.into(),
+            epoch,
             has_tls,
         })
+    }
+
+    /// These credentials, for ranks that meet over TCP. Without a secret the job's name is not enough
+    /// there: rank 0 makes a secret and hands it out ([`super::handing`]).
+    pub fn for_meeting(mut self) -> Credentials {
+        if !self.is_open {
+            self.secret = OnceLock::new();
+        }
+        self
+    }
+
+    /// Takes the secret that rank 0 has made.
+    pub fn take_secret(&self, secret: &[u8]) {
+        // The first one stays: connections may have been made with it.
+        let _ = self.secret.set(secret.into());
+    }
+
+    /// The secret that rank 0 has made, if these were given none.
+    pub fn made_secret(&self) -> Option<Vec<u8>> {
+        self.secret.get().filter(|_| !self.is_open).cloned()
+    }
+
+    /// What both sides prove to have; `None` until rank 0 has handed it over.
+    pub fn key(&self) -> Option<JobKey> {
+        let secret = self.secret.get()?;
+        Some(JobKey::derive(secret, self.job.as_bytes()))
     }
 
     /// [`Claim::detail`] of a connection for this.
@@ -139,6 +170,8 @@ pub(super) struct Gate {
     listeners: Vec<TcpListener>,
     strangers: Vec<Stranger>,
     credentials: Credentials,
+    /// Where the secret was made here.
+    handing: Option<Handing>,
     own: Rank,
     refused: u64,
     last_refusal: Option<String>,
@@ -172,10 +205,16 @@ impl Gate {
             listeners,
             strangers: Vec::new(),
             credentials: credentials.clone(),
+            handing: None,
             own,
             refused: 0,
             last_refusal: None,
         })
+    }
+
+    /// Hands the secret of the job to those who may come.
+    pub fn hand(&mut self, handing: Option<Handing>) {
+        self.handing = handing;
     }
 
     /// What to wait for.
@@ -185,7 +224,9 @@ impl Gate {
             true => usize::MAX,
             false => 0,
         });
-        listeners.chain(self.strangers.iter().map(|s| s.stream.as_fd()))
+        let handing = self.handing.iter().map(AsFd::as_fd);
+        let strangers = self.strangers.iter().map(|s| s.stream.as_fd());
+        listeners.chain(handing).chain(strangers)
     }
 
     /// How many were refused, and the last of them, for the error of who waits in vain.
@@ -201,6 +242,7 @@ impl Gate {
 
     /// Takes what has come; blocks nowhere. The error is one of this process: no descriptor is left.
     pub fn turn(&mut self, now: Time) -> Result<Vec<Proven>> {
+        self.handing.iter().try_for_each(Handing::turn)?;
         self.accept(now)?;
         let mut proven = Vec::new();
         let mut index = 0;
@@ -345,7 +387,8 @@ impl Stranger {
             let claim = Claim::parse(&self.message).map_err(|e| format!("was refused: {e}"))?;
             self.check(&claim, own, credentials)?;
             let nonce = credentials.nonce().map_err(|e| e.to_string())?;
-            let (responder, challenge) = Responder::new(&credentials.key, &self.message, &nonce);
+            let key = credentials.key().ok_or("came before there was a key")?;
+            let (responder, challenge) = Responder::new(&key, &self.message, &nonce);
             self.say(&challenge)?;
             self.responder = Some((responder, claim));
         }

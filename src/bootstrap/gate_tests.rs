@@ -75,7 +75,8 @@ fn a_hello_for_another_rank_start_or_purpose_gets_no_challenge() {
     let of = |claim: Claim, word: &str| {
         let (mut gate, address) = gate();
         let mut stranger = TcpStream::connect(address).unwrap();
-        let (_, hello) = crate::wire::Initiator::new(&credentials().key, &claim, &[7; NONCE_BYTES]);
+        let (_, hello) =
+            crate::wire::Initiator::new(&credentials().key().unwrap(), &claim, &[7; NONCE_BYTES]);
         stranger.write_all(&hello).unwrap();
         turn_until_refused(&mut gate, 1, Time(0));
         assert!(gate.refusals().contains(word), "{}", gate.refusals());

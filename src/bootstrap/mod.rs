@@ -11,6 +11,7 @@ mod descriptors;
 mod dial;
 mod env;
 mod gate;
+mod handing;
 mod identity;
 mod interfaces;
 mod link;
@@ -36,7 +37,7 @@ pub use netlink::{NetworkLink, network_links};
 pub use reunion::{MeetingPlace, Reunion, emit_place, parse_place};
 pub use survivors::{Conversation, Lost, Message};
 
-use crate::config::{Config, differing_settings};
+use crate::config::{Config, Secret, differing_settings};
 use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::types::Rank;
@@ -140,6 +141,11 @@ impl Meeting {
             Way::Host { .. } => self.rank,
             Way::Network(network) => network.local_rank,
         });
+        if let Way::Network(network) = &self.way
+            && let Some(secret) = &network.secret
+        {
+            config.job.secret = Secret::Text(secret.clone());
+        }
         config.tcp.secret = read_secret(&config.job.secret)?;
         config.tcp.is_insecure = config.job.is_insecure;
         config.tcp.is_debugging = config.debug;
@@ -178,9 +184,11 @@ impl Meeting {
 /// A secret for a job, for whoever starts one: 256 random bits, in hexadecimal.
 pub fn fresh_secret() -> Result<String> {
     let mut bytes = [0; 32];
-    getrandom::fill(&mut bytes).map_err(|e| Error::Os {
-        what: "random bytes for a secret".into(),
-        cause: e.to_string(),
+    getrandom::fill(&mut bytes).map_err(|e| {
+        Error::os(
+            "random bytes for a secret",
+            std::io::Error::other(e.to_string()),
+        )
     })?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }

@@ -51,6 +51,8 @@ pub(super) struct Network {
     pub agreed: Agreed,
     /// How many ranks with lower numbers are on this rank's host.
     pub local_rank: u32,
+    /// The secret that rank 0 has made, where none was given.
+    pub secret: Option<Vec<u8>>,
 }
 
 enum Seat {
@@ -90,7 +92,8 @@ impl Network {
     /// Brings the ranks of a job together.
     pub fn meet(place: &Place, config: &Config, clock: &Clock) -> Result<Network> {
         let credentials =
-            Credentials::new(&config.job, config.tcp.has_tls, &place.job, place.epoch)?;
+            Credentials::new(&config.job, config.tcp.has_tls, &place.job, place.epoch)?
+                .for_meeting();
         let list = config.job.interfaces.as_deref();
         let named = list
             .map(|list| interfaces::named(&interfaces::list()?, list))
@@ -163,8 +166,9 @@ fn head(
         .iter()
         .map(SocketAddr::to_string)
         .collect();
-    let gate = Gate::new(listening.listeners, 0, credentials)
+    let mut gate = Gate::new(listening.listeners, 0, credentials)
         .map_err(|e| Error::os(format!("listening on {}", addresses.join(", ")), e))?;
+    gate.hand(listening.handing);
     if config.debug {
         super::note(&format!(
             "rank 0 of {}: the store listens on {} ({})",
@@ -193,6 +197,7 @@ fn head(
             is_one_host,
             agreed,
             local_rank: 0,
+            secret: credentials.made_secret(),
         }),
         Err(error) => {
             let until = match clock.now() >= deadline {
@@ -426,6 +431,7 @@ fn other(
     }
     let go: Going = go.expect("set above");
     let why = explain(&store, named.is_some(), go.own);
+    let secret = credentials.made_secret();
     Ok(Network {
         rank,
         ranks,
@@ -442,6 +448,7 @@ fn other(
         is_one_host: go.is_one_host,
         agreed: go.agreed,
         local_rank: go.local_rank,
+        secret,
     })
 }
 

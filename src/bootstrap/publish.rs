@@ -2,13 +2,16 @@
 
 use super::env::{Place, Rendezvous};
 use super::gate::Credentials;
+use super::handing::Handing;
 use super::interfaces::{self, Interface};
 use super::link::is_loopback;
 use super::pmi;
 use crate::error::{Error, Result};
 use rustix::io::Errno;
-use std::io::Write;
+use std::fs::File;
+use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -26,6 +29,8 @@ pub(super) struct Listening {
     pub listeners: Vec<TcpListener>,
     pub addresses: Vec<SocketAddr>,
     pub why: String,
+    /// Hands out the secret of a job that was given none.
+    pub handing: Option<Handing>,
     /// Removed when the ranks have met.
     pub file: Option<PublishedFile>,
 }
@@ -48,7 +53,13 @@ pub(super) fn listen(
     named: Option<&[Interface]>,
     timeout: Duration,
 ) -> Result<Listening> {
-    let listening = listen_only(place, credentials, named);
+    let listening = listen_only(place, credentials, named).and_then(|mut listening| {
+        // Before the others hear of the port, all of whose addresses have the same.
+        if let (None, Some(address)) = (credentials.key(), listening.addresses.first()) {
+            listening.handing = Some(Handing::open(address.port(), credentials)?);
+        }
+        Ok(listening)
+    });
     let text = match &listening {
         Ok(listening) => emit_addresses(&listening.addresses),
         // The others wait for a word in the launcher's daemons, whatever it is.
@@ -243,6 +254,7 @@ fn describe(listeners: Vec<TcpListener>, why: &str) -> Result<Listening> {
         addresses: addresses.map_err(|e| Error::os("reading the port of a listening socket", e))?,
         listeners,
         why: why.into(),
+        handing: None,
         file: None,
     })
 }
@@ -266,12 +278,17 @@ fn path_in(folder: &Path, place: &Place) -> PathBuf {
     folder.join(format!("linerate-{name}-{}.addresses", place.epoch))
 }
 
-/// Whole or not at all: written beside it and renamed.
+/// Whole or not at all: written beside it and renamed. Others may write to the folder: what is
+/// written beside is a new file with a name that nobody could guess.
 fn publish_file(folder: &Path, place: &Place, text: &str) -> Result<PublishedFile> {
     let path = path_in(folder, place);
-    let beside = path.with_extension(format!("{}", std::process::id()));
+    let beside = path.with_extension(format!("{:016x}", super::nonce()?));
     let write = || -> std::io::Result<()> {
-        let mut file = std::fs::File::create(&beside)?;
+        let mut file = File::options()
+            .write(true)
+            .create_new(true)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(&beside)?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
         std::fs::rename(&beside, &path)
@@ -283,12 +300,25 @@ fn publish_file(folder: &Path, place: &Place, text: &str) -> Result<PublishedFil
     Ok(PublishedFile(path))
 }
 
+/// Reads a file, and nothing else that somebody may have put in its place: to open a FIFO would
+/// block.
 fn read_file(path: &Path) -> std::io::Result<String> {
-    use std::io::Read;
+    let file = File::options()
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path);
+    let is_link = |e: &std::io::Error| e.raw_os_error() == Some(libc::ELOOP);
+    let planted = || {
+        std::io::Error::other(
+            "it is no file that rank 0 has written, somebody else has put it there: name a folder that only this user may write to",
+        )
+    };
+    let file = file.map_err(|e| if is_link(&e) { planted() } else { e })?;
+    if !file.metadata()?.is_file() {
+        return Err(planted());
+    }
     let mut text = String::new();
-    std::fs::File::open(path)?
-        .take(FILE_BYTES_MAX)
-        .read_to_string(&mut text)?;
+    file.take(FILE_BYTES_MAX).read_to_string(&mut text)?;
     Ok(text)
 }
 
@@ -351,6 +381,40 @@ mod tests {
         std::fs::remove_dir_all(&folder).unwrap();
         let text = publish_file(&folder, &place, "x").unwrap_err().to_string();
         assert!(text.contains("linerate-publish"), "{text}");
+    }
+
+    #[test]
+    fn what_others_plant_in_the_folder_is_neither_followed_nor_waited_for() {
+        let folder = std::env::temp_dir().join(format!("linerate-planted-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let place = Place::named(1, 2, &format!("file://{}", folder.display())).unwrap();
+        let finder = Finder::new(&place, Duration::from_secs(1)).unwrap();
+        let path = path_in(&folder, &place);
+        let victim = folder.join("victim");
+        std::fs::write(&victim, "127.0.0.1:9").unwrap();
+        let check = || {
+            let text = finder.addresses().unwrap_err().to_string();
+            assert!(
+                text.contains("somebody else") && text.contains("planted"),
+                "{text}"
+            );
+            let file = publish_file(&folder, &place, "127.0.0.1:4").unwrap();
+            let found = finder.addresses().unwrap();
+            assert_eq!(found, ["127.0.0.1:4".parse().unwrap()]);
+            drop(file);
+            assert_eq!(std::fs::read_to_string(&victim).unwrap(), "127.0.0.1:9");
+        };
+        let made = std::process::Command::new("mkfifo").arg(&path).status();
+        assert!(made.unwrap().success());
+        check();
+        std::os::unix::fs::symlink(&victim, &path).unwrap();
+        check();
+        // A link with a name that could be guessed is not written through.
+        let beside = path.with_extension(std::process::id().to_string());
+        std::os::unix::fs::symlink(&victim, beside).unwrap();
+        drop(publish_file(&folder, &place, "127.0.0.1:4").unwrap());
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "127.0.0.1:9");
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

@@ -1,13 +1,14 @@
 //! [`Reunion`]: where the survivors of a failed communicator meet the one who leads them. On one host that is an abstract
-//! name made of the communicator's identity and the leader's rank; across hosts a port of the leader's host, one of those
-//! that follow from the same two, behind the handshake of every other connection.
+//! name made of the communicator's identity and the leader's rank; across hosts a port of the
+//! leader's host, one of those that follow from the same two, behind the handshake of every other
+//! connection, and sealed if those are.
 
 use super::dial::{Call, dial_once};
 use super::env::ports_of;
 use super::gate::{Credentials, Gate, TO_LEADER};
 use super::local::is_same_user;
 use super::survivors::{Conversation, FRAME_BYTES_MAX};
-use crate::config::JobSettings;
+use crate::config::Config;
 use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::types::Rank;
@@ -52,16 +53,11 @@ pub struct NetworkPlace(Gate);
 impl Reunion {
     /// Of the communicator of this identity, of which the caller is rank `own`. `places` are the addresses of all ranks; none
     /// where all are processes of one user on one host.
-    pub fn new(
-        identity: u64,
-        own: Rank,
-        settings: &JobSettings,
-        places: &[IpAddr],
-    ) -> Result<Reunion> {
+    pub fn new(identity: u64, own: Rank, config: &Config, places: &[IpAddr]) -> Result<Reunion> {
         let job = format!("rebuild {identity:016x}");
         let network = || -> Result<Network> {
             Ok(Network {
-                credentials: Credentials::new(settings, false, &job, 0)?,
+                credentials: Credentials::new(&config.job, config.tcp.has_tls, &job, 0)?,
                 places: places.to_vec(),
             })
         };
@@ -116,7 +112,7 @@ impl Reunion {
         let Some(network) = &self.network else {
             let stream = UnixStream::connect_addr(&self.name(leader)?).ok();
             let of_user = stream.filter(is_same_user);
-            return Ok(of_user.and_then(|stream| Conversation::new(stream.into())));
+            return Ok(of_user.and_then(|stream| Conversation::new(stream.into(), None)));
         };
         let call = Call {
             credentials: &network.credentials,
@@ -127,8 +123,8 @@ impl Reunion {
             bytes_max: FRAME_BYTES_MAX,
         };
         let places = self.addresses(network, leader);
-        let stream = dial_once(&call, &places, (clock.now().after(VISIT_TIME), clock));
-        Ok(stream.and_then(|stream| Conversation::new(stream.into())))
+        let proven = dial_once(&call, &places, (clock.now().after(VISIT_TIME), clock));
+        Ok(proven.and_then(|(stream, tls)| Conversation::new(stream.into(), tls)))
     }
 
     fn name(&self, leader: Rank) -> Result<UnixAddress> {
@@ -157,14 +153,15 @@ impl MeetingPlace {
                     && let Ok((stream, _)) = listener.accept()
                 {
                     let of_user = Some(stream).filter(is_same_user);
-                    came.extend(of_user.and_then(|stream| Conversation::new(stream.into())));
+                    came.extend(of_user.and_then(|stream| Conversation::new(stream.into(), None)));
                 }
             }
             MeetingPlace::Network(NetworkPlace(gate)) => {
                 let proven = gate.turn(clock.now())?.into_iter();
                 let is_survivor = proven.filter(|proven| proven.detail == TO_LEADER);
                 came.extend(
-                    is_survivor.filter_map(|proven| Conversation::new(proven.stream.into())),
+                    is_survivor
+                        .filter_map(|proven| Conversation::new(proven.stream.into(), proven.tls)),
                 );
             }
         }
@@ -200,11 +197,10 @@ mod tests {
     use crate::config::Secret;
     use std::net::Ipv4Addr;
 
-    fn settings(secret: &[u8]) -> JobSettings {
-        JobSettings {
-            secret: Secret::Text(secret.to_vec()),
-            ..JobSettings::default()
-        }
+    fn config(secret: &[u8]) -> Config {
+        let mut config = Config::default();
+        config.job.secret = Secret::Text(secret.to_vec());
+        config
     }
 
     #[test]
@@ -212,7 +208,7 @@ mod tests {
         let identity = u64::from(std::process::id()) << 24;
         let places = vec![IpAddr::from(Ipv4Addr::LOCALHOST); 6];
         let reunion =
-            |own, secret: &[u8]| Reunion::new(identity, own, &settings(secret), &places).unwrap();
+            |own, secret: &[u8]| Reunion::new(identity, own, &config(secret), &places).unwrap();
         let clock = Clock::monotonic();
         let (secret, other) = (b"0123456789abcdef", b"another secret...");
         assert!(reunion(5, secret).visit(0, &clock).unwrap().is_none());

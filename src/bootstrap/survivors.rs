@@ -7,6 +7,7 @@ use super::BLOB_BYTES_MAX;
 use crate::error::{Error, Result};
 use crate::limits::RANKS_MAX;
 use crate::types::Rank;
+use crate::wire::Tls;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
@@ -45,6 +46,9 @@ pub enum Message {
     GaveUp,
     /// Either way: the sender cannot take part, and why.
     Refused(String),
+    /// Member to leader: all old ranks that it knows to have ended. Ranks of other hosts may only
+    /// find them unreachable.
+    Ended(Vec<Rank>),
 }
 
 impl Message {
@@ -67,6 +71,7 @@ impl Message {
             Message::Commit(round) => (8, *round, Vec::new()),
             Message::GaveUp => (9, 0, Vec::new()),
             Message::Refused(text) => (10, 0, text.as_bytes().to_vec()),
+            Message::Ended(ranks) => (11, 0, words(ranks)),
         };
         let mut frame = words(&[(HEADER_BYTES + body.len()) as u32, kind, round]);
         frame.extend(body);
@@ -93,6 +98,7 @@ impl Message {
             8 => Message::Commit(round),
             9 => Message::GaveUp,
             10 => Message::Refused(String::from_utf8_lossy(body).into_owned()),
+            11 => Message::Ended(parse_ranks(body)?),
             kind => return Err(malformed(&format!("unknown kind {kind}"))),
         })
     }
@@ -138,6 +144,8 @@ fn parse_contacts(mut rest: &[u8]) -> Result<Vec<Vec<u8>>> {
 #[derive(Debug)]
 pub struct Conversation {
     stream: OwnedFd,
+    /// Seals what is said, where the job encrypts.
+    tls: Option<Box<Tls>>,
     received: Vec<u8>,
 }
 
@@ -147,13 +155,14 @@ pub struct Lost;
 
 impl Conversation {
     /// Over a connected socket; `None`: it is not one any more.
-    pub(super) fn new(stream: OwnedFd) -> Option<Conversation> {
+    pub(super) fn new(stream: OwnedFd, tls: Option<Box<Tls>>) -> Option<Conversation> {
         // Blocking, because a frame is written whole; reads ask not to block each time.
         let flags = fcntl_getfl(&stream).ok()?;
         fcntl_setfl(&stream, flags - OFlags::NONBLOCK).ok()?;
         set_socket_timeout(&stream, Timeout::Send, Some(WRITE_TIME)).ok()?;
         Some(Conversation {
             stream,
+            tls,
             received: Vec::new(),
         })
     }
@@ -162,18 +171,38 @@ impl Conversation {
     pub fn say(&mut self, message: &Message) {
         let frame = message.emit();
         let mut rest = &frame[..];
+        let Some(tls) = &mut self.tls else {
+            let _ = send_all(&self.stream, rest);
+            return;
+        };
         while !rest.is_empty() {
-            match send(&self.stream, rest, SendFlags::NOSIGNAL) {
-                Ok(count) => rest = &rest[count..],
-                Err(rustix::io::Errno::INTR) => {}
-                Err(_) => return,
+            let mut fill = |room: &mut [u8]| {
+                let here = rest.len().min(room.len());
+                room[..here].copy_from_slice(&rest[..here]);
+                here
+            };
+            let Ok(sealed) = tls.seal(&mut fill) else {
+                return;
+            };
+            rest = &rest[sealed..];
+            if send_all(&self.stream, tls.unsent()).is_err() {
+                return;
             }
+            tls.note_sent(tls.unsent().len());
         }
     }
 
     /// The next message that has arrived whole; what was said before the other side went is heard first.
     pub fn hear(&mut self) -> std::result::Result<Option<Message>, Lost> {
         loop {
+            let (tls, received) = (&mut self.tls, &mut self.received);
+            if let Some(tls) = tls {
+                let mut take = |opened: &[u8]| {
+                    received.extend(opened);
+                    opened.len()
+                };
+                tls.open(&mut take).map_err(|_| Lost)?;
+            }
             if let Some((length, body)) = self.received.split_first_chunk::<4>() {
                 let length = u32::from_le_bytes(*length) as usize;
                 if length > FRAME_BYTES_MAX {
@@ -186,7 +215,11 @@ impl Conversation {
                 }
             }
             let mut bytes = [0; 4096];
-            let mut receive = || recv(&self.stream, &mut bytes, RecvFlags::DONTWAIT);
+            let space = match &mut self.tls {
+                None => &mut bytes[..],
+                Some(tls) => tls.space(),
+            };
+            let mut receive = || recv(&self.stream, &mut *space, RecvFlags::DONTWAIT);
             // A side that closed with messages of ours unread resets the connection, said before what it had sent.
             let got = match receive() {
                 Err(rustix::io::Errno::CONNRESET) => receive(),
@@ -194,7 +227,10 @@ impl Conversation {
             };
             match got {
                 Ok((_, 0)) => return Err(Lost),
-                Ok((_, count)) => self.received.extend(&bytes[..count]),
+                Ok((_, count)) => match &mut self.tls {
+                    None => self.received.extend(&bytes[..count]),
+                    Some(tls) => tls.note_received(count),
+                },
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(None),
                 Err(_) => return Err(Lost),
             }
@@ -202,12 +238,24 @@ impl Conversation {
     }
 }
 
+fn send_all(stream: &OwnedFd, mut bytes: &[u8]) -> rustix::io::Result<()> {
+    while !bytes.is_empty() {
+        match send(stream, bytes, SendFlags::NOSIGNAL) {
+            Ok(count) => bytes = &bytes[count..],
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::bootstrap::Reunion;
-    use crate::config::JobSettings;
+    use crate::config::{Config, Secret};
     use crate::engine::Clock;
+    use std::net::{IpAddr, Ipv4Addr};
 
     fn messages() -> Vec<Message> {
         vec![
@@ -222,6 +270,7 @@ mod tests {
             Message::Commit(u32::MAX),
             Message::GaveUp,
             Message::Refused("no descriptor is left".into()),
+            Message::Ended(vec![0, 3]),
         ]
     }
 
@@ -229,7 +278,7 @@ mod tests {
     fn everything_said_is_heard_in_order_and_the_end_after_it() {
         let identity = u64::from(std::process::id()) << 20;
         let clock = Clock::monotonic();
-        let reunion = |own| Reunion::new(identity, own, &JobSettings::default(), &[]).unwrap();
+        let reunion = |own| Reunion::new(identity, own, &Config::default(), &[]).unwrap();
         let mut place = reunion(5).open().unwrap();
         assert!(reunion(7).visit(4, &clock).unwrap().is_none());
         assert!(place.accept(10, &clock).unwrap().is_empty());
@@ -249,6 +298,51 @@ mod tests {
         assert!(reunion(5).open().is_err());
         drop(place);
         assert!(reunion(5).open().is_ok());
+    }
+
+    /// A leader's end and a visitor's, over loopback.
+    fn conversations(has_tls: bool) -> [Conversation; 2] {
+        let identity = u64::from(std::process::id()) << 28 | u64::from(has_tls);
+        let mut config = Config::default();
+        config.job.secret = Secret::Text(b"0123456789abcdef".to_vec());
+        config.tcp.has_tls = has_tls;
+        let places = [IpAddr::from(Ipv4Addr::LOCALHOST); 2];
+        let reunion = |own| Reunion::new(identity, own, &config, &places).unwrap();
+        let clock = Clock::monotonic();
+        let mut place = reunion(0).open().unwrap();
+        std::thread::scope(|scope| {
+            let visit = scope.spawn(|| reunion(1).visit(0, &clock).unwrap().unwrap());
+            let mut came = Vec::new();
+            while came.is_empty() {
+                came = place.accept(1, &clock).unwrap();
+            }
+            [came.remove(0), visit.join().unwrap()]
+        })
+    }
+
+    #[test]
+    fn with_tls_nothing_that_survivors_say_can_be_read_on_the_way() {
+        let said = b"no descriptor is left";
+        for has_tls in [false, true] {
+            let [mut leader, mut visitor] = conversations(has_tls);
+            visitor.say(&Message::Refused(String::from_utf8_lossy(said).into()));
+            let mut raw = [0; 4096];
+            let (_, count) = recv(&leader.stream, &mut raw, RecvFlags::PEEK).unwrap();
+            let is_readable = raw[..count].windows(said.len()).any(|part| part == said);
+            assert_eq!(is_readable, !has_tls);
+            leader.hear().unwrap().unwrap();
+            for message in messages() {
+                visitor.say(&message);
+                leader.say(&message);
+                for end in [&mut leader, &mut visitor] {
+                    let mut heard = None;
+                    while heard.is_none() {
+                        heard = end.hear().unwrap();
+                    }
+                    assert_eq!(heard.as_ref(), Some(&message));
+                }
+            }
+        }
     }
 
     #[test]

@@ -1,8 +1,7 @@
 //! [`Attended`]: what callers and a thread of its own drive in turn, and how that thread begins and ends.
 
 use crate::error::{Error, Result};
-use crate::memory::ProcessMark;
-use std::ops::Deref;
+use crate::memory::{ProcessMark, ProcessOwned};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -16,9 +15,11 @@ pub trait Attend: Send + Sync + 'static {
 
 /// See the module. Dropping it ends the thread; in a forked child it leaves everything alone.
 #[derive(Debug)]
-pub struct Attended<S: Attend> {
+pub struct Attended<S: Attend>(ProcessOwned<Driven<S>>);
+
+#[derive(Debug)]
+struct Driven<S: Attend> {
     seat: Arc<S>,
-    process: ProcessMark,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -31,33 +32,21 @@ impl<S: Attend> Attended<S> {
             .name(name.into())
             .spawn(move || driven.run())
             .map_err(|cause| Error::os(format!("starting the thread {name}"), cause))?;
-        Ok(Attended {
-            seat,
+        let thread = Some(thread);
+        Ok(Attended(ProcessOwned::new(
             process,
-            thread: Some(thread),
-        })
+            Driven { seat, thread },
+        )))
     }
 
-    /// The process that it is of.
-    pub fn process(&self) -> &ProcessMark {
-        &self.process
-    }
-}
-
-impl<S: Attend> Deref for Attended<S> {
-    type Target = S;
-
-    fn deref(&self) -> &S {
-        &self.seat
+    /// What the thread attends to, for the process that has the thread.
+    pub fn get(&self) -> Result<&S> {
+        Ok(&self.0.get()?.seat)
     }
 }
 
-impl<S: Attend> Drop for Attended<S> {
+impl<S: Attend> Drop for Driven<S> {
     fn drop(&mut self) {
-        if self.process.is_forked() {
-            // The thread, and perhaps the lock, are the parent's.
-            return std::mem::forget((self.seat.clone(), self.thread.take()));
-        }
         self.seat.stop();
         if let Some(thread) = self.thread.take() {
             // Its panic was told to the callers and to the other ranks already.

@@ -1,16 +1,20 @@
 //! From a [`Call`] to what the engine runs: checks every length and finds out what is in place.
 
-use super::buffer::Buffer;
 use super::call::{Call, Transfer};
 use super::plans::{Plan, Plans};
+use super::raw::{RawBuffer, Use};
 use crate::collective;
 use crate::engine::{Arguments, TaskCall};
 use crate::error::{Error, Result};
-use crate::memory::View;
+use crate::memory::{Access, Held, Kept, View};
 use crate::types::{Collective, Rank};
-use std::any::Any;
 use std::borrow::Cow;
-use std::sync::Arc;
+
+/// The bytes of input and output that a call uses.
+pub(super) type Uses = [Option<Use>; 2];
+
+/// The borrows of a call's input and output.
+pub(super) type HeldBoth<'a> = [Option<Held<'a>>; 2];
 
 /// A call with its schedule and its memory, all still the caller's.
 pub(super) struct Bound<'a> {
@@ -18,30 +22,106 @@ pub(super) struct Bound<'a> {
     pub plan: &'a Plan,
     pub slots: Cow<'static, [u64]>,
     pub others: Vec<View>,
+    pub uses: Uses,
 }
 
 impl Bound<'_> {
-    /// With a share of everything that must outlive the call.
-    pub fn keep(self, call: &Call) -> TaskCall {
-        let owner = |buffer: &Buffer| buffer.owner().clone() as Arc<dyn Any + Send + Sync>;
-        TaskCall {
+    /// With a share of everything that must outlive the call, whose input and output are borrowed.
+    pub fn keep(self, call: &Call<'_>, held: HeldBoth<'_>) -> Result<TaskCall> {
+        let [input, output] = held;
+        let mut keep_others: Vec<Kept> = Vec::with_capacity(call.transfers.len());
+        for Transfer {
+            buffer, is_send, ..
+        } in call.transfers
+        {
+            let access = if *is_send {
+                Access::Shared
+            } else {
+                Access::Exclusive
+            };
+            let all = buffer.part_used(buffer.len_bytes(), access);
+            match borrow_one(call, Some(buffer), Some(&all)) {
+                Ok(held) => keep_others.extend(buffer.keep(held)),
+                Err(error) => {
+                    // Nothing has been started: those before are as they were.
+                    keep_others.into_iter().for_each(Kept::end);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(TaskCall {
             arguments: self.arguments,
             prepared: self.plan.prepared.clone(),
             fallback: self.plan.fallback.clone(),
             slots: self.slots,
             others: self.others,
             keep: [
-                call.input.as_ref().map(owner),
-                call.output.as_ref().map(owner),
+                call.input.and_then(|buffer| buffer.keep(input)),
+                call.output.and_then(|buffer| buffer.keep(output)),
             ],
-            keep_others: call.transfers.iter().map(|t| owner(&t.buffer)).collect(),
+            keep_others,
+        })
+    }
+}
+
+/// Borrows what a call uses of its input and output, if borrowing is its task.
+#[inline]
+pub(super) fn borrow<'a>(call: &Call<'a>, uses: &Uses) -> Result<HeldBoth<'a>> {
+    let input = borrow_one(call, call.input, uses[0].as_ref())?;
+    let output = borrow_one(call, call.output, uses[1].as_ref())?;
+    Ok([input, output])
+}
+
+/// The call has failed at once, while peers may still reach its memory.
+#[cold]
+pub(super) fn fail(call: &Call<'_>, held: HeldBoth<'_>) {
+    for (buffer, held) in [call.input, call.output].into_iter().zip(held) {
+        // In place the one borrow is for both.
+        if let Some(held) = held.filter(|_| buffer.is_some_and(RawBuffer::is_registered)) {
+            held.fail();
         }
+    }
+}
+
+#[inline]
+fn borrow_one<'a>(
+    call: &Call<'_>,
+    buffer: Option<&'a RawBuffer>,
+    used: Option<&Use>,
+) -> Result<Option<Held<'a>>> {
+    match (buffer, used) {
+        (Some(buffer), Some(used)) if call.borrows => buffer.borrow(used, call.collective.name()),
+        _ => Ok(None),
+    }
+}
+
+/// What a call uses. In place it is one range, which is written.
+fn uses_of(call: &Call<'_>, lengths: &Lengths, is_in_place: bool) -> Uses {
+    let size = call.dtype.size_bytes();
+    let used = |buffer: Option<&RawBuffer>, elements: u64, access| {
+        let bytes = elements as usize * size;
+        buffer
+            .filter(|_| bytes > 0)
+            .map(|buffer| buffer.part_used(bytes, access))
+    };
+    let output = used(call.output, lengths.output, Access::Exclusive);
+    if !is_in_place {
+        return [used(call.input, lengths.input, Access::Shared), output];
+    }
+    let input = used(call.input, lengths.input, Access::Exclusive);
+    match (input, output, call.input, call.output) {
+        (Some(input), Some(output), Some(of_input), Some(of_output))
+            if of_input.has_owner_of(of_output) =>
+        {
+            [None, Some(input.union(&output))]
+        }
+        (input, output, _, _) => [input, output],
     }
 }
 
 /// Finds the schedule and the memory of a call.
 pub(super) fn bind<'a>(
-    call: &Call,
+    call: &Call<'_>,
     plans: &'a mut Plans,
     rank: Rank,
     ranks: u32,
@@ -51,13 +131,13 @@ pub(super) fn bind<'a>(
         return bind_transfers(call, plans, rank);
     }
     let lengths = Lengths::of(call, rank, ranks)?;
-    let input = window_of(call, "input", call.input.as_ref(), lengths.input)?;
-    let output = window_of(call, "output", call.output.as_ref(), lengths.output)?;
+    let input = window_of(call, "input", call.input, lengths.input)?;
+    let output = window_of(call, "output", call.output, lengths.output)?;
     let in_place = find_in_place(call, rank, &lengths)?;
     let slots = match call.collective {
-        Collective::AllGatherV => collective::all_gather_v_slots(&call.receive_counts).into(),
+        Collective::AllGatherV => collective::all_gather_v_slots(call.receive_counts).into(),
         Collective::AllToAllV => {
-            collective::all_to_all_v_slots(&call.send_counts, &call.receive_counts).into()
+            collective::all_to_all_v_slots(call.send_counts, call.receive_counts).into()
         }
         Collective::Barrier => Cow::Borrowed(collective::BARRIER_SLOTS.as_slice()),
         _ => Cow::Borrowed(&[][..]),
@@ -73,10 +153,11 @@ pub(super) fn bind<'a>(
         plan: plans.plan(call, in_place)?,
         slots,
         others: Vec::new(),
+        uses: uses_of(call, &lengths, in_place),
     })
 }
 
-fn bind_transfers<'a>(call: &Call, plans: &'a mut Plans, rank: Rank) -> Result<Bound<'a>> {
+fn bind_transfers<'a>(call: &Call<'_>, plans: &'a mut Plans, rank: Rank) -> Result<Bound<'a>> {
     let element = call.dtype.size_bytes();
     let mut others = Vec::with_capacity(call.transfers.len());
     for (index, transfer) in call.transfers.iter().enumerate() {
@@ -100,11 +181,12 @@ fn bind_transfers<'a>(call: &Call, plans: &'a mut Plans, rank: Rank) -> Result<B
         plan,
         slots: slots.into(),
         others,
+        uses: [None, None],
     })
 }
 
 /// What a rank sends to itself is copied from one buffer to the other, so their lengths must be equal.
-fn check_own_transfers(call: &Call, rank: Rank) -> Result<()> {
+fn check_own_transfers(call: &Call<'_>, rank: Rank) -> Result<()> {
     let own = |is_send| {
         let of_kind = move |t: &&Transfer| t.peer == rank && t.is_send == is_send;
         call.transfers.iter().filter(of_kind)
@@ -120,7 +202,7 @@ fn check_own_transfers(call: &Call, rank: Rank) -> Result<()> {
     Ok(())
 }
 
-fn arguments(call: &Call, count: u64, input: View, output: View) -> Arguments {
+fn arguments(call: &Call<'_>, count: u64, input: View, output: View) -> Arguments {
     Arguments {
         collective: call.collective,
         count,
@@ -132,7 +214,7 @@ fn arguments(call: &Call, count: u64, input: View, output: View) -> Arguments {
     }
 }
 
-fn check_arguments(call: &Call, ranks: u32) -> Result<()> {
+fn check_arguments(call: &Call<'_>, ranks: u32) -> Result<()> {
     if call.root >= ranks {
         return Err(Error::invalid(format!(
             "root {} of {ranks} ranks: roots are below {ranks}",
@@ -157,7 +239,7 @@ struct Lengths {
 }
 
 impl Lengths {
-    fn of(call: &Call, rank: Rank, ranks: u32) -> Result<Lengths> {
+    fn of(call: &Call<'_>, rank: Rank, ranks: u32) -> Result<Lengths> {
         let (count, p) = (call.count, u64::from(ranks));
         let all = count
             .checked_mul(p)
@@ -173,12 +255,12 @@ impl Lengths {
             Collective::Scatter => (at_root(all), count),
             Collective::AllToAll => (all, all),
             Collective::AllGatherV => {
-                let counts = counted(call, "receive_counts", &call.receive_counts, ranks)?;
+                let counts = counted(call, "receive_counts", call.receive_counts, ranks)?;
                 (call.receive_counts[rank as usize], counts)
             }
             Collective::AllToAllV => (
-                counted(call, "send_counts", &call.send_counts, ranks)?,
-                counted(call, "receive_counts", &call.receive_counts, ranks)?,
+                counted(call, "send_counts", call.send_counts, ranks)?,
+                counted(call, "receive_counts", call.receive_counts, ranks)?,
             ),
             Collective::Barrier | Collective::SendRecv => (0, 0),
         };
@@ -194,7 +276,7 @@ impl Lengths {
     }
 }
 
-fn counted(call: &Call, name: &str, counts: &[u64], ranks: u32) -> Result<u64> {
+fn counted(call: &Call<'_>, name: &str, counts: &[u64], ranks: u32) -> Result<u64> {
     if counts.len() != ranks as usize {
         return Err(Error::invalid(format!(
             "{} has {} {name} for {ranks} ranks: one for each",
@@ -214,11 +296,16 @@ fn counted(call: &Call, name: &str, counts: &[u64], ranks: u32) -> Result<u64> {
 }
 
 /// The part of a buffer that the call uses.
-fn window_of(call: &Call, name: &str, buffer: Option<&Buffer>, elements: u64) -> Result<View> {
+fn window_of(
+    call: &Call<'_>,
+    name: &str,
+    buffer: Option<&RawBuffer>,
+    elements: u64,
+) -> Result<View> {
     let bytes = elements
         .checked_mul(call.dtype.size_bytes() as u64)
         .filter(|&b| b <= isize::MAX as u64);
-    let (Some(bytes), given) = (bytes, buffer.map_or(0, Buffer::len_bytes)) else {
+    let (Some(bytes), given) = (bytes, buffer.map_or(0, RawBuffer::len_bytes)) else {
         return Err(Error::invalid(format!(
             "{elements} elements of {} do not fit an address space",
             call.dtype
@@ -226,7 +313,7 @@ fn window_of(call: &Call, name: &str, buffer: Option<&Buffer>, elements: u64) ->
     };
     // The root of a broadcast may give its data as the output alone, as in MPI.
     if call.collective == Collective::Broadcast && name == "input" && buffer.is_none() {
-        return window_of(call, "output", call.output.as_ref(), elements);
+        return window_of(call, "output", call.output, elements);
     }
     if given < bytes as usize {
         return Err(Error::invalid(format!(
@@ -240,8 +327,8 @@ fn window_of(call: &Call, name: &str, buffer: Option<&Buffer>, elements: u64) ->
 }
 
 /// Whether input and output are the same memory, as the collective defines it. Any other overlap is an error.
-fn find_in_place(call: &Call, rank: Rank, lengths: &Lengths) -> Result<bool> {
-    let (Some(input), Some(output)) = (&call.input, &call.output) else {
+fn find_in_place(call: &Call<'_>, rank: Rank, lengths: &Lengths) -> Result<bool> {
+    let (Some(input), Some(output)) = (call.input, call.output) else {
         return Ok(call.collective == Collective::Broadcast
             && call.input.is_none()
             && rank == call.root);
@@ -259,7 +346,8 @@ fn find_in_place(call: &Call, rank: Rank, lengths: &Lengths) -> Result<bool> {
         Collective::ReduceScatter | Collective::Scatter => part,
         _ => 0,
     };
-    if distance == wanted {
+    let has_form = call.collective != Collective::AllToAllV;
+    if distance == wanted && has_form {
         return Ok(true);
     }
     let (input_bytes, output_bytes) = (
@@ -267,6 +355,13 @@ fn find_in_place(call: &Call, rank: Rank, lengths: &Lengths) -> Result<bool> {
         lengths.output as isize * element,
     );
     if distance < input_bytes && -distance < output_bytes {
+        if !has_form {
+            return Err(Error::invalid(format!(
+                "input and output of all-to-allv overlap at a distance of {distance} bytes: it has no in-place form, since \
+                 parts that arrive would lie on parts that are still to be sent; give it an output of its own and copy \
+                 that back"
+            )));
+        }
         return Err(Error::invalid(format!(
             "input and output of {} overlap at a distance of {distance} bytes: in place it is {wanted}, else they must be apart",
             call.collective
@@ -275,18 +370,31 @@ fn find_in_place(call: &Call, rank: Rank, lengths: &Lengths) -> Result<bool> {
     Ok(false)
 }
 
-/// An in-place call on memory that no [`Buffer`] owns.
-pub(super) fn bind_view<'a>(call: &Call, plans: &'a mut Plans, view: View) -> Result<Bound<'a>> {
-    if !call.op.is_defined_for(call.dtype) {
-        return Err(Error::invalid(format!(
-            "{} is not defined for {}",
-            call.op, call.dtype
-        )));
+#[cfg(test)]
+mod tests {
+    use crate::comm::Communicator;
+    use crate::config::Config;
+
+    #[test]
+    fn an_all_to_allv_whose_buffers_overlap_is_refused_with_what_to_do() {
+        let job = format!("in-place-v-{}", std::process::id());
+        let comm = Communicator::join(0, 1, &job, Config::default()).unwrap();
+        let buffer = comm.alloc::<u32>(16).unwrap();
+        buffer.as_mut_slice().unwrap().fill(7);
+        let output = buffer.range(..4);
+        let part = |at: usize| comm.all_to_all_v(&buffer.range(at..at + 4), &[4], &output, &[4]);
+        for at in [0, 1, 3] {
+            let error = part(at).unwrap_err().to_string();
+            let distance = format!("distance of -{} bytes", 4 * at).replace("-0", "0");
+            assert!(error.contains(&distance), "{error}");
+            assert!(error.contains("no in-place form"), "{error}");
+            assert!(error.contains("give it an output of its own"), "{error}");
+        }
+        // Beside each other they do not overlap.
+        part(4).unwrap();
+        let output = comm.alloc(4).unwrap();
+        comm.all_to_all_v(&buffer.range(..4), &[4], &output, &[4])
+            .unwrap();
+        assert_eq!(*output.as_slice().unwrap(), [7; 4]);
     }
-    Ok(Bound {
-        arguments: arguments(call, call.count, view, view),
-        plan: plans.plan(call, true)?,
-        slots: Cow::Borrowed(&[]),
-        others: Vec::new(),
-    })
 }

@@ -1,246 +1,194 @@
-//! [`Buffer`]: memory that operations can use, with shared ownership.
+//! [`Buffer`]: typed memory that operations can use, with shared ownership.
 
-use super::ranges::Ranges;
-use crate::error::Result;
-use crate::memory::{Element, ProcessMark, Region, RegionKey, RegionKind, View};
-use crate::sync::{Arc, Mutex, PoisonError};
+use super::raw::RawBuffer;
+use crate::error::{Error, Result};
+use crate::memory::{Access, BufferMut, BufferRef, Condition, Element, Region};
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Bound, RangeBounds};
 
-/// Keys whose memory nobody uses any more, to be deregistered by the next caller that has the engine.
-#[derive(Debug)]
-pub(super) struct Garbage {
-    keys: Mutex<Vec<RegionKey>>,
-    process: ProcessMark,
-}
-
-impl Garbage {
-    pub fn new(process: ProcessMark) -> Garbage {
-        Garbage {
-            keys: Mutex::default(),
-            process,
-        }
-    }
-
-    fn add(&self, key: RegionKey) {
-        // A forked child has copies of buffers; what is registered is the parent's, and so may be the lock.
-        if !self.process.is_forked() {
-            let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
-            keys.push(key);
-        }
-    }
-
-    /// All of them.
-    pub fn take(&self) -> Vec<RegionKey> {
-        std::mem::take(&mut *self.keys.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-/// A region's name in one communicator, which is told apart by its garbage.
-type Registration = (RegionKey, Arc<Garbage>);
-
-/// The memory of a buffer and all its parts.
-#[derive(Debug)]
-pub(super) struct Owner {
-    /// `None`: memory of the caller, who keeps it.
-    region: Option<Arc<Region>>,
-    /// With the communicator that allocated it.
-    registration: Option<Registration>,
-    /// That know where it lies.
-    ranges: Option<Arc<Ranges>>,
-    /// With others that have used it.
-    further: Mutex<Vec<Registration>>,
-}
-
-impl Drop for Owner {
-    fn drop(&mut self) {
-        let further = self
-            .further
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner);
-        for (key, garbage) in self.registration.iter().chain(&*further) {
-            garbage.add(*key);
-        }
-        let is_forked = || (self.registration.iter()).any(|(_, home)| home.process.is_forked());
-        if let (Some(ranges), Some(region)) = (&self.ranges, &self.region)
-            && !is_forked()
-        {
-            ranges.forget(region.view());
-        }
-    }
-}
-
-impl Owner {
-    /// The region, if other communicators can register it too.
-    fn shared_region(&self) -> Option<&Arc<Region>> {
-        let is_shared = |region: &&Arc<Region>| matches!(region.kind(), RegionKind::Shared(_));
-        self.region.as_ref().filter(is_shared)
-    }
-}
-
-/// A range of registered or plain memory, zeroed when made. Clones share the bytes; they live until the last clone and
-/// the last operation on them are gone.
+/// `len` elements of memory that operations can use: registered
+/// ([`Communicator::alloc`](super::Communicator::alloc), used where it lies) or not
+/// ([`Buffer::from_vec`], staged). Zeroed when allocated.
 ///
-/// Reading or writing while an operation uses the bytes is allowed and gives unspecified bytes.
-#[derive(Clone, Debug)]
-pub struct Buffer {
-    owner: Arc<Owner>,
-    view: View,
+/// Clones and ranges share the elements, which live until the last clone and the last operation on
+/// them are gone. An operation that is started borrows what it uses until it has ended, elements
+/// that it reads for reading, others exclusively; slices and copies do the same while they live.
+/// What meets another use is an [`Error::InUse`] that names it. So different ranges of one buffer
+/// can be used at the same time, by several threads and operations.
+///
+/// After an operation has failed, a peer that is only stopped may still write its registered
+/// memory. Those elements can be copied in and out ([`Buffer::read`], [`Buffer::write`]), but not
+/// be a slice or used by another operation.
+///
+/// ```
+/// use linerate::{Communicator, Config, ReduceOp};
+/// let communicator = Communicator::join(0, 1, "a job with buffers", Config::default())?;
+/// let gradients = communicator.alloc::<f32>(1024)?;
+/// gradients.as_mut_slice()?.fill(1.0);
+/// let (first, second) = (gradients.range(..512), gradients.range(512..));
+/// let operation = communicator.start_all_reduce(&first, ReduceOp::Sum)?;
+/// let mut slice = second.as_mut_slice()?;
+/// slice[0] = 2.0; // while the first half is reduced
+/// assert!(communicator.start_all_reduce(&second, ReduceOp::Sum).is_err()); // it names the slice
+/// operation.wait()?;
+/// assert_eq!(first.as_slice()?[0], 1.0);
+/// # Ok::<(), linerate::Error>(())
+/// ```
+pub struct Buffer<T: Element> {
+    raw: RawBuffer,
+    elements: PhantomData<T>,
 }
 
-impl Buffer {
-    /// Plain memory of this process (the caller's own, not registered): operations stage it.
-    pub fn plain(bytes: usize) -> Result<Buffer> {
-        let region = Region::private(bytes)?;
-        let view = region.view();
-        Ok(Buffer {
-            owner: Arc::new(Owner {
-                region: Some(Arc::new(region)),
-                registration: None,
-                ranges: None,
-                further: Mutex::default(),
-            }),
-            view,
-        })
+impl<T: Element> Clone for Buffer<T> {
+    fn clone(&self) -> Self {
+        Buffer::of(self.raw.clone())
     }
+}
 
-    pub(super) fn registered(
-        region: Arc<Region>,
-        key: RegionKey,
-        garbage: Arc<Garbage>,
-        ranges: &Arc<Ranges>,
-    ) -> Buffer {
-        let whole = region.view();
-        let owner = Arc::new(Owner {
-            region: Some(region),
-            registration: Some((key, garbage)),
-            ranges: Some(ranges.clone()),
-            further: Mutex::default(),
-        });
-        ranges.add(whole, &owner);
+impl<T: Element> fmt::Debug for Buffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer")
+            .field("dtype", &T::DTYPE)
+            .field("len", &self.len())
+            .field("is_registered", &self.is_registered())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T: Element> Buffer<T> {
+    /// A buffer of memory whose length is whole elements.
+    pub(super) fn of(raw: RawBuffer) -> Self {
+        debug_assert!(raw.len_bytes().is_multiple_of(size_of::<T>()));
         Buffer {
-            owner,
-            view: whole.in_region(key, 0),
+            raw,
+            elements: PhantomData,
         }
     }
 
-    /// Memory that the caller keeps: the part of a registered buffer that it is, if these ranges know it.
-    pub(super) fn at(view: View, ranges: &Ranges) -> Buffer {
-        Buffer::inside(view, ranges).unwrap_or_else(|| Buffer {
-            owner: Arc::new(Owner {
-                region: None,
-                registration: None,
-                ranges: None,
-                further: Mutex::default(),
-            }),
-            view: view.in_region(RegionKey::NONE, 0),
-        })
+    /// The memory of a `Vec`, where it lies. It is not registered: operations stage it.
+    pub fn from_vec(elements: Vec<T>) -> Self {
+        Buffer::of(RawBuffer::of_region(Region::of_vec(elements)))
     }
 
-    /// The part of a registered buffer that this memory is. Its address stays the caller's, so that memory which was lent
-    /// is reached through the loan.
-    pub(super) fn inside(view: View, ranges: &Ranges) -> Option<Buffer> {
-        let (owner, offset) = ranges.find(view)?;
-        let key = owner.registration.as_ref()?.0;
-        let view = view.in_region(key, offset as u64);
-        Some(Buffer { owner, view })
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.raw.len_bytes() / size_of::<T>()
     }
 
-    /// Whether its key is one of the communicator with this garbage, or it has none.
-    #[inline]
-    pub(super) fn is_at_home(&self, garbage: &Arc<Garbage>) -> bool {
-        let own = self.owner.registration.as_ref();
-        own.is_none_or(|(_, home)| Arc::ptr_eq(home, garbage))
+    /// Whether it has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
-    /// The same bytes with the key of another communicator, which `register` asks for at the first use. A region that it
-    /// cannot reach counts as the caller's own memory.
-    pub(super) fn moved_to(
-        &self,
-        garbage: &Arc<Garbage>,
-        register: impl FnOnce(Arc<Region>) -> Result<RegionKey>,
-    ) -> Result<Buffer> {
-        let mut further = self
-            .owner
-            .further
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let known = further.iter().find(|(_, home)| Arc::ptr_eq(home, garbage));
-        let key = match (known, self.owner.shared_region()) {
-            (Some((key, _)), _) => *key,
-            (None, Some(region)) => {
-                // A communicator that is gone has ended its registrations with itself.
-                further.retain(|(_, home)| Arc::strong_count(home) > 1);
-                let key = register(region.clone())?;
-                further.push((key, garbage.clone()));
-                key
-            }
-            (None, None) => RegionKey::NONE,
-        };
-        Ok(Buffer {
-            owner: self.owner.clone(),
-            view: self.view.in_region(key, self.view.offset()),
-        })
-    }
-
-    /// The `bytes` bytes from `start`. Panics if they are not inside.
-    pub fn part(&self, start: usize, bytes: usize) -> Buffer {
-        Buffer {
-            owner: self.owner.clone(),
-            view: self.view.part(start, bytes),
-        }
-    }
-
-    /// Length in bytes.
-    pub fn len_bytes(&self) -> usize {
-        self.view.len_bytes()
-    }
-
-    /// Whether collectives use it without staging.
+    /// Whether operations use it where it lies, without staging.
     pub fn is_registered(&self) -> bool {
-        self.view.key().is_some()
+        self.raw.is_registered()
     }
 
-    /// The raw range.
-    pub fn view(&self) -> View {
-        self.view
+    /// These elements, shared with this buffer. Panics if they are not inside, as a range of a
+    /// slice does.
+    pub fn range(&self, range: impl RangeBounds<usize>) -> Self {
+        let start = match range.start_bound() {
+            Bound::Included(&start) => start,
+            Bound::Excluded(&start) => start.saturating_add(1),
+            Bound::Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Bound::Included(&end) => end.saturating_add(1),
+            Bound::Excluded(&end) => end,
+            Bound::Unbounded => self.len(),
+        };
+        assert!(
+            start <= end && end <= self.len(),
+            "elements {start}..{end} of a buffer of {}",
+            self.len()
+        );
+        let size = size_of::<T>();
+        Buffer::of(self.raw.part(start * size, (end - start) * size))
     }
 
-    /// The same, where it is kept.
-    #[inline]
-    pub(super) fn view_ref(&self) -> &View {
-        &self.view
-    }
-
-    /// Writes elements from element `index` on. Panics if they do not fit.
-    pub fn write<T: Element>(&self, index: usize, source: &[T]) {
-        self.view
-            .write(index * size_of::<T>(), bytemuck::cast_slice(source));
-    }
-
-    /// Reads elements from element `index` on. Panics if there are not as many.
-    pub fn read<T: Element>(&self, index: usize, target: &mut [T]) {
-        self.view
-            .read(index * size_of::<T>(), bytemuck::cast_slice_mut(target));
-    }
-
-    /// All elements, copied.
-    pub fn to_vec<T: Element>(&self) -> Vec<T> {
-        let mut all = vec![T::zeroed(); self.len_bytes() / size_of::<T>()];
-        self.read(0, &mut all);
-        all
-    }
-
-    pub(super) fn owner(&self) -> &Arc<Owner> {
-        &self.owner
-    }
-
-    /// Where `other` begins relative to this buffer, in bytes, if both are parts of one memory.
-    pub(super) fn distance_to(&self, other: &Buffer) -> Option<isize> {
-        let (own, others) = (self.view.as_ptr().addr(), other.view.as_ptr().addr());
-        if own != 0 && others != 0 {
-            // Memory that callers keep has an owner for each time that it was named.
-            return Some(others.wrapping_sub(own) as isize);
+    /// The same bytes as elements of another type.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: the length is no whole number of them, or they would not be aligned.
+    pub fn cast<U: Element>(&self) -> Result<Buffer<U>> {
+        let (bytes, address) = (self.raw.len_bytes(), self.raw.view().as_ptr().addr());
+        let is_aligned = bytes == 0 || address.is_multiple_of(align_of::<U>());
+        if !bytes.is_multiple_of(size_of::<U>()) || !is_aligned {
+            return Err(Error::invalid(format!(
+                "{bytes} bytes at address {address:#x} as {}: the length must be a multiple of {} and the address of {}",
+                U::DTYPE,
+                size_of::<U>(),
+                align_of::<U>()
+            )));
         }
-        let is_same = Arc::ptr_eq(&self.owner, &other.owner);
-        is_same.then(|| other.view.offset() as isize - self.view.offset() as isize)
+        Ok(Buffer::of(self.raw.clone()))
+    }
+
+    /// Its elements, to read.
+    ///
+    /// # Errors
+    /// [`Error::InUse`]: something writes some of them, or a peer may; [`Error::InvalidArgument`]: it belongs to a
+    /// size-only simulation; [`Error::Forked`].
+    pub fn as_slice(&self) -> Result<BufferRef<'_, T>> {
+        let (borrows, place) = self.raw.borrows()?;
+        BufferRef::new(self.raw.view(), borrows, place)
+    }
+
+    /// Its elements, to read and write. Other handles of the same elements get no slice meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::InUse`]: something uses some of them, or a peer may write them; [`Error::InvalidArgument`]: it belongs
+    /// to a size-only simulation; [`Error::Forked`].
+    pub fn as_mut_slice(&self) -> Result<BufferMut<'_, T>> {
+        let (borrows, place) = self.raw.borrows()?;
+        BufferMut::new(self.raw.view(), borrows, place)
+    }
+
+    /// Copies elements to `target`, from element `index` on. Panics if there are not as many.
+    /// Elements of a size-only simulation are zeros.
+    ///
+    /// # Errors
+    /// [`Error::InUse`]: something writes some of them; [`Error::Forked`].
+    pub fn read(&self, index: usize, target: &mut [T]) -> Result<()> {
+        let part = self.range(index..index + target.len());
+        let (borrows, place) = part.raw.borrows()?;
+        let (_held, condition) = borrows.borrow_copy(place, Access::Shared)?;
+        let target = bytemuck::cast_slice_mut(target);
+        match condition {
+            Condition::Sound => part.raw.view().read(0, target),
+            Condition::Failed => part.raw.view().read_contended(0, target),
+        }
+        Ok(())
+    }
+
+    /// Copies `source` to the elements from element `index` on. Panics if they do not fit.
+    ///
+    /// # Errors
+    /// [`Error::InUse`]: something uses some of them; [`Error::Forked`].
+    pub fn write(&self, index: usize, source: &[T]) -> Result<()> {
+        let part = self.range(index..index + source.len());
+        let (borrows, place) = part.raw.borrows()?;
+        let (_held, condition) = borrows.borrow_copy(place, Access::Exclusive)?;
+        let source = bytemuck::cast_slice(source);
+        match condition {
+            Condition::Sound => part.raw.view().write(0, source),
+            Condition::Failed => part.raw.view().write_contended(0, source),
+        }
+        Ok(())
+    }
+
+    /// All elements, copied. Errors: as [`Buffer::read`].
+    pub fn to_vec(&self) -> Result<Vec<T>> {
+        let mut all = vec![T::zeroed(); self.len()];
+        self.read(0, &mut all)?;
+        Ok(all)
+    }
+
+    /// The memory, for operations.
+    #[inline]
+    pub(super) fn raw(&self) -> &RawBuffer {
+        &self.raw
     }
 }

@@ -162,7 +162,7 @@ pub(super) fn connect(
     Ok(common)
 }
 
-/// The communicator of a connected engine, making progress as its settings say.
+/// The communicator of a connected engine.
 pub(super) fn finish(
     engine: Engine,
     clock: Clock,
@@ -170,13 +170,8 @@ pub(super) fn finish(
     family: Arc<Family>,
     common: &Common,
 ) -> Result<Communicator> {
-    let has_thread = engine.config().progress_thread;
     let communicator = finish_apart(engine, clock, hosts, family, common)?;
-    if has_thread {
-        communicator.start_progress_thread()?;
-    } else {
-        communicator.inner.shared.join_family();
-    }
+    communicator.shared()?.join_family();
     Ok(communicator)
 }
 

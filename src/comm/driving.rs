@@ -8,15 +8,17 @@
 //! `tests/shuttle.rs` compiles this file against shuttle's locks and a small engine.
 
 use super::alarm::Alarm;
-use super::buffer::Garbage;
 use super::family::Family;
 use super::inside::Inside;
+use super::raw::Garbage;
 use crate::engine::{Clock, Engine, Patience, SpinTime, TaskId, WaitStep};
 use crate::error::{Error, Result};
 use crate::sync::{
-    Arc, AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, PoisonError, TryLockError, yield_now,
+    Arc, AtomicBool, AtomicU32, Condvar, Mutex, MutexGuard, Ordering, PoisonError, TryLockError,
+    yield_now,
 };
 use crate::time::Time;
+use std::task::Waker;
 use std::time::Duration;
 
 /// Longest sleep of the progress thread when there is nothing to do; wake-ups cut it short.
@@ -50,6 +52,11 @@ pub(crate) struct Driving {
     /// Threads that sleep or are about to, counted with the engine locked; none that are idle, for which signals may wait.
     sleepers: AtomicU32,
     stop: AtomicBool,
+    /// The progress thread rests because nothing is under way.
+    is_resting: Mutex<bool>,
+    rest: Condvar,
+    /// What is to be woken when a task has ended.
+    watchers: Mutex<Vec<(TaskId, Waker)>>,
     /// The communicators of this process that this one comes from or that come from it.
     family: Arc<Family>,
 }
@@ -72,6 +79,9 @@ impl Driving {
             waiters: AtomicU32::new(0),
             sleepers: AtomicU32::new(0),
             stop: AtomicBool::new(false),
+            is_resting: Mutex::new(false),
+            rest: Condvar::new(),
+            watchers: Mutex::new(Vec::new()),
             family,
         }
     }
@@ -79,6 +89,55 @@ impl Driving {
     /// The engine. A panic elsewhere has failed that caller's operation, not the engine's bookkeeping.
     pub fn engine(&self) -> MutexGuard<'_, Inside> {
         self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts what `submit` submits, and ends the rest of the progress thread.
+    pub fn start(&self, submit: impl FnOnce(&mut Inside) -> Result<TaskId>) -> Result<TaskId> {
+        let task = submit(&mut self.engine())?;
+        self.end_rest();
+        Ok(task)
+    }
+
+    fn end_rest(&self) {
+        let is_resting = (self.is_resting.lock()).unwrap_or_else(PoisonError::into_inner);
+        if *is_resting {
+            self.rest.notify_one();
+        }
+    }
+
+    /// The result of a task; while there is none, `waker` is woken when there is, if a progress
+    /// thread runs.
+    pub fn watch(&self, task: TaskId, waker: &Waker) -> Option<Result<()>> {
+        let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
+        watchers.retain(|(watched, _)| *watched != task);
+        let result = take_result(&mut self.engine(), task);
+        if result.is_none() {
+            watchers.push((task, waker.clone()));
+            drop(watchers);
+            self.end_rest();
+        }
+        result
+    }
+
+    /// Wakes those whose task has ended.
+    fn wake_watchers(&self) {
+        let mut ended = Vec::new();
+        {
+            let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
+            if watchers.is_empty() {
+                return;
+            }
+            let engine = self.engine();
+            let mut index = 0;
+            while let Some((task, _)) = watchers.get(index) {
+                match engine.result(*task) {
+                    Some(_) => ended.push(watchers.swap_remove(index).1),
+                    None => index += 1,
+                }
+            }
+        }
+        // Without a lock: it runs code of the caller.
+        ended.into_iter().for_each(Waker::wake);
     }
 
     /// Ends registrations whose memory nobody uses any more.
@@ -350,7 +409,7 @@ impl Driving {
         result
     }
 
-    /// The progress thread: drives whenever no caller waits.
+    /// The progress thread: drives whenever no caller waits, and rests while nothing is under way.
     pub fn run_progress_thread(&self) {
         let mut patience = Patience::new(&SpinTime::new(usize::MAX, 1));
         while !self.stop.load(Ordering::Relaxed) {
@@ -364,12 +423,14 @@ impl Driving {
                 drop(engine);
                 self.tell_sleepers(moved, has_failed);
             }
+            self.wake_watchers();
             if moved {
                 patience.reset();
                 continue;
             }
             match patience.next(self.clock.now()) {
                 WaitStep::Spin | WaitStep::Yield => yield_now(),
+                WaitStep::Sleep(_) if self.rest_if_idle() => patience.reset(),
                 WaitStep::Sleep(_) => {
                     self.sleep(IDLE_SLEEP, (true, false), |_| {
                         self.stop.load(Ordering::Relaxed)
@@ -379,10 +440,26 @@ impl Driving {
         }
     }
 
+    /// Waits until an operation is started or the thread is told to end, if none is under way;
+    /// whether it was so. Peers that signal wake no thread that rests.
+    fn rest_if_idle(&self) -> bool {
+        let mut is_resting = (self.is_resting.lock()).unwrap_or_else(PoisonError::into_inner);
+        let is_idle = || !self.stop.load(Ordering::Relaxed) && self.engine().is_idle();
+        let has_rested = is_idle();
+        while is_idle() {
+            *is_resting = true;
+            is_resting = (self.rest.wait(is_resting)).unwrap_or_else(PoisonError::into_inner);
+            *is_resting = false;
+        }
+        has_rested
+    }
+
     /// Ends the progress thread.
     pub fn stop_progress_thread(&self) {
-        // The alarm orders it: the thread sees it before it sleeps, or is woken.
+        // The lock and the alarm order it: the thread sees it before it rests or sleeps, or is
+        // woken.
         self.stop.store(true, Ordering::Relaxed);
+        self.end_rest();
         self.ring();
     }
 }

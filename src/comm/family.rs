@@ -2,7 +2,7 @@
 //! waits on one of them also drives the others.
 //!
 //! Why: rank 0 starts an operation on A and waits on B, rank 1 waits on A first. Unless rank 0's wait on B also moves A,
-//! neither ends. Communicators with a progress thread are no members: theirs moves them.
+//! neither ends. A communicator that a thread of its own attends to for good is no member.
 //!
 //! Locks, in this order: the list of members, then one engine. Nobody takes the list while holding an engine, and leaving
 //! takes no lock, since the last handle of a member may be dropped while the list is held.

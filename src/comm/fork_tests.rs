@@ -1,146 +1,332 @@
 //! Processes that fork while they hold a communicator, as data loaders make trainers do.
 
-use super::{Buffer, Call, Communicator, Fusion, PartialAllreduce};
-use crate::config::Config;
+mod calls;
+mod cases;
+
+use super::{
+    Buffer, Communicator, Fusion, Operation, PartialAllreduce, PartialFusion, PartialFusionOptions,
+    Simulation, SparseAllreduce, SparseResult,
+};
+use crate::config::{Config, Progress};
 use crate::error::{Error, Result};
 use crate::fusion::{FusionOptions, TensorSpec};
 use crate::memory::child::{kill, spawn, wait};
 use crate::partial::PartialOptions;
+use crate::sparse::{Algorithm, Amount, SparseOptions};
+use crate::transport::sim::SimOptions;
 use crate::types::{DataType, ReduceOp};
+use cases::cases;
 use std::io::{Read, Write};
 use std::time::Duration;
 
-fn join(rank: u32, job: &str, progress_thread: bool) -> Communicator {
+fn join(rank: u32, job: &str, transport: &str, progress: Progress) -> Communicator {
     let config = Config {
         timeout: Duration::from_secs(20),
-        progress_thread,
+        transport: transport.into(),
+        progress,
         ..Config::default()
     };
     Communicator::join(rank, 2, job, config).unwrap()
 }
 
-/// Runs both ranks of a job on threads of this process.
-fn both(name: &str, progress_thread: bool, run: impl Fn(Communicator) + Sync) {
-    let job = format!("{name}-{}-{progress_thread}", std::process::id());
-    std::thread::scope(|scope| {
-        for rank in 0..2 {
-            let (run, job) = (&run, &job);
-            scope.spawn(move || run(join(rank, job, progress_thread)));
-        }
-    });
+/// Everything of one rank that a child may come to hold.
+struct Held {
+    comm: Communicator,
+    /// Held once, so that the child drops the last handle it knows of.
+    only: Option<Communicator>,
+    buffer: Buffer<f32>,
+    /// The first elements of that, by their address.
+    adopted: Buffer<f32>,
+    small: Buffer<f32>,
+    plain: Buffer<f32>,
+    /// Rank 0's, which nobody else joins before both ranks have looked at their children.
+    under_way: Vec<Operation>,
+    fusion: Option<Fusion>,
+    partial: Option<PartialAllreduce>,
+    partial_fusion: Option<PartialFusion>,
+    sparse: Option<SparseAllreduce>,
+    /// A second one, with a step that has been started here.
+    sparse_under_way: Option<SparseAllreduce>,
+    simulation: Option<Simulation>,
+    /// Of the simulation's ranks.
+    simulated: Vec<SparseAllreduce>,
+    /// Of a sparse step and of a dense one.
+    results: [SparseResult; 2],
 }
 
-fn sum(buffer: &Buffer) -> Call {
-    let count = buffer.len_bytes() as u64 / 4;
-    Call::all_reduce(DataType::F32, ReduceOp::Sum, count, buffer, buffer)
+fn tensors() -> Vec<TensorSpec> {
+    vec![TensorSpec {
+        name: "weight".into(),
+        count: 4,
+        dtype: DataType::F32,
+    }]
+}
+
+fn sparse_options() -> SparseOptions {
+    SparseOptions {
+        amount: Amount::Count(1),
+        ..SparseOptions::default()
+    }
+}
+
+fn hold(comm: Communicator, only: Communicator) -> Held {
+    let (buffer, small) = (comm.alloc(1 << 18).unwrap(), comm.alloc(4).unwrap());
+    small.write(0, &[4.0, 3.0, 2.0, 1.0]).unwrap();
+    buffer.as_mut_slice().unwrap().fill(1.0);
+    let adopted = adopt(&comm, &buffer.range(..4)).unwrap();
+    assert!(adopted.is_registered());
+    let partial = PartialAllreduce::new(&comm, DataType::F32, 4, PartialOptions::default());
+    let partial_fusion = PartialFusion::new(&comm, tensors(), PartialFusionOptions::default());
+    let mut sparse = SparseAllreduce::new(&comm, tensors(), sparse_options()).unwrap();
+    let sparse_result = sparse.run(std::slice::from_ref(&small)).unwrap();
+    let dense = SparseOptions {
+        algorithm: Algorithm::Dense,
+        ..sparse_options()
+    };
+    let mut sparse_under_way = SparseAllreduce::new(&comm, tensors(), dense).unwrap();
+    let dense_result = sparse_under_way.run(std::slice::from_ref(&small));
+    sparse_under_way
+        .start(std::slice::from_ref(&small))
+        .unwrap();
+    let fusion = Fusion::new(&comm, FusionOptions::default(), tensors()).unwrap();
+    let under_way = match comm.rank() {
+        0 => start_all(&comm, &buffer),
+        _ => Vec::new(),
+    };
+    let simulation = Simulation::new(SimOptions::new(2, 1), Config::default()).unwrap();
+    let simulated = simulation.communicators().iter();
+    let simulated = simulated.map(|comm| SparseAllreduce::new(comm, tensors(), sparse_options()));
+    Held {
+        only: Some(only),
+        under_way,
+        fusion: Some(fusion),
+        partial: Some(partial.unwrap()),
+        partial_fusion: Some(partial_fusion.unwrap()),
+        sparse: Some(sparse),
+        sparse_under_way: Some(sparse_under_way),
+        simulated: simulated.map(Result::unwrap).collect(),
+        simulation: Some(simulation),
+        results: [sparse_result, dense_result.unwrap()],
+        plain: Buffer::from_vec(vec![5.0; 4]),
+        adopted,
+        buffer,
+        small,
+        comm,
+    }
+}
+
+/// The same elements, by their address.
+#[allow(unsafe_code)]
+fn adopt(comm: &Communicator, memory: &Buffer<f32>) -> Result<Buffer<f32>> {
+    let address = memory.raw().view().as_ptr().cast();
+    // SAFETY: the callers keep the buffer for as long as they keep the result.
+    unsafe { comm.adopt(address, memory.len()) }
+}
+
+fn start_all(comm: &Communicator, buffer: &Buffer<f32>) -> Vec<Operation> {
+    let started = [
+        comm.start_all_reduce(buffer, ReduceOp::Sum),
+        comm.start_barrier(),
+        comm.start_barrier(),
+    ];
+    started.map(Result::unwrap).into()
+}
+
+/// The error of a call that must be refused; a result is not looked at.
+fn is_refused<T>(result: Result<T>) -> bool {
+    result.err() == Some(Error::Forked)
+}
+
+/// Makes something of the calling process's own, whichever that is.
+const MAKE_OWN: [&str; 6] = [
+    "Communicator::from_env",
+    "Communicator::from_env_with",
+    "Communicator::join",
+    "Communicator::join_at",
+    "Buffer::from_vec",
+    "Simulation::new",
+];
+
+const TYPES: [&str; 11] = [
+    "Communicator",
+    "CollectiveBuilder",
+    "Group",
+    "Operation",
+    "Fusion",
+    "PartialAllreduce",
+    "PartialFusion",
+    "SparseAllreduce",
+    "SparseResult",
+    "Buffer",
+    "Simulation",
+];
+
+/// Which of these types a line that begins an `impl` is of, and how the functions of it begin that
+/// users may call.
+fn implemented(line: &str) -> Option<(&'static str, &'static str)> {
+    let rest = line.strip_prefix("impl")?.strip_suffix(" {")?;
+    let (rest, before) = match rest.split_once(" for ") {
+        Some((_, rest)) => (rest, "    "),
+        None => (rest, "    pub "),
+    };
+    // Generic parameters may come before the name and arguments after it.
+    let name = rest.split_whitespace().find_map(|word| {
+        let name = word.split('<').next()?;
+        TYPES.iter().find(|of| **of == name)
+    });
+    Some((name?, before))
+}
+
+/// The functions of these types that users may call, also those of traits, as the sources of this
+/// folder have them.
+fn public_functions(folder: &std::path::Path, found: &mut Vec<String>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            public_functions(&path, found);
+            continue;
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        let mut of = None;
+        for line in text.lines() {
+            if line.starts_with("impl") || line == "}" {
+                of = implemented(line);
+            } else if let Some((of, before)) = of
+                && let Some(rest) = line.strip_prefix(before)
+                && let Some((qualifiers, rest)) = rest.split_once("fn ")
+                && ["", "unsafe ", "const ", "async "].contains(&qualifiers)
+            {
+                let name = rest.split(['(', '<']).next().unwrap_or_default();
+                found.push(format!("{of}::{name}"));
+            }
+        }
+    }
+}
+
+/// The parent goes on with all that the child has held, too.
+fn go_on(held: Held) {
+    let Held {
+        comm,
+        buffer,
+        small,
+        mut under_way,
+        ..
+    } = held;
+    if under_way.is_empty() {
+        under_way = start_all(&comm, &buffer);
+    }
+    under_way
+        .into_iter()
+        .for_each(|operation| operation.wait().unwrap());
+    let all = buffer.as_slice().unwrap();
+    assert!(all.iter().all(|&value| value == 2.0));
+    assert_eq!(held.plain.to_vec().unwrap(), [5.0; 4]);
+    // Until it has ended, its step borrows the gradient.
+    let mut started = held.sparse_under_way.unwrap();
+    while started.test().unwrap().is_none() {}
+    let one = std::slice::from_ref(&small);
+    let fusion = held.fusion.unwrap();
+    fusion.announce(0, &held.plain).unwrap();
+    fusion.wait().unwrap();
+    let partial = held.partial.unwrap();
+    assert_eq!(partial.exchange(&small, &small).unwrap().unwrap().round, 0);
+    partial.finish(&small, drop).unwrap();
+    let partial = held.partial_fusion.unwrap();
+    partial.submit(0, &small).unwrap();
+    partial.next(one).unwrap();
+    partial.finish(one, |_, _| ()).unwrap();
+    let mut sparse = held.sparse.unwrap();
+    let residual = sparse.residual("weight").unwrap().to_vec().unwrap();
+    assert_eq!(residual, [0.0, 3.0, 2.0, 1.0], "only the child's was reset");
+    sparse.run(one).unwrap();
+    held.simulation.unwrap().run(|_| true).unwrap();
+    held.only.unwrap().barrier().unwrap();
+    assert_eq!(comm.split(Some(0), 0).unwrap().unwrap().ranks(), 2);
+    comm.barrier().unwrap();
 }
 
 #[test]
-fn a_forked_child_gets_an_error_from_every_call_and_the_parent_goes_on() {
-    for progress_thread in [false, true] {
-        both("fork", progress_thread, |comm| {
-            let buffer = comm.alloc(1 << 20).unwrap();
-            buffer.write(0, &vec![1.0f32; 1 << 18]);
-            comm.run(&sum(&buffer)).unwrap();
-            let tensor = TensorSpec {
-                name: "weight".into(),
-                count: 4,
-                dtype: DataType::F32,
-            };
-            // Held once, so that the child drops the last handle it knows of.
-            let only = format!("{}-only-{progress_thread}", std::process::id());
-            let mut only = Some(join(comm.rank(), &only, progress_thread));
-            let mut fusion =
-                Some(Fusion::new(&comm, FusionOptions::default(), vec![tensor]).unwrap());
-            let small = comm.alloc(16).unwrap();
-            // Nobody else arrives until both ranks have looked at their children.
-            let is_first = comm.rank() == 0;
-            let mut under_way = is_first.then(|| comm.start(&sum(&buffer)).unwrap());
+fn every_public_function_in_a_forked_child_is_refused_or_harmless_and_the_parent_goes_on() {
+    let mut wanted = Vec::new();
+    public_functions(
+        &std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/comm"),
+        &mut wanted,
+    );
+    wanted.retain(|name| !MAKE_OWN.contains(&name.as_str()));
+    wanted.sort();
+    let kinds = [
+        ("shm", Progress::Inline),
+        ("shm", Progress::Thread),
+        ("tcp", Progress::Inline),
+    ];
+    for (transport, progress) in kinds {
+        both("fork", transport, progress, |comm, only| {
+            let mut held = hold(comm, only);
+            let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
             let code = wait(spawn(|| {
-                let fusion = fusion.take().unwrap();
-                let is_refused = |result: Result<()>| result == Err(Error::Forked);
-                let mut checks = vec![
-                    is_refused(comm.alloc(64).map(drop)),
-                    is_refused(comm.start(&sum(&buffer)).map(drop)),
-                    is_refused(comm.run(&sum(&buffer))),
-                    is_refused(comm.barrier()),
-                    is_refused(comm.all_reduce(&mut [1.0f32], ReduceOp::Sum)),
-                    is_refused(comm.algorithm_for(&sum(&buffer)).map(drop)),
-                    is_refused(fusion.announce(0, &small)),
-                    is_refused(fusion.end_of_backward()),
-                    is_refused(fusion.wait().map(drop)),
-                ];
-                if let Some(mut operation) = under_way.take() {
-                    checks.push(is_refused(operation.test().map(drop)));
-                    checks.push(is_refused(operation.wait_timeout(Duration::ZERO).map(drop)));
-                    checks.push(is_refused(operation.wait()));
-                }
-                // The memory is there to be read (the other rank may have added to it by now), and everything can be dropped.
-                checks.push([2.0, 4.0].contains(&buffer.to_vec::<f32>()[7]));
-                drop((buffer.clone(), small.clone(), comm.clone()));
-                drop((fusion, only.take()));
-                checks
-                    .iter()
-                    .position(|good| !good)
-                    .map_or(77, |at| at as i32)
+                let lines = cases(&mut held).into_iter();
+                let lines: String = lines
+                    .map(|(name, is_right)| format!("{name} {is_right}\n"))
+                    .collect();
+                // At once: it must fit where nobody reads before this child has ended.
+                (&theirs).write_all(lines.as_bytes()).unwrap();
+                drop((held.buffer.clone(), held.comm.clone(), held.only.take()));
+                77
             }));
-            assert_eq!(
-                code,
-                Some(77),
-                "the number of the call that was not refused"
-            );
-            let operation = under_way.unwrap_or_else(|| comm.start(&sum(&buffer)).unwrap());
-            operation.wait().unwrap();
-            let all = buffer.to_vec::<f32>();
-            assert!(all.iter().all(|&value| value == 4.0));
-            let fusion = fusion.unwrap();
-            fusion.announce(0, &small).unwrap();
-            fusion.wait().unwrap();
-            only.unwrap().barrier().unwrap();
-            comm.barrier().unwrap();
+            drop(theirs);
+            let mut text = String::new();
+            ours.read_to_string(&mut text).unwrap();
+            assert_eq!(code, Some(77), "after {text}");
+            let (right, wrong): (Vec<&str>, Vec<&str>) =
+                text.lines().partition(|line| line.ends_with(" true"));
+            assert!(wrong.is_empty(), "{transport}: {wrong:?}");
+            let mut names: Vec<&str> = (right.iter())
+                .map(|line| line.trim_end_matches(" true"))
+                .collect();
+            names.sort_unstable();
+            assert_eq!(names, wanted, "one case for each public function");
+            go_on(held);
         });
     }
 }
 
-#[test]
-fn a_forked_child_cannot_use_a_partial_allreduce_and_rounds_go_on_without_it() {
-    both("fork-partial", false, |comm| {
-        let options = PartialOptions::default();
-        let made = PartialAllreduce::new(&comm, DataType::F32, 4, options).unwrap();
-        let mut partial = Some(made);
-        let buffer = comm.alloc(16).unwrap();
-        buffer.write(0, &[1.0f32; 4]);
-        partial.as_ref().unwrap().submit(&buffer).unwrap();
-        let code = wait(spawn(|| {
-            let partial = partial.take().unwrap();
-            let (one, is_refused) = (std::slice::from_ref(&buffer), Some(Error::Forked));
-            let checks = [
-                partial.submit(&buffer).err() == is_refused,
-                partial.submit_parts(one).err() == is_refused,
-                partial.next(&buffer).err() == is_refused,
-                partial.next_parts(one).err() == is_refused,
-                partial.try_next(&buffer).err() == is_refused,
-                partial.exchange(&buffer, &buffer).err() == is_refused,
-                partial.catch_up(&buffer, |_| ()).err() == is_refused,
-                partial.finish(&buffer, |_| ()).err() == is_refused,
-                partial.lag() == 0,
-            ];
-            drop(partial);
-            (checks.iter().position(|good| !good)).map_or(77, |at| at as i32)
-        }));
-        assert_eq!(
-            code,
-            Some(77),
-            "the number of the call that was not refused"
-        );
-        let partial = partial.unwrap();
-        assert_eq!(partial.next(&buffer).unwrap().unwrap().round, 0);
-        for round in 1..10 {
-            let report = partial.exchange(&buffer, &buffer).unwrap().unwrap();
-            assert_eq!(report.round, round);
+/// Runs both ranks of a job on threads of this process, each with a second communicator.
+fn both(
+    name: &str,
+    transport: &str,
+    progress: Progress,
+    run: impl Fn(Communicator, Communicator) + Sync,
+) {
+    let job = format!("{name}-{}-{transport}-{progress:?}", std::process::id());
+    std::thread::scope(|scope| {
+        for rank in 0..2 {
+            let (run, job) = (&run, &job);
+            let join = move |job: &str| join(rank, job, transport, progress);
+            scope.spawn(move || run(join(job), join(&format!("{job}-only"))));
         }
-        partial.finish(&buffer, |_| ()).unwrap();
     });
+}
+
+#[test]
+fn a_communicator_that_a_child_makes_leaves_memory_that_the_parent_has_registered() {
+    let job = format!("fork-memory-{}", std::process::id());
+    let alone = |job: &str| Communicator::join(0, 1, job, Config::default()).unwrap();
+    let comm = alone(&job);
+    let (registered, plain) = (
+        comm.alloc::<f32>(4).unwrap(),
+        Buffer::from_vec(vec![1.0f32; 4]),
+    );
+    let child = spawn(|| {
+        let own = alone(&format!("{job}-own"));
+        let blocking = own.all_reduce(&registered, ReduceOp::Sum);
+        let started = own.start_all_reduce(&registered, ReduceOp::Sum);
+        let group = own.group().send(&registered, 0).recv(&plain, 0).run();
+        let is_refused = [blocking, started.map(drop), group].map(is_refused);
+        let is_done = own.all_reduce(&plain, ReduceOp::Sum).is_ok();
+        i32::from(is_refused == [true; 3] && is_done)
+    });
+    assert_eq!(wait(child), Some(1));
+    comm.all_reduce(&registered, ReduceOp::Sum).unwrap();
 }
 
 #[test]
@@ -148,7 +334,7 @@ fn a_child_may_make_a_communicator_of_its_own_and_its_death_is_seen_although_it_
     let job = format!("fork-own-{}", std::process::id());
     let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
     let child = spawn(|| {
-        let comm = join(1, &job, false);
+        let comm = join(1, &job, "auto", Progress::Inline);
         comm.barrier().unwrap();
         // Holds copies of all sockets, as a data loader does when its trainer is killed.
         let loader = spawn(|| {
@@ -159,15 +345,13 @@ fn a_child_may_make_a_communicator_of_its_own_and_its_death_is_seen_although_it_
         let _ = comm.barrier();
         0
     });
-    let comm = join(0, &job, false);
+    let comm = join(0, &job, "auto", Progress::Inline);
     comm.barrier().unwrap();
     let mut loader = [0; 4];
     ours.read_exact(&mut loader).unwrap();
     kill(child);
-    let error = comm
-        .run(&Call::barrier())
-        .and_then(|()| comm.barrier())
-        .unwrap_err();
+    let first = comm.barrier();
+    let error = first.and_then(|()| comm.barrier()).unwrap_err();
     assert_eq!(wait(child), None);
     kill(i32::from_le_bytes(loader));
     let text = error.first_cause().to_string();

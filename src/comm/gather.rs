@@ -1,13 +1,12 @@
 //! What ranks tell each other before they agree on something: words and bytes of all, over the communicator itself.
 
-use super::{Buffer, Call, Communicator};
+use super::Communicator;
 use crate::error::{Error, Result};
-use crate::types::{Collective, DataType};
 
 impl Communicator {
     /// The words of all ranks, one rank after another. As many on every rank.
     pub(super) fn gather_words(&self, own: &[u64]) -> Result<Vec<u64>> {
-        let bytes = self.gather(bytemuck::cast_slice(own))?;
+        let bytes = self.gather_bytes(bytemuck::cast_slice(own))?;
         Ok(bytes
             .chunks_exact(8)
             .map(|word| u64::from_le_bytes(std::array::from_fn(|i| word[i])))
@@ -20,7 +19,7 @@ impl Communicator {
         let longest = lengths.iter().copied().max().unwrap_or(0) as usize;
         let mut padded = own.to_vec();
         padded.resize(longest, 0);
-        let all = self.gather(&padded)?;
+        let all = self.gather_bytes(&padded)?;
         let blobs = lengths.iter().enumerate().map(|(rank, &bytes)| {
             let start = rank * longest;
             all[start..start + bytes as usize].to_vec()
@@ -28,20 +27,16 @@ impl Communicator {
         Ok(blobs.collect())
     }
 
-    /// As many bytes of every rank, one rank after another. Plain memory: it is little, and peers need not map it.
-    fn gather(&self, own: &[u8]) -> Result<Vec<u8>> {
-        let all = own.len() * self.ranks() as usize;
-        let input = Buffer::plain(own.len().max(1))?.part(0, own.len());
-        let output = Buffer::plain(all.max(1))?.part(0, all);
-        input.write(0, own);
-        let call = Call::new(Collective::AllGather, DataType::U8, own.len() as u64);
-        self.run(&call.with(&input, &output))?;
-        Ok(output.to_vec())
+    /// As many bytes of every rank, one rank after another.
+    fn gather_bytes(&self, own: &[u8]) -> Result<Vec<u8>> {
+        let mut all = vec![0; own.len() * self.ranks() as usize];
+        self.all_gather(own, &mut all)?;
+        Ok(all)
     }
 
     /// Calls that wait for other ranks cannot be made by simulated ones.
     pub(super) fn check_can_wait(&self, call: &str) -> Result<()> {
-        if !self.inner.shared.clock.is_virtual() {
+        if !self.inner.clock.is_virtual() {
             return Ok(());
         }
         Err(Error::invalid(format!(

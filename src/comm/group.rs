@@ -1,7 +1,10 @@
 //! [`Group`]: sends and receives that proceed together.
 
-use super::{Buffer, Call, Communicator, Operation, Transfer};
+use super::buffer::Buffer;
+use super::call::{Call, Transfer};
+use super::{Communicator, Operation};
 use crate::error::Result;
+use crate::memory::Element;
 use crate::types::{DataType, Rank};
 
 /// Sends and receives that are started at once, so that no order of them can deadlock: what stands between
@@ -18,18 +21,18 @@ impl Communicator {
     /// ranks does not matter. The buffer's length is the message's and must be equal on both sides. A rank may send to
     /// itself, if it also receives from itself in the same group.
     ///
-    /// Collectives need no group: [`Communicator::start`] never waits, so any number of them and of groups, on any number of
-    /// communicators, can be started before the first is waited for.
+    /// Collectives need no group: the methods that start them never wait, so any number of them and
+    /// of groups, on any number of communicators, can be started before the first is waited for.
     ///
     /// ```
     /// use linerate::{Communicator, Config};
     /// let job = format!("group-{}", std::process::id());
     /// let run = |rank: u32| -> linerate::Result<u64> {
     ///     let comm = Communicator::join(rank, 2, &job, Config::default())?;
-    ///     let (mine, theirs) = (comm.alloc(8)?, comm.alloc(8)?);
-    ///     mine.write(0, &[u64::from(rank) + 10]);
+    ///     let (mine, theirs) = (comm.alloc::<u64>(1)?, comm.alloc::<u64>(1)?);
+    ///     mine.write(0, &[u64::from(rank) + 10])?;
     ///     comm.group().send(&mine, 1 - rank).recv(&theirs, 1 - rank).run()?;
-    ///     Ok(theirs.to_vec()[0])
+    ///     Ok(theirs.as_slice()?[0])
     /// };
     /// let got = std::thread::scope(|scope| {
     ///     let ranks: Vec<_> = (0..2).map(|rank| scope.spawn(move || run(rank))).collect();
@@ -47,18 +50,18 @@ impl Communicator {
 }
 
 impl Group<'_> {
-    /// Sends all bytes of a buffer.
-    pub fn send(self, buffer: &Buffer, peer: Rank) -> Self {
+    /// Sends all elements of a buffer.
+    pub fn send<T: Element>(self, buffer: &Buffer<T>, peer: Rank) -> Self {
         self.with(buffer, peer, true)
     }
 
-    /// Receives as many bytes as the buffer has.
-    pub fn recv(self, buffer: &Buffer, peer: Rank) -> Self {
+    /// Receives as many elements as the buffer has.
+    pub fn recv<T: Element>(self, buffer: &Buffer<T>, peer: Rank) -> Self {
         self.with(buffer, peer, false)
     }
 
-    fn with(mut self, buffer: &Buffer, peer: Rank, is_send: bool) -> Self {
-        let buffer = buffer.clone();
+    fn with<T: Element>(mut self, buffer: &Buffer<T>, peer: Rank, is_send: bool) -> Self {
+        let buffer = buffer.raw().clone();
         self.transfers.push(Transfer {
             peer,
             is_send,
@@ -67,14 +70,26 @@ impl Group<'_> {
         self
     }
 
-    /// Starts all of them and returns at once. Errors: as [`Communicator::start`].
+    /// Starts all of them and returns at once.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument): a peer that does not exist, or a
+    /// rank that sends itself what it does not receive; [`Error::InUse`](crate::Error::InUse): a
+    /// buffer that something else uses, such as another transfer of this group; any failure of the
+    /// communicator.
     pub fn start(self) -> Result<Operation> {
-        let call = Call::send_recv(DataType::U8, self.transfers);
-        self.communicator.start(&call)
+        self.communicator.start_and_overlap(&self.call())
     }
 
     /// Starts all of them and waits until all have ended.
     pub fn run(self) -> Result<()> {
-        self.start()?.wait()
+        self.communicator.run(&self.call())
+    }
+
+    fn call(&self) -> Call<'_> {
+        Call {
+            borrows: true,
+            ..Call::send_recv(DataType::U8, &self.transfers)
+        }
     }
 }

@@ -1,16 +1,22 @@
-//! What users hold: [`Communicator`], [`Buffer`], [`Call`], [`Operation`], [`Group`], and [`Simulation`] for ranks in
-//! virtual time.
+//! What users hold: [`Communicator`], [`Buffer`], [`Operation`], [`Group`], and [`Simulation`] for
+//! ranks in virtual time.
 //!
 //! Communicators come from a job (`mod.rs`), from another one (`split.rs`), or from the survivors of one that failed
 //! (`rebuild/`). `family.rs` says why a wait on one moves the others.
 //!
-//! Read first: [`Communicator::start`].
+//! A method makes a `Call` (`collectives.rs`, `started.rs`, `builder.rs`); `bind.rs` finds its
+//! schedule and memory, and `shared.rs` runs it.
 
+mod adopt;
 mod alarm;
 mod attended;
 mod bind;
 mod buffer;
+mod builder;
 mod call;
+#[cfg(test)]
+mod check_tests;
+mod collectives;
 mod connect;
 mod driving;
 mod family;
@@ -22,23 +28,31 @@ mod gather;
 mod group;
 mod host;
 mod inside;
+mod lend;
 mod operation;
+#[cfg(test)]
+mod overflow_tests;
 mod partial;
 mod plans;
 mod prices;
+mod progress;
 mod ranges;
+mod raw;
 mod rebuild;
 mod repeats;
+mod shape;
 mod shared;
 mod simulation;
 mod sparse;
 mod split;
+mod started;
 
 pub use buffer::Buffer;
-pub use call::{Call, Transfer};
+pub use builder::CollectiveBuilder;
 pub use fusion::{FlushReport, Fusion, StepReport};
 pub use group::Group;
 pub use host::last_level_cache_bytes;
+pub use lend::{Input, Lend, Output};
 pub use operation::Operation;
 pub use partial::{PartialAllreduce, PartialFusion, PartialFusionOptions};
 pub use plans::{Explanation, Path};
@@ -47,36 +61,46 @@ pub use simulation::Simulation;
 pub use sparse::{SparseAllreduce, SparseResult, StepTimes};
 
 use crate::bootstrap::{self, Meeting, Place};
-use crate::config::Config;
-use crate::engine::{Clock, Engine, TaskCall};
+use crate::config::{Config, Progress};
+use crate::engine::{Clock, Engine};
 use crate::error::{Error, Result};
-use crate::memory::{Element, ProcessMark, Region, View, lend_slice};
-use crate::types::{Collective, Rank, ReduceOp};
+use crate::memory::{Element, ProcessMark, ProcessOwned, Region};
+use crate::types::Rank;
+use call::{Call, Transfer};
 use connect::Common;
 use family::Family;
 use plans::Plans;
-use repeats::memory_of;
+use progress::ProgressThread;
+use raw::RawBuffer;
 use shared::Shared;
-use std::borrow::Cow;
 use std::io::Write;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 
 /// A group of ranks that run collectives together. Cheap to clone; `Send + Sync`.
 ///
-/// Operations make progress while some thread of the process is inside a call (or always, with
-/// [`Config::progress_thread`]): a call on any communicator that was made from this one, or that this one was made from.
-/// The first failure ends the communicator on all ranks: every operation returns the first cause, and the ranks that live
-/// go on with [`Communicator::rebuild`]. Take new registered memory then, too: a peer that was stopped in the middle of a
-/// store may still write into what it had been given.
+/// Operations that were started make progress by a thread, or while some thread of the process is
+/// inside a call on any communicator that was made from this one, or that this one was made from:
+/// see [`Config::progress`]. The first failure ends the communicator on all ranks: every operation
+/// returns the first cause, and the ranks that live go on with [`Communicator::rebuild`]. Take new
+/// registered memory then, too: a peer that was stopped in the middle of a store may still write
+/// into what it had been given.
+///
+/// A rank whose operations have ended may drop its communicator at any time: it leaves, and that is
+/// no failure. What it has sent counts, and the drop of the last handle (operations are handles
+/// too) waits, at most [`Config::timeout`], until nothing of it needs this process any more:
+/// usually not at all, and never after a failure or for a peer that is gone. Operations of the
+/// others that do not need it go on; one that does fails with [`Error::Left`], as does every
+/// collective that they start later.
 #[derive(Clone)]
 pub struct Communicator {
     inner: Arc<Inner>,
 }
 
 struct Inner {
-    shared: Arc<Shared>,
+    /// The engine and all that moves it.
+    shared: ProcessOwned<Arc<Shared>>,
+    clock: Clock,
     config: Config,
     /// Names it among the communicators of its hosts, equally on all ranks.
     identity: u64,
@@ -87,13 +111,19 @@ struct Inner {
     transport: &'static str,
     is_size_only: bool,
     is_shared: bool,
-    progress: Mutex<Option<JoinHandle<()>>>,
+    progress: ProgressThread,
 }
 
 impl Communicator {
-    /// Joins the job that the environment describes, as torchrun, `linerate launch`, mpirun (Open MPI, MPICH) and srun set it:
-    /// see [`bootstrap::place_from_env`]. One rank where none of them has started this process.
-    pub fn from_env(config: Config) -> Result<Communicator> {
+    /// Joins the job that the environment describes, as torchrun, `linerate launch`, mpirun (Open
+    /// MPI, MPICH) and srun set it: see [`bootstrap::place_from_env`]. One rank where none of them
+    /// has started this process. Settings are those of the environment ([`Config::from_env`]).
+    pub fn from_env() -> Result<Communicator> {
+        Communicator::from_env_with(Config::from_env()?)
+    }
+
+    /// As [`Communicator::from_env`], with these settings instead of those of the environment.
+    pub fn from_env_with(config: Config) -> Result<Communicator> {
         let place = bootstrap::place_from_env(|name| std::env::var(name).ok())?;
         Communicator::join_at(&place, config)
     }
@@ -107,6 +137,7 @@ impl Communicator {
 
     /// Joins a job at this place.
     pub fn join_at(place: &Place, config: Config) -> Result<Communicator> {
+        config.check()?;
         let clock = Clock::monotonic();
         let (rank, ranks) = (place.rank, place.ranks);
         let (config, why_fetching) = fetching::settle(config, ranks, &clock);
@@ -129,9 +160,11 @@ impl Communicator {
 
     fn say_what_was_chosen(&self, config: &Config, common: &Common, why_fetching: &str) {
         let (rank, ranks) = (self.rank(), self.ranks());
-        let progress = match config.progress_thread {
-            true => "a thread",
-            false => "calls",
+        let progress = match config.progress {
+            Progress::Auto if self.inner.progress.has_cores() => "a thread (auto)",
+            Progress::Auto => "calls (auto)",
+            Progress::Thread => "a thread",
+            Progress::Inline => "calls",
         };
         let hosts = match common.hosts.iter().max().map_or(1, |most| most + 1) {
             1 => "all ranks are on this host".into(),
@@ -151,7 +184,10 @@ impl Communicator {
                 _ => "",
             }
         ));
-        let readers = fetching::readers(self.inner.shared.engine().transport(), rank, ranks);
+        let Ok(shared) = self.shared() else {
+            return;
+        };
+        let readers = fetching::readers(shared.engine().transport(), rank, ranks);
         say(&format!(
             "rank {rank}: messages of memory that is not registered are {}",
             fetching::describe(config.cma, &readers, ranks, why_fetching)
@@ -180,9 +216,11 @@ impl Communicator {
             plans.threads = host::share_of_host(&config, local_ranks).threads_max as u32;
         }
         let places = (local_ranks, common.cores.count());
-        let shared = Shared::new(engine, clock, process, plans, (places, family));
+        let progress = ProgressThread::new(config.progress, places.1 > places.0);
+        let shared = Shared::new(engine, clock.clone(), process, plans, (places, family));
         let inner = Inner {
-            shared,
+            shared: ProcessOwned::new(process, shared),
+            clock,
             config,
             identity: common.identity,
             places: common.places.clone(),
@@ -191,25 +229,24 @@ impl Communicator {
             transport: capabilities.name,
             is_size_only,
             is_shared: capabilities.shared_regions,
-            progress: Mutex::new(None),
+            progress,
         };
         Communicator {
             inner: Arc::new(inner),
         }
     }
 
-    fn start_progress_thread(&self) -> Result<()> {
-        let shared = self.inner.shared.clone();
-        let thread = std::thread::Builder::new()
-            .name("linerate-progress".into())
-            .spawn(move || shared.run_progress_thread())
-            .map_err(|e| Error::os("starting the progress thread", e))?;
-        *self
-            .inner
-            .progress
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(thread);
-        Ok(())
+    /// The engine, the plans and the family: the one way to them. An error in a forked child.
+    #[inline]
+    fn shared(&self) -> Result<&Arc<Shared>> {
+        self.inner.shared.get()
+    }
+
+    /// Wakes every thread of this rank that sleeps; a forked child has none of them.
+    fn ring(&self) {
+        if let Ok(shared) = self.shared() {
+            shared.ring();
+        }
     }
 
     /// This rank.
@@ -227,12 +264,23 @@ impl Communicator {
         self.inner.transport
     }
 
-    /// Zeroed registered memory that collectives use without staging. Its pages are there when this returns, from the
-    /// memory next to the calling thread's core, huge ones where [`Config::huge_pages`] says so.
+    /// `count` zeroed elements of registered memory, which operations use where they lie. Its pages
+    /// are there when this returns, from the memory next to the calling thread's core, huge ones
+    /// where [`Config::huge_pages`] says so. Not collective.
     ///
     /// Errors: [`Error::Exhausted`] if there is not as much memory, naming the limit; nothing has been touched then.
-    pub fn alloc(&self, bytes: usize) -> Result<Buffer> {
-        self.inner.shared.process.check()?;
+    pub fn alloc<T: Element>(&self, count: usize) -> Result<Buffer<T>> {
+        let bytes = count.checked_mul(size_of::<T>()).ok_or_else(|| {
+            Error::invalid(format!(
+                "{count} elements of {} do not fit an address space",
+                T::DTYPE
+            ))
+        })?;
+        Ok(Buffer::of(self.alloc_raw(bytes)?))
+    }
+
+    pub(crate) fn alloc_raw(&self, bytes: usize) -> Result<RawBuffer> {
+        let shared = self.shared()?;
         let region = Arc::new(if self.inner.is_size_only {
             Region::size_only(bytes)
         } else if self.inner.is_shared {
@@ -241,139 +289,70 @@ impl Communicator {
             Region::private(bytes)?
         });
         region.populate(self.inner.config.huge_pages);
-        let mut engine = self.inner.shared.engine();
-        self.inner.shared.collect_garbage(&mut engine);
+        let mut engine = shared.engine();
+        shared.collect_garbage(&mut engine);
         let key = engine.register(region.clone())?;
         drop(engine);
-        Ok(Buffer::registered(
+        Ok(RawBuffer::registered(
             region,
             key,
-            self.inner.shared.garbage.clone(),
-            &self.inner.shared.family().ranges,
+            shared.garbage.clone(),
+            &shared.family().ranges,
         ))
     }
 
-    /// Memory that the caller keeps, named by its address, as a [`Buffer`]. Where it lies inside a registered buffer of this
-    /// communicator or of one that either was made from the other, it is that part of it and is used without staging; else
-    /// operations stage it. Whoever made the view has promised that the memory stays ([`View::new`]); a part of a
-    /// registered buffer is also kept by the result.
+    /// Starts an operation and returns at once. Collectives start in the same order on all ranks,
+    /// groups of sends and receives in matching order between each pair; any number may be under
+    /// way.
     ///
-    /// ```
-    /// use linerate::{Communicator, Config};
-    /// let communicator = Communicator::join(0, 1, "a job with memory", Config::default())?;
-    /// let buffer = communicator.alloc(4096)?;
-    /// let part = communicator.buffer_at(buffer.view().part(1024, 64))?;
-    /// assert!(part.is_registered());
-    /// # Ok::<(), linerate::Error>(())
-    /// ```
-    pub fn buffer_at(&self, view: View) -> Result<Buffer> {
-        self.inner.shared.process.check()?;
-        Ok(Buffer::at(view, &self.inner.shared.family().ranges))
+    /// Errors: arguments that do not fit (nothing has been started), or a communicator that has
+    /// failed.
+    fn start(&self, call: &Call<'_>) -> Result<Operation> {
+        let shared = self.shared()?;
+        let task = at_home(shared, call, |call| shared.start(call))?;
+        Ok(Operation::new(self.clone(), task))
     }
 
-    /// The call with this communicator's registrations of its buffers: they may have been allocated from another one.
-    fn with_own_keys<'a>(&self, call: &'a Call) -> Result<Cow<'a, Call>> {
-        let shared = &self.inner.shared;
-        let mut transfers = call.transfers.iter().map(|t| &t.buffer);
-        let (mut input, mut output) = (call.input.iter(), call.output.iter());
-        let is_home = |buffer: &Buffer| buffer.is_at_home(&shared.garbage);
-        if input.all(is_home) && output.all(is_home) && transfers.all(is_home) {
-            return Ok(Cow::Borrowed(call));
+    /// Starts an operation of a user, who may compute now: it goes on as [`Config::progress`] says.
+    fn start_and_overlap(&self, call: &Call<'_>) -> Result<Operation> {
+        let shared = self.shared()?;
+        if !self.inner.progress.settle(shared)? && self.inner.config.debug {
+            say(&format!(
+                "rank {}: operations advance inside calls only, because the host has no more cores than ranks or \
+                 LINERATE_PROGRESS is inline (thread overlaps all the same)",
+                self.rank()
+            ));
         }
-        let mut call = call.clone();
-        let transfers = call.transfers.iter_mut().map(|t| &mut t.buffer);
-        for buffer in (call.input.iter_mut().chain(&mut call.output)).chain(transfers) {
-            if !is_home(buffer) {
-                *buffer = buffer.moved_to(&shared.garbage, |region| {
-                    let mut engine = shared.engine();
-                    shared.collect_garbage(&mut engine);
-                    engine.register(region)
-                })?;
-            }
-        }
-        Ok(Cow::Owned(call))
-    }
-
-    /// Starts an operation and returns at once. Collectives start in the same order on all ranks, groups of sends and
-    /// receives in matching order between each pair; any number may be under way. The buffers belong to the operation
-    /// until it has ended.
-    ///
-    /// Errors: arguments that do not fit (nothing has been started), or a communicator that has failed.
-    ///
-    /// ```
-    /// use linerate::{Call, Communicator, Config, DataType, ReduceOp};
-    /// let communicator = Communicator::join(0, 1, "a job of one rank", Config::default())?;
-    /// let buffer = communicator.alloc(4 * size_of::<f32>())?;
-    /// buffer.write(0, &[1.0f32, 2.0, 3.0, 4.0]);
-    /// let call = Call::all_reduce(DataType::F32, ReduceOp::Sum, 4, &buffer, &buffer);
-    /// let mut operation = communicator.start(&call)?;
-    /// while !operation.test()? {} // or compute, then `operation.wait()?`
-    /// assert_eq!(buffer.to_vec::<f32>(), [1.0, 2.0, 3.0, 4.0]);
-    /// # Ok::<(), linerate::Error>(())
-    /// ```
-    pub fn start(&self, call: &Call) -> Result<Operation> {
-        let shared = &self.inner.shared;
-        shared.process.check()?;
-        let task_call = self.task_call(call)?;
-        let task = shared.engine().submit(task_call, shared.clock.now())?;
-        Ok(Operation::new(shared.clone(), task))
+        self.start(call)
     }
 
     /// Lends this rank's part of a call that will be the next one here: see [`Engine::lend`].
-    fn lend(&self, call: &Call) -> Result<bool> {
-        let task_call = self.task_call(call)?;
-        Ok(self.inner.shared.engine().lend(&task_call))
+    fn lend(&self, call: &Call<'_>) -> Result<bool> {
+        let shared = self.shared()?;
+        at_home(shared, call, |call| {
+            let mut engine = shared.engine();
+            let task_call = shared.task_call(call, &engine)?;
+            Ok(engine.lend(&task_call))
+        })
     }
 
     /// Accepts what is lent for a call that is started next: see [`Engine::accept`].
-    fn accept(&self, call: &Call, has_come: impl FnMut(Rank)) -> Result<()> {
-        let task_call = self.task_call(call)?;
-        self.inner.shared.engine().accept(&task_call, has_come);
-        Ok(())
-    }
-
-    fn task_call(&self, call: &Call) -> Result<TaskCall> {
-        let call = &*self.with_own_keys(call)?;
-        let mut plans = self.inner.shared.plans();
-        Ok(bind::bind(call, &mut plans, self.inner.rank, self.inner.ranks)?.keep(call))
-    }
-
-    /// Starts and waits; faster than [`Communicator::start`] and [`Operation::wait`] where the other ranks are there
-    /// and nothing else is under way.
-    pub fn run(&self, call: &Call) -> Result<()> {
-        let call = &*self.with_own_keys(call)?;
-        let (rank, ranks) = (self.inner.rank, self.inner.ranks);
-        let shared = &self.inner.shared;
-        let memory = memory_of(call);
-        shared.run(call, memory, |plans| bind::bind(call, plans, rank, ranks))
-    }
-
-    /// Nobody returns before all have called.
-    pub fn barrier(&self) -> Result<()> {
-        self.run(&Call::barrier())
-    }
-
-    /// Reduces a slice of the caller's memory in place, and waits. Memory inside a registered buffer is not staged.
-    pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
-        let call = Call {
-            op,
-            ..Call::new(Collective::AllReduce, T::DTYPE, data.len() as u64)
-        };
-        let shared = &self.inner.shared;
-        if shared.clock.is_virtual() {
-            // Nobody can wait here, and the loan must not end before the operation does.
-            return Err(Error::invalid(
-                "a simulated rank cannot wait inside a call on a slice: start an operation on a Buffer",
-            ));
-        }
-        shared.process.check()?;
-        lend_slice(data, |view| {
-            if let Some(buffer) = Buffer::inside(view, &shared.family().ranges) {
-                return self.run(&call.with(&buffer, &buffer));
-            }
-            let memory = [Some(&view); 2];
-            shared.run(&call, memory, |plans| bind::bind_view(&call, plans, view))
+    fn accept(&self, call: &Call<'_>, has_come: impl FnMut(Rank)) -> Result<()> {
+        let shared = self.shared()?;
+        at_home(shared, call, |call| {
+            let mut engine = shared.engine();
+            let task_call = shared.task_call(call, &engine)?;
+            engine.accept(&task_call, has_come);
+            Ok(())
         })
+    }
+
+    /// Starts and waits; faster than both where the other ranks are there and nothing else is under
+    /// way.
+    #[inline]
+    fn run(&self, call: &Call<'_>) -> Result<()> {
+        let shared = self.shared()?;
+        at_home(shared, call, |call| shared.run(call))
     }
 
     /// Gives the communicator up on all ranks: threads that wait on it, here and elsewhere, return
@@ -389,19 +368,36 @@ impl Communicator {
     /// # Ok::<(), linerate::Error>(())
     /// ```
     pub fn abort(&self, reason: &str) {
-        let shared = &self.inner.shared;
-        if !shared.process.is_forked() {
+        if let Ok(shared) = self.shared() {
             shared.engine().abort(reason);
             shared.ring();
         }
     }
 
+    /// The collective end: returns when all ranks have called it, so that none leaves while another
+    /// still needs it. Other handles of this communicator are used no more; their drops wait for
+    /// nothing.
+    ///
+    /// ```
+    /// use linerate::{Communicator, Config};
+    /// let communicator = Communicator::join(0, 1, "a job that ends", Config::default())?;
+    /// communicator.finalize()?;
+    /// # Ok::<(), linerate::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of a barrier: [`Error::Left`] if a rank has dropped its communicator without it, and
+    /// whatever has failed the communicator.
+    pub fn finalize(self) -> Result<()> {
+        self.barrier()
+    }
+
     /// The first cause, if it has failed. Looks for news of the other ranks, and waits for nothing.
     pub fn failure(&self) -> Option<Error> {
-        let shared = &self.inner.shared;
-        if let Err(forked) = shared.process.check() {
-            return Some(forked);
-        }
+        let shared = match self.shared() {
+            Ok(shared) => shared,
+            Err(forked) => return Some(forked),
+        };
         let mut engine = shared.engine();
         engine.drive(shared.clock.now());
         engine.failure().cloned()
@@ -410,35 +406,27 @@ impl Communicator {
     /// What its transport has done so far, by name: connections lost and replaced, for example. Empty where nothing is
     /// counted.
     pub fn transport_counts(&self) -> Vec<(&'static str, u64)> {
-        match self.inner.shared.process.check() {
-            Ok(()) => self.inner.shared.engine().transport().counts(),
+        match self.shared() {
+            Ok(shared) => shared.engine().transport().counts(),
             Err(_) => Vec::new(),
         }
     }
 
-    /// The algorithm that runs if every rank's buffers are registered or not as those of `call` are, by name.
-    pub fn algorithm_for(&self, call: &Call) -> Result<&'static str> {
-        match call.collective {
-            Collective::SendRecv => Ok("direct"),
-            _ => Ok(self.explain(call)?.algorithm),
-        }
-    }
-
-    /// What would run if every rank's buffers are registered or not as those of `call` are, why, and what the cost model says
-    /// of everything that could run. Starts nothing. An error: the call cannot be planned; groups of sends and receives
-    /// have no algorithms to choose from.
-    pub fn explain(&self, call: &Call) -> Result<Explanation> {
-        self.inner.shared.process.check()?;
-        if call.collective == Collective::SendRecv {
-            return Err(Error::invalid(
-                "sendrecv has one algorithm, and nothing to explain",
-            ));
-        }
-        let is_registered = |buffer: &Buffer| buffer.len_bytes() == 0 || buffer.is_registered();
-        let mut buffers = call.input.iter().chain(&call.output);
-        let plans = self.inner.shared.plans();
+    /// What a call would run.
+    fn explain(&self, call: &Call<'_>) -> Result<Explanation> {
+        let shared = self.shared()?;
+        let is_registered = |buffer: &RawBuffer| buffer.len_bytes() == 0 || buffer.is_registered();
+        let mut buffers = call.input.into_iter().chain(call.output);
+        let plans = shared.plans();
         plans.explain_call(call, buffers.all(is_registered))
     }
+}
+
+/// Buffers of a call with the registrations of the communicator that runs it.
+struct OwnBuffers {
+    input: Option<RawBuffer>,
+    output: Option<RawBuffer>,
+    transfers: Vec<Transfer>,
 }
 
 impl std::fmt::Debug for Communicator {
@@ -453,23 +441,59 @@ impl std::fmt::Debug for Communicator {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if self.shared.process.is_forked() {
-            // The progress thread, the sockets and whatever another thread had locked are the parent's.
-            std::mem::forget(self.progress.get_mut().map(Option::take));
-            return self.shared.leave_to_parent();
-        }
-        self.shared.stop_progress_thread();
-        let thread = self
-            .progress
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        if let Some(thread) = thread {
-            // A panic of the progress thread has been printed; there is nobody to hand it to.
-            let _ = thread.join();
-        }
+        let Ok(shared) = self.shared.get() else {
+            return self.progress.leave_to_parent();
+        };
+        self.progress.end(shared);
         // Threads that sleep on another member of the family hold this one; they let go when they wake.
-        self.shared.ring();
+        shared.ring();
+    }
+}
+
+/// This communicator's registrations of a call's buffers, where they have been allocated from
+/// another one.
+fn own_registrations(shared: &Shared, call: &Call<'_>) -> Result<Option<OwnBuffers>> {
+    let is_home = |buffer: &RawBuffer| buffer.is_at_home(&shared.garbage);
+    let mut all = call.input.into_iter().chain(call.output);
+    if all.all(is_home) && call.transfers.iter().all(|t| is_home(&t.buffer)) {
+        return Ok(None);
+    }
+    let moved = |buffer: &RawBuffer| match is_home(buffer) {
+        true => Ok(buffer.clone()),
+        false => buffer.moved_to(&shared.garbage, |region| {
+            let mut engine = shared.engine();
+            shared.collect_garbage(&mut engine);
+            engine.register(region)
+        }),
+    };
+    let transfers = call.transfers.iter().map(|transfer| {
+        Ok(Transfer {
+            buffer: moved(&transfer.buffer)?,
+            ..transfer.clone()
+        })
+    });
+    Ok(Some(OwnBuffers {
+        input: call.input.map(moved).transpose()?,
+        output: call.output.map(moved).transpose()?,
+        transfers: transfers.collect::<Result<_>>()?,
+    }))
+}
+
+/// Runs `then` with the call on buffers that have this communicator's registrations.
+#[inline]
+fn at_home<R>(
+    shared: &Shared,
+    call: &Call<'_>,
+    then: impl FnOnce(&Call<'_>) -> Result<R>,
+) -> Result<R> {
+    match own_registrations(shared, call)? {
+        None => then(call),
+        Some(own) => then(&Call {
+            input: own.input.as_ref(),
+            output: own.output.as_ref(),
+            transfers: &own.transfers,
+            ..*call
+        }),
     }
 }
 

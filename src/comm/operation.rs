@@ -1,34 +1,87 @@
 //! [`Operation`]: a started operation.
 
+use super::Communicator;
 use super::shared::Shared;
+use crate::config::Progress;
 use crate::engine::{Engine, TaskId};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-/// A started operation. Dropping it without waiting leaves it running.
+/// A started operation. It borrows its buffers until it has ended. Dropped without waiting, it goes
+/// on, until the last handle of its communicator is dropped; an operation that is held is such a
+/// handle.
+///
+/// It is also a future, for any executor. The first poll begins the progress thread of the
+/// communicator, where there is none; with [`Progress::Inline`] the future is an error.
+///
+/// ```
+/// use linerate::{Communicator, Config, ReduceOp};
+/// # fn block_on<T>(future: impl Future<Output = T>) -> T {
+/// #     struct Unpark(std::thread::Thread);
+/// #     impl std::task::Wake for Unpark {
+/// #         fn wake(self: std::sync::Arc<Self>) { self.0.unpark() }
+/// #     }
+/// #     let waker = std::task::Waker::from(std::sync::Arc::new(Unpark(std::thread::current())));
+/// #     let mut future = std::pin::pin!(future);
+/// #     loop {
+/// #         match future.as_mut().poll(&mut std::task::Context::from_waker(&waker)) {
+/// #             std::task::Poll::Ready(result) => return result,
+/// #             std::task::Poll::Pending => std::thread::park(),
+/// #         }
+/// #     }
+/// # }
+/// let communicator = Communicator::join(0, 1, "a job with futures", Config::default())?;
+/// let gradients = communicator.alloc::<f32>(1 << 20)?;
+/// block_on(async {
+///     communicator.start_all_reduce(&gradients, ReduceOp::Sum)?.await
+/// })?;
+/// # Ok::<(), linerate::Error>(())
+/// ```
 #[must_use = "an operation that nobody waits for may not have ended when its result is read"]
 pub struct Operation {
-    shared: Arc<Shared>,
+    communicator: Communicator,
     task: TaskId,
     /// Once known, the engine has forgotten the task.
     result: Option<Result<()>>,
 }
 
 impl Operation {
-    pub(super) fn new(shared: Arc<Shared>, task: TaskId) -> Operation {
+    fn shared(&self) -> Result<&Arc<Shared>> {
+        self.communicator.shared()
+    }
+
+    pub(super) fn new(communicator: Communicator, task: TaskId) -> Operation {
         Operation {
-            shared,
+            communicator,
             task,
             result: None,
         }
     }
 
+    /// The result, if there is one; else the task of the poll is woken at the end. An error says
+    /// that nobody can wait here.
+    fn watch(&self, context: &Context<'_>) -> Result<Option<Result<()>>> {
+        let shared = self.shared()?;
+        let progress = &self.communicator.inner.progress;
+        if progress.setting() == Progress::Inline || shared.clock.is_virtual() {
+            return Err(Error::invalid(
+                "an operation cannot be awaited without a progress thread: set LINERATE_PROGRESS to auto or thread \
+                 (simulated ranks have none), or call wait or test",
+            ));
+        }
+        progress.begin(shared)?;
+        Ok(shared.watch(self.task, context.waker()))
+    }
+
     /// Whether it has ended; makes progress once. An operation that failed gives its error here and in [`Operation::wait`].
     pub fn test(&mut self) -> Result<bool> {
-        self.shared.process.check()?;
+        let shared = self.communicator.shared()?;
         if self.result.is_none() {
-            self.result = self.shared.test(self.task);
+            self.result = shared.test(self.task);
         }
         self.result
             .clone()
@@ -87,26 +140,48 @@ impl Operation {
         limit: Option<Duration>,
         is_given_up: impl Fn() -> bool,
     ) -> Result<()> {
-        self.shared.process.check()?;
+        let shared = self.communicator.shared()?;
         if self.result.is_none() {
-            self.result = self.shared.wait_unless(self.task, limit, is_given_up)?;
+            self.result = shared.wait_unless(self.task, limit, is_given_up)?;
         }
         Ok(())
     }
 
     /// Cancels it, which fails the communicator on all ranks.
     pub fn cancel(self) -> Result<()> {
-        self.shared.process.check()?;
-        self.shared.cancel(self.task)
+        self.shared()?.cancel(self.task)
+    }
+}
+
+impl Future for Operation {
+    type Output = Result<()>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
+        if self.result.is_none() {
+            let watched = self.watch(context);
+            match watched {
+                Ok(result) => self.result = result,
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+        self.result.clone().map_or(Poll::Pending, Poll::Ready)
+    }
+}
+
+impl std::fmt::Debug for Operation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Operation")
+            .field("communicator", &self.communicator)
+            .field("result", &self.result)
+            .finish_non_exhaustive()
     }
 }
 
 impl Drop for Operation {
     fn drop(&mut self) {
-        if self.shared.process.is_forked() {
-            self.shared.leave_to_parent();
-        } else if self.result.is_none() {
-            self.shared.engine().release(self.task);
+        // The parent's is left alone.
+        if let (None, Ok(shared)) = (&self.result, self.shared()) {
+            shared.engine().release(self.task);
         }
     }
 }

@@ -186,7 +186,7 @@ impl Plans {
                 && (known.collective, known.dtype, known.root)
                     == (call.collective, call.dtype, call.root)
                 && (known.in_place, known.premultiply) == (in_place, premultiply)
-                && known.algorithm == call.algorithm
+                && known.algorithm.as_deref() == call.algorithm
         };
         if let Some(index) = self.recent.iter().position(|(known, _)| is_same(known)) {
             if index > 0 {
@@ -202,7 +202,7 @@ impl Plans {
             premultiply,
             root: call.root,
             in_place,
-            algorithm: call.algorithm.clone(),
+            algorithm: call.algorithm.map(String::from),
         };
         self.recent.truncate(RECENT_CALLS - 1);
         self.recent.insert(0, (known, plan));
@@ -252,7 +252,7 @@ impl Plans {
 
     /// The algorithm of a call, and whether the user named it.
     pub fn algorithm(&self, call: &Call, request: &Request) -> Result<(&'static Algorithm, bool)> {
-        let Some(name) = call.algorithm.as_ref().or(self.default_algorithm.as_ref()) else {
+        let Some(name) = call.algorithm.or(self.default_algorithm.as_deref()) else {
             return Ok((self.choose(call, request, self.mapped).algorithm, false));
         };
         let Ok(algorithm) = collective::find(call.collective, name) else {

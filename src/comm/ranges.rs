@@ -5,7 +5,7 @@
 //! given back: an address that is found belongs to a buffer that lives. Communicators made from one another know each
 //! other's buffers. It is asked only where memory comes without a [`super::Buffer`].
 
-use super::buffer::Owner;
+use super::raw::Owner;
 use crate::memory::View;
 use crate::sync::{Arc, Mutex, PoisonError};
 use std::collections::BTreeMap;

@@ -1,8 +1,9 @@
 //! [`Repeats`]: calls that come again on the same memory, as the steps of a training do. Nothing of them has to be
 //! checked or looked up again, which is half the instructions of a small operation.
 
-use super::Buffer;
+use super::bind::Uses;
 use super::call::Call;
+use super::raw::RawBuffer;
 use crate::engine::AtOnce;
 use crate::memory::View;
 
@@ -18,17 +19,20 @@ pub(crate) struct Repeats {
 
 /// A call and how to run it. The views are compared only; whether they are still there is the caller's proof, who
 /// holds the buffers.
-struct Repeat {
+pub(super) struct Repeat {
     memory: [Option<View>; 2],
     algorithm: Option<String>,
-    at_once: AtOnce,
+    /// What it uses of its memory.
+    pub uses: Uses,
+    pub at_once: AtOnce,
 }
 
 impl Repeats {
     /// How to run this call on this memory, if it is known.
     #[inline]
-    pub fn find(&mut self, call: &Call, memory: Memory<'_>) -> Option<&mut AtOnce> {
-        let found = self.known.iter_mut().find(|known| {
+    pub fn find(&mut self, call: &Call<'_>) -> Option<&mut Repeat> {
+        let memory = memory_of(call);
+        self.known.iter_mut().find(|known| {
             let arguments = &known.at_once.arguments;
             arguments.collective == call.collective
                 && arguments.count == call.count
@@ -36,28 +40,25 @@ impl Repeats {
                 && arguments.dtype == call.dtype
                 && arguments.op == call.op
                 && arguments.root == call.root
-                && known.algorithm == call.algorithm
-        });
-        found.map(|known| &mut known.at_once)
+                && known.algorithm.as_deref() == call.algorithm
+        })
     }
 
     /// Remembers a call instead of the one that was remembered first.
-    pub fn remember(&mut self, call: &Call, memory: Memory<'_>, at_once: AtOnce) {
+    pub fn remember(&mut self, call: &Call<'_>, uses: Uses, at_once: AtOnce) {
         self.known.truncate(REPEATS_MAX - 1);
         let repeat = Repeat {
-            memory: memory.map(Option::<&View>::copied),
-            algorithm: call.algorithm.clone(),
+            memory: memory_of(call).map(Option::<&View>::copied),
+            algorithm: call.algorithm.map(String::from),
+            uses,
             at_once,
         };
         self.known.insert(0, repeat);
     }
 }
 
-/// The memory that a call names: input and output.
-pub(super) type Memory<'a> = [Option<&'a View>; 2];
-
-/// The memory of a call's buffers.
+/// Where a call's input and output lie.
 #[inline]
-pub(super) fn memory_of(call: &Call) -> Memory<'_> {
-    [&call.input, &call.output].map(|buffer| buffer.as_ref().map(Buffer::view_ref))
+fn memory_of<'a>(call: &Call<'a>) -> [Option<&'a View>; 2] {
+    [call.input, call.output].map(|buffer| buffer.map(RawBuffer::view_ref))
 }

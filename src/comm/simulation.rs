@@ -1,7 +1,8 @@
 //! [`Simulation`]: the ranks of a job in one process and in virtual time, on a modelled fabric.
 
-use super::Communicator;
 use super::connect::Common;
+use super::shared::Shared;
+use super::{Buffer, Communicator, SparseAllreduce, SparseResult};
 use crate::bootstrap::Cores;
 use crate::config::Config;
 use crate::engine::{Clock, Contact, Engine, Host};
@@ -14,10 +15,11 @@ use std::sync::Arc;
 
 /// Real communicators of all ranks over the `sim` transport, stepped by one thread.
 ///
-/// Operations are started and tested as usual; nobody can wait for one inside a rank, because the time of all ranks
-/// is advanced by [`Simulation::run`]. The same options and seed give the same run. So what waits for other ranks inside a
-/// call is not there: [`Communicator::split`], [`Communicator::duplicate`], [`Communicator::rebuild`] and
-/// [`Fusion`](super::Fusion) return an error.
+/// Operations are started and tested as usual; nobody can wait for one inside a rank, because the
+/// time of all ranks is advanced by [`Simulation::run`]. The same options and seed give the same
+/// run. So what waits for other ranks inside a call is not there: [`Communicator::split`],
+/// [`Communicator::duplicate`], [`Communicator::rebuild`] and [`Fusion`](super::Fusion) return an
+/// error. [`Simulation::run_sparse`] steps a sparse allreduce of all ranks.
 pub struct Simulation {
     world: World,
     communicators: Vec<Communicator>,
@@ -29,6 +31,8 @@ pub struct Simulation {
 impl Simulation {
     /// A job of `options.ranks` ranks, connected. `size_only` buffers have lengths and no bytes.
     pub fn new(options: SimOptions, config: Config) -> Result<Simulation> {
+        config.check()?;
+        options.check()?;
         let world = World::new(options);
         let options = world.options();
         let clock = Clock::Virtual(world.clock());
@@ -104,19 +108,89 @@ impl Simulation {
         self.world.now()
     }
 
+    /// A rank leaves in good order, as by dropping every handle of its communicator: what it has
+    /// sent is delivered in its time, and then its peers learn that it has left. Operations of it
+    /// that have not ended are given up.
+    pub fn leave(&mut self, rank: Rank) -> Result<()> {
+        let shared = self.communicators[rank as usize].shared()?.clone();
+        while !shared.engine().leave(self.world.now()) && self.world.advance() {
+            self.drive_ready()?;
+        }
+        Ok(())
+    }
+
     /// Steps all ranks until `is_done` says so. An error says that nothing can move any more.
     pub fn run(&mut self, mut is_done: impl FnMut(&[Communicator]) -> bool) -> Result<()> {
-        self.settle();
+        self.settle()?;
         loop {
             self.moved.clear();
             if is_done(&self.communicators) {
                 return Ok(());
             }
             if self.world.advance() {
-                self.drive_ready();
-            } else if !self.time_out() {
+                self.drive_ready()?;
+            } else if !self.time_out()? {
                 return Err(stands_still());
             }
+        }
+    }
+
+    /// One step of a sparse allreduce on all ranks, from its start to its end: `sparse` and
+    /// `gradients` by rank, as for [`SparseAllreduce::start`]. The results, by rank.
+    ///
+    /// ```
+    /// use linerate::sparse::{Amount, SparseOptions};
+    /// use linerate::transport::sim::SimOptions;
+    /// use linerate::{Buffer, Config, DataType, Simulation, SparseAllreduce, TensorSpec};
+    /// let mut simulation = Simulation::new(SimOptions::new(3, 1), Config::default())?;
+    /// let options = SparseOptions { amount: Amount::Count(1), ..SparseOptions::default() };
+    /// let (mut sparse, mut gradients) = (Vec::new(), Vec::new());
+    /// for comm in simulation.communicators() {
+    ///     let tensor = TensorSpec { name: "weights".into(), count: 2, dtype: DataType::F32 };
+    ///     sparse.push(SparseAllreduce::new(comm, vec![tensor], options.clone())?);
+    ///     gradients.push(vec![Buffer::from_vec(vec![1.0, 5.0])]);
+    /// }
+    /// let results = simulation.run_sparse(&mut sparse, &gradients)?;
+    /// for result in &results {
+    ///     assert_eq!(result.nonzeros_of(0)?.collect::<Vec<_>>(), [(1, 15.0)]);
+    /// }
+    /// # Ok::<(), linerate::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: not one of both for each rank, or nothing can move any more; any error of a rank's step.
+    pub fn run_sparse(
+        &mut self,
+        sparse: &mut [SparseAllreduce],
+        gradients: &[Vec<Buffer<f32>>],
+    ) -> Result<Vec<SparseResult>> {
+        let ranks = self.communicators.len();
+        if (sparse.len(), gradients.len()) != (ranks, ranks) {
+            return Err(Error::invalid(format!(
+                "{} sparse allreduces and gradients of {} ranks for a simulation of {ranks}: one of both for each",
+                sparse.len(),
+                gradients.len()
+            )));
+        }
+        for (own, gradients) in sparse.iter_mut().zip(gradients) {
+            own.start(gradients)?;
+        }
+        let mut results: Vec<Option<SparseResult>> = vec![None; ranks];
+        let mut error = None;
+        self.run(|_| {
+            for (own, result) in sparse.iter_mut().zip(&mut results) {
+                if result.is_none() && error.is_none() {
+                    match own.test() {
+                        Ok(found) => *result = found,
+                        Err(found) => error = Some(found),
+                    }
+                }
+            }
+            error.is_some() || results.iter().all(Option::is_some)
+        })?;
+        match error {
+            Some(error) => Err(error),
+            None => Ok(results.into_iter().flatten().collect()),
         }
     }
 
@@ -126,25 +200,25 @@ impl Simulation {
     pub fn advance(&mut self) -> Result<&[Rank]> {
         self.moved.clear();
         if self.world.advance() {
-            self.drive_ready();
-        } else if !self.time_out() {
+            self.drive_ready()?;
+        } else if !self.time_out()? {
             return Err(stands_still());
         }
         Ok(&self.moved)
     }
 
     /// Drives those ranks to which something has happened: at most points of time, one or two of a thousand.
-    fn drive_ready(&mut self) {
+    fn drive_ready(&mut self) -> Result<()> {
         let now = self.world.now();
         loop {
             self.ready.clear();
             self.world.take_ready(&mut self.ready);
             if self.ready.is_empty() {
-                return;
+                return Ok(());
             }
             self.moved.extend_from_slice(&self.ready);
             for &rank in &self.ready {
-                let mut engine = self.communicators[rank as usize].inner.shared.engine();
+                let mut engine = self.communicators[rank as usize].shared()?.engine();
                 while engine.drive(now) {}
             }
         }
@@ -157,47 +231,41 @@ impl Simulation {
     }
 
     /// Drives all ranks until none moves at this point of virtual time.
-    fn settle(&mut self) {
+    fn settle(&mut self) -> Result<()> {
         let now = self.world.now();
         let mut moved = true;
         while moved {
             moved = false;
             for communicator in self.living() {
-                moved |= communicator.inner.shared.engine().drive(now);
+                moved |= communicator.shared()?.engine().drive(now);
             }
         }
+        Ok(())
     }
 
     /// Nothing is under way: lets the time pass in which silent operations give up. False if none did.
-    fn time_out(&mut self) -> bool {
-        let engine = |c: &Communicator| c.inner.shared.clone();
-        let timeout = self
-            .communicators
-            .iter()
-            .map(|c| engine(c).engine().config().timeout)
-            .max()
-            .unwrap_or_default();
-        let before: Vec<bool> = self
-            .communicators
-            .iter()
-            .map(|c| engine(c).engine().failure().is_some())
-            .collect();
+    fn time_out(&mut self) -> Result<bool> {
+        let all = self.communicators.iter().map(Communicator::shared);
+        let all: Vec<Arc<Shared>> = all.map(|shared| shared.cloned()).collect::<Result<_>>()?;
+        let timeouts = all.iter().map(|shared| shared.engine().config().timeout);
+        let timeout = timeouts.max().unwrap_or_default();
+        let has_failed = |shared: &Arc<Shared>| shared.engine().failure().is_some();
+        let before: Vec<bool> = all.iter().map(has_failed).collect();
         // Once to notice the silence, once more to end the waiting for answers.
         for _ in 0..2 {
             self.world
                 .wake_at(0, self.world.now().after(timeout + timeout));
             while self.world.advance() {
-                self.drive_ready();
+                self.drive_ready()?;
             }
             for communicator in self.living() {
-                engine(communicator).engine().drive_slow(self.world.now());
+                let mut engine = communicator.shared()?.engine();
+                engine.drive_slow(self.world.now());
             }
-            self.settle();
+            self.settle()?;
         }
-        self.communicators
-            .iter()
-            .zip(before)
-            .any(|(c, failed)| !failed && engine(c).engine().failure().is_some())
+        let mut after = all.iter().map(has_failed).zip(before);
+        Ok(after.any(|(after, before)| after && !before))
     }
 }
 

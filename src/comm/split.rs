@@ -2,6 +2,7 @@
 
 use super::Communicator;
 use super::connect::{self, Common};
+use super::shared::Shared;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::types::Rank;
@@ -74,6 +75,7 @@ impl Communicator {
     /// The child of these ranks of the parent, in this order; empty where this rank is in none. All ranks of the parent take
     /// part in every exchange, whatever goes wrong in their own part, so that nobody waits for one who has given up.
     fn build_child(&self, members: &[Rank], is_member: bool) -> Result<Option<Communicator>> {
+        let shared = self.shared()?;
         let own = members.iter().position(|&member| member == self.rank());
         let opened =
             own.map(|rank| connect::open(rank as Rank, members.len() as u32, &self.inner.config));
@@ -86,7 +88,7 @@ impl Communicator {
         let connected = match opened {
             None => Ok(None),
             Some(Err(error)) => Err(error),
-            Some(Ok((engine, _))) => self.connect_child(engine, members, &blobs).map(Some),
+            Some(Ok((engine, _))) => connect_child(shared, engine, members, &blobs).map(Some),
         };
         let failed = self.gather_words(&[u64::from(connected.is_err())])?;
         let Some((engine, common)) = connected? else {
@@ -97,7 +99,6 @@ impl Communicator {
                 "rank {rank} could not connect to the others of a split; see that rank's error"
             )));
         }
-        let shared = &self.inner.shared;
         let hosts = {
             let plans = shared.plans();
             members.iter().map(|&m| plans.host(m)).collect()
@@ -110,35 +111,34 @@ impl Communicator {
         }
         .map(Some)
     }
+}
 
-    fn connect_child(
-        &self,
-        mut engine: Engine,
-        members: &[Rank],
-        blobs: &[Vec<u8>],
-    ) -> Result<(Engine, Common)> {
-        let mut contacts = Vec::with_capacity(members.len());
-        for &member in members {
-            match blobs[member as usize].split_first() {
-                Some((&FINE, contact)) => contacts.push(contact.to_vec()),
-                Some((_, text)) => {
-                    let text = String::from_utf8_lossy(text);
-                    let text = format!("rank {member} could not take part in a split: {text}");
-                    return Err(Error::Bootstrap(text));
-                }
-                None => {
-                    let text = format!("rank {member} says nothing of its part of a split");
-                    return Err(Error::Malformed(text));
-                }
+fn connect_child(
+    shared: &Shared,
+    mut engine: Engine,
+    members: &[Rank],
+    blobs: &[Vec<u8>],
+) -> Result<(Engine, Common)> {
+    let mut contacts = Vec::with_capacity(members.len());
+    for &member in members {
+        match blobs[member as usize].split_first() {
+            Some((&FINE, contact)) => contacts.push(contact.to_vec()),
+            Some((_, text)) => {
+                let text = String::from_utf8_lossy(text);
+                let text = format!("rank {member} could not take part in a split: {text}");
+                return Err(Error::Bootstrap(text));
+            }
+            None => {
+                let text = format!("rank {member} says nothing of its part of a split");
+                return Err(Error::Malformed(text));
             }
         }
-        let shared = &self.inner.shared;
-        let common = connect::connect(&mut engine, &contacts, &shared.clock, || {
-            // Operations of the caller may be under way, and peers may need them to come here.
-            shared.family().drive(None);
-        })?;
-        Ok((engine, common))
     }
+    let common = connect::connect(&mut engine, &contacts, &shared.clock, || {
+        // Operations of the caller may be under way, and peers may need them to come here.
+        shared.family().drive(None);
+    })?;
+    Ok((engine, common))
 }
 
 /// The ranks of a colour in the order of (key, rank); nobody has no colour.

@@ -11,7 +11,7 @@ pub(crate) const SECRET_BYTES_MAX: usize = 4096;
 /// What proves that a process belongs to the job: it never travels, and is not printed.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub enum Secret {
-    /// Only loopback is served, unless [`JobSettings::is_insecure`].
+    /// Only loopback is served, to processes of one user, unless [`JobSettings::is_insecure`].
     #[default]
     None,
     /// This text.
@@ -68,6 +68,22 @@ impl JobSettings {
             is_insecure,
             interfaces: lookup("LINERATE_IFNAME"),
         })
+    }
+
+    /// Checks every field, wherever it was set; what a file holds where that is read.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] with the field and what is allowed.
+    pub fn check(&self) -> Result<()> {
+        if self.interfaces.as_deref() == Some("") {
+            return Err(Error::invalid(
+                "job.interfaces (LINERATE_IFNAME) is empty: the beginnings of names, such as eth,ib0, or None",
+            ));
+        }
+        match &self.secret {
+            Secret::Text(text) => check_secret("job.secret (LINERATE_SECRET)", text),
+            Secret::None | Secret::File(_) => Ok(()),
+        }
     }
 }
 

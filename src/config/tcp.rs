@@ -1,11 +1,19 @@
 //! Settings of the `tcp` transport.
 
+use super::field::{Field, check_timeout};
 use crate::error::{Error, Result};
 use std::net::IpAddr;
 use std::time::Duration;
 
 /// Connections to one peer, at most: more cost memory and gain nothing.
 pub const RAILS_MAX: u32 = 16;
+
+const RAILS: Field = Field::new("tcp.rails", "LINERATE_TCP_RAILS", (1, RAILS_MAX as u64));
+const PACE: Field = Field::new(
+    "tcp.pace_bits_per_second",
+    "LINERATE_TCP_PACE",
+    (1000, 1_000_000_000_000_000),
+);
 
 /// Settings of the `tcp` transport.
 #[derive(Clone, PartialEq, Eq)]
@@ -77,10 +85,7 @@ impl TcpSettings {
         let lookup = |name| lookup(name).filter(|text| !text.is_empty());
         let mut settings = TcpSettings::default();
         if let Some(text) = lookup("LINERATE_TCP_RAILS") {
-            let rails = text.parse().ok().filter(|n| (1..=RAILS_MAX).contains(n));
-            settings.rails = rails.ok_or_else(|| {
-                Error::invalid(format!("LINERATE_TCP_RAILS is '{text}': 1 to {RAILS_MAX}"))
-            })?;
+            settings.rails = RAILS.parse(&text)? as u32;
         }
         if let Some(text) = lookup("LINERATE_INTEGRITY") {
             settings.has_crc = match text.as_str() {
@@ -110,6 +115,19 @@ impl TcpSettings {
         }
         Ok(settings)
     }
+
+    /// Checks every field, wherever it was set.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] with the field, its value and what is allowed.
+    pub fn check(&self) -> Result<()> {
+        RAILS.check(self.rails.into())?;
+        PACE.check_some(self.pace_bits_per_second)?;
+        if let Some(secret) = &self.secret {
+            super::check_secret("tcp.secret", secret)?;
+        }
+        check_timeout("tcp.timeout (LINERATE_TCP_TIMEOUT)", self.timeout)
+    }
 }
 
 /// Bits per second: a number with kbit, mbit or gbit (powers of 1000).
@@ -118,7 +136,9 @@ fn parse_pace(text: &str) -> Result<u64> {
     let parse = |(unit, factor): &(&str, f64)| {
         let number: f64 = text.strip_suffix(unit)?.parse().ok()?;
         let bits = number * factor;
-        (1e3..=1e15).contains(&bits).then_some(bits as u64)
+        (PACE.least as f64..=PACE.most as f64)
+            .contains(&bits)
+            .then_some(bits as u64)
     };
     units.iter().find_map(parse).ok_or_else(|| {
         Error::invalid(format!(

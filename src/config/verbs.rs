@@ -1,7 +1,44 @@
 //! Settings of the `verbs` transport.
 
+use super::field::{Field, check_timeout};
 use crate::error::{Error, Result};
 use std::time::Duration;
+
+const SLOTS: Field = Field::new("verbs.slots", "LINERATE_VERBS_SLOTS", (8, 1024));
+const CHUNK_BYTES: Field = Field {
+    unit: super::UNIT,
+    ..Field::new(
+        "verbs.chunk_bytes",
+        "LINERATE_VERBS_CHUNK_BYTES",
+        (4 << 10, 64 << 20),
+    )
+};
+const GID_INDEX: Field = Field::new("verbs.gid_index", "LINERATE_VERBS_GID_INDEX", (0, 255));
+const TRAFFIC_CLASS: Field = Field::new(
+    "verbs.traffic_class",
+    "LINERATE_VERBS_TRAFFIC_CLASS",
+    (0, 255),
+);
+const SERVICE_LEVEL: Field = Field::new(
+    "verbs.service_level",
+    "LINERATE_VERBS_SERVICE_LEVEL",
+    (0, 15),
+);
+const ACK_TIMEOUT: Field = Field::new("verbs.ack_timeout", "LINERATE_VERBS_ACK_TIMEOUT", (8, 22));
+const QUEUE_PAIRS: Field = Field::new("verbs.queue_pairs", "LINERATE_VERBS_QUEUE_PAIRS", (1, 8));
+const MTU_BYTES: Field = Field::new("verbs.mtu_bytes", "LINERATE_VERBS_MTU", (256, 4096));
+const INLINE_BYTES: Field = Field::new(
+    "verbs.inline_bytes",
+    "LINERATE_VERBS_INLINE_BYTES",
+    (0, 1024),
+);
+const SIGNAL_EVERY: Field =
+    Field::new("verbs.signal_every", "LINERATE_VERBS_SIGNAL_EVERY", (1, 64));
+const BREAK_AFTER: Field = Field::new(
+    "verbs.break_after",
+    "LINERATE_VERBS_BREAK_AFTER",
+    (1, u64::MAX),
+);
 
 /// Settings of the `verbs` transport.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,22 +124,18 @@ impl VerbsSettings {
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<VerbsSettings> {
         let lookup = |name: &str| lookup(name).filter(|text| !text.is_empty());
         let default = VerbsSettings::default();
-        let number = |name: &str, least: u64, most: u64| -> Result<Option<u64>> {
-            let Some(text) = lookup(name) else {
-                return Ok(None);
-            };
-            let value = text.parse().ok().filter(|n| (least..=most).contains(n));
-            let value = value
-                .ok_or_else(|| Error::invalid(format!("{name} is '{text}': {least} to {most}")));
-            value.map(Some)
+        let number = |field: &Field| -> Result<Option<u64>> {
+            let text = lookup(field.variable);
+            text.map(|text| field.parse(&text)).transpose()
         };
-        let small = |name: &str, least: u64, most: u64, default: u8| -> Result<u8> {
-            Ok(number(name, least, most)?.map_or(default, |n| n as u8))
+        let long = |field: &Field, default: u32| -> Result<u32> {
+            Ok(number(field)?.map_or(default, |n| n as u32))
         };
-        let chunk_bytes = match lookup("LINERATE_VERBS_CHUNK_BYTES") {
-            Some(text) => {
-                super::parse_bytes("LINERATE_VERBS_CHUNK_BYTES", &text, 4 << 10, 64 << 20)? as u32
-            }
+        let short = |field: &Field, default: u8| -> Result<u8> {
+            Ok(number(field)?.map_or(default, |n| n as u8))
+        };
+        let chunk_bytes = match lookup(CHUNK_BYTES.variable) {
+            Some(text) => CHUNK_BYTES.parse_size(&text)? as u32,
             None => default.chunk_bytes,
         };
         let is_relaxed = match lookup("LINERATE_VERBS_RELAXED_ORDERING").as_deref() {
@@ -124,42 +157,53 @@ impl VerbsSettings {
                 )));
             }
         };
-        let mtu_bytes = number("LINERATE_VERBS_MTU", 256, 4096)?.map(|n| n as u32);
-        if let Some(mtu) = mtu_bytes.filter(|mtu| !mtu.is_power_of_two()) {
-            return Err(Error::invalid(format!(
-                "LINERATE_VERBS_MTU is {mtu}: 256, 512, 1024, 2048 or 4096"
-            )));
-        }
         let timeout = match lookup("LINERATE_VERBS_TIMEOUT") {
             Some(text) => super::parse_timeout("LINERATE_VERBS_TIMEOUT", &text)?,
             None => default.timeout,
         };
-        Ok(VerbsSettings {
-            slots: number("LINERATE_VERBS_SLOTS", 8, 1024)?.map_or(default.slots, |n| n as u32),
+        let settings = VerbsSettings {
+            slots: long(&SLOTS, default.slots)?,
             chunk_bytes,
-            gid_index: number("LINERATE_VERBS_GID_INDEX", 0, 255)?.map(|n| n as u32),
+            gid_index: number(&GID_INDEX)?.map(|n| n as u32),
             local_rank: None,
-            traffic_class: small(
-                "LINERATE_VERBS_TRAFFIC_CLASS",
-                0,
-                255,
-                default.traffic_class,
-            )?,
-            service_level: small("LINERATE_VERBS_SERVICE_LEVEL", 0, 15, default.service_level)?,
-            ack_timeout: small("LINERATE_VERBS_ACK_TIMEOUT", 8, 22, default.ack_timeout)?,
+            traffic_class: short(&TRAFFIC_CLASS, default.traffic_class)?,
+            service_level: short(&SERVICE_LEVEL, default.service_level)?,
+            ack_timeout: short(&ACK_TIMEOUT, default.ack_timeout)?,
             is_relaxed,
             timeout,
-            queue_pairs: number("LINERATE_VERBS_QUEUE_PAIRS", 1, 8)?
-                .map_or(default.queue_pairs, |n| n as u32),
-            mtu_bytes,
+            queue_pairs: long(&QUEUE_PAIRS, default.queue_pairs)?,
+            mtu_bytes: number(&MTU_BYTES)?.map(|n| n as u32),
             has_device_atomics,
             has_plain_words: default.has_plain_words,
-            inline_bytes: number("LINERATE_VERBS_INLINE_BYTES", 0, 1024)?
-                .map_or(default.inline_bytes, |n| n as u32),
-            signal_every: number("LINERATE_VERBS_SIGNAL_EVERY", 1, 64)?
-                .map_or(default.signal_every, |n| n as u32),
-            break_after: number("LINERATE_VERBS_BREAK_AFTER", 1, u64::MAX)?,
-        })
+            inline_bytes: long(&INLINE_BYTES, default.inline_bytes)?,
+            signal_every: long(&SIGNAL_EVERY, default.signal_every)?,
+            break_after: number(&BREAK_AFTER)?,
+        };
+        settings.check().map(|()| settings)
+    }
+
+    /// Checks every field, wherever it was set.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] with the field, its value and what is allowed.
+    pub fn check(&self) -> Result<()> {
+        SLOTS.check(self.slots.into())?;
+        CHUNK_BYTES.check(self.chunk_bytes.into())?;
+        GID_INDEX.check_some(self.gid_index)?;
+        SERVICE_LEVEL.check(self.service_level.into())?;
+        ACK_TIMEOUT.check(self.ack_timeout.into())?;
+        check_timeout("verbs.timeout (LINERATE_VERBS_TIMEOUT)", self.timeout)?;
+        QUEUE_PAIRS.check(self.queue_pairs.into())?;
+        MTU_BYTES.check_some(self.mtu_bytes)?;
+        if let Some(mtu) = self.mtu_bytes.filter(|mtu| !mtu.is_power_of_two()) {
+            return Err(Error::invalid(format!(
+                "{} ({}) is {mtu}: 256, 512, 1024, 2048 or 4096",
+                MTU_BYTES.name, MTU_BYTES.variable
+            )));
+        }
+        INLINE_BYTES.check(self.inline_bytes.into())?;
+        SIGNAL_EVERY.check(self.signal_every.into())?;
+        BREAK_AFTER.check_some(self.break_after)
     }
 }
 

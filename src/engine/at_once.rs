@@ -154,7 +154,8 @@ impl Engine {
             _ => false,
         };
         let has_slot = !call.way().prepared.uses_signals || self.is_retired_by_all(sequence);
-        if !is_alone || !has_slot || self.driver.links.first_gone().is_some() {
+        let is_whole = self.left.is_none() && self.driver.links.first_failed().is_none();
+        if !is_alone || !has_slot || !is_whole {
             return None;
         }
         let round = match call.way().round.take() {

@@ -266,7 +266,7 @@ impl Driver {
                     ranks.push(*peer)
                 }
                 action if round.stalled.contains(&(id as StepId)) => {
-                    let peers = unmapped(round, action);
+                    let peers = unmapped(&self.links, round, action);
                     ranks.extend(peers.into_iter().filter(|&peer| peer != self.links.rank));
                 }
                 _ => {}
@@ -278,15 +278,17 @@ impl Driver {
     }
 }
 
-/// The peers whose buffers a step reaches and of which it does not know yet where they are.
-fn unmapped(round: &Round, action: &Action) -> Vec<Rank> {
+/// The peers whose buffers a step reaches and of which it does not know yet where they are, or
+/// which have taken them back.
+fn unmapped(links: &Links, round: &Round, action: &Action) -> Vec<Rank> {
     let is_unknown = |peer: Rank, range: &Range| {
         let known = &round.peers[peer as usize];
         let is_mapped = match range.buffer {
             BufferId::INPUT => known.input.is_some(),
             _ => known.output.is_some(),
         };
-        (!is_mapped && !round.is_window(range.buffer)).then_some(peer)
+        let is_there = is_mapped && !links.transport.has_withdrawn(peer);
+        (!is_there && !round.is_window(range.buffer)).then_some(peer)
     };
     match action {
         Action::Get { peer, source, .. } => Vec::from_iter(is_unknown(*peer, source)),

@@ -6,6 +6,7 @@
 //! said. Whoever fails tells all the others, so that they return the same first cause.
 
 use super::Engine;
+use super::news::{error_of, message_of};
 use super::signature::Signature;
 use crate::error::Error;
 use crate::time::Time;
@@ -17,14 +18,33 @@ use std::time::Duration;
 /// How long answers to a query are waited for; a rank inside a call answers in far less.
 const ANSWER_TIME_MAX: Duration = Duration::from_millis(500);
 
-/// An operation that stands still, while its rank asks the others.
+/// How long an operation stands still before its rank asks those it waits for whether they are in
+/// another one: far longer than ranks that compute alike wait for each other, and short enough for
+/// a person.
+const COMPARE_AFTER: Duration = Duration::from_millis(100);
+
+/// Something that stands still, while its rank asks the others.
 #[derive(Debug)]
 pub struct Suspect {
-    task: usize,
+    /// The operation; `None`: of nothing that the engine runs ([`Engine::inquire`]).
+    task: Option<usize>,
+    /// When it last moved.
+    since: Time,
     sequence: u64,
+    /// All ranks share that number.
+    is_numbered: bool,
     waited: Duration,
     deadline: Time,
-    answers: Vec<Option<String>>,
+    answers: Vec<Option<Answer>>,
+}
+
+/// What a peer says that was asked.
+#[derive(Clone, Debug)]
+struct Answer {
+    /// Operations that it has started, and ended.
+    started: u64,
+    ended: u64,
+    text: String,
 }
 
 impl Engine {
@@ -42,24 +62,29 @@ impl Engine {
         if self.failure.is_some() {
             return;
         }
-        let mut error = self.told.take().unwrap_or(error);
+        let (teller, mut error) = match self.told.take() {
+            Some((teller, told)) => (Some(teller), told),
+            None => (None, error),
+        };
         if let Error::PeerFailed { during, .. } = &mut error {
             *during = self.under_way();
         }
         self.failure = Some(error.clone());
         (self.has_failed, self.has_chores) = (true, true);
         self.driver.moved = true;
-        self.untold = self.driver.links.others().collect();
-        if is_news {
-            self.tell_failure();
-        }
+        let others = self.driver.links.others();
+        self.untold = others.filter(|&peer| Some(peer) != teller).collect();
+        // Before the memory is taken back: a peer that finds it so finds the cause, too. And before
+        // this rank leaves, which would make it look like the cause.
+        self.tell_failure();
         // A call on borrowed memory returns now: nothing may arrive there any more.
         for &place in &self.active {
             if let Some(round) = self.rounds[place as usize].as_deref_mut() {
                 self.driver.cancel_receives(round);
             }
         }
-        // Nor may anything be read from there that its owner has changed since.
+        // Nor may a peer count what it reads there after the owner, who has it back when this
+        // returns, has changed it.
         self.driver.links.transport.withdraw();
         self.fail_tasks(&error);
     }
@@ -76,6 +101,10 @@ impl Engine {
     }
 
     pub(super) fn handle_peer_failed(&mut self, peer: Rank, cause: String) {
+        if let Some(done) = self.driver.links.hearsay(peer) {
+            // It could not say that it has left: there was no connection.
+            return self.handle_peer_left(peer, done);
+        }
         self.driver.links.mark_gone(peer, cause);
         self.driver.moved = true;
     }
@@ -98,21 +127,27 @@ impl Engine {
             ControlKind::Query => self.answer(peer, &message),
             ControlKind::Status => {
                 if let Some(suspect) = &mut self.suspect {
-                    suspect.answers[peer as usize] = Some(message.text);
+                    suspect.answers[peer as usize] = Some(Answer {
+                        started: message.sequence,
+                        ended: message.signature,
+                        text: message.text,
+                    });
                 }
             }
             ControlKind::Confirmed => self.is_confirmed = true,
+            ControlKind::Left => self.handle_left_message(&message),
             _ => {
                 // What the others had done before they failed is here: operations that can end, end well. Those that
                 // cannot must not hide the cause behind its consequences.
-                self.told = Some(error_of(&message, peer));
+                self.untold.retain(|&other| other != peer);
+                if self.failure.is_some() {
+                    return;
+                }
+                self.told = Some((peer, error_of(&message, peer)));
                 self.run_rounds(now);
-                if let Some(told) = self.told.take() {
+                if let Some((_, told)) = self.told.clone() {
                     self.fail(told, false);
                 }
-                // This rank may leave before the others have heard of the failure, and would look like its cause.
-                self.untold.retain(|&other| other != peer);
-                self.tell_failure();
             }
         }
     }
@@ -132,13 +167,7 @@ impl Engine {
             Some((round.sequence()?, round.signature.0))
         });
         if let Some((sequence, signature)) = oldest.filter(|&(own, _)| own < query.sequence) {
-            let counter = ControlMessage {
-                kind: ControlKind::Query,
-                rank: self.rank(),
-                sequence,
-                signature,
-                text: String::new(),
-            };
+            let counter = self.query_of(sequence, signature);
             self.driver.links.send_control(peer, &counter);
         }
         let text = self.last_deed();
@@ -146,7 +175,7 @@ impl Engine {
             kind: ControlKind::Status,
             rank: self.rank(),
             sequence: self.next_sequence,
-            signature: 0,
+            signature: self.driver.retired,
             text,
         };
         // A peer that cannot take the answer gives up without it.
@@ -211,9 +240,9 @@ impl Engine {
         self.fail(Error::Mismatch { sequence, detail }, true);
     }
 
-    /// Looks for operations that need a peer that is gone, and for those that stand still.
+    /// Looks for operations that need a peer that has failed, and for those that stand still.
     pub(super) fn check_silence(&mut self, now: Time) {
-        if let Some(gone) = self.driver.links.first_gone() {
+        if let Some(gone) = self.driver.links.first_failed() {
             // What the peer did before it went is in memory already: whatever still waits for it waits forever.
             // A receive that is posted now may end at once, and let the next one be posted.
             while self.failure.is_none() && self.drive(now) {}
@@ -223,21 +252,99 @@ impl Engine {
             }
         }
         self.note_moves();
-        if let Some(suspect) = &self.suspect {
-            let is_moving = !self.tasks[suspect.task].is_running()
-                || now.since(self.tasks[suspect.task].last_moved) < suspect.waited;
-            let is_answered = (0..self.ranks())
-                .all(|p| p == self.rank() || suspect.answers[p as usize].is_some());
+        if let Some((suspect, task)) = self.suspect.as_ref().and_then(|s| Some((s, s.task?))) {
+            let is_moving = !self.tasks[task].is_running()
+                || now.since(self.tasks[task].last_moved) < suspect.waited;
             if is_moving {
                 self.suspect = None;
-            } else if now >= suspect.deadline || is_answered {
-                let error = self.give_up();
+            } else if self.is_answered(suspect, now) {
+                let error = self.give_up(task);
                 self.fail(error, true);
             }
             return;
         }
-        if let Some(task) = self.find_silent(now) {
-            self.ask(task, now);
+        if let Some(task) = self.find_silent(now, self.config.timeout) {
+            self.ask(Some(task), self.tasks[task].last_moved, now);
+        } else if let Some(task) = self.find_silent(now, COMPARE_AFTER) {
+            self.compare(task);
+        }
+    }
+
+    /// Whether everyone has answered, or has had the time to.
+    fn is_answered(&self, suspect: &Suspect, now: Time) -> bool {
+        let is_here = |peer: Rank| suspect.answers[peer as usize].is_some();
+        now >= suspect.deadline || self.driver.links.others().all(is_here)
+    }
+
+    /// Asks those that an operation waits for, once, what they believe it to be: ranks that each
+    /// wait for a message of the other, as where they disagree about a root, would find that out at
+    /// the end of the timeout only.
+    fn compare(&mut self, task: usize) {
+        let Some(round) = self.round_of(task) else {
+            return;
+        };
+        let (generation, signature) = (round.generation, round.signature.0);
+        let Some(sequence) = round
+            .sequence()
+            .filter(|_| self.compared != Some(generation))
+        else {
+            return;
+        };
+        let query = self.query_of(sequence, signature);
+        for peer in self
+            .driver
+            .awaited(self.round_of(task).expect("it is under way"))
+        {
+            self.driver.links.send_control(peer, &query);
+        }
+        self.compared = Some(generation);
+    }
+
+    fn query_of(&self, sequence: u64, signature: u64) -> ControlMessage {
+        ControlMessage {
+            kind: ControlKind::Query,
+            rank: self.rank(),
+            sequence,
+            signature,
+            text: String::new(),
+        }
+    }
+
+    /// For something that is no operation and has stood still since then, too long: asks everyone
+    /// what they do, and once they have answered, or have had the time to, who is missing and what
+    /// is known of each. Missing are those that do not answer, or else the ranks that are
+    /// `awaited`. `None`: ask again later.
+    pub fn inquire(
+        &mut self,
+        since: Time,
+        awaited: &[Rank],
+        now: Time,
+    ) -> Option<(Vec<Rank>, String)> {
+        match self.suspect.take() {
+            Some(suspect) if suspect.task.is_none() && suspect.since == since => {
+                if !self.is_answered(&suspect, now) {
+                    self.suspect = Some(suspect);
+                    return None;
+                }
+                let is_silent = |rank: &Rank| suspect.answers[*rank as usize].is_none();
+                let others = self.driver.links.others();
+                let silent: Vec<Rank> = others.filter(is_silent).collect();
+                let missing = match silent.is_empty() {
+                    true => awaited.to_vec(),
+                    false => silent,
+                };
+                let said = self.describe_ranks(&missing, &suspect.answers);
+                Some((missing, said))
+            }
+            // An operation stands still, which says more.
+            Some(suspect) if suspect.task.is_some() => {
+                self.suspect = Some(suspect);
+                None
+            }
+            _ => {
+                self.ask(None, since, now);
+                None
+            }
         }
     }
 
@@ -263,9 +370,9 @@ impl Engine {
         }
     }
 
-    /// The first operation that has stood still for the whole timeout. Later ones may have to wait for earlier ones, so
-    /// they are not silent while one of those moves.
-    fn find_silent(&self, now: Time) -> Option<usize> {
+    /// The first operation that has stood still for so long. Later ones may have to wait for
+    /// earlier ones, so they are not silent while one of those moves.
+    fn find_silent(&self, now: Time, time: Duration) -> Option<usize> {
         let rounds = self
             .active
             .iter()
@@ -275,7 +382,7 @@ impl Engine {
         tasks.find(|&index| {
             let task = &self.tasks[index];
             last_moved = last_moved.max(task.last_moved);
-            task.is_running() && now.since(last_moved) > self.config.timeout
+            task.is_running() && now.since(last_moved) > time
         })
     }
 
@@ -297,28 +404,24 @@ impl Engine {
             .filter_map(|&place| self.rounds[place as usize].as_ref());
         let mut needed = rounds.flat_map(|round| self.driver.awaited(round));
         let is_queued = self.active.is_empty() && !self.queue.is_empty();
-        is_queued || needed.any(|peer| self.driver.links.gone(peer).is_some())
+        is_queued || needed.any(|peer| self.driver.links.has_failed(peer))
     }
 
-    fn ask(&mut self, task: usize, now: Time) {
+    fn ask(&mut self, task: Option<usize>, since: Time, now: Time) {
         // Only collectives have a number that all ranks share, and that a peer can compare.
-        let numbered = self
-            .round_of(task)
+        let numbered = task
+            .and_then(|task| self.round_of(task))
             .and_then(|r| Some((r.sequence()?, r.signature.0)));
         let (sequence, signature) = numbered.unwrap_or((self.next_sequence, 0));
-        let query = ControlMessage {
-            kind: ControlKind::Query,
-            rank: self.rank(),
-            sequence,
-            signature,
-            text: String::new(),
-        };
+        let query = self.query_of(sequence, signature);
         for peer in self.driver.links.others() {
             self.driver.links.send_control(peer, &query);
         }
         self.suspect = Some(Suspect {
             task,
+            since,
             sequence,
+            is_numbered: numbered.is_some(),
             waited: self.config.timeout,
             deadline: now.after(ANSWER_TIME_MAX.min(self.config.timeout)),
             answers: vec![None; self.ranks() as usize],
@@ -334,14 +437,14 @@ impl Engine {
     }
 
     /// Who is missing, then what every rank has last done: ranks that say the same are named together.
-    fn describe_ranks(&self, missing: &[Rank], answers: &[Option<String>]) -> String {
+    fn describe_ranks(&self, missing: &[Rank], answers: &[Option<Answer>]) -> String {
         let mut groups: Vec<(bool, String, Vec<Rank>)> = Vec::new();
         for rank in 0..self.ranks() {
             let is_missing = missing.contains(&rank);
             let trouble = self.driver.links.transport.trouble(rank);
             let deed = match &answers[rank as usize] {
                 _ if rank == self.rank() => self.last_deed(),
-                Some(answer) => answer.clone(),
+                Some(answer) => answer.text.clone(),
                 None => {
                     let last = self.driver.links.last_signal(rank);
                     let seen = last.map_or("no operation".into(), |(sequence, signature)| {
@@ -378,10 +481,10 @@ impl Engine {
     }
 
     /// The error of an operation that stood still.
-    fn give_up(&mut self) -> Error {
+    fn give_up(&mut self, task: usize) -> Error {
         let suspect = self.suspect.take().expect("somebody stood still");
         let mut missing = self
-            .round_of(suspect.task)
+            .round_of(task)
             .map_or(Vec::new(), |round| self.driver.awaited(round));
         if missing.is_empty() {
             let links = &self.driver.links;
@@ -395,13 +498,23 @@ impl Engine {
             missing.extend(self.driver.links.others().filter(is_silent));
             missing.sort_unstable();
         }
+        // Who has started the operation, or is inside an earlier one, waits as this rank does, if
+        // somebody does not.
+        let waits = |&rank: &Rank| {
+            let answer = suspect.answers[rank as usize].as_ref();
+            let is_inside = |a: &Answer| a.started > suspect.sequence.min(a.ended);
+            suspect.is_numbered && answer.is_some_and(is_inside)
+        };
+        if !missing.iter().all(waits) {
+            missing.retain(|rank| !waits(rank));
+        }
         let detail = self.describe_ranks(&missing, &suspect.answers);
         Error::Timeout {
             rank: self.rank(),
             operation: format!(
                 "operation {}, {}",
                 suspect.sequence,
-                self.tasks[suspect.task].describe()
+                self.tasks[task].describe()
             ),
             waited: suspect.waited,
             missing,
@@ -428,77 +541,6 @@ pub(crate) fn name_ranks(ranks: &[Rank]) -> String {
         Some((last, [])) => format!("ranks {last}"),
         Some((last, others)) => format!("ranks {} and {last}", others.join(", ")),
         None => "no rank".into(),
-    }
-}
-
-/// What the peers are told of a failure.
-fn message_of(error: &Error, rank: Rank) -> ControlMessage {
-    let (kind, rank, sequence, text) = match error {
-        Error::Timeout {
-            rank,
-            operation,
-            detail,
-            waited,
-            ..
-        } => (
-            ControlKind::Timeout,
-            *rank,
-            waited.as_millis() as u64,
-            format!("{operation}\n{detail}"),
-        ),
-        Error::Mismatch { sequence, detail } => {
-            (ControlKind::Mismatch, rank, *sequence, detail.clone())
-        }
-        Error::PeerFailed { rank, cause, .. } => (ControlKind::PeerFailed, *rank, 0, cause.clone()),
-        Error::Cancelled { by, operation } => (ControlKind::Cancelled, *by, 0, operation.clone()),
-        Error::Aborted { by, reason } => (ControlKind::Aborted, *by, 0, reason.clone()),
-        other => (ControlKind::Failed, rank, 0, other.to_string()),
-    };
-    ControlMessage {
-        kind,
-        rank,
-        sequence,
-        signature: 0,
-        text,
-    }
-}
-
-/// The same failure, on a peer that was told of it.
-fn error_of(message: &ControlMessage, from: Rank) -> Error {
-    let text = message.text.clone();
-    match message.kind {
-        ControlKind::Timeout => {
-            let (operation, detail) = text.split_once('\n').unwrap_or((&text, ""));
-            Error::Timeout {
-                rank: message.rank,
-                operation: operation.into(),
-                waited: Duration::from_millis(message.sequence),
-                missing: Vec::new(),
-                detail: detail.into(),
-            }
-        }
-        ControlKind::Mismatch => Error::Mismatch {
-            sequence: message.sequence,
-            detail: text,
-        },
-        ControlKind::PeerFailed => Error::PeerFailed {
-            rank: message.rank,
-            cause: text,
-            during: String::new(),
-        },
-        ControlKind::Cancelled => Error::Cancelled {
-            by: message.rank,
-            operation: text,
-        },
-        ControlKind::Aborted => Error::Aborted {
-            by: message.rank,
-            reason: text,
-        },
-        _ => Error::PeerFailed {
-            rank: from,
-            cause: text,
-            during: String::new(),
-        },
     }
 }
 

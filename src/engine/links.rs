@@ -34,8 +34,12 @@ struct Peer {
     control: Option<View>,
     /// Its windows, where memory is mapped.
     window: Option<View>,
-    /// Why it is gone.
+    /// Why it is gone, if it has failed.
     gone: Option<String>,
+    /// How many collectives it had done when it left in good order.
+    left: Option<u64>,
+    /// What others say of its leave: the first operation that cannot end without it.
+    hearsay: Option<u64>,
     /// On which core it was when it sent its latest signal, plus 1; 0: not known.
     core: u16,
 }
@@ -138,6 +142,7 @@ impl Links {
             match event {
                 Event::Connected(peer) => self.peers[peer as usize].is_connected = true,
                 Event::PeerFailed(rank, cause) => self.mark_gone(rank, cause),
+                Event::PeerLeft(rank, done) => self.mark_left(rank, done),
                 Event::Completion(_) => {}
             }
         }
@@ -200,7 +205,11 @@ impl Links {
             .control
             .part(self.layout.message(self.ranks), CACHE_LINE_BYTES);
         line.emit(staging);
-        self.put(peer, staging, offset)
+        match self.put(peer, staging, offset) {
+            // It has had all that it needed.
+            Err(_) if self.has_done(peer, Some(sequence)) => Ok(true),
+            put => put,
+        }
     }
 
     /// Stores a flag line at a peer that this rank may take back, and that wakes nobody; false: only where signals are stores.
@@ -381,28 +390,78 @@ impl Links {
         ControlMessage::parse(&bytes)
     }
 
-    /// Notes that a peer is gone.
+    /// Notes that a peer has failed.
     pub fn mark_gone(&mut self, peer: Rank, cause: String) {
         let gone = &mut self.peers[peer as usize].gone;
         self.gone_count += u32::from(gone.is_none());
         gone.get_or_insert(cause);
     }
 
+    /// Notes that a peer has left in good order, after so many collectives.
+    pub fn mark_left(&mut self, peer: Rank, done: u64) {
+        self.peers[peer as usize].left = Some(done);
+    }
+
+    /// Notes what others say of a peer's leave: this rank may have no connection to hear it from.
+    pub fn note_hearsay(&mut self, peer: Rank, sequence: u64) {
+        self.peers[peer as usize].hearsay = Some(sequence);
+    }
+
+    /// What others have said of it.
+    pub fn hearsay(&self, peer: Rank) -> Option<u64> {
+        self.peers[peer as usize].hearsay
+    }
+
+    /// Whether a peer has done the collective of this number and has left: it needs nothing of it
+    /// any more.
+    #[inline(never)]
+    pub fn has_done(&self, peer: Rank, sequence: Option<u64>) -> bool {
+        let left = self.peers[peer as usize].left;
+        left.zip(sequence)
+            .is_some_and(|(done, sequence)| sequence < done)
+    }
+
     /// Why a peer is gone, if it is.
     pub fn gone(&self, peer: Rank) -> Option<&str> {
-        self.peers[peer as usize].gone.as_deref()
+        let known = &self.peers[peer as usize];
+        (known.gone.as_deref()).or(known.left.map(|_| "it has left"))
+    }
+
+    /// The peers that have left, and how many collectives each has done.
+    pub fn left(&self) -> impl Iterator<Item = (Rank, u64)> + '_ {
+        let left = (0..).zip(&self.peers);
+        left.filter_map(|(rank, peer)| Some((rank, peer.left?)))
+    }
+
+    /// Whether a peer has failed.
+    pub fn has_failed(&self, peer: Rank) -> bool {
+        self.peers[peer as usize].gone.is_some()
+    }
+
+    /// The first peer that has failed.
+    pub fn first_failed(&self) -> Option<Error> {
+        if self.gone_count == 0 {
+            return None;
+        }
+        let failed = (0..self.ranks).find(|&peer| self.has_failed(peer));
+        failed.map(|peer| self.peer_failed(peer))
     }
 
     /// The first peer that is gone.
     pub fn first_gone(&self) -> Option<Error> {
-        if self.gone_count == 0 {
-            return None;
-        }
-        (0..self.ranks).find_map(|peer| self.gone(peer).map(|_| self.peer_failed(peer)))
+        let gone = (0..self.ranks).find(|&peer| self.gone(peer).is_some());
+        gone.map(|peer| self.peer_failed(peer))
     }
 
     /// The error of an operation that needs a peer that is gone.
     pub fn peer_failed(&self, peer: Rank) -> Error {
+        let known = &self.peers[peer as usize];
+        if known.left.is_some() && known.gone.is_none() {
+            return Error::Left {
+                rank: peer,
+                operation: "an operation".into(),
+            };
+        }
         let cause = self
             .gone(peer)
             .unwrap_or("its connection was lost")
@@ -428,8 +487,8 @@ impl Links {
     pub fn post_error(&self, peer: Rank, error: PostError) -> Error {
         match error {
             PostError::PeerFailed => self.peer_failed(peer),
-            PostError::Invalid(text) => Error::invalid(*text),
-            PostError::WouldBlock => Error::invalid("a full queue is not an error"),
+            PostError::Invalid(text) => Error::internal(*text),
+            PostError::WouldBlock => Error::internal("a full queue was taken for an error"),
         }
     }
 }

@@ -20,7 +20,7 @@ impl Engine {
         self.driver.links.transport.notify(self.driver.links.rank);
     }
 
-    /// Why a peer is gone, if it is: its process ended or it has closed its side.
+    /// Why a peer is gone, if it is: its process ended, or it has left.
     pub fn gone(&self, peer: Rank) -> Option<&str> {
         self.driver.links.gone(peer)
     }

@@ -12,10 +12,12 @@
 //!   rounds alike.
 //! * Nothing here blocks. [`Engine::drive`] does what can be done now; whoever waits calls it (`wait.rs`).
 //!
-//! `progress.rs` is the order of steps, `driver.rs` runs them, `tasks.rs` takes calls, `rounds.rs` starts and ends rounds,
-//! `fault.rs` turns silence and disagreement into errors on every rank; `members.rs` is for ending a communicator on
-//! purpose and for making a new one of its survivors; `notices.rs` carries words that belong to no operation;
-//! `lent.rs` lets a root have what ranks that sleep would contribute.
+//! `progress.rs` is the order of steps, `driver.rs` runs them, `tasks.rs` takes calls, `rounds.rs`
+//! starts and ends rounds, `fault.rs` turns silence and disagreement into errors on every rank,
+//! `news.rs` is how they are told; `leaving.rs` says what a rank that ends in good order leaves to
+//! the others; `members.rs` is for ending a communicator on purpose and for making a new one of its
+//! survivors; `notices.rs` carries words that belong to no operation; `lent.rs` lets a root have
+//! what ranks that sleep would contribute.
 
 mod arguments;
 mod around;
@@ -30,9 +32,11 @@ mod driver;
 mod fault;
 mod fold;
 mod gate;
+mod leaving;
 mod lent;
 mod links;
 mod members;
+mod news;
 mod notices;
 mod plan;
 mod pool;
@@ -67,6 +71,7 @@ use crate::transport::{Completion, Event, Outcome, Transport, WaitSource};
 use crate::types::Rank;
 use driver::Driver;
 use fault::Suspect;
+use leaving::{GivenUp, Left};
 use lent::Lent;
 use links::Links;
 use notices::Notices;
@@ -147,13 +152,23 @@ pub struct Engine {
     /// Messages sent to and received from each peer by pairwise rounds.
     pair_counts: Vec<(u64, u64)>,
     history: [(u64, signature::Signature); HISTORY],
-    /// What a peer has said of a failure, until this rank has failed with it.
-    told: Option<Error>,
+    /// What a peer has said of a failure, and which one, until this rank has failed with it.
+    told: Option<(Rank, Error)>,
     /// Peers that had no room for the news of the failure.
     untold: Vec<Rank>,
+    /// The first collective that cannot end any more, by whose leave.
+    left: Option<Left>,
+    /// What of that the others have been told, and those that had no room for it.
+    told_left: Option<Left>,
+    untold_left: Vec<Rank>,
+    given_up: GivenUp,
+    /// This rank has said goodbye.
+    is_leaving: bool,
     /// The generation at which regions that peers had freed were last let go.
     released_at: u32,
     suspect: Option<Suspect>,
+    /// The round that was last compared with what peers are in.
+    compared: Option<u32>,
     notices: Notices,
     /// What of the next collective is with its root already.
     lent: Option<Lent>,
@@ -206,8 +221,14 @@ impl Engine {
             failure: None,
             told: None,
             untold: Vec::new(),
+            left: None,
+            told_left: None,
+            untold_left: Vec::new(),
+            given_up: GivenUp::default(),
+            is_leaving: false,
             released_at: 0,
             suspect: None,
+            compared: None,
             notices: Notices::default(),
             lent: None,
             has_unsent: false,
@@ -236,6 +257,16 @@ impl Engine {
         let is_ready = self.driver.links.poll_connect(now, &mut events);
         events.clear();
         self.events = events;
+        if is_ready == Ok(true) {
+            // Ranks that have all they need may have left before this one was ready. What they said
+            // before comes first: it may name another rank, because of which they have left.
+            self.now = now;
+            self.poll_events();
+            let left: Vec<(Rank, u64)> = self.driver.links.left().collect();
+            for (peer, done) in left {
+                self.handle_peer_left(peer, done);
+            }
+        }
         is_ready
     }
 
@@ -324,8 +355,12 @@ impl Engine {
         if self.has_unsent {
             self.send_notices();
         }
+        if !self.untold_left.is_empty() {
+            self.tell_left();
+        }
         self.has_chores = self.failure.is_some()
             || self.has_unsent
+            || !self.untold_left.is_empty()
             || !self.queue.is_empty()
             || !self.publish_to.is_empty();
     }
@@ -418,7 +453,8 @@ impl Engine {
                 self.handle_other(handled - 1);
                 continue;
             };
-            let round = self.rounds.get_mut(round as usize);
+            let place = round;
+            let round = self.rounds.get_mut(place as usize);
             let Some(round) = round.and_then(Option::as_deref_mut) else {
                 continue;
             };
@@ -432,7 +468,7 @@ impl Engine {
             if let Err(error) = ended {
                 // It polls again, into a list of its own.
                 let events = std::mem::take(&mut self.events);
-                self.fail(*error, true);
+                self.fail_round(place, *error);
                 self.events = events;
             }
         }
@@ -446,6 +482,7 @@ impl Engine {
         let events = std::mem::take(&mut self.events);
         match &events[number] {
             Event::PeerFailed(peer, cause) => self.handle_peer_failed(*peer, cause.clone()),
+            Event::PeerLeft(peer, done) => self.handle_peer_left(*peer, *done),
             Event::Connected(_) => {}
             Event::Completion(completion) => self.handle_own(completion, self.now),
         }

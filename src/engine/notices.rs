@@ -69,7 +69,7 @@ impl Engine {
         self.has_unsent = !self.notices.unsent.is_empty();
         self.has_chores |= self.has_unsent;
         if let Some(text) = failed {
-            self.fail(Error::invalid(text), true);
+            self.fail(Error::internal(text), true);
         }
     }
 

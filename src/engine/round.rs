@@ -126,6 +126,8 @@ pub struct Round {
     pub scratch: Option<Lent>,
     /// Where that was when buffers were given their memory.
     scratch_at: View,
+    /// Of sends and receives of pairs: the other side of some, which has left. The rest goes on.
+    pub lost: Option<Rank>,
 }
 
 // What a message touches lies in four cache lines: this, the beginnings of `progress` and `bound`, and what is held up.
@@ -172,6 +174,7 @@ impl Round {
             scratch: None,
             scratch_at: View::empty(),
             is_redirected: false,
+            lost: None,
             last_moved: Time::default(),
             arrivals: 0,
             straight: None,
@@ -189,7 +192,7 @@ impl Round {
         }
         self.waiting.clear();
         self.stalled.clear();
-        (self.is_redirected, self.arrivals) = (false, 0);
+        (self.is_redirected, self.arrivals, self.lost) = (false, 0, None);
         self.straight = call.prepared.is_straight.then(StraightRun::default);
     }
 
@@ -210,6 +213,13 @@ impl Round {
         }
         (self.is_redirected, self.arrivals) = (false, 0);
         self.straight = Some(StraightRun::default());
+    }
+
+    /// Whether some of its memory of the caller is not registered, so that peers may read it where
+    /// it lies.
+    pub fn is_unregistered(&self) -> bool {
+        let is_bare = |view: &View| !view.is_empty() && !view.key().is_some();
+        self.buffers.iter().any(is_bare)
     }
 
     /// Whether every step has completed.

@@ -4,11 +4,12 @@ use super::arguments::signature_of;
 use super::prepared::Prepared;
 use super::round::{Round, RoundId, RoundOf};
 use super::tag::RoundToken;
-use super::{Engine, HISTORY};
+use super::{Engine, HISTORY, name_ranks};
 use crate::error::{Error, Result};
 use crate::limits::OPERATION_SLOTS;
 use crate::schedule::Action;
 use crate::time::Time;
+use crate::types::Rank;
 use std::sync::Arc;
 
 /// Spare rounds from which on no new ones are made: enough for the few kinds of calls that a loop makes.
@@ -22,6 +23,9 @@ impl Engine {
                 return;
             };
             let sequence = self.next_sequence;
+            if self.left.is_some_and(|left| sequence >= left.sequence) {
+                return self.fail_unreachable();
+            }
             if sequence >= self.driver.retired + OPERATION_SLOTS {
                 return;
             }
@@ -216,18 +220,27 @@ impl Engine {
                 false
             }
             Err(error) => {
-                self.fail(error, true);
+                self.fail_round(place, error);
                 false
             }
         }
     }
 
-    fn end_round(&mut self, round: Box<Round>) {
+    fn end_round(&mut self, mut round: Box<Round>) {
         let (index, is_redirected) = (round.task, round.is_redirected);
+        let lost = round.lost.take().map(|rank| Error::Left {
+            rank,
+            operation: round.signature.describe(),
+        });
         self.tasks[index].last_moved = self.now;
         if is_redirected {
             self.staged.note(round.signature);
         }
+        let fallback = (self.tasks[index].call.as_ref()).and_then(|call| call.fallback.as_ref());
+        let unregistered = match is_redirected && fallback.is_none() {
+            true => self.unregistered(&round),
+            false => Vec::new(),
+        };
         if let Some(sequence) = round.sequence() {
             self.retire(sequence);
             if self.undecided == Some(sequence) {
@@ -249,8 +262,11 @@ impl Engine {
                 }
                 None => {
                     let error = Error::invalid(format!(
-                        "{} by {} needs registered memory on every rank (Communicator::alloc)",
-                        call.arguments.collective, call.prepared.schedule.name
+                        "{} by {} needs registered memory on every rank, and that of {} is not: take it from \
+                         Communicator::alloc there, or name no algorithm",
+                        call.arguments.collective,
+                        call.prepared.schedule.name,
+                        name_ranks(&unregistered)
                     ));
                     self.fail(error, true);
                 }
@@ -260,8 +276,22 @@ impl Engine {
             self.queue.push_back(index);
             self.has_chores = true;
         } else if task.active_rounds == 0 && task.started >= call.arguments.count {
-            self.end_task(index, Ok(()));
+            self.end_task(index, lost.map_or(Ok(()), Err));
         }
+    }
+
+    /// The ranks that have said that their memory is not registered, of those that this rank has
+    /// heard of.
+    fn unregistered(&self, round: &Round) -> Vec<Rank> {
+        let (links, sequence) = (&self.driver.links, round.sequence().unwrap_or(0));
+        let is_unregistered = |rank: &Rank| match *rank == links.rank {
+            true => !self.driver.binding_of(round).is_registered,
+            false => {
+                links.arrived(*rank, sequence, 0).is_some()
+                    && !links.binding(*rank, sequence).is_registered
+            }
+        };
+        (0..links.ranks).filter(is_unregistered).collect()
     }
 
     /// A collective round has ended here: its flag lines and windows may be used again once all ranks say so.

@@ -7,11 +7,10 @@ use super::round::{RoundCall, RoundId};
 use super::tag::ROUNDS_MAX;
 use crate::error::{Error, Result};
 use crate::limits::COUNT_MAX;
-use crate::memory::View;
+use crate::memory::{Kept, View};
 use crate::schedule::Count;
 use crate::time::Time;
 use crate::types::Collective;
-use std::any::Any;
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -35,10 +34,10 @@ pub struct TaskCall {
     pub slots: Cow<'static, [u64]>,
     /// The buffers of the transfers of a group.
     pub others: Vec<View>,
-    /// Owners of the memory, kept until the task has ended.
-    pub keep: [Option<Arc<dyn Any + Send + Sync>>; 2],
+    /// Input and output, kept and borrowed until the task has ended.
+    pub keep: [Option<Kept>; 2],
     /// The same of the transfers' buffers.
-    pub keep_others: Vec<Arc<dyn Any + Send + Sync>>,
+    pub keep_others: Vec<Kept>,
 }
 
 impl TaskCall {
@@ -49,6 +48,18 @@ impl TaskCall {
             slots: &self.slots,
             others: &self.others,
         }
+    }
+
+    /// The task has ended as it should.
+    fn end(self) {
+        let all = self.keep.into_iter().flatten().chain(self.keep_others);
+        all.for_each(Kept::end);
+    }
+
+    /// The task has failed.
+    pub(super) fn fail(&mut self) {
+        let all = self.keep.iter_mut().flatten().chain(&mut self.keep_others);
+        all.for_each(Kept::fail);
     }
 }
 
@@ -91,38 +102,21 @@ impl Task {
 }
 
 impl Engine {
-    /// Starts a task. It runs as far as it can at once.
+    /// Starts a task. It runs as far as it can at once. What is refused leaves its memory as it
+    /// was.
     pub fn submit(&mut self, call: TaskCall, now: Time) -> Result<TaskId> {
-        self.tell_failure();
-        if let Some(first) = &self.failure {
-            return Err(Error::CommunicatorFailed(Box::new(
-                first.first_cause().clone(),
-            )));
-        }
-        if let Some(gone) = self.driver.links.first_gone() {
-            // The others wait for this rank now, and must hear of the one that is gone. What can end well does first.
-            while self.failure.is_none() && self.drive(now) {}
-            self.fail(gone.clone(), true);
-            return Err(self.failure.clone().unwrap_or(gone));
-        }
-        let count = call.arguments.count;
-        if count > COUNT_MAX {
-            return Err(Error::invalid(format!(
-                "{count} elements: at most {COUNT_MAX}"
-            )));
-        }
-        let segment_elements = match call.prepared.uses_windows {
-            true => self.segment_elements(&call.prepared, &call.arguments, &call.slots)?,
-            false => 0,
+        let has_begun = self.begun.is_some();
+        let segment_elements = match self.admit(&call, now) {
+            Ok(elements) => elements,
+            Err(error) => {
+                // Peers may reach the memory of a call that has begun.
+                if !has_begun {
+                    call.end();
+                }
+                return Err(error);
+            }
         };
         let is_pairwise = call.arguments.collective == Collective::SendRecv;
-        if is_pairwise && self.active.len() + 1 >= ROUNDS_MAX {
-            return Err(Error::Exhausted {
-                what: "a group of sends and receives".into(),
-                limit: format!("{} operations are under way", self.active.len()),
-                remedy: "wait for some of them first".into(),
-            });
-        }
         let index = self.free_tasks.pop().unwrap_or_else(|| {
             self.tasks.push(Task {
                 generation: 0,
@@ -157,7 +151,62 @@ impl Engine {
             self.start_queued(now);
             self.has_chores |= !self.queue.is_empty();
         }
+        // A round that had begun may be one that cannot end.
+        self.fail_unreachable();
         Ok(id)
+    }
+
+    /// An error of every call, if the communicator has failed.
+    pub fn check(&mut self) -> Result<()> {
+        self.tell_failure();
+        match &self.failure {
+            Some(first) => Err(Error::CommunicatorFailed(Box::new(
+                first.first_cause().clone(),
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a task may start, and the elements of its rounds that are staged through windows.
+    fn admit(&mut self, call: &TaskCall, now: Time) -> Result<u64> {
+        self.check()?;
+        if let Some(gone) = self.driver.links.first_failed() {
+            // The others wait for this rank now, and must hear of the one that has failed. What can
+            // end well does first.
+            while self.failure.is_none() && self.drive(now) {}
+            self.fail(gone.clone(), true);
+            return Err(self.failure.clone().unwrap_or(gone));
+        }
+        let count = call.arguments.count;
+        if count > COUNT_MAX {
+            return Err(Error::invalid(format!(
+                "{count} elements: at most {COUNT_MAX}"
+            )));
+        }
+        let segment_elements = match call.prepared.uses_windows {
+            true => self.segment_elements(&call.prepared, &call.arguments, &call.slots)?,
+            false => 0,
+        };
+        let is_pairwise = call.arguments.collective == Collective::SendRecv;
+        if !is_pairwise && self.begun.is_none() && self.left.is_some() {
+            let signature = signature_of(&call.arguments, &call.prepared, &call.slots);
+            let checked = self.check_left(self.next_sequence, &signature.describe());
+            if let Err(error) = checked {
+                // It may have said before that the communicator has failed.
+                while self.failure.is_none() && self.drive(now) {}
+                self.check()?;
+                self.tell_left();
+                return Err(error);
+            }
+        }
+        if is_pairwise && self.active.len() + 1 >= ROUNDS_MAX {
+            return Err(Error::Exhausted {
+                what: "a group of sends and receives".into(),
+                limit: format!("{} operations are under way", self.active.len()),
+                remedy: "wait for some of them first".into(),
+            });
+        }
+        Ok(segment_elements)
     }
 
     /// The result, once there is one.
@@ -170,6 +219,11 @@ impl Engine {
             },
             _ => Some(Err(Error::invalid("the operation was waited for already"))),
         }
+    }
+
+    /// Whether no task is under way.
+    pub fn is_idle(&self) -> bool {
+        self.active.is_empty() && self.queue.is_empty()
     }
 
     /// Tasks that have ended so far, for whoever waits for any of several.
@@ -247,9 +301,11 @@ impl Engine {
         let task = &mut self.tasks[index];
         task.state = State::Done(result);
         self.ended_count += 1;
-        if self.failure.is_none() {
-            // After a failure peers may still reach the memory: it is kept until the communicator ends.
-            task.call = None;
+        match (&self.failure, &mut task.call) {
+            (None, call) => call.take().map_or((), TaskCall::end),
+            // Peers may still reach the memory: it is kept until the communicator ends.
+            (Some(_), Some(call)) => call.fail(),
+            (Some(_), None) => {}
         }
         if task.is_detached {
             self.free_task(index);

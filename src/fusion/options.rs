@@ -80,42 +80,51 @@ mod tests {
     use super::*;
 
     #[test]
-    fn defaults_are_valid_and_bad_values_name_their_field() {
-        let good = FusionOptions::default();
-        assert_eq!(good.check(), Ok(()));
-        let bad = [
+    fn fields_are_taken_up_to_their_bounds_and_refused_beyond_by_name() {
+        type Set = fn(&mut FusionOptions, u64);
+        let most = BUFFERS_COUNT_MAX as u64;
+        let fields: [(&str, Set, [u64; 2], &[u64]); 4] = [
             (
                 "bytes_max",
-                FusionOptions {
-                    bytes_max: 0,
-                    ..good.clone()
-                },
+                |o, n| o.bytes_max = n,
+                [1, 1 << 40],
+                &[0, (1 << 40) + 1],
             ),
             (
                 "age_max",
-                FusionOptions {
-                    age_max: Duration::from_secs(3601),
-                    ..good.clone()
-                },
+                |o, n| o.age_max = Duration::from_secs(n),
+                [0, 3600],
+                &[3601],
             ),
             (
                 "tensors_max",
-                FusionOptions {
-                    tensors_max: 0,
-                    ..good.clone()
-                },
+                |o, n| o.tensors_max = n as usize,
+                [1, u64::MAX],
+                &[0],
             ),
             (
                 "buffers_count",
-                FusionOptions {
-                    buffers_count: 9,
-                    ..good.clone()
-                },
+                |o, n| o.buffers_count = n as usize,
+                [1, most],
+                &[0, most + 1],
             ),
         ];
-        for (name, options) in bad {
-            let text = options.check().unwrap_err().to_string();
-            assert!(text.contains(name), "{text}");
+        for (name, set, bounds, beyond) in fields {
+            let check = |value| {
+                let mut options = FusionOptions::default();
+                set(&mut options, value);
+                options.check()
+            };
+            for bound in bounds {
+                assert_eq!(check(bound), Ok(()), "{name} = {bound}");
+            }
+            for &value in beyond {
+                let text = check(value).unwrap_err().to_string();
+                assert!(
+                    text.contains(name) && text.contains(&value.to_string()),
+                    "{text}"
+                );
+            }
         }
     }
 }

@@ -2,11 +2,10 @@
 
 use super::{Element, View};
 
-/// Calls `run` with a view of the slice.
-///
-/// `run` must not return before everything that was given the view has ended, with or without success.
-/// A panic in it aborts the process, because the operation might still be writing.
-pub(crate) fn lend_slice<T: Element, R>(slice: &mut [T], run: impl FnOnce(View) -> R) -> R {
+/// Runs what borrows slices. `run` must not return before everything that was given their views has
+/// ended, with or without success. A panic in it aborts the process, because the operation might
+/// still be writing.
+pub(crate) fn abort_on_unwind<R>(run: impl FnOnce() -> R) -> R {
     struct AbortOnUnwind;
     impl Drop for AbortOnUnwind {
         fn drop(&mut self) {
@@ -14,9 +13,19 @@ pub(crate) fn lend_slice<T: Element, R>(slice: &mut [T], run: impl FnOnce(View) 
         }
     }
     let guard = AbortOnUnwind;
-    // SAFETY: the slice is borrowed mutably until `run` returns, and by then nobody uses the view.
-    let view = unsafe { View::new(slice.as_mut_ptr().cast(), size_of_val(slice)) };
-    let result = run(view);
+    let result = run();
     std::mem::forget(guard);
     result
+}
+
+/// The bytes of a slice that is only read.
+pub(crate) fn view_of_slice<T: Element>(slice: &[T]) -> View {
+    // SAFETY: who uses the view does so inside of `abort_on_unwind`, while the slice is borrowed, and only reads.
+    unsafe { View::new(slice.as_ptr().cast_mut().cast(), size_of_val(slice)) }
+}
+
+/// The bytes of a slice that is written.
+pub(crate) fn view_of_slice_mut<T: Element>(slice: &mut [T]) -> View {
+    // SAFETY: who uses the view does so inside of `abort_on_unwind`, while the slice is borrowed mutably.
+    unsafe { View::new(slice.as_mut_ptr().cast(), size_of_val(slice)) }
 }

@@ -1,4 +1,5 @@
-//! [`ProcessMark`]: tells a forked child from the process that made something, without a system call.
+//! [`ProcessMark`]: tells a forked child from the process that made something, without a system call; [`ProcessOwned`]:
+//! what only that process may use.
 //!
 //! One page of the process is wiped by the kernel in every child (`MADV_WIPEONFORK`, Linux 4.14). It holds the number of the
 //! process; a child that makes something itself writes a larger one. So a mark of the parent never fits a child, and whatever
@@ -6,6 +7,7 @@
 
 use crate::error::{Error, Result};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use std::mem::ManuallyDrop;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
@@ -47,6 +49,56 @@ impl ProcessMark {
         match self.is_forked() {
             false => Ok(()),
             true => Err(Error::Forked),
+        }
+    }
+}
+
+/// What only the process that made it may use. A forked child gets an error instead of it, and
+/// never drops it: its locks may be held by threads that the child does not have, and its sockets
+/// speak in the parent's name.
+///
+/// What is inside is reached through [`ProcessOwned::get`] alone, so that no function can forget to
+/// look.
+#[derive(Debug)]
+pub struct ProcessOwned<T> {
+    process: ProcessMark,
+    value: ManuallyDrop<T>,
+}
+
+impl<T> ProcessOwned<T> {
+    /// Of the process of this mark.
+    pub fn new(process: ProcessMark, value: T) -> ProcessOwned<T> {
+        ProcessOwned {
+            process,
+            value: ManuallyDrop::new(value),
+        }
+    }
+
+    /// It, unless the calling process is a forked child: [`Error::Forked`].
+    #[inline]
+    pub fn get(&self) -> Result<&T> {
+        self.process.check()?;
+        Ok(&self.value)
+    }
+
+    /// As [`ProcessOwned::get`], to change it.
+    #[inline]
+    pub fn get_mut(&mut self) -> Result<&mut T> {
+        self.process.check()?;
+        Ok(&mut self.value)
+    }
+
+    /// The process that it is of.
+    pub fn process(&self) -> ProcessMark {
+        self.process
+    }
+}
+
+impl<T> Drop for ProcessOwned<T> {
+    fn drop(&mut self) {
+        if !self.process.is_forked() {
+            // SAFETY: dropped here alone, and this value is never used again.
+            unsafe { ManuallyDrop::drop(&mut self.value) }
         }
     }
 }
@@ -147,5 +199,23 @@ mod tests {
         assert_eq!(wait(child), Some(1));
         assert!(!mark.is_forked(), "the parent goes on");
         assert_eq!(ProcessMark::current().unwrap().number, mark.number);
+    }
+
+    #[test]
+    fn a_child_neither_gets_nor_drops_what_is_the_parents() {
+        let mark = ProcessMark::current().unwrap();
+        let value = std::sync::Arc::new(7);
+        let mut owned = Some(ProcessOwned::new(mark, value.clone()));
+        let child = spawn(|| {
+            let mut owned = owned.take().unwrap();
+            let is_refused = owned.get() == Err(Error::Forked);
+            let is_refused = is_refused && owned.get_mut() == Err(Error::Forked);
+            drop(owned);
+            i32::from(is_refused && std::sync::Arc::strong_count(&value) == 2)
+        });
+        assert_eq!(wait(child), Some(1));
+        assert_eq!(owned.as_mut().unwrap().get_mut().map(|it| **it), Ok(7));
+        drop(owned);
+        assert_eq!(std::sync::Arc::strong_count(&value), 1);
     }
 }

@@ -10,8 +10,10 @@
 mod available;
 mod bell;
 mod borrow;
+mod borrows;
 mod fork;
 mod futex;
+mod guards;
 mod pages;
 mod quota;
 mod region;
@@ -19,11 +21,13 @@ mod view;
 
 pub use available::{available_memory_bytes, meminfo_field};
 pub use bell::Bell;
-pub(crate) use borrow::lend_slice;
-pub use fork::ProcessMark;
+pub(crate) use borrow::{abort_on_unwind, view_of_slice, view_of_slice_mut};
+pub use borrows::{Access, Borrows, Condition, Held, Kept};
 #[cfg(test)]
 pub(crate) use fork::child;
+pub use fork::{ProcessMark, ProcessOwned};
 pub use futex::{FUTEX_WORDS_MAX, futex_wait, futex_wait_any, futex_wake_all};
+pub use guards::{BufferMut, BufferRef};
 pub use quota::Quota;
 pub use region::{Region, RegionKey, RegionKind};
 pub use view::{Element, View};

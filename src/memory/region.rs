@@ -1,7 +1,7 @@
 //! [`Region`]: pages that a transport can reach, owned by this process or mapped from a peer.
 
 use super::available::{self, Pages};
-use super::{View, pages};
+use super::{Element, View, pages};
 use crate::error::{Error, Result};
 use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
@@ -34,8 +34,23 @@ pub enum RegionKind {
     Peer,
     /// Memory of a device that its driver shares through this dma-buf, mapped here.
     Dmabuf(OwnedFd),
+    /// Memory of a `Vec`, given back by this function of address, length and capacity in elements.
+    Heap(HeapFree),
     /// No pages: only the length exists.
     SizeOnly,
+}
+
+/// How memory of a `Vec` is given back.
+pub struct HeapFree {
+    free: unsafe fn(*mut u8, usize, usize),
+    len: usize,
+    capacity: usize,
+}
+
+impl std::fmt::Debug for HeapFree {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} elements", self.len)
+    }
 }
 
 /// Pages with one owner, unmapped when it is dropped.
@@ -104,6 +119,26 @@ impl Region {
             mapped_bytes,
             kind: RegionKind::Private,
         })
+    }
+
+    /// The elements of a `Vec`, where they lie.
+    pub fn of_vec<T: Element>(vec: Vec<T>) -> Region {
+        unsafe fn free<T>(address: *mut u8, len: usize, capacity: usize) {
+            // SAFETY: `of_vec` has taken exactly this `Vec` apart, and Region's Drop calls this once.
+            drop(unsafe { Vec::<T>::from_raw_parts(address.cast(), len, capacity) });
+        }
+        let mut vec = std::mem::ManuallyDrop::new(vec);
+        let (len, capacity) = (vec.len(), vec.capacity());
+        Region {
+            address: vec.as_mut_ptr().cast(),
+            bytes: size_of_val(&vec[..]),
+            mapped_bytes: 0,
+            kind: RegionKind::Heap(HeapFree {
+                free: free::<T>,
+                len,
+                capacity,
+            }),
+        }
     }
 
     /// Memory of a device, from the dma-buf that its driver gives for it (CUDA: `cuMemGetHandleForAddressRange`), from its
@@ -208,6 +243,10 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        if let RegionKind::Heap(heap) = &self.kind {
+            // SAFETY: the parts of the `Vec` that `of_vec` took, given back once; no view of it is used any more.
+            unsafe { (heap.free)(self.address, heap.len, heap.capacity) }
+        }
         if self.mapped_bytes > 0 {
             // SAFETY: exactly the range that was mapped; no view of it is used after the last owner is gone.
             // A failure would mean that the range was unmapped already, and nothing can be done here.

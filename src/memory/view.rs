@@ -6,7 +6,7 @@ use crate::types::DataType;
 use bytemuck::Pod;
 use half::{bf16, f16};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// A range of bytes: user memory, a region or part of one, or a mapped piece of a peer's memory.
 ///
@@ -157,6 +157,32 @@ impl View {
             },
             None => target.fill(0),
         }
+    }
+
+    /// As [`View::write`], where a peer may write the same bytes meanwhile: byte by byte, so that
+    /// no byte is torn.
+    pub fn write_contended(&self, start: usize, source: &[u8]) {
+        for (target, byte) in self.part(start, source.len()).bytes().zip(source) {
+            target.store(*byte, Ordering::Relaxed);
+        }
+    }
+
+    /// As [`View::read`], where a peer may write the same bytes meanwhile.
+    pub fn read_contended(&self, start: usize, target: &mut [u8]) {
+        target.fill(0);
+        let part = self.part(start, target.len());
+        for (byte, source) in target.iter_mut().zip(part.bytes()) {
+            *byte = source.load(Ordering::Relaxed);
+        }
+    }
+
+    /// Its bytes as atomics; none of a size-only view.
+    fn bytes(&self) -> impl Iterator<Item = &AtomicU8> {
+        let address = self.address.map(NonNull::as_ptr);
+        let indices = 0..address.map_or(0, |_| self.bytes);
+        // SAFETY: each byte is mapped (contract of `new`), and all access to it that may meet this one is atomic or of
+        // another process.
+        indices.filter_map(move |i| address.map(|a| unsafe { AtomicU8::from_ptr(a.add(i)) }))
     }
 
     /// Sets every byte.

@@ -3,6 +3,7 @@
 use super::ranks::RankSet;
 use crate::error::{Error, Result};
 use crate::types::Rank;
+use std::fmt;
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 32;
@@ -68,7 +69,23 @@ pub enum Waited {
     Staleness,
 }
 
-/// What a round was: the same on all ranks.
+/// What a round was: the same on all ranks. As text, one line:
+///
+/// ```
+/// use linerate::{RankSet, RoundReport};
+/// let report = RoundReport {
+///     round: 7,
+///     active: RankSet::all_but(4, &[3]),
+///     included: RankSet::all_but(4, &[]),
+///     staleness: vec![3, 0, 1],
+///     divisor: 4,
+///     ..RoundReport::default()
+/// };
+/// assert_eq!(
+///     report.to_string(),
+///     "round 7: 3 active (0-2), 4 included (0-3), generations by staleness [3, 0, 1], divided by 4"
+/// );
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RoundReport {
     /// Its number. With merged or latest delivery: of the newest round in it.
@@ -91,6 +108,34 @@ pub struct RoundReport {
     pub divisor: u64,
     /// Whether it was the round of [`finish`](crate::comm::PartialAllreduce::finish).
     pub is_last: bool,
+}
+
+impl fmt::Display for RoundReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "round {}: {} active ({}), {} included ({}), generations by staleness {:?}, divided by {}",
+            self.round,
+            self.active.count(),
+            self.active,
+            self.included.count(),
+            self.included,
+            self.staleness,
+            self.divisor
+        )?;
+        match self.waited {
+            Waited::Policy => {}
+            Waited::Full => f.write_str(", waited for all")?,
+            Waited::Staleness => write!(f, ", waited for stale ranks {}", self.held)?,
+        }
+        if self.dead.count() > 0 {
+            write!(f, ", dead {}", self.dead)?;
+        }
+        match self.is_last {
+            true => f.write_str(", the last"),
+            false => Ok(()),
+        }
+    }
 }
 
 impl RoundReport {

@@ -391,6 +391,20 @@ impl Machine {
             }
     }
 
+    /// The ranks whose gradient the oldest round needs before it can begin, as far as this rank knows: the rank that is drawn
+    /// to begin it, or, on the rank that counts, those that have not arrived.
+    pub fn awaited(&self) -> Vec<Rank> {
+        let (round, live) = (self.completed, self.live.iter().copied());
+        let arrived = &self.pending[0].arrived;
+        match self.options.policy {
+            Policy::RandomInitiator { seed } => vec![self.initiator(seed, round)],
+            _ if self.counting_rank(round) == self.rank => {
+                live.filter(|&rank| !arrived.contains(rank)).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
     /// Distinct ranks that have to arrive before a round may begin.
     fn quorum(&self) -> u32 {
         self.options.quorum(self.live.len() as u32)

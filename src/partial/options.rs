@@ -108,7 +108,7 @@ impl PartialOptions {
         };
         if quorum == 0 || quorum > ranks {
             return Err(Error::invalid(format!(
-                "PartialOptions: a quorum of {quorum} of {ranks} ranks: from 1 to {ranks}"
+                "PartialOptions: policy has a quorum of {quorum} of {ranks} ranks: from 1 to {ranks}"
             )));
         }
         if self.limiter == Some(0) {
@@ -199,6 +199,52 @@ impl PartialOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn fields_are_taken_up_to_their_bounds_and_refused_beyond_by_name() {
+        type Set = fn(&mut PartialOptions, u32);
+        let quorum: Set = |o, n| o.policy = Policy::Quorum(n);
+        let deadline: Set = |o, quorum| {
+            let time = Duration::ZERO;
+            o.policy = Policy::Deadline { quorum, time };
+        };
+        let limiter: Set = |o, n| o.limiter = Some(n);
+        let staleness: Set = |o, n| o.staleness_max = Some(n);
+        let fields: [(&str, Set, [u32; 2], &[u32]); 5] = [
+            ("policy", quorum, [1, 4], &[0, 5]),
+            ("policy", deadline, [1, 4], &[0, 5]),
+            ("limiter", limiter, [1, u32::MAX], &[0]),
+            (
+                "staleness_max",
+                staleness,
+                [0, STALENESS_MAX],
+                &[STALENESS_MAX + 1],
+            ),
+            (
+                "rounds_in_flight",
+                |o, n| o.rounds_in_flight = n,
+                [1, ROUNDS_MAX],
+                &[0, 5],
+            ),
+        ];
+        for (name, set, bounds, beyond) in fields {
+            let check = |value| {
+                let mut options = PartialOptions::default();
+                set(&mut options, value);
+                options.check(4)
+            };
+            for bound in bounds {
+                assert_eq!(check(bound), Ok(()), "{name} = {bound}");
+            }
+            for &value in beyond {
+                let text = check(value).unwrap_err().to_string();
+                assert!(
+                    text.contains(name) && text.contains(&value.to_string()),
+                    "{text}"
+                );
+            }
+        }
+    }
 
     #[test]
     fn options_that_make_no_sense_are_refused_with_what_is_allowed() {

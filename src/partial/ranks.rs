@@ -1,6 +1,7 @@
 //! [`RankSet`]: who took part.
 
 use crate::types::Rank;
+use std::fmt;
 
 /// A set of ranks, as words with the lowest rank in the lowest bit of the first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,5 +54,47 @@ impl RankSet {
     /// The words.
     pub fn words(&self) -> &[u64] {
         &self.words
+    }
+}
+
+/// Ranks and ranges of them, `0-3,5` for example; `none`.
+impl fmt::Display for RankSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut comma = "";
+        let mut ranks = self.iter().peekable();
+        while let Some(first) = ranks.next() {
+            let mut last = first;
+            while let Some(next) = ranks.next_if(|&next| next == last + 1) {
+                last = next;
+            }
+            write!(f, "{comma}{first}")?;
+            if last > first {
+                write!(f, "-{last}")?;
+            }
+            comma = ",";
+        }
+        match comma {
+            "" => f.write_str("none"),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_reads_as_ranks_and_ranges() {
+        let text = |ranks: &[Rank]| {
+            let mut set = RankSet::new(130);
+            ranks.iter().for_each(|rank| assert!(set.insert(*rank)));
+            set.to_string()
+        };
+        assert_eq!(text(&[]), "none");
+        assert_eq!(text(&[0]), "0");
+        assert_eq!(text(&[5, 3, 1, 2]), "1-3,5");
+        assert_eq!(text(&[62, 63, 64, 65, 129]), "62-65,129");
+        assert_eq!(RankSet::all_but(3, &[]).to_string(), "0-2");
     }
 }

@@ -129,8 +129,10 @@ impl Message {
     }
 }
 
-/// Communication that a machine wants. All ranks make the same requests in the same order, exchanges with the partners that
-/// follow from the rank.
+/// Communication that a machine wants. Sums, all-to-alls and gathers are of all ranks, which make
+/// the same ones in the same order. An exchange is of pairs: the n-th message to a rank is what it
+/// receives n-th from this one, of the same length. With gTopk and recursive doubling ranks make
+/// different numbers of exchanges; with the other algorithms the same.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Request {
     /// A group of messages, at most one to and one from each rank; none is empty. Lengths are known on both sides.

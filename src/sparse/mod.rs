@@ -2,11 +2,20 @@
 //!
 //! A rank's *accumulator* is its residual plus its gradient. It selects about k entries of it ([`LocalSelection`]), its
 //! *picks*, and an algorithm makes of the picks of all ranks a *result*: indices and values, the same bits on every rank. What
-//! of a rank's picks is not in the result returns to that rank's residual, so that no gradient is lost:
+//! of a rank's picks takes part in no sum returns to that rank's residual:
 //!
 //! ```text
 //! sum over steps of the result + sum over ranks of the residuals == sum of all gradients, in every coordinate
 //! ```
+//!
+//! That is exact where sums of `f32` are, of integers below 2^24 for example. Elsewhere what an
+//! addition rounds away, of picks to each other or of a gradient to a residual, is nobody's, as in
+//! a dense allreduce: picks 1e8, 1 and -1e8 of three ranks, added in this order, are 0, in another
+//! they are 1.
+//!
+//! Picks whose sum is 0 are in no result. With Ok-Topk and TopkA2, which keep some coordinates of
+//! the sum, such picks return whole, as those of all coordinates that the result has not. With
+//! TopkA, TopkDSA, Gaussiank and gTopk they have taken part in the sum and do not return.
 //!
 //! The machine says it in two lists: a rank's residual after the step is its accumulator, zero at its picks, plus the
 //! *returned* entries ([`Finished::returned`]). Picks that the result does not have come back whole; rounding errors of

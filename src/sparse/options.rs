@@ -281,10 +281,10 @@ impl SparseOptions {
     /// [`Error::InvalidArgument`] with the field, its value and what is allowed.
     pub fn check(&self, count: u64) -> Result<()> {
         let wrong = match self.amount {
-            Amount::Density(density) if !(density > 0.0 && density <= 1.0) => {
-                Some(format!("a density of {density}: above 0 and at most 1"))
-            }
-            Amount::Count(0) => Some("a count of 0: at least 1".into()),
+            Amount::Density(density) if !(density > 0.0 && density <= 1.0) => Some(format!(
+                "amount is a density of {density}: above 0 and at most 1"
+            )),
+            Amount::Count(0) => Some("amount is a count of 0: at least 1".into()),
             _ => None,
         };
         if let Some(wrong) = wrong {
@@ -296,15 +296,66 @@ impl SparseOptions {
         ] {
             if steps == 0 {
                 return Err(Error::invalid(format!(
-                    "{name} is 0: 1 means every step, 32 to 128 are usual"
+                    "SparseOptions: {name} is 0: at least 1; 1 means every step, 32 to 128 are usual"
                 )));
             }
         }
         if self.indices == IndexFormat::U32 && count > 1 << 32 {
             return Err(Error::invalid(format!(
-                "u32 indices for {count} coordinates: they reach 2^32; take u64 or auto"
+                "SparseOptions: indices is u32 for {count} coordinates: they reach 2^32; take u64 or auto"
             )));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Change = fn(&mut SparseOptions);
+
+    #[test]
+    fn fields_are_taken_up_to_their_bounds_and_refused_beyond_by_name() {
+        let with = |change: Change, count: u64| {
+            let mut options = SparseOptions::default();
+            change(&mut options);
+            options.check(count)
+        };
+        let good: [Change; 5] = [
+            |o| o.amount = Amount::Density(f64::MIN_POSITIVE),
+            |o| o.amount = Amount::Density(1.0),
+            |o| o.amount = Amount::Count(1),
+            |o| (o.reuse_steps, o.repartition_steps) = (1, 1),
+            |o| (o.reuse_steps, o.repartition_steps) = (u64::MAX, u64::MAX),
+        ];
+        for change in good {
+            assert_eq!(with(change, 100), Ok(()));
+        }
+        let bad: [(&str, Change); 6] = [
+            ("amount is a density of 0:", |o| {
+                o.amount = Amount::Density(0.0)
+            }),
+            ("amount is a density of NaN", |o| {
+                o.amount = Amount::Density(f64::NAN)
+            }),
+            ("amount is a density of 1.5", |o| {
+                o.amount = Amount::Density(1.5)
+            }),
+            ("amount is a count of 0", |o| o.amount = Amount::Count(0)),
+            ("reuse_steps is 0", |o| o.reuse_steps = 0),
+            ("repartition_steps is 0", |o| o.repartition_steps = 0),
+        ];
+        for (told, change) in bad {
+            let text = with(change, 100).unwrap_err().to_string();
+            assert!(
+                text.contains(told) && text.contains("at least 1") | text.contains("at most 1"),
+                "{text}"
+            );
+        }
+        let u32s: Change = |o| o.indices = IndexFormat::U32;
+        assert_eq!(with(u32s, 1 << 32), Ok(()));
+        let text = with(u32s, (1 << 32) + 1).unwrap_err().to_string();
+        assert!(text.contains("indices is u32"), "{text}");
     }
 }

@@ -10,9 +10,10 @@
 //!  2. Time is an argument. A provider never reads a clock.
 //!  3. A full queue answers [`PostError::WouldBlock`] and changes nothing; the same post succeeds later.
 //!  4. Every accepted post gives exactly one [`Completion`] with its token, success or not.
-//!  5. After [`Event::PeerFailed`] every outstanding post to that peer completes as [`Outcome::Flushed`],
+//!  5. After [`Event::PeerFailed`] or [`Event::PeerLeft`] every outstanding post to that peer completes as [`Outcome::Flushed`],
 //!     and later posts answer [`PostError::PeerFailed`], except a receive whose message had arrived before. (One
-//!     of memory that is not registered arrives when its receive takes it.) The event carries the cause; it comes once.
+//!     that its peer reads itself arrives when its receive takes it.) One of the two events comes, once; that of a failure
+//!     carries the cause.
 //!  6. A message matches a receive by (peer, tag). Messages of one (peer, tag) match in the order in
 //!     which they were sent; nothing else is ordered (a provider may promise more: [`Capabilities::ordered`]).
 //!  7. A message whose receive is not posted yet waits and never holds up a message with another tag. At most
@@ -40,15 +41,21 @@
 //! 17. [`Transport::notify`] wakes a peer that sleeps on its [`WaitSource`]; so does every message or put
 //!     that arrives there, and the last of the signals that it wants ([`Transport::want_signals`]). A wake-up is never lost, and
 //!     may be spurious.
-//! 18. After [`Transport::withdraw`] no send uses memory that is not registered: each completes as [`Outcome::Cancelled`]
-//!     unless it completes first. The peer receives such a message as it was or never, and its receive goes on waiting;
-//!     what it had read of it may be in the destination.
+//! 18. After [`Transport::withdraw`] no send uses memory that its peer reads itself, mapped or out of this process: each
+//!     completes as [`Outcome::Cancelled`] unless it completes first. The peer receives such a message as it was or never, and
+//!     its receive goes on waiting; what it had read of it may be in the destination. A peer that reads this rank's regions
+//!     through [`Transport::mapped`] is told so when it asks after its last read ([`Transport::has_withdrawn`]).
 //! 19. [`Transport::inject`] is a send that has completed when it is accepted: no completion follows, and the source may be
 //!     reused. Where it says no, nothing has happened, and the message is posted.
 //! 20. Where [`Capabilities::atomics`] says so, [`Transport::post_atomic`] changes an aligned word of 8 bytes of a region, of a
 //!     peer's or of this rank's own, at once for all operations of that kind on it, whoever posts them. What was there before
 //!     comes to the result. One that completes as [`Outcome::Done`] has been done exactly once, whatever was lost and sent again
 //!     meanwhile; one that is flushed at most once; one with a bad key not at all. Elsewhere it answers [`PostError::Invalid`].
+//!
+//! 21. A rank leaves in good order by [`Transport::leave`]; its peers get [`Event::PeerLeft`] with its word. All that it had sent
+//!     counts: before the event its puts are visible and its messages have arrived, so that they meet later receives too. What a
+//!     peer had sent to it is flushed unless it is known to have arrived. Whoever drops its transport without that leaves with the
+//!     word 0, and what it had sent may be lost. A rank that ends in any other way has failed.
 //!
 //! [`URGENT_MESSAGES`]: crate::limits::URGENT_MESSAGES
 //! [`CONTROL_BYTES`]: crate::limits::CONTROL_BYTES
@@ -76,9 +83,20 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How the cause of an [`Event::PeerFailed`] begins that is no proof that the peer has ended: it may live behind a link that is
-/// cut.
+/// How the cause of an [`Event::PeerFailed`] begins where the end of the peer's process was seen on
+/// its own host.
+pub const ENDED: &str = "its process ended";
+/// How it begins where the peer has said goodbye.
+pub const LEFT: &str = "it has left";
+/// How it begins where nothing leads to the peer, which may live behind a link that is cut or a
+/// firewall.
 pub const UNREACHABLE: &str = "it cannot be reached";
+
+/// Whether a peer that has failed for this cause is certain not to go on. After any other cause it
+/// may live.
+pub fn proves_end(cause: &str) -> bool {
+    cause.starts_with(ENDED) || cause.starts_with(LEFT)
+}
 
 /// What a provider can do and how much of it. Constant after construction.
 #[derive(Clone, Debug, PartialEq)]
@@ -287,8 +305,10 @@ pub enum Event {
     Completion(Completion),
     /// A connection is ready for posts.
     Connected(Rank),
-    /// A peer is gone; the text says how that was noticed.
+    /// A peer is gone and had not said so; the text says how that was noticed.
     PeerFailed(Rank, String),
+    /// A peer has left in good order, with this word (clause 21).
+    PeerLeft(Rank, u64),
 }
 
 /// What a waiting thread sleeps on.
@@ -335,8 +355,8 @@ pub trait Transport: Send {
     /// router uses between hosts.
     fn expect(&mut self, _peer: Rank, _address: &Address) -> Result<()> {
         let name = self.capabilities().name;
-        Err(Error::invalid(format!(
-            "the {name} transport calls whom it knows"
+        Err(Error::internal(format!(
+            "the {name} transport calls whom it knows, and was told to expect a peer"
         )))
     }
 
@@ -345,6 +365,12 @@ pub trait Transport: Send {
 
     /// Ends the connection (clause 14).
     fn disconnect(&mut self, peer: Rank);
+
+    /// Goes on with leaving in good order (clause 21): true when nothing that this rank has sent
+    /// needs it any more and every peer that is connected is being told, so that the transport may
+    /// be dropped. Called with the same word, and polls and slow polls between, until it is true or
+    /// the caller has no more time. Nothing is posted after the first call.
+    fn leave(&mut self, word: u64) -> bool;
 
     /// Names a region, so that it can be used in posts and by peers. The provider keeps it alive until
     /// it is deregistered.
@@ -396,8 +422,15 @@ pub trait Transport: Send {
         false
     }
 
-    /// Takes back all memory that is not registered and still being sent (clause 18): its owner gets it back now.
+    /// Takes back all memory that peers may still read (clause 18): its owner gets it back now.
     fn withdraw(&mut self) {}
+
+    /// Whether a peer has withdrawn its memory: then what was read of it through a view of
+    /// [`Transport::mapped`] may be of later. Asked after the last read; whoever is told so finds
+    /// the messages that the peer had sent before.
+    fn has_withdrawn(&self, _peer: Rank) -> bool {
+        false
+    }
 
     /// Messages of this tag's class to this peer that were sent and, as far as is known, not matched yet. The caller
     /// keeps room for what matters with it (clause 7).

@@ -70,7 +70,7 @@ impl Router {
         else {
             let name = far.capabilities().name;
             let text = format!("the router over {name}, which is not slept on by a descriptor");
-            return Err(Error::invalid(text));
+            return Err(Error::internal(text));
         };
         let alarm = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| Error::os("making an eventfd", e))?;
@@ -142,9 +142,13 @@ impl Router {
                 Event::Connected(peer) if self.is_undecided(*peer) => {
                     self.decide(*peer, Way::Memory);
                 }
-                Event::PeerFailed(peer, _) if self.is_undecided(*peer) => {
-                    let Event::PeerFailed(peer, reason) = events.remove(at) else {
-                        unreachable!("matched above")
+                Event::PeerFailed(peer, _) | Event::PeerLeft(peer, _)
+                    if self.is_undecided(*peer) =>
+                {
+                    let (peer, reason) = match events.remove(at) {
+                        Event::PeerFailed(peer, reason) => (peer, reason),
+                        Event::PeerLeft(peer, _) => (peer, "it does without".into()),
+                        _ => unreachable!("matched above"),
                     };
                     self.do_without_memory(peer, &reason);
                     self.far.call(peer);
@@ -159,7 +163,8 @@ impl Router {
     /// A peer that calls as if it were far, instead of sharing memory, decides too.
     fn hear_far(&mut self, events: &[Event]) {
         for event in events {
-            if let Event::Connected(peer) | Event::PeerFailed(peer, _) = event
+            if let Event::Connected(peer) | Event::PeerFailed(peer, _) | Event::PeerLeft(peer, _) =
+                event
                 && self.is_undecided(*peer)
             {
                 self.shm.disconnect(*peer);
@@ -236,6 +241,12 @@ impl Transport for Router {
         }
         self.shm.disconnect(peer);
         self.far.disconnect(peer);
+    }
+
+    fn leave(&mut self, word: u64) -> bool {
+        // Each leaves as soon as it can.
+        let near = self.shm.leave(word);
+        self.far.leave(word) && near
     }
 
     fn register(&mut self, region: Arc<Region>) -> Result<RegionKey> {

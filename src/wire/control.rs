@@ -18,7 +18,7 @@ pub const CONTROL_TEXT_BYTES_MAX: usize = CONTROL_BYTES - TEXT_AT;
 pub enum ControlKind {
     /// "I wait in operation `sequence`, which I believe to be `signature`": from a rank that is about to give up.
     Query = 1,
-    /// "I have started `sequence` operations, the last was `signature`."
+    /// "I have started `sequence` operations and ended `signature` of them."
     Status = 2,
     /// The communicator failed: `rank` made no progress.
     Timeout = 3,
@@ -34,6 +34,14 @@ pub enum ControlKind {
     Aborted = 8,
     /// Every rank of a rebuilt communicator is connected, and the sender uses it.
     Confirmed = 9,
+    /// The communicator failed: `rank` asked for something that does not exist or does not fit.
+    Invalid = 10,
+    /// `rank` has left in good order, and `sequence` is the first operation that cannot end without
+    /// it.
+    Left = 11,
+    /// The communicator failed: `rank` has left in good order, and an operation, which the text
+    /// names, needs it.
+    FailedWithout = 12,
 }
 
 /// A control message.
@@ -45,7 +53,8 @@ pub struct ControlMessage {
     pub rank: Rank,
     /// The operation it is about; of a timeout, how long nothing had moved, in milliseconds.
     pub sequence: u64,
-    /// What the sender believes that operation to be, 0 if it does not know.
+    /// What the sender believes that operation to be, 0 if it does not know; of a status, the
+    /// operations that it has ended.
     pub signature: u64,
     /// For people.
     pub text: String,
@@ -89,6 +98,9 @@ impl ControlMessage {
             7 => ControlKind::Failed,
             8 => ControlKind::Aborted,
             9 => ControlKind::Confirmed,
+            10 => ControlKind::Invalid,
+            11 => ControlKind::Left,
+            12 => ControlKind::FailedWithout,
             kind => {
                 return Err(Error::Malformed(format!(
                     "a control message of unknown kind {kind}"

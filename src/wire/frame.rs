@@ -189,8 +189,11 @@ pub enum Frame {
     },
     /// Only wakes.
     Nothing,
-    /// The sender leaves on purpose.
-    Goodbye,
+    /// The sender leaves in good order: nothing follows.
+    Goodbye {
+        /// What the sender's user says with it.
+        word: u64,
+    },
     /// A part of a message.
     Chunk {
         /// Of which.
@@ -283,7 +286,7 @@ impl Frame {
             Frame::RailDead { rail } => (11, false, [rail, 0, 0, 0], 0),
             Frame::RailClosed { rail, chunks } => (12, false, [rail, chunks, 0, 0], 0),
             Frame::Nothing => (13, false, [0; 4], 0),
-            Frame::Goodbye => (14, false, [0; 4], 0),
+            Frame::Goodbye { word } => (14, false, [word, 0, 0, 0], 0),
             Frame::Chunk {
                 transfer,
                 offset,
@@ -446,7 +449,7 @@ fn parse_frame(
         11 => Frame::RailDead { rail: a },
         12 => Frame::RailClosed { rail: a, chunks: b },
         13 => Frame::Nothing,
-        14 => Frame::Goodbye,
+        14 => Frame::Goodbye { word: a },
         15 => Frame::Chunk {
             transfer: a,
             offset: b,

@@ -48,7 +48,7 @@ fn frames() -> Vec<Frame> {
         Frame::RailDead { rail },
         Frame::RailClosed { rail, chunks },
         Frame::Nothing,
-        Frame::Goodbye,
+        Frame::Goodbye { word: u64::MAX },
         Frame::Chunk {
             transfer,
             offset,

@@ -1,6 +1,10 @@
-//! What collectives must give, computed by one thread from everyone's inputs, and the calls that ask for it.
+//! What collectives must give, computed by one thread from everyone's inputs, and how to ask for
+//! it.
 
-use linerate::{Buffer, Call, Collective, DataType, Rank, ReduceOp, Transfer};
+use linerate::{
+    Buffer, Collective, CollectiveBuilder, Communicator, DataType, Group, Operation, Rank,
+    ReduceOp, Result,
+};
 
 /// One collective on one shape.
 #[derive(Clone, Debug)]
@@ -15,10 +19,60 @@ pub struct Case {
     pub registered: bool,
 }
 
-/// The buffers of one rank, filled, and the call on them.
+/// The buffers of one rank, filled, for a case.
 pub struct Prepared {
-    pub call: Call,
-    output: Option<Buffer>,
+    case: Case,
+    input: Buffer<f32>,
+    output: Buffer<f32>,
+    /// Of `SendRecv`: to each rank, and from each.
+    sends: Vec<Buffer<f32>>,
+    receives: Vec<Buffer<f32>>,
+}
+
+impl Prepared {
+    #[allow(dead_code, reason = "simulated ranks cannot wait")]
+    pub fn run(&self, comm: &Communicator) -> Result<()> {
+        match self.case.collective {
+            Collective::SendRecv => self.group(comm).run(),
+            _ => self.builder(comm).run(),
+        }
+    }
+
+    pub fn start(&self, comm: &Communicator) -> Result<Operation> {
+        match self.case.collective {
+            Collective::SendRecv => self.group(comm).start(),
+            _ => self.builder(comm).start(),
+        }
+    }
+
+    fn builder<'a>(&self, comm: &'a Communicator) -> CollectiveBuilder<'a> {
+        let (case, rank) = (&self.case, comm.rank());
+        let counts = |of: &dyn Fn(Rank) -> u64| (0..case.ranks).map(of).collect::<Vec<u64>>();
+        let builder = comm
+            .collective(case.collective, DataType::F32, case.count)
+            .op(case.op)
+            .root(case.root)
+            .input(&self.input)
+            .output(&self.output);
+        let builder = match case.collective {
+            Collective::AllGatherV => builder.receive_counts(&counts(&|r| case.v_count(r, 0))),
+            Collective::AllToAllV => builder
+                .send_counts(&counts(&|r| case.v_count(rank, r)))
+                .receive_counts(&counts(&|r| case.v_count(r, rank))),
+            _ => builder,
+        };
+        match case.algorithm {
+            Some(name) => builder.algorithm(name),
+            None => builder,
+        }
+    }
+
+    fn group<'a>(&self, comm: &'a Communicator) -> Group<'a> {
+        let pairs = (0u32..).zip(self.sends.iter().zip(&self.receives));
+        pairs.fold(comm.group(), |group, (peer, (send, receive))| {
+            group.send(send, peer).recv(receive, peer)
+        })
+    }
 }
 
 impl Case {
@@ -74,26 +128,15 @@ impl Case {
             && !(needs.plain && is_premultiplied)
     }
 
-    /// Allocates with `alloc` and fills.
-    pub fn prepare(&self, rank: Rank, alloc: impl Fn(usize) -> Buffer) -> Prepared {
+    /// Allocates elements with `alloc` and fills them.
+    pub fn prepare(&self, rank: Rank, alloc: impl Fn(usize) -> Buffer<f32>) -> Prepared {
         let (input_len, output_len) = self.lens(rank);
-        let fill = |buffer: &Buffer, len: u64| {
+        let fill = |buffer: &Buffer<f32>, len: u64| {
             let values: Vec<f32> = (0..len).map(|i| self.value(rank, i)).collect();
-            buffer.write(0, &values);
+            buffer.write(0, &values).unwrap();
         };
-        let mut call = Call::new(self.collective, DataType::F32, self.count);
-        call.op = self.op;
-        call.root = self.root;
-        call.algorithm = self.algorithm.map(str::to_string);
-        if self.collective == Collective::AllGatherV {
-            call.receive_counts = (0..self.ranks).map(|r| self.v_count(r, 0)).collect();
-        }
-        if self.collective == Collective::AllToAllV {
-            call.send_counts = (0..self.ranks).map(|r| self.v_count(rank, r)).collect();
-            call.receive_counts = (0..self.ranks).map(|r| self.v_count(r, rank)).collect();
-        }
         if self.collective == Collective::SendRecv {
-            return self.prepare_transfers(rank, alloc, call);
+            return self.prepare_transfers(rank, alloc);
         }
         let is_rooted = matches!(
             self.collective,
@@ -103,12 +146,12 @@ impl Case {
             && self.collective != Collective::AllToAllV
             && (!is_rooted || rank == self.root);
         let (input, output) = if in_place && self.collective != Collective::Barrier {
-            let whole = alloc(4 * input_len.max(output_len) as usize);
+            let whole = alloc(input_len.max(output_len) as usize);
             let own: u64 = match self.collective {
                 Collective::AllGatherV => (0..rank).map(|r| self.v_count(r, 0)).sum(),
                 _ => u64::from(rank) * self.count,
             };
-            let part = |len: u64| whole.part(4 * own as usize, 4 * len as usize);
+            let part = |len: u64| whole.range(own as usize..(own + len) as usize);
             match self.collective {
                 Collective::AllGather | Collective::Gather | Collective::AllGatherV => {
                     (part(input_len), whole.clone())
@@ -119,50 +162,40 @@ impl Case {
                 _ => (whole.clone(), whole.clone()),
             }
         } else {
-            (
-                alloc(4 * input_len as usize),
-                alloc(4 * output_len as usize),
-            )
+            (alloc(input_len as usize), alloc(output_len as usize))
         };
         fill(&input, input_len);
         Prepared {
-            call: call.with(&input, &output),
-            output: Some(output.part(0, 4 * output_len as usize)),
+            case: self.clone(),
+            input,
+            output: output.range(..output_len as usize),
+            sends: Vec::new(),
+            receives: Vec::new(),
         }
     }
 
     /// Every rank sends to everyone, itself included, and receives from everyone; lengths differ.
-    fn prepare_transfers(
-        &self,
-        rank: Rank,
-        alloc: impl Fn(usize) -> Buffer,
-        mut call: Call,
-    ) -> Prepared {
+    fn prepare_transfers(&self, rank: Rank, alloc: impl Fn(usize) -> Buffer<f32>) -> Prepared {
         let all: u64 = (0..self.ranks).map(|r| self.v_count(r, rank)).sum();
-        let received = alloc(4 * all as usize);
-        let mut at = 0;
+        let received = alloc(all as usize);
+        let (mut sends, mut receives, mut at) = (Vec::new(), Vec::new(), 0);
         for peer in 0..self.ranks {
-            let source = alloc(4 * self.v_count(rank, peer) as usize);
+            let source = alloc(self.v_count(rank, peer) as usize);
             let values: Vec<f32> = (0..self.v_count(rank, peer))
                 .map(|i| self.value(rank, i))
                 .collect();
-            source.write(0, &values);
-            call.transfers.push(Transfer {
-                peer,
-                is_send: true,
-                buffer: source,
-            });
-            let bytes = 4 * self.v_count(peer, rank) as usize;
-            call.transfers.push(Transfer {
-                peer,
-                is_send: false,
-                buffer: received.part(at, bytes),
-            });
-            at += bytes;
+            source.write(0, &values).unwrap();
+            sends.push(source);
+            let count = self.v_count(peer, rank) as usize;
+            receives.push(received.range(at..at + count));
+            at += count;
         }
         Prepared {
-            call,
-            output: Some(received),
+            case: self.clone(),
+            input: received.range(..0),
+            output: received,
+            sends,
+            receives,
         }
     }
 
@@ -219,7 +252,7 @@ impl Case {
 
     /// Checks the output of a rank; returns its bits.
     pub fn check(&self, rank: Rank, prepared: &Prepared) -> Vec<u32> {
-        let got: Vec<f32> = prepared.output.as_ref().map_or(Vec::new(), |b| b.to_vec());
+        let got = prepared.output.to_vec().unwrap();
         match self.expected(rank) {
             Some(wanted) => assert_eq!(got, wanted, "{self:?} on rank {rank}"),
             None => {

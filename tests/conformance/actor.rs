@@ -40,6 +40,8 @@ pub enum Progress {
     Done,
     /// The script wants the process to end.
     Exit,
+    /// It has left, and its transport is to be dropped.
+    Left,
 }
 
 type Checked<T = ()> = Result<T, String>;
@@ -75,6 +77,7 @@ pub struct Actor {
     signals_sent: BTreeMap<Rank, u64>,
     signals_seen: BTreeMap<Rank, u64>,
     failed: BTreeSet<Rank>,
+    left: BTreeMap<Rank, u64>,
     silent: BTreeSet<Rank>,
     may_lose: BTreeSet<Rank>,
     is_finishing: bool,
@@ -105,6 +108,7 @@ impl Actor {
             signals_sent: BTreeMap::new(),
             signals_seen: BTreeMap::new(),
             failed: BTreeSet::new(),
+            left: BTreeMap::new(),
             silent: BTreeSet::new(),
             may_lose: BTreeSet::new(),
             is_finishing: false,
@@ -193,6 +197,10 @@ impl Actor {
                     .then_some(())
                     .ok_or_else(|| format!("rank {peer} failed without a cause"))
             }
+            Event::PeerLeft(peer, word) => {
+                self.left.insert(peer, word);
+                self.note(Event::PeerFailed(peer, "it has left".into()))
+            }
             Event::Completion(end) => self.note_completion(end),
         }
     }
@@ -218,6 +226,19 @@ impl Actor {
     fn take(&mut self, step: &Step, transport: &mut dyn Transport) -> Checked<Progress> {
         match *step {
             Step::Exit => Ok(Progress::Exit),
+            Step::Leave { word } => Ok(match transport.leave(word) {
+                true => Progress::Left,
+                false => Progress::Waiting,
+            }),
+            Step::Left { peer, word } => {
+                let left = self.left.get(&peer);
+                left.map_or(Ok(()), |&found| same("the word", found, word))?;
+                Ok(match (left, self.failed.contains(&peer)) {
+                    (Some(_), _) => Progress::Moved,
+                    (None, true) => return Err(format!("rank {peer} has failed, not left")),
+                    (None, false) => Progress::Waiting,
+                })
+            }
             Step::Absent { steps } if self.count < steps => Ok(Progress::Counting),
             Step::Quiet { polls } => self.quiet(polls),
             Step::Fill { to, tag } => self.fill(transport, to, tag),

@@ -1,5 +1,5 @@
-//! The cases of clauses 10 to 20: memory, headers, cancelling, disconnecting, oneself, empty, wake-ups, withdrawing, injecting,
-//! atomic operations.
+//! The cases of clauses 10 to 21: memory, headers, cancelling, disconnecting, oneself, empty, wake-ups, withdrawing, injecting,
+//! atomic operations, leaving.
 
 use super::cases::{LENGTHS, done, get, put, received, recv, send};
 use super::script::Step::*;
@@ -26,6 +26,7 @@ pub fn all() -> Vec<Case> {
         injected_messages(),
         changed_words(),
         refused_changes(),
+        leaving(),
     ]
 }
 
@@ -251,6 +252,45 @@ fn changed_words() -> Case {
             other(1),
             other(2),
         ],
+    )
+}
+
+/// One rank leaves right after its last posts, while the other does not even poll.
+fn leaving() -> Case {
+    let leaver = vec![
+        Learn { region: 1, from: 1 },
+        send(1, 4, 1, 64),
+        send(1, 4, 2, 4_096),
+        send(1, 5, 3, 100_000),
+        put(1, 1, 0, 4, 48),
+        put(1, 1, 1_000, 5, 60_000),
+        Leave { word: 77 },
+    ];
+    let pattern = |offset, bytes, seed| Check {
+        region: 1,
+        offset,
+        bytes,
+        seed,
+    };
+    let stays = vec![
+        share(0, 1, 70_000),
+        MayLose { peer: 0 },
+        Absent { steps: 60 },
+        recv(0, 5, 3, 100_000),
+        Left { peer: 0, word: 77 },
+        pattern(0, 48, 4),
+        pattern(1_000, 60_000, 5),
+        received(3, 100_000),
+        // Short ones meet receives that are posted afterwards.
+        recv(0, 4, 1, 64),
+        recv(0, 4, 2, 4_096),
+        received(1, 64),
+        received(2, 4_096),
+        Failed { peer: 0 },
+    ];
+    Case::abrupt(
+        "clause_21_what_was_sent_before_leaving_arrives",
+        vec![leaver, stays],
     )
 }
 

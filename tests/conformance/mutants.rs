@@ -73,6 +73,8 @@ pub enum Fault {
     ChangesTwice,
     /// What was in a word does not come.
     HidesOldWords,
+    /// Says nothing when it leaves, and does not wait for what it has sent.
+    LeavesAtOnce,
 }
 
 /// Tokens from here on are the mutant's own.
@@ -224,6 +226,10 @@ impl Transport for Mutant {
 
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<()> {
         self.inner.connect(peer, address)
+    }
+
+    fn leave(&mut self, word: u64) -> bool {
+        self.fault == Fault::LeavesAtOnce || self.inner.leave(word)
     }
 
     fn disconnect(&mut self, peer: Rank) {

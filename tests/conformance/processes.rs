@@ -228,7 +228,7 @@ fn step_to_end(opened: &mut Opened, actor: &mut Actor) -> Result<Progress, Strin
             return Err(format!("{}: took {:?}", actor.place(), now.elapsed()));
         }
         match progress {
-            Progress::Done | Progress::Exit => return Ok(progress),
+            Progress::Done | Progress::Exit | Progress::Left => return Ok(progress),
             Progress::Moved => {}
             Progress::Waiting | Progress::Counting => thread::sleep(Duration::from_micros(20)),
         }

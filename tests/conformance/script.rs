@@ -199,6 +199,15 @@ pub enum Step {
     Failed {
         peer: Rank,
     },
+    /// Leaves in good order; the end of a script.
+    Leave {
+        word: u64,
+    },
+    /// Waits until the peer has left in good order, with this word.
+    Left {
+        peer: Rank,
+        word: u64,
+    },
     /// The process ends without saying anything.
     Exit,
     /// An empty message on a reserved tag, and its counterpart.

@@ -76,7 +76,7 @@ fn step_all(
     let mut idle_rounds = 0;
     for _ in 0..STEPS_MAX {
         let (mut is_moved, mut is_counting, mut is_over) = (false, false, true);
-        for (actor, place) in actors.iter_mut().zip(transports.iter_mut()) {
+        for ((rank, actor), place) in (0..).zip(actors.iter_mut()).zip(transports.iter_mut()) {
             let Some(transport) = place else {
                 continue;
             };
@@ -89,10 +89,14 @@ fn step_all(
                     world.now().since(before)
                 ));
             }
-            is_moved |= matches!(progress, Progress::Moved | Progress::Exit);
+            let is_gone = matches!(progress, Progress::Exit | Progress::Left);
+            is_moved |= is_gone || progress == Progress::Moved;
             is_counting |= progress == Progress::Counting;
             is_over &= progress == Progress::Done;
             if progress == Progress::Exit {
+                world.kill(rank);
+            }
+            if is_gone {
                 *place = None;
             }
         }

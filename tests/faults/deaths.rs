@@ -2,7 +2,7 @@
 
 use super::job::{Job, Place, Start, holdings, join, now_us, result, seed, text};
 use linerate::prng::Prng;
-use linerate::{Buffer, Call, Collective, Communicator, DataType, ReduceOp};
+use linerate::{Buffer, Collective, CollectiveBuilder, Communicator, DataType, ReduceOp};
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
@@ -19,14 +19,14 @@ pub fn busy() {
                 .unwrap(),
         );
         let buffers = [
-            comm.alloc(4 << 20).unwrap(),
-            Buffer::plain(4 << 20).unwrap(),
+            comm.alloc(1 << 20).unwrap(),
+            Buffer::from_vec(vec![0f32; 1 << 20]),
         ];
         place.set(b'o');
         loop {
             let call = random_call(&comm, &mut prng, &buffers);
             place.set(b'i');
-            let ended = comm.run(&call);
+            let ended = call.run();
             place.set(b'o');
             match ended {
                 Ok(()) => std::thread::sleep(Duration::from_micros(prng.below(100))),
@@ -47,7 +47,11 @@ pub fn busy() {
     std::process::exit(1);
 }
 
-fn random_call(comm: &Communicator, prng: &mut Prng, buffers: &[Buffer; 2]) -> Call {
+fn random_call<'a>(
+    comm: &'a Communicator,
+    prng: &mut Prng,
+    buffers: &[Buffer<f32>; 2],
+) -> CollectiveBuilder<'a> {
     let ranks = u64::from(comm.ranks());
     let collectives = [
         Collective::AllReduce,
@@ -67,8 +71,7 @@ fn random_call(comm: &Communicator, prng: &mut Prng, buffers: &[Buffer; 2]) -> C
         _ => bytes / 8 / ranks,
     };
     let root = prng.below(ranks) as u32;
-    let mut call = Call::new(collective, DataType::F32, count);
-    call.root = root;
+    let call = comm.collective(collective, DataType::F32, count).root(root);
     if collective == Collective::Barrier {
         return call;
     }
@@ -76,10 +79,11 @@ fn random_call(comm: &Communicator, prng: &mut Prng, buffers: &[Buffer; 2]) -> C
         collective,
         Collective::AllReduce | Collective::Broadcast | Collective::Reduce
     ) {
-        return call.with(buffer, buffer);
+        return call.input(buffer).output(buffer);
     }
-    let half = buffer.len_bytes() / 2;
-    call.with(&buffer.part(0, half), &buffer.part(half, half))
+    let half = buffer.len() / 2;
+    call.input(&buffer.range(..half))
+        .output(&buffer.range(half..))
 }
 
 /// Ends one rank of a busy job at a random moment; whether it was inside a call, and how late the last survivor knew, us.
@@ -158,9 +162,8 @@ fn whoever_survives_the_interruption_of_a_rank_names_it_and_leaves_nothing() {
 pub fn compute() {
     let place = Place::open();
     let comm = join().unwrap();
-    let buffer = comm.alloc(1 << 20).unwrap();
-    let call = Call::all_reduce(DataType::F32, ReduceOp::Sum, 1 << 18, &buffer, &buffer);
-    comm.run(&call).unwrap();
+    let buffer = comm.alloc::<f32>(1 << 18).unwrap();
+    comm.all_reduce(&buffer, ReduceOp::Sum).unwrap();
     place.set(b'r');
     let started = match comm.rank() {
         // Stands for a long computation: no call is made until the test says so.
@@ -173,7 +176,7 @@ pub fn compute() {
         },
         _ => now_us(),
     };
-    let error = comm.run(&call).unwrap_err();
+    let error = comm.all_reduce(&buffer, ReduceOp::Sum).unwrap_err();
     println!("TOOK {}", now_us() - started);
     println!("ERROR {error}");
 }

@@ -1,11 +1,22 @@
 //! Ranks that call different things, and ranks that call nothing.
 
 use super::job::{Start, join, result, text};
-use linerate::{Buffer, Call, Collective, Communicator, DataType, ReduceOp};
+use linerate::{Buffer, Collective, CollectiveBuilder, Communicator, DataType, ReduceOp};
 use std::time::Duration;
 
 const RANKS: u32 = 3;
 const COUNT: u64 = 60;
+
+/// What a rank calls.
+struct Call {
+    collective: Collective,
+    dtype: DataType,
+    op: ReduceOp,
+    count: u64,
+    root: u32,
+    send_counts: Vec<u64>,
+    receive_counts: Vec<u64>,
+}
 
 /// Rank 1 calls something else. Everyone's first error, of that call or of the barrier behind it, is printed.
 pub fn disagree() {
@@ -23,8 +34,8 @@ pub fn disagree() {
     }
     let call = with_buffers(&comm, call);
     comm.barrier().unwrap();
-    let error = comm
-        .run(&call)
+    let error = call
+        .run()
         .and_then(|()| comm.barrier())
         .and_then(|()| settle(&comm));
     match error {
@@ -39,7 +50,15 @@ fn settle(comm: &Communicator) -> linerate::Result<()> {
 }
 
 fn plain(collective: Collective, count: u64) -> Call {
-    let mut call = Call::new(collective, DataType::F32, count);
+    let mut call = Call {
+        collective,
+        dtype: DataType::F32,
+        op: ReduceOp::Sum,
+        count,
+        root: 0,
+        send_counts: Vec::new(),
+        receive_counts: Vec::new(),
+    };
     let parts: Vec<u64> = (0..u64::from(RANKS)).map(|r| count / 2 + r).collect();
     match collective {
         Collective::AllGatherV => call.receive_counts = parts,
@@ -73,15 +92,21 @@ fn change(call: &mut Call, field: &str, scale: u64) {
     }
 }
 
-fn with_buffers(comm: &Communicator, call: Call) -> Call {
+fn with_buffers(comm: &Communicator, call: Call) -> CollectiveBuilder<'_> {
     let wide = 4 * (call.count + 1) as usize * (RANKS as usize + 1);
+    let builder = comm
+        .collective(call.collective, call.dtype, call.count)
+        .op(call.op)
+        .root(call.root)
+        .send_counts(&call.send_counts)
+        .receive_counts(&call.receive_counts);
     let make = || match std::env::var("LINERATE_TEST_MEMORY").unwrap().as_str() {
-        "registered" => comm.alloc(wide).unwrap(),
-        _ => Buffer::plain(wide).unwrap(),
+        "registered" => comm.alloc::<u8>(wide).unwrap(),
+        _ => Buffer::from_vec(vec![0; wide]),
     };
     match call.collective {
-        Collective::Barrier => call,
-        _ => call.with(&make(), &make()),
+        Collective::Barrier => builder,
+        _ => builder.input(&make()).output(&make()),
     }
 }
 
@@ -183,17 +208,69 @@ fn every_rank_learns_of_a_disagreement_about_the_root_over_connections() {
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));
 }
 
+/// Each of two ranks takes the other one for the root, so that both receive and nobody sends.
+pub fn crossed() {
+    let comm = join().unwrap();
+    let mut call = plain(Collective::Broadcast, COUNT);
+    call.root = 1 - comm.rank();
+    let error = with_buffers(&comm, call).run().unwrap_err();
+    println!("ERROR {}", error.to_string().replace('\n', " "));
+}
+
+#[test]
+fn ranks_that_take_each_other_for_the_root_find_that_out_long_before_the_timeout() {
+    for transport in ["tcp", "shm"] {
+        let environment = [
+            ("LINERATE_TRANSPORT", transport.to_string()),
+            ("LINERATE_TEST_MEMORY", "registered".to_string()),
+            // Longer than the test waits for the ranks to end.
+            ("LINERATE_TIMEOUT", "100".to_string()),
+        ];
+        let start = Start {
+            environment: &environment,
+            ..Start::new("crossed", 2)
+        };
+        for (rank, output) in start.spawn().end().iter().enumerate() {
+            let error = result(output, "ERROR").unwrap_or_else(|| text(output));
+            let words = ["ranks disagree at operation 0", "rank 0", "rank 1", "root"];
+            let is_told = words.iter().all(|word| error.contains(word));
+            assert!(is_told, "{transport}, rank {rank}: {error}");
+        }
+    }
+}
+
+/// Rank 1 has no registered memory for an algorithm that needs it on every rank, and is named.
+pub fn plain_memory() {
+    let comm = join().unwrap();
+    let buffer = match comm.rank() {
+        1 => Buffer::from_vec(vec![0.0f32; 1 << 18]),
+        _ => comm.alloc(1 << 18).unwrap(),
+    };
+    let sum = comm.collective(Collective::AllReduce, DataType::F32, 1 << 18);
+    let sum = sum.input(&buffer).output(&buffer).algorithm("direct");
+    // A rank that calls after the news has come is told that the communicator has failed, and why.
+    println!("ERROR {}", sum.run().unwrap_err().first_cause());
+}
+
+#[test]
+fn a_rank_without_registered_memory_under_a_named_algorithm_is_named_to_all_with_what_to_do() {
+    for (rank, output) in Start::new("plain", 3).spawn().end().iter().enumerate() {
+        let error = result(output, "ERROR").unwrap_or_else(|| text(output));
+        let is_told = error.contains("that of rank 1 is not: take it from Communicator::alloc");
+        assert!(is_told && !error.contains("failed"), "rank {rank}: {error}");
+    }
+}
+
 /// Rank 2 does not call the second operation.
 pub fn absent() {
     let comm = join().unwrap();
-    let buffer = comm.alloc(1 << 20).unwrap();
-    let call = Call::all_reduce(DataType::F32, ReduceOp::Sum, 1 << 18, &buffer, &buffer);
+    let buffer = comm.alloc::<f32>(1 << 18).unwrap();
     comm.barrier().unwrap();
     if comm.rank() == 2 {
         std::thread::sleep(Duration::from_secs(4));
         return;
     }
-    let error = comm.run(&call).unwrap_err();
+    let error = comm.all_reduce(&buffer, ReduceOp::Sum).unwrap_err();
     println!("ERROR {}", error.to_string().replace('\n', " "));
 }
 

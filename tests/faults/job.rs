@@ -1,6 +1,6 @@
 //! Ranks as processes: starting them, where each of them is, how they end.
 
-use linerate::{Communicator, Config, Rank};
+use linerate::{Communicator, Rank};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
@@ -209,7 +209,7 @@ pub fn result(output: &Output, key: &str) -> Option<String> {
 
 /// In a rank: joins with the environment's settings.
 pub fn join() -> linerate::Result<Communicator> {
-    Communicator::from_env(Config::from_lookup(|name| std::env::var(name).ok())?)
+    Communicator::from_env()
 }
 
 /// In a rank: says where it is.

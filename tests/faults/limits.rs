@@ -1,20 +1,19 @@
 //! Limits of memory and descriptors, other jobs, other users, and what is held after many communicators.
 
 use super::job::{Start, holdings, join, result, text};
-use linerate::{Buffer, Call, DataType, Error, ReduceOp};
+use linerate::{Buffer, Collective, Communicator, DataType, Error, ReduceOp, Result};
 use std::process::Output;
 
 /// Sums what the environment says over the ranks.
 pub fn sum() {
     let value: f32 = std::env::var("LINERATE_TEST_VALUE").map_or(1.0, |text| text.parse().unwrap());
     let error = join().and_then(|comm| {
-        let buffer = comm.alloc(4 << 18)?;
-        buffer.write(0, &vec![value; 1 << 18]);
-        let call = Call::all_reduce(DataType::F32, ReduceOp::Sum, 1 << 18, &buffer, &buffer);
+        let buffer = comm.alloc::<f32>(1 << 18)?;
+        buffer.as_mut_slice()?.fill(value);
         for _ in 0..3 {
-            comm.run(&call)?;
+            comm.all_reduce(&buffer, ReduceOp::Sum)?;
         }
-        let all = buffer.to_vec::<f32>();
+        let all = buffer.as_slice()?;
         assert!(all.iter().all(|&v| v == all[0]));
         println!("SUM {}", all[0]);
         Ok(())
@@ -62,25 +61,23 @@ fn one_rank_with_too_few_descriptors_is_named_by_all() {
     }
 }
 
-/// Asks for more memory than there is, in every way.
+/// Asks for more memory than there is.
 pub fn greedy() {
     const MUCH: usize = 4 << 40;
     let refused = |error: Error| match &error {
         Error::Exhausted { what, .. } => assert!(what.contains("4.0 TiB"), "{error}"),
         _ => panic!("{error}"),
     };
-    refused(Buffer::plain(MUCH).unwrap_err());
     let comm = join().unwrap();
-    refused(comm.alloc(MUCH).unwrap_err());
+    refused(comm.alloc::<u8>(MUCH).unwrap_err());
     println!(
         "ERROR {}",
-        comm.alloc(1 << 30)
+        comm.alloc::<u8>(1 << 30)
             .map_or_else(|e| e.to_string(), |_| "none".into())
     );
     // Whoever was refused goes on.
-    let buffer = comm.alloc(4096).unwrap();
-    let call = Call::all_reduce(DataType::F32, ReduceOp::Sum, 1024, &buffer, &buffer);
-    comm.run(&call).unwrap();
+    let buffer = comm.alloc::<f32>(1024).unwrap();
+    comm.all_reduce(&buffer, ReduceOp::Sum).unwrap();
     println!("WENT on");
 }
 
@@ -172,18 +169,17 @@ pub fn again() {
         let name = format!("{job}-{number}");
         let comm =
             linerate::Communicator::join(rank, ranks, &name, linerate::Config::default()).unwrap();
-        let (buffer, plain) = (
-            comm.alloc(1 << 20).unwrap(),
-            Buffer::plain(1 << 20).unwrap(),
-        );
+        let buffer = comm.alloc::<f32>(1 << 18).unwrap();
+        let plain = Buffer::from_vec(vec![0f32; 1 << 18]);
         for buffer in [&buffer, &plain] {
-            let call = Call::all_reduce(DataType::F32, ReduceOp::Sum, 1 << 18, buffer, buffer);
-            comm.run(&call).unwrap();
+            comm.all_reduce(buffer, ReduceOp::Sum).unwrap();
         }
-        let gather = Call::new(linerate::Collective::AllGather, DataType::F32, 1 << 10);
-        comm.run(&gather.with(&buffer.part(0, 4 << 10), &plain))
-            .unwrap();
-        drop((comm, buffer, plain));
+        let (input, output) = (
+            buffer.range(..1 << 10),
+            plain.range(..(ranks as usize) << 10),
+        );
+        comm.all_gather(&input, &output).unwrap();
+        drop((comm, buffer, plain, input, output));
         if number == 4 {
             first = Some(holdings());
         }
@@ -201,16 +197,19 @@ fn a_hundred_communicators_leave_no_descriptor_and_no_mapping() {
     }
 }
 
+fn sum_directly(comm: &Communicator, buffer: &Buffer<f32>) -> Result<()> {
+    let count = buffer.len() as u64;
+    let sum = comm.collective(Collective::AllReduce, DataType::F32, count);
+    sum.input(buffer).output(buffer).algorithm("direct").run()
+}
+
 /// Takes and frees registered memory, time after time, on one communicator.
 pub fn churn() {
     let comm = join().unwrap();
     let mut held = Vec::new();
     for number in 0..300 {
-        let buffer = comm.alloc(256 << 10).unwrap();
-        let count = buffer.len_bytes() as u64 / 4;
-        let mut call = Call::all_reduce(DataType::F32, ReduceOp::Sum, count, &buffer, &buffer);
-        call.algorithm = Some("direct".into());
-        comm.run(&call).unwrap();
+        let buffer = comm.alloc(64 << 10).unwrap();
+        sum_directly(&comm, &buffer).unwrap();
         if number % 100 == 99 {
             held.push(holdings());
         }
@@ -235,7 +234,7 @@ fn memory_that_peers_have_freed_is_let_go_while_the_communicator_lives() {
 /// Rank 1 uses up its descriptors before the first use of memory that it would have to map.
 pub fn exhausted() {
     let comm = join().unwrap();
-    let buffer = comm.alloc(1 << 20).unwrap();
+    let buffer = comm.alloc(1 << 18).unwrap();
     comm.barrier().unwrap();
     let mut files = Vec::new();
     while comm.rank() == 1
@@ -244,12 +243,10 @@ pub fn exhausted() {
         files.push(file);
     }
     if comm.rank() == 1 {
-        println!("ALLOC {}", comm.alloc(1 << 20).unwrap_err());
+        println!("ALLOC {}", comm.alloc::<u8>(1 << 20).unwrap_err());
     }
     comm.barrier().unwrap();
-    let mut call = Call::all_reduce(DataType::F32, ReduceOp::Sum, 1 << 18, &buffer, &buffer);
-    call.algorithm = Some("direct".into());
-    println!("ERROR {}", comm.run(&call).unwrap_err());
+    println!("ERROR {}", sum_directly(&comm, &buffer).unwrap_err());
 }
 
 #[test]

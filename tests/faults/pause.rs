@@ -2,7 +2,7 @@
 
 use super::job::{Place, Start, join, result, seed, text};
 use linerate::prng::Prng;
-use linerate::{Buffer, Call, Communicator, Config, DataType, ReduceOp};
+use linerate::{Buffer, Communicator, Config, ReduceOp};
 use std::time::Duration;
 
 const COUNT: usize = 16 << 20;
@@ -16,19 +16,15 @@ pub fn paused() {
     let comm = join().unwrap();
     let is_registered = std::env::var("LINERATE_TEST_MEMORY").unwrap() == "registered";
     let make = |comm: &Communicator| match is_registered {
-        true => comm.alloc(4 * COUNT).unwrap(),
-        false => Buffer::plain(4 * COUNT).unwrap(),
+        true => comm.alloc::<f32>(COUNT).unwrap(),
+        false => Buffer::from_vec(vec![0f32; COUNT]),
     };
     let buffer = make(&comm);
     // Every store of a sum changes it.
-    buffer.write(0, &vec![1.0f32; COUNT]);
-    let sum = |buffer: &Buffer| {
-        Call::all_reduce(DataType::F32, ReduceOp::Sum, COUNT as u64, buffer, buffer)
-    };
-    let call = sum(&buffer);
+    buffer.as_mut_slice().unwrap().fill(1.0);
     place.set(b'i');
     let error = loop {
-        if let Err(error) = comm.run(&call) {
+        if let Err(error) = comm.all_reduce(&buffer, ReduceOp::Sum) {
             break error;
         }
     };
@@ -38,27 +34,29 @@ pub fn paused() {
     }
     // What the stopped rank still stores where it was allowed to shows that it was in the middle of it.
     let keep = std::env::var("LINERATE_TEST_KEEP").is_ok();
-    let kept = keep.then(|| (comm.clone(), buffer.clone(), buffer.to_vec::<f32>()));
-    // The call holds its buffers, too.
-    drop((comm, call, buffer));
+    let kept = keep.then(|| (comm.clone(), buffer.clone(), buffer.to_vec().unwrap()));
+    drop((comm, buffer));
     // The survivors are ranks 0 and 2.
     let rank = std::env::var("RANK").unwrap().parse::<u32>().unwrap() / 2;
     let job = format!("{}-b", std::env::var("LINERATE_JOB").unwrap());
     let comm = Communicator::join(rank, 2, &job, Config::default()).unwrap();
     let marks = vec![MARK; COUNT];
     let (old, new) = (make(&comm), make(&comm));
-    old.write(0, &marks);
-    new.write(0, &marks);
-    comm.run(&sum(&new)).unwrap();
+    old.write(0, &marks).unwrap();
+    new.write(0, &marks).unwrap();
+    comm.all_reduce(&new, ReduceOp::Sum).unwrap();
     place.set(b'w');
     place.wait_for(b'g');
-    let untouched = marks.iter().all(|&value| value == MARK)
-        && old.to_vec::<f32>().iter().all(|&value| value == MARK)
-        && new.to_vec::<f32>().iter().all(|&value| value == 2.0 * MARK);
+    let is = |buffer: &Buffer<f32>, wanted| {
+        let values = buffer.as_slice().unwrap();
+        values.iter().all(|&value| value == wanted)
+    };
+    let untouched =
+        marks.iter().all(|&value| value == MARK) && is(&old, MARK) && is(&new, 2.0 * MARK);
     comm.barrier().unwrap();
     println!("BYTES {}", if untouched { "untouched" } else { "changed" });
     if let Some((_, buffer, before)) = kept {
-        println!("STORED {}", i32::from(buffer.to_vec::<f32>() != before));
+        println!("STORED {}", i32::from(buffer.to_vec().unwrap() != before));
     }
 }
 

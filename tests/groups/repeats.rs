@@ -1,13 +1,36 @@
 //! Calls that come again on the same memory run another way than the first: the same bits must come out.
 
 use crate::on_ranks;
-use linerate::{Buffer, Call, Collective, Communicator, DataType, ReduceOp};
+use linerate::{Buffer, Collective, CollectiveBuilder, Communicator, DataType, ReduceOp};
 
-/// Calls of `count` elements, each on memory of its own.
-fn calls(comm: &Communicator, dtype: DataType, count: u64) -> Vec<Call> {
+/// A call on memory of its own.
+struct Repeated<'a> {
+    collective: Collective,
+    dtype: DataType,
+    builder: CollectiveBuilder<'a>,
+    input: Buffer<u8>,
+    output: Buffer<u8>,
+}
+
+/// Calls of `count` elements.
+fn calls(comm: &Communicator, dtype: DataType, count: u64) -> Vec<Repeated<'_>> {
     let ranks = comm.ranks() as usize;
     let bytes = count as usize * dtype.size_bytes();
-    let new = |parts: usize| comm.alloc(parts * bytes).unwrap();
+    let new = |parts: usize| comm.alloc::<u8>(parts * bytes).unwrap();
+    let repeated = |collective, op, (input, output): (Buffer<u8>, Buffer<u8>)| {
+        let root = match collective {
+            Collective::Reduce => comm.ranks() - 1,
+            _ => 0,
+        };
+        let builder = comm.collective(collective, dtype, count).op(op).root(root);
+        Repeated {
+            collective,
+            dtype,
+            builder: builder.input(&input).output(&output),
+            input,
+            output,
+        }
+    };
     let ops = [
         ReduceOp::Sum,
         ReduceOp::Prod,
@@ -18,14 +41,10 @@ fn calls(comm: &Communicator, dtype: DataType, count: u64) -> Vec<Call> {
     let mut calls = Vec::new();
     for op in ops {
         let in_place = new(1);
-        calls.push(Call::all_reduce(dtype, op, count, &in_place, &in_place));
-        calls.push(Call::all_reduce(dtype, op, count, &new(1), &new(1)));
-        let reduce = Call {
-            op,
-            root: comm.ranks() - 1,
-            ..Call::new(Collective::Reduce, dtype, count)
-        };
-        calls.push(reduce.with(&new(1), &new(1)));
+        let in_place = (in_place.clone(), in_place);
+        calls.push(repeated(Collective::AllReduce, op, in_place));
+        calls.push(repeated(Collective::AllReduce, op, (new(1), new(1))));
+        calls.push(repeated(Collective::Reduce, op, (new(1), new(1))));
     }
     let copies = [
         (Collective::Broadcast, 1, 1),
@@ -33,39 +52,46 @@ fn calls(comm: &Communicator, dtype: DataType, count: u64) -> Vec<Call> {
         (Collective::AllToAll, ranks, ranks),
     ];
     for (collective, input, output) in copies {
-        calls.push(Call::new(collective, dtype, count).with(&new(input), &new(output)));
+        let buffers = (new(input), new(output));
+        calls.push(repeated(collective, ReduceOp::Sum, buffers));
     }
     calls
 }
 
 /// Bytes of every kind of number, NaN and subnormal ones among them, others on every rank and in every round.
-fn fill(buffer: &Buffer, seed: u64) {
+fn fill(buffer: &Buffer<u8>, seed: u64) {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let bytes = (0..buffer.len_bytes()).map(|_| {
+    let bytes = (0..buffer.len()).map(|_| {
         state = state
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1);
         (state >> 56) as u8
     });
-    buffer.write::<u8>(0, &bytes.collect::<Vec<u8>>());
+    buffer.write(0, &bytes.collect::<Vec<u8>>()).unwrap();
 }
 
 /// The bytes of the output; sums and products give NaNs of no particular bits, so those are made alike.
-fn result(call: &Call) -> Vec<u8> {
-    let output = call.output.as_ref().unwrap();
+fn result(call: &Repeated<'_>) -> Vec<u8> {
+    let bytes = call.output.to_vec().unwrap();
     let is_copied = matches!(
         call.collective,
         Collective::Broadcast | Collective::AllGather | Collective::AllToAll
     );
     match call.dtype {
-        _ if is_copied => output.to_vec::<u8>(),
-        DataType::F32 => (output.to_vec::<f32>().iter())
+        _ if is_copied => bytes,
+        DataType::F32 => (call.output.cast::<f32>().unwrap().to_vec().unwrap().iter())
             .flat_map(|x| if x.is_nan() { f32::NAN } else { *x }.to_le_bytes())
             .collect(),
-        DataType::F16 => (output.to_vec::<half::f16>().iter())
-            .flat_map(|x| if x.is_nan() { half::f16::NAN } else { *x }.to_le_bytes())
-            .collect(),
-        _ => output.to_vec::<u8>(),
+        DataType::F16 => (call
+            .output
+            .cast::<half::f16>()
+            .unwrap()
+            .to_vec()
+            .unwrap()
+            .iter())
+        .flat_map(|x| if x.is_nan() { half::f16::NAN } else { *x }.to_le_bytes())
+        .collect(),
+        _ => bytes,
     }
 }
 
@@ -79,17 +105,22 @@ fn calls_that_come_again_give_the_bits_of_the_first() {
                         for round in 0..3 {
                             let seed = u64::from(comm.rank()) << 32 | count << 8 | round;
                             let refill = || {
-                                fill(call.output.as_ref().unwrap(), seed);
-                                fill(call.input.as_ref().unwrap(), seed + 100);
+                                fill(&call.output, seed);
+                                fill(&call.input, seed + 100);
                                 comm.barrier().unwrap();
                             };
                             refill();
-                            comm.start(&call).unwrap().wait().unwrap();
+                            call.builder.start().unwrap().wait().unwrap();
                             let expected = result(&call);
                             comm.barrier().unwrap();
                             refill();
-                            comm.run(&call).unwrap();
-                            assert_eq!(result(&call), expected, "round {round} of {call:?}");
+                            call.builder.run().unwrap();
+                            assert_eq!(
+                                result(&call),
+                                expected,
+                                "round {round} of {:?}",
+                                call.builder
+                            );
                         }
                     }
                 }

@@ -1,10 +1,8 @@
 //! Several threads per rank, each with communicators of its own, and fusion beside other operations.
 
-use super::{on_ranks, on_ranks_with, sum, sum_call};
+use super::{on_ranks, on_ranks_with, sum};
 use linerate::prng::Prng;
-use linerate::{
-    Buffer, Call, Collective, Communicator, DataType, Fusion, FusionOptions, ReduceOp, TensorSpec,
-};
+use linerate::{Buffer, Communicator, DataType, Fusion, FusionOptions, ReduceOp, TensorSpec};
 
 /// One collective of a random kind and size, checked.
 fn collective(comm: &Communicator, shared: &mut Prng, turn: u64) {
@@ -12,35 +10,31 @@ fn collective(comm: &Communicator, shared: &mut Prng, turn: u64) {
     let count = [1, 3, 6, 1000, 40_000][shared.below(5) as usize];
     let is_registered = shared.below(2) == 0;
     let alloc = |elements: usize| match is_registered {
-        true => comm.alloc(8 * elements).unwrap(),
-        false => Buffer::plain(8 * elements).unwrap(),
+        true => comm.alloc::<u64>(elements).unwrap(),
+        false => Buffer::from_vec(vec![0; elements]),
     };
     let fill = |value: u64, elements: usize| {
         let buffer = alloc(elements);
-        buffer.write(0, &vec![value; elements]);
+        buffer.write(0, &vec![value; elements]).unwrap();
         buffer
     };
     match shared.below(5) {
         0 => {
             let buffer = fill(rank + turn, count);
-            comm.run(&sum_call(&buffer)).unwrap();
+            comm.all_reduce(&buffer, ReduceOp::Sum).unwrap();
             let wanted = ranks * (ranks - 1) / 2 + ranks * turn;
-            assert!(buffer.to_vec::<u64>() == vec![wanted; count]);
+            assert!(buffer.to_vec().unwrap() == vec![wanted; count]);
         }
         1 => {
             let root = shared.below(ranks);
             let buffer = fill(rank * 7 + turn, count);
-            let mut call = Call::new(Collective::Broadcast, DataType::U64, count as u64)
-                .with(&buffer, &buffer);
-            call.root = root as u32;
-            comm.run(&call).unwrap();
-            assert!(buffer.to_vec::<u64>() == vec![root * 7 + turn; count]);
+            comm.broadcast(&buffer, root as u32).unwrap();
+            assert!(buffer.to_vec().unwrap() == vec![root * 7 + turn; count]);
         }
         2 => {
             let (input, output) = (fill(rank + turn, count), alloc(count * ranks as usize));
-            let call = Call::new(Collective::AllGather, DataType::U64, count as u64);
-            comm.run(&call.with(&input, &output)).unwrap();
-            let got = output.to_vec::<u64>();
+            comm.all_gather(&input, &output).unwrap();
+            let got = output.as_slice().unwrap();
             assert!((got.iter().enumerate()).all(|(i, &v)| v == (i / count) as u64 + turn));
         }
         3 => comm.barrier().unwrap(),
@@ -50,7 +44,7 @@ fn collective(comm: &Communicator, shared: &mut Prng, turn: u64) {
             let (input, output) = (fill(rank + turn, count), alloc(count));
             let group = comm.group().recv(&output, from).send(&input, peer);
             group.run().unwrap();
-            assert!(output.to_vec::<u64>() == vec![u64::from(from) + turn; count]);
+            assert!(output.to_vec().unwrap() == vec![u64::from(from) + turn; count]);
         }
     }
 }
@@ -134,12 +128,12 @@ fn a_fusion_buffer_leaves_its_communicator_to_others() {
         };
         let first = Fusion::new(&world, options(), specs("a")).unwrap();
         let second = Fusion::new(&world, options(), specs("b")).unwrap();
-        let tensors: Vec<Buffer> = (0..12)
-            .map(|i| world.alloc(4000 * (i % 6 + 1)).unwrap())
+        let tensors: Vec<Buffer<f32>> = (0..12)
+            .map(|i| world.alloc(1000 * (i % 6 + 1)).unwrap())
             .collect();
         for step in 0..10 {
             for (index, tensor) in tensors.iter().enumerate() {
-                tensor.write(0, &vec![(step + index) as f32; tensor.len_bytes() / 4]);
+                tensor.as_mut_slice().unwrap().fill((step + index) as f32);
             }
             for index in 0..6 {
                 first.announce(index, &tensors[index]).unwrap();
@@ -160,9 +154,9 @@ fn a_fusion_buffer_leaves_its_communicator_to_others() {
                 _ => drop((second.wait().unwrap(), first.wait().unwrap())),
             }
             for (index, tensor) in tensors.iter().enumerate() {
-                let wanted = vec![2.0 * (step + index) as f32; tensor.len_bytes() / 4];
+                let wanted = vec![2.0 * (step + index) as f32; tensor.len()];
                 assert!(
-                    tensor.to_vec::<f32>() == wanted,
+                    tensor.to_vec().unwrap() == wanted,
                     "step {step} tensor {index}"
                 );
             }

@@ -63,6 +63,31 @@ impl Hosts {
         ip(&format!("-n {} link set l1 {state}", self.names[1])).unwrap();
     }
 
+    /// From now on the link ends in two more hosts, which have the addresses of these and refuse
+    /// every connection, as a firewall with REJECT between the two would.
+    pub fn refuse(&self) {
+        let [_, b] = &self.names;
+        let [c, d] = &self.fences();
+        let lines = [
+            format!("netns add {c}"),
+            format!("netns add {d}"),
+            // It keeps its hardware address, so that the first host sees no other neighbour.
+            format!("-n {b} link set l1 netns {c}"),
+            format!("-n {c} addr add 10.77.0.2/24 dev l1"),
+            format!("-n {c} link set l1 up"),
+            format!("link add l1 netns {b} type veth peer name l0 netns {d}"),
+            format!("-n {d} addr add 10.77.0.1/24 dev l0"),
+            format!("-n {d} link set l0 up"),
+            format!("-n {b} addr add 10.77.0.2/24 dev l1"),
+            format!("-n {b} link set l1 up"),
+        ];
+        lines.iter().for_each(|line| ip(line).unwrap());
+    }
+
+    fn fences(&self) -> [String; 2] {
+        [0, 1].map(|host| format!("{}-fence", self.names[host]))
+    }
+
     /// A command that becomes this one inside a host, with nothing in its environment but the search path.
     pub fn inside(&self, host: usize, program: &Command) -> Command {
         let mut inside = Command::new("ip");
@@ -88,7 +113,7 @@ pub fn place(rank: usize, ranks: usize) -> [(&'static str, String); 4] {
 
 impl Drop for Hosts {
     fn drop(&mut self) {
-        for name in &self.names {
+        for name in self.names.iter().chain(&self.fences()) {
             // Whatever still runs there ends with the test's processes.
             let _ = ip(&format!("netns del {name}"));
         }

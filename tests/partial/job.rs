@@ -20,11 +20,11 @@ pub fn run_as_child() {
     let Ok(role) = std::env::var("LINERATE_TEST_ROLE") else {
         return;
     };
-    let mut config = Config::from_lookup(|name| std::env::var(name).ok()).unwrap();
+    let mut config = Config::from_env().unwrap();
     if std::env::var("LINERATE_TIMEOUT").is_err() {
         config.timeout = Duration::from_secs(60);
     }
-    roles::run(&role, &Communicator::from_env(config).unwrap());
+    roles::run(&role, &Communicator::from_env_with(config).unwrap());
 }
 
 pub fn text(output: &Output) -> String {

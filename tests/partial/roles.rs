@@ -9,6 +9,7 @@ use linerate::{
     Buffer, Communicator, DataType, Delivery, Divisor, PartialAllreduce, PartialOptions, Policy,
     RoundReport,
 };
+use rustix::process::{Signal, getpid, kill_process};
 use std::time::{Duration, Instant};
 
 /// Own steps of a rank in `exact`.
@@ -77,10 +78,10 @@ impl Ledger {
     }
 
     /// A result: exactly what its bits say, and the next one.
-    fn apply(&mut self, report: &RoundReport, update: &Buffer) {
+    fn apply(&mut self, report: &RoundReport, update: &Buffer<i32>) {
         assert_eq!(report.round, self.next_round);
         self.next_round += 1;
-        let update: Vec<i32> = update.to_vec();
+        let update = update.to_vec().unwrap();
         let mut generations = 0;
         for rank in 0..self.ranks {
             let own = &update[rank * STEPS..(rank + 1) * STEPS];
@@ -108,10 +109,10 @@ impl Ledger {
     }
 
     /// A result that may stand for several rounds: their sum, or the newest of them.
-    fn apply_several(&mut self, report: &RoundReport, update: &Buffer, delivery: Delivery) {
+    fn apply_several(&mut self, report: &RoundReport, update: &Buffer<i32>, delivery: Delivery) {
         self.next_round += report.rounds;
         assert_eq!(report.round + 1, self.next_round);
-        let update: Vec<i32> = update.to_vec();
+        let update = update.to_vec().unwrap();
         assert!(update.iter().all(|&x| x == 0 || x == 1), "{report:?}");
         let generations = update.iter().sum::<i32>() as u64;
         assert!(delivery == Delivery::Merged || generations == report.generations());
@@ -146,6 +147,13 @@ fn count(comm: &Communicator) -> usize {
     comm.ranks() as usize * STEPS + pad
 }
 
+/// Zeros but for a one.
+fn one_hot(gradient: &Buffer<i32>, index: usize) {
+    let mut elements = gradient.as_mut_slice().unwrap();
+    elements.fill(0);
+    elements[index] = 1;
+}
+
 /// This rank stops until it is so many rounds behind; its process goes on.
 fn wait_until_behind(partial: &PartialAllreduce, rounds: u64) {
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -159,28 +167,29 @@ fn wait_until_behind(partial: &PartialAllreduce, rounds: u64) {
 fn exact(comm: &Communicator) {
     let count = count(comm);
     let partial = PartialAllreduce::new(comm, DataType::I32, count as u64, options()).unwrap();
-    let (gradient, update) = (
-        comm.alloc(4 * count).unwrap(),
-        comm.alloc(4 * count).unwrap(),
-    );
+    let (gradient, update) = (comm.alloc(count).unwrap(), comm.alloc(count).unwrap());
     let mut prng = Prng::new(u64::from(comm.rank()) + 7);
     let mut ledger = Ledger::new(comm, count);
     for step in 0..STEPS {
         if prng.chance(0.5) {
             std::thread::sleep(Duration::from_micros(prng.below(3000)));
         }
-        gradient.view().fill(0);
-        gradient.write(comm.rank() as usize * STEPS + step, &[1i32]);
+        one_hot(&gradient, comm.rank() as usize * STEPS + step);
         if prng.chance(0.5) {
             let report = partial.exchange(&gradient, &update).unwrap().unwrap();
             ledger.apply(&report, &update);
         } else {
             assert_eq!(partial.submit(&gradient).unwrap(), step as u64);
-            gradient.view().fill(7);
+            gradient.as_mut_slice().unwrap().fill(7);
             let report = partial.next(&update).unwrap().unwrap();
             ledger.apply(&report, &update);
         }
         println!("AT {step}");
+        if variable("LINERATE_TEST_STOP") == step.to_string() {
+            kill_process(getpid(), Signal::STOP).unwrap();
+            // Another thread may take the signal, and this one must not go on meanwhile.
+            std::thread::sleep(Duration::from_secs(60));
+        }
     }
     partial
         .finish(&update, |report| ledger.apply(&report, &update))
@@ -200,20 +209,17 @@ fn torn(comm: &Communicator) {
         ..PartialOptions::default()
     };
     let partial = PartialAllreduce::new(comm, DataType::I32, COUNT as u64, options).unwrap();
-    let (gradient, update) = (
-        comm.alloc(4 * COUNT).unwrap(),
-        comm.alloc(4 * COUNT).unwrap(),
-    );
+    let (gradient, update) = (comm.alloc(COUNT).unwrap(), comm.alloc(COUNT).unwrap());
     let mut total = 0i64;
-    let mut apply = |update: &Buffer| {
-        let all: Vec<i32> = update.to_vec();
+    let mut apply = |update: &Buffer<i32>| {
+        let all = update.to_vec().unwrap();
         assert!(all.iter().all(|&x| x == all[0]), "a torn sum");
         total += i64::from(all[0]);
     };
     for step in 0..8 {
-        gradient.write(0, &vec![1 + step; COUNT]);
+        gradient.as_mut_slice().unwrap().fill(1 + step);
         partial.submit(&gradient).unwrap();
-        gradient.view().fill(0x55);
+        gradient.as_mut_slice().unwrap().fill(0x5555_5555);
         if step >= 2 {
             partial.next(&update).unwrap().unwrap();
             apply(&update);
@@ -233,7 +239,7 @@ fn slow(comm: &Communicator) {
         ..PartialOptions::default()
     };
     let partial = PartialAllreduce::new(comm, DataType::I32, 4, options).unwrap();
-    let buffer = comm.alloc(16).unwrap();
+    let buffer = comm.alloc::<i32>(4).unwrap();
     let (mut stalest, mut held) = (0, [0u32; 3]);
     let mut see = |report: RoundReport| {
         stalest = stalest.max(report.staleness.len().saturating_sub(1));
@@ -261,10 +267,7 @@ fn absent(comm: &Communicator) {
         ..PartialOptions::default()
     };
     let partial = PartialAllreduce::new(comm, DataType::I32, count as u64, options).unwrap();
-    let (gradient, update) = (
-        comm.alloc(4 * count).unwrap(),
-        comm.alloc(4 * count).unwrap(),
-    );
+    let (gradient, update) = (comm.alloc(count).unwrap(), comm.alloc(count).unwrap());
     let mut ledger = Ledger::new(comm, count);
     for step in 0..STEPS {
         if comm.rank() == 1 && step == 5 {
@@ -274,8 +277,7 @@ fn absent(comm: &Communicator) {
                 .unwrap();
             assert!(caught_up >= 10, "{caught_up}");
         }
-        gradient.view().fill(0);
-        gradient.write(comm.rank() as usize * STEPS + step, &[1i32]);
+        one_hot(&gradient, comm.rank() as usize * STEPS + step);
         partial.submit(&gradient).unwrap();
         if let Some(report) = partial.next(&update).unwrap() {
             ledger.apply(&report, &update);
@@ -295,7 +297,7 @@ fn quorum(comm: &Communicator) {
         ..PartialOptions::default()
     };
     let partial = PartialAllreduce::new(comm, DataType::F32, 4, options).unwrap();
-    let buffer = comm.alloc(16).unwrap();
+    let buffer = comm.alloc::<f32>(4).unwrap();
     for round in 0..8 {
         let is_early = (comm.rank() + round) % 4 < 2;
         if is_early {
@@ -323,11 +325,11 @@ fn sparse(comm: &Communicator) {
     };
     let is_merged = options.delivery == Delivery::Merged;
     let partial = PartialAllreduce::new(comm, DataType::I64, 200, options).unwrap();
-    let (gradient, update) = (comm.alloc(1600).unwrap(), comm.alloc(1600).unwrap());
-    gradient.write(0, &[1i64; 200]);
+    let (gradient, update) = (comm.alloc(200).unwrap(), comm.alloc(200).unwrap());
+    gradient.write(0, &[1i64; 200]).unwrap();
     let (mut total, mut rounds, mut most) = (0, 0, 0);
     let mut apply = |report: RoundReport| {
-        let all: Vec<i64> = update.to_vec();
+        let all: Vec<i64> = update.to_vec().unwrap();
         assert!(all.iter().all(|&x| x == all[0]), "{all:?}");
         total += all[0];
         rounds += report.rounds;
@@ -356,7 +358,7 @@ fn sparse(comm: &Communicator) {
 /// Rank 1 ends without a word after some rounds.
 fn dies(comm: &Communicator) {
     let partial = PartialAllreduce::new(comm, DataType::I32, 8, options()).unwrap();
-    let buffer = comm.alloc(32).unwrap();
+    let buffer = comm.alloc::<i32>(8).unwrap();
     for step in 0.. {
         if comm.rank() == 1 && step == 10 {
             std::process::exit(3);
@@ -377,10 +379,7 @@ fn survives(comm: &Communicator) {
     };
     let delivery = options.delivery;
     let partial = PartialAllreduce::new(comm, DataType::I32, count as u64, options).unwrap();
-    let (gradient, update) = (
-        comm.alloc(4 * count).unwrap(),
-        comm.alloc(4 * count).unwrap(),
-    );
+    let (gradient, update) = (comm.alloc(count).unwrap(), comm.alloc(count).unwrap());
     let last = fate::from_text(&variable("LINERATE_TEST_LAST"));
     let delay: u64 = variable("LINERATE_TEST_DELAY_US").parse().unwrap_or(0);
     let mut prng = Prng::new(u64::from(comm.rank()) + 7);
@@ -395,8 +394,7 @@ fn survives(comm: &Communicator) {
     };
     for step in 0..STEPS {
         std::thread::sleep(Duration::from_micros(prng.below(3000)));
-        gradient.view().fill(0);
-        gradient.write(comm.rank() as usize * STEPS + step, &[1i32]);
+        one_hot(&gradient, comm.rank() as usize * STEPS + step);
         let fate = last.and_then(|(last, fate)| (last == step).then_some(fate));
         fate.into_iter().for_each(fate::meet);
         partial.submit(&gradient).unwrap();

@@ -1,41 +1,32 @@
 //! Large operations, which several threads of a rank share.
 
 use super::{results, spawn};
-use linerate::{Buffer, Call, Collective, Communicator, DataType, ReduceOp};
+use linerate::{Communicator, ReduceOp};
 
 /// Elements of a rank: 18 MiB of f32 and a bit, so that pieces are shared, the last one is not whole, and, out of place
 /// on two ranks, the caches of most machines are written around.
-const COUNT: u64 = (18 << 18) + 77;
+const COUNT: usize = (18 << 18) + 77;
 
 /// An allreduce in place and out of place and an all-gather; prints a hash of all bits, and how many threads of a crew
 /// this process had before and has after the communicator has gone.
 pub fn large(comm: Communicator) {
-    let (bytes, ranks) = (4 * COUNT as usize, u64::from(comm.ranks()));
-    let (input, output) = (comm.alloc(bytes).unwrap(), comm.alloc(bytes).unwrap());
-    let all = comm.alloc(bytes * ranks as usize).unwrap();
+    let alloc = |count| comm.alloc::<f32>(count).unwrap();
+    let (input, output) = (alloc(COUNT), alloc(COUNT));
+    let all = alloc(COUNT * comm.ranks() as usize);
     let values: Vec<f32> = (0..COUNT)
         .map(|index| {
-            let scale = [1e-3, 1.0, 1e7][(index + u64::from(comm.rank())) as usize % 3];
+            let scale = [1e-3, 1.0, 1e7][(index + comm.rank() as usize) % 3];
             (index as f32).sin() * scale
         })
         .collect();
-    input.write(0, &values);
-    let sum = |from: &Buffer, to: &Buffer| {
-        let call = Call::all_reduce(DataType::F32, ReduceOp::Sum, COUNT, from, to);
-        comm.run(&call).unwrap();
-    };
-    sum(&input, &output);
-    let gather = Call {
-        input: Some(input.clone()),
-        output: Some(all.clone()),
-        ..Call::new(Collective::AllGather, DataType::F32, COUNT)
-    };
-    comm.run(&gather).unwrap();
-    drop(gather);
-    sum(&input, &input);
+    input.write(0, &values).unwrap();
+    let op = ReduceOp::Sum;
+    comm.all_reduce_into(&input, &output, op).unwrap();
+    comm.all_gather(&input, &all).unwrap();
+    comm.all_reduce(&input, op).unwrap();
     let mut hash = 0u64;
     for buffer in [&input, &output, &all] {
-        for value in buffer.to_vec::<f32>() {
+        for value in buffer.as_slice().unwrap().iter() {
             hash = linerate::prng::mix(hash ^ u64::from(value.to_bits()));
         }
     }

@@ -1,8 +1,8 @@
 //! Many operations at once, in hostile orders: grouped transfers, operations that nobody waits for, ranks that differ in
 //! what they registered, in how they make progress and in how fast they are.
 
-use super::{results, spawn};
-use linerate::{Buffer, Call, Collective, Communicator, DataType, Operation, ReduceOp, Transfer};
+use super::{results, spawn, zeros};
+use linerate::{Buffer, Collective, Communicator, DataType, Operation, ReduceOp};
 use std::time::Duration;
 
 /// Runs the role of this name, if there is one.
@@ -27,13 +27,10 @@ pub fn run(role: &str, comm: &Communicator) -> bool {
     true
 }
 
-fn filled(comm: &Communicator, registered: bool, count: usize, first: u32) -> Buffer {
-    let buffer = match registered {
-        true => comm.alloc(4 * count).unwrap(),
-        false => Buffer::plain(4 * count).unwrap(),
-    };
+fn filled(comm: &Communicator, registered: bool, count: usize, first: u32) -> Buffer<u32> {
+    let buffer = zeros(comm, registered, count);
     let values: Vec<u32> = (0..count as u32).map(|i| first + i % 1000).collect();
-    buffer.write(0, &values);
+    buffer.write(0, &values).unwrap();
     buffer
 }
 
@@ -78,27 +75,28 @@ fn partly_registered(comm: &Communicator) {
                 Collective::ReduceScatter | Collective::AllReduce
             );
         let output = match in_place {
-            true if output_len < input_len => input.part(4 * COUNT * rank as usize, 4 * COUNT),
+            true if output_len < input_len => input.range(COUNT * rank as usize..).range(..COUNT),
             true => input.clone(),
             false => filled(comm, output_is_registered, output_len, 0),
         };
-        let mut call = Call::new(collective, DataType::U32, COUNT as u64).with(&input, &output);
-        call.root = (variant + number) % ranks;
-        comm.run(&call)
+        let root = (variant + number) % ranks;
+        let call = comm.collective(collective, DataType::U32, COUNT as u64);
+        let call = call.root(root).input(&input).output(&output);
+        call.run()
             .unwrap_or_else(|e| panic!("{collective} {variant}: {e}"));
         let sum = |i: usize| (0..ranks).map(|r| r + i as u32 % 1000).sum::<u32>();
         let value = |from: u32, i: usize| from + i as u32 % 1000;
         let wanted = |i: usize| match collective {
-            Collective::Broadcast => value(call.root, i),
-            Collective::Scatter => value(call.root, i + COUNT * rank as usize),
+            Collective::Broadcast => value(root, i),
+            Collective::Scatter => value(root, i + COUNT * rank as usize),
             Collective::ReduceScatter => sum(i + COUNT * rank as usize),
             Collective::Gather | Collective::AllGather => value((i / COUNT) as u32, i % COUNT),
             Collective::AllToAll => value((i / COUNT) as u32, i % COUNT + COUNT * rank as usize),
             _ => sum(i),
         };
         let is_rooted = matches!(collective, Collective::Reduce | Collective::Gather);
-        if !is_rooted || rank == call.root {
-            for (i, got) in output.to_vec::<u32>().into_iter().enumerate() {
+        if !is_rooted || rank == root {
+            for (i, got) in output.to_vec().unwrap().into_iter().enumerate() {
                 assert_eq!(
                     got,
                     wanted(i),
@@ -116,33 +114,21 @@ fn a_call_with_one_plain_buffer_somewhere_gives_the_same_result() {
     }
 }
 
-fn transfer(peer: u32, is_send: bool, buffer: &Buffer) -> Transfer {
-    Transfer {
-        peer,
-        is_send,
-        buffer: buffer.clone(),
-    }
-}
-
 /// Rank 0 sends many large messages at once, rank 1 takes one after the other.
 fn stream(comm: &Communicator) {
     const COUNT: usize = 1 << 16;
-    let one = |number: u32| {
-        let buffer = filled(comm, true, COUNT, if comm.rank() == 0 { number } else { 0 });
-        let call = Call::send_recv(
-            DataType::U32,
-            vec![transfer(1 - comm.rank(), comm.rank() == 0, &buffer)],
-        );
-        (buffer, call)
-    };
     if comm.rank() == 0 {
-        let operations: Vec<Operation> = (0..40).map(|n| comm.start(&one(n).1).unwrap()).collect();
+        let send = |number| {
+            let buffer = filled(comm, true, COUNT, number);
+            comm.group().send(&buffer, 1).start().unwrap()
+        };
+        let operations: Vec<Operation> = (0..40).map(send).collect();
         operations.into_iter().for_each(|o| o.wait().unwrap());
     } else {
         for number in 0..40 {
-            let (buffer, call) = one(number);
-            comm.run(&call).unwrap();
-            assert_eq!(buffer.to_vec::<u32>()[999], number + 999);
+            let buffer = filled(comm, true, COUNT, 0);
+            comm.recv(&buffer, 0).unwrap();
+            assert_eq!(buffer.as_slice().unwrap()[999], number + 999);
         }
     }
 }
@@ -160,37 +146,40 @@ fn classes(comm: &Communicator) {
     const COUNT: usize = 1 << 16;
     let rank = comm.rank();
     let message = filled(comm, true, COUNT, 7 * (1 - rank));
-    let pairwise = Call::send_recv(DataType::U32, vec![transfer(1 - rank, rank == 0, &message)]);
-    let collective = || {
-        let (input, output) = (
-            filled(comm, true, 2 * COUNT, rank),
-            filled(comm, true, 2 * COUNT, 0),
-        );
-        let mut call = Call::new(Collective::AllToAllV, DataType::U32, 0).with(&input, &output);
-        (call.send_counts, call.receive_counts) = (vec![COUNT as u64; 2], vec![COUNT as u64; 2]);
-        call
+    let counts = [COUNT as u64; 2];
+    let pair = |first| filled(comm, true, 2 * COUNT, first);
+    let collectives: Vec<_> = (0..12).map(|_| (pair(rank), pair(0))).collect();
+    let start_collectives = || -> Vec<Operation> {
+        let start = |(input, output)| comm.start_all_to_all_v(input, &counts, output, &counts);
+        let all = collectives.iter().map(|(input, output)| (input, output));
+        all.map(|pair| start(pair).unwrap()).collect()
     };
-    let start = |calls: &[Call]| -> Vec<Operation> {
-        calls.iter().map(|c| comm.start(c).unwrap()).collect()
-    };
-    let finish =
-        |operations: Vec<Operation>| operations.into_iter().for_each(|o| o.wait().unwrap());
-    let collectives: Vec<Call> = (0..12).map(|_| collective()).collect();
-    let messages = vec![pairwise; 40];
-    for collectives_first in [true, false] {
-        let (first, second) = match collectives_first {
-            true => (&collectives, &messages),
-            false => (&messages, &collectives),
-        };
-        if rank == 0 {
-            let mut operations = start(first);
-            operations.extend(start(second));
-            finish(operations);
-        } else {
-            second.iter().for_each(|call| comm.run(call).unwrap());
-            first.iter().for_each(|call| comm.run(call).unwrap());
-            assert_eq!(message.to_vec::<u32>()[999], 7 + 999);
+    let run_collectives = || {
+        for (input, output) in &collectives {
+            let ended = comm.all_to_all_v(input, &counts, output, &counts);
+            ended.unwrap();
         }
+    };
+    let start_messages = || -> Vec<Operation> {
+        let send = |_| comm.group().send(&message, 1).start().unwrap();
+        (0..40).map(send).collect()
+    };
+    let run_messages = || (0..40).for_each(|_| comm.recv(&message, 0).unwrap());
+    for collectives_first in [true, false] {
+        match (rank, collectives_first) {
+            (0, _) => {
+                let operations = match collectives_first {
+                    true => [start_collectives(), start_messages()],
+                    false => [start_messages(), start_collectives()],
+                };
+                let all = operations.into_iter().flatten();
+                all.for_each(|operation| operation.wait().unwrap());
+                continue;
+            }
+            (_, true) => (run_messages(), run_collectives()),
+            (_, false) => (run_collectives(), run_messages()),
+        };
+        assert_eq!(message.as_slice().unwrap()[999], 7 + 999);
     }
 }
 
@@ -211,13 +200,9 @@ fn opposite(comm: &Communicator) {
             for (index, &count) in lengths.iter().enumerate() {
                 let registered = !(round + index as u32).is_multiple_of(2);
                 let first = 10_000 * (index as u32 + 1) + rank;
-                sends.push(transfer(
-                    peer,
-                    true,
-                    &filled(comm, registered, count, first),
-                ));
+                sends.push((peer, true, filled(comm, registered, count, first)));
                 let buffer = filled(comm, registered, count, 0);
-                receives.push(transfer(peer, false, &buffer));
+                receives.push((peer, false, buffer.clone()));
                 arrived.push((10_000 * (index as u32 + 1) + peer, buffer));
             }
         }
@@ -226,9 +211,17 @@ fn opposite(comm: &Communicator) {
             _ => (receives, sends),
         };
         first.extend(second);
-        comm.run(&Call::send_recv(DataType::U32, first)).unwrap();
+        let all = first.iter();
+        let group = all.fold(
+            comm.group(),
+            |group, (peer, is_send, buffer)| match is_send {
+                true => group.send(buffer, *peer),
+                false => group.recv(buffer, *peer),
+            },
+        );
+        group.run().unwrap();
         for (value, buffer) in arrived {
-            let got = buffer.to_vec::<u32>();
+            let got = buffer.as_slice().unwrap();
             assert!(
                 got.iter()
                     .enumerate()
@@ -259,24 +252,20 @@ fn outstanding(comm: &Communicator) {
     let mut operations = Vec::new();
     for number in 0..300u32 {
         let buffer = filled(comm, number % 3 > 0, 1 + 40 * number as usize, number);
-        let other = filled(comm, number % 3 > 1, buffer.len_bytes() / 4, 0);
-        let count = (buffer.len_bytes() / 4) as u64;
-        let call = match number % 2 {
-            0 => Call::all_reduce(DataType::U32, ReduceOp::Sum, count, &buffer, &other),
-            _ => Call::send_recv(
-                DataType::U32,
-                vec![
-                    transfer(next, true, &buffer),
-                    transfer(before, false, &other),
-                ],
-            ),
+        let other = filled(comm, number % 3 > 1, buffer.len(), 0);
+        let started = match number % 2 {
+            0 => comm.start_all_reduce_into(&buffer, &other, ReduceOp::Sum),
+            _ => {
+                let group = comm.group().send(&buffer, next);
+                group.recv(&other, before).start()
+            }
         };
         let factor = if number % 2 == 0 { ranks } else { 1 };
-        operations.push((comm.start(&call).unwrap(), other, factor * number));
+        operations.push((started.unwrap(), other, factor * number));
     }
     for (operation, output, wanted) in operations.into_iter().rev() {
         operation.wait().unwrap();
-        assert_eq!(output.to_vec::<u32>()[0], wanted);
+        assert_eq!(output.as_slice().unwrap()[0], wanted);
     }
 }
 
@@ -289,20 +278,23 @@ fn three_hundred_operations_may_be_outstanding() {
 
 /// Rank 0 starts everything at once; rank 1 takes longer than the timeout to come to the last.
 fn slow(comm: &Communicator) {
-    let buffer = comm.alloc(4 << 10).unwrap();
-    let call = Call::all_reduce(DataType::F32, ReduceOp::Sum, 1 << 10, &buffer, &buffer);
-    let pair = Call::send_recv(
-        DataType::F32,
-        vec![transfer(1 - comm.rank(), comm.rank() == 0, &buffer)],
-    );
-    for call in [&call, &pair] {
+    let buffers = [(); 5].map(|()| comm.alloc::<f32>(1 << 10).unwrap());
+    let sum = |buffer: &Buffer<f32>| comm.start_all_reduce(buffer, ReduceOp::Sum).unwrap();
+    let pair = |buffer: &Buffer<f32>| {
+        let group = match comm.rank() {
+            0 => comm.group().send(buffer, 1),
+            _ => comm.group().recv(buffer, 0),
+        };
+        group.start().unwrap()
+    };
+    for start in [&sum as &dyn Fn(&Buffer<f32>) -> Operation, &pair] {
         if comm.rank() == 0 {
-            let all: Vec<Operation> = (0..5).map(|_| comm.start(call).unwrap()).collect();
+            let all = buffers.each_ref().map(start);
             all.into_iter().for_each(|o| o.wait().unwrap());
         } else {
-            for _ in 0..5 {
+            for buffer in &buffers {
                 std::thread::sleep(Duration::from_millis(650));
-                comm.run(call).unwrap();
+                start(buffer).wait().unwrap();
             }
         }
     }
@@ -315,13 +307,9 @@ fn operations_that_wait_for_earlier_ones_do_not_time_out() {
 
 /// Rank 0 waits for a message of rank 1, which does not come; rank 2 is in a barrier.
 fn stuck_pair(comm: &Communicator) {
-    let buffer = comm.alloc(64).unwrap();
+    let buffer = comm.alloc::<f32>(16).unwrap();
     let error = match comm.rank() {
-        0 => {
-            let receive = vec![transfer(1, false, &buffer)];
-            comm.run(&Call::send_recv(DataType::F32, receive))
-                .unwrap_err()
-        }
+        0 => comm.recv(&buffer, 1).unwrap_err(),
         1 => {
             std::thread::sleep(Duration::from_secs(3));
             comm.barrier().unwrap_err()
@@ -345,19 +333,17 @@ fn a_message_that_never_comes_is_no_disagreement_with_bystanders() {
 fn dropped(comm: &Communicator) {
     for round in 0..20u32 {
         let kept = filled(comm, true, 10_000, round);
-        let call = Call::all_reduce(DataType::U32, ReduceOp::Sum, 10_000, &kept, &kept);
-        drop(comm.start(&call).unwrap());
+        drop(comm.start_all_reduce(&kept, ReduceOp::Sum).unwrap());
         for registered in [true, false] {
             let buffer = filled(comm, registered, 100_000, round);
-            let call = Call::all_reduce(DataType::U32, ReduceOp::Max, 100_000, &buffer, &buffer);
-            drop(comm.start(&call).unwrap());
+            drop(comm.start_all_reduce(&buffer, ReduceOp::Max).unwrap());
         }
         // Operations end in any order; the one after OPERATION_SLOTS others starts only when all ranks have ended this.
         for _ in 0..=linerate::limits::OPERATION_SLOTS {
             comm.barrier().unwrap();
         }
         let wanted = comm.ranks() * (round + 999);
-        assert_eq!(kept.to_vec::<u32>()[9_999], wanted);
+        assert_eq!(kept.as_slice().unwrap()[9_999], wanted);
     }
     comm.barrier().unwrap();
 }
@@ -371,19 +357,12 @@ fn an_operation_whose_handle_is_dropped_goes_on() {
 }
 
 fn small(comm: &Communicator) {
-    let buffer = comm.alloc(4).unwrap();
+    let buffer = comm.alloc::<u32>(1).unwrap();
     for round in 0..200u32 {
-        buffer.write(0, &[comm.rank() + round]);
-        comm.run(&Call::all_reduce(
-            DataType::U32,
-            ReduceOp::Sum,
-            1,
-            &buffer,
-            &buffer,
-        ))
-        .unwrap();
+        buffer.write(0, &[comm.rank() + round]).unwrap();
+        comm.all_reduce(&buffer, ReduceOp::Sum).unwrap();
         let p = comm.ranks();
-        assert_eq!(buffer.to_vec::<u32>(), [p * (p - 1) / 2 + p * round]);
+        assert_eq!(*buffer.as_slice().unwrap(), [p * (p - 1) / 2 + p * round]);
     }
 }
 
@@ -414,8 +393,7 @@ fn patient(comm: &Communicator) {
     if comm.rank() == 1 {
         std::thread::sleep(Duration::from_millis(300));
     }
-    let call = Call::all_reduce(DataType::U32, ReduceOp::Sum, 1000, &buffer, &buffer);
-    let mut operation = comm.start(&call).unwrap();
+    let mut operation = comm.start_all_reduce(&buffer, ReduceOp::Sum).unwrap();
     if comm.rank() == 0 {
         assert!(!operation.wait_timeout(Duration::ZERO).unwrap());
         assert!(!operation.wait_timeout(Duration::from_millis(20)).unwrap());
@@ -424,7 +402,7 @@ fn patient(comm: &Communicator) {
     while !operation.wait_timeout(Duration::from_millis(50)).unwrap() {}
     assert!(operation.test().unwrap());
     operation.wait().unwrap();
-    assert_eq!(buffer.to_vec::<u32>()[0], comm.ranks());
+    assert_eq!(buffer.as_slice().unwrap()[0], comm.ranks());
 }
 
 #[test]
@@ -450,15 +428,14 @@ fn threads(comm: &Communicator) {
                     let buffer = filled(comm, step % 2 == 0, 20_000, thread);
                     for whose in 0..3 {
                         if whose == thread {
-                            let sum = ReduceOp::Sum;
-                            let call =
-                                Call::all_reduce(DataType::U32, sum, 20_000, &buffer, &buffer);
-                            started = Some(comm.start(&call).unwrap());
+                            let sum = comm.start_all_reduce(&buffer, ReduceOp::Sum);
+                            started = Some(sum.unwrap());
                         }
                         turn.wait();
                     }
                     started.unwrap().wait().unwrap();
-                    assert_eq!(buffer.to_vec::<u32>()[999], comm.ranks() * (thread + 999));
+                    let sum = buffer.as_slice().unwrap()[999];
+                    assert_eq!(sum, comm.ranks() * (thread + 999));
                     own.all_reduce(&mut data, ReduceOp::Max).unwrap();
                     assert!(data.iter().all(|&v| v == thread + 1));
                 }
@@ -490,9 +467,7 @@ fn late(comm: &Communicator) {
             data
         });
         std::thread::sleep(Duration::from_millis(200));
-        let mut barriers: Vec<Operation> = (0..5)
-            .map(|_| comm.start(&Call::barrier()).unwrap())
-            .collect();
+        let mut barriers: Vec<Operation> = (0..5).map(|_| comm.start_barrier().unwrap()).collect();
         barriers.pop().unwrap().cancel().unwrap();
         let mut data = waiting.join().unwrap();
         data.fill(7.0);
@@ -512,21 +487,18 @@ fn a_slice_is_left_alone_once_its_call_has_failed() {
 
 /// Arguments that no operation can have are errors, and the communicator goes on.
 fn wrong(comm: &Communicator) {
-    let (short, long) = (comm.alloc(4).unwrap(), comm.alloc(8).unwrap());
-    let own = |is_send, buffer| transfer(comm.rank(), is_send, buffer);
+    let alloc = |bytes| comm.alloc::<u8>(bytes).unwrap();
+    let (short, long, own) = (alloc(4), alloc(8), comm.rank());
     for (send, receive) in [(&short, &long), (&long, &short)] {
-        let transfers = vec![own(true, send), own(false, receive)];
-        let error = comm.run(&Call::send_recv(DataType::U8, transfers));
-        assert!(error.unwrap_err().to_string().contains("to itself"));
+        let group = comm.group().send(send, own).recv(receive, own);
+        assert!(group.run().unwrap_err().to_string().contains("to itself"));
     }
     for count in [u64::MAX, u64::MAX / 4, 1 << 49, 1 << 62] {
         for collective in Collective::ALL {
-            let mut call = Call::new(collective, DataType::F64, count);
-            if collective != Collective::SendRecv {
-                assert!(comm.run(&call).is_err(), "{collective} {count}");
-                call = call.with(&short, &long);
-                assert!(comm.run(&call).is_err(), "{collective} {count}");
-            }
+            let call = comm.collective(collective, DataType::F64, count);
+            assert!(call.run().is_err(), "{collective} {count}");
+            let call = call.input(&short).output(&long);
+            assert!(call.run().is_err(), "{collective} {count}");
         }
     }
     comm.barrier().unwrap();

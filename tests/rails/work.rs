@@ -5,7 +5,7 @@
 
 use crate::connections::{self, Connection};
 use linerate::prng::Prng;
-use linerate::{Buffer, Call, Communicator, DataType, ReduceOp};
+use linerate::{Buffer, Communicator, ReduceOp};
 use std::collections::BTreeMap;
 use std::process::{Child, Output};
 use std::time::{Duration, Instant};
@@ -16,17 +16,21 @@ const EVERY: Duration = Duration::from_millis(100);
 pub const HANG: Duration = Duration::from_secs(120);
 
 /// A sum of `count` numbers; panics if one is wrong.
-pub fn sum(comm: &Communicator, buffer: &Buffer, count: usize, round: u64) -> linerate::Result<()> {
-    let part = buffer.part(0, 8 * count);
+pub fn sum(
+    comm: &Communicator,
+    buffer: &Buffer<u64>,
+    count: usize,
+    round: u64,
+) -> linerate::Result<()> {
+    let part = buffer.range(..count);
     let own = |i: usize| round * 1_000_003 + i as u64 * (1 + u64::from(comm.rank()));
-    part.write(0, &(0..count).map(own).collect::<Vec<u64>>());
-    let call = Call::all_reduce(DataType::U64, ReduceOp::Sum, count as u64, &part, &part);
-    comm.run(&call)?;
+    part.write(0, &(0..count).map(own).collect::<Vec<u64>>())?;
+    comm.all_reduce(&part, ReduceOp::Sum)?;
     let ranks = u64::from(comm.ranks());
     let of_ranks = ranks * (ranks + 1) / 2;
     let right = |i: usize| ranks * round * 1_000_003 + i as u64 * of_ranks;
     let wrong = part
-        .to_vec::<u64>()
+        .to_vec()?
         .iter()
         .enumerate()
         .filter(|&(i, &v)| v != right(i))
@@ -38,7 +42,7 @@ pub fn sum(comm: &Communicator, buffer: &Buffer, count: usize, round: u64) -> li
 /// A thousand allreduces of all sizes, and whoever is behind waits for nobody.
 pub fn thousand(comm: &Communicator) {
     let counts = [1, 100, 40_000, 200_000, 600_000];
-    let buffer = comm.alloc(8 * counts[4]).unwrap();
+    let buffer = comm.alloc(counts[4]).unwrap();
     for round in 0..1000 {
         sum(comm, &buffer, counts[round as usize % 5], round).unwrap();
     }

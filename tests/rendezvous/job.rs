@@ -1,6 +1,7 @@
 //! Jobs of ranks as processes with an environment of their own.
 
 use std::net::{IpAddr, Ipv4Addr, TcpListener, UdpSocket};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -17,6 +18,8 @@ pub struct Job {
     started: Vec<u32>,
     ranks: u32,
     environment: Vec<(Option<u32>, String, String)>,
+    /// This rank is started as the user nobody.
+    nobody: Option<u32>,
 }
 
 /// How a rank ended, and what it said.
@@ -35,7 +38,14 @@ impl Job {
             started: (0..ranks).collect(),
             ranks,
             environment: Vec::new(),
+            nobody: None,
         }
+    }
+
+    /// This rank is a process of another user, which takes root.
+    pub fn by_nobody(mut self, rank: u32) -> Job {
+        self.nobody = Some(rank);
+        self
     }
 
     /// Its ranks believe that there are so many.
@@ -114,6 +124,9 @@ impl Running {
             .env("WORLD_SIZE", job.ranks.to_string())
             .env("LINERATE_TIMEOUT", "30")
             .env_remove("LOCAL_WORLD_SIZE");
+        if job.nobody == Some(rank) {
+            command.uid(65534).gid(65534);
+        }
         let is_for = |of: &Option<u32>| of.is_none_or(|of| of == rank);
         for (_, name, value) in job.environment.iter().filter(|(of, _, _)| is_for(of)) {
             command.env(name, value);

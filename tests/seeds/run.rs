@@ -66,9 +66,9 @@ impl Caller {
             self.next += 1;
             let prepared = planned.prepare(self.rank, |bytes| match planned.registered {
                 true => self.communicator.alloc(bytes).expect("memory"),
-                false => Buffer::plain(bytes).expect("memory"),
+                false => Buffer::from_vec(vec![0; bytes]),
             });
-            let operation = match self.communicator.start(&prepared.call) {
+            let operation = match prepared.start(&self.communicator) {
                 Ok(operation) => Some(operation),
                 Err(error) => {
                     self.ends[index] = Some(Err(error));
@@ -91,7 +91,7 @@ impl Caller {
             let operation = called.operation.as_mut().expect("not cancelled");
             let end = match operation.test() {
                 Ok(false) => return true,
-                Ok(true) => Ok(called.prepared.output.to_vec::<u8>()),
+                Ok(true) => called.prepared.output.to_vec(),
                 Err(error) => Err(error),
             };
             ends[called.index] = Some(end);

@@ -3,7 +3,9 @@
 //! All values are whole and above zero, and small enough for their type that no sum of eight rounds: a contribution that
 //! is lost or counted twice changes the result.
 
-use linerate::{Buffer, Call, Collective, DataType, Rank, ReduceOp, Transfer};
+use linerate::{
+    Buffer, Collective, Communicator, DataType, Group, Operation, Rank, ReduceOp, Result,
+};
 
 /// One collective on one shape.
 #[derive(Clone, Debug)]
@@ -21,10 +23,54 @@ pub struct Planned {
     pub registered: bool,
 }
 
-/// The buffers of one rank, filled, and the call on them.
+/// The buffers of one rank, filled, for an operation.
 pub struct Prepared {
-    pub call: Call,
-    pub output: Buffer,
+    planned: Planned,
+    source: Buffer<u8>,
+    pub output: Buffer<u8>,
+}
+
+impl Prepared {
+    pub fn start(&self, communicator: &Communicator) -> Result<Operation> {
+        let (planned, rank) = (&self.planned, communicator.rank());
+        let counts = |of: &dyn Fn(Rank) -> u64| (0..planned.ranks).map(of).collect::<Vec<u64>>();
+        let builder = communicator
+            .collective(planned.collective, planned.dtype, planned.count)
+            .op(planned.op)
+            .root(planned.root)
+            .input(&self.source)
+            .output(&self.output);
+        let builder = match planned.collective {
+            Collective::SendRecv => return self.group(communicator).start(),
+            Collective::AllGatherV => builder.receive_counts(&counts(&|r| planned.v_count(r, 0))),
+            Collective::AllToAllV => builder
+                .send_counts(&counts(&|r| planned.v_count(rank, r)))
+                .receive_counts(&counts(&|r| planned.v_count(r, rank))),
+            _ => builder,
+        };
+        match planned.algorithm {
+            Some(name) => builder.algorithm(name).start(),
+            None => builder.start(),
+        }
+    }
+
+    /// Every rank sends to everyone, itself included, and receives from everyone.
+    fn group<'a>(&self, communicator: &'a Communicator) -> Group<'a> {
+        let (planned, rank) = (&self.planned, communicator.rank());
+        let size = planned.dtype.size_bytes();
+        let (mut sent, mut received) = (0, 0);
+        let mut group = communicator.group();
+        for peer in 0..planned.ranks {
+            let to = planned.v_count(rank, peer) as usize * size;
+            let from = planned.v_count(peer, rank) as usize * size;
+            let source = self.source.range(sent..sent + to);
+            let output = self.output.range(received..received + from);
+            group = group.send(&source, peer).recv(&output, peer);
+            sent += to;
+            received += from;
+        }
+        group
+    }
 }
 
 impl Planned {
@@ -140,37 +186,18 @@ impl Planned {
         (start..start + self.count).map(reduce).collect()
     }
 
-    /// Allocates with `alloc` and fills.
-    pub fn prepare(&self, rank: Rank, alloc: impl Fn(usize) -> Buffer) -> Prepared {
-        let mut call = Call::new(self.collective, self.dtype, self.count);
-        call.op = self.op;
-        call.root = self.root;
-        call.algorithm = self.algorithm.map(str::to_string);
+    /// Allocates bytes with `alloc` and fills them.
+    pub fn prepare(&self, rank: Rank, alloc: impl Fn(usize) -> Buffer<u8>) -> Prepared {
         let input: Vec<u64> = (0..self.input_len(rank))
             .map(|i| self.value(rank, i))
             .collect();
         let input = self.emit(&input);
         let output_bytes = self.expected(rank).len();
-        match self.collective {
-            Collective::AllGatherV => {
-                call.receive_counts = (0..self.ranks).map(|r| self.v_count(r, 0)).collect();
-            }
-            Collective::AllToAllV => {
-                call.send_counts = (0..self.ranks).map(|r| self.v_count(rank, r)).collect();
-                call.receive_counts = (0..self.ranks).map(|r| self.v_count(r, rank)).collect();
-            }
-            Collective::SendRecv => {
-                let (source, output) = (alloc(input.len()), alloc(output_bytes));
-                source.write(0, &input);
-                call.transfers = self.transfers(rank, &source, &output);
-                return Prepared { call, output };
-            }
-            _ => {}
-        }
         let (source, output) = self.place(rank, input.len(), output_bytes, alloc);
-        source.write(0, &input);
+        source.write(0, &input).expect("memory that nothing uses");
         Prepared {
-            call: call.with(&source, &output),
+            planned: self.clone(),
+            source,
             output,
         }
     }
@@ -181,13 +208,16 @@ impl Planned {
         rank: Rank,
         input_bytes: usize,
         output_bytes: usize,
-        alloc: impl Fn(usize) -> Buffer,
-    ) -> (Buffer, Buffer) {
+        alloc: impl Fn(usize) -> Buffer<u8>,
+    ) -> (Buffer<u8>, Buffer<u8>) {
         let is_rooted = matches!(
             self.collective,
             Collective::Reduce | Collective::Gather | Collective::Scatter | Collective::Broadcast
         );
-        let never = matches!(self.collective, Collective::AllToAllV | Collective::Barrier);
+        let never = matches!(
+            self.collective,
+            Collective::AllToAllV | Collective::SendRecv | Collective::Barrier
+        );
         if !self.in_place || never || (is_rooted && rank != self.root) {
             return (alloc(input_bytes), alloc(output_bytes));
         }
@@ -199,37 +229,13 @@ impl Planned {
         let whole = alloc(input_bytes.max(output_bytes));
         match self.collective {
             Collective::AllGather | Collective::Gather | Collective::AllGatherV => {
-                (whole.part(own, input_bytes), whole)
+                (whole.range(own..own + input_bytes), whole)
             }
             Collective::ReduceScatter | Collective::Scatter => {
-                let output = whole.part(own, output_bytes);
+                let output = whole.range(own..own + output_bytes);
                 (whole, output)
             }
             _ => (whole.clone(), whole),
         }
-    }
-
-    /// Every rank sends to everyone, itself included, and receives from everyone.
-    fn transfers(&self, rank: Rank, source: &Buffer, output: &Buffer) -> Vec<Transfer> {
-        let (mut sent, mut received) = (0, 0);
-        let mut all = Vec::new();
-        for peer in 0..self.ranks {
-            let size = self.dtype.size_bytes();
-            let to = self.v_count(rank, peer) as usize * size;
-            let from = self.v_count(peer, rank) as usize * size;
-            all.push(Transfer {
-                peer,
-                is_send: true,
-                buffer: source.part(sent, to),
-            });
-            all.push(Transfer {
-                peer,
-                is_send: false,
-                buffer: output.part(received, from),
-            });
-            sent += to;
-            received += from;
-        }
-        all
     }
 }

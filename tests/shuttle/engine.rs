@@ -197,6 +197,10 @@ impl Engine {
         self.tasks[task.0].result.clone()
     }
 
+    pub fn is_idle(&self) -> bool {
+        self.tasks.iter().all(|task| task.result.is_some())
+    }
+
     /// The real one forgets the task; a result asked for twice is then an error.
     pub fn release(&mut self, task: TaskId) {
         self.tasks[task.0].result = Some(Err(Error::invalid("it was waited for already")));

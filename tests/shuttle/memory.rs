@@ -1,7 +1,7 @@
 //! Words that processes share, and sleeping on them, with shuttle's locks.
 
 use crate::sync::AtomicU32;
-use shuttle::sync::{Condvar, Mutex};
+use shuttle::sync::{LockResult, Mutex, MutexGuard};
 use std::cell::Cell;
 use std::time::Duration;
 
@@ -22,12 +22,32 @@ pub fn drop_notifications(is_deaf: bool) {
     IS_DEAF.set(is_deaf);
 }
 
+/// A condition whose notifications can be lost.
+#[derive(Debug)]
+pub struct Condvar(shuttle::sync::Condvar);
+
+impl Condvar {
+    pub fn new() -> Condvar {
+        Condvar(shuttle::sync::Condvar::new())
+    }
+
+    pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> LockResult<MutexGuard<'a, T>> {
+        self.0.wait(guard)
+    }
+
+    pub fn notify_one(&self) {
+        if !IS_DEAF.get() {
+            self.0.notify_one();
+        }
+    }
+}
+
 #[derive(Debug)]
 pub struct Word32 {
     value: AtomicU32,
     /// How many sleep.
     queue: Mutex<u32>,
-    wake: Condvar,
+    wake: shuttle::sync::Condvar,
 }
 
 impl std::ops::Deref for Word32 {
@@ -48,7 +68,7 @@ impl View {
         View(Box::leak(Box::new(Word32 {
             value: AtomicU32::new(0),
             queue: Mutex::new(0),
-            wake: Condvar::new(),
+            wake: shuttle::sync::Condvar::new(),
         })))
     }
 

@@ -4,8 +4,8 @@ use super::options;
 use linerate::sparse::{Algorithm, Regions, SparseOptions};
 use linerate::transport::sim::SimOptions;
 use linerate::{
-    Call, Collective, Communicator, Config, DataType, Error, Operation, Simulation,
-    SparseAllreduce, TensorSpec, Transfer,
+    Buffer, Communicator, Config, DataType, Element, Error, Operation, Simulation, SparseAllreduce,
+    TensorSpec,
 };
 
 const RANKS: u32 = 4;
@@ -19,29 +19,22 @@ fn entries(lie: &[(u32, f32)]) -> Vec<u8> {
     indices.chain(values).collect()
 }
 
+/// Registered memory with these elements.
+fn buffer<T: Element>(comm: &Communicator, elements: &[T]) -> Buffer<T> {
+    let buffer = comm.alloc(elements.len()).unwrap();
+    buffer.write(0, elements).unwrap();
+    buffer
+}
+
 /// The first two requests of Ok-Topk with equal regions: how many entries for whom, and those.
 fn lie_to(comm: &Communicator, lie: &[(u32, f32)], step: usize) -> Operation {
-    let buffer = |bytes: &[u8]| {
-        let buffer = comm.alloc(bytes.len()).unwrap();
-        buffer.write(0, bytes);
-        buffer
-    };
     match step {
         0 => {
             let mut counts = [0u32; RANKS as usize];
             counts[0] = lie.len() as u32;
-            let bytes: Vec<u8> = counts.iter().flat_map(|c| c.to_le_bytes()).collect();
-            let call = Call::new(Collective::AllToAll, DataType::U32, 1);
-            comm.start(&call.with(&buffer(&bytes), &buffer(&bytes)))
+            comm.start_all_to_all(&buffer(comm, &counts), &buffer(comm, &counts))
         }
-        _ => {
-            let transfer = Transfer {
-                peer: 0,
-                is_send: true,
-                buffer: buffer(&entries(lie)),
-            };
-            comm.start(&Call::send_recv(DataType::U8, vec![transfer]))
-        }
+        _ => comm.group().send(&buffer(comm, &entries(lie)), 0).start(),
     }
     .unwrap()
 }
@@ -61,8 +54,8 @@ fn errors(lie: &[(u32, f32)]) -> Vec<Error> {
     };
     let mut honest = Vec::new();
     for comm in comms.iter().filter(|comm| comm.rank() != LIAR) {
-        let gradient = comm.alloc(4 * COUNT as usize).unwrap();
-        gradient.write(0, &vec![1.0f32; COUNT as usize]);
+        let gradient = comm.alloc(COUNT as usize).unwrap();
+        gradient.write(0, &[1.0; COUNT as usize]).unwrap();
         let mut sparse = SparseAllreduce::new(comm, vec![tensor.clone()], options.clone()).unwrap();
         sparse.start(&[gradient]).unwrap();
         honest.push(sparse);

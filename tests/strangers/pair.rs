@@ -54,10 +54,11 @@ impl Rank {
             .1
     }
 
-    /// Why the peer has failed, if it has.
-    pub fn failure(&self) -> Option<&str> {
+    /// Why the peer is gone, if it is.
+    pub fn failure(&self) -> Option<String> {
         self.events.iter().find_map(|event| match event {
-            Event::PeerFailed(_, cause) => Some(cause.as_str()),
+            Event::PeerFailed(_, cause) => Some(cause.clone()),
+            Event::PeerLeft(_, word) => Some(format!("it has left with word {word}")),
             _ => None,
         })
     }
@@ -90,6 +91,14 @@ impl Rank {
                 .unwrap();
         }
         12
+    }
+
+    /// Posts a receive of each of these tags from the peer.
+    pub fn post_receives(&mut self, tags: &[u64], bytes: usize) {
+        for &tag in tags {
+            let target = self.memory.part(0, bytes);
+            self.transport.post_recv(0, tag, target, tag).unwrap();
+        }
     }
 
     /// Posts that have ended.

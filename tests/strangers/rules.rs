@@ -128,10 +128,49 @@ fn whoever_breaks_a_rule_is_failed_with_what_it_did() {
             }],
             "get 3",
         ),
-        (vec![Frame::Goodbye], "it has left"),
+        (vec![Frame::Goodbye { word: 5 }], "it has left with word 5"),
     ] {
         let cause = failure_after(&frames);
         assert!(cause.contains(words), "{:?}: {cause}", frames[0]);
+    }
+}
+
+/// A chunk's bytes come after its transfer has ended and another, shorter one has its number.
+#[test]
+fn a_transfer_that_is_another_one_when_its_chunk_has_come_fails_the_peer() {
+    for is_received in [true, false] {
+        let (mut rank, mut hostile) = victim();
+        let mut beside = Hostile::connect(&mut rank, SECRET, 2);
+        if is_received {
+            rank.post_receives(&[1, 2], 300_000);
+        }
+        let late = chunk(1, 290_000, 300_000, 1000);
+        let bytes = [&beside.header(late).emit()[..], &[3; 1000]].concat();
+        beside.send(&bytes[..bytes.len() - 100], &mut rank);
+        hostile.send_frame(announce(300_000, 1), &mut rank);
+        for at in [0, 150_000] {
+            hostile.send_frame(chunk(1, at, 300_000, 150_000), &mut rank);
+        }
+        if !is_received {
+            rank.post_receives(&[1], 300_000);
+        }
+        (0..100).for_each(|_| rank.step());
+        let mut again = announce(2000, 1);
+        if let Frame::Announce { tag, .. } = &mut again {
+            *tag = 2;
+        }
+        hostile.send_frame(again, &mut rank);
+        (0..100).for_each(|_| rank.step());
+        assert_eq!(rank.failure(), None);
+        beside.send(&bytes[bytes.len() - 100..], &mut rank);
+        let start = Instant::now();
+        while rank.failure().is_none() {
+            assert!(start.elapsed() < HANG, "the chunk is taken");
+            rank.step();
+        }
+        let cause = rank.failure().unwrap();
+        let words = "transfer 1 has 300000 bytes and that it has 2000";
+        assert!(cause.contains(words), "{cause}");
     }
 }
 
@@ -177,7 +216,7 @@ fn any_frame(random: &mut Prng) -> Frame {
         10 => Frame::RailDead { rail },
         11 => Frame::RailClosed { rail, chunks },
         12 => Frame::Nothing,
-        13 if random.below(10) == 0 => Frame::Goodbye,
+        13 if random.below(10) == 0 => Frame::Goodbye { word: tag },
         14 => Frame::PutChunk {
             transfer,
             key,

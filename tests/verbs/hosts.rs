@@ -1,7 +1,7 @@
 //! A rank of a job whose links are cut: it sums until it is told to end, so that what is tested does not depend on how fast the
 //! machine is. `tools/rdma_vm/check_verbs.py` starts one on each of two hosts.
 
-use linerate::{Buffer, Call, Communicator, Config, DataType, ReduceOp};
+use linerate::{Buffer, Communicator, ReduceOp};
 use std::path::PathBuf;
 
 /// Sums before the job says that it runs, and after it was told to end.
@@ -14,9 +14,8 @@ pub fn sum_until_told() {
     let of_test = |name: &str| std::env::var(format!("LINERATE_TEST_{name}")).unwrap();
     let folder = PathBuf::from(of_test("FOLDER"));
     let count = of_test("BYTES").parse::<usize>().unwrap() / 8;
-    let config = Config::from_lookup(|name| std::env::var(name).ok()).unwrap();
-    let comm = Communicator::from_env(config).unwrap();
-    let buffer = comm.alloc(8 * count).unwrap();
+    let comm = Communicator::from_env().unwrap();
+    let buffer = comm.alloc(count).unwrap();
     let mut last = u64::MAX;
     let mut round = 0;
     while round < last {
@@ -40,7 +39,7 @@ pub fn sum_until_told() {
 /// One sum, every number of it looked at; the first number says whether a rank was told to end.
 fn sum(
     comm: &Communicator,
-    buffer: &Buffer,
+    buffer: &Buffer<u64>,
     count: usize,
     (round, is_told): (u64, bool),
 ) -> linerate::Result<bool> {
@@ -48,12 +47,11 @@ fn sum(
     let own = |i: usize| round * 1_000_003 + i as u64 * (1 + rank);
     let mut numbers: Vec<u64> = (0..count).map(own).collect();
     numbers[0] = u64::from(is_told);
-    buffer.write(0, &numbers);
-    let call = Call::all_reduce(DataType::U64, ReduceOp::Sum, count as u64, buffer, buffer);
-    comm.run(&call)?;
+    buffer.write(0, &numbers)?;
+    comm.all_reduce(buffer, ReduceOp::Sum)?;
     let of_ranks = ranks * (ranks + 1) / 2;
     let right = |i: usize| ranks * round * 1_000_003 + i as u64 * of_ranks;
-    let sums = buffer.to_vec::<u64>();
+    let sums = buffer.to_vec()?;
     let wrong = (1..count).filter(|&i| sums[i] != right(i)).count();
     assert_eq!(wrong, 0, "of {count} numbers of sum {round}");
     assert!(sums[0] <= 1, "the first number of sum {round}: {}", sums[0]);

@@ -111,6 +111,7 @@ impl Pair {
                 Event::Completion(end) => rank.ends.push(end),
                 Event::Connected(_) => rank.is_connected = true,
                 Event::PeerFailed(_, cause) => rank.failure = Some(cause),
+                Event::PeerLeft(..) => rank.failure = Some("it has left".into()),
             }
         }
     }

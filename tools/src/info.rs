@@ -4,8 +4,8 @@ use crate::rdma::{self, Rdma};
 use crate::system::{self, Cache};
 use crate::{output, settings};
 use clap::Args;
-use linerate::Config;
 use linerate::config::{CrossMemory, PriceList};
+use linerate::{Config, Progress};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -283,10 +283,10 @@ fn limits() -> BTreeMap<&'static str, Option<u64>> {
 
 fn values(config: &Config) -> BTreeMap<&'static str, String> {
     let or_auto = |text: &Option<String>| text.clone().unwrap_or_else(|| "auto".into());
-    let progress = if config.progress_thread {
-        "thread"
-    } else {
-        "inline"
+    let progress = match config.progress {
+        Progress::Auto => "auto",
+        Progress::Thread => "thread",
+        Progress::Inline => "inline",
     };
     let prices = match &config.prices {
         PriceList::BuiltIn => "off".into(),

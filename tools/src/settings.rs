@@ -2,7 +2,7 @@
 //! Every mistake is found here, before a rank is started.
 
 use linerate::bootstrap::{Launched, launched_from_env};
-use linerate::{Collective, Config, collective, limits, transport};
+use linerate::{Collective, Communicator, Config, Progress, collective, limits, transport};
 
 /// Exit code of a run or a check that failed.
 pub const FAILED: u8 = 1;
@@ -11,9 +11,21 @@ pub const USAGE: u8 = 2;
 
 /// The settings of `LINERATE_*` variables; an error names the variable.
 pub fn from_environment() -> Result<Config, String> {
-    Config::from_lookup(|name| std::env::var(name).ok())
+    Config::from_env()
         .map_err(|error| error.to_string())
         .and_then(check_names)
+}
+
+/// Joins the ranks that a launcher or this command has started. Measured is progress by calls,
+/// unless `LINERATE_PROGRESS` says otherwise: its thread then runs from here on.
+pub fn join(mut config: Config) -> linerate::Result<Communicator> {
+    if std::env::var_os("LINERATE_PROGRESS").is_none_or(|text| text.is_empty()) {
+        config.progress = Progress::Inline;
+    }
+    let communicator = Communicator::from_env_with(config)?;
+    // Blocking calls begin no thread.
+    communicator.start_barrier()?.wait()?;
+    Ok(communicator)
 }
 
 /// Names are only words to [`Config`]; here they must mean something.

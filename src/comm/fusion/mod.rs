@@ -10,13 +10,15 @@ mod service;
 
 pub use report::{FlushReport, StepReport};
 
+use super::Communicator;
 use super::attended::Attended;
-use super::{Buffer, Communicator};
+use super::buffer::Buffer;
 use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::fusion::{FusionOptions, Machine, TensorSet, TensorSpec};
-use crate::memory::ProcessMark;
+use crate::memory::{Element, ProcessMark};
 use crate::time::Time;
+use crate::types::DataType;
 use seat::Seat;
 use service::Service;
 use std::sync::Arc;
@@ -45,11 +47,11 @@ impl Fusion {
     ///
     /// ```no_run
     /// # fn main() -> linerate::Result<()> {
-    /// use linerate::{Communicator, Config, DataType, Fusion, FusionOptions, TensorSpec};
+    /// use linerate::{Communicator, DataType, Fusion, FusionOptions, TensorSpec};
     ///
-    /// let comm = Communicator::from_env(Config::default())?;
+    /// let comm = Communicator::from_env()?;
     /// let weight = TensorSpec { name: "weight".into(), count: 1000, dtype: DataType::F32 };
-    /// let gradient = comm.alloc(4000)?;
+    /// let gradient = comm.alloc::<f32>(1000)?;
     /// let fusion = Fusion::new(&comm, FusionOptions::default(), vec![weight])?;
     /// for _step in 0..10 {
     ///     fusion.announce(0, &gradient)?; // as soon as it is computed
@@ -110,32 +112,38 @@ impl Fusion {
         Ok(Fusion { seat, set, clock })
     }
 
-    /// The gradient of a tensor is ready: `buffer` holds it, and will hold the reduction when [`wait`](Fusion::wait)
-    /// returns. Until then the caller neither reads nor writes it. Returns at once.
+    /// The gradient of a tensor is ready: `buffer` holds it, and will hold the reduction when
+    /// [`wait`](Fusion::wait) returns; until then it is borrowed. Its elements are of the tensor's
+    /// type, or bytes. Returns at once.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: no such tensor, a buffer of another length, announced twice in this step, or after the end
+    /// [`Error::InUse`]: something else uses the buffer. [`Error::InvalidArgument`]: no such tensor, a buffer of another
+    /// type or length, announced twice in this step, or after the end
     /// of the backward pass (this leaves the step as it was). Also the error that ended the service, if one did.
-    pub fn announce(&self, tensor: usize, buffer: &Buffer) -> Result<()> {
+    pub fn announce<T: Element>(&self, tensor: usize, buffer: &Buffer<T>) -> Result<()> {
+        let raw = buffer.raw();
         if tensor >= self.set.len() {
             return Err(Error::invalid(format!(
                 "tensor {tensor} announced, {} are declared",
                 self.set.len()
             )));
         }
-        if buffer.len_bytes() as u64 != self.set.bytes(tensor) {
+        let dtype = self.set.spec(tensor).dtype;
+        let is_typed = [dtype, DataType::U8].contains(&T::DTYPE);
+        if !is_typed || raw.len_bytes() as u64 != self.set.bytes(tensor) {
             return Err(Error::invalid(format!(
-                "{} has {} elements of {}, {} bytes; the announced buffer has {} bytes",
+                "{} has {} elements of {}, {} bytes; the announced buffer has {} bytes, elements of {}: give that type or \
+                 bytes (Buffer::cast)",
                 self.set.label(tensor),
                 self.set.spec(tensor).count,
                 self.set.spec(tensor).dtype,
                 self.set.bytes(tensor),
-                buffer.len_bytes()
+                raw.len_bytes(),
+                T::DTYPE
             )));
         }
-        self.seat.process().check()?;
         let now = self.clock.now();
-        if self.seat.announce(tensor, buffer, now)? {
+        if self.seat.get()?.announce(tensor, raw, now)? {
             return Ok(());
         }
         Err(Error::invalid(format!(
@@ -150,8 +158,7 @@ impl Fusion {
     /// # Errors
     /// The error that ended the service, if one did.
     pub fn end_of_backward(&self) -> Result<()> {
-        self.seat.process().check()?;
-        self.seat.end(self.clock.now())
+        self.seat.get()?.end(self.clock.now())
     }
 
     /// Waits until every tensor of the step is reduced on this rank, and begins the next step. Ends the backward pass if
@@ -162,8 +169,7 @@ impl Fusion {
     /// error of its duplicate of the communicator. The fusion buffer must then be made anew; the communicator itself is
     /// still good, unless a rank has died.
     pub fn wait(&self) -> Result<StepReport> {
-        self.seat.process().check()?;
-        self.seat.wait(self.clock.now())
+        self.seat.get()?.wait(self.clock.now())
     }
 
     /// The time on the clock of the reports, which starts when the fusion buffer is made.

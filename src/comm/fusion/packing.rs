@@ -1,8 +1,12 @@
 //! [`Packing`]: the fusion buffers, and what lies in them.
 
-use crate::comm::{Buffer, Communicator};
+use super::service::Announced;
+use crate::comm::Communicator;
+use crate::comm::raw::RawBuffer;
+use crate::comm::shared::Shared;
 use crate::error::Result;
 use crate::fusion::{Ahead, Flush, Machine};
+use std::sync::Arc;
 
 /// Copies up to here are made without the engine: below it neither other threads nor stores around the caches gain
 /// anything, and an operation that somebody drives need not stand still.
@@ -10,11 +14,12 @@ const PLAIN_BYTES_MAX: usize = 256 << 10;
 
 /// The fusion buffers that no flush uses, and the one that is filled ahead.
 pub struct Packing {
-    free: Vec<Buffer>,
+    free: Vec<RawBuffer>,
     /// Filled with the tensors of `ahead`.
-    open: Option<Buffer>,
+    open: Option<RawBuffer>,
     ahead: Ahead,
-    comm: Communicator,
+    /// Copies large tensors.
+    shared: Arc<Shared>,
 }
 
 impl Packing {
@@ -27,16 +32,16 @@ impl Packing {
     ) -> Result<Packing> {
         Ok(Packing {
             free: (0..buffers_count)
-                .map(|_| comm.alloc(bytes))
+                .map(|_| comm.alloc_raw(bytes))
                 .collect::<Result<_>>()?,
             open: None,
             ahead: Ahead::with_capacity(tensors_count),
-            comm: comm.clone(),
+            shared: comm.shared()?.clone(),
         })
     }
 
     /// Packs one tensor that will probably be part of the next flush; whether there was one, and a buffer.
-    pub fn pack_ahead(&mut self, machine: &Machine, tensors: &[Option<Buffer>]) -> bool {
+    pub fn pack_ahead(&mut self, machine: &Machine, tensors: &[Option<Announced>]) -> bool {
         if self.open.is_none() && self.free.is_empty() {
             return false;
         }
@@ -55,7 +60,12 @@ impl Packing {
     }
 
     /// A buffer with all tensors of a flush. There are as many buffers as flushes under way, and the caller has one less.
-    pub fn pack(&mut self, machine: &Machine, flush: Flush, tensors: &[Option<Buffer>]) -> Buffer {
+    pub fn pack(
+        &mut self,
+        machine: &Machine,
+        flush: Flush,
+        tensors: &[Option<Announced>],
+    ) -> RawBuffer {
         let packed_count = machine.packed_ahead(flush, &self.ahead);
         let buffer = match packed_count {
             0 => {
@@ -73,14 +83,14 @@ impl Packing {
     }
 
     /// A buffer for a flush that this rank does not have all tensors of.
-    pub fn take_any(&mut self) -> Buffer {
+    pub fn take_any(&mut self) -> RawBuffer {
         let open = self.reopen();
         self.free.extend(open);
         self.free.pop().expect("a free fusion buffer")
     }
 
     /// Gives a buffer back as it is.
-    pub fn put_back(&mut self, buffer: Buffer) {
+    pub fn put_back(&mut self, buffer: RawBuffer) {
         self.free.push(buffer);
     }
 
@@ -94,8 +104,8 @@ impl Packing {
         &mut self,
         machine: &Machine,
         flush: Flush,
-        tensors: &[Option<Buffer>],
-        buffer: Buffer,
+        tensors: &[Option<Announced>],
+        buffer: RawBuffer,
     ) {
         for (tensor, part) in parts_of(machine, flush, tensors, &buffer) {
             self.copy(&part, tensor, flush.bytes);
@@ -110,7 +120,7 @@ impl Packing {
     }
 
     /// The buffer that was filled ahead, as if it were empty.
-    fn reopen(&mut self) -> Option<Buffer> {
+    fn reopen(&mut self) -> Option<RawBuffer> {
         self.ahead.clear();
         self.open.take()
     }
@@ -124,28 +134,28 @@ impl Packing {
         }
     }
 
-    fn copy(&self, from: &Buffer, to: &Buffer, bytes_together: u64) {
+    fn copy(&self, from: &RawBuffer, to: &RawBuffer, bytes_together: u64) {
         let (from, to) = (from.view(), to.view());
         if from.len_bytes() <= PLAIN_BYTES_MAX {
             return to.copy_from(from);
         }
-        let mut engine = self.comm.inner.shared.engine();
+        let mut engine = self.shared.engine();
         engine.copy(from, to, bytes_together as usize);
     }
 }
 
-fn announced(tensors: &[Option<Buffer>], tensor: u32) -> &Buffer {
+fn announced(tensors: &[Option<Announced>], tensor: u32) -> &RawBuffer {
     let tensor = tensors[tensor as usize].as_ref();
-    tensor.expect("a flush has only announced tensors")
+    &tensor.expect("a flush has only announced tensors").raw
 }
 
 /// The tensors of a flush with bytes, each with its place in the fusion buffer.
 fn parts_of<'a>(
     machine: &'a Machine,
     flush: Flush,
-    tensors: &'a [Option<Buffer>],
-    packed: &'a Buffer,
-) -> impl Iterator<Item = (&'a Buffer, Buffer)> {
+    tensors: &'a [Option<Announced>],
+    packed: &'a RawBuffer,
+) -> impl Iterator<Item = (&'a RawBuffer, RawBuffer)> {
     let indices = machine.tensors_of(flush).iter();
     let with_bytes = indices
         .map(|&tensor| announced(tensors, tensor))

@@ -2,9 +2,11 @@
 
 use crate::time::Time;
 use crate::types::DataType;
+use std::fmt;
 use std::time::Duration;
 
-/// One flush. Times are this rank's, on the clock of [`Fusion::now`](super::Fusion::now).
+/// One flush. Times are this rank's, on the clock of [`Fusion::now`](super::Fusion::now); as text,
+/// one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlushReport {
     /// Type of its elements.
@@ -21,7 +23,34 @@ pub struct FlushReport {
     pub end: Time,
 }
 
-/// One step: from [`begin`](StepReport::begin) to [`done`](StepReport::done).
+/// One step: from [`begin`](StepReport::begin) to [`done`](StepReport::done). As text, one line
+/// without the flushes:
+///
+/// ```
+/// use linerate::time::Time;
+/// use linerate::{DataType, FlushReport, StepReport};
+/// let flush = FlushReport {
+///     dtype: DataType::F32,
+///     bytes: 4096,
+///     tensors: vec![2, 0],
+///     ready: Time(1_000),
+///     start: Time(3_000),
+///     end: Time(7_000),
+/// };
+/// assert_eq!(flush.to_string(), "4096 B of f32 (tensors: 2), ready 1µs, start 3µs, end 7µs");
+/// let step = StepReport {
+///     step_index: 5,
+///     flushes: vec![flush],
+///     rounds_count: 1,
+///     backward_end: Time(6_000),
+///     done: Time(8_000),
+///     ..StepReport::default()
+/// };
+/// assert_eq!(
+///     step.to_string(),
+///     "step 5: 4096 B (flushes: 1, rounds: 1), exposed 2µs, communication 4µs, 75 % of it hidden"
+/// );
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepReport {
     /// From 0.
@@ -36,6 +65,38 @@ pub struct StepReport {
     pub backward_end: Time,
     /// All tensors are reduced and unpacked.
     pub done: Time,
+}
+
+impl fmt::Display for FlushReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let at = |time: Time| time.since(Time(0));
+        write!(
+            f,
+            "{} B of {} (tensors: {}), ready {:?}, start {:?}, end {:?}",
+            self.bytes,
+            self.dtype,
+            self.tensors.len(),
+            at(self.ready),
+            at(self.start),
+            at(self.end)
+        )
+    }
+}
+
+impl fmt::Display for StepReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes: u64 = self.flushes.iter().map(|flush| flush.bytes).sum();
+        write!(
+            f,
+            "step {}: {bytes} B (flushes: {}, rounds: {}), exposed {:?}, communication {:?}, {:.0} % of it hidden",
+            self.step_index,
+            self.flushes.len(),
+            self.rounds_count,
+            self.exposed(),
+            self.communication(),
+            100.0 * self.overlap()
+        )
+    }
 }
 
 impl StepReport {

@@ -5,9 +5,10 @@
 //! at `is_wanted`, and the caller rings for it. Whoever has nothing to do puts the service back and sleeps.
 
 use super::StepReport;
-use super::service::{Inbox, Service, Turn};
+use super::service::{Announced, Inbox, Service, Turn};
+use crate::comm::Communicator;
 use crate::comm::attended::Attend;
-use crate::comm::{Buffer, Communicator};
+use crate::comm::raw::RawBuffer;
 use crate::error::{Error, Result};
 use crate::time::Time;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -65,15 +66,16 @@ impl Seat {
     }
 
     /// Hands a tensor to the service; false if it may not be announced now.
-    pub fn announce(&self, tensor: usize, buffer: &Buffer, now: Time) -> Result<bool> {
+    pub fn announce(&self, tensor: usize, buffer: &RawBuffer, now: Time) -> Result<bool> {
         let mut state = self.lock();
         state.check()?;
         if state.inbox.ended_at.is_some() || state.is_announced[tensor] {
             return Ok(false);
         }
+        let announced = Announced::new(buffer)?;
         state.is_announced[tensor] = true;
         state.announced_count += 1;
-        state.inbox.tensors.push((tensor, buffer.clone(), now));
+        state.inbox.tensors.push((tensor, announced, now));
         if !state.can_wait(now) {
             self.tell(&state);
         }
@@ -112,7 +114,7 @@ impl Seat {
                     self.drive_as_caller(service)
                 }
                 None => {
-                    self.comm.inner.shared.ring();
+                    self.comm.ring();
                     self.done.wait(state).expect("no holder panics")
                 }
             };
@@ -131,7 +133,7 @@ impl Seat {
     pub fn stop(&self) {
         self.lock().is_stopped = true;
         self.is_wanted.store(true, Ordering::Relaxed);
-        self.comm.inner.shared.ring();
+        self.comm.ring();
         self.wake.notify_one();
     }
 
@@ -160,6 +162,7 @@ impl Seat {
         }
         // A caller that has found the failure has put it back; one that has panicked has not.
         let service = state.service.take();
+        (state.inbox.tensors.drain(..)).for_each(|(_, announced, _)| announced.end());
         drop(state);
         if let Some(mut service) = service {
             service.abandon();
@@ -301,10 +304,9 @@ struct PanicGuard<'a>(&'a Seat);
 impl Drop for PanicGuard<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.fail(Error::Unavailable {
-                transport: "fusion".into(),
-                reason: "a thread that drove it panicked; the message is on standard error".into(),
-            });
+            let text =
+                "a thread that drove a fusion buffer panicked, and said why on standard error";
+            self.0.fail(Error::internal(text));
         }
     }
 }

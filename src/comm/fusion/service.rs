@@ -8,11 +8,13 @@
 use super::packing::Packing;
 use super::seat::Seat;
 use super::{FlushReport, StepReport};
-use crate::comm::{Buffer, Call, Communicator, Operation};
+use crate::comm::call::Call;
+use crate::comm::raw::RawBuffer;
+use crate::comm::{Communicator, Operation};
 use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::fusion::{Action, Flush, Machine};
-use crate::memory::View;
+use crate::memory::{Access, Kept, View};
 use crate::time::Time;
 use crate::types::{Collective, DataType, ReduceOp};
 use std::time::Duration;
@@ -34,11 +36,35 @@ const CERTAIN: u8 = 0;
 /// average over all ranks could be zero.
 const DOUBT: u8 = 0x3c;
 
+/// A tensor that was announced, borrowed until the step is over.
+#[derive(Debug)]
+pub struct Announced {
+    pub raw: RawBuffer,
+    kept: Option<Kept>,
+}
+
+impl Announced {
+    pub fn new(raw: &RawBuffer) -> Result<Announced> {
+        let held = raw.borrow_all(Access::Exclusive, "a step of a fusion buffer")?;
+        Ok(Announced {
+            raw: raw.clone(),
+            kept: raw.keep(held),
+        })
+    }
+
+    /// No operation uses it any more.
+    pub fn end(self) {
+        if let Some(kept) = self.kept {
+            kept.end();
+        }
+    }
+}
+
 /// What was announced and not yet taken by the service.
 #[derive(Debug, Default)]
 pub struct Inbox {
     /// At most one of each.
-    pub tensors: Vec<(usize, Buffer, Time)>,
+    pub tensors: Vec<(usize, Announced, Time)>,
     /// The end of the backward pass.
     pub ended_at: Option<Time>,
 }
@@ -67,7 +93,7 @@ pub enum Turn {
 struct Flight {
     flush: Flush,
     /// The fusion buffer that it was packed into; `None`: reduced where it lies.
-    packed: Option<Buffer>,
+    packed: Option<RawBuffer>,
     operation: Operation,
 }
 
@@ -85,13 +111,13 @@ pub struct Service {
     /// Swapped with the inbox.
     taken: Inbox,
     /// Per tensor, what was announced in this step.
-    tensors: Vec<Option<Buffer>>,
+    tensors: Vec<Option<Announced>>,
     is_end_told: bool,
     packing: Packing,
     flights: Vec<Flight>,
     talk: Option<Talk>,
-    round: Buffer,
-    order: Buffer,
+    round: RawBuffer,
+    order: RawBuffer,
     report: StepReport,
     is_step_over: bool,
 }
@@ -109,12 +135,12 @@ impl Service {
                 packed_bytes + GUESS_ROOM_BYTES,
                 tensors_count,
             )?,
-            round: comm.alloc(machine.round_words().len() * 8)?,
+            round: comm.alloc_raw(machine.round_words().len() * 8)?,
             order: comm
-                .alloc(tensors_count.max(1) * 4)?
+                .alloc_raw(tensors_count.max(1) * 4)?
                 .part(0, tensors_count * 4),
             taken: Inbox::with_capacity(tensors_count),
-            tensors: vec![None; tensors_count],
+            tensors: (0..tensors_count).map(|_| None).collect(),
             is_end_told: false,
             flights: Vec::with_capacity(buffers_count),
             talk: None,
@@ -301,7 +327,10 @@ impl Service {
             (None, _) => (None, None),
             (Some(&only), None) => {
                 self.packing.pass_over(&self.machine);
-                (self.tensors[only as usize].clone(), None)
+                (
+                    self.tensors[only as usize].as_ref().map(|t| t.raw.clone()),
+                    None,
+                )
             }
             _ => {
                 let buffer = self.packing.pack(&self.machine, flush, &self.tensors);
@@ -335,7 +364,7 @@ impl Service {
         }
         self.machine.begin_step();
         self.packing.begin_step();
-        self.tensors.fill(None);
+        (self.tensors.iter_mut().filter_map(Option::take)).for_each(Announced::end);
         self.is_end_told = false;
         self.is_step_over = false;
         std::mem::take(&mut self.report)
@@ -366,19 +395,24 @@ impl Service {
             // already, there is nothing to cancel.
             let _ = operation.cancel();
         }
+        let mut is_good = true;
         for flight in self.flights.drain(..) {
             // All ranks have started the same flushes, so they end, unless it is by guess; an error was reported or is
             // nobody's business now.
-            let _ = match flight.flush.is_guess {
+            is_good &= match flight.flush.is_guess {
                 true => flight.operation.cancel(),
                 false => flight.operation.wait(),
-            };
+            }
+            .is_ok();
+        }
+        if is_good {
+            (self.tensors.iter_mut().filter_map(Option::take)).for_each(Announced::end);
         }
     }
 }
 
 /// The element behind a flush by guess, which tells whether it was right.
-fn verdict_in(packed: &Buffer, flush: Flush) -> View {
+fn verdict_in(packed: &RawBuffer, flush: Flush) -> View {
     let view = packed.view();
     view.part(flush.bytes as usize, flush.dtype.size_bytes())
 }

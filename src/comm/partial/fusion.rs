@@ -1,10 +1,12 @@
 //! [`PartialFusion`]: the gradients of a model, packed into few partial allreduces.
 
 use super::PartialAllreduce;
+use crate::comm::Communicator;
+use crate::comm::buffer::Buffer;
 use crate::comm::fusion::check_declarations;
-use crate::comm::{Buffer, Communicator};
 use crate::error::{Error, Result};
 use crate::fusion::{TensorSet, TensorSpec};
+use crate::memory::{Access, Element, Kept, ProcessOwned, View};
 use crate::partial::{Delivery, PartialOptions, RoundReport};
 use crate::prng::mix;
 use crate::types::DataType;
@@ -49,7 +51,14 @@ pub struct PartialFusion {
     fused: Vec<Fused>,
     is_ordered: bool,
     /// Steps whose results have been taken. Held while they are, so that every thread takes those of one step.
-    taken: Mutex<u64>,
+    taken: ProcessOwned<Mutex<u64>>,
+}
+
+/// A gradient that waits for the others of its step, borrowed until then.
+#[derive(Debug)]
+struct Submitted {
+    view: View,
+    _kept: Option<Kept>,
 }
 
 /// One fusion buffer.
@@ -59,7 +68,7 @@ struct Fused {
     partial: PartialAllreduce,
     /// By place, what has been submitted of the step that it is at. Held while a whole step is handed over, which may wait
     /// for a result to be taken: whoever takes one must not want it.
-    gradients: Mutex<Vec<Option<Buffer>>>,
+    gradients: ProcessOwned<Mutex<Vec<Option<Submitted>>>>,
     /// Whole steps that have been handed over.
     steps: AtomicU64,
 }
@@ -77,18 +86,18 @@ impl PartialFusion {
     ///     let spec = |name: &str, count| TensorSpec { name: name.into(), count, dtype: DataType::F32 };
     ///     let tensors = vec![spec("bias", 4), spec("weight", 16)];
     ///     let fusion = PartialFusion::new(&comm, tensors, PartialFusionOptions::default())?;
-    ///     let gradients = [comm.alloc(16)?, comm.alloc(64)?];
-    ///     let updates = [comm.alloc(16)?, comm.alloc(64)?];
+    ///     let gradients = [comm.alloc::<f32>(4)?, comm.alloc(16)?];
+    ///     let updates = [comm.alloc::<f32>(4)?, comm.alloc(16)?];
     ///     let mut weight = 0.0f32;
     ///     for _step in 0..5 {
-    ///         gradients[1].write(0, &[rank as f32; 16]);
+    ///         gradients[1].write(0, &[rank as f32; 16])?;
     ///         fusion.submit(1, &gradients[1])?; // as soon as it is computed
     ///         fusion.submit(0, &gradients[0])?; // the last of the step: all may be overwritten now
     ///         let reports = fusion.next(&updates)?;
     ///         assert!(reports.iter().flatten().all(|report| report.active_count() >= 2));
-    ///         weight -= updates[1].to_vec::<f32>()[0];
+    ///         weight -= updates[1].as_slice()?[0];
     ///     }
-    ///     fusion.finish(&updates, |_buffer, _report| weight -= updates[1].to_vec::<f32>()[0])?;
+    ///     fusion.finish(&updates, |_buffer, _report| weight -= updates[1].to_vec().unwrap()[0])?;
     ///     Ok(weight)
     /// };
     /// let weights = std::thread::scope(|scope| {
@@ -113,6 +122,7 @@ impl PartialFusion {
             mix(hash ^ set.fingerprint_of(tensor))
         });
         check_declarations(comm, &set, fingerprint, "PartialFusionOptions")?;
+        let process = comm.inner.shared.process();
         let mut places = vec![None; set.len()];
         let mut fused = Vec::new();
         for tensors in group(&set, &options) {
@@ -123,7 +133,10 @@ impl PartialFusion {
             let dtype = set.spec(tensors[0]).dtype;
             fused.push(Fused {
                 partial: PartialAllreduce::new(comm, dtype, count, options.partial.clone())?,
-                gradients: Mutex::new(vec![None; tensors.len()]),
+                gradients: {
+                    let none = tensors.iter().map(|_| None).collect();
+                    ProcessOwned::new(process, Mutex::new(none))
+                },
                 tensors,
                 steps: AtomicU64::new(0),
             });
@@ -133,7 +146,7 @@ impl PartialFusion {
             places,
             fused,
             is_ordered: options.partial.delivery == Delivery::Ordered,
-            taken: Mutex::new(0),
+            taken: ProcessOwned::new(process, Mutex::new(0)),
         })
     }
 
@@ -149,7 +162,7 @@ impl PartialFusion {
     /// # Errors
     /// [`Error::InvalidArgument`]: no such tensor, a buffer of another length, or twice before the rest of its fusion buffer;
     /// else as [`PartialAllreduce::submit`].
-    pub fn submit(&self, tensor: usize, gradient: &Buffer) -> Result<()> {
+    pub fn submit<T: Element>(&self, tensor: usize, gradient: &Buffer<T>) -> Result<()> {
         let place = self.places.get(tensor).ok_or_else(|| {
             Error::invalid(format!(
                 "tensor {tensor} submitted, {} are declared",
@@ -161,8 +174,7 @@ impl PartialFusion {
             return Ok(()); // It has no elements.
         };
         let fused = &self.fused[buffer];
-        fused.partial.check_process()?;
-        let mut gradients = fused.gradients.lock().expect("no holder panics");
+        let mut gradients = fused.gradients.get()?.lock().expect("no holder panics");
         if gradients[place].is_some() {
             return Err(Error::invalid(format!(
                 "{} submitted twice in step {} of its fusion buffer, which waits for {}",
@@ -171,16 +183,20 @@ impl PartialFusion {
                 self.missing(fused, &gradients)
             )));
         }
-        gradients[place] = Some(gradient.clone());
+        let kept = (gradient.raw()).keep_all(Access::Shared, "a step of a partial fusion")?;
+        gradients[place] = Some(Submitted {
+            view: gradient.raw().view(),
+            _kept: kept,
+        });
         if gradients.iter().any(Option::is_none) {
             return Ok(());
         }
-        let whole: Vec<Buffer> = gradients.iter().flatten().cloned().collect();
-        if let Err(error) = fused.partial.submit_parts(&whole) {
+        let whole: Vec<View> = gradients.iter().flatten().map(|g| g.view).collect();
+        if let Err(error) = fused.partial.submit_views(&whole) {
             gradients[place] = None; // So that it can be submitted again when there is room.
             return Err(error);
         }
-        gradients.fill(None);
+        gradients.iter_mut().for_each(|gradient| *gradient = None);
         // Release: whoever sees the step is behind its submit.
         fused.steps.fetch_add(1, Ordering::Release);
         Ok(())
@@ -193,9 +209,9 @@ impl PartialFusion {
     /// # Errors
     /// [`Error::InvalidArgument`]: not one buffer of the right length for every tensor, or a tensor of the step has not been
     /// submitted. Else as [`PartialAllreduce::next`].
-    pub fn next(&self, updates: &[Buffer]) -> Result<Vec<Option<RoundReport>>> {
+    pub fn next<T: Element>(&self, updates: &[Buffer<T>]) -> Result<Vec<Option<RoundReport>>> {
         self.check_updates(updates)?;
-        let mut taken = self.taken.lock().expect("no holder panics");
+        let mut taken = self.taken.get()?.lock().expect("no holder panics");
         let steps = self.fused.iter().map(Fused::steps);
         if self.is_ordered && steps.max().is_some_and(|most| most > *taken) {
             self.check_handed_over(*taken + 1)?;
@@ -214,17 +230,17 @@ impl PartialFusion {
     ///
     /// # Errors
     /// As [`next`](PartialFusion::next) and [`PartialAllreduce::finish`].
-    pub fn finish(
+    pub fn finish<T: Element>(
         &self,
-        updates: &[Buffer],
+        updates: &[Buffer<T>],
         mut visit: impl FnMut(usize, RoundReport),
     ) -> Result<()> {
         self.check_updates(updates)?;
-        let mut taken = self.taken.lock().expect("no holder panics");
+        let mut taken = self.taken.get()?.lock().expect("no holder panics");
         let steps = self.fused.iter().map(Fused::steps).max().unwrap_or(0);
         self.check_handed_over(steps)?;
         for fused in &self.fused {
-            let Ok(gradients) = fused.gradients.try_lock() else {
+            let Ok(gradients) = fused.gradients.get()?.try_lock() else {
                 return Err(self.not_whole(steps, HANDED_OVER));
             };
             if gradients.iter().any(Option::is_some) {
@@ -239,7 +255,7 @@ impl PartialFusion {
     }
 
     /// Whether they are one for each tensor.
-    fn check_updates(&self, updates: &[Buffer]) -> Result<()> {
+    fn check_updates<T: Element>(&self, updates: &[Buffer<T>]) -> Result<()> {
         if updates.len() != self.set.len() {
             return Err(Error::invalid(format!(
                 "{} updates for {} tensors: one for each",
@@ -256,7 +272,7 @@ impl PartialFusion {
         let Some(behind) = self.fused.iter().find(|fused| fused.steps() < steps) else {
             return Ok(());
         };
-        let missing = match behind.gradients.try_lock() {
+        let missing = match behind.gradients.get()?.try_lock() {
             Ok(gradients) => self.missing(behind, &gradients),
             Err(_) => HANDED_OVER.into(),
         };
@@ -269,22 +285,23 @@ impl PartialFusion {
         ))
     }
 
-    fn check_length(&self, tensor: usize, buffer: &Buffer) -> Result<()> {
-        if buffer.len_bytes() as u64 == self.set.bytes(tensor) {
+    fn check_length<T: Element>(&self, tensor: usize, buffer: &Buffer<T>) -> Result<()> {
+        let (spec, bytes) = (self.set.spec(tensor), buffer.raw().len_bytes());
+        let is_typed = [spec.dtype, DataType::U8].contains(&T::DTYPE);
+        if is_typed && bytes as u64 == self.set.bytes(tensor) {
             return Ok(());
         }
-        let spec = self.set.spec(tensor);
         Err(Error::invalid(format!(
-            "{} has {} elements of {}, {} bytes; its buffer has {} bytes",
+            "{} has {} elements of {}, {} bytes; its buffer has {bytes} bytes, elements of {}: give that type or bytes (Buffer::cast)",
             self.set.label(tensor),
             spec.count,
             spec.dtype,
             self.set.bytes(tensor),
-            buffer.len_bytes()
+            T::DTYPE
         )))
     }
 
-    fn missing(&self, fused: &Fused, gradients: &[Option<Buffer>]) -> String {
+    fn missing(&self, fused: &Fused, gradients: &[Option<Submitted>]) -> String {
         let all = fused.tensors.iter().zip(gradients);
         let missing = all.filter(|(_, gradient)| gradient.is_none());
         self.label_all(&missing.map(|(tensor, _)| *tensor).collect::<Vec<_>>())
@@ -366,7 +383,7 @@ impl Fused {
         self.steps.load(Ordering::Acquire)
     }
 
-    fn of(&self, all: &[Buffer]) -> Vec<Buffer> {
+    fn of<T: Element>(&self, all: &[Buffer<T>]) -> Vec<Buffer<T>> {
         self.tensors
             .iter()
             .map(|&tensor| all[tensor].clone())
@@ -413,6 +430,26 @@ mod tests {
             [vec![0], vec![2], vec![3], vec![4], vec![5]]
         );
         assert!(groups(&[], 1, false).is_empty());
+    }
+
+    #[test]
+    fn the_size_of_a_buffer_is_checked_at_its_bounds() {
+        let one = set(&[(1, DataType::F32)]);
+        let check = |bytes_max| {
+            let options = PartialFusionOptions {
+                bytes_max,
+                ..PartialFusionOptions::default()
+            };
+            options.check(2, &one)
+        };
+        assert_eq!((check(1), check(1 << 40)), (Ok(()), Ok(())));
+        for bytes in [0, (1 << 40) + 1] {
+            let text = check(bytes).unwrap_err().to_string();
+            assert!(
+                text.contains(&format!("bytes_max is {bytes}: 1 to")),
+                "{text}"
+            );
+        }
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! [`Memory`]: snapshots, results and what is gathered of a partial allreduce, all allocated at the start.
 
-use crate::comm::{Buffer, Call, Communicator};
+use crate::comm::Communicator;
+use crate::comm::call::{Call, OwnedCall};
+use crate::comm::raw::RawBuffer;
 use crate::error::{Error, Result};
 use crate::kernel;
 use crate::memory::View;
 use crate::partial::{HEADER_BYTES, Header, PartialOptions, RoundReport};
-use crate::types::{Collective, Combine, DataType, Finish, Rank, ReduceOp};
+use crate::types::{Collective, Combine, DataType, Finish, Rank};
 
 /// Where the elements of a snapshot begin, so that they are aligned; the header is right before them.
 const DATA_START: usize = 64;
@@ -27,13 +29,13 @@ pub struct Memory {
     dtype: DataType,
     count: u64,
     /// By round, modulo their number.
-    snapshots: Vec<Buffer>,
+    snapshots: Vec<RawBuffer>,
     /// By place.
-    results: Vec<Buffer>,
+    results: Vec<RawBuffer>,
     /// Headers of all ranks, with small vectors behind each; by round, modulo the rounds in flight.
-    gathered: Vec<Buffer>,
+    gathered: Vec<RawBuffer>,
     /// What a rank contributes that has nothing; none where vectors are small.
-    neutral: Option<Buffer>,
+    neutral: Option<RawBuffer>,
     /// Bytes that each rank gives to be gathered.
     piece_bytes: usize,
     /// One rank collects them for all.
@@ -61,13 +63,13 @@ impl Memory {
         let is_small = bytes <= SMALL_BYTES_MAX && ranks * small_bytes <= SMALL_GATHER_BYTES_MAX;
         let piece_bytes = if is_small { small_bytes } else { HEADER_BYTES };
         let alloc = |number: usize, bytes: usize| {
-            let all = (0..number).map(|_| comm.alloc(bytes));
-            all.collect::<Result<Vec<Buffer>>>()
+            let all = (0..number).map(|_| comm.alloc_raw(bytes));
+            all.collect::<Result<Vec<RawBuffer>>>()
         };
         let neutral = match is_small {
             true => None,
             false => {
-                let buffer = comm.alloc(bytes)?;
+                let buffer = comm.alloc_raw(bytes)?;
                 fill_neutral(dtype, buffer.view());
                 Some(buffer)
             }
@@ -82,7 +84,7 @@ impl Memory {
             gathered: alloc(options.rounds_in_flight as usize, ranks * piece_bytes)?,
             neutral,
             piece_bytes,
-            is_star: comm.inner.shared.plans().is_crowded_host(),
+            is_star: comm.shared()?.plans().is_crowded_host(),
         })
     }
 
@@ -106,18 +108,18 @@ impl Memory {
     }
 
     /// The elements of a round's snapshot.
-    pub fn snapshot(&self, round: u64) -> Buffer {
+    pub fn snapshot(&self, round: u64) -> RawBuffer {
         let index = (round % self.snapshots.len() as u64) as usize;
         self.snapshots[index].part(DATA_START, self.bytes())
     }
 
     /// A broadcast of a result, with the elements of this type.
-    pub fn fetch_call(&self, place: usize) -> Call {
+    pub fn fetch_call(&self, place: usize) -> Call<'_> {
         let result = self.result(place);
         Call::new(Collective::Broadcast, self.dtype, self.count).with(result, result)
     }
 
-    pub fn result(&self, place: usize) -> &Buffer {
+    pub fn result(&self, place: usize) -> &RawBuffer {
         &self.results[place]
     }
 
@@ -129,7 +131,7 @@ impl Memory {
 
     /// The gathering of the headers of so many ranks. Where ranks share cores, by way of one rank, which is woken once for all of them;
     /// otherwise by the algorithm that the core chooses.
-    pub fn gather_call(&self, header: &Header, ranks: usize) -> Call {
+    pub fn gather_call(&self, header: &Header, ranks: usize) -> OwnedCall {
         let index = (header.round % self.snapshots.len() as u64) as usize;
         let piece = self.snapshots[index].part(DATA_START - HEADER_BYTES, self.piece_bytes);
         for (index, word) in header.emit().into_iter().enumerate() {
@@ -137,19 +139,28 @@ impl Memory {
         }
         let words = (self.piece_bytes / 8) as u64;
         let gathered = self.gathered_of(header.round);
-        let mut call = Call::new(Collective::AllGather, DataType::U64, words);
-        call.algorithm = self.is_star.then(|| "star".into());
-        call.root = COLLECTOR;
-        call.with(&piece, &gathered.part(0, ranks * self.piece_bytes))
+        OwnedCall {
+            call: Call {
+                algorithm: self.is_star.then_some("star"),
+                root: COLLECTOR,
+                ..Call::new(Collective::AllGather, DataType::U64, words)
+            },
+            output: gathered.part(0, ranks * self.piece_bytes),
+            input: piece,
+        }
     }
 
     /// The sum of a round's snapshots, where it is not gathered.
-    pub fn sum_call(&self, header: &Header, place: usize) -> Option<Call> {
+    pub fn sum_call(&self, header: &Header, place: usize) -> Option<OwnedCall> {
         let neutral = self.neutral.as_ref()?;
-        let (own, output) = (self.snapshot(header.round), &self.results[place]);
-        let input = if header.is_included() { &own } else { neutral };
-        let (dtype, op) = (self.dtype, ReduceOp::Sum);
-        Some(Call::all_reduce(dtype, op, self.count, input, output))
+        Some(OwnedCall {
+            call: Call::new(Collective::AllReduce, self.dtype, self.count),
+            input: match header.is_included() {
+                true => self.snapshot(header.round),
+                false => neutral.clone(),
+            },
+            output: self.results[place].clone(),
+        })
     }
 
     /// The headers of so many ranks, in their order.
@@ -194,7 +205,7 @@ impl Memory {
         kernel::reduce(self.dtype, Combine::Sum, finish, &sources, &[result]);
     }
 
-    fn gathered_of(&self, round: u64) -> &Buffer {
+    fn gathered_of(&self, round: u64) -> &RawBuffer {
         &self.gathered[(round % self.gathered.len() as u64) as usize]
     }
 }

@@ -13,10 +13,12 @@ mod seat;
 
 pub use fusion::{PartialFusion, PartialFusionOptions};
 
+use super::Communicator;
 use super::attended::Attended;
-use super::{Buffer, Communicator};
+use super::buffer::Buffer;
+use super::raw::RawBuffer;
 use crate::error::{Error, Result};
-use crate::memory::View;
+use crate::memory::{Access, Element, Held, View};
 use crate::partial::{Machine, PartialOptions, RoundReport};
 use crate::types::DataType;
 use memory::Memory;
@@ -36,7 +38,7 @@ use seat::Seat;
 pub struct PartialAllreduce {
     seat: Attended<Seat>,
     bytes: usize,
-    element_bytes: usize,
+    dtype: DataType,
 }
 
 impl PartialAllreduce {
@@ -52,16 +54,16 @@ impl PartialAllreduce {
     /// let run = |rank| -> linerate::Result<f32> {
     ///     let comm = Communicator::join(rank, 4, &job, Config::default())?;
     ///     let partial = PartialAllreduce::new(&comm, DataType::F32, 4, PartialOptions::default())?;
-    ///     let (gradient, update) = (comm.alloc(16)?, comm.alloc(16)?);
+    ///     let (gradient, update) = (comm.alloc::<f32>(4)?, comm.alloc::<f32>(4)?);
     ///     let mut weight = 0.0f32;
     ///     for _step in 0..5 {
-    ///         gradient.write(0, &[rank as f32; 4]);
+    ///         gradient.write(0, &[rank as f32; 4])?;
     ///         let report = partial.exchange(&gradient, &update)?.expect("a result for every step");
     ///         assert!(report.active_count() >= 2, "a majority of 4");
-    ///         weight -= update.to_vec::<f32>()[0];
+    ///         weight -= update.as_slice()?[0];
     ///     }
     ///     // Before validation and checkpoints: what is pending anywhere is delivered to all.
-    ///     partial.finish(&update, |_report| weight -= update.to_vec::<f32>()[0])?;
+    ///     partial.finish(&update, |_report| weight -= update.to_vec().unwrap()[0])?;
     ///     Ok(weight)
     /// };
     /// let weights = std::thread::scope(|scope| {
@@ -98,71 +100,77 @@ impl PartialAllreduce {
             machine = machine.by_hub();
         }
         let bytes = memory.bytes();
-        let now = comm.inner.shared.clock.now();
-        let process = comm.inner.shared.process;
+        let now = comm.inner.clock.now();
+        let process = comm.inner.shared.process();
         let rounds = Rounds::new(comm, machine, memory, now)?;
         let seat = Attended::start(Seat::new(rounds), process, "linerate-partial")?;
-        Ok(PartialAllreduce {
-            seat,
-            bytes,
-            element_bytes: dtype.size_bytes(),
-        })
+        Ok(PartialAllreduce { seat, bytes, dtype })
     }
 
     /// Submits this rank's next gradient, copied: its memory may be changed when this returns. The number of the step, from 0.
     /// Waits while as many steps as there may be rounds in flight have no result taken.
     ///
+    /// Buffers have elements of the type that was given, or bytes.
+    ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: a buffer of another length, or no result is taken for the timeout; any error of a round.
-    pub fn submit(&self, gradient: &Buffer) -> Result<u64> {
-        self.check(std::slice::from_ref(gradient))?;
-        self.seat.submit(&[gradient.view()], false)
+    /// [`Error::InvalidArgument`]: a buffer of another type or length, or no result is taken for the timeout;
+    /// [`Error::InUse`]: something writes the buffer; any error of a round.
+    pub fn submit<T: Element>(&self, gradient: &Buffer<T>) -> Result<u64> {
+        self.submit_parts(std::slice::from_ref(gradient))
     }
 
     /// The same for a gradient in several buffers, which together are as long: one decision for all of them, so that all
     /// layers of a step are in the same round or none. [`PartialFusion`] does it for named tensors, which come in any order.
-    pub fn submit_parts(&self, gradient: &[Buffer]) -> Result<u64> {
-        self.check(gradient)?;
-        let parts: Vec<View> = gradient.iter().map(Buffer::view).collect();
-        self.seat.submit(&parts, false)
+    pub fn submit_parts<T: Element>(&self, gradient: &[Buffer<T>]) -> Result<u64> {
+        let (seat, parts) = self.seat_for(gradient, Access::Shared)?;
+        seat.submit(&parts.views, false)
     }
 
     /// Takes the next result, copied to `update`, and what it is. With ordered delivery these are the rounds in order; a rank
     /// that is behind has its result at once. `Ok(None)`: there is none, and none is due before the next submit.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: a buffer of another length. [`Error::Timeout`]: the round has not begun for that long. Any
-    /// error of the round; the partial allreduce has then failed on all ranks, and the communicator is still good unless a rank
-    /// has died.
-    pub fn next(&self, update: &Buffer) -> Result<Option<RoundReport>> {
-        self.check(std::slice::from_ref(update))?;
-        self.seat.next(&[update.view()], true)
+    /// [`Error::InvalidArgument`]: a buffer of another type or length. [`Error::InUse`]: something uses the buffer.
+    /// [`Error::Timeout`]: the round has not begun for that long. Any error of the round; the partial allreduce has then
+    /// failed on all ranks, and the communicator is still good unless a rank has died.
+    pub fn next<T: Element>(&self, update: &Buffer<T>) -> Result<Option<RoundReport>> {
+        self.next_parts(std::slice::from_ref(update))
     }
 
     /// The same, into several buffers which together are as long.
-    pub fn next_parts(&self, update: &[Buffer]) -> Result<Option<RoundReport>> {
-        self.check(update)?;
-        let parts: Vec<View> = update.iter().map(Buffer::view).collect();
-        self.seat.next(&parts, true)
+    pub fn next_parts<T: Element>(&self, update: &[Buffer<T>]) -> Result<Option<RoundReport>> {
+        let (seat, parts) = self.seat_for(update, Access::Exclusive)?;
+        seat.next(&parts.views, true)
     }
 
     /// As [`next`](PartialAllreduce::next), and `None` instead of waiting: a rank that is behind calls it until then to catch up.
-    pub fn try_next(&self, update: &Buffer) -> Result<Option<RoundReport>> {
-        self.check(std::slice::from_ref(update))?;
-        self.seat.next(&[update.view()], false)
+    pub fn try_next<T: Element>(&self, update: &Buffer<T>) -> Result<Option<RoundReport>> {
+        let (seat, parts) = self.seat_for(std::slice::from_ref(update), Access::Exclusive)?;
+        seat.next(&parts.views, false)
     }
 
     /// [`submit`](PartialAllreduce::submit) and [`next`](PartialAllreduce::next) in one, which may be the same buffer: what a
     /// trainer does that has nothing to do in between. Faster than the two, because no thread has to take over in between.
-    pub fn exchange(&self, gradient: &Buffer, update: &Buffer) -> Result<Option<RoundReport>> {
-        self.check(std::slice::from_ref(gradient))?;
-        self.check(std::slice::from_ref(update))?;
-        self.seat.submit(&[gradient.view()], true)?;
-        self.seat.next(&[update.view()], true)
+    pub fn exchange<T: Element>(
+        &self,
+        gradient: &Buffer<T>,
+        update: &Buffer<T>,
+    ) -> Result<Option<RoundReport>> {
+        // Nothing is submitted where the result cannot be taken.
+        drop(self.seat_for(std::slice::from_ref(update), Access::Exclusive)?);
+        {
+            let (seat, parts) = self.seat_for(std::slice::from_ref(gradient), Access::Shared)?;
+            seat.submit(&parts.views, true)?;
+        }
+        self.next(update)
     }
 
     /// Takes all results that are there, oldest first: `visit` finds each in `update`. How many.
-    pub fn catch_up(&self, update: &Buffer, mut visit: impl FnMut(RoundReport)) -> Result<u64> {
+    pub fn catch_up<T: Element>(
+        &self,
+        update: &Buffer<T>,
+        mut visit: impl FnMut(RoundReport),
+    ) -> Result<u64> {
         let mut rounds = 0;
         while let Some(report) = self.try_next(update)? {
             rounds += 1;
@@ -179,28 +187,36 @@ impl PartialAllreduce {
     /// # Errors
     /// As [`next`](PartialAllreduce::next); [`Error::InvalidArgument`] if another rank has submitted a gradient instead. The
     /// partial allreduce has then failed on all ranks; one that had taken the result of that gradient finds out at its next call.
-    pub fn finish(&self, update: &Buffer, visit: impl FnMut(RoundReport)) -> Result<()> {
+    pub fn finish<T: Element>(
+        &self,
+        update: &Buffer<T>,
+        visit: impl FnMut(RoundReport),
+    ) -> Result<()> {
         self.finish_parts(std::slice::from_ref(update), visit)
     }
 
     /// The same, into several buffers which together are as long.
-    pub fn finish_parts(
+    pub fn finish_parts<T: Element>(
         &self,
-        update: &[Buffer],
+        update: &[Buffer<T>],
         mut visit: impl FnMut(RoundReport),
     ) -> Result<()> {
-        self.check(update)?;
-        let parts: Vec<View> = update.iter().map(Buffer::view).collect();
-        while !self.seat.finish()? {
-            if let Some(report) = self.seat.next(&parts, true)? {
+        // Borrowed for one result at a time: `visit` reads it.
+        let next = || {
+            let (seat, parts) = self.seat_for(update, Access::Exclusive)?;
+            seat.next(&parts.views, true)
+        };
+        let (seat, _) = self.seat_for(update, Access::Exclusive)?;
+        while !seat.finish()? {
+            if let Some(report) = next()? {
                 visit(report);
             }
         }
-        while let Some(report) = self.seat.next(&parts, true)? {
+        while let Some(report) = next()? {
             let last = report.is_last.then_some(report.round);
             visit(report);
             if let Some(last) = last {
-                return self.seat.leave(last);
+                return seat.leave(last);
             }
         }
         Ok(())
@@ -209,22 +225,44 @@ impl PartialAllreduce {
     /// Rounds that have ended here less submits: how far this rank is behind, 0 if it is not, and in a forked child. Takes part in
     /// what has come, as every call does; with [`PartialOptions::survive`] that may be a recovery, which takes until the others are in it.
     pub fn lag(&self) -> u64 {
-        if self.seat.process().is_forked() {
-            return 0; // The lock may be the parent's.
+        self.seat.get().map_or(0, Seat::lag)
+    }
+
+    /// Submits what these views have, which the caller has borrowed.
+    fn submit_views(&self, gradient: &[View]) -> Result<u64> {
+        self.seat.get()?.submit(gradient, false)
+    }
+
+    /// The seat, and the memory of buffers of a user that together are as long as the vector,
+    /// borrowed for as long as it is used.
+    fn seat_for<'a, T: Element>(
+        &'a self,
+        buffers: &'a [Buffer<T>],
+        access: Access,
+    ) -> Result<(&'a Seat, Parts<'a>)> {
+        let seat = self.seat.get()?;
+        self.check(buffers)?;
+        let raw = || buffers.iter().map(Buffer::raw);
+        let held =
+            raw().filter_map(|raw| raw.borrow_all(access, "a partial allreduce").transpose());
+        let parts = Parts {
+            views: raw().map(RawBuffer::view).collect(),
+            _held: held.collect::<Result<_>>()?,
+        };
+        Ok((seat, parts))
+    }
+
+    fn check<T: Element>(&self, buffers: &[Buffer<T>]) -> Result<()> {
+        if ![self.dtype, DataType::U8].contains(&T::DTYPE) {
+            return Err(Error::invalid(format!(
+                "buffers of {} for a partial allreduce of {}: give that type or bytes (Buffer::cast)",
+                T::DTYPE,
+                self.dtype
+            )));
         }
-        self.seat.lag()
-    }
-
-    /// An error in a forked child.
-    fn check_process(&self) -> Result<()> {
-        self.seat.process().check()
-    }
-
-    fn check(&self, buffers: &[Buffer]) -> Result<()> {
-        self.check_process()?;
-        let lengths = buffers.iter().map(Buffer::len_bytes);
+        let lengths = buffers.iter().map(|buffer| buffer.raw().len_bytes());
         let (is_whole, bytes) = lengths.fold((true, 0), |(is_whole, sum), bytes| {
-            let is_multiple = bytes.is_multiple_of(self.element_bytes);
+            let is_multiple = bytes.is_multiple_of(self.dtype.size_bytes());
             (is_whole && is_multiple, sum + bytes)
         });
         if is_whole && bytes == self.bytes {
@@ -244,4 +282,10 @@ impl std::fmt::Debug for PartialAllreduce {
             .field("bytes", &self.bytes)
             .finish_non_exhaustive()
     }
+}
+
+/// Memory of buffers, borrowed.
+struct Parts<'a> {
+    views: Vec<View>,
+    _held: Vec<Held<'a>>,
 }

@@ -39,6 +39,10 @@ pub(super) fn with_names(error: Error, members: &[Rank]) -> Error {
             cause,
             during,
         },
+        Error::Left { rank, operation } => Error::Left {
+            rank: name(rank),
+            operation,
+        },
         Error::Cancelled { by, operation } => Error::Cancelled {
             by: name(by),
             operation,

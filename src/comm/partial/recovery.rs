@@ -5,7 +5,8 @@
 //! each rank has by then is what it says the next time.
 
 use super::rounds::{Rounds, is_death};
-use crate::comm::{Buffer, Call};
+use crate::comm::call::Call;
+use crate::comm::raw::RawBuffer;
 use crate::error::{Error, Result};
 use crate::partial::{Recovery, STANDING_WORDS, Standing};
 use crate::time::Time;
@@ -24,6 +25,7 @@ impl Rounds {
             self.members = (places.iter())
                 .map(|&place| self.members[place as usize])
                 .collect();
+            self.shared = rebuilt.shared()?.clone();
             self.comm = rebuilt;
             match self.go_on() {
                 Err(error) if is_death(&error) => {}
@@ -36,7 +38,7 @@ impl Rounds {
     /// Rounds that ended well are this rank's, whatever became of them elsewhere; the others begin again.
     fn end_what_has_ended(&mut self) -> Result<()> {
         {
-            let mut engine = self.comm.inner.shared.engine();
+            let mut engine = self.shared.engine();
             for flight in &mut self.flights {
                 flight.look(&mut engine);
             }
@@ -69,7 +71,7 @@ impl Rounds {
     /// The result of a round, and what was said of it, from a rank that has them to all that have not.
     fn fetch(&mut self, round: u64, source: Rank) -> Result<()> {
         let root = (self.members.binary_search(&source)).expect("it lives") as Rank;
-        let words = Buffer::plain(8 * self.machine.round_words())?;
+        let words = RawBuffer::plain(8 * self.machine.round_words())?;
         if let Some(said) = self.machine.emit_round(round) {
             words.write(0, &said);
         }

@@ -32,6 +32,8 @@ pub(super) struct Flight {
 /// See the module.
 pub struct Rounds {
     pub(super) comm: Communicator,
+    /// Of that communicator.
+    pub(super) shared: Arc<Shared>,
     /// The ranks of creation that are the ranks of this communicator.
     pub(super) members: Vec<Rank>,
     pub machine: Machine,
@@ -51,9 +53,11 @@ pub struct Rounds {
 
 impl Rounds {
     pub fn new(comm: Communicator, machine: Machine, memory: Memory, now: Time) -> Result<Rounds> {
-        comm.inner.shared.engine().open_notices()?;
+        let shared = comm.shared()?.clone();
+        shared.engine().open_notices()?;
         Ok(Rounds {
             members: (0..comm.ranks()).collect(),
+            shared,
             comm,
             machine,
             memory,
@@ -68,7 +72,7 @@ impl Rounds {
 
     /// What the threads wait on: that of the communicator in use.
     pub fn shared(&self) -> Arc<Shared> {
-        self.comm.inner.shared.clone()
+        self.shared.clone()
     }
 
     /// Whether operations are under way.
@@ -128,7 +132,7 @@ impl Rounds {
     pub fn fail(&self, error: &Error) {
         let first = match error.first_cause() {
             // Told as it is, it would look like the death of this rank.
-            other @ (Error::InvalidArgument(_) | Error::Malformed(_))
+            other @ (Error::Malformed(_) | Error::Internal(_))
                 if self.machine.options().survive =>
             {
                 Error::Aborted {
@@ -138,16 +142,16 @@ impl Rounds {
             }
             first => first.clone(),
         };
-        self.comm.inner.shared.engine().fail_with(first);
+        self.shared.engine().fail_with(first);
         // Threads of this rank may sleep, and nothing comes that would wake them.
-        self.comm.inner.shared.ring();
+        self.shared.ring();
     }
 
     fn try_turn(&mut self, now: Time) -> Result<()> {
         self.machine.handle_time(now);
         loop {
             self.look(now)?;
-            if self.machine.is_lent() && self.comm.inner.shared.engine().is_accepted() {
+            if self.machine.is_lent() && self.shared.engine().is_accepted() {
                 self.end_loan();
             }
             let mut has_moved = self.act()?;
@@ -174,7 +178,7 @@ impl Rounds {
             return Ok(());
         };
         let call = self.memory.gather_call(&header, self.members.len());
-        if self.comm.lend(&call)? {
+        if self.comm.lend(&call.get())? {
             self.machine.handle_lent();
         }
         Ok(())
@@ -183,7 +187,7 @@ impl Rounds {
     /// What is lent is this rank's again, or its round has begun.
     pub fn end_loan(&mut self) {
         if self.machine.is_lent() {
-            let is_returned = self.comm.inner.shared.engine().take_back();
+            let is_returned = self.shared.engine().take_back();
             match is_returned {
                 true => self.machine.handle_returned(),
                 false => self.machine.handle_accepted(),
@@ -204,8 +208,7 @@ impl Rounds {
             members,
             ..
         } = self;
-        let shared = &self.comm.inner.shared;
-        self.ended_count = shared.drive_then(|engine| {
+        self.ended_count = self.shared.drive_then(|engine| {
             if is_due {
                 engine.drive_slow_if_due(now);
             }
@@ -256,7 +259,7 @@ impl Rounds {
     fn tell(&self, to: Rank, notice: Notice) {
         let to = self.members.binary_search(&to);
         let to = to.expect("only those that live are told") as Rank;
-        let mut engine = self.comm.inner.shared.engine();
+        let mut engine = self.shared.engine();
         engine.notice(to, notice.emit());
     }
 
@@ -267,13 +270,13 @@ impl Rounds {
         if self.machine.is_hub() && !header.is_last {
             let (unwoken, members) = (&mut self.unwoken, &self.members);
             let notice = Notice::Activate(header.round);
-            self.comm.accept(&gather, |peer| {
+            self.comm.accept(&gather.get(), |peer| {
                 unwoken.retain(|&waiting| waiting != (members[peer as usize], notice));
             })?;
         }
-        let gathering = self.comm.start(&gather)?;
+        let gathering = self.comm.start(&gather.get())?;
         let sum = self.memory.sum_call(&header, place);
-        let summing = sum.map(|call| self.comm.start(&call)).transpose()?;
+        let summing = sum.map(|call| self.comm.start(&call.get())).transpose()?;
         self.flights.push_back(Flight {
             header,
             place,
@@ -307,28 +310,40 @@ impl Rounds {
         }
     }
 
-    /// Nothing has moved for too long: what is waited for.
-    pub fn give_up(&mut self, now: Time) -> Error {
+    /// Nothing has moved for too long. Who is waited for, once the others have been asked: a rank
+    /// that is stopped does not answer, one that only submits nothing does. `None`: wait on.
+    pub fn give_up(&mut self, now: Time) -> Option<Error> {
         let machine = &self.machine;
+        let awaited = machine.awaited().into_iter();
+        let places = awaited.filter_map(|rank| self.members.binary_search(&rank).ok());
+        let awaited: Vec<Rank> = places.map(|place| place as Rank).collect();
+        let mut engine = self.shared.engine();
+        let (missing, said) = engine.inquire(self.moved_at, &awaited, now)?;
         let error = Error::Timeout {
             rank: self.comm.rank(),
             operation: format!("round {} of a partial allreduce", machine.completed()),
             waited: now.since(self.moved_at),
-            missing: Vec::new(),
+            missing,
             detail: format!(
-                "{:?} has not begun it, with {} steps submitted on this rank: too few ranks submit",
+                "{said}; too few ranks submit for {:?} to begin it, {} steps are submitted here",
                 machine.options().policy,
                 machine.submitted()
             ),
         };
-        self.comm.inner.shared.engine().fail_with(error.clone());
-        with_names(error, &self.members)
+        engine.fail_with(error);
+        // A peer may have said why before.
+        let first = engine.failure().cloned();
+        drop(engine);
+        first.map(|error| with_names(error, &self.members))
     }
 }
 
 /// Whether it is one that the others can survive.
 pub(super) fn is_death(error: &Error) -> bool {
-    matches!(error.first_cause(), Error::PeerFailed { .. })
+    matches!(
+        error.first_cause(),
+        Error::PeerFailed { .. } | Error::Left { .. }
+    )
 }
 
 impl Flight {

@@ -3,9 +3,9 @@
 //! leaves it alone, so that nobody is woken for nothing.
 
 use super::rounds::Rounds;
-use crate::comm::Buffer;
 use crate::comm::attended::Attend;
 use crate::comm::driving::Manner;
+use crate::comm::raw::RawBuffer;
 use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::memory::View;
@@ -44,7 +44,7 @@ struct State {
 impl Seat {
     pub fn new(rounds: Rounds) -> Seat {
         let inner = &rounds.comm.inner;
-        let (clock, timeout) = (inner.shared.clock.clone(), inner.config.timeout);
+        let (clock, timeout) = (inner.clock.clone(), inner.config.timeout);
         let state = State {
             rounds,
             failure: None,
@@ -138,7 +138,7 @@ impl Seat {
             let turned = state.turn(&self.clock);
             match state.rounds.machine.take() {
                 Next::Taken(report, place) => {
-                    let result: Buffer = state.rounds.memory.result(place).clone();
+                    let result: RawBuffer = state.rounds.memory.result(place).clone();
                     drop(state);
                     parts_of(output, result.view()).for_each(|(to, from)| to.copy_from(from));
                     let mut state = self.lock();
@@ -233,17 +233,18 @@ impl Seat {
     }
 
     /// Waits until something may have come; an error: for too long.
-    fn wait(&self, state: MutexGuard<'_, State>) -> Result<()> {
-        let (limit, ended) = (state.limit(&self.clock), state.rounds.ended_count());
+    fn wait(&self, mut state: MutexGuard<'_, State>) -> Result<()> {
         let timeout = self.timeout;
         let now = self.clock.now();
         // Operations under way have their own timeout, which names who is missing.
-        if !state.rounds.is_busy() && now.since(state.rounds.moved_at()) > timeout {
-            let mut state = state;
-            let error = state.rounds.give_up(now);
+        if !state.rounds.is_busy()
+            && now.since(state.rounds.moved_at()) > timeout
+            && let Some(error) = state.rounds.give_up(now)
+        {
             state.failure.get_or_insert(error.clone());
             return Err(error);
         }
+        let (limit, ended) = (state.limit(&self.clock), state.rounds.ended_count());
         let manner = state.rounds.manner_waited_for();
         let shared = state.rounds.shared();
         drop(state);

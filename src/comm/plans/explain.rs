@@ -2,7 +2,7 @@
 
 use super::{Plans, bytes_of};
 use crate::collective::{self, Algorithm, Candidate, Window};
-use crate::comm::Call;
+use crate::comm::call::Call;
 use crate::error::Result;
 use crate::transport::shm::FETCH_BYTES_MIN;
 use std::fmt;
@@ -46,7 +46,7 @@ impl fmt::Display for Path {
     }
 }
 
-/// What [`crate::Communicator::explain`] says of a call.
+/// What [`crate::CollectiveBuilder::explain`] says of a call.
 #[derive(Clone, Debug)]
 pub struct Explanation {
     /// The algorithm that runs, if every rank's buffers are registered or not as this rank's are.

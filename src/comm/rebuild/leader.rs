@@ -27,6 +27,10 @@ pub(super) struct Leader {
     pub(super) stage: Stage,
     members: Vec<Rank>,
     missing: Vec<Rank>,
+    /// By old rank: those that a member knows to have ended.
+    ended: Vec<bool>,
+    /// Why no round begins although all have come or are gone.
+    doubt: Option<Error>,
 }
 
 impl Survivor<'_> {
@@ -54,6 +58,10 @@ impl Survivor<'_> {
                 }
             }
             if self.is_late() {
+                if let Some(doubt) = leader.doubt.take() {
+                    leader.say_to_all(&Message::Refused(doubt.to_string()));
+                    return Err(doubt);
+                }
                 let missing = leader.awaited();
                 leader.say_to_all(&Message::Missing(missing.clone()));
                 leader.say_to_all(&Message::GaveUp);
@@ -98,6 +106,11 @@ impl Survivor<'_> {
                 let text = format!("rank {rank} could not take part in a rebuild: {text}");
                 return Err(Error::Bootstrap(text));
             }
+            (Message::Ended(ranks), ..) if ranks.iter().all(|&r| r < self.old.ranks()) => {
+                for rank in ranks {
+                    leader.ended[rank as usize] = true;
+                }
+            }
             (other, ..) => {
                 let text = format!("rank {rank} said {other:?} to the leader of a rebuild");
                 return Err(Error::Malformed(text));
@@ -124,6 +137,7 @@ impl Survivor<'_> {
                 if missing.is_empty() {
                     return self.begin_round(leader).map(|()| false);
                 }
+                leader.doubt = None;
                 if missing != leader.missing {
                     leader.missing = missing;
                     let message = Message::Missing(leader.missing.clone());
@@ -168,7 +182,10 @@ impl Survivor<'_> {
         let is_member = |&r: &Rank| r == own || leader.came[r as usize].is_some();
         leader.members = (0..self.old.ranks()).filter(is_member).collect();
         leader.missing.clear();
-        self.check_alone(&leader.members)?;
+        leader.doubt = self.check_alone(&leader.members, &leader.ended)?;
+        if leader.doubt.is_some() {
+            return Ok(());
+        }
         self.round += 1;
         let contact = self.stand(leader.members.clone())?;
         let contacts = leader.members.iter();
@@ -189,6 +206,8 @@ impl Leader {
             stage: Stage::Gathering,
             members: Vec::new(),
             missing: Vec::new(),
+            ended: vec![false; ranks as usize],
+            doubt: None,
         }
     }
 

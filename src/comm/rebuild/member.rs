@@ -34,7 +34,7 @@ impl Survivor<'_> {
             }
         };
         conversation.say(&Message::Come(self.old.rank()));
-        let mut missing = Vec::new();
+        let (mut missing, mut ended) = (Vec::new(), Vec::new());
         let last = self.deadline.after(ANSWER_TIME);
         loop {
             match self.hear_leader(&mut conversation, &mut missing)? {
@@ -42,6 +42,11 @@ impl Survivor<'_> {
                 // It may have died after some had committed, and one of those has said so.
                 Heard::Lost => return Ok(self.look()),
                 Heard::Nothing => {}
+            }
+            let known = self.ended();
+            if known != ended {
+                conversation.say(&Message::Ended(known.clone()));
+                ended = known;
             }
             match self.go_on_connecting() {
                 Ok(true) => conversation.say(&Message::Connected(self.round)),
@@ -51,7 +56,7 @@ impl Survivor<'_> {
             if self.look() {
                 return Ok(true);
             }
-            if self.old.inner.shared.clock.now() > last {
+            if self.clock().now() > last {
                 return Err(self.timeout(missing));
             }
         }

@@ -9,11 +9,13 @@
 //! a rank that has returned does not come to the next leader, and all living ranks come or have left, the next leader knows
 //! that nobody has before it begins another round.
 //!
-//! Who is gone: the hang-ups of the old communicator's connections, which the kernel makes when a process ends and which are
-//! certain on one host. Across hosts a port that nobody listens on any more is as certain. A host that answers nothing for the
-//! transport's timeout may live behind a link that is cut; then only one side may go on: that of more than half of the ranks,
-//! or of half of them with rank 0. Every rank is connected to every other, so what others believe is not asked: a rank that only one of
-//! them has lost is alive and comes.
+//! Who is gone: a rank whose connections hang up or refuse, or that answers nothing for the
+//! transport's timeout. Only ranks of its host know then that it has ended
+//! ([`transport::proves_end`]), and tell the leader; for others it may live behind a link that is
+//! cut, or behind a firewall that refuses in its name. Where one that is left out may live, only
+//! one side may go on: that of more than half of the ranks, or of half of them with rank 0. Every
+//! rank is connected to every other, so who is gone for others is not asked: a rank that only one
+//! of them has lost is alive and comes.
 
 mod leader;
 mod member;
@@ -23,11 +25,12 @@ mod tests;
 use super::Communicator;
 use super::connect::{self, Common, LOOK_AGAIN};
 use super::family::Family;
+use super::shared::Shared;
 use crate::bootstrap::Reunion;
 use crate::engine::{Clock, Engine};
 use crate::error::{Error, Result};
 use crate::time::Time;
-use crate::transport::UNREACHABLE;
+use crate::transport;
 use crate::types::Rank;
 use std::sync::Arc;
 
@@ -47,6 +50,7 @@ struct Candidate {
 /// A rank that takes part in a rebuild.
 struct Survivor<'a> {
     old: &'a Communicator,
+    shared: &'a Arc<Shared>,
     reunion: Reunion,
     deadline: Time,
     /// The round of the candidate, numbered by the leader.
@@ -103,8 +107,8 @@ impl Communicator {
 
     fn rebuild_as(&self, finish: Finish) -> Result<(Communicator, Vec<Rank>)> {
         self.check_can_wait("rebuild")?;
+        let shared = self.shared()?;
         self.abort("it is being rebuilt");
-        let shared = &self.inner.shared;
         let deadline = shared.clock.now().after(self.inner.config.timeout);
         let survivor = Survivor::new(self, deadline)?;
         let candidate = survivor.run()?;
@@ -125,7 +129,8 @@ impl<'a> Survivor<'a> {
         let inner = &old.inner;
         Ok(Survivor {
             old,
-            reunion: Reunion::new(inner.identity, inner.rank, &inner.config.job, &inner.places)?,
+            shared: old.shared()?,
+            reunion: Reunion::new(inner.identity, inner.rank, &inner.config, &inner.places)?,
             deadline,
             round: 0,
             candidate: None,
@@ -134,7 +139,7 @@ impl<'a> Survivor<'a> {
     }
 
     fn clock(&self) -> &Clock {
-        &self.old.inner.shared.clock
+        &self.shared.clock
     }
 
     fn run(mut self) -> Result<Candidate> {
@@ -161,12 +166,12 @@ impl<'a> Survivor<'a> {
     }
 
     fn is_gone(&self, rank: Rank) -> bool {
-        self.old.inner.shared.engine().gone(rank).is_some()
+        self.shared.engine().gone(rank).is_some()
     }
 
     /// Lets time pass: hears of deaths, moves this process's other communicators. True: the candidate is in use.
     fn look(&mut self) -> bool {
-        let shared = &self.old.inner.shared;
+        let shared = self.shared;
         {
             let mut engine = shared.engine();
             let now = shared.clock.now();
@@ -180,7 +185,7 @@ impl<'a> Survivor<'a> {
 
     /// Whether another rank uses the communicator that this one has connected to.
     fn is_confirmed(&mut self) -> bool {
-        let now = self.old.inner.shared.clock.now();
+        let now = self.shared.clock.now();
         let connected = self.candidate.as_mut().filter(|c| c.is_connected);
         connected.is_some_and(|candidate| {
             candidate.engine.drive(now);
@@ -189,7 +194,7 @@ impl<'a> Survivor<'a> {
     }
 
     fn is_late(&self) -> bool {
-        self.old.inner.shared.clock.now() > self.deadline
+        self.shared.clock.now() > self.deadline
     }
 
     /// Makes this rank's part of a communicator of `members`; gives its contact.
@@ -224,7 +229,7 @@ impl<'a> Survivor<'a> {
 
     /// Goes on with connecting; true once, when it is connected. An error: somebody was lost, and the candidate with it.
     fn go_on_connecting(&mut self) -> Result<bool> {
-        let now = self.old.inner.shared.clock.now();
+        let now = self.shared.clock.now();
         let Some(candidate) = self.candidate.as_mut() else {
             return Ok(false);
         };
@@ -244,24 +249,34 @@ impl<'a> Survivor<'a> {
         }
     }
 
-    /// An error if ranks that are left out may live, and go on by themselves.
-    fn check_alone(&self, members: &[Rank]) -> Result<()> {
-        let engine = self.old.inner.shared.engine();
+    /// The old ranks that this one knows to have ended.
+    fn ended(&self) -> Vec<Rank> {
+        let engine = self.shared.engine();
+        let has_ended = |&r: &Rank| engine.gone(r).is_some_and(transport::proves_end);
+        (0..self.old.ranks()).filter(has_ended).collect()
+    }
+
+    /// An error if ranks that are left out may live, and go on by themselves; the error as a doubt
+    /// while a member of their host may still say that they have ended. `ended`: those of whom
+    /// members have said so.
+    fn check_alone(&self, members: &[Rank], ended: &[bool]) -> Result<Option<Error>> {
         let ranks = self.old.ranks();
-        let may_live = |r: &Rank| {
-            !members.contains(r)
-                && engine
-                    .gone(*r)
-                    .is_some_and(|why| why.starts_with(UNREACHABLE))
-        };
+        let own = self.ended();
+        let may_live = |r: &Rank| !members.contains(r) && !own.contains(r) && !ended[*r as usize];
         let cut_off: Vec<Rank> = (0..ranks).filter(may_live).collect();
         let twice = 2 * members.len() as u32;
         if cut_off.is_empty() || twice > ranks || (twice == ranks && members[0] == 0) {
-            return Ok(());
+            return Ok(None);
         }
-        Err(Error::Bootstrap(format!(
-            "ranks {cut_off:?} cannot be reached and may live: of the two sides of a cut only that of more than half of the {ranks} ranks, or of half of them with rank 0, may go on; here are ranks {members:?}; join again when the network is whole"
-        )))
+        let error = Error::Bootstrap(format!(
+            "ranks {cut_off:?} cannot be reached and may live: of the two sides of a cut only that of more than half of the {ranks} ranks, or of half of them with rank 0, may go on; here are ranks {members:?}; start the job again when the network is whole"
+        ));
+        let plans = self.shared.plans();
+        let has_witness = |r: &Rank| members.iter().any(|&m| plans.host(m) == plans.host(*r));
+        match cut_off.iter().any(has_witness) {
+            true => Ok(Some(error)),
+            false => Err(error),
+        }
     }
 
     /// The error of a rebuild that took too long.

@@ -3,9 +3,8 @@
 use super::leader::{Leader, Stage};
 use super::*;
 use crate::bootstrap::Message;
-use crate::comm::Call;
 use crate::config::Config;
-use crate::types::{DataType, ReduceOp};
+use crate::types::ReduceOp;
 use std::time::Duration;
 
 /// Leads a rebuild of three ranks until all are connected, commits to these ranks only, and ends as if it had died.
@@ -34,16 +33,9 @@ fn lead_and_die(comm: Communicator, told: &[Rank]) {
 }
 
 fn sum(comm: &Communicator) -> Result<u64> {
-    let buffer = comm.alloc(8)?;
-    buffer.write(0, &[1u64]);
-    comm.run(&Call::all_reduce(
-        DataType::U64,
-        ReduceOp::Sum,
-        1,
-        &buffer,
-        &buffer,
-    ))?;
-    Ok(buffer.to_vec()[0])
+    let mut sum = [1u64];
+    comm.all_reduce(&mut sum, ReduceOp::Sum)?;
+    Ok(sum[0])
 }
 
 /// What ranks 1 and 2 get from a rebuild whose leader dies after it has committed to these.

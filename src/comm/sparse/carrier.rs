@@ -1,6 +1,8 @@
 //! A machine's requests as operations of a communicator.
 
-use crate::comm::{Buffer, Call, Communicator, Operation, Transfer};
+use crate::comm::call::{Call, Transfer};
+use crate::comm::raw::RawBuffer;
+use crate::comm::{Communicator, Operation};
 use crate::error::Result;
 use crate::memory::View;
 use crate::sparse::{Arrived, MESSAGE_ALIGNMENT, Message, Request, Seen, Spare};
@@ -22,8 +24,8 @@ enum Awaited {
 /// Memory for one request at a time, kept from one to the next.
 pub(super) struct Carrier {
     comm: Communicator,
-    sent: Buffer,
-    received: Buffer,
+    sent: RawBuffer,
+    received: RawBuffer,
     awaited: Awaited,
     spare: Spare,
 }
@@ -32,8 +34,8 @@ impl Carrier {
     pub fn new(comm: &Communicator, spare: &Spare) -> Result<Carrier> {
         Ok(Carrier {
             comm: comm.clone(),
-            sent: comm.alloc(MESSAGE_ALIGNMENT)?,
-            received: comm.alloc(MESSAGE_ALIGNMENT)?,
+            sent: comm.alloc_raw(MESSAGE_ALIGNMENT)?,
+            received: comm.alloc_raw(MESSAGE_ALIGNMENT)?,
             awaited: Awaited::Nothing,
             spare: spare.clone(),
         })
@@ -112,12 +114,12 @@ impl Carrier {
                 buffer: self.received.part(offset, bytes as usize),
             });
         }
-        let call = Call::send_recv(DataType::U8, transfers);
+        let call = Call::send_recv(DataType::U8, &transfers);
         Ok(self.comm.start(&call)?)
     }
 
     /// Where messages are sent from: where they were written, if that is there, else behind those that were.
-    fn put(&mut self, messages: Vec<Message>) -> Result<Vec<Buffer>> {
+    fn put(&mut self, messages: Vec<Message>) -> Result<Vec<RawBuffer>> {
         let lying = |message: &Message, sent: View| {
             let seen = message.seen.as_ref()?.view();
             let offset = (seen.as_ptr().addr()).checked_sub(sent.as_ptr().addr())?;
@@ -216,7 +218,7 @@ impl Carrier {
         };
         self.awaited = Awaited::Messages(bytes.iter().scan(0, offset).collect());
         let call = Call {
-            receive_counts: bytes.to_vec(),
+            receive_counts: bytes,
             ..Call::new(Collective::AllGatherV, DataType::U8, own_bytes)
         };
         let output = self.received.part(0, total as usize);
@@ -250,9 +252,9 @@ fn places(bytes: impl Iterator<Item = u64>) -> (Vec<(usize, u64)>, usize) {
 }
 
 /// Makes room; a quarter more than asked for, so that sizes that vary do not allocate each time.
-fn reserve(comm: &Communicator, buffer: &mut Buffer, bytes: usize) -> Result<()> {
+fn reserve(comm: &Communicator, buffer: &mut RawBuffer, bytes: usize) -> Result<()> {
     if buffer.len_bytes() < bytes {
-        *buffer = comm.alloc((bytes + bytes / 4).next_multiple_of(4096))?;
+        *buffer = comm.alloc_raw((bytes + bytes / 4).next_multiple_of(4096))?;
     }
     Ok(())
 }

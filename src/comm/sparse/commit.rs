@@ -3,6 +3,7 @@
 use super::SparseAllreduce;
 use super::result::SparseResult;
 use super::step::Pending;
+use crate::comm::buffer::Buffer;
 use crate::kernel::reduce;
 use crate::memory::View;
 use crate::sparse::{Finished, Marks, NonFinite, Stream, WINDOW};
@@ -49,7 +50,7 @@ impl<'a> Rest<'a> {
 
 impl SparseAllreduce {
     pub(super) fn commit(&mut self, mut pending: Pending) -> SparseResult {
-        let clock = self.comm.inner.shared.clock.clone();
+        let clock = self.comm.inner.clock.clone();
         let begun = clock.now();
         let mut since = begun;
         let outcomes = std::mem::take(&mut pending.outcomes);
@@ -75,7 +76,8 @@ impl SparseAllreduce {
             // Of units beside a dense one that were sparse, it has what an earlier step left there.
             for unit in sparse {
                 let place = self.place_of(unit);
-                dense.view().part(place.start, place.len()).fill(0);
+                let view = dense.raw().view();
+                view.part(place.start, place.len()).fill(0);
             }
         }
         pending.result.times.apply = since.since(begun);
@@ -179,10 +181,12 @@ impl SparseAllreduce {
             }
         }
         self.units[unit].dense_steps += 1;
+        self.units[unit].memory.indices.clear();
+        self.units[unit].memory.values.clear();
         let count = self.starts[tensors.end] - self.starts[tensors.start];
         pending.result.selected_local += count;
         pending.result.selected_global += count;
-        pending.result.dense = Some(dense.clone());
+        pending.result.dense = Some(Buffer::of(dense.clone()));
     }
 }
 

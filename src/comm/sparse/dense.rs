@@ -3,7 +3,7 @@
 use super::SparseAllreduce;
 use super::commit::Outcome;
 use super::step::{Pending, Task};
-use crate::comm::Call;
+use crate::comm::call::Call;
 use crate::error::Result;
 use crate::kernel::reduce;
 use crate::kernel::select::{Picks, Source, collect};
@@ -36,9 +36,9 @@ impl SparseAllreduce {
     pub(super) fn begin_dense(&mut self, pending: &mut Pending) -> Result<()> {
         if self.dense.is_none() {
             let bytes = 4 * self.starts[self.tensors.len()] as usize;
-            self.dense = Some(self.comm.alloc(bytes)?);
+            self.dense = Some(self.comm.alloc_raw(bytes)?);
         }
-        let begun = self.comm.inner.shared.clock.now();
+        let begun = self.comm.inner.clock.now();
         let place = self.place_of(pending.unit);
         let dense = self.dense.as_ref().expect("just made");
         for tensor in self.units[pending.unit].tensors.clone() {
@@ -55,7 +55,7 @@ impl SparseAllreduce {
         }
         let words = vec![wild_of(dense.view().part(place.start, place.len()))];
         pending.task = Task::Census;
-        let now = self.comm.inner.shared.clock.now();
+        let now = self.comm.inner.clock.now();
         pending.spend(now.since(begun), Duration::ZERO);
         if self.comm.ranks() == 1 {
             pending.arrived = Arrived::Words(words);
@@ -88,14 +88,14 @@ impl SparseAllreduce {
         let count = place.len() as u64 / 4;
         let call = Call::all_reduce(DataType::F32, op, count, &part, &part);
         pending.task = Task::Dense;
-        pending.since = self.comm.inner.shared.clock.now();
+        pending.since = self.comm.inner.clock.now();
         pending.operation = Some(self.comm.start(&call)?);
         Ok(())
     }
 
     pub(super) fn end_dense(&mut self, pending: &mut Pending) -> Result<()> {
         pending.arrived = Arrived::Nothing;
-        let now = self.comm.inner.shared.clock.now();
+        let now = self.comm.inner.clock.now();
         pending.spend(Duration::ZERO, now.since(pending.since));
         let place = self.place_of(pending.unit);
         let dense = self.dense.as_ref().expect("a dense step has its buffer");

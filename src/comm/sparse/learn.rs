@@ -21,7 +21,7 @@ pub(super) struct Untold {
 impl SparseAllreduce {
     /// Whether times decide.
     fn is_learning(&self) -> bool {
-        self.options.algorithm == Algorithm::Auto && !self.comm.inner.shared.clock.is_virtual()
+        self.options.algorithm == Algorithm::Auto && !self.comm.inner.clock.is_virtual()
     }
 
     /// Keeps the time of a unit's step that is over, if it is to be told.

@@ -15,10 +15,13 @@ mod step;
 
 pub use result::{SparseResult, StepTimes};
 
-use super::{Buffer, Communicator};
+use super::Communicator;
+use super::buffer::Buffer;
+use super::raw::RawBuffer;
 use crate::cost::Work;
 use crate::error::{Error, Result};
 use crate::fusion::{TensorSet, TensorSpec};
+use crate::memory::ProcessOwned;
 use crate::prng::mix;
 use crate::sparse::{
     Algorithm, Balance, Experience, LocalPrices, LocalSelection, Model, OkTopkState, Prices, Spare,
@@ -37,19 +40,24 @@ use step::Pending;
 /// Every step is a collective of all ranks of the communicator, in the same order on all of them. k counts over all tensors of
 /// the call, or over each ([`SparseOptions::per_tensor`]).
 ///
+/// Nothing of a gradient is lost but what additions of `f32` round away ([`crate::sparse`]).
+///
+/// In a forked child every step is an error. The residuals there are the child's own copy: it may
+/// save them, say.
+///
 /// ```
 /// use linerate::sparse::{Amount, SparseOptions};
-/// use linerate::{Buffer, Communicator, Config, DataType, SparseAllreduce, TensorSpec};
+/// use linerate::{Communicator, Config, DataType, SparseAllreduce, TensorSpec};
 /// let comm = Communicator::join(0, 1, "a sparse job", Config::default())?;
 /// let tensor = TensorSpec { name: "weights".into(), count: 4, dtype: DataType::F32 };
 /// let options = SparseOptions { amount: Amount::Count(1), ..SparseOptions::default() };
 /// let mut sparse = SparseAllreduce::new(&comm, vec![tensor], options)?;
-/// let (gradient, weights) = (comm.alloc(16)?, comm.alloc(16)?);
-/// gradient.write(0, &[1.0f32, -3.0, 2.0, 0.0]);
+/// let (gradient, weights) = (comm.alloc::<f32>(4)?, comm.alloc::<f32>(4)?);
+/// gradient.write(0, &[1.0, -3.0, 2.0, 0.0])?;
 /// let result = sparse.run(&[gradient])?;
 /// result.add_to(&[weights.clone()], -0.5)?;
-/// assert_eq!(weights.to_vec::<f32>(), [0.0, 1.5, 0.0, 0.0]);
-/// assert_eq!(sparse.residual("weights").unwrap().to_vec::<f32>(), [1.0, 0.0, 2.0, 0.0]);
+/// assert_eq!(*weights.as_slice()?, [0.0, 1.5, 0.0, 0.0]);
+/// assert_eq!(*sparse.residual("weights").unwrap().as_slice()?, [1.0, 0.0, 2.0, 0.0]);
 /// # Ok::<(), linerate::Error>(())
 /// ```
 pub struct SparseAllreduce {
@@ -65,9 +73,10 @@ pub struct SparseAllreduce {
     /// Memory of steps before, for machines, messages and results.
     spare: Spare,
     /// For dense steps, once there was one.
-    dense: Option<Buffer>,
+    dense: Option<RawBuffer>,
     prices: (Prices, LocalPrices),
-    pending: Option<Pending>,
+    /// The step under way.
+    pending: ProcessOwned<Option<Pending>>,
 }
 
 /// Tensors that are one vector.
@@ -79,7 +88,7 @@ struct Unit {
     reduced: Option<u64>,
     /// Dense steps since the last one that could see the fill-in.
     dense_steps: u64,
-    /// Picks of a step before, for the next.
+    /// This rank's picks of the step before, indices relative to the unit; memory for the next.
     memory: Stream,
     /// What steps took, where the algorithm is chosen.
     experience: Experience,
@@ -112,7 +121,7 @@ impl SparseAllreduce {
                 "a size-only communicator has no values to select from: run machines of `linerate::sparse::Sized`",
             ));
         }
-        if !comm.inner.shared.clock.is_virtual() {
+        if !comm.inner.clock.is_virtual() {
             check_equal(comm, &set, &options)?;
         }
         let ranges: Vec<Range<usize>> = match options.per_tensor {
@@ -138,14 +147,14 @@ impl SparseAllreduce {
             spare,
             residuals: Residuals::new(&tensors)?,
             units: ranges.into_iter().map(unit).collect(),
-            prices: prices(comm),
+            prices: prices(comm)?,
             comm: comm.clone(),
             tensors,
             starts,
             options,
             steps: 0,
             dense: None,
-            pending: None,
+            pending: ProcessOwned::new(comm.inner.shared.process(), None),
         })
     }
 
@@ -155,18 +164,21 @@ impl SparseAllreduce {
     /// # Errors
     /// [`Error::InvalidArgument`]: other buffers than tensors; [`Error::NotFinite`] under the policy error, on all ranks, with
     /// residuals as before; any error of the communicator, after which the residuals may lack this step's gradient.
-    pub fn run(&mut self, gradients: &[Buffer]) -> Result<SparseResult> {
+    pub fn run(&mut self, gradients: &[Buffer<f32>]) -> Result<SparseResult> {
         self.comm
             .check_can_wait("a sparse allreduce that runs at once")?;
         self.start(gradients)?;
         self.go_on(true)?
-            .ok_or_else(|| Error::invalid("a step that was waited for has not ended"))
+            .ok_or_else(|| Error::internal("a sparse step that was waited for has not ended"))
     }
 
-    /// Starts a step; [`SparseAllreduce::test`] moves it. The gradients may not change until it has ended.
-    pub fn start(&mut self, gradients: &[Buffer]) -> Result<()> {
+    /// Starts a step; [`SparseAllreduce::test`] moves it. It borrows the gradients, and the
+    /// residuals, until it has ended, and the communicator is used for nothing else meanwhile: a
+    /// step is operations that begin one after another, at other times on every rank. What is to
+    /// run beside it uses a [`Communicator::duplicate`].
+    pub fn start(&mut self, gradients: &[Buffer<f32>]) -> Result<()> {
         check_lengths("gradient", gradients, &self.starts)?;
-        self.begin(Some(gradients.to_vec()))
+        self.begin(Some(gradients))
     }
 
     /// Makes progress; the result once the step has ended.
@@ -179,33 +191,79 @@ impl SparseAllreduce {
         self.comm.check_can_wait("flushing residuals")?;
         self.begin(None)?;
         self.go_on(true)?
-            .ok_or_else(|| Error::invalid("a step that was waited for has not ended"))
+            .ok_or_else(|| Error::internal("a sparse step that was waited for has not ended"))
     }
 
     /// The residual of the tensor with this name: to look at or to change between steps.
-    pub fn residual(&self, name: &str) -> Option<&Buffer> {
+    pub fn residual(&self, name: &str) -> Option<&Buffer<f32>> {
         self.residuals.named(name)
     }
 
+    /// What this rank selected of a tensor in the last step, residual and gradient together:
+    /// indices, relative to it and ascending, and values. The result has the coordinates that all
+    /// ranks apply, and the residual what of these is in no sum. Nothing before the first step,
+    /// after a dense one, and after one that did not count.
+    ///
+    /// ```
+    /// use linerate::sparse::{Amount, SparseOptions};
+    /// use linerate::{Communicator, Config, DataType, SparseAllreduce, TensorSpec};
+    /// let comm = Communicator::join(0, 1, "a job with picks", Config::default())?;
+    /// let tensor = TensorSpec { name: "weights".into(), count: 4, dtype: DataType::F32 };
+    /// let options = SparseOptions { amount: Amount::Count(2), ..SparseOptions::default() };
+    /// let mut sparse = SparseAllreduce::new(&comm, vec![tensor], options)?;
+    /// let gradient = comm.alloc::<f32>(4)?;
+    /// gradient.write(0, &[1.0, -3.0, 0.0, 2.0])?;
+    /// sparse.run(&[gradient])?;
+    /// assert_eq!(sparse.picks_of(0).collect::<Vec<_>>(), [(1, -3.0), (3, 2.0)]);
+    /// # Ok::<(), linerate::Error>(())
+    /// ```
+    ///
+    /// # Panics
+    /// If there is no such tensor.
+    pub fn picks_of(&self, tensor: usize) -> impl Iterator<Item = (u64, f32)> + '_ {
+        let unit = self
+            .units
+            .iter()
+            .find(|unit| unit.tensors.contains(&tensor));
+        let unit = unit.expect("every tensor is of a unit");
+        let first = self.starts[unit.tensors.start];
+        let (start, end) = (self.starts[tensor] - first, self.starts[tensor + 1] - first);
+        let Stream { indices, values } = &unit.memory;
+        let place = |end: u64| indices.partition_point(|index| *index < end);
+        let range = place(start)..place(end);
+        let indices = indices[range.clone()].iter().map(move |i| i - start);
+        indices.zip(values[range].iter().copied())
+    }
+
     /// Forgets all residuals and thresholds, on this rank. All ranks do so between the same steps.
-    pub fn reset(&mut self) {
+    /// Errors: as [`SparseAllreduce::scale_residuals`].
+    pub fn reset(&mut self) -> Result<()> {
+        let _kept = self.residuals.keep()?;
         self.residuals.reset();
         self.forget_thresholds();
+        Ok(())
     }
 
     /// Multiplies all residuals: where gradients are scaled by a factor that changes, residuals change with it, or old
     /// gradients weigh more or less than new ones.
-    pub fn scale_residuals(&mut self, factor: f32) {
+    ///
+    /// # Errors
+    /// [`Error::InUse`]: a step is under way, or a slice of a residual is held.
+    pub fn scale_residuals(&mut self, factor: f32) -> Result<()> {
+        let _kept = self.residuals.keep()?;
         self.residuals.scale(factor.into());
+        Ok(())
     }
 
     /// The residuals of this rank, with ranks, steps, k, names and counts. Thresholds are not kept: they are found anew.
-    pub fn save(&self) -> Vec<u8> {
-        self.residuals.save(Origin {
+    /// Errors: as [`SparseAllreduce::scale_residuals`].
+    pub fn save(&self) -> Result<Vec<u8>> {
+        let _kept = self.residuals.keep()?;
+        Ok(self.residuals.save(Origin {
             ranks: self.comm.ranks().into(),
             steps: self.steps,
             k: self.k(),
-        })
+        }))
     }
 
     /// Takes over what [`SparseAllreduce::save`] gave on this rank of a job of as many ranks. All ranks load before the same
@@ -229,6 +287,7 @@ impl SparseAllreduce {
 
     /// The same where the number of ranks may have changed. Ranks that are new reset.
     pub fn load_after_resize(&mut self, bytes: &[u8]) -> Result<()> {
+        let _kept = self.residuals.keep()?;
         self.steps = self.residuals.load(bytes, self.k())?.steps;
         self.forget_thresholds();
         Ok(())
@@ -286,7 +345,7 @@ fn check_equal(comm: &Communicator, set: &TensorSet, options: &SparseOptions) ->
     let mut text = format!("{options:?}");
     if options.algorithm == Algorithm::Auto || options.balance == Balance::Cost {
         // What decides must be the same everywhere too.
-        text.push_str(&format!(", LINERATE_TCP_PACE {:?}", pace(comm)));
+        text.push_str(&format!(", LINERATE_TCP_PACE {:?}", pace(comm)?));
     }
     let hash =
         |seed: u64, words: &mut dyn Iterator<Item = u64>| words.fold(seed, |h, w| mix(h ^ w));
@@ -316,8 +375,8 @@ fn check_equal(comm: &Communicator, set: &TensorSet, options: &SparseOptions) ->
 const ENTRY_SECONDS: f64 = 6e-8;
 
 /// What the cost model says of messages between two ranks and of passes over memory; the same on all.
-fn prices(comm: &Communicator) -> (Prices, LocalPrices) {
-    let (model, is_mapped) = comm.inner.shared.plans().link_model();
+fn prices(comm: &Communicator) -> Result<(Prices, LocalPrices)> {
+    let (model, is_mapped) = comm.shared()?.plans().link_model();
     let message = Work {
         messages: 1.0,
         posts: 2.0,
@@ -340,7 +399,7 @@ fn prices(comm: &Communicator) -> (Prices, LocalPrices) {
     };
     let paced = match is_mapped {
         true => 0.0,
-        false => pace(comm).map_or(0.0, |bits| 32.0 / bits as f64),
+        false => pace(comm)?.map_or(0.0, |bits| 32.0 / bits as f64),
     };
     let links = Prices {
         message: model.predict(&message) * 1e-9,
@@ -350,12 +409,13 @@ fn prices(comm: &Communicator) -> (Prices, LocalPrices) {
         byte: model.predict(&byte) * 1e-9,
         entry: ENTRY_SECONDS,
     };
-    (links, local)
+    Ok((links, local))
 }
 
 /// Bits per second that this rank's connections are held to.
-fn pace(comm: &Communicator) -> Option<u64> {
-    comm.inner.shared.engine().config().tcp.pace_bits_per_second
+fn pace(comm: &Communicator) -> Result<Option<u64>> {
+    let shared = comm.shared()?;
+    Ok(shared.engine().config().tcp.pace_bits_per_second)
 }
 
 /// The algorithm of a unit's step. Follows from what all ranks have alike.

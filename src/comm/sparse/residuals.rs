@@ -1,9 +1,11 @@
 //! Residuals: what of each tensor's gradients no result has had yet, by the tensor's name.
 
-use crate::comm::Buffer;
+use crate::comm::buffer::Buffer;
+use crate::comm::raw::RawBuffer;
 use crate::error::{Error, Result};
 use crate::fusion::TensorSpec;
 use crate::kernel::scale;
+use crate::memory::{Access, Kept};
 use crate::types::DataType;
 
 /// First bytes of what is saved; the last is the version.
@@ -12,7 +14,7 @@ const MAGIC: [u8; 8] = *b"LRSPARS1";
 /// One vector for each tensor.
 pub(super) struct Residuals {
     tensors: Vec<TensorSpec>,
-    buffers: Vec<Buffer>,
+    buffers: Vec<Buffer<f32>>,
 }
 
 /// What a saved state belongs to.
@@ -26,28 +28,43 @@ pub(super) struct Origin {
 impl Residuals {
     pub fn new(tensors: &[TensorSpec]) -> Result<Residuals> {
         let bytes = |t: &TensorSpec| t.count as usize * t.dtype.size_bytes();
-        let zeros = |t: &TensorSpec| Ok(Buffer::plain(bytes(t).max(1))?.part(0, bytes(t)));
+        let zeros = |t: &TensorSpec| {
+            let raw = RawBuffer::plain(bytes(t).max(1))?.part(0, bytes(t));
+            Ok(Buffer::of(raw))
+        };
         Ok(Residuals {
             tensors: tensors.to_vec(),
             buffers: tensors.iter().map(zeros).collect::<Result<_>>()?,
         })
     }
 
-    pub fn of(&self, tensor: usize) -> &Buffer {
-        &self.buffers[tensor]
+    /// Borrows all of them, for what is done with them until the result is dropped.
+    pub fn keep(&self) -> Result<Vec<Kept>> {
+        let all = self
+            .raw()
+            .map(|raw| raw.keep_all(Access::Exclusive, "a sparse allreduce"));
+        all.filter_map(Result::transpose).collect()
     }
 
-    pub fn named(&self, name: &str) -> Option<&Buffer> {
+    fn raw(&self) -> impl Iterator<Item = &RawBuffer> {
+        self.buffers.iter().map(Buffer::raw)
+    }
+
+    pub fn of(&self, tensor: usize) -> &RawBuffer {
+        self.buffers[tensor].raw()
+    }
+
+    pub fn named(&self, name: &str) -> Option<&Buffer<f32>> {
         let index = self.tensors.iter().position(|t| t.name == name)?;
         Some(&self.buffers[index])
     }
 
     pub fn reset(&self) {
-        self.buffers.iter().for_each(|b| b.view().fill(0));
+        self.raw().for_each(|raw| raw.view().fill(0));
     }
 
     pub fn scale(&self, factor: f64) {
-        for view in self.buffers.iter().map(Buffer::view) {
+        for view in self.raw().map(RawBuffer::view) {
             scale(DataType::F32, factor, view, view);
         }
     }
@@ -69,8 +86,8 @@ impl Residuals {
             bytes.extend(tensor.name.as_bytes());
             word(&mut bytes, tensor.count);
             let start = bytes.len();
-            bytes.resize(start + buffer.len_bytes(), 0);
-            buffer.view().read(0, &mut bytes[start..]);
+            bytes.resize(start + buffer.raw().len_bytes(), 0);
+            buffer.raw().view().read(0, &mut bytes[start..]);
         }
         bytes
     }
@@ -111,7 +128,7 @@ impl Residuals {
             return Err(malformed(&format!("tensor '{name}' is missing")));
         }
         for (buffer, part) in self.buffers.iter().zip(parts.into_iter().flatten()) {
-            buffer.view().write(0, part);
+            buffer.raw().view().write(0, part);
         }
         Ok(Origin { ranks, steps, k })
     }

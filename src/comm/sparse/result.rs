@@ -1,15 +1,24 @@
 //! [`SparseResult`]: what a step gives.
 
-use crate::comm::Buffer;
+use crate::comm::buffer::Buffer;
+use crate::comm::raw::RawBuffer;
 use crate::error::{Error, Result};
 use crate::kernel::{reduce, scale};
+use crate::memory::Access;
 use crate::sparse::{Algorithm, Counters, Spare, Stream};
 use crate::types::{Combine, DataType, Finish};
+use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
 /// Where a rank's time went in a step. Ranks that share a core wait for each other's selections in their communication; the
-/// rank that began it last waits for none.
+/// rank that began it last waits for none. As text:
+///
+/// ```
+/// use std::time::Duration;
+/// let times = linerate::StepTimes { select: Duration::from_micros(30), ..Default::default() };
+/// assert_eq!(times.to_string(), "select 30µs, communicate 0ns, apply 0ns");
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepTimes {
     /// Selecting; before a dense allreduce, adding the gradient to the residual.
@@ -18,6 +27,16 @@ pub struct StepTimes {
     pub communicate: Duration,
     /// Changing the residuals and making the result.
     pub apply: Duration,
+}
+
+impl fmt::Display for StepTimes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "select {:?}, communicate {:?}, apply {:?}",
+            self.select, self.communicate, self.apply
+        )
+    }
 }
 
 /// The sum that all ranks apply, the same bits on every rank, and how it came about.
@@ -40,7 +59,7 @@ pub struct SparseResult {
     /// This rank's traffic.
     pub counters: Counters,
     pub(super) entries: Lent,
-    pub(super) dense: Option<Buffer>,
+    pub(super) dense: Option<Buffer<f32>>,
     /// Where each tensor begins among all coordinates, and the end.
     pub(super) starts: Vec<u64>,
 }
@@ -85,9 +104,50 @@ impl SparseResult {
         )
     }
 
+    /// One tensor's indices, relative to it and ascending, and values, whichever form the result
+    /// has: no zeros.
+    ///
+    /// ```
+    /// use linerate::sparse::{Algorithm, Amount, SparseOptions};
+    /// use linerate::{Communicator, Config, DataType, SparseAllreduce, TensorSpec};
+    /// let comm = Communicator::join(0, 1, "a job of both forms", Config::default())?;
+    /// for algorithm in [Algorithm::OkTopk, Algorithm::Dense] {
+    ///     let tensor = TensorSpec { name: "weights".into(), count: 4, dtype: DataType::F32 };
+    ///     let options = SparseOptions { algorithm, amount: Amount::Count(2), ..SparseOptions::default() };
+    ///     let mut sparse = SparseAllreduce::new(&comm, vec![tensor], options)?;
+    ///     let gradient = comm.alloc::<f32>(4)?;
+    ///     gradient.write(0, &[0.0, -3.0, 0.0, 2.0])?;
+    ///     let result = sparse.run(&[gradient])?;
+    ///     let mut weights = [1.0f32; 4];
+    ///     for (index, value) in result.nonzeros_of(0)? {
+    ///         weights[index as usize] -= 0.5 * value;
+    ///     }
+    ///     assert_eq!(weights, [1.0, 2.5, 1.0, 0.0]);
+    /// }
+    /// # Ok::<(), linerate::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InUse`]: it was a dense step, and a later step uses its memory.
+    ///
+    /// # Panics
+    /// If there is no such tensor.
+    pub fn nonzeros_of(&self, tensor: usize) -> Result<impl Iterator<Item = (u64, f32)> + '_> {
+        let range = self.starts[tensor] as usize..self.starts[tensor + 1] as usize;
+        let dense = match &self.dense {
+            Some(dense) => dense.range(range).to_vec()?,
+            None => Vec::new(),
+        };
+        let dense = (0..).zip(dense);
+        // Of a tensor one of them has nothing.
+        let (indices, values) = self.entries_of(tensor);
+        let sparse = indices.zip(values.iter().copied());
+        Ok(dense.filter(|(_, value)| *value != 0.0).chain(sparse))
+    }
+
     /// All values of a dense step, over all tensors. Valid until the next step. Where tensors are operations of their own, those that were
     /// sparse have zeros here, and their entries apart.
-    pub fn dense(&self) -> Option<&Buffer> {
+    pub fn dense(&self) -> Option<&Buffer<f32>> {
         self.dense.as_ref()
     }
 
@@ -99,16 +159,24 @@ impl SparseResult {
     /// Adds `factor` times the result to vectors, one for each tensor: -rate makes it a step of gradient descent.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: another number of buffers, or one of another length; nothing has been added then.
-    pub fn add_to(&self, outputs: &[Buffer], factor: f32) -> Result<()> {
+    /// [`Error::InvalidArgument`]: another number of buffers, or one of another length; [`Error::InUse`]: something uses an
+    /// output, or a later step the dense result. Nothing has been added then.
+    pub fn add_to(&self, outputs: &[Buffer<f32>], factor: f32) -> Result<()> {
         check_lengths("output", outputs, &self.starts)?;
+        let of_outputs = outputs.iter().map(|output| (output, Access::Exclusive));
+        let of_dense = self.dense.iter().map(|dense| (dense, Access::Shared));
+        let held = of_outputs.chain(of_dense).map(|(buffer, access)| {
+            (buffer.raw()).borrow_all(access, "the result of a sparse allreduce")
+        });
+        let _held: Vec<_> = held.collect::<Result<_>>()?;
         for (tensor, output) in outputs.iter().enumerate() {
-            let view = output.view();
-            if let Some(dense) = &self.dense {
+            let view = output.raw().view();
+            if let Some(dense) = self.dense.as_ref().map(Buffer::raw) {
                 let start = 4 * self.starts[tensor] as usize;
                 let part = dense.view().part(start, view.len_bytes());
                 if factor != 1.0 {
-                    let scaled = Buffer::plain(view.len_bytes().max(1))?.part(0, view.len_bytes());
+                    let scaled =
+                        RawBuffer::plain(view.len_bytes().max(1))?.part(0, view.len_bytes());
                     scale(DataType::F32, factor.into(), part, scaled.view());
                     reduce(
                         DataType::F32,
@@ -138,7 +206,7 @@ impl SparseResult {
 }
 
 /// Buffers are as many and as long as the tensors.
-pub(super) fn check_lengths(what: &str, buffers: &[Buffer], starts: &[u64]) -> Result<()> {
+pub(super) fn check_lengths(what: &str, buffers: &[Buffer<f32>], starts: &[u64]) -> Result<()> {
     let tensors = starts.len() - 1;
     if buffers.len() != tensors {
         return Err(Error::invalid(format!(
@@ -147,12 +215,11 @@ pub(super) fn check_lengths(what: &str, buffers: &[Buffer], starts: &[u64]) -> R
         )));
     }
     for (tensor, buffer) in buffers.iter().enumerate() {
-        let bytes = 4 * (starts[tensor + 1] - starts[tensor]);
-        if buffer.len_bytes() as u64 != bytes {
+        let count = starts[tensor + 1] - starts[tensor];
+        if buffer.len() as u64 != count {
             return Err(Error::invalid(format!(
-                "the {what} of tensor {tensor} has {} bytes, its {} elements of f32 have {bytes}",
-                buffer.len_bytes(),
-                bytes / 4
+                "the {what} of tensor {tensor} has {} elements, {count} are needed",
+                buffer.len()
             )));
         }
     }

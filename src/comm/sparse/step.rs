@@ -3,9 +3,12 @@
 use super::commit::Outcome;
 use super::result::{Lent, SparseResult, StepTimes};
 use super::{SparseAllreduce, resolve};
-use crate::comm::{Buffer, Operation};
+use crate::comm::Operation;
+use crate::comm::buffer::Buffer;
+use crate::comm::raw::RawBuffer;
 use crate::error::{Error, Result};
 use crate::kernel::select::Source;
+use crate::memory::{Access, Kept};
 use crate::sparse::{
     Action, Algorithm, Arrived, Counters, Finished, LocalSelection, Machine, Model, NonFinite,
     Step, Stream,
@@ -16,7 +19,9 @@ use std::time::Duration;
 /// A step under way.
 pub(super) struct Pending {
     /// `None`: only the residuals are flushed.
-    pub(super) gradients: Option<Vec<Buffer>>,
+    pub(super) gradients: Option<Vec<RawBuffer>>,
+    /// The borrows of gradients and residuals, and of the result of a dense step before.
+    _kept: Vec<Kept>,
     pub(super) unit: usize,
     pub(super) task: Task,
     pub(super) operation: Option<Operation>,
@@ -68,14 +73,25 @@ pub(super) enum Task {
 }
 
 impl SparseAllreduce {
-    pub(super) fn begin(&mut self, gradients: Option<Vec<Buffer>>) -> Result<()> {
-        if self.pending.is_some() {
+    pub(super) fn begin(&mut self, gradients: Option<&[Buffer<f32>]>) -> Result<()> {
+        if self.pending.get()?.is_some() {
             return Err(Error::invalid(
                 "a sparse allreduce is under way: test it until it ends before the next is started",
             ));
         }
-        self.pending = Some(Pending {
+        let mut kept = self.residuals.keep()?;
+        let of_gradients = gradients
+            .into_iter()
+            .flatten()
+            .map(|gradient| (gradient.raw(), Access::Shared));
+        let of_dense = self.dense.iter().map(|dense| (dense, Access::Exclusive));
+        for (raw, access) in of_gradients.chain(of_dense) {
+            kept.extend(raw.keep_all(access, "a sparse allreduce")?);
+        }
+        let gradients = gradients.map(|all| all.iter().map(|g| g.raw().clone()).collect());
+        *self.pending.get_mut()? = Some(Pending {
             gradients,
+            _kept: kept,
             unit: 0,
             task: Task::Begin,
             operation: None,
@@ -103,7 +119,7 @@ impl SparseAllreduce {
 
     /// Goes on as far as possible; the result at the end.
     pub(super) fn go_on(&mut self, is_waiting: bool) -> Result<Option<SparseResult>> {
-        let Some(mut pending) = self.pending.take() else {
+        let Some(mut pending) = self.pending.get_mut()?.take() else {
             return Err(Error::invalid("no sparse allreduce has been started"));
         };
         while pending.unit < self.units.len() {
@@ -112,7 +128,7 @@ impl SparseAllreduce {
                     operation.wait()?;
                 } else if !operation.test()? {
                     pending.operation = Some(operation);
-                    self.pending = Some(pending);
+                    *self.pending.get_mut()? = Some(pending);
                     return Ok(None);
                 }
                 pending.arrived = self.carrier.take();
@@ -143,7 +159,7 @@ impl SparseAllreduce {
                         pending.task = Task::Machine(machine);
                         Ok(())
                     }
-                    Action::Wait => Err(Error::invalid("a machine waits for nothing")),
+                    Action::Wait => Err(Error::internal("a sparse machine waits for nothing")),
                     Action::Done => {
                         if let Some(error) = machine.failure() {
                             return Err(self.fail(error.clone()));
@@ -157,7 +173,9 @@ impl SparseAllreduce {
                 let Arrived::Words(words) =
                     std::mem::replace(&mut pending.arrived, Arrived::Nothing)
                 else {
-                    return Err(Error::invalid("a census gives words"));
+                    return Err(Error::internal(
+                        "the census of a sparse allreduce gave no words",
+                    ));
                 };
                 self.reduce_dense(pending, words[0])
             }
@@ -166,7 +184,9 @@ impl SparseAllreduce {
                 let Arrived::Words(words) =
                     std::mem::replace(&mut pending.arrived, Arrived::Nothing)
                 else {
-                    return Err(Error::invalid("telling times gives words"));
+                    return Err(Error::internal(
+                        "telling the times of a sparse allreduce gave no words",
+                    ));
                 };
                 self.learn(pending.unit, &words);
                 self.begin_unit(pending)
@@ -176,15 +196,19 @@ impl SparseAllreduce {
 
     /// Other ranks may not have seen what is wrong, and would wait for this one: the communicator has failed.
     fn fail(&self, error: Error) -> Error {
-        let shared = &self.comm.inner.shared;
-        shared.engine().fail_with(error.clone());
-        shared.ring();
-        error
+        match self.comm.shared() {
+            Ok(shared) => {
+                shared.engine().fail_with(error.clone());
+                shared.ring();
+                error
+            }
+            Err(forked) => forked,
+        }
     }
 
     fn begin_unit(&mut self, pending: &mut Pending) -> Result<()> {
         let ranks = self.comm.ranks();
-        let clock = self.comm.inner.shared.clock.clone();
+        let clock = self.comm.inner.clock.clone();
         let shape = self.shape_of(pending.unit);
         let count = shape.0;
         let unit = &mut self.units[pending.unit];
@@ -246,7 +270,7 @@ impl SparseAllreduce {
     }
 
     fn end_machine(&mut self, pending: &mut Pending, finished: Finished<Stream>) -> Result<()> {
-        let now = self.comm.inner.shared.clock.now();
+        let now = self.comm.inner.clock.now();
         pending.spend(Duration::ZERO, now.since(pending.since));
         pending.result.counters.add(&finished.counters);
         pending.result.not_finite += finished.not_finite;

@@ -58,7 +58,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Processes some of the elements `from .. limit`; returns how many. `None`: a peer's memory is not known yet.
+    /// Processes some of the elements `from .. limit`; returns how many. `None`: a peer's memory is
+    /// not known yet, or is its caller's again.
     pub(super) fn compute_piece(
         &mut self,
         round: &mut Round,
@@ -71,11 +72,34 @@ impl Driver {
             _ => PIECE_BYTES_SHARED,
         };
         let piece = (piece_bytes >> round.shift) as u64;
+        // A rank that has taken its memory back is not written to any more.
+        if round.prepared.reaches_buffers && self.has_withdrawn(round, operands) {
+            return Ok(None);
+        }
         let got = self.gather(round, operands, from, (limit - from).min(piece))?;
         if got.is_some() {
             self.apply(round, action);
+            if round.prepared.reaches_buffers && self.has_withdrawn(round, operands) {
+                return Ok(None);
+            }
         }
         Ok(got)
+    }
+
+    /// Whether a peer whose buffers a step reaches has failed and given them back to its caller,
+    /// who may have changed them before they were read. Asked before the piece counts as done, so
+    /// what follows it, also a signal or message by which others would take over what was computed,
+    /// never happens then: the step stays where it is until the cause comes. (Threads that shared
+    /// the piece have ended their parts under a lock, so what they have read was read before this.)
+    /// Windows are no caller's, and stay as they are.
+    fn has_withdrawn(&self, round: &Round, operands: &Operands) -> bool {
+        let mut places = operands.sources.iter().chain(&operands.destinations);
+        places.any(|place| match *place {
+            Place::Peer(peer, buffer, _) => {
+                !round.is_window(buffer) && self.links.transport.has_withdrawn(peer)
+            }
+            _ => false,
+        })
     }
 
     /// Fills `sources` and `destinations` with elements `from ..` of the step's operands: at most `want`, and as

@@ -27,6 +27,9 @@ impl Driver {
         let per_chunk = round.per_chunk;
         let mut limit = 0;
         loop {
+            if round.lost.is_some() && round.progress.is_complete(step) {
+                return Ok(());
+            }
             let run = round.progress.run(step);
             let (len, chunk) = (run.len, run.chunks_posted);
             // The length of one chunk says whether there is another, where only the sender knows it.
@@ -91,9 +94,30 @@ impl Driver {
         peer: Rank,
         error: PostError,
     ) -> Result<()> {
-        self.links.refused(peer, error)?;
+        if let Err(error) = self.links.refused(peer, error) {
+            return self.do_without(round, step, error);
+        }
         round.stalled.push(step);
         self.has_work = true;
+        Ok(())
+    }
+
+    /// A step has failed. One of sends and receives of pairs whose other side has left is over by
+    /// that, and the rest goes on: other peers wait for their parts.
+    #[cold]
+    fn do_without(&mut self, round: &mut Round, step: StepId, error: Error) -> Result<()> {
+        let Error::Left { rank, .. } = error else {
+            return Err(error);
+        };
+        if !round.is_pairwise {
+            return Err(error);
+        }
+        round.lost.get_or_insert(rank);
+        self.has_work = true;
+        if !round.progress.is_complete(step) {
+            let prepared = round.prepared.clone();
+            round.progress.process(&prepared, step);
+        }
         Ok(())
     }
 
@@ -117,6 +141,21 @@ impl Driver {
     /// Posts a chunk to be sent; true: it has been sent already, and no completion follows.
     #[inline(always)]
     pub(super) fn send(
+        &mut self,
+        round: &Round,
+        (step, chunk): (StepId, u32),
+        message: &Message,
+    ) -> std::result::Result<bool, PostError> {
+        match self.try_send(round, (step, chunk), message) {
+            Err(PostError::PeerFailed) if self.links.has_done(message.peer, round.sequence()) => {
+                Ok(true)
+            }
+            sent => sent,
+        }
+    }
+
+    #[inline(always)]
+    fn try_send(
         &mut self,
         round: &Round,
         (step, chunk): (StepId, u32),
@@ -240,8 +279,14 @@ impl Driver {
             }
         };
         if completion.outcome != Outcome::Done || !is_right {
-            return Err(self.wrong_message(round, step, 0, completion).into());
+            let is_receive = matches!(bound.bound, Bound::Receive(_));
+            if is_receive || !self.is_excused(round, completion) {
+                let error = self.wrong_message(round, step, 0, completion);
+                self.do_without(round, step, error)?;
+                return self.run_ready(round, NONE);
+            }
         }
+        let bound = &round.bound.steps[step as usize];
         let next = (round.progress).process_before(&round.prepared, step, bound.followers);
         self.run_ready(round, next)
     }
@@ -270,16 +315,20 @@ impl Driver {
         chunk: u32,
         completion: &Completion,
     ) -> Result<()> {
+        if round.lost.is_some() && round.progress.is_complete(step) {
+            return Ok(());
+        }
         let run = round.progress.run(step);
         let chunk = Token::full_chunk(chunk, run.chunks_done);
         let is_receive = round.prepared.plan.steps[step as usize].kind == StepKind::Receive;
         if !is_receive {
             self.take_back_copy(completion.token);
         }
-        if completion.outcome != Outcome::Done
-            || is_receive && completion.header != round.signature.0
-        {
-            return Err(self.wrong_message(round, step, chunk, completion));
+        let is_right = completion.outcome == Outcome::Done
+            && (!is_receive || completion.header == round.signature.0);
+        if !is_right && (is_receive || !self.is_excused(round, completion)) {
+            let error = self.wrong_message(round, step, chunk, completion);
+            return self.do_without(round, step, error);
         }
         if is_receive {
             self.check_length(round, step, chunk, completion)?;
@@ -331,6 +380,13 @@ impl Driver {
             round.fill(slot, len);
         }
         Ok(())
+    }
+
+    /// Whether a send that was flushed has arrived: its receiver has done the operation, and left.
+    #[cold]
+    fn is_excused(&self, round: &Round, completion: &Completion) -> bool {
+        completion.outcome == Outcome::Flushed
+            && self.links.has_done(completion.peer, round.sequence())
     }
 
     /// The error of a message that did not arrive, has another length, or belongs to another operation.

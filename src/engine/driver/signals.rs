@@ -72,7 +72,7 @@ impl Driver {
         Ok(true)
     }
 
-    pub(super) fn binding_of(&self, round: &Round) -> Binding {
+    pub fn binding_of(&self, round: &Round) -> Binding {
         let (input, output) = (round.buffers[0], round.buffers[1]);
         Binding {
             input_key: input.key(),

@@ -1,8 +1,12 @@
 //! Every algorithm on many shapes of gradients: conservation in integers at each step, on every number of ranks.
 
 use super::job::Job;
+use super::memory;
 use crate::prng::Prng;
-use crate::sparse::{Algorithm, Balance, Mode, Regions, SparseOptions, SwitchRule};
+use crate::sparse::{
+    Algorithm, Arrived, Balance, DsaVariant, Machine, Mode, OkTopkState, Regions, SparseOptions,
+    Step, Stream, SwitchRule,
+};
 
 const RANKS: [usize; 6] = [1, 3, 5, 8, 17, 40];
 
@@ -162,5 +166,64 @@ fn results_do_not_depend_on_the_order_of_delivery() {
             })
             .collect();
         assert!(results.iter().all(|r| *r == results[0]), "{algorithm}");
+    }
+}
+
+#[test]
+fn picks_whose_sum_is_zero_return_where_coordinates_are_selected_and_have_taken_part_elsewhere() {
+    let picks = [1e8f32, 1.0, -1e8];
+    let gradients: Vec<Vec<f32>> = (picks.iter())
+        .map(|pick| vec![0.0, 0.0, *pick, 0.0])
+        .collect();
+    for algorithm in algorithms() {
+        let mut job = Job::new(3, 4, 1, algorithm, SparseOptions::default());
+        let outcome = job.step_unchecked(&gradients);
+        let kept: Vec<f32> = (0..3).map(|rank| job.residual(rank)[2]).collect();
+        // In the order of the ranks 1 is rounded away; rank 0 of the doubling adds rank 2's picks
+        // first.
+        let (sum, rest) = match algorithm {
+            Algorithm::OkTopk | Algorithm::TopkA2 => (0.0, picks),
+            Algorithm::TopkDsa(DsaVariant::RecursiveDoubling) => (1.0, [0.0; 3]),
+            _ => (0.0, [0.0; 3]),
+        };
+        assert_eq!(outcome.dense(4), [0.0, 0.0, sum, 0.0], "{algorithm}");
+        assert_eq!(kept, rest, "{algorithm}");
+    }
+}
+
+#[test]
+fn ranks_make_as_many_requests_but_for_the_exchanges_of_trees_and_doublings() {
+    let mut prng = Prng::new(7);
+    for algorithm in algorithms() {
+        let has_tree = matches!(
+            algorithm,
+            Algorithm::GTopk | Algorithm::TopkDsa(DsaVariant::RecursiveDoubling)
+        );
+        // The memory pairs the n-th message of a rank to another with the n-th receive, and the
+        // n-th collective of all.
+        let gradients = gradients("random", 5, 40, &mut prng);
+        let options = SparseOptions::default();
+        let machines = gradients.iter().zip(0..).map(|(gradient, rank)| {
+            let large = (0..).zip(gradient).filter(|(_, value)| **value > 60.0);
+            let (indices, values) = large.map(|(index, value)| (index, *value)).unzip();
+            let picks = Stream { indices, values };
+            let step = Step {
+                picks,
+                not_finite: 0,
+                count: 40,
+                k: 6,
+            };
+            Machine::new(algorithm, &options, (rank, 5), step, OkTopkState::default())
+        });
+        let (finished, told) = memory::run_with_record(machines.collect(), 3);
+        assert!(finished.iter().all(|f| f.result == finished[0].result));
+        let counts: Vec<usize> = told.iter().map(Vec::len).collect();
+        let is_same = counts.iter().all(|count| *count == counts[0]);
+        assert_eq!(is_same, !has_tree, "{algorithm}: {counts:?}");
+        let words = |rank: &Vec<Arrived>| {
+            let is_words = |told: &&Arrived| matches!(told, Arrived::Words(_));
+            rank.iter().filter(is_words).count()
+        };
+        assert!(told.iter().all(|rank| words(rank) == words(&told[0])));
     }
 }

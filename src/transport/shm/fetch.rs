@@ -5,19 +5,17 @@
 //! a [`Guard`], a word that its peers know, and each fetch reads that word behind the message in the same call: one call
 //! reads one address space. Whether a peer may be read at all is found out by reading its guard when it connects.
 //!
-//! A sender may take its memory back before it was fetched ([`crate::transport::Transport::withdraw`]), without asking. It
-//! stores in the receiver's segment from which number on its messages are valid, and changes its memory only then; the
-//! receiver looks at that after it has read. So what it read counts only if the memory had not been taken back.
+//! A sender may take its memory back before it was fetched
+//! ([`crate::transport::Transport::withdraw`]), without asking: `recall.rs` says how, for messages
+//! in regions too.
 
 use super::ShmTransport;
+use super::recall;
 use super::socket::{self, SocketMessage};
-use crate::memory::View;
-use crate::transport::Outcome;
-use crate::transport::matching::Posted;
+use crate::memory::{RegionKey, View};
 use crate::types::Rank;
 use std::io::{Error, Result};
 use std::os::fd::AsFd;
-use std::sync::atomic::{Ordering, fence};
 
 /// Shorter messages are copied: the call alone takes as long as copying this much.
 pub const FETCH_BYTES_MIN: usize = 32 * 1024;
@@ -144,53 +142,46 @@ pub enum Delivery {
     Lost(String),
 }
 
+/// Why a message could not be copied out of its sender's memory.
+#[derive(Debug)]
+pub enum Unread {
+    /// The sender has no such range in a region that it has made known.
+    NoRegion(RegionKey),
+    /// The sender had not offered to be read.
+    NotOffered,
+    /// The kernel refused.
+    Refused(Place, Error),
+}
+
 impl ShmTransport {
-    /// Delivers a message that lies in the sender's memory.
+    /// Reads a message that lies in the sender's memory and not in a region.
     pub(super) fn fetch_message(
         &mut self,
         peer: Rank,
-        posted: Posted,
-        header: u64,
+        destination: View,
         place: Place,
-    ) -> Delivery {
-        let p = &self.peers[peer as usize];
-        let Some(readable) = p.readable else {
-            return Delivery::Lost(
-                "it sent a message in memory that this rank cannot read and had not offered to"
-                    .into(),
-            );
-        };
-        let fits = place.bytes <= posted.destination.len_bytes() as u64;
-        let fetched = match fits {
-            true => {
-                let destination = posted.destination.part(0, place.bytes as usize);
-                readable.fetch(place.address, destination)
-            }
-            false => Ok(()),
-        };
-        // Pairs with the fence in `recall`: if the bytes are newer than that, its store is visible here.
-        fence(Ordering::Acquire);
-        if place.id < self.segment.valid_from(peer).load(Ordering::Relaxed) {
-            self.acknowledge(peer, place.id as u32, place.bytes);
-            return Delivery::Withdrawn;
-        }
-        if let Err(error) = fetched {
-            return Delivery::Lost(self.unreadable(peer, place, &error));
-        }
-        let outcome = if fits {
-            Outcome::Done
-        } else {
-            Outcome::Truncated
-        };
-        self.complete(posted.token, peer, outcome, place.bytes, header);
-        self.acknowledge(peer, place.id as u32, place.bytes);
-        Delivery::Ended
+    ) -> std::result::Result<(), Unread> {
+        let readable = self.peers[peer as usize].readable;
+        let readable = readable.ok_or(Unread::NotOffered)?;
+        let fetched = readable.fetch(place.address, destination);
+        fetched.map_err(|error| Unread::Refused(place, error))
     }
 
-    /// Why a message could not be read. The peer would only see a hang-up: it is told.
-    fn unreadable(&self, peer: Rank, place: Place, error: &Error) -> String {
+    /// Why a message could not be had, as the cause of the sender's failure here. Where it could
+    /// not be read, the sender would only see a hang-up: it is told.
+    pub(super) fn reason_of(&self, peer: Rank, unread: Unread) -> String {
+        let (place, error) = match unread {
+            Unread::NoRegion(key) => {
+                return format!("it sent a message in region {}, which is unknown", key.0);
+            }
+            Unread::NotOffered => {
+                return "it sent a message in memory that this rank cannot read and had not offered to"
+                    .into();
+            }
+            Unread::Refused(place, error) => (place, error),
+        };
         if error.raw_os_error() == Some(libc::ESRCH) {
-            return "its process ended".into();
+            return crate::transport::ENDED.into();
         }
         if let Some(fd) = &self.peers[peer as usize].socket {
             // A socket that is full is followed by the hang-up all the same.
@@ -202,19 +193,23 @@ impl ShmTransport {
         )
     }
 
-    /// Takes back the memory of all messages to this peer that it may not have fetched yet; the tokens of those. What it
-    /// reads from now on it will not count.
+    /// Whether a peer had taken back the memory of its message with this number (its lower half: at
+    /// most 128 are not acknowledged) when the last byte was read of it.
+    pub(super) fn is_recalled(&self, peer: Rank, id: u32) -> bool {
+        let valid_from = recall::valid_from(self.segment.recalled_by(peer));
+        valid_from != 0 && (valid_from as u32).wrapping_sub(id) as i32 > 0
+    }
+
+    /// Takes back the memory of all messages to this peer that it may not have read yet, and all
+    /// regions; the tokens of the messages. What it reads from now on it will not count.
     pub(super) fn recall(&mut self, peer: Rank) -> Vec<u64> {
         let p = &mut self.peers[peer as usize];
-        let next_id = p.next_id;
-        let unfetched = p.outstanding.iter_mut().filter(|o| o.is_unregistered);
-        // They keep their places until they are acknowledged: there is room for so many acknowledgements only.
-        let tokens: Vec<u64> = unfetched.filter_map(|o| o.token.take()).collect();
-        if let (false, Some(segment)) = (tokens.is_empty(), &p.segment) {
-            (segment.valid_from(self.rank)).store(next_id, Ordering::Relaxed);
-            // Before anything that the owner of the memory does with it.
-            fence(Ordering::Release);
+        if let Some(segment) = &p.segment {
+            recall::take_back(segment.recalled_by(self.rank), p.next_id);
         }
-        tokens
+        // They keep their places until they are acknowledged: there is room for so many
+        // acknowledgements only.
+        let unread = p.outstanding.iter_mut();
+        unread.filter_map(|o| o.token.take()).collect()
     }
 }

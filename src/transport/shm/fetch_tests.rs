@@ -5,6 +5,7 @@ use super::setup::tests::connected;
 use super::{Event, Outcome, PostError, ShmTransport, Transport};
 use crate::memory::{Region, View};
 use crate::time::Time;
+use std::sync::Arc;
 
 #[test]
 fn what_lies_in_a_process_is_read_only_with_its_guard() {
@@ -91,30 +92,54 @@ fn is_all(view: View, byte: u8) -> bool {
     bytes.iter().all(|&b| b == byte)
 }
 
+/// Memory of a sender: of a region that peers map, or of none.
+fn memory_of(sender: &mut ShmTransport, is_registered: bool) -> (Arc<Region>, View) {
+    let region = match is_registered {
+        true => Region::shared("linerate-recalled", BYTES).unwrap(),
+        false => Region::private(BYTES).unwrap(),
+    };
+    let region = Arc::new(region);
+    region.view().fill(1);
+    let view = match is_registered {
+        true => {
+            let key = sender.register(region.clone()).unwrap();
+            region.view().in_region(key, 0)
+        }
+        false => region.view(),
+    };
+    (region, view)
+}
+
 #[test]
 fn what_was_withdrawn_is_not_received_although_it_can_be_read() {
-    let [mut receiver, mut sender] = connected(0xfe7c_0000, [true; 2]);
+    for (nonce, is_registered) in [(0xfe7c_0000, false), (0xfe7c_0080, true)] {
+        withdraw_and_send_again(nonce, is_registered);
+    }
+}
+
+fn withdraw_and_send_again(nonce: u64, is_registered: bool) {
+    let [mut receiver, mut sender] = connected(nonce, [true; 2]);
     let (early, late) = (filled(0), filled(0));
-    let memory = filled(1);
+    let (_region, memory) = memory_of(&mut sender, is_registered);
     receiver.post_recv(1, 1, early.view(), 100).unwrap();
     for tag in [1, 2] {
-        sender.post_send(0, tag, 0, memory.view(), tag).unwrap();
+        sender.post_send(0, tag, 0, memory, tag).unwrap();
     }
+    assert!(!receiver.has_withdrawn(1));
     sender.withdraw();
+    assert!(receiver.has_withdrawn(1) && !receiver.has_withdrawn(0));
     let cancelled = [(1, Outcome::Cancelled), (2, Outcome::Cancelled)];
     assert_eq!(ended(&mut sender), cancelled);
-    memory.view().fill(0xee);
+    memory.fill(0xee);
     // The first met its receive, the second waits for one.
     assert_eq!(ended(&mut receiver), []);
     receiver.post_recv(1, 2, late.view(), 200).unwrap();
     assert_eq!(ended(&mut receiver), []);
     assert_eq!(ended(&mut sender), [], "they end once");
 
-    memory.view().fill(3);
+    memory.fill(3);
     for tag in [1, 2] {
-        sender
-            .post_send(0, tag, 0, memory.view(), 10 + tag)
-            .unwrap();
+        sender.post_send(0, tag, 0, memory, 10 + tag).unwrap();
     }
     assert_eq!(
         ended(&mut receiver),
@@ -132,15 +157,22 @@ fn what_was_withdrawn_is_not_received_although_it_can_be_read() {
 
 #[test]
 fn a_sender_that_leaves_takes_its_memory_along() {
-    let [mut receiver, mut sender] = connected(0xfe7c_0010, [true; 2]);
-    let (memory, target) = (filled(1), filled(0));
+    for (nonce, is_registered) in [(0xfe7c_0010, false), (0xfe7c_0090, true)] {
+        leave_and_change(nonce, is_registered);
+    }
+}
+
+fn leave_and_change(nonce: u64, is_registered: bool) {
+    let [mut receiver, mut sender] = connected(nonce, [true; 2]);
+    let target = filled(0);
+    let (_region, memory) = memory_of(&mut sender, is_registered);
     receiver.post_recv(1, 1, target.view(), 100).unwrap();
-    sender.post_send(0, 1, 0, memory.view(), 1).unwrap();
-    sender.post_send(0, 2, 0, memory.view(), 2).unwrap();
+    sender.post_send(0, 1, 0, memory, 1).unwrap();
+    sender.post_send(0, 2, 0, memory, 2).unwrap();
     sender.disconnect(0);
     let flushed = |token| (token, Outcome::Flushed);
     assert_eq!(ended(&mut sender), [flushed(1), flushed(2)]);
-    memory.view().fill(0xee);
+    memory.fill(0xee);
     assert_eq!(ended(&mut receiver), [flushed(100)]);
     let late = receiver.post_recv(1, 2, target.view(), 200);
     assert_eq!(late, Err(PostError::PeerFailed));

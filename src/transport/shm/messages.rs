@@ -1,9 +1,10 @@
 //! The data path of the shm provider: sending, matching, fetching, acknowledging.
 
-use super::fetch::{Delivery, Place};
+use super::fetch::{Delivery, Place, Unread};
 use super::peer::{Far, Outstanding, PeerState};
 use super::ring::{Record, RecordHeader};
 use super::{Outcome, PostError, RemoteRange, ShmTransport};
+use crate::kernel;
 use crate::limits::{
     CACHE_LINE_BYTES, CONTROL_BYTES, INLINE_BYTES_MAX, MESSAGES_PER_PEER, RING_BYTES,
     URGENT_MESSAGES,
@@ -104,7 +105,6 @@ impl ShmTransport {
             id: id as u32,
             token: Some(token),
             bytes: bytes as u64,
-            is_unregistered: !is_registered,
         });
         p.segment.as_ref().expect("connected").wake();
         Ok(())
@@ -318,35 +318,51 @@ impl ShmTransport {
     }
 
     fn deliver_far(&mut self, peer: Rank, posted: Posted, header: u64, far: Far) -> Delivery {
-        let mut delivery = Delivery::Ended;
-        match far {
-            Far::InRegion {
-                key,
-                offset,
-                bytes,
-                id,
-            } => {
-                let fetched = usize::try_from(bytes).ok().and_then(|bytes| {
-                    self.remote(peer, RemoteRange { key, offset }, bytes)
-                        .ok()
-                        .flatten()
-                });
-                let Some(source) = fetched else {
-                    let text = format!("it sent a message in region {}, which is unknown", key.0);
-                    return Delivery::Lost(text);
+        let (id, bytes) = match far {
+            Far::InRegion { id, bytes, .. } => (id, bytes),
+            Far::Unregistered(place) => (place.id as u32, place.bytes),
+        };
+        let fits = bytes <= posted.destination.len_bytes() as u64;
+        let read = match fits {
+            true => self.read_far(peer, posted.destination.part(0, bytes as usize), far),
+            false => Ok(()),
+        };
+        // After the last read, and whatever became of it: the sender may have freed the memory
+        // since.
+        let delivery = match (self.is_recalled(peer, id), read) {
+            (true, _) => Delivery::Withdrawn,
+            (false, Err(unread)) => return Delivery::Lost(self.reason_of(peer, unread)),
+            (false, Ok(())) => {
+                let outcome = match fits {
+                    true => Outcome::Done,
+                    false => Outcome::Truncated,
                 };
-                posted.deliver(peer, header, source, &mut self.ends);
-                self.acknowledge(peer, id, bytes);
+                self.complete(posted.token, peer, outcome, bytes, header);
+                Delivery::Ended
             }
-            Far::Unregistered(place) => {
-                delivery = self.fetch_message(peer, posted, header, place);
-                if matches!(delivery, Delivery::Lost(_)) {
-                    return delivery;
-                }
-            }
-        }
+        };
+        self.acknowledge(peer, id, bytes);
         self.count_match(peer, posted.tag);
         delivery
+    }
+
+    /// Copies a message out of the sender's memory.
+    fn read_far(
+        &mut self,
+        peer: Rank,
+        destination: View,
+        far: Far,
+    ) -> std::result::Result<(), Unread> {
+        match far {
+            Far::InRegion { key, offset, .. } => {
+                let range = RemoteRange { key, offset };
+                let found = self.remote(peer, range, destination.len_bytes());
+                let source = found.ok().flatten().ok_or(Unread::NoRegion(key))?;
+                kernel::copy(source, destination);
+                Ok(())
+            }
+            Far::Unregistered(place) => self.fetch_message(peer, destination, place),
+        }
     }
 
     fn count_match(&mut self, peer: Rank, tag: u64) {

@@ -16,6 +16,7 @@ mod fetch;
 mod fetch_tests;
 mod messages;
 mod peer;
+mod recall;
 mod ring;
 #[cfg(test)]
 mod ring_tests;
@@ -198,6 +199,10 @@ impl Transport for ShmTransport {
         self.close(peer);
     }
 
+    fn leave(&mut self, word: u64) -> bool {
+        self.go_on_leaving(word)
+    }
+
     fn register(&mut self, region: Arc<Region>) -> Result<RegionKey> {
         let key = self.keys.take()?;
         self.regions.insert(
@@ -283,6 +288,11 @@ impl Transport for ShmTransport {
                 self.complete(token, peer, Outcome::Cancelled, 0, 0);
             }
         }
+    }
+
+    #[inline]
+    fn has_withdrawn(&self, peer: Rank) -> bool {
+        recall::valid_from(self.segment.recalled_by(peer)) != 0
     }
 
     fn backlog(&mut self, peer: Rank, tag: u64) -> u32 {

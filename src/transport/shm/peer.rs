@@ -23,10 +23,26 @@ pub enum PeerState {
     Gone,
 }
 
+/// How a connection ends that this rank does not end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// The peer has left in good order, with this word.
+    Left(u64),
+    /// It has failed, for this reason.
+    Failed(String),
+}
+
+impl From<String> for Ending {
+    fn from(reason: String) -> Ending {
+        Ending::Failed(reason)
+    }
+}
+
 /// Where the bytes of a message are that did not come through the ring.
 #[derive(Debug)]
 pub enum Far {
-    /// In the sender's region; `id` names the send in the acknowledgement.
+    /// In the sender's region; `id` is the lower half of its number among the sender's messages to
+    /// this rank.
     InRegion {
         key: RegionKey,
         offset: u64,
@@ -44,8 +60,6 @@ pub struct Outstanding {
     /// `None`: it was withdrawn, and has completed.
     pub token: Option<u64>,
     pub bytes: u64,
-    /// The peer reads it where it lies, in memory that it cannot map.
-    pub is_unregistered: bool,
 }
 
 /// One peer. What messages touch comes first, together.
@@ -63,7 +77,8 @@ pub struct Peer {
     pub matched_seen: [u64; TAG_CLASSES],
     pub segment: Option<Segment>,
     pub outstanding: Vec<Outstanding>,
-    /// Of the next message that lies in this rank's memory. The peer hears its lower half.
+    /// Of the next message that lies in this rank's memory, from 1 on. The peer hears its lower
+    /// half.
     pub next_id: u64,
     pub socket: Option<OwnedFd>,
     /// Ends when its process does. The socket does not show that while a forked child of it holds a copy.
@@ -83,8 +98,10 @@ pub struct Peer {
     freed: [Vec<Region>; 2],
     /// Control-socket messages of it that were looked for.
     pub announced_seen: u64,
-    /// Why it is to fail, where that was heard while its ring was being read.
-    pub ending: Option<String>,
+    /// How it ended, where that was heard while its ring was being read.
+    pub ending: Option<Ending>,
+    /// It has been told that this rank leaves.
+    pub is_told: bool,
     /// Control messages that the socket had no room for.
     pub outbox: VecDeque<SocketMessage>,
 }
@@ -106,14 +123,21 @@ impl Peer {
             freed: [Vec::new(), Vec::new()],
             announced_seen: 0,
             ending: None,
+            is_told: false,
             outbox: VecDeque::new(),
             sent: [0; TAG_CLASSES],
             matched_seen: [0; TAG_CLASSES],
             matched: [0; TAG_CLASSES],
             matching: Matching::new(),
             outstanding: Vec::new(),
-            next_id: 0,
+            next_id: 1,
         }
+    }
+
+    /// Whether it has messages to read in memory of this rank, which takes them along when it ends.
+    pub fn has_fetches(&self) -> bool {
+        let may_be_read = |o: &Outstanding| o.token.is_some();
+        self.state == PeerState::Connected && self.outstanding.iter().any(may_be_read)
     }
 
     /// A region of the peer, if it has been made known.

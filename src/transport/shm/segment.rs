@@ -5,7 +5,7 @@
 //! 64    bell, sleeping        the owner sleeps on the bell; wakers look at `sleeping` first
 //! 72    quota                 how many signals wake it together
 //! 128   announced             counts control-socket messages the owner has sent to anybody
-//! 4096  head line per sender  written by that sender: ring head, first message that it has not withdrawn
+//! 4096  head line per sender  written by that sender: ring head, what it has taken back (`recall.rs`)
 //! ...   tail line per sender  written by the owner: ring tail, messages matched per class of tags
 //! ...   ring per sender
 //! ```
@@ -124,10 +124,10 @@ impl Segment {
         self.view.word(line + 8 * (1 + class))
     }
 
-    /// The number of the first message of `sender` to the owner that `sender` has not withdrawn.
-    pub fn valid_from(&self, sender: Rank) -> &AtomicU64 {
+    /// The word of `recall.rs`: what `sender` has taken back that the owner may read.
+    pub fn recalled_by(&self, sender: Rank) -> View {
         let line = LINES + sender as usize * CACHE_LINE_BYTES;
-        self.view.word(line + 8)
+        self.view.part(line + 8, 8)
     }
 
     /// What the owner sleeps on.

@@ -1,7 +1,7 @@
 //! Set-up and control sockets of the shm provider: who is connected, whose regions are known, who has gone.
 
 use super::fetch::{Guard, Readable, own_process};
-use super::peer::PeerState;
+use super::peer::{Ending, PeerState};
 use super::ring::{Consumer, Producer};
 use super::segment::Segment;
 use super::socket::{self, Received, SocketMessage};
@@ -9,6 +9,7 @@ use super::{Address, Event, PostError, ShmTransport};
 use crate::error::{Error, Result};
 use crate::memory::{Region, RegionKey, RegionKind};
 use crate::time::Time;
+use crate::transport::ENDED;
 use crate::types::Rank;
 use socket::Connected;
 use std::os::fd::{AsFd, OwnedFd};
@@ -70,7 +71,7 @@ impl ShmTransport {
             if is_time && process.is_some_and(|p| socket::has_ended(p.as_fd())) {
                 // What it had sent before is heard first.
                 self.read_socket(peer);
-                self.fail(peer, "its process ended".into());
+                self.fail(peer, ENDED.into());
             }
         }
         self.flush_outboxes();
@@ -89,7 +90,7 @@ impl ShmTransport {
                 Ok(Connected::Open(fd)) if peer < self.rank => self.greet(peer, fd),
                 Ok(Connected::Open(_) | Connected::Busy) => {}
                 Ok(Connected::Nobody) => {
-                    self.fail(peer, "its process ended before it was connected".into());
+                    self.fail(peer, format!("{ENDED} before it was connected"));
                 }
                 Err(error) => self.fail(peer, format!("this rank cannot reach it: {error}")),
             }
@@ -220,8 +221,8 @@ impl ShmTransport {
         if announced != p.announced_seen {
             p.announced_seen = announced;
             // The ring may be being read: what it holds would be taken twice if the peer failed now.
-            if let Err(reason) = self.hear(peer) {
-                self.peers[peer as usize].ending.get_or_insert(reason);
+            if let Err(ending) = self.hear(peer) {
+                self.peers[peer as usize].ending.get_or_insert(ending);
             }
         }
         Ok(())
@@ -229,21 +230,22 @@ impl ShmTransport {
 
     fn read_socket(&mut self, peer: Rank) {
         let heard = match self.peers[peer as usize].ending.take() {
-            Some(reason) => Err(reason),
+            Some(ending) => Err(ending),
             None => self.hear(peer),
         };
-        if let Err(reason) = heard {
-            self.fail(peer, reason);
+        if let Err(ending) = heard {
+            self.end(peer, ending);
         }
     }
 
-    /// Handles what a peer's control socket holds. The error: why the peer is to fail.
-    fn hear(&mut self, peer: Rank) -> std::result::Result<(), String> {
+    /// Handles what a peer's control socket holds. The error: how it ends.
+    fn hear(&mut self, peer: Rank) -> std::result::Result<(), Ending> {
         while let Some(fd) = self.peers[peer as usize].socket.as_ref() {
             match socket::receive(fd.as_fd()) {
                 Ok(Received::Nothing) => break,
                 Ok(Received::HungUp) => {
-                    return Err("its process ended (the control socket hung up)".into());
+                    let cause = format!("{ENDED} (the control socket hung up)");
+                    return Err(cause.into());
                 }
                 Ok(Received::Message(message, attached)) => {
                     self.handle_control(peer, message, attached)?;
@@ -254,7 +256,7 @@ impl ShmTransport {
                         let _ = socket::send(fd.as_fd(), SocketMessage::Exhausted, None);
                     }
                     let own = self.rank;
-                    return Err(format!("rank {own} cannot hear it any more: {error}"));
+                    return Err(format!("rank {own} cannot hear it any more: {error}").into());
                 }
             }
         }
@@ -266,7 +268,7 @@ impl ShmTransport {
         peer: Rank,
         message: SocketMessage,
         attached: Option<OwnedFd>,
-    ) -> std::result::Result<(), String> {
+    ) -> std::result::Result<(), Ending> {
         let p = &mut self.peers[peer as usize];
         let connecting = matches!(p.state, PeerState::Connecting(_) | PeerState::Idle);
         let is_adopted = p.segment.is_some();
@@ -275,7 +277,7 @@ impl ShmTransport {
                 if connecting && !is_adopted =>
             {
                 if rank != peer || ranks as usize != self.peers.len() {
-                    return Err(format!("it says that it is rank {rank} of {ranks}"));
+                    return Err(format!("it says that it is rank {rank} of {ranks}").into());
                 }
                 self.adopt(peer, (bytes, memory), guard);
                 Ok(())
@@ -298,7 +300,7 @@ impl ShmTransport {
                     .contains_key(&RegionKey(key)) =>
             {
                 // Views of the first one are in use.
-                Err(format!("it announced region {key} twice"))
+                Err(format!("it announced region {key} twice").into())
             }
             (SocketMessage::Region(key, bytes), Some(memory)) => {
                 let region = Region::map_peer(memory.as_fd(), bytes.min(1 << 47) as usize)
@@ -308,17 +310,20 @@ impl ShmTransport {
                     .insert(RegionKey(key), region);
                 Ok(())
             }
-            (SocketMessage::Freed(key), None) => self.peers[peer as usize].free(RegionKey(key)),
-            (SocketMessage::Bye, None) => Err("it closed its communicator".into()),
-            (SocketMessage::Exhausted, None) => Err(
-                "it has no file descriptor left (RLIMIT_NOFILE): raise its limit with `ulimit -n`"
-                    .into(),
-            ),
+            (SocketMessage::Freed(key), None) => {
+                Ok(self.peers[peer as usize].free(RegionKey(key))?)
+            }
+            (SocketMessage::Bye(word), None) => Err(Ending::Left(word)),
+            (SocketMessage::Exhausted, None) => {
+                let cause = "it has no file descriptor left (RLIMIT_NOFILE): raise its limit with `ulimit -n`";
+                Err(cause.to_string().into())
+            }
             (SocketMessage::Unreadable, None) => Err(format!(
                 "it could not read what rank {} had sent from memory that is not registered: it must stay as it is until the operation has ended; LINERATE_CMA=off stages it",
                 self.rank
-            )),
-            (message, _) => Err(format!("it sent an unexpected {message:?}")),
+            )
+            .into()),
+            (message, _) => Err(format!("it sent an unexpected {message:?}").into()),
         }
     }
 
@@ -375,34 +380,66 @@ impl ShmTransport {
         }
     }
 
-    /// The peer is gone: what it had sent is delivered first, the rest is flushed, and the cause reported.
+    /// The peer has failed.
     pub(super) fn fail(&mut self, peer: Rank, cause: String) {
-        if self.peers[peer as usize].state == PeerState::Gone {
-            return;
+        self.end(peer, cause.into());
+    }
+
+    /// The peer is gone: what it had sent is delivered first, then the news is told, and the rest is flushed.
+    fn end(&mut self, peer: Rank, ending: Ending) {
+        if self.peers[peer as usize].state != PeerState::Gone {
+            self.retire(peer, Some(ending));
         }
-        self.retire(peer, Some(cause));
+    }
+
+    /// Goes on with leaving; true: nothing that this rank has sent needs it, and every peer is told. What lies in rings and in
+    /// mapped memory stays with the peers.
+    pub(super) fn go_on_leaving(&mut self, word: u64) -> bool {
+        if self.peers.iter().any(|p| p.has_fetches()) {
+            return false;
+        }
+        self.flush_outboxes();
+        for (rank, p) in (0..).zip(&mut self.peers) {
+            let Some(fd) = p
+                .socket
+                .as_ref()
+                .filter(|_| rank != self.rank && !p.is_told)
+            else {
+                continue;
+            };
+            // A message that does not fit yet is sent later: the hang-up alone would say that this rank has died.
+            let bye = SocketMessage::Bye(word);
+            p.is_told = p.outbox.is_empty() && socket::send(fd.as_fd(), bye, None).unwrap_or(true);
+            if let (true, Some(segment)) = (p.is_told, &p.segment) {
+                segment.wake();
+            }
+        }
+        (self.peers.iter()).all(|p| p.is_told || p.socket.is_none())
     }
 
     pub(super) fn close(&mut self, peer: Rank) {
-        if self.peers[peer as usize].state == PeerState::Gone {
+        let p = &self.peers[peer as usize];
+        if p.state == PeerState::Gone {
             return;
         }
-        if let Some(fd) = &self.peers[peer as usize].socket {
+        if let Some(fd) = p.socket.as_ref().filter(|_| !p.is_told) {
             // A peer that is gone does not read it, and a full socket is followed by the hang-up all the same.
-            let _ = socket::send(fd.as_fd(), SocketMessage::Bye, None);
+            let _ = socket::send(fd.as_fd(), SocketMessage::Bye(0), None);
         }
         self.retire(peer, None);
     }
 
     /// Ends the connection: drains the ring, then flushes what is outstanding.
-    fn retire(&mut self, peer: Rank, cause: Option<String>) {
+    fn retire(&mut self, peer: Rank, ending: Option<Ending>) {
         let was_connected = self.peers[peer as usize].state == PeerState::Connected;
         self.peers[peer as usize].state = PeerState::Gone;
         if was_connected {
             self.poll_ring(peer);
         }
-        if let Some(cause) = cause {
-            self.ends.push(Event::PeerFailed(peer, cause));
+        match ending {
+            Some(Ending::Left(word)) => self.ends.push(Event::PeerLeft(peer, word)),
+            Some(Ending::Failed(cause)) => self.ends.push(Event::PeerFailed(peer, cause)),
+            None => {}
         }
         let recalled = self.recall(peer);
         let p = &mut self.peers[peer as usize];
@@ -411,7 +448,7 @@ impl ShmTransport {
         p.consumer = None;
         p.producer = None;
         let mut flushed = p.matching.flush(|_| true);
-        flushed.extend(p.outstanding.drain(..).filter_map(|s| s.token));
+        p.outstanding.clear();
         flushed.extend(recalled);
         self.ends.flush(peer, flushed);
     }
@@ -496,7 +533,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_last_message_of_a_peer_that_leaves_is_taken_once() {
+    fn the_last_message_of_a_peer_that_dies_is_taken_once() {
         let [mut reader, mut owner] = connected(0xf4ee_0030, [false; 2]);
         let to = Region::private(1 << 20).unwrap();
         reader.post_recv(1, 5, to.view(), 6).unwrap();
@@ -506,8 +543,9 @@ pub(super) mod tests {
         owner.export(0, key).unwrap();
         let sent = from.view().in_region(key, 0);
         owner.post_send(0, 5, 8, sent, 9).unwrap();
-        drop(owner);
-        // That it leaves is heard while the message is looked at, whose memory was made known just before.
+        // As the end of its process does, without a word.
+        owner.peers[0].socket = None;
+        // That is heard while the message is looked at, whose memory was made known just before.
         let mut events = Vec::new();
         for _ in 0..2 {
             reader.poll(Time(0), &mut events);
@@ -519,7 +557,7 @@ pub(super) mod tests {
             panic!("{events:?}");
         };
         assert_eq!((done.token, done.outcome), (6, Outcome::Done));
-        assert_eq!(cause, "it closed its communicator");
+        assert!(cause.contains("ended"), "{cause}");
     }
 
     #[test]

@@ -29,8 +29,8 @@ pub enum SocketMessage {
     Region(u32, u64),
     /// A region is no longer registered.
     Freed(u32),
-    /// The sender closes the connection on purpose.
-    Bye,
+    /// The sender leaves in good order, with its user's word.
+    Bye(u64),
     /// The sender has no descriptor left for the memory that it was sent, and gives the connection up.
     Exhausted,
     /// The sender could not read a message in memory of the receiver, and gives the connection up.
@@ -51,7 +51,7 @@ impl SocketMessage {
             }
             SocketMessage::Region(key, bytes) => (2, key, 0, bytes),
             SocketMessage::Freed(key) => (3, key, 0, 0),
-            SocketMessage::Bye => (4, 0, 0, 0),
+            SocketMessage::Bye(word) => (4, 0, 0, word),
             SocketMessage::Exhausted => (5, 0, 0, 0),
             SocketMessage::Unreadable => (7, 0, 0, 0),
             SocketMessage::Reads(reads) => (6, u32::from(reads), 0, 0),
@@ -88,7 +88,7 @@ impl SocketMessage {
             1 => SocketMessage::Hello(word(8), word(12), long(16), guard),
             2 => SocketMessage::Region(word(8), long(16)),
             3 => SocketMessage::Freed(word(8)),
-            4 => SocketMessage::Bye,
+            4 => SocketMessage::Bye(long(16)),
             5 => SocketMessage::Exhausted,
             7 => SocketMessage::Unreadable,
             8 => SocketMessage::Alarm,
@@ -331,12 +331,12 @@ mod tests {
             SocketMessage::Reads(false),
             SocketMessage::Region(7, 4096),
             SocketMessage::Freed(9),
-            SocketMessage::Bye,
+            SocketMessage::Bye(u64::MAX),
             SocketMessage::Exhausted,
         ] {
             assert_eq!(SocketMessage::parse(&message.emit()).unwrap(), message);
         }
-        let mut bad = SocketMessage::Bye.emit();
+        let mut bad = SocketMessage::Bye(1).emit();
         bad[4] = 77;
         assert!(SocketMessage::parse(&bad).is_err());
         assert!(SocketMessage::parse(&bad[..10]).is_err());
@@ -377,11 +377,11 @@ mod tests {
         let client = open(connect_to(name.as_bytes()));
         let server = accept_from(listener.as_fd()).unwrap().unwrap();
         send(server.as_fd(), SocketMessage::Freed(3), None).unwrap();
-        send(client.as_fd(), SocketMessage::Bye, None).unwrap();
+        send(client.as_fd(), SocketMessage::Bye(7), None).unwrap();
         drop(client);
         let first = receive(server.as_fd()).unwrap();
         assert!(
-            matches!(first, Received::Message(SocketMessage::Bye, None)),
+            matches!(first, Received::Message(SocketMessage::Bye(7), None)),
             "{first:?}"
         );
         assert!(matches!(receive(server.as_fd()).unwrap(), Received::HungUp));

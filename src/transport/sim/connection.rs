@@ -1,17 +1,39 @@
 //! Connections, and how they end: disconnect, death, partition.
 //!
-//! The connections of a pair are numbered (epochs). Whoever connects first opens an epoch and can send at
-//! once after the answer; the other side joins the epoch when it connects, and finds what was sent. A
-//! side that lost its peer must connect again, which opens a new epoch: nothing of the old one is
-//! delivered there. Small messages that were on the wire when their sender left still arrive until the
-//! receiver notices; nothing else of a sender that left does.
+//! The connections of a pair are numbered (epochs). Whoever connects first opens an epoch and can
+//! send at once after the answer; the other side joins the epoch when it connects, and finds what
+//! was sent. A side that lost its peer must connect again, which opens a new epoch: nothing of the
+//! old one is delivered there. Small messages that were on the wire when their sender was killed
+//! still arrive until the receiver notices; nothing else of it does. A sender that leaves in good
+//! order stays until all that it had sent is there.
 
 use super::matching::{Channel, Matcher, Receive};
 use super::options::Flaw;
-use super::state::{Action, Cause, Happening, Leg, OperationId, Partition, Phase, Side, State};
+use super::state::{
+    Action, Cause, Happening, Leg, Operation, OperationId, Partition, Payload, Phase, Side, State,
+};
 use crate::error::{Error, Result};
 use crate::transport::{Completion, Event, Outcome};
 use crate::types::Rank;
+
+impl Operation {
+    /// A large message that has not matched is copied, as its receiver would have it: its sender's
+    /// memory ends.
+    fn hand_over(&mut self) {
+        if !matches!(
+            (self.action, self.leg),
+            (Action::Send { .. }, Leg::Announce)
+        ) {
+            return;
+        }
+        self.leg = Leg::Whole;
+        if let Payload::Held(source, _region) = &self.payload {
+            let mut bytes = vec![0; source.len_bytes()].into_boxed_slice();
+            source.read(0, &mut bytes);
+            self.payload = Payload::Copied(bytes);
+        }
+    }
+}
 
 impl State {
     pub(super) fn connect(&mut self, rank: Rank, peer: Rank) -> Result<()> {
@@ -70,8 +92,45 @@ impl State {
         state.side_mut(peer).phase = Phase::Idle;
         state.mappings.retain(|&(of, _), _| of != peer);
         state.inbox.retain(|event| {
-            !matches!(event, Event::Connected(of) | Event::PeerFailed(of, _) if *of == peer)
+            !matches!(
+                event,
+                Event::Connected(of) | Event::PeerFailed(of, _) | Event::PeerLeft(of, _)
+                    if *of == peer
+            )
         });
+    }
+
+    /// A rank leaves in good order: it does nothing any more, and is gone when all that it has sent
+    /// is with its peers.
+    pub(super) fn begin_leaving(&mut self, rank: Rank, word: u64) {
+        let state = self.rank(rank);
+        if state.is_alive && state.leaving.is_none() {
+            state.leaving = Some(word);
+            self.leaving.push(rank);
+            self.go_on_leaving();
+        }
+    }
+
+    /// Ends those leaving ranks of which nothing is under way. What lies in their memory for
+    /// receives that are still to come is with the receivers from then on.
+    pub(super) fn go_on_leaving(&mut self) {
+        let mut at = 0;
+        while let Some(&rank) = self.leaving.get(at) {
+            let state = &mut self.ranks[rank as usize];
+            let is_under_way = state.operations.all_mut().any(|o| o.is_under_way());
+            match state.leaving {
+                Some(_) if is_under_way => at += 1,
+                Some(word) => {
+                    state.operations.all_mut().for_each(Operation::hand_over);
+                    self.leaving.remove(at);
+                    self.leave(rank, Cause::Left(word));
+                }
+                // It was killed meanwhile.
+                None => {
+                    self.leaving.remove(at);
+                }
+            }
+        }
     }
 
     /// A rank is gone: killed, or its transport was dropped.
@@ -82,6 +141,7 @@ impl State {
         let peers = 0..self.rank(rank).sides.len() as Rank;
         let state = self.rank(rank);
         state.is_alive = false;
+        state.leaving = None;
         state.inbox.clear();
         let registered = state
             .regions
@@ -166,8 +226,8 @@ impl State {
         }
         let waited_ns = self.options.detection_ns;
         let text = match cause {
+            Cause::Left(_) => String::new(),
             Cause::Killed => format!("rank {peer} died; noticed after {waited_ns} ns"),
-            Cause::Left => format!("rank {peer} dropped its transport"),
             Cause::Disconnected => format!("rank {peer} disconnected"),
             Cause::Absent => format!("rank {peer} has no transport"),
             Cause::Partition(_) => {
@@ -176,7 +236,11 @@ impl State {
                 )
             }
         };
-        self.report(rank, Event::PeerFailed(peer, text));
+        let news = match cause {
+            Cause::Left(word) => Event::PeerLeft(peer, word),
+            _ => Event::PeerFailed(peer, text),
+        };
+        self.report(rank, news);
         self.end_channel(rank, peer, epoch, true);
         self.rank(rank).side_mut(peer).phase = Phase::Failed;
     }

@@ -1,6 +1,13 @@
 //! What the modelled fabric looks like, and what it counted.
 
+use crate::error::{Error, Result};
+use crate::limits::RANKS_MAX;
 use crate::types::Rank;
+use std::fmt::Display;
+
+/// Times of a fabric are an hour at most, so that no sum of them overflows.
+const TIME_NS_MAX: u64 = 3_600_000_000_000;
+const HOUR: &str = "at most 3600000000000 (an hour)";
 
 /// Which links a pair of ranks uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,24 +179,51 @@ impl SimOptions {
         }
     }
 
-    /// Panics if an option is out of range: a wrong simulation is a fault of the program that asks for it.
-    pub(super) fn check(&self) {
-        let most = crate::limits::RANKS_MAX;
-        assert!(
-            (1..=most).contains(&self.ranks),
-            "a world of {} ranks: 1 to {most} are possible",
-            self.ranks
-        );
-        assert!(
-            self.hosts.is_none_or(|hosts| hosts.ranks_per_host > 0),
-            "a host without ranks: ranks_per_host is at least 1"
-        );
-        for (name, value) in [("drop", self.drop), ("duplicate", self.duplicate)] {
-            assert!(
-                (0.0..1.0).contains(&value),
-                "{name} probability {value}: 0.0 to below 1.0 is possible"
-            );
+    /// Checks every field.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] with the field, its value and what is allowed.
+    pub fn check(&self) -> Result<()> {
+        let refuse = |name: &str, value: &dyn Display, allowed: &str| {
+            Err(Error::invalid(format!(
+                "SimOptions: {name} is {value}: {allowed}"
+            )))
+        };
+        if !(1..=RANKS_MAX).contains(&self.ranks) {
+            return refuse("ranks", &self.ranks, &format!("1 to {RANKS_MAX}"));
         }
+        let local = self.hosts.map(|hosts| ("hosts.link", hosts.link));
+        for (name, link) in [("network", self.network)].into_iter().chain(local) {
+            if link.bytes_per_second == 0 {
+                return refuse(&format!("{name}.bytes_per_second"), &0, "at least 1");
+            }
+            for (field, ns) in [
+                ("latency_ns", link.latency_ns),
+                ("per_message_ns", link.per_message_ns),
+                ("jitter_ns", link.jitter_ns),
+            ] {
+                if ns > TIME_NS_MAX {
+                    return refuse(&format!("{name}.{field}"), &ns, HOUR);
+                }
+            }
+        }
+        if self.hosts.is_some_and(|hosts| hosts.ranks_per_host == 0) {
+            return refuse("hosts.ranks_per_host", &0, "at least 1");
+        }
+        for (name, value) in [("drop", self.drop), ("duplicate", self.duplicate)] {
+            if !(0.0..1.0).contains(&value) {
+                return refuse(name, &value, "a probability of 0.0 to below 1.0");
+            }
+        }
+        for (name, ns) in [
+            ("retransmit_ns", self.retransmit_ns),
+            ("detection_ns", self.detection_ns),
+        ] {
+            if ns > TIME_NS_MAX {
+                return refuse(name, &ns, HOUR);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -211,4 +245,127 @@ pub struct Statistics {
     pub retransmits: u64,
     /// Packets that arrived here and were thrown away: second copies, and those of ended connections.
     pub duplicates: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_taken_up_to_their_bounds_and_refused_beyond_by_name() {
+        let hour = TIME_NS_MAX;
+        type Set = fn(&mut SimOptions, u64);
+        let fields: [(&str, Set, [u64; 2], &[u64]); 9] = [
+            (
+                "ranks",
+                |o, n| o.ranks = n as u32,
+                [1, RANKS_MAX.into()],
+                &[0, 4097],
+            ),
+            (
+                "network.latency_ns",
+                |o, n| o.network.latency_ns = n,
+                [0, hour],
+                &[hour + 1],
+            ),
+            (
+                "network.per_message_ns",
+                |o, n| o.network.per_message_ns = n,
+                [0, hour],
+                &[u64::MAX],
+            ),
+            (
+                "network.jitter_ns",
+                |o, n| o.network.jitter_ns = n,
+                [0, hour],
+                &[hour + 1],
+            ),
+            (
+                "network.bytes_per_second",
+                |o, n| o.network.bytes_per_second = n,
+                [1, u64::MAX],
+                &[0],
+            ),
+            (
+                "hosts.ranks_per_host",
+                |o, n| o.hosts = Some(of(n as u32, Link::HOST)),
+                [1, 9],
+                &[0],
+            ),
+            (
+                "hosts.link.bytes_per_second",
+                |o, n| {
+                    let bytes_per_second = n;
+                    o.hosts = Some(of(
+                        1,
+                        Link {
+                            bytes_per_second,
+                            ..Link::HOST
+                        },
+                    ));
+                },
+                [1, u64::MAX],
+                &[0],
+            ),
+            (
+                "retransmit_ns",
+                |o, n| o.retransmit_ns = n,
+                [0, hour],
+                &[hour + 1],
+            ),
+            (
+                "detection_ns",
+                |o, n| o.detection_ns = n,
+                [0, hour],
+                &[u64::MAX],
+            ),
+        ];
+        for (name, set, bounds, beyond) in fields {
+            let check = |value| {
+                let mut options = SimOptions::new(2, 1);
+                set(&mut options, value);
+                options.check()
+            };
+            for bound in bounds {
+                assert_eq!(check(bound), Ok(()), "{name} = {bound}");
+            }
+            for &value in beyond {
+                let text = check(value).unwrap_err().to_string();
+                let is_told = text.contains(name) && text.contains(&value.to_string());
+                assert!(
+                    is_told
+                        && text.contains("most") | text.contains(" to ") | text.contains("least"),
+                    "{text}"
+                );
+            }
+        }
+    }
+
+    fn of(ranks_per_host: u32, link: Link) -> Hosts {
+        Hosts {
+            ranks_per_host,
+            link,
+        }
+    }
+
+    #[test]
+    fn probabilities_are_below_one() {
+        type Set = fn(&mut SimOptions, f64);
+        let fields: [(&str, Set); 2] = [
+            ("drop", |o, p| o.drop = p),
+            ("duplicate", |o, p| o.duplicate = p),
+        ];
+        for (name, set) in fields {
+            let check = |p| {
+                let mut options = SimOptions::new(2, 1);
+                set(&mut options, p);
+                options.check()
+            };
+            assert_eq!((check(0.0), check(0.999)), (Ok(()), Ok(())));
+            for p in [-0.1, 1.0, 2.0, f64::NAN, f64::INFINITY] {
+                let text = check(p).unwrap_err().to_string();
+                assert!(text.contains(name) && text.contains("below 1.0"), "{text}");
+            }
+        }
+    }
 }

@@ -51,6 +51,7 @@ impl State {
             is_reported: false,
             outcome: Outcome::Done,
             receive: None,
+            has_arrived: false,
         };
         let leg = operation.leg;
         let id = self.rank(rank).operations.insert(rank, operation);
@@ -178,6 +179,7 @@ impl State {
             is_reported: false,
             outcome: Outcome::Done,
             receive: None,
+            has_arrived: false,
         };
         let id = self.rank(rank).operations.insert(rank, operation);
         self.transmit(id, leg, true);

@@ -13,7 +13,8 @@ use crate::transport::{
 use crate::types::Rank;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// One rank's view of a simulated world. Dropping it is leaving: the peers notice as if it had died.
+/// One rank's view of a simulated world. Dropping it without [`Transport::leave`] is leaving at
+/// once: what is on the wire is lost.
 #[derive(Debug)]
 pub struct SimTransport {
     state: Arc<Mutex<State>>,
@@ -63,7 +64,8 @@ impl SimTransport {
     fn alive(&self) -> Option<MutexGuard<'_, State>> {
         let state = self.lock();
         let own = &state.ranks[self.rank as usize];
-        (own.is_alive && own.incarnation == self.incarnation).then_some(state)
+        let is_there = own.is_alive && own.leaving.is_none();
+        (is_there && own.incarnation == self.incarnation).then_some(state)
     }
 
     fn alive_or_error(&self) -> Result<MutexGuard<'_, State>> {
@@ -84,9 +86,11 @@ impl Drop for SimTransport {
     fn drop(&mut self) {
         // A panic may be on its way through here already: then the lock is poisoned and nobody looks.
         if let Ok(mut state) = self.state.lock()
-            && state.ranks[self.rank as usize].incarnation == self.incarnation
+            && let own = &state.ranks[self.rank as usize]
+            && own.incarnation == self.incarnation
+            && own.leaving.is_none()
         {
-            state.leave(self.rank, Cause::Left);
+            state.leave(self.rank, Cause::Left(0));
         }
     }
 }
@@ -118,6 +122,14 @@ impl Transport for SimTransport {
         {
             state.disconnect(self.rank, peer);
         }
+    }
+
+    /// At once: what is on the wire is delivered in its time, and the peers are told then.
+    fn leave(&mut self, word: u64) -> bool {
+        if let Some(mut state) = self.alive() {
+            state.begin_leaving(self.rank, word);
+        }
+        true
     }
 
     fn register(&mut self, region: Arc<Region>) -> Result<RegionKey> {

@@ -91,6 +91,20 @@ pub(super) struct Operation {
     pub(super) outcome: Outcome,
     /// The receive that it met; its bytes are still under way.
     pub(super) receive: Option<Receive>,
+    /// A message that its receiver has, or of a large one its announcement.
+    pub(super) has_arrived: bool,
+}
+
+impl Operation {
+    /// Whether the other side still has to get something of it.
+    pub(super) fn is_under_way(&self) -> bool {
+        match self.action {
+            Action::Send { .. } => !self.has_arrived || self.receive.is_some(),
+            Action::Put { .. } => true,
+            // Its poster has no use for the answer any more.
+            Action::Get { .. } | Action::Change { .. } => false,
+        }
+    }
 }
 
 /// The operations of one rank, in places that are used again.
@@ -134,6 +148,11 @@ impl Operations {
     /// How many there are.
     pub(super) fn count(&self) -> usize {
         self.places.len() - self.free.len()
+    }
+
+    /// Every one.
+    pub(super) fn all_mut(&mut self) -> impl Iterator<Item = &mut Operation> {
+        (self.places.iter_mut()).filter_map(|place| place.1.as_mut())
     }
 
     /// Those on one connection, oldest place first. Linear: connections end rarely.
@@ -221,6 +240,8 @@ pub(super) struct Registered {
 pub(super) struct RankState {
     /// Has a transport that was neither dropped nor killed.
     pub(super) is_alive: bool,
+    /// It leaves with this word as soon as nothing of it is under way, and does nothing any more.
+    pub(super) leaving: Option<u64>,
     /// Counts its transports, so that an old one cannot act for a new one.
     pub(super) incarnation: u64,
     pub(super) is_ready: bool,
@@ -244,6 +265,7 @@ impl RankState {
     fn new() -> RankState {
         RankState {
             is_alive: false,
+            leaving: None,
             incarnation: 0,
             is_ready: false,
             inbox: Vec::new(),
@@ -299,7 +321,8 @@ impl Registered {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cause {
     Killed,
-    Left,
+    /// In good order, with this word.
+    Left(u64),
     Disconnected,
     Absent,
     /// The partition with this number.
@@ -377,6 +400,8 @@ pub(super) struct State {
     pub(super) ready: Vec<Rank>,
     pub(super) partitions: Vec<Partition>,
     pub(super) partition_last: u64,
+    /// Ranks that leave.
+    pub(super) leaving: Vec<Rank>,
     /// Waits for the partitions to heal.
     pub(super) parked: Vec<Happening>,
     queue: BinaryHeap<Reverse<Scheduled>>,
@@ -388,7 +413,10 @@ pub(super) struct State {
 
 impl State {
     pub(super) fn new(options: SimOptions) -> State {
-        options.check();
+        // A wrong simulation is a fault of the program that asks for it.
+        if let Err(error) = options.check() {
+            panic!("{error}");
+        }
         State {
             clock: Arc::new(AtomicU64::new(0)),
             now: 0,
@@ -397,6 +425,7 @@ impl State {
             ready: Vec::new(),
             partitions: Vec::new(),
             partition_last: 0,
+            leaving: Vec::new(),
             parked: Vec::new(),
             queue: BinaryHeap::new(),
             in_order: VecDeque::new(),
@@ -452,7 +481,7 @@ impl State {
     /// Notes that a rank has something to look at.
     pub(super) fn mark_ready(&mut self, rank: Rank) {
         let state = &mut self.ranks[rank as usize];
-        if state.is_alive && !state.is_ready {
+        if state.is_alive && state.leaving.is_none() && !state.is_ready {
             state.is_ready = true;
             self.ready.push(rank);
         }

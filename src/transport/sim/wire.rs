@@ -49,6 +49,7 @@ impl State {
                 Happening::Wake(rank) => self.mark_ready(rank),
             }
         }
+        self.go_on_leaving();
     }
 
     /// Puts a packet on the wire. Without `has_latency` only the ports take time: its announcement has
@@ -139,6 +140,7 @@ impl State {
         let (epoch, bytes) = (operation.epoch, operation.bytes);
         if let (Action::Send { tag, .. }, Leg::Whole | Leg::Announce) = (action, leg) {
             let rank = id.rank;
+            operation.has_arrived = true;
             if self.is_accepted(peer, rank, epoch) {
                 let channel = Channel { peer: rank, epoch };
                 self.rank(peer).matcher.handle_arrival(channel, tag, id);

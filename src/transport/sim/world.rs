@@ -107,9 +107,11 @@ impl World {
         self.lock().leave(rank, Cause::Killed);
     }
 
-    /// Whether a rank has a transport that was neither dropped nor killed.
+    /// Whether a rank has a transport that has not left and was neither dropped nor killed.
     pub fn is_alive(&self, rank: Rank) -> bool {
-        self.lock().rank(rank).is_alive
+        let mut state = self.lock();
+        let own = state.rank(rank);
+        own.is_alive && own.leaving.is_none()
     }
 
     /// Cuts every path between a rank of `left` and one of `right`. What is under way waits; after

@@ -57,6 +57,7 @@ fn a_word_is_changed_once_by_each_operation_although_rails_are_cut() {
                 }
                 Event::Connected(_) => {}
                 Event::PeerFailed(_, cause) => panic!("{cause}"),
+                Event::PeerLeft(..) => panic!("nobody leaves"),
             }
         }
         poll(&mut to);

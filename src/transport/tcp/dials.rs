@@ -6,17 +6,18 @@ use super::rail::Rail;
 use super::secure::Secure;
 use super::socket;
 use crate::time::Time;
-use crate::transport::UNREACHABLE;
 use crate::transport::posts::PeerState;
+use crate::transport::{ENDED, UNREACHABLE};
 use crate::types::Rank;
 use crate::wire::{Claim, HandshakeError, HandshakeMessage, Initiator, Purpose, Refusal};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 
-/// A port that nobody listens on any more is tried so often: its process has ended.
+/// A port that refuses is tried so often. On the own host its process has ended then; elsewhere a
+/// firewall may have refused.
 const REFUSED_MAX: u32 = 3;
 /// An unreachable peer is tried at least so often, and as long as the timeout: each attempt takes this share of it at most,
 /// by the clock and in looks.
@@ -55,8 +56,7 @@ impl TcpTransport {
     /// in vain, and perhaps it is dead.
     pub(super) fn dial_if_needed(&mut self, rank: Rank, is_slow: bool) {
         let peer = &self.peers[rank as usize];
-        let is_reachable = peer.state == PeerState::Open && !peer.has_left;
-        if !is_reachable || rank == self.rank || peer.attempts.pause > 0 {
+        if peer.is_over() || rank == self.rank || peer.attempts.pause > 0 {
             return;
         }
         let wanted = if peer.rails.is_empty() {
@@ -81,7 +81,7 @@ impl TcpTransport {
         let under_way = dialed + coming;
         for _ in (peer.rails.len() + under_way)..wanted {
             if let Err(reason) = self.dial(rank) {
-                return self.note_failure(rank, &reason, false);
+                return self.note_failure(rank, &reason, None);
             }
         }
     }
@@ -165,16 +165,16 @@ impl TcpTransport {
                 }
                 Ok(Look::Fatal(reason)) => self.fail(rank, &format!("{place}: {reason}")),
                 Ok(Look::Over(reason)) => {
-                    self.note_failure(rank, &format!("{place}: {reason}"), true);
+                    self.note_failure(rank, &format!("{place}: {reason}"), Some(place.ip()));
                 }
                 Ok(Look::Wait) => {}
-                Err(reason) => self.note_failure(rank, &format!("{place}: {reason}"), false),
+                Err(reason) => self.note_failure(rank, &format!("{place}: {reason}"), None),
             }
         }
     }
 
-    /// A connection could not be made. `is_refused`: nobody listens there.
-    fn note_failure(&mut self, rank: Rank, reason: &str, is_refused: bool) {
+    /// A connection could not be made. `refused_at`: this address refused it.
+    fn note_failure(&mut self, rank: Rank, reason: &str, refused_at: Option<IpAddr>) {
         let now = self.shared.now;
         let peer = &mut self.peers[rank as usize];
         if peer.state != PeerState::Open {
@@ -185,13 +185,13 @@ impl TcpTransport {
         attempts.pause = attempts.count.min(12);
         let since = *attempts.since.get_or_insert(now);
         let is_late = now.since(since) >= self.shared.timeout && attempts.count >= UNREACHABLE_MIN;
-        let is_over = is_late || (is_refused && attempts.count >= REFUSED_MAX);
+        let is_over = is_late || (refused_at.is_some() && attempts.count >= REFUSED_MAX);
         if is_over && peer.rails.is_empty() {
-            let text = match is_refused {
-                true => format!("its process ended: {reason}"),
-                false => format!("{UNREACHABLE}: {reason}"),
+            let text = match refused_at.is_some_and(socket::is_own) {
+                true => ENDED,
+                false => UNREACHABLE,
             };
-            self.fail(rank, &text);
+            self.fail(rank, &format!("{text}: {reason}"));
         }
     }
 }

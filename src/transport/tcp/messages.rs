@@ -12,6 +12,19 @@ use crate::wire::Frame;
 /// announcements.
 const INCOMING_MAX: usize = 2 * TAG_CLASSES * MESSAGES_PER_PEER as usize;
 
+impl Incoming {
+    /// Whether a frame is of this message: all of a transfer say the same length.
+    pub fn check_total(&self, transfer: u64, total: u64) -> Result<(), Loss> {
+        match self.total == total {
+            true => Ok(()),
+            false => Err(Loss::Peer(format!(
+                "it says that transfer {transfer} has {total} bytes and that it has {}",
+                self.total
+            ))),
+        }
+    }
+}
+
 impl Peer {
     /// Messages of this class that are not matched yet, as far as is known.
     pub fn backlog(&self, class: usize) -> u16 {
@@ -123,12 +136,7 @@ impl Peer {
             arrived: 0,
             staged: Vec::new(),
         });
-        if incoming.total != total {
-            return Err(Loss::Peer(format!(
-                "it says that transfer {transfer} has {total} bytes and that it has {}",
-                incoming.total
-            )));
-        }
+        incoming.check_total(transfer, total)?;
         Ok(incoming)
     }
 

@@ -124,6 +124,7 @@ impl TcpTransport {
     /// The transport of `rank` in a job of `ranks` ranks. It listens on the addresses of the settings; where they name none,
     /// on loopback.
     pub fn new(rank: Rank, ranks: u32, settings: &TcpSettings) -> Result<TcpTransport> {
+        settings.check()?;
         if rank >= ranks || ranks > RANKS_MAX {
             return Err(Error::invalid(format!(
                 "rank {rank} of {ranks}: ranks are below the count, which is at most {RANKS_MAX}"
@@ -148,9 +149,11 @@ impl TcpTransport {
         }
         let listeners: Vec<_> = ips.into_iter().map(socket::listen).collect::<Result<_>>()?;
         let mut identity = [0; IDENTITY_BYTES];
-        getrandom::fill(&mut identity).map_err(|e| Error::Os {
-            what: "random bytes for the identity of a transport".into(),
-            cause: e.to_string(),
+        getrandom::fill(&mut identity).map_err(|e| {
+            Error::os(
+                "random bytes for the identity of a transport",
+                std::io::Error::other(e.to_string()),
+            )
         })?;
         let places = listeners.iter().map(TcpListener::local_addr);
         let places = places
@@ -232,7 +235,7 @@ impl TcpTransport {
     /// Hands what is to leave to the kernel, and connects if nobody has.
     fn pump(&mut self, rank: Rank) {
         let peer = &mut self.peers[rank as usize];
-        if peer.state != PeerState::Open || peer.has_left {
+        if peer.state != PeerState::Open || peer.left.is_some() {
             return;
         }
         if let Err(reason) = peer.pump(&mut self.shared) {
@@ -248,7 +251,7 @@ impl TcpTransport {
         let peer = &mut self.peers[rank as usize];
         let mut lost: Vec<(u64, String)> = Vec::new();
         for at in 0..peer.rails.len() {
-            if peer.has_left {
+            if peer.left.is_some() {
                 return;
             }
             peer.rails[at].look_at_copies(&mut self.shared);
@@ -268,7 +271,9 @@ impl TcpTransport {
                     peer.lead = peer.rails.first().map(|rail| rail.id);
                 }
                 // The other side leaves too, and has heard of this one.
-                peer.has_left |= peer.rails.is_empty();
+                if peer.rails.is_empty() {
+                    peer.left.get_or_insert(0);
+                }
             } else if let Some(at) = peer.rails.iter().position(|rail| rail.id == id) {
                 peer.lose_rail(at, &reason, &mut self.shared);
             }
@@ -288,15 +293,19 @@ impl TcpTransport {
         }
     }
 
-    /// A peer is over; the cause first, then what follows from it.
+    /// A peer has failed.
     fn fail(&mut self, rank: Rank, cause: &str) {
+        self.end(rank, Event::PeerFailed(rank, cause.into()));
+    }
+
+    /// A peer is over; the news first, then what follows from it.
+    fn end(&mut self, rank: Rank, event: Event) {
         let peer = &mut self.peers[rank as usize];
         if peer.state != PeerState::Open {
             return;
         }
         peer.rails.clear();
         peer.lead = None;
-        let event = Event::PeerFailed(rank, cause.into());
         self.shared.ends.push(event);
         peer.flush(&mut self.shared);
         self.dials.retain(|dial| dial.peer != rank);
@@ -383,10 +392,34 @@ impl TcpTransport {
         }
     }
 
+    /// Tells the peers what has come, so that nobody has to take for lost what this rank has had,
+    /// and that nothing follows. One that is only being connected hears it behind what waits for
+    /// that.
+    fn say_goodbye(&mut self, word: u64) {
+        self.shared.is_leaving = true;
+        let own = self.rank;
+        let is_told = |p: &&mut Peer| {
+            p.rank != own && !p.is_over() && (!p.rails.is_empty() || p.has_output())
+        };
+        for peer in self.peers.iter_mut().filter(is_told) {
+            peer.settle(&self.shared, true);
+            peer.push_control(&self.shared, Frame::Goodbye { word });
+        }
+    }
+
+    /// Goes on with leaving; true: everything that was said is with the peers' kernels.
+    fn go_on_leaving(&mut self) -> bool {
+        for rank in 0..self.peers.len() as Rank {
+            if self.peers[rank as usize].has_output() {
+                self.pump(rank);
+            }
+        }
+        self.has_left()
+    }
+
     /// Whether everything that was said is with the peers' kernels.
     fn has_left(&self) -> bool {
-        let is_over = |peer: &Peer| peer.state != PeerState::Open || peer.has_left;
-        let is_silent = |peer: &Peer| is_over(peer) || peer.stream.is_sent();
+        let is_silent = |peer: &Peer| peer.is_over() || peer.stream.is_sent();
         let is_acknowledged = |socket: &OwnedFd| socket::unacknowledged_bytes(socket.as_fd()) == 0;
         let mut rails = self.peers.iter().flat_map(|peer| &peer.rails);
         self.peers.iter().all(is_silent)
@@ -430,36 +463,26 @@ fn capabilities(settings: &TcpSettings) -> Capabilities {
 }
 
 impl Drop for TcpTransport {
-    /// Says goodbye, and waits a bounded time until what was said before has left: a rank that is done may go although its
-    /// last message is still in its own queue.
+    /// Whoever has not left in good order says goodbye now, and waits a bounded time until the
+    /// kernels have what was said: why this rank fails, perhaps.
     fn drop(&mut self) {
-        let open = |peer: &&mut Peer| peer.state == PeerState::Open && !peer.rails.is_empty();
-        let mut events = Vec::new();
-        // What has come is told, so that nobody has to take for lost what this rank has had.
-        let now = self.shared.now;
-        self.poll(now, &mut events);
-        self.shared.is_leaving = true;
-        // Time stands still here.
-        self.shared.pace = None;
-        for peer in self.peers.iter_mut().filter(open) {
-            peer.settle(&self.shared, true);
-            peer.push_control(&self.shared, Frame::Goodbye);
-        }
-        for look in 0..LEAVE_LOOKS {
+        if !self.shared.is_leaving {
+            let mut events = Vec::new();
             let now = self.shared.now;
-            for at in 0..self.active.len() {
-                if let Some(&rank) = self.active.get(at) {
-                    self.pump(rank);
-                }
-            }
-            if self.has_left() {
-                break;
-            }
             self.poll(now, &mut events);
-            self.poll_slow(now, &mut events);
-            events.clear();
-            if look > 0 {
-                std::thread::sleep(LEAVE_PAUSE);
+            // Time stands still here.
+            self.shared.pace = None;
+            self.say_goodbye(0);
+            for look in 0..LEAVE_LOOKS {
+                if self.go_on_leaving() {
+                    break;
+                }
+                self.poll(now, &mut events);
+                self.poll_slow(now, &mut events);
+                events.clear();
+                if look > 0 {
+                    std::thread::sleep(LEAVE_PAUSE);
+                }
             }
         }
         for rank in 0..self.peers.len() as Rank {

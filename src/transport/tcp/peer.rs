@@ -125,9 +125,9 @@ pub struct Peer {
     pub asked: Vec<u64>,
     /// This rank opens connections when there are too few.
     pub is_dialer: bool,
-    /// It has said goodbye, and is read no more. That is told at the next slow look: operations for which it had done its
-    /// part end well until then.
-    pub has_left: bool,
+    /// It has said goodbye with this word, and is read no more. That is told at the next slow look:
+    /// operations for which it had done its part end well until then.
+    pub left: Option<u64>,
     /// It shall be connected although nobody talks to it yet, and has not been.
     pub is_awaited: bool,
     /// Of long messages, which transfer.
@@ -180,7 +180,7 @@ pub struct Shared {
     pub now: Time,
     /// Polls so far, around the end.
     pub polls: u32,
-    /// This rank is being dropped: a connection that ends now is no loss.
+    /// This rank has said goodbye: a connection that ends now is no loss.
     pub is_leaving: bool,
     /// Whether people want to know what usually does not matter.
     pub is_debugging: bool,
@@ -269,7 +269,7 @@ impl Peer {
             lost: Vec::new(),
             asked: Vec::new(),
             is_dialer: false,
-            has_left: false,
+            left: None,
             is_awaited: false,
             matching: Matching::new(),
             sent: [0; TAG_CLASSES],
@@ -292,6 +292,11 @@ impl Peer {
             notified: 0,
             is_paced: false,
         }
+    }
+
+    /// Whether nothing is said to it any more: it has failed, or has left.
+    pub fn is_over(&self) -> bool {
+        self.state != PeerState::Open || self.left.is_some()
     }
 
     /// Whether there is something that waits for a rail.

@@ -58,7 +58,7 @@ impl Transport for TcpTransport {
         if known.state == PeerState::Open {
             if !known.rails.is_empty() {
                 known.settle(&self.shared, true);
-                known.push_control(&self.shared, Frame::Goodbye);
+                known.push_control(&self.shared, Frame::Goodbye { word: 0 });
                 // Nobody asks for it again.
                 let pace = self.shared.pace.take();
                 // A peer that takes nothing now sees the connection close.
@@ -70,6 +70,19 @@ impl Transport for TcpTransport {
             self.close_rails(peer);
         }
         known_gone(&mut self.peers[peer as usize]);
+    }
+
+    fn leave(&mut self, word: u64) -> bool {
+        let own = self.rank;
+        // The bytes of a transfer lie in memory that ends with this rank, until the peer has them.
+        let is_needed = |p: &Peer| p.rank != own && !p.is_over() && !p.outgoing.is_empty();
+        if !self.shared.is_leaving {
+            if self.peers.iter().any(is_needed) {
+                return false;
+            }
+            self.say_goodbye(word);
+        }
+        self.go_on_leaving()
     }
 
     fn register(&mut self, region: Arc<Region>) -> Result<RegionKey> {
@@ -257,8 +270,8 @@ impl Transport for TcpTransport {
         self.look_at_doors(true);
         for rank in 0..self.peers.len() as Rank {
             let peer = &mut self.peers[rank as usize];
-            if peer.has_left {
-                self.fail(rank, "it has left");
+            if let Some(word) = peer.left {
+                self.end(rank, Event::PeerLeft(rank, word));
             } else if !peer.rails.is_empty() {
                 peer.settle(&self.shared, true);
                 self.pump(rank);

@@ -1,6 +1,6 @@
 //! What comes: bytes of a rail become frames, and the bytes of chunks go where they belong as they are read.
 
-use super::peer::{Fate, Loss, Outgoing, OutgoingKind, Peer, Shared};
+use super::peer::{Fate, Incoming, Loss, Outgoing, OutgoingKind, Peer, Shared};
 use super::rail::{Body, RX_BYTES, Rail};
 use super::secure;
 use super::socket::Target;
@@ -119,10 +119,15 @@ impl Peer {
             Frame::Chunk {
                 transfer,
                 offset,
+                total,
                 bytes,
-                ..
-            } => match self.incoming.get(&transfer)?.fate {
-                Fate::Into(view, ..) => (view, offset, bytes),
+            } => match self.incoming.get(&transfer)? {
+                // A peer may end a transfer while a chunk of it comes, and begin another of its number: see `note_chunk`.
+                incoming if incoming.total != total => return None,
+                Incoming {
+                    fate: Fate::Into(view, ..),
+                    ..
+                } => (*view, offset, bytes),
                 _ => return None,
             },
             Frame::PutChunk {
@@ -166,7 +171,7 @@ impl Peer {
 
     /// Handles every frame of the buffer that is whole.
     fn handle_buffer(&mut self, at: usize, shared: &mut Shared) -> Result<(), Loss> {
-        while !self.has_left && self.handle_next(at, shared)? {}
+        while self.left.is_none() && self.handle_next(at, shared)? {}
         Ok(())
     }
 
@@ -354,8 +359,8 @@ impl Peer {
             }
             Frame::RailClosed { rail, chunks } => self.handle_rail_closed(rail, chunks, shared),
             Frame::Nothing => Ok(()),
-            Frame::Goodbye => {
-                self.has_left = true;
+            Frame::Goodbye { word } => {
+                self.left = Some(word);
                 Ok(())
             }
             Frame::Chunk { .. } | Frame::PutChunk { .. } | Frame::GetChunk { .. } => {
@@ -509,9 +514,12 @@ impl Peer {
         let bytes = u64::from(body.header.frame.payload_bytes());
         match body.header.frame {
             Frame::Chunk {
-                transfer, offset, ..
+                transfer,
+                offset,
+                total,
+                ..
             } => {
-                self.note_chunk((transfer, offset, bytes), body.staged, shared)?;
+                self.note_chunk((transfer, total), (offset, bytes), body.staged, shared)?;
                 self.end_if_whole(transfer, shared);
             }
             Frame::GetChunk { id, .. } => self.note_got(id, bytes, shared),
@@ -523,7 +531,8 @@ impl Peer {
     /// A chunk of a message has come whole; `staged` are its bytes, if they are not in their place.
     fn note_chunk(
         &mut self,
-        (transfer, offset, bytes): (u64, u64, u64),
+        (transfer, total): (u64, u64),
+        (offset, bytes): (u64, u64),
         staged: Option<Vec<u8>>,
         shared: &mut Shared,
     ) -> Result<(), Loss> {
@@ -534,6 +543,7 @@ impl Peer {
             }
             return Ok(());
         };
+        incoming.check_total(transfer, total)?;
         incoming.arrived += bytes;
         if incoming.arrived > incoming.total {
             let text = format!("it sent parts of transfer {transfer} twice");

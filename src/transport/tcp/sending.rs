@@ -4,7 +4,7 @@ use super::peer::{Loss, Outgoing, OutgoingKind, Peer, Shared, ShortPut};
 use super::rail::{OutChunk, Piece, acknowledge};
 use crate::kernel;
 use crate::limits::MESSAGES_PER_PEER;
-use crate::memory::{RegionKey, View, lend_slice};
+use crate::memory::{RegionKey, View, abort_on_unwind, view_of_slice_mut};
 use crate::transport::{Atomic, Outcome, PostError, RemoteRange, URGENT_CLASS, tag_class};
 use crate::wire::{Frame, FrameHeader, HEADER_BYTES};
 use rustix::io::Errno;
@@ -264,9 +264,8 @@ impl Peer {
             bytes: if word.is_some() { 8 } else { 0 },
         };
         let bytes = frame.payload_bytes() as usize;
-        lend_slice(&mut before[..bytes], |view| {
-            self.push(shared, frame, view, false);
-        });
+        let view = view_of_slice_mut(&mut before[..bytes]);
+        abort_on_unwind(|| self.push(shared, frame, view, false));
     }
 
     /// The rank sleeps on nothing: wakes the peer, unless something on its way does.

@@ -5,7 +5,7 @@ use crate::memory::View;
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, send, socket_with};
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -88,6 +88,21 @@ pub fn dial(
         Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
         Err(error) => Err(error),
     }
+}
+
+/// Whether this is an address of this host, by the route to it. Of an address besides the first of
+/// its network the kernel does not tell it: then no.
+pub fn is_own(ip: IpAddr) -> bool {
+    let any: IpAddr = match ip {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    // Nothing is sent: to connect a socket of UDP is to ask for its source.
+    let source = UdpSocket::bind((any, 0)).and_then(|socket| {
+        socket.connect((ip, 1))?;
+        socket.local_addr()
+    });
+    ip.is_loopback() || source.is_ok_and(|source| source.ip() == ip)
 }
 
 /// Sets what a rail needs: small frames leave at once, and the kernel finds out about a peer that is gone without a word.
@@ -227,6 +242,16 @@ fn checked(result: isize) -> rustix::io::Result<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_of_this_host_are_known_from_others() {
+        for own in ["127.0.0.1", "127.1.2.3", "::1"] {
+            assert!(is_own(own.parse().unwrap()), "{own}");
+        }
+        for other in ["192.0.2.1", "2001:db8::1"] {
+            assert!(!is_own(other.parse().unwrap()), "{other}");
+        }
+    }
 
     #[test]
     fn options_that_the_kernel_refuses_are_told_once_by_name() {

@@ -119,6 +119,7 @@ impl Pair {
                 match event {
                     Event::Completion(end) => self.ends[at].push(end),
                     Event::PeerFailed(_, cause) => self.failures[at] = Some(cause),
+                    Event::PeerLeft(..) => self.failures[at] = Some("it has left".into()),
                     Event::Connected(_) => {}
                 }
             }

@@ -54,11 +54,33 @@ impl VerbsTransport {
                     let cause = self.peers[peer as usize].generation.explain(&cause);
                     self.fail(peer, &cause);
                 }
+                Event::PeerLeft(peer, word) => {
+                    self.end_links(peer);
+                    match self.peers[peer as usize].generation.trouble.is_some() {
+                        // It has given up, most likely.
+                        true => {
+                            let generation = &self.peers[peer as usize].generation;
+                            let cause = generation.explain("it has left");
+                            self.fail(peer, &cause);
+                        }
+                        false => self.end(peer, Event::PeerLeft(peer, word)),
+                    }
+                }
                 Event::Completion(end) if end.token != SEND_TOKEN => self.handle_letter(end),
                 _ => {}
             }
         }
         self.control_events = events;
+        self.send_letters();
+    }
+
+    /// Lets the last letters and the goodbye of the control transport go. What it hears begins nothing any more.
+    pub(super) fn poll_leaving(&mut self, is_slow: bool) {
+        if is_slow {
+            (self.control).poll_slow(self.shared.now, &mut self.control_events);
+        }
+        self.control.poll(self.shared.now, &mut self.control_events);
+        self.control_events.clear();
         self.send_letters();
     }
 
@@ -488,8 +510,13 @@ impl VerbsTransport {
         }
     }
 
-    /// A peer is over; the cause first, then what follows from it.
+    /// A peer has failed.
     pub(super) fn fail(&mut self, rank: Rank, cause: &str) {
+        self.end(rank, Event::PeerFailed(rank, cause.into()));
+    }
+
+    /// A peer is over; the news first, then what follows from it.
+    fn end(&mut self, rank: Rank, event: Event) {
         let peer = &mut self.peers[rank as usize];
         let was_expected = std::mem::take(&mut peer.is_expected);
         if peer.state != PeerState::Open && !was_expected {
@@ -497,7 +524,6 @@ impl VerbsTransport {
         }
         self.end_links(rank);
         let peer = &mut self.peers[rank as usize];
-        let event = Event::PeerFailed(rank, cause.into());
         self.shared.ends.push(event);
         peer.generation.phase = Phase::Idle;
         peer.flush(&mut self.shared);

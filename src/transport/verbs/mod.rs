@@ -104,6 +104,8 @@ pub struct VerbsTransport {
     polls: u32,
     ready: Arc<OwnedFd>,
     is_debugging: bool,
+    /// It has said goodbye: only the control transport has still something to do.
+    is_leaving: bool,
 }
 
 impl std::fmt::Debug for VerbsTransport {
@@ -121,10 +123,11 @@ impl VerbsTransport {
         settings: &VerbsSettings,
         is_debugging: bool,
     ) -> Result<VerbsTransport> {
+        settings.check()?;
         let sizes = Sizes::of(settings.slots, ranks.saturating_sub(1));
         let (rails, choice) = select::open(devices, rank, sizes, settings)?;
         let WaitSource::Descriptor { ready: inner, .. } = control.wait_source() else {
-            return Err(Error::invalid(
+            return Err(Error::internal(
                 "verbs over a control transport without a descriptor",
             ));
         };
@@ -144,9 +147,11 @@ impl VerbsTransport {
             }
         }
         let mut seed = [0; 8];
-        getrandom::fill(&mut seed).map_err(|e| Error::Os {
-            what: "random bytes for packet numbers".into(),
-            cause: e.to_string(),
+        getrandom::fill(&mut seed).map_err(|e| {
+            Error::os(
+                "random bytes for packet numbers",
+                std::io::Error::other(e.to_string()),
+            )
         })?;
         let blank = Completion::default();
         let mut transport = VerbsTransport {
@@ -176,6 +181,7 @@ impl VerbsTransport {
             polls: 0,
             ready: Arc::new(ready),
             is_debugging,
+            is_leaving: false,
         };
         transport.shared.rails.iter_mut().for_each(Rail::arm);
         Ok(transport)
@@ -421,30 +427,51 @@ fn capabilities(rails: u32, settings: &VerbsSettings) -> Capabilities {
     }
 }
 
-impl Drop for VerbsTransport {
-    /// Waits a bounded time until what was posted has arrived: a rank that is done may go although its last message is still
-    /// in its own queue. Then it says what it has had, so that nobody has to take that for lost.
-    fn drop(&mut self) {
-        let mut events = Vec::new();
-        for look in 0..LEAVE_LOOKS {
-            let now = self.shared.now;
-            self.poll(now, &mut events);
-            self.poll_slow(now, &mut events);
-            events.clear();
-            let is_over = |peer: &Peer| peer.state != PeerState::Open || peer.is_idle();
-            if self.peers.iter().all(is_over) {
-                break;
-            }
-            if look > 0 {
-                std::thread::sleep(LEAVE_PAUSE);
-            }
+impl VerbsTransport {
+    /// Goes on with leaving; true: what was posted has arrived, and the peers are told. A rank that
+    /// is done may go although its last message is still in its own queue.
+    fn go_on_leaving(&mut self, word: u64) -> bool {
+        let is_over = |peer: &Peer| peer.state != PeerState::Open || peer.is_idle();
+        if !self.is_leaving && self.peers.iter().all(is_over) {
+            self.say_goodbye();
         }
+        self.is_leaving && self.letters_out.is_empty() && self.control.leave(word)
+    }
+
+    /// Says what has come, so that nobody has to take that for lost.
+    fn say_goodbye(&mut self) {
+        self.is_leaving = true;
         for rank in 0..self.peers.len() as Rank {
             if self.peers[rank as usize].state == PeerState::Open && rank != self.shared.rank {
                 self.end_links(rank);
                 let received = self.peers[rank as usize].receive.received();
                 self.write_letter(rank, Greeting::Leaving(received));
             }
+        }
+    }
+}
+
+impl Drop for VerbsTransport {
+    /// Whoever has not left in good order does what it can of it in a bounded time.
+    fn drop(&mut self) {
+        if self.is_leaving {
+            return;
+        }
+        let mut events = Vec::new();
+        for look in 0..LEAVE_LOOKS {
+            let now = self.shared.now;
+            self.poll(now, &mut events);
+            self.poll_slow(now, &mut events);
+            events.clear();
+            if self.go_on_leaving(0) {
+                return;
+            }
+            if look > 0 {
+                std::thread::sleep(LEAVE_PAUSE);
+            }
+        }
+        if !self.is_leaving {
+            self.say_goodbye();
         }
     }
 }

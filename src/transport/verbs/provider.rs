@@ -1,6 +1,7 @@
 //! What the contract asks of the `verbs` provider: posts, polls and what is looked at slowly.
 
 use super::device::Rail;
+use super::peer::Peer;
 use super::{CONTROL_POLLS, VerbsTransport};
 use crate::error::{Error, Result};
 use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
@@ -101,6 +102,18 @@ impl Transport for VerbsTransport {
         let known = &mut self.peers[peer as usize];
         known.state = PeerState::Gone;
         known.matching.clear();
+    }
+
+    fn leave(&mut self, word: u64) -> bool {
+        // Long messages that wait for their receives lie in memory that ends with this rank.
+        let own = self.shared.rank;
+        let is_needed = |(rank, p): (Rank, &Peer)| {
+            rank != own && p.state == PeerState::Open && !p.transfers.is_empty()
+        };
+        if !self.is_leaving && (0..).zip(&self.peers).any(is_needed) {
+            return false;
+        }
+        self.go_on_leaving(word)
     }
 
     fn register(&mut self, region: Arc<Region>) -> Result<RegionKey> {
@@ -259,6 +272,9 @@ impl Transport for VerbsTransport {
     #[inline]
     fn poll(&mut self, now: Time, events: &mut Vec<Event>) {
         self.shared.now = now;
+        if self.is_leaving {
+            return self.poll_leaving(false);
+        }
         self.polls = self.polls.wrapping_add(1);
         // What the caller has posted does not wait for what has come.
         self.pump_dirty();
@@ -290,6 +306,9 @@ impl Transport for VerbsTransport {
 
     fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>) {
         self.shared.now = now;
+        if self.is_leaving {
+            return self.poll_leaving(true);
+        }
         self.shared.rails.iter_mut().for_each(Rail::arm);
         // What came before the channels were armed makes no event.
         self.poll_rails();

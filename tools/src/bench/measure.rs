@@ -3,11 +3,11 @@
 use super::layout::{Layout, Placement};
 use super::pacing::{Pace, pace};
 use super::plan::Plan;
-use super::slots::{Arenas, Row, Slot};
+use super::slots::{Arenas, Call, Row, Slot};
 use super::statistics::Summary;
 use super::sweep;
 use super::values::{self, Data};
-use linerate::{Call, Communicator, DataType, Rank, ReduceOp, Result};
+use linerate::{Communicator, DataType, Rank, ReduceOp, Result};
 use std::time::Instant;
 
 /// Iterations that find the time of one: two to settle, then the ones that count.
@@ -123,7 +123,7 @@ pub struct Check {
 
 impl Check {
     /// Writes the input, and makes the output wrong.
-    pub fn prepare(plan: &Plan, arenas: &Arenas, row: &Row) -> Check {
+    pub fn prepare(plan: &Plan, arenas: &Arenas, row: &Row) -> Result<Check> {
         let layout = &row.layout;
         let check = Check {
             slot: arenas.slot(row, 0),
@@ -135,31 +135,32 @@ impl Check {
             },
         };
         if let Some(output) = &check.slot.output {
-            values::poison(output);
+            values::poison(output)?;
         }
         if let Some(input) = &check.slot.input {
-            check.data.fill(layout.rank, input);
+            check.data.fill(layout.rank, input)?;
         }
-        check
+        Ok(check)
     }
 
     /// Wrong elements: of the output, and out of place of the input, which must be as before.
-    pub fn count_wrong(&self, row: &Row) -> u64 {
+    pub fn count_wrong(&self, row: &Row) -> Result<u64> {
         let mut wrong = 0;
         if let Some(output) = &self.slot.output {
-            wrong += self.data.count_wrong(&row.layout.segments(), output);
+            wrong += self.data.count_wrong(&row.layout.segments(), output)?;
         }
         if let (Some(input), Placement::OutOfPlace) = (&self.slot.input, row.placement) {
-            wrong += self.data.count_wrong(&row.layout.input_segments(), input);
+            wrong += self.data.count_wrong(&row.layout.input_segments(), input)?;
         }
-        wrong
+        Ok(wrong)
     }
 
     /// Leaves zeros, when nobody reads this rank's memory any more.
-    pub fn clear(&self) {
+    pub fn clear(&self) -> Result<()> {
         for buffer in [&self.slot.input, &self.slot.output].into_iter().flatten() {
-            values::clear(buffer);
+            values::clear(buffer)?;
         }
+        Ok(())
     }
 }
 
@@ -179,7 +180,7 @@ impl Bench<'_> {
         let mut samples = self.time(row, pace)?;
         // A time is that of the slowest rank, iteration by iteration.
         self.communicator.all_reduce(&mut samples, ReduceOp::Max)?;
-        let algorithm = self.communicator.algorithm_for(&self.arenas.call(row, 0));
+        let algorithm = self.arenas.call(row, 0).algorithm();
         Ok(Cell {
             wrong,
             ..Cell::of(self.plan, bytes, algorithm, &samples)
@@ -188,13 +189,12 @@ impl Bench<'_> {
 
     /// Runs once on known data and compares everything.
     fn check(&self, row: &Row) -> Result<u64> {
-        let check = Check::prepare(self.plan, &self.arenas, row);
-        self.communicator.barrier()?;
-        self.communicator.run(&self.arenas.call(row, 0))?;
-        let mut wrong = [check.count_wrong(row)];
+        let check = Check::prepare(self.plan, &self.arenas, row)?;
+        self.once(&self.arenas.call(row, 0))?;
+        let mut wrong = [check.count_wrong(row)?];
         self.communicator.all_reduce(&mut wrong, ReduceOp::Sum)?;
         // Nobody reads a peer's memory any more: the sum came after.
-        check.clear();
+        check.clear()?;
         Ok(wrong[0])
     }
 
@@ -231,11 +231,23 @@ impl Bench<'_> {
             .collect()
     }
 
-    /// One iteration: a barrier, then the time from start to end, us.
+    /// One iteration; its time, us.
     fn once(&self, call: &Call) -> Result<f64> {
-        self.communicator.barrier()?;
-        let started = Instant::now();
-        self.communicator.run(call)?;
-        Ok(started.elapsed().as_secs_f64() * 1e6)
+        match call {
+            Call::Collective(call) => time_us(self.communicator, || call.run()),
+            Call::Neighbours(both) => {
+                // A run uses the group up.
+                let group = both.group();
+                time_us(self.communicator, || group.run())
+            }
+        }
     }
+}
+
+/// The time from start to end of what begins after a barrier, us.
+pub fn time_us(communicator: &Communicator, run: impl FnOnce() -> Result<()>) -> Result<f64> {
+    communicator.barrier()?;
+    let started = Instant::now();
+    run()?;
+    Ok(started.elapsed().as_secs_f64() * 1e6)
 }

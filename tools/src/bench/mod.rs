@@ -9,7 +9,7 @@
 pub mod args;
 mod document;
 pub mod layout;
-mod measure;
+pub mod measure;
 mod pacing;
 pub mod plan;
 mod rank;

@@ -7,7 +7,8 @@ use super::slots::Arenas;
 use super::table;
 use crate::output;
 use crate::progress::Progress;
-use linerate::{Communicator, DataType, ReduceOp};
+use crate::settings;
+use linerate::{DataType, ReduceOp};
 use std::io::Write;
 
 /// What a run gives: an error, or else what was not good enough in what was measured, on rank 0 only.
@@ -15,7 +16,7 @@ pub type Outcome = linerate::Result<Result<(), Vec<String>>>;
 
 /// Joins the other ranks and measures everything.
 pub fn run(plan: &Plan) -> Outcome {
-    let communicator = Communicator::from_env(plan.config.clone())?;
+    let communicator = settings::join(plan.config.clone())?;
     let bench = Bench {
         plan,
         communicator: &communicator,

@@ -29,10 +29,7 @@ struct SimulatedBench<'a> {
 
 impl SimulatedBench<'_> {
     fn new(plan: &Plan) -> Result<SimulatedBench<'_>> {
-        let mut config = plan.config.clone();
-        // This thread drives all ranks: one of its own would run ahead of the virtual clock.
-        config.progress_thread = false;
-        let simulation = Simulation::new(options(plan), config)?;
+        let simulation = Simulation::new(options(plan), plan.config.clone())?;
         let communicators = simulation.communicators().iter();
         let arenas = communicators
             .map(|communicator| Arenas::new(communicator, plan))
@@ -55,8 +52,7 @@ impl SimulatedBench<'_> {
         let samples: Vec<f64> = (0..self.plan.iterations.unwrap_or(1))
             .map(|_| self.once(row))
             .collect::<Result<_>>()?;
-        let call = self.arenas[0].call(row, 0);
-        let algorithm = self.simulation.communicators()[0].algorithm_for(&call);
+        let algorithm = self.arenas[0].call(row, 0).algorithm();
         Ok(Cell {
             wrong,
             ..Cell::of(self.plan, bytes, algorithm, &samples)
@@ -70,23 +66,20 @@ impl SimulatedBench<'_> {
             .collect();
         let checks: Vec<Check> = (self.arenas.iter().zip(&rows))
             .map(|(arenas, row)| Check::prepare(self.plan, arenas, row))
-            .collect();
+            .collect::<Result<_>>()?;
         self.once(row)?;
         let wrong = checks.iter().zip(&rows).map(|(c, row)| c.count_wrong(row));
-        let wrong = wrong.sum();
-        checks.iter().for_each(Check::clear);
+        let wrong = wrong.sum::<Result<_>>()?;
+        checks.iter().try_for_each(Check::clear)?;
         Ok(wrong)
     }
 
     /// One iteration: all ranks start at the same virtual time; the time until the last has ended, us.
     fn once(&mut self, row: &Row) -> Result<f64> {
         let begin = self.simulation.now();
-        let communicators = self.simulation.communicators().iter().zip(&self.arenas);
         let mut pending: Vec<Operation> = (0..)
-            .zip(communicators)
-            .map(|(rank, (communicator, arenas))| {
-                communicator.start(&arenas.call(&seen_by(row, rank), 0))
-            })
+            .zip(&self.arenas)
+            .map(|(rank, arenas)| arenas.call(&seen_by(row, rank), 0).start())
             .collect::<Result<_>>()?;
         let mut failure = None;
         self.simulation.run(|_| {

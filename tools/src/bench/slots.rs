@@ -3,20 +3,28 @@
 use super::args::Memory;
 use super::layout::{Layout, Placement, slot_bytes};
 use super::plan::Plan;
-use linerate::{Buffer, Call, Collective, Communicator, DataType, ReduceOp, Transfer};
+use linerate::{
+    Buffer, Collective, CollectiveBuilder, Communicator, DataType, Group, Operation, Rank,
+    ReduceOp, Result,
+};
+
+/// The caller's memory begins at a multiple of this, so that copies start on cache lines of their
+/// own.
+const PAGE_BYTES: usize = 4096;
 
 /// Both arenas. In place only the first is used.
 pub struct Arenas {
-    first: Buffer,
-    second: Option<Buffer>,
+    communicator: Communicator,
+    first: Buffer<u8>,
+    second: Option<Buffer<u8>>,
 }
 
 /// Input and output of one copy; a side that this rank does not have is empty.
 pub struct Slot {
     /// What the rank gives.
-    pub input: Option<Buffer>,
+    pub input: Option<Buffer<u8>>,
     /// What it gets.
-    pub output: Option<Buffer>,
+    pub output: Option<Buffer<u8>>,
 }
 
 /// What all copies of a row have in common.
@@ -36,14 +44,15 @@ pub struct Row<'a> {
 
 impl Arenas {
     /// Allocates what the plan needs.
-    pub fn new(communicator: &Communicator, plan: &Plan) -> linerate::Result<Arenas> {
+    pub fn new(communicator: &Communicator, plan: &Plan) -> Result<Arenas> {
         let bytes = plan.arena_bytes as usize;
         let make = || match plan.memory {
-            Memory::Registered => communicator.alloc(bytes),
+            Memory::Registered => communicator.alloc::<u8>(bytes),
             Memory::Caller => written(bytes),
         };
         let has_two = plan.placements.contains(&Placement::OutOfPlace);
         Ok(Arenas {
+            communicator: communicator.clone(),
             first: make()?,
             second: if has_two { Some(make()?) } else { None },
         })
@@ -51,7 +60,7 @@ impl Arenas {
 
     /// How many copies of a row have room.
     pub fn room(&self, row: &Row) -> u64 {
-        self.first.len_bytes() as u64 / row.stride_bytes() as u64
+        self.first.len() as u64 / row.stride_bytes() as u64
     }
 
     /// Copy `index` of a row.
@@ -65,8 +74,9 @@ impl Arenas {
             }
         };
         let width = row.dtype.size_bytes();
-        let cut = |(arena, start): (&Buffer, u64), elements: Option<u64>| {
-            elements.map(|n| arena.part(base + start as usize * width, n as usize * width))
+        let cut = |(arena, start): (&Buffer<u8>, u64), elements: Option<u64>| {
+            let start = base + start as usize * width;
+            elements.map(|n| arena.range(start..start + n as usize * width))
         };
         Slot {
             input: cut(input, row.layout.input_elements()),
@@ -75,39 +85,98 @@ impl Arenas {
     }
 
     /// The call on copy `index`.
-    pub fn call(&self, row: &Row, index: u32) -> Call {
-        let slot = self.slot(row, index);
-        let mut call = Call::new(row.layout.collective, row.dtype, row.layout.count);
-        call.op = row.op;
-        call.root = row.layout.root;
-        call.algorithm = row.algorithm.map(String::from);
-        call.send_counts = row.layout.send_counts();
-        call.receive_counts = row.layout.receive_counts();
-        if row.layout.collective == Collective::SendRecv {
-            let (next, previous) = row.layout.neighbours();
-            let send = slot.input.map(|buffer| (next, true, buffer));
-            let receive = slot.output.map(|buffer| (previous, false, buffer));
-            let transfer = |(peer, is_send, buffer)| Transfer {
-                peer,
-                is_send,
-                buffer,
-            };
-            call.transfers = send.into_iter().chain(receive).map(transfer).collect();
-        } else {
-            call.input = slot.input;
-            call.output = slot.output;
+    pub fn call(&self, row: &Row, index: u32) -> Call<'_> {
+        if row.layout.collective != Collective::SendRecv {
+            return Call::Collective(self.collective(row, index));
         }
-        call
+        Call::Neighbours(Neighbours {
+            communicator: &self.communicator,
+            slot: self.slot(row, index),
+            ranks: row.layout.neighbours(),
+        })
+    }
+
+    /// The call on copy `index` of a row that is no send and receive.
+    pub fn collective(&self, row: &Row, index: u32) -> CollectiveBuilder<'_> {
+        let (slot, layout) = (self.slot(row, index), &row.layout);
+        let mut call = (self.communicator)
+            .collective(layout.collective, row.dtype, layout.count)
+            .op(row.op)
+            .root(layout.root)
+            .send_counts(&layout.send_counts())
+            .receive_counts(&layout.receive_counts());
+        if let Some(input) = &slot.input {
+            call = call.input(input);
+        }
+        if let Some(output) = &slot.output {
+            call = call.output(output);
+        }
+        match row.algorithm {
+            Some(name) => call.algorithm(name),
+            None => call,
+        }
+    }
+}
+
+/// What runs on a copy of a row, any number of times.
+pub enum Call<'a> {
+    /// All but sends and receives.
+    Collective(CollectiveBuilder<'a>),
+    /// `sendrecv`.
+    Neighbours(Neighbours<'a>),
+}
+
+impl Call<'_> {
+    /// Starts it and returns at once.
+    pub fn start(&self) -> Result<Operation> {
+        match self {
+            Call::Collective(call) => call.start(),
+            Call::Neighbours(both) => both.group().start(),
+        }
+    }
+
+    /// The algorithm that it runs.
+    pub fn algorithm(&self) -> Result<&'static str> {
+        match self {
+            Call::Collective(call) => Ok(call.explain()?.algorithm),
+            Call::Neighbours(_) => Ok("direct"),
+        }
+    }
+}
+
+/// A send of the input to one neighbour, and a receive of the output from the other.
+pub struct Neighbours<'a> {
+    communicator: &'a Communicator,
+    slot: Slot,
+    ranks: (Rank, Rank),
+}
+
+impl Neighbours<'_> {
+    /// Both, to be run once.
+    pub fn group(&self) -> Group<'_> {
+        let (next, previous) = self.ranks;
+        let mut group = self.communicator.group();
+        if let Some(input) = &self.slot.input {
+            group = group.send(input, next);
+        }
+        if let Some(output) = &self.slot.output {
+            group = group.recv(output, previous);
+        }
+        group
     }
 }
 
 /// Memory as a program has it that computed what it gives. Pages that nobody has written are all one page of zeros, which is
 /// read from the first cache: of such Bruck's all-gather of 2 MiB and 3 ranks took 250 to 410 us, of others 430
 /// to 610.
-fn written(bytes: usize) -> linerate::Result<Buffer> {
-    let buffer = Buffer::plain(bytes)?;
-    buffer.view().fill(0);
-    Ok(buffer)
+fn written(bytes: usize) -> Result<Buffer<u8>> {
+    let all = Buffer::from_vec(vec![0u8; bytes + PAGE_BYTES]);
+    let start = {
+        let mut bytes = all.as_mut_slice()?;
+        bytes.fill(0);
+        bytes.as_ptr().align_offset(PAGE_BYTES)
+    };
+    Ok(all.range(start..start + bytes))
 }
 
 impl Row<'_> {

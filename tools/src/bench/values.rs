@@ -7,10 +7,8 @@
 use super::layout::{Segment, Source};
 use half::{bf16, f16};
 use linerate::memory::Element;
-use linerate::{Buffer, DataType, Rank, ReduceOp, prng};
+use linerate::{Buffer, DataType, Rank, ReduceOp, Result, prng};
 
-/// Elements converted at a time: stays inside a first-level cache.
-const BATCH: usize = 2048;
 /// One of each operator.
 pub const OPERATORS: [ReduceOp; 7] = [
     ReduceOp::Sum,
@@ -43,12 +41,12 @@ pub struct Data {
 
 impl Data {
     /// Writes rank `rank`'s input.
-    pub fn fill(&self, rank: Rank, buffer: &Buffer) {
-        by_type(self.dtype).fill(self, rank, buffer);
+    pub fn fill(&self, rank: Rank, buffer: &Buffer<u8>) -> Result<()> {
+        by_type(self.dtype).fill(self, rank, buffer)
     }
 
     /// Elements of `buffer`, from its beginning, that are not what `segments` say.
-    pub fn count_wrong(&self, segments: &[Segment], buffer: &Buffer) -> u64 {
+    pub fn count_wrong(&self, segments: &[Segment], buffer: &Buffer<u8>) -> Result<u64> {
         by_type(self.dtype).count_wrong(self, segments, buffer)
     }
 
@@ -148,21 +146,15 @@ pub fn largest_sum(factor: f64, ranks: u32) -> f64 {
 }
 
 /// Makes all bytes of an output wrong.
-pub fn poison(buffer: &Buffer) {
-    set_bytes(buffer, POISON);
+pub fn poison(buffer: &Buffer<u8>) -> Result<()> {
+    buffer.as_mut_slice()?.fill(POISON);
+    Ok(())
 }
 
 /// Makes all bytes zero: timed runs in place then stay at zero, whatever the operator.
-pub fn clear(buffer: &Buffer) {
-    set_bytes(buffer, 0);
-}
-
-fn set_bytes(buffer: &Buffer, byte: u8) {
-    let batch = [byte; 16 * 1024];
-    let bytes = buffer.len_bytes();
-    for start in (0..bytes).step_by(batch.len()) {
-        buffer.write(start, &batch[..batch.len().min(bytes - start)]);
-    }
+pub fn clear(buffer: &Buffer<u8>) -> Result<()> {
+    buffer.as_mut_slice()?.fill(0);
+    Ok(())
 }
 
 /// Conversions of one element type. Exact for the integers used here.
@@ -200,8 +192,8 @@ halves!(f16, bf16);
 
 /// The two loops, once per element type.
 trait Loops {
-    fn fill(&self, data: &Data, rank: Rank, buffer: &Buffer);
-    fn count_wrong(&self, data: &Data, segments: &[Segment], buffer: &Buffer) -> u64;
+    fn fill(&self, data: &Data, rank: Rank, buffer: &Buffer<u8>) -> Result<()>;
+    fn count_wrong(&self, data: &Data, segments: &[Segment], buffer: &Buffer<u8>) -> Result<u64>;
 }
 
 struct Of<T>(std::marker::PhantomData<T>);
@@ -227,40 +219,31 @@ fn by_type(dtype: DataType) -> &'static dyn Loops {
 }
 
 impl<T: Value> Loops for Of<T> {
-    fn fill(&self, data: &Data, rank: Rank, buffer: &Buffer) {
-        let elements = buffer.len_bytes() / size_of::<T>();
-        let mut batch = Vec::with_capacity(BATCH);
-        for start in (0..elements).step_by(BATCH) {
-            let end = elements.min(start + BATCH);
-            batch.clear();
-            batch.extend((start..end).map(|index| data.input::<T>(rank, index as u64)));
-            buffer.write(start, &batch);
+    fn fill(&self, data: &Data, rank: Rank, buffer: &Buffer<u8>) -> Result<()> {
+        let buffer = buffer.cast::<T>()?;
+        for (index, value) in buffer.as_mut_slice()?.iter_mut().enumerate() {
+            *value = data.input(rank, index as u64);
         }
+        Ok(())
     }
 
-    fn count_wrong(&self, data: &Data, segments: &[Segment], buffer: &Buffer) -> u64 {
+    fn count_wrong(&self, data: &Data, segments: &[Segment], buffer: &Buffer<u8>) -> Result<u64> {
         let tolerance = data.tolerance::<T>();
-        let mut batch = [T::from_int(0); BATCH];
-        let mut position = 0;
+        let buffer = buffer.cast::<T>()?;
+        let mut rest = &*buffer.as_slice()?;
         let mut wrong = 0;
         for segment in segments {
-            let mut done = 0;
-            while done < segment.len {
-                let len = BATCH.min((segment.len - done) as usize);
-                buffer.read(position, &mut batch[..len]);
-                let first = segment.start + done;
-                wrong += (first..)
-                    .zip(&batch[..len])
-                    .filter(|&(index, &got)| {
-                        let want = data.expected(segment.source, index);
-                        !is_close(got, want, tolerance)
-                    })
-                    .count() as u64;
-                position += len;
-                done += len as u64;
-            }
+            let part;
+            (part, rest) = rest.split_at(segment.len as usize);
+            wrong += (segment.start..)
+                .zip(part)
+                .filter(|&(index, &got)| {
+                    let want = data.expected(segment.source, index);
+                    !is_close(got, want, tolerance)
+                })
+                .count() as u64;
         }
-        wrong
+        Ok(wrong)
     }
 }
 

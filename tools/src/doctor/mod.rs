@@ -107,7 +107,7 @@ fn settings() -> Finding {
         ),
         Err(text) => {
             let name = text
-                .split([' ', ':'])
+                .split([' ', ':', '(', ')'])
                 .find(|word| word.starts_with("LINERATE_"));
             let mend = name.map_or("env | grep LINERATE_".into(), |name| {
                 format!("unset {name}")

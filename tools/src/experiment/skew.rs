@@ -13,10 +13,9 @@ use crate::progress::Progress;
 use crate::settings::{self, FAILED, USAGE, parse_size};
 use crate::{launch, output};
 use clap::Args;
-use linerate::types::Collective;
 use linerate::{
-    Buffer, Call, Communicator, Config, DataType, Divisor, PartialAllreduce, PartialOptions,
-    Policy, RankSet,
+    Buffer, Communicator, Config, DataType, Divisor, PartialAllreduce, PartialOptions, Policy,
+    RankSet,
 };
 use serde_json::{Value, json};
 use std::process::ExitCode;
@@ -193,7 +192,7 @@ fn policy_of(name: &str) -> Result<Policy, String> {
 
 /// All rows, on every rank.
 fn measure_all(args: &SkewArgs, config: Config) -> linerate::Result<Vec<Row>> {
-    let comm = Communicator::from_env(config)?;
+    let comm = settings::join(config)?;
     let policies = args.policies(comm.ranks());
     let mut progress =
         (comm.rank() == 0).then(|| Progress::new("policies", args.sizes.len() * policies.len()));
@@ -230,7 +229,12 @@ struct Checked {
 
 impl Checked {
     /// Everyone has submitted the last generation before this round, so who missed it is in this one with it.
-    fn check(&mut self, active: &RankSet, included: &RankSet, update: &Buffer) {
+    fn check(
+        &mut self,
+        active: &RankSet,
+        included: &RankSet,
+        update: &Buffer<i32>,
+    ) -> linerate::Result<()> {
         let mut wanted = 0;
         for rank in 0..self.ranks {
             let is_late = self
@@ -241,9 +245,13 @@ impl Checked {
             wanted += generations * (rank as i32 + 1);
             self.wrong += u64::from((generations > 0) != included.contains(rank));
         }
-        let sums: Vec<i32> = update.to_vec();
-        self.wrong += sums.iter().filter(|&&sum| sum != wanted).count() as u64;
+        self.wrong += update
+            .as_slice()?
+            .iter()
+            .filter(|&&sum| sum != wanted)
+            .count() as u64;
         self.before = Some(active.clone());
+        Ok(())
     }
 }
 
@@ -262,8 +270,8 @@ fn measure(
     };
     let count = bytes / 4;
     let partial = PartialAllreduce::new(comm, DataType::I32, count, options)?;
-    let (gradient, update) = (comm.alloc(bytes as usize)?, comm.alloc(bytes as usize)?);
-    gradient.write(0, &vec![comm.rank() as i32 + 1; count as usize]);
+    let (gradient, update) = (comm.alloc(count as usize)?, comm.alloc(count as usize)?);
+    gradient.as_mut_slice()?.fill(comm.rank() as i32 + 1);
     let skew = Duration::from_secs_f64(args.skew_ms / 1e3);
     let mut checked = Checked {
         ranks: comm.ranks(),
@@ -279,7 +287,7 @@ fn measure(
             .exchange(&gradient, &update)?
             .expect("every step has a result");
         let latency_ms = started.elapsed().as_secs_f64() * 1e3;
-        checked.check(&report.active, &report.included, &update);
+        checked.check(&report.active, &report.included, &update)?;
         if round >= WARM_UP_ROUNDS {
             latencies_ms.push(latency_ms);
             naps.push(report.active_count());
@@ -287,9 +295,12 @@ fn measure(
     }
     // What is late is delivered, and nobody leaves before.
     comm.barrier()?;
+    let mut checks = Ok(());
     partial.finish(&update, |report| {
-        checked.check(&report.active, &report.included, &update)
+        let check = checked.check(&report.active, &report.included, &update);
+        checks = std::mem::replace(&mut checks, Ok(())).and(check);
     })?;
+    checks?;
     let mut wrong = [checked.wrong];
     comm.all_reduce(&mut wrong, linerate::ReduceOp::Sum)?;
     let all = gather(comm, &latencies_ms)?;
@@ -298,18 +309,9 @@ fn measure(
 
 /// The numbers of all ranks, by rank.
 fn gather(comm: &Communicator, own: &[f64]) -> linerate::Result<Vec<Vec<f64>>> {
-    let (input, output) = (
-        comm.alloc(8 * own.len())?,
-        comm.alloc(8 * own.len() * comm.ranks() as usize)?,
-    );
-    input.write(0, own);
-    let call = Call::new(Collective::AllGather, DataType::F64, own.len() as u64);
-    comm.run(&call.with(&input, &output))?;
-    Ok(output
-        .to_vec::<f64>()
-        .chunks(own.len())
-        .map(<[f64]>::to_vec)
-        .collect())
+    let mut all = vec![0.0; own.len() * comm.ranks() as usize];
+    comm.all_gather(own, &mut all)?;
+    Ok(all.chunks(own.len()).map(<[f64]>::to_vec).collect())
 }
 
 impl Row {

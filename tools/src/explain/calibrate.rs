@@ -389,7 +389,7 @@ fn store(place: &Path, text: &str) -> std::result::Result<(), String> {
 fn measure(args: &ExplainArgs) -> Result<()> {
     let invalid = linerate::Error::InvalidArgument;
     let config = gather_facts().map_err(invalid)?.config;
-    let communicator = Communicator::from_env(config)?;
+    let communicator = settings::join(config)?;
     let times = measure_all(args, &communicator)?;
     communicator.barrier()?;
     if let (0, Some(path)) = (communicator.rank(), std::env::var_os(SAMPLES)) {
@@ -418,8 +418,8 @@ fn measure_all(args: &ExplainArgs, communicator: &Communicator) -> Result<Vec<Ti
                     communicator.rank(),
                     (size, plan.variants[0].0, plan.variants[0].1),
                 );
-                let call = arenas.call(&row, 0);
-                let explanation = communicator.explain(&call)?;
+                let call = arenas.collective(&row, 0);
+                let explanation = call.explain()?;
                 let calls = rank::rivals(&call, &explanation);
                 let times = timing::medians(communicator, &calls, ITERATIONS, BUDGET_US)?;
                 for (candidate, time_us) in explanation.candidates.iter().zip(times) {
@@ -431,7 +431,7 @@ fn measure_all(args: &ExplainArgs, communicator: &Communicator) -> Result<Vec<Ti
                             ranks: plan.ranks,
                             crowded: false,
                             registered: memory == Memory::Registered,
-                            bytes: call.count * call.dtype.size_bytes() as u64,
+                            bytes: row.layout.count * row.dtype.size_bytes() as u64,
                             algorithm: candidate.algorithm.name.into(),
                         },
                     });

@@ -8,7 +8,8 @@ use crate::bench::slots::{Arenas, Row};
 use crate::bench::sweep;
 use crate::output;
 use crate::progress::Progress;
-use linerate::{Call, Communicator, DataType, Explanation, ReduceOp, Result};
+use crate::settings;
+use linerate::{CollectiveBuilder, Communicator, DataType, Explanation, ReduceOp, Result};
 use std::io::Write;
 
 /// Time for the iterations of one algorithm at one size, us: the default sweep of the chosen ones then takes a few seconds.
@@ -16,7 +17,7 @@ const BUDGET_US: f64 = 200_000.0;
 
 /// Joins the other ranks and explains everything; the inner error is what could not be printed.
 pub fn run(args: &ExplainArgs, plan: &Plan) -> Result<std::result::Result<(), String>> {
-    let communicator = Communicator::from_env(plan.config.clone())?;
+    let communicator = settings::join(plan.config.clone())?;
     let arenas = Arenas::new(&communicator, plan)?;
     let rows: Vec<_> = (plan.variants.iter())
         .flat_map(|&(dtype, op)| plan.sizes.iter().map(move |&size| (size, dtype, op)))
@@ -64,13 +65,13 @@ pub fn row<'a>(plan: &'a Plan, rank: u32, (size, dtype, op): (u64, DataType, Red
 }
 
 /// The same call by each algorithm that can run, in the order of the explanation.
-pub fn rivals(call: &Call, explanation: &Explanation) -> Vec<Call> {
-    let by_name = |name: &str| Call {
-        algorithm: Some(name.into()),
-        ..call.clone()
-    };
+pub fn rivals<'a>(
+    call: &CollectiveBuilder<'a>,
+    explanation: &Explanation,
+) -> Vec<CollectiveBuilder<'a>> {
     let candidates = explanation.candidates.iter();
-    candidates.map(|c| by_name(c.algorithm.name)).collect()
+    let by_name = candidates.map(|c| call.clone().algorithm(c.algorithm.name));
+    by_name.collect()
 }
 
 fn explain(
@@ -80,8 +81,8 @@ fn explain(
     (size, dtype, op): (u64, DataType, ReduceOp),
 ) -> Result<Entry> {
     let row = row(plan, communicator.rank(), (size, dtype, op));
-    let call = arenas.call(&row, 0);
-    let explanation = communicator.explain(&call)?;
+    let call = arenas.collective(&row, 0);
+    let explanation = call.explain()?;
     // As the library runs it; then by name.
     let mut calls = vec![call.clone()];
     if args.all {

@@ -1,7 +1,7 @@
 //! Times of several calls in turns, so that what else happens on the machine happens to all of them.
 
-use linerate::{Call, Communicator, ReduceOp, Result};
-use std::time::Instant;
+use crate::bench::measure::time_us;
+use linerate::{CollectiveBuilder, Communicator, ReduceOp, Result};
 
 /// Iterations of a call in a row at least, the first of which is not timed: it finds the caches as the call before left them.
 const ROW: u32 = 8;
@@ -15,7 +15,7 @@ const ITERATIONS_MIN: u32 = 5;
 /// a barrier; its time is that of the slowest rank.
 pub fn medians(
     communicator: &Communicator,
-    calls: &[Call],
+    calls: &[CollectiveBuilder<'_>],
     iterations: u32,
     budget_us: f64,
 ) -> Result<Vec<f64>> {
@@ -24,9 +24,9 @@ pub fn medians(
     for call in calls {
         // The first run maps memory and builds the schedule.
         once(communicator, call)?;
-        let mut time_us = [once(communicator, call)?];
-        communicator.all_reduce(&mut time_us, ReduceOp::Max)?;
-        let fits = |limit_us: f64| (limit_us / time_us[0].max(0.01)) as u32;
+        let mut slowest_us = [once(communicator, call)?];
+        communicator.all_reduce(&mut slowest_us, ReduceOp::Max)?;
+        let fits = |limit_us: f64| (limit_us / slowest_us[0].max(0.01)) as u32;
         let count = fits(budget_us).clamp(ITERATIONS_MIN, iterations.max(ITERATIONS_MIN));
         counts.push((count, fits(ROW_US).max(ROW)));
     }
@@ -50,16 +50,13 @@ pub fn medians(
     samples
         .iter_mut()
         .map(|samples| {
-            communicator.all_reduce(samples, ReduceOp::Max)?;
+            communicator.all_reduce(&mut *samples, ReduceOp::Max)?;
             samples.sort_by(f64::total_cmp);
             Ok(samples[samples.len() / 2])
         })
         .collect()
 }
 
-fn once(communicator: &Communicator, call: &Call) -> Result<f64> {
-    communicator.barrier()?;
-    let started = Instant::now();
-    communicator.run(call)?;
-    Ok(started.elapsed().as_secs_f64() * 1e6)
+fn once(communicator: &Communicator, call: &CollectiveBuilder<'_>) -> Result<f64> {
+    time_us(communicator, || call.run())
 }

@@ -4,7 +4,7 @@ use super::matrix::{Mesh, Thresholds};
 use super::{MeshArgs, heat};
 use crate::bench::statistics::Summary;
 use crate::progress::Progress;
-use crate::{info, output};
+use crate::{info, output, settings};
 use linerate::prng::mix;
 use linerate::{Buffer, Communicator, Config, Rank, ReduceOp, Result};
 use std::time::Instant;
@@ -21,9 +21,9 @@ const DEPTH: usize = 4;
 /// What a rank measures with.
 struct Post<'a> {
     communicator: &'a Communicator,
-    short: [Buffer; 2],
+    short: [Buffer<u8>; 2],
     /// Messages rotate over them.
-    long: Vec<Buffer>,
+    long: Vec<Buffer<u8>>,
     messages: u64,
     trips: u32,
 }
@@ -31,10 +31,10 @@ struct Post<'a> {
 /// Joins and measures; the inner error is what was not good enough, on rank 0 only.
 pub fn run(args: &MeshArgs, config: Config) -> Result<std::result::Result<(), Vec<String>>> {
     let host = info::host_id(config.host_id.clone());
-    let communicator = Communicator::from_env(config)?;
+    let communicator = settings::join(config)?;
     let (rank, ranks) = (communicator.rank(), communicator.ranks());
-    let short = || communicator.alloc(TRIP_BYTES);
-    let long = (0..DEPTH).map(|_| communicator.alloc(args.size as usize));
+    let short = || communicator.alloc::<u8>(TRIP_BYTES);
+    let long = (0..DEPTH).map(|_| communicator.alloc::<u8>(args.size as usize));
     let post = Post {
         short: [short()?, short()?],
         long: long.collect::<Result<_>>()?,
@@ -73,7 +73,7 @@ impl Post<'_> {
             let times_us = self.trips(is_first, peer)?;
             let seconds = self.flow(is_first, peer)?;
             if is_first {
-                let bytes = self.messages as f64 * self.long[0].len_bytes() as f64;
+                let bytes = self.messages as f64 * self.long[0].len() as f64;
                 let summary = Summary::of(&times_us);
                 mesh.set(from, to, (summary.p50, summary.p99), bytes / seconds / 1e9);
             }
@@ -81,12 +81,12 @@ impl Post<'_> {
         Ok(())
     }
 
-    fn send(&self, buffer: &Buffer, peer: Rank) -> Result<()> {
-        self.communicator.group().send(buffer, peer).run()
+    fn send(&self, buffer: &Buffer<u8>, peer: Rank) -> Result<()> {
+        self.communicator.send(buffer, peer)
     }
 
-    fn receive(&self, buffer: &Buffer, peer: Rank) -> Result<()> {
-        self.communicator.group().recv(buffer, peer).run()
+    fn receive(&self, buffer: &Buffer<u8>, peer: Rank) -> Result<()> {
+        self.communicator.recv(buffer, peer)
     }
 
     /// Half the times of round trips, us.

@@ -424,6 +424,7 @@ impl Link {
                     Ok(())
                 }
                 Event::PeerFailed(_, cause) => Err(format!("the other side is gone: {cause}")),
+                Event::PeerLeft(..) => Err("the other side has left".into()),
             });
         }
         self.events = events;

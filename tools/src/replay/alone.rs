@@ -6,7 +6,7 @@
 
 use super::rank::Runner;
 use linerate::time::Time;
-use linerate::{Buffer, Call, DataType, FlushReport, ReduceOp, Result};
+use linerate::{Buffer, FlushReport, ReduceOp, Result};
 use std::time::Duration;
 
 /// When the last flush began and ended by itself, since the start of its computation, and what was wrong.
@@ -23,57 +23,64 @@ impl Runner<'_> {
         let is_in = |tensor: usize| flush.tensors.contains(&(tensor as u32));
         for wanted in [true, false] {
             for tensor in (0..self.tensors.len()).filter(|&tensor| is_in(tensor) == wanted) {
-                self.values.fill(&self.tensors[tensor], tensor, step);
+                self.values.fill(&self.tensors[tensor], tensor, step)?;
             }
         }
         let target = match flush.tensors[..] {
             [only] => self.tensors[only as usize].clone(),
-            _ => self.packed(flush.bytes as usize)?,
+            _ => self.packed(flush.bytes as usize / size_of::<f32>())?,
         };
-        let count = flush.bytes / DataType::F32.size_bytes() as u64;
-        let call = Call::all_reduce(DataType::F32, ReduceOp::Sum, count, &target, &target);
         self.comm.barrier()?;
         let origin = self.fusion.now();
         let last_us = self.trace.gradients.last().map_or(0.0, |last| last.wait_us);
         self.compute_until(origin.after(Duration::from_secs_f64(last_us / 1e6)));
         let start = self.fusion.now();
-        self.for_each_part(flush, &target, |tensor, part| part.copy_from(tensor));
-        self.comm.run(&call)?;
-        self.for_each_part(flush, &target, |tensor, part| tensor.copy_from(part));
+        self.for_each_part(flush, &target, copy)?;
+        self.comm.all_reduce(&target, ReduceOp::Sum)?;
+        self.for_each_part(flush, &target, |tensor, part| copy(part, tensor))?;
         let end = self.fusion.now();
         let tensors = flush.tensors.iter().map(|&tensor| tensor as usize);
         let wrong = |tensor| (self.values).count_wrong(&self.tensors[tensor], tensor, step);
         Ok(Alone {
             start: Time(start.since(origin).as_nanos() as u64),
             end: Time(end.since(origin).as_nanos() as u64),
-            wrong: tensors.map(wrong).sum(),
+            wrong: tensors.map(wrong).sum::<Result<_>>()?,
         })
     }
 
     /// Memory to pack into, kept from step to step.
-    fn packed(&mut self, bytes: usize) -> Result<Buffer> {
+    fn packed(&mut self, count: usize) -> Result<Buffer<f32>> {
         match &self.packed {
-            Some(packed) if packed.len_bytes() >= bytes => Ok(packed.part(0, bytes)),
+            Some(packed) if packed.len() >= count => Ok(packed.range(..count)),
             _ => {
-                let packed = self.comm.alloc(bytes)?;
+                let packed = self.comm.alloc(count)?;
                 self.packed = Some(packed.clone());
                 Ok(packed)
             }
         }
     }
 
-    /// Every gradient of a flush with its place; none if it is reduced where it lies (a copy onto itself does nothing).
+    /// Every gradient of a flush with its place; none if it is reduced where it lies.
     fn for_each_part(
         &self,
         flush: &FlushReport,
-        target: &Buffer,
-        copy: impl Fn(linerate::memory::View, linerate::memory::View),
-    ) {
+        target: &Buffer<f32>,
+        copy: impl Fn(&Buffer<f32>, &Buffer<f32>) -> Result<()>,
+    ) -> Result<()> {
+        if flush.tensors.len() == 1 {
+            return Ok(());
+        }
         let mut start = 0;
         for &tensor in &flush.tensors {
-            let tensor = self.tensors[tensor as usize].view();
-            copy(tensor, target.view().part(start, tensor.len_bytes()));
-            start += tensor.len_bytes();
+            let tensor = &self.tensors[tensor as usize];
+            copy(tensor, &target.range(start..start + tensor.len()))?;
+            start += tensor.len();
         }
+        Ok(())
     }
+}
+
+fn copy(from: &Buffer<f32>, to: &Buffer<f32>) -> Result<()> {
+    to.as_mut_slice()?.copy_from_slice(&from.as_slice()?);
+    Ok(())
 }

@@ -6,9 +6,9 @@ use super::summary::{self, Step};
 use super::trace::Trace;
 use super::{Compute, FAILED, GOOD, Memory, Mode, Prepared, ReplayArgs, plan};
 use crate::progress::Progress;
+use crate::settings;
 use linerate::time::Time;
-use linerate::types::Collective;
-use linerate::{Buffer, Call, Communicator, DataType, Fusion, FusionOptions, Result};
+use linerate::{Buffer, Communicator, Fusion, FusionOptions, Result};
 use std::time::Duration;
 
 /// Steps before the measured ones: they map memory, fill caches and agree on the order.
@@ -24,7 +24,7 @@ const PERIOD: usize = 251;
 pub fn run_rank(args: &ReplayArgs, prepared: &Prepared) -> std::result::Result<u8, String> {
     let text = |error: linerate::Error| error.to_string();
     let trace = &prepared.trace;
-    let comm = Communicator::from_env(prepared.config.clone()).map_err(text)?;
+    let comm = settings::join(prepared.config.clone()).map_err(text)?;
     let steps = replay(args, trace, &prepared.options, &comm).map_err(text)?;
     let wrong: u64 = steps.iter().map(|step| step.wrong).sum();
     if comm.rank() == 0 {
@@ -84,16 +84,17 @@ pub fn replay(
 }
 
 /// One buffer per gradient, all parts of one allocation.
-fn allocate(args: &ReplayArgs, trace: &Trace, comm: &Communicator) -> Result<Vec<Buffer>> {
-    let total = (trace.bytes() as usize).max(4);
+fn allocate(args: &ReplayArgs, trace: &Trace, comm: &Communicator) -> Result<Vec<Buffer<f32>>> {
+    let total = (trace.bytes() as usize / size_of::<f32>()).max(1);
     let all = match args.memory {
         Memory::Registered => comm.alloc(total)?,
-        Memory::Caller => Buffer::plain(total)?,
+        Memory::Caller => Buffer::from_vec(vec![0f32; total]),
     };
     let mut start = 0;
     let tensor = |gradient: &super::trace::Gradient| {
-        let part = all.part(start, gradient.bytes as usize);
-        start += gradient.bytes as usize;
+        let end = start + gradient.bytes as usize / size_of::<f32>();
+        let part = all.range(start..end);
+        start = end;
         part
     };
     Ok(trace.gradients.iter().map(tensor).collect())
@@ -105,10 +106,10 @@ pub struct Runner<'a> {
     pub trace: &'a Trace,
     pub comm: &'a Communicator,
     pub fusion: Fusion,
-    pub tensors: Vec<Buffer>,
+    pub tensors: Vec<Buffer<f32>>,
     pub values: Values,
     /// What a flush is packed into that is run by itself.
-    pub packed: Option<Buffer>,
+    pub packed: Option<Buffer<f32>>,
 }
 
 impl Runner<'_> {
@@ -116,7 +117,7 @@ impl Runner<'_> {
     /// times.
     fn run_step(&mut self, index: u32, first: &mut Option<Time>) -> Result<Step> {
         for (tensor, buffer) in self.tensors.iter().enumerate() {
-            self.values.fill(buffer, tensor, index);
+            self.values.fill(buffer, tensor, index)?;
         }
         self.comm.barrier()?;
         let origin = self.fusion.now();
@@ -129,7 +130,7 @@ impl Runner<'_> {
         let report = self.fusion.wait()?;
         let wrong: u64 = (self.tensors.iter().enumerate())
             .map(|(tensor, buffer)| self.values.count_wrong(buffer, tensor, index))
-            .sum();
+            .sum::<Result<_>>()?;
         let alone = match report.flushes.last() {
             Some(flush) => self.run_alone(flush, index)?,
             None => Alone::default(),
@@ -158,14 +159,9 @@ impl Runner<'_> {
 
     /// The words of all ranks, one rank after another.
     fn gather(&self, own: &[u64]) -> Result<Vec<u64>> {
-        let input = self.comm.alloc(own.len() * 8)?;
-        let output = self
-            .comm
-            .alloc(own.len() * 8 * self.comm.ranks() as usize)?;
-        input.write(0, own);
-        let call = Call::new(Collective::AllGather, DataType::U64, own.len() as u64);
-        self.comm.run(&call.with(&input, &output))?;
-        Ok(output.to_vec())
+        let mut all = vec![0; own.len() * self.comm.ranks() as usize];
+        self.comm.all_gather(own, &mut all)?;
+        Ok(all)
     }
 }
 
@@ -198,28 +194,27 @@ impl Values {
         (tensor_and_step + element) % PERIOD
     }
 
-    pub fn fill(&self, buffer: &Buffer, tensor: usize, step: u32) {
-        let count = buffer.len_bytes() / 4;
+    pub fn fill(&self, buffer: &Buffer<f32>, tensor: usize, step: u32) -> Result<()> {
+        let count = buffer.len();
         for start in (0..count).step_by(CHUNK) {
             let phase = self.phase(tensor, step, start);
-            buffer.write(start, &self.own[phase..][..CHUNK.min(count - start)]);
+            buffer.write(start, &self.own[phase..][..CHUNK.min(count - start)])?;
         }
+        Ok(())
     }
 
-    pub fn count_wrong(&self, buffer: &Buffer, tensor: usize, step: u32) -> u64 {
-        let count = buffer.len_bytes() / 4;
-        let mut values = vec![0f32; CHUNK.min(count)];
+    pub fn count_wrong(&self, buffer: &Buffer<f32>, tensor: usize, step: u32) -> Result<u64> {
+        let all = buffer.as_slice()?;
         let mut wrong = 0;
-        for start in (0..count).step_by(CHUNK) {
-            let values = &mut values[..CHUNK.min(count - start)];
-            buffer.read(start, values);
+        for (index, values) in all.chunks(CHUNK).enumerate() {
+            let start = index * CHUNK;
             let expected = &self.sums[self.phase(tensor, step, start)..][..values.len()];
             if values != expected {
                 let differs = |(a, b): &(&f32, &f32)| a != b;
                 wrong += values.iter().zip(expected).filter(differs).count() as u64;
             }
         }
-        wrong
+        Ok(wrong)
     }
 }
 
@@ -230,32 +225,32 @@ mod tests {
     #[test]
     fn correct_sums_count_as_right_and_each_changed_element_as_wrong() {
         let count = CHUNK + 1000;
-        let buffer = Buffer::plain(count * 4).unwrap();
+        let buffer = Buffer::from_vec(vec![0f32; count]);
         let mut sums = vec![0f32; count];
         for rank in 0..3 {
-            Values::new(9, rank, 3).fill(&buffer, 5, 2);
-            for (sum, value) in sums.iter_mut().zip(buffer.to_vec::<f32>()) {
+            Values::new(9, rank, 3).fill(&buffer, 5, 2).unwrap();
+            for (sum, value) in sums.iter_mut().zip(buffer.to_vec().unwrap()) {
                 *sum += value;
             }
         }
-        buffer.write(0, &sums);
+        buffer.write(0, &sums).unwrap();
         let values = Values::new(9, 1, 3);
-        assert_eq!(values.count_wrong(&buffer, 5, 2), 0);
+        assert_eq!(values.count_wrong(&buffer, 5, 2).unwrap(), 0);
         assert_eq!(
-            values.count_wrong(&buffer, 5, 3),
+            values.count_wrong(&buffer, 5, 3).unwrap(),
             count as u64,
             "another step"
         );
         assert_eq!(
-            values.count_wrong(&buffer, 6, 2),
+            values.count_wrong(&buffer, 6, 2).unwrap(),
             count as u64,
             "another tensor"
         );
-        buffer.write(CHUNK, &[-1f32, -1.0]);
-        assert_eq!(values.count_wrong(&buffer, 5, 2), 2);
-        let empty = buffer.part(0, 0);
-        values.fill(&empty, 0, 0);
-        assert_eq!(values.count_wrong(&empty, 0, 0), 0);
+        buffer.write(CHUNK, &[-1.0, -1.0]).unwrap();
+        assert_eq!(values.count_wrong(&buffer, 5, 2).unwrap(), 2);
+        let empty = buffer.range(..0);
+        values.fill(&empty, 0, 0).unwrap();
+        assert_eq!(values.count_wrong(&empty, 0, 0).unwrap(), 0);
     }
 
     #[test]

@@ -194,7 +194,40 @@ fn what_was_on_the_wire_when_its_sender_left_still_arrives() {
     assert_eq!(job.end(1, 2).1.outcome, Outcome::Done);
     assert_eq!(job.end(1, 3).1.outcome, Outcome::Flushed);
     assert_eq!(job.world.remembered_operations(), 0);
-    assert!(job.failures(1)[0].2.contains("dropped its transport"));
+    assert!(job.failures(1)[0].2.contains("it has left with word 0"));
+}
+
+#[test]
+fn what_a_rank_has_sent_arrives_before_the_news_that_it_has_left() {
+    let mut job = Job::new(plain(2));
+    job.receive(1, 0, MEGABYTE, 1);
+    job.send(0, 1, MEGABYTE, 2);
+    job.send(0, 1, 60_000, 3);
+    let place = RemoteRange {
+        key: job.key(1),
+        offset: MEGABYTE as u64 + 500_000,
+    };
+    let source = job.part(0, 50_000);
+    job.at(0).post_put(1, source, place, 4).unwrap();
+    assert!(job.at(0).leave(9));
+    let refused = job.at(0).post_send(1, 5, 0, View::empty(), 5);
+    assert_eq!(refused, Err(PostError::PeerFailed));
+    job.ranks[0] = None;
+    job.run();
+    let failures = job.failures(1);
+    assert_eq!(failures.len(), 1, "{failures:?}");
+    assert!(failures[0].2.contains("word 9"), "{failures:?}");
+    let end = job.end(1, 1);
+    assert_eq!(end.1.outcome, Outcome::Done);
+    assert!(end.0 < failures[0].0, "{failures:?}");
+    // Its memory is gone, and the second message is here.
+    job.receive(1, 0, MEGABYTE, 6);
+    job.run();
+    assert_eq!(
+        (job.end(1, 6).1.outcome, job.end(1, 6).1.bytes),
+        (Outcome::Done, 60_000)
+    );
+    assert_eq!(job.world.remembered_operations(), 0);
 }
 
 #[test]
@@ -212,7 +245,7 @@ fn what_had_arrived_before_a_failure_can_be_received_after_it_until_the_next_con
     assert_eq!(late, Err(PostError::PeerFailed), "no message of this tag");
     job.at(1).disconnect(0);
     assert_eq!(job.world.remembered_operations(), 0);
-    assert!(job.failures(1)[0].2.contains("dropped its transport"));
+    assert!(job.failures(1)[0].2.contains("it has left with word 0"));
 }
 
 #[test]

@@ -142,6 +142,9 @@ impl Job {
     fn failures(&self, rank: Rank) -> Vec<(u64, Rank, String)> {
         let failure = |(at, of, event): &(u64, Rank, Event)| match event {
             Event::PeerFailed(peer, text) if *of == rank => Some((*at, *peer, text.clone())),
+            Event::PeerLeft(peer, word) if *of == rank => {
+                Some((*at, *peer, format!("it has left with word {word}")))
+            }
             _ => None,
         };
         self.log.iter().filter_map(failure).collect()

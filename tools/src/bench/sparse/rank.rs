@@ -4,6 +4,7 @@ use super::document::{Document, Entry, PhaseEntry};
 use super::{Plan, vectors};
 use crate::bench::statistics::Summary;
 use crate::bench::sweep;
+use crate::settings;
 use linerate::prng::Prng;
 use linerate::sparse::{Algorithm, Counters, PHASES};
 use linerate::{Buffer, Collective, Communicator, ReduceOp, Result, SparseAllreduce, SparseResult};
@@ -18,13 +19,13 @@ const FIELDS: usize = 4;
 
 /// Runs everything. Inside: what was not right, on rank 0 only.
 pub fn run(plan: &Plan) -> Result<std::result::Result<(), String>> {
-    let comm = Communicator::from_env(plan.config.clone())?;
+    let comm = settings::join(plan.config.clone())?;
     let buffers = plan.tensors.iter().map(|tensor| {
-        let bytes = 4 * tensor.count as usize;
-        Ok(comm.alloc(bytes.max(4))?.part(0, bytes))
+        let count = tensor.count as usize;
+        Ok(comm.alloc(count.max(1))?.range(..count))
     });
-    let gradients: Vec<Buffer> = buffers.collect::<Result<_>>()?;
-    vectors::fill(plan, comm.rank(), &gradients);
+    let gradients: Vec<Buffer<f32>> = buffers.collect::<Result<_>>()?;
+    vectors::fill(plan, comm.rank(), &gradients)?;
     let mut report = (comm.rank() == 0).then(|| Document::new(plan, comm.transport()));
     if report.is_some() {
         print(plan, &header(plan, (comm.ranks(), comm.transport())));
@@ -62,7 +63,7 @@ fn measure(
     plan: &Plan,
     comm: &Communicator,
     algorithm: Algorithm,
-    gradients: &[Buffer],
+    gradients: &[Buffer<f32>],
 ) -> Result<Entry> {
     let mut sparse = SparseAllreduce::new(comm, plan.tensors.clone(), plan.options(algorithm))?;
     let mut samples = Samples::new(plan);
@@ -76,7 +77,7 @@ fn measure(
         let result = sparse.run(gradients)?;
         let time_us = started.elapsed().as_secs_f64() * 1e6;
         if plan.args.check == 1 {
-            samples.apply(&result);
+            samples.apply(&result)?;
         }
         if step >= warmup {
             times.push(time_us, &result);
@@ -306,17 +307,18 @@ impl Samples {
         }
     }
 
-    fn apply(&mut self, result: &SparseResult) {
+    fn apply(&mut self, result: &SparseResult) -> Result<()> {
         let (indices, values) = result.entries();
         for (index, applied) in self.indices.iter().zip(&mut self.applied) {
             if let Some(dense) = result.dense() {
                 let mut value = [0f32];
-                dense.read(*index as usize, &mut value);
+                dense.read(*index as usize, &mut value)?;
                 *applied += f64::from(value[0]);
             } else if let Ok(at) = indices.binary_search(index) {
                 *applied += f64::from(values[at]);
             }
         }
+        Ok(())
     }
 
     /// Coordinates where applied and kept are not what was given, up to rounding, or where ranks differ.
@@ -324,7 +326,7 @@ impl Samples {
         &self,
         comm: &Communicator,
         sparse: &SparseAllreduce,
-        gradients: &[Buffer],
+        gradients: &[Buffer<f32>],
         steps: u64,
     ) -> Result<u64> {
         let mut kept = Vec::with_capacity(self.indices.len());
@@ -335,14 +337,14 @@ impl Samples {
                 at -= sparse.tensors()[tensor].count;
                 tensor += 1;
             }
-            let read = |buffer: &Buffer| {
+            let read = |buffer: &Buffer<f32>| {
                 let mut value = [0f32];
-                buffer.read(at as usize, &mut value);
-                f64::from(value[0])
+                buffer.read(at as usize, &mut value)?;
+                Ok(f64::from(value[0]))
             };
             let residual = sparse.residual(&sparse.tensors()[tensor].name);
-            kept.push(residual.map_or(f64::NAN, read));
-            given.push(read(&gradients[tensor]) * steps as f64);
+            kept.push(residual.map_or(Ok(f64::NAN), read)?);
+            given.push(read(&gradients[tensor])? * steps as f64);
         }
         let (mut low, mut high) = (self.applied.clone(), self.applied.clone());
         // What was given may cancel; what it is compared with may not.

@@ -78,7 +78,7 @@ fn parse(text: &str) -> Result<Vec<TensorSpec>, String> {
 }
 
 /// Fills a rank's gradients: sums of four uniform numbers, so that a few are large, scaled as the distribution says.
-pub fn fill(plan: &Plan, rank: Rank, gradients: &[Buffer]) {
+pub fn fill(plan: &Plan, rank: Rank, gradients: &[Buffer<f32>]) -> linerate::Result<()> {
     let total = plan.count().max(1);
     let mut first = 0;
     let mut values = vec![0f32; CHUNK];
@@ -86,7 +86,7 @@ pub fn fill(plan: &Plan, rank: Rank, gradients: &[Buffer]) {
         let mut prng = Prng::new(mix(plan.args.seed
             ^ u64::from(rank) << 48
             ^ (tensor as u64) << 24));
-        let count = buffer.len_bytes() / size_of::<f32>();
+        let count = buffer.len();
         for start in (0..count).step_by(CHUNK) {
             let part = &mut values[..CHUNK.min(count - start)];
             for (offset, value) in part.iter_mut().enumerate() {
@@ -101,10 +101,11 @@ pub fn fill(plan: &Plan, rank: Rank, gradients: &[Buffer]) {
                 };
                 *value = (sum as f32 / 65536.0 - 2.0) * scale;
             }
-            buffer.write(start, part);
+            buffer.write(start, part)?;
         }
         first += count as u64;
     }
+    Ok(())
 }
 
 /// From 1/16 to 16, the same on all ranks.

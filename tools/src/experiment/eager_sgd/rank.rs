@@ -4,6 +4,7 @@ use super::plan::{self, Trial};
 use super::train::{Learner, Run, train};
 use super::{EagerSgdArgs, Workload, print};
 use crate::progress::Progress;
+use crate::settings;
 use linerate::prng::mix;
 use linerate::{Communicator, Config};
 
@@ -17,7 +18,7 @@ pub struct Outcome {
 /// Runs this rank; rank 0 prints.
 pub fn run_rank(args: &EagerSgdArgs, config: Config) -> Result<(), String> {
     let text = |error: linerate::Error| error.to_string();
-    let comm = Communicator::from_env(config).map_err(text)?;
+    let comm = settings::join(config).map_err(text)?;
     let outcomes = run_all(args, &comm).map_err(text)?;
     if comm.rank() == 0 {
         print::print(args, Some((comm.ranks(), comm.transport())), &outcomes)?;

@@ -5,9 +5,7 @@ use crate::experiment::digits::{Digits, Image, shuffle};
 use crate::experiment::model::{Classifier, Hyperplane, Verdict};
 use linerate::partial::PartialOptions;
 use linerate::prng::{Prng, mix};
-use linerate::{
-    Buffer, Call, Collective, Communicator, DataType, PartialAllreduce, ReduceOp, Result,
-};
+use linerate::{Buffer, Communicator, DataType, PartialAllreduce, ReduceOp, Result};
 use std::time::{Duration, Instant};
 
 /// Points of a curve.
@@ -131,7 +129,7 @@ struct Exchange<'a> {
     /// None: an ordinary allreduce.
     partial: Option<PartialAllreduce>,
     /// Where the gradient goes in and what is applied comes out.
-    buffer: Buffer,
+    buffer: Buffer<f32>,
 }
 
 /// Trains once.
@@ -208,19 +206,17 @@ impl Exchange<'_> {
         Ok(Exchange {
             comm,
             partial,
-            buffer: comm.alloc(4 * count)?,
+            buffer: comm.alloc(count)?,
         })
     }
 
     /// This rank's gradient becomes the mean that it applies; how many gradients are in that.
     fn exchange(&mut self, gradient: &mut [f32]) -> Result<u64> {
         let buffer = &self.buffer;
-        buffer.write(0, gradient);
+        buffer.write(0, gradient)?;
         let included = match &self.partial {
             None => {
-                let count = gradient.len() as u64;
-                let call = Call::all_reduce(DataType::F32, ReduceOp::Avg, count, buffer, buffer);
-                self.comm.run(&call)?;
+                self.comm.all_reduce(buffer, ReduceOp::Avg)?;
                 u64::from(self.comm.ranks())
             }
             Some(partial) => {
@@ -228,14 +224,19 @@ impl Exchange<'_> {
                 report.expect("every step has a result").generations()
             }
         };
-        buffer.read(0, gradient);
+        buffer.read(0, gradient)?;
         Ok(included)
     }
 
     /// What was still to come, in order.
     fn finish(&mut self, mut apply: impl FnMut(&[f32])) -> Result<()> {
         if let Some(partial) = &self.partial {
-            partial.finish(&self.buffer, |_report| apply(&self.buffer.to_vec::<f32>()))?;
+            let mut read = Ok(());
+            partial.finish(&self.buffer, |_report| match self.buffer.as_slice() {
+                Ok(late) => apply(&late),
+                Err(error) => read = Err(error),
+            })?;
+            read?;
         }
         Ok(())
     }
@@ -251,18 +252,8 @@ fn judge_all(
         let verdict = learner.judge(parameters);
         [verdict.loss, verdict.accuracy]
     });
-    let own: Vec<f64> = own.collect();
-    let buffer = comm.alloc(8 * own.len())?;
-    buffer.write(0, &own);
-    let count = own.len() as u64;
-    comm.run(&Call::all_reduce(
-        DataType::F64,
-        ReduceOp::Avg,
-        count,
-        &buffer,
-        &buffer,
-    ))?;
-    let means = buffer.to_vec::<f64>();
+    let mut means: Vec<f64> = own.collect();
+    comm.all_reduce(&mut means, ReduceOp::Avg)?;
     let points = kept.iter().zip(means.chunks(2)).map(|(kept, mean)| Point {
         step: kept.0,
         seconds: kept.1,
@@ -275,16 +266,9 @@ fn judge_all(
 }
 
 fn slowest(comm: &Communicator, seconds: f64) -> Result<f64> {
-    let buffer = comm.alloc(8)?;
-    buffer.write(0, &[seconds]);
-    comm.run(&Call::all_reduce(
-        DataType::F64,
-        ReduceOp::Max,
-        1,
-        &buffer,
-        &buffer,
-    ))?;
-    Ok(buffer.to_vec::<f64>()[0])
+    let mut slowest = [seconds];
+    comm.all_reduce(&mut slowest, ReduceOp::Max)?;
+    Ok(slowest[0])
 }
 
 /// Whether all ranks have the same bits.
@@ -292,8 +276,7 @@ fn are_equal(comm: &Communicator, parameters: &[f32]) -> Result<bool> {
     let hash = parameters
         .iter()
         .fold(0, |hash, value| mix(hash ^ u64::from(value.to_bits())));
-    let (own, all) = (comm.alloc(8)?, comm.alloc(8 * comm.ranks() as usize)?);
-    own.write(0, &[hash]);
-    comm.run(&Call::new(Collective::AllGather, DataType::U64, 1).with(&own, &all))?;
-    Ok(all.to_vec::<u64>().iter().all(|&other| other == hash))
+    let mut all = vec![0; comm.ranks() as usize];
+    comm.all_gather(&[hash], &mut all)?;
+    Ok(all.iter().all(|&other| other == hash))
 }

@@ -9,7 +9,7 @@ use linerate::prng::{Prng, mix};
 use linerate::sparse::{
     Algorithm, Machine, OkTopkState, Phase, Regions, SparseOptions, Step, Stream, build_plan,
 };
-use linerate::{Call, Collective, DataType};
+use linerate::{Collective, DataType};
 use serde_json::{Value, json};
 
 /// n, k and the bandwidth are this part of the real ones where real entries are moved: the same times in less memory.
@@ -184,20 +184,18 @@ fn gather(section: &mut Section, ranks: &[u32]) -> Result<Value, String> {
             let mut network = Network::new(fabric, ranks)?;
             let direct = gathered(&mut network, &sizes)?;
             let plan = build_plan(&sizes);
-            let spread = network.time(|rank, sent, received| {
+            let spread = network.time(|comm, sent, received| {
+                let rank = comm.rank();
                 let moved = plan.iter().filter(|m| m.0 != m.1);
                 let out = moved.clone().filter(|m| m.0 == rank);
-                let back = moved.filter(|m| m.1 == rank);
-                let mut all = transfers(sent, true, out.map(|m| (m.1, ENTRY_BYTES * m.2)));
-                all.extend(transfers(
-                    received,
-                    false,
-                    back.map(|m| (m.0, ENTRY_BYTES * m.2)),
-                ));
-                match all.is_empty() {
-                    true => Call::barrier(),
-                    false => Call::send_recv(DataType::U8, all),
+                let back = moved.clone().filter(|m| m.1 == rank);
+                if moved.clone().all(|m| m.0 != rank && m.1 != rank) {
+                    return comm.start_barrier();
                 }
+                let out = out.map(|m| (m.1, ENTRY_BYTES * m.2));
+                let back = back.map(|m| (m.0, ENTRY_BYTES * m.2));
+                let group = transfers(comm.group(), sent, true, out);
+                transfers(group, received, false, back).start()
             })?;
             let even = gathered(&mut network, &blocks)?;
             let speedup = direct / (spread.0 + even);
@@ -220,9 +218,13 @@ fn gather(section: &mut Section, ranks: &[u32]) -> Result<Value, String> {
 
 fn gathered(network: &mut Network, entries: &[u64]) -> Result<f64, String> {
     let bytes: Vec<u64> = entries.iter().map(|count| ENTRY_BYTES * count).collect();
-    let timed = network.time(|rank, sent, received| Call {
-        receive_counts: bytes.clone(),
-        ..Call::new(Collective::AllGatherV, DataType::U8, bytes[rank as usize]).with(sent, received)
+    let timed = network.time(|comm, sent, received| {
+        let own = bytes[comm.rank() as usize];
+        comm.collective(Collective::AllGatherV, DataType::U8, own)
+            .receive_counts(&bytes)
+            .input(sent)
+            .output(received)
+            .start()
     })?;
     Ok(timed.0)
 }

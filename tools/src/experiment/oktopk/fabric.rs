@@ -9,7 +9,8 @@ use linerate::sparse::{Action, Arrived, Entries, Finished, Machine, Message, Pha
 use linerate::time::Time;
 use linerate::transport::sim::{Link, SimOptions};
 use linerate::{
-    Buffer, Call, Collective, Config, DataType, Operation, Rank, ReduceOp, Simulation, Transfer,
+    Buffer, Collective, Communicator, Config, DataType, Group, Operation, Rank, ReduceOp,
+    Simulation,
 };
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -62,20 +63,18 @@ impl Fabric {
 pub struct Network {
     simulation: Simulation,
     /// Each rank's memory to send from and to receive into.
-    seats: Vec<(Buffer, Buffer)>,
+    seats: Vec<(Buffer<u8>, Buffer<u8>)>,
 }
 
 impl Network {
     pub fn new(fabric: Fabric, ranks: u32) -> Result<Network, String> {
         let config = Config {
-            progress_thread: false,
             chunk_bytes: fabric.chunk_bytes,
             timeout: Duration::from_secs(3600),
             ..Config::default()
         };
         let simulation = Simulation::new(fabric.options(ranks), config).map_err(say)?;
-        let seat =
-            |comm: &linerate::Communicator| Ok((comm.alloc(SEAT_BYTES)?, comm.alloc(SEAT_BYTES)?));
+        let seat = |comm: &Communicator| Ok((comm.alloc(SEAT_BYTES)?, comm.alloc(SEAT_BYTES)?));
         let seats: linerate::Result<_> = simulation.communicators().iter().map(seat).collect();
         Ok(Network {
             seats: seats.map_err(say)?,
@@ -97,22 +96,30 @@ impl Network {
         (0..self.ranks()).map(of).collect()
     }
 
-    fn start(&self, rank: Rank, call: &Call) -> Result<Operation, String> {
+    /// What a rank starts on its communicator and its memory to send from and to receive into.
+    fn start<T>(
+        &self,
+        rank: Rank,
+        start: impl FnOnce(&Communicator, &Buffer<u8>, &Buffer<u8>) -> linerate::Result<T>,
+    ) -> Result<T, String> {
         let world = self.simulation.world();
-        let operation = self.simulation.communicators()[rank as usize].start(call);
+        let (sent, received) = &self.seats[rank as usize];
+        let communicator = &self.simulation.communicators()[rank as usize];
+        let started = start(communicator, sent, received);
         world.wake_at(rank, world.now());
-        operation.map_err(say)
+        started.map_err(say)
     }
 
-    /// Seconds until all ranks have done their calls, which they start together, and the most words that one has sent.
+    /// Seconds until all ranks have done what they start together, and the most words that one has
+    /// sent.
     pub fn time(
         &mut self,
-        call: impl Fn(Rank, &Buffer, &Buffer) -> Call,
+        start: impl Fn(&Communicator, &Buffer<u8>, &Buffer<u8>) -> linerate::Result<Operation>,
     ) -> Result<(f64, f64), String> {
         let (begin, before) = (self.now(), self.bytes_sent());
         let mut pending = Vec::new();
-        for (rank, (sent, received)) in (0..).zip(&self.seats) {
-            pending.push(Some(self.start(rank, &call(rank, sent, received))?));
+        for rank in 0..self.ranks() {
+            pending.push(Some(self.start(rank, &start)?));
         }
         let mut left = pending.len();
         while left > 0 {
@@ -142,9 +149,13 @@ impl Network {
     pub fn dense(&mut self, count: u64) -> Result<(f64, f64), String> {
         let mut best: Option<(f64, f64)> = None;
         for algorithm in ["ring", "rabenseifner"] {
-            let found = self.time(|_, sent, received| Call {
-                algorithm: Some(algorithm.into()),
-                ..Call::all_reduce(DataType::F32, ReduceOp::Sum, count, sent, received)
+            let found = self.time(|comm, sent, received| {
+                comm.collective(Collective::AllReduce, DataType::F32, count)
+                    .op(ReduceOp::Sum)
+                    .algorithm(algorithm)
+                    .input(sent)
+                    .output(received)
+                    .start()
             })?;
             if best.is_none_or(|best| found.0 < best.0) {
                 best = Some(found);
@@ -153,9 +164,8 @@ impl Network {
         best.ok_or_else(|| "no algorithm was timed".into())
     }
 
-    /// What a machine's request is as an operation; none where nothing has to move.
-    fn call(&self, rank: Rank, request: &Request) -> Option<Call> {
-        let (sent, received) = &self.seats[rank as usize];
+    /// Starts a machine's request as an operation; none where nothing has to move.
+    fn start_request(&self, rank: Rank, request: &Request) -> Result<Option<Operation>, String> {
         let words = |collective, words: &[u64], is_wide: bool| {
             let dtype = if is_wide {
                 DataType::U64
@@ -166,47 +176,54 @@ impl Network {
                 Collective::AllToAll => 1,
                 _ => words.len() as u64,
             };
-            Some(Call::new(collective, dtype, each).with(sent, received))
+            (collective, dtype, each, &[][..])
         };
-        match request {
+        let (collective, dtype, count, receive_counts) = match request {
             Request::Sum { words: w, is_wide } => words(Collective::AllReduce, w, *is_wide),
             Request::AllToAll { words: w, is_wide } => words(Collective::AllToAll, w, *is_wide),
             Request::GatherWords { words: w, is_wide } => words(Collective::AllGather, w, *is_wide),
-            Request::Gather { own, bytes } => Some(Call {
-                receive_counts: bytes.clone(),
-                ..Call::new(Collective::AllGatherV, DataType::U8, own.bytes).with(sent, received)
-            }),
-            Request::Exchange { sends, receives } => {
-                let outgoing = sends.iter().map(|(to, message)| (*to, message.bytes));
-                let mut transfers = transfers(sent, true, outgoing);
-                transfers.extend(transfers_in(received, receives));
-                (!transfers.is_empty()).then(|| Call::send_recv(DataType::U8, transfers))
+            Request::Gather { own, bytes } => {
+                (Collective::AllGatherV, DataType::U8, own.bytes, &bytes[..])
             }
-        }
+            Request::Exchange { sends, receives } => {
+                if sends.is_empty() && receives.is_empty() {
+                    return Ok(None);
+                }
+                let started = self.start(rank, |comm, sent, received| {
+                    let outgoing = sends.iter().map(|(to, message)| (*to, message.bytes));
+                    let group = transfers(comm.group(), sent, true, outgoing);
+                    transfers(group, received, false, receives.iter().copied()).start()
+                });
+                return started.map(Some);
+            }
+        };
+        let started = self.start(rank, |comm, sent, received| {
+            comm.collective(collective, dtype, count)
+                .receive_counts(receive_counts)
+                .input(sent)
+                .output(received)
+                .start()
+        });
+        started.map(Some)
     }
 }
 
-fn transfers_in(received: &Buffer, receives: &[(Rank, u64)]) -> Vec<Transfer> {
-    transfers(received, false, receives.iter().copied())
-}
-
-/// Messages that lie one after another in a buffer.
-pub fn transfers(
-    buffer: &Buffer,
+/// A group with messages that lie one after another in a buffer.
+pub fn transfers<'a>(
+    group: Group<'a>,
+    buffer: &Buffer<u8>,
     is_send: bool,
     messages: impl Iterator<Item = (Rank, u64)>,
-) -> Vec<Transfer> {
+) -> Group<'a> {
     let mut end = 0;
-    let transfer = |(peer, bytes): (Rank, u64)| {
-        let start = end;
+    messages.fold(group, |group, (peer, bytes)| {
+        let message = buffer.range(end..end + bytes as usize);
         end += (bytes as usize).next_multiple_of(ALIGNMENT);
-        Transfer {
-            peer,
-            is_send,
-            buffer: buffer.part(start, bytes as usize),
+        match is_send {
+            true => group.send(&message, peer),
+            false => group.recv(&message, peer),
         }
-    };
-    messages.map(transfer).collect()
+    })
 }
 
 /// What came of all ranks' machines.
@@ -418,10 +435,7 @@ impl<E: Entries + Sync> Job<'_, E> {
             Action::Start(request) => request,
         };
         let operation = match &self.network {
-            Some(network) => match network.call(rank as Rank, &request) {
-                Some(call) => Some(network.start(rank as Rank, &call)?),
-                None => None,
-            },
+            Some(network) => network.start_request(rank as Rank, &request)?,
             None => None,
         };
         let number = self.post(rank, &request);

@@ -3,8 +3,8 @@
 
 use super::fabric::run;
 use super::learner::Learner;
-use linerate::Buffer;
 use linerate::kernel::select::{Source, gaussian_magnitude, magnitude, moments};
+use linerate::memory::Region;
 use linerate::sparse::{
     Algorithm, Amount, Entries, Finished, LocalSelection, Machine, OkTopkState, SparseOptions,
     Step, Stream,
@@ -16,8 +16,8 @@ const RATE: f32 = 0.2;
 /// One rank.
 struct Seat {
     learner: Learner,
-    residual: Buffer,
-    gradient: Buffer,
+    residual: Region,
+    gradient: Region,
     selection: LocalSelection,
     state: OkTopkState,
     /// The exact threshold of the last evaluation, as the published code would hold it.
@@ -74,8 +74,8 @@ impl Job {
             parameters = learner.start(seed);
             seats.push(Seat {
                 learner,
-                residual: Buffer::plain(4 * parameters.len()).map_err(say)?,
-                gradient: Buffer::plain(4 * parameters.len()).map_err(say)?,
+                residual: Region::private(4 * parameters.len()).map_err(say)?,
+                gradient: Region::private(4 * parameters.len()).map_err(say)?,
                 selection: LocalSelection::default(),
                 state: OkTopkState::default(),
                 held: 0,
@@ -104,9 +104,10 @@ impl Job {
         for (rank, seat) in (0..).zip(&mut self.seats) {
             seat.learner
                 .compute(&self.parameters, self.steps, &mut gradient);
-            seat.gradient.write(0, &gradient);
-            let residual = seat.residual.to_vec::<f32>();
-            for (at, (kept, new)) in residual.iter().zip(&gradient).enumerate() {
+            let (residual, place) = (seat.residual.view(), seat.gradient.view());
+            for (at, new) in gradient.iter().enumerate() {
+                place.store(at, *new);
+                let kept = residual.load::<f32>(at);
                 mean[at] += f64::from(kept + new) / f64::from(ranks);
                 slope[at] += f64::from(*new) / f64::from(ranks);
             }

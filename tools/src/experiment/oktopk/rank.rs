@@ -5,11 +5,12 @@ use super::learner::Learner;
 use super::shape::Scheme;
 use crate::experiment::model::Verdict;
 use crate::progress::Progress;
+use crate::settings;
 use linerate::prng::mix;
 use linerate::sparse::{Amount, Mode, SparseOptions};
 use linerate::{
-    Buffer, Call, Collective, Communicator, Config, DataType, ReduceOp, Result, SparseAllreduce,
-    SparseResult, TensorSpec,
+    Buffer, Communicator, Config, DataType, ReduceOp, Result, SparseAllreduce, SparseResult,
+    TensorSpec,
 };
 use std::time::Instant;
 
@@ -73,7 +74,7 @@ pub struct Training {
 
 /// Trains everything on this rank; what came of it is there on rank 0 only.
 pub fn train_all(args: &OkTopkArgs, config: Config) -> Result<Option<Training>> {
-    let comm = Communicator::from_env(config)?;
+    let comm = settings::join(config)?;
     let steps = (args.steps).unwrap_or(if args.quick { 24 } else { 240 });
     let mut learner = Learner::new((comm.rank(), comm.ranks()), args.seed);
     let count = Scheme::ALL.len() * Optimiser::ALL.len();
@@ -139,7 +140,7 @@ fn train(
         ..SparseOptions::default()
     };
     let mut sparse = SparseAllreduce::new(comm, vec![tensor], options)?;
-    let buffer = comm.alloc(4 * count)?;
+    let buffer = comm.alloc(count)?;
     let (mut gradient, mut sum) = (vec![0f32; count], vec![0f32; count]);
     let mut account = Account {
         computed: vec![0.0; count],
@@ -152,9 +153,9 @@ fn train(
     let began = Instant::now();
     for step in 0..steps {
         learner.compute(&descent.parameters, step, &mut gradient);
-        buffer.write(0, &gradient);
+        buffer.write(0, &gradient)?;
         let result = sparse.run(std::slice::from_ref(&buffer))?;
-        dense_of(&result, &mut sum);
+        dense_of(&result, &mut sum)?;
         account.add(&gradient, &sum);
         descent.step(&sum, comm.ranks());
         bytes += result.counters.total().bytes_sent;
@@ -168,7 +169,8 @@ fn train(
             ));
         }
     }
-    let residual = sparse.residual("parameters").map(Buffer::to_vec::<f32>);
+    let residual = sparse.residual("parameters").map(Buffer::to_vec);
+    let residual = residual.transpose()?;
     Ok(Run {
         scheme,
         optimiser,
@@ -180,17 +182,12 @@ fn train(
 }
 
 /// A result as a vector.
-fn dense_of(result: &SparseResult, sum: &mut [f32]) {
-    match result.dense() {
-        Some(dense) => dense.read(0, sum),
-        None => {
-            sum.fill(0.0);
-            let (indices, values) = result.entries();
-            for (index, value) in indices.iter().zip(values) {
-                sum[*index as usize] = *value;
-            }
-        }
+fn dense_of(result: &SparseResult, sum: &mut [f32]) -> Result<()> {
+    sum.fill(0.0);
+    for (index, value) in result.nonzeros_of(0)? {
+        sum[index as usize] = value;
     }
+    Ok(())
 }
 
 impl Account {
@@ -290,27 +287,18 @@ fn points(
 }
 
 fn all_reduced(comm: &Communicator, own: &[f64], op: ReduceOp) -> Result<Vec<f64>> {
-    let buffer = comm.alloc(8 * own.len())?;
-    buffer.write(0, own);
-    let count = own.len() as u64;
-    comm.run(&Call::all_reduce(
-        DataType::F64,
-        op,
-        count,
-        &buffer,
-        &buffer,
-    ))?;
-    Ok(buffer.to_vec())
+    let mut all = own.to_vec();
+    comm.all_reduce(&mut all, op)?;
+    Ok(all)
 }
 
 /// Whether all ranks have the same bits.
 fn are_equal(comm: &Communicator, parameters: &[f32]) -> Result<bool> {
     let bits = parameters.iter().map(|value| u64::from(value.to_bits()));
     let hash = bits.fold(0, |hash, bits| mix(hash ^ bits));
-    let (own, all) = (comm.alloc(8)?, comm.alloc(8 * comm.ranks() as usize)?);
-    own.write(0, &[hash]);
-    comm.run(&Call::new(Collective::AllGather, DataType::U64, 1).with(&own, &all))?;
-    Ok(all.to_vec::<u64>().iter().all(|&other| other == hash))
+    let mut all = vec![0; comm.ranks() as usize];
+    comm.all_gather(&[hash], &mut all)?;
+    Ok(all.iter().all(|&other| other == hash))
 }
 
 #[cfg(test)]

@@ -8,9 +8,8 @@ use super::shape::{BERT, Scheme, Shape};
 use super::timed::time_all;
 use crate::experiment::plot::{Chart, Line};
 use crate::settings::check_memory;
-use linerate::Buffer;
 use linerate::kernel::select::Source;
-use linerate::memory::available_memory_bytes;
+use linerate::memory::{Region, View, available_memory_bytes};
 use linerate::prng::Prng;
 use linerate::sparse::{Algorithm, LocalSelection, Mode, SparseOptions, Support};
 use serde_json::{Value, json};
@@ -60,8 +59,6 @@ const EFFECTIVE: u64 = 1_100_000_000;
 /// With --quick, selection is measured on this part of a vector, and ranks are this many times fewer.
 const PART_QUICK: u64 = 16;
 const FEWER_QUICK: u32 = 8;
-/// Elements that are written at a time.
-const CHUNK: usize = 1 << 16;
 
 /// Seconds of selecting.
 #[derive(Clone, Copy, Debug)]
@@ -197,11 +194,11 @@ fn select(shape: Shape, is_quick: bool) -> Result<Selection, String> {
         "take --quick",
     )?;
     let say = |error: linerate::Error| error.to_string();
-    let residual = Buffer::plain(4 * count as usize).map_err(say)?;
-    let gradient = Buffer::plain(4 * count as usize).map_err(say)?;
+    let residual = Region::private(4 * count as usize).map_err(say)?;
+    let gradient = Region::private(4 * count as usize).map_err(say)?;
     let mut prng = Prng::new(shape.count);
-    fill(&residual, &mut prng);
-    fill(&gradient, &mut prng);
+    fill(residual.view(), &mut prng);
+    fill(gradient.view(), &mut prng);
     let sum = Source::sum(residual.view(), gradient.view());
     let sources = [(sum, Source::of(residual.view()))];
     let time = |algorithm, mode| {
@@ -223,16 +220,10 @@ fn select(shape: Shape, is_quick: bool) -> Result<Selection, String> {
 }
 
 /// Sums of four uniform numbers, so that a few are large.
-fn fill(buffer: &Buffer, prng: &mut Prng) {
-    let count = buffer.len_bytes() / 4;
-    let mut values = vec![0f32; CHUNK];
-    for start in (0..count).step_by(CHUNK) {
-        let part = &mut values[..CHUNK.min(count - start)];
-        for value in &mut *part {
-            let bits = prng.next_u64();
-            let sum: u64 = (0..4).map(|i| (bits >> (16 * i)) & 0xffff).sum();
-            *value = sum as f32 / 65536.0 - 2.0;
-        }
-        buffer.write(start, part);
+fn fill(view: View, prng: &mut Prng) {
+    for at in 0..view.len_bytes() / 4 {
+        let bits = prng.next_u64();
+        let sum: u64 = (0..4).map(|i| (bits >> (16 * i)) & 0xffff).sum();
+        view.store(at, sum as f32 / 65536.0 - 2.0);
     }
 }

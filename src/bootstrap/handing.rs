@@ -1,0 +1,116 @@
+//! The secret of a job that was given none. Processes of every user reach what listens on loopback,
+//! so rank 0 makes a secret for the job ([`Handing`]) and hands it to the processes of its own
+//! user: over a Unix socket, where the kernel says whose process is at the other end, to both.
+//!
+//! The socket's name in the abstract namespace is made of the user, the port where rank 0 listens,
+//! and the job. Somebody else may take it first, and keep the job from starting; nobody else gets
+//! the secret or is taken for rank 0.
+
+use super::gate::Credentials;
+use super::local::is_same_user;
+use crate::error::{Error, Result};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::Duration;
+
+/// 256 bits.
+const SECRET_BYTES: usize = 32;
+/// Rank 0 looks often while it waits for the others.
+const ASK_TIME: Duration = Duration::from_secs(2);
+
+/// Rank 0's side.
+#[derive(Debug)]
+pub(super) struct Handing {
+    listener: UnixListener,
+    secret: [u8; SECRET_BYTES],
+}
+
+impl Handing {
+    /// For the job of these credentials, which takes the secret that is made here. Rank 0 listens
+    /// on this port.
+    pub fn open(port: u16, credentials: &Credentials) -> Result<Handing> {
+        let what = || format!("opening a Unix socket for the ranks that come to port {port}");
+        let mut secret = [0; SECRET_BYTES];
+        getrandom::fill(&mut secret)
+            .map_err(|e| Error::os(what(), std::io::Error::other(e.to_string())))?;
+        let open = || -> rustix::io::Result<OwnedFd> {
+            let socket = new_socket()?;
+            bind(&socket, &name_of(port, credentials)?)?;
+            // All ranks come at once.
+            listen(&socket, 4096)?;
+            Ok(socket)
+        };
+        let listener = open().map_err(|e| Error::os(what(), e))?;
+        credentials.take_secret(&secret);
+        Ok(Handing {
+            listener: listener.into(),
+            secret,
+        })
+    }
+
+    /// Answers those who have asked; blocks nowhere. The error is one of this process: no
+    /// descriptor is left.
+    pub fn turn(&self) -> Result<()> {
+        loop {
+            match self.listener.accept() {
+                Ok((mut stream, _)) if is_same_user(&stream) => {
+                    // It fits into the socket. Who is gone asks again.
+                    let _ = stream.write_all(&self.secret);
+                }
+                Ok(_) => {}
+                Err(e) => match e.kind() {
+                    ErrorKind::WouldBlock => return Ok(()),
+                    ErrorKind::Interrupted | ErrorKind::ConnectionAborted => {}
+                    _ => return Err(Error::os("handing a rank the secret of the job", e)),
+                },
+            }
+        }
+    }
+}
+
+impl AsFd for Handing {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+/// Asks rank 0, which listens on this port of loopback, for the secret; whether these credentials
+/// have it now.
+pub(super) fn ask(port: u16, credentials: &Credentials) -> bool {
+    let asked = || -> std::io::Result<Option<[u8; SECRET_BYTES]>> {
+        let socket = new_socket()?;
+        // Where the queue is full this fails, and is tried again later.
+        connect(&socket, &name_of(port, credentials)?)?;
+        let mut stream = UnixStream::from(socket);
+        if !is_same_user(&stream) {
+            return Ok(None);
+        }
+        stream.set_nonblocking(false)?;
+        stream.set_read_timeout(Some(ASK_TIME))?;
+        let mut secret = [0; SECRET_BYTES];
+        stream.read_exact(&mut secret)?;
+        Ok(Some(secret))
+    };
+    match asked() {
+        Ok(Some(secret)) => credentials.take_secret(&secret),
+        Ok(None) | Err(_) => return false,
+    }
+    true
+}
+
+fn new_socket() -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+}
+
+fn name_of(port: u16, credentials: &Credentials) -> rustix::io::Result<SocketAddrUnix> {
+    let user = rustix::process::geteuid().as_raw();
+    let mix = |hash: u64, byte: u8| crate::prng::mix(hash ^ u64::from(byte));
+    let job = credentials.job.bytes().fold(credentials.epoch, mix);
+    let name = format!("linerate-secret-{user}-{port}-{job:016x}");
+    SocketAddrUnix::new_abstract_name(name.as_bytes())
+}

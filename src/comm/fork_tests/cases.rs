@@ -1,0 +1,344 @@
+//! What each function does in a child.
+
+use super::calls::{self, Try};
+use super::{Held, adopt, is_refused, sparse_options, tensors};
+use crate::comm::{
+    Buffer, Fusion, Operation, PartialAllreduce, PartialFusion, PartialFusionOptions,
+    SparseAllreduce,
+};
+use crate::error::{Error, Result};
+use crate::fusion::FusionOptions;
+use crate::partial::PartialOptions;
+use crate::types::{Collective, DataType, ReduceOp};
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+type Case = (&'static str, bool);
+
+/// What the child finds: by name, whether the function did what it may.
+pub(super) fn cases(held: &mut Held) -> Vec<Case> {
+    let mut cases = of_communicator(held);
+    cases.extend(of_calls(held));
+    cases.extend(of_builder(held));
+    cases.extend(of_operations(held));
+    cases.extend(of_fusion(held));
+    cases.extend(of_partial(held));
+    cases.extend(of_sparse(held));
+    cases.extend(of_results(held));
+    cases.extend(of_memory(held));
+    cases.extend(of_simulation(held));
+    cases
+}
+
+fn of_communicator(held: &mut Held) -> Vec<Case> {
+    let Held { comm, small, .. } = held;
+    let other = 1 - comm.rank();
+    let both = || comm.group().send(&*small, other).recv(&*small, other);
+    comm.abort("a child must not be heard");
+    vec![
+        ("Communicator::abort", true),
+        ("Communicator::rank", comm.rank() < 2),
+        ("Communicator::ranks", comm.ranks() == 2),
+        ("Communicator::transport", !comm.transport().is_empty()),
+        ("Communicator::fmt", format!("{comm:?}").contains("rank")),
+        ("Communicator::rebuild", is_refused(comm.rebuild())),
+        ("Communicator::split", is_refused(comm.split(Some(0), 0))),
+        ("Communicator::duplicate", is_refused(comm.duplicate())),
+        ("Communicator::alloc", is_refused(comm.alloc::<u8>(64))),
+        (
+            "Communicator::adopt",
+            is_refused(adopt(comm, small)) && is_refused(adopt(comm, &held.plain)),
+        ),
+        (
+            "Communicator::failure",
+            comm.failure() == Some(Error::Forked),
+        ),
+        (
+            "Communicator::transport_counts",
+            comm.transport_counts().is_empty(),
+        ),
+        ("Communicator::group", true),
+        ("Group::send", true),
+        ("Group::recv", true),
+        ("Group::start", is_refused(both().start())),
+        ("Group::run", is_refused(both().run())),
+    ]
+}
+
+fn of_calls(held: &mut Held) -> Vec<Case> {
+    let (comm, small, plain) = (&held.comm, &held.small, &held.plain);
+    // To this communicator the buffer is not known: it would be registered first.
+    let foreign = held.only.as_ref().unwrap();
+    let tried = [(comm, small), (comm, plain), (foreign, small)];
+    let is_refused_to_all = |call: Try| {
+        let mut tried = tried.iter();
+        tried.all(|(comm, all)| is_refused(call(comm, all, &all.range(..2))))
+    };
+    let calls = calls::BLOCKING.iter().chain(calls::STARTED);
+    calls
+        .map(|&(name, call)| (name, is_refused_to_all(call)))
+        .collect()
+}
+
+fn of_builder(held: &mut Held) -> Vec<Case> {
+    let collective = (held.comm).collective(Collective::AllReduce, DataType::F32, 4);
+    let made = collective.op(ReduceOp::Sum).root(0).algorithm("ring");
+    let made = made.send_counts(&[]).receive_counts(&[]);
+    let made = made.input(&held.small).output(&held.small);
+    vec![
+        ("Communicator::collective", true),
+        ("CollectiveBuilder::op", true),
+        ("CollectiveBuilder::root", true),
+        ("CollectiveBuilder::algorithm", true),
+        ("CollectiveBuilder::send_counts", true),
+        ("CollectiveBuilder::receive_counts", true),
+        ("CollectiveBuilder::input", true),
+        ("CollectiveBuilder::output", true),
+        ("CollectiveBuilder::run", is_refused(made.run())),
+        ("CollectiveBuilder::start", is_refused(made.start())),
+        ("CollectiveBuilder::explain", is_refused(made.explain())),
+    ]
+}
+
+fn of_operations(held: &mut Held) -> Vec<Case> {
+    let names = [
+        "Operation::test",
+        "Operation::wait_timeout",
+        "Operation::poll",
+        "Operation::fmt",
+        "Operation::wait",
+        "Operation::cancel",
+        "Operation::drop",
+    ];
+    let mut under_way = std::mem::take(&mut held.under_way).into_iter();
+    let Some(mut first) = under_way.next() else {
+        return names.map(|name| (name, true)).to_vec();
+    };
+    let mut take = || under_way.next().unwrap();
+    let poll = |operation: &mut Operation| {
+        let polled = Pin::new(operation).poll(&mut Context::from_waker(Waker::noop()));
+        matches!(polled, Poll::Ready(result) if is_refused(result.clone()))
+    };
+    let is_right = [
+        is_refused(first.test()),
+        is_refused(first.wait_timeout(Duration::ZERO)),
+        poll(&mut first),
+        format!("{first:?}").contains("result"),
+        is_refused(take().wait()),
+        is_refused(take().cancel()),
+        true,
+    ];
+    drop(first);
+    names.into_iter().zip(is_right).collect()
+}
+
+fn of_fusion(held: &mut Held) -> Vec<Case> {
+    let fusion = held.fusion.take().unwrap();
+    let (comm, options) = (&held.comm, FusionOptions::default);
+    let planned = Fusion::with_plan(comm, options(), tensors(), &[vec![0]]);
+    vec![
+        (
+            "Fusion::new",
+            is_refused(Fusion::new(comm, options(), tensors())),
+        ),
+        ("Fusion::with_plan", is_refused(planned)),
+        (
+            "Fusion::announce",
+            is_refused(fusion.announce(0, &held.small)),
+        ),
+        (
+            "Fusion::end_of_backward",
+            is_refused(fusion.end_of_backward()),
+        ),
+        ("Fusion::wait", is_refused(fusion.wait())),
+        ("Fusion::now", fusion.now() <= fusion.now()),
+    ]
+}
+
+fn of_partial(held: &mut Held) -> Vec<Case> {
+    let partial = held.partial.take().unwrap();
+    let fusion = held.partial_fusion.take().unwrap();
+    let (comm, one) = (&held.comm, &held.small);
+    let parts = std::slice::from_ref(one);
+    let made = PartialAllreduce::new(comm, DataType::F32, 4, PartialOptions::default());
+    let fused = PartialFusion::new(comm, tensors(), PartialFusionOptions::default());
+    vec![
+        ("PartialAllreduce::new", is_refused(made)),
+        ("PartialAllreduce::submit", is_refused(partial.submit(one))),
+        (
+            "PartialAllreduce::submit_parts",
+            is_refused(partial.submit_parts(parts)),
+        ),
+        ("PartialAllreduce::next", is_refused(partial.next(one))),
+        (
+            "PartialAllreduce::next_parts",
+            is_refused(partial.next_parts(parts)),
+        ),
+        (
+            "PartialAllreduce::try_next",
+            is_refused(partial.try_next(one)),
+        ),
+        (
+            "PartialAllreduce::exchange",
+            is_refused(partial.exchange(one, one)),
+        ),
+        (
+            "PartialAllreduce::catch_up",
+            is_refused(partial.catch_up(one, drop)),
+        ),
+        (
+            "PartialAllreduce::finish",
+            is_refused(partial.finish(one, drop)),
+        ),
+        (
+            "PartialAllreduce::finish_parts",
+            is_refused(partial.finish_parts(parts, drop)),
+        ),
+        ("PartialAllreduce::lag", partial.lag() == 0),
+        (
+            "PartialAllreduce::fmt",
+            format!("{partial:?}").contains("bytes"),
+        ),
+        ("PartialFusion::new", is_refused(fused)),
+        ("PartialFusion::buffers", fusion.buffers().len() == 1),
+        ("PartialFusion::submit", is_refused(fusion.submit(0, one))),
+        ("PartialFusion::next", is_refused(fusion.next(parts))),
+        (
+            "PartialFusion::finish",
+            is_refused(fusion.finish(parts, |_, _| ())),
+        ),
+    ]
+}
+
+fn of_sparse(held: &mut Held) -> Vec<Case> {
+    let mut sparse = held.sparse.take().unwrap();
+    let mut started = held.sparse_under_way.take().unwrap();
+    let one = std::slice::from_ref(&held.small);
+    let made = SparseAllreduce::new(&held.comm, tensors(), sparse_options());
+    let first = |sparse: &SparseAllreduce| {
+        let residual = sparse.residual("weight").unwrap();
+        residual.as_slice().unwrap()[1]
+    };
+    // Residuals are this process's own copy, to be saved for example.
+    let saved = sparse.save().unwrap();
+    let before = first(&sparse);
+    let is_scaled = sparse.scale_residuals(2.0).is_ok() && first(&sparse) == 2.0 * before;
+    let is_reset = sparse.reset().is_ok() && first(&sparse) == 0.0;
+    vec![
+        ("SparseAllreduce::new", is_refused(made)),
+        ("SparseAllreduce::run", is_refused(sparse.run(one))),
+        ("SparseAllreduce::start", is_refused(sparse.start(one))),
+        (
+            "SparseAllreduce::test",
+            is_refused(sparse.test()) && is_refused(started.test()),
+        ),
+        (
+            "SparseAllreduce::flush_residual",
+            is_refused(sparse.flush_residual()),
+        ),
+        ("SparseAllreduce::save", !saved.is_empty()),
+        ("SparseAllreduce::scale_residuals", is_scaled),
+        ("SparseAllreduce::reset", is_reset),
+        (
+            "SparseAllreduce::load",
+            sparse.load(&saved).is_ok() && first(&sparse) == before,
+        ),
+        (
+            "SparseAllreduce::load_after_resize",
+            sparse.load_after_resize(&saved).is_ok(),
+        ),
+        ("SparseAllreduce::residual", before != 0.0),
+        (
+            "SparseAllreduce::picks_of",
+            started.picks_of(0).count() + sparse.picks_of(0).count() == 1,
+        ),
+        ("SparseAllreduce::k", sparse.k() == 1),
+        ("SparseAllreduce::steps", sparse.steps() == 1),
+        ("SparseAllreduce::tensors", sparse.tensors().len() == 1),
+    ]
+}
+
+fn of_results(held: &mut Held) -> Vec<Case> {
+    let [sparse, dense] = &held.results;
+    let (outputs, registered) = ([held.plain.clone()], [held.small.clone()]);
+    vec![
+        ("SparseResult::entries", sparse.entries().0 == [0]),
+        ("SparseResult::entries_of", sparse.entries_of(0).1 == [8.0]),
+        ("SparseResult::nonzeros_of", {
+            let entries = sparse.nonzeros_of(0).unwrap();
+            entries.eq([(0, 8.0)]) && is_refused(dense.nonzeros_of(0))
+        }),
+        ("SparseResult::dense", dense.dense().is_some()),
+        ("SparseResult::add_to", {
+            let is_done = sparse.add_to(&outputs, 0.0).is_ok();
+            is_done && is_refused(sparse.add_to(&registered, 0.0))
+        }),
+    ]
+}
+
+fn of_memory(held: &mut Held) -> Vec<Case> {
+    let (buffer, plain) = (&held.buffer, &held.plain);
+    let other_type = buffer.cast::<u8>().unwrap();
+    let again = other_type.cast::<f32>().unwrap();
+    let registered = [again, buffer.range(7..9), held.adopted.clone()];
+    type OnBuffer = fn(&Buffer<f32>) -> Result<()>;
+    let is_refused = |run: OnBuffer| registered.iter().all(|it| is_refused(run(it)));
+    let is_five = |all: &[f32]| all == [5.0; 4];
+    let mut read = [0.0];
+    vec![
+        ("Buffer::as_slice", {
+            is_refused(|it| it.as_slice().map(drop))
+                && plain.as_slice().is_ok_and(|it| is_five(&it))
+        }),
+        ("Buffer::as_mut_slice", {
+            let is_done = plain.as_mut_slice().map(|mut all| all[0] = 7.0).is_ok();
+            is_done && is_refused(|it| it.as_mut_slice().map(drop))
+        }),
+        ("Buffer::read", {
+            let is_done = plain.read(0, &mut read).is_ok() && read == [7.0];
+            is_done && is_refused(|it| it.read(1, &mut [0.0]))
+        }),
+        ("Buffer::write", {
+            plain.write(1, &[8.0]).is_ok() && is_refused(|it| it.write(1, &[8.0]))
+        }),
+        ("Buffer::to_vec", {
+            let is_known = |all: Vec<f32>| all == [7.0, 8.0, 5.0, 5.0];
+            plain.to_vec().is_ok_and(is_known) && is_refused(|it| it.to_vec().map(drop))
+        }),
+        ("Buffer::range", plain.range(1..2).len() == 1),
+        ("Buffer::cast", other_type.len() == 1 << 20),
+        ("Buffer::len", plain.len() == 4),
+        ("Buffer::is_empty", !plain.is_empty()),
+        ("Buffer::is_registered", {
+            buffer.is_registered() && !plain.is_registered()
+        }),
+        ("Buffer::clone", plain.clone().len() == 4),
+        ("Buffer::fmt", format!("{buffer:?}").contains("len")),
+    ]
+}
+
+fn of_simulation(held: &mut Held) -> Vec<Case> {
+    let mut simulation = held.simulation.take().unwrap();
+    let gradients = vec![vec![held.plain.clone()]; 2];
+    let communicator = simulation.communicators()[0].clone();
+    vec![
+        ("Simulation::leave", is_refused(simulation.leave(0))),
+        (
+            "Simulation::run",
+            is_refused(simulation.run(|_| true)) && is_refused(communicator.barrier()),
+        ),
+        (
+            "Simulation::advance",
+            is_refused(simulation.advance().map(drop)),
+        ),
+        (
+            "Simulation::run_sparse",
+            is_refused(simulation.run_sparse(&mut held.simulated, &gradients)),
+        ),
+        ("Simulation::communicators", true),
+        ("Simulation::world", simulation.world().is_alive(0)),
+        ("Simulation::now", simulation.now() == simulation.now()),
+    ]
+}

@@ -1,0 +1,352 @@
+//! [`RawBuffer`]: a range of memory without a type, as operations take it. Users hold a [`super::Buffer`].
+
+use super::ranges::Ranges;
+use crate::error::Result;
+use crate::memory::{
+    Access, Borrows, Element, Held, Kept, ProcessMark, Region, RegionKey, RegionKind, View,
+};
+use crate::sync::{Arc, Mutex, PoisonError};
+use std::ops::Range;
+
+/// Keys whose memory nobody uses any more, to be deregistered by the next caller that has the
+/// engine.
+#[derive(Debug)]
+pub(super) struct Garbage {
+    keys: Mutex<Vec<RegionKey>>,
+    process: ProcessMark,
+}
+
+impl Garbage {
+    pub fn new(process: ProcessMark) -> Garbage {
+        Garbage {
+            keys: Mutex::default(),
+            process,
+        }
+    }
+
+    fn add(&self, key: RegionKey) {
+        // A forked child has copies of buffers; what is registered is the parent's, and so may be
+        // the lock.
+        if !self.process.is_forked() {
+            let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+            keys.push(key);
+        }
+    }
+
+    /// All of them.
+    pub fn take(&self) -> Vec<RegionKey> {
+        std::mem::take(&mut *self.keys.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// A region's name in one communicator, which is told apart by its garbage.
+type Registration = (RegionKey, Arc<Garbage>);
+
+/// The memory of a buffer and all its parts.
+#[derive(Debug)]
+pub(super) struct Owner {
+    /// `None`: memory of the caller, who keeps it.
+    region: Option<Arc<Region>>,
+    /// With the communicator that allocated it.
+    registration: Option<Registration>,
+    /// That know where it lies.
+    ranges: Option<Arc<Ranges>>,
+    /// With others that have used it.
+    further: Mutex<Vec<Registration>>,
+    /// Who uses which of its bytes.
+    borrows: Arc<Borrows>,
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        let further = self
+            .further
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        for (key, garbage) in self.registration.iter().chain(&*further) {
+            garbage.add(*key);
+        }
+        let is_forked = || (self.registration.iter()).any(|(_, home)| home.process.is_forked());
+        if let (Some(ranges), Some(region)) = (&self.ranges, &self.region)
+            && !is_forked()
+        {
+            ranges.forget(region.view());
+        }
+    }
+}
+
+impl Owner {
+    fn new(region: Option<Arc<Region>>) -> Owner {
+        Owner {
+            region,
+            registration: None,
+            ranges: None,
+            further: Mutex::default(),
+            borrows: Arc::default(),
+        }
+    }
+
+    /// The region, if other communicators can register it too.
+    fn shared_region(&self) -> Option<&Arc<Region>> {
+        let is_shared = |region: &&Arc<Region>| matches!(region.kind(), RegionKind::Shared(_));
+        self.region.as_ref().filter(is_shared)
+    }
+}
+
+/// Bytes of an allocation, and how an operation uses them.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Use {
+    bytes: Range<usize>,
+    access: Access,
+}
+
+impl Use {
+    /// The least range with both, which is written.
+    pub fn union(&self, other: &Use) -> Use {
+        let start = self.bytes.start.min(other.bytes.start);
+        Use {
+            bytes: start..self.bytes.end.max(other.bytes.end),
+            access: Access::Exclusive,
+        }
+    }
+}
+
+/// A range of registered or plain memory. Clones and parts share the bytes; they live until the
+/// last clone and the last operation on them are gone. A slice that is lent to a blocking call has
+/// no owner: its lender keeps it.
+#[derive(Clone, Debug)]
+pub struct RawBuffer {
+    owner: Option<Arc<Owner>>,
+    view: View,
+}
+
+impl RawBuffer {
+    /// Memory of this process that is not registered.
+    pub fn of_region(region: Region) -> RawBuffer {
+        let view = region.view();
+        RawBuffer {
+            owner: Some(Arc::new(Owner::new(Some(Arc::new(region))))),
+            view,
+        }
+    }
+
+    /// `bytes` zeroed bytes of this process that are not registered.
+    pub fn plain(bytes: usize) -> Result<RawBuffer> {
+        Ok(RawBuffer::of_region(Region::private(bytes)?))
+    }
+
+    pub(super) fn registered(
+        region: Arc<Region>,
+        key: RegionKey,
+        garbage: Arc<Garbage>,
+        ranges: &Arc<Ranges>,
+    ) -> RawBuffer {
+        let whole = region.view();
+        let mut owner = Owner::new(Some(region));
+        owner.registration = Some((key, garbage));
+        owner.ranges = Some(ranges.clone());
+        let owner = Arc::new(owner);
+        ranges.add(whole, &owner);
+        RawBuffer {
+            owner: Some(owner),
+            view: whole.in_region(key, 0),
+        }
+    }
+
+    /// Memory that the caller keeps: the part of a registered buffer that it is, if these ranges
+    /// know it.
+    pub(super) fn at(view: View, ranges: &Ranges) -> RawBuffer {
+        RawBuffer::inside(view, ranges).unwrap_or_else(|| RawBuffer {
+            owner: Some(Arc::new(Owner::new(None))),
+            view: view.in_region(RegionKey::NONE, 0),
+        })
+    }
+
+    /// The part of a registered buffer that this memory is.
+    fn inside(view: View, ranges: &Ranges) -> Option<RawBuffer> {
+        let (owner, offset) = ranges.find(view)?;
+        let key = owner.registration.as_ref()?.0;
+        Some(RawBuffer {
+            owner: Some(owner),
+            view: view.in_region(key, offset as u64),
+        })
+    }
+
+    /// A slice that the caller of a blocking call has lent, and nothing else uses.
+    pub(super) fn lent(view: View) -> RawBuffer {
+        RawBuffer { owner: None, view }
+    }
+
+    /// Whether it is a slice that was lent.
+    pub(super) fn is_lent(&self) -> bool {
+        self.owner.is_none()
+    }
+
+    /// Whether its key is one of the communicator with this garbage, or it has none.
+    #[inline]
+    pub(super) fn is_at_home(&self, garbage: &Arc<Garbage>) -> bool {
+        let own = (self.owner.as_ref()).and_then(|owner| owner.registration.as_ref());
+        own.is_none_or(|(_, home)| Arc::ptr_eq(home, garbage))
+    }
+
+    /// The same bytes with the key of another communicator, which `register` asks for at the first
+    /// use. A region that it cannot reach counts as the caller's own memory.
+    pub(super) fn moved_to(
+        &self,
+        garbage: &Arc<Garbage>,
+        register: impl FnOnce(Arc<Region>) -> Result<RegionKey>,
+    ) -> Result<RawBuffer> {
+        let Some(owner) = &self.owner else {
+            return Ok(self.clone());
+        };
+        // The communicator may be one that a child made, and the memory its parent's.
+        self.check_process()?;
+        let mut further = (owner.further.lock()).unwrap_or_else(PoisonError::into_inner);
+        let known = further.iter().find(|(_, home)| Arc::ptr_eq(home, garbage));
+        let key = match (known, owner.shared_region()) {
+            (Some((key, _)), _) => *key,
+            (None, Some(region)) => {
+                // A communicator that is gone has ended its registrations with itself.
+                further.retain(|(_, home)| Arc::strong_count(home) > 1);
+                let key = register(region.clone())?;
+                further.push((key, garbage.clone()));
+                key
+            }
+            (None, None) => RegionKey::NONE,
+        };
+        Ok(RawBuffer {
+            owner: self.owner.clone(),
+            view: self.view.in_region(key, self.view.offset()),
+        })
+    }
+
+    /// The `bytes` bytes from `start`. Panics if they are not inside.
+    pub fn part(&self, start: usize, bytes: usize) -> RawBuffer {
+        RawBuffer {
+            owner: self.owner.clone(),
+            view: self.view.part(start, bytes),
+        }
+    }
+
+    /// Length in bytes.
+    pub fn len_bytes(&self) -> usize {
+        self.view.len_bytes()
+    }
+
+    /// Whether collectives use it without staging.
+    pub fn is_registered(&self) -> bool {
+        self.view.key().is_some()
+    }
+
+    /// The raw range.
+    pub fn view(&self) -> View {
+        self.view
+    }
+
+    /// The same, where it is kept.
+    #[inline]
+    pub(super) fn view_ref(&self) -> &View {
+        &self.view
+    }
+
+    /// An error in a process that was forked from the one that registered the memory.
+    fn check_process(&self) -> Result<()> {
+        let own = (self.owner.as_ref()).and_then(|owner| owner.registration.as_ref());
+        own.map_or(Ok(()), |(_, home)| home.process.check())
+    }
+
+    /// The borrows of its allocation, and its own place there. Not of a slice that is lent, which
+    /// its lender has borrowed.
+    pub(super) fn borrows(&self) -> Result<(&Borrows, Range<usize>)> {
+        self.check_process()?;
+        let owner = self
+            .owner
+            .as_ref()
+            .expect("a buffer of a user has an owner");
+        let start = self.view.offset() as usize;
+        Ok((&owner.borrows, start..start + self.view.len_bytes()))
+    }
+
+    /// Borrows all of it for as long as the result lives, for what is done with it under this name.
+    pub(super) fn borrow_all(
+        &self,
+        access: Access,
+        name: &'static str,
+    ) -> Result<Option<Held<'_>>> {
+        self.check_process()?;
+        self.borrow(&self.part_used(self.len_bytes(), access), name)
+    }
+
+    /// Borrows all of it until the result ends. Peers reach it only by operations that borrow
+    /// nothing.
+    pub(super) fn keep_all(&self, access: Access, name: &'static str) -> Result<Option<Kept>> {
+        let held = self.borrow_all(access, name)?;
+        Ok(self
+            .owner
+            .as_ref()
+            .zip(held)
+            .map(|(owner, held)| held.keep(&owner.borrows, owner.clone(), false)))
+    }
+
+    /// Writes elements from element `index` on, of memory that nobody else uses. Panics if they do
+    /// not fit.
+    pub fn write<T: Element>(&self, index: usize, source: &[T]) {
+        let start = index * size_of::<T>();
+        self.view.write(start, bytemuck::cast_slice(source));
+    }
+
+    /// All elements, copied, of memory that nobody else writes.
+    pub fn to_vec<T: Element>(&self) -> Vec<T> {
+        let mut all = vec![T::zeroed(); self.len_bytes() / size_of::<T>()];
+        self.view.read(0, bytemuck::cast_slice_mut(&mut all));
+        all
+    }
+
+    /// The first `bytes` of its bytes, as an operation uses them.
+    pub(super) fn part_used(&self, bytes: usize, access: Access) -> Use {
+        let start = self.view.offset() as usize;
+        Use {
+            bytes: start..start + bytes,
+            access,
+        }
+    }
+
+    /// Whether both are parts of one allocation.
+    pub(super) fn has_owner_of(&self, other: &RawBuffer) -> bool {
+        match (&self.owner, &other.owner) {
+            (Some(own), Some(others)) => Arc::ptr_eq(own, others),
+            _ => false,
+        }
+    }
+
+    /// Borrows bytes for an operation with this name.
+    #[inline]
+    pub(super) fn borrow(&self, used: &Use, name: &'static str) -> Result<Option<Held<'_>>> {
+        let Some(owner) = &self.owner else {
+            return Ok(None);
+        };
+        let bytes = used.bytes.clone();
+        let held = owner.borrows.borrow_operation(bytes, used.access, name);
+        held.map(Some)
+    }
+
+    /// What an operation keeps of it that goes on without its caller.
+    pub(super) fn keep(&self, held: Option<Held<'_>>) -> Option<Kept> {
+        let owner = self.owner.as_ref()?;
+        Some(match held {
+            Some(held) => held.keep(&owner.borrows, owner.clone(), self.is_registered()),
+            None => Kept::owner_only(owner.clone()),
+        })
+    }
+
+    /// Where `other` begins relative to this buffer, in bytes, if both are parts of one memory.
+    pub(super) fn distance_to(&self, other: &RawBuffer) -> Option<isize> {
+        let (own, others) = (self.view.as_ptr().addr(), other.view.as_ptr().addr());
+        if own != 0 && others != 0 {
+            // Memory that callers keep has an owner for each time that it was named.
+            return Some(others.wrapping_sub(own) as isize);
+        }
+        self.has_owner_of(other)
+            .then(|| other.view.offset() as isize - self.view.offset() as isize)
+    }
+}

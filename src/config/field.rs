@@ -1,0 +1,89 @@
+//! [`Field`]: what a number among the settings may be, said once for the variable that sets it and for the struct that holds it.
+
+use crate::error::{Error, Result};
+use std::time::Duration;
+
+/// A number of a struct of settings.
+pub(super) struct Field {
+    /// As code reaches it from a [`super::Config`].
+    pub name: &'static str,
+    /// The variable that sets it.
+    pub variable: &'static str,
+    pub least: u64,
+    pub most: u64,
+    /// It is a multiple of this.
+    pub unit: u64,
+}
+
+impl Field {
+    pub const fn new(
+        name: &'static str,
+        variable: &'static str,
+        (least, most): (u64, u64),
+    ) -> Field {
+        Field {
+            name,
+            variable,
+            least,
+            most,
+            unit: 1,
+        }
+    }
+
+    /// An error if the value is not allowed.
+    pub fn check(&self, value: u64) -> Result<()> {
+        match (self.least..=self.most).contains(&value) && value.is_multiple_of(self.unit) {
+            true => Ok(()),
+            false => Err(self.refuse(&value.to_string())),
+        }
+    }
+
+    /// The same where it is set.
+    pub fn check_some<T: Copy + TryInto<u64>>(&self, value: Option<T>) -> Result<()> {
+        match value {
+            Some(value) => self.check(value.try_into().unwrap_or(u64::MAX)),
+            None => Ok(()),
+        }
+    }
+
+    /// A whole number that is allowed.
+    pub fn parse(&self, text: &str) -> Result<u64> {
+        let value = text.parse().map_err(|_| self.refuse(text))?;
+        self.check(value).map(|()| value)
+    }
+
+    /// As [`Field::parse`], with an optional K, M or G.
+    pub fn parse_size(&self, text: &str) -> Result<u64> {
+        let value = super::parse_size(text);
+        let value = value.map_err(|e| Error::invalid(format!("{}: {e}", self.variable)))?;
+        self.check(value).map(|()| value)
+    }
+
+    fn refuse(&self, shown: &str) -> Error {
+        let unit = match self.unit {
+            1 => String::new(),
+            unit => format!(", a multiple of {unit}"),
+        };
+        Error::invalid(format!(
+            "{} ({}) is {shown}: {} to {}{unit}",
+            self.name, self.variable, self.least, self.most
+        ))
+    }
+}
+
+/// Longest timeout: three decades, so that no sum of times overflows.
+const TIMEOUT_MAX: Duration = Duration::from_secs(1_000_000_000);
+
+/// An error if something may not be waited for so long.
+pub(super) fn check_timeout(name: &str, timeout: Duration) -> Result<()> {
+    match timeout > Duration::ZERO && timeout <= TIMEOUT_MAX {
+        true => Ok(()),
+        false => Err(refuse_timeout(name, &format!("{timeout:?}"))),
+    }
+}
+
+pub(super) fn refuse_timeout(name: &str, shown: &str) -> Error {
+    Error::invalid(format!(
+        "{name} is {shown}: seconds above 0 and at most 1e9, such as 2.5"
+    ))
+}

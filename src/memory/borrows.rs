@@ -1,0 +1,329 @@
+//! [`Borrows`]: which bytes of an allocation are in use, and by what, so that a slice never meets an operation.
+//!
+//! Slices, copies and operations borrow ranges: shared where they read, exclusively where they
+//! write. A range that peers could reach when its operation failed stays *failed* for good, because
+//! a peer that is only stopped may still write there; copies that tolerate concurrent writes are
+//! all that is left for it.
+//!
+//! This module decides and counts. It touches no bytes.
+
+use crate::error::{Error, Result};
+use crate::sync::{Arc, Mutex, PoisonError};
+use std::any::Any;
+use std::ops::Range;
+
+/// How a range is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Read, by any number of users.
+    Shared,
+    /// Written, by one.
+    Exclusive,
+}
+
+/// What uses a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum User {
+    /// A slice that is held, or a copy that runs.
+    Slice,
+    /// An operation that has not ended, by name.
+    Operation(&'static str),
+    /// An operation that failed while peers could reach the range.
+    Failed(&'static str),
+}
+
+#[derive(Debug)]
+struct Borrow {
+    ticket: u64,
+    bytes: Range<usize>,
+    access: Access,
+    user: User,
+}
+
+/// The borrows of one allocation. Few at a time: a list.
+#[derive(Debug, Default)]
+pub struct Borrows {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    borrows: Vec<Borrow>,
+    tickets: u64,
+}
+
+/// Whether a range of bytes may be used as memory, or only copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Condition {
+    /// Nobody else writes it.
+    Sound,
+    /// A peer may still write it.
+    Failed,
+}
+
+impl Borrows {
+    /// Borrows bytes for a slice.
+    pub fn borrow_slice(&self, bytes: Range<usize>, access: Access) -> Result<Held<'_>> {
+        let ticket = self.enter(bytes, access, User::Slice, false)?.0;
+        Ok(Held {
+            borrows: self,
+            ticket,
+        })
+    }
+
+    /// Borrows bytes for a copy, which may also be of bytes that have failed.
+    pub fn borrow_copy(
+        &self,
+        bytes: Range<usize>,
+        access: Access,
+    ) -> Result<(Held<'_>, Condition)> {
+        let (ticket, condition) = self.enter(bytes, access, User::Slice, true)?;
+        let held = Held {
+            borrows: self,
+            ticket,
+        };
+        Ok((held, condition))
+    }
+
+    /// Borrows bytes for an operation with this name that ends before the borrow does.
+    #[inline]
+    pub fn borrow_operation(
+        &self,
+        bytes: Range<usize>,
+        access: Access,
+        name: &'static str,
+    ) -> Result<Held<'_>> {
+        let ticket = (self.enter(bytes, access, User::Operation(name), false)?).0;
+        Ok(Held {
+            borrows: self,
+            ticket,
+        })
+    }
+
+    fn enter(
+        &self,
+        bytes: Range<usize>,
+        access: Access,
+        user: User,
+        may_have_failed: bool,
+    ) -> Result<(u64, Condition)> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut condition = Condition::Sound;
+        for other in &state.borrows {
+            let start = other.bytes.start.max(bytes.start);
+            let meets = start < other.bytes.end.min(bytes.end);
+            let is_failed = matches!(other.user, User::Failed(_));
+            let is_shared = access == Access::Shared && other.access == Access::Shared;
+            if !meets || is_shared && !is_failed {
+                continue;
+            }
+            if !(is_failed && may_have_failed) {
+                return Err(in_use(&bytes, other.user));
+            }
+            condition = Condition::Failed;
+        }
+        state.tickets += 1;
+        let ticket = state.tickets;
+        state.borrows.push(Borrow {
+            ticket,
+            bytes,
+            access,
+            user,
+        });
+        Ok((ticket, condition))
+    }
+
+    /// Ends a borrow.
+    fn leave(&self, ticket: u64) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        // The latest one first: most borrows end in the reverse of their order.
+        if let Some(index) = state.borrows.iter().rposition(|b| b.ticket == ticket) {
+            state.borrows.swap_remove(index);
+        }
+    }
+
+    /// The operation of a borrow has failed, and peers may still reach the bytes.
+    fn fail(&self, ticket: u64) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(borrow) = state.borrows.iter_mut().find(|b| b.ticket == ticket)
+            && let User::Operation(name) = borrow.user
+        {
+            borrow.user = User::Failed(name);
+        }
+    }
+}
+
+/// A borrow that ends when it is dropped.
+#[must_use = "the borrow ends when this is dropped"]
+#[derive(Debug)]
+pub struct Held<'a> {
+    borrows: &'a Borrows,
+    ticket: u64,
+}
+
+impl Held<'_> {
+    /// The operation has failed, and peers may still reach the bytes.
+    pub fn fail(self) {
+        self.borrows.fail(self.ticket);
+        std::mem::forget(self);
+    }
+
+    /// The borrow of an operation that goes on without its caller. `borrows` are those that it was
+    /// taken from, and `owner` keeps the memory.
+    pub fn keep(
+        self,
+        borrows: &Arc<Borrows>,
+        owner: Arc<dyn Any + Send + Sync>,
+        is_reachable: bool,
+    ) -> Kept {
+        debug_assert!(std::ptr::eq(self.borrows, &**borrows));
+        let ticket = self.ticket;
+        std::mem::forget(self);
+        let borrows = borrows.clone();
+        Kept {
+            borrow: Some((borrows, ticket)),
+            is_reachable,
+            owner,
+        }
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.borrows.leave(self.ticket);
+    }
+}
+
+/// What an operation keeps of a buffer until it has ended: the memory, and the borrow of its bytes.
+#[derive(Debug)]
+pub struct Kept {
+    borrow: Option<(Arc<Borrows>, u64)>,
+    /// Peers can reach the bytes.
+    is_reachable: bool,
+    #[expect(dead_code, reason = "keeps the memory")]
+    owner: Arc<dyn Any + Send + Sync>,
+}
+
+impl Kept {
+    /// The memory alone: who starts the operation sees to it that nothing else uses the bytes.
+    pub fn owner_only(owner: Arc<dyn Any + Send + Sync>) -> Kept {
+        Kept {
+            borrow: None,
+            is_reachable: false,
+            owner,
+        }
+    }
+
+    /// The operation has ended as it should: nobody uses the bytes any more.
+    pub fn end(mut self) {
+        if let Some((borrows, ticket)) = self.borrow.take() {
+            borrows.leave(ticket);
+        }
+    }
+
+    /// The operation has failed. Bytes that peers cannot reach are free again.
+    pub fn fail(&mut self) {
+        if let Some((borrows, ticket)) = self.borrow.take() {
+            match self.is_reachable {
+                true => borrows.fail(ticket),
+                false => borrows.leave(ticket),
+            }
+        }
+    }
+}
+
+impl Drop for Kept {
+    /// An operation that has not ended as it should.
+    fn drop(&mut self) {
+        self.fail();
+    }
+}
+
+fn in_use(bytes: &Range<usize>, user: User) -> Error {
+    let (by, remedy) = match user {
+        User::Slice => (
+            "a slice or a copy of it".to_string(),
+            "drop the slice (BufferRef, BufferMut) first",
+        ),
+        User::Operation(name) => (
+            format!("{name}, which has not ended"),
+            "wait for the operation first, or use other elements",
+        ),
+        User::Failed(name) => (
+            format!("{name}, which failed while peers could write there"),
+            "copy the elements (Buffer::read, Buffer::write), and allocate another buffer",
+        ),
+    };
+    Error::InUse {
+        bytes: bytes.start as u64..bytes.end as u64,
+        by,
+        remedy: remedy.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn owner() -> Arc<dyn Any + Send + Sync> {
+        Arc::new(())
+    }
+
+    #[test]
+    fn readers_share_and_a_writer_is_alone() {
+        let borrows = Borrows::default();
+        let first = borrows.borrow_slice(0..8, Access::Shared).unwrap();
+        let second = borrows.borrow_slice(4..8, Access::Shared).unwrap();
+        assert!(borrows.borrow_slice(7..9, Access::Exclusive).is_err());
+        let beside = borrows.borrow_slice(8..16, Access::Exclusive).unwrap();
+        assert!(borrows.borrow_slice(0..9, Access::Shared).is_err());
+        drop((first, second, beside));
+        drop(borrows.borrow_slice(0..16, Access::Exclusive).unwrap());
+    }
+
+    #[test]
+    fn empty_ranges_meet_nothing() {
+        let borrows = Borrows::default();
+        let _all = borrows.borrow_slice(0..8, Access::Exclusive).unwrap();
+        drop(borrows.borrow_slice(4..4, Access::Exclusive).unwrap());
+    }
+
+    #[test]
+    fn an_operation_is_named_until_it_has_ended() {
+        let borrows = Arc::new(Borrows::default());
+        let held = borrows.borrow_operation(0..8, Access::Exclusive, "all_reduce");
+        let kept = held.unwrap().keep(&borrows, owner(), true);
+        let text = borrows.borrow_slice(0..4, Access::Shared).unwrap_err();
+        assert!(text.to_string().contains("all_reduce"), "{text}");
+        kept.end();
+        drop(borrows.borrow_slice(0..4, Access::Exclusive).unwrap());
+    }
+
+    #[test]
+    fn what_peers_may_still_write_is_copied_and_never_a_slice() {
+        let borrows = Arc::new(Borrows::default());
+        let held = borrows.borrow_operation(0..8, Access::Shared, "broadcast");
+        drop(held.unwrap().keep(&borrows, owner(), true));
+        let text = borrows.borrow_slice(0..8, Access::Shared).unwrap_err();
+        assert!(text.to_string().contains("failed"), "{text}");
+        let (_copy, condition) = borrows.borrow_copy(0..8, Access::Exclusive).unwrap();
+        assert_eq!(condition, Condition::Failed);
+        drop(borrows.borrow_slice(8..9, Access::Exclusive).unwrap());
+    }
+
+    #[test]
+    fn memory_of_this_process_is_free_after_a_failure() {
+        let borrows = Arc::new(Borrows::default());
+        let held = borrows.borrow_operation(0..8, Access::Exclusive, "broadcast");
+        held.unwrap().keep(&borrows, owner(), false).fail();
+        drop(borrows.borrow_slice(0..8, Access::Exclusive).unwrap());
+    }
+
+    #[test]
+    fn a_borrow_that_is_forgotten_stays() {
+        let borrows = Borrows::default();
+        std::mem::forget(borrows.borrow_slice(0..8, Access::Shared).unwrap());
+        assert!(borrows.borrow_slice(0..8, Access::Exclusive).is_err());
+        drop(borrows.borrow_slice(0..8, Access::Shared).unwrap());
+    }
+}

@@ -1,0 +1,35 @@
+//! The word by which a sender takes back memory that a receiver may still read, without asking it:
+//! messages that lie in its regions or in its address space, and regions that the receiver has
+//! mapped.
+//!
+//! The sender stores from which number on its messages are valid, and its memory changes only after
+//! that. The receiver looks after its last read, before anybody acts on what it read: so what it
+//! read counts only if it is from before.
+//!
+//! `tests/loom.rs` compiles this file against a model of memory and finds a failure as soon as one
+//! ordering is weaker.
+
+use crate::memory::View;
+use crate::sync::{Ordering, fence};
+
+/// Takes back all memory of messages before number `valid_from`, which is not 0, and all regions.
+/// The caller lets nobody change them before this returns.
+pub fn take_back(word: View, valid_from: u64) {
+    // Publishes what this rank has said before, the cause of its failure, to whoever sees this in
+    // `valid_from`.
+    word.word(0).store(valid_from, Ordering::Release);
+    // Pairs with the fence in `valid_from`: everything that is stored to the memory comes after the
+    // word. Sequentially consistent, because less does not order stores around the caches, which
+    // the memory's owner may use.
+    fence(Ordering::SeqCst);
+}
+
+/// The number of the sender's first message that is valid; 0: it has taken nothing back. Asked
+/// after the last read of its memory. On x86 it is one plain load.
+pub fn valid_from(word: View) -> u64 {
+    // Pairs with the fence in `take_back`: whoever has read bytes that are newer than that finds
+    // its store.
+    fence(Ordering::Acquire);
+    // Pairs with the release store in `take_back`: the news of the failure lies in the ring.
+    word.word(0).load(Ordering::Acquire)
+}

@@ -1,0 +1,143 @@
+//! Every program of `examples/` runs on several ranks and says what it should.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+/// Where the programs are. `cargo test` has built them, and `cargo test --test examples` has not.
+fn folder() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let build = Command::new(env!("CARGO"))
+            .args([
+                "build",
+                "--quiet",
+                "--locked",
+                "--examples",
+                "--package",
+                "linerate",
+            ])
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .status();
+        assert!(
+            build.is_ok_and(|status| status.success()),
+            "the examples do not build"
+        );
+        let own = std::env::current_exe().expect("the path of this test");
+        let profile = own.parent().and_then(Path::parent);
+        profile.expect("target/PROFILE/deps").join("examples")
+    })
+}
+
+/// Starts the ranks of an example, as a launcher would.
+fn start(example: &str, ranks: u32) -> Vec<Child> {
+    let program = folder().join(example);
+    let port = std::process::id() % 20_000 + 20_000;
+    let spawn = |rank: u32| {
+        Command::new(&program)
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", ranks.to_string())
+            .env("LOCAL_RANK", rank.to_string())
+            .env("LOCAL_WORLD_SIZE", ranks.to_string())
+            .env("MASTER_ADDR", "localhost")
+            .env("MASTER_PORT", port.to_string())
+            .env(
+                "TORCHELASTIC_RUN_ID",
+                format!("{example}-{}", std::process::id()),
+            )
+            .env("LINERATE_TIMEOUT", "30")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|e| panic!("{example}: {e}"))
+    };
+    (0..ranks).map(spawn).collect()
+}
+
+/// What each rank has printed, all within a minute.
+fn finish(mut ranks: Vec<Child>) -> Vec<Output> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while ranks
+        .iter_mut()
+        .any(|rank| rank.try_wait().expect("a child").is_none())
+    {
+        if Instant::now() > deadline {
+            ranks
+                .iter_mut()
+                .for_each(|rank| rank.kill().expect("a child"));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    ranks
+        .into_iter()
+        .map(|rank| rank.wait_with_output().expect("a child"))
+        .collect()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// What rank 0 prints, if all ranks end well.
+fn run(example: &str, ranks: u32) -> String {
+    let outputs = finish(start(example, ranks));
+    for (rank, output) in outputs.iter().enumerate() {
+        assert!(
+            output.status.success(),
+            "{example}, rank {rank}: {}",
+            text(&output.stderr)
+        );
+    }
+    text(&outputs[0].stdout)
+}
+
+#[test]
+fn training_on_several_ranks_learns_the_digits() {
+    let printed = run("train", 3);
+    let accuracy = printed
+        .split_whitespace()
+        .nth(1)
+        .and_then(|word| word.parse::<f32>().ok());
+    assert!(accuracy.is_some_and(|percent| percent > 85.0), "{printed}");
+    let alone = run("train", 1);
+    assert!(alone.contains("359") || alone.contains("360"), "{alone}");
+}
+
+#[test]
+fn gradients_are_fused_and_averaged() {
+    let printed = run("overlap", 2);
+    assert!(printed.contains("step 9: 6 tensors"), "{printed}");
+}
+
+#[test]
+fn a_slow_rank_is_not_waited_for() {
+    let printed = run("partial", 4);
+    assert!(printed.contains("rank 0: came too late to"), "{printed}");
+}
+
+#[test]
+fn sparse_sums_leave_nothing_behind() {
+    let printed = run("sparse", 2);
+    assert!(printed.contains("step 15:"), "{printed}");
+}
+
+#[test]
+fn survivors_finish_what_a_dead_rank_has_begun() {
+    let outputs = finish(start("recover", 3));
+    assert!(!outputs[2].status.success(), "rank 2 was to die");
+    for output in &outputs[..2] {
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert!(
+            text(&output.stdout).contains("of 2: 20 steps"),
+            "{}",
+            text(&output.stdout)
+        );
+        assert!(
+            text(&output.stderr).contains("rank 2"),
+            "{}",
+            text(&output.stderr)
+        );
+    }
+}
