@@ -249,8 +249,9 @@ fn an_abort_ends_waits_on_all_ranks_with_the_reason_and_leaves_relatives_alone()
         assert_eq!(world.failure(), None);
         assert_eq!(sum(&world, &child, 1, 1000), 3);
         assert_eq!(sum(&sibling, &world, 1, 1000), 3);
-        // The parent's end is not its children's.
+        // The parent's end is not its children's. A barrier of another communicator shows that every rank has left this one's.
         world.barrier().unwrap();
+        sibling.barrier().unwrap();
         world.abort("done");
         assert!(world.barrier().is_err());
         assert_eq!(sum(&sibling, &sibling, 1, 10), 3);
