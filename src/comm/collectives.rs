@@ -3,7 +3,6 @@
 use super::Communicator;
 use super::call::{Call, Transfer};
 use super::lend::{Input, Lent, Output};
-use super::shape::{block, blocks, call, check, own_block};
 use crate::error::{Error, Result};
 use crate::memory::{Element, abort_on_unwind};
 use crate::types::{Collective, DataType, Rank, ReduceOp};
@@ -32,8 +31,8 @@ impl Communicator {
     /// ```
     pub fn all_reduce<T: Element>(&self, mut data: impl Output<T>, op: ReduceOp) -> Result<()> {
         let data = data.lend();
-        let of = call::<T>(Collective::AllReduce, data.len::<T>()).by(op);
-        self.run_lent(of, Some(&data), Some(&data))
+        let of = self.shape::<T>(Collective::AllReduce).by(op);
+        self.run_lent(of.on(data.raw(), data.raw())?)
     }
 
     /// Reduces `input` of all ranks to `output` of all of them, which is as long. As ncclAllReduce.
@@ -44,18 +43,15 @@ impl Communicator {
         op: ReduceOp,
     ) -> Result<()> {
         let (input, output) = (input.lend(), output.lend());
-        let count = input.len::<T>();
-        check(Collective::AllReduce, "output", output.len::<T>(), count)?;
-        let of = call::<T>(Collective::AllReduce, count).by(op);
-        self.run_lent(of, Some(&input), Some(&output))
+        let of = self.shape::<T>(Collective::AllReduce).by(op);
+        self.run_lent(of.on(input.raw(), output.raw())?)
     }
 
     /// Copies `data` of the root to `data` of all others. As ncclBroadcast, in place.
     pub fn broadcast<T: Element>(&self, mut data: impl Output<T>, root: Rank) -> Result<()> {
         let data = data.lend();
-        let of = call::<T>(Collective::Broadcast, data.len::<T>()).at(root);
-        let input = (self.rank() == root).then_some(&data);
-        self.run_lent(of, input, Some(&data))
+        let of = self.shape::<T>(Collective::Broadcast).at(root);
+        self.run_lent(of.on(data.raw(), data.raw())?)
     }
 
     /// Copies `input` of the root to `output` of all ranks. `input` of other ranks is not looked
@@ -67,13 +63,8 @@ impl Communicator {
         root: Rank,
     ) -> Result<()> {
         let (input, output) = (input.lend(), output.lend());
-        let count = output.len::<T>();
-        let input = (self.rank() == root).then_some(input);
-        if let Some(input) = &input {
-            check(Collective::Broadcast, "input", input.len::<T>(), count)?;
-        }
-        let of = call::<T>(Collective::Broadcast, count).at(root);
-        self.run_lent(of, input.as_ref(), Some(&output))
+        let of = self.shape::<T>(Collective::Broadcast).at(root);
+        self.run_lent(of.on(input.raw(), output.raw())?)
     }
 
     /// Reduces `data` of all ranks to `data` of the root; that of others stays as it is. As
@@ -85,9 +76,8 @@ impl Communicator {
         root: Rank,
     ) -> Result<()> {
         let data = data.lend();
-        let of = call::<T>(Collective::Reduce, data.len::<T>());
-        let output = (self.rank() == root).then_some(&data);
-        self.run_lent(of.by(op).at(root), Some(&data), output)
+        let of = self.shape::<T>(Collective::Reduce).by(op).at(root);
+        self.run_lent(of.on(data.raw(), data.raw())?)
     }
 
     /// Reduces `input` of all ranks to `output` of the root. `output` of other ranks is not looked
@@ -100,13 +90,8 @@ impl Communicator {
         root: Rank,
     ) -> Result<()> {
         let (input, output) = (input.lend(), output.lend());
-        let count = input.len::<T>();
-        let output = (self.rank() == root).then_some(output);
-        if let Some(output) = &output {
-            check(Collective::Reduce, "output", output.len::<T>(), count)?;
-        }
-        let of = call::<T>(Collective::Reduce, count).by(op).at(root);
-        self.run_lent(of, Some(&input), output.as_ref())
+        let of = self.shape::<T>(Collective::Reduce).by(op).at(root);
+        self.run_lent(of.on(input.raw(), output.raw())?)
     }
 
     /// Reduces `input`, one block for each rank, of all ranks; `output` is this rank's block of the
@@ -118,11 +103,8 @@ impl Communicator {
         op: ReduceOp,
     ) -> Result<()> {
         let (input, output) = (input.lend(), output.lend());
-        let count = output.len::<T>();
-        let all = blocks(Collective::ReduceScatter, count, self.ranks())?;
-        check(Collective::ReduceScatter, "input", input.len::<T>(), all)?;
-        let of = call::<T>(Collective::ReduceScatter, count).by(op);
-        self.run_lent(of, Some(&input), Some(&output))
+        let of = self.shape::<T>(Collective::ReduceScatter).by(op);
+        self.run_lent(of.on(input.raw(), output.raw())?)
     }
 
     /// As [`Communicator::reduce_scatter`] of `data`, whose own block gets the result; the others
@@ -133,10 +115,9 @@ impl Communicator {
         op: ReduceOp,
     ) -> Result<()> {
         let data = data.lend();
-        let count = block(Collective::ReduceScatter, data.len::<T>(), self.ranks())?;
-        let own = data.elements::<T>(self.rank() as usize * count, count);
-        let of = call::<T>(Collective::ReduceScatter, count).by(op);
-        self.run_lent(of, Some(&data), Some(&own))
+        let of = self.shape::<T>(Collective::ReduceScatter).by(op);
+        let own = of.own_block(data.raw())?;
+        self.run_lent(of.on(data.raw(), &own)?)
     }
 
     /// Copies `input` of every rank to its block of `output` on all ranks. As ncclAllGather.
@@ -146,20 +127,16 @@ impl Communicator {
         mut output: impl Output<T>,
     ) -> Result<()> {
         let (input, output) = (input.lend(), output.lend());
-        let count = input.len::<T>();
-        let all = blocks(Collective::AllGather, count, self.ranks())?;
-        check(Collective::AllGather, "output", output.len::<T>(), all)?;
-        let of = call::<T>(Collective::AllGather, count);
-        self.run_lent(of, Some(&input), Some(&output))
+        let of = self.shape::<T>(Collective::AllGather);
+        self.run_lent(of.on(input.raw(), output.raw())?)
     }
 
     /// As [`Communicator::all_gather`] of the own block of `data`, which has one for each rank.
     pub fn all_gather_in_place<T: Element>(&self, mut data: impl Output<T>) -> Result<()> {
         let data = data.lend();
-        let count = block(Collective::AllGather, data.len::<T>(), self.ranks())?;
-        let own = data.elements::<T>(self.rank() as usize * count, count);
-        let of = call::<T>(Collective::AllGather, count);
-        self.run_lent(of, Some(&own), Some(&data))
+        let of = self.shape::<T>(Collective::AllGather);
+        let own = of.own_block(data.raw())?;
+        self.run_lent(of.on(&own, data.raw())?)
     }
 
     /// As [`Communicator::all_gather`] with `counts[r]` elements of rank r, equal on all ranks. As
@@ -171,18 +148,8 @@ impl Communicator {
         counts: &[u64],
     ) -> Result<()> {
         let (input, output) = (input.lend(), output.lend());
-        let (_, own) = own_block(Collective::AllGatherV, counts, self.rank())?;
-        check(
-            Collective::AllGatherV,
-            "input",
-            input.len::<T>(),
-            own as usize,
-        )?;
-        let of = Call {
-            receive_counts: counts,
-            ..call::<T>(Collective::AllGatherV, 0)
-        };
-        self.run_lent(of, Some(&input), Some(&output))
+        let of = self.shape::<T>(Collective::AllGatherV);
+        self.run_lent(of.on_counts(input.raw(), output.raw(), counts)?)
     }
 
     /// As [`Communicator::all_gather_v`] of the own block of `data`, which has one of `counts[r]`
@@ -193,21 +160,9 @@ impl Communicator {
         counts: &[u64],
     ) -> Result<()> {
         let data = data.lend();
-        let (start, own) = own_block(Collective::AllGatherV, counts, self.rank())?;
-        if start.saturating_add(own) > data.len::<T>() as u64 {
-            return Err(Error::invalid(format!(
-                "rank {}'s block of all-gatherv is elements {start} to {} of {}",
-                self.rank(),
-                start.saturating_add(own),
-                data.len::<T>()
-            )));
-        }
-        let own = data.elements::<T>(start as usize, own as usize);
-        let of = Call {
-            receive_counts: counts,
-            ..call::<T>(Collective::AllGatherV, 0)
-        };
-        self.run_lent(of, Some(&own), Some(&data))
+        let of = self.shape::<T>(Collective::AllGatherV);
+        let own = of.own_block_of(data.raw(), counts)?;
+        self.run_lent(of.on_counts(&own, data.raw(), counts)?)
     }
 
     /// Copies `input` of every rank to its block of `output` on the root. `output` of other ranks
@@ -219,14 +174,8 @@ impl Communicator {
         root: Rank,
     ) -> Result<()> {
         let (input, output) = (input.lend(), output.lend());
-        let count = input.len::<T>();
-        let output = (self.rank() == root).then_some(output);
-        if let Some(output) = &output {
-            let all = blocks(Collective::Gather, count, self.ranks())?;
-            check(Collective::Gather, "output", output.len::<T>(), all)?;
-        }
-        let of = call::<T>(Collective::Gather, count).at(root);
-        self.run_lent(of, Some(&input), output.as_ref())
+        let of = self.shape::<T>(Collective::Gather).at(root);
+        self.run_lent(of.on(input.raw(), output.raw())?)
     }
 
     /// Copies block r of the root's `input` to `output` of rank r. `input` of other ranks is not
@@ -238,14 +187,8 @@ impl Communicator {
         root: Rank,
     ) -> Result<()> {
         let (input, output) = (input.lend(), output.lend());
-        let count = output.len::<T>();
-        let input = (self.rank() == root).then_some(input);
-        if let Some(input) = &input {
-            let all = blocks(Collective::Scatter, count, self.ranks())?;
-            check(Collective::Scatter, "input", input.len::<T>(), all)?;
-        }
-        let of = call::<T>(Collective::Scatter, count).at(root);
-        self.run_lent(of, input.as_ref(), Some(&output))
+        let of = self.shape::<T>(Collective::Scatter).at(root);
+        self.run_lent(of.on(input.raw(), output.raw())?)
     }
 
     /// Copies block r of `input` to rank r, whose `output` has it as the block of this rank. As
@@ -256,21 +199,15 @@ impl Communicator {
         mut output: impl Output<T>,
     ) -> Result<()> {
         let (input, output) = (input.lend(), output.lend());
-        let all = input.len::<T>();
-        check(Collective::AllToAll, "output", output.len::<T>(), all)?;
-        let of = call::<T>(
-            Collective::AllToAll,
-            block(Collective::AllToAll, all, self.ranks())?,
-        );
-        self.run_lent(of, Some(&input), Some(&output))
+        let of = self.shape::<T>(Collective::AllToAll);
+        self.run_lent(of.on(input.raw(), output.raw())?)
     }
 
     /// As [`Communicator::all_to_all`] of `data`, whose blocks are replaced.
     pub fn all_to_all_in_place<T: Element>(&self, mut data: impl Output<T>) -> Result<()> {
         let data = data.lend();
-        let count = block(Collective::AllToAll, data.len::<T>(), self.ranks())?;
-        let of = call::<T>(Collective::AllToAll, count);
-        self.run_lent(of, Some(&data), Some(&data))
+        let of = self.shape::<T>(Collective::AllToAll);
+        self.run_lent(of.on(data.raw(), data.raw())?)
     }
 
     /// As [`Communicator::all_to_all`] with `send_counts[r]` elements to and `receive_counts[r]`
@@ -284,12 +221,8 @@ impl Communicator {
         receive_counts: &[u64],
     ) -> Result<()> {
         let (input, output) = (input.lend(), output.lend());
-        let of = Call {
-            send_counts,
-            receive_counts,
-            ..call::<T>(Collective::AllToAllV, 0)
-        };
-        self.run_lent(of, Some(&input), Some(&output))
+        let of = self.shape::<T>(Collective::AllToAllV);
+        self.run_lent(of.on_both_counts(input.raw(), send_counts, output.raw(), receive_counts))
     }
 
     /// Sends `data` to a rank, which receives as many elements. As ncclSend. Two ranks that send to
@@ -314,22 +247,14 @@ impl Communicator {
             is_send,
             buffer: data.raw().clone(),
         }];
-        self.run_lent(Call::send_recv(DataType::U8, &transfers), None, None)
+        self.run_lent(Call {
+            borrows: true,
+            ..Call::send_recv(DataType::U8, &transfers)
+        })
     }
 
     /// Runs a call on what was lent.
-    fn run_lent(
-        &self,
-        call: Call<'_>,
-        input: Option<&Lent<'_>>,
-        output: Option<&Lent<'_>>,
-    ) -> Result<()> {
-        let call = Call {
-            input: input.map(Lent::raw),
-            output: output.map(Lent::raw),
-            borrows: true,
-            ..call
-        };
+    fn run_lent(&self, call: Call<'_>) -> Result<()> {
         let transfers = call.transfers.iter().map(|transfer| &transfer.buffer);
         let mut all = call.input.into_iter().chain(call.output).chain(transfers);
         if all.all(|raw| !raw.is_lent()) {

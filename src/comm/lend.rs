@@ -35,17 +35,6 @@ impl Lent<'_> {
             Lent::Part(raw) => raw,
         }
     }
-
-    /// Its length in elements.
-    pub(super) fn len<T: Element>(&self) -> usize {
-        self.raw().len_bytes() / size_of::<T>()
-    }
-
-    /// `count` elements from `start`.
-    pub(super) fn elements<T: Element>(&self, start: usize, count: usize) -> Lent<'static> {
-        let size = size_of::<T>();
-        Lent::Part(self.raw().part(start * size, count * size))
-    }
 }
 
 macro_rules! lend {

@@ -1,69 +1,200 @@
-//! The lengths that collectives need, and the [`Call`]s of typed arguments.
+//! [`Shape`]: what each collective needs of its memory. It checks lengths and makes the [`Call`].
 
+use super::Communicator;
 use super::call::Call;
+use super::raw::RawBuffer;
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::types::{Collective, Rank, ReduceOp};
+use std::marker::PhantomData;
 
-/// The call of a collective on elements `T`, without its memory.
-pub(super) fn call<T: Element>(collective: Collective, count: usize) -> Call<'static> {
-    Call::new(collective, T::DTYPE, count as u64)
+/// One collective of elements `T`, as one rank sees it.
+///
+/// Errors of all: [`Error::InvalidArgument`]: lengths that do not fit.
+pub(super) struct Shape<T> {
+    collective: Collective,
+    rank: Rank,
+    ranks: u32,
+    op: ReduceOp,
+    root: Rank,
+    element: PhantomData<T>,
 }
 
-impl<'a> Call<'a> {
-    /// This call with another operator.
-    pub(super) fn by(self, op: ReduceOp) -> Call<'a> {
-        Call { op, ..self }
+impl Communicator {
+    pub(super) fn shape<T: Element>(&self, collective: Collective) -> Shape<T> {
+        Shape {
+            collective,
+            rank: self.rank(),
+            ranks: self.ranks(),
+            op: ReduceOp::Sum,
+            root: 0,
+            element: PhantomData,
+        }
+    }
+}
+
+impl<T: Element> Shape<T> {
+    /// With this operator.
+    pub(super) fn by(self, op: ReduceOp) -> Shape<T> {
+        Shape { op, ..self }
     }
 
-    /// This call with another root.
-    pub(super) fn at(self, root: Rank) -> Call<'a> {
-        Call { root, ..self }
+    /// With this root.
+    pub(super) fn at(self, root: Rank) -> Shape<T> {
+        Shape { root, ..self }
+    }
+
+    /// Its call on this memory, the same twice or a block of the other for in place. What this rank
+    /// does not need of a rooted collective is not looked at.
+    pub(super) fn on<'a>(&self, input: &'a RawBuffer, output: &'a RawBuffer) -> Result<Call<'a>> {
+        use Collective::{AllToAll, Broadcast, Gather, Reduce, ReduceScatter, Scatter};
+        let is_root = self.rank == self.root;
+        let input = (is_root || !matches!(self.collective, Broadcast | Scatter)).then_some(input);
+        let output = (is_root || !matches!(self.collective, Reduce | Gather)).then_some(output);
+        // What every rank has tells the count; the other side has as much, or a block for each rank.
+        let (one, other, what) = match self.collective {
+            Broadcast | Scatter | ReduceScatter => (output, input, "input"),
+            _ => (input, output, "output"),
+        };
+        let elements = one.map_or(0, len::<T>);
+        let (count, wanted) = match self.collective {
+            AllToAll => (self.block(elements)?, elements),
+            Scatter | ReduceScatter | Gather | Collective::AllGather => {
+                (elements, self.blocks(elements)?)
+            }
+            _ => (elements, elements),
+        };
+        if let Some(other) = other {
+            self.check(what, len::<T>(other), wanted)?;
+        }
+        Ok(Call {
+            input,
+            output,
+            ..self.call(count)
+        })
+    }
+
+    /// The call of an all-gatherv.
+    pub(super) fn on_counts<'a>(
+        &self,
+        input: &'a RawBuffer,
+        output: &'a RawBuffer,
+        counts: &'a [u64],
+    ) -> Result<Call<'a>> {
+        let (_, own) = self.own_place(counts)?;
+        self.check("input", len::<T>(input), own)?;
+        Ok(Call {
+            receive_counts: counts,
+            ..self.call(0).with(input, output)
+        })
+    }
+
+    /// The call of an all-to-allv; the engine checks its lengths.
+    pub(super) fn on_both_counts<'a>(
+        &self,
+        input: &'a RawBuffer,
+        send_counts: &'a [u64],
+        output: &'a RawBuffer,
+        receive_counts: &'a [u64],
+    ) -> Call<'a> {
+        Call {
+            send_counts,
+            receive_counts,
+            ..self.call(0).with(input, output)
+        }
+    }
+
+    /// The own one of the equal blocks of `data`.
+    pub(super) fn own_block(&self, data: &RawBuffer) -> Result<RawBuffer> {
+        let count = self.block(len::<T>(data))?;
+        Ok(part::<T>(data, self.rank as usize * count, count))
+    }
+
+    /// The own one of the blocks of `data`, which have so many elements.
+    pub(super) fn own_block_of(&self, data: &RawBuffer, counts: &[u64]) -> Result<RawBuffer> {
+        let (start, own) = self.own_place(counts)?;
+        match start.checked_add(own) {
+            Some(end) if end <= len::<T>(data) => Ok(part::<T>(data, start, own)),
+            _ => Err(Error::invalid(format!(
+                "rank {}'s block of {} is {own} elements from {start} of {}",
+                self.rank,
+                self.collective,
+                len::<T>(data)
+            ))),
+        }
+    }
+
+    /// It borrows its memory.
+    fn call(&self, count: usize) -> Call<'static> {
+        Call {
+            op: self.op,
+            root: self.root,
+            borrows: true,
+            ..Call::new(self.collective, T::DTYPE, count as u64)
+        }
+    }
+
+    /// `count` elements for each rank.
+    fn blocks(&self, count: usize) -> Result<usize> {
+        count.checked_mul(self.ranks as usize).ok_or_else(|| {
+            Error::invalid(format!(
+                "{} of {count} elements on {} ranks",
+                self.collective, self.ranks
+            ))
+        })
+    }
+
+    /// The elements of a block, one of which belongs to each rank.
+    fn block(&self, elements: usize) -> Result<usize> {
+        let ranks = self.ranks as usize;
+        if elements.is_multiple_of(ranks) {
+            return Ok(elements / ranks);
+        }
+        Err(Error::invalid(format!(
+            "{elements} elements of {} are not {ranks} equal blocks, one for each rank",
+            self.collective
+        )))
+    }
+
+    /// Where the own block begins among blocks of so many elements, and its elements.
+    fn own_place(&self, counts: &[u64]) -> Result<(usize, usize)> {
+        let Some(&own) = counts.get(self.rank as usize) else {
+            return Err(Error::invalid(format!(
+                "{} has {} counts, and none for rank {}: one for each rank",
+                self.collective,
+                counts.len(),
+                self.rank
+            )));
+        };
+        let mut before = counts[..self.rank as usize].iter();
+        let start = before.try_fold(0u64, |sum, &count| sum.checked_add(count));
+        let place = start.and_then(|start| Some((start.try_into().ok()?, own.try_into().ok()?)));
+        place.ok_or_else(|| {
+            Error::invalid(format!(
+                "the counts of {} are more than 2^64",
+                self.collective
+            ))
+        })
+    }
+
+    /// An error unless `given` elements are `wanted`.
+    fn check(&self, what: &str, given: usize, wanted: usize) -> Result<()> {
+        if given == wanted {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "the {what} of {} has {given} elements, {wanted} are needed",
+            self.collective
+        )))
     }
 }
 
-/// An error unless `given` elements are `wanted`.
-pub(super) fn check(collective: Collective, what: &str, given: usize, wanted: usize) -> Result<()> {
-    if given == wanted {
-        return Ok(());
-    }
-    Err(Error::invalid(format!(
-        "the {what} of {collective} has {given} elements, {wanted} are needed"
-    )))
+/// Length in elements.
+fn len<T: Element>(memory: &RawBuffer) -> usize {
+    memory.len_bytes() / size_of::<T>()
 }
 
-/// The elements of one of `ranks` equal blocks.
-pub(super) fn block(collective: Collective, elements: usize, ranks: u32) -> Result<usize> {
-    let ranks = ranks as usize;
-    if elements.is_multiple_of(ranks) {
-        return Ok(elements / ranks);
-    }
-    Err(Error::invalid(format!(
-        "{elements} elements of {collective} are not {ranks} equal blocks, one for each rank"
-    )))
-}
-
-/// `count` elements for each rank.
-pub(super) fn blocks(collective: Collective, count: usize, ranks: u32) -> Result<usize> {
-    count
-        .checked_mul(ranks as usize)
-        .ok_or_else(|| Error::invalid(format!("{collective} of {count} elements on {ranks} ranks")))
-}
-
-/// Where the block of `rank` begins, and its elements, in a vector of these blocks.
-pub(super) fn own_block(collective: Collective, counts: &[u64], rank: Rank) -> Result<(u64, u64)> {
-    let own = counts.get(rank as usize).copied();
-    let own = own.ok_or_else(|| {
-        Error::invalid(format!(
-            "{collective} has {} counts, and none for rank {rank}: one for each rank",
-            counts.len()
-        ))
-    })?;
-    let before = counts[..rank as usize]
-        .iter()
-        .try_fold(0u64, |sum, &count| sum.checked_add(count));
-    let start = before
-        .filter(|start| start.checked_add(own).is_some())
-        .ok_or_else(|| Error::invalid(format!("the counts of {collective} are more than 2^64")))?;
-    Ok((start, own))
+/// `count` elements from `start`.
+fn part<T: Element>(memory: &RawBuffer, start: usize, count: usize) -> RawBuffer {
+    memory.part(start * size_of::<T>(), count * size_of::<T>())
 }

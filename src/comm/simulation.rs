@@ -111,8 +111,17 @@ impl Simulation {
     /// A rank leaves in good order, as by dropping every handle of its communicator: what it has
     /// sent is delivered in its time, and then its peers learn that it has left. Operations of it
     /// that have not ended are given up.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: no such rank; any failure of a communicator.
     pub fn leave(&mut self, rank: Rank) -> Result<()> {
-        let shared = self.communicators[rank as usize].shared()?.clone();
+        let Some(leaving) = self.communicators.get(rank as usize) else {
+            let ranks = self.communicators.len();
+            return Err(Error::invalid(format!(
+                "rank {rank} of a simulation of {ranks} leaves"
+            )));
+        };
+        let shared = leaving.shared()?.clone();
         while !shared.engine().leave(self.world.now()) && self.world.advance() {
             self.drive_ready()?;
         }

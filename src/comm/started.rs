@@ -3,8 +3,6 @@
 
 use super::buffer::Buffer;
 use super::call::Call;
-use super::raw::RawBuffer;
-use super::shape::{block, blocks, call, check, own_block};
 use super::{Communicator, Operation};
 use crate::error::Result;
 use crate::memory::Element;
@@ -23,8 +21,8 @@ impl Communicator {
         data: &Buffer<T>,
         op: ReduceOp,
     ) -> Result<Operation> {
-        let of = call::<T>(Collective::AllReduce, data.len()).by(op);
-        self.start_on(of, Some(data.raw()), Some(data.raw()))
+        let of = self.shape::<T>(Collective::AllReduce).by(op);
+        self.start_and_overlap(&of.on(data.raw(), data.raw())?)
     }
 
     /// Starts [`Communicator::all_reduce_into`].
@@ -34,16 +32,14 @@ impl Communicator {
         output: &Buffer<T>,
         op: ReduceOp,
     ) -> Result<Operation> {
-        check(Collective::AllReduce, "output", output.len(), input.len())?;
-        let of = call::<T>(Collective::AllReduce, input.len()).by(op);
-        self.start_on(of, Some(input.raw()), Some(output.raw()))
+        let of = self.shape::<T>(Collective::AllReduce).by(op);
+        self.start_and_overlap(&of.on(input.raw(), output.raw())?)
     }
 
     /// Starts [`Communicator::broadcast`].
     pub fn start_broadcast<T: Element>(&self, data: &Buffer<T>, root: Rank) -> Result<Operation> {
-        let of = call::<T>(Collective::Broadcast, data.len()).at(root);
-        let input = (self.rank() == root).then_some(data.raw());
-        self.start_on(of, input, Some(data.raw()))
+        let of = self.shape::<T>(Collective::Broadcast).at(root);
+        self.start_and_overlap(&of.on(data.raw(), data.raw())?)
     }
 
     /// Starts [`Communicator::broadcast_into`].
@@ -53,12 +49,8 @@ impl Communicator {
         output: &Buffer<T>,
         root: Rank,
     ) -> Result<Operation> {
-        let input = (self.rank() == root).then_some(input);
-        if let Some(input) = input {
-            check(Collective::Broadcast, "input", input.len(), output.len())?;
-        }
-        let of = call::<T>(Collective::Broadcast, output.len()).at(root);
-        self.start_on(of, input.map(Buffer::raw), Some(output.raw()))
+        let of = self.shape::<T>(Collective::Broadcast).at(root);
+        self.start_and_overlap(&of.on(input.raw(), output.raw())?)
     }
 
     /// Starts [`Communicator::reduce`].
@@ -68,9 +60,8 @@ impl Communicator {
         op: ReduceOp,
         root: Rank,
     ) -> Result<Operation> {
-        let of = call::<T>(Collective::Reduce, data.len()).by(op).at(root);
-        let output = (self.rank() == root).then_some(data.raw());
-        self.start_on(of, Some(data.raw()), output)
+        let of = self.shape::<T>(Collective::Reduce).by(op).at(root);
+        self.start_and_overlap(&of.on(data.raw(), data.raw())?)
     }
 
     /// Starts [`Communicator::reduce_into`].
@@ -81,12 +72,8 @@ impl Communicator {
         op: ReduceOp,
         root: Rank,
     ) -> Result<Operation> {
-        let output = (self.rank() == root).then_some(output);
-        if let Some(output) = output {
-            check(Collective::Reduce, "output", output.len(), input.len())?;
-        }
-        let of = call::<T>(Collective::Reduce, input.len()).by(op).at(root);
-        self.start_on(of, Some(input.raw()), output.map(Buffer::raw))
+        let of = self.shape::<T>(Collective::Reduce).by(op).at(root);
+        self.start_and_overlap(&of.on(input.raw(), output.raw())?)
     }
 
     /// Starts [`Communicator::reduce_scatter`].
@@ -96,10 +83,8 @@ impl Communicator {
         output: &Buffer<T>,
         op: ReduceOp,
     ) -> Result<Operation> {
-        let all = blocks(Collective::ReduceScatter, output.len(), self.ranks())?;
-        check(Collective::ReduceScatter, "input", input.len(), all)?;
-        let of = call::<T>(Collective::ReduceScatter, output.len()).by(op);
-        self.start_on(of, Some(input.raw()), Some(output.raw()))
+        let of = self.shape::<T>(Collective::ReduceScatter).by(op);
+        self.start_and_overlap(&of.on(input.raw(), output.raw())?)
     }
 
     /// Starts [`Communicator::reduce_scatter_in_place`].
@@ -108,9 +93,9 @@ impl Communicator {
         data: &Buffer<T>,
         op: ReduceOp,
     ) -> Result<Operation> {
-        let own = self.own_block_of(Collective::ReduceScatter, data)?;
-        let of = call::<T>(Collective::ReduceScatter, own.len()).by(op);
-        self.start_on(of, Some(data.raw()), Some(own.raw()))
+        let of = self.shape::<T>(Collective::ReduceScatter).by(op);
+        let own = of.own_block(data.raw())?;
+        self.start_and_overlap(&of.on(data.raw(), &own)?)
     }
 
     /// Starts [`Communicator::all_gather`].
@@ -119,17 +104,15 @@ impl Communicator {
         input: &Buffer<T>,
         output: &Buffer<T>,
     ) -> Result<Operation> {
-        let all = blocks(Collective::AllGather, input.len(), self.ranks())?;
-        check(Collective::AllGather, "output", output.len(), all)?;
-        let of = call::<T>(Collective::AllGather, input.len());
-        self.start_on(of, Some(input.raw()), Some(output.raw()))
+        let of = self.shape::<T>(Collective::AllGather);
+        self.start_and_overlap(&of.on(input.raw(), output.raw())?)
     }
 
     /// Starts [`Communicator::all_gather_in_place`].
     pub fn start_all_gather_in_place<T: Element>(&self, data: &Buffer<T>) -> Result<Operation> {
-        let own = self.own_block_of(Collective::AllGather, data)?;
-        let of = call::<T>(Collective::AllGather, own.len());
-        self.start_on(of, Some(own.raw()), Some(data.raw()))
+        let of = self.shape::<T>(Collective::AllGather);
+        let own = of.own_block(data.raw())?;
+        self.start_and_overlap(&of.on(&own, data.raw())?)
     }
 
     /// Starts [`Communicator::all_gather_v`].
@@ -139,13 +122,19 @@ impl Communicator {
         output: &Buffer<T>,
         counts: &[u64],
     ) -> Result<Operation> {
-        let (_, own) = own_block(Collective::AllGatherV, counts, self.rank())?;
-        check(Collective::AllGatherV, "input", input.len(), own as usize)?;
-        let of = Call {
-            receive_counts: counts,
-            ..call::<T>(Collective::AllGatherV, 0)
-        };
-        self.start_on(of, Some(input.raw()), Some(output.raw()))
+        let of = self.shape::<T>(Collective::AllGatherV);
+        self.start_and_overlap(&of.on_counts(input.raw(), output.raw(), counts)?)
+    }
+
+    /// Starts [`Communicator::all_gather_v_in_place`].
+    pub fn start_all_gather_v_in_place<T: Element>(
+        &self,
+        data: &Buffer<T>,
+        counts: &[u64],
+    ) -> Result<Operation> {
+        let of = self.shape::<T>(Collective::AllGatherV);
+        let own = of.own_block_of(data.raw(), counts)?;
+        self.start_and_overlap(&of.on_counts(&own, data.raw(), counts)?)
     }
 
     /// Starts [`Communicator::gather`].
@@ -155,13 +144,8 @@ impl Communicator {
         output: &Buffer<T>,
         root: Rank,
     ) -> Result<Operation> {
-        let output = (self.rank() == root).then_some(output);
-        if let Some(output) = output {
-            let all = blocks(Collective::Gather, input.len(), self.ranks())?;
-            check(Collective::Gather, "output", output.len(), all)?;
-        }
-        let of = call::<T>(Collective::Gather, input.len()).at(root);
-        self.start_on(of, Some(input.raw()), output.map(Buffer::raw))
+        let of = self.shape::<T>(Collective::Gather).at(root);
+        self.start_and_overlap(&of.on(input.raw(), output.raw())?)
     }
 
     /// Starts [`Communicator::scatter`].
@@ -171,13 +155,8 @@ impl Communicator {
         output: &Buffer<T>,
         root: Rank,
     ) -> Result<Operation> {
-        let input = (self.rank() == root).then_some(input);
-        if let Some(input) = input {
-            let all = blocks(Collective::Scatter, output.len(), self.ranks())?;
-            check(Collective::Scatter, "input", input.len(), all)?;
-        }
-        let of = call::<T>(Collective::Scatter, output.len()).at(root);
-        self.start_on(of, input.map(Buffer::raw), Some(output.raw()))
+        let of = self.shape::<T>(Collective::Scatter).at(root);
+        self.start_and_overlap(&of.on(input.raw(), output.raw())?)
     }
 
     /// Starts [`Communicator::all_to_all`].
@@ -186,17 +165,14 @@ impl Communicator {
         input: &Buffer<T>,
         output: &Buffer<T>,
     ) -> Result<Operation> {
-        check(Collective::AllToAll, "output", output.len(), input.len())?;
-        let count = block(Collective::AllToAll, input.len(), self.ranks())?;
-        let of = call::<T>(Collective::AllToAll, count);
-        self.start_on(of, Some(input.raw()), Some(output.raw()))
+        let of = self.shape::<T>(Collective::AllToAll);
+        self.start_and_overlap(&of.on(input.raw(), output.raw())?)
     }
 
     /// Starts [`Communicator::all_to_all_in_place`].
     pub fn start_all_to_all_in_place<T: Element>(&self, data: &Buffer<T>) -> Result<Operation> {
-        let count = block(Collective::AllToAll, data.len(), self.ranks())?;
-        let of = call::<T>(Collective::AllToAll, count);
-        self.start_on(of, Some(data.raw()), Some(data.raw()))
+        let of = self.shape::<T>(Collective::AllToAll);
+        self.start_and_overlap(&of.on(data.raw(), data.raw())?)
     }
 
     /// Starts [`Communicator::all_to_all_v`].
@@ -207,36 +183,17 @@ impl Communicator {
         output: &Buffer<T>,
         receive_counts: &[u64],
     ) -> Result<Operation> {
-        let of = Call {
+        let of = self.shape::<T>(Collective::AllToAllV);
+        self.start_and_overlap(&of.on_both_counts(
+            input.raw(),
             send_counts,
+            output.raw(),
             receive_counts,
-            ..call::<T>(Collective::AllToAllV, 0)
-        };
-        self.start_on(of, Some(input.raw()), Some(output.raw()))
+        ))
     }
 
     /// Starts [`Communicator::barrier`].
     pub fn start_barrier(&self) -> Result<Operation> {
-        self.start_on(Call::barrier(), None, None)
-    }
-
-    fn own_block_of<T: Element>(&self, of: Collective, data: &Buffer<T>) -> Result<Buffer<T>> {
-        let count = block(of, data.len(), self.ranks())?;
-        let start = self.rank() as usize * count;
-        Ok(data.range(start..start + count))
-    }
-
-    fn start_on(
-        &self,
-        call: Call<'_>,
-        input: Option<&RawBuffer>,
-        output: Option<&RawBuffer>,
-    ) -> Result<Operation> {
-        self.start_and_overlap(&Call {
-            input,
-            output,
-            borrows: true,
-            ..call
-        })
+        self.start_and_overlap(&Call::barrier())
     }
 }

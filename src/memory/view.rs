@@ -275,15 +275,24 @@ impl View {
     }
 }
 
-/// A Rust type that is an element type of the library.
-pub trait Element: Pod + Send + Sync + PartialEq + std::fmt::Debug {
+/// A Rust type that is an element type of the library: `f64`, `f32`, `f16`, `bf16` and integers, and no other.
+pub trait Element: Pod + Send + Sync + PartialEq + std::fmt::Debug + sealed::Sealed {
     /// Its code.
     const DTYPE: DataType;
 }
 
+mod sealed {
+    /// An element has exactly the size of its `DTYPE`: memory is checked by one and used by the other.
+    pub trait Sealed {}
+}
+
 macro_rules! element {
     ($($rust:ty => $dtype:ident),*) => {
-        $(impl Element for $rust { const DTYPE: DataType = DataType::$dtype; })*
+        $(
+            impl sealed::Sealed for $rust {}
+            impl Element for $rust { const DTYPE: DataType = DataType::$dtype; }
+            const _: () = assert!(size_of::<$rust>() == DataType::$dtype.size_bytes());
+        )*
     };
 }
 element!(f64 => F64, f32 => F32, f16 => F16, bf16 => Bf16, i8 => I8, u8 => U8, i32 => I32, u32 => U32, i64 => I64, u64 => U64);

@@ -1,0 +1,9 @@
+//! Nobody lends memory to a call by hand: what can be lent is named by the library.
+use linerate::{Input, Lend};
+
+struct Wild;
+
+impl Lend for Wild {}
+impl Input<f32> for Wild {}
+
+fn main() {}

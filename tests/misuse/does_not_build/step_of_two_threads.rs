@@ -1,0 +1,13 @@
+//! A sparse allreduce belongs to one thread at a time.
+use linerate::{Buffer, SparseAllreduce};
+
+fn steps(sparse: &mut SparseAllreduce, gradient: &[Buffer<f32>]) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| sparse.run(gradient));
+        scope.spawn(|| sparse.run(gradient));
+    });
+}
+
+fn main() {
+    let _ = steps;
+}
