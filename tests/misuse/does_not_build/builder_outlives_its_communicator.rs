@@ -3,12 +3,12 @@ use linerate::{Collective, CollectiveBuilder, Communicator, DataType, Group};
 
 fn sum() -> CollectiveBuilder<'static> {
     let communicator = Communicator::from_env().unwrap();
-    communicator.collective(Collective::AllReduce, DataType::F32, 8)
+    communicator.collective(Collective::AllReduce, DataType::F32, 8) //~ E0515
 }
 
 fn group() -> Group<'static> {
     let communicator = Communicator::from_env().unwrap();
-    communicator.group()
+    communicator.group() //~ E0515
 }
 
 fn main() {

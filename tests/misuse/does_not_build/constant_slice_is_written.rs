@@ -4,5 +4,5 @@ use linerate::{Communicator, ReduceOp};
 fn main() {
     let communicator = Communicator::from_env().unwrap();
     let gradients = vec![0.0f32; 8];
-    communicator.all_reduce(&gradients, ReduceOp::Sum).unwrap();
+    communicator.all_reduce(&gradients, ReduceOp::Sum).unwrap(); //~ E0277
 }

@@ -4,7 +4,7 @@ use linerate::{DataType, Element};
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Small(u8);
 
-impl Element for Small {
+impl Element for Small { //~ E0277
     const DTYPE: DataType = DataType::F64;
 }
 

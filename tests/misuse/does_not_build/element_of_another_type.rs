@@ -2,5 +2,5 @@
 use linerate::Buffer;
 
 fn main() {
-    let _ = Buffer::from_vec(vec![true, false]);
+    let _ = Buffer::from_vec(vec![true, false]); //~ E0277
 }

@@ -3,7 +3,7 @@ use linerate::{Input, Lend};
 
 struct Wild;
 
-impl Lend for Wild {}
+impl Lend for Wild {} //~ E0046
 impl Input<f32> for Wild {}
 
 fn main() {}

@@ -3,7 +3,7 @@ use linerate::{Buffer, SparseAllreduce};
 
 fn step(sparse: &mut SparseAllreduce, gradient: &[Buffer<f32>]) {
     let picks = sparse.picks_of(0);
-    sparse.run(gradient).unwrap();
+    sparse.run(gradient).unwrap(); //~ E0502
     picks.count();
 }
 

@@ -3,7 +3,7 @@ use linerate::Simulation;
 
 fn run(simulation: &mut Simulation) {
     let first = &simulation.communicators()[0];
-    simulation.run(|_| true).unwrap();
+    simulation.run(|_| true).unwrap(); //~ E0502
     first.rank();
 }
 

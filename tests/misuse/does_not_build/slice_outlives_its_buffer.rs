@@ -3,7 +3,7 @@ use linerate::{Buffer, BufferRef};
 
 fn slice() -> BufferRef<'static, f32> {
     let buffer = Buffer::from_vec(vec![0.0f32; 8]);
-    buffer.as_slice().unwrap()
+    buffer.as_slice().unwrap() //~ E0515
 }
 
 fn main() {

@@ -4,7 +4,7 @@ use linerate::{Buffer, SparseAllreduce};
 fn steps(sparse: &mut SparseAllreduce, gradient: &[Buffer<f32>]) {
     std::thread::scope(|scope| {
         scope.spawn(|| sparse.run(gradient));
-        scope.spawn(|| sparse.run(gradient));
+        scope.spawn(|| sparse.run(gradient)); //~ E0499
     });
 }
 

@@ -3,5 +3,5 @@ use linerate::transport::View;
 
 fn main() {
     let mut bytes = [0u8; 8];
-    let _ = View::new(bytes.as_mut_ptr(), 8);
+    let _ = View::new(bytes.as_mut_ptr(), 8); //~ E0133
 }

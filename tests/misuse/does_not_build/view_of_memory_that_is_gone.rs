@@ -3,5 +3,5 @@ use linerate::transport::{Region, View};
 
 fn main() {
     let view: View = Region::private(4096).unwrap().view();
-    view.store(0, 1u32);
+    view.store(0, 1u32); //~ E0133
 }
