@@ -60,6 +60,14 @@ pub fn bind_rank() {
     }
 }
 
+/// The one processor that this thread may run on; `None`: there are several.
+pub fn only_processor() -> Option<usize> {
+    let allowed = sched_getaffinity(None).ok()?;
+    let mut processors = (0..CpuSet::MAX_CPU).filter(|&processor| allowed.is_set(processor));
+    let first = processors.next();
+    first.filter(|_| processors.next().is_none())
+}
+
 /// The cores of one of `ranks` ranks: consecutive ones, all in use, shares as equal as can be. Where ranks are more, each
 /// has one core, which neighbours share. `None`: no cores, or no such rank.
 fn share(cores: &[usize], rank: usize, ranks: usize) -> Option<&[usize]> {

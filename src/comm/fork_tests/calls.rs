@@ -111,9 +111,10 @@ pub(super) const STARTED: &[(&str, Try)] = &[
     ("Communicator::start_all_gather_v", |comm, all, own| {
         comm.start_all_gather_v(own, all, COUNTS).map(drop)
     }),
-    ("Communicator::start_all_gather_v_in_place", |comm, all, _| {
-        comm.start_all_gather_v_in_place(all, COUNTS).map(drop)
-    }),
+    (
+        "Communicator::start_all_gather_v_in_place",
+        |comm, all, _| comm.start_all_gather_v_in_place(all, COUNTS).map(drop),
+    ),
     ("Communicator::start_gather", |comm, all, own| {
         comm.start_gather(own, all, 0).map(drop)
     }),

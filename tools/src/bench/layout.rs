@@ -30,6 +30,16 @@ pub enum Placement {
     InPlace,
 }
 
+impl Placement {
+    /// As titles and flags spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Placement::OutOfPlace => "out-of-place",
+            Placement::InPlace => "in-place",
+        }
+    }
+}
+
 /// Where elements of an output come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {

@@ -1,5 +1,6 @@
 //! The table, as nccl-tests prints it (`src/common.cu`). Pure: every function gives text.
 
+use super::layout::Placement;
 use super::measure::{Cell, Measured};
 use super::pacing;
 use super::plan::Plan;
@@ -50,16 +51,21 @@ pub fn header(plan: &Plan, job: &Job) -> String {
     let blanks = left_columns("# ", ["", "", "", "", ""]);
     let names = left_columns("# ", ["size", "count", "type", "redop", "root"]);
     let units = left_columns("# ", ["(B)", "(elements)", "", "", ""]);
+    let names_of = |width: usize| -> String {
+        let names = plan.placements.iter().map(|placement| placement.name());
+        names.map(|name| format!("{name:^width$}")).collect()
+    };
+    let placements = plan.placements.len();
     let mut lines = [
-        format!("{blanks}           out-of-place                       in-place          "),
-        names + &title_columns(["time", "algbw", "busbw", "#wrong"]).repeat(2),
-        units + &title_columns(["(us)", "(GB/s)", "(GB/s)", ""]).repeat(2),
+        blanks + &names_of(title_columns([""; 4]).len()),
+        names + &title_columns(["time", "algbw", "busbw", "#wrong"]).repeat(placements),
+        units + &title_columns(["(us)", "(GB/s)", "(GB/s)", ""]).repeat(placements),
     ];
     if plan.stats {
         let titles = ["min", "p90", "p99", "max", "stddev"];
-        lines[0] += &format!("{:^55}{:^55}", "out-of-place", "in-place");
-        lines[1] += &titles.map(stats_column).concat().repeat(2);
-        lines[2] += &stats_column("(us)").repeat(10);
+        lines[0] += &names_of(5 * stats_column("").len());
+        lines[1] += &titles.map(stats_column).concat().repeat(placements);
+        lines[2] += &stats_column("(us)").repeat(5 * placements);
     }
     text + &lines.join("\n") + "\n"
 }
@@ -69,11 +75,14 @@ pub fn row(plan: &Plan, measured: &Measured) -> String {
     let (op, root) = (op_name(plan, measured.op), root_name(plan));
     let (bytes, count) = (measured.bytes.to_string(), measured.count.to_string());
     let mut text = left_columns("  ", [&bytes, &count, measured.dtype.name(), op, &root]);
-    let cells = [&measured.out_of_place, &measured.in_place];
-    for cell in cells {
+    let cells = plan.placements.iter().map(|placement| match placement {
+        Placement::OutOfPlace => &measured.out_of_place,
+        Placement::InPlace => &measured.in_place,
+    });
+    for cell in cells.clone() {
         text.push_str(&cell_columns(cell.as_ref()));
     }
-    for cell in cells.into_iter().filter(|_| plan.stats) {
+    for cell in cells.filter(|_| plan.stats) {
         text.push_str(&stats_columns(cell.as_ref()));
     }
     text.push('\n');
@@ -216,13 +225,17 @@ mod tests {
     }
 
     #[test]
-    fn a_placement_that_is_not_measured_has_no_numbers() {
-        let row = row(&plan("sendrecv"), &measured(Some(cell(1.0, Some(2))), None));
-        assert!(row.contains("  none      -1"), "{row}");
-        assert!(
-            row.ends_with("      2      N/A     N/A     N/A    N/A\n"),
-            "{row}"
-        );
+    fn a_placement_that_is_not_asked_for_has_no_columns() {
+        let plan = plan("allreduce --placement in-place --stats");
+        let row = row(&plan, &measured(None, Some(cell(1.0, Some(0)))));
+        assert!(row.contains("    1.00   12.35    6.10      0 "), "{row}");
+        let job = Job {
+            transport: "shm".into(),
+            version: "0.1.0",
+        };
+        let header = header(&plan, &job);
+        assert_eq!(header.lines().last().unwrap().len(), row.len() - 1);
+        assert!(!header.contains("out-of-place"), "{header}");
     }
 
     #[test]

@@ -23,15 +23,12 @@ pub struct Chart {
     pub lines: Vec<Line>,
 }
 
-/// Whether pictures can be put where `--plots` says.
-pub fn check_folder(folder: Option<&Path>) -> Result<(), String> {
-    match folder.filter(|folder| !folder.is_dir()) {
-        None => Ok(()),
-        Some(folder) => Err(format!(
-            "--plots '{}': not a folder that exists",
-            folder.display()
-        )),
-    }
+/// Makes the folder that `--plots` names, where it is missing.
+pub fn make_folder(folder: Option<&Path>) -> Result<(), String> {
+    folder.map_or(Ok(()), |folder| {
+        std::fs::create_dir_all(folder)
+            .map_err(|cause| format!("--plots '{}': {cause}", folder.display()))
+    })
 }
 
 impl Chart {

@@ -17,6 +17,8 @@ const LEGEND_WIDTH: f64 = 14.0;
 const LEGEND_STEPS: u32 = 32;
 /// Narrower drawings cut the title off.
 const WIDTH_MIN: f64 = 640.0;
+/// Width of a character of a panel's title at most, px.
+const TITLE_CHARACTER: f64 = 8.0;
 
 /// Viridis (S. van der Walt, N. Smith, 2015): even steps of lightness, also for the colour-blind and in print.
 const COLOURS: [[f64; 3]; 5] = [
@@ -57,7 +59,10 @@ pub fn draw(mesh: &Mesh, transport: &str, bytes: u64) -> String {
         false => CELL_SMALL,
     };
     let side = (cell * f64::from(ranks)).max(160.0);
-    let stride = side + LEGEND_WIDTH + GAP + MARGIN_LEFT;
+    let latency = "Latency of 8 B (median, half a round trip)";
+    let bandwidth = format!("Bandwidth of {bytes} B messages");
+    let title = TITLE_CHARACTER * latency.len().max(bandwidth.len() + 2) as f64;
+    let stride = MARGIN_LEFT + (side + LEGEND_WIDTH + GAP).max(title + 40.0);
     let width = (2.0 * stride).max(WIDTH_MIN);
     let height = MARGIN_TOP + side + 56.0;
     let mut text = format!(
@@ -68,10 +73,9 @@ pub fn draw(mesh: &Mesh, transport: &str, bytes: u64) -> String {
         "<text class=\"title\" x=\"16\" y=\"28\">linerate mesh: {ranks} ranks over {}, one pair at a time</text>",
         escape(transport)
     );
-    let bandwidth = format!("Bandwidth of {bytes} B messages");
     let panels = [
         Panel {
-            title: "Latency of 8 B (median, half a round trip)",
+            title: latency,
             unit: "us",
             is_cost: true,
             left: MARGIN_LEFT,

@@ -25,7 +25,7 @@ pub struct Thresholds {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mesh {
     ranks: u32,
-    /// [`KINDS`] matrices, then a number per rank that says on which host it is.
+    /// [`KINDS`] matrices, then a number per rank that says on which host it is, and one that says on which processor.
     values: Vec<f64>,
 }
 
@@ -39,6 +39,8 @@ pub struct Slow {
     value: f64,
     median: f64,
     same_host: bool,
+    /// Both ranks may run on one and the same processor only.
+    same_processor: bool,
 }
 
 /// The JSON document.
@@ -62,7 +64,7 @@ impl Mesh {
         let (ranks_count, kinds) = (ranks as usize, KINDS);
         Mesh {
             ranks,
-            values: vec![0.0; kinds * ranks_count * ranks_count + ranks_count],
+            values: vec![0.0; kinds * ranks_count * ranks_count + 2 * ranks_count],
         }
     }
 
@@ -80,6 +82,12 @@ impl Mesh {
     pub fn set_host(&mut self, rank: Rank, host: u64) {
         let at = KINDS * (self.ranks * self.ranks) as usize + rank as usize;
         self.values[at] = (host >> 11) as f64;
+    }
+
+    /// Says that a rank may run on this processor only.
+    pub fn set_processor(&mut self, rank: Rank, processor: usize) {
+        let at = KINDS * (self.ranks * self.ranks) as usize + (self.ranks + rank) as usize;
+        self.values[at] = processor as f64 + 1.0;
     }
 
     /// One direction of a pair: median and 99th percentile in us, and GB/s.
@@ -110,9 +118,18 @@ impl Mesh {
     }
 
     fn is_same_host(&self, a: Rank, b: Rank) -> bool {
-        let host =
-            |rank: Rank| self.values[KINDS * (self.ranks * self.ranks) as usize + rank as usize];
+        let host = |rank: Rank| self.places()[rank as usize];
         host(a) == host(b)
+    }
+
+    fn is_same_processor(&self, a: Rank, b: Rank) -> bool {
+        let processor = |rank: Rank| self.places()[(self.ranks + rank) as usize];
+        self.is_same_host(a, b) && processor(a) > 0.0 && processor(a) == processor(b)
+    }
+
+    /// Hosts of all ranks, then processors.
+    fn places(&self) -> &[f64] {
+        &self.values[KINDS * (self.ranks * self.ranks) as usize..]
     }
 
     /// All directed pairs.
@@ -139,6 +156,7 @@ impl Mesh {
                     value,
                     median,
                     same_host,
+                    same_processor: self.is_same_processor(from, to),
                 };
                 let value = self.latency(from, to);
                 if value > factor * latency {
@@ -218,8 +236,13 @@ impl Mesh {
             };
             let _ = writeln!(
                 text,
-                "slow: rank {} to {}: {what} {:.3} {unit}, {verb} the median {place} ({:.3}) by more than {} times",
-                pair.from, pair.to, pair.value, pair.median, thresholds.slow
+                "slow: rank {} to {}: {what} {:.3} {unit}, {verb} the median {place} ({:.3}) by more than {} times{}",
+                pair.from,
+                pair.to,
+                pair.value,
+                pair.median,
+                thresholds.slow,
+                reason(pair)
             );
         }
         for rank in self.ranks_in_all(&slow) {
@@ -282,6 +305,14 @@ impl Mesh {
     }
 }
 
+/// Why a pair is slow, where that is known.
+fn reason(pair: &Slow) -> &'static str {
+    match pair.same_processor {
+        true => ": both ranks share one processor",
+        false => "",
+    }
+}
+
 /// 0 without values; of an even number the lower one of the two in the middle.
 fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut sorted: Vec<f64> = values.collect();
@@ -340,6 +371,24 @@ pub mod tests {
         );
         assert!(!text.contains("every other"), "{text}");
         assert_eq!(mesh.slow(3.0), []);
+    }
+
+    #[test]
+    fn a_pair_that_shares_a_processor_is_slow_for_that_reason() {
+        let mut mesh = even(4);
+        for (rank, processor) in [0, 1, 2, 1].into_iter().enumerate() {
+            mesh.set_processor(rank as Rank, processor);
+        }
+        mesh.set(1, 3, (9.0, 9.0), 10.0);
+        mesh.set(0, 2, (9.0, 9.0), 10.0);
+        let text = mesh.describe("shm", 8, &THRESHOLDS);
+        let reasons = text.matches("2 times: both ranks share one processor\n");
+        assert_eq!(reasons.count(), 1, "{text}");
+        assert!(
+            mesh.slow(2.0)
+                .iter()
+                .any(|slow| slow.same_processor && slow.from == 1)
+        );
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::matrix::{Mesh, Thresholds};
 use super::{MeshArgs, heat};
 use crate::bench::statistics::Summary;
 use crate::progress::Progress;
-use crate::{info, output, settings};
+use crate::{binding, info, output, settings};
 use linerate::prng::mix;
 use linerate::{Buffer, Communicator, Config, Rank, ReduceOp, Result};
 use std::time::Instant;
@@ -44,6 +44,9 @@ pub fn run(args: &MeshArgs, config: Config) -> Result<std::result::Result<(), Ve
     };
     let mut mesh = Mesh::new(ranks);
     mesh.set_host(rank, host.bytes().fold(1, |h, b| mix(h ^ u64::from(b))));
+    if let Some(processor) = binding::only_processor() {
+        mesh.set_processor(rank, processor);
+    }
     let pairs = (0..ranks).flat_map(|a| (a + 1..ranks).map(move |b| (a, b)));
     let pairs: Vec<(Rank, Rank)> = pairs.collect();
     let mut progress = (rank == 0).then(|| Progress::new("pairs", pairs.len()));

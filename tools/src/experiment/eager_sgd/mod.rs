@@ -58,7 +58,7 @@ pub struct EagerSgdArgs {
     /// Most rounds that a gradient may come late
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(0..=1024))]
     pub staleness: u32,
-    /// A folder for plots (SVG)
+    /// A folder for plots (SVG); made where it is missing
     #[arg(long, value_name = "FOLDER")]
     pub plots: Option<PathBuf>,
     #[command(flatten)]
@@ -105,7 +105,7 @@ fn prepare(args: &EagerSgdArgs) -> Result<(u32, Config), String> {
     }
     let config = args.job.config()?;
     args.job.check_json()?;
-    super::plot::check_folder(args.plots.as_deref())?;
+    super::plot::make_folder(args.plots.as_deref())?;
     let bytes = plan::memory_bytes(&args.workload, ranks);
     settings::check_memory(
         &format!("the samples of {ranks} ranks"),

@@ -69,7 +69,7 @@ pub struct OkTopkArgs {
     /// Computation of a step where communication is modelled, milliseconds
     #[arg(long, value_name = "MS", default_value = "400", value_parser = parse_positive)]
     pub compute_ms: f64,
-    /// A folder for plots (SVG)
+    /// A folder for plots (SVG); made where it is missing
     #[arg(long, value_name = "FOLDER")]
     pub plots: Option<PathBuf>,
     #[command(flatten)]
@@ -121,7 +121,7 @@ fn prepare(args: &OkTopkArgs) -> Result<(u32, Config), String> {
     let ranks = settings::check_ranks(asked, settings::launched_ranks()?)?;
     let config = args.job.config()?;
     args.job.check_json()?;
-    super::plot::check_folder(args.plots.as_deref())?;
+    super::plot::make_folder(args.plots.as_deref())?;
     Ok((ranks, config))
 }
 
