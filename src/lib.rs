@@ -156,36 +156,43 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-pub mod bootstrap;
+mod bootstrap;
 pub mod collective;
-pub mod comm;
-pub mod config;
-pub mod cost;
-pub mod engine;
-pub mod error;
-pub mod fusion;
-pub mod kernel;
-pub mod limits;
-pub mod memory;
-pub mod partial;
-pub mod pattern;
-pub mod prng;
+mod comm;
+mod config;
+mod cost;
+mod engine;
+mod error;
+mod fusion;
+mod kernel;
+mod limits;
+mod memory;
+pub mod options;
+mod partial;
+mod pattern;
+mod prng;
+pub mod reports;
 pub mod schedule;
-pub mod sparse;
+pub mod sim;
+mod sparse;
 mod sync;
-pub mod time;
+mod time;
 pub mod transport;
-pub mod types;
-pub mod wire;
+mod types;
+#[doc(hidden)]
+#[allow(missing_docs)]
+pub mod unstable;
+mod wire;
 
 pub use comm::{
-    Buffer, CollectiveBuilder, Communicator, Explanation, FlushReport, Fusion, Group, Input, Lend,
-    Operation, Output, PartialAllreduce, PartialFusion, PartialFusionOptions, Simulation,
-    SparseAllreduce, SparseResult, StepReport, StepTimes,
+    Buffer, CollectiveBuilder, Communicator, Fusion, Group, Input, Lend, Operation, Output,
+    PartialAllreduce, PartialFusion, PartialFusionOptions, Simulation, SparseAllreduce,
+    SparseResult,
 };
 pub use config::{Config, Progress};
 pub use error::{Error, Result};
 pub use fusion::{FusionOptions, TensorSpec};
 pub use memory::{BufferMut, BufferRef, Element};
-pub use partial::{Delivery, Divisor, PartialOptions, Policy, RankSet, RoundReport, Waited};
+pub use partial::{PartialOptions, Policy, RankSet};
+pub use sparse::SparseOptions;
 pub use types::{Collective, DataType, Rank, ReduceOp};

@@ -28,7 +28,8 @@ mod history;
 mod print;
 mod range;
 
-pub use builder::{Builder, ROLL_CALL};
+pub use crate::types::{Combine, Finish};
+pub use builder::Builder;
 pub use check::{CheckError, CheckReport, Fault, Spec, Value, check};
 pub use range::{Count, Extent, Point, Range};
 
