@@ -12,7 +12,7 @@
 //! | `direct.rs` | the callers' mapped memory | everything else on one host |
 //! | `ring.rs`, `doubling.rs`, `tree.rs`, `chain.rs`, `pairwise.rs`, `bruck.rs`, `hierarchical.rs` | messages | any transport |
 //!
-//! Reductions are in the order of the ranks or of a fixed tree, the same on all ranks; [`choose`] picks by the
+//! Reductions are in the order of the ranks or of a fixed tree, the same on all ranks; `choose` picks by the
 //! cost model. `partial.rs` is only how a partial collective begins. Not here: sparse collectives.
 //!
 //! Read first: `request.rs`, `stage.rs`, then `ring.rs`.

@@ -225,7 +225,7 @@ impl SmallReduction {
     }
 }
 
-/// Whether an operation should use [`reduce_streaming`] and [`copy_streaming`]: the buffers of all its ranks, together
+/// Whether an operation should use [`reduce_streaming`] and `copy_streaming`: the buffers of all its ranks, together
 /// `buffers_bytes`, fill the last-level cache of `cache_bytes`.
 #[inline]
 pub fn is_for_streaming(buffers_bytes: usize, cache_bytes: usize) -> bool {

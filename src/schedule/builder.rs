@@ -237,7 +237,7 @@ impl Builder {
 
     /// Everybody tells everybody at the start, and nobody ends before all have come: for collectives in which some
     /// ranks would otherwise end without having heard of the others, and never learn that they disagree. Uses
-    /// [`ROLL_CALL`], which no algorithm does.
+    /// `ROLL_CALL`, which no algorithm does.
     pub fn roll_call(schedule: Schedule) -> Schedule {
         let peers: Vec<Rank> = (0..schedule.ranks)
             .filter(|&r| r != schedule.rank)

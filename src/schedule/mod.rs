@@ -41,7 +41,7 @@ pub type StepId = u32;
 /// Index of a run-time length or offset, in elements; filled when the operation starts, or by a receive.
 pub type SlotId = u16;
 
-/// One of the signals that a pair of ranks exchange within one operation, below [`crate::limits::LANES`].
+/// One of the signals that a pair of ranks exchange within one operation, 0 to 3.
 pub type Lane = u8;
 
 /// A buffer of a schedule.

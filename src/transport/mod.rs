@@ -1,5 +1,5 @@
-//! The transport contract: how bytes move between ranks. Providers: [`shm`], [`tcp`], both behind a [`router`], [`verbs`],
-//! and [`sim`].
+//! The transport contract: how bytes move between ranks. Providers: `shm`, `tcp`, both behind a `router`, `verbs`,
+//! and `sim`.
 //!
 //! A transport is driven by one thread at a time (the engine's driver) and never blocks. It moves bytes
 //! and knows nothing of collectives, types or schedules. Peers are world ranks.

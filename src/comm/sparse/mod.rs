@@ -40,7 +40,7 @@ use step::Pending;
 /// Every step is a collective of all ranks of the communicator, in the same order on all of them. k counts over all tensors of
 /// the call, or over each ([`SparseOptions::per_tensor`]).
 ///
-/// Nothing of a gradient is lost but what additions of `f32` round away ([`crate::sparse`]).
+/// Nothing of a gradient is lost but what additions of `f32` round away.
 ///
 /// In a forked child every step is an error. The residuals there are the child's own copy: it may
 /// save them, say.
