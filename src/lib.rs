@@ -56,7 +56,7 @@
 //! | 0 | `error`, `types`, `limits`, `config`, `time`, `prng`, `sync` | words and bounds; no I/O, no clock |
 //! | 1 | `memory` | regions, views (raw ranges that peers may write), words that processes share |
 //! |   | `wire` | control messages, frames, the handshake of connections, TLS behind it: check, parse, emit |
-//! |   | `kernel` | reduce, scale, convert, select on views: scalar oracle and SIMD |
+//! |   | `kernel` | reduce, scale, select on views: scalar oracle and SIMD |
 //! |   | `pattern` | who talks to whom at step k |
 //! | 2 | [`schedule`] | steps, ranges, builder, printout, checker |
 //! | 3 | `cost` | what an algorithm costs |
@@ -156,6 +156,11 @@
 //! shares large copies and reductions among [`Config::threads`], which sleep in between), a central
 //! daemon, asynchronous runtimes, unregistered memory on the wire (but for messages inside a host,
 //! see [`Config::cma`]). Not yet there: device memory, ranks that join later.
+//!
+//! Of the design these went, because nothing but tests ran them: schedules that the engine arms
+//! again and again, steps of the engine that start with the first of several or with the caller's
+//! arrival (a partial allreduce follows such schedules by itself, one per round), receives that tell
+//! their length, and kernels that convert between element types.
 
 /// The program of the README compiles.
 #[cfg(doctest)]
