@@ -12,11 +12,11 @@
 use bytemuck::Pod;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use half::{bf16, f16};
-use linerate::DataType;
-use linerate::comm::last_level_cache_bytes;
-use linerate::kernel::{is_for_streaming, reduce, reduce_streaming};
-use linerate::memory::{Element, Region, View};
-use linerate::types::{Combine, Finish};
+use linerate::schedule::{Combine, Finish};
+use linerate::transport::{Region, View};
+use linerate::unstable::comm::last_level_cache_bytes;
+use linerate::unstable::kernel::{is_for_streaming, reduce, reduce_streaming};
+use linerate::{DataType, Element};
 use std::hint::black_box;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};

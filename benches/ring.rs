@@ -5,11 +5,11 @@
 #![allow(missing_docs)]
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use linerate::bootstrap::nonce;
-use linerate::memory::{Region, View};
-use linerate::time::Time;
-use linerate::transport::{Address, Event, Options, PostError, Transport, open};
-use linerate::types::Rank;
+use linerate::Rank;
+use linerate::transport::{
+    Address, Event, Options, PostError, Region, Time, Transport, View, open,
+};
+use linerate::unstable::bootstrap::nonce;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;

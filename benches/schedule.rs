@@ -6,7 +6,7 @@
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use linerate::Collective;
 use linerate::collective::{Request, algorithms};
-use linerate::engine::Prepared;
+use linerate::unstable::engine::Prepared;
 use std::hint::black_box;
 use std::time::Duration;
 

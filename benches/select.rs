@@ -5,11 +5,14 @@
 //! `LINERATE_BENCH_COUNT` is the number of elements (default 2^25, 128 MiB: no cache holds it). Figures: `benches/README.md`.
 #![allow(missing_docs)]
 
-use linerate::kernel::select::{Picks, Source, accumulate, collect, magnitude, select_top};
-use linerate::kernel::{reduce, scale};
-use linerate::memory::Region;
-use linerate::prng::Prng;
-use linerate::types::{Combine, DataType, Finish};
+use linerate::DataType;
+use linerate::schedule::{Combine, Finish};
+use linerate::transport::Region;
+use linerate::unstable::kernel::select::{
+    Picks, Source, accumulate, collect, magnitude, select_top,
+};
+use linerate::unstable::kernel::{reduce, scale};
+use linerate::unstable::prng::Prng;
 use std::hint::black_box;
 use std::time::Instant;
 

@@ -5,8 +5,8 @@
 //! cargo run --release -- launch -n 2 -- target/release/examples/sparse
 //! ```
 
-use linerate::sparse::{Algorithm, Amount, SparseOptions};
-use linerate::{Communicator, DataType, Result, SparseAllreduce, TensorSpec};
+use linerate::options::{Algorithm, Amount};
+use linerate::{Communicator, DataType, Result, SparseAllreduce, SparseOptions, TensorSpec};
 
 const COUNT: usize = 10_000;
 

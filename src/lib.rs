@@ -24,8 +24,12 @@
 //!
 //! Read first: [`Communicator`] with its collectives, [`Buffer`], [`Operation`], [`Config`]; then
 //! [`Fusion`], [`SparseAllreduce`] and [`PartialAllreduce`]. `examples/` has a program for each.
+//! What most programs never name lies in modules: [`options`] and [`reports`] have the types of
+//! fields, [`sim`] what a [`Simulation`] is told. Who writes a provider reads [`transport`], and who
+//! writes an algorithm [`schedule`] and [`collective`].
 //!
-//! The rest of this text is the architecture; each layer says more in its own module.
+//! The rest of this text is the architecture, for readers of the source: modules without a link are
+//! private, and each says more in its own file.
 //!
 //! # Data flow
 //!
@@ -37,10 +41,10 @@
 //! ```
 //!
 //! A call names a collective, buffers, a count, a type and an operator. [`collective`] picks an
-//! algorithm by the [`cost`] model and builds one rank's [`schedule`]: a graph of steps over
-//! symbolic buffers, without counts, so that it is built once and cached. The [`engine`] binds it
+//! algorithm by the `cost` model and builds one rank's [`schedule`]: a graph of steps over
+//! symbolic buffers, without counts, so that it is built once and cached. The `engine` binds it
 //! to memory and a count and runs it: it cuts chunks, follows dependencies, posts messages to the
-//! [`transport`], stores signals, and calls the [`kernel`]s for reductions. [`comm`] is what users
+//! [`transport`], stores signals, and calls the `kernel`s for reductions. `comm` is what users
 //! hold.
 //!
 //! # Layers
@@ -49,21 +53,23 @@
 //!
 //! | layer | modules | what |
 //! |---|---|---|
-//! | 0 | [`error`], [`types`], [`limits`], [`config`], [`time`], [`prng`], `sync` | words and bounds; no I/O, no clock |
-//! | 1 | [`memory`] | regions, views (raw ranges that peers may write), words that processes share |
-//! |   | [`wire`] | control messages, frames, the handshake of connections, TLS behind it: check, parse, emit |
-//! |   | [`kernel`] | reduce, scale, convert, select on views: scalar oracle and SIMD |
-//! |   | [`pattern`] | who talks to whom at step k |
+//! | 0 | `error`, `types`, `limits`, `config`, `time`, `prng`, `sync` | words and bounds; no I/O, no clock |
+//! | 1 | `memory` | regions, views (raw ranges that peers may write), words that processes share |
+//! |   | `wire` | control messages, frames, the handshake of connections, TLS behind it: check, parse, emit |
+//! |   | `kernel` | reduce, scale, select on views: scalar oracle and SIMD |
+//! |   | `pattern` | who talks to whom at step k |
 //! | 2 | [`schedule`] | steps, ranges, builder, printout, checker |
-//! | 3 | [`cost`] | what an algorithm costs |
+//! | 3 | `cost` | what an algorithm costs |
 //! |   | [`collective`] | request to schedule; choice of algorithm |
-//! |   | [`fusion`] | which tensors are reduced together: a pure state machine |
-//! |   | [`partial`] | which round of a partial allreduce begins when, with what: a pure state machine |
-//! |   | [`sparse`] | sparse allreduce: what a rank sends, receives and keeps, as pure machines |
+//! |   | `fusion` | which tensors are reduced together: a pure state machine |
+//! |   | `partial` | which round of a partial allreduce begins when, with what: a pure state machine |
+//! |   | `sparse` | sparse allreduce: what a rank sends, receives and keeps, as pure machines |
 //! |   | [`transport`] | the contract and its providers: `shm`, `tcp`, `verbs`, `sim` |
-//! | 4 | [`engine`] | runs schedules on transports |
-//! | 5 | [`bootstrap`] | how ranks find and trust each other: launchers, rendezvous, secret, interfaces |
-//! | 6 | [`comm`] | communicators (also split, rebuilt), buffers, operations, groups, fusion of gradients, partial and sparse allreduce, simulation |
+//! | 4 | `engine` | runs schedules on transports |
+//! | 5 | `bootstrap` | how ranks find and trust each other: launchers, rendezvous, secret, interfaces |
+//! | 6 | `comm` | communicators (also split, rebuilt), buffers, operations, groups, fusion of gradients, partial and sparse allreduce, simulation |
+//! | 7 | [`options`], [`reports`], [`sim`] | names of the layers above that users may need |
+//! |   | `unstable` | what tools, benches and tests of internals reach; no part of the interface |
 //!
 //! # Invariants
 //!
@@ -107,10 +113,10 @@
 //!   that may have a view of them has ended, and it cannot free its control memory at all.
 //! * Memory is compared with what the machine, its control groups and the process may have before it is touched. Pages that
 //!   a stopped peer could still write belong to nobody else, because they are never reused.
-//! * A communicator belongs to the process that made it: what drives it lies in a [`memory::ProcessOwned`], which is the one way
+//! * A communicator belongs to the process that made it: what drives it lies in a `memory::ProcessOwned`, which is the one way
 //!   to it. A forked child gets an error from every call and, whatever it drops, says nothing to the parent's peers; those see the parent's death although the child holds copies of its sockets.
 //! * What threads and processes share without a lock (`transport/shm/{ring,recall}.rs`, `engine/control.rs`, `memory/bell.rs`,
-//!   `memory/quota.rs`) takes its memory from [`memory`] alone, so that `tests/loom.rs` compiles the same files against a model and shows that each
+//!   `memory/quota.rs`) takes its memory from `memory` alone, so that `tests/loom.rs` compiles the same files against a model and shows that each
 //!   ordering is needed; `comm/driving.rs`, where threads hand the engine over, runs under shuttle the same way.
 //! * Communicators made from one another are a family: each has a transport and an engine of its own, so that they fail and
 //!   run independently, and whoever waits on one drives the others of its process too.
@@ -128,14 +134,14 @@
 //!   (`transport/router.rs`): RDMA if every rank has said that it can, else connections (`transport/between.rs`).
 //! * A rebuild gives every survivor the new communicator or none: who is told to commit tells all others first. Where ranks
 //!   that are left out may live behind a cut, at most one side of it gets one; that a rank has ended only its host knows.
-//! * Nobody is believed before the handshake of [`wire`]: of a stranger a rank keeps one message's bytes for a bounded time.
+//! * Nobody is believed before the handshake of `wire`: of a stranger a rank keeps one message's bytes for a bounded time.
 //!   Where a rank can be reached is what rank 0 sees of it, not what it says. Until every rank has the contacts of all, each
 //!   keeps its connection to rank 0, so that the first failure is everyone's.
 //! * Where a partial allreduce survives deaths, a result stands for the snapshots in it as long as any rank may lack it: what
 //!   one survivor has completed the others fetch, what none has is repeated without the dead, and no rank leaves with
-//!   a result that others lack ([`partial`]).
+//!   a result that others lack (`partial`).
 //! * A sparse allreduce loses no gradient but what additions of `f32` round away: what of a rank's picks takes part in no sum
-//!   returns to its residual, in whole or as the error of its rounding on the wire ([`sparse`]). Its peers depend on data, so that it is no schedule but a machine that asks for
+//!   returns to its residual, in whole or as the error of its rounding on the wire (`sparse`). Its peers depend on data, so that it is no schedule but a machine that asks for
 //!   messages and small collectives; `comm/sparse` carries them with ordinary operations, so every transport has it. Nothing
 //!   changes before all ranks know that the step counts, in any tensor of the call; bytes of a peer that cannot be right end in an
 //!   error that names it.
@@ -150,42 +156,54 @@
 //! shares large copies and reductions among [`Config::threads`], which sleep in between), a central
 //! daemon, asynchronous runtimes, unregistered memory on the wire (but for messages inside a host,
 //! see [`Config::cma`]). Not yet there: device memory, ranks that join later.
+//!
+//! Of the design these went, because nothing but tests ran them: schedules that the engine arms
+//! again and again, steps of the engine that start with the first of several or with the caller's
+//! arrival (a partial allreduce follows such schedules by itself, one per round), receives that tell
+//! their length, and kernels that convert between element types.
 
 /// The program of the README compiles.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-pub mod bootstrap;
+mod bootstrap;
 pub mod collective;
-pub mod comm;
-pub mod config;
-pub mod cost;
-pub mod engine;
-pub mod error;
-pub mod fusion;
-pub mod kernel;
-pub mod limits;
-pub mod memory;
-pub mod partial;
-pub mod pattern;
-pub mod prng;
+mod comm;
+mod config;
+mod cost;
+mod engine;
+mod error;
+mod fusion;
+mod kernel;
+mod limits;
+mod memory;
+pub mod options;
+mod partial;
+mod pattern;
+mod prng;
+pub mod reports;
 pub mod schedule;
-pub mod sparse;
+pub mod sim;
+mod sparse;
 mod sync;
-pub mod time;
+mod time;
 pub mod transport;
-pub mod types;
-pub mod wire;
+mod types;
+#[doc(hidden)]
+#[allow(missing_docs)]
+pub mod unstable;
+mod wire;
 
 pub use comm::{
-    Buffer, CollectiveBuilder, Communicator, Explanation, FlushReport, Fusion, Group, Input, Lend,
-    Operation, Output, PartialAllreduce, PartialFusion, PartialFusionOptions, Simulation,
-    SparseAllreduce, SparseResult, StepReport, StepTimes,
+    Buffer, CollectiveBuilder, Communicator, Fusion, Group, Input, Lend, Operation, Output,
+    PartialAllreduce, PartialFusion, PartialFusionOptions, Simulation, SparseAllreduce,
+    SparseResult,
 };
 pub use config::{Config, Progress};
 pub use error::{Error, Result};
 pub use fusion::{FusionOptions, TensorSpec};
 pub use memory::{BufferMut, BufferRef, Element};
-pub use partial::{Delivery, Divisor, PartialOptions, Policy, RankSet, RoundReport, Waited};
+pub use partial::{PartialOptions, Policy, RankSet};
+pub use sparse::SparseOptions;
 pub use types::{Collective, DataType, Rank, ReduceOp};

@@ -6,6 +6,9 @@
 
 #[path = "rails/connections.rs"]
 mod connections;
+#[path = "../src/prng.rs"]
+#[allow(dead_code)]
+mod prng;
 #[path = "rails/work.rs"]
 mod work;
 

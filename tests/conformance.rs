@@ -14,6 +14,9 @@ mod cases;
 mod cases_more;
 #[path = "conformance/mutants.rs"]
 mod mutants;
+#[path = "../src/prng.rs"]
+#[allow(dead_code)]
+mod prng;
 #[path = "conformance/processes.rs"]
 mod processes;
 #[path = "conformance/script.rs"]

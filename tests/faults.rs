@@ -17,6 +17,9 @@ mod job;
 mod limits;
 #[path = "faults/pause.rs"]
 mod pause;
+#[path = "../src/prng.rs"]
+#[allow(dead_code)]
+mod prng;
 #[path = "faults/withdrawal.rs"]
 mod withdrawal;
 

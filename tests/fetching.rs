@@ -8,7 +8,7 @@
 #[path = "processes/spawn.rs"]
 mod spawn;
 
-use linerate::config::CrossMemory;
+use linerate::options::CrossMemory;
 use linerate::{Buffer, Collective, CollectiveBuilder, Communicator, Config, DataType, ReduceOp};
 use spawn::spawn;
 use std::process::Output;

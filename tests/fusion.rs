@@ -3,9 +3,9 @@
 #[path = "groups/threads.rs"]
 mod threads;
 
+use linerate::reports::StepReport;
 use linerate::{
-    Buffer, Communicator, Config, DataType, Error, Fusion, FusionOptions, ReduceOp, StepReport,
-    TensorSpec,
+    Buffer, Communicator, Config, DataType, Error, Fusion, FusionOptions, ReduceOp, TensorSpec,
 };
 use std::time::Duration;
 use threads::on_threads;

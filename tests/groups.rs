@@ -3,6 +3,9 @@
 //! Ranks are threads here, each with communicators of its own family, as if they were processes; `tests/rebuild.rs` has real
 //! ones.
 
+#[path = "../src/prng.rs"]
+#[allow(dead_code)]
+mod prng;
 #[path = "groups/random.rs"]
 mod random;
 #[path = "groups/repeats.rs"]
@@ -351,7 +354,7 @@ fn a_call_on_a_communicator_that_has_failed_gives_the_first_cause_whatever_its_m
 
 #[test]
 fn a_simulated_rank_is_told_that_it_cannot_split() {
-    let options = linerate::transport::sim::SimOptions::new(2, 1);
+    let options = linerate::sim::SimOptions::new(2, 1);
     let simulation = linerate::Simulation::new(options, Config::default()).unwrap();
     let comm = &simulation.communicators()[0];
     for result in [

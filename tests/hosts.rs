@@ -10,10 +10,13 @@ mod attacker;
 mod connections;
 #[path = "hosts/namespaces.rs"]
 mod namespaces;
+#[path = "../src/prng.rs"]
+#[allow(dead_code)]
+mod prng;
 #[path = "rails/work.rs"]
 mod work;
 
-use linerate::prng::Prng;
+use crate::prng::Prng;
 use linerate::{Communicator, ReduceOp};
 use namespaces::{COMMON, Hosts, place};
 use rustix::process::Signal;

@@ -13,9 +13,12 @@ mod needed;
 #[path = "collectives/oracle.rs"]
 #[allow(dead_code)]
 mod oracle;
+#[path = "../src/prng.rs"]
+#[allow(dead_code)]
+mod prng;
 
+use crate::prng::{Prng, mix};
 use jobs::{Cell, cells, jobs_per_cell, simulated_job, threaded_job};
-use linerate::prng::{Prng, mix};
 
 const RANKS: u32 = 4;
 

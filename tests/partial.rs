@@ -3,16 +3,17 @@
 
 #[path = "partial/job.rs"]
 mod job;
+#[path = "../src/prng.rs"]
+#[allow(dead_code)]
+mod prng;
 #[path = "processes/spawn.rs"]
 mod spawn;
 #[path = "groups/threads.rs"]
 mod threads;
 
 use job::{NO_VARIABLE, TRANSPORTS, all_equal, results, signal, text, wait_for_word};
-use linerate::{
-    Communicator, Config, DataType, Delivery, Divisor, Error, PartialAllreduce, PartialOptions,
-    Policy,
-};
+use linerate::options::{Delivery, Divisor};
+use linerate::{Communicator, Config, DataType, Error, PartialAllreduce, PartialOptions, Policy};
 use rustix::process::Signal;
 use spawn::{end, spawn, start};
 use std::io::BufRead;

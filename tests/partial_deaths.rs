@@ -3,6 +3,9 @@
 
 #[path = "partial/job.rs"]
 mod job;
+#[path = "../src/prng.rs"]
+#[allow(dead_code)]
+mod prng;
 #[path = "processes/spawn.rs"]
 mod spawn;
 
@@ -85,7 +88,7 @@ fn processes_killed_at_any_moment_take_nothing_of_the_others_with_them() {
         let extra = [*transport, ("LINERATE_TEST_POLICY", policy), SURVIVE];
         let mut children = start("survives", &[NO_VARIABLE; 4], &extra);
         let lines = wait_for_word(&mut children[3], "AT 3");
-        let mut prng = linerate::prng::Prng::new(index as u64);
+        let mut prng = crate::prng::Prng::new(index as u64);
         for victim in [1, 2] {
             std::thread::sleep(Duration::from_micros(prng.below(20_000)));
             signal(&children[victim], Signal::KILL);

@@ -4,8 +4,9 @@
 #[path = "groups/threads.rs"]
 mod threads;
 
+use linerate::options::Divisor;
 use linerate::{
-    Buffer, Communicator, Config, DataType, Divisor, Element, PartialFusion, PartialFusionOptions,
+    Buffer, Communicator, Config, DataType, Element, PartialFusion, PartialFusionOptions,
     PartialOptions, Policy, TensorSpec,
 };
 use std::sync::atomic::{AtomicU32, Ordering};

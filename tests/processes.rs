@@ -9,6 +9,9 @@ mod crew;
 mod network;
 #[path = "collectives/oracle.rs"]
 mod oracle;
+#[path = "../src/prng.rs"]
+#[allow(dead_code)]
+mod prng;
 #[path = "processes/spawn.rs"]
 mod spawn;
 #[path = "processes/traffic.rs"]
@@ -97,9 +100,9 @@ fn sweep(comm: &Communicator) {
             .run(comm)
             .unwrap_or_else(|e| panic!("{case:?}: {e}"));
         for bits in case.check(comm.rank(), &prepared) {
-            own = linerate::prng::mix(own ^ u64::from(bits));
+            own = crate::prng::mix(own ^ u64::from(bits));
             if case.is_same_everywhere() {
-                common = linerate::prng::mix(common ^ u64::from(bits));
+                common = crate::prng::mix(common ^ u64::from(bits));
             }
         }
     }
@@ -136,7 +139,7 @@ fn small_chunks_and_windows_give_the_same_results() {
 /// Many operations at once, of all kinds and sizes, waited for in another order than they were started in.
 fn overlap(comm: &Communicator) {
     let all: Vec<Case> = network::runnable(comm.ranks());
-    let mut prng = linerate::prng::Prng::new(u64::from(comm.rank()) + 5);
+    let mut prng = crate::prng::Prng::new(u64::from(comm.rank()) + 5);
     for group in all.chunks(40) {
         let prepared: Vec<_> = group.iter().map(|case| prepare(comm, case)).collect();
         let mut operations: Vec<(usize, Operation)> = prepared

@@ -6,13 +6,16 @@
 
 #[path = "rails/connections.rs"]
 mod connections;
+#[path = "../src/prng.rs"]
+#[allow(dead_code)]
+mod prng;
 #[path = "processes/spawn.rs"]
 mod spawn;
 #[path = "rails/work.rs"]
 mod work;
 
+use crate::prng::Prng;
 use linerate::Communicator;
-use linerate::prng::Prng;
 use rustix::process::Pid;
 use std::time::{Duration, Instant};
 use work::{HANG, break_until_end, counts, sum, text, thousand};

@@ -3,10 +3,13 @@
 //! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child runs [`child_entry`] and
 //! nothing else.
 
+#[path = "../src/prng.rs"]
+#[allow(dead_code)]
+mod prng;
 #[path = "processes/spawn.rs"]
 mod spawn;
 
-use linerate::prng::Prng;
+use crate::prng::Prng;
 use linerate::{Communicator, Error, ReduceOp, Result};
 use rustix::process::{Signal, getpid, kill_process};
 use spawn::spawn;

@@ -5,7 +5,8 @@
 mod job;
 
 use job::{Job, Outcome, free_port, own_address};
-use linerate::bootstrap::{Place, place_from_env};
+use linerate::options::Place;
+use linerate::unstable::bootstrap::place_from_env;
 use linerate::{Communicator, ReduceOp};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

@@ -8,13 +8,16 @@
 
 #[path = "seeds/job.rs"]
 mod job;
+#[path = "../src/prng.rs"]
+#[allow(dead_code)]
+mod prng;
 #[path = "seeds/run.rs"]
 mod run;
 #[path = "seeds/values.rs"]
 mod values;
 
 use job::{Fault, Job};
-use linerate::transport::sim::Flaw;
+use linerate::sim::Flaw;
 use linerate::{Error, Rank};
 use run::Outcome;
 use std::collections::BTreeMap;
@@ -220,7 +223,7 @@ fn flaws_of_the_fabric_are_found() {
 /// A job on a quiet fabric in which each rank calls one operation, at its own time.
 fn job_of_one(operation: values::Planned, starts_ns: &[u64], fault: Fault) -> Job {
     Job {
-        options: linerate::transport::sim::SimOptions::new(operation.ranks, 1),
+        options: linerate::sim::SimOptions::new(operation.ranks, 1),
         config: linerate::Config::default(),
         operations: vec![operation],
         at_once: 1,

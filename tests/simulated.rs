@@ -2,8 +2,11 @@
 
 #[path = "collectives/oracle.rs"]
 mod oracle;
+#[path = "../src/prng.rs"]
+#[allow(dead_code)]
+mod prng;
 
-use linerate::transport::sim::{Hosts, Link, SimOptions};
+use linerate::sim::{Hosts, Link, SimOptions};
 use linerate::{Buffer, Collective, Config, DataType, Operation, Simulation};
 use oracle::{Case, cases};
 use std::collections::HashMap;

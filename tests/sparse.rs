@@ -3,14 +3,17 @@
 //! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set. Gradients are integers that every rank can
 //! compute for all, so that each checks the whole: what was applied and what residuals keep is what was given.
 
-use linerate::prng::mix;
-use linerate::sparse::{
-    Algorithm, Amount, DsaVariant, Mode, NonFinite, Phase, SparseOptions, ValueFormat,
-};
-use linerate::transport::sim::{Link, SimOptions};
+#[path = "../src/prng.rs"]
+#[allow(dead_code)]
+mod prng;
+
+use crate::prng::mix;
+use linerate::options::{Algorithm, Amount, DsaVariant, Mode, NonFinite, ValueFormat};
+use linerate::reports::Phase;
+use linerate::sim::{Link, SimOptions};
 use linerate::{
     Buffer, Communicator, Config, DataType, Error, ReduceOp, Simulation, SparseAllreduce,
-    SparseResult, TensorSpec,
+    SparseOptions, SparseResult, TensorSpec,
 };
 use std::process::{Command, Stdio};
 

@@ -11,12 +11,15 @@ mod hostile;
 mod limits;
 #[path = "strangers/pair.rs"]
 mod pair;
+#[path = "../src/prng.rs"]
+#[allow(dead_code)]
+mod prng;
 #[path = "strangers/rules.rs"]
 mod rules;
 
 use hostile::initiator;
-use linerate::config::TcpSettings;
-use linerate::wire::HANDSHAKE_BYTES;
+use linerate::options::TcpSettings;
+use linerate::unstable::wire::HANDSHAKE_BYTES;
 use pair::{HANG, Pair, moved, place};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -62,7 +65,7 @@ fn turned_away(pair: &Pair) -> u64 {
 fn garbage_other_programs_and_half_a_hello_are_turned_away_and_the_job_goes_on() {
     let mut pair = Pair::connected(&settings());
     let place = place(&pair.0[1].transport.local_address()).0;
-    let mut random = linerate::prng::Prng::new(11);
+    let mut random = crate::prng::Prng::new(11);
     let noise: Vec<u8> = (0..100_000).map(|_| random.next_u64() as u8).collect();
     let request = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n";
     let half = &hostile::initiator(&pair.0[1].transport.local_address(), [1; 16], SECRET, 9).1

@@ -5,13 +5,16 @@
 mod between;
 #[path = "strangers/pair.rs"]
 mod pair;
+#[path = "../src/prng.rs"]
+#[allow(dead_code)]
+mod prng;
 #[path = "processes/spawn.rs"]
 mod spawn;
 
 use between::{Between, Direction};
-use linerate::config::TcpSettings;
+use linerate::options::TcpSettings;
 use linerate::transport::open;
-use linerate::wire::{Claim, HANDSHAKE_BYTES, Initiator, JobKey, Purpose, Tls};
+use linerate::unstable::wire::{Claim, HANDSHAKE_BYTES, Initiator, JobKey, Purpose, Tls};
 use linerate::{Communicator, ReduceOp};
 use pair::{Pair, moved, over, place};
 use std::io::{Read, Write};
@@ -200,7 +203,7 @@ fn child_entry() {
         buffer.write(0, &values).unwrap();
         comm.all_reduce(&buffer, ReduceOp::Sum).unwrap();
         let bits = buffer.to_vec().unwrap().into_iter().fold(0u64, |hash, v| {
-            linerate::prng::mix(hash ^ u64::from(v.to_bits()))
+            crate::prng::mix(hash ^ u64::from(v.to_bits()))
         });
         println!("BITS {count} {bits:016x}");
     }

@@ -14,6 +14,9 @@ mod left;
 mod pair;
 #[path = "verbs/paths.rs"]
 mod paths;
+#[path = "../src/prng.rs"]
+#[allow(dead_code)]
+mod prng;
 #[path = "verbs/refusals.rs"]
 mod refusals;
 #[path = "verbs/removal.rs"]

@@ -10,7 +10,7 @@ mod turns;
 
 use criterion::{Criterion, Throughput};
 use linerate::collective::{Request, find};
-use linerate::transport::sim::SimOptions;
+use linerate::sim::SimOptions;
 use linerate::{
     Collective, CollectiveBuilder, Communicator, Config, DataType, Operation, ReduceOp, Simulation,
 };

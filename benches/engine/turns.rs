@@ -5,14 +5,11 @@
 //! Downwards a rank would find all that those before it have just sent, and a drive would do more than it does anywhere.
 
 use crate::{Runner, request_of, steps_of};
-use linerate::bootstrap::nonce;
 use linerate::collective::find;
-use linerate::engine::{Arguments, Contact, Engine, Host, Prepared, TaskCall, TaskId};
-use linerate::memory::Region;
-use linerate::time::Time;
-use linerate::transport::{Options, open};
-use linerate::types::Rank;
-use linerate::{Collective, Config, DataType, ReduceOp};
+use linerate::transport::{Options, Region, Time, open};
+use linerate::unstable::bootstrap::nonce;
+use linerate::unstable::engine::{Arguments, Contact, Engine, Host, Prepared, TaskCall, TaskId};
+use linerate::{Collective, Config, DataType, Rank, ReduceOp};
 use std::borrow::Cow;
 use std::sync::Arc;
 

@@ -12,7 +12,7 @@
 //! | `direct.rs` | the callers' mapped memory | everything else on one host |
 //! | `ring.rs`, `doubling.rs`, `tree.rs`, `chain.rs`, `pairwise.rs`, `bruck.rs`, `hierarchical.rs` | messages | any transport |
 //!
-//! Reductions are in the order of the ranks or of a fixed tree, the same on all ranks; [`choose`] picks by the
+//! Reductions are in the order of the ranks or of a fixed tree, the same on all ranks; `choose` picks by the
 //! cost model. `partial.rs` is only how a partial collective begins. Not here: sparse collectives.
 //!
 //! Read first: `request.rs`, `stage.rs`, then `ring.rs`.
@@ -20,7 +20,7 @@
 mod algorithm;
 mod bruck;
 mod chain;
-mod choose;
+pub(crate) mod choose;
 mod direct;
 mod doubling;
 mod hierarchical;
@@ -38,11 +38,14 @@ mod window;
 #[cfg(test)]
 mod tests;
 
+pub use crate::cost::formulas::Formula;
+pub use crate::cost::{Caches, Shape, Work};
+pub use crate::limits::LINE_PAYLOAD_BYTES;
 pub use algorithm::{Algorithm, Needs, Window};
-pub use choose::{Available, Candidate, Choice, candidates, choose};
-pub use partial::{build_activation, build_activation_by_hub};
+pub(crate) use choose::{Available, Candidate, Choice, candidates, choose};
+pub(crate) use partial::{build_activation, build_activation_by_hub};
 pub use request::Request;
-pub use slots::{
+pub(crate) use slots::{
     BARRIER_SLOTS, TransferShape, all_gather_v_slots, all_to_all_v_slots, build_send_recv,
     transfer_slots,
 };

@@ -45,7 +45,6 @@ pub fn build_activation(rank: Rank, ranks: u32) -> Schedule {
         builder.step(pass_on, &starts[..=k], Join::Any, Trigger::None);
     }
     builder.step(Action::Nop, &starts, Join::Any, Trigger::None);
-    builder.persistent();
     builder.build()
 }
 
@@ -75,6 +74,5 @@ pub fn build_activation_by_hub(rank: Rank, ranks: u32) -> Schedule {
         builder.step(signal, known_by, Join::Any, Trigger::None);
     }
     builder.step(Action::Nop, &starts, Join::Any, Trigger::None);
-    builder.persistent();
     builder.build()
 }

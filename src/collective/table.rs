@@ -44,7 +44,7 @@ const DIRECT_PLAIN: Needs = Needs {
     ..DIRECT
 };
 
-/// Every algorithm of a collective. [`Collective::SendRecv`] has none: see [`super::build_send_recv`].
+/// Every algorithm of a collective. [`Collective::SendRecv`] has none: see `build_send_recv`.
 pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
     match collective {
         Collective::AllReduce => &ALL_REDUCE,

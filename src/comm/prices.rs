@@ -40,7 +40,7 @@ fn read(path: &Path, is_asked_for: bool) -> Result<Option<Models>, String> {
     cost::parse(&text, &host()).map_err(|e| e.to_string())
 }
 
-/// The name of this host's section in a file of prices (see [`cost::host_key`]).
+/// The name of this host's section in a file of prices (see `cost::host_key`).
 pub fn host() -> String {
     cost::host_key(&std::fs::read_to_string(CPUINFO).unwrap_or_default())
 }

@@ -148,9 +148,9 @@ impl Simulation {
     /// `gradients` by rank, as for [`SparseAllreduce::start`]. The results, by rank.
     ///
     /// ```
-    /// use linerate::sparse::{Amount, SparseOptions};
-    /// use linerate::transport::sim::SimOptions;
-    /// use linerate::{Buffer, Config, DataType, Simulation, SparseAllreduce, TensorSpec};
+    /// use linerate::{Buffer, Config, DataType, Simulation, SparseAllreduce, SparseOptions, TensorSpec};
+    /// use linerate::options::Amount;
+    /// use linerate::sim::SimOptions;
     /// let mut simulation = Simulation::new(SimOptions::new(3, 1), Config::default())?;
     /// let options = SparseOptions { amount: Amount::Count(1), ..SparseOptions::default() };
     /// let (mut sparse, mut gradients) = (Vec::new(), Vec::new());

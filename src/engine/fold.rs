@@ -8,7 +8,7 @@
 //! Only for a reduction that waits for nothing but that message: then a chunk waits for the reduction of an earlier one, and
 //! that for nobody, so that no rank can be held up that was not before.
 
-use crate::schedule::{Action, Buffer, BufferId, Extent, Join, Schedule, StepId, Trigger};
+use crate::schedule::{Action, Buffer, BufferId, Extent, Schedule, StepId};
 
 /// Chunks in a folded buffer: one that comes while another is reduced.
 pub const FOLD_CHUNKS: u64 = 2;
@@ -46,11 +46,9 @@ fn fold_of(schedule: &Schedule, buffer: BufferId) -> Option<Fold> {
         return None;
     };
     let [first, second] = [receive, reduce].map(|id: StepId| &schedule.steps[id as usize]);
-    let is_receive = matches!(first.action, Action::Recv { fills: None, .. })
+    let is_receive = matches!(first.action, Action::Recv { .. })
         && !matches!(written.extent, Extent::Slots { .. });
     let is_reduce = matches!(second.action, Action::Reduce { .. })
-        && second.join == Join::All
-        && second.trigger == Trigger::None
         && (second.dependencies.iter()).all(|d| d.step == receive && d.overlap.is_some());
     (is_receive && is_reduce && written == read).then_some(Fold {
         buffer,

@@ -60,7 +60,7 @@ pub(crate) use fault::name_ranks;
 pub use links::Contact;
 pub use prepared::Prepared;
 pub use tasks::{TaskCall, TaskId};
-pub use wait::{Looks, Patience, SpinTime, Step as WaitStep};
+pub use wait::{Patience, SpinTime, Step as WaitStep};
 
 use crate::config::Config;
 use crate::error::{Error, Result};

@@ -6,8 +6,7 @@
 
 use super::gate::{Followers, Gate, MORE, NONE, StepRun};
 use crate::schedule::{
-    Action, BufferId, Dependency, Extent, Join, Operand, Range, Schedule, SlotId, Step, StepId,
-    Trigger,
+    Action, BufferId, Dependency, Extent, Join, Operand, Range, Schedule, Step, StepId, Trigger,
 };
 use crate::types::Rank;
 
@@ -58,8 +57,6 @@ pub struct StepPlan {
     pub kind: StepKind,
     /// Of a message: whether only one side knows its length, so that a chunk that is not full ends it.
     pub is_open_ended: bool,
-    /// Of a message: the slot that gets its length.
-    pub fills: Option<SlotId>,
     /// Of a message: where its range lies.
     pub buffer: BufferId,
     pub peer: Rank,
@@ -122,18 +119,12 @@ pub struct Plan {
     pub operands: Vec<Operands>,
     /// Per step, what its end releases where steps are whole.
     pub followers: Vec<Followers>,
-    /// Whether receives fill slots, so that lengths become known only while a round runs.
-    pub has_fills: bool,
     /// How far steps have come at the beginning; a round adds their lengths.
     pub runs: Vec<StepRun>,
     /// How a round begins whose steps are whole: each waits until what it overlaps has been processed.
     pub whole: Start,
     /// How others begin: steps follow those that they overlap piece by piece.
     pub piecewise: Start,
-    /// Steps that the caller's arrival starts.
-    pub triggered: Vec<StepId>,
-    /// Earlier steps with a step that the first of several starts ([`Join::Any`]).
-    pub alternatives: Vec<(StepId, StepId)>,
 }
 
 impl Plan {
@@ -147,22 +138,18 @@ impl Plan {
             let operands = plan.operands_of(&step.action, schedule.rank, firsts[id as usize]);
             plan.operands.push(operands);
             let edges = plan.edges.len() as u32;
-            if step.join == Join::All {
-                // Latest first: when that has been processed, so have most of the others.
-                let overlaps = step.dependencies.iter().rev();
-                let overlaps = overlaps.filter_map(|d| edge(d, &firsts, id));
-                plan.edges.extend(overlaps);
-            } else {
-                let pairs = step.dependencies.iter().map(|d| (d.step, id));
-                plan.alternatives.extend(pairs);
-            }
+            assert!(
+                step.join == Join::All && step.trigger == Trigger::None,
+                "step {id} of {} is for those who follow a schedule by themselves",
+                schedule.name
+            );
+            // Latest first: when that has been processed, so have most of the others.
+            let overlaps = step.dependencies.iter().rev();
+            let overlaps = overlaps.filter_map(|d| edge(d, &firsts, id));
+            plan.edges.extend(overlaps);
             let edges = (edges, plan.edges.len() as u32);
             plan.add_step(&step.action, firsts[id as usize], edges);
-            if step.trigger == Trigger::Caller {
-                plan.triggered.push(id);
-            }
         }
-        plan.has_fills = plan.steps.iter().any(|step| step.fills.is_some());
         plan.add_successors(schedule);
         let steps = 0..plan.steps.len() as StepId;
         plan.followers = steps.map(|step| plan.followers_of(step)).collect();
@@ -180,41 +167,24 @@ impl Plan {
     }
 
     fn followers_of(&self, step: StepId) -> Followers {
-        let has_alternatives = self.alternatives_after(step).next().is_some();
         match *self.successors_of(step) {
-            [] if has_alternatives => [NONE, MORE],
             [] => [NONE; 2],
-            [first, ..] if has_alternatives => [first.step, MORE],
             [first] => [first.step, NONE],
             [first, second] => [first.step, second.step],
             [first, ..] => [first.step, MORE],
         }
     }
 
-    /// The steps that this one starts if nothing has started them yet.
-    pub fn alternatives_after(&self, earlier: StepId) -> impl Iterator<Item = StepId> + use<'_> {
-        let pairs = self.alternatives.iter();
-        pairs
-            .filter(move |(first, _)| *first == earlier)
-            .map(|(_, step)| *step)
-    }
-
     fn add_step(&mut self, action: &Action, first: u32, edges: (u32, u32)) {
-        let (kind, peer, message, fills) = match action {
-            Action::Send { peer, message, .. } => (StepKind::Send, *peer, *message, None),
-            Action::Recv {
-                peer,
-                message,
-                fills,
-                ..
-            } => (StepKind::Receive, *peer, *message, *fills),
-            _ => (StepKind::Other, 0, 0, None),
+        let (kind, peer, message) = match action {
+            Action::Send { peer, message, .. } => (StepKind::Send, *peer, *message),
+            Action::Recv { peer, message, .. } => (StepKind::Receive, *peer, *message),
+            _ => (StepKind::Other, 0, 0),
         };
         let extent = action.extent();
         self.steps.push(StepPlan {
             kind,
             is_open_ended: extent.is_some_and(|r| matches!(r.extent, Extent::Slots { .. })),
-            fills,
             buffer: extent.map_or(BufferId::INPUT, |range| range.buffer),
             peer,
             message,
@@ -284,16 +254,13 @@ impl Plan {
 
     fn add_successors(&mut self, schedule: &Schedule) {
         let mut successors = vec![Vec::new(); self.steps.len()];
-        for (
-            step,
-            Step {
-                dependencies, join, ..
-            },
-        ) in (0..).zip(&schedule.steps)
-        {
-            for dependency in dependencies.iter().filter(|_| *join == Join::All) {
+        for (id, step) in (0..).zip(&schedule.steps) {
+            for dependency in &step.dependencies {
                 let is_overlap = dependency.overlap.is_some();
-                successors[dependency.step as usize].push(Successor { step, is_overlap });
+                successors[dependency.step as usize].push(Successor {
+                    step: id,
+                    is_overlap,
+                });
             }
         }
         for (step, successors) in self.steps.iter_mut().zip(successors) {
@@ -307,15 +274,9 @@ impl Plan {
     fn start(&self, schedule: &Schedule, holds: impl Fn(&Dependency) -> bool) -> Start {
         let mut start = Start::default();
         for (id, step) in (0..).zip(&schedule.steps) {
-            let holds = if step.join == Join::All {
-                let held = step.dependencies.iter().filter(|d| holds(d)).count();
-                held as u32 + u32::from(step.trigger == Trigger::Caller)
-            } else {
-                // The first of them starts it.
-                u32::from(!step.dependencies.is_empty())
-            };
+            let held = step.dependencies.iter().filter(|d| holds(d)).count();
             let mut gate = Gate {
-                holds,
+                holds: held as u32,
                 ..Gate::default()
             };
             if gate.holds == 0 {
@@ -329,11 +290,10 @@ impl Plan {
 }
 
 fn run_of(step: &Step) -> StepRun {
-    let mut run = StepRun::default();
-    if step.join == Join::All {
-        run.unsettled = step.dependencies.len() as u32;
+    StepRun {
+        unsettled: step.dependencies.len() as u32,
+        ..StepRun::default()
     }
-    run
 }
 
 fn edge(dependency: &Dependency, firsts: &[u32], step: StepId) -> Option<Edge> {

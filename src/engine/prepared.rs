@@ -3,7 +3,7 @@
 use super::fold::{Fold, folds_of};
 use super::plan::Plan;
 use crate::limits::CACHE_LINE_BYTES;
-use crate::schedule::{Action, Buffer, Count, Join, Schedule, Step, Trigger};
+use crate::schedule::{Action, Buffer, Count, Schedule, Step};
 
 /// A schedule ready to run any number of times.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub struct Prepared {
     /// Scratch buffers that long messages go through a few chunks at a time.
     pub folds: Vec<Fold>,
     /// Whether its steps may run in the order in which they were appended, each to its end: no messages, which
-    /// overlap with others chunk by chunk, and nothing that starts out of order.
+    /// overlap with others chunk by chunk.
     pub is_straight: bool,
 }
 
@@ -47,7 +47,7 @@ impl Prepared {
                 .buffers
                 .iter()
                 .any(|b| matches!(b, Buffer::Scratch(_))),
-            is_straight: !schedule.persistent && schedule.steps.iter().all(is_straight),
+            is_straight: !schedule.steps.iter().any(is_message),
             folds: folds_of(&schedule),
             reaches_buffers,
             arrivals: schedule
@@ -75,9 +75,8 @@ impl Prepared {
     }
 }
 
-fn is_straight(step: &Step) -> bool {
-    let is_message = matches!(step.action, Action::Send { .. } | Action::Recv { .. });
-    !is_message && step.join == Join::All && step.trigger == Trigger::None
+fn is_message(step: &Step) -> bool {
+    matches!(step.action, Action::Send { .. } | Action::Recv { .. })
 }
 
 fn is_arrival(action: &Action) -> bool {

@@ -11,7 +11,7 @@
 use super::gate::{Followers, Gate, MORE, NONE, Stage, StepRun, StraightRun};
 use super::plan::{Edge, Span, StepPlan};
 use super::prepared::Prepared;
-use crate::schedule::{Count, Join, StepId};
+use crate::schedule::{Count, StepId};
 use ready::Ready;
 
 /// The steps of one round. What every whole step needs comes first, together.
@@ -23,7 +23,6 @@ pub struct Progress {
     incomplete: u32,
     /// Whether every step is one chunk at most.
     is_whole: bool,
-    has_alternatives: bool,
     /// Whole steps that only [`BoundSteps`](super::bound::BoundSteps) tell apart leave this as it is.
     runs: Vec<StepRun>,
     /// How a round of this count begins: as the plan says, with the lengths.
@@ -50,7 +49,7 @@ impl Progress {
             span => self.spans[span as usize].len,
         };
         let is_one_chunk = |step: &StepPlan| step.chunks(len_of(step), per_chunk) == 1;
-        self.is_whole = !plan.has_fills && plan.steps.iter().all(is_one_chunk);
+        self.is_whole = plan.steps.iter().all(is_one_chunk);
         self.armed.clone_from(&plan.runs);
         let start = match self.is_whole {
             true => &plan.whole,
@@ -64,7 +63,6 @@ impl Progress {
             };
         }
         self.runs.clone_from(&self.armed);
-        self.has_alternatives = !plan.alternatives.is_empty();
     }
 
     fn resolve(&mut self, prepared: &Prepared, count: &Count<'_>) {
@@ -74,18 +72,6 @@ impl Progress {
             let (start, len) = range.resolve(count);
             Span { start, len }
         }));
-    }
-
-    /// A slot has been filled: steps that have not started have their lengths from here on.
-    pub fn resolve_again(&mut self, prepared: &Prepared, count: &Count<'_>) {
-        self.resolve(prepared, count);
-        let runs = self.runs.iter_mut().zip(&self.gates);
-        for ((run, gate), step) in runs.zip(&prepared.plan.steps) {
-            let has_started = run.chunks_posted > 0 || run.done > 0 || gate.stage > Stage::Pending;
-            if !has_started && step.span != NONE {
-                run.len = self.spans[step.span as usize].len;
-            }
-        }
     }
 
     /// Where a range lies.
@@ -114,16 +100,6 @@ impl Progress {
         (0..run.step).for_each(|step| self.process(prepared, step));
         if let Some(next) = self.runs.get_mut(run.step as usize) {
             next.done = run.done;
-        }
-    }
-
-    /// The caller has arrived: internal activation.
-    pub fn activate(&mut self, prepared: &Prepared) {
-        for &step in &prepared.plan.triggered {
-            match prepared.schedule.steps[step as usize].join {
-                Join::All => self.release(step),
-                Join::Any => self.start_any(step),
-            }
         }
     }
 
@@ -343,9 +319,6 @@ impl Progress {
         if let [_, others @ ..] = prepared.plan.successors_of(step) {
             others.iter().for_each(|other| self.release(other.step));
         }
-        if self.has_alternatives {
-            self.start_alternatives(prepared, step);
-        }
     }
 
     #[inline(never)]
@@ -399,30 +372,10 @@ impl Progress {
                     self.release(successor.step);
                 }
             }
-            if self.has_alternatives {
-                self.start_alternatives(prepared, completed);
-            }
             match self.completing.pop() {
                 Some(next) => completed = next,
                 None => return,
             }
-        }
-    }
-
-    /// The first of several has completed: what waits for any of them starts.
-    #[cold]
-    fn start_alternatives(&mut self, prepared: &Prepared, completed: StepId) {
-        for step in prepared.plan.alternatives_after(completed) {
-            self.start_any(step);
-        }
-    }
-
-    /// Starts a step that waits for any of several things, unless it has started.
-    fn start_any(&mut self, step: StepId) {
-        let gate = &mut self.gates[step as usize];
-        if gate.holds > 0 {
-            gate.holds = 0;
-            self.enqueue(step);
         }
     }
 }

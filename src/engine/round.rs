@@ -11,7 +11,7 @@ use super::signature::Signature;
 use super::tag::{self, RoundToken};
 use crate::limits::CACHE_LINE_BYTES;
 use crate::memory::View;
-use crate::schedule::{Buffer, BufferId, Count, Extent, Range, SlotId, StepId};
+use crate::schedule::{Buffer, BufferId, Count, Extent, Range, StepId};
 use crate::time::Time;
 use crate::types::{DataType, Rank, ReduceOp};
 use std::mem::offset_of;
@@ -445,14 +445,6 @@ impl Round {
             Some(&around @ 1..) => around,
             _ => extent.length_max(&self.counts()),
         }
-    }
-
-    /// A receive has filled its slot: ranges that it measures have their lengths from here on.
-    pub fn fill(&mut self, slot: SlotId, len: u64) {
-        self.slots[slot as usize] = len;
-        let (count, slots) = (self.count, &self.slots[..]);
-        let counts = Count { count, slots };
-        self.progress.resolve_again(&self.prepared, &counts);
     }
 
     /// Gives every buffer its memory, the caller's views, the window slot and scratch memory, unless it has that.

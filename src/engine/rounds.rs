@@ -103,10 +103,6 @@ impl Engine {
             RoundId::Collective(sequence) => self.note_started(sequence, &round),
             RoundId::Pairwise => self.number_messages(&mut round),
         }
-        if round.prepared.schedule.persistent && self.tasks[index].activations > 0 {
-            self.tasks[index].activations -= 1;
-            round.progress.activate(&round.prepared);
-        }
         self.enlist(round, now);
         Ok(())
     }
@@ -250,7 +246,6 @@ impl Engine {
         self.put_away(round);
         let task = &mut self.tasks[index];
         task.active_rounds -= 1;
-        task.rounds_completed += 1;
         let call = task.call.as_mut().expect("running tasks have calls");
         if is_redirected {
             match call.fallback.take() {
@@ -271,10 +266,6 @@ impl Engine {
                     self.fail(error, true);
                 }
             }
-        } else if call.prepared.schedule.persistent {
-            task.started = 0;
-            self.queue.push_back(index);
-            self.has_chores = true;
         } else if task.active_rounds == 0 && task.started >= call.arguments.count {
             self.end_task(index, lost.map_or(Ok(()), Err));
         }

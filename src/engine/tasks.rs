@@ -80,9 +80,6 @@ pub struct Task {
     /// Elements of a round that is staged through windows, 0 until that is known.
     pub(super) segment_elements: u64,
     pub(super) active_rounds: u32,
-    /// Rounds of a persistent schedule that have completed, and activations that have not met a round.
-    pub(super) rounds_completed: u64,
-    pub(super) activations: u64,
     pub(super) is_detached: bool,
     pub last_moved: Time,
 }
@@ -125,8 +122,6 @@ impl Engine {
                 started: 0,
                 segment_elements: 0,
                 active_rounds: 0,
-                rounds_completed: 0,
-                activations: 0,
                 is_detached: false,
                 last_moved: now,
             });
@@ -136,7 +131,7 @@ impl Engine {
         task.state = State::Running;
         task.call = Some(call);
         (task.started, task.segment_elements, task.active_rounds) = (0, segment_elements, 0);
-        (task.rounds_completed, task.activations, task.is_detached) = (0, 0, false);
+        task.is_detached = false;
         task.last_moved = now;
         let id = TaskId {
             index,
@@ -245,31 +240,6 @@ impl Engine {
             State::Done(_) => self.free_task(id.index),
             State::Free => {}
         }
-    }
-
-    /// The caller has arrived at a persistent schedule.
-    pub fn activate(&mut self, id: TaskId, now: Time) -> Result<()> {
-        if self.result(id).is_some() {
-            return Err(Error::invalid("the persistent operation has ended"));
-        }
-        self.tasks[id.index].activations += 1;
-        self.want_anything();
-        for place in self.active.clone() {
-            if let Some(round) = self.rounds[place as usize].as_mut()
-                && round.task == id.index
-            {
-                self.tasks[id.index].activations -= 1;
-                let prepared = round.prepared.clone();
-                round.progress.activate(&prepared);
-            }
-        }
-        self.run_rounds(now);
-        Ok(())
-    }
-
-    /// Rounds of a persistent task that have completed.
-    pub fn rounds_completed(&self, id: TaskId) -> u64 {
-        self.tasks[id.index].rounds_completed
     }
 
     /// Fails the communicator everywhere because this task is not wanted any more.

@@ -1,13 +1,10 @@
-//! What partial and sparse collectives need of the engine, on simulated ranks: run-time lengths, activation by
-//! the caller or by a peer, steps that run once, schedules that re-arm themselves.
+//! The engine on simulated ranks: run-time lengths, messages longer than their scratch memory, the news of a failure.
 
 use super::{Arguments, Contact, Engine, Host, Prepared, TaskCall, TaskId};
 use crate::config::Config;
 use crate::error::Error;
 use crate::memory::{Region, View};
-use crate::schedule::{
-    Action, BufferId, Builder, Extent, Join, Operand, Range, Schedule, StepId, Trigger,
-};
+use crate::schedule::{BufferId, Builder, Extent, Range, Schedule};
 use crate::transport::sim::{SimOptions, World};
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 use crate::wire::{ControlKind, ControlMessage};
@@ -121,67 +118,7 @@ impl Job {
 }
 
 #[test]
-fn a_length_that_only_the_sender_knows_travels_down_a_chain() {
-    const CHUNK: u64 = 1024;
-    for length in [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 3 * CHUNK + 7] {
-        for seed in 0..20 {
-            let bound = 4 * CHUNK;
-            let mut job = Job::new(SimOptions::new(3, seed).hostile(), bound as usize);
-            job.fill(0, |i| i as f32 + 1.0);
-            let known = |buffer| {
-                Range::new(
-                    buffer,
-                    Extent::Slots {
-                        offset: 0,
-                        length: 1,
-                    },
-                )
-            };
-            let tasks: Vec<TaskId> = (0..3)
-                .map(|rank| {
-                    let mut b = Builder::new("chain", rank, 3, false);
-                    b.slots(3);
-                    if rank == 0 {
-                        b.send(1, known(BufferId::INPUT));
-                    } else {
-                        b.recv_filling(rank - 1, known(BufferId::OUTPUT), 2);
-                    }
-                    if rank == 1 {
-                        let received = Extent::Slots {
-                            offset: 0,
-                            length: 2,
-                        };
-                        b.send(2, Range::new(BufferId::OUTPUT, received));
-                    }
-                    let length = if rank == 0 { length } else { bound };
-                    job.submit(rank, b.build(), bound, vec![0, length, u64::MAX])
-                })
-                .collect();
-            job.settle();
-            for (rank, task) in tasks.into_iter().enumerate() {
-                assert_eq!(
-                    job.engines[rank].result(task),
-                    Some(Ok(())),
-                    "rank {rank}, {length} elements, seed {seed}"
-                );
-            }
-            for rank in [1, 2] {
-                let got = |i: u64| job.output(rank).load::<f32>(i as usize);
-                assert!(
-                    (0..length).all(|i| got(i) == i as f32 + 1.0),
-                    "rank {rank}, {length} elements"
-                );
-                assert!(
-                    (length..bound).all(|i| got(i) == 0.0),
-                    "rank {rank}: bytes past {length} elements"
-                );
-            }
-        }
-    }
-}
-
-#[test]
-fn a_message_longer_than_the_bound_is_an_error_on_both_sides() {
+fn a_message_longer_than_its_receive_is_an_error_on_both_sides() {
     let mut job = Job::new(SimOptions::new(2, 1), 64);
     let range = |buffer| {
         Range::new(
@@ -198,7 +135,7 @@ fn a_message_longer_than_the_bound_is_an_error_on_both_sides() {
     let send = job.submit(0, b.build(), 64, vec![0, 9, 0]);
     let mut b = Builder::new("long", 1, 2, false);
     b.slots(3);
-    b.recv_filling(0, range(BufferId::OUTPUT), 2);
+    b.recv(0, range(BufferId::OUTPUT));
     let recv = job.submit(1, b.build(), 64, vec![0, 8, 0]);
     job.settle();
     let text = job.engines[1]
@@ -211,126 +148,6 @@ fn a_message_longer_than_the_bound_is_an_error_on_both_sides() {
     // The sender had handed its message over; it learns of the failure at its next step.
     assert!(job.engines[0].result(send).is_some());
     assert!(job.engines[0].failure().is_some());
-}
-
-/// A persistent sum: whoever comes first starts everyone; nobody waits for the other callers.
-fn solo_sum(rank: Rank, ranks: u32) -> Schedule {
-    const ACTIVATED: u8 = 2;
-    let mut b = Builder::new("solo", rank, ranks, false);
-    let peers: Vec<Rank> = (0..ranks).filter(|&r| r != rank).collect();
-    let caller = b.step(Action::Nop, &[], Join::All, Trigger::Caller);
-    let external = Action::WaitCount {
-        peers: peers.clone(),
-        lane: ACTIVATED,
-        count: 1,
-    };
-    let external = b.step(external, &[], Join::All, Trigger::None);
-    let go = b.step(Action::Nop, &[caller, external], Join::Any, Trigger::None);
-    let pass_on = Action::Signal {
-        peers: peers.clone(),
-        lane: ACTIVATED,
-        payload: None,
-    };
-    b.step(pass_on, &[go], Join::All, Trigger::None);
-    let give = Action::Signal {
-        peers: peers.clone(),
-        lane: 0,
-        payload: Some(ALL),
-    };
-    let give = b.step(give, &[go], Join::All, Trigger::None);
-    let take = Action::WaitCount {
-        peers: peers.clone(),
-        lane: 0,
-        count: ranks - 1,
-    };
-    let take = b.step(take, &[give], Join::All, Trigger::None);
-    let operand = |r| {
-        if r == rank {
-            Operand::Local(ALL)
-        } else {
-            Operand::Mail(r, 0)
-        }
-    };
-    let sum = Action::ReduceFrom {
-        sources: (0..ranks).map(operand).collect(),
-        destinations: vec![Operand::Local(RESULT)],
-        finish: false,
-    };
-    let after: [StepId; 1] = [take];
-    b.step(sum, &after, Join::All, Trigger::None);
-    // A caller that comes after its round has begun still belongs to it: the round ends with everyone's Nop.
-    b.persistent();
-    b.build()
-}
-
-#[test]
-fn one_activation_starts_every_rank_once_and_the_schedule_rearms_itself() {
-    for seed in 0..50 {
-        let ranks = 4;
-        let mut job = Job::new(SimOptions::new(ranks, seed).hostile(), 4);
-        let tasks: Vec<TaskId> = (0..ranks)
-            .map(|rank| job.submit(rank, solo_sum(rank, ranks), 4, Vec::new()))
-            .collect();
-        job.settle();
-        let completed = |job: &Job| -> Vec<u64> {
-            tasks
-                .iter()
-                .enumerate()
-                .map(|(rank, &task)| job.engines[rank].rounds_completed(task))
-                .collect()
-        };
-        assert_eq!(completed(&job), [0; 4], "armed, and nobody has come");
-        for round in 0..6u64 {
-            (0..ranks).for_each(|rank| {
-                job.fill(rank, |i| {
-                    (round + 1) as f32 * 10f32.powi(rank as i32) + i as f32
-                })
-            });
-            // The first caller starts the round everywhere; the results are there before anybody else calls.
-            let order: Vec<Rank> = (0..ranks)
-                .map(|step| (step + round as u32 + seed as u32) % ranks)
-                .collect();
-            let now = job.world.now();
-            job.engines[order[0] as usize]
-                .activate(tasks[order[0] as usize], now)
-                .unwrap();
-            if round % 2 == 0 {
-                job.settle();
-                check_sums(&job, round, seed);
-                assert_eq!(
-                    completed(&job).iter().filter(|&&n| n == round + 1).count(),
-                    1,
-                    "the others have not come"
-                );
-            }
-            for &rank in &order[1..] {
-                let now = job.world.now();
-                job.engines[rank as usize]
-                    .activate(tasks[rank as usize], now)
-                    .unwrap();
-            }
-            job.settle();
-            assert_eq!(
-                completed(&job),
-                [round + 1; 4],
-                "seed {seed}: once per activation"
-            );
-            check_sums(&job, round, seed);
-        }
-    }
-}
-
-fn check_sums(job: &Job, round: u64, seed: u64) {
-    for rank in 0..job.engines.len() as Rank {
-        for i in 0..4 {
-            let wanted = (round + 1) as f32 * 1111.0 + 4.0 * i as f32;
-            assert_eq!(
-                job.output(rank).load::<f32>(i),
-                wanted,
-                "seed {seed}, round {round}, rank {rank}"
-            );
-        }
-    }
 }
 
 #[test]

@@ -47,7 +47,7 @@ mod tensors;
 pub use ahead::Ahead;
 pub use machine::{Action, Machine};
 pub use options::{BUFFERS_COUNT_MAX, FusionOptions};
-pub use paper::{Arrival, PaperFlush, build_paper_plan};
+pub use paper::{Arrival, build_paper_plan};
 pub use plan::{Flush, FlushList, build_flushes};
 pub use tensors::{TENSORS_MAX, TensorSet, TensorSpec};
 

@@ -5,7 +5,7 @@ use crate::types::ReduceOp;
 use std::time::Duration;
 
 /// Fusion buffers of one [`Fusion`](crate::comm::Fusion), at most. Each holds one operation under way, and a rank may run
-/// only [`OPERATION_SLOTS`](crate::limits::OPERATION_SLOTS) operations ahead; half of them are left for rounds.
+/// only 16 operations ahead; half of them are left for rounds.
 pub const BUFFERS_COUNT_MAX: usize = 8;
 
 const _: () = assert!(2 * BUFFERS_COUNT_MAX as u64 <= crate::limits::OPERATION_SLOTS);

@@ -1,4 +1,4 @@
-//! Arithmetic on [`View`]s: reduce, copy, scale, convert, check sums.
+//! Arithmetic on [`View`]s: reduce, copy, scale, check sums.
 //!
 //! Pure functions of bytes: no allocation, no threads, no clock, and no decision about who may touch
 //! which bytes when (the engine's). Views may lie at any address. A size-only view among the arguments
@@ -16,7 +16,6 @@
 //! The CPU's own bf16 conversions take subnormals for zero, so vectors with one go another way
 //! (`simd/avx512_bf16.rs`). AVX512-FP16 is not used: it computes in f16, which rounds at every source of more than two.
 
-mod convert;
 mod crc;
 mod number;
 mod scalar;
@@ -225,7 +224,7 @@ impl SmallReduction {
     }
 }
 
-/// Whether an operation should use [`reduce_streaming`] and [`copy_streaming`]: the buffers of all its ranks, together
+/// Whether an operation should use [`reduce_streaming`] and `copy_streaming`: the buffers of all its ranks, together
 /// `buffers_bytes`, fill the last-level cache of `cache_bytes`.
 #[inline]
 pub fn is_for_streaming(buffers_bytes: usize, cache_bytes: usize) -> bool {
@@ -272,23 +271,6 @@ const VECTORS_BYTES_MIN: usize = 16 << 10;
 /// If `dtype` is an integer type, the lengths differ or are no multiple of the element size.
 pub fn scale(dtype: DataType, factor: f64, source: View, destination: View) {
     scale_with(Isa::best_for(dtype), dtype, factor, source, destination);
-}
-
-/// Converts every element of `source` into the element of the same index of `destination`.
-///
-/// To floats: rounded once, to nearest even. To integers: like Rust's `as`, that is toward zero,
-/// saturating, NaN to 0. The views do not overlap, except that equally large types may be converted
-/// in place.
-///
-/// # Panics
-/// If the views do not hold the same number of whole elements.
-pub fn convert(from: DataType, source: View, to: DataType, destination: View) {
-    let narrower = if from.size_bytes() < to.size_bytes() {
-        from
-    } else {
-        to
-    };
-    convert_with(Isa::best_for(narrower), from, source, to, destination);
 }
 
 /// What a reduction does, and with what, apart from where.
@@ -389,32 +371,6 @@ fn scale_with(isa: Isa, dtype: DataType, factor: f64, source: View, destination:
     let done = simd::scale(isa, dtype, factor, source, destination);
     let end = bytes / dtype.size_bytes();
     scalar::scale(dtype, factor, source, destination, done..end);
-}
-
-/// [`convert`] on a given instruction set.
-fn convert_with(isa: Isa, from: DataType, source: View, to: DataType, destination: View) {
-    check_whole(from, source.len_bytes());
-    check_whole(to, destination.len_bytes());
-    let count = source.len_bytes() / from.size_bytes();
-    let count_to = destination.len_bytes() / to.size_bytes();
-    assert!(
-        count == count_to,
-        "conversion of {count} {from} into {count_to} {to} elements: counts must be equal"
-    );
-    if source.is_size_only() || destination.is_size_only() {
-        return;
-    }
-    debug_assert!(
-        !source.overlaps(&destination)
-            || (source.as_ptr() == destination.as_ptr() && from.size_bytes() == to.size_bytes()),
-        "conversion between overlapping views"
-    );
-    if from == to {
-        destination.copy_from(source);
-        return;
-    }
-    let done = simd::convert(isa, from, source, to, destination);
-    convert::convert(from, source, to, destination, done..count);
 }
 
 #[cfg(test)]

@@ -51,11 +51,10 @@ fn reduced<T: Element>(isa: Isa, combine: Combine, finish: Finish, sources: &[&[
     values(output)
 }
 
-fn converted<T: Element, U: Element>(isa: Isa, from: &[T]) -> Vec<U> {
-    let (_source_region, source) = filled(from);
-    let (_target_region, target) = filled(&vec![U::zeroed(); from.len()]);
-    convert_with(isa, T::DTYPE, source, U::DTYPE, target);
-    values(target)
+fn scaled<T: Element>(isa: Isa, factor: f64, from: &[T]) -> Vec<T> {
+    let (_region, view) = filled(from);
+    scale_with(isa, T::DTYPE, factor, view, view);
+    values(view)
 }
 
 fn is_nan(dtype: DataType, view: View, index: usize) -> bool {
@@ -225,27 +224,18 @@ proptest! {
     }
 
     #[test]
-    fn every_instruction_set_scales_and_converts_like_the_scalar_code(shape in shape(), factor in -3.0..3.0f64) {
-        for from in DataType::ALL {
-            for to in DataType::ALL {
-                let bytes = shape.count * (from.size_bytes() + 2 * to.size_bytes());
-                let region = Region::private(bytes + 64).expect("memory for a test");
-                let whole = region.view().part(shape.skew, bytes);
-                let source = whole.part(0, shape.count * from.size_bytes());
-                let part_bytes = shape.count * to.size_bytes();
-                let expected = whole.part(source.len_bytes(), part_bytes);
-                let got = whole.part(source.len_bytes() + part_bytes, part_bytes);
-                write_random(from, source, shape.seed);
-                let run = |isa, target| match from == to && from.is_float() {
-                    true => scale_with(isa, from, factor, source, target),
-                    false => convert_with(isa, from, source, to, target),
-                };
-                run(Isa::Scalar, expected);
-                for isa in present() {
-                    got.fill(0x5a);
-                    run(isa, got);
-                    check_same(to, got, expected, false);
-                }
+    fn every_instruction_set_scales_like_the_scalar_code(shape in shape(), factor in -3.0..3.0f64) {
+        for dtype in DataType::ALL.into_iter().filter(|dtype| dtype.is_float()) {
+            let bytes = shape.count * dtype.size_bytes();
+            let region = Region::private(3 * bytes + 64).expect("memory for a test");
+            let part = |index| region.view().part(shape.skew + index * bytes, bytes);
+            let [source, expected, got] = [0, 1, 2].map(part);
+            write_random(dtype, source, shape.seed);
+            scale_with(Isa::Scalar, dtype, factor, source, expected);
+            for isa in present() {
+                got.fill(0x5a);
+                scale_with(isa, dtype, factor, source, got);
+                check_same(dtype, got, expected, false);
             }
         }
     }
@@ -380,39 +370,24 @@ fn all_16_bit_floats_survive_f32_and_round_like_the_half_crate() {
         .map(bf16::from_bits)
         .filter(|b| !b.is_nan())
         .collect();
-    // Every f16 and bf16, the ties above them, and one step to each side of the ties.
-    let mut floats: Vec<f32> = halves.iter().map(|h| h.to_f32()).collect();
-    floats.extend(brains.iter().map(|b| b.to_f32()));
-    let near = |f: &f32| {
-        [0, 0x0fff, 0x1000, 0x1001, 0x7fff, 0x8000, 0x8001]
-            .map(|step| f32::from_bits(f.to_bits() + step))
-    };
-    let floats: Vec<f32> = floats.iter().flat_map(near).collect();
+    // The products are the numbers themselves, ties between two of them, and close to ties on both sides.
+    let ulps = [0.0, 1.0, 0.99, 1.01, 3.0];
     for isa in present() {
-        let wide: Vec<f32> = converted(isa, &halves);
-        assert_eq!(converted::<f32, f16>(isa, &wide), halves, "{isa:?}");
-        let wide: Vec<f32> = converted(isa, &brains);
-        assert_eq!(converted::<f32, bf16>(isa, &wide), brains, "{isa:?}");
-        let bits = |got: &[f16]| got.iter().map(|h| h.to_bits()).collect::<Vec<_>>();
-        let expected: Vec<f16> = floats.iter().map(|f| f16::from_f32(*f)).collect();
-        assert_eq!(bits(&converted(isa, &floats)), bits(&expected), "{isa:?}");
-        let bits = |got: &[bf16]| got.iter().map(|b| b.to_bits()).collect::<Vec<_>>();
-        let expected: Vec<bf16> = floats.iter().map(|f| bf16::from_f32(*f)).collect();
-        assert_eq!(bits(&converted(isa, &floats)), bits(&expected), "{isa:?}");
+        for ulp in ulps {
+            let factor = (1.0 + ulp * 2f64.powi(-11)) as f32;
+            let expected = halves.iter().map(|h| f16::from_f32(h.to_f32() * factor));
+            let expected: Vec<u16> = expected.map(f16::to_bits).collect();
+            let got = scaled(isa, factor.into(), &halves).into_iter();
+            let got: Vec<u16> = got.map(f16::to_bits).collect();
+            assert!(got == expected, "{isa:?}, f16 times {factor}");
+            let factor = (1.0 + ulp * 2f64.powi(-8)) as f32;
+            let expected = brains.iter().map(|b| bf16::from_f32(b.to_f32() * factor));
+            let expected: Vec<u16> = expected.map(bf16::to_bits).collect();
+            let got = scaled(isa, factor.into(), &brains).into_iter();
+            let got: Vec<u16> = got.map(bf16::to_bits).collect();
+            assert!(got == expected, "{isa:?}, bf16 times {factor}");
+        }
     }
-}
-
-#[test]
-fn integer_conversions_saturate_and_nan_becomes_zero() {
-    let floats = [1e20f32, -1e20, f32::NAN, -1.9, 200.0];
-    assert_eq!(
-        converted::<f32, i8>(Isa::best_for(DataType::F32), &floats),
-        [127, -128, 0, -1, 127]
-    );
-    assert_eq!(
-        converted::<i64, u8>(Isa::best_for(DataType::F32), &[-1, 256, 7]),
-        [0, 255, 7]
-    );
 }
 
 #[test]
@@ -488,7 +463,6 @@ fn size_only_views_are_left_alone() {
         &[real, ghost],
     );
     scale(DataType::F32, 2.0, ghost, real);
-    convert(DataType::U32, ghost, DataType::F32, real);
     assert_eq!(values::<u32>(real), [7; 4]);
 }
 

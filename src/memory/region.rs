@@ -236,7 +236,7 @@ impl Region {
     }
 
     /// Where its pages come from.
-    pub fn kind(&self) -> &RegionKind {
+    pub(crate) fn kind(&self) -> &RegionKind {
         &self.kind
     }
 }

@@ -57,11 +57,6 @@ impl Activation {
         Activation { schedule }
     }
 
-    /// The schedule, for people.
-    pub fn schedule(&self) -> &Schedule {
-        &self.schedule
-    }
-
     /// This rank initiates: `tell` is called for everyone whom it has to wake.
     pub fn handle_arrival(&self, fired: &mut Fired, tell: impl FnMut(Rank)) {
         let is_caller =

@@ -72,7 +72,8 @@ pub enum Waited {
 /// What a round was: the same on all ranks. As text, one line:
 ///
 /// ```
-/// use linerate::{RankSet, RoundReport};
+/// use linerate::RankSet;
+/// use linerate::reports::RoundReport;
 /// let report = RoundReport {
 ///     round: 7,
 ///     active: RankSet::all_but(4, &[3]),
@@ -144,7 +145,7 @@ impl RoundReport {
     /// # Errors
     /// [`Error::Malformed`] for headers of another round or with generations that cannot be; [`Error::InvalidArgument`] if
     /// some ranks have finished and others have not.
-    pub fn of(
+    pub(crate) fn of(
         round: u64,
         (ranks, live): (u32, &[Rank]),
         headers: &[Header],

@@ -1,5 +1,6 @@
 //! Single machines in situations that histories meet rarely.
 
+use super::machine::counting_rank;
 use super::*;
 use crate::error::Error;
 use crate::time::Time;

@@ -83,11 +83,10 @@ mod ranks;
 mod recovery;
 mod results;
 
-pub use activation::{Activation, Fired};
 pub use header::{HEADER_BYTES, Header, RoundReport, Waited};
-pub use machine::{Action, Machine, counting_rank, initiator};
+pub use machine::{Action, Machine, initiator};
 pub use notice::Notice;
-pub use options::{Delivery, Divisor, PartialOptions, Policy, ROUNDS_MAX, STALENESS_MAX};
+pub use options::{Delivery, Divisor, PartialOptions, Policy};
 pub use ranks::RankSet;
 pub use recovery::{Recovery, STANDING_WORDS, Standing};
 pub use results::{Next, Settled};

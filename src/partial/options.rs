@@ -78,7 +78,7 @@ pub struct PartialOptions {
     pub delivery: Delivery,
     /// Default: the ranks of creation.
     pub divisor: Divisor,
-    /// Whether the ranks that live go on after a death, instead of having its error ([`crate::partial`] says how). Default:
+    /// Whether the ranks that live go on after a death, instead of having its error. Default:
     /// false. Costs as many more results as rounds are in flight (and one, and a copy of each sum, where results are merged), a
     /// word to every rank in each finish, and after a death a rebuild. The sum then lacks the dead rank's share of the data:
     /// take [`Divisor::Live`] to keep the size of steps, or stop and restore a checkpoint where every share counts.

@@ -4,6 +4,7 @@
 use super::history::{
     Checked, Event, Loans, check_snapshot, describe, ensure, machines, random_policy,
 };
+use super::options::ROUNDS_MAX;
 use super::*;
 use crate::prng::Prng;
 use crate::time::Time;

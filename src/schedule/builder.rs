@@ -49,7 +49,6 @@ impl Builder {
                 steps: Vec::new(),
                 slots: 0,
                 in_place,
-                persistent: false,
             },
             histories: vec![History::default(); 2],
             has_dependents: Vec::new(),
@@ -60,16 +59,6 @@ impl Builder {
             sends: vec![0; ranks as usize],
             receives: vec![0; ranks as usize],
         }
-    }
-
-    /// This rank.
-    pub fn rank(&self) -> Rank {
-        self.schedule.rank
-    }
-
-    /// Number of ranks.
-    pub fn ranks(&self) -> u32 {
-        self.schedule.ranks
     }
 
     /// A private buffer that holds any run of blocks as long as `extent`.
@@ -111,18 +100,6 @@ impl Builder {
             peer,
             message,
             destination,
-            fills: None,
-        })
-    }
-
-    /// Receives at most the length of `destination` and keeps the actual length in a slot.
-    pub fn recv_filling(&mut self, peer: Rank, destination: Range, fills: SlotId) -> StepId {
-        let message = next(&mut self.receives[peer as usize]);
-        self.append(Action::Recv {
-            peer,
-            message,
-            destination,
-            fills: Some(fills),
         })
     }
 
@@ -230,14 +207,9 @@ impl Builder {
         })
     }
 
-    /// Makes the schedule re-arm itself when it has completed.
-    pub fn persistent(&mut self) {
-        self.schedule.persistent = true;
-    }
-
     /// Everybody tells everybody at the start, and nobody ends before all have come: for collectives in which some
     /// ranks would otherwise end without having heard of the others, and never learn that they disagree. Uses
-    /// [`ROLL_CALL`], which no algorithm does.
+    /// `ROLL_CALL`, which no algorithm does.
     pub fn roll_call(schedule: Schedule) -> Schedule {
         let peers: Vec<Rank> = (0..schedule.ranks)
             .filter(|&r| r != schedule.rank)
@@ -279,7 +251,6 @@ impl Builder {
     fn append(&mut self, action: Action) -> StepId {
         let step = self.schedule.steps.len() as StepId;
         let mut dependencies = Vec::new();
-        let is_whole = matches!(action, Action::Recv { fills: Some(_), .. });
         let mut touched = Vec::new();
         action.for_each_local_range(|range, is_write| {
             touched.push(Access {
@@ -287,7 +258,6 @@ impl Builder {
                 index: touched.len() as u16,
                 range: *range,
                 is_write,
-                is_whole,
             })
         });
         for access in &touched {

@@ -17,8 +17,6 @@ pub(super) struct Access {
     pub index: u16,
     pub range: Range,
     pub is_write: bool,
-    /// The step decides the length at run time, so that nobody can follow it element by element.
-    pub is_whole: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +55,7 @@ impl History {
                 .iter()
                 .any(|later| implies(later, access, &new.range))
             {
-                let overlap = (!access.is_whole).then_some((access.index, new.index));
+                let overlap = Some((access.index, new.index));
                 let step = access.step;
                 add(dependencies, Dependency { step, overlap });
             }

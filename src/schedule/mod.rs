@@ -2,7 +2,7 @@
 //!
 //! The vocabulary is that of Li et al., "Taming Unbalanced Training Workloads in Deep Learning with
 //! Partial Collective Operations" (PPoPP 2020): operations with happens-before edges, consumable
-//! operations, *and*/*or* dependencies, internal and external activation, persistent schedules.
+//! operations, *and*/*or* dependencies, internal and external activation.
 //!
 //! A schedule is pure data. It names buffers, not addresses; ranges are blocks of a run-time count (see
 //! [`Extent`]), so one schedule serves every count and can be cached, printed, compared and checked. It
@@ -14,7 +14,8 @@
 //!    (*full* edges).
 //! 2. A step completes when all its elements are processed and everything it depends on has completed.
 //! 3. Steps with [`Join::Any`] start when the first of their dependencies completes. A step runs at most
-//!    once per activation of its schedule.
+//!    once. The engine runs none of these, nor steps with a [`Trigger`]: the partial allreduce follows such
+//!    schedules by itself, one per round.
 //!
 //! To add an algorithm: write a function in `collective/` that appends steps to a [`Builder`] in program
 //! order (the builder finds the dependencies from the ranges), list it in `collective/table.rs`, and the
@@ -28,7 +29,8 @@ mod history;
 mod print;
 mod range;
 
-pub use builder::{Builder, ROLL_CALL};
+pub use crate::types::{Combine, Finish};
+pub use builder::Builder;
 pub use check::{CheckError, CheckReport, Fault, Spec, Value, check};
 pub use range::{Count, Extent, Point, Range};
 
@@ -37,10 +39,10 @@ use crate::types::Rank;
 /// Index of a step in [`Schedule::steps`]. A step depends only on earlier ones.
 pub type StepId = u32;
 
-/// Index of a run-time length or offset, in elements; filled when the operation starts, or by a receive.
+/// Index of a run-time length or offset, in elements; filled when the operation starts.
 pub type SlotId = u16;
 
-/// One of the signals that a pair of ranks exchange within one operation, below [`crate::limits::LANES`].
+/// One of the signals that a pair of ranks exchange within one operation, 0 to 3.
 pub type Lane = u8;
 
 /// A buffer of a schedule.
@@ -112,8 +114,7 @@ pub enum Action {
         /// What.
         source: Range,
     },
-    /// Receives a range of exactly the sent length; or, with `fills`, of at most the range's length,
-    /// whose actual length goes into the slot.
+    /// Receives a range of exactly the sent length.
     Recv {
         /// From whom.
         peer: Rank,
@@ -121,8 +122,6 @@ pub enum Action {
         message: u32,
         /// Where to.
         destination: Range,
-        /// The slot that gets the received length.
-        fills: Option<SlotId>,
     },
     /// Writes into a peer's window or, between its arrival and its end, its output.
     Put {
@@ -235,8 +234,6 @@ pub struct Schedule {
     pub slots: u16,
     /// Whether input and output are the same memory (see [`Builder::new`]).
     pub in_place: bool,
-    /// Whether the schedule re-arms itself for the next round when it has completed.
-    pub persistent: bool,
 }
 
 impl Schedule {

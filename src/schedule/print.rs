@@ -10,7 +10,7 @@ impl fmt::Display for Schedule {
     /// `  3 reduce %2[2/4] + in[2/4] -> out[2/4] finish <- 1~ 2`, where `1~` is met element by element and
     /// `2` in full.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
+        writeln!(
             f,
             "{}, rank {} of {}{}",
             self.name,
@@ -18,7 +18,6 @@ impl fmt::Display for Schedule {
             self.ranks,
             if self.in_place { ", in place" } else { "" }
         )?;
-        writeln!(f, "{}", if self.persistent { ", persistent" } else { "" })?;
         for (index, buffer) in self.buffers.iter().enumerate() {
             match buffer {
                 Buffer::Input | Buffer::Output => {}
@@ -121,11 +120,7 @@ impl fmt::Display for Action {
                 peer,
                 message,
                 destination,
-                fills,
-            } => {
-                write!(f, "recv @{peer} #{message} -> {destination}")?;
-                fills.map_or(Ok(()), |slot| write!(f, " fills s{slot}"))
-            }
+            } => write!(f, "recv @{peer} #{message} -> {destination}"),
             Action::Put {
                 peer,
                 source,

@@ -77,18 +77,13 @@ mod sum;
 #[cfg(test)]
 mod tests;
 
-pub use balance::{build_plan, is_unbalanced};
-pub use choose::{
-    Experience, LocalPrices, Model, Prices, choose, choose_with, is_spreading_cheaper,
-    local_seconds_of, probe_after, seconds_of,
-};
+pub use balance::build_plan;
+pub use choose::{Experience, LocalPrices, Model, Prices, choose, choose_with, probe_after};
 pub use counters::{Counters, PHASES, Phase, Traffic};
-pub use entries::{Arrival, Entries, Pack, Term};
-pub use foresight::Foresight;
+pub use entries::Entries;
 pub use format::{IndexFormat, ValueFormat};
-pub use global::{Around, Tracker};
 pub use io::{Action, Arrived, Message, Request, Seen};
-pub use local::{LocalSelection, Selected};
+pub use local::LocalSelection;
 pub use machine::{Finished, Machine, Step};
 pub(crate) use matching::{Marks, WINDOW};
 pub use oktopk::OkTopkState;

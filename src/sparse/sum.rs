@@ -179,7 +179,8 @@ impl Window {
 mod tests {
     use super::*;
     use crate::prng::Prng;
-    use crate::sparse::{Pack, ValueFormat};
+    use crate::sparse::ValueFormat;
+    use crate::sparse::entries::Pack;
 
     fn stream(count: usize, below: u64, seed: u64) -> Stream {
         let mut prng = Prng::new(seed);

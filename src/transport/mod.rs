@@ -1,5 +1,5 @@
-//! The transport contract: how bytes move between ranks. Providers: [`shm`], [`tcp`], both behind a [`router`], [`verbs`],
-//! and [`sim`].
+//! The transport contract: how bytes move between ranks. Providers: `shm`, `tcp`, both behind a `router`, `verbs`,
+//! and `sim`.
 //!
 //! A transport is driven by one thread at a time (the engine's driver) and never blocks. It moves bytes
 //! and knows nothing of collectives, types or schedules. Peers are world ranks.
@@ -60,24 +60,26 @@
 //! [`URGENT_MESSAGES`]: crate::limits::URGENT_MESSAGES
 //! [`CONTROL_BYTES`]: crate::limits::CONTROL_BYTES
 
-mod between;
+pub(crate) mod between;
 mod keys;
 mod matching;
-mod open;
+pub(crate) mod open;
 mod posts;
-pub mod router;
-pub mod shm;
-pub mod sim;
-pub mod tcp;
-pub mod verbs;
+pub(crate) mod router;
+pub(crate) mod shm;
+pub(crate) mod sim;
+pub(crate) mod tcp;
+pub(crate) mod verbs;
 
-pub use between::{Agreed, Fabric, Offer, agree, own_offer};
-pub use open::{Options, UNBUILT, open};
+pub(crate) use between::{Agreed, Fabric, Offer, agree, own_offer};
+pub use open::{Options, open};
+
+pub use crate::limits::{CONTROL_BYTES, MESSAGES_PER_PEER, URGENT_MESSAGES};
+pub use crate::memory::{Region, RegionKey, View};
+pub use crate::time::Time;
 
 use crate::error::{Error, Result};
 use crate::limits::LINE_PAYLOAD_BYTES;
-use crate::memory::{Region, RegionKey, View};
-use crate::time::Time;
 use crate::types::Rank;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -94,7 +96,7 @@ pub const UNREACHABLE: &str = "it cannot be reached";
 
 /// Whether a peer that has failed for this cause is certain not to go on. After any other cause it
 /// may live.
-pub fn proves_end(cause: &str) -> bool {
+pub(crate) fn proves_end(cause: &str) -> bool {
     cause.starts_with(ENDED) || cause.starts_with(LEFT)
 }
 

@@ -38,7 +38,7 @@ impl Options {
 }
 
 /// Opens a provider. `auto` is `shm` (of ranks on several hosts the communicator asks for `router:tcp` or `router:verbs`, see
-/// [`agree`](super::agree)), `router` alone `router:tcp`. `nonce` differs between all ranks and jobs alive on the host.
+/// `agree`), `router` alone `router:tcp`. `nonce` differs between all ranks and jobs alive on the host.
 pub fn open(
     name: &str,
     rank: Rank,

@@ -5,8 +5,8 @@ mod frame;
 mod handshake;
 mod tls;
 
-pub use control::{CONTROL_TEXT_BYTES_MAX, ControlKind, ControlMessage};
-pub use frame::{Frame, FrameError, FrameHeader, HEADER_BYTES, Limits};
+pub use control::{ControlKind, ControlMessage};
+pub use frame::{Frame, FrameHeader, HEADER_BYTES, Limits};
 pub use handshake::{
     Claim, HANDSHAKE_BYTES, HandshakeError, HandshakeMessage, Initiator, JobKey, NONCE_BYTES,
     Purpose, Refusal, Responder,

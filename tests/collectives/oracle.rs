@@ -78,7 +78,7 @@ impl Prepared {
 impl Case {
     /// Element `index` of the input of `rank`: f32 of mixed magnitude, so that a sum depends on its order.
     pub fn value(&self, rank: Rank, index: u64) -> f32 {
-        let mixed = linerate::prng::mix(u64::from(rank) << 32 | index);
+        let mixed = crate::prng::mix(u64::from(rank) << 32 | index);
         let magnitude = [1.0e-3f32, 1.0, 1.0e4, 1.0e8][(mixed % 4) as usize];
         let sign = if mixed & 64 == 0 { 1.0 } else { -1.0 };
         sign * magnitude * (1 + (mixed >> 8) % 1000) as f32
@@ -124,7 +124,8 @@ impl Case {
         let is_premultiplied =
             self.collective.is_reducing() && matches!(self.op, ReduceOp::PremulSum(_));
         (self.registered || !needs.registered)
-            && (self.count * 4 <= linerate::limits::LINE_PAYLOAD_BYTES as u64 || !needs.payload_max)
+            && (self.count * 4 <= linerate::collective::LINE_PAYLOAD_BYTES as u64
+                || !needs.payload_max)
             && !(needs.plain && is_premultiplied)
     }
 

@@ -11,9 +11,10 @@ mod posting;
 use super::script::{Case, Clock, Step};
 use checking::same;
 use linerate::Rank;
-use linerate::memory::{Region, RegionKey, View, futex_wait};
-use linerate::time::Time;
-use linerate::transport::{Address, Completion, Event, Outcome, Transport, WaitSource};
+use linerate::transport::{
+    Address, Completion, Event, Outcome, Region, RegionKey, Time, Transport, View, WaitSource,
+};
+use linerate::unstable::memory::futex_wait;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;

@@ -4,8 +4,7 @@
 use super::script::Step::*;
 use super::script::{Case, Clock, Step};
 use linerate::Rank;
-use linerate::limits::{CONTROL_BYTES, URGENT_MESSAGES};
-use linerate::transport::{Outcome, URGENT_CLASS};
+use linerate::transport::{CONTROL_BYTES, Outcome, URGENT_CLASS, URGENT_MESSAGES};
 
 /// Lengths around every limit: empty, one, a line, the inline limit and one more, several chunks.
 pub const LENGTHS: [usize; 7] = [0, 1, 64, 4096, 4097, 70_000, 300_001];

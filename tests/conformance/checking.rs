@@ -2,10 +2,9 @@
 
 use super::super::script::Step;
 use super::{Actor, Checked, Post, TOKEN_OWN};
+use crate::prng::Prng;
 use linerate::Rank;
-use linerate::memory::{Region, RegionKey, View};
-use linerate::prng::Prng;
-use linerate::transport::{Outcome, PostError, RemoteRange, Transport};
+use linerate::transport::{Outcome, PostError, Region, RegionKey, RemoteRange, Transport, View};
 
 impl Actor {
     /// Steps that wait for something and look at it; true when it was there.

@@ -1,13 +1,10 @@
 //! Transports with one fault each: canaries, for which the suite must fail.
 
-use linerate::Rank;
-use linerate::error::Result;
-use linerate::memory::{Region, RegionKey, View};
-use linerate::time::Time;
 use linerate::transport::{
-    Address, Atomic, Capabilities, Completion, Event, Outcome, PostError, RemoteRange, Transport,
-    URGENT_CLASS, WaitSource, tag_class,
+    Address, Atomic, Capabilities, Completion, Event, Outcome, PostError, Region, RegionKey,
+    RemoteRange, Time, Transport, URGENT_CLASS, View, WaitSource, tag_class,
 };
+use linerate::{Rank, Result};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;

@@ -4,8 +4,9 @@ use super::super::script::{NOWHERE, Step};
 use super::checking::{fill_pattern, same};
 use super::{Actor, Checked, Post, TAG_KEY, TAG_SIGNAL};
 use linerate::Rank;
-use linerate::memory::{Region, RegionKey, View};
-use linerate::transport::{Atomic, Completion, Outcome, PostError, RemoteRange, Transport};
+use linerate::transport::{
+    Atomic, Completion, Outcome, PostError, Region, RegionKey, RemoteRange, Transport, View,
+};
 use std::sync::Arc;
 
 impl Actor {

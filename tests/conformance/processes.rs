@@ -7,11 +7,9 @@
 use super::actor::{Actor, Progress};
 use super::cases;
 use super::mutants::{Fault, Mutant, Surroundings};
-use linerate::config::TcpSettings;
-use linerate::time::Time;
-use linerate::transport::router::Router;
-use linerate::transport::sim::{SimOptions, World};
-use linerate::transport::{self, Address, Options, Transport};
+use linerate::options::TcpSettings;
+use linerate::sim::{SimOptions, World};
+use linerate::transport::{self, Address, Options, Time, Transport};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::OnceLock;
@@ -150,14 +148,14 @@ fn open(provider: &str, rank: u32, ranks: u32, nonce: u64) -> Result<Opened, Str
         }
         // Ranks 0 and 1 are on one host, others on another.
         "router" | "router:verbs" => {
-            let host = u64::from(rank / 2);
-            let of_shm = (nonce + u64::from(rank), false);
-            let far = provider.split_once(':').map_or("tcp", |(_, far)| far);
-            let far = transport::open(far, rank, ranks, nonce, &Options::default());
-            let far = far.map_err(|e| e.to_string())?;
-            let router = Router::new((rank, ranks), host, of_shm, far);
+            let options = Options {
+                host: u64::from(rank / 2),
+                ..Options::default()
+            };
+            let nonce = nonce + u64::from(rank);
             Ok(Opened {
-                transport: Box::new(router.map_err(|e| e.to_string())?),
+                transport: transport::open(provider, rank, ranks, nonce, &options)
+                    .map_err(|e| e.to_string())?,
                 advance: Box::new(|| {}),
             })
         }

@@ -3,7 +3,7 @@
 use super::actor::{Actor, Progress};
 use super::mutants::{Fault, Mutant, Surroundings};
 use super::script::Case;
-use linerate::transport::sim::{Hosts, Link, SimOptions, World};
+use linerate::sim::{Hosts, Link, SimOptions, World};
 use linerate::transport::{Address, Transport};
 
 /// More steps than any case takes: a case that needs more is stuck.
@@ -106,7 +106,7 @@ fn step_all(
         // A step may take rounds of its own without moving on: `Drain` takes two per message.
         let is_idle = !is_moved && !world.advance() && !is_counting;
         idle_rounds = if is_idle { idle_rounds + 1 } else { 0 };
-        if idle_rounds > 4 * linerate::limits::MESSAGES_PER_PEER {
+        if idle_rounds > 4 * linerate::transport::MESSAGES_PER_PEER {
             let places: Vec<String> = actors.iter().map(Actor::place).collect();
             return Err(format!(
                 "nothing will happen any more: {}",

@@ -1,7 +1,7 @@
 //! A rank is killed or interrupted while the others go on.
 
 use super::job::{Job, Place, Start, holdings, join, now_us, result, seed, text};
-use linerate::prng::Prng;
+use crate::prng::Prng;
 use linerate::{Buffer, Collective, CollectiveBuilder, Communicator, DataType, ReduceOp};
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;

@@ -3,8 +3,8 @@
 #![allow(unsafe_code)]
 
 use super::job::{Job, Place, Start, join, result, seed, text};
-use linerate::memory::Region;
-use linerate::prng::Prng;
+use crate::prng::Prng;
+use linerate::transport::Region;
 use linerate::{Buffer, Communicator};
 use std::time::Duration;
 

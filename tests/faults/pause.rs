@@ -1,7 +1,7 @@
 //! A rank is stopped in the middle of a store, given up, and goes on later: nothing of the others may change.
 
 use super::job::{Place, Start, join, result, seed, text};
-use linerate::prng::Prng;
+use crate::prng::Prng;
 use linerate::{Buffer, Communicator, Config, ReduceOp};
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Groups of sends and receives in random patterns, many under way, in an order that differs between the ranks.
 
 use super::on_ranks;
-use linerate::prng::Prng;
+use crate::prng::Prng;
 use linerate::{Buffer, Communicator, Operation};
 
 /// One message of the pattern, the same on all ranks.
@@ -30,7 +30,7 @@ fn bytes_of(letter: &Letter) -> Vec<u8> {
     let mut prng = Prng::new(letter.seed);
     let salt = prng.next_u64();
     (0..letter.bytes as u64)
-        .map(|i| (linerate::prng::mix(salt ^ (i / 8)) >> (8 * (i % 8))) as u8)
+        .map(|i| (crate::prng::mix(salt ^ (i / 8)) >> (8 * (i % 8))) as u8)
         .collect()
 }
 

@@ -1,7 +1,7 @@
 //! Several threads per rank, each with communicators of its own, and fusion beside other operations.
 
 use super::{on_ranks, on_ranks_with, sum};
-use linerate::prng::Prng;
+use crate::prng::Prng;
 use linerate::{Buffer, Communicator, DataType, Fusion, FusionOptions, ReduceOp, TensorSpec};
 
 /// One collective of a random kind and size, checked.

@@ -1,7 +1,9 @@
 //! Strangers on the other host, as processes there: what they send, how many connections they open, and a relay that
 //! records how a rank proves itself and says the same again.
 
-use linerate::wire::{Claim, HANDSHAKE_BYTES, HandshakeMessage, Initiator, JobKey, Purpose};
+use linerate::unstable::wire::{
+    Claim, HANDSHAKE_BYTES, HandshakeMessage, Initiator, JobKey, Purpose,
+};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -18,7 +20,7 @@ fn addresses(name: &str) -> Vec<SocketAddr> {
 
 /// What is no hello: noise, another program's request, and a frame that claims 2^63 bytes.
 fn garbage() -> [Vec<u8>; 3] {
-    let mut random = linerate::prng::Prng::new(7);
+    let mut random = crate::prng::Prng::new(7);
     let noise = (0..100_000).map(|_| random.next_u64() as u8).collect();
     let mut frame = (1u64 << 63).to_le_bytes().repeat(3);
     frame.resize(4096, 0xff);

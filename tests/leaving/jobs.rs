@@ -1,13 +1,14 @@
 //! Jobs whose ranks leave one by one.
 
 use crate::oracle::Case;
-use linerate::prng::Prng;
-use linerate::sparse::{self, Amount, SparseOptions};
-use linerate::time::Time;
-use linerate::transport::sim::SimOptions;
+use crate::prng::Prng;
+use linerate::options;
+use linerate::options::Amount;
+use linerate::sim::SimOptions;
+use linerate::transport::Time;
 use linerate::{
     Buffer, Collective, Communicator, Config, DataType, Operation, Progress, ReduceOp, Simulation,
-    SparseAllreduce, TensorSpec,
+    SparseAllreduce, SparseOptions, TensorSpec,
 };
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,7 +18,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug)]
 pub enum Cell {
     Dense(Collective, Option<&'static str>),
-    Sparse(sparse::Algorithm),
+    Sparse(options::Algorithm),
 }
 
 impl fmt::Display for Cell {
@@ -48,7 +49,7 @@ pub fn cells(ranks: u32, transport: &str) -> Vec<Cell> {
     }
     assert!(ranks == 4);
     if transport != "sim" {
-        all.extend(sparse::Algorithm::ALL.map(Cell::Sparse));
+        all.extend(options::Algorithm::ALL.map(Cell::Sparse));
     }
     all
 }
@@ -264,7 +265,7 @@ pub fn simulated_job(ranks: u32, cell: &Cell, mut prng: Prng) -> Vec<String> {
 
 fn sparse_steps(
     comm: Communicator,
-    algorithm: sparse::Algorithm,
+    algorithm: options::Algorithm,
     prng: &mut Prng,
 ) -> linerate::Result<()> {
     let count = 500;
@@ -283,8 +284,8 @@ fn sparse_steps(
     for step in 0..2u32 {
         let values: Vec<f32> = (0..count)
             .map(|i| {
-                (linerate::prng::mix(u64::from(step) << 40 | u64::from(comm.rank()) << 32 | i)
-                    % 1000) as f32
+                (crate::prng::mix(u64::from(step) << 40 | u64::from(comm.rank()) << 32 | i) % 1000)
+                    as f32
             })
             .collect();
         gradient.write(0, &values)?;

@@ -1,7 +1,7 @@
 //! What needs a rank that has left, and what does not.
 
-use linerate::config::CrossMemory;
-use linerate::transport::sim::SimOptions;
+use linerate::options::CrossMemory;
+use linerate::sim::SimOptions;
 use linerate::{Buffer, Communicator, Config, Error, Operation, Simulation};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, Ordering};

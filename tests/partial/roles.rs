@@ -3,12 +3,11 @@
 #[path = "fate.rs"]
 mod fate;
 
+use crate::prng::{Prng, mix};
 use fate::Fate;
-use linerate::prng::{Prng, mix};
-use linerate::{
-    Buffer, Communicator, DataType, Delivery, Divisor, PartialAllreduce, PartialOptions, Policy,
-    RoundReport,
-};
+use linerate::options::{Delivery, Divisor};
+use linerate::reports::RoundReport;
+use linerate::{Buffer, Communicator, DataType, PartialAllreduce, PartialOptions, Policy};
 use rustix::process::{Signal, getpid, kill_process};
 use std::time::{Duration, Instant};
 

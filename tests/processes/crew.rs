@@ -27,7 +27,7 @@ pub fn large(comm: Communicator) {
     let mut hash = 0u64;
     for buffer in [&input, &output, &all] {
         for value in buffer.as_slice().unwrap().iter() {
-            hash = linerate::prng::mix(hash ^ u64::from(value.to_bits()));
+            hash = crate::prng::mix(hash ^ u64::from(value.to_bits()));
         }
     }
     let before = crew_count();

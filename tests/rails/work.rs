@@ -4,7 +4,7 @@
 #![allow(dead_code)]
 
 use crate::connections::{self, Connection};
-use linerate::prng::Prng;
+use crate::prng::Prng;
 use linerate::{Buffer, Communicator, ReduceOp};
 use std::collections::BTreeMap;
 use std::process::{Child, Output};

@@ -1,8 +1,8 @@
 //! What one seed stands for: ranks, fabric, settings, a list of operations, and one fault.
 
+use crate::prng::Prng;
 use crate::values::Planned;
-use linerate::prng::Prng;
-use linerate::transport::sim::{Flaw, Hosts, Link, SimOptions};
+use linerate::sim::{Flaw, Hosts, Link, SimOptions};
 use linerate::{Collective, Config, DataType, Rank, ReduceOp};
 use std::time::Duration;
 
@@ -141,7 +141,7 @@ fn draw_operation(seed: u64, index: usize, options: &SimOptions, prng: &mut Prng
     let counts = [0, 1, p - 1, p, p + 1, 97, prng.below(700), prng.below(5000)];
     let ops = [ReduceOp::Sum, ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min];
     let mut operation = Planned {
-        salt: linerate::prng::mix(seed ^ (index as u64) << 40),
+        salt: crate::prng::mix(seed ^ (index as u64) << 40),
         collective,
         dtype,
         op: ops[prng.below(4) as usize],
@@ -157,7 +157,7 @@ fn draw_operation(seed: u64, index: usize, options: &SimOptions, prng: &mut Prng
         let needs = a.needs;
         (options.mapped || !needs.mapped)
             && (operation.registered || !needs.registered)
-            && (bytes <= linerate::limits::LINE_PAYLOAD_BYTES as u64 || !needs.payload_max)
+            && (bytes <= linerate::collective::LINE_PAYLOAD_BYTES as u64 || !needs.payload_max)
     };
     let named: Vec<&str> = linerate::collective::algorithms(collective)
         .iter()

@@ -2,8 +2,8 @@
 
 use crate::job::{Fault, Job};
 use crate::values::Prepared;
-use linerate::time::Time;
-use linerate::transport::sim::World;
+use linerate::sim::World;
+use linerate::transport::Time;
 use linerate::{Buffer, Communicator, Error, Operation, Rank, Simulation};
 use std::collections::VecDeque;
 

@@ -96,7 +96,7 @@ impl Planned {
 
     /// Element `index` of the input of `rank`.
     fn value(&self, rank: Rank, index: u64) -> u64 {
-        let mixed = linerate::prng::mix(self.salt ^ u64::from(rank) << 32 ^ index);
+        let mixed = crate::prng::mix(self.salt ^ u64::from(rank) << 32 ^ index);
         let bits = match self.dtype {
             DataType::F16 | DataType::Bf16 | DataType::I8 | DataType::U8 => 4,
             DataType::F32 => 20,

@@ -1,11 +1,11 @@
 //! A rank that sends entries which cannot be: every rank gets an error that names it.
 
 use super::options;
-use linerate::sparse::{Algorithm, Regions, SparseOptions};
-use linerate::transport::sim::SimOptions;
+use linerate::options::{Algorithm, Regions};
+use linerate::sim::SimOptions;
 use linerate::{
     Buffer, Communicator, Config, DataType, Element, Error, Operation, Simulation, SparseAllreduce,
-    TensorSpec,
+    SparseOptions, TensorSpec,
 };
 
 const RANKS: u32 = 4;

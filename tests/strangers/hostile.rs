@@ -1,9 +1,11 @@
 //! A rank that has the secret and breaks the rules: everything it sends after a good handshake is made here.
 
 use super::pair::{HANG, Rank, place};
-use linerate::prng::mix;
+use crate::prng::mix;
 use linerate::transport::Address;
-use linerate::wire::{Claim, Frame, FrameHeader, HANDSHAKE_BYTES, Initiator, JobKey, Purpose};
+use linerate::unstable::wire::{
+    Claim, Frame, FrameHeader, HANDSHAKE_BYTES, Initiator, JobKey, Purpose,
+};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::Instant;
@@ -86,7 +88,8 @@ impl Hostile {
     pub fn header(&mut self, frame: Frame) -> FrameHeader {
         let position = if frame.is_chunk() { 0 } else { self.position };
         if !frame.is_chunk() {
-            self.position += linerate::wire::HEADER_BYTES as u64 + u64::from(frame.payload_bytes());
+            self.position +=
+                linerate::unstable::wire::HEADER_BYTES as u64 + u64::from(frame.payload_bytes());
         }
         FrameHeader {
             position,

@@ -2,7 +2,7 @@
 
 use super::pair::{Pair, over, place};
 use super::{settings, until_closed};
-use linerate::config::TcpSettings;
+use linerate::options::TcpSettings;
 use linerate::transport;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::net::{TcpListener, TcpStream};

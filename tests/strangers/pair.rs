@@ -3,10 +3,10 @@
 // Each of the programs that use it needs a part.
 #![allow(dead_code)]
 
-use linerate::config::TcpSettings;
-use linerate::memory::{Region, View};
-use linerate::time::Time;
-use linerate::transport::{Address, Event, Options, Outcome, RemoteRange, Transport, open};
+use linerate::options::TcpSettings;
+use linerate::transport::{
+    Address, Event, Options, Outcome, Region, RemoteRange, Time, Transport, View, open,
+};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -73,7 +73,7 @@ impl Rank {
     /// Posts something of every kind to the peer; how many posts.
     pub fn post_some(&mut self) -> usize {
         let remote = |offset| RemoteRange {
-            key: linerate::memory::RegionKey(1),
+            key: linerate::transport::RegionKey(1),
             offset,
         };
         let parts = |bytes| self.memory.part(0, bytes);

@@ -3,8 +3,8 @@
 use super::hostile::{self, Hostile};
 use super::pair::{HANG, Rank};
 use super::{SECRET, settings};
-use linerate::prng::Prng;
-use linerate::wire::{Frame, HEADER_BYTES};
+use crate::prng::Prng;
+use linerate::unstable::wire::{Frame, HEADER_BYTES};
 use std::time::Instant;
 
 /// A real rank 1 whose rank 0 is hostile.

@@ -1,7 +1,7 @@
 //! Somebody between two ranks: takes the connections of one, opens one to the other for each, and carries the bytes, which it
 //! may look at and change.
 
-use linerate::wire::{HANDSHAKE_BYTES, Tls};
+use linerate::unstable::wire::{HANDSHAKE_BYTES, Tls};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};

@@ -1,8 +1,8 @@
 //! What is left behind: nothing.
 
 use super::pair::{Pair, check, fill, has_device};
-use linerate::config::VerbsSettings;
-use linerate::memory::Region;
+use linerate::options::VerbsSettings;
+use linerate::transport::Region;
 use std::process::Command;
 use std::sync::Arc;
 

@@ -1,10 +1,11 @@
 //! Two ranks of the `verbs` transport in one thread.
 
-use linerate::config::{TcpSettings, VerbsSettings};
-use linerate::memory::{Region, RegionKey, View};
-use linerate::prng::Prng;
-use linerate::time::Time;
-use linerate::transport::{Completion, Event, Options, Outcome, RemoteRange, Transport, open};
+use crate::prng::Prng;
+use linerate::options::{TcpSettings, VerbsSettings};
+use linerate::transport::{
+    Completion, Event, Options, Outcome, Region, RegionKey, RemoteRange, Time, Transport, View,
+    open,
+};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,7 @@
 //! What is copied, and what the device moves by itself.
 
 use super::pair::{Pair, check, fill, has_device};
-use linerate::memory::Region;
-use linerate::transport::RemoteRange;
+use linerate::transport::{Region, RemoteRange};
 use std::sync::Arc;
 
 #[test]

@@ -1,7 +1,7 @@
 //! What is refused, and how that reads.
 
 use super::pair::{Pair, has_device};
-use linerate::config::{TcpSettings, VerbsSettings};
+use linerate::options::{TcpSettings, VerbsSettings};
 use linerate::transport::{Options, open};
 use std::process::Command;
 
@@ -65,7 +65,7 @@ fn memlock_child() {
     }
     match open("verbs", 0, 2, 0, &Options::default()) {
         Ok(mut transport) => {
-            let region = linerate::memory::Region::private(8 << 20).unwrap();
+            let region = linerate::transport::Region::private(8 << 20).unwrap();
             let result = transport.register(std::sync::Arc::new(region));
             println!("@refused {}", result.unwrap_err());
         }

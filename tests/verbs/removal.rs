@@ -2,7 +2,7 @@
 //! own (`tools/rdma_vm/check_verbs.py`). The kernel ends a removal only when everybody has closed the device.
 
 use super::pair::{Memory, Pair, check, fill};
-use linerate::config::VerbsSettings;
+use linerate::options::VerbsSettings;
 use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};

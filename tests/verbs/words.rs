@@ -1,7 +1,7 @@
 //! Words without immediate data (`has_plain_words`): each ends once, whatever becomes of the queue pair.
 
 use super::pair::{Memory, Pair, check, fill, has_device};
-use linerate::config::VerbsSettings;
+use linerate::options::VerbsSettings;
 use linerate::transport::{Outcome, RemoteRange};
 
 const CHUNK: usize = 4096;

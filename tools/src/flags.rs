@@ -97,7 +97,7 @@ impl JobArgs {
             config.transport = name.clone();
         }
         if let Some(text) = &self.timeout {
-            config.timeout = linerate::config::parse_timeout("--timeout", text)
+            config.timeout = linerate::unstable::config::parse_timeout("--timeout", text)
                 .map_err(|error| error.to_string())?;
         }
         self.connections.apply(&mut config);

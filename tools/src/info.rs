@@ -4,7 +4,7 @@ use crate::rdma::{self, Rdma};
 use crate::system::{self, Cache};
 use crate::{output, settings};
 use clap::Args;
-use linerate::config::{CrossMemory, PriceList};
+use linerate::options::{CrossMemory, PriceList};
 use linerate::{Config, Progress};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
@@ -150,10 +150,10 @@ fn memory() -> Memory {
     let meminfo = system::read("/proc/meminfo").unwrap_or_default();
     let huge = Path::new("/sys/kernel/mm/transparent_hugepage");
     Memory {
-        total_bytes: linerate::memory::meminfo_field(&meminfo, "MemTotal"),
-        available_bytes: linerate::memory::available_memory_bytes(),
-        huge_page_bytes: linerate::memory::meminfo_field(&meminfo, "Hugepagesize"),
-        huge_pages_free: linerate::memory::meminfo_field(&meminfo, "HugePages_Free"),
+        total_bytes: linerate::unstable::memory::meminfo_field(&meminfo, "MemTotal"),
+        available_bytes: linerate::unstable::memory::available_memory_bytes(),
+        huge_page_bytes: linerate::unstable::memory::meminfo_field(&meminfo, "Hugepagesize"),
+        huge_pages_free: linerate::unstable::memory::meminfo_field(&meminfo, "HugePages_Free"),
         transparent_huge_pages: system::read(huge.join("enabled")),
         transparent_huge_pages_shmem: system::read(huge.join("shmem_enabled")),
     }
@@ -198,7 +198,7 @@ fn transports() -> Vec<Transport> {
 
 /// Which ports ranks would use, or why there is none.
 fn verbs() -> Transport {
-    let (available, detail) = match linerate::transport::verbs::check("") {
+    let (available, detail) = match linerate::unstable::verbs::check("") {
         Ok(choice) => (true, choice.to_string().lines().next().map(String::from)),
         Err(error) => (false, Some(error.to_string())),
     };
@@ -211,7 +211,8 @@ fn verbs() -> Transport {
 
 /// What `auto` is for ranks of several hosts, as far as this one decides it.
 fn router() -> Transport {
-    let offer = linerate::transport::own_offer(0, 2, &linerate::transport::Options::default());
+    let offer =
+        linerate::unstable::transport::own_offer(0, 2, &linerate::transport::Options::default());
     let far = match offer {
         Ok(fabric) => format!("verbs over {fabric}, if every rank has such a device; else tcp"),
         Err(reason) => format!("tcp ({reason})"),
@@ -227,11 +228,11 @@ fn router() -> Transport {
 
 /// Whether ranks may read each other's memory, as far as that is known without another rank.
 fn cross_memory() -> String {
-    let byte = match linerate::memory::Region::private(1) {
+    let byte = match linerate::transport::Region::private(1) {
         Ok(region) => region,
         Err(error) => return error.to_string(),
     };
-    if let Err(error) = linerate::transport::shm::fetch_own(byte.view(), byte.view()) {
+    if let Err(error) = linerate::unstable::shm::fetch_own(byte.view(), byte.view()) {
         return format!("no (process_vm_readv: {error})");
     }
     let scope = system::read("/proc/sys/kernel/yama/ptrace_scope");

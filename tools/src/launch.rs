@@ -37,7 +37,7 @@ pub struct LaunchArgs {
         short = 'n',
         long = "ranks",
         value_name = "N",
-        value_parser = clap::value_parser!(u32).range(1..=i64::from(linerate::limits::RANKS_MAX))
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(linerate::unstable::limits::RANKS_MAX))
     )]
     ranks: u32,
 
@@ -251,7 +251,7 @@ fn secret() -> io::Result<Option<String>> {
     {
         return Ok(None);
     }
-    let fresh = linerate::bootstrap::fresh_secret();
+    let fresh = linerate::unstable::bootstrap::fresh_secret();
     fresh.map(Some).map_err(|e| io::Error::other(e.to_string()))
 }
 

@@ -1,7 +1,7 @@
 //! The RDMA devices of this host, as `info` and `doctor` tell of them. Read from /sys: no device is opened.
 
-use linerate::transport::verbs::choose::{Choice, Wish, choose};
-use linerate::transport::verbs::sysfs::{self, Tree};
+use linerate::unstable::verbs::choose::{Choice, Wish, choose};
+use linerate::unstable::verbs::sysfs::{self, Tree};
 use serde::Serialize;
 
 /// What is here, and what `--transport verbs` would use.

@@ -1,8 +1,9 @@
 //! What the commands that run ranks have in common: settings from the environment and flags, number of ranks, memory.
 //! Every mistake is found here, before a rank is started.
 
-use linerate::bootstrap::{Launched, launched_from_env};
-use linerate::{Collective, Communicator, Config, Progress, collective, limits, transport};
+use linerate::unstable::bootstrap::{Launched, launched_from_env};
+use linerate::unstable::limits;
+use linerate::{Collective, Communicator, Config, Progress, collective, unstable};
 
 /// Exit code of a run or a check that failed.
 pub const FAILED: u8 = 1;
@@ -88,7 +89,7 @@ pub fn check_transport(source: &str, name: &str) -> Result<(), String> {
 pub fn unavailable_reason(name: &str) -> Option<String> {
     const ELSE: &str = "--transport shm or tcp joins the ranks of this host";
     let (kind, detail) = name.split_once(':').unwrap_or((name, ""));
-    if transport::UNBUILT.contains(&kind) {
+    if unstable::transport::UNBUILT.contains(&kind) {
         return Some(format!(
             "transport {kind} is unavailable: not part of this build; {ELSE}"
         ));
@@ -96,7 +97,7 @@ pub fn unavailable_reason(name: &str) -> Option<String> {
     if kind == "router" {
         return unavailable_reason(detail);
     }
-    let checked = (kind == "verbs").then(|| transport::verbs::check(detail))?;
+    let checked = (kind == "verbs").then(|| unstable::verbs::check(detail))?;
     checked.err().map(|error| format!("{error}; {ELSE}"))
 }
 
@@ -150,10 +151,10 @@ pub fn check_memory(what: &str, needed: u64, available: u64, advice: &str) -> Re
 
 /// A size with K, M, G or, for those who ask for too much, T.
 pub fn parse_size(text: &str) -> Result<u64, String> {
-    let in_gigabytes = |number: &str| linerate::config::parse_size(&format!("{number}G"));
+    let in_gigabytes = |number: &str| linerate::unstable::config::parse_size(&format!("{number}G"));
     let bytes = match text.strip_suffix(['T', 't']) {
         Some(number) => in_gigabytes(number).map(|bytes| bytes.checked_mul(1024)),
-        None => linerate::config::parse_size(text).map(Some),
+        None => linerate::unstable::config::parse_size(text).map(Some),
     };
     bytes
         .ok()

@@ -32,7 +32,7 @@ pub fn caches() -> Vec<Cache> {
         Some(Cache {
             level: read(folder.join("level"))?.parse().ok()?,
             kind: read(folder.join("type"))?,
-            bytes: linerate::config::parse_size(&read(folder.join("size"))?).ok()?,
+            bytes: linerate::unstable::config::parse_size(&read(folder.join("size"))?).ok()?,
         })
     };
     (0..8).map_while(cache).collect()
@@ -40,7 +40,8 @@ pub fn caches() -> Vec<Cache> {
 
 /// Bytes of the last-level cache.
 pub fn last_level_cache_bytes() -> u64 {
-    linerate::comm::last_level_cache_bytes().map_or(CACHE_BYTES_ASSUMED, |bytes| bytes as u64)
+    linerate::unstable::comm::last_level_cache_bytes()
+        .map_or(CACHE_BYTES_ASSUMED, |bytes| bytes as u64)
 }
 
 /// Package and core of a processor, as the kernel counts them: threads of one core are equal.

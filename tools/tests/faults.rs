@@ -4,7 +4,7 @@
 #[allow(dead_code)] // Not every file of tests needs all of it.
 mod start;
 
-use linerate::prng::Prng;
+use linerate::unstable::prng::Prng;
 use rustix::process::{Pid, Signal, kill_process};
 use start::{linerate, parts};
 use std::io::{BufRead, BufReader};

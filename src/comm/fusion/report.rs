@@ -27,8 +27,9 @@ pub struct FlushReport {
 /// without the flushes:
 ///
 /// ```
-/// use linerate::time::Time;
-/// use linerate::{DataType, FlushReport, StepReport};
+/// use linerate::DataType;
+/// use linerate::reports::{FlushReport, StepReport};
+/// use linerate::transport::Time;
 /// let flush = FlushReport {
 ///     dtype: DataType::F32,
 ///     bytes: 4096,

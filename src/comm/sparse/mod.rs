@@ -40,14 +40,14 @@ use step::Pending;
 /// Every step is a collective of all ranks of the communicator, in the same order on all of them. k counts over all tensors of
 /// the call, or over each ([`SparseOptions::per_tensor`]).
 ///
-/// Nothing of a gradient is lost but what additions of `f32` round away ([`crate::sparse`]).
+/// Nothing of a gradient is lost but what additions of `f32` round away.
 ///
 /// In a forked child every step is an error. The residuals there are the child's own copy: it may
 /// save them, say.
 ///
 /// ```
-/// use linerate::sparse::{Amount, SparseOptions};
-/// use linerate::{Communicator, Config, DataType, SparseAllreduce, TensorSpec};
+/// use linerate::{Communicator, Config, DataType, SparseAllreduce, SparseOptions, TensorSpec};
+/// use linerate::options::Amount;
 /// let comm = Communicator::join(0, 1, "a sparse job", Config::default())?;
 /// let tensor = TensorSpec { name: "weights".into(), count: 4, dtype: DataType::F32 };
 /// let options = SparseOptions { amount: Amount::Count(1), ..SparseOptions::default() };
@@ -118,7 +118,7 @@ impl SparseAllreduce {
         options.check(count)?;
         if comm.inner.is_size_only {
             return Err(Error::invalid(
-                "a size-only communicator has no values to select from: run machines of `linerate::sparse::Sized`",
+                "a size-only communicator has no values to select from: leave `SimOptions::size_only` off",
             ));
         }
         if !comm.inner.clock.is_virtual() {
@@ -205,8 +205,8 @@ impl SparseAllreduce {
     /// after a dense one, and after one that did not count.
     ///
     /// ```
-    /// use linerate::sparse::{Amount, SparseOptions};
-    /// use linerate::{Communicator, Config, DataType, SparseAllreduce, TensorSpec};
+    /// use linerate::{Communicator, Config, DataType, SparseAllreduce, SparseOptions, TensorSpec};
+    /// use linerate::options::Amount;
     /// let comm = Communicator::join(0, 1, "a job with picks", Config::default())?;
     /// let tensor = TensorSpec { name: "weights".into(), count: 4, dtype: DataType::F32 };
     /// let options = SparseOptions { amount: Amount::Count(2), ..SparseOptions::default() };

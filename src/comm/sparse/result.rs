@@ -16,7 +16,7 @@ use std::time::Duration;
 ///
 /// ```
 /// use std::time::Duration;
-/// let times = linerate::StepTimes { select: Duration::from_micros(30), ..Default::default() };
+/// let times = linerate::reports::StepTimes { select: Duration::from_micros(30), ..Default::default() };
 /// assert_eq!(times.to_string(), "select 30µs, communicate 0ns, apply 0ns");
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -108,8 +108,8 @@ impl SparseResult {
     /// has: no zeros.
     ///
     /// ```
-    /// use linerate::sparse::{Algorithm, Amount, SparseOptions};
-    /// use linerate::{Communicator, Config, DataType, SparseAllreduce, TensorSpec};
+    /// use linerate::{Communicator, Config, DataType, SparseAllreduce, SparseOptions, TensorSpec};
+    /// use linerate::options::{Algorithm, Amount};
     /// let comm = Communicator::join(0, 1, "a job of both forms", Config::default())?;
     /// for algorithm in [Algorithm::OkTopk, Algorithm::Dense] {
     ///     let tensor = TensorSpec { name: "weights".into(), count: 4, dtype: DataType::F32 };

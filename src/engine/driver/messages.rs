@@ -32,10 +32,8 @@ impl Driver {
             }
             let run = round.progress.run(step);
             let (len, chunk) = (run.len, run.chunks_posted);
-            // The length of one chunk says whether there is another, where only the sender knows it.
-            let waits_for_length = plan.fills.is_some() && chunk > run.chunks_done;
             let is_all = chunk == plan.chunks(len, per_chunk);
-            if is_all || !run.has_chunk_credit() || waits_for_length {
+            if is_all || !run.has_chunk_credit() {
                 return Ok(());
             }
             let start = u64::from(chunk) * per_chunk;
@@ -353,7 +351,7 @@ impl Driver {
         }
     }
 
-    /// Checks how long a chunk is that has arrived. One that is not full may say how long the message is.
+    /// Checks how long a chunk is that has arrived.
     fn check_length(
         &self,
         round: &mut Round,
@@ -362,24 +360,12 @@ impl Driver {
         completion: &Completion,
     ) -> Result<()> {
         let (shift, per_chunk) = (round.shift, round.per_chunk);
-        let fills = round.prepared.plan.steps[step as usize].fills;
         let run = round.progress.run(step);
         let start = u64::from(chunk) * per_chunk;
-        let is_right = match fills {
-            Some(_) => completion.bytes & ((1 << shift) - 1) == 0,
-            None => completion.bytes == run.len.saturating_sub(start).min(per_chunk) << shift,
-        };
-        if !is_right {
-            return Err(self.wrong_length(round, step, chunk, completion));
+        match completion.bytes == run.len.saturating_sub(start).min(per_chunk) << shift {
+            true => Ok(()),
+            false => Err(self.wrong_length(round, step, chunk, completion)),
         }
-        if let Some(slot) = fills
-            && completion.bytes < per_chunk << shift
-        {
-            let len = start + (completion.bytes >> shift);
-            run.len = len;
-            round.fill(slot, len);
-        }
-        Ok(())
     }
 
     /// Whether a send that was flushed has arrived: its receiver has done the operation, and left.

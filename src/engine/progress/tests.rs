@@ -1,7 +1,7 @@
 //! Steps follow each other, complete and start as the order rules say: one rule a test.
 
 use super::*;
-use crate::schedule::{Action, BufferId, Builder, Extent, Join, Range, Trigger};
+use crate::schedule::{BufferId, Builder, Extent, Range};
 
 const COUNT: Count<'static> = Count {
     count: 100,
@@ -93,51 +93,6 @@ fn a_step_completes_only_after_everything_it_depends_on() {
             Some(&2),
             "the signal follows both"
         );
-    }
-}
-
-#[test]
-fn the_first_of_two_starts_an_or_step_once() {
-    let mut b = Builder::new("test", 0, 2, true);
-    let caller = b.step(Action::Nop, &[], Join::All, Trigger::Caller);
-    let wait = Action::WaitCount {
-        peers: vec![1],
-        lane: 3,
-        count: 1,
-    };
-    let external = b.step(wait, &[], Join::All, Trigger::None);
-    let go = b.step(Action::Nop, &[caller, external], Join::Any, Trigger::None);
-    b.persistent();
-    let prepared = Prepared::new(b.build(), 0, false);
-    let mut progress = Progress::default();
-    for caller_is_first in [true, false, true] {
-        progress.take_up(&prepared, &COUNT, WHOLE);
-        progress.arm(&prepared, true);
-        assert_eq!(
-            drain(&mut progress),
-            [external],
-            "armed: it waits for either activation"
-        );
-        let order = if caller_is_first {
-            [caller, external]
-        } else {
-            [external, caller]
-        };
-        let mut starts = 0;
-        for step in order {
-            if step == caller {
-                progress.activate(&prepared);
-                assert_eq!(drain(&mut progress), [caller]);
-            }
-            progress.process(&prepared, step);
-            for ready in drain(&mut progress) {
-                assert_eq!(ready, go);
-                starts += 1;
-                progress.process(&prepared, go);
-            }
-        }
-        assert_eq!(starts, 1, "consumable: at most once per activation");
-        assert!(progress.is_finished());
     }
 }
 

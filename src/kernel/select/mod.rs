@@ -24,8 +24,8 @@ mod scalar;
 mod tests;
 
 pub use exact::{keep_top, room_for, select_top};
-pub use gauss::{Moments, gaussian_magnitude, moments};
-pub use histogram::{LEVELS, Level, histogram, histogram_of};
+pub use gauss::{gaussian_magnitude, moments};
+pub use histogram::{Level, histogram_of};
 
 use super::simd::{self, Isa};
 use crate::memory::View;

@@ -55,9 +55,6 @@ avx2_lanes! {
         _mm256_add_ps _mm256_mul_ps min_f32 max_f32, float _mm256_set1_ps _mm256_div_ps }
     Bf16: Pair, 16 of 2 bytes, { load_pairs store_pairs stream_pairs,
         sum_pair prod_pair min_pair max_pair, float splat_pair divide_pair }
-    // For conversions, which do not stream.
-    OrderedBf16: __m256, 8 of 2 bytes, { load_bf16 store_bf16 store_bf16,
-        _mm256_add_ps _mm256_mul_ps min_f32 max_f32, float _mm256_set1_ps _mm256_div_ps }
     I8: __m256i, 32 of 1 bytes, { _mm256_loadu_si256 _mm256_storeu_si256 _mm256_stream_si256,
         _mm256_add_epi8 prod_8 _mm256_min_epi8 _mm256_max_epi8, integer _mm256_and_si256 }
     U8: __m256i, 32 of 1 bytes, { _mm256_loadu_si256 _mm256_storeu_si256 _mm256_stream_si256,
@@ -138,29 +135,6 @@ unsafe fn load_f16(from: *const __m128i) -> __m256 {
 
 narrowing_stores!("avx2,f16c", __m256 => _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>,
     store_f16 = _mm_storeu_si128 to __m128i, stream_f16 = _mm_stream_si128 to __m128i);
-
-/// # Safety
-/// 16 readable bytes.
-#[inline]
-#[target_feature(enable = "avx2")]
-unsafe fn load_bf16(from: *const __m128i) -> __m256 {
-    // SAFETY: the caller's contract.
-    let narrow = unsafe { _mm_loadu_si128(from) };
-    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(narrow)))
-}
-
-/// # Safety
-/// 16 writable bytes.
-#[inline]
-#[target_feature(enable = "avx2")]
-unsafe fn store_bf16(to: *mut __m128i, value: __m256) {
-    let result = _mm256_srli_epi32::<16>(round_to_bf16(value));
-    // Packing works within each half of 16 bytes; the permutation brings both results together.
-    let packed = _mm256_packus_epi32(result, result);
-    let narrow = _mm256_castsi256_si128(_mm256_permute4x64_epi64::<0b1000>(packed));
-    // SAFETY: the caller's contract.
-    unsafe { _mm_storeu_si128(to, narrow) }
-}
 
 /// The bf16 in the upper half of each f32; the lower half is left over. Rounds to nearest even by adding
 /// just under half of the last kept bit, or half of it if that bit is set; a NaN is cut and made quiet.

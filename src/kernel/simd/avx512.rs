@@ -56,9 +56,6 @@ avx512_lanes! {
         _mm512_add_ps _mm512_mul_ps min_f32 max_f32, float _mm512_set1_ps _mm512_div_ps }
     Bf16: Pair, 32 of 2 bytes, { load_pairs store_pairs stream_pairs,
         sum_pair prod_pair min_pair max_pair, float splat_pair divide_pair }
-    // For conversions, which do not stream.
-    OrderedBf16: __m512, 16 of 2 bytes, { load_bf16 store_bf16 store_bf16,
-        _mm512_add_ps _mm512_mul_ps min_f32 max_f32, float _mm512_set1_ps _mm512_div_ps }
     I8: __m512i, 64 of 1 bytes, { _mm512_loadu_epi8 _mm512_storeu_epi8 _mm512_stream_si512,
         _mm512_add_epi8 prod_8 _mm512_min_epi8 _mm512_max_epi8, integer _mm512_and_si512 }
     U8: __m512i, 64 of 1 bytes, { _mm512_loadu_epi8 _mm512_storeu_epi8 _mm512_stream_si512,
@@ -138,26 +135,6 @@ unsafe fn load_f16(from: *const __m256i) -> __m512 {
 
 narrowing_stores!("avx512f", __m512 => _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>,
     store_f16 = _mm256_storeu_si256 to __m256i, stream_f16 = _mm256_stream_si256 to __m256i);
-
-/// # Safety
-/// 32 readable bytes.
-#[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn load_bf16(from: *const __m256i) -> __m512 {
-    // SAFETY: the caller's contract.
-    let narrow = unsafe { _mm256_loadu_si256(from) };
-    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(narrow)))
-}
-
-/// # Safety
-/// 32 writable bytes.
-#[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn store_bf16(to: *mut __m256i, value: __m512) {
-    let narrow = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(round_to_bf16(value)));
-    // SAFETY: the caller's contract.
-    unsafe { _mm256_storeu_si256(to, narrow) }
-}
 
 /// The bf16 in the upper half of each f32; the lower half is left over. Rounds to nearest even by adding
 /// just under half of the last kept bit, or half of it if that bit is set; a NaN is cut and made quiet.

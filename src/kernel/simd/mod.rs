@@ -167,23 +167,6 @@ pub(super) fn scale(
     }
 }
 
-/// Converts leading elements; how many. Arguments as in [`crate::kernel::convert`], none size-only.
-pub(super) fn convert(
-    isa: Isa,
-    from: DataType,
-    source: View,
-    to: DataType,
-    destination: View,
-) -> usize {
-    match isa {
-        Isa::Scalar => 0,
-        #[cfg(target_arch = "x86_64")]
-        _ => x86::convert(isa, from, source, to, destination),
-        #[cfg(not(target_arch = "x86_64"))]
-        _ => 0,
-    }
-}
-
 /// Fills an empty block with what leading elements `range` of a source give; how many. With `is_stored`, sums are stored into
 /// the first view. Arguments as in `kernel::select`.
 pub(super) fn select(

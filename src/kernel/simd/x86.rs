@@ -40,22 +40,6 @@ pub(super) fn scale(
     unsafe { scale(MultiplyBy(factor), source, destination) }
 }
 
-/// See [`super::convert`].
-pub(super) fn convert(
-    isa: Isa,
-    from: DataType,
-    source: View,
-    to: DataType,
-    destination: View,
-) -> usize {
-    debug_assert!(isa.is_present());
-    match convert_of(isa, from, to) {
-        // SAFETY: the CPU has `isa`; the views are as `kernel::convert` checks them.
-        Some(convert) => unsafe { convert(Keep, source, destination) },
-        None => 0,
-    }
-}
-
 /// The lane of the operators that depend on signedness, the lane of those that do not.
 macro_rules! by_combine {
     ($fold:ident, $ordered:ty, $ring:ty, $last:ty, $combine:expr, $and:expr) => {
@@ -147,27 +131,6 @@ fn scale_of(isa: Isa, dtype: DataType) -> Map<MultiplyBy> {
         Isa::Avx512 | Isa::Avx512Bf16 => scale_table!(avx512, map_avx512, dtype),
         _ => scale_table!(avx2, map_avx2, dtype),
     }
-}
-
-macro_rules! convert_table {
-    ($isa:ident, $map:ident, $pair:expr) => {
-        match $pair {
-            (DataType::F32, DataType::F16) => $map::<$isa::F32, $isa::F16, _>,
-            (DataType::F32, DataType::Bf16) => $map::<$isa::F32, $isa::OrderedBf16, _>,
-            (DataType::F16, DataType::F32) => $map::<$isa::F16, $isa::F32, _>,
-            (DataType::Bf16, DataType::F32) => $map::<$isa::OrderedBf16, $isa::F32, _>,
-            (DataType::F16, DataType::Bf16) => $map::<$isa::F16, $isa::OrderedBf16, _>,
-            (DataType::Bf16, DataType::F16) => $map::<$isa::OrderedBf16, $isa::F16, _>,
-            _ => return None,
-        }
-    };
-}
-
-fn convert_of(isa: Isa, from: DataType, to: DataType) -> Option<Map<Keep>> {
-    Some(match isa {
-        Isa::Avx512 | Isa::Avx512Bf16 => convert_table!(avx512, map_avx512, (from, to)),
-        _ => convert_table!(avx2, map_avx2, (from, to)),
-    })
 }
 
 fn no_and<T>() -> T {

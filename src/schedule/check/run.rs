@@ -226,16 +226,8 @@ impl<'w, 'a> Run<'w, 'a> {
         let source = self
             .world
             .resolve(send, &self.slots[self.world.place(send).0 as usize])?;
-        let mut target = self.world.resolve(recv, &self.slots[recv_rank as usize])?;
-        let Action::Recv { fills, .. } = self.world.step(recv).action else {
-            unreachable!("a send is paired with a receive")
-        };
-        let is_good = if fills.is_some() {
-            source.len <= target.len
-        } else {
-            source.len == target.len
-        };
-        if !is_good {
+        let target = self.world.resolve(recv, &self.slots[recv_rank as usize])?;
+        if source.len != target.len {
             let text = format!("gets {} elements into {}", source.len, target.len);
             return Err(CheckError::new(
                 Fault::Length,
@@ -243,13 +235,6 @@ impl<'w, 'a> Run<'w, 'a> {
                 Some(recv_index),
                 text,
             ));
-        }
-        target.len = source.len;
-        for touch in &mut target.destinations {
-            touch.len = source.len;
-        }
-        if let Some(slot) = fills {
-            self.slots[recv_rank as usize][slot as usize] = source.len;
         }
         let values = self.read(&source, send, false);
         self.write(&target, &values);

@@ -434,26 +434,3 @@ fn the_first_dependency_alone_starts_a_step_that_waits_for_any() {
     assert_eq!(fault(&[one(Join::All)]), None);
     assert_eq!(fault(&[one(Join::Any)]), Some(Fault::Unordered));
 }
-
-#[test]
-fn a_receive_keeps_the_length_that_came() {
-    let slots = Extent::Slots {
-        offset: 0,
-        length: 1,
-    };
-    let mut sender = builder(0, 2);
-    sender.slots(2);
-    sender.send(1, Range::new(INPUT, slots));
-    let mut receiver = builder(1, 2);
-    receiver.slots(2);
-    let scratch = receiver.scratch(slots);
-    receiver.recv_filling(0, Range::new(scratch, slots), 1);
-    receiver.copy(Range::new(scratch, slots), Range::new(OUTPUT, slots));
-    let spec = Spec {
-        slots: vec![vec![0, 3], vec![0, 8]],
-        ..spec(Collective::SendRecv)
-    };
-    let report = check(&[sender.build(), receiver.build()], &spec).unwrap();
-    let defined = report.outputs[1].iter().filter(|v| v.is_defined()).count();
-    assert_eq!((report.messages, defined), (1, 3));
-}

@@ -4,10 +4,10 @@ use super::cases;
 use super::job::Job;
 use super::memory;
 use crate::prng::Prng;
+use crate::sparse::balance::is_unbalanced;
 use crate::sparse::{
     Algorithm, Balance, DsaVariant, Finished, IndexFormat, Machine, Mode, NonFinite, OkTopkState,
     Phase, Regions, SparseOptions, Step, Stream, SwitchRule, ValueFormat, build_plan,
-    is_unbalanced,
 };
 
 pub fn machines() -> impl Iterator<Item = Algorithm> {

@@ -4,7 +4,8 @@ use crate::kernel::reduce;
 use crate::kernel::select::Source;
 use crate::memory::Region;
 use crate::prng::Prng;
-use crate::sparse::{Algorithm, LocalSelection, Mode, NonFinite, Selected, SparseOptions};
+use crate::sparse::local::Selected;
+use crate::sparse::{Algorithm, LocalSelection, Mode, NonFinite, SparseOptions};
 use crate::types::{Combine, DataType, Finish};
 
 const COUNT: usize = 40_000;

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// none, then [`World::advance`]:
 ///
 /// ```
-/// use linerate::transport::sim::{SimOptions, World};
+/// use linerate::sim::{SimOptions, World};
 /// use linerate::transport::{Address, Transport};
 /// let world = World::new(SimOptions::new(2, 1));
 /// let mut ranks: Vec<_> = (0..2).map(|rank| world.transport(rank)).collect();

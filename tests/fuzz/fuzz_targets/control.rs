@@ -2,8 +2,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use linerate::limits::CONTROL_BYTES;
-use linerate::wire::ControlMessage;
+use linerate::transport::CONTROL_BYTES;
+use linerate::unstable::wire::ControlMessage;
 
 fuzz_target!(|bytes: &[u8]| {
     let Some(message) = bytes.first_chunk::<CONTROL_BYTES>() else {

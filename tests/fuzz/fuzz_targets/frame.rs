@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use linerate::wire::{FrameHeader, HEADER_BYTES, Limits};
+use linerate::unstable::wire::{FrameHeader, HEADER_BYTES, Limits};
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((&first, rest)) = bytes.split_first() else {

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use linerate::wire::{Claim, HANDSHAKE_BYTES, Initiator, JobKey, Purpose, Responder};
+use linerate::unstable::wire::{Claim, HANDSHAKE_BYTES, Initiator, JobKey, Purpose, Responder};
 
 fuzz_target!(|bytes: &[u8]| {
     let key = JobKey::derive(b"a secret", b"job");

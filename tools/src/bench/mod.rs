@@ -112,7 +112,7 @@ pub fn gather_facts() -> Result<Facts, String> {
         config: settings::from_environment()?,
         launched_ranks: settings::launched_ranks()?,
         local_ranks: settings::local_world_size(),
-        memory_bytes: linerate::memory::available_memory_bytes(),
+        memory_bytes: linerate::unstable::memory::available_memory_bytes(),
         cache_bytes: system::last_level_cache_bytes(),
     })
 }

@@ -5,7 +5,7 @@ use super::args::{BenchArgs, Memory, Operators, Placements};
 use super::layout::{self, Placement};
 use super::{sweep, values};
 use crate::settings;
-use linerate::{Collective, Config, DataType, ReduceOp, collective, limits};
+use linerate::{Collective, Config, DataType, ReduceOp, collective};
 use std::path::PathBuf;
 
 /// Above it a simulation takes minutes a row.
@@ -240,7 +240,7 @@ fn check_algorithm(
             "--algo {name} has no premultiplied sums: another --op, or another algorithm"
         ));
     }
-    let most = limits::LINE_PAYLOAD_BYTES as u64;
+    let most = collective::LINE_PAYLOAD_BYTES as u64;
     let count = sweep::count_of(args.collective, largest, 1, ranks);
     if needs.payload_max && count > most {
         return Err(format!(

@@ -7,7 +7,7 @@ use super::measure::{Cell, Check, Measured};
 use super::plan::{Link, Plan};
 use super::rank::{Outcome, Report, measure_all};
 use super::slots::{Arenas, Row};
-use linerate::transport::sim::{self, SimOptions};
+use linerate::sim::{self, SimOptions};
 use linerate::{Operation, Rank, Result, Simulation};
 
 /// Measures everything.

@@ -6,8 +6,8 @@
 
 use super::layout::{Segment, Source};
 use half::{bf16, f16};
-use linerate::memory::Element;
-use linerate::{Buffer, DataType, Rank, ReduceOp, Result, prng};
+use linerate::unstable::prng;
+use linerate::{Buffer, DataType, Element, Rank, ReduceOp, Result};
 
 /// One of each operator.
 pub const OPERATORS: [ReduceOp; 7] = [

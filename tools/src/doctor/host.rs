@@ -2,7 +2,7 @@
 
 use super::finding::Finding;
 use crate::{info, system};
-use linerate::memory::Region;
+use linerate::transport::Region;
 use rustix::process::{Resource, getrlimit};
 use std::path::Path;
 
@@ -28,10 +28,10 @@ pub fn examine(ranks: u32) -> Vec<Finding> {
         judge_memlock(soft(Resource::Memlock), has_rdma),
         judge_descriptors(
             soft(Resource::Nofile),
-            linerate::bootstrap::check_descriptors(0, ranks).err(),
+            linerate::unstable::bootstrap::check_descriptors(0, ranks).err(),
         ),
         judge_cores(cores, ranks),
-        judge_memory(linerate::memory::available_memory_bytes(), ranks),
+        judge_memory(linerate::unstable::memory::available_memory_bytes(), ranks),
         judge_shared_memory(Region::shared("linerate-doctor", 4096).err()),
         judge_dev_shm(dev_shm_bytes()),
         judge_ptrace(system::read("/proc/sys/kernel/yama/ptrace_scope").as_deref()),

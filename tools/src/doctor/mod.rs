@@ -29,7 +29,7 @@ const PORT_DEFAULT: u16 = 18516;
 #[derive(Args, Clone, Debug)]
 pub struct DoctorArgs {
     /// Local ranks that are to run
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=i64::from(linerate::limits::RANKS_MAX)))]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=i64::from(linerate::unstable::limits::RANKS_MAX)))]
     pub ranks: u32,
 
     /// Hosts to reach, each with a port unless it is that of --port; IPv6 addresses with a port in brackets
@@ -135,5 +135,5 @@ fn tell(args: &DoctorArgs, findings: &[Finding]) -> Result<(), String> {
 }
 
 fn parse_timeout(text: &str) -> Result<Duration, String> {
-    linerate::config::parse_timeout("--timeout", text).map_err(|error| error.to_string())
+    linerate::unstable::config::parse_timeout("--timeout", text).map_err(|error| error.to_string())
 }

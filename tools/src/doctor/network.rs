@@ -2,7 +2,7 @@
 
 use super::finding::Finding;
 use crate::system;
-use linerate::bootstrap::{NetworkLink, network_links};
+use linerate::unstable::bootstrap::{NetworkLink, network_links};
 use std::net::Ipv4Addr;
 use std::path::Path;
 

@@ -4,9 +4,9 @@
 use super::finding::Finding;
 use crate::rdma;
 use linerate::Error;
-use linerate::transport::verbs::achievable::{self, Bus};
-use linerate::transport::verbs::choose::Choice;
-use linerate::transport::verbs::sysfs::{Device, Tree};
+use linerate::unstable::verbs::achievable::{self, Bus};
+use linerate::unstable::verbs::choose::Choice;
+use linerate::unstable::verbs::sysfs::{Device, Tree};
 use rustix::fs::{Access, access};
 use std::path::PathBuf;
 
@@ -29,7 +29,7 @@ fn judge_device(device: &Device) -> Vec<Finding> {
     let name = &device.name;
     let mut findings = Vec::new();
     if !device.ports.iter().any(|port| port.is_active()) {
-        let port = |port: &linerate::transport::verbs::sysfs::Port| {
+        let port = |port: &linerate::unstable::verbs::sysfs::Port| {
             format!(
                 "port {}: {} ({})",
                 port.number, port.state, port.physical_state
@@ -124,7 +124,7 @@ fn judge_choice(choice: &Result<Choice, Error>) -> Finding {
 mod tests {
     use super::super::finding::Level;
     use super::*;
-    use linerate::transport::verbs::sysfs::{LinkLayer, PcieLink, Port};
+    use linerate::unstable::verbs::sysfs::{LinkLayer, PcieLink, Port};
 
     fn device(state: &str, width: u32) -> Device {
         let link = |width| {
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn what_would_be_used_is_said_or_why_nothing() {
-        let error = judge_choice(&linerate::transport::verbs::choose::choose(
+        let error = judge_choice(&linerate::unstable::verbs::choose::choose(
             &[],
             &Default::default(),
         ));
@@ -192,7 +192,7 @@ mod tests {
             place: None,
             ..device("ACTIVE", 16)
         }];
-        let none = judge_choice(&linerate::transport::verbs::choose::choose(
+        let none = judge_choice(&linerate::unstable::verbs::choose::choose(
             &devices,
             &Default::default(),
         ));

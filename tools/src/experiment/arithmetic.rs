@@ -3,7 +3,7 @@
 //! With t the time of a round once it has begun, below the skew: a rank that arrives before the beginning waits for it and
 //! for t, one that arrives later finds the result there.
 
-use linerate::partial::initiator;
+use linerate::unstable::partial::initiator;
 use linerate::{PartialOptions, Policy};
 
 /// Means over ranks and rounds.

@@ -1,6 +1,6 @@
 //! [`Digits`]: images of hand-written digits (tests/data/optdigits), a fifth of them kept for the test.
 
-use linerate::prng::Prng;
+use linerate::unstable::prng::Prng;
 
 const CSV: &str = include_str!("../../../tests/data/optdigits/digits.csv");
 

@@ -5,7 +5,7 @@
 //! the two ends has exactly these four figures, and nothing more is known: its two shapes follow from mean and deviation.
 
 use super::digits::shuffle;
-use linerate::prng::{Prng, mix};
+use linerate::unstable::prng::{Prng, mix};
 use rand_distr::{Beta, Distribution};
 
 /// What a distribution is known by, in milliseconds.

@@ -1,7 +1,7 @@
 //! Models small enough to train in an experiment: their parameters are one vector of f32, and so are their gradients.
 
 use super::digits::{CLASSES, Image, PIXELS};
-use linerate::prng::Prng;
+use linerate::unstable::prng::Prng;
 use std::ops::Range;
 
 /// What a model says about some samples.

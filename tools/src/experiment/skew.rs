@@ -13,9 +13,9 @@ use crate::progress::Progress;
 use crate::settings::{self, FAILED, USAGE, parse_size};
 use crate::{launch, output};
 use clap::Args;
+use linerate::options::Divisor;
 use linerate::{
-    Buffer, Communicator, Config, DataType, Divisor, PartialAllreduce, PartialOptions, Policy,
-    RankSet,
+    Buffer, Communicator, Config, DataType, PartialAllreduce, PartialOptions, Policy, RankSet,
 };
 use serde_json::{Value, json};
 use std::process::ExitCode;
@@ -168,7 +168,7 @@ fn check(args: &SkewArgs) -> Result<(u32, Config), String> {
     // Two snapshots, three results, the neutral element, a gradient and an update of each rank.
     let most = args.sizes.iter().max().copied().unwrap_or(0);
     let bytes = 8 * most * u64::from(settings::local_world_size().unwrap_or(ranks));
-    let available = linerate::memory::available_memory_bytes();
+    let available = linerate::unstable::memory::available_memory_bytes();
     settings::check_memory(
         "all ranks",
         bytes,

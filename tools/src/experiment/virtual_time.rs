@@ -1,9 +1,10 @@
 //! A partial allreduce of many ranks in virtual time: the decisions are those of the library's own machines
-//! ([`linerate::partial::Machine`]), and how long messages and reductions take is given. Exact, and the same on any day.
+//! ([`linerate::unstable::partial::Machine`]), and how long messages and reductions take is given. Exact, and the same on any day.
 
-use linerate::Rank;
-use linerate::partial::{Action, Header, Machine, Next, Notice, PartialOptions, RoundReport};
-use linerate::time::Time;
+use linerate::reports::RoundReport;
+use linerate::transport::Time;
+use linerate::unstable::partial::{Action, Header, Machine, Next, Notice};
+use linerate::{PartialOptions, Rank};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
@@ -247,7 +248,7 @@ impl<F: Fn(Rank, u64) -> Duration> World<'_, F> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use linerate::partial::Policy;
+    use linerate::Policy;
 
     const MS: Duration = Duration::from_millis(1);
 

@@ -12,8 +12,9 @@ use crate::bench::plan::build_plan;
 use crate::bench::slots::Arenas;
 use crate::settings::{self, FAILED};
 use crate::{launch, output, system};
-use linerate::config::PriceList;
-use linerate::cost::{self, Caches, FINDINGS_MAX, Finding, Model, Models, Sample, TERMS, Work};
+use linerate::collective::{Caches, Work};
+use linerate::options::PriceList;
+use linerate::unstable::cost::{self, FINDINGS_MAX, Finding, Model, Models, Sample, TERMS};
 use linerate::{Collective, Communicator, Config, Result};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::borrow::Cow;
@@ -109,7 +110,7 @@ fn place(config: &Config) -> std::result::Result<&PathBuf, String> {
 fn calibrate(args: &ExplainArgs, samples: &Path) -> std::result::Result<(), String> {
     let facts = gather_facts()?;
     let place = place(&facts.config)?;
-    let host = linerate::comm::price_host();
+    let host = linerate::unstable::comm::price_host();
     let stored = std::fs::read_to_string(place).unwrap_or_default();
     // Damaged prices are replaced; those of other hosts in the same file stay.
     let before = cost::parse(&stored, &host).ok().flatten();

@@ -19,8 +19,9 @@ use crate::bench::plan::{Facts, Plan, build_plan};
 use crate::settings::{self, FAILED, USAGE};
 use crate::{launch, output};
 use clap::{Args, ValueEnum};
-use linerate::config::PriceList;
-use linerate::{Collective, Config, Error, cost};
+use linerate::options::PriceList;
+use linerate::unstable::cost;
+use linerate::{Collective, Config, Error};
 use std::process::ExitCode;
 use std::str::FromStr;
 
@@ -157,7 +158,7 @@ fn describe_prices(config: &Config) -> String {
         return "built in".into();
     };
     let text = std::fs::read_to_string(path).unwrap_or_default();
-    match cost::parse(&text, &linerate::comm::price_host()) {
+    match cost::parse(&text, &linerate::unstable::comm::price_host()) {
         Ok(Some(_)) => path.display().to_string(),
         _ => format!("built in ({} has none for this host)", path.display()),
     }

@@ -2,7 +2,8 @@
 
 use crate::bench::layout::Placement;
 use crate::bench::plan::Plan;
-use linerate::{DataType, Explanation, ReduceOp};
+use linerate::reports::Explanation;
+use linerate::{DataType, ReduceOp};
 use serde::Serialize;
 
 /// Everything that was explained.

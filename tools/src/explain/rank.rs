@@ -9,7 +9,8 @@ use crate::bench::sweep;
 use crate::output;
 use crate::progress::Progress;
 use crate::settings;
-use linerate::{CollectiveBuilder, Communicator, DataType, Explanation, ReduceOp, Result};
+use linerate::reports::Explanation;
+use linerate::{CollectiveBuilder, Communicator, DataType, ReduceOp, Result};
 use std::io::Write;
 
 /// Time for the iterations of one algorithm at one size, us: the default sweep of the chosen ones then takes a few seconds.

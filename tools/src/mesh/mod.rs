@@ -127,7 +127,7 @@ fn check(args: &MeshArgs) -> Result<(u32, Config), String> {
     settings::check_memory(
         "a rank",
         2 * args.size * u64::from(ranks),
-        linerate::memory::available_memory_bytes(),
+        linerate::unstable::memory::available_memory_bytes(),
         "a smaller --size",
     )?;
     Ok((ranks, config))

@@ -5,7 +5,7 @@ use super::{MeshArgs, heat};
 use crate::bench::statistics::Summary;
 use crate::progress::Progress;
 use crate::{binding, info, output, settings};
-use linerate::prng::mix;
+use linerate::unstable::prng::mix;
 use linerate::{Buffer, Communicator, Config, Rank, ReduceOp, Result};
 use std::time::Instant;
 

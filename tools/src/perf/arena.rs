@@ -3,10 +3,10 @@
 
 use super::args::{Test, Verb};
 use super::options::Options;
-use linerate::memory::{Region, RegionKey, View};
-use linerate::prng::mix;
-use linerate::transport::RemoteRange;
-use linerate::{Rank, Result, limits};
+use linerate::transport::{Region, RegionKey, RemoteRange, View};
+use linerate::unstable::limits;
+use linerate::unstable::prng::mix;
+use linerate::{Rank, Result};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 

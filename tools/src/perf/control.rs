@@ -7,7 +7,7 @@ use super::arena::Keys;
 use super::link::Link;
 use super::proof;
 use super::statistics::{Flow, Latency};
-use linerate::wire::JobKey;
+use linerate::unstable::wire::JobKey;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};

@@ -1,15 +1,15 @@
 //! [`LineRate`]: what the ports in use can carry, so that a bandwidth can be given as a share of it.
 //!
-//! The bound is that of the wire with its headers and of PCIe (`linerate::transport::verbs::achievable`), both ways at once
+//! The bound is that of the wire with its headers and of PCIe (`linerate::unstable::verbs::achievable`), both ways at once
 //! where both sides send. Each port has a wire, and each card one slot, which its ports share. A device that is only software has
 //! the rate of no wire, whatever it says.
 
 use super::args::Verb;
 use super::options::Options;
 use linerate::transport::PortInUse;
-use linerate::transport::verbs::achievable::{Achievable, Carrier, Wire, wire_gigabits};
-use linerate::transport::verbs::gid::GidKind;
-use linerate::transport::verbs::sysfs::{Device, LinkLayer, PcieLink, Tree};
+use linerate::unstable::verbs::achievable::{Achievable, Carrier, Wire, wire_gigabits};
+use linerate::unstable::verbs::gid::GidKind;
+use linerate::unstable::verbs::sysfs::{Device, LinkLayer, PcieLink, Tree};
 use std::collections::BTreeMap;
 
 /// Of all ports that one side uses.

@@ -5,13 +5,11 @@ use super::arena::Arena;
 use super::args::Test;
 use super::options::Options;
 use crate::system;
-use linerate::engine::{Patience, SpinTime, WaitStep};
-use linerate::memory::{RegionKey, View};
-use linerate::time::Time;
 use linerate::transport::{
-    Address, Atomic, Completion, Event, Outcome, PortInUse, PostError, RemoteRange, Transport,
-    WaitSource,
+    Address, Atomic, Completion, Event, Outcome, PortInUse, PostError, RegionKey, RemoteRange,
+    Time, Transport, View, WaitSource,
 };
+use linerate::unstable::engine::{Patience, SpinTime, WaitStep};
 use linerate::{Config, Error, Rank, transport};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
@@ -111,10 +109,10 @@ impl Link {
     /// The transport of one side, not connected yet.
     pub fn open(config: &Config, rank: Rank, options: &Options, timeout: Duration) -> Result<Link> {
         let streams = options.streams;
-        let nonce = linerate::bootstrap::nonce().map_err(text)?;
+        let nonce = linerate::unstable::bootstrap::nonce().map_err(text)?;
         let options = transport::Options {
             tcp: config.tcp.clone(),
-            verbs: linerate::config::VerbsSettings {
+            verbs: linerate::options::VerbsSettings {
                 // What is measured is the device's: perftest's writes have no immediate data either.
                 has_device_atomics: true,
                 has_plain_words: options.test == Test::WriteLat,

@@ -32,7 +32,7 @@ use control::{Control, Line};
 use device::transport_kind;
 use document::Document;
 use line_rate::LineRate;
-use linerate::transport::verbs::sysfs::Tree;
+use linerate::unstable::verbs::sysfs::Tree;
 use options::Options;
 use plan::Plan;
 use run::Row;

@@ -6,7 +6,7 @@ use super::options::Options;
 use super::proof;
 use crate::system;
 use linerate::Config;
-use linerate::wire::JobKey;
+use linerate::unstable::wire::JobKey;
 use std::time::Duration;
 
 /// Settings of this side.
@@ -25,7 +25,7 @@ impl Plan {
     /// From the arguments and the environment. An error is one of usage.
     pub fn new(args: &PerfArgs) -> Result<Plan, String> {
         let mut config = device::config(args)?;
-        config.tcp.secret = linerate::bootstrap::read_secret(&config.job.secret)
+        config.tcp.secret = linerate::unstable::bootstrap::read_secret(&config.job.secret)
             .map_err(|error| error.to_string())?;
         config.tcp.is_insecure = config.job.is_insecure;
         config.tcp.is_debugging = config.debug;
@@ -44,7 +44,7 @@ impl Plan {
         Ok(Plan {
             timeout: config.timeout,
             config,
-            memory_bytes: linerate::memory::available_memory_bytes(),
+            memory_bytes: linerate::unstable::memory::available_memory_bytes(),
             cache_bytes: system::last_level_cache_bytes(),
         })
     }

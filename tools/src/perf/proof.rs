@@ -1,8 +1,8 @@
 //! Both sides of `perf` prove that they know the secret (LINERATE_SECRET), before anything else is said. Without one they
 //! still prove that they speak to a side of `perf`.
 
-use linerate::bootstrap;
-use linerate::wire::{
+use linerate::unstable::bootstrap;
+use linerate::unstable::wire::{
     Claim, HANDSHAKE_BYTES, HandshakeMessage, Initiator, JobKey, NONCE_BYTES, Purpose, Responder,
 };
 use std::io::{Read, Write};

@@ -9,8 +9,9 @@ use super::options::{ITERATIONS_MAX, Options};
 use super::plan::Plan;
 use super::statistics::{Flow, Latency};
 use super::traffic::{Limit, Side};
-use linerate::config::{self, TcpSettings, VerbsSettings};
+use linerate::options::{TcpSettings, VerbsSettings};
 use linerate::transport::Address;
+use linerate::unstable::config;
 use linerate::{Config, Rank};
 use std::time::Duration;
 

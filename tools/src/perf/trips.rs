@@ -9,8 +9,7 @@ use super::arena::Slots;
 use super::args::Verb;
 use super::link::{Mark, Post, Result};
 use super::traffic::{Limit, Side};
-use linerate::memory::View;
-use linerate::transport::RemoteRange;
+use linerate::transport::{RemoteRange, View};
 use std::sync::atomic::Ordering;
 
 /// Bytes of the word that a peer looks at.
@@ -32,7 +31,7 @@ const UNTIMED_TRIPS: u64 = 50;
 /// Samples for which there is room from the beginning, where their number is not known.
 const SAMPLES_ROOM: usize = 1 << 20;
 /// Of the word put, in the region of flags.
-const OUTGOING: u64 = linerate::limits::CACHE_LINE_BYTES as u64;
+const OUTGOING: u64 = linerate::unstable::limits::CACHE_LINE_BYTES as u64;
 
 /// What single messages of one size need, found once: what lies between a look that finds an answer and the next post is in the
 /// times.

@@ -5,8 +5,9 @@
 //! as long a computation as the last one of the trace.
 
 use super::rank::Runner;
-use linerate::time::Time;
-use linerate::{Buffer, FlushReport, ReduceOp, Result};
+use linerate::reports::FlushReport;
+use linerate::transport::Time;
+use linerate::{Buffer, ReduceOp, Result};
 use std::time::Duration;
 
 /// When the last flush began and ended by itself, since the start of its computation, and what was wrong.

@@ -190,7 +190,7 @@ fn check_memory(trace: &Trace, options: &FusionOptions, ranks: u32) -> Result<()
     settings::check_memory(
         &format!("a replay of {} on {ranks} ranks", trace.name),
         (total + buffers.min(total)).saturating_mul(u64::from(ranks)),
-        linerate::memory::available_memory_bytes(),
+        linerate::unstable::memory::available_memory_bytes(),
         "lower --ranks, or --fusion-bytes, or take a smaller model",
     )
 }

@@ -1,8 +1,8 @@
 //! Flush plans: which gradients go together and when, without running anything.
 
 use super::trace::Trace;
-use linerate::fusion::{Action, Arrival, Machine, TensorSet, build_paper_plan};
-use linerate::time::Time;
+use linerate::transport::Time;
+use linerate::unstable::fusion::{Action, Arrival, Machine, TensorSet, build_paper_plan};
 use linerate::{DataType, FusionOptions, Result, TensorSpec};
 use std::sync::Arc;
 

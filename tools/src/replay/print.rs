@@ -5,8 +5,8 @@ use super::summary::{self, Step, Summary};
 use super::trace::Trace;
 use super::{Compute, Mode, ReplayArgs};
 use crate::output::{self, print_text};
-use linerate::time::Time;
-use linerate::{FlushReport, StepReport};
+use linerate::reports::{FlushReport, StepReport};
+use linerate::transport::Time;
 use serde_json::{Value, json};
 
 /// Everything that was measured, for rank 0 to print.
@@ -226,7 +226,7 @@ fn chrome_trace(steps: &[Step]) -> Value {
             let name = format!("backward {index}");
             events.push(span(name, 0, Time(0), report.backward_end, json!({})));
             for (number, flush) in report.flushes.iter().enumerate() {
-                let lane = 1 + number % linerate::fusion::BUFFERS_COUNT_MAX;
+                let lane = 1 + number % linerate::unstable::fusion::BUFFERS_COUNT_MAX;
                 let args = json!({"bytes": flush.bytes, "tensors": flush.tensors.len()});
                 let (waits, runs) = (format!("wait {number}"), format!("allreduce {number}"));
                 events.push(span(waits, lane, flush.ready, flush.start, json!({})));

@@ -7,7 +7,7 @@ use super::trace::Trace;
 use super::{Compute, FAILED, GOOD, Memory, Mode, Prepared, ReplayArgs, plan};
 use crate::progress::Progress;
 use crate::settings;
-use linerate::time::Time;
+use linerate::transport::Time;
 use linerate::{Buffer, Communicator, Fusion, FusionOptions, Result};
 use std::time::Duration;
 

@@ -8,8 +8,8 @@
 //! expose less only by what it prepares before its last gradient is there.
 
 use super::alone::Alone;
-use linerate::StepReport;
-use linerate::time::Time;
+use linerate::reports::StepReport;
+use linerate::transport::Time;
 use std::time::Duration;
 
 /// Words of a rank's step before those of its flushes; see [`encode`].
@@ -161,7 +161,8 @@ pub fn exposed_to_alone(exposed_ms: f64, alone: Duration) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use linerate::{DataType, FlushReport};
+    use linerate::DataType;
+    use linerate::reports::FlushReport;
 
     fn report(offset: u64, spans: &[(u64, u64, u64)], end: u64, done: u64) -> StepReport {
         let flush = |&(ready, start, end): &(u64, u64, u64)| FlushReport {

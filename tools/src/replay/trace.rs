@@ -17,7 +17,7 @@ const TENSOR_BYTES_MAX: u64 = 1 << 40;
 const WAIT_US_MAX: f64 = 1e9;
 
 /// Gradients of one trace, at most: what a fusion buffer can declare.
-const TENSORS_MAX: usize = linerate::fusion::TENSORS_MAX;
+const TENSORS_MAX: usize = linerate::unstable::fusion::TENSORS_MAX;
 
 /// The header of `.layers.csv` begins with this.
 const CSV_HEADER: &str = "order,name,params";
@@ -386,7 +386,7 @@ mod tests {
                 .contains("line 2: not text")
         );
         assert!(parse_bytes(&[0; 4096]).is_err());
-        let mut prng = linerate::prng::Prng::new(1);
+        let mut prng = linerate::unstable::prng::Prng::new(1);
         for _ in 0..2000 {
             let mut bytes = log("0.5,8\n0,16\n").into_bytes();
             for _ in 0..=prng.below(4) {

@@ -80,7 +80,7 @@ impl Slurm {
             .mode(0o600)
             .open(self.folder.join("munge.key"))
             .map_err(text)?;
-        let secret = linerate::bootstrap::fresh_secret().map_err(|e| e.to_string())?;
+        let secret = linerate::unstable::bootstrap::fresh_secret().map_err(|e| e.to_string())?;
         key.write_all(secret.as_bytes()).map_err(text)?;
         fs::write(self.folder.join("cgroup.conf"), "CgroupPlugin=cgroup/v1\n").map_err(text)?;
         let host = fs::read_to_string("/proc/sys/kernel/hostname").map_err(text)?;

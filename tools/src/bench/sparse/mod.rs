@@ -20,8 +20,8 @@ use crate::flags::JobArgs;
 use crate::settings::{self, FAILED, USAGE};
 use crate::{launch, output};
 use clap::{Args, ValueEnum};
-use linerate::sparse::{Algorithm, Amount, Balance, Mode, NonFinite, SparseOptions, ValueFormat};
-use linerate::{Config, Error, TensorSpec};
+use linerate::options::{Algorithm, Amount, Balance, Mode, NonFinite, ValueFormat};
+use linerate::{Config, Error, SparseOptions, TensorSpec};
 use std::process::ExitCode;
 use std::str::FromStr;
 
@@ -267,7 +267,7 @@ fn build_plan(args: &SparseArgs) -> Result<Plan, String> {
         .iter()
         .any(|a| matches!(a, Algorithm::Dense | Algorithm::Auto));
     let needed = 4 * count * (2 + u64::from(dense)) + 4 * count / 2;
-    let available = linerate::memory::available_memory_bytes();
+    let available = linerate::unstable::memory::available_memory_bytes();
     let local = settings::local_world_size().unwrap_or(ranks);
     let advice = "take a smaller --count or fewer --ranks";
     // Ranks that a launcher has started share what is left: it was looked at before they were.

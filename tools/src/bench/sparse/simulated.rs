@@ -8,7 +8,9 @@ use super::document::{Document, Entry};
 use super::rank::{self, Reported, Times};
 use crate::experiment::oktopk::fabric::{Fabric, Network, run as run_machines};
 use crate::experiment::oktopk::shape::prices;
-use linerate::sparse::{Algorithm, Counters, Machine, OkTopkState, Sized, Step, Support, choose};
+use linerate::options::Algorithm;
+use linerate::reports::Counters;
+use linerate::unstable::sparse::{Machine, OkTopkState, Sized, Step, Support, choose};
 
 /// The network where the arguments say nothing: that of `bench`.
 const LINK_GBIT_DEFAULT: f64 = 100.0;
@@ -101,7 +103,7 @@ fn measure(
         reduced = finished[0].reduced.or(reduced);
         reported.all(is_timed, |rank| finished[rank].counters);
         reported.selected_local = k;
-        reported.selected_global = linerate::sparse::Entries::len(&finished[0].result);
+        reported.selected_global = linerate::unstable::sparse::Entries::len(&finished[0].result);
         reported.reduced = finished[0].reduced;
         times.push_communication(is_timed, outcome.seconds);
     }

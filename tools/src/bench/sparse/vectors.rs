@@ -1,7 +1,7 @@
 //! Tensors and their gradients.
 
 use super::{Distribution, Plan};
-use linerate::prng::{Prng, mix};
+use linerate::unstable::prng::{Prng, mix};
 use linerate::{Buffer, DataType, Rank, TensorSpec};
 
 /// Models that are built in.

@@ -110,7 +110,7 @@ fn prepare(args: &EagerSgdArgs) -> Result<(u32, Config), String> {
     settings::check_memory(
         &format!("the samples of {ranks} ranks"),
         bytes * u64::from(ranks),
-        linerate::memory::available_memory_bytes(),
+        linerate::unstable::memory::available_memory_bytes(),
         "lower --ranks, or leave the workload hyperplane away",
     )?;
     Ok((ranks, config))

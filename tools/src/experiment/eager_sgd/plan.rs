@@ -2,7 +2,7 @@
 
 use super::Workload;
 use crate::experiment::load::{CLOUD, Load, Measured, UCF101, WMT16};
-use linerate::partial::Policy;
+use linerate::Policy;
 
 /// Who waits for whom.
 #[derive(Clone, Copy, Debug, PartialEq)]

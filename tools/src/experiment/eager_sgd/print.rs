@@ -9,7 +9,7 @@ use crate::experiment::load::Load;
 use crate::experiment::plot::{Chart, Line};
 use crate::output;
 use clap::ValueEnum;
-use linerate::partial::Policy;
+use linerate::Policy;
 use serde_json::{Value, json};
 
 /// Loss of the classifier at which steps are counted where quorum and bound of staleness are varied.

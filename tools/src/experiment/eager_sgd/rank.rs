@@ -5,7 +5,7 @@ use super::train::{Learner, Run, train};
 use super::{EagerSgdArgs, Workload, print};
 use crate::progress::Progress;
 use crate::settings;
-use linerate::prng::mix;
+use linerate::unstable::prng::mix;
 use linerate::{Communicator, Config};
 
 /// One kind and its runs.

@@ -3,7 +3,7 @@
 use super::plan::{SCHEMES, Scheme};
 use crate::experiment::load::Load;
 use crate::experiment::virtual_time::{Fabric, History, Job, run};
-use linerate::partial::{PartialOptions, Policy};
+use linerate::{PartialOptions, Policy};
 use std::time::Duration;
 
 const RANKS: u32 = 64;

@@ -3,9 +3,10 @@
 use super::plan::{self, Scheme, Task, Trial};
 use crate::experiment::digits::{Digits, Image, shuffle};
 use crate::experiment::model::{Classifier, Hyperplane, Verdict};
-use linerate::partial::PartialOptions;
-use linerate::prng::{Prng, mix};
-use linerate::{Buffer, Communicator, DataType, PartialAllreduce, ReduceOp, Result};
+use linerate::unstable::prng::{Prng, mix};
+use linerate::{
+    Buffer, Communicator, DataType, PartialAllreduce, PartialOptions, ReduceOp, Result,
+};
 use std::time::{Duration, Instant};
 
 /// Points of a curve.

@@ -5,11 +5,11 @@ use super::fabric::{Fabric, Network, run as run_machines, transfers};
 use super::section::Section;
 use super::shape::BERT;
 use crate::experiment::plot::{Chart, Line};
-use linerate::prng::{Prng, mix};
-use linerate::sparse::{
-    Algorithm, Machine, OkTopkState, Phase, Regions, SparseOptions, Step, Stream, build_plan,
-};
-use linerate::{Collective, DataType};
+use linerate::options::{Algorithm, Regions};
+use linerate::reports::Phase;
+use linerate::unstable::prng::{Prng, mix};
+use linerate::unstable::sparse::{Machine, OkTopkState, Step, Stream, build_plan};
+use linerate::{Collective, DataType, SparseOptions};
 use serde_json::{Value, json};
 
 /// n, k and the bandwidth are this part of the real ones where real entries are moved: the same times in less memory.
@@ -84,7 +84,7 @@ fn reduce(section: &mut Section, ranks: &[u32], seed: u64) -> Result<Value, Stri
                 )
             };
             let (naive, balanced) = (step(Regions::Equal)?, step(Regions::Balanced)?);
-            let received = |finished: &[linerate::sparse::Finished<Stream>]| {
+            let received = |finished: &[linerate::unstable::sparse::Finished<Stream>]| {
                 let words = finished
                     .iter()
                     .map(|f| f.counters.of(Phase::Reduce).data_words_received);

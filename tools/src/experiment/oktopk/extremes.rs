@@ -2,11 +2,11 @@
 
 use super::fabric::{Fabric, Network, run};
 use super::section::Section;
-use linerate::Rank;
-use linerate::prng::{Prng, mix};
-use linerate::sparse::{
-    Algorithm, Balance, Entries, Machine, OkTopkState, Phase, SparseOptions, Step, Stream,
-};
+use linerate::options::{Algorithm, Balance};
+use linerate::reports::Phase;
+use linerate::unstable::prng::{Prng, mix};
+use linerate::unstable::sparse::{Entries, Machine, OkTopkState, Step, Stream};
+use linerate::{Rank, SparseOptions};
 use serde_json::{Value, json};
 
 /// The share of 6k words that a step may take longer.
@@ -165,8 +165,9 @@ pub fn append(section: &mut Section, is_quick: bool, seed: u64) -> Result<Value,
         let (balanced, without) = (step(Balance::Auto)?, step(Balance::Never)?);
         let shares = (balanced.seconds / limit, without.seconds / limit);
         let words = balanced.words();
-        let moved =
-            |f: &linerate::sparse::Finished<Stream>| f.counters.of(Phase::Balance).data_words_sent;
+        let moved = |f: &linerate::unstable::sparse::Finished<Stream>| {
+            f.counters.of(Phase::Balance).data_words_sent
+        };
         let is_spread = balanced.finished.iter().any(|f| moved(f) > 0);
         let entries = balanced.finished[0].result.len();
         section.line(format!(

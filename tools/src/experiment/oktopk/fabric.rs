@@ -5,9 +5,10 @@
 //! ports and messages are those of the library, and only local work takes no time. A machine of 256 ranks at the size of BERT
 //! needs no memory that way.
 
-use linerate::sparse::{Action, Arrived, Entries, Finished, Machine, Message, Phase, Request};
-use linerate::time::Time;
-use linerate::transport::sim::{Link, SimOptions};
+use linerate::reports::Phase;
+use linerate::sim::{Link, SimOptions};
+use linerate::transport::Time;
+use linerate::unstable::sparse::{Action, Arrived, Entries, Finished, Machine, Message, Request};
 use linerate::{
     Buffer, Collective, Communicator, Config, DataType, Group, Operation, Rank, ReduceOp,
     Simulation,
@@ -257,7 +258,7 @@ impl<E: Entries> Outcome<E> {
         let totals: Vec<_> = self.finished.iter().map(|f| f.counters.total()).collect();
         let all: u64 = totals.iter().map(|t| t.data_words_received).sum();
         let most =
-            |of: fn(&linerate::sparse::Traffic) -> u64| totals.iter().map(of).max().unwrap_or(0);
+            |of: fn(&linerate::reports::Traffic) -> u64| totals.iter().map(of).max().unwrap_or(0);
         Words {
             sent: most(|t| t.data_words_sent),
             received: most(|t| t.data_words_received),

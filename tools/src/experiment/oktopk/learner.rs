@@ -5,7 +5,7 @@
 
 use crate::experiment::digits::{Digits, Image, shuffle};
 use crate::experiment::model::{Classifier, Verdict};
-use linerate::prng::{Prng, mix};
+use linerate::unstable::prng::{Prng, mix};
 
 /// 19,210 parameters: 192 of them are 1 %.
 const HIDDEN: usize = 256;

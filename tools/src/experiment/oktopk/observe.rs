@@ -3,11 +3,12 @@
 
 use super::fabric::run;
 use super::learner::Learner;
-use linerate::kernel::select::{Source, gaussian_magnitude, magnitude, moments};
-use linerate::memory::Region;
-use linerate::sparse::{
-    Algorithm, Amount, Entries, Finished, LocalSelection, Machine, OkTopkState, SparseOptions,
-    Step, Stream,
+use linerate::SparseOptions;
+use linerate::options::{Algorithm, Amount};
+use linerate::transport::Region;
+use linerate::unstable::kernel::select::{Source, gaussian_magnitude, magnitude, moments};
+use linerate::unstable::sparse::{
+    Entries, Finished, LocalSelection, Machine, OkTopkState, Step, Stream,
 };
 
 /// Learning rate of gradient descent on the mean gradient.

@@ -6,11 +6,11 @@ use super::shape::Scheme;
 use crate::experiment::model::Verdict;
 use crate::progress::Progress;
 use crate::settings;
-use linerate::prng::mix;
-use linerate::sparse::{Amount, Mode, SparseOptions};
+use linerate::options::{Amount, Mode};
+use linerate::unstable::prng::mix;
 use linerate::{
-    Buffer, Communicator, Config, DataType, ReduceOp, Result, SparseAllreduce, SparseResult,
-    TensorSpec,
+    Buffer, Communicator, Config, DataType, ReduceOp, Result, SparseAllreduce, SparseOptions,
+    SparseResult, TensorSpec,
 };
 use std::time::Instant;
 

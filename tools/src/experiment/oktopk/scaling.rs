@@ -8,10 +8,13 @@ use super::shape::{BERT, Scheme, Shape};
 use super::timed::time_all;
 use crate::experiment::plot::{Chart, Line};
 use crate::settings::check_memory;
-use linerate::kernel::select::Source;
-use linerate::memory::{Region, View, available_memory_bytes};
-use linerate::prng::Prng;
-use linerate::sparse::{Algorithm, LocalSelection, Mode, SparseOptions, Support};
+use linerate::SparseOptions;
+use linerate::options::{Algorithm, Mode};
+use linerate::transport::{Region, View};
+use linerate::unstable::kernel::select::Source;
+use linerate::unstable::memory::available_memory_bytes;
+use linerate::unstable::prng::Prng;
+use linerate::unstable::sparse::{LocalSelection, Support};
 use serde_json::{Value, json};
 use std::time::Instant;
 

@@ -2,9 +2,9 @@
 //! PPoPP 2022, Table 1).
 
 use super::fabric::{Network, Outcome, run};
-use linerate::sparse::{
-    Algorithm, DsaVariant, Machine, OkTopkState, Prices, Sized, SparseOptions, Step, Support,
-};
+use linerate::SparseOptions;
+use linerate::options::{Algorithm, DsaVariant};
+use linerate::unstable::sparse::{Machine, OkTopkState, Prices, Sized, Step, Support};
 
 /// Coordinates, and entries that are kept.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -3,7 +3,8 @@
 use super::fabric::{Fabric, Network, Outcome};
 use super::section::Section;
 use super::shape::{BERT, Scheme, run_sized};
-use linerate::sparse::{Entries, OkTopkState, Phase, Sized, Support};
+use linerate::reports::Phase;
+use linerate::unstable::sparse::{Entries, OkTopkState, Sized, Support};
 use serde_json::{Value, json};
 
 const RANKS: [u32; 12] = [2, 3, 4, 5, 8, 16, 17, 32, 64, 100, 128, 256];

@@ -4,7 +4,8 @@ use super::OkTopkArgs;
 use super::observe::{Job, Seen, Thresholds};
 use super::section::Section;
 use crate::experiment::plot::{Chart, Line};
-use linerate::sparse::{Algorithm, DsaVariant, Mode, SparseOptions};
+use linerate::SparseOptions;
+use linerate::options::{Algorithm, DsaVariant, Mode};
 use serde_json::{Value, json};
 
 /// Ranks of the trainings for thresholds and Assumption 1.

@@ -4,7 +4,8 @@ use super::fabric::{Fabric, Network};
 use super::section::Section;
 use super::shape::{BERT, Scheme, Shape, prices, run_sized};
 use super::{OkTopkArgs, extremes};
-use linerate::sparse::{Algorithm, OkTopkState, Support, choose};
+use linerate::options::Algorithm;
+use linerate::unstable::sparse::{OkTopkState, Support, choose};
 use serde_json::{Value, json};
 
 /// How many times as fast as each other scheme Ok-Topk's communication is at least: the paper's least ratio of total times.

@@ -5,7 +5,7 @@ use super::{Row, SkewArgs, policy_of};
 use crate::experiment::arithmetic::summarise;
 use crate::experiment::virtual_time::{Fabric, Job, run};
 use linerate::PartialOptions;
-use linerate::partial::RoundReport;
+use linerate::reports::RoundReport;
 use std::time::Duration;
 
 /// Bytes per second of a 100 Gbit/s link.

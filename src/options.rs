@@ -1,0 +1,12 @@
+//! What the fields of options are of: of [`Config`](crate::Config), [`SparseOptions`](crate::SparseOptions),
+//! [`PartialOptions`](crate::PartialOptions) and of where a rank is to join.
+//!
+//! A program that keeps the defaults names none of these.
+
+pub use crate::bootstrap::{Launcher, Place, Rendezvous};
+pub use crate::config::{CrossMemory, JobSettings, PriceList, Secret, TcpSettings, VerbsSettings};
+pub use crate::partial::{Delivery, Divisor};
+pub use crate::sparse::{
+    Algorithm, Amount, Balance, DsaVariant, IndexFormat, Mode, NonFinite, Regions, SwitchRule,
+    ValueFormat,
+};

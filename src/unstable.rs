@@ -1,0 +1,106 @@
+//! What the tools, the benches, the fuzz targets and the tests of internals of this repository reach of the private modules.
+//!
+//! It is no part of the interface: any name here may change or go with any version. Every item is listed by itself, and
+//! `tests/tidy.rs` checks that something outside `src` uses it and that nothing meant for users does.
+
+pub mod bootstrap {
+    pub use crate::bootstrap::{
+        Launched, NetworkLink, check_descriptors, fresh_secret, launched_from_env, network_links,
+        nonce, place_from_env, read_secret,
+    };
+}
+
+pub mod comm {
+    pub use crate::comm::{last_level_cache_bytes, price_host};
+}
+
+pub mod config {
+    pub use crate::config::{RAILS_MAX, parse_size, parse_timeout};
+}
+
+pub mod cost {
+    pub use crate::cost::{FINDINGS_MAX, Finding, Model, Models, Sample, TERMS, emit, fit, parse};
+}
+
+pub mod engine {
+    pub use crate::engine::{
+        Arguments, Contact, Engine, Host, Patience, Prepared, SpinTime, TaskCall, TaskId, WaitStep,
+    };
+}
+
+pub mod fusion {
+    pub use crate::fusion::{
+        Action, Arrival, BUFFERS_COUNT_MAX, Machine, TENSORS_MAX, TensorSet, build_paper_plan,
+    };
+}
+
+pub mod kernel {
+    pub use crate::kernel::{is_for_streaming, reduce, reduce_streaming, scale};
+
+    pub mod select {
+        pub use crate::kernel::select::{
+            Picks, Source, accumulate, collect, gaussian_magnitude, magnitude, moments, select_top,
+        };
+    }
+}
+
+pub mod limits {
+    pub use crate::limits::{CACHE_LINE_BYTES, RANKS_MAX};
+}
+
+pub mod memory {
+    pub use crate::memory::{available_memory_bytes, futex_wait, meminfo_field};
+}
+
+pub mod partial {
+    pub use crate::partial::{Action, Header, Machine, Next, Notice, initiator};
+}
+
+pub mod prng {
+    pub use crate::prng::{Prng, mix};
+}
+
+pub mod shm {
+    pub use crate::transport::shm::fetch_own;
+}
+
+pub mod sparse {
+    pub use crate::sparse::{
+        Action, Arrived, Entries, Finished, LocalSelection, Machine, Message, OkTopkState, Prices,
+        Request, Sized, Step, Stream, Support, build_plan, choose,
+    };
+}
+
+pub mod transport {
+    pub use crate::transport::between::own_offer;
+    pub use crate::transport::open::UNBUILT;
+}
+
+pub mod verbs {
+    pub use crate::transport::verbs::check;
+
+    pub mod achievable {
+        pub use crate::transport::verbs::achievable::{
+            Achievable, Bus, Carrier, Wire, pcie_gigabits, wire_gigabits,
+        };
+    }
+
+    pub mod choose {
+        pub use crate::transport::verbs::choose::{Choice, Wish, choose};
+    }
+
+    pub mod gid {
+        pub use crate::transport::verbs::gid::GidKind;
+    }
+
+    pub mod sysfs {
+        pub use crate::transport::verbs::sysfs::{Device, LinkLayer, PcieLink, Port, Tree};
+    }
+}
+
+pub mod wire {
+    pub use crate::wire::{
+        Claim, ControlMessage, Frame, FrameHeader, HANDSHAKE_BYTES, HEADER_BYTES, HandshakeMessage,
+        Initiator, JobKey, Limits, NONCE_BYTES, Purpose, Responder, Tls,
+    };
+}
