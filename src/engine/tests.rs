@@ -4,6 +4,7 @@
 use super::{Arguments, Contact, Engine, Host, Prepared, TaskCall, TaskId};
 use crate::config::Config;
 use crate::error::Error;
+use crate::kernel;
 use crate::memory::{Region, View};
 use crate::schedule::{
     Action, BufferId, Builder, Extent, Join, Operand, Range, Schedule, StepId, Trigger,
@@ -112,7 +113,7 @@ impl Job {
 
     fn fill(&self, rank: Rank, value: impl Fn(usize) -> f32) {
         let view = self.inputs[rank as usize].view();
-        (0..view.len_bytes() / 4).for_each(|i| view.store(i, value(i)));
+        (0..view.len_bytes() / 4).for_each(|i| kernel::store(view, i, value(i)));
     }
 
     fn output(&self, rank: Rank) -> View {
@@ -166,7 +167,7 @@ fn a_length_that_only_the_sender_knows_travels_down_a_chain() {
                 );
             }
             for rank in [1, 2] {
-                let got = |i: u64| job.output(rank).load::<f32>(i as usize);
+                let got = |i: u64| kernel::load::<f32>(job.output(rank), i as usize);
                 assert!(
                     (0..length).all(|i| got(i) == i as f32 + 1.0),
                     "rank {rank}, {length} elements"
@@ -325,7 +326,7 @@ fn check_sums(job: &Job, round: u64, seed: u64) {
         for i in 0..4 {
             let wanted = (round + 1) as f32 * 1111.0 + 4.0 * i as f32;
             assert_eq!(
-                job.output(rank).load::<f32>(i),
+                kernel::load::<f32>(job.output(rank), i),
                 wanted,
                 "seed {seed}, round {round}, rank {rank}"
             );
@@ -384,8 +385,8 @@ fn a_message_longer_than_its_scratch_memory_is_reduced_chunk_by_chunk() {
                 let result = job.engines[rank as usize].result(task);
                 assert_eq!(result, Some(Ok(())), "length {length}, seed {seed}");
                 let output = job.output(rank);
-                let wrong =
-                    (0..length as usize).filter(|&i| output.load::<f32>(i) != 3.0 * (i + 1) as f32);
+                let wrong = (0..length as usize)
+                    .filter(|&i| kernel::load::<f32>(output, i) != 3.0 * (i + 1) as f32);
                 assert_eq!(wrong.count(), 0, "length {length}, seed {seed}");
             }
         }

@@ -6,6 +6,7 @@
 //! correctly rounded sums: proved algorithms using rounding to odd", 2008). `half` itself drops the low
 //! 32 bits of an f64, which is a tie too many.
 
+use super::access;
 use super::number::with_number;
 use crate::memory::View;
 use crate::types::DataType;
@@ -35,8 +36,8 @@ pub(super) fn convert(
 ) {
     with_number!(from, From => with_number!(to, To => {
         for index in range {
-            let value = source.load::<From>(index).exact();
-            destination.store(index, To::nearest(value));
+            let value = access::load::<From>(source, index).exact();
+            access::store(destination, index, To::nearest(value));
         }
     }))
 }
