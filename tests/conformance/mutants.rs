@@ -1,5 +1,6 @@
 //! Transports with one fault each: canaries, for which the suite must fail.
 
+use crate::access::{self, TestPosts};
 use linerate::Rank;
 use linerate::error::Result;
 use linerate::memory::{Region, RegionKey, View};
@@ -176,7 +177,7 @@ impl Mutant {
 
     fn send_held(&mut self) {
         self.held.retain(|&(peer, tag, header, source, token)| {
-            let posted = self.inner.post_send(peer, tag, header, source, token);
+            let posted = self.inner.test_send(peer, tag, header, source, token);
             posted == Err(PostError::WouldBlock)
         });
     }
@@ -206,7 +207,7 @@ impl Mutant {
             }
             (Fault::CorruptsBytes, Outcome::Done) if end.bytes > 0 => {
                 if let Some(view) = self.destinations.get(&end.token) {
-                    view.store(end.bytes as usize - 1, 0u8);
+                    access::store(*view, end.bytes as usize - 1, 0u8);
                 }
             }
             _ => {}
@@ -215,6 +216,7 @@ impl Mutant {
     }
 }
 
+#[allow(unsafe_code)] // As the trait has them; what is wrong keeps their promise.
 impl Transport for Mutant {
     fn capabilities(&self) -> &Capabilities {
         self.inner.capabilities()
@@ -262,7 +264,14 @@ impl Transport for Mutant {
         self.inner.mapped(peer, key)
     }
 
-    fn post_send(&mut self, peer: Rank, tag: u64, header: u64, source: View, token: u64) -> Posted {
+    unsafe fn post_send(
+        &mut self,
+        peer: Rank,
+        tag: u64,
+        header: u64,
+        source: View,
+        token: u64,
+    ) -> Posted {
         let bytes = source.len_bytes();
         if self.fault == Fault::SwapsOrder && bytes > 0 {
             let is_second = self.held.first().is_some_and(|h| (h.0, h.1) == (peer, tag));
@@ -272,7 +281,7 @@ impl Transport for Mutant {
                 self.held_polls = 4;
                 return Ok(());
             }
-            let posted = self.inner.post_send(peer, tag, header, source, token);
+            let posted = self.inner.test_send(peer, tag, header, source, token);
             self.send_held();
             return posted;
         }
@@ -288,7 +297,7 @@ impl Transport for Mutant {
             self.report_early(peer, token, Outcome::Done, bytes);
             return Ok(());
         }
-        let posted = self.inner.post_send(peer, tag, header, source, token);
+        let posted = self.inner.test_send(peer, tag, header, source, token);
         match (self.fault, &posted) {
             (Fault::WithdrawsInWord, Ok(())) if !source.key().is_some() => {
                 self.withdrawable.push((peer, token));
@@ -307,7 +316,7 @@ impl Transport for Mutant {
         posted
     }
 
-    fn inject(
+    unsafe fn inject(
         &mut self,
         peer: Rank,
         tag: u64,
@@ -321,15 +330,15 @@ impl Transport for Mutant {
             self.held_polls = 4;
             return Ok(true);
         }
-        self.inner.inject(peer, tag, header, source)
+        self.inner.test_inject(peer, tag, header, source)
     }
 
-    fn post_recv(&mut self, peer: Rank, tag: u64, destination: View, token: u64) -> Posted {
+    unsafe fn post_recv(&mut self, peer: Rank, tag: u64, destination: View, token: u64) -> Posted {
         self.destinations.insert(token, destination);
-        self.inner.post_recv(peer, tag, destination, token)
+        self.inner.test_recv(peer, tag, destination, token)
     }
 
-    fn post_put(
+    unsafe fn post_put(
         &mut self,
         peer: Rank,
         source: View,
@@ -339,14 +348,14 @@ impl Transport for Mutant {
         if self.fault == Fault::ForgetsEmpty && source.len_bytes() == 0 {
             return Ok(());
         }
-        let posted = self.inner.post_put(peer, source, destination, token);
+        let posted = self.inner.test_put(peer, source, destination, token);
         if self.fault == Fault::CompletesPutsEarly && posted.is_ok() {
             self.report_early(peer, token, Outcome::Done, source.len_bytes());
         }
         posted
     }
 
-    fn post_get(
+    unsafe fn post_get(
         &mut self,
         peer: Rank,
         source: RemoteRange,
@@ -356,10 +365,10 @@ impl Transport for Mutant {
         if self.fault == Fault::ForgetsEmpty && destination.len_bytes() == 0 {
             return Ok(());
         }
-        self.inner.post_get(peer, source, destination, token)
+        self.inner.test_get(peer, source, destination, token)
     }
 
-    fn post_atomic(
+    unsafe fn post_atomic(
         &mut self,
         peer: Rank,
         what: Atomic,
@@ -371,12 +380,12 @@ impl Transport for Mutant {
             Fault::HidesOldWords => self.unseen.view().part(0, 8),
             _ => result,
         };
-        let posted = self.inner.post_atomic(peer, what, word, result, token);
+        let posted = self.inner.test_atomic(peer, what, word, result, token);
         if self.fault == Fault::ChangesTwice && posted.is_ok() {
             let again = INJECTED + self.reported.len() as u64;
             self.reported.insert(again);
             let unseen = self.unseen.view().part(8, 8);
-            let _ = self.inner.post_atomic(peer, what, word, unseen, again);
+            let _ = self.inner.test_atomic(peer, what, word, unseen, again);
         }
         posted
     }

@@ -1,6 +1,7 @@
 //! What is copied, and what the device moves by itself.
 
 use super::pair::{Pair, check, fill, has_device};
+use crate::access::TestPosts;
 use linerate::memory::Region;
 use linerate::transport::RemoteRange;
 use std::sync::Arc;
@@ -105,7 +106,7 @@ fn credits_see_to_it_that_no_receive_is_missing() {
     for (class, count) in (0u64..).zip(&mut sent) {
         let tag = class << 62 | 9;
         while (pair.ranks[0].transport)
-            .post_send(1, tag, 0, source.view, 100)
+            .test_send(1, tag, 0, source.view, 100)
             .is_ok()
         {
             *count += 1;
@@ -115,7 +116,7 @@ fn credits_see_to_it_that_no_receive_is_missing() {
         }
     }
     for number in 0..200 {
-        let posted = (pair.ranks[0].transport).post_put(1, source.view, range, 10_000 + number);
+        let posted = (pair.ranks[0].transport).test_put(1, source.view, range, 10_000 + number);
         if posted.is_err() {
             break;
         }

@@ -31,8 +31,7 @@ impl VerbsTransport {
     pub(super) fn expect_greeting(&mut self, peer: Rank) {
         let bytes = GREETING_BYTES_MAX;
         let place = self.letters.view().part(peer as usize * bytes, bytes);
-        // A peer that is gone sends none.
-        // SAFETY: the control transport is dropped before `letters`, and nobody makes a reference to them.
+        // SAFETY: the control transport ends before `letters`, of which nobody makes references. A peer that is gone sends none.
         let _ = unsafe { (self.control).post_recv(peer, TAG, place, u64::from(peer)) };
     }
 
