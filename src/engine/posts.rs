@@ -1,16 +1,19 @@
-//! The posts of the engine, and the promise that a [`Transport`](crate::transport::Transport) asks for with each: that its memory stays where it is until
-//! it completes ("Memory of posts" in [`crate::transport`]).
+//! The posts of the engine, and the promise that [`Transport`](crate::transport::Transport) asks
+//! for with each ("Memory of posts" in [`crate::transport`]): the memory stays until the
+//! completion, and nobody makes a reference to it that conflicts.
 //!
-//! Three keep it:
+//! Who keeps it:
 //!
-//! - A round is held by its task, which holds the buffers ([`TaskCall::keep`]) until the round has ended; a call on slices
-//!   borrows them and returns after its round. A round that ends well ends after its last completion. One that fails cancels
-//!   its receives (`fault.rs`) before buffers and slices are given back.
-//! - The transport holds what is registered with it, which is all that it reads or writes after a failure: sends from other
-//!   memory are copied when posted, or read by the peer (clause 18).
+//! - The task of a round holds its buffers ([`TaskCall::keep`]) until the round has ended; a call
+//!   on slices borrows them and returns after its round. A round that ends well ends after its last
+//!   completion. One that fails cancels its receives (`fault.rs`) before buffers and slices go
+//!   back.
+//! - The transport holds what is registered with it. After a failure it reads and writes nothing
+//!   else: sends from other memory are copied when posted, or read by the peer (clause 18).
 //! - Control memory is registered, and nobody makes references to it.
 //!
-//! Buffers are borrowed by their operation meanwhile (`memory/borrows.rs`), so that no slice of them is made.
+//! An operation has borrowed its buffers (`memory/borrows.rs`), so that nobody gets a slice of
+//! them.
 //!
 //! [`TaskCall::keep`]: super::tasks::TaskCall::keep
 #![allow(unsafe_code)]

@@ -1,12 +1,12 @@
 //! Reads and writes of [`View`]s as safe functions, for this crate alone.
 //!
-//! Why they may be safe: a view reaches memory only if it was made by [`View::new`], which is `unsafe`,
-//! and the few places of this crate that make one say who keeps its memory mapped and free of
-//! conflicting references. For a region that is its owner (an operation holds its buffers, a transport
-//! what is registered with it), for a slice of the caller the call that borrows it, for memory of a
-//! peer the provider that mapped it. Code of this crate that is given a view is done with it before
-//! these let go. Code outside of the crate has no such promise; to it, the methods of [`View`] are
-//! `unsafe`, and these functions are not there.
+//! Why they may be safe: only [`View::new`], which is `unsafe`, makes a view that reaches memory.
+//! The few places of this crate that call it say who keeps the bytes mapped and free of conflicting
+//! references: for a region its owner (an operation holds its buffers, a transport what is
+//! registered with it), for a slice of the caller the call that borrows it, for memory of a peer
+//! the provider that mapped it. Code of this crate that is given a view is done with it before
+//! these let go. Code outside of the crate has no such promise: for it, accesses are the `unsafe`
+//! methods of [`View`], and these functions are not there.
 #![allow(unsafe_code)]
 
 use crate::limits::CACHE_LINE_BYTES;

@@ -20,7 +20,7 @@ pub struct Bell {
 }
 
 impl Bell {
-    /// The bell made of these two words, which its maker keeps mapped as long as it is used.
+    /// The bell made of these two words, which its maker keeps mapped.
     pub fn new(count: View, sleeping: View) -> Bell {
         Bell { count, sleeping }
     }

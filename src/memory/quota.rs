@@ -14,7 +14,7 @@ use crate::sync::{Ordering, fence};
 pub struct Quota(View);
 
 impl Quota {
-    /// The quota in this word, which is 0 while it is open; its maker keeps it mapped as long as it is used.
+    /// The quota in this word, which is 0 while it is open. Its maker keeps it mapped.
     pub fn new(word: View) -> Quota {
         Quota(word)
     }

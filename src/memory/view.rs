@@ -10,16 +10,16 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// A range of bytes: user memory, a region or part of one, or a mapped piece of a peer's memory.
 ///
-/// Copyable and without a lifetime, so that a view alone reaches nothing. To read or write its bytes
-/// is `unsafe`; who does it promises, or has been promised, the *access rule*:
+/// Copyable and without a lifetime, so that a view alone reaches nothing. To read or write its
+/// bytes is `unsafe`; the caller promises, or has been promised, the *access rule*:
 ///
-/// * The bytes are mapped. The one who made the view ([`View::new`]), or who owns the
-///   [`Region`](super::Region) that it is of, keeps them mapped until every operation that was given
-///   the view or a part of it has ended.
-/// * No Rust reference conflicts: none exists to bytes that are written, and no mutable one to bytes
-///   that are read. References to atomics, as [`View::word`] gives them, do not conflict.
-/// * What other threads of this process do to the same bytes is ordered by signals or completions, or
-///   all of it is atomic. Other processes may write at any time; then the bytes read may be any.
+/// * The bytes are mapped. The maker of the view ([`View::new`]), or the owner of the
+///   [`Region`](super::Region) that it is of, keeps them mapped until every operation that was
+///   given the view or a part of it has ended.
+/// * No Rust reference conflicts: none exists to bytes that are written, and no mutable one to
+///   bytes that are read. References to atomics, as [`View::word`] gives them, do not conflict.
+/// * What other threads of this process do to the same bytes is ordered by signals or completions,
+///   or all of it is atomic. Other processes may write at any time; bytes read then may be any.
 ///
 /// A *size-only* view has a length and no bytes; copies and kernels do nothing on it. Simulations of
 /// large jobs use it.
@@ -145,7 +145,7 @@ impl View {
             && to != from
         {
             debug_assert!(!self.overlaps(&source));
-            // SAFETY: both ranges are mapped for their length (the caller's promise) and do not overlap.
+            // SAFETY: both ranges are mapped (the caller's promise) and do not overlap.
             unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), self.bytes) }
         }
     }
@@ -157,7 +157,7 @@ impl View {
     pub unsafe fn write(&self, start: usize, source: &[u8]) {
         let target = self.part(start, source.len());
         if let Some(to) = target.address {
-            // SAFETY: the target is mapped for its length, and no slice overlaps it (the caller's promise).
+            // SAFETY: the target is mapped, and no slice overlaps it (the caller's promise).
             unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), to.as_ptr(), source.len()) }
         }
     }
@@ -210,8 +210,8 @@ impl View {
     unsafe fn bytes(&self) -> impl Iterator<Item = &AtomicU8> {
         let address = self.address.map(NonNull::as_ptr);
         let indices = 0..address.map_or(0, |_| self.bytes);
-        // SAFETY: each byte is mapped, and all access to it that may meet this one is atomic or of another process (the
-        // caller's promise).
+        // SAFETY: each byte is mapped, and access to it that may meet this one is atomic or of
+        // another process (the caller's promise).
         indices.filter_map(move |i| address.map(|a| unsafe { AtomicU8::from_ptr(a.add(i)) }))
     }
 
@@ -239,7 +239,8 @@ impl View {
             self.bytes
         );
         match self.address {
-            // SAFETY: the element lies inside the range, which the caller promises to be mapped; every bit pattern is a valid `T: Pod`.
+            // SAFETY: the element lies inside the range, which is mapped (the caller's promise);
+            // every bit pattern is a valid `T: Pod`.
             Some(from) => unsafe { from.as_ptr().add(index * size).cast::<T>().read_unaligned() },
             None => T::zeroed(),
         }
@@ -258,7 +259,7 @@ impl View {
             self.bytes
         );
         if let Some(to) = self.address {
-            // SAFETY: the element lies inside the range, which the caller promises to be mapped.
+            // SAFETY: the element lies inside the range, which is mapped (the caller's promise).
             unsafe {
                 to.as_ptr()
                     .add(index * size)

@@ -59,10 +59,11 @@
 //!
 //! # Memory of posts
 //!
-//! The posts are `unsafe` because of one promise, which their caller makes and keeps: the bytes of the view stay mapped, and
-//! nobody makes a Rust reference to them that conflicts (none at all to a destination or a result, no mutable one to a
-//! source), until the completion of the post or the end of the transport. What is copied when posted ([`Transport::inject`],
-//! and sources of at most [`Capabilities::inline_bytes`]) and what is refused needs that until the call returns.
+//! The posts are `unsafe` because of one promise, which their caller makes and keeps: the bytes of
+//! the view stay mapped, and nobody makes a Rust reference to them that conflicts (none at all to a
+//! destination or a result, no mutable one to a source), until the completion of the post or the
+//! end of the transport. What is copied when posted ([`Transport::inject`], and sources of at most
+//! [`Capabilities::inline_bytes`]) and what is refused needs that until the call returns.
 //!
 //! [`URGENT_MESSAGES`]: crate::limits::URGENT_MESSAGES
 //! [`CONTROL_BYTES`]: crate::limits::CONTROL_BYTES

@@ -7,8 +7,8 @@ use crate::types::Rank;
 
 type Posted = std::result::Result<(), PostError>;
 
-/// The posts of a [`Transport`]. A test keeps its regions to its end, or until what it has posted has completed, and reads and
-/// writes them by copies.
+/// The posts of a [`Transport`]. A test keeps its regions until what it has posted has completed or
+/// its transports have ended, and reads and writes them by copies.
 pub(super) trait TestPosts: Transport {
     /// [`Transport::post_send`].
     fn test_send(&mut self, peer: Rank, tag: u64, header: u64, source: View, token: u64) -> Posted {

@@ -1,7 +1,7 @@
 //! Memory of tests that drive a transport themselves: reads, writes and posts as safe functions.
 //!
-//! They may be safe because such a test keeps its regions until what it has posted has completed or its transports have
-//! ended, and makes no references to their bytes.
+//! They may be safe because such a test keeps its regions until what it has posted has completed or
+//! its transports have ended, and makes no references to their bytes.
 // No test needs all of them.
 #![allow(unsafe_code, dead_code)]
 

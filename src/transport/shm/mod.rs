@@ -368,7 +368,7 @@ impl Transport for ShmTransport {
     #[inline]
     fn poll(&mut self, _now: Time, events: &mut Vec<Event>) {
         let heads = self.segment.heads();
-        // SAFETY: the segment, which is this transport's, keeps them mapped; peers only store atomics there.
+        // SAFETY: this transport's segment keeps them mapped; they are only accessed as atomics.
         let lines = unsafe { heads.lines(0, self.peers.len()) };
         for (peer, line) in (0..).zip(lines) {
             // All that is touched of a peer that has sent nothing. `Consumer::peek` looks again, with the order that reading takes.

@@ -31,7 +31,7 @@ impl VerbsTransport {
     pub(super) fn expect_greeting(&mut self, peer: Rank) {
         let bytes = GREETING_BYTES_MAX;
         let place = self.letters.view().part(peer as usize * bytes, bytes);
-        // SAFETY: the control transport ends before `letters`, of which nobody makes references. A peer that is gone sends none.
+        // SAFETY: `letters` outlive `control`. (A peer that is gone sends none.)
         let _ = unsafe { (self.control).post_recv(peer, TAG, place, u64::from(peer)) };
     }
 
@@ -547,7 +547,7 @@ impl VerbsTransport {
             let is_sent = !blocked.contains(&rank) && {
                 let place = self.envelope.view().part(0, bytes.len());
                 kernel::write(place, 0, &bytes);
-                // SAFETY: as in `expect_greeting`; a greeting is short, so that it is copied at once.
+                // SAFETY: `envelope` outlives `control`, which copies a message as short at once.
                 let sent = unsafe { (self.control).post_send(rank, TAG, 0, place, SEND_TOKEN) };
                 !matches!(sent, Err(PostError::WouldBlock))
             };

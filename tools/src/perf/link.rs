@@ -61,8 +61,8 @@ const SIGNS_PER_TIMEOUT: u32 = 4;
 
 /// A connected transport.
 ///
-/// What is posted lies in the regions of an [`Arena`], which are registered, so that the transport holds them; nobody makes
-/// references to their bytes.
+/// What is posted lies in the regions of an [`Arena`], which are registered, so that the transport
+/// holds them; nobody makes references to their bytes.
 pub struct Link {
     transport: Box<dyn Transport>,
     peer: Rank,
