@@ -77,8 +77,6 @@ pub mod router;
 pub mod shm;
 pub mod sim;
 pub mod tcp;
-#[cfg(test)]
-mod test_posts;
 pub mod verbs;
 
 pub use between::{Agreed, Fabric, Offer, agree, own_offer};
@@ -575,3 +573,6 @@ fn say(rank: Rank, text: &str) {
     // Nobody can be told that standard error is closed.
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
+
+#[cfg(test)]
+mod test_posts;

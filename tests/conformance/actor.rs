@@ -8,8 +8,8 @@ mod checking;
 #[path = "posting.rs"]
 mod posting;
 
+use super::access;
 use super::script::{Case, Clock, Step};
-use crate::access;
 use checking::same;
 use linerate::Rank;
 use linerate::memory::{Region, RegionKey, View, futex_wait};

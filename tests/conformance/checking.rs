@@ -1,8 +1,8 @@
 //! The steps of an actor that wait for something and look at it.
 
 use super::super::script::Step;
+use super::access::{self, TestPosts};
 use super::{Actor, Checked, Post, TOKEN_OWN};
-use crate::access::{self, TestPosts};
 use linerate::Rank;
 use linerate::memory::{Region, RegionKey, View};
 use linerate::prng::Prng;

@@ -1,6 +1,6 @@
 //! Transports with one fault each: canaries, for which the suite must fail.
 
-use crate::access::{self, TestPosts};
+use super::access::{self, TestPosts};
 use linerate::Rank;
 use linerate::error::Result;
 use linerate::memory::{Region, RegionKey, View};

@@ -1,9 +1,9 @@
 //! The steps of an actor that post something.
 
 use super::super::script::{NOWHERE, Step};
+use super::access::TestPosts;
 use super::checking::{fill_pattern, same};
 use super::{Actor, Checked, Post, TAG_KEY, TAG_SIGNAL};
-use crate::access::TestPosts;
 use linerate::Rank;
 use linerate::memory::{Region, RegionKey, View};
 use linerate::transport::{Atomic, Completion, Outcome, PostError, RemoteRange, Transport};

@@ -3,7 +3,7 @@
 // Each of the programs that use it needs a part.
 #![allow(dead_code)]
 
-use crate::access::{self, TestPosts};
+use super::access::{self, TestPosts};
 use linerate::config::TcpSettings;
 use linerate::memory::{Region, View};
 use linerate::time::Time;

@@ -1,7 +1,7 @@
 //! Queue pairs that are broken on purpose: whatever was under way comes once.
 
+use super::access::{self, TestPosts};
 use super::pair::{Pair, check, fill, has_device};
-use crate::access::{self, TestPosts};
 use linerate::config::VerbsSettings;
 use linerate::transport::{Atomic, Outcome, RemoteRange};
 use std::process::Command;

@@ -1,6 +1,6 @@
 //! Two ranks of the `verbs` transport in one thread.
 
-use crate::access::{self, TestPosts};
+use super::access::{self, TestPosts};
 use linerate::config::{TcpSettings, VerbsSettings};
 use linerate::memory::{Region, RegionKey, View};
 use linerate::prng::Prng;

@@ -1,7 +1,7 @@
 //! What is copied, and what the device moves by itself.
 
+use super::access::TestPosts;
 use super::pair::{Pair, check, fill, has_device};
-use crate::access::TestPosts;
 use linerate::memory::Region;
 use linerate::transport::RemoteRange;
 use std::sync::Arc;

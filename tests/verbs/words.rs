@@ -1,7 +1,7 @@
 //! Words without immediate data (`has_plain_words`): each ends once, whatever becomes of the queue pair.
 
+use super::access;
 use super::pair::{Memory, Pair, check, fill, has_device};
-use crate::access;
 use linerate::config::VerbsSettings;
 use linerate::transport::{Outcome, RemoteRange};
 
