@@ -41,7 +41,8 @@ impl Pool {
         let region = Region::private(bytes * views_count).expect("memory for the benchmark");
         let view = region.view();
         for index in 0..view.len_bytes() / size_of::<T>() {
-            view.store(index, small(index as u8 % 8));
+            // SAFETY: the region lives here, and nobody else uses it.
+            unsafe { view.store(index, small(index as u8 % 8)) };
         }
         Pool {
             region,

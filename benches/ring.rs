@@ -2,7 +2,7 @@
 //! own and back, in a stream, and from a rank to itself, where no cache line moves.
 //!
 //! Figures: `benches/README.md`.
-#![allow(missing_docs)]
+#![allow(unsafe_code, missing_docs)]
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use linerate::Rank;
@@ -87,12 +87,16 @@ impl End {
 
     fn send(&mut self, peer: Rank, bytes: usize) {
         let source = self.source.part(0, bytes);
-        self.until_accepted(|transport| transport.post_send(peer, TAG, 0, source, SEND));
+        // SAFETY: the region is kept beside the transport, and nobody makes references to it.
+        self.until_accepted(|transport| unsafe { transport.post_send(peer, TAG, 0, source, SEND) });
     }
 
     fn receive(&mut self, peer: Rank, bytes: usize) {
         let destination = self.destination.part(0, bytes);
-        self.until_accepted(|transport| transport.post_recv(peer, TAG, destination, RECEIVE));
+        // SAFETY: as in `send`.
+        self.until_accepted(|transport| unsafe {
+            transport.post_recv(peer, TAG, destination, RECEIVE)
+        });
     }
 
     fn until_accepted(

@@ -3,7 +3,7 @@
 //! `collect` fetches everything from a magnitude on that 1 % reach, `select_top` finds exactly k (with the sample, and with the
 //! last step's threshold as a hint), `accumulate` adds a gradient and selects. Throughput counts the bytes of one vector.
 //! `LINERATE_BENCH_COUNT` is the number of elements (default 2^25, 128 MiB: no cache holds it). Figures: `benches/README.md`.
-#![allow(missing_docs)]
+#![allow(unsafe_code, missing_docs)]
 
 use linerate::DataType;
 use linerate::schedule::{Combine, Finish};
@@ -32,7 +32,8 @@ fn filled(count: usize, seed: u64) -> Region {
             let sum: u64 = (0..4).map(|i| (bits >> (16 * i)) & 0xffff).sum();
             *value = sum as f32 / 65536.0 - 2.0;
         }
-        view.write(4 * start, bytemuck::cast_slice(&part[..length]));
+        // SAFETY: the region lives here, and nobody else uses it.
+        unsafe { view.write(4 * start, bytemuck::cast_slice(&part[..length])) };
     }
     region
 }
@@ -94,7 +95,8 @@ fn main() {
     let (residual, gradient, opposite) = (a.view(), b.view(), c.view());
     scale(DataType::F32, -1.0, gradient, opposite);
     let mut copy = vec![0f32; count()];
-    residual.read(0, bytemuck::cast_slice_mut(&mut copy));
+    // SAFETY: its region lives to the end, and nobody writes it now.
+    unsafe { residual.read(0, bytemuck::cast_slice_mut(&mut copy)) };
     let (one, both) = ([Source::of(residual)], [Source::sum(residual, gradient)]);
     let k = count() / 100;
     let (least, _) = select_top(&one, k, None, &mut Picks::default());

@@ -80,7 +80,8 @@
 //!   contributor sets, and the same schedules run with real numbers in virtual time under any order of delivery.
 //! * The order of a reduction is fixed by ranks, never by arrival: the same inputs, ranks and algorithm give the same
 //!   bits on every rank and in every run.
-//! * Memory that peers may write is a [`memory::View`], never a slice. Its order is made by signals: a flag line's stamp
+//! * Memory that peers may write is a [`memory::View`], never a slice, and its accesses are
+//!   `unsafe` (`kernel/access.rs` says why not in this crate). Its order is made by signals: a flag line's stamp
 //!   is stored last, and whoever sees it sees everything before it.
 //! * Flag lines and windows are reused only after every rank has retired the operation that had them.
 //! * Everything is bounded: queues answer "would block", operations beyond the slots wait in order, receivers hold a

@@ -6,6 +6,7 @@
 //! process per role (`processes.rs`). `mutants.rs` has transports with faults that the cases must find: at least one
 //! per clause.
 
+mod access;
 #[path = "conformance/actor.rs"]
 mod actor;
 #[path = "conformance/cases.rs"]

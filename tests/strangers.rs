@@ -3,6 +3,7 @@
 //!
 //! What needs limits or a log of its own runs in a process: this program again, with `LINERATE_TEST_ROLE` set.
 
+mod access;
 #[path = "rails/connections.rs"]
 mod connections;
 #[path = "strangers/hostile.rs"]

@@ -4,6 +4,7 @@
 //! of it was skipped otherwise. Ranks on two hosts, and cables that are pulled: `tools/rdma_vm/check_verbs.py`, which starts
 //! [`child_entry`] on both. What every transport must do is in `conformance.rs`, and runs on this one too where a device is.
 
+mod access;
 #[path = "verbs/faults.rs"]
 mod faults;
 #[path = "verbs/hosts.rs"]

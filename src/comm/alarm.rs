@@ -3,6 +3,7 @@
 //! Words that peers ring are a [`Bell`]. A descriptor tells only that something has come, and whoever handles that has to
 //! wake the threads whose operations it has ended: [`Alarm::wake_others`].
 
+use crate::kernel;
 use crate::memory::{Bell, View};
 use crate::sync::{Arc, AtomicBool, AtomicU32, Mutex, Ordering, PoisonError, fence};
 use crate::transport::WaitSource;
@@ -108,13 +109,13 @@ impl Doorbell {
         }
         self.sleeping.fetch_add(1, Ordering::Relaxed);
         if let Some(seen) = &self.seen {
-            seen.word32(0).fetch_add(1, Ordering::Relaxed);
+            kernel::word32(seen, 0).fetch_add(1, Ordering::Relaxed);
         }
     }
 
     fn leave(&self) {
         if let Some(seen) = &self.seen {
-            seen.word32(0).fetch_sub(1, Ordering::Relaxed);
+            kernel::word32(seen, 0).fetch_sub(1, Ordering::Relaxed);
         }
         self.sleeping.fetch_sub(1, Ordering::Relaxed);
     }

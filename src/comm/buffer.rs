@@ -2,6 +2,7 @@
 
 use super::raw::RawBuffer;
 use crate::error::{Error, Result};
+use crate::kernel;
 use crate::memory::{Access, BufferMut, BufferRef, Condition, Element, Region};
 use std::fmt;
 use std::marker::PhantomData;
@@ -157,8 +158,8 @@ impl<T: Element> Buffer<T> {
         let (_held, condition) = borrows.borrow_copy(place, Access::Shared)?;
         let target = bytemuck::cast_slice_mut(target);
         match condition {
-            Condition::Sound => part.raw.view().read(0, target),
-            Condition::Failed => part.raw.view().read_contended(0, target),
+            Condition::Sound => kernel::read(part.raw.view(), 0, target),
+            Condition::Failed => kernel::read_contended(part.raw.view(), 0, target),
         }
         Ok(())
     }
@@ -173,8 +174,8 @@ impl<T: Element> Buffer<T> {
         let (_held, condition) = borrows.borrow_copy(place, Access::Exclusive)?;
         let source = bytemuck::cast_slice(source);
         match condition {
-            Condition::Sound => part.raw.view().write(0, source),
-            Condition::Failed => part.raw.view().write_contended(0, source),
+            Condition::Sound => kernel::write(part.raw.view(), 0, source),
+            Condition::Failed => kernel::write_contended(part.raw.view(), 0, source),
         }
         Ok(())
     }

@@ -12,6 +12,7 @@ use super::driving::Driving;
 use super::ranges::Ranges;
 use super::shared::Shared;
 use crate::engine::Clock;
+use crate::kernel;
 use crate::memory::{Bell, FUTEX_WORDS_MAX, View, futex_wait, futex_wait_any};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -110,7 +111,9 @@ impl Family {
         let wait = |before: &[u32]| {
             let counts: Vec<View> = bells.iter().map(Bell::count).collect();
             let words = counts.iter().zip(before);
-            let words: Vec<_> = words.map(|(count, &b)| (count.word32(0), b)).collect();
+            let words: Vec<_> = words
+                .map(|(count, &b)| (kernel::word32(count, 0), b))
+                .collect();
             let is_heard =
                 words.len() <= FUTEX_WORDS_MAX && futex_wait_any(&words, Clock::wake_up_ns(time));
             if let (false, Some(&(word, before))) = (is_heard, words.first()) {

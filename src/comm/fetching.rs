@@ -78,8 +78,8 @@ fn measure(clock: &Clock) -> Result<[f64; 2], String> {
     let memory = || Region::private(MEASURED_BYTES).map_err(|e| e.to_string());
     let (source, target) = (memory()?, memory()?);
     // All pages are there before anything is timed.
-    source.view().fill(1);
-    target.view().fill(2);
+    kernel::fill(source.view(), 1);
+    kernel::fill(target.view(), 2);
     let mut best = [f64::MAX; 2];
     for _ in 0..PASSES {
         let fetched = timed(clock, source.view(), target.view(), |from, to| {

@@ -2,6 +2,7 @@
 
 use super::ranges::Ranges;
 use crate::error::Result;
+use crate::kernel;
 use crate::memory::{
     Access, Borrows, Element, Held, Kept, ProcessMark, Region, RegionKey, RegionKind, View,
 };
@@ -292,13 +293,13 @@ impl RawBuffer {
     /// not fit.
     pub fn write<T: Element>(&self, index: usize, source: &[T]) {
         let start = index * size_of::<T>();
-        self.view.write(start, bytemuck::cast_slice(source));
+        kernel::write(self.view, start, bytemuck::cast_slice(source));
     }
 
     /// All elements, copied, of memory that nobody else writes.
     pub fn to_vec<T: Element>(&self) -> Vec<T> {
         let mut all = vec![T::zeroed(); self.len_bytes() / size_of::<T>()];
-        self.view.read(0, bytemuck::cast_slice_mut(&mut all));
+        kernel::read(self.view, 0, bytemuck::cast_slice_mut(&mut all));
         all
     }
 

@@ -19,6 +19,7 @@
 //! ```
 
 use super::signature::Signature;
+use crate::kernel;
 use crate::limits::{CACHE_LINE_BYTES, CONTROL_BYTES, LANES, LINE_PAYLOAD_BYTES, OPERATION_SLOTS};
 use crate::memory::{RegionKey, View};
 use crate::schedule::Lane;
@@ -114,7 +115,7 @@ impl Line {
     /// Ends the loan of a line, for its sender or its reader, of which one succeeds: whether it was the caller. The reader
     /// then finds it arrived, the sender nothing.
     pub fn end_loan(memory: View, offset: usize, sequence: u64, is_accepted: bool) -> bool {
-        let word = memory.word(offset);
+        let word = kernel::word(&memory, offset);
         // Relaxed: a swap keeps what the sender's store publishes to whoever sees its value in `arrived`.
         let stamp = word.load(Ordering::Relaxed);
         let next = if is_accepted { stamp & !LENT } else { 0 };
@@ -124,7 +125,7 @@ impl Line {
 
     /// Whether a line is still lent.
     pub fn is_lent(memory: View, offset: usize, sequence: u64) -> bool {
-        let stamp = memory.word(offset).load(Ordering::Relaxed);
+        let stamp = kernel::word(&memory, offset).load(Ordering::Relaxed);
         Line::is_of(stamp, (sequence + 1) | LENT)
     }
 
@@ -136,13 +137,13 @@ impl Line {
 
     /// The core of the stamp that a line holds, as in [`Line::stamp_of`].
     pub fn core(memory: View, offset: usize) -> u16 {
-        (memory.load::<u64>(offset / 8) >> STAMP_BITS) as u16
+        (kernel::word(&memory, offset).load(Ordering::Relaxed) >> STAMP_BITS) as u16
     }
 
     /// Stores the line where its reader polls, the stamp last.
     #[inline]
     pub fn store(&self, memory: View, offset: usize) {
-        let [stamp, signature, payload @ ..] = memory.line(offset);
+        let [stamp, signature, payload @ ..] = kernel::line(&memory, offset);
         signature.store(self.signature.0, Ordering::Relaxed);
         for (place, &word) in payload.iter().zip(&self.payload) {
             place.store(word, Ordering::Relaxed);
@@ -153,17 +154,17 @@ impl Line {
 
     /// The line as 64 bytes, for transports that carry signals as puts.
     pub fn emit(&self, target: View) {
-        target.store(0, self.stamp);
-        target.store(1, self.signature.0);
+        kernel::store(target, 0, self.stamp);
+        kernel::store(target, 1, self.signature.0);
         for (index, &word) in self.payload.iter().enumerate() {
-            target.store(2 + index, word);
+            kernel::store(target, 2 + index, word);
         }
     }
 
     /// The signature of the line with this stamp, from whatever core, if it has arrived.
     #[inline]
     pub fn arrived(memory: View, offset: usize, stamp: u64) -> Option<Signature> {
-        let [first, signature, ..] = memory.line(offset);
+        let [first, signature, ..] = kernel::line(&memory, offset);
         // Pairs with the release store in `store`.
         Line::is_of(first.load(Ordering::Acquire), stamp)
             .then(|| Signature(signature.load(Ordering::Relaxed)))
@@ -172,7 +173,7 @@ impl Line {
     /// The sequence and the signature of whatever a line holds last.
     pub fn last(memory: View, offset: usize) -> Option<(u64, Signature)> {
         // Only a guess, which `arrived` checks.
-        let stamp = memory.load::<u64>(offset / 8) & !LENT;
+        let stamp = kernel::word(&memory, offset).load(Ordering::Relaxed) & !LENT;
         let signature = Line::arrived(memory, offset, stamp)?;
         let sequence = stamp & ((1 << STAMP_BITS) - 1);
         Some((sequence.checked_sub(1)?, signature))
@@ -188,14 +189,14 @@ impl Line {
 #[inline]
 pub fn store_retired(memory: View, offset: usize, retired: u64) {
     // Publishes "this rank has read all of its lines and windows up to here" to `load_retired`.
-    memory.word(offset).store(retired, Ordering::Release);
+    kernel::word(&memory, offset).store(retired, Ordering::Release);
 }
 
 /// How many operations a peer has retired.
 #[inline]
 pub fn load_retired(memory: View, offset: usize) -> u64 {
     // Pairs with the release store in `store_retired`.
-    memory.word(offset).load(Ordering::Acquire)
+    kernel::word(&memory, offset).load(Ordering::Acquire)
 }
 
 impl Binding {
@@ -213,13 +214,13 @@ impl Binding {
 
     /// From the payload of a line. Every bit pattern is a binding; keys and ranges are checked when used.
     pub fn parse(payload: View) -> Binding {
-        let keys: u64 = payload.load(0);
+        let keys: u64 = kernel::load(payload, 0);
         Binding {
             input_key: RegionKey(keys as u32),
             output_key: RegionKey((keys >> 32) as u32),
-            input_offset: payload.load(1),
-            output_offset: payload.load(2),
-            is_registered: payload.load::<u64>(3) == 1,
+            input_offset: kernel::load(payload, 1),
+            output_offset: kernel::load(payload, 2),
+            is_registered: kernel::load::<u64>(payload, 3) == 1,
         }
     }
 }

@@ -286,7 +286,7 @@ mod tests {
         let views = [0, 1, 2].map(|index| region.view().part(index * bytes, bytes));
         for index in 0..3 * bytes / 4 {
             let scale = [1e-3f32, 1.0, 1e7][index % 3];
-            region.view().store(index, (index as f32).sin() * scale);
+            kernel::store(region.view(), index, (index as f32).sin() * scale);
         }
         let destinations = match work {
             Work::Reduce(_) => &views[1..],
@@ -294,7 +294,7 @@ mod tests {
         };
         crew.run(work, &views, destinations);
         let mut out = vec![0; 3 * bytes];
-        region.view().read(0, &mut out);
+        kernel::read(region.view(), 0, &mut out);
         out
     }
 

@@ -9,6 +9,7 @@ use super::Engine;
 use super::arguments::signature_of;
 use super::control::{Line, PAYLOAD_WORDS};
 use super::tasks::TaskCall;
+use crate::kernel;
 use crate::limits::OPERATION_SLOTS;
 use crate::schedule::{Action, Count, Lane, Operand, Range, Schedule};
 use crate::types::Rank;
@@ -54,7 +55,7 @@ impl Engine {
             return false; // Windows are not mapped.
         }
         let part = arguments.input.part(from, bytes);
-        window.part(to, bytes).copy_from(part);
+        kernel::copy(part, window.part(to, bytes));
         let line = Line {
             stamp: Line::lent_stamp_of(sequence, links.core),
             signature: signature_of(arguments, &call.prepared, &call.slots),

@@ -4,6 +4,7 @@
 use super::control::{self, Binding, ControlLayout, Line, PAYLOAD_WORDS};
 use super::tag::{self, Token};
 use crate::error::{Error, Result};
+use crate::kernel;
 use crate::limits::{CACHE_LINE_BYTES, CONTROL_BYTES, LANES, OPERATION_SLOTS, URGENT_MESSAGES};
 use crate::memory::{Region, RegionKey, View};
 use crate::schedule::Lane;
@@ -253,7 +254,7 @@ impl Links {
             return Ok(true);
         }
         let staging = self.control.part(self.layout.message(self.ranks), 8);
-        staging.store(0, retired);
+        kernel::store(staging, 0, retired);
         self.put(peer, staging, offset)
     }
 
@@ -263,7 +264,7 @@ impl Links {
             key,
             offset: offset as u64,
         };
-        match self.transport.post_put(peer, source, range, Token::FORGET) {
+        match self.post_put(peer, source, range, Token::FORGET) {
             Ok(()) => Ok(true),
             Err(error) => self.refused(peer, error).map(|()| false),
         }
@@ -340,7 +341,7 @@ impl Links {
     /// The words of a line of this rank: a payload.
     pub fn payload_words(payload: View) -> [u64; PAYLOAD_WORDS] {
         let mut bytes = [0u8; 8 * PAYLOAD_WORDS];
-        payload.read(0, &mut bytes[..payload.len_bytes()]);
+        kernel::read(payload, 0, &mut bytes[..payload.len_bytes()]);
         std::array::from_fn(|i| u64::from_le_bytes(std::array::from_fn(|j| bytes[8 * i + j])))
     }
 
@@ -364,8 +365,8 @@ impl Links {
         let staging = self
             .control
             .part(self.layout.message(self.ranks), CONTROL_BYTES);
-        staging.write(0, &message.emit());
-        let posted = (self.transport).post_send(peer, tag::control(), 0, staging, Token::FORGET);
+        kernel::write(staging, 0, &message.emit());
+        let posted = self.post_send(peer, (tag::control(), 0), staging, Token::FORGET);
         self.transport.notify(peer);
         // A peer that is gone needs no message.
         posted != Err(PostError::WouldBlock)
@@ -374,10 +375,7 @@ impl Links {
     /// Posts the receive of the next control message of a peer.
     pub fn post_control_receive(&mut self, peer: Rank) -> Result<()> {
         let place = self.control.part(self.layout.message(peer), CONTROL_BYTES);
-        match self
-            .transport
-            .post_recv(peer, tag::control(), place, Token::control_receive(peer))
-        {
+        match self.post_recv(peer, tag::control(), place, Token::control_receive(peer)) {
             Ok(()) | Err(PostError::PeerFailed) => Ok(()),
             Err(error) => Err(self.post_error(peer, error)),
         }
@@ -386,7 +384,7 @@ impl Links {
     /// The control message that a peer's receive has brought.
     pub fn control_message(&self, peer: Rank) -> Result<ControlMessage> {
         let mut bytes = [0; CONTROL_BYTES];
-        self.control.read(self.layout.message(peer), &mut bytes);
+        kernel::read(self.control, self.layout.message(peer), &mut bytes);
         ControlMessage::parse(&bytes)
     }
 

@@ -40,6 +40,7 @@ mod news;
 mod notices;
 mod plan;
 mod pool;
+mod posts;
 mod prepared;
 mod progress;
 mod round;

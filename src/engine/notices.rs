@@ -51,12 +51,12 @@ impl Engine {
         if self.failure.is_some() {
             return;
         }
-        let transport = self.driver.links.transport.as_mut();
+        let links = &mut self.driver.links;
         let mut failed = None;
         // One peer without room does not hold up the others.
         self.notices.unsent.retain(|&(peer, word)| {
             let (tag, empty) = (tag::notice(), View::empty());
-            match transport.post_send(peer, tag, word, empty, Token::FORGET) {
+            match links.post_send(peer, (tag, word), empty, Token::FORGET) {
                 Err(PostError::WouldBlock) => true,
                 Err(PostError::Invalid(text)) => {
                     failed = Some(*text);
@@ -87,7 +87,7 @@ impl Engine {
     fn post_notice_receive(&mut self, peer: Rank) -> Result<()> {
         let links = &mut self.driver.links;
         let (tag, token) = (tag::notice(), Token::notice_receive(peer));
-        match links.transport.post_recv(peer, tag, View::empty(), token) {
+        match links.post_recv(peer, tag, View::empty(), token) {
             Ok(()) | Err(PostError::PeerFailed) => Ok(()),
             Err(error) => Err(links.post_error(peer, error)),
         }

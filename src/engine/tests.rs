@@ -3,6 +3,7 @@
 use super::{Arguments, Contact, Engine, Host, Prepared, TaskCall, TaskId};
 use crate::config::Config;
 use crate::error::Error;
+use crate::kernel;
 use crate::memory::{Region, View};
 use crate::schedule::{BufferId, Builder, Extent, Range, Schedule};
 use crate::transport::sim::{SimOptions, World};
@@ -109,7 +110,7 @@ impl Job {
 
     fn fill(&self, rank: Rank, value: impl Fn(usize) -> f32) {
         let view = self.inputs[rank as usize].view();
-        (0..view.len_bytes() / 4).for_each(|i| view.store(i, value(i)));
+        (0..view.len_bytes() / 4).for_each(|i| kernel::store(view, i, value(i)));
     }
 
     fn output(&self, rank: Rank) -> View {
@@ -201,8 +202,8 @@ fn a_message_longer_than_its_scratch_memory_is_reduced_chunk_by_chunk() {
                 let result = job.engines[rank as usize].result(task);
                 assert_eq!(result, Some(Ok(())), "length {length}, seed {seed}");
                 let output = job.output(rank);
-                let wrong =
-                    (0..length as usize).filter(|&i| output.load::<f32>(i) != 3.0 * (i + 1) as f32);
+                let wrong = (0..length as usize)
+                    .filter(|&i| kernel::load::<f32>(output, i) != 3.0 * (i + 1) as f32);
                 assert_eq!(wrong.count(), 0, "length {length}, seed {seed}");
             }
         }

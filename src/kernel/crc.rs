@@ -1,6 +1,6 @@
 //! CRC32C (RFC 3720) of a [`View`].
 
-use super::simd;
+use super::{access, simd};
 use crate::memory::View;
 
 /// What is copied out of a view at a time where there is no vector code.
@@ -21,7 +21,7 @@ pub fn crc32c(mut crc: u32, view: View) -> u32 {
     let mut part = [0; PART_BYTES];
     while at < view.len_bytes() {
         let bytes = part.len().min(view.len_bytes() - at);
-        view.read(at, &mut part[..bytes]);
+        access::read(view, at, &mut part[..bytes]);
         crc = crc32c::crc32c_append(crc, &part[..bytes]);
         at += bytes;
     }
@@ -39,7 +39,7 @@ mod tests {
         let region = Region::private(2048).unwrap();
         let mut prng = Prng::new(7);
         let bytes: Vec<u8> = (0..2048).map(|_| prng.next_u64() as u8).collect();
-        region.view().write(0, &bytes);
+        access::write(region.view(), 0, &bytes);
         for length in 0..1100 {
             let start = length % 67;
             for before in [0, !0, 0x1234_5678] {
@@ -49,7 +49,7 @@ mod tests {
             }
         }
         // RFC 3720, B.4: 32 bytes of zeros.
-        region.view().fill(0);
+        access::fill(region.view(), 0);
         assert_eq!(crc32c(0, region.view().part(0, 32)), 0x8a91_36aa);
     }
 

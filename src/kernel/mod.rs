@@ -16,6 +16,7 @@
 //! The CPU's own bf16 conversions take subnormals for zero, so vectors with one go another way
 //! (`simd/avx512_bf16.rs`). AVX512-FP16 is not used: it computes in f16, which rounds at every source of more than two.
 
+mod access;
 mod crc;
 mod number;
 mod scalar;
@@ -25,6 +26,9 @@ mod simd;
 use crate::limits::CACHE_LINE_BYTES;
 use crate::memory::View;
 use crate::types::{Combine, DataType, Finish};
+pub(crate) use access::{
+    fill, line, load, read, read_contended, store, word, word32, write, write_contended,
+};
 pub use crc::crc32c;
 use simd::Isa;
 use std::ops::Range;
@@ -120,7 +124,9 @@ impl BoundReduction {
         if let ([source], Finish::None) = (sources, finish) {
             let is_short = bytes < VECTORS_BYTES_MIN || self.vectors.is_none();
             if head.is_none() && (is_short || sources == destinations) {
-                destinations.iter().for_each(|to| to.copy_from(*source));
+                destinations
+                    .iter()
+                    .for_each(|to| access::copy_bytes(*source, *to));
                 return;
             }
             if dtype != DataType::U8 {
@@ -218,7 +224,9 @@ impl SmallReduction {
     pub fn run(&self, sources: &[View], destinations: &[View]) {
         match (sources, self.finish) {
             // Bits, not values: a detour through f32 would change a signalling NaN.
-            ([source], Finish::None) => destinations.iter().for_each(|to| to.copy_from(*source)),
+            ([source], Finish::None) => destinations
+                .iter()
+                .for_each(|to| access::copy_bytes(*source, *to)),
             _ => (self.fold)(self.finish, (sources, destinations), 0..self.elements),
         }
     }
@@ -239,7 +247,7 @@ pub fn is_for_streaming(buffers_bytes: usize, cache_bytes: usize) -> bool {
 #[inline]
 pub fn copy(source: View, destination: View) {
     if source.len_bytes() < VECTORS_BYTES_MIN {
-        return destination.copy_from(source);
+        return access::copy_bytes(source, destination);
     }
     copy_to(Stores::Cached, source, &[destination]);
 }

@@ -1,6 +1,7 @@
 //! The kernels one element at a time: definition, test oracle, tail of the vector code, and what CPUs
 //! without vector code of ours run.
 
+use super::access;
 use super::number::{Number, Wide, with_number};
 use crate::memory::View;
 use crate::types::{Combine, DataType, Finish};
@@ -28,16 +29,16 @@ fn fold<T: Number>(
     range: Range<usize>,
 ) {
     for index in range {
-        let mut value = sources[0].load::<T>(index).widen();
+        let mut value = access::load::<T>(sources[0], index).widen();
         for source in &sources[1..] {
-            value = combine(value, source.load::<T>(index).widen());
+            value = combine(value, access::load::<T>(*source, index).widen());
         }
         if let Finish::Divide(ranks) = finish {
             value = value.divide(ranks);
         }
         let value = T::narrow(value);
         for destination in destinations {
-            destination.store(index, value);
+            access::store(*destination, index, value);
         }
     }
 }
@@ -61,7 +62,7 @@ pub(super) fn scale(
 
 fn multiply<T: Number>(factor: T::Wide, source: View, destination: View, range: Range<usize>) {
     for index in range {
-        let product = source.load::<T>(index).widen().prod(factor);
-        destination.store(index, T::narrow(product));
+        let product = access::load::<T>(source, index).widen().prod(factor);
+        access::store(destination, index, T::narrow(product));
     }
 }

@@ -23,13 +23,13 @@ fn present() -> impl Iterator<Item = Isa> {
 fn filled<T: Element>(values: &[T]) -> (Region, View) {
     let region = Region::private(size_of_val(values).max(1)).expect("memory for a test");
     let view = region.view().part(0, size_of_val(values));
-    view.write(0, bytemuck::cast_slice(values));
+    access::write(view, 0, bytemuck::cast_slice(values));
     (region, view)
 }
 
 fn values<T: Element>(view: View) -> Vec<T> {
     (0..view.len_bytes() / size_of::<T>())
-        .map(|index| view.load(index))
+        .map(|index| access::load(view, index))
         .collect()
 }
 
@@ -59,17 +59,17 @@ fn scaled<T: Element>(isa: Isa, factor: f64, from: &[T]) -> Vec<T> {
 
 fn is_nan(dtype: DataType, view: View, index: usize) -> bool {
     match dtype {
-        DataType::F64 => view.load::<f64>(index).is_nan(),
-        DataType::F32 => view.load::<f32>(index).is_nan(),
-        DataType::F16 => view.load::<f16>(index).is_nan(),
-        DataType::Bf16 => view.load::<bf16>(index).is_nan(),
+        DataType::F64 => access::load::<f64>(view, index).is_nan(),
+        DataType::F32 => access::load::<f32>(view, index).is_nan(),
+        DataType::F16 => access::load::<f16>(view, index).is_nan(),
+        DataType::Bf16 => access::load::<bf16>(view, index).is_nan(),
         _ => false,
     }
 }
 
 fn element(dtype: DataType, view: View, index: usize) -> Vec<u8> {
     let mut bytes = vec![0; dtype.size_bytes()];
-    view.read(index * dtype.size_bytes(), &mut bytes);
+    access::read(view, index * dtype.size_bytes(), &mut bytes);
     bytes
 }
 
@@ -95,20 +95,29 @@ fn write_random(dtype: DataType, view: View, seed: u64) {
         let special = (state >> 60) % 8;
         let bits = state.rotate_left(17);
         match dtype {
-            DataType::F64 => view.store(index, special_f64(special, f64::from_bits(bits))),
+            DataType::F64 => access::store(view, index, special_f64(special, f64::from_bits(bits))),
             DataType::F32 => {
                 let usual = f32::from_bits(bits as u32);
-                view.store(index, special_f64(special, f64::from(usual)) as f32);
+                access::store(view, index, special_f64(special, f64::from(usual)) as f32);
             }
             DataType::F16 => {
                 let usual = f16::from_bits(bits as u16);
-                view.store(index, f16::from_f64(special_f64(special, usual.to_f64())));
+                access::store(
+                    view,
+                    index,
+                    f16::from_f64(special_f64(special, usual.to_f64())),
+                );
             }
             DataType::Bf16 => {
                 let usual = bf16::from_bits(bits as u16);
-                view.store(index, bf16::from_f64(special_f64(special, usual.to_f64())));
+                access::store(
+                    view,
+                    index,
+                    bf16::from_f64(special_f64(special, usual.to_f64())),
+                );
             }
-            _ => view.write(
+            _ => access::write(
+                view,
                 index * dtype.size_bytes(),
                 &bits.to_le_bytes()[..dtype.size_bytes()],
             ),
@@ -233,7 +242,7 @@ proptest! {
             write_random(dtype, source, shape.seed);
             scale_with(Isa::Scalar, dtype, factor, source, expected);
             for isa in present() {
-                got.fill(0x5a);
+                access::fill(got, 0x5a);
                 scale_with(isa, dtype, factor, source, got);
                 check_same(dtype, got, expected, false);
             }
@@ -512,7 +521,7 @@ fn copies_are_alike_on_both_sides_of_the_length_from_which_vectors_make_them() {
         let region = Region::private(3 * bytes + 64).expect("memory for a test");
         let part = |index| region.view().part(5 + index * (bytes + 9), bytes);
         let [source, one, other] = [0, 1, 2].map(part);
-        region.view().fill(0x5a);
+        access::fill(region.view(), 0x5a);
         write_random(DataType::U8, source, 7);
         let expected = values::<u8>(source);
         copy(source, one);
@@ -527,7 +536,7 @@ fn copies_are_alike_on_both_sides_of_the_length_from_which_vectors_make_them() {
             "{bytes}"
         );
         let mut around = [0; 9];
-        region.view().part(5 + bytes, 9).read(0, &mut around);
+        access::read(region.view().part(5 + bytes, 9), 0, &mut around);
         assert_eq!(around, [0x5a; 9], "{bytes}");
     }
 }

@@ -20,7 +20,7 @@ pub struct Bell {
 }
 
 impl Bell {
-    /// The bell made of these two words.
+    /// The bell made of these two words, which its maker keeps mapped.
     pub fn new(count: View, sleeping: View) -> Bell {
         Bell { count, sleeping }
     }
@@ -41,17 +41,23 @@ impl Bell {
     #[inline]
     pub fn wake_when(&self, is_wanted: impl FnOnce() -> bool, also: impl FnOnce()) {
         fence(Ordering::SeqCst);
-        if self.sleeping.word32(0).load(Ordering::Relaxed) != 0 && is_wanted() {
+        // SAFETY: who made the bell keeps its words mapped; they are only accessed as atomics.
+        let sleeping = unsafe { self.sleeping.word32(0) };
+        if sleeping.load(Ordering::Relaxed) != 0 && is_wanted() {
             also();
-            self.count.word32(0).fetch_add(1, Ordering::Relaxed);
-            futex_wake_all(self.count.word32(0));
+            // SAFETY: as above.
+            let count = unsafe { self.count.word32(0) };
+            count.fetch_add(1, Ordering::Relaxed);
+            futex_wake_all(count);
         }
     }
 
     /// Sleeps until the bell is rung, at most `time`, unless `has_news`: it is asked after this thread was counted, so
     /// whatever it does not see rings the bell.
     pub fn sleep(&self, time: Duration, has_news: impl FnOnce() -> bool) {
-        let wait = |before: &[u32]| futex_wait(self.count.word32(0), before[0], time);
+        // SAFETY: as in `wake_when`.
+        let count = unsafe { self.count.word32(0) };
+        let wait = |before: &[u32]| futex_wait(count, before[0], time);
         Bell::sleep_on(&[*self], &mut [0], has_news, wait);
     }
 
@@ -63,15 +69,19 @@ impl Bell {
         wait: impl FnOnce(&[u32]),
     ) {
         for (bell, before) in bells.iter().zip(&mut *before) {
-            *before = bell.count.word32(0).load(Ordering::Relaxed);
-            bell.sleeping.word32(0).fetch_add(1, Ordering::Relaxed);
+            // SAFETY: as in `wake_when`.
+            let (count, sleeping) = unsafe { (bell.count.word32(0), bell.sleeping.word32(0)) };
+            *before = count.load(Ordering::Relaxed);
+            sleeping.fetch_add(1, Ordering::Relaxed);
         }
         fence(Ordering::SeqCst);
         if !has_news() {
             wait(before);
         }
         for bell in bells {
-            bell.sleeping.word32(0).fetch_sub(1, Ordering::Relaxed);
+            // SAFETY: as in `wake_when`.
+            let sleeping = unsafe { bell.sleeping.word32(0) };
+            sleeping.fetch_sub(1, Ordering::Relaxed);
         }
     }
 

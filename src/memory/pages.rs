@@ -120,10 +120,14 @@ mod tests {
             };
             let peer = Region::map_peer(fd.as_fd(), bytes).unwrap();
             let mut seen = vec![1u8; bytes];
-            peer.view().read(0, &mut seen);
+            // SAFETY: both regions live here, and nobody else uses them.
+            unsafe { peer.view().read(0, &mut seen) };
             assert!(seen.iter().all(|&byte| byte == 0));
-            peer.view().write(bytes - 1, &[7]);
-            assert_eq!(region.view().load::<u8>(bytes - 1), 7);
+            // SAFETY: as above.
+            unsafe { peer.view().write(bytes - 1, &[7]) };
+            // SAFETY: as above.
+            let last = unsafe { region.view().load::<u8>(bytes - 1) };
+            assert_eq!(last, 7);
         }
     }
 

@@ -14,7 +14,7 @@ use crate::sync::{Ordering, fence};
 pub struct Quota(View);
 
 impl Quota {
-    /// The quota in this word, which is 0 while it is open.
+    /// The quota in this word, which is 0 while it is open. Its maker keeps it mapped.
     pub fn new(word: View) -> Quota {
         Quota(word)
     }
@@ -22,7 +22,8 @@ impl Quota {
     /// Counts one thing, which the caller has stored; whether whoever sleeps is to be woken. For `Bell::wake_when`.
     #[inline]
     pub fn count(&self) -> bool {
-        let word = self.0.word32(0);
+        // SAFETY: who made the quota keeps its word mapped; it is only accessed as an atomic.
+        let word = unsafe { self.0.word32(0) };
         // Wakers that come together may count below 0, and each of those wakes.
         let is_last = |before: u32| before as i32 <= 1;
         is_last(word.load(Ordering::Relaxed)) || is_last(word.fetch_sub(1, Ordering::Relaxed))
@@ -31,13 +32,17 @@ impl Quota {
     /// Whether anything wakes whoever sleeps.
     #[inline]
     pub fn is_open(&self) -> bool {
-        self.0.word32(0).load(Ordering::Relaxed) == 0
+        // SAFETY: as in `count`.
+        let word = unsafe { self.0.word32(0) };
+        word.load(Ordering::Relaxed) == 0
     }
 
     /// From now on anything wakes whoever sleeps. The caller looks afterwards for what has come.
     #[inline]
     pub fn open(&self) {
-        self.0.word32(0).store(0, Ordering::Relaxed);
+        // SAFETY: as in `count`.
+        let word = unsafe { self.0.word32(0) };
+        word.store(0, Ordering::Relaxed);
         // What is not seen after this is stored by somebody who sees this.
         fence(Ordering::SeqCst);
     }
@@ -45,7 +50,9 @@ impl Quota {
     /// The caller, which opened it and then looked, sleeps alone and lacks so many, at least 1.
     #[inline]
     pub fn set(&self, lacking: u32) {
+        // SAFETY: as in `count`.
+        let word = unsafe { self.0.word32(0) };
         // Whoever does not see it yet wakes.
-        self.0.word32(0).store(lacking, Ordering::Relaxed);
+        word.store(lacking, Ordering::Relaxed);
     }
 }

@@ -10,8 +10,17 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// A range of bytes: user memory, a region or part of one, or a mapped piece of a peer's memory.
 ///
-/// Copyable and without a lifetime: who makes one from a raw address (see [`View::new`]) promises that
-/// the bytes stay mapped until the last operation that was given the view, or a part of it, has ended.
+/// Copyable and without a lifetime, so that a view alone reaches nothing. To read or write its
+/// bytes is `unsafe`; the caller promises, or has been promised, the *access rule*:
+///
+/// * The bytes are mapped. The maker of the view ([`View::new`]), or the owner of the
+///   [`Region`](super::Region) that it is of, keeps them mapped until every operation that was
+///   given the view or a part of it has ended.
+/// * No Rust reference conflicts: none exists to bytes that are written, and no mutable one to
+///   bytes that are read. References to atomics, as [`View::word`] gives them, do not conflict.
+/// * What other threads of this process do to the same bytes is ordered by signals or completions,
+///   or all of it is atomic. Other processes may write at any time; bytes read then may be any.
+///
 /// A *size-only* view has a length and no bytes; copies and kernels do nothing on it. Simulations of
 /// large jobs use it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -123,8 +132,11 @@ impl View {
     }
 
     /// Copies all bytes of `source`, which must be as long and not overlap unless it is the same range.
+    ///
+    /// # Safety
+    /// The access rule of [`View`], for both.
     #[inline]
-    pub fn copy_from(&self, source: View) {
+    pub unsafe fn copy_from(&self, source: View) {
         assert_eq!(
             self.bytes, source.bytes,
             "copy between views of unequal length"
@@ -133,22 +145,28 @@ impl View {
             && to != from
         {
             debug_assert!(!self.overlaps(&source));
-            // SAFETY: both ranges are mapped for their length (contract of `new`) and do not overlap.
+            // SAFETY: both ranges are mapped (the caller's promise) and do not overlap.
             unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), self.bytes) }
         }
     }
 
     /// Writes `source` at `start`.
-    pub fn write(&self, start: usize, source: &[u8]) {
+    ///
+    /// # Safety
+    /// The access rule of [`View`].
+    pub unsafe fn write(&self, start: usize, source: &[u8]) {
         let target = self.part(start, source.len());
         if let Some(to) = target.address {
-            // SAFETY: the target is mapped for its length; a Rust slice cannot overlap it (contract of `new`).
+            // SAFETY: the target is mapped, and no slice overlaps it (the caller's promise).
             unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), to.as_ptr(), source.len()) }
         }
     }
 
     /// Reads into `target` from `start`; a size-only view reads as zeros.
-    pub fn read(&self, start: usize, target: &mut [u8]) {
+    ///
+    /// # Safety
+    /// The access rule of [`View`].
+    pub unsafe fn read(&self, start: usize, target: &mut [u8]) {
         let source = self.part(start, target.len());
         match source.address {
             // SAFETY: as in `write`, the other way round.
@@ -161,41 +179,59 @@ impl View {
 
     /// As [`View::write`], where a peer may write the same bytes meanwhile: byte by byte, so that
     /// no byte is torn.
-    pub fn write_contended(&self, start: usize, source: &[u8]) {
-        for (target, byte) in self.part(start, source.len()).bytes().zip(source) {
+    ///
+    /// # Safety
+    /// The access rule of [`View`].
+    pub unsafe fn write_contended(&self, start: usize, source: &[u8]) {
+        let part = self.part(start, source.len());
+        // SAFETY: the caller's promise.
+        for (target, byte) in unsafe { part.bytes() }.zip(source) {
             target.store(*byte, Ordering::Relaxed);
         }
     }
 
     /// As [`View::read`], where a peer may write the same bytes meanwhile.
-    pub fn read_contended(&self, start: usize, target: &mut [u8]) {
+    ///
+    /// # Safety
+    /// The access rule of [`View`].
+    pub unsafe fn read_contended(&self, start: usize, target: &mut [u8]) {
         target.fill(0);
         let part = self.part(start, target.len());
-        for (byte, source) in target.iter_mut().zip(part.bytes()) {
+        // SAFETY: the caller's promise.
+        for (byte, source) in target.iter_mut().zip(unsafe { part.bytes() }) {
             *byte = source.load(Ordering::Relaxed);
         }
     }
 
     /// Its bytes as atomics; none of a size-only view.
-    fn bytes(&self) -> impl Iterator<Item = &AtomicU8> {
+    ///
+    /// # Safety
+    /// The access rule of [`View`].
+    unsafe fn bytes(&self) -> impl Iterator<Item = &AtomicU8> {
         let address = self.address.map(NonNull::as_ptr);
         let indices = 0..address.map_or(0, |_| self.bytes);
-        // SAFETY: each byte is mapped (contract of `new`), and all access to it that may meet this one is atomic or of
-        // another process.
+        // SAFETY: each byte is mapped, and access to it that may meet this one is atomic or of
+        // another process (the caller's promise).
         indices.filter_map(move |i| address.map(|a| unsafe { AtomicU8::from_ptr(a.add(i)) }))
     }
 
     /// Sets every byte.
-    pub fn fill(&self, byte: u8) {
+    ///
+    /// # Safety
+    /// The access rule of [`View`].
+    pub unsafe fn fill(&self, byte: u8) {
         if let Some(to) = self.address {
-            // SAFETY: the range is mapped for its length.
+            // SAFETY: the range is mapped for its length (the caller's promise).
             unsafe { std::ptr::write_bytes(to.as_ptr(), byte, self.bytes) }
         }
     }
 
     /// The element with this index, at any alignment; zero in a size-only view.
+    ///
+    /// # Safety
+    /// The access rule of [`View`].
     #[inline]
-    pub fn load<T: Pod>(&self, index: usize) -> T {
+    pub unsafe fn load<T: Pod>(&self, index: usize) -> T {
         let size = size_of::<T>();
         assert!(
             index < self.bytes / size,
@@ -203,15 +239,19 @@ impl View {
             self.bytes
         );
         match self.address {
-            // SAFETY: the element lies inside the mapped range; every bit pattern is a valid `T: Pod`.
+            // SAFETY: the element lies inside the range, which is mapped (the caller's promise);
+            // every bit pattern is a valid `T: Pod`.
             Some(from) => unsafe { from.as_ptr().add(index * size).cast::<T>().read_unaligned() },
             None => T::zeroed(),
         }
     }
 
     /// Stores the element with this index, at any alignment.
+    ///
+    /// # Safety
+    /// The access rule of [`View`].
     #[inline]
-    pub fn store<T: Pod>(&self, index: usize, value: T) {
+    pub unsafe fn store<T: Pod>(&self, index: usize, value: T) {
         let size = size_of::<T>();
         assert!(
             index < self.bytes / size,
@@ -219,7 +259,7 @@ impl View {
             self.bytes
         );
         if let Some(to) = self.address {
-            // SAFETY: the element lies inside the mapped range.
+            // SAFETY: the element lies inside the range, which is mapped (the caller's promise).
             unsafe {
                 to.as_ptr()
                     .add(index * size)
@@ -230,40 +270,53 @@ impl View {
     }
 
     /// The aligned 64-bit word at byte `start`, as an atomic. Panics on a size-only view.
+    ///
+    /// # Safety
+    /// The access rule of [`View`].
     #[inline]
-    pub fn word(&self, start: usize) -> &AtomicU64 {
+    pub unsafe fn word(&self, start: usize) -> &AtomicU64 {
         let part = self.part(start, 8);
         let address = part.address.expect("a word of a size-only view").as_ptr();
         assert!(
             address.addr().is_multiple_of(8),
             "word at an unaligned address"
         );
-        // SAFETY: aligned and mapped (contract of `new`); all access to words is atomic.
+        // SAFETY: aligned, and mapped by the caller's promise; all access to words is atomic.
         unsafe { AtomicU64::from_ptr(address.cast()) }
     }
 
     /// The aligned cache line at byte `start`, as atomics. Panics on a size-only view.
+    ///
+    /// # Safety
+    /// The access rule of [`View`].
     #[inline]
-    pub fn line(&self, start: usize) -> &[AtomicU64; CACHE_LINE_BYTES / 8] {
-        &self.lines(start, 1)[0]
+    pub unsafe fn line(&self, start: usize) -> &[AtomicU64; CACHE_LINE_BYTES / 8] {
+        // SAFETY: the caller's promise.
+        unsafe { &self.lines(start, 1)[0] }
     }
 
     /// So many aligned cache lines from byte `start` on, as atomics. Panics on a size-only view.
+    ///
+    /// # Safety
+    /// The access rule of [`View`].
     #[inline]
-    pub fn lines(&self, start: usize, count: usize) -> &[[AtomicU64; CACHE_LINE_BYTES / 8]] {
+    pub unsafe fn lines(&self, start: usize, count: usize) -> &[[AtomicU64; CACHE_LINE_BYTES / 8]] {
         let part = self.part(start, count * CACHE_LINE_BYTES);
         let address = part.address.expect("a line of a size-only view").as_ptr();
         assert!(
             address.addr().is_multiple_of(CACHE_LINE_BYTES),
             "line at an unaligned address"
         );
-        // SAFETY: aligned and mapped (contract of `new`); all access to words is atomic.
+        // SAFETY: aligned, and mapped by the caller's promise; all access to words is atomic.
         unsafe { std::slice::from_raw_parts(address.cast(), count) }
     }
 
     /// The aligned 32-bit word at byte `start`, as an atomic. Panics on a size-only view.
+    ///
+    /// # Safety
+    /// The access rule of [`View`].
     #[inline]
-    pub fn word32(&self, start: usize) -> &AtomicU32 {
+    pub unsafe fn word32(&self, start: usize) -> &AtomicU32 {
         let part = self.part(start, 4);
         let address = part.address.expect("a word of a size-only view").as_ptr();
         assert!(
@@ -329,17 +382,25 @@ mod tests {
     fn elements_are_read_and_written_unaligned() {
         let mut bytes = [0u8; 17];
         let odd = view(&mut bytes).part(1, 16);
-        odd.store(3, 0x01020304u32);
-        assert_eq!(odd.load::<u32>(3), 0x01020304);
+        // SAFETY: inside of the bytes above, which nothing else uses.
+        let loaded = unsafe {
+            odd.store(3, 0x01020304u32);
+            odd.load::<u32>(3)
+        };
+        assert_eq!(loaded, 0x01020304);
     }
 
     #[test]
     fn size_only_views_have_length_and_no_bytes() {
         let ghost = View::size_only(1 << 40);
-        ghost.store(5, 1u64);
-        ghost.fill(1);
-        ghost.copy_from(View::size_only(1 << 40));
-        assert_eq!(ghost.load::<u64>(5), 0);
+        // SAFETY: there are no bytes.
+        let loaded = unsafe {
+            ghost.store(5, 1u64);
+            ghost.fill(1);
+            ghost.copy_from(View::size_only(1 << 40));
+            ghost.load::<u64>(5)
+        };
+        assert_eq!(loaded, 0);
         assert!(ghost.part(1 << 39, 8).is_size_only());
     }
 }

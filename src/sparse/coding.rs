@@ -5,6 +5,7 @@ use super::format::BLOCK;
 use super::io::Message;
 use super::spare::Spare;
 use super::stream::Stream;
+use crate::kernel;
 
 /// Entries that are converted at a time; they stay in the first-level cache.
 pub(super) const BATCH: usize = 512;
@@ -20,7 +21,7 @@ pub(super) fn encode(indices: &[u64], values: &[f32], pack: Pack, spare: &Spare)
     };
     let (view, mut at) = (place.view(), 0);
     write(indices, values, pack, |part| {
-        view.write(at, part);
+        kernel::write(view, at, part);
         at += part.len();
     });
     Message::lying(place)

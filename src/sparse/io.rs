@@ -5,6 +5,7 @@
 
 use super::counters::{Counters, Phase};
 use super::spare::Spare;
+use crate::kernel;
 use crate::memory::View;
 use crate::types::Rank;
 use std::any::Any;
@@ -96,7 +97,7 @@ impl Message {
     #[inline]
     pub fn read(&self, start: usize, target: &mut [u8]) {
         match &self.seen {
-            Some(seen) => seen.view.read(start, target),
+            Some(seen) => kernel::read(seen.view, start, target),
             None => target.copy_from_slice(&self.data[start..start + target.len()]),
         }
     }

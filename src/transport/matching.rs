@@ -35,7 +35,7 @@ impl Posted {
     pub fn deliver_bytes(&self, peer: Rank, header: u64, source: &[u8], ends: &mut Ends) -> u64 {
         let fits = source.len() <= self.destination.len_bytes();
         if fits {
-            self.destination.write(0, source);
+            kernel::write(self.destination, 0, source);
         }
         self.end(peer, header, source.len(), fits, ends)
     }
@@ -277,7 +277,10 @@ mod tests {
             let met = matching.meet(0, &posted(&region, tag, 5), &mut ends);
             assert!(matches!(met, Met::Whole(_)));
             assert_eq!(ended(&mut ends), [(5, Outcome::Done, header)]);
-            assert_eq!(region.view().load::<u32>(0), 0x0101_0101 * header as u32);
+            assert_eq!(
+                kernel::load::<u32>(region.view(), 0),
+                0x0101_0101 * header as u32
+            );
         }
         let met = matching.meet(0, &posted(&region, 3, 6), &mut ends);
         assert!(matches!(met, Met::Far(7, 30)), "{met:?}");

@@ -57,6 +57,14 @@
 //!     peer had sent to it is flushed unless it is known to have arrived. Whoever drops its transport without that leaves with the
 //!     word 0, and what it had sent may be lost. A rank that ends in any other way has failed.
 //!
+//! # Memory of posts
+//!
+//! The posts are `unsafe` because of one promise, which their caller makes and keeps: the bytes of
+//! the view stay mapped, and nobody makes a Rust reference to them that conflicts (none at all to a
+//! destination or a result, no mutable one to a source), until the completion of the post or the
+//! end of the transport. What is copied when posted ([`Transport::inject`], and sources of at most
+//! [`Capabilities::inline_bytes`]) and what is refused needs that until the call returns.
+//!
 //! [`URGENT_MESSAGES`]: crate::limits::URGENT_MESSAGES
 //! [`CONTROL_BYTES`]: crate::limits::CONTROL_BYTES
 
@@ -343,6 +351,7 @@ pub enum WaitSource {
 /// A provider. See the module for the numbered clauses.
 ///
 /// Tokens are chosen by the caller and come back in completions. Tags are 64 bits, equal on both sides.
+#[allow(unsafe_code)] // Posts ask their callers for a promise.
 pub trait Transport: Send {
     /// What it can do.
     fn capabilities(&self) -> &Capabilities;
@@ -396,7 +405,10 @@ pub trait Transport: Send {
     fn release_freed(&mut self) {}
 
     /// Sends a message.
-    fn post_send(
+    ///
+    /// # Safety
+    /// "Memory of posts" in the [module](self).
+    unsafe fn post_send(
         &mut self,
         peer: Rank,
         tag: u64,
@@ -408,7 +420,10 @@ pub trait Transport: Send {
     /// Sends a message of at most [`Capabilities::inline_bytes`] bytes without a completion (clause 19); false: not here.
     ///
     /// For short messages the completion is a fifth of the engine's work (benches/README.md).
-    fn inject(
+    ///
+    /// # Safety
+    /// "Memory of posts" in the [module](self).
+    unsafe fn inject(
         &mut self,
         _peer: Rank,
         _tag: u64,
@@ -448,7 +463,10 @@ pub trait Transport: Send {
     }
 
     /// Receives a message.
-    fn post_recv(
+    ///
+    /// # Safety
+    /// "Memory of posts" in the [module](self).
+    unsafe fn post_recv(
         &mut self,
         peer: Rank,
         tag: u64,
@@ -457,7 +475,10 @@ pub trait Transport: Send {
     ) -> std::result::Result<(), PostError>;
 
     /// Writes into a peer's region.
-    fn post_put(
+    ///
+    /// # Safety
+    /// "Memory of posts" in the [module](self).
+    unsafe fn post_put(
         &mut self,
         peer: Rank,
         source: View,
@@ -466,7 +487,10 @@ pub trait Transport: Send {
     ) -> std::result::Result<(), PostError>;
 
     /// Reads from a peer's region.
-    fn post_get(
+    ///
+    /// # Safety
+    /// "Memory of posts" in the [module](self).
+    unsafe fn post_get(
         &mut self,
         peer: Rank,
         source: RemoteRange,
@@ -477,7 +501,10 @@ pub trait Transport: Send {
     /// Changes a word of a region, at a multiple of 8; what was there comes to the 8 bytes of `result` (clause 20). The owner's
     /// processor does it, while its rank polls, or the poster's where it maps the memory: what a processor does to the word by
     /// itself is atomic too, if it uses atomic instructions.
-    fn post_atomic(
+    ///
+    /// # Safety
+    /// "Memory of posts" in the [module](self).
+    unsafe fn post_atomic(
         &mut self,
         _peer: Rank,
         _what: Atomic,
@@ -548,3 +575,6 @@ fn say(rank: Rank, text: &str) {
     // Nobody can be told that standard error is closed.
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
+
+#[cfg(test)]
+mod test_posts;

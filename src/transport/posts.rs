@@ -1,6 +1,7 @@
 //! What providers do alike with posts: checks before they are accepted, those of a rank to itself, and how they end.
 
 use super::{Atomic, Completion, Event, Outcome, PostError};
+use crate::kernel;
 use crate::limits::INLINE_BYTES_MAX;
 use crate::memory::{RegionKey, View};
 use crate::types::Rank;
@@ -55,7 +56,7 @@ pub(super) fn part_of(region: View, offset: u64, bytes: u64) -> Option<View> {
 /// A put into memory of this process, if there is such a range.
 pub(super) fn put_here(place: Option<View>, source: View) -> Outcome {
     place.map_or(Outcome::BadKey, |place| {
-        place.copy_from(source);
+        kernel::copy(source, place);
         Outcome::Done
     })
 }
@@ -63,7 +64,7 @@ pub(super) fn put_here(place: Option<View>, source: View) -> Outcome {
 /// A get of it.
 pub(super) fn get_here(place: Option<View>, destination: View) -> Outcome {
     place.map_or(Outcome::BadKey, |place| {
-        destination.copy_from(place);
+        kernel::copy(place, destination);
         Outcome::Done
     })
 }
@@ -71,7 +72,11 @@ pub(super) fn get_here(place: Option<View>, destination: View) -> Outcome {
 /// An atomic operation on a word of it.
 pub(super) fn change_here(place: Option<View>, what: Atomic, result: View) -> Outcome {
     place.map_or(Outcome::BadKey, |place| {
-        result.write(0, &what.apply(place.word(0)).to_ne_bytes());
+        kernel::write(
+            result,
+            0,
+            &what.apply(kernel::word(&place, 0)).to_ne_bytes(),
+        );
         Outcome::Done
     })
 }
@@ -120,7 +125,7 @@ impl Ends {
     pub fn copy(&mut self, source: View) -> Vec<u8> {
         let mut copied = self.spare.pop().unwrap_or_default();
         copied.resize(source.len_bytes(), 0);
-        source.read(0, &mut copied);
+        kernel::read(source, 0, &mut copied);
         copied
     }
 }

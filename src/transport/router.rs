@@ -13,6 +13,7 @@
 use super::shm::ShmTransport;
 use super::{Address, Atomic, Capabilities, Event, PostError, RemoteRange, Transport, WaitSource};
 use crate::error::{Error, Result};
+use crate::kernel;
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
 use crate::types::Rank;
@@ -208,6 +209,7 @@ fn both(shm: &Capabilities, far: &Capabilities) -> Capabilities {
     }
 }
 
+#[allow(unsafe_code)] // The posts ask their callers for a promise.
 impl Transport for Router {
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
@@ -275,19 +277,28 @@ impl Transport for Router {
     }
 
     #[inline]
-    fn post_send(&mut self, peer: Rank, tag: u64, header: u64, source: View, token: u64) -> Posted {
-        self.to(peer).post_send(peer, tag, header, source, token)
+    unsafe fn post_send(
+        &mut self,
+        peer: Rank,
+        tag: u64,
+        header: u64,
+        source: View,
+        token: u64,
+    ) -> Posted {
+        // SAFETY: the promise of the caller, who keeps it to whichever provider has the post.
+        unsafe { self.to(peer).post_send(peer, tag, header, source, token) }
     }
 
     #[inline]
-    fn inject(
+    unsafe fn inject(
         &mut self,
         peer: Rank,
         tag: u64,
         header: u64,
         source: View,
     ) -> std::result::Result<bool, PostError> {
-        self.to(peer).inject(peer, tag, header, source)
+        // SAFETY: the promise of the caller, who keeps it to whichever provider has the post.
+        unsafe { self.to(peer).inject(peer, tag, header, source) }
     }
 
     fn fetches(&self, peer: Rank, bytes: usize) -> bool {
@@ -311,19 +322,28 @@ impl Transport for Router {
     }
 
     #[inline]
-    fn post_recv(&mut self, peer: Rank, tag: u64, destination: View, token: u64) -> Posted {
-        self.to(peer).post_recv(peer, tag, destination, token)
+    unsafe fn post_recv(&mut self, peer: Rank, tag: u64, destination: View, token: u64) -> Posted {
+        // SAFETY: the promise of the caller, who keeps it to whichever provider has the post.
+        unsafe { self.to(peer).post_recv(peer, tag, destination, token) }
     }
 
-    fn post_put(&mut self, peer: Rank, source: View, to: RemoteRange, token: u64) -> Posted {
-        self.to(peer).post_put(peer, source, to, token)
+    unsafe fn post_put(&mut self, peer: Rank, source: View, to: RemoteRange, token: u64) -> Posted {
+        // SAFETY: the promise of the caller, who keeps it to whichever provider has the post.
+        unsafe { self.to(peer).post_put(peer, source, to, token) }
     }
 
-    fn post_get(&mut self, peer: Rank, from: RemoteRange, destination: View, token: u64) -> Posted {
-        self.to(peer).post_get(peer, from, destination, token)
+    unsafe fn post_get(
+        &mut self,
+        peer: Rank,
+        from: RemoteRange,
+        destination: View,
+        token: u64,
+    ) -> Posted {
+        // SAFETY: the promise of the caller, who keeps it to whichever provider has the post.
+        unsafe { self.to(peer).post_get(peer, from, destination, token) }
     }
 
-    fn post_atomic(
+    unsafe fn post_atomic(
         &mut self,
         peer: Rank,
         what: Atomic,
@@ -331,7 +351,8 @@ impl Transport for Router {
         result: View,
         token: u64,
     ) -> Posted {
-        self.to(peer).post_atomic(peer, what, word, result, token)
+        // SAFETY: the promise of the caller, who keeps it to whichever provider has the post.
+        unsafe { self.to(peer).post_atomic(peer, what, word, result, token) }
     }
 
     fn trouble(&self, peer: Rank) -> Option<String> {
@@ -347,7 +368,7 @@ impl Transport for Router {
 
     #[inline]
     fn poll(&mut self, now: Time, events: &mut Vec<Event>) {
-        let count = self.bell.word32(0).load(Ordering::Acquire);
+        let count = kernel::word32(&self.bell, 0).load(Ordering::Acquire);
         if count != self.bell_seen {
             self.bell_seen = count;
             // What woke this rank is looked at below; what comes from here on makes it readable again.

@@ -8,6 +8,7 @@ mod checking;
 #[path = "posting.rs"]
 mod posting;
 
+use super::access;
 use super::script::{Case, Clock, Step};
 use checking::same;
 use linerate::Rank;
@@ -245,7 +246,7 @@ impl Actor {
             Step::Fill { to, tag } => self.fill(transport, to, tag),
             Step::Sleep => self.sleep(transport),
             Step::Scribble { token } => {
-                self.posts[&token].view.fill(0xee);
+                access::fill(self.posts[&token].view, 0xee);
                 Ok(Progress::Moved)
             }
             Step::Deregister { region } => {
@@ -340,7 +341,7 @@ impl Actor {
             } => {
                 let count = |by: u32| {
                     if let Some(sleeping) = &sleeping {
-                        sleeping.word32(0).fetch_add(by, Ordering::SeqCst);
+                        access::word32(sleeping, 0).fetch_add(by, Ordering::SeqCst);
                         fence(Ordering::SeqCst);
                     }
                 };
@@ -351,7 +352,7 @@ impl Actor {
             }
             WaitSource::Virtual => return Ok(Progress::Moved),
         };
-        let (bell, sleeping) = (bell.word32(0), sleeping.word32(0));
+        let (bell, sleeping) = (access::word32(&bell, 0), access::word32(&sleeping, 0));
         let (before, seen) = (bell.load(Ordering::SeqCst), self.events_seen);
         sleeping.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);

@@ -1,6 +1,7 @@
 //! The steps of an actor that wait for something and look at it.
 
 use super::super::script::Step;
+use super::access::{self, TestPosts};
 use super::{Actor, Checked, Post, TOKEN_OWN};
 use crate::prng::Prng;
 use linerate::Rank;
@@ -53,7 +54,7 @@ impl Actor {
             Step::Changed { token, least, most } => match self.end(token) {
                 Some(end) => {
                     same("the outcome", end.outcome, Outcome::Done)?;
-                    let before = self.posts[&token].view.load::<u64>(0);
+                    let before = access::load::<u64>(self.posts[&token].view, 0);
                     match (least..=most).contains(&before) {
                         true => Ok(true),
                         false => Err(format!("the word was {before}, not {least}..={most}")),
@@ -65,12 +66,9 @@ impl Actor {
                 region,
                 offset,
                 value,
-            } => Ok(self.regions[&region]
-                .1
-                .view()
-                .part(offset, 8)
-                .load::<u64>(0)
-                == value),
+            } => {
+                Ok(access::load::<u64>(self.regions[&region].1.view().part(offset, 8), 0) == value)
+            }
             Step::Check {
                 region,
                 offset,
@@ -85,7 +83,7 @@ impl Actor {
                 Ok(true)
             }
             Step::Await { region, offset } => {
-                Ok(self.regions[&region].1.view().part(offset, 1).load::<u8>(0) != 0)
+                Ok(access::load::<u8>(self.regions[&region].1.view().part(offset, 1), 0) != 0)
             }
             Step::Failed { peer } => self.failed(transport, peer),
             Step::Settle => Ok(self.posts.values().all(|post| post.end.is_some())),
@@ -105,9 +103,9 @@ impl Actor {
         let place = self.remote(to, region, 0);
         let (view, token) = (memory.view(), TOKEN_OWN);
         let answers = [
-            ("sent", transport.post_send(to, 1, 0, view, token)),
-            ("put", transport.post_put(to, view, place, token)),
-            ("got", transport.post_get(to, place, view, token)),
+            ("sent", transport.test_send(to, 1, 0, view, token)),
+            ("put", transport.test_put(to, view, place, token)),
+            ("got", transport.test_get(to, place, view, token)),
         ];
         for (verb, answer) in answers {
             if !matches!(answer, Err(PostError::Invalid(_))) {
@@ -151,10 +149,10 @@ impl Actor {
         let (empty, key) = (View::empty(), RegionKey(1));
         let place = RemoteRange { key, offset: 0 };
         let answers = [
-            transport.post_send(peer, 1, 0, empty, TOKEN_OWN),
-            transport.post_recv(peer, 1, empty, TOKEN_OWN),
-            transport.post_put(peer, empty, place, TOKEN_OWN),
-            transport.post_get(peer, place, empty, TOKEN_OWN),
+            transport.test_send(peer, 1, 0, empty, TOKEN_OWN),
+            transport.test_recv(peer, 1, empty, TOKEN_OWN),
+            transport.test_put(peer, empty, place, TOKEN_OWN),
+            transport.test_get(peer, place, empty, TOKEN_OWN),
         ];
         for answer in answers {
             same(
@@ -181,12 +179,12 @@ fn pattern(bytes: usize, seed: u64) -> Vec<u8> {
 }
 
 pub(super) fn fill_pattern(view: View, seed: u64) {
-    view.write(0, &pattern(view.len_bytes(), seed));
+    access::write(view, 0, &pattern(view.len_bytes(), seed));
 }
 
 fn check_pattern(view: View, seed: u64) -> Checked {
     let (mut found, expected) = (vec![0; view.len_bytes()], pattern(view.len_bytes(), seed));
-    view.read(0, &mut found);
+    access::read(view, 0, &mut found);
     match (0..found.len()).find(|&i| found[i] != expected[i]) {
         Some(at) => Err(format!(
             "byte {at} of {} is {:#04x}, not {:#04x} of pattern {seed}",
@@ -200,7 +198,7 @@ fn check_pattern(view: View, seed: u64) -> Checked {
 
 fn check_zero(view: View) -> Checked {
     let mut found = vec![0; view.len_bytes()];
-    view.read(0, &mut found);
+    access::read(view, 0, &mut found);
     match found.iter().position(|&byte| byte != 0) {
         Some(at) => Err(format!("byte {at} of {} was written", found.len())),
         None => Ok(()),

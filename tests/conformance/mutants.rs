@@ -1,5 +1,6 @@
 //! Transports with one fault each: canaries, for which the suite must fail.
 
+use super::access::{self, TestPosts};
 use linerate::transport::{
     Address, Atomic, Capabilities, Completion, Event, Outcome, PostError, Region, RegionKey,
     RemoteRange, Time, Transport, URGENT_CLASS, View, WaitSource, tag_class,
@@ -173,7 +174,7 @@ impl Mutant {
 
     fn send_held(&mut self) {
         self.held.retain(|&(peer, tag, header, source, token)| {
-            let posted = self.inner.post_send(peer, tag, header, source, token);
+            let posted = self.inner.test_send(peer, tag, header, source, token);
             posted == Err(PostError::WouldBlock)
         });
     }
@@ -203,7 +204,7 @@ impl Mutant {
             }
             (Fault::CorruptsBytes, Outcome::Done) if end.bytes > 0 => {
                 if let Some(view) = self.destinations.get(&end.token) {
-                    view.store(end.bytes as usize - 1, 0u8);
+                    access::store(*view, end.bytes as usize - 1, 0u8);
                 }
             }
             _ => {}
@@ -212,6 +213,7 @@ impl Mutant {
     }
 }
 
+#[allow(unsafe_code)] // As the trait has them; what is wrong keeps their promise.
 impl Transport for Mutant {
     fn capabilities(&self) -> &Capabilities {
         self.inner.capabilities()
@@ -259,7 +261,14 @@ impl Transport for Mutant {
         self.inner.mapped(peer, key)
     }
 
-    fn post_send(&mut self, peer: Rank, tag: u64, header: u64, source: View, token: u64) -> Posted {
+    unsafe fn post_send(
+        &mut self,
+        peer: Rank,
+        tag: u64,
+        header: u64,
+        source: View,
+        token: u64,
+    ) -> Posted {
         let bytes = source.len_bytes();
         if self.fault == Fault::SwapsOrder && bytes > 0 {
             let is_second = self.held.first().is_some_and(|h| (h.0, h.1) == (peer, tag));
@@ -269,7 +278,7 @@ impl Transport for Mutant {
                 self.held_polls = 4;
                 return Ok(());
             }
-            let posted = self.inner.post_send(peer, tag, header, source, token);
+            let posted = self.inner.test_send(peer, tag, header, source, token);
             self.send_held();
             return posted;
         }
@@ -285,7 +294,7 @@ impl Transport for Mutant {
             self.report_early(peer, token, Outcome::Done, bytes);
             return Ok(());
         }
-        let posted = self.inner.post_send(peer, tag, header, source, token);
+        let posted = self.inner.test_send(peer, tag, header, source, token);
         match (self.fault, &posted) {
             (Fault::WithdrawsInWord, Ok(())) if !source.key().is_some() => {
                 self.withdrawable.push((peer, token));
@@ -304,7 +313,7 @@ impl Transport for Mutant {
         posted
     }
 
-    fn inject(
+    unsafe fn inject(
         &mut self,
         peer: Rank,
         tag: u64,
@@ -318,15 +327,15 @@ impl Transport for Mutant {
             self.held_polls = 4;
             return Ok(true);
         }
-        self.inner.inject(peer, tag, header, source)
+        self.inner.test_inject(peer, tag, header, source)
     }
 
-    fn post_recv(&mut self, peer: Rank, tag: u64, destination: View, token: u64) -> Posted {
+    unsafe fn post_recv(&mut self, peer: Rank, tag: u64, destination: View, token: u64) -> Posted {
         self.destinations.insert(token, destination);
-        self.inner.post_recv(peer, tag, destination, token)
+        self.inner.test_recv(peer, tag, destination, token)
     }
 
-    fn post_put(
+    unsafe fn post_put(
         &mut self,
         peer: Rank,
         source: View,
@@ -336,14 +345,14 @@ impl Transport for Mutant {
         if self.fault == Fault::ForgetsEmpty && source.len_bytes() == 0 {
             return Ok(());
         }
-        let posted = self.inner.post_put(peer, source, destination, token);
+        let posted = self.inner.test_put(peer, source, destination, token);
         if self.fault == Fault::CompletesPutsEarly && posted.is_ok() {
             self.report_early(peer, token, Outcome::Done, source.len_bytes());
         }
         posted
     }
 
-    fn post_get(
+    unsafe fn post_get(
         &mut self,
         peer: Rank,
         source: RemoteRange,
@@ -353,10 +362,10 @@ impl Transport for Mutant {
         if self.fault == Fault::ForgetsEmpty && destination.len_bytes() == 0 {
             return Ok(());
         }
-        self.inner.post_get(peer, source, destination, token)
+        self.inner.test_get(peer, source, destination, token)
     }
 
-    fn post_atomic(
+    unsafe fn post_atomic(
         &mut self,
         peer: Rank,
         what: Atomic,
@@ -368,12 +377,12 @@ impl Transport for Mutant {
             Fault::HidesOldWords => self.unseen.view().part(0, 8),
             _ => result,
         };
-        let posted = self.inner.post_atomic(peer, what, word, result, token);
+        let posted = self.inner.test_atomic(peer, what, word, result, token);
         if self.fault == Fault::ChangesTwice && posted.is_ok() {
             let again = INJECTED + self.reported.len() as u64;
             self.reported.insert(again);
             let unseen = self.unseen.view().part(8, 8);
-            let _ = self.inner.post_atomic(peer, what, word, unseen, again);
+            let _ = self.inner.test_atomic(peer, what, word, unseen, again);
         }
         posted
     }

@@ -1,6 +1,7 @@
 //! The steps of an actor that post something.
 
 use super::super::script::{NOWHERE, Step};
+use super::access::TestPosts;
 use super::checking::{fill_pattern, same};
 use super::{Actor, Checked, Post, TAG_KEY, TAG_SIGNAL};
 use linerate::Rank;
@@ -43,7 +44,7 @@ impl Actor {
                 let memory = self.memory(transport, bytes, false)?;
                 fill_pattern(memory.1, seed);
                 self.accept(token, to, memory, |view| {
-                    transport.post_put(to, view, place, token)
+                    transport.test_put(to, view, place, token)
                 })
             }
             Step::Get {
@@ -56,7 +57,7 @@ impl Actor {
                 let place = self.remote(from, region, offset);
                 let memory = self.memory(transport, bytes, false)?;
                 self.accept(token, from, memory, |view| {
-                    transport.post_get(from, place, view, token)
+                    transport.test_get(from, place, view, token)
                 })
             }
             Step::Change {
@@ -69,7 +70,7 @@ impl Actor {
                 let word = self.remote(of, region, offset);
                 let memory = self.memory(transport, 8, false)?;
                 self.accept(token, of, memory, |view| {
-                    transport.post_atomic(of, what, word, view, token)
+                    transport.test_atomic(of, what, word, view, token)
                 })
             }
             Step::RefusedChange { of, region } => self.refused_change(transport, of, region),
@@ -112,7 +113,7 @@ impl Actor {
                 self.remote(of, region, offset),
                 memory.view().part(0, bytes),
             );
-            let answer = transport.post_atomic(of, Atomic::FetchAdd(1), word, view, 0);
+            let answer = transport.test_atomic(of, Atomic::FetchAdd(1), word, view, 0);
             if !matches!(answer, Err(PostError::Invalid(_))) {
                 return Err(format!(
                     "at {offset}, {bytes} bytes: answered with {answer:?}"
@@ -226,13 +227,14 @@ impl Actor {
         let mut is_injected = false;
         let is_accepted = self.accept(token, to, memory, |view| {
             // Every other short message is injected, where that can be, and its source then used for something else.
-            is_injected = is_short && token % 2 == 1 && transport.inject(to, tag, header, view)?;
+            is_injected =
+                is_short && token % 2 == 1 && transport.test_inject(to, tag, header, view)?;
             match is_injected {
                 true => {
                     fill_pattern(view, !seed);
                     Ok(())
                 }
-                false => transport.post_send(to, tag, header, view, token),
+                false => transport.test_send(to, tag, header, view, token),
             }
         })?;
         if let Some(post) = self.posts.get_mut(&token).filter(|_| is_injected) {
@@ -274,7 +276,7 @@ impl Actor {
         let memory = Arc::new(Region::private(bytes).map_err(|e| e.to_string())?);
         let view = memory.view();
         self.accept(token, from, (memory, view), |view| {
-            transport.post_recv(from, tag, view, token)
+            transport.test_recv(from, tag, view, token)
         })
     }
 

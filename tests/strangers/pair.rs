@@ -3,6 +3,7 @@
 // Each of the programs that use it needs a part.
 #![allow(dead_code)]
 
+use super::access::{self, TestPosts};
 use linerate::options::TcpSettings;
 use linerate::transport::{
     Address, Event, Options, Outcome, Region, RemoteRange, Time, Transport, View, open,
@@ -79,15 +80,15 @@ impl Rank {
         let parts = |bytes| self.memory.part(0, bytes);
         let transport = &mut self.transport;
         for (token, bytes) in [(0, 100), (1, 5_000), (2, 300_000)] {
-            transport.post_recv(0, token, parts(bytes), token).unwrap();
+            transport.test_recv(0, token, parts(bytes), token).unwrap();
             transport
-                .post_send(0, token, 1, parts(bytes), 10 + token)
+                .test_send(0, token, 1, parts(bytes), 10 + token)
                 .unwrap();
             transport
-                .post_put(0, parts(bytes), remote(8), 20 + token)
+                .test_put(0, parts(bytes), remote(8), 20 + token)
                 .unwrap();
             transport
-                .post_get(0, remote(8), parts(bytes), 30 + token)
+                .test_get(0, remote(8), parts(bytes), 30 + token)
                 .unwrap();
         }
         12
@@ -97,7 +98,7 @@ impl Rank {
     pub fn post_receives(&mut self, tags: &[u64], bytes: usize) {
         for &tag in tags {
             let target = self.memory.part(0, bytes);
-            self.transport.post_recv(0, tag, target, tag).unwrap();
+            self.transport.test_recv(0, tag, target, tag).unwrap();
         }
     }
 
@@ -171,14 +172,14 @@ impl Pair {
             own.next += 2;
             own.events.clear();
             let value = (token as u8).wrapping_mul(31).wrapping_add(rank as u8);
-            own.memory.write(0, &vec![value; bytes]);
-            own.memory.write(half, &vec![0; bytes]);
+            access::write(own.memory, 0, &vec![value; bytes]);
+            access::write(own.memory, half, &vec![0; bytes]);
             let (source, target) = (own.memory.part(0, bytes), own.memory.part(half, bytes));
             own.transport
-                .post_recv(peer, token, target, token + 1)
+                .test_recv(peer, token, target, token + 1)
                 .unwrap();
             own.transport
-                .post_send(peer, token, 7, source, token)
+                .test_send(peer, token, 7, source, token)
                 .unwrap();
             tokens.push((token, value));
         }
@@ -191,7 +192,7 @@ impl Pair {
         });
         for rank in 0..2 {
             let mut got = vec![0; bytes];
-            self.0[rank].memory.read(half, &mut got);
+            access::read(self.0[rank].memory, half, &mut got);
             let sent = tokens[1 - rank].1;
             assert!(got.iter().all(|&byte| byte == sent), "rank {rank}");
         }

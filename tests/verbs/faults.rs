@@ -1,5 +1,6 @@
 //! Queue pairs that are broken on purpose: whatever was under way comes once.
 
+use super::access::{self, TestPosts};
 use super::pair::{Pair, check, fill, has_device};
 use linerate::options::VerbsSettings;
 use linerate::transport::{Atomic, Outcome, RemoteRange};
@@ -70,7 +71,7 @@ fn cut_both_ways(mut pair: Pair, after: u64) {
             let has_come = ranks[rank].ends.iter().any(|end| end.token == 1);
             if has_come && !is_received[rank] {
                 check(place.view, 41 - rank as u64);
-                place.view.fill(0xee);
+                access::fill(place.view, 0xee);
                 is_received[rank] = true;
             }
         }
@@ -89,7 +90,7 @@ fn cut_both_ways(mut pair: Pair, after: u64) {
     pair.greet(after);
     for (rank, place) in places.iter().enumerate() {
         let mut bytes = vec![0; BYTES];
-        place.view.read(0, &mut bytes);
+        access::read(place.view, 0, &mut bytes);
         assert!(
             bytes.iter().all(|&byte| byte == 0xee),
             "rank {rank} was written again, after {after} pieces"
@@ -153,7 +154,7 @@ fn short_gets_and_atomic_operations_that_are_cut_end_once() {
         for (token, result) in (0..).zip(&results) {
             pair.get(0, range(place.key), back.view, token);
             let transport = &mut pair.ranks[0].transport;
-            let posted = transport.post_atomic(
+            let posted = transport.test_atomic(
                 1,
                 Atomic::FetchAdd(1),
                 range(word.key),
@@ -173,14 +174,14 @@ fn short_gets_and_atomic_operations_that_are_cut_end_once() {
             done += u64::from(outcome == Outcome::Done);
         }
         pair.greet(after);
-        let sum = word.view.load::<u64>(0);
+        let sum = access::load::<u64>(word.view, 0);
         assert!((done..=3).contains(&sum), "{done} done, {sum} added");
         assert!(pair.ranks[0].ends.is_empty());
         assert!(
             pair.count(0, "generations begun") >= 2,
             "after {after} posts"
         );
-        back.view.fill(0);
+        access::fill(back.view, 0);
         pair.get(0, range(place.key), back.view, 5);
         pair.done(0, 5);
         check(back.view, after);
@@ -257,7 +258,7 @@ fn a_key_whose_registration_has_ended_is_refused_by_the_device_and_the_pair_goes
         pair.until_alone(|ranks| ranks[0].ends.iter().any(|end| end.token == token));
         assert_eq!(pair.end(0, token).outcome, Outcome::BadKey);
         let mut bytes = vec![1; 100_000];
-        place.view.read(0, &mut bytes);
+        access::read(place.view, 0, &mut bytes);
         assert!(bytes.iter().all(|&byte| byte == 0), "it was written");
         assert!(pair.count(0, "generations begun") > before);
         pair.greet(token);
@@ -285,14 +286,14 @@ fn a_receive_that_is_cancelled_while_it_is_written_is_not_written_any_more() {
         let mut events = Vec::new();
         let now = pair.now();
         pair.ranks[1].transport.poll(now, &mut events);
-        place.view.fill(0xee);
+        access::fill(place.view, 0xee);
         // What had not met its receive yet meets this one.
         let other = pair.memory(1, 64 * CHUNK);
         pair.receive(1, 5, other.view, 3);
         pair.done(0, 2);
         pair.greet(looks);
         let mut bytes = vec![0; place.view.len_bytes()];
-        place.view.read(0, &mut bytes);
+        access::read(place.view, 0, &mut bytes);
         assert!(bytes.iter().all(|&byte| byte == 0xee), "written after all");
     }
 }

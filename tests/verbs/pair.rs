@@ -1,5 +1,6 @@
 //! Two ranks of the `verbs` transport in one thread.
 
+use super::access::{self, TestPosts};
 use crate::prng::Prng;
 use linerate::options::{TcpSettings, VerbsSettings};
 use linerate::transport::{
@@ -170,25 +171,25 @@ impl Pair {
     pub fn send(&mut self, from: usize, tag: u64, view: View, token: u64) {
         let to = 1 - from as u32;
         let transport = &mut self.ranks[from].transport;
-        transport.post_send(to, tag, token, view, token).unwrap();
+        transport.test_send(to, tag, token, view, token).unwrap();
     }
 
     pub fn receive(&mut self, at: usize, tag: u64, view: View, token: u64) {
         let from = 1 - at as u32;
         let transport = &mut self.ranks[at].transport;
-        transport.post_recv(from, tag, view, token).unwrap();
+        transport.test_recv(from, tag, view, token).unwrap();
     }
 
     pub fn put(&mut self, from: usize, view: View, to: RemoteRange, token: u64) {
         let peer = 1 - from as u32;
         let transport = &mut self.ranks[from].transport;
-        transport.post_put(peer, view, to, token).unwrap();
+        transport.test_put(peer, view, to, token).unwrap();
     }
 
     pub fn get(&mut self, at: usize, from: RemoteRange, view: View, token: u64) {
         let peer = 1 - at as u32;
         let transport = &mut self.ranks[at].transport;
-        transport.post_get(peer, from, view, token).unwrap();
+        transport.test_get(peer, from, view, token).unwrap();
     }
 
     pub fn count(&self, rank: usize, name: &str) -> u64 {
@@ -217,12 +218,12 @@ fn pattern(bytes: usize, seed: u64) -> Vec<u8> {
 }
 
 pub fn fill(view: View, seed: u64) {
-    view.write(0, &pattern(view.len_bytes(), seed));
+    access::write(view, 0, &pattern(view.len_bytes(), seed));
 }
 
 pub fn check(view: View, seed: u64) {
     let mut found = vec![0; view.len_bytes()];
-    view.read(0, &mut found);
+    access::read(view, 0, &mut found);
     let expected = pattern(view.len_bytes(), seed);
     let wrong = (0..found.len()).find(|&at| found[at] != expected[at]);
     assert_eq!(wrong, None, "of {} bytes", found.len());

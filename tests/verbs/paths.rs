@@ -1,5 +1,6 @@
 //! What is copied, and what the device moves by itself.
 
+use super::access::TestPosts;
 use super::pair::{Pair, check, fill, has_device};
 use linerate::transport::{Region, RemoteRange};
 use std::sync::Arc;
@@ -104,7 +105,7 @@ fn credits_see_to_it_that_no_receive_is_missing() {
     for (class, count) in (0u64..).zip(&mut sent) {
         let tag = class << 62 | 9;
         while (pair.ranks[0].transport)
-            .post_send(1, tag, 0, source.view, 100)
+            .test_send(1, tag, 0, source.view, 100)
             .is_ok()
         {
             *count += 1;
@@ -114,7 +115,7 @@ fn credits_see_to_it_that_no_receive_is_missing() {
         }
     }
     for number in 0..200 {
-        let posted = (pair.ranks[0].transport).post_put(1, source.view, range, 10_000 + number);
+        let posted = (pair.ranks[0].transport).test_put(1, source.view, range, 10_000 + number);
         if posted.is_err() {
             break;
         }

@@ -1,6 +1,7 @@
 //! Devices that are taken away while they are used. Each test takes one of three for good, so that they run in a guest of their
 //! own (`tools/rdma_vm/check_verbs.py`). The kernel ends a removal only when everybody has closed the device.
 
+use super::access::{self, TestPosts};
 use super::pair::{Memory, Pair, check, fill};
 use linerate::options::VerbsSettings;
 use std::path::Path;
@@ -81,7 +82,7 @@ fn exchange(pair: &mut Pair, places: &[[Memory; 2]; 2], seed: u64) {
         pair.done(from, 2);
         pair.done(1 - from, 1);
         check(place.view, seed + from as u64);
-        place.view.fill(0);
+        access::fill(place.view, 0);
     }
     assert!(pair.ranks.iter().all(|rank| rank.ends.is_empty()));
 }
@@ -112,10 +113,10 @@ fn the_only_device_that_is_taken_away_is_an_error_with_its_name() {
                 continue;
             }
             let transport = &mut pair.ranks[from].transport;
-            let sent = transport.post_send(1 - from as u32, 5, 0, source.view, 2);
+            let sent = transport.test_send(1 - from as u32, 5, 0, source.view, 2);
             posts[from] += u64::from(sent.is_ok());
             let transport = &mut pair.ranks[1 - from].transport;
-            let received = transport.post_recv(from as u32, 5, place.view, 1);
+            let received = transport.test_recv(from as u32, 5, place.view, 1);
             posts[1 - from] += u64::from(received.is_ok());
         }
         pair.step();

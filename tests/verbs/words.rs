@@ -1,5 +1,6 @@
 //! Words without immediate data (`has_plain_words`): each ends once, whatever becomes of the queue pair.
 
+use super::access;
 use super::pair::{Memory, Pair, check, fill, has_device};
 use linerate::options::VerbsSettings;
 use linerate::transport::{Outcome, RemoteRange};
@@ -40,7 +41,7 @@ fn plain_words_arrive_and_end_in_order() {
     for round in 0..4u64 {
         let tokens = 40 * round..40 * (round + 1);
         for token in tokens.clone() {
-            source.view.store(0, token);
+            access::store(source.view, 0, token);
             pair.put(0, source.view, range, token);
         }
         pair.until(|ranks| ranks[0].ends.len() == 40);
@@ -49,13 +50,13 @@ fn plain_words_arrive_and_end_in_order() {
         let expected: Vec<_> = tokens.map(|token| (token, Outcome::Done)).collect();
         assert_eq!(ends, expected);
         pair.greet(round);
-        assert_eq!(place.view.load::<u64>(0), 40 * round + 39);
+        assert_eq!(access::load::<u64>(place.view, 0), 40 * round + 39);
     }
     // One alone, for which no later one asks.
-    source.view.store(0, 7u64);
+    access::store(source.view, 0, 7u64);
     pair.put(0, source.view, range, 7);
     pair.done(0, 7);
-    assert_eq!(place.view.load::<u64>(0), 7);
+    assert_eq!(access::load::<u64>(place.view, 0), 7);
     assert_eq!(pair.count(0, "generations begun"), 1);
 }
 
@@ -71,7 +72,7 @@ fn plain_words_that_are_cut_end_once_and_are_not_written_again() {
         fill(long[0].view, after);
         pair.receive(1, 5, long[1].view, 1);
         for token in 10..15u64 {
-            source.view.store(0, token);
+            access::store(source.view, 0, token);
             pair.put(0, source.view, range, token);
         }
         pair.send(0, 5, long[0].view, 2);
@@ -85,17 +86,17 @@ fn plain_words_that_are_cut_end_once_and_are_not_written_again() {
                 "{outcome:?}"
             );
         }
-        place.view.store(0, 99u64);
+        access::store(place.view, 0, 99u64);
         pair.greet(after);
         assert!(pair.ranks[0].ends.is_empty());
-        assert_eq!(place.view.load::<u64>(0), 99, "written again");
+        assert_eq!(access::load::<u64>(place.view, 0), 99, "written again");
         assert!(
             pair.count(0, "generations begun") >= 2,
             "after {after} pieces"
         );
         pair.put(0, source.view, range, 20);
         pair.done(0, 20);
-        assert_eq!(place.view.load::<u64>(0), 14);
+        assert_eq!(access::load::<u64>(place.view, 0), 14);
     }
 }
 
@@ -107,11 +108,11 @@ fn a_plain_word_to_a_region_that_has_ended_is_refused() {
     let mut pair = plain(None);
     let (source, place, range) = words(&mut pair);
     pair.ranks[1].transport.deregister(place.key).unwrap();
-    source.view.store(0, 5u64);
+    access::store(source.view, 0, 5u64);
     pair.put(0, source.view, range, 3);
     pair.until_alone(|ranks| !ranks[0].ends.is_empty());
     assert_eq!(pair.end(0, 3).outcome, Outcome::BadKey);
-    assert_eq!(place.view.load::<u64>(0), 0);
+    assert_eq!(access::load::<u64>(place.view, 0), 0);
     pair.greet(2);
     assert!(pair.ranks[0].ends.is_empty());
 }

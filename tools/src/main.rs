@@ -4,6 +4,7 @@
 //! Uses only the library's public API. Exit codes: 0 good, 1 the run or a check failed, 2 bad usage, 128 + the
 //! signal if interrupted; `launch` passes on the code of the first rank that failed. Read first: `bench/mod.rs`.
 
+mod access;
 mod bench;
 mod binding;
 mod doctor;

@@ -6,6 +6,7 @@ use crate::comm::raw::RawBuffer;
 use crate::comm::shared::Shared;
 use crate::error::Result;
 use crate::fusion::{Ahead, Flush, Machine};
+use crate::kernel;
 use std::sync::Arc;
 
 /// Copies up to here are made without the engine: below it neither other threads nor stores around the caches gain
@@ -137,7 +138,7 @@ impl Packing {
     fn copy(&self, from: &RawBuffer, to: &RawBuffer, bytes_together: u64) {
         let (from, to) = (from.view(), to.view());
         if from.len_bytes() <= PLAIN_BYTES_MAX {
-            return to.copy_from(from);
+            return kernel::copy(from, to);
         }
         let mut engine = self.shared.engine();
         engine.copy(from, to, bytes_together as usize);

@@ -14,6 +14,7 @@ use crate::comm::{Communicator, Operation};
 use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::fusion::{Action, Flush, Machine};
+use crate::kernel;
 use crate::memory::{Access, Kept, View};
 use crate::time::Time;
 use crate::types::{Collective, DataType, ReduceOp};
@@ -320,7 +321,7 @@ impl Service {
                     false => self.packing.take_any(),
                 };
                 let verdict = verdict_in(&buffer, flush);
-                verdict.fill(if is_right { CERTAIN } else { DOUBT });
+                kernel::fill(verdict, if is_right { CERTAIN } else { DOUBT });
                 bytes += verdict.len_bytes();
                 (Some(buffer.part(0, bytes)), Some(buffer))
             }
@@ -419,7 +420,7 @@ fn verdict_in(packed: &RawBuffer, flush: Flush) -> View {
 
 fn is_certain(verdict: View) -> bool {
     let mut bytes = [CERTAIN; size_of::<u64>()];
-    verdict.read(0, &mut bytes[..verdict.len_bytes()]);
+    kernel::read(verdict, 0, &mut bytes[..verdict.len_bytes()]);
     bytes == [CERTAIN; size_of::<u64>()]
 }
 
@@ -444,10 +445,10 @@ mod tests {
         for dtype in DataType::ALL.into_iter().filter(|dtype| dtype.is_float()) {
             let element = |index: usize| region.view().part(8 * index, dtype.size_bytes());
             let [sum, doubt, certain, average] = [0, 1, 2, 3].map(element);
-            doubt.fill(DOUBT);
-            certain.fill(CERTAIN);
+            kernel::fill(doubt, DOUBT);
+            kernel::fill(certain, CERTAIN);
             for other in [certain, doubt] {
-                sum.fill(DOUBT);
+                kernel::fill(sum, DOUBT);
                 for ranks in 2..=4096 {
                     kernel::reduce(dtype, Combine::Sum, Finish::None, &[sum, other], &[sum]);
                     let divided = Finish::Divide(ranks);

@@ -135,7 +135,7 @@ impl Memory {
         let index = (header.round % self.snapshots.len() as u64) as usize;
         let piece = self.snapshots[index].part(DATA_START - HEADER_BYTES, self.piece_bytes);
         for (index, word) in header.emit().into_iter().enumerate() {
-            piece.view().store(index, word);
+            kernel::store(piece.view(), index, word);
         }
         let words = (self.piece_bytes / 8) as u64;
         let gathered = self.gathered_of(header.round);
@@ -168,7 +168,8 @@ impl Memory {
         let gathered = self.gathered_of(round).view();
         let header = |rank: usize| {
             let start = rank * self.piece_bytes / 8;
-            let words: [u64; HEADER_WORDS] = std::array::from_fn(|i| gathered.load(start + i));
+            let words: [u64; HEADER_WORDS] =
+                std::array::from_fn(|i| kernel::load(gathered, start + i));
             Header::parse(words)
         };
         (0..ranks).map(header).collect()
@@ -180,7 +181,7 @@ impl Memory {
         let result = self.results[place].view();
         if report.included.count() == 0 {
             // Neutral elements may be -0; the sum of nothing is 0.
-            return result.fill(0);
+            return kernel::fill(result, 0);
         }
         let finish = match report.divisor {
             1 => Finish::None,
@@ -213,14 +214,14 @@ impl Memory {
 /// What changes no sum: -0 of floats, since 0 would turn -0 into 0.
 fn fill_neutral(dtype: DataType, view: View) {
     if !dtype.is_float() {
-        return view.fill(0);
+        return kernel::fill(view, 0);
     }
     let elements = view.len_bytes() / dtype.size_bytes();
     for index in 0..elements {
         match dtype.size_bytes() {
-            8 => view.store(index, 1u64 << 63),
-            4 => view.store(index, 1u32 << 31),
-            _ => view.store(index, 1u16 << 15),
+            8 => kernel::store(view, index, 1u64 << 63),
+            4 => kernel::store(view, index, 1u32 << 31),
+            _ => kernel::store(view, index, 1u16 << 15),
         }
     }
 }

@@ -10,6 +10,7 @@ use crate::comm::driving::Manner;
 use crate::comm::shared::Shared;
 use crate::comm::{Communicator, Operation};
 use crate::error::{Error, Result};
+use crate::kernel;
 use crate::partial::{Action, Header, Machine, Notice, Settled};
 use crate::time::Time;
 use crate::types::Rank;
@@ -305,7 +306,7 @@ impl Rounds {
         let result = |place| self.memory.result(place).view();
         match settled {
             Settled::Kept => {}
-            Settled::Copy { to } => result(to).copy_from(result(place)),
+            Settled::Copy { to } => kernel::copy(result(place), result(to)),
             Settled::Add { to } => self.memory.add(result(place), result(to)),
         }
     }

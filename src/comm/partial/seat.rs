@@ -8,6 +8,7 @@ use crate::comm::driving::Manner;
 use crate::comm::raw::RawBuffer;
 use crate::engine::Clock;
 use crate::error::{Error, Result};
+use crate::kernel;
 use crate::memory::View;
 use crate::partial::{Next, RoundReport};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -81,7 +82,7 @@ impl Seat {
         if is_first {
             // Nobody looks at it before it is told, and rounds go on meanwhile.
             drop(state);
-            parts_of(gradient, snapshot).for_each(|(from, to)| to.copy_from(from));
+            parts_of(gradient, snapshot).for_each(|(from, to)| kernel::copy(from, to));
             state = self.lock();
         } else {
             let memory = &state.rounds.memory;
@@ -140,7 +141,7 @@ impl Seat {
                 Next::Taken(report, place) => {
                     let result: RawBuffer = state.rounds.memory.result(place).clone();
                     drop(state);
-                    parts_of(output, result.view()).for_each(|(to, from)| to.copy_from(from));
+                    parts_of(output, result.view()).for_each(|(to, from)| kernel::copy(from, to));
                     let mut state = self.lock();
                     state.rounds.machine.give_back(place);
                     // A round may have waited for the place; whoever comes next finds a failure.

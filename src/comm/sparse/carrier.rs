@@ -4,6 +4,7 @@ use crate::comm::call::{Call, Transfer};
 use crate::comm::raw::RawBuffer;
 use crate::comm::{Communicator, Operation};
 use crate::error::Result;
+use crate::kernel;
 use crate::memory::View;
 use crate::sparse::{Arrived, MESSAGE_ALIGNMENT, Message, Request, Seen, Spare};
 use crate::types::{Collective, DataType, Rank, ReduceOp};
@@ -151,8 +152,8 @@ impl Carrier {
             at += bytes.next_multiple_of(MESSAGE_ALIGNMENT);
             let target = buffer.view().part(0, message.len_bytes());
             match message.seen {
-                Some(seen) => target.copy_from(seen.view()),
-                None => target.write(0, &message.data),
+                Some(seen) => kernel::copy(seen.view(), target),
+                None => kernel::write(target, 0, &message.data),
             }
             self.spare.keep_bytes(message.data);
             buffer

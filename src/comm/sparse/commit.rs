@@ -4,7 +4,7 @@ use super::SparseAllreduce;
 use super::result::SparseResult;
 use super::step::Pending;
 use crate::comm::buffer::Buffer;
-use crate::kernel::reduce;
+use crate::kernel::{self, reduce};
 use crate::memory::View;
 use crate::sparse::{Finished, Marks, NonFinite, Stream, WINDOW};
 use crate::types::{Combine, DataType, Finish};
@@ -77,7 +77,7 @@ impl SparseAllreduce {
             for unit in sparse {
                 let place = self.place_of(unit);
                 let view = dense.raw().view();
-                view.part(place.start, place.len()).fill(0);
+                kernel::fill(view.part(place.start, place.len()), 0);
             }
         }
         pending.result.times.apply = since.since(begun);
@@ -109,11 +109,11 @@ impl SparseAllreduce {
                         // What is not in the result stays what it was: the pick.
                         picks.up_to(until, |index, value| {
                             let kept = if marks.has(index) { 0.0 } else { value };
-                            residual.store((index - base) as usize, kept);
+                            kernel::store(residual, (index - base) as usize, kept);
                         });
                     }
                     false => picks.up_to(until, |index, _| {
-                        residual.store((index - base) as usize, 0f32);
+                        kernel::store(residual, (index - base) as usize, 0f32);
                     }),
                 }
                 for rest in &mut returned {
@@ -162,20 +162,20 @@ impl SparseAllreduce {
         for tensor in tensors.clone() {
             let residual = self.residuals.of(tensor).view();
             if born == 0 {
-                residual.fill(0);
+                kernel::fill(residual, 0);
                 continue;
             }
             let gradient = pending.gradients.as_ref().map(|g| g[tensor].view());
             let at = 4 * self.starts[tensor] as usize;
             let part = dense.view().part(at, residual.len_bytes());
             for index in 0..residual.len_bytes() / 4 {
-                if part.load::<f32>(index).is_finite() {
-                    residual.store(index, 0f32);
+                if kernel::load::<f32>(part, index).is_finite() {
+                    kernel::store(residual, index, 0f32);
                 } else {
                     // Nobody applies such a coordinate, and everybody keeps its part.
-                    part.store(index, 0f32);
+                    kernel::store(part, index, 0f32);
                     if let Some(gradient) = gradient {
-                        give_back(residual, index, gradient.load::<f32>(index));
+                        give_back(residual, index, kernel::load::<f32>(gradient, index));
                     }
                 }
             }
@@ -199,8 +199,8 @@ fn add(residual: View, gradient: View, range: std::ops::Range<usize>) {
 
 /// Adds to one residual, unless that would leave something that is not finite.
 fn give_back(residual: View, at: usize, value: f32) {
-    let next = residual.load::<f32>(at) + value;
+    let next = kernel::load::<f32>(residual, at) + value;
     if next.is_finite() {
-        residual.store(at, next);
+        kernel::store(residual, at, next);
     }
 }

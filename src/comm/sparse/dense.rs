@@ -5,8 +5,8 @@ use super::commit::Outcome;
 use super::step::{Pending, Task};
 use crate::comm::call::Call;
 use crate::error::Result;
-use crate::kernel::reduce;
 use crate::kernel::select::{Picks, Source, collect};
+use crate::kernel::{self, reduce};
 use crate::memory::View;
 use crate::sparse::{Arrived, NonFinite, Request};
 use crate::types::{Combine, DataType, Finish, ReduceOp};
@@ -46,7 +46,7 @@ impl SparseAllreduce {
             let at = 4 * self.starts[tensor] as usize;
             let part = dense.view().part(at, residual.len_bytes());
             match &pending.gradients {
-                None => part.copy_from(residual),
+                None => kernel::copy(residual, part),
                 Some(gradients) => {
                     let sources = [residual, gradients[tensor].view()];
                     reduce(DataType::F32, Combine::Sum, Finish::None, &sources, &[part]);
@@ -77,7 +77,7 @@ impl SparseAllreduce {
         if not_finite > 0 {
             self.each_wild(pending.unit, |residual, part, at| {
                 // Such coordinates do not absorb this gradient.
-                part.store(at, residual.load::<f32>(at));
+                kernel::store(part, at, kernel::load::<f32>(residual, at));
             });
         }
         let part = dense.part(place.start, place.len());
@@ -120,7 +120,7 @@ impl SparseAllreduce {
             let at = 4 * self.starts[tensor] as usize;
             let part = dense.view().part(at, residual.len_bytes());
             for index in 0..part.len_bytes() / 4 {
-                if !part.load::<f32>(index).is_finite() {
+                if !kernel::load::<f32>(part, index).is_finite() {
                     change(residual, part, index);
                 }
             }

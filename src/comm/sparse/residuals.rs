@@ -4,7 +4,7 @@ use crate::comm::buffer::Buffer;
 use crate::comm::raw::RawBuffer;
 use crate::error::{Error, Result};
 use crate::fusion::TensorSpec;
-use crate::kernel::scale;
+use crate::kernel::{self, scale};
 use crate::memory::{Access, Kept};
 use crate::types::DataType;
 
@@ -60,7 +60,7 @@ impl Residuals {
     }
 
     pub fn reset(&self) {
-        self.raw().for_each(|raw| raw.view().fill(0));
+        self.raw().for_each(|raw| kernel::fill(raw.view(), 0));
     }
 
     pub fn scale(&self, factor: f64) {
@@ -87,7 +87,7 @@ impl Residuals {
             word(&mut bytes, tensor.count);
             let start = bytes.len();
             bytes.resize(start + buffer.raw().len_bytes(), 0);
-            buffer.raw().view().read(0, &mut bytes[start..]);
+            kernel::read(buffer.raw().view(), 0, &mut bytes[start..]);
         }
         bytes
     }
@@ -128,7 +128,7 @@ impl Residuals {
             return Err(malformed(&format!("tensor '{name}' is missing")));
         }
         for (buffer, part) in self.buffers.iter().zip(parts.into_iter().flatten()) {
-            buffer.raw().view().write(0, part);
+            kernel::write(buffer.raw().view(), 0, part);
         }
         Ok(Origin { ranks, steps, k })
     }

@@ -3,7 +3,7 @@
 use crate::comm::buffer::Buffer;
 use crate::comm::raw::RawBuffer;
 use crate::error::{Error, Result};
-use crate::kernel::{reduce, scale};
+use crate::kernel::{self, reduce, scale};
 use crate::memory::Access;
 use crate::sparse::{Algorithm, Counters, Spare, Stream};
 use crate::types::{Combine, DataType, Finish};
@@ -198,7 +198,11 @@ impl SparseResult {
             let (indices, values) = self.entries_of(tensor);
             for (index, value) in indices.zip(values) {
                 let index = index as usize;
-                view.store(index, view.load::<f32>(index) + factor * value);
+                kernel::store(
+                    view,
+                    index,
+                    kernel::load::<f32>(view, index) + factor * value,
+                );
             }
         }
         Ok(())

@@ -8,6 +8,7 @@ use crate::engine::pool::Lent;
 use crate::engine::round::Round;
 use crate::engine::tag::{self, Token};
 use crate::error::{Error, Result};
+use crate::kernel;
 use crate::limits::MESSAGES_PER_PEER;
 use crate::memory::View;
 use crate::schedule::{Action, StepId};
@@ -133,7 +134,7 @@ impl Driver {
             true => tag::pairwise(round.message_number(peer, number, false), chunk),
         };
         let token = round.token.chunk(step, chunk);
-        (self.links.transport).post_recv(peer, tag, message.view, token)
+        self.links.post_recv(peer, tag, message.view, token)
     }
 
     /// Posts a chunk to be sent; true: it has been sent already, and no completion follows.
@@ -166,11 +167,10 @@ impl Driver {
                 None => return Err(PostError::WouldBlock),
             };
         }
-        let transport = self.links.transport.as_mut();
         let &Message { peer, ref view, .. } = message;
         let header = round.signature.0;
         let is_short = view.len_bytes() <= self.inline_bytes;
-        if is_short && transport.inject(peer, tag, header, *view)? {
+        if is_short && self.links.inject(peer, (tag, header), *view)? {
             return Ok(true);
         }
         let token = round.token.chunk(step, chunk);
@@ -201,12 +201,12 @@ impl Driver {
         (tag, header, token): (u64, u64, u64),
         view: View,
     ) -> std::result::Result<(), PostError> {
-        let transport = self.links.transport.as_mut();
         let bytes = view.len_bytes();
-        let is_reachable =
-            bytes <= self.inline_bytes || view.key().is_some() || transport.fetches(peer, bytes);
+        let is_reachable = bytes <= self.inline_bytes
+            || view.key().is_some()
+            || self.links.transport.fetches(peer, bytes);
         match is_reachable {
-            true => transport.post_send(peer, tag, header, view, token),
+            true => self.links.post_send(peer, (tag, header), view, token),
             false => self.send_copy(peer, (tag, header, token), view),
         }
     }
@@ -225,8 +225,8 @@ impl Driver {
             .lend(view.len_bytes(), transport)
             .map_err(|e| PostError::invalid(e.to_string()))?;
         let copy = lent.view.part(0, view.len_bytes());
-        copy.copy_from(view);
-        match transport.post_send(peer, tag, header, copy, token) {
+        kernel::copy(view, copy);
+        match (self.links).post_send(peer, (tag, header), copy, token) {
             Ok(()) => {
                 self.bounced.push(Bounced { token, lent });
                 Ok(())

@@ -27,6 +27,7 @@ pub use exact::{keep_top, room_for, select_top};
 pub use gauss::{gaussian_magnitude, moments};
 pub use histogram::{Level, histogram_of};
 
+use super::access;
 use super::simd::{self, Isa};
 use crate::memory::View;
 
@@ -80,8 +81,8 @@ impl Source {
     /// One element.
     #[inline]
     pub fn load(&self, index: usize) -> f32 {
-        let a = self.a.load::<f32>(index);
-        self.b.map_or(a, |b| a + b.load::<f32>(index))
+        let a = access::load::<f32>(self.a, index);
+        self.b.map_or(a, |b| a + access::load::<f32>(b, index))
     }
 }
 

@@ -1,6 +1,7 @@
 //! A block one element at a time: definition, test oracle, tail of the vector code.
 
 use super::{Block, MAGNITUDE_INFINITE, Source, magnitude};
+use crate::kernel::access;
 use std::ops::Range;
 
 /// Appends to `block` what the elements `range` of the source give, from the element `done` of the range on.
@@ -21,7 +22,7 @@ pub(super) fn select(
             continue;
         }
         if is_stored {
-            source.a.store(index, value);
+            access::store(source.a, index, value);
         }
         if bits >= floor {
             block.offsets[block.count] = offset as u32;

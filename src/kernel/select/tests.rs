@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 fn region(values: &[f32]) -> Region {
     let region = Region::private((4 * values.len()).max(1)).unwrap();
-    region.view().write(0, bytemuck::cast_slice(values));
+    access::write(region.view(), 0, bytemuck::cast_slice(values));
     region
 }
 
@@ -16,7 +16,7 @@ fn view(region: &Region, count: usize) -> View {
 
 fn read(view: View) -> Vec<u32> {
     let mut values = vec![0u32; view.len_bytes() / 4];
-    view.read(0, bytemuck::cast_slice_mut(&mut values));
+    access::read(view, 0, bytemuck::cast_slice_mut(&mut values));
     values
 }
 
@@ -121,13 +121,16 @@ fn a_pass_over_its_limit_still_adds_everything() {
 #[test]
 fn what_is_not_finite_is_not_absorbed() {
     let (a, b) = (region(&[1.0; 40]), region(&[f32::MAX; 40]));
-    b.view().store(17, f32::NAN);
-    a.view().store(33, f32::MAX);
+    access::store(b.view(), 17, f32::NAN);
+    access::store(a.view(), 33, f32::MAX);
     let mut picks = Picks::default();
     let scan = accumulate(&[Source::sum(a.view(), b.view())], 1, 40, &mut picks);
     assert_eq!((scan.not_finite, picks.len()), (2, 38));
     assert_eq!(
-        (a.view().load::<f32>(17), a.view().load::<f32>(33)),
+        (
+            access::load::<f32>(a.view(), 17),
+            access::load::<f32>(a.view(), 33)
+        ),
         (1.0, f32::MAX)
     );
 }

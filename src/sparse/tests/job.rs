@@ -2,6 +2,7 @@
 //! nothing twice, and the volume rules of the paper.
 
 use super::memory;
+use crate::kernel;
 use crate::kernel::select::Source;
 use crate::memory::Region;
 use crate::sparse::{
@@ -75,10 +76,11 @@ impl Job {
 
     pub fn residual(&self, rank: usize) -> Vec<f32> {
         let mut values = vec![0f32; self.count];
-        self.ranks[rank]
-            .residual
-            .view()
-            .read(0, bytemuck::cast_slice_mut(&mut values));
+        kernel::read(
+            self.ranks[rank].residual.view(),
+            0,
+            bytemuck::cast_slice_mut(&mut values),
+        );
         values
     }
 
@@ -90,7 +92,7 @@ impl Job {
         let before: Vec<LocalSelection> = self.ranks.iter().map(|r| r.selection.clone()).collect();
         for (rank, gradient) in gradients.iter().enumerate() {
             let r = &mut self.ranks[rank];
-            r.gradient.view().write(0, bytemuck::cast_slice(gradient));
+            kernel::write(r.gradient.view(), 0, bytemuck::cast_slice(gradient));
             let (a, b) = (
                 r.residual.view().part(0, bytes),
                 r.gradient.view().part(0, bytes),
@@ -267,16 +269,20 @@ fn commit(
     let (a, b) = (rank.residual.view(), rank.gradient.view());
     if policy != crate::sparse::NonFinite::Count {
         for index in 0..a.len_bytes() / 4 {
-            a.store(index, a.load::<f32>(index) + b.load::<f32>(index));
+            kernel::store(
+                a,
+                index,
+                kernel::load::<f32>(a, index) + kernel::load::<f32>(b, index),
+            );
         }
     }
     for index in &picks.indices {
-        a.store(*index as usize, 0f32);
+        kernel::store(a, *index as usize, 0f32);
     }
     for list in &finished.all_returned() {
         for (index, value) in list.indices.iter().zip(&list.values) {
             let index = *index as usize;
-            a.store(index, a.load::<f32>(index) + value);
+            kernel::store(a, index, kernel::load::<f32>(a, index) + value);
         }
     }
 }

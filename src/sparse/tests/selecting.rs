@@ -1,5 +1,6 @@
 //! What a rank selects by itself, from step to step.
 
+use crate::kernel;
 use crate::kernel::reduce;
 use crate::kernel::select::Source;
 use crate::memory::Region;
@@ -37,9 +38,7 @@ impl Alone {
 
     fn step(&mut self, gradient: &[f32]) -> Selected {
         let bytes = 4 * COUNT;
-        self.gradient
-            .view()
-            .write(0, bytemuck::cast_slice(gradient));
+        kernel::write(self.gradient.view(), 0, bytemuck::cast_slice(gradient));
         let (residual, gradient) = (
             self.residual.view().part(0, bytes),
             self.gradient.view().part(0, bytes),
@@ -57,7 +56,7 @@ impl Alone {
             );
         }
         for index in &selected.picks.indices {
-            residual.store(*index as usize, 0f32);
+            kernel::store(residual, *index as usize, 0f32);
         }
         selected
     }

@@ -3,8 +3,10 @@
 use super::fetch::*;
 use super::setup::tests::connected;
 use super::{Event, Outcome, PostError, ShmTransport, Transport};
+use crate::kernel;
 use crate::memory::{Region, View};
 use crate::time::Time;
+use crate::transport::test_posts::TestPosts;
 use std::sync::Arc;
 
 #[test]
@@ -14,10 +16,10 @@ fn what_lies_in_a_process_is_read_only_with_its_guard() {
         Region::private(70_000).unwrap(),
     );
     let (source, target) = (source.view(), target.view());
-    source.fill(7);
+    kernel::fill(source, 7);
     fetch_own(source.part(3, 66_001), target.part(1, 66_001)).unwrap();
     let mut bytes = vec![0; 70_000];
-    target.read(0, &mut bytes);
+    kernel::read(target, 0, &mut bytes);
     assert_eq!(bytes.iter().filter(|&&byte| byte == 7).count(), 66_001);
     assert_eq!((bytes[0], bytes[66_002]), (0, 0));
 
@@ -70,7 +72,7 @@ const BYTES: usize = 100_000;
 
 fn filled(byte: u8) -> Region {
     let region = Region::private(BYTES).unwrap();
-    region.view().fill(byte);
+    kernel::fill(region.view(), byte);
     region
 }
 
@@ -88,7 +90,7 @@ fn ended(transport: &mut ShmTransport) -> Vec<(u64, Outcome)> {
 
 fn is_all(view: View, byte: u8) -> bool {
     let mut bytes = vec![0; view.len_bytes()];
-    view.read(0, &mut bytes);
+    kernel::read(view, 0, &mut bytes);
     bytes.iter().all(|&b| b == byte)
 }
 
@@ -99,7 +101,7 @@ fn memory_of(sender: &mut ShmTransport, is_registered: bool) -> (Arc<Region>, Vi
         false => Region::private(BYTES).unwrap(),
     };
     let region = Arc::new(region);
-    region.view().fill(1);
+    kernel::fill(region.view(), 1);
     let view = match is_registered {
         true => {
             let key = sender.register(region.clone()).unwrap();
@@ -121,25 +123,25 @@ fn withdraw_and_send_again(nonce: u64, is_registered: bool) {
     let [mut receiver, mut sender] = connected(nonce, [true; 2]);
     let (early, late) = (filled(0), filled(0));
     let (_region, memory) = memory_of(&mut sender, is_registered);
-    receiver.post_recv(1, 1, early.view(), 100).unwrap();
+    receiver.test_recv(1, 1, early.view(), 100).unwrap();
     for tag in [1, 2] {
-        sender.post_send(0, tag, 0, memory, tag).unwrap();
+        sender.test_send(0, tag, 0, memory, tag).unwrap();
     }
     assert!(!receiver.has_withdrawn(1));
     sender.withdraw();
     assert!(receiver.has_withdrawn(1) && !receiver.has_withdrawn(0));
     let cancelled = [(1, Outcome::Cancelled), (2, Outcome::Cancelled)];
     assert_eq!(ended(&mut sender), cancelled);
-    memory.fill(0xee);
+    kernel::fill(memory, 0xee);
     // The first met its receive, the second waits for one.
     assert_eq!(ended(&mut receiver), []);
-    receiver.post_recv(1, 2, late.view(), 200).unwrap();
+    receiver.test_recv(1, 2, late.view(), 200).unwrap();
     assert_eq!(ended(&mut receiver), []);
     assert_eq!(ended(&mut sender), [], "they end once");
 
-    memory.fill(3);
+    kernel::fill(memory, 3);
     for tag in [1, 2] {
-        sender.post_send(0, tag, 0, memory, 10 + tag).unwrap();
+        sender.test_send(0, tag, 0, memory, 10 + tag).unwrap();
     }
     assert_eq!(
         ended(&mut receiver),
@@ -166,15 +168,15 @@ fn leave_and_change(nonce: u64, is_registered: bool) {
     let [mut receiver, mut sender] = connected(nonce, [true; 2]);
     let target = filled(0);
     let (_region, memory) = memory_of(&mut sender, is_registered);
-    receiver.post_recv(1, 1, target.view(), 100).unwrap();
-    sender.post_send(0, 1, 0, memory, 1).unwrap();
-    sender.post_send(0, 2, 0, memory, 2).unwrap();
+    receiver.test_recv(1, 1, target.view(), 100).unwrap();
+    sender.test_send(0, 1, 0, memory, 1).unwrap();
+    sender.test_send(0, 2, 0, memory, 2).unwrap();
     sender.disconnect(0);
     let flushed = |token| (token, Outcome::Flushed);
     assert_eq!(ended(&mut sender), [flushed(1), flushed(2)]);
-    memory.fill(0xee);
+    kernel::fill(memory, 0xee);
     assert_eq!(ended(&mut receiver), [flushed(100)]);
-    let late = receiver.post_recv(1, 2, target.view(), 200);
+    let late = receiver.test_recv(1, 2, target.view(), 200);
     assert_eq!(late, Err(PostError::PeerFailed));
 }
 
@@ -190,7 +192,7 @@ fn memory_is_read_only_between_ranks_that_both_want_it() {
         for rank in [0, 1] {
             let sender = &mut both[rank as usize];
             assert!(!sender.fetches(1 - rank, BYTES));
-            let refused = sender.post_send(1 - rank, 1, 0, memory.view(), 1);
+            let refused = sender.test_send(1 - rank, 1, 0, memory.view(), 1);
             assert!(matches!(refused, Err(PostError::Invalid(_))), "{refused:?}");
         }
     }
@@ -204,8 +206,8 @@ fn a_message_that_is_too_long_is_told_and_not_read() {
     let [mut receiver, mut sender] = connected(0xfe7c_0060, [true; 2]);
     let (memory, target) = (filled(1), filled(0));
     let short = target.view().part(0, BYTES - 1);
-    receiver.post_recv(1, 1, short, 100).unwrap();
-    sender.post_send(0, 1, 0, memory.view(), 1).unwrap();
+    receiver.test_recv(1, 1, short, 100).unwrap();
+    sender.test_send(0, 1, 0, memory.view(), 1).unwrap();
     assert_eq!(ended(&mut receiver), [(100, Outcome::Truncated)]);
     assert!(is_all(target.view(), 0));
     assert_eq!(ended(&mut sender), [(1, Outcome::Done)]);
@@ -215,8 +217,8 @@ fn a_message_that_is_too_long_is_told_and_not_read() {
 fn memory_that_is_gone_fails_the_peer_and_is_said_to_it() {
     let [mut receiver, mut sender] = connected(0xfe7c_0070, [true; 2]);
     let (memory, target) = (filled(1), filled(0));
-    receiver.post_recv(1, 1, target.view(), 100).unwrap();
-    sender.post_send(0, 1, 0, memory.view(), 1).unwrap();
+    receiver.test_recv(1, 1, target.view(), 100).unwrap();
+    sender.test_send(0, 1, 0, memory.view(), 1).unwrap();
     forbid(memory.view());
     let causes = |transport: &mut ShmTransport| {
         let mut events = Vec::new();

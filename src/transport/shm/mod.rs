@@ -250,7 +250,7 @@ impl Transport for ShmTransport {
         self.peers.iter_mut().for_each(Peer::release_freed);
     }
 
-    fn post_send(
+    unsafe fn post_send(
         &mut self,
         peer: Rank,
         tag: u64,
@@ -262,7 +262,7 @@ impl Transport for ShmTransport {
         self.send_message(peer, tag, header, source, token)
     }
 
-    fn inject(
+    unsafe fn inject(
         &mut self,
         peer: Rank,
         tag: u64,
@@ -309,7 +309,7 @@ impl Transport for ShmTransport {
         })
     }
 
-    fn post_recv(
+    unsafe fn post_recv(
         &mut self,
         peer: Rank,
         tag: u64,
@@ -319,7 +319,7 @@ impl Transport for ShmTransport {
         self.receive_message(peer, tag, destination, token)
     }
 
-    fn post_put(
+    unsafe fn post_put(
         &mut self,
         peer: Rank,
         source: View,
@@ -329,7 +329,7 @@ impl Transport for ShmTransport {
         self.copy_remote(peer, source, destination, token, true)
     }
 
-    fn post_get(
+    unsafe fn post_get(
         &mut self,
         peer: Rank,
         source: RemoteRange,
@@ -339,7 +339,7 @@ impl Transport for ShmTransport {
         self.copy_remote(peer, destination, source, token, false)
     }
 
-    fn post_atomic(
+    unsafe fn post_atomic(
         &mut self,
         peer: Rank,
         what: Atomic,
@@ -368,7 +368,9 @@ impl Transport for ShmTransport {
     #[inline]
     fn poll(&mut self, _now: Time, events: &mut Vec<Event>) {
         let heads = self.segment.heads();
-        for (peer, line) in (0..).zip(heads.lines(0, self.peers.len())) {
+        // SAFETY: this transport's segment keeps them mapped; they are only accessed as atomics.
+        let lines = unsafe { heads.lines(0, self.peers.len()) };
+        for (peer, line) in (0..).zip(lines) {
             // All that is touched of a peer that has sent nothing. `Consumer::peek` looks again, with the order that reading takes.
             if line[0].load(Ordering::Relaxed) != self.read[peer as usize] {
                 self.poll_ring(peer);

@@ -174,6 +174,7 @@ impl Peer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel;
 
     #[test]
     fn freed_memory_stays_mapped_for_the_operations_that_had_views_of_it() {
@@ -184,8 +185,8 @@ mod tests {
         peer.free(RegionKey(3)).unwrap();
         assert!(peer.region(RegionKey(3)).is_none());
         peer.release_freed();
-        view.store(0, 7u64);
-        assert_eq!(view.load::<u64>(0), 7);
+        kernel::store(view, 0, 7u64);
+        assert_eq!(kernel::load::<u64>(view, 0), 7);
         assert_eq!([peer.freed[0].len(), peer.freed[1].len()], [0, 1]);
         peer.release_freed();
         assert_eq!([peer.freed[0].len(), peer.freed[1].len()], [0, 0]);
@@ -202,7 +203,7 @@ mod tests {
         assert!(text.contains("region 1"), "{text}");
         peer.release_freed();
         peer.release_freed();
-        view.store(0, 7u64);
+        kernel::store(view, 0, 7u64);
         assert!(peer.region(RegionKey(1)).is_some());
     }
 }

@@ -9,6 +9,7 @@
 //! `tests/loom.rs` compiles this file against a model of memory and finds a failure as soon as one
 //! ordering is weaker.
 
+use crate::kernel;
 use crate::memory::View;
 use crate::sync::{Ordering, fence};
 
@@ -17,7 +18,7 @@ use crate::sync::{Ordering, fence};
 pub fn take_back(word: View, valid_from: u64) {
     // Publishes what this rank has said before, the cause of its failure, to whoever sees this in
     // `valid_from`.
-    word.word(0).store(valid_from, Ordering::Release);
+    kernel::word(&word, 0).store(valid_from, Ordering::Release);
     // Pairs with the fence in `valid_from`: everything that is stored to the memory comes after the
     // word. Sequentially consistent, because less does not order stores around the caches, which
     // the memory's owner may use.
@@ -31,5 +32,5 @@ pub fn valid_from(word: View) -> u64 {
     // its store.
     fence(Ordering::Acquire);
     // Pairs with the release store in `take_back`: the news of the failure lies in the ring.
-    word.word(0).load(Ordering::Acquire)
+    kernel::word(&word, 0).load(Ordering::Acquire)
 }

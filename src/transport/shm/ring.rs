@@ -88,24 +88,21 @@ impl Producer {
             return false;
         }
         if padding > 0 {
-            self.memory
-                .bytes
-                .store(at / 8, KIND_PADDING | ((padding as u64) << 32));
+            let word = KIND_PADDING | ((padding as u64) << 32);
+            kernel::store(self.memory.bytes, at / 8, word);
             self.head += padding as u64;
         }
         let at = (self.head as usize) & (RING_BYTES - 1);
         let record = self.memory.bytes.part(at, total);
-        record.store(
-            0,
-            u64::from(header.kind) | (u64::from(header.payload_bytes) << 32),
-        );
+        let first = u64::from(header.kind) | (u64::from(header.payload_bytes) << 32);
+        kernel::store(record, 0, first);
         for (index, word) in header.words.into_iter().enumerate() {
-            record.store(1 + index, word);
+            kernel::store(record, 1 + index, word);
         }
         kernel::copy(payload, record.part(HEADER_BYTES, payload.len_bytes()));
         self.head += total as u64;
         // Publishes the record's bytes to the consumer's acquire load in `peek`.
-        self.memory.head.word(0).store(self.head, Ordering::Release);
+        kernel::word(&self.memory.head, 0).store(self.head, Ordering::Release);
         true
     }
 
@@ -114,7 +111,7 @@ impl Producer {
         if !fits(self.tail_seen, self.head) {
             // Pairs with the release store in `release`: the consumer has read what it gives back. A
             // hostile tail cannot pass the head or go back.
-            let tail = self.memory.tail.word(0).load(Ordering::Acquire);
+            let tail = kernel::word(&self.memory.tail, 0).load(Ordering::Acquire);
             self.tail_seen = tail.clamp(self.tail_seen, self.head);
         }
         fits(self.tail_seen, self.head)
@@ -131,7 +128,7 @@ impl Consumer {
     #[inline]
     pub fn peek(&mut self) -> Result<Option<Record>, String> {
         // Pairs with the release store in `push`: the record's bytes are visible.
-        let head = self.memory.head.word(0).load(Ordering::Acquire);
+        let head = kernel::word(&self.memory.head, 0).load(Ordering::Acquire);
         if head == self.tail {
             return Ok(None);
         }
@@ -148,7 +145,7 @@ impl Consumer {
             if available == 0 {
                 return Ok(None);
             }
-            let first: u64 = self.memory.bytes.load(at / 8);
+            let first: u64 = kernel::load(self.memory.bytes, at / 8);
             let payload_bytes = (first >> 32) as usize;
             let (kind, total) = match first & 0xff {
                 KIND_PADDING => (None, payload_bytes),
@@ -168,7 +165,7 @@ impl Consumer {
                 continue;
             };
             let record = self.memory.bytes.part(at, total);
-            let words = std::array::from_fn(|i| record.load(1 + i));
+            let words = std::array::from_fn(|i| kernel::load(record, 1 + i));
             return Ok(Some(Record {
                 header: RecordHeader {
                     kind,
@@ -185,7 +182,7 @@ impl Consumer {
     pub fn release(&mut self, record: &Record) {
         self.tail += record.total_bytes;
         // Publishes that the record was read to the producer's acquire load in `has_room`.
-        self.memory.tail.word(0).store(self.tail, Ordering::Release);
+        kernel::word(&self.memory.tail, 0).store(self.tail, Ordering::Release);
     }
 
     /// How much has been read: where this is the head, there is nothing new.

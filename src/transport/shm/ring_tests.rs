@@ -1,6 +1,7 @@
 //! The ring in one thread: every length, full, nonsense. `tests/loom.rs` has both ends in threads of their own.
 
 use super::ring::{Consumer, KIND_PADDING, Producer, RecordHeader, RingMemory};
+use crate::kernel;
 use crate::limits::{CACHE_LINE_BYTES, INLINE_BYTES_MAX, RING_BYTES};
 use crate::memory::{Region, View};
 use std::sync::atomic::Ordering;
@@ -30,12 +31,12 @@ fn records_of_every_length_come_out_as_they_went_in() {
     let source = Region::private(INLINE_BYTES_MAX).unwrap();
     for number in 0..5000u64 {
         let bytes = (number * 37 % (INLINE_BYTES_MAX as u64 + 1)) as usize;
-        source.view().fill(number as u8);
+        kernel::fill(source.view(), number as u8);
         assert!(producer.push(header(number, bytes), source.view().part(0, bytes), 0));
         let record = consumer.peek().unwrap().unwrap();
         assert_eq!(record.header, header(number, bytes));
         let mut got = vec![0; bytes];
-        record.payload.read(0, &mut got);
+        kernel::read(record.payload, 0, &mut got);
         assert!(got.iter().all(|&b| b == number as u8));
         consumer.release(&record);
         assert!(consumer.peek().unwrap().is_none());
@@ -66,8 +67,8 @@ fn nonsense_from_the_producer_is_an_error() {
         (64, KIND_PADDING | (128 << 32)),
     ] {
         let (_region, _producer, mut consumer) = ring();
-        consumer.memory.bytes.store(0, first);
-        consumer.memory.head.word(0).store(head, Ordering::Release);
+        kernel::store(consumer.memory.bytes, 0, first);
+        kernel::word(&consumer.memory.head, 0).store(head, Ordering::Release);
         assert!(
             consumer.peek().is_err(),
             "head {head} first word {first:#x}"

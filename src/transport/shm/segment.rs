@@ -12,6 +12,7 @@
 
 use super::ring::RingMemory;
 use crate::error::{Error, Result};
+use crate::kernel;
 use crate::limits::{CACHE_LINE_BYTES, RING_BYTES};
 use crate::memory::{Bell, Quota, Region, View};
 use crate::transport::{TAG_CLASSES, WaitSource};
@@ -54,8 +55,8 @@ impl Segment {
     pub fn create(ranks: u32) -> Result<Segment> {
         let region = Region::shared("linerate-segment", Segment::bytes(ranks))?;
         let view = region.view();
-        view.store(0, MAGIC);
-        view.store(1, u64::from(ranks));
+        kernel::store(view, 0, MAGIC);
+        kernel::store(view, 1, u64::from(ranks));
         Ok(Segment {
             region,
             view,
@@ -70,8 +71,8 @@ impl Segment {
     pub fn adopt(region: Region, ranks: u32) -> Result<Segment> {
         let view = region.view();
         if view.len_bytes() != Segment::bytes(ranks)
-            || view.load::<u64>(0) != MAGIC
-            || view.load::<u64>(1) != u64::from(ranks)
+            || kernel::load::<u64>(view, 0) != MAGIC
+            || kernel::load::<u64>(view, 1) != u64::from(ranks)
         {
             return Err(Error::Malformed(format!(
                 "a peer's segment of {} bytes is not one of linerate {} for {ranks} ranks: run the same version everywhere",
@@ -121,7 +122,7 @@ impl Segment {
     /// Messages of `sender`, of one class of tags, that the owner has matched with receives.
     pub fn matched_from(&self, sender: Rank, class: usize) -> &AtomicU64 {
         let line = LINES + (self.ranks + sender) as usize * CACHE_LINE_BYTES;
-        self.view.word(line + 8 * (1 + class))
+        kernel::word(&self.view, line + 8 * (1 + class))
     }
 
     /// The word of `recall.rs`: what `sender` has taken back that the owner may read.
@@ -140,7 +141,7 @@ impl Segment {
 
     /// Control-socket messages that the owner has sent, to anybody.
     pub fn announced(&self) -> &AtomicU64 {
-        self.view.word(ANNOUNCED)
+        kernel::word(&self.view, ANNOUNCED)
     }
 
     /// Wakes the owner if it sleeps. The caller has stored what the owner waits for.

@@ -457,6 +457,8 @@ impl ShmTransport {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::kernel;
+    use crate::transport::test_posts::TestPosts;
     use crate::transport::{Outcome, Transport};
     use std::sync::Arc;
 
@@ -464,7 +466,7 @@ pub(super) mod tests {
     fn mapped(nonce: u64, name: &str) -> ([ShmTransport; 2], RegionKey) {
         let mut both = connected(nonce, [false; 2]);
         let region = Region::shared(name, 4096).unwrap();
-        region.view().store(0, 7u64);
+        kernel::store(region.view(), 0, 7u64);
         let key = both[1].register(Arc::new(region)).unwrap();
         both[1].export(0, key).unwrap();
         while both[0].mapped(1, key).unwrap().is_none() {}
@@ -508,7 +510,7 @@ pub(super) mod tests {
             "nobody gets a new view"
         );
         reader.release_freed();
-        assert_eq!(view.load::<u64>(0), 7);
+        assert_eq!(kernel::load::<u64>(view, 0), 7);
         assert_eq!(
             mappings(name),
             1,
@@ -529,20 +531,20 @@ pub(super) mod tests {
         let is_told = |event: &Event| matches!(event, Event::PeerFailed(1, cause) if cause.contains("holds its control memory"));
         assert!(events.iter().any(is_told), "{events:?}");
         (0..3).for_each(|_| reader.release_freed());
-        assert_eq!(view.load::<u64>(0), 7);
+        assert_eq!(kernel::load::<u64>(view, 0), 7);
     }
 
     #[test]
     fn the_last_message_of_a_peer_that_dies_is_taken_once() {
         let [mut reader, mut owner] = connected(0xf4ee_0030, [false; 2]);
         let to = Region::private(1 << 20).unwrap();
-        reader.post_recv(1, 5, to.view(), 6).unwrap();
+        reader.test_recv(1, 5, to.view(), 6).unwrap();
         let from = Arc::new(Region::shared("linerate-last", 1 << 20).unwrap());
-        from.view().store(0, 7u64);
+        kernel::store(from.view(), 0, 7u64);
         let key = owner.register(from.clone()).unwrap();
         owner.export(0, key).unwrap();
         let sent = from.view().in_region(key, 0);
-        owner.post_send(0, 5, 8, sent, 9).unwrap();
+        owner.test_send(0, 5, 8, sent, 9).unwrap();
         // As the end of its process does, without a word.
         owner.peers[0].socket = None;
         // That is heard while the message is looked at, whose memory was made known just before.
@@ -551,7 +553,7 @@ pub(super) mod tests {
             reader.poll(Time(0), &mut events);
             reader.poll_slow(Time(0), &mut events);
         }
-        assert_eq!(to.view().load::<u64>(0), 7);
+        assert_eq!(kernel::load::<u64>(to.view(), 0), 7);
         assert!(Transport::unmatched(&mut reader, &mut |_, _| true).is_none());
         let [Event::Completion(done), Event::PeerFailed(1, cause)] = &events[..] else {
             panic!("{events:?}");

@@ -13,6 +13,7 @@ use super::state::{
     Action, Cause, Happening, Leg, Operation, OperationId, Partition, Payload, Phase, Side, State,
 };
 use crate::error::{Error, Result};
+use crate::kernel;
 use crate::transport::{Completion, Event, Outcome};
 use crate::types::Rank;
 
@@ -29,7 +30,7 @@ impl Operation {
         self.leg = Leg::Whole;
         if let Payload::Held(source, _region) = &self.payload {
             let mut bytes = vec![0; source.len_bytes()].into_boxed_slice();
-            source.read(0, &mut bytes);
+            kernel::read(*source, 0, &mut bytes);
             self.payload = Payload::Copied(bytes);
         }
     }

@@ -5,6 +5,7 @@ use super::state::{
     Action, Happening, Leg, Operation, Payload, Phase, RECEIVES_PER_PEER, RMA_PER_PEER, Registered,
     State,
 };
+use crate::kernel;
 use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
 use crate::memory::{Region, RegionKey, View};
 use crate::transport::{Atomic, Completion, Outcome, PostError, RemoteRange, tag_class};
@@ -298,7 +299,7 @@ impl State {
                 return Ok(Payload::Nothing);
             }
             let mut copy = vec![0; bytes].into_boxed_slice();
-            source.read(0, &mut copy);
+            kernel::read(source, 0, &mut copy);
             return Ok(Payload::Copied(copy));
         }
         let region = self.check_registered(rank, source)?;

@@ -95,6 +95,7 @@ impl Drop for SimTransport {
     }
 }
 
+#[allow(unsafe_code)] // The posts ask their callers for a promise.
 impl Transport for SimTransport {
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
@@ -161,15 +162,22 @@ impl Transport for SimTransport {
         Ok(state.mapped(self.rank, peer, key))
     }
 
-    fn post_send(&mut self, peer: Rank, tag: u64, header: u64, source: View, token: u64) -> Posted {
+    unsafe fn post_send(
+        &mut self,
+        peer: Rank,
+        tag: u64,
+        header: u64,
+        source: View,
+        token: u64,
+    ) -> Posted {
         self.post(|state, rank| state.post_send(rank, peer, (tag, header), source, token))
     }
 
-    fn post_recv(&mut self, peer: Rank, tag: u64, destination: View, token: u64) -> Posted {
+    unsafe fn post_recv(&mut self, peer: Rank, tag: u64, destination: View, token: u64) -> Posted {
         self.post(|state, rank| state.post_recv(rank, peer, tag, destination, token))
     }
 
-    fn post_put(
+    unsafe fn post_put(
         &mut self,
         peer: Rank,
         source: View,
@@ -179,7 +187,7 @@ impl Transport for SimTransport {
         self.post(|state, rank| state.post_put(rank, peer, source, destination, token))
     }
 
-    fn post_get(
+    unsafe fn post_get(
         &mut self,
         peer: Rank,
         source: RemoteRange,
@@ -189,7 +197,7 @@ impl Transport for SimTransport {
         self.post(|state, rank| state.post_get(rank, peer, source, destination, token))
     }
 
-    fn post_atomic(
+    unsafe fn post_atomic(
         &mut self,
         peer: Rank,
         what: Atomic,

@@ -12,6 +12,7 @@ use super::options::{Class, Flaw};
 use super::ports::{Fate, is_small};
 use super::posting::range_of;
 use super::state::{Action, Happening, Leg, Operation, OperationId, Payload, Phase, State};
+use crate::kernel;
 use crate::limits::INLINE_BYTES_MAX;
 use crate::memory::View;
 use crate::transport::{Atomic, Completion, Outcome, RemoteRange, tag_class};
@@ -216,7 +217,7 @@ impl State {
         if !place.is_size_only()
             && let Some(operation) = self.rank(id.rank).operations.get(id)
         {
-            let before = what.apply(place.word(0)).to_ne_bytes();
+            let before = what.apply(kernel::word(&place, 0)).to_ne_bytes();
             operation.payload = Payload::Copied(Box::new(before));
         }
         self.mark_ready(peer);
@@ -317,10 +318,10 @@ impl State {
         let operation = (self.rank(id.rank).operations.get(id)).expect("checked by the caller");
         match &operation.payload {
             Payload::Nothing => {}
-            Payload::Copied(bytes) => destination.write(0, bytes),
+            Payload::Copied(bytes) => kernel::write(destination, 0, bytes),
             Payload::Held(source, _region) => {
                 let bytes = source.len_bytes() - usize::from(is_cut && !source.is_empty());
-                destination.part(0, bytes).copy_from(source.part(0, bytes));
+                kernel::copy(source.part(0, bytes), destination.part(0, bytes));
             }
         }
     }

@@ -2,8 +2,10 @@
 
 use super::TcpTransport;
 use super::parking_tests::pair;
+use crate::kernel;
 use crate::memory::Region;
 use crate::time::Time;
+use crate::transport::test_posts::TestPosts;
 use crate::transport::{Atomic, Event, Outcome, PostError, RemoteRange, Transport};
 use rustix::net::{Shutdown, shutdown};
 use std::sync::Arc;
@@ -37,7 +39,7 @@ fn a_word_is_changed_once_by_each_operation_although_rails_are_cut() {
         // A few at a time, so that cuts come between them.
         while posted < CHANGES && posted < ended + 20 {
             let result = results.view().part(8 * posted as usize, 8);
-            match from.post_atomic(1, Atomic::FetchAdd(1), word, result, posted) {
+            match from.test_atomic(1, Atomic::FetchAdd(1), word, result, posted) {
                 Ok(()) => posted += 1,
                 Err(PostError::WouldBlock) => break,
                 Err(other) => panic!("{other:?}"),
@@ -64,8 +66,8 @@ fn a_word_is_changed_once_by_each_operation_although_rails_are_cut() {
     }
     assert!(cuts >= 10, "{cuts} cuts");
     assert!(from.shared.counts.rails_lost > 0);
-    assert_eq!(owned.view().load::<u64>(1), CHANGES);
-    let found = |at: u64| results.view().load::<u64>(at as usize);
+    assert_eq!(kernel::load::<u64>(owned.view(), 1), CHANGES);
+    let found = |at: u64| kernel::load::<u64>(results.view(), at as usize);
     let mut before: Vec<u64> = (0..CHANGES).map(found).collect();
     before.sort_unstable();
     assert!(before.iter().copied().eq(0..CHANGES), "{before:?}");

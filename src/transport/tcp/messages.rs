@@ -1,6 +1,7 @@
 //! Messages: receives meet what comes, by tag and in order.
 
 use super::peer::{Fate, Incoming, Loss, Peer, Shared};
+use crate::kernel;
 use crate::limits::MESSAGES_PER_PEER;
 use crate::memory::View;
 use crate::transport::matching::{Met, Payload, Posted};
@@ -151,7 +152,7 @@ impl Peer {
         if fits {
             let place = posted.destination.part(0, total as usize);
             for (offset, bytes) in &staged {
-                place.write(*offset as usize, bytes);
+                kernel::write(place, *offset as usize, bytes);
             }
             incoming.fate = Fate::Into(place, posted.token, header);
         } else {

@@ -2,8 +2,10 @@
 
 use super::TcpTransport;
 use crate::config::TcpSettings;
+use crate::kernel;
 use crate::memory::{Region, View};
 use crate::time::Time;
+use crate::transport::test_posts::TestPosts;
 use crate::transport::{Event, Transport};
 use std::sync::Arc;
 
@@ -45,18 +47,18 @@ pub(super) fn pair(rails: u32) -> (TcpTransport, TcpTransport, View) {
     let region = Arc::new(Region::private(2 * BYTES).unwrap());
     let key = from.register(region.clone()).unwrap();
     let view = region.view().in_region(key, 0);
-    view.part(0, BYTES).fill(1);
-    view.part(BYTES, BYTES).fill(2);
+    kernel::fill(view.part(0, BYTES), 1);
+    kernel::fill(view.part(BYTES, BYTES), 2);
     (from, to, view)
 }
 
 /// Sends two messages, of which the first has a receive, and polls until that has ended: both are there then, since the other
 /// side's kernel has all of them before the first poll.
 fn receive_first(from: &mut TcpTransport, to: &mut TcpTransport, view: View, into: View) {
-    to.post_recv(0, 1, into.part(0, BYTES), 1).unwrap();
+    to.test_recv(0, 1, into.part(0, BYTES), 1).unwrap();
     for tag in [1, 2] {
         let part = view.part((tag as usize - 1) * BYTES, BYTES);
-        from.post_send(1, tag, 0, part, tag).unwrap();
+        from.test_send(1, tag, 0, part, tag).unwrap();
     }
     assert!(!from.peers[1].has_output(), "the kernel took all of it");
     let mut looks = 0..POLLS_MAX;
@@ -70,7 +72,7 @@ fn wait_for_second(to: &mut TcpTransport, into: View) {
     while poll(to) != [2] {
         looks.next().expect("the second message never came");
     }
-    let is_right = |at: usize| into.load::<u8>(at) == 1 + (at / BYTES) as u8;
+    let is_right = |at: usize| kernel::load::<u8>(into, at) == 1 + (at / BYTES) as u8;
     assert!((0..2 * BYTES).all(is_right));
 }
 
@@ -82,7 +84,7 @@ fn a_receive_that_is_posted_after_the_poll_that_found_the_chunk_gets_it_without_
         let region = Region::private(2 * BYTES).unwrap();
         let into = region.view();
         receive_first(&mut from, &mut to, view, into);
-        to.post_recv(0, 2, into.part(BYTES, BYTES), 2).unwrap();
+        to.test_recv(0, 2, into.part(BYTES, BYTES), 2).unwrap();
         wait_for_second(&mut to, into);
         assert_eq!(to.shared.counts.chunks_staged, 0, "{rails} rails");
     }
@@ -98,7 +100,7 @@ fn a_chunk_without_a_receive_holds_its_rail_up_for_one_poll_only() {
         assert_eq!(to.shared.counts.chunks_staged, 0, "{rails} rails");
         assert!(poll(&mut to).is_empty());
         assert_eq!(to.shared.counts.chunks_staged, 1, "{rails} rails");
-        to.post_recv(0, 2, into.part(BYTES, BYTES), 2).unwrap();
+        to.test_recv(0, 2, into.part(BYTES, BYTES), 2).unwrap();
         wait_for_second(&mut to, into);
     }
 }

@@ -103,7 +103,7 @@ impl Transport for TcpTransport {
         Ok(None)
     }
 
-    fn post_send(
+    unsafe fn post_send(
         &mut self,
         peer: Rank,
         tag: u64,
@@ -147,7 +147,13 @@ impl Transport for TcpTransport {
         })
     }
 
-    fn post_recv(&mut self, peer: Rank, tag: u64, destination: View, token: u64) -> Accepted {
+    unsafe fn post_recv(
+        &mut self,
+        peer: Rank,
+        tag: u64,
+        destination: View,
+        token: u64,
+    ) -> Accepted {
         if peer as usize >= self.peers.len() {
             return Err(no_such_rank(peer, self.peers.len()));
         }
@@ -159,7 +165,7 @@ impl Transport for TcpTransport {
         Ok(())
     }
 
-    fn post_put(
+    unsafe fn post_put(
         &mut self,
         peer: Rank,
         source: View,
@@ -182,7 +188,7 @@ impl Transport for TcpTransport {
         Ok(())
     }
 
-    fn post_get(
+    unsafe fn post_get(
         &mut self,
         peer: Rank,
         source: RemoteRange,
@@ -203,7 +209,7 @@ impl Transport for TcpTransport {
         Ok(())
     }
 
-    fn post_atomic(
+    unsafe fn post_atomic(
         &mut self,
         peer: Rank,
         what: Atomic,

@@ -302,7 +302,7 @@ impl Peer {
             }
             Frame::Put { key, offset, bytes } => {
                 match shared.range(key, offset, u64::from(bytes)) {
-                    Some(view) => view.write(0, payload),
+                    Some(view) => kernel::write(view, 0, payload),
                     None => {
                         let position = header.position;
                         self.push_control(shared, Frame::BadPut { position });
@@ -400,7 +400,7 @@ impl Peer {
             return Err(Loss::Peer(text));
         }
         let outcome = if is_good {
-            view.write(0, payload);
+            kernel::write(view, 0, payload);
             Outcome::Done
         } else {
             Outcome::BadKey
@@ -479,7 +479,7 @@ impl Peer {
         let here = (*rx_end - *rx_start).min(bytes);
         let source = &rx[*rx_start..*rx_start + here];
         match (place, &mut body.staged) {
-            (Place::Here(view), _) => view.write(0, source),
+            (Place::Here(view), _) => kernel::write(view, 0, source),
             (Place::Staged, Some(staged)) => staged[..here].copy_from_slice(source),
             _ => {}
         }
@@ -554,7 +554,7 @@ impl Peer {
             (Some(staged), Fate::Unmatched) => incoming.staged.push((offset, staged)),
             (Some(staged), fate) => {
                 if let Fate::Into(view, ..) = fate {
-                    view.write(offset as usize, &staged);
+                    kernel::write(view, offset as usize, &staged);
                 }
                 shared.staging.give(staged);
                 self.staged_bytes -= bytes;

@@ -5,6 +5,7 @@
 
 use super::doors::Look;
 use super::socket::{self, Target};
+use crate::kernel;
 use crate::memory::View;
 use crate::wire::{ChannelSecrets, Tls, TlsError};
 use rustix::io::Errno;
@@ -204,7 +205,7 @@ fn copy_parts(
         at += bytes;
     }
     let bytes = (view.len_bytes() - skip).min(room.len() - at);
-    view.read(skip, &mut room[at..at + bytes]);
+    kernel::read(view, skip, &mut room[at..at + bytes]);
     at + bytes
 }
 
@@ -221,7 +222,7 @@ impl Delivery<'_> {
         let first = match &mut self.target {
             Target::View(view) => {
                 let here = bytes.len().min(view.len_bytes() - self.in_target);
-                view.write(self.in_target, &bytes[..here]);
+                kernel::write(*view, self.in_target, &bytes[..here]);
                 here
             }
             Target::Bytes(target) => {
@@ -247,7 +248,7 @@ mod tests {
     #[test]
     fn parts_are_copied_in_order_from_anywhere() {
         let region = Region::private(4096).unwrap();
-        region.view().write(0, b"viewed");
+        kernel::write(region.view(), 0, b"viewed");
         let parts = (&b"first"[..], &b"2nd"[..], region.view().part(0, 6));
         let all = b"first2ndviewed";
         for skip in 0..all.len() {

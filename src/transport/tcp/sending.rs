@@ -256,7 +256,7 @@ impl Peer {
         let word = word.filter(|_| offset.is_multiple_of(8));
         let mut before = [0; 8];
         if let Some(word) = word {
-            before = what.apply(word.word(0)).to_ne_bytes();
+            before = what.apply(kernel::word(&word, 0)).to_ne_bytes();
         }
         let frame = Frame::Got {
             id,

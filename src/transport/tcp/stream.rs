@@ -4,6 +4,7 @@
 //! the receiver, which knows how much it has, drops what comes again. Positions count bytes from the begin of the
 //! connection and never start anew.
 
+use crate::kernel;
 use crate::memory::View;
 
 /// Acknowledged bytes at the front are given back when they are at least this many.
@@ -42,7 +43,7 @@ impl Stream {
         if !payload.is_empty() {
             let body = self.bytes.len();
             self.bytes.resize(body + payload.len_bytes(), 0);
-            payload.read(0, &mut self.bytes[body..]);
+            kernel::read(payload, 0, &mut self.bytes[body..]);
         }
         &mut self.bytes[at..]
     }

@@ -129,6 +129,7 @@ fn read_notices(socket: BorrowedFd<'_>) -> Notices {
 mod tests {
     use super::super::socket;
     use super::*;
+    use crate::kernel;
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsFd;
@@ -144,7 +145,7 @@ mod tests {
         }
         assert!(!zerocopy.is_for(BYTES_MIN - 1));
         let region = crate::memory::Region::private(BYTES_MIN).unwrap();
-        region.view().fill(0xab);
+        kernel::fill(region.view(), 0xab);
         let mut got = vec![0u8; BYTES_MIN];
         let sent = socket::send_zerocopy(out.as_fd(), region.view());
         zerocopy.note_sent();

@@ -8,6 +8,7 @@
 
 use super::peer::{Peer, Shared};
 use super::record::{CHANGES_MAX, Record};
+use crate::kernel;
 use crate::memory::{RegionKey, View};
 use crate::transport::{Atomic, Outcome, PostError, RemoteRange};
 
@@ -57,7 +58,7 @@ impl Peer {
         }
         let word = shared.range(RegionKey(key), offset, 8);
         let word = word.filter(|_| offset.is_multiple_of(8));
-        let before = word.map(|word| what.apply(word.word(0)));
+        let before = word.map(|word| what.apply(kernel::word(&word, 0)));
         self.push(Record::Changed { id, before }, View::empty(), None, shared);
         Ok(())
     }
@@ -76,7 +77,7 @@ impl Peer {
         };
         let outcome = match before {
             Some(before) => {
-                result.write(0, &before.to_ne_bytes());
+                kernel::write(result, 0, &before.to_ne_bytes());
                 Outcome::Done
             }
             None => Outcome::BadKey,

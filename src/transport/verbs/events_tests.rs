@@ -4,8 +4,10 @@
 use super::VerbsTransport;
 use super::events::{News, judge_event};
 use crate::config::VerbsSettings;
+use crate::kernel;
 use crate::memory::{Region, View};
 use crate::time::Time;
+use crate::transport::test_posts::TestPosts;
 use crate::transport::{Completion, Event, Options, Outcome, Transport, open};
 use linerate_verbs_sys::raw::ibv_event_type as Kind;
 use linerate_verbs_sys::{Event as DeviceEvent, Subject};
@@ -143,9 +145,9 @@ impl Pair {
     /// Begins a message from rank 0 to rank 1, and goes on until so many of its pieces are on their way.
     fn begin_message(&mut self, seed: u8, pieces: u64) -> View {
         let (source, place) = (self.memory(0), self.memory(1));
-        source.fill(seed);
-        self.ranks[1].post_recv(0, 5, place, 1).unwrap();
-        self.ranks[0].post_send(1, 5, 0, source, 2).unwrap();
+        kernel::fill(source, seed);
+        self.ranks[1].test_recv(0, 5, place, 1).unwrap();
+        self.ranks[0].test_send(1, 5, 0, source, 2).unwrap();
         let before = self.ranks[0].shared.counts.pieces;
         self.until(|pair| pair.ranks[0].shared.counts.pieces >= before + pieces);
         place
@@ -185,7 +187,7 @@ fn a_queue_pair_that_fails_by_an_event_is_replaced_in_the_middle_of_a_message() 
                 assert_eq!(ends, [(token, Outcome::Done)]);
             }
             let mut found = vec![0; BYTES];
-            place.read(0, &mut found);
+            kernel::read(place, 0, &mut found);
             assert!(found.iter().all(|&byte| byte == seed), "{kind:?}");
             assert!(pair.ranks[at].shared.counts.generations > generations);
             assert_eq!(pair.failures, [None, None]);

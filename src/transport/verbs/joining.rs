@@ -8,6 +8,7 @@ use super::link::{Link, Then, What};
 use super::peer::{Kind, Target};
 use super::record::{RAILS_MAX, Record};
 use super::sysfs::{Device, Tree};
+use crate::kernel;
 use crate::memory::View;
 use crate::transport::posts::PeerState;
 use crate::transport::{Completion, Event, Outcome, PostError};
@@ -30,8 +31,8 @@ impl VerbsTransport {
     pub(super) fn expect_greeting(&mut self, peer: Rank) {
         let bytes = GREETING_BYTES_MAX;
         let place = self.letters.view().part(peer as usize * bytes, bytes);
-        // A peer that is gone sends none.
-        let _ = self.control.post_recv(peer, TAG, place, u64::from(peer));
+        // SAFETY: `letters` outlive `control`. (A peer that is gone sends none.)
+        let _ = unsafe { (self.control).post_recv(peer, TAG, place, u64::from(peer)) };
     }
 
     /// What the control transport says.
@@ -104,7 +105,7 @@ impl VerbsTransport {
         }
         let mut bytes = vec![0; (end.bytes as usize).min(GREETING_BYTES_MAX)];
         let letters = self.letters.view();
-        letters.read(peer as usize * GREETING_BYTES_MAX, &mut bytes);
+        kernel::read(letters, peer as usize * GREETING_BYTES_MAX, &mut bytes);
         let greeting = match end.outcome {
             Outcome::Done => Greeting::parse(&bytes),
             Outcome::Truncated => Err(format!("a greeting of {} bytes", end.bytes)),
@@ -545,8 +546,9 @@ impl VerbsTransport {
             };
             let is_sent = !blocked.contains(&rank) && {
                 let place = self.envelope.view().part(0, bytes.len());
-                place.write(0, &bytes);
-                let sent = self.control.post_send(rank, TAG, 0, place, SEND_TOKEN);
+                kernel::write(place, 0, &bytes);
+                // SAFETY: `envelope` outlives `control`, which copies a message as short at once.
+                let sent = unsafe { (self.control).post_send(rank, TAG, 0, place, SEND_TOKEN) };
                 !matches!(sent, Err(PostError::WouldBlock))
             };
             if !is_sent {

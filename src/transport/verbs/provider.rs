@@ -151,7 +151,7 @@ impl Transport for VerbsTransport {
         Ok(None)
     }
 
-    fn post_send(
+    unsafe fn post_send(
         &mut self,
         peer: Rank,
         tag: u64,
@@ -162,7 +162,7 @@ impl Transport for VerbsTransport {
         self.send(peer, (tag, header), source, Some(token))
     }
 
-    fn inject(
+    unsafe fn inject(
         &mut self,
         peer: Rank,
         tag: u64,
@@ -191,7 +191,13 @@ impl Transport for VerbsTransport {
         })
     }
 
-    fn post_recv(&mut self, peer: Rank, tag: u64, destination: View, token: u64) -> Accepted {
+    unsafe fn post_recv(
+        &mut self,
+        peer: Rank,
+        tag: u64,
+        destination: View,
+        token: u64,
+    ) -> Accepted {
         if peer as usize >= self.peers.len() {
             return Err(no_such_rank(peer, self.peers.len()));
         }
@@ -199,7 +205,7 @@ impl Transport for VerbsTransport {
         known.post_recv(tag, destination, token, &mut self.shared)
     }
 
-    fn post_put(
+    unsafe fn post_put(
         &mut self,
         peer: Rank,
         source: View,
@@ -218,7 +224,7 @@ impl Transport for VerbsTransport {
         self.peers[peer as usize].put(source, destination, token, &mut self.shared)
     }
 
-    fn post_get(
+    unsafe fn post_get(
         &mut self,
         peer: Rank,
         source: RemoteRange,
@@ -237,7 +243,7 @@ impl Transport for VerbsTransport {
         self.peers[peer as usize].get(source, destination, token, &mut self.shared)
     }
 
-    fn post_atomic(
+    unsafe fn post_atomic(
         &mut self,
         peer: Rank,
         what: Atomic,

@@ -5,6 +5,7 @@ use super::peer::{Entry, Kind, Peer, RemoteRegion, Shared, Target};
 use super::record::{
     HEADER_BYTES, Immediate, RAILS_MAX, RailKeys, Record, SLOT_BYTES, Told, VALUE_MASK,
 };
+use crate::kernel;
 use crate::memory::{RegionKey, View};
 use crate::transport::{Atomic, Outcome, TAG_CLASSES};
 
@@ -38,8 +39,8 @@ impl Peer {
         let ring = self.ring.as_ref().expect("made with the connection").view();
         let slot = ring.part(self.receive.slot(position) * SLOT_BYTES, SLOT_BYTES);
         let (mut header, mut tail) = ([0; HEADER_BYTES], [0; 4 * RAILS_MAX]);
-        slot.read(0, &mut header);
-        slot.read(HEADER_BYTES, &mut tail);
+        kernel::read(slot, 0, &mut header);
+        kernel::read(slot, HEADER_BYTES, &mut tail);
         let record = Record::parse(&header, &tail)?;
         let told = Told::parse(&header);
         self.handle_consumed(told.consumed, shared)?;
@@ -123,7 +124,7 @@ impl Peer {
         let bytes = source.len_bytes() as u64;
         match shared.range(RegionKey(key), offset, bytes) {
             Some(place) => {
-                place.copy_from(source);
+                kernel::copy(source, place);
                 shared.counts.copied_bytes += bytes;
             }
             None => {

@@ -2,6 +2,7 @@
 
 use super::link::{Link, Then, What};
 use super::peer::{Entry, Fault, Kind, Peer, Shared, Target, Waiting};
+use crate::kernel;
 
 use super::record::{HEADER_BYTES, Immediate, Record, SLOT_BYTES, TOLD_AT, Told};
 use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
@@ -54,12 +55,11 @@ impl Peer {
         shared.counts.copied_bytes += payload.len_bytes() as u64;
         if self.has_room().is_ok() && self.staging.is_some() {
             let slot = self.slot_of_next();
-            slot.part(HEADER_BYTES, payload.len_bytes())
-                .copy_from(payload);
+            kernel::copy(payload, slot.part(HEADER_BYTES, payload.len_bytes()));
             self.place(record, put, slot);
         } else {
             let mut bytes = vec![0; payload.len_bytes()];
-            payload.read(0, &mut bytes);
+            kernel::read(payload, 0, &mut bytes);
             self.waiting.push_back(Waiting {
                 record,
                 payload: bytes,
@@ -120,9 +120,9 @@ impl Peer {
 
     /// Gives a record whose payload lies in the next slot its position.
     fn place(&mut self, record: Record, put: Option<(u64, u64)>, slot: View) {
-        slot.write(0, &record.emit());
+        kernel::write(slot, 0, &record.emit());
         if let Some(tail) = record.tail() {
-            slot.write(HEADER_BYTES, &tail);
+            kernel::write(slot, HEADER_BYTES, &tail);
         }
         self.send.push(Entry::Record {
             bytes: (HEADER_BYTES + record.tail_bytes()) as u32,
@@ -219,7 +219,7 @@ impl Peer {
     fn keep_put(&mut self, source: View, target: Target, token: u64, shared: &mut Shared) {
         let bytes = source.len_bytes();
         let slot = self.slot_of_next();
-        slot.part(HEADER_BYTES, bytes).copy_from(source);
+        kernel::copy(source, slot.part(HEADER_BYTES, bytes));
         shared.counts.copied_bytes += bytes as u64;
         self.send.push(Entry::Put {
             bytes: bytes as u32,
@@ -234,7 +234,7 @@ impl Peer {
         let (rail, position) = (self.lead, self.send.next());
         let bytes = source.len_bytes();
         let mut word = [0; WORD_BYTES as usize];
-        source.read(0, &mut word[..bytes]);
+        kernel::read(source, 0, &mut word[..bytes]);
         let place = target.place(rail, 0);
         let operation = Operation::Write(place, Some(self.bare().emit()));
         let then = Then::Complete {
@@ -271,8 +271,8 @@ impl Peer {
         let mut word = [0; WORD_BYTES as usize];
         match bytes {
             // Without a call.
-            WORD_BYTES => word = source.load(0),
-            _ => source.read(0, &mut word[..bytes as usize]),
+            WORD_BYTES => word = kernel::load(source, 0),
+            _ => kernel::read(source, 0, &mut word[..bytes as usize]),
         }
         let word = &word[..bytes as usize];
         let operation = Operation::Write(target.place(self.lead, 0), None);
@@ -358,7 +358,7 @@ impl Peer {
             && let Some(waiting) = self.waiting.pop_front()
         {
             let slot = self.slot_of_next();
-            slot.write(HEADER_BYTES, &waiting.payload);
+            kernel::write(slot, HEADER_BYTES, &waiting.payload);
             self.place(waiting.record, waiting.put, slot);
         }
         self.queue_positions(shared);
@@ -391,7 +391,7 @@ impl Peer {
                     let operation = write(ring.place(rail, at), Immediate::Slot);
                     link.queue(operation, segment, What::Position(position, Then::Nothing));
                     let header = staging.view().part(slot * SLOT_BYTES, HEADER_BYTES);
-                    header.write(TOLD_AT, &self.tell().emit());
+                    kernel::write(header, TOLD_AT, &self.tell().emit());
                 }
                 Entry::Put {
                     bytes,

@@ -1,7 +1,9 @@
 //! What takes unsafe code to test: fork(). And what no machine without a GPU has: memory that says it is a dma-buf.
 
+use crate::kernel;
 use crate::memory::{Region, child};
 use crate::time::Time;
+use crate::transport::test_posts::TestPosts;
 use crate::transport::{Event, Options, Outcome, Transport, open};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::sync::Arc;
@@ -31,14 +33,14 @@ fn after_a_fork_the_parents_registered_memory_is_the_parents() {
     let [source, place] =
         [(0, source), (1, place)].map(|(i, key)| regions[i].view().in_region(key, 0));
     for round in 0..6u8 {
-        source.fill(round + 1);
+        kernel::fill(source, round + 1);
         let forked = child::spawn(|| {
-            source.fill(0xcc);
-            place.fill(0xcc);
+            kernel::fill(source, 0xcc);
+            kernel::fill(place, 0xcc);
             0
         });
-        two.post_recv(0, 5, place, 1).unwrap();
-        while one.post_send(1, 5, 0, source, 2).is_err() {
+        two.test_recv(0, 5, place, 1).unwrap();
+        while one.test_send(1, 5, 0, source, 2).is_err() {
             poll(one.as_mut(), &mut Vec::new());
         }
         let mut events = [Vec::new(), Vec::new()];
@@ -52,7 +54,7 @@ fn after_a_fork_the_parents_registered_memory_is_the_parents() {
         }
         assert_eq!(child::wait(forked), Some(0));
         let mut found = vec![0; bytes];
-        place.read(0, &mut found);
+        kernel::read(place, 0, &mut found);
         assert!(found.iter().all(|&byte| byte == round + 1), "round {round}");
     }
 }

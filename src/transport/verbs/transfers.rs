@@ -6,6 +6,7 @@ use super::link::{Link, What};
 use super::peer::{Entry, Kind, Peer, Shared, Target, Transfer};
 use super::pieces::{Pieces, choose_rail, piece_bytes, window_bytes};
 use super::record::{Record, VALUE_MASK};
+use crate::kernel;
 use crate::memory::{RegionKey, View};
 use crate::transport::{Outcome, PostError};
 use linerate_verbs_sys::Operation;
@@ -185,7 +186,7 @@ impl Peer {
         let (token, total) = (transfer.token, transfer.total);
         match transfer.bounce {
             Some(view) => {
-                view.copy_from(transfer.memory.view().part(0, view.len_bytes()));
+                kernel::copy(transfer.memory.view().part(0, view.len_bytes()), view);
                 shared.counts.copied_bytes += total;
                 shared.bounces.push(transfer.memory);
             }

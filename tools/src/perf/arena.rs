@@ -3,6 +3,7 @@
 
 use super::args::{Test, Verb};
 use super::options::Options;
+use crate::access;
 use linerate::transport::{Region, RegionKey, RemoteRange, View};
 use linerate::unstable::limits;
 use linerate::unstable::prng::mix;
@@ -200,7 +201,7 @@ impl Pattern {
     pub fn fill(&self, view: View, slot: u64) {
         for (index, at) in (0..view.len_bytes()).step_by(8).enumerate() {
             let bytes = self.word(slot, index as u64).to_le_bytes();
-            view.write(at, &bytes[..(view.len_bytes() - at).min(8)]);
+            access::write(view, at, &bytes[..(view.len_bytes() - at).min(8)]);
         }
     }
 
@@ -211,7 +212,7 @@ impl Pattern {
             let expected = self.word(slot, index as u64).to_le_bytes();
             let mut found = [0; 8];
             let bytes = (view.len_bytes() - at).min(8);
-            view.read(at, &mut found[..bytes]);
+            access::read(view, at, &mut found[..bytes]);
             let pairs = found.iter().zip(&expected).take(bytes);
             wrong += pairs.filter(|(a, b)| a != b).count() as u64;
         }
@@ -221,7 +222,7 @@ impl Pattern {
 
 /// Makes every byte wrong that is not written later, as far as that is possible with one byte.
 pub fn poison(view: View) {
-    view.fill(POISON);
+    access::fill(view, POISON);
 }
 
 #[cfg(test)]
@@ -279,10 +280,10 @@ mod tests {
             assert_eq!(pattern.count_wrong(view, 5), 0);
             assert!(pattern.count_wrong(view, 6) > 0, "{bytes}: another slot");
             for at in 0..bytes {
-                let before = view.load::<u8>(at);
-                view.store(at, before ^ 1);
+                let before = access::load::<u8>(view, at);
+                access::store(view, at, before ^ 1);
                 assert_eq!(pattern.count_wrong(view, 5), 1);
-                view.store(at, before);
+                access::store(view, at, before);
             }
         }
     }

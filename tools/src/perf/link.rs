@@ -58,6 +58,9 @@ const MARKS: [Mark; 4] = [Mark::Ready, Mark::End, Mark::Arrived, Mark::Working];
 const SIGNS_PER_TIMEOUT: u32 = 4;
 
 /// A connected transport.
+///
+/// What is posted lies in the regions of an [`Arena`], which are registered, so that the transport
+/// holds them; nobody makes references to their bytes.
 pub struct Link {
     transport: Box<dyn Transport>,
     peer: Rank,
@@ -105,6 +108,7 @@ pub enum Post {
     Atomic(Atomic, RemoteRange, View),
 }
 
+#[allow(unsafe_code)] // Posts ask for the promise that `Link` keeps.
 impl Link {
     /// The transport of one side, not connected yet.
     pub fn open(config: &Config, rank: Rank, options: &Options, timeout: Duration) -> Result<Link> {
@@ -264,15 +268,20 @@ impl Link {
         let peer = self.peer;
         let count = &mut self.posts[stream as usize];
         let token = token(KIND_POST, stream, count.made);
+        let transport = &mut self.transport;
         let posted = match post {
-            Post::Send(view) => self
-                .transport
-                .post_send(peer, u64::from(stream), 0, view, token),
-            Post::Put(view, to) => self.transport.post_put(peer, view, to, token),
-            Post::Get(from, view) => self.transport.post_get(peer, from, view, token),
-            Post::Atomic(atomic, word, into) => {
-                self.transport.post_atomic(peer, atomic, word, into, token)
-            }
+            // SAFETY: see `Link`.
+            Post::Send(from) => unsafe {
+                transport.post_send(peer, u64::from(stream), 0, from, token)
+            },
+            // SAFETY: see `Link`.
+            Post::Put(from, to) => unsafe { transport.post_put(peer, from, to, token) },
+            // SAFETY: see `Link`.
+            Post::Get(from, into) => unsafe { transport.post_get(peer, from, into, token) },
+            // SAFETY: see `Link`.
+            Post::Atomic(atomic, word, into) => unsafe {
+                transport.post_atomic(peer, atomic, word, into, token)
+            },
         };
         let is_accepted = accepted(posted)?;
         count.made += u64::from(is_accepted);
@@ -292,9 +301,9 @@ impl Link {
     pub fn try_receive(&mut self, stream: u32, into: View) -> Result<bool> {
         let count = &mut self.receives[stream as usize];
         let token = token(KIND_RECEIVE, stream, count.made);
-        let posted = self
-            .transport
-            .post_recv(self.peer, u64::from(stream), into, token);
+        let transport = &mut self.transport;
+        // SAFETY: see `Link`.
+        let posted = unsafe { transport.post_recv(self.peer, u64::from(stream), into, token) };
         let is_accepted = accepted(posted)?;
         count.made += u64::from(is_accepted);
         Ok(is_accepted)
@@ -322,7 +331,8 @@ impl Link {
         let tag = MARK_TAGS | mark as u64;
         let token = token(KIND_MARK_SENT, mark as u32, 0);
         self.until_accepted("telling the other side", |transport, peer| {
-            transport.post_send(peer, tag, header, View::empty(), token)
+            // SAFETY: there are no bytes.
+            unsafe { transport.post_send(peer, tag, header, View::empty(), token) }
         })
     }
 
@@ -454,9 +464,9 @@ impl Link {
 
     fn expect_mark(&mut self, mark: u32) -> Result<()> {
         let (tag, token) = (MARK_TAGS | u64::from(mark), token(KIND_MARK, mark, 0));
-        let posted = self
-            .transport
-            .post_recv(self.peer, tag, View::empty(), token);
+        let transport = &mut self.transport;
+        // SAFETY: there are no bytes.
+        let posted = unsafe { transport.post_recv(self.peer, tag, View::empty(), token) };
         match posted {
             // The event that says why a peer is gone comes with a poll.
             Ok(()) | Err(PostError::PeerFailed) => Ok(()),

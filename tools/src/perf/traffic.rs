@@ -9,6 +9,7 @@ use super::args::{AtomicType, Verb};
 use super::link::{Link, Mark, Post, Result};
 use super::options::Options;
 use super::statistics::{Flow, Marks};
+use crate::access;
 use linerate::Rank;
 use linerate::transport::Atomic;
 use std::sync::atomic::Ordering;
@@ -98,7 +99,7 @@ impl Side<'_> {
         let word = self.arena.source.part(0, slots.bytes);
         let (is_posting, is_owner) = self.directions();
         if is_owner {
-            word.word(0).store(0, Ordering::Release);
+            access::word(&word, 0).store(0, Ordering::Release);
         }
         self.link.reset_counts();
         self.link.meet()?;
@@ -110,11 +111,11 @@ impl Side<'_> {
             let what = "waiting for an atomic operation";
             self.link
                 .wait(what, |link| Ok(link.posts_ended(0) > index))?;
-            wrong += u64::from(result.word(0).load(Ordering::Acquire) != index);
+            wrong += u64::from(access::word(&result, 0).load(Ordering::Acquire) != index);
         }
         self.link.meet()?;
         if is_owner {
-            wrong += u64::from(word.word(0).load(Ordering::Acquire) != CHECKED_ATOMICS);
+            wrong += u64::from(access::word(&word, 0).load(Ordering::Acquire) != CHECKED_ATOMICS);
         }
         Ok(wrong * slots.bytes)
     }

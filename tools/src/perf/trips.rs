@@ -9,6 +9,7 @@ use super::arena::Slots;
 use super::args::Verb;
 use super::link::{Mark, Post, Result};
 use super::traffic::{Limit, Side};
+use crate::access;
 use linerate::transport::{RemoteRange, View};
 use std::sync::atomic::Ordering;
 
@@ -56,7 +57,7 @@ impl Side<'_> {
     pub fn trips(&mut self, slots: &Slots, limit: Limit) -> Result<Vec<f64>> {
         self.link.reset_counts();
         let trips = self.prepare_trips(slots);
-        trips.flag.word(0).store(0, Ordering::Release);
+        access::word(&trips.flag, 0).store(0, Ordering::Release);
         for trip in 0..TRIPS_AHEAD {
             self.receive_trip(&trips, trip)?;
         }
@@ -183,7 +184,7 @@ impl Side<'_> {
             self.link.post(0, post)?;
         }
         if self.verb() == Verb::Write {
-            trips.outgoing.store(0, (trip + 1).to_le());
+            access::store(trips.outgoing, 0, (trip + 1).to_le());
             self.link.post(0, Post::Put(trips.word, trips.to))?;
         }
         Ok(())
@@ -196,7 +197,7 @@ impl Side<'_> {
             Verb::Send => self.link.receives_ended(0) > trip,
             Verb::Read | Verb::Atomic => self.link.posts_ended(0) > trip,
             Verb::Write => {
-                let (word, mask) = (trips.flag.word(0), trips.mask);
+                let (word, mask) = (access::word(&trips.flag, 0), trips.mask);
                 let wanted = (trip + 1) & mask;
                 // Acquire: with the word comes what was put before it.
                 (0..trips.looks).any(|_| word.load(Ordering::Acquire) & mask == wanted)

@@ -3,6 +3,7 @@
 use super::super::{SimOptions, World};
 use super::{Job, LINK, MEGABYTE, plain};
 use crate::memory::{Region, View};
+use crate::transport::test_posts::TestPosts;
 use crate::transport::{Event, Outcome, PostError, RemoteRange, Transport};
 use crate::types::Rank;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ fn mixed_traffic(options: SimOptions) -> Job {
             };
             let source = job.part(from, bytes);
             let token = 100_000 * u64::from(to + 1) + round;
-            job.at(from).post_put(to, source, place, token).unwrap();
+            job.at(from).test_put(to, source, place, token).unwrap();
         }
     }
     job.run();
@@ -111,7 +112,7 @@ fn a_partition_that_lasts_makes_both_sides_give_up_and_nobody_else() {
     assert_eq!(job.end(2, 1).1.outcome, Outcome::Flushed);
     assert_eq!(job.end(0, 2).1.outcome, Outcome::Flushed);
     let source = job.part(0, 8);
-    let refused = job.at(0).post_send(2, 5, 0, source, 3);
+    let refused = job.at(0).test_send(2, 5, 0, source, 3);
     assert_eq!(refused, Err(PostError::PeerFailed));
 
     job.receive(0, 3, 100, 8);
@@ -172,7 +173,7 @@ fn a_rank_that_died_comes_back_as_a_stranger() {
     job.run();
     job.receive(1, 0, 8, 1);
     let source = View::size_only(8);
-    job.at(0).post_send(1, 5, 77, source, 2).unwrap();
+    job.at(0).test_send(1, 5, 77, source, 2).unwrap();
     job.run();
     assert_eq!(job.end(1, 1).1.header, 77);
     let mut keys = Vec::new();
@@ -208,9 +209,9 @@ fn what_a_rank_has_sent_arrives_before_the_news_that_it_has_left() {
         offset: MEGABYTE as u64 + 500_000,
     };
     let source = job.part(0, 50_000);
-    job.at(0).post_put(1, source, place, 4).unwrap();
+    job.at(0).test_put(1, source, place, 4).unwrap();
     assert!(job.at(0).leave(9));
-    let refused = job.at(0).post_send(1, 5, 0, View::empty(), 5);
+    let refused = job.at(0).test_send(1, 5, 0, View::empty(), 5);
     assert_eq!(refused, Err(PostError::PeerFailed));
     job.ranks[0] = None;
     job.run();
@@ -241,7 +242,7 @@ fn what_had_arrived_before_a_failure_can_be_received_after_it_until_the_next_con
     job.receive(1, 0, 64, 3);
     job.run();
     assert_eq!(job.end(1, 3).1.outcome, Outcome::Done);
-    let late = job.at(1).post_recv(0, 6, View::empty(), 4);
+    let late = job.at(1).test_recv(0, 6, View::empty(), 4);
     assert_eq!(late, Err(PostError::PeerFailed), "no message of this tag");
     job.at(1).disconnect(0);
     assert_eq!(job.world.remembered_operations(), 0);
@@ -269,7 +270,7 @@ fn a_reconnected_pair_hears_nothing_of_its_old_epoch() {
         let told: Vec<_> = job.log.iter().filter(fresh).collect();
         assert_eq!(told.len(), 1, "{told:?}");
         assert!(matches!(told[0].2, Event::Connected(0)));
-        job.at(0).post_send(1, 5, 44, View::empty(), 5).unwrap();
+        job.at(0).test_send(1, 5, 44, View::empty(), 5).unwrap();
         job.run();
         assert_eq!(job.end(1, 4).1.header, 44);
         assert_eq!(job.world.remembered_operations(), 0);
@@ -283,15 +284,15 @@ fn whoever_connects_first_can_send_before_the_other_side_joins() {
     let mut events = Vec::new();
     a.connect(1, &b.local_address()).unwrap();
     assert_eq!(
-        a.post_send(1, 1, 2, View::empty(), 3),
+        a.test_send(1, 1, 2, View::empty(), 3),
         Err(PostError::WouldBlock)
     );
     while world.advance() {}
-    a.post_send(1, 1, 2, View::empty(), 3).unwrap();
+    a.test_send(1, 1, 2, View::empty(), 3).unwrap();
     while world.advance() {}
     b.connect(0, &a.local_address()).unwrap();
     while world.advance() {}
-    b.post_recv(0, 1, View::empty(), 4).unwrap();
+    b.test_recv(0, 1, View::empty(), 4).unwrap();
     b.poll(world.now(), &mut events);
     assert!(matches!(events[..], [Event::Connected(0), Event::Completion(c)] if c.header == 2));
 }

@@ -4,8 +4,10 @@ mod faults;
 mod times;
 
 use super::{Link, SimOptions, SimTransport, World};
+use crate::kernel;
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
+use crate::transport::test_posts::TestPosts;
 use crate::transport::{Completion, Event, Outcome, RemoteRange, Transport, WaitSource};
 use crate::types::Rank;
 use std::sync::Arc;
@@ -116,12 +118,12 @@ impl Job {
 
     fn send(&mut self, from: Rank, to: Rank, bytes: usize, token: u64) {
         let source = self.part(from, bytes);
-        self.at(from).post_send(to, 5, 9, source, token).unwrap();
+        self.at(from).test_send(to, 5, 9, source, token).unwrap();
     }
 
     fn receive(&mut self, at: Rank, from: Rank, bytes: usize, token: u64) {
         let destination = self.memory[at as usize].part(MEGABYTE, bytes);
-        self.at(at).post_recv(from, 5, destination, token).unwrap();
+        self.at(at).test_recv(from, 5, destination, token).unwrap();
     }
 
     /// When a token completed at a rank and how; panics unless exactly once.
@@ -165,15 +167,15 @@ fn ready_names_receivers_of_puts_and_wake_ups_and_senders_that_have_room_again()
         offset: 0,
     };
     let source = job.part(0, 8);
-    job.at(0).post_put(1, source, place, 1).unwrap();
+    job.at(0).test_put(1, source, place, 1).unwrap();
     assert_eq!(ready(&job.world), [1, 0]);
     job.at(0).notify(1);
     assert_eq!(ready(&job.world), [1]);
-    while job.at(0).post_send(1, 5, 0, View::empty(), 2).is_ok() {}
+    while job.at(0).test_send(1, 5, 0, View::empty(), 2).is_ok() {}
     ready(&job.world);
     job.receive(1, 0, 0, 3);
     assert!(ready(&job.world).contains(&0));
-    job.at(0).post_send(1, 5, 0, View::empty(), 2).unwrap();
+    job.at(0).test_send(1, 5, 0, View::empty(), 2).unwrap();
     assert!(matches!(job.at(0).wait_source(), WaitSource::Virtual));
 }
 
@@ -182,7 +184,7 @@ fn size_only_worlds_move_time_and_signals_but_no_payload() {
     let mut options = plain(2);
     options.size_only = true;
     let mut job = Job::new(options);
-    job.memory[0].fill(9);
+    kernel::fill(job.memory[0], 9);
     job.receive(1, 0, MEGABYTE, 1);
     job.send(0, 1, MEGABYTE, 2);
     let region = Arc::new(Region::size_only(1 << 34));
@@ -190,17 +192,17 @@ fn size_only_worlds_move_time_and_signals_but_no_payload() {
     let key = job.at(0).register(region).unwrap();
     let ghost = ghost.in_region(key, 0);
     job.at(1)
-        .post_recv(0, 6, View::size_only(1 << 34), 3)
+        .test_recv(0, 6, View::size_only(1 << 34), 3)
         .unwrap();
     job.run();
     assert_eq!(job.end_ns(1, 1), 1_100 + MEGABYTE as u64);
-    assert_eq!(job.memory[1].load::<u8>(MEGABYTE), 0);
-    job.at(0).post_send(1, 6, 0, ghost, 4).unwrap();
+    assert_eq!(kernel::load::<u8>(job.memory[1], MEGABYTE), 0);
+    job.at(0).test_send(1, 6, 0, ghost, 4).unwrap();
     job.receive(1, 0, 64, 5);
     job.send(0, 1, 64, 6);
     job.run();
     assert_eq!(job.end(1, 3).1.bytes, 1 << 34);
-    assert_eq!(job.memory[1].load::<u8>(MEGABYTE), 9);
+    assert_eq!(kernel::load::<u8>(job.memory[1], MEGABYTE), 9);
 }
 
 #[test]
@@ -210,11 +212,11 @@ fn a_region_that_was_not_exported_cannot_be_reached() {
     let key = job.at(1).register(region).unwrap();
     let place = RemoteRange { key, offset: 0 };
     let source = job.part(0, 8);
-    job.at(0).post_put(1, source, place, 1).unwrap();
+    job.at(0).test_put(1, source, place, 1).unwrap();
     job.run();
     assert_eq!(job.end(0, 1).1.outcome, Outcome::BadKey);
     job.at(1).export(0, key).unwrap();
-    job.at(0).post_put(1, source, place, 2).unwrap();
+    job.at(0).test_put(1, source, place, 2).unwrap();
     job.run();
     assert_eq!(job.end(0, 2).1.outcome, Outcome::Done);
 }
@@ -232,7 +234,7 @@ fn mapped_memory_is_known_after_a_latency_and_held_until_the_next_poll() {
     assert!(job.at(0).mapped(1, key).unwrap().is_none(), "on its way");
     job.run();
     let view = job.at(0).mapped(1, key).unwrap().unwrap();
-    view.store(0, 3u64);
+    kernel::store(view, 0, 3u64);
     job.at(1).deregister(key).unwrap();
     assert!(weak.upgrade().is_some(), "rank 0 has not polled");
     assert!(job.at(0).mapped(1, key).unwrap().is_none());
@@ -264,12 +266,12 @@ fn a_thousand_ranks_step_each_other_and_leave_nothing_behind() {
                 let is_receive = matches!(event, Event::Completion(c) if c.token == 1);
                 if matches!(event, Event::Connected(peer) if peer != next) || is_receive {
                     let previous = (rank + count - 1) % count;
-                    own.post_recv(previous, 1, View::size_only(64), 1).unwrap();
+                    own.test_recv(previous, 1, View::size_only(64), 1).unwrap();
                 }
                 received += u64::from(is_receive);
                 if (is_next || is_receive) && sent[rank as usize] < rounds {
                     sent[rank as usize] += 1;
-                    own.post_send(next, 1, 0, View::size_only(64), 2).unwrap();
+                    own.test_send(next, 1, 0, View::size_only(64), 2).unwrap();
                 }
             }
         }

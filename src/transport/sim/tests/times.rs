@@ -2,7 +2,9 @@
 
 use super::super::{Hosts, Link};
 use super::{Job, LINK, MEGABYTE, plain};
-use crate::transport::{RemoteRange, Transport};
+use crate::kernel;
+use crate::transport::RemoteRange;
+use crate::transport::test_posts::TestPosts;
 
 #[test]
 fn a_message_takes_latency_plus_cost_plus_bytes_over_bandwidth() {
@@ -25,24 +27,24 @@ fn a_message_takes_latency_plus_cost_plus_bytes_over_bandwidth() {
 fn puts_and_gets_take_their_one_and_two_ways() {
     let mut job = Job::new(plain(2));
     let (source, key) = (job.part(0, MEGABYTE), job.key(1));
-    source.fill(7);
+    kernel::fill(source, 7);
     let place = RemoteRange { key, offset: 16 };
-    job.at(0).post_put(1, source, place, 1).unwrap();
+    job.at(0).test_put(1, source, place, 1).unwrap();
     job.run_until(1_100 + MEGABYTE as u64 - 1);
-    assert_eq!(job.memory[1].load::<u8>(16), 0);
+    assert_eq!(kernel::load::<u8>(job.memory[1], 16), 0);
     job.run_until(1_100 + MEGABYTE as u64);
-    assert_eq!(job.memory[1].load::<u8>(16), 7);
+    assert_eq!(kernel::load::<u8>(job.memory[1], 16), 7);
     job.run();
     assert_eq!(job.end_ns(0, 1), 2_100 + MEGABYTE as u64);
 
     let mut job = Job::new(plain(2));
     let (key, into) = (job.key(1), job.part(0, MEGABYTE));
-    job.memory[1].fill(8);
+    kernel::fill(job.memory[1], 8);
     let place = RemoteRange { key, offset: 0 };
-    job.at(0).post_get(1, place, into, 1).unwrap();
+    job.at(0).test_get(1, place, into, 1).unwrap();
     job.run();
     assert_eq!(job.end_ns(0, 1), 2_200 + MEGABYTE as u64);
-    assert_eq!(into.load::<u8>(MEGABYTE - 1), 8);
+    assert_eq!(kernel::load::<u8>(into, MEGABYTE - 1), 8);
 }
 
 #[test]
@@ -95,9 +97,9 @@ fn a_signal_is_not_stuck_behind_a_large_message() {
     job.send(0, 1, MEGABYTE, 2);
     job.run_until(50_000);
     let destination = job.memory[1].part(0, 8);
-    job.at(1).post_recv(0, 6, destination, 3).unwrap();
+    job.at(1).test_recv(0, 6, destination, 3).unwrap();
     let source = job.part(0, 8);
-    job.at(0).post_send(1, 6, 0, source, 4).unwrap();
+    job.at(0).test_send(1, 6, 0, source, 4).unwrap();
     job.run();
     assert_eq!(job.end_ns(1, 3), 50_000 + 1_108);
 }

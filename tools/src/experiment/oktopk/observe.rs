@@ -3,6 +3,7 @@
 
 use super::fabric::run;
 use super::learner::Learner;
+use crate::access;
 use linerate::SparseOptions;
 use linerate::options::{Algorithm, Amount};
 use linerate::transport::Region;
@@ -107,8 +108,8 @@ impl Job {
                 .compute(&self.parameters, self.steps, &mut gradient);
             let (residual, place) = (seat.residual.view(), seat.gradient.view());
             for (at, new) in gradient.iter().enumerate() {
-                place.store(at, *new);
-                let kept = residual.load::<f32>(at);
+                access::store(place, at, *new);
+                let kept = access::load::<f32>(residual, at);
                 mean[at] += f64::from(kept + new) / f64::from(ranks);
                 slope[at] += f64::from(*new) / f64::from(ranks);
             }
@@ -192,16 +193,16 @@ impl Seat {
         }
         let (residual, gradient) = (self.residual.view(), self.gradient.view());
         for at in 0..residual.len_bytes() / 4 {
-            let sum = residual.load::<f32>(at) + gradient.load::<f32>(at);
-            residual.store(at, sum);
+            let sum = access::load::<f32>(residual, at) + access::load::<f32>(gradient, at);
+            access::store(residual, at, sum);
         }
         for index in &picks.indices {
-            residual.store(*index as usize, 0f32);
+            access::store(residual, *index as usize, 0f32);
         }
         for list in &finished.all_returned() {
             for (index, value) in list.indices.iter().zip(&list.values) {
                 let at = *index as usize;
-                residual.store(at, residual.load::<f32>(at) + value);
+                access::store(residual, at, access::load::<f32>(residual, at) + value);
             }
         }
     }

@@ -6,6 +6,7 @@ use super::fabric::{Fabric, Network};
 use super::section::Section;
 use super::shape::{BERT, Scheme, Shape};
 use super::timed::time_all;
+use crate::access;
 use crate::experiment::plot::{Chart, Line};
 use crate::settings::check_memory;
 use linerate::SparseOptions;
@@ -227,6 +228,6 @@ fn fill(view: View, prng: &mut Prng) {
     for at in 0..view.len_bytes() / 4 {
         let bits = prng.next_u64();
         let sum: u64 = (0..4).map(|i| (bits >> (16 * i)) & 0xffff).sum();
-        view.store(at, sum as f32 / 65536.0 - 2.0);
+        access::store(view, at, sum as f32 / 65536.0 - 2.0);
     }
 }

@@ -1,0 +1,72 @@
+//! The posts of the engine, and the promise that [`Transport`](crate::transport::Transport) asks
+//! for with each ("Memory of posts" in [`crate::transport`]): the memory stays until the
+//! completion, and nobody makes a reference to it that conflicts.
+//!
+//! Who keeps it:
+//!
+//! - The task of a round holds its buffers ([`TaskCall::keep`]) until the round has ended; a call
+//!   on slices borrows them and returns after its round. A round that ends well ends after its last
+//!   completion. One that fails cancels its receives (`fault.rs`) before buffers and slices go
+//!   back.
+//! - The transport holds what is registered with it. After a failure it reads and writes nothing
+//!   else: sends from other memory are copied when posted, or read by the peer (clause 18).
+//! - Control memory is registered, and nobody makes references to it.
+//!
+//! An operation has borrowed its buffers (`memory/borrows.rs`), so that nobody gets a slice of
+//! them.
+//!
+//! [`TaskCall::keep`]: super::tasks::TaskCall::keep
+#![allow(unsafe_code)]
+
+use super::links::Links;
+use crate::memory::View;
+use crate::transport::{PostError, RemoteRange};
+use crate::types::Rank;
+
+type Posted = std::result::Result<(), PostError>;
+
+impl Links {
+    /// [`Transport::post_send`] of a message of a round, or from control memory.
+    #[inline]
+    pub fn post_send(
+        &mut self,
+        peer: Rank,
+        (tag, header): (u64, u64),
+        source: View,
+        token: u64,
+    ) -> Posted {
+        // SAFETY: the round and its task, or the transport, as above.
+        unsafe { (self.transport).post_send(peer, tag, header, source, token) }
+    }
+
+    /// [`Transport::inject`] of a message of a round.
+    #[inline(always)]
+    pub fn inject(
+        &mut self,
+        peer: Rank,
+        (tag, header): (u64, u64),
+        source: View,
+    ) -> std::result::Result<bool, PostError> {
+        // SAFETY: the round has not ended before this returns.
+        unsafe { (self.transport).inject(peer, tag, header, source) }
+    }
+
+    /// [`Transport::post_recv`] of a message of a round, or into control memory.
+    #[inline]
+    pub fn post_recv(&mut self, peer: Rank, tag: u64, destination: View, token: u64) -> Posted {
+        // SAFETY: the round and its task, or the transport, as above.
+        unsafe { (self.transport).post_recv(peer, tag, destination, token) }
+    }
+
+    /// [`Transport::post_put`] from control memory.
+    pub fn post_put(
+        &mut self,
+        peer: Rank,
+        source: View,
+        destination: RemoteRange,
+        token: u64,
+    ) -> Posted {
+        // SAFETY: the transport holds control memory, as above.
+        unsafe { (self.transport).post_put(peer, source, destination, token) }
+    }
+}
