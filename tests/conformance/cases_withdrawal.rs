@@ -24,13 +24,16 @@ fn bytes_of(number: u64) -> usize {
     100_000 * (1 + number as usize % 7)
 }
 
-/// Takes the memory back some polls after it was given, and writes over it at once. How each has ended comes after that.
+/// Takes the memory back some polls after it was given, and writes over it at once.
 fn take_back(polls: u32) -> Vec<Step> {
     let mut steps = vec![Absent { steps: polls }, Withdraw];
     steps.extend(NUMBERS.map(|token| Scribble { token }));
-    let outcomes = [Outcome::Done, Outcome::Cancelled];
-    steps.extend(NUMBERS.map(|token| ExpectEither { token, outcomes }));
     steps
+}
+
+fn ends() -> impl Iterator<Item = Step> {
+    let outcomes = [Outcome::Done, Outcome::Cancelled];
+    NUMBERS.map(move |token| ExpectEither { token, outcomes })
 }
 
 /// A later message is not concerned.
@@ -56,6 +59,7 @@ fn withdrawn(name: &'static str) -> Case {
     let (mut sender, mut receiver) = (vec![Wait { from: 1 }], vec![Signal { to: 0 }]);
     sender.extend(sends());
     sender.extend(take_back(3));
+    sender.extend(ends());
     receiver.extend(receives());
     receiver.push(Wait { from: 0 });
     receiver.extend(end_receives());
@@ -68,13 +72,16 @@ fn withdrawn(name: &'static str) -> Case {
 fn withdrawn_before(name: &'static str) -> Case {
     let mut sender: Vec<Step> = sends().collect();
     sender.extend(take_back(0));
+    sender.push(Signal { to: 1 });
+    sender.extend(ends());
     let mut receiver = vec![Wait { from: 0 }];
     receiver.extend(receives());
     // Time for whatever still comes.
     for _ in 0..4 {
-        sender.extend([Signal { to: 1 }, Wait { from: 1 }]);
+        sender.extend([Wait { from: 1 }, Signal { to: 1 }]);
         receiver.extend([Signal { to: 0 }, Wait { from: 0 }]);
     }
+    receiver.push(Wait { from: 0 });
     receiver.extend(end_receives());
     sender.extend(send_later());
     receiver.extend(receive_later());
@@ -115,6 +122,7 @@ fn withdrawn_puts(name: &'static str, polls: u32) -> Case {
         offset += bytes;
     }
     sender.extend(take_back(polls));
+    sender.extend(ends());
     sender.extend(send_later());
     let mut receiver = vec![share(0, 1, offset), Wait { from: 0 }];
     receiver.extend(checks.clone());
