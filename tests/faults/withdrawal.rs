@@ -186,13 +186,14 @@ const BYTES_VARIABLE: &str = "LINERATE_TEST_BYTES";
 
 /// A message in one piece and in several, of which the last is with the kernel, waits in the middle
 /// of a connection, or waits to be asked for.
-const SENT_BYTES: [usize; 6] = [100_000, 500_000, 1 << 20, 2 << 20, 4 << 20, 16 << 20];
+const SENT_BYTES: [usize; 4] = [100_000, 500_000, 2 << 20, 16 << 20];
 
 #[test]
 fn what_waits_for_a_connection_is_received_as_it_was_or_never() {
     for secret in [None, Some("a secret for messages")] {
         for bytes in SENT_BYTES {
-            let mut environment = environment();
+            // Ranks meet within that time, too, which takes longer where there are connections.
+            let mut environment = vec![("LINERATE_TIMEOUT", "1".to_string())];
             environment.push(("LINERATE_TRANSPORT", "tcp".to_string()));
             environment.push((BYTES_VARIABLE, bytes.to_string()));
             if let Some(secret) = secret {

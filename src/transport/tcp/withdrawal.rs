@@ -103,12 +103,18 @@ impl Rail {
 
 #[cfg(test)]
 mod tests {
+    use super::super::TcpTransport;
+    use super::super::parking_tests::pair;
     use super::super::socket;
+    use super::super::zerocopy::Zerocopy;
     use super::*;
+    use crate::time::Time;
+    use crate::transport::{Event, Transport};
     use rustix::io::Errno;
     use std::io::Read;
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::OwnedFd;
+    use std::sync::Arc;
 
     const BYTES: usize = 64 * 1024;
 
@@ -142,5 +148,55 @@ mod tests {
         assert!(end.is_err(), "a connection that was cut has ended well");
         assert!(got.len() < sent, "{} of {sent} bytes", got.len());
         assert!(got.iter().all(|&byte| byte == 0xab));
+    }
+
+    /// Posts that have ended this way; nothing else happens.
+    fn ended(transport: &mut TcpTransport, outcome: Outcome) -> u64 {
+        let mut events = Vec::new();
+        transport.poll(Time::default(), &mut events);
+        transport.poll_slow(Time::default(), &mut events);
+        for event in &events {
+            let is_right = matches!(event, Event::Completion(end) if end.outcome == outcome);
+            assert!(is_right, "{event:?}");
+        }
+        events.len() as u64
+    }
+
+    /// Messages of one chunk fill a connection, until one has left in part; the rest of it follows from a copy.
+    #[test]
+    fn a_chunk_that_has_left_in_part_comes_as_it_was() {
+        const CHUNK: usize = 400_000;
+        let (mut from, mut to, _) = pair(1);
+        let region = Arc::new(Region::private(CHUNK).unwrap());
+        let key = from.register(region.clone()).unwrap();
+        let view = region.view().part(0, CHUNK).in_region(key, 0);
+        view.fill(1);
+        // This way the kernel holds copies.
+        from.peers[1].rails[0].zerocopy = Zerocopy::off();
+        let mut sent = 0;
+        while !from.peers[1].rails[0].is_inside_chunk() {
+            assert!(sent < 8, "more than what may wait without a receive");
+            from.post_send(1, sent, 0, view, sent).unwrap();
+            sent += 1;
+        }
+        from.withdraw();
+        view.fill(2);
+        let places = Region::private(sent as usize * CHUNK).unwrap();
+        for tag in 0..sent {
+            let place = places.view().part(tag as usize * CHUNK, CHUNK);
+            to.post_recv(0, tag, place, tag).unwrap();
+        }
+        let (mut received, mut cancelled) = (0, 0);
+        let mut looks = 0..10_000_000;
+        while received < sent {
+            looks.next().expect("the last message does not come");
+            cancelled += ended(&mut from, Outcome::Cancelled);
+            received += ended(&mut to, Outcome::Done);
+        }
+        assert_eq!(cancelled, sent);
+        let mut bytes = vec![0; places.view().len_bytes()];
+        places.view().read(0, &mut bytes);
+        let wrong = bytes[..sent as usize * CHUNK].iter().position(|&b| b != 1);
+        assert_eq!(wrong, None);
     }
 }
