@@ -37,6 +37,7 @@ fn child_entry() {
         "paused" => pause::paused(),
         "receiving" => withdrawal::receiving(),
         "reducing" => withdrawal::reducing(),
+        "thawing" => withdrawal::thawing(),
         "disagree" => disagreement::disagree(),
         "absent" => disagreement::absent(),
         "crossed" => disagreement::crossed(),

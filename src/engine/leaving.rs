@@ -184,8 +184,8 @@ impl Engine {
         let transport = self.driver.links.transport.as_ref();
         let is_fetched = (0..self.driver.links.ranks).any(|p| transport.fetches(p, usize::MAX));
         if is_fetched && given_up.iter().any(|round| round.is_unregistered()) {
-            if others.any(Round::is_unregistered) {
-                // Memory is taken back for all operations together.
+            if others.next().is_some() {
+                // Memory is taken back for all operations together, registered or not.
                 return self.fail(error, true);
             }
             self.driver.links.transport.withdraw();

@@ -206,6 +206,20 @@ impl<F> Matching<F> {
         at.and_then(|at| self.posted.remove(at)).is_some()
     }
 
+    /// Takes back the messages of this rank to itself whose bytes lie where they were sent from: the tokens of their sends.
+    pub fn take_own(&mut self) -> Vec<u64> {
+        let mut tokens = Vec::new();
+        self.messages.retain(|message| match message.payload {
+            Payload::Own(_, token) => {
+                self.counts[tag_class(message.tag)] -= 1;
+                tokens.push(token);
+                false
+            }
+            _ => true,
+        });
+        tokens
+    }
+
     /// The first message that waits and is meant: its tag and header.
     pub fn find(&self, is_meant: &mut dyn FnMut(u64, u64) -> bool) -> Option<(u64, u64)> {
         let mut waiting = self.messages.iter().map(|m| (m.tag, m.header));

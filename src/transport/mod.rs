@@ -41,10 +41,13 @@
 //! 17. [`Transport::notify`] wakes a peer that sleeps on its [`WaitSource`]; so does every message or put
 //!     that arrives there, and the last of the signals that it wants ([`Transport::want_signals`]). A wake-up is never lost, and
 //!     may be spurious.
-//! 18. After [`Transport::withdraw`] no send uses memory that its peer reads itself, mapped or out of this process: each
-//!     completes as [`Outcome::Cancelled`] unless it completes first. The peer receives such a message as it was or never, and
-//!     its receive goes on waiting; what it had read of it may be in the destination. A peer that reads this rank's regions
-//!     through [`Transport::mapped`] is told so when it asks after its last read ([`Transport::has_withdrawn`]).
+//! 18. After [`Transport::withdraw`] no send or put of before reads memory of its caller, not by the kernel or a device either,
+//!     and nothing counts that its peer reads there itself, mapped or out of this process. Each that has not completed
+//!     completes as [`Outcome::Cancelled`], or goes on from a copy. The peer receives such a message as it was or never, and its
+//!     receive goes on waiting then; part of it, or of a put, may be in the destination. What had been sent from copies, as all
+//!     short messages are, still arrives. A peer that reads this rank's regions through [`Transport::mapped`] is told so when it
+//!     asks after its last read ([`Transport::has_withdrawn`]); one that gets from them gets what is there. This call alone
+//!     may wait, for some milliseconds, where a device is sending.
 //! 19. [`Transport::inject`] is a send that has completed when it is accepted: no completion follows, and the source may be
 //!     reused. Where it says no, nothing has happened, and the message is posted.
 //! 20. Where [`Capabilities::atomics`] says so, [`Transport::post_atomic`] changes an aligned word of 8 bytes of a region, of a
@@ -439,8 +442,8 @@ pub trait Transport: Send {
         false
     }
 
-    /// Takes back all memory that peers may still read (clause 18): its owner gets it back now.
-    fn withdraw(&mut self) {}
+    /// Takes back all memory that sends and puts of this rank may still read, and peers (clause 18): its owner gets it back now.
+    fn withdraw(&mut self);
 
     /// Whether a peer has withdrawn its memory: then what was read of it through a view of
     /// [`Transport::mapped`] may be of later. Asked after the last read; whoever is told so finds

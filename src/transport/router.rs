@@ -307,6 +307,12 @@ impl Transport for Router {
 
     fn withdraw(&mut self) {
         self.shm.withdraw();
+        self.far.withdraw();
+    }
+
+    #[inline]
+    fn has_withdrawn(&self, peer: Rank) -> bool {
+        self.ways.get(peer as usize) == Some(&Way::Memory) && self.shm.has_withdrawn(peer)
     }
 
     fn backlog(&mut self, peer: Rank, tag: u64) -> u32 {

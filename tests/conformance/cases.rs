@@ -1,5 +1,5 @@
 //! The cases of clauses 1 to 9: queues, completions, failures, matching, lengths. The rest is in
-//! `cases_more.rs`.
+//! `cases_more.rs` and `cases_withdrawal.rs`.
 
 use super::script::Step::*;
 use super::script::{Case, Clock, Step};
@@ -96,6 +96,7 @@ pub fn all() -> Vec<Case> {
         wrong_lengths(),
     ];
     cases.extend(super::cases_more::all());
+    cases.extend(super::cases_withdrawal::all());
     cases
 }
 

@@ -1,5 +1,5 @@
-//! The cases of clauses 10 to 21: memory, headers, cancelling, disconnecting, oneself, empty, wake-ups, withdrawing, injecting,
-//! atomic operations, leaving.
+//! The cases of clauses 10 to 21: memory, headers, cancelling, disconnecting, oneself, empty, wake-ups, injecting, atomic operations,
+//! leaving. Clause 18 is in `cases_withdrawal.rs`.
 
 use super::cases::{LENGTHS, done, get, put, received, recv, send};
 use super::script::Step::*;
@@ -21,8 +21,6 @@ pub fn all() -> Vec<Case> {
         woken_by("clause_17_a_notification_wakes", Notify { peer: 0 }),
         woken_by("clause_17_a_message_wakes", send(0, 4, 1, 16)),
         woken_by_put(),
-        withdrawn("clause_18_a_withdrawn_message_comes_as_it_was_or_never", 0),
-        withdrawn("clause_18_a_message_is_withdrawn_while_it_is_read", 3),
         injected_messages(),
         changed_words(),
         refused_changes(),
@@ -30,7 +28,7 @@ pub fn all() -> Vec<Case> {
     ]
 }
 
-fn share(to: u32, region: u8, bytes: usize) -> Step {
+pub fn share(to: u32, region: u8, bytes: usize) -> Step {
     Share { region, bytes, to }
 }
 
@@ -536,46 +534,4 @@ fn woken_by_put() -> Case {
         Wait { from: 0 },
     ];
     Case::orderly("clause_17_a_put_wakes", vec![sleeper, waking])
-}
-
-/// Messages are taken back `polls` polls after they were sent, overwritten, and followed by others.
-fn withdrawn(name: &'static str, polls: u32) -> Case {
-    let numbers = 10..30;
-    let bytes = |number: u64| 100_000 * (1 + number as usize % 7);
-    let (mut sender, mut receiver) = (vec![Wait { from: 1 }], vec![Signal { to: 0 }]);
-    for number in numbers.clone() {
-        sender.push(send(1, number, number, bytes(number)));
-        receiver.push(recv(0, number, number, bytes(number)));
-    }
-    sender.extend([Absent { steps: polls }, Withdraw]);
-    for number in numbers.clone() {
-        let outcomes = [Outcome::Done, Outcome::Cancelled];
-        sender.push(ExpectEither {
-            token: number,
-            outcomes,
-        });
-        sender.push(Scribble { token: number });
-    }
-    // A later message is not concerned, nor does it take the place of one that was withdrawn.
-    sender.extend([
-        Signal { to: 1 },
-        Wait { from: 1 },
-        send(1, 40, 40, 70_000),
-        done(40),
-    ]);
-    receiver.push(Wait { from: 0 });
-    for number in numbers {
-        let token = number + 1_000_000;
-        receiver.push(Cancel { peer: 0, token });
-        receiver.push(ReceivedOrCancelled {
-            token,
-            seed: number,
-        });
-    }
-    receiver.extend([
-        Signal { to: 0 },
-        recv(0, 40, 40, 70_000),
-        received(40, 70_000),
-    ]);
-    Case::orderly(name, vec![sender, receiver])
 }

@@ -115,7 +115,7 @@ pub struct Mutant {
     early: Vec<Event>,
     reported: HashSet<u64>,
     key_first: Option<RegionKey>,
-    /// Sends from memory that is not registered.
+    /// Sends that have not completed.
     withdrawable: Vec<(Rank, u64)>,
 }
 
@@ -186,6 +186,7 @@ impl Mutant {
             let count = 1 + usize::from(self.fault == Fault::FailsTwice && is_failure);
             return vec![event; count];
         };
+        self.withdrawable.retain(|&(_, token)| token != end.token);
         match (self.fault, end.outcome) {
             (Fault::CompletesTwice, _) => return vec![Event::Completion(end); 2],
             (Fault::ForgetsFlushed, Outcome::Flushed) => return Vec::new(),
@@ -296,9 +297,7 @@ impl Transport for Mutant {
         }
         let posted = self.inner.test_send(peer, tag, header, source, token);
         match (self.fault, &posted) {
-            (Fault::WithdrawsInWord, Ok(())) if !source.key().is_some() => {
-                self.withdrawable.push((peer, token));
-            }
+            (Fault::WithdrawsInWord, Ok(())) => self.withdrawable.push((peer, token)),
             (Fault::Blocks, Ok(())) if bytes > 4096 => self.block_until_complete(token),
             (Fault::SendsRefused, Err(PostError::WouldBlock)) => {
                 self.reported.insert(token);

@@ -121,6 +121,13 @@ pub enum Step {
         bytes: usize,
         seed: u64,
     },
+    /// The same of a piece of which some bytes, or all, may still be zero.
+    CheckPartly {
+        region: u8,
+        offset: usize,
+        bytes: usize,
+        seed: u64,
+    },
     /// An own region is still zero everywhere.
     Untouched {
         region: u8,
@@ -180,7 +187,7 @@ pub enum Step {
         peer: Rank,
         token: u64,
     },
-    /// Takes back the memory of sends that is not registered.
+    /// Takes back the memory of sends and puts.
     Withdraw,
     /// A receive has ended well, with these bytes, or was cancelled.
     ReceivedOrCancelled {

@@ -44,6 +44,10 @@ fn stop_when_changed(address: u64) {
         memory.read_exact_at(&mut bytes, address).unwrap();
         assert!(Instant::now() < deadline, "rank 1 has not begun to reduce");
     }
+    stop();
+}
+
+fn stop() {
     let own = rustix::process::getpid();
     rustix::process::kill_process(own, rustix::process::Signal::STOP).unwrap();
 }
@@ -152,4 +156,60 @@ fn a_message_in_a_region_that_was_given_back_is_never_received() {
         ..Start::new("receiving", 2)
     };
     check_all_name_rank_1(&go_on(start.spawn(), 2));
+}
+
+/// Rank 1 stops itself before it receives what rank 0 sends it over a connection, so that the
+/// kernels' buffers fill and the rest waits at rank 0.
+pub fn thawing() {
+    let place = Place::open();
+    let comm = join().unwrap();
+    let bytes: usize = std::env::var(BYTES_VARIABLE).unwrap().parse().unwrap();
+    let buffer = comm.alloc::<f32>(bytes / 4).unwrap();
+    let value = 1.0 + comm.rank() as f32;
+    buffer.as_mut_slice().unwrap().fill(value);
+    comm.barrier().unwrap();
+    match comm.rank() {
+        1 => {
+            stop();
+            // A signal of a process may find another thread of it first.
+            std::thread::sleep(Duration::from_millis(50));
+            report(&receive(&comm, &buffer), &buffer, 1.0);
+        }
+        _ => {
+            reuse(&place, &comm.group().send(&buffer, 1).run(), &buffer);
+            place.wait_for(b'e');
+        }
+    }
+}
+
+const BYTES_VARIABLE: &str = "LINERATE_TEST_BYTES";
+
+/// A message in one piece and in several, of which the last is with the kernel, waits in the middle
+/// of a connection, or waits to be asked for.
+const SENT_BYTES: [usize; 4] = [100_000, 500_000, 2 << 20, 16 << 20];
+
+#[test]
+fn what_waits_for_a_connection_is_received_as_it_was_or_never() {
+    for secret in [None, Some("a secret for messages")] {
+        for bytes in SENT_BYTES {
+            // Ranks meet within that time, too, which takes longer where there are connections.
+            let mut environment = vec![("LINERATE_TIMEOUT", "1".to_string())];
+            environment.push(("LINERATE_TRANSPORT", "tcp".to_string()));
+            environment.push((BYTES_VARIABLE, bytes.to_string()));
+            if let Some(secret) = secret {
+                environment.push(("LINERATE_SECRET", secret.to_string()));
+                environment.push(("LINERATE_TLS", "on".to_string()));
+            }
+            let start = Start {
+                environment: &environment,
+                ..Start::new("thawing", 2)
+            };
+            let said = go_on(start.spawn(), 2);
+            let context = format!("{bytes} bytes, TLS: {}: {said:?}", secret.is_some());
+            assert!(said[0].contains("rank 1 is missing"), "{context}");
+            let is_right =
+                said[1].starts_with("ERROR rank") || said[1] == "OK with 0 wrong elements";
+            assert!(is_right, "{context}");
+        }
+    }
 }

@@ -298,6 +298,44 @@ fn a_receive_that_is_cancelled_while_it_is_written_is_not_written_any_more() {
     }
 }
 
+/// Memory is taken back while a message is read from it, and written over at once: what comes is as it was.
+#[test]
+fn memory_that_is_taken_back_while_it_is_sent_is_not_read_any_more() {
+    if !has_device("memory that is taken back while it is sent") {
+        return;
+    }
+    let mut cancelled = 0;
+    for looks in 0..12 {
+        let settings = breaking(None);
+        let mut pair = Pair::new([&settings, &settings]);
+        let source = pair.memory(0, 64 * CHUNK);
+        let place = pair.memory(1, 64 * CHUNK);
+        fill(source.view, looks);
+        let mut was = vec![0; 64 * CHUNK];
+        access::read(source.view, 0, &mut was);
+        pair.receive(1, 5, place.view, 1);
+        pair.send(0, 5, source.view, 2);
+        for _ in 0..looks {
+            pair.step();
+        }
+        pair.ranks[0].transport.withdraw();
+        access::fill(source.view, 0xee);
+        cancelled += u32::from(pair.end(0, 2).outcome == Outcome::Cancelled);
+        pair.greet(looks);
+        let mut found = vec![0; 64 * CHUNK];
+        access::read(place.view, 0, &mut found);
+        match pair.ranks[1].ends.iter().any(|end| end.token == 1) {
+            true => assert_eq!(found, was),
+            false => {
+                let mut both = found.iter().zip(&was);
+                let later = both.position(|(&found, &was)| found != 0 && found != was);
+                assert_eq!(later, None, "after {looks} looks");
+            }
+        }
+    }
+    assert!(cancelled > 0, "every message had come before");
+}
+
 /// Runs `ip`, which changes the machine: only in a guest of tools/rdma-vm.
 fn ip(words: &str) {
     let done = Command::new("ip").args(words.split(' ')).output().unwrap();

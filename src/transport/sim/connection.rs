@@ -28,7 +28,13 @@ impl Operation {
             return;
         }
         self.leg = Leg::Whole;
-        if let Payload::Held(source, _region) = &self.payload {
+        self.copy_source();
+    }
+
+    /// What is sent or put is as it is now, whatever becomes of its memory.
+    fn copy_source(&mut self) {
+        let is_own = matches!(self.action, Action::Send { .. } | Action::Put { .. });
+        if let (Payload::Held(source, _region), true) = (&self.payload, is_own) {
             let mut bytes = vec![0; source.len_bytes()].into_boxed_slice();
             kernel::read(*source, 0, &mut bytes);
             self.payload = Payload::Copied(bytes);
@@ -37,6 +43,11 @@ impl Operation {
 }
 
 impl State {
+    pub(super) fn withdraw(&mut self, rank: Rank) {
+        let operations = self.rank(rank).operations.all_mut();
+        operations.for_each(Operation::copy_source);
+    }
+
     pub(super) fn connect(&mut self, rank: Rank, peer: Rank) -> Result<()> {
         let own = self.ranks[rank as usize].side(peer);
         if own.is_live() {

@@ -214,6 +214,13 @@ impl Transport for SimTransport {
         }
     }
 
+    /// Takes memory back by a copy of it: what was sent comes as it was.
+    fn withdraw(&mut self) {
+        if let Some(mut state) = self.alive() {
+            state.withdraw(self.rank);
+        }
+    }
+
     /// Hands over what the world has delivered. The world has its own time, so `now` is not looked at.
     fn poll(&mut self, _now: Time, events: &mut Vec<Event>) {
         let Some(mut state) = self.alive() else {

@@ -86,6 +86,9 @@ impl Peer {
         for piece in arrived.map_err(Loss::Peer)? {
             self.note_arrived(piece, shared);
         }
+        // What was taken back is not sent again.
+        let outgoing = &self.outgoing;
+        (lost.unacked).retain(|piece| outgoing.contains_key(&piece.transfer));
         shared.counts.chunks_again += lost.unacked.len() as u64;
         self.again.extend(lost.unacked);
         Ok(())

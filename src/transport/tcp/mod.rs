@@ -9,6 +9,7 @@
 //!   in a buffer if their receive is not posted yet; beyond that they wait to be asked for. So memory is bounded, and a
 //!   message without a receive holds nothing up.
 //! * A rail that is lost is replaced, and what had not come on it goes over the others: `losses.rs`.
+//! * Memory that is taken back is sent no more, not by the kernel either: `withdrawal.rs`.
 //! * Every connection begins with the handshake of [`crate::wire`]: `doors.rs`. In jobs of more than a few ranks connections
 //!   are made at the first use, and [`Transport::connect`] only takes the address.
 //! * The kernel looks for peers that are gone without a word (TCP_USER_TIMEOUT, keep-alive): its clock, not the caller's.
@@ -39,6 +40,7 @@ mod sending;
 mod socket;
 mod staging;
 mod stream;
+mod withdrawal;
 mod zerocopy;
 
 use super::keys::RegionKeys;
@@ -295,6 +297,9 @@ impl TcpTransport {
 
     /// A peer has failed.
     fn fail(&mut self, rank: Rank, cause: &str) {
+        // Its posts end, and their memory with them.
+        let rails = &mut self.peers[rank as usize].rails;
+        rails.iter_mut().for_each(Rail::cut_if_held);
         self.end(rank, Event::PeerFailed(rank, cause.into()));
     }
 

@@ -147,6 +147,8 @@ pub struct Peer {
     pub incoming: BTreeMap<u64, Incoming>,
     pub outgoing: BTreeMap<u64, Outgoing>,
     pub next_transfer: u64,
+    /// Transfers below this one that are not known were taken back.
+    pub withdrawn_below: u64,
     /// Transfers with pieces to send, and pieces to send again.
     pub waiting: VecDeque<u64>,
     pub again: VecDeque<Piece>,
@@ -284,6 +286,7 @@ impl Peer {
             incoming: BTreeMap::new(),
             outgoing: BTreeMap::new(),
             next_transfer: 1,
+            withdrawn_below: 0,
             waiting: VecDeque::new(),
             again: VecDeque::new(),
             short_puts: VecDeque::new(),

@@ -128,6 +128,17 @@ impl Transport for TcpTransport {
         Ok(())
     }
 
+    fn withdraw(&mut self) {
+        for rank in 0..self.peers.len() as Rank {
+            let known = &mut self.peers[rank as usize];
+            if known.withdraw(&mut self.shared) {
+                self.refresh_active();
+                self.pump(rank);
+                self.dial_if_needed(rank, false);
+            }
+        }
+    }
+
     fn backlog(&mut self, peer: Rank, tag: u64) -> u32 {
         let class = tag_class(tag);
         match self.peers.get(peer as usize) {

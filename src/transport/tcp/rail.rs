@@ -4,7 +4,7 @@ use super::peer::Shared;
 use super::secure::Secure;
 use super::socket;
 use super::zerocopy::Zerocopy;
-use crate::memory::View;
+use crate::memory::{Region, View};
 use crate::wire::{FrameHeader, HEADER_BYTES};
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -21,6 +21,8 @@ pub struct OutChunk {
     pub view: View,
     /// Of header and view together.
     pub sent: usize,
+    /// What the view is of, if the chunk's own memory was taken back.
+    pub copy: Option<Region>,
 }
 
 /// A piece of a transfer, as sent on a rail.

@@ -290,6 +290,10 @@ impl Peer {
                 transfer,
                 is_eager,
             } => self.handle_announce((tag, header), (transfer, total), is_eager, shared),
+            // What was taken back is not sent, and has ended.
+            Frame::Pull { transfer } | Frame::Skip { transfer } if self.is_withdrawn(transfer) => {
+                Ok(())
+            }
             Frame::Pull { transfer } => {
                 self.check_unasked(transfer)?;
                 self.waiting.push_back(transfer);

@@ -432,6 +432,7 @@ impl Peer {
             header: header.emit(),
             view,
             sent: 0,
+            copy: None,
         })
     }
 

@@ -3,7 +3,8 @@
 //!
 //! Nobody waits for that: a chunk ends with the peer's acknowledgement, after which nothing that the kernel may still send
 //! of it is read any more. The notices tell something else: whether a copy was made after all, as for loopback, where it
-//! costs more than an ordinary one. Then the rail sends its chunks as ever.
+//! costs more than an ordinary one. Then the rail sends its chunks as ever. And they tell which rails have to be cut where
+//! memory is taken back (`withdrawal.rs`).
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -73,6 +74,16 @@ impl Zerocopy {
     #[inline]
     pub fn look(&mut self, socket: BorrowedFd<'_>) -> bool {
         self.pending > 0 && self.look_now(socket)
+    }
+
+    /// Whether the kernel still has pages that it was given. Reads all that it says.
+    pub fn is_holding(&mut self, socket: BorrowedFd<'_>) -> bool {
+        let mut before = self.pending + 1;
+        while self.pending < before {
+            before = self.pending;
+            self.look(socket);
+        }
+        self.pending > 0
     }
 
     fn look_now(&mut self, socket: BorrowedFd<'_>) -> bool {

@@ -18,7 +18,7 @@
 //! * Posts are linked and handed over by [`Transport::poll`], with one doorbell per peer and rail; one in sixteen, and the last,
 //!   makes a completion. What finds nothing before it, and the first words, leave with the call that posts them.
 //! * A receive whose memory is taken back while it may be written costs a generation: only the end of the queue pair stops
-//!   the peer's device at once.
+//!   the peer's device at once. So does memory that is taken back while it is sent.
 //! * Waiting is on a descriptor that completion channels, asynchronous events and the control transport make readable; channels
 //!   are armed at slow looks.
 //!

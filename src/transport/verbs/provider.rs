@@ -172,6 +172,17 @@ impl Transport for VerbsTransport {
         self.send(peer, (tag, header), source, None).map(|()| true)
     }
 
+    fn withdraw(&mut self) {
+        for rank in 0..self.peers.len() as Rank {
+            let known = &self.peers[rank as usize];
+            if known.is_up() && known.is_read() {
+                // Only the end of the queue pair stops the device.
+                self.handle_fault(rank, None, "memory was taken back while it was sent");
+            }
+            self.peers[rank as usize].withdraw(&mut self.shared);
+        }
+    }
+
     fn backlog(&mut self, peer: Rank, tag: u64) -> u32 {
         let class = tag_class(tag);
         match self.peers.get(peer as usize) {

@@ -66,16 +66,34 @@ impl Peer {
 
     /// A put or get names no region of the peer.
     pub fn end_badly(&mut self, id: u64, shared: &mut Shared) {
+        self.end_unmoved(id, Outcome::BadKey, shared);
+    }
+
+    /// Whether the device may be reading memory of this rank for messages or puts.
+    pub fn is_read(&self) -> bool {
+        let is_posted = |t: &Transfer| t.has_end || t.under_way.iter().any(|&count| count > 0);
+        let mut written = self.transfers.values().filter(|t| t.kind != Kind::Get);
+        written.any(is_posted)
+    }
+
+    /// Ends every message and put of this rank that has not ended. No device reads for them any more.
+    pub fn withdraw(&mut self, shared: &mut Shared) {
+        for token in self.matching.take_own() {
+            shared.complete(self.rank, token, Outcome::Cancelled, 0, 0);
+        }
+        let written = self.transfers.iter().filter(|(_, t)| t.kind != Kind::Get);
+        let ids: Vec<u64> = written.map(|(&id, _)| id).collect();
+        for id in ids {
+            self.end_unmoved(id, Outcome::Cancelled, shared);
+        }
+    }
+
+    /// A transfer ends before it has moved.
+    fn end_unmoved(&mut self, id: u64, outcome: Outcome, shared: &mut Shared) {
         let Some(transfer) = self.transfers.remove(&id) else {
             return;
         };
-        shared.complete(
-            self.rank,
-            transfer.token,
-            Outcome::BadKey,
-            transfer.total,
-            0,
-        );
+        shared.complete(self.rank, transfer.token, outcome, transfer.total, 0);
         for (_, entry) in self.send.entries_mut() {
             if matches!(entry, Entry::End { transfer, .. } if *transfer == id) {
                 *entry = Entry::Nothing;
