@@ -125,6 +125,7 @@
 //!   those are), or by reading it out of this process (`transport/shm/fetch.rs`), both sides allowing. A rank that fails takes
 //!   all of it back before its caller gets it (`transport/shm/recall.rs`): what peers read of it later they do not count, and
 //!   hand on to nobody. Each looks after it has read, before the step or message counts as done.
+//!   What waits for a connection or a device is sent no more (`transport/tcp/withdrawal.rs`, clause 18).
 //! * Connections between ranks (`transport/tcp`) begin with a proof of the job's secret on both sides. One that is lost is
 //!   replaced, and exactly what had not come on it is sent again; a rank sleeps on one descriptor for all of them.
 //! * With TLS everything behind that proof is sealed, control and data, with keys that both sides derive from it and that

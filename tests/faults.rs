@@ -1,6 +1,6 @@
 //! What happens to a rank, and what the others make of it: death, interruption, a pause, memory
 //! that goes or is given back while it is read, disagreement, absence, limits of descriptors and
-//! memory, other jobs and other users. Real processes over shared memory.
+//! memory, other jobs and other users. Real processes, most of them over shared memory.
 //!
 //! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child runs [`child_entry`] and
 //! nothing else. Read first: `faults/job.rs`.
