@@ -61,7 +61,10 @@ fn softmax(weights: &[f32], image: &[f32; INPUTS]) -> [f32; CLASSES] {
 
 /// Images and their digits: 64 pixels from 0 to 16 and the digit on each line.
 fn load() -> Vec<([f32; INPUTS], usize)> {
-    let csv = include_str!("../tests/data/optdigits/digits.csv");
+    let csv = include_str!(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/data/optdigits/digits.csv"
+    ));
     let parse = |line: &str| {
         let values: Vec<u8> = line.split(',').map(|v| v.parse().unwrap()).collect();
         let mut image = [1.0f32; INPUTS];

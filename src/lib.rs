@@ -177,6 +177,7 @@ mod cost;
 mod engine;
 mod error;
 mod fusion;
+pub mod guide;
 mod kernel;
 mod limits;
 mod memory;

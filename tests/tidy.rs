@@ -6,6 +6,8 @@
 
 #[path = "tidy/face.rs"]
 mod face;
+#[path = "tidy/guides.rs"]
+mod guides;
 #[path = "tidy/text.rs"]
 mod text;
 
