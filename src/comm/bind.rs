@@ -72,13 +72,13 @@ pub(super) fn borrow<'a>(call: &Call<'a>, uses: &Uses) -> Result<HeldBoth<'a>> {
     Ok([input, output])
 }
 
-/// The call has failed at once, while peers may still reach its memory.
+/// The call has failed at once, for this reason, while peers may still reach its memory.
 #[cold]
-pub(super) fn fail(call: &Call<'_>, held: HeldBoth<'_>) {
+pub(super) fn fail(call: &Call<'_>, held: HeldBoth<'_>, reason: &Error) {
     for (buffer, held) in [call.input, call.output].into_iter().zip(held) {
         // In place the one borrow is for both.
         if let Some(held) = held.filter(|_| buffer.is_some_and(RawBuffer::is_registered)) {
-            held.fail();
+            held.fail(reason);
         }
     }
 }

@@ -167,7 +167,8 @@ impl<T: Element> Buffer<T> {
     /// Copies `source` to the elements from element `index` on. Panics if they do not fit.
     ///
     /// # Errors
-    /// [`Error::InUse`]: something uses some of them; [`Error::Forked`].
+    /// [`Error::InUse`]: something uses some of them, or other ranks may still read them, because
+    /// an operation could not end after a rank had left; [`Error::Forked`].
     pub fn write(&self, index: usize, source: &[T]) -> Result<()> {
         let part = self.range(index..index + source.len());
         let (borrows, place) = part.raw.borrows()?;

@@ -76,7 +76,7 @@ impl Shared {
                     Some(Ok(())) => return Ok(()),
                     Some(Err(error)) => {
                         if engine.failure().is_some() {
-                            bind::fail(call, borrows);
+                            bind::fail(call, borrows, &error);
                         }
                         return Err(error);
                     }

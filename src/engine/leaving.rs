@@ -192,7 +192,7 @@ impl Engine {
         }
         self.given_up.rounds.append(&mut given_up);
         if let Some(mut call) = self.tasks[index].call.take() {
-            call.fail();
+            call.fail(&error);
             self.given_up.calls.push(call);
         }
         self.end_task(index, Err(error));

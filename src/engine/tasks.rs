@@ -56,10 +56,10 @@ impl TaskCall {
         all.for_each(Kept::end);
     }
 
-    /// The task has failed.
-    pub(super) fn fail(&mut self) {
+    /// The task has failed, for this reason.
+    pub(super) fn fail(&mut self, reason: &Error) {
         let all = self.keep.iter_mut().flatten().chain(&mut self.keep_others);
-        all.for_each(Kept::fail);
+        all.for_each(|kept| kept.fail(reason));
     }
 }
 
@@ -274,7 +274,7 @@ impl Engine {
         match (&self.failure, &mut task.call) {
             (None, call) => call.take().map_or((), TaskCall::end),
             // Peers may still reach the memory: it is kept until the communicator ends.
-            (Some(_), Some(call)) => call.fail(),
+            (Some(reason), Some(call)) => call.fail(reason),
             (Some(_), None) => {}
         }
         if task.is_detached {

@@ -3,7 +3,8 @@
 //! Slices, copies and operations borrow ranges: shared where they read, exclusively where they
 //! write. A range that peers could reach when its operation failed stays *failed* for good, because
 //! a peer that is only stopped may still write there; copies that tolerate concurrent writes are
-//! all that is left for it.
+//! all that is left for it. Where the operation failed because a rank had left, other ranks may
+//! still read the range, so that it can be copied and not written.
 //!
 //! This module decides and counts. It touches no bytes.
 
@@ -28,8 +29,30 @@ enum User {
     Slice,
     /// An operation that has not ended, by name.
     Operation(&'static str),
-    /// An operation that failed while peers could reach the range.
+    /// An operation that failed while peers could write the range.
     Failed(&'static str),
+    /// An operation that could not end because a rank had left. Other ranks may still read what it
+    /// has sent, and count it.
+    GivenUp(&'static str),
+}
+
+impl User {
+    /// An operation that has failed for this reason.
+    fn failed(reason: &Error) -> fn(&'static str) -> User {
+        match reason {
+            Error::Left { .. } => User::GivenUp,
+            _ => User::Failed,
+        }
+    }
+
+    /// Whether a copy may use the range all the same.
+    fn lets_copy(self, access: Access) -> bool {
+        match self {
+            User::Slice | User::Operation(_) => false,
+            User::Failed(_) => true,
+            User::GivenUp(_) => access == Access::Shared,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -112,12 +135,12 @@ impl Borrows {
         for other in &state.borrows {
             let start = other.bytes.start.max(bytes.start);
             let meets = start < other.bytes.end.min(bytes.end);
-            let is_failed = matches!(other.user, User::Failed(_));
+            let is_failed = matches!(other.user, User::Failed(_) | User::GivenUp(_));
             let is_shared = access == Access::Shared && other.access == Access::Shared;
             if !meets || is_shared && !is_failed {
                 continue;
             }
-            if !(is_failed && may_have_failed) {
+            if !(may_have_failed && other.user.lets_copy(access)) {
                 return Err(in_use(&bytes, other.user));
             }
             condition = Condition::Failed;
@@ -143,12 +166,12 @@ impl Borrows {
     }
 
     /// The operation of a borrow has failed, and peers may still reach the bytes.
-    fn fail(&self, ticket: u64) {
+    fn fail(&self, ticket: u64, failed: fn(&'static str) -> User) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(borrow) = state.borrows.iter_mut().find(|b| b.ticket == ticket)
             && let User::Operation(name) = borrow.user
         {
-            borrow.user = User::Failed(name);
+            borrow.user = failed(name);
         }
     }
 }
@@ -162,9 +185,9 @@ pub struct Held<'a> {
 }
 
 impl Held<'_> {
-    /// The operation has failed, and peers may still reach the bytes.
-    pub fn fail(self) {
-        self.borrows.fail(self.ticket);
+    /// The operation has failed, for this reason, and peers may still reach the bytes.
+    pub fn fail(self, reason: &Error) {
+        self.borrows.fail(self.ticket, User::failed(reason));
         std::mem::forget(self);
     }
 
@@ -221,11 +244,15 @@ impl Kept {
         }
     }
 
-    /// The operation has failed. Bytes that peers cannot reach are free again.
-    pub fn fail(&mut self) {
+    /// The operation has failed, for this reason. Bytes that peers cannot reach are free again.
+    pub fn fail(&mut self, reason: &Error) {
+        self.release(User::failed(reason));
+    }
+
+    fn release(&mut self, failed: fn(&'static str) -> User) {
         if let Some((borrows, ticket)) = self.borrow.take() {
             match self.is_reachable {
-                true => borrows.fail(ticket),
+                true => borrows.fail(ticket, failed),
                 false => borrows.leave(ticket),
             }
         }
@@ -235,7 +262,7 @@ impl Kept {
 impl Drop for Kept {
     /// An operation that has not ended as it should.
     fn drop(&mut self) {
-        self.fail();
+        self.release(User::Failed);
     }
 }
 
@@ -252,6 +279,12 @@ fn in_use(bytes: &Range<usize>, user: User) -> Error {
         User::Failed(name) => (
             format!("{name}, which failed while peers could write there"),
             "copy the elements (Buffer::read, Buffer::write), and allocate another buffer",
+        ),
+        User::GivenUp(name) => (
+            format!(
+                "{name}, which a rank that has left kept from its end: others may still read there"
+            ),
+            "copy the elements (Buffer::read), and allocate another buffer",
         ),
     };
     Error::InUse {
@@ -312,10 +345,26 @@ mod tests {
     }
 
     #[test]
+    fn what_others_may_still_read_after_a_leave_is_copied_and_not_written() {
+        let borrows = Arc::new(Borrows::default());
+        let held = borrows.borrow_operation(0..8, Access::Exclusive, "broadcast");
+        let mut kept = held.unwrap().keep(&borrows, owner(), true);
+        kept.fail(&Error::Left {
+            rank: 2,
+            operation: "broadcast".into(),
+        });
+        drop(borrows.borrow_copy(0..8, Access::Shared).unwrap());
+        let text = borrows.borrow_copy(0..8, Access::Exclusive).unwrap_err();
+        assert!(text.to_string().contains("has left"), "{text}");
+        assert!(borrows.borrow_slice(0..8, Access::Shared).is_err());
+    }
+
+    #[test]
     fn memory_of_this_process_is_free_after_a_failure() {
         let borrows = Arc::new(Borrows::default());
         let held = borrows.borrow_operation(0..8, Access::Exclusive, "broadcast");
-        held.unwrap().keep(&borrows, owner(), false).fail();
+        let reason = Error::internal("as if");
+        held.unwrap().keep(&borrows, owner(), false).fail(&reason);
         drop(borrows.borrow_slice(0..8, Access::Exclusive).unwrap());
     }
 
