@@ -4,8 +4,8 @@
 //! words are loom's atomics and bytes are cells that notice an access without order. Each test then weakens every
 //! ordering of the file, one at a time, and asserts that loom finds a failure: so each ordering is needed, and would be
 //! missed.
-// The files have more than the models use, and some call what is `unsafe` of real memory.
-#![allow(dead_code, unsafe_code)]
+// The files have more than the models use, and what is `unsafe` of real memory is safe of a model's.
+#![allow(dead_code, unsafe_code, unused_unsafe)]
 
 #[path = "../src/memory/bell.rs"]
 mod bell;
@@ -23,7 +23,7 @@ mod ring;
 use bell::Bell;
 use control::{Binding, Line, load_retired, store_retired};
 use loom::thread::{self, yield_now};
-use memory::{Place, RegionKey, View, futex_wait, futex_wake_all, word32};
+use memory::{Place, RegionKey, View, futex_wait, futex_wake_all};
 use quota::Quota;
 use ring::{Consumer, Producer, RecordHeader, RingMemory};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -281,11 +281,11 @@ fn sleeper_and_waker() {
     let waker = thread::spawn(move || {
         for number in 1..=2 {
             // Relaxed: whether the sleeper sees it is a matter of the bell alone.
-            word32(&news).store(number, sync::Ordering::Relaxed);
+            news.word32(0).store(number, sync::Ordering::Relaxed);
             bell.wake();
         }
     });
-    let all = move || word32(&news).load(sync::Ordering::Relaxed) == 2;
+    let all = move || news.word32(0).load(sync::Ordering::Relaxed) == 2;
     while !all() {
         bell.sleep(Duration::MAX, all);
     }
@@ -305,10 +305,10 @@ fn sleeper_with_a_quota() {
     let (bell, quota) = (Bell::new(count, sleeping), Quota::new(View::new(1)));
     quota.set(2);
     let waker = thread::spawn(move || {
-        word32(&news).store(1, sync::Ordering::Relaxed);
+        news.word32(0).store(1, sync::Ordering::Relaxed);
         bell.wake_when(|| quota.count(), || ());
     });
-    let has_come = move || word32(&news).load(sync::Ordering::Relaxed) == 1;
+    let has_come = move || news.word32(0).load(sync::Ordering::Relaxed) == 1;
     while !has_come() {
         bell.sleep(Duration::MAX, || {
             quota.open();

@@ -57,7 +57,7 @@ const TOP_LEVEL: [&str; 13] = [
 ];
 
 /// Where unsafe code may be.
-const UNSAFE_ALLOWED: [&str; 26] = [
+const UNSAFE_ALLOWED: [&str; 24] = [
     "src/memory/",
     "src/kernel/simd/",
     // The safe accesses of views, for the rest of the crate.
@@ -84,9 +84,6 @@ const UNSAFE_ALLOWED: [&str; 26] = [
     // The same of tests that drive a transport, and a transport with faults.
     "tests/access/",
     "tests/conformance/mutants.rs",
-    // Models of memory, for files that call what is unsafe of real memory.
-    "tests/loom",
-    "tests/shuttle",
     // An allocator that counts.
     "tests/steady",
     // What a connection has sent, which no safe call tells.

@@ -204,9 +204,7 @@ impl View {
         std::array::from_fn(|index| self.word(start + 8 * index))
     }
 
-    /// # Safety
-    /// None is needed here: it is `unsafe` because it is of the memory that this is the model of.
-    pub unsafe fn word32(&self, start: usize) -> &Word32 {
+    pub fn word32(&self, start: usize) -> &Word32 {
         assert_eq!(self.start + start, 0, "one 32-bit word a view");
         &self.memory.first
     }
@@ -228,10 +226,4 @@ impl View {
             self.store(index, source.load::<u64>(index));
         }
     }
-}
-
-/// The 32-bit word of a view.
-pub fn word32(view: &View) -> &Word32 {
-    // SAFETY: the memory of the model lives on.
-    unsafe { view.word32(0) }
 }

@@ -2,7 +2,7 @@
 //! locks and wake-ups is what the real one does: everything under the lock of [`crate::driving::Driving`].
 
 use crate::error::{Error, Result};
-use crate::memory::{Bell, Quota, View, time_out_one, word32};
+use crate::memory::{Bell, Quota, View, time_out_one};
 use crate::sync::{Arc, AtomicBool, AtomicU32, Ordering};
 use crate::time::Time;
 use crate::transport::WaitSource;
@@ -70,7 +70,7 @@ impl Peer {
     /// time: the first must tell the others.
     pub fn die(&self) {
         self.is_dead.store(true, Ordering::SeqCst);
-        while !self.is_noticed() && !time_out_one(word32(&self.bell)) {
+        while !self.is_noticed() && !time_out_one(self.bell.word32(0)) {
             crate::sync::yield_now();
         }
     }

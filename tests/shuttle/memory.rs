@@ -72,16 +72,9 @@ impl View {
         })))
     }
 
-    /// # Safety
-    /// None is needed here: it is `unsafe` because it is of the memory that this is the model of.
-    pub unsafe fn word32(&self, _start: usize) -> &Word32 {
+    pub fn word32(&self, _start: usize) -> &Word32 {
         self.0
     }
-}
-
-/// The word of a view.
-pub fn word32(view: &View) -> &Word32 {
-    view.0
 }
 
 /// Sleeps while the word has this value, and for no time limit.

@@ -28,7 +28,8 @@ pub struct RecordHeader {
     pub words: [u64; 5],
 }
 
-/// The two indices and the bytes of one ring, as views of shared memory.
+/// The two indices and the bytes of one ring, as views of shared memory: of a segment, which the
+/// transport of each end keeps mapped as long as that end.
 #[derive(Clone, Copy, Debug)]
 pub struct RingMemory {
     /// Index written by the producer, in a cache line of its own.
@@ -89,15 +90,18 @@ impl Producer {
         }
         if padding > 0 {
             let word = KIND_PADDING | ((padding as u64) << 32);
-            kernel::store(self.memory.bytes, at / 8, word);
+            // SAFETY: see `RingMemory`.
+            unsafe { self.memory.bytes.store(at / 8, word) };
             self.head += padding as u64;
         }
         let at = (self.head as usize) & (RING_BYTES - 1);
         let record = self.memory.bytes.part(at, total);
         let first = u64::from(header.kind) | (u64::from(header.payload_bytes) << 32);
-        kernel::store(record, 0, first);
+        // SAFETY: see `RingMemory`.
+        unsafe { record.store(0, first) };
         for (index, word) in header.words.into_iter().enumerate() {
-            kernel::store(record, 1 + index, word);
+            // SAFETY: see `RingMemory`.
+            unsafe { record.store(1 + index, word) };
         }
         kernel::copy(payload, record.part(HEADER_BYTES, payload.len_bytes()));
         self.head += total as u64;
@@ -145,7 +149,8 @@ impl Consumer {
             if available == 0 {
                 return Ok(None);
             }
-            let first: u64 = kernel::load(self.memory.bytes, at / 8);
+            // SAFETY: see `RingMemory`.
+            let first: u64 = unsafe { self.memory.bytes.load(at / 8) };
             let payload_bytes = (first >> 32) as usize;
             let (kind, total) = match first & 0xff {
                 KIND_PADDING => (None, payload_bytes),
@@ -165,7 +170,8 @@ impl Consumer {
                 continue;
             };
             let record = self.memory.bytes.part(at, total);
-            let words = std::array::from_fn(|i| kernel::load(record, 1 + i));
+            // SAFETY: see `RingMemory`.
+            let words = std::array::from_fn(|i| unsafe { record.load(1 + i) });
             return Ok(Some(Record {
                 header: RecordHeader {
                     kind,
