@@ -84,6 +84,8 @@ const UNSAFE_ALLOWED: [&str; 24] = [
     // The same of tests that drive a transport, and a transport with faults.
     "tests/access/",
     "tests/conformance/mutants.rs",
+    // Shows that a post is written with its promise.
+    "tests/misuse/builds.rs",
     // An allocator that counts.
     "tests/steady",
     // What a connection has sent, which no safe call tells.
