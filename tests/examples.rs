@@ -10,14 +10,9 @@ fn folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
         let build = Command::new(env!("CARGO"))
-            .args([
-                "build",
-                "--quiet",
-                "--locked",
-                "--examples",
-                "--package",
-                "linerate",
-            ])
+            // Of the whole workspace, as most tests are run: of one package the features of
+            // dependencies are others, and everything would be built again.
+            .args(["build", "--quiet", "--locked", "--workspace", "--examples"])
             .current_dir(env!("CARGO_MANIFEST_DIR"))
             .status();
         assert!(

@@ -239,7 +239,7 @@ fn real_ranks_learn_with_every_scheme_and_lose_no_gradient() {
 fn what_cannot_be_run_is_refused_before_anything_starts() {
     for (line, reason) in [
         ("--steps 3", "8..=100000"),
-        ("--plots /nonexistent", "--plots"),
+        ("--plots /dev/null/plots", "--plots"),
         ("--part table2", "possible values"),
         ("--compute-ms 0", "--compute-ms"),
         ("--json /nonexistent/x", "--json"),
