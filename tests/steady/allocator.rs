@@ -22,6 +22,7 @@ thread_local! {
     static IS_COUNTING: Cell<bool> = const { Cell::new(false) };
     static COUNT: Cell<u64> = const { Cell::new(0) };
     static BYTES: Cell<u64> = const { Cell::new(0) };
+    static LOOKED_AT: Cell<u64> = const { Cell::new(0) };
     static TRACES: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -29,6 +30,18 @@ struct Counting;
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
+
+impl Allocated {
+    /// The sum of both.
+    pub fn add(&mut self, other: Allocated) {
+        self.count += other.count;
+        self.bytes += other.bytes;
+        let known = std::mem::take(&mut self.traces);
+        self.traces = known.into_iter().chain(other.traces).collect();
+        self.traces.sort();
+        self.traces.dedup();
+    }
+}
 
 /// Runs it and counts what this thread allocates meanwhile.
 pub fn count(run: impl FnOnce()) -> Allocated {
@@ -53,7 +66,7 @@ fn note(bytes: usize) {
     // What follows allocates too.
     IS_COUNTING.set(false);
     TRACES.with_borrow_mut(|traces| {
-        if COUNT.get() > LOOKED_AT_MAX {
+        if LOOKED_AT.replace(LOOKED_AT.get() + 1) >= LOOKED_AT_MAX {
             return;
         }
         let trace = own_frames(&Backtrace::force_capture().to_string());
@@ -67,8 +80,7 @@ fn note(bytes: usize) {
 /// The functions of this crate in a backtrace, innermost first, with their lines.
 fn own_frames(trace: &str) -> String {
     let lines: Vec<&str> = trace.lines().map(str::trim).collect();
-    let is_own =
-        |line: &&[&str]| line[0].contains(": linerate::") || line[0].contains(": <linerate::");
+    let is_own = |line: &&[&str]| line[1].starts_with("at ./src/");
     let frame = |line: &[&str]| {
         let name = line[0].split_once(": ").map_or(line[0], |(_, name)| name);
         format!("{name} {}", line[1])
