@@ -439,15 +439,15 @@ impl VerbsTransport {
     ) -> Result<(), Option<String>> {
         let rail = &self.shared.rails[at];
         let peer = &self.peers[rank as usize];
-        let link = peer.links[at].as_ref().ok_or(None)?;
+        let own = peer.links[at].as_ref();
+        let link = own.ok_or_else(|| Some(self.describe_apart(rank, at)))?;
         if offer.is_ethernet != rail.is_ethernet {
             return Err(Some(format!(
                 "{} is {} and the peer's rail {at} is not",
                 rail.name,
-                if rail.is_ethernet {
-                    "Ethernet"
-                } else {
-                    "InfiniBand"
+                match rail.is_ethernet {
+                    true => "Ethernet",
+                    false => "InfiniBand",
                 }
             )));
         }
