@@ -110,7 +110,7 @@ impl<T: Element> Shape<T> {
         Ok(part::<T>(data, self.rank as usize * count, count))
     }
 
-    /// The own one of the blocks of `data`, which have so many elements.
+    /// The block of `data` that belongs to this rank, where block r has `counts[r]` elements.
     pub(super) fn own_block_of(&self, data: &RawBuffer, counts: &[u64]) -> Result<RawBuffer> {
         let (start, own) = self.own_place(counts)?;
         match start.checked_add(own) {
@@ -156,7 +156,7 @@ impl<T: Element> Shape<T> {
         )))
     }
 
-    /// Where the own block begins among blocks of so many elements, and its elements.
+    /// Where this rank's block begins, and its elements, where block r has `counts[r]` elements.
     fn own_place(&self, counts: &[u64]) -> Result<(usize, usize)> {
         let Some(&own) = counts.get(self.rank as usize) else {
             return Err(Error::invalid(format!(

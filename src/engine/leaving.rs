@@ -60,7 +60,7 @@ impl Engine {
         self.driver.links.transport.leave(self.driver.retired)
     }
 
-    /// A peer has left in good order, after so many collectives.
+    /// A peer has left in good order. It has completed `done` collectives.
     pub(super) fn handle_peer_left(&mut self, peer: Rank, done: u64) {
         self.driver.links.mark_left(peer, done);
         self.driver.moved = true;

@@ -395,7 +395,7 @@ impl Links {
         gone.get_or_insert(cause);
     }
 
-    /// Notes that a peer has left in good order, after so many collectives.
+    /// Notes that a peer has left in good order, after it has completed `done` collectives.
     pub fn mark_left(&mut self, peer: Rank, done: u64) {
         self.peers[peer as usize].left = Some(done);
     }
