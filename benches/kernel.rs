@@ -1,12 +1,14 @@
-//! Reductions on one core, each beside the plain compiler loop over slices in the same run: `plain` is compiled for the
-//! base x86-64 (16-byte vectors), `avx2 loop` and `avx512 loop` are the same loop for 32- and 64-byte vectors.
+//! Reductions on one core, each beside the plain compiler loop over slices in the same run: `plain`
+//! is compiled for the base x86-64 (16-byte vectors), `avx2 loop` and `avx512 loop` are the same
+//! loop for 32- and 64-byte vectors.
 //!
-//! `rotating`: the buffers change with every call and together exceed the last-level cache, so memory is
-//! measured. `warm`: the same 64 KiB buffers every time, so the arithmetic is. Throughput counts the
-//! bytes of one view, not the traffic. `as the engine` is what an operation of two ranks with buffers of this size runs:
-//! `kernel` or `streaming`.
+//! `rotating`: the buffers change with every call and together exceed the last-level cache, so
+//! memory is measured. `warm`: the same 64 KiB buffers every time, so the arithmetic is. Throughput
+//! counts the bytes of one view, not the traffic. `as the engine` is what an operation of two ranks
+//! with buffers of this size runs: `kernel` or `streaming`.
 //!
-//! Last come the ratios that are claimed, of calls in turn in one run. Figures: `benches/README.md`.
+//! Last come the ratios that are claimed, of calls in turn in one run. Figures:
+//! `benches/README.md`.
 #![allow(unsafe_code, missing_docs)]
 
 use bytemuck::Pod;
@@ -66,7 +68,8 @@ impl Pool {
 /// The elements as a slice, for the plain loops.
 fn slice<'a, T: Pod>(view: View) -> &'a mut [T] {
     let count = view.len_bytes() / size_of::<T>();
-    // SAFETY: the pool outlives the benchmark that took the view, and the views of one set are disjoint.
+    // SAFETY: the pool outlives the benchmark that took the view, and the views of one set are
+    // disjoint.
     unsafe { std::slice::from_raw_parts_mut(view.as_ptr().cast(), count) }
 }
 
@@ -77,8 +80,8 @@ fn sets(bytes: usize, views: usize, is_warm: bool) -> usize {
     }
 }
 
-/// The sum of two buffers into a third, by the code that the engine runs for it in an operation of two ranks, each with an
-/// input and an output of this size.
+/// The sum of two buffers into a third, by the code that the engine runs for it in an operation of
+/// two ranks, each with an input and an output of this size.
 fn sum_as_engine(dtype: DataType, [a, b, to]: [View; 3]) {
     static CACHE_BYTES: LazyLock<usize> =
         LazyLock::new(|| last_level_cache_bytes().unwrap_or(usize::MAX));
@@ -97,7 +100,8 @@ fn plain_loop<T: Element>(a: View, b: View, to: View, plain: impl Fn(T, T) -> T)
     }
 }
 
-/// The same loop for wider vectors; inlined, so that it is compiled with the features of its caller.
+/// The same loop for wider vectors; inlined, so that it is compiled with the features of its
+/// caller.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn wide_loop(a: &[f32], b: &[f32], to: &mut [f32]) {

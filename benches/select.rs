@@ -1,8 +1,10 @@
-//! Selection beside a plain read and a plain addition of the same bytes, in turn in one run, one thread.
+//! Selection beside a plain read and a plain addition of the same bytes, in turn in one run, one
+//! thread.
 //!
-//! `collect` fetches everything from a magnitude on that 1 % reach, `select_top` finds exactly k (with the sample, and with the
-//! last step's threshold as a hint), `accumulate` adds a gradient and selects. Throughput counts the bytes of one vector.
-//! `LINERATE_BENCH_COUNT` is the number of elements (default 2^25, 128 MiB: no cache holds it). Figures: `benches/README.md`.
+//! `collect` fetches everything from a magnitude on that 1 % reach, `select_top` finds exactly k
+//! (with the sample, and with the last step's threshold as a hint), `accumulate` adds a gradient
+//! and selects. Throughput counts the bytes of one vector. `LINERATE_BENCH_COUNT` is the number of
+//! elements (default 2^25, 128 MiB: no cache holds it). Figures: `benches/README.md`.
 #![allow(unsafe_code, missing_docs)]
 
 use linerate::DataType;
@@ -49,7 +51,8 @@ fn read_sum(values: &[f32]) -> f32 {
     sums.iter().sum()
 }
 
-/// Elements: from the environment, few in `cargo test --benches`, which runs every bench once to see that it still works.
+/// Elements: from the environment, few in `cargo test --benches`, which runs every bench once to
+/// see that it still works.
 fn count() -> usize {
     let is_test = std::env::args().any(|a| a == "--test");
     match std::env::var("LINERATE_BENCH_COUNT") {

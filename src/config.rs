@@ -36,46 +36,53 @@ const WINDOW_BYTES: Field = Field {
 };
 const THREADS: Field = Field::new("threads", "LINERATE_THREADS", (1, 64));
 
-/// Settings of a communicator. All ranks must use the same values of the fields marked *shared*: they
-/// are compared at bootstrap.
+/// Settings of a communicator. All ranks must use the same values of the fields marked *shared*:
+/// they are compared at bootstrap.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// How long an operation may stand still before it fails. Default 60 s. `LINERATE_TIMEOUT`, seconds.
+    /// How long an operation may stand still before it fails. Default 60 s. `LINERATE_TIMEOUT`,
+    /// seconds.
     pub timeout: Duration,
-    /// Bytes per chunk (*shared*). Default 256 KiB (over `tcp`, 512 KiB), 4 KiB to 64 MiB, a multiple of 64. Larger where a
-    /// message costs more than its bytes. `LINERATE_CHUNK_BYTES`.
+    /// Bytes per chunk (*shared*). Default 256 KiB (over `tcp`, 512 KiB), 4 KiB to 64 MiB, a
+    /// multiple of 64. Larger where a message costs more than its bytes. `LINERATE_CHUNK_BYTES`.
     pub chunk_bytes: usize,
-    /// Bytes of one window slot (*shared*), the unit in which memory that is not registered is staged.
-    /// Default 256 KiB, 16 KiB to 16 MiB, a multiple of 64. `LINERATE_WINDOW_BYTES`.
+    /// Bytes of one window slot (*shared*), the unit in which memory that is not registered is
+    /// staged. Default 256 KiB, 16 KiB to 16 MiB, a multiple of 64. `LINERATE_WINDOW_BYTES`.
     pub window_bytes: usize,
-    /// Algorithm by name for every operation (*shared*); `None` lets the cost model choose. `LINERATE_ALGO`.
+    /// Algorithm by name for every operation (*shared*); `None` lets the cost model choose.
+    /// `LINERATE_ALGO`.
     pub algorithm: Option<String>,
-    /// Transport by name; `auto` takes shared memory where all ranks share a host. `LINERATE_TRANSPORT`.
+    /// Transport by name; `auto` takes shared memory where all ranks share a host.
+    /// `LINERATE_TRANSPORT`.
     pub transport: String,
     /// Who moves operations while the application computes. Default `auto`.
     /// `LINERATE_PROGRESS=auto|thread|inline`.
     pub progress: Progress,
-    /// Ask for huge pages for registered memory of 2 MiB and more. Default on; where the kernel has none, it takes small
-    /// ones. Off where memory is so fragmented that looking for huge pages takes longer than they save.
-    /// `LINERATE_HUGE_PAGES=auto|off`.
+    /// Ask for huge pages for registered memory of 2 MiB and more. Default on; where the kernel has
+    /// none, it takes small ones. Off where memory is so fragmented that looking for huge pages
+    /// takes longer than they save. `LINERATE_HUGE_PAGES=auto|off`.
     pub huge_pages: bool,
-    /// Threads that share a copy or a reduction of 4 MiB and more, the calling one included. Default: the cores that the
-    /// process may use, divided by the ranks of this host, from 1 to 4; else 1 to 64. Set it where ranks are bound to
-    /// several cores each, which the default cannot see. The results are the same bits. `LINERATE_THREADS`.
+    /// Threads that share a copy or a reduction of 4 MiB and more, the calling one included.
+    /// Default: the cores that the process may use, divided by the ranks of this host, from 1 to 4;
+    /// else 1 to 64. Set it where ranks are bound to several cores each, which the default cannot
+    /// see. The results are the same bits. `LINERATE_THREADS`.
     pub threads: Option<usize>,
-    /// Whether ranks of one host read messages of memory that is not registered out of each other's address spaces
-    /// (cross-memory attach, `process_vm_readv`) instead of staging them. Default `auto`: where the kernel lets each read
-    /// the other, and it is faster than copying by a measurement when the rank joins (a millisecond). `on` wherever the
-    /// kernel lets them; `off` where a debugger or another tool must not see such reads. It concerns messages of
-    /// 32 KiB and more; collectives through windows stage all the same. `LINERATE_CMA=auto|on|off`.
+    /// Whether ranks of one host read messages of memory that is not registered out of each other's
+    /// address spaces (cross-memory attach, `process_vm_readv`) instead of staging them. Default
+    /// `auto`: where the kernel lets each read the other, and it is faster than copying by a
+    /// measurement when the rank joins (a millisecond). `on` wherever the kernel lets them; `off`
+    /// where a debugger or another tool must not see such reads. It concerns messages of 32 KiB and
+    /// more; collectives through windows stage all the same. `LINERATE_CMA=auto|on|off`.
     pub cma: CrossMemory,
     /// Print what was chosen and why. Default off. `LINERATE_DEBUG=info|off`.
     pub debug: bool,
-    /// Where the prices are by which algorithms are chosen. Default the built-in ones; rank 0's are everyone's.
-    /// `LINERATE_MODEL`: a file, or `off` for the built-in ones; not set, `linerate/model` in `XDG_CACHE_HOME` or in
-    /// `~/.cache`. `linerate explain --calibrate` writes it.
+    /// Where the prices are by which algorithms are chosen. Default the built-in ones; rank 0's are
+    /// everyone's. `LINERATE_MODEL`: a file, or `off` for the built-in ones; not set,
+    /// `linerate/model` in `XDG_CACHE_HOME` or in `~/.cache`. `linerate explain --calibrate` writes
+    /// it.
     pub prices: PriceList,
-    /// Overrides the identity of the host; ranks with equal ones use shared memory. `LINERATE_HOSTID`.
+    /// Overrides the identity of the host; ranks with equal ones use shared memory.
+    /// `LINERATE_HOSTID`.
     pub host_id: Option<String>,
     /// Of the `tcp` transport.
     pub tcp: TcpSettings,
@@ -239,7 +246,8 @@ impl Config {
         self.job.check()
     }
 
-    /// The shared fields, compared between ranks at bootstrap: the two lowest bits are switches, the rest is a hash.
+    /// The shared fields, compared between ranks at bootstrap: the two lowest bits are switches,
+    /// the rest is a hash.
     pub fn shared_fingerprint(&self) -> u64 {
         let mut hash = crate::prng::mix(self.chunk_bytes as u64);
         hash = crate::prng::mix(hash ^ self.window_bytes as u64);

@@ -1,4 +1,5 @@
-//! The one error type. Its texts say what was tried, with which values, what is allowed and what to do.
+//! The one error type. Its texts say what was tried, with which values, what is allowed and what to
+//! do.
 
 use crate::types::Rank;
 use std::sync::Arc;
@@ -140,7 +141,8 @@ pub enum Error {
         cause: OsCause,
     },
 
-    /// Gradients, or sums of them, are not finite, and the policy of a sparse allreduce is to stop there.
+    /// Gradients, or sums of them, are not finite, and the policy of a sparse allreduce is to stop
+    /// there.
     #[error(
         "{count} values are not finite in step {step} of a sparse allreduce, counted over all ranks; residuals are as before the \
          step on every rank; find the gradient that is not finite, or take NonFinite::Skip with a gradient scaler, or \

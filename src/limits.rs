@@ -1,18 +1,19 @@
-//! Every bound of the library, with the reason for its value. Sizes that depend on each other say so in
-//! a `const` assertion.
+//! Every bound of the library, with the reason for its value. Sizes that depend on each other say
+//! so in a `const` assertion.
 
 /// Ranks in one communicator. Rank sets on the wire are bit sets of this many bits.
 pub const RANKS_MAX: u32 = 4096;
 
-/// Bytes of one cache line; flag lines and ring indices are aligned to it so that two writers never share one.
+/// Bytes of one cache line; flag lines and ring indices are aligned to it so that two writers never
+/// share one.
 pub const CACHE_LINE_BYTES: usize = 64;
 
 /// Payload bytes of a flag line: 64 less the stamp (8) and the signature (8).
 pub const LINE_PAYLOAD_BYTES: usize = 48;
 
-/// Operations of one communicator whose flag lines and windows exist at the same time. A rank may run
-/// this many operations ahead of the slowest one. 16 is enough to hide one scheduling quantum of small
-/// operations and keeps the flag lines of 32 ranks at 128 KiB.
+/// Operations of one communicator whose flag lines and windows exist at the same time. A rank may
+/// run this many operations ahead of the slowest one. 16 is enough to hide one scheduling quantum
+/// of small operations and keeps the flag lines of 32 ranks at 128 KiB.
 pub const OPERATION_SLOTS: u64 = 16;
 
 /// Signals of one operation between one pair of ranks: arrival, data ready, done, activation.
@@ -25,12 +26,14 @@ pub const WINDOW_BYTES_DEFAULT: usize = 256 * 1024;
 /// 10 GB/s, small enough that four in flight stay inside a second-level cache.
 pub const CHUNK_BYTES_DEFAULT: usize = 256 * 1024;
 
-/// The same over connections, where a chunk is under way until its acknowledgement has come, so that the chunks in flight
-/// are what a fast network holds: 2 MiB. An allreduce of 16 MiB, 2 ranks over loopback, takes 4.8 ms with 128 KiB, 4.2 with
-/// 256, 4.1 with 512 and 5.2 with 1 MiB, of which too little stays in the second-level cache.
+/// The same over connections, where a chunk is under way until its acknowledgement has come, so
+/// that the chunks in flight are what a fast network holds: 2 MiB. An allreduce of 16 MiB, 2 ranks
+/// over loopback, takes 4.8 ms with 128 KiB, 4.2 with 256, 4.1 with 512 and 5.2 with 1 MiB, of
+/// which too little stays in the second-level cache.
 pub const CHUNK_BYTES_TCP: usize = 512 * 1024;
 
-/// Chunks of one send step that may be under way at once: one on the wire, one posted, two for jitter.
+/// Chunks of one send step that may be under way at once: one on the wire, one posted, two for
+/// jitter.
 pub const CHUNKS_IN_FLIGHT: u32 = 4;
 
 /// Messages to one peer that may be unconsumed at once. The older half is kept for the oldest
@@ -40,12 +43,14 @@ pub const MESSAGES_PER_PEER: u32 = 64;
 /// Largest message that is copied through a ring instead of being read where it lies.
 pub const INLINE_BYTES_MAX: usize = 4096;
 
-/// Messages of at most [`CONTROL_BYTES`] to one peer for which there is room whatever else has been sent: news of a failure
-/// must reach a rank that takes nothing. A question, its answer and the news, of a communicator and of the one that replaces
-/// it, are six; half of them are kept from questions and answers, which may repeat.
+/// Messages of at most [`CONTROL_BYTES`] to one peer for which there is room whatever else has been
+/// sent: news of a failure must reach a rank that takes nothing. A question, its answer and the
+/// news, of a communicator and of the one that replaces it, are six; half of them are kept from
+/// questions and answers, which may repeat.
 pub const URGENT_MESSAGES: u32 = 8;
 
-/// Bytes of one shared-memory ring: a dozen of the largest records beside what is kept free, a power of two.
+/// Bytes of one shared-memory ring: a dozen of the largest records beside what is kept free, a
+/// power of two.
 pub const RING_BYTES: usize = 64 * 1024;
 
 /// Bytes of a control message, including its header: room for what a handful of ranks did last.

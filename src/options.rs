@@ -1,5 +1,6 @@
-//! What the fields of options are of: of [`Config`](crate::Config), [`SparseOptions`](crate::SparseOptions),
-//! [`PartialOptions`](crate::PartialOptions) and of where a rank is to join.
+//! What the fields of options are of: of [`Config`](crate::Config),
+//! [`SparseOptions`](crate::SparseOptions), [`PartialOptions`](crate::PartialOptions) and of where
+//! a rank is to join.
 //!
 //! A program that keeps the defaults names none of these.
 

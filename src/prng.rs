@@ -35,7 +35,8 @@ impl Prng {
     }
 }
 
-/// The finaliser of SplitMix64: a bijection that spreads every input bit; also used to hash records.
+/// The finaliser of SplitMix64: a bijection that spreads every input bit; also used to hash
+/// records.
 pub const fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,5 +1,6 @@
-//! What operations tell about themselves: which algorithm was chosen and why, what a step of fusion or of a sparse allreduce
-//! did and how long it took, who took part in a round of a partial allreduce.
+//! What operations tell about themselves: which algorithm was chosen and why, what a step of fusion
+//! or of a sparse allreduce did and how long it took, who took part in a round of a partial
+//! allreduce.
 
 pub use crate::collective::choose::Candidate;
 pub use crate::comm::{Explanation, FlushReport, Path, StepReport, StepTimes};

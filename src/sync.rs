@@ -1,7 +1,7 @@
 //! Locks, atomics and fences of the files that are checked under every interleaving.
 //!
-//! `memory/bell.rs` and `comm/driving.rs` take them from here and from nowhere else, so that `tests/loom.rs` and
-//! `tests/shuttle.rs` can compile the same files against loom's and shuttle's.
+//! `memory/bell.rs` and `comm/driving.rs` take them from here and from nowhere else, so that
+//! `tests/loom.rs` and `tests/shuttle.rs` can compile the same files against loom's and shuttle's.
 
 pub use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 pub use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-/// Nanoseconds since an origin that is fixed per clock (boot for the monotonic clock, 0 in simulation).
+/// Nanoseconds since an origin that is fixed per clock (boot for the monotonic clock, 0 in
+/// simulation).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(pub u64);
 

@@ -123,8 +123,8 @@ impl FromStr for DataType {
 
 /// Reduction operator.
 ///
-/// Integers wrap. `Min` and `Max` on floats: NaN wins, and -0 is less than +0. `Avg` is a sum that is
-/// divided once, at the end, by the number of ranks (integers truncate toward zero).
+/// Integers wrap. `Min` and `Max` on floats: NaN wins, and -0 is less than +0. `Avg` is a sum that
+/// is divided once, at the end, by the number of ranks (integers truncate toward zero).
 ///
 /// Sums of floats may overflow to infinity, also those of `Avg`, and the algorithm decides where:
 /// f16 and bf16 are added in f32 and rounded to the type whenever a partial sum is stored or sent.

@@ -1,7 +1,9 @@
-//! What the tools, the benches, the fuzz targets and the tests of internals of this repository reach of the private modules.
+//! What the tools, the benches, the fuzz targets and the tests of internals of this repository
+//! reach of the private modules.
 //!
-//! It is no part of the interface: any name here may change or go with any version. Every item is listed by itself, and
-//! `tests/tidy.rs` checks that something outside `src` uses it and that nothing meant for users does.
+//! It is no part of the interface: any name here may change or go with any version. Every item is
+//! listed by itself, and `tests/tidy.rs` checks that something outside `src` uses it and that
+//! nothing meant for users does.
 
 pub mod bootstrap {
     pub use crate::bootstrap::{

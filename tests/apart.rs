@@ -1,8 +1,9 @@
-//! Ranks of one host that cannot share memory, or of which one would think so: another user, another namespace of processes.
-//! Real processes; they need root, and say so and pass where there is none.
+//! Ranks of one host that cannot share memory, or of which one would think so: another user,
+//! another namespace of processes. Real processes; they need root, and say so and pass where there
+//! is none.
 //!
-//! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child runs [`child_entry`] and
-//! nothing else.
+//! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child
+//! runs [`child_entry`] and nothing else.
 
 #[path = "rails/connections.rs"]
 mod connections;

@@ -1,10 +1,10 @@
-//! The transport contract as tests: one or more cases per clause of `linerate::transport`, the same on
-//! every provider.
+//! The transport contract as tests: one or more cases per clause of `linerate::transport`, the same
+//! on every provider.
 //!
-//! A case is a script per role (`script.rs`), an actor plays a role without ever waiting (`actor.rs`), and
-//! a harness steps the actors: on `sim` in one thread over many seeds (`simulated.rs`), elsewhere with one
-//! process per role (`processes.rs`). `mutants.rs` has transports with faults that the cases must find: at least one
-//! per clause.
+//! A case is a script per role (`script.rs`), an actor plays a role without ever waiting
+//! (`actor.rs`), and a harness steps the actors: on `sim` in one thread over many seeds
+//! (`simulated.rs`), elsewhere with one process per role (`processes.rs`). `mutants.rs` has
+//! transports with faults that the cases must find: at least one per clause.
 
 mod access;
 #[path = "conformance/actor.rs"]
@@ -143,7 +143,8 @@ fn every_faulty_transport_is_found_out_by_its_clause() {
     }
 }
 
-/// In virtual time nobody sleeps and no memory is read from elsewhere, so these faults are looked for among processes.
+/// In virtual time nobody sleeps and no memory is read from elsewhere, so these faults are looked
+/// for among processes.
 #[test]
 fn faults_between_processes_are_found_out_by_their_clauses() {
     let cases = [

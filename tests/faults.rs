@@ -2,8 +2,8 @@
 //! that goes or is given back while it is read, disagreement, absence, limits of descriptors and
 //! memory, other jobs and other users. Real processes, most of them over shared memory.
 //!
-//! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child runs [`child_entry`] and
-//! nothing else. Read first: `faults/job.rs`.
+//! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child
+//! runs [`child_entry`] and nothing else. Read first: `faults/job.rs`.
 
 #[path = "faults/deaths.rs"]
 mod deaths;

@@ -1,8 +1,8 @@
-//! Memory of the caller: named by its address, inside registered buffers or not, and read out of the sender's process or
-//! staged. Real processes over shared memory.
+//! Memory of the caller: named by its address, inside registered buffers or not, and read out of
+//! the sender's process or staged. Real processes over shared memory.
 //!
-//! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child runs [`child_entry`] and
-//! nothing else.
+//! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child
+//! runs [`child_entry`] and nothing else.
 #![allow(unsafe_code)]
 
 #[path = "processes/spawn.rs"]
@@ -103,7 +103,8 @@ fn messages(comm: &Communicator) {
         group.run().unwrap();
         check("a shift", &output, |index| value(previous, index));
     }
-    // A shift is of three ranks: whoever left after the last one would be missing when another calls it.
+    // A shift is of three ranks: whoever left after the last one would be missing when another
+    // calls it.
     comm.barrier().unwrap();
     let explanation = sum_of_all.algorithm("ring").explain().unwrap();
     println!("PATH {}.", explanation.path);
@@ -156,7 +157,8 @@ fn ranks_that_do_not_want_it_are_served_by_staging() {
 /// The same memory, named by its address only.
 fn bare(comm: &Communicator, buffer: &Buffer<f32>) -> Buffer<f32> {
     let address = buffer.as_mut_slice().unwrap().as_mut_ptr();
-    // SAFETY: the callers keep the buffer for longer than the result, and use one slice of it at a time.
+    // SAFETY: the callers keep the buffer for longer than the result, and use one slice of it at a
+    // time.
     unsafe { comm.adopt(address, buffer.len()) }.unwrap()
 }
 

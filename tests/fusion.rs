@@ -1,4 +1,5 @@
-//! `Fusion` over real communicators: sums, deadlines, reuse over steps, and errors that reach every rank.
+//! `Fusion` over real communicators: sums, deadlines, reuse over steps, and errors that reach every
+//! rank.
 
 #[path = "groups/threads.rs"]
 mod threads;
@@ -28,7 +29,8 @@ fn specs(counts: &[u64]) -> Vec<TensorSpec> {
     counts.iter().enumerate().map(spec).collect()
 }
 
-/// A gradient whose values differ per rank, tensor, element and step; integers, so that sums are exact.
+/// A gradient whose values differ per rank, tensor, element and step; integers, so that sums are
+/// exact.
 fn gradient(comm: &Communicator, tensor: usize, count: u64, step: usize) -> Buffer<f32> {
     let buffer = comm.alloc((count as usize).max(1)).unwrap();
     let buffer = buffer.range(..count as usize);
@@ -151,7 +153,8 @@ fn a_ready_tensor_is_flushed_at_its_age_without_a_further_arrival() {
     for report in reports {
         assert_eq!(report.flushes.len(), 2);
         let waited = report.flushes[0].start.since(report.flushes[0].ready);
-        // The upper bound leaves room for a loaded machine; 100 ms would mean that the arrival caused it.
+        // The upper bound leaves room for a loaded machine; 100 ms would mean that the arrival
+        // caused it.
         assert!(waited >= Duration::from_millis(5), "{waited:?}");
         assert!(waited < Duration::from_millis(90), "{waited:?}");
     }
@@ -205,7 +208,8 @@ fn a_tensor_that_one_rank_never_announces_is_an_error_on_all_ranks_and_spares_th
     }
 }
 
-/// Tensors of which all but the first are little, on which the ranks may guess from the second step on.
+/// Tensors of which all but the first are little, on which the ranks may guess from the second step
+/// on.
 const ALMOST_ALL_FIRST: [u64; 4] = [100_000, 300, 0, 77];
 
 /// The first goes alone and at once, the others no earlier than this or the end of the step.
@@ -338,7 +342,8 @@ fn a_guess_that_is_wrong_costs_no_gradient_and_keeps_the_age() {
         let flushes: Vec<_> = report.flushes.iter().map(|f| &f.tensors[..]).collect();
         assert_eq!(flushes, [&[0][..], &[1], &[3]]);
         let waited = report.flushes[1].start.since(report.flushes[1].ready);
-        // The upper bound leaves room for a loaded machine; 150 ms would mean that an arrival caused it.
+        // The upper bound leaves room for a loaded machine; 150 ms would mean that an arrival
+        // caused it.
         assert!(waited < Duration::from_millis(140), "{waited:?}");
     }
 }

@@ -1,7 +1,8 @@
-//! Several communicators per process: split, duplicate, abort, groups of sends and receives, and waits that move them all.
+//! Several communicators per process: split, duplicate, abort, groups of sends and receives, and
+//! waits that move them all.
 //!
-//! Ranks are threads here, each with communicators of its own family, as if they were processes; `tests/rebuild.rs` has real
-//! ones.
+//! Ranks are threads here, each with communicators of its own family, as if they were processes;
+//! `tests/rebuild.rs` has real ones.
 
 #[path = "../src/prng.rs"]
 #[allow(dead_code)]
@@ -25,7 +26,8 @@ pub fn on_ranks<T: Send>(ranks: u32, body: impl Fn(Communicator) -> T + Sync) ->
     on_ranks_with(ranks, false, body)
 }
 
-/// The same with or without progress threads: over connections, and then over shared memory, of which the results are.
+/// The same with or without progress threads: over connections, and then over shared memory, of
+/// which the results are.
 pub fn on_ranks_with<T: Send>(
     ranks: u32,
     progress_thread: bool,
@@ -125,8 +127,8 @@ fn the_parent_may_go_first_and_the_children_live_on() {
     });
 }
 
-/// Every rank starts an operation on each communicator and waits in an order of its own: unless a wait on one moves the
-/// others, all of them wait for each other.
+/// Every rank starts an operation on each communicator and waits in an order of its own: unless a
+/// wait on one moves the others, all of them wait for each other.
 #[test]
 fn operations_on_several_communicators_may_be_waited_for_in_any_order() {
     for (ranks, progress_thread) in [(2, false), (3, false), (2, true)] {
@@ -168,8 +170,8 @@ fn operations_on_several_communicators_may_be_waited_for_in_any_order() {
     }
 }
 
-/// The plain deadlock: both ranks start on A and B by themselves, and only then wait, one first on A, the other first on B,
-/// with operations that cannot end without the other rank inside a call.
+/// The plain deadlock: both ranks start on A and B by themselves, and only then wait, one first on
+/// A, the other first on B, with operations that cannot end without the other rank inside a call.
 #[test]
 fn a_wait_on_one_communicator_moves_another_of_the_same_process() {
     for first in [0, 1] {
@@ -216,7 +218,8 @@ fn a_sleep_on_one_communicator_hears_the_bell_of_another() {
 
 #[test]
 fn an_abort_ends_waits_on_all_ranks_with_the_reason_and_leaves_relatives_alone() {
-    // In shared memory, what others had done before an abort is seen before it; connections do not wait for one another.
+    // In shared memory, what others had done before an abort is seen before it; connections do not
+    // wait for one another.
     on_ranks_over("shm", 3, false, &|world: Communicator| {
         let child = world.duplicate().unwrap();
         let sibling = world.split(Some(0), 0).unwrap().unwrap();
@@ -252,7 +255,8 @@ fn an_abort_ends_waits_on_all_ranks_with_the_reason_and_leaves_relatives_alone()
         assert_eq!(world.failure(), None);
         assert_eq!(sum(&world, &child, 1, 1000), 3);
         assert_eq!(sum(&sibling, &world, 1, 1000), 3);
-        // The parent's end is not its children's. A barrier of another communicator shows that every rank has left this one's.
+        // The parent's end is not its children's. A barrier of another communicator shows that
+        // every rank has left this one's.
         world.barrier().unwrap();
         sibling.barrier().unwrap();
         world.abort("done");
@@ -275,8 +279,8 @@ fn abort_without_room(transport: &str) {
                 let part = buffer.range(..bytes);
                 comm.group().send(&part, 1).start().unwrap()
             };
-            // The peer is in no call: thirteen large ones and as many small ones as fit leave room for nothing in its ring
-            // (64 KiB) but for news of a failure.
+            // The peer is in no call: thirteen large ones and as many small ones as fit leave room
+            // for nothing in its ring (64 KiB) but for news of a failure.
             let large = std::iter::repeat_n(4096, 13);
             let small = std::iter::repeat_n(64, 45);
             let _under_way: Vec<_> = large.chain(small).map(start).collect();

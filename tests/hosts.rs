@@ -1,8 +1,10 @@
-//! Ranks on two hosts, which are network namespaces: rails that are killed while operations run, hosts that vanish, and
-//! strangers who come from the other host. What loopback can show is in `rails.rs` and `strangers.rs`.
+//! Ranks on two hosts, which are network namespaces: rails that are killed while operations run,
+//! hosts that vanish, and strangers who come from the other host. What loopback can show is in
+//! `rails.rs` and `strangers.rs`.
 //!
-//! A test starts this very program again inside a namespace, with `LINERATE_TEST_ROLE` set; the child runs [`child_entry`] and
-//! nothing else. Without root or the `ip` command the tests say that they were skipped, and pass.
+//! A test starts this very program again inside a namespace, with `LINERATE_TEST_ROLE` set; the
+//! child runs [`child_entry`] and nothing else. Without root or the `ip` command the tests say that
+//! they were skipped, and pass.
 
 #[path = "hosts/attacker.rs"]
 mod attacker;
@@ -367,7 +369,8 @@ fn strangers_from_another_host_hold_nothing_up_and_are_named() {
     let before = resident_kib(&ranks[0]);
     let at_control = attack(&hosts, "10.77.0.1:29555");
     check_growth(&ranks[0], before, "strangers at the control port");
-    // A rank that comes over a relay, which says again what it has heard, while the silent ones are there.
+    // A rank that comes over a relay, which says again what it has heard, while the silent ones are
+    // there.
     let places = "10.77.0.2:29556,10.77.0.1:29555";
     let mut relay = start(&hosts, 1, "relay", &[("LINERATE_TEST_TARGETS", places)]);
     wait_line(&mut relay, "DONE");

@@ -1,10 +1,11 @@
 //! The lock-free files under loom: every interleaving and every value that the memory model allows.
 //!
-//! The production files are compiled here a second time, against a model of shared memory (`loom/memory.rs`) in which
-//! words are loom's atomics and bytes are cells that notice an access without order. Each test then weakens every
-//! ordering of the file, one at a time, and asserts that loom finds a failure: so each ordering is needed, and would be
-//! missed.
-// The files have more than the models use, and what is `unsafe` of real memory is safe of a model's.
+//! The production files are compiled here a second time, against a model of shared memory
+//! (`loom/memory.rs`) in which words are loom's atomics and bytes are cells that notice an access
+//! without order. Each test then weakens every ordering of the file, one at a time, and asserts
+//! that loom finds a failure: so each ordering is needed, and would be missed.
+// The files have more than the models use, and what is `unsafe` of real memory is safe of a
+// model's.
 #![allow(dead_code, unsafe_code, unused_unsafe)]
 
 #[path = "../src/memory/bell.rs"]
@@ -82,8 +83,8 @@ mod types {
     pub type Rank = u32;
 }
 
-/// Runs the model as it is, then with each ordering of `file` that it came by weakened. `source` is the file's text: the
-/// model must come by all that stand in it.
+/// Runs the model as it is, then with each ordering of `file` that it came by weakened. `source` is
+/// the file's text: the model must come by all that stand in it.
 fn check_every_ordering(file: &str, source: &str, model: fn()) {
     memory::weaken(None);
     loom::model(model);
@@ -117,7 +118,8 @@ fn fails(place: Place, model: fn()) -> bool {
     catch_unwind(AssertUnwindSafe(|| loom::model(model))).is_err()
 }
 
-/// Words of payload of each record: two lines, one, and two again, which no longer fit before the end of the ring.
+/// Words of payload of each record: two lines, one, and two again, which no longer fit before the
+/// end of the ring.
 const RECORD_WORDS: [usize; 3] = [3, 0, 4];
 
 fn header(number: usize, words: usize) -> RecordHeader {
@@ -185,7 +187,8 @@ fn line(stamp: u64) -> Line {
     }
 }
 
-/// Two operations use one flag line; the sender stores the second when the reader has retired the first.
+/// Two operations use one flag line; the sender stores the second when the reader has retired the
+/// first.
 fn line_used_twice() {
     const STAMPS: [u64; 2] = [1, 1 + limits::OPERATION_SLOTS];
     let (lines, retired) = (View::new(8), View::new(1));
@@ -217,8 +220,8 @@ fn every_ordering_of_flag_lines_is_needed() {
     check_every_ordering("control.rs", source, line_used_twice);
 }
 
-/// A part is lent, taken back, changed and lent again, while its reader accepts it once: it finds one of the two, whole, and the
-/// sender knows which.
+/// A part is lent, taken back, changed and lent again, while its reader accepts it once: it finds
+/// one of the two, whole, and the sender knows which.
 fn line_that_is_lent() {
     let (lines, part) = (View::new(8), View::new(1));
     let sender = thread::spawn(move || {
@@ -274,7 +277,8 @@ fn every_ordering_of_taking_memory_back_is_needed() {
     check_every_ordering("recall.rs", source, memory_that_is_taken_back);
 }
 
-/// A peer stores two things and rings after each; nobody sleeps through the last one, or loom finds a deadlock.
+/// A peer stores two things and rings after each; nobody sleeps through the last one, or loom finds
+/// a deadlock.
 fn sleeper_and_waker() {
     let (count, sleeping, news) = (View::new(1), View::new(1), View::new(1));
     let bell = Bell::new(count, sleeping);
@@ -298,8 +302,8 @@ fn every_fence_of_the_bell_is_needed() {
     check_every_ordering("bell.rs", source, sleeper_and_waker);
 }
 
-/// A peer stores what the sleeper needs, while what it lacked when it slept last is still said. (That several signals wake it
-/// together is in `tests/shuttle.rs`: loom takes minutes for two.)
+/// A peer stores what the sleeper needs, while what it lacked when it slept last is still said.
+/// (That several signals wake it together is in `tests/shuttle.rs`: loom takes minutes for two.)
 fn sleeper_with_a_quota() {
     let (count, sleeping, news) = (View::new(1), View::new(1), View::new(1));
     let (bell, quota) = (Bell::new(count, sleeping), Quota::new(View::new(1)));

@@ -1,6 +1,6 @@
 //! What a safe program cannot do: programs that do not build (`misuse/does_not_build`, with the
-//! errors that rustc finds), and misuses of the public types that are errors and harm nothing else. Those of
-//! buffers and operations are in `face.rs`.
+//! errors that rustc finds), and misuses of the public types that are errors and harm nothing else.
+//! Those of buffers and operations are in `face.rs`.
 
 #[path = "misuse/compiler.rs"]
 mod compiler;

@@ -1,5 +1,6 @@
-//! Partial allreduce with real processes over shared memory and connections: exactly once, never torn, in order, bounded
-//! staleness, and errors instead of wrong sums. `src/partial` tests the decisions alone, in far more histories.
+//! Partial allreduce with real processes over shared memory and connections: exactly once, never
+//! torn, in order, bounded staleness, and errors instead of wrong sums. `src/partial` tests the
+//! decisions alone, in far more histories.
 
 #[path = "partial/job.rs"]
 mod job;
@@ -374,8 +375,8 @@ fn ranks_that_differ_are_told_so() {
     );
 }
 
-/// What the ranks get of which rank 0 finishes where the others submit a gradient; that one's round may have passed, so they
-/// go on until they are told. `before` is where rank 0 waits.
+/// What the ranks get of which rank 0 finishes where the others submit a gradient; that one's round
+/// may have passed, so they go on until they are told. `before` is where rank 0 waits.
 fn finish_where_others_submit(policy: Policy, before: impl Fn(&PartialAllreduce) + Sync) {
     let texts = on_ranks(2, |comm| {
         let options = PartialOptions {

@@ -1,5 +1,5 @@
-//! Partial allreduces that survive deaths, with real processes: the others agree on every round, its bits and its sum.
-//! `src/partial` tests the decisions alone, in far more histories.
+//! Partial allreduces that survive deaths, with real processes: the others agree on every round,
+//! its bits and its sum. `src/partial` tests the decisions alone, in far more histories.
 
 #[path = "partial/job.rs"]
 mod job;
@@ -23,8 +23,8 @@ fn child_entry() {
 
 const SURVIVE: (&str, &str) = ("LINERATE_TEST_SURVIVE", "1");
 
-/// Runs a job in which these ranks kill themselves: in this step, by this fate (`partial/fate.rs`), after a delay in us that is
-/// the same for all; what the others say, which is the same of all.
+/// Runs a job in which these ranks kill themselves: in this step, by this fate (`partial/fate.rs`),
+/// after a delay in us that is the same for all; what the others say, which is the same of all.
 fn survivors(
     ranks: u32,
     (deaths, delay_us): (&[(usize, &str)], u32),

@@ -1,5 +1,5 @@
-//! Partial allreduces of a model's tensors: every gradient once, whatever buffer it is in, and one decision where that is
-//! asked for.
+//! Partial allreduces of a model's tensors: every gradient once, whatever buffer it is in, and one
+//! decision where that is asked for.
 
 #[path = "groups/threads.rs"]
 mod threads;

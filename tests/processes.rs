@@ -1,7 +1,8 @@
-//! Every collective with real processes over shared memory, and over connections (`processes/network.rs`).
+//! Every collective with real processes over shared memory, and over connections
+//! (`processes/network.rs`).
 //!
-//! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child runs
-//! [`child_entry`] and nothing else.
+//! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child
+//! runs [`child_entry`] and nothing else.
 
 #[path = "processes/crew.rs"]
 mod crew;
@@ -91,7 +92,8 @@ fn prepare(comm: &Communicator, case: &Case) -> Prepared {
     case.prepare(comm.rank(), |count| zeros(comm, case.registered, count))
 }
 
-/// All cases; prints a hash of all bits, which must be the same in every run, and for allreduce on every rank.
+/// All cases; prints a hash of all bits, which must be the same in every run, and for allreduce on
+/// every rank.
 fn sweep(comm: &Communicator) {
     let (mut own, mut common) = (0u64, 0u64);
     for case in network::runnable(comm.ranks()) {
@@ -136,7 +138,8 @@ fn small_chunks_and_windows_give_the_same_results() {
     results(spawn("sweep", 3, &[("LINERATE_PROGRESS", "thread")]));
 }
 
-/// Many operations at once, of all kinds and sizes, waited for in another order than they were started in.
+/// Many operations at once, of all kinds and sizes, waited for in another order than they were
+/// started in.
 fn overlap(comm: &Communicator) {
     let all: Vec<Case> = network::runnable(comm.ranks());
     let mut prng = crate::prng::Prng::new(u64::from(comm.rank()) + 5);
@@ -335,8 +338,9 @@ fn ranks_may_differ_in_whether_their_memory_is_registered() {
     }
 }
 
-/// The same calls again and again on memory that is not registered on one rank, by some ranks one after the other and by others
-/// several at a time: what is remembered of them must be the same everywhere at every start.
+/// The same calls again and again on memory that is not registered on one rank, by some ranks one
+/// after the other and by others several at a time: what is remembered of them must be the same
+/// everywhere at every start.
 fn learned(comm: &Communicator) {
     const SIZES: [usize; 3] = [512, 4 << 10, 128 << 10];
     let p = comm.ranks();

@@ -1,4 +1,5 @@
-//! The listing of all public names, `tests/data/public.txt`: every change of the face is a decision.
+//! The listing of all public names, `tests/data/public.txt`: every change of the face is a
+//! decision.
 //!
 //! The sources are read from `src/lib.rs` on, through `pub mod` and `pub use` into private modules
 //! (`public/tree.rs`), and every name that a user can write becomes a line with its signature

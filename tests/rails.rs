@@ -1,8 +1,9 @@
-//! Connections that die under ranks of the `tcp` transport: killed from outside while operations run, replaced, and all of
-//! them at once.
+//! Connections that die under ranks of the `tcp` transport: killed from outside while operations
+//! run, replaced, and all of them at once.
 //!
-//! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child runs [`child_entry`] and
-//! nothing else. The test takes a rank's sockets out of its process (pidfd_getfd) and breaks them there.
+//! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child
+//! runs [`child_entry`] and nothing else. The test takes a rank's sockets out of its process
+//! (pidfd_getfd) and breaks them there.
 
 #[path = "rails/connections.rs"]
 mod connections;

@@ -1,7 +1,8 @@
-//! Rebuilding a communicator with real processes: after timeouts, aborts and kills, and kills in the middle of a rebuild.
+//! Rebuilding a communicator with real processes: after timeouts, aborts and kills, and kills in
+//! the middle of a rebuild.
 //!
-//! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child runs [`child_entry`] and
-//! nothing else.
+//! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child
+//! runs [`child_entry`] and nothing else.
 
 #[path = "../src/prng.rs"]
 #[allow(dead_code)]
@@ -16,7 +17,8 @@ use spawn::spawn;
 use std::process::Output;
 use std::time::Duration;
 
-/// What each rank marked as its result; those of `victims` must have died, the others must have ended well.
+/// What each rank marked as its result; those of `victims` must have died, the others must have
+/// ended well.
 fn results(outputs: &[Output], victims: &[u32]) -> Vec<String> {
     let text = |output: &Output| {
         let (out, err) = (&output.stdout, &output.stderr);
@@ -82,7 +84,8 @@ fn count_ranks(comm: &Communicator, elements: usize) -> Result<u64> {
     Ok(all[0])
 }
 
-/// A barrier after which some rank aborts: the news of those who are further on may be faster than what ends it here.
+/// A barrier after which some rank aborts: the news of those who are further on may be faster than
+/// what ends it here.
 fn barrier_before_an_abort(comm: &Communicator) {
     if let Err(error) = comm.barrier() {
         let is_news = matches!(error.first_cause(), Error::Aborted { .. });
@@ -90,7 +93,8 @@ fn barrier_before_an_abort(comm: &Communicator) {
     }
 }
 
-/// Uses a communicator in every way that a fresh one has: sums, splits, fails again and is rebuilt again.
+/// Uses a communicator in every way that a fresh one has: sums, splits, fails again and is rebuilt
+/// again.
 fn exercise(comm: Communicator, ranks: u32) {
     assert_eq!(comm.ranks(), ranks);
     for elements in [1, 100_000] {
@@ -124,7 +128,8 @@ fn silent(comm: Communicator) {
     if comm.rank() == 2 {
         std::thread::sleep(Duration::from_millis(2500));
     }
-    // What the others had done before they gave up is there: rank 2 may end its first call well, and not the next.
+    // What the others had done before they gave up is there: rank 2 may end its first call well,
+    // and not the next.
     let mut calls = (0..2).map(|_| count_ranks(&comm, 1000));
     let error = calls.find_map(Result::err).expect("the others gave up");
     let is_timeout = matches!(error.first_cause(), Error::Timeout { .. });
@@ -150,8 +155,8 @@ fn killed(comm: Communicator) {
         let _under_way = comm.start_all_reduce(&buffer, ReduceOp::Sum).unwrap();
         die();
     }
-    // What a victim has done before it died may still be enough for the next one; and of what it had to send over connections
-    // some may have died with it.
+    // What a victim has done before it died may still be enough for the next one; and of what it
+    // had to send over connections some may have died with it.
     let error = first.err();
     let error = error.or_else(|| (0..3).find_map(|_| count_ranks(&comm, 100_000).err()));
     let error = error.unwrap();
@@ -204,7 +209,8 @@ fn the_survivors_of_kills_meet_over_connections_where_memory_is_not_shared() {
     kill(&[(4, "0,3")], "router");
 }
 
-/// All rebuild, and the victims die at a random moment of that; the others rebuild until they have one that works.
+/// All rebuild, and the victims die at a random moment of that; the others rebuild until they have
+/// one that works.
 fn killed_in_rebuild(mut comm: Communicator) {
     let (rank, ranks, victims) = (comm.rank(), comm.ranks(), victims());
     let seed: u64 = std::env::var("LINERATE_TEST_SEED")
@@ -306,7 +312,8 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Rebuilds, splits and duplicates many times, with the old ones dropped in different orders; no descriptor stays.
+/// Rebuilds, splits and duplicates many times, with the old ones dropped in different orders; no
+/// descriptor stays.
 fn many(mut comm: Communicator) {
     let ranks = u64::from(comm.ranks());
     let mut before = 0;

@@ -1,10 +1,12 @@
-//! Real communicators on a simulated fabric, a job per seed: mixed collectives, several under way, under delay, reordering,
-//! loss, duplicates, partitions, death, cancel, disagreement and absence.
+//! Real communicators on a simulated fabric, a job per seed: mixed collectives, several under way,
+//! under delay, reordering, loss, duplicates, partitions, death, cancel, disagreement and absence.
 //!
-//! Safety: no wrong byte in any result of any rank, and every error names a cause that there was. Liveness: when the faults
-//! have stopped, everything ends in bounded virtual time: well, if no rank died or gave up, else with an error.
+//! Safety: no wrong byte in any result of any rank, and every error names a cause that there was.
+//! Liveness: when the faults have stopped, everything ends in bounded virtual time: well, if no
+//! rank died or gave up, else with an error.
 //!
-//! `LINERATE_SEEDS=10000` runs more seeds than the default; `LINERATE_SEED=17` runs one and says what it is.
+//! `LINERATE_SEEDS=10000` runs more seeds than the default; `LINERATE_SEED=17` runs one and says
+//! what it is.
 
 #[path = "seeds/job.rs"]
 mod job;
@@ -251,7 +253,8 @@ fn planned(
     }
 }
 
-/// Found with seeds 291, 1033 and 1098: the late rank's call was refused, and nobody else heard why.
+/// Found with seeds 291, 1033 and 1098: the late rank's call was refused, and nobody else heard
+/// why.
 #[test]
 fn a_call_that_comes_after_a_death_tells_the_ranks_that_wait_for_it() {
     let scatter = planned(linerate::Collective::Scatter, 3, "linear");
@@ -267,8 +270,8 @@ fn a_call_that_comes_after_a_death_tells_the_ranks_that_wait_for_it() {
     );
 }
 
-/// Found with seeds 4447 and 5545: the rank had said where its buffer is and died before it could be mapped; the others
-/// waited for the timeout, and for nobody in particular.
+/// Found with seeds 4447 and 5545: the rank had said where its buffer is and died before it could
+/// be mapped; the others waited for the timeout, and for nobody in particular.
 #[test]
 fn a_death_at_any_moment_of_an_operation_on_mapped_buffers_is_named() {
     let mut failures = 0;

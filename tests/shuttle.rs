@@ -1,9 +1,11 @@
-//! Start, stop, hand-over and failure of the threads that drive one engine, under thousands of schedules.
+//! Start, stop, hand-over and failure of the threads that drive one engine, under thousands of
+//! schedules.
 //!
-//! `comm/driving.rs` and `memory/bell.rs` are compiled here a second time, against shuttle's locks, threads and atomics and
-//! a small engine (`shuttle/engine.rs`). Sleeps have no time limit here: whoever is not woken sleeps forever, and shuttle
-//! finds the deadlock.
-// The files have more than the models use, and what is `unsafe` of real memory is safe of a model's.
+//! `comm/driving.rs` and `memory/bell.rs` are compiled here a second time, against shuttle's locks,
+//! threads and atomics and a small engine (`shuttle/engine.rs`). Sleeps have no time limit here:
+//! whoever is not woken sleeps forever, and shuttle finds the deadlock.
+// The files have more than the models use, and what is `unsafe` of real memory is safe of a
+// model's.
 #![allow(dead_code, unsafe_code, unused_unsafe)]
 
 #[path = "shuttle/alarm.rs"]
@@ -124,7 +126,8 @@ fn stop(driving: &Driving, progress: JoinHandle<()>) {
     progress.join().unwrap();
 }
 
-/// Under random schedules, and under those of probabilistic concurrency testing with up to four preemptions that matter.
+/// Under random schedules, and under those of probabilistic concurrency testing with up to four
+/// preemptions that matter.
 fn explore(model: fn()) {
     shuttle::check_random(model, SCHEDULES);
     shuttle::check_pct(model, SCHEDULES, 4);

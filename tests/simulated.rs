@@ -120,8 +120,9 @@ fn hosts_of_several_ranks_give_the_same_results() {
     }
 }
 
-/// Delay, loss, duplicates and reordering of 1,000 seeds: the results are those of the definition, and to the bit
-/// those of every other seed. Each seed runs every sixteenth case, so that each case meets some sixty seeds.
+/// Delay, loss, duplicates and reordering of 1,000 seeds: the results are those of the definition,
+/// and to the bit those of every other seed. Each seed runs every sixteenth case, so that each case
+/// meets some sixty seeds.
 #[test]
 fn a_thousand_orders_of_delivery_give_the_same_bits() {
     const STRIDE: usize = 16;

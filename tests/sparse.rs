@@ -1,7 +1,9 @@
-//! Sparse allreduce through the public API: ranks are processes over shared memory and TCP, or simulated.
+//! Sparse allreduce through the public API: ranks are processes over shared memory and TCP, or
+//! simulated.
 //!
-//! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set. Gradients are integers that every rank can
-//! compute for all, so that each checks the whole: what was applied and what residuals keep is what was given.
+//! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set. Gradients
+//! are integers that every rank can compute for all, so that each checks the whole: what was
+//! applied and what residuals keep is what was given.
 
 #[path = "../src/prng.rs"]
 #[allow(dead_code)]
@@ -94,7 +96,8 @@ impl Applied {
         Applied(COUNTS.iter().map(zeros).collect())
     }
 
-    /// All gradients of `steps` steps are what was applied and what these residuals, summed over the ranks, keep.
+    /// All gradients of `steps` steps are what was applied and what these residuals, summed over
+    /// the ranks, keep.
     fn check(&self, ranks: u32, steps: u64, kept: &[Vec<f32>], what: &str) {
         for (tensor, count) in COUNTS.iter().enumerate() {
             let applied = self.0[tensor].to_vec().unwrap();
@@ -473,8 +476,8 @@ fn simulated_ranks_conserve_under_any_order_of_delivery() {
 
 #[test]
 fn auto_looks_at_the_fill_in_again_after_dense_steps() {
-    // Links on which independent picks are for dense, and the same picks on all ranks for TopkDSA: that they are the same is
-    // only seen by who picks.
+    // Links on which independent picks are for dense, and the same picks on all ranks for TopkDSA:
+    // that they are the same is only seen by who picks.
     const RANKS: u32 = 8;
     let mut config = Config::default();
     config.tcp.pace_bits_per_second = Some(2_000_000_000);

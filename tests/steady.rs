@@ -1,7 +1,9 @@
-//! In the steady state an operation makes no allocation, and no system call but those of a wait that yields or sleeps.
+//! In the steady state an operation makes no allocation, and no system call but those of a wait
+//! that yields or sleeps.
 //!
-//! Ranks are processes: a test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set. System
-//! calls are counted by strace; that test is ignored unless asked for, and `tools/test` asks where strace works.
+//! Ranks are processes: a test starts this very program again, once per rank, with
+//! `LINERATE_TEST_ROLE` set. System calls are counted by strace; that test is ignored unless asked
+//! for, and `tools/test` asks where strace works.
 #![allow(unsafe_code)]
 
 #[path = "steady/allocator.rs"]
@@ -23,8 +25,9 @@ const WARM_UP: u64 = 200;
 /// Calls of a wait that yields or sleeps; their number depends on who else wants the cores.
 const WAITING: [&str; 2] = ["sched_yield", "futex"];
 
-/// Starts every rank in a role and gives what it printed after `RESULT `; with `strace`, under it, the counts going to
-/// that folder. How operations make progress does not depend on the cores of the host.
+/// Starts every rank in a role and gives what it printed after `RESULT `; with `strace`, under it,
+/// the counts going to that folder. How operations make progress does not depend on the cores of
+/// the host.
 fn run_ranks(
     role: &str,
     (ranks, progress): (u32, &str),
@@ -222,7 +225,8 @@ fn operations_in_the_steady_state_allocate_nothing() {
     );
 }
 
-/// Calls by name, from `strace -c`: the share of time, seconds, us per call, calls, errors if any, name.
+/// Calls by name, from `strace -c`: the share of time, seconds, us per call, calls, errors if any,
+/// name.
 fn parse_counts(text: &str) -> BTreeMap<String, u64> {
     let count = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();

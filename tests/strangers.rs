@@ -1,7 +1,9 @@
-//! Who connects to a rank of the `tcp` transport and should not: strangers, replays, floods, and ranks that have the secret and
-//! break the rules. Real sockets; the job goes on, memory stays bounded, and the log says who.
+//! Who connects to a rank of the `tcp` transport and should not: strangers, replays, floods, and
+//! ranks that have the secret and break the rules. Real sockets; the job goes on, memory stays
+//! bounded, and the log says who.
 //!
-//! What needs limits or a log of its own runs in a process: this program again, with `LINERATE_TEST_ROLE` set.
+//! What needs limits or a log of its own runs in a process: this program again, with
+//! `LINERATE_TEST_ROLE` set.
 
 mod access;
 #[path = "rails/connections.rs"]
@@ -109,7 +111,8 @@ fn another_secret_and_another_rank_are_refused() {
     pair.exchange(1 << 20);
 }
 
-/// Carries bytes between a connection to `listener` and one to `to`, and keeps what the one who connects says first.
+/// Carries bytes between a connection to `listener` and one to `to`, and keeps what the one who
+/// connects says first.
 fn relay(listener: &TcpListener, to: SocketAddr, pair: &mut Pair, recorded: &mut Vec<u8>) {
     let mut outer = None;
     pair.until("a connection to the relay", |_| {
@@ -164,7 +167,8 @@ fn a_recorded_hello_is_worth_nothing() {
     }
 }
 
-/// Breaks every rail of this process to the rank that listens there, but not the connections of these strangers.
+/// Breaks every rail of this process to the rank that listens there, but not the connections of
+/// these strangers.
 fn break_rails(place: SocketAddr, strangers: &[TcpStream]) -> usize {
     let ports: Vec<SocketAddr> = strangers.iter().map(|s| s.local_addr().unwrap()).collect();
     let is_rail = |c: &connections::Connection| c.own == place && !ports.contains(&c.peer);

@@ -1,21 +1,24 @@
-//! The rules of the repository that a program can check: layers, sizes, words, unsafe code, the clock.
+//! The rules of the repository that a program can check: layers, sizes, words, unsafe code, the
+//! clock.
 //!
-//! Each rule is a function of (path, text) that gives complaints, is run over every file that git knows
-//! or would add, and is shown to fail on made-up input. The words it looks for are put together from
-//! pieces, so that this file passes its own rules.
+//! Each rule is a function of (path, text) that gives complaints, is run over every file that git
+//! knows or would add, and is shown to fail on made-up input. The words it looks for are put
+//! together from pieces, so that this file passes its own rules.
 
 #[path = "tidy/face.rs"]
 mod face;
 #[path = "tidy/guides.rs"]
 mod guides;
+#[path = "tidy/prose.rs"]
+mod prose;
 #[path = "tidy/text.rs"]
 mod text;
 
 use std::path::Path;
 use text::{code_of, places_of, references, words_of};
 
-/// The layers of `src`, in order: a module imports from itself and from earlier rows only. Modules of the
-/// first row also import each other.
+/// The layers of `src`, in order: a module imports from itself and from earlier rows only. Modules
+/// of the first row also import each other.
 const LAYERS: [&[&str]; 15] = [
     &[
         "error", "types", "limits", "config", "time", "sync", "prng", "trace",
@@ -290,7 +293,8 @@ fn is_foreign(path: &str) -> bool {
 /// What is in the tree and not in the repository: builds, history, what other tools keep.
 const NOT_OURS: [&str; 4] = ["target", ".git", "__pycache__", "proptest-regressions"];
 
-/// Paths from the root of all files of the repository. Walks the tree, so that a copy without git is checked too.
+/// Paths from the root of all files of the repository. Walks the tree, so that a copy without git
+/// is checked too.
 fn paths() -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let (mut folders, mut found) = (vec![root.to_path_buf()], Vec::new());

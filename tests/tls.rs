@@ -1,5 +1,6 @@
-//! Rails over TLS with somebody in between, who listens, changes bytes, carries the challenge faithfully and then pretends, or
-//! has other settings. Real sockets: the two ranks run in one thread, whoever is in between in others.
+//! Rails over TLS with somebody in between, who listens, changes bytes, carries the challenge
+//! faithfully and then pretends, or has other settings. Real sockets: the two ranks run in one
+//! thread, whoever is in between in others.
 
 mod access;
 #[path = "tls/between.rs"]

@@ -1,8 +1,10 @@
-//! The `verbs` provider on a real device: faults at every place where a transfer can be cut, memory, and what is left behind.
+//! The `verbs` provider on a real device: faults at every place where a transfer can be cut,
+//! memory, and what is left behind.
 //!
-//! Two ranks in one thread, on one device; `tools/rdma-vm run -- TEST` runs this where there is none, and skips it says which
-//! of it was skipped otherwise. Ranks on two hosts, and cables that are pulled: `tools/rdma_vm/check_verbs.py`, which starts
-//! [`child_entry`] on both. What every transport must do is in `conformance.rs`, and runs on this one too where a device is.
+//! Two ranks in one thread, on one device; `tools/rdma-vm run -- TEST` runs this where there is
+//! none, and skips it says which of it was skipped otherwise. Ranks on two hosts, and cables that
+//! are pulled: `tools/rdma_vm/check_verbs.py`, which starts [`child_entry`] on both. What every
+//! transport must do is in `conformance.rs`, and runs on this one too where a device is.
 
 mod access;
 #[path = "verbs/faults.rs"]

@@ -1,9 +1,9 @@
-//! The engine: whole operations on one rank alone, many steps over shared memory (`turns.rs`), and on the simulated transport,
-//! where buffers have no bytes. One thread drives all ranks.
+//! The engine: whole operations on one rank alone, many steps over shared memory (`turns.rs`), and
+//! on the simulated transport, where buffers have no bytes. One thread drives all ranks.
 //!
-//! Times include the transport's. Its share, and so the engine's own, is counted in instructions: with
-//! `--operations COUNT NAME` this program runs one case that often and prints its steps, for callgrind
-//! (`tools/speed --instructions` does both). Figures: `benches/README.md`.
+//! Times include the transport's. Its share, and so the engine's own, is counted in instructions:
+//! with `--operations COUNT NAME` this program runs one case that often and prints its steps, for
+//! callgrind (`tools/speed --instructions` does both). Figures: `benches/README.md`.
 #![allow(missing_docs)]
 
 mod turns;
@@ -102,7 +102,8 @@ fn simulated(ranks: u32, algorithm: &str, bytes: usize, mapped: bool) -> Runner 
         steps: steps_of(Collective::AllReduce, algorithm, ranks),
         run: Box::new(move || {
             pending.extend(calls.iter().map(|call| call.start().expect("a start")));
-            // Asking whether an operation has ended drives it: once it is known how long that takes, nobody asks before.
+            // Asking whether an operation has ended drives it: once it is known how long that
+            // takes, nobody asks before.
             let first_look = match operations < LEARNING {
                 true => 0,
                 false => polls_min - polls_min / 16,

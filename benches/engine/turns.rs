@@ -1,8 +1,10 @@
-//! Engines over the shared-memory transport, each of a rank of its own, driven in turn by one thread: what an engine costs where
-//! a poll hands over everything that has come, as it does between processes.
+//! Engines over the shared-memory transport, each of a rank of its own, driven in turn by one
+//! thread: what an engine costs where a poll hands over everything that has come, as it does
+//! between processes.
 //!
-//! Turns go from the last rank to the first, against the direction of a ring: each rank then finds one message at its turn.
-//! Downwards a rank would find all that those before it have just sent, and a drive would do more than it does anywhere.
+//! Turns go from the last rank to the first, against the direction of a ring: each rank then finds
+//! one message at its turn. Downwards a rank would find all that those before it have just sent,
+//! and a drive would do more than it does anywhere.
 
 use crate::{Runner, request_of, steps_of};
 use linerate::collective::find;

@@ -1,6 +1,7 @@
 //! The contacts of all ranks to all ranks, over the tree of `tree.rs`, once the ranks have met.
 //!
-//! Every rank keeps its connection to rank 0 meanwhile: whoever fails tells rank 0, or is missed by it, and rank 0 tells all.
+//! Every rank keeps its connection to rank 0 meanwhile: whoever fails tells rank 0, or is missed by
+//! it, and rank 0 tells all.
 
 use super::LATE_ANSWER_TIME;
 use super::dial::{Call, dial};
@@ -189,7 +190,8 @@ fn hear_failure(store: &mut Link) -> Result<()> {
     }
 }
 
-/// Tells rank 0 what has gone wrong here. It tells all ranks, this one too, what it heard first: that is the cause.
+/// Tells rank 0 what has gone wrong here. It tells all ranks, this one too, what it heard first:
+/// that is the cause.
 fn first_cause(store: &mut Link, error: Error, clock: &Clock) -> Error {
     let until = clock.now().after(LATE_ANSWER_TIME);
     store.say_failure(&error.to_string(), (until, clock));

@@ -1,5 +1,6 @@
-//! [`Cores`]: the cores that a process may run on. Whether the ranks of a host fit its cores is a question about all of
-//! them together: ranks that are bound to one core each have as many cores as ranks, ranks that share one core have one.
+//! [`Cores`]: the cores that a process may run on. Whether the ranks of a host fit its cores is a
+//! question about all of them together: ranks that are bound to one core each have as many cores as
+//! ranks, ranks that share one core have one.
 
 use crate::error::{Error, Result};
 use rustix::thread::{CpuSet, sched_getaffinity};
@@ -12,7 +13,8 @@ const BYTES: usize = CpuSet::MAX_CPU / 8;
 pub struct Cores([u8; BYTES]);
 
 impl Cores {
-    /// Those of the calling thread; none where the kernel has more cores than the call has room for.
+    /// Those of the calling thread; none where the kernel has more cores than the call has room
+    /// for.
     pub fn own() -> Cores {
         let mut bits = [0; BYTES];
         if let Ok(set) = sched_getaffinity(None) {

@@ -1,7 +1,8 @@
-//! [`dial`]: reaches one rank at one of several addresses, proves who it is and asks the same of it.
+//! [`dial`]: reaches one rank at one of several addresses, proves who it is and asks the same of
+//! it.
 //!
-//! Somebody else may have the port, the rank may not be there yet, a route may be missing: every address is tried in turn
-//! until the deadline, and the error says what was found at each.
+//! Somebody else may have the port, the rank may not be there yet, a route may be missing: every
+//! address is tried in turn until the deadline, and the error says what was found at each.
 
 use super::gate::{Credentials, TLS_RECORDS};
 use super::handing;
@@ -47,8 +48,8 @@ pub(super) struct Call<'a> {
     pub bytes_max: usize,
 }
 
-/// Calls until the deadline. `addresses` is asked again before each round: where the other rank is may change while it is
-/// waited for.
+/// Calls until the deadline. `addresses` is asked again before each round: where the other rank is
+/// may change while it is waited for.
 pub(super) fn dial(
     call: &Call<'_>,
     mut addresses: impl FnMut() -> Result<Vec<SocketAddr>>,

@@ -1,8 +1,8 @@
-//! The place of this process in its job, from the environment that launchers set: which rank of how many, and how the
-//! ranks find rank 0. Pure: it is told how to look a name up.
+//! The place of this process in its job, from the environment that launchers set: which rank of how
+//! many, and how the ranks find rank 0. Pure: it is told how to look a name up.
 //!
-//! Sources: torchrun's documentation ("Environment Variables"), Open MPI 4 and 5 (`OMPI_*`, `PMIX_*`), MPICH's hydra
-//! (`PMI_*`, `MPI_LOCAL*`), srun(1) ("OUTPUT ENVIRONMENT VARIABLES").
+//! Sources: torchrun's documentation ("Environment Variables"), Open MPI 4 and 5 (`OMPI_*`,
+//! `PMIX_*`), MPICH's hydra (`PMI_*`, `MPI_LOCAL*`), srun(1) ("OUTPUT ENVIRONMENT VARIABLES").
 
 use super::nodelist::first_host;
 use crate::error::{Error, Result};
@@ -69,7 +69,8 @@ pub enum Rendezvous {
         /// Not zero.
         port: u16,
     },
-    /// Rank 0 listens on the first free one of the ports that [`Place::ports`] gives; this host is one of its names.
+    /// Rank 0 listens on the first free one of the ports that [`Place::ports`] gives; this host is
+    /// one of its names.
     Ports(String),
     /// Rank 0 writes where it is into a file of this folder, which all ranks see.
     Folder(PathBuf),
@@ -81,12 +82,13 @@ pub enum Rendezvous {
 
 /// Ports that are derived from the name of a job: enough for one to be free.
 const PORTS_COUNT: u64 = 8;
-/// Below what Linux gives out by itself (net.ipv4.ip_local_port_range begins at 32768), above what services use.
+/// Below what Linux gives out by itself (net.ipv4.ip_local_port_range begins at 32768), above what
+/// services use.
 const PORTS: std::ops::Range<u64> = 20_000..32_000;
 
 impl Place {
-    /// A place with a name of a job: `tcp://host:port` and `file://folder` say where the ranks meet, any other name is one of
-    /// this host.
+    /// A place with a name of a job: `tcp://host:port` and `file://folder` say where the ranks
+    /// meet, any other name is one of this host.
     pub fn named(rank: Rank, ranks: u32, name: &str) -> Result<Place> {
         let rendezvous = parse_rendezvous("the job's name", name)?;
         check_rank(rank, ranks, ("rank", "ranks"))?;
@@ -126,9 +128,10 @@ pub(super) fn ports_of(name: &str, epoch: u64) -> Vec<u16> {
 
 type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// From what torchrun, `linerate launch`, mpirun (Open MPI, MPICH) or srun have set. `LINERATE_RENDEZVOUS` says where the
-/// ranks meet: `tcp://host:port`, `file://folder`, or `launcher` (by what the launcher offers, although all are on this host);
-/// `LINERATE_JOB` names a job of this host. Without a launcher: one rank.
+/// From what torchrun, `linerate launch`, mpirun (Open MPI, MPICH) or srun have set.
+/// `LINERATE_RENDEZVOUS` says where the ranks meet: `tcp://host:port`, `file://folder`, or
+/// `launcher` (by what the launcher offers, although all are on this host); `LINERATE_JOB` names a
+/// job of this host. Without a launcher: one rank.
 pub fn place_from_env(lookup: impl Fn(&str) -> Option<String>) -> Result<Place> {
     let lookup = |name: &str| lookup(name).filter(|text| !text.is_empty());
     let lookup: Lookup<'_> = &lookup;
@@ -178,7 +181,8 @@ fn launcher(lookup: Lookup<'_>) -> Launcher {
     }
 }
 
-/// What a launcher says of this process, as text that nobody has checked: for programs that behave differently as a rank.
+/// What a launcher says of this process, as text that nobody has checked: for programs that behave
+/// differently as a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launched {
     /// The variable that holds the number of ranks, and what it says.
@@ -311,8 +315,8 @@ fn hydra(lookup: Lookup<'_>) -> Result<Place> {
     })
 }
 
-/// Scripts of sbatch and shells of salloc are steps too, with numbers close to 2^32, and have one task whatever the others
-/// have.
+/// Scripts of sbatch and shells of salloc are steps too, with numbers close to 2^32, and have one
+/// task whatever the others have.
 fn is_step_of_slurm(lookup: Lookup<'_>) -> bool {
     let step = lookup("SLURM_STEP_ID").and_then(|text| text.parse::<u32>().ok());
     lookup("SLURM_PROCID").is_some() && step.is_some_and(|step| step < u32::MAX - 64)

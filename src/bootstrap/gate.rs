@@ -1,8 +1,9 @@
 //! [`Gate`]: lets ranks of the job in over TCP, and nobody else.
 //!
-//! Whoever connects has to pass the handshake of [`crate::wire`] within a time; until then it has one message's bytes of
-//! memory here. With TLS its keys are agreed on then, in the same time. At most [`STRANGERS_MAX`] may be on trial, the others wait in the kernel's queue. Refusals are told on
-//! standard error, the first ones each and then their number.
+//! Whoever connects has to pass the handshake of [`crate::wire`] within a time; until then it has
+//! one message's bytes of memory here. With TLS its keys are agreed on then, in the same time. At
+//! most [`STRANGERS_MAX`] may be on trial, the others wait in the kernel's queue. Refusals are told
+//! on standard error, the first ones each and then their number.
 
 use super::handing::Handing;
 use crate::config::{JobSettings, SECRET_BYTES_MAX, Secret, check_secret, tls_without_secret};
@@ -33,7 +34,8 @@ const DETAIL_TLS: u64 = 1 << 62;
 
 /// Connections on trial at once: a burst of ranks, and little memory.
 pub(super) const STRANGERS_MAX: usize = 256;
-/// Records that a control connection keeps in either direction: it has little to say, and rank 0 has one for every rank.
+/// Records that a control connection keeps in either direction: it has little to say, and rank 0
+/// has one for every rank.
 pub(super) const TLS_RECORDS: usize = 1;
 /// How long a trial may take.
 const TRIAL_TIME: Duration = Duration::from_secs(5);
@@ -76,8 +78,8 @@ impl Credentials {
         })
     }
 
-    /// These credentials, for ranks that meet over TCP. Without a secret the job's name is not enough
-    /// there: rank 0 makes a secret and hands it out ([`super::handing`]).
+    /// These credentials, for ranks that meet over TCP. Without a secret the job's name is not
+    /// enough there: rank 0 makes a secret and hands it out ([`super::handing`]).
     pub fn for_meeting(mut self) -> Credentials {
         if !self.is_open {
             self.secret = OnceLock::new();
@@ -240,7 +242,8 @@ impl Gate {
         }
     }
 
-    /// Takes what has come; blocks nowhere. The error is one of this process: no descriptor is left.
+    /// Takes what has come; blocks nowhere. The error is one of this process: no descriptor is
+    /// left.
     pub fn turn(&mut self, now: Time) -> Result<Vec<Proven>> {
         self.handing.iter().try_for_each(Handing::turn)?;
         self.accept(now)?;

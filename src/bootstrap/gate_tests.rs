@@ -20,7 +20,8 @@ fn gate() -> (Gate, SocketAddr) {
     )
 }
 
-/// Turns until so many have been refused; the time is an argument, so nothing here waits for a clock.
+/// Turns until so many have been refused; the time is an argument, so nothing here waits for a
+/// clock.
 fn turn_until_refused(gate: &mut Gate, count: u64, now: Time) {
     while gate.refused < count {
         assert!(gate.turn(now).unwrap().is_empty());
@@ -149,8 +150,8 @@ fn encrypting(has_tls: bool) -> Result<Credentials> {
     Credentials::new(&secret, has_tls, "a job", 3)
 }
 
-/// What rank 1 gets when it calls a gate of rank 0 through somebody who listens: the gate's link or error, its own, and what
-/// was heard.
+/// What rank 1 gets when it calls a gate of rank 0 through somebody who listens: the gate's link or
+/// error, its own, and what was heard.
 fn call_through(
     gate_has_tls: bool,
     caller_has_tls: bool,

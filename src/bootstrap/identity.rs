@@ -1,11 +1,13 @@
-//! [`HostIdentity`]: which ranks say that they share a host. Whether they can share memory is shown later, by doing it.
+//! [`HostIdentity`]: which ranks say that they share a host. Whether they can share memory is shown
+//! later, by doing it.
 
 use crate::error::{Error, Result};
 use std::os::unix::fs::MetadataExt;
 
 const BYTES: usize = 8;
 
-/// A number that is equal on ranks of one host: of one kernel, started once, and one network namespace.
+/// A number that is equal on ranks of one host: of one kernel, started once, and one network
+/// namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostIdentity(u64);
 
@@ -54,7 +56,8 @@ impl HostIdentity {
     }
 }
 
-/// A number that is equal on processes of one user: others of the same host may hand each other no memory.
+/// A number that is equal on processes of one user: others of the same host may hand each other no
+/// memory.
 pub(super) fn own_user() -> Result<u64> {
     let path = "/proc/self/ns/user";
     let space = std::fs::metadata(path).map_err(|e| Error::os(format!("reading {path}"), e))?;

@@ -1,7 +1,8 @@
-//! [`Link`]: one end of a control connection that has passed the handshake: frames of bounded length, deadlines, no thread.
+//! [`Link`]: one end of a control connection that has passed the handshake: frames of bounded
+//! length, deadlines, no thread.
 //!
-//! A frame is its length (4 bytes, little-endian, of what follows), one byte that says what it is, and the rest. With TLS all
-//! of it is sealed.
+//! A frame is its length (4 bytes, little-endian, of what follows), one byte that says what it is,
+//! and the rest. With TLS all of it is sealed.
 
 use crate::engine::Clock;
 use crate::error::{Error, Result};

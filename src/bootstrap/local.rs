@@ -1,5 +1,5 @@
-//! Rendezvous of the ranks of one host: rank 0 serves a Unix socket in the abstract namespace, everyone
-//! introduces itself, and everyone gets the blobs of all.
+//! Rendezvous of the ranks of one host: rank 0 serves a Unix socket in the abstract namespace,
+//! everyone introduces itself, and everyone gets the blobs of all.
 //!
 //! Only processes of the same user are heard. Nothing stays on any file system.
 
@@ -36,7 +36,8 @@ const INTRODUCTION_TIME: Duration = Duration::from_secs(2);
 const RETRY: Duration = Duration::from_millis(2);
 /// Ranks that have come are looked at this often, in case one ends while others are waited for.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// After a failure, ranks that have not come yet are told for so long: a launcher starts hundreds of processes in that time.
+/// After a failure, ranks that have not come yet are told for so long: a launcher starts hundreds
+/// of processes in that time.
 const TELL_TIME: Duration = Duration::from_secs(5);
 /// What a header says of its sender: it goes on, or it cannot and the blob is the reason.
 const JOINS: u32 = 0;
@@ -61,7 +62,8 @@ pub fn exchange(
     }
 }
 
-/// This rank cannot take part: tells the others, as far as they can be reached soon, and gives the error back.
+/// This rank cannot take part: tells the others, as far as they can be reached soon, and gives the
+/// error back.
 pub fn decline(rank: Rank, ranks: u32, job: &str, error: Error, clock: &Clock) -> Error {
     let deadline = clock.now().after(TELL_TIME);
     let text = format!("rank {rank} cannot take part: {error}");
@@ -249,7 +251,8 @@ fn check_alive(streams: &Streams) -> Result<()> {
     Ok(())
 }
 
-/// Gives the reason of a failure to those who have come, and until `deadline` to those who come: `wanted` ranks in all.
+/// Gives the reason of a failure to those who have come, and until `deadline` to those who come:
+/// `wanted` ranks in all.
 fn tell_everyone(
     listener: &UnixListener,
     come: Vec<UnixStream>,
@@ -350,7 +353,8 @@ fn ask(
         ))
     };
     let introduced = stream.write_all(&emit_introduction(own, JOINS));
-    // Rank 0 gives up at the deadline and says who is missing; its answer is waited for a little longer.
+    // Rank 0 gives up at the deadline and says who is missing; its answer is waited for a little
+    // longer.
     let patience = deadline.since(clock.now()) + INTRODUCTION_TIME;
     stream.set_read_timeout(Some(patience)).map_err(lost)?;
     // Where rank 0 was quicker to refuse, its reason is there to be read.

@@ -1,8 +1,9 @@
 //! How ranks find each other before the first operation.
 //!
-//! [`place_from_env`] reads what launchers set, purely. [`Meeting`] brings the ranks of a job together and carries one blob of
-//! every rank to every rank: over a Unix socket where all are on this host (`local.rs`), else over TCP (`network.rs`; read that
-//! first). [`Reunion`] is where the survivors of a failed communicator meet.
+//! [`place_from_env`] reads what launchers set, purely. [`Meeting`] brings the ranks of a job
+//! together and carries one blob of every rank to every rank: over a Unix socket where all are on
+//! this host (`local.rs`), else over TCP (`network.rs`; read that first). [`Reunion`] is where the
+//! survivors of a failed communicator meet.
 
 mod contact;
 mod contacts;
@@ -69,8 +70,8 @@ enum Way {
 }
 
 impl Meeting {
-    /// Goes where the ranks of the job meet. Over TCP, waits until all have come, at most for the timeout of the settings; on one
-    /// host they come with their blobs.
+    /// Goes where the ranks of the job meet. Over TCP, waits until all have come, at most for the
+    /// timeout of the settings; on one host they come with their blobs.
     pub fn go_to(place: &Place, config: &Config, clock: &Clock) -> Result<Meeting> {
         let way = match place.rendezvous {
             _ if place.ranks == 1 => None,
@@ -115,7 +116,8 @@ impl Meeting {
         }
     }
 
-    /// The settings with what the ranks know of each other now: which transport `auto` is, and where connections listen.
+    /// The settings with what the ranks know of each other now: which transport `auto` is, and
+    /// where connections listen.
     pub fn settle(&self, mut config: Config) -> Result<Config> {
         let is_open = matches!(config.transport.as_str(), "auto" | "router");
         let far = match &self.way {
@@ -152,7 +154,8 @@ impl Meeting {
         Ok(config)
     }
 
-    /// This rank cannot take part: tells the others, as far as they can be reached soon, and gives the error back.
+    /// This rank cannot take part: tells the others, as far as they can be reached soon, and gives
+    /// the error back.
     pub fn decline(self, error: Error, clock: &Clock) -> Error {
         match self.way {
             Way::Host { job, .. } => local::decline(self.rank, self.ranks, &job, error, clock),

@@ -1,6 +1,6 @@
-//! What the kernel says of the interfaces and addresses of this process's network namespace (rtnetlink(7)): the one reader of
-//! it. /sys/class/net shows those of the namespace that /sys was mounted in, which may be another one, and getifaddrs(3) says
-//! nothing of the size of packets.
+//! What the kernel says of the interfaces and addresses of this process's network namespace
+//! (rtnetlink(7)): the one reader of it. /sys/class/net shows those of the namespace that /sys was
+//! mounted in, which may be another one, and getifaddrs(3) says nothing of the size of packets.
 
 use crate::error::{Error, Result};
 use rustix::net::{
@@ -8,7 +8,8 @@ use rustix::net::{
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Message types, flags and attributes of linux/netlink.h, linux/rtnetlink.h, linux/if_link.h and linux/if_addr.h.
+/// Message types, flags and attributes of linux/netlink.h, linux/rtnetlink.h, linux/if_link.h and
+/// linux/if_addr.h.
 const RTM_NEWLINK: u16 = 16;
 const RTM_GETLINK: u16 = 18;
 const RTM_NEWADDR: u16 = 20;
@@ -21,7 +22,8 @@ const IFLA_MTU: u16 = 4;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 const IFA_LABEL: u16 = 3;
-/// Of a message, of an attribute; and what stands before the attributes of an interface and of an address.
+/// Of a message, of an attribute; and what stands before the attributes of an interface and of an
+/// address.
 const HEADER_BYTES: usize = 16;
 const ATTRIBUTE_BYTES: usize = 4;
 const LINK_BYTES: usize = 16;

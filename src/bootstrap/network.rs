@@ -1,5 +1,5 @@
-//! Rendezvous over TCP: [`Network::meet`] brings the ranks together at rank 0's store, [`Network::exchange`] carries a blob of
-//! every rank to every rank in O(log ranks) rounds.
+//! Rendezvous over TCP: [`Network::meet`] brings the ranks together at rank 0's store,
+//! [`Network::exchange`] carries a blob of every rank to every rank in O(log ranks) rounds.
 //!
 //! ```text
 //! rank r ── put come/r: ranks, settings, its port ──► store of rank 0      (when all have come)
@@ -8,9 +8,10 @@
 //!        ◄── contacts of all ── parent ◄── ... ── rank 0
 //! ```
 //!
-//! Addresses are never what a rank says of itself, but what rank 0 sees: where a connection comes from is where its host can
-//! be reached, and where it arrives is rank 0's address that can be reached. Until the contacts are exchanged every rank keeps
-//! its connection to rank 0, so that the failure of any is told to all, with one cause.
+//! Addresses are never what a rank says of itself, but what rank 0 sees: where a connection comes
+//! from is where its host can be reached, and where it arrives is rank 0's address that can be
+//! reached. Until the contacts are exchanged every rank keeps its connection to rank 0, so that the
+//! failure of any is told to all, with one cause.
 
 use super::HostIdentity;
 use super::LATE_ANSWER_TIME;
@@ -209,8 +210,8 @@ fn head(
     }
 }
 
-/// Waits until all have come and tells each where to go; gives rank 0's own address, whether all are on its host, and what they
-/// use if not.
+/// Waits until all have come and tells each where to go; gives rank 0's own address, whether all
+/// are on its host, and what they use if not.
 fn receive_all(
     server: &mut Server,
     wanted: &Coming,
@@ -297,7 +298,8 @@ fn hosts_word(is_one_host: bool) -> &'static str {
     if is_one_host { "one" } else { "several" }
 }
 
-/// The address of rank 0's host at which most ranks of other hosts have arrived; without any, at which its own have.
+/// The address of rank 0's host at which most ranks of other hosts have arrived; without any, at
+/// which its own have.
 fn own_address(server: &Server, ranks: u32, named: Option<&[Interface]>) -> (IpAddr, String) {
     let mut counts: Vec<(usize, IpAddr, bool)> = Vec::new();
     for link in (1..ranks).filter_map(|rank| server.guest(rank)) {
@@ -383,7 +385,8 @@ fn other(
         source,
         bytes_max: tree::table_bytes_max(ranks),
     };
-    // Rank 0 gives up at the deadline and says who is missing; its answer is waited for a little longer.
+    // Rank 0 gives up at the deadline and says who is missing; its answer is waited for a little
+    // longer.
     let mut store = dial(&call, || finder.addresses(), (deadline, clock))?;
     let patience = deadline.after(LATE_ANSWER_TIME);
     let has_children = !tree::children(rank, ranks).is_empty();
@@ -462,7 +465,8 @@ fn answer_of(store: &mut Link, by: (Time, &Clock)) -> Result<Answer> {
     }
 }
 
-/// A listener where the route from rank 0 arrives; anywhere if that is loopback and other hosts are served.
+/// A listener where the route from rank 0 arrives; anywhere if that is loopback and other hosts are
+/// served.
 fn listen_for_children(store: &Link, rank: Rank, credentials: &Credentials) -> Result<(Gate, u16)> {
     let ip = match store.at.ip() {
         ip if ip.is_loopback() && credentials.is_open && ip.is_ipv4() => {

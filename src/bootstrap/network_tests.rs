@@ -57,7 +57,8 @@ fn two_hundred_ranks_exchange_blobs_of_any_length() {
 
 #[test]
 fn a_rank_that_leaves_between_meeting_and_exchange_is_named_to_all() {
-    // Rank 5 is below rank 1, so it is rank 0 that finds out, and ranks 2 to 4 have nothing to do with it.
+    // Rank 5 is below rank 1, so it is rank 0 that finds out, and ranks 2 to 4 have nothing to do
+    // with it.
     let results = run(6, |place, config| {
         let clock = Clock::monotonic();
         let met = Network::meet(&place, &config, &clock);
@@ -161,7 +162,8 @@ fn where_a_rank_goes_survives_and_other_words_are_refused() {
     }
 }
 
-/// Hosts whose ranks are dealt out in turns: by the ranks' own numbers, those of one host would all have the same remainder.
+/// Hosts whose ranks are dealt out in turns: by the ranks' own numbers, those of one host would all
+/// have the same remainder.
 #[test]
 fn ranks_are_counted_by_their_hosts() {
     let [a, b] = ["a", "b"].map(|name| HostIdentity::own(Some(name)).unwrap());

@@ -1,5 +1,5 @@
-//! The client's side of PMI-1, as MPICH's hydra speaks it over a descriptor that it leaves to each process: lines of
-//! `key=value` words.
+//! The client's side of PMI-1, as MPICH's hydra speaks it over a descriptor that it leaves to each
+//! process: lines of `key=value` words.
 //!
 //! Source: MPICH, `src/pmi/src/pmi_v1.c` and `pmi_wire.c`.
 
@@ -11,8 +11,9 @@ use std::time::Duration;
 /// The longest line of the protocol.
 const LINE_BYTES_MAX: usize = 1024;
 
-/// What all ranks get: rank 0 gives a text of one word for `key`, the others none. Collective: returns when all have called
-/// it. Takes leave of the launcher, which would end the whole job if a process that has spoken exits without.
+/// What all ranks get: rank 0 gives a text of one word for `key`, the others none. Collective:
+/// returns when all have called it. Takes leave of the launcher, which would end the whole job if a
+/// process that has spoken exits without.
 pub(super) fn share(
     descriptor: i32,
     key: &str,

@@ -99,7 +99,8 @@ fn listen_only(
     })
 }
 
-/// Nobody from another host can come: none is there, or, where that is not known, none would be let in.
+/// Nobody from another host can come: none is there, or, where that is not known, none would be let
+/// in.
 fn is_alone(place: &Place, credentials: &Credentials) -> bool {
     let is_address_given = matches!(place.rendezvous, Rendezvous::Ports(_));
     let is_unknown = place.local_ranks.is_none() && !is_address_given;

@@ -1,7 +1,7 @@
-//! [`Reunion`]: where the survivors of a failed communicator meet the one who leads them. On one host that is an abstract
-//! name made of the communicator's identity and the leader's rank; across hosts a port of the
-//! leader's host, one of those that follow from the same two, behind the handshake of every other
-//! connection, and sealed if those are.
+//! [`Reunion`]: where the survivors of a failed communicator meet the one who leads them. On one
+//! host that is an abstract name made of the communicator's identity and the leader's rank; across
+//! hosts a port of the leader's host, one of those that follow from the same two, behind the
+//! handshake of every other connection, and sealed if those are.
 
 use super::dial::{Call, dial_once};
 use super::env::ports_of;
@@ -18,8 +18,8 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddress, UnixListener, UnixStream};
 use std::time::Duration;
 
-/// How long a visit may take: a leader that is there answers at once, and whoever visits has to look after its old
-/// connections in between.
+/// How long a visit may take: a leader that is there answers at once, and whoever visits has to
+/// look after its old connections in between.
 const VISIT_TIME: Duration = Duration::from_secs(1);
 const PLACE_BYTES: usize = 16;
 
@@ -51,8 +51,8 @@ pub enum MeetingPlace {
 pub struct NetworkPlace(Gate);
 
 impl Reunion {
-    /// Of the communicator of this identity, of which the caller is rank `own`. `places` are the addresses of all ranks; none
-    /// where all are processes of one user on one host.
+    /// Of the communicator of this identity, of which the caller is rank `own`. `places` are the
+    /// addresses of all ranks; none where all are processes of one user on one host.
     pub fn new(identity: u64, own: Rank, config: &Config, places: &[IpAddr]) -> Result<Reunion> {
         let job = format!("rebuild {identity:016x}");
         let network = || -> Result<Network> {

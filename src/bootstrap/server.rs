@@ -1,7 +1,8 @@
-//! [`Server`]: rank 0's side of the rendezvous. It serves the store to the ranks that the gate has let in, hears when one
-//! leaves, and tells all of them if the job cannot start.
+//! [`Server`]: rank 0's side of the rendezvous. It serves the store to the ranks that the gate has
+//! let in, hears when one leaves, and tells all of them if the job cannot start.
 //!
-//! No thread of its own: it works whenever rank 0, which waits for the others anyway, gives it a turn.
+//! No thread of its own: it works whenever rank 0, which waits for the others anyway, gives it a
+//! turn.
 
 use super::gate::{Gate, TO_STORE};
 use super::link::{Kind, Link, Lost, wait_for};
@@ -17,7 +18,8 @@ use std::time::Duration;
 
 /// A rank reads all the time; one that is stopped is not waited for.
 const SAY_TIME: Duration = Duration::from_secs(2);
-/// After a failure, ranks that have not come yet are told for so long: a launcher starts hundreds of processes in that time.
+/// After a failure, ranks that have not come yet are told for so long: a launcher starts hundreds
+/// of processes in that time.
 const TELL_TIME: Duration = Duration::from_secs(5);
 
 /// See the module.
@@ -59,7 +61,8 @@ impl Server {
         wait_for(&set, PollFlags::IN, by);
     }
 
-    /// Takes what has come. Contacts are given back with their sender; everything else is the store's.
+    /// Takes what has come. Contacts are given back with their sender; everything else is the
+    /// store's.
     pub fn turn(&mut self, clock: &Clock) -> Result<Vec<(Rank, Vec<u8>)>> {
         let now = clock.now();
         for proven in self.gate.turn(now)? {
@@ -134,7 +137,8 @@ impl Server {
         Ok(())
     }
 
-    /// The job cannot start: tells those who have come why, and until then (at most for some seconds) those who come.
+    /// The job cannot start: tells those who have come why, and until then (at most for some
+    /// seconds) those who come.
     pub fn fail(mut self, error: Error, (deadline, clock): (Time, &Clock)) -> Error {
         let text = error.to_string();
         let mut told: Vec<Rank> = Vec::new();

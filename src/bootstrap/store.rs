@@ -1,8 +1,8 @@
-//! [`Store`]: keys and values that the ranks of a job leave for each other while they find each other. Pure: time is an
-//! argument, connections are the server's (`server.rs`).
+//! [`Store`]: keys and values that the ranks of a job leave for each other while they find each
+//! other. Pure: time is an argument, connections are the server's (`server.rs`).
 //!
-//! A value is put once and stays. A wait ends when its key is put or its time is over. Everything is bounded; what goes beyond
-//! is refused with the bound.
+//! A value is put once and stays. A wait ends when its key is put or its time is over. Everything
+//! is bounded; what goes beyond is refused with the bound.
 
 use crate::error::{Error, Result};
 use crate::limits::RANKS_MAX;
@@ -63,7 +63,8 @@ struct Waiter {
 }
 
 impl Store {
-    /// Takes a request of a rank; gives the answers that can be given now, to whomever they are for.
+    /// Takes a request of a rank; gives the answers that can be given now, to whomever they are
+    /// for.
     pub fn handle(&mut self, from: Rank, request: Request, now: Time) -> Vec<(Rank, Answer)> {
         match request {
             Request::Put(key, value) => {

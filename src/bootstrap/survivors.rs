@@ -1,7 +1,9 @@
-//! What the survivors of a failed communicator say to each other while they make a new one, and how a connection carries it.
+//! What the survivors of a failed communicator say to each other while they make a new one, and how
+//! a connection carries it.
 //!
-//! One of them leads: the lowest rank that lives. It listens (`reunion.rs`), the others connect. Every number is little-endian and has 32 bits; a frame is the length of what follows, a
-//! kind, the round, and what belongs to it. Who decides what when is in `comm/rebuild`.
+//! One of them leads: the lowest rank that lives. It listens (`reunion.rs`), the others connect.
+//! Every number is little-endian and has 32 bits; a frame is the length of what follows, a kind,
+//! the round, and what belongs to it. Who decides what when is in `comm/rebuild`.
 
 use super::BLOB_BYTES_MAX;
 use crate::error::{Error, Result};
@@ -23,7 +25,8 @@ const HEADER_BYTES: usize = 8;
 /// A survivor reads all the time; one that is stopped is waited for no longer than this.
 const WRITE_TIME: Duration = Duration::from_secs(2);
 
-/// What survivors say. What belongs to a round has its number, so that nobody takes what was said of an earlier one for it.
+/// What survivors say. What belongs to a round has its number, so that nobody takes what was said
+/// of an earlier one for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
     /// Member to leader, first of all: its old rank.
@@ -42,7 +45,8 @@ pub enum Message {
     Lost(u32),
     /// Leader to members: all are connected; the new communicator may be used.
     Commit(u32),
-    /// Leader to members: it gives up, because those that it said to be missing did not come in time.
+    /// Leader to members: it gives up, because those that it said to be missing did not come in
+    /// time.
     GaveUp,
     /// Either way: the sender cannot take part, and why.
     Refused(String),
@@ -192,7 +196,8 @@ impl Conversation {
         }
     }
 
-    /// The next message that has arrived whole; what was said before the other side went is heard first.
+    /// The next message that has arrived whole; what was said before the other side went is heard
+    /// first.
     pub fn hear(&mut self) -> std::result::Result<Option<Message>, Lost> {
         loop {
             let (tls, received) = (&mut self.tls, &mut self.received);
@@ -220,7 +225,8 @@ impl Conversation {
                 Some(tls) => tls.space(),
             };
             let mut receive = || recv(&self.stream, &mut *space, RecvFlags::DONTWAIT);
-            // A side that closed with messages of ours unread resets the connection, said before what it had sent.
+            // A side that closed with messages of ours unread resets the connection, said before
+            // what it had sent.
             let got = match receive() {
                 Err(rustix::io::Errno::CONNRESET) => receive(),
                 got => got,

@@ -1,5 +1,6 @@
-//! The contacts of all ranks to all ranks, over a tree: up to rank 0, each rank with those below it, then down again all of
-//! them. With four children a rank, a thousand ranks are five levels deep, and no rank sends all contacts more than four times.
+//! The contacts of all ranks to all ranks, over a tree: up to rank 0, each rank with those below
+//! it, then down again all of them. With four children a rank, a thousand ranks are five levels
+//! deep, and no rank sends all contacts more than four times.
 //!
 //! Pure: who is above and below whom, and the tables as bytes.
 

@@ -1,7 +1,9 @@
-//! Doubling distances: all-gather and barrier in a logarithmic number of rounds, for any number of ranks.
+//! Doubling distances: all-gather and barrier in a logarithmic number of rounds, for any number of
+//! ranks.
 //!
-//! Source: Bruck et al., "Efficient Algorithms for All-to-All Communications in Multiport Message-Passing
-//! Systems" (TPDS 1997); Hensgen, Finkel, Manber, "Two Algorithms for Barrier Synchronization" (1988).
+//! Source: Bruck et al., "Efficient Algorithms for All-to-All Communications in Multiport
+//! Message-Passing Systems" (TPDS 1997); Hensgen, Finkel, Manber, "Two Algorithms for Barrier
+//! Synchronization" (1988).
 
 use super::Request;
 use super::stage::double_buffer;
@@ -9,8 +11,9 @@ use crate::pattern::bruck::{distances, parts, runs};
 use crate::pattern::ring::{after, before};
 use crate::schedule::{Builder, Extent, Range, Schedule};
 
-/// All-gather. In the round of distance d every rank sends the parts of itself and the d - 1 ranks before it
-/// to the rank d after it. Parts go to their places at once: a run that wraps is two messages.
+/// All-gather. In the round of distance d every rank sends the parts of itself and the d - 1 ranks
+/// before it to the rank d after it. Parts go to their places at once: a run that wraps is two
+/// messages.
 pub(super) fn all_gather(request: &Request) -> Schedule {
     let mut b = Builder::new("bruck", request.rank, request.ranks, request.in_place);
     let (rank, ranks) = (request.rank, request.ranks);
@@ -30,8 +33,9 @@ pub(super) fn all_gather(request: &Request) -> Schedule {
     b.build()
 }
 
-/// Barrier: one element to the rank d after this one, for d = 1, 2, 4, ... The element is no part of the
-/// count (which is 0), because an empty message need not be sent (see [`super::BARRIER_SLOTS`]).
+/// Barrier: one element to the rank d after this one, for d = 1, 2, 4, ... The element is no part
+/// of the count (which is 0), because an empty message need not be sent (see
+/// [`super::BARRIER_SLOTS`]).
 pub(super) fn barrier(request: &Request) -> Schedule {
     let mut b = Builder::new("dissemination", request.rank, request.ranks, false);
     let offset = b.slots(2);

@@ -1,5 +1,5 @@
-//! Chains: the vector goes from rank to rank; the engine's chunks make it a pipeline, so every byte crosses
-//! every link once. For large vectors.
+//! Chains: the vector goes from rank to rank; the engine's chunks make it a pipeline, so every byte
+//! crosses every link once. For large vectors.
 
 use super::Request;
 use super::stage::{Part, Vector};

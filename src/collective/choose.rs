@@ -12,8 +12,8 @@ use crate::types::Collective;
 pub struct Available {
     /// Every rank maps every rank's windows.
     pub mapped: bool,
-    /// The callers' buffers may be registered, and mapped by every rank; whether they are, no rank knows of all others
-    /// before the call. False: they are not.
+    /// The callers' buffers may be registered, and mapped by every rank; whether they are, no rank
+    /// knows of all others before the call. False: they are not.
     pub registered: bool,
     /// Bytes of a window slot.
     pub window_bytes: u64,
@@ -47,12 +47,14 @@ pub struct Choice {
     pub is_found: bool,
 }
 
-/// The algorithm to plan `bytes` bytes of `count` elements with: the one that was found to be the fastest nearest to this size,
-/// or else the cheapest. `findings` are those of the number of ranks. Never looks at `in_place`, in which ranks may differ. [`crate::types::Collective::SendRecv`] has no algorithms and no choice: it panics.
+/// The algorithm to plan `bytes` bytes of `count` elements with: the one that was found to be the
+/// fastest nearest to this size, or else the cheapest. `findings` are those of the number of ranks.
+/// Never looks at `in_place`, in which ranks may differ. [`crate::types::Collective::SendRecv`] has
+/// no algorithms and no choice: it panics.
 ///
-/// Where `available.registered`, a call may turn out to be on memory that is not registered on some rank; an algorithm that
-/// needs it is then redirected to what is chosen for such memory, and the next calls like it go there at once
-/// (`engine/staged.rs`), so that this risk has no price here.
+/// Where `available.registered`, a call may turn out to be on memory that is not registered on some
+/// rank; an algorithm that needs it is then redirected to what is chosen for such memory, and the
+/// next calls like it go there at once (`engine/staged.rs`), so that this risk has no price here.
 pub fn choose(
     request: &Request,
     bytes: u64,
@@ -85,8 +87,9 @@ fn found<'a>(
         .find(|c| c.algorithm.name == finding.algorithm)
 }
 
-/// Every algorithm that can run, in the order of the table, if the callers' buffers are `registered` on all ranks or on none.
-/// Where a window slot is too small the engine cuts the call, which is not worth it where registered buffers hold a part per rank.
+/// Every algorithm that can run, in the order of the table, if the callers' buffers are
+/// `registered` on all ranks or on none. Where a window slot is too small the engine cuts the call,
+/// which is not worth it where registered buffers hold a part per rank.
 pub fn candidates(
     request: &Request,
     bytes: u64,
@@ -157,9 +160,10 @@ fn segments(
     }
     let window_bytes = algorithm.window_elements(request.ranks, bytes);
     let segments = window_bytes.div_ceil(available.window_bytes.max(1)).max(1);
-    // Registered parts are read where they lie: cut through windows, an all-gather of 16 MiB on 8 ranks took 5.9 ms instead
-    // of 1.5, which no price of both says. An all-to-all in place has to keep what it sends anyway: cut, it keeps it in the
-    // cache (16 MiB on 2 ranks: 2.1 ms beside 3.6 for `direct`, 7.1 beside 8.3 on 3).
+    // Registered parts are read where they lie: cut through windows, an all-gather of 16 MiB on 8
+    // ranks took 5.9 ms instead of 1.5, which no price of both says. An all-to-all in place has to
+    // keep what it sends anyway: cut, it keeps it in the cache (16 MiB on 2 ranks: 2.1 ms beside
+    // 3.6 for `direct`, 7.1 beside 8.3 on 3).
     let is_exchange = request.collective == Collective::AllToAll;
     let is_worth_cutting = !registered || is_exchange || !request.collective.has_parts();
     (available.window_bytes > 0 && (segments == 1 || is_worth_cutting)).then_some(segments)

@@ -1,7 +1,7 @@
-//! Over the callers' own memory, registered and mapped by every rank of the host: nothing is staged. A rank
-//! first says that it has arrived, which tells peers where its memory is and whether it is registered, and leaves
-//! once nobody uses its memory any more. Whose memory is reached signals [`ARRIVED`] to everyone, so that all ranks
-//! know alike whether the call can go on.
+//! Over the callers' own memory, registered and mapped by every rank of the host: nothing is
+//! staged. A rank first says that it has arrived, which tells peers where its memory is and whether
+//! it is registered, and leaves once nobody uses its memory any more. Whose memory is reached
+//! signals [`ARRIVED`] to everyone, so that all ranks know alike whether the call can go on.
 
 use super::Request;
 use super::slots::gathered;
@@ -32,8 +32,9 @@ fn across(request: &Request, own: Range, theirs: Range) -> Vec<Operand> {
     (0..request.ranks).map(operand).collect()
 }
 
-/// Allreduce: rank r reduces block r of all inputs into block r of all outputs, in one step. Not premultiplied: a
-/// call whose memory turns out not to be registered is repeated by staging, and must find its input as it was.
+/// Allreduce: rank r reduces block r of all inputs into block r of all outputs, in one step. Not
+/// premultiplied: a call whose memory turns out not to be registered is repeated by staging, and
+/// must find its input as it was.
 pub(super) fn all_reduce(request: &Request) -> Schedule {
     let mut b = begin(request);
     let (rank, ranks) = (request.rank, request.ranks);
@@ -60,8 +61,8 @@ pub(super) fn reduce_scatter(request: &Request) -> Schedule {
     b.build()
 }
 
-/// Reduce: rank r reduces block r of all inputs into the root's output; not premultiplied, because other
-/// ranks have no room for the products.
+/// Reduce: rank r reduces block r of all inputs into the root's output; not premultiplied, because
+/// other ranks have no room for the products.
 pub(super) fn reduce(request: &Request) -> Schedule {
     let mut b = begin(request);
     let (rank, ranks) = (request.rank, request.ranks);
@@ -154,8 +155,8 @@ pub(super) fn gather(request: &Request) -> Schedule {
     b.build()
 }
 
-/// All-to-all: everybody fetches. In place, what is fetched waits in scratch until everybody has fetched; the
-/// signals are the same, so that ranks in place and others meet.
+/// All-to-all: everybody fetches. In place, what is fetched waits in scratch until everybody has
+/// fetched; the signals are the same, so that ranks in place and others meet.
 pub(super) fn all_to_all(request: &Request) -> Schedule {
     let mut b = begin(request);
     let (rank, ranks) = (request.rank, request.ranks);

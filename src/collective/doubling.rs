@@ -1,7 +1,8 @@
 //! Recursive doubling and halving: a logarithmic number of rounds.
 //!
-//! Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH"
-//! (IJHPCA 2005). Ranks beyond a power of two fold into their neighbours (see [`crate::pattern::fold`]).
+//! Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in
+//! MPICH" (IJHPCA 2005). Ranks beyond a power of two fold into their neighbours (see
+//! [`crate::pattern::fold`]).
 
 use super::Request;
 use super::stage::{Part, Vector};
@@ -42,7 +43,8 @@ pub(super) fn all_reduce_doubling(request: &Request) -> Schedule {
     b.build()
 }
 
-/// Allreduce: reduce-scatter by recursive halving, then all-gather by recursive doubling. For large vectors.
+/// Allreduce: reduce-scatter by recursive halving, then all-gather by recursive doubling. For large
+/// vectors.
 pub(super) fn all_reduce_rabenseifner(request: &Request) -> Schedule {
     let mut b = Builder::new(
         "rabenseifner",
@@ -93,7 +95,8 @@ fn halve(b: &mut Builder, mut vector: Vector, fold: &Fold, number: u32) {
     }
 }
 
-/// Folds the vectors of passive ranks into active ones, runs `active` there, and sends the results back.
+/// Folds the vectors of passive ranks into active ones, runs `active` there, and sends the results
+/// back.
 fn folded(
     b: &mut Builder,
     request: &Request,

@@ -7,9 +7,9 @@ use super::tree::{broadcast_from, reduce_to};
 use crate::pattern::hosts::Hosts;
 use crate::schedule::{Builder, Schedule};
 
-/// Where all hosts have equally many ranks: reduce-scatter on every host, allreduce of each piece between the
-/// hosts, all-gather on every host. Else: reduce to the first rank of every host, allreduce among those,
-/// broadcast on every host.
+/// Where all hosts have equally many ranks: reduce-scatter on every host, allreduce of each piece
+/// between the hosts, all-gather on every host. Else: reduce to the first rank of every host,
+/// allreduce among those, broadcast on every host.
 pub(super) fn all_reduce(request: &Request) -> Schedule {
     let mut b = Builder::new(
         "hierarchical",

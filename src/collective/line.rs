@@ -1,5 +1,6 @@
-//! Tiny payloads that ride in the signals: one store per peer, one wait, nothing else. Every algorithm here
-//! sends `count` elements per peer, which must fit a flag line ([`crate::limits::LINE_PAYLOAD_BYTES`]).
+//! Tiny payloads that ride in the signals: one store per peer, one wait, nothing else. Every
+//! algorithm here sends `count` elements per peer, which must fit a flag line
+//! ([`crate::limits::LINE_PAYLOAD_BYTES`]).
 
 use super::Request;
 use super::stage::{Part, Vector, contributions, part_in};

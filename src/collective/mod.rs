@@ -1,9 +1,9 @@
 //! Collectives: from a request to a schedule. Pure; knows no transport, no memory and no time.
 //!
-//! Each algorithm is one function `fn(&Request) -> Schedule`, in a file of its family, listed in `table.rs`
-//! ([`algorithms`], [`find`]). Layouts are NCCL's, in place too (see [`Request::input`] and
-//! [`Request::output`]). What a rank sends and signals does not depend on whether it is in place, so ranks may
-//! differ in that; they must agree on the algorithm.
+//! Each algorithm is one function `fn(&Request) -> Schedule`, in a file of its family, listed in
+//! `table.rs` ([`algorithms`], [`find`]). Layouts are NCCL's, in place too (see [`Request::input`]
+//! and [`Request::output`]). What a rank sends and signals does not depend on whether it is in
+//! place, so ranks may differ in that; they must agree on the algorithm.
 //!
 //! | file | memory | for |
 //! |---|---|---|
@@ -12,8 +12,9 @@
 //! | `direct.rs` | the callers' mapped memory | everything else on one host |
 //! | `ring.rs`, `doubling.rs`, `tree.rs`, `chain.rs`, `pairwise.rs`, `bruck.rs`, `hierarchical.rs` | messages | any transport |
 //!
-//! Reductions are in the order of the ranks or of a fixed tree, the same on all ranks; `choose` picks by the
-//! cost model. `partial.rs` is only how a partial collective begins. Not here: sparse collectives.
+//! Reductions are in the order of the ranks or of a fixed tree, the same on all ranks; `choose`
+//! picks by the cost model. `partial.rs` is only how a partial collective begins. Not here: sparse
+//! collectives.
 //!
 //! Read first: `request.rs`, `stage.rs`, then `ring.rs`.
 

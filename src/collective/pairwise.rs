@@ -6,7 +6,8 @@ use super::stage::{contributions, double_buffer, part_in};
 use crate::pattern::pairwise::partner;
 use crate::schedule::{Builder, Extent, Range, Schedule};
 
-/// Reduce-scatter: every rank gets its part from all others and reduces them in the order of the ranks.
+/// Reduce-scatter: every rank gets its part from all others and reduces them in the order of the
+/// ranks.
 pub(super) fn reduce_scatter(request: &Request) -> Schedule {
     let mut b = Builder::new("pairwise", request.rank, request.ranks, request.in_place);
     let (rank, ranks) = (request.rank, request.ranks);
@@ -28,7 +29,8 @@ pub(super) fn reduce_scatter(request: &Request) -> Schedule {
     b.build()
 }
 
-/// All-to-all. In place, what arrives waits in scratch until the part that it replaces has been sent.
+/// All-to-all. In place, what arrives waits in scratch until the part that it replaces has been
+/// sent.
 pub(super) fn all_to_all(request: &Request) -> Schedule {
     let mut b = Builder::new("pairwise", request.rank, request.ranks, request.in_place);
     let (rank, ranks) = (request.rank, request.ranks);

@@ -1,15 +1,19 @@
-//! The activation of a partial collective, as a schedule: whoever comes first wakes all ranks, whoever it is.
+//! The activation of a partial collective, as a schedule: whoever comes first wakes all ranks,
+//! whoever it is.
 //!
-//! A rank signals the ranks 1, 2, 4, ... after it (round the circle). The signal to the rank 2^k after it starts with the
-//! *first* of these: the caller's arrival (internal activation), or a signal from the rank 2^j before it with j < k
-//! (external activation). So a rank at distance d from an initiator is reached over the binary digits of d from the
-//! lowest up, for every d and every number of ranks, and every signal is sent at most once however many ranks
-//! initiate: at most `P * ceil(log2 P)` in all, exactly `P - 1` from one initiator where P is a power of two (its
-//! binomial tree), and fewer than `2^ceil(log2 P)` elsewhere. The round begins (*go*) with the first of everything.
+//! A rank signals the ranks 1, 2, 4, ... after it (round the circle). The signal to the rank 2^k
+//! after it starts with the *first* of these: the caller's arrival (internal activation), or a
+//! signal from the rank 2^j before it with j < k (external activation). So a rank at distance d
+//! from an initiator is reached over the binary digits of d from the lowest up, for every d and
+//! every number of ranks, and every signal is sent at most once however many ranks initiate: at
+//! most `P * ceil(log2 P)` in all, exactly `P - 1` from one initiator where P is a power of two
+//! (its binomial tree), and fewer than `2^ceil(log2 P)` elsewhere. The round begins (*go*) with the
+//! first of everything.
 //!
-//! The published implementation sends to `rank ^ 2^j`, which wakes all ranks only where P is a power of two.
-//! Source: Li et al., "Taming Unbalanced Training Workloads in Deep Learning with Partial Collective Operations",
-//! PPoPP 2020, section 4. [`crate::partial`] runs it: who has something to contribute is not a matter of schedules.
+//! The published implementation sends to `rank ^ 2^j`, which wakes all ranks only where P is a
+//! power of two. Source: Li et al., "Taming Unbalanced Training Workloads in Deep Learning with
+//! Partial Collective Operations", PPoPP 2020, section 4. [`crate::partial`] runs it: who has
+//! something to contribute is not a matter of schedules.
 
 use crate::schedule::{Action, Builder, Join, Schedule, StepId, Trigger};
 use crate::types::Rank;
@@ -17,8 +21,8 @@ use crate::types::Rank;
 /// The lane of activation signals: the last of an operation.
 const ACTIVATION: u8 = 3;
 
-/// One rank's part of the activation. Steps, in this order: the caller's arrival, the waits by distance, the signals by
-/// distance, go.
+/// One rank's part of the activation. Steps, in this order: the caller's arrival, the waits by
+/// distance, the signals by distance, go.
 pub fn build_activation(rank: Rank, ranks: u32) -> Schedule {
     let mut builder = Builder::new("activation", rank, ranks, false);
     let caller = builder.step(Action::Nop, &[], Join::All, Trigger::Caller);
@@ -48,8 +52,9 @@ pub fn build_activation(rank: Rank, ranks: u32) -> Schedule {
     builder.build()
 }
 
-/// The same by way of rank 0, the hub: an initiator signals it and it signals all. Two signals one after the other instead of
-/// log2 P, for where the hub knows ranks that need none, and each wake-up costs more than a signal.
+/// The same by way of rank 0, the hub: an initiator signals it and it signals all. Two signals one
+/// after the other instead of log2 P, for where the hub knows ranks that need none, and each
+/// wake-up costs more than a signal.
 pub fn build_activation_by_hub(rank: Rank, ranks: u32) -> Schedule {
     let mut builder = Builder::new("activation by hub", rank, ranks, false);
     let caller = builder.step(Action::Nop, &[], Join::All, Trigger::Caller);

@@ -10,8 +10,9 @@ use crate::types::{Collective, Rank};
 /// Buffer layouts, with `count` as the caller gives it: see [`Collective`]. In place means:
 /// * allreduce, broadcast, reduce, all-to-all: input and output are the same memory;
 /// * all-gather, gather (root): the input is part `rank` of the output;
-/// * reduce-scatter, scatter (root): the output is part `rank` of the input. Here ranges are expressed in
-///   the *input*, and everywhere else in the output, so that the builder sees what overlaps.
+/// * reduce-scatter, scatter (root): the output is part `rank` of the input. Here ranges are
+///   expressed in the *input*, and everywhere else in the output, so that the builder sees what
+///   overlaps.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Request {
     /// Which collective.
@@ -31,8 +32,8 @@ pub struct Request {
 }
 
 impl Request {
-    /// How many times `count` elements the input and the output hold on this rank (0: not used). The v-collectives
-    /// take their lengths from slots instead.
+    /// How many times `count` elements the input and the output hold on this rank (0: not used).
+    /// The v-collectives take their lengths from slots instead.
     pub fn times(&self) -> (u32, u32) {
         let is_root = self.rank == self.root;
         match self.collective {
@@ -50,8 +51,8 @@ impl Request {
         }
     }
 
-    /// Whether input and output share memory on this rank. For reduce, gather and scatter that is so only on
-    /// the root: the others have one buffer, and `in_place` means nothing there.
+    /// Whether input and output share memory on this rank. For reduce, gather and scatter that is
+    /// so only on the root: the others have one buffer, and `in_place` means nothing there.
     pub fn is_aliased(&self) -> bool {
         let is_root_only = matches!(
             self.collective,
@@ -60,8 +61,8 @@ impl Request {
         self.in_place && (!is_root_only || self.rank == self.root)
     }
 
-    /// Block `first..first+len` of `of` of *one part* (`count` elements) of the input: part `part` of an
-    /// input with a part per rank, or part 0 of an input with one.
+    /// Block `first..first+len` of `of` of *one part* (`count` elements) of the input: part `part`
+    /// of an input with a part per rank, or part 0 of an input with one.
     pub fn input(&self, part: u32, first: u32, len: u32, of: u32) -> Range {
         match self.collective {
             Collective::AllReduce
@@ -89,8 +90,8 @@ impl Request {
         }
     }
 
-    /// A range of a peer's input, in the coordinates of the input: whether that peer is in place is its own
-    /// affair.
+    /// A range of a peer's input, in the coordinates of the input: whether that peer is in place is
+    /// its own affair.
     pub fn peer_input(&self, part: u32, first: u32, len: u32, of: u32) -> Range {
         let extent = match self.collective {
             Collective::ReduceScatter | Collective::Scatter | Collective::AllToAll => {
@@ -117,8 +118,8 @@ impl Request {
         (0..self.ranks).filter(|&r| r != self.rank).collect()
     }
 
-    /// Says what is wrong with a request that no schedule can be built for: ranks out of range, a factor
-    /// where nothing is reduced, or all-to-allv in place (its parts may overlap in any way).
+    /// Says what is wrong with a request that no schedule can be built for: ranks out of range, a
+    /// factor where nothing is reduced, or all-to-allv in place (its parts may overlap in any way).
     pub fn check(&self) -> Result<()> {
         let ranks = self.ranks;
         if ranks == 0 || self.rank >= ranks || self.root >= ranks || ranks > limits::RANKS_MAX {
@@ -150,8 +151,9 @@ impl Request {
     }
 }
 
-/// Blocks of one part of a buffer of `parts` parts of `count` elements. The boundaries are those of the
-/// block inside the part: `floor((part * of + i) * parts * count / (parts * of)) = part * count + floor(i * count / of)`.
+/// Blocks of one part of a buffer of `parts` parts of `count` elements. The boundaries are those of
+/// the block inside the part:
+/// `floor((part * of + i) * parts * count / (parts * of)) = part * count + floor(i * count / of)`.
 fn blocks_of_part(part: u32, parts: u32, first: u32, len: u32, of: u32) -> Extent {
     Extent::Blocks {
         first: part * of + first,

@@ -1,7 +1,7 @@
 //! Rings: every byte crosses every link about once, in as many rounds as there are ranks.
 //!
-//! Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations"
-//! (JPDC 2009).
+//! Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+//! workstations" (JPDC 2009).
 
 use super::Request;
 use super::slots::gathered;
@@ -19,8 +19,8 @@ pub(super) fn all_reduce(request: &Request) -> Schedule {
     b.build()
 }
 
-/// Leaves the reduction of piece i of `part` on position i of the group. The sum of piece i begins at
-/// position i + 1 and goes once around.
+/// Leaves the reduction of piece i of `part` on position i of the group. The sum of piece i begins
+/// at position i + 1 and goes once around.
 pub(super) fn reduce_scatter_part(
     b: &mut Builder,
     group: &Group,

@@ -5,17 +5,18 @@ use crate::error::{Error, Result};
 use crate::schedule::{BufferId, Builder, Extent, Range, Schedule, SlotId};
 use crate::types::Rank;
 
-/// Values of the slots of an all-gatherv. Slots `2 * r` and `2 * r + 1`: offset and length of rank r's part in
-/// the output; slot `2 * ranks`: 0, where a rank's own part begins in its input. Parts lie one after another.
-/// The same on all ranks.
+/// Values of the slots of an all-gatherv. Slots `2 * r` and `2 * r + 1`: offset and length of rank
+/// r's part in the output; slot `2 * ranks`: 0, where a rank's own part begins in its input. Parts
+/// lie one after another. The same on all ranks.
 pub fn all_gather_v_slots(receive_counts: &[u64]) -> Vec<u64> {
     let mut slots = layout(receive_counts);
     slots.push(0);
     slots
 }
 
-/// Values of the slots of an all-to-allv. Slots `2 * r` and `2 * r + 1`: offset and length in the input of what
-/// goes to rank r; the same from slot `2 * ranks` on for what comes from rank r into the output.
+/// Values of the slots of an all-to-allv. Slots `2 * r` and `2 * r + 1`: offset and length in the
+/// input of what goes to rank r; the same from slot `2 * ranks` on for what comes from rank r into
+/// the output.
 pub fn all_to_all_v_slots(send_counts: &[u64], receive_counts: &[u64]) -> Vec<u64> {
     let mut slots = layout(send_counts);
     slots.extend(layout(receive_counts));
@@ -114,17 +115,18 @@ pub struct TransferShape {
     pub is_send: bool,
 }
 
-/// Values of the slots of a group: slot 0 is 0, where every buffer begins; slot `1 + i` is the length of transfer i.
+/// Values of the slots of a group: slot 0 is 0, where every buffer begins; slot `1 + i` is the
+/// length of transfer i.
 pub fn transfer_slots(lengths: impl Iterator<Item = u64>) -> Vec<u64> {
     std::iter::once(0).chain(lengths).collect()
 }
 
-/// The schedule of a group of sends and receives, which all proceed at once. Transfer i has the caller's buffer i
-/// (see [`transfer_slots`] for its length). The n-th send to a rank meets that rank's n-th receive from here; to
-/// this rank itself it is a copy.
+/// The schedule of a group of sends and receives, which all proceed at once. Transfer i has the
+/// caller's buffer i (see [`transfer_slots`] for its length). The n-th send to a rank meets that
+/// rank's n-th receive from here; to this rank itself it is a copy.
 ///
-/// Errors: a rank out of range, more than 65534 transfers, or unequal numbers of sends to and receives from
-/// this rank itself.
+/// Errors: a rank out of range, more than 65534 transfers, or unequal numbers of sends to and
+/// receives from this rank itself.
 pub fn build_send_recv(rank: Rank, ranks: u32, transfers: &[TransferShape]) -> Result<Schedule> {
     let n = transfers.len();
     let count = u16::try_from(n)

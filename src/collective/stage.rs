@@ -1,5 +1,5 @@
-//! The parts that algorithms are made of: a group of ranks, a part of the vector, and where a rank's
-//! contribution and result lie.
+//! The parts that algorithms are made of: a group of ranks, a part of the vector, and where a
+//! rank's contribution and result lie.
 
 use super::Request;
 use crate::schedule::{BufferId, Builder, Extent, Range};
@@ -84,8 +84,8 @@ pub(super) struct Vector {
 }
 
 impl Vector {
-    /// For an allreduce or reduce: multiplied by the factor if the request says so; results in the output, or
-    /// in scratch on ranks that have none.
+    /// For an allreduce or reduce: multiplied by the factor if the request says so; results in the
+    /// output, or in scratch on ranks that have none.
     pub fn new(b: &mut Builder, request: &Request) -> Vector {
         let has_output = request.collective != Collective::Reduce || request.rank == request.root;
         let from = request.input(0, 0, 1, 1);
@@ -122,12 +122,14 @@ impl Vector {
     }
 }
 
-/// Two scratch buffers for blocks as long as `extent`, so that one is received into while the other is used.
+/// Two scratch buffers for blocks as long as `extent`, so that one is received into while the other
+/// is used.
 pub(super) fn double_buffer(b: &mut Builder, extent: Extent) -> [BufferId; 2] {
     [b.scratch(extent), b.scratch(extent)]
 }
 
-/// For a reduce-scatter: where the contributions to all parts lie: the input, or a premultiplied copy.
+/// For a reduce-scatter: where the contributions to all parts lie: the input, or a premultiplied
+/// copy.
 pub(super) fn contributions(b: &mut Builder, request: &Request) -> BufferId {
     let all = request.input(0, 0, request.ranks, 1);
     if !request.premultiply {

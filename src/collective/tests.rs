@@ -202,8 +202,8 @@ fn the_hierarchical_allreduce_takes_any_hosts() {
     }
 }
 
-/// A canary for checker and algorithms alike: a checker that misses a step's absence is blind, an algorithm that
-/// does not need the step is slow.
+/// A canary for checker and algorithms alike: a checker that misses a step's absence is blind, an
+/// algorithm that does not need the step is slow.
 #[test]
 fn no_step_of_any_algorithm_can_be_left_out() {
     for collective in Collective::ALL {

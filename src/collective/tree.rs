@@ -34,8 +34,8 @@ pub(super) fn broadcast(request: &Request) -> Schedule {
     b.build()
 }
 
-/// Leaves the reduction of the group's vectors where the results of position `root` go. Children are added
-/// nearest first.
+/// Leaves the reduction of the group's vectors where the results of position `root` go. Children
+/// are added nearest first.
 pub(super) fn reduce_to(
     b: &mut Builder,
     group: &Group,
@@ -121,8 +121,8 @@ pub(super) fn scatter(request: &Request) -> Schedule {
     b.build()
 }
 
-/// Where the parts of all ranks lie on one rank: in the root's large buffer, in scratch on the way, and in
-/// the caller's own buffer on a leaf.
+/// Where the parts of all ranks lie on one rank: in the root's large buffer, in scratch on the way,
+/// and in the caller's own buffer on a leaf.
 struct Parts<'a> {
     request: &'a Request,
     tree: &'a Tree,
@@ -171,8 +171,8 @@ impl<'a> Parts<'a> {
         self.scratch_run(self.tree.position(self.request.rank), 1)
     }
 
-    /// The parts of a rank's subtree: one range, or two where the ranks wrap at the end. Both ends of a
-    /// message divide it the same way.
+    /// The parts of a rank's subtree: one range, or two where the ranks wrap at the end. Both ends
+    /// of a message divide it the same way.
     fn subtree(&self, of: u32) -> Vec<Range> {
         let ranks = self.request.ranks;
         let is_root = self.request.rank == self.request.root;

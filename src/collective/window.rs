@@ -1,6 +1,7 @@
-//! Staged through windows, which every rank of the host maps: for small vectors, and for memory that is not
-//! registered. No rank waits at the end: a window is not used again before all ranks have retired the
-//! operation. Every rank has the same windows, also where only one of them is used.
+//! Staged through windows, which every rank of the host maps: for small vectors, and for memory
+//! that is not registered. No rank waits at the end: a window is not used again before all ranks
+//! have retired the operation. Every rank has the same windows, also where only one of them is
+//! used.
 
 use super::Request;
 use super::stage::{Part, part_in};
@@ -23,11 +24,13 @@ fn stage(b: &mut Builder, request: &Request, source: Range, staged: Range) {
     }
 }
 
-/// Puts those of this rank's blocks (one per rank) into its window that others will read; where it finds its own. Factors need
-/// room for the product, so that with them its own is in the window too.
+/// Puts those of this rank's blocks (one per rank) into its window that others will read; where it
+/// finds its own. Factors need room for the product, so that with them its own is in the window
+/// too.
 ///
-/// `input` and `staged` are runs of blocks: the number of the first and how many. For an allreduce of two ranks it halves what
-/// is staged, and that the reduction stores its result twice saves a copy of it (benches/README.md).
+/// `input` and `staged` are runs of blocks: the number of the first and how many. For an allreduce
+/// of two ranks it halves what is staged, and that the reduction stores its result twice saves a
+/// copy of it (benches/README.md).
 fn stage_for_others(
     b: &mut Builder,
     request: &Request,
@@ -112,9 +115,10 @@ pub(super) fn all_reduce(request: &Request) -> Schedule {
     b.build()
 }
 
-/// Allreduce: every rank reduces one block, into its output and in place of what the others staged for it, where they find it. A
-/// place of its own in this rank's window would be as many lines again that go from core to core: 2 MiB of two ranks went from
-/// 4.4 to 5.9 GB/s, with stores that ask for their lines (benches/README.md).
+/// Allreduce: every rank reduces one block, into its output and in place of what the others staged
+/// for it, where they find it. A place of its own in this rank's window would be as many lines
+/// again that go from core to core: 2 MiB of two ranks went from 4.4 to 5.9 GB/s, with stores that
+/// ask for their lines (benches/README.md).
 pub(super) fn all_reduce_split(request: &Request) -> Schedule {
     let mut b = begin(request, "window-split");
     let (rank, ranks) = (request.rank, request.ranks);
@@ -171,8 +175,9 @@ pub(super) fn all_gather(request: &Request) -> Schedule {
     b.build()
 }
 
-/// All-gather by way of the root: everybody stores its part in the root's window, where all find the whole. The root is woken
-/// once and wakes each of the others once, which is what counts where ranks sleep and have few cores.
+/// All-gather by way of the root: everybody stores its part in the root's window, where all find
+/// the whole. The root is woken once and wakes each of the others once, which is what counts where
+/// ranks sleep and have few cores.
 pub(super) fn all_gather_star(request: &Request) -> Schedule {
     let mut b = begin(request, "star");
     let all = request.output(0, 0, request.ranks, 1);

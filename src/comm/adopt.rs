@@ -33,7 +33,8 @@ impl Communicator {
                 T::DTYPE
             )));
         };
-        // SAFETY: the caller keeps the range mapped as long as `View::new` asks for, and its references apart.
+        // SAFETY: the caller keeps the range mapped as long as `View::new` asks for, and its
+        // references apart.
         let view = unsafe { View::new(address.cast(), bytes) };
         let raw = RawBuffer::at(view, &shared.family().ranges);
         Ok(Buffer::of(raw))

@@ -1,7 +1,8 @@
 //! [`Alarm`]: what the threads of a rank sleep on, whatever its transport waits for.
 //!
-//! Words that peers ring are a [`Bell`]. A descriptor tells only that something has come, and whoever handles that has to
-//! wake the threads whose operations it has ended: [`Alarm::wake_others`].
+//! Words that peers ring are a [`Bell`]. A descriptor tells only that something has come, and
+//! whoever handles that has to wake the threads whose operations it has ended:
+//! [`Alarm::wake_others`].
 
 use crate::kernel;
 use crate::memory::{Bell, View};
@@ -32,7 +33,8 @@ pub(crate) struct Doorbell {
     seen: Option<View>,
     /// `ring` has been written since it was last read.
     has_rung: AtomicBool,
-    /// Held where the first sleeper takes back what woke the last ones, so that it takes nothing that is for the next.
+    /// Held where the first sleeper takes back what woke the last ones, so that it takes nothing
+    /// that is for the next.
     entering: Mutex<()>,
 }
 
@@ -65,8 +67,9 @@ impl Alarm {
         }
     }
 
-    /// The caller has handled what has come. Where peers ring, they have woken everybody by that; a descriptor may be
-    /// readable no more. `own`: how many of those counted as sleepers the caller is.
+    /// The caller has handled what has come. Where peers ring, they have woken everybody by that; a
+    /// descriptor may be readable no more. `own`: how many of those counted as sleepers the caller
+    /// is.
     #[inline]
     pub fn wake_others(&self, own: u32) {
         if let Alarm::Descriptor(doorbell) = self {
@@ -74,8 +77,8 @@ impl Alarm {
         }
     }
 
-    /// Sleeps until woken, at most `time`, unless `has_news`: it is asked after this thread was counted, so whatever it does
-    /// not see wakes it.
+    /// Sleeps until woken, at most `time`, unless `has_news`: it is asked after this thread was
+    /// counted, so whatever it does not see wakes it.
     pub fn sleep(&self, time: Duration, has_news: impl FnOnce() -> bool) {
         match self {
             Alarm::Bell(bell) => bell.sleep(time, has_news),

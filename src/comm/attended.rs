@@ -1,4 +1,5 @@
-//! [`Attended`]: what callers and a thread of its own drive in turn, and how that thread begins and ends.
+//! [`Attended`]: what callers and a thread of its own drive in turn, and how that thread begins and
+//! ends.
 
 use crate::error::{Error, Result};
 use crate::memory::{ProcessMark, ProcessOwned};

@@ -185,7 +185,8 @@ fn bind_transfers<'a>(call: &Call<'_>, plans: &'a mut Plans, rank: Rank) -> Resu
     })
 }
 
-/// What a rank sends to itself is copied from one buffer to the other, so their lengths must be equal.
+/// What a rank sends to itself is copied from one buffer to the other, so their lengths must be
+/// equal.
 fn check_own_transfers(call: &Call<'_>, rank: Rank) -> Result<()> {
     let own = |is_send| {
         let of_kind = move |t: &&Transfer| t.peer == rank && t.is_send == is_send;
@@ -326,7 +327,8 @@ fn window_of(
     }))
 }
 
-/// Whether input and output are the same memory, as the collective defines it. Any other overlap is an error.
+/// Whether input and output are the same memory, as the collective defines it. Any other overlap is
+/// an error.
 fn find_in_place(call: &Call<'_>, rank: Rank, lengths: &Lengths) -> Result<bool> {
     let (Some(input), Some(output)) = (call.input, call.output) else {
         return Ok(call.collective == Collective::Broadcast

@@ -112,7 +112,8 @@ impl<T: Element> Buffer<T> {
     /// The same bytes as elements of another type.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: the length is no whole number of them, or they would not be aligned.
+    /// [`Error::InvalidArgument`]: the length is no whole number of them, or they would not be
+    /// aligned.
     pub fn cast<U: Element>(&self) -> Result<Buffer<U>> {
         let (bytes, address) = (self.raw.len_bytes(), self.raw.view().as_ptr().addr());
         let is_aligned = bytes == 0 || address.is_multiple_of(align_of::<U>());
@@ -130,8 +131,8 @@ impl<T: Element> Buffer<T> {
     /// Its elements, to read.
     ///
     /// # Errors
-    /// [`Error::InUse`]: something writes some of them, or a peer may; [`Error::InvalidArgument`]: it belongs to a
-    /// size-only simulation; [`Error::Forked`].
+    /// [`Error::InUse`]: something writes some of them, or a peer may; [`Error::InvalidArgument`]:
+    /// it belongs to a size-only simulation; [`Error::Forked`].
     pub fn as_slice(&self) -> Result<BufferRef<'_, T>> {
         let (borrows, place) = self.raw.borrows()?;
         BufferRef::new(self.raw.view(), borrows, place)
@@ -140,8 +141,8 @@ impl<T: Element> Buffer<T> {
     /// Its elements, to read and write. Other handles of the same elements get no slice meanwhile.
     ///
     /// # Errors
-    /// [`Error::InUse`]: something uses some of them, or a peer may write them; [`Error::InvalidArgument`]: it belongs
-    /// to a size-only simulation; [`Error::Forked`].
+    /// [`Error::InUse`]: something uses some of them, or a peer may write them;
+    /// [`Error::InvalidArgument`]: it belongs to a size-only simulation; [`Error::Forked`].
     pub fn as_mut_slice(&self) -> Result<BufferMut<'_, T>> {
         let (borrows, place) = self.raw.borrows()?;
         BufferMut::new(self.raw.view(), borrows, place)

@@ -1,4 +1,5 @@
-//! [`CollectiveBuilder`]: a collective whose type is known at run time, or that names its algorithm.
+//! [`CollectiveBuilder`]: a collective whose type is known at run time, or that names its
+//! algorithm.
 
 use super::buffer::Buffer;
 use super::call::Call;
@@ -113,8 +114,8 @@ impl CollectiveBuilder<'_> {
     /// Runs it and waits.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: arguments that do not fit; [`Error::InUse`]: a buffer that something else uses; any
-    /// failure of the communicator.
+    /// [`Error::InvalidArgument`]: arguments that do not fit; [`Error::InUse`]: a buffer that
+    /// something else uses; any failure of the communicator.
     pub fn run(&self) -> Result<()> {
         self.communicator.run(&self.call()?)
     }

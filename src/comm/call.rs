@@ -3,8 +3,9 @@
 use super::raw::RawBuffer;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
-/// Arguments of one operation. Layouts are NCCL's; see [`Collective`] for what `count` means. Whether it
-/// is in place follows from where the buffers are; all-to-allv never is, and its buffers lie apart.
+/// Arguments of one operation. Layouts are NCCL's; see [`Collective`] for what `count` means.
+/// Whether it is in place follows from where the buffers are; all-to-allv never is, and its buffers
+/// lie apart.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
     /// Which.
@@ -24,7 +25,8 @@ pub struct Call<'a> {
     /// Elements to each rank (`AllToAllV`); lie one after another in the input, which does not
     /// overlap the output.
     pub send_counts: &'a [u64],
-    /// Elements from each rank (`AllToAllV`, `AllGatherV`: the same on all ranks); lie one after another in the output.
+    /// Elements from each rank (`AllToAllV`, `AllGatherV`: the same on all ranks); lie one after
+    /// another in the output.
     pub receive_counts: &'a [u64],
     /// Sends and receives of `SendRecv`.
     pub transfers: &'a [Transfer],
@@ -103,8 +105,8 @@ impl<'a> Call<'a> {
         .with(input, output)
     }
 
-    /// A group of sends and receives that proceed together, so that no order of them can deadlock. The n-th send to a
-    /// rank meets that rank's n-th receive from this one.
+    /// A group of sends and receives that proceed together, so that no order of them can deadlock.
+    /// The n-th send to a rank meets that rank's n-th receive from this one.
     pub fn send_recv(dtype: DataType, transfers: &'a [Transfer]) -> Call<'a> {
         Call {
             transfers,

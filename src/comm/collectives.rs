@@ -15,9 +15,8 @@ use crate::types::{Collective, DataType, Rank, ReduceOp};
 /// reads or writes a slice any more.
 ///
 /// Errors of all: [`Error::InvalidArgument`]: lengths that do not fit, or an operator that the type
-/// does not have;
-/// [`Error::InUse`]: a buffer that something else uses (nothing has been started then); any failure of the
-/// communicator, after which outputs are undefined.
+/// does not have; [`Error::InUse`]: a buffer that something else uses (nothing has been started
+/// then); any failure of the communicator, after which outputs are undefined.
 impl Communicator {
     /// Reduces `data` of all ranks to all of them, in place. As ncclAllReduce.
     ///

@@ -1,4 +1,5 @@
-//! From an engine and the contacts of all ranks to a communicator: the end of every way to make one.
+//! From an engine and the contacts of all ranks to a communicator: the end of every way to make
+//! one.
 
 use super::Communicator;
 use super::family::Family;
@@ -19,13 +20,15 @@ use std::time::Duration;
 
 /// Between two looks of a rank that waits for others to connect or to come.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_micros(200);
-/// The longest such time: ranks that are many on few cores take them from each other with every look.
+/// The longest such time: ranks that are many on few cores take them from each other with every
+/// look.
 const LOOK_AGAIN_MAX: Duration = Duration::from_millis(2);
 
 /// What the contacts of all ranks together say.
 #[derive(Clone, Debug)]
 pub(super) struct Common {
-    /// What names the communicator on this host: all its ranks know the same contacts, and each has a random part.
+    /// What names the communicator on this host: all its ranks know the same contacts, and each has
+    /// a random part.
     pub identity: u64,
     /// The host of each rank, as numbers from 0; ranks that say the same of theirs share one.
     pub hosts: Vec<u32>,
@@ -37,8 +40,8 @@ pub(super) struct Common {
     pub models: Option<Models>,
 }
 
-/// An engine that waits for the contacts of its peers, and its own contact as bytes. The settings are settled
-/// ([`super::fetching`]).
+/// An engine that waits for the contacts of its peers, and its own contact as bytes. The settings
+/// are settled ([`super::fetching`]).
 pub(super) fn open(rank: Rank, ranks: u32, config: &Config) -> Result<(Engine, Vec<u8>)> {
     bootstrap::check_descriptors(rank, ranks)?;
     let nonce = bootstrap::nonce()?;

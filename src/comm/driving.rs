@@ -1,9 +1,10 @@
 //! [`Driving`]: the engine, and how the threads of a rank drive it and wait on it.
 //!
-//! Whoever waits drives for all; the progress thread drives while nobody waits. A thread that sleeps is woken by peers
-//! through the [`Alarm`], after what they did: whichever thread handles that, every sleeper looks for the end of its own
-//! task under the engine's lock. What no peer rings for, a failure found by looking or a cancel, the finder rings for; where
-//! peers ring for nothing (descriptors), whoever handles what has come does.
+//! Whoever waits drives for all; the progress thread drives while nobody waits. A thread that
+//! sleeps is woken by peers through the [`Alarm`], after what they did: whichever thread handles
+//! that, every sleeper looks for the end of its own task under the engine's lock. What no peer
+//! rings for, a failure found by looking or a cancel, the finder rings for; where peers ring for
+//! nothing (descriptors), whoever handles what has come does.
 //!
 //! `tests/shuttle.rs` compiles this file against shuttle's locks and a small engine.
 
@@ -24,8 +25,9 @@ use std::time::Duration;
 /// Longest sleep of the progress thread when there is nothing to do; wake-ups cut it short.
 const IDLE_SLEEP: Duration = Duration::from_millis(50);
 
-/// How often a thread that attends to a communicator for good looks at control sockets: a look costs a system call per
-/// peer, which 32 ranks on 2 cores pay with half a millisecond if each does it whenever it goes to sleep.
+/// How often a thread that attends to a communicator for good looks at control sockets: a look
+/// costs a system call per peer, which 32 ranks on 2 cores pay with half a millisecond if each does
+/// it whenever it goes to sleep.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// How a thread waits that attends to a communicator for good.
@@ -49,7 +51,8 @@ pub(crate) struct Driving {
     pub garbage: Arc<Garbage>,
     /// Threads inside `wait`; the progress thread leaves the driving to them.
     waiters: AtomicU32,
-    /// Threads that sleep or are about to, counted with the engine locked; none that are idle, for which signals may wait.
+    /// Threads that sleep or are about to, counted with the engine locked; none that are idle, for
+    /// which signals may wait.
     sleepers: AtomicU32,
     stop: AtomicBool,
     /// The progress thread rests because nothing is under way.
@@ -86,7 +89,8 @@ impl Driving {
         }
     }
 
-    /// The engine. A panic elsewhere has failed that caller's operation, not the engine's bookkeeping.
+    /// The engine. A panic elsewhere has failed that caller's operation, not the engine's
+    /// bookkeeping.
     pub fn engine(&self) -> MutexGuard<'_, Inside> {
         self.engine.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -143,7 +147,8 @@ impl Driving {
     /// Ends registrations whose memory nobody uses any more.
     pub fn collect_garbage(&self, engine: &mut Engine) {
         for key in self.garbage.take() {
-            // Each key was registered once and is given back once; the transport may be gone already.
+            // Each key was registered once and is given back once; the transport may be gone
+            // already.
             let _ = engine.deregister(key);
         }
     }
@@ -177,7 +182,8 @@ impl Driving {
         result
     }
 
-    /// Waits for a task, at most `limit`; `None`: it still runs. The outer error: nobody can wait here.
+    /// Waits for a task, at most `limit`; `None`: it still runs. The outer error: nobody can wait
+    /// here.
     pub fn wait(&self, task: TaskId, limit: Option<Duration>) -> Result<Option<Result<()>>> {
         self.wait_unless(task, limit, || false)
     }
@@ -227,8 +233,8 @@ impl Driving {
         self.wait_until((limit, None), is_given_up, take, has_come)
     }
 
-    /// Drives, at most for `limit`, until the engine has news, or `is_given_up`, as the one thread that drives it while
-    /// nobody else does. Whoever makes that true rings the bell then.
+    /// Drives, at most for `limit`, until the engine has news, or `is_given_up`, as the one thread
+    /// that drives it while nobody else does. Whoever makes that true rings the bell then.
     pub fn attend(
         &self,
         (limit, manner): (Duration, Manner),
@@ -239,8 +245,8 @@ impl Driving {
         self.wait_until((Some(limit), Some(manner)), is_given_up, take, &has_news);
     }
 
-    /// Waits for what `take` gives; `has_come` says whether it would, where nothing can be taken. With a manner, looks at
-    /// control sockets only every [`LOOK_EVERY`].
+    /// Waits for what `take` gives; `has_come` says whether it would, where nothing can be taken.
+    /// With a manner, looks at control sockets only every [`LOOK_EVERY`].
     fn wait_until<T>(
         &self,
         (limit, manner): (Option<Duration>, Option<Manner>),
@@ -302,8 +308,8 @@ impl Driving {
         }
     }
 
-    /// Sleeps until something may have arrived, unless `is_over`; looks at control sockets before, if `has_look`. With
-    /// `is_idle`, signals may wait.
+    /// Sleeps until something may have arrived, unless `is_over`; looks at control sockets before,
+    /// if `has_look`. With `is_idle`, signals may wait.
     fn sleep(
         &self,
         time: Duration,
@@ -361,7 +367,8 @@ impl Driving {
         self.alarm.as_ref()
     }
 
-    /// Drives once for a wait on another communicator, unless somebody else drives; whether anything moved.
+    /// Drives once for a wait on another communicator, unless somebody else drives; whether
+    /// anything moved.
     pub fn drive_if_free(&self) -> bool {
         match self.engine.try_lock() {
             Ok(engine) => self.drive_for_other(engine),
@@ -370,7 +377,8 @@ impl Driving {
         }
     }
 
-    /// Drives once for a wait on another communicator that is about to sleep; whether anything moved.
+    /// Drives once for a wait on another communicator that is about to sleep; whether anything
+    /// moved.
     pub fn drive_once(&self) -> bool {
         self.drive_for_other(self.engine())
     }

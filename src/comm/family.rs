@@ -1,11 +1,13 @@
-//! [`Family`]: the communicators of one process that come from one another by split, duplicate and rebuild. A thread that
-//! waits on one of them also drives the others.
+//! [`Family`]: the communicators of one process that come from one another by split, duplicate and
+//! rebuild. A thread that waits on one of them also drives the others.
 //!
-//! Why: rank 0 starts an operation on A and waits on B, rank 1 waits on A first. Unless rank 0's wait on B also moves A,
-//! neither ends. A communicator that a thread of its own attends to for good is no member.
+//! Why: rank 0 starts an operation on A and waits on B, rank 1 waits on A first. Unless rank 0's
+//! wait on B also moves A, neither ends. A communicator that a thread of its own attends to for
+//! good is no member.
 //!
-//! Locks, in this order: the list of members, then one engine. Nobody takes the list while holding an engine, and leaving
-//! takes no lock, since the last handle of a member may be dropped while the list is held.
+//! Locks, in this order: the list of members, then one engine. Nobody takes the list while holding
+//! an engine, and leaving takes no lock, since the last handle of a member may be dropped while the
+//! list is held.
 
 use super::alarm::{Alarm, Doorbell};
 use super::driving::Driving;
@@ -32,8 +34,8 @@ pub(crate) struct Family {
 }
 
 impl Family {
-    /// For a communicator that has a thread of its own and is no member: it knows the same registered buffers, and waits on
-    /// it and on members do not move each other.
+    /// For a communicator that has a thread of its own and is no member: it knows the same
+    /// registered buffers, and waits on it and on members do not move each other.
     pub fn apart(&self) -> Arc<Family> {
         Arc::new(Family {
             ranges: self.ranges.clone(),
@@ -76,8 +78,8 @@ impl Family {
         moved
     }
 
-    /// Sleeps until something may have arrived for any member, at most `time`. `look` drives `own` and says whether the
-    /// caller has a reason not to sleep.
+    /// Sleeps until something may have arrived for any member, at most `time`. `look` drives `own`
+    /// and says whether the caller has a reason not to sleep.
     pub fn sleep(&self, own: &Driving, time: Duration, look: impl FnOnce() -> bool) {
         // Held until the end, so that no bell is unmapped meanwhile.
         let others: Vec<Arc<Shared>> = {

@@ -1,8 +1,9 @@
-//! Whether peers fetch the caller's memory out of this rank's address space, or this rank stages it: decided by a measurement
-//! when a rank joins, unless the settings say.
+//! Whether peers fetch the caller's memory out of this rank's address space, or this rank stages
+//! it: decided by a measurement when a rank joins, unless the settings say.
 //!
-//! What is compared is how long one rank is busy with a megabyte. Staging copies it twice, but where every rank has a core
-//! the two copies run at the same time; fetching copies it once, through the kernel.
+//! What is compared is how long one rank is busy with a megabyte. Staging copies it twice, but
+//! where every rank has a core the two copies run at the same time; fetching copies it once,
+//! through the kernel.
 
 use crate::config::{Config, CrossMemory};
 use crate::engine::Clock;
@@ -12,12 +13,13 @@ use crate::transport::Transport;
 use crate::transport::shm::fetch_own;
 use crate::types::Rank;
 
-/// More than a core's own cache holds, of most cores, and little enough not to delay the start: about a millisecond.
+/// More than a core's own cache holds, of most cores, and little enough not to delay the start:
+/// about a millisecond.
 const MEASURED_BYTES: usize = 1 << 20;
 /// As messages are cut.
 const PIECE_BYTES: usize = 256 << 10;
-/// The best counts. With three, 24 of 275 ranks took the other one than the rest, with twelve, in turns with them, 6; long messages of
-/// such a job take half or twice the time.
+/// The best counts. With three, 24 of 275 ranks took the other one than the rest, with twelve, in
+/// turns with them, 6; long messages of such a job take half or twice the time.
 const PASSES: usize = 12;
 
 /// Settings that say `on` or `off`, and why: how reading each other's memory is, for people.

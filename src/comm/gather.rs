@@ -1,4 +1,5 @@
-//! What ranks tell each other before they agree on something: words and bytes of all, over the communicator itself.
+//! What ranks tell each other before they agree on something: words and bytes of all, over the
+//! communicator itself.
 
 use super::Communicator;
 use crate::error::{Error, Result};

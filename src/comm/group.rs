@@ -7,8 +7,8 @@ use crate::error::Result;
 use crate::memory::Element;
 use crate::types::{DataType, Rank};
 
-/// Sends and receives that are started at once, so that no order of them can deadlock: what stands between
-/// ncclGroupStart and ncclGroupEnd. See [`Communicator::group`].
+/// Sends and receives that are started at once, so that no order of them can deadlock: what stands
+/// between ncclGroupStart and ncclGroupEnd. See [`Communicator::group`].
 #[must_use = "a group does nothing until it is started"]
 pub struct Group<'a> {
     communicator: &'a Communicator,
@@ -16,10 +16,11 @@ pub struct Group<'a> {
 }
 
 impl Communicator {
-    /// A group of sends and receives, to be filled and started. The n-th send to a rank meets that rank's n-th receive from
-    /// this one, over all groups in the order in which they are started; the order inside a group and between different
-    /// ranks does not matter. The buffer's length is the message's and must be equal on both sides. A rank may send to
-    /// itself, if it also receives from itself in the same group.
+    /// A group of sends and receives, to be filled and started. The n-th send to a rank meets that
+    /// rank's n-th receive from this one, over all groups in the order in which they are started;
+    /// the order inside a group and between different ranks does not matter. The buffer's length is
+    /// the message's and must be equal on both sides. A rank may send to itself, if it also
+    /// receives from itself in the same group.
     ///
     /// Collectives need no group: the methods that start them never wait, so any number of them and
     /// of groups, on any number of communicators, can be started before the first is waited for.

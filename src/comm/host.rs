@@ -5,14 +5,15 @@ use crate::engine::Host;
 use std::fs;
 use std::path::Path;
 
-/// Threads of one rank that share a large copy or reduction, unless the settings say otherwise: a few cores fill the
-/// memory of a host, and the others are the application's.
+/// Threads of one rank that share a large copy or reduction, unless the settings say otherwise: a
+/// few cores fill the memory of a host, and the others are the application's.
 const THREADS_DERIVED_MAX: usize = 4;
 
 /// The share of one of `local_ranks` ranks in this host.
 pub(super) fn share_of_host(config: &Config, local_ranks: usize) -> Host {
-    // What the affinity mask and the quota of the process's control group leave it. Ranks that are bound to cores of
-    // their own have it to themselves, but nothing tells that from ranks that share one mask.
+    // What the affinity mask and the quota of the process's control group leave it. Ranks that are
+    // bound to cores of their own have it to themselves, but nothing tells that from ranks that
+    // share one mask.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     Host {
         threads_max: threads_for(config.threads, cores, local_ranks),
@@ -26,8 +27,8 @@ fn threads_for(configured: Option<usize>, cores: usize, local_ranks: usize) -> u
     configured.unwrap_or(derived)
 }
 
-/// Bytes of the last-level cache of the first core; `None` where the host does not say. Operations whose buffers fill it go
-/// around it.
+/// Bytes of the last-level cache of the first core; `None` where the host does not say. Operations
+/// whose buffers fill it go around it.
 pub fn last_level_cache_bytes() -> Option<usize> {
     last_level_bytes(Path::new("/sys/devices/system/cpu/cpu0/cache"))
 }

@@ -1,8 +1,8 @@
 //! What users hold: [`Communicator`], [`Buffer`], [`Operation`], [`Group`], and [`Simulation`] for
 //! ranks in virtual time.
 //!
-//! Communicators come from a job (`mod.rs`), from another one (`split.rs`), or from the survivors of one that failed
-//! (`rebuild/`). `family.rs` says why a wait on one moves the others.
+//! Communicators come from a job (`mod.rs`), from another one (`split.rs`), or from the survivors
+//! of one that failed (`rebuild/`). `family.rs` says why a wait on one moves the others.
 //!
 //! A method makes a `Call` (`collectives.rs`, `started.rs`, `builder.rs`); `bind.rs` finds its
 //! schedule and memory, and `shared.rs` runs it.
@@ -128,9 +128,10 @@ impl Communicator {
         Communicator::join_at(&place, config)
     }
 
-    /// Joins a job by name; every rank names the same `job` and `ranks`. `tcp://host:port` (a free port of rank 0's host) and
-    /// `file://folder` (one that all ranks see) say where ranks of several hosts meet; any other name is one of a job on this
-    /// host. Waits until all have come, at most the configured timeout.
+    /// Joins a job by name; every rank names the same `job` and `ranks`. `tcp://host:port` (a free
+    /// port of rank 0's host) and `file://folder` (one that all ranks see) say where ranks of
+    /// several hosts meet; any other name is one of a job on this host. Waits until all have come,
+    /// at most the configured timeout.
     pub fn join(rank: Rank, ranks: u32, job: &str, config: Config) -> Result<Communicator> {
         Communicator::join_at(&Place::named(rank, ranks, job)?, config)
     }
@@ -268,7 +269,8 @@ impl Communicator {
     /// are there when this returns, from the memory next to the calling thread's core, huge ones
     /// where [`Config::huge_pages`] says so. Not collective.
     ///
-    /// Errors: [`Error::Exhausted`] if there is not as much memory, naming the limit; nothing has been touched then.
+    /// Errors: [`Error::Exhausted`] if there is not as much memory, naming the limit; nothing has
+    /// been touched then.
     pub fn alloc<T: Element>(&self, count: usize) -> Result<Buffer<T>> {
         let bytes = count.checked_mul(size_of::<T>()).ok_or_else(|| {
             Error::invalid(format!(
@@ -356,8 +358,9 @@ impl Communicator {
     }
 
     /// Gives the communicator up on all ranks: threads that wait on it, here and elsewhere, return
-    /// [`Error::Aborted`] with this rank and the reason, and so does every later call. From any thread. If it has failed
-    /// already, the first cause stays. Communicators that were split off from it, or that it was split off from, go on.
+    /// [`Error::Aborted`] with this rank and the reason, and so does every later call. From any
+    /// thread. If it has failed already, the first cause stays. Communicators that were split off
+    /// from it, or that it was split off from, go on.
     ///
     /// ```
     /// use linerate::{Communicator, Config, Error};
@@ -403,8 +406,8 @@ impl Communicator {
         engine.failure().cloned()
     }
 
-    /// What its transport has done so far, by name: connections lost and replaced, for example. Empty where nothing is
-    /// counted.
+    /// What its transport has done so far, by name: connections lost and replaced, for example.
+    /// Empty where nothing is counted.
     pub fn transport_counts(&self) -> Vec<(&'static str, u64)> {
         match self.shared() {
             Ok(shared) => shared.engine().transport().counts(),
@@ -445,7 +448,8 @@ impl Drop for Inner {
             return self.progress.leave_to_parent();
         };
         self.progress.end(shared);
-        // Threads that sleep on another member of the family hold this one; they let go when they wake.
+        // Threads that sleep on another member of the family hold this one; they let go when they
+        // wake.
         shared.ring();
     }
 }

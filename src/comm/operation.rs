@@ -77,7 +77,8 @@ impl Operation {
         Ok(shared.watch(self.task, context.waker()))
     }
 
-    /// Whether it has ended; makes progress once. An operation that failed gives its error here and in [`Operation::wait`].
+    /// Whether it has ended; makes progress once. An operation that failed gives its error here and
+    /// in [`Operation::wait`].
     pub fn test(&mut self) -> Result<bool> {
         let shared = self.communicator.shared()?;
         if self.result.is_none() {
@@ -88,8 +89,8 @@ impl Operation {
             .map_or(Ok(false), |result| result.map(|()| true))
     }
 
-    /// Waits for its end. If nothing moves for the communicator's timeout, neither on it nor on operations before it, it
-    /// fails.
+    /// Waits for its end. If nothing moves for the communicator's timeout, neither on it nor on
+    /// operations before it, it fails.
     pub fn wait(mut self) -> Result<()> {
         self.wait_at_most(None, || false)?;
         self.result
@@ -102,7 +103,8 @@ impl Operation {
         self.wait_timeout_unless(limit, || false)
     }
 
-    /// The same, and no longer than until `is_given_up`. Whoever makes that true rings this rank's bell then.
+    /// The same, and no longer than until `is_given_up`. Whoever makes that true rings this rank's
+    /// bell then.
     pub(super) fn wait_timeout_unless(
         &mut self,
         limit: Duration,

@@ -72,8 +72,8 @@ pub(super) struct Plans {
     /// Say what is chosen and why.
     debug: bool,
     cached: Vec<(Key, Arc<Prepared>)>,
-    /// Latest first. Choosing by cost and building a request take several times as long as the rest of
-    /// a small operation.
+    /// Latest first. Choosing by cost and building a request take several times as long as the rest
+    /// of a small operation.
     recent: Vec<(Recent, Plan)>,
     /// The latest plan that is not remembered.
     passing: Option<Plan>,
@@ -116,7 +116,8 @@ impl Plans {
         }
     }
 
-    /// Whether all ranks map each other's windows, and share fewer cores than they are; the same on all ranks.
+    /// Whether all ranks map each other's windows, and share fewer cores than they are; the same on
+    /// all ranks.
     pub fn is_crowded_host(&self) -> bool {
         self.mapped && self.available.cores < self.ranks
     }
@@ -131,8 +132,8 @@ impl Plans {
         self.hosts[rank as usize]
     }
 
-    /// The prices of this host, on which all ranks share `cores` cores (0: unknown); the same on all ranks, before the
-    /// first call.
+    /// The prices of this host, on which all ranks share `cores` cores (0: unknown); the same on
+    /// all ranks, before the first call.
     pub fn use_models(&mut self, models: &Models, cores: usize) {
         if self.mapped {
             self.available.cores = match cores {
@@ -319,8 +320,8 @@ impl Plans {
             .iter()
             .position(|a| std::ptr::eq(a, algorithm));
         let place = place.expect("algorithms come from the table") as u32;
-        // Without it a root would end before the others begin, and two roots would never learn of each other. Across
-        // hosts it would cost a message between every two ranks.
+        // Without it a root would end before the others begin, and two roots would never learn of
+        // each other. Across hosts it would cost a message between every two ranks.
         let has_roll_call = self.mapped && request.collective.is_rooted();
         let key = Key::Collective {
             collective: request.collective,

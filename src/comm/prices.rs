@@ -1,7 +1,7 @@
 //! The prices of this host, from the file in which `linerate explain --calibrate` has stored them.
 //!
-//! A file that is bad costs a line on standard error and the stored prices, never the job: choices are then made by the
-//! built-in ones.
+//! A file that is bad costs a line on standard error and the stored prices, never the job: choices
+//! are then made by the built-in ones.
 
 use crate::config::PriceList;
 use crate::cost::{self, Models};

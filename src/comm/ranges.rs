@@ -1,9 +1,10 @@
-//! [`Ranges`]: where the registered buffers of this process lie, so that memory which a caller names by its address is used
-//! as registered where it is.
+//! [`Ranges`]: where the registered buffers of this process lie, so that memory which a caller
+//! names by its address is used as registered where it is.
 //!
-//! A range is here from the allocation of its buffer until the last share of it is dropped, which comes before its pages are
-//! given back: an address that is found belongs to a buffer that lives. Communicators made from one another know each
-//! other's buffers. It is asked only where memory comes without a [`super::Buffer`].
+//! A range is here from the allocation of its buffer until the last share of it is dropped, which
+//! comes before its pages are given back: an address that is found belongs to a buffer that lives.
+//! Communicators made from one another know each other's buffers. It is asked only where memory
+//! comes without a [`super::Buffer`].
 
 use super::raw::Owner;
 use crate::memory::View;
@@ -32,7 +33,8 @@ impl Ranges {
         self.lock().remove(&whole.as_ptr().addr());
     }
 
-    /// The owner of the buffer in which all of this memory lies, and where it begins there, in bytes.
+    /// The owner of the buffer in which all of this memory lies, and where it begins there, in
+    /// bytes.
     pub fn find(&self, view: View) -> Option<(Arc<Owner>, usize)> {
         let address = view.as_ptr().addr();
         let known = self.lock();

@@ -1,4 +1,5 @@
-//! [`RawBuffer`]: a range of memory without a type, as operations take it. Users hold a [`super::Buffer`].
+//! [`RawBuffer`]: a range of memory without a type, as operations take it. Users hold a
+//! [`super::Buffer`].
 
 use super::ranges::Ranges;
 use crate::error::Result;

@@ -1,5 +1,5 @@
-//! [`Repeats`]: calls that come again on the same memory, as the steps of a training do. Nothing of them has to be
-//! checked or looked up again, which is half the instructions of a small operation.
+//! [`Repeats`]: calls that come again on the same memory, as the steps of a training do. Nothing of
+//! them has to be checked or looked up again, which is half the instructions of a small operation.
 
 use super::bind::Uses;
 use super::call::Call;
@@ -7,8 +7,8 @@ use super::raw::RawBuffer;
 use crate::engine::AtOnce;
 use crate::memory::View;
 
-/// Calls remembered: a barrier and the few that a small loop makes. A longer list would cost the others more than it
-/// gains.
+/// Calls remembered: a barrier and the few that a small loop makes. A longer list would cost the
+/// others more than it gains.
 const REPEATS_MAX: usize = 4;
 
 /// The latest calls that can run at once, latest first.
@@ -17,8 +17,8 @@ pub(crate) struct Repeats {
     known: Vec<Repeat>,
 }
 
-/// A call and how to run it. The views are compared only; whether they are still there is the caller's proof, who
-/// holds the buffers.
+/// A call and how to run it. The views are compared only; whether they are still there is the
+/// caller's proof, who holds the buffers.
 pub(super) struct Repeat {
     memory: [Option<View>; 2],
     algorithm: Option<String>,

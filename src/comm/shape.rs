@@ -51,7 +51,8 @@ impl<T: Element> Shape<T> {
         let is_root = self.rank == self.root;
         let input = (is_root || !matches!(self.collective, Broadcast | Scatter)).then_some(input);
         let output = (is_root || !matches!(self.collective, Reduce | Gather)).then_some(output);
-        // What every rank has tells the count; the other side has as much, or a block for each rank.
+        // What every rank has tells the count; the other side has as much, or a block for each
+        // rank.
         let (one, other, what) = match self.collective {
             Broadcast | Scatter | ReduceScatter => (output, input, "input"),
             _ => (input, output, "output"),

@@ -69,8 +69,8 @@ impl Shared {
         if let Some(known) = repeats.find(call) {
             let borrows = bind::borrow(call, &known.uses).or_else(|e| refuse(engine, e))?;
             let looks = self.spin.looks_at_once();
-            // The engine is kept for a few turns of the core: longer than other threads would like, and much less than
-            // an operation under way costs.
+            // The engine is kept for a few turns of the core: longer than other threads would like,
+            // and much less than an operation under way costs.
             for turn in 0..=looks.turns {
                 match engine.run_at_once(&mut known.at_once, looks) {
                     Some(Ok(())) => return Ok(()),

@@ -167,7 +167,8 @@ impl Simulation {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: not one of both for each rank, or nothing can move any more; any error of a rank's step.
+    /// [`Error::InvalidArgument`]: not one of both for each rank, or nothing can move any more; any
+    /// error of a rank's step.
     pub fn run_sparse(
         &mut self,
         sparse: &mut [SparseAllreduce],
@@ -203,9 +204,10 @@ impl Simulation {
         }
     }
 
-    /// Goes on to the next point of time at which something happens, and names the ranks to which it did: for jobs whose ranks
-    /// go on one by one, where asking all of them at every point of time is most of the work. Whoever has started an operation
-    /// says so by [`World::wake_at`]. An error says that nothing can move any more.
+    /// Goes on to the next point of time at which something happens, and names the ranks to which
+    /// it did: for jobs whose ranks go on one by one, where asking all of them at every point of
+    /// time is most of the work. Whoever has started an operation says so by [`World::wake_at`]. An
+    /// error says that nothing can move any more.
     pub fn advance(&mut self) -> Result<&[Rank]> {
         self.moved.clear();
         if self.world.advance() {
@@ -216,7 +218,8 @@ impl Simulation {
         Ok(&self.moved)
     }
 
-    /// Drives those ranks to which something has happened: at most points of time, one or two of a thousand.
+    /// Drives those ranks to which something has happened: at most points of time, one or two of a
+    /// thousand.
     fn drive_ready(&mut self) -> Result<()> {
         let now = self.world.now();
         loop {
@@ -252,7 +255,8 @@ impl Simulation {
         Ok(())
     }
 
-    /// Nothing is under way: lets the time pass in which silent operations give up. False if none did.
+    /// Nothing is under way: lets the time pass in which silent operations give up. False if none
+    /// did.
     fn time_out(&mut self) -> Result<bool> {
         let all = self.communicators.iter().map(Communicator::shared);
         let all: Vec<Arc<Shared>> = all.map(|shared| shared.cloned()).collect::<Result<_>>()?;

@@ -12,15 +12,17 @@ const FINE: u8 = 1;
 const FAILED: u8 = 0;
 
 impl Communicator {
-    /// Splits the communicator: the ranks that name the same colour form a new one, ordered by `key`, then by their rank
-    /// here. A rank without a colour takes part and gets none. Collective: every rank calls it, in the same order as its
-    /// other collectives. As MPI_Comm_split and ncclCommSplit.
+    /// Splits the communicator: the ranks that name the same colour form a new one, ordered by
+    /// `key`, then by their rank here. A rank without a colour takes part and gets none.
+    /// Collective: every rank calls it, in the same order as its other collectives. As
+    /// MPI_Comm_split and ncclCommSplit.
     ///
-    /// The new communicator has connections, memory for signals and an order of operations of its own, so both may be used
-    /// at the same time, by several threads too, and in any order on different ranks: a wait on one also moves the others
-    /// of this process. It lives on when this one is dropped, fails or is aborted. The death of a rank fails every
-    /// communicator that it was part of. Buffers of one may be used with the other. It has the settings of this one, and a
-    /// progress thread of its own if they ask for one.
+    /// The new communicator has connections, memory for signals and an order of operations of its
+    /// own, so both may be used at the same time, by several threads too, and in any order on
+    /// different ranks: a wait on one also moves the others of this process. It lives on when this
+    /// one is dropped, fails or is aborted. The death of a rank fails every communicator that it
+    /// was part of. Buffers of one may be used with the other. It has the settings of this one, and
+    /// a progress thread of its own if they ask for one.
     ///
     /// ```
     /// use linerate::{Communicator, Config};
@@ -39,9 +41,9 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// Any error of an operation on this communicator. [`Error::Bootstrap`] if a rank could not make or connect its part:
-    /// then no rank of that colour gets one, that rank has the reason, and this communicator is still good.
-    /// [`Error::InvalidArgument`] in a simulation.
+    /// Any error of an operation on this communicator. [`Error::Bootstrap`] if a rank could not
+    /// make or connect its part: then no rank of that colour gets one, that rank has the reason,
+    /// and this communicator is still good. [`Error::InvalidArgument`] in a simulation.
     pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Communicator>> {
         self.check_can_wait("split")?;
         let has_color = u64::from(color.is_some());
@@ -55,8 +57,8 @@ impl Communicator {
         self.build_child(&members, true)
     }
 
-    /// A communicator of the same ranks in the same order, with an order of operations of its own. Collective. As
-    /// MPI_Comm_dup; see [`Communicator::split`] for what the two share and do not.
+    /// A communicator of the same ranks in the same order, with an order of operations of its own.
+    /// Collective. As MPI_Comm_dup; see [`Communicator::split`] for what the two share and do not.
     pub fn duplicate(&self) -> Result<Communicator> {
         self.check_can_wait("duplicate")?;
         let members: Vec<Rank> = (0..self.ranks()).collect();
@@ -64,7 +66,8 @@ impl Communicator {
         Ok(child.expect("every rank is a member"))
     }
 
-    /// The same, for a service with a thread of its own that makes its progress: waits on other communicators do not.
+    /// The same, for a service with a thread of its own that makes its progress: waits on other
+    /// communicators do not.
     pub(super) fn duplicate_apart(&self) -> Result<Communicator> {
         self.check_can_wait("duplicate")?;
         let members: Vec<Rank> = (0..self.ranks()).collect();
@@ -72,8 +75,9 @@ impl Communicator {
         Ok(child.expect("every rank is a member"))
     }
 
-    /// The child of these ranks of the parent, in this order; empty where this rank is in none. All ranks of the parent take
-    /// part in every exchange, whatever goes wrong in their own part, so that nobody waits for one who has given up.
+    /// The child of these ranks of the parent, in this order; empty where this rank is in none. All
+    /// ranks of the parent take part in every exchange, whatever goes wrong in their own part, so
+    /// that nobody waits for one who has given up.
     fn build_child(&self, members: &[Rank], is_member: bool) -> Result<Option<Communicator>> {
         let shared = self.shared()?;
         let own = members.iter().position(|&member| member == self.rank());

@@ -1,4 +1,5 @@
-//! [`Field`]: what a number among the settings may be, said once for the variable that sets it and for the struct that holds it.
+//! [`Field`]: what a number among the settings may be, said once for the variable that sets it and
+//! for the struct that holds it.
 
 use crate::error::{Error, Result};
 use std::time::Duration;

@@ -33,13 +33,16 @@ impl std::fmt::Debug for Secret {
 /// Settings of how ranks find and trust each other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JobSettings {
-    /// What proves that a rank belongs to the job (*shared*). Default none. `LINERATE_SECRET`, at least 16 characters, or
-    /// `LINERATE_SECRET_FILE`, a file that only its owner may read. `linerate launch` makes one.
+    /// What proves that a rank belongs to the job (*shared*). Default none. `LINERATE_SECRET`, at
+    /// least 16 characters, or `LINERATE_SECRET_FILE`, a file that only its owner may read.
+    /// `linerate launch` makes one.
     pub secret: Secret,
-    /// Serve other hosts without a secret: whoever reaches a port may speak to it. Default off. `LINERATE_INSECURE=1`.
+    /// Serve other hosts without a secret: whoever reaches a port may speak to it. Default off.
+    /// `LINERATE_INSECURE=1`.
     pub is_insecure: bool,
-    /// Interfaces whose addresses this rank uses, by the beginnings of their names; `=eth0` means that name only, `^` before
-    /// all of them any other. Default: the one that the route to rank 0 leaves by. `LINERATE_IFNAME`, such as `eth,ib0`.
+    /// Interfaces whose addresses this rank uses, by the beginnings of their names; `=eth0` means
+    /// that name only, `^` before all of them any other. Default: the one that the route to rank 0
+    /// leaves by. `LINERATE_IFNAME`, such as `eth,ib0`.
     pub interfaces: Option<String>,
 }
 

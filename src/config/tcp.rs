@@ -18,30 +18,33 @@ const PACE: Field = Field::new(
 /// Settings of the `tcp` transport.
 #[derive(Clone, PartialEq, Eq)]
 pub struct TcpSettings {
-    /// Connections to each peer, over which long messages and puts are spread. Default 1, at most 16; more where one
-    /// connection does not fill the network, or where there are several interfaces. `LINERATE_TCP_RAILS`.
+    /// Connections to each peer, over which long messages and puts are spread. Default 1, at most
+    /// 16; more where one connection does not fill the network, or where there are several
+    /// interfaces. `LINERATE_TCP_RAILS`.
     pub rails: u32,
-    /// What proves that a rank belongs to the job (*shared*). None: only loopback is served. A communicator takes it from
-    /// [`super::JobSettings`].
+    /// What proves that a rank belongs to the job (*shared*). None: only loopback is served. A
+    /// communicator takes it from [`super::JobSettings`].
     pub secret: Option<Vec<u8>>,
-    /// Serve other hosts without a secret: whoever reaches a port may speak to it. Default off. A communicator takes it from
-    /// [`super::JobSettings`].
+    /// Serve other hosts without a secret: whoever reaches a port may speak to it. Default off. A
+    /// communicator takes it from [`super::JobSettings`].
     pub is_insecure: bool,
-    /// A CRC32C for every frame (*shared*), against what changes bytes behind the checksums of TCP. Default off.
-    /// `LINERATE_INTEGRITY=crc|off`.
+    /// A CRC32C for every frame (*shared*), against what changes bytes behind the checksums of TCP.
+    /// Default off. `LINERATE_INTEGRITY=crc|off`.
     pub has_crc: bool,
-    /// Encrypt every connection with TLS 1.3, with keys that only holders of the job's secret have (*shared*). Needs a
-    /// secret. Default off: it takes the time of encrypting every byte on both sides. On where others can reach the wires.
-    /// `LINERATE_TLS=on|off`.
+    /// Encrypt every connection with TLS 1.3, with keys that only holders of the job's secret have
+    /// (*shared*). Needs a secret. Default off: it takes the time of encrypting every byte on both
+    /// sides. On where others can reach the wires. `LINERATE_TLS=on|off`.
     pub has_tls: bool,
-    /// A connection whose other side's kernel has been silent for so long is given up, and a peer that cannot be reached
-    /// for so long has failed. Default 20 s; `LINERATE_TCP_TIMEOUT`, seconds.
+    /// A connection whose other side's kernel has been silent for so long is given up, and a peer
+    /// that cannot be reached for so long has failed. Default 20 s; `LINERATE_TCP_TIMEOUT`,
+    /// seconds.
     pub timeout: Duration,
-    /// Bits per second that leave this rank at most, over all its connections: to see on fast links how a job runs on slow ones.
-    /// From 1000 up; default no limit. `LINERATE_TCP_PACE`, such as `1gbit`, `2.5gbit`, `100mbit`.
+    /// Bits per second that leave this rank at most, over all its connections: to see on fast links
+    /// how a job runs on slow ones. From 1000 up; default no limit. `LINERATE_TCP_PACE`, such as
+    /// `1gbit`, `2.5gbit`, `100mbit`.
     pub pace_bits_per_second: Option<u64>,
-    /// Say what usually does not matter, such as options that the kernel refuses. A communicator takes it from
-    /// [`super::Config::debug`].
+    /// Say what usually does not matter, such as options that the kernel refuses. A communicator
+    /// takes it from [`super::Config::debug`].
     pub is_debugging: bool,
     /// Addresses of this host on which to listen. None: loopback.
     pub addresses: Vec<IpAddr>,

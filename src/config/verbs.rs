@@ -43,56 +43,68 @@ const BREAK_AFTER: Field = Field::new(
 /// Settings of the `verbs` transport.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerbsSettings {
-    /// Slots of a ring, per peer and direction: how many short messages, signals and announcements may be under way. Default
-    /// 64, 8 to 1024. Every slot takes 4160 bytes on both sides; receives, completion queues and queue pairs grow with it, so
-    /// lower it where a device has too few entries for many ranks. All ranks need the same. `LINERATE_VERBS_SLOTS`.
+    /// Slots of a ring, per peer and direction: how many short messages, signals and announcements
+    /// may be under way. Default 64, 8 to 1024. Every slot takes 4160 bytes on both sides;
+    /// receives, completion queues and queue pairs grow with it, so lower it where a device has too
+    /// few entries for many ranks. All ranks need the same. `LINERATE_VERBS_SLOTS`.
     pub slots: u32,
-    /// Longest piece of a long message, put or get that is posted at once. Default 1 MiB, 4 KiB to 64 MiB. Shorter where
-    /// short messages wait too long behind long ones. `LINERATE_VERBS_CHUNK_BYTES`.
+    /// Longest piece of a long message, put or get that is posted at once. Default 1 MiB, 4 KiB to
+    /// 64 MiB. Shorter where short messages wait too long behind long ones.
+    /// `LINERATE_VERBS_CHUNK_BYTES`.
     pub chunk_bytes: u32,
-    /// Index in the port's table of GIDs. Default: RoCEv2 with an IPv4 address, as `linerate info` shows it.
-    /// `LINERATE_VERBS_GID_INDEX`.
+    /// Index in the port's table of GIDs. Default: RoCEv2 with an IPv4 address, as `linerate info`
+    /// shows it. `LINERATE_VERBS_GID_INDEX`.
     pub gid_index: Option<u32>,
-    /// The rank's number among those of its host, by which they take turns among ports that are alike. Default: what the ranks
-    /// find out when they meet; without a meeting the rank itself.
+    /// The rank's number among those of its host, by which they take turns among ports that are
+    /// alike. Default: what the ranks find out when they meet; without a meeting the rank itself.
     pub local_rank: Option<u32>,
-    /// Traffic class of the IP header (DSCP in its upper six bits). Default 0; what the switches keep free of losses.
-    /// `LINERATE_VERBS_TRAFFIC_CLASS`.
+    /// Traffic class of the IP header (DSCP in its upper six bits). Default 0; what the switches
+    /// keep free of losses. `LINERATE_VERBS_TRAFFIC_CLASS`.
     pub traffic_class: u8,
-    /// Service level on InfiniBand, priority on Ethernet. Default 0, at most 15. `LINERATE_VERBS_SERVICE_LEVEL`.
+    /// Service level on InfiniBand, priority on Ethernet. Default 0, at most 15.
+    /// `LINERATE_VERBS_SERVICE_LEVEL`.
     pub service_level: u8,
-    /// How long a device waits for an acknowledgement before it sends again: 4.096 us * 2^value; after 7 times the queue pair
-    /// has failed. Default 14 (67 ms, so that a dead link is noticed after half a second); 8 to 22. More where peers are so
-    /// slow that queue pairs fail without a fault. `LINERATE_VERBS_ACK_TIMEOUT`.
+    /// How long a device waits for an acknowledgement before it sends again: 4.096 us * 2^value;
+    /// after 7 times the queue pair has failed. Default 14 (67 ms, so that a dead link is noticed
+    /// after half a second); 8 to 22. More where peers are so slow that queue pairs fail without a
+    /// fault. `LINERATE_VERBS_ACK_TIMEOUT`.
     pub ack_timeout: u8,
-    /// Whether devices may let writes of regions overtake each other (PCIe relaxed ordering). Default on: faster on some
-    /// hosts, and the library waits for completions, which overtake nothing. `LINERATE_VERBS_RELAXED_ORDERING=on|off`.
+    /// Whether devices may let writes of regions overtake each other (PCIe relaxed ordering).
+    /// Default on: faster on some hosts, and the library waits for completions, which overtake
+    /// nothing. `LINERATE_VERBS_RELAXED_ORDERING=on|off`.
     pub is_relaxed: bool,
-    /// A peer that no queue pair reaches for so long has failed. Default 20 s. `LINERATE_VERBS_TIMEOUT`, seconds.
+    /// A peer that no queue pair reaches for so long has failed. Default 20 s.
+    /// `LINERATE_VERBS_TIMEOUT`, seconds.
     pub timeout: Duration,
-    /// Queue pairs per device and peer. Default 1, 1 to 8 for all devices together. More where one does not fill the link:
-    /// some devices serve each by one engine, and some networks choose a way for each. `LINERATE_VERBS_QUEUE_PAIRS`.
+    /// Queue pairs per device and peer. Default 1, 1 to 8 for all devices together. More where one
+    /// does not fill the link: some devices serve each by one engine, and some networks choose a
+    /// way for each. `LINERATE_VERBS_QUEUE_PAIRS`.
     pub queue_pairs: u32,
-    /// Payload of a packet at most: 256 to 4096, a power of two. Default: what the ports of both sides have. Less is only good
-    /// for comparing. `LINERATE_VERBS_MTU`.
+    /// Payload of a packet at most: 256 to 4096, a power of two. Default: what the ports of both
+    /// sides have. Less is only good for comparing. `LINERATE_VERBS_MTU`.
     pub mtu_bytes: Option<u32>,
-    /// Posts of at most so many bytes are copied into the post, so that the device need not fetch them: half a microsecond over
-    /// PCIe. Default 220 (as perftest for latency), 0 to 1024; a device that has no room for so many uses none.
-    /// `LINERATE_VERBS_INLINE_BYTES`.
+    /// Posts of at most so many bytes are copied into the post, so that the device need not fetch
+    /// them: half a microsecond over PCIe. Default 220 (as perftest for latency), 0 to 1024; a
+    /// device that has no room for so many uses none. `LINERATE_VERBS_INLINE_BYTES`.
     pub inline_bytes: u32,
-    /// One post in so many makes a completion, and the last of each doorbell. Default 16, 1 to 64. `LINERATE_VERBS_SIGNAL_EVERY`.
+    /// One post in so many makes a completion, and the last of each doorbell. Default 16, 1 to 64.
+    /// `LINERATE_VERBS_SIGNAL_EVERY`.
     pub signal_every: u32,
-    /// Atomic operations are done by devices, not by the processor of the word's owner: faster, and what `perf` measures. Default
-    /// off: they are at once only among those of one device, not with what processors do, one whose answer a fault has lost
-    /// ends as flushed although it may have been done, and so clause 20 of [`crate::transport`] does not hold. `LINERATE_VERBS_ATOMICS=owner|device`.
+    /// Atomic operations are done by devices, not by the processor of the word's owner: faster, and
+    /// what `perf` measures. Default off: they are at once only among those of one device, not with
+    /// what processors do, one whose answer a fault has lost ends as flushed although it may have
+    /// been done, and so clause 20 of [`crate::transport`] does not hold.
+    /// `LINERATE_VERBS_ATOMICS=owner|device`.
     pub has_device_atomics: bool,
-    /// Puts of an aligned word of 1, 2, 4 or 8 bytes are writes without immediate data, as perftest's are, where nothing waits to
-    /// leave before them: the owner's processor has nothing to do for them. For whoever looks at the word all the time, and for
-    /// `perf write_lat`. Default off, and set in code only: a sleeping owner is not woken (clause 17 of [`crate::transport`]), a
-    /// word whose queue pair fails ends as flushed although it may have come, and the latest end with a slow look.
+    /// Puts of an aligned word of 1, 2, 4 or 8 bytes are writes without immediate data, as
+    /// perftest's are, where nothing waits to leave before them: the owner's processor has nothing
+    /// to do for them. For whoever looks at the word all the time, and for `perf write_lat`.
+    /// Default off, and set in code only: a sleeping owner is not woken (clause 17 of
+    /// [`crate::transport`]), a word whose queue pair fails ends as flushed although it may have
+    /// come, and the latest end with a slow look.
     pub has_plain_words: bool,
-    /// Brings the queue pair into the error state after so many pieces of long transfers, once: for tests.
-    /// `LINERATE_VERBS_BREAK_AFTER`.
+    /// Brings the queue pair into the error state after so many pieces of long transfers, once: for
+    /// tests. `LINERATE_VERBS_BREAK_AFTER`.
     pub break_after: Option<u64>,
 }
 

@@ -1,4 +1,5 @@
-//! [`Finding`]: a call for which an algorithm was measured to be faster than the cheapest by the prices.
+//! [`Finding`]: a call for which an algorithm was measured to be faster than the cheapest by the
+//! prices.
 
 use super::Models;
 use crate::types::Collective;
@@ -9,13 +10,15 @@ use std::str::FromStr;
 /// More of them would mean that the prices are worth nothing.
 pub const FINDINGS_MAX: usize = 128;
 
-/// A finding holds for sizes up to so many times less or more: half way, in powers, between sizes that are measured.
+/// A finding holds for sizes up to so many times less or more: half way, in powers, between sizes
+/// that are measured.
 const REACH: f64 = 2.83;
 
 /// Longest name of an algorithm that is believed.
 const NAME_MAX: usize = 32;
 
-/// See the module. Holds for this number of ranks of one host, all of which have a core each or share cores.
+/// See the module. Holds for this number of ranks of one host, all of which have a core each or
+/// share cores.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finding {
     /// The collective.
@@ -108,8 +111,9 @@ const CALLER: bool = false;
 /// Of the machine of the built-in prices.
 const CORES: u32 = 2;
 
-/// Of the machine of the built-in prices: where the choice lost more than an eighth in the medians of ten sweeps of
-/// `linerate explain --all`, or in a sweep of `tools/speed --choice`, whose all-to-all leaves its inputs as they are.
+/// Of the machine of the built-in prices: where the choice lost more than an eighth in the medians
+/// of ten sweeps of `linerate explain --all`, or in a sweep of `tools/speed --choice`, whose
+/// all-to-all leaves its inputs as they are.
 pub(super) const BUILT_IN: [Finding; 24] = [
     found(Collective::AllReduce, 3, CALLER, 32 << 10, "window-split"),
     found(Collective::AllGather, 4, REGISTERED, 128, "direct"),

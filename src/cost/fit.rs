@@ -1,8 +1,9 @@
 //! [`fit`]: prices from measured times.
 //!
-//! Least squares of the relative errors, with no price below zero. Relative to the time that was measured: on a machine that
-//! others use the outliers are times that are far too long, and no prediction is off from one of them by more than itself.
-//! Prices that the samples do not tell apart stay near those before.
+//! Least squares of the relative errors, with no price below zero. Relative to the time that was
+//! measured: on a machine that others use the outliers are times that are far too long, and no
+//! prediction is off from one of them by more than itself. Prices that the samples do not tell
+//! apart stay near those before.
 
 use super::{Model, TERMS, Work};
 
@@ -15,12 +16,14 @@ pub struct Sample {
     pub time_ns: f64,
 }
 
-/// Sweeps over the prices: the problem is small, and sweeps converge slowly where two prices nearly tell the same.
+/// Sweeps over the prices: the problem is small, and sweeps converge slowly where two prices nearly
+/// tell the same.
 const SWEEPS: usize = 50_000;
 /// How much a price is held back, against one sample: enough to decide what the samples leave open.
 const HOLD: f64 = 1e-6;
 
-/// The prices that explain the samples best. A price whose kind of work is in no sample stays as it was.
+/// The prices that explain the samples best. A price whose kind of work is in no sample stays as it
+/// was.
 pub fn fit(samples: &[Sample], before: &Model) -> Model {
     // In units of the prices before (of 1 where that is 0), so that all unknowns are about 1.
     let units: [f64; TERMS] = before.0.map(|price| if price > 0.0 { price } else { 1.0 });

@@ -2,9 +2,10 @@
 //!
 //! In the comments, n is the bytes of `count` elements and p the number of ranks.
 //!
-//! What is counted is the steady state of a call that repeats on the same buffers. So a range that only one rank reads
-//! and writes, such as its block in a direct allreduce, stays in its core's cache, whoever owns the memory, and inputs that
-//! nobody changes do not cross again; what one rank writes and another reads, crosses every time.
+//! What is counted is the steady state of a call that repeats on the same buffers. So a range that
+//! only one rank reads and writes, such as its block in a direct allreduce, stays in its core's
+//! cache, whoever owns the memory, and inputs that nobody changes do not cross again; what one rank
+//! writes and another reads, crosses every time.
 
 use super::{Shape, Work};
 use crate::limits::INLINE_BYTES_MAX;
@@ -12,7 +13,8 @@ use crate::limits::INLINE_BYTES_MAX;
 /// Type of all formulas.
 pub type Formula = fn(&Shape) -> Work;
 
-/// A line that one core writes again and again and another reads crosses to be read, and back to be written.
+/// A line that one core writes again and again and another reads crosses to be read, and back to be
+/// written.
 const BOTH_WAYS: f64 = 2.0;
 
 /// What lies one after the other, and what all ranks do together.
@@ -54,8 +56,8 @@ impl Work {
         self
     }
 
-    /// A rank waits at the end for what others do after they have waited for it: where they share its core, it gives that
-    /// away once more.
+    /// A rank waits at the end for what others do after they have waited for it: where they share
+    /// its core, it gives that away once more.
     fn take_turns(mut self, s: &Shape) -> Work {
         self.turns += s.segments;
         self
@@ -73,8 +75,8 @@ impl Work {
         self.copy(s, longest, total)
     }
 
-    /// A reduction of `sources` ranges of `bytes` bytes into `results`, by every rank; `crossing` of them are windows of
-    /// peers.
+    /// A reduction of `sources` ranges of `bytes` bytes into `results`, by every rank; `crossing`
+    /// of them are windows of peers.
     fn reduce(mut self, s: &Shape, bytes: f64, (sources, results, crossing): Operands) -> Work {
         self.reduced += s.each(bytes * (sources + results));
         self.crossed += s.each(bytes * crossing) * s.nearby(bytes);
@@ -128,7 +130,8 @@ impl Work {
         )
     }
 
-    /// The callers' buffers, `held` bytes on each rank; each rank reads and writes `touched` bytes of any of them.
+    /// The callers' buffers, `held` bytes on each rank; each rank reads and writes `touched` bytes
+    /// of any of them.
     fn buffers(mut self, s: &Shape, held: f64, touched: f64) -> Work {
         self.uncached += s.each(touched) * s.uncached(held);
         self
@@ -140,8 +143,9 @@ pub fn line(s: &Shape) -> Work {
     Work::of(s).meet(s, 1.0)
 }
 
-/// Copy in; everybody reduces p vectors of n bytes. All read all windows at the same time, so that every byte crosses slowly
-/// whatever the size: 2 MiB of two ranks took 204 us where 120 were predicted without.
+/// Copy in; everybody reduces p vectors of n bytes. All read all windows at the same time, so that
+/// every byte crosses slowly whatever the size: 2 MiB of two ranks took 204 us where 120 were
+/// predicted without.
 pub fn window_all_reduce(s: &Shape) -> Work {
     let mut work = Work::of(s)
         .stage(s)
@@ -153,8 +157,8 @@ pub fn window_all_reduce(s: &Shape) -> Work {
     work
 }
 
-/// Copy in what the others reduce, reduce one block of all, copy out theirs: two meetings. The reduction counts with two
-/// destinations: those behind are lines that it has just read.
+/// Copy in what the others reduce, reduce one block of all, copy out theirs: two meetings. The
+/// reduction counts with two destinations: those behind are lines that it has just read.
 pub fn window_split(s: &Shape) -> Work {
     let others = s.bytes * s.others();
     Work::of(s)
@@ -284,7 +288,8 @@ pub fn direct_all_to_all(s: &Shape) -> Work {
     work
 }
 
-/// Move n bytes between the root and each of the others. All meet once: those who wait for the root have all arrived.
+/// Move n bytes between the root and each of the others. All meet once: those who wait for the root
+/// have all arrived.
 pub fn direct_root(s: &Shape) -> Work {
     Work::of(s)
         .meet(s, 1.0)
@@ -370,7 +375,8 @@ pub fn pairwise(s: &Shape) -> Work {
     work
 }
 
-/// The same, where peers write what is read before the next call; what arrives is copied to where it belongs.
+/// The same, where peers write what is read before the next call; what arrives is copied to where
+/// it belongs.
 pub fn pairwise_all_to_all(s: &Shape) -> Work {
     let others = s.bytes * (s.p() - 1.0);
     let mut work = pairwise(s).copy(s, others, others * s.p());
@@ -380,7 +386,8 @@ pub fn pairwise_all_to_all(s: &Shape) -> Work {
     work
 }
 
-/// The same, combined at the end: what comes waits in scratch, and where it is staged in messages before that.
+/// The same, combined at the end: what comes waits in scratch, and where it is staged in messages
+/// before that.
 pub fn pairwise_reduce_scatter(s: &Shape) -> Work {
     let others = s.bytes * (s.p() - 1.0);
     let staged = if s.registered { 0.0 } else { others };
@@ -391,7 +398,8 @@ pub fn pairwise_reduce_scatter(s: &Shape) -> Work {
     )
 }
 
-/// log p rounds; (p-1) n bytes in all. A run that wraps is a second message, so half a message more.
+/// log p rounds; (p-1) n bytes in all. A run that wraps is a second message, so half a message
+/// more.
 pub fn bruck(s: &Shape) -> Work {
     let (rounds, others) = (s.log(), s.bytes * (s.p() - 1.0));
     let posts = 3.0 * rounds.max(s.chunks(others));
@@ -462,7 +470,8 @@ pub fn tree_all_reduce(s: &Shape) -> Work {
     }
 }
 
-/// Parts to or from the root over a tree: log p messages, and parts are copied through scratch on the way.
+/// Parts to or from the root over a tree: log p messages, and parts are copied through scratch on
+/// the way.
 pub fn tree_parts(s: &Shape) -> Work {
     let (depth, others) = (s.log(), s.bytes * (s.p() - 1.0));
     let all = s.bytes * s.p() * depth / 2.0;
@@ -520,8 +529,8 @@ pub fn chain_reduce(s: &Shape) -> Work {
     work
 }
 
-/// Rings on every host and between hosts. One message more than a ring, so that a ring wins where there is
-/// only one level.
+/// Rings on every host and between hosts. One message more than a ring, so that a ring wins where
+/// there is only one level.
 pub fn hierarchical(s: &Shape) -> Work {
     let hosts = f64::from(s.hosts);
     let local = s.p() / hosts;

@@ -1,16 +1,18 @@
 //! What an algorithm costs: the alpha-beta-gamma model, with terms for memory that ranks map.
 //!
-//! A formula (`formulas.rs`) counts the [`Work`] of an algorithm: meetings, messages, bytes copied, and so on. A [`Model`]
-//! prices each kind of work; the prediction is the sum. That it is linear is what makes calibration a least-squares
-//! problem ([`fit`]). Formulas count what lies on the longest path, or, where ranks are more than cores, what one core has
-//! to do for all its ranks, whichever is more.
+//! A formula (`formulas.rs`) counts the [`Work`] of an algorithm: meetings, messages, bytes copied,
+//! and so on. A [`Model`] prices each kind of work; the prediction is the sum. That it is linear is
+//! what makes calibration a least-squares problem ([`fit`]). Formulas count what lies on the
+//! longest path, or, where ranks are more than cores, what one core has to do for all its ranks,
+//! whichever is more.
 //!
-//! Prices differ between ranks that have a core each and ranks that share cores, where a wait costs switches of the
-//! core: [`Models`] has both. They are stored per host (`store.rs`), and rank 0's are everyone's, because all ranks must
-//! choose the same algorithm.
+//! Prices differ between ranks that have a core each and ranks that share cores, where a wait costs
+//! switches of the core: [`Models`] has both. They are stored per host (`store.rs`), and rank 0's
+//! are everyone's, because all ranks must choose the same algorithm.
 //!
-//! Where a host's own times say that another algorithm is faster than the cheapest by the prices, that is stored beside
-//! them ([`Finding`]) and wins over them: what was measured is better than what was predicted.
+//! Where a host's own times say that another algorithm is faster than the cheapest by the prices,
+//! that is stored beside them ([`Finding`]) and wins over them: what was measured is better than
+//! what was predicted.
 //!
 //! Not here: measuring (the `linerate explain` command) and files (`comm`).
 //!
@@ -29,7 +31,8 @@ pub use store::{emit, emit_bytes, host_key, parse, parse_bytes};
 
 use std::borrow::Cow;
 
-/// One list of the kinds of work: amounts with names, and the same as an array for arithmetic that treats all alike.
+/// One list of the kinds of work: amounts with names, and the same as an array for arithmetic that
+/// treats all alike.
 macro_rules! kinds_of_work {
     ($($(#[$doc:meta])* $field:ident: $name:literal,)*) => {
         /// How much an algorithm does of each kind of work.
@@ -127,7 +130,8 @@ pub struct Caches {
 }
 
 impl Models {
-    /// Where nothing is stored. Fitted on one machine (AMD EPYC, Zen 4, 2 cores) by `linerate explain --calibrate`.
+    /// Where nothing is stored. Fitted on one machine (AMD EPYC, Zen 4, 2 cores) by
+    /// `linerate explain --calibrate`.
     pub const BUILT_IN: Models = Models {
         apart: Model([
             122.0, 168.0, 50.0, 170.0, 16.1, 112.0, 358.0, 0.0241, 0.075, 0.08, 0.0099, 0.0252,
@@ -190,8 +194,8 @@ impl Shape {
         self.p().log2().ceil()
     }
 
-    /// Work of which `longest` lies one after the other and all ranks together do `total`: no core does less than its
-    /// share.
+    /// Work of which `longest` lies one after the other and all ranks together do `total`: no core
+    /// does less than its share.
     fn shared(&self, longest: f64, total: f64) -> f64 {
         let cores = f64::from(self.cores) * f64::from(self.hosts);
         longest.max(total / cores)
@@ -210,14 +214,16 @@ impl Shape {
         (1.0 - usable / of_host).max(0.0)
     }
 
-    /// The share of `bytes` bytes that a rank has written and that is still in its core's cache, from where another core
-    /// gets it more slowly than from a cache that both share. A sixteenth of the cache, as seen: of 32 KiB windows a byte more
-    /// cost 0.12 to 0.15 ns, of longer ones 0.02 to 0.05.
+    /// The share of `bytes` bytes that a rank has written and that is still in its core's cache,
+    /// from where another core gets it more slowly than from a cache that both share. A sixteenth
+    /// of the cache, as seen: of 32 KiB windows a byte more cost 0.12 to 0.15 ns, of longer ones
+    /// 0.02 to 0.05.
     fn nearby(&self, bytes: f64) -> f64 {
         (self.caches.core_bytes / 16.0 / bytes).min(1.0)
     }
 
-    /// The share of what a rank sends on that it has received itself, where data goes from rank to rank.
+    /// The share of what a rank sends on that it has received itself, where data goes from rank to
+    /// rank.
     fn forwarded(&self) -> f64 {
         (self.p() - 2.0).max(0.0) / (self.p() - 1.0).max(1.0)
     }
@@ -227,7 +233,8 @@ impl Shape {
         (bytes / self.chunk_bytes).ceil().max(1.0)
     }
 
-    /// Bytes that lie one after the other where `steps` ranks pass on `bytes` bytes, chunk by chunk.
+    /// Bytes that lie one after the other where `steps` ranks pass on `bytes` bytes, chunk by
+    /// chunk.
     fn pipelined(&self, steps: f64) -> f64 {
         self.bytes + (steps - 1.0).max(0.0) * self.bytes.min(self.chunk_bytes)
     }

@@ -1,4 +1,5 @@
-//! [`Models`] as text, for a file that several hosts may share, and as bytes, for the other ranks. Pure.
+//! [`Models`] as text, for a file that several hosts may share, and as bytes, for the other ranks.
+//! Pure.
 //!
 //! ```text
 //! [AMD EPYC; 2 cores; 0.1.0]
@@ -10,14 +11,16 @@
 //! ...
 //! ```
 //!
-//! A section for each host, named by what prices depend on: CPU model, cores, version of this library. Every line of a price
-//! is needed, every price is a finite number from 0 on; a section with anything else is an error, never a guess.
+//! A section for each host, named by what prices depend on: CPU model, cores, version of this
+//! library. Every line of a price is needed, every price is a finite number from 0 on; a section
+//! with anything else is an error, never a guess.
 
 use super::{Caches, FINDINGS_MAX, Finding, Model, Models, TERMS};
 use crate::error::{Error, Result};
 use std::borrow::Cow;
 
-/// Bytes of the prices in [`emit_bytes`]; behind them the number of bytes of the findings, and these as text.
+/// Bytes of the prices in [`emit_bytes`]; behind them the number of bytes of the findings, and
+/// these as text.
 const PRICES_BYTES: usize = (2 * TERMS + 2) * size_of::<f64>();
 
 /// How the line of a finding begins.
@@ -251,7 +254,8 @@ mod tests {
             let text = parse(&good.replace(from, to), "a").unwrap_err().to_string();
             assert!(text.contains(expected), "{text}");
         }
-        // Cut off anywhere, it is whole, absent or refused; the last number may lose digits, and findings may be fewer.
+        // Cut off anywhere, it is whole, absent or refused; the last number may lose digits, and
+        // findings may be fewer.
         for end in 0..good[..good.find(FASTER).unwrap()]
             .trim_end()
             .rfind(' ')

@@ -1,22 +1,26 @@
-//! [`Around`]: whether long copies go around the caches, which some machines are faster with and others slower.
+//! [`Around`]: whether long copies go around the caches, which some machines are faster with and
+//! others slower.
 //!
-//! A store around the caches saves the read of its line, but a core may have only so many of them under way. Where many cores
-//! share the memory the first counts, where few do the second (benches/README.md has a machine of each kind). So both ways
-//! are tried, again and again, on the copies of the job itself, with all ranks at work.
+//! A store around the caches saves the read of its line, but a core may have only so many of them
+//! under way. Where many cores share the memory the first counts, where few do the second
+//! (benches/README.md has a machine of each kind). So both ways are tried, again and again, on the
+//! copies of the job itself, with all ranks at work.
 
 use super::clock::Clock;
 use std::time::Duration;
 
 /// Bytes of a slot at least: several pieces of a copy.
 const SLOT_BYTES_MIN: usize = 32 << 20;
-/// A trial is two slots, one of each way, and begins after so many. What the slower way loses is then a fortieth of the
-/// difference.
+/// A trial is two slots, one of each way, and begins after so many. What the slower way loses is
+/// then a fortieth of the difference.
 const PERIOD_SLOTS: usize = 40;
-/// The best of so many trials counts: a rank that shares its core, or meets a page for the first time, is slower only.
+/// The best of so many trials counts: a rank that shares its core, or meets a page for the first
+/// time, is slower only.
 const TRIALS: usize = 3;
 
-/// See the module. Slots of as many bytes as the cache has are copied around it and through it; the first half of each is not
-/// timed, because what the slot before left in the cache is written back meanwhile.
+/// See the module. Slots of as many bytes as the cache has are copied around it and through it; the
+/// first half of each is not timed, because what the slot before left in the cache is written back
+/// meanwhile.
 #[derive(Debug)]
 pub struct Around {
     clock: Clock,
@@ -89,8 +93,8 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    /// Copies `slots` slots in pieces; how many bytes went around the caches, as a share. A byte takes so many nanoseconds
-    /// around them and through them.
+    /// Copies `slots` slots in pieces; how many bytes went around the caches, as a share. A byte
+    /// takes so many nanoseconds around them and through them.
     fn share_around(around: &mut Around, slots: usize, piece: usize, rates: [u64; 2]) -> f64 {
         let Clock::Virtual(now) = around.clock.clone() else {
             unreachable!()

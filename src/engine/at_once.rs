@@ -1,6 +1,7 @@
-//! Calls that end at once: where nothing else is under way, a blocking call that has come before runs its schedule
-//! straight (`driver/straight.rs`), without a task, a place in any list or a look at the clock. If a peer is not there
-//! soon, the round becomes that of an ordinary task and goes on from where it stands.
+//! Calls that end at once: where nothing else is under way, a blocking call that has come before
+//! runs its schedule straight (`driver/straight.rs`), without a task, a place in any list or a look
+//! at the clock. If a peer is not there soon, the round becomes that of an ordinary task and goes
+//! on from where it stands.
 
 use super::arguments::{Arguments, signature_of};
 use super::driver::Script;
@@ -16,7 +17,8 @@ use crate::time::Time;
 use crate::types::Collective;
 use std::sync::Arc;
 
-/// Calls that end at once between two looks for messages: peers that fail or ask are heard in time all the same.
+/// Calls that end at once between two looks for messages: peers that fail or ask are heard in time
+/// all the same.
 const CALLS_PER_POLL: u64 = 8;
 
 /// A call that may come again, and what is found out about it only once.
@@ -69,8 +71,8 @@ impl Way {
 }
 
 impl Engine {
-    /// Prepares a call to be run at once; `None` if that is impossible: its schedule has messages, or it is staged in
-    /// several segments.
+    /// Prepares a call to be run at once; `None` if that is impossible: its schedule has messages,
+    /// or it is staged in several segments.
     pub fn at_once(
         &self,
         prepared: &Arc<Prepared>,
@@ -97,8 +99,9 @@ impl Engine {
         })
     }
 
-    /// Runs a call to its end if each of its waits takes no more than `looks` at what peers have stored. `None`:
-    /// not ended; the caller submits the same call next, before anything else is done with the engine.
+    /// Runs a call to its end if each of its waits takes no more than `looks` at what peers have
+    /// stored. `None`: not ended; the caller submits the same call next, before anything else is
+    /// done with the engine.
     pub fn run_at_once(&mut self, call: &mut AtOnce, looks: Looks) -> Option<Result<()>> {
         let mut round = match self.begun.take() {
             Some(round) => round,

@@ -1,9 +1,9 @@
-//! [`Bound`]: what the steps of a round do, and the memory that they do it to. For rounds whose steps are whole, one chunk
-//! each.
+//! [`Bound`]: what the steps of a round do, and the memory that they do it to. For rounds whose
+//! steps are whole, one chunk each.
 //!
-//! To find where a message or the operands of a sum lie took as long as everything else that the engine does for it. A
-//! training step repeats its calls, so what steps do stays while calls are alike, and their views while calls are on the same
-//! memory.
+//! To find where a message or the operands of a sum lie took as long as everything else that the
+//! engine does for it. A training step repeats its calls, so what steps do stays while calls are
+//! alike, and their views while calls are on the same memory.
 
 use super::crew::{SHARED_BYTES_MIN, Work};
 use super::gate::Followers;
@@ -15,15 +15,16 @@ use crate::memory::View;
 use crate::schedule::{Action, BufferId, StepId};
 use crate::types::{Finish, Rank, ReduceOp};
 
-/// Largest piece of a copy or reduction that is done at a time, so that arrivals are looked at in between: about 100 us at
-/// 10 GB/s.
+/// Largest piece of a copy or reduction that is done at a time, so that arrivals are looked at in
+/// between: about 100 us at 10 GB/s.
 pub const PIECE_BYTES: usize = 1 << 20;
 const _: () = assert!(
     PIECE_BYTES < SHARED_BYTES_MIN,
     "bound steps are done by one thread"
 );
 
-/// A step: to post a message, and to end any step, touches no other memory of the schedule, and one cache line of this.
+/// A step: to post a message, and to end any step, touches no other memory of the schedule, and one
+/// cache line of this.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub struct BoundStep {
@@ -55,7 +56,8 @@ pub struct Message {
     pub number: u32,
 }
 
-/// What is done to which views: sources are those numbered `first .. middle`, destinations `middle .. end`.
+/// What is done to which views: sources are those numbered `first .. middle`, destinations
+/// `middle .. end`.
 #[derive(Clone, Copy, Debug)]
 pub struct Compute {
     pub work: Work,
@@ -202,7 +204,8 @@ fn part_of(round: &Round, buffer: BufferId, start: u64, len: u64) -> Option<Part
     })
 }
 
-/// What a step does to the elements of its operands; `None`: it has none. `streamed`: around the caches.
+/// What a step does to the elements of its operands; `None`: it has none. `streamed`: around the
+/// caches.
 pub fn work_of(round: &Round, action: &Action, ranks: u32, streamed: bool) -> Option<Work> {
     Some(match action {
         Action::Copy {

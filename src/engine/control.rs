@@ -1,16 +1,18 @@
 //! Control memory of one rank: flag lines, retirement counts, and the windows.
 //!
-//! Each rank owns a control region and, where memory is mapped, a window region; peers write into them.
-//! A flag line is one cache line: a stamp (sequence + 1), a [`Signature`], and 48 bytes that are a payload or
-//! the addresses of the sender's buffers. The stamp is stored last; whoever sees it sees the line.
+//! Each rank owns a control region and, where memory is mapped, a window region; peers write into
+//! them. A flag line is one cache line: a stamp (sequence + 1), a [`Signature`], and 48 bytes that
+//! are a payload or the addresses of the sender's buffers. The stamp is stored last; whoever sees
+//! it sees the line.
 //!
-//! Lines and windows exist once per slot, and sequence s uses slot s mod [`OPERATION_SLOTS`]. A rank uses
-//! a slot again only when every peer has retired the operation that had it before: *retired* counts
-//! are published by each rank to all peers.
+//! Lines and windows exist once per slot, and sequence s uses slot s mod [`OPERATION_SLOTS`]. A
+//! rank uses a slot again only when every peer has retired the operation that had it before:
+//! *retired* counts are published by each rank to all peers.
 //!
 //! A line may be *lent*: its sender can take it back until the reader accepts it (`lent.rs`).
 //!
-//! `tests/loom.rs` compiles this file against a model of memory and finds a failure as soon as one release is weaker.
+//! `tests/loom.rs` compiles this file against a model of memory and finds a failure as soon as one
+//! release is weaker.
 //!
 //! ```text
 //! 0            retired count of each peer, one word per rank, in a cache line each
@@ -84,7 +86,8 @@ impl ControlLayout {
     }
 }
 
-/// Bits of a stamp that tell its operation; those above are the core that the sender ran on, plus 1, or 0.
+/// Bits of a stamp that tell its operation; those above are the core that the sender ran on, plus
+/// 1, or 0.
 const STAMP_BITS: u32 = 48;
 
 /// In a stamp: the sender may still take the line back, and the reader has to accept it.
@@ -112,11 +115,12 @@ impl Line {
         Line::stamp_of(sequence, core) | LENT
     }
 
-    /// Ends the loan of a line, for its sender or its reader, of which one succeeds: whether it was the caller. The reader
-    /// then finds it arrived, the sender nothing.
+    /// Ends the loan of a line, for its sender or its reader, of which one succeeds: whether it was
+    /// the caller. The reader then finds it arrived, the sender nothing.
     pub fn end_loan(memory: View, offset: usize, sequence: u64, is_accepted: bool) -> bool {
         let word = kernel::word(&memory, offset);
-        // Relaxed: a swap keeps what the sender's store publishes to whoever sees its value in `arrived`.
+        // Relaxed: a swap keeps what the sender's store publishes to whoever sees its value in
+        // `arrived`.
         let stamp = word.load(Ordering::Relaxed);
         let next = if is_accepted { stamp & !LENT } else { 0 };
         Line::is_of(stamp, (sequence + 1) | LENT)
@@ -212,7 +216,8 @@ impl Binding {
         ]
     }
 
-    /// From the payload of a line. Every bit pattern is a binding; keys and ranges are checked when used.
+    /// From the payload of a line. Every bit pattern is a binding; keys and ranges are checked when
+    /// used.
     pub fn parse(payload: View) -> Binding {
         let keys: u64 = kernel::load(payload, 0);
         Binding {

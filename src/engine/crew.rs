@@ -1,12 +1,13 @@
 //! [`Crew`]: a few threads among which large copies and reductions are split.
 //!
-//! One core does not fill the memory of a host with several channels, so where a rank has more than one core it may
-//! use them. Work is cut into parts of [`PART_BYTES`] by ranges of elements, which whoever is free takes next, the
-//! caller included: a thread that gets no core only takes fewer parts. Every element is computed by the same code
-//! from the same sources in the same order, so the results do not depend on the number of threads.
+//! One core does not fill the memory of a host with several channels, so where a rank has more than
+//! one core it may use them. Work is cut into parts of [`PART_BYTES`] by ranges of elements, which
+//! whoever is free takes next, the caller included: a thread that gets no core only takes fewer
+//! parts. Every element is computed by the same code from the same sources in the same order, so
+//! the results do not depend on the number of threads.
 //!
-//! The threads are made at the first large piece of work, sleep between pieces (nothing spins), and end with the crew.
-//! They never see a schedule, a transport or the clock.
+//! The threads are made at the first large piece of work, sleep between pieces (nothing spins), and
+//! end with the crew. They never see a schedule, a transport or the clock.
 
 use crate::kernel::{self, BoundReduction};
 use crate::memory::View;
@@ -14,12 +15,13 @@ use crate::types::DataType;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Bytes of one part: 25 us at 10 GB/s, so the two locks around it cost less than a hundredth. A multiple of every
-/// element and of a cache line, so that all parts are aligned alike.
+/// Bytes of one part: 25 us at 10 GB/s, so the two locks around it cost less than a hundredth. A
+/// multiple of every element and of a cache line, so that all parts are aligned alike.
 pub const PART_BYTES: usize = 256 << 10;
 
-/// Work below this is done by the caller: waking a thread takes 5 to 50 us, in which one core copies up to 2 MiB from
-/// its caches, and operations of 4 to 16 MiB gained nothing (benches/README.md).
+/// Work below this is done by the caller: waking a thread takes 5 to 50 us, in which one core
+/// copies up to 2 MiB from its caches, and operations of 4 to 16 MiB gained nothing
+/// (benches/README.md).
 pub const SHARED_BYTES_MIN: usize = 4 << 20;
 
 /// Parts for which a thread is woken.
@@ -93,7 +95,8 @@ struct Part {
 }
 
 impl Crew {
-    /// A crew of at most `threads_max` threads with the caller's; with 1, everything is done by the caller.
+    /// A crew of at most `threads_max` threads with the caller's; with 1, everything is done by the
+    /// caller.
     pub fn new(threads_max: usize) -> Crew {
         let state = State {
             work: Work::Copy { streamed: false },
@@ -123,7 +126,8 @@ impl Crew {
         self.threads_max
     }
 
-    /// Does the work, which is done when this returns. Views are equally long, as the kernels want them.
+    /// Does the work, which is done when this returns. Views are equally long, as the kernels want
+    /// them.
     ///
     /// # Panics
     /// As the kernels; the threads have let go of the views then too.
@@ -162,7 +166,8 @@ impl Crew {
         assert!(!has_panicked, "a thread of the crew has panicked");
     }
 
-    /// Starts the threads that are missing. A host that has no thread to give leaves the work to those there are.
+    /// Starts the threads that are missing. A host that has no thread to give leaves the work to
+    /// those there are.
     fn start_threads(&mut self) {
         while self.threads.len() + 1 < self.threads_max {
             let board = self.board.clone();
@@ -178,7 +183,8 @@ impl Crew {
 impl Drop for Crew {
     fn drop(&mut self) {
         if self.process != std::process::id() {
-            // The threads stayed with the parent, perhaps with the lock held: nothing to end, nothing to wait for.
+            // The threads stayed with the parent, perhaps with the lock held: nothing to end,
+            // nothing to wait for.
             std::mem::forget(std::mem::take(&mut self.threads));
             return;
         }
@@ -250,8 +256,8 @@ impl Drop for CountDone<'_> {
     }
 }
 
-/// Work that is posted. When it is dropped, nobody takes another part, and those that are taken are done: also when
-/// the caller panics, whose views may end then.
+/// Work that is posted. When it is dropped, nobody takes another part, and those that are taken are
+/// done: also when the caller panics, whose views may end then.
 struct Complete<'a>(&'a Board);
 
 impl Drop for Complete<'_> {
@@ -364,7 +370,8 @@ mod tests {
         reduced(&mut crew, mean(DataType::F32), SHARED_BYTES_MIN);
         let board = crew.board.clone();
         crew.process += 1;
-        // A thread in the middle of something, as the fork may have found it: ending the crew must not want the lock.
+        // A thread in the middle of something, as the fork may have found it: ending the crew must
+        // not want the lock.
         let held = board.lock();
         drop(crew);
         drop(held);

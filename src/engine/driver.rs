@@ -1,6 +1,7 @@
 //! Runs the steps of rounds: the only place where schedule, transport and kernel meet.
 //!
-//! Here is what runs when; `driver/signals.rs`, `driver/messages.rs` and `driver/compute.rs` are the three kinds of steps.
+//! Here is what runs when; `driver/signals.rs`, `driver/messages.rs` and `driver/compute.rs` are
+//! the three kinds of steps.
 
 mod compute;
 mod messages;
@@ -31,7 +32,8 @@ pub use script::Script;
 pub struct Driver {
     /// Something moved since this was last cleared.
     pub moved: bool,
-    /// Some round may have something to do. Set where that begins: to ask after each event took 13 instructions.
+    /// Some round may have something to do. Set where that begins: to ask after each event took 13
+    /// instructions.
     pub has_work: bool,
     /// Collective rounds retired here without gaps.
     pub retired: u64,
@@ -44,8 +46,8 @@ pub struct Driver {
     pub looks: Looks,
     pub chunk_bytes: usize,
     pub pool: Pool,
-    /// Per peer, the first message of pairwise rounds that has not been handed over as a whole: only that one may
-    /// send, so that later ones never take the places that it needs.
+    /// Per peer, the first message of pairwise rounds that has not been handed over as a whole:
+    /// only that one may send, so that later ones never take the places that it needs.
     pair_heads: Vec<u64>,
     crew: Crew,
     around: Around,
@@ -113,9 +115,9 @@ impl Driver {
         self.run_ready(round, NONE).map_err(|error| *error)
     }
 
-    /// Runs a step that may start, those that its end lets start, and all others that may start now. A function of its own:
-    /// inlined where events are handled, it kept on the stack what fits the registers. Errors are boxed, so that the result
-    /// fits one.
+    /// Runs a step that may start, those that its end lets start, and all others that may start
+    /// now. A function of its own: inlined where events are handled, it kept on the stack what fits
+    /// the registers. Errors are boxed, so that the result fits one.
     #[inline(never)]
     pub fn run_ready(
         &mut self,
@@ -186,7 +188,8 @@ impl Driver {
                 self.moved = true;
                 next = (round.progress).process_before(&round.prepared, step, *followers);
             }
-            // At the end, so that whoever has posted a message gets here without a look at what follows.
+            // At the end, so that whoever has posted a message gets here without a look at what
+            // follows.
             step = match next {
                 NONE => round.progress.next_ready(),
                 next => next,
@@ -242,7 +245,8 @@ impl Driver {
         round.progress.process(prepared, step);
     }
 
-    /// The peers that a round waits for, those of waits, of messages, and of buffers that are not mapped.
+    /// The peers that a round waits for, those of waits, of messages, and of buffers that are not
+    /// mapped.
     pub fn awaited(&self, round: &Round) -> Vec<Rank> {
         let mut ranks = Vec::new();
         for (id, step) in round.prepared.schedule.steps.iter().enumerate() {

@@ -1,9 +1,10 @@
 //! Failures: silence, disagreement and death become one error on every rank.
 //!
-//! A rank whose operation stands still for the whole timeout asks everyone ([`ControlKind::Query`]) and
-//! waits a moment for the answers. A peer that took part in another operation under the same number finds
-//! the disagreement and says so; otherwise the rank gives up, naming who it waited for and what each of them
-//! said. Whoever fails tells all the others, so that they return the same first cause.
+//! A rank whose operation stands still for the whole timeout asks everyone ([`ControlKind::Query`])
+//! and waits a moment for the answers. A peer that took part in another operation under the same
+//! number finds the disagreement and says so; otherwise the rank gives up, naming who it waited for
+//! and what each of them said. Whoever fails tells all the others, so that they return the same
+//! first cause.
 
 use super::Engine;
 use super::news::{error_of, message_of};
@@ -89,7 +90,8 @@ impl Engine {
         self.fail_tasks(&error);
     }
 
-    /// Tells the failure to those who do not know it yet. A peer that is being connected has no room for it now.
+    /// Tells the failure to those who do not know it yet. A peer that is being connected has no
+    /// room for it now.
     pub(super) fn tell_failure(&mut self) {
         let Some(error) = self.failure.as_ref().filter(|_| !self.untold.is_empty()) else {
             return;
@@ -137,8 +139,8 @@ impl Engine {
             ControlKind::Confirmed => self.is_confirmed = true,
             ControlKind::Left => self.handle_left_message(&message),
             _ => {
-                // What the others had done before they failed is here: operations that can end, end well. Those that
-                // cannot must not hide the cause behind its consequences.
+                // What the others had done before they failed is here: operations that can end, end
+                // well. Those that cannot must not hide the cause behind its consequences.
                 self.untold.retain(|&other| other != peer);
                 if self.failure.is_some() {
                     return;
@@ -160,8 +162,8 @@ impl Engine {
             let detail = ours.describe_difference(self.rank(), theirs, peer);
             return self.fail(Error::Mismatch { sequence, detail }, true);
         }
-        // A peer that is further on may have been in another operation where this rank still is: it compares that, before
-        // it has everyone's answer and gives up.
+        // A peer that is further on may have been in another operation where this rank still is: it
+        // compares that, before it has everyone's answer and gives up.
         let oldest = self.active.first().and_then(|&place| {
             let round = self.rounds[place as usize].as_deref()?;
             Some((round.sequence()?, round.signature.0))
@@ -195,7 +197,8 @@ impl Engine {
         }
     }
 
-    /// The first operation that this rank has not ended, as an error says it; nothing if there is none.
+    /// The first operation that this rank has not ended, as an error says it; nothing if there is
+    /// none.
     fn under_way(&self) -> String {
         let round = (self.active.first()).and_then(|&place| self.rounds[place as usize].as_deref());
         round.map_or(String::new(), |round| {
@@ -207,8 +210,9 @@ impl Engine {
         })
     }
 
-    /// Looks for messages that nobody here receives: of an operation that is something else here, or has ended. Where ranks
-    /// disagree about a root, all may have what they wait for, some of it from the wrong rank.
+    /// Looks for messages that nobody here receives: of an operation that is something else here,
+    /// or has ended. Where ranks disagree about a root, all may have what they wait for, some of it
+    /// from the wrong rank.
     pub(super) fn check_strays(&mut self) {
         if self.failure.is_some() {
             return;
@@ -243,8 +247,9 @@ impl Engine {
     /// Looks for operations that need a peer that has failed, and for those that stand still.
     pub(super) fn check_silence(&mut self, now: Time) {
         if let Some(gone) = self.driver.links.first_failed() {
-            // What the peer did before it went is in memory already: whatever still waits for it waits forever.
-            // A receive that is posted now may end at once, and let the next one be posted.
+            // What the peer did before it went is in memory already: whatever still waits for it
+            // waits forever. A receive that is posted now may end at once, and let the next one be
+            // posted.
             while self.failure.is_none() && self.drive(now) {}
             let error = self.needs_gone_peer().then_some(gone);
             if let (Some(error), None) = (error, &self.failure) {
@@ -348,7 +353,8 @@ impl Engine {
         }
     }
 
-    /// Lets go of regions that peers have freed, once every round that may have a view of them has ended.
+    /// Lets go of regions that peers have freed, once every round that may have a view of them has
+    /// ended.
     pub(super) fn release_freed(&mut self) {
         let since = self.released_at;
         let mut rounds =
@@ -386,7 +392,8 @@ impl Engine {
         })
     }
 
-    /// An operation has ended that was the `at`-th under way: those behind it have all their time before them.
+    /// An operation has ended that was the `at`-th under way: those behind it have all their time
+    /// before them.
     pub(super) fn refresh_later(&mut self, at: usize, now: Time) {
         let rounds = self.active[at..]
             .iter()
@@ -436,7 +443,8 @@ impl Engine {
         rounds.into_iter().find(|round| round.task == task)
     }
 
-    /// Who is missing, then what every rank has last done: ranks that say the same are named together.
+    /// Who is missing, then what every rank has last done: ranks that say the same are named
+    /// together.
     fn describe_ranks(&self, missing: &[Rank], answers: &[Option<Answer>]) -> String {
         let mut groups: Vec<(bool, String, Vec<Rank>)> = Vec::new();
         for rank in 0..self.ranks() {

@@ -1,4 +1,5 @@
-//! [`Gate`] and [`StepRun`]: the state of one step of a round. A plan says how they begin, progress how they go on.
+//! [`Gate`] and [`StepRun`]: the state of one step of a round. A plan says how they begin, progress
+//! how they go on.
 
 use crate::limits::CHUNKS_IN_FLIGHT;
 use crate::schedule::StepId;
@@ -12,15 +13,16 @@ pub enum Stage {
     /// It has elements left, or has not begun.
     #[default]
     Pending,
-    /// All elements are processed, but something that it depends on has not completed (piecewise only).
+    /// All elements are processed, but something that it depends on has not completed (piecewise
+    /// only).
     Processed,
     Complete,
 }
 
-/// What may happen to one step, apart from how far it has come. The end of a whole step touches its own and those of the
-/// steps that follow it: while runs, plan and views lay apart, the engine waited for its own memory for half of its time. Only
-/// what changes is here, so that eight gates share a cache line: those of a round are copied whenever it begins
-/// (benches/README.md).
+/// What may happen to one step, apart from how far it has come. The end of a whole step touches its
+/// own and those of the steps that follow it: while runs, plan and views lay apart, the engine
+/// waited for its own memory for half of its time. Only what changes is here, so that eight gates
+/// share a cache line: those of a round are copied whenever it begins (benches/README.md).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Gate {
     /// What keeps it from starting: earlier steps, and the caller's arrival.
@@ -29,10 +31,12 @@ pub struct Gate {
     pub is_queued: bool,
 }
 
-/// The first two steps that the end of a step releases, [`NONE`] where there are fewer; [`MORE`]: the plan says which others.
+/// The first two steps that the end of a step releases, [`NONE`] where there are fewer; [`MORE`]:
+/// the plan says which others.
 pub type Followers = [StepId; 2];
 
-/// In the place of the second follower, where there are more than two, or some that any of several starts.
+/// In the place of the second follower, where there are more than two, or some that any of several
+/// starts.
 pub const MORE: StepId = NONE - 1;
 
 /// How far one step has come. Elements are counted from the start of the step's ranges.
@@ -48,7 +52,8 @@ pub struct StepRun {
     pub chunks_posted: u32,
     /// Completed chunks without gaps.
     pub chunks_done: u32,
-    /// Piecewise: the earlier step for which it waits, and how many elements that must have processed.
+    /// Piecewise: the earlier step for which it waits, and how many elements that must have
+    /// processed.
     pub waits_for: StepId,
     /// Piecewise: how many of its overlap edges, from the first on, are met.
     pub met: u32,
@@ -92,8 +97,8 @@ impl StepRun {
     }
 }
 
-/// Where a straight run stands: steps before `step` have completed, and `done` elements (or peers) of that one have been
-/// processed.
+/// Where a straight run stands: steps before `step` have completed, and `done` elements (or peers)
+/// of that one have been processed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StraightRun {
     pub step: StepId,

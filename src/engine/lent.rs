@@ -1,9 +1,11 @@
-//! Lent parts: what a rank would give to the next collective lies with the root of that beforehand, until the rank takes it
-//! back or the root accepts it. So a root that begins a collective has the parts of ranks that sleep, and wakes none of them.
+//! Lent parts: what a rank would give to the next collective lies with the root of that beforehand,
+//! until the rank takes it back or the root accepts it. So a root that begins a collective has the
+//! parts of ranks that sleep, and wakes none of them.
 //!
-//! Only for schedules in which a rank stores its part in the root's window and signals once (`star`), and only where signals
-//! are stores: the loan is that signal with a mark ([`Line`]), and whoever swaps the mark away first has the part. A rank
-//! whose part was accepted has entered the collective; it starts it whenever it runs again, and repeats the same stores.
+//! Only for schedules in which a rank stores its part in the root's window and signals once
+//! (`star`), and only where signals are stores: the loan is that signal with a mark ([`Line`]), and
+//! whoever swaps the mark away first has the part. A rank whose part was accepted has entered the
+//! collective; it starts it whenever it runs again, and repeats the same stores.
 
 use super::Engine;
 use super::arguments::signature_of;
@@ -23,8 +25,8 @@ pub(super) struct Lent {
 }
 
 impl Engine {
-    /// Lends this rank's part of a call, which will be its next collective; false: not now, or never. Until the loan has ended
-    /// nothing else is started.
+    /// Lends this rank's part of a call, which will be its next collective; false: not now, or
+    /// never. Until the loan has ended nothing else is started.
     pub fn lend(&mut self, call: &TaskCall) -> bool {
         let Some((root, source, target, lane)) = part_of(&call.prepared.schedule) else {
             return false;
@@ -92,8 +94,8 @@ impl Engine {
             .is_some_and(|lent| !links.is_lent(lent.root, lent.sequence, lent.lane))
     }
 
-    /// For the root, right before it starts this call: accepts every part that is lent for it. `has_come` is called with each peer
-    /// whose part is there.
+    /// For the root, right before it starts this call: accepts every part that is lent for it.
+    /// `has_come` is called with each peer whose part is there.
     pub fn accept(&mut self, call: &TaskCall, mut has_come: impl FnMut(Rank)) {
         let sequence = self.next_sequence;
         let steps = &call.prepared.schedule.steps;
@@ -112,7 +114,8 @@ impl Engine {
     }
 }
 
-/// Where a schedule that can be lent takes this rank's part from and puts it, with whom, and the lane of the signal.
+/// Where a schedule that can be lent takes this rank's part from and puts it, with whom, and the
+/// lane of the signal.
 fn part_of(schedule: &Schedule) -> Option<(Rank, &Range, &Range, Lane)> {
     let (store, signal) = match &schedule.steps[..] {
         [store, signal, ..] => (&store.action, &signal.action),

@@ -1,5 +1,5 @@
-//! [`Links`]: the transport and this rank's control memory, with every peer's as far as it is mapped.
-//! Signals, retirement counts and control messages go through here.
+//! [`Links`]: the transport and this rank's control memory, with every peer's as far as it is
+//! mapped. Signals, retirement counts and control messages go through here.
 
 use super::control::{self, Binding, ControlLayout, Line, PAYLOAD_WORDS};
 use super::tag::{self, Token};
@@ -152,7 +152,8 @@ impl Links {
             let p = &self.peers[peer as usize];
             let is_known = p.is_known || (p.is_connected && self.map_peer(peer)?);
             self.peers[peer as usize].is_known = is_known;
-            // A peer that has all it needs of this rank may leave; what it said before is here, and enough.
+            // A peer that has all it needs of this rank may leave; what it said before is here, and
+            // enough.
             if !is_known && self.gone(peer).is_some() {
                 return Err(self.peer_failed(peer));
             }
@@ -166,7 +167,8 @@ impl Links {
         Ok(is_ready)
     }
 
-    /// Exchanges control memory and windows with a connected peer; true when both sides of it are known here.
+    /// Exchanges control memory and windows with a connected peer; true when both sides of it are
+    /// known here.
     fn map_peer(&mut self, peer: Rank) -> Result<bool> {
         let capabilities = self.transport.capabilities();
         let (store_signals, mapped) = (capabilities.store_signals, capabilities.mapped);
@@ -213,7 +215,8 @@ impl Links {
         }
     }
 
-    /// Stores a flag line at a peer that this rank may take back, and that wakes nobody; false: only where signals are stores.
+    /// Stores a flag line at a peer that this rank may take back, and that wakes nobody; false:
+    /// only where signals are stores.
     pub fn lend(&mut self, peer: Rank, sequence: u64, lane: Lane, line: &Line) -> bool {
         let offset = self.layout.line(sequence, lane, self.rank);
         let control = self.peers[peer as usize].control;
@@ -244,8 +247,8 @@ impl Links {
             || self.arrived(peer, sequence, lane).is_some()
     }
 
-    /// Tells a peer how many operations this rank has retired; false: no room now. A store does not wake the peer: the
-    /// next signal does, which the core then need not wait for twice.
+    /// Tells a peer how many operations this rank has retired; false: no room now. A store does not
+    /// wake the peer: the next signal does, which the core then need not wait for twice.
     #[inline]
     pub fn publish_retired(&mut self, peer: Rank, retired: u64) -> Result<bool> {
         let offset = self.layout.retired(self.rank);
@@ -285,7 +288,8 @@ impl Links {
         )
     }
 
-    /// The same, looking as often as given. Without pauses: one is as long as a line takes from core to core.
+    /// The same, looking as often as given. Without pauses: one is as long as a line takes from
+    /// core to core.
     #[inline]
     pub fn arrived_within(
         &mut self,
@@ -302,7 +306,8 @@ impl Links {
         signature
     }
 
-    /// Whether a peer was last heard of on the core on which this rank runs: while this rank looks for it, it cannot come.
+    /// Whether a peer was last heard of on the core on which this rank runs: while this rank looks
+    /// for it, it cannot come.
     #[inline]
     pub fn is_beside(&self, peer: Rank) -> bool {
         self.core != 0 && self.peers[peer as usize].core == self.core
@@ -355,8 +360,9 @@ impl Links {
             .max_by_key(|(sequence, _)| *sequence)
     }
 
-    /// Sends a control message, and wakes the peer; false: no room now. For news of a failure there is always room: it is
-    /// told once, and questions and answers, which repeat, leave half of the places that a peer keeps for control messages.
+    /// Sends a control message, and wakes the peer; false: no room now. For news of a failure there
+    /// is always room: it is told once, and questions and answers, which repeat, leave half of the
+    /// places that a peer keeps for control messages.
     pub fn send_control(&mut self, peer: Rank, message: &ControlMessage) -> bool {
         let is_talk = matches!(message.kind, ControlKind::Query | ControlKind::Status);
         if is_talk && self.transport.backlog(peer, tag::control()) >= URGENT_MESSAGES / 2 {
@@ -471,8 +477,9 @@ impl Links {
         }
     }
 
-    /// A post was not accepted: `Ok` if it is to be tried again, because there is no room now, or because why the peer is gone
-    /// is still to be heard: the event lies behind the ones that are being handled, as does what others say of it.
+    /// A post was not accepted: `Ok` if it is to be tried again, because there is no room now, or
+    /// because why the peer is gone is still to be heard: the event lies behind the ones that are
+    /// being handled, as does what others say of it.
     pub fn refused(&self, peer: Rank, error: PostError) -> Result<()> {
         match error {
             PostError::WouldBlock => Ok(()),

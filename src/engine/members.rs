@@ -1,4 +1,5 @@
-//! Ending a communicator on purpose, and what a rebuild asks: who is gone, and has everybody connected.
+//! Ending a communicator on purpose, and what a rebuild asks: who is gone, and has everybody
+//! connected.
 
 use super::Engine;
 use crate::error::Error;
@@ -6,7 +7,8 @@ use crate::types::Rank;
 use crate::wire::{ControlKind, ControlMessage};
 
 impl Engine {
-    /// Fails the communicator on all ranks because this one gives it up. What failed it before stays the cause.
+    /// Fails the communicator on all ranks because this one gives it up. What failed it before
+    /// stays the cause.
     pub fn abort(&mut self, reason: &str) {
         let (by, reason) = (self.rank(), reason.to_string());
         self.fail(Error::Aborted { by, reason }, true);
@@ -30,8 +32,8 @@ impl Engine {
         self.driver.links.first_gone()
     }
 
-    /// Tells all peers that every rank is connected, so that whoever misses the message of the one who found that out
-    /// learns it from anybody who goes on.
+    /// Tells all peers that every rank is connected, so that whoever misses the message of the one
+    /// who found that out learns it from anybody who goes on.
     pub fn confirm(&mut self) {
         let message = ControlMessage {
             kind: ControlKind::Confirmed,

@@ -1,16 +1,18 @@
 //! The engine: runs schedules on a transport.
 //!
-//! * A *task* is one call of the user. It becomes one *round* (an execution of a schedule), or several when
-//!   memory that is not registered is staged through windows: one per segment.
-//! * Collective rounds are numbered in the order of the calls; the number selects flag lines and windows
-//!   (`control.rs`) and is part of every tag (`tag.rs`). Sends and receives of pairs are numbered per pair.
-//! * Any number of tasks may be under way; at most [`crate::limits::OPERATION_SLOTS`] collective rounds are,
-//!   and the others wait in order.
-//! * A task that would reach peers' buffers directly asks first: the first signals of its round carry
-//!   everyone's registrations. If one is missing, all ranks see it and stage the call instead, and the next ones
-//!   like it at once (`staged.rs`). Until that is known no later collective starts, so that all ranks number
-//!   rounds alike.
-//! * Nothing here blocks. [`Engine::drive`] does what can be done now; whoever waits calls it (`wait.rs`).
+//! * A *task* is one call of the user. It becomes one *round* (an execution of a schedule), or
+//!   several when memory that is not registered is staged through windows: one per segment.
+//! * Collective rounds are numbered in the order of the calls; the number selects flag lines and
+//!   windows (`control.rs`) and is part of every tag (`tag.rs`). Sends and receives of pairs are
+//!   numbered per pair.
+//! * Any number of tasks may be under way; at most [`crate::limits::OPERATION_SLOTS`] collective
+//!   rounds are, and the others wait in order.
+//! * A task that would reach peers' buffers directly asks first: the first signals of its round
+//!   carry everyone's registrations. If one is missing, all ranks see it and stage the call
+//!   instead, and the next ones like it at once (`staged.rs`). Until that is known no later
+//!   collective starts, so that all ranks number rounds alike.
+//! * Nothing here blocks. [`Engine::drive`] does what can be done now; whoever waits calls it
+//!   (`wait.rs`).
 //!
 //! `progress.rs` is the order of steps, `driver.rs` runs them, `tasks.rs` takes calls, `rounds.rs`
 //! starts and ends rounds, `fault.rs` turns silence and disagreement into errors on every rank,
@@ -100,7 +102,8 @@ const _: () = assert!(HISTORY as u64 >= 2 * OPERATION_SLOTS);
 pub struct Host {
     /// Threads that share large copies and reductions, the driving one included.
     pub threads_max: usize,
-    /// Bytes of the last-level cache, `usize::MAX` if unknown: operations that touch as many write around it.
+    /// Bytes of the last-level cache, `usize::MAX` if unknown: operations that touch as many write
+    /// around it.
     pub cache_bytes: usize,
     /// Buffers have no bytes (simulation).
     pub is_size_only: bool,
@@ -120,7 +123,8 @@ pub struct Engine {
     is_publishing_quietly: bool,
     /// Notices wait for room.
     has_unsent: bool,
-    /// A sleeping thread is not woken by every signal, and has to be by those of rounds that begin later.
+    /// A sleeping thread is not woken by every signal, and has to be by those of rounds that begin
+    /// later.
     wants_signals: bool,
     /// A peer has said that all ranks are connected.
     is_confirmed: bool,
@@ -247,7 +251,8 @@ impl Engine {
         self.driver.links.contact()
     }
 
-    /// Begins to connect to everyone, whose contacts come by rank; then [`Engine::poll_connect`] until it says true.
+    /// Begins to connect to everyone, whose contacts come by rank; then [`Engine::poll_connect`]
+    /// until it says true.
     pub fn connect(&mut self, contacts: Arc<[Contact]>) -> Result<()> {
         self.driver.links.connect(contacts)
     }
@@ -303,7 +308,8 @@ impl Engine {
 
     /// Registers a region.
     pub fn register(&mut self, region: Arc<Region>) -> Result<RegionKey> {
-        // Where ranks take and free memory all the time, and never wait long, this is the place to let go of it.
+        // Where ranks take and free memory all the time, and never wait long, this is the place to
+        // let go of it.
         self.release_freed();
         self.driver.links.transport.register(region)
     }
@@ -313,14 +319,14 @@ impl Engine {
         self.driver.links.transport.deregister(key)
     }
 
-    /// Copies between views of equal length, one of several copies of `bytes_together` bytes: by the threads and around the
-    /// caches, as a step of a schedule would.
+    /// Copies between views of equal length, one of several copies of `bytes_together` bytes: by
+    /// the threads and around the caches, as a step of a schedule would.
     pub fn copy(&mut self, source: View, destination: View, bytes_together: usize) {
         self.driver.copy(source, destination, bytes_together);
     }
 
-    /// Does everything that can be done now; whether anything moved. Never inlined, so that whoever counts instructions finds
-    /// the engine's own here.
+    /// Does everything that can be done now; whether anything moved. Never inlined, so that whoever
+    /// counts instructions finds the engine's own here.
     #[inline(never)]
     pub fn drive(&mut self, now: Time) -> bool {
         self.driver.moved = false;
@@ -339,8 +345,8 @@ impl Engine {
         self.driver.moved
     }
 
-    /// What is neither a message nor a round, and rarely there: to look for each kind of it at every drive took three cache
-    /// lines.
+    /// What is neither a message nor a round, and rarely there: to look for each kind of it at
+    /// every drive took three cache lines.
     #[inline(never)]
     fn do_chores(&mut self, now: Time) {
         if self.failure.is_some() {
@@ -366,17 +372,19 @@ impl Engine {
             || !self.publish_to.is_empty();
     }
 
-    /// A thread is about to sleep, and looks what has come after this: whatever comes later wakes it.
+    /// A thread is about to sleep, and looks what has come after this: whatever comes later wakes
+    /// it.
     pub fn want_anything(&mut self) {
         self.driver.links.transport.want_signals(0);
         self.wants_signals = false;
     }
 
-    /// The thread has driven, which moved nothing, and is the only one that sleeps: signals wake it only when as many have come
-    /// as are needed to move anything; with `is_idle` only something else does. Unless that, until a round
-    /// begins.
+    /// The thread has driven, which moved nothing, and is the only one that sleeps: signals wake it
+    /// only when as many have come as are needed to move anything; with `is_idle` only something
+    /// else does. Unless that, until a round begins.
     pub fn want_signals(&mut self, is_idle: bool) {
-        // One is said too: the counts of peers, which wake whoever has not said what it sleeps for, do not wake this rank then.
+        // One is said too: the counts of peers, which wake whoever has not said what it sleeps for,
+        // do not wake this rank then.
         let wanted = match self.signals_wanted() {
             1.. if is_idle => SIGNALS_NEVER,
             wanted => wanted,
@@ -415,8 +423,8 @@ impl Engine {
         }
     }
 
-    /// The slow part of driving: control sockets, hang-ups, timeouts. Before a wait sleeps, and every few
-    /// milliseconds of a long one.
+    /// The slow part of driving: control sockets, hang-ups, timeouts. Before a wait sleeps, and
+    /// every few milliseconds of a long one.
     pub fn drive_slow(&mut self, now: Time) {
         self.now = now;
         (self.driver.links.transport).poll_slow(now, &mut self.events);
@@ -439,8 +447,8 @@ impl Engine {
         }
     }
 
-    /// Nearly all events are the ends of messages of rounds; what one lets start is run at once: as work for
-    /// [`Engine::run_rounds`] it took a third more instructions.
+    /// Nearly all events are the ends of messages of rounds; what one lets start is run at once: as
+    /// work for [`Engine::run_rounds`] it took a third more instructions.
     #[inline(always)]
     fn handle_events(&mut self) {
         let mut handled = 0;

@@ -1,9 +1,10 @@
-//! Notices: single words that a rank may say to a peer at any time, of things that are no operation (yet): who has arrived
-//! at a partial collective, and that it begins.
+//! Notices: single words that a rank may say to a peer at any time, of things that are no operation
+//! (yet): who has arrived at a partial collective, and that it begins.
 //!
-//! A notice is the header of an empty message in a class of tags of its own, so that it needs no memory, takes no place from
-//! operations, and works on every transport. Receives are posted once the ranks have agreed to use them, one for each peer,
-//! and again whenever one has brought a word. Notices of one peer come in order; nobody is told that they have come.
+//! A notice is the header of an empty message in a class of tags of its own, so that it needs no
+//! memory, takes no place from operations, and works on every transport. Receives are posted once
+//! the ranks have agreed to use them, one for each peer, and again whenever one has brought a word.
+//! Notices of one peer come in order; nobody is told that they have come.
 
 use super::Engine;
 use super::tag::{self, Token};

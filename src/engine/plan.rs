@@ -1,8 +1,10 @@
-//! [`Plan`]: a schedule's edges, ranges and messages, laid out flat as `progress.rs` and the driver follow them.
+//! [`Plan`]: a schedule's edges, ranges and messages, laid out flat as `progress.rs` and the driver
+//! follow them.
 //!
-//! A [`Action`] is large and its ranges are fractions of a count that is not known yet. Here every range has a number, so
-//! that a round resolves each one once ([`Span`]); every step has its overlap edges, and the steps that depend on it, in
-//! one run of a list each; and a message is a few words. How a round begins is worked out once as well: arming is copying.
+//! A [`Action`] is large and its ranges are fractions of a count that is not known yet. Here every
+//! range has a number, so that a round resolves each one once ([`Span`]); every step has its
+//! overlap edges, and the steps that depend on it, in one run of a list each; and a message is a
+//! few words. How a round begins is worked out once as well: arming is copying.
 
 use super::gate::{Followers, Gate, MORE, NONE, StepRun};
 use crate::schedule::{
@@ -10,7 +12,8 @@ use crate::schedule::{
 };
 use crate::types::Rank;
 
-/// A range, resolved for the count of a round: first element inside its buffer, and number of elements.
+/// A range, resolved for the count of a round: first element inside its buffer, and number of
+/// elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
     pub start: u64,
@@ -55,14 +58,16 @@ pub enum StepKind {
 #[derive(Clone, Copy, Debug)]
 pub struct StepPlan {
     pub kind: StepKind,
-    /// Of a message: whether only one side knows its length, so that a chunk that is not full ends it.
+    /// Of a message: whether only one side knows its length, so that a chunk that is not full ends
+    /// it.
     pub is_open_ended: bool,
     /// Of a message: where its range lies.
     pub buffer: BufferId,
     pub peer: Rank,
     /// Which message of this pair.
     pub message: u32,
-    /// The span whose length is the step's; [`NONE`]: it has no elements of its own. Of a message: its only one.
+    /// The span whose length is the step's; [`NONE`]: it has no elements of its own. Of a message:
+    /// its only one.
     pub span: u32,
     /// Its overlap edges.
     pub edges: (u32, u32),
@@ -71,8 +76,8 @@ pub struct StepPlan {
 }
 
 impl StepPlan {
-    /// Messages that a step of `len` elements becomes. A length that only one side knows is ended by a chunk that is not
-    /// full.
+    /// Messages that a step of `len` elements becomes. A length that only one side knows is ended
+    /// by a chunk that is not full.
     #[inline]
     pub fn chunks(&self, len: u64, per_chunk: u64) -> u32 {
         if len < per_chunk {
@@ -121,7 +126,8 @@ pub struct Plan {
     pub followers: Vec<Followers>,
     /// How far steps have come at the beginning; a round adds their lengths.
     pub runs: Vec<StepRun>,
-    /// How a round begins whose steps are whole: each waits until what it overlaps has been processed.
+    /// How a round begins whose steps are whole: each waits until what it overlaps has been
+    /// processed.
     pub whole: Start,
     /// How others begin: steps follow those that they overlap piece by piece.
     pub piecewise: Start,
@@ -194,8 +200,8 @@ impl Plan {
         });
     }
 
-    /// Those of an action; none for signals, waits and messages. This rank's own memory is local, whatever it is
-    /// called.
+    /// Those of an action; none for signals, waits and messages. This rank's own memory is local,
+    /// whatever it is called.
     fn operands_of(&mut self, action: &Action, rank: Rank, first: u32) -> Operands {
         let ranges = &mut self.ranges;
         let mut at = |peer: Rank, range: &Range| {
@@ -270,7 +276,8 @@ impl Plan {
         }
     }
 
-    /// How a round begins: which steps may run, and what keeps the others from starting: dependencies for which `holds`.
+    /// How a round begins: which steps may run, and what keeps the others from starting:
+    /// dependencies for which `holds`.
     fn start(&self, schedule: &Schedule, holds: impl Fn(&Dependency) -> bool) -> Start {
         let mut start = Start::default();
         for (id, step) in (0..).zip(&schedule.steps) {
@@ -306,7 +313,8 @@ fn edge(dependency: &Dependency, firsts: &[u32], step: StepId) -> Option<Edge> {
     })
 }
 
-/// The number of a range among those of a step, which begin at `first`; a new one if it is not there.
+/// The number of a range among those of a step, which begin at `first`; a new one if it is not
+/// there.
 fn number(ranges: &mut Vec<Range>, first: u32, range: &Range) -> u32 {
     let known = ranges[first as usize..].iter().position(|r| r == range);
     let at = known.map_or(ranges.len(), |at| first as usize + at);

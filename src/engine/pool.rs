@@ -1,4 +1,5 @@
-//! Registered memory that the engine lends to rounds and takes back: scratch buffers and bounce chunks.
+//! Registered memory that the engine lends to rounds and takes back: scratch buffers and bounce
+//! chunks.
 //!
 //! Peers only read it (they fetch messages from it), and a piece comes back when the transport has
 //! reported the last completion that uses it, so reuse is safe.

@@ -16,8 +16,8 @@ pub struct Prepared {
     pub plan: Plan,
     /// Whether flag lines or windows are used.
     pub uses_signals: bool,
-    /// Whether ranks reach each other's inputs or outputs, so that all must be registered. A property of the
-    /// algorithm: this rank's own part may touch nobody's.
+    /// Whether ranks reach each other's inputs or outputs, so that all must be registered. A
+    /// property of the algorithm: this rank's own part may touch nobody's.
     pub reaches_buffers: bool,
     /// Steps on lane 0: those that tell where memory is, and whether it is registered.
     pub arrivals: u32,
@@ -27,8 +27,8 @@ pub struct Prepared {
     pub uses_scratch: bool,
     /// Scratch buffers that long messages go through a few chunks at a time.
     pub folds: Vec<Fold>,
-    /// Whether its steps may run in the order in which they were appended, each to its end: no messages, which
-    /// overlap with others chunk by chunk.
+    /// Whether its steps may run in the order in which they were appended, each to its end: no
+    /// messages, which overlap with others chunk by chunk.
     pub is_straight: bool,
 }
 

@@ -1,12 +1,14 @@
-//! [`Progress`]: which steps of one round are done, which may run, and how far. Pure bookkeeping of the
-//! order rules in [`crate::schedule`]; it knows no transport and no memory.
+//! [`Progress`]: which steps of one round are done, which may run, and how far. Pure bookkeeping of
+//! the order rules in [`crate::schedule`]; it knows no transport and no memory.
 //!
-//! Each step counts what keeps it from starting, and what keeps it from completing; whoever completes counts down for
-//! those that depend on it. Where steps are *whole*, one chunk each, that is all: a step starts when what it overlaps
-//! has been processed. Longer steps follow those that they overlap *piecewise*: a step that cannot go on waits for one
-//! earlier step at a time, until that one has processed as many elements as it needs.
+//! Each step counts what keeps it from starting, and what keeps it from completing; whoever
+//! completes counts down for those that depend on it. Where steps are *whole*, one chunk each, that
+//! is all: a step starts when what it overlaps has been processed. Longer steps follow those that
+//! they overlap *piecewise*: a step that cannot go on waits for one earlier step at a time, until
+//! that one has processed as many elements as it needs.
 //!
-//! An edge is touched about twice in a round, however many steps there are: the builder leaves out edges that others imply.
+//! An edge is touched about twice in a round, however many steps there are: the builder leaves out
+//! edges that others imply.
 
 use super::gate::{Followers, Gate, MORE, NONE, Stage, StepRun, StraightRun};
 use super::plan::{Edge, Span, StepPlan};
@@ -23,7 +25,8 @@ pub struct Progress {
     incomplete: u32,
     /// Whether every step is one chunk at most.
     is_whole: bool,
-    /// Whole steps that only [`BoundSteps`](super::bound::BoundSteps) tell apart leave this as it is.
+    /// Whole steps that only [`BoundSteps`](super::bound::BoundSteps) tell apart leave this as it
+    /// is.
     runs: Vec<StepRun>,
     /// How a round of this count begins: as the plan says, with the lengths.
     armed: Vec<StepRun>,
@@ -35,7 +38,8 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Takes up a schedule: makes room for its steps, so that no later operation allocates, and resolves its ranges.
+    /// Takes up a schedule: makes room for its steps, so that no later operation allocates, and
+    /// resolves its ranges.
     pub fn take_up(&mut self, prepared: &Prepared, count: &Count<'_>, per_chunk: u64) {
         let plan = &prepared.plan;
         let steps = plan.steps.len();
@@ -80,7 +84,8 @@ impl Progress {
         self.spans[number as usize]
     }
 
-    /// Arms the schedule: every step may run once, those without needs are ready. `counts`: some step counts its elements.
+    /// Arms the schedule: every step may run once, those without needs are ready. `counts`: some
+    /// step counts its elements.
     pub fn arm(&mut self, prepared: &Prepared, counts: bool) {
         if counts {
             self.runs.clone_from(&self.armed);
@@ -123,7 +128,8 @@ impl Progress {
         };
         let gate = &mut self.gates[step as usize];
         gate.is_queued = false;
-        // A straight run may have processed it, or a message that is folded may have ended meanwhile.
+        // A straight run may have processed it, or a message that is folded may have ended
+        // meanwhile.
         match gate.stage {
             Stage::Pending => step,
             _ => NONE,
@@ -142,7 +148,8 @@ impl Progress {
         NONE
     }
 
-    /// Whether every step is one chunk at most, and starts when what it overlaps has been processed.
+    /// Whether every step is one chunk at most, and starts when what it overlaps has been
+    /// processed.
     #[inline]
     pub fn is_whole(&self) -> bool {
         self.is_whole
@@ -190,8 +197,9 @@ impl Progress {
         }
     }
 
-    /// How many elements a started step may process now, by the elements that it shares with earlier steps. If they are
-    /// fewer than `least`, it is looked at again once it may process that many.
+    /// How many elements a started step may process now, by the elements that it shares with
+    /// earlier steps. If they are fewer than `least`, it is looked at again once it may process
+    /// that many.
     #[inline(always)]
     pub fn limit(&mut self, prepared: &Prepared, step: StepId, least: u64) -> u64 {
         if self.is_whole || least == 0 {
@@ -238,7 +246,8 @@ impl Progress {
     /// How many elements an overlap edge lets its step process; `None`: all.
     #[inline]
     fn limit_of(&self, edge: &Edge) -> Option<u64> {
-        // An earlier step that has processed everything but waits for its own dependencies holds nobody back.
+        // An earlier step that has processed everything but waits for its own dependencies holds
+        // nobody back.
         if self.gates[edge.earlier as usize].stage >= Stage::Processed {
             return None;
         }
@@ -252,7 +261,8 @@ impl Progress {
         Some(done.saturating_sub(ours.start))
     }
 
-    /// The step has processed its first `done` elements; [`Progress::process`] says that those are all.
+    /// The step has processed its first `done` elements; [`Progress::process`] says that those are
+    /// all.
     #[inline]
     pub fn advance(&mut self, prepared: &Prepared, step: StepId, done: u64) {
         let run = &mut self.runs[step as usize];
@@ -281,8 +291,9 @@ impl Progress {
         }
     }
 
-    /// The same for whoever runs steps: the first that may start now, or [`NONE`], is not queued, but returned to be run next.
-    /// Most steps let one other start, and to queue and find it took a twelfth of a step's instructions.
+    /// The same for whoever runs steps: the first that may start now, or [`NONE`], is not queued,
+    /// but returned to be run next. Most steps let one other start, and to queue and find it took a
+    /// twelfth of a step's instructions.
     #[inline(always)]
     pub fn process_before(
         &mut self,
@@ -290,7 +301,8 @@ impl Progress {
         step: StepId,
         [first, second]: Followers,
     ) -> StepId {
-        // As a slice: what is stored in one gate may change where the others are, as far as the compiler knows.
+        // As a slice: what is stored in one gate may change where the others are, as far as the
+        // compiler knows.
         let gates = &mut self.gates[..];
         // It has started after all that it depends on had completed, so it completes.
         let gate = &mut gates[step as usize];

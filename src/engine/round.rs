@@ -66,12 +66,14 @@ pub struct RoundCall<'a> {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Round {
-    /// Tells completions of this round from those of others, and of the one that used its place before.
+    /// Tells completions of this round from those of others, and of the one that used its place
+    /// before.
     pub token: RoundToken,
     pub signature: Signature,
     /// What the tags of all its messages have in common, if it is a collective.
     pub tag: u64,
-    /// The number of a collective; of pairs more than any, as each of their messages has to wait for its turn.
+    /// The number of a collective; of pairs more than any, as each of their messages has to wait
+    /// for its turn.
     pub order: u64,
     pub prepared: Arc<Prepared>,
     /// When something of it last ended.
@@ -96,7 +98,8 @@ pub struct Round {
     pub waiting: Vec<StepId>,
     /// Steps that a full queue held up.
     pub stalled: Vec<StepId>,
-    /// Where a straight run stands (see `driver/straight.rs`); `None`: `progress` says what may run.
+    /// Where a straight run stands (see `driver/straight.rs`); `None`: `progress` says what may
+    /// run.
     pub straight: Option<StraightRun>,
     /// What the call says, as far as `signature` .. `buffers` are made from it.
     arguments: Option<Arguments>,
@@ -130,7 +133,8 @@ pub struct Round {
     pub lost: Option<Rank>,
 }
 
-// What a message touches lies in four cache lines: this, the beginnings of `progress` and `bound`, and what is held up.
+// What a message touches lies in four cache lines: this, the beginnings of `progress` and `bound`,
+// and what is held up.
 const _: () = assert!(
     offset_of!(Round, progress) == CACHE_LINE_BYTES
         && offset_of!(Round, bound).is_multiple_of(CACHE_LINE_BYTES)
@@ -266,8 +270,8 @@ impl Round {
             || self.has_ended()
     }
 
-    /// Whether it leaves the engine: all is done, which a message is when its completion has been reported, or it is to be
-    /// repeated.
+    /// Whether it leaves the engine: all is done, which a message is when its completion has been
+    /// reported, or it is to be repeated.
     #[inline]
     pub fn has_ended(&self) -> bool {
         self.is_redirected || self.is_finished()
@@ -345,7 +349,8 @@ impl Round {
         )
     }
 
-    /// Takes over what the call says. A training step repeats its calls, so what is there already is left alone.
+    /// Takes over what the call says. A training step repeats its calls, so what is there already
+    /// is left alone.
     fn bind(&mut self, of: RoundOf, call: &RoundCall<'_>, chunk_bytes: usize) {
         let arguments = call.arguments;
         let segment = Segment {
@@ -404,8 +409,8 @@ impl Round {
         }
     }
 
-    /// Whether elements before `end` of a message have a place: always, unless its buffer goes around and what lies there is
-    /// still to be reduced.
+    /// Whether elements before `end` of a message have a place: always, unless its buffer goes
+    /// around and what lies there is still to be reduced.
     #[inline]
     pub fn has_room(&mut self, step: StepId, buffer: BufferId, end: u64) -> bool {
         let Some(around @ 1..) = self.folded.get(buffer.0 as usize).copied() else {
@@ -447,7 +452,8 @@ impl Round {
         }
     }
 
-    /// Gives every buffer its memory, the caller's views, the window slot and scratch memory, unless it has that.
+    /// Gives every buffer its memory, the caller's views, the window slot and scratch memory,
+    /// unless it has that.
     pub fn equip(&mut self, call: &RoundCall<'_>, window_slot: View, ranks: u32) {
         let scratch = self.scratch.map_or(View::empty(), |lent| lent.view);
         if !self.needs_memory && scratch == self.scratch_at {

@@ -12,7 +12,8 @@ use crate::time::Time;
 use crate::types::Rank;
 use std::sync::Arc;
 
-/// Spare rounds from which on no new ones are made: enough for the few kinds of calls that a loop makes.
+/// Spare rounds from which on no new ones are made: enough for the few kinds of calls that a loop
+/// makes.
 const SPARE_ROUNDS: usize = 4;
 
 impl Engine {
@@ -139,7 +140,8 @@ impl Engine {
         self.run_round(self.active.len() - 1, place, now);
     }
 
-    /// The part of the call that the next round of a task is for: how many elements, and from which on.
+    /// The part of the call that the next round of a task is for: how many elements, and from which
+    /// on.
     fn next_segment(&mut self, index: usize) -> Result<(u64, u64)> {
         let task = &self.tasks[index];
         let call = task.call.as_ref().expect("running tasks have calls");
@@ -180,7 +182,8 @@ impl Engine {
         }
     }
 
-    /// Runs the active round at this index, which is at this place, if it has work; true if it has ended and left the list.
+    /// Runs the active round at this index, which is at this place, if it has work; true if it has
+    /// ended and left the list.
     #[inline(never)]
     fn run_round(&mut self, index: usize, place: u32, now: Time) -> bool {
         let Some(round) = &mut self.rounds[place as usize] else {
@@ -285,15 +288,16 @@ impl Engine {
         (0..links.ranks).filter(is_unregistered).collect()
     }
 
-    /// A collective round has ended here: its flag lines and windows may be used again once all ranks say so.
+    /// A collective round has ended here: its flag lines and windows may be used again once all
+    /// ranks say so.
     pub(super) fn retire(&mut self, sequence: u64) {
         self.is_retired[(sequence % OPERATION_SLOTS) as usize] = true;
         while std::mem::take(&mut self.is_retired[(self.driver.retired % OPERATION_SLOTS) as usize])
         {
             self.driver.retired += 1;
         }
-        // A quarter of the slots at a time: a peer is never held up while it is less than the rest ahead,
-        // and the stores to all peers cost a quarter per operation.
+        // A quarter of the slots at a time: a peer is never held up while it is less than the rest
+        // ahead, and the stores to all peers cost a quarter per operation.
         if self.driver.retired - self.published >= OPERATION_SLOTS / 4 {
             self.published = self.driver.retired;
             self.publish_to.clear();
@@ -314,8 +318,8 @@ impl Engine {
         self.is_publishing_quietly = true;
     }
 
-    /// Wakes peers that may sleep until this rank has retired more, who have had no signal since. Whoever says what else it
-    /// sleeps for does not wait for that.
+    /// Wakes peers that may sleep until this rank has retired more, who have had no signal since.
+    /// Whoever says what else it sleeps for does not wait for that.
     pub(super) fn wake_published(&mut self) {
         self.is_publishing_quietly = false;
         for peer in self.driver.links.others() {

@@ -22,8 +22,8 @@ const _: () = assert!(COUNT_BITS + ROOT_BITS + ALGORITHM_BITS + OP_BITS + 2 * CO
 const _: () = assert!(crate::limits::RANKS_MAX <= 1 << ROOT_BITS);
 
 impl Signature {
-    /// Packs the arguments. Counts are kept modulo 2^35; the algorithm is its position among those of
-    /// the collective.
+    /// Packs the arguments. Counts are kept modulo 2^35; the algorithm is its position among those
+    /// of the collective.
     pub fn new(
         collective: Collective,
         dtype: DataType,
@@ -51,8 +51,9 @@ impl Signature {
         Signature(bits)
     }
 
-    /// The same, of an all-gatherv whose counts have this hash: 15 bits of it take the places of the root and the operator,
-    /// which it does not have. Counts in another order have the same sum.
+    /// The same, of an all-gatherv whose counts have this hash: 15 bits of it take the places of
+    /// the root and the operator, which it does not have. Counts in another order have the same
+    /// sum.
     pub fn with_counts(self, hash: u64) -> Signature {
         let (op, root) = (
             hash & ((1 << OP_BITS) - 1),

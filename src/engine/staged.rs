@@ -1,15 +1,19 @@
-//! [`Staged`]: calls that some rank makes on memory that is not registered, so that nobody tries again what failed just now.
+//! [`Staged`]: calls that some rank makes on memory that is not registered, so that nobody tries
+//! again what failed just now.
 //!
-//! No rank knows of the others' memory before the call, and to find out costs a meeting: a third to all of a short operation.
-//! But all learn it from the same round, and a training step repeats its calls. So a call that was repeated by staging is
-//! staged at once the next [`CALLS_STAGED`] times, and then tried again.
+//! No rank knows of the others' memory before the call, and to find out costs a meeting: a third to
+//! all of a short operation. But all learn it from the same round, and a training step repeats its
+//! calls. So a call that was repeated by staging is staged at once the next [`CALLS_STAGED`] times,
+//! and then tried again.
 //!
-//! Every rank must hold the same at the start of every round, or two would run different algorithms. It is changed by starts,
-//! whose order is that of the calls, and by the end of a round that is repeated, before which no rank starts a later one.
+//! Every rank must hold the same at the start of every round, or two would run different
+//! algorithms. It is changed by starts, whose order is that of the calls, and by the end of a round
+//! that is repeated, before which no rank starts a later one.
 
 use super::signature::Signature;
 
-/// How often a call is staged before its memory is asked for again: what is found out in vain then costs a hundredth.
+/// How often a call is staged before its memory is asked for again: what is found out in vain then
+/// costs a hundredth.
 const CALLS_STAGED: u32 = 64;
 
 /// Calls remembered. Two of one place forget each other.

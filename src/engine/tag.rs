@@ -16,7 +16,8 @@ const _: () = assert!(CHUNK_BITS + MESSAGE_BITS + SEQUENCE_BITS <= KIND_SHIFT);
 const _: () = assert!(2 * crate::limits::RANKS_MAX <= 1 << MESSAGE_BITS);
 const _: () = assert!(crate::limits::CHUNKS_IN_FLIGHT < 1 << CHUNK_BITS);
 
-/// The tag of a chunk of a message of a collective. Each number wraps far outside what is in flight.
+/// The tag of a chunk of a message of a collective. Each number wraps far outside what is in
+/// flight.
 #[inline]
 pub fn collective(sequence: u64, message: u32, chunk: u32) -> u64 {
     let first = (COLLECTIVE << KIND_SHIFT)
@@ -30,7 +31,8 @@ pub fn of_message(first: u64, message: u32, chunk: u32) -> u64 {
     first | (u64::from(message) << CHUNK_BITS) | (u64::from(chunk) & mask(CHUNK_BITS))
 }
 
-/// The operation that a tag of a collective belongs to, of those nearest to `near`; `None`: it is of something else.
+/// The operation that a tag of a collective belongs to, of those nearest to `near`; `None`: it is
+/// of something else.
 pub fn sequence_of(tag: u64, near: u64) -> Option<u64> {
     if tag >> KIND_SHIFT != COLLECTIVE {
         return None;
@@ -82,7 +84,8 @@ const _: () = assert!(crate::limits::STEPS_MAX <= 1 << STEP_BITS);
 /// Rounds that can be under way at once.
 pub const ROUNDS_MAX: usize = 1 << ROUND_BITS;
 
-/// What the tokens of all steps of a round begin with: its place, and which of those that have used it this is.
+/// What the tokens of all steps of a round begin with: its place, and which of those that have used
+/// it this is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RoundToken(u64);
 

@@ -27,8 +27,8 @@ pub struct TaskCall {
     pub arguments: Arguments,
     /// The schedule.
     pub prepared: Arc<Prepared>,
-    /// The schedule to stage the call with if some rank's memory is not registered. Needed where the first
-    /// one reaches peers' buffers.
+    /// The schedule to stage the call with if some rank's memory is not registered. Needed where
+    /// the first one reaches peers' buffers.
     pub fallback: Option<Arc<Prepared>>,
     /// Lengths and offsets of v-collectives and grouped transfers.
     pub slots: Cow<'static, [u64]>,

@@ -1,4 +1,5 @@
-//! The engine on simulated ranks: run-time lengths, messages longer than their scratch memory, the news of a failure.
+//! The engine on simulated ranks: run-time lengths, messages longer than their scratch memory, the
+//! news of a failure.
 
 use super::{Arguments, Contact, Engine, Host, Prepared, TaskCall, TaskId};
 use crate::config::Config;

@@ -1,10 +1,12 @@
-//! [`Patience`]: how a thread waits. It spins only where the host's ranks are not more than its cores, then
-//! yields for a bounded time, then sleeps; oversubscribed ranks never burn each other's time.
+//! [`Patience`]: how a thread waits. It spins only where the host's ranks are not more than its
+//! cores, then yields for a bounded time, then sleeps; oversubscribed ranks never burn each other's
+//! time.
 //!
-//! Having a core for every rank does not mean having it to oneself: the kernel may keep two ranks on one core, or
-//! another program may want it. Spinning then holds up the very peer that is waited for. So the time to spin is
-//! learned ([`SpinTime`]): waits that end while spinning lengthen it, waits that end after yielding shorten it.
-//! Two ranks on one core that spin 20 us each take 54 us for 8 bytes; with the learned time, 7 us.
+//! Having a core for every rank does not mean having it to oneself: the kernel may keep two ranks
+//! on one core, or another program may want it. Spinning then holds up the very peer that is waited
+//! for. So the time to spin is learned ([`SpinTime`]): waits that end while spinning lengthen it,
+//! waits that end after yielding shorten it. Two ranks on one core that spin 20 us each take 54 us
+//! for 8 bytes; with the learned time, 7 us.
 
 use crate::time::Time;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -25,7 +27,8 @@ pub enum Step {
 const SPIN_NS_MAX: u32 = 20_000;
 /// Less than a yield costs.
 const SPIN_NS_MIN: u32 = 300;
-/// A scheduling quantum is milliseconds; after this long of yielding the peer is busy with something else.
+/// A scheduling quantum is milliseconds; after this long of yielding the peer is busy with
+/// something else.
 const YIELD_TIME: Duration = Duration::from_micros(200);
 /// First and longest sleep. The longest bounds how late a hang-up or a timeout is noticed.
 const SLEEP_MIN: Duration = Duration::from_millis(1);
@@ -43,8 +46,8 @@ impl SpinTime {
         SpinTime(AtomicU32::new(if ranks <= cores { SPIN_NS_MAX } else { 0 }))
     }
 
-    /// Polls between two looks at the clock: a look costs as much as several polls. Few where each poll holds up a
-    /// peer on the same core.
+    /// Polls between two looks at the clock: a look costs as much as several polls. Few where each
+    /// poll holds up a peer on the same core.
     pub fn polls_per_look(&self) -> u32 {
         if self.get().as_nanos() as u32 > SPIN_NS_MAX / 4 {
             32
@@ -53,10 +56,11 @@ impl SpinTime {
         }
     }
 
-    /// Looks of a call at a signal before it becomes an operation under way: as many as take as long as that does, half
-    /// a microsecond. Where looking holds up a peer on the same core, few; for one on another core, as many as take as
-    /// long as it takes that core to turn to it. With 4 ranks on 2 cores 8 bytes took 6.7 us when every wait gave the core
-    /// away at once and became an operation under way; with `waits_for_core` and turns they take 4.4.
+    /// Looks of a call at a signal before it becomes an operation under way: as many as take as
+    /// long as that does, half a microsecond. Where looking holds up a peer on the same core, few;
+    /// for one on another core, as many as take as long as it takes that core to turn to it. With 4
+    /// ranks on 2 cores 8 bytes took 6.7 us when every wait gave the core away at once and became
+    /// an operation under way; with `waits_for_core` and turns they take 4.4.
     pub fn looks_at_once(&self) -> Looks {
         if self.get().as_nanos() as u32 > SPIN_NS_MAX / 4 {
             Looks {
@@ -140,7 +144,8 @@ impl Patience {
         }
     }
 
-    /// A wait of which nobody expects that it is short: without a core for each rank it sleeps at once, and long.
+    /// A wait of which nobody expects that it is short: without a core for each rank it sleeps at
+    /// once, and long.
     pub fn sleeping(spin: &SpinTime) -> Patience {
         let patience = Patience::new(spin);
         match patience.spin.is_zero() {

@@ -1,8 +1,8 @@
 //! [`Ahead`]: tensors that are packed before it is known which flush they go with.
 //!
-//! The next flush begins with the ready tensors in the kept order, so their places in the fusion buffer are known as
-//! soon as all before them are ready. What was packed ahead is a guess: a flush that turns out otherwise is packed again
-//! from where it differs.
+//! The next flush begins with the ready tensors in the kept order, so their places in the fusion
+//! buffer are known as soon as all before them are ready. What was packed ahead is a guess: a flush
+//! that turns out otherwise is packed again from where it differs.
 
 use super::{Flush, FlushList, Machine};
 
@@ -47,10 +47,11 @@ impl Ahead {
 }
 
 impl Machine {
-    /// The next tensor that can be packed behind those of `ahead`, to which it is added, if there is one.
+    /// The next tensor that can be packed behind those of `ahead`, to which it is added, if there
+    /// is one.
     ///
-    /// Nothing while a flush that all ranks know of waits to be started or one by guess is under way, and no tensor that may yet go alone: that one is
-    /// reduced where it lies.
+    /// Nothing while a flush that all ranks know of waits to be started or one by guess is under
+    /// way, and no tensor that may yet go alone: that one is reduced where it lies.
     pub fn pack_ahead(&self, ahead: &mut Ahead) -> Option<u32> {
         let tensor = match self.plan() {
             Some(plan) => self.next_of_plan(plan, ahead),
@@ -143,7 +144,8 @@ mod tests {
         }
     }
 
-    /// The flushes of a round among this rank and one that has only these tensors; all are handed out.
+    /// The flushes of a round among this rank and one that has only these tensors; all are handed
+    /// out.
     fn flush(machine: &mut Machine, peer: u64) -> Vec<Flush> {
         let now = Time(1 << 40);
         assert_eq!(machine.poll_action(now), Some(Action::StartRound));

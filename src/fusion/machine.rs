@@ -1,7 +1,8 @@
 //! [`Machine`]: one rank's part in the agreement on flushes.
 //!
-//! Events in (`handle_*`), actions out ([`Machine::poll_action`]). The driver performs the actions in exactly the order in
-//! which they come out: they are operations of one communicator, and all ranks get the same ones in the same order.
+//! Events in (`handle_*`), actions out ([`Machine::poll_action`]). The driver performs the actions
+//! in exactly the order in which they come out: they are operations of one communicator, and all
+//! ranks get the same ones in the same order.
 
 use super::bits::{Bits, is_set};
 use super::step::Step;
@@ -12,14 +13,16 @@ use crate::types::{DataType, ReduceOp};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Flag of a round: this rank's backward pass has ended. After the reduction: that of all ranks has.
+/// Flag of a round: this rank's backward pass has ended. After the reduction: that of all ranks
+/// has.
 const FLAG_ENDED: u64 = 1;
 
-/// Flag of a round: no ready tensor of this rank is at its deadline. Inverted, so that *and* acts as *or*.
+/// Flag of a round: no ready tensor of this rank is at its deadline. Inverted, so that *and* acts
+/// as *or*.
 const FLAG_NONE_EXPIRED: u64 = 2;
 
-/// What is left of a step may be flushed by guess if it is no more than this: so little that how long it travels hardly
-/// depends on it.
+/// What is left of a step may be flushed by guess if it is no more than this: so little that how
+/// long it travels hardly depends on it.
 const GUESS_BYTES_MAX: u64 = 256 << 10;
 
 /// And no more than one part of so many of all bytes: a wrong guess is never most of the work.
@@ -28,24 +31,28 @@ const GUESS_SHARE: u64 = 100;
 /// Tensors that an error names; the others are counted.
 const TENSORS_NAMED_MAX: usize = 8;
 
-/// Pause after a round that flushed nothing, at least: a few times the cost of a round, so that rounds never take most of
-/// the time even if the age limit is zero.
+/// Pause after a round that flushed nothing, at least: a few times the cost of a round, so that
+/// rounds never take most of the time even if the age limit is zero.
 pub(super) const RETRY_MIN: Duration = Duration::from_micros(100);
 
 /// What the driver has to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Reduce [`Machine::round_words`] with bitwise and over all ranks, then call [`Machine::handle_round`].
+    /// Reduce [`Machine::round_words`] with bitwise and over all ranks, then call
+    /// [`Machine::handle_round`].
     StartRound,
-    /// Reduce these tensors ([`Machine::tensors_of`]). Nothing is reported back, unless it is a guess: then one more element
-    /// is reduced with them, zero if [`Machine::is_all_ready`] and positive if not, and [`Machine::handle_guess`] is told
-    /// whether zero came out. Only if it did, the results count.
+    /// Reduce these tensors ([`Machine::tensors_of`]). Nothing is reported back, unless it is a
+    /// guess: then one more element is reduced with them, zero if [`Machine::is_all_ready`] and
+    /// positive if not, and [`Machine::handle_guess`] is told whether zero came out. Only if it
+    /// did, the results count.
     StartFlush(Flush),
     /// Broadcast [`Machine::arrivals`] of rank 0, then call [`Machine::handle_order`].
     ShareOrder,
-    /// Gather [`Machine::ready_words`] of all ranks, then call [`Machine::handle_gathered`] for the error.
+    /// Gather [`Machine::ready_words`] of all ranks, then call [`Machine::handle_gathered`] for the
+    /// error.
     GatherReady,
-    /// All flushes of the step have been handed out. The next step begins with [`Machine::begin_step`].
+    /// All flushes of the step have been handed out. The next step begins with
+    /// [`Machine::begin_step`].
     EndStep,
 }
 
@@ -84,7 +91,8 @@ impl Machine {
     /// A machine that agrees on flushes in rounds.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if an option is out of range or the operator undefined for a type.
+    /// [`Error::InvalidArgument`] if an option is out of range or the operator undefined for a
+    /// type.
     pub fn new(set: Arc<TensorSet>, options: FusionOptions) -> Result<Machine> {
         options.check()?;
         if let Some(dtype) = (set.dtypes().iter()).find(|d| !options.op.is_defined_for(**d)) {
@@ -106,12 +114,13 @@ impl Machine {
         })
     }
 
-    /// A machine whose flushes are fixed beforehand: flush i starts when its tensors are ready and flush i-1 has started.
-    /// Needs no rounds; sizes, age and count of the options are not looked at.
+    /// A machine whose flushes are fixed beforehand: flush i starts when its tensors are ready and
+    /// flush i-1 has started. Needs no rounds; sizes, age and count of the options are not looked
+    /// at.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if an option is out of range, or the plan has a tensor twice or not at all (empty tensors
-    /// may be left out), or two types in one flush.
+    /// [`Error::InvalidArgument`] if an option is out of range, or the plan has a tensor twice or
+    /// not at all (empty tensors may be left out), or two types in one flush.
     pub fn with_plan(
         set: Arc<TensorSet>,
         options: FusionOptions,
@@ -128,7 +137,8 @@ impl Machine {
     /// A tensor is ready on this rank.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: no such tensor, already announced in this step, or the backward pass has ended.
+    /// [`Error::InvalidArgument`]: no such tensor, already announced in this step, or the backward
+    /// pass has ended.
     pub fn handle_ready(&mut self, tensor: usize, now: Time) -> Result<()> {
         if tensor >= self.set.len() {
             return Err(Error::invalid(format!(
@@ -155,7 +165,8 @@ impl Machine {
     /// The backward pass of this rank has ended: nothing more comes in this step.
     ///
     /// # Errors
-    /// With a fixed plan, [`Error::InvalidArgument`] naming the tensors that this rank has not announced.
+    /// With a fixed plan, [`Error::InvalidArgument`] naming the tensors that this rank has not
+    /// announced.
     pub fn handle_end(&mut self) -> Result<()> {
         self.step.is_ended = true;
         if self.plan.is_some() {
@@ -216,7 +227,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Whether every rank had all tensors of the flush by guess under way. If not, the ranks agree in rounds after all.
+    /// Whether every rank had all tensors of the flush by guess under way. If not, the ranks agree
+    /// in rounds after all.
     pub fn handle_guess(&mut self, is_right: bool) {
         assert_eq!(self.phase, Phase::Guess, "nothing was guessed");
         self.step.guess.clear();
@@ -497,7 +509,8 @@ impl Machine {
         }
     }
 
-    /// Derives the flushes of the round that just ended, and marks their tensors and all ready empty ones.
+    /// Derives the flushes of the round that just ended, and marks their tensors and all ready
+    /// empty ones.
     fn take_flushes(&mut self, is_forced: bool) {
         let (round, flushed) = (&self.round, &self.step.flushed);
         let candidates = |t: usize| is_set(round, t) && !flushed.contains(t);
@@ -513,7 +526,8 @@ impl Machine {
         self.step.mark_flushed(&self.set, first_new, &self.round);
     }
 
-    /// After a round: makes one flush of all that is left, if it is little, to be started without another round.
+    /// After a round: makes one flush of all that is left, if it is little, to be started without
+    /// another round.
     fn prepare_guess(&mut self) {
         self.step.guess.clear();
         let left_bytes = self.step.left_bytes;

@@ -257,7 +257,8 @@ fn a_plan_must_have_every_tensor_once() {
     }
 }
 
-/// Two machines that have the order of a step in which tensor 0 is most of the bytes, in the next one, with tensor 0 flushed.
+/// Two machines that have the order of a step in which tensor 0 is most of the bytes, in the next
+/// one, with tensor 0 flushed.
 fn ranks_with_little_left(op: ReduceOp, counts: &[u64]) -> Vec<Machine> {
     let options = FusionOptions {
         op,

@@ -1,37 +1,45 @@
-//! The fusion buffer as a pure state machine: tensors become ready, flushes come out, the same on every rank.
+//! The fusion buffer as a pure state machine: tensors become ready, flushes come out, the same on
+//! every rank.
 //!
-//! No I/O, no clock, no thread: [`crate::comm::Fusion`] drives a [`Machine`], packs, communicates and unpacks.
+//! No I/O, no clock, no thread: [`crate::comm::Fusion`] drives a [`Machine`], packs, communicates
+//! and unpacks.
 //!
 //! # How the ranks agree
 //!
-//! All ranks declare the same tensors once. A rank that has a reason to flush (enough ready bytes or tensors of one type,
-//! a ready tensor at its deadline, the end of its backward pass) enters a *round*: a small bitwise-and reduction of the
-//! set of its ready tensors and two flags. It ends when all have entered it. From the reduced words, the kept order and
-//! the limits, every rank derives the same flushes ([`build_flushes`]). A round travels while the flushes of the one
+//! All ranks declare the same tensors once. A rank that has a reason to flush (enough ready bytes
+//! or tensors of one type, a ready tensor at its deadline, the end of its backward pass) enters a
+//! *round*: a small bitwise-and reduction of the set of its ready tensors and two flags. It ends
+//! when all have entered it. From the reduced words, the kept order and the limits, every rank
+//! derives the same flushes ([`build_flushes`]). A round travels while the flushes of the one
 //! before are still under way, so it is not on the critical path.
 //!
-//! A tensor is flushed only in a round that it is ready for on all ranks, so the slowest rank decides when a tensor's age
-//! begins. A round that flushes nothing (each rank waits for a tensor that another does not have yet) is repeated at the
-//! next arrival, or after a quarter of the age limit (at least 100 us).
+//! A tensor is flushed only in a round that it is ready for on all ranks, so the slowest rank
+//! decides when a tensor's age begins. A round that flushes nothing (each rank waits for a tensor
+//! that another does not have yet) is repeated at the next arrival, or after a quarter of the age
+//! limit (at least 100 us).
 //!
 //! # The last flush
 //!
-//! The round that ends a step would be exposed: it begins when the last tensor is there. So when little of a step is left (a
-//! hundredth of its bytes, at most 256 KiB), the ranks *guess* that all of it goes together, and whoever has a reason for a
-//! round starts that flush instead, with one more element that says whether this rank has all of it. If all had, the step is
-//! complete. If not, what came out is forgotten, and they go on in rounds as if nothing had been; so no tensor waits longer
-//! for it than such a flush takes. Sums and averages of floats only, from the second step on.
+//! The round that ends a step would be exposed: it begins when the last tensor is there. So when
+//! little of a step is left (a hundredth of its bytes, at most 256 KiB), the ranks *guess* that all
+//! of it goes together, and whoever has a reason for a round starts that flush instead, with one
+//! more element that says whether this rank has all of it. If all had, the step is complete. If
+//! not, what came out is forgotten, and they go on in rounds as if nothing had been; so no tensor
+//! waits longer for it than such a flush takes. Sums and averages of floats only, from the second
+//! step on.
 //!
 //! # Order
 //!
-//! Tensors are packed in the order in which rank 0 announced them in the first step; it is known at the end of
-//! that step, is then broadcast behind the step's last flushes and kept for good. In the first step itself the order
-//! of the declaration is used: no rank has to wait for an order, and both orders are the same everywhere.
+//! Tensors are packed in the order in which rank 0 announced them in the first step; it is known at
+//! the end of that step, is then broadcast behind the step's last flushes and kept for good. In the
+//! first step itself the order of the declaration is used: no rank has to wait for an order, and
+//! both orders are the same everywhere.
 //!
 //! # Missing tensors
 //!
-//! When the backward pass has ended on all ranks and a tensor is not ready on all, every rank learns that from the round
-//! itself. The ready sets are then gathered, and the error names the tensors and the ranks.
+//! When the backward pass has ended on all ranks and a tensor is not ready on all, every rank
+//! learns that from the round itself. The ready sets are then gathered, and the error names the
+//! tensors and the ranks.
 //!
 //! Read first: `plan.rs`, then `machine.rs`. The published rule, for comparison, is `paper.rs`.
 

@@ -4,27 +4,28 @@ use crate::error::{Error, Result};
 use crate::types::ReduceOp;
 use std::time::Duration;
 
-/// Fusion buffers of one [`Fusion`](crate::comm::Fusion), at most. Each holds one operation under way, and a rank may run
-/// only 16 operations ahead; half of them are left for rounds.
+/// Fusion buffers of one [`Fusion`](crate::comm::Fusion), at most. Each holds one operation under
+/// way, and a rank may run only 16 operations ahead; half of them are left for rounds.
 pub const BUFFERS_COUNT_MAX: usize = 8;
 
 const _: () = assert!(2 * BUFFERS_COUNT_MAX as u64 <= crate::limits::OPERATION_SLOTS);
 
-/// When ready tensors are flushed, and how. All ranks must use the same values; they are compared when a
-/// [`Fusion`](crate::comm::Fusion) is made.
+/// When ready tensors are flushed, and how. All ranks must use the same values; they are compared
+/// when a [`Fusion`](crate::comm::Fusion) is made.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FusionOptions {
-    /// Bytes of one flush, 1 to 2^40. Default 64 MiB. A flush happens as soon as this many bytes of one type are ready. A
-    /// tensor of this size or more goes alone and is reduced where it lies. Smaller values start earlier and cost more
-    /// operations.
+    /// Bytes of one flush, 1 to 2^40. Default 64 MiB. A flush happens as soon as this many bytes of
+    /// one type are ready. A tensor of this size or more goes alone and is reduced where it lies.
+    /// Smaller values start earlier and cost more operations.
     pub bytes_max: u64,
-    /// How long a ready tensor may wait for company, 0 to one hour. Default 5 ms. Counts from the moment that the slowest
-    /// rank has it; needs no further arrival. Zero flushes what is ready at once.
+    /// How long a ready tensor may wait for company, 0 to one hour. Default 5 ms. Counts from the
+    /// moment that the slowest rank has it; needs no further arrival. Zero flushes what is ready at
+    /// once.
     pub age_max: Duration,
     /// Tensors of one flush, at least 1. Default no limit. 1 switches fusion off.
     pub tensors_max: usize,
-    /// Flushes under way at once, 1 to [`BUFFERS_COUNT_MAX`]. Default 3: one is packed, one travels, one is unpacked. Each
-    /// takes a registered buffer of at most `bytes_max`.
+    /// Flushes under way at once, 1 to [`BUFFERS_COUNT_MAX`]. Default 3: one is packed, one
+    /// travels, one is unpacked. Each takes a registered buffer of at most `bytes_max`.
     pub buffers_count: usize,
     /// What is done to the gradients. Default sum; must be defined for the type of every tensor.
     pub op: ReduceOp,

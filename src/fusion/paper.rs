@@ -1,16 +1,18 @@
 //! [`build_paper_plan`]: the fusion rule of the published simulation, exactly.
 //!
-//! Source: Zhang et al., "Is Network the Bottleneck of Distributed Training?", NetAI 2020, and its code
-//! (github.com/netx-repo/training-bottleneck, `simulation/`). Both limits are looked at only when a gradient arrives, and
-//! the size only after adding it: so a buffered gradient waits through a gap, and a flush may exceed the size. The timer
-//! counts from the previous flush, not from the first buffered gradient. What production does instead is in `plan.rs`.
+//! Source: Zhang et al., "Is Network the Bottleneck of Distributed Training?", NetAI 2020, and its
+//! code (github.com/netx-repo/training-bottleneck, `simulation/`). Both limits are looked at only
+//! when a gradient arrives, and the size only after adding it: so a buffered gradient waits through
+//! a gap, and a flush may exceed the size. The timer counts from the previous flush, not from the
+//! first buffered gradient. What production does instead is in `plan.rs`.
 
 use std::ops::Range;
 
 /// One gradient of a backward pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Arrival {
-    /// Microseconds since the previous gradient was ready; the first counts from the start of the backward pass.
+    /// Microseconds since the previous gradient was ready; the first counts from the start of the
+    /// backward pass.
     pub wait_us: f64,
     /// Its length in bytes.
     pub bytes: u64,
@@ -27,8 +29,8 @@ pub struct PaperFlush {
     pub tensors: Range<usize>,
 }
 
-/// The flushes of one backward pass. `age_max_us` in microseconds (published: 5000), `bytes_max` in bytes (published:
-/// 64 MiB). Gradients after the last flush that have no bytes are in none.
+/// The flushes of one backward pass. `age_max_us` in microseconds (published: 5000), `bytes_max` in
+/// bytes (published: 64 MiB). Gradients after the last flush that have no bytes are in none.
 pub fn build_paper_plan(arrivals: &[Arrival], age_max_us: f64, bytes_max: u64) -> Vec<PaperFlush> {
     let (mut time_us, mut waited_us, mut bytes, mut first) = (0.0, 0.0, 0, 0);
     let mut plan = Vec::new();
@@ -92,7 +94,8 @@ mod tests {
 
     #[test]
     fn the_timer_counts_from_the_previous_flush() {
-        // The second gradient is buffered for 1 ms only, but 5 ms have passed since the first flush.
+        // The second gradient is buffered for 1 ms only, but 5 ms have passed since the first
+        // flush.
         assert_eq!(
             plan(&[(5000.0, 4), (4000.0, 4), (1000.0, 4), (0.0, 4)]),
             [(5000.0, 4), (10_000.0, 8), (10_000.0, 4)]

@@ -1,9 +1,11 @@
-//! [`build_flushes`]: which ready tensors go together. Pure: the same arguments give the same list on every rank.
+//! [`build_flushes`]: which ready tensors go together. Pure: the same arguments give the same list
+//! on every rank.
 //!
-//! Rule, per element type: tensors of `bytes_max` or more go alone. The others are taken in the kept order and packed
-//! one after another; a group ends before the tensor that would exceed `bytes_max`, and when it reaches `bytes_max` or
-//! `tensors_max`. Groups that ended are flushed; the last, unfinished one only when the flush is forced by age or by the
-//! end of the backward pass. (Unlike the published simulation, which tests the size after adding and so exceeds it.)
+//! Rule, per element type: tensors of `bytes_max` or more go alone. The others are taken in the
+//! kept order and packed one after another; a group ends before the tensor that would exceed
+//! `bytes_max`, and when it reaches `bytes_max` or `tensors_max`. Groups that ended are flushed;
+//! the last, unfinished one only when the flush is forced by age or by the end of the backward
+//! pass. (Unlike the published simulation, which tests the size after adding and so exceeds it.)
 
 use super::bits::Bits;
 use super::{FusionOptions, TensorSet};
@@ -44,7 +46,8 @@ impl FlushList {
     /// A plan that somebody else made, as tensors per flush.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: an empty flush, a tensor twice, not declared or (unless empty) in none, mixed types.
+    /// [`Error::InvalidArgument`]: an empty flush, a tensor twice, not declared or (unless empty)
+    /// in none, mixed types.
     pub fn from_plan(set: &TensorSet, plan: &[Vec<u32>]) -> Result<FlushList> {
         let mut list = FlushList::with_capacity(set.len());
         let mut seen = Bits::new(set.len());
@@ -138,8 +141,8 @@ impl FlushList {
     }
 }
 
-/// Appends to `list` the flushes that the `candidates` make, taken in `order` (a permutation of all tensors). Empty tensors
-/// are never part of one. `is_forced`: nothing is kept back for company.
+/// Appends to `list` the flushes that the `candidates` make, taken in `order` (a permutation of all
+/// tensors). Empty tensors are never part of one. `is_forced`: nothing is kept back for company.
 pub fn build_flushes(
     set: &TensorSet,
     options: &FusionOptions,
@@ -151,7 +154,8 @@ pub fn build_flushes(
     for &dtype in set.dtypes() {
         let of_type = |&&tensor: &&u32| {
             let tensor = tensor as usize;
-            // The few candidates first: what is known of all the others is in no cache when the last gradient arrives.
+            // The few candidates first: what is known of all the others is in no cache when the
+            // last gradient arrives.
             candidates(tensor) && set.spec(tensor).dtype == dtype && set.bytes(tensor) > 0
         };
         for &tensor in order.iter().filter(of_type) {

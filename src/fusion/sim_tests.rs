@@ -1,4 +1,5 @@
-//! Machines of several ranks with random arrivals, over a simulated bitwise-and reduction, in virtual time.
+//! Machines of several ranks with random arrivals, over a simulated bitwise-and reduction, in
+//! virtual time.
 
 use super::{Action, FusionOptions, Machine, TensorSet, TensorSpec};
 use crate::prng::Prng;
@@ -286,8 +287,8 @@ fn no_tensor_waits_much_longer_than_the_age_after_the_slowest_rank_has_it() {
             }
         }
         world.run_step();
-        // At worst a useless round waits for a rank that pauses, then all pause after it, then comes the round that flushes;
-        // before each a guess that is wrong.
+        // At worst a useless round waits for a rank that pauses, then all pause after it, then
+        // comes the round that flushes; before each a guess that is wrong.
         let age = world.options.age_max;
         let limit = age
             + 2 * (age / 4).max(super::machine::RETRY_MIN)

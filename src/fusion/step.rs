@@ -86,7 +86,8 @@ impl Step {
         }
     }
 
-    /// Marks the tensors of the flushes from `first_new` on, and the empty tensors that are ready on all ranks.
+    /// Marks the tensors of the flushes from `first_new` on, and the empty tensors that are ready
+    /// on all ranks.
     pub fn mark_flushed(&mut self, set: &TensorSet, first_new: usize, ready_on_all: &[u64]) {
         for index in first_new..self.flushes.len() {
             let flush = self.flushes.get(index);

@@ -1,4 +1,5 @@
-//! [`TensorSpec`] and [`TensorSet`]: the tensors that every rank announces in every step, declared once.
+//! [`TensorSpec`] and [`TensorSet`]: the tensors that every rank announces in every step, declared
+//! once.
 
 use super::FusionOptions;
 use crate::error::{Error, Result};
@@ -106,8 +107,8 @@ impl TensorSet {
         format!("tensor {tensor} '{}'", self.specs[tensor].name)
     }
 
-    /// Bytes of the largest flush that is packed: no more than `bytes_max`, and no more than all tensors of one type that
-    /// are smaller than that.
+    /// Bytes of the largest flush that is packed: no more than `bytes_max`, and no more than all
+    /// tensors of one type that are smaller than that.
     pub fn packed_bytes_max(&self, options: &FusionOptions) -> u64 {
         let of_type = |dtype: &DataType| -> u64 {
             (0..self.len())

@@ -6,11 +6,12 @@ use crate::memory::View;
 /// What is copied out of a view at a time where there is no vector code.
 const PART_BYTES: usize = 4096;
 
-/// Goes on with a CRC32C, as `crc32c::crc32c_append` does with a slice. A size-only view counts as zeros.
+/// Goes on with a CRC32C, as `crc32c::crc32c_append` does with a slice. A size-only view counts as
+/// zeros.
 ///
-/// Where the CPU multiplies vectors without carries (VPCLMULQDQ), straight from the view; elsewhere copied in parts for the
-/// instruction, which takes 8 bytes a cycle. With the latter a sum of every chunk made puts over loopback 1.33 times as slow;
-/// folding takes 13 % of their time.
+/// Where the CPU multiplies vectors without carries (VPCLMULQDQ), straight from the view; elsewhere
+/// copied in parts for the instruction, which takes 8 bytes a cycle. With the latter a sum of every
+/// chunk made puts over loopback 1.33 times as slow; folding takes 13 % of their time.
 pub fn crc32c(mut crc: u32, view: View) -> u32 {
     let mut at = 0;
     if let Some((folded, bytes)) = simd::fold_crc(!crc, view) {

@@ -1,20 +1,22 @@
 //! Arithmetic on [`View`]s: reduce, copy, scale, check sums.
 //!
-//! Pure functions of bytes: no allocation, no threads, no clock, and no decision about who may touch
-//! which bytes when (the engine's). Views may lie at any address. A size-only view among the arguments
-//! makes the call do nothing, after the lengths are checked.
+//! Pure functions of bytes: no allocation, no threads, no clock, and no decision about who may
+//! touch which bytes when (the engine's). Views may lie at any address. A size-only view among the
+//! arguments makes the call do nothing, after the lengths are checked.
 //!
 //! What the results are, on every CPU and for every shape of the call:
 //! - the fold runs in the order of the sources, `((s0 op s1) op s2) ...`, without reassociation and
 //!   without fused multiply-add, so vector code equals the scalar code bit for bit;
 //! - integers wrap; an integer average truncates toward zero;
-//! - f16 and bf16 are folded in f32 over all sources of the call and rounded (to nearest even) once;
+//! - f16 and bf16 are folded in f32 over all sources of the call and rounded (to nearest even)
+//!   once;
 //! - min and max: NaN wins and is stored as the canonical quiet NaN; -0 < +0;
 //! - the payload and the sign of a NaN that a sum or a product gives are not specified.
 //!
-//! Read first: `scalar.rs`, which is the definition and the oracle of the tests; then `simd/lane.rs`.
-//! The CPU's own bf16 conversions take subnormals for zero, so vectors with one go another way
-//! (`simd/avx512_bf16.rs`). AVX512-FP16 is not used: it computes in f16, which rounds at every source of more than two.
+//! Read first: `scalar.rs`, which is the definition and the oracle of the tests; then
+//! `simd/lane.rs`. The CPU's own bf16 conversions take subnormals for zero, so vectors with one go
+//! another way (`simd/avx512_bf16.rs`). AVX512-FP16 is not used: it computes in f16, which rounds
+//! at every source of more than two.
 
 mod access;
 mod crc;
@@ -35,9 +37,9 @@ use std::ops::Range;
 
 /// Combines the sources elementwise, in order, and stores the result into every destination.
 ///
-/// All views are equally long, a multiple of the element size. A source may be exactly the same range as
-/// a destination and must not overlap it otherwise; the same holds among destinations. One source makes
-/// it a copy, to which `finish` is applied. Without destinations nothing happens.
+/// All views are equally long, a multiple of the element size. A source may be exactly the same
+/// range as a destination and must not overlap it otherwise; the same holds among destinations. One
+/// source makes it a copy, to which `finish` is applied. Without destinations nothing happens.
 ///
 /// # Panics
 /// If there is no source, the lengths differ or are no multiple of the element size, `combine` is
@@ -53,13 +55,14 @@ pub fn reduce(
     BoundReduction::new(dtype, combine, finish).run(sources, destinations);
 }
 
-/// [`reduce`], but destinations that are not sources are written around the caches where the CPU can.
+/// [`reduce`], but destinations that are not sources are written around the caches where the CPU
+/// can.
 ///
-/// Gives the same bytes, ordered like plain stores when it returns. The engine uses it for operations that fill the
-/// last-level cache. It saves reading the destinations
-/// before they are written: 1.1 to 1.7 times as fast where they are in no cache, about 0.7 times where
-/// they are in the second level (benches/README.md), and who reads the result soon reads it from memory.
-/// Meant for operations whose buffers together exceed the last-level cache, whatever the piece at hand.
+/// Gives the same bytes, ordered like plain stores when it returns. The engine uses it for
+/// operations that fill the last-level cache. It saves reading the destinations before they are
+/// written: 1.1 to 1.7 times as fast where they are in no cache, about 0.7 times where they are in
+/// the second level (benches/README.md), and who reads the result soon reads it from memory. Meant
+/// for operations whose buffers together exceed the last-level cache, whatever the piece at hand.
 pub fn reduce_streaming(
     dtype: DataType,
     combine: Combine,
@@ -70,8 +73,8 @@ pub fn reduce_streaming(
     BoundReduction::streaming(dtype, combine, finish).run(sources, destinations);
 }
 
-/// [`reduce`] or [`reduce_streaming`], whose loops are found once, for calls that come again: to find them takes longer than to
-/// reduce 200 bytes.
+/// [`reduce`] or [`reduce_streaming`], whose loops are found once, for calls that come again: to
+/// find them takes longer than to reduce 200 bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct BoundReduction {
     /// What is not whole vectors.
@@ -157,7 +160,8 @@ impl BoundReduction {
         }
     }
 
-    /// Bytes that are no whole vectors. A function of its own, so that whoever has none does not make ready for it.
+    /// Bytes that are no whole vectors. A function of its own, so that whoever has none does not
+    /// make ready for it.
     #[inline(never)]
     fn fold_rest(&self, views: (&[View], &[View]), bytes: Range<usize>) {
         // Sizes are powers of two, and each division costs as much as the sum of a short vector.
@@ -193,7 +197,8 @@ impl BoundReduction {
 /// Bytes that are summed, then divided while they are in the first-level cache (of 32 KiB or more).
 const DIVIDE_BYTES: usize = 4096;
 
-/// [`reduce`] of so few elements that to choose the loop would take longer than to run it: it is chosen once.
+/// [`reduce`] of so few elements that to choose the loop would take longer than to run it: it is
+/// chosen once.
 #[derive(Clone, Copy, Debug)]
 pub struct SmallReduction {
     fold: scalar::Fold,
@@ -216,7 +221,8 @@ impl SmallReduction {
         }
     }
 
-    /// Combines the sources, which are as long as `new` was told, and stores the result into every destination.
+    /// Combines the sources, which are as long as `new` was told, and stores the result into every
+    /// destination.
     ///
     /// # Panics
     /// If there is no source, or a view is shorter.
@@ -232,15 +238,16 @@ impl SmallReduction {
     }
 }
 
-/// Whether an operation should use [`reduce_streaming`] and `copy_streaming`: the buffers of all its ranks, together
-/// `buffers_bytes`, fill the last-level cache of `cache_bytes`.
+/// Whether an operation should use [`reduce_streaming`] and `copy_streaming`: the buffers of all
+/// its ranks, together `buffers_bytes`, fill the last-level cache of `cache_bytes`.
 #[inline]
 pub fn is_for_streaming(buffers_bytes: usize, cache_bytes: usize) -> bool {
     buffers_bytes >= cache_bytes
 }
 
-/// Copies `source` into `destination`, which is the same range or does not overlap it. Long copies are made by the vector code,
-/// which asks for lines before it writes them: that counts in memory that another core has read last (benches/README.md).
+/// Copies `source` into `destination`, which is the same range or does not overlap it. Long copies
+/// are made by the vector code, which asks for lines before it writes them: that counts in memory
+/// that another core has read last (benches/README.md).
 ///
 /// # Panics
 /// If the lengths differ.
@@ -272,8 +279,9 @@ const VECTORS_BYTES_MIN: usize = 16 << 10;
 
 /// Multiplies `source` by `factor` into `destination`.
 ///
-/// Both views are equally long and either disjoint or the same range. The factor is first rounded to the
-/// accumulator (f32 for f16, bf16 and f32; f64 for f64), and the product to the element type.
+/// Both views are equally long and either disjoint or the same range. The factor is first rounded
+/// to the accumulator (f32 for f16, bf16 and f32; f64 for f64), and the product to the element
+/// type.
 ///
 /// # Panics
 /// If `dtype` is an integer type, the lengths differ or are no multiple of the element size.

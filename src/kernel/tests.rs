@@ -1,5 +1,5 @@
-//! Properties of the kernels: every instruction set of this CPU against the scalar code, and the scalar
-//! code against the words of the contract.
+//! Properties of the kernels: every instruction set of this CPU against the scalar code, and the
+//! scalar code against the words of the contract.
 
 use super::*;
 use crate::memory::{Element, Region};
@@ -137,8 +137,8 @@ fn special_f64(special: u64, usual: f64) -> f64 {
     }
 }
 
-/// Views of one region, `bytes` long each: for an even skew all begin `skew` bytes into a cache line (and
-/// can be streamed), for an odd one they lie apart so that their alignments differ.
+/// Views of one region, `bytes` long each: for an even skew all begin `skew` bytes into a cache
+/// line (and can be streamed), for an odd one they lie apart so that their alignments differ.
 fn spread(region: &Region, bytes: usize, count: usize, skew: usize) -> Vec<View> {
     if skew.is_multiple_of(2) {
         let stride = (bytes + 64).next_multiple_of(64);
@@ -187,7 +187,8 @@ fn shape() -> impl Strategy<Value = Shape> {
         )
 }
 
-/// Runs one reduction; the destinations afterwards, the first `in_place` of which are the last sources.
+/// Runs one reduction; the destinations afterwards, the first `in_place` of which are the last
+/// sources.
 fn run(reduction: Reduction, shape: Shape) -> (Region, Vec<View>) {
     let dtype = reduction.dtype;
     let bytes = shape.count * dtype.size_bytes();
@@ -379,7 +380,8 @@ fn all_16_bit_floats_survive_f32_and_round_like_the_half_crate() {
         .map(bf16::from_bits)
         .filter(|b| !b.is_nan())
         .collect();
-    // The products are the numbers themselves, ties between two of them, and close to ties on both sides.
+    // The products are the numbers themselves, ties between two of them, and close to ties on both
+    // sides.
     let ulps = [0.0, 1.0, 0.99, 1.01, 3.0];
     for isa in present() {
         for ulp in ulps {

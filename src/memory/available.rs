@@ -1,20 +1,20 @@
 //! How much memory can be had, looked at before any of it is touched.
 //!
-//! The kernel gives an address range or a memfd of any size, and ends somebody's process when more pages are touched than
-//! there are. So whoever makes a region asks here first: MemAvailable, the limits of the control groups (version 1 and 2,
-//! from the process's own group up), and the limits of the process. What other processes have reserved and not touched yet is
-//! not known.
+//! The kernel gives an address range or a memfd of any size, and ends somebody's process when more
+//! pages are touched than there are. So whoever makes a region asks here first: MemAvailable, the
+//! limits of the control groups (version 1 and 2, from the process's own group up), and the limits
+//! of the process. What other processes have reserved and not touched yet is not known.
 //!
-//! Parsing is pure; reading takes the root directory as an argument and passes over files that are missing. RLIMIT_MEMLOCK is
-//! not looked at: nothing here is locked.
+//! Parsing is pure; reading takes the root directory as an argument and passes over files that are
+//! missing. RLIMIT_MEMLOCK is not looked at: nothing here is locked.
 
 use crate::error::{Error, Result};
 use rustix::process::{Resource, getrlimit};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Memory is checked when this much has been asked for since the last check. A check reads a dozen files, about 0.1 ms;
-/// first touching 16 MiB takes several milliseconds.
+/// Memory is checked when this much has been asked for since the last check. A check reads a dozen
+/// files, about 0.1 ms; first touching 16 MiB takes several milliseconds.
 const CHECK_EVERY_BYTES: u64 = 16 << 20;
 /// Bytes of a page for each byte of its entry in the page table.
 const PAGE_TABLE_SHARE: u64 = 512;
@@ -66,7 +66,8 @@ struct GroupMount {
 pub(super) fn check(name: &str, bytes: u64, pages: Pages) -> Result<()> {
     let asked = UNCHECKED.fetch_add(bytes, Ordering::Relaxed) + bytes;
     let limits = ProcessLimits::read();
-    // Growing a file above RLIMIT_FSIZE is a signal that ends the process: no region is too small to look.
+    // Growing a file above RLIMIT_FSIZE is a signal that ends the process: no region is too small
+    // to look.
     let file = file_bound(&limits).filter(|_| pages == Pages::Shared);
     if let Some(bound) = file.filter(|bound| bound.left_bytes < bytes) {
         return Err(refused(name, bytes, bound));
@@ -102,14 +103,16 @@ pub(super) fn note_freed(bytes: usize) {
     RESERVED.fetch_sub(bytes as u64, Ordering::Relaxed);
 }
 
-/// Memory that can be had without swapping, bytes: the machine's, within the limits of the control groups.
+/// Memory that can be had without swapping, bytes: the machine's, within the limits of the control
+/// groups.
 pub fn available_memory_bytes() -> u64 {
     let bounds = memory_bounds(Path::new("/"), 0);
     let least = bounds.into_iter().map(|bound| bound.left_bytes).min();
     least.unwrap_or(MEMORY_BYTES_ASSUMED)
 }
 
-/// `name: value kB` of /proc/meminfo or /proc/self/status, bytes; counts have no unit and are given as they are.
+/// `name: value kB` of /proc/meminfo or /proc/self/status, bytes; counts have no unit and are given
+/// as they are.
 pub fn meminfo_field(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find(|line| {
         line.strip_prefix(name)
@@ -171,7 +174,8 @@ fn process_bounds(limits: &ProcessLimits, status: &str, pages: Pages) -> Vec<Bou
     [space, data, file].into_iter().flatten().collect()
 }
 
-/// Reserved by regions of this process and not touched, at least: whatever else is resident counts as theirs.
+/// Reserved by regions of this process and not touched, at least: whatever else is resident counts
+/// as theirs.
 fn untouched_bytes(status: &str, reserved: u64) -> u64 {
     let resident = ["RssAnon", "RssShmem"].map(|name| meminfo_field(status, name).unwrap_or(0));
     reserved.saturating_sub(resident.iter().sum())
@@ -245,7 +249,8 @@ fn group_numbers(root: &Path, is_v2: bool, folder: &Path) -> Option<(u64, u64)> 
             "total_inactive_file",
         )
     };
-    // Version 2 says "max"; version 1 the largest multiple of a page, and parents that limit no children.
+    // Version 2 says "max"; version 1 the largest multiple of a page, and parents that limit no
+    // children.
     let limit = number(limit).filter(|&bytes| bytes < 1 << 62)?;
     if !is_v2 && number("memory.use_hierarchy") == Some(0) {
         return None;
@@ -260,7 +265,8 @@ fn stat_field(text: &str, name: &str) -> Option<u64> {
     lines.find(|(key, _)| *key == name)?.1.trim().parse().ok()
 }
 
-/// The folders of the memory groups that the process is in: its own, then each parent's. With the version and the name.
+/// The folders of the memory groups that the process is in: its own, then each parent's. With the
+/// version and the name.
 fn group_folders(cgroup: &str, mountinfo: &str) -> Vec<(bool, PathBuf, String)> {
     let mounts = group_mounts(mountinfo);
     let mut folders = Vec::new();
@@ -278,7 +284,8 @@ fn group_folders(cgroup: &str, mountinfo: &str) -> Vec<(bool, PathBuf, String)> 
         let Some(mount) = mounts.iter().find(|mount| mount.is_v2 == is_v2) else {
             continue;
         };
-        // Inside a container the mount may show a part of the tree only, from that container's group on.
+        // Inside a container the mount may show a part of the tree only, from that container's
+        // group on.
         let inside = Path::new(path)
             .strip_prefix(&mount.root)
             .unwrap_or(Path::new(""));
@@ -294,7 +301,8 @@ fn group_folders(cgroup: &str, mountinfo: &str) -> Vec<(bool, PathBuf, String)> 
     folders
 }
 
-/// The mounts of memory groups in /proc/self/mountinfo: `id parent dev root point options [tags] - type source options`.
+/// The mounts of memory groups in /proc/self/mountinfo:
+/// `id parent dev root point options [tags] - type source options`.
 fn group_mounts(mountinfo: &str) -> Vec<GroupMount> {
     let mount = |line: &str| {
         let (place, kind) = line.split_once(" - ")?;

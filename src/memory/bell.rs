@@ -1,6 +1,7 @@
 //! [`Bell`]: how a rank sleeps until a peer, or another of its threads, has something for it.
 //!
-//! `tests/loom.rs` compiles this file and finds a lost wake-up as soon as one of the fences is missing.
+//! `tests/loom.rs` compiles this file and finds a lost wake-up as soon as one of the fences is
+//! missing.
 
 use super::{View, futex_wait, futex_wake_all};
 use crate::sync::{Ordering, fence};
@@ -8,9 +9,10 @@ use std::time::Duration;
 
 /// Two words that processes share: one to sleep on, and the number of those who sleep.
 ///
-/// Whoever wakes stores what the sleeper waits for, fences and looks at the number; whoever sleeps counts itself,
-/// fences and looks for what it waits for. At least one of the two sees the other's store, so no wake-up is lost, and
-/// a waker makes no system call while nobody sleeps. The fences order everything; the words themselves are relaxed.
+/// Whoever wakes stores what the sleeper waits for, fences and looks at the number; whoever sleeps
+/// counts itself, fences and looks for what it waits for. At least one of the two sees the other's
+/// store, so no wake-up is lost, and a waker makes no system call while nobody sleeps. The fences
+/// order everything; the words themselves are relaxed.
 #[derive(Clone, Copy, Debug)]
 pub struct Bell {
     /// Changes with every wake-up.
@@ -52,8 +54,8 @@ impl Bell {
         }
     }
 
-    /// Sleeps until the bell is rung, at most `time`, unless `has_news`: it is asked after this thread was counted, so
-    /// whatever it does not see rings the bell.
+    /// Sleeps until the bell is rung, at most `time`, unless `has_news`: it is asked after this
+    /// thread was counted, so whatever it does not see rings the bell.
     pub fn sleep(&self, time: Duration, has_news: impl FnOnce() -> bool) {
         // SAFETY: as in `wake_when`.
         let count = unsafe { self.count.word32(0) };
@@ -61,7 +63,8 @@ impl Bell {
         Bell::sleep_on(&[*self], &mut [0], has_news, wait);
     }
 
-    /// The same on several bells; `wait` sleeps while each still has the count that it is given, as long as it likes.
+    /// The same on several bells; `wait` sleeps while each still has the count that it is given, as
+    /// long as it likes.
     pub fn sleep_on(
         bells: &[Bell],
         before: &mut [u32],

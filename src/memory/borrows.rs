@@ -1,4 +1,5 @@
-//! [`Borrows`]: which bytes of an allocation are in use, and by what, so that a slice never meets an operation.
+//! [`Borrows`]: which bytes of an allocation are in use, and by what, so that a slice never meets
+//! an operation.
 //!
 //! Slices, copies and operations borrow ranges: shared where they read, exclusively where they
 //! write. A range that peers could reach when its operation failed stays *failed* for good, because

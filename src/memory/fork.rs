@@ -1,9 +1,9 @@
-//! [`ProcessMark`]: tells a forked child from the process that made something, without a system call; [`ProcessOwned`]:
-//! what only that process may use.
+//! [`ProcessMark`]: tells a forked child from the process that made something, without a system
+//! call; [`ProcessOwned`]: what only that process may use.
 //!
-//! One page of the process is wiped by the kernel in every child (`MADV_WIPEONFORK`, Linux 4.14). It holds the number of the
-//! process; a child that makes something itself writes a larger one. So a mark of the parent never fits a child, and whatever
-//! the child makes is its own.
+//! One page of the process is wiped by the kernel in every child (`MADV_WIPEONFORK`, Linux 4.14).
+//! It holds the number of the process; a child that makes something itself writes a larger one. So
+//! a mark of the parent never fits a child, and whatever the child makes is its own.
 
 use crate::error::{Error, Result};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
@@ -125,7 +125,8 @@ fn page() -> Result<&'static AtomicU64> {
                 }
             };
     }
-    // SAFETY: the begin of a page that is never unmapped, so aligned and valid for ever, and only accessed as atomics.
+    // SAFETY: the begin of a page that is never unmapped, so aligned and valid for ever, and only
+    // accessed as atomics.
     Ok(unsafe { AtomicU64::from_ptr(address.cast()) })
 }
 
@@ -139,7 +140,8 @@ fn map_page(bytes: usize) -> rustix::io::Result<*mut u8> {
             MapFlags::PRIVATE,
         )
     }?;
-    // SAFETY: the range was mapped just now; the advice changes what children see, and nothing here.
+    // SAFETY: the range was mapped just now; the advice changes what children see, and nothing
+    // here.
     if let Err(error) = unsafe { madvise(fresh, bytes, Advice::LinuxWipeOnFork) } {
         // SAFETY: as above; nobody knows the page.
         let _ = unsafe { munmap(fresh, bytes) };
@@ -151,7 +153,8 @@ fn map_page(bytes: usize) -> rustix::io::Result<*mut u8> {
 /// Forked processes, for tests.
 #[cfg(test)]
 pub(crate) mod child {
-    /// A child that runs `run` and ends with its result, without running anything else of this program.
+    /// A child that runs `run` and ends with its result, without running anything else of this
+    /// program.
     ///
     /// Only the calling thread exists in the child: `run` must not wait for another one.
     pub(crate) fn spawn(run: impl FnOnce() -> i32) -> i32 {

@@ -8,14 +8,15 @@ use std::time::Duration;
 /// Words that [`futex_wait_any`] takes at most: the kernel's FUTEX_WAITV_MAX.
 pub const FUTEX_WORDS_MAX: usize = 128;
 
-/// Sleeps while `word` equals `expected`, at most `timeout`. Wakes early on signals and for no reason.
+/// Sleeps while `word` equals `expected`, at most `timeout`. Wakes early on signals and for no
+/// reason.
 pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) {
     let spec = libc::timespec {
         tv_sec: timeout.as_secs().min(1 << 30) as libc::time_t,
         tv_nsec: timeout.subsec_nanos() as libc::c_long,
     };
-    // SAFETY: the word is a live aligned u32 and the timespec lives through the call. FUTEX_WAIT without
-    // the private flag, because the sleeper and the waker are different processes.
+    // SAFETY: the word is a live aligned u32 and the timespec lives through the call. FUTEX_WAIT
+    // without the private flag, because the sleeper and the waker are different processes.
     unsafe {
         libc::syscall(
             libc::SYS_futex,
@@ -35,8 +36,9 @@ pub fn futex_wake_all(word: &AtomicU32) {
     }
 }
 
-/// Sleeps while every word equals what is expected of it, until `deadline_ns` of CLOCK_MONOTONIC at most. Wakes early on
-/// signals and for no reason. False: nothing slept, because the kernel is older than 5.16 or forbids the call.
+/// Sleeps while every word equals what is expected of it, until `deadline_ns` of CLOCK_MONOTONIC at
+/// most. Wakes early on signals and for no reason. False: nothing slept, because the kernel is
+/// older than 5.16 or forbids the call.
 pub fn futex_wait_any(words: &[(&AtomicU32, u32)], deadline_ns: u64) -> bool {
     assert!(
         words.len() <= FUTEX_WORDS_MAX,

@@ -90,8 +90,8 @@ impl<T: Element> Deref for BufferRef<'_, T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: `new` found the elements mapped and aligned, and the owner of the allocation outlives `'a`; the
-        // borrow keeps writers away; every bit pattern is a `T: Pod`.
+        // SAFETY: `new` found the elements mapped and aligned, and the owner of the allocation
+        // outlives `'a`; the borrow keeps writers away; every bit pattern is a `T: Pod`.
         unsafe { std::slice::from_raw_parts(self.address.as_ptr(), self.len) }
     }
 }

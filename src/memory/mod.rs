@@ -1,10 +1,10 @@
 //! Registered memory: regions, views of them, and words that processes share.
 //!
-//! A [`Region`] owns pages that a transport can reach. A [`View`] is a raw range of bytes that peers
-//! may write at any time, so it is never a slice: it is read and written through raw copies and
-//! atomics, which are `unsafe` because a view has no lifetime. `kernel/access.rs` has them for the
-//! rest of the crate, and says why they are safe there.
-//! This module does not decide who may touch what when; the order comes from signals in the engine.
+//! A [`Region`] owns pages that a transport can reach. A [`View`] is a raw range of bytes that
+//! peers may write at any time, so it is never a slice: it is read and written through raw copies
+//! and atomics, which are `unsafe` because a view has no lifetime. `kernel/access.rs` has them for
+//! the rest of the crate, and says why they are safe there. This module does not decide who may
+//! touch what when; the order comes from signals in the engine.
 //!
 //! Read first: `view.rs`.
 #![allow(unsafe_code)]

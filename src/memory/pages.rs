@@ -1,24 +1,25 @@
 //! Where the pages of a mapping lie and how large they are.
 //!
-//! A file of shared memory gets huge pages only if an administrator allows it, except by `MADV_COLLAPSE` (Linux
-//! 6.1), which asks for them on a range that is already mapped. It fills holes with zeros, but needs one page to be
-//! there in each; so one is touched per huge page. That is also the fastest way to get memory: 128 MiB take 17 ms
-//! where small pages take 190 (benches/README.md). Kernels that refuse leave small pages.
+//! A file of shared memory gets huge pages only if an administrator allows it, except by
+//! `MADV_COLLAPSE` (Linux 6.1), which asks for them on a range that is already mapped. It fills
+//! holes with zeros, but needs one page to be there in each; so one is touched per huge page. That
+//! is also the fastest way to get memory: 128 MiB take 17 ms where small pages take 190
+//! (benches/README.md). Kernels that refuse leave small pages.
 //!
 //! Source: madvise(2); `collapse_file` in mm/khugepaged.c.
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use std::os::fd::BorrowedFd;
 
-/// Bytes of a huge page on x86-64 and on aarch64 with pages of 4 KiB. Where they are others, collapsing fails and
-/// changes nothing.
+/// Bytes of a huge page on x86-64 and on aarch64 with pages of 4 KiB. Where they are others,
+/// collapsing fails and changes nothing.
 const HUGE_BYTES: usize = 2 << 20;
 
 /// Of <asm-generic/mman-common.h>, the same on every architecture that has it.
 const MADV_COLLAPSE: i32 = 25;
 
-/// Maps a file of `bytes` bytes, whole pages, at an address that is aligned to huge pages if it holds one: only then
-/// can they be mapped as such.
+/// Maps a file of `bytes` bytes, whole pages, at an address that is aligned to huge pages if it
+/// holds one: only then can they be mapped as such.
 pub(super) fn map_shared(fd: BorrowedFd<'_>, bytes: usize) -> rustix::io::Result<*mut u8> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     if bytes < HUGE_BYTES {
@@ -65,11 +66,13 @@ pub(super) fn map_shared(fd: BorrowedFd<'_>, bytes: usize) -> rustix::io::Result
     mapped.map(|address| address.cast())
 }
 
-/// Gives a shared mapping of whole pages all its pages, huge ones if they are wanted and can be had.
+/// Gives a shared mapping of whole pages all its pages, huge ones if they are wanted and can be
+/// had.
 pub(super) fn populate(address: *mut u8, bytes: usize, use_huge_pages: bool) {
     let advise = |start: usize, bytes, advice| {
-        // SAFETY: inside the mapping, and none of the advice given here changes bytes that are there. Advice that
-        // cannot be followed leaves everything as it was, to be done at the first use.
+        // SAFETY: inside the mapping, and none of the advice given here changes bytes that are
+        // there. Advice that cannot be followed leaves everything as it was, to be done at the
+        // first use.
         unsafe { libc::madvise(address.wrapping_add(start).cast(), bytes, advice) };
     };
     if use_huge_pages && address.align_offset(HUGE_BYTES) == 0 {

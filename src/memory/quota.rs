@@ -1,15 +1,17 @@
-//! [`Quota`]: what a rank sleeps for comes in several parts, each from another peer, and only the last one wakes it. Where ranks
-//! share cores, being woken for each costs more than what it brings.
+//! [`Quota`]: what a rank sleeps for comes in several parts, each from another peer, and only the
+//! last one wakes it. Where ranks share cores, being woken for each costs more than what it brings.
 //!
 //! `tests/loom.rs` compiles this file and finds a lost wake-up as soon as its fence is missing.
 
 use super::View;
 use crate::sync::{Ordering, fence};
 
-/// A word that processes share: how many things a lone sleeper has not seen and needs; 0 while it is open.
+/// A word that processes share: how many things a lone sleeper has not seen and needs; 0 while it
+/// is open.
 ///
-/// Whoever sleeps opens it, looks, and then says how many it lacks; whoever wakes counts after it has stored, while the bell
-/// says that somebody sleeps. What comes between the look and the saying wakes by itself, because the quota is open.
+/// Whoever sleeps opens it, looks, and then says how many it lacks; whoever wakes counts after it
+/// has stored, while the bell says that somebody sleeps. What comes between the look and the saying
+/// wakes by itself, because the quota is open.
 #[derive(Clone, Copy, Debug)]
 pub struct Quota(View);
 
@@ -19,7 +21,8 @@ impl Quota {
         Quota(word)
     }
 
-    /// Counts one thing, which the caller has stored; whether whoever sleeps is to be woken. For `Bell::wake_when`.
+    /// Counts one thing, which the caller has stored; whether whoever sleeps is to be woken. For
+    /// `Bell::wake_when`.
     #[inline]
     pub fn count(&self) -> bool {
         // SAFETY: who made the quota keeps its word mapped; it is only accessed as an atomic.

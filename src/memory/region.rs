@@ -9,7 +9,8 @@ use rustix::fs::{
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-/// Name of a region among those of one rank. Never reused, so that a stale key cannot reach new memory.
+/// Name of a region among those of one rank. Never reused, so that a stale key cannot reach new
+/// memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RegionKey(pub u32);
 
@@ -71,7 +72,8 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// `bytes` zeroed bytes in a memfd whose size is sealed, so that no peer can shrink it under us.
+    /// `bytes` zeroed bytes in a memfd whose size is sealed, so that no peer can shrink it under
+    /// us.
     pub fn shared(name: &str, bytes: usize) -> Result<Region> {
         let mapped_bytes = page_multiple(bytes)?;
         let what = || format!("{bytes} bytes of shared memory for {name}");
@@ -124,7 +126,8 @@ impl Region {
     /// The elements of a `Vec`, where they lie.
     pub fn of_vec<T: Element>(vec: Vec<T>) -> Region {
         unsafe fn free<T>(address: *mut u8, len: usize, capacity: usize) {
-            // SAFETY: `of_vec` has taken exactly this `Vec` apart, and Region's Drop calls this once.
+            // SAFETY: `of_vec` has taken exactly this `Vec` apart, and Region's Drop calls this
+            // once.
             drop(unsafe { Vec::<T>::from_raw_parts(address.cast(), len, capacity) });
         }
         let mut vec = std::mem::ManuallyDrop::new(vec);
@@ -141,8 +144,9 @@ impl Region {
         }
     }
 
-    /// Memory of a device, from the dma-buf that its driver gives for it (CUDA: `cuMemGetHandleForAddressRange`), from its
-    /// beginning. Processors must be able to map it, because short messages are copied by them; NICs reach it without that.
+    /// Memory of a device, from the dma-buf that its driver gives for it (CUDA:
+    /// `cuMemGetHandleForAddressRange`), from its beginning. Processors must be able to map it,
+    /// because short messages are copied by them; NICs reach it without that.
     pub fn from_dmabuf(fd: OwnedFd, bytes: usize) -> Result<Region> {
         let name = format!("/proc/self/fd/{}", fd.as_raw_fd());
         let link =
@@ -181,8 +185,8 @@ impl Region {
         }
     }
 
-    /// Maps a peer's memfd of `bytes` bytes, after checking that it is that long and sealed: a file that
-    /// its owner could shrink would kill us with SIGBUS.
+    /// Maps a peer's memfd of `bytes` bytes, after checking that it is that long and sealed: a file
+    /// that its owner could shrink would kill us with SIGBUS.
     pub fn map_peer(fd: BorrowedFd<'_>, bytes: usize) -> Result<Region> {
         let mapped_bytes = page_multiple(bytes)?;
         let seals = fcntl_get_seals(fd)
@@ -209,8 +213,9 @@ impl Region {
         })
     }
 
-    /// Gives it all its pages now, from the memory next to the calling thread's core (the kernel's first touch),
-    /// so that no operation has to wait for them; in huge pages where it can be, unless they are not wanted.
+    /// Gives it all its pages now, from the memory next to the calling thread's core (the kernel's
+    /// first touch), so that no operation has to wait for them; in huge pages where it can be,
+    /// unless they are not wanted.
     ///
     /// Best effort: pages that cannot be had now are looked for again at their first use.
     pub fn populate(&self, use_huge_pages: bool) {
@@ -244,12 +249,14 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if let RegionKind::Heap(heap) = &self.kind {
-            // SAFETY: the parts of the `Vec` that `of_vec` took, given back once; no view of it is used any more.
+            // SAFETY: the parts of the `Vec` that `of_vec` took, given back once; no view of it is
+            // used any more.
             unsafe { (heap.free)(self.address, heap.len, heap.capacity) }
         }
         if self.mapped_bytes > 0 {
-            // SAFETY: exactly the range that was mapped; no view of it is used after the last owner is gone.
-            // A failure would mean that the range was unmapped already, and nothing can be done here.
+            // SAFETY: exactly the range that was mapped; no view of it is used after the last owner
+            // is gone. A failure would mean that the range was unmapped already, and nothing can be
+            // done here.
             let _ = unsafe { munmap(self.address.cast(), self.mapped_bytes) };
             if matches!(self.kind, RegionKind::Shared(_) | RegionKind::Private) {
                 available::note_freed(self.mapped_bytes);
@@ -262,7 +269,8 @@ const SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);
 
-/// The error of a mapping that the kernel has refused: by the limit that is in the way, if one is found.
+/// The error of a mapping that the kernel has refused: by the limit that is in the way, if one is
+/// found.
 fn refused(what: String, bytes: usize, pages: Pages, cause: rustix::io::Errno) -> Error {
     match available::check_all(&what, bytes as u64, pages) {
         Err(exhausted) if cause == rustix::io::Errno::NOMEM => exhausted,

@@ -21,8 +21,8 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 /// * What other threads of this process do to the same bytes is ordered by signals or completions,
 ///   or all of it is atomic. Other processes may write at any time; bytes read then may be any.
 ///
-/// A *size-only* view has a length and no bytes; copies and kernels do nothing on it. Simulations of
-/// large jobs use it.
+/// A *size-only* view has a length and no bytes; copies and kernels do nothing on it. Simulations
+/// of large jobs use it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct View {
     address: Option<NonNull<u8>>,
@@ -32,8 +32,9 @@ pub struct View {
     offset: u64,
 }
 
-// SAFETY: a view is an address, not a reference. All access goes through raw copies and atomics, whose
-// order between threads and processes the engine's signals establish; see `View::new` for validity.
+// SAFETY: a view is an address, not a reference. All access goes through raw copies and atomics,
+// whose order between threads and processes the engine's signals establish; see `View::new` for
+// validity.
 unsafe impl Send for View {}
 // SAFETY: as for Send; shared access to the address itself is read-only.
 unsafe impl Sync for View {}
@@ -131,7 +132,8 @@ impl View {
         a != 0 && b != 0 && a < b + other.bytes && b < a + self.bytes
     }
 
-    /// Copies all bytes of `source`, which must be as long and not overlap unless it is the same range.
+    /// Copies all bytes of `source`, which must be as long and not overlap unless it is the same
+    /// range.
     ///
     /// # Safety
     /// The access rule of [`View`], for both.
@@ -328,14 +330,16 @@ impl View {
     }
 }
 
-/// A Rust type that is an element type of the library: `f64`, `f32`, `f16`, `bf16` and integers, and no other.
+/// A Rust type that is an element type of the library: `f64`, `f32`, `f16`, `bf16` and integers,
+/// and no other.
 pub trait Element: Pod + Send + Sync + PartialEq + std::fmt::Debug + sealed::Sealed {
     /// Its code.
     const DTYPE: DataType;
 }
 
 mod sealed {
-    /// An element has exactly the size of its `DTYPE`: memory is checked by one and used by the other.
+    /// An element has exactly the size of its `DTYPE`: memory is checked by one and used by the
+    /// other.
     pub trait Sealed {}
 }
 

@@ -1,8 +1,9 @@
-//! [`Activation`]: runs the activation schedule of one rank ([`build_activation`], [`build_activation_by_hub`]).
+//! [`Activation`]: runs the activation schedule of one rank ([`build_activation`],
+//! [`build_activation_by_hub`]).
 //!
-//! A schedule of the engine ends when all its steps have; here most steps of a rank may never run, because nobody
-//! before it on that path was woken that way. So the schedule is followed step by step as things come, and forgotten with
-//! its round: that is how it re-arms itself.
+//! A schedule of the engine ends when all its steps have; here most steps of a rank may never run,
+//! because nobody before it on that path was woken that way. So the schedule is followed step by
+//! step as things come, and forgotten with its round: that is how it re-arms itself.
 
 use crate::collective::{build_activation, build_activation_by_hub};
 use crate::schedule::{Action, Join, Schedule, StepId, Trigger};
@@ -83,7 +84,8 @@ impl Activation {
         self.schedule.steps.len() as StepId - 1
     }
 
-    /// Runs a step, unless it has run, and all that wait for the first of several of which it is one.
+    /// Runs a step, unless it has run, and all that wait for the first of several of which it is
+    /// one.
     fn fire(&self, fired: &mut Fired, step: Option<StepId>, mut tell: impl FnMut(Rank)) {
         let Some(first) = step.filter(|&step| !fired.has(step)) else {
             return;

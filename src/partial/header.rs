@@ -1,4 +1,5 @@
-//! [`Header`]: what each rank says of its snapshot, and [`RoundReport`]: what follows from all of them.
+//! [`Header`]: what each rank says of its snapshot, and [`RoundReport`]: what follows from all of
+//! them.
 
 use super::ranks::RankSet;
 use crate::error::{Error, Result};
@@ -65,7 +66,8 @@ pub enum Waited {
     Policy,
     /// It was one that waits for all: full, every limiter-th, or the last.
     Full,
-    /// For ranks that would have fallen behind by more than the bound of staleness ([`RoundReport::held`]).
+    /// For ranks that would have fallen behind by more than the bound of staleness
+    /// ([`RoundReport::held`]).
     Staleness,
 }
 
@@ -93,7 +95,8 @@ pub struct RoundReport {
     pub round: u64,
     /// Rounds in this result or skipped by it: 1 with ordered delivery.
     pub rounds: u64,
-    /// Ranks whose generation of the round was there in time. Quorums and the number of active processes count these.
+    /// Ranks whose generation of the round was there in time. Quorums and the number of active
+    /// processes count these.
     pub active: RankSet,
     /// Ranks that contributed anything, late gradients included.
     pub included: RankSet,
@@ -140,11 +143,12 @@ impl fmt::Display for RoundReport {
 }
 
 impl RoundReport {
-    /// Of the headers of the ranks that take part, which are these of so many, ascending. `bound` is that of staleness.
+    /// Of the headers of the ranks that take part, which are these of so many, ascending. `bound`
+    /// is that of staleness.
     ///
     /// # Errors
-    /// [`Error::Malformed`] for headers of another round or with generations that cannot be; [`Error::InvalidArgument`] if
-    /// some ranks have finished and others have not.
+    /// [`Error::Malformed`] for headers of another round or with generations that cannot be;
+    /// [`Error::InvalidArgument`] if some ranks have finished and others have not.
     pub(crate) fn of(
         round: u64,
         (ranks, live): (u32, &[Rank]),

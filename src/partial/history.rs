@@ -1,4 +1,5 @@
-//! What random histories of machines have in common: what may happen next, and what is asserted of every round that begins.
+//! What random histories of machines have in common: what may happen next, and what is asserted of
+//! every round that begins.
 
 use super::{Header, Machine, Notice, PartialOptions, Policy};
 use crate::prng::Prng;

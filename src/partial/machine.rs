@@ -1,5 +1,5 @@
-//! [`Machine`]: one rank's decisions. What happens comes in (`handle_*`), what to do comes out ([`Machine::poll_action`]).
-//! `lending.rs` has those about rounds that begin with the part of a rank that sleeps.
+//! [`Machine`]: one rank's decisions. What happens comes in (`handle_*`), what to do comes out
+//! ([`Machine::poll_action`]). `lending.rs` decides about parts that ranks which sleep have lent.
 
 use super::activation::{Activation, Fired};
 use super::header::{Header, RoundReport};
@@ -23,16 +23,16 @@ pub enum Action {
         /// What.
         notice: Notice,
     },
-    /// The snapshot of a round is what has been gathered for it until now: enter its reduction, after those of the rounds
-    /// before it.
+    /// The snapshot of a round is what has been gathered for it until now: enter its reduction,
+    /// after those of the rounds before it.
     Begin {
         /// What this rank says of it.
         header: Header,
         /// The place for the result.
         place: usize,
     },
-    /// A round begins for which this rank's part is lent: end the loan, and say how it ended with [`Machine::handle_returned`]
-    /// or [`Machine::handle_accepted`].
+    /// A round begins for which this rank's part is lent: end the loan, and say how it ended with
+    /// [`Machine::handle_returned`] or [`Machine::handle_accepted`].
     TakeBack,
 }
 
@@ -70,13 +70,15 @@ pub struct Machine {
     pub(super) last: Option<u64>,
     /// Rounds whose snapshot was taken here.
     pub(super) begun: u64,
-    /// Rounds whose reduction was entered, since the last death: all that have begun, but for a moment after one.
+    /// Rounds whose reduction was entered, since the last death: all that have begun, but for a
+    /// moment after one.
     pub(super) entered: u64,
     /// Rounds that have ended here.
     pub(super) completed: u64,
     /// The round whose snapshot is being written to.
     filling: Option<u64>,
-    /// Rounds are activated by way of the lowest rank that lives, and the others lend it their parts.
+    /// Rounds are activated by way of the lowest rank that lives, and the others lend it their
+    /// parts.
     pub(super) is_by_hub: bool,
     /// The snapshot of round `begun`, as it is, is lent.
     pub(super) is_lent: bool,
@@ -124,11 +126,6 @@ impl Machine {
         &self.options
     }
 
-    /// The ranks that live, ascending.
-    pub fn live(&self) -> &[Rank] {
-        &self.live
-    }
-
     /// Own steps so far.
     pub fn submitted(&self) -> u64 {
         self.submitted
@@ -159,8 +156,9 @@ impl Machine {
         self.submitted < self.results.taken() + u64::from(self.options.rounds_in_flight)
     }
 
-    /// Begins a submit, if there is room and no other is under way: the round whose snapshot it enters, and whether it is the
-    /// first to do so (else it is to be added). What is lent was taken back before. Until [`Machine::handle_submitted`] that round does not begin here.
+    /// Begins a submit, if there is room and no other is under way: the round whose snapshot it
+    /// enters, and whether it is the first to do so (else it is to be added). What is lent was
+    /// taken back before. Until [`Machine::handle_submitted`] that round does not begin here.
     pub fn begin_submit(&mut self) -> Option<(u64, bool)> {
         assert!(!self.is_lent, "what is lent may not change");
         if !self.has_room() || self.filling.is_some() || self.last.is_some() {
@@ -186,12 +184,13 @@ impl Machine {
         }
     }
 
-    /// This rank submits nothing more: its next step is a round that waits for all, and delivers what is pending. False: a
-    /// result has to be taken first.
+    /// This rank submits nothing more: its next step is a round that waits for all, and delivers
+    /// what is pending. False: a result has to be taken first.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: that round has begun here already, because another rank has submitted a gradient of it. A
-    /// round that all ranks finish in begins with each rank's own step only, so these ranks do not finish alike.
+    /// [`Error::InvalidArgument`]: that round has begun here already, because another rank has
+    /// submitted a gradient of it. A round that all ranks finish in begins with each rank's own
+    /// step only, so these ranks do not finish alike.
     pub fn handle_finish(&mut self) -> Result<bool> {
         assert!(!self.is_lent, "the last round is entered by finishing");
         if !self.has_room() || self.filling.is_some() || self.last.is_some() {
@@ -217,7 +216,8 @@ impl Machine {
     /// A peer says something.
     ///
     /// # Errors
-    /// [`Error::Malformed`]: a round that cannot be, or a peer that does not say such things to this rank.
+    /// [`Error::Malformed`]: a round that cannot be, or a peer that does not say such things to
+    /// this rank.
     pub fn handle_notice(&mut self, from: Rank, notice: Notice, now: Time) -> Result<()> {
         let round = match notice {
             Notice::Arrived(round) | Notice::Activate(round) => round,
@@ -280,14 +280,15 @@ impl Machine {
         next.is_some_and(|pending| pending.fired.is_go(&self.activation))
     }
 
-    /// Whether somebody waits for something: a result of an own step is due, or others may need that of the last round.
+    /// Whether somebody waits for something: a result of an own step is due, or others may need
+    /// that of the last round.
     pub fn is_waiting(&self) -> bool {
         let (ended, by) = &self.ends;
         self.completed < self.submitted || (by.contains(self.rank) && !self.is_everywhere(*ended))
     }
 
-    /// The oldest round has been reduced; these are the headers of all ranks that live. What to do with the result, and its
-    /// report.
+    /// The oldest round has been reduced; these are the headers of all ranks that live. What to do
+    /// with the result, and its report.
     pub fn handle_completed(&mut self, headers: &[Header]) -> Result<(Settled, RoundReport)> {
         assert!(
             self.completed < self.entered,
@@ -342,7 +343,8 @@ impl Machine {
         self.results.give_back(place);
     }
 
-    /// Whether every rank that lives has completed a last round, so that nobody needs its result from this one any more.
+    /// Whether every rank that lives has completed a last round, so that nobody needs its result
+    /// from this one any more.
     pub fn is_everywhere(&self, round: u64) -> bool {
         let (ended, by) = &self.ends;
         let all_have = || self.live.iter().all(|&rank| by.contains(rank));
@@ -391,8 +393,9 @@ impl Machine {
             }
     }
 
-    /// The ranks whose gradient the oldest round needs before it can begin, as far as this rank knows: the rank that is drawn
-    /// to begin it, or, on the rank that counts, those that have not arrived.
+    /// The ranks whose gradient the oldest round needs before it can begin, as far as this rank
+    /// knows: the rank that is drawn to begin it, or, on the rank that counts, those that have not
+    /// arrived.
     pub fn awaited(&self) -> Vec<Rank> {
         let (round, live) = (self.completed, self.live.iter().copied());
         let arrived = &self.pending[0].arrived;
@@ -526,7 +529,8 @@ impl Machine {
         })
     }
 
-    /// Whether the next round has its place among those in flight and for its result, and nothing is being added to its snapshot.
+    /// Whether the next round has its place among those in flight and for its result, and nothing
+    /// is being added to its snapshot.
     pub(super) fn has_place(&self) -> bool {
         let in_flight = self.begun - self.completed;
         in_flight < u64::from(self.options.rounds_in_flight)
@@ -582,12 +586,14 @@ impl Pending {
     }
 }
 
-/// The rank that counts the arrivals of a round: a different one each round, so that none is always busy.
+/// The rank that counts the arrivals of a round: a different one each round, so that none is always
+/// busy.
 pub fn counting_rank(round: u64, ranks: u32) -> Rank {
     (round % u64::from(ranks)) as Rank
 }
 
-/// The rank that begins a round of [`Policy::RandomInitiator`]; further attempts are for where that one is gone.
+/// The rank that begins a round of [`Policy::RandomInitiator`]; further attempts are for where that
+/// one is gone.
 pub fn initiator(seed: u64, round: u64, attempt: u32, ranks: u32) -> Rank {
     let mut draws = Prng::new(mix(seed ^ mix(round)).wrapping_add(u64::from(attempt)));
     draws.below(u64::from(ranks)) as Rank

@@ -332,7 +332,8 @@ fn random_initiators_are_uniform_and_depend_on_nothing_but_their_arguments() {
         assert_eq!(rank, initiator(6_545_343, round, 0, RANKS as u32));
         counts[rank as usize] += 1;
     }
-    // Chi-square with 31 degrees of freedom: above 61.1 once in a thousand seeds, and this one is fixed.
+    // Chi-square with 31 degrees of freedom: above 61.1 once in a thousand seeds, and this one is
+    // fixed.
     let square: f64 = (counts.iter())
         .map(|&n| (f64::from(n) - 100.0).powi(2) / 100.0)
         .sum();

@@ -4,8 +4,8 @@ use crate::error::{Error, Result};
 use crate::types::DataType;
 use std::time::Duration;
 
-/// Rounds in flight at most: a quarter of the operations that a communicator has under way at once, since a round is up
-/// to two of them, and half are left for the next rounds.
+/// Rounds in flight at most: a quarter of the operations that a communicator has under way at once,
+/// since a round is up to two of them, and half are left for the next rounds.
 pub const ROUNDS_MAX: u32 = 4;
 const _: () = assert!(ROUNDS_MAX as u64 * 4 <= crate::limits::OPERATION_SLOTS);
 
@@ -23,12 +23,14 @@ pub enum Policy {
     Quorum(u32),
     /// Every rank begins it when it arrives itself: an ordinary allreduce.
     Full,
-    /// When one rank has arrived, drawn anew for each round: the published majority, which is one in expectation only.
+    /// When one rank has arrived, drawn anew for each round: the published majority, which is one
+    /// in expectation only.
     RandomInitiator {
         /// Of the draws. The same on all ranks.
         seed: u64,
     },
-    /// At `time` after the first arrival, or when all have arrived; later if by then fewer than `quorum` have.
+    /// At `time` after the first arrival, or when all have arrived; later if by then fewer than
+    /// `quorum` have.
     Deadline {
         /// Fewer never begin a round.
         quorum: u32,
@@ -40,8 +42,8 @@ pub enum Policy {
 /// What a rank gets that was not there when rounds ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
-    /// Every round's result, in order: the weights after step i are the same bits on all ranks, with any optimiser. Needs
-    /// a bound of staleness, because it keeps the results.
+    /// Every round's result, in order: the weights after step i are the same bits on all ranks,
+    /// with any optimiser. Needs a bound of staleness, because it keeps the results.
     Ordered,
     /// The sum of all rounds since its last result: for plain SGD, equal up to rounding.
     Merged,
@@ -56,7 +58,8 @@ pub enum Divisor {
     Creation,
     /// The ranks that live.
     Live,
-    /// The gradients in the sum. Does not conserve mass: one that is included with few others weighs more.
+    /// The gradients in the sum. Does not conserve mass: one that is included with few others
+    /// weighs more.
     Generations,
     /// Nothing: the sum.
     One,
@@ -67,21 +70,25 @@ pub enum Divisor {
 pub struct PartialOptions {
     /// When rounds begin. Default: majority.
     pub policy: Policy,
-    /// `Some(N)`: every (N+1)-th round waits for all, whatever the policy. 1 and more; default: none.
+    /// `Some(N)`: every (N+1)-th round waits for all, whatever the policy. 1 and more; default:
+    /// none.
     pub limiter: Option<u32>,
-    /// No gradient is included later than this many rounds after its own; rounds wait for a rank that would fall further
-    /// behind. 0 makes every round full. Default: 8. `None`: never wait; a slow rank falls behind without limit.
+    /// No gradient is included later than this many rounds after its own; rounds wait for a rank
+    /// that would fall further behind. 0 makes every round full. Default: 8. `None`: never wait; a
+    /// slow rank falls behind without limit.
     pub staleness_max: Option<u32>,
-    /// Rounds that a rank may be ahead of its last result, 1 to 4. Default: 1. More hide communication, and cost a buffer each.
+    /// Rounds that a rank may be ahead of its last result, 1 to 4. Default: 1. More hide
+    /// communication, and cost a buffer each.
     pub rounds_in_flight: u32,
     /// What a slow rank gets. Default: ordered.
     pub delivery: Delivery,
     /// Default: the ranks of creation.
     pub divisor: Divisor,
     /// Whether the ranks that live go on after a death, instead of having its error. Default:
-    /// false. Costs as many more results as rounds are in flight (and one, and a copy of each sum, where results are merged), a
-    /// word to every rank in each finish, and after a death a rebuild. The sum then lacks the dead rank's share of the data:
-    /// take [`Divisor::Live`] to keep the size of steps, or stop and restore a checkpoint where every share counts.
+    /// false. Costs as many more results as rounds are in flight (and one, and a copy of each sum,
+    /// where results are merged), a word to every rank in each finish, and after a death a rebuild.
+    /// The sum then lacks the dead rank's share of the data: take [`Divisor::Live`] to keep the
+    /// size of steps, or stop and restore a checkpoint where every share counts.
     pub survive: bool,
 }
 
@@ -160,7 +167,8 @@ impl PartialOptions {
         }
     }
 
-    /// Results that are kept for ranks that may not have them, whether this rank has taken them or not.
+    /// Results that are kept for ranks that may not have them, whether this rank has taken them or
+    /// not.
     pub fn results_kept(&self) -> usize {
         if self.survive {
             self.rounds_in_flight as usize

@@ -1,5 +1,5 @@
-//! What the ranks that live do after a death, as decisions: who has which result, which rounds are repeated, and how rounds
-//! begin from then on. [`super`] says why nothing is lost.
+//! What the ranks that live do after a death, as decisions: who has which result, which rounds are
+//! repeated, and how rounds begin from then on. [`super`] says why nothing is lost.
 
 use super::activation::Fired;
 use super::header::{HEADER_BYTES, Header, RoundReport};
@@ -72,7 +72,8 @@ impl Recovery {
         let all = || live.iter().zip(standings);
         let completed = all().map(|(_, s)| s.completed).max().unwrap_or(0);
         let window = u64::from(options.rounds_in_flight);
-        // Whoever has completed a round knows that all had entered it, and what that says of the rounds before it.
+        // Whoever has completed a round knows that all had entered it, and what that says of the
+        // rounds before it.
         let is_possible = |s: &Standing| {
             completed - s.completed <= window
                 && s.begun >= completed
@@ -121,7 +122,8 @@ impl Machine {
         self.ranks as usize * HEADER_WORDS
     }
 
-    /// Where the result of a round lies here, or will lie: one that was completed not long ago, or is under way.
+    /// Where the result of a round lies here, or will lie: one that was completed not long ago, or
+    /// is under way.
     pub fn place_of(&self, round: u64) -> Option<usize> {
         match round.checked_sub(self.completed) {
             None => self.results.kept(round).map(|kept| kept.2),
@@ -142,7 +144,8 @@ impl Machine {
         Some(words)
     }
 
-    /// The oldest round has ended elsewhere: its result has been fetched to its place, with what was said of it.
+    /// The oldest round has ended elsewhere: its result has been fetched to its place, with what
+    /// was said of it.
     ///
     /// # Errors
     /// [`Error::Malformed`]: words that cannot be.
@@ -163,8 +166,9 @@ impl Machine {
         self.complete(&live, &headers)
     }
 
-    /// Every rank that lives has the results of all rounds that have ended anywhere. The rest that had begun somewhere begins
-    /// everywhere, from the snapshots that were taken; what had not begun is announced again, to whoever counts it now.
+    /// Every rank that lives has the results of all rounds that have ended anywhere. The rest that
+    /// had begun somewhere begins everywhere, from the snapshots that were taken; what had not
+    /// begun is announced again, to whoever counts it now.
     pub fn handle_survived(&mut self, recovery: &Recovery, now: Time) {
         assert_eq!(
             self.completed, recovery.completed,

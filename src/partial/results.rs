@@ -28,7 +28,8 @@ const TAKEN_MAX: usize = 2;
 /// What a rank may take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// A result, in this place. It is there until [`Machine::give_back`](super::Machine::give_back).
+    /// A result, in this place. It is there until
+    /// [`Machine::give_back`](super::Machine::give_back).
     Taken(RoundReport, usize),
     /// None yet: one is due.
     Wait,
@@ -46,8 +47,8 @@ pub(super) struct Results {
     taken: u64,
     /// Places that were taken and not given back.
     out: Vec<usize>,
-    /// The newest rounds, `kept_max` at most, with what each rank said and where the result is: for ranks that have not
-    /// completed them when another dies.
+    /// The newest rounds, `kept_max` at most, with what each rank said and where the result is: for
+    /// ranks that have not completed them when another dies.
     kept: VecDeque<(u64, Said, usize)>,
     kept_max: usize,
 }
@@ -83,7 +84,8 @@ impl Results {
         !self.free.is_empty()
     }
 
-    /// A round has ended, with its result in this place. What was said of it is given where results are kept.
+    /// A round has ended, with its result in this place. What was said of it is given where results
+    /// are kept.
     pub fn settle(&mut self, mut report: RoundReport, place: usize, said: Option<Said>) -> Settled {
         let is_kept = said.is_some();
         if let Some(said) = said {
@@ -132,8 +134,9 @@ impl Results {
         self.kept.iter().find(|kept| kept.0 == round)
     }
 
-    /// Lets go of results that all ranks have: a round that ended here was entered by all, and with so many rounds in
-    /// flight a rank enters one only when it has completed the one so many before it.
+    /// Lets go of results that all ranks have: a round that ended here was entered by all, and with
+    /// so many rounds in flight a rank enters one only when it has completed the one so many before
+    /// it.
     fn forget_old(&mut self) {
         while self.kept.len() > self.kept_max {
             let (.., place) = self.kept.pop_front().expect("it is longer than that");

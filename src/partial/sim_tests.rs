@@ -1,5 +1,6 @@
-//! Random histories of whole jobs of machines: every delivery order, ranks of very different speeds, and every identity of
-//! partial allreduce asserted in each. A failure names its seed; `LINERATE_TEST_SEEDS` sets how many are tried.
+//! Random histories of whole jobs of machines: every delivery order, ranks of very different
+//! speeds, and every identity of partial allreduce asserted in each. A failure names its seed;
+//! `LINERATE_TEST_SEEDS` sets how many are tried.
 
 use super::history::{
     Checked, Event, Loans, check_snapshot, describe, ensure, machines, random_policy,

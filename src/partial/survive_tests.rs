@@ -1,5 +1,6 @@
-//! Random histories in which ranks die at any moment, also while the others recover from an earlier death: every survivor has
-//! the same rounds, bits and sums, and every generation of a survivor exactly once.
+//! Random histories in which ranks die at any moment, also while the others recover from an earlier
+//! death: every survivor has the same rounds, bits and sums, and every generation of a survivor
+//! exactly once.
 
 use super::history::{
     Checked, Event, Loans, check_snapshot, describe, ensure, machines, random_policy,
@@ -144,7 +145,8 @@ impl Job {
         Ok(self)
     }
 
-    /// Whether a rank waits until all others have submitted, because it is the one to begin the round.
+    /// Whether a rank waits until all others have submitted, because it is the one to begin the
+    /// round.
     fn is_held_back(&self, rank: u32) -> bool {
         let own = self.machines[rank as usize].submitted();
         let Policy::RandomInitiator { seed } = self.options.policy else {
@@ -409,7 +411,7 @@ impl Job {
         run.sum
             .extend(held.iter().map(|&generation| (rank, generation)));
         // Those that a rank waits for that has died never come.
-        if run.headers.len() as u32 == self.machines[rank as usize].live().len() as u32 {
+        if run.headers.len() as u32 == self.machines[rank as usize].live.len() as u32 {
             let round = header.round;
             let prng = &mut self.prng;
             let is_whole = !self.is_failing;

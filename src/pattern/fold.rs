@@ -1,8 +1,8 @@
 //! The largest power of two inside any number of ranks.
 //!
-//! With `extra = ranks - power`, each of the first `extra` even ranks below `2 * extra` hands its data to
-//! the odd rank after it and gets the result back from it; the other ranks are *active* and numbered
-//! `0..power` in the order of their ranks.
+//! With `extra = ranks - power`, each of the first `extra` even ranks below `2 * extra` hands its
+//! data to the odd rank after it and gets the result back from it; the other ranks are *active* and
+//! numbered `0..power` in the order of their ranks.
 
 use crate::types::Rank;
 

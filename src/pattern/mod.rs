@@ -7,8 +7,9 @@
 //! * [`pairwise`]: rounds of disjoint pairs.
 //! * [`hosts`]: ranks grouped by host.
 //!
-//! Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH"
-//! (IJHPCA 2005); Bruck et al., "Efficient Algorithms for All-to-All Communications" (TPDS 1997).
+//! Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in
+//! MPICH" (IJHPCA 2005); Bruck et al., "Efficient Algorithms for All-to-All Communications" (TPDS
+//! 1997).
 
 pub mod bruck;
 pub mod fold;

@@ -2,8 +2,8 @@
 
 use crate::types::Rank;
 
-/// The partner in a round, `0..ranks`; it may be the rank itself. Partners in a round are mutual, and over
-/// all rounds a rank meets every rank, itself included, exactly once.
+/// The partner in a round, `0..ranks`; it may be the rank itself. Partners in a round are mutual,
+/// and over all rounds a rank meets every rank, itself included, exactly once.
 pub fn partner(rank: Rank, round: u32, ranks: u32) -> Rank {
     (round + ranks - rank) % ranks
 }

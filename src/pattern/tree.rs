@@ -1,7 +1,7 @@
 //! k-nomial trees with any root and any number of ranks.
 //!
-//! Positions count from the root. The parent of a position is the position with its lowest digit other
-//! than zero (in base `radix`) cleared, so a subtree is a run of consecutive positions.
+//! Positions count from the root. The parent of a position is the position with its lowest digit
+//! other than zero (in base `radix`) cleared, so a subtree is a run of consecutive positions.
 
 use crate::types::Rank;
 

@@ -1,4 +1,5 @@
-//! [`Builder`]: appends steps in program order and finds their dependencies from the ranges they touch.
+//! [`Builder`]: appends steps in program order and finds their dependencies from the ranges they
+//! touch.
 
 use super::history::{Access, History, full};
 use super::{
@@ -13,10 +14,11 @@ pub const ROLL_CALL: Lane = limits::LANES as Lane - 1;
 
 /// Builds a [`Schedule`] for one rank.
 ///
-/// Steps are appended in the order in which a single thread could run them. A step that reads or writes
-/// a range depends on the earlier steps whose ranges overlap (unless both only read). A signal depends on
-/// everything before it, and everything after a wait depends on it, so that memory touched by peers in
-/// between needs no ranges here. [`Builder::step`] is for dependencies of another kind.
+/// Steps are appended in the order in which a single thread could run them. A step that reads or
+/// writes a range depends on the earlier steps whose ranges overlap (unless both only read). A
+/// signal depends on everything before it, and everything after a wait depends on it, so that
+/// memory touched by peers in between needs no ranges here. [`Builder::step`] is for dependencies
+/// of another kind.
 #[derive(Debug)]
 pub struct Builder {
     schedule: Schedule,
@@ -24,8 +26,8 @@ pub struct Builder {
     has_dependents: Vec<bool>,
     last_fence: Option<StepId>,
     last_wait: Option<StepId>,
-    /// Steps before this one have completed when the last fence has. Stays 0 where a step starts by the first of
-    /// several: its completion says nothing of the others.
+    /// Steps before this one have completed when the last fence has. Stays 0 where a step starts by
+    /// the first of several: its completion says nothing of the others.
     fenced: StepId,
     has_alternatives: bool,
     sends: Vec<u32>,
@@ -33,8 +35,8 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// An empty schedule. With `in_place` the input is part of the output, as the collective defines it;
-    /// the builder functions then name ranges of the output only.
+    /// An empty schedule. With `in_place` the input is part of the output, as the collective
+    /// defines it; the builder functions then name ranges of the output only.
     pub fn new(name: &'static str, rank: Rank, ranks: u32, in_place: bool) -> Builder {
         assert!(
             rank < ranks && ranks <= limits::RANKS_MAX,
@@ -150,7 +152,8 @@ impl Builder {
         })
     }
 
-    /// Combines ranges of several ranks in the order given and stores the result to every destination.
+    /// Combines ranges of several ranks in the order given and stores the result to every
+    /// destination.
     pub fn reduce_from(
         &mut self,
         sources: Vec<Operand>,
@@ -188,8 +191,8 @@ impl Builder {
         }
     }
 
-    /// Appends a step with exactly these full dependencies and none that ranges imply: for activation
-    /// and other control structure.
+    /// Appends a step with exactly these full dependencies and none that ranges imply: for
+    /// activation and other control structure.
     pub fn step(
         &mut self,
         action: Action,
@@ -207,9 +210,9 @@ impl Builder {
         })
     }
 
-    /// Everybody tells everybody at the start, and nobody ends before all have come: for collectives in which some
-    /// ranks would otherwise end without having heard of the others, and never learn that they disagree. Uses
-    /// `ROLL_CALL`, which no algorithm does.
+    /// Everybody tells everybody at the start, and nobody ends before all have come: for
+    /// collectives in which some ranks would otherwise end without having heard of the others, and
+    /// never learn that they disagree. Uses `ROLL_CALL`, which no algorithm does.
     pub fn roll_call(schedule: Schedule) -> Schedule {
         let peers: Vec<Rank> = (0..schedule.ranks)
             .filter(|&r| r != schedule.rank)
@@ -268,7 +271,8 @@ impl Builder {
         let is_signal = matches!(action, Action::Signal { .. });
         let is_wait = matches!(action, Action::WaitCount { .. });
         if is_signal {
-            // Everything before it that nothing else waits for yet; the rest follows by rule 2 of the module.
+            // Everything before it that nothing else waits for yet; the rest follows by rule 2 of
+            // the module.
             dependencies = (0..step)
                 .filter(|&s| !self.has_dependents[s as usize])
                 .map(full)

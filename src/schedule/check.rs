@@ -1,5 +1,5 @@
-//! [`check`]: runs the schedules of all ranks together on abstract values and proves that they do what
-//! their collective is defined to do, for one count, whatever the timing.
+//! [`check`]: runs the schedules of all ranks together on abstract values and proves that they do
+//! what their collective is defined to do, for one count, whatever the timing.
 //!
 //! * `world`: every rank's buffers as numbered storages; ranges become elements of them.
 //! * `value`: an element as "which input element, of which ranks, combined in which tree".
@@ -7,13 +7,14 @@
 //! * `order`: what happens before what; finds bytes touched by two steps that nothing orders.
 //! * `definition`: what each collective must leave in every output.
 //!
-//! Where nothing races (no [`super::Join::Any`], no wait for a part of its peers) the order proof makes one
-//! run stand for all. Elsewhere the orders of arrival are explored: all of them up to a bound, then a
-//! seeded sample.
+//! Where nothing races (no [`super::Join::Any`], no wait for a part of its peers) the order proof
+//! makes one run stand for all. Elsewhere the orders of arrival are explored: all of them up to a
+//! bound, then a seeded sample.
 //!
-//! It assumes what the engine guarantees: window slots and flag lines are not used again before every rank
-//! has retired the operation, but callers own their input and output again as soon as their own rank has.
-//! Not checked: whether slots describe disjoint parts, and anything about bytes, chunks and credits.
+//! It assumes what the engine guarantees: window slots and flag lines are not used again before
+//! every rank has retired the operation, but callers own their input and output again as soon as
+//! their own rank has. Not checked: whether slots describe disjoint parts, and anything about
+//! bytes, chunks and credits.
 
 mod definition;
 mod order;
@@ -157,8 +158,9 @@ impl CheckError {
     }
 }
 
-/// Checks the schedules of ranks `0..schedules.len()` (at most 64) against the definition of a collective.
-/// For [`Collective::SendRecv`], which has no definition beyond its messages, see [`CheckReport::outputs`].
+/// Checks the schedules of ranks `0..schedules.len()` (at most 64) against the definition of a
+/// collective. For [`Collective::SendRecv`], which has no definition beyond its messages, see
+/// [`CheckReport::outputs`].
 pub fn check(schedules: &[Schedule], spec: &Spec) -> Result<CheckReport, CheckError> {
     let world = World::new(schedules, spec)?;
     let mut orders = 0;

@@ -1,11 +1,15 @@
-//! [`History`]: what the steps so far have read and written in one buffer, and which of them a further access waits for.
+//! [`History`]: what the steps so far have read and written in one buffer, and which of them a
+//! further access waits for.
 //!
-//! An edge that others imply is left out, since every edge costs at each run. Three things imply one:
+//! An edge that others imply is left out, since every edge costs at each run. Three things imply
+//! one:
 //! * The access follows a later one on the same elements, which follows the earlier one.
-//! * Scratch memory is used again and again for blocks whose lengths differ by at most one element ([`Range::is_like`]).
-//!   None of them covers another, so that nothing would ever be forgotten. But whoever writes such memory for the third
-//!   time may as well wait until the first use has completed: it is one element that they could have shared.
-//! * A wait's completion implies everything before the signals in front of it (see [`super::Builder`]).
+//! * Scratch memory is used again and again for blocks whose lengths differ by at most one element
+//!   ([`Range::is_like`]). None of them covers another, so that nothing would ever be forgotten.
+//!   But whoever writes such memory for the third time may as well wait until the first use has
+//!   completed: it is one element that they could have shared.
+//! * A wait's completion implies everything before the signals in front of it (see
+//!   [`super::Builder`]).
 
 use super::{Dependency, Range, Step, StepId};
 
@@ -31,12 +35,14 @@ struct Known {
 pub(super) struct History {
     /// In the order of their steps.
     known: Vec<Known>,
-    /// Steps whose completion implies that of all accesses like the range that are not known any more.
+    /// Steps whose completion implies that of all accesses like the range that are not known any
+    /// more.
     forgotten: Vec<(StepId, Range)>,
 }
 
 impl History {
-    /// Appends what a new access must wait for, unless that is among `dependencies`; `steps` are those before it.
+    /// Appends what a new access must wait for, unless that is among `dependencies`; `steps` are
+    /// those before it.
     pub fn collect(&self, new: &Access, steps: &[Step], dependencies: &mut Vec<Dependency>) {
         let mut followed: Vec<&Access> = Vec::new();
         let mut past = Vec::new();
@@ -73,7 +79,8 @@ impl History {
         }
     }
 
-    /// Adds an access whose step, the last of `steps`, has the dependencies that were collected for it.
+    /// Adds an access whose step, the last of `steps`, has the dependencies that were collected for
+    /// it.
     pub fn add(&mut self, new: Access, steps: &[Step]) {
         if new.is_write {
             self.known.retain(|k| !new.range.covers(&k.access.range));
@@ -115,7 +122,8 @@ impl History {
             let step = k.access.step;
             !is_like(k) || !(awaited.contains(&step) || depends(steps, &awaited, step))
         });
-        // What was forgotten before has completed when these have: the first of them was a write, which waited for it.
+        // What was forgotten before has completed when these have: the first of them was a write,
+        // which waited for it.
         self.forgotten.retain(|(_, r)| !r.is_like(&new.range));
         let ranges = awaited.into_iter().map(|step| (step, new.range));
         self.forgotten.extend(ranges);

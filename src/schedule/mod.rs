@@ -4,22 +4,24 @@
 //! Partial Collective Operations" (PPoPP 2020): operations with happens-before edges, consumable
 //! operations, *and*/*or* dependencies, internal and external activation.
 //!
-//! A schedule is pure data. It names buffers, not addresses; ranges are blocks of a run-time count (see
-//! [`Extent`]), so one schedule serves every count and can be cached, printed, compared and checked. It
-//! contains no chunks and no byte counts: the engine cuts those.
+//! A schedule is pure data. It names buffers, not addresses; ranges are blocks of a run-time count
+//! (see [`Extent`]), so one schedule serves every count and can be cached, printed, compared and
+//! checked. It contains no chunks and no byte counts: the engine cuts those.
 //!
 //! What order means (the builder, the checker and the engine all use exactly this):
 //! 1. A step may process an element once every step it depends on has processed that element, where
 //!    the two touch it in the same buffer (*overlap* edges), and once the others have completed
 //!    (*full* edges).
-//! 2. A step completes when all its elements are processed and everything it depends on has completed.
-//! 3. Steps with [`Join::Any`] start when the first of their dependencies completes. A step runs at most
-//!    once. The engine runs none of these, nor steps with a [`Trigger`]: the partial allreduce follows such
-//!    schedules by itself, one per round.
+//! 2. A step completes when all its elements are processed and everything it depends on has
+//!    completed.
+//! 3. Steps with [`Join::Any`] start when the first of their dependencies completes. A step runs at
+//!    most once. The engine runs none of these, nor steps with a [`Trigger`]: the partial allreduce
+//!    follows such schedules by itself, one per round.
 //!
-//! To add an algorithm: write a function in `collective/` that appends steps to a [`Builder`] in program
-//! order (the builder finds the dependencies from the ranges), list it in `collective/table.rs`, and the
-//! checker ([`check`]) runs it against its definition for every rank count.
+//! To add an algorithm: write a function in `collective/` that appends steps to a [`Builder`] in
+//! program order (the builder finds the dependencies from the ranges), list it in
+//! `collective/table.rs`, and the checker ([`check`]) runs it against its definition for every rank
+//! count.
 //!
 //! Read first: this file, then `collective/ring.rs`.
 
@@ -67,8 +69,8 @@ pub enum Buffer {
     Caller(u16),
     /// Private memory of the engine, as long as the longest possible `blocks` of `of` blocks.
     Scratch(Extent),
-    /// Memory of the engine that every peer on the host maps, at the same place of every rank's window
-    /// slot; as long as a [`Buffer::Scratch`] of the same extent.
+    /// Memory of the engine that every peer on the host maps, at the same place of every rank's
+    /// window slot; as long as a [`Buffer::Scratch`] of the same extent.
     Window(Extent),
 }
 
@@ -86,7 +88,8 @@ pub enum Join {
 pub enum Trigger {
     /// Nothing else.
     None,
-    /// The caller's arrival: *internal activation*. (External activation is a [`Action::WaitCount`].)
+    /// The caller's arrival: *internal activation*. (External activation is a
+    /// [`Action::WaitCount`].)
     Caller,
 }
 
@@ -95,8 +98,8 @@ pub enum Trigger {
 pub enum Operand {
     /// In one of this rank's buffers.
     Local(Range),
-    /// In the same buffer of a peer, whose memory is mapped here. Only between that peer's signal and
-    /// the end of its part in the operation.
+    /// In the same buffer of a peer, whose memory is mapped here. Only between that peer's signal
+    /// and the end of its part in the operation.
     Peer(Rank, Range),
     /// The payload of the signal that this peer sent on this lane; all `count` elements of it.
     Mail(Rank, Lane),
@@ -105,7 +108,8 @@ pub enum Operand {
 /// What a step does. Peers are ranks of the communicator.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Sends a range. The n-th send to a peer meets that peer's n-th receive from here (`message` = n).
+    /// Sends a range. The n-th send to a peer meets that peer's n-th receive from here (`message` =
+    /// n).
     Send {
         /// To whom.
         peer: Rank,
@@ -150,8 +154,8 @@ pub enum Action {
         /// Multiply by the factor of a premultiplied sum.
         premultiply: bool,
     },
-    /// destination = sources\[0\] op sources\[1\] op ..., in that order, all local. A source may be the
-    /// destination.
+    /// destination = sources\[0\] op sources\[1\] op ..., in that order, all local. A source may be
+    /// the destination.
     Reduce {
         /// In the order in which they are combined.
         sources: Vec<Range>,
@@ -199,8 +203,8 @@ pub enum Action {
 pub struct Dependency {
     /// The earlier step.
     pub step: StepId,
-    /// `Some((i, j))`: an overlap edge between range i of the earlier step and range j of this one, in
-    /// the order of [`Action::for_each_local_range`]. `None`: a full edge.
+    /// `Some((i, j))`: an overlap edge between range i of the earlier step and range j of this one,
+    /// in the order of [`Action::for_each_local_range`]. `None`: a full edge.
     pub overlap: Option<(u16, u16)>,
 }
 
@@ -291,8 +295,8 @@ impl Action {
         }
     }
 
-    /// A range whose length is the number of elements that the step processes; `None` for steps that
-    /// have no elements of their own. (All ranges of a step are equally long.)
+    /// A range whose length is the number of elements that the step processes; `None` for steps
+    /// that have no elements of their own. (All ranges of a step are equally long.)
     pub fn extent(&self) -> Option<&Range> {
         match self {
             Action::Send { source, .. }

@@ -7,8 +7,8 @@ use std::fmt;
 
 impl fmt::Display for Schedule {
     /// A heading, a line per buffer that is not the caller's, and a line per step:
-    /// `  3 reduce %2[2/4] + in[2/4] -> out[2/4] finish <- 1~ 2`, where `1~` is met element by element and
-    /// `2` in full.
+    /// ` 3 reduce %2[2/4] + in[2/4] -> out[2/4] finish <- 1~ 2`, where `1~` is met element by
+    /// element and `2` in full.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
@@ -58,7 +58,8 @@ fn write_dependencies(f: &mut fmt::Formatter<'_>, dependencies: &[Dependency]) -
 }
 
 impl fmt::Display for Extent {
-    /// `2/4` is block 2 of 4, `1..3/4` two blocks, `2/4 of 4n` of four times the count, `s0+s1` from slots.
+    /// `2/4` is block 2 of 4, `1..3/4` two blocks, `2/4 of 4n` of four times the count, `s0+s1`
+    /// from slots.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Extent::Slots { offset, length } => write!(f, "s{offset}+s{length}"),

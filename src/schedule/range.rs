@@ -12,8 +12,8 @@ pub struct Count<'a> {
 }
 
 /// The boundary before block `index` of `of` equal blocks of `times * count` elements:
-/// `floor(index * times * count / of)`. Equal fractions are equal boundaries for every count, so blocks
-/// of different subdivisions nest.
+/// `floor(index * times * count / of)`. Equal fractions are equal boundaries for every count, so
+/// blocks of different subdivisions nest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Point {
     /// Block boundary, `0..=of`.
@@ -37,7 +37,8 @@ impl Point {
     pub fn position(self, count: u64) -> u64 {
         let total = count * u64::from(self.times);
         let (index, of) = (u64::from(self.index), u64::from(self.of));
-        // Most ranges are whole vectors, and four divisions for each are a tenth of a small operation.
+        // Most ranges are whole vectors, and four divisions for each are a tenth of a small
+        // operation.
         if index == 0 {
             return 0;
         } else if index == of {
@@ -66,11 +67,12 @@ pub enum Extent {
         len: u32,
         /// Blocks in all.
         of: u32,
-        /// How many times the caller's count is subdivided: 1 for a vector, `ranks` for a block per rank.
+        /// How many times the caller's count is subdivided: 1 for a vector, `ranks` for a block per
+        /// rank.
         times: u32,
     },
-    /// Offset and length from slots. Ranges with different offset slots are taken to be disjoint: the
-    /// caller's layout says so, and it is checked when an operation starts.
+    /// Offset and length from slots. Ranges with different offset slots are taken to be disjoint:
+    /// the caller's layout says so, and it is checked when an operation starts.
     Slots {
         /// Slot of the offset.
         offset: SlotId,
@@ -249,7 +251,8 @@ impl Range {
         }
     }
 
-    /// Whether both begin their buffer, the same one, and their lengths differ by at most one element for every count.
+    /// Whether both begin their buffer, the same one, and their lengths differ by at most one
+    /// element for every count.
     pub fn is_like(&self, other: &Range) -> bool {
         let is_block_alike = match (self.extent, other.extent) {
             (

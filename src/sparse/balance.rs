@@ -43,8 +43,8 @@ pub(super) fn blocks(total: u64, ranks: u32) -> Vec<u64> {
         .collect()
 }
 
-/// Moves as (from, to, entries), by sender and receiver; what stays is a move to itself. The interval of positions that a
-/// rank has meets those of the equal blocks.
+/// Moves as (from, to, entries), by sender and receiver; what stays is a move to itself. The
+/// interval of positions that a rank has meets those of the equal blocks.
 pub fn build_plan(sizes: &[u64]) -> Vec<(Rank, Rank, u64)> {
     let wanted = blocks(sizes.iter().sum(), sizes.len() as u32);
     let mut moves = Vec::new();
@@ -65,7 +65,8 @@ pub fn build_plan(sizes: &[u64]) -> Vec<(Rank, Rank, u64)> {
     moves
 }
 
-/// Moves this rank's entries, and gives those of its block. Values are exact here; who has a block rounds it.
+/// Moves this rank's entries, and gives those of its block. Values are exact here; who has a block
+/// rounds it.
 pub(super) async fn spread<E: Entries>(
     io: &Io,
     own: E,

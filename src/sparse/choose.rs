@@ -1,4 +1,5 @@
-//! What a step costs with each algorithm, and which is cheapest: Table 1 of the paper with the fill-in that was measured.
+//! What a step costs with each algorithm, and which is cheapest: Table 1 of the paper with the
+//! fill-in that was measured.
 //!
 //! Only multiplications and additions of what all ranks have, so that all choose the same.
 
@@ -32,8 +33,9 @@ pub struct LocalPrices {
     pub entry: f64,
 }
 
-/// How long steps took, beside what the model says of them: links between processes that share cores are slower than the
-/// model's, and its entries and passes are another machine's. The same on all ranks, like all that decides.
+/// How long steps took, beside what the model says of them: links between processes that share
+/// cores are slower than the model's, and its entries and passes are another machine's. The same on
+/// all ranks, like all that decides.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Experience(Vec<Tried>);
 
@@ -53,8 +55,8 @@ const TOLD_STEPS: u64 = 16;
 const NEWS: f64 = 0.5;
 
 impl Experience {
-    /// Counts a step. Whether its time is to be told: not the first one's, in which memory is touched for the first time, but the
-    /// second one's and then few.
+    /// Counts a step. Whether its time is to be told: not the first one's, in which memory is
+    /// touched for the first time, but the second one's and then few.
     pub fn count(&mut self, algorithm: Algorithm) -> bool {
         let tried = self.tried(algorithm);
         tried.steps += 1;
@@ -128,8 +130,8 @@ impl Model<'_> {
 /// Words of the histograms of exact global selection.
 const HISTOGRAMS: f64 = 2.0 * (2048.0 + 2048.0 + 512.0);
 
-/// Seconds that the communication of a step takes: `k` of `count` coordinates on `ranks` ranks, with `reduced` non-zeros in
-/// the sum of all picks (unknown: what independent picks would give).
+/// Seconds that the communication of a step takes: `k` of `count` coordinates on `ranks` ranks,
+/// with `reduced` non-zeros in the sum of all picks (unknown: what independent picks would give).
 pub fn seconds_of(
     algorithm: Algorithm,
     (count, k, ranks): (u64, u64, u32),
@@ -201,8 +203,9 @@ pub fn choose_with(shape: (u64, u64, u32), reduced: Option<u64>, model: Model) -
 /// Of the time of dense steps, the part that a look at the fill-in may take.
 const PROBE_SHARE: f64 = 1.0 / 64.0;
 
-/// The algorithm that finds out after `dense_steps` dense ones how many non-zeros the sum of all picks has by now, once that costs
-/// little beside them. Dense steps do not see it, and what was cheapest with the fill-in of a training's begin need not stay so.
+/// The algorithm that finds out after `dense_steps` dense ones how many non-zeros the sum of all
+/// picks has by now, once that costs little beside them. Dense steps do not see it, and what was
+/// cheapest with the fill-in of a training's begin need not stay so.
 pub fn probe_after(
     dense_steps: u64,
     shape: (u64, u64, u32),
@@ -239,8 +242,8 @@ pub fn local_seconds_of(
     4.0 * count as f64 * passes * local.byte + entries * local.entry
 }
 
-/// Whether to spread entries of these sizes before they are gathered: in a gather each rank's entries pass every rank, so that
-/// the largest size decides.
+/// Whether to spread entries of these sizes before they are gathered: in a gather each rank's
+/// entries pass every rank, so that the largest size decides.
 pub fn is_spreading_cheaper(sizes: &[u64], prices: Prices) -> bool {
     let ranks = sizes.len() as f64;
     let most = sizes.iter().copied().max().unwrap_or(0) as f64;

@@ -48,8 +48,9 @@ impl Phase {
 
 /// Traffic of one rank in one phase. A word is 4 bytes; an f32 with a u32 index are two.
 ///
-/// What ranks do themselves (messages) is what went over the wire. A collective counts as its lower bound: a gather of blocks as
-/// everything that is not the rank's own, received and sent (a ring's traffic); a sum of w words as 2w control words.
+/// What ranks do themselves (messages) is what went over the wire. A collective counts as its lower
+/// bound: a gather of blocks as everything that is not the rank's own, received and sent (a ring's
+/// traffic); a sum of w words as 2w control words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Words of entries sent.

@@ -1,7 +1,8 @@
-//! TopkDSA (SparCML): the whole sum of the picks to everybody, by split and gather or by recursive doubling.
+//! TopkDSA (SparCML): the whole sum of the picks to everybody, by split and gather or by recursive
+//! doubling.
 //!
-//! Nothing is selected from the sum, so that its fill-in decides between sparse and dense messages. Sums that are not finite
-//! travel as such, because every rank with a pick there must know.
+//! Nothing is selected from the sum, so that its fill-in decides between sparse and dense messages.
+//! Sums that are not finite travel as such, because every rank with a pick there must know.
 
 use super::counters::Phase;
 use super::entries::{Arrival, Entries};
@@ -87,8 +88,8 @@ pub(super) async fn run_split<E: Entries + Sync>(
     })
 }
 
-/// Rounds of exchanges between halves that double. Of P ranks, the first power of two take part; the others hand their picks
-/// to one of those before and get the sum after.
+/// Rounds of exchanges between halves that double. Of P ranks, the first power of two take part;
+/// the others hand their picks to one of those before and get the sum after.
 pub(super) async fn run_doubling<E: Entries + Sync>(
     io: Io,
     step: Step<E>,
@@ -161,8 +162,9 @@ struct Partial<E> {
 }
 
 impl<E: Entries> Partial<E> {
-    /// Sends the sum to one peer, receives one's from another, sizes first: dense if both sums together say so. Gives the own one as the
-    /// peer sees it, and the other; with `is_keeper` the difference that rounding makes returns to this rank.
+    /// Sends the sum to one peer, receives one's from another, sizes first: dense if both sums
+    /// together say so. Gives the own one as the peer sees it, and the other; with `is_keeper` the
+    /// difference that rounding makes returns to this rank.
     async fn swap(
         &mut self,
         io: &Io,
@@ -190,7 +192,8 @@ impl<E: Entries> Partial<E> {
         let peer = from.or(to).unwrap_or(io.rank);
         self.check_header(io, peer, (theirs, wild))?;
         self.not_finite += wild;
-        // Where only one side sends, the other's part is not known to it: the length of what is sent decides.
+        // Where only one side sends, the other's part is not known to it: the length of what is
+        // sent decides.
         let length = |own: u64, theirs: u64| match (to, from) {
             (Some(_), Some(_)) => own + theirs,
             (Some(_), None) => own,

@@ -66,10 +66,12 @@ pub trait Entries: Clone + Send + 'static {
     fn below(&self, index: u64) -> u64;
     /// The index at a position.
     fn index_at(&self, position: u64) -> u64;
-    /// The sum from left to right. Of several terms, without those that are zero: what is added to them later is the same without
-    /// them. Else the number of the first message that is malformed, and why.
+    /// The sum from left to right. Of several terms, without those that are zero: what is added to
+    /// them later is the same without them. Else the number of the first message that is malformed,
+    /// and why.
     fn sum(terms: &[Term<Self>], spare: &Spare) -> Result<Self, (usize, String)>;
-    /// One after another. Each begins behind the end of the one before, else the number of the first that does not.
+    /// One after another. Each begins behind the end of the one before, else the number of the
+    /// first that does not.
     fn concat(parts: Vec<Self>) -> Result<Self, usize>;
     /// Without zeros and without what is not finite; the latter apart.
     fn settle(self) -> (Self, Self);
@@ -83,22 +85,24 @@ pub trait Entries: Clone + Send + 'static {
     fn counts_from(&self, around: Around) -> Vec<u64>;
     /// Those above a magnitude, and the first so many of exactly that: `count` of them.
     fn select(&self, from: (u32, u64), count: u64, spare: &Spare) -> Self;
-    /// Those of at least a magnitude, where that makes passes over them shorter: for real entries always, for sizes never, so that all
-    /// ranks of a job have the same.
+    /// Those of at least a magnitude, where that makes passes over them shorter: for real entries
+    /// always, for sizes never, so that all ranks of a job have the same.
     fn near(&self, least: u32, spare: &Spare) -> Option<Self>;
     /// The first `k` in the total order, and the others.
     fn top(&self, k: u64) -> (Self, Self);
-    /// What returns of these picks, of which `applied` (the same indices) took part: the difference where the result has
-    /// the index, all elsewhere. Zeros are left out.
+    /// What returns of these picks, of which `applied` (the same indices) took part: the difference
+    /// where the result has the index, all elsewhere. Zeros are left out.
     fn returned(&self, applied: &Self, result: &Self, spare: &Spare) -> Self;
-    /// The difference to `other`, whose missing entries count as zeros; zeros are left out. `other` has no further indices.
+    /// The difference to `other`, whose missing entries count as zeros; zeros are left out. `other`
+    /// has no further indices.
     fn minus(&self, other: &Self) -> Self;
     /// Those whose index `other` has too.
     fn common(&self, other: &Self) -> Self;
-    /// Those at the positions from `start` to `end` as a message of the next request: it may lie in memory that is another's then.
+    /// Those at the positions from `start` to `end` as a message of the next request: it may lie in
+    /// memory that is another's then.
     fn encode_slice(&self, range: (u64, u64), pack: Pack, spare: &Spare) -> Message;
-    /// Appends what has come; what is wrong with it, if anything is, and then nothing is appended. Whether it lies behind what is there
-    /// is the caller's to see.
+    /// Appends what has come; what is wrong with it, if anything is, and then nothing is appended.
+    /// Whether it lies behind what is there is the caller's to see.
     fn decode_onto(&mut self, arrival: Arrival) -> Result<(), String>;
     /// None yet, with room for `count`.
     fn with_room(count: u64, spare: &Spare) -> Self;

@@ -1,7 +1,8 @@
-//! What peers say is checked before it is used: lengths and counts against what their rank can have, sums against each other.
+//! What peers say is checked before it is used: lengths and counts against what their rank can
+//! have, sums against each other.
 //!
-//! A rank whose bytes are wrong is named, as one that failed. Sums of all ranks' words have no author: what contradicts itself
-//! there is [`Error::Malformed`].
+//! A rank whose bytes are wrong is named, as one that failed. Sums of all ranks' words have no
+//! author: what contradicts itself there is [`Error::Malformed`].
 
 use crate::error::{Error, Result};
 use crate::types::Rank;
@@ -23,7 +24,8 @@ pub(super) fn of_all(what: impl std::fmt::Display) -> Error {
     ))
 }
 
-/// Words of all ranks, `names.len()` of each: none above its limit, and this rank's as it sent them.
+/// Words of all ranks, `names.len()` of each: none above its limit, and this rank's as it sent
+/// them.
 pub(super) fn check_words(
     words: &[u64],
     (rank, own): (Rank, &[u64]),

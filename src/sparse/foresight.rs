@@ -1,15 +1,17 @@
 //! [`Foresight`]: where the k-th largest magnitude of the next step should lie, from where it lay.
 //!
-//! What an exact selection looks at is what lies from a magnitude on, and it looks twice where fewer than k do. Residuals
-//! grow by about the same from step to step, most in the first ones, so that the k-th largest goes on in a line; how far it
-//! strayed from that line before says how far below to begin.
+//! What an exact selection looks at is what lies from a magnitude on, and it looks twice where
+//! fewer than k do. Residuals grow by about the same from step to step, most in the first ones, so
+//! that the k-th largest goes on in a line; how far it strayed from that line before says how far
+//! below to begin.
 
 /// The line, and how well it held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Foresight {
     /// The k-th largest of the last step, a magnitude.
     last: u32,
-    /// By how much it grows, on average over some two steps, bits of an f64; none of one step alone.
+    /// By how much it grows, on average over some two steps, bits of an f64; none of one step
+    /// alone.
     growth: Option<u64>,
     /// The mean distance from the line, as a share of it, bits of an f64.
     stray: u64,
@@ -18,7 +20,8 @@ pub struct Foresight {
 /// The distance that is assumed at the beginning.
 const STRAY: f64 = 0.02;
 
-/// Distances that the floor lies below the line. Three miss once in a hundred steps, where distances are normal.
+/// Distances that the floor lies below the line. Three miss once in a hundred steps, where
+/// distances are normal.
 const DISTANCES: f64 = 3.0;
 
 /// A distance at least: floors of 1.5 % below fetch a few per cent more than k.
@@ -31,7 +34,8 @@ const STRAY_MAX: f64 = 0.1;
 const STRAY_JUMP: f64 = 0.5;
 
 impl Foresight {
-    /// After a step of which the k-th largest was found, and what was foreseen for it, if anything was.
+    /// After a step of which the k-th largest was found, and what was foreseen for it, if anything
+    /// was.
     pub(super) fn found(before: Option<Foresight>, exact: u32) -> Foresight {
         let value = f64::from(f32::from_bits(exact));
         let (growth, stray) = match before {

@@ -1,7 +1,8 @@
 //! Values and indices on the wire.
 //!
-//! bf16 is rounded to nearest even, int8 linearly with a scale for each block of values, so that the largest of a block is
-//! 127 steps. What the rounding takes away is kept by whoever rounds, in its residual.
+//! bf16 is rounded to nearest even, int8 linearly with a scale for each block of values, so that
+//! the largest of a block is 127 steps. What the rounding takes away is kept by whoever rounds, in
+//! its residual.
 
 use half::bf16;
 use std::str::FromStr;
@@ -120,7 +121,8 @@ impl ValueFormat {
     }
 }
 
-/// Never infinite for what is finite: the largest value stands for it, and the rest stays in the residual.
+/// Never infinite for what is finite: the largest value stands for it, and the rest stays in the
+/// residual.
 fn to_bf16(value: f32) -> bf16 {
     let rounded = bf16::from_f32(value);
     match rounded.is_infinite() && value.is_finite() {

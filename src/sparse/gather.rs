@@ -1,7 +1,8 @@
 //! TopkA, TopkA2 and Gaussiank: everybody's picks to everybody, who add them in rank order.
 //!
-//! Gaussiank differs in how picks are selected, not in how they travel: numbers of picks may differ between ranks. TopkA2
-//! keeps the k largest of the sum, and what of a rank's picks is not among them returns.
+//! Gaussiank differs in how picks are selected, not in how they travel: numbers of picks may differ
+//! between ranks. TopkA2 keeps the k largest of the sum, and what of a rank's picks is not among
+//! them returns.
 
 use super::counters::Phase;
 use super::entries::{Arrival, Entries, Term};

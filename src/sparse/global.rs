@@ -43,7 +43,8 @@ pub(super) async fn kth_largest<E: Entries>(io: &Io, entries: &E, k: u64) -> Opt
     }
 }
 
-/// How many of `ties` entries of one magnitude each region gives, where they have `counts` of them: the lower indices first.
+/// How many of `ties` entries of one magnitude each region gives, where they have `counts` of them:
+/// the lower indices first.
 pub(super) fn ties_of(counts: impl Iterator<Item = u64>, ties: u64) -> Vec<u64> {
     let mut left = ties;
     let taken: Vec<u64> = counts
@@ -56,8 +57,9 @@ pub(super) fn ties_of(counts: impl Iterator<Item = u64>, ties: u64) -> Vec<u64> 
     taken
 }
 
-/// A threshold that is used again, and its neighbours: what selects about k changes by more from step to step than anything that
-/// went before could say, so that the one of them is taken that selects nearest to k. Their counts travel with the sizes.
+/// A threshold that is used again, and its neighbours: what selects about k changes by more from
+/// step to step than anything that went before could say, so that the one of them is taken that
+/// selects nearest to k. Their counts travel with the sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Around {
     /// The least magnitude.
@@ -67,7 +69,8 @@ pub struct Around {
 impl Around {
     /// How many they are.
     pub const COUNT: usize = 33;
-    /// Bits of a magnitude between two neighbours: from 0.4 % to 0.8 %, so that all reach 6 % to 13 % up and down.
+    /// Bits of a magnitude between two neighbours: from 0.4 % to 0.8 %, so that all reach 6 % to 13
+    /// % up and down.
     const STEP: u32 = 1 << 15;
 
     /// Around a threshold, at least 1.
@@ -90,8 +93,8 @@ impl Around {
         (above.div_euclid(Self::STEP.into()) + 1).clamp(0, Self::COUNT as i64) as usize
     }
 
-    /// The one that selects nearest to `k`, the least of several, by everybody's counts: its place, itself, and how many it
-    /// selects.
+    /// The one that selects nearest to `k`, the least of several, by everybody's counts: its place,
+    /// itself, and how many it selects.
     pub(super) fn nearest(self, totals: &[u64], k: u64) -> (usize, u32, u64) {
         let places = 0..totals.len();
         let place = places.min_by_key(|place| totals[*place].abs_diff(k));
@@ -119,11 +122,12 @@ pub(super) enum Steepness {
 
 /// A threshold that goes along with the vectors it selects from.
 ///
-/// What it selected says where it should have been: off by a root of count / k. Picks leave the residuals, so that what lies
-/// above a threshold is hardly more than a step's gradients, and counts fall steeply with it: the 16th root of a rank's own
-/// count, the 32nd of the sum's, held deviations lowest among the 8th to 64th on normal gradients. Residuals grow from step to step, most in the first
-/// ones, so the next threshold also goes on as the right ones have gone before, averaged. Square roots, products and
-/// quotients give the same bits on every machine.
+/// What it selected says where it should have been: off by a root of count / k. Picks leave the
+/// residuals, so that what lies above a threshold is hardly more than a step's gradients, and
+/// counts fall steeply with it: the 16th root of a rank's own count, the 32nd of the sum's, held
+/// deviations lowest among the 8th to 64th on normal gradients. Residuals grow from step to step,
+/// most in the first ones, so the next threshold also goes on as the right ones have gone before,
+/// averaged. Square roots, products and quotients give the same bits on every machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tracker {
     /// Magnitude from which on the next step selects: at least 1, and finite.

@@ -1,10 +1,10 @@
 //! gTopk: a binary tree of merges to rank 0, each keeping the k largest, and a binomial broadcast.
 //!
-//! What a merge drops returns to the residual of the rank that drops it, so that nothing is lost. Messages have room for k
-//! entries, whatever they hold: 2k words once up and once down.
+//! What a merge drops returns to the residual of the rank that drops it, so that nothing is lost.
+//! Messages have room for k entries, whatever they hold: 2k words once up and once down.
 //!
-//! A sum that is not finite has no residual that could hold it. Where such coordinates are only counted, everybody takes its own
-//! picks there back and the tree begins anew without them.
+//! A sum that is not finite has no residual that could hold it. Where such coordinates are only
+//! counted, everybody takes its own picks there back and the tree begins anew without them.
 
 use super::counters::Phase;
 use super::entries::{Arrival, Entries};
@@ -14,7 +14,8 @@ use super::machine::{Finished, Step, Terms};
 use crate::error::Result;
 use crate::types::Rank;
 
-/// Before the entries: how many they are, values of gradients that are not finite, sums that are not.
+/// Before the entries: how many they are, values of gradients that are not finite, sums that are
+/// not.
 const HEADER: u64 = 24;
 
 pub(super) async fn run<E: Entries + Sync>(
@@ -56,7 +57,8 @@ pub(super) async fn run<E: Entries + Sync>(
     }
 }
 
-/// The coordinates that any rank lost. At least one, and none of them is picked in the next tree: there is a last one.
+/// The coordinates that any rank lost. At least one, and none of them is picked in the next tree:
+/// there is a last one.
 async fn union<E: Entries>(io: &Io, step: &Step<E>, terms: &Terms, lost: E) -> Result<E> {
     let pack = terms.exact().pack;
     let own = [lost.len()];
@@ -98,8 +100,8 @@ struct Tree<'a, E> {
 }
 
 impl<E: Entries> Tree<'_, E> {
-    /// Up: rank r merges what r + 1, r + 2, r + 4, ... have, until it is its turn to send. What this rank then
-    /// has, and how far away the rank is that gets it.
+    /// Up: rank r merges what r + 1, r + 2, r + 4, ... have, until it is its turn to send. What
+    /// this rank then has, and how far away the rank is that gets it.
     async fn gather(&mut self, mut own: E) -> Result<(Message, u32)> {
         let io = self.io;
         let (mut distance, mut lost_count) = (1, 0);

@@ -1,7 +1,8 @@
 //! How a machine asks: requests out, what arrived in, everything counted on the way.
 //!
-//! An algorithm is an async function over an [`Io`]; nothing else awaits, so that it stands still exactly where it asks. Whoever
-//! calls [`super::Machine::next`] resumes it. No executor, no waker, no thread.
+//! An algorithm is an async function over an [`Io`]; nothing else awaits, so that it stands still
+//! exactly where it asks. Whoever calls [`super::Machine::next`] resumes it. No executor, no waker,
+//! no thread.
 
 use super::counters::{Counters, Phase};
 use super::spare::Spare;
@@ -19,8 +20,8 @@ use std::task::{Context, Poll};
 pub struct Message {
     /// The bytes; none in a message that is size-only or whose bytes lie elsewhere.
     pub data: Vec<u8>,
-    /// Where they lie instead, which spares a copy: of what has come, until the machine's next request; of what is sent from there, until that
-    /// has ended.
+    /// Where they lie instead, which spares a copy: of what has come, until the machine's next
+    /// request; of what is sent from there, until that has ended.
     pub seen: Option<Box<Seen>>,
     /// How many.
     pub bytes: u64,
@@ -136,7 +137,8 @@ impl Message {
 /// different numbers of exchanges; with the other algorithms the same.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Request {
-    /// A group of messages, at most one to and one from each rank; none is empty. Lengths are known on both sides.
+    /// A group of messages, at most one to and one from each rank; none is empty. Lengths are known
+    /// on both sides.
     Exchange {
         /// To whom, what.
         sends: Vec<(Rank, Message)>,

@@ -1,8 +1,10 @@
 //! A rank's own selection: about k entries of its accumulator, in as few passes as possible.
 //!
-//! Exact: from a little below where the steps before put the threshold, one pass usually fetches a few more than k, of which exactly
-//! k are kept; where the gradient may be added at once, in the same one. Threshold mode: what the threshold selects, if that is within [min(k/2, non-zeros), 2k], and of much more than k the k
-//! largest; else exactly k in the same step. The threshold follows the counts in between.
+//! Exact: from a little below where the steps before put the threshold, one pass usually fetches a
+//! few more than k, of which exactly k are kept; where the gradient may be added at once, in the
+//! same one. Threshold mode: what the threshold selects, if that is within [min(k/2, non-zeros),
+//! 2k], and of much more than k the k largest; else exactly k in the same step. The threshold
+//! follows the counts in between.
 
 use super::foresight::Foresight;
 use super::global::{Steepness, Tracker, is_within};
@@ -16,11 +18,13 @@ use crate::kernel::select::{
 /// Rounds in which the published code of Gaussiank corrects its estimate.
 const GAUSSIAN_ROUNDS: u32 = 3;
 
-/// Rounds, each a pass, after which Gaussiank takes the k largest. From a bracket of half a threshold's width ten reach a 2000th of it.
+/// Rounds, each a pass, after which Gaussiank takes the k largest. From a bracket of half a
+/// threshold's width ten reach a 2000th of it.
 const GAUSSIAN_ROUNDS_MAX: u32 = 16;
 
-/// Of what a threshold selects beyond k, this part may stay; where it is more, only the k largest do. Gradients of small batches
-/// change the right count by more than that from one step to the next, even of the threshold that was right in the last.
+/// Of what a threshold selects beyond k, this part may stay; where it is more, only the k largest
+/// do. Gradients of small batches change the right count by more than that from one step to the
+/// next, even of the threshold that was right in the last.
 const CUT_SHARE: usize = 8;
 
 /// What a rank selected.
@@ -46,8 +50,8 @@ pub struct LocalSelection {
 }
 
 impl LocalSelection {
-    /// Selects for a step. `sources` are residuals with gradients; with [`NonFinite::Count`] the gradients are added to the residuals in the
-    /// same pass, else nothing is changed.
+    /// Selects for a step. `sources` are residuals with gradients; with [`NonFinite::Count`] the
+    /// gradients are added to the residuals in the same pass, else nothing is changed.
     pub fn select(
         &mut self,
         sources: &[(Source, Source)],
@@ -75,7 +79,8 @@ impl LocalSelection {
         clear(&mut picks);
         let guess = self.guess(algorithm, options);
         let (scan, is_good) = match is_added {
-            // What is added once cannot be added again: whatever the guess gives, this pass goes to the end.
+            // What is added once cannot be added again: whatever the guess gives, this pass goes to
+            // the end.
             true => {
                 let (floor, limit) = guess.terms(k as usize);
                 let scan = accumulate(&sums, floor, limit, &mut picks);
@@ -206,9 +211,10 @@ fn lowered(threshold: u32) -> u32 {
     (f32::from_bits(threshold) * 0.95).to_bits().max(1)
 }
 
-/// By the estimate of a normal distribution. Real tails are not normal, so that it may select next to nothing or a multiple of
-/// k: it is halved or raised by half until it has been too high once and too low once, and then lies in the middle of the two, until it selects
-/// between 2/3 and 4/3 of k; the k largest where that does not come about. How many are not finite.
+/// By the estimate of a normal distribution. Real tails are not normal, so that it may select next
+/// to nothing or a multiple of k: it is halved or raised by half until it has been too high once
+/// and too low once, and then lies in the middle of the two, until it selects between 2/3 and 4/3
+/// of k; the k largest where that does not come about. How many are not finite.
 fn select_gaussian(sources: &[Source], k: usize, picks: &mut Picks) -> u64 {
     let (mut floor, not_finite) = gaussian_floor(sources, k);
     // The highest that selected too many, and the lowest that selected too few.
@@ -232,8 +238,8 @@ fn select_gaussian(sources: &[Source], k: usize, picks: &mut Picks) -> u64 {
     not_finite
 }
 
-/// The same as in the published code: three rounds of halving and raising, whatever the last one selects. In a vector with short tails
-/// they jump over k.
+/// The same as in the published code: three rounds of halving and raising, whatever the last one
+/// selects. In a vector with short tails they jump over k.
 fn select_as_published(sources: &[Source], k: usize, picks: &mut Picks) -> u64 {
     let (mut floor, not_finite) = gaussian_floor(sources, k);
     for round in 0..=GAUSSIAN_ROUNDS {

@@ -33,14 +33,16 @@ pub struct Step<E> {
 pub struct Finished<E> {
     /// The sum's entries that all ranks apply; the same bits on every rank. Never a zero.
     pub result: E,
-    /// What this rank selected, where it took part: zero in the residual, but for what returns. None of a step that is void.
+    /// What this rank selected, where it took part: zero in the residual, but for what returns.
+    /// None of a step that is void.
     pub picks: E,
     /// What this rank's residual gets back; an index may occur in several lists.
     pub returned: Vec<E>,
-    /// Picks that the result does not have return too, whole, and are in none of those lists: whoever changes the residual
-    /// passes both on the way. [`Finished::all_returned`] has them.
+    /// Picks that the result does not have return too, whole, and are in none of those lists:
+    /// whoever changes the residual passes both on the way. [`Finished::all_returned`] has them.
     pub is_rest_returned: bool,
-    /// The step did not take place on any rank, because something was not finite and the policy is strict.
+    /// The step did not take place on any rank, because something was not finite and the policy is
+    /// strict.
     pub is_void: bool,
     /// Values that are not finite, on all ranks and in the sums.
     pub not_finite: u64,
@@ -116,8 +118,8 @@ pub struct Machine<E> {
 }
 
 impl<E: Entries + Sync> Machine<E> {
-    /// A machine at its beginning. `algorithm` is none that decides: not dense, not auto; `state` is what Ok-Topk's step
-    /// before gave.
+    /// A machine at its beginning. `algorithm` is none that decides: not dense, not auto; `state`
+    /// is what Ok-Topk's step before gave.
     ///
     /// # Panics
     /// If the algorithm is dense or auto, which are not made of picks.
@@ -132,7 +134,8 @@ impl<E: Entries + Sync> Machine<E> {
         Machine::with_prices((algorithm, prices), options, place, step, state)
     }
 
-    /// The same where messages have these prices, by which [`super::Balance::Cost`] decides. The same on all ranks.
+    /// The same where messages have these prices, by which [`super::Balance::Cost`] decides. The
+    /// same on all ranks.
     ///
     /// # Panics
     /// As [`Machine::new`].
@@ -179,14 +182,14 @@ impl<E: Entries + Sync> Machine<E> {
         }
     }
 
-    /// Takes memory from here, and gives back there what it no longer needs. To be called at the beginning; else memory
-    /// comes from the system.
+    /// Takes memory from here, and gives back there what it no longer needs. To be called at the
+    /// beginning; else memory comes from the system.
     pub fn reuse(&mut self, spare: &Spare) {
         self.io.reuse(spare.clone());
     }
 
-    /// Goes on with what arrived, and says what is wanted next. [`Arrived::Nothing`] at the beginning and after
-    /// [`Action::Start`].
+    /// Goes on with what arrived, and says what is wanted next. [`Arrived::Nothing`] at the
+    /// beginning and after [`Action::Start`].
     ///
     /// # Panics
     /// After [`Action::Done`], or if something else arrived than was asked for.
@@ -211,8 +214,9 @@ impl<E: Entries + Sync> Machine<E> {
         }
     }
 
-    /// Why there is no result after [`Action::Done`]: a peer's words or entries are not what they can be. It is named where one
-    /// rank alone has sent them. Other ranks may not have noticed, and wait for this one: the communicator has failed.
+    /// Why there is no result after [`Action::Done`]: a peer's words or entries are not what they
+    /// can be. It is named where one rank alone has sent them. Other ranks may not have noticed,
+    /// and wait for this one: the communicator has failed.
     pub fn failure(&self) -> Option<&Error> {
         self.failure.as_ref()
     }

@@ -1,7 +1,8 @@
-//! Which indices two increasing lists have in common: marks of the one over a window of coordinates, looked up by the other.
+//! Which indices two increasing lists have in common: marks of the one over a window of
+//! coordinates, looked up by the other.
 //!
-//! Two pointers that overtake each other would be a branch an entry that nobody can predict; a search for where a window ends
-//! would wait for memory at every step of it.
+//! Two pointers that overtake each other would be a branch an entry that nobody can predict; a
+//! search for where a window ends would wait for memory at every step of it.
 
 /// Coordinates of a window: 4 KiB of marks.
 pub(crate) const WINDOW: usize = 32 * 1024;

@@ -1,8 +1,10 @@
-//! Sparse allreduce as pure machines: what a rank sends, receives and reduces, without I/O, clock or threads.
+//! Sparse allreduce as pure machines: what a rank sends, receives and reduces, without I/O, clock
+//! or threads.
 //!
-//! A rank's *accumulator* is its residual plus its gradient. It selects about k entries of it ([`LocalSelection`]), its
-//! *picks*, and an algorithm makes of the picks of all ranks a *result*: indices and values, the same bits on every rank. What
-//! of a rank's picks takes part in no sum returns to that rank's residual:
+//! A rank's *accumulator* is its residual plus its gradient. It selects about k entries of it
+//! ([`LocalSelection`]), its *picks*, and an algorithm makes of the picks of all ranks a *result*:
+//! indices and values, the same bits on every rank. What of a rank's picks takes part in no sum
+//! returns to that rank's residual:
 //!
 //! ```text
 //! sum over steps of the result + sum over ranks of the residuals == sum of all gradients, in every coordinate
@@ -17,17 +19,19 @@
 //! the sum, such picks return whole, as those of all coordinates that the result has not. With
 //! TopkA, TopkDSA, Gaussiank and gTopk they have taken part in the sum and do not return.
 //!
-//! The machine says it in two lists: a rank's residual after the step is its accumulator, zero at its picks, plus the
-//! *returned* entries ([`Finished::returned`]). Picks that the result does not have come back whole; rounding errors of
-//! values that were sent in fewer bits, and partial sums that gTopk drops, come back to the rank where that happened.
+//! The machine says it in two lists: a rank's residual after the step is its accumulator, zero at
+//! its picks, plus the *returned* entries ([`Finished::returned`]). Picks that the result does not
+//! have come back whole; rounding errors of values that were sent in fewer bits, and partial sums
+//! that gTopk drops, come back to the rank where that happened.
 //!
 //! # Machines
 //!
-//! A [`Machine`] asks for communication ([`Request`]) and is told what came ([`Arrived`]); it is written as one
-//! function that awaits, and run by whoever calls [`Machine::next`]: `comm/sparse` on a communicator, the tests in memory
-//! under any order of delivery. Between the start of an exchange and its end it reduces what came before. Requests are few:
-//! groups of messages, and sums and gathers of some words. A machine works on [`Entries`]: real ones ([`Stream`]) or sizes
-//! only ([`Sized`]), so that 256 ranks and 133 million coordinates fit a test.
+//! A [`Machine`] asks for communication ([`Request`]) and is told what came ([`Arrived`]); it is
+//! written as one function that awaits, and run by whoever calls [`Machine::next`]: `comm/sparse`
+//! on a communicator, the tests in memory under any order of delivery. Between the start of an
+//! exchange and its end it reduces what came before. Requests are few: groups of messages, and sums
+//! and gathers of some words. A machine works on [`Entries`]: real ones ([`Stream`]) or sizes only
+//! ([`Sized`]), so that 256 ranks and 133 million coordinates fit a test.
 //!
 //! # Algorithms
 //!
@@ -38,18 +42,21 @@
 //! | TopkDSA (SparCML): small, big, recursive doubling | 4k(P-1)/P to (2k+n)(P-1)/P | `dsa.rs` |
 //! | gTopk | 4k log P | `gtopk.rs` |
 //!
-//! Sums are made in rank order from left to right (recursive doubling and gTopk: in the order of their trees), never in the
-//! order of arrival. The messages of Ok-Topk's step j go to rank - j, so that a rank receives from rank + j: then rank 0's
-//! part comes as early as any, and most can be added in rank order while the next are under way.
+//! Sums are made in rank order from left to right (recursive doubling and gTopk: in the order of
+//! their trees), never in the order of arrival. The messages of Ok-Topk's step j go to rank - j, so
+//! that a rank receives from rank + j: then rank 0's part comes as early as any, and most can be
+//! added in rank order while the next are under way.
 //!
 //! # Agreement
 //!
-//! Whatever ranks must decide alike follows from words that all have: sizes, histograms, counts of what is not finite.
-//! Nothing is changed before all know whether the step counts: with a value that is not finite a machine ends with
-//! [`Finished::not_finite`] on all ranks, and the caller's policy decides.
+//! Whatever ranks must decide alike follows from words that all have: sizes, histograms, counts of
+//! what is not finite. Nothing is changed before all know whether the step counts: with a value
+//! that is not finite a machine ends with [`Finished::not_finite`] on all ranks, and the caller's
+//! policy decides.
 //!
-//! Sources: Li and Hoefler (PPoPP 2022); Renggli and others, "SparCML" (SC 2019); Shi and others, "gTop-k" (ICDCS 2019) and
-//! "Understanding Top-k Sparsification" (2019). Read first: [`Machine`], then `oktopk.rs`.
+//! Sources: Li and Hoefler (PPoPP 2022); Renggli and others, "SparCML" (SC 2019); Shi and others,
+//! "gTop-k" (ICDCS 2019) and "Understanding Top-k Sparsification" (2019). Read first: [`Machine`],
+//! then `oktopk.rs`.
 
 mod balance;
 mod choose;

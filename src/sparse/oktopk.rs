@@ -1,11 +1,14 @@
 //! Ok-Topk (Li and Hoefler): split and reduce by regions, select globally, gather.
 //!
 //! 1. At a repartition, boundaries such that all regions get equally many picks.
-//! 2. Sizes to everybody who will get messages; then each rank's picks to the owners of their regions, in buckets of four
-//!    messages, more where those are short, the next under way while the one before is added.
-//! 3. Sizes and states of the sums: from here on all know whether the step counts, and how many non-zeros the sum has.
-//! 4. The global threshold: used again, or the one of its neighbours that selects nearest to k (their counts travel with the
-//!    sizes), while that is about k; else the exact k-th by histograms. Both depend only on what all ranks have.
+//! 2. Sizes to everybody who will get messages; then each rank's picks to the owners of their
+//!    regions, in buckets of four messages, more where those are short, the next under way while
+//!    the one before is added.
+//! 3. Sizes and states of the sums: from here on all know whether the step counts, and how many
+//!    non-zeros the sum has.
+//! 4. The global threshold: used again, or the one of its neighbours that selects nearest to k
+//!    (their counts travel with the sizes), while that is about k; else the exact k-th by
+//!    histograms. Both depend only on what all ranks have.
 //! 5. Where the selected entries are unevenly spread: moved. Then gathered.
 //!
 //! What of a pick is not in the result returns.
@@ -203,7 +206,8 @@ struct Fold<'a, E> {
 }
 
 impl<E: Entries> Fold<'_, E> {
-    /// Adds what is there without a gap: from left to right, whatever came first. Messages are gone after that.
+    /// Adds what is there without a gap: from left to right, whatever came first. Messages are gone
+    /// after that.
     fn go_on(&mut self) -> Result<()> {
         let ready = |part: &Option<Part<E>>| part.is_some();
         let begin = self.next;
@@ -340,10 +344,12 @@ pub(super) async fn split<E: Entries + Sync>(
     })
 }
 
-/// Where the bucket ends that begins with a step: after four messages that have at least half of a bucket's share of what this
-/// rank sends, and of what it receives. Who waited for messages that are nearly empty before it sends its long one would
-/// hand the delay on from rank to rank. Ranks need not agree: whoever is furthest behind waits for steps that all others have
-/// begun; but they do agree where all messages are about equally long, so that nobody waits for a peer's next bucket.
+/// Where the bucket ends that begins with a step: after four messages that have at least half of a
+/// bucket's share of what this rank sends, and of what it receives. Who waited for messages that
+/// are nearly empty before it sends its long one would hand the delay on from rank to rank. Ranks
+/// need not agree: whoever is furthest behind waits for steps that all others have begun; but they
+/// do agree where all messages are about equally long, so that nobody waits for a peer's next
+/// bucket.
 fn bucket_end(first: u32, ranks: u32, load: impl Fn(u32) -> (u64, u64)) -> u32 {
     let add = |a: (u64, u64), b: (u64, u64)| (a.0 + b.0, a.1 + b.1);
     let total = (1..ranks).map(&load).fold((0, 0), add);
@@ -360,7 +366,8 @@ fn bucket_end(first: u32, ranks: u32, load: impl Fn(u32) -> (u64, u64)) -> u32 {
     ranks
 }
 
-/// The first k of all entries in the total order, which should lie where they are foreseen: this rank's, everybody's sizes, and the least magnitude.
+/// The first k of all entries in the total order, which should lie where they are foreseen: this
+/// rank's, everybody's sizes, and the least magnitude.
 async fn select_exactly<E: Entries>(
     io: &Io,
     step: &Step<E>,
@@ -372,7 +379,8 @@ async fn select_exactly<E: Entries>(
         return Ok((reduced, lengths.collect(), 1));
     }
     let spare = io.spare();
-    // Those that may be among the first k of all. All ranks foresee the same, so that they count the same entries.
+    // Those that may be among the first k of all. All ranks foresee the same, so that they count
+    // the same entries.
     let near = foresight.and_then(|foresight| reduced.near(foresight.floor(), &spare));
     let (kth, reduced) = match near {
         Some(near) => match kth_largest(io, &near, step.k).await {
@@ -427,7 +435,8 @@ async fn gather<E: Entries>(
     gather_blocks(io, (block, sizes), terms, step.count).await
 }
 
-/// Gathers blocks of these sizes, rounded by who sends them; zeros that rounding makes are in the sum.
+/// Gathers blocks of these sizes, rounded by who sends them; zeros that rounding makes are in the
+/// sum.
 async fn gather_blocks<E: Entries>(
     io: &Io,
     (block, sizes): (E, Vec<u64>),

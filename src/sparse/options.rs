@@ -8,7 +8,8 @@ use std::str::FromStr;
 /// How the picks of all ranks become a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
-    /// Split and reduce by regions, global selection, all-gather (Li and Hoefler): at most 6k words.
+    /// Split and reduce by regions, global selection, all-gather (Li and Hoefler): at most 6k
+    /// words.
     OkTopk,
     /// Everybody's picks to everybody; the result is their sum.
     TopkA,
@@ -18,13 +19,13 @@ pub enum Algorithm {
     TopkDsa(DsaVariant),
     /// A tree of merges that keep k entries each, and a broadcast.
     GTopk,
-    /// As TopkA, with picks by the estimate of a normal distribution, corrected until it selects 2/3 to 4/3 of k; with [`Mode::Paper`]
-    /// in three rounds, whatever they end with.
+    /// As TopkA, with picks by the estimate of a normal distribution, corrected until it selects
+    /// 2/3 to 4/3 of k; with [`Mode::Paper`] in three rounds, whatever they end with.
     Gaussiank,
     /// A dense allreduce of the whole accumulator.
     Dense,
-    /// What the cost model, the fill-in of the steps before and their times say is fastest: Ok-Topk, TopkDSA or dense. The same
-    /// on all ranks, but not in every run.
+    /// What the cost model, the fill-in of the steps before and their times say is fastest:
+    /// Ok-Topk, TopkDSA or dense. The same on all ranks, but not in every run.
     Auto,
 }
 
@@ -90,7 +91,8 @@ pub enum DsaVariant {
     Small,
     /// Always a dense all-gather of the regions: SparCML's variant for large data.
     Big,
-    /// No split: whole streams are exchanged and merged in log P rounds, dense from where the switch rule says.
+    /// No split: whole streams are exchanged and merged in log P rounds, dense from where the
+    /// switch rule says.
     RecursiveDoubling,
 }
 
@@ -138,11 +140,11 @@ impl Amount {
 pub enum Mode {
     /// Exactly k, every step, by the total order.
     Exact,
-    /// Thresholds are found exactly every so many steps and used again in between, corrected where the counts leave
-    /// [k/2, 2k].
+    /// Thresholds are found exactly every so many steps and used again in between, corrected where
+    /// the counts leave [k/2, 2k].
     Threshold,
-    /// As the published code does: at a re-evaluation the whole reduced sum is gathered, which may cost 2 min(Pk, n) words;
-    /// Gaussiank corrects its estimate in three rounds only.
+    /// As the published code does: at a re-evaluation the whole reduced sum is gathered, which may
+    /// cost 2 min(Pk, n) words; Gaussiank corrects its estimate in three rounds only.
     Paper,
 }
 
@@ -164,7 +166,8 @@ pub enum Balance {
     Auto,
     /// Iff the largest size is above 4 times the mean.
     Paper,
-    /// Iff the cost model says that spreading and an even all-gather take less time than the uneven one.
+    /// Iff the cost model says that spreading and an even all-gather take less time than the uneven
+    /// one.
     Cost,
     /// Always.
     Always,
@@ -198,8 +201,9 @@ pub enum NonFinite {
     Error,
     /// The step is skipped on all ranks, its gradient not absorbed: for gradient scalers.
     Skip,
-    /// Such coordinates do not absorb this gradient on the rank concerned, all else goes on; they are counted. The fastest:
-    /// nothing needs to be undone, so that one pass adds the gradient to the residual and selects.
+    /// Such coordinates do not absorb this gradient on the rank concerned, all else goes on; they
+    /// are counted. The fastest: nothing needs to be undone, so that one pass adds the gradient to
+    /// the residual and selects.
     Count,
 }
 
@@ -227,7 +231,8 @@ pub struct SparseOptions {
     pub algorithm: Algorithm,
     /// Entries of the result, over all tensors of a call; default 1 %.
     pub amount: Amount,
-    /// k is of each tensor, not of all; every tensor then is an operation of its own. Default false.
+    /// k is of each tensor, not of all; every tensor then is an operation of its own. Default
+    /// false.
     pub per_tensor: bool,
     /// Default exact.
     pub mode: Mode,

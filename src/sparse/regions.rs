@@ -31,8 +31,9 @@ pub(super) async fn cut<E: Entries>(
     }
 }
 
-/// Boundary i is the least coordinate below which at least i / P of all picks lie. A coordinate has at most P of them, so no
-/// region has more than total / P + P. One bisection for all boundaries together: ceil(log2 count) sums.
+/// Boundary i is the least coordinate below which at least i / P of all picks lie. A coordinate has
+/// at most P of them, so no region has more than total / P + P. One bisection for all boundaries
+/// together: ceil(log2 count) sums.
 async fn balanced<E: Entries>(io: &Io, picks: &E, count: u64) -> Result<Vec<u64>> {
     let p = u64::from(io.ranks);
     // The boundary lies in low..=high.
@@ -63,7 +64,8 @@ async fn balanced<E: Entries>(io: &Io, picks: &E, count: u64) -> Result<Vec<u64>
     bounds_of(low, count)
 }
 
-/// Every rank's own equal shares, averaged: one sum. Ranks with fewer picks than there are ranks say equal coordinates.
+/// Every rank's own equal shares, averaged: one sum. Ranks with fewer picks than there are ranks
+/// say equal coordinates.
 async fn averaged<E: Entries>(io: &Io, picks: &E, count: u64) -> Result<Vec<u64>> {
     let p = u64::from(io.ranks);
     let own = match picks.len() >= p {

@@ -1,8 +1,9 @@
 //! [`Sized`]: how many entries there would be, for jobs larger than this machine's memory.
 //!
-//! The entries of one vector lie evenly in their coordinates, and their magnitudes evenly among all magnitudes; those of
-//! different ranks lie independently or in the same places. Whatever real entries make data-dependent follows from that, so that
-//! the same machines run with the same control flow.
+//! The entries of one vector lie evenly in their coordinates, and their magnitudes evenly among all
+//! magnitudes; those of different ranks lie independently or in the same places. Whatever real
+//! entries make data-dependent follows from that, so that the same machines run with the same
+//! control flow.
 
 use super::entries::{Arrival, Entries, Pack, Term};
 use super::global::Around;

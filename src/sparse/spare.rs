@@ -1,14 +1,16 @@
 //! [`Spare`]: vectors that are no longer needed, for those to come.
 //!
-//! A step of BERT's size makes and drops a dozen vectors of ten megabytes. From the system each would come as pages that are
-//! cleared one by one at their first use: a third of the communication's time.
+//! A step of BERT's size makes and drops a dozen vectors of ten megabytes. From the system each
+//! would come as pages that are cleared one by one at their first use: a third of the
+//! communication's time.
 
 use super::io::Seen;
 use super::stream::Stream;
 use super::sum::Window;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Vectors of each kind that are kept at most: more than one step of Ok-Topk on few ranks has at a time.
+/// Vectors of each kind that are kept at most: more than one step of Ok-Topk on few ranks has at a
+/// time.
 const KEPT: usize = 16;
 
 /// Messages that are sent begin at multiples of this, so that no two share a cache line.
@@ -109,7 +111,8 @@ impl Spare {
     }
 }
 
-/// The smallest that is large enough, else a new one, with an eighth more than asked for: lengths vary from step to step.
+/// The smallest that is large enough, else a new one, with an eighth more than asked for: lengths
+/// vary from step to step.
 fn take<T>(shelf: &mut Vec<Vec<T>>, count: usize) -> Vec<T> {
     let fitting = shelf.iter().enumerate().filter(|v| v.1.capacity() >= count);
     match fitting.min_by_key(|v| v.1.capacity()).map(|v| v.0) {

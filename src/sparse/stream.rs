@@ -1,7 +1,8 @@
 //! [`Stream`]: real entries.
 //!
-//! Its loops run over millions of entries in every step. None of them decides by a branch what an entry's value or place says:
-//! where a third of the entries is kept, every third guess of such a branch is wrong, and costs as much as ten entries.
+//! Its loops run over millions of entries in every step. None of them decides by a branch what an
+//! entry's value or place says: where a third of the entries is kept, every third guess of such a
+//! branch is wrong, and costs as much as ten entries.
 
 use super::coding::{self, BATCH, check_length, decode_values};
 use super::entries::{Arrival, Entries, Pack, Term};
@@ -44,8 +45,8 @@ impl Stream {
         self.change_into(kept, |index, value| (is_kept(index, value), value));
     }
 
-    /// Appends those that are kept to `kept`, with the values that go with that. Each is written down, and the next over it unless
-    /// it is kept.
+    /// Appends those that are kept to `kept`, with the values that go with that. Each is written
+    /// down, and the next over it unless it is kept.
     fn change_into(&self, kept: &mut Stream, mut change: impl FnMut(u64, f32) -> (bool, f32)) {
         let (mut indices, mut values) = ([0u64; BATCH], [0f32; BATCH]);
         let parts = self.indices.chunks(BATCH).zip(self.values.chunks(BATCH));
@@ -301,7 +302,8 @@ impl Entries for Stream {
     }
 }
 
-/// How many values are as asked. Sums as wide as the values they come from, and no early end: whole vectors.
+/// How many values are as asked. Sums as wide as the values they come from, and no early end: whole
+/// vectors.
 fn count_where(values: &[f32], is_it: impl Fn(f32) -> bool) -> u64 {
     let count = |part: &[f32]| part.iter().map(|v| u32::from(is_it(*v))).sum::<u32>();
     let parts = values.chunks(1 << 20);

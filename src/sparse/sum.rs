@@ -1,7 +1,9 @@
-//! The sum of sparse vectors from left to right: dense over a window of coordinates that nearly fits the first-level cache.
+//! The sum of sparse vectors from left to right: dense over a window of coordinates that nearly
+//! fits the first-level cache.
 //!
-//! A window costs what lies in it and a look at each 64 coordinates; windows without entries cost nothing. Merging two vectors at
-//! a time in the same order would touch the sum once for each of them.
+//! A window costs what lies in it and a look at each 64 coordinates; windows without entries cost
+//! nothing. Merging two vectors at a time in the same order would touch the sum once for each of
+//! them.
 
 use super::coding::Incoming;
 use super::entries::{Arrival, Entries, Term};
@@ -9,19 +11,23 @@ use super::spare::Spare;
 use super::stream::Stream;
 use crate::kernel::select::magnitude;
 
-/// Coordinates of a window: 32 KiB of sums, of which at 1 % half of the lines are used, beside the parts that are read.
+/// Coordinates of a window: 32 KiB of sums, of which at 1 % half of the lines are used, beside the
+/// parts that are read.
 const WINDOW: usize = 8 * 1024;
 
-/// What is there before the first term. Plus any value it is that value, also where that is -0; zero would turn it into +0.
+/// What is there before the first term. Plus any value it is that value, also where that is -0;
+/// zero would turn it into +0.
 const NOTHING: f32 = -0.0;
 
 /// Entries that are taken from a window at a time.
 const BATCH: usize = 512;
 
-/// Entries that are taken from 64 coordinates without asking how many there are: no branch could guess it, and more are few.
+/// Entries that are taken from 64 coordinates without asking how many there are: no branch could
+/// guess it, and more are few.
 const ROUND: usize = 4;
 
-/// Sums of one window, with a bit for each coordinate that has any term. Between uses nothing is in it.
+/// Sums of one window, with a bit for each coordinate that has any term. Between uses nothing is in
+/// it.
 #[derive(Debug)]
 pub(super) struct Window {
     sums: Box<[f32; WINDOW]>,
@@ -132,8 +138,8 @@ impl<'a> Cursor<'a> {
 }
 
 impl Window {
-    /// Adds what lies before the window's end; how many that are. No search for the end: it would wait for memory at every
-    /// step, and this branch is guessed wrong once.
+    /// Adds what lies before the window's end; how many that are. No search for the end: it would
+    /// wait for memory at every step, and this branch is guessed wrong once.
     fn add(&mut self, (base, end): (u64, u64), indices: &[u64], values: &[f32]) -> usize {
         let mut count = 0;
         for (index, value) in indices.iter().zip(values) {

@@ -1,5 +1,6 @@
-//! What ranks of several hosts use between their hosts, if nobody has said it: RDMA where every rank has a device for it, else
-//! connections. Each rank says what it has when the ranks meet, and rank 0 decides for all ([`agree`]).
+//! What ranks of several hosts use between their hosts, if nobody has said it: RDMA where every
+//! rank has a device for it, else connections. Each rank says what it has when the ranks meet, and
+//! rank 0 decides for all ([`agree`]).
 
 use super::Options;
 use super::verbs;
@@ -46,8 +47,8 @@ pub struct Agreed {
     pub is_pity: bool,
 }
 
-/// What a rank of so many can offer. Devices are opened for that, and closed: that a device is there does not mean that it may
-/// be used, or that it has room.
+/// What a rank of so many can offer. Devices are opened for that, and closed: that a device is
+/// there does not mean that it may be used, or that it has room.
 pub fn own_offer(rank: Rank, ranks: u32, options: &Options) -> Offer {
     if let Some((flag, what)) = options.unkept_promise() {
         return Err(format!("{flag} was asked for, and devices do not {what}"));

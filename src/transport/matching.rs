@@ -1,6 +1,8 @@
-//! [`Matching`]: receives of one peer's messages meet what comes, by tag and in order, for providers whose owner matches.
+//! [`Matching`]: receives of one peer's messages meet what comes, by tag and in order, for
+//! providers whose owner matches.
 //!
-//! `F` says where the bytes of a message are that are not here yet; how they come is the provider's.
+//! `F` says where the bytes of a message are that are not here yet; how they come is the
+//! provider's.
 
 use super::posts::Ends;
 use super::{Outcome, TAG_CLASSES, tag_class};
@@ -170,8 +172,8 @@ impl<F> Matching<F> {
         Ok(())
     }
 
-    /// A message of this rank to itself, for which there is a place. Its bytes stay where they are until a receive takes them,
-    /// unless they are at most so many, or nobody waits for its end.
+    /// A message of this rank to itself, for which there is a place. Its bytes stay where they are
+    /// until a receive takes them, unless they are at most so many, or nobody waits for its end.
     pub fn send_to_oneself(
         &mut self,
         (rank, tag, header): (Rank, u64, u64),
@@ -206,7 +208,8 @@ impl<F> Matching<F> {
         at.and_then(|at| self.posted.remove(at)).is_some()
     }
 
-    /// Takes back the messages of this rank to itself whose bytes lie where they were sent from: the tokens of their sends.
+    /// Takes back the messages of this rank to itself whose bytes lie where they were sent from:
+    /// the tokens of their sends.
     pub fn take_own(&mut self) -> Vec<u64> {
         let mut tokens = Vec::new();
         self.messages.retain(|message| match message.payload {
@@ -226,8 +229,8 @@ impl<F> Matching<F> {
         waiting.find(|&(tag, header)| is_meant(tag, header))
     }
 
-    /// The connection ends: what had come whole, and what `is_kept` says of the rest, can be received later. The tokens of all
-    /// other posts.
+    /// The connection ends: what had come whole, and what `is_kept` says of the rest, can be
+    /// received later. The tokens of all other posts.
     pub fn flush(&mut self, mut is_kept: impl FnMut(&F) -> bool) -> Vec<u64> {
         let mut tokens: Vec<u64> = self.posted.drain(..).map(|posted| posted.token).collect();
         self.messages.retain(|message| {

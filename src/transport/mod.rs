@@ -1,64 +1,76 @@
-//! The transport contract: how bytes move between ranks. Providers: `shm`, `tcp`, both behind a `router`, `verbs`,
-//! and `sim`.
+//! The transport contract: how bytes move between ranks. Providers: `shm`, `tcp`, both behind a
+//! `router`, `verbs`, and `sim`.
 //!
-//! A transport is driven by one thread at a time (the engine's driver) and never blocks. It moves bytes
-//! and knows nothing of collectives, types or schedules. Peers are world ranks.
+//! A transport is driven by one thread at a time (the engine's driver) and never blocks. It moves
+//! bytes and knows nothing of collectives, types or schedules. Peers are world ranks.
 //!
 //! The clauses; `tests/conformance.rs` has one or more tests per number and runs on every provider:
 //!
 //!  1. Nothing blocks and nothing sleeps; every call returns in bounded time.
 //!  2. Time is an argument. A provider never reads a clock.
-//!  3. A full queue answers [`PostError::WouldBlock`] and changes nothing; the same post succeeds later.
+//!  3. A full queue answers [`PostError::WouldBlock`] and changes nothing; the same post succeeds
+//!     later.
 //!  4. Every accepted post gives exactly one [`Completion`] with its token, success or not.
-//!  5. After [`Event::PeerFailed`] or [`Event::PeerLeft`] every outstanding post to that peer completes as [`Outcome::Flushed`],
-//!     and later posts answer [`PostError::PeerFailed`], except a receive whose message had arrived before. (One
-//!     that its peer reads itself arrives when its receive takes it.) One of the two events comes, once; that of a failure
-//!     carries the cause.
-//!  6. A message matches a receive by (peer, tag). Messages of one (peer, tag) match in the order in
-//!     which they were sent; nothing else is ordered (a provider may promise more: [`Capabilities::ordered`]).
-//!  7. A message whose receive is not posted yet waits and never holds up a message with another tag. At most
-//!     [`Capabilities::messages_per_peer`] of each class of tags ([`tag_class`]) wait per peer; a further send of that
-//!     class would block, those of other classes do not. Whatever has been sent in other classes, at least
-//!     [`URGENT_MESSAGES`] messages of [`URGENT_CLASS`], of at most [`CONTROL_BYTES`] each, find room.
-//!  8. A completed send means that the source may be reused. A completed receive means that all bytes
-//!     are in the destination. A completed put or get means the same, and that the bytes of a put are visible to
-//!     whoever sees a later put or message of this rank.
-//!  9. A message longer than its receive completes the receive as [`Outcome::Truncated`] with the sent
-//!     length, writes nothing, and completes the send normally. A shorter one is a success with its length.
+//!  5. After [`Event::PeerFailed`] or [`Event::PeerLeft`] every outstanding post to that peer
+//!     completes as [`Outcome::Flushed`], and later posts answer [`PostError::PeerFailed`], except
+//!     a receive whose message had arrived before. (One that its peer reads itself arrives when its
+//!     receive takes it.) One of the two events comes, once; that of a failure carries the cause.
+//!  6. A message matches a receive by (peer, tag). Messages of one (peer, tag) match in the order
+//!     in which they were sent; nothing else is ordered (a provider may promise more:
+//!     [`Capabilities::ordered`]).
+//!  7. A message whose receive is not posted yet waits and never holds up a message with another
+//!     tag. At most [`Capabilities::messages_per_peer`] of each class of tags ([`tag_class`]) wait
+//!     per peer; a further send of that class would block, those of other classes do not. Whatever
+//!     has been sent in other classes, at least [`URGENT_MESSAGES`] messages of [`URGENT_CLASS`],
+//!     of at most [`CONTROL_BYTES`] each, find room.
+//!  8. A completed send means that the source may be reused. A completed receive means that all
+//!     bytes are in the destination. A completed put or get means the same, and that the bytes of a
+//!     put are visible to whoever sees a later put or message of this rank.
+//!  9. A message longer than its receive completes the receive as [`Outcome::Truncated`] with the
+//!     sent length, writes nothing, and completes the send normally. A shorter one is a success
+//!     with its length.
 //! 10. Sends, puts and gets need memory in a registered region, except for at most
 //!     [`Capabilities::inline_bytes`] bytes, which are copied when posted, and for sends for which
-//!     [`Transport::fetches`] says that the peer reads them where they lie. Receives take any memory.
-//! 11. A region stays registered until [`Transport::deregister`]; its owner keeps it alive until the last
-//!     completion that uses it. Keys are never reused. A put or get to a key that does not exist
-//!     (any more) completes as [`Outcome::BadKey`] and touches nothing.
+//!     [`Transport::fetches`] says that the peer reads them where they lie. Receives take any
+//!     memory.
+//! 11. A region stays registered until [`Transport::deregister`]; its owner keeps it alive until
+//!     the last completion that uses it. Keys are never reused. A put or get to a key that does not
+//!     exist (any more) completes as [`Outcome::BadKey`] and touches nothing.
 //! 12. The 64-bit header of a send arrives with it.
-//! 13. [`Transport::cancel`] ends an outstanding receive as [`Outcome::Cancelled`] unless it completes
-//!     first; either way there is exactly one completion.
-//! 14. After [`Transport::disconnect`] nothing of the old connection is reported; outstanding posts to
-//!     that peer complete as flushed first.
+//! 13. [`Transport::cancel`] ends an outstanding receive as [`Outcome::Cancelled`] unless it
+//!     completes first; either way there is exactly one completion.
+//! 14. After [`Transport::disconnect`] nothing of the old connection is reported; outstanding posts
+//!     to that peer complete as flushed first.
 //! 15. A rank may be its own peer.
 //! 16. Length zero is legal everywhere.
-//! 17. [`Transport::notify`] wakes a peer that sleeps on its [`WaitSource`]; so does every message or put
-//!     that arrives there, and the last of the signals that it wants ([`Transport::want_signals`]). A wake-up is never lost, and
-//!     may be spurious.
-//! 18. After [`Transport::withdraw`] no send or put of before reads memory of its caller, not by the kernel or a device either,
-//!     and nothing counts that its peer reads there itself, mapped or out of this process. Each that has not completed
-//!     completes as [`Outcome::Cancelled`], or goes on from a copy. The peer receives such a message as it was or never, and its
-//!     receive goes on waiting then; part of it, or of a put, may be in the destination. What had been sent from copies, as all
-//!     short messages are, still arrives. A peer that reads this rank's regions through [`Transport::mapped`] is told so when it
-//!     asks after its last read ([`Transport::has_withdrawn`]); one that gets from them gets what is there. This call alone
+//! 17. [`Transport::notify`] wakes a peer that sleeps on its [`WaitSource`]; so does every message
+//!     or put that arrives there, and the last of the signals that it wants
+//!     ([`Transport::want_signals`]). A wake-up is never lost, and may be spurious.
+//! 18. After [`Transport::withdraw`] no send or put of before reads memory of its caller, not by
+//!     the kernel or a device either, and nothing counts that its peer reads there itself, mapped
+//!     or out of this process. Each that has not completed completes as [`Outcome::Cancelled`], or
+//!     goes on from a copy. The peer receives such a message as it was or never, and its receive
+//!     goes on waiting then; part of it, or of a put, may be in the destination. What had been sent
+//!     from copies, as all short messages are, still arrives. A peer that reads this rank's regions
+//!     through [`Transport::mapped`] is told so when it asks after its last read
+//!     ([`Transport::has_withdrawn`]); one that gets from them gets what is there. This call alone
 //!     may wait, for some milliseconds, where a device is sending.
-//! 19. [`Transport::inject`] is a send that has completed when it is accepted: no completion follows, and the source may be
-//!     reused. Where it says no, nothing has happened, and the message is posted.
-//! 20. Where [`Capabilities::atomics`] says so, [`Transport::post_atomic`] changes an aligned word of 8 bytes of a region, of a
-//!     peer's or of this rank's own, at once for all operations of that kind on it, whoever posts them. What was there before
-//!     comes to the result. One that completes as [`Outcome::Done`] has been done exactly once, whatever was lost and sent again
-//!     meanwhile; one that is flushed at most once; one with a bad key not at all. Elsewhere it answers [`PostError::Invalid`].
+//! 19. [`Transport::inject`] is a send that has completed when it is accepted: no completion
+//!     follows, and the source may be reused. Where it says no, nothing has happened, and the
+//!     message is posted.
+//! 20. Where [`Capabilities::atomics`] says so, [`Transport::post_atomic`] changes an aligned word
+//!     of 8 bytes of a region, of a peer's or of this rank's own, at once for all operations of
+//!     that kind on it, whoever posts them. What was there before comes to the result. One that
+//!     completes as [`Outcome::Done`] has been done exactly once, whatever was lost and sent again
+//!     meanwhile; one that is flushed at most once; one with a bad key not at all. Elsewhere it
+//!     answers [`PostError::Invalid`].
 //!
-//! 21. A rank leaves in good order by [`Transport::leave`]; its peers get [`Event::PeerLeft`] with its word. All that it had sent
-//!     counts: before the event its puts are visible and its messages have arrived, so that they meet later receives too. What a
-//!     peer had sent to it is flushed unless it is known to have arrived. Whoever drops its transport without that leaves with the
-//!     word 0, and what it had sent may be lost. A rank that ends in any other way has failed.
+//! 21. A rank leaves in good order by [`Transport::leave`]; its peers get [`Event::PeerLeft`] with
+//!     its word. All that it had sent counts: before the event its puts are visible and its
+//!     messages have arrived, so that they meet later receives too. What a peer had sent to it is
+//!     flushed unless it is known to have arrived. Whoever drops its transport without that leaves
+//!     with the word 0, and what it had sent may be lost. A rank that ends in any other way has
+//!     failed.
 //!
 //! # Memory of posts
 //!
@@ -72,6 +84,7 @@
 //! [`CONTROL_BYTES`]: crate::limits::CONTROL_BYTES
 
 pub(crate) mod between;
+mod causes;
 mod keys;
 mod matching;
 pub(crate) mod open;
@@ -83,6 +96,8 @@ pub(crate) mod tcp;
 pub(crate) mod verbs;
 
 pub(crate) use between::{Agreed, Fabric, Offer, agree, own_offer};
+pub(crate) use causes::proves_end;
+pub use causes::{ENDED, LEFT, UNREACHABLE};
 pub use open::{Options, open};
 
 pub use crate::limits::{CONTROL_BYTES, MESSAGES_PER_PEER, URGENT_MESSAGES};
@@ -96,21 +111,6 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How the cause of an [`Event::PeerFailed`] begins where the end of the peer's process was seen on
-/// its own host.
-pub const ENDED: &str = "its process ended";
-/// How it begins where the peer has said goodbye.
-pub const LEFT: &str = "it has left";
-/// How it begins where nothing leads to the peer, which may live behind a link that is cut or a
-/// firewall.
-pub const UNREACHABLE: &str = "it cannot be reached";
-
-/// Whether a peer that has failed for this cause is certain not to go on. After any other cause it
-/// may live.
-pub(crate) fn proves_end(cause: &str) -> bool {
-    cause.starts_with(ENDED) || cause.starts_with(LEFT)
-}
-
 /// What a provider can do and how much of it. Constant after construction.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Capabilities {
@@ -118,8 +118,8 @@ pub struct Capabilities {
     pub name: &'static str,
     /// [`Transport::mapped`] gives peers' regions as memory that can be read and written in place.
     pub mapped: bool,
-    /// Stores to a peer's mapped memory are themselves the signal: after an ordinary release store the peer sees
-    /// it, and [`Transport::notify`] only wakes it. Otherwise signals are puts.
+    /// Stores to a peer's mapped memory are themselves the signal: after an ordinary release store
+    /// the peer sees it, and [`Transport::notify`] only wakes it. Otherwise signals are puts.
     pub store_signals: bool,
     /// Peers may map regions, which therefore are shared memory ([`Region::shared`]).
     pub shared_regions: bool,
@@ -129,9 +129,11 @@ pub struct Capabilities {
     pub atomics: bool,
     /// Messages of one peer arrive in the order sent, whatever their tags.
     pub ordered: bool,
-    /// Largest source that need not be registered: it is copied when posted. At least one cache line.
+    /// Largest source that need not be registered: it is copied when posted. At least one cache
+    /// line.
     pub inline_bytes: usize,
-    /// Unmatched messages of one class of tags that a peer will hold for this rank; more are answered with WouldBlock.
+    /// Unmatched messages of one class of tags that a peer will hold for this rank; more are
+    /// answered with WouldBlock.
     pub messages_per_peer: u32,
     /// Largest message.
     pub message_bytes_max: usize,
@@ -154,7 +156,8 @@ const _: () = assert!(
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address(pub Vec<u8>);
 
-/// A port of a device that traffic goes over, for people and for those who compare with what it can carry.
+/// A port of a device that traffic goes over, for people and for those who compare with what it can
+/// carry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortInUse {
     /// As the kernel names it.
@@ -163,7 +166,8 @@ pub struct PortInUse {
     pub number: u8,
     /// Payload of a packet at most, as far as this port goes.
     pub mtu_bytes: u32,
-    /// The same of the ports at the other ends, the least of them; packets carry the less of both. `None`: not joined yet.
+    /// The same of the ports at the other ends, the least of them; packets carry the less of both.
+    /// `None`: not joined yet.
     pub peers_mtu_bytes: Option<u32>,
     /// Index of the GID that packets carry.
     pub gid_index: u32,
@@ -248,7 +252,8 @@ impl Atomic {
     }
 }
 
-/// Classes of tags, by their two highest bits. Messages of one class never take the places of another.
+/// Classes of tags, by their two highest bits. Messages of one class never take the places of
+/// another.
 pub const TAG_CLASSES: usize = 4;
 
 /// The class whose short messages find room whatever else has been sent (clause 7).
@@ -266,8 +271,8 @@ pub enum PostError {
     WouldBlock,
     /// The peer failed earlier.
     PeerFailed,
-    /// The arguments break the contract; the text says how. Boxed, so that what a post answers fits registers: 30 instructions
-    /// less for a message.
+    /// The arguments break the contract; the text says how. Boxed, so that what a post answers fits
+    /// registers: 30 instructions less for a message.
     #[allow(clippy::box_collection)]
     Invalid(Box<String>),
 }
@@ -326,12 +331,14 @@ pub enum Event {
 
 /// What a waiting thread sleeps on.
 ///
-/// A provider over both memory and descriptors gives its descriptor and `sleeping`, and peers that share memory with it make
-/// the descriptor readable while that says so: then one thread sleeps on everything at once.
+/// A provider over both memory and descriptors gives its descriptor and `sleeping`, and peers that
+/// share memory with it make the descriptor readable while that says so: then one thread sleeps on
+/// everything at once.
 #[derive(Clone, Debug)]
 pub enum WaitSource {
-    /// Two 32-bit words. Announce the sleep by adding 1 to `sleeping` (and a full fence), check once more
-    /// that there is nothing to do, sleep while `bell` has the value read before, subtract 1.
+    /// Two 32-bit words. Announce the sleep by adding 1 to `sleeping` (and a full fence), check
+    /// once more that there is nothing to do, sleep while `bell` has the value read before,
+    /// subtract 1.
     Futex {
         /// Changes with every wake-up.
         bell: View,
@@ -353,7 +360,8 @@ pub enum WaitSource {
 
 /// A provider. See the module for the numbered clauses.
 ///
-/// Tokens are chosen by the caller and come back in completions. Tags are 64 bits, equal on both sides.
+/// Tokens are chosen by the caller and come back in completions. Tags are 64 bits, equal on both
+/// sides.
 #[allow(unsafe_code)] // Posts ask their callers for a promise.
 pub trait Transport: Send {
     /// What it can do.
@@ -365,8 +373,8 @@ pub trait Transport: Send {
     /// Begins to connect to a peer; [`Event::Connected`] says when that is done. To itself, too.
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<()>;
 
-    /// Takes a peer's address, lets it in and does not call it: [`Event::Connected`] says that it has called. Only of what the
-    /// router uses between hosts.
+    /// Takes a peer's address, lets it in and does not call it: [`Event::Connected`] says that it
+    /// has called. Only of what the router uses between hosts.
     fn expect(&mut self, _peer: Rank, _address: &Address) -> Result<()> {
         let name = self.capabilities().name;
         Err(Error::internal(format!(
@@ -386,25 +394,27 @@ pub trait Transport: Send {
     /// the caller has no more time. Nothing is posted after the first call.
     fn leave(&mut self, word: u64) -> bool;
 
-    /// Names a region, so that it can be used in posts and by peers. The provider keeps it alive until
-    /// it is deregistered.
+    /// Names a region, so that it can be used in posts and by peers. The provider keeps it alive
+    /// until it is deregistered.
     fn register(&mut self, region: Arc<Region>) -> Result<RegionKey>;
 
-    /// Ends a registration. Peers get no view of it from their next polls on; see [`Transport::release_freed`].
+    /// Ends a registration. Peers get no view of it from their next polls on; see
+    /// [`Transport::release_freed`].
     fn deregister(&mut self, key: RegionKey) -> Result<()>;
 
     /// Makes a region of ours known to a peer before its first use there. Idempotent.
     fn export(&mut self, peer: Rank, key: RegionKey) -> std::result::Result<(), PostError>;
 
-    /// A peer's region as memory of this process, if it is mapped and known. `Ok(None)`: not known (yet);
-    /// poll and ask again.
+    /// A peer's region as memory of this process, if it is mapped and known. `Ok(None)`: not known
+    /// (yet); poll and ask again.
     fn mapped(&mut self, peer: Rank, key: RegionKey) -> Result<Option<View>>;
 
     /// A mapped region is used until the connection ends: a peer that deregisters it fails.
     fn pin(&mut self, _peer: Rank, _key: RegionKey) {}
 
-    /// Views of regions that peers had deregistered before the last call are used no more. Whatever peers do, a view that
-    /// [`Transport::mapped`] gave stays valid until the second call after that.
+    /// Views of regions that peers had deregistered before the last call are used no more. Whatever
+    /// peers do, a view that [`Transport::mapped`] gave stays valid until the second call after
+    /// that.
     fn release_freed(&mut self) {}
 
     /// Sends a message.
@@ -420,7 +430,8 @@ pub trait Transport: Send {
         token: u64,
     ) -> std::result::Result<(), PostError>;
 
-    /// Sends a message of at most [`Capabilities::inline_bytes`] bytes without a completion (clause 19); false: not here.
+    /// Sends a message of at most [`Capabilities::inline_bytes`] bytes without a completion (clause
+    /// 19); false: not here.
     ///
     /// For short messages the completion is a fifth of the engine's work (benches/README.md).
     ///
@@ -436,13 +447,14 @@ pub trait Transport: Send {
         Ok(false)
     }
 
-    /// Whether a send of so many bytes to this peer may come from memory that is not registered, which the peer then reads
-    /// where it lies. It stays as it is until the completion.
+    /// Whether a send of so many bytes to this peer may come from memory that is not registered,
+    /// which the peer then reads where it lies. It stays as it is until the completion.
     fn fetches(&self, _peer: Rank, _bytes: usize) -> bool {
         false
     }
 
-    /// Takes back all memory that sends and puts of this rank may still read, and peers (clause 18): its owner gets it back now.
+    /// Takes back all memory that sends and puts of this rank may still read, and peers (clause
+    /// 18): its owner gets it back now.
     fn withdraw(&mut self);
 
     /// Whether a peer has withdrawn its memory: then what was read of it through a view of
@@ -452,12 +464,12 @@ pub trait Transport: Send {
         false
     }
 
-    /// Messages of this tag's class to this peer that were sent and, as far as is known, not matched yet. The caller
-    /// keeps room for what matters with it (clause 7).
+    /// Messages of this tag's class to this peer that were sent and, as far as is known, not
+    /// matched yet. The caller keeps room for what matters with it (clause 7).
     fn backlog(&mut self, peer: Rank, tag: u64) -> u32;
 
-    /// A message that has come, waits for a receive and is of this kind, by its tag and header: the peer, and these two. Slow;
-    /// a provider may know of none.
+    /// A message that has come, waits for a receive and is of this kind, by its tag and header: the
+    /// peer, and these two. Slow; a provider may know of none.
     fn unmatched(
         &mut self,
         _is_meant: &mut dyn FnMut(u64, u64) -> bool,
@@ -501,9 +513,10 @@ pub trait Transport: Send {
         token: u64,
     ) -> std::result::Result<(), PostError>;
 
-    /// Changes a word of a region, at a multiple of 8; what was there comes to the 8 bytes of `result` (clause 20). The owner's
-    /// processor does it, while its rank polls, or the poster's where it maps the memory: what a processor does to the word by
-    /// itself is atomic too, if it uses atomic instructions.
+    /// Changes a word of a region, at a multiple of 8; what was there comes to the 8 bytes of
+    /// `result` (clause 20). The owner's processor does it, while its rank polls, or the poster's
+    /// where it maps the memory: what a processor does to the word by itself is atomic too, if it
+    /// uses atomic instructions.
     ///
     /// # Safety
     /// "Memory of posts" in the [module](self).
@@ -530,7 +543,8 @@ pub trait Transport: Send {
     /// Wakes a peer that sleeps (clause 17).
     fn notify(&mut self, peer: Rank);
 
-    /// The same after a signal was stored: a peer that wants several is woken with the last of them.
+    /// The same after a signal was stored: a peer that wants several is woken with the last of
+    /// them.
     fn notify_signal(&mut self, peer: Rank) {
         self.notify(peer);
     }
@@ -540,14 +554,16 @@ pub trait Transport: Send {
         self.notify(peer);
     }
 
-    /// This rank is about to sleep, by one thread, and so many signals that it has not seen wake it together, where signals are
-    /// stores; 0, which is said before it looks for them: whatever comes wakes it.
+    /// This rank is about to sleep, by one thread, and so many signals that it has not seen wake it
+    /// together, where signals are stores; 0, which is said before it looks for them: whatever
+    /// comes wakes it.
     fn want_signals(&mut self, _count: u32) {}
 
     /// What to sleep on when there is nothing to do.
     fn wait_source(&self) -> WaitSource;
 
-    /// Slow checks (hang-ups, control sockets), called before a wait sleeps and every few milliseconds at most.
+    /// Slow checks (hang-ups, control sockets), called before a wait sleeps and every few
+    /// milliseconds at most.
     fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>);
 
     /// Ports of RDMA devices in use; empty where there is none.
@@ -555,8 +571,9 @@ pub trait Transport: Send {
         Vec::new()
     }
 
-    /// What keeps a peer from being reached at the moment, while the transport still tries: for the error of an operation that
-    /// does not wait as long. It names what this rank uses, the peer's rank is known.
+    /// What keeps a peer from being reached at the moment, while the transport still tries: for the
+    /// error of an operation that does not wait as long. It names what this rank uses, the peer's
+    /// rank is known.
     fn trouble(&self, peer: Rank) -> Option<String> {
         let _ = peer;
         None

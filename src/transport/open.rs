@@ -15,8 +15,8 @@ pub const UNBUILT: [&str; 1] = ["ofi"];
 /// What some providers are told besides.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Messages of memory that is not registered may be read where they lie ([`Transport::fetches`]), if the provider and the
-    /// host allow it.
+    /// Messages of memory that is not registered may be read where they lie
+    /// ([`Transport::fetches`]), if the provider and the host allow it.
     pub fetches: bool,
     /// Of the `tcp` provider.
     pub tcp: TcpSettings,
@@ -37,8 +37,9 @@ impl Options {
     }
 }
 
-/// Opens a provider. `auto` is `shm` (of ranks on several hosts the communicator asks for `router:tcp` or `router:verbs`, see
-/// `agree`), `router` alone `router:tcp`. `nonce` differs between all ranks and jobs alive on the host.
+/// Opens a provider. `auto` is `shm` (of ranks on several hosts the communicator asks for
+/// `router:tcp` or `router:verbs`, see `agree`), `router` alone `router:tcp`. `nonce` differs
+/// between all ranks and jobs alive on the host.
 pub fn open(
     name: &str,
     rank: Rank,

@@ -1,4 +1,5 @@
-//! What providers do alike with posts: checks before they are accepted, those of a rank to itself, and how they end.
+//! What providers do alike with posts: checks before they are accepted, those of a rank to itself,
+//! and how they end.
 
 use super::{Atomic, Completion, Event, Outcome, PostError};
 use crate::kernel;

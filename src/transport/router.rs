@@ -1,14 +1,16 @@
-//! The `router`: ranks of one host reach each other through shared memory, all others through connections (`tcp`) or RDMA
-//! (`verbs`).
+//! The `router`: ranks of one host reach each other through shared memory, all others through
+//! connections (`tcp`) or RDMA (`verbs`).
 //!
-//! It is two providers with one face. A rank's address says on which host it is; of each pair of ranks one provider is used
-//! and the other one never hears. That two ranks of a host share memory is shown by doing it: each maps the other's memory
-//! before the first post. Where that fails (other users, a sandbox) the one who notices calls the other as if it were far,
-//! which is the other's sign to do without memory too; since both must have mapped before either is connected, they agree. Regions are registered with both, under one key. Nothing is mapped, so that a schedule need
-//! not know which rank is where: signals are puts, which cost a store within a host.
+//! It is two providers with one face. A rank's address says on which host it is; of each pair of
+//! ranks one provider is used and the other one never hears. That two ranks of a host share memory
+//! is shown by doing it: each maps the other's memory before the first post. Where that fails
+//! (other users, a sandbox) the one who notices calls the other as if it were far, which is the
+//! other's sign to do without memory too; since both must have mapped before either is connected,
+//! they agree. Regions are registered with both, under one key. Nothing is mapped, so that a
+//! schedule need not know which rank is where: signals are puts, which cost a store within a host.
 //!
-//! One thread sleeps on both: the far provider's descriptor, and an eventfd that ranks of this host write to while the words of
-//! shared memory say that somebody sleeps.
+//! One thread sleeps on both: the far provider's descriptor, and an eventfd that ranks of this host
+//! write to while the words of shared memory say that somebody sleeps.
 
 use super::shm::ShmTransport;
 use super::{Address, Atomic, Capabilities, Event, PostError, RemoteRange, Transport, WaitSource};
@@ -57,8 +59,9 @@ pub struct Router {
 }
 
 impl Router {
-    /// The transport of `rank`. Ranks that say the same `host` share memory; `nonce` and `fetches` are those of
-    /// [`ShmTransport::new`]; `far` leads to the others, and is one of which peers can be expected.
+    /// The transport of `rank`. Ranks that say the same `host` share memory; `nonce` and `fetches`
+    /// are those of [`ShmTransport::new`]; `far` leads to the others, and is one of which peers can
+    /// be expected.
     pub fn new(
         (rank, ranks): (Rank, u32),
         host: u64,
@@ -377,7 +380,8 @@ impl Transport for Router {
         let count = kernel::word32(&self.bell, 0).load(Ordering::Acquire);
         if count != self.bell_seen {
             self.bell_seen = count;
-            // What woke this rank is looked at below; what comes from here on makes it readable again.
+            // What woke this rank is looked at below; what comes from here on makes it readable
+            // again.
             let _ = rustix::io::read(&self.alarm, &mut [0; 8]);
         }
         if self.undecided > 0 {

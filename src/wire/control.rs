@@ -16,7 +16,8 @@ pub const CONTROL_TEXT_BYTES_MAX: usize = CONTROL_BYTES - TEXT_AT;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ControlKind {
-    /// "I wait in operation `sequence`, which I believe to be `signature`": from a rank that is about to give up.
+    /// "I wait in operation `sequence`, which I believe to be `signature`": from a rank that is
+    /// about to give up.
     Query = 1,
     /// "I have started `sequence` operations and ended `signature` of them."
     Status = 2,

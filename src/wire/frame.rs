@@ -1,7 +1,8 @@
 //! Frames of the `tcp` transport: what a header says, checked before anything is done with it.
 //!
-//! Every frame begins with a header of [`HEADER_BYTES`]; some are followed by a payload. *Ordered* frames have a place in
-//! the one stream of bytes that a rank sends to a peer, over whichever connection; chunks have none.
+//! Every frame begins with a header of [`HEADER_BYTES`]; some are followed by a payload. *Ordered*
+//! frames have a place in the one stream of bytes that a rank sends to a peer, over whichever
+//! connection; chunks have none.
 //!
 //! ```text
 //! 0 kind   1 flags   2 zero   4 payload bytes   8 position   16 acknowledged   24 matched x 4
@@ -13,8 +14,8 @@ pub const HEADER_BYTES: usize = 72;
 
 /// A payload has a CRC32C, and so has the header.
 const FLAG_CRC: u8 = 1;
-/// Of an announcement: its bytes come without being asked for. Of an answer: the range was good. Of a change: only where the
-/// word is as expected.
+/// Of an announcement: its bytes come without being asked for. Of an answer: the range was good. Of
+/// a change: only where the word is as expected.
 const FLAG_YES: u8 = 2;
 /// The sender waits for the acknowledgement.
 const FLAG_URGENT: u8 = 4;
@@ -91,7 +92,8 @@ pub enum Frame {
         /// Payload.
         bytes: u32,
     },
-    /// A long message, whose bytes come as chunks: at once (`is_eager`), or when they are asked for.
+    /// A long message, whose bytes come as chunks: at once (`is_eager`), or when they are asked
+    /// for.
     Announce {
         /// Matches receives.
         tag: u64,
@@ -166,7 +168,8 @@ pub enum Frame {
         /// Payload.
         bytes: u32,
     },
-    /// How many chunks of a rail have arrived, and how many bytes of unasked messages have met their receive.
+    /// How many chunks of a rail have arrived, and how many bytes of unasked messages have met
+    /// their receive.
     Ack {
         /// Which rail; 0: none.
         rail: u64,

@@ -1,5 +1,5 @@
-//! The mutual challenge that every connection begins with, control and data alike: a pure state machine without sockets,
-//! clock or randomness (nonces are arguments).
+//! The mutual challenge that every connection begins with, control and data alike: a pure state
+//! machine without sockets, clock or randomness (nonces are arguments).
 //!
 //! ```text
 //! initiator ── hello: who I am, whom I want, which epoch, why, nonce ──► responder
@@ -8,10 +8,11 @@
 //!           ◄── verdict: accepted or why not, HMAC ────────────────────
 //! ```
 //!
-//! Whoever does not hold the job's key gets no further than the challenge; a recorded hello or proof is worth nothing,
-//! because the other side's nonce is fresh. Every message is [`HANDSHAKE_BYTES`] long, and macs are compared in constant
-//! time. What it does not do: hide what follows, or protect it from whoever can change packets on the way; [`Tls`] does,
-//! with what both sides derive here ([`ChannelSecrets`]).
+//! Whoever does not hold the job's key gets no further than the challenge; a recorded hello or
+//! proof is worth nothing, because the other side's nonce is fresh. Every message is
+//! [`HANDSHAKE_BYTES`] long, and macs are compared in constant time. What it does not do: hide what
+//! follows, or protect it from whoever can change packets on the way; [`Tls`] does, with what both
+//! sides derive here ([`ChannelSecrets`]).
 //!
 //! [`Tls`]: super::Tls
 
@@ -54,17 +55,20 @@ pub enum HandshakeError {
 /// Why a responder refuses an initiator that has proven itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Refusal {
-    /// Both sides connect to each other at the same moment, and the responder's own connection is kept.
+    /// Both sides connect to each other at the same moment, and the responder's own connection is
+    /// kept.
     Simultaneous,
     /// As many connections as there may be.
     Full,
     /// The peer has been disconnected, or has failed.
     Gone,
-    /// The responder checks frames (`LINERATE_INTEGRITY=crc`), and the initiator does not; or the other way round.
+    /// The responder checks frames (`LINERATE_INTEGRITY=crc`), and the initiator does not; or the
+    /// other way round.
     CrcHere,
     /// See [`Refusal::CrcHere`].
     CrcThere,
-    /// The responder encrypts (`LINERATE_TLS=on`), and the initiator does not; or the other way round.
+    /// The responder encrypts (`LINERATE_TLS=on`), and the initiator does not; or the other way
+    /// round.
     TlsHere,
     /// See [`Refusal::TlsHere`].
     TlsThere,
@@ -114,7 +118,8 @@ pub enum Purpose {
     Data = 2,
 }
 
-/// Who wants what: the part of a hello that both sides must agree on. Not to be believed before the proof.
+/// Who wants what: the part of a hello that both sides must agree on. Not to be believed before the
+/// proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Claim {
     /// Why.
@@ -140,7 +145,8 @@ impl std::fmt::Debug for JobKey {
 }
 
 impl JobKey {
-    /// The key of a job: `secret` may be of any length (also none, where only loopback is served); `job` names the job.
+    /// The key of a job: `secret` may be of any length (also none, where only loopback is served);
+    /// `job` names the job.
     pub fn derive(secret: &[u8], job: &[u8]) -> JobKey {
         JobKey(mac(secret, &[b"linerate job key", job]))
     }
@@ -251,7 +257,8 @@ impl Initiator {
         Ok(message_of(PROOF, &proof, 0))
     }
 
-    /// For what follows, after a good challenge: no other connection has the same, and nobody without the key.
+    /// For what follows, after a good challenge: no other connection has the same, and nobody
+    /// without the key.
     pub fn channel(&self) -> ChannelSecrets {
         self.key.channel(&self.hello, &self.theirs)
     }
@@ -290,8 +297,8 @@ pub struct Responder {
 }
 
 impl Responder {
-    /// Answers a hello whose [`Claim`] the caller has looked at and has a key for; the second value is the challenge to
-    /// send. `nonce` is random and used once.
+    /// Answers a hello whose [`Claim`] the caller has looked at and has a key for; the second value
+    /// is the challenge to send. `nonce` is random and used once.
     pub fn new(
         key: &JobKey,
         hello: &HandshakeMessage,

@@ -1,13 +1,15 @@
-//! [`Tls`]: TLS 1.3 (RFC 8446) over a connection whose ends have proven the job's secret to each other. Without sockets: what
-//! comes is put in, what is to leave is taken out. The protocol is rustls', the cryptography ring's.
+//! [`Tls`]: TLS 1.3 (RFC 8446) over a connection whose ends have proven the job's secret to each
+//! other. Without sockets: what comes is put in, what is to leave is taken out. The protocol is
+//! rustls', the cryptography ring's.
 //!
-//! Trust comes from the challenge before. Both ends derive the signing keys of both from the job's key and the two nonces
-//! ([`ChannelSecrets`]), and accept no other key: whoever does not know the secret cannot sign, so that nobody can stand in
-//! between, and a handshake is worth nothing on another connection. What travels is encrypted with keys that are agreed on
-//! anew (X25519): who learns the secret later cannot read what was recorded.
+//! Trust comes from the challenge before. Both ends derive the signing keys of both from the job's
+//! key and the two nonces ([`ChannelSecrets`]), and accept no other key: whoever does not know the
+//! secret cannot sign, so that nobody can stand in between, and a handshake is worth nothing on
+//! another connection. What travels is encrypted with keys that are agreed on anew (X25519): who
+//! learns the secret later cannot read what was recorded.
 //!
-//! What it does not do: hide who talks to whom, when and how much; the challenge itself and its ranks and job are readable.
-//! There are no sessions to resume and no early data.
+//! What it does not do: hide who talks to whom, when and how much; the challenge itself and its
+//! ranks and job are readable. There are no sessions to resume and no early data.
 
 mod trust;
 
@@ -19,7 +21,8 @@ use std::sync::Arc;
 
 /// Bytes of one record, as large as they may be: each costs a header, a tag and a call.
 const RECORD_BYTES: usize = 16 * 1024;
-/// A sealed record as long as it may be (RFC 8446, 5.2); with ours, an announcement of new keys fits before it.
+/// A sealed record as long as it may be (RFC 8446, 5.2); with ours, an announcement of new keys
+/// fits before it.
 const SEALED_BYTES_MAX: usize = 5 + RECORD_BYTES + 256;
 
 /// Is given opened bytes, and says how many of them it takes.
@@ -106,7 +109,8 @@ impl std::fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// The end that has connected. `records` are kept in either direction: what one system call moves.
+    /// The end that has connected. `records` are kept in either direction: what one system call
+    /// moves.
     pub fn initiator(secrets: &ChannelSecrets, records: usize) -> Result<Tls, TlsError> {
         let config = Arc::new(trust::initiator(secrets, &trust::SUITES)?);
         // Keys say who is there, and names are not sent.
@@ -152,7 +156,8 @@ impl Tls {
         }
     }
 
-    /// Where sealed bytes that come are put; never empty once [`Tls::open`] has given everything before.
+    /// Where sealed bytes that come are put; never empty once [`Tls::open`] has given everything
+    /// before.
     pub fn space(&mut self) -> &mut [u8] {
         if self.start > 0 {
             self.coming.copy_within(self.start..self.filled, 0);
@@ -166,8 +171,8 @@ impl Tls {
         self.filled += bytes;
     }
 
-    /// Opens what has come, and gives it to `take`, which says how much of it it takes: less than all ends the call.
-    /// Goes on with the handshake too, which may leave something to send.
+    /// Opens what has come, and gives it to `take`, which says how much of it it takes: less than
+    /// all ends the call. Goes on with the handshake too, which may leave something to send.
     pub fn open(&mut self, take: &mut Taker<'_>) -> Result<(), TlsError> {
         loop {
             if self.holds_opened() {
@@ -192,8 +197,8 @@ impl Tls {
         self.taken < self.opened.len()
     }
 
-    /// Seals one record of what `fill` writes into the buffer that it is given; how much that was. 0: no room before what
-    /// is sealed has been sent.
+    /// Seals one record of what `fill` writes into the buffer that it is given; how much that was.
+    /// 0: no room before what is sealed has been sent.
     pub fn seal(&mut self, fill: &mut dyn FnMut(&mut [u8]) -> usize) -> Result<usize, TlsError> {
         if self.leaving.len() - self.sealed < SEALED_BYTES_MAX {
             return match &self.failure {
@@ -230,7 +235,8 @@ impl Tls {
         }
     }
 
-    /// What waits for its end is at most one record: anything longer is a part of the handshake, which has none as long.
+    /// What waits for its end is at most one record: anything longer is a part of the handshake,
+    /// which has none as long.
     fn check_room(&mut self) -> Result<(), TlsError> {
         match self.filled - self.start < self.coming.len() {
             true => Ok(()),
@@ -243,7 +249,8 @@ impl Tls {
         error
     }
 
-    /// One step of the protocol. What it opens goes to `take` if that is given, and what is left of it is kept.
+    /// One step of the protocol. What it opens goes to `take` if that is given, and what is left of
+    /// it is kept.
     fn turn(&mut self, take: Option<&mut Taker<'_>>) -> Result<Turn, TlsError> {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());

@@ -76,7 +76,8 @@ impl Prepared {
 }
 
 impl Case {
-    /// Element `index` of the input of `rank`: f32 of mixed magnitude, so that a sum depends on its order.
+    /// Element `index` of the input of `rank`: f32 of mixed magnitude, so that a sum depends on its
+    /// order.
     pub fn value(&self, rank: Rank, index: u64) -> f32 {
         let mixed = crate::prng::mix(u64::from(rank) << 32 | index);
         let magnitude = [1.0e-3f32, 1.0, 1.0e4, 1.0e8][(mixed % 4) as usize];
@@ -226,7 +227,8 @@ impl Case {
         })
     }
 
-    /// Whether a reduced value is the reduction of everyone's inputs, up to rounding; exact for min and max.
+    /// Whether a reduced value is the reduction of everyone's inputs, up to rounding; exact for min
+    /// and max.
     pub fn is_reduced(&self, rank: Rank, index: u64, got: f32) -> bool {
         let element = match self.collective {
             Collective::ReduceScatter => u64::from(rank) * self.count + index,
@@ -274,8 +276,8 @@ impl Case {
     }
 }
 
-/// Every algorithm of every collective (and the free choice) for these ranks: counts around the edges, operators
-/// where they matter, both placements.
+/// Every algorithm of every collective (and the free choice) for these ranks: counts around the
+/// edges, operators where they matter, both placements.
 pub fn cases(ranks: u32) -> Vec<Case> {
     let p = u64::from(ranks);
     let mut all = Vec::new();

@@ -1,7 +1,8 @@
 //! An actor takes one role of a case on one transport, without ever waiting inside a call.
 //!
-//! Besides the steps it checks, on every event, what holds always: completions only for what was posted,
-//! once, with the right peer; failures once and before their consequences; silence after a disconnect.
+//! Besides the steps it checks, on every event, what holds always: completions only for what was
+//! posted, once, with the right peer; failures once and before their consequences; silence after a
+//! disconnect.
 
 #[path = "checking.rs"]
 mod checking;

@@ -1,5 +1,5 @@
-//! The cases of clauses 10 to 21: memory, headers, cancelling, disconnecting, oneself, empty, wake-ups, injecting, atomic operations,
-//! leaving. Clause 18 is in `cases_withdrawal.rs`.
+//! The cases of clauses 10 to 21: memory, headers, cancelling, disconnecting, oneself, empty,
+//! wake-ups, injecting, atomic operations, leaving. Clause 18 is in `cases_withdrawal.rs`.
 
 use super::cases::{LENGTHS, done, get, put, received, recv, send};
 use super::script::Step::*;
@@ -188,7 +188,8 @@ fn headers() -> Case {
     )
 }
 
-/// Every other one is injected where that can be (`Actor::send`), and its source used again at once.
+/// Every other one is injected where that can be (`Actor::send`), and its source used again at
+/// once.
 fn injected_messages() -> Case {
     let lengths = [0, 1, 64, 4_096, 64, 8, 4_096, 0];
     let numbered = || (1..).zip(lengths);

@@ -226,7 +226,8 @@ impl Actor {
         let is_short = bytes <= transport.capabilities().inline_bytes;
         let mut is_injected = false;
         let is_accepted = self.accept(token, to, memory, |view| {
-            // Every other short message is injected, where that can be, and its source then used for something else.
+            // Every other short message is injected, where that can be, and its source then used
+            // for something else.
             is_injected =
                 is_short && token % 2 == 1 && transport.test_inject(to, tag, header, view)?;
             match is_injected {
@@ -280,7 +281,8 @@ impl Actor {
         })
     }
 
-    /// An empty receive of the actor's own: posted once per script step; its header when it is there.
+    /// An empty receive of the actor's own: posted once per script step; its header when it is
+    /// there.
     pub(super) fn own_receive(
         &mut self,
         transport: &mut dyn Transport,

@@ -1,8 +1,8 @@
-//! Runs a case with one process per role: the test binary starts itself again, once per role, as its own
-//! test `child_entry`.
+//! Runs a case with one process per role: the test binary starts itself again, once per role, as
+//! its own test `child_entry`.
 //!
-//! A child writes `@address HEX`, reads one line with all addresses, plays its role, and writes `@ok`,
-//! `@exiting` or `@failed TEXT`. Everything has a deadline of [`DEADLINE`].
+//! A child writes `@address HEX`, reads one line with all addresses, plays its role, and writes
+//! `@ok`, `@exiting` or `@failed TEXT`. Everything has a deadline of [`DEADLINE`].
 
 use super::actor::{Actor, Progress};
 use super::cases;
@@ -18,9 +18,9 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Providers that connect processes. Add one here and to [`open`], and every case runs on it. The second one reads messages
-/// of memory that is not registered out of the sender's process, the fourth encrypts.
-/// The last two need a device.
+/// Providers that connect processes. Add one here and to [`open`], and every case runs on it. The
+/// second one reads messages of memory that is not registered out of the sender's process, the
+/// fourth encrypts. The last two need a device.
 const PROVIDERS: [&str; 7] = [
     "shm",
     "shm fetching",
@@ -67,7 +67,8 @@ fn deadline() -> Duration {
 /// A world of one rank: no processes can meet in it, but it shows that this harness works.
 pub const ALONE: &str = "sim";
 
-/// Shared memory with faults that show only between processes: their name, what they are of, and the fault.
+/// Shared memory with faults that show only between processes: their name, what they are of, and
+/// the fault.
 pub const FAULTY: [(&str, &str, Fault); 3] = [
     ("shm-notifies-nobody", "shm", Fault::NotifiesNobody),
     ("shm-sleeps-unseen", "shm", Fault::SleepsUnseen),
@@ -116,7 +117,8 @@ struct Opened {
     advance: Box<dyn FnMut()>,
 }
 
-/// Makes the transport of one role. `nonce` belongs to the job, and what follows it by less than 256 too.
+/// Makes the transport of one role. `nonce` belongs to the job, and what follows it by less than
+/// 256 too.
 fn open(provider: &str, rank: u32, ranks: u32, nonce: u64) -> Result<Opened, String> {
     if let Some((_, of, fault)) = FAULTY.iter().find(|(name, ..)| *name == provider) {
         let Opened { transport, advance } = open(of, rank, ranks, nonce)?;
@@ -209,7 +211,8 @@ fn play(text: &str) -> Result<Progress, String> {
         // Its memory must not be given back before the process is gone.
         std::mem::forget((opened, actor));
     } else {
-        // The transport goes before the memory that the actor lent it: what has arrived is still delivered there.
+        // The transport goes before the memory that the actor lent it: what has arrived is still
+        // delivered there.
         drop(opened);
     }
     result

@@ -6,8 +6,8 @@ use linerate::transport::{Atomic, Outcome};
 /// A region number that nobody ever registers: its key exists nowhere.
 pub const NOWHERE: u8 = u8::MAX;
 
-/// One step of one role. Steps are taken in order; a post that is answered with WouldBlock is tried again
-/// with the next poll. `seed` determines the bytes; tokens are unique within a role.
+/// One step of one role. Steps are taken in order; a post that is answered with WouldBlock is tried
+/// again with the next poll. `seed` determines the bytes; tokens are unique within a role.
 #[derive(Clone, Debug)]
 pub enum Step {
     /// Sends pattern `seed`, from registered memory if it is longer than the inline limit.
@@ -61,7 +61,8 @@ pub enum Step {
         offset: usize,
         value: u64,
     },
-    /// An atomic operation on a word that is none, or with a result of other than 8 bytes, is refused.
+    /// An atomic operation on a word that is none, or with a result of other than 8 bytes, is
+    /// refused.
     RefusedChange {
         of: Rank,
         region: u8,
@@ -177,7 +178,8 @@ pub enum Step {
         from: Rank,
         tag: u64,
     },
-    /// A send and a put from unregistered memory of one byte more than the inline limit are refused.
+    /// A send and a put from unregistered memory of one byte more than the inline limit are
+    /// refused.
     RefusedUnregistered {
         to: Rank,
         region: u8,
@@ -202,7 +204,8 @@ pub enum Step {
     MayLose {
         peer: Rank,
     },
-    /// Waits for the peer's failure and the flushing of everything outstanding; later posts are refused.
+    /// Waits for the peer's failure and the flushing of everything outstanding; later posts are
+    /// refused.
     Failed {
         peer: Rank,
     },
@@ -256,7 +259,8 @@ pub struct Case {
 }
 
 impl Case {
-    /// A case in which everybody stays to the end: all posts end, everybody meets, nothing more is heard.
+    /// A case in which everybody stays to the end: all posts end, everybody meets, nothing more is
+    /// heard.
     pub fn orderly(name: &'static str, mut roles: Vec<Vec<Step>>) -> Case {
         let count = roles.len() as Rank;
         for (role, steps) in roles.iter_mut().enumerate() {

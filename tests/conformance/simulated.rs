@@ -9,7 +9,8 @@ use linerate::transport::{Address, Transport};
 /// More steps than any case takes: a case that needs more is stuck.
 const STEPS_MAX: u32 = 1_000_000;
 
-/// Runs a case in a world whose weather follows from the seed; with a fault, every rank's transport has it.
+/// Runs a case in a world whose weather follows from the seed; with a fault, every rank's transport
+/// has it.
 pub fn run(case: &Case, seed: u64, fault: Option<Fault>) -> Result<(), String> {
     let world = World::new(weather(case.roles.len() as u32, seed));
     let ranks = 0..case.roles.len() as u32;

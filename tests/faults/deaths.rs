@@ -6,7 +6,8 @@ use linerate::{Buffer, Collective, CollectiveBuilder, Communicator, DataType, Re
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
-/// Runs collectives of all kinds and sizes until one fails; tells when that was, and leaves nothing behind.
+/// Runs collectives of all kinds and sizes until one fails; tells when that was, and leaves nothing
+/// behind.
 pub fn busy() {
     let place = Place::open();
     let before = holdings();
@@ -86,7 +87,8 @@ fn random_call<'a>(
         .output(&buffer.range(half..))
 }
 
-/// Ends one rank of a busy job at a random moment; whether it was inside a call, and how late the last survivor knew, us.
+/// Ends one rank of a busy job at a random moment; whether it was inside a call, and how late the
+/// last survivor knew, us.
 fn end_one(prng: &mut Prng, ranks: u32, signal: &str) -> (bool, u64) {
     let environment = [("LINERATE_TEST_SEED", prng.next_u64().to_string())];
     let mut job = Start {

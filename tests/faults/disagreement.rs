@@ -18,7 +18,8 @@ struct Call {
     receive_counts: Vec<u64>,
 }
 
-/// Rank 1 calls something else. Everyone's first error, of that call or of the barrier behind it, is printed.
+/// Rank 1 calls something else. Everyone's first error, of that call or of the barrier behind it,
+/// is printed.
 pub fn disagree() {
     let comm = join().unwrap();
     let name = std::env::var("LINERATE_TEST_COLLECTIVE").unwrap();
@@ -44,7 +45,8 @@ pub fn disagree() {
     }
 }
 
-/// A rank that only sends may have ended before anybody could tell it; it learns within a few operations.
+/// A rank that only sends may have ended before anybody could tell it; it learns within a few
+/// operations.
 fn settle(comm: &Communicator) -> linerate::Result<()> {
     (0..40).try_for_each(|_| comm.barrier())
 }

@@ -1,5 +1,5 @@
-//! Messages that are read out of the sender's process (`LINERATE_CMA=on`), and a sender that dies, stops, gives up, or takes
-//! its memory away before they are.
+//! Messages that are read out of the sender's process (`LINERATE_CMA=on`), and a sender that dies,
+//! stops, gives up, or takes its memory away before they are.
 #![allow(unsafe_code)]
 
 use super::job::{Job, Place, Start, join, result, seed, text};
@@ -27,8 +27,8 @@ fn fetching(timeout_s: &str) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Whether the host lets processes of one user read each other. It is the kernel that decides, not the library: where ranks
-/// were refused there is nothing to test.
+/// Whether the host lets processes of one user read each other. It is the kernel that decides, not
+/// the library: where ranks were refused there is nothing to test.
 fn is_allowed(outputs: &[std::process::Output]) -> bool {
     let all = outputs.iter().map(text).collect::<String>();
     let is_allowed = all.contains("are fetched by all others");
@@ -42,7 +42,8 @@ fn bytes_of(rank: u32) -> Vec<u8> {
     vec![7 + rank as u8; BYTES]
 }
 
-/// Both ranks send each other memory that is not registered, until that fails; what has come is always whole.
+/// Both ranks send each other memory that is not registered, until that fails; what has come is
+/// always whole.
 pub fn exchange() {
     let place = Place::open();
     let comm = join().unwrap();
@@ -122,7 +123,8 @@ pub fn unmapped() {
     if comm.rank() == 0 {
         let region = Region::private(BYTES).unwrap();
         let address = region.view().as_ptr();
-        // SAFETY: this breaks the promise to keep the memory mapped; nothing but the system reads it, which notices.
+        // SAFETY: this breaks the promise to keep the memory mapped; nothing but the system reads
+        // it, which notices.
         let buffer = unsafe { comm.adopt(address, BYTES) }.unwrap();
         let operation = comm.group().send(&buffer, 1).start().unwrap();
         drop(region);
@@ -158,7 +160,8 @@ fn memory_that_is_gone_before_it_was_read_fails_on_both_ranks_and_kills_nobody()
     }
 }
 
-/// Rank 0 sends memory, gives up, and uses the memory for something else; rank 1 receives only then.
+/// Rank 0 sends memory, gives up, and uses the memory for something else; rank 1 receives only
+/// then.
 pub fn withdrawn() {
     let place = Place::open();
     let comm = join().unwrap();

@@ -1,4 +1,5 @@
-//! Limits of memory and descriptors, other jobs, other users, and what is held after many communicators.
+//! Limits of memory and descriptors, other jobs, other users, and what is held after many
+//! communicators.
 
 use super::job::{Start, holdings, join, result, text};
 use linerate::{Buffer, Collective, Communicator, DataType, Error, ReduceOp, Result};

@@ -1,4 +1,5 @@
-//! A rank is stopped in the middle of a store, given up, and goes on later: nothing of the others may change.
+//! A rank is stopped in the middle of a store, given up, and goes on later: nothing of the others
+//! may change.
 
 use super::job::{Place, Start, join, result, seed, text};
 use crate::prng::Prng;
@@ -9,8 +10,8 @@ const COUNT: usize = 16 << 20;
 /// Unlike any sum of the ranks' values.
 const MARK: f32 = -7.5;
 
-/// Reduces much memory again and again. Whoever survives gives it up, takes new memory, and looks whether that stays what it is
-/// while the stopped rank goes on.
+/// Reduces much memory again and again. Whoever survives gives it up, takes new memory, and looks
+/// whether that stays what it is while the stopped rank goes on.
 pub fn paused() {
     let place = Place::open();
     let comm = join().unwrap();
@@ -32,7 +33,8 @@ pub fn paused() {
     if comm.rank() == 1 {
         return;
     }
-    // What the stopped rank still stores where it was allowed to shows that it was in the middle of it.
+    // What the stopped rank still stores where it was allowed to shows that it was in the middle of
+    // it.
     let keep = std::env::var("LINERATE_TEST_KEEP").is_ok();
     let kept = keep.then(|| (comm.clone(), buffer.clone(), buffer.to_vec().unwrap()));
     drop((comm, buffer));

@@ -1,4 +1,5 @@
-//! Groups of sends and receives in random patterns, many under way, in an order that differs between the ranks.
+//! Groups of sends and receives in random patterns, many under way, in an order that differs
+//! between the ranks.
 
 use super::on_ranks;
 use crate::prng::Prng;
@@ -13,7 +14,8 @@ struct Letter {
     seed: u64,
 }
 
-/// The messages of one group of every rank. Sizes: nothing, odd, at the edges of what is copied inline, many chunks.
+/// The messages of one group of every rank. Sizes: nothing, odd, at the edges of what is copied
+/// inline, many chunks.
 fn letters(prng: &mut Prng, ranks: u32) -> Vec<Letter> {
     let sizes = [0, 1, 7, 64, 4095, 4096, 4097, 100_001, 700_000];
     (0..prng.below(4 * u64::from(ranks)))
@@ -42,8 +44,8 @@ fn buffer(comm: &Communicator, prng: &mut Prng, bytes: usize) -> Buffer<u8> {
     buffer.range(..bytes)
 }
 
-/// Starts this rank's part of a group. Receives and sends are added in an order of this rank's own, except that those of
-/// one pair keep theirs.
+/// Starts this rank's part of a group. Receives and sends are added in an order of this rank's own,
+/// except that those of one pair keep theirs.
 fn start(
     comm: &Communicator,
     letters: &[Letter],

@@ -1,4 +1,5 @@
-//! Calls that come again on the same memory run another way than the first: the same bits must come out.
+//! Calls that come again on the same memory run another way than the first: the same bits must come
+//! out.
 
 use crate::on_ranks;
 use linerate::{Buffer, Collective, CollectiveBuilder, Communicator, DataType, ReduceOp};
@@ -58,7 +59,8 @@ fn calls(comm: &Communicator, dtype: DataType, count: u64) -> Vec<Repeated<'_>> 
     calls
 }
 
-/// Bytes of every kind of number, NaN and subnormal ones among them, others on every rank and in every round.
+/// Bytes of every kind of number, NaN and subnormal ones among them, others on every rank and in
+/// every round.
 fn fill(buffer: &Buffer<u8>, seed: u64) {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let bytes = (0..buffer.len()).map(|_| {
@@ -70,7 +72,8 @@ fn fill(buffer: &Buffer<u8>, seed: u64) {
     buffer.write(0, &bytes.collect::<Vec<u8>>()).unwrap();
 }
 
-/// The bytes of the output; sums and products give NaNs of no particular bits, so those are made alike.
+/// The bytes of the output; sums and products give NaNs of no particular bits, so those are made
+/// alike.
 fn result(call: &Repeated<'_>) -> Vec<u8> {
     let bytes = call.output.to_vec().unwrap();
     let is_copied = matches!(

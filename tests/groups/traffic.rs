@@ -1,4 +1,5 @@
-//! Several threads per rank, each with communicators of its own, and fusion beside other operations.
+//! Several threads per rank, each with communicators of its own, and fusion beside other
+//! operations.
 
 use super::{on_ranks, on_ranks_with, sum};
 use crate::prng::Prng;
@@ -67,7 +68,8 @@ fn four_threads_per_rank_run_collectives_on_communicators_of_their_own() {
                         let mut shared = Prng::new(thread as u64 + 77);
                         for turn in 0..if has_thread { 60 } else { 200 } {
                             collective(part, &mut shared, turn);
-                            // One thread per rank also uses the parent, in the same order everywhere.
+                            // One thread per rank also uses the parent, in the same order
+                            // everywhere.
                             if let (Some(world), 0) = (&world, turn % 3) {
                                 collective(world, &mut shared, turn);
                             }

@@ -1,5 +1,5 @@
-//! Strangers on the other host, as processes there: what they send, how many connections they open, and a relay that
-//! records how a rank proves itself and says the same again.
+//! Strangers on the other host, as processes there: what they send, how many connections they open,
+//! and a relay that records how a rank proves itself and says the same again.
 
 use linerate::unstable::wire::{
     Claim, HANDSHAKE_BYTES, HandshakeMessage, Initiator, JobKey, Purpose,
@@ -75,7 +75,8 @@ fn begin(target: SocketAddr) -> OwnedFd {
     socket
 }
 
-/// Everything at once, and `LINERATE_TEST_SILENT` connections that say nothing, open until standard input ends.
+/// Everything at once, and `LINERATE_TEST_SILENT` connections that say nothing, open until standard
+/// input ends.
 pub fn attack() {
     let targets = addresses("LINERATE_TEST_TARGETS");
     let silent: usize = std::env::var("LINERATE_TEST_SILENT")
@@ -136,7 +137,8 @@ fn say_again(recorded: &[u8], target: SocketAddr) {
     println!("REPLAYED {said}");
 }
 
-/// Takes connections at the first place, carries them to the second, and says again what has let the first one in.
+/// Takes connections at the first place, carries them to the second, and says again what has let
+/// the first one in.
 pub fn relay() {
     let places = addresses("LINERATE_TEST_TARGETS");
     let listener = TcpListener::bind(places[0]).unwrap();

@@ -1,4 +1,5 @@
-//! Two hosts: network namespaces of this machine, joined by a pair of interfaces. They need root and the `ip` command.
+//! Two hosts: network namespaces of this machine, joined by a pair of interfaces. They need root
+//! and the `ip` command.
 
 // Each of the programs that use it needs a part.
 #![allow(dead_code)]
@@ -88,7 +89,8 @@ impl Hosts {
         [0, 1].map(|host| format!("{}-fence", self.names[host]))
     }
 
-    /// A command that becomes this one inside a host, with nothing in its environment but the search path.
+    /// A command that becomes this one inside a host, with nothing in its environment but the
+    /// search path.
     pub fn inside(&self, host: usize, program: &Command) -> Command {
         let mut inside = Command::new("ip");
         inside

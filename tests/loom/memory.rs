@@ -1,8 +1,9 @@
-//! A model of shared memory with the interface of `memory` of the library, in which each ordering can be weakened.
+//! A model of shared memory with the interface of `memory` of the library, in which each ordering
+//! can be weakened.
 //!
-//! A word has two faces. Atomic access is loom's. Plain access goes to a cell in which loom finds two accesses without
-//! an order between them; atomic stores write the cell too, because some words are stored as atomics and, once a stamp
-//! has published them, read as bytes.
+//! A word has two faces. Atomic access is loom's. Plain access goes to a cell in which loom finds
+//! two accesses without an order between them; atomic stores write the cell too, because some words
+//! are stored as atomics and, once a stamp has published them, read as bytes.
 
 use loom::cell::Cell;
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -1,4 +1,5 @@
-//! Deaths at a place of the program, not of the clock: a process ends itself as soon as it finds that something has happened.
+//! Deaths at a place of the program, not of the clock: a process ends itself as soon as it finds
+//! that something has happened.
 #![allow(unsafe_code)]
 
 use rustix::process::Signal;
@@ -90,8 +91,8 @@ fn bytes_sent() -> u64 {
 fn bytes_sent_through(descriptor: RawFd) -> u64 {
     let mut info = [0u8; 256];
     let mut bytes = info.len() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `bytes` bytes to the array; a descriptor that is none, or not of a connection, is an
-    // error, which leaves it alone.
+    // SAFETY: the kernel writes at most `bytes` bytes to the array; a descriptor that is none, or
+    // not of a connection, is an error, which leaves it alone.
     let result = unsafe {
         libc::getsockopt(
             descriptor,

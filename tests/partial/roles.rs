@@ -58,7 +58,8 @@ fn options() -> PartialOptions {
     }
 }
 
-/// Sums of one-hot integers: element `rank * STEPS + generation` belongs to one generation of one rank.
+/// Sums of one-hot integers: element `rank * STEPS + generation` belongs to one generation of one
+/// rank.
 struct Ledger {
     ranks: usize,
     sums: Vec<i32>,
@@ -162,7 +163,8 @@ fn wait_until_behind(partial: &PartialAllreduce, rounds: u64) {
     }
 }
 
-/// Random delays; every result is checked against its bits, and in the end every generation has been applied once.
+/// Random delays; every result is checked against its bits, and in the end every generation has
+/// been applied once.
 fn exact(comm: &Communicator) {
     let count = count(comm);
     let partial = PartialAllreduce::new(comm, DataType::I32, count as u64, options()).unwrap();
@@ -336,7 +338,8 @@ fn sparse(comm: &Communicator) {
     };
     for step in 0..20 {
         if step == 3 {
-            // However late rank 2 has come here, nobody is ahead of it: what it falls behind now, it has not taken.
+            // However late rank 2 has come here, nobody is ahead of it: what it falls behind now,
+            // it has not taken.
             comm.barrier().unwrap();
             if comm.rank() == 2 {
                 wait_until_behind(&partial, 10);
@@ -369,7 +372,8 @@ fn dies(comm: &Communicator) {
     }
 }
 
-/// Ranks die, by their own hand at a step or by the test's at any moment; the others go on to the end.
+/// Ranks die, by their own hand at a step or by the test's at any moment; the others go on to the
+/// end.
 fn survives(comm: &Communicator) {
     let count = count(comm);
     let options = PartialOptions {

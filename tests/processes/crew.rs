@@ -3,12 +3,12 @@
 use super::{results, spawn};
 use linerate::{Communicator, ReduceOp};
 
-/// Elements of a rank: 18 MiB of f32 and a bit, so that pieces are shared, the last one is not whole, and, out of place
-/// on two ranks, the caches of most machines are written around.
+/// Elements of a rank: 18 MiB of f32 and a bit, so that pieces are shared, the last one is not
+/// whole, and, out of place on two ranks, the caches of most machines are written around.
 const COUNT: usize = (18 << 18) + 77;
 
-/// An allreduce in place and out of place and an all-gather; prints a hash of all bits, and how many threads of a crew
-/// this process had before and has after the communicator has gone.
+/// An allreduce in place and out of place and an all-gather; prints a hash of all bits, and how
+/// many threads of a crew this process had before and has after the communicator has gone.
 pub fn large(comm: Communicator) {
     let alloc = |count| comm.alloc::<f32>(count).unwrap();
     let (input, output) = (alloc(COUNT), alloc(COUNT));

@@ -1,4 +1,5 @@
-//! Ranks as processes: a test starts its own program again, once per rank, with a role in its environment.
+//! Ranks as processes: a test starts its own program again, once per rank, with a role in its
+//! environment.
 
 // Each of the programs that use it needs a part.
 #![allow(dead_code)]

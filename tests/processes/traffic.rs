@@ -1,5 +1,5 @@
-//! Many operations at once, in hostile orders: grouped transfers, operations that nobody waits for, ranks that differ in
-//! what they registered, in how they make progress and in how fast they are.
+//! Many operations at once, in hostile orders: grouped transfers, operations that nobody waits for,
+//! ranks that differ in what they registered, in how they make progress and in how fast they are.
 
 use super::{results, spawn, zeros};
 use linerate::{Buffer, Collective, Communicator, DataType, Operation, ReduceOp};
@@ -34,8 +34,8 @@ fn filled(comm: &Communicator, registered: bool, count: usize, first: u32) -> Bu
     buffer
 }
 
-/// Every collective with memory that is registered for some of the ranks and buffers only, in place on some ranks, and
-/// with ranks that come late, so that the others learn of it while they wait.
+/// Every collective with memory that is registered for some of the ranks and buffers only, in place
+/// on some ranks, and with ranks that come late, so that the others learn of it while they wait.
 fn partly_registered(comm: &Communicator) {
     const COUNT: usize = 50_000;
     let (rank, ranks) = (comm.rank(), comm.ranks());
@@ -141,7 +141,8 @@ fn later_messages_never_take_the_places_of_an_earlier_one() {
     }
 }
 
-/// Rank 0 has many collectives and messages to rank 1 under way; rank 1 wants first what was sent last.
+/// Rank 0 has many collectives and messages to rank 1 under way; rank 1 wants first what was sent
+/// last.
 fn classes(comm: &Communicator) {
     const COUNT: usize = 1 << 16;
     let rank = comm.rank();
@@ -189,8 +190,8 @@ fn messages_of_pairs_and_of_collectives_never_take_each_others_places() {
     results(spawn("classes", 2, &extra));
 }
 
-/// Groups of large and small messages between all pairs; each rank lists sends first or receives first, large
-/// first or small first.
+/// Groups of large and small messages between all pairs; each rank lists sends first or receives
+/// first, large first or small first.
 fn opposite(comm: &Communicator) {
     let (rank, ranks) = (comm.rank(), comm.ranks());
     for round in 0..12u32 {
@@ -338,8 +339,8 @@ fn dropped(comm: &Communicator) {
             let buffer = filled(comm, registered, 100_000, round);
             drop(comm.start_all_reduce(&buffer, ReduceOp::Max).unwrap());
         }
-        // Operations end in any order, and far fewer than these are under way at once: the last of them starts only when
-        // all ranks have ended this.
+        // Operations end in any order, and far fewer than these are under way at once: the last of
+        // them starts only when all ranks have ended this.
         for _ in 0..64 {
             comm.barrier().unwrap();
         }
@@ -411,7 +412,8 @@ fn a_wait_that_was_too_short_can_be_repeated() {
     results(spawn("patient", 2, &[]));
 }
 
-/// Threads of one process: each with a communicator of its own, and all on one, handing over the turn.
+/// Threads of one process: each with a communicator of its own, and all on one, handing over the
+/// turn.
 fn threads(comm: &Communicator) {
     let job = std::env::var("LINERATE_JOB").unwrap();
     let turn = std::sync::Barrier::new(3);
@@ -452,7 +454,8 @@ fn threads_share_a_communicator_and_have_their_own() {
     }
 }
 
-/// Rank 1 fails while a borrowed slice waits for a message, and rank 0 sends that message after that.
+/// Rank 1 fails while a borrowed slice waits for a message, and rank 0 sends that message after
+/// that.
 fn late(comm: &Communicator) {
     let mut data = vec![1.0f32; 512];
     if comm.rank() == 0 {

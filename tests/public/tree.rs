@@ -167,7 +167,8 @@ impl Module {
     }
 }
 
-/// Whether a macro of the crate that stands in the same module defines a type or a constant of this name.
+/// Whether a macro of the crate that stands in the same module defines a type or a constant of this
+/// name.
 fn is_macro_for(item: &Item, name: &str) -> bool {
     let Item::Macro(item) = item else {
         return false;

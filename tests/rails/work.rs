@@ -53,8 +53,8 @@ pub fn thousand(comm: &Communicator) {
     }
 }
 
-/// Breaks a connection of a random rank every [`EVERY`] until all ranks have ended, of those that are meant; how many it
-/// broke.
+/// Breaks a connection of a random rank every [`EVERY`] until all ranks have ended, of those that
+/// are meant; how many it broke.
 pub fn break_until_end(
     children: &mut [Child],
     prng: &mut Prng,

@@ -145,7 +145,8 @@ impl Running {
         child.kill().unwrap();
     }
 
-    /// Waits until a rank that is not rank 0 has had a connection for a while: it has said who it is.
+    /// Waits until a rank that is not rank 0 has had a connection for a while: it has said who it
+    /// is.
     pub fn wait_until_met(&mut self, rank: u32) {
         let (_, child) = self.0.iter().find(|(of, _)| *of == rank).unwrap();
         let deadline = Instant::now() + HANG;

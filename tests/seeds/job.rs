@@ -6,11 +6,13 @@ use linerate::sim::{Flaw, Hosts, Link, SimOptions};
 use linerate::{Collective, Config, DataType, Rank, ReduceOp};
 use std::time::Duration;
 
-/// What goes wrong besides jitter, loss, duplicates and reordering. Times are nanoseconds after the first start.
+/// What goes wrong besides jitter, loss, duplicates and reordering. Times are nanoseconds after the
+/// first start.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fault {
     None,
-    /// The ranks below `below` are cut off from the others and reached again before anybody gives up.
+    /// The ranks below `below` are cut off from the others and reached again before anybody gives
+    /// up.
     Partition {
         below: Rank,
         at_ns: u64,
@@ -50,7 +52,8 @@ pub struct Job {
     pub operations: Vec<Planned>,
     /// Operations that a rank has under way at most.
     pub at_once: usize,
-    /// When each rank calls each operation, nanoseconds after the first start; a rank calls them in order.
+    /// When each rank calls each operation, nanoseconds after the first start; a rank calls them in
+    /// order.
     pub starts_ns: Vec<Vec<u64>>,
     pub fault: Fault,
 }

@@ -34,7 +34,8 @@ struct Caller {
     ends: Vec<End>,
 }
 
-/// How an operation ended on a rank: its output, or the error; `None`: not called, or the rank died.
+/// How an operation ended on a rank: its output, or the error; `None`: not called, or the rank
+/// died.
 pub type End = Option<Result<Vec<u8>, Error>>;
 
 /// What came of a job.

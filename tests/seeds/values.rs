@@ -1,7 +1,7 @@
 //! One operation with exact numbers: what each rank gives, and what it must get, byte for byte.
 //!
-//! All values are whole and above zero, and small enough for their type that no sum of eight rounds: a contribution that
-//! is lost or counted twice changes the result.
+//! All values are whole and above zero, and small enough for their type that no sum of eight
+//! rounds: a contribution that is lost or counted twice changes the result.
 
 use linerate::{
     Buffer, Collective, Communicator, DataType, Group, Operation, Rank, ReduceOp, Result,

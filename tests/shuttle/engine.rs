@@ -1,5 +1,6 @@
-//! An engine of tasks that end with events of one peer, with the interface that `comm/driving.rs` uses. What it does with
-//! locks and wake-ups is what the real one does: everything under the lock of [`crate::driving::Driving`].
+//! An engine of tasks that end with events of one peer, with the interface that `comm/driving.rs`
+//! uses. What it does with locks and wake-ups is what the real one does: everything under the lock
+//! of [`crate::driving::Driving`].
 
 use crate::error::{Error, Result};
 use crate::memory::{Bell, Quota, View, time_out_one};
@@ -66,8 +67,8 @@ impl Peer {
         bell.wake_when(|| self.quota.count(), || ());
     }
 
-    /// Dies, which rings no bell: somebody's sleep ends and it looks. One sleeper, where in production each would in
-    /// time: the first must tell the others.
+    /// Dies, which rings no bell: somebody's sleep ends and it looks. One sleeper, where in
+    /// production each would in time: the first must tell the others.
     pub fn die(&self) {
         self.is_dead.store(true, Ordering::SeqCst);
         while !self.is_noticed() && !time_out_one(self.bell.word32(0)) {

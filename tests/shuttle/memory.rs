@@ -95,7 +95,8 @@ pub fn futex_wake_all(word: &Word32) {
     }
 }
 
-/// Wakes one of at least two sleepers without a change of the word, as the end of its time does; false: they are fewer.
+/// Wakes one of at least two sleepers without a change of the word, as the end of its time does;
+/// false: they are fewer.
 pub fn time_out_one(word: &Word32) -> bool {
     let queue = word.queue.lock().unwrap();
     if *queue >= 2 {

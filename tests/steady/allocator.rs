@@ -1,4 +1,5 @@
-//! An allocator that counts what one thread allocates while it is told to, and keeps the places that the first ones came from.
+//! An allocator that counts what one thread allocates while it is told to, and keeps the places
+//! that the first ones came from.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::backtrace::Backtrace;
@@ -109,12 +110,14 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
         note(bytes);
-        // SAFETY: the caller keeps to the contract of this very method, and every block is the system's.
+        // SAFETY: the caller keeps to the contract of this very method, and every block is the
+        // system's.
         unsafe { System.realloc(block, layout, bytes) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps to the contract of this very method, and every block is the system's.
+        // SAFETY: the caller keeps to the contract of this very method, and every block is the
+        // system's.
         unsafe { System.dealloc(block, layout) }
     }
 }

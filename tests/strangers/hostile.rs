@@ -1,4 +1,5 @@
-//! A rank that has the secret and breaks the rules: everything it sends after a good handshake is made here.
+//! A rank that has the secret and breaks the rules: everything it sends after a good handshake is
+//! made here.
 
 use super::pair::{HANG, Rank, place};
 use crate::prng::mix;

@@ -111,7 +111,8 @@ pub fn few_descriptors() {
         silent.push(stream);
         pair.step();
     }
-    // Nothing is left for this test's side either; connections in the kernel's queue wait for descriptors.
+    // Nothing is left for this test's side either; connections in the kernel's queue wait for
+    // descriptors.
     let mut last = silent.pop().unwrap();
     pair.exchange(1 << 20);
     silent.truncate(3);

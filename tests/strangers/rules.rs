@@ -1,4 +1,5 @@
-//! Ranks that have the secret and break the rules: the peer is failed by what it did, and nothing else happens.
+//! Ranks that have the secret and break the rules: the peer is failed by what it did, and nothing
+//! else happens.
 
 use super::hostile::{self, Hostile};
 use super::pair::{HANG, Rank};
@@ -235,8 +236,8 @@ fn any_frame(random: &mut Prng) -> Frame {
     }
 }
 
-/// Whatever a rank that has the secret sends, in whatever order, while this rank has receives, sends, puts and gets under way:
-/// nothing panics, and every post ends once.
+/// Whatever a rank that has the secret sends, in whatever order, while this rank has receives,
+/// sends, puts and gets under way: nothing panics, and every post ends once.
 #[test]
 fn random_frames_of_a_rank_with_the_secret_break_nothing() {
     let mut frames = 0u32;

@@ -1,4 +1,5 @@
-//! The README and the guides: how long, where links lead, and which variables the page of settings has.
+//! The README and the guides: how long, where links lead, and which variables the page of settings
+//! has.
 
 use super::paths;
 use std::collections::{BTreeMap, BTreeSet};

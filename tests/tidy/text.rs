@@ -1,4 +1,5 @@
-//! Rust text as the rules of `tidy.rs` read it: without comments and literals, in words, by references.
+//! Rust text as the rules of `tidy.rs` read it: without comments and literals, in words, by
+//! references.
 
 use std::collections::BTreeSet;
 
@@ -53,8 +54,8 @@ pub(crate) fn places_of(code: &str, word: &str) -> Vec<usize> {
         .collect()
 }
 
-/// Lower-case words: identifiers are cut at underscores and humps, and a plural counts as its singular
-/// where that is one of the nouns.
+/// Lower-case words: identifiers are cut at underscores and humps, and a plural counts as its
+/// singular where that is one of the nouns.
 pub(crate) fn words_of(text: &str) -> BTreeSet<String> {
     let mut words = BTreeSet::new();
     let mut word = String::new();

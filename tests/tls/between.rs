@@ -1,5 +1,5 @@
-//! Somebody between two ranks: takes the connections of one, opens one to the other for each, and carries the bytes, which it
-//! may look at and change.
+//! Somebody between two ranks: takes the connections of one, opens one to the other for each, and
+//! carries the bytes, which it may look at and change.
 
 use linerate::unstable::wire::{HANDSHAKE_BYTES, Tls};
 use std::io::{Read, Write};

@@ -56,7 +56,8 @@ fn a_message_that_is_cut_at_any_piece_comes_once_and_is_never_written_again() {
     }
 }
 
-/// Both write over what they have got as soon as they have it: whatever is written there again shows.
+/// Both write over what they have got as soon as they have it: whatever is written there again
+/// shows.
 fn cut_both_ways(mut pair: Pair, after: u64) {
     let sources = [0, 1].map(|rank| pair.memory(rank, BYTES));
     let places = [0, 1].map(|rank| pair.memory(rank, BYTES));
@@ -81,7 +82,8 @@ fn cut_both_ways(mut pair: Pair, after: u64) {
         pair.done(rank, 1);
         pair.done(rank, 2);
     }
-    // Over every path: a queue pair that had nothing under way is not known to be broken before it is used.
+    // Over every path: a queue pair that had nothing under way is not known to be broken before it
+    // is used.
     let others = [0, 1].map(|rank| pair.memory(rank, BYTES));
     pair.receive(1, 6, others[1].view, 3);
     pair.send(0, 6, others[0].view, 4);
@@ -222,7 +224,8 @@ fn a_stream_of_messages_survives_a_broken_queue_pair() {
     }
 }
 
-/// The owner has ended a registration, and the one who writes has not heard of it: the device refuses.
+/// The owner has ended a registration, and the one who writes has not heard of it: the device
+/// refuses.
 #[test]
 fn a_key_whose_registration_has_ended_is_refused_by_the_device_and_the_pair_goes_on() {
     if !has_device("keys of ended registrations") {
@@ -298,7 +301,8 @@ fn a_receive_that_is_cancelled_while_it_is_written_is_not_written_any_more() {
     }
 }
 
-/// Memory is taken back while a message is read from it, and written over at once: what comes is as it was.
+/// Memory is taken back while a message is read from it, and written over at once: what comes is as
+/// it was.
 #[test]
 fn memory_that_is_taken_back_while_it_is_sent_is_not_read_any_more() {
     if !has_device("memory that is taken back while it is sent") {
@@ -346,7 +350,8 @@ fn ip(words: &str) {
     );
 }
 
-/// While the port is down its address goes, another one takes its place in the table, and then it comes back.
+/// While the port is down its address goes, another one takes its place in the table, and then it
+/// comes back.
 #[test]
 fn an_address_that_has_another_place_after_a_port_was_down_is_found_again() {
     if std::env::var_os("RDMA_VM_HOST").is_none() {

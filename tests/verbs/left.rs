@@ -6,7 +6,8 @@ use linerate::transport::Region;
 use std::process::Command;
 use std::sync::Arc;
 
-/// Objects of the device that the kernel knows, as `rdma resource show` counts them; `None` without that tool.
+/// Objects of the device that the kernel knows, as `rdma resource show` counts them; `None` without
+/// that tool.
 fn objects() -> Option<String> {
     let output = Command::new("rdma").args(["resource", "show"]).output();
     let output = output.ok().filter(|output| output.status.success())?;

@@ -55,7 +55,8 @@ fn memory_that_is_not_registered_is_registered_for_the_one_receive() {
     assert_eq!(pair.count(1, "copied bytes"), 0);
 }
 
-/// What a word tells in passing gives places of the ring back: words that go there and back cost one doorbell each.
+/// What a word tells in passing gives places of the ring back: words that go there and back cost
+/// one doorbell each.
 #[test]
 fn words_in_turns_need_nothing_besides_to_tell_that_they_came() {
     if !has_device("words in turns") {
@@ -85,7 +86,8 @@ fn words_in_turns_need_nothing_besides_to_tell_that_they_came() {
     assert_eq!(after, before.map(|count| count + 300));
 }
 
-/// Far more messages than a ring has slots, one side never looking meanwhile: no device ever misses a receive.
+/// Far more messages than a ring has slots, one side never looking meanwhile: no device ever misses
+/// a receive.
 #[test]
 fn credits_see_to_it_that_no_receive_is_missing() {
     if !has_device("credits") {

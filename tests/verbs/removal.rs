@@ -1,5 +1,6 @@
-//! Devices that are taken away while they are used. Each test takes one of three for good, so that they run in a guest of their
-//! own (`tools/rdma_vm/check_verbs.py`). The kernel ends a removal only when everybody has closed the device.
+//! Devices that are taken away while they are used. Each test takes one of three for good, so that
+//! they run in a guest of their own (`tools/rdma_vm/check_verbs.py`). The kernel ends a removal
+//! only when everybody has closed the device.
 
 use super::access::{self, TestPosts};
 use super::pair::{Memory, Pair, check, fill};

@@ -1,4 +1,5 @@
-//! Words without immediate data (`has_plain_words`): each ends once, whatever becomes of the queue pair.
+//! Words without immediate data (`has_plain_words`): each ends once, whatever becomes of the queue
+//! pair.
 
 use super::access;
 use super::pair::{Memory, Pair, check, fill, has_device};

@@ -1,5 +1,6 @@
-//! [`Bind`]: each local rank gets its own share of the cores. Left to itself the kernel may keep two ranks on one core for
-//! seconds, and an exchange that takes half a microsecond between two cores takes seven on one.
+//! [`Bind`]: each local rank gets its own share of the cores. Left to itself the kernel may keep
+//! two ranks on one core for seconds, and an exchange that takes half a microsecond between two
+//! cores takes seven on one.
 //!
 //! A rank binds itself when it starts, before it has threads; what it starts inherits its cores.
 
@@ -13,8 +14,8 @@ pub const BIND: &str = "LINERATE_BIND";
 /// What ranks are bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Bind {
-    /// Each rank to its own share of the cores that the command may use; where ranks are more than cores, equally many
-    /// ranks to each core.
+    /// Each rank to its own share of the cores that the command may use; where ranks are more than
+    /// cores, equally many ranks to each core.
     Cores,
     /// Nothing.
     None,
@@ -30,7 +31,8 @@ impl Bind {
     }
 }
 
-/// In a rank that this binary has started: binds it, if that was asked for. A rank that cannot be bound runs unbound.
+/// In a rank that this binary has started: binds it, if that was asked for. A rank that cannot be
+/// bound runs unbound.
 pub fn bind_rank() {
     let number = |name| std::env::var(name).ok()?.parse::<usize>().ok();
     let (Some(rank), Some(ranks)) = (number("LOCAL_RANK"), number("LOCAL_WORLD_SIZE")) else {
@@ -68,8 +70,9 @@ pub fn only_processor() -> Option<usize> {
     first.filter(|_| processors.next().is_none())
 }
 
-/// The cores of one of `ranks` ranks: consecutive ones, all in use, shares as equal as can be. Where ranks are more, each
-/// has one core, which neighbours share. `None`: no cores, or no such rank.
+/// The cores of one of `ranks` ranks: consecutive ones, all in use, shares as equal as can be.
+/// Where ranks are more, each has one core, which neighbours share. `None`: no cores, or no such
+/// rank.
 fn share(cores: &[usize], rank: usize, ranks: usize) -> Option<&[usize]> {
     let start = |rank: usize| cores.len() * rank / ranks;
     let is_possible = rank < ranks && !cores.is_empty();

@@ -1,5 +1,6 @@
-//! Flags that several commands take: those of connections ([`ConnectionArgs`]), those of every command that runs ranks and
-//! prints what it measured ([`JobArgs`]), and those of the commands that measure pairs of ranks ([`PairArgs`]).
+//! Flags that several commands take: those of connections ([`ConnectionArgs`]), those of every
+//! command that runs ranks and prints what it measured ([`JobArgs`]), and those of the commands
+//! that measure pairs of ranks ([`PairArgs`]).
 
 use crate::binding::Bind;
 use crate::output;
@@ -10,19 +11,22 @@ use serde::Serialize;
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
-/// How ranks of several hosts are connected, and over `--transport tcp` all. Each flag comes before its variable.
+/// How ranks of several hosts are connected, and over `--transport tcp` all. Each flag comes before
+/// its variable.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConnectionArgs {
-    /// Encrypt every connection between ranks (TLS 1.3, with keys made from the job's secret); the same on all ranks. Default
-    /// LINERATE_TLS, else off
+    /// Encrypt every connection between ranks (TLS 1.3, with keys made from the job's secret); the
+    /// same on all ranks. Default LINERATE_TLS, else off
     #[arg(long)]
     pub tls: bool,
 
-    /// crc checks every frame of a connection; the same on all ranks. Default LINERATE_INTEGRITY, else off
+    /// crc checks every frame of a connection; the same on all ranks. Default LINERATE_INTEGRITY,
+    /// else off
     #[arg(long, value_enum, value_name = "crc|off", hide_possible_values = true)]
     pub integrity: Option<Integrity>,
 
-    /// Serve other hosts without a secret: whoever reaches a port may speak. Default LINERATE_INSECURE, else off
+    /// Serve other hosts without a secret: whoever reaches a port may speak. Default
+    /// LINERATE_INSECURE, else off
     #[arg(long)]
     pub insecure: bool,
 }
@@ -66,9 +70,9 @@ impl ConnectionArgs {
 /// How the ranks of a command are connected, how long they wait, and where its document goes.
 #[derive(Args, Clone, Debug)]
 pub struct JobArgs {
-    /// auto, shm, tcp, or verbs[:device[:port][,device...]], which takes RDMA devices, over which long messages are spread;
-    /// ofi[:provider] is not part of this build. In `bench` also sim: a modelled network in virtual time, in one process. Default
-    /// LINERATE_TRANSPORT, else auto
+    /// auto, shm, tcp, or verbs[:device[:port][,device...]], which takes RDMA devices, over which
+    /// long messages are spread; ofi[:provider] is not part of this build. In `bench` also sim: a
+    /// modelled network in virtual time, in one process. Default LINERATE_TRANSPORT, else auto
     #[arg(long, value_name = "NAME")]
     pub transport: Option<String>,
 

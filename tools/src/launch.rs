@@ -1,8 +1,9 @@
-//! `linerate launch -n N -- CMD`: local ranks of a program, as torchrun starts them, and [`spawn_self`] for commands
-//! that are their own ranks.
+//! `linerate launch -n N -- CMD`: local ranks of a program, as torchrun starts them, and
+//! [`spawn_self`] for commands that are their own ranks.
 //!
-//! A rank begins as this binary (`rank-exec`), asks the kernel to die with its parent, and becomes the program: what
-//! would otherwise need code between fork and exec. How ranks end is in `process.rs`.
+//! A rank begins as this binary (`rank-exec`), asks the kernel to die with its parent, and becomes
+//! the program: what would otherwise need code between fork and exec. How ranks end is in
+//! `process.rs`.
 
 use crate::binding::{BIND, Bind};
 use crate::flags::ConnectionArgs;
@@ -41,8 +42,8 @@ pub struct LaunchArgs {
     )]
     ranks: u32,
 
-    /// cores: each rank gets its own share of the cores that launch may use; where ranks are more, each core gets equally many.
-    /// none: the kernel places them
+    /// cores: each rank gets its own share of the cores that launch may use; where ranks are more,
+    /// each core gets equally many. none: the kernel places them
     #[arg(long, value_enum, default_value_t = Bind::Cores)]
     bind: Bind,
 
@@ -70,7 +71,8 @@ pub struct RankExecArgs {
     command: Vec<OsString>,
 }
 
-/// Runs the ranks; the exit code is that of the first one that failed, 128 + the signal if it was killed.
+/// Runs the ranks; the exit code is that of the first one that failed, 128 + the signal if it was
+/// killed.
 pub fn run(args: &LaunchArgs) -> ExitCode {
     let search_path = std::env::var_os("PATH").unwrap_or_default();
     if let Err((code, text)) = find_program(&args.command[0], &search_path) {
@@ -88,8 +90,9 @@ pub fn run(args: &LaunchArgs) -> ExitCode {
     ExitCode::from(u8::try_from(code).unwrap_or(1))
 }
 
-/// Runs this very command once per rank; gives its exit code: 0 if no rank failed, 2 if the first that did calls it bad usage,
-/// 128 + the signal if somebody has asked it to end (SIGHUP, SIGINT, SIGTERM), as shells expect, else 1.
+/// Runs this very command once per rank; gives its exit code: 0 if no rank failed, 2 if the first
+/// that did calls it bad usage, 128 + the signal if somebody has asked it to end (SIGHUP, SIGINT,
+/// SIGTERM), as shells expect, else 1.
 pub fn spawn_self(ranks: u32, bind: Bind) -> u8 {
     spawn_self_with(ranks, bind, &[])
 }
@@ -133,7 +136,8 @@ pub fn exec(args: &RankExecArgs) -> ExitCode {
     })
 }
 
-/// In a rank that this binary has started: asks the kernel to kill it when its parent ends, however that ends.
+/// In a rank that this binary has started: asks the kernel to kill it when its parent ends, however
+/// that ends.
 pub fn die_with_parent() {
     let Some(parent) = std::env::var_os(PARENT) else {
         return;
@@ -255,7 +259,8 @@ fn secret() -> io::Result<Option<String>> {
     fresh.map(Some).map_err(|e| io::Error::other(e.to_string()))
 }
 
-/// A port that was free a moment ago. Another process can take it before rank 0 does; rank 0 then says so.
+/// A port that was free a moment ago. Another process can take it before rank 0 does; rank 0 then
+/// says so.
 fn free_port() -> io::Result<u16> {
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0))?;
     Ok(listener.local_addr()?.port())

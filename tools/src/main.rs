@@ -1,8 +1,9 @@
 //! The `linerate` command: `bench`, `perf`, `mesh`, `launch`, `replay`, `explain`, `experiment`,
 //! `info`, `doctor`.
 //!
-//! Uses only the library's public API. Exit codes: 0 good, 1 the run or a check failed, 2 bad usage, 128 + the
-//! signal if interrupted; `launch` passes on the code of the first rank that failed. Read first: `bench/mod.rs`.
+//! Uses only the library's public API. Exit codes: 0 good, 1 the run or a check failed, 2 bad
+//! usage, 128 + the signal if interrupted; `launch` passes on the code of the first rank that
+//! failed. Read first: `bench/mod.rs`.
 
 mod access;
 mod bench;
@@ -38,9 +39,11 @@ struct Cli {
 enum Command {
     /// Sweep a collective over sizes, with results checked (nccl-tests' flags and columns)
     Bench(bench::BenchCommand),
-    /// Bandwidth and latency between two ranks: server without argument, client with HOST (perftest's flags and columns)
+    /// Bandwidth and latency between two ranks: server without argument, client with HOST
+    /// (perftest's flags and columns)
     Perf(Box<perf::PerfArgs>),
-    /// Latency and bandwidth of every pair of ranks, as matrices and a heat map; slow pairs are named
+    /// Latency and bandwidth of every pair of ranks, as matrices and a heat map; slow pairs are
+    /// named
     Mesh(mesh::MeshArgs),
     /// Look for what keeps ranks from running or from being fast, and say which command mends it
     Doctor(doctor::DoctorArgs),
@@ -48,9 +51,11 @@ enum Command {
     Launch(launch::LaunchArgs),
     /// Say what this machine and this build offer
     Info(info::InfoArgs),
-    /// Replay the gradients of a real model, ready at their measured times, through fusion and allreduce
+    /// Replay the gradients of a real model, ready at their measured times, through fusion and
+    /// allreduce
     Replay(replay::ReplayArgs),
-    /// Say which algorithm and path an operation takes, why, and how long it should take and takes; calibrate the prices
+    /// Say which algorithm and path an operation takes, why, and how long it should take and takes;
+    /// calibrate the prices
     Explain(Box<explain::ExplainArgs>),
     /// Reproduce a table or figure of a paper on this machine
     Experiment(experiment::ExperimentArgs),

@@ -30,7 +30,8 @@ pub fn print_error(text: &str) {
     let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
-/// Whether a document can be written there, before hours are spent on what it will say. `flag` is for the text.
+/// Whether a document can be written there, before hours are spent on what it will say. `flag` is
+/// for the text.
 pub fn check_target(flag: &str, target: &Path) -> Result<(), String> {
     if is_stdout(target) {
         return Ok(());
@@ -56,8 +57,8 @@ pub fn check_target(flag: &str, target: &Path) -> Result<(), String> {
     tried.or_else(|cause| complain(cause.to_string()))
 }
 
-/// Writes a document with a line end: to stdout (`-`), into a device or pipe as it is, else to a file that appears whole or
-/// not at all.
+/// Writes a document with a line end: to stdout (`-`), into a device or pipe as it is, else to a
+/// file that appears whole or not at all.
 pub fn write_document(flag: &str, target: &Path, document: &str) -> Result<(), String> {
     let text = format!("{document}\n");
     if is_stdout(target) {
@@ -90,7 +91,8 @@ fn replace_file(path: &Path, text: &str) -> io::Result<()> {
         })
 }
 
-/// Whether it exists and is no regular file, such as `/dev/null`: renaming would replace the device itself.
+/// Whether it exists and is no regular file, such as `/dev/null`: renaming would replace the device
+/// itself.
 fn is_device(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|found| !found.is_file())
 }

@@ -1,8 +1,10 @@
-//! [`Supervisor`]: watches ranks until the last one has ended, and sees to it that nothing is left behind.
+//! [`Supervisor`]: watches ranks until the last one has ended, and sees to it that nothing is left
+//! behind.
 //!
-//! When a rank fails, the others get a grace period to report what they saw, then SIGTERM, then SIGKILL. Signals to the
-//! launcher are passed on. Each rank leads a process group; the group is killed when its leader has ended, before the
-//! leader is reaped, because until then its number cannot belong to anybody else.
+//! When a rank fails, the others get a grace period to report what they saw, then SIGTERM, then
+//! SIGKILL. Signals to the launcher are passed on. Each rank leads a process group; the group is
+//! killed when its leader has ended, before the leader is reaped, because until then its number
+//! cannot belong to anybody else.
 
 use crate::output;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
@@ -132,7 +134,8 @@ impl Supervisor {
                 failures.push((rank.index, status));
             }
         }
-        // Of ranks that have ended since the last look: who was killed is the cause, who exited may have seen it die.
+        // Of ranks that have ended since the last look: who was killed is the cause, who exited may
+        // have seen it die.
         failures.sort_by_key(|(_, status)| status.signal().is_none());
         for (index, status) in failures {
             self.note_failure(index, status);

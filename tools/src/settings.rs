@@ -1,5 +1,5 @@
-//! What the commands that run ranks have in common: settings from the environment and flags, number of ranks, memory.
-//! Every mistake is found here, before a rank is started.
+//! What the commands that run ranks have in common: settings from the environment and flags, number
+//! of ranks, memory. Every mistake is found here, before a rank is started.
 
 use linerate::unstable::bootstrap::{Launched, launched_from_env};
 use linerate::unstable::limits;
@@ -49,7 +49,8 @@ fn check_names(mut config: Config) -> Result<Config, String> {
     Ok(config)
 }
 
-/// What torchrun, `linerate launch`, mpirun or srun say of this process, if one of them has started it.
+/// What torchrun, `linerate launch`, mpirun or srun say of this process, if one of them has started
+/// it.
 pub fn launched() -> Option<Launched> {
     launched_from_env(|name| std::env::var(name).ok())
 }
@@ -136,7 +137,8 @@ pub fn check_ranks(asked: Option<u32>, launched: Option<u32>) -> Result<u32, Str
     Ok(ranks)
 }
 
-/// Refuses what the kernel would end by killing somebody. A sixteenth is left to page tables and everybody else.
+/// Refuses what the kernel would end by killing somebody. A sixteenth is left to page tables and
+/// everybody else.
 pub fn check_memory(what: &str, needed: u64, available: u64, advice: &str) -> Result<(), String> {
     let usable = available - available / 16;
     if needed <= usable {

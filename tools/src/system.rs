@@ -1,10 +1,11 @@
-//! What the kernel says about this machine, from /proc and /sys. Parsing is pure; reading gives `None` where a file is
-//! missing.
+//! What the kernel says about this machine, from /proc and /sys. Parsing is pure; reading gives
+//! `None` where a file is missing.
 
 use serde::Serialize;
 use std::path::Path;
 
-/// Assumed where /sys does not say, bytes: larger than most, so that a rotation still leaves the caches.
+/// Assumed where /sys does not say, bytes: larger than most, so that a rotation still leaves the
+/// caches.
 const CACHE_BYTES_ASSUMED: u64 = 64 << 20;
 
 /// A cache of the first core.

@@ -1,4 +1,5 @@
-//! `doctor` finds faults that are put there on purpose: limits that anybody can lower, and networks of a namespace's own.
+//! `doctor` finds faults that are put there on purpose: limits that anybody can lower, and networks
+//! of a namespace's own.
 
 #[path = "command/start.rs"]
 #[allow(dead_code)] // Not every file of tests needs all of it.
@@ -11,7 +12,8 @@ use std::process::{Command, Stdio};
 
 const LINERATE: &str = env!("CARGO_BIN_EXE_linerate");
 
-/// Runs a shell script in which `$L` is the command; gives the exit code and the findings of `doctor --json -`.
+/// Runs a shell script in which `$L` is the command; gives the exit code and the findings of
+/// `doctor --json -`.
 fn examine(mut shell: Command, script: &str) -> (Option<i32>, Vec<Value>) {
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("LINERATE_")) {
         shell.env_remove(name);

@@ -150,7 +150,8 @@ fn stored_prices_decide_and_those_of_rank_0_are_everyones() {
     assert_eq!(document["prices"], file.to_str().unwrap());
     assert_eq!(document["results"][0]["path"], "messages");
 
-    // One rank has other prices. By its own ones it would send messages to a rank that waits for signals.
+    // One rank has other prices. By its own ones it would send messages to a rank that waits for
+    // signals.
     let exe = env!("CARGO_BIN_EXE_linerate");
     for (rank, algorithm) in [(0, "ring"), (1, "direct")] {
         let script = format!(

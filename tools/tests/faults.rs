@@ -1,4 +1,5 @@
-//! Ranks of a running bench are killed, and the bench is interrupted: exit codes, texts, and what is left behind.
+//! Ranks of a running bench are killed, and the bench is interrupted: exit codes, texts, and what
+//! is left behind.
 
 #[path = "command/start.rs"]
 #[allow(dead_code)] // Not every file of tests needs all of it.

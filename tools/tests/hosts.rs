@@ -1,7 +1,8 @@
-//! Two hosts of two ranks each: network namespaces, joined by a pair of interfaces. What is found there: the router, schedules
-//! that know hosts, links that are cut for a moment and for good.
+//! Two hosts of two ranks each: network namespaces, joined by a pair of interfaces. What is found
+//! there: the router, schedules that know hosts, links that are cut for a moment and for good.
 //!
-//! Namespaces need root and the `ip` command; where one is missing the test says so and looks at nothing.
+//! Namespaces need root and the `ip` command; where one is missing the test says so and looks at
+//! nothing.
 
 #[path = "../../tests/hosts/namespaces.rs"]
 mod namespaces;
@@ -111,8 +112,8 @@ fn a_link_that_is_cut_for_good_fails_every_rank_naming_who_is_behind_it() {
     }
 }
 
-/// What mpirun calls instead of ssh: becomes the command inside the host of this address, under a name of its own, which
-/// mpirun tells hosts by.
+/// What mpirun calls instead of ssh: becomes the command inside the host of this address, under a
+/// name of its own, which mpirun tells hosts by.
 fn remote_shell(hosts: &Hosts, folder: &Path) -> std::path::PathBuf {
     let [a, b] = &hosts.names;
     let script = format!(

@@ -1,6 +1,7 @@
-//! The launchers that people use, for real: mpirun of Open MPI and of MPICH, torchrun, srun, each starting `linerate bench`.
-//! Each way twice: as the ranks of one host meet by themselves, and by what the launcher offers to ranks of several hosts.
-//! Where a launcher is missing, the test says that it was skipped, and passes.
+//! The launchers that people use, for real: mpirun of Open MPI and of MPICH, torchrun, srun, each
+//! starting `linerate bench`. Each way twice: as the ranks of one host meet by themselves, and by
+//! what the launcher offers to ranks of several hosts. Where a launcher is missing, the test says
+//! that it was skipped, and passes.
 
 #[path = "launchers/slurm.rs"]
 mod slurm;
@@ -39,7 +40,8 @@ fn find(name: &str) -> Option<PathBuf> {
     found
 }
 
-/// Runs a launcher with the bench as its program; checks that one job of four ranks ran and was right, and gives what it said.
+/// Runs a launcher with the bench as its program; checks that one job of four ranks ran and was
+/// right, and gives what it said.
 fn check_bench(mut launcher: Command, more: &[(&str, &str)]) -> String {
     for (name, _) in std::env::vars() {
         let others = [

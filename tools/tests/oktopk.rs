@@ -1,5 +1,5 @@
-//! `linerate experiment oktopk`: each part, quickly, and its figures beside the formulas. No times are asserted but those of the
-//! modelled fabric, which are the same on every machine.
+//! `linerate experiment oktopk`: each part, quickly, and its figures beside the formulas. No times
+//! are asserted but those of the modelled fabric, which are the same on every machine.
 
 #[path = "command/start.rs"]
 #[allow(dead_code)] // Not every file of tests needs all of it.

@@ -1,4 +1,5 @@
-//! `perf` and `mesh` from outside: both sides as processes, their tables, documents, refusals and exit codes.
+//! `perf` and `mesh` from outside: both sides as processes, their tables, documents, refusals and
+//! exit codes.
 
 #[path = "command/start.rs"]
 mod start;
@@ -231,7 +232,8 @@ fn strangers_do_not_end_a_server_and_a_killed_client_does() {
 fn atomic_operations_change_the_word_once_each() {
     for kind in ["FETCH_AND_ADD", "CMP_AND_SWAP"] {
         for test in ["atomic_lat -n 100", "atomic_bw -n 300 -q 2 -l 4"] {
-            // 100 operations in a row are looked at first: each has to find what the one before has left.
+            // 100 operations in a row are looked at first: each has to find what the one before has
+            // left.
             for transport in ["shm", "tcp"] {
                 let value = local_json(&format!("{test} -A {kind} --transport {transport}"));
                 assert_eq!(value["results"][0]["wrong"], 0, "{test} {kind} {transport}");
@@ -263,7 +265,8 @@ fn lists_of_posts_move_every_message_too() {
     }
 }
 
-/// The side that is written to, or read from, hears nothing of that: it would take the other one for dead.
+/// The side that is written to, or read from, hears nothing of that: it would take the other one
+/// for dead.
 fn check_long_durations(more: &str) {
     for test in ["write_bw", "read_bw", "read_lat", "atomic_lat"] {
         let line = format!("perf {test} -D 3 --timeout 2 --local --no-rotate --json - {more}");

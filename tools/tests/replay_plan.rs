@@ -1,4 +1,5 @@
-//! `linerate replay --plan-only` through the command line: the paper's plans to the digit, and malformed traces.
+//! `linerate replay --plan-only` through the command line: the paper's plans to the digit, and
+//! malformed traces.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};

@@ -41,7 +41,8 @@ fn sizes_without_bytes_take_the_time_of_real_ones() {
         let time = |row: &Value| row["time_us"]["p50"].as_f64().unwrap();
         rows.iter().map(time).collect()
     };
-    // Not to the digit: a check is one iteration more, and what one leaves on the network delays the next.
+    // Not to the digit: a check is one iteration more, and what one leaves on the network delays
+    // the next.
     let (checked, unchecked) = (times(line), times(&format!("{line} -c 0")));
     assert_eq!(checked.len(), unchecked.len());
     for (a, b) in checked.iter().zip(&unchecked) {

@@ -1,7 +1,8 @@
 //! The client library of PMIx: one value per process, exchanged through the launcher's daemons.
 //!
-//! Source: the PMIx standard 4.1, chapters 3 (structures), 5 (client initialisation), 8 (reserved and application keys).
-//! Layouts are those of `pmix_common.h` of 2.x to 5.x: what is used of them has not changed.
+//! Source: the PMIx standard 4.1, chapters 3 (structures), 5 (client initialisation), 8 (reserved
+//! and application keys). Layouts are those of `pmix_common.h` of 2.x to 5.x: what is used of them
+//! has not changed.
 
 use libc::{c_char, c_int, c_void};
 use std::ffi::{CStr, CString, OsStr};
@@ -44,8 +45,8 @@ type Get = unsafe extern "C" fn(
 type Finalize = unsafe extern "C" fn(*const c_void, usize) -> c_int;
 type ErrorString = unsafe extern "C" fn(c_int) -> *const c_char;
 
-/// A process that has registered with its launcher's daemon. It takes leave when dropped: launchers end the whole job if a
-/// registered process exits without.
+/// A process that has registered with its launcher's daemon. It takes leave when dropped: launchers
+/// end the whole job if a registered process exits without.
 #[derive(Debug)]
 pub struct Pmix {
     own_nspace: [c_char; 256],
@@ -64,8 +65,8 @@ struct Functions {
 }
 
 impl Pmix {
-    /// Registers. `library`: where to look instead of under the usual names. The environment that the launcher has set says
-    /// which daemon.
+    /// Registers. `library`: where to look instead of under the usual names. The environment that
+    /// the launcher has set says which daemon.
     pub fn open(library: Option<&OsStr>) -> Result<Pmix, String> {
         let functions = Functions::load(library)?;
         let mut own = Process {
@@ -81,7 +82,8 @@ impl Pmix {
         })
     }
 
-    /// What all ranks get: rank 0 gives a text for `key`, the others none. Collective: returns when all have called it.
+    /// What all ranks get: rank 0 gives a text for `key`, the others none. Collective: returns when
+    /// all have called it.
     pub fn share(&self, key: &str, own: Option<&str>) -> Result<String, String> {
         let f = &self.functions;
         let key_c = CString::new(key).map_err(|e| e.to_string())?;
@@ -118,7 +120,8 @@ fn take_text(value: *mut Value) -> Option<String> {
     if value.is_null() {
         return None;
     }
-    // SAFETY: not null, so it points to a value that the library made for us; kind is its first member.
+    // SAFETY: not null, so it points to a value that the library made for us; kind is its first
+    // member.
     let kind = unsafe { (*value).kind };
     // SAFETY: as above; of a text the union holds the pointer, of anything else it is not followed.
     let text = unsafe { (&raw const (*value).data).cast::<*mut c_char>().read() };
@@ -152,13 +155,14 @@ impl Functions {
         let mut complaints = Vec::new();
         for name in names {
             let name = CString::new(name.as_bytes()).map_err(|e| e.to_string())?;
-            // SAFETY: the name is terminated. The library's initialisers run, as they would in an MPI program. It is never
-            // unloaded, because its threads may outlive us.
+            // SAFETY: the name is terminated. The library's initialisers run, as they would in an
+            // MPI program. It is never unloaded, because its threads may outlive us.
             let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
             if !handle.is_null() {
                 return Functions::look_up(handle);
             }
-            // SAFETY: dlerror gives null or a terminated text that is valid until the next call of its kind.
+            // SAFETY: dlerror gives null or a terminated text that is valid until the next call of
+            // its kind.
             let text = unsafe { libc::dlerror() };
             if !text.is_null() {
                 // SAFETY: not null, see above.

@@ -12,7 +12,8 @@ use std::sync::Arc;
 pub struct Route {
     /// The own port that they leave by, counted from 1.
     pub port: u8,
-    /// The peer's GID and the index of the own one; always on Ethernet, across subnets on InfiniBand.
+    /// The peer's GID and the index of the own one; always on Ethernet, across subnets on
+    /// InfiniBand.
     pub gid: Option<([u8; 16], u8)>,
     /// The peer's LID, on InfiniBand.
     pub lid: u16,
@@ -96,7 +97,8 @@ impl Drop for AddressHandle {
     fn drop(&mut self) {
         let library = &self.pd.context().library;
         library.destroy(Kind::AddressHandle, self.pd.context().name(), || {
-            // SAFETY: made once, destroyed once. Datagrams that were posted with it carry a copy or fail.
+            // SAFETY: made once, destroyed once. Datagrams that were posted with it carry a copy or
+            // fail.
             unsafe { (library.functions.destroy_ah)(self.raw.as_ptr()) }
         });
     }

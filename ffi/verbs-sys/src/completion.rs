@@ -64,7 +64,8 @@ impl CompletionChannel {
                 }
             };
         }
-        // SAFETY: the queue lives: destroying it waits until its events are acknowledged, and this one is once, here.
+        // SAFETY: the queue lives: destroying it waits until its events are acknowledged, and this
+        // one is once, here.
         unsafe { (functions.ack_cq_events)(queue, 1) };
         Ok(Some(token as u64))
     }
@@ -93,9 +94,9 @@ unsafe impl Send for CompletionQueue {}
 unsafe impl Sync for CompletionQueue {}
 
 impl CompletionQueue {
-    /// A queue of at least `entries` entries, which must never be full: a completion too many breaks it and every queue pair
-    /// that uses it. Its events go to `channel` and carry `token`; `vector` is below
-    /// [`completion_vectors`](Context::completion_vectors).
+    /// A queue of at least `entries` entries, which must never be full: a completion too many
+    /// breaks it and every queue pair that uses it. Its events go to `channel` and carry `token`;
+    /// `vector` is below [`completion_vectors`](Context::completion_vectors).
     pub fn create(
         context: &Arc<Context>,
         entries: u32,
@@ -154,7 +155,8 @@ impl CompletionQueue {
         u32::try_from(entries).unwrap_or(0)
     }
 
-    /// Moves completions into `room`, from its beginning, and says how many. Fewer than it has room for: the queue was empty.
+    /// Moves completions into `room`, from its beginning, and says how many. Fewer than it has room
+    /// for: the queue was empty.
     #[inline]
     pub fn poll(&self, room: &mut [Completion]) -> Result<usize> {
         let count = c_int::try_from(room.len()).unwrap_or(c_int::MAX);
@@ -164,7 +166,8 @@ impl CompletionQueue {
             .ops
             .poll_cq
             .expect("every device has poll_cq");
-        // SAFETY: the queue lives, and `room` is writable for `count` completions, which have ibv_wc's layout.
+        // SAFETY: the queue lives, and `room` is writable for `count` completions, which have
+        // ibv_wc's layout.
         let found = unsafe { poll(self.raw.as_ptr(), count, room.as_mut_ptr().cast()) };
         usize::try_from(found).map_err(|_| {
             let what = format!("polling a completion queue of {}", self.context.name());
@@ -172,8 +175,9 @@ impl CompletionQueue {
         })
     }
 
-    /// The next completion that arrives makes one event on the channel; with `solicited_only` the next whose sender asked for
-    /// it, or that failed. What arrived before makes none: poll once more before sleeping.
+    /// The next completion that arrives makes one event on the channel; with `solicited_only` the
+    /// next whose sender asked for it, or that failed. What arrived before makes none: poll once
+    /// more before sleeping.
     #[inline]
     pub fn request_event(&self, solicited_only: bool) -> Result<()> {
         let ops = &self.context.raw().ops;
@@ -193,8 +197,8 @@ impl Drop for CompletionQueue {
     fn drop(&mut self) {
         let library = &self.context.library;
         library.destroy(Kind::CompletionQueue, self.context.name(), || {
-            // SAFETY: made once, destroyed once; queue pairs that used it held it and are gone, and every event that was
-            // read is acknowledged, so it does not wait.
+            // SAFETY: made once, destroyed once; queue pairs that used it held it and are gone, and
+            // every event that was read is acknowledged, so it does not wait.
             unsafe { (library.functions.destroy_cq)(self.raw.as_ptr()) }
         });
     }
@@ -218,13 +222,15 @@ impl Completion {
         self.0.status == c::ibv_wc_status::IBV_WC_SUCCESS
     }
 
-    /// How it ended. Of a failed request only this, the number, the queue pair and the vendor's error are known.
+    /// How it ended. Of a failed request only this, the number, the queue pair and the vendor's
+    /// error are known.
     #[inline]
     pub fn status(&self) -> c::ibv_wc_status {
         self.0.status
     }
 
-    /// Whether it was not tried, because its queue pair had failed before: a consequence and no cause.
+    /// Whether it was not tried, because its queue pair had failed before: a consequence and no
+    /// cause.
     #[inline]
     pub fn is_flushed(&self) -> bool {
         self.0.status == c::ibv_wc_status::IBV_WC_WR_FLUSH_ERR

@@ -27,7 +27,8 @@ unsafe impl Send for Devices {}
 unsafe impl Sync for Devices {}
 
 impl Devices {
-    /// Looks. No devices, and no RDMA in the kernel, are an empty list; see [`reason`](Devices::reason).
+    /// Looks. No devices, and no RDMA in the kernel, are an empty list; see
+    /// [`reason`](Devices::reason).
     pub fn list(library: &Arc<Library>) -> Result<Devices> {
         let mut count: c_int = 0;
         // SAFETY: `count` is writable.
@@ -87,8 +88,8 @@ impl Devices {
 impl Drop for Devices {
     fn drop(&mut self) {
         if !self.list.is_null() {
-            // SAFETY: it came from the library, is freed once, and a `Device` borrows from `self`. Devices that were opened
-            // have references of their own.
+            // SAFETY: it came from the library, is freed once, and a `Device` borrows from `self`.
+            // Devices that were opened have references of their own.
             unsafe { (self.library.functions.free_device_list)(self.list) };
         }
     }
@@ -183,8 +184,9 @@ impl Context {
         self.raw.as_ptr()
     }
 
-    /// The structure around the context that later versions have, if the library's has a member at this offset: it grows at
-    /// its beginning, so its size says how much of ours it has (`verbs_get_ctx_op` of the header).
+    /// The structure around the context that later versions have, if the library's has a member at
+    /// this offset: it grows at its beginning, so its size says how much of ours it has
+    /// (`verbs_get_ctx_op` of the header).
     fn extended(&self, offset: usize) -> Option<NonNull<c::verbs_context>> {
         let is_extended = self.raw().abi_compat == usize::MAX as *mut c_void;
         if !is_extended {
@@ -198,7 +200,8 @@ impl Context {
         (bytes >= size_of::<c::verbs_context>() - offset).then_some(around)
     }
 
-    /// What the device can do. Devices and libraries that do not know the longer structure leave all but `orig_attr` zero.
+    /// What the device can do. Devices and libraries that do not know the longer structure leave
+    /// all but `orig_attr` zero.
     pub fn attributes(&self) -> Result<c::ibv_device_attr_ex> {
         let what = || format!("asking {} for its attributes", self.name);
         let mut attributes = c::ibv_device_attr_ex::default();
@@ -267,7 +270,8 @@ impl Context {
         Ok(unsafe { gid.raw })
     }
 
-    /// A GID of a port with its type; ENODATA if it is not set. Libraries before 2020 cannot say: EOPNOTSUPP.
+    /// A GID of a port with its type; ENODATA if it is not set. Libraries before 2020 cannot say:
+    /// EOPNOTSUPP.
     pub fn gid_entry(&self, port: u8, index: u32) -> Result<Gid> {
         let what = || format!("asking {} for GID {index} of port {port}", self.name);
         let call = self.library.functions.query_gid_ex;
@@ -281,7 +285,8 @@ impl Context {
         }
     }
 
-    /// All GIDs that are set, of all `ports`, with their types. Libraries before 2020 cannot say: EOPNOTSUPP.
+    /// All GIDs that are set, of all `ports`, with their types. Libraries before 2020 cannot say:
+    /// EOPNOTSUPP.
     pub fn gids(&self, ports: u8) -> Result<Vec<Gid>> {
         let what = || format!("asking {} for its GIDs", self.name);
         let call = self.library.functions.query_gid_table;
@@ -323,8 +328,8 @@ impl Context {
         unsafe { BorrowedFd::borrow_raw(self.raw().async_fd) }
     }
 
-    /// The next asynchronous event, `None` if there is none now. It is acknowledged at once: what it is about may be
-    /// destroyed.
+    /// The next asynchronous event, `None` if there is none now. It is acknowledged at once: what
+    /// it is about may be destroyed.
     pub fn poll_event(&self) -> Result<Option<Event>> {
         let mut raw = c::ibv_async_event::default();
         // SAFETY: `raw` is writable. The descriptor does not block, see `open`.
@@ -425,11 +430,13 @@ fn subject_of(raw: &c::ibv_async_event) -> Subject {
             Subject::QueuePair(unsafe { (*raw.element.qp).qp_num })
         }
         kind::IBV_EVENT_CQ_ERR => {
-            // SAFETY: this kind carries a completion queue, which lives until the event is acknowledged.
+            // SAFETY: this kind carries a completion queue, which lives until the event is
+            // acknowledged.
             Subject::CompletionQueue(unsafe { (*raw.element.cq).cq_context } as u64)
         }
         kind::IBV_EVENT_SRQ_ERR | kind::IBV_EVENT_SRQ_LIMIT_REACHED => {
-            // SAFETY: these kinds carry a shared receive queue, which lives until the event is acknowledged.
+            // SAFETY: these kinds carry a shared receive queue, which lives until the event is
+            // acknowledged.
             Subject::SharedReceiveQueue(unsafe { (*raw.element.srq).srq_context } as u64)
         }
         kind::IBV_EVENT_PORT_ACTIVE

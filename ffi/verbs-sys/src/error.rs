@@ -80,8 +80,8 @@ pub(crate) fn last_errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-/// Registered memory, and the queues of most devices, are pages that stay in memory, and a user may have few of them: the
-/// usual cause where there is memory.
+/// Registered memory, and the queues of most devices, are pages that stay in memory, and a user may
+/// have few of them: the usual cause where there is memory.
 fn memlock_advice() -> String {
     match memlock_bytes() {
         None => {
@@ -95,8 +95,8 @@ fn memlock_advice() -> String {
     }
 }
 
-/// How many bytes this process may lock in memory (`ulimit -l`); `None`: any number. A process with CAP_IPC_LOCK may lock more
-/// whatever it says.
+/// How many bytes this process may lock in memory (`ulimit -l`); `None`: any number. A process with
+/// CAP_IPC_LOCK may lock more whatever it says.
 pub fn memlock_bytes() -> Option<u64> {
     let mut limit = libc::rlimit {
         rlim_cur: 0,

@@ -1,7 +1,8 @@
-//! Sizes and offsets that the C library has: written down once, compared with the bindings when this is compiled and with the
-//! headers' in a test, where they are installed.
+//! Sizes and offsets that the C library has: written down once, compared with the bindings when
+//! this is compiled and with the headers' in a test, where they are installed.
 //!
-//! The numbers are x86-64's. Elsewhere a mutex may have another size and moves what is behind it; the bindings follow libc's.
+//! The numbers are x86-64's. Elsewhere a mutex may have another size and moves what is behind it;
+//! the bindings follow libc's.
 
 /// `struct of bytes { member: offset, .. }`: asserts them, and lists them for the test.
 macro_rules! layouts {

@@ -1,7 +1,8 @@
 //! [`Library`]: libibverbs, looked up at run time, symbol by symbol and version by version.
 //!
-//! The symbols have versions because their structures have changed: without a version `dlsym` gives the default one, which
-//! a later library may have changed again. The types beside them are compared with the header's at compile time.
+//! The symbols have versions because their structures have changed: without a version `dlsym` gives
+//! the default one, which a later library may have changed again. The types beside them are
+//! compared with the header's at compile time.
 
 use crate::bindings as c;
 use crate::error::{Error, Result, last_errno};
@@ -18,7 +19,8 @@ pub const NAME: &str = "libibverbs.so.1";
 /// Failed destructions that are remembered; further ones are counted as part of what lives.
 const FAILURES_MAX: usize = 64;
 
-/// Declares the table of functions: those that every library has had since 2008, and those that came later.
+/// Declares the table of functions: those that every library has had since 2008, and those that
+/// came later.
 macro_rules! functions {
     (required { $($field:ident = $name:ident @ $version:literal: fn($($arg:ty),*) $(-> $ret:ty)?;)* }
      optional { $($later:ident = $later_name:ident @ $later_version:literal: fn($($later_arg:ty),*) -> $later_ret:ty;)* }) => {
@@ -27,7 +29,8 @@ macro_rules! functions {
             $(pub $later: Option<unsafe extern "C" fn($($later_arg),*) -> $later_ret>,)*
         }
 
-        // The header says the same. These constants are never evaluated into code, so nothing is linked.
+        // The header says the same. These constants are never evaluated into code, so nothing is
+        // linked.
         $(const _: unsafe extern "C" fn($($arg),*) $(-> $ret)? = c::$name;)*
         $(const _: unsafe extern "C" fn($($later_arg),*) -> $later_ret = c::$later_name;)*
 
@@ -36,7 +39,8 @@ macro_rules! functions {
                 Ok(Functions {
                     $($field: {
                         let symbol = find(handle, stringify!($name), $version)?;
-                        // SAFETY: that version of the symbol is a function of this type; see the constants above.
+                        // SAFETY: that version of the symbol is a function of this type; see the
+                        // constants above.
                         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) $(-> $ret)?>(symbol) }
                     },)*
                     $($later: find(handle, stringify!($later_name), $later_version).ok().map(|symbol| {
@@ -121,7 +125,8 @@ const KINDS: usize = Kind::AddressHandle as usize + 1;
 pub struct Library {
     pub(crate) functions: Functions,
     name: String,
-    /// Who opened it: a forked child has copies of the objects here, and destroying them would destroy its parent's.
+    /// Who opened it: a forked child has copies of the objects here, and destroying them would
+    /// destroy its parent's.
     process: libc::pid_t,
     live: [AtomicUsize; KINDS],
     failures: Mutex<Vec<String>>,
@@ -134,8 +139,8 @@ impl std::fmt::Debug for Library {
 }
 
 impl Library {
-    /// The library that [`VARIABLE`] names, or else the one that the loader finds as [`NAME`]. The variable is meant: where
-    /// it names no library, none is used.
+    /// The library that [`VARIABLE`] names, or else the one that the loader finds as [`NAME`]. The
+    /// variable is meant: where it names no library, none is used.
     pub fn open() -> Result<Arc<Library>> {
         let named = std::env::var_os(VARIABLE).filter(|name| !name.is_empty());
         Library::open_as(named.as_deref())
@@ -155,7 +160,8 @@ impl Library {
             Error::Unavailable(format!("libibverbs as {shown}: {why} ({how})"))
         };
         let path = CString::new(name.as_bytes()).map_err(|e| unavailable(e.to_string()))?;
-        // SAFETY: the name is terminated. The library's initialisers run, as they would in any RDMA program.
+        // SAFETY: the name is terminated. The library's initialisers run, as they would in any RDMA
+        // program.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             return Err(unavailable(loader_error()));
@@ -176,15 +182,17 @@ impl Library {
         &self.name
     }
 
-    /// Registered memory stays the parent's after fork(), whatever the child does. To be called before the first device is
-    /// opened. The child gets a copy where the kernel makes one at fork (5.12 and later); else such pages are missing in it,
-    /// and with them whatever shares a page with them.
+    /// Registered memory stays the parent's after fork(), whatever the child does. To be called
+    /// before the first device is opened. The child gets a copy where the kernel makes one at fork
+    /// (5.12 and later); else such pages are missing in it, and with them whatever shares a page
+    /// with them.
     pub fn fork_init(&self) -> Result<()> {
         let status = self.functions.is_fork_initialized;
         // SAFETY: takes nothing. Asking opens a netlink socket and closes it.
         let is_unneeded = status
             .is_some_and(|status| unsafe { status() } == c::ibv_fork_status::IBV_FORK_UNNEEDED);
-        // ibv_fork_init of libibverbs 44 does not ask, and takes the pages from the child although the kernel would copy them.
+        // ibv_fork_init of libibverbs 44 does not ask, and takes the pages from the child although
+        // the kernel would copy them.
         if is_unneeded {
             return Ok(());
         }
@@ -219,7 +227,8 @@ impl Library {
         self.live[kind as usize].load(Ordering::Relaxed)
     }
 
-    /// Destructions that failed since the last call, each with its reason. Nobody can act on one where it happens.
+    /// Destructions that failed since the last call, each with its reason. Nobody can act on one
+    /// where it happens.
     pub fn take_failures(&self) -> Vec<String> {
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut failures)

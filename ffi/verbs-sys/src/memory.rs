@@ -1,4 +1,5 @@
-//! [`Pd`] and [`Mr`]: memory that a device may read and write, and [`Segment`], a piece of it that can be posted.
+//! [`Pd`] and [`Mr`]: memory that a device may read and write, and [`Segment`], a piece of it that
+//! can be posted.
 
 use crate::bindings as c;
 use crate::device::Context;
@@ -14,10 +15,11 @@ use std::sync::Arc;
 /// # Safety
 /// Who implements this promises, for as long as the value lives, that
 /// * `address` and `len_bytes` always give the same answers;
-/// * the range is mapped, readable, and writable unless it is only ever registered without write access;
-/// * while it is registered nobody has a Rust reference to its bytes (a `&` or `&mut` to anything but atomics), except a shared
-///   one if it is registered without write access and no request writes to it: access is raw or atomic, because a device may
-///   change any byte at any time.
+/// * the range is mapped, readable, and writable unless it is only ever registered without write
+///   access;
+/// * while it is registered nobody has a Rust reference to its bytes (a `&` or `&mut` to anything
+///   but atomics), except a shared one if it is registered without write access and no request
+///   writes to it: access is raw or atomic, because a device may change any byte at any time.
 pub unsafe trait Memory: Send + Sync {
     /// The first byte.
     fn address(&self) -> *mut u8;
@@ -33,7 +35,8 @@ pub struct Pd {
 
 // SAFETY: verbs may be called from any thread.
 unsafe impl Send for Pd {}
-// SAFETY: it is only a name for the library; verbs of one domain may be called by several threads at once.
+// SAFETY: it is only a name for the library; verbs of one domain may be called by several threads
+// at once.
 unsafe impl Sync for Pd {}
 
 impl Pd {
@@ -94,8 +97,8 @@ unsafe impl Send for Mr {}
 unsafe impl Sync for Mr {}
 
 impl Mr {
-    /// Registers all of `memory`. Access flags of the optional range (relaxed ordering) are ignored where the library or the
-    /// kernel does not know them.
+    /// Registers all of `memory`. Access flags of the optional range (relaxed ordering) are ignored
+    /// where the library or the kernel does not know them.
     pub fn register(
         pd: &Arc<Pd>,
         memory: Arc<dyn Memory>,
@@ -106,8 +109,8 @@ impl Mr {
         let functions = &pd.context.library.functions;
         let basic = access & !OPTIONAL_ACCESS;
         let raw = match functions.reg_mr_iova2.filter(|_| access != basic) {
-            // SAFETY: the domain lives; the memory is mapped for its length and its owner outlives the region. Its name
-            // for peers is its address.
+            // SAFETY: the domain lives; the memory is mapped for its length and its owner outlives
+            // the region. Its name for peers is its address.
             Some(register) => unsafe {
                 register(pd.as_ptr(), start.cast(), bytes as _, start as u64, access)
             },
@@ -119,8 +122,8 @@ impl Mr {
         Mr::made(pd, raw, start as u64, bytes, Owner::Host(memory), "memory")
     }
 
-    /// Registers `bytes` bytes of a device's memory (a GPU's) from `offset` of the dma-buf `fd`. Peers and requests name them
-    /// from `address` on. `owner` keeps the device's memory.
+    /// Registers `bytes` bytes of a device's memory (a GPU's) from `offset` of the dma-buf `fd`.
+    /// Peers and requests name them from `address` on. `owner` keeps the device's memory.
     pub fn register_dmabuf(
         pd: &Arc<Pd>,
         fd: BorrowedFd<'_>,
@@ -137,7 +140,8 @@ impl Mr {
             );
             Error::refused(what, libc::EOPNOTSUPP)
         })?;
-        // SAFETY: the domain lives and the descriptor is open. The kernel checks the range and keeps the dma-buf.
+        // SAFETY: the domain lives and the descriptor is open. The kernel checks the range and
+        // keeps the dma-buf.
         let raw = unsafe {
             register(
                 pd.as_ptr(),
@@ -220,7 +224,8 @@ impl Mr {
         })
     }
 
-    /// The place `offset` bytes into it, as a peer's requests name it; `None` if it is not inside or just behind.
+    /// The place `offset` bytes into it, as a peer's requests name it; `None` if it is not inside
+    /// or just behind.
     pub fn place(&self, offset: usize) -> Option<Place> {
         (offset <= self.bytes).then(|| Place {
             address: self.address + offset as u64,
@@ -235,8 +240,8 @@ impl Drop for Mr {
         let owner = self.owner.take();
         let mut is_ended = true;
         library.destroy(Kind::Mr, self.pd.context.name(), || {
-            // SAFETY: registered once, deregistered once. After it returns 0 the device touches the memory no more; requests
-            // that name it fail.
+            // SAFETY: registered once, deregistered once. After it returns 0 the device touches the
+            // memory no more; requests that name it fail.
             let status = unsafe { (library.functions.dereg_mr)(self.raw.as_ptr()) };
             is_ended = status == 0;
             status
@@ -250,9 +255,10 @@ impl Drop for Mr {
 
 /// A piece of a registered region, as a work request names it.
 ///
-/// It does not keep its region: the device checks every access against the regions that are registered when it happens, so a
-/// request that names a region which is gone ends with a local protection error and touches nothing, or touches bytes of another
-/// region that has got the same key since, whose owner allows that ([`Memory`]).
+/// It does not keep its region: the device checks every access against the regions that are
+/// registered when it happens, so a request that names a region which is gone ends with a local
+/// protection error and touches nothing, or touches bytes of another region that has got the same
+/// key since, whose owner allows that ([`Memory`]).
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub struct Segment(pub(crate) c::ibv_sge);

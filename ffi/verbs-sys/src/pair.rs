@@ -42,7 +42,8 @@ pub struct RemoteEnd {
     pub route: Route,
     /// Reads and atomics of the peer that this device works on at once.
     pub reads_max: u8,
-    /// How long the peer waits when no receive is posted, as the specification codes it (12: 0.64 ms).
+    /// How long the peer waits when no receive is posted, as the specification codes it (12: 0.64
+    /// ms).
     pub no_receive_timer: u8,
 }
 
@@ -108,7 +109,8 @@ impl QueuePair {
             sq_sig_all: i32::from(options.is_all_signaled),
         };
         let library = &pd.context().library;
-        // SAFETY: the domain and the queues live and belong together, and `attributes` is complete and writable.
+        // SAFETY: the domain and the queues live and belong together, and `attributes` is complete
+        // and writable.
         let raw = unsafe { (library.functions.create_qp)(pd.as_ptr(), &mut attributes) };
         let raw = NonNull::new(raw).ok_or_else(|| Error::last(what()))?;
         library.note_made(Kind::QueuePair);
@@ -139,7 +141,8 @@ impl QueuePair {
         self.capacity.max_inline_data
     }
 
-    /// RESET to INIT: `port` is counted from 1, and `access` says what peers may do in registered memory through it.
+    /// RESET to INIT: `port` is counted from 1, and `access` says what peers may do in registered
+    /// memory through it.
     pub fn to_init(&self, port: u8, access: c::ibv_access_flags) -> Result<()> {
         use c::ibv_qp_attr_mask as mask;
         let attributes = c::ibv_qp_attr {
@@ -267,8 +270,9 @@ impl QueuePair {
         Ok(attributes.qp_state)
     }
 
-    /// Posts sends, writes, reads and atomics, in this order, linked, with one doorbell for each [`BATCH`](crate::BATCH).
-    /// Requests of the wrong kind or size are refused with EINVAL, before anything is posted.
+    /// Posts sends, writes, reads and atomics, in this order, linked, with one doorbell for each
+    /// [`BATCH`](crate::BATCH). Requests of the wrong kind or size are refused with EINVAL, before
+    /// anything is posted.
     #[inline]
     pub fn post_send(&self, requests: &[SendRequest<'_>]) -> std::result::Result<(), PostError> {
         let limits = Limits {
@@ -280,8 +284,9 @@ impl QueuePair {
         let post = self.pd.context().raw().ops.post_send;
         let post = post.expect("every device has post_send");
         post_sends(requests, &limits, |first, bad| {
-            // SAFETY: the pair lives; the list is complete, its segments were checked against their regions when they were
-            // made, its inline bytes are borrowed, and all requests are of the pair's kind.
+            // SAFETY: the pair lives; the list is complete, its segments were checked against their
+            // regions when they were made, its inline bytes are borrowed, and all requests are of
+            // the pair's kind.
             unsafe { post(self.raw.as_ptr(), first, bad) }
         })
     }
@@ -301,7 +306,8 @@ impl QueuePair {
         let post = self.pd.context().raw().ops.post_recv;
         let post = post.expect("every device has post_recv");
         post_receives(requests, self.capacity.max_recv_sge, |first, bad| {
-            // SAFETY: the pair lives; the list is complete, and its segments were checked when they were made.
+            // SAFETY: the pair lives; the list is complete, and its segments were checked when they
+            // were made.
             unsafe { post(self.raw.as_ptr(), first, bad) }
         })
     }
@@ -311,7 +317,8 @@ impl Drop for QueuePair {
     fn drop(&mut self) {
         let library = &self.pd.context().library;
         library.destroy(Kind::QueuePair, self.pd.context().name(), || {
-            // SAFETY: made once, destroyed once. Its outstanding requests end; their completions are gone.
+            // SAFETY: made once, destroyed once. Its outstanding requests end; their completions
+            // are gone.
             unsafe { (library.functions.destroy_qp)(self.raw.as_ptr()) }
         });
     }

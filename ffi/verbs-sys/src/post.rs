@@ -1,6 +1,8 @@
-//! Work requests: what is asked of a queue pair, checked and linked here, so that safe code can post it.
+//! Work requests: what is asked of a queue pair, checked and linked here, so that safe code can
+//! post it.
 //!
-//! Nothing is allocated: lists of up to [`BATCH`] requests are built on the stack, and each costs one doorbell.
+//! Nothing is allocated: lists of up to [`BATCH`] requests are built on the stack, and each costs
+//! one doorbell.
 
 use crate::address::AddressHandle;
 use crate::bindings as c;
@@ -9,7 +11,8 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-/// Requests that are linked into one list. 32 requests are 4 KiB of stack, and a doorbell for 32 costs each of them little.
+/// Requests that are linked into one list. 32 requests are 4 KiB of stack, and a doorbell for 32
+/// costs each of them little.
 pub const BATCH: usize = 32;
 
 /// Bytes of an atomic operation.
@@ -22,8 +25,8 @@ pub enum Local<'a> {
     Empty,
     /// One piece of registered memory. The device reads or writes it any time until the completion.
     One(Segment),
-    /// The same, copied when posted, with the limits of [`Local::Inline`]: for memory that other threads or devices may change,
-    /// which no slice can name.
+    /// The same, copied when posted, with the limits of [`Local::Inline`]: for memory that other
+    /// threads or devices may change, which no slice can name.
     InlineOne(Segment),
     /// Several, one behind the other.
     Many(&'a [Segment]),
@@ -37,11 +40,13 @@ pub enum Local<'a> {
 pub enum Operation<'a> {
     /// A message to a posted receive, with an immediate number if one is given.
     Send(Option<u32>),
-    /// A write to the peer's memory. With an immediate number it also takes a posted receive and completes there.
+    /// A write to the peer's memory. With an immediate number it also takes a posted receive and
+    /// completes there.
     Write(Place, Option<u32>),
     /// A read of the peer's memory.
     Read(Place),
-    /// Puts `swap` where `compare` is; 8 bytes, aligned. The local 8 bytes get what was there, in host order.
+    /// Puts `swap` where `compare` is; 8 bytes, aligned. The local 8 bytes get what was there, in
+    /// host order.
     CompareAndSwap {
         /// Where.
         place: Place,
@@ -79,8 +84,8 @@ pub struct SendRequest<'a> {
     pub operation: Operation<'a>,
     /// With which bytes.
     pub local: Local<'a>,
-    /// Whether success makes a completion; failure always does. Places in the queue come back with the completion of this or
-    /// a later request, so every queue needs one now and then.
+    /// Whether success makes a completion; failure always does. Places in the queue come back with
+    /// the completion of this or a later request, so every queue needs one now and then.
     pub is_signaled: bool,
     /// Whether the peer's completion wakes it where it waits for solicited ones only.
     pub is_solicited: bool,
@@ -135,8 +140,8 @@ pub(crate) struct Limits<'a> {
 }
 
 impl Limits<'_> {
-    /// What devices' code relies on and does not look at: it follows the pointers that the kind of queue pair promises, and
-    /// copies inline bytes into places of fixed size.
+    /// What devices' code relies on and does not look at: it follows the pointers that the kind of
+    /// queue pair promises, and copies inline bytes into places of fixed size.
     #[inline]
     fn allow(&self, request: &SendRequest<'_>) -> bool {
         let operation = match request.operation {
@@ -166,7 +171,8 @@ impl Limits<'_> {
     }
 }
 
-/// Posts by `post`, which takes a list and where to say which element failed, and gives an error number.
+/// Posts by `post`, which takes a list and where to say which element failed, and gives an error
+/// number.
 #[inline]
 pub(crate) fn post_sends(
     requests: &[SendRequest<'_>],
@@ -197,7 +203,8 @@ fn post_batches<const MOST: usize>(
     for batch in requests.chunks(MOST) {
         let first = list.as_mut_ptr().cast::<c::ibv_send_wr>();
         for (index, request) in batch.iter().enumerate() {
-            // In its place: a request is 128 bytes, and a short message waits while they are copied.
+            // In its place: a request is 128 bytes, and a short message waits while they are
+            // copied.
             list[index] = MaybeUninit::zeroed();
             // SAFETY: numbers and pointers, of which all may be zero.
             let raw = unsafe { list[index].assume_init_mut() };
@@ -260,7 +267,8 @@ pub(crate) fn post_receives(
     Ok(())
 }
 
-/// The request in C. It points to the request's own segments, and to `inline` where its bytes are copied.
+/// The request in C. It points to the request's own segments, and to `inline` where its bytes are
+/// copied.
 #[inline]
 fn fill(raw: &mut c::ibv_send_wr, request: &SendRequest<'_>, inline: &mut MaybeUninit<c::ibv_sge>) {
     use c::ibv_send_flags as flag;

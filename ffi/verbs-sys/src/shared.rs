@@ -39,7 +39,8 @@ impl SharedReceiveQueue {
                 srq_limit: 0,
             },
         };
-        // SAFETY: the domain lives, `attributes` is complete and writable; the token is never followed.
+        // SAFETY: the domain lives, `attributes` is complete and writable; the token is never
+        // followed.
         let raw = unsafe { (library.functions.create_srq)(pd.as_ptr(), &mut attributes) };
         let raw = NonNull::new(raw).ok_or_else(|| {
             Error::last(format!(
@@ -104,7 +105,8 @@ impl Drop for SharedReceiveQueue {
     fn drop(&mut self) {
         let library = &self.pd.context().library;
         library.destroy(Kind::SharedReceiveQueue, self.pd.context().name(), || {
-            // SAFETY: made once, destroyed once; queue pairs that took from it held it and are gone.
+            // SAFETY: made once, destroyed once; queue pairs that took from it held it and are
+            // gone.
             unsafe { (library.functions.destroy_srq)(self.raw.as_ptr()) }
         });
     }

@@ -1,5 +1,5 @@
-//! Verbs on a real device or Soft-RoCE: two queue pairs of one process, connected to each other. Where there is no device each
-//! test says so and passes, unless LINERATE_TEST_RDMA is set.
+//! Verbs on a real device or Soft-RoCE: two queue pairs of one process, connected to each other.
+//! Where there is no device each test says so and passes, unless LINERATE_TEST_RDMA is set.
 #![allow(missing_docs, unsafe_code)]
 
 mod rig;

@@ -1,7 +1,10 @@
-//! [`Fusion`]: many small gradients, reduced in few large operations while the backward pass still runs.
+//! [`Fusion`]: many small gradients, reduced in few large operations while the backward pass still
+//! runs.
 //!
-//! A thread of its own runs the agreement ([`crate::fusion::Machine`]), packs, communicates and unpacks, while the caller
-//! only announces; a caller that waits for the step does it itself (`seat.rs`). What is flushed when, and why all ranks agree, is in [`crate::fusion`]. Read first: [`Fusion::new`].
+//! A thread of its own runs the agreement ([`crate::fusion::Machine`]), packs, communicates and
+//! unpacks, while the caller only announces; a caller that waits for the step does it itself
+//! (`seat.rs`). What is flushed when, and why all ranks agree, is in [`crate::fusion`]. Read first:
+//! [`Fusion::new`].
 
 mod packing;
 mod report;
@@ -25,9 +28,9 @@ use std::sync::Arc;
 
 /// Reduces a declared set of tensors, step after step. See [`Fusion::new`].
 ///
-/// `Send + Sync`: several threads may announce. Dropping it joins its thread; in the middle of a step that fails the
-/// fusion buffer on all ranks if a round is under way, so that no peer waits for this rank; the communicator that it was made
-/// from is not touched.
+/// `Send + Sync`: several threads may announce. Dropping it joins its thread; in the middle of a
+/// step that fails the fusion buffer on all ranks if a round is under way, so that no peer waits
+/// for this rank; the communicator that it was made from is not touched.
 #[derive(Debug)]
 pub struct Fusion {
     seat: Attended<Seat>,
@@ -36,12 +39,13 @@ pub struct Fusion {
 }
 
 impl Fusion {
-    /// A fusion buffer for these tensors, which every rank announces once in every step, in any order. Collective: all
-    /// ranks call it, with the same tensors and options.
+    /// A fusion buffer for these tensors, which every rank announces once in every step, in any
+    /// order. Collective: all ranks call it, with the same tensors and options.
     ///
-    /// Works on a duplicate of `comm` ([`Communicator::duplicate`]), so operations of the caller on `comm` may run at any
-    /// time, in a step too, and several fusion buffers beside each other. What it announces may be allocated from either.
-    /// If the duplicate fails, `comm` is still good, unless a rank has died.
+    /// Works on a duplicate of `comm` ([`Communicator::duplicate`]), so operations of the caller on
+    /// `comm` may run at any time, in a step too, and several fusion buffers beside each other.
+    /// What it announces may be allocated from either. If the duplicate fails, `comm` is still
+    /// good, unless a rank has died.
     ///
     /// The thread sleeps when nothing waits, and drives the duplicate while something is under way.
     ///
@@ -62,9 +66,9 @@ impl Fusion {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if an option is out of range, the operator is undefined for a type, or the ranks declare
-    /// different tensors or options (naming a rank and a tensor); [`Error::Exhausted`] if the buffers cannot be allocated;
-    /// any error of the communicator.
+    /// [`Error::InvalidArgument`] if an option is out of range, the operator is undefined for a
+    /// type, or the ranks declare different tensors or options (naming a rank and a tensor);
+    /// [`Error::Exhausted`] if the buffers cannot be allocated; any error of the communicator.
     pub fn new(
         comm: &Communicator,
         options: FusionOptions,
@@ -75,13 +79,14 @@ impl Fusion {
         Fusion::start(comm, set, machine, 0)
     }
 
-    /// A fusion buffer whose flushes are fixed beforehand: flush i reduces the tensors `plan[i]` as soon as they are ready and
-    /// flush i-1 has started. The ranks need no rounds to agree; age, size and count of the options are not looked at.
-    /// Collective, with the same tensors, options and plan on all ranks.
+    /// A fusion buffer whose flushes are fixed beforehand: flush i reduces the tensors `plan[i]` as
+    /// soon as they are ready and flush i-1 has started. The ranks need no rounds to agree; age,
+    /// size and count of the options are not looked at. Collective, with the same tensors, options
+    /// and plan on all ranks.
     ///
     /// # Errors
-    /// As [`Fusion::new`], and [`Error::InvalidArgument`] if the plan has a tensor twice or not at all (empty ones may be left
-    /// out), an empty flush, or two types in one.
+    /// As [`Fusion::new`], and [`Error::InvalidArgument`] if the plan has a tensor twice or not at
+    /// all (empty ones may be left out), an empty flush, or two types in one.
     pub fn with_plan(
         comm: &Communicator,
         options: FusionOptions,
@@ -117,9 +122,10 @@ impl Fusion {
     /// type, or bytes. Returns at once.
     ///
     /// # Errors
-    /// [`Error::InUse`]: something else uses the buffer. [`Error::InvalidArgument`]: no such tensor, a buffer of another
-    /// type or length, announced twice in this step, or after the end
-    /// of the backward pass (this leaves the step as it was). Also the error that ended the service, if one did.
+    /// [`Error::InUse`]: something else uses the buffer. [`Error::InvalidArgument`]: no such
+    /// tensor, a buffer of another type or length, announced twice in this step, or after the end
+    /// of the backward pass (this leaves the step as it was). Also the error that ended the
+    /// service, if one did.
     pub fn announce<T: Element>(&self, tensor: usize, buffer: &Buffer<T>) -> Result<()> {
         let raw = buffer.raw();
         if tensor >= self.set.len() {
@@ -152,8 +158,9 @@ impl Fusion {
         )))
     }
 
-    /// No tensor of this step comes any more on this rank: what is ready is flushed without waiting for company. Only of use
-    /// where something else is to be done before [`wait`](Fusion::wait), which says it too and wakes no thread for it.
+    /// No tensor of this step comes any more on this rank: what is ready is flushed without waiting
+    /// for company. Only of use where something else is to be done before [`wait`](Fusion::wait),
+    /// which says it too and wakes no thread for it.
     ///
     /// # Errors
     /// The error that ended the service, if one did.
@@ -161,13 +168,13 @@ impl Fusion {
         self.seat.get()?.end(self.clock.now())
     }
 
-    /// Waits until every tensor of the step is reduced on this rank, and begins the next step. Ends the backward pass if
-    /// [`end_of_backward`](Fusion::end_of_backward) was not called.
+    /// Waits until every tensor of the step is reduced on this rank, and begins the next step. Ends
+    /// the backward pass if [`end_of_backward`](Fusion::end_of_backward) was not called.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] naming tensor and rank, if a rank has ended its backward pass without announcing it; any
-    /// error of its duplicate of the communicator. The fusion buffer must then be made anew; the communicator itself is
-    /// still good, unless a rank has died.
+    /// [`Error::InvalidArgument`] naming tensor and rank, if a rank has ended its backward pass
+    /// without announcing it; any error of its duplicate of the communicator. The fusion buffer
+    /// must then be made anew; the communicator itself is still good, unless a rank has died.
     pub fn wait(&self) -> Result<StepReport> {
         self.seat.get()?.wait(self.clock.now())
     }
@@ -178,8 +185,8 @@ impl Fusion {
     }
 }
 
-/// Compares the declarations of all ranks: first one hash of everything; if that differs, per tensor for the error. What else
-/// is in the hash has the name `others`.
+/// Compares the declarations of all ranks: first one hash of everything; if that differs, per
+/// tensor for the error. What else is in the hash has the name `others`.
 pub(super) fn check_declarations(
     comm: &Communicator,
     set: &TensorSet,

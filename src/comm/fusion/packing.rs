@@ -9,8 +9,8 @@ use crate::fusion::{Ahead, Flush, Machine};
 use crate::kernel;
 use std::sync::Arc;
 
-/// Copies up to here are made without the engine: below it neither other threads nor stores around the caches gain
-/// anything, and an operation that somebody drives need not stand still.
+/// Copies up to here are made without the engine: below it neither other threads nor stores around
+/// the caches gain anything, and an operation that somebody drives need not stand still.
 const PLAIN_BYTES_MAX: usize = 256 << 10;
 
 /// The fusion buffers that no flush uses, and the one that is filled ahead.
@@ -41,7 +41,8 @@ impl Packing {
         })
     }
 
-    /// Packs one tensor that will probably be part of the next flush; whether there was one, and a buffer.
+    /// Packs one tensor that will probably be part of the next flush; whether there was one, and a
+    /// buffer.
     pub fn pack_ahead(&mut self, machine: &Machine, tensors: &[Option<Announced>]) -> bool {
         if self.open.is_none() && self.free.is_empty() {
             return false;
@@ -60,7 +61,8 @@ impl Packing {
         true
     }
 
-    /// A buffer with all tensors of a flush. There are as many buffers as flushes under way, and the caller has one less.
+    /// A buffer with all tensors of a flush. There are as many buffers as flushes under way, and
+    /// the caller has one less.
     pub fn pack(
         &mut self,
         machine: &Machine,

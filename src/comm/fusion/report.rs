@@ -101,7 +101,8 @@ impl fmt::Display for StepReport {
 }
 
 impl StepReport {
-    /// Time from the end of the backward pass until all is done: what communication adds to the step.
+    /// Time from the end of the backward pass until all is done: what communication adds to the
+    /// step.
     pub fn exposed(&self) -> Duration {
         self.done.since(self.backward_end)
     }
@@ -111,7 +112,8 @@ impl StepReport {
         self.union_until(Time::MAX)
     }
 
-    /// Share of [`StepReport::communication`] that was hidden under the backward pass, 0 to 1; 1 if there was none.
+    /// Share of [`StepReport::communication`] that was hidden under the backward pass, 0 to 1; 1 if
+    /// there was none.
     pub fn overlap(&self) -> f64 {
         let all = self.communication().as_secs_f64();
         if all == 0.0 {

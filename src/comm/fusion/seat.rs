@@ -1,8 +1,9 @@
 //! [`Seat`]: who drives the [`Service`] of a [`Fusion`](super::Fusion).
 //!
-//! One thread at a time takes the service out of the seat: a caller that waits for the step, else the fusion buffer's own
-//! thread. So a caller never waits for another thread to be woken, only for one that is at work to let go: that one looks
-//! at `is_wanted`, and the caller rings for it. Whoever has nothing to do puts the service back and sleeps.
+//! One thread at a time takes the service out of the seat: a caller that waits for the step, else
+//! the fusion buffer's own thread. So a caller never waits for another thread to be woken, only for
+//! one that is at work to let go: that one looks at `is_wanted`, and the caller rings for it.
+//! Whoever has nothing to do puts the service back and sleeps.
 
 use super::StepReport;
 use super::service::{Announced, Inbox, Service, Turn};
@@ -274,8 +275,9 @@ impl State {
         self.report.is_none() && (is_end_new || !self.inbox.tensors.is_empty())
     }
 
-    /// Whether nobody need be woken for the last tensor of a step: the thread will be in time for what is due, and the
-    /// caller is about to wait for the step, in which it drives. Waking the thread now would have both want the core.
+    /// Whether nobody need be woken for the last tensor of a step: the thread will be in time for
+    /// what is due, and the caller is about to wait for the step, in which it drives. Waking the
+    /// thread now would have both want the core.
     fn can_wait(&mut self, now: Time) -> bool {
         let (Some(service), Some(Some(until))) = (&mut self.service, self.asleep_until) else {
             return false;

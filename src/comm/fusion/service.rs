@@ -1,9 +1,9 @@
 //! [`Service`]: what a [`Fusion`](super::Fusion) does, whoever drives it ([`Seat`]).
 //!
-//! It starts operations in exactly the order in which the machine hands out actions, since they are operations of one
-//! communicator. A flush that finds no free buffer therefore also holds back the rounds behind it: that is the
-//! back-pressure. While anything is under way a turn waits inside the communicator, in short slices, so that operations
-//! progress without a progress thread.
+//! It starts operations in exactly the order in which the machine hands out actions, since they are
+//! operations of one communicator. A flush that finds no free buffer therefore also holds back the
+//! rounds behind it: that is the back-pressure. While anything is under way a turn waits inside the
+//! communicator, in short slices, so that operations progress without a progress thread.
 
 use super::packing::Packing;
 use super::seat::Seat;
@@ -20,8 +20,8 @@ use crate::time::Time;
 use crate::types::{Collective, DataType, ReduceOp};
 use std::time::Duration;
 
-/// How long a turn waits for one operation before it looks at the others: the latency of starting a round or
-/// unpacking, and far above the cost of a look.
+/// How long a turn waits for one operation before it looks at the others: the latency of starting a
+/// round or unpacking, and far above the cost of a look.
 const SLICE: Duration = Duration::from_micros(100);
 
 /// The same while only a round is under way: nothing but a stop could matter meanwhile.
@@ -33,8 +33,8 @@ const GUESS_ROOM_BYTES: usize = 64;
 /// What a rank with all tensors of a flush by guess fills the element behind them with.
 const CERTAIN: u8 = 0;
 
-/// The same of a rank without: a positive number in every floating-point format, neither so small nor so large that a sum or an
-/// average over all ranks could be zero.
+/// The same of a rank without: a positive number in every floating-point format, neither so small
+/// nor so large that a sum or an average over all ranks could be zero.
 const DOUBT: u8 = 0x3c;
 
 /// A tensor that was announced, borrowed until the step is over.
@@ -153,8 +153,8 @@ impl Service {
         })
     }
 
-    /// Takes what came, ends what is finished, starts what can be started, packs ahead, then waits for an operation under
-    /// way, a slice at most and no longer than until `is_given_up`.
+    /// Takes what came, ends what is finished, starts what can be started, packs ahead, then waits
+    /// for an operation under way, a slice at most and no longer than until `is_given_up`.
     pub fn turn(&mut self, seat: &Seat, is_given_up: impl Fn() -> bool) -> Result<Turn> {
         let mut taken = std::mem::take(&mut self.taken);
         seat.hand_over(&mut taken);
@@ -392,14 +392,14 @@ impl Service {
     /// Ends what is under way.
     pub fn abandon(&mut self) {
         if let Some(Talk::Round(operation) | Talk::Order(operation)) = self.talk.take() {
-            // In a round the peers would wait for this rank until their timeout. If the communicator has failed
-            // already, there is nothing to cancel.
+            // In a round the peers would wait for this rank until their timeout. If the
+            // communicator has failed already, there is nothing to cancel.
             let _ = operation.cancel();
         }
         let mut is_good = true;
         for flight in self.flights.drain(..) {
-            // All ranks have started the same flushes, so they end, unless it is by guess; an error was reported or is
-            // nobody's business now.
+            // All ranks have started the same flushes, so they end, unless it is by guess; an error
+            // was reported or is nobody's business now.
             is_good &= match flight.flush.is_guess {
                 true => flight.operation.cancel(),
                 false => flight.operation.wait(),

@@ -21,12 +21,14 @@ const HANDED_OVER: &str = "a fusion buffer that another thread hands over";
 pub struct PartialFusionOptions {
     /// Of the rounds of every fusion buffer.
     pub partial: PartialOptions,
-    /// Bytes of one fusion buffer, 1 to 2^40. Default 64 MiB. A larger tensor has a buffer of its own. Every buffer has a
-    /// thread and a communicator of its own, and as many snapshots and results as `partial` asks for: few and large ones
-    /// cost less, more and smaller ones begin earlier.
+    /// Bytes of one fusion buffer, 1 to 2^40. Default 64 MiB. A larger tensor has a buffer of its
+    /// own. Every buffer has a thread and a communicator of its own, and as many snapshots and
+    /// results as `partial` asks for: few and large ones cost less, more and smaller ones begin
+    /// earlier.
     pub bytes_max: u64,
-    /// One decision for all tensors of a step, so that they are in the same round or none: one buffer, whatever `bytes_max`
-    /// is, that begins with the last tensor. Default: no, each buffer has rounds of its own, as published per tensor.
+    /// One decision for all tensors of a step, so that they are in the same round or none: one
+    /// buffer, whatever `bytes_max` is, that begins with the last tensor. Default: no, each buffer
+    /// has rounds of its own, as published per tensor.
     pub step_atomic: bool,
 }
 
@@ -42,7 +44,8 @@ impl Default for PartialFusionOptions {
 
 /// Partial allreduces for a declared set of tensors, step after step. See [`PartialFusion::new`].
 ///
-/// `Send + Sync`: several threads may submit. What holds for a [`PartialAllreduce`] holds for each buffer.
+/// `Send + Sync`: several threads may submit. What holds for a [`PartialAllreduce`] holds for each
+/// buffer.
 #[derive(Debug)]
 pub struct PartialFusion {
     set: TensorSet,
@@ -50,7 +53,8 @@ pub struct PartialFusion {
     places: Vec<Option<(usize, usize)>>,
     fused: Vec<Fused>,
     is_ordered: bool,
-    /// Steps whose results have been taken. Held while they are, so that every thread takes those of one step.
+    /// Steps whose results have been taken. Held while they are, so that every thread takes those
+    /// of one step.
     taken: ProcessOwned<Mutex<u64>>,
 }
 
@@ -66,17 +70,18 @@ struct Submitted {
 struct Fused {
     tensors: Vec<usize>,
     partial: PartialAllreduce,
-    /// By place, what has been submitted of the step that it is at. Held while a whole step is handed over, which may wait
-    /// for a result to be taken: whoever takes one must not want it.
+    /// By place, what has been submitted of the step that it is at. Held while a whole step is
+    /// handed over, which may wait for a result to be taken: whoever takes one must not want it.
     gradients: ProcessOwned<Mutex<Vec<Option<Submitted>>>>,
     /// Whole steps that have been handed over.
     steps: AtomicU64,
 }
 
 impl PartialFusion {
-    /// Partial allreduces for these tensors, each of which every rank submits once in every step, in any order. Collective:
-    /// all ranks call it, with the same tensors and options. Tensors of one type share buffers in the order in which they
-    /// are declared, so declare them as the backward pass makes them.
+    /// Partial allreduces for these tensors, each of which every rank submits once in every step,
+    /// in any order. Collective: all ranks call it, with the same tensors and options. Tensors of
+    /// one type share buffers in the order in which they are declared, so declare them as the
+    /// backward pass makes them.
     ///
     /// ```
     /// use linerate::{Communicator, Config, DataType, PartialFusion, PartialFusionOptions, TensorSpec};
@@ -109,8 +114,9 @@ impl PartialFusion {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: options out of range, tensors of several types with `step_atomic`, or other tensors or
-    /// options than another rank's, which is named; [`Error::Exhausted`]: no memory or descriptors for so many buffers.
+    /// [`Error::InvalidArgument`]: options out of range, tensors of several types with
+    /// `step_atomic`, or other tensors or options than another rank's, which is named;
+    /// [`Error::Exhausted`]: no memory or descriptors for so many buffers.
     pub fn new(
         comm: &Communicator,
         tensors: Vec<TensorSpec>,
@@ -150,18 +156,19 @@ impl PartialFusion {
         })
     }
 
-    /// The tensors of each fusion buffer, in the order of the reports. Tensors without elements are in none.
+    /// The tensors of each fusion buffer, in the order of the reports. Tensors without elements are
+    /// in none.
     pub fn buffers(&self) -> impl ExactSizeIterator<Item = &[usize]> {
         self.fused.iter().map(|fused| &fused.tensors[..])
     }
 
-    /// Submits this rank's gradient of a tensor for its next step. It may be changed when all tensors of the step have been
-    /// submitted: a buffer copies its tensors when it has the last of them. That waits while as many steps as there may be
-    /// rounds in flight have no result taken.
+    /// Submits this rank's gradient of a tensor for its next step. It may be changed when all
+    /// tensors of the step have been submitted: a buffer copies its tensors when it has the last of
+    /// them. That waits while as many steps as there may be rounds in flight have no result taken.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: no such tensor, a buffer of another length, or twice before the rest of its fusion buffer;
-    /// else as [`PartialAllreduce::submit`].
+    /// [`Error::InvalidArgument`]: no such tensor, a buffer of another length, or twice before the
+    /// rest of its fusion buffer; else as [`PartialAllreduce::submit`].
     pub fn submit<T: Element>(&self, tensor: usize, gradient: &Buffer<T>) -> Result<()> {
         let place = self.places.get(tensor).ok_or_else(|| {
             Error::invalid(format!(
@@ -202,13 +209,14 @@ impl PartialFusion {
         Ok(())
     }
 
-    /// Takes the next result of every fusion buffer, copied to `updates`, one for each tensor. The reports are by buffer:
-    /// without `step_atomic` a gradient may be in a round of this step in one buffer and in a later one in another. `None`:
-    /// nothing is due there, and the updates of its tensors are as they were, which ordered delivery never does after a step.
+    /// Takes the next result of every fusion buffer, copied to `updates`, one for each tensor. The
+    /// reports are by buffer: without `step_atomic` a gradient may be in a round of this step in
+    /// one buffer and in a later one in another. `None`: nothing is due there, and the updates of
+    /// its tensors are as they were, which ordered delivery never does after a step.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: not one buffer of the right length for every tensor, or a tensor of the step has not been
-    /// submitted. Else as [`PartialAllreduce::next`].
+    /// [`Error::InvalidArgument`]: not one buffer of the right length for every tensor, or a tensor
+    /// of the step has not been submitted. Else as [`PartialAllreduce::next`].
     pub fn next<T: Element>(&self, updates: &[Buffer<T>]) -> Result<Vec<Option<RoundReport>>> {
         self.check_updates(updates)?;
         let mut taken = self.taken.get()?.lock().expect("no holder panics");
@@ -224,9 +232,10 @@ impl PartialFusion {
         Ok(reports)
     }
 
-    /// One round of every buffer that waits for all ranks and delivers everything that is pending anywhere, as
-    /// [`PartialAllreduce::finish`]; `visit` finds every result that was not taken in the `updates` of the tensors of the
-    /// buffer that it is called with. Collective, after the same number of steps on all ranks.
+    /// One round of every buffer that waits for all ranks and delivers everything that is pending
+    /// anywhere, as [`PartialAllreduce::finish`]; `visit` finds every result that was not taken in
+    /// the `updates` of the tensors of the buffer that it is called with. Collective, after the
+    /// same number of steps on all ranks.
     ///
     /// # Errors
     /// As [`next`](PartialFusion::next) and [`PartialAllreduce::finish`].

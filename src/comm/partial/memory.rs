@@ -1,4 +1,5 @@
-//! [`Memory`]: snapshots, results and what is gathered of a partial allreduce, all allocated at the start.
+//! [`Memory`]: snapshots, results and what is gathered of a partial allreduce, all allocated at the
+//! start.
 
 use crate::comm::Communicator;
 use crate::comm::call::{Call, OwnedCall};
@@ -9,17 +10,19 @@ use crate::memory::View;
 use crate::partial::{HEADER_BYTES, Header, PartialOptions, RoundReport};
 use crate::types::{Collective, Combine, DataType, Finish, Rank};
 
-/// Where the elements of a snapshot begin, so that they are aligned; the header is right before them.
+/// Where the elements of a snapshot begin, so that they are aligned; the header is right before
+/// them.
 const DATA_START: usize = 64;
 
-/// Vectors up to here travel with the headers, in one operation, and every rank adds them up itself: the latency of one
-/// operation, for P times the bytes.
+/// Vectors up to here travel with the headers, in one operation, and every rank adds them up
+/// itself: the latency of one operation, for P times the bytes.
 const SMALL_BYTES_MAX: usize = 1024;
 
 /// The same for what all ranks together send.
 const SMALL_GATHER_BYTES_MAX: usize = 64 << 10;
 
-/// Who collects for all, the hub of [`crate::partial`]. Always the same rank: each would need a schedule of its own on every rank.
+/// Who collects for all, the hub of [`crate::partial`]. Always the same rank: each would need a
+/// schedule of its own on every rank.
 const COLLECTOR: Rank = 0;
 
 const HEADER_WORDS: usize = HEADER_BYTES / 8;
@@ -129,8 +132,8 @@ impl Memory {
         kernel::reduce(self.dtype, combine, finish, &[to, later], &[to]);
     }
 
-    /// The gathering of the headers of so many ranks. Where ranks share cores, by way of one rank, which is woken once for all of them;
-    /// otherwise by the algorithm that the core chooses.
+    /// The gathering of the headers of so many ranks. Where ranks share cores, by way of one rank,
+    /// which is woken once for all of them; otherwise by the algorithm that the core chooses.
     pub fn gather_call(&self, header: &Header, ranks: usize) -> OwnedCall {
         let index = (header.round % self.snapshots.len() as u64) as usize;
         let piece = self.snapshots[index].part(DATA_START - HEADER_BYTES, self.piece_bytes);
@@ -175,8 +178,8 @@ impl Memory {
         (0..ranks).map(header).collect()
     }
 
-    /// Makes the result of a round of what has come from these ranks: the sum over the included ones, in their order, divided
-    /// once.
+    /// Makes the result of a round of what has come from these ranks: the sum over the included
+    /// ones, in their order, divided once.
     pub fn conclude(&self, report: &RoundReport, live: &[Rank], place: usize) {
         let result = self.results[place].view();
         if report.included.count() == 0 {

@@ -1,8 +1,9 @@
 //! [`PartialAllreduce`]: an allreduce in which fast ranks do not wait for slow ones.
 //!
-//! What a round is, when it begins and what enters it is in [`crate::partial`]; here bytes move. `rounds.rs` starts and ends
-//! the operations of rounds, `memory.rs` has the buffers, `recovery.rs` goes on after a death, `names.rs` names ranks afterwards, `seat.rs` the threads; `fusion.rs` packs
-//! a model's gradients.
+//! What a round is, when it begins and what enters it is in [`crate::partial`]; here bytes move.
+//! `rounds.rs` starts and ends the operations of rounds, `memory.rs` has the buffers, `recovery.rs`
+//! goes on after a death, `names.rs` names ranks afterwards, `seat.rs` the threads; `fusion.rs`
+//! packs a model's gradients.
 
 mod fusion;
 mod memory;
@@ -25,16 +26,18 @@ use memory::Memory;
 use rounds::Rounds;
 use seat::Seat;
 
-/// Sums gradients over ranks, round after round, without waiting for slow ranks longer than its policy says. See
-/// [`PartialAllreduce::new`].
+/// Sums gradients over ranks, round after round, without waiting for slow ranks longer than its
+/// policy says. See [`PartialAllreduce::new`].
 ///
-/// `Send + Sync`. Rounds go on while the application computes, by a thread that sleeps between them: a rank that does not
-/// submit contributes what it has. A process that is stopped stalls them; after the timeout all ranks have an error that names it.
-/// Dropping it in the middle of a round fails it on all ranks; the communicator that it was made from is not touched.
+/// `Send + Sync`. Rounds go on while the application computes, by a thread that sleeps between
+/// them: a rank that does not submit contributes what it has. A process that is stopped stalls
+/// them; after the timeout all ranks have an error that names it. Dropping it in the middle of a
+/// round fails it on all ranks; the communicator that it was made from is not touched.
 ///
-/// When a rank dies all others have an error, unless [`PartialOptions::survive`] is set: then the calls under way wait until those
-/// that live have found together, at most the timeout, and go on; reports say who is dead. The communicator that it was made
-/// from fails with the death all the same, and is rebuilt by whoever needs it. Dropping it then is leaving: the others go on.
+/// When a rank dies all others have an error, unless [`PartialOptions::survive`] is set: then the
+/// calls under way wait until those that live have found together, at most the timeout, and go on;
+/// reports say who is dead. The communicator that it was made from fails with the death all the
+/// same, and is rebuilt by whoever needs it. Dropping it then is leaving: the others go on.
 pub struct PartialAllreduce {
     seat: Attended<Seat>,
     bytes: usize,
@@ -42,11 +45,13 @@ pub struct PartialAllreduce {
 }
 
 impl PartialAllreduce {
-    /// A partial allreduce of `count` elements of `dtype`. Collective, with the same arguments on all ranks. It works on a
-    /// communicator of its own, so any number of them and of other operations may be under way at the same time.
+    /// A partial allreduce of `count` elements of `dtype`. Collective, with the same arguments on
+    /// all ranks. It works on a communicator of its own, so any number of them and of other
+    /// operations may be under way at the same time.
     ///
-    /// The loop of a trainer: submit the gradient of a step, take the result of that step, apply it. With ordered delivery
-    /// the weights after step i are the same on all ranks, although a slow rank's gradient may be in a later one.
+    /// The loop of a trainer: submit the gradient of a step, take the result of that step, apply
+    /// it. With ordered delivery the weights after step i are the same on all ranks, although a
+    /// slow rank's gradient may be in a later one.
     ///
     /// ```
     /// use linerate::{Communicator, Config, DataType, PartialAllreduce, PartialOptions};
@@ -75,9 +80,10 @@ impl PartialAllreduce {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: options out of range, or not the same on all ranks; [`Error::Exhausted`]: no memory for the
-    /// snapshots (two per round in flight) and results (as many as the bound of staleness and the rounds in flight together, and
-    /// the rounds in flight again where deaths are survived).
+    /// [`Error::InvalidArgument`]: options out of range, or not the same on all ranks;
+    /// [`Error::Exhausted`]: no memory for the snapshots (two per round in flight) and results (as
+    /// many as the bound of staleness and the rounds in flight together, and the rounds in flight
+    /// again where deaths are survived).
     pub fn new(
         comm: &Communicator,
         dtype: DataType,
@@ -107,32 +113,36 @@ impl PartialAllreduce {
         Ok(PartialAllreduce { seat, bytes, dtype })
     }
 
-    /// Submits this rank's next gradient, copied: its memory may be changed when this returns. The number of the step, from 0.
-    /// Waits while as many steps as there may be rounds in flight have no result taken.
+    /// Submits this rank's next gradient, copied: its memory may be changed when this returns. The
+    /// number of the step, from 0. Waits while as many steps as there may be rounds in flight have
+    /// no result taken.
     ///
     /// Buffers have elements of the type that was given, or bytes.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: a buffer of another type or length, or no result is taken for the timeout;
-    /// [`Error::InUse`]: something writes the buffer; any error of a round.
+    /// [`Error::InvalidArgument`]: a buffer of another type or length, or no result is taken for
+    /// the timeout; [`Error::InUse`]: something writes the buffer; any error of a round.
     pub fn submit<T: Element>(&self, gradient: &Buffer<T>) -> Result<u64> {
         self.submit_parts(std::slice::from_ref(gradient))
     }
 
-    /// The same for a gradient in several buffers, which together are as long: one decision for all of them, so that all
-    /// layers of a step are in the same round or none. [`PartialFusion`] does it for named tensors, which come in any order.
+    /// The same for a gradient in several buffers, which together are as long: one decision for all
+    /// of them, so that all layers of a step are in the same round or none. [`PartialFusion`] does
+    /// it for named tensors, which come in any order.
     pub fn submit_parts<T: Element>(&self, gradient: &[Buffer<T>]) -> Result<u64> {
         let (seat, parts) = self.seat_for(gradient, Access::Shared)?;
         seat.submit(&parts.views, false)
     }
 
-    /// Takes the next result, copied to `update`, and what it is. With ordered delivery these are the rounds in order; a rank
-    /// that is behind has its result at once. `Ok(None)`: there is none, and none is due before the next submit.
+    /// Takes the next result, copied to `update`, and what it is. With ordered delivery these are
+    /// the rounds in order; a rank that is behind has its result at once. `Ok(None)`: there is
+    /// none, and none is due before the next submit.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: a buffer of another type or length. [`Error::InUse`]: something uses the buffer.
-    /// [`Error::Timeout`]: the round has not begun for that long. Any error of the round; the partial allreduce has then
-    /// failed on all ranks, and the communicator is still good unless a rank has died.
+    /// [`Error::InvalidArgument`]: a buffer of another type or length. [`Error::InUse`]: something
+    /// uses the buffer. [`Error::Timeout`]: the round has not begun for that long. Any error of the
+    /// round; the partial allreduce has then failed on all ranks, and the communicator is still
+    /// good unless a rank has died.
     pub fn next<T: Element>(&self, update: &Buffer<T>) -> Result<Option<RoundReport>> {
         self.next_parts(std::slice::from_ref(update))
     }
@@ -143,14 +153,16 @@ impl PartialAllreduce {
         seat.next(&parts.views, true)
     }
 
-    /// As [`next`](PartialAllreduce::next), and `None` instead of waiting: a rank that is behind calls it until then to catch up.
+    /// As [`next`](PartialAllreduce::next), and `None` instead of waiting: a rank that is behind
+    /// calls it until then to catch up.
     pub fn try_next<T: Element>(&self, update: &Buffer<T>) -> Result<Option<RoundReport>> {
         let (seat, parts) = self.seat_for(std::slice::from_ref(update), Access::Exclusive)?;
         seat.next(&parts.views, false)
     }
 
-    /// [`submit`](PartialAllreduce::submit) and [`next`](PartialAllreduce::next) in one, which may be the same buffer: what a
-    /// trainer does that has nothing to do in between. Faster than the two, because no thread has to take over in between.
+    /// [`submit`](PartialAllreduce::submit) and [`next`](PartialAllreduce::next) in one, which may
+    /// be the same buffer: what a trainer does that has nothing to do in between. Faster than the
+    /// two, because no thread has to take over in between.
     pub fn exchange<T: Element>(
         &self,
         gradient: &Buffer<T>,
@@ -179,14 +191,16 @@ impl PartialAllreduce {
         Ok(rounds)
     }
 
-    /// One round that waits for all ranks and delivers everything that is pending anywhere; `visit` finds every result that
-    /// was not taken, and the last, in `update`. Collective, after the same number of submits on all ranks: before
-    /// validation and checkpoints, since ranks would see different weights, and at the end. Submits may go on afterwards. Where
-    /// deaths are survived it returns when every rank that lives has the last result.
+    /// One round that waits for all ranks and delivers everything that is pending anywhere; `visit`
+    /// finds every result that was not taken, and the last, in `update`. Collective, after the same
+    /// number of submits on all ranks: before validation and checkpoints, since ranks would see
+    /// different weights, and at the end. Submits may go on afterwards. Where deaths are survived
+    /// it returns when every rank that lives has the last result.
     ///
     /// # Errors
-    /// As [`next`](PartialAllreduce::next); [`Error::InvalidArgument`] if another rank has submitted a gradient instead. The
-    /// partial allreduce has then failed on all ranks; one that had taken the result of that gradient finds out at its next call.
+    /// As [`next`](PartialAllreduce::next); [`Error::InvalidArgument`] if another rank has
+    /// submitted a gradient instead. The partial allreduce has then failed on all ranks; one that
+    /// had taken the result of that gradient finds out at its next call.
     pub fn finish<T: Element>(
         &self,
         update: &Buffer<T>,
@@ -222,8 +236,9 @@ impl PartialAllreduce {
         Ok(())
     }
 
-    /// Rounds that have ended here less submits: how far this rank is behind, 0 if it is not, and in a forked child. Takes part in
-    /// what has come, as every call does; with [`PartialOptions::survive`] that may be a recovery, which takes until the others are in it.
+    /// Rounds that have ended here less submits: how far this rank is behind, 0 if it is not, and
+    /// in a forked child. Takes part in what has come, as every call does; with
+    /// [`PartialOptions::survive`] that may be a recovery, which takes until the others are in it.
     pub fn lag(&self) -> u64 {
         self.seat.get().map_or(0, Seat::lag)
     }

@@ -1,5 +1,5 @@
-//! Errors with the ranks of creation. After a death the communicator has other numbers than the instance, and its errors name
-//! ranks by those.
+//! Errors with the ranks of creation. After a death the communicator has other numbers than the
+//! instance, and its errors name ranks by those.
 
 use crate::engine::name_ranks;
 use crate::error::Error;
@@ -58,7 +58,8 @@ pub(super) fn with_names(error: Error, members: &[Rank]) -> Error {
     }
 }
 
-/// A text of the engine, in which ranks are named as [`name_ranks`] does, by the names of their places.
+/// A text of the engine, in which ranks are named as [`name_ranks`] does, by the names of their
+/// places.
 fn rename(text: &str, members: &[Rank]) -> String {
     let mut renamed = String::new();
     let mut rest = text;

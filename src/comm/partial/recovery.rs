@@ -1,8 +1,9 @@
-//! What the ranks that live do after a death, where a partial allreduce survives it: a new communicator, the results that not
-//! all of them have, and then the rounds again that had begun. [`crate::partial`] decides what; here it is carried out.
+//! What the ranks that live do after a death, where a partial allreduce survives it: a new
+//! communicator, the results that not all of them have, and then the rounds again that had begun.
+//! [`crate::partial`] decides what; here it is carried out.
 //!
-//! It blocks whoever drives, at most for the timeout, as a rebuild does. Another death on the way begins it again: what
-//! each rank has by then is what it says the next time.
+//! It blocks whoever drives, at most for the timeout, as a rebuild does. Another death on the way
+//! begins it again: what each rank has by then is what it says the next time.
 
 use super::rounds::{Rounds, is_death};
 use crate::comm::call::Call;
@@ -35,7 +36,8 @@ impl Rounds {
         }
     }
 
-    /// Rounds that ended well are this rank's, whatever became of them elsewhere; the others begin again.
+    /// Rounds that ended well are this rank's, whatever became of them elsewhere; the others begin
+    /// again.
     fn end_what_has_ended(&mut self) -> Result<()> {
         {
             let mut engine = self.shared.engine();
@@ -68,7 +70,8 @@ impl Rounds {
         Ok(now)
     }
 
-    /// The result of a round, and what was said of it, from a rank that has them to all that have not.
+    /// The result of a round, and what was said of it, from a rank that has them to all that have
+    /// not.
     fn fetch(&mut self, round: u64, source: Rank) -> Result<()> {
         let root = (self.members.binary_search(&source)).expect("it lives") as Rank;
         let words = RawBuffer::plain(8 * self.machine.round_words())?;

@@ -1,8 +1,9 @@
-//! [`Rounds`]: what a [`PartialAllreduce`](super::PartialAllreduce) does, whoever drives it: carries notices, starts the
-//! operations of rounds, ends rounds. Never blocks, but after a death.
+//! [`Rounds`]: what a [`PartialAllreduce`](super::PartialAllreduce) does, whoever drives it:
+//! carries notices, starts the operations of rounds, ends rounds. Never blocks, but after a death.
 //!
-//! A round is at most two ordinary collectives on a communicator that nothing else uses: every rank starts them in the order
-//! of the rounds, so their numbers match. Failures are the communicator's; after a death `recovery.rs` may make a new one.
+//! A round is at most two ordinary collectives on a communicator that nothing else uses: every rank
+//! starts them in the order of the rounds, so their numbers match. Failures are the communicator's;
+//! after a death `recovery.rs` may make a new one.
 
 use super::memory::Memory;
 use super::names::with_names;
@@ -18,8 +19,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often a turn looks at control sockets, which costs a system call per peer. Sleeps look too when nothing comes, but where
-/// there is always something to do none does. Seldom, because a rank that is woken for a round is waited for.
+/// How often a turn looks at control sockets, which costs a system call per peer. Sleeps look too
+/// when nothing comes, but where there is always something to do none does. Seldom, because a rank
+/// that is woken for a round is waited for.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// A round under way.
@@ -42,7 +44,8 @@ pub struct Rounds {
     pub(super) flights: VecDeque<Flight>,
     /// Taken from the engine and not told to the machine; by ranks of creation.
     pub(super) words: Vec<(Rank, u64)>,
-    /// To be told of the activation of a round, unless their part of it has come when it begins here; by ranks of creation.
+    /// To be told of the activation of a round, unless their part of it has come when it begins
+    /// here; by ranks of creation.
     pub(super) unwoken: Vec<(Rank, Notice)>,
     /// Operations of the communicator that had ended at the last look.
     ended_count: u64,
@@ -112,7 +115,8 @@ impl Rounds {
         self.moved_at
     }
 
-    /// Does everything that can be done now. An error ends the partial allreduce, and is told to all ranks.
+    /// Does everything that can be done now. An error ends the partial allreduce, and is told to
+    /// all ranks.
     pub fn turn(&mut self, now: Time) -> Result<()> {
         let mut turned = self.try_turn(now);
         while let Err(error) = &turned
@@ -222,7 +226,8 @@ impl Rounds {
             if let Some(failure) = engine.failure() {
                 return Err(failure.clone());
             }
-            // Operations under way end as well as they can; what would only be waited for never comes.
+            // Operations under way end as well as they can; what would only be waited for never
+            // comes.
             match engine.first_gone() {
                 Some(gone) if flights.is_empty() && words.is_empty() && machine.is_waiting() => {
                     Err(gone)

@@ -1,6 +1,7 @@
-//! [`Seat`]: the threads of a [`PartialAllreduce`](super::PartialAllreduce). Rounds go on while the application computes,
-//! by a thread that sleeps until a peer has something for this rank; while a caller waits, the caller drives and the thread
-//! leaves it alone, so that nobody is woken for nothing.
+//! [`Seat`]: the threads of a [`PartialAllreduce`](super::PartialAllreduce). Rounds go on while the
+//! application computes, by a thread that sleeps until a peer has something for this rank; while a
+//! caller waits, the caller drives and the thread leaves it alone, so that nobody is woken for
+//! nothing.
 
 use super::rounds::Rounds;
 use crate::comm::attended::Attend;
@@ -61,7 +62,8 @@ impl Seat {
         }
     }
 
-    /// Puts a gradient into its snapshot. With `is_followed` the caller waits for a result right after.
+    /// Puts a gradient into its snapshot. With `is_followed` the caller waits for a result right
+    /// after.
     pub fn submit(&self, gradient: &[View], is_followed: bool) -> Result<u64> {
         let mut state = self.lock();
         let (step, (round, is_first)) = loop {
@@ -101,12 +103,14 @@ impl Seat {
         Ok(step)
     }
 
-    /// The next result, copied to `output`; `None` if none is due. With `can_wait`, waits for one that is due.
+    /// The next result, copied to `output`; `None` if none is due. With `can_wait`, waits for one
+    /// that is due.
     pub fn next(&self, output: &[View], can_wait: bool) -> Result<Option<RoundReport>> {
         self.driving(|| self.next_driving(output, can_wait))
     }
 
-    /// Waits until this rank may leave after a last round: the others may need its result from here.
+    /// Waits until this rank may leave after a last round: the others may need its result from
+    /// here.
     pub fn leave(&self, round: u64) -> Result<()> {
         self.driving(|| {
             loop {
@@ -214,7 +218,8 @@ impl Seat {
         }
     }
 
-    /// Ends the thread. In the middle of a round the others are told, so that none waits for this rank.
+    /// Ends the thread. In the middle of a round the others are told, so that none waits for this
+    /// rank.
     pub fn stop(&self) {
         let mut state = self.lock();
         state.rounds.end_loan();

@@ -51,7 +51,8 @@ impl fmt::Display for Path {
 pub struct Explanation {
     /// The algorithm that runs, if every rank's buffers are registered or not as this rank's are.
     pub algorithm: &'static str,
-    /// The algorithm that all ranks plan; another than what runs where it finds memory that is not registered.
+    /// The algorithm that all ranks plan; another than what runs where it finds memory that is not
+    /// registered.
     pub planned: &'static str,
     /// Why that one.
     pub why: &'static str,

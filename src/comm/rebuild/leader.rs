@@ -9,7 +9,8 @@ use crate::types::Rank;
 /// Connections that may wait to say who they are; more are strangers, and the oldest is closed.
 const STRANGERS_MAX: usize = 256;
 
-/// Where a rebuild stands, for the leader. Each stage has what has been heard of the members, in their order.
+/// Where a rebuild stands, for the leader. Each stage has what has been heard of the members, in
+/// their order.
 pub(super) enum Stage {
     /// Waits until every old rank has come or is gone.
     Gathering,
@@ -34,7 +35,8 @@ pub(super) struct Leader {
 }
 
 impl Survivor<'_> {
-    /// Leads until all have committed, or had done so under a leader that died before this rank heard of it.
+    /// Leads until all have committed, or had done so under a leader that died before this rank
+    /// heard of it.
     pub(super) fn lead(&mut self) -> Result<()> {
         let place = self.reunion.open()?;
         let mut leader = Leader::new(place, self.old.ranks());
@@ -173,7 +175,8 @@ impl Survivor<'_> {
         Ok(false)
     }
 
-    /// Everybody has come or is gone. Before that is believed: one who is gone may have committed, left, and said so.
+    /// Everybody has come or is gone. Before that is believed: one who is gone may have committed,
+    /// left, and said so.
     fn begin_round(&mut self, leader: &mut Leader) -> Result<()> {
         if self.is_confirmed() {
             return Ok(()); // The next look finds it.
@@ -211,8 +214,8 @@ impl Leader {
         }
     }
 
-    /// Lets those in who have connected and said who they are. True: one of them came again, and has given up what its
-    /// first conversation was about.
+    /// Lets those in who have connected and said who they are. True: one of them came again, and
+    /// has given up what its first conversation was about.
     pub(super) fn greet(&mut self, clock: &Clock) -> Result<bool> {
         let room = STRANGERS_MAX - self.strangers.len();
         self.strangers.extend(self.place.accept(room, clock)?);

@@ -6,7 +6,8 @@ use crate::error::{Error, Result};
 use crate::types::Rank;
 use std::time::Duration;
 
-/// A leader that gives up says who is missing; its answer is waited for a little longer than this rank's own patience.
+/// A leader that gives up says who is missing; its answer is waited for a little longer than this
+/// rank's own patience.
 const ANSWER_TIME: Duration = Duration::from_secs(2);
 
 /// What came of hearing the leader.

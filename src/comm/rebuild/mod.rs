@@ -1,13 +1,15 @@
 //! [`Communicator::rebuild`]: the ranks that live make a new communicator after a failure.
 //!
-//! The lowest rank that lives leads (`leader.rs`), the others are members (`member.rs`). Rounds: the leader waits until every
-//! old rank has come or is gone, names the members, carries their contacts to all, and when all say that they are connected,
-//! it commits. Whoever is lost on the way begins a new round without it. If the leader is lost, the next rank leads.
+//! The lowest rank that lives leads (`leader.rs`), the others are members (`member.rs`). Rounds:
+//! the leader waits until every old rank has come or is gone, names the members, carries their
+//! contacts to all, and when all say that they are connected, it commits. Whoever is lost on the
+//! way begins a new round without it. If the leader is lost, the next rank leads.
 //!
-//! All or none: a member that was told to commit tells all others through the new communicator before it returns
-//! ([`Engine::confirm`]). One that is connected and loses the leader therefore looks whether anybody has confirmed; and since
-//! a rank that has returned does not come to the next leader, and all living ranks come or have left, the next leader knows
-//! that nobody has before it begins another round.
+//! All or none: a member that was told to commit tells all others through the new communicator
+//! before it returns ([`Engine::confirm`]). One that is connected and loses the leader therefore
+//! looks whether anybody has confirmed; and since a rank that has returned does not come to the
+//! next leader, and all living ranks come or have left, the next leader knows that nobody has
+//! before it begins another round.
 //!
 //! Who is gone: a rank whose connections hang up or refuse, or that answers nothing for the
 //! transport's timeout. Only ranks of its host know then that it has ended
@@ -61,15 +63,18 @@ struct Survivor<'a> {
 }
 
 impl Communicator {
-    /// A new communicator of the ranks that live, in the old order, after a failure: a timeout, a mismatch, a cancelled
-    /// operation, an abort, or deaths. Collective among the survivors: each of them calls it once and waits, at most for the
-    /// configured timeout, until all others have called it or are gone. As MPIX_Comm_shrink.
+    /// A new communicator of the ranks that live, in the old order, after a failure: a timeout, a
+    /// mismatch, a cancelled operation, an abort, or deaths. Collective among the survivors: each
+    /// of them calls it once and waits, at most for the configured timeout, until all others have
+    /// called it or are gone. As MPIX_Comm_shrink.
     ///
-    /// This communicator fails, if it has not yet, so that ranks that wait on it learn of the rebuild, and stays failed.
-    /// Its buffers may be used with the new one, and their contents are what the failed operations left. Ranks are numbered
-    /// anew: look at [`Communicator::rank`] and [`Communicator::ranks`], which may be 1. A rank that has dropped all handles of
-    /// this communicator counts as gone. Communicators split off from this one are rebuilt by themselves, or made anew by
-    /// splitting the new one. A process that is started later cannot join.
+    /// This communicator fails, if it has not yet, so that ranks that wait on it learn of the
+    /// rebuild, and stays failed. Its buffers may be used with the new one, and their contents are
+    /// what the failed operations left. Ranks are numbered anew: look at [`Communicator::rank`] and
+    /// [`Communicator::ranks`], which may be 1. A rank that has dropped all handles of this
+    /// communicator counts as gone. Communicators split off from this one are rebuilt by
+    /// themselves, or made anew by splitting the new one. A process that is started later cannot
+    /// join.
     ///
     /// ```
     /// use linerate::{Communicator, Config};
@@ -93,14 +98,16 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Timeout`], which names the living ranks that have not called it; [`Error::Bootstrap`] if a rank cannot make its
-    /// part, with its reason, or if this is the smaller side of a network that is cut in two; [`Error::InvalidArgument`] in a simulation. It may be called again.
+    /// [`Error::Timeout`], which names the living ranks that have not called it;
+    /// [`Error::Bootstrap`] if a rank cannot make its part, with its reason, or if this is the
+    /// smaller side of a network that is cut in two; [`Error::InvalidArgument`] in a simulation. It
+    /// may be called again.
     pub fn rebuild(&self) -> Result<Communicator> {
         self.rebuild_as(connect::finish).map(|(rebuilt, _)| rebuilt)
     }
 
-    /// The same, for a service with a thread of its own that makes its progress; and the old ranks that live, in the new
-    /// order.
+    /// The same, for a service with a thread of its own that makes its progress; and the old ranks
+    /// that live, in the new order.
     pub(super) fn rebuild_apart(&self) -> Result<(Communicator, Vec<Rank>)> {
         self.rebuild_as(connect::finish_apart)
     }
@@ -169,7 +176,8 @@ impl<'a> Survivor<'a> {
         self.shared.engine().gone(rank).is_some()
     }
 
-    /// Lets time pass: hears of deaths, moves this process's other communicators. True: the candidate is in use.
+    /// Lets time pass: hears of deaths, moves this process's other communicators. True: the
+    /// candidate is in use.
     fn look(&mut self) -> bool {
         let shared = self.shared;
         {
@@ -227,7 +235,8 @@ impl<'a> Survivor<'a> {
         Ok(())
     }
 
-    /// Goes on with connecting; true once, when it is connected. An error: somebody was lost, and the candidate with it.
+    /// Goes on with connecting; true once, when it is connected. An error: somebody was lost, and
+    /// the candidate with it.
     fn go_on_connecting(&mut self) -> Result<bool> {
         let now = self.shared.clock.now();
         let Some(candidate) = self.candidate.as_mut() else {

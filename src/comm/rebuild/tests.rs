@@ -7,7 +7,8 @@ use crate::config::Config;
 use crate::types::ReduceOp;
 use std::time::Duration;
 
-/// Leads a rebuild of three ranks until all are connected, commits to these ranks only, and ends as if it had died.
+/// Leads a rebuild of three ranks until all are connected, commits to these ranks only, and ends as
+/// if it had died.
 fn lead_and_die(comm: Communicator, told: &[Rank]) {
     comm.abort("to rebuild it");
     let mut survivor = Survivor::new(&comm, Time::MAX).unwrap();

@@ -119,7 +119,8 @@ impl Carrier {
         Ok(self.comm.start(&call)?)
     }
 
-    /// Where messages are sent from: where they were written, if that is there, else behind those that were.
+    /// Where messages are sent from: where they were written, if that is there, else behind those
+    /// that were.
     fn put(&mut self, messages: Vec<Message>) -> Result<Vec<RawBuffer>> {
         let lying = |message: &Message, sent: View| {
             let seen = message.seen.as_ref()?.view();

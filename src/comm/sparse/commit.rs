@@ -1,4 +1,5 @@
-//! The end of a step: what its units gave enters the residuals and the result, of all units or of none.
+//! The end of a step: what its units gave enters the residuals and the result, of all units or of
+//! none.
 
 use super::SparseAllreduce;
 use super::result::SparseResult;
@@ -9,8 +10,8 @@ use crate::memory::View;
 use crate::sparse::{Finished, Marks, NonFinite, Stream, WINDOW};
 use crate::types::{Combine, DataType, Finish};
 
-/// Elements of a residual that are changed at a time: while they are in the second-level cache, the few picks among them cost
-/// little, and one by one over all of it each would wait for memory.
+/// Elements of a residual that are changed at a time: while they are in the second-level cache, the
+/// few picks among them cost little, and one by one over all of it each would wait for memory.
 const BLOCK: usize = WINDOW;
 
 /// What a unit gave.
@@ -35,7 +36,8 @@ impl<'a> Rest<'a> {
         Rest { entries, at: 0 }
     }
 
-    /// Those below an index. No search for the last of them: it would wait for memory at every step.
+    /// Those below an index. No search for the last of them: it would wait for memory at every
+    /// step.
     fn up_to(&mut self, end: u64, mut each: impl FnMut(u64, f32)) {
         let indices = &self.entries.indices[self.at..];
         for (index, value) in indices.iter().zip(&self.entries.values[self.at..]) {

@@ -112,7 +112,8 @@ impl SparseAllreduce {
         Ok(())
     }
 
-    /// Calls with residual, dense part and place of each coordinate of a unit that is not finite in the dense buffer.
+    /// Calls with residual, dense part and place of each coordinate of a unit that is not finite in
+    /// the dense buffer.
     pub(super) fn each_wild(&self, unit: usize, mut change: impl FnMut(View, View, usize)) {
         let dense = self.dense.as_ref().expect("a dense step has its buffer");
         for tensor in self.units[unit].tensors.clone() {

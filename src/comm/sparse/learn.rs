@@ -1,7 +1,9 @@
-//! What steps took, told among the ranks: where the algorithm is chosen, measured times win over the model's.
+//! What steps took, told among the ranks: where the algorithm is chosen, measured times win over
+//! the model's.
 //!
-//! Every rank has its own times, and all must choose alike: so they tell each other, at the beginning of the step after,
-//! of few steps. In virtual time nothing is learned, since what ranks do themselves takes none there.
+//! Every rank has its own times, and all must choose alike: so they tell each other, at the
+//! beginning of the step after, of few steps. In virtual time nothing is learned, since what ranks
+//! do themselves takes none there.
 
 use super::step::{Pending, Task};
 use super::{SparseAllreduce, Unit};
@@ -83,7 +85,8 @@ impl SparseAllreduce {
         Ok(true)
     }
 
-    /// Takes in what all have told. Who began to communicate last has waited for none of the others.
+    /// Takes in what all have told. Who began to communicate last has waited for none of the
+    /// others.
     pub(super) fn learn(&mut self, unit: usize, words: &[u64]) {
         let unit = &mut self.units[unit];
         let Some(untold) = unit.untold.take() else {

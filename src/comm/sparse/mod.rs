@@ -1,7 +1,9 @@
-//! [`SparseAllreduce`]: gradients of named tensors in, the sum's largest entries out, the rest kept for later.
+//! [`SparseAllreduce`]: gradients of named tensors in, the sum's largest entries out, the rest kept
+//! for later.
 //!
-//! Drives the machines of [`crate::sparse`] with the communicator's own operations, so that every transport works. A step is
-//! blocking ([`SparseAllreduce::run`]) or stepped ([`SparseAllreduce::start`], [`SparseAllreduce::test`]), which simulated ranks need.
+//! Drives the machines of [`crate::sparse`] with the communicator's own operations, so that every
+//! transport works. A step is blocking ([`SparseAllreduce::run`]) or stepped
+//! ([`SparseAllreduce::start`], [`SparseAllreduce::test`]), which simulated ranks need.
 //!
 //! Read first: `step.rs`.
 
@@ -37,8 +39,8 @@ use step::Pending;
 
 /// A sparse allreduce of the same tensors in every step, with their residuals.
 ///
-/// Every step is a collective of all ranks of the communicator, in the same order on all of them. k counts over all tensors of
-/// the call, or over each ([`SparseOptions::per_tensor`]).
+/// Every step is a collective of all ranks of the communicator, in the same order on all of them. k
+/// counts over all tensors of the call, or over each ([`SparseOptions::per_tensor`]).
 ///
 /// Nothing of a gradient is lost but what additions of `f32` round away.
 ///
@@ -97,12 +99,13 @@ struct Unit {
 }
 
 impl SparseAllreduce {
-    /// For these tensors, all f32, with unique names. Residuals start at zero. Collective: ranks that declare different tensors
-    /// or options get an error (but for simulated ranks, which cannot wait for each other here).
+    /// For these tensors, all f32, with unique names. Residuals start at zero. Collective: ranks
+    /// that declare different tensors or options get an error (but for simulated ranks, which
+    /// cannot wait for each other here).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: a type other than f32, equal names, an option out of range, ranks that differ;
-    /// [`Error::Exhausted`]: no memory for the residuals.
+    /// [`Error::InvalidArgument`]: a type other than f32, equal names, an option out of range,
+    /// ranks that differ; [`Error::Exhausted`]: no memory for the residuals.
     pub fn new(
         comm: &Communicator,
         tensors: Vec<TensorSpec>,
@@ -158,12 +161,13 @@ impl SparseAllreduce {
         })
     }
 
-    /// One step: absorbs the gradients (one buffer for each tensor, in the order of the declaration; they are only read) and
-    /// gives the result. Waits.
+    /// One step: absorbs the gradients (one buffer for each tensor, in the order of the
+    /// declaration; they are only read) and gives the result. Waits.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: other buffers than tensors; [`Error::NotFinite`] under the policy error, on all ranks, with
-    /// residuals as before; any error of the communicator, after which the residuals may lack this step's gradient.
+    /// [`Error::InvalidArgument`]: other buffers than tensors; [`Error::NotFinite`] under the
+    /// policy error, on all ranks, with residuals as before; any error of the communicator, after
+    /// which the residuals may lack this step's gradient.
     pub fn run(&mut self, gradients: &[Buffer<f32>]) -> Result<SparseResult> {
         self.comm
             .check_can_wait("a sparse allreduce that runs at once")?;
@@ -186,7 +190,8 @@ impl SparseAllreduce {
         self.go_on(false)
     }
 
-    /// One dense step of the residuals alone, which are zero after it: before the ranks change, or at the end.
+    /// One dense step of the residuals alone, which are zero after it: before the ranks change, or
+    /// at the end.
     pub fn flush_residual(&mut self) -> Result<SparseResult> {
         self.comm.check_can_wait("flushing residuals")?;
         self.begin(None)?;
@@ -244,8 +249,8 @@ impl SparseAllreduce {
         Ok(())
     }
 
-    /// Multiplies all residuals: where gradients are scaled by a factor that changes, residuals change with it, or old
-    /// gradients weigh more or less than new ones.
+    /// Multiplies all residuals: where gradients are scaled by a factor that changes, residuals
+    /// change with it, or old gradients weigh more or less than new ones.
     ///
     /// # Errors
     /// [`Error::InUse`]: a step is under way, or a slice of a residual is held.
@@ -255,8 +260,8 @@ impl SparseAllreduce {
         Ok(())
     }
 
-    /// The residuals of this rank, with ranks, steps, k, names and counts. Thresholds are not kept: they are found anew.
-    /// Errors: as [`SparseAllreduce::scale_residuals`].
+    /// The residuals of this rank, with ranks, steps, k, names and counts. Thresholds are not kept:
+    /// they are found anew. Errors: as [`SparseAllreduce::scale_residuals`].
     pub fn save(&self) -> Result<Vec<u8>> {
         let _kept = self.residuals.keep()?;
         Ok(self.residuals.save(Origin {
@@ -266,11 +271,12 @@ impl SparseAllreduce {
         }))
     }
 
-    /// Takes over what [`SparseAllreduce::save`] gave on this rank of a job of as many ranks. All ranks load before the same
-    /// step.
+    /// Takes over what [`SparseAllreduce::save`] gave on this rank of a job of as many ranks. All
+    /// ranks load before the same step.
     ///
     /// # Errors
-    /// [`Error::Malformed`]: another form, other tensors, k or number of ranks; nothing has been changed.
+    /// [`Error::Malformed`]: another form, other tensors, k or number of ranks; nothing has been
+    /// changed.
     pub fn load(&mut self, bytes: &[u8]) -> Result<()> {
         let own = u64::from(self.comm.ranks());
         let ranks = bytes
@@ -370,11 +376,13 @@ fn check_equal(comm: &Communicator, set: &TensorSet, options: &SparseOptions) ->
     Ok(())
 }
 
-/// Seconds of an entry that is picked, sent, summed and applied: 50 ns when four ranks on two cores (Zen 4) exchanged 2 x 167,772 of
-/// them in 16.7 ms over loopback, the selection and the result's own turn not counted; rounded up.
+/// Seconds of an entry that is picked, sent, summed and applied: 50 ns when four ranks on two cores
+/// (Zen 4) exchanged 2 x 167,772 of them in 16.7 ms over loopback, the selection and the result's
+/// own turn not counted; rounded up.
 const ENTRY_SECONDS: f64 = 6e-8;
 
-/// What the cost model says of messages between two ranks and of passes over memory; the same on all.
+/// What the cost model says of messages between two ranks and of passes over memory; the same on
+/// all.
 fn prices(comm: &Communicator) -> Result<(Prices, LocalPrices)> {
     let (model, is_mapped) = comm.shared()?.plans().link_model();
     let message = Work {

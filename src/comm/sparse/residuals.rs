@@ -92,7 +92,8 @@ impl Residuals {
         bytes
     }
 
-    /// Takes over what was saved for the same tensors and k; all is checked before anything is changed.
+    /// Takes over what was saved for the same tensors and k; all is checked before anything is
+    /// changed.
     pub fn load(&self, bytes: &[u8], k: u64) -> Result<Origin> {
         let mut reader = Reader { bytes, at: 0 };
         if reader.take(MAGIC.len())? != MAGIC {

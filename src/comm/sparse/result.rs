@@ -11,8 +11,8 @@ use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
-/// Where a rank's time went in a step. Ranks that share a core wait for each other's selections in their communication; the
-/// rank that began it last waits for none. As text:
+/// Where a rank's time went in a step. Ranks that share a core wait for each other's selections in
+/// their communication; the rank that began it last waits for none. As text:
 ///
 /// ```
 /// use std::time::Duration;
@@ -87,8 +87,8 @@ impl Drop for Lent {
 }
 
 impl SparseResult {
-    /// Indices and values over all tensors, one after another in the order of the declaration. Empty after a dense step, whose
-    /// result is [`SparseResult::dense`].
+    /// Indices and values over all tensors, one after another in the order of the declaration.
+    /// Empty after a dense step, whose result is [`SparseResult::dense`].
     pub fn entries(&self) -> (&[u64], &[f32]) {
         (&self.entries.stream.indices, &self.entries.stream.values)
     }
@@ -145,8 +145,8 @@ impl SparseResult {
         Ok(dense.filter(|(_, value)| *value != 0.0).chain(sparse))
     }
 
-    /// All values of a dense step, over all tensors. Valid until the next step. Where tensors are operations of their own, those that were
-    /// sparse have zeros here, and their entries apart.
+    /// All values of a dense step, over all tensors. Valid until the next step. Where tensors are
+    /// operations of their own, those that were sparse have zeros here, and their entries apart.
     pub fn dense(&self) -> Option<&Buffer<f32>> {
         self.dense.as_ref()
     }
@@ -156,11 +156,13 @@ impl SparseResult {
         place(self.starts[tensor])..place(self.starts[tensor + 1])
     }
 
-    /// Adds `factor` times the result to vectors, one for each tensor: -rate makes it a step of gradient descent.
+    /// Adds `factor` times the result to vectors, one for each tensor: -rate makes it a step of
+    /// gradient descent.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: another number of buffers, or one of another length; [`Error::InUse`]: something uses an
-    /// output, or a later step the dense result. Nothing has been added then.
+    /// [`Error::InvalidArgument`]: another number of buffers, or one of another length;
+    /// [`Error::InUse`]: something uses an output, or a later step the dense result. Nothing has
+    /// been added then.
     pub fn add_to(&self, outputs: &[Buffer<f32>], factor: f32) -> Result<()> {
         check_lengths("output", outputs, &self.starts)?;
         let of_outputs = outputs.iter().map(|output| (output, Access::Exclusive));

@@ -1,4 +1,5 @@
-//! One step: a unit after the other, each from its selection to its result; what that changes, when all have one (`commit.rs`).
+//! One step: a unit after the other, each from its selection to its result; what that changes, when
+//! all have one (`commit.rs`).
 
 use super::commit::Outcome;
 use super::result::{Lent, SparseResult, StepTimes};
@@ -194,7 +195,8 @@ impl SparseAllreduce {
         }
     }
 
-    /// Other ranks may not have seen what is wrong, and would wait for this one: the communicator has failed.
+    /// Other ranks may not have seen what is wrong, and would wait for this one: the communicator
+    /// has failed.
     fn fail(&self, error: Error) -> Error {
         match self.comm.shared() {
             Ok(shared) => {

@@ -14,14 +14,16 @@ use crate::memory::View;
 use crate::schedule::{Action, BufferId, StepId};
 use crate::types::Rank;
 
-/// As [`PIECE_BYTES`] where threads share a piece: to wake them must cost little of it, and together they are faster.
+/// As [`PIECE_BYTES`] where threads share a piece: to wake them must cost little of it, and
+/// together they are faster.
 const PIECE_BYTES_SHARED: usize = 8 << 20;
 const _: () = assert!(PIECE_BYTES_SHARED >= SHARED_BYTES_MIN);
 
 /// Pieces below this belong to no operation that is larger than a cache, or to its last rest.
 const PIECE_BYTES_STREAMED_MIN: usize = 4 << 10;
 
-/// Pieces of a step in a row, about 10 ms: after them peers are heard, whatever the length of the step.
+/// Pieces of a step in a row, about 10 ms: after them peers are heard, whatever the length of the
+/// step.
 pub(super) const PIECES_MAX: usize = 64;
 
 impl Driver {
@@ -102,8 +104,8 @@ impl Driver {
         })
     }
 
-    /// Fills `sources` and `destinations` with elements `from ..` of the step's operands: at most `want`, and as
-    /// many as are contiguous everywhere. `None`: a peer's memory is not known yet.
+    /// Fills `sources` and `destinations` with elements `from ..` of the step's operands: at most
+    /// `want`, and as many as are contiguous everywhere. `None`: a peer's memory is not known yet.
     fn gather(
         &mut self,
         round: &mut Round,
@@ -162,8 +164,8 @@ impl Driver {
         run(crew, around, work, &self.sources, &self.destinations);
     }
 
-    /// Copies a piece of `bytes_together` bytes that are copied before anybody reads them: shared among threads and around
-    /// the caches as in a schedule.
+    /// Copies a piece of `bytes_together` bytes that are copied before anybody reads them: shared
+    /// among threads and around the caches as in a schedule.
     pub fn copy(&mut self, source: View, destination: View, bytes_together: usize) {
         let ranks = self.links.ranks as usize;
         let streamed = source.len_bytes() >= PIECE_BYTES_STREAMED_MIN
@@ -173,13 +175,13 @@ impl Driver {
         run(crew, around, work, &[source], &[destination]);
     }
 
-    /// Whether results are written around the caches, copies only if that is faster ([`Around`]): the buffers of all ranks
-    /// together fill the last one, and what is written is the result itself, not a window or scratch memory that somebody
-    /// reads next.
+    /// Whether results are written around the caches, copies only if that is faster ([`Around`]):
+    /// the buffers of all ranks together fill the last one, and what is written is the result
+    /// itself, not a window or scratch memory that somebody reads next.
     ///
-    /// With 2 ranks and a cache of 32 MiB that made operations of 8 to 128 MiB out of place, and all-gather in place, 1.2
-    /// to 2.4 times as fast in most runs (benches/README.md). Reductions in place write what they read and
-    /// stay as they are.
+    /// With 2 ranks and a cache of 32 MiB that made operations of 8 to 128 MiB out of place, and
+    /// all-gather in place, 1.2 to 2.4 times as fast in most runs (benches/README.md). Reductions
+    /// in place write what they read and stay as they are.
     fn is_streamed(&self, round: &Round) -> bool {
         if self.sources[0].len_bytes() < PIECE_BYTES_STREAMED_MIN || !round.prepared.reaches_buffers
         {

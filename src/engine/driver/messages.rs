@@ -177,9 +177,10 @@ impl Driver {
         (self.post_send(peer, (tag, header, token), *view)).map(|()| false)
     }
 
-    /// The tag of what may have to wait although there is room; `None`: it has to. Messages of pairs have places of their own
-    /// and take them in order. Of other places the second half is kept for the oldest collective: whatever later ones have
-    /// sent, the messages that the peer needs first always find room.
+    /// The tag of what may have to wait although there is room; `None`: it has to. Messages of
+    /// pairs have places of their own and take them in order. Of other places the second half is
+    /// kept for the oldest collective: whatever later ones have sent, the messages that the peer
+    /// needs first always find room.
     #[inline(never)]
     fn turn_of(&mut self, round: &Round, chunk: u32, message: &Message) -> Option<u64> {
         let &Message { peer, number, .. } = message;
@@ -193,7 +194,8 @@ impl Driver {
         (!is_full).then_some(tag)
     }
 
-    /// Posts a chunk to be sent, of which a completion tells. A function of its own, so that whoever injects keeps nothing for it.
+    /// Posts a chunk to be sent, of which a completion tells. A function of its own, so that
+    /// whoever injects keeps nothing for it.
     #[inline(never)]
     fn post_send(
         &mut self,
@@ -375,7 +377,8 @@ impl Driver {
             && self.links.has_done(completion.peer, round.sequence())
     }
 
-    /// The error of a message that did not arrive, has another length, or belongs to another operation.
+    /// The error of a message that did not arrive, has another length, or belongs to another
+    /// operation.
     #[cold]
     fn wrong_message(
         &self,

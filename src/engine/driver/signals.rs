@@ -12,8 +12,8 @@ use crate::schedule::{Action, Lane, Range, StepId};
 use crate::types::Rank;
 
 impl Driver {
-    /// Signals to the peers that follow the first `done`, which counts them so that a full queue repeats none; true
-    /// when all have been signalled.
+    /// Signals to the peers that follow the first `done`, which counts them so that a full queue
+    /// repeats none; true when all have been signalled.
     #[inline]
     pub(super) fn signal(
         &mut self,
@@ -46,7 +46,8 @@ impl Driver {
         Ok(are_sent)
     }
 
-    /// Sends a line with these words to the peers that follow the first `done`; true when all have been sent.
+    /// Sends a line with these words to the peers that follow the first `done`; true when all have
+    /// been sent.
     #[inline]
     pub(super) fn send_lines(
         &mut self,
@@ -129,8 +130,8 @@ impl Driver {
         is_over
     }
 
-    /// Whether `count` of these peers have signalled; the first signal of the round also brings everyone's
-    /// registration. `done` counts those that need not be looked at again.
+    /// Whether `count` of these peers have signalled; the first signal of the round also brings
+    /// everyone's registration. `done` counts those that need not be looked at again.
     #[inline]
     pub(super) fn is_signalled(
         &mut self,
@@ -169,7 +170,8 @@ impl Driver {
         Ok(is_signalled)
     }
 
-    /// How many signals have to come before a round that has just been run can go on; `None`: signals are not what it waits for.
+    /// How many signals have to come before a round that has just been run can go on; `None`:
+    /// signals are not what it waits for.
     pub fn signals_wanted(&self, round: &Round) -> Option<u32> {
         let sequence = round.sequence()?;
         let lacks = |step: StepId| match &round.prepared.schedule.steps[step as usize].action {
@@ -193,8 +195,9 @@ impl Driver {
                 .any(|&p| links.is_beside(p) && links.arrived(p, sequence, lane).is_none())
     }
 
-    /// A step on lane 0 has completed. If memory that peers would reach is not registered, everyone who takes part
-    /// learns it there: its owner by sending the signal, the others by waiting for it.
+    /// A step on lane 0 has completed. If memory that peers would reach is not registered, everyone
+    /// who takes part learns it there: its owner by sending the signal, the others by waiting for
+    /// it.
     pub(super) fn arrive(&self, round: &mut Round, is_registered: bool) {
         round.arrivals += 1;
         round.is_redirected |= !is_registered;

@@ -1,8 +1,10 @@
-//! Straight runs: the steps of a round one after another, as long as each can run to its end at once.
+//! Straight runs: the steps of a round one after another, as long as each can run to its end at
+//! once.
 //!
-//! A schedule's steps are in an order that meets all dependencies, so nothing has to be counted while no step must
-//! wait: a small operation whose peers are there costs its stores, loads and arithmetic only. The first step that
-//! must wait for long ends the straight run, and `progress.rs` takes over from there.
+//! A schedule's steps are in an order that meets all dependencies, so nothing has to be counted
+//! while no step must wait: a small operation whose peers are there costs its stores, loads and
+//! arithmetic only. The first step that must wait for long ends the straight run, and `progress.rs`
+//! takes over from there.
 
 use super::Driver;
 use super::compute::PIECES_MAX;
@@ -14,7 +16,8 @@ use crate::error::Result;
 use crate::schedule::Action;
 
 impl Driver {
-    /// Goes on with a straight run; true when all steps have completed. Otherwise it may be called again.
+    /// Goes on with a straight run; true when all steps have completed. Otherwise it may be called
+    /// again.
     pub fn run_straight(&mut self, prepared: &Prepared, round: &mut Round) -> Result<bool> {
         let mut run = round.straight.unwrap_or_default();
         let steps = &prepared.schedule.steps;

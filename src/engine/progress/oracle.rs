@@ -1,7 +1,9 @@
-//! [`Progress`] beside the order rules as `schedule/mod.rs` words them: every edge is looked at each time.
+//! [`Progress`] beside the order rules as `schedule/mod.rs` words them: every edge is looked at
+//! each time.
 //!
-//! Random schedules run in random orders, with several chunks of a step under way at once. Whatever runs may run by the
-//! rules, completion agrees at every step, and nothing is forgotten: when nothing is under way any more, all has run.
+//! Random schedules run in random orders, with several chunks of a step under way at once. Whatever
+//! runs may run by the rules, completion agrees at every step, and nothing is forgotten: when
+//! nothing is under way any more, all has run.
 
 use super::*;
 use crate::prng::Prng;

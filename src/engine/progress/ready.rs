@@ -1,4 +1,5 @@
-//! [`Ready`]: the steps to look at, first come first served. Each is in it once at most, so that it is never full.
+//! [`Ready`]: the steps to look at, first come first served. Each is in it once at most, so that it
+//! is never full.
 
 use crate::schedule::StepId;
 

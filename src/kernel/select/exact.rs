@@ -4,8 +4,8 @@ use super::histogram::{Level, histogram, place_from_top};
 use super::{MAGNITUDE_INFINITE, Picks, Scan, Source, collect, count_of, magnitude};
 use crate::prng::Prng;
 
-/// Elements of a sample. Its error at 1 % is a twentieth of the rank (one standard deviation), and it costs a cache miss an
-/// element: 1 % of a pass over 133 million.
+/// Elements of a sample. Its error at 1 % is a twentieth of the rank (one standard deviation), and
+/// it costs a cache miss an element: 1 % of a pass over 133 million.
 const SAMPLE: usize = 32 * 1024;
 
 /// Picks beyond k for which there is room whatever k is.
@@ -14,9 +14,9 @@ const SLACK: usize = 64 * 1024;
 /// Samples that may miss before the histograms decide.
 const ATTEMPTS: usize = 3;
 
-/// Replaces `picks` by the `k` largest elements, fewer where fewer are not zero, and gives the magnitude of the least of
-/// them (1 if all that are not zero were taken). With a `hint`, a magnitude that should lie a little below it, no sample is
-/// taken unless it misleads.
+/// Replaces `picks` by the `k` largest elements, fewer where fewer are not zero, and gives the
+/// magnitude of the least of them (1 if all that are not zero were taken). With a `hint`, a
+/// magnitude that should lie a little below it, no sample is taken unless it misleads.
 pub fn select_top(
     sources: &[Source],
     k: usize,
@@ -69,7 +69,8 @@ fn sample_of(sources: &[Source]) -> Vec<u32> {
     let size = SAMPLE.min(count as usize);
     let draw = |_| {
         let index = prng.below(count);
-        // Empty sources begin where the next one does: the last that begins at or before it holds it.
+        // Empty sources begin where the next one does: the last that begins at or before it holds
+        // it.
         let of = starts.partition_point(|start| *start <= index) - 1;
         let bits = magnitude(sources[of].load((index - starts[of]) as usize));
         // What is not finite is never selected.
@@ -78,7 +79,8 @@ fn sample_of(sources: &[Source]) -> Vec<u32> {
     (0..size).map(draw).collect()
 }
 
-/// A magnitude that at least `k` of `count` elements should reach, `margin` standard deviations on the safe side.
+/// A magnitude that at least `k` of `count` elements should reach, `margin` standard deviations on
+/// the safe side.
 fn floor_of(sample: &mut [u32], count: u64, k: usize, margin: f64) -> u32 {
     if sample.is_empty() {
         return 1;
@@ -106,7 +108,8 @@ pub fn keep_top(picks: &mut Picks, k: usize) -> u32 {
         let bits = magnitude(picks.values[index]);
         let is_tie = (bits == least) & (ties > 0);
         ties -= usize::from(is_tie);
-        // Written down, and the next over it unless it is kept: every third guess of a branch would be wrong.
+        // Written down, and the next over it unless it is kept: every third guess of a branch would
+        // be wrong.
         picks.indices[kept] = picks.indices[index];
         picks.values[kept] = picks.values[index];
         kept += usize::from((bits > least) | is_tie);

@@ -1,7 +1,8 @@
-//! The threshold that a normal distribution with the elements' mean and deviation would need for a density.
+//! The threshold that a normal distribution with the elements' mean and deviation would need for a
+//! density.
 //!
-//! It is an estimate: real gradients are narrower in the middle and later in a training far from normal, so that it selects
-//! too little. Gaussiank uses it, and corrects it.
+//! It is an estimate: real gradients are narrower in the middle and later in a training far from
+//! normal, so that it selects too little. Gaussiank uses it, and corrects it.
 
 use super::{Source, magnitude};
 
@@ -37,8 +38,9 @@ pub fn moments(sources: &[Source]) -> Moments {
     total
 }
 
-/// The magnitude that a share `density` of the elements should reach: mean + z * deviation, at least 1. A constant vector, one
-/// element and a negative mean give no negative threshold: the larger of the two tails counts.
+/// The magnitude that a share `density` of the elements should reach: mean + z * deviation, at
+/// least 1. A constant vector, one element and a negative mean give no negative threshold: the
+/// larger of the two tails counts.
 pub fn gaussian_magnitude(moments: Moments, density: f64) -> u32 {
     let count = (moments.count as f64).max(1.0);
     let mean = moments.sum / count;
@@ -48,7 +50,8 @@ pub fn gaussian_magnitude(moments: Moments, density: f64) -> u32 {
     bits.clamp(1, super::MAGNITUDE_INFINITE - 1)
 }
 
-/// The z above which a share `tail` of a standard normal distribution lies, `tail` in (0, 1/2]; by bisection.
+/// The z above which a share `tail` of a standard normal distribution lies, `tail` in (0, 1/2]; by
+/// bisection.
 fn normal_quantile_of_tail(tail: f64) -> f64 {
     let (mut low, mut high) = (0.0, 40.0);
     for _ in 0..60 {
@@ -61,8 +64,8 @@ fn normal_quantile_of_tail(tail: f64) -> f64 {
     low
 }
 
-/// The share of a standard normal distribution above `z` >= 0: the series near the middle, Laplace's continued fraction far
-/// from it (Abramowitz and Stegun, 26.2.11 and 26.2.14).
+/// The share of a standard normal distribution above `z` >= 0: the series near the middle,
+/// Laplace's continued fraction far from it (Abramowitz and Stegun, 26.2.11 and 26.2.14).
 fn upper_tail(z: f64) -> f64 {
     let density = (-z * z / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt();
     if z < 3.0 {

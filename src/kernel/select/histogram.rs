@@ -1,7 +1,7 @@
 //! Counts of elements by the bits of their magnitudes, eleven bits at a time from the top.
 //!
-//! A magnitude has 31 bits: two levels of 2048 bins and one of 512 find the k-th largest exactly, also over many ranks, who
-//! add their counts.
+//! A magnitude has 31 bits: two levels of 2048 bins and one of 512 find the k-th largest exactly,
+//! also over many ranks, who add their counts.
 
 use super::{MAGNITUDE_INFINITE, Source, magnitude};
 
@@ -13,7 +13,8 @@ const SHIFTS: [u32; LEVELS] = [20, 9, 0];
 /// Bits of each level's bins.
 const BITS: [u32; LEVELS] = [11, 11, 9];
 
-/// Tables that take turns. Magnitudes crowd in a few bins, and an addition waits for the one before to the same place.
+/// Tables that take turns. Magnitudes crowd in a few bins, and an addition waits for the one before
+/// to the same place.
 const TURNS: usize = 4;
 
 const _: () = assert!(BITS[0] + BITS[1] + BITS[2] == 31 && SHIFTS[1] == BITS[2]);
@@ -83,7 +84,8 @@ pub fn histogram_of(values: &[f32], level: Level) -> Vec<u64> {
     }
 }
 
-/// Where many of the values are counted. The level is a constant, so that what is shifted by is one.
+/// Where many of the values are counted. The level is a constant, so that what is shifted by is
+/// one.
 fn crowded<const INDEX: usize>(values: &[f32], prefix: u32) -> Vec<u64> {
     let (shift, bits) = (SHIFTS[INDEX], BITS[INDEX]);
     let mut counts = vec![0; 1 << bits];
@@ -92,7 +94,8 @@ fn crowded<const INDEX: usize>(values: &[f32], prefix: u32) -> Vec<u64> {
         let count = |table: &mut [u32; 1 << BITS[0]], value: f32| {
             let magnitude = magnitude(value);
             let upper = magnitude >> shift;
-            // Neither zero nor beyond what is finite. Who is not counted adds nothing to some bin: no branch to guess.
+            // Neither zero nor beyond what is finite. Who is not counted adds nothing to some bin:
+            // no branch to guess.
             let is_counted =
                 (upper >> bits == prefix) & (magnitude.wrapping_sub(1) < MAGNITUDE_INFINITE - 1);
             table[upper as usize & ((1 << bits) - 1) & ((1 << BITS[0]) - 1)] +=
@@ -110,7 +113,8 @@ fn crowded<const INDEX: usize>(values: &[f32], prefix: u32) -> Vec<u64> {
     counts
 }
 
-/// The last level, where next to none of many values are counted, or nearly all: the branch is guessed right.
+/// The last level, where next to none of many values are counted, or nearly all: the branch is
+/// guessed right.
 fn scattered(values: &[f32], level: Level) -> Vec<u64> {
     const LAST: usize = LEVELS - 1;
     let mut counts = vec![0; level.bins()];

@@ -1,20 +1,26 @@
 //! Selection: which elements of a long vector are the largest, in few passes and never by a sort.
 //!
-//! The vector is a list of [`Source`]s one after another, as the tensors of a call lie; an element is that of one view or
-//! the sum of two (residual and gradient), formed in registers. Its *magnitude* is its bits without the sign: magnitudes
-//! compare like absolute values. The total order is magnitude descending, index ascending. Zeros and values that are not
-//! finite are never selected; the latter are counted.
+//! The vector is a list of [`Source`]s one after another, as the tensors of a call lie; an element
+//! is that of one view or the sum of two (residual and gradient), formed in registers. Its
+//! *magnitude* is its bits without the sign: magnitudes compare like absolute values. The total
+//! order is magnitude descending, index ascending. Zeros and values that are not finite are never
+//! selected; the latter are counted.
 //!
-//! - [`collect`]: everything from a magnitude on, in one pass ([`accumulate`] adds the gradient to the residual in the same
-//!   pass); gives up when there is more than a limit, so that no distribution can take the memory.
-//! - [`select_top`]: exactly k. A sample of the elements gives a magnitude that a little more than k reach, [`collect`]
-//!   fetches those, and a selection among them the k-th. Where the sample misleads (an all-equal vector), [`histogram`]s of
-//!   the magnitudes' bits find the k-th in three passes and bounded memory.
-//! - [`moments`]: for the estimate of a threshold from a normal distribution ([`gaussian_magnitude`]).
+//! - [`collect`]: everything from a magnitude on, in one pass ([`accumulate`] adds the gradient to
+//!   the residual in the same pass); gives up when there is more than a limit, so that no
+//!   distribution can take the memory.
+//! - [`select_top`]: exactly k. A sample of the elements gives a magnitude that a little more than
+//!   k reach, [`collect`] fetches those, and a selection among them the k-th. Where the sample
+//!   misleads (an all-equal vector), [`histogram`]s of the magnitudes' bits find the k-th in three
+//!   passes and bounded memory.
+//! - [`moments`]: for the estimate of a threshold from a normal distribution
+//!   ([`gaussian_magnitude`]).
 //!
-//! What a block of elements gives is defined by `scalar.rs`, which is the oracle of the vector code in `simd/select.rs`.
+//! What a block of elements gives is defined by `scalar.rs`, which is the oracle of the vector code
+//! in `simd/select.rs`.
 //!
-//! Source: Li and Hoefler, "Near-Optimal Sparse Allreduce for Distributed Deep Learning" (PPoPP 2022), section 3.
+//! Source: Li and Hoefler, "Near-Optimal Sparse Allreduce for Distributed Deep Learning" (PPoPP
+//! 2022), section 3.
 
 mod exact;
 mod gauss;
@@ -34,7 +40,8 @@ use crate::memory::View;
 /// Magnitude of infinity: what is not below is not finite.
 pub const MAGNITUDE_INFINITE: u32 = 0x7f80_0000;
 
-/// Elements that are looked at between two looks at the limit; their picks fit the first-level cache.
+/// Elements that are looked at between two looks at the limit; their picks fit the first-level
+/// cache.
 const BLOCK: usize = 2048;
 
 /// The bits of a value without its sign.
@@ -128,7 +135,8 @@ pub struct Scan {
 
 /// What one block gives; the vector code fills it.
 pub(super) struct Block {
-    /// Offsets in the block. A vector's worth longer than a block, so that whole vectors can be stored.
+    /// Offsets in the block. A vector's worth longer than a block, so that whole vectors can be
+    /// stored.
     pub offsets: [u32; BLOCK + 16],
     /// Values.
     pub values: [f32; BLOCK + 16],
@@ -149,13 +157,15 @@ impl Block {
     }
 }
 
-/// Appends all elements of at least the magnitude `floor` (at least 1) to `picks`, unless they are more than `limit`.
+/// Appends all elements of at least the magnitude `floor` (at least 1) to `picks`, unless they are
+/// more than `limit`.
 pub fn collect(sources: &[Source], floor: u32, limit: usize, picks: &mut Picks) -> Scan {
     scan(Isa::best(), sources, false, floor, limit, picks)
 }
 
-/// Adds the second view of every source to its first, and selects among the sums as [`collect`] does. A sum that is not
-/// finite is not stored: the element stays as it was. All is added even if the picks are over their limit.
+/// Adds the second view of every source to its first, and selects among the sums as [`collect`]
+/// does. A sum that is not finite is not stored: the element stays as it was. All is added even if
+/// the picks are over their limit.
 pub fn accumulate(sources: &[Source], floor: u32, limit: usize, picks: &mut Picks) -> Scan {
     scan(Isa::best(), sources, true, floor, limit, picks)
 }

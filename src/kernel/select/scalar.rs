@@ -4,7 +4,8 @@ use super::{Block, MAGNITUDE_INFINITE, Source, magnitude};
 use crate::kernel::access;
 use std::ops::Range;
 
-/// Appends to `block` what the elements `range` of the source give, from the element `done` of the range on.
+/// Appends to `block` what the elements `range` of the source give, from the element `done` of the
+/// range on.
 pub(super) fn select(
     source: Source,
     range: Range<usize>,

@@ -1,4 +1,5 @@
-//! AVX2 lanes, with F16C. Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2.
+//! AVX2 lanes, with F16C. Source: Intel 64 and IA-32 Architectures Software Developer's Manual,
+//! volume 2.
 
 use super::lane::{
     FloatLane, IntegerLane, Lane, Last, Operator, fold, lane, map, narrowing_stores, pairwise,
@@ -75,8 +76,8 @@ type Pair = [__m256; 2];
 /// The upper half of 32 bits.
 const UPPER: i32 = 0xffff_0000_u32 as i32;
 
-/// MINPS and MAXPS give their second operand for two zeros and for NaN. Both orders agree otherwise, so
-/// the `or` of both is the minimum with -0 < +0, and the `and` the maximum.
+/// MINPS and MAXPS give their second operand for two zeros and for NaN. Both orders agree
+/// otherwise, so the `or` of both is the minimum with -0 < +0, and the `and` the maximum.
 macro_rules! extreme {
     ($name:ident, $register:ty, $extreme:ident, $both:ident, $compare:ident, $blend:ident, $nan:expr) => {
         #[inline]
@@ -136,8 +137,9 @@ unsafe fn load_f16(from: *const __m128i) -> __m256 {
 narrowing_stores!("avx2,f16c", __m256 => _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>,
     store_f16 = _mm_storeu_si128 to __m128i, stream_f16 = _mm_stream_si128 to __m128i);
 
-/// The bf16 in the upper half of each f32; the lower half is left over. Rounds to nearest even by adding
-/// just under half of the last kept bit, or half of it if that bit is set; a NaN is cut and made quiet.
+/// The bf16 in the upper half of each f32; the lower half is left over. Rounds to nearest even by
+/// adding just under half of the last kept bit, or half of it if that bit is set; a NaN is cut and
+/// made quiet.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn round_to_bf16(value: __m256) -> __m256i {

@@ -136,8 +136,9 @@ unsafe fn load_f16(from: *const __m256i) -> __m512 {
 narrowing_stores!("avx512f", __m512 => _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>,
     store_f16 = _mm256_storeu_si256 to __m256i, stream_f16 = _mm256_stream_si256 to __m256i);
 
-/// The bf16 in the upper half of each f32; the lower half is left over. Rounds to nearest even by adding
-/// just under half of the last kept bit, or half of it if that bit is set; a NaN is cut and made quiet.
+/// The bf16 in the upper half of each f32; the lower half is left over. Rounds to nearest even by
+/// adding just under half of the last kept bit, or half of it if that bit is set; a NaN is cut and
+/// made quiet.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn round_to_bf16(value: __m512) -> __m512i {

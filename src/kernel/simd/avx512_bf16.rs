@@ -1,8 +1,9 @@
 //! bf16 lanes on AVX512-BF16: as in `avx512.rs`, except that the CPU rounds.
 //!
-//! VCVTNE2PS2BF16 rounds to nearest even and quiets NaN as `half` does, but takes subnormals for zero whatever MXCSR
-//! says. Vectors with a subnormal, which are rare, are rounded by the code of `avx512.rs`, so that the bits are the same
-//! on every CPU. Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2.
+//! VCVTNE2PS2BF16 rounds to nearest even and quiets NaN as `half` does, but takes subnormals for
+//! zero whatever MXCSR says. Vectors with a subnormal, which are rare, are rounded by the code of
+//! `avx512.rs`, so that the bits are the same on every CPU. Source: Intel 64 and IA-32
+//! Architectures Software Developer's Manual, volume 2.
 
 use super::avx512::{
     Pair, divide_pair, join, load_pairs, max_pair, min_pair, prod_pair, splat_pair, sum_pair,
@@ -37,7 +38,8 @@ lane!("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16", Bf16: Pair, 32 of 2 bytes
 /// VFPCLASSPS: subnormal.
 const IS_SUBNORMAL: i32 = 0x20;
 
-/// Where the elements of 16 bits come from: even places from the lower half of a vector, odd ones from the upper.
+/// Where the elements of 16 bits come from: even places from the lower half of a vector, odd ones
+/// from the upper.
 static INTERLEAVE: [i16; 32] = {
     let mut from = [0; 32];
     let mut place = 0;

@@ -1,7 +1,9 @@
-//! Folding for CRC32C: 256 bytes of a message at a time become part of the next 256, which then have the same remainder.
+//! Folding for CRC32C: 256 bytes of a message at a time become part of the next 256, which then
+//! have the same remainder.
 //!
-//! Source: Gopal, Ozturk, Guilford and others, "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction"
-//! (Intel, 2009), with the reflected constants of its appendix for the polynomial of RFC 3720 and vectors of four lanes.
+//! Source: Gopal, Ozturk, Guilford and others, "Fast CRC Computation for Generic Polynomials Using
+//! PCLMULQDQ Instruction" (Intel, 2009), with the reflected constants of its appendix for the
+//! polynomial of RFC 3720 and vectors of four lanes.
 
 use crate::memory::View;
 use std::arch::x86_64::*;
@@ -37,15 +39,16 @@ pub(super) fn is_present() -> bool {
     is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("vpclmulqdq")
 }
 
-/// Folds the whole blocks of a view, of which `state` is what came before: 256 bytes with the same remainder behind a state
-/// of zero.
+/// Folds the whole blocks of a view, of which `state` is what came before: 256 bytes with the same
+/// remainder behind a state of zero.
 ///
 /// # Safety
 /// The CPU has AVX-512 F and VPCLMULQDQ; the view has bytes, at least one block of them.
 #[target_feature(enable = "avx512f,vpclmulqdq")]
 pub(super) unsafe fn fold(state: u32, view: View) -> [u8; BLOCK_BYTES] {
     let from = view.as_ptr().cast_const();
-    // SAFETY: callers pass places inside the view, which is mapped for its length; loads need no alignment.
+    // SAFETY: callers pass places inside the view, which is mapped for its length; loads need no
+    // alignment.
     let load = |at: usize| unsafe { _mm512_loadu_si512(from.add(at).cast()) };
     let powers = _mm512_set_epi64(SECOND, FIRST, SECOND, FIRST, SECOND, FIRST, SECOND, FIRST);
     let mut sums = [load(0), load(64), load(128), load(192)];

@@ -1,10 +1,10 @@
 //! One vector of elements as a [`Lane`], and the loops over lanes, common to all instruction sets.
 //!
-//! The loops are `#[inline(always)]` bodies: `avx2.rs` and `avx512.rs` each have one entry per loop that
-//! carries `#[target_feature]`, into which the body and the intrinsics are inlined.
+//! The loops are `#[inline(always)]` bodies: `avx2.rs` and `avx512.rs` each have one entry per loop
+//! that carries `#[target_feature]`, into which the body and the intrinsics are inlined.
 //!
-//! One pass over memory: per group of four vectors all sources are folded in registers, then stored to
-//! all destinations, so a destination may be the same range as any source.
+//! One pass over memory: per group of four vectors all sources are folded in registers, then stored
+//! to all destinations, so a destination may be the same range as any source.
 
 use crate::kernel::Stores;
 use crate::limits::CACHE_LINE_BYTES;
@@ -17,9 +17,10 @@ use std::ops::Range;
 /// Vectors that are folded at a time: enough independent chains to hide the latency of an addition.
 const UNROLL: usize = 4;
 
-/// How far behind the vectors at hand the lines are that are asked for, to be written. What a rank writes, others have just
-/// read or staged; a line that comes when it is stored to is waited for, and a line that comes to be read comes a second time to
-/// be written. Twice as far did as well, half as far a little worse (benches/README.md).
+/// How far behind the vectors at hand the lines are that are asked for, to be written. What a rank
+/// writes, others have just read or staged; a line that comes when it is stored to is waited for,
+/// and a line that comes to be read comes a second time to be written. Twice as far did as well,
+/// half as far a little worse (benches/README.md).
 const AHEAD_BYTES: usize = 1024;
 
 /// One vector of elements of one type on one instruction set.
@@ -42,8 +43,8 @@ pub(super) unsafe trait Lane {
     /// Stores around the caches.
     ///
     /// # Safety
-    /// `BYTES` writable bytes at `to`, a multiple of `BYTES`; a store fence follows before anybody may
-    /// learn of the store.
+    /// `BYTES` writable bytes at `to`, a multiple of `BYTES`; a store fence follows before anybody
+    /// may learn of the store.
     unsafe fn stream(to: *mut u8, value: Self::Register);
     unsafe fn sum(a: Self::Register, b: Self::Register) -> Self::Register;
     unsafe fn prod(a: Self::Register, b: Self::Register) -> Self::Register;
@@ -174,12 +175,13 @@ impl<L: FloatLane> Last<L> for MultiplyBy {
     }
 }
 
-/// Folds whole vectors of all sources, from byte `range.start` while they end by `range.end`, into all
-/// destinations; where the last of them ended.
+/// Folds whole vectors of all sources, from byte `range.start` while they end by `range.end`, into
+/// all destinations; where the last of them ended.
 ///
 /// # Safety
-/// The CPU has the instruction set of `L`; there is a source; no view is size-only; the range lies inside
-/// all of them, and for streamed stores its start in every destination is aligned to a cache line.
+/// The CPU has the instruction set of `L`; there is a source; no view is size-only; the range lies
+/// inside all of them, and for streamed stores its start in every destination is aligned to a cache
+/// line.
 #[inline(always)]
 pub(super) unsafe fn fold<L: Lane, O: Operator<L>, F: Last<L>>(
     last: F,
@@ -266,7 +268,8 @@ impl Storing for Ahead {
     unsafe fn store<L: Lane, const N: usize>(to: *mut u8, values: [L::Register; N]) {
         for at in (0..N * L::BYTES).step_by(CACHE_LINE_BYTES) {
             let line = to.wrapping_add(AHEAD_BYTES + at);
-            // SAFETY: a hint, which changes nothing and does not fault wherever it points to. Every x86-64 CPU takes it.
+            // SAFETY: a hint, which changes nothing and does not fault wherever it points to. Every
+            // x86-64 CPU takes it.
             unsafe {
                 asm!("prefetchw byte ptr [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
             }
@@ -276,7 +279,8 @@ impl Storing for Ahead {
     }
 }
 
-/// Around the caches: `to` is aligned to a cache line, and a store fence follows before anybody may learn of the store.
+/// Around the caches: `to` is aligned to a cache line, and a store fence follows before anybody may
+/// learn of the store.
 struct Streamed;
 
 impl Storing for Streamed {
@@ -301,9 +305,9 @@ unsafe fn load<L: Lane, const N: usize>(source: &View, start: usize) -> [L::Regi
 /// Loads vectors of `From`, applies `last`, stores them as `To`; how many elements are done.
 ///
 /// # Safety
-/// The CPU has the instruction set of the lanes, which have equal counts; no view is size-only; both
-/// have the same count of elements, and each vector of `destination` begins no earlier than the one of
-/// `source` that it replaces, if they share memory.
+/// The CPU has the instruction set of the lanes, which have equal counts; no view is size-only;
+/// both have the same count of elements, and each vector of `destination` begins no earlier than
+/// the one of `source` that it replaces, if they share memory.
 #[inline(always)]
 pub(super) unsafe fn map<From, To, F>(last: F, source: View, destination: View) -> usize
 where
@@ -409,8 +413,8 @@ macro_rules! lane {
 }
 pub(super) use lane;
 
-/// A store and a streamed store of registers that are narrowed to `$to` first. The streamed one wants its place aligned to
-/// as many bytes as it writes.
+/// A store and a streamed store of registers that are narrowed to `$to` first. The streamed one
+/// wants its place aligned to as many bytes as it writes.
 macro_rules! narrowing_stores {
     ($features:literal, $register:ty => $narrow:expr, $store:ident = $plain:ident to $place:ty,
         $stream:ident = $around:ident to $aligned:ty) => {

@@ -1,10 +1,10 @@
 //! Vector code for x86-64: AVX2 (with F16C) and AVX-512 (F, BW, DQ, VL), chosen once at run time.
 //!
-//! Each function does as many leading elements as it can and says how many; the caller does the rest
-//! with the scalar code. Elsewhere, and on older CPUs, that is all of them.
+//! Each function does as many leading elements as it can and says how many; the caller does the
+//! rest with the scalar code. Elsewhere, and on older CPUs, that is all of them.
 //!
-//! Not here: the integer division of averages (done block by block in scalar code after the vector sum)
-//! and conversions other than those among f32, f16 and bf16.
+//! Not here: the integer division of averages (done block by block in scalar code after the vector
+//! sum) and conversions other than those among f32, f16 and bf16.
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
@@ -57,9 +57,10 @@ impl Isa {
 
     /// The one that is fastest for a type.
     ///
-    /// bf16 are widened and rounded in registers, and 64-byte vectors do that faster. All else waits for memory:
-    /// equal from a cache, and on Zen 4 with 64-byte vectors a tenth slower when the destination is in none, so it
-    /// stays at 32 bytes; so does f16, whose conversions are a tenth faster there (benches/README.md).
+    /// bf16 are widened and rounded in registers, and 64-byte vectors do that faster. All else
+    /// waits for memory: equal from a cache, and on Zen 4 with 64-byte vectors a tenth slower when
+    /// the destination is in none, so it stays at 32 bytes; so does f16, whose conversions are a
+    /// tenth faster there (benches/README.md).
     #[inline]
     pub(super) fn best_for(dtype: DataType) -> Isa {
         match dtype {
@@ -98,11 +99,11 @@ type Compiled = unsafe fn(Finish, &[View], &[View], Range<usize>, Stores) -> usi
 pub(super) struct Fold(Compiled);
 
 impl Fold {
-    /// Reduces whole vectors of bytes `range` of the sources (first) into the destinations (second); where the last of them
-    /// ended.
+    /// Reduces whole vectors of bytes `range` of the sources (first) into the destinations
+    /// (second); where the last of them ended.
     ///
-    /// The views are as [`crate::kernel::reduce`] checks them, and none is size-only. For streamed stores the range begins at
-    /// [`stream_head_bytes`].
+    /// The views are as [`crate::kernel::reduce`] checks them, and none is size-only. For streamed
+    /// stores the range begins at [`stream_head_bytes`].
     #[inline]
     pub(super) fn run(
         self,
@@ -111,8 +112,9 @@ impl Fold {
         range: Range<usize>,
         stores: Stores,
     ) -> usize {
-        // SAFETY: the CPU has the instruction set: only `fold_of` makes a fold, of an `Isa` that was found on it. The views are
-        // as `kernel::reduce` checks them, and streamed destinations are aligned (`stream_head_bytes`).
+        // SAFETY: the CPU has the instruction set: only `fold_of` makes a fold, of an `Isa` that
+        // was found on it. The views are as `kernel::reduce` checks them, and streamed destinations
+        // are aligned (`stream_head_bytes`).
         unsafe { (self.0)(finish, sources, destinations, range, stores) }
     }
 }
@@ -131,8 +133,8 @@ pub(super) fn fold_of(reduction: &Reduction) -> Option<Fold> {
     }
 }
 
-/// Bytes before the first cache line of the destinations, if they can be streamed: there is vector code,
-/// they are no sources, are equally aligned, and a line begins at an element of theirs.
+/// Bytes before the first cache line of the destinations, if they can be streamed: there is vector
+/// code, they are no sources, are equally aligned, and a line begins at an element of theirs.
 pub(super) fn stream_head_bytes(
     reduction: &Reduction,
     sources: &[View],
@@ -167,8 +169,8 @@ pub(super) fn scale(
     }
 }
 
-/// Fills an empty block with what leading elements `range` of a source give; how many. With `is_stored`, sums are stored into
-/// the first view. Arguments as in `kernel::select`.
+/// Fills an empty block with what leading elements `range` of a source give; how many. With
+/// `is_stored`, sums are stored into the first view. Arguments as in `kernel::select`.
 pub(super) fn select(
     isa: Isa,
     source: Source,
@@ -193,7 +195,8 @@ pub(super) fn select(
                 (false, true, false) => select::select_avx2::<true, false>,
                 (false, true, true) => select::select_avx2::<true, true>,
             };
-            // SAFETY: the CPU has `isa`, the range is one of the source's that a block has room for, and its views have bytes.
+            // SAFETY: the CPU has `isa`, the range is one of the source's that a block has room
+            // for, and its views have bytes.
             unsafe { run(source, range, floor, block) }
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -201,8 +204,9 @@ pub(super) fn select(
     }
 }
 
-/// Bytes with the same CRC32C behind a state of zero as the leading ones of the view behind `state`, and how many those are.
-/// `None`: there is no vector code for this CPU, or too little to fold.
+/// Bytes with the same CRC32C behind a state of zero as the leading ones of the view behind
+/// `state`, and how many those are. `None`: there is no vector code for this CPU, or too little to
+/// fold.
 #[cfg(target_arch = "x86_64")]
 pub(super) fn fold_crc(state: u32, view: View) -> Option<([u8; crc::BLOCK_BYTES], usize)> {
     let bytes = view.len_bytes() / crc::BLOCK_BYTES * crc::BLOCK_BYTES;

@@ -1,7 +1,8 @@
 //! Selection by magnitude: masks of whole vectors, whose picks are moved to the front and stored.
 //!
-//! The compression is done in a register and all of it stored: to memory it is microcoded on Zen 4. At 1 % every seventh vector
-//! of 16 has a pick, at places that no branch can be predicted by, so that AVX-512 does the same for all of them.
+//! The compression is done in a register and all of it stored: to memory it is microcoded on Zen 4.
+//! At 1 % every seventh vector of 16 has a pick, at places that no branch can be predicted by, so
+//! that AVX-512 does the same for all of them.
 
 use crate::kernel::select::Block;
 use crate::kernel::select::Source;
@@ -12,8 +13,9 @@ const MAGNITUDE: i32 = 0x7fff_ffff;
 /// One less than the magnitude of infinity.
 const LARGEST_FINITE: i32 = 0x7f7f_ffff;
 
-/// Elements ahead that are asked for: 4 KiB. The CPU's own guesses end with the page, and what is done with an element takes the room in which
-/// it could look further by itself: 0.97 of a plain read instead of 0.75, and 1.03 of `a += b` instead of 0.87 (Cascade Lake).
+/// Elements ahead that are asked for: 4 KiB. The CPU's own guesses end with the page, and what is
+/// done with an element takes the room in which it could look further by itself: 0.97 of a plain
+/// read instead of 0.75, and 1.03 of `a += b` instead of 0.87 (Cascade Lake).
 const AHEAD: usize = 1024;
 
 /// Where the elements of a block lie.
@@ -57,7 +59,8 @@ impl Places {
 /// The elements of a block by vectors of 16; how many were done.
 ///
 /// # Safety
-/// The CPU has AVX-512 F; the range, no longer than a block, lies inside the source's views, which have bytes.
+/// The CPU has AVX-512 F; the range, no longer than a block, lies inside the source's views, which
+/// have bytes.
 #[target_feature(enable = "avx512f,avx512vl,popcnt")]
 pub(super) unsafe fn select_avx512<const SUMS: bool, const STORES: bool>(
     source: Source,
@@ -93,7 +96,8 @@ pub(super) unsafe fn select_avx512<const SUMS: bool, const STORES: bool>(
         let picked = _mm512_mask_cmpgt_epi32_mask(!is_wild, bits, below);
         let offsets = _mm512_maskz_compress_epi32(picked, lanes);
         let values = _mm512_maskz_compress_ps(picked, value);
-        // SAFETY: `count` is at most the elements done, and the arrays are a vector longer than a block.
+        // SAFETY: `count` is at most the elements done, and the arrays are a vector longer than a
+        // block.
         unsafe { _mm512_storeu_si512(block.offsets.as_mut_ptr().add(count).cast(), offsets) };
         // SAFETY: as above.
         unsafe { _mm512_storeu_ps(block.values.as_mut_ptr().add(count), values) };

@@ -1,9 +1,10 @@
 //! What happens before what in one run, and whether every two conflicting accesses are ordered.
 //!
-//! Every step has three events: it *starts* (its full dependencies have completed), its elements are
-//! *processed*, it *completes* (rule 2 of the module [`crate::schedule`]). Between steps, overlap edges and
-//! messages order element by element; full edges and signals order whole steps. An order that is found is
-//! real; an order that exists only through a mixture that this file does not follow is reported as missing.
+//! Every step has three events: it *starts* (its full dependencies have completed), its elements
+//! are *processed*, it *completes* (rule 2 of the module [`crate::schedule`]). Between steps,
+//! overlap edges and messages order element by element; full edges and signals order whole steps.
+//! An order that is found is real; an order that exists only through a mixture that this file does
+//! not follow is reported as missing.
 
 use super::run::Trace;
 use super::world::{GlobalStep, Touch, World};
@@ -23,7 +24,8 @@ struct Order<'w, 'a> {
     before: Vec<Option<Box<[u64]>>>,
 }
 
-/// Equal elements of two steps: element `a_index + i` of `a` and `c_index + i` of `c`, for `i` below `len`.
+/// Equal elements of two steps: element `a_index + i` of `a` and `c_index + i` of `c`, for `i`
+/// below `len`.
 #[derive(Clone, Copy)]
 struct Shared {
     a: GlobalStep,
@@ -199,8 +201,8 @@ impl Order<'_, '_> {
             })
     }
 
-    /// Whether a path of overlap edges (and messages, if `mixed`) leads from the elements of `a` to those of
-    /// `c`; with `mixed` also a path that leaves `a` as a whole.
+    /// Whether a path of overlap edges (and messages, if `mixed`) leads from the elements of `a` to
+    /// those of `c`; with `mixed` also a path that leaves `a` as a whole.
     fn is_chained(
         &mut self,
         shared: Shared,
@@ -330,7 +332,8 @@ impl Order<'_, '_> {
         }
     }
 
-    /// The steps that an overlap edge leads from, and whether all their elements are among this step's.
+    /// The steps that an overlap edge leads from, and whether all their elements are among this
+    /// step's.
     fn for_each_overlapped(&self, global: GlobalStep, mut visit: impl FnMut(GlobalStep, bool)) {
         let (rank, _) = self.world.place(global);
         let step = self.world.step(global);

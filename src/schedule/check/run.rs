@@ -47,8 +47,8 @@ enum State {
     Done,
 }
 
-/// Runs everything. `choose(n)` picks which of n racing steps comes next. A message moves once both ends
-/// are ready, as if nothing were buffered, so that what passes here passes on every transport.
+/// Runs everything. `choose(n)` picks which of n racing steps comes next. A message moves once both
+/// ends are ready, as if nothing were buffered, so that what passes here passes on every transport.
 pub(super) fn run(
     world: &World<'_>,
     choose: &mut dyn FnMut(usize) -> usize,

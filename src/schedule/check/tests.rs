@@ -1,4 +1,5 @@
-//! Canaries: schedules that are right, and the same with one mistake each, which the checker must find.
+//! Canaries: schedules that are right, and the same with one mistake each, which the checker must
+//! find.
 
 use super::*;
 use crate::schedule::{
@@ -367,7 +368,8 @@ fn mail_is_sent_once_and_read_after_it_has_come() {
     assert_eq!(fault(&with(both(), 1, twice)), Some(Fault::Signal));
 }
 
-/// Ranks 0 and 1 fill their windows and signal; rank 2 reads the windows of `read` once one of them has.
+/// Ranks 0 and 1 fill their windows and signal; rank 2 reads the windows of `read` once one of them
+/// has.
 fn first_come(read: &[Rank]) -> Vec<Schedule> {
     let one = |rank: Rank| {
         let mut b = builder(rank, 3);

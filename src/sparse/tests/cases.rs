@@ -1,4 +1,5 @@
-//! Every algorithm on many shapes of gradients: conservation in integers at each step, on every number of ranks.
+//! Every algorithm on many shapes of gradients: conservation in integers at each step, on every
+//! number of ranks.
 
 use super::job::Job;
 use super::memory;

@@ -138,7 +138,8 @@ fn fits(request: &Request, arrived: &Arrived) -> bool {
     }
 }
 
-/// Runs one rank on the recording, with what comes at place `at` damaged and what no longer fits made up. How it ended.
+/// Runs one rank on the recording, with what comes at place `at` damaged and what no longer fits
+/// made up. How it ended.
 fn run(mut machine: Machine<Stream>, record: &[Arrived], at: usize, seed: u64) -> Option<Error> {
     let mut prng = Prng::new(seed);
     let mut arrived = Arrived::Nothing;

@@ -1,5 +1,5 @@
-//! A job of ranks with residuals over many steps, checked at each: conservation in integers, the same result everywhere,
-//! nothing twice, and the volume rules of the paper.
+//! A job of ranks with residuals over many steps, checked at each: conservation in integers, the
+//! same result everywhere, nothing twice, and the volume rules of the paper.
 
 use super::memory;
 use crate::kernel;

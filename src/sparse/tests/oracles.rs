@@ -1,4 +1,5 @@
-//! The integer cases of `tests/data/sparse/oracles_sparse.json`, with full outputs, of every algorithm they have.
+//! The integer cases of `tests/data/sparse/oracles_sparse.json`, with full outputs, of every
+//! algorithm they have.
 
 use super::job::Job;
 use crate::sparse::{Algorithm, DsaVariant, Phase, Regions, SparseOptions};
@@ -167,7 +168,8 @@ fn the_top_of_the_sum_is_of_the_picks_and_a_dropped_partial_sum_returns() {
         (vec![1], vec![5.0])
     );
     assert_eq!((three.residual(0)[0], three.residual(1)[0]), (4.0, -4.0));
-    // gTopk: rank 0's part of index 0 is dropped in its subtree, and the index is in the result all the same.
+    // gTopk: rank 0's part of index 0 is dropped in its subtree, and the index is in the result all
+    // the same.
     let gradients = [
         vec![3., 0., 0., 0.],
         vec![0., 5., 0., 0.],

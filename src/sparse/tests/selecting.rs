@@ -80,7 +80,8 @@ fn adding_in_the_same_pass_selects_the_same() {
             let mut apart = Alone::new(algorithm, mode, NonFinite::Error);
             let mut at_once = Alone::new(algorithm, mode, NonFinite::Count);
             let mut prng = Prng::new(7);
-            // The threshold of the step before selects about k, all, next to nothing, and, where all is zero, nothing.
+            // The threshold of the step before selects about k, all, next to nothing, and, where
+            // all is zero, nothing.
             for scale in [1.0, 1.0, 1.0, 1e6, 1.0, 1e-6, 1.0, 0.0, 1e9, 1.0, 1.0] {
                 let gradient = gradient(&mut prng, scale);
                 let (a, b) = (apart.step(&gradient), at_once.step(&gradient));

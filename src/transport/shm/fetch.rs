@@ -1,9 +1,11 @@
-//! Messages that lie in memory of the sender which is not registered: the receiver fetches them out of the sender's address
-//! space (`process_vm_readv`, "cross-memory attach"), so that nobody copies them into registered memory first.
+//! Messages that lie in memory of the sender which is not registered: the receiver fetches them out
+//! of the sender's address space (`process_vm_readv`, "cross-memory attach"), so that nobody copies
+//! them into registered memory first.
 //!
-//! The kernel takes a number of a process, and such numbers are used again. So every process that lets itself be read keeps
-//! a [`Guard`], a word that its peers know, and each fetch reads that word behind the message in the same call: one call
-//! reads one address space. Whether a peer may be read at all is found out by reading its guard when it connects.
+//! The kernel takes a number of a process, and such numbers are used again. So every process that
+//! lets itself be read keeps a [`Guard`], a word that its peers know, and each fetch reads that
+//! word behind the message in the same call: one call reads one address space. Whether a peer may
+//! be read at all is found out by reading its guard when it connects.
 //!
 //! A sender may take its memory back before it was fetched
 //! ([`crate::transport::Transport::withdraw`]), without asking: `recall.rs` says how, for messages
@@ -92,8 +94,9 @@ impl Readable {
             there(address, bytes),
             there(self.guard.address, size_of::<u64>()),
         ];
-        // SAFETY: what is written is the destination, mapped for its length (contract of `View::new`), and `secret`.
-        // What is read is another process's, or this one's through the kernel, which checks every address.
+        // SAFETY: what is written is the destination, mapped for its length (contract of
+        // `View::new`), and `secret`. What is read is another process's, or this one's through the
+        // kernel, which checks every address.
         let got =
             unsafe { libc::process_vm_readv(self.process, here.as_ptr(), 2, there.as_ptr(), 2, 0) };
         match usize::try_from(got) {

@@ -1,4 +1,5 @@
-//! What becomes of messages that are read out of the sender's process; here both ranks are one process.
+//! What becomes of messages that are read out of the sender's process; here both ranks are one
+//! process.
 
 use super::fetch::*;
 use super::setup::tests::connected;
@@ -36,11 +37,13 @@ fn what_lies_in_a_process_is_read_only_with_its_guard() {
     assert!(Readable::probe(own_process(), nowhere).is_none());
 }
 
-/// Makes memory unreadable where it lies: if it were returned, another test's could be there at once.
+/// Makes memory unreadable where it lies: if it were returned, another test's could be there at
+/// once.
 fn forbid(view: View) {
     let address = view.as_ptr().cast();
     let nothing = rustix::mm::MprotectFlags::empty();
-    // SAFETY: the whole pages of a region that no test touches any more; it unmaps them when it is dropped, as they are.
+    // SAFETY: the whole pages of a region that no test touches any more; it unmaps them when it is
+    // dropped, as they are.
     unsafe { rustix::mm::mprotect(address, view.len_bytes(), nothing) }.unwrap();
 }
 

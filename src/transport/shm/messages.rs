@@ -25,19 +25,20 @@ const ACKNOWLEDGED: u8 = 3;
 /// words: tag, header, id, address in the sender's process, bytes.
 const UNREGISTERED: u8 = 4;
 
-/// A sender that a full queue held up is woken when this many messages have made room: often enough that it
-/// never sleeps for long, and seldom enough to cost nothing.
+/// A sender that a full queue held up is woken when this many messages have made room: often enough
+/// that it never sleeps for long, and seldom enough to cost nothing.
 const MADE_ROOM: u64 = MESSAGES_PER_PEER as u64 / 8;
 
-/// Messages to one peer that lie in this rank's memory and are not acknowledged. The ring back keeps a cache line for the
-/// acknowledgement of each, so that none has to wait for room: a rank may send its last one and end.
+/// Messages to one peer that lie in this rank's memory and are not acknowledged. The ring back
+/// keeps a cache line for the acknowledgement of each, so that none has to wait for room: a rank
+/// may send its last one and end.
 const ACKNOWLEDGEMENTS_MAX: usize = 128;
 
 /// Bytes of a ring that only acknowledgements use.
 const ACKNOWLEDGEMENTS_ROOM: usize = ACKNOWLEDGEMENTS_MAX * CACHE_LINE_BYTES;
 
-/// Bytes of a ring that only messages of [`URGENT_CLASS`] use, and acknowledgements: one more than promised, because the end
-/// of the ring may leave a gap before a record.
+/// Bytes of a ring that only messages of [`URGENT_CLASS`] use, and acknowledgements: one more than
+/// promised, because the end of the ring may leave a gap before a record.
 const URGENT_ROOM: usize = (URGENT_MESSAGES as usize + 1) * (CONTROL_BYTES + CACHE_LINE_BYTES);
 
 const _: () = assert!(ACKNOWLEDGEMENTS_ROOM + URGENT_ROOM <= RING_BYTES / 4);
@@ -149,7 +150,8 @@ impl ShmTransport {
     pub(super) fn unmatched(&mut self, peer: Rank, class: usize) -> u32 {
         let p = &mut self.peers[peer as usize];
         if let Some(segment) = &p.segment {
-            // Pairs with the release store in `count_match`; a hostile count cannot pass what was sent.
+            // Pairs with the release store in `count_match`; a hostile count cannot pass what was
+            // sent.
             let matched = segment
                 .matched_from(self.rank, class)
                 .load(Ordering::Acquire);

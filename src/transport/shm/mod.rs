@@ -1,10 +1,10 @@
 //! The `shm` provider: rings and mapped regions between processes of one host.
 //!
 //! Messages of at most [`INLINE_BYTES_MAX`] bytes travel through a ring; of a larger one only a
-//! descriptor does, and the receiver copies from the sender's region, where it lies, or reads it out of the
-//! sender's address space if it is in no region and that is wanted (`fetch.rs`). Puts and gets are
-//! copies in mapped memory by the rank that posts them. Nothing appears in /dev/shm: all memory is memfds,
-//! whose descriptors travel over Unix sockets.
+//! descriptor does, and the receiver copies from the sender's region, where it lies, or reads it
+//! out of the sender's address space if it is in no region and that is wanted (`fetch.rs`). Puts
+//! and gets are copies in mapped memory by the rank that posts them. Nothing appears in /dev/shm:
+//! all memory is memfds, whose descriptors travel over Unix sockets.
 //!
 //! Set-up and control sockets are in `setup.rs`, messages in `messages.rs`, the ring in `ring.rs`.
 //!
@@ -66,12 +66,14 @@ pub struct ShmTransport {
     listener: OwnedFd,
     /// Accepted connections that have not said who they are.
     strangers: Vec<OwnedFd>,
-    /// The word that peers read behind every message that they fetch; `None`: nobody is to read this process.
+    /// The word that peers read behind every message that they fetch; `None`: nobody is to read
+    /// this process.
     guard: Option<Box<u64>>,
     /// What peers make readable to wake this rank, where it sleeps on descriptors.
     alarm: Option<OwnedFd>,
     segment: Segment,
-    /// Per peer, how much of its ring has been read: as its consumer says, which lies on another cache line for each.
+    /// Per peer, how much of its ring has been read: as its consumer says, which lies on another
+    /// cache line for each.
     read: Vec<u64>,
     peers: Vec<Peer>,
     regions: BTreeMap<RegionKey, Exported>,
@@ -83,9 +85,10 @@ pub struct ShmTransport {
 }
 
 impl ShmTransport {
-    /// The transport of `rank` in a job of `ranks` ranks on this host. `nonce` makes its socket's name
-    /// unique; it must differ between all ranks and jobs alive on the host. `fetches`: messages of memory that is not
-    /// registered are read where they lie, between this rank and each other that wants it and may.
+    /// The transport of `rank` in a job of `ranks` ranks on this host. `nonce` makes its socket's
+    /// name unique; it must differ between all ranks and jobs alive on the host. `fetches`:
+    /// messages of memory that is not registered are read where they lie, between this rank and
+    /// each other that wants it and may.
     pub fn new(rank: Rank, ranks: u32, nonce: u64, fetches: bool) -> Result<ShmTransport> {
         if rank >= ranks || ranks > crate::limits::RANKS_MAX {
             return Err(Error::invalid(format!(
@@ -129,8 +132,8 @@ impl ShmTransport {
         })
     }
 
-    /// Before the first connection: peers wake this rank by this eventfd too, because it sleeps on descriptors. They look at
-    /// the words of [`Transport::wait_source`] before, and count after.
+    /// Before the first connection: peers wake this rank by this eventfd too, because it sleeps on
+    /// descriptors. They look at the words of [`Transport::wait_source`] before, and count after.
     pub fn wake_through(&mut self, alarm: OwnedFd) {
         self.alarm = Some(alarm);
     }
@@ -371,7 +374,8 @@ impl Transport for ShmTransport {
         // SAFETY: this transport's segment keeps them mapped; they are only accessed as atomics.
         let lines = unsafe { heads.lines(0, self.peers.len()) };
         for (peer, line) in (0..).zip(lines) {
-            // All that is touched of a peer that has sent nothing. `Consumer::peek` looks again, with the order that reading takes.
+            // All that is touched of a peer that has sent nothing. `Consumer::peek` looks again,
+            // with the order that reading takes.
             if line[0].load(Ordering::Relaxed) != self.read[peer as usize] {
                 self.poll_ring(peer);
             }

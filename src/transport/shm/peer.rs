@@ -81,7 +81,8 @@ pub struct Peer {
     /// half.
     pub next_id: u64,
     pub socket: Option<OwnedFd>,
-    /// Ends when its process does. The socket does not show that while a forked child of it holds a copy.
+    /// Ends when its process does. The socket does not show that while a forked child of it holds a
+    /// copy.
     pub process: Option<OwnedFd>,
     /// The number of its process, until it is known whether it can be read.
     pub process_id: Option<i32>,
@@ -93,8 +94,8 @@ pub struct Peer {
     pub regions: BTreeMap<RegionKey, Region>,
     /// Those that are used until the end of the connection.
     pinned: Vec<RegionKey>,
-    /// Regions that it has freed since views of freed ones were last let go, and those before: still mapped, because
-    /// operations may have views of them.
+    /// Regions that it has freed since views of freed ones were last let go, and those before:
+    /// still mapped, because operations may have views of them.
     freed: [Vec<Region>; 2],
     /// Control-socket messages of it that were looked for.
     pub announced_seen: u64,

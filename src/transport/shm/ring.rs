@@ -1,11 +1,12 @@
 //! A single-producer, single-consumer ring of records in shared memory.
 //!
-//! The producer owns `head`, the consumer owns `tail`; both count bytes and never wrap. A record is a
-//! header of six words and a payload, padded to cache lines; one that would cross the end of the ring is
-//! preceded by a padding record. The consumer checks everything it reads: the producer is another
-//! process.
+//! The producer owns `head`, the consumer owns `tail`; both count bytes and never wrap. A record is
+//! a header of six words and a payload, padded to cache lines; one that would cross the end of the
+//! ring is preceded by a padding record. The consumer checks everything it reads: the producer is
+//! another process.
 //!
-//! `tests/loom.rs` compiles this file against a model of memory and finds a failure as soon as one release is weaker.
+//! `tests/loom.rs` compiles this file against a model of memory and finds a failure as soon as one
+//! release is weaker.
 
 use crate::kernel;
 use crate::limits::{CACHE_LINE_BYTES, RING_BYTES};
@@ -75,7 +76,8 @@ impl Producer {
         }
     }
 
-    /// Appends a record if `keep_free` bytes stay free behind it; false if not, and then nothing has changed.
+    /// Appends a record if `keep_free` bytes stay free behind it; false if not, and then nothing
+    /// has changed.
     pub fn push(&mut self, header: RecordHeader, payload: View, keep_free: usize) -> bool {
         debug_assert_eq!(header.payload_bytes as usize, payload.len_bytes());
         let total = record_bytes(payload.len_bytes());
@@ -113,8 +115,8 @@ impl Producer {
     fn has_room(&mut self, bytes: usize) -> bool {
         let fits = |tail: u64, head: u64| (head - tail) as usize + bytes <= RING_BYTES;
         if !fits(self.tail_seen, self.head) {
-            // Pairs with the release store in `release`: the consumer has read what it gives back. A
-            // hostile tail cannot pass the head or go back.
+            // Pairs with the release store in `release`: the consumer has read what it gives back.
+            // A hostile tail cannot pass the head or go back.
             let tail = kernel::word(&self.memory.tail, 0).load(Ordering::Acquire);
             self.tail_seen = tail.clamp(self.tail_seen, self.head);
         }

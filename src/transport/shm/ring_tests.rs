@@ -1,4 +1,5 @@
-//! The ring in one thread: every length, full, nonsense. `tests/loom.rs` has both ends in threads of their own.
+//! The ring in one thread: every length, full, nonsense. `tests/loom.rs` has both ends in threads
+//! of their own.
 
 use super::ring::{Consumer, KIND_PADDING, Producer, RecordHeader, RingMemory};
 use crate::kernel;

@@ -32,7 +32,8 @@ const _: () = assert!(
     "a tail line holds the tail and a count per class"
 );
 
-/// A segment, ours or a peer's, with the region that keeps it mapped. Its bell, which every message touches, comes first.
+/// A segment, ours or a peer's, with the region that keeps it mapped. Its bell, which every message
+/// touches, comes first.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Segment {
@@ -175,7 +176,8 @@ impl Segment {
         }
     }
 
-    /// The owner sleeps on this eventfd. It is written before the bell counts: whoever sees another count finds it written.
+    /// The owner sleeps on this eventfd. It is written before the bell counts: whoever sees another
+    /// count finds it written.
     pub fn wake_through(&mut self, alarm: OwnedFd) {
         self.alarm = Some(alarm);
     }

@@ -1,4 +1,5 @@
-//! Set-up and control sockets of the shm provider: who is connected, whose regions are known, who has gone.
+//! Set-up and control sockets of the shm provider: who is connected, whose regions are known, who
+//! has gone.
 
 use super::fetch::{Guard, Readable, own_process};
 use super::peer::{Ending, PeerState};
@@ -18,8 +19,8 @@ use std::time::Duration;
 
 /// Connections that may wait to say who they are; more are strangers, and the oldest is closed.
 const STRANGERS_MAX: usize = 256;
-/// Ends of processes that the sockets do not show, and peers that never connect, are looked for this often: a system call
-/// for each peer.
+/// Ends of processes that the sockets do not show, and peers that never connect, are looked for
+/// this often: a system call for each peer.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 impl ShmTransport {
@@ -77,8 +78,8 @@ impl ShmTransport {
         self.flush_outboxes();
     }
 
-    /// Of each pair, the higher rank connects and the lower one accepts. The lower one looks now and then whether there still
-    /// is somebody who could connect.
+    /// Of each pair, the higher rank connects and the lower one accepts. The lower one looks now
+    /// and then whether there still is somebody who could connect.
     fn try_connect(&mut self, peer: Rank, is_time: bool) {
         let p = &self.peers[peer as usize];
         let PeerState::Connecting(name) = &p.state else {
@@ -108,8 +109,8 @@ impl ShmTransport {
     }
 
     fn accept_peers(&mut self) -> Result<()> {
-        // A bounded number at a time, the rest waits in the listener's queue: those of this round are heard before
-        // any of them has to make room.
+        // A bounded number at a time, the rest waits in the listener's queue: those of this round
+        // are heard before any of them has to make room.
         while self.strangers.len() < STRANGERS_MAX
             && let Some(fd) = socket::accept_from(self.listener.as_fd())?
         {
@@ -220,7 +221,8 @@ impl ShmTransport {
         let announced = segment.announced().load(Ordering::Acquire);
         if announced != p.announced_seen {
             p.announced_seen = announced;
-            // The ring may be being read: what it holds would be taken twice if the peer failed now.
+            // The ring may be being read: what it holds would be taken twice if the peer failed
+            // now.
             if let Err(ending) = self.hear(peer) {
                 self.peers[peer as usize].ending.get_or_insert(ending);
             }
@@ -252,7 +254,8 @@ impl ShmTransport {
                 }
                 Err(error) => {
                     if matches!(error, Error::Exhausted { .. }) {
-                        // The peer would only see a hang-up. A socket that is full is followed by that all the same.
+                        // The peer would only see a hang-up. A socket that is full is followed by
+                        // that all the same.
                         let _ = socket::send(fd.as_fd(), SocketMessage::Exhausted, None);
                     }
                     let own = self.rank;
@@ -385,15 +388,16 @@ impl ShmTransport {
         self.end(peer, cause.into());
     }
 
-    /// The peer is gone: what it had sent is delivered first, then the news is told, and the rest is flushed.
+    /// The peer is gone: what it had sent is delivered first, then the news is told, and the rest
+    /// is flushed.
     fn end(&mut self, peer: Rank, ending: Ending) {
         if self.peers[peer as usize].state != PeerState::Gone {
             self.retire(peer, Some(ending));
         }
     }
 
-    /// Goes on with leaving; true: nothing that this rank has sent needs it, and every peer is told. What lies in rings and in
-    /// mapped memory stays with the peers.
+    /// Goes on with leaving; true: nothing that this rank has sent needs it, and every peer is
+    /// told. What lies in rings and in mapped memory stays with the peers.
     pub(super) fn go_on_leaving(&mut self, word: u64) -> bool {
         if self.peers.iter().any(|p| p.has_fetches()) {
             return false;
@@ -407,7 +411,8 @@ impl ShmTransport {
             else {
                 continue;
             };
-            // A message that does not fit yet is sent later: the hang-up alone would say that this rank has died.
+            // A message that does not fit yet is sent later: the hang-up alone would say that this
+            // rank has died.
             let bye = SocketMessage::Bye(word);
             p.is_told = p.outbox.is_empty() && socket::send(fd.as_fd(), bye, None).unwrap_or(true);
             if let (true, Some(segment)) = (p.is_told, &p.segment) {
@@ -423,7 +428,8 @@ impl ShmTransport {
             return;
         }
         if let Some(fd) = p.socket.as_ref().filter(|_| !p.is_told) {
-            // A peer that is gone does not read it, and a full socket is followed by the hang-up all the same.
+            // A peer that is gone does not read it, and a full socket is followed by the hang-up
+            // all the same.
             let _ = socket::send(fd.as_fd(), SocketMessage::Bye(0), None);
         }
         self.retire(peer, None);

@@ -1,4 +1,5 @@
-//! The control sockets of the shm provider: Unix sequenced-packet sockets in the abstract namespace.
+//! The control sockets of the shm provider: Unix sequenced-packet sockets in the abstract
+//! namespace.
 //!
 //! They carry what memory cannot: descriptors of regions, and the fact that a peer has gone. Only
 //! processes of the same user are let in.
@@ -19,11 +20,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 /// One message; at most one descriptor travels with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SocketMessage {
-    /// First message of both sides, with the sender's segment: (rank, ranks, segment bytes, the sender's guard).
+    /// First message of both sides, with the sender's segment: (rank, ranks, segment bytes, the
+    /// sender's guard).
     Hello(u32, u32, u64, Guard),
     /// Second message of a side that sleeps on descriptors: an eventfd to wake it by.
     Alarm,
-    /// Last message of both sides before the first post: whether the sender reads memory of the receiver where it lies.
+    /// Last message of both sides before the first post: whether the sender reads memory of the
+    /// receiver where it lies.
     Reads(bool),
     /// A region, with its memory: (key, bytes).
     Region(u32, u64),
@@ -31,7 +34,8 @@ pub enum SocketMessage {
     Freed(u32),
     /// The sender leaves in good order, with its user's word.
     Bye(u64),
-    /// The sender has no descriptor left for the memory that it was sent, and gives the connection up.
+    /// The sender has no descriptor left for the memory that it was sent, and gives the connection
+    /// up.
     Exhausted,
     /// The sender could not read a message in memory of the receiver, and gives the connection up.
     Unreadable,
@@ -109,7 +113,8 @@ pub enum Received {
     HungUp,
 }
 
-/// A listening socket under an abstract name, which no file system shows and which ends with the process.
+/// A listening socket under an abstract name, which no file system shows and which ends with the
+/// process.
 pub fn listen_on(name: &[u8]) -> Result<OwnedFd> {
     let what = || {
         format!(
@@ -172,8 +177,8 @@ pub fn is_same_user(fd: BorrowedFd<'_>) -> Result<bool> {
     Ok(user == rustix::process::geteuid().as_raw())
 }
 
-/// User and process at the other end of a Unix socket. The kernel's number of a process of another namespace is 0, for which
-/// rustix has no value.
+/// User and process at the other end of a Unix socket. The kernel's number of a process of another
+/// namespace is 0, for which rustix has no value.
 fn credentials_of(fd: BorrowedFd<'_>) -> rustix::io::Result<(u32, Option<Pid>)> {
     let mut credentials = libc::ucred {
         pid: 0,
@@ -181,7 +186,8 @@ fn credentials_of(fd: BorrowedFd<'_>) -> rustix::io::Result<(u32, Option<Pid>)> 
         gid: 0,
     };
     let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: writes at most as many bytes as it is told, which are those of a live struct of integers.
+    // SAFETY: writes at most as many bytes as it is told, which are those of a live struct of
+    // integers.
     let result = unsafe {
         libc::getsockopt(
             fd.as_raw_fd(),
@@ -198,8 +204,9 @@ fn credentials_of(fd: BorrowedFd<'_>) -> rustix::io::Result<(u32, Option<Pid>)> 
     Ok((credentials.uid, Pid::from_raw(credentials.pid)))
 }
 
-/// The process at the other end, as a descriptor that becomes readable when it ends. `None` where that cannot be had (an old
-/// kernel, another namespace of processes, no descriptor left) or the other end is this process.
+/// The process at the other end, as a descriptor that becomes readable when it ends. `None` where
+/// that cannot be had (an old kernel, another namespace of processes, no descriptor left) or the
+/// other end is this process.
 pub fn process_of(fd: BorrowedFd<'_>) -> Option<OwnedFd> {
     let pid = process_id_of(fd)?;
     if pid == rustix::process::getpid() {
@@ -219,7 +226,8 @@ pub fn has_ended(process: BorrowedFd<'_>) -> bool {
     matches!(poll(&mut look, Some(&Timespec::default())), Ok(1))
 }
 
-/// Sends one message; `Ok(false)`: the socket is full, try again. A peer that is gone is found by `receive`.
+/// Sends one message; `Ok(false)`: the socket is full, try again. A peer that is gone is found by
+/// `receive`.
 pub fn send(
     fd: BorrowedFd<'_>,
     message: SocketMessage,
@@ -262,7 +270,8 @@ pub fn receive(fd: BorrowedFd<'_>) -> Result<Received> {
             RecvFlags::CMSG_CLOEXEC,
         )
     };
-    // A peer that closed with messages of ours unread resets the connection, and that is said before what it had sent.
+    // A peer that closed with messages of ours unread resets the connection, and that is said
+    // before what it had sent.
     let received = match receive() {
         Err(rustix::io::Errno::CONNRESET) => receive(),
         received => received,
@@ -283,7 +292,8 @@ pub fn receive(fd: BorrowedFd<'_>) -> Result<Received> {
         }
     }
     if is_cut && attached.is_none() {
-        // The kernel delivers the message and closes a descriptor for which this process has no place.
+        // The kernel delivers the message and closes a descriptor for which this process has no
+        // place.
         let what = "taking a descriptor that a peer has sent";
         return Err(Error::os(what, rustix::io::Errno::MFILE));
     }

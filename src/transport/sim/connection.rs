@@ -187,7 +187,8 @@ impl State {
         state.incarnation
     }
 
-    /// After one side has ended its part of a connection: the other one will notice, if it has joined.
+    /// After one side has ended its part of a connection: the other one will notice, if it has
+    /// joined.
     fn break_other_side(&mut self, rank: Rank, peer: Rank, cause: Cause) {
         let epoch = self.ranks[rank as usize].side(peer).epoch;
         let other = self.ranks[peer as usize].side(rank);
@@ -257,8 +258,9 @@ impl State {
         self.rank(rank).side_mut(peer).phase = Phase::Failed;
     }
 
-    /// Ends one side's part of a connection: its posts complete as flushed, and what it holds of the other
-    /// side's is let go. `keeps_arrived`: but for messages that are here as a whole, which can still be received.
+    /// Ends one side's part of a connection: its posts complete as flushed, and what it holds of
+    /// the other side's is let go. `keeps_arrived`: but for messages that are here as a whole,
+    /// which can still be received.
     fn end_channel(&mut self, rank: Rank, peer: Rank, epoch: u32, keeps_arrived: bool) {
         let mine = Channel { peer, epoch };
         let theirs = Channel { peer: rank, epoch };
@@ -275,8 +277,8 @@ impl State {
         self.end_own_operations(rank, mine);
     }
 
-    /// What a rank's matcher has of a connection: messages and receives, taken out, and the messages that
-    /// stay there.
+    /// What a rank's matcher has of a connection: messages and receives, taken out, and the
+    /// messages that stay there.
     fn take_channel(
         &mut self,
         rank: Rank,
@@ -295,7 +297,8 @@ impl State {
         (messages, receives, arrived)
     }
 
-    /// Flushes a rank's own posts. The other side still refers to messages that it has not let go of.
+    /// Flushes a rank's own posts. The other side still refers to messages that it has not let go
+    /// of.
     fn end_own_operations(&mut self, rank: Rank, channel: Channel) {
         let (peer, epoch) = (channel.peer, channel.epoch);
         let other = self.ranks[peer as usize].side(rank);
@@ -330,8 +333,8 @@ impl State {
         }
     }
 
-    /// Lets go of a peer's operation that ends at `receiver`: a receive that it had met is flushed, and if
-    /// its poster needs it no more it is gone.
+    /// Lets go of a peer's operation that ends at `receiver`: a receive that it had met is flushed,
+    /// and if its poster needs it no more it is gone.
     fn release(&mut self, id: OperationId, receiver: Rank) {
         let is_poster_gone = !self.ranks[id.rank as usize].is_alive;
         let Some(operation) = self.rank(id.rank).operations.get(id) else {

@@ -1,10 +1,12 @@
 //! Matching of messages with receives (clauses 6 and 7), for one receiving rank.
 //!
-//! A *stream* is one (peer, epoch of the connection, tag). A message enters its stream when it is sent,
-//! so the order of sending is known however the wire reorders; it can match once it has arrived and
-//! everything before it has matched. A stream without messages and receives does not exist.
+//! A *stream* is one (peer, epoch of the connection, tag). A message enters its stream when it is
+//! sent, so the order of sending is known however the wire reorders; it can match once it has
+//! arrived and everything before it has matched. A stream without messages and receives does not
+//! exist.
 //!
-//! Streams are kept by peer: a rank of a thousand has one or a few of each, and the end of a connection looks at no others.
+//! Streams are kept by peer: a rank of a thousand has one or a few of each, and the end of a
+//! connection looks at no others.
 
 use crate::memory::View;
 use crate::prng::mix;
@@ -113,8 +115,8 @@ impl<M: Copy + PartialEq> Matcher<M> {
         found
     }
 
-    /// Takes a connection out: its receives, and its messages but for those at the head of each stream that
-    /// have arrived and that `is_kept` names.
+    /// Takes a connection out: its receives, and its messages but for those at the head of each
+    /// stream that have arrived and that `is_kept` names.
     pub(super) fn take(
         &mut self,
         channel: Channel,
@@ -179,7 +181,8 @@ impl<M: Copy + PartialEq> Matcher<M> {
     }
 }
 
-/// A hasher with a fixed definition, so that a map's order, where it shows, is the same in every run.
+/// A hasher with a fixed definition, so that a map's order, where it shows, is the same in every
+/// run.
 #[derive(Default)]
 pub(super) struct MixHasher(u64);
 

@@ -28,14 +28,16 @@ pub struct Link {
     pub latency_ns: u64,
     /// Rate of a rank's send port and, separately, of its receive port. At least 1.
     pub bytes_per_second: u64,
-    /// Time that one message holds a port besides its bytes, nanoseconds. Its inverse is the message rate.
+    /// Time that one message holds a port besides its bytes, nanoseconds. Its inverse is the
+    /// message rate.
     pub per_message_ns: u64,
     /// Largest extra latency of a message, nanoseconds, drawn uniformly from `0..=jitter_ns`.
     pub jitter_ns: u64,
 }
 
 impl Link {
-    /// 100 Gbit/s Ethernet with RDMA: 2 us from rank to rank, 5 million messages per second, no jitter.
+    /// 100 Gbit/s Ethernet with RDMA: 2 us from rank to rank, 5 million messages per second, no
+    /// jitter.
     pub const ETHERNET_100G: Link = Link {
         latency_ns: 2_000,
         bytes_per_second: 12_500_000_000,
@@ -73,8 +75,8 @@ impl Link {
 pub struct Hosts {
     /// Ranks of one host, at least 1.
     pub ranks_per_host: u32,
-    /// The link between two ranks of one host. It has ports of its own: local traffic does not use the
-    /// network's.
+    /// The link between two ranks of one host. It has ports of its own: local traffic does not use
+    /// the network's.
     pub link: Link,
 }
 
@@ -92,9 +94,11 @@ pub struct SimOptions {
     /// Messages of one pair of ranks may overtake each other (jitter, retransmission). Otherwise a
     /// late one delays those behind it. Default false.
     pub reorder: bool,
-    /// Probability that one attempt to transmit is lost, `0.0..1.0`; default 0. Never between ranks of one host.
+    /// Probability that one attempt to transmit is lost, `0.0..1.0`; default 0. Never between ranks
+    /// of one host.
     pub drop: f64,
-    /// Probability that a message arrives twice, `0.0..1.0`; default 0. Never between ranks of one host.
+    /// Probability that a message arrives twice, `0.0..1.0`; default 0. Never between ranks of one
+    /// host.
     pub duplicate: f64,
     /// How long after a loss it is transmitted again, nanoseconds; default 100 us.
     pub retransmit_ns: u64,
@@ -102,8 +106,9 @@ pub struct SimOptions {
     pub detection_ns: u64,
     /// `Transport::mapped` gives the memory of peers (all live in this process). Default false.
     pub mapped: bool,
-    /// Messages longer than the inline limit take their time and move no bytes; shorter ones (signals,
-    /// control) move if their views have bytes. For jobs larger than this machine's memory. Default false.
+    /// Messages longer than the inline limit take their time and move no bytes; shorter ones
+    /// (signals, control) move if their views have bytes. For jobs larger than this machine's
+    /// memory. Default false.
     pub size_only: bool,
     /// A fault that no fabric may have. For tests that must find it. Default none.
     pub flaw: Option<Flaw>,
@@ -243,7 +248,8 @@ pub struct Statistics {
     pub bytes_received: u64,
     /// Attempts of its packets that the wire lost, each followed by another.
     pub retransmits: u64,
-    /// Packets that arrived here and were thrown away: second copies, and those of ended connections.
+    /// Packets that arrived here and were thrown away: second copies, and those of ended
+    /// connections.
     pub duplicates: u64,
 }
 

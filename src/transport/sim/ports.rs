@@ -1,9 +1,9 @@
 //! The ports of a rank: what serialises bytes, and so models congestion.
 //!
-//! A rank has a send and a receive port per [`Class`] of link (full duplex). A port is a queue in time: a
-//! packet holds it for `per_message + bytes / bandwidth`. Small packets pass between the packets of a
-//! large message, as they do on a wire with a 4 KiB MTU: they wait only for other small ones, and large
-//! ones wait for everything. No capacity is lost or gained by that.
+//! A rank has a send and a receive port per [`Class`] of link (full duplex). A port is a queue in
+//! time: a packet holds it for `per_message + bytes / bandwidth`. Small packets pass between the
+//! packets of a large message, as they do on a wire with a 4 KiB MTU: they wait only for other
+//! small ones, and large ones wait for everything. No capacity is lost or gained by that.
 
 use super::options::{Class, Link};
 
@@ -68,7 +68,8 @@ pub(super) struct Fate {
     pub(super) copy_jitter_ns: Option<u64>,
 }
 
-/// Losses in a row that the model draws at most. At a loss of one half, more happen once in 65536 packets.
+/// Losses in a row that the model draws at most. At a loss of one half, more happen once in 65536
+/// packets.
 pub(super) const LOSSES_MAX: u32 = 16;
 
 impl Fate {

@@ -84,7 +84,8 @@ impl SimTransport {
 
 impl Drop for SimTransport {
     fn drop(&mut self) {
-        // A panic may be on its way through here already: then the lock is poisoned and nobody looks.
+        // A panic may be on its way through here already: then the lock is poisoned and nobody
+        // looks.
         if let Ok(mut state) = self.state.lock()
             && let own = &state.ranks[self.rank as usize]
             && own.incarnation == self.incarnation
@@ -221,7 +222,8 @@ impl Transport for SimTransport {
         }
     }
 
-    /// Hands over what the world has delivered. The world has its own time, so `now` is not looked at.
+    /// Hands over what the world has delivered. The world has its own time, so `now` is not looked
+    /// at.
     fn poll(&mut self, _now: Time, events: &mut Vec<Event>) {
         let Some(mut state) = self.alive() else {
             return;

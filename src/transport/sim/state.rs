@@ -1,5 +1,6 @@
-//! What a world consists of: the queue of happenings, and per rank its ports, connections, operations,
-//! regions and unread events. What happens to them is in `posting.rs`, `wire.rs` and `connection.rs`.
+//! What a world consists of: the queue of happenings, and per rank its ports, connections,
+//! operations, regions and unread events. What happens to them is in `posting.rs`, `wire.rs` and
+//! `connection.rs`.
 
 use super::matching::{Channel, Matcher, MixState, Receive};
 use super::options::{SimOptions, Statistics};
@@ -13,14 +14,15 @@ use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Puts and gets of one rank to one peer that may be outstanding: more than any schedule has in flight,
-/// and small enough that a program that never polls is noticed.
+/// Puts and gets of one rank to one peer that may be outstanding: more than any schedule has in
+/// flight, and small enough that a program that never polls is noticed.
 pub(super) const RMA_PER_PEER: u32 = 1024;
 
 /// Receives that one rank may have posted for one peer.
 pub(super) const RECEIVES_PER_PEER: u32 = 4096;
 
-/// One operation of one rank. The generation tells a reused place from the operation that had it before.
+/// One operation of one rank. The generation tells a reused place from the operation that had it
+/// before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OperationId {
     pub(super) rank: Rank,
@@ -231,7 +233,8 @@ pub(super) const NEVER: u64 = u64::MAX;
 #[derive(Debug)]
 pub(super) struct Registered {
     pub(super) region: Arc<Region>,
-    /// By peer, from when on it knows the region: [`NEVER`], and the end left out, where it was not exported to it.
+    /// By peer, from when on it knows the region: [`NEVER`], and the end left out, where it was not
+    /// exported to it.
     pub(super) exports: Vec<u64>,
 }
 
@@ -253,10 +256,12 @@ pub(super) struct RankState {
     pub(super) matcher: Matcher<OperationId>,
     pub(super) regions: HashMap<RegionKey, Registered, MixState>,
     pub(super) key_last: u32,
-    /// Peers' regions that this rank sees as memory; it holds them until its next poll after their end.
+    /// Peers' regions that this rank sees as memory; it holds them until its next poll after their
+    /// end.
     pub(super) mappings: HashMap<(Rank, RegionKey), Arc<Region>, MixState>,
     pub(super) stale_mappings: Vec<(Rank, RegionKey)>,
-    /// Memory of transports that were killed: their owners live on in this process, and have views of it.
+    /// Memory of transports that were killed: their owners live on in this process, and have views
+    /// of it.
     pub(super) buried: Vec<Arc<Region>>,
     pub(super) statistics: Statistics,
 }
@@ -405,8 +410,8 @@ pub(super) struct State {
     /// Waits for the partitions to heal.
     pub(super) parked: Vec<Happening>,
     queue: BinaryHeap<Reverse<Scheduled>>,
-    /// What was scheduled in the order in which it happens, such as the answers to a thousand ranks that connect to a
-    /// thousand others. What comes before the last of it is in the heap.
+    /// What was scheduled in the order in which it happens, such as the answers to a thousand ranks
+    /// that connect to a thousand others. What comes before the last of it is in the heap.
     in_order: VecDeque<Scheduled>,
     sequence: u64,
 }

@@ -1,11 +1,12 @@
 //! What happens to packets: ports, loss, arrival, delivery, acknowledgement.
 //!
-//! A message of at most `INLINE_BYTES_MAX` bytes travels whole, from a copy made when it was posted; its
-//! send is complete at once. A larger one is announced (an empty packet) and its bytes travel when it
-//! has matched, from where they lie to where they belong: if the receive was there first, at once, so
-//! that the whole message takes `latency + per_message + bytes / bandwidth`; if not, after one more round
-//! trip, in which the receiver asks for them. A put travels whole whatever its length. A get is an empty
-//! request and a reply, and so is an atomic operation. Acknowledgements take one latency and no port.
+//! A message of at most `INLINE_BYTES_MAX` bytes travels whole, from a copy made when it was
+//! posted; its send is complete at once. A larger one is announced (an empty packet) and its bytes
+//! travel when it has matched, from where they lie to where they belong: if the receive was there
+//! first, at once, so that the whole message takes `latency + per_message + bytes / bandwidth`; if
+//! not, after one more round trip, in which the receiver asks for them. A put travels whole
+//! whatever its length. A get is an empty request and a reply, and so is an atomic operation.
+//! Acknowledgements take one latency and no port.
 
 use super::matching::{Channel, Receive};
 use super::options::{Class, Flaw};
@@ -53,8 +54,8 @@ impl State {
         self.go_on_leaving();
     }
 
-    /// Puts a packet on the wire. Without `has_latency` only the ports take time: its announcement has
-    /// paid the rest.
+    /// Puts a packet on the wire. Without `has_latency` only the ports take time: its announcement
+    /// has paid the rest.
     pub(super) fn transmit(&mut self, id: OperationId, leg: Leg, has_latency: bool) {
         let Some((from, to, bytes, hold_ns)) = self.packet(id, leg) else {
             return;
@@ -150,7 +151,8 @@ impl State {
             }
             return;
         }
-        // Nothing moves on a connection that has ended at either side; who waits for it will be told.
+        // Nothing moves on a connection that has ended at either side; who waits for it will be
+        // told.
         if !self.is_open(id.rank, peer, epoch) {
             return;
         }
@@ -238,8 +240,8 @@ impl State {
         Some((place, Arc::clone(&registered.region)))
     }
 
-    /// Matches what can be matched in one stream of `rank`. `is_arrival`: the message has just come, so
-    /// its bytes follow without a round trip.
+    /// Matches what can be matched in one stream of `rank`. `is_arrival`: the message has just
+    /// come, so its bytes follow without a round trip.
     pub(super) fn match_stream(
         &mut self,
         rank: Rank,

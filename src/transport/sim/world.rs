@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A modelled fabric with all its ranks, in one process, in virtual time.
 ///
-/// Time stands still while ranks act. Step every rank that [`World::take_ready`] names until it names
-/// none, then [`World::advance`]:
+/// Time stands still while ranks act. Step every rank that [`World::take_ready`] names until it
+/// names none, then [`World::advance`]:
 ///
 /// ```
 /// use linerate::sim::{SimOptions, World};
@@ -39,16 +39,17 @@ pub struct World {
 }
 
 impl World {
-    /// A world at time 0 whose ranks have no transports yet. Panics if an option is out of its range.
+    /// A world at time 0 whose ranks have no transports yet. Panics if an option is out of its
+    /// range.
     pub fn new(options: SimOptions) -> World {
         World {
             state: Arc::new(Mutex::new(State::new(options))),
         }
     }
 
-    /// The transport of a rank, which from now on is alive until it is dropped or killed. A rank that left
-    /// can come back: its regions and connections are gone, its peers must connect to it again.
-    /// Panics if the rank is alive or does not exist.
+    /// The transport of a rank, which from now on is alive until it is dropped or killed. A rank
+    /// that left can come back: its regions and connections are gone, its peers must connect to it
+    /// again. Panics if the rank is alive or does not exist.
     pub fn transport(&self, rank: Rank) -> SimTransport {
         let mut state = self.lock();
         let ranks = state.options.ranks;
@@ -72,8 +73,8 @@ impl World {
         self.lock().next_ns().map(Time)
     }
 
-    /// Jumps to the time of the next happening and lets everything that is due then happen. False if
-    /// nothing is left to happen; the time stays as it is.
+    /// Jumps to the time of the next happening and lets everything that is due then happen. False
+    /// if nothing is left to happen; the time stays as it is.
     pub fn advance(&self) -> bool {
         let mut state = self.lock();
         let Some(next_ns) = state.next_ns() else {
@@ -84,8 +85,9 @@ impl World {
         true
     }
 
-    /// Appends the ranks to which something has happened since they were last named here: an event to
-    /// poll, a put into their memory, a wake-up, room in a queue that was full. Each once, in order.
+    /// Appends the ranks to which something has happened since they were last named here: an event
+    /// to poll, a put into their memory, a wake-up, room in a queue that was full. Each once, in
+    /// order.
     pub fn take_ready(&self, ready: &mut Vec<Rank>) {
         let mut state = self.lock();
         let named = ready.len();
@@ -131,8 +133,8 @@ impl World {
         self.lock().rank(rank).statistics
     }
 
-    /// Sends, puts and gets that the world still remembers: reported ones too, while a message waits to be
-    /// received. For tests that look for leaks.
+    /// Sends, puts and gets that the world still remembers: reported ones too, while a message
+    /// waits to be received. For tests that look for leaks.
     pub fn remembered_operations(&self) -> usize {
         let state = self.lock();
         state.ranks.iter().map(|rank| rank.operations.count()).sum()

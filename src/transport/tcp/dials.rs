@@ -19,8 +19,8 @@ use std::os::fd::{AsFd, OwnedFd};
 /// A port that refuses is tried so often. On the own host its process has ended then; elsewhere a
 /// firewall may have refused.
 const REFUSED_MAX: u32 = 3;
-/// An unreachable peer is tried at least so often, and as long as the timeout: each attempt takes this share of it at most,
-/// by the clock and in looks.
+/// An unreachable peer is tried at least so often, and as long as the timeout: each attempt takes
+/// this share of it at most, by the clock and in looks.
 const UNREACHABLE_MIN: u32 = 4;
 const CONNECT_LOOKS: u32 = 100;
 /// Slow looks before a peer that connects itself is reached for after all.
@@ -52,15 +52,16 @@ enum DialStage {
 }
 
 impl TcpTransport {
-    /// Connects to a peer, if it is to be reached and there are too few connections. `is_slow`: a message of it is waited for
-    /// in vain, and perhaps it is dead.
+    /// Connects to a peer, if it is to be reached and there are too few connections. `is_slow`: a
+    /// message of it is waited for in vain, and perhaps it is dead.
     pub(super) fn dial_if_needed(&mut self, rank: Rank, is_slow: bool) {
         let peer = &self.peers[rank as usize];
         if peer.is_over() || rank == self.rank || peer.attempts.pause > 0 {
             return;
         }
         let wanted = if peer.rails.is_empty() {
-            // Nothing is asked of a peer that nobody talks to; but one that was connected shall be, to see when it dies.
+            // Nothing is asked of a peer that nobody talks to; but one that was connected shall be,
+            // to see when it dies.
             let is_used = peer.has_output()
                 || !peer.lost.is_empty()
                 || !peer.retired.is_empty()

@@ -1,10 +1,12 @@
-//! How connections come to be: listening, and the handshake with whoever comes. Reaching peers is in `dials.rs`.
+//! How connections come to be: listening, and the handshake with whoever comes. Reaching peers is
+//! in `dials.rs`.
 //!
-//! Either rank may connect. If both do so at the same moment, the connections of the lower rank are kept: it refuses the
-//! other's while its own are on their way. Whoever has connected opens another connection when one is lost; when none is
-//! left, whoever notices does.
+//! Either rank may connect. If both do so at the same moment, the connections of the lower rank are
+//! kept: it refuses the other's while its own are on their way. Whoever has connected opens another
+//! connection when one is lost; when none is left, whoever notices does.
 //!
-//! Strangers are bounded in number and time: the silent ones go first, so that a flood of them keeps no rank out.
+//! Strangers are bounded in number and time: the silent ones go first, so that a flood of them
+//! keeps no rank out.
 
 use super::TcpTransport;
 use super::peer::Peer;
@@ -27,14 +29,17 @@ use std::time::Duration;
 
 /// Connections that have not proven who they are.
 pub const STRANGERS_MAX: usize = 64;
-/// How long one may take, by the clock and in looks: a clock that jumps must not turn everybody away.
+/// How long one may take, by the clock and in looks: a clock that jumps must not turn everybody
+/// away.
 const STRANGER_TIME: Duration = Duration::from_secs(2);
 const STRANGER_LOOKS: u32 = 1000;
 /// Connections taken per look.
 const ACCEPTS_MAX: usize = 16;
-/// Connections between two ranks: those wanted by either side, and those that replace them before the loss is known.
+/// Connections between two ranks: those wanted by either side, and those that replace them before
+/// the loss is known.
 const RAILS_MAX: usize = 64;
-/// Set in the detail of a claim by ranks with integrity checks, and with TLS; the rest is the number of the rail.
+/// Set in the detail of a claim by ranks with integrity checks, and with TLS; the rest is the
+/// number of the rail.
 pub const DETAIL_CRC: u64 = 1 << 63;
 pub const DETAIL_TLS: u64 = 1 << 62;
 const DETAIL_RAIL: u64 = DETAIL_TLS - 1;
@@ -126,7 +131,8 @@ pub fn nonce() -> Result<[u8; NONCE_BYTES], String> {
 }
 
 impl TcpTransport {
-    /// Goes on with everything that is in the making. `is_slow`: attempts that pause come nearer to their next try.
+    /// Goes on with everything that is in the making. `is_slow`: attempts that pause come nearer to
+    /// their next try.
     pub(super) fn look_at_doors(&mut self, is_slow: bool) {
         self.accept();
         self.look_at_strangers();
@@ -364,7 +370,8 @@ impl TcpTransport {
         (is_known || peer.rails.len() >= RAILS_MAX).then_some(Refusal::Full)
     }
 
-    /// The key of connections with a peer; which identity comes first is agreed on. `None`: its address is not known yet.
+    /// The key of connections with a peer; which identity comes first is agreed on. `None`: its
+    /// address is not known yet.
     pub(super) fn key_for(&self, peer: Rank, is_initiator: bool) -> Option<JobKey> {
         let theirs = self.peers[peer as usize].address.as_ref()?.identity;
         let pair = match is_initiator {

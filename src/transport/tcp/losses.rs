@@ -1,15 +1,17 @@
 //! Rails that are lost while the peer lives on.
 //!
-//! Whoever loses a rail reads it no more, and says so ([`Frame::RailDead`]) over another one. The peer then gives it up too
-//! and answers how many chunks had come whole on it ([`Frame::RailClosed`]): exactly the others are sent again, once. Since
-//! neither side reads a rail after it has said or heard this, nothing can come twice. Frames of the stream are sent again
-//! from the last acknowledgement on, and those that had come are known by their position.
+//! Whoever loses a rail reads it no more, and says so ([`Frame::RailDead`]) over another one. The
+//! peer then gives it up too and answers how many chunks had come whole on it
+//! ([`Frame::RailClosed`]): exactly the others are sent again, once. Since neither side reads a
+//! rail after it has said or heard this, nothing can come twice. Frames of the stream are sent
+//! again from the last acknowledgement on, and those that had come are known by their position.
 
 use super::peer::{Loss, Peer, Shared};
 use super::rail::{LostRail, acknowledge};
 use crate::wire::Frame;
 
-/// Rails lost of which a peer has not asked or answered yet. Each takes a connection to be made first.
+/// Rails lost of which a peer has not asked or answered yet. Each takes a connection to be made
+/// first.
 const LOST_MAX: usize = 4096;
 
 impl Peer {
@@ -46,8 +48,8 @@ impl Peer {
         self.push_control(shared, Frame::RailDead { rail: rail.id });
     }
 
-    /// The peer uses rails no more, and asks what had come on each. Called between two reads, when no place of a rail is in
-    /// use.
+    /// The peer uses rails no more, and asks what had come on each. Called between two reads, when
+    /// no place of a rail is in use.
     pub fn answer_dead_rails(&mut self, shared: &mut Shared) -> Result<(), Loss> {
         while let Some(rail) = self.asked.pop() {
             self.answer_dead_rail(rail, shared)?;

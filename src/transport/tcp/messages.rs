@@ -9,8 +9,8 @@ use crate::transport::posts::PeerState;
 use crate::transport::{Outcome, PostError, TAG_CLASSES, URGENT_CLASS, tag_class};
 use crate::wire::Frame;
 
-/// Long messages of a peer that are not complete: every place of every class, and as many that come before their
-/// announcements.
+/// Long messages of a peer that are not complete: every place of every class, and as many that come
+/// before their announcements.
 const INCOMING_MAX: usize = 2 * TAG_CLASSES * MESSAGES_PER_PEER as usize;
 
 impl Incoming {

@@ -1,24 +1,31 @@
-//! The `tcp` provider: messages, puts and gets over several connections (*rails*) per pair of ranks.
+//! The `tcp` provider: messages, puts and gets over several connections (*rails*) per pair of
+//! ranks.
 //!
-//! * Short messages and puts, announcements, answers and acknowledgements are *ordered frames*: one stream of bytes per
-//!   direction (`stream.rs`), on one rail at a time, kept until the peer has acknowledged them. A post that finds the socket
-//!   free is one system call; what is posted while it is not leaves together with the next.
-//! * Long transfers are cut into *chunks*, and each rail takes the next one when its socket has room. They leave from the
-//!   registered memory and are read straight into the memory that they are for.
-//! * A long message is announced in the stream. Up to a bounded number of bytes per peer its chunks follow at once, and wait
-//!   in a buffer if their receive is not posted yet; beyond that they wait to be asked for. So memory is bounded, and a
-//!   message without a receive holds nothing up.
-//! * A rail that is lost is replaced, and what had not come on it goes over the others: `losses.rs`.
+//! * Short messages and puts, announcements, answers and acknowledgements are *ordered frames*: one
+//!   stream of bytes per direction (`stream.rs`), on one rail at a time, kept until the peer has
+//!   acknowledged them. A post that finds the socket free is one system call; what is posted while
+//!   it is not leaves together with the next.
+//! * Long transfers are cut into *chunks*, and each rail takes the next one when its socket has
+//!   room. They leave from the registered memory and are read straight into the memory that they
+//!   are for.
+//! * A long message is announced in the stream. Up to a bounded number of bytes per peer its chunks
+//!   follow at once, and wait in a buffer if their receive is not posted yet; beyond that they wait
+//!   to be asked for. So memory is bounded, and a message without a receive holds nothing up.
+//! * A rail that is lost is replaced, and what had not come on it goes over the others:
+//!   `losses.rs`.
 //! * Memory that is taken back is sent no more, not by the kernel either: `withdrawal.rs`.
-//! * Every connection begins with the handshake of [`crate::wire`]: `doors.rs`. In jobs of more than a few ranks connections
-//!   are made at the first use, and [`Transport::connect`] only takes the address.
-//! * The kernel looks for peers that are gone without a word (TCP_USER_TIMEOUT, keep-alive): its clock, not the caller's.
-//! * Waiting is on an epoll descriptor, which becomes readable when anything comes. While a rank has few rails, polls read
-//!   them directly.
-//! * Rails may be encrypted ([`TcpSettings::has_tls`]): what leaves and comes then goes through `secure.rs`.
+//! * Every connection begins with the handshake of [`crate::wire`]: `doors.rs`. In jobs of more
+//!   than a few ranks connections are made at the first use, and [`Transport::connect`] only takes
+//!   the address.
+//! * The kernel looks for peers that are gone without a word (TCP_USER_TIMEOUT, keep-alive): its
+//!   clock, not the caller's.
+//! * Waiting is on an epoll descriptor, which becomes readable when anything comes. While a rank
+//!   has few rails, polls read them directly.
+//! * Rails may be encrypted ([`TcpSettings::has_tls`]): what leaves and comes then goes through
+//!   `secure.rs`.
 //!
-//! What it does not do: encrypt unless it is told, or protect what follows the handshake from whoever can change packets on
-//! their way then. Memory is not mapped, and signals are puts.
+//! What it does not do: encrypt unless it is told, or protect what follows the handshake from
+//! whoever can change packets on their way then. Memory is not mapped, and signals are puts.
 #![allow(unsafe_code)]
 
 mod address;
@@ -69,15 +76,18 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Longest message or put that is copied into the stream: its copy costs less than the acknowledgement of a chunk.
+/// Longest message or put that is copied into the stream: its copy costs less than the
+/// acknowledgement of a chunk.
 const SMALL_BYTES_MAX: u32 = 8 * 1024;
-/// Longest chunk: the share of one rail, and what a short frame waits for at most behind it: 0.4 ms at 10 Gbit/s. Long pieces
-/// change less often between sending and receiving: with 256 KiB puts of 1 MiB over loopback took 1.12 times as long and an
-/// allreduce of 16 MiB 1.10 times; with 1 MiB 5 % less, but what is summed and sent would not fit the second-level cache.
+/// Longest chunk: the share of one rail, and what a short frame waits for at most behind it: 0.4 ms
+/// at 10 Gbit/s. Long pieces change less often between sending and receiving: with 256 KiB puts of
+/// 1 MiB over loopback took 1.12 times as long and an allreduce of 16 MiB 1.10 times; with 1 MiB 5
+/// % less, but what is summed and sent would not fit the second-level cache.
 const CHUNK_BYTES_MAX: u32 = 512 * 1024;
 /// Longest message, put or get.
 const TOTAL_BYTES_MAX: u64 = 1 << 48;
-/// Bytes that all peers together may send before their receives; of that each gets its share, within these bounds.
+/// Bytes that all peers together may send before their receives; of that each gets its share,
+/// within these bounds.
 const EAGER_BYTES: u64 = 256 << 20;
 const EAGER_BYTES_MAX: u64 = 4 << 20;
 const EAGER_BYTES_MIN: u64 = 256 << 10;
@@ -87,11 +97,13 @@ const DIRECT_RAILS_MAX: usize = 6;
 const DOOR_POLLS: u32 = 64;
 /// A put of a count can wait for the next frame to the same peer, or the next poll.
 const COUNT_BYTES: usize = 8;
-/// How long dropping waits for the kernel to take what was said, and for the peers' kernels to have it.
+/// How long dropping waits for the kernel to take what was said, and for the peers' kernels to have
+/// it.
 const LEAVE_LOOKS: u32 = 200;
 const LEAVE_PAUSE: Duration = Duration::from_millis(5);
-/// Up to so many ranks, everybody is connected to everybody before the first operation: what one rank says then reaches the
-/// others' hosts although they are busy, and a death is noticed by all. Beyond that connections are made at the first use.
+/// Up to so many ranks, everybody is connected to everybody before the first operation: what one
+/// rank says then reaches the others' hosts although they are busy, and a death is noticed by all.
+/// Beyond that connections are made at the first use.
 const CONNECTED_RANKS_MAX: u32 = 16;
 /// Closed connections that are still open because their last words are on their way.
 const CLOSING_MAX: usize = 64;
@@ -123,8 +135,8 @@ pub struct TcpTransport {
 }
 
 impl TcpTransport {
-    /// The transport of `rank` in a job of `ranks` ranks. It listens on the addresses of the settings; where they name none,
-    /// on loopback.
+    /// The transport of `rank` in a job of `ranks` ranks. It listens on the addresses of the
+    /// settings; where they name none, on loopback.
     pub fn new(rank: Rank, ranks: u32, settings: &TcpSettings) -> Result<TcpTransport> {
         settings.check()?;
         if rank >= ranks || ranks > RANKS_MAX {
@@ -367,7 +379,8 @@ impl TcpTransport {
         }
     }
 
-    /// Ends the sending side of a peer's rails; they stay open until the other side has read to their ends.
+    /// Ends the sending side of a peer's rails; they stay open until the other side has read to
+    /// their ends.
     fn close_rails(&mut self, rank: Rank) {
         for rail in self.peers[rank as usize].rails.drain(..) {
             let _ = epoll::delete(&*self.shared.epoll, &rail.socket);
@@ -379,7 +392,8 @@ impl TcpTransport {
         self.refresh_active();
     }
 
-    /// Reads what still comes on closed connections, so that closing them does not cut off their last words.
+    /// Reads what still comes on closed connections, so that closing them does not cut off their
+    /// last words.
     fn drain_closing(&mut self) {
         let void = &mut self.shared.void;
         self.closing.retain(|socket| {

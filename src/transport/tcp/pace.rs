@@ -1,13 +1,15 @@
 //! [`Pace`]: no more than so many bits per second leave a rank, over all its connections together.
 //!
-//! It stands for a slower link: the time at which that would be free again is kept, and nothing is handed to the kernel before.
-//! While any peer's bytes wait for it the link counts as busy without a gap, so that a rank that was not scheduled for a moment
-//! makes up for it; a link that nobody waited for gathers no credit. What comes is not paced: the others' links do that.
+//! It stands for a slower link: the time at which that would be free again is kept, and nothing is
+//! handed to the kernel before. While any peer's bytes wait for it the link counts as busy without
+//! a gap, so that a rank that was not scheduled for a moment makes up for it; a link that nobody
+//! waited for gathers no credit. What comes is not paced: the others' links do that.
 
 use crate::time::Time;
 use std::time::Duration;
 
-/// Bytes handed over at a time, so that a short frame waits for little else: half a millisecond at 1 Gbit/s.
+/// Bytes handed over at a time, so that a short frame waits for little else: half a millisecond at
+/// 1 Gbit/s.
 const BYTES_MAX: usize = 64 * 1024;
 /// How much a rank that was not scheduled makes up for.
 const LAG_MAX: Duration = Duration::from_millis(50);

@@ -9,7 +9,8 @@ use crate::transport::test_posts::TestPosts;
 use crate::transport::{Event, Transport};
 use std::sync::Arc;
 
-/// Longer than what is sent with its announcement, and two of them fit the buffers of any new connection.
+/// Longer than what is sent with its announcement, and two of them fit the buffers of any new
+/// connection.
 const BYTES: usize = 16 * 1024;
 /// Far more than anything here takes.
 const POLLS_MAX: usize = 10_000_000;
@@ -52,8 +53,8 @@ pub(super) fn pair(rails: u32) -> (TcpTransport, TcpTransport, View) {
     (from, to, view)
 }
 
-/// Sends two messages, of which the first has a receive, and polls until that has ended: both are there then, since the other
-/// side's kernel has all of them before the first poll.
+/// Sends two messages, of which the first has a receive, and polls until that has ended: both are
+/// there then, since the other side's kernel has all of them before the first poll.
 fn receive_first(from: &mut TcpTransport, to: &mut TcpTransport, view: View, into: View) {
     to.test_recv(0, 1, into.part(0, BYTES), 1).unwrap();
     for tag in [1, 2] {

@@ -1,7 +1,7 @@
 //! [`Peer`]: what one rank knows of another, and [`Shared`]: what all of them use.
 //!
-//! How a message matches is in `messages.rs`, what leaves in `sending.rs`, what comes in `receiving.rs`, rails that are
-//! lost in `losses.rs`.
+//! How a message matches is in `messages.rs`, what leaves in `sending.rs`, what comes in
+//! `receiving.rs`, rails that are lost in `losses.rs`.
 
 use super::address::PeerAddress;
 use super::pace::Pace;
@@ -118,7 +118,8 @@ pub struct Peer {
     /// Something has come whose sender waits to hear that; or has come at all.
     pub owes_soon: bool,
     pub owes_later: bool,
-    /// Rails that are used no more: chunks that had come, until the peer asks; and those of which this rank asks.
+    /// Rails that are used no more: chunks that had come, until the peer asks; and those of which
+    /// this rank asks.
     pub retired: Vec<(u64, u64)>,
     pub lost: Vec<LostRail>,
     /// Rails of which the peer has asked that since the last look.

@@ -10,8 +10,8 @@ use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// Bytes read at once where no chunk is under way: several short frames, and little enough that what is copied of a chunk
-/// whose header comes with them costs nothing.
+/// Bytes read at once where no chunk is under way: several short frames, and little enough that
+/// what is copied of a chunk whose header comes with them costs nothing.
 pub const RX_BYTES: usize = 16 * 1024;
 
 /// A chunk that is being sent.
@@ -58,7 +58,8 @@ pub struct Rail {
     pub rx_start: usize,
     pub rx_end: usize,
     pub body: Option<Body>,
-    /// The poll in which a chunk came that had no place yet: it stays where it is until the next one.
+    /// The poll in which a chunk came that had no place yet: it stays where it is until the next
+    /// one.
     pub parked: Option<u32>,
     /// Chunks that have come whole.
     pub chunks_received: u64,
@@ -127,8 +128,8 @@ impl Rail {
         }
     }
 
-    /// One system call for `ordered` and what is left of the chunk, about `most` bytes at most: bytes taken of both together,
-    /// and whether the kernel has no room for more.
+    /// One system call for `ordered` and what is left of the chunk, about `most` bytes at most:
+    /// bytes taken of both together, and whether the kernel has no room for more.
     #[inline]
     pub fn send(&mut self, ordered: &[u8], most: usize) -> rustix::io::Result<(usize, bool)> {
         let is_cut = ordered.len() > most;
@@ -234,7 +235,8 @@ impl Rail {
     }
 }
 
-/// Takes off the pieces that an acknowledgement of `chunks` chunks covers; the last `sending` have not been sent whole.
+/// Takes off the pieces that an acknowledgement of `chunks` chunks covers; the last `sending` have
+/// not been sent whole.
 pub fn acknowledge(
     unacked: &mut VecDeque<Piece>,
     sending: usize,

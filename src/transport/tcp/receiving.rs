@@ -1,4 +1,5 @@
-//! What comes: bytes of a rail become frames, and the bytes of chunks go where they belong as they are read.
+//! What comes: bytes of a rail become frames, and the bytes of chunks go where they belong as they
+//! are read.
 
 use super::peer::{Fate, Incoming, Loss, Outgoing, OutgoingKind, Peer, Shared};
 use super::rail::{Body, RX_BYTES, Rail};
@@ -13,8 +14,8 @@ use std::os::fd::AsFd;
 
 /// System calls per rail and look.
 const READS_MAX: usize = 8;
-/// Bytes read behind a chunk: the next header and a few short frames. More would mostly be the begin of the next chunk, which
-/// is copied twice then.
+/// Bytes read behind a chunk: the next header and a few short frames. More would mostly be the
+/// begin of the next chunk, which is copied twice then.
 const AFTER_BODY_BYTES: usize = 1024;
 /// What a sender believes of the bytes that wait here may be older than what this rank has told.
 const STAGED_SLACK_BYTES: u64 = 1 << 20;
@@ -90,7 +91,8 @@ impl Peer {
                 (Target::Bytes(&mut shared.void[..bytes]), bytes)
             }
         };
-        // Only a whole body is followed by the next header, and what comes after that may be a body again.
+        // Only a whole body is followed by the next header, and what comes after that may be a body
+        // again.
         let buffer = match wanted == left {
             true => &mut rail.rx[..AFTER_BODY_BYTES],
             false => &mut [],
@@ -100,7 +102,8 @@ impl Peer {
         Ok((received, asked))
     }
 
-    /// Where what is left of the body belongs now: it may have been cancelled, or deregistered, since it began.
+    /// Where what is left of the body belongs now: it may have been cancelled, or deregistered,
+    /// since it began.
     fn place_of_body(&mut self, at: usize, shared: &Shared) -> Place {
         let Some(body) = &self.rails[at].body else {
             return Place::Void;
@@ -122,7 +125,8 @@ impl Peer {
                 total,
                 bytes,
             } => match self.incoming.get(&transfer)? {
-                // A peer may end a transfer while a chunk of it comes, and begin another of its number: see `note_chunk`.
+                // A peer may end a transfer while a chunk of it comes, and begin another of its
+                // number: see `note_chunk`.
                 incoming if incoming.total != total => return None,
                 Incoming {
                     fate: Fate::Into(view, ..),
@@ -208,9 +212,10 @@ impl Peer {
         handled.map(|()| true)
     }
 
-    /// Whether a chunk without a place stays in the kernel until the next poll: this poll has news, and whoever hears them
-    /// may post the receive. In place, an allreduce's second half comes right behind the acknowledgement that makes room
-    /// for it. Copied twice, through memory that was new each time, 1 MiB took 411 us; now 209.
+    /// Whether a chunk without a place stays in the kernel until the next poll: this poll has news,
+    /// and whoever hears them may post the receive. In place, an allreduce's second half comes
+    /// right behind the acknowledgement that makes room for it. Copied twice, through memory that
+    /// was new each time, 1 MiB took 411 us; now 209.
     fn is_to_park(&self, at: usize, frame: &Frame, shared: &Shared) -> bool {
         let Frame::Chunk { transfer, .. } = *frame else {
             return false;
@@ -373,7 +378,8 @@ impl Peer {
         }
     }
 
-    /// Whether a transfer waits to be asked for: its memory may end once it is over, so nobody else decides that.
+    /// Whether a transfer waits to be asked for: its memory may end once it is over, so nobody else
+    /// decides that.
     fn check_unasked(&self, transfer: u64) -> Result<(), Loss> {
         let is_unasked = |o: &Outgoing| matches!(o.kind, OutgoingKind::Message) && o.next == 0;
         let is_known = self.outgoing.get(&transfer).is_some_and(is_unasked);

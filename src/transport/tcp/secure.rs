@@ -1,7 +1,8 @@
 //! [`Secure`]: TLS between the socket of a rail and what the rail sends and receives.
 //!
-//! Bytes are copied once more on each side than without: into the record that is sealed, and out of the one that was opened.
-//! So chunks are not sent without a copy, and are not read straight into their memory.
+//! Bytes are copied once more on each side than without: into the record that is sealed, and out of
+//! the one that was opened. So chunks are not sent without a copy, and are not read straight into
+//! their memory.
 
 use super::doors::Look;
 use super::socket::{self, Target};
@@ -24,7 +25,8 @@ pub struct Secure {
     is_drained: bool,
 }
 
-/// Reads from a rail, through what secures it if anything does, into the target and then the buffer.
+/// Reads from a rail, through what secures it if anything does, into the target and then the
+/// buffer.
 #[inline]
 pub fn receive(
     secure: &mut Option<Box<Secure>>,
@@ -126,8 +128,8 @@ impl Secure {
         self.tls.failure()
     }
 
-    /// Seals and sends these bytes, one after the other, as far as there is room: how many were taken, and whether sealed
-    /// ones wait.
+    /// Seals and sends these bytes, one after the other, as far as there is room: how many were
+    /// taken, and whether sealed ones wait.
     pub fn send_parts(
         &mut self,
         socket: BorrowedFd<'_>,

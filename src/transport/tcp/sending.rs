@@ -1,4 +1,5 @@
-//! What leaves: ordered frames, and the pieces of long transfers, which every rail with room takes in turn.
+//! What leaves: ordered frames, and the pieces of long transfers, which every rail with room takes
+//! in turn.
 
 use super::peer::{Loss, Outgoing, OutgoingKind, Peer, Shared, ShortPut};
 use super::rail::{OutChunk, Piece, acknowledge};
@@ -11,7 +12,8 @@ use rustix::io::Errno;
 
 /// Posts wait while this much of the stream is not acknowledged.
 const STREAM_BYTES: usize = 256 * 1024;
-/// Control frames go on top of that; each answers something of the peer, so that more means that it takes nothing back.
+/// Control frames go on top of that; each answers something of the peer, so that more means that it
+/// takes nothing back.
 const STREAM_BYTES_MAX: usize = 8 << 20;
 /// Long transfers, short puts and gets under way to one peer.
 const TRANSFERS_MAX: usize = 1024;
@@ -19,7 +21,8 @@ const TRANSFERS_MAX: usize = 1024;
 const PIECE_BYTES_MIN: u64 = 64 * 1024;
 /// System calls per rail and look, so that one look takes a bounded time.
 const SENDS_MAX: usize = 8;
-/// A rank tells what has come at the latest after so many bytes of the stream, chunks of a rail, messages.
+/// A rank tells what has come at the latest after so many bytes of the stream, chunks of a rail,
+/// messages.
 const TELL_STREAM_BYTES: u64 = 32 * 1024;
 const TELL_CHUNKS: u64 = 4;
 const TELL_MATCHES: u16 = MESSAGES_PER_PEER as u16 / 4;
@@ -158,7 +161,8 @@ impl Peer {
         Ok(())
     }
 
-    /// Asks the peer to change a word; its answer is that of a get. The stream brings both exactly once.
+    /// Asks the peer to change a word; its answer is that of a get. The stream brings both exactly
+    /// once.
     pub fn change(
         &mut self,
         what: Atomic,
@@ -327,7 +331,8 @@ impl Peer {
         Ok(())
     }
 
-    /// A connection that is broken takes nothing; what it still has to say is read first, and then its end is found there.
+    /// A connection that is broken takes nothing; what it still has to say is read first, and then
+    /// its end is found there.
     fn pump_rail(&mut self, at: usize, shared: &mut Shared) {
         let mut most = usize::MAX;
         for _ in 0..SENDS_MAX {

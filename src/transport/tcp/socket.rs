@@ -1,4 +1,5 @@
-//! The system calls of the `tcp` provider: non-blocking, vectored, straight between sockets and registered memory.
+//! The system calls of the `tcp` provider: non-blocking, vectored, straight between sockets and
+//! registered memory.
 
 use crate::error::{Error, Result};
 use crate::memory::View;
@@ -9,7 +10,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-/// A connection that is idle is looked after by the kernel this often, and is lost after three looks in vain.
+/// A connection that is idle is looked after by the kernel this often, and is lost after three
+/// looks in vain.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(2);
 const KEEPALIVE_LOOKS: u32 = 3;
@@ -105,10 +107,11 @@ pub fn is_own(ip: IpAddr) -> bool {
     ip.is_loopback() || source.is_ok_and(|source| source.ip() == ip)
 }
 
-/// Sets what a rail needs: small frames leave at once, and the kernel finds out about a peer that is gone without a word.
-/// Buffers are left to the kernel (net.ipv4.tcp_rmem, tcp_wmem), which lets them grow with the path; with 4 MiB each, 1 MiB
-/// both ways over loopback took more than twice as long, because what was on its way had left the caches. Every option is
-/// a wish: a rail works without.
+/// Sets what a rail needs: small frames leave at once, and the kernel finds out about a peer that
+/// is gone without a word. Buffers are left to the kernel (net.ipv4.tcp_rmem, tcp_wmem), which lets
+/// them grow with the path; with 4 MiB each, 1 MiB both ways over loopback took more than twice as
+/// long, because what was on its way had left the caches. Every option is a wish: a rail works
+/// without.
 pub fn prepare(socket: BorrowedFd<'_>, peer: IpAddr, timeout: Duration, refused: &mut Refused) {
     if peer.is_loopback() {
         // Nothing is congested there, and whoever paces its packets (bbr) waits for timers.
@@ -157,7 +160,8 @@ pub fn send_parts(
     message.msg_iov = parts.as_mut_ptr();
     message.msg_iovlen = parts.len() as _;
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-    // SAFETY: the parts are live slices and a view, which is mapped until its operation ends; the call only reads them.
+    // SAFETY: the parts are live slices and a view, which is mapped until its operation ends; the
+    // call only reads them.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &message, flags) };
     checked(sent)
 }
@@ -165,8 +169,8 @@ pub fn send_parts(
 /// Sends bytes of a chunk that the kernel keeps instead of copying them.
 pub fn send_zerocopy(socket: BorrowedFd<'_>, view: View) -> rustix::io::Result<usize> {
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_ZEROCOPY;
-    // SAFETY: the view is mapped until its operation ends, which is not before the peer has all of it; the kernel holds the
-    // pages themselves for as long as it needs them, and reads only.
+    // SAFETY: the view is mapped until its operation ends, which is not before the peer has all of
+    // it; the kernel holds the pages themselves for as long as it needs them, and reads only.
     let sent = unsafe {
         libc::send(
             socket.as_raw_fd(),
@@ -198,8 +202,9 @@ pub fn receive(
             iov_len: buffer.len(),
         },
     ];
-    // SAFETY: a live slice or a view that is mapped until its operation ends, and a live slice; both are written up to
-    // their lengths only, and no reference to a view's bytes exists (contract of `View::new`).
+    // SAFETY: a live slice or a view that is mapped until its operation ends, and a live slice;
+    // both are written up to their lengths only, and no reference to a view's bytes exists
+    // (contract of `View::new`).
     let received = unsafe { libc::readv(socket.as_raw_fd(), parts.as_ptr(), 2) };
     checked(received)
 }

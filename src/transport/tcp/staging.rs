@@ -1,7 +1,7 @@
 //! [`Staging`]: buffers for chunks that come before their receives, kept for the next ones.
 //!
-//! A new buffer of this size is memory that the kernel zeroes page by page at its first use, which took longer than
-//! receiving into it.
+//! A new buffer of this size is memory that the kernel zeroes page by page at its first use, which
+//! took longer than receiving into it.
 
 /// Buffers kept, so that a burst does not hold memory for good: a few chunks of a few peers.
 const KEPT_MAX: usize = 16;

@@ -1,8 +1,9 @@
-//! [`Stream`]: the ordered frames for one peer, as bytes that are kept until the peer has acknowledged them.
+//! [`Stream`]: the ordered frames for one peer, as bytes that are kept until the peer has
+//! acknowledged them.
 //!
-//! They go over one rail at a time, the lead. When that is lost, whatever is not acknowledged goes over the next one, and
-//! the receiver, which knows how much it has, drops what comes again. Positions count bytes from the begin of the
-//! connection and never start anew.
+//! They go over one rail at a time, the lead. When that is lost, whatever is not acknowledged goes
+//! over the next one, and the receiver, which knows how much it has, drops what comes again.
+//! Positions count bytes from the begin of the connection and never start anew.
 
 use crate::kernel;
 use crate::memory::View;
@@ -84,13 +85,14 @@ impl Stream {
 
     /// The lead rail is lost: the next one begins with the first byte that is not acknowledged.
     pub fn rewind(&mut self) {
-        // Acknowledged positions are ends of frames, and nothing before them is kept unless the lead was behind.
+        // Acknowledged positions are ends of frames, and nothing before them is kept unless the
+        // lead was behind.
         self.sent = self.acknowledged.max(self.base);
         self.release();
     }
 
-    /// Forgets what the peer has. What the lead rail has begun to send again goes to its end all the same, so that frames
-    /// stay whole.
+    /// Forgets what the peer has. What the lead rail has begun to send again goes to its end all
+    /// the same, so that frames stay whole.
     fn release(&mut self) {
         let to = self.acknowledged.min(self.sent);
         if to > self.base {

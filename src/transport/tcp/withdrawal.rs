@@ -1,11 +1,14 @@
-//! Memory that is taken back from the messages and puts which wait to be sent ([`crate::transport::Transport::withdraw`]).
+//! Memory that is taken back from the messages and puts which wait to be sent
+//! ([`crate::transport::Transport::withdraw`]).
 //!
 //! Nothing of them is sent any more, with two exceptions.
 //!
-//! * The rest of a chunk that has been begun is sent from a copy: what follows on its rail, the news of a failure perhaps,
-//!   follows without a gap. The peer gets the bytes as they were, and the message only if this was the last of it.
-//! * What the kernel was given without a copy (`zerocopy.rs`) it would read when it sends it, or sends it again. No call makes it
-//!   copy, so the rail is cut, and replaced as one that is lost (`losses.rs`). The stream goes on over the next one.
+//! * The rest of a chunk that has been begun is sent from a copy: what follows on its rail, the
+//!   news of a failure perhaps, follows without a gap. The peer gets the bytes as they were, and
+//!   the message only if this was the last of it.
+//! * What the kernel was given without a copy (`zerocopy.rs`) it would read when it sends it, or
+//!   sends it again. No call makes it copy, so the rail is cut, and replaced as one that is lost
+//!   (`losses.rs`). The stream goes on over the next one.
 //!
 //! What is in the stream is a copy anyway.
 
@@ -17,8 +20,9 @@ use crate::transport::Outcome;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-/// Looks for the kernel to have let go of the pages of a rail that is cut, and the pause between two. What has not left is
-/// dropped with the call, and what a device is sending takes microseconds: 20 ms is for one that is held up.
+/// Looks for the kernel to have let go of the pages of a rail that is cut, and the pause between
+/// two. What has not left is dropped with the call, and what a device is sending takes
+/// microseconds: 20 ms is for one that is held up.
 const RELEASE_LOOKS: u32 = 200;
 const RELEASE_PAUSE: Duration = Duration::from_micros(100);
 
@@ -61,7 +65,8 @@ impl Peer {
 }
 
 impl Rail {
-    /// The chunk that is being sent is not read where it lies any more; false: there is no memory for a copy.
+    /// The chunk that is being sent is not read where it lies any more; false: there is no memory
+    /// for a copy.
     fn leave_memory(&mut self) -> bool {
         let Some(chunk) = &mut self.chunk else {
             return true;
@@ -88,10 +93,11 @@ impl Rail {
         }
     }
 
-    /// Ends the connection, and drops what the kernel holds of it. Returns when it has let go of the pages, or after a time:
-    /// then a device is held up that sends nothing either.
+    /// Ends the connection, and drops what the kernel holds of it. Returns when it has let go of
+    /// the pages, or after a time: then a device is held up that sends nothing either.
     fn cut(&mut self) {
-        // As closing it does where the kernel is told not to linger, but the socket stays, and tells of the pages.
+        // As closing it does where the kernel is told not to linger, but the socket stays, and
+        // tells of the pages.
         let _ = rustix::net::connect_unspec(&self.socket);
         for _ in 0..RELEASE_LOOKS {
             if !self.zerocopy.is_holding(self.socket.as_fd()) {
@@ -164,7 +170,8 @@ mod tests {
         events.len() as u64
     }
 
-    /// Messages of one chunk fill a connection, until one has left in part; the rest of it follows from a copy.
+    /// Messages of one chunk fill a connection, until one has left in part; the rest of it follows
+    /// from a copy.
     #[test]
     fn a_chunk_that_has_left_in_part_comes_as_it_was() {
         const CHUNK: usize = 400_000;

@@ -1,14 +1,17 @@
-//! Sending without a copy (MSG_ZEROCOPY, Linux `Documentation/networking/msg_zerocopy.rst`): the kernel keeps the pages of
-//! a chunk until the other side has them, and says so in the error queue of the socket.
+//! Sending without a copy (MSG_ZEROCOPY, Linux `Documentation/networking/msg_zerocopy.rst`): the
+//! kernel keeps the pages of a chunk until the other side has them, and says so in the error queue
+//! of the socket.
 //!
-//! Nobody waits for that: a chunk ends with the peer's acknowledgement, after which nothing that the kernel may still send
-//! of it is read any more. The notices tell something else: whether a copy was made after all, as for loopback, where it
-//! costs more than an ordinary one. Then the rail sends its chunks as ever. And they tell which rails have to be cut where
-//! memory is taken back (`withdrawal.rs`).
+//! Nobody waits for that: a chunk ends with the peer's acknowledgement, after which nothing that
+//! the kernel may still send of it is read any more. The notices tell something else: whether a
+//! copy was made after all, as for loopback, where it costs more than an ordinary one. Then the
+//! rail sends its chunks as ever. And they tell which rails have to be cut where memory is taken
+//! back (`withdrawal.rs`).
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Pinning pages costs more than copying what is shorter (the kernel's documentation says 10 KB; chunks are cut longer).
+/// Pinning pages costs more than copying what is shorter (the kernel's documentation says 10 KB;
+/// chunks are cut longer).
 pub const BYTES_MIN: usize = 32 * 1024;
 /// Notices read at once; each may stand for many sends.
 const NOTICES_MAX: usize = 16;
@@ -103,11 +106,13 @@ fn read_notices(socket: BorrowedFd<'_>) -> Notices {
         message.msg_control = control.as_mut_ptr().cast();
         message.msg_controllen = size_of_val(&control) as _;
         let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
-        // SAFETY: there is no buffer for data, and the one for control messages is live and as long as it says.
+        // SAFETY: there is no buffer for data, and the one for control messages is live and as long
+        // as it says.
         if unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, flags) } < 0 {
             break;
         }
-        // SAFETY: the kernel has filled the control buffer, and its length is that of what is valid.
+        // SAFETY: the kernel has filled the control buffer, and its length is that of what is
+        // valid.
         let first = unsafe { libc::CMSG_FIRSTHDR(&message) };
         if first.is_null() {
             break;

@@ -1,13 +1,15 @@
-//! What a port can carry at best: payload after everything that travels with it, so that a measured bandwidth can be given as a
-//! share of what is possible.
+//! What a port can carry at best: payload after everything that travels with it, so that a measured
+//! bandwidth can be given as a share of what is possible.
 //!
-//! Two bounds, and the smaller one counts: the wire, and the PCIe link between NIC and memory. Both leave out what depends on
-//! time (pauses, credits, acknowledgements of the other direction, PCIe's own acknowledgements and flow control, some percent),
-//! so that nothing can be faster, and nothing quite reaches them.
+//! Two bounds, and the smaller one counts: the wire, and the PCIe link between NIC and memory. Both
+//! leave out what depends on time (pauses, credits, acknowledgements of the other direction, PCIe's
+//! own acknowledgements and flow control, some percent), so that nothing can be faster, and nothing
+//! quite reaches them.
 //!
-//! Sources: IEEE 802.3 clause 4.4 (preamble, gap, frame check, smallest frame); RFC 791, RFC 8200, RFC 768; InfiniBand
-//! specification volume 1, chapters 7.7 (link), 8.3 (GRH) and 9.2 to 9.4 (transport headers), annex A17 (RoCEv2); PCI Express base
-//! specification 3.1, chapters 2.2 (TLP headers), 3.6 (LCRC) and 4.2 (encoding); for the bytes of a TLP also Neugebauer et al.,
+//! Sources: IEEE 802.3 clause 4.4 (preamble, gap, frame check, smallest frame); RFC 791, RFC 8200,
+//! RFC 768; InfiniBand specification volume 1, chapters 7.7 (link), 8.3 (GRH) and 9.2 to 9.4
+//! (transport headers), annex A17 (RoCEv2); PCI Express base specification 3.1, chapters 2.2 (TLP
+//! headers), 3.6 (LCRC) and 4.2 (encoding); for the bytes of a TLP also Neugebauer et al.,
 //! "Understanding PCIe performance for end host networking", SIGCOMM 2018, section 3.
 
 use super::sysfs::{LinkLayer, PcieLink, Port};
@@ -42,7 +44,8 @@ const ICRC_BYTES: u64 = 4;
 /// Payload is filled up to a multiple of it.
 const PAD_BYTES: u64 = 4;
 
-/// Largest payload of a PCIe packet on most hosts. The exact one is in the device's configuration, which only root may read.
+/// Largest payload of a PCIe packet on most hosts. The exact one is in the device's configuration,
+/// which only root may read.
 const PCIE_PAYLOAD_BYTES: f64 = 256.0;
 /// Framing and sequence (4), LCRC (4) and a header of four words, for 64-bit addresses (16).
 const PCIE_WRITE_BYTES: f64 = 24.0;
@@ -85,7 +88,8 @@ pub enum Carrier {
 }
 
 impl Wire {
-    /// Bytes on the wire of a packet with `transport` bytes of headers behind BTH and `payload` bytes.
+    /// Bytes on the wire of a packet with `transport` bytes of headers behind BTH and `payload`
+    /// bytes.
     fn packet_bytes(self, transport: u64, payload: u64) -> u64 {
         let inside = BTH_BYTES + transport + payload.next_multiple_of(PAD_BYTES) + ICRC_BYTES;
         let tag = |has_vlan| if has_vlan { VLAN_BYTES } else { 0 };
@@ -178,8 +182,9 @@ impl fmt::Display for PcieLink {
     }
 }
 
-/// Gbit/s that a port's wire carries, headers included. The kernel's rate of old InfiniBand speeds is that of the signal, of which
-/// the coding takes a part; that of Ethernet and of newer speeds is already what is left. `None`: it does not say.
+/// Gbit/s that a port's wire carries, headers included. The kernel's rate of old InfiniBand speeds
+/// is that of the signal, of which the coding takes a part; that of Ethernet and of newer speeds is
+/// already what is left. `None`: it does not say.
 pub fn wire_gigabits(port: &Port) -> Option<f64> {
     let rate = port.gigabits();
     let name = port.rate.trim_end_matches(')').split_whitespace().last()?;
@@ -213,8 +218,8 @@ impl Achievable {
         (message_bytes, mtu_bytes): (u64, u32),
     ) -> Achievable {
         let payload_share = wire.payload_share(carrier, message_bytes, mtu_bytes);
-        // What leaves is read from memory at one end, what arrives is written at the other; equal hosts are assumed, and writing
-        // is the dearer of both.
+        // What leaves is read from memory at one end, what arrives is written at the other; equal
+        // hosts are assumed, and writing is the dearer of both.
         Achievable {
             wire_gigabits: wire_gigabits * payload_share,
             pcie_gigabits: link.map(|link| pcie_gigabits(link, Bus::Write)),

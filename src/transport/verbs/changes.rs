@@ -1,8 +1,8 @@
 //! Atomic operations by the processor of the word's owner: a record asks, another one answers.
 //!
-//! Positions of the ring come exactly once, also where queue pairs are replaced, and so are these done exactly once. A device
-//! does them faster, but not at once with what processors do, nor does it know after a fault whether it has done them:
-//! [`VerbsSettings::has_device_atomics`].
+//! Positions of the ring come exactly once, also where queue pairs are replaced, and so are these
+//! done exactly once. A device does them faster, but not at once with what processors do, nor does
+//! it know after a fault whether it has done them: [`VerbsSettings::has_device_atomics`].
 //!
 //! [`VerbsSettings::has_device_atomics`]: crate::config::VerbsSettings::has_device_atomics
 
@@ -12,7 +12,8 @@ use crate::kernel;
 use crate::memory::{RegionKey, View};
 use crate::transport::{Atomic, Outcome, PostError, RemoteRange};
 
-/// Answers that wait for positions of the peer's ring, and whatever else does: a peer that takes them has fewer.
+/// Answers that wait for positions of the peer's ring, and whatever else does: a peer that takes
+/// them has fewer.
 const WAITING_MAX: usize = 4 * CHANGES_MAX as usize;
 
 impl Peer {

@@ -2,15 +2,19 @@
 //!
 //! Without names one port is chosen:
 //! 1. Only ports of channel adapters that carry packets, and on Ethernet only those with a GID.
-//! 2. Ports of one link layer, that of the fastest one: every rank must be able to reach every other, wherever it runs.
-//! 3. The fastest, as far as the PCIe link lets them: crossing a socket costs less than a port of half the speed.
-//! 4. The nearest to what the data lies in: the GPU if there is one, else the cores of this process.
-//! 5. Ranks of one host take turns among equals, so that each port has its share. Of software devices all take the first: the
-//!    kernel sends what one of them has for another one of the same host to nobody (it asks the wire for an address that is its
-//!    own), and gives up after seconds.
+//! 2. Ports of one link layer, that of the fastest one: every rank must be able to reach every
+//!    other, wherever it runs.
+//! 3. The fastest, as far as the PCIe link lets them: crossing a socket costs less than a port of
+//!    half the speed.
+//! 4. The nearest to what the data lies in: the GPU if there is one, else the cores of this
+//!    process.
+//! 5. Ranks of one host take turns among equals, so that each port has its share. Of software
+//!    devices all take the first: the kernel sends what one of them has for another one of the same
+//!    host to nobody (it asks the wire for an address that is its own), and gives up after seconds.
 //!
-//! Names (`verbs:mlx5_0`, `verbs:mlx5_0:1`, `verbs:mlx5_0,mlx5_1`) are taken as they are; several are rails that large messages
-//! are spread over. A named port that cannot work is an error and never replaced.
+//! Names (`verbs:mlx5_0`, `verbs:mlx5_0:1`, `verbs:mlx5_0,mlx5_1`) are taken as they are; several
+//! are rails that large messages are spread over. A named port that cannot work is an error and
+//! never replaced.
 //!
 //! Distances have the names that `nvidia-smi topo -m` has: PIX, PXB, PHB, NODE, SYS.
 
@@ -26,7 +30,8 @@ const CHANNEL_ADAPTER: &str = "1:";
 /// What is asked for, and where the asker is.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wish<'a> {
-    /// `device[:port]`, several with commas between them; empty: choose. A leading `verbs:` does not matter.
+    /// `device[:port]`, several with commas between them; empty: choose. A leading `verbs:` does
+    /// not matter.
     pub names: &'a str,
     /// The NUMA node of this process's cores, if it is one.
     pub node: Option<u32>,
@@ -173,7 +178,8 @@ fn nearest(devices: &[Device], wish: &Wish<'_>) -> Result<Choice> {
             }
         }
     }
-    // The fastest first, InfiniBand before Ethernet, hardware before software, the nearest, then by name.
+    // The fastest first, InfiniBand before Ethernet, hardware before software, the nearest, then by
+    // name.
     candidates.sort_by(|a, b| {
         let layer = |c: &Candidate<'_>| c.port.link_layer != LinkLayer::InfiniBand;
         let by_speed = b.gigabits.total_cmp(&a.gigabits);

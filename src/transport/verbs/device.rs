@@ -1,4 +1,5 @@
-//! [`Rail`]: one port of one device with what all peers share on it, and [`Registered`]: memory that all rails know.
+//! [`Rail`]: one port of one device with what all peers share on it, and [`Registered`]: memory
+//! that all rails know.
 
 use super::choose;
 use super::gid::{self, Gid};
@@ -30,8 +31,9 @@ pub const COMPLETIONS_AT_ONCE: usize = 32;
 const RECEIVES_AT_ONCE: u32 = 16;
 /// Reads and atomics of one queue pair under way at once; devices have 16 or more.
 const READS_MAX: i32 = 16;
-/// A rail on which a queue pair failed is used again after so long, or where no other is left. Twice as long each time that it
-/// fails again, because every try interrupts the others, until its port has been down and up.
+/// A rail on which a queue pair failed is used again after so long, or where no other is left.
+/// Twice as long each time that it fails again, because every try interrupts the others, until its
+/// port has been down and up.
 const BLAME: Duration = Duration::from_secs(10);
 const BLAME_DOUBLINGS_MAX: u32 = 6;
 
@@ -39,7 +41,8 @@ const BLAME_DOUBLINGS_MAX: u32 = 6;
 pub struct Rail {
     pub name: String,
     pub port: u8,
-    /// Where its packets come from, on Ethernet; where it is in the port's table may change ([`Rail::refresh`]).
+    /// Where its packets come from, on Ethernet; where it is in the port's table may change
+    /// ([`Rail::refresh`]).
     pub gid: Option<Gid>,
     pub lid: u16,
     pub mtu: ibv_mtu,
@@ -88,20 +91,22 @@ pub struct Sizes {
     pub completions: u32,
 }
 
-/// Work requests for pieces of long transfers under way on one queue pair: the window holds two to four, and what is cut short
-/// by small transfers is more.
+/// Work requests for pieces of long transfers under way on one queue pair: the window holds two to
+/// four, and what is cut short by small transfers is more.
 pub const PIECES_UNDER_WAY: u32 = 64;
 
 impl Sizes {
     /// For so many peers.
     pub fn of(slots: u32, peers: u32) -> Sizes {
         let peers = peers.max(1);
-        // What a peer that does not look may be told meanwhile. Of positions: two halves of the ring and a rest, or, where
-        // somebody waits to hear it, each of them. Of matches: a quarter of each class's messages at a time and a rest, each
-        // of the urgent ones. Of puts that named no region: each. It sends nothing meanwhile, so there are no more of these.
+        // What a peer that does not look may be told meanwhile. Of positions: two halves of the
+        // ring and a rest, or, where somebody waits to hear it, each of them. Of matches: a quarter
+        // of each class's messages at a time and a rest, each of the urgent ones. Of puts that
+        // named no region: each. It sends nothing meanwhile, so there are no more of these.
         let class = crate::limits::MESSAGES_PER_PEER;
         let told = slots + 3 + 3 * (4 + 1) + class + 1 + slots;
-        // Each position takes one receive, and so does each of the others. Some are taken and wait to be posted again.
+        // Each position takes one receive, and so does each of the others. Some are taken and wait
+        // to be posted again.
         let receives = (slots + told) * peers + RECEIVES_AT_ONCE;
         let sends = slots + told + PIECES_UNDER_WAY;
         Sizes {
@@ -216,8 +221,8 @@ impl Rail {
         self.queue.poll(room).map_err(|e| e.to_string())
     }
 
-    /// Posts receives again, as soon as so many were taken that it is worth it. They have no memory: what consumes them has
-    /// an address of its own.
+    /// Posts receives again, as soon as so many were taken that it is worth it. They have no
+    /// memory: what consumes them has an address of its own.
     pub fn post_receives(&mut self) -> Result<()> {
         const REQUESTS: [ReceiveRequest<'static>; RECEIVES_AT_ONCE as usize] = {
             let segments: &[Segment] = &[];
@@ -233,7 +238,8 @@ impl Rail {
         Ok(())
     }
 
-    /// Makes the next completion readable on the channel. What arrived before has to be polled afterwards.
+    /// Makes the next completion readable on the channel. What arrived before has to be polled
+    /// afterwards.
     pub fn arm(&mut self) {
         while let Ok(Some(_)) = self.channel.poll_event() {
             self.is_armed = false;
@@ -279,8 +285,8 @@ impl Rail {
         !was && self.is_usable()
     }
 
-    /// Looks for the GID where it was, and then elsewhere: an interface that was down may have been given its addresses in another
-    /// order, or others. False: it has none.
+    /// Looks for the GID where it was, and then elsewhere: an interface that was down may have been
+    /// given its addresses in another order, or others. False: it has none.
     fn refresh_gid(&mut self, tree: &Tree) -> bool {
         let Some(before) = &self.gid else {
             return true;
@@ -375,9 +381,10 @@ struct Bytes {
     _region: Option<Arc<Region>>,
 }
 
-// SAFETY: a view gives the same answers always; its bytes are mapped, writable and without Rust references as long as the
-// region is held or, for a receive's memory, until its completion (contract of `View::new`), before which the registration ends.
-// An empty region has a page all the same.
+// SAFETY: a view gives the same answers always; its bytes are mapped, writable and without Rust
+// references as long as the region is held or, for a receive's memory, until its completion
+// (contract of `View::new`), before which the registration ends. An empty region has a page all the
+// same.
 unsafe impl Memory for Bytes {
     fn address(&self) -> *mut u8 {
         self.view.as_ptr()
@@ -395,8 +402,8 @@ impl Registered {
         Registered::new(view, Some(region), rails, is_relaxed)
     }
 
-    /// Registers memory for one receive. It ends before the receive's completion is given, so that it is not worth locking its
-    /// pages where the device can do without.
+    /// Registers memory for one receive. It ends before the receive's completion is given, so that
+    /// it is not worth locking its pages where the device can do without.
     pub fn lent(view: View, rails: &[Rail], is_relaxed: bool) -> Result<Registered> {
         Registered::new(view, None, rails, is_relaxed)
     }

@@ -1,7 +1,7 @@
 //! What the asynchronous events of a device mean. Pure: what is done about them is in `mod.rs`.
 //!
-//! Soft-RoCE (Linux 6.1) raises those of ports, of completion queues that overflow, and none of queue pairs: theirs are recorded
-//! ones in the tests.
+//! Soft-RoCE (Linux 6.1) raises those of ports, of completion queues that overflow, and none of
+//! queue pairs: theirs are recorded ones in the tests.
 
 use linerate_verbs_sys::raw::ibv_event_type as kind;
 use linerate_verbs_sys::{Event, Subject};

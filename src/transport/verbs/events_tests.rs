@@ -1,5 +1,5 @@
-//! Recorded events: what each means, and what a pair of ranks does about it in the middle of a message. The latter needs a device
-//! (a guest of tools/rdma-vm).
+//! Recorded events: what each means, and what a pair of ranks does about it in the middle of a
+//! message. The latter needs a device (a guest of tools/rdma-vm).
 
 use super::VerbsTransport;
 use super::events::{News, judge_event};
@@ -14,7 +14,8 @@ use linerate_verbs_sys::{Event as DeviceEvent, Subject};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Only a hang takes more steps. One is a microsecond for the ranks, and longer in an emulated machine: no timeout ends early.
+/// Only a hang takes more steps. One is a microsecond for the ranks, and longer in an emulated
+/// machine: no timeout ends early.
 const STEPS_MAX: u64 = 3_000_000;
 const CHUNK: usize = 4096;
 const BYTES: usize = 16 * CHUNK;
@@ -142,7 +143,8 @@ impl Pair {
         region.view().in_region(key, 0)
     }
 
-    /// Begins a message from rank 0 to rank 1, and goes on until so many of its pieces are on their way.
+    /// Begins a message from rank 0 to rank 1, and goes on until so many of its pieces are on their
+    /// way.
     fn begin_message(&mut self, seed: u8, pieces: u64) -> View {
         let (source, place) = (self.memory(0), self.memory(1));
         kernel::fill(source, seed);

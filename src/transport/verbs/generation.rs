@@ -1,7 +1,9 @@
-//! [`Generation`]: where a pair of ranks stands between two sets of queue pairs. A pure state machine.
+//! [`Generation`]: where a pair of ranks stands between two sets of queue pairs. A pure state
+//! machine.
 //!
-//! Either side may begin the next generation, both at once too; the higher number wins, and whoever hears of one that is
-//! higher than its own follows. Nothing is posted in a generation before both sides have said that they can receive.
+//! Either side may begin the next generation, both at once too; the higher number wins, and whoever
+//! hears of one that is higher than its own follows. Nothing is posted in a generation before both
+//! sides have said that they can receive.
 
 use crate::time::Time;
 use std::fmt;
@@ -17,7 +19,8 @@ pub enum Phase {
     Idle,
     /// The own queue pairs are made and proposed; the peer's proposal is awaited.
     Proposed,
-    /// Both proposals are known and share no rail that works, or the queue pairs could not be joined: next try at this time.
+    /// Both proposals are known and share no rail that works, or the queue pairs could not be
+    /// joined: next try at this time.
     Apart(Time),
     /// The queue pairs can receive; the peer's word that its can is awaited.
     Joined,
@@ -44,7 +47,8 @@ pub enum Action {
 pub enum Cause {
     /// It was seen here.
     Here(String),
-    /// The peer has begun a generation, and tells no more; and why this side could not join it, if it could not.
+    /// The peer has begun a generation, and tells no more; and why this side could not join it, if
+    /// it could not.
     Peers(Option<String>),
 }
 
@@ -94,7 +98,8 @@ impl Generation {
         }
     }
 
-    /// A queue pair of this generation has failed. The first cause is kept until something gets through.
+    /// A queue pair of this generation has failed. The first cause is kept until something gets
+    /// through.
     pub fn handle_fault(&mut self, now: Time, cause: &str) -> Action {
         if self.phase == Phase::Idle {
             return Action::Nothing;
@@ -155,8 +160,8 @@ impl Generation {
         Action::GoUp
     }
 
-    /// Something has got through. What arrived in the last generation is found out when its queue pairs end, and proves nothing of
-    /// this one.
+    /// Something has got through. What arrived in the last generation is found out when its queue
+    /// pairs end, and proves nothing of this one.
     pub fn handle_proof(&mut self) {
         if self.phase == Phase::Up {
             self.trouble = None;
@@ -177,7 +182,8 @@ impl Generation {
         trouble.is_some_and(|trouble| now >= trouble.since.after(timeout))
     }
 
-    /// Why a peer is gone, with the trouble before: a peer that gives up leaves, and what is said of that names no device.
+    /// Why a peer is gone, with the trouble before: a peer that gives up leaves, and what is said
+    /// of that names no device.
     pub fn explain(&self, cause: &str) -> String {
         match &self.trouble {
             Some(trouble) => format!("{cause}; before that: {}", trouble.cause),
@@ -324,7 +330,8 @@ mod tests {
                     };
                     act(&mut sides, at, action);
                 }
-                // Who posts has a peer that can receive in this generation, or has gone on to a later one.
+                // Who posts has a peer that can receive in this generation, or has gone on to a
+                // later one.
                 for at in 0..2 {
                     let (own, peer) = (&sides[at], &sides[1 - at]);
                     if own.state.phase == Phase::Up {

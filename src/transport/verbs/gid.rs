@@ -1,12 +1,13 @@
 //! Which of a port's GIDs its packets carry.
 //!
-//! On Ethernet a port has a GID for each address of its interfaces and each version of RoCE. Version 2 is UDP over IP and crosses
-//! routers; version 1 is an Ethernet frame of its own and does not. The index is the own side's matter, the GID itself tells the
-//! peer, and both sides must mean the same version and family.
+//! On Ethernet a port has a GID for each address of its interfaces and each version of RoCE.
+//! Version 2 is UDP over IP and crosses routers; version 1 is an Ethernet frame of its own and does
+//! not. The index is the own side's matter, the GID itself tells the peer, and both sides must mean
+//! the same version and family.
 //!
-//! Order: version 2 before 1, then addresses of IPv4, then other IPv6, then those valid on one link only.
-//! Source: the InfiniBand specification's annexes A16 (RoCE) and A17 (RoCEv2); how an IPv4 address is written: RFC 4291,
-//! section 2.5.5.2.
+//! Order: version 2 before 1, then addresses of IPv4, then other IPv6, then those valid on one link
+//! only. Source: the InfiniBand specification's annexes A16 (RoCE) and A17 (RoCEv2); how an IPv4
+//! address is written: RFC 4291, section 2.5.5.2.
 
 use crate::error::{Error, Result};
 use std::fmt;
@@ -150,8 +151,8 @@ pub fn choose(gids: &[Gid], asked: Option<u32>) -> Result<ChosenGid> {
     })
 }
 
-/// The GID to use instead of one that is not in its place any more: the same address wherever it is now, else the best of the
-/// same kind, which is what the peers can reach; `None`: there is none.
+/// The GID to use instead of one that is not in its place any more: the same address wherever it is
+/// now, else the best of the same kind, which is what the peers can reach; `None`: there is none.
 pub fn find_again<'a>(gids: &'a [Gid], before: &Gid) -> Option<&'a Gid> {
     let of_kind = gids.iter().filter(|gid| gid.kind == before.kind);
     of_kind.min_by_key(|gid| (gid.bytes != before.bytes, gid.order()))

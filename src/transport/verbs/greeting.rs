@@ -1,7 +1,9 @@
-//! What two ranks say over the control transport, so that their queue pairs find each other: at the start, and after a fault.
+//! What two ranks say over the control transport, so that their queue pairs find each other: at the
+//! start, and after a fault.
 //!
-//! A *generation* is the life of one set of queue pairs. Who begins one has destroyed its queue pairs of the one before, so
-//! that nothing of it can come any more, and says with its proposal what of the ring had come until then.
+//! A *generation* is the life of one set of queue pairs. Who begins one has destroyed its queue
+//! pairs of the one before, so that nothing of it can come any more, and says with its proposal
+//! what of the ring had come until then.
 
 use super::record::RAILS_MAX;
 use crate::transport::TAG_CLASSES;
@@ -32,7 +34,8 @@ pub struct RailOffer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proposal {
     pub generation: u32,
-    /// Positions of the peer's sends that have come, all told: nothing else of earlier generations ever will.
+    /// Positions of the peer's sends that have come, all told: nothing else of earlier generations
+    /// ever will.
     pub received: u64,
     pub matched: [u16; TAG_CLASSES],
     /// The ring that the peer writes into.
@@ -48,7 +51,8 @@ pub enum Greeting {
     Propose(Proposal),
     /// The queue pairs of this generation can receive.
     Ready(u32),
-    /// This side is done, and has had so many positions: what the network had not confirmed is no loss.
+    /// This side is done, and has had so many positions: what the network had not confirmed is no
+    /// loss.
     Leaving(u64),
 }
 

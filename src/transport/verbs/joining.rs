@@ -1,4 +1,5 @@
-//! How queue pairs begin and end: greetings over the control transport, what is settled between two generations, and failures.
+//! How queue pairs begin and end: greetings over the control transport, what is settled between two
+//! generations, and failures.
 
 use super::VerbsTransport;
 use super::device::Registered;
@@ -20,10 +21,9 @@ use linerate_verbs_sys::{RemoteEnd, Route, Sending};
 const TAG: u64 = 1;
 /// Sends of greetings complete at once, and are not waited for.
 const SEND_TOKEN: u64 = u64::MAX;
-/// How long a device asks a peer without a posted receive to wait, by the specification's code: 0.01 ms. Credits see to it
-/// that this never happens.
+/// How long a peer without a posted receive is to wait: 0.01 ms. Credits prevent it.
 const NO_RECEIVE_TIMER: u8 = 1;
-/// How often a post is sent again. The specification allows 7, which Soft-RoCE takes for "for ever".
+/// How often a post is sent again. The largest, 7, means "for ever" to Soft-RoCE.
 const RETRIES: u8 = 6;
 
 impl VerbsTransport {
@@ -75,7 +75,8 @@ impl VerbsTransport {
         self.send_letters();
     }
 
-    /// Lets the last letters and the goodbye of the control transport go. What it hears begins nothing any more.
+    /// Lets the last letters and the goodbye of the control transport go. What it hears begins
+    /// nothing any more.
     pub(super) fn poll_leaving(&mut self, is_slow: bool) {
         if is_slow {
             (self.control).poll_slow(self.shared.now, &mut self.control_events);
@@ -189,7 +190,7 @@ impl VerbsTransport {
         self.act(rank, action);
     }
 
-    /// Ends the queue pairs of a peer, so that nothing of theirs comes any more, and takes what has come.
+    /// Ends the queue pairs of a peer, and takes what has come on them.
     pub(super) fn end_links(&mut self, rank: Rank) {
         let peer = &mut self.peers[rank as usize];
         if peer.links.iter().all(Option::is_none) {
@@ -208,7 +209,7 @@ impl VerbsTransport {
             numbers.push((link.rail, link.pair.number()));
             ended.push(link.end());
         }
-        // A completion may have been on its way when the pair was destroyed; which took receives, as all do.
+        // A completion may have been on its way when the pair was destroyed.
         self.poll_rails();
         for (rail, number) in numbers {
             self.shared.rails[rail].pairs.remove(&number);
@@ -286,8 +287,7 @@ impl VerbsTransport {
         self.write_letter(rank, Greeting::Propose(proposal));
     }
 
-    /// Rails that work and are not to blame, or that the peer proposes: it may know that they are back. Where all are to blame,
-    /// those that work.
+    /// Rails that work and are not to blame, or that the peer proposes; else all that work.
     fn wanted_rails(&mut self, rank: Rank) -> Vec<bool> {
         let mut returned = Vec::new();
         for (at, rail) in self.shared.rails.iter_mut().enumerate() {
@@ -558,7 +558,7 @@ impl VerbsTransport {
         }
     }
 
-    /// Ends a receive that the peer may be writing to: its queue pairs end, so that it can no longer.
+    /// Ends a receive that the peer may be writing to, by ending its queue pairs.
     pub(super) fn cancel_granted(&mut self, rank: Rank, token: u64) {
         if self.peers[rank as usize].incoming_of(token).is_none() {
             return;

@@ -4,7 +4,8 @@ use crate::config::VerbsSettings;
 use linerate_verbs_sys::{BATCH, Local, Operation, QueuePair, Segment, SendRequest};
 use std::collections::VecDeque;
 
-/// Words without a position up to the one that makes a completion: half of those that may be under way.
+/// Words without a position up to the one that makes a completion: half of those that may be under
+/// way.
 const WORDS_PER_SIGNAL: u64 = super::sending::AT_ONCE_MAX as u64 / 2;
 
 /// What follows from the confirmation of a post.
@@ -65,8 +66,8 @@ pub struct Link {
     /// Of the first packet that it sends.
     pub packet_number: u32,
     depth: usize,
-    /// Without a completion for so many posts, the next one asks for one: places come back in time, and most posts cost no
-    /// completion.
+    /// Without a completion for so many posts, the next one asks for one: places come back in time,
+    /// and most posts cost no completion.
     signal_every: u64,
     inline_bytes: u32,
     next_id: u64,
@@ -136,7 +137,8 @@ impl Link {
         self.sent.push_back(Sent { id, what, bytes });
     }
 
-    /// Posts by itself, with so many bytes; nothing is queued. What has to be known of it is noted while it is on its way.
+    /// Posts by itself, with so many bytes; nothing is queued. What has to be known of it is noted
+    /// while it is on its way.
     #[inline]
     pub fn post_now(
         &mut self,
@@ -192,7 +194,8 @@ impl Link {
         }
     }
 
-    /// Hands what was queued to the device: linked, with one doorbell per batch; how many. The last one is confirmed by a completion.
+    /// Hands what was queued to the device: linked, with one doorbell per batch; how many. The last
+    /// one is confirmed by a completion.
     #[inline]
     pub fn flush(&mut self) -> Result<usize, String> {
         let Some(last) = self.queued.last_mut() else {

@@ -1,28 +1,37 @@
-//! The `verbs` provider: RDMA over reliable queue pairs, on one or more rails (ports of devices) per pair of ranks.
+//! The `verbs` provider: RDMA over reliable queue pairs, on one or more rails (ports of devices)
+//! per pair of ranks.
 //!
-//! * Short messages, announcements and signals are *records* in a ring of slots in the receiver's memory (`record.rs`), written
-//!   with immediate data, so that each takes a receive of a queue that all peers share and wakes a sleeper. Credits see to it
-//!   that every such write finds a receive and a free slot (`ring.rs`).
-//! * A long message is offered in a record; the receiver grants the place where its memory is registered; the sender writes
-//!   straight there, in pieces, and the last of them carries the end. Nothing is copied. Memory that is not registered is
-//!   registered for the one receive.
-//! * Puts are writes and gets are reads; short gets leave with the call that posts them (`gets.rs`). A put of at most a flag line
-//!   goes as a record and is copied by the owner: a device may write a line in parts. Words are writes again; on request plain
-//!   ones, of which the owner hears nothing.
+//! * Short messages, announcements and signals are *records* in a ring of slots in the receiver's
+//!   memory (`record.rs`), written with immediate data, so that each takes a receive of a queue
+//!   that all peers share and wakes a sleeper. Credits see to it that every such write finds a
+//!   receive and a free slot (`ring.rs`).
+//! * A long message is offered in a record; the receiver grants the place where its memory is
+//!   registered; the sender writes straight there, in pieces, and the last of them carries the end.
+//!   Nothing is copied. Memory that is not registered is registered for the one receive.
+//! * Puts are writes and gets are reads; short gets leave with the call that posts them
+//!   (`gets.rs`). A put of at most a flag line goes as a record and is copied by the owner: a
+//!   device may write a line in parts. Words are writes again; on request plain ones, of which the
+//!   owner hears nothing.
 //! * Atomic operations are records too, and done by the owner's processor (`changes.rs`).
-//! * Pieces go over the rail with the least under way (`pieces.rs`); records over one of them, the *lead*.
-//! * Queue pairs are found through a control transport, another provider that is given to this one: it proves that a peer
-//!   belongs to the job, survives cuts, and notices deaths. When a queue pair fails, both sides end all of theirs, say what has
-//!   come, and begin the next *generation* (`generation.rs`, `joining.rs`): what had come is never written again, the rest is,
-//!   and only after the other side has said that its old queue pairs are gone. A rail that comes back begins one too.
-//! * Posts are linked and handed over by [`Transport::poll`], with one doorbell per peer and rail; one in sixteen, and the last,
-//!   makes a completion. What finds nothing before it, and the first words, leave with the call that posts them.
-//! * A receive whose memory is taken back while it may be written costs a generation: only the end of the queue pair stops
-//!   the peer's device at once. So does memory that is taken back while it is sent.
-//! * Waiting is on a descriptor that completion channels, asynchronous events and the control transport make readable; channels
-//!   are armed at slow looks.
+//! * Pieces go over the rail with the least under way (`pieces.rs`); records over one of them, the
+//!   *lead*.
+//! * Queue pairs are found through a control transport, another provider that is given to this one:
+//!   it proves that a peer belongs to the job, survives cuts, and notices deaths. When a queue pair
+//!   fails, both sides end all of theirs, say what has come, and begin the next *generation*
+//!   (`generation.rs`, `joining.rs`): what had come is never written again, the rest is, and only
+//!   after the other side has said that its old queue pairs are gone. A rail that comes back begins
+//!   one too.
+//! * Posts are linked and handed over by [`Transport::poll`], with one doorbell per peer and rail;
+//!   one in sixteen, and the last, makes a completion. What finds nothing before it, and the first
+//!   words, leave with the call that posts them.
+//! * A receive whose memory is taken back while it may be written costs a generation: only the end
+//!   of the queue pair stops the peer's device at once. So does memory that is taken back while it
+//!   is sent.
+//! * Waiting is on a descriptor that completion channels, asynchronous events and the control
+//!   transport make readable; channels are armed at slow looks.
 //!
-//! What it does not do: encrypt or check sums (whoever asks for that is refused); device memory that processors cannot map yet.
+//! What it does not do: encrypt or check sums (whoever asks for that is refused); device memory
+//! that processors cannot map yet.
 #![allow(unsafe_code)]
 
 pub mod achievable;
@@ -81,7 +90,8 @@ use std::time::Duration;
 const TOTAL_BYTES_MAX: u64 = 1 << 48;
 /// Batches of completions per rail and poll, so that one poll takes a bounded time.
 const BATCHES_MAX: usize = 8;
-/// Polls between two looks at the control transport, which cost system calls, while every pair is up.
+/// Polls between two looks at the control transport, which cost system calls, while every pair is
+/// up.
 const CONTROL_POLLS: u32 = 1024;
 /// How long dropping waits for what was posted to arrive.
 const LEAVE_LOOKS: u32 = 200;
@@ -115,7 +125,8 @@ impl std::fmt::Debug for VerbsTransport {
 }
 
 impl VerbsTransport {
-    /// The transport of `rank` on the devices that `devices` names (`select.rs`), with peers found through `control`.
+    /// The transport of `rank` on the devices that `devices` names (`select.rs`), with peers found
+    /// through `control`.
     pub fn new(
         (rank, ranks): (Rank, u32),
         devices: &str,
@@ -334,8 +345,9 @@ impl VerbsTransport {
         }
     }
 
-    /// A pair that is up and does without a rail that can be used again begins a generation with it, in which nothing is lost.
-    /// One that is about to begin another without it does so when that is up: nobody tells it again.
+    /// A pair that is up and does without a rail that can be used again begins a generation with
+    /// it, in which nothing is lost. One that is about to begin another without it does so when
+    /// that is up: nobody tells it again.
     fn take_back(&mut self, rank: Rank) {
         let peer = &mut self.peers[rank as usize];
         if !peer.is_up() {
@@ -353,8 +365,8 @@ impl VerbsTransport {
         }
     }
 
-    /// True where a rail can be used again. Not only where it could not before: who made queue pairs meanwhile has asked the device
-    /// too, and left out a rail that was to blame.
+    /// True where a rail can be used again. Not only where it could not before: who made queue
+    /// pairs meanwhile has asked the device too, and left out a rail that was to blame.
     fn handle_event(&mut self, at: usize, event: linerate_verbs_sys::Event) -> bool {
         let rail = &mut self.shared.rails[at];
         let text = rail.context.library().event_text(event.kind);

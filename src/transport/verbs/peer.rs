@@ -1,7 +1,7 @@
 //! [`Peer`]: what one rank knows of another, and [`Shared`]: what all of them use.
 //!
-//! How messages match is in `messages.rs`, what leaves in `sending.rs`, what comes in `receiving.rs`, how queue pairs begin
-//! and end in `joining.rs`.
+//! How messages match is in `messages.rs`, what leaves in `sending.rs`, what comes in
+//! `receiving.rs`, how queue pairs begin and end in `joining.rs`.
 
 use super::device::{Rail, Registered, Sizes};
 use super::generation::{Generation, Phase};
@@ -203,7 +203,8 @@ pub struct Peer {
     /// The peer's regions, as far as it has told; and the own ones that it was told.
     pub regions: BTreeMap<RegionKey, RemoteRegion>,
     pub exported: BTreeSet<RegionKey>,
-    /// Atomic operations that the peer's processor does, by number: where what was there goes, and the token.
+    /// Atomic operations that the peer's processor does, by number: where what was there goes, and
+    /// the token.
     pub changes: BTreeMap<u32, (View, u64)>,
     pub next_change: u32,
     /// Where the ring ended at the last wake-up.
@@ -394,8 +395,8 @@ impl Peer {
         }
     }
 
-    /// Ends everything outstanding as flushed; what had come whole can be received later. No device of the peer writes here
-    /// any more.
+    /// Ends everything outstanding as flushed; what had come whole can be received later. No device
+    /// of the peer writes here any more.
     pub fn flush(&mut self, shared: &mut Shared) {
         self.state = PeerState::Gone;
         let mut tokens = self.matching.flush(|_| false);

@@ -57,7 +57,8 @@ impl Pieces {
 /// Pieces under way per rail: two fill it, two more let the choice of the rail follow its speed.
 const WINDOW_PIECES: u64 = 2;
 const WINDOW_PIECES_SHORT: u64 = 4;
-/// More than the two is not worth it beyond this: 2 MiB are 170 us at 100 Gbit/s, for which whatever is short has to wait.
+/// More than the two is not worth it beyond this: 2 MiB are 170 us at 100 Gbit/s, for which
+/// whatever is short has to wait.
 const WINDOW_BYTES: u64 = 2 << 20;
 
 /// Bytes of pieces under way on a rail, from which on no further one is posted.
@@ -66,13 +67,15 @@ pub fn window_bytes(chunk_bytes: u64) -> u64 {
     most.max(WINDOW_PIECES * chunk_bytes)
 }
 
-/// How long a piece is where a transfer of `total` bytes has so many rails: its share, within bounds.
+/// How long a piece is where a transfer of `total` bytes has so many rails: its share, within
+/// bounds.
 pub fn piece_bytes(total: u64, rails: usize, least: u64, most: u64) -> u64 {
     let share = total.div_ceil(rails.max(1) as u64);
     share.clamp(least.min(most), most)
 }
 
-/// The rail with the least under way, of those that have room: the load decides, so that a slower one gets less.
+/// The rail with the least under way, of those that have room: the load decides, so that a slower
+/// one gets less.
 pub fn choose_rail(rails: impl Iterator<Item = (usize, u64)>) -> Option<usize> {
     rails
         .min_by_key(|&(_, outstanding)| outstanding)

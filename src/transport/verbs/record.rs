@@ -1,8 +1,9 @@
 //! What a slot of a ring holds: one record, a header of 48 bytes and what follows it.
 //!
-//! Check, parse, emit; what is done with a record is in `receiving.rs`. Numbers are little-endian. Counters that a rank tells
-//! in passing (what it has consumed and matched) are written when the record is posted, so that they only grow in the order
-//! in which the peer sees them, also where a record is posted again.
+//! Check, parse, emit; what is done with a record is in `receiving.rs`. Numbers are little-endian.
+//! Counters that a rank tells in passing (what it has consumed and matched) are written when the
+//! record is posted, so that they only grow in the order in which the peer sees them, also where a
+//! record is posted again.
 
 use crate::limits::INLINE_BYTES_MAX;
 use crate::transport::TAG_CLASSES;
@@ -29,7 +30,8 @@ pub type RailKeys = [u32; RAILS_MAX];
 pub enum Record {
     /// A message of so many bytes, which follow.
     Message { tag: u64, header: u64, bytes: u32 },
-    /// So many bytes for a region of the receiver, which it copies there: a line that must not be seen half written.
+    /// So many bytes for a region of the receiver, which it copies there: a line that must not be
+    /// seen half written.
     Put { key: u32, offset: u64, bytes: u32 },
     /// A long message that waits to be asked for.
     Offer {
@@ -59,8 +61,8 @@ pub enum Record {
     Nothing,
     /// Wants to know a region of the receiver.
     Ask { key: u32 },
-    /// A word of a region of the receiver is to be changed by its processor: `operand` is there afterwards if `compare` was, or
-    /// is added. `id` names the answer, below [`CHANGES_MAX`].
+    /// A word of a region of the receiver is to be changed by its processor: `operand` is there
+    /// afterwards if `compare` was, or is added. `id` names the answer, below [`CHANGES_MAX`].
     Change {
         id: u32,
         key: u32,
@@ -252,14 +254,16 @@ fn long(bytes: &[u8], at: usize) -> u64 {
 pub enum Immediate {
     /// The next slot holds a record.
     Slot,
-    /// A put or nothing: its place in the ring has no record. Tells in passing how many positions were consumed, the low bits.
+    /// A put or nothing: its place in the ring has no record. Tells in passing how many positions
+    /// were consumed, the low bits.
     Bare(u32),
-    /// The last bytes of the long message with this number; takes a place in the ring without a record.
+    /// The last bytes of the long message with this number; takes a place in the ring without a
+    /// record.
     Last(u32),
     /// Takes no place: so many positions were consumed, the low bits.
     Consumed(u32),
-    /// Takes no place: the put with this position in the ring, the low bits, named no region. Nothing that was told before it
-    /// says that the position is consumed.
+    /// Takes no place: the put with this position in the ring, the low bits, named no region.
+    /// Nothing that was told before it says that the position is consumed.
     BadPut(u32),
     /// Takes no place: so many messages of this class were matched.
     Matched(usize, u16),

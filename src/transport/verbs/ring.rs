@@ -1,9 +1,12 @@
-//! Positions of the rings: who may post what when, so that nothing ever finds its receiver unprepared.
+//! Positions of the rings: who may post what when, so that nothing ever finds its receiver
+//! unprepared.
 //!
-//! Each direction of a pair has a ring of slots in the receiver's memory. Whatever consumes a receive of the peer and carries
-//! something takes the next *position*, and there are as many of these under way as the ring has slots: that is the credit.
-//! A position is consumed when the receiver has done what it says; that is told in passing, or by itself when half of the ring
-//! was not told. After a fault the receiver says how many positions have come, and exactly the others are posted again.
+//! Each direction of a pair has a ring of slots in the receiver's memory. Whatever consumes a
+//! receive of the peer and carries something takes the next *position*, and there are as many of
+//! these under way as the ring has slots: that is the credit. A position is consumed when the
+//! receiver has done what it says; that is told in passing, or by itself when half of the ring was
+//! not told. After a fault the receiver says how many positions have come, and exactly the others
+//! are posted again.
 
 use super::record::VALUE_MASK;
 use std::collections::VecDeque;
@@ -12,7 +15,8 @@ use std::collections::VecDeque;
 #[derive(Debug)]
 pub struct SendRing<E> {
     slots: u64,
-    /// The first position that the peer has not consumed, as far as is known; of `entries` the first.
+    /// The first position that the peer has not consumed, as far as is known; of `entries` the
+    /// first.
     consumed: u64,
     /// The first one that is not posted.
     posted: u64,
@@ -159,7 +163,8 @@ impl ReceiveRing {
         self.received as u32 & VALUE_MASK
     }
 
-    /// Whether half of the ring waits for the peer to hear of it; or anything at all, where somebody waits for that.
+    /// Whether half of the ring waits for the peer to hear of it; or anything at all, where
+    /// somebody waits for that.
     #[inline]
     pub fn is_due(&self, is_awaited: bool) -> bool {
         let untold = self.received - self.told;
@@ -208,7 +213,8 @@ mod tests {
         assert!(ring.newly_consumed(VALUE_MASK).is_err());
     }
 
-    /// Two sides over a wire that breaks at any position: everything comes once and in order, however often.
+    /// Two sides over a wire that breaks at any position: everything comes once and in order,
+    /// however often.
     #[test]
     fn what_had_not_come_is_posted_again_and_nothing_else() {
         for seed in 0..200 {
@@ -249,7 +255,8 @@ mod tests {
                         }
                     }
                     5 if prng.below(10) == 0 => {
-                        // The queue pairs die: what is under way is lost both ways, and the receiver says what has come.
+                        // The queue pairs die: what is under way is lost both ways, and the
+                        // receiver says what has come.
                         wire.clear();
                         back.clear();
                         let count = sender.newly_consumed(receiver.low_bits()).unwrap();

@@ -54,11 +54,13 @@ pub fn open(
     Ok((rails, choice))
 }
 
-/// What the devices speak that a rank of so many would use, if it can: they are opened, and closed again.
+/// What the devices speak that a rank of so many would use, if it can: they are opened, and closed
+/// again.
 pub fn probe(rank: Rank, ranks: u32, settings: &VerbsSettings) -> Result<Fabric> {
     let sizes = Sizes::of(settings.slots, ranks.saturating_sub(1));
     let (rails, choice) = open("", rank, sizes, settings)?;
-    // Locked memory is what devices lack most often: as much as the rings of all peers take is tried.
+    // Locked memory is what devices lack most often: as much as the rings of all peers take is
+    // tried.
     let bytes = 2 * SLOT_BYTES * settings.slots as usize * ranks as usize;
     Registered::region(Arc::new(Region::private(bytes)?), &rails, false)?;
     Ok(match &choice.rails[0].gid {

@@ -1,4 +1,5 @@
-//! What leaves: records for the peer's ring, and pieces of long transfers, which every rail with room takes in turn.
+//! What leaves: records for the peer's ring, and pieces of long transfers, which every rail with
+//! room takes in turn.
 
 use super::link::{Link, Then, What};
 use super::peer::{Entry, Fault, Kind, Peer, Shared, Target, Waiting};
@@ -10,12 +11,13 @@ use crate::memory::{RegionKey, View};
 use crate::transport::{Atomic, Outcome, PostError, RemoteRange, URGENT_CLASS, tag_class};
 use linerate_verbs_sys::{Local, Operation, Place};
 
-/// Puts of at most a flag line are copied by the peer's processor, unless they are one word: a device may write a line in
-/// parts, and whoever looks at its stamp must find all of it. (A word is written at once.)
+/// Puts of at most a flag line are copied by the peer's processor, unless they are one word: a
+/// device may write a line in parts, and whoever looks at its stamp must find all of it. (A word is
+/// written at once.)
 const LINE_BYTES: u64 = 64;
 const WORD_BYTES: u64 = 8;
-/// Words leave with a doorbell each while no more than these are under way. Whoever puts so many without a look at what has come
-/// of them wants many to move, and not one to be there soon.
+/// Words leave with a doorbell each while no more than these are under way. Whoever puts so many
+/// without a look at what has come of them wants many to move, and not one to be there soon.
 pub const AT_ONCE_MAX: usize = 16;
 
 impl Target {
@@ -85,9 +87,9 @@ impl Peer {
         self.is_free() && self.send.is_posted() && self.lead_link().is_some_and(is_open)
     }
 
-    /// After something was added that the caller of the contract wants to leave. Where nothing else is under way or waits it
-    /// leaves at once, which a poll would only make later; what follows leaves together, with the next poll. Not in the middle of
-    /// what comes: it tells counters.
+    /// After something was added that the caller of the contract wants to leave. Where nothing else
+    /// is under way or waits it leaves at once, which a poll would only make later; what follows
+    /// leaves together, with the next poll. Not in the middle of what comes: it tells counters.
     fn hand_over(&mut self, shared: &mut Shared) {
         match self.is_free() && self.lead_link().is_some_and(|link| link.is_idle()) {
             true => {
@@ -228,8 +230,8 @@ impl Peer {
         });
     }
 
-    /// A word leaves before anything is written down of it: somebody waits for it, and it is not known here what has become of
-    /// it before the next poll.
+    /// A word leaves before anything is written down of it: somebody waits for it, and it is not
+    /// known here what has become of it before the next poll.
     fn put_at_once(&mut self, source: View, target: Target, token: u64, shared: &mut Shared) {
         let (rail, position) = (self.lead, self.send.next());
         let bytes = source.len_bytes();
@@ -485,7 +487,8 @@ impl Peer {
         }
     }
 
-    /// Puts that named no region, before anything tells that they are consumed; false: not all found room.
+    /// Puts that named no region, before anything tells that they are consumed; false: not all
+    /// found room.
     fn queue_bad_puts(&mut self) -> bool {
         let Some(place) = self.target.map(|target| target.place(self.lead, 0)) else {
             return self.bad_puts.is_empty();

@@ -1,16 +1,20 @@
-//! What the kernel says of RDMA devices: ports, GIDs, the way to them over PCIe, and which cores are near.
+//! What the kernel says of RDMA devices: ports, GIDs, the way to them over PCIe, and which cores
+//! are near.
 //!
-//! Everything is read below a root, which is /sys, or a recorded tree in a test. A file that is missing is a value that is
-//! unknown: trees differ by driver and kernel, and those of software devices have no PCIe at all.
+//! Everything is read below a root, which is /sys, or a recorded tree in a test. A file that is
+//! missing is a value that is unknown: trees differ by driver and kernel, and those of software
+//! devices have no PCIe at all.
 //!
 //! Source: the kernel's Documentation/ABI/stable/sysfs-class-infiniband and testing/sysfs-bus-pci.
 
 use super::gid::{Gid, GidKind};
 use std::path::{Component, Path, PathBuf};
 
-/// GIDs that are looked at per port: tables have up to 256 places, and those that are used come first.
+/// GIDs that are looked at per port: tables have up to 256 places, and those that are used come
+/// first.
 const GIDS_MAX: u32 = 256;
-/// Places in a row that are empty, after which nobody looks further: addresses that were removed leave holes.
+/// Places in a row that are empty, after which nobody looks further: addresses that were removed
+/// leave holes.
 const HOLES_MAX: u32 = 32;
 const PORTS_MAX: u8 = 16;
 
@@ -27,7 +31,8 @@ pub struct Device {
     pub name: String,
     /// It is a driver's alone (Soft-RoCE, siw), without hardware of its own.
     pub is_software: bool,
-    /// What it is to RDMA, as the kernel writes it: `1: CA` (InfiniBand and RoCE), `4: RNIC` (iWARP), `7: unspecified` (EFA).
+    /// What it is to RDMA, as the kernel writes it: `1: CA` (InfiniBand and RoCE), `4: RNIC`
+    /// (iWARP), `7: unspecified` (EFA).
     pub node_type: Option<String>,
     /// Firmware, where the driver says.
     pub firmware: Option<String>,
@@ -44,7 +49,8 @@ pub struct Device {
 /// Where a PCIe device is plugged in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The host bridge, the ports of bridges and switches on the way, the device; such as pci0000:00, 0000:00:01.0, 0000:01:00.0.
+    /// The host bridge, the ports of bridges and switches on the way, the device; such as
+    /// pci0000:00, 0000:00:01.0, 0000:01:00.0.
     pub path: Vec<String>,
     /// The NUMA node of its host bridge.
     pub node: Option<u32>,
@@ -170,7 +176,8 @@ impl Tree {
         )
     }
 
-    /// The NUMA node that all of these cores belong to; `None` if they belong to several, or if that is unknown.
+    /// The NUMA node that all of these cores belong to; `None` if they belong to several, or if
+    /// that is unknown.
     pub fn node_of(&self, cores: &[usize]) -> Option<u32> {
         let folder = self.root.join("devices/system/node");
         let nodes = entries(&folder).into_iter().filter_map(|name| {

@@ -1,7 +1,13 @@
 //! Devices of recorded trees, and the choice among them.
 //!
 //! A tree is a text: `path = content` or `path -> target` per line. One of a machine is made with
-//! `cd /sys; for p in $(find class/infiniband bus/pci/devices class/net -type l; find devices -type l -name device); do echo "$p -> $(readlink $p)"; done`
+//!
+//! ```text
+//! cd /sys
+//! links="$(find class/infiniband bus/pci/devices class/net -type l; find devices -type l -name device)"
+//! for p in $links; do echo "$p -> $(readlink $p)"; done
+//! ```
+//!
 //! and, for the files that `sysfs.rs` reads, `echo "$p = $(cat $p)"`.
 
 use super::achievable::{self, Carrier, Wire};

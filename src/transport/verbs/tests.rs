@@ -1,4 +1,5 @@
-//! What takes unsafe code to test: fork(). And what no machine without a GPU has: memory that says it is a dma-buf.
+//! What takes unsafe code to test: fork(). And what no machine without a GPU has: memory that says
+//! it is a dma-buf.
 
 use crate::kernel;
 use crate::memory::{Region, child};

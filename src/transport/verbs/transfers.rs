@@ -14,10 +14,12 @@ use std::sync::Arc;
 
 /// Long transfers under way to one peer.
 const TRANSFERS_MAX: usize = 1024;
-/// The least piece into which a transfer is cut to occupy several rails: 64 KiB take 5 us at 100 Gbit/s, more than a post.
+/// The least piece into which a transfer is cut to occupy several rails: 64 KiB take 5 us at 100
+/// Gbit/s, more than a post.
 const PIECE_BYTES_MIN: u64 = 64 * 1024;
 
-/// Registered memory of this rank, the first byte in it, and where what comes there is copied at its end.
+/// Registered memory of this rank, the first byte in it, and where what comes there is copied at
+/// its end.
 type OwnPlace = (Arc<Registered>, u64, Option<View>);
 
 impl Peer {
@@ -76,7 +78,8 @@ impl Peer {
         written.any(is_posted)
     }
 
-    /// Ends every message and put of this rank that has not ended. No device reads for them any more.
+    /// Ends every message and put of this rank that has not ended. No device reads for them any
+    /// more.
     pub fn withdraw(&mut self, shared: &mut Shared) {
         for token in self.matching.take_own() {
             shared.complete(self.rank, token, Outcome::Cancelled, 0, 0);

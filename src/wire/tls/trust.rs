@@ -1,5 +1,6 @@
-//! What the two ends of a connection present and accept: raw public keys (RFC 7250), made from the secrets that the
-//! challenge before has given both of them. So there is no authority, nothing is stored, and nothing expires.
+//! What the two ends of a connection present and accept: raw public keys (RFC 7250), made from the
+//! secrets that the challenge before has given both of them. So there is no authority, nothing is
+//! stored, and nothing expires.
 
 use super::ChannelSecrets;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -23,7 +24,8 @@ use rustls::{
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What is offered, best first: AES where CPUs have instructions for it, which is nearly everywhere.
+/// What is offered, best first: AES where CPUs have instructions for it, which is nearly
+/// everywhere.
 pub(super) const SUITES: [SupportedCipherSuite; 2] = [
     cipher_suite::TLS13_AES_128_GCM_SHA256,
     cipher_suite::TLS13_CHACHA20_POLY1305_SHA256,

@@ -1,4 +1,5 @@
-//! The command line of `bench`: what clap can check alone. What depends on several arguments is in `plan.rs`.
+//! The command line of `bench`: what clap can check alone. What depends on several arguments is in
+//! `plan.rs`.
 
 use crate::binding::Bind;
 use crate::flags::JobArgs;
@@ -7,11 +8,12 @@ use clap::{Args, ValueEnum};
 use linerate::{Collective, DataType, ReduceOp};
 use std::str::FromStr;
 
-/// What `bench` and `explain` both take: which sizes and types, on which ranks, in which memory. Short ones mean what they
-/// mean in nccl-tests.
+/// What `bench` and `explain` both take: which sizes and types, on which ranks, in which memory.
+/// Short ones mean what they mean in nccl-tests.
 #[derive(Args, Clone, Debug)]
 pub struct SweepArgs {
-    /// Smallest size, bytes, with K, M or G (binary). The size is that of the larger side (input or output) of a rank
+    /// Smallest size, bytes, with K, M or G (binary). The size is that of the larger side (input or
+    /// output) of a rank
     #[arg(short = 'b', long = "minbytes", value_name = "SIZE", default_value = "8", value_parser = parse_size)]
     pub min_bytes: u64,
 
@@ -49,8 +51,8 @@ pub struct SweepArgs {
     #[arg(long, value_name = "N")]
     pub ranks: Option<u32>,
 
-    /// cores: each rank gets its own share of the cores; where ranks are more, each core gets equally many. none: the kernel places
-    /// them. Under a launcher that launcher decides
+    /// cores: each rank gets its own share of the cores; where ranks are more, each core gets
+    /// equally many. none: the kernel places them. Under a launcher that launcher decides
     #[arg(long, value_enum, default_value_t = Bind::Cores)]
     pub bind: Bind,
 
@@ -61,7 +63,8 @@ pub struct SweepArgs {
     #[arg(long, value_name = "NAME")]
     pub algo: Option<String>,
 
-    /// Whose memory the buffers are: registered by the library, or the caller's own, which is staged
+    /// Whose memory the buffers are: registered by the library, or the caller's own, which is
+    /// staged
     #[arg(long, value_enum, default_value_t = Memory::Registered)]
     pub memory: Memory,
 }
@@ -70,8 +73,8 @@ pub struct SweepArgs {
 #[derive(Args, Clone, Debug)]
 #[command(allow_negative_numbers = true)]
 pub struct BenchArgs {
-    /// allreduce, reduce-scatter, all-gather, all-gatherv, broadcast, reduce, gather, scatter, all-to-all, all-to-allv,
-    /// barrier or sendrecv
+    /// allreduce, reduce-scatter, all-gather, all-gatherv, broadcast, reduce, gather, scatter,
+    /// all-to-all, all-to-allv, barrier or sendrecv
     #[arg(value_name = "COLLECTIVE", value_parser = Collective::from_str)]
     pub collective: Collective,
 

@@ -1,7 +1,8 @@
-//! Who holds which elements before and after a collective. Pure; the one description that buffers, calls and checks use.
+//! Who holds which elements before and after a collective. Pure; the one description that buffers,
+//! calls and checks use.
 //!
-//! Layouts are NCCL's. The lengths of the v-collectives are uneven on purpose: half more, half less, in turns, so that
-//! every rank still sends and receives as much as without the v.
+//! Layouts are NCCL's. The lengths of the v-collectives are uneven on purpose: half more, half
+//! less, in turns, so that every rank still sends and receives as much as without the v.
 
 use linerate::{Collective, Rank};
 
@@ -13,7 +14,8 @@ pub fn slot_bytes(bytes: u64) -> u64 {
     bytes.max(1).next_multiple_of(SLOT_ALIGN_BYTES)
 }
 
-/// Whether a collective has an in-place form here. Barriers have no data, and the others' parts would overlap.
+/// Whether a collective has an in-place form here. Barriers have no data, and the others' parts
+/// would overlap.
 pub fn has_in_place(collective: Collective) -> bool {
     !matches!(
         collective,
@@ -211,8 +213,8 @@ impl Layout {
         (target + self.ranks - source) % self.ranks
     }
 
-    /// Half more for even indices, half less for odd ones, the plain count for a last one without a partner: the sum
-    /// over all indices is `ranks * count`.
+    /// Half more for even indices, half less for odd ones, the plain count for a last one without a
+    /// partner: the sum over all indices is `ranks * count`.
     fn uneven(&self, index: u32) -> u64 {
         let half = self.count / 2;
         match (index % 2, index + 1 == self.ranks) {

@@ -58,7 +58,8 @@ pub struct Bench<'a> {
 }
 
 impl Measured {
-    /// A row of one size of one type and operator, as `rank` sees it: `cell` measures each placement.
+    /// A row of one size of one type and operator, as `rank` sees it: `cell` measures each
+    /// placement.
     pub fn of(
         plan: &Plan,
         rank: Rank,

@@ -1,8 +1,9 @@
 //! `linerate bench COLLECTIVE`: a sweep of one collective over sizes, types and operators.
 //!
-//! The command checks its arguments, then starts itself once per rank; under a launcher (torchrun, mpirun, srun, `linerate
-//! launch`) it is a rank itself. Flags and columns are nccl-tests' (github.com/NVIDIA/nccl-tests, `src/common.cu`); a time is not: it is
-//! that of the slowest rank, per iteration, each started after a barrier.
+//! The command checks its arguments, then starts itself once per rank; under a launcher (torchrun,
+//! mpirun, srun, `linerate launch`) it is a rank itself. Flags and columns are nccl-tests'
+//! (github.com/NVIDIA/nccl-tests, `src/common.cu`); a time is not: it is that of the slowest rank,
+//! per iteration, each started after a barrier.
 //!
 //! Read first: `plan.rs` (what is run), then `rank.rs` (how).
 
@@ -30,7 +31,8 @@ use linerate::Error;
 use plan::{Facts, Plan};
 use std::process::ExitCode;
 
-/// What follows `linerate bench`: a dense collective with nccl-tests' flags, or the sparse one with its own.
+/// What follows `linerate bench`: a dense collective with nccl-tests' flags, or the sparse one with
+/// its own.
 #[derive(Debug)]
 pub enum BenchCommand {
     Dense(Box<BenchArgs>),

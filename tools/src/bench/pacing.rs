@@ -1,6 +1,8 @@
-//! How often a row is run, from the time one iteration takes. Pure; all ranks compute the same from the same time.
+//! How often a row is run, from the time one iteration takes. Pure; all ranks compute the same from
+//! the same time.
 
-/// Time of the timed iterations of one row and placement, us: the default sweep of 52 then takes about a minute.
+/// Time of the timed iterations of one row and placement, us: the default sweep of 52 then takes
+/// about a minute.
 const TIMED_US: f64 = 500_000.0;
 /// Time for touching the copies of a rotation once, us.
 const TOUCHING_US: f64 = 200_000.0;
@@ -18,8 +20,8 @@ const COPIES_MAX: u64 = 16 * 1024;
 pub struct Pace {
     /// Copies of the buffers that iterations rotate over.
     pub copies: u32,
-    /// Iterations that are not timed: one on each copy, so that no page is touched for the first time in a timed one,
-    /// then the warm-up.
+    /// Iterations that are not timed: one on each copy, so that no page is touched for the first
+    /// time in a timed one, then the warm-up.
     pub untimed: u32,
     /// Timed iterations.
     pub iterations: u32,

@@ -1,5 +1,5 @@
-//! [`Plan`]: what a bench will do, from the arguments and a few facts about the machine. Pure; every mistake in the
-//! arguments is found here, before a rank is started.
+//! [`Plan`]: what a bench will do, from the arguments and a few facts about the machine. Pure;
+//! every mistake in the arguments is found here, before a rank is started.
 
 use super::args::{BenchArgs, Memory, Operators, Placements};
 use super::layout::{self, Placement};
@@ -71,7 +71,8 @@ pub struct Plan {
     pub rotate: bool,
     /// Timed iterations; `None` fits them to a time.
     pub iterations: Option<u32>,
-    /// Iterations between the first touch of all copies and the timed ones; `None` is nccl-tests' number.
+    /// Iterations between the first touch of all copies and the timed ones; `None` is nccl-tests'
+    /// number.
     pub warmup: Option<u32>,
     /// Whether results are checked.
     pub check: bool,
@@ -209,9 +210,10 @@ fn check_variants(args: &BenchArgs, ranks: u32) -> Result<Vec<(DataType, ReduceO
     Ok(variants)
 }
 
-/// Bytes over which the buffers of a rank rotate, so that those of all ranks together leave the last-level cache behind, and
-/// each rank's the caches of its core: a rank of a few twice the last level, more of them no more in all, because to get
-/// pages is most of what the start of many ranks takes.
+/// Bytes over which the buffers of a rank rotate, so that those of all ranks together leave the
+/// last-level cache behind, and each rank's the caches of its core: a rank of a few twice the last
+/// level, more of them no more in all, because to get pages is most of what the start of many ranks
+/// takes.
 fn rotation_bytes(cache_bytes: u64, memory_bytes: u64, local_ranks: u32) -> u64 {
     let local_ranks = u64::from(local_ranks);
     (2 * cache_bytes)

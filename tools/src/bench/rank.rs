@@ -11,7 +11,8 @@ use crate::settings;
 use linerate::{DataType, ReduceOp};
 use std::io::Write;
 
-/// What a run gives: an error, or else what was not good enough in what was measured, on rank 0 only.
+/// What a run gives: an error, or else what was not good enough in what was measured, on rank 0
+/// only.
 pub type Outcome = linerate::Result<Result<(), Vec<String>>>;
 
 /// Joins the other ranks and measures everything.

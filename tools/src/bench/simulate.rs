@@ -1,7 +1,7 @@
 //! `bench --transport sim`: all ranks in this process, in virtual time, on a modelled network.
 //!
-//! The communicators and schedules are those of real runs; only the network and the clock are not real. Local work, such
-//! as adding, takes no virtual time. The same arguments give the same times.
+//! The communicators and schedules are those of real runs; only the network and the clock are not
+//! real. Local work, such as adding, takes no virtual time. The same arguments give the same times.
 
 use super::measure::{Cell, Check, Measured};
 use super::plan::{Link, Plan};
@@ -74,7 +74,8 @@ impl SimulatedBench<'_> {
         Ok(wrong)
     }
 
-    /// One iteration: all ranks start at the same virtual time; the time until the last has ended, us.
+    /// One iteration: all ranks start at the same virtual time; the time until the last has ended,
+    /// us.
     fn once(&mut self, row: &Row) -> Result<f64> {
         let begin = self.simulation.now();
         let mut pending: Vec<Operation> = (0..)

@@ -1,4 +1,5 @@
-//! The memory of a rank: two arenas, allocated once, from which every row cuts its copies of input and output.
+//! The memory of a rank: two arenas, allocated once, from which every row cuts its copies of input
+//! and output.
 
 use super::args::Memory;
 use super::layout::{Layout, Placement, slot_bytes};
@@ -166,9 +167,9 @@ impl Neighbours<'_> {
     }
 }
 
-/// Memory as a program has it that computed what it gives. Pages that nobody has written are all one page of zeros, which is
-/// read from the first cache: of such Bruck's all-gather of 2 MiB and 3 ranks took 250 to 410 us, of others 430
-/// to 610.
+/// Memory as a program has it that computed what it gives. Pages that nobody has written are all
+/// one page of zeros, which is read from the first cache: of such Bruck's all-gather of 2 MiB and 3
+/// ranks took 250 to 410 us, of others 430 to 610.
 fn written(bytes: usize) -> Result<Buffer<u8>> {
     let all = Buffer::from_vec(vec![0u8; bytes + PAGE_BYTES]);
     let start = {

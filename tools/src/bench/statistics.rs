@@ -1,5 +1,5 @@
-//! Percentiles of exact samples. A percentile is the least sample that is not below that share of all ("nearest rank"),
-//! so it is always a time that was measured.
+//! Percentiles of exact samples. A percentile is the least sample that is not below that share of
+//! all ("nearest rank"), so it is always a time that was measured.
 
 use serde::{Deserialize, Serialize};
 
@@ -50,7 +50,8 @@ impl Summary {
     }
 }
 
-/// The least of the sorted samples that is not below so many thousandths of all. There is at least one.
+/// The least of the sorted samples that is not below so many thousandths of all. There is at least
+/// one.
 pub fn percentile(sorted: &[f64], thousandths: usize) -> f64 {
     let position = (sorted.len() * thousandths).div_ceil(1000);
     sorted[position.max(1) - 1]

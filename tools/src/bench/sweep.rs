@@ -1,4 +1,5 @@
-//! Sizes of a sweep, elements per rank, bandwidths: nccl-tests' arithmetic (its `doc/PERFORMANCE.md`).
+//! Sizes of a sweep, elements per rank, bandwidths: nccl-tests' arithmetic (its
+//! `doc/PERFORMANCE.md`).
 
 use super::args::BenchArgs;
 use linerate::Collective;
@@ -45,8 +46,8 @@ pub fn build_sizes(args: &BenchArgs) -> Result<Vec<u64>, String> {
     Ok(sizes)
 }
 
-/// Elements per rank, `count` of the call: where one side has a part per rank, a size is that of the whole side. Rounds
-/// down, to 0 if a part is less than an element.
+/// Elements per rank, `count` of the call: where one side has a part per rank, a size is that of
+/// the whole side. Rounds down, to 0 if a part is less than an element.
 pub fn count_of(collective: Collective, size: u64, element_bytes: u64, ranks: u32) -> u64 {
     size / element_bytes / parts(collective, ranks)
 }

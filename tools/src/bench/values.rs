@@ -1,8 +1,8 @@
 //! Checked data: what a rank's input holds, and what a result must be.
 //!
-//! Inputs are integers, functions of (seed, rank, element), small enough that results are exact in every type as long as
-//! the ranks are few; beyond that, a bound on the rounding (one rounding per addend) is allowed. All elements are
-//! compared.
+//! Inputs are integers, functions of (seed, rank, element), small enough that results are exact in
+//! every type as long as the ranks are few; beyond that, a bound on the rounding (one rounding per
+//! addend) is allowed. All elements are compared.
 
 use super::layout::{Segment, Source};
 use half::{bf16, f16};

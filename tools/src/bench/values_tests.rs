@@ -1,4 +1,5 @@
-//! Tests of `values.rs`: the check accepts a correct reduction in every type and sees one wrong element.
+//! Tests of `values.rs`: the check accepts a correct reduction in every type and sees one wrong
+//! element.
 
 use super::*;
 

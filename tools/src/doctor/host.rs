@@ -1,4 +1,5 @@
-//! Limits, memory, cores, libraries and clock of this host. Each check reads, and a pure function beside it judges.
+//! Limits, memory, cores, libraries and clock of this host. Each check reads, and a pure function
+//! beside it judges.
 
 use super::finding::Finding;
 use crate::{info, system};
@@ -157,7 +158,8 @@ fn dev_shm_bytes() -> Option<u64> {
     Some(found.f_bavail * found.f_frsize)
 }
 
-/// linerate leaves no file there, but what runs beside it does: MPI, NCCL, the workers of PyTorch's DataLoader.
+/// linerate leaves no file there, but what runs beside it does: MPI, NCCL, the workers of PyTorch's
+/// DataLoader.
 fn judge_dev_shm(bytes: Option<u64>) -> Finding {
     let mend = "mount -o remount,size=8G /dev/shm (containers: --shm-size 8g)";
     match bytes {

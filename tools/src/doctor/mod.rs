@@ -1,8 +1,10 @@
-//! `linerate doctor`: what keeps ranks from running, or from being fast, and the command that mends each.
+//! `linerate doctor`: what keeps ranks from running, or from being fast, and the command that mends
+//! each.
 //!
-//! What is read is judged by pure functions (`host.rs`, `network.rs`); nothing is changed. Paths to other hosts are looked at
-//! where they are named (`--peers`): a peer that runs `linerate doctor --serve` tells its clock and whether free ports can be
-//! reached, and any other one still tells whether packets come back.
+//! What is read is judged by pure functions (`host.rs`, `network.rs`); nothing is changed. Paths to
+//! other hosts are looked at where they are named (`--peers`): a peer that runs
+//! `linerate doctor --serve` tells its clock and whether free ports can be reached, and any other
+//! one still tells whether packets come back.
 //!
 //! Read first: `finding.rs`, then `host.rs`.
 
@@ -32,7 +34,8 @@ pub struct DoctorArgs {
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=i64::from(linerate::unstable::limits::RANKS_MAX)))]
     pub ranks: u32,
 
-    /// Hosts to reach, each with a port unless it is that of --port; IPv6 addresses with a port in brackets
+    /// Hosts to reach, each with a port unless it is that of --port; IPv6 addresses with a port in
+    /// brackets
     #[arg(long, value_name = "HOST[:PORT],...", value_delimiter = ',')]
     pub peers: Vec<String>,
 
@@ -48,7 +51,8 @@ pub struct DoctorArgs {
     #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = parse_timeout)]
     pub timeout: Duration,
 
-    /// Write the findings as one JSON document; with `-` to stdout, and what is for people to stderr
+    /// Write the findings as one JSON document; with `-` to stdout, and what is for people to
+    /// stderr
     #[arg(long, value_name = "FILE|-")]
     pub json: Option<PathBuf>,
 }

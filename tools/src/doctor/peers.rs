@@ -1,7 +1,8 @@
-//! Paths to other hosts: whether they can be reached, how large packets may be, and how far their clocks are off.
+//! Paths to other hosts: whether they can be reached, how large packets may be, and how far their
+//! clocks are off.
 //!
-//! A port that nobody listens on answers, too: the host is there and nothing stands between. Silence is a firewall, or no
-//! host.
+//! A port that nobody listens on answers, too: the host is there and nothing stands between.
+//! Silence is a firewall, or no host.
 
 use super::finding::Finding;
 use super::network::{self, Interface};
@@ -15,7 +16,8 @@ use std::time::{Duration, Instant};
 /// Questions for the time; the fastest answer counts.
 const QUESTIONS: usize = 8;
 const LINE_BYTES_MAX: u64 = 4096;
-/// IPv4 or IPv6 and TCP headers with every option: a segment is so much smaller than its packet, at most.
+/// IPv4 or IPv6 and TCP headers with every option: a segment is so much smaller than its packet, at
+/// most.
 const HEADERS_MAX: u32 = 40 + 60;
 /// Differences between clocks that make logs hard, or impossible, to read side by side.
 const SKEW_WARNING: Duration = Duration::from_millis(10);
@@ -170,7 +172,8 @@ fn judge_path(path: &str, segment: Option<u32>, mtu: Option<u32>) -> Option<Find
     })
 }
 
-/// Asks for the time: the answer, how far the clock there is ahead in ns, and how long the fastest answer took.
+/// Asks for the time: the answer, how far the clock there is ahead in ns, and how long the fastest
+/// answer took.
 fn ask(stream: TcpStream, timeout: Duration) -> Result<(Answer, i128, Duration), String> {
     let text = |cause: std::io::Error| cause.to_string();
     stream.set_read_timeout(Some(timeout)).map_err(text)?;

@@ -1,5 +1,6 @@
-//! RDMA devices: ports that are down, links that are slower than they could be, addresses that cannot be routed, files that may
-//! not be opened. Nothing is opened here, and a host without devices has no findings.
+//! RDMA devices: ports that are down, links that are slower than they could be, addresses that
+//! cannot be routed, files that may not be opened. Nothing is opened here, and a host without
+//! devices has no findings.
 
 use super::finding::Finding;
 use crate::rdma;

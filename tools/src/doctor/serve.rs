@@ -1,7 +1,7 @@
 //! `linerate doctor --serve`: answers the doctors of other hosts.
 //!
-//! To each line it answers with the time; to whom connects, it says at which free port it listens too. It takes nothing and
-//! tells nothing else.
+//! To each line it answers with the time; to whom connects, it says at which free port it listens
+//! too. It takes nothing and tells nothing else.
 
 use crate::output;
 use serde::{Deserialize, Serialize};

@@ -1,7 +1,8 @@
-//! What partial allreduce should take when rank i arrives i times the skew after rank 0, and what is made of what it took.
+//! What partial allreduce should take when rank i arrives i times the skew after rank 0, and what
+//! is made of what it took.
 //!
-//! With t the time of a round once it has begun, below the skew: a rank that arrives before the beginning waits for it and
-//! for t, one that arrives later finds the result there.
+//! With t the time of a round once it has begun, below the skew: a rank that arrives before the
+//! beginning waits for it and for t, one that arrives later finds the result there.
 
 use linerate::unstable::partial::initiator;
 use linerate::{PartialOptions, Policy};
@@ -12,8 +13,8 @@ pub struct Measured {
     pub mean_ms: f64,
     /// Median over the rounds of the time of the rank whose arrival begins them.
     pub initiator_p50_ms: f64,
-    /// Of the calls of ranks that arrive after it, which find the result there: their mean, because it is to explain a mean, and
-    /// their median; 0 if there is none.
+    /// Of the calls of ranks that arrive after it, which find the result there: their mean, because
+    /// it is to explain a mean, and their median; 0 if there is none.
     pub ready_mean_ms: f64,
     pub ready_p50_ms: f64,
     pub nap_mean: f64,
@@ -33,8 +34,9 @@ pub fn beginner(policy: Policy, round: u64, ranks: u32) -> u32 {
     }
 }
 
-/// The mean latency that follows from the skew, t and what a call costs that finds its result: for each round, ranks up to
-/// the beginner's place r wait (r - i) * skew + t, and the others pay for the call. Of the initiators that these rounds had, not of expected ones.
+/// The mean latency that follows from the skew, t and what a call costs that finds its result: for
+/// each round, ranks up to the beginner's place r wait (r - i) * skew + t, and the others pay for
+/// the call. Of the initiators that these rounds had, not of expected ones.
 pub fn expected_ms(
     policy: Policy,
     rounds: std::ops::Range<u64>,

@@ -1,4 +1,5 @@
-//! [`Digits`]: images of hand-written digits (tests/data/optdigits), a fifth of them kept for the test.
+//! [`Digits`]: images of hand-written digits (tests/data/optdigits), a fifth of them kept for the
+//! test.
 
 use linerate::unstable::prng::Prng;
 

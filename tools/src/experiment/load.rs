@@ -1,8 +1,9 @@
 //! [`Load`]: how long a step of a rank takes where ranks are not alike. Times in milliseconds.
 //!
-//! The three measured distributions are known by their least, greatest and mean time and their deviation (Li et al., "Taming
-//! Unbalanced Training Workloads in Deep Learning with Partial Collective Operations", PPoPP 2020). A beta distribution between
-//! the two ends has exactly these four figures, and nothing more is known: its two shapes follow from mean and deviation.
+//! The three measured distributions are known by their least, greatest and mean time and their
+//! deviation (Li et al., "Taming Unbalanced Training Workloads in Deep Learning with Partial
+//! Collective Operations", PPoPP 2020). A beta distribution between the two ends has exactly these
+//! four figures, and nothing more is known: its two shapes follow from mean and deviation.
 
 use super::digits::shuffle;
 use linerate::unstable::prng::{Prng, mix};
@@ -78,7 +79,8 @@ pub enum Load {
         delay: f64,
         count: u32,
     },
-    /// Rank i of P takes from `least` to `greatest` longer, evenly spread. `rotates`: who is which moves on by one rank a step.
+    /// Rank i of P takes from `least` to `greatest` longer, evenly spread. `rotates`: who is which
+    /// moves on by one rank a step.
     Skewed {
         compute: f64,
         least: f64,

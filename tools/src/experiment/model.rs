@@ -1,4 +1,5 @@
-//! Models small enough to train in an experiment: their parameters are one vector of f32, and so are their gradients.
+//! Models small enough to train in an experiment: their parameters are one vector of f32, and so
+//! are their gradients.
 
 use super::digits::{CLASSES, Image, PIXELS};
 use linerate::unstable::prng::Prng;
@@ -13,7 +14,8 @@ pub struct Verdict {
     pub accuracy: f64,
 }
 
-/// A classifier of digits with one hidden layer: 64 pixels, `hidden` rectified units, 10 classes, cross entropy.
+/// A classifier of digits with one hidden layer: 64 pixels, `hidden` rectified units, 10 classes,
+/// cross entropy.
 #[derive(Clone, Debug)]
 pub struct Classifier {
     hidden: usize,
@@ -35,7 +37,8 @@ impl Classifier {
         self.hidden * (PIXELS + 1) + CLASSES * (self.hidden + 1)
     }
 
-    /// Parameters to begin with, the same for the same seed: uniform, with the variance that keeps activations in scale.
+    /// Parameters to begin with, the same for the same seed: uniform, with the variance that keeps
+    /// activations in scale.
     pub fn start(&self, seed: u64) -> Vec<f32> {
         let mut prng = Prng::new(seed);
         let (first, second) = self.layers();
@@ -49,7 +52,8 @@ impl Classifier {
         parameters
     }
 
-    /// Adds the mean gradient of a batch to `gradient`, which has the shape of the parameters; returns the mean loss.
+    /// Adds the mean gradient of a batch to `gradient`, which has the shape of the parameters;
+    /// returns the mean loss.
     pub fn add_gradient(
         &mut self,
         parameters: &[f32],
@@ -62,7 +66,8 @@ impl Classifier {
         for image in batch {
             let mut scores = self.scores(parameters, &image.pixels);
             loss += cross_entropy(&mut scores, image.digit);
-            // What is left in `scores` are probabilities: their difference to the truth is the gradient of the scores.
+            // What is left in `scores` are probabilities: their difference to the truth is the
+            // gradient of the scores.
             scores[image.digit] -= 1.0;
             self.errors.fill(0.0);
             for (class, score) in scores.iter().enumerate() {
@@ -164,7 +169,8 @@ fn dot(left: &[f32], right: &[f32]) -> f32 {
     left.iter().zip(right).map(|(l, r)| l * r).sum()
 }
 
-/// Linear regression on a hyperplane with noise: the samples of one rank, in memory as small integers.
+/// Linear regression on a hyperplane with noise: the samples of one rank, in memory as small
+/// integers.
 #[derive(Debug)]
 pub struct Hyperplane {
     dimensions: usize,
@@ -179,7 +185,8 @@ const STEPS: f32 = 127.0;
 const LANES: usize = 16;
 
 impl Hyperplane {
-    /// So many samples around a plane that `plane_seed` determines, with noise of the given deviation.
+    /// So many samples around a plane that `plane_seed` determines, with noise of the given
+    /// deviation.
     pub fn new(
         (dimensions, samples): (usize, usize),
         noise: f64,
@@ -217,7 +224,8 @@ impl Hyperplane {
         self.targets.len()
     }
 
-    /// Adds the mean gradient of these samples to `gradient`; returns their mean loss, half the square of the error.
+    /// Adds the mean gradient of these samples to `gradient`; returns their mean loss, half the
+    /// square of the error.
     pub fn add_gradient(
         &self,
         parameters: &[f32],

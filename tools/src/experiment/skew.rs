@@ -1,8 +1,9 @@
-//! `linerate experiment skew`: the micro-benchmark of eager-SGD. Rank i arrives (i+1) times the skew after a barrier, 64
-//! rounds, for each policy and size; the time of a rank is from its arrival to its result.
+//! `linerate experiment skew`: the micro-benchmark of eager-SGD. Rank i arrives (i+1) times the
+//! skew after a barrier, 64 rounds, for each policy and size; the time of a rank is from its
+//! arrival to its result.
 //!
-//! Every result is checked against its bits: rank r contributes r + 1 for each generation, and which generations are in a
-//! round follows from who was active in it and in the one before.
+//! Every result is checked against its bits: rank r contributes r + 1 for each generation, and
+//! which generations are in a round follows from who was active in it and in the one before.
 
 mod simulate;
 
@@ -40,10 +41,12 @@ pub struct SkewArgs {
     /// Local ranks to spawn; default 32. Under a launcher it must equal WORLD_SIZE
     #[arg(long, value_name = "N")]
     ranks: Option<u32>,
-    /// In virtual time, exactly: signals take no time, and rounds take --sim-t-ms and the vector twice over 100 Gbit/s
+    /// In virtual time, exactly: signals take no time, and rounds take --sim-t-ms and the vector
+    /// twice over 100 Gbit/s
     #[arg(long)]
     sim: bool,
-    /// How long a round of no bytes takes with --sim, milliseconds; default: what the paper's factor for solo says
+    /// How long a round of no bytes takes with --sim, milliseconds; default: what the paper's
+    /// factor for solo says
     #[arg(long, default_value_t = 0.296, requires = "sim")]
     sim_t_ms: f64,
     /// Measured rounds of each policy and size
@@ -55,8 +58,8 @@ pub struct SkewArgs {
     /// Bytes of the vectors, with K, M or G (binary)
     #[arg(long, value_delimiter = ',', default_value = "64,4K", value_parser = parse_size)]
     sizes: Vec<u64>,
-    /// full, solo, majority, random, or the number of ranks of a quorum [default: full,solo,8,majority,random, without a
-    /// quorum that the ranks do not fill]
+    /// full, solo, majority, random, or the number of ranks of a quorum [default:
+    /// full,solo,8,majority,random, without a quorum that the ranks do not fill]
     #[arg(long, value_delimiter = ',')]
     policies: Option<Vec<String>>,
     #[command(flatten)]
@@ -228,7 +231,8 @@ struct Checked {
 }
 
 impl Checked {
-    /// Everyone has submitted the last generation before this round, so who missed it is in this one with it.
+    /// Everyone has submitted the last generation before this round, so who missed it is in this
+    /// one with it.
     fn check(
         &mut self,
         active: &RankSet,
@@ -326,7 +330,8 @@ impl Row {
         )
     }
 
-    /// By what part the mean is off what follows from the skew, t and a ready call; that holds while t is below the skew.
+    /// By what part the mean is off what follows from the skew, t and a ready call; that holds
+    /// while t is below the skew.
     fn deviation(&self, args: &SkewArgs, ranks: u32) -> f64 {
         self.measured.mean_ms / self.expected_ms(args, ranks) - 1.0
     }

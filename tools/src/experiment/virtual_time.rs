@@ -1,5 +1,6 @@
-//! A partial allreduce of many ranks in virtual time: the decisions are those of the library's own machines
-//! ([`linerate::unstable::partial::Machine`]), and how long messages and reductions take is given. Exact, and the same on any day.
+//! A partial allreduce of many ranks in virtual time: the decisions are those of the library's own
+//! machines ([`linerate::unstable::partial::Machine`]), and how long messages and reductions take
+//! is given. Exact, and the same on any day.
 
 use linerate::reports::RoundReport;
 use linerate::transport::Time;

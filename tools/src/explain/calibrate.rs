@@ -1,9 +1,11 @@
 //! `linerate explain --calibrate`: prices from times of this host.
 //!
-//! The command starts ranks for each number of ranks to measure, some times over. Each of these jobs runs every algorithm of
-//! some collectives at some sizes, and its rank 0 adds the work and the time of each to a file that the command has made. At
-//! the end the command fits the prices ([`cost::fit`]), for ranks with a core each and for ranks that share cores, and
-//! stores them, and with them the cases in which something was faster than the cheapest by these prices ([`Finding`]).
+//! The command starts ranks for each number of ranks to measure, some times over. Each of these
+//! jobs runs every algorithm of some collectives at some sizes, and its rank 0 adds the work and
+//! the time of each to a file that the command has made. At the end the command fits the prices
+//! ([`cost::fit`]), for ranks with a core each and for ranks that share cores, and stores them, and
+//! with them the cases in which something was faster than the cheapest by these prices
+//! ([`Finding`]).
 
 use super::{ExplainArgs, as_bench, rank, timing};
 use crate::bench::args::Memory;
@@ -45,11 +47,10 @@ const CROWDED_CORES: usize = 2;
 /// Time of one algorithm at one size, us, and its iterations.
 const BUDGET_US: f64 = 15_000.0;
 const ITERATIONS: u32 = 200;
-/// Everything is measured by so many jobs, a minute apart or half of one, and the least median counts, of all algorithms alike:
-/// whoever else used the machine for a while is gone, and so is how the memory of one job happened to lie.
+/// Jobs that measure everything, up to a minute apart. The least median counts, so that neither
+/// another program nor the place of one job's memory decides.
 const JOBS: usize = 6;
-/// What the cheapest may lose to the fastest before that is stored. With 1.08 an algorithm stayed that lost 5 % here, and 21 % by
-/// `bench`, whose buffers rotate.
+/// What the cheapest may lose to the fastest before that is stored.
 const LOSS_MAX: f64 = 1.04;
 
 /// An algorithm that was measured.
@@ -152,7 +153,7 @@ fn caches() -> Caches {
     }
 }
 
-/// The times that each job gave of every call: of ranks with a core each, and of those that share cores.
+/// The times of every call by each job: of ranks with a core each, and of those that share cores.
 fn measure_host(
     args: &ExplainArgs,
     samples: &Path,
@@ -186,7 +187,7 @@ fn measure_host(
     Ok(jobs)
 }
 
-/// The numbers of ranks to measure: the one that was asked for, or ours, as far as there is room for them.
+/// The numbers of ranks to measure: the one that was asked for, or ours where they fit.
 fn numbers(asked: Option<u32>, ours: &[u32], has_room: impl Fn(u32) -> bool) -> Vec<u32> {
     let all = asked.map_or_else(|| ours.to_vec(), |ranks| vec![ranks]);
     all.into_iter().filter(|&ranks| has_room(ranks)).collect()
@@ -271,8 +272,7 @@ struct Loss {
 }
 
 impl Loss {
-    /// Whether half of the jobs that timed both saw it, or more. In each they took turns; the least times of two may be of
-    /// different jobs, and of one that had the machine for itself only while it ran the one of them.
+    /// Whether at least half of the jobs that timed both saw it.
     fn is_confirmed(&self, jobs: &[Vec<Timed>]) -> bool {
         let time = |job: &[Timed], what: &Finding| {
             let timed = job.iter().find(|timed| timed.what == *what);
@@ -290,8 +290,9 @@ impl Loss {
     }
 }
 
-/// The cases in which what the prices choose is not the fastest: by how much, and what is. What is chosen for registered
-/// memory also runs on other memory, unless it needs the first: the choice must be good for both.
+/// The cases in which what the prices choose is not the fastest: by how much, and what is. What is
+/// chosen for registered memory also runs on other memory, unless it needs the first: the choice
+/// must be good for both.
 fn losses(times: &[Timed], model: &Model) -> Vec<Loss> {
     let mut losses = Vec::new();
     let mut cases: Vec<&[Timed]> = times.chunk_by(Timed::is_rival).collect();
@@ -401,7 +402,8 @@ fn measure(args: &ExplainArgs) -> Result<()> {
     Ok(())
 }
 
-/// Every algorithm of every collective at every size, on both kinds of memory; what is called alike stands together.
+/// Every algorithm of every collective at every size, on both kinds of memory; what is called alike
+/// stands together.
 fn measure_all(args: &ExplainArgs, communicator: &Communicator) -> Result<Vec<Timed>> {
     let invalid = linerate::Error::InvalidArgument;
     let mut all = Vec::new();
@@ -540,7 +542,6 @@ mod tests {
         let model = Models::BUILT_IN.apart;
         let case = |bytes: u64, times: [(&str, &str, f64); 4]| {
             times.map(|(memory, algorithm, ns)| {
-                // By the prices a ring is the cheapest, then a tree, then what is direct.
                 let call = ["ring", "tree", "direct"]
                     .iter()
                     .position(|a| *a == algorithm);

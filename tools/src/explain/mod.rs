@@ -1,9 +1,9 @@
-//! `linerate explain COLLECTIVE`: which algorithm each size takes, by which path, why, and the predicted time beside the
-//! measured one. `linerate explain --calibrate` measures the prices that predictions are made of, and stores them for this
-//! host.
+//! `linerate explain COLLECTIVE`: which algorithm each size takes, by which path, why, and the
+//! predicted time beside the measured one. `linerate explain --calibrate` measures the prices that
+//! predictions are made of, and stores them for this host.
 //!
-//! Like `bench`, the command checks its arguments and then starts itself once per rank. Flags are those of `bench`, whose plan,
-//! buffers and layouts it uses; buffers are not rotated.
+//! Like `bench`, the command checks its arguments and then starts itself once per rank. Flags are
+//! those of `bench`, whose plan, buffers and layouts it uses; buffers are not rotated.
 //!
 //! Read first: `rank.rs`; for calibration, `calibrate.rs`.
 
@@ -35,13 +35,13 @@ use std::str::FromStr;
      that is measured"
 )))]
 pub struct ExplainArgs {
-    /// allreduce, reduce-scatter, all-gather, all-gatherv, broadcast, reduce, gather, scatter, all-to-all, all-to-allv or
-    /// barrier
+    /// allreduce, reduce-scatter, all-gather, all-gatherv, broadcast, reduce, gather, scatter,
+    /// all-to-all, all-to-allv or barrier
     #[arg(value_name = "COLLECTIVE", value_parser = Collective::from_str, required_unless_present = "calibrate")]
     pub collective: Option<Collective>,
 
-    /// Measure this host and store the prices in LINERATE_MODEL, else in linerate/model in XDG_CACHE_HOME or ~/.cache. Takes three
-    /// or four minutes and wants the machine for itself
+    /// Measure this host and store the prices in LINERATE_MODEL, else in linerate/model in
+    /// XDG_CACHE_HOME or ~/.cache. Takes three or four minutes and wants the machine for itself
     #[arg(long, conflicts_with_all = ["collective", "all", "no_measure", "json", "algo"])]
     pub calibrate: bool,
 

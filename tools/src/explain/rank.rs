@@ -1,4 +1,5 @@
-//! What one rank of `explain` does: asks the library what each size would run, measures it, and prints if it is rank 0.
+//! What one rank of `explain` does: asks the library what each size would run, measures it, and
+//! prints if it is rank 0.
 
 use super::print::{Document, Entry, Rival};
 use super::{ExplainArgs, describe_prices, print, timing};
@@ -13,7 +14,8 @@ use linerate::reports::Explanation;
 use linerate::{CollectiveBuilder, Communicator, DataType, ReduceOp, Result};
 use std::io::Write;
 
-/// Time for the iterations of one algorithm at one size, us: the default sweep of the chosen ones then takes a few seconds.
+/// Time for the iterations of one algorithm at one size, us: the default sweep of the chosen ones
+/// then takes a few seconds.
 const BUDGET_US: f64 = 200_000.0;
 
 /// Joins the other ranks and explains everything; the inner error is what could not be printed.

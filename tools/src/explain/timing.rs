@@ -1,18 +1,20 @@
-//! Times of several calls in turns, so that what else happens on the machine happens to all of them.
+//! Times of several calls in turns, so that what else happens on the machine happens to all of
+//! them.
 
 use crate::bench::measure::time_us;
 use linerate::{CollectiveBuilder, Communicator, ReduceOp, Result};
 
-/// Iterations of a call in a row at least, the first of which is not timed: it finds the caches as the call before left them.
+/// Iterations of a call in a row at least, the first of which is not timed: it finds the caches as
+/// the call before left them.
 const ROW: u32 = 8;
-/// A row of short calls takes so long, us: what ranks that share cores learn of each other's waits, and where the scheduler puts
-/// them, is then that of a call that repeats and not of its rival's.
+/// A row of short calls takes so long, us: what ranks that share cores learn of each other's waits,
+/// and where the scheduler puts them, is then that of a call that repeats and not of its rival's.
 const ROW_US: f64 = 1_500.0;
 /// Fewer samples have no median worth the name.
 const ITERATIONS_MIN: u32 = 5;
 
-/// The median time of each call, us, over at most `iterations` iterations and about `budget_us`. An iteration starts after
-/// a barrier; its time is that of the slowest rank.
+/// The median time of each call, us, over at most `iterations` iterations and about `budget_us`. An
+/// iteration starts after a barrier; its time is that of the slowest rank.
 pub fn medians(
     communicator: &Communicator,
     calls: &[CollectiveBuilder<'_>],

@@ -1,5 +1,6 @@
-//! The heat map of a mesh: two panels, latency and bandwidth, as one SVG document. Bright is worse in both; colours follow a
-//! logarithm. Text takes its colour from the reader's theme, except on cells, whose colour is their own.
+//! The heat map of a mesh: two panels, latency and bandwidth, as one SVG document. Bright is worse
+//! in both; colours follow a logarithm. Text takes its colour from the reader's theme, except on
+//! cells, whose colour is their own.
 
 use super::matrix::Mesh;
 use linerate::Rank;
@@ -20,7 +21,8 @@ const WIDTH_MIN: f64 = 640.0;
 /// Width of a character of a panel's title at most, px.
 const TITLE_CHARACTER: f64 = 8.0;
 
-/// Viridis (S. van der Walt, N. Smith, 2015): even steps of lightness, also for the colour-blind and in print.
+/// Viridis (S. van der Walt, N. Smith, 2015): even steps of lightness, also for the colour-blind
+/// and in print.
 const COLOURS: [[f64; 3]; 5] = [
     [68.0, 1.0, 84.0],
     [59.0, 82.0, 139.0],
@@ -222,7 +224,8 @@ fn hex(colour: [f64; 3]) -> String {
     format!("#{r:02x}{g:02x}{b:02x}")
 }
 
-/// Whether white text is read better on it than black (relative luminance, ITU-R BT.709, without gamma).
+/// Whether white text is read better on it than black (relative luminance, ITU-R BT.709, without
+/// gamma).
 fn is_dark([r, g, b]: [f64; 3]) -> bool {
     0.2126 * r + 0.7152 * g + 0.0722 * b < 128.0
 }

@@ -20,12 +20,13 @@ pub struct Thresholds {
     pub max_p99: Option<f64>,
 }
 
-/// All pairs, by the rank that began and the other one. Each rank fills in what it has measured; the sum over all ranks is
-/// the whole.
+/// All pairs, by the rank that began and the other one. Each rank fills in what it has measured;
+/// the sum over all ranks is the whole.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mesh {
     ranks: u32,
-    /// [`KINDS`] matrices, then a number per rank that says on which host it is, and one that says on which processor.
+    /// [`KINDS`] matrices, then a number per rank that says on which host it is, and one that says
+    /// on which processor.
     values: Vec<f64>,
 }
 

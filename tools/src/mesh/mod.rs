@@ -1,8 +1,8 @@
-//! `linerate mesh`: latency and bandwidth of every pair of ranks, one pair at a time, as matrices and as a heat map; pairs
-//! that are slow beside the others are named.
+//! `linerate mesh`: latency and bandwidth of every pair of ranks, one pair at a time, as matrices
+//! and as a heat map; pairs that are slow beside the others are named.
 //!
-//! Pairs exchange grouped sends and receives of the library, so that every path is measured that an operation would take,
-//! under any launcher. (`perf` measures two ranks without the engine.)
+//! Pairs exchange grouped sends and receives of the library, so that every path is measured that an
+//! operation would take, under any launcher. (`perf` measures two ranks without the engine.)
 //!
 //! Read first: `rank.rs`; what is slow is decided in `matrix.rs`.
 
@@ -43,8 +43,8 @@ pub struct MeshArgs {
     )]
     pub iterations: u32,
 
-    /// A pair is slow if its latency is so many times the median of its kind (within a host, or between hosts), or its
-    /// bandwidth so many times less
+    /// A pair is slow if its latency is so many times the median of its kind (within a host, or
+    /// between hosts), or its bandwidth so many times less
     #[arg(long, value_name = "FACTOR", default_value_t = 2.0)]
     pub slow: f64,
 

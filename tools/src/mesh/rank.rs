@@ -1,4 +1,5 @@
-//! What one rank of a mesh does: joins, measures each pair that it is in while the others wait, and reports if it is rank 0.
+//! What one rank of a mesh does: joins, measures each pair that it is in while the others wait, and
+//! reports if it is rank 0.
 
 use super::matrix::{Mesh, Thresholds};
 use super::{MeshArgs, heat};
@@ -112,7 +113,8 @@ impl Post<'_> {
         Ok(times_us)
     }
 
-    /// Time of many long messages one way, until the receiver has said that it has them; after one round over all buffers.
+    /// Time of many long messages one way, until the receiver has said that it has them; after one
+    /// round over all buffers.
     fn flow(&self, is_first: bool, peer: Rank) -> Result<f64> {
         let [mine, theirs] = &self.short;
         let mut seconds = 0.0;

@@ -1,5 +1,6 @@
-//! [`Arena`]: the memory that messages come from and go to. Messages rotate over slots that are together larger than the
-//! caches, so that they are read from and written to memory; and the data that is checked.
+//! [`Arena`]: the memory that messages come from and go to. Messages rotate over slots that are
+//! together larger than the caches, so that they are read from and written to memory; and the data
+//! that is checked.
 
 use super::args::{Test, Verb};
 use super::options::Options;
@@ -60,7 +61,8 @@ impl Slots {
         index % self.count * self.stride
     }
 
-    /// Messages that are compared: none is overwritten by a later one, and each stream has as many as the others.
+    /// Messages that are compared: none is overwritten by a later one, and each stream has as many
+    /// as the others.
     pub fn checked(&self, streams: u32) -> u64 {
         let streams = u64::from(streams);
         let fits = (CHECKED_BYTES / self.bytes).min(self.count);
@@ -171,7 +173,8 @@ pub fn bytes_needed(options: &Options, rotation_bytes: u64) -> u64 {
     options.sizes().into_iter().map(of).max().unwrap_or(0)
 }
 
-/// Whether a side has a source and a target: rank 1 is the client, which posts; the server too if both directions are used.
+/// Whether a side has a source and a target: rank 1 is the client, which posts; the server too if
+/// both directions are used.
 pub fn uses(options: &Options, rank: Rank) -> (bool, bool) {
     let both = options.bidirectional || matches!(options.test, Test::WriteLat | Test::SendLat);
     let is_client = rank == 1;

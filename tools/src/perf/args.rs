@@ -1,5 +1,5 @@
-//! The command line of `perf`. Letters are perftest's; those of devices are in `device.rs`, what both sides agree on in
-//! `options.rs`.
+//! The command line of `perf`. Letters are perftest's; those of devices are in `device.rs`, what
+//! both sides agree on in `options.rs`.
 
 use super::device::DeviceArgs;
 use crate::flags::PairArgs;
@@ -137,8 +137,8 @@ pub struct PerfArgs {
     #[arg(short = 'a', long = "all", conflicts_with = "size")]
     pub all: bool,
 
-    /// Messages per stream and size; default 5000 for bandwidth, 1000 for latency, and fewer of large ones (but 100) so that
-    /// a stream moves 4 GiB at most
+    /// Messages per stream and size; default 5000 for bandwidth, 1000 for latency, and fewer of
+    /// large ones (but 100) so that a stream moves 4 GiB at most
     #[arg(short = 'n', long = "iters", value_name = "COUNT")]
     pub iterations: Option<u64>,
 
@@ -155,13 +155,13 @@ pub struct PerfArgs {
     #[arg(short = 't', long = "tx-depth", value_name = "COUNT")]
     pub depth: Option<u32>,
 
-    /// Streams, each with its own order and depth; over tcp also connections, over verbs queue pairs. Default 1; for
-    /// bandwidth only
+    /// Streams, each with its own order and depth; over tcp also connections, over verbs queue
+    /// pairs. Default 1; for bandwidth only
     #[arg(short = 'q', long = "qp", value_name = "COUNT")]
     pub streams: Option<u32>,
 
-    /// Messages that are posted at once, over verbs linked and with one doorbell; a stream waits until so many have room.
-    /// Default: as many as have room. For bandwidth only
+    /// Messages that are posted at once, over verbs linked and with one doorbell; a stream waits
+    /// until so many have room. Default: as many as have room. For bandwidth only
     #[arg(short = 'l', long = "post_list", value_name = "COUNT")]
     pub post_list: Option<u32>,
 
@@ -181,7 +181,8 @@ pub struct PerfArgs {
     #[arg(short = 'F', long = "CPU-freq")]
     pub cpu_freq: bool,
 
-    /// Where the server listens for the client's first connection; 0 there is any free port, which is told. --local finds one
+    /// Where the server listens for the client's first connection; 0 there is any free port, which
+    /// is told. --local finds one
     #[arg(short = 'p', long = "port", value_name = "PORT", default_value_t = PORT_DEFAULT, conflicts_with = "local")]
     pub port: u16,
 

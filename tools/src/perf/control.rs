@@ -1,7 +1,8 @@
-//! The connection that a client makes first: options are agreed on, addresses and results exchanged. Lines of JSON over TCP.
+//! The connection that a client makes first: options are agreed on, addresses and results
+//! exchanged. Lines of JSON over TCP.
 //!
-//! It begins with a proof of the secret (`proof.rs`). Without a secret that proves nothing, so a server is reached from its
-//! own host only, unless it was told otherwise.
+//! It begins with a proof of the secret (`proof.rs`). Without a secret that proves nothing, so a
+//! server is reached from its own host only, unless it was told otherwise.
 
 use super::arena::Keys;
 use super::link::Link;
@@ -16,7 +17,8 @@ use std::time::{Duration, Instant};
 
 /// Longest line: an address is the longest thing in one.
 const LINE_BYTES_MAX: u64 = 64 * 1024;
-/// How long somebody who has connected may take, all in all, to prove who it is and to say what it wants: the others wait.
+/// How long somebody who has connected may take, all in all, to prove who it is and to say what it
+/// wants: the others wait.
 pub const GREETING: Duration = Duration::from_secs(5);
 /// Characters of an unexpected line that are shown.
 const SHOWN_MAX: usize = 200;
@@ -32,7 +34,8 @@ pub enum Line {
         version: String,
         /// The client's host, as far as shared memory is concerned.
         host: String,
-        /// What it wants, as `Options`: read when the version is known, because another one has others.
+        /// What it wants, as `Options`: read when the version is known, because another one has
+        /// others.
         options: Value,
     },
     /// The server will not; the connection ends.
@@ -75,7 +78,8 @@ pub struct Control {
     timeout: Duration,
 }
 
-/// A stream whose reads and writes together end at a time: who sends a byte now and then holds nobody up for longer.
+/// A stream whose reads and writes together end at a time: who sends a byte now and then holds
+/// nobody up for longer.
 struct Timed {
     stream: TcpStream,
     until: Instant,
@@ -128,7 +132,8 @@ pub fn listen(port: u16, is_open: bool) -> Result<TcpListener, String> {
 }
 
 impl Control {
-    /// The next client that says something sensible within `greeting`, and what it says. Others are complained about.
+    /// The next client that says something sensible within `greeting`, and what it says. Others are
+    /// complained about.
     pub fn accept(
         listener: &TcpListener,
         key: &JobKey,
@@ -268,7 +273,8 @@ impl Control {
         Ok(!matches!(peeked, Err(cause) if cause.kind() == ErrorKind::WouldBlock))
     }
 
-    /// Both say something and hear the other; `link` goes on meanwhile: what was posted may leave only when it is polled.
+    /// Both say something and hear the other; `link` goes on meanwhile: what was posted may leave
+    /// only when it is polled.
     pub fn exchange_over(&mut self, line: &Line, link: &mut Link) -> Result<Line, String> {
         self.write(line)?;
         link.wait("waiting for the other side's word", |_| self.has_news())?;

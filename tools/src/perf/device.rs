@@ -1,5 +1,5 @@
-//! [`DeviceArgs`]: perftest's letters that concern RDMA devices. Each works over `verbs`; over another transport it is refused
-//! by name, as are those that nothing here has.
+//! [`DeviceArgs`]: perftest's letters that concern RDMA devices. Each works over `verbs`; over
+//! another transport it is refused by name, as are those that nothing here has.
 
 use super::args::PerfArgs;
 use clap::Args;
@@ -12,8 +12,8 @@ const VERBS: &str = "verbs";
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 #[command(next_help_heading = "RDMA devices (--transport verbs, which these imply)")]
 pub struct DeviceArgs {
-    /// Device, as `linerate info` and ibv_devices name it; several with commas between them share the traffic. Each side has
-    /// its own. Default: the nearest of the fastest
+    /// Device, as `linerate info` and ibv_devices name it; several with commas between them share
+    /// the traffic. Each side has its own. Default: the nearest of the fastest
     #[arg(short = 'd', long = "ib-dev", value_name = "DEVICE")]
     pub device: Option<String>,
 
@@ -21,8 +21,8 @@ pub struct DeviceArgs {
     #[arg(short = 'i', long = "ib-port", value_name = "PORT", requires = "device", value_parser = clap::value_parser!(u8).range(1..))]
     pub ib_port: Option<u8>,
 
-    /// Index in the port's table of GIDs, which each side has its own of. Default LINERATE_VERBS_GID_INDEX, else RoCEv2 with an
-    /// IPv4 address
+    /// Index in the port's table of GIDs, which each side has its own of. Default
+    /// LINERATE_VERBS_GID_INDEX, else RoCEv2 with an IPv4 address
     #[arg(short = 'x', long = "gid-index", value_name = "INDEX")]
     pub gid_index: Option<u8>,
 
@@ -30,7 +30,8 @@ pub struct DeviceArgs {
     #[arg(short = 'm', long = "mtu", value_name = "BYTES")]
     pub mtu: Option<u32>,
 
-    /// Longest message that is posted inline: the device need not fetch it. Default: the provider's choice
+    /// Longest message that is posted inline: the device need not fetch it. Default: the provider's
+    /// choice
     #[arg(short = 'I', long = "inline_size", value_name = "BYTES")]
     pub inline: Option<u32>,
 
@@ -42,7 +43,8 @@ pub struct DeviceArgs {
     #[arg(short = 'S', long = "sl", value_name = "LEVEL", value_parser = clap::value_parser!(u8).range(0..=15))]
     pub service_level: Option<u8>,
 
-    /// How long the device waits for an acknowledgement: 4.096 us * 2^value. Default LINERATE_VERBS_ACK_TIMEOUT, else 14
+    /// How long the device waits for an acknowledgement: 4.096 us * 2^value. Default
+    /// LINERATE_VERBS_ACK_TIMEOUT, else 14
     #[arg(short = 'u', long = "qp-timeout", value_name = "VALUE", value_parser = clap::value_parser!(u8).range(8..=22))]
     pub qp_timeout: Option<u8>,
 

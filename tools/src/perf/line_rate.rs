@@ -1,7 +1,9 @@
-//! [`LineRate`]: what the ports in use can carry, so that a bandwidth can be given as a share of it.
+//! [`LineRate`]: what the ports in use can carry, so that a bandwidth can be given as a share of
+//! it.
 //!
-//! The bound is that of the wire with its headers and of PCIe (`linerate::unstable::verbs::achievable`), both ways at once
-//! where both sides send. Each port has a wire, and each card one slot, which its ports share. A device that is only software has
+//! The bound is that of the wire with its headers and of PCIe
+//! (`linerate::unstable::verbs::achievable`), both ways at once where both sides send. Each port
+//! has a wire, and each card one slot, which its ports share. A device that is only software has
 //! the rate of no wire, whatever it says.
 
 use super::args::Verb;
@@ -64,7 +66,8 @@ impl LineRate {
         self.reason.is_none()
     }
 
-    /// Gbit/s of payload in messages of so many bytes, of both directions together if there are two.
+    /// Gbit/s of payload in messages of so many bytes, of both directions together if there are
+    /// two.
     pub fn gigabits(&self, options: &Options, bytes: u64) -> Option<f64> {
         let carrier = match options.test.verb() {
             Verb::Write => Carrier::Write,

@@ -1,5 +1,5 @@
-//! [`Link`]: a transport between two ranks, and what both sides keep on it: the counts of what has ended, empty messages
-//! that mark the parts of a run, and waits that give up.
+//! [`Link`]: a transport between two ranks, and what both sides keep on it: the counts of what has
+//! ended, empty messages that mark the parts of a run, and waits that give up.
 
 use super::arena::Arena;
 use super::args::Test;
@@ -27,13 +27,14 @@ const KIND_POST: u64 = 0;
 const KIND_RECEIVE: u64 = 1;
 const KIND_MARK_SENT: u64 = 2;
 const KIND_MARK: u64 = 3;
-/// A device's answer is looked for so long without giving the core away, as perftest does for ever: a wait of a few ten
-/// microseconds, which is short for a network, would else end in a system call.
+/// A device's answer is looked for so long without giving the core away, as perftest does for ever:
+/// a wait of a few ten microseconds, which is short for a network, would else end in a system call.
 const DEVICE_SPIN: Duration = Duration::from_millis(1);
 const DEVICE_POLLS_PER_LOOK: u32 = 64;
-/// A side that devices serve has nothing to do but to be told of the end, and sleeps, as perftest's waits in a read: looking
-/// takes a core from those that have something to do, and half of one from whoever shares it. Before, it looks for so long:
-/// who writes short messages without a pause needs to hear now and then that they have come.
+/// A side that devices serve has nothing to do but to be told of the end, and sleeps, as perftest's
+/// waits in a read: looking takes a core from those that have something to do, and half of one from
+/// whoever shares it. Before, it looks for so long: who writes short messages without a pause needs
+/// to hear now and then that they have come.
 const REST_AFTER: Duration = Duration::from_micros(100);
 /// The longest sleep, so that a timeout is noticed.
 const REST_MAX: Duration = Duration::from_millis(100);
@@ -49,12 +50,14 @@ pub enum Mark {
     End,
     /// All of that has arrived.
     Arrived,
-    /// Work goes on, of which this side may see nothing. Nobody asks for it: that it comes is enough.
+    /// Work goes on, of which this side may see nothing. Nobody asks for it: that it comes is
+    /// enough.
     Working,
 }
 
 const MARKS: [Mark; 4] = [Mark::Ready, Mark::End, Mark::Arrived, Mark::Working];
-/// A side that works says so as often per timeout of the other one, which may have nothing else to see.
+/// A side that works says so as often per timeout of the other one, which may have nothing else to
+/// see.
 const SIGNS_PER_TIMEOUT: u32 = 4;
 
 /// A connected transport.
@@ -117,7 +120,8 @@ impl Link {
         let options = transport::Options {
             tcp: config.tcp.clone(),
             verbs: linerate::options::VerbsSettings {
-                // What is measured is the device's: perftest's writes have no immediate data either.
+                // What is measured is the device's: perftest's writes have no immediate data
+                // either.
                 has_device_atomics: true,
                 has_plain_words: options.test == Test::WriteLat,
                 ..config.verbs.clone()
@@ -386,7 +390,8 @@ impl Link {
         Ok(has_news)
     }
 
-    /// One poll of a side that only has to be there; sleeps when there have been no news for a while, if devices serve it.
+    /// One poll of a side that only has to be there; sleeps when there have been no news for a
+    /// while, if devices serve it.
     pub fn rest(&mut self) -> Result<bool> {
         let has_news = self.poll()?;
         let Some(WaitSource::Descriptor { ready, .. }) = self.rest.clone() else {
@@ -549,7 +554,8 @@ fn token(kind: u64, stream: u32, number: u64) -> u64 {
     kind << KIND_SHIFT | u64::from(stream) << STREAM_SHIFT | number
 }
 
-/// Whether it was; an error if it never will be. That a peer is gone is said by the event, with the cause.
+/// Whether it was; an error if it never will be. That a peer is gone is said by the event, with the
+/// cause.
 #[inline]
 fn accepted(posted: std::result::Result<(), PostError>) -> Result<bool> {
     match posted {

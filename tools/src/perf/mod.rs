@@ -1,10 +1,13 @@
-//! `linerate perf TEST [HOST]`: bandwidth and latency between two ranks, straight on a transport, without the engine.
+//! `linerate perf TEST [HOST]`: bandwidth and latency between two ranks, straight on a transport,
+//! without the engine.
 //!
-//! As in perftest, the command without a host is the server and with one the client; `--local` starts both here. The client's
-//! options count; a server that was told something else refuses it by name. Letters and columns are perftest's
-//! (github.com/linux-rdma/perftest); how times are taken is said in `traffic.rs` and `trips.rs`.
+//! As in perftest, the command without a host is the server and with one the client; `--local`
+//! starts both here. The client's options count; a server that was told something else refuses it
+//! by name. Letters and columns are perftest's (github.com/linux-rdma/perftest); how times are
+//! taken is said in `traffic.rs` and `trips.rs`.
 //!
-//! What it does not measure: collectives, staging of memory that is not registered, more than two ranks (`bench`, `mesh`).
+//! What it does not measure: collectives, staging of memory that is not registered, more than two
+//! ranks (`bench`, `mesh`).
 //!
 //! Read first: `args.rs` (what both sides agree on), then `traffic.rs`.
 
@@ -301,7 +304,8 @@ impl Report<'_> {
         }
     }
 
-    /// Writes the document; the error is all that was not good enough. Of two sides that were started together one speaks.
+    /// Writes the document; the error is all that was not good enough. Of two sides that were
+    /// started together one speaks.
     fn finish(&self, document: &Document, rows: &[Row]) -> Result<(), Failure> {
         if self.is_quiet {
             return Ok(());

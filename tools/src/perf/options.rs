@@ -1,5 +1,5 @@
-//! [`Options`]: what both sides of `perf` have to agree on. The client's count; a server that was told others refuses them by
-//! name.
+//! [`Options`]: what both sides of `perf` have to agree on. The client's count; a server that was
+//! told others refuses them by name.
 
 use super::args::{AtomicType, PerfArgs, Test, Verb};
 use super::device::transport_kind;
@@ -217,8 +217,9 @@ impl Options {
         ]
     }
 
-    /// What of the server's arguments contradicts the client's options, by name. What the server was not told it takes
-    /// from the client, but for TLS, which is on both sides or on none. `config`: of the server, flags and environment.
+    /// What of the server's arguments contradicts the client's options, by name. What the server
+    /// was not told it takes from the client, but for TLS, which is on both sides or on none.
+    /// `config`: of the server, flags and environment.
     pub fn mismatch(&self, server: &PerfArgs, config: &Config) -> Option<String> {
         let flag = |is_given: bool| is_given.then(|| "true".to_string());
         let number = |value: Option<u64>| value.map(|v| v.to_string());

@@ -18,7 +18,8 @@ use std::time::Duration;
 /// perftest's numbers of messages.
 const MESSAGES_BANDWIDTH: u64 = 5000;
 const MESSAGES_LATENCY: u64 = 1000;
-/// Unless they were asked for, no more than this is moved by a stream of one size, and no fewer messages.
+/// Unless they were asked for, no more than this is moved by a stream of one size, and no fewer
+/// messages.
 const BYTES_USUAL_MAX: u64 = 4 << 30;
 const MESSAGES_USUAL_MIN: u64 = 100;
 
@@ -37,7 +38,8 @@ pub struct Row {
     pub latency: Option<Latency>,
     /// Bytes of the checked messages that were wrong, on both sides; `None`: not checked.
     pub wrong: Option<u64>,
-    /// Gbit/s that the ports' wire and PCIe allow, of both directions together if there are two; `None`: not known.
+    /// Gbit/s that the ports' wire and PCIe allow, of both directions together if there are two;
+    /// `None`: not known.
     pub achievable: Option<f64>,
 }
 
@@ -81,7 +83,8 @@ pub fn join<'a>(
     let text = |error: linerate::Error| error.to_string();
     let verbs = VerbsSettings {
         queue_pairs: options.streams,
-        // Both sides take the first of ports that are alike: two hosts' first ones are most likely on one network.
+        // Both sides take the first of ports that are alike: two hosts' first ones are most likely
+        // on one network.
         local_rank: Some(0),
         mtu_bytes: options.mtu.or(plan.config.verbs.mtu_bytes),
         inline_bytes: options.inline.unwrap_or(plan.config.verbs.inline_bytes),

@@ -80,8 +80,9 @@ impl Marks {
         self.is_full = self.is_full || !push(&mut self.ended, (count, time_ns));
     }
 
-    /// The greatest rate of any run of consecutive messages, from the post of its first to the end of its last, messages
-    /// per second: perftest's peak. Posts count from the beginning of their burst, so it is never too great.
+    /// The greatest rate of any run of consecutive messages, from the post of its first to the end
+    /// of its last, messages per second: perftest's peak. Posts count from the beginning of their
+    /// burst, so it is never too great.
     pub fn peak(&self) -> f64 {
         if self.is_full {
             return 0.0;

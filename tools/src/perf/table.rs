@@ -1,4 +1,5 @@
-//! The table, as perftest prints it (github.com/linux-rdma/perftest, `src/perftest_resources.h`). Pure.
+//! The table, as perftest prints it (github.com/linux-rdma/perftest, `src/perftest_resources.h`).
+//! Pure.
 
 use super::args::Verb;
 use super::line_rate::LineRate;

@@ -1,8 +1,10 @@
-//! What goes over a [`Link`] while it is measured. Both sides call the same functions; the client is rank 1.
+//! What goes over a [`Link`] while it is measured. Both sides call the same functions; the client
+//! is rank 1.
 //!
-//! Here: streams of messages, for bandwidth and to compare what arrives. The client posts, with a bounded number of messages
-//! under way on each stream. The time ends when the other side has said that everything is there, and not when the last post
-//! ends: a transport may end a post as soon as it has copied it. Times of single messages are in `trips.rs`.
+//! Here: streams of messages, for bandwidth and to compare what arrives. The client posts, with a
+//! bounded number of messages under way on each stream. The time ends when the other side has said
+//! that everything is there, and not when the last post ends: a transport may end a post as soon as
+//! it has copied it. Times of single messages are in `trips.rs`.
 
 use super::arena::{Arena, Keys, Pattern, Slots, poison, uses};
 use super::args::{AtomicType, Verb};
@@ -67,7 +69,8 @@ impl Side<'_> {
         }
     }
 
-    /// Compares what arrives of some messages with what was sent; gives the bytes that are wrong on this side.
+    /// Compares what arrives of some messages with what was sent; gives the bytes that are wrong on
+    /// this side.
     pub fn check(&mut self, slots: &Slots) -> Result<u64> {
         let (has_source, has_target) = uses(self.options, self.rank);
         let count = slots.checked(self.options.streams);
@@ -93,8 +96,8 @@ impl Side<'_> {
         Ok(wrong.unwrap_or(0))
     }
 
-    /// The client's operations on one word, one after the other: each gives what the one before it has left. Both sides give the
-    /// words that were wrong, in bytes.
+    /// The client's operations on one word, one after the other: each gives what the one before it
+    /// has left. Both sides give the words that were wrong, in bytes.
     pub fn check_atomic(&mut self, slots: &Slots) -> Result<u64> {
         let word = self.arena.source.part(0, slots.bytes);
         let (is_posting, is_owner) = self.directions();
@@ -268,8 +271,8 @@ impl Side<'_> {
         }
     }
 
-    /// The next list of each stream that has room for all of it, so that the poll that follows hands it over at once; whether
-    /// there was any.
+    /// The next list of each stream that has room for all of it, so that the poll that follows
+    /// hands it over at once; whether there was any.
     fn post_lists(&mut self, list: u32, total: Option<u64>, slots: &Slots) -> Result<bool> {
         let (streams, depth) = (
             u64::from(self.options.streams),

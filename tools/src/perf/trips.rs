@@ -1,9 +1,11 @@
-//! Times of single messages over a [`Link`](super::link::Link). Both sides call the same functions; the client is rank 1.
+//! Times of single messages over a [`Link`](super::link::Link). Both sides call the same functions;
+//! the client is rank 1.
 //!
-//! Of messages and puts one goes there, one comes back, and half of that is a sample. A put has no completion on the other
-//! side, and the contract orders puts only one after the other: behind the data a word is put, which the other side looks
-//! at. What fits into the word is the word, which a device writes without immediate data, as perftest's does: neither side polls
-//! for it. A get is one sample.
+//! Of messages and puts one goes there, one comes back, and half of that is a sample. A put has no
+//! completion on the other side, and the contract orders puts only one after the other: behind the
+//! data a word is put, which the other side looks at. What fits into the word is the word, which a
+//! device writes without immediate data, as perftest's does: neither side polls for it. A get is
+//! one sample.
 
 use super::arena::Slots;
 use super::args::Verb;
@@ -15,17 +17,18 @@ use std::sync::atomic::Ordering;
 
 /// Bytes of the word that a peer looks at.
 const WORD_BYTES: u64 = 8;
-/// Looks at it between two polls, without pauses: a look ends the trip, and what a poll takes in this time comes on top. A
-/// poll takes as long as some fifty of them.
+/// Looks at it between two polls, without pauses: a look ends the trip, and what a poll takes in
+/// this time comes on top. A poll takes as long as some fifty of them.
 const WORD_LOOKS: u32 = 256;
-/// The same where the device writes the word whether anybody polls or not: some trips of a NIC. Completions are taken meanwhile,
-/// see [`TRIPS_PER_POLL`].
+/// The same where the device writes the word whether anybody polls or not: some trips of a NIC.
+/// Completions are taken meanwhile, see [`TRIPS_PER_POLL`].
 const WORD_LOOKS_DEVICE: u32 = 4096;
-/// Words put by a device between two polls: half of those that may be under way, as the other half may lack a completion when it
-/// polls. The poll comes behind a post, when there is nothing to do but to wait; where both sides share a processor nobody
-/// waits, and all of it is in the times.
+/// Words put by a device between two polls: half of those that may be under way, as the other half
+/// may lack a completion when it polls. The poll comes behind a post, when there is nothing to do
+/// but to wait; where both sides share a processor nobody waits, and all of it is in the times.
 const TRIPS_PER_POLL: u64 = 8;
-/// Receives posted before their messages: the next message finds one while the answer to the last one is posted.
+/// Receives posted before their messages: the next message finds one while the answer to the last
+/// one is posted.
 const TRIPS_AHEAD: u64 = 2;
 /// Round trips before the first sample.
 const UNTIMED_TRIPS: u64 = 50;
@@ -34,8 +37,8 @@ const SAMPLES_ROOM: usize = 1 << 20;
 /// Of the word put, in the region of flags.
 const OUTGOING: u64 = linerate::unstable::limits::CACHE_LINE_BYTES as u64;
 
-/// What single messages of one size need, found once: what lies between a look that finds an answer and the next post is in the
-/// times.
+/// What single messages of one size need, found once: what lies between a look that finds an answer
+/// and the next post is in the times.
 struct Trips<'a> {
     slots: &'a Slots,
     /// Where the other side puts its word.
@@ -89,8 +92,8 @@ impl Side<'_> {
         }
     }
 
-    /// The client: so many messages and their answers. The clock is looked at when a message has left: what lies between two
-    /// looks is a whole trip all the same, and the look is not in it.
+    /// The client: so many messages and their answers. The clock is looked at when a message has
+    /// left: what lies between two looks is a whole trip all the same, and the look is not in it.
     fn time_trips(&mut self, trips: &Trips, limit: Limit, share: f64) -> Result<Vec<f64>> {
         for trip in 0..UNTIMED_TRIPS {
             self.begin_trip(trips, trip)?;
@@ -131,8 +134,9 @@ impl Side<'_> {
                 self.link.post(0, post)?;
             }
         }
-        // It leaves with a poll, if not with the post, as a word does where nothing else is under way: then the answer may be
-        // here as soon as the post has returned, and a look finds it before a poll.
+        // It leaves with a poll, if not with the post, as a word does where nothing else is under
+        // way: then the answer may be here as soon as the post has returned, and a look finds it
+        // before a poll.
         match trips.is_word && !trip.is_multiple_of(TRIPS_PER_POLL) {
             true => Ok(()),
             false => self.link.poll().map(|_| ()),

@@ -1,8 +1,9 @@
 //! [`Alone`]: what the last flush of a step costs by itself, to set beside what a step exposes.
 //!
-//! A blocking call of the same bytes with nothing to hide behind: pack, allreduce, unpack, where the flush had several
-//! gradients. The gradients are as cold as in a step: all others are filled after them. The ranks begin after a barrier and
-//! as long a computation as the last one of the trace.
+//! A blocking call of the same bytes with nothing to hide behind: pack, allreduce, unpack, where
+//! the flush had several gradients. The gradients are as cold as in a step: all others are filled
+//! after them. The ranks begin after a barrier and as long a computation as the last one of the
+//! trace.
 
 use super::rank::Runner;
 use linerate::reports::FlushReport;
@@ -10,7 +11,8 @@ use linerate::transport::Time;
 use linerate::{Buffer, ReduceOp, Result};
 use std::time::Duration;
 
-/// When the last flush began and ended by itself, since the start of its computation, and what was wrong.
+/// When the last flush began and ended by itself, since the start of its computation, and what was
+/// wrong.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Alone {
     pub start: Time,

@@ -1,8 +1,9 @@
-//! `linerate replay`: the gradients of a real model, ready at their real times, through fusion and allreduce.
+//! `linerate replay`: the gradients of a real model, ready at their real times, through fusion and
+//! allreduce.
 //!
-//! What is replayed is the backward pass: each gradient is announced at its time in the trace, and the step ends when all are
-//! reduced. The forward pass would only add a constant; it enters the step time and the scaling factor as
-//! `batch - backward`. Read first: [`run`], then `rank.rs`.
+//! What is replayed is the backward pass: each gradient is announced at its time in the trace, and
+//! the step ends when all are reduced. The forward pass would only add a constant; it enters the
+//! step time and the scaling factor as `batch - backward`. Read first: [`run`], then `rank.rs`.
 
 mod alone;
 mod plan;
@@ -31,7 +32,8 @@ const GOOD: u8 = 0;
 pub enum Mode {
     /// Our fusion buffer: a real deadline, agreement between the ranks.
     Linerate,
-    /// The published simulation: limits looked at only when a gradient arrives; the plan is fixed beforehand.
+    /// The published simulation: limits looked at only when a gradient arrives; the plan is fixed
+    /// beforehand.
     Paper,
 }
 
@@ -54,8 +56,8 @@ pub struct ReplayArgs {
     /// Local ranks to spawn; default 2. Under a launcher it must equal WORLD_SIZE
     #[arg(long, value_name = "N")]
     pub ranks: Option<u32>,
-    /// cores: each rank gets its own share of the cores; where ranks are more, each core gets equally many. none: the kernel places
-    /// them
+    /// cores: each rank gets its own share of the cores; where ranks are more, each core gets
+    /// equally many. none: the kernel places them
     #[arg(long, value_enum, default_value_t = Bind::Cores)]
     pub bind: Bind,
     /// Who decides what is flushed when
@@ -82,7 +84,8 @@ pub struct ReplayArgs {
     /// Factor on all times of the trace; 0 makes every gradient ready at once
     #[arg(long, default_value = "1", value_parser = factor)]
     pub scale: f64,
-    /// Time of a batch on one GPU, in milliseconds; default: as measured, or 1.5 times the backward pass
+    /// Time of a batch on one GPU, in milliseconds; default: as measured, or 1.5 times the backward
+    /// pass
     #[arg(long, value_parser = milliseconds)]
     pub batch_ms: Option<f64>,
     /// Print the flush plan and run nothing

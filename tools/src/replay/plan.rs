@@ -46,8 +46,8 @@ pub fn build_paper(trace: &Trace, options: &FusionOptions) -> Vec<PlannedFlush> 
         .collect()
 }
 
-/// The plan of our fusion buffer if all ranks have every gradient at its time and agreement takes none: the real state
-/// machine, alone, in virtual time.
+/// The plan of our fusion buffer if all ranks have every gradient at its time and agreement takes
+/// none: the real state machine, alone, in virtual time.
 pub fn build_linerate(trace: &Trace, options: &FusionOptions) -> Result<Vec<PlannedFlush>> {
     let set = Arc::new(TensorSet::new(tensor_specs(trace))?);
     let mut machine = Machine::new(set, options.clone())?;

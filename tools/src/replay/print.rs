@@ -24,7 +24,8 @@ impl Results<'_> {
         self.trace.backward_us() / 1e3
     }
 
-    /// As given, as measured for the model, or 1.5 backward passes: a forward pass costs about half of one.
+    /// As given, as measured for the model, or 1.5 backward passes: a forward pass costs about half
+    /// of one.
     fn batch_ms(&self) -> f64 {
         let known = self.args.batch_ms.or(self.trace.batch_ms);
         known.unwrap_or(1.5 * self.backward_ms())
@@ -73,7 +74,8 @@ pub fn print_plan(args: &ReplayArgs, trace: &Trace, plan: &[PlannedFlush]) -> Re
     write_json(args, &document)
 }
 
-/// Prints the table of the median step and the numbers; writes JSON and the Chrome trace where asked for.
+/// Prints the table of the median step and the numbers; writes JSON and the Chrome trace where
+/// asked for.
 pub fn print_results(results: &Results) -> Result<(), String> {
     let median = summary::median_step(results.steps);
     if !results.args.job.is_json_only() {
@@ -204,8 +206,9 @@ fn to_json(results: &Results, median: usize) -> Value {
     })
 }
 
-/// All ranks and steps in the Trace Event Format: a process per rank; its backward pass, and per flush the time that it
-/// waited and the time of its allreduce. Flushes overlap, so they take turns on lanes.
+/// All ranks and steps in the Trace Event Format: a process per rank; its backward pass, and per
+/// flush the time that it waited and the time of its allreduce. Flushes overlap, so they take turns
+/// on lanes.
 fn chrome_trace(steps: &[Step]) -> Value {
     let mut events = Vec::new();
     let us = |time: Time| time.0 as f64 / 1e3;

@@ -17,7 +17,8 @@ const WARM_UP_STEPS: u32 = 1;
 /// Elements that are filled or checked at a time.
 const CHUNK: usize = 1 << 16;
 
-/// The values repeat with this period. A prime, so that no chunk, block or page boundary is a multiple of it.
+/// The values repeat with this period. A prime, so that no chunk, block or page boundary is a
+/// multiple of it.
 const PERIOD: usize = 251;
 
 /// Runs this rank and gives the exit code.
@@ -113,8 +114,8 @@ pub struct Runner<'a> {
 }
 
 impl Runner<'_> {
-    /// One step: fill, barrier, the backward pass at its times, wait, check; its last flush by itself; and exchange of the
-    /// times.
+    /// One step: fill, barrier, the backward pass at its times, wait, check; its last flush by
+    /// itself; and exchange of the times.
     fn run_step(&mut self, index: u32, first: &mut Option<Time>) -> Result<Step> {
         for (tensor, buffer) in self.tensors.iter().enumerate() {
             self.values.fill(buffer, tensor, index)?;
@@ -165,8 +166,9 @@ impl Runner<'_> {
     }
 }
 
-/// The gradients' values: small integers that depend on seed, rank, tensor, element and step, so that every sum is
-/// exact in f32 for any number of ranks and order, and stale or misplaced data shows.
+/// The gradients' values: small integers that depend on seed, rank, tensor, element and step, so
+/// that every sum is exact in f32 for any number of ranks and order, and stale or misplaced data
+/// shows.
 pub struct Values {
     seed: u64,
     /// This rank's values for the elements 0.. of phase 0; longer than a chunk by a period.

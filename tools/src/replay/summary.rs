@@ -1,10 +1,11 @@
 //! [`Step`] and [`Summary`]: the numbers of a replay, from the times of all ranks. Pure.
 //!
-//! A time is that of the slowest rank, measured from the barrier before the backward pass:
-//! *ready* the flush's last gradient, *start* and *end* of its allreduce; *exposed* from the end of the backward pass until
-//! all gradients are reduced; *overlap* the share of the communication time before the end of the backward pass; *busbw*
-//! all bytes times 2(P-1)/P by the time in which an allreduce was under way; *scaling factor* `batch / (batch + exposed)`;
-//! *last flush alone* what the last flush takes as a blocking call with nothing to hide behind (`alone.rs`): a step can
+//! A time is that of the slowest rank, measured from the barrier before the backward pass: *ready*
+//! the flush's last gradient, *start* and *end* of its allreduce; *exposed* from the end of the
+//! backward pass until all gradients are reduced; *overlap* the share of the communication time
+//! before the end of the backward pass; *busbw* all bytes times 2(P-1)/P by the time in which an
+//! allreduce was under way; *scaling factor* `batch / (batch + exposed)`; *last flush alone* what
+//! the last flush takes as a blocking call with nothing to hide behind (`alone.rs`): a step can
 //! expose less only by what it prepares before its last gradient is there.
 
 use super::alone::Alone;
@@ -33,7 +34,8 @@ pub struct Step {
     pub wrong: u64,
 }
 
-/// What one rank tells the others of a step; `origin` is the start of its backward pass, `first` that of its first step.
+/// What one rank tells the others of a step; `origin` is the start of its backward pass, `first`
+/// that of its first step.
 pub fn encode(
     report: &StepReport,
     origin: Time,

@@ -1,8 +1,8 @@
 //! [`Trace`]: when the gradients of a model are ready in its backward pass, and their sizes.
 //!
-//! Two formats (described in `tests/data/training_bottleneck/README.md`), told apart by the first line:
-//! `.bk.log` of the published measurements, and `.layers.csv` with names. Whatever is wrong with a file is said with its
-//! line and reason; nothing is guessed.
+//! Two formats (described in `tests/data/training_bottleneck/README.md`), told apart by the first
+//! line: `.bk.log` of the published measurements, and `.layers.csv` with names. Whatever is wrong
+//! with a file is said with its line and reason; nothing is guessed.
 
 use std::io::Read;
 use std::path::Path;
@@ -46,7 +46,8 @@ const BUILT_IN: [(&str, &str, f64); 3] = [
 pub struct Gradient {
     /// Name of the parameter.
     pub name: String,
-    /// Microseconds since the previous gradient; the first counts from the start of the backward pass.
+    /// Microseconds since the previous gradient; the first counts from the start of the backward
+    /// pass.
     pub wait_us: f64,
     /// Length in bytes, a multiple of 4.
     pub bytes: u64,
@@ -64,7 +65,8 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// The built-in trace of this name, or else the file. The error says what is wrong, and in which line.
+    /// The built-in trace of this name, or else the file. The error says what is wrong, and in
+    /// which line.
     pub fn load(name: &str) -> Result<Trace, String> {
         if let Some((name, text, batch_ms)) = BUILT_IN.into_iter().find(|(n, ..)| *n == name) {
             return Ok(Trace {

@@ -1,4 +1,5 @@
-//! A Slurm of one host, in a folder of its own: munged, slurmctld and slurmd with ports and sockets that nobody else has.
+//! A Slurm of one host, in a folder of its own: munged, slurmctld and slurmd with ports and sockets
+//! that nobody else has.
 
 use super::search;
 use std::fs;

@@ -1,10 +1,13 @@
-//! `linerate bench sparse-allreduce`: a sparse allreduce of a vector or of a model's tensors, with what was sent in each phase.
+//! `linerate bench sparse-allreduce`: a sparse allreduce of a vector or of a model's tensors, with
+//! what was sent in each phase.
 //!
-//! A time is that of the slowest rank, per step, each started after a barrier; it includes the selection. The communication's
-//! is that of the rank that began it last: the others' waits for selections on the same cores are no communication. With `--check 1` sampled
-//! coordinates are followed: what was applied and what residuals keep is what gradients gave.
+//! A time is that of the slowest rank, per step, each started after a barrier; it includes the
+//! selection. The communication's is that of the rank that began it last: the others' waits for
+//! selections on the same cores are no communication. With `--check 1` sampled coordinates are
+//! followed: what was applied and what residuals keep is what gradients gave.
 //!
-//! With `--transport sim` all ranks are in this process and their communication takes virtual time (`simulated.rs`).
+//! With `--transport sim` all ranks are in this process and their communication takes virtual time
+//! (`simulated.rs`).
 //!
 //! Read first: `rank.rs`.
 
@@ -40,8 +43,8 @@ pub struct SparseArgs {
     #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
     pub density: f64,
 
-    /// oktopk, topka, topka2, topkdsa, topkdsa-small, topkdsa-big, topkdsa-doubling, gtopk, gaussiank, dense, auto, or all, one after
-    /// another
+    /// oktopk, topka, topka2, topkdsa, topkdsa-small, topkdsa-big, topkdsa-doubling, gtopk,
+    /// gaussiank, dense, auto, or all, one after another
     #[arg(long, value_name = "NAME", default_value = "oktopk")]
     pub algo: Algorithms,
 
@@ -49,12 +52,13 @@ pub struct SparseArgs {
     #[arg(long, value_enum, default_value_t = ModeName::Exact)]
     pub mode: ModeName,
 
-    /// How values are spread over the elements: everywhere alike, by a power law of the index, or with a scale for each layer
+    /// How values are spread over the elements: everywhere alike, by a power law of the index, or
+    /// with a scale for each layer
     #[arg(long, value_enum, default_value_t = Distribution::Uniform)]
     pub distribution: Distribution,
 
-    /// When Ok-Topk spreads its selected entries before they are gathered: auto, paper (above 4 times the mean), cost (by the cost
-    /// model), always or never
+    /// When Ok-Topk spreads its selected entries before they are gathered: auto, paper (above 4
+    /// times the mean), cost (by the cost model), always or never
     #[arg(long, value_name = "RULE", default_value = "auto", value_parser = Balance::from_str)]
     pub balance: Balance,
 
@@ -62,7 +66,8 @@ pub struct SparseArgs {
     #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = ValueFormat::from_str)]
     pub values: ValueFormat,
 
-    /// What values do that are not finite: error, skip (the step) or count (leave them out; adds and selects in one pass)
+    /// What values do that are not finite: error, skip (the step) or count (leave them out; adds
+    /// and selects in one pass)
     #[arg(long, value_name = "POLICY", default_value = "error", value_parser = NonFinite::from_str)]
     pub non_finite: NonFinite,
 

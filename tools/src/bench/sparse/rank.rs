@@ -116,7 +116,8 @@ fn entry(
     Ok(build_entry(plan, &reported, times, wrong))
 }
 
-/// What ranks tell of an algorithm: the numbers of every phase and of all together, of all timed steps.
+/// What ranks tell of an algorithm: the numbers of every phase and of all together, of all timed
+/// steps.
 pub struct Reported {
     asked: Algorithm,
     ranks: u32,
@@ -270,8 +271,8 @@ impl Times {
     }
 }
 
-/// What the kernel says that this process has had resident at most, of the rank with the most. It counts the shared memory of
-/// other ranks that this one has touched, too.
+/// What the kernel says that this process has had resident at most, of the rank with the most. It
+/// counts the shared memory of other ranks that this one has touched, too.
 fn peak_memory_bytes(comm: &Communicator) -> Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
@@ -322,7 +323,8 @@ impl Samples {
         Ok(())
     }
 
-    /// Coordinates where applied and kept are not what was given, up to rounding, or where ranks differ.
+    /// Coordinates where applied and kept are not what was given, up to rounding, or where ranks
+    /// differ.
     fn count_wrong(
         &self,
         comm: &Communicator,

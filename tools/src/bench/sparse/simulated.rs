@@ -1,7 +1,9 @@
-//! `bench sparse-allreduce --transport sim`: all ranks in this process, in virtual time, on a modelled network.
+//! `bench sparse-allreduce --transport sim`: all ranks in this process, in virtual time, on a
+//! modelled network.
 //!
-//! The machines, schedules and chunks are the library's; nothing has values, so that 256 ranks at the size of BERT fit. Picks
-//! lie independently on every rank. Selection, sums and changes of residuals take no time here: times are those of the communication.
+//! The machines, schedules and chunks are the library's; nothing has values, so that 256 ranks at
+//! the size of BERT fit. Picks lie independently on every rank. Selection, sums and changes of
+//! residuals take no time here: times are those of the communication.
 
 use super::Plan;
 use super::document::{Document, Entry};

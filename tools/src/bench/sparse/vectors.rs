@@ -77,7 +77,8 @@ fn parse(text: &str) -> Result<Vec<TensorSpec>, String> {
     }
 }
 
-/// Fills a rank's gradients: sums of four uniform numbers, so that a few are large, scaled as the distribution says.
+/// Fills a rank's gradients: sums of four uniform numbers, so that a few are large, scaled as the
+/// distribution says.
 pub fn fill(plan: &Plan, rank: Rank, gradients: &[Buffer<f32>]) -> linerate::Result<()> {
     let total = plan.count().max(1);
     let mut first = 0;

@@ -1,7 +1,9 @@
-//! `linerate experiment eager-sgd`: training where ranks are not alike, with synchronous and with partial collectives.
+//! `linerate experiment eager-sgd`: training where ranks are not alike, with synchronous and with
+//! partial collectives.
 //!
-//! Real ranks train a real model; only how long a step takes is prescribed (`load.rs`): what the computation leaves of it is
-//! slept. All times are those of the paper times `--scale`. Read first: [`run`], then `plan.rs`, then `train.rs`.
+//! Real ranks train a real model; only how long a step takes is prescribed (`load.rs`): what the
+//! computation leaves of it is slept. All times are those of the paper times `--scale`. Read first:
+//! [`run`], then `plan.rs`, then `train.rs`.
 
 mod plan;
 mod print;
@@ -32,7 +34,8 @@ pub enum Workload {
     Ucf101,
     /// Real digits: the loss against the quorum and the bound of staleness
     Quorum,
-    /// The times of ResNet-50 on 64 ranks of which 4 are delayed, in virtual time: nothing is trained
+    /// The times of ResNet-50 on 64 ranks of which 4 are delayed, in virtual time: nothing is
+    /// trained
     Resnet50,
 }
 

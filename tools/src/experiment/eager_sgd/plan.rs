@@ -45,7 +45,8 @@ pub struct Trial {
     pub staleness: u32,
     /// How many times as fast as synchronous the paper saw it.
     pub paper: Option<f64>,
-    /// How many times as fast it would be if communication took no time and everybody were delayed by its own delays only.
+    /// How many times as fast it would be if communication took no time and everybody were delayed
+    /// by its own delays only.
     pub ideal: Option<f64>,
 }
 
@@ -60,12 +61,13 @@ impl Trial {
     }
 }
 
-/// Computation of a step of the hyperplane. The paper gives only its delays and speed-ups: with this one, a rank that pays for its
-/// own delays only is 1.28, 1.41 and 1.53 times as fast.
+/// Computation of a step of the hyperplane. The paper gives only its delays and speed-ups: with
+/// this one, a rank that pays for its own delays only is 1.28, 1.41 and 1.53 times as fast.
 const HYPERPLANE_MS: f64 = 610.0;
 /// Delays of the paper, and how many times as fast solo was.
 const HYPERPLANE_DELAYS: [(f64, f64); 3] = [(200.0, 1.50), (300.0, 1.75), (400.0, 2.01)];
-/// Computation beside a skew of 50 to 400 ms: with it an ideal majority is as much faster as the paper saw.
+/// Computation beside a skew of 50 to 400 ms: with it an ideal majority is as much faster as the
+/// paper saw.
 const SEVERE_MS: f64 = 378.0;
 const SEVERE_LEAST_MS: f64 = 50.0;
 const SEVERE_GREATEST_MS: f64 = 400.0;
@@ -167,7 +169,8 @@ pub fn trials(workload: Workload, ranks: u32, staleness: u32) -> Vec<Trial> {
     }
 }
 
-/// `rotates`: another rank is the slowest in each step; else always the same, which falls behind as far as it may.
+/// `rotates`: another rank is the slowest in each step; else always the same, which falls behind as
+/// far as it may.
 fn severe(rotates: bool) -> Load {
     Load::Skewed {
         compute: SEVERE_MS,

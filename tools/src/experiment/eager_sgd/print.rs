@@ -12,7 +12,8 @@ use clap::ValueEnum;
 use linerate::Policy;
 use serde_json::{Value, json};
 
-/// Loss of the classifier at which steps are counted where quorum and bound of staleness are varied.
+/// Loss of the classifier at which steps are counted where quorum and bound of staleness are
+/// varied.
 const TARGET_LOSS: f64 = 0.5;
 
 /// Prints everything that was asked for.

@@ -8,11 +8,14 @@ use std::time::Duration;
 
 const RANKS: u32 = 64;
 const DELAYED: u32 = 4;
-/// Delays of the paper in milliseconds, and how many times as fast solo was as two synchronous libraries.
+/// Delays of the paper in milliseconds, and how many times as fast solo was as two synchronous
+/// libraries.
 const DELAYS: [(f64, &str); 2] = [(300.0, "1.25, 1.14"), (460.0, "1.23, 1.22")];
-/// Computation of a step: with it, synchronous steps with 460 ms of delay are as slow as the paper's, 1.15 / 1.23 a second.
+/// Computation of a step: with it, synchronous steps with 460 ms of delay are as slow as the
+/// paper's, 1.15 / 1.23 a second.
 const COMPUTE_MS: f64 = 610.0;
-/// A signal of a fabric of today, and an allreduce of 25,559,081 f32 by a ring at 10 GB/s with as much per message.
+/// A signal of a fabric of today, and an allreduce of 25,559,081 f32 by a ring at 10 GB/s with as
+/// much per message.
 const SIGNAL: Duration = Duration::from_nanos(1500);
 const PARAMETERS: f64 = 25_559_081.0;
 const BYTES_PER_SECOND: f64 = 10e9;

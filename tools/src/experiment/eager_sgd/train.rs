@@ -15,8 +15,8 @@ const POINTS: u32 = 16;
 const HIDDEN: usize = 32;
 /// Digits of a rank in a batch.
 const DIGITS_BATCH: usize = 16;
-/// Deviation of the targets around the hyperplane: half its square, 4.5, is what is left of the loss in the end, beside 4.7 in the
-/// paper.
+/// Deviation of the targets around the hyperplane: half its square, 4.5, is what is left of the
+/// loss in the end, beside 4.7 in the paper.
 const PLANE_NOISE: f64 = 3.0;
 /// Learning rates: converging in a hundred steps, with gradients that come some rounds late.
 const PLANE_RATE: f32 = 0.1;
@@ -115,7 +115,8 @@ impl Learner {
         }
     }
 
-    /// This rank's part of a verdict: all samples that it has of the hyperplane, or all digits of the test.
+    /// This rank's part of a verdict: all samples that it has of the hyperplane, or all digits of
+    /// the test.
     fn judge(&mut self, parameters: &[f32]) -> Verdict {
         match self {
             Learner::Plane(plane) => plane.judge(parameters),

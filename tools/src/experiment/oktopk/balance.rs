@@ -1,4 +1,5 @@
-//! Figure 7: regions of equal picks against equal regions, and spreading what was selected against gathering it as it lies.
+//! Figure 7: regions of equal picks against equal regions, and spreading what was selected against
+//! gathering it as it lies.
 
 use super::OkTopkArgs;
 use super::fabric::{Fabric, Network, run as run_machines, transfers};
@@ -12,12 +13,14 @@ use linerate::unstable::sparse::{Machine, OkTopkState, Step, Stream, build_plan}
 use linerate::{Collective, DataType, SparseOptions};
 use serde_json::{Value, json};
 
-/// n, k and the bandwidth are this part of the real ones where real entries are moved: the same times in less memory.
+/// n, k and the bandwidth are this part of the real ones where real entries are moved: the same
+/// times in less memory.
 const PART: u64 = 100;
 /// The paper cuts regions anew every so many steps.
 const REPARTITION_STEPS: f64 = 64.0;
-/// How unevenly picks lie: their density falls with this power of the coordinate, the same on all ranks. With the first, equal
-/// regions differ as much as the paper's gain says: P^0.1 is 1.32 for 16 ranks and 1.74 for 256.
+/// How unevenly picks lie: their density falls with this power of the coordinate, the same on all
+/// ranks. With the first, equal regions differ as much as the paper's gain says: P^0.1 is 1.32 for
+/// 16 ranks and 1.74 for 256.
 const POWERS: [f64; 2] = [0.1, 0.5];
 /// The library's default: what forwards a longer block begins with its first chunk.
 const CHUNK_BYTES: usize = 256 << 10;
@@ -128,7 +131,8 @@ fn reduce(section: &mut Section, ranks: &[u32], seed: u64) -> Result<Value, Stri
     Ok(Value::Array(rows))
 }
 
-/// k picks whose density falls with a power of the coordinate, one of each of k equal shares of them.
+/// k picks whose density falls with a power of the coordinate, one of each of k equal shares of
+/// them.
 fn skewed((count, k): (u64, u64), power: f64, seed: u64) -> Stream {
     let mut prng = Prng::new(seed);
     let mut picks = Stream::default();

@@ -1,4 +1,5 @@
-//! Where picks lie at worst, with real entries on a fabric without latency: a step may take no longer than its 6k words.
+//! Where picks lie at worst, with real entries on a fabric without latency: a step may take no
+//! longer than its 6k words.
 
 use super::fabric::{Fabric, Network, run};
 use super::section::Section;
@@ -78,7 +79,8 @@ impl Extreme {
             Extreme::Independent => draw(all, k, of_rank),
             Extreme::Identical => draw(all, k, Prng::new(seed)),
             Extreme::Foreign => draw(part((rank + 1) % ranks), k, of_rank),
-            // Odd numbers below a power of two have no divisor with it; else the next rank's will do.
+            // Odd numbers below a power of two have no divisor with it; else the next rank's will
+            // do.
             Extreme::Permuted => draw(part((5 * rank + 3) % ranks), k, of_rank),
             Extreme::OnePart => draw(part(0), k, of_rank),
             Extreme::OneRank => draw(all, if rank == 0 { k } else { 0 }, of_rank),

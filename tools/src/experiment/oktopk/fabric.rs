@@ -1,9 +1,10 @@
 //! [`Network`]: the modelled fabric, and machines of all ranks on it or in memory.
 //!
-//! What machines say to each other goes from one to the other inside this process; on a network every request is also an
-//! operation of real communicators without bytes, and its answer comes when that has ended in virtual time. So schedules, chunks,
-//! ports and messages are those of the library, and only local work takes no time. A machine of 256 ranks at the size of BERT
-//! needs no memory that way.
+//! What machines say to each other goes from one to the other inside this process; on a network
+//! every request is also an operation of real communicators without bytes, and its answer comes
+//! when that has ended in virtual time. So schedules, chunks, ports and messages are those of the
+//! library, and only local work takes no time. A machine of 256 ranks at the size of BERT needs no
+//! memory that way.
 
 use linerate::reports::Phase;
 use linerate::sim::{Link, SimOptions};
@@ -311,7 +312,8 @@ struct Job<'a, E> {
     marks: Vec<Vec<(Phase, f64)>>,
     /// Whether a rank knows of all that the first sums are there.
     has_states: Vec<bool>,
-    /// Whose operation has ended before the answer was there: messages without bytes do not wait for their senders.
+    /// Whose operation has ended before the answer was there: messages without bytes do not wait
+    /// for their senders.
     early: Vec<Rank>,
 }
 

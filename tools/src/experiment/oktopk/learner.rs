@@ -1,7 +1,7 @@
 //! [`Learner`]: what each rank trains: a classifier of digits, on its own share of them.
 //!
-//! Gradients are rounded to whole steps of [`GRID`], so that all sums of them are exact and what is applied and what is kept
-//! can be compared with what was computed to the last bit.
+//! Gradients are rounded to whole steps of [`GRID`], so that all sums of them are exact and what is
+//! applied and what is kept can be compared with what was computed to the last bit.
 
 use crate::experiment::digits::{Digits, Image, shuffle};
 use crate::experiment::model::{Classifier, Verdict};

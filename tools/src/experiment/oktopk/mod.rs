@@ -1,8 +1,10 @@
-//! `linerate experiment oktopk`: sparse allreduce as the paper measured it (Li and Hoefler, PPoPP 2022), its figures beside ours.
+//! `linerate experiment oktopk`: sparse allreduce as the paper measured it (Li and Hoefler, PPoPP
+//! 2022), its figures beside ours.
 //!
-//! Words and times of many ranks come from the library's own machines on the modelled network (`fabric.rs`); thresholds,
-//! Assumption 1 and fill-in from training with all ranks in this process (`observe.rs`); losses from real ranks that train a
-//! real model (`rank.rs`). Read first: [`run`], then `fabric.rs`, then `table1.rs`.
+//! Words and times of many ranks come from the library's own machines on the modelled network
+//! (`fabric.rs`); thresholds, Assumption 1 and fill-in from training with all ranks in this process
+//! (`observe.rs`); losses from real ranks that train a real model (`rank.rs`). Read first: [`run`],
+//! then `fabric.rs`, then `table1.rs`.
 
 mod balance;
 mod extremes;
@@ -33,19 +35,24 @@ use std::process::ExitCode;
 pub enum Part {
     /// Table 1: words and messages of each scheme for 2 to 256 ranks, beside the formulas
     Table1,
-    /// 256 ranks at the size of BERT on a modelled fabric: communication and total time of each scheme; extremes
+    /// 256 ranks at the size of BERT on a modelled fabric: communication and total time of each
+    /// scheme; extremes
     Timed,
-    /// Figures 4 and 6: exact, followed, held and Gaussian thresholds over a training, and what they select
+    /// Figures 4 and 6: exact, followed, held and Gaussian thresholds over a training, and what
+    /// they select
     Thresholds,
     /// Figure 5: Assumption 1's xi over a training
     Xi,
     /// The density of TopkDSA's output over a training
     Fill,
-    /// Figure 7: regions of equal picks against equal regions; spreading what was selected against gathering it as it lies
+    /// Figure 7: regions of equal picks against equal regions; spreading what was selected against
+    /// gathering it as it lies
     Balance,
-    /// Figures 8, 10 and 12: time by phase and weak scaling, with measured selection, modelled communication, given computation
+    /// Figures 8, 10 and 12: time by phase and weak scaling, with measured selection, modelled
+    /// communication, given computation
     Scaling,
-    /// Real ranks train on digits with every scheme and three optimisers: loss against steps, bytes and time
+    /// Real ranks train on digits with every scheme and three optimisers: loss against steps, bytes
+    /// and time
     Training,
     /// Every one
     All,

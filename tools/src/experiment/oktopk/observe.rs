@@ -1,5 +1,5 @@
-//! [`Job`]: ranks that train in this process with the library's selection and machines, so that every accumulator can be
-//! looked at: thresholds, counts, fill-in and Assumption 1.
+//! [`Job`]: ranks that train in this process with the library's selection and machines, so that
+//! every accumulator can be looked at: thresholds, counts, fill-in and Assumption 1.
 
 use super::fabric::run;
 use super::learner::Learner;
@@ -216,8 +216,8 @@ fn kth(values: &[f32], k: usize) -> u32 {
     (*least).max(1)
 }
 
-/// The distance between the largest of the mean accumulator and what was applied, in the mean gradient's length. The sum's
-/// entries are those of all ranks, so that they are divided by them.
+/// The distance between the largest of the mean accumulator and what was applied, in the mean
+/// gradient's length. The sum's entries are those of all ranks, so that they are divided by them.
 fn xi(mean: &[f64], slope: &[f64], (result, ranks): (&Stream, u32), k: usize) -> f64 {
     let mut order: Vec<usize> = (0..mean.len()).collect();
     let by_size = |a: &usize, b: &usize| mean[*b].abs().total_cmp(&mean[*a].abs()).then(a.cmp(b));

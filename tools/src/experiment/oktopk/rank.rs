@@ -200,7 +200,8 @@ impl Account {
         }
     }
 
-    /// Coordinates in which what all ranks computed less what they keep is not what they applied, to the last bit.
+    /// Coordinates in which what all ranks computed less what they keep is not what they applied,
+    /// to the last bit.
     fn lost(&self, comm: &Communicator, residual: &[f32]) -> Result<u64> {
         let delivered = self
             .computed

@@ -1,5 +1,5 @@
-//! Figures 8, 10 and 12: time of a step by phase and weak scaling. Selection is measured here, communication is that of the modelled
-//! fabric, computation is given.
+//! Figures 8, 10 and 12: time of a step by phase and weak scaling. Selection is measured here,
+//! communication is that of the modelled fabric, computation is given.
 
 use super::OkTopkArgs;
 use super::fabric::{Fabric, Network};
@@ -57,10 +57,11 @@ const FIGURES: [Figure; 3] = [
 
 /// The paper's efficiency of BERT from 32 to 256 ranks.
 const EFFICIENCY: f64 = 0.763;
-/// Bytes per second that the paper's own figures leave for dense: 150 against 47 hours for 400,000 steps on 32 ranks are 0.93 s more
-/// a step, in which it moves 1.03 GB.
+/// Bytes per second that the paper's own figures leave for dense: 150 against 47 hours for 400,000
+/// steps on 32 ranks are 0.93 s more a step, in which it moves 1.03 GB.
 const EFFECTIVE: u64 = 1_100_000_000;
-/// With --quick, selection is measured on this part of a vector, and ranks are this many times fewer.
+/// With --quick, selection is measured on this part of a vector, and ranks are this many times
+/// fewer.
 const PART_QUICK: u64 = 16;
 const FEWER_QUICK: u32 = 8;
 

@@ -1,4 +1,5 @@
-//! [`Section`]: what a part of the experiment says: text, a document, pictures, and what was not as it must be.
+//! [`Section`]: what a part of the experiment says: text, a document, pictures, and what was not as
+//! it must be.
 
 use crate::experiment::plot::Chart;
 use serde_json::{Value, json};

@@ -1,5 +1,5 @@
-//! What the paper sends, and its formulas (Li and Hoefler, "Near-Optimal Sparse Allreduce for Distributed Deep Learning",
-//! PPoPP 2022, Table 1).
+//! What the paper sends, and its formulas (Li and Hoefler, "Near-Optimal Sparse Allreduce for
+//! Distributed Deep Learning", PPoPP 2022, Table 1).
 
 use super::fabric::{Network, Outcome, run};
 use linerate::SparseOptions;

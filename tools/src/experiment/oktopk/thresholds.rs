@@ -1,4 +1,5 @@
-//! Figures 4, 5 and 6, and the fill-in of TopkDSA, over a training of real digits with all ranks in this process.
+//! Figures 4, 5 and 6, and the fill-in of TopkDSA, over a training of real digits with all ranks in
+//! this process.
 
 use super::OkTopkArgs;
 use super::observe::{Job, Seen, Thresholds};

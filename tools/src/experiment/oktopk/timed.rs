@@ -8,7 +8,8 @@ use linerate::options::Algorithm;
 use linerate::unstable::sparse::{OkTopkState, Support, choose};
 use serde_json::{Value, json};
 
-/// How many times as fast as each other scheme Ok-Topk's communication is at least: the paper's least ratio of total times.
+/// How many times as fast as each other scheme Ok-Topk's communication is at least: the paper's
+/// least ratio of total times.
 const LEAST_RATIO: f64 = 3.29;
 
 /// Communication of one scheme.

@@ -1,5 +1,5 @@
-//! The skew benchmark in virtual time: the library's own decisions, with signals that take no time and rounds that take a
-//! given one, so that what follows from the skew holds exactly.
+//! The skew benchmark in virtual time: the library's own decisions, with signals that take no time
+//! and rounds that take a given one, so that what follows from the skew holds exactly.
 
 use super::{Row, SkewArgs, policy_of};
 use crate::experiment::arithmetic::summarise;
@@ -51,7 +51,8 @@ fn simulate(args: &SkewArgs, ranks: u32, name: &str, bytes: u64) -> linerate::Re
     let naps: Vec<u32> = (history.rounds.iter())
         .map(RoundReport::active_count)
         .collect();
-    // Every generation is submitted in its round, so it is in that or in the next one, and only the last may be missing.
+    // Every generation is submitted in its round, so it is in that or in the next one, and only the
+    // last may be missing.
     let included: u64 = history.rounds.iter().map(RoundReport::generations).sum();
     let late_last = u64::from(ranks - naps.last().copied().unwrap_or(0));
     let wanted = u64::from(ranks) * u64::from(args.rounds) - late_last;

@@ -1,0 +1,58 @@
+//! Comments of Rust files: their width, and words that strangers stumble over.
+
+use super::{check_rule, check_tree, is_foreign};
+
+const COLUMNS_MAX: usize = 100;
+
+/// Comment lines are at most [`COLUMNS_MAX`] columns wide, but for what cannot be broken: rows of
+/// tables, and code in fences.
+fn check_width(path: &str, text: &str) -> Vec<String> {
+    if !path.ends_with(".rs") || is_foreign(path) {
+        return Vec::new();
+    }
+    let mut is_fenced = false;
+    let mut complaints = Vec::new();
+    for (line, number) in text.lines().zip(1..) {
+        let Some(comment) = comment_of(line) else {
+            continue;
+        };
+        let words = comment.trim_start();
+        is_fenced ^= words.starts_with("```");
+        let is_whole = is_fenced || words.starts_with('|');
+        if !is_whole && line.chars().count() > COLUMNS_MAX {
+            complaints.push(format!(
+                "{path}:{number}: a comment of more than {COLUMNS_MAX} columns"
+            ));
+        }
+    }
+    complaints
+}
+
+/// The text of a line that is a comment and nothing else.
+fn comment_of(line: &str) -> Option<&str> {
+    let text = line.trim_start().strip_prefix("//")?;
+    Some(text.trim_start_matches(['/', '!']))
+}
+
+#[test]
+fn comments_fit_a_hundred_columns() {
+    let (wide, table) = ("word ".repeat(20), "| cell ".repeat(20));
+    let bad = [
+        ("src/a.rs", &*format!("/// {wide}")),
+        ("src/a.rs", &*format!("fn f() {{\n    // {wide}\n}}")),
+        (
+            "tools/src/a.rs",
+            &*format!("//! ```text\n//! a\n//! ```\n//! {wide}"),
+        ),
+    ];
+    let good = [
+        ("src/a.rs", &*format!("let text = \"{wide}\"; // {wide}")),
+        (
+            "src/a.rs",
+            &*format!("//! {table}\n//! ```text\n//! {wide}\n//! ```"),
+        ),
+        ("README.md", &*wide),
+    ];
+    check_rule(check_width, &bad, &good);
+    check_tree(check_width);
+}
