@@ -5,6 +5,8 @@
 //! knows or would add, and is shown to fail on made-up input. The words it looks for are put
 //! together from pieces, so that this file passes its own rules.
 
+#[path = "tidy/cycles.rs"]
+mod cycles;
 #[path = "tidy/face.rs"]
 mod face;
 #[path = "tidy/guides.rs"]

@@ -3,6 +3,7 @@
 
 use serde::Serialize;
 use std::path::Path;
+use std::time::Duration;
 
 /// Assumed where /sys does not say, bytes: larger than most, so that a rotation still leaves the
 /// caches.
@@ -23,6 +24,20 @@ pub struct Cache {
 pub fn read(path: impl AsRef<Path>) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;
     Some(text.trim().to_string())
+}
+
+/// How long the threads of this process were ready to run and had no processor, so far.
+pub fn waited_for_processor() -> Option<Duration> {
+    let threads = std::fs::read_dir("/proc/self/task").ok()?;
+    let of_thread = |folder: std::fs::DirEntry| wait_of(&read(folder.path().join("schedstat"))?);
+    let waits = threads.filter_map(|folder| of_thread(folder.ok()?));
+    Some(waits.sum())
+}
+
+/// The second number of a schedstat file, nanoseconds.
+fn wait_of(schedstat: &str) -> Option<Duration> {
+    let nanoseconds = schedstat.split(' ').nth(1)?.parse().ok()?;
+    Some(Duration::from_nanos(nanoseconds))
 }
 
 /// The caches that hold data, nearest first.
@@ -71,6 +86,13 @@ mod tests {
         let text = "processor\t: 0\nmodel name\t: AMD EPYC: 9 \n";
         assert_eq!(cpu_model(text).as_deref(), Some("AMD EPYC: 9"));
         assert_eq!(cpu_model("processor : 0"), None);
+    }
+
+    #[test]
+    fn a_wait_is_the_second_number() {
+        let waited = wait_of("1200 257584 9");
+        assert_eq!(waited, Some(Duration::from_nanos(257584)));
+        assert_eq!(wait_of("1200"), None);
     }
 
     #[test]

@@ -9,6 +9,10 @@ use linerate::reports::{FlushReport, StepReport};
 use linerate::transport::Time;
 use serde_json::{Value, json};
 
+/// Share of the time without a processor above which the numbers say more of the machine's load
+/// than of the network.
+const WAITED_SHARE_MAX: f64 = 0.05;
+
 /// Everything that was measured, for rank 0 to print.
 pub struct Results<'a> {
     pub args: &'a ReplayArgs,
@@ -142,6 +146,14 @@ fn build_table(results: &Results, median: usize) -> String {
         ));
     }
     lines.push(format!("# bus bandwidth  {:.2} GB/s", numbers.busbw));
+    let waited = summary::waited_share(results.steps);
+    if waited > WAITED_SHARE_MAX {
+        lines.push(format!(
+            "# processors     a rank's threads waited for one for {:.0} % of the time, because other programs or ranks ran: \
+             on free processors times are shorter and bandwidths higher",
+            waited * 100.0
+        ));
+    }
     lines.push(format!(
         "# scaling factor {:.4} (batch {:.3} ms)",
         numbers.scaling_factor,
@@ -200,6 +212,7 @@ fn to_json(results: &Results, median: usize) -> Value {
         "last_flush_alone_ms": alone.as_secs_f64() * 1e3,
         "exposed_to_alone": summary::exposed_to_alone(numbers.exposed_ms, alone),
         "busbw": numbers.busbw,
+        "waited_for_processors": summary::waited_share(results.steps),
         "scaling_factor": numbers.scaling_factor,
         "steps": results.steps.iter().map(each_step).collect::<Vec<_>>(),
         "wrong": results.wrong,

@@ -2,11 +2,11 @@
 
 use super::alone::Alone;
 use super::print::{self, Results};
-use super::summary::{self, Step};
+use super::summary::{self, Seen, Step};
 use super::trace::Trace;
 use super::{Compute, FAILED, GOOD, Memory, Mode, Prepared, ReplayArgs, plan};
 use crate::progress::Progress;
-use crate::settings;
+use crate::{settings, system};
 use linerate::transport::Time;
 use linerate::{Buffer, Communicator, Fusion, FusionOptions, Result};
 use std::time::Duration;
@@ -120,6 +120,7 @@ impl Runner<'_> {
         for (tensor, buffer) in self.tensors.iter().enumerate() {
             self.values.fill(buffer, tensor, index)?;
         }
+        let waited_before = system::waited_for_processor();
         self.comm.barrier()?;
         let origin = self.fusion.now();
         let mut ready_us = 0.0;
@@ -129,6 +130,7 @@ impl Runner<'_> {
             self.fusion.announce(tensor, &self.tensors[tensor])?;
         }
         let report = self.fusion.wait()?;
+        let waited = system::waited_for_processor().zip(waited_before);
         let wrong: u64 = (self.tensors.iter().enumerate())
             .map(|(tensor, buffer)| self.values.count_wrong(buffer, tensor, index))
             .sum::<Result<_>>()?;
@@ -137,7 +139,14 @@ impl Runner<'_> {
             None => Alone::default(),
         };
         let first = *first.get_or_insert(origin);
-        let words = summary::encode(&report, origin, first, wrong, alone);
+        let seen = Seen {
+            alone,
+            waited: waited.map_or(Duration::ZERO, |(after, before)| {
+                after.saturating_sub(before)
+            }),
+            wrong,
+        };
+        let words = summary::encode(&report, origin, first, seen);
         Ok(summary::decode(&self.gather(&words)?, &report))
     }
 

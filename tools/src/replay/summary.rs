@@ -14,7 +14,7 @@ use linerate::transport::Time;
 use std::time::Duration;
 
 /// Words of a rank's step before those of its flushes; see [`encode`].
-const HEADER_WORDS: usize = 6;
+const HEADER_WORDS: usize = 7;
 
 /// Words of a flush: ready, start, end.
 const FLUSH_WORDS: usize = 3;
@@ -30,27 +30,36 @@ pub struct Step {
     pub slowest: StepReport,
     /// Its last flush by itself, on the slowest rank; zero if it had none.
     pub alone: Duration,
+    /// How long the threads of a rank were ready to run and had no processor; the longest of all
+    /// ranks.
+    pub waited: Duration,
     /// Elements whose sum was wrong, on all ranks.
+    pub wrong: u64,
+}
+
+/// What a rank sees of a step beside the report of its fusion.
+#[derive(Clone, Copy, Default)]
+pub struct Seen {
+    /// Its last flush by itself.
+    pub alone: Alone,
+    /// How long its threads were ready to run and had no processor.
+    pub waited: Duration,
+    /// Elements whose sum was wrong.
     pub wrong: u64,
 }
 
 /// What one rank tells the others of a step; `origin` is the start of its backward pass, `first`
 /// that of its first step.
-pub fn encode(
-    report: &StepReport,
-    origin: Time,
-    first: Time,
-    wrong: u64,
-    alone: Alone,
-) -> Vec<u64> {
+pub fn encode(report: &StepReport, origin: Time, first: Time, seen: Seen) -> Vec<u64> {
     let since = |time: Time| time.since(origin).as_nanos() as u64;
     let mut words = vec![
         origin.since(first).as_nanos() as u64,
         since(report.backward_end),
         since(report.done),
-        wrong + alone.wrong,
-        alone.start.0,
-        alone.end.0,
+        seen.wrong + seen.alone.wrong,
+        seen.alone.start.0,
+        seen.alone.end.0,
+        seen.waited.as_nanos() as u64,
     ];
     for flush in &report.flushes {
         words.extend([flush.ready, flush.start, flush.end].map(since));
@@ -93,6 +102,7 @@ pub fn decode(words: &[u64], own: &StepReport) -> Step {
     Step {
         begin: Time(words[0]),
         alone: latest(5).since(latest(4)),
+        waited: Duration::from_nanos(latest(6).0),
         wrong: words.chunks_exact(words_per_rank).map(|rank| rank[3]).sum(),
         ranks,
         slowest,
@@ -155,6 +165,13 @@ pub fn median_alone(steps: &[Step]) -> Duration {
     times[(times.len() - 1) / 2]
 }
 
+/// The share of the steps' time for which the rank that waited most had no processor.
+pub fn waited_share(steps: &[Step]) -> f64 {
+    let waited: Duration = steps.iter().map(|step| step.waited).sum();
+    let all: u64 = steps.iter().map(|step| step.slowest.done.0).sum();
+    waited.as_secs_f64() * 1e9 / all.max(1) as f64
+}
+
 /// Exposed by alone; `None` if there was no flush.
 pub fn exposed_to_alone(exposed_ms: f64, alone: Duration) -> Option<f64> {
     (!alone.is_zero()).then(|| exposed_ms / (alone.as_secs_f64() * 1e3))
@@ -187,19 +204,24 @@ mod tests {
     fn the_slowest_rank_counts_and_clocks_need_no_common_origin() {
         let a = report(1000, &[(1, 5, 20), (30, 31, 60)], 40, 70);
         let b = report(77, &[(2, 4, 25), (29, 33, 50)], 41, 65);
-        let alone = |start, end, wrong| Alone {
-            start: Time(start),
-            end: Time(end),
+        let seen = |wrong, (start, end, wrong_alone), waited| Seen {
+            alone: Alone {
+                start: Time(start),
+                end: Time(end),
+                wrong: wrong_alone,
+            },
+            waited: Duration::from_nanos(waited),
             wrong,
         };
-        let mut words = encode(&a, Time(1000), Time(900), 1, alone(10, 32, 0));
-        words.extend(encode(&b, Time(77), Time(0), 2, alone(12, 30, 4)));
+        let mut words = encode(&a, Time(1000), Time(900), seen(1, (10, 32, 0), 6));
+        words.extend(encode(&b, Time(77), Time(0), seen(2, (12, 30, 4), 14)));
         let step = decode(&words, &a);
         assert_eq!(
             (step.begin, step.wrong, step.ranks.len()),
             (Time(100), 7, 2)
         );
         assert_eq!(step.alone, Duration::from_nanos(20));
+        assert_eq!(step.waited, Duration::from_nanos(14));
         assert_eq!(step.ranks[1].flushes[1].start, Time(33));
         assert_eq!(
             step.slowest.flushes,
@@ -244,7 +266,12 @@ mod tests {
                 end: Time(2 * exposed),
                 ..Alone::default()
             };
-            decode(&encode(&report, Time(0), Time(0), 0, alone), &report)
+            let seen = Seen {
+                alone,
+                waited: Duration::from_nanos(exposed / 5),
+                ..Seen::default()
+            };
+            decode(&encode(&report, Time(0), Time(0), seen), &report)
         };
         assert_eq!(median_step(&[step(30), step(10), step(20)]), 2);
         assert_eq!(median_step(&[step(30), step(10)]), 1);
@@ -253,5 +280,7 @@ mod tests {
         assert_eq!(alone, Duration::from_nanos(40));
         assert_eq!(exposed_to_alone(30e-6, alone), Some(0.75));
         assert_eq!(exposed_to_alone(1.0, Duration::ZERO), None);
+        assert_eq!(waited_share(&[step(30), step(10), step(20)]), 0.2);
+        assert_eq!(waited_share(&[]), 0.0);
     }
 }
