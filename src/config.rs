@@ -100,7 +100,9 @@ pub enum Progress {
     Auto,
     /// A thread, so that operations advance while the application computes. It sleeps while nothing
     /// is under way, and overlaps well even where every core has a rank, if computing is long
-    /// beside an operation.
+    /// beside an operation. It costs a hand-over for each operation: two ranks on two cores of an
+    /// AMD EPYC (Zen 5) took 1.6 us for starting an allreduce of 8 bytes and waiting at once, 0.9
+    /// us with [`Progress::Inline`]; from 64 KiB on both took equally long.
     Thread,
     /// The calls of the application alone: operations advance inside `wait`, `test` and other calls
     /// only.

@@ -84,7 +84,7 @@
 //!   algorithm give the same bits on every rank and in every run.
 //! * Memory that peers may write is a [`memory::View`], never a slice, and its accesses are
 //!   `unsafe` (`kernel/access.rs` says why not in this crate). Its order is made by signals: a flag
-//!   line's stamp is stored last, and whoever sees it sees everything before it.
+//!   line's stamp is stored last, and anyone who sees it sees everything before it.
 //! * Flag lines and windows are reused only after every rank has retired the operation that had
 //!   them.
 //! * Everything is bounded: queues answer "would block", operations beyond the slots wait in order,
@@ -97,7 +97,7 @@
 //! * A blocking call that has come before runs its schedule straight, step by step in program
 //!   order, while nothing else is under way (`engine/at_once.rs`); the same round becomes an
 //!   ordinary one as soon as it has to wait for long. Both obey the order rules of [`schedule`].
-//! * Whoever waits spins only where every rank has a core. Elsewhere it gives its core to a peer
+//! * Anyone who waits spins only where every rank has a core. Elsewhere it gives its core to a peer
 //!   beside it and looks longer for those on other cores: flag lines say where their sender ran.
 //! * A lone thread that sleeps until several signals have come says how many (`memory/quota.rs`)
 //!   and is woken by the last of them: where ranks share cores a wake-up costs more than what it
@@ -113,9 +113,9 @@
 //!   its rounds by them; a round itself is ordinary operations on a communicator that nothing else
 //!   uses and that is no member of a family, because a thread of its own attends to it.
 //! * Every wait has a deadline. The first failure ends the communicator on all ranks with one
-//!   cause: whoever hears of it passes it on, so that a rank that leaves because of it never looks
-//!   like its cause. A transport has room for this news whatever else it holds (clause 7), so that
-//!   a rank which takes nothing finds it at its next call.
+//!   cause: anyone who hears of it passes it on, so that a rank that leaves because of it never
+//!   looks like its cause. A transport has room for this news whatever else it holds (clause 7), so
+//!   that a rank which takes nothing finds it at its next call.
 //! * A rank that drops its communicator after its last operation leaves in good order, which is no
 //!   failure (`engine/leaving.rs`): transports tell it from a death (clause 21) with the number of
 //!   collectives it has done, what it has sent counts, and only what needs more of it fails.
@@ -135,7 +135,7 @@
 //!   ordering is needed; `comm/driving.rs`, where threads hand the engine over, runs under shuttle
 //!   the same way.
 //! * Communicators made from one another are a family: each has a transport and an engine of its
-//!   own, so that they fail and run independently, and whoever waits on one drives the others of
+//!   own, so that they fail and run independently, and anyone who waits on one drives the others of
 //!   its process too.
 //! * Memory of the caller is reached by peers only where it lies inside a registered buffer
 //!   (`comm/ranges.rs` knows where those are), or by reading it out of this process

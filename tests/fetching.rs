@@ -103,7 +103,7 @@ fn messages(comm: &Communicator) {
         group.run().unwrap();
         check("a shift", &output, |index| value(previous, index));
     }
-    // A shift is of three ranks: whoever left after the last one would be missing when another
+    // A shift is of three ranks: anyone who left after the last one would be missing when another
     // calls it.
     comm.barrier().unwrap();
     let explanation = sum_of_all.algorithm("ring").explain().unwrap();
@@ -199,7 +199,7 @@ fn addresses(comm: &Communicator) {
     assert!(is_known());
     drop(part);
     assert!(!is_known());
-    // In place is where the addresses say, whoever names them.
+    // In place is where the addresses say, no matter who names them.
     let (one, other) = (bare(comm, &plain), bare(comm, &plain.range(1..)));
     let sum = comm.collective(Collective::AllReduce, DataType::F32, COUNT as u64 - 1);
     let error = sum

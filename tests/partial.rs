@@ -195,7 +195,7 @@ fn a_submit_without_room_waits_for_another_thread_and_then_says_what_to_do() {
             PartialAllreduce::new(&comm, DataType::F32, 2, PartialOptions::default()).unwrap();
         let buffer = comm.alloc::<f32>(2).unwrap();
         partial.submit(&buffer).unwrap();
-        // The result of step 0 makes room, whoever takes it.
+        // The result of step 0 makes room, no matter who takes it.
         std::thread::scope(|scope| {
             let second = scope.spawn(|| partial.submit(&buffer));
             let output = comm.alloc::<f32>(2).unwrap();

@@ -29,7 +29,7 @@ fn spec(name: &str, count: u64, dtype: DataType) -> TensorSpec {
     }
 }
 
-/// Sums of what is submitted, with buffers of so many bytes.
+/// Sums of what is submitted, with buffers of this many bytes.
 fn solo(bytes_max: u64) -> PartialFusionOptions {
     PartialFusionOptions {
         partial: PartialOptions {

@@ -172,7 +172,7 @@ fn killed(comm: Communicator) {
     println!("RESULT good");
 }
 
-/// Jobs of so many ranks, of which these die.
+/// Jobs of this many ranks, of which these die.
 fn kill(jobs: &[(u32, &str)], transport: &str) {
     for &(ranks, victims) in jobs {
         let extra = [

@@ -1,6 +1,6 @@
 //! Rails over TLS with somebody in between, who listens, changes bytes, carries the challenge
 //! faithfully and then pretends, or has other settings. Real sockets: the two ranks run in one
-//! thread, whoever is in between in others.
+//! thread, no matter who is in between in others.
 
 mod access;
 #[path = "tls/between.rs"]
@@ -32,7 +32,7 @@ fn settings(has_tls: bool) -> TcpSettings {
     }
 }
 
-/// Two ranks, of which rank 0 reaches rank 1 through whoever is in between.
+/// Two ranks, of which rank 0 reaches rank 1 through anyone who is in between.
 fn through(settings: &TcpSettings, between: &Between) -> Pair {
     let mut pair = Pair::new(settings);
     let addresses = [0, 1].map(|rank: usize| pair.0[rank].transport.local_address());

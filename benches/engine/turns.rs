@@ -26,7 +26,7 @@ struct Place {
     task: Option<TaskId>,
 }
 
-/// Allreduce of `bytes` bytes in place, on each of so many buffers in turn.
+/// Allreduce of `bytes` bytes in place, on each of this many buffers in turn.
 pub fn all_reduce(ranks: u32, algorithm: &str, bytes: usize, buffers: usize) -> Runner {
     let mut places = connected(ranks, algorithm, bytes, buffers);
     Runner {

@@ -1,7 +1,7 @@
 //! The contacts of all ranks to all ranks, over the tree of `tree.rs`, once the ranks have met.
 //!
-//! Every rank keeps its connection to rank 0 meanwhile: whoever fails tells rank 0, or is missed by
-//! it, and rank 0 tells all.
+//! Every rank keeps its connection to rank 0 meanwhile: anyone who fails tells rank 0, or is missed
+//! by it, and rank 0 tells all.
 
 use super::LATE_ANSWER_TIME;
 use super::dial::{Call, dial};

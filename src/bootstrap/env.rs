@@ -34,7 +34,7 @@ pub struct Place {
 pub enum Launcher {
     /// Nobody: it is alone.
     Nobody,
-    /// Whoever sets `RANK` and `WORLD_SIZE`: torchrun, `linerate launch`, a person.
+    /// Anyone who sets `RANK` and `WORLD_SIZE`: torchrun, `linerate launch`, a person.
     Torchrun,
     /// mpirun of Open MPI.
     OpenMpi,

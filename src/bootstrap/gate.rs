@@ -1,9 +1,9 @@
 //! [`Gate`]: lets ranks of the job in over TCP, and nobody else.
 //!
-//! Whoever connects has to pass the handshake of [`crate::wire`] within a time; until then it has
-//! one message's bytes of memory here. With TLS its keys are agreed on then, in the same time. At
-//! most [`STRANGERS_MAX`] may be on trial, the others wait in the kernel's queue. Refusals are told
-//! on standard error, the first ones each and then their number.
+//! Anyone who connects has to pass the handshake of [`crate::wire`] within a time; until then it
+//! has one message's bytes of memory here. With TLS its keys are agreed on then, in the same time.
+//! At most [`STRANGERS_MAX`] may be on trial, the others wait in the kernel's queue. Refusals are
+//! told on standard error, the first ones each and then their number.
 
 use super::handing::Handing;
 use crate::config::{JobSettings, SECRET_BYTES_MAX, Secret, check_secret, tls_without_secret};
@@ -39,7 +39,7 @@ pub(super) const STRANGERS_MAX: usize = 256;
 pub(super) const TLS_RECORDS: usize = 1;
 /// How long a trial may take.
 const TRIAL_TIME: Duration = Duration::from_secs(5);
-/// Where all places are taken, whoever has been on trial for so long makes room.
+/// Where all places are taken, a connection that has been on trial for so long makes room.
 const TRIAL_TIME_FULL: Duration = Duration::from_millis(500);
 /// Refusals that are told one by one.
 const TOLD_MAX: u64 = 5;
@@ -288,7 +288,7 @@ impl Gate {
                     Ok((stream, from)) => accepted.push((stream, from)),
                     Err(e) if e.kind() == ErrorKind::WouldBlock => break,
                     Err(e) => match Errno::from_io_error(&e) {
-                        // Whoever connected is gone already.
+                        // Anyone who connected is gone already.
                         Some(Errno::CONNABORTED | Errno::INTR) => {}
                         Some(Errno::MFILE | Errno::NFILE) if !self.strangers.is_empty() => {
                             is_full = true;

@@ -20,7 +20,7 @@ fn gate() -> (Gate, SocketAddr) {
     )
 }
 
-/// Turns until so many have been refused; the time is an argument, so nothing here waits for a
+/// Turns until this many have been refused; the time is an argument, so nothing here waits for a
 /// clock.
 fn turn_until_refused(gate: &mut Gate, count: u64, now: Time) {
     while gate.refused < count {

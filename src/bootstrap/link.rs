@@ -102,7 +102,7 @@ impl Link {
         while !text.is_char_boundary(end) {
             end -= 1;
         }
-        // Whoever is gone needs no reason.
+        // Anyone who is gone needs no reason.
         let _ = self.say(Kind::Failure, &text.as_bytes()[..end], by);
     }
 

@@ -170,7 +170,8 @@ fn listen(job: &str, address: &SocketAddr) -> Result<UnixListener> {
     Ok(listener)
 }
 
-/// Waits until every rank has introduced itself. With an error comes whoever caused it, to be told.
+/// Waits until every rank has introduced itself. With an error comes the connection that caused it,
+/// to be told.
 fn gather(
     own: &Introduction,
     job: &str,
@@ -280,7 +281,7 @@ fn tell_everyone(
     }
 }
 
-/// Reads the introduction of whoever has connected; `None`: a stranger.
+/// Reads the introduction of anyone who has connected; `None`: a stranger.
 fn hear(stream: UnixStream) -> Option<(UnixStream, Introduction, u32)> {
     if !is_same_user(&stream) {
         return None;

@@ -184,7 +184,7 @@ impl Meeting {
     }
 }
 
-/// A secret for a job, for whoever starts one: 256 random bits, in hexadecimal.
+/// A secret for a job, for anyone who starts one: 256 random bits, in hexadecimal.
 pub fn fresh_secret() -> Result<String> {
     let mut bytes = [0; 32];
     getrandom::fill(&mut bytes).map_err(|e| {
@@ -210,7 +210,7 @@ fn other_tls(rank: Rank, has_tls: bool) -> Error {
     other_settings(rank, print(!has_tls), print(has_tls))
 }
 
-/// Something that whoever runs the job should know.
+/// Something that anyone who runs the job should know.
 fn note(text: &str) {
     // Nobody can be told that standard error is closed.
     let _ = std::io::stderr().write_all(format!("linerate: {text}\n").as_bytes());

@@ -18,7 +18,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddress, UnixListener, UnixStream};
 use std::time::Duration;
 
-/// How long a visit may take: a leader that is there answers at once, and whoever visits has to
+/// How long a visit may take: a leader that is there answers at once, and anyone who visits has to
 /// look after its old connections in between.
 const VISIT_TIME: Duration = Duration::from_secs(1);
 const PLACE_BYTES: usize = 16;

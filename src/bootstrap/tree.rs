@@ -27,7 +27,7 @@ pub(super) fn children(rank: Rank, ranks: u32) -> std::ops::Range<Rank> {
 /// Contacts by rank.
 pub(super) type Table = BTreeMap<Rank, Vec<u8>>;
 
-/// The longest table that a rank of so many sends.
+/// The longest table that a rank of this many sends.
 pub(super) fn table_bytes_max(ranks: u32) -> usize {
     ranks as usize * (8 + BLOB_BYTES_MAX)
 }

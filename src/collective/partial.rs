@@ -1,5 +1,5 @@
-//! The activation of a partial collective, as a schedule: whoever comes first wakes all ranks,
-//! whoever it is.
+//! The activation of a partial collective, as a schedule: anyone who comes first wakes all ranks,
+//! no matter which it is.
 //!
 //! A rank signals the ranks 1, 2, 4, ... after it (round the circle). The signal to the rank 2^k
 //! after it starts with the *first* of these: the caller's arrival (internal activation), or a

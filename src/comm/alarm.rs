@@ -1,7 +1,7 @@
 //! [`Alarm`]: what the threads of a rank sleep on, whatever its transport waits for.
 //!
 //! Words that peers ring are a [`Bell`]. A descriptor tells only that something has come, and
-//! whoever handles that has to wake the threads whose operations it has ended:
+//! anyone who handles that has to wake the threads whose operations it has ended:
 //! [`Alarm::wake_others`].
 
 use crate::kernel;
@@ -96,7 +96,7 @@ impl Doorbell {
         if self.sleeping.load(Ordering::Relaxed) > own {
             // Only a full counter refuses, and that is readable too.
             let _ = rustix::io::write(&*self.ring, &1u64.to_ne_bytes());
-            // After the write: whoever takes back first finds nothing, and the next one does.
+            // After the write: anyone who takes back first finds nothing, and the next one does.
             self.has_rung.store(true, Ordering::Release);
         }
     }

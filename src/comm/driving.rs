@@ -1,10 +1,10 @@
 //! [`Driving`]: the engine, and how the threads of a rank drive it and wait on it.
 //!
-//! Whoever waits drives for all; the progress thread drives while nobody waits. A thread that
+//! Anyone who waits drives for all; the progress thread drives while nobody waits. A thread that
 //! sleeps is woken by peers through the [`Alarm`], after what they did: whichever thread handles
 //! that, every sleeper looks for the end of its own task under the engine's lock. What no peer
 //! rings for, a failure found by looking or a cancel, the finder rings for; where peers ring for
-//! nothing (descriptors), whoever handles what has come does.
+//! nothing (descriptors), the thread that handles what has come does.
 //!
 //! `tests/shuttle.rs` compiles this file against shuttle's locks and a small engine.
 
@@ -188,7 +188,8 @@ impl Driving {
         self.wait_unless(task, limit, || false)
     }
 
-    /// The same; `None` too as soon as `is_given_up`. Whoever makes that true rings the bell then.
+    /// The same; `None` too as soon as `is_given_up`. Anyone who makes that true rings the bell
+    /// then.
     pub fn wait_unless(
         &self,
         task: TaskId,
@@ -234,7 +235,7 @@ impl Driving {
     }
 
     /// Drives, at most for `limit`, until the engine has news, or `is_given_up`, as the one thread
-    /// that drives it while nobody else does. Whoever makes that true rings the bell then.
+    /// that drives it while nobody else does. Anyone who makes that true rings the bell then.
     pub fn attend(
         &self,
         (limit, manner): (Duration, Manner),
@@ -352,7 +353,7 @@ impl Driving {
             false => alarm.sleep(time, has_news),
         }
         if !is_idle {
-            // Relaxed: whoever still counts this thread is woken by more than it needs.
+            // Relaxed: anyone who still counts this thread is woken by more than it needs.
             self.sleepers.fetch_sub(1, Ordering::Relaxed);
         }
     }

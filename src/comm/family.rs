@@ -65,7 +65,7 @@ impl Family {
 
     /// Drives every member but `own` that nobody drives now; whether anything moved.
     pub fn drive(&self, own: Option<&Driving>) -> bool {
-        // Whoever has the list drives all of them.
+        // Anyone who has the list drives all of them.
         let Ok(members) = self.members.try_lock() else {
             return false;
         };

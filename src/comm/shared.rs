@@ -55,7 +55,7 @@ impl Shared {
         self.family().join(self);
     }
 
-    /// The plans of calls. Whoever holds it takes the engine no more.
+    /// The plans of calls. Anyone who holds it takes the engine no more.
     pub fn plans(&self) -> MutexGuard<'_, Plans> {
         self.plans.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -37,7 +37,7 @@ pub struct JobSettings {
     /// least 16 characters, or `LINERATE_SECRET_FILE`, a file that only its owner may read.
     /// `linerate launch` makes one.
     pub secret: Secret,
-    /// Serve other hosts without a secret: whoever reaches a port may speak to it. Default off.
+    /// Serve other hosts without a secret: anyone who reaches a port may speak to it. Default off.
     /// `LINERATE_INSECURE=1`.
     pub is_insecure: bool,
     /// Interfaces whose addresses this rank uses, by the beginnings of their names; `=eth0` means

@@ -25,8 +25,8 @@ pub struct TcpSettings {
     /// What proves that a rank belongs to the job (*shared*). None: only loopback is served. A
     /// communicator takes it from [`super::JobSettings`].
     pub secret: Option<Vec<u8>>,
-    /// Serve other hosts without a secret: whoever reaches a port may speak to it. Default off. A
-    /// communicator takes it from [`super::JobSettings`].
+    /// Serve other hosts without a secret: anyone who reaches a port may speak to it. Default off.
+    /// A communicator takes it from [`super::JobSettings`].
     pub is_insecure: bool,
     /// A CRC32C for every frame (*shared*), against what changes bytes behind the checksums of TCP.
     /// Default off. `LINERATE_INTEGRITY=crc|off`.

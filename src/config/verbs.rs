@@ -83,12 +83,12 @@ pub struct VerbsSettings {
     /// Payload of a packet at most: 256 to 4096, a power of two. Default: what the ports of both
     /// sides have. Less is only good for comparing. `LINERATE_VERBS_MTU`.
     pub mtu_bytes: Option<u32>,
-    /// Posts of at most so many bytes are copied into the post, so that the device need not fetch
+    /// Posts of at most this many bytes are copied into the post, so that the device need not fetch
     /// them: half a microsecond over PCIe. Default 220 (as perftest for latency), 0 to 1024; a
-    /// device that has no room for so many uses none. `LINERATE_VERBS_INLINE_BYTES`.
+    /// device that has no room for this many uses none. `LINERATE_VERBS_INLINE_BYTES`.
     pub inline_bytes: u32,
-    /// One post in so many makes a completion, and the last of each doorbell. Default 16, 1 to 64.
-    /// `LINERATE_VERBS_SIGNAL_EVERY`.
+    /// One post in this many makes a completion, and the last of each doorbell. Default 16, 1 to
+    /// 64. `LINERATE_VERBS_SIGNAL_EVERY`.
     pub signal_every: u32,
     /// Atomic operations are done by devices, not by the processor of the word's owner: faster, and
     /// what `perf` measures. Default off: they are at once only among those of one device, not with
@@ -98,13 +98,13 @@ pub struct VerbsSettings {
     pub has_device_atomics: bool,
     /// Puts of an aligned word of 1, 2, 4 or 8 bytes are writes without immediate data, as
     /// perftest's are, where nothing waits to leave before them: the owner's processor has nothing
-    /// to do for them. For whoever looks at the word all the time, and for `perf write_lat`.
+    /// to do for them. For anyone who looks at the word all the time, and for `perf write_lat`.
     /// Default off, and set in code only: a sleeping owner is not woken (clause 17 of
     /// [`crate::transport`]), a word whose queue pair fails ends as flushed although it may have
     /// come, and the latest end with a slow look.
     pub has_plain_words: bool,
-    /// Brings the queue pair into the error state after so many pieces of long transfers, once: for
-    /// tests. `LINERATE_VERBS_BREAK_AFTER`.
+    /// Brings the queue pair into the error state after this many pieces of long transfers, once:
+    /// for tests. `LINERATE_VERBS_BREAK_AFTER`.
     pub break_after: Option<u64>,
 }
 

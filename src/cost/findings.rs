@@ -10,7 +10,7 @@ use std::str::FromStr;
 /// More of them would mean that the prices are worth nothing.
 pub const FINDINGS_MAX: usize = 128;
 
-/// A finding holds for sizes up to so many times less or more: half way, in powers, between sizes
+/// A finding holds for sizes up to this many times less or more: half way, in powers, between sizes
 /// that are measured.
 const REACH: f64 = 2.83;
 

@@ -4,8 +4,8 @@
 //!
 //! What is counted is the steady state of a call that repeats on the same buffers. So a range that
 //! only one rank reads and writes, such as its block in a direct allreduce, stays in its core's
-//! cache, whoever owns the memory, and inputs that nobody changes do not cross again; what one rank
-//! writes and another reads, crosses every time.
+//! cache, no matter who owns the memory, and inputs that nobody changes do not cross again; what
+//! one rank writes and another reads, crosses every time.
 
 use super::{Shape, Work};
 use crate::limits::INLINE_BYTES_MAX;
@@ -98,7 +98,7 @@ impl Work {
     /// Messages.
     fn send(mut self, s: &Shape, sent: &Messages) -> Work {
         let (longest, total) = sent.bytes;
-        // Where ranks share cores, whoever waits waits for a turn of all of them.
+        // Where ranks share cores, a rank that waits waits for a turn of all of them.
         self.messages += s.each(sent.count.0);
         self.posts += s.shared(sent.posts, 2.0 * sent.count.1);
         if !s.mapped {

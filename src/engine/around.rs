@@ -1,7 +1,7 @@
 //! [`Around`]: whether long copies go around the caches, which some machines are faster with and
 //! others slower.
 //!
-//! A store around the caches saves the read of its line, but a core may have only so many of them
+//! A store around the caches saves the read of its line, but a core may have only this many of them
 //! under way. Where many cores share the memory the first counts, where few do the second
 //! (benches/README.md has a machine of each kind). So both ways are tried, again and again, on the
 //! copies of the job itself, with all ranks at work.
@@ -11,10 +11,10 @@ use std::time::Duration;
 
 /// Bytes of a slot at least: several pieces of a copy.
 const SLOT_BYTES_MIN: usize = 32 << 20;
-/// A trial is two slots, one of each way, and begins after so many. What the slower way loses is
+/// A trial is two slots, one of each way, and begins after this many. What the slower way loses is
 /// then a fortieth of the difference.
 const PERIOD_SLOTS: usize = 40;
-/// The best of so many trials counts: a rank that shares its core, or meets a page for the first
+/// The best of this many trials counts: a rank that shares its core, or meets a page for the first
 /// time, is slower only.
 const TRIALS: usize = 3;
 
@@ -43,7 +43,7 @@ struct Timed {
 }
 
 impl Around {
-    /// For a last-level cache of so many bytes.
+    /// For a last-level cache of this many bytes.
     pub fn new(cache_bytes: usize) -> Around {
         Around {
             clock: Clock::monotonic(),
@@ -94,7 +94,7 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     /// Copies `slots` slots in pieces; how many bytes went around the caches, as a share. A byte
-    /// takes so many nanoseconds around them and through them.
+    /// takes this many nanoseconds around them and through them.
     fn share_around(around: &mut Around, slots: usize, piece: usize, rates: [u64; 2]) -> f64 {
         let Clock::Virtual(now) = around.clock.clone() else {
             unreachable!()

@@ -2,8 +2,8 @@
 //!
 //! Each rank owns a control region and, where memory is mapped, a window region; peers write into
 //! them. A flag line is one cache line: a stamp (sequence + 1), a [`Signature`], and 48 bytes that
-//! are a payload or the addresses of the sender's buffers. The stamp is stored last; whoever sees
-//! it sees the line.
+//! are a payload or the addresses of the sender's buffers. The stamp is stored last; anyone who
+//! sees it sees the line.
 //!
 //! Lines and windows exist once per slot, and sequence s uses slot s mod [`OPERATION_SLOTS`]. A
 //! rank uses a slot again only when every peer has retired the operation that had it before:
@@ -119,7 +119,7 @@ impl Line {
     /// the caller. The reader then finds it arrived, the sender nothing.
     pub fn end_loan(memory: View, offset: usize, sequence: u64, is_accepted: bool) -> bool {
         let word = kernel::word(&memory, offset);
-        // Relaxed: a swap keeps what the sender's store publishes to whoever sees its value in
+        // Relaxed: a swap keeps what the sender's store publishes to anyone who sees its value in
         // `arrived`.
         let stamp = word.load(Ordering::Relaxed);
         let next = if is_accepted { stamp & !LENT } else { 0 };

@@ -2,7 +2,7 @@
 //!
 //! One core does not fill the memory of a host with several channels, so where a rank has more than
 //! one core it may use them. Work is cut into parts of [`PART_BYTES`] by ranges of elements, which
-//! whoever is free takes next, the caller included: a thread that gets no core only takes fewer
+//! anyone who is free takes next, the caller included: a thread that gets no core only takes fewer
 //! parts. Every element is computed by the same code from the same sources in the same order, so
 //! the results do not depend on the number of threads.
 //!

@@ -188,7 +188,7 @@ impl Driver {
                 self.moved = true;
                 next = (round.progress).process_before(&round.prepared, step, *followers);
             }
-            // At the end, so that whoever has posted a message gets here without a look at what
+            // At the end, so that anyone who has posted a message gets here without a look at what
             // follows.
             step = match next {
                 NONE => round.progress.next_ready(),

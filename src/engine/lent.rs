@@ -4,8 +4,8 @@
 //!
 //! Only for schedules in which a rank stores its part in the root's window and signals once
 //! (`star`), and only where signals are stores: the loan is that signal with a mark ([`Line`]), and
-//! whoever swaps the mark away first has the part. A rank whose part was accepted has entered the
-//! collective; it starts it whenever it runs again, and repeats the same stores.
+//! anyone who swaps the mark away first has the part. A rank whose part was accepted has entered
+//! the collective; it starts it whenever it runs again, and repeats the same stores.
 
 use super::Engine;
 use super::arguments::signature_of;

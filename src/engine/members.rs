@@ -27,13 +27,13 @@ impl Engine {
         self.driver.links.gone(peer)
     }
 
-    /// The first peer that is gone, as the error of whoever needs it.
+    /// The first peer that is gone, as the error of an operation that needs it.
     pub fn first_gone(&self) -> Option<Error> {
         self.driver.links.first_gone()
     }
 
-    /// Tells all peers that every rank is connected, so that whoever misses the message of the one
-    /// who found that out learns it from anybody who goes on.
+    /// Tells all peers that every rank is connected, so that a rank which misses the message of the
+    /// one who found that out learns it from anybody who goes on.
     pub fn confirm(&mut self) {
         let message = ControlMessage {
             kind: ControlKind::Confirmed,

@@ -11,7 +11,7 @@
 //!   carry everyone's registrations. If one is missing, all ranks see it and stage the call
 //!   instead, and the next ones like it at once (`staged.rs`). Until that is known no later
 //!   collective starts, so that all ranks number rounds alike.
-//! * Nothing here blocks. [`Engine::drive`] does what can be done now; whoever waits calls it
+//! * Nothing here blocks. [`Engine::drive`] does what can be done now; anyone who waits calls it
 //!   (`wait.rs`).
 //!
 //! `progress.rs` is the order of steps, `driver.rs` runs them, `tasks.rs` takes calls, `rounds.rs`
@@ -325,8 +325,8 @@ impl Engine {
         self.driver.copy(source, destination, bytes_together);
     }
 
-    /// Does everything that can be done now; whether anything moved. Never inlined, so that whoever
-    /// counts instructions finds the engine's own here.
+    /// Does everything that can be done now; whether anything moved. Never inlined, so that anyone
+    /// who counts instructions finds the engine's own here.
     #[inline(never)]
     pub fn drive(&mut self, now: Time) -> bool {
         self.driver.moved = false;
@@ -383,8 +383,8 @@ impl Engine {
     /// only when as many have come as are needed to move anything; with `is_idle` only something
     /// else does. Unless that, until a round begins.
     pub fn want_signals(&mut self, is_idle: bool) {
-        // One is said too: the counts of peers, which wake whoever has not said what it sleeps for,
-        // do not wake this rank then.
+        // One is said too: the counts of peers, which wake anyone who has not said what it sleeps
+        // for, do not wake this rank then.
         let wanted = match self.signals_wanted() {
             1.. if is_idle => SIGNALS_NEVER,
             wanted => wanted,

@@ -14,7 +14,7 @@ use crate::transport::{Completion, Outcome, PostError};
 use crate::types::Rank;
 use std::collections::VecDeque;
 
-/// Words on their way. Bounded by whoever sends them, who knows how many can be outstanding.
+/// Words on their way. Bounded by anyone who sends them, who knows how many can be outstanding.
 #[derive(Debug, Default)]
 pub(super) struct Notices {
     arrived: VecDeque<(Rank, u64)>,

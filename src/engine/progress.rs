@@ -1,7 +1,7 @@
 //! [`Progress`]: which steps of one round are done, which may run, and how far. Pure bookkeeping of
 //! the order rules in [`crate::schedule`]; it knows no transport and no memory.
 //!
-//! Each step counts what keeps it from starting, and what keeps it from completing; whoever
+//! Each step counts what keeps it from starting, and what keeps it from completing; anyone who
 //! completes counts down for those that depend on it. Where steps are *whole*, one chunk each, that
 //! is all: a step starts when what it overlaps has been processed. Longer steps follow those that
 //! they overlap *piecewise*: a step that cannot go on waits for one earlier step at a time, until
@@ -291,9 +291,9 @@ impl Progress {
         }
     }
 
-    /// The same for whoever runs steps: the first that may start now, or [`NONE`], is not queued,
-    /// but returned to be run next. Most steps let one other start, and to queue and find it took a
-    /// twelfth of a step's instructions.
+    /// The same for anyone who runs steps: the first that may start now, or [`NONE`], is not
+    /// queued, but returned to be run next. Most steps let one other start, and to queue and find
+    /// it took a twelfth of a step's instructions.
     #[inline(always)]
     pub fn process_before(
         &mut self,

@@ -319,7 +319,7 @@ impl Engine {
     }
 
     /// Wakes peers that may sleep until this rank has retired more, who have had no signal since.
-    /// Whoever says what else it sleeps for does not wait for that.
+    /// Anyone who says what else it sleeps for does not wait for that.
     pub(super) fn wake_published(&mut self) {
         self.is_publishing_quietly = false;
         for peer in self.driver.links.others() {

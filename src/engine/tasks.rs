@@ -221,7 +221,7 @@ impl Engine {
         self.active.is_empty() && self.queue.is_empty()
     }
 
-    /// Tasks that have ended so far, for whoever waits for any of several.
+    /// Tasks that have ended so far, for anyone who waits for any of several.
     pub fn ended_count(&self) -> u64 {
         self.ended_count
     }

@@ -161,7 +161,7 @@ impl Patience {
     /// Polls between two looks at the clock.
     pub fn polls_per_look(&self, spin: &SpinTime) -> u32 {
         match self.yields.is_zero() {
-            // Whoever goes to sleep polls once more.
+            // Anyone who goes to sleep polls once more.
             true => 1,
             false => spin.polls_per_look(),
         }

@@ -25,7 +25,7 @@ const FLAG_NONE_EXPIRED: u64 = 2;
 /// long it travels hardly depends on it.
 const GUESS_BYTES_MAX: u64 = 256 << 10;
 
-/// And no more than one part of so many of all bytes: a wrong guess is never most of the work.
+/// And no more than one part of this many of all bytes: a wrong guess is never most of the work.
 const GUESS_SHARE: u64 = 100;
 
 /// Tensors that an error names; the others are counted.

@@ -160,7 +160,7 @@ impl BoundReduction {
         }
     }
 
-    /// Bytes that are no whole vectors. A function of its own, so that whoever has none does not
+    /// Bytes that are no whole vectors. A function of its own, so that anyone who has none does not
     /// make ready for it.
     #[inline(never)]
     fn fold_rest(&self, views: (&[View], &[View]), bytes: Range<usize>) {

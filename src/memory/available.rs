@@ -1,9 +1,9 @@
 //! How much memory can be had, looked at before any of it is touched.
 //!
 //! The kernel gives an address range or a memfd of any size, and ends somebody's process when more
-//! pages are touched than there are. So whoever makes a region asks here first: MemAvailable, the
-//! limits of the control groups (version 1 and 2, from the process's own group up), and the limits
-//! of the process. What other processes have reserved and not touched yet is not known.
+//! pages are touched than there are. So anyone who makes a region asks here first: MemAvailable,
+//! the limits of the control groups (version 1 and 2, from the process's own group up), and the
+//! limits of the process. What other processes have reserved and not touched yet is not known.
 //!
 //! Parsing is pure; reading takes the root directory as an argument and passes over files that are
 //! missing. RLIMIT_MEMLOCK is not looked at: nothing here is locked.
@@ -93,12 +93,12 @@ pub(super) fn check_all(name: &str, bytes: u64, pages: Pages) -> Result<()> {
     }
 }
 
-/// A region of so many bytes exists now.
+/// A region of this many bytes exists now.
 pub(super) fn note_reserved(bytes: usize) {
     RESERVED.fetch_add(bytes as u64, Ordering::Relaxed);
 }
 
-/// A region of so many bytes has ended.
+/// A region of this many bytes has ended.
 pub(super) fn note_freed(bytes: usize) {
     RESERVED.fetch_sub(bytes as u64, Ordering::Relaxed);
 }

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 /// Two words that processes share: one to sleep on, and the number of those who sleep.
 ///
-/// Whoever wakes stores what the sleeper waits for, fences and looks at the number; whoever sleeps
-/// counts itself, fences and looks for what it waits for. At least one of the two sees the other's
-/// store, so no wake-up is lost, and a waker makes no system call while nobody sleeps. The fences
-/// order everything; the words themselves are relaxed.
+/// Anyone who wakes stores what the sleeper waits for, fences and looks at the number; anyone who
+/// sleeps counts itself, fences and looks for what it waits for. At least one of the two sees the
+/// other's store, so no wake-up is lost, and a waker makes no system call while nobody sleeps. The
+/// fences order everything; the words themselves are relaxed.
 #[derive(Clone, Copy, Debug)]
 pub struct Bell {
     /// Changes with every wake-up.
@@ -27,7 +27,7 @@ impl Bell {
         Bell { count, sleeping }
     }
 
-    /// Wakes whoever sleeps. The caller has stored what they wait for.
+    /// Wakes anyone who sleeps. The caller has stored what they wait for.
     #[inline]
     pub fn wake(&self) {
         self.wake_after(|| {});

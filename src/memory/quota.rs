@@ -9,9 +9,9 @@ use crate::sync::{Ordering, fence};
 /// A word that processes share: how many things a lone sleeper has not seen and needs; 0 while it
 /// is open.
 ///
-/// Whoever sleeps opens it, looks, and then says how many it lacks; whoever wakes counts after it
-/// has stored, while the bell says that somebody sleeps. What comes between the look and the saying
-/// wakes by itself, because the quota is open.
+/// Anyone who sleeps opens it, looks, and then says how many it lacks; anyone who wakes counts
+/// after it has stored, while the bell says that somebody sleeps. What comes between the look and
+/// the saying wakes by itself, because the quota is open.
 #[derive(Clone, Copy, Debug)]
 pub struct Quota(View);
 
@@ -21,7 +21,7 @@ impl Quota {
         Quota(word)
     }
 
-    /// Counts one thing, which the caller has stored; whether whoever sleeps is to be woken. For
+    /// Counts one thing, which the caller has stored; whether anyone who sleeps is to be woken. For
     /// `Bell::wake_when`.
     #[inline]
     pub fn count(&self) -> bool {
@@ -32,7 +32,7 @@ impl Quota {
         is_last(word.load(Ordering::Relaxed)) || is_last(word.fetch_sub(1, Ordering::Relaxed))
     }
 
-    /// Whether anything wakes whoever sleeps.
+    /// Whether anything wakes anyone who sleeps.
     #[inline]
     pub fn is_open(&self) -> bool {
         // SAFETY: as in `count`.
@@ -40,7 +40,7 @@ impl Quota {
         word.load(Ordering::Relaxed) == 0
     }
 
-    /// From now on anything wakes whoever sleeps. The caller looks afterwards for what has come.
+    /// From now on anything wakes anyone who sleeps. The caller looks afterwards for what has come.
     #[inline]
     pub fn open(&self) {
         // SAFETY: as in `count`.
@@ -50,12 +50,12 @@ impl Quota {
         fence(Ordering::SeqCst);
     }
 
-    /// The caller, which opened it and then looked, sleeps alone and lacks so many, at least 1.
+    /// The caller, which opened it and then looked, sleeps alone and lacks this many, at least 1.
     #[inline]
     pub fn set(&self, lacking: u32) {
         // SAFETY: as in `count`.
         let word = unsafe { self.0.word32(0) };
-        // Whoever does not see it yet wakes.
+        // Anyone who does not see it yet wakes.
         word.store(lacking, Ordering::Relaxed);
     }
 }

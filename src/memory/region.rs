@@ -230,8 +230,8 @@ impl Region {
         if self.address.is_null() {
             return View::size_only(self.bytes);
         }
-        // SAFETY: mapped until the region is dropped; whoever keeps the view keeps the region (the
-        // engine holds an `Arc<Region>` per operation).
+        // SAFETY: mapped until the region is dropped; anyone who keeps the view keeps the region
+        // (the engine holds an `Arc<Region>` per operation).
         unsafe { View::new(self.address, self.bytes) }
     }
 

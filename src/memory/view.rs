@@ -297,7 +297,7 @@ impl View {
         unsafe { &self.lines(start, 1)[0] }
     }
 
-    /// So many aligned cache lines from byte `start` on, as atomics. Panics on a size-only view.
+    /// This many aligned cache lines from byte `start` on, as atomics. Panics on a size-only view.
     ///
     /// # Safety
     /// The access rule of [`View`].

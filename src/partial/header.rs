@@ -143,7 +143,7 @@ impl fmt::Display for RoundReport {
 }
 
 impl RoundReport {
-    /// Of the headers of the ranks that take part, which are these of so many, ascending. `bound`
+    /// Of the headers of the ranks that take part, which are these of this many, ascending. `bound`
     /// is that of staleness.
     ///
     /// # Errors

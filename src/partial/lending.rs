@@ -33,9 +33,9 @@ impl Machine {
         self.is_by_hub && self.live[0] == self.rank
     }
 
-    /// What this rank can lend the hub for the next round, whoever begins that: its snapshot as it
-    /// is, if the round could begin here with it. In a round that waits for all every rank is there
-    /// anyway.
+    /// What this rank can lend the hub for the next round, no matter who begins that: its snapshot
+    /// as it is, if the round could begin here with it. In a round that waits for all every rank is
+    /// there anyway.
     pub fn part_to_lend(&self) -> Option<Header> {
         let round = self.begun;
         let can_lend = self.is_by_hub

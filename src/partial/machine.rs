@@ -96,7 +96,7 @@ pub struct Machine {
 const ATTEMPTS_MAX: u32 = 64;
 
 impl Machine {
-    /// Of one rank of so many. The options were checked.
+    /// Of one rank of this many. The options were checked.
     pub fn new(rank: Rank, ranks: u32, options: PartialOptions) -> Machine {
         let new = || Pending::new(ranks);
         Machine {

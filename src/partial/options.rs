@@ -9,7 +9,7 @@ use std::time::Duration;
 pub const ROUNDS_MAX: u32 = 4;
 const _: () = assert!(ROUNDS_MAX as u64 * 4 <= crate::limits::OPERATION_SLOTS);
 
-/// Longest bound of staleness with [`Delivery::Ordered`], which keeps so many results.
+/// Longest bound of staleness with [`Delivery::Ordered`], which keeps this many results.
 pub const STALENESS_MAX: u32 = 1024;
 
 /// When a round begins. All ranks give the same.
@@ -107,7 +107,7 @@ impl Default for PartialOptions {
 }
 
 impl PartialOptions {
-    /// Looks whether they make sense for so many ranks.
+    /// Looks whether they make sense for this many ranks.
     pub fn check(&self, ranks: u32) -> Result<()> {
         let quorum = match self.policy {
             Policy::Quorum(quorum) | Policy::Deadline { quorum, .. } => quorum,

@@ -89,7 +89,7 @@ fn the_next_draw_that_lives_initiates_where_the_first_has_died() {
     for number in 0..round {
         for rank in [0, 2, 3, 1] {
             submit(&mut all[rank]);
-            // Everyone is woken, whoever was drawn.
+            // Everyone is woken, no matter who was drawn.
             actions(&mut all[rank]);
         }
         let headers: Vec<Header> = (0..4)

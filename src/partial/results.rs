@@ -135,8 +135,8 @@ impl Results {
     }
 
     /// Lets go of results that all ranks have: a round that ended here was entered by all, and with
-    /// so many rounds in flight a rank enters one only when it has completed the one so many before
-    /// it.
+    /// this many rounds in flight a rank enters one only when it has completed the one this many
+    /// before it.
     fn forget_old(&mut self) {
         while self.kept.len() > self.kept_max {
             let (.., place) = self.kept.pop_front().expect("it is longer than that");

@@ -56,7 +56,7 @@ struct Job {
     /// Deaths to come.
     deaths: u32,
     chance: f64,
-    /// Whoever is drawn to begin a round comes last.
+    /// Anyone who is drawn to begin a round comes last.
     is_adverse: bool,
     /// Somebody has died, and these have noticed.
     is_failing: bool,

@@ -109,7 +109,7 @@ impl<'a> Incoming<'a> {
         (indices, &self.values[self.done..])
     }
 
-    /// So many of them are done.
+    /// This many of them are done.
     pub fn advance(&mut self, count: usize) -> Result<(), String> {
         self.done += count;
         match self.done < self.values.len() {

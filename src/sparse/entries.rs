@@ -83,7 +83,7 @@ pub trait Entries: Clone + Send + 'static {
     fn count_from(&self, magnitude: u32) -> u64;
     /// How many have at least each of these magnitudes.
     fn counts_from(&self, around: Around) -> Vec<u64>;
-    /// Those above a magnitude, and the first so many of exactly that: `count` of them.
+    /// Those above a magnitude, and the first this many of exactly that: `count` of them.
     fn select(&self, from: (u32, u64), count: u64, spare: &Spare) -> Self;
     /// Those of at least a magnitude, where that makes passes over them shorter: for real entries
     /// always, for sizes never, so that all ranks of a job have the same.
@@ -132,7 +132,7 @@ pub trait Entries: Clone + Send + 'static {
         Ok(entries)
     }
 
-    /// As whoever gets the message sees them.
+    /// As anyone who gets the message sees them.
     fn rounded(&self, pack: Pack, range: (u64, u64)) -> Self {
         match pack.values {
             ValueFormat::F32 => self.clone(),

@@ -1,8 +1,8 @@
 //! Values and indices on the wire.
 //!
 //! bf16 is rounded to nearest even, int8 linearly with a scale for each block of values, so that
-//! the largest of a block is 127 steps. What the rounding takes away is kept by whoever rounds, in
-//! its residual.
+//! the largest of a block is 127 steps. What the rounding takes away is kept by the rank that
+//! rounds, in its residual.
 
 use half::bf16;
 use std::str::FromStr;

@@ -1,8 +1,8 @@
 //! How a machine asks: requests out, what arrived in, everything counted on the way.
 //!
 //! An algorithm is an async function over an [`Io`]; nothing else awaits, so that it stands still
-//! exactly where it asks. Whoever calls [`super::Machine::next`] resumes it. No executor, no waker,
-//! no thread.
+//! exactly where it asks. Anyone who calls [`super::Machine::next`] resumes it. No executor, no
+//! waker, no thread.
 
 use super::counters::{Counters, Phase};
 use super::spare::Spare;

@@ -39,7 +39,7 @@ pub struct Finished<E> {
     /// What this rank's residual gets back; an index may occur in several lists.
     pub returned: Vec<E>,
     /// Picks that the result does not have return too, whole, and are in none of those lists:
-    /// whoever changes the residual passes both on the way. [`Finished::all_returned`] has them.
+    /// anyone who changes the residual passes both on the way. [`Finished::all_returned`] has them.
     pub is_rest_returned: bool,
     /// The step did not take place on any rank, because something was not finite and the policy is
     /// strict.

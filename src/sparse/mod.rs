@@ -27,11 +27,12 @@
 //! # Machines
 //!
 //! A [`Machine`] asks for communication ([`Request`]) and is told what came ([`Arrived`]); it is
-//! written as one function that awaits, and run by whoever calls [`Machine::next`]: `comm/sparse`
-//! on a communicator, the tests in memory under any order of delivery. Between the start of an
-//! exchange and its end it reduces what came before. Requests are few: groups of messages, and sums
-//! and gathers of some words. A machine works on [`Entries`]: real ones ([`Stream`]) or sizes only
-//! ([`Sized`]), so that 256 ranks and 133 million coordinates fit a test.
+//! written as one function that awaits, and run by anyone who calls [`Machine::next`]:
+//! `comm/sparse` on a communicator, the tests in memory under any order of delivery. Between the
+//! start of an exchange and its end it reduces what came before. Requests are few: groups of
+//! messages, and sums and gathers of some words. A machine works on [`Entries`]: real ones
+//! ([`Stream`]) or sizes only ([`Sized`]), so that 256 ranks and 133 million coordinates fit a
+//! test.
 //!
 //! # Algorithms
 //!

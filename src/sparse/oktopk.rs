@@ -347,8 +347,8 @@ pub(super) async fn split<E: Entries + Sync>(
 /// Where the bucket ends that begins with a step: after four messages that have at least half of a
 /// bucket's share of what this rank sends, and of what it receives. Who waited for messages that
 /// are nearly empty before it sends its long one would hand the delay on from rank to rank. Ranks
-/// need not agree: whoever is furthest behind waits for steps that all others have begun; but they
-/// do agree where all messages are about equally long, so that nobody waits for a peer's next
+/// need not agree: the rank that is furthest behind waits for steps that all others have begun; but
+/// they do agree where all messages are about equally long, so that nobody waits for a peer's next
 /// bucket.
 fn bucket_end(first: u32, ranks: u32, load: impl Fn(u32) -> (u64, u64)) -> u32 {
     let add = |a: (u64, u64), b: (u64, u64)| (a.0 + b.0, a.1 + b.1);

@@ -140,8 +140,8 @@ impl Amount {
 pub enum Mode {
     /// Exactly k, every step, by the total order.
     Exact,
-    /// Thresholds are found exactly every so many steps and used again in between, corrected where
-    /// the counts leave [k/2, 2k].
+    /// Thresholds are found exactly once in this many steps and used again in between, corrected
+    /// where the counts leave [k/2, 2k].
     Threshold,
     /// As the published code does: at a re-evaluation the whole reduced sum is gathered, which may
     /// cost 2 min(Pk, n) words; Gaussiank corrects its estimate in three rounds only.

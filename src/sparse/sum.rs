@@ -125,7 +125,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// So many of them have been added.
+    /// This many of them have been added.
     fn advance(&mut self, count: usize) -> Result<(), String> {
         match self {
             Cursor::Here(indices, values) => {

@@ -47,7 +47,7 @@ pub struct Agreed {
     pub is_pity: bool,
 }
 
-/// What a rank of so many can offer. Devices are opened for that, and closed: that a device is
+/// What a rank of this many can offer. Devices are opened for that, and closed: that a device is
 /// there does not mean that it may be used, or that it has room.
 pub fn own_offer(rank: Rank, ranks: u32, options: &Options) -> Offer {
     if let Some((flag, what)) = options.unkept_promise() {

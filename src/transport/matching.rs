@@ -75,7 +75,7 @@ pub(super) enum Payload<F> {
 pub(super) enum Met<F> {
     /// Nothing yet: it is to be posted.
     Nothing,
-    /// A message that was here; both have ended, and so many bytes were copied.
+    /// A message that was here; both have ended, and this many bytes were copied.
     Whole(u64),
     /// A message with this header that is still to come.
     Far(F, u64),
@@ -173,7 +173,7 @@ impl<F> Matching<F> {
     }
 
     /// A message of this rank to itself, for which there is a place. Its bytes stay where they are
-    /// until a receive takes them, unless they are at most so many, or nobody waits for its end.
+    /// until a receive takes them, unless they are at most this many, or nobody waits for its end.
     pub fn send_to_oneself(
         &mut self,
         (rank, tag, header): (Rank, u64, u64),

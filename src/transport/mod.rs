@@ -25,7 +25,7 @@
 //!     of at most [`CONTROL_BYTES`] each, find room.
 //!  8. A completed send means that the source may be reused. A completed receive means that all
 //!     bytes are in the destination. A completed put or get means the same, and that the bytes of a
-//!     put are visible to whoever sees a later put or message of this rank.
+//!     put are visible to anyone who sees a later put or message of this rank.
 //!  9. A message longer than its receive completes the receive as [`Outcome::Truncated`] with the
 //!     sent length, writes nothing, and completes the send normally. A shorter one is a success
 //!     with its length.
@@ -60,17 +60,17 @@
 //!     message is posted.
 //! 20. Where [`Capabilities::atomics`] says so, [`Transport::post_atomic`] changes an aligned word
 //!     of 8 bytes of a region, of a peer's or of this rank's own, at once for all operations of
-//!     that kind on it, whoever posts them. What was there before comes to the result. One that
-//!     completes as [`Outcome::Done`] has been done exactly once, whatever was lost and sent again
-//!     meanwhile; one that is flushed at most once; one with a bad key not at all. Elsewhere it
-//!     answers [`PostError::Invalid`].
+//!     that kind on it, no matter who posts them. What was there before comes to the result. One
+//!     that completes as [`Outcome::Done`] has been done exactly once, whatever was lost and sent
+//!     again meanwhile; one that is flushed at most once; one with a bad key not at all. Elsewhere
+//!     it answers [`PostError::Invalid`].
 //!
 //! 21. A rank leaves in good order by [`Transport::leave`]; its peers get [`Event::PeerLeft`] with
 //!     its word. All that it had sent counts: before the event its puts are visible and its
 //!     messages have arrived, so that they meet later receives too. What a peer had sent to it is
-//!     flushed unless it is known to have arrived. Whoever drops its transport without that leaves
-//!     with the word 0, and what it had sent may be lost. A rank that ends in any other way has
-//!     failed.
+//!     flushed unless it is known to have arrived. Anyone who drops its transport without that
+//!     leaves with the word 0, and what it had sent may be lost. A rank that ends in any other way
+//!     has failed.
 //!
 //! # Memory of posts
 //!
@@ -173,7 +173,7 @@ pub struct PortInUse {
     pub gid_index: u32,
     /// Ethernet, or InfiniBand.
     pub is_ethernet: bool,
-    /// Posts of so many bytes are inline.
+    /// Posts of this many bytes are inline.
     pub inline_bytes: u32,
     /// To each peer.
     pub queue_pairs: u32,
@@ -240,7 +240,7 @@ impl Atomic {
 
     /// By this processor; what was there.
     fn apply(self, word: &AtomicU64) -> u64 {
-        // What was stored before it is seen by whoever sees its result, and the other way round.
+        // What was stored before it is seen by anyone who sees its result, and the other way round.
         match self {
             Atomic::FetchAdd(add) => word.fetch_add(add, Ordering::AcqRel),
             Atomic::CompareSwap { compare, swap } => {
@@ -354,7 +354,7 @@ pub enum WaitSource {
         /// As that of [`WaitSource::Futex`], where some peers look at it.
         sleeping: Option<View>,
     },
-    /// Time is virtual; whoever steps the simulation decides.
+    /// Time is virtual; anyone who steps the simulation decides.
     Virtual,
 }
 
@@ -447,7 +447,7 @@ pub trait Transport: Send {
         Ok(false)
     }
 
-    /// Whether a send of so many bytes to this peer may come from memory that is not registered,
+    /// Whether a send of this many bytes to this peer may come from memory that is not registered,
     /// which the peer then reads where it lies. It stays as it is until the completion.
     fn fetches(&self, _peer: Rank, _bytes: usize) -> bool {
         false
@@ -458,8 +458,8 @@ pub trait Transport: Send {
     fn withdraw(&mut self);
 
     /// Whether a peer has withdrawn its memory: then what was read of it through a view of
-    /// [`Transport::mapped`] may be of later. Asked after the last read; whoever is told so finds
-    /// the messages that the peer had sent before.
+    /// [`Transport::mapped`] may be of later. Asked after the last read; anyone who is told so
+    /// finds the messages that the peer had sent before.
     fn has_withdrawn(&self, _peer: Rank) -> bool {
         false
     }
@@ -554,8 +554,8 @@ pub trait Transport: Send {
         self.notify(peer);
     }
 
-    /// This rank is about to sleep, by one thread, and so many signals that it has not seen wake it
-    /// together, where signals are stores; 0, which is said before it looks for them: whatever
+    /// This rank is about to sleep, by one thread, and this many signals that it has not seen wake
+    /// it together, where signals are stores; 0, which is said before it looks for them: whatever
     /// comes wakes it.
     fn want_signals(&mut self, _count: u32) {}
 
@@ -588,7 +588,7 @@ pub trait Transport: Send {
     fn next_timeout(&self) -> Option<Time>;
 }
 
-/// Something that whoever runs the job should know.
+/// Something that anyone who runs the job should know.
 fn say(rank: Rank, text: &str) {
     use std::io::Write;
     let line = format!("linerate: rank {rank}: {text}\n");

@@ -183,7 +183,7 @@ pub enum Frame {
         /// Which.
         rail: u64,
     },
-    /// The answer: the rail is read no more, and so many chunks had come.
+    /// The answer: the rail is read no more, and this many chunks had come.
     RailClosed {
         /// Which.
         rail: u64,

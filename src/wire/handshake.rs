@@ -8,11 +8,11 @@
 //!           ◄── verdict: accepted or why not, HMAC ────────────────────
 //! ```
 //!
-//! Whoever does not hold the job's key gets no further than the challenge; a recorded hello or
+//! Anyone who does not hold the job's key gets no further than the challenge; a recorded hello or
 //! proof is worth nothing, because the other side's nonce is fresh. Every message is
 //! [`HANDSHAKE_BYTES`] long, and macs are compared in constant time. What it does not do: hide what
-//! follows, or protect it from whoever can change packets on the way; [`Tls`] does, with what both
-//! sides derive here ([`ChannelSecrets`]).
+//! follows, or protect it from anyone who can change packets on the way; [`Tls`] does, with what
+//! both sides derive here ([`ChannelSecrets`]).
 //!
 //! [`Tls`]: super::Tls
 

@@ -3,8 +3,8 @@
 //! rustls', the cryptography ring's.
 //!
 //! Trust comes from the challenge before. Both ends derive the signing keys of both from the job's
-//! key and the two nonces ([`ChannelSecrets`]), and accept no other key: whoever does not know the
-//! secret cannot sign, so that nobody can stand in between, and a handshake is worth nothing on
+//! key and the two nonces ([`ChannelSecrets`]), and accept no other key: anyone who does not know
+//! the secret cannot sign, so that nobody can stand in between, and a handshake is worth nothing on
 //! another connection. What travels is encrypted with keys that are agreed on anew (X25519): who
 //! learns the secret later cannot read what was recorded.
 //!
@@ -166,7 +166,7 @@ impl Tls {
         &mut self.coming[self.filled..]
     }
 
-    /// So many bytes were put there.
+    /// This many bytes were put there.
     pub fn note_received(&mut self, bytes: usize) {
         self.filled += bytes;
     }

@@ -16,7 +16,7 @@ const BYTES_SENT_AT: usize = 200;
 pub enum Fate {
     /// After its submit.
     AtOnce,
-    /// When so many more bytes have left it through connections.
+    /// When this many more bytes have left it through connections.
     Sent(u64),
     /// When it has begun to recover from an earlier death: that opens descriptors.
     Recovering,

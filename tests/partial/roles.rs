@@ -154,7 +154,7 @@ fn one_hot(gradient: &Buffer<i32>, index: usize) {
     elements[index] = 1;
 }
 
-/// This rank stops until it is so many rounds behind; its process goes on.
+/// This rank stops until it is this many rounds behind; its process goes on.
 fn wait_until_behind(partial: &PartialAllreduce, rounds: u64) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while partial.lag() < rounds {

@@ -48,7 +48,7 @@ impl Job {
         self
     }
 
-    /// Its ranks believe that there are so many.
+    /// Its ranks believe that there are this many.
     pub fn of(mut self, ranks: u32) -> Job {
         self.ranks = ranks;
         self

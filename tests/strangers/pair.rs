@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// Far longer than anything here takes: only a hang lasts longer.
 pub const HANG: Duration = Duration::from_secs(60);
 
-/// A rank, driven by whoever calls [`Rank::step`].
+/// A rank, driven by anyone who calls [`Rank::step`].
 pub struct Rank {
     pub transport: Box<dyn Transport>,
     pub events: Vec<Event>,
@@ -161,7 +161,7 @@ impl Pair {
         }
     }
 
-    /// Each sends the other so many bytes, which arrive as they were sent.
+    /// Each sends the other this many bytes, which arrive as they were sent.
     pub fn exchange(&mut self, bytes: usize) {
         let half = self.0[0].memory_bytes() / 2;
         assert!(bytes <= half);

@@ -1,5 +1,6 @@
 //! Comments of Rust files: their width, and words that strangers stumble over.
 
+use super::text::places_of;
 use super::{check_rule, check_tree, is_foreign};
 
 const COLUMNS_MAX: usize = 100;
@@ -32,6 +33,53 @@ fn check_width(path: &str, text: &str) -> Vec<String> {
 fn comment_of(line: &str) -> Option<&str> {
     let text = line.trim_start().strip_prefix("//")?;
     Some(text.trim_start_matches(['/', '!']))
+}
+
+/// Comments do without words that make a sentence hard to follow.
+fn check_plainness(path: &str, text: &str) -> Vec<String> {
+    let is_prose = path.ends_with(".md");
+    if !(is_prose || path.ends_with(".rs")) || is_foreign(path) {
+        return Vec::new();
+    }
+    let words = [
+        concat!("who", "ever"),
+        concat!("so ", "many"),
+        concat!("that ", "which"),
+    ];
+    let mut complaints = Vec::new();
+    for (line, number) in text.lines().zip(1..) {
+        let comment = if is_prose {
+            Some(line)
+        } else {
+            comment_of(line)
+        };
+        let comment = comment.unwrap_or_default().to_lowercase();
+        let found = words
+            .iter()
+            .filter(|word| !places_of(&comment, word).is_empty());
+        complaints.extend(found.map(|word| format!("{path}:{number}: '{word}' in a comment")));
+    }
+    complaints
+}
+
+#[test]
+fn comments_are_plain() {
+    let [person, number, thing] = [
+        concat!("Who", "ever"),
+        concat!("so ", "many"),
+        concat!("that ", "which"),
+    ];
+    let bad = [
+        ("src/a.rs", &*format!("// {person} waits.")),
+        ("src/a.rs", &*format!("/// Of {number} bytes.")),
+        ("README.md", &*format!("It is {thing} counts.")),
+    ];
+    let good = [
+        ("src/a.rs", &*format!("let text = \"{person}\";")),
+        ("tests/data/a.md", person),
+    ];
+    check_rule(check_plainness, &bad, &good);
+    check_tree(check_plainness);
 }
 
 #[test]

@@ -11,7 +11,7 @@ const CHUNK: usize = 4096;
 const BYTES: usize = 7 * CHUNK + 100;
 const PIECES: u64 = 8;
 
-/// Breaks the sender's queue pair after so many pieces.
+/// Breaks the sender's queue pair after this many pieces.
 fn breaking(after: Option<u64>) -> VerbsSettings {
     VerbsSettings {
         chunk_bytes: CHUNK as u32,

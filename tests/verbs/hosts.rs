@@ -9,8 +9,8 @@ use std::path::PathBuf;
 const SUMS_BEFORE: u64 = 3;
 const SUMS_AFTER: u64 = 3;
 
-/// Sums of so many bytes. Rank 0 makes the file `running` when some were right, and all ranks end a
-/// few sums after there is a file `end`; both are in the folder that is named.
+/// Sums of this many bytes. Rank 0 makes the file `running` when some were right, and all ranks end
+/// a few sums after there is a file `end`; both are in the folder that is named.
 pub fn sum_until_told() {
     let of_test = |name: &str| std::env::var(format!("LINERATE_TEST_{name}")).unwrap();
     let folder = PathBuf::from(of_test("FOLDER"));

@@ -10,7 +10,7 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 const BYTES: usize = 200_000;
-/// Messages before the device is taken, and at least so many afterwards.
+/// Messages before the device is taken, and at least this many afterwards.
 const BEFORE: u64 = 3;
 const AFTER: u64 = 10;
 /// Posts of a rank at once.

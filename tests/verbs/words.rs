@@ -8,7 +8,7 @@ use linerate::transport::{Outcome, RemoteRange};
 
 const CHUNK: usize = 4096;
 
-/// Rank 0 puts plain words, and breaks its queue pair after so many pieces.
+/// Rank 0 puts plain words, and breaks its queue pair after this many pieces.
 fn plain(break_after: Option<u64>) -> Pair {
     let settings = VerbsSettings {
         chunk_bytes: CHUNK as u32,

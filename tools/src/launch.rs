@@ -222,7 +222,7 @@ struct Job {
     bind: Bind,
     port: u16,
     name: String,
-    /// `None`: whoever started this command has given one.
+    /// `None`: anyone who started this command has given one.
     secret: Option<String>,
 }
 

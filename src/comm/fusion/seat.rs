@@ -3,7 +3,7 @@
 //! One thread at a time takes the service out of the seat: a caller that waits for the step, else
 //! the fusion buffer's own thread. So a caller never waits for another thread to be woken, only for
 //! one that is at work to let go: that one looks at `is_wanted`, and the caller rings for it.
-//! Whoever has nothing to do puts the service back and sleeps.
+//! Anyone who has nothing to do puts the service back and sleeps.
 
 use super::StepReport;
 use super::service::{Announced, Inbox, Service, Turn};
@@ -237,7 +237,7 @@ impl Seat {
         state
     }
 
-    /// Wakes whoever is to drive, if it sleeps.
+    /// Wakes anyone who is to drive, if it sleeps.
     fn tell(&self, state: &State) {
         if state.waiters_count > 0 {
             self.done.notify_all();

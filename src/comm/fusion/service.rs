@@ -1,4 +1,4 @@
-//! [`Service`]: what a [`Fusion`](super::Fusion) does, whoever drives it ([`Seat`]).
+//! [`Service`]: what a [`Fusion`](super::Fusion) does, no matter who drives it ([`Seat`]).
 //!
 //! It starts operations in exactly the order in which the machine hands out actions, since they are
 //! operations of one communicator. A flush that finds no free buffer therefore also holds back the

@@ -71,7 +71,7 @@ struct Fused {
     tensors: Vec<usize>,
     partial: PartialAllreduce,
     /// By place, what has been submitted of the step that it is at. Held while a whole step is
-    /// handed over, which may wait for a result to be taken: whoever takes one must not want it.
+    /// handed over, which may wait for a result to be taken: anyone who takes one must not want it.
     gradients: ProcessOwned<Mutex<Vec<Option<Submitted>>>>,
     /// Whole steps that have been handed over.
     steps: AtomicU64,
@@ -116,7 +116,7 @@ impl PartialFusion {
     /// # Errors
     /// [`Error::InvalidArgument`]: options out of range, tensors of several types with
     /// `step_atomic`, or other tensors or options than another rank's, which is named;
-    /// [`Error::Exhausted`]: no memory or descriptors for so many buffers.
+    /// [`Error::Exhausted`]: no memory or descriptors for this many buffers.
     pub fn new(
         comm: &Communicator,
         tensors: Vec<TensorSpec>,
@@ -204,7 +204,7 @@ impl PartialFusion {
             return Err(error);
         }
         gradients.iter_mut().for_each(|gradient| *gradient = None);
-        // Release: whoever sees the step is behind its submit.
+        // Release: anyone who sees the step is behind its submit.
         fused.steps.fetch_add(1, Ordering::Release);
         Ok(())
     }
@@ -276,7 +276,7 @@ impl PartialFusion {
         all.try_for_each(|(tensor, update)| self.check_length(tensor, update))
     }
 
-    /// Whether every fusion buffer has had so many steps.
+    /// Whether every fusion buffer has had this many steps.
     fn check_handed_over(&self, steps: u64) -> Result<()> {
         let Some(behind) = self.fused.iter().find(|fused| fused.steps() < steps) else {
             return Ok(());

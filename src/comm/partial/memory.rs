@@ -132,8 +132,8 @@ impl Memory {
         kernel::reduce(self.dtype, combine, finish, &[to, later], &[to]);
     }
 
-    /// The gathering of the headers of so many ranks. Where ranks share cores, by way of one rank,
-    /// which is woken once for all of them; otherwise by the algorithm that the core chooses.
+    /// The gathering of the headers of this many ranks. Where ranks share cores, by way of one
+    /// rank, which is woken once for all of them; otherwise by the algorithm that the core chooses.
     pub fn gather_call(&self, header: &Header, ranks: usize) -> OwnedCall {
         let index = (header.round % self.snapshots.len() as u64) as usize;
         let piece = self.snapshots[index].part(DATA_START - HEADER_BYTES, self.piece_bytes);
@@ -166,7 +166,7 @@ impl Memory {
         })
     }
 
-    /// The headers of so many ranks, in their order.
+    /// The headers of this many ranks, in their order.
     pub fn headers(&self, round: u64, ranks: usize) -> Vec<Header> {
         let gathered = self.gathered_of(round).view();
         let header = |rank: usize| {

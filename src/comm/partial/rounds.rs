@@ -1,4 +1,4 @@
-//! [`Rounds`]: what a [`PartialAllreduce`](super::PartialAllreduce) does, whoever drives it:
+//! [`Rounds`]: what a [`PartialAllreduce`](super::PartialAllreduce) does, no matter who drives it:
 //! carries notices, starts the operations of rounds, ends rounds. Never blocks, but after a death.
 //!
 //! A round is at most two ordinary collectives on a communicator that nothing else uses: every rank

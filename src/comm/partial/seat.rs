@@ -148,7 +148,7 @@ impl Seat {
                     parts_of(output, result.view()).for_each(|(to, from)| kernel::copy(from, to));
                     let mut state = self.lock();
                     state.rounds.machine.give_back(place);
-                    // A round may have waited for the place; whoever comes next finds a failure.
+                    // A round may have waited for the place; anyone who comes next finds a failure.
                     let _ = state.turn(&self.clock);
                     return Ok(Some(report));
                 }
@@ -192,7 +192,7 @@ impl Seat {
         let _guard = PanicGuard(self);
         while !self.is_stopped() {
             let mut state = self.lock();
-            // Under the lock: whoever stops it has notified already, or will.
+            // Under the lock: anyone who stops it has notified already, or will.
             if self.is_stopped() {
                 return;
             }
@@ -290,7 +290,7 @@ impl Seat {
     }
 
     fn is_stopped(&self) -> bool {
-        // Relaxed: whoever sets it rings afterwards.
+        // Relaxed: anyone who sets it rings afterwards.
         self.is_stopped.load(Ordering::Relaxed)
     }
 

@@ -19,7 +19,7 @@ pub(super) enum Outcome {
     /// It has no elements.
     Nothing,
     Sparse(Box<Finished<Stream>>),
-    /// The sum is in the dense buffer; so many of its values are not finite.
+    /// The sum is in the dense buffer; this many of its values are not finite.
     Dense {
         born: u64,
     },

@@ -195,7 +195,7 @@ impl Driver {
     }
 
     /// Posts a chunk to be sent, of which a completion tells. A function of its own, so that
-    /// whoever injects keeps nothing for it.
+    /// anyone who injects keeps nothing for it.
     #[inline(never)]
     fn post_send(
         &mut self,

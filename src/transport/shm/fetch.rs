@@ -210,7 +210,7 @@ impl ShmTransport {
         if let Some(segment) = &p.segment {
             recall::take_back(segment.recalled_by(self.rank), p.next_id);
         }
-        // They keep their places until they are acknowledged: there is room for so many
+        // They keep their places until they are acknowledged: there is room for this many
         // acknowledgements only.
         let unread = p.outstanding.iter_mut();
         unread.filter_map(|o| o.token.take()).collect()

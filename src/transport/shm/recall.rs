@@ -16,8 +16,8 @@ use crate::sync::{Ordering, fence};
 /// Takes back all memory of messages before number `valid_from`, which is not 0, and all regions.
 /// The caller lets nobody change them before this returns.
 pub fn take_back(word: View, valid_from: u64) {
-    // Publishes what this rank has said before, the cause of its failure, to whoever sees this in
-    // `valid_from`.
+    // Publishes what this rank has said before, the cause of its failure, to anyone who sees this
+    // in `valid_from`.
     kernel::word(&word, 0).store(valid_from, Ordering::Release);
     // Pairs with the fence in `valid_from`: everything that is stored to the memory comes after the
     // word. Sequentially consistent, because less does not order stores around the caches, which
@@ -28,7 +28,7 @@ pub fn take_back(word: View, valid_from: u64) {
 /// The number of the sender's first message that is valid; 0: it has taken nothing back. Asked
 /// after the last read of its memory. On x86 it is one plain load.
 pub fn valid_from(word: View) -> u64 {
-    // Pairs with the fence in `take_back`: whoever has read bytes that are newer than that finds
+    // Pairs with the fence in `take_back`: anyone who has read bytes that are newer than that finds
     // its store.
     fence(Ordering::Acquire);
     // Pairs with the release store in `take_back`: the news of the failure lies in the ring.

@@ -176,8 +176,8 @@ impl Segment {
         }
     }
 
-    /// The owner sleeps on this eventfd. It is written before the bell counts: whoever sees another
-    /// count finds it written.
+    /// The owner sleeps on this eventfd. It is written before the bell counts: anyone who sees
+    /// another count finds it written.
     pub fn wake_through(&mut self, alarm: OwnedFd) {
         self.alarm = Some(alarm);
     }

@@ -136,7 +136,7 @@ pub enum Connected {
     Open(OwnedFd),
     /// The listener's queue is full, try again.
     Busy,
-    /// Nobody listens under this name: whoever did has gone.
+    /// Nobody listens under this name: anyone who did has gone.
     Nobody,
 }
 

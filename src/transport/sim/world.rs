@@ -1,4 +1,4 @@
-//! [`World`]: what whoever steps a simulation holds.
+//! [`World`]: what the program that steps a simulation holds.
 
 use super::options::{SimOptions, Statistics};
 use super::provider::SimTransport;

@@ -1,9 +1,9 @@
-//! How connections come to be: listening, and the handshake with whoever comes. Reaching peers is
-//! in `dials.rs`.
+//! How connections come to be: listening, and the handshake with anyone who comes. Reaching peers
+//! is in `dials.rs`.
 //!
 //! Either rank may connect. If both do so at the same moment, the connections of the lower rank are
-//! kept: it refuses the other's while its own are on their way. Whoever has connected opens another
-//! connection when one is lost; when none is left, whoever notices does.
+//! kept: it refuses the other's while its own are on their way. Anyone who has connected opens
+//! another connection when one is lost; when none is left, the side that notices does.
 //!
 //! Strangers are bounded in number and time: the silent ones go first, so that a flood of them
 //! keeps no rank out.

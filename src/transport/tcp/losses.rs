@@ -1,7 +1,7 @@
 //! Rails that are lost while the peer lives on.
 //!
-//! Whoever loses a rail reads it no more, and says so ([`Frame::RailDead`]) over another one. The
-//! peer then gives it up too and answers how many chunks had come whole on it
+//! Anyone who loses a rail reads it no more, and says so ([`Frame::RailDead`]) over another one.
+//! The peer then gives it up too and answers how many chunks had come whole on it
 //! ([`Frame::RailClosed`]): exactly the others are sent again, once. Since neither side reads a
 //! rail after it has said or heard this, nothing can come twice. Frames of the stream are sent
 //! again from the last acknowledgement on, and those that had come are known by their position.

@@ -25,7 +25,7 @@
 //!   `secure.rs`.
 //!
 //! What it does not do: encrypt unless it is told, or protect what follows the handshake from
-//! whoever can change packets on their way then. Memory is not mapped, and signals are puts.
+//! anyone who can change packets on their way then. Memory is not mapped, and signals are puts.
 #![allow(unsafe_code)]
 
 mod address;
@@ -101,7 +101,7 @@ const COUNT_BYTES: usize = 8;
 /// it.
 const LEAVE_LOOKS: u32 = 200;
 const LEAVE_PAUSE: Duration = Duration::from_millis(5);
-/// Up to so many ranks, everybody is connected to everybody before the first operation: what one
+/// Up to this many ranks, everybody is connected to everybody before the first operation: what one
 /// rank says then reaches the others' hosts although they are busy, and a death is noticed by all.
 /// Beyond that connections are made at the first use.
 const CONNECTED_RANKS_MAX: u32 = 16;
@@ -482,7 +482,7 @@ fn capabilities(settings: &TcpSettings) -> Capabilities {
 }
 
 impl Drop for TcpTransport {
-    /// Whoever has not left in good order says goodbye now, and waits a bounded time until the
+    /// Anyone who has not left in good order says goodbye now, and waits a bounded time until the
     /// kernels have what was said: why this rank fails, perhaps.
     fn drop(&mut self) {
         if !self.shared.is_leaving {

@@ -1,4 +1,5 @@
-//! [`Pace`]: no more than so many bits per second leave a rank, over all its connections together.
+//! [`Pace`]: no more than this many bits per second leave a rank, over all its connections
+//! together.
 //!
 //! It stands for a slower link: the time at which that would be free again is kept, and nothing is
 //! handed to the kernel before. While any peer's bytes wait for it the link counts as busy without
@@ -48,7 +49,7 @@ impl Pace {
         *is_waiting = false;
     }
 
-    /// So many bytes were handed over.
+    /// This many bytes were handed over.
     pub fn note_sent(&mut self, now: Time, bytes: usize) {
         let lag = if self.waiting > 0 {
             LAG_MAX

@@ -224,7 +224,7 @@ impl Rail {
         }
     }
 
-    /// So many bytes of the chunk were taken.
+    /// This many bytes of the chunk were taken.
     pub fn note_chunk_sent(&mut self, bytes: usize) {
         if let Some(chunk) = &mut self.chunk {
             chunk.sent += bytes;

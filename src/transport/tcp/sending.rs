@@ -21,7 +21,7 @@ const TRANSFERS_MAX: usize = 1024;
 const PIECE_BYTES_MIN: u64 = 64 * 1024;
 /// System calls per rail and look, so that one look takes a bounded time.
 const SENDS_MAX: usize = 8;
-/// A rank tells what has come at the latest after so many bytes of the stream, chunks of a rail,
+/// A rank tells what has come at the latest after this many bytes of the stream, chunks of a rail,
 /// messages.
 const TELL_STREAM_BYTES: u64 = 32 * 1024;
 const TELL_CHUNKS: u64 = 4;
@@ -224,7 +224,8 @@ impl Peer {
         let is_short = total <= u64::from(shared.limits.small_bytes_max);
         match found {
             Some(view) if !is_short => {
-                // The requester has so many gets at most, so more of their answers are no answers.
+                // The requester has this many gets at most, so more of their answers are no
+                // answers.
                 if self.outgoing.len() >= 3 * TRANSFERS_MAX {
                     let text = format!("it has more than {TRANSFERS_MAX} gets under way");
                     return Err(Loss::Peer(text));

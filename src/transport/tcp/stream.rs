@@ -60,7 +60,7 @@ impl Stream {
         self.sent == self.end()
     }
 
-    /// The lead rail has taken so many bytes.
+    /// The lead rail has taken this many bytes.
     pub fn note_sent(&mut self, bytes: usize) {
         self.sent += bytes as u64;
         debug_assert!(self.sent <= self.end());

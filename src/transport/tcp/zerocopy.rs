@@ -62,7 +62,7 @@ impl Zerocopy {
         }
     }
 
-    /// Whether so many bytes go without a copy.
+    /// Whether this many bytes go without a copy.
     #[inline]
     pub fn is_for(&self, bytes: usize) -> bool {
         self.is_on && bytes >= BYTES_MIN

@@ -68,7 +68,7 @@ pub struct Choice {
 /// How far a device is from something else. Smaller is nearer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Distance {
-    /// Below a common PCIe switch, over so many bridges and ports of switches (PIX, PXB).
+    /// Below a common PCIe switch, over this many bridges and ports of switches (PIX, PXB).
     Switch(usize),
     /// Below a common host bridge (PHB).
     HostBridge,

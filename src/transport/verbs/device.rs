@@ -46,7 +46,7 @@ pub struct Rail {
     pub gid: Option<Gid>,
     pub lid: u16,
     pub mtu: ibv_mtu,
-    /// Posts of so many bytes are inline.
+    /// Posts of this many bytes are inline.
     pub inline_bytes: u32,
     pub is_ethernet: bool,
     pub reads_max: u8,
@@ -96,7 +96,7 @@ pub struct Sizes {
 pub const PIECES_UNDER_WAY: u32 = 64;
 
 impl Sizes {
-    /// For so many peers.
+    /// For this many peers.
     pub fn of(slots: u32, peers: u32) -> Sizes {
         let peers = peers.max(1);
         // What a peer that does not look may be told meanwhile. Of positions: two halves of the
@@ -221,7 +221,7 @@ impl Rail {
         self.queue.poll(room).map_err(|e| e.to_string())
     }
 
-    /// Posts receives again, as soon as so many were taken that it is worth it. They have no
+    /// Posts receives again, as soon as enough were taken for it to be worth it. They have no
     /// memory: what consumes them has an address of its own.
     pub fn post_receives(&mut self) -> Result<()> {
         const REQUESTS: [ReceiveRequest<'static>; RECEIVES_AT_ONCE as usize] = {

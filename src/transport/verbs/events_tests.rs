@@ -143,8 +143,8 @@ impl Pair {
         region.view().in_region(key, 0)
     }
 
-    /// Begins a message from rank 0 to rank 1, and goes on until so many of its pieces are on their
-    /// way.
+    /// Begins a message from rank 0 to rank 1, and goes on until this many of its pieces are on
+    /// their way.
     fn begin_message(&mut self, seed: u8, pieces: u64) -> View {
         let (source, place) = (self.memory(0), self.memory(1));
         kernel::fill(source, seed);

@@ -1,9 +1,9 @@
 //! [`Generation`]: where a pair of ranks stands between two sets of queue pairs. A pure state
 //! machine.
 //!
-//! Either side may begin the next generation, both at once too; the higher number wins, and whoever
-//! hears of one that is higher than its own follows. Nothing is posted in a generation before both
-//! sides have said that they can receive.
+//! Either side may begin the next generation, both at once too; the higher number wins, and anyone
+//! who hears of one that is higher than its own follows. Nothing is posted in a generation before
+//! both sides have said that they can receive.
 
 use crate::time::Time;
 use std::fmt;

@@ -1,9 +1,9 @@
 //! Short gets, and atomic operations of the device, that find nothing before them: each leaves with
 //! the call, as one post.
 //!
-//! Whoever asks for so little waits for it, and what a transfer keeps (`transfers.rs`) costs more
-//! instructions than all the rest. What a fault cuts goes on as a transfer; of an atomic operation
-//! nobody knows then whether it was done.
+//! Anyone who asks for so little waits for it, and what a transfer keeps (`transfers.rs`) costs
+//! more instructions than all the rest. What a fault cuts goes on as a transfer; of an atomic
+//! operation nobody knows then whether it was done.
 
 use super::device::{PIECES_UNDER_WAY, Registered};
 use super::link::{Link, What};

@@ -51,7 +51,7 @@ pub enum Greeting {
     Propose(Proposal),
     /// The queue pairs of this generation can receive.
     Ready(u32),
-    /// This side is done, and has had so many positions: what the network had not confirmed is no
+    /// This side is done, and has had this many positions: what the network had not confirmed is no
     /// loss.
     Leaving(u64),
 }

@@ -66,8 +66,8 @@ pub struct Link {
     /// Of the first packet that it sends.
     pub packet_number: u32,
     depth: usize,
-    /// Without a completion for so many posts, the next one asks for one: places come back in time,
-    /// and most posts cost no completion.
+    /// Without a completion for this many posts, the next one asks for one: places come back in
+    /// time, and most posts cost no completion.
     signal_every: u64,
     inline_bytes: u32,
     next_id: u64,
@@ -137,8 +137,8 @@ impl Link {
         self.sent.push_back(Sent { id, what, bytes });
     }
 
-    /// Posts by itself, with so many bytes; nothing is queued. What has to be known of it is noted
-    /// while it is on its way.
+    /// Posts by itself, with this many bytes; nothing is queued. What has to be known of it is
+    /// noted while it is on its way.
     #[inline]
     pub fn post_now(
         &mut self,
@@ -175,7 +175,7 @@ impl Link {
         self.since_signal > 0 && self.queued.is_empty()
     }
 
-    /// Whether so many bytes are copied into a post.
+    /// Whether this many bytes are copied into a post.
     #[inline]
     pub fn is_inline(&self, bytes: u64) -> bool {
         bytes <= u64::from(self.inline_bytes)

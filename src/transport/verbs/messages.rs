@@ -10,7 +10,7 @@ use crate::transport::posts::PeerState;
 use crate::transport::{Outcome, PostError, URGENT_CLASS, tag_class};
 use std::sync::Arc;
 
-/// A rank tells after so many matches of a class; urgent ones at once.
+/// A rank tells after this many matches of a class; urgent ones at once.
 const TELL_MATCHES: u16 = MESSAGES_PER_PEER as u16 / 4;
 
 impl Peer {

@@ -30,7 +30,7 @@
 //! * Waiting is on a descriptor that completion channels, asynchronous events and the control
 //!   transport make readable; channels are armed at slow looks.
 //!
-//! What it does not do: encrypt or check sums (whoever asks for that is refused); device memory
+//! What it does not do: encrypt or check sums (anyone who asks for that is refused); device memory
 //! that processors cannot map yet.
 #![allow(unsafe_code)]
 
@@ -464,7 +464,7 @@ impl VerbsTransport {
 }
 
 impl Drop for VerbsTransport {
-    /// Whoever has not left in good order does what it can of it in a bounded time.
+    /// Anyone who has not left in good order does what it can of it in a bounded time.
     fn drop(&mut self) {
         if self.is_leaving {
             return;

@@ -87,7 +87,7 @@ pub struct Transfer {
 /// What the sender knows of a position of its ring.
 #[derive(Clone, Copy, Debug)]
 pub enum Entry {
-    /// A record of so many bytes in the slot.
+    /// A record of this many bytes in the slot.
     Record {
         bytes: u32,
         /// A place that may end before the peer reads of it.
@@ -95,7 +95,7 @@ pub enum Entry {
         /// A put that is complete when the peer has copied it: token and length.
         put: Option<(u64, u64)>,
     },
-    /// A put of so many bytes, which are in the slot; the token until it has arrived.
+    /// A put of this many bytes, which are in the slot; the token until it has arrived.
     Put {
         bytes: u32,
         target: Target,

@@ -8,7 +8,7 @@ pub struct Pieces {
 }
 
 impl Pieces {
-    /// All of so many bytes.
+    /// All of this many bytes.
     pub fn all(bytes: u64) -> Pieces {
         Pieces {
             ranges: Vec::from_iter((bytes > 0).then_some((0, bytes))),
@@ -27,7 +27,7 @@ impl Pieces {
         Some((offset, bytes.min(bytes_max), is_last))
     }
 
-    /// Takes a piece of so many bytes, as [`Pieces::peek`] has shown it.
+    /// Takes a piece of this many bytes, as [`Pieces::peek`] has shown it.
     pub fn take(&mut self, bytes: u64) {
         let first = &mut self.ranges[0];
         debug_assert!(bytes <= first.1);
@@ -67,7 +67,7 @@ pub fn window_bytes(chunk_bytes: u64) -> u64 {
     most.max(WINDOW_PIECES * chunk_bytes)
 }
 
-/// How long a piece is where a transfer of `total` bytes has so many rails: its share, within
+/// How long a piece is where a transfer of `total` bytes has this many rails: its share, within
 /// bounds.
 pub fn piece_bytes(total: u64, rails: usize, least: u64, most: u64) -> u64 {
     let share = total.div_ceil(rails.max(1) as u64);

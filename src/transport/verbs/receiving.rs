@@ -290,8 +290,8 @@ impl Peer {
         }
     }
 
-    /// The queue pairs are no more, and the peer has had so many positions: what had come is over,
-    /// the rest begins again.
+    /// The queue pairs are no more, and the peer has had this many positions: what had come is
+    /// over, the rest begins again.
     pub fn settle(
         &mut self,
         received: u64,

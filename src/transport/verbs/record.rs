@@ -28,9 +28,9 @@ pub type RailKeys = [u32; RAILS_MAX];
 /// A record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record {
-    /// A message of so many bytes, which follow.
+    /// A message of this many bytes, which follow.
     Message { tag: u64, header: u64, bytes: u32 },
-    /// So many bytes for a region of the receiver, which it copies there: a line that must not be
+    /// This many bytes for a region of the receiver, which it copies there: a line that must not be
     /// seen half written.
     Put { key: u32, offset: u64, bytes: u32 },
     /// A long message that waits to be asked for.
@@ -260,12 +260,12 @@ pub enum Immediate {
     /// The last bytes of the long message with this number; takes a place in the ring without a
     /// record.
     Last(u32),
-    /// Takes no place: so many positions were consumed, the low bits.
+    /// Takes no place: this many positions were consumed, the low bits.
     Consumed(u32),
     /// Takes no place: the put with this position in the ring, the low bits, named no region.
     /// Nothing that was told before it says that the position is consumed.
     BadPut(u32),
-    /// Takes no place: so many messages of this class were matched.
+    /// Takes no place: this many messages of this class were matched.
     Matched(usize, u16),
 }
 

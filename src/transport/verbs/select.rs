@@ -54,8 +54,8 @@ pub fn open(
     Ok((rails, choice))
 }
 
-/// What the devices speak that a rank of so many would use, if it can: they are opened, and closed
-/// again.
+/// What the devices speak that a rank of this many would use, if it can: they are opened, and
+/// closed again.
 pub fn probe(rank: Rank, ranks: u32, settings: &VerbsSettings) -> Result<Fabric> {
     let sizes = Sizes::of(settings.slots, ranks.saturating_sub(1));
     let (rails, choice) = open("", rank, sizes, settings)?;

@@ -12,12 +12,12 @@ use crate::transport::{Atomic, Outcome, PostError, RemoteRange, URGENT_CLASS, ta
 use linerate_verbs_sys::{Local, Operation, Place};
 
 /// Puts of at most a flag line are copied by the peer's processor, unless they are one word: a
-/// device may write a line in parts, and whoever looks at its stamp must find all of it. (A word is
-/// written at once.)
+/// device may write a line in parts, and anyone who looks at its stamp must find all of it. (A word
+/// is written at once.)
 const LINE_BYTES: u64 = 64;
 const WORD_BYTES: u64 = 8;
-/// Words leave with a doorbell each while no more than these are under way. Whoever puts so many
-/// without a look at what has come of them wants many to move, and not one to be there soon.
+/// Words leave with a doorbell each while no more than these are under way. Anyone who puts this
+/// many without a look at what has come of them wants many to move, and not one to be there soon.
 pub const AT_ONCE_MAX: usize = 16;
 
 impl Target {

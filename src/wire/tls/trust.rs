@@ -97,7 +97,7 @@ impl TimeProvider for NoTime {
     }
 }
 
-/// Accepts one key, whoever says that it is whose.
+/// Accepts one key, no matter who says that it is whose.
 #[derive(Debug)]
 struct OnlyThisKey {
     public: CertificateDer<'static>,

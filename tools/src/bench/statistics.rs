@@ -50,8 +50,8 @@ impl Summary {
     }
 }
 
-/// The least of the sorted samples that is not below so many thousandths of all. There is at least
-/// one.
+/// The least of the sorted samples that is not below this many thousandths of all. There is at
+/// least one.
 pub fn percentile(sorted: &[f64], thousandths: usize) -> f64 {
     let position = (sorted.len() * thousandths).div_ceil(1000);
     sorted[position.max(1) - 1]

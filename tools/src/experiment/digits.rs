@@ -11,7 +11,7 @@ pub const PIXELS: usize = 64;
 pub const CLASSES: usize = 10;
 /// The brightest pixel of the data.
 const BRIGHTEST: f32 = 16.0;
-/// One image of so many is kept for the test.
+/// One image of this many is kept for the test.
 const TEST_SHARE: usize = 5;
 /// Of the order in which images are drawn into the two parts: the same for every experiment.
 const SPLIT_SEED: u64 = 0x6f70_7464;

@@ -73,7 +73,7 @@ impl Measured {
 /// How long a step takes on each rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Load {
-    /// So many ranks, others at random in each step, take `delay` longer.
+    /// This many ranks, others at random in each step, take `delay` longer.
     SomeDelayed {
         compute: f64,
         delay: f64,

@@ -185,7 +185,7 @@ const STEPS: f32 = 127.0;
 const LANES: usize = 16;
 
 impl Hyperplane {
-    /// So many samples around a plane that `plane_seed` determines, with noise of the given
+    /// This many samples around a plane that `plane_seed` determines, with noise of the given
     /// deviation.
     pub fn new(
         (dimensions, samples): (usize, usize),

@@ -43,8 +43,8 @@ pub struct MeshArgs {
     )]
     pub iterations: u32,
 
-    /// A pair is slow if its latency is so many times the median of its kind (within a host, or
-    /// between hosts), or its bandwidth so many times less
+    /// A pair is slow if its latency is this many times the median of its kind (within a host, or
+    /// between hosts), or its bandwidth this many times less
     #[arg(long, value_name = "FACTOR", default_value_t = 2.0)]
     pub slow: f64,
 

@@ -142,7 +142,7 @@ pub struct PerfArgs {
     #[arg(short = 'n', long = "iters", value_name = "COUNT")]
     pub iterations: Option<u64>,
 
-    /// As many messages as fit in so many seconds, instead of a number
+    /// As many messages as fit in this many seconds, instead of a number
     #[arg(
         short = 'D',
         long = "duration",
@@ -161,7 +161,7 @@ pub struct PerfArgs {
     pub streams: Option<u32>,
 
     /// Messages that are posted at once, over verbs linked and with one doorbell; a stream waits
-    /// until so many have room. Default: as many as have room. For bandwidth only
+    /// until this many have room. Default: as many as have room. For bandwidth only
     #[arg(short = 'l', long = "post_list", value_name = "COUNT")]
     pub post_list: Option<u32>,
 

@@ -35,7 +35,7 @@ pub struct DeviceArgs {
     #[arg(short = 'I', long = "inline_size", value_name = "BYTES")]
     pub inline: Option<u32>,
 
-    /// One post in so many makes a completion. Default: the provider's choice
+    /// One post in this many makes a completion. Default: the provider's choice
     #[arg(short = 'Q', long = "cq-mod", value_name = "COUNT")]
     pub moderation: Option<u32>,
 

@@ -66,7 +66,7 @@ impl LineRate {
         self.reason.is_none()
     }
 
-    /// Gbit/s of payload in messages of so many bytes, of both directions together if there are
+    /// Gbit/s of payload in messages of this many bytes, of both directions together if there are
     /// two.
     pub fn gigabits(&self, options: &Options, bytes: u64) -> Option<f64> {
         let carrier = match options.test.verb() {

@@ -33,8 +33,8 @@ const DEVICE_SPIN: Duration = Duration::from_millis(1);
 const DEVICE_POLLS_PER_LOOK: u32 = 64;
 /// A side that devices serve has nothing to do but to be told of the end, and sleeps, as perftest's
 /// waits in a read: looking takes a core from those that have something to do, and half of one from
-/// whoever shares it. Before, it looks for so long: who writes short messages without a pause needs
-/// to hear now and then that they have come.
+/// anyone who shares it. Before, it looks for so long: who writes short messages without a pause
+/// needs to hear now and then that they have come.
 const REST_AFTER: Duration = Duration::from_micros(100);
 /// The longest sleep, so that a timeout is noticed.
 const REST_MAX: Duration = Duration::from_millis(100);
@@ -542,7 +542,7 @@ impl Link {
     }
 }
 
-/// For whoever has to find out why.
+/// For anyone who has to find out why.
 fn describe(counts: &[Count]) -> String {
     let texts = counts
         .iter()

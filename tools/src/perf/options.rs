@@ -125,7 +125,7 @@ impl Options {
         Ok(options)
     }
 
-    /// Whether every number is one that can be had: the server gets them from whoever connects.
+    /// Whether every number is one that can be had: the server gets them from anyone who connects.
     pub fn check(&self) -> Result<(), String> {
         let bounds = [
             ("--size", self.size.unwrap_or(1), SIZE_MAX),

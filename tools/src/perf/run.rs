@@ -166,7 +166,7 @@ pub fn measure(
         each(&row);
         rows.push(row);
     }
-    // Whoever leaves first would look like a failure to the other.
+    // Anyone who leaves first would look like a failure to the other.
     match control.exchange(&Line::Done)? {
         Line::Done => Ok(rows),
         line => Err(line.unexpected()),

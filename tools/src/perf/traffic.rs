@@ -22,7 +22,7 @@ const CHECKED_ATOMICS: u64 = 100;
 /// When a part of a run is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// So many messages, of all streams.
+    /// This many messages, of all streams.
     Count(u64),
     /// Messages until then, and at most this many samples.
     Until(Duration, u64),

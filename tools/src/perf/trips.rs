@@ -92,7 +92,7 @@ impl Side<'_> {
         }
     }
 
-    /// The client: so many messages and their answers. The clock is looked at when a message has
+    /// The client: this many messages and their answers. The clock is looked at when a message has
     /// left: what lies between two looks is a whole trip all the same, and the look is not in it.
     fn time_trips(&mut self, trips: &Trips, limit: Limit, share: f64) -> Result<Vec<f64>> {
         for trip in 0..UNTIMED_TRIPS {
@@ -210,7 +210,7 @@ impl Side<'_> {
     }
 }
 
-/// The bits of the word that a message of so many bytes sets.
+/// The bits of the word that a message of this many bytes sets.
 fn word_mask(bytes: u64) -> u64 {
     match bytes {
         0..WORD_BYTES => (1 << (8 * bytes)) - 1,

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 /// n, k and the bandwidth are this part of the real ones where real entries are moved: the same
 /// times in less memory.
 const PART: u64 = 100;
-/// The paper cuts regions anew every so many steps.
+/// The paper cuts regions anew once in this many steps.
 const REPARTITION_STEPS: f64 = 64.0;
 /// How unevenly picks lie: their density falls with this power of the coordinate, the same on all
 /// ranks. With the first, equal regions differ as much as the paper's gain says: P^0.1 is 1.32 for

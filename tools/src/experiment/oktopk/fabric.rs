@@ -147,7 +147,7 @@ impl Network {
         sent.map(|(now, before)| now - before).max().unwrap_or(0) as f64 / 4.0
     }
 
-    /// A dense allreduce of so many f32, by the faster of a ring and halving: seconds and words.
+    /// A dense allreduce of this many f32, by the faster of a ring and halving: seconds and words.
     pub fn dense(&mut self, count: u64) -> Result<(f64, f64), String> {
         let mut best: Option<(f64, f64)> = None;
         for algorithm in ["ring", "rabenseifner"] {

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 const RANKS: [u32; 12] = [2, 3, 4, 5, 8, 16, 17, 32, 64, 100, 128, 256];
 const RANKS_QUICK: [u32; 5] = [2, 3, 8, 17, 32];
 
-/// One scheme on so many ranks.
+/// One scheme on this many ranks.
 struct Row {
     scheme: Scheme,
     ranks: u32,
