@@ -365,7 +365,7 @@ impl Service {
         }
         self.machine.begin_step();
         self.packing.begin_step();
-        (self.tensors.iter_mut().filter_map(Option::take)).for_each(Announced::end);
+        self.end_announced();
         self.is_end_told = false;
         self.is_step_over = false;
         std::mem::take(&mut self.report)
@@ -407,8 +407,16 @@ impl Service {
             .is_ok();
         }
         if is_good {
-            (self.tensors.iter_mut().filter_map(Option::take)).for_each(Announced::end);
+            self.end_announced();
         }
+    }
+
+    /// Gives all tensors back, the last ones first: of borrows the latest is found at once.
+    fn end_announced(&mut self) {
+        let latest_first = self.tensors.iter_mut().rev();
+        latest_first
+            .filter_map(Option::take)
+            .for_each(Announced::end);
     }
 }
 
