@@ -42,7 +42,7 @@ const LAYERS: [&[&str]; 14] = [
 /// Transports, which never import each other.
 const PROVIDERS: [&str; 5] = ["shm", "tcp", "verbs", "ofi", "sim"];
 
-const TOP_LEVEL: [&str; 13] = [
+const TOP_LEVEL: [&str; 15] = [
     "Cargo.toml",
     "Cargo.lock",
     "src",
@@ -52,6 +52,8 @@ const TOP_LEVEL: [&str; 13] = [
     "examples",
     "tests",
     "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
     ".ci",
     ".gitignore",
     "LICENSE-MIT",

@@ -5,7 +5,7 @@ use super::paths;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-const README_LINES_MAX: usize = 150;
+const PAGE_LINES_MAX: usize = 150;
 const SETTINGS: &str = "src/guide/settings.md";
 const PREFIX: &str = "LINERATE_";
 /// Variable, default, range, effect, and when to change it.
@@ -15,11 +15,11 @@ fn read(path: &str) -> Option<String> {
     std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).ok()
 }
 
-/// Complaints about a README; `read` gives the text of a file of the repository.
-fn check_readme(text: &str, read: impl Fn(&str) -> Option<String>) -> Vec<String> {
+/// Complaints about a page at the root; `read` gives the text of a file of the repository.
+fn check_page(page: &str, text: &str, read: impl Fn(&str) -> Option<String>) -> Vec<String> {
     let lines = text.lines().count();
-    let long = (lines > README_LINES_MAX)
-        .then(|| format!("README.md: {lines} lines, at most {README_LINES_MAX}"));
+    let long = (lines > PAGE_LINES_MAX)
+        .then(|| format!("{page}: {lines} lines, at most {PAGE_LINES_MAX}"));
     let dead = links(text).into_iter().filter(|link| {
         let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
         let Some(target) = (if path.is_empty() {
@@ -31,7 +31,7 @@ fn check_readme(text: &str, read: impl Fn(&str) -> Option<String>) -> Vec<String
         };
         !anchor.is_empty() && !anchors(&target).contains(anchor)
     });
-    let dead = dead.map(|link| format!("README.md: '{link}' leads nowhere"));
+    let dead = dead.map(|link| format!("{page}: '{link}' leads nowhere"));
     long.into_iter().chain(dead).collect()
 }
 
@@ -111,26 +111,28 @@ fn is_product(path: &str) -> bool {
 }
 
 #[test]
-fn the_readme_is_short_and_its_links_lead_somewhere() {
+fn the_pages_at_the_root_are_short_and_their_links_lead_somewhere() {
     let file = |path: &str| (path == "a.md").then(|| "# What is it?\n```sh\n# no\n```".to_string());
     for bad in [
         "[a](b.md)",
         "[a](a.md#no)",
         "[a](#none)",
-        &"\n".repeat(README_LINES_MAX + 1),
+        &"\n".repeat(PAGE_LINES_MAX + 1),
     ] {
         assert!(
-            !check_readme(bad, file).is_empty(),
+            !check_page("README.md", bad, file).is_empty(),
             "no complaint about {bad}"
         );
     }
     let good =
         "# Use\n[a](a.md#what-is-it) [b](a.md) [c](#use) [d](https://e/f)\n```\nm[0](x)\n```";
-    assert_eq!(check_readme(good, file), Vec::<String>::new());
+    assert_eq!(check_page("README.md", good, file), Vec::<String>::new());
 
-    let readme = read("README.md").expect("the README");
-    let complaints = check_readme(&readme, read);
-    assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
+    for page in ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"] {
+        let text = read(page).expect("a page at the root");
+        let complaints = check_page(page, &text, read);
+        assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
+    }
 }
 
 #[test]
