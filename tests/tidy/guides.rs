@@ -111,7 +111,7 @@ fn is_product(path: &str) -> bool {
 }
 
 #[test]
-fn the_pages_at_the_root_are_short_and_their_links_lead_somewhere() {
+fn the_readme_is_short_and_its_links_lead_somewhere() {
     let file = |path: &str| (path == "a.md").then(|| "# What is it?\n```sh\n# no\n```".to_string());
     for bad in [
         "[a](b.md)",
