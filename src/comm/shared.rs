@@ -72,7 +72,7 @@ impl Shared {
             // The engine is kept for a few turns of the core: longer than other threads would like,
             // and much less than an operation under way costs.
             for turn in 0..=looks.turns {
-                match engine.run_at_once(&mut known.at_once, looks) {
+                match engine.run_at_once(&known.at_once, looks) {
                     Some(Ok(())) => return Ok(()),
                     Some(Err(error)) => {
                         if engine.failure().is_some() {

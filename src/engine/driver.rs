@@ -5,19 +5,15 @@
 
 mod compute;
 mod messages;
-mod script;
 mod signals;
-mod straight;
 
 use super::Host;
 use super::around::Around;
-use super::bound::{Bound, BoundStep};
 use super::crew::Crew;
 use super::gate::NONE;
 use super::links::Links;
-use super::plan::StepKind;
 use super::pool::Pool;
-use super::prepared::Prepared;
+use super::program::{Message, What};
 use super::round::{Round, RoundCall, RoundId, RoundOf};
 use super::wait::Looks;
 use crate::error::{Error, Result};
@@ -25,10 +21,19 @@ use crate::memory::View;
 use crate::schedule::{Action, BufferId, Operand, Range, StepId};
 use crate::types::Rank;
 use messages::Bounced;
-pub use script::Script;
 
-/// Runs steps on links. What every step touches comes first, together.
-#[repr(C)]
+/// What has become of a step that was run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ran {
+    /// All of it is done.
+    Whole,
+    /// What it waits for says when it goes on: a message that is under way, or an earlier step.
+    Part,
+    /// It is to be tried again.
+    NotYet,
+}
+
+/// Runs steps on links.
 pub struct Driver {
     /// Something moved since this was last cleared.
     pub moved: bool,
@@ -80,119 +85,72 @@ impl Driver {
 
     /// Begins a round, with its memory: the caller's, a window slot, scratch.
     pub fn begin(&mut self, round: &mut Round, of: RoundOf, call: &RoundCall<'_>) -> Result<()> {
-        round.begin(of, call, self.links.ranks, self.chunk_bytes);
-        round.scratch = None;
+        let mut is_new = round.begin(of, call, (self.links.ranks, self.chunk_bytes));
+        round.memory.scratch = None;
         if call.prepared.uses_scratch {
             let transport = self.links.transport.as_mut();
-            round.scratch = Some(self.pool.lend(round.scratch_bytes, transport)?);
+            let bytes = round.program.scratch_bytes;
+            round.memory.scratch = Some(self.pool.lend(bytes, transport)?);
         }
         let mut window = View::empty();
         if let (true, RoundId::Collective(sequence)) = (call.prepared.uses_windows, of.id) {
             window = self.links.window_slot(self.links.rank, sequence);
+            is_new = true;
         }
-        round.equip(call, window, self.links.ranks);
+        (round.memory).equip(
+            &round.program,
+            call,
+            window,
+            is_new || !call.others.is_empty(),
+        );
+        (round.progress).arm(&round.program.prepared, round.program.has_counts);
         Ok(())
     }
 
     /// Runs everything in the round that can run now.
     #[inline]
     pub fn run(&mut self, round: &mut Round) -> Result<()> {
-        if round.straight.is_some() || !round.waiting.is_empty() {
-            let prepared = round.prepared.clone();
-            if round.straight.is_some() {
-                if self.run_straight(&prepared, round)? || round.is_redirected {
-                    return Ok(());
-                }
-                let run = round.straight.take().unwrap_or_default();
-                round.progress.resume(&prepared, run);
-            }
-            self.check_waits(&prepared, round)?;
+        for at in 0..round.parked.len() {
+            round.progress.enqueue(round.parked[at]);
         }
-        for at in 0..round.stalled.len() {
-            round.progress.enqueue(round.stalled[at]);
-        }
-        round.stalled.clear();
+        round.parked.clear();
         self.run_ready(round, NONE).map_err(|error| *error)
     }
 
     /// Runs a step that may start, those that its end lets start, and all others that may start
-    /// now. A function of its own: inlined where events are handled, it kept on the stack what fits
-    /// the registers. Errors are boxed, so that the result fits one.
+    /// now. A step that cannot be run yet is parked. A function of its own: inlined where events
+    /// are handled, it kept on the stack what fits the registers. Errors are boxed, so that the
+    /// result fits one.
     #[inline(never)]
     pub fn run_ready(
         &mut self,
         round: &mut Round,
         first: StepId,
     ) -> std::result::Result<(), Box<Error>> {
-        // A round that is to be repeated touches nothing more: its input must be what it was.
-        if round.is_redirected {
-            return Ok(());
-        }
-        let mut step = match first {
-            NONE => round.progress.next_ready(),
-            first => first,
-        };
-        while step != NONE {
-            let mut next = NONE;
-            let ended = match round.bound.steps.get(step as usize) {
-                Some(BoundStep {
-                    bound: Bound::Send(message),
-                    followers,
-                }) => {
-                    let peer = message.peer;
-                    match self.send(round, (step, 0), message) {
-                        Ok(is_sent) => {
-                            self.note_sent(round, peer);
-                            self.moved = true;
-                            is_sent.then_some(followers)
-                        }
-                        Err(error) => {
-                            self.refuse(round, step, peer, error)?;
-                            None
-                        }
-                    }
-                }
-                Some(BoundStep {
-                    bound: Bound::Receive(message),
-                    ..
-                }) => {
-                    let peer = message.peer;
-                    match self.receive(round, (step, 0), message) {
-                        Ok(()) => self.moved = true,
-                        Err(error) => self.refuse(round, step, peer, error)?,
-                    }
-                    None
-                }
-                Some(BoundStep {
-                    bound: Bound::Compute(compute),
-                    followers,
-                }) => {
-                    let (sources, destinations) = round.bound.operands(compute);
-                    compute.work.run(sources, destinations);
-                    Some(followers)
-                }
-                Some(BoundStep {
-                    bound: Bound::Other,
-                    ..
-                })
-                | None => {
-                    self.run_other(round, step)?;
-                    self.has_work |= round.is_stopped();
-                    if round.is_redirected {
-                        return Ok(());
-                    }
-                    None
-                }
-            };
-            if let Some(followers) = ended {
-                self.moved = true;
-                next = (round.progress).process_before(&round.prepared, step, *followers);
+        let mut step = first;
+        loop {
+            // A round that is to be repeated touches nothing more: its input must be what it was.
+            if round.is_redirected {
+                self.has_work = true;
+                return Ok(());
             }
-            // At the end, so that anyone who has posted a message gets here without a look at what
-            // follows.
-            step = match next {
-                NONE => round.progress.next_ready(),
-                next => next,
+            if step == NONE {
+                step = round.progress.next_ready();
+                if step == NONE {
+                    break;
+                }
+            }
+            step = match self.run_step(round, step)? {
+                Ran::Whole => {
+                    self.moved = true;
+                    round.end_step(step)
+                }
+                Ran::Part => NONE,
+                Ran::NotYet => {
+                    round.parked.push(step);
+                    self.has_work = true;
+                    NONE
+                }
             };
         }
         if round.progress.is_finished() {
@@ -201,62 +159,73 @@ impl Driver {
         Ok(())
     }
 
-    /// Runs a step that is not bound, as far as it goes.
+    /// Runs a step as far as it goes.
+    #[inline(always)]
+    fn run_step(
+        &mut self,
+        round: &mut Round,
+        step: StepId,
+    ) -> std::result::Result<Ran, Box<Error>> {
+        let what = &round.program.steps[step as usize];
+        match what {
+            &What::Send(Message { view, peer, number }) => {
+                let view = round.memory.view(view);
+                match self.send(round, (step, 0), (peer, number, view)) {
+                    Ok(is_sent) => {
+                        self.note_sent(round, peer);
+                        self.moved = true;
+                        Ok(if is_sent { Ran::Whole } else { Ran::Part })
+                    }
+                    Err(error) => Ok(self.refuse(round, peer, error)?),
+                }
+            }
+            &What::Receive(Message { view, peer, number }) => {
+                let view = round.memory.view(view);
+                match self.receive(round, (step, 0), (peer, number, view)) {
+                    Ok(()) => {
+                        self.moved = true;
+                        Ok(Ran::Part)
+                    }
+                    Err(error) => Ok(self.refuse(round, peer, error)?),
+                }
+            }
+            What::Compute(compute) => {
+                let compute = *compute;
+                if compute.has_mail {
+                    let sequence = round.sequence().expect("signals belong to collectives");
+                    let (memory, links) = (&mut round.memory, &self.links);
+                    memory.find_mail(&round.program, &compute, links, sequence);
+                }
+                let (sources, destinations) = round.memory.operands(&compute);
+                compute.work.run(sources, destinations);
+                Ok(Ran::Whole)
+            }
+            _ => Ok(self.run_by_parts(round, step)?),
+        }
+    }
+
+    /// Runs a step that counts what of it is done.
     #[inline(never)]
-    fn run_other(&mut self, round: &mut Round, step: StepId) -> Result<()> {
-        let plan = round.prepared.plan.steps[step as usize];
-        if plan.kind != StepKind::Other {
-            return self.pump(round, step, &plan);
+    fn run_by_parts(&mut self, round: &mut Round, step: StepId) -> Result<Ran> {
+        match round.program.steps[step as usize] {
+            What::Chunks => self.post_chunks(round, step),
+            What::Pieces => self.compute(round, step),
+            What::Signal { payload } => self.signal(round, step, payload),
+            What::Wait => self.wait(round, step),
+            What::Nop | What::Send(_) | What::Receive(_) | What::Compute(_) => Ok(Ran::Whole),
         }
-        let prepared = round.prepared.clone();
-        self.execute(&prepared, round, step)
-    }
-
-    fn execute(&mut self, prepared: &Prepared, round: &mut Round, step: StepId) -> Result<()> {
-        match &prepared.schedule.steps[step as usize].action {
-            Action::Nop => self.finish(prepared, round, step),
-            Action::Signal {
-                peers,
-                lane,
-                payload,
-            } => {
-                let mut done = round.progress.run(step).done;
-                let signalled = self.signal(round, peers, *lane, payload.as_ref(), &mut done);
-                round.progress.run(step).done = done;
-                match signalled? {
-                    true => self.finish(prepared, round, step),
-                    false => round.stalled.push(step),
-                }
-            }
-            Action::WaitCount { .. } => {
-                if self.is_wait_over(prepared, round, step)? {
-                    self.finish(prepared, round, step);
-                } else {
-                    round.waiting.push(step);
-                }
-            }
-            _ => self.compute(prepared, round, step)?,
-        }
-        Ok(())
-    }
-
-    fn finish(&mut self, prepared: &Prepared, round: &mut Round, step: StepId) {
-        self.moved = true;
-        round.progress.process(prepared, step);
     }
 
     /// The peers that a round waits for, those of waits, of messages, and of buffers that are not
     /// mapped.
     pub fn awaited(&self, round: &Round) -> Vec<Rank> {
         let mut ranks = Vec::new();
-        for (id, step) in round.prepared.schedule.steps.iter().enumerate() {
+        for (id, step) in round.program.prepared.schedule.steps.iter().enumerate() {
             if round.progress.is_complete(id as StepId) {
                 continue;
             }
             match &step.action {
-                Action::WaitCount { peers, lane, .. }
-                    if round.waiting.contains(&(id as StepId)) =>
-                {
+                Action::WaitCount { peers, lane, .. } if round.parked.contains(&(id as StepId)) => {
                     let sequence = round.sequence().unwrap_or(0);
                     ranks.extend(
                         peers
@@ -269,7 +238,7 @@ impl Driver {
                 {
                     ranks.push(*peer)
                 }
-                action if round.stalled.contains(&(id as StepId)) => {
+                action if round.parked.contains(&(id as StepId)) => {
                     let peers = unmapped(&self.links, round, action);
                     ranks.extend(peers.into_iter().filter(|&peer| peer != self.links.rank));
                 }
@@ -286,13 +255,13 @@ impl Driver {
 /// which have taken them back.
 fn unmapped(links: &Links, round: &Round, action: &Action) -> Vec<Rank> {
     let is_unknown = |peer: Rank, range: &Range| {
-        let known = &round.peers[peer as usize];
+        let known = &round.memory.peers[peer as usize];
         let is_mapped = match range.buffer {
             BufferId::INPUT => known.input.is_some(),
             _ => known.output.is_some(),
         };
         let is_there = is_mapped && !links.transport.has_withdrawn(peer);
-        (!is_there && !round.is_window(range.buffer)).then_some(peer)
+        (!is_there && !round.program.is_window(range.buffer)).then_some(peer)
     };
     match action {
         Action::Get { peer, source, .. } => Vec::from_iter(is_unknown(*peer, source)),

@@ -166,7 +166,7 @@ impl Engine {
         // compares that, before it has everyone's answer and gives up.
         let oldest = self.active.first().and_then(|&place| {
             let round = self.rounds[place as usize].as_deref()?;
-            Some((round.sequence()?, round.signature.0))
+            Some((round.sequence()?, round.program.signature.0))
         });
         if let Some((sequence, signature)) = oldest.filter(|&(own, _)| own < query.sequence) {
             let counter = self.query_of(sequence, signature);
@@ -202,7 +202,7 @@ impl Engine {
     fn under_way(&self) -> String {
         let round = (self.active.first()).and_then(|&place| self.rounds[place as usize].as_deref());
         round.map_or(String::new(), |round| {
-            let what = round.signature.describe();
+            let what = round.program.signature.describe();
             match round.sequence() {
                 Some(sequence) => format!(", during operation {sequence}, {what}"),
                 None => format!(", during {what}"),
@@ -288,7 +288,7 @@ impl Engine {
         let Some(round) = self.round_of(task) else {
             return;
         };
-        let (generation, signature) = (round.generation, round.signature.0);
+        let (generation, signature) = (round.generation, round.program.signature.0);
         let Some(sequence) = round
             .sequence()
             .filter(|_| self.compared != Some(generation))
@@ -418,7 +418,7 @@ impl Engine {
         // Only collectives have a number that all ranks share, and that a peer can compare.
         let numbered = task
             .and_then(|task| self.round_of(task))
-            .and_then(|r| Some((r.sequence()?, r.signature.0)));
+            .and_then(|r| Some((r.sequence()?, r.program.signature.0)));
         let (sequence, signature) = numbered.unwrap_or((self.next_sequence, 0));
         let query = self.query_of(sequence, signature);
         for peer in self.driver.links.others() {

@@ -96,11 +96,3 @@ impl StepRun {
         self.chunks_done
     }
 }
-
-/// Where a straight run stands: steps before `step` have completed, and `done` elements (or peers)
-/// of that one have been processed.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct StraightRun {
-    pub step: StepId,
-    pub done: u64,
-}

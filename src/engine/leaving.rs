@@ -183,7 +183,7 @@ impl Engine {
         let mut others = others.filter_map(|&place| self.rounds[place as usize].as_deref());
         let transport = self.driver.links.transport.as_ref();
         let is_fetched = (0..self.driver.links.ranks).any(|p| transport.fetches(p, usize::MAX));
-        if is_fetched && given_up.iter().any(|round| round.is_unregistered()) {
+        if is_fetched && given_up.iter().any(|round| round.memory.is_unregistered()) {
             if others.next().is_some() {
                 // Memory is taken back for all operations together, registered or not.
                 return self.fail(error, true);

@@ -24,7 +24,6 @@
 mod arguments;
 mod around;
 mod at_once;
-mod bound;
 mod clock;
 mod control;
 #[cfg(test)]
@@ -38,12 +37,13 @@ mod leaving;
 mod lent;
 mod links;
 mod members;
+mod memory;
 mod news;
 mod notices;
-mod plan;
 mod pool;
 mod posts;
 mod prepared;
+mod program;
 mod progress;
 mod round;
 mod rounds;

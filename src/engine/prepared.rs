@@ -1,9 +1,119 @@
-//! [`Prepared`]: a schedule with everything about it that does not change from run to run.
+//! [`Prepared`]: a schedule with everything about it that does not change from run to run: its
+//! edges, ranges and messages, laid out flat as `progress.rs` and the driver follow them.
+//!
+//! An [`Action`] is large and its ranges are fractions of a count that is not known yet. Here every
+//! range has a number, so that a round resolves each one once ([`Span`]); every step has its
+//! overlap edges, and the steps that depend on it, in one run of a list each; and a message is a
+//! few words. How a round begins is worked out once as well: arming is copying.
 
 use super::fold::{Fold, folds_of};
-use super::plan::Plan;
+use super::gate::{Followers, Gate, MORE, NONE, StepRun};
 use crate::limits::CACHE_LINE_BYTES;
-use crate::schedule::{Action, Buffer, Count, Schedule, Step};
+use crate::schedule::{
+    Action, Buffer, BufferId, Count, Dependency, Extent, Join, Operand, Range, Schedule, Step,
+    StepId, Trigger,
+};
+use crate::types::Rank;
+
+/// A range, resolved for the count of a round: first element inside its buffer, and number of
+/// elements.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Span {
+    pub start: u64,
+    pub len: u64,
+}
+
+/// An overlap edge, as the later step sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Edge {
+    /// The earlier step.
+    pub earlier: StepId,
+    /// Numbers of the ranges that overlap, of the earlier step and of this one.
+    pub theirs: u32,
+    pub ours: u32,
+}
+
+/// An edge of either kind, as the earlier step sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Successor {
+    pub step: StepId,
+    pub is_overlap: bool,
+}
+
+/// How a round begins.
+#[derive(Clone, Debug, Default)]
+pub struct Start {
+    pub(super) gates: Vec<Gate>,
+    /// Steps to look at first.
+    pub ready: Vec<StepId>,
+}
+
+/// What the driver does with a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepKind {
+    Send,
+    Receive,
+    /// Everything but messages: the schedule's action says what.
+    Other,
+}
+
+/// One step.
+#[derive(Clone, Copy, Debug)]
+pub struct PreparedStep {
+    pub kind: StepKind,
+    /// Of a message: whether only one side knows its length, so that a chunk that is not full ends
+    /// it.
+    pub is_open_ended: bool,
+    /// Of a message: where its range lies.
+    pub buffer: BufferId,
+    pub peer: Rank,
+    /// Which message of this pair.
+    pub message: u32,
+    /// The span whose length is the step's; [`NONE`]: it has no elements of its own. Of a message:
+    /// its only one.
+    pub span: u32,
+    /// Its overlap edges.
+    pub edges: (u32, u32),
+    /// The steps that depend on it.
+    pub successors: (u32, u32),
+}
+
+impl PreparedStep {
+    /// Messages that a step of `len` elements becomes. A length that only one side knows is ended
+    /// by a chunk that is not full.
+    #[inline]
+    pub fn chunks(&self, len: u64, per_chunk: u64) -> u32 {
+        if len < per_chunk {
+            1
+        } else if self.is_open_ended {
+            (len / per_chunk) as u32 + 1
+        } else if len == per_chunk {
+            1
+        } else {
+            len.div_ceil(per_chunk) as u32
+        }
+    }
+}
+
+/// A range that a copy or a reduction reads or writes.
+#[derive(Clone, Copy, Debug)]
+pub enum Place {
+    /// In one of this rank's buffers.
+    Local(BufferId, u32),
+    /// In a peer's.
+    Peer(Rank, BufferId, u32),
+    /// The payload of a signal.
+    Mail(Rank, crate::schedule::Lane),
+}
+
+/// What a copy or a reduction reads and writes.
+#[derive(Clone, Debug, Default)]
+pub struct Operands {
+    /// In the order in which they are combined.
+    pub sources: Vec<Place>,
+    /// All that get the result.
+    pub destinations: Vec<Place>,
+}
 
 /// A schedule ready to run any number of times.
 #[derive(Debug)]
@@ -12,8 +122,6 @@ pub struct Prepared {
     pub schedule: Schedule,
     /// Where the schedule's algorithm stands among those of its collective.
     pub algorithm: u32,
-    /// Its edges, ranges and messages.
-    pub plan: Plan,
     /// Whether flag lines or windows are used.
     pub uses_signals: bool,
     /// Whether ranks reach each other's inputs or outputs, so that all must be registered. A
@@ -25,43 +133,194 @@ pub struct Prepared {
     pub uses_windows: bool,
     /// Whether it has scratch buffers.
     pub uses_scratch: bool,
+    /// Whether it sends or receives.
+    pub has_messages: bool,
     /// Scratch buffers that long messages go through a few chunks at a time.
-    pub folds: Vec<Fold>,
-    /// Whether its steps may run in the order in which they were appended, each to its end: no
-    /// messages, which overlap with others chunk by chunk.
-    pub is_straight: bool,
+    pub(super) folds: Vec<Fold>,
+    /// Its steps.
+    pub(super) steps: Vec<PreparedStep>,
+    pub(super) edges: Vec<Edge>,
+    pub(super) successors: Vec<Successor>,
+    /// Every range of every step; a span has the number of its range.
+    pub(super) ranges: Vec<Range>,
+    /// Per step, what it reads and writes.
+    pub(super) operands: Vec<Operands>,
+    /// Per step, what its end releases where steps are whole.
+    pub(super) followers: Vec<Followers>,
+    /// How far steps have come at the beginning; a round adds their lengths.
+    pub(super) runs: Vec<StepRun>,
+    /// How a round begins whose steps are whole: each waits until what it overlaps has been
+    /// processed.
+    pub(super) whole: Start,
+    /// How others begin: steps follow those that they overlap piece by piece.
+    pub(super) piecewise: Start,
 }
 
 impl Prepared {
     /// Prepares a schedule.
     pub fn new(schedule: Schedule, algorithm: u32, reaches_buffers: bool) -> Prepared {
-        Prepared {
+        let steps = &schedule.steps;
+        let has = |is_it: fn(&Buffer) -> bool| schedule.buffers.iter().any(is_it);
+        let mut prepared = Prepared {
             algorithm,
-            plan: Plan::new(&schedule),
             uses_signals: schedule.uses_signals(),
-            uses_windows: schedule
-                .buffers
-                .iter()
-                .any(|b| matches!(b, Buffer::Window(_))),
-            uses_scratch: schedule
-                .buffers
-                .iter()
-                .any(|b| matches!(b, Buffer::Scratch(_))),
-            is_straight: !schedule.steps.iter().any(is_message),
+            uses_windows: has(|buffer| matches!(buffer, Buffer::Window(_))),
+            uses_scratch: has(|buffer| matches!(buffer, Buffer::Scratch(_))),
+            has_messages: steps.iter().any(is_message),
             folds: folds_of(&schedule),
             reaches_buffers,
-            arrivals: schedule
-                .steps
-                .iter()
-                .filter(|s| is_arrival(&s.action))
-                .count() as u32,
+            arrivals: steps.iter().filter(|s| is_arrival(&s.action)).count() as u32,
+            runs: steps.iter().map(run_of).collect(),
+            whole: start(&schedule, |_| true),
+            piecewise: start(&schedule, |dependency| dependency.overlap.is_none()),
+            steps: Vec::new(),
+            edges: Vec::new(),
+            successors: Vec::new(),
+            ranges: Vec::new(),
+            operands: Vec::new(),
+            followers: Vec::new(),
             schedule,
+        };
+        prepared.lay_out();
+        prepared
+    }
+
+    fn lay_out(&mut self) {
+        let all = std::mem::take(&mut self.schedule.steps);
+        let (rank, name) = (self.schedule.rank, self.schedule.name);
+        let mut firsts = Vec::with_capacity(all.len());
+        for (id, step) in (0..).zip(&all) {
+            firsts.push(self.ranges.len() as u32);
+            (step.action).for_each_local_range(|range, _| self.ranges.push(*range));
+            let operands = self.operands_of(&step.action, rank, firsts[id as usize]);
+            self.operands.push(operands);
+            let edges = self.edges.len() as u32;
+            assert!(
+                step.join == Join::All && step.trigger == Trigger::None,
+                "step {id} of {name} is for those who follow a schedule by themselves"
+            );
+            // Latest first: when that has been processed, so have most of the others.
+            let overlaps = step.dependencies.iter().rev();
+            let overlaps = overlaps.filter_map(|d| edge(d, &firsts, id));
+            self.edges.extend(overlaps);
+            let edges = (edges, self.edges.len() as u32);
+            self.add_step(&step.action, firsts[id as usize], edges);
+        }
+        self.add_successors(&all);
+        let steps = 0..self.steps.len() as StepId;
+        self.followers = steps.map(|step| self.followers_of(step)).collect();
+        self.schedule.steps = all;
+    }
+
+    /// The steps that depend on this one.
+    #[inline]
+    pub fn successors_of(&self, step: StepId) -> &[Successor] {
+        let (first, end) = self.steps[step as usize].successors;
+        &self.successors[first as usize..end as usize]
+    }
+
+    fn followers_of(&self, step: StepId) -> Followers {
+        match *self.successors_of(step) {
+            [] => [NONE; 2],
+            [first] => [first.step, NONE],
+            [first, second] => [first.step, second.step],
+            [first, ..] => [first.step, MORE],
         }
     }
 
-    /// Whether it has buffers that are the engine's: each round may get others.
-    pub fn uses_engine_memory(&self) -> bool {
-        self.uses_windows || self.uses_scratch
+    fn add_step(&mut self, action: &Action, first: u32, edges: (u32, u32)) {
+        let (kind, peer, message) = match action {
+            Action::Send { peer, message, .. } => (StepKind::Send, *peer, *message),
+            Action::Recv { peer, message, .. } => (StepKind::Receive, *peer, *message),
+            _ => (StepKind::Other, 0, 0),
+        };
+        let extent = action.extent();
+        self.steps.push(PreparedStep {
+            kind,
+            is_open_ended: extent.is_some_and(|r| matches!(r.extent, Extent::Slots { .. })),
+            buffer: extent.map_or(BufferId::INPUT, |range| range.buffer),
+            peer,
+            message,
+            span: extent.map_or(NONE, |range| number(&mut self.ranges, first, range)),
+            edges,
+            successors: (0, 0),
+        });
+    }
+
+    /// Those of an action; none for signals, waits and messages. This rank's own memory is local,
+    /// whatever it is called.
+    fn operands_of(&mut self, action: &Action, rank: Rank, first: u32) -> Operands {
+        let ranges = &mut self.ranges;
+        let mut at = |peer: Rank, range: &Range| {
+            let span = number(ranges, first, range);
+            match peer == rank {
+                true => Place::Local(range.buffer, span),
+                false => Place::Peer(peer, range.buffer, span),
+            }
+        };
+        let (sources, destinations) = match action {
+            Action::Copy {
+                source,
+                destination,
+                ..
+            } => (vec![at(rank, source)], vec![at(rank, destination)]),
+            Action::Get {
+                peer,
+                source,
+                destination,
+            } => (vec![at(*peer, source)], vec![at(rank, destination)]),
+            Action::Put {
+                peer,
+                source,
+                destination,
+            } => (vec![at(rank, source)], vec![at(*peer, destination)]),
+            Action::Reduce {
+                sources,
+                destination,
+                ..
+            } => (
+                sources.iter().map(|range| at(rank, range)).collect(),
+                vec![at(rank, destination)],
+            ),
+            Action::ReduceFrom {
+                sources,
+                destinations,
+                ..
+            } => {
+                let mut place = |operand: &Operand| match operand {
+                    Operand::Local(range) => at(rank, range),
+                    Operand::Peer(peer, range) => at(*peer, range),
+                    Operand::Mail(peer, lane) => Place::Mail(*peer, *lane),
+                };
+                (
+                    sources.iter().map(&mut place).collect(),
+                    destinations.iter().map(&mut place).collect(),
+                )
+            }
+            _ => return Operands::default(),
+        };
+        Operands {
+            sources,
+            destinations,
+        }
+    }
+
+    fn add_successors(&mut self, all: &[Step]) {
+        let mut successors = vec![Vec::new(); self.steps.len()];
+        for (id, step) in (0..).zip(all) {
+            for dependency in &step.dependencies {
+                let is_overlap = dependency.overlap.is_some();
+                successors[dependency.step as usize].push(Successor {
+                    step: id,
+                    is_overlap,
+                });
+            }
+        }
+        for (step, successors) in self.steps.iter_mut().zip(successors) {
+            let first = self.successors.len() as u32;
+            self.successors.extend(successors);
+            step.successors = (first, self.successors.len() as u32);
+        }
     }
 
     /// Bytes of window memory that a round of this count needs.
@@ -73,6 +332,53 @@ impl Prepared {
         });
         bytes.sum()
     }
+}
+
+/// How a round begins: which steps may run, and what keeps the others from starting:
+/// dependencies for which `holds`.
+fn start(schedule: &Schedule, holds: impl Fn(&Dependency) -> bool) -> Start {
+    let mut start = Start::default();
+    for (id, step) in (0..).zip(&schedule.steps) {
+        let held = step.dependencies.iter().filter(|d| holds(d)).count();
+        let mut gate = Gate {
+            holds: held as u32,
+            ..Gate::default()
+        };
+        if gate.holds == 0 {
+            gate.is_queued = true;
+            start.ready.push(id);
+        }
+        start.gates.push(gate);
+    }
+    start
+}
+
+fn run_of(step: &Step) -> StepRun {
+    StepRun {
+        unsettled: step.dependencies.len() as u32,
+        ..StepRun::default()
+    }
+}
+
+fn edge(dependency: &Dependency, firsts: &[u32], step: StepId) -> Option<Edge> {
+    let earlier = dependency.step;
+    let (theirs, ours) = dependency.overlap?;
+    Some(Edge {
+        earlier,
+        theirs: firsts[earlier as usize] + u32::from(theirs),
+        ours: firsts[step as usize] + u32::from(ours),
+    })
+}
+
+/// The number of a range among those of a step, which begin at `first`; a new one if it is not
+/// there.
+fn number(ranges: &mut Vec<Range>, first: u32, range: &Range) -> u32 {
+    let known = ranges[first as usize..].iter().position(|r| r == range);
+    let at = known.map_or(ranges.len(), |at| first as usize + at);
+    if at == ranges.len() {
+        ranges.push(*range);
+    }
+    at as u32
 }
 
 fn is_message(step: &Step) -> bool {

@@ -10,23 +10,20 @@
 //! An edge is touched about twice in a round, however many steps there are: the builder leaves out
 //! edges that others imply.
 
-use super::gate::{Followers, Gate, MORE, NONE, Stage, StepRun, StraightRun};
-use super::plan::{Edge, Span, StepPlan};
-use super::prepared::Prepared;
+use super::gate::{Gate, MORE, NONE, Stage, StepRun};
+use super::prepared::{Edge, Prepared, PreparedStep, Span};
 use crate::schedule::{Count, StepId};
 use ready::Ready;
 
-/// The steps of one round. What every whole step needs comes first, together.
+/// The steps of one round.
 #[derive(Debug, Default)]
-#[repr(C)]
 pub struct Progress {
     gates: Vec<Gate>,
     ready: Ready,
     incomplete: u32,
     /// Whether every step is one chunk at most.
     is_whole: bool,
-    /// Whole steps that only [`BoundSteps`](super::bound::BoundSteps) tell apart leave this as it
-    /// is.
+    /// Steps that count nothing leave this as it is.
     runs: Vec<StepRun>,
     /// How a round of this count begins: as the plan says, with the lengths.
     armed: Vec<StepRun>,
@@ -41,26 +38,26 @@ impl Progress {
     /// Takes up a schedule: makes room for its steps, so that no later operation allocates, and
     /// resolves its ranges.
     pub fn take_up(&mut self, prepared: &Prepared, count: &Count<'_>, per_chunk: u64) {
-        let plan = &prepared.plan;
-        let steps = plan.steps.len();
+        let steps = prepared.steps.len();
         self.gates.clear();
         self.gates.reserve(steps);
         self.ready.reserve(steps);
         self.completing.reserve(steps);
         self.resolve(prepared, count);
-        let len_of = |step: &StepPlan| match step.span {
+        let len_of = |step: &PreparedStep| match step.span {
             NONE => 0,
             span => self.spans[span as usize].len,
         };
-        let is_one_chunk = |step: &StepPlan| step.chunks(len_of(step), per_chunk) == 1;
-        self.is_whole = plan.steps.iter().all(is_one_chunk);
-        self.armed.clone_from(&plan.runs);
+        let is_one_chunk = |step: &PreparedStep| step.chunks(len_of(step), per_chunk) == 1;
+        // What has no messages waits for nothing that comes in chunks.
+        self.is_whole = !prepared.has_messages || prepared.steps.iter().all(is_one_chunk);
+        self.armed.clone_from(&prepared.runs);
         let start = match self.is_whole {
-            true => &plan.whole,
-            false => &plan.piecewise,
+            true => &prepared.whole,
+            false => &prepared.piecewise,
         };
         self.armed_gates.clone_from(&start.gates);
-        for (run, step) in self.armed.iter_mut().zip(&plan.steps) {
+        for (run, step) in self.armed.iter_mut().zip(&prepared.steps) {
             run.len = match step.span {
                 NONE => 0,
                 span => self.spans[span as usize].len,
@@ -71,7 +68,7 @@ impl Progress {
 
     fn resolve(&mut self, prepared: &Prepared, count: &Count<'_>) {
         self.spans.clear();
-        let ranges = prepared.plan.ranges.iter();
+        let ranges = prepared.ranges.iter();
         self.spans.extend(ranges.map(|range| {
             let (start, len) = range.resolve(count);
             Span { start, len }
@@ -91,21 +88,12 @@ impl Progress {
             self.runs.clone_from(&self.armed);
         }
         let start = match self.is_whole {
-            true => &prepared.plan.whole,
-            false => &prepared.plan.piecewise,
+            true => &prepared.whole,
+            false => &prepared.piecewise,
         };
         self.gates.clone_from(&self.armed_gates);
         self.ready.begin(&start.ready);
         self.incomplete = self.gates.len() as u32;
-    }
-
-    /// Arms the schedule where a straight run has left off.
-    pub fn resume(&mut self, prepared: &Prepared, run: StraightRun) {
-        self.arm(prepared, true);
-        (0..run.step).for_each(|step| self.process(prepared, step));
-        if let Some(next) = self.runs.get_mut(run.step as usize) {
-            next.done = run.done;
-        }
     }
 
     /// Whether every step has completed.
@@ -128,8 +116,7 @@ impl Progress {
         };
         let gate = &mut self.gates[step as usize];
         gate.is_queued = false;
-        // A straight run may have processed it, or a message that is folded may have ended
-        // meanwhile.
+        // A message that is folded may have ended meanwhile.
         match gate.stage {
             Stage::Pending => step,
             _ => NONE,
@@ -159,6 +146,11 @@ impl Progress {
     #[inline]
     pub fn run(&mut self, step: StepId) -> &mut StepRun {
         &mut self.runs[step as usize]
+    }
+
+    /// Elements that a step has processed.
+    pub fn done(&self, step: StepId) -> u64 {
+        self.runs[step as usize].done
     }
 
     /// Whether a step has completed.
@@ -214,10 +206,10 @@ impl Progress {
         if run.waits_for != NONE {
             return least - 1;
         }
-        let (first, end) = prepared.plan.steps[step as usize].edges;
+        let (first, end) = prepared.steps[step as usize].edges;
         let (mut met, mut limit) = (run.met, run.len);
         let mut is_prefix = true;
-        for edge in &prepared.plan.edges[(first + met) as usize..end as usize] {
+        for edge in &prepared.edges[(first + met) as usize..end as usize] {
             match self.limit_of(edge) {
                 // Edges that were met at the beginning of the list are not looked at again.
                 None => met += u32::from(is_prefix),
@@ -273,34 +265,20 @@ impl Progress {
         }
     }
 
-    /// The step has processed everything.
-    #[inline]
-    pub fn process(&mut self, prepared: &Prepared, step: StepId) {
-        match self.is_whole {
-            true => self.process_whole(prepared, step),
-            false => self.process_piecewise(prepared, step),
-        }
-    }
-
-    /// The same, where steps are whole.
-    fn process_whole(&mut self, prepared: &Prepared, step: StepId) {
-        let followers = prepared.plan.followers[step as usize];
-        let next = self.process_before(prepared, step, followers);
-        if next != NONE {
-            self.enqueue(next);
-        }
-    }
-
-    /// The same for anyone who runs steps: the first that may start now, or [`NONE`], is not
-    /// queued, but returned to be run next. Most steps let one other start, and to queue and find
-    /// it took a twelfth of a step's instructions.
+    /// The step has processed everything. The first that may start now, or [`NONE`], is not queued,
+    /// but returned to be run next.
     #[inline(always)]
-    pub fn process_before(
-        &mut self,
-        prepared: &Prepared,
-        step: StepId,
-        [first, second]: Followers,
-    ) -> StepId {
+    pub fn process(&mut self, prepared: &Prepared, step: StepId) -> StepId {
+        if self.is_whole {
+            return self.process_whole(prepared, step);
+        }
+        self.process_piecewise(prepared, step);
+        NONE
+    }
+
+    #[inline(always)]
+    fn process_whole(&mut self, prepared: &Prepared, step: StepId) -> StepId {
+        let [first, second] = prepared.followers[step as usize];
         // As a slice: what is stored in one gate may change where the others are, as far as the
         // compiler knows.
         let gates = &mut self.gates[..];
@@ -328,7 +306,7 @@ impl Progress {
     /// All that the end of a step releases but the first, where they are more than two.
     #[inline(never)]
     fn release_others(&mut self, prepared: &Prepared, step: StepId) {
-        if let [_, others @ ..] = prepared.plan.successors_of(step) {
+        if let [_, others @ ..] = prepared.successors_of(step) {
             others.iter().for_each(|other| self.release(other.step));
         }
     }
@@ -349,7 +327,7 @@ impl Progress {
 
     /// Looks again at those that wait for no more than `done` elements of this step.
     fn wake(&mut self, prepared: &Prepared, step: StepId, done: u64) {
-        for successor in prepared.plan.successors_of(step) {
+        for successor in prepared.successors_of(step) {
             let run = &mut self.runs[successor.step as usize];
             if run.waits_for == step && run.need <= done {
                 run.waits_for = NONE;
@@ -374,7 +352,7 @@ impl Progress {
         loop {
             self.gates[completed as usize].stage = Stage::Complete;
             self.incomplete -= 1;
-            for successor in prepared.plan.successors_of(completed) {
+            for successor in prepared.successors_of(completed) {
                 let later = &mut self.runs[successor.step as usize];
                 later.unsettled -= 1;
                 let stage = self.gates[successor.step as usize].stage;

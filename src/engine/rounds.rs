@@ -97,9 +97,6 @@ impl Engine {
             part,
         };
         self.driver.begin(&mut round, of, &call.for_round())?;
-        if round.straight.is_none() {
-            round.progress.arm(&round.prepared, round.bound.has_others);
-        }
         match id {
             RoundId::Collective(sequence) => self.note_started(sequence, &round),
             RoundId::Pairwise => self.number_messages(&mut round),
@@ -110,7 +107,7 @@ impl Engine {
 
     /// Takes back a round that has ended.
     pub(super) fn put_away(&mut self, mut round: Box<Round>) {
-        if let Some(lent) = round.scratch.take() {
+        if let Some(lent) = round.memory.scratch.take() {
             self.driver.pool.give(lent);
         }
         self.spare_rounds.push(round);
@@ -118,7 +115,7 @@ impl Engine {
 
     /// A collective round is under way.
     pub(super) fn note_started(&mut self, sequence: u64, round: &Round) {
-        self.history[(sequence % HISTORY as u64) as usize] = (sequence, round.signature);
+        self.history[(sequence % HISTORY as u64) as usize] = (sequence, round.program.signature);
         if !round.is_decided() && self.driver.links.ranks > 1 {
             self.undecided = Some(sequence);
         }
@@ -163,7 +160,7 @@ impl Engine {
     /// Gives the messages of a pairwise round their numbers among those of each pair.
     fn number_messages(&mut self, round: &mut Round) {
         round.message_bases.clone_from(&self.pair_counts);
-        for step in &round.prepared.schedule.steps {
+        for step in &round.program.prepared.schedule.steps {
             match &step.action {
                 Action::Send { peer, .. } => self.pair_counts[*peer as usize].0 += 1,
                 Action::Recv { peer, .. } => self.pair_counts[*peer as usize].1 += 1,
@@ -229,11 +226,11 @@ impl Engine {
         let (index, is_redirected) = (round.task, round.is_redirected);
         let lost = round.lost.take().map(|rank| Error::Left {
             rank,
-            operation: round.signature.describe(),
+            operation: round.program.signature.describe(),
         });
         self.tasks[index].last_moved = self.now;
         if is_redirected {
-            self.staged.note(round.signature);
+            self.staged.note(round.program.signature);
         }
         let fallback = (self.tasks[index].call.as_ref()).and_then(|call| call.fallback.as_ref());
         let unregistered = match is_redirected && fallback.is_none() {
@@ -332,7 +329,7 @@ impl Engine {
 #[allow(clippy::vec_box)] // It moves between lists.
 pub(super) fn take_round(spare: &mut Vec<Box<Round>>, prepared: &Arc<Prepared>) -> Box<Round> {
     let mut rounds = spare.iter();
-    match rounds.rposition(|round| Arc::ptr_eq(&round.prepared, prepared)) {
+    match rounds.rposition(|round| Arc::ptr_eq(&round.program.prepared, prepared)) {
         Some(place) => spare.swap_remove(place),
         None if spare.len() < SPARE_ROUNDS => Box::new(Round::new(prepared.clone())),
         None => spare.swap_remove(0),

@@ -197,47 +197,6 @@ impl BoundReduction {
 /// Bytes that are summed, then divided while they are in the first-level cache (of 32 KiB or more).
 const DIVIDE_BYTES: usize = 4096;
 
-/// [`reduce`] of so few elements that to choose the loop would take longer than to run it: it is
-/// chosen once.
-#[derive(Clone, Copy, Debug)]
-pub struct SmallReduction {
-    fold: scalar::Fold,
-    finish: Finish,
-    elements: usize,
-}
-
-impl SmallReduction {
-    /// The reduction of views of `bytes` bytes.
-    ///
-    /// # Panics
-    /// As [`reduce`].
-    pub fn new(dtype: DataType, combine: Combine, finish: Finish, bytes: usize) -> SmallReduction {
-        check_kind(dtype, combine, finish);
-        check_whole(dtype, bytes);
-        SmallReduction {
-            fold: scalar::fold_of(dtype, combine),
-            finish,
-            elements: bytes / dtype.size_bytes(),
-        }
-    }
-
-    /// Combines the sources, which are as long as `new` was told, and stores the result into every
-    /// destination.
-    ///
-    /// # Panics
-    /// If there is no source, or a view is shorter.
-    #[inline]
-    pub fn run(&self, sources: &[View], destinations: &[View]) {
-        match (sources, self.finish) {
-            // Bits, not values: a detour through f32 would change a signalling NaN.
-            ([source], Finish::None) => destinations
-                .iter()
-                .for_each(|to| access::copy_bytes(*source, *to)),
-            _ => (self.fold)(self.finish, (sources, destinations), 0..self.elements),
-        }
-    }
-}
-
 /// Whether an operation should use [`reduce_streaming`] and `copy_streaming`: the buffers of all
 /// its ranks, together `buffers_bytes`, fill the last-level cache of `cache_bytes`.
 #[inline]

@@ -1,17 +1,17 @@
 //! Copies and reductions, local and over mapped memory, piece by piece.
 
-use super::Driver;
+use super::{Driver, Ran};
 use crate::engine::around::Around;
-use crate::engine::bound::{PIECE_BYTES, work_of};
 use crate::engine::crew::{Crew, SHARED_BYTES_MIN, Work};
 use crate::engine::links::Links;
-use crate::engine::plan::{Operands, Place};
-use crate::engine::prepared::Prepared;
+use crate::engine::memory::Memory;
+use crate::engine::prepared::{Operands, Place};
+use crate::engine::program::{PIECE_BYTES, Program};
 use crate::engine::round::Round;
 use crate::error::{Error, Result};
 use crate::kernel::is_for_streaming;
 use crate::memory::View;
-use crate::schedule::{Action, BufferId, StepId};
+use crate::schedule::{BufferId, StepId};
 use crate::types::Rank;
 
 /// As [`PIECE_BYTES`] where threads share a piece: to wake them must cost little of it, and
@@ -27,61 +27,52 @@ const PIECE_BYTES_STREAMED_MIN: usize = 4 << 10;
 pub(super) const PIECES_MAX: usize = 64;
 
 impl Driver {
-    pub(super) fn compute(
-        &mut self,
-        prepared: &Prepared,
-        round: &mut Round,
-        step: StepId,
-    ) -> Result<()> {
-        let action = &prepared.schedule.steps[step as usize].action;
-        let operands = &prepared.plan.operands[step as usize];
+    /// Runs a copy or reduction as far as it goes.
+    pub(super) fn compute(&mut self, round: &mut Round, step: StepId) -> Result<Ran> {
         for _ in 0..PIECES_MAX {
             let run = round.progress.run(step);
             let (from, len) = (run.done, run.len);
             if from == len {
-                self.finish(prepared, round, step);
-                return Ok(());
+                return Ok(Ran::Whole);
             }
-            let limit = round.progress.limit(prepared, step, from + 1);
+            let limit = (round.progress).limit(&round.program.prepared, step, from + 1);
             if from >= limit {
-                return Ok(());
+                return Ok(Ran::Part);
             }
-            let Some(got) = self.compute_piece(round, action, operands, (from, limit))? else {
-                round.stalled.push(step);
-                return Ok(());
+            let Some(got) = self.compute_piece(round, step, (from, limit))? else {
+                return Ok(Ran::NotYet);
             };
             self.moved = true;
-            round.progress.advance(prepared, step, from + got);
-            if let Some(receive) = round.folded_receive(step) {
+            (round.progress).advance(&round.program.prepared, step, from + got);
+            if let Some(receive) = round.program.folded_receive(step) {
                 round.progress.enqueue(receive);
             }
         }
-        round.stalled.push(step);
-        Ok(())
+        Ok(Ran::NotYet)
     }
 
     /// Processes some of the elements `from .. limit`; returns how many. `None`: a peer's memory is
     /// not known yet, or is its caller's again.
-    pub(super) fn compute_piece(
+    fn compute_piece(
         &mut self,
         round: &mut Round,
-        action: &Action,
-        operands: &Operands,
+        step: StepId,
         (from, limit): (u64, u64),
     ) -> Result<Option<u64>> {
         let piece_bytes = match self.crew.threads_max() {
             1 => PIECE_BYTES,
             _ => PIECE_BYTES_SHARED,
         };
-        let piece = (piece_bytes >> round.shift) as u64;
+        let piece = (piece_bytes >> round.program.shift) as u64;
+        let reaches_buffers = round.program.prepared.reaches_buffers;
         // A rank that has taken its memory back is not written to any more.
-        if round.prepared.reaches_buffers && self.has_withdrawn(round, operands) {
+        if reaches_buffers && self.has_withdrawn(&round.program, step) {
             return Ok(None);
         }
-        let got = self.gather(round, operands, from, (limit - from).min(piece))?;
+        let got = self.gather(round, step, from, (limit - from).min(piece))?;
         if got.is_some() {
-            self.apply(round, action);
-            if round.prepared.reaches_buffers && self.has_withdrawn(round, operands) {
+            self.apply(round, step);
+            if reaches_buffers && self.has_withdrawn(&round.program, step) {
                 return Ok(None);
             }
         }
@@ -94,11 +85,12 @@ impl Driver {
     /// never happens then: the step stays where it is until the cause comes. (Threads that shared
     /// the piece have ended their parts under a lock, so what they have read was read before this.)
     /// Windows are no caller's, and stay as they are.
-    fn has_withdrawn(&self, round: &Round, operands: &Operands) -> bool {
+    fn has_withdrawn(&self, program: &Program, step: StepId) -> bool {
+        let operands = &program.prepared.operands[step as usize];
         let mut places = operands.sources.iter().chain(&operands.destinations);
         places.any(|place| match *place {
             Place::Peer(peer, buffer, _) => {
-                !round.is_window(buffer) && self.links.transport.has_withdrawn(peer)
+                !program.is_window(buffer) && self.links.transport.has_withdrawn(peer)
             }
             _ => false,
         })
@@ -109,36 +101,54 @@ impl Driver {
     fn gather(
         &mut self,
         round: &mut Round,
-        operands: &Operands,
+        step: StepId,
         from: u64,
         want: u64,
     ) -> Result<Option<u64>> {
+        let sequence = round.sequence();
+        let Round {
+            program,
+            memory,
+            progress,
+            ..
+        } = round;
+        let prepared = &program.prepared;
+        let Operands {
+            sources,
+            destinations,
+        } = &prepared.operands[step as usize];
         self.sources.clear();
         self.destinations.clear();
         let mut got = want;
         for (places, views) in [
-            (&operands.sources, &mut self.sources),
-            (&operands.destinations, &mut self.destinations),
+            (sources, &mut self.sources),
+            (destinations, &mut self.destinations),
         ] {
             for place in places {
                 let view = match *place {
                     Place::Local(buffer, span) => {
-                        let start = round.progress.span(span).start + from;
-                        let (view, contiguous) = round.locate_at(buffer, start, got);
+                        let start = progress.span(span).start + from;
+                        let (view, contiguous) = memory.locate(program, buffer, (start, got));
                         got = contiguous;
                         view
                     }
                     Place::Mail(peer, lane) => {
-                        let sequence = round.sequence().expect("signals belong to collectives");
+                        let sequence = sequence.expect("signals belong to collectives");
                         let mail = self.links.mail(peer, sequence, lane);
                         mail.part(
-                            (from << round.shift) as usize,
-                            (got << round.shift) as usize,
+                            (from << program.shift) as usize,
+                            (got << program.shift) as usize,
                         )
                     }
                     Place::Peer(peer, buffer, span) => {
-                        let start = round.progress.span(span).start + from;
-                        match at_peer(&mut self.links, round, (peer, buffer), (start, got))? {
+                        let sequence = sequence.expect("mapped buffers belong to collectives");
+                        let start = progress.span(span).start + from;
+                        let range = (
+                            (start << program.shift) as usize,
+                            (got << program.shift) as usize,
+                        );
+                        let of = (peer, buffer, sequence);
+                        match at_peer(&mut self.links, (program, memory), of, range)? {
                             Some(view) => view,
                             None => return Ok(None),
                         }
@@ -148,7 +158,7 @@ impl Driver {
             }
         }
         if got < want {
-            let bytes = (got << round.shift) as usize;
+            let bytes = (got << program.shift) as usize;
             for view in self.sources.iter_mut().chain(&mut self.destinations) {
                 *view = view.part(0, bytes);
             }
@@ -156,9 +166,9 @@ impl Driver {
         Ok(Some(got))
     }
 
-    fn apply(&mut self, round: &Round, action: &Action) {
-        let streamed = self.is_streamed(round);
-        let work = work_of(round, action, self.links.ranks, streamed);
+    fn apply(&mut self, round: &Round, step: StepId) {
+        let (streamed, program) = (self.is_streamed(round), &round.program);
+        let work = program.work_of(program.action(step), self.links.ranks, streamed);
         let work = work.expect("a step with elements of its own");
         let (crew, around) = (&mut self.crew, &mut self.around);
         run(crew, around, work, &self.sources, &self.destinations);
@@ -183,12 +193,12 @@ impl Driver {
     /// all-gather in place, 1.2 to 2.4 times as fast in most runs (benches/README.md). Reductions
     /// in place write what they read and stay as they are.
     fn is_streamed(&self, round: &Round) -> bool {
-        if self.sources[0].len_bytes() < PIECE_BYTES_STREAMED_MIN || !round.prepared.reaches_buffers
-        {
+        let reaches_buffers = round.program.prepared.reaches_buffers;
+        if self.sources[0].len_bytes() < PIECE_BYTES_STREAMED_MIN || !reaches_buffers {
             return false;
         }
         let [input, output] =
-            [BufferId::INPUT, BufferId::OUTPUT].map(|id| round.buffers[id.0 as usize]);
+            [BufferId::INPUT, BufferId::OUTPUT].map(|id| round.memory.buffers[id.0 as usize]);
         let bytes = match input.overlaps(&output) {
             true => input.len_bytes().max(output.len_bytes()),
             false => input.len_bytes() + output.len_bytes(),
@@ -208,33 +218,26 @@ fn run(crew: &mut Crew, around: &mut Around, work: Work, sources: &[View], desti
     }
 }
 
-/// Elements `start ..` of a peer's buffer; `None`: that is not known yet.
+/// Bytes of a peer's buffer from one on; `None`: where it lies is not known yet.
 fn at_peer(
     links: &mut Links,
-    round: &mut Round,
-    (peer, buffer): (Rank, BufferId),
-    (start, want): (u64, u64),
+    (program, memory): (&Program, &mut Memory),
+    (peer, buffer, sequence): (Rank, BufferId, u64),
+    (start, bytes): (usize, usize),
 ) -> Result<Option<View>> {
-    if round.is_window(buffer) {
-        let sequence = round.sequence().expect("windows belong to collectives");
+    if program.is_window(buffer) {
         let slot = links.window_slot(peer, sequence);
-        return Ok(Some(round.locate_in_window(slot, buffer, start, want)));
+        return Ok(Some(memory.in_window(slot, buffer, (start, bytes))));
     }
-    let Some(buffer) = peer_buffer(links, round, peer, buffer)? else {
+    let Some(buffer) = peer_buffer(links, memory, (peer, buffer, sequence))? else {
         return Ok(None);
     };
-    let (start, bytes) = (
-        (start << round.shift) as usize,
-        (want << round.shift) as usize,
-    );
-    if start
-        .checked_add(bytes)
-        .is_none_or(|end| end > buffer.len_bytes())
-    {
+    let end = start.checked_add(bytes);
+    if end.is_none_or(|end| end > buffer.len_bytes()) {
         return Err(Error::Malformed(format!(
             "rank {peer} announced a buffer of {} bytes for {}, which needs {} at {start}",
             buffer.len_bytes(),
-            round.signature.describe(),
+            program.signature.describe(),
             bytes
         )));
     }
@@ -244,18 +247,19 @@ fn at_peer(
 /// A peer's input or output, mapped at its first use.
 fn peer_buffer(
     links: &mut Links,
-    round: &mut Round,
-    peer: Rank,
-    buffer: BufferId,
+    memory: &mut Memory,
+    (peer, buffer, sequence): (Rank, BufferId, u64),
 ) -> Result<Option<View>> {
     let is_input = buffer == BufferId::INPUT;
-    let known = &round.peers[peer as usize];
-    if let Some(view) = if is_input { known.input } else { known.output } {
-        return Ok(Some(view));
+    let known = &mut memory.peers[peer as usize];
+    let known = if is_input {
+        &mut known.input
+    } else {
+        &mut known.output
+    };
+    if known.is_some() {
+        return Ok(*known);
     }
-    let sequence = round
-        .sequence()
-        .expect("mapped buffers belong to collectives");
     let binding = links.binding(peer, sequence);
     let (key, offset) = if is_input {
         (binding.input_key, binding.input_offset)
@@ -265,21 +269,14 @@ fn peer_buffer(
     let Some(region) = links.transport.mapped(peer, key)? else {
         return Ok(None);
     };
-    let offset = usize::try_from(offset)
-        .ok()
-        .filter(|&o| o <= region.len_bytes())
-        .ok_or_else(|| {
-            Error::Malformed(format!(
-                "rank {peer} announced offset {offset} in a region of {} bytes",
-                region.len_bytes()
-            ))
-        })?;
-    let view = region.part(offset, region.len_bytes() - offset);
-    let known = &mut round.peers[peer as usize];
-    *(if is_input {
-        &mut known.input
-    } else {
-        &mut known.output
-    }) = Some(view);
-    Ok(Some(view))
+    let is_inside = |o: &usize| *o <= region.len_bytes();
+    let inside = usize::try_from(offset).ok().filter(is_inside);
+    let offset = inside.ok_or_else(|| {
+        Error::Malformed(format!(
+            "rank {peer} announced offset {offset} in a region of {} bytes",
+            region.len_bytes()
+        ))
+    })?;
+    *known = Some(region.part(offset, region.len_bytes() - offset));
+    Ok(*known)
 }

@@ -1,10 +1,10 @@
 //! Sends and receives: chunks, credits, copies of memory that is not registered.
 
-use super::Driver;
-use crate::engine::bound::{Bound, Message};
+use super::{Driver, Ran};
 use crate::engine::gate::NONE;
-use crate::engine::plan::{StepKind, StepPlan};
 use crate::engine::pool::Lent;
+use crate::engine::prepared::StepKind;
+use crate::engine::program::{Message, What};
 use crate::engine::round::Round;
 use crate::engine::tag::{self, Token};
 use crate::error::{Error, Result};
@@ -23,55 +23,53 @@ pub struct Bounced {
 
 impl Driver {
     /// Posts as many chunks of a message as may be posted now.
-    #[inline(never)]
-    pub(super) fn pump(&mut self, round: &mut Round, step: StepId, plan: &StepPlan) -> Result<()> {
-        let per_chunk = round.per_chunk;
+    pub(super) fn post_chunks(&mut self, round: &mut Round, step: StepId) -> Result<Ran> {
+        let plan = round.program.prepared.steps[step as usize];
+        let per_chunk = round.program.per_chunk;
         let mut limit = 0;
         loop {
             if round.lost.is_some() && round.progress.is_complete(step) {
-                return Ok(());
+                return Ok(Ran::Part);
             }
             let run = round.progress.run(step);
             let (len, chunk) = (run.len, run.chunks_posted);
             let is_all = chunk == plan.chunks(len, per_chunk);
             if is_all || !run.has_chunk_credit() {
-                return Ok(());
+                return Ok(Ran::Part);
             }
             let start = u64::from(chunk) * per_chunk;
             let end = (start + per_chunk).min(len);
-            if !round.has_room(step, plan.buffer, end) {
-                return Ok(());
+            if !(round.program).has_room(&round.progress, step, plan.buffer, end) {
+                return Ok(Ran::Part);
             }
             if end > limit {
-                limit = round.progress.limit(&round.prepared, step, end);
+                limit = round.progress.limit(&round.program.prepared, step, end);
                 if end > limit {
-                    return Ok(());
+                    return Ok(Ran::Part);
                 }
             }
             let at = round.progress.span(plan.span).start + start;
-            let (view, got) = round.locate_at(plan.buffer, at, end - start);
+            let (memory, program) = (&round.memory, &round.program);
+            let (view, got) = memory.locate(program, plan.buffer, (at, end - start));
             assert_eq!(got, end - start, "messages are contiguous");
-            let message = Message {
-                view,
-                peer: plan.peer,
-                number: plan.message,
-            };
+            let (peer, number) = (plan.peer, plan.message);
             let is_send = plan.kind == StepKind::Send;
             let posted = match is_send {
-                true => self.send(round, (step, chunk), &message),
-                false => (self.receive(round, (step, chunk), &message)).map(|()| false),
+                true => self.send(round, (step, chunk), (peer, number, view)),
+                false => (self.receive(round, (step, chunk), (peer, number, view))).map(|()| false),
             };
             let is_sent = match posted {
                 Ok(is_sent) => is_sent,
-                Err(error) => return self.refuse(round, step, plan.peer, error),
+                Err(error) => return self.refuse(round, peer, error),
             };
             self.moved = true;
             round.progress.run(step).chunks_posted = chunk + 1;
-            if is_sent {
-                self.end_chunk(round, step, chunk);
+            let is_last = chunk + 1 == plan.chunks(len, per_chunk);
+            if is_send && is_last {
+                self.note_sent(round, peer);
             }
-            if is_send && chunk + 1 == plan.chunks(len, per_chunk) {
-                self.note_sent(round, plan.peer);
+            if is_sent && self.end_chunk(round, step, chunk) {
+                return Ok(Ran::Whole);
             }
         }
     }
@@ -79,7 +77,7 @@ impl Driver {
     /// All of a message has been posted. Those of pairs are sent one after another.
     #[inline(always)]
     pub(super) fn note_sent(&mut self, round: &Round, peer: Rank) {
-        if round.is_pairwise {
+        if round.is_pairwise() {
             self.pair_heads[peer as usize] += 1;
         }
     }
@@ -89,34 +87,27 @@ impl Driver {
     pub(super) fn refuse(
         &mut self,
         round: &mut Round,
-        step: StepId,
         peer: Rank,
         error: PostError,
-    ) -> Result<()> {
-        if let Err(error) = self.links.refused(peer, error) {
-            return self.do_without(round, step, error);
+    ) -> Result<Ran> {
+        match self.links.refused(peer, error) {
+            Ok(()) => Ok(Ran::NotYet),
+            Err(error) => self.do_without(round, error).map(|()| Ran::Whole),
         }
-        round.stalled.push(step);
-        self.has_work = true;
-        Ok(())
     }
 
     /// A step has failed. One of sends and receives of pairs whose other side has left is over by
     /// that, and the rest goes on: other peers wait for their parts.
     #[cold]
-    fn do_without(&mut self, round: &mut Round, step: StepId, error: Error) -> Result<()> {
+    fn do_without(&mut self, round: &mut Round, error: Error) -> Result<()> {
         let Error::Left { rank, .. } = error else {
             return Err(error);
         };
-        if !round.is_pairwise {
+        if !round.is_pairwise() {
             return Err(error);
         }
         round.lost.get_or_insert(rank);
         self.has_work = true;
-        if !round.progress.is_complete(step) {
-            let prepared = round.prepared.clone();
-            round.progress.process(&prepared, step);
-        }
         Ok(())
     }
 
@@ -126,15 +117,14 @@ impl Driver {
         &mut self,
         round: &Round,
         (step, chunk): (StepId, u32),
-        message: &Message,
+        (peer, number, view): (Rank, u32, View),
     ) -> std::result::Result<(), PostError> {
-        let &Message { peer, number, .. } = message;
-        let tag = match round.is_pairwise {
+        let tag = match round.is_pairwise() {
             false => tag::of_message(round.tag, number, chunk),
             true => tag::pairwise(round.message_number(peer, number, false), chunk),
         };
         let token = round.token.chunk(step, chunk);
-        self.links.post_recv(peer, tag, message.view, token)
+        self.links.post_recv(peer, tag, view, token)
     }
 
     /// Posts a chunk to be sent; true: it has been sent already, and no completion follows.
@@ -143,12 +133,10 @@ impl Driver {
         &mut self,
         round: &Round,
         (step, chunk): (StepId, u32),
-        message: &Message,
+        (peer, number, view): (Rank, u32, View),
     ) -> std::result::Result<bool, PostError> {
-        match self.try_send(round, (step, chunk), message) {
-            Err(PostError::PeerFailed) if self.links.has_done(message.peer, round.sequence()) => {
-                Ok(true)
-            }
+        match self.try_send(round, (step, chunk), (peer, number, view)) {
+            Err(PostError::PeerFailed) if self.links.has_done(peer, round.sequence()) => Ok(true),
             sent => sent,
         }
     }
@@ -158,23 +146,22 @@ impl Driver {
         &mut self,
         round: &Round,
         (step, chunk): (StepId, u32),
-        message: &Message,
+        (peer, number, view): (Rank, u32, View),
     ) -> std::result::Result<bool, PostError> {
-        let mut tag = tag::of_message(round.tag, message.number, chunk);
+        let mut tag = tag::of_message(round.tag, number, chunk);
         if round.order > self.retired {
-            tag = match self.turn_of(round, chunk, message) {
+            tag = match self.turn_of(round, chunk, (peer, number)) {
                 Some(tag) => tag,
                 None => return Err(PostError::WouldBlock),
             };
         }
-        let &Message { peer, ref view, .. } = message;
-        let header = round.signature.0;
+        let header = round.program.signature.0;
         let is_short = view.len_bytes() <= self.inline_bytes;
-        if is_short && self.links.inject(peer, (tag, header), *view)? {
+        if is_short && self.links.inject(peer, (tag, header), view)? {
             return Ok(true);
         }
         let token = round.token.chunk(step, chunk);
-        (self.post_send(peer, (tag, header, token), *view)).map(|()| false)
+        (self.post_send(peer, (tag, header, token), view)).map(|()| false)
     }
 
     /// The tag of what may have to wait although there is room; `None`: it has to. Messages of
@@ -182,9 +169,8 @@ impl Driver {
     /// kept for the oldest collective: whatever later ones have sent, the messages that the peer
     /// needs first always find room.
     #[inline(never)]
-    fn turn_of(&mut self, round: &Round, chunk: u32, message: &Message) -> Option<u64> {
-        let &Message { peer, number, .. } = message;
-        if round.is_pairwise {
+    fn turn_of(&mut self, round: &Round, chunk: u32, (peer, number): (Rank, u32)) -> Option<u64> {
+        if round.is_pairwise() {
             let number = round.message_number(peer, number, true);
             let is_next = number == self.pair_heads[peer as usize];
             return is_next.then(|| tag::pairwise(number, chunk));
@@ -242,7 +228,7 @@ impl Driver {
 
     /// Takes back every receive of a round, whose memory may end with its caller.
     pub fn cancel_receives(&mut self, round: &mut Round) {
-        let prepared = round.prepared.clone();
+        let prepared = round.program.prepared.clone();
         for (step, action) in (0..).zip(prepared.schedule.steps.iter().map(|s| &s.action)) {
             let Action::Recv { peer, .. } = action else {
                 continue;
@@ -264,30 +250,34 @@ impl Driver {
         completion: &Completion,
     ) -> std::result::Result<(), Box<Error>> {
         self.moved = true;
-        let Some(bound) = round.bound.steps.get(step as usize) else {
-            self.complete_chunk(round, step, chunk, completion)?;
-            return self.run_ready(round, NONE);
-        };
-        let is_right = match &bound.bound {
-            Bound::Receive(message) => {
-                completion.header == round.signature.0
-                    && completion.bytes == message.view.len_bytes() as u64
-            }
+        let (is_receive, view) = match round.program.steps[step as usize] {
+            What::Receive(Message { view, .. }) => (true, view),
+            What::Send(Message { view, .. }) => (false, view),
             _ => {
+                let has_ended = self.complete_chunk(round, (step, chunk), completion)?;
+                let next = match has_ended {
+                    true => round.end_step(step),
+                    false => NONE,
+                };
+                return self.run_ready(round, next);
+            }
+        };
+        let is_right = match is_receive {
+            true => {
+                completion.header == round.program.signature.0
+                    && completion.bytes == round.memory.view(view).len_bytes() as u64
+            }
+            false => {
                 self.take_back_copy(completion.token);
                 true
             }
         };
-        if completion.outcome != Outcome::Done || !is_right {
-            let is_receive = matches!(bound.bound, Bound::Receive(_));
-            if is_receive || !self.is_excused(round, completion) {
-                let error = self.wrong_message(round, step, 0, completion);
-                self.do_without(round, step, error)?;
-                return self.run_ready(round, NONE);
-            }
+        let is_done = completion.outcome == Outcome::Done && is_right;
+        if !is_done && (is_receive || !self.is_excused(round, completion)) {
+            let error = self.wrong_message(round, step, 0, completion);
+            self.do_without(round, error)?;
         }
-        let bound = &round.bound.steps[step as usize];
-        let next = (round.progress).process_before(&round.prepared, step, bound.followers);
+        let next = round.end_step(step);
         self.run_ready(round, next)
     }
 
@@ -306,51 +296,51 @@ impl Driver {
         }
     }
 
-    /// A chunk of several has been sent or received.
+    /// A chunk of several has been sent or received; whether that is all of the message.
     #[inline(never)]
     fn complete_chunk(
         &mut self,
         round: &mut Round,
-        step: StepId,
-        chunk: u32,
+        (step, chunk): (StepId, u32),
         completion: &Completion,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         if round.lost.is_some() && round.progress.is_complete(step) {
-            return Ok(());
+            return Ok(false);
         }
         let run = round.progress.run(step);
         let chunk = Token::full_chunk(chunk, run.chunks_done);
-        let is_receive = round.prepared.plan.steps[step as usize].kind == StepKind::Receive;
+        let is_receive = round.program.prepared.steps[step as usize].kind == StepKind::Receive;
         if !is_receive {
             self.take_back_copy(completion.token);
         }
         let is_right = completion.outcome == Outcome::Done
-            && (!is_receive || completion.header == round.signature.0);
+            && (!is_receive || completion.header == round.program.signature.0);
         if !is_right && (is_receive || !self.is_excused(round, completion)) {
             let error = self.wrong_message(round, step, chunk, completion);
-            return self.do_without(round, step, error);
+            return self.do_without(round, error).map(|()| true);
         }
         if is_receive {
             self.check_length(round, step, chunk, completion)?;
         }
-        self.end_chunk(round, step, chunk);
-        Ok(())
+        Ok(self.end_chunk(round, step, chunk))
     }
 
-    /// A chunk of several has ended as it should.
-    fn end_chunk(&mut self, round: &mut Round, step: StepId, chunk: u32) {
-        let plan = &round.prepared.plan.steps[step as usize];
+    /// A chunk of several has ended as it should; whether all have.
+    fn end_chunk(&mut self, round: &mut Round, step: StepId, chunk: u32) -> bool {
+        let plan = &round.program.prepared.steps[step as usize];
         let run = round.progress.run(step);
+        let per_chunk = round.program.per_chunk;
         let (completed, len) = (run.complete_chunk(chunk), run.len);
-        let (posted, chunks) = (run.chunks_posted, plan.chunks(len, round.per_chunk));
+        let (posted, chunks) = (run.chunks_posted, plan.chunks(len, per_chunk));
         if completed == chunks {
-            return round.progress.process(&round.prepared, step);
+            return true;
         }
-        let done = (u64::from(completed) * round.per_chunk).min(len);
-        round.progress.advance(&round.prepared, step, done);
+        let done = (u64::from(completed) * per_chunk).min(len);
+        (round.progress).advance(&round.program.prepared, step, done);
         if posted < chunks {
             round.progress.enqueue(step);
         }
+        false
     }
 
     /// Checks how long a chunk is that has arrived.
@@ -361,7 +351,7 @@ impl Driver {
         chunk: u32,
         completion: &Completion,
     ) -> Result<()> {
-        let (shift, per_chunk) = (round.shift, round.per_chunk);
+        let (shift, per_chunk) = (round.program.shift, round.program.per_chunk);
         let run = round.progress.run(step);
         let start = u64::from(chunk) * per_chunk;
         match completion.bytes == run.len.saturating_sub(start).min(per_chunk) << shift {
@@ -388,7 +378,9 @@ impl Driver {
         completion: &Completion,
     ) -> Error {
         match completion.outcome {
-            Outcome::Done | Outcome::Truncated if completion.header != round.signature.0 => {
+            Outcome::Done | Outcome::Truncated
+                if completion.header != round.program.signature.0 =>
+            {
                 // What does not fit may be part of another operation, which says more.
                 self.mismatch(round, completion.header, completion.peer)
             }
@@ -405,7 +397,7 @@ impl Driver {
         chunk: u32,
         completion: &Completion,
     ) -> Error {
-        let element = round.dtype.size_bytes() as u64;
+        let element = round.program.dtype.size_bytes() as u64;
         let before = u64::from(chunk) * self.chunk_bytes as u64;
         let (sent, expected) = (
             before + completion.bytes,
@@ -420,7 +412,7 @@ impl Driver {
                 completion.peer,
                 if is_more { " or more" } else { "" },
                 self.links.rank,
-                round.signature.describe(),
+                round.program.signature.describe(),
             ),
         }
     }

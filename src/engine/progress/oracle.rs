@@ -144,7 +144,7 @@ fn run(seed: u64) {
             rules.done[step as usize] = end;
             if end == progress.run(step).len {
                 rules.process(step);
-                progress.process(&prepared, step);
+                super::tests::process(&mut progress, &prepared, step);
             } else {
                 progress.advance(&prepared, step, end);
                 progress.enqueue(step);
@@ -173,7 +173,7 @@ fn run(seed: u64) {
             }
             if len == 0 {
                 rules.process(step);
-                progress.process(&prepared, step);
+                super::tests::process(&mut progress, &prepared, step);
             }
         }
         for step in 0..steps {

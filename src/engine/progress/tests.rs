@@ -12,6 +12,14 @@ const COUNT: Count<'static> = Count {
 const PIECEWISE: u64 = 10;
 const WHOLE: u64 = 100;
 
+/// A step has processed everything; what may start now is queued.
+pub(super) fn process(progress: &mut Progress, prepared: &Prepared, step: StepId) {
+    let next = progress.process(prepared, step);
+    if next != NONE {
+        progress.enqueue(next);
+    }
+}
+
 fn drain(progress: &mut Progress) -> Vec<StepId> {
     let mut steps = Vec::new();
     while progress.has_ready() {
@@ -41,9 +49,9 @@ fn an_overlapping_step_follows_element_by_element() {
     assert_eq!(drain(&mut progress), [send]);
     assert_eq!(progress.limit(&prepared, send, 20), 20);
     progress.advance(&prepared, send, 20);
-    progress.process(&prepared, recv);
+    process(&mut progress, &prepared, recv);
     assert_eq!(progress.limit(&prepared, send, 50), 50);
-    progress.process(&prepared, send);
+    process(&mut progress, &prepared, send);
     assert!(progress.is_finished());
 }
 
@@ -58,12 +66,12 @@ fn an_overlapping_step_that_is_whole_starts_once_when_all_before_it_is_processed
     progress.take_up(&prepared, &COUNT, WHOLE);
     progress.arm(&prepared, true);
     assert_eq!(drain(&mut progress), [first, second]);
-    progress.process(&prepared, second);
+    process(&mut progress, &prepared, second);
     assert_eq!(drain(&mut progress), [0; 0]);
-    progress.process(&prepared, first);
+    process(&mut progress, &prepared, first);
     assert_eq!(drain(&mut progress), [send]);
     assert_eq!(progress.limit(&prepared, send, 100), 100);
-    progress.process(&prepared, send);
+    process(&mut progress, &prepared, send);
     assert!(progress.is_finished());
 }
 
@@ -81,13 +89,13 @@ fn a_step_completes_only_after_everything_it_depends_on() {
         drain(&mut progress);
         if per_chunk == PIECEWISE {
             progress.advance(&prepared, recv, 60);
-            progress.process(&prepared, send);
+            process(&mut progress, &prepared, send);
             assert!(!progress.is_complete(send));
         }
         drain(&mut progress);
-        progress.process(&prepared, recv);
+        process(&mut progress, &prepared, recv);
         assert_eq!(progress.is_complete(send), per_chunk == PIECEWISE);
-        progress.process(&prepared, send);
+        process(&mut progress, &prepared, send);
         assert_eq!(
             drain(&mut progress).last(),
             Some(&2),

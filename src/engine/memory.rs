@@ -1,0 +1,166 @@
+//! [`Memory`]: where the buffers of a round lie, its own and those of its peers.
+
+use super::links::Links;
+use super::pool::Lent;
+use super::prepared::padded;
+use super::program::{Compute, Part, Program};
+use super::round::RoundCall;
+use crate::memory::View;
+use crate::schedule::{Buffer, BufferId};
+
+/// A peer's buffers, mapped here.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PeerBuffers {
+    pub input: Option<View>,
+    pub output: Option<View>,
+}
+
+/// The memory of a round.
+#[derive(Debug)]
+pub struct Memory {
+    /// What steps read and write, as the program numbers it.
+    views: Vec<View>,
+    /// Per buffer: the caller's whole view, or the buffer's memory.
+    pub buffers: Vec<View>,
+    /// Per buffer: its place in a window slot.
+    window_offsets: Vec<usize>,
+    pub peers: Vec<PeerBuffers>,
+    pub scratch: Option<Lent>,
+    /// Where that was when buffers were given their memory.
+    scratch_at: View,
+}
+
+impl Memory {
+    /// Of no round yet.
+    pub fn new() -> Memory {
+        Memory {
+            views: Vec::new(),
+            buffers: Vec::new(),
+            window_offsets: Vec::new(),
+            peers: Vec::new(),
+            scratch: None,
+            scratch_at: View::empty(),
+        }
+    }
+
+    /// Nothing is known of the peers' buffers, of as many ranks.
+    pub fn forget_peers(&mut self, ranks: u32) {
+        self.peers.clear();
+        self.peers.resize(ranks as usize, PeerBuffers::default());
+    }
+
+    /// Gives every buffer its memory, the caller's views, the window slot and scratch memory,
+    /// unless it has that: `is_new` if the call or its window is another one.
+    pub fn equip(&mut self, program: &Program, call: &RoundCall<'_>, window: View, is_new: bool) {
+        let scratch = self.scratch.map_or(View::empty(), |lent| lent.view);
+        if !is_new && scratch == self.scratch_at {
+            return;
+        }
+        self.scratch_at = scratch;
+        self.place_buffers(program, call, window, scratch);
+        self.views.clear();
+        let (buffers, parts) = (&self.buffers, program.parts.iter());
+        self.views.extend(parts.map(|part| match *part {
+            Part::Local {
+                buffer,
+                start,
+                bytes,
+            } => buffers[buffer.0 as usize].part(start, bytes),
+            Part::Mail { .. } => View::empty(),
+        }));
+    }
+
+    fn place_buffers(
+        &mut self,
+        program: &Program,
+        call: &RoundCall<'_>,
+        window_slot: View,
+        scratch: View,
+    ) {
+        let element = program.dtype.size_bytes();
+        let counts = program.counts();
+        let (mut window_at, mut scratch_at) = (0usize, 0usize);
+        self.buffers.clear();
+        self.window_offsets.clear();
+        for buffer in &program.prepared.schedule.buffers {
+            let mut offset = 0;
+            let view = match buffer {
+                Buffer::Input => call.arguments.input,
+                Buffer::Output => call.arguments.output,
+                Buffer::Caller(number) => call.others[*number as usize],
+                Buffer::Window(extent) => {
+                    let bytes = padded(extent.length_max(&counts), element) as usize;
+                    offset = window_at;
+                    window_at += bytes;
+                    window_slot.part(offset, bytes)
+                }
+                Buffer::Scratch(extent) => {
+                    let elements = program.scratch_elements(self.buffers.len(), extent);
+                    let bytes = padded(elements, element) as usize;
+                    let view = scratch.part(scratch_at, bytes);
+                    scratch_at += bytes;
+                    view
+                }
+            };
+            self.buffers.push(view);
+            self.window_offsets.push(offset);
+        }
+    }
+
+    /// What a step reads or writes.
+    #[inline(always)]
+    pub fn view(&self, number: u32) -> View {
+        self.views[number as usize]
+    }
+
+    /// Sources and destinations.
+    #[inline]
+    pub fn operands(&self, compute: &Compute) -> (&[View], &[View]) {
+        let views = &self.views[compute.first as usize..compute.end as usize];
+        views.split_at((compute.middle - compute.first) as usize)
+    }
+
+    /// Finds the payloads of signals that a step reads, which have come.
+    #[inline]
+    pub fn find_mail(
+        &mut self,
+        program: &Program,
+        compute: &Compute,
+        links: &Links,
+        sequence: u64,
+    ) {
+        let sources = compute.first as usize..compute.middle as usize;
+        let parts = &program.parts[sources.clone()];
+        for (view, part) in self.views[sources].iter_mut().zip(parts) {
+            if let Part::Mail { peer, lane, bytes } = *part {
+                *view = links.mail(peer, sequence, lane).part(0, bytes);
+            }
+        }
+    }
+
+    /// Elements of a buffer from one on: memory, and how many are contiguous there, at most `want`.
+    #[inline(always)]
+    pub fn locate(
+        &self,
+        program: &Program,
+        buffer: BufferId,
+        (start, want): (u64, u64),
+    ) -> (View, u64) {
+        let (position, got) = program.position_of(buffer, start, want);
+        let (position, bytes) = (position << program.shift, got << program.shift);
+        let view = self.buffers[buffer.0 as usize];
+        (view.part(position as usize, bytes as usize), got)
+    }
+
+    /// A range of a peer's copy of a window, given that peer's window slot.
+    pub fn in_window(&self, slot: View, buffer: BufferId, (start, bytes): (usize, usize)) -> View {
+        slot.part(self.window_offsets[buffer.0 as usize] + start, bytes)
+    }
+
+    /// Whether some of the caller's memory is not registered, so that peers may read it where it
+    /// lies.
+    pub fn is_unregistered(&self) -> bool {
+        let is_bare = |view: &View| !view.is_empty() && !view.key().is_some();
+        self.buffers.iter().any(is_bare)
+    }
+}

@@ -1,0 +1,453 @@
+//! [`Program`]: what the steps of a round do, resolved once for a call: which elements, of which
+//! type, by which operator.
+//!
+//! A training step repeats its calls, so the program of a round stays while calls are alike, and
+//! the views of its memory (`memory.rs`) while calls are on the same memory.
+
+use super::arguments::{Arguments, signature_of};
+use super::crew::{SHARED_BYTES_MIN, Work};
+use super::fold::{FOLD_CHUNKS, Fold};
+use super::gate::NONE;
+use super::prepared::{Operands, Place, Prepared, PreparedStep, StepKind, padded};
+use super::progress::Progress;
+use super::signature::Signature;
+use crate::kernel::BoundReduction;
+use crate::schedule::{Action, Buffer, BufferId, Count, Extent, Lane, Range, StepId};
+use crate::types::{DataType, Finish, Rank, ReduceOp};
+use std::sync::Arc;
+
+/// Largest piece of a copy or reduction that is done at a time, so that arrivals are looked at in
+/// between: about 100 us at 10 GB/s.
+pub const PIECE_BYTES: usize = 1 << 20;
+const _: () = assert!(
+    PIECE_BYTES < SHARED_BYTES_MIN,
+    "steps that are done at once are done by one thread"
+);
+
+/// Which part of the caller's buffers a round works on: elements `offset ..` of each part of
+/// `part_elements` elements.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Segment {
+    /// Elements of one part of the caller's buffers: the count of the call.
+    pub part_elements: u64,
+    /// First element of the segment in each part.
+    pub offset: u64,
+}
+
+/// What a step does.
+#[derive(Clone, Copy, Debug)]
+pub enum What {
+    /// One message to a peer.
+    Send(Message),
+    /// One message from a peer.
+    Receive(Message),
+    /// A message that is several chunks, or whose step follows others chunk by chunk.
+    Chunks,
+    /// A copy or reduction, at once.
+    Compute(Compute),
+    /// The same piece by piece, or in a peer's memory.
+    Pieces,
+    /// A signal with a payload, whose view has this number, or [`NONE`].
+    Signal { payload: u32 },
+    /// A wait for signals.
+    Wait,
+    /// Nothing.
+    Nop,
+}
+
+/// What is sent or received: the view of this number.
+#[derive(Clone, Copy, Debug)]
+pub struct Message {
+    pub view: u32,
+    pub peer: Rank,
+    /// Which message of this pair.
+    pub number: u32,
+}
+
+/// What is done to which views: sources are those numbered `first .. middle`, destinations
+/// `middle .. end`.
+#[derive(Clone, Copy, Debug)]
+pub struct Compute {
+    pub work: Work,
+    pub first: u32,
+    pub middle: u32,
+    pub end: u32,
+    /// Some source is the payload of a signal, which lies elsewhere in each round.
+    pub has_mail: bool,
+}
+
+/// What a view is of.
+#[derive(Clone, Copy, Debug)]
+pub enum Part {
+    /// Bytes `start ..` of a buffer.
+    Local {
+        buffer: BufferId,
+        start: usize,
+        bytes: usize,
+    },
+    /// The payload of a signal.
+    Mail {
+        peer: Rank,
+        lane: Lane,
+        bytes: usize,
+    },
+}
+
+/// The program of a round.
+#[derive(Debug)]
+pub struct Program {
+    pub steps: Vec<What>,
+    /// Whether some step counts its elements or peers.
+    pub has_counts: bool,
+    /// Bytes of an element are 1 << shift.
+    pub shift: u32,
+    pub prepared: Arc<Prepared>,
+    pub signature: Signature,
+    pub count: u64,
+    /// Elements of a full chunk.
+    pub per_chunk: u64,
+    pub slots: Vec<u64>,
+    pub dtype: DataType,
+    pub op: ReduceOp,
+    pub segment: Segment,
+    /// What steps read and write, by the number of its view.
+    pub parts: Vec<Part>,
+    /// Bytes of scratch memory that it needs.
+    pub scratch_bytes: usize,
+    /// What the call says, as far as the rest is made from it.
+    arguments: Option<Arguments>,
+    /// Per buffer: the elements that it goes around in, 0 if it does not. Empty where none does.
+    folded: Vec<u64>,
+    /// Elements lie in buffers as they are numbered.
+    is_plain: bool,
+}
+
+impl Program {
+    /// Of no call yet.
+    pub fn new(prepared: Arc<Prepared>) -> Program {
+        Program {
+            steps: Vec::new(),
+            has_counts: true,
+            shift: 0,
+            prepared,
+            signature: Signature(0),
+            count: 0,
+            per_chunk: 0,
+            slots: Vec::new(),
+            dtype: DataType::U8,
+            op: ReduceOp::Sum,
+            segment: Segment::default(),
+            parts: Vec::new(),
+            scratch_bytes: 0,
+            arguments: None,
+            folded: Vec::new(),
+            is_plain: false,
+        }
+    }
+
+    /// Takes up `count` elements of a call, from `offset` on; false: it is what it was, and on the
+    /// same memory of the caller's.
+    pub fn take_up(
+        &mut self,
+        progress: &mut Progress,
+        (prepared, arguments, slots): (&Arc<Prepared>, &Arguments, &[u64]),
+        (count, offset): (u64, u64),
+        (ranks, chunk_bytes): (u32, usize),
+    ) -> bool {
+        let segment = Segment {
+            part_elements: arguments.count,
+            offset,
+        };
+        let is_known = Arc::ptr_eq(&self.prepared, prepared) && self.slots == slots;
+        let known = self.arguments.as_ref().filter(|_| is_known);
+        let is_same_part = (self.count, self.segment) == (count, segment);
+        if is_same_part && known == Some(arguments) {
+            return false;
+        }
+        let has_same_spans =
+            known.is_some() && (self.count, self.dtype) == (count, arguments.dtype);
+        let has_same_steps = has_same_spans && is_same_part && self.op == arguments.op;
+        self.prepared = prepared.clone();
+        self.arguments = Some(*arguments);
+        self.signature = signature_of(arguments, prepared, slots);
+        (self.count, self.dtype, self.op) = (count, arguments.dtype, arguments.op);
+        self.slots.clear();
+        self.slots.extend_from_slice(slots);
+        self.segment = segment;
+        // Sizes of elements are powers of two, and a division takes as long as the rest of a step.
+        self.shift = self.dtype.size_bytes().trailing_zeros();
+        self.per_chunk = (chunk_bytes >> self.shift) as u64;
+        if !has_same_spans {
+            progress.take_up(prepared, &self.counts(), self.per_chunk);
+            self.fold(progress);
+        }
+        self.is_plain = self.segment.part_elements == self.count && self.folded.is_empty();
+        self.scratch_bytes = self.measure_scratch() as usize;
+        if !has_same_steps {
+            self.resolve(progress, ranks);
+        }
+        true
+    }
+
+    /// The run-time numbers for ranges.
+    pub fn counts(&self) -> Count<'_> {
+        Count {
+            count: self.count,
+            slots: &self.slots,
+        }
+    }
+
+    /// The action of a step.
+    pub fn action(&self, step: StepId) -> &Action {
+        &self.prepared.schedule.steps[step as usize].action
+    }
+
+    /// Finds what the steps do.
+    fn resolve(&mut self, progress: &Progress, ranks: u32) {
+        self.steps.clear();
+        self.parts.clear();
+        self.has_counts = false;
+        let prepared = self.prepared.clone();
+        for (id, step) in (0..).zip(&prepared.steps) {
+            let what = self.resolve_step(progress, (id, step), ranks);
+            self.has_counts |= !matches!(
+                what,
+                What::Send(_) | What::Receive(_) | What::Compute(_) | What::Nop
+            );
+            self.steps.push(what);
+        }
+    }
+
+    fn resolve_step(
+        &mut self,
+        progress: &Progress,
+        (id, step): (StepId, &PreparedStep),
+        ranks: u32,
+    ) -> What {
+        match step.kind {
+            StepKind::Send | StepKind::Receive if !progress.is_whole() => What::Chunks,
+            StepKind::Send => What::Send(self.resolve_message(progress, step)),
+            StepKind::Receive => What::Receive(self.resolve_message(progress, step)),
+            StepKind::Other => match self.action(id) {
+                Action::Nop => What::Nop,
+                Action::WaitCount { .. } => What::Wait,
+                Action::Signal { payload, .. } => {
+                    let payload = *payload;
+                    let payload = payload.map(|range| self.add_payload(&range));
+                    What::Signal {
+                        payload: payload.unwrap_or(NONE),
+                    }
+                }
+                _ => {
+                    let compute = self.resolve_compute(progress, (id, step), ranks);
+                    compute.map_or(What::Pieces, What::Compute)
+                }
+            },
+        }
+    }
+
+    fn add_payload(&mut self, range: &Range) -> u32 {
+        let (start, len) = range.resolve(&self.counts());
+        let (position, got) = self.position_of(range.buffer, start, len);
+        self.add_part(Part::Local {
+            buffer: range.buffer,
+            start: (position << self.shift) as usize,
+            bytes: (got << self.shift) as usize,
+        })
+    }
+
+    fn add_part(&mut self, part: Part) -> u32 {
+        self.parts.push(part);
+        self.parts.len() as u32 - 1
+    }
+
+    fn resolve_message(&mut self, progress: &Progress, step: &PreparedStep) -> Message {
+        let span = progress.span(step.span);
+        let part = self.part_of(step.buffer, span.start, span.len);
+        Message {
+            view: self.add_part(part.expect("messages are contiguous")),
+            peer: step.peer,
+            number: step.message,
+        }
+    }
+
+    /// `None`: it is done piece by piece.
+    fn resolve_compute(
+        &mut self,
+        progress: &Progress,
+        (id, step): (StepId, &PreparedStep),
+        ranks: u32,
+    ) -> Option<Compute> {
+        let prepared = self.prepared.clone();
+        let work = self.work_of(self.action(id), ranks, false)?;
+        let Operands {
+            sources,
+            destinations,
+        } = &prepared.operands[id as usize];
+        let len = progress.span(step.span).len;
+        // Whether those that reach buffers write around the caches is asked for each piece.
+        let is_long = len << self.shift > PIECE_BYTES as u64;
+        if prepared.reaches_buffers || is_long || !progress.is_whole() {
+            return None;
+        }
+        let first = self.parts.len();
+        let mut has_mail = false;
+        for place in sources.iter().chain(destinations) {
+            let part = match *place {
+                Place::Local(buffer, span) => self.part_of(buffer, progress.span(span).start, len),
+                Place::Mail(peer, lane) => {
+                    has_mail = true;
+                    let bytes = (len << self.shift) as usize;
+                    Some(Part::Mail { peer, lane, bytes })
+                }
+                Place::Peer(..) => None,
+            };
+            let Some(part) = part else {
+                self.parts.truncate(first);
+                return None;
+            };
+            self.parts.push(part);
+        }
+        Some(Compute {
+            work,
+            first: first as u32,
+            middle: (first + sources.len()) as u32,
+            end: self.parts.len() as u32,
+            has_mail,
+        })
+    }
+
+    /// Elements `start ..` of a buffer, if all `len` are contiguous.
+    fn part_of(&self, buffer: BufferId, start: u64, len: u64) -> Option<Part> {
+        let (position, got) = self.position_of(buffer, start, len);
+        (got == len).then_some(Part::Local {
+            buffer,
+            start: (position << self.shift) as usize,
+            bytes: (len << self.shift) as usize,
+        })
+    }
+
+    /// What a step does to the elements of its operands; `None`: it has none. `streamed`: around
+    /// the caches.
+    pub fn work_of(&self, action: &Action, ranks: u32, streamed: bool) -> Option<Work> {
+        Some(match action {
+            Action::Copy {
+                premultiply: true, ..
+            } => Work::Scale {
+                dtype: self.dtype,
+                factor: self.op.factor().unwrap_or(1.0),
+            },
+            Action::Copy { .. } | Action::Get { .. } | Action::Put { .. } => {
+                Work::Copy { streamed }
+            }
+            Action::Reduce { finish, .. } | Action::ReduceFrom { finish, .. } => {
+                let finish = match self.op {
+                    ReduceOp::Avg if *finish => Finish::Divide(ranks),
+                    _ => Finish::None,
+                };
+                let (dtype, combine) = (self.dtype, self.op.combine());
+                Work::Reduce(match streamed {
+                    true => BoundReduction::streaming(dtype, combine, finish),
+                    false => BoundReduction::new(dtype, combine, finish),
+                })
+            }
+            _ => return None,
+        })
+    }
+
+    /// Where an element lies in its buffer, and how many of the wanted ones follow it there.
+    #[inline(always)]
+    pub fn position_of(&self, buffer: BufferId, start: u64, want: u64) -> (u64, u64) {
+        match self.is_plain {
+            true => (start, want),
+            false => self.place_of(buffer, start, want),
+        }
+    }
+
+    /// The same, of a segment, or of a buffer that goes around.
+    #[inline(never)]
+    fn place_of(&self, buffer: BufferId, start: u64, want: u64) -> (u64, u64) {
+        if let Some(around @ 1..) = self.folded.get(buffer.0 as usize).copied() {
+            let position = start % around;
+            return (position, want.min(around - position));
+        }
+        if !self.is_callers(buffer) {
+            return (start, want);
+        }
+        let part = start / self.count.max(1);
+        let inside = start - part * self.count;
+        let position = part * self.segment.part_elements + self.segment.offset + inside;
+        (position, want.min(self.count - inside))
+    }
+
+    /// Whether a buffer is the input or the output, of which a round may do a segment only.
+    fn is_callers(&self, buffer: BufferId) -> bool {
+        matches!(
+            self.prepared.schedule.buffers[buffer.0 as usize],
+            Buffer::Input | Buffer::Output
+        )
+    }
+
+    /// Whether a buffer lies in the window.
+    pub fn is_window(&self, buffer: BufferId) -> bool {
+        matches!(
+            self.prepared.schedule.buffers[buffer.0 as usize],
+            Buffer::Window(_)
+        )
+    }
+
+    /// Decides which scratch buffers go around.
+    fn fold(&mut self, progress: &Progress) {
+        self.folded.clear();
+        let around = FOLD_CHUNKS * self.per_chunk;
+        for fold in &self.prepared.folds {
+            let receive = &self.prepared.steps[fold.receive as usize];
+            let span = progress.span(receive.span);
+            if span.start == 0 && span.len > around {
+                self.folded.resize(self.prepared.schedule.buffers.len(), 0);
+                self.folded[fold.buffer.0 as usize] = around;
+            }
+        }
+    }
+
+    /// Whether elements before `end` of a message have a place: always, unless its buffer goes
+    /// around and what lies there is still to be reduced.
+    #[inline]
+    pub fn has_room(&self, progress: &Progress, step: StepId, buffer: BufferId, end: u64) -> bool {
+        let Some(around @ 1..) = self.folded.get(buffer.0 as usize).copied() else {
+            return true;
+        };
+        let mut folds = self.prepared.folds.iter();
+        let reduce = folds.find(|fold| fold.receive == step).map(|f| f.reduce);
+        reduce.is_none_or(|reduce| end <= progress.done(reduce) + around)
+    }
+
+    /// The receive that gets room when this step has reduced something.
+    #[inline]
+    pub fn folded_receive(&self, step: StepId) -> Option<StepId> {
+        if self.folded.is_empty() {
+            return None;
+        }
+        let is_it = |fold: &&Fold| fold.reduce == step;
+        let mut folds = self.prepared.folds.iter();
+        folds.find(is_it).map(|fold| fold.receive)
+    }
+
+    fn measure_scratch(&self) -> u64 {
+        let element = self.dtype.size_bytes();
+        let buffers = self.prepared.schedule.buffers.iter().enumerate();
+        let bytes = buffers.map(|(number, buffer)| match buffer {
+            Buffer::Scratch(extent) => padded(self.scratch_elements(number, extent), element),
+            _ => 0,
+        });
+        bytes.sum()
+    }
+
+    /// Elements of a scratch buffer.
+    pub fn scratch_elements(&self, number: usize, extent: &Extent) -> u64 {
+        match self.folded.get(number) {
+            Some(&around @ 1..) => around,
+            _ => extent.length_max(&self.counts()),
+        }
+    }
+}
