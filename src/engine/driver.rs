@@ -127,20 +127,13 @@ impl Driver {
         round: &mut Round,
         first: StepId,
     ) -> std::result::Result<(), Box<Error>> {
-        let mut step = first;
-        loop {
-            // A round that is to be repeated touches nothing more: its input must be what it was.
-            if round.is_redirected {
-                self.has_work = true;
-                return Ok(());
-            }
-            if step == NONE {
-                step = round.progress.next_ready();
-                if step == NONE {
-                    break;
-                }
-            }
-            step = match self.run_step(round, step)? {
+        let mut step = match first {
+            NONE => round.progress.next_ready(),
+            first => first,
+        };
+        // A round that is to be repeated touches nothing more: its input must be what it was.
+        while step != NONE && !round.is_redirected {
+            let next = match self.run_step(round, step)? {
                 Ran::Whole => {
                     self.moved = true;
                     round.end_step(step)
@@ -152,8 +145,12 @@ impl Driver {
                     NONE
                 }
             };
+            step = match next {
+                NONE => round.progress.next_ready(),
+                next => next,
+            };
         }
-        if round.progress.is_finished() {
+        if round.has_ended() {
             self.has_work = true;
         }
         Ok(())

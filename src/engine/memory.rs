@@ -109,8 +109,8 @@ impl Memory {
 
     /// What a step reads or writes.
     #[inline(always)]
-    pub fn view(&self, number: u32) -> View {
-        self.views[number as usize]
+    pub fn view(&self, number: u32) -> &View {
+        &self.views[number as usize]
     }
 
     /// Sources and destinations.

@@ -55,8 +55,10 @@ impl Driver {
             let (peer, number) = (plan.peer, plan.message);
             let is_send = plan.kind == StepKind::Send;
             let posted = match is_send {
-                true => self.send(round, (step, chunk), (peer, number, view)),
-                false => (self.receive(round, (step, chunk), (peer, number, view))).map(|()| false),
+                true => self.send(round, (step, chunk), (peer, number, &view)),
+                false => {
+                    (self.receive(round, (step, chunk), (peer, number, &view))).map(|()| false)
+                }
             };
             let is_sent = match posted {
                 Ok(is_sent) => is_sent,
@@ -117,14 +119,14 @@ impl Driver {
         &mut self,
         round: &Round,
         (step, chunk): (StepId, u32),
-        (peer, number, view): (Rank, u32, View),
+        (peer, number, view): (Rank, u32, &View),
     ) -> std::result::Result<(), PostError> {
         let tag = match round.is_pairwise() {
             false => tag::of_message(round.tag, number, chunk),
             true => tag::pairwise(round.message_number(peer, number, false), chunk),
         };
         let token = round.token.chunk(step, chunk);
-        self.links.post_recv(peer, tag, view, token)
+        self.links.post_recv(peer, tag, *view, token)
     }
 
     /// Posts a chunk to be sent; true: it has been sent already, and no completion follows.
@@ -133,9 +135,9 @@ impl Driver {
         &mut self,
         round: &Round,
         (step, chunk): (StepId, u32),
-        (peer, number, view): (Rank, u32, View),
+        (peer, number, view): (Rank, u32, &View),
     ) -> std::result::Result<bool, PostError> {
-        match self.try_send(round, (step, chunk), (peer, number, view)) {
+        match self.try_send(round, (step, chunk), (peer, number, &view)) {
             Err(PostError::PeerFailed) if self.links.has_done(peer, round.sequence()) => Ok(true),
             sent => sent,
         }
@@ -146,7 +148,7 @@ impl Driver {
         &mut self,
         round: &Round,
         (step, chunk): (StepId, u32),
-        (peer, number, view): (Rank, u32, View),
+        (peer, number, view): (Rank, u32, &View),
     ) -> std::result::Result<bool, PostError> {
         let mut tag = tag::of_message(round.tag, number, chunk);
         if round.order > self.retired {
@@ -157,11 +159,11 @@ impl Driver {
         }
         let header = round.program.signature.0;
         let is_short = view.len_bytes() <= self.inline_bytes;
-        if is_short && self.links.inject(peer, (tag, header), view)? {
+        if is_short && self.links.inject(peer, (tag, header), *view)? {
             return Ok(true);
         }
         let token = round.token.chunk(step, chunk);
-        (self.post_send(peer, (tag, header, token), view)).map(|()| false)
+        (self.post_send(peer, (tag, header, token), *view)).map(|()| false)
     }
 
     /// The tag of what may have to wait although there is room; `None`: it has to. Messages of

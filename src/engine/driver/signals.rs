@@ -48,7 +48,7 @@ impl Driver {
         let payload = match payload {
             NONE if announces => self.binding_of(round).emit(),
             NONE => [0; PAYLOAD_WORDS],
-            view => Links::payload_words(round.memory.view(view)),
+            view => Links::payload_words(*round.memory.view(view)),
         };
         if announces {
             for &peer in &peers[*done as usize..] {
