@@ -31,6 +31,9 @@ enum Ran {
     Part,
     /// It is to be tried again.
     NotYet,
+    /// All of it is done, and the round is to be repeated: nothing more of it is run, since its
+    /// input must be what it was.
+    Redirected,
 }
 
 /// Runs steps on links.
@@ -127,12 +130,14 @@ impl Driver {
         round: &mut Round,
         first: StepId,
     ) -> std::result::Result<(), Box<Error>> {
+        if round.is_redirected {
+            return Ok(());
+        }
         let mut step = match first {
             NONE => round.progress.next_ready(),
             first => first,
         };
-        // A round that is to be repeated touches nothing more: its input must be what it was.
-        while step != NONE && !round.is_redirected {
+        while step != NONE {
             let next = match self.run_step(round, step)? {
                 Ran::Whole => {
                     self.moved = true;
@@ -144,13 +149,17 @@ impl Driver {
                     self.has_work = true;
                     NONE
                 }
+                Ran::Redirected => {
+                    self.has_work = true;
+                    return Ok(());
+                }
             };
             step = match next {
                 NONE => round.progress.next_ready(),
                 next => next,
             };
         }
-        if round.has_ended() {
+        if round.is_finished() {
             self.has_work = true;
         }
         Ok(())

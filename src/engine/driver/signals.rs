@@ -21,7 +21,7 @@ impl Driver {
             return Ok(Ran::NotYet);
         }
         if self.announces(round, step) {
-            arrive(round, self.binding_of(round).is_registered);
+            return Ok(arrive(round, self.binding_of(round).is_registered));
         }
         Ok(Ran::Whole)
     }
@@ -114,7 +114,7 @@ impl Driver {
             let sequence = round.order;
             let is_registered = |peer: &Rank| self.links.binding(*peer, sequence).is_registered;
             let are_registered = peers.iter().all(is_registered);
-            arrive(round, are_registered);
+            return Ok(arrive(round, are_registered));
         }
         Ok(Ran::Whole)
     }
@@ -186,7 +186,11 @@ impl Driver {
 
 /// A step on lane 0 has completed. If memory that peers would reach is not registered, everyone who
 /// takes part learns it there: its owner by sending the signal, the others by waiting for it.
-fn arrive(round: &mut Round, is_registered: bool) {
+fn arrive(round: &mut Round, is_registered: bool) -> Ran {
     round.arrivals += 1;
     round.is_redirected |= !is_registered;
+    match round.is_redirected {
+        true => Ran::Redirected,
+        false => Ran::Whole,
+    }
 }
