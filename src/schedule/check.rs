@@ -53,8 +53,8 @@ pub struct CheckReport {
 }
 
 /// Checks the schedules of ranks `0..schedules.len()` (at most 64) against the definition of a
-/// collective. For [`Collective::SendRecv`], which has no definition beyond its messages, see
-/// [`CheckReport::outputs`].
+/// collective. For [`SendRecv`](crate::types::Collective::SendRecv), which has no definition beyond
+/// its messages, see [`CheckReport::outputs`].
 pub fn check(schedules: &[Schedule], spec: &Spec) -> Result<CheckReport, CheckError> {
     let world = World::new(schedules, spec)?;
     let mut orders = 0;
