@@ -6,6 +6,7 @@ mod field;
 mod tcp;
 mod verbs;
 
+pub use field::parse_size;
 pub use tcp::{RAILS_MAX, TcpSettings};
 pub use verbs::VerbsSettings;
 mod job;
@@ -303,28 +304,6 @@ pub fn parse_timeout(name: &str, text: &str) -> Result<Duration> {
     let timeout = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     let timeout = timeout.filter(|timeout| field::check_timeout(name, *timeout).is_ok());
     timeout.ok_or_else(|| field::refuse_timeout(name, &format!("'{text}'")))
-}
-
-/// A size with an optional binary suffix K, M or G.
-pub fn parse_size(text: &str) -> Result<u64> {
-    let trimmed = text.trim();
-    let digits = trimmed.trim_end_matches(['k', 'K', 'm', 'M', 'g', 'G', 'i', 'B', 'b']);
-    let shift = match trimmed[digits.len()..].to_ascii_uppercase().as_str() {
-        "" | "B" => 0,
-        "K" | "KB" | "KIB" => 10,
-        "M" | "MB" | "MIB" => 20,
-        "G" | "GB" | "GIB" => 30,
-        _ => return Err(Error::invalid(size_text(text))),
-    };
-    digits
-        .parse::<u64>()
-        .ok()
-        .and_then(|value| value.checked_mul(1 << shift))
-        .ok_or_else(|| Error::invalid(size_text(text)))
-}
-
-fn size_text(text: &str) -> String {
-    format!("'{text}' is no size: a whole number with an optional K, M or G (binary), such as 64K")
 }
 
 #[cfg(test)]

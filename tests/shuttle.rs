@@ -25,7 +25,7 @@ use shuttle::thread::{self, JoinHandle};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-mod raw {
+mod ranges {
     /// Nothing is ever freed here.
     #[derive(Default)]
     pub struct Garbage;

@@ -3,9 +3,10 @@
 //! Every rank keeps its connection to rank 0 meanwhile: anyone who fails tells rank 0, or is missed
 //! by it, and rank 0 tells all.
 
-use super::LATE_ANSWER_TIME;
+use super::bounds::LATE_ANSWER_TIME;
+use super::credentials::Credentials;
 use super::dial::{Call, dial};
-use super::gate::{Credentials, Gate, TO_PARENT};
+use super::gate::{Gate, TO_PARENT};
 use super::link::{Kind, Link, Lost, wait_for};
 use super::server::Server;
 use super::tree::{self, Table};

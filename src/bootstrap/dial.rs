@@ -4,7 +4,8 @@
 //! Somebody else may have the port, the rank may not be there yet, a route may be missing: every
 //! address is tried in turn until the deadline, and the error says what was found at each.
 
-use super::gate::{Credentials, TLS_RECORDS};
+use super::credentials::Credentials;
+use super::gate::TLS_RECORDS;
 use super::handing;
 use super::link::{Link, is_loopback, secure, wait_for, write_all};
 use crate::engine::Clock;

@@ -1,9 +1,12 @@
 //! Strangers at the gate.
 
+use super::super::credentials::read_secret;
 use super::super::dial::{Call, dial};
 use super::super::link::{Kind, Link};
 use super::*;
+use crate::config::{JobSettings, Secret};
 use crate::engine::Clock;
+use crate::wire::NONCE_BYTES;
 use std::io::Write;
 use std::thread;
 

@@ -6,7 +6,7 @@
 //! and the job. Somebody else may take it first, and keep the job from starting; nobody else gets
 //! the secret or is taken for rank 0.
 
-use super::gate::Credentials;
+use super::credentials::Credentials;
 use super::local::is_same_user;
 use crate::error::{Error, Result};
 use rustix::net::{

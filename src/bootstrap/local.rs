@@ -3,7 +3,8 @@
 //!
 //! Only processes of the same user are heard. Nothing stays on any file system.
 
-use super::BLOB_BYTES_MAX;
+use super::bounds::BLOB_BYTES_MAX;
+use super::differing::other_settings;
 use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::limits::RANKS_MAX;
@@ -330,7 +331,7 @@ fn check(own: &Introduction, peer: &Introduction, is_known: bool) -> Result<()> 
     }
     if peer.fingerprint != own.fingerprint {
         let (theirs, own) = (peer.fingerprint, own.fingerprint);
-        return Err(super::other_settings(peer.rank, theirs, own));
+        return Err(other_settings(peer.rank, theirs, own));
     }
     Ok(())
 }

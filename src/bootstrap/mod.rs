@@ -5,11 +5,14 @@
 //! this host (`local.rs`), else over TCP (`network.rs`; read that first). [`Reunion`] is where the
 //! survivors of a failed communicator meet.
 
+mod bounds;
 mod contact;
 mod contacts;
 mod cores;
+mod credentials;
 mod descriptors;
 mod dial;
+mod differing;
 mod env;
 mod gate;
 mod handing;
@@ -20,8 +23,10 @@ mod local;
 mod netlink;
 mod network;
 mod nodelist;
+mod note;
 mod pmi;
 mod publish;
+mod random;
 mod reunion;
 mod server;
 mod store;
@@ -30,28 +35,24 @@ mod tree;
 
 pub use contact::{emit_contact, parse_contact};
 pub use cores::Cores;
+pub use credentials::read_secret;
 pub use descriptors::check_descriptors;
 pub use env::{Launched, Launcher, Place, Rendezvous, launched_from_env, place_from_env};
-pub use gate::read_secret;
 pub use identity::HostIdentity;
 pub use netlink::{NetworkLink, network_links};
+pub use random::{fresh_secret, nonce};
 pub use reunion::{MeetingPlace, Reunion, emit_place, parse_place};
 pub use survivors::{Conversation, Lost, Message};
 
-use crate::config::{Config, Secret, differing_settings};
+use crate::config::{Config, Secret};
 use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::types::Rank;
 use local::Introduction;
 use network::Network;
-use std::io::Write;
+use note::note;
 use std::net::IpAddr;
 use std::time::Duration;
-
-/// Largest blob of a rank: an address, some keys, its cores and prices.
-const BLOB_BYTES_MAX: usize = 4096;
-/// Rank 0 gives up at the deadline and says who is missing; that is waited for a little longer.
-const LATE_ANSWER_TIME: Duration = Duration::from_secs(2);
 
 /// A rank of a job whose ranks are all on their way to each other.
 pub struct Meeting {
@@ -182,50 +183,4 @@ impl Meeting {
             }
         }
     }
-}
-
-/// A secret for a job, for anyone who starts one: 256 random bits, in hexadecimal.
-pub fn fresh_secret() -> Result<String> {
-    let mut bytes = [0; 32];
-    getrandom::fill(&mut bytes).map_err(|e| {
-        Error::os(
-            "random bytes for a secret",
-            std::io::Error::other(e.to_string()),
-        )
-    })?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
-}
-
-fn other_settings(rank: Rank, theirs: u64, heads: u64) -> Error {
-    Error::Bootstrap(differing_settings(rank, theirs, heads))
-}
-
-/// A rank that encrypts beside one that does not, found before either has said anything else.
-fn other_tls(rank: Rank, has_tls: bool) -> Error {
-    let print = |has_tls| {
-        let mut config = Config::default();
-        config.tcp.has_tls = has_tls;
-        config.shared_fingerprint()
-    };
-    other_settings(rank, print(!has_tls), print(has_tls))
-}
-
-/// Something that anyone who runs the job should know.
-fn note(text: &str) {
-    // Nobody can be told that standard error is closed.
-    let _ = std::io::stderr().write_all(format!("linerate: {text}\n").as_bytes());
-}
-
-/// A number that differs between all processes and calls on this host, for names of sockets.
-pub fn nonce() -> Result<u64> {
-    let path = "/proc/sys/kernel/random/uuid";
-    let text =
-        std::fs::read_to_string(path).map_err(|e| Error::os(format!("reading {path}"), e))?;
-    let digits: String = text
-        .chars()
-        .filter(char::is_ascii_hexdigit)
-        .take(16)
-        .collect();
-    u64::from_str_radix(&digits, 16)
-        .map_err(|e| Error::Malformed(format!("{path} says '{}': {e}", text.trim())))
 }

@@ -13,15 +13,17 @@
 //! reached. Until the contacts are exchanged every rank keeps its connection to rank 0, so that the
 //! failure of any is told to all, with one cause.
 
-use super::HostIdentity;
-use super::LATE_ANSWER_TIME;
+use super::bounds::LATE_ANSWER_TIME;
 use super::contacts::{Other, pass_on, spread};
+use super::credentials::Credentials;
 use super::dial::{Call, dial};
+use super::differing::other_settings;
 use super::env::Place;
-use super::gate::{Credentials, Gate, TO_STORE};
-use super::identity::own_user;
+use super::gate::{Gate, TO_STORE};
+use super::identity::{HostIdentity, own_user};
 use super::interfaces::{self, Interface};
 use super::link::{Kind, Link};
+use super::note::note;
 use super::publish::{self, Finder};
 use super::server::Server;
 use super::store::{Answer, MESSAGE_BYTES_MAX, Request};
@@ -162,16 +164,13 @@ fn head(
     (deadline, clock): (Time, &Clock),
 ) -> Result<Network> {
     let listening = publish::listen(place, credentials, named, config.timeout)?;
-    let addresses: Vec<String> = listening
-        .addresses
-        .iter()
-        .map(SocketAddr::to_string)
-        .collect();
+    let addresses = listening.addresses.iter().map(SocketAddr::to_string);
+    let addresses: Vec<String> = addresses.collect();
     let mut gate = Gate::new(listening.listeners, 0, credentials)
         .map_err(|e| Error::os(format!("listening on {}", addresses.join(", ")), e))?;
     gate.hand(listening.handing);
     if config.debug {
-        super::note(&format!(
+        note(&format!(
             "rank 0 of {}: the store listens on {} ({})",
             place.ranks,
             addresses.join(", "),
@@ -344,7 +343,7 @@ fn check(rank: Rank, coming: &Coming, wanted: &Coming) -> Result<()> {
     }
     if coming.fingerprint != wanted.fingerprint {
         let (theirs, own) = (coming.fingerprint, wanted.fingerprint);
-        return Err(super::other_settings(rank, theirs, own));
+        return Err(other_settings(rank, theirs, own));
     }
     Ok(())
 }

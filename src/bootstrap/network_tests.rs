@@ -1,6 +1,6 @@
 //! Ranks as threads that meet over loopback.
 
-use super::super::BLOB_BYTES_MAX;
+use super::super::bounds::BLOB_BYTES_MAX;
 use super::*;
 use crate::config::{JobSettings, Secret};
 use std::time::Duration;

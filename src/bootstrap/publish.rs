@@ -1,11 +1,12 @@
 //! Where rank 0 listens, and how the others hear of it: [`listen`] and [`Finder`].
 
+use super::credentials::Credentials;
 use super::env::{Place, Rendezvous};
-use super::gate::Credentials;
 use super::handing::Handing;
 use super::interfaces::{self, Interface};
 use super::link::is_loopback;
 use super::pmi;
+use super::random::nonce;
 use crate::error::{Error, Result};
 use rustix::io::Errno;
 use std::fs::File;
@@ -283,7 +284,7 @@ fn path_in(folder: &Path, place: &Place) -> PathBuf {
 /// written beside is a new file with a name that nobody could guess.
 fn publish_file(folder: &Path, place: &Place, text: &str) -> Result<PublishedFile> {
     let path = path_in(folder, place);
-    let beside = path.with_extension(format!("{:016x}", super::nonce()?));
+    let beside = path.with_extension(format!("{:016x}", nonce()?));
     let write = || -> std::io::Result<()> {
         let mut file = File::options()
             .write(true)

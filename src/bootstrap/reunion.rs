@@ -3,9 +3,10 @@
 //! hosts a port of the leader's host, one of those that follow from the same two, behind the
 //! handshake of every other connection, and sealed if those are.
 
+use super::credentials::Credentials;
 use super::dial::{Call, dial_once};
 use super::env::ports_of;
-use super::gate::{Credentials, Gate, TO_LEADER};
+use super::gate::{Gate, TO_LEADER};
 use super::local::is_same_user;
 use super::survivors::{Conversation, FRAME_BYTES_MAX};
 use crate::config::Config;

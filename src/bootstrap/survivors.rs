@@ -5,7 +5,7 @@
 //! Every number is little-endian and has 32 bits; a frame is the length of what follows, a kind,
 //! the round, and what belongs to it. Who decides what when is in `comm/rebuild`.
 
-use super::BLOB_BYTES_MAX;
+use super::bounds::BLOB_BYTES_MAX;
 use crate::error::{Error, Result};
 use crate::limits::RANKS_MAX;
 use crate::types::Rank;

@@ -4,7 +4,7 @@
 //!
 //! Pure: who is above and below whom, and the tables as bytes.
 
-use super::BLOB_BYTES_MAX;
+use super::bounds::BLOB_BYTES_MAX;
 use crate::error::{Error, Result};
 use crate::types::Rank;
 use std::collections::BTreeMap;

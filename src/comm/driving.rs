@@ -11,7 +11,7 @@
 use super::alarm::Alarm;
 use super::family::Family;
 use super::inside::Inside;
-use super::raw::Garbage;
+use super::ranges::Garbage;
 use crate::engine::{Clock, Engine, Patience, SpinTime, TaskId, WaitStep};
 use crate::error::{Error, Result};
 use crate::sync::{

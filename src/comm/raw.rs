@@ -1,99 +1,12 @@
 //! [`RawBuffer`]: a range of memory without a type, as operations take it. Users hold a
 //! [`super::Buffer`].
 
-use super::ranges::Ranges;
+use super::ranges::{Garbage, Owner, Ranges};
 use crate::error::Result;
 use crate::kernel;
-use crate::memory::{
-    Access, Borrows, Element, Held, Kept, ProcessMark, Region, RegionKey, RegionKind, View,
-};
-use crate::sync::{Arc, Mutex, PoisonError};
+use crate::memory::{Access, Borrows, Element, Held, Kept, Region, RegionKey, View};
+use crate::sync::{Arc, PoisonError};
 use std::ops::Range;
-
-/// Keys whose memory nobody uses any more, to be deregistered by the next caller that has the
-/// engine.
-#[derive(Debug)]
-pub(super) struct Garbage {
-    keys: Mutex<Vec<RegionKey>>,
-    process: ProcessMark,
-}
-
-impl Garbage {
-    pub fn new(process: ProcessMark) -> Garbage {
-        Garbage {
-            keys: Mutex::default(),
-            process,
-        }
-    }
-
-    fn add(&self, key: RegionKey) {
-        // A forked child has copies of buffers; what is registered is the parent's, and so may be
-        // the lock.
-        if !self.process.is_forked() {
-            let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
-            keys.push(key);
-        }
-    }
-
-    /// All of them.
-    pub fn take(&self) -> Vec<RegionKey> {
-        std::mem::take(&mut *self.keys.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-/// A region's name in one communicator, which is told apart by its garbage.
-type Registration = (RegionKey, Arc<Garbage>);
-
-/// The memory of a buffer and all its parts.
-#[derive(Debug)]
-pub(super) struct Owner {
-    /// `None`: memory of the caller, who keeps it.
-    region: Option<Arc<Region>>,
-    /// With the communicator that allocated it.
-    registration: Option<Registration>,
-    /// That know where it lies.
-    ranges: Option<Arc<Ranges>>,
-    /// With others that have used it.
-    further: Mutex<Vec<Registration>>,
-    /// Who uses which of its bytes.
-    borrows: Arc<Borrows>,
-}
-
-impl Drop for Owner {
-    fn drop(&mut self) {
-        let further = self
-            .further
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner);
-        for (key, garbage) in self.registration.iter().chain(&*further) {
-            garbage.add(*key);
-        }
-        let is_forked = || (self.registration.iter()).any(|(_, home)| home.process.is_forked());
-        if let (Some(ranges), Some(region)) = (&self.ranges, &self.region)
-            && !is_forked()
-        {
-            ranges.forget(region.view());
-        }
-    }
-}
-
-impl Owner {
-    fn new(region: Option<Arc<Region>>) -> Owner {
-        Owner {
-            region,
-            registration: None,
-            ranges: None,
-            further: Mutex::default(),
-            borrows: Arc::default(),
-        }
-    }
-
-    /// The region, if other communicators can register it too.
-    fn shared_region(&self) -> Option<&Arc<Region>> {
-        let is_shared = |region: &&Arc<Region>| matches!(region.kind(), RegionKind::Shared(_));
-        self.region.as_ref().filter(is_shared)
-    }
-}
 
 /// Bytes of an allocation, and how an operation uses them.
 #[derive(Clone, Debug, PartialEq)]

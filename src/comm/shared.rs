@@ -8,7 +8,7 @@ use super::driving::Driving;
 use super::family::Family;
 use super::inside::Inside;
 use super::plans::Plans;
-use super::raw::Garbage;
+use super::ranges::Garbage;
 use crate::engine::{Clock, Engine, SpinTime, TaskCall, TaskId};
 use crate::error::{Error, Result};
 use crate::memory::ProcessMark;

@@ -55,7 +55,7 @@ impl Field {
 
     /// As [`Field::parse`], with an optional K, M or G.
     pub fn parse_size(&self, text: &str) -> Result<u64> {
-        let value = super::parse_size(text);
+        let value = parse_size(text);
         let value = value.map_err(|e| Error::invalid(format!("{}: {e}", self.variable)))?;
         self.check(value).map(|()| value)
     }
@@ -87,4 +87,26 @@ pub(super) fn refuse_timeout(name: &str, shown: &str) -> Error {
     Error::invalid(format!(
         "{name} is {shown}: seconds above 0 and at most 1e9, such as 2.5"
     ))
+}
+
+/// A size with an optional binary suffix K, M or G.
+pub fn parse_size(text: &str) -> Result<u64> {
+    let trimmed = text.trim();
+    let digits = trimmed.trim_end_matches(['k', 'K', 'm', 'M', 'g', 'G', 'i', 'B', 'b']);
+    let shift = match trimmed[digits.len()..].to_ascii_uppercase().as_str() {
+        "" | "B" => 0,
+        "K" | "KB" | "KIB" => 10,
+        "M" | "MB" | "MIB" => 20,
+        "G" | "GB" | "GIB" => 30,
+        _ => return Err(Error::invalid(size_text(text))),
+    };
+    digits
+        .parse::<u64>()
+        .ok()
+        .and_then(|value| value.checked_mul(1 << shift))
+        .ok_or_else(|| Error::invalid(size_text(text)))
+}
+
+fn size_text(text: &str) -> String {
+    format!("'{text}' is no size: a whole number with an optional K, M or G (binary), such as 64K")
 }

@@ -1,7 +1,6 @@
 //! [`Finding`]: a call for which an algorithm was measured to be faster than the cheapest by the
 //! prices.
 
-use super::Models;
 use crate::types::Collective;
 use std::borrow::Cow;
 use std::fmt;
@@ -41,15 +40,6 @@ impl Finding {
         let (own, other) = (self.bytes.max(1) as f64, bytes.max(1) as f64);
         let factor = (own / other).max(other / own);
         (factor <= REACH).then_some(factor)
-    }
-}
-
-impl Models {
-    /// Those for `ranks` ranks on `cores` cores.
-    pub fn findings_of(&self, ranks: u32, cores: u32) -> Vec<Finding> {
-        let holds =
-            |finding: &&Finding| finding.ranks == ranks && finding.crowded == (ranks > cores);
-        self.findings.iter().filter(holds).cloned().collect()
     }
 }
 

@@ -154,6 +154,13 @@ impl Models {
             self.crowded
         }
     }
+
+    /// The findings for `ranks` ranks on `cores` cores.
+    pub fn findings_of(&self, ranks: u32, cores: u32) -> Vec<Finding> {
+        let holds =
+            |finding: &&Finding| finding.ranks == ranks && finding.crowded == (ranks > cores);
+        self.findings.iter().filter(holds).cloned().collect()
+    }
 }
 
 /// What the amount of work depends on.

@@ -20,7 +20,9 @@
 
 mod access;
 mod crc;
+mod isa;
 mod number;
+mod reduction;
 mod scalar;
 pub mod select;
 mod simd;
@@ -32,7 +34,8 @@ pub(crate) use access::{
     fill, line, load, read, read_contended, store, word, word32, write, write_contended,
 };
 pub use crc::crc32c;
-use simd::Isa;
+use isa::Isa;
+use reduction::{Reduction, Stores};
 use std::ops::Range;
 
 /// Combines the sources elementwise, in order, and stores the result into every destination.
@@ -246,39 +249,6 @@ const VECTORS_BYTES_MIN: usize = 16 << 10;
 /// If `dtype` is an integer type, the lengths differ or are no multiple of the element size.
 pub fn scale(dtype: DataType, factor: f64, source: View, destination: View) {
     scale_with(Isa::best_for(dtype), dtype, factor, source, destination);
-}
-
-/// What a reduction does, and with what, apart from where.
-#[derive(Clone, Copy, Debug)]
-struct Reduction {
-    isa: Isa,
-    stores: Stores,
-    dtype: DataType,
-    combine: Combine,
-    finish: Finish,
-}
-
-impl Reduction {
-    /// By the fastest code for the type.
-    #[inline]
-    fn best(stores: Stores, dtype: DataType, combine: Combine, finish: Finish) -> Reduction {
-        Reduction {
-            isa: Isa::best_for(dtype),
-            stores,
-            dtype,
-            combine,
-            finish,
-        }
-    }
-}
-
-/// How results go to memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stores {
-    /// Through the caches.
-    Cached,
-    /// Around them, if possible.
-    Streamed,
 }
 
 /// The common length in bytes; nothing if there is nothing to do.

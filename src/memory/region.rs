@@ -9,21 +9,6 @@ use rustix::fs::{
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-/// Name of a region among those of one rank. Never reused, so that a stale key cannot reach new
-/// memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RegionKey(pub u32);
-
-impl RegionKey {
-    /// Part of no region.
-    pub const NONE: RegionKey = RegionKey(0);
-
-    /// Whether this names a region.
-    pub fn is_some(self) -> bool {
-        self != RegionKey::NONE
-    }
-}
-
 /// Where the pages of a region come from.
 #[derive(Debug)]
 pub enum RegionKind {

@@ -17,6 +17,7 @@
 //! bytes, chunks and credits.
 
 mod definition;
+mod fault;
 mod order;
 mod run;
 mod value;
@@ -25,37 +26,19 @@ mod world;
 #[cfg(test)]
 mod tests;
 
+pub use fault::{CheckError, Fault};
 pub use value::Value;
+pub use world::Spec;
 
-use super::{Schedule, StepId};
+use super::Schedule;
 use crate::prng::Prng;
-use crate::types::{Collective, Rank};
 use run::Trace;
-use std::fmt;
 use world::World;
 
 /// Orders of arrival that are tried one by one before sampling.
 const ORDERS_MAX: usize = 256;
 /// Orders that are sampled when there are more.
 const ORDERS_SAMPLED: usize = 64;
-/// Contributors are a set of this many bits.
-const RANKS_CHECKED_MAX: usize = 64;
-
-/// What the schedules are to be checked against. Whether a rank is in place is in its schedule.
-#[derive(Clone, Debug)]
-pub struct Spec {
-    /// Which collective.
-    pub collective: Collective,
-    /// The root of rooted collectives.
-    pub root: Rank,
-    /// Elements per rank, as a caller gives them.
-    pub count: u64,
-    /// Whether every input must be multiplied by its rank's factor, once.
-    pub premultiply: bool,
-    /// Run-time slots of each rank; may be empty where the schedules use none.
-    pub slots: Vec<Vec<u64>>,
-}
-
 /// What was checked.
 #[derive(Clone, Debug)]
 pub struct CheckReport {
@@ -69,98 +52,9 @@ pub struct CheckReport {
     pub outputs: Vec<Vec<Value>>,
 }
 
-/// Kinds of mistakes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// The schedules do not fit each other or the request: ranks, buffers, edges.
-    Malformed,
-    /// A range leaves its buffer.
-    Bounds,
-    /// Ranges of one step, or both ends of a message, differ in length.
-    Length,
-    /// A send without a receive, or the reverse.
-    Unmatched,
-    /// A signal is sent twice on one lane, or mail is read that was not sent.
-    Signal,
-    /// Steps that can never start.
-    Deadlock,
-    /// Two steps touch an element, one of them writes it, and nothing orders them.
-    Unordered,
-    /// A peer's memory is touched before that peer has arrived or after it may have left.
-    Lifetime,
-    /// An element is read that nobody has written.
-    Undefined,
-    /// A contributor is counted twice, or different elements are combined.
-    Combined,
-    /// An input is not multiplied exactly once.
-    Premultiplied,
-    /// The last act of the operator is not applied exactly once, at the end.
-    Finished,
-    /// An output holds something else than the collective's definition says.
-    Result,
-    /// Two ranks computed the same result in different ways, so their bits may differ.
-    Tree,
-    /// An input was changed although the operation is not in place.
-    InputChanged,
-    /// A rank may leave a barrier before another has come.
-    Barrier,
-}
-
-/// The first mistake found.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CheckError {
-    /// What kind.
-    pub fault: Fault,
-    /// Where: the rank.
-    pub rank: Rank,
-    /// Where: its step, if one is to blame.
-    pub step: Option<StepId>,
-    /// Where: the element of the buffer that the detail names.
-    pub element: Option<u64>,
-    /// What is wrong.
-    pub detail: String,
-}
-
-impl fmt::Display for CheckError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}: rank {}", self.fault, self.rank)?;
-        if let Some(step) = self.step {
-            write!(f, ", step {step}")?;
-        }
-        if let Some(element) = self.element {
-            write!(f, ", element {element}")?;
-        }
-        write!(f, ": {}", self.detail)
-    }
-}
-
-impl std::error::Error for CheckError {}
-
-impl CheckError {
-    fn new(
-        fault: Fault,
-        rank: Rank,
-        step: Option<StepId>,
-        detail: impl Into<String>,
-    ) -> CheckError {
-        CheckError {
-            fault,
-            rank,
-            step,
-            element: None,
-            detail: detail.into(),
-        }
-    }
-
-    fn at(mut self, element: u64) -> CheckError {
-        self.element = Some(element);
-        self
-    }
-}
-
 /// Checks the schedules of ranks `0..schedules.len()` (at most 64) against the definition of a
-/// collective. For [`Collective::SendRecv`], which has no definition beyond its messages, see
-/// [`CheckReport::outputs`].
+/// collective. For [`SendRecv`](crate::types::Collective::SendRecv), which has no definition beyond
+/// its messages, see [`CheckReport::outputs`].
 pub fn check(schedules: &[Schedule], spec: &Spec) -> Result<CheckReport, CheckError> {
     let world = World::new(schedules, spec)?;
     let mut orders = 0;

@@ -2,7 +2,7 @@
 
 use super::entries::{Arrival, Pack};
 use super::format::BLOCK;
-use super::io::Message;
+use super::message::Message;
 use super::spare::Spare;
 use super::stream::Stream;
 use crate::kernel;

@@ -1,9 +1,9 @@
 //! What machines work on: indices with values, or only how many there would be.
 
 use super::format::ValueFormat;
-use super::global::Around;
-use super::io::Message;
+use super::message::Message;
 use super::spare::Spare;
+use super::threshold::Around;
 use crate::kernel::select::Level;
 
 /// How entries lie in a message.

@@ -8,7 +8,7 @@ use super::counters::Phase;
 use super::entries::{Arrival, Entries, Term};
 use super::faults;
 use super::io::Io;
-use super::machine::{Finished, Step, Terms};
+use super::step::{Finished, Step, Terms};
 use crate::error::Result;
 use crate::types::Rank;
 

@@ -9,8 +9,9 @@
 use super::counters::Phase;
 use super::entries::{Arrival, Entries};
 use super::faults;
-use super::io::{Io, Message};
-use super::machine::{Finished, Step, Terms};
+use super::io::Io;
+use super::message::Message;
+use super::step::{Finished, Step, Terms};
 use crate::error::Result;
 use crate::types::Rank;
 

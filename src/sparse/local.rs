@@ -7,9 +7,9 @@
 //! follows the counts in between.
 
 use super::foresight::Foresight;
-use super::global::{Steepness, Tracker, is_within};
 use super::options::{Algorithm, Mode, NonFinite, SparseOptions};
 use super::stream::Stream;
+use super::threshold::{Steepness, Tracker, is_within};
 use crate::kernel::select::{
     Picks, Scan, Source, accumulate, collect, count_of, gaussian_magnitude, keep_top, moments,
     room_for, select_top,

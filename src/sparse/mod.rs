@@ -75,29 +75,37 @@ mod io;
 mod local;
 mod machine;
 mod matching;
+mod message;
 mod oktopk;
 mod options;
+mod real;
 mod regions;
 mod sized;
 mod spare;
+mod state;
+mod step;
 mod stream;
 mod sum;
 #[cfg(test)]
 mod tests;
+mod threshold;
+mod window;
 
 pub use balance::build_plan;
 pub use choose::{Experience, LocalPrices, Model, Prices, choose, choose_with, probe_after};
 pub use counters::{Counters, PHASES, Phase, Traffic};
 pub use entries::Entries;
 pub use format::{IndexFormat, ValueFormat};
-pub use io::{Action, Arrived, Message, Request, Seen};
+pub use io::{Action, Arrived, Request};
 pub use local::LocalSelection;
-pub use machine::{Finished, Machine, Step};
+pub use machine::Machine;
 pub(crate) use matching::{Marks, WINDOW};
-pub use oktopk::OkTopkState;
+pub use message::{Message, Seen};
 pub use options::{
     Algorithm, Amount, Balance, DsaVariant, Mode, NonFinite, Regions, SparseOptions, SwitchRule,
 };
 pub use sized::{Sized, Support};
 pub use spare::{MESSAGE_ALIGNMENT, Spare};
+pub use state::OkTopkState;
+pub use step::{Finished, Step};
 pub use stream::Stream;

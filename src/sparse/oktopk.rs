@@ -19,43 +19,20 @@ use super::entries::{Arrival, Entries, Pack, Term};
 use super::faults;
 use super::foresight::Foresight;
 use super::format::ValueFormat;
-use super::global::{Around, Steepness, Tracker, is_within, kth_largest, ties_of};
-use super::io::{Io, Message};
-use super::machine::{Finished, Step, Terms};
-use super::options::{Mode, Regions, SparseOptions};
+use super::global::{kth_largest, ties_of};
+use super::io::Io;
+use super::message::Message;
+use super::options::{Mode, Regions};
 use super::regions;
 use super::spare::Spare;
+use super::state::OkTopkState;
+use super::step::{Finished, Step, Terms};
+use super::threshold::{Steepness, Tracker, is_within};
 use crate::error::Result;
 use crate::types::Rank;
 
 /// Messages of one bucket at least.
 const BUCKET: u32 = 4;
-
-/// What goes from one step to the next: the same on all ranks.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct OkTopkState {
-    /// Steps so far.
-    pub steps: u64,
-    /// Region r is `bounds[r]..bounds[r + 1]`; empty before the first step.
-    pub bounds: Vec<u64>,
-    /// From where on entries of the sum are selected, once there is one.
-    pub tracker: Option<Tracker>,
-    /// Where the sum's k-th largest should lie, if the last step found it exactly.
-    pub foresight: Option<Foresight>,
-    /// Some rank received more than 3k words: the next step cuts anew.
-    pub is_forced: bool,
-}
-
-impl OkTopkState {
-    /// The threshold to use again in this step, if any.
-    fn guess(&self, options: &SparseOptions) -> Option<Around> {
-        let is_due = self.steps.is_multiple_of(options.reuse_steps);
-        let tracker = self
-            .tracker
-            .filter(|_| options.mode != Mode::Exact && !is_due);
-        tracker.map(|tracker| Around::of(tracker.threshold))
-    }
-}
 
 pub(super) async fn run<E: Entries + Sync>(
     io: Io,

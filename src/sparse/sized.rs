@@ -6,9 +6,9 @@
 //! control flow.
 
 use super::entries::{Arrival, Entries, Pack, Term};
-use super::global::Around;
-use super::io::Message;
+use super::message::Message;
 use super::spare::Spare;
+use super::threshold::Around;
 use crate::kernel::select::{Level, MAGNITUDE_INFINITE};
 
 /// Where the entries of different ranks lie.

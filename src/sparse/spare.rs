@@ -4,9 +4,9 @@
 //! would come as pages that are cleared one by one at their first use: a third of the
 //! communication's time.
 
-use super::io::Seen;
+use super::message::Seen;
 use super::stream::Stream;
-use super::sum::Window;
+use super::window::Window;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Vectors of each kind that are kept at most: more than one step of Ok-Topk on few ranks has at a

@@ -13,6 +13,8 @@
 
 mod trust;
 
+pub use trust::ChannelSecrets;
+
 use rustls::client::UnbufferedClientConnection;
 use rustls::pki_types::{IpAddr, Ipv4Addr, ServerName};
 use rustls::server::UnbufferedServerConnection;
@@ -27,19 +29,6 @@ const SEALED_BYTES_MAX: usize = 5 + RECORD_BYTES + 256;
 
 /// Is given opened bytes, and says how many of them it takes.
 type Taker<'a> = dyn FnMut(&[u8]) -> usize + 'a;
-
-/// What the two ends of one connection derive from the job's key: a seed of each one's signing key.
-#[derive(Clone, PartialEq, Eq)]
-pub struct ChannelSecrets {
-    pub(super) initiator: [u8; 32],
-    pub(super) responder: [u8; 32],
-}
-
-impl std::fmt::Debug for ChannelSecrets {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("ChannelSecrets(..)")
-    }
-}
 
 /// Why a connection is over.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -6,6 +6,7 @@
 //! (`seat.rs`). What is flushed when, and why all ranks agree, is in [`crate::fusion`]. Read first:
 //! [`Fusion::new`].
 
+mod inbox;
 mod packing;
 mod report;
 mod seat;

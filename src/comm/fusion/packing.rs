@@ -1,6 +1,6 @@
 //! [`Packing`]: the fusion buffers, and what lies in them.
 
-use super::service::Announced;
+use super::inbox::Announced;
 use crate::comm::Communicator;
 use crate::comm::raw::RawBuffer;
 use crate::comm::shared::Shared;

@@ -6,7 +6,8 @@
 //! Anyone who has nothing to do puts the service back and sleeps.
 
 use super::StepReport;
-use super::service::{Announced, Inbox, Service, Turn};
+use super::inbox::{Announced, Inbox};
+use super::service::{Service, Turn};
 use crate::comm::Communicator;
 use crate::comm::attended::Attend;
 use crate::comm::raw::RawBuffer;
@@ -149,9 +150,10 @@ impl Seat {
                 continue;
             };
             drop(state);
-            let turn = service.turn(self, || self.is_wanted.load(Ordering::Relaxed));
+            self.hand_over(service.inbox());
+            let mut turn = service.turn(|| self.is_wanted.load(Ordering::Relaxed));
             let clock = service.clock().clone();
-            state = self.put_back(service, &turn);
+            state = self.put_back(service, &mut turn);
             if state.waiters_count > 0 {
                 self.done.notify_all();
             }
@@ -172,28 +174,25 @@ impl Seat {
     }
 
     /// What was announced since the last time.
-    pub fn hand_over(&self, taken: &mut Inbox) {
+    fn hand_over(&self, taken: &mut Inbox) {
         let mut state = self.lock();
         std::mem::swap(&mut state.inbox.tensors, &mut taken.tensors);
         // Until a caller has taken the report of the last step, the end is still that step's.
         taken.ended_at = state.inbox.ended_at.filter(|_| state.report.is_none());
     }
 
-    pub fn publish(&self, report: StepReport) {
-        self.lock().report = Some(report);
-    }
-
     /// Turns until the step is over or nothing can be done.
     fn drive_as_caller(&self, mut service: Box<Service>) -> MutexGuard<'_, State> {
         let guard = PanicGuard(self);
-        let turn = loop {
-            match service.turn(self, || false) {
+        let mut turn = loop {
+            self.hand_over(service.inbox());
+            match service.turn(|| false) {
                 Ok(Turn::Again) => {}
                 other => break other,
             }
         };
         let clock = service.clock().clone();
-        let mut state = self.put_back(service, &turn);
+        let mut state = self.put_back(service, &mut turn);
         drop(guard);
         // Others that wait go on waiting: this one leaves, or is told what they would be told.
         if let (Ok(Turn::Idle(deadline)), false) = (&turn, state.has_news()) {
@@ -209,12 +208,16 @@ impl Seat {
         state
     }
 
-    /// Ends somebody's turns.
-    fn put_back(&self, service: Box<Service>, turn: &Result<Turn>) -> MutexGuard<'_, State> {
+    /// Ends somebody's turns. A report moves from the last of them to where callers wait for it.
+    fn put_back(&self, service: Box<Service>, turn: &mut Result<Turn>) -> MutexGuard<'_, State> {
         let mut state = self.lock();
         state.service = Some(service);
-        if let Err(error) = turn {
-            state.failure.get_or_insert(error.clone());
+        match turn {
+            Ok(Turn::Published(report)) => state.report = Some(std::mem::take(report)),
+            Ok(_) => {}
+            Err(error) => {
+                state.failure.get_or_insert(error.clone());
+            }
         }
         state
     }

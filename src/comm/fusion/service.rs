@@ -1,12 +1,12 @@
-//! [`Service`]: what a [`Fusion`](super::Fusion) does, no matter who drives it ([`Seat`]).
+//! [`Service`]: what a [`Fusion`](super::Fusion) does, no matter who drives it (`seat.rs`).
 //!
 //! It starts operations in exactly the order in which the machine hands out actions, since they are
 //! operations of one communicator. A flush that finds no free buffer therefore also holds back the
 //! rounds behind it: that is the back-pressure. While anything is under way a turn waits inside the
 //! communicator, in short slices, so that operations progress without a progress thread.
 
+use super::inbox::{Announced, Inbox};
 use super::packing::Packing;
-use super::seat::Seat;
 use super::{FlushReport, StepReport};
 use crate::comm::call::Call;
 use crate::comm::raw::RawBuffer;
@@ -15,7 +15,7 @@ use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::fusion::{Action, Flush, Machine};
 use crate::kernel;
-use crate::memory::{Access, Kept, View};
+use crate::memory::View;
 use crate::time::Time;
 use crate::types::{Collective, DataType, ReduceOp};
 use std::time::Duration;
@@ -37,48 +37,6 @@ const CERTAIN: u8 = 0;
 /// nor so large that a sum or an average over all ranks could be zero.
 const DOUBT: u8 = 0x3c;
 
-/// A tensor that was announced, borrowed until the step is over.
-#[derive(Debug)]
-pub struct Announced {
-    pub raw: RawBuffer,
-    kept: Option<Kept>,
-}
-
-impl Announced {
-    pub fn new(raw: &RawBuffer) -> Result<Announced> {
-        let held = raw.borrow_all(Access::Exclusive, "a step of a fusion buffer")?;
-        Ok(Announced {
-            raw: raw.clone(),
-            kept: raw.keep(held),
-        })
-    }
-
-    /// No operation uses it any more.
-    pub fn end(self) {
-        if let Some(kept) = self.kept {
-            kept.end();
-        }
-    }
-}
-
-/// What was announced and not yet taken by the service.
-#[derive(Debug, Default)]
-pub struct Inbox {
-    /// At most one of each.
-    pub tensors: Vec<(usize, Announced, Time)>,
-    /// The end of the backward pass.
-    pub ended_at: Option<Time>,
-}
-
-impl Inbox {
-    pub fn with_capacity(tensors_count: usize) -> Inbox {
-        Inbox {
-            tensors: Vec::with_capacity(tensors_count),
-            ended_at: None,
-        }
-    }
-}
-
 /// What a turn leaves to do.
 #[derive(Debug)]
 pub enum Turn {
@@ -86,8 +44,8 @@ pub enum Turn {
     Again,
     /// Nothing until something is announced, or until this time.
     Idle(Option<Time>),
-    /// Nothing until the next step: the report was published.
-    Published,
+    /// Nothing until the next step: the report of this one.
+    Published(StepReport),
 }
 
 /// A flush whose allreduce is under way.
@@ -153,11 +111,15 @@ impl Service {
         })
     }
 
+    /// Where the next turn finds what came.
+    pub fn inbox(&mut self) -> &mut Inbox {
+        &mut self.taken
+    }
+
     /// Takes what came, ends what is finished, starts what can be started, packs ahead, then waits
     /// for an operation under way, a slice at most and no longer than until `is_given_up`.
-    pub fn turn(&mut self, seat: &Seat, is_given_up: impl Fn() -> bool) -> Result<Turn> {
+    pub fn turn(&mut self, is_given_up: impl Fn() -> bool) -> Result<Turn> {
         let mut taken = std::mem::take(&mut self.taken);
-        seat.hand_over(&mut taken);
         self.take(&mut taken);
         self.end_step(&taken)?;
         self.taken = taken;
@@ -165,9 +127,7 @@ impl Service {
         self.end_talk()?;
         self.start_actions()?;
         if self.is_step_over && self.flights.is_empty() {
-            let report = self.finish_step();
-            seat.publish(report);
-            return Ok(Turn::Published);
+            return Ok(Turn::Published(self.finish_step()));
         }
         if self.packing.pack_ahead(&self.machine, &self.tensors) {
             return Ok(Turn::Again);

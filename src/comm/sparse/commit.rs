@@ -1,9 +1,8 @@
 //! The end of a step: what its units gave enters the residuals and the result, of all units or of
 //! none.
 
-use super::SparseAllreduce;
 use super::result::SparseResult;
-use super::step::Pending;
+use super::state::{Outcome, Pending, SparseAllreduce};
 use crate::comm::buffer::Buffer;
 use crate::kernel::{self, reduce};
 use crate::memory::View;
@@ -13,17 +12,6 @@ use crate::types::{Combine, DataType, Finish};
 /// Elements of a residual that are changed at a time: while they are in the second-level cache, the
 /// few picks among them cost little, and one by one over all of it each would wait for memory.
 const BLOCK: usize = WINDOW;
-
-/// What a unit gave.
-pub(super) enum Outcome {
-    /// It has no elements.
-    Nothing,
-    Sparse(Box<Finished<Stream>>),
-    /// The sum is in the dense buffer; this many of its values are not finite.
-    Dense {
-        born: u64,
-    },
-}
 
 /// Entries that are yet to be done, by increasing index.
 struct Rest<'a> {

@@ -1,8 +1,6 @@
 //! The dense step of a unit: warm-up, flush, and where dense is the algorithm.
 
-use super::SparseAllreduce;
-use super::commit::Outcome;
-use super::step::{Pending, Task};
+use super::state::{Outcome, Pending, SparseAllreduce, Task};
 use crate::comm::call::Call;
 use crate::error::Result;
 use crate::kernel::select::{Picks, Source, collect};

@@ -5,20 +5,10 @@
 //! beginning of the step after, of few steps. In virtual time nothing is learned, since what ranks
 //! do themselves takes none there.
 
-use super::step::{Pending, Task};
-use super::{SparseAllreduce, Unit};
+use super::state::{Pending, SparseAllreduce, Task, Unit, Untold};
 use crate::error::Result;
 use crate::sparse::{Algorithm, Arrived, Model, Request};
 use std::time::Duration;
-
-/// A step of one unit on this rank.
-pub(super) struct Untold {
-    algorithm: Algorithm,
-    /// What the model says of it.
-    modelled: f64,
-    communicate: Duration,
-    own: Duration,
-}
 
 impl SparseAllreduce {
     /// Whether times decide.

@@ -5,7 +5,7 @@
 //! transport works. A step is blocking ([`SparseAllreduce::run`]) or stepped
 //! ([`SparseAllreduce::start`], [`SparseAllreduce::test`]), which simulated ranks need.
 //!
-//! Read first: `step.rs`.
+//! Read first: `state.rs`, then `step.rs`.
 
 mod carrier;
 mod commit;
@@ -13,90 +13,29 @@ mod dense;
 mod learn;
 mod residuals;
 mod result;
+mod state;
 mod step;
 
 pub use result::{SparseResult, StepTimes};
+pub use state::SparseAllreduce;
 
 use super::Communicator;
 use super::buffer::Buffer;
-use super::raw::RawBuffer;
 use crate::cost::Work;
 use crate::error::{Error, Result};
 use crate::fusion::{TensorSet, TensorSpec};
 use crate::memory::ProcessOwned;
 use crate::prng::mix;
 use crate::sparse::{
-    Algorithm, Balance, Experience, LocalPrices, LocalSelection, Model, OkTopkState, Prices, Spare,
+    Algorithm, Balance, Experience, LocalPrices, LocalSelection, OkTopkState, Prices, Spare,
     SparseOptions, Stream,
 };
 use crate::types::DataType;
 use carrier::Carrier;
-use learn::Untold;
 use residuals::{Origin, Residuals};
 use result::check_lengths;
+use state::Unit;
 use std::ops::Range;
-use step::Pending;
-
-/// A sparse allreduce of the same tensors in every step, with their residuals.
-///
-/// Every step is a collective of all ranks of the communicator, in the same order on all of them. k
-/// counts over all tensors of the call, or over each ([`SparseOptions::per_tensor`]).
-///
-/// Nothing of a gradient is lost but what additions of `f32` round away.
-///
-/// In a forked child every step is an error. The residuals there are the child's own copy: it may
-/// save them, say.
-///
-/// ```
-/// use linerate::{Communicator, Config, DataType, SparseAllreduce, SparseOptions, TensorSpec};
-/// use linerate::options::Amount;
-/// let comm = Communicator::join(0, 1, "a sparse job", Config::default())?;
-/// let tensor = TensorSpec { name: "weights".into(), count: 4, dtype: DataType::F32 };
-/// let options = SparseOptions { amount: Amount::Count(1), ..SparseOptions::default() };
-/// let mut sparse = SparseAllreduce::new(&comm, vec![tensor], options)?;
-/// let (gradient, weights) = (comm.alloc::<f32>(4)?, comm.alloc::<f32>(4)?);
-/// gradient.write(0, &[1.0, -3.0, 2.0, 0.0])?;
-/// let result = sparse.run(&[gradient])?;
-/// result.add_to(&[weights.clone()], -0.5)?;
-/// assert_eq!(*weights.as_slice()?, [0.0, 1.5, 0.0, 0.0]);
-/// assert_eq!(*sparse.residual("weights").unwrap().as_slice()?, [1.0, 0.0, 2.0, 0.0]);
-/// # Ok::<(), linerate::Error>(())
-/// ```
-pub struct SparseAllreduce {
-    comm: Communicator,
-    tensors: Vec<TensorSpec>,
-    /// Where each tensor begins among all coordinates, and the end.
-    starts: Vec<u64>,
-    options: SparseOptions,
-    residuals: Residuals,
-    units: Vec<Unit>,
-    steps: u64,
-    carrier: Carrier,
-    /// Memory of steps before, for machines, messages and results.
-    spare: Spare,
-    /// For dense steps, once there was one.
-    dense: Option<RawBuffer>,
-    prices: (Prices, LocalPrices),
-    /// The step under way.
-    pending: ProcessOwned<Option<Pending>>,
-}
-
-/// Tensors that are one vector.
-struct Unit {
-    tensors: Range<usize>,
-    k: u64,
-    selection: LocalSelection,
-    state: OkTopkState,
-    reduced: Option<u64>,
-    /// Dense steps since the last one that could see the fill-in.
-    dense_steps: u64,
-    /// This rank's picks of the step before, indices relative to the unit; memory for the next.
-    memory: Stream,
-    /// What steps took, where the algorithm is chosen.
-    experience: Experience,
-    /// The last step, whose time the ranks are to tell each other.
-    untold: Option<Untold>,
-}
 
 impl SparseAllreduce {
     /// For these tensors, all f32, with unique names. Residuals start at zero. Collective: ranks
@@ -424,22 +363,4 @@ fn prices(comm: &Communicator) -> Result<(Prices, LocalPrices)> {
 fn pace(comm: &Communicator) -> Result<Option<u64>> {
     let shared = comm.shared()?;
     Ok(shared.engine().config().tcp.pace_bits_per_second)
-}
-
-/// The algorithm of a unit's step. Follows from what all ranks have alike.
-fn resolve(
-    options: &SparseOptions,
-    unit: (u64, u64, u32),
-    (reduced, dense_steps): (Option<u64>, u64),
-    model: Model,
-) -> Algorithm {
-    let chosen = match options.algorithm {
-        Algorithm::Auto => crate::sparse::choose_with(unit, reduced, model),
-        other => return other,
-    };
-    let probe = || crate::sparse::probe_after(dense_steps, unit, reduced, model);
-    match chosen {
-        Algorithm::Dense => probe().unwrap_or(chosen),
-        _ => chosen,
-    }
 }

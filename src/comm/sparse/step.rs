@@ -1,77 +1,18 @@
 //! One step: a unit after the other, each from its selection to its result; what that changes, when
 //! all have one (`commit.rs`).
 
-use super::commit::Outcome;
 use super::result::{Lent, SparseResult, StepTimes};
-use super::{SparseAllreduce, resolve};
-use crate::comm::Operation;
+use super::state::{Outcome, Pending, SparseAllreduce, Spent, Task};
 use crate::comm::buffer::Buffer;
-use crate::comm::raw::RawBuffer;
 use crate::error::{Error, Result};
 use crate::kernel::select::Source;
-use crate::memory::{Access, Kept};
+use crate::memory::Access;
 use crate::sparse::{
-    Action, Algorithm, Arrived, Counters, Finished, LocalSelection, Machine, Model, NonFinite,
-    Step, Stream,
+    Action, Algorithm, Arrived, Counters, Finished, Machine, Model, NonFinite, SparseOptions, Step,
+    Stream, choose_with, probe_after,
 };
 use crate::time::Time;
 use std::time::Duration;
-
-/// A step under way.
-pub(super) struct Pending {
-    /// `None`: only the residuals are flushed.
-    pub(super) gradients: Option<Vec<RawBuffer>>,
-    /// The borrows of gradients and residuals, and of the result of a dense step before.
-    _kept: Vec<Kept>,
-    pub(super) unit: usize,
-    pub(super) task: Task,
-    pub(super) operation: Option<Operation>,
-    pub(super) arrived: Arrived,
-    /// What the units before gave.
-    pub(super) outcomes: Vec<Outcome>,
-    /// How they selected before this step.
-    selections: Vec<LocalSelection>,
-    /// When the communication of the unit at hand began.
-    pub(super) since: Time,
-    /// What units took, of those that have begun.
-    pub(super) spent: Vec<Spent>,
-    pub(super) result: SparseResult,
-}
-
-/// What one unit took before its result is applied.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Spent {
-    pub(super) unit: usize,
-    pub(super) algorithm: Algorithm,
-    pub(super) select: Duration,
-    pub(super) communicate: Duration,
-}
-
-impl Pending {
-    /// The unit at hand took this.
-    pub(super) fn spend(&mut self, select: Duration, communicate: Duration) {
-        self.result.times.select += select;
-        self.result.times.communicate += communicate;
-        if let Some(spent) = self.spent.last_mut() {
-            spent.select += select;
-            spent.communicate += communicate;
-        }
-    }
-}
-
-/// What the unit at hand is doing.
-pub(super) enum Task {
-    /// It has not begun.
-    Begin,
-    /// A machine.
-    Machine(Box<Machine<Stream>>),
-    /// Ranks tell each other how many values are not finite.
-    Census,
-    /// The dense allreduce.
-    Dense,
-    /// Ranks tell each other what the step before took.
-    Telling,
-}
 
 impl SparseAllreduce {
     pub(super) fn begin(&mut self, gradients: Option<&[Buffer<f32>]>) -> Result<()> {
@@ -299,5 +240,23 @@ impl SparseAllreduce {
             count: not_finite,
             step: self.steps,
         })
+    }
+}
+
+/// The algorithm of a unit's step. Follows from what all ranks have alike.
+fn resolve(
+    options: &SparseOptions,
+    unit: (u64, u64, u32),
+    (reduced, dense_steps): (Option<u64>, u64),
+    model: Model,
+) -> Algorithm {
+    let chosen = match options.algorithm {
+        Algorithm::Auto => choose_with(unit, reduced, model),
+        other => return other,
+    };
+    let probe = || probe_after(dense_steps, unit, reduced, model);
+    match chosen {
+        Algorithm::Dense => probe().unwrap_or(chosen),
+        _ => chosen,
     }
 }

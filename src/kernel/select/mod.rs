@@ -22,6 +22,7 @@
 //! Source: Li and Hoefler, "Near-Optimal Sparse Allreduce for Distributed Deep Learning" (PPoPP
 //! 2022), section 3.
 
+mod block;
 mod exact;
 mod gauss;
 mod histogram;
@@ -29,69 +30,15 @@ mod scalar;
 #[cfg(test)]
 mod tests;
 
+pub(super) use block::Block;
+pub use block::{MAGNITUDE_INFINITE, Source, magnitude};
 pub use exact::{keep_top, room_for, select_top};
 pub use gauss::{gaussian_magnitude, moments};
 pub use histogram::{Level, histogram_of};
 
-use super::access;
-use super::simd::{self, Isa};
-use crate::memory::View;
-
-/// Magnitude of infinity: what is not below is not finite.
-pub const MAGNITUDE_INFINITE: u32 = 0x7f80_0000;
-
-/// Elements that are looked at between two looks at the limit; their picks fit the first-level
-/// cache.
-const BLOCK: usize = 2048;
-
-/// The bits of a value without its sign.
-#[inline]
-pub fn magnitude(value: f32) -> u32 {
-    value.to_bits() & 0x7fff_ffff
-}
-
-/// f32 elements: those of a view, or the sums of two.
-#[derive(Clone, Copy, Debug)]
-pub struct Source {
-    a: View,
-    b: Option<View>,
-}
-
-impl Source {
-    /// The elements of one view.
-    pub fn of(a: View) -> Source {
-        Source { a, b: None }
-    }
-
-    /// The sums of two views' elements.
-    ///
-    /// # Panics
-    /// If the views differ in length.
-    pub fn sum(a: View, b: View) -> Source {
-        assert_eq!(
-            a.len_bytes(),
-            b.len_bytes(),
-            "a residual and a gradient of different lengths"
-        );
-        Source { a, b: Some(b) }
-    }
-
-    /// Number of elements.
-    pub fn count(&self) -> usize {
-        self.a.len_bytes() / size_of::<f32>()
-    }
-
-    pub(super) fn views(&self) -> (View, Option<View>) {
-        (self.a, self.b)
-    }
-
-    /// One element.
-    #[inline]
-    pub fn load(&self, index: usize) -> f32 {
-        let a = access::load::<f32>(self.a, index);
-        self.b.map_or(a, |b| a + access::load::<f32>(b, index))
-    }
-}
+use super::isa::Isa;
+use super::simd;
+use block::BLOCK;
 
 /// Elements of all sources.
 pub fn count_of(sources: &[Source]) -> u64 {
@@ -131,30 +78,6 @@ pub struct Scan {
     pub is_over: bool,
     /// Elements that are not finite; of all elements only if the pass was not over its limit.
     pub not_finite: u64,
-}
-
-/// What one block gives; the vector code fills it.
-pub(super) struct Block {
-    /// Offsets in the block. A vector's worth longer than a block, so that whole vectors can be
-    /// stored.
-    pub offsets: [u32; BLOCK + 16],
-    /// Values.
-    pub values: [f32; BLOCK + 16],
-    /// How many.
-    pub count: usize,
-    /// Elements that are not finite.
-    pub not_finite: u64,
-}
-
-impl Block {
-    fn new() -> Block {
-        Block {
-            offsets: [0; BLOCK + 16],
-            values: [0.0; BLOCK + 16],
-            count: 0,
-            not_finite: 0,
-        }
-    }
 }
 
 /// Appends all elements of at least the magnitude `floor` (at least 1) to `picks`, unless they are

@@ -1,6 +1,6 @@
 //! A block one element at a time: definition, test oracle, tail of the vector code.
 
-use super::{Block, MAGNITUDE_INFINITE, Source, magnitude};
+use super::block::{Block, MAGNITUDE_INFINITE, Source, magnitude};
 use crate::kernel::access;
 use std::ops::Range;
 

@@ -1,7 +1,9 @@
 //! Selection against its definition, and against a sort.
 
 use super::*;
+use crate::kernel::access;
 use crate::memory::Region;
+use crate::memory::View;
 use proptest::prelude::*;
 
 fn region(values: &[f32]) -> Region {

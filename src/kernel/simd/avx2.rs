@@ -4,7 +4,7 @@
 use super::lane::{
     FloatLane, IntegerLane, Lane, Last, Operator, fold, lane, map, narrowing_stores, pairwise,
 };
-use crate::kernel::Stores;
+use crate::kernel::reduction::Stores;
 use crate::memory::View;
 use crate::types::Finish;
 use std::arch::x86_64::*;

@@ -9,7 +9,7 @@ use super::avx512::{
     Pair, divide_pair, join, load_pairs, max_pair, min_pair, prod_pair, splat_pair, sum_pair,
 };
 use super::lane::{FloatLane, Lane, Last, Operator, fold, lane, narrowing_stores};
-use crate::kernel::Stores;
+use crate::kernel::reduction::Stores;
 use crate::memory::View;
 use crate::types::Finish;
 use std::arch::x86_64::*;

@@ -6,7 +6,7 @@
 //! One pass over memory: per group of four vectors all sources are folded in registers, then stored
 //! to all destinations, so a destination may be the same range as any source.
 
-use crate::kernel::Stores;
+use crate::kernel::reduction::Stores;
 use crate::limits::CACHE_LINE_BYTES;
 use crate::memory::View;
 use crate::types::Finish;

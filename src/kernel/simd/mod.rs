@@ -13,6 +13,7 @@ mod avx2;
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512_bf16;
+mod compiled;
 #[cfg(target_arch = "x86_64")]
 mod crc;
 #[cfg(target_arch = "x86_64")]
@@ -22,77 +23,14 @@ mod select;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+use super::isa::Isa;
+use super::reduction::{Reduction, Stores};
 use super::select::{Block, Source};
-use super::{Reduction, Stores};
 use crate::limits::CACHE_LINE_BYTES;
 use crate::memory::View;
 use crate::types::{DataType, Finish};
+use compiled::Compiled;
 use std::ops::Range;
-use std::sync::OnceLock;
-
-/// An instruction set that the kernels are written for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Isa {
-    /// No vector code of ours.
-    Scalar,
-    /// 32-byte vectors.
-    Avx2,
-    /// 64-byte vectors.
-    Avx512,
-    /// 64-byte vectors, and bf16 are rounded by the CPU.
-    Avx512Bf16,
-}
-
-impl Isa {
-    /// The widest that this CPU has.
-    #[inline]
-    pub(super) fn best() -> Isa {
-        static BEST: OnceLock<Isa> = OnceLock::new();
-        *BEST.get_or_init(|| {
-            let widest_first = [Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2];
-            let found = widest_first.into_iter().find(|isa| isa.is_present());
-            found.unwrap_or(Isa::Scalar)
-        })
-    }
-
-    /// The one that is fastest for a type.
-    ///
-    /// bf16 are widened and rounded in registers, and 64-byte vectors do that faster. All else
-    /// waits for memory: equal from a cache, and on Zen 4 with 64-byte vectors a tenth slower when
-    /// the destination is in none, so it stays at 32 bytes; so does f16, whose conversions are a
-    /// tenth faster there (benches/README.md).
-    #[inline]
-    pub(super) fn best_for(dtype: DataType) -> Isa {
-        match dtype {
-            DataType::Bf16 => Isa::best(),
-            _ => Isa::best().min(Isa::Avx2),
-        }
-    }
-
-    /// Whether this CPU has it.
-    pub(super) fn is_present(self) -> bool {
-        match self {
-            Isa::Scalar => true,
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c"),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => {
-                Isa::Avx2.is_present()
-                    && is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("avx512dq")
-                    && is_x86_feature_detected!("avx512vl")
-            }
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Bf16 => Isa::Avx512.is_present() && is_x86_feature_detected!("avx512bf16"),
-            #[cfg(not(target_arch = "x86_64"))]
-            _ => false,
-        }
-    }
-}
-
-/// A compiled reduction; see [`Fold::run`].
-type Compiled = unsafe fn(Finish, &[View], &[View], Range<usize>, Stores) -> usize;
 
 /// One that this CPU has the instructions for.
 #[derive(Clone, Copy, Debug)]

@@ -3,8 +3,10 @@
 use super::avx2::{self, fold_avx2, map_avx2};
 use super::avx512::{self, fold_avx512, map_avx512};
 use super::avx512_bf16::{self, fold_avx512_bf16};
+use super::compiled::Compiled;
 use super::lane::{And, DivideBy, Keep, Max, Min, MultiplyBy, Prod, Sum};
-use super::{Compiled, Isa, Reduction};
+use crate::kernel::isa::Isa;
+use crate::kernel::reduction::Reduction;
 use crate::memory::View;
 use crate::types::{Combine, DataType, Finish};
 

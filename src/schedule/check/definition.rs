@@ -1,8 +1,9 @@
 //! What each collective must leave in every output.
 
+use super::fault::{CheckError, Fault};
 use super::run::Trace;
+use super::value::Value;
 use super::world::World;
-use super::{CheckError, Fault, Value};
 use crate::schedule::BufferId;
 use crate::types::{Collective, Rank};
 

@@ -6,9 +6,9 @@
 //! An order that is found is real; an order that exists only through a mixture that this file does
 //! not follow is reported as missing.
 
+use super::fault::{CheckError, Fault};
 use super::run::Trace;
 use super::world::{GlobalStep, Touch, World};
-use super::{CheckError, Fault};
 use crate::schedule::{Action, BufferId, Join};
 use crate::types::{Collective, Rank};
 use std::collections::HashSet;

@@ -1,7 +1,8 @@
 //! One run of all schedules together, in an order of arrival that the caller chooses.
 
+use super::fault::{CheckError, Fault};
+use super::value::Value;
 use super::world::{GlobalStep, Resolved, Source, World};
-use super::{CheckError, Fault, Value};
 use crate::schedule::{Action, BufferId, Join, Lane, Trigger};
 use crate::types::{Collective, Rank};
 use std::collections::{HashMap, VecDeque};

@@ -5,6 +5,7 @@ use super::*;
 use crate::schedule::{
     Action, BufferId, Builder, Extent, Join, Operand, Range, Step, StepId, Trigger,
 };
+use crate::types::{Collective, Rank};
 
 const INPUT: BufferId = BufferId::INPUT;
 const OUTPUT: BufferId = BufferId::OUTPUT;

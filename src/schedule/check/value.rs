@@ -1,6 +1,6 @@
 //! [`Value`]: what the checker computes with instead of a number.
 
-use super::Fault;
+use super::fault::Fault;
 use crate::prng::mix;
 use crate::types::Rank;
 

@@ -1,11 +1,29 @@
 //! [`World`]: the schedules of all ranks with every buffer as a numbered storage.
 
-use super::{CheckError, Fault, RANKS_CHECKED_MAX, Spec};
+use super::fault::{CheckError, Fault};
 use crate::schedule::{
     Action, Buffer, BufferId, Count, Extent, Lane, Operand, Range, Schedule, Step, StepId,
 };
 use crate::types::{Collective, Rank};
 use std::collections::HashMap;
+
+/// Contributors are a set of this many bits.
+const RANKS_CHECKED_MAX: usize = 64;
+
+/// What the schedules are to be checked against. Whether a rank is in place is in its schedule.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    /// Which collective.
+    pub collective: Collective,
+    /// The root of rooted collectives.
+    pub root: Rank,
+    /// Elements per rank, as a caller gives them.
+    pub count: u64,
+    /// Whether every input must be multiplied by its rank's factor, once.
+    pub premultiply: bool,
+    /// Run-time slots of each rank; may be empty where the schedules use none.
+    pub slots: Vec<Vec<u64>>,
+}
 
 /// Index of a step among those of all ranks.
 pub(super) type GlobalStep = usize;

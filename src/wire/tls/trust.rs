@@ -2,7 +2,6 @@
 //! secrets that the challenge before has given both of them. So there is no authority, nothing is
 //! stored, and nothing expires.
 
-use super::ChannelSecrets;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{AlwaysResolvesClientRawPublicKeys, ClientConfig, Resumption};
 use rustls::crypto::ring::{cipher_suite, default_provider, kx_group, sign};
@@ -23,6 +22,19 @@ use rustls::{
 };
 use std::sync::Arc;
 use std::time::Duration;
+
+/// What the two ends of one connection derive from the job's key: a seed of each one's signing key.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ChannelSecrets {
+    pub(in crate::wire) initiator: [u8; 32],
+    pub(in crate::wire) responder: [u8; 32],
+}
+
+impl std::fmt::Debug for ChannelSecrets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ChannelSecrets(..)")
+    }
+}
 
 /// What is offered, best first: AES where CPUs have instructions for it, which is nearly
 /// everywhere.

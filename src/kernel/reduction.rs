@@ -1,0 +1,37 @@
+//! [`Reduction`]: what the loops of a reduction are chosen by.
+
+use super::isa::Isa;
+use crate::types::{Combine, DataType, Finish};
+
+/// What a reduction does, and with what, apart from where.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reduction {
+    pub isa: Isa,
+    pub stores: Stores,
+    pub dtype: DataType,
+    pub combine: Combine,
+    pub finish: Finish,
+}
+
+impl Reduction {
+    /// By the fastest code for the type.
+    #[inline]
+    pub fn best(stores: Stores, dtype: DataType, combine: Combine, finish: Finish) -> Reduction {
+        Reduction {
+            isa: Isa::best_for(dtype),
+            stores,
+            dtype,
+            combine,
+            finish,
+        }
+    }
+}
+
+/// How results go to memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stores {
+    /// Through the caches.
+    Cached,
+    /// Around them, if possible.
+    Streamed,
+}

@@ -1,0 +1,9 @@
+//! [`Compiled`]: one of the loops, as a function.
+
+use crate::kernel::reduction::Stores;
+use crate::memory::View;
+use crate::types::Finish;
+use std::ops::Range;
+
+/// A compiled reduction; see [`super::Fold::run`].
+pub(super) type Compiled = unsafe fn(Finish, &[View], &[View], Range<usize>, Stores) -> usize;
