@@ -12,6 +12,7 @@ use super::around::Around;
 use super::crew::Crew;
 use super::gate::NONE;
 use super::links::Links;
+use super::memory::CallViews;
 use super::pool::Pool;
 use super::program::{Message, What};
 use super::round::{Round, RoundCall, RoundId, RoundOf};
@@ -100,12 +101,13 @@ impl Driver {
             window = self.links.window_slot(self.links.rank, sequence);
             is_new = true;
         }
-        (round.memory).equip(
-            &round.program,
-            call,
-            window,
-            is_new || !call.others.is_empty(),
-        );
+        let views = CallViews {
+            input: call.arguments.input,
+            output: call.arguments.output,
+            others: call.others,
+        };
+        let is_new = is_new || !call.others.is_empty();
+        round.memory.equip(&round.program, views, window, is_new);
         (round.progress).arm(&round.program.prepared, round.program.has_counts);
         Ok(())
     }

@@ -4,9 +4,16 @@ use super::links::Links;
 use super::pool::Lent;
 use super::prepared::padded;
 use super::program::{Compute, Part, Program};
-use super::round::RoundCall;
 use crate::memory::View;
 use crate::schedule::{Buffer, BufferId};
+
+/// The memory of a call.
+#[derive(Clone, Copy)]
+pub struct CallViews<'a> {
+    pub input: View,
+    pub output: View,
+    pub others: &'a [View],
+}
 
 /// A peer's buffers, mapped here.
 #[derive(Clone, Copy, Debug, Default)]
@@ -51,7 +58,7 @@ impl Memory {
 
     /// Gives every buffer its memory, the caller's views, the window slot and scratch memory,
     /// unless it has that: `is_new` if the call or its window is another one.
-    pub fn equip(&mut self, program: &Program, call: &RoundCall<'_>, window: View, is_new: bool) {
+    pub fn equip(&mut self, program: &Program, call: CallViews<'_>, window: View, is_new: bool) {
         let scratch = self.scratch.map_or(View::empty(), |lent| lent.view);
         if !is_new && scratch == self.scratch_at {
             return;
@@ -73,7 +80,7 @@ impl Memory {
     fn place_buffers(
         &mut self,
         program: &Program,
-        call: &RoundCall<'_>,
+        call: CallViews<'_>,
         window_slot: View,
         scratch: View,
     ) {
@@ -85,8 +92,8 @@ impl Memory {
         for buffer in &program.prepared.schedule.buffers {
             let mut offset = 0;
             let view = match buffer {
-                Buffer::Input => call.arguments.input,
-                Buffer::Output => call.arguments.output,
+                Buffer::Input => call.input,
+                Buffer::Output => call.output,
                 Buffer::Caller(number) => call.others[*number as usize],
                 Buffer::Window(extent) => {
                     let bytes = padded(extent.length_max(&counts), element) as usize;

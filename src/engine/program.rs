@@ -12,6 +12,7 @@ use super::prepared::{Operands, Place, Prepared, PreparedStep, StepKind, padded}
 use super::progress::Progress;
 use super::signature::Signature;
 use crate::kernel::BoundReduction;
+use crate::limits::CACHE_LINE_BYTES;
 use crate::schedule::{Action, Buffer, BufferId, Count, Extent, Lane, Range, StepId};
 use crate::types::{DataType, Finish, Rank, ReduceOp};
 use std::sync::Arc;
@@ -34,8 +35,9 @@ pub struct Segment {
     pub offset: u64,
 }
 
-/// What a step does.
+/// What a step does, in a cache line of its own.
 #[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
 pub enum What {
     /// One message to a peer.
     Send(Message),
@@ -54,6 +56,8 @@ pub enum What {
     /// Nothing.
     Nop,
 }
+
+const _: () = assert!(size_of::<What>() == CACHE_LINE_BYTES);
 
 /// What is sent or received: the view of this number.
 #[derive(Clone, Copy, Debug)]
