@@ -94,9 +94,8 @@
 //!   where it can be.
 //! * In the steady state an operation reuses rounds, schedules and scratch memory, and makes no
 //!   system call unless its wait yields or sleeps.
-//! * A blocking call that has come before runs its schedule straight, step by step in program
-//!   order, while nothing else is under way (`engine/at_once.rs`); the same round becomes an
-//!   ordinary one as soon as it has to wait for long. Both obey the order rules of [`schedule`].
+//! * A blocking call that has come before runs its round without a task while nothing else is under
+//!   way (`engine/at_once.rs`); the same round becomes a task's as soon as it has to wait for long.
 //! * Anyone who waits spins only where every rank has a core. Elsewhere it gives its core to a peer
 //!   beside it and looks longer for those on other cores: flag lines say where their sender ran.
 //! * A lone thread that sleeps until several signals have come says how many (`memory/quota.rs`)

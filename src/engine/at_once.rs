@@ -3,12 +3,11 @@
 //! there soon, the round becomes that of an ordinary task and goes on from where it stands.
 
 use super::arguments::{Arguments, signature_of};
+use super::core::Engine;
 use super::prepared::Prepared;
 use super::round::{Round, RoundCall, RoundId, RoundOf};
-use super::rounds::take_round;
 use super::signature::Signature;
 use super::wait::Looks;
-use super::{Engine, HISTORY};
 use crate::error::Result;
 use crate::limits::COUNT_MAX;
 use crate::time::Time;
@@ -87,7 +86,7 @@ impl Engine {
             Err(error) => {
                 self.fail(error, true);
                 // Which may be what a peer had said before.
-                let first = self.failure.clone().expect("it has failed");
+                let first = self.failing.cause.clone().expect("it has failed");
                 Some(Err(first))
             }
         }
@@ -101,9 +100,10 @@ impl Engine {
 
     /// The next round of a call; `None` if it cannot run now.
     fn begin_at_once(&mut self, call: &AtOnce) -> Option<Result<Box<Round>>> {
-        let is_alone = self.active.is_empty() && self.queue.is_empty() && self.failure.is_none();
-        let is_whole = self.left.is_none() && self.driver.links.first_failed().is_none();
-        let sequence = self.next_sequence;
+        let is_alone =
+            self.rounds.is_empty() && self.tasks.queue.is_empty() && self.failing.cause.is_none();
+        let is_whole = self.leaving.first.is_none() && self.driver.links.first_failed().is_none();
+        let sequence = self.numbers.next;
         let (prepared, staged) = match &call.fallback {
             Some((signature, fallback)) if self.staged.holds(*signature) => {
                 (fallback.as_ref()?, Some(*signature))
@@ -114,7 +114,7 @@ impl Engine {
         if !is_alone || !has_slot || !is_whole {
             return None;
         }
-        let mut round = take_round(&mut self.spare_rounds, prepared);
+        let mut round = self.rounds.take_spare(prepared);
         let of = RoundOf {
             id: RoundId::Collective(sequence),
             task: 0,
@@ -133,14 +133,13 @@ impl Engine {
         if let Some(signature) = staged {
             self.staged.count(signature);
         }
-        self.next_sequence += 1;
+        self.numbers.next += 1;
         Some(Ok(round))
     }
 
     fn end_at_once(&mut self, round: Box<Round>) {
-        let sequence = self.next_sequence - 1;
-        let place = (sequence % HISTORY as u64) as usize;
-        self.history[place] = (sequence, round.program.signature);
+        let sequence = self.numbers.next - 1;
+        self.numbers.note(sequence, round.program.signature);
         self.put_away(round);
         self.retire(sequence);
         if sequence.is_multiple_of(CALLS_PER_POLL) {
@@ -157,8 +156,7 @@ impl Engine {
         {
             (call.prepared, call.fallback) = (round.program.prepared.clone(), None);
         }
-        self.generation = self.generation.wrapping_add(1);
-        (round.task, round.generation) = (index, self.generation);
+        (round.task, round.generation) = (index, self.rounds.next_generation());
         if let Some(sequence) = round.sequence() {
             self.note_started(sequence, &round);
         }

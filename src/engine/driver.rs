@@ -7,13 +7,12 @@ mod compute;
 mod messages;
 mod signals;
 
-use super::Host;
 use super::around::Around;
 use super::crew::Crew;
 use super::gate::NONE;
 use super::links::Links;
 use super::memory::CallViews;
-use super::pool::Pool;
+use super::pool::{Bounced, Pool};
 use super::program::{Message, What};
 use super::round::{Round, RoundCall, RoundId, RoundOf};
 use super::wait::Looks;
@@ -21,7 +20,18 @@ use crate::error::{Error, Result};
 use crate::memory::View;
 use crate::schedule::{Action, BufferId, Operand, Range, StepId};
 use crate::types::Rank;
-use messages::Bounced;
+
+/// What the engine may use of its host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// Threads that share large copies and reductions, the driving one included.
+    pub threads_max: usize,
+    /// Bytes of the last-level cache, `usize::MAX` if unknown: operations that touch as many write
+    /// around it.
+    pub cache_bytes: usize,
+    /// Buffers have no bytes (simulation).
+    pub is_size_only: bool,
+}
 
 /// What has become of a step that was run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

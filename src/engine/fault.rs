@@ -6,9 +6,10 @@
 //! and what each of them said. Anyone who fails tells all the others, so that they return the same
 //! first cause.
 
-use super::Engine;
+use super::core::Engine;
 use super::news::{error_of, message_of};
 use super::signature::Signature;
+use super::suspect::{Answer, Suspect, name_ranks};
 use crate::error::Error;
 use crate::time::Time;
 use crate::transport::{Completion, Outcome};
@@ -24,34 +25,10 @@ const ANSWER_TIME_MAX: Duration = Duration::from_millis(500);
 /// a person.
 const COMPARE_AFTER: Duration = Duration::from_millis(100);
 
-/// Something that stands still, while its rank asks the others.
-#[derive(Debug)]
-pub struct Suspect {
-    /// The operation; `None`: of nothing that the engine runs ([`Engine::inquire`]).
-    task: Option<usize>,
-    /// When it last moved.
-    since: Time,
-    sequence: u64,
-    /// All ranks share that number.
-    is_numbered: bool,
-    waited: Duration,
-    deadline: Time,
-    answers: Vec<Option<Answer>>,
-}
-
-/// What a peer says that was asked.
-#[derive(Clone, Debug)]
-struct Answer {
-    /// Operations that it has started, and ended.
-    started: u64,
-    ended: u64,
-    text: String,
-}
-
 impl Engine {
     /// The communicator has failed; the first cause.
     pub fn failure(&self) -> Option<&Error> {
-        self.failure.as_ref()
+        self.failing.cause.as_ref()
     }
 
     /// Fails every task, and tells the peers if they do not know.
@@ -60,45 +37,48 @@ impl Engine {
             // Somebody may have failed before, and said so: the first cause is the one to report.
             self.poll_events();
         }
-        if self.failure.is_some() {
+        if self.failing.cause.is_some() {
             return;
         }
-        let (teller, mut error) = match self.told.take() {
+        let (teller, mut error) = match self.failing.told.take() {
             Some((teller, told)) => (Some(teller), told),
             None => (None, error),
         };
         if let Error::PeerFailed { during, .. } = &mut error {
             *during = self.under_way();
         }
-        self.failure = Some(error.clone());
-        (self.has_failed, self.has_chores) = (true, true);
+        self.failing.cause = Some(error.clone());
+        self.has_chores = true;
         self.driver.moved = true;
         let others = self.driver.links.others();
-        self.untold = others.filter(|&peer| Some(peer) != teller).collect();
+        self.failing.untold = others.filter(|&peer| Some(peer) != teller).collect();
         // Before the memory is taken back: a peer that finds it so finds the cause, too. And before
         // this rank leaves, which would make it look like the cause.
         self.tell_failure();
         // A call on borrowed memory returns now: nothing may arrive there any more.
-        for &place in &self.active {
-            if let Some(round) = self.rounds[place as usize].as_deref_mut() {
-                self.driver.cancel_receives(round);
-            }
-        }
+        let driver = &mut self.driver;
+        (self.rounds).for_each_mut(|round| driver.cancel_receives(round));
         // Nor may a peer count what it reads there after the owner, who has it back when this
         // returns, has changed it.
         self.driver.links.transport.withdraw();
-        self.fail_tasks(&error);
+        self.tasks.fail(&error);
     }
 
     /// Tells the failure to those who do not know it yet. A peer that is being connected has no
     /// room for it now.
     pub(super) fn tell_failure(&mut self) {
-        let Some(error) = self.failure.as_ref().filter(|_| !self.untold.is_empty()) else {
+        let Some(error) = self
+            .failing
+            .cause
+            .as_ref()
+            .filter(|_| !self.failing.untold.is_empty())
+        else {
             return;
         };
         let message = message_of(error, self.rank());
         let links = &mut self.driver.links;
-        self.untold
+        self.failing
+            .untold
             .retain(|&peer| links.gone(peer).is_none() && !links.send_control(peer, &message));
     }
 
@@ -136,18 +116,18 @@ impl Engine {
                     });
                 }
             }
-            ControlKind::Confirmed => self.is_confirmed = true,
+            ControlKind::Confirmed => self.failing.is_confirmed = true,
             ControlKind::Left => self.handle_left_message(&message),
             _ => {
                 // What the others had done before they failed is here: operations that can end, end
                 // well. Those that cannot must not hide the cause behind its consequences.
-                self.untold.retain(|&other| other != peer);
-                if self.failure.is_some() {
+                self.failing.untold.retain(|&other| other != peer);
+                if self.failing.cause.is_some() {
                     return;
                 }
-                self.told = Some((peer, error_of(&message, peer)));
+                self.failing.told = Some((peer, error_of(&message, peer)));
                 self.run_rounds(now);
-                if let Some((_, told)) = self.told.clone() {
+                if let Some((_, told)) = self.failing.told.clone() {
                     self.fail(told, false);
                 }
             }
@@ -156,18 +136,16 @@ impl Engine {
 
     /// A peer stands still and asks what this rank knows of the operation.
     fn answer(&mut self, peer: Rank, query: &ControlMessage) {
-        let (sequence, ours) = self.history[(query.sequence % self.history.len() as u64) as usize];
-        let theirs = Signature(query.signature);
-        if sequence == query.sequence && theirs.0 != 0 && ours != theirs {
+        let (sequence, theirs) = (query.sequence, Signature(query.signature));
+        let ours = self.numbers.signature_of(sequence);
+        if let Some(ours) = ours.filter(|&ours| theirs.0 != 0 && ours != theirs) {
             let detail = ours.describe_difference(self.rank(), theirs, peer);
             return self.fail(Error::Mismatch { sequence, detail }, true);
         }
         // A peer that is further on may have been in another operation where this rank still is: it
         // compares that, before it has everyone's answer and gives up.
-        let oldest = self.active.first().and_then(|&place| {
-            let round = self.rounds[place as usize].as_deref()?;
-            Some((round.sequence()?, round.program.signature.0))
-        });
+        let oldest = self.rounds.all().next();
+        let oldest = oldest.and_then(|r| Some((r.sequence()?, r.program.signature.0)));
         if let Some((sequence, signature)) = oldest.filter(|&(own, _)| own < query.sequence) {
             let counter = self.query_of(sequence, signature);
             self.driver.links.send_control(peer, &counter);
@@ -176,7 +154,7 @@ impl Engine {
         let status = ControlMessage {
             kind: ControlKind::Status,
             rank: self.rank(),
-            sequence: self.next_sequence,
+            sequence: self.numbers.next,
             signature: self.driver.retired,
             text,
         };
@@ -186,12 +164,14 @@ impl Engine {
 
     /// What this rank has done so far, for people.
     fn last_deed(&self) -> String {
-        match self.next_sequence {
+        match self.numbers.next {
             0 => "no operation started".to_string(),
             n => {
-                let last = self.history[((n - 1) % self.history.len() as u64) as usize].1;
-                let ended = self.driver.retired;
-                let last = last.describe();
+                let last = self
+                    .numbers
+                    .signature_of(n - 1)
+                    .expect("it is the last one");
+                let (last, ended) = (last.describe(), self.driver.retired);
                 format!("{n} operations started and {ended} ended, the last one {last}")
             }
         }
@@ -200,8 +180,7 @@ impl Engine {
     /// The first operation that this rank has not ended, as an error says it; nothing if there is
     /// none.
     fn under_way(&self) -> String {
-        let round = (self.active.first()).and_then(|&place| self.rounds[place as usize].as_deref());
-        round.map_or(String::new(), |round| {
+        self.rounds.all().next().map_or(String::new(), |round| {
             let what = round.program.signature.describe();
             match round.sequence() {
                 Some(sequence) => format!(", during operation {sequence}, {what}"),
@@ -214,14 +193,11 @@ impl Engine {
     /// or has ended. Where ranks disagree about a root, all may have what they wait for, some of it
     /// from the wrong rank.
     pub(super) fn check_strays(&mut self) {
-        if self.failure.is_some() {
+        if self.failing.cause.is_some() {
             return;
         }
-        let (retired, history) = (self.driver.retired, &self.history);
-        let known = |sequence: u64| {
-            let (of, signature) = history[(sequence % history.len() as u64) as usize];
-            (of == sequence).then_some(signature)
-        };
+        let (retired, numbers) = (self.driver.retired, &self.numbers);
+        let known = |sequence: u64| numbers.signature_of(sequence);
         let mut is_stray = |tag: u64, header: u64| {
             let sequence = super::tag::sequence_of(tag, retired);
             let ours = sequence.and_then(|s| Some((s, known(s)?)));
@@ -250,9 +226,9 @@ impl Engine {
             // What the peer did before it went is in memory already: whatever still waits for it
             // waits forever. A receive that is posted now may end at once, and let the next one be
             // posted.
-            while self.failure.is_none() && self.drive(now) {}
+            while self.failing.cause.is_none() && self.drive(now) {}
             let error = self.needs_gone_peer().then_some(gone);
-            if let (Some(error), None) = (error, &self.failure) {
+            if let (Some(error), None) = (error, &self.failing.cause) {
                 return self.fail(error, true);
             }
         }
@@ -285,24 +261,24 @@ impl Engine {
     /// wait for a message of the other, as where they disagree about a root, would find that out at
     /// the end of the timeout only.
     fn compare(&mut self, task: usize) {
-        let Some(round) = self.round_of(task) else {
+        let Some(round) = self.rounds.of_task(task) else {
             return;
         };
         let (generation, signature) = (round.generation, round.program.signature.0);
         let Some(sequence) = round
             .sequence()
-            .filter(|_| self.compared != Some(generation))
+            .filter(|_| self.failing.compared != Some(generation))
         else {
             return;
         };
         let query = self.query_of(sequence, signature);
         for peer in self
             .driver
-            .awaited(self.round_of(task).expect("it is under way"))
+            .awaited(self.rounds.of_task(task).expect("it is under way"))
         {
             self.driver.links.send_control(peer, &query);
         }
-        self.compared = Some(generation);
+        self.failing.compared = Some(generation);
     }
 
     fn query_of(&self, sequence: u64, signature: u64) -> ControlMessage {
@@ -356,35 +332,27 @@ impl Engine {
     /// Lets go of regions that peers have freed, once every round that may have a view of them has
     /// ended.
     pub(super) fn release_freed(&mut self) {
-        let since = self.released_at;
-        let mut rounds =
-            (self.active.iter()).filter_map(|&place| self.rounds[place as usize].as_deref());
-        let is_later = |generation: u32| (generation.wrapping_sub(since) as i32) > 0;
-        if self.failure.is_none() && rounds.all(|round| is_later(round.generation)) {
-            self.released_at = self.generation;
+        if self.failing.cause.is_none() && self.rounds.have_changed() {
             self.driver.links.transport.release_freed();
         }
     }
 
     /// Rounds know when something of them last ended; here their tasks are told.
     fn note_moves(&mut self) {
-        for &place in &self.active {
-            if let Some(round) = &self.rounds[place as usize] {
-                let task = &mut self.tasks[round.task];
-                task.last_moved = task.last_moved.max(round.last_moved);
-            }
+        for round in self.rounds.all() {
+            let task = &mut self.tasks[round.task];
+            task.last_moved = task.last_moved.max(round.last_moved);
         }
     }
 
     /// The first operation that has stood still for so long. Later ones may have to wait for
     /// earlier ones, so they are not silent while one of those moves.
     fn find_silent(&self, now: Time, time: Duration) -> Option<usize> {
-        let rounds = self
-            .active
-            .iter()
-            .filter_map(|&place| self.rounds[place as usize].as_deref());
+        let rounds = self.rounds.all();
         let mut last_moved = Time::default();
-        let mut tasks = rounds.map(|r| r.task).chain(self.queue.front().copied());
+        let mut tasks = rounds
+            .map(|r| r.task)
+            .chain(self.tasks.queue.front().copied());
         tasks.find(|&index| {
             let task = &self.tasks[index];
             last_moved = last_moved.max(task.last_moved);
@@ -395,31 +363,31 @@ impl Engine {
     /// An operation has ended that was the `at`-th under way: those behind it have all their time
     /// before them.
     pub(super) fn refresh_later(&mut self, at: usize, now: Time) {
-        let rounds = self.active[at..]
-            .iter()
-            .filter_map(|&place| self.rounds[place as usize].as_deref());
-        for index in rounds.map(|r| r.task).chain(self.queue.front().copied()) {
+        let rounds = self.rounds.from(at);
+        for index in rounds
+            .map(|r| r.task)
+            .chain(self.tasks.queue.front().copied())
+        {
             let task = &mut self.tasks[index];
             task.last_moved = task.last_moved.max(now);
         }
     }
 
     fn needs_gone_peer(&self) -> bool {
-        let rounds = self
-            .active
-            .iter()
-            .filter_map(|&place| self.rounds[place as usize].as_ref());
-        let mut needed = rounds.flat_map(|round| self.driver.awaited(round));
-        let is_queued = self.active.is_empty() && !self.queue.is_empty();
+        let mut needed = self
+            .rounds
+            .all()
+            .flat_map(|round| self.driver.awaited(round));
+        let is_queued = self.rounds.is_empty() && !self.tasks.queue.is_empty();
         is_queued || needed.any(|peer| self.driver.links.has_failed(peer))
     }
 
     fn ask(&mut self, task: Option<usize>, since: Time, now: Time) {
         // Only collectives have a number that all ranks share, and that a peer can compare.
         let numbered = task
-            .and_then(|task| self.round_of(task))
+            .and_then(|task| self.rounds.of_task(task))
             .and_then(|r| Some((r.sequence()?, r.program.signature.0)));
-        let (sequence, signature) = numbered.unwrap_or((self.next_sequence, 0));
+        let (sequence, signature) = numbered.unwrap_or((self.numbers.next, 0));
         let query = self.query_of(sequence, signature);
         for peer in self.driver.links.others() {
             self.driver.links.send_control(peer, &query);
@@ -433,14 +401,6 @@ impl Engine {
             deadline: now.after(ANSWER_TIME_MAX.min(self.config.timeout)),
             answers: vec![None; self.ranks() as usize],
         });
-    }
-
-    fn round_of(&self, task: usize) -> Option<&super::Round> {
-        let rounds = self
-            .active
-            .iter()
-            .filter_map(|&place| self.rounds[place as usize].as_deref());
-        rounds.into_iter().find(|round| round.task == task)
     }
 
     /// Who is missing, then what every rank has last done: ranks that say the same are named
@@ -491,13 +451,12 @@ impl Engine {
     /// The error of an operation that stood still.
     fn give_up(&mut self, task: usize) -> Error {
         let suspect = self.suspect.take().expect("somebody stood still");
-        let mut missing = self
-            .round_of(task)
-            .map_or(Vec::new(), |round| self.driver.awaited(round));
+        let round = self.rounds.of_task(task);
+        let mut missing = round.map_or(Vec::new(), |round| self.driver.awaited(round));
         if missing.is_empty() {
             let links = &self.driver.links;
             let is_behind =
-                |&p: &Rank| p != links.rank && links.retired_by(p) == self.retired_by_all;
+                |&p: &Rank| p != links.rank && links.retired_by(p) == self.numbers.retired_by_all;
             missing = (0..links.ranks).filter(is_behind).collect();
         }
         // Who answers waits too: for those who do not, behind a cut for instance.
@@ -528,40 +487,5 @@ impl Engine {
             missing,
             detail,
         }
-    }
-}
-
-/// `ranks 0, 2 and 5-9`, or `rank 3`. Ascending.
-pub(crate) fn name_ranks(ranks: &[Rank]) -> String {
-    let mut names: Vec<String> = Vec::new();
-    let mut rest = ranks;
-    while let Some(&first) = rest.first() {
-        let run = (first..).zip(rest).take_while(|(a, b)| a == *b).count();
-        let (taken, name) = match run {
-            1 | 2 => (1, first.to_string()),
-            _ => (run, format!("{first}-{}", rest[run - 1])),
-        };
-        names.push(name);
-        rest = &rest[taken..];
-    }
-    match names.split_last() {
-        Some((last, [])) if ranks.len() == 1 => format!("rank {last}"),
-        Some((last, [])) => format!("ranks {last}"),
-        Some((last, others)) => format!("ranks {} and {last}", others.join(", ")),
-        None => "no rank".into(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranks_are_named_in_runs() {
-        assert_eq!(name_ranks(&[3]), "rank 3");
-        assert_eq!(name_ranks(&[0, 1]), "ranks 0 and 1");
-        assert_eq!(name_ranks(&[0, 1, 3]), "ranks 0, 1 and 3");
-        assert_eq!(name_ranks(&[0, 1, 2, 3]), "ranks 0-3");
-        assert_eq!(name_ranks(&[0, 2, 5, 6, 7, 9]), "ranks 0, 2, 5-7 and 9");
     }
 }

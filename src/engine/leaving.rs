@@ -10,41 +10,23 @@
 //! fails an operation because of one tells all others, so that none waits for those who cannot go
 //! on.
 
-use super::Engine;
+use super::core::Engine;
 use super::round::Round;
-use super::tasks::TaskCall;
+use super::state::Left;
 use crate::error::{Error, Result};
 use crate::time::Time;
 use crate::types::Rank;
 use crate::wire::{ControlKind, ControlMessage};
-
-/// What operations had that were given up. Peers may still read and write there, so it is kept to
-/// the end.
-#[derive(Default)]
-pub(super) struct GivenUp {
-    // As they were when they ran.
-    #[allow(clippy::vec_box)]
-    rounds: Vec<Box<Round>>,
-    calls: Vec<TaskCall>,
-}
-
-/// From which collective on nothing can end, and because of whom.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Left {
-    pub rank: Rank,
-    /// The first collective that it has not done.
-    pub sequence: u64,
-}
 
 impl Engine {
     /// Goes on with leaving in good order; true when nothing that this rank has sent needs it any
     /// more, or it has failed and says so when it is dropped. Operations that have not ended are
     /// given up. Nothing else is done with it afterwards.
     pub fn leave(&mut self, now: Time) -> bool {
-        if self.failure.is_some() {
+        if self.failing.cause.is_some() {
             return true;
         }
-        if self.is_leaving {
+        if self.leaving.is_leaving {
             let transport = self.driver.links.transport.as_mut();
             transport.poll_slow(now, &mut self.events);
             transport.poll(now, &mut self.events);
@@ -52,10 +34,13 @@ impl Engine {
         } else {
             self.drive(now);
             self.drive_slow_if_due(now);
-            if self.failure.is_some() || self.has_unsent || !self.untold_left.is_empty() {
-                return self.failure.is_some();
+            if self.failing.cause.is_some()
+                || self.notices.has_unsent
+                || !self.leaving.untold.is_empty()
+            {
+                return self.failing.cause.is_some();
             }
-            self.is_leaving = true;
+            self.leaving.is_leaving = true;
         }
         self.driver.links.transport.leave(self.driver.retired)
     }
@@ -86,8 +71,8 @@ impl Engine {
 
     /// Collectives from this one on cannot end.
     pub(super) fn note_left(&mut self, left: Left) {
-        if (self.left).is_none_or(|known| left.sequence < known.sequence) {
-            self.left = Some(left);
+        if (self.leaving.first).is_none_or(|known| left.sequence < known.sequence) {
+            self.leaving.first = Some(left);
         }
         self.fail_unreachable();
     }
@@ -95,7 +80,7 @@ impl Engine {
     /// The error of an operation that needs a rank that has left, if the collective of this number
     /// does.
     pub(super) fn check_left(&self, sequence: u64, what: &str) -> Result<()> {
-        match self.left {
+        match self.leaving.first {
             Some(left) if sequence >= left.sequence => Err(Error::Left {
                 rank: left.rank,
                 operation: format!("operation {sequence}, {what}"),
@@ -106,11 +91,15 @@ impl Engine {
 
     /// An operation fails because of a rank that has left: the others are told, once.
     pub(super) fn tell_left(&mut self) {
-        if self.told_left != self.left {
-            self.told_left = self.left;
-            self.untold_left = self.driver.links.others().collect();
+        if self.leaving.told != self.leaving.first {
+            self.leaving.told = self.leaving.first;
+            self.leaving.untold = self.driver.links.others().collect();
         }
-        let Some(left) = self.told_left.filter(|_| !self.untold_left.is_empty()) else {
+        let Some(left) = self
+            .leaving
+            .told
+            .filter(|_| !self.leaving.untold.is_empty())
+        else {
             return;
         };
         let message = ControlMessage {
@@ -121,25 +110,29 @@ impl Engine {
             text: String::new(),
         };
         let links = &mut self.driver.links;
-        (self.untold_left)
+        (self.leaving.untold)
             .retain(|&peer| links.gone(peer).is_none() && !links.send_control(peer, &message));
-        self.has_chores |= !self.untold_left.is_empty();
+        self.has_chores |= !self.leaving.untold.is_empty();
     }
 
     /// Fails every collective that cannot end.
     pub(super) fn fail_unreachable(&mut self) {
-        let Some(left) = self.left.filter(|_| self.failure.is_none()) else {
+        let Some(left) = self.leaving.first.filter(|_| self.failing.cause.is_none()) else {
             return;
         };
-        let rounds = self.active.iter();
-        let rounds = rounds.filter_map(|&place| self.rounds[place as usize].as_deref());
+        let rounds = self.rounds.all();
         let is_over = |round: &&Round| round.sequence().is_some_and(|s| s >= left.sequence);
         let mut tasks: Vec<(usize, u64)> = rounds
             .filter(is_over)
             .map(|round| (round.task, round.sequence().unwrap_or(left.sequence)))
             .collect();
-        if self.next_sequence >= left.sequence {
-            tasks.extend(self.queue.iter().map(|&task| (task, self.next_sequence)));
+        if self.numbers.next >= left.sequence {
+            tasks.extend(
+                self.tasks
+                    .queue
+                    .iter()
+                    .map(|&task| (task, self.numbers.next)),
+            );
         }
         let is_needed = !tasks.is_empty();
         for (task, sequence) in tasks {
@@ -159,19 +152,8 @@ impl Engine {
         let Err(error) = self.check_left(sequence, &what) else {
             return;
         };
-        let (mut kept, mut given_up) = (Vec::new(), Vec::new());
-        for place in std::mem::take(&mut self.active) {
-            let is_of = |round: &mut Box<Round>| round.task == index;
-            match self.rounds[place as usize].take_if(is_of) {
-                Some(round) => {
-                    self.free_places.push(place);
-                    given_up.push(round);
-                }
-                None => kept.push(place),
-            }
-        }
-        self.active = kept;
-        self.queue.retain(|&queued| queued != index);
+        let mut given_up = self.rounds.remove_task(index);
+        self.tasks.queue.retain(|&queued| queued != index);
         self.suspect = None;
         for round in &mut given_up {
             self.driver.cancel_receives(round);
@@ -179,29 +161,27 @@ impl Engine {
                 self.undecided = None;
             }
         }
-        let others = self.active.iter();
-        let mut others = others.filter_map(|&place| self.rounds[place as usize].as_deref());
         let transport = self.driver.links.transport.as_ref();
         let is_fetched = (0..self.driver.links.ranks).any(|p| transport.fetches(p, usize::MAX));
         if is_fetched && given_up.iter().any(|round| round.memory.is_unregistered()) {
-            if others.next().is_some() {
+            if !self.rounds.is_empty() {
                 // Memory is taken back for all operations together, registered or not.
                 return self.fail(error, true);
             }
             self.driver.links.transport.withdraw();
         }
-        self.given_up.rounds.append(&mut given_up);
+        self.leaving.given_up.rounds.append(&mut given_up);
         if let Some(mut call) = self.tasks[index].call.take() {
             call.fail(&error);
-            self.given_up.calls.push(call);
+            self.leaving.given_up.calls.push(call);
         }
         self.end_task(index, Err(error));
     }
 
     /// A step has failed, or could not be posted, because of a rank that has left.
     pub(super) fn fail_round(&mut self, place: u32, error: Error) {
-        let round = self.rounds[place as usize].as_deref();
-        match (&error, round.and_then(Round::sequence)) {
+        let round = self.rounds.at_mut(place);
+        match (&error, round.and_then(|round| round.sequence())) {
             (&Error::Left { rank, .. }, Some(sequence)) => {
                 // It may have said before that the communicator has failed.
                 self.poll_events();

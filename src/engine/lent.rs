@@ -7,22 +7,15 @@
 //! anyone who swaps the mark away first has the part. A rank whose part was accepted has entered
 //! the collective; it starts it whenever it runs again, and repeats the same stores.
 
-use super::Engine;
 use super::arguments::signature_of;
 use super::control::{Line, PAYLOAD_WORDS};
-use super::tasks::TaskCall;
+use super::core::Engine;
+use super::state::Lent;
+use super::task::TaskCall;
 use crate::kernel;
 use crate::limits::OPERATION_SLOTS;
 use crate::schedule::{Action, Count, Lane, Operand, Range, Schedule};
 use crate::types::Rank;
-
-/// The part that is lent.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Lent {
-    root: Rank,
-    sequence: u64,
-    lane: Lane,
-}
 
 impl Engine {
     /// Lends this rank's part of a call, which will be its next collective; false: not now, or
@@ -31,15 +24,15 @@ impl Engine {
         let Some((root, source, target, lane)) = part_of(&call.prepared.schedule) else {
             return false;
         };
-        let (sequence, arguments) = (self.next_sequence, &call.arguments);
+        let (sequence, arguments) = (self.numbers.next, &call.arguments);
         let element = arguments.dtype.size_bytes();
         let count = Count {
             count: arguments.count,
             slots: &call.slots,
         };
-        let can_start = self.failure.is_none()
+        let can_start = self.failing.cause.is_none()
             && self.lent.is_none()
-            && self.queue.is_empty()
+            && self.tasks.queue.is_empty()
             && self.undecided.is_none()
             && sequence < self.driver.retired + OPERATION_SLOTS
             && call.prepared.window_bytes(&count, element) <= self.config.window_bytes as u64;
@@ -97,13 +90,13 @@ impl Engine {
     /// For the root, right before it starts this call: accepts every part that is lent for it.
     /// `has_come` is called with each peer whose part is there.
     pub fn accept(&mut self, call: &TaskCall, mut has_come: impl FnMut(Rank)) {
-        let sequence = self.next_sequence;
+        let sequence = self.numbers.next;
         let steps = &call.prepared.schedule.steps;
         let wait = steps.iter().find_map(|step| match &step.action {
             Action::WaitCount { peers, lane, .. } => Some((peers, *lane)),
             _ => None,
         });
-        let Some((peers, lane)) = wait.filter(|_| self.queue.is_empty()) else {
+        let Some((peers, lane)) = wait.filter(|_| self.tasks.queue.is_empty()) else {
             return;
         };
         for &peer in peers {

@@ -1,7 +1,7 @@
 //! Ending a communicator on purpose, and what a rebuild asks: who is gone, and has everybody
 //! connected.
 
-use super::Engine;
+use super::core::Engine;
 use crate::error::Error;
 use crate::types::Rank;
 use crate::wire::{ControlKind, ControlMessage};
@@ -49,6 +49,6 @@ impl Engine {
 
     /// Whether a peer has confirmed that every rank is connected.
     pub fn is_confirmed(&self) -> bool {
-        self.is_confirmed
+        self.failing.is_confirmed
     }
 }

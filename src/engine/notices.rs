@@ -6,21 +6,12 @@
 //! the ranks have agreed to use them, one for each peer, and again whenever one has brought a word.
 //! Notices of one peer come in order; nobody is told that they have come.
 
-use super::Engine;
+use super::core::Engine;
 use super::tag::{self, Token};
 use crate::error::{Error, Result};
 use crate::memory::View;
 use crate::transport::{Completion, Outcome, PostError};
 use crate::types::Rank;
-use std::collections::VecDeque;
-
-/// Words on their way. Bounded by anyone who sends them, who knows how many can be outstanding.
-#[derive(Debug, Default)]
-pub(super) struct Notices {
-    arrived: VecDeque<(Rank, u64)>,
-    /// There was no room for these yet.
-    unsent: VecDeque<(Rank, u64)>,
-}
 
 impl Engine {
     /// Takes notices from now on. Those that came before have waited.
@@ -49,7 +40,7 @@ impl Engine {
 
     /// Sends what waits for room, as far as there is some.
     pub(super) fn send_notices(&mut self) {
-        if self.failure.is_some() {
+        if self.failing.cause.is_some() {
             return;
         }
         let links = &mut self.driver.links;
@@ -67,8 +58,8 @@ impl Engine {
                 Ok(()) | Err(PostError::PeerFailed) => false,
             }
         });
-        self.has_unsent = !self.notices.unsent.is_empty();
-        self.has_chores |= self.has_unsent;
+        self.notices.has_unsent = !self.notices.unsent.is_empty();
+        self.has_chores |= self.notices.has_unsent;
         if let Some(text) = failed {
             self.fail(Error::internal(text), true);
         }

@@ -27,6 +27,12 @@ pub struct Pool {
     is_shared: bool,
 }
 
+/// A chunk that is sent from a copy, because its source is not registered.
+pub struct Bounced {
+    pub token: u64,
+    pub lent: Lent,
+}
+
 impl Pool {
     /// An empty pool; size-only pools lend lengths without bytes.
     pub fn new(is_size_only: bool, is_shared: bool) -> Pool {

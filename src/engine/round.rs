@@ -124,7 +124,7 @@ impl Round {
         is_new
     }
 
-    /// A step has done all it does. The first that may start now is returned; the others are queued.
+    /// A step has done all it does. The first that may start now is returned; others are queued.
     #[inline(always)]
     pub fn end_step(&mut self, step: StepId) -> StepId {
         self.progress.process(&self.program.prepared, step)

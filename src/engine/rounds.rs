@@ -1,30 +1,28 @@
 //! Rounds of tasks: started in order, run, ended, retired.
 
 use super::arguments::signature_of;
-use super::prepared::Prepared;
+use super::core::Engine;
 use super::round::{Round, RoundId, RoundOf};
-use super::tag::RoundToken;
-use super::{Engine, HISTORY, name_ranks};
+use super::suspect::name_ranks;
 use crate::error::{Error, Result};
 use crate::limits::OPERATION_SLOTS;
 use crate::schedule::Action;
 use crate::time::Time;
 use crate::types::Rank;
-use std::sync::Arc;
-
-/// Spare rounds from which on no new ones are made: enough for the few kinds of calls that a loop
-/// makes.
-const SPARE_ROUNDS: usize = 4;
 
 impl Engine {
     /// Starts rounds of waiting collectives, oldest first, as far as slots are free.
     pub(super) fn start_queued(&mut self, now: Time) {
-        while self.failure.is_none() && self.undecided.is_none() {
-            let Some(&index) = self.queue.front() else {
+        while self.failing.cause.is_none() && self.undecided.is_none() {
+            let Some(&index) = self.tasks.queue.front() else {
                 return;
             };
-            let sequence = self.next_sequence;
-            if self.left.is_some_and(|left| sequence >= left.sequence) {
+            let sequence = self.numbers.next;
+            if self
+                .leaving
+                .first
+                .is_some_and(|left| sequence >= left.sequence)
+            {
                 return self.fail_unreachable();
             }
             if sequence >= self.driver.retired + OPERATION_SLOTS {
@@ -36,7 +34,7 @@ impl Engine {
             if call.prepared.uses_signals && !self.is_retired_by_all(sequence) {
                 return;
             }
-            self.next_sequence += 1;
+            self.numbers.next += 1;
             self.start_round(index, RoundId::Collective(sequence), now);
         }
     }
@@ -60,17 +58,17 @@ impl Engine {
 
     /// Whether every peer has retired the operation that used the slot of this one.
     pub(super) fn is_retired_by_all(&mut self, sequence: u64) -> bool {
-        if self.retired_by_all.saturating_add(OPERATION_SLOTS) > sequence {
+        if self.numbers.is_slot_free(sequence) {
             return true;
         }
         let links = &self.driver.links;
         let least = links.others().map(|p| links.retired_by(p)).min();
         let least = least.unwrap_or(u64::MAX);
-        if least > self.retired_by_all {
-            self.refresh_later(self.active.len(), self.now);
+        if least > self.numbers.retired_by_all {
+            self.refresh_later(self.rounds.len(), self.now);
         }
-        self.retired_by_all = least;
-        least.saturating_add(OPERATION_SLOTS) > sequence
+        self.numbers.retired_by_all = least;
+        self.numbers.is_slot_free(sequence)
     }
 
     pub(super) fn start_round(&mut self, index: usize, id: RoundId, now: Time) {
@@ -84,16 +82,18 @@ impl Engine {
         let task = &mut self.tasks[index];
         task.started = part.0 + part.1;
         task.active_rounds += 1;
-        let call = task.call.as_ref().expect("running tasks have calls");
-        if id != RoundId::Pairwise && task.started >= call.arguments.count {
-            self.queue.pop_front();
+        let count = task.call.as_ref().map_or(0, |call| call.arguments.count);
+        if id != RoundId::Pairwise && task.started >= count {
+            self.tasks.queue.pop_front();
         }
-        let mut round = take_round(&mut self.spare_rounds, &call.prepared);
-        self.generation = self.generation.wrapping_add(1);
+        let call = self.tasks[index].call.as_ref();
+        let call = call.expect("running tasks have calls");
+        let mut round = self.rounds.take_spare(&call.prepared);
+        let generation = self.rounds.next_generation();
         let of = RoundOf {
             id,
             task: index,
-            generation: self.generation,
+            generation,
             part,
         };
         self.driver.begin(&mut round, of, &call.for_round())?;
@@ -110,31 +110,25 @@ impl Engine {
         if let Some(lent) = round.memory.scratch.take() {
             self.driver.pool.give(lent);
         }
-        self.spare_rounds.push(round);
+        self.rounds.put_spare(round);
     }
 
     /// A collective round is under way.
     pub(super) fn note_started(&mut self, sequence: u64, round: &Round) {
-        self.history[(sequence % HISTORY as u64) as usize] = (sequence, round.program.signature);
+        self.numbers.note(sequence, round.program.signature);
         if !round.is_decided() && self.driver.links.ranks > 1 {
             self.undecided = Some(sequence);
         }
     }
 
     /// Puts a round that has begun among the active ones and runs it.
-    pub(super) fn enlist(&mut self, mut round: Box<Round>, now: Time) {
+    pub(super) fn enlist(&mut self, round: Box<Round>, now: Time) {
         if self.wants_signals {
             // A sleeping thread knew nothing of this round.
             self.want_anything();
         }
-        let place = self.free_places.pop().unwrap_or_else(|| {
-            self.rounds.push(None);
-            self.rounds.len() as u32 - 1
-        });
-        round.token = RoundToken::new(place, round.generation);
-        self.rounds[place as usize] = Some(round);
-        self.active.push(place);
-        self.run_round(self.active.len() - 1, place, now);
+        let (index, place) = self.rounds.add(round);
+        self.run_round(index, place, now);
     }
 
     /// The part of the call that the next round of a task is for: how many elements, and from which
@@ -173,8 +167,8 @@ impl Engine {
     pub(super) fn run_rounds(&mut self, now: Time) {
         self.driver.has_work = false;
         let mut index = 0;
-        while let Some(&place) = self.active.get(index) {
-            let has_left = self.failure.is_none() && self.run_round(index, place, now);
+        while let Some(place) = self.rounds.place(index) {
+            let has_left = self.failing.cause.is_none() && self.run_round(index, place, now);
             index += usize::from(!has_left);
         }
     }
@@ -183,7 +177,7 @@ impl Engine {
     /// ended and left the list.
     #[inline(never)]
     fn run_round(&mut self, index: usize, place: u32, now: Time) -> bool {
-        let Some(round) = &mut self.rounds[place as usize] else {
+        let Some(round) = self.rounds.at_mut(place) else {
             return false;
         };
         if !round.has_work() {
@@ -204,11 +198,9 @@ impl Engine {
         }
         match ran {
             Ok(()) if round.has_ended() => {
-                self.active.remove(index);
+                let round = self.rounds.remove(index);
                 self.refresh_later(index, now);
-                self.free_places.push(place);
-                let round = self.rounds[place as usize].take();
-                self.end_round(round.expect("it has just run"));
+                self.end_round(round);
                 true
             }
             Ok(()) => {
@@ -252,7 +244,7 @@ impl Engine {
                 Some(fallback) => {
                     call.prepared = fallback;
                     (task.started, task.segment_elements) = (0, 0);
-                    self.queue.push_front(index);
+                    self.tasks.queue.push_front(index);
                     self.has_chores = true;
                 }
                 None => {
@@ -288,50 +280,36 @@ impl Engine {
     /// A collective round has ended here: its flag lines and windows may be used again once all
     /// ranks say so.
     pub(super) fn retire(&mut self, sequence: u64) {
-        self.is_retired[(sequence % OPERATION_SLOTS) as usize] = true;
-        while std::mem::take(&mut self.is_retired[(self.driver.retired % OPERATION_SLOTS) as usize])
-        {
-            self.driver.retired += 1;
-        }
-        // A quarter of the slots at a time: a peer is never held up while it is less than the rest
-        // ahead, and the stores to all peers cost a quarter per operation.
-        if self.driver.retired - self.published >= OPERATION_SLOTS / 4 {
-            self.published = self.driver.retired;
-            self.publish_to.clear();
-            self.publish_to.extend(self.driver.links.others());
+        self.driver.retired = self.numbers.retire(sequence);
+        if self.numbers.is_publishing_due() {
+            self.publishing.to.clear();
+            self.publishing.to.extend(self.driver.links.others());
             self.publish();
-            self.has_chores |= !self.publish_to.is_empty();
+            self.has_chores |= !self.publishing.to.is_empty();
         }
     }
 
     pub(super) fn publish(&mut self) {
-        while let Some(&peer) = self.publish_to.last() {
-            match self.driver.links.publish_retired(peer, self.published) {
+        while let Some(&peer) = self.publishing.to.last() {
+            match self
+                .driver
+                .links
+                .publish_retired(peer, self.numbers.published)
+            {
                 Ok(false) => return,
                 // A peer that is gone needs no count; operations that need it fail by themselves.
-                Ok(true) | Err(_) => self.publish_to.pop(),
+                Ok(true) | Err(_) => self.publishing.to.pop(),
             };
         }
-        self.is_publishing_quietly = true;
+        self.publishing.is_quiet = true;
     }
 
     /// Wakes peers that may sleep until this rank has retired more, who have had no signal since.
     /// Anyone who says what else it sleeps for does not wait for that.
     pub(super) fn wake_published(&mut self) {
-        self.is_publishing_quietly = false;
+        self.publishing.is_quiet = false;
         for peer in self.driver.links.others() {
             self.driver.links.transport.notify_of_count(peer);
         }
-    }
-}
-
-/// A spare round, if possible one that has run this schedule: it may be bound already.
-#[allow(clippy::vec_box)] // It moves between lists.
-pub(super) fn take_round(spare: &mut Vec<Box<Round>>, prepared: &Arc<Prepared>) -> Box<Round> {
-    let mut rounds = spare.iter();
-    match rounds.rposition(|round| Arc::ptr_eq(&round.program.prepared, prepared)) {
-        Some(place) => spare.swap_remove(place),
-        None if spare.len() < SPARE_ROUNDS => Box::new(Round::new(prepared.clone())),
-        None => spare.swap_remove(0),
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Driver, Ran};
 use crate::engine::gate::NONE;
-use crate::engine::pool::Lent;
+use crate::engine::pool::Bounced;
 use crate::engine::prepared::StepKind;
 use crate::engine::program::{Message, What};
 use crate::engine::round::Round;
@@ -14,12 +14,6 @@ use crate::memory::View;
 use crate::schedule::{Action, StepId};
 use crate::transport::{Completion, Outcome, PostError};
 use crate::types::Rank;
-
-/// A chunk that is sent from a copy, because its source is not registered.
-pub struct Bounced {
-    token: u64,
-    lent: Lent,
-}
 
 impl Driver {
     /// Posts as many chunks of a message as may be posted now.

@@ -1,0 +1,370 @@
+//! [`Engine`]: the state of one rank in one communicator, and how it is driven.
+
+use super::driver::{Driver, Host};
+use super::links::{Contact, Links};
+use super::numbers::Numbers;
+use super::pool::Pool;
+use super::round::Round;
+use super::staged::Staged;
+use super::state::{Failing, Leaving, Lent, Notices, Publishing};
+use super::suspect::Suspect;
+use super::tag::Token;
+use super::task::Tasks;
+use super::under_way::UnderWay;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::memory::{Region, RegionKey, View};
+use crate::time::Time;
+use crate::transport::{Completion, Event, Outcome, Transport, WaitSource};
+use crate::types::Rank;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Control sockets and timeouts are looked at this often while somebody waits.
+const SLOW_EVERY: Duration = Duration::from_millis(2);
+
+/// More signals than come while a thread sleeps.
+const SIGNALS_NEVER: u32 = 1 << 30;
+
+/// The engine of one rank in one communicator.
+pub struct Engine {
+    pub(super) driver: Driver,
+    pub(super) config: Config,
+    /// The time of this drive.
+    pub(super) now: Time,
+    pub(super) events: Vec<Event>,
+    pub(super) rounds: UnderWay,
+    /// A round that [`Engine::run_at_once`] could not end, for the task that follows.
+    pub(super) begun: Option<Box<Round>>,
+    pub(super) tasks: Tasks,
+    pub(super) numbers: Numbers,
+    /// It has failed, or counts, notices or rounds wait to be published, sent or started.
+    pub(super) has_chores: bool,
+    pub(super) publishing: Publishing,
+    /// A sleeping thread is not woken by every signal, and has to be by those of rounds that begin
+    /// later.
+    pub(super) wants_signals: bool,
+    /// A round whose ranks have not all said whether their memory is registered.
+    pub(super) undecided: Option<u64>,
+    pub(super) staged: Staged,
+    /// Messages sent to and received from each peer by pairwise rounds.
+    pub(super) pair_counts: Vec<(u64, u64)>,
+    pub(super) failing: Failing,
+    pub(super) leaving: Leaving,
+    pub(super) suspect: Option<Suspect>,
+    pub(super) notices: Notices,
+    /// What of the next collective is with its root already.
+    pub(super) lent: Option<Lent>,
+    /// When the slow part is due again.
+    slow_at: Time,
+}
+
+impl Engine {
+    /// The engine of `rank` on this transport.
+    pub fn new(
+        transport: Box<dyn Transport>,
+        rank: Rank,
+        ranks: u32,
+        config: Config,
+        host: Host,
+    ) -> Result<Engine> {
+        let is_shared = transport.capabilities().shared_regions;
+        let links = Links::new(transport, rank, ranks, config.window_bytes)?;
+        Ok(Engine {
+            driver: Driver::new(
+                links,
+                Pool::new(host.is_size_only, is_shared),
+                config.chunk_bytes,
+                host,
+            ),
+            config,
+            now: Time::default(),
+            events: Vec::new(),
+            rounds: UnderWay::default(),
+            begun: None,
+            tasks: Tasks::default(),
+            numbers: Numbers::new(),
+            has_chores: false,
+            publishing: Publishing::default(),
+            wants_signals: false,
+            undecided: None,
+            staged: Staged::new(),
+            pair_counts: vec![(0, 0); ranks as usize],
+            failing: Failing::default(),
+            leaving: Leaving::default(),
+            suspect: None,
+            notices: Notices::default(),
+            lent: None,
+            slow_at: Time::default(),
+        })
+    }
+
+    /// What peers need to know of this rank, for bootstrap to carry to them.
+    pub fn contact(&self) -> Contact {
+        self.driver.links.contact()
+    }
+
+    /// Begins to connect to everyone, whose contacts come by rank; then [`Engine::poll_connect`]
+    /// until it says true.
+    pub fn connect(&mut self, contacts: Arc<[Contact]>) -> Result<()> {
+        self.driver.links.connect(contacts)
+    }
+
+    /// Goes on with connecting; true when operations can start.
+    pub fn poll_connect(&mut self, now: Time) -> Result<bool> {
+        let mut events = std::mem::take(&mut self.events);
+        let is_ready = self.driver.links.poll_connect(now, &mut events);
+        events.clear();
+        self.events = events;
+        if is_ready == Ok(true) {
+            // Ranks that have all they need may have left before this one was ready. What they said
+            // before comes first: it may name another rank, because of which they have left.
+            self.now = now;
+            self.poll_events();
+            let left: Vec<(Rank, u64)> = self.driver.links.left().collect();
+            for (peer, done) in left {
+                self.handle_peer_left(peer, done);
+            }
+        }
+        is_ready
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> Rank {
+        self.driver.links.rank
+    }
+
+    /// Number of ranks.
+    pub fn ranks(&self) -> u32 {
+        self.driver.links.ranks
+    }
+
+    /// The settings.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The transport.
+    pub fn transport(&mut self) -> &mut dyn Transport {
+        self.driver.links.transport.as_mut()
+    }
+
+    /// What a thread that waits may sleep on.
+    pub fn wait_source(&self) -> WaitSource {
+        self.driver.links.transport.wait_source()
+    }
+
+    /// When the transport must be driven again even if nothing arrives.
+    pub fn next_timeout(&self) -> Option<Time> {
+        self.driver.links.transport.next_timeout()
+    }
+
+    /// Registers a region.
+    pub fn register(&mut self, region: Arc<Region>) -> Result<RegionKey> {
+        // Where ranks take and free memory all the time, and never wait long, this is the place to
+        // let go of it.
+        self.release_freed();
+        self.driver.links.transport.register(region)
+    }
+
+    /// Ends a registration.
+    pub fn deregister(&mut self, key: RegionKey) -> Result<()> {
+        self.driver.links.transport.deregister(key)
+    }
+
+    /// Copies between views of equal length, one of several copies of `bytes_together` bytes: by
+    /// the threads and around the caches, as a step of a schedule would.
+    pub fn copy(&mut self, source: View, destination: View, bytes_together: usize) {
+        self.driver.copy(source, destination, bytes_together);
+    }
+
+    /// Does everything that can be done now; whether anything moved. Never inlined, so that anyone
+    /// who counts instructions finds the engine's own here.
+    #[inline(never)]
+    pub fn drive(&mut self, now: Time) -> bool {
+        self.driver.moved = false;
+        self.now = now;
+        if self.publishing.is_quiet {
+            self.wake_published();
+            self.check_strays();
+        }
+        self.poll_events();
+        if self.driver.has_work {
+            self.run_rounds(now);
+        }
+        if self.has_chores {
+            self.do_chores(now);
+        }
+        self.driver.moved
+    }
+
+    /// What is neither a message nor a round, and rarely there: to look for each kind of it at
+    /// every drive took three cache lines.
+    #[inline(never)]
+    fn do_chores(&mut self, now: Time) {
+        if self.failing.cause.is_some() {
+            self.tell_failure();
+            return;
+        }
+        if !self.publishing.to.is_empty() {
+            self.publish();
+        }
+        if !self.tasks.queue.is_empty() {
+            self.start_queued(now);
+        }
+        if self.notices.has_unsent {
+            self.send_notices();
+        }
+        if !self.leaving.untold.is_empty() {
+            self.tell_left();
+        }
+        self.has_chores = self.failing.cause.is_some()
+            || self.notices.has_unsent
+            || !self.leaving.untold.is_empty()
+            || !self.tasks.queue.is_empty()
+            || !self.publishing.to.is_empty();
+    }
+
+    /// A thread is about to sleep, and looks what has come after this: whatever comes later wakes
+    /// it.
+    pub fn want_anything(&mut self) {
+        self.driver.links.transport.want_signals(0);
+        self.wants_signals = false;
+    }
+
+    /// The thread has driven, which moved nothing, and is the only one that sleeps: signals wake it
+    /// only when as many have come as are needed to move anything; with `is_idle` only something
+    /// else does. Unless that, until a round begins.
+    pub fn want_signals(&mut self, is_idle: bool) {
+        // One is said too: the counts of peers, which wake anyone who has not said what it sleeps
+        // for, do not wake this rank then.
+        let wanted = match self.signals_wanted() {
+            1.. if is_idle => SIGNALS_NEVER,
+            wanted => wanted,
+        };
+        if wanted > 0 {
+            self.driver.links.transport.want_signals(wanted);
+            self.wants_signals = !is_idle;
+        }
+    }
+
+    /// How many signals have to come before anything can move, if nothing else comes; 0: not known.
+    fn signals_wanted(&self) -> u32 {
+        let is_blocked = self.failing.cause.is_some()
+            || self.notices.has_unsent
+            || !self.tasks.queue.is_empty()
+            || !self.publishing.to.is_empty();
+        if is_blocked {
+            return 0;
+        }
+        let wanted = self
+            .rounds
+            .all()
+            .filter_map(|round| match round.has_runnable() {
+                true => Some(0),
+                false => self.driver.signals_wanted(round),
+            });
+        // What was lent is followed by one signal.
+        let of_lent = self.lent.map(|_| 1);
+        wanted.chain(of_lent).min().unwrap_or(SIGNALS_NEVER)
+    }
+
+    /// [`Engine::drive_slow`], if the last time is long enough ago.
+    pub fn drive_slow_if_due(&mut self, now: Time) {
+        if now >= self.slow_at {
+            self.slow_at = now.after(SLOW_EVERY);
+            self.drive_slow(now);
+        }
+    }
+
+    /// The slow part of driving: control sockets, hang-ups, timeouts. Before a wait sleeps, and
+    /// every few milliseconds of a long one.
+    pub fn drive_slow(&mut self, now: Time) {
+        self.now = now;
+        (self.driver.links.transport).poll_slow(now, &mut self.events);
+        self.handle_events();
+        self.check_strays();
+        if self.failing.cause.is_none() {
+            self.check_silence(now);
+        }
+        self.tell_failure();
+        self.release_freed();
+    }
+
+    /// Takes what has arrived.
+    #[inline(always)]
+    pub(super) fn poll_events(&mut self) {
+        let transport = self.driver.links.transport.as_mut();
+        transport.poll(self.now, &mut self.events);
+        if !self.events.is_empty() {
+            self.handle_events();
+        }
+    }
+
+    /// Nearly all events are the ends of messages of rounds; what one lets start is run at once: as
+    /// work for [`Engine::run_rounds`] it took a third more instructions.
+    #[inline(always)]
+    fn handle_events(&mut self) {
+        let mut handled = 0;
+        while let Some(event) = self.events.get(handled) {
+            handled += 1;
+            let Event::Completion(completion) = event else {
+                self.handle_other(handled - 1);
+                continue;
+            };
+            let Token::Step { round, step, chunk } = Token::parse(completion.token) else {
+                self.handle_other(handled - 1);
+                continue;
+            };
+            let place = round;
+            let Some(round) = self.rounds.at_mut(place) else {
+                continue;
+            };
+            // Rounds of a communicator that has failed are over.
+            if self.failing.cause.is_some() || !round.token.is_of(completion.token) {
+                continue;
+            }
+            round.last_moved = self.now;
+            let driver = &mut self.driver;
+            let ended = driver.end_message(round, (step, chunk), completion);
+            if let Err(error) = ended {
+                // It polls again, into a list of its own.
+                let events = std::mem::take(&mut self.events);
+                self.fail_round(place, *error);
+                self.events = events;
+            }
+        }
+        self.events.clear();
+    }
+
+    /// A connection has begun or ended, or a message or signal of the engine itself has.
+    #[inline(never)]
+    fn handle_other(&mut self, number: usize) {
+        // What it leads to may poll again, into a list of its own.
+        let events = std::mem::take(&mut self.events);
+        match &events[number] {
+            Event::PeerFailed(peer, cause) => self.handle_peer_failed(*peer, cause.clone()),
+            Event::PeerLeft(peer, done) => self.handle_peer_left(*peer, *done),
+            Event::Connected(_) => {}
+            Event::Completion(completion) => self.handle_own(completion, self.now),
+        }
+        self.events = events;
+    }
+
+    /// A message or signal of the engine itself has ended.
+    fn handle_own(&mut self, completion: &Completion, now: Time) {
+        match Token::parse(completion.token) {
+            Token::ControlReceive(peer) => self.handle_control(peer, completion, now),
+            Token::NoticeReceive(peer) => self.handle_notice(peer, completion),
+            Token::Forget if completion.outcome == Outcome::BadKey => {
+                let text = format!(
+                    "rank {} does not know the control memory it announced",
+                    completion.peer
+                );
+                self.fail(Error::Malformed(text), true);
+            }
+            // A peer that is gone is reported by an event of its own.
+            Token::Forget | Token::Step { .. } => {}
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! [`Task`]: a call under way, and [`Tasks`]: all of them.
+
+use super::arguments::{Arguments, signature_of};
+use super::prepared::Prepared;
+use super::round::RoundCall;
+use crate::error::{Error, Result};
+use crate::memory::{Kept, View};
+use crate::time::Time;
+use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::ops::{Index, IndexMut};
+use std::sync::Arc;
+
+/// A task, as its starter names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaskId {
+    pub(super) index: usize,
+    generation: u32,
+}
+
+/// A call, with its schedule chosen and its buffers resolved, and everything that must outlive it.
+pub struct TaskCall {
+    /// What it says.
+    pub arguments: Arguments,
+    /// The schedule.
+    pub prepared: Arc<Prepared>,
+    /// The schedule to stage the call with if some rank's memory is not registered. Needed where
+    /// the first one reaches peers' buffers.
+    pub fallback: Option<Arc<Prepared>>,
+    /// Lengths and offsets of v-collectives and grouped transfers.
+    pub slots: Cow<'static, [u64]>,
+    /// The buffers of the transfers of a group.
+    pub others: Vec<View>,
+    /// Input and output, kept and borrowed until the task has ended.
+    pub keep: [Option<Kept>; 2],
+    /// The same of the transfers' buffers.
+    pub keep_others: Vec<Kept>,
+}
+
+impl TaskCall {
+    pub(super) fn for_round(&self) -> RoundCall<'_> {
+        RoundCall {
+            prepared: &self.prepared,
+            arguments: &self.arguments,
+            slots: &self.slots,
+            others: &self.others,
+        }
+    }
+
+    /// The task has ended as it should.
+    pub(super) fn end(self) {
+        let all = self.keep.into_iter().flatten().chain(self.keep_others);
+        all.for_each(Kept::end);
+    }
+
+    /// The task has failed, for this reason.
+    pub(super) fn fail(&mut self, reason: &Error) {
+        let all = self.keep.iter_mut().flatten().chain(&mut self.keep_others);
+        all.for_each(|kept| kept.fail(reason));
+    }
+}
+
+#[derive(Debug, PartialEq)]
+enum State {
+    Free,
+    Running,
+    Done(Result<()>),
+}
+
+/// A call under way.
+pub struct Task {
+    pub(super) generation: u32,
+    state: State,
+    pub(super) call: Option<TaskCall>,
+    /// Elements of the count for which rounds have been started.
+    pub(super) started: u64,
+    /// Elements of a round that is staged through windows, 0 until that is known.
+    pub(super) segment_elements: u64,
+    pub(super) active_rounds: u32,
+    pub(super) is_detached: bool,
+    pub last_moved: Time,
+}
+
+impl Task {
+    /// What it is, for texts.
+    pub fn describe(&self) -> String {
+        match &self.call {
+            Some(call) => signature_of(&call.arguments, &call.prepared, &call.slots).describe(),
+            None => "an ended operation".into(),
+        }
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.state == State::Running
+    }
+}
+
+/// The tasks of an engine.
+#[derive(Default)]
+pub struct Tasks {
+    all: Vec<Task>,
+    free: Vec<usize>,
+    /// Collective tasks of which rounds are still to be started, oldest first.
+    pub queue: VecDeque<usize>,
+    /// Tasks that have ended so far.
+    pub ended_count: u64,
+}
+
+impl Index<usize> for Tasks {
+    type Output = Task;
+
+    fn index(&self, index: usize) -> &Task {
+        &self.all[index]
+    }
+}
+
+impl IndexMut<usize> for Tasks {
+    fn index_mut(&mut self, index: usize) -> &mut Task {
+        &mut self.all[index]
+    }
+}
+
+impl Tasks {
+    /// A task of a call.
+    pub fn add(&mut self, call: TaskCall, segment_elements: u64, now: Time) -> TaskId {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.all.push(Task {
+                generation: 0,
+                state: State::Free,
+                call: None,
+                started: 0,
+                segment_elements: 0,
+                active_rounds: 0,
+                is_detached: false,
+                last_moved: now,
+            });
+            self.all.len() - 1
+        });
+        let task = &mut self.all[index];
+        task.state = State::Running;
+        task.call = Some(call);
+        (task.started, task.segment_elements, task.active_rounds) = (0, segment_elements, 0);
+        task.is_detached = false;
+        task.last_moved = now;
+        TaskId {
+            index,
+            generation: task.generation,
+        }
+    }
+
+    /// The result, once there is one.
+    #[inline]
+    pub fn result(&self, id: TaskId) -> Option<Result<()>> {
+        match self.all.get(id.index) {
+            Some(task) if task.generation == id.generation => match &task.state {
+                State::Done(result) => Some(result.clone()),
+                _ => None,
+            },
+            _ => Some(Err(Error::invalid("the operation was waited for already"))),
+        }
+    }
+
+    /// Nobody will ask for the result any more; a running task goes on. `may_reuse`: nothing of a
+    /// task that has ended can come back.
+    pub fn release(&mut self, id: TaskId, may_reuse: bool) {
+        let task = self.all.get_mut(id.index);
+        let Some(task) = task.filter(|t| t.generation == id.generation) else {
+            return;
+        };
+        match task.state {
+            State::Running => task.is_detached = true,
+            State::Done(_) => self.free(id.index, may_reuse),
+            State::Free => {}
+        }
+    }
+
+    /// Ends a task. `failure`: of the communicator.
+    pub fn end(&mut self, index: usize, result: Result<()>, failure: Option<&Error>) {
+        self.ended_count += 1;
+        let task = &mut self.all[index];
+        task.state = State::Done(result);
+        match (failure, &mut task.call) {
+            (None, call) => call.take().map_or((), TaskCall::end),
+            // Peers may still reach the memory: it is kept until the communicator ends.
+            (Some(reason), Some(call)) => call.fail(reason),
+            (Some(_), None) => {}
+        }
+        if task.is_detached {
+            self.free(index, failure.is_none());
+        }
+    }
+
+    /// Ends every task with this error, which is that of the communicator.
+    pub fn fail(&mut self, error: &Error) {
+        for index in 0..self.all.len() {
+            if self.all[index].is_running() {
+                self.end(index, Err(error.clone()), Some(error));
+            }
+        }
+        self.queue.clear();
+    }
+
+    fn free(&mut self, index: usize, may_reuse: bool) {
+        let task = &mut self.all[index];
+        task.state = State::Free;
+        task.generation = task.generation.wrapping_add(1);
+        if may_reuse {
+            self.free.push(index);
+        }
+    }
+}
