@@ -95,10 +95,11 @@ pub(crate) mod sim;
 pub(crate) mod tcp;
 pub(crate) mod verbs;
 
-pub(crate) use between::{Agreed, Fabric, Offer, agree, own_offer};
+pub(crate) use between::{Agreed, Offer, agree, own_offer};
 pub(crate) use causes::proves_end;
 pub use causes::{ENDED, LEFT, UNREACHABLE};
 pub use open::{Options, open};
+pub(crate) use verbs::Fabric;
 
 pub use crate::limits::{CONTROL_BYTES, MESSAGES_PER_PEER, URGENT_MESSAGES};
 pub use crate::memory::{Region, RegionKey, View};
@@ -271,8 +272,7 @@ pub enum PostError {
     WouldBlock,
     /// The peer failed earlier.
     PeerFailed,
-    /// The arguments break the contract; the text says how. Boxed, so that what a post answers fits
-    /// registers: 30 instructions less for a message.
+    /// The arguments break the contract; the text says how. (What a post answers fits registers.)
     #[allow(clippy::box_collection)]
     Invalid(Box<String>),
 }

@@ -6,8 +6,9 @@
 //! rail after it has said or heard this, nothing can come twice. Frames of the stream are sent
 //! again from the last acknowledgement on, and those that had come are known by their position.
 
-use super::peer::{Loss, Peer, Shared};
+use super::peer::{Loss, Peer};
 use super::rail::{LostRail, acknowledge};
+use super::shared::Shared;
 use crate::wire::Frame;
 
 /// Rails lost of which a peer has not asked or answered yet. Each takes a connection to be made
@@ -41,9 +42,8 @@ impl Peer {
             unacked: rail.unacked,
             chunks_acked: rail.chunks_acked,
         });
-        if rail.is_dialed || self.rails.is_empty() {
-            self.attempts.pause = 0;
-            self.attempts.is_awaited = false;
+        if rail.is_outgoing || self.rails.is_empty() {
+            self.reach.end_pause();
         }
         self.push_control(shared, Frame::RailDead { rail: rail.id });
     }

@@ -1,6 +1,7 @@
 //! Messages: receives meet what comes, by tag and in order.
 
-use super::peer::{Fate, Incoming, Loss, Peer, Shared};
+use super::peer::{Fate, Incoming, Loss, Peer};
+use super::shared::Shared;
 use crate::kernel;
 use crate::limits::MESSAGES_PER_PEER;
 use crate::memory::View;

@@ -14,7 +14,7 @@
 //! * A rail that is lost is replaced, and what had not come on it goes over the others:
 //!   `losses.rs`.
 //! * Memory that is taken back is sent no more, not by the kernel either: `withdrawal.rs`.
-//! * Every connection begins with the handshake of [`crate::wire`]: `doors.rs`. In jobs of more
+//! * Every connection begins with the handshake of [`crate::wire`]: `joining.rs`. In jobs of more
 //!   than a few ranks connections are made at the first use, and [`Transport::connect`] only takes
 //!   the address.
 //! * The kernel looks for peers that are gone without a word (TCP_USER_TIMEOUT, keep-alive): its
@@ -31,8 +31,10 @@
 mod address;
 #[cfg(test)]
 mod changes_tests;
-mod dials;
-mod doors;
+mod connector;
+mod handshake;
+mod joining;
+mod listener;
 mod losses;
 mod messages;
 mod pace;
@@ -41,9 +43,11 @@ mod parking_tests;
 mod peer;
 mod provider;
 mod rail;
+mod reach;
 mod receiving;
 mod secure;
 mod sending;
+mod shared;
 mod socket;
 mod staging;
 mod stream;
@@ -61,17 +65,18 @@ use crate::time::Time;
 use crate::types::Rank;
 use crate::wire::{Frame, JobKey, Limits};
 use address::{IDENTITY_BYTES, PeerAddress};
-use dials::Dial;
-use doors::Stranger;
+use connector::Connecting;
+use listener::Listener;
 use pace::Pace;
-use peer::{Counts, Loss, Peer, Shared};
+use peer::{Loss, Peer};
 use rail::Rail;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::net::Shutdown;
+use shared::{Counts, Shared};
 use staging::Staging;
 use std::collections::{BTreeMap, VecDeque};
 use std::mem::MaybeUninit;
-use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -94,7 +99,7 @@ const EAGER_BYTES_MIN: u64 = 256 << 10;
 /// With more rails than these, polls ask the kernel which have something.
 const DIRECT_RAILS_MAX: usize = 6;
 /// Polls between two looks for new connections, unless one is in the making.
-const DOOR_POLLS: u32 = 64;
+const CONNECTION_POLLS: u32 = 64;
 /// A put of a count can wait for the next frame to the same peer, or the next poll.
 const COUNT_BYTES: usize = 8;
 /// How long dropping waits for the kernel to take what was said, and for the peers' kernels to have
@@ -119,10 +124,8 @@ pub struct TcpTransport {
     identity: [u8; IDENTITY_BYTES],
     address: PeerAddress,
     key: JobKey,
-    listeners: Vec<TcpListener>,
-    strangers: Vec<Stranger>,
-    dials: Vec<Dial>,
-    has_said_full: bool,
+    listener: Listener,
+    connecting: Vec<Connecting>,
     peers: Vec<Peer>,
     shared: Shared,
     /// Peers with rails, and their rails together.
@@ -161,7 +164,7 @@ impl TcpTransport {
         if settings.has_tls && settings.secret.is_none() {
             return Err(tls_without_secret());
         }
-        let listeners: Vec<_> = ips.into_iter().map(socket::listen).collect::<Result<_>>()?;
+        let listener = Listener::new(ips)?;
         let mut identity = [0; IDENTITY_BYTES];
         getrandom::fill(&mut identity).map_err(|e| {
             Error::os(
@@ -169,21 +172,16 @@ impl TcpTransport {
                 std::io::Error::other(e.to_string()),
             )
         })?;
-        let places = listeners.iter().map(TcpListener::local_addr);
-        let places = places
-            .collect::<std::io::Result<Vec<_>>>()
-            .map_err(|e| Error::os("reading the port of a listening socket", e))?;
-        let (epoll, ring) = wait_source(&listeners)?;
+        let places = listener.places()?;
+        let (epoll, ring) = wait_source(&listener)?;
         Ok(TcpTransport {
             rank,
             capabilities: capabilities(settings),
             identity,
             address: PeerAddress { identity, places },
             key: JobKey::derive(settings.secret.as_deref().unwrap_or(&[]), b"linerate tcp"),
-            listeners,
-            strangers: Vec::new(),
-            dials: Vec::new(),
-            has_said_full: false,
+            listener,
+            connecting: Vec::new(),
             peers: (0..ranks).map(Peer::new).collect(),
             shared: Shared {
                 rank,
@@ -232,7 +230,7 @@ impl TcpTransport {
         if known.state != PeerState::Idle {
             return Err(Error::invalid(format!("connecting to rank {peer} twice")));
         }
-        known.address = Some(address);
+        known.reach.set_address(address);
         known.state = PeerState::Open;
         Ok(())
     }
@@ -256,7 +254,7 @@ impl TcpTransport {
             return self.fail(rank, &reason);
         }
         if self.peers[rank as usize].rails.is_empty() && self.peers[rank as usize].has_output() {
-            self.dial_if_needed(rank, false);
+            self.connect_if_needed(rank, false);
         }
     }
 
@@ -303,7 +301,7 @@ impl TcpTransport {
         }
         if has_lost || self.peers[rank as usize].has_output() {
             self.pump(rank);
-            self.dial_if_needed(rank, false);
+            self.connect_if_needed(rank, false);
         }
     }
 
@@ -325,7 +323,7 @@ impl TcpTransport {
         peer.lead = None;
         self.shared.ends.push(event);
         peer.flush(&mut self.shared);
-        self.dials.retain(|dial| dial.peer != rank);
+        self.connecting.retain(|one| one.peer() != rank);
         self.refresh_active();
     }
 
@@ -447,14 +445,13 @@ impl TcpTransport {
     }
 }
 
-/// What a rank sleeps on, with its listeners in it, and what its own threads ring.
-fn wait_source(listeners: &[TcpListener]) -> Result<(OwnedFd, OwnedFd)> {
+/// What a rank sleeps on, with its listener in it, and what its own threads ring.
+fn wait_source(listener: &Listener) -> Result<(OwnedFd, OwnedFd)> {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
         .map_err(|e| Error::os("making an epoll descriptor", e))?;
     let ring = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .map_err(|e| Error::os("making an eventfd", e))?;
-    let awaited = listeners.iter().map(AsFd::as_fd);
-    for descriptor in awaited.chain([ring.as_fd()]) {
+    for descriptor in listener.descriptors().chain([ring.as_fd()]) {
         let token = epoll::EventData::new_u64(u64::MAX);
         epoll::add(&epoll, descriptor, token, epoll::EventFlags::IN)
             .map_err(|e| Error::os("waiting for connections", e))?;

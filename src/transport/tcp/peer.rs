@@ -1,25 +1,19 @@
-//! [`Peer`]: what one rank knows of another, and [`Shared`]: what all of them use.
+//! [`Peer`]: what one rank knows of another.
 //!
 //! How a message matches is in `messages.rs`, what leaves in `sending.rs`, what comes in
 //! `receiving.rs`, rails that are lost in `losses.rs`.
 
-use super::address::PeerAddress;
-use super::pace::Pace;
 use super::rail::{LostRail, Piece, Rail};
-use super::socket::Refused;
-use super::staging::Staging;
+use super::reach::Reach;
+use super::shared::Shared;
 use super::stream::Stream;
-use crate::memory::{Region, RegionKey, View};
-use crate::time::Time;
+use crate::memory::{Region, View};
+use crate::transport::TAG_CLASSES;
 use crate::transport::matching::Matching;
-use crate::transport::posts::{Ends, PeerState, part_of};
-use crate::transport::{Outcome, TAG_CLASSES};
+use crate::transport::posts::PeerState;
 use crate::types::Rank;
-use crate::wire::Limits;
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// What ends a rail or a peer.
 #[derive(Debug)]
@@ -87,27 +81,12 @@ pub struct ShortPut {
     pub is_bad: bool,
 }
 
-/// Attempts to reach a peer.
-#[derive(Debug, Default)]
-pub struct Attempts {
-    pub count: u32,
-    /// When the first of them began.
-    pub since: Option<Time>,
-    /// Slow looks until the next one.
-    pub pause: u32,
-    /// The peer has refused because it connects itself.
-    pub is_awaited: bool,
-    /// Connections asked for so far.
-    pub made: u64,
-}
-
 /// One peer.
 #[derive(Debug)]
 pub struct Peer {
     pub rank: Rank,
     pub state: PeerState,
-    pub address: Option<PeerAddress>,
-    pub attempts: Attempts,
+    pub reach: Reach,
     pub rails: Vec<Rail>,
     /// The rail that the stream goes over.
     pub lead: Option<u64>,
@@ -124,13 +103,9 @@ pub struct Peer {
     pub lost: Vec<LostRail>,
     /// Rails of which the peer has asked that since the last look.
     pub asked: Vec<u64>,
-    /// This rank opens connections when there are too few.
-    pub is_dialer: bool,
     /// It has said goodbye with this word, and is read no more. That is told at the next slow look:
     /// operations for which it had done its part end well until then.
     pub left: Option<u64>,
-    /// It shall be connected although nobody talks to it yet, and has not been.
-    pub is_awaited: bool,
     /// Of long messages, which transfer.
     pub matching: Matching<u64>,
     /// Messages sent, and of those matched as far as is known, modulo 2^16.
@@ -162,105 +137,12 @@ pub struct Peer {
     pub is_paced: bool,
 }
 
-/// What the peers of one rank share.
-#[derive(Debug)]
-pub struct Shared {
-    pub rank: Rank,
-    pub limits: Limits,
-    /// Bytes of long messages per peer that may come before their receives.
-    pub eager_bytes: u64,
-    pub timeout: Duration,
-    pub rails: u32,
-    pub has_tls: bool,
-    pub regions: BTreeMap<RegionKey, Arc<Region>>,
-    pub ends: Ends,
-    pub epoll: Arc<OwnedFd>,
-    /// Where bytes go that nobody wants.
-    pub void: Vec<u8>,
-    pub staging: Staging,
-    /// How fast bytes may leave, if that is limited.
-    pub pace: Option<Pace>,
-    pub now: Time,
-    /// Polls so far, around the end.
-    pub polls: u32,
-    /// This rank has said goodbye: a connection that ends now is no loss.
-    pub is_leaving: bool,
-    /// Whether people want to know what usually does not matter.
-    pub is_debugging: bool,
-    pub refused: Refused,
-    pub counts: Counts,
-}
-
-/// What has happened so far: for tests and for people.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Chunks into which transfers were cut.
-    pub chunks_sent: u64,
-    /// Chunks that have come whole.
-    pub chunks_received: u64,
-    /// Chunks of which no receive was known, and which are copied once more.
-    pub chunks_staged: u64,
-    /// Chunks sent once more after a rail was lost.
-    pub chunks_again: u64,
-    /// Ordered frames that came twice, and were dropped.
-    pub frames_twice: u64,
-    /// Rails lost.
-    pub rails_lost: u64,
-    /// Rails on which the kernel copied what was sent without a copy, and which send as ever since.
-    pub rails_copying: u64,
-    /// Connections of others that were turned away.
-    pub strangers: u64,
-}
-
-impl Counts {
-    pub fn named(&self) -> Vec<(&'static str, u64)> {
-        vec![
-            ("chunks sent", self.chunks_sent),
-            ("chunks received", self.chunks_received),
-            ("chunks that came before their receive", self.chunks_staged),
-            ("chunks sent again", self.chunks_again),
-            ("frames that came twice", self.frames_twice),
-            ("rails lost", self.rails_lost),
-            ("rails that copy after all", self.rails_copying),
-            ("strangers turned away", self.strangers),
-        ]
-    }
-}
-
-impl Shared {
-    pub fn complete(&mut self, peer: Rank, token: u64, outcome: Outcome, bytes: u64, header: u64) {
-        self.ends.complete(peer, token, outcome, bytes, header);
-    }
-
-    /// Part of a region of this rank, `None` if there is no such range.
-    pub fn range(&self, key: u32, offset: u64, bytes: u64) -> Option<View> {
-        let key = RegionKey(key);
-        let view = self.regions.get(&key)?.view().in_region(key, 0);
-        part_of(view, offset, bytes)
-    }
-
-    /// Says which options the kernel has refused, if anybody wants to know.
-    pub fn say_refused(&mut self) {
-        if let Some(text) = self.refused.take_text()
-            && self.is_debugging
-        {
-            self.say(&text);
-        }
-    }
-
-    /// A line for people.
-    pub fn say(&self, text: &str) {
-        crate::transport::say(self.rank, text);
-    }
-}
-
 impl Peer {
     pub fn new(rank: Rank) -> Peer {
         Peer {
             rank,
             state: PeerState::Idle,
-            address: None,
-            attempts: Attempts::default(),
+            reach: Reach::default(),
             rails: Vec::new(),
             lead: None,
             stream: Stream::default(),
@@ -271,9 +153,7 @@ impl Peer {
             retired: Vec::new(),
             lost: Vec::new(),
             asked: Vec::new(),
-            is_dialer: false,
             left: None,
-            is_awaited: false,
             matching: Matching::new(),
             sent: [0; TAG_CLASSES],
             matched_seen: [0; TAG_CLASSES],

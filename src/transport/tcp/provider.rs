@@ -2,7 +2,8 @@
 
 use super::peer::Peer;
 use super::{
-    CONNECTED_RANKS_MAX, COUNT_BYTES, DIRECT_RAILS_MAX, DOOR_POLLS, SMALL_BYTES_MAX, TcpTransport,
+    CONNECTED_RANKS_MAX, CONNECTION_POLLS, COUNT_BYTES, DIRECT_RAILS_MAX, SMALL_BYTES_MAX,
+    TcpTransport,
 };
 use crate::error::Result;
 use crate::limits::MESSAGES_PER_PEER;
@@ -30,10 +31,10 @@ impl Transport for TcpTransport {
         self.begin(peer, address)?;
         if peer != self.rank && self.peers.len() <= CONNECTED_RANKS_MAX as usize {
             let known = &mut self.peers[peer as usize];
-            known.is_awaited = true;
+            known.reach.await_connection();
             // One of the two connects, so that they never meet on the way.
-            known.is_dialer = self.rank < peer;
-            self.dial_if_needed(peer, false);
+            known.reach.set_opener(self.rank < peer);
+            self.connect_if_needed(peer, false);
         } else {
             self.shared.ends.push(Event::Connected(peer));
         }
@@ -42,13 +43,13 @@ impl Transport for TcpTransport {
 
     fn expect(&mut self, peer: Rank, address: &Address) -> Result<()> {
         self.begin(peer, address)?;
-        self.peers[peer as usize].is_awaited = true;
+        self.peers[peer as usize].reach.await_connection();
         Ok(())
     }
 
     fn call(&mut self, peer: Rank) {
-        self.peers[peer as usize].is_dialer = true;
-        self.dial_if_needed(peer, false);
+        self.peers[peer as usize].reach.set_opener(true);
+        self.connect_if_needed(peer, false);
     }
 
     fn disconnect(&mut self, peer: Rank) {
@@ -66,7 +67,7 @@ impl Transport for TcpTransport {
                 self.shared.pace = pace;
             }
             known.flush(&mut self.shared);
-            self.dials.retain(|dial| dial.peer != peer);
+            self.connecting.retain(|one| one.peer() != peer);
             self.close_rails(peer);
         }
         known_gone(&mut self.peers[peer as usize]);
@@ -134,7 +135,7 @@ impl Transport for TcpTransport {
             if known.withdraw(&mut self.shared) {
                 self.refresh_active();
                 self.pump(rank);
-                self.dial_if_needed(rank, false);
+                self.connect_if_needed(rank, false);
             }
         }
     }
@@ -251,9 +252,9 @@ impl Transport for TcpTransport {
     fn poll(&mut self, now: Time, events: &mut Vec<Event>) {
         self.shared.now = now;
         self.shared.polls = self.shared.polls.wrapping_add(1);
-        let is_opening = !self.dials.is_empty() || !self.strangers.is_empty();
-        if is_opening || self.shared.polls.is_multiple_of(DOOR_POLLS) {
-            self.look_at_doors(false);
+        let is_opening = !self.connecting.is_empty() || !self.listener.is_idle();
+        if is_opening || self.shared.polls.is_multiple_of(CONNECTION_POLLS) {
+            self.look_at_connections(false);
         }
         if self.rails_count > DIRECT_RAILS_MAX {
             self.poll_ready();
@@ -284,7 +285,7 @@ impl Transport for TcpTransport {
 
     fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>) {
         self.shared.now = now;
-        self.look_at_doors(true);
+        self.look_at_connections(true);
         for rank in 0..self.peers.len() as Rank {
             let peer = &mut self.peers[rank as usize];
             if let Some(word) = peer.left {

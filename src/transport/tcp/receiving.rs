@@ -1,9 +1,10 @@
 //! What comes: bytes of a rail become frames, and the bytes of chunks go where they belong as they
 //! are read.
 
-use super::peer::{Fate, Incoming, Loss, Outgoing, OutgoingKind, Peer, Shared};
+use super::peer::{Fate, Incoming, Loss, Outgoing, OutgoingKind, Peer};
 use super::rail::{Body, RX_BYTES, Rail};
 use super::secure;
+use super::shared::Shared;
 use super::socket::Target;
 use crate::kernel;
 use crate::memory::View;

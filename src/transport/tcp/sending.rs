@@ -1,8 +1,9 @@
 //! What leaves: ordered frames, and the pieces of long transfers, which every rail with room takes
 //! in turn.
 
-use super::peer::{Loss, Outgoing, OutgoingKind, Peer, Shared, ShortPut};
+use super::peer::{Loss, Outgoing, OutgoingKind, Peer, ShortPut};
 use super::rail::{OutChunk, Piece, acknowledge};
+use super::shared::Shared;
 use crate::kernel;
 use crate::limits::MESSAGES_PER_PEER;
 use crate::memory::{RegionKey, View, abort_on_unwind, view_of_slice_mut};

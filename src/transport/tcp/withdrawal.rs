@@ -12,8 +12,9 @@
 //!
 //! What is in the stream is a copy anyway.
 
-use super::peer::{Peer, Shared};
+use super::peer::Peer;
 use super::rail::Rail;
+use super::shared::Shared;
 use crate::kernel;
 use crate::memory::Region;
 use crate::transport::Outcome;

@@ -41,6 +41,7 @@ mod device;
 mod events;
 #[cfg(test)]
 mod events_tests;
+mod fabric;
 mod generation;
 mod gets;
 pub mod gid;
@@ -63,6 +64,7 @@ mod sysfs_tests;
 mod tests;
 mod transfers;
 
+pub use fabric::Fabric;
 pub use select::{check, probe};
 
 use super::keys::RegionKeys;

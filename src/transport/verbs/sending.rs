@@ -1,11 +1,10 @@
 //! What leaves: records for the peer's ring, and pieces of long transfers, which every rail with
 //! room takes in turn.
 
-use super::link::{Link, Then, What};
+use super::link::{AT_ONCE_MAX, Link, Then, What};
 use super::peer::{Entry, Fault, Kind, Peer, Shared, Target, Waiting};
-use crate::kernel;
-
 use super::record::{HEADER_BYTES, Immediate, Record, SLOT_BYTES, TOLD_AT, Told};
+use crate::kernel;
 use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
 use crate::memory::{RegionKey, View};
 use crate::transport::{Atomic, Outcome, PostError, RemoteRange, URGENT_CLASS, tag_class};
@@ -16,9 +15,6 @@ use linerate_verbs_sys::{Local, Operation, Place};
 /// is written at once.)
 const LINE_BYTES: u64 = 64;
 const WORD_BYTES: u64 = 8;
-/// Words leave with a doorbell each while no more than these are under way. Anyone who puts this
-/// many without a look at what has come of them wants many to move, and not one to be there soon.
-pub const AT_ONCE_MAX: usize = 16;
 
 impl Target {
     /// The place `offset` bytes on, as a rail names it.

@@ -1,15 +1,16 @@
 //! Long transfers: where they go, and their pieces, which every rail with room takes in turn.
 
-use super::device::Registered;
-use super::gets;
-use super::link::{Link, What};
+use super::device::{PIECES_UNDER_WAY, Registered};
+use super::gets::{self, Get};
+use super::link::{AT_ONCE_MAX, Link, What};
 use super::peer::{Entry, Kind, Peer, Shared, Target, Transfer};
 use super::pieces::{Pieces, choose_rail, piece_bytes, window_bytes};
 use super::record::{Record, VALUE_MASK};
 use crate::kernel;
+use crate::limits::INLINE_BYTES_MAX;
 use crate::memory::{RegionKey, View};
-use crate::transport::{Outcome, PostError};
-use linerate_verbs_sys::Operation;
+use crate::transport::{Atomic, Outcome, PostError};
+use linerate_verbs_sys::{Local, Operation};
 use std::sync::Arc;
 
 /// Long transfers under way to one peer.
@@ -256,9 +257,7 @@ impl Peer {
         }
         let window = window_bytes(u64::from(shared.settings.chunk_bytes));
         let has_room = |link: &&Link| {
-            link.has_room()
-                && link.pieces < super::device::PIECES_UNDER_WAY
-                && link.outstanding_bytes < window
+            link.has_room() && link.pieces < PIECES_UNDER_WAY && link.outstanding_bytes < window
         };
         let open = self.links.iter().flatten().filter(has_room);
         // Only those of one device are at once for each other.
@@ -325,5 +324,93 @@ impl Peer {
             link.queue(operation, segment, what);
         }
         self.break_if_asked(rail, shared);
+    }
+
+    /// Posts a get by itself if it is short and finds nothing before it (`gets.rs`); false: nothing
+    /// has happened.
+    #[inline]
+    pub fn get_at_once(
+        &mut self,
+        range: (RegionKey, u64),
+        (view, token): (View, u64),
+        atomic: Option<Atomic>,
+        shared: &mut Shared,
+    ) -> bool {
+        let bytes = view.len_bytes() as u64;
+        let is_short = (1..=INLINE_BYTES_MAX as u64).contains(&bytes);
+        if !is_short || !self.is_open_for_gets() {
+            return false;
+        }
+        let rail = self.lead;
+        let (Some(target), Some(memory)) = (
+            self.target_of(range, bytes),
+            shared.regions.get(&view.key()),
+        ) else {
+            return false;
+        };
+        let memory = Arc::clone(memory);
+        let Some(segment) = memory.segment(rail, view.offset(), bytes) else {
+            return false;
+        };
+        let operation = gets::operation(atomic, target.place(rail, 0));
+        let link = self.lead_link().expect("looked at just now");
+        let posted = link.post_now(operation, (Local::One(segment), bytes), What::Get);
+        self.gets.push_back(Get {
+            token,
+            view,
+            memory,
+            range,
+            atomic,
+        });
+        shared.counts.pieces += 1;
+        self.note_post(posted, shared);
+        self.break_if_asked(rail, shared);
+        true
+    }
+
+    #[inline]
+    fn is_open_for_gets(&mut self) -> bool {
+        let is_open = |link: &mut Link| {
+            link.under_way() < AT_ONCE_MAX && link.pieces < PIECES_UNDER_WAY && link.has_room()
+        };
+        self.is_free() && self.send.is_posted() && self.lead_link().is_some_and(is_open)
+    }
+
+    /// The first short get has come: a queue pair ends them in order.
+    pub fn end_first_get(&mut self, outcome: Outcome, shared: &mut Shared) {
+        let Some(get) = self.gets.pop_front() else {
+            return;
+        };
+        let bytes = get.view.len_bytes() as u64;
+        if outcome == Outcome::Done {
+            shared.counts.written_bytes += bytes;
+        }
+        if outcome == Outcome::BadKey {
+            self.regions.remove(&get.range.0);
+        }
+        shared.complete(self.rank, get.token, outcome, bytes, 0);
+    }
+
+    /// The queue pair has ended before any of the short gets had come.
+    pub fn go_on_with_gets(&mut self, shared: &mut Shared) {
+        while let Some(first) = self.gets.front() {
+            if first.atomic.is_some() {
+                self.end_first_get(Outcome::Flushed, shared);
+                continue;
+            }
+            let get = self.gets.pop_front().expect("looked at just now");
+            shared.counts.pieces_again += 1;
+            let (view, offset) = (get.view, get.view.offset());
+            let total = view.len_bytes() as u64;
+            let place = (get.memory, offset, None);
+            let id = self.insert_transfer(
+                Kind::Get,
+                (place, total),
+                get.range,
+                get.token,
+                shared.rails.len(),
+            );
+            self.resolve(id, shared);
+        }
     }
 }
