@@ -83,9 +83,12 @@
 //! [`URGENT_MESSAGES`]: crate::limits::URGENT_MESSAGES
 //! [`CONTROL_BYTES`]: crate::limits::CONTROL_BYTES
 
+mod atomic;
 pub(crate) mod between;
 mod causes;
+mod credits;
 mod keys;
+mod loopback;
 mod matching;
 pub(crate) mod open;
 mod posts;
@@ -95,6 +98,7 @@ pub(crate) mod sim;
 pub(crate) mod tcp;
 pub(crate) mod verbs;
 
+pub use atomic::Atomic;
 pub(crate) use between::{Agreed, Offer, agree, own_offer};
 pub(crate) use causes::proves_end;
 pub use causes::{ENDED, LEFT, UNREACHABLE};
@@ -110,7 +114,6 @@ use crate::limits::LINE_PAYLOAD_BYTES;
 use crate::types::Rank;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What a provider can do and how much of it. Constant after construction.
 #[derive(Clone, Debug, PartialEq)]
@@ -194,63 +197,6 @@ pub struct RemoteRange {
     pub key: RegionKey,
     /// Byte offset in it.
     pub offset: u64,
-}
-
-/// What is done to an aligned word of 8 bytes, in the byte order of the host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Atomic {
-    /// Adds, and wraps.
-    FetchAdd(u64),
-    /// Writes `swap` where `compare` is.
-    CompareSwap {
-        /// What must be there.
-        compare: u64,
-        /// What is there then.
-        swap: u64,
-    },
-}
-
-impl Atomic {
-    /// Whether the word and the place for what was there are such as devices take.
-    fn check(self, word: RemoteRange, result: View) -> std::result::Result<(), PostError> {
-        match result.len_bytes() == 8 && word.offset.is_multiple_of(8) {
-            true => Ok(()),
-            false => Err(PostError::invalid(format!(
-                "an atomic operation at offset {} with {} bytes for the result: a multiple of 8, and 8 bytes",
-                word.offset,
-                result.len_bytes()
-            ))),
-        }
-    }
-
-    /// What must be there (`None`: the operand is added), and the operand.
-    fn operands(self) -> (Option<u64>, u64) {
-        match self {
-            Atomic::FetchAdd(add) => (None, add),
-            Atomic::CompareSwap { compare, swap } => (Some(compare), swap),
-        }
-    }
-
-    /// The other way round.
-    fn of_operands(compare: Option<u64>, operand: u64) -> Atomic {
-        compare.map_or(Atomic::FetchAdd(operand), |compare| Atomic::CompareSwap {
-            compare,
-            swap: operand,
-        })
-    }
-
-    /// By this processor; what was there.
-    fn apply(self, word: &AtomicU64) -> u64 {
-        // What was stored before it is seen by anyone who sees its result, and the other way round.
-        match self {
-            Atomic::FetchAdd(add) => word.fetch_add(add, Ordering::AcqRel),
-            Atomic::CompareSwap { compare, swap } => {
-                match word.compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire) {
-                    Ok(before) | Err(before) => before,
-                }
-            }
-        }
-    }
 }
 
 /// Classes of tags, by their two highest bits. Messages of one class never take the places of

@@ -32,7 +32,7 @@ impl TcpTransport {
         self.look_at_outgoing();
         if is_slow {
             for rank in 0..self.peers.len() as Rank {
-                self.peers[rank as usize].reach.count_slow_look();
+                self.peers[rank as usize].reach_mut().count_slow_look();
                 self.connect_if_needed(rank, true);
             }
         }
@@ -120,7 +120,7 @@ impl TcpTransport {
             (false, true) => return Some(Refusal::CrcThere),
             _ => {}
         }
-        match peer.state {
+        match peer.state() {
             PeerState::Open => {}
             _ => return Some(Refusal::Gone),
         }
@@ -130,14 +130,14 @@ impl TcpTransport {
             return Some(Refusal::Simultaneous);
         }
         let id = claim.detail & DETAIL_RAIL;
-        let is_known = peer.rails.iter().any(|rail| rail.id == id);
-        (is_known || peer.rails.len() >= RAILS_MAX).then_some(Refusal::Full)
+        let is_known = peer.rails().position(id).is_some();
+        (is_known || peer.rails().len() >= RAILS_MAX).then_some(Refusal::Full)
     }
 
     /// The key of connections with a peer; which identity comes first is agreed on. `None`: its
     /// address is not known yet.
     fn key_for(&self, peer: Rank, is_initiator: bool) -> Option<JobKey> {
-        let theirs = self.peers[peer as usize].reach.identity()?;
+        let theirs = self.peers[peer as usize].reach().identity()?;
         let pair = match is_initiator {
             true => [theirs, self.identity],
             false => [self.identity, theirs],
@@ -147,7 +147,7 @@ impl TcpTransport {
 
     fn epoch_of(&self, peer: Rank, is_initiator: bool) -> u64 {
         let word = |id: &[u8]| u64::from_le_bytes(std::array::from_fn(|i| id[i]));
-        let theirs = self.peers[peer as usize].reach.identity();
+        let theirs = self.peers[peer as usize].reach().identity();
         let theirs = theirs.map_or(0, |identity| word(&identity));
         let own = word(&self.identity);
         let (initiator, responder) = match is_initiator {
@@ -161,27 +161,23 @@ impl TcpTransport {
     /// message of it is waited for in vain, and perhaps it is dead.
     pub(super) fn connect_if_needed(&mut self, rank: Rank, is_slow: bool) {
         let peer = &self.peers[rank as usize];
-        if peer.is_over() || rank == self.rank || peer.reach.is_paused() {
+        if peer.is_over() || rank == self.rank || peer.reach().is_paused() {
             return;
         }
-        let is_wanted = match peer.rails.is_empty() {
+        let is_wanted = match peer.rails().is_empty() {
             // Nothing is asked of a peer that nobody talks to; but one that was connected shall be,
             // to see when it dies.
             true => {
-                peer.has_output()
-                    || !peer.lost.is_empty()
-                    || !peer.retired.is_empty()
-                    || peer.reach.is_to_be_opened()
-                    || (is_slow && peer.awaits_message())
+                peer.has_output() || peer.is_to_be_connected() || (is_slow && peer.awaits_message())
             }
-            false => peer.reach.is_opener(),
+            false => peer.reach().is_opener(),
         };
         if !is_wanted {
             return;
         }
         let outgoing = self.connecting.iter().filter(|one| one.peer() == rank);
         let under_way = outgoing.count() + self.listener.proven_count(rank);
-        for _ in (peer.rails.len() + under_way)..self.shared.rails as usize {
+        for _ in (peer.rails().len() + under_way)..self.shared.rails as usize {
             if let Err(reason) = self.begin_connecting(rank) {
                 return self.note_failure(rank, &reason, None);
             }
@@ -191,7 +187,7 @@ impl TcpTransport {
     fn begin_connecting(&mut self, rank: Rank) -> Result<(), String> {
         let key = self.key_for(rank, false).ok_or("its address is unknown")?;
         let epoch = self.epoch_of(rank, false);
-        let reach = &mut self.peers[rank as usize].reach;
+        let reach = self.peers[rank as usize].reach_mut();
         let attempt = reach.begin_attempt(self.shared.now);
         let (number, place) = attempt.ok_or("its address is unknown")?;
         let rail = number << 1 | u64::from(self.rank > rank);
@@ -215,7 +211,7 @@ impl TcpTransport {
             let (rank, place) = (connecting.peer(), connecting.place());
             match look {
                 Ok(Look::Done) => self.adopt(rank, connecting.into_rail()),
-                Ok(Look::Awaited) => self.peers[rank as usize].reach.leave_to_peer(),
+                Ok(Look::Awaited) => self.peers[rank as usize].reach_mut().leave_to_peer(),
                 Ok(Look::Fatal(reason)) => self.fail(rank, &format!("{place}: {reason}")),
                 Ok(Look::Over(reason)) => {
                     self.note_failure(rank, &format!("{place}: {reason}"), Some(place.ip()));
@@ -230,11 +226,13 @@ impl TcpTransport {
     fn note_failure(&mut self, rank: Rank, reason: &str, refused_at: Option<IpAddr>) {
         let (now, timeout) = (self.shared.now, self.shared.timeout);
         let peer = &mut self.peers[rank as usize];
-        if peer.state != PeerState::Open {
+        if peer.state() != PeerState::Open {
             return;
         }
-        let is_over = peer.reach.note_failure(now, timeout, refused_at.is_some());
-        if is_over && peer.rails.is_empty() {
+        let is_over = peer
+            .reach_mut()
+            .note_failure(now, timeout, refused_at.is_some());
+        if is_over && peer.rails().is_empty() {
             let text = match refused_at.is_some_and(socket::is_own) {
                 true => ENDED,
                 false => UNREACHABLE,
@@ -247,7 +245,7 @@ impl TcpTransport {
     fn adopt(&mut self, rank: Rank, rail: Rail) {
         let token = epoll::EventData::new_u64(u64::from(rank) << 32 | (rail.id & 0xffff_ffff));
         let peer = &mut self.peers[rank as usize];
-        if peer.state != PeerState::Open {
+        if peer.state() != PeerState::Open {
             // It has failed while keys were agreed on.
             return;
         }
@@ -259,12 +257,7 @@ impl TcpTransport {
                 "a connection to rank {rank} cannot be waited for ({error}) and was closed"
             ));
         }
-        let is_news = peer.reach.note_connected(rail.is_outgoing);
-        if peer.lead.is_none() {
-            peer.lead = Some(rail.id);
-        }
-        peer.rails.push(rail);
-        if is_news {
+        if peer.adopt(rail) {
             self.shared.ends.push(Event::Connected(rank));
         }
         self.refresh_active();
@@ -278,9 +271,9 @@ impl TcpTransport {
     /// Which peers have rails.
     pub(super) fn refresh_active(&mut self) {
         self.active.clear();
-        let has_rails = |peer: &&Peer| !peer.rails.is_empty();
+        let has_rails = |peer: &&Peer| !peer.rails().is_empty();
         self.active
-            .extend(self.peers.iter().filter(has_rails).map(|peer| peer.rank));
-        self.rails_count = self.peers.iter().map(|peer| peer.rails.len()).sum();
+            .extend(self.peers.iter().filter(has_rails).map(Peer::rank));
+        self.rails_count = self.peers.iter().map(|peer| peer.rails().len()).sum();
     }
 }

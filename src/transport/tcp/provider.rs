@@ -1,21 +1,15 @@
 //! What the contract asks of the `tcp` provider: posts, polls and what is looked at slowly.
 
 use super::peer::Peer;
-use super::{
-    CONNECTED_RANKS_MAX, CONNECTION_POLLS, COUNT_BYTES, DIRECT_RAILS_MAX, SMALL_BYTES_MAX,
-    TcpTransport,
-};
+use super::{CONNECTED_RANKS_MAX, CONNECTION_POLLS, COUNT_BYTES, DIRECT_RAILS_MAX, TcpTransport};
 use crate::error::Result;
-use crate::limits::MESSAGES_PER_PEER;
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
-use crate::transport::posts::{Accepted, PeerState, change_here, get_here, no_such_rank, put_here};
+use crate::transport::posts::{Accepted, PeerState, no_such_rank};
 use crate::transport::{
-    Address, Atomic, Capabilities, Event, PostError, RemoteRange, Transport, WaitSource, keys,
-    tag_class,
+    Address, Atomic, Capabilities, Event, RemoteRange, Transport, WaitSource, keys,
 };
 use crate::types::Rank;
-use crate::wire::Frame;
 use std::sync::Arc;
 
 impl Transport for TcpTransport {
@@ -31,9 +25,9 @@ impl Transport for TcpTransport {
         self.begin(peer, address)?;
         if peer != self.rank && self.peers.len() <= CONNECTED_RANKS_MAX as usize {
             let known = &mut self.peers[peer as usize];
-            known.reach.await_connection();
+            known.reach_mut().await_connection();
             // One of the two connects, so that they never meet on the way.
-            known.reach.set_opener(self.rank < peer);
+            known.reach_mut().set_opener(self.rank < peer);
             self.connect_if_needed(peer, false);
         } else {
             self.shared.ends.push(Event::Connected(peer));
@@ -43,12 +37,12 @@ impl Transport for TcpTransport {
 
     fn expect(&mut self, peer: Rank, address: &Address) -> Result<()> {
         self.begin(peer, address)?;
-        self.peers[peer as usize].reach.await_connection();
+        self.peers[peer as usize].reach_mut().await_connection();
         Ok(())
     }
 
     fn call(&mut self, peer: Rank) {
-        self.peers[peer as usize].reach.set_opener(true);
+        self.peers[peer as usize].reach_mut().set_opener(true);
         self.connect_if_needed(peer, false);
     }
 
@@ -56,10 +50,9 @@ impl Transport for TcpTransport {
         let Some(known) = self.peers.get_mut(peer as usize) else {
             return;
         };
-        if known.state == PeerState::Open {
-            if !known.rails.is_empty() {
-                known.settle(&self.shared, true);
-                known.push_control(&self.shared, Frame::Goodbye { word: 0 });
+        if known.state() == PeerState::Open {
+            if !known.rails().is_empty() {
+                known.say_goodbye(0, &self.shared);
                 // Nobody asks for it again.
                 let pace = self.shared.pace.take();
                 // A peer that takes nothing now sees the connection close.
@@ -67,16 +60,19 @@ impl Transport for TcpTransport {
                 self.shared.pace = pace;
             }
             known.flush(&mut self.shared);
+            if peer == self.rank {
+                self.own.disconnect(&mut self.shared.ends);
+            }
             self.connecting.retain(|one| one.peer() != peer);
             self.close_rails(peer);
         }
-        known_gone(&mut self.peers[peer as usize]);
+        self.peers[peer as usize].forget();
     }
 
     fn leave(&mut self, word: u64) -> bool {
         let own = self.rank;
         // The bytes of a transfer lie in memory that ends with this rank, until the peer has them.
-        let is_needed = |p: &Peer| p.rank != own && !p.is_over() && !p.outgoing.is_empty();
+        let is_needed = |p: &Peer| p.rank() != own && !p.is_over() && p.has_transfers();
         if !self.shared.is_leaving {
             if self.peers.iter().any(is_needed) {
                 return false;
@@ -114,22 +110,18 @@ impl Transport for TcpTransport {
     ) -> Accepted {
         self.check_peer(peer)?;
         self.check_source(source)?;
-        let known = &mut self.peers[peer as usize];
         if peer == self.rank {
-            if known.matching.waiting(tag_class(tag)) >= MESSAGES_PER_PEER {
-                return Err(PostError::WouldBlock);
-            }
-            let (message, copied_max) = ((peer, tag, header), SMALL_BYTES_MAX as usize);
             let ends = &mut self.shared.ends;
-            (known.matching).send_to_oneself(message, source, Some(token), copied_max, ends);
-            return Ok(());
+            return self.own.send((tag, header), source, Some(token), ends);
         }
+        let known = &mut self.peers[peer as usize];
         known.send((tag, header), source, token, &mut self.shared)?;
         self.pump(peer);
         Ok(())
     }
 
     fn withdraw(&mut self) {
+        self.own.withdraw(&mut self.shared.ends);
         for rank in 0..self.peers.len() as Rank {
             let known = &mut self.peers[rank as usize];
             if known.withdraw(&mut self.shared) {
@@ -141,10 +133,9 @@ impl Transport for TcpTransport {
     }
 
     fn backlog(&mut self, peer: Rank, tag: u64) -> u32 {
-        let class = tag_class(tag);
         match self.peers.get(peer as usize) {
-            Some(known) if peer == self.rank => known.matching.waiting(class),
-            Some(known) => u32::from(known.backlog(class)),
+            Some(_) if peer == self.rank => self.own.backlog(tag),
+            Some(known) => known.backlog(tag),
             None => 0,
         }
     }
@@ -153,10 +144,8 @@ impl Transport for TcpTransport {
         &mut self,
         is_meant: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Option<(Rank, u64, u64)> {
-        (0..).zip(&self.peers).find_map(|(rank, peer)| {
-            let found = peer.matching.find(is_meant);
-            found.map(|(tag, header)| (rank, tag, header))
-        })
+        let own = self.own.find(is_meant);
+        own.or_else(|| self.peers.iter().find_map(|peer| peer.find(is_meant)))
     }
 
     unsafe fn post_recv(
@@ -168,6 +157,10 @@ impl Transport for TcpTransport {
     ) -> Accepted {
         if peer as usize >= self.peers.len() {
             return Err(no_such_rank(peer, self.peers.len()));
+        }
+        if peer == self.rank {
+            let ends = &mut self.shared.ends;
+            return self.own.receive(tag, destination, token, ends);
         }
         let known = &mut self.peers[peer as usize];
         known.post_recv(tag, destination, token, &mut self.shared)?;
@@ -189,8 +182,7 @@ impl Transport for TcpTransport {
         let bytes = source.len_bytes() as u64;
         if peer == self.rank {
             let range = (self.shared).range(destination.key.0, destination.offset, bytes);
-            let outcome = put_here(range, source);
-            self.shared.complete(peer, token, outcome, bytes, 0);
+            self.own.put(source, range, token, &mut self.shared.ends);
             return Ok(());
         }
         self.peers[peer as usize].put(source, destination, token, &mut self.shared)?;
@@ -212,8 +204,7 @@ impl Transport for TcpTransport {
         let bytes = destination.len_bytes() as u64;
         if peer == self.rank {
             let range = self.shared.range(source.key.0, source.offset, bytes);
-            let outcome = get_here(range, destination);
-            self.shared.complete(peer, token, outcome, bytes, 0);
+            (self.own).get(range, destination, token, &mut self.shared.ends);
             return Ok(());
         }
         self.peers[peer as usize].get(source, destination, token, &mut self.shared)?;
@@ -233,8 +224,7 @@ impl Transport for TcpTransport {
         what.check(word, result)?;
         if peer == self.rank {
             let range = self.shared.range(word.key.0, word.offset, 8);
-            let outcome = change_here(range, what, result);
-            self.shared.complete(peer, token, outcome, 8, 0);
+            (self.own).change(what, range, result, token, &mut self.shared.ends);
             return Ok(());
         }
         self.peers[peer as usize].change(what, word, result, token, &mut self.shared)?;
@@ -243,8 +233,10 @@ impl Transport for TcpTransport {
     }
 
     fn cancel(&mut self, peer: Rank, token: u64) {
-        if let Some(peer) = self.peers.get_mut(peer as usize) {
-            peer.cancel(token, &mut self.shared);
+        if peer == self.rank {
+            self.own.cancel(token, &mut self.shared.ends);
+        } else if let Some(known) = self.peers.get_mut(peer as usize) {
+            known.cancel(token, &mut self.shared);
         }
     }
 
@@ -288,9 +280,9 @@ impl Transport for TcpTransport {
         self.look_at_connections(true);
         for rank in 0..self.peers.len() as Rank {
             let peer = &mut self.peers[rank as usize];
-            if let Some(word) = peer.left {
+            if let Some(word) = peer.left() {
                 self.end(rank, Event::PeerLeft(rank, word));
-            } else if !peer.rails.is_empty() {
+            } else if !peer.rails().is_empty() {
                 peer.settle(&self.shared, true);
                 self.pump(rank);
             }
@@ -307,11 +299,4 @@ impl Transport for TcpTransport {
     fn next_timeout(&self) -> Option<Time> {
         self.shared.pace.and_then(|pace| pace.next())
     }
-}
-
-/// Nothing of the old connection is reported, nor is a new one made.
-fn known_gone(peer: &mut Peer) {
-    peer.state = PeerState::Gone;
-    peer.matching.clear();
-    peer.incoming.clear();
 }

@@ -275,11 +275,11 @@ impl VerbsTransport {
         let peer = &mut self.peers[rank as usize];
         peer.links = links;
         peer.receive.note_told();
-        peer.matched_told = peer.matched;
+        let matched = peer.credits.tell();
         let proposal = Proposal {
             generation: number,
             received: peer.receive.received(),
-            matched: peer.matched,
+            matched,
             ring_address: peer.ring.as_ref().map_or(0, |ring| ring.address()),
             slots: self.shared.settings.slots,
             rails,

@@ -3,20 +3,23 @@
 use super::device::Registered;
 use super::peer::{Incoming, Offered, Peer, Shared};
 use super::record::Record;
-use crate::limits::MESSAGES_PER_PEER;
 use crate::memory::View;
 use crate::transport::matching::{Met, Payload, Posted};
 use crate::transport::posts::PeerState;
 use crate::transport::{Outcome, PostError, URGENT_CLASS, tag_class};
+use crate::types::Rank;
 use std::sync::Arc;
 
-/// A rank tells after this many matches of a class; urgent ones at once.
-const TELL_MATCHES: u16 = MESSAGES_PER_PEER as u16 / 4;
-
 impl Peer {
-    /// Messages of this class that are not matched yet, as far as is known.
-    pub fn backlog(&self, class: usize) -> u16 {
-        self.sent[class].wrapping_sub(self.matched_seen[class])
+    /// Messages of this tag's class that are not matched yet, as far as is known.
+    pub fn backlog(&self, tag: u64) -> u32 {
+        u32::from(self.credits.backlog(tag_class(tag)))
+    }
+
+    /// The first message that waits and is meant: the peer, its tag and its header.
+    pub fn find(&self, is_meant: &mut dyn FnMut(u64, u64) -> bool) -> Option<(Rank, u64, u64)> {
+        let found = self.matching.find(is_meant);
+        found.map(|(tag, header)| (self.rank, tag, header))
     }
 
     pub fn post_recv(
@@ -132,8 +135,7 @@ impl Peer {
     }
 
     fn count_match(&mut self, tag: u64, shared: &mut Shared) {
-        let matched = &mut self.matched[tag_class(tag)];
-        *matched = matched.wrapping_add(1);
+        self.credits.count_match(tag_class(tag));
         if self.is_match_due(tag_class(tag)) {
             shared.mark(self);
         }
@@ -141,8 +143,8 @@ impl Peer {
 
     /// Whether the peer should hear now how many messages of a class were matched.
     pub fn is_match_due(&self, class: usize) -> bool {
-        let untold = self.matched[class].wrapping_sub(self.matched_told[class]);
-        untold >= TELL_MATCHES || (class == URGENT_CLASS && untold > 0)
+        let is_urgent = class == URGENT_CLASS;
+        self.credits.is_due(class) || (is_urgent && self.credits.has_untold(class))
     }
 
     /// An announced message meets its receive.

@@ -68,6 +68,7 @@ pub use fabric::Fabric;
 pub use select::{check, probe};
 
 use super::keys::RegionKeys;
+use super::loopback::Loopback;
 use super::posts::{Accepted, Ends, PeerState, check_registered};
 use super::{Capabilities, Event, Transport, WaitSource};
 use crate::config::VerbsSettings;
@@ -106,6 +107,7 @@ pub struct VerbsTransport {
     control_events: Vec<Event>,
     peers: Vec<Peer>,
     shared: Shared,
+    own: Loopback,
     keys: RegionKeys,
     /// Where greetings come, a place for each peer, and where they leave from.
     letters: Region,
@@ -185,6 +187,7 @@ impl VerbsTransport {
                 counts: Counts::default(),
                 until_break: settings.break_after,
             },
+            own: Loopback::new(rank),
             keys: RegionKeys::new(),
             letters: Region::private(ranks as usize * GREETING_BYTES_MAX)?,
             envelope: Region::private(GREETING_BYTES_MAX)?,

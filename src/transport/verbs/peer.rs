@@ -15,9 +15,10 @@ use crate::config::VerbsSettings;
 use crate::error::Result;
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
+use crate::transport::credits::Credits;
 use crate::transport::matching::Matching;
 use crate::transport::posts::{Ends, PeerState, part_of};
-use crate::transport::{Atomic, Outcome, TAG_CLASSES};
+use crate::transport::{Atomic, Outcome};
 use crate::types::Rank;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -187,12 +188,7 @@ pub struct Peer {
     /// It is in the list of those with something to post.
     pub is_dirty: bool,
     pub matching: Matching<Offered>,
-    /// Messages sent, and of those matched as far as is known, modulo 2^16.
-    pub sent: [u16; TAG_CLASSES],
-    pub matched_seen: [u16; TAG_CLASSES],
-    /// Messages of the peer matched here, and told.
-    pub matched: [u16; TAG_CLASSES],
-    pub matched_told: [u16; TAG_CLASSES],
+    pub credits: Credits,
     pub incoming: BTreeMap<u32, Incoming>,
     /// Short gets under way on the lead, in order.
     pub gets: VecDeque<Get>,
@@ -319,10 +315,7 @@ impl Peer {
             waiting: VecDeque::new(),
             is_dirty: false,
             matching: Matching::new(),
-            sent: [0; TAG_CLASSES],
-            matched_seen: [0; TAG_CLASSES],
-            matched: [0; TAG_CLASSES],
-            matched_told: [0; TAG_CLASSES],
+            credits: Credits::default(),
             incoming: BTreeMap::new(),
             gets: VecDeque::new(),
             transfers: BTreeMap::new(),

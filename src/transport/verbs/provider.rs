@@ -4,13 +4,12 @@ use super::device::Rail;
 use super::peer::Peer;
 use super::{CONTROL_POLLS, VerbsTransport};
 use crate::error::{Error, Result};
-use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
-use crate::transport::posts::{Accepted, PeerState, change_here, get_here, no_such_rank, put_here};
+use crate::transport::posts::{Accepted, PeerState, no_such_rank};
 use crate::transport::{
     Address, Atomic, Capabilities, Event, PortInUse, PostError, RemoteRange, Transport, WaitSource,
-    keys, tag_class,
+    keys,
 };
 use crate::types::Rank;
 use std::sync::Arc;
@@ -26,15 +25,11 @@ impl VerbsTransport {
     ) -> Accepted {
         self.check_peer(peer)?;
         self.check_source(source)?;
-        let known = &mut self.peers[peer as usize];
         if peer == self.shared.rank {
-            if known.matching.waiting(tag_class(message.0)) >= MESSAGES_PER_PEER {
-                return Err(PostError::WouldBlock);
-            }
-            let (message, ends) = ((peer, message.0, message.1), &mut self.shared.ends);
-            (known.matching).send_to_oneself(message, source, token, INLINE_BYTES_MAX, ends);
-            return Ok(());
+            let ends = &mut self.shared.ends;
+            return self.own.send(message, source, token, ends);
         }
+        let known = &mut self.peers[peer as usize];
         known.send(message, source, token, &mut self.shared)
     }
 
@@ -96,6 +91,9 @@ impl Transport for VerbsTransport {
             self.end_links(peer);
             let known = &mut self.peers[peer as usize];
             known.flush(&mut self.shared);
+            if peer == self.shared.rank {
+                self.own.disconnect(&mut self.shared.ends);
+            }
             self.letters_out.retain(|(to, _)| *to != peer);
         }
         self.control.disconnect(peer);
@@ -173,6 +171,7 @@ impl Transport for VerbsTransport {
     }
 
     fn withdraw(&mut self) {
+        self.own.withdraw(&mut self.shared.ends);
         for rank in 0..self.peers.len() as Rank {
             let known = &self.peers[rank as usize];
             if known.is_up() && known.is_read() {
@@ -184,10 +183,9 @@ impl Transport for VerbsTransport {
     }
 
     fn backlog(&mut self, peer: Rank, tag: u64) -> u32 {
-        let class = tag_class(tag);
         match self.peers.get(peer as usize) {
-            Some(known) if peer == self.shared.rank => known.matching.waiting(class),
-            Some(known) => u32::from(known.backlog(class)),
+            Some(_) if peer == self.shared.rank => self.own.backlog(tag),
+            Some(known) => known.backlog(tag),
             None => 0,
         }
     }
@@ -196,10 +194,8 @@ impl Transport for VerbsTransport {
         &mut self,
         is_meant: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Option<(Rank, u64, u64)> {
-        (0..).zip(&self.peers).find_map(|(rank, peer)| {
-            let found = peer.matching.find(is_meant);
-            found.map(|(tag, header)| (rank, tag, header))
-        })
+        let own = self.own.find(is_meant);
+        own.or_else(|| self.peers.iter().find_map(|peer| peer.find(is_meant)))
     }
 
     unsafe fn post_recv(
@@ -211,6 +207,10 @@ impl Transport for VerbsTransport {
     ) -> Accepted {
         if peer as usize >= self.peers.len() {
             return Err(no_such_rank(peer, self.peers.len()));
+        }
+        if peer == self.shared.rank {
+            let ends = &mut self.shared.ends;
+            return self.own.receive(tag, destination, token, ends);
         }
         let known = &mut self.peers[peer as usize];
         known.post_recv(tag, destination, token, &mut self.shared)
@@ -228,8 +228,7 @@ impl Transport for VerbsTransport {
         if peer == self.shared.rank {
             let bytes = source.len_bytes() as u64;
             let range = (self.shared).range(destination.key, destination.offset, bytes);
-            let outcome = put_here(range, source);
-            self.shared.complete(peer, token, outcome, bytes, 0);
+            self.own.put(source, range, token, &mut self.shared.ends);
             return Ok(());
         }
         self.peers[peer as usize].put(source, destination, token, &mut self.shared)
@@ -247,8 +246,7 @@ impl Transport for VerbsTransport {
         if peer == self.shared.rank {
             let bytes = destination.len_bytes() as u64;
             let range = self.shared.range(source.key, source.offset, bytes);
-            let outcome = get_here(range, destination);
-            self.shared.complete(peer, token, outcome, bytes, 0);
+            (self.own).get(range, destination, token, &mut self.shared.ends);
             return Ok(());
         }
         self.peers[peer as usize].get(source, destination, token, &mut self.shared)
@@ -266,8 +264,7 @@ impl Transport for VerbsTransport {
         what.check(word, result)?;
         if peer == self.shared.rank {
             let range = self.shared.range(word.key, word.offset, 8);
-            let outcome = change_here(range, what, result);
-            self.shared.complete(peer, token, outcome, 8, 0);
+            (self.own).change(what, range, result, token, &mut self.shared.ends);
             return Ok(());
         }
         let known = &mut self.peers[peer as usize];
@@ -278,6 +275,9 @@ impl Transport for VerbsTransport {
     }
 
     fn cancel(&mut self, peer: Rank, token: u64) {
+        if peer == self.shared.rank {
+            return self.own.cancel(token, &mut self.shared.ends);
+        }
         let Some(known) = self.peers.get_mut(peer as usize) else {
             return;
         };

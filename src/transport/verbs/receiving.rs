@@ -27,7 +27,7 @@ impl Peer {
             }
             Immediate::Consumed(count) => self.handle_consumed(count, shared)?,
             Immediate::BadPut(position) => self.handle_bad_put(position, shared),
-            Immediate::Matched(class, count) => self.matched_seen[class] = count,
+            Immediate::Matched(class, count) => self.credits.handle_told(class, count),
         }
         if self.receive.is_due(self.is_awaited) {
             shared.mark(self);
@@ -44,7 +44,7 @@ impl Peer {
         let record = Record::parse(&header, &tail)?;
         let told = Told::parse(&header);
         self.handle_consumed(told.consumed, shared)?;
-        self.matched_seen = told.matched;
+        self.credits.handle_all_told(told.matched);
         let payload = |bytes: u32| slot.part(HEADER_BYTES, bytes as usize);
         match record {
             Record::Message { tag, header, bytes } => {
@@ -308,7 +308,7 @@ impl Peer {
         for _ in 0..count {
             self.pop_position(shared);
         }
-        self.matched_seen = matched;
+        self.credits.handle_all_told(matched);
         let mut lost = Vec::new();
         for (_, entry) in self.send.entries_mut() {
             match entry {

@@ -5,9 +5,11 @@ use super::link::{AT_ONCE_MAX, Link, Then, What};
 use super::peer::{Entry, Fault, Kind, Peer, Shared, Target, Waiting};
 use super::record::{HEADER_BYTES, Immediate, Record, SLOT_BYTES, TOLD_AT, Told};
 use crate::kernel;
-use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
+use crate::limits::INLINE_BYTES_MAX;
 use crate::memory::{RegionKey, View};
-use crate::transport::{Atomic, Outcome, PostError, RemoteRange, URGENT_CLASS, tag_class};
+use crate::transport::{
+    Atomic, Outcome, PostError, RemoteRange, TAG_CLASSES, URGENT_CLASS, tag_class,
+};
 use linerate_verbs_sys::{Local, Operation, Place};
 
 /// Puts of at most a flag line are copied by the peer's processor, unless they are one word: a
@@ -137,9 +139,7 @@ impl Peer {
         shared: &mut Shared,
     ) -> Result<(), PostError> {
         let class = tag_class(tag);
-        if self.backlog(class) >= MESSAGES_PER_PEER as u16 {
-            return Err(PostError::WouldBlock);
-        }
+        self.credits.check(class)?;
         let total = source.len_bytes();
         let is_short = total <= INLINE_BYTES_MAX;
         // Its places are few and its messages short: there is room whatever else waits.
@@ -163,7 +163,7 @@ impl Peer {
             };
             self.add(record, View::empty(), None, shared);
         }
-        self.sent[class] = self.sent[class].wrapping_add(1);
+        self.credits.note_sent(class);
         self.hand_over(shared);
         Ok(())
     }
@@ -476,10 +476,9 @@ impl Peer {
     /// Counters as the next post tells them.
     fn tell(&mut self) -> Told {
         self.note_consumed_told();
-        self.matched_told = self.matched;
         Told {
             consumed: self.receive.low_bits(),
-            matched: self.matched,
+            matched: self.credits.tell(),
         }
     }
 
@@ -508,14 +507,15 @@ impl Peer {
             return;
         };
         let write = |immediate: Immediate| Operation::Write(place, Some(immediate.emit()));
-        for class in 0..self.matched.len() {
+        for class in 0..TAG_CLASSES {
             if self.is_match_due(class) {
-                let count = self.matched[class];
-                let Some(link) = self.lead_link().filter(|link| link.has_room()) else {
+                if !self.lead_link().is_some_and(|link| link.has_room()) {
                     return;
-                };
-                link.queue(write(Immediate::Matched(class, count)), None, What::Told);
-                self.matched_told[class] = count;
+                }
+                let told = Immediate::Matched(class, self.credits.tell_class(class));
+                if let Some(link) = self.lead_link() {
+                    link.queue(write(told), None, What::Told);
+                }
             }
         }
         if self.receive.is_due(self.is_awaited) {

@@ -82,9 +82,6 @@ impl Peer {
     /// Ends every message and put of this rank that has not ended. No device reads for them any
     /// more.
     pub fn withdraw(&mut self, shared: &mut Shared) {
-        for token in self.matching.take_own() {
-            shared.complete(self.rank, token, Outcome::Cancelled, 0, 0);
-        }
         let written = self.transfers.iter().filter(|(_, t)| t.kind != Kind::Get);
         let ids: Vec<u64> = written.map(|(&id, _)| id).collect();
         for id in ids {
