@@ -36,9 +36,8 @@ impl VerbsTransport {
     /// Whether some pair is between two generations: its greetings are looked for with every poll.
     fn is_joining(&self) -> bool {
         let rank = self.shared.rank;
-        let mut open =
-            (self.peers.iter()).filter(|peer| peer.state == PeerState::Open && peer.rank != rank);
-        open.any(|peer| !peer.is_up())
+        let mut open = (self.peers.iter()).filter(|peer| peer.is_open() && peer.rank() != rank);
+        open.any(|peer| !peer.pair().is_up())
     }
 }
 
@@ -58,16 +57,16 @@ impl Transport for VerbsTransport {
                 self.peers.len()
             )));
         };
-        if known.state != PeerState::Idle {
+        if known.state() != PeerState::Idle {
             return Err(Error::invalid(format!("connecting to rank {peer} twice")));
         }
         if peer == self.shared.rank {
-            known.state = PeerState::Open;
+            known.open();
             self.shared.ends.push(Event::Connected(peer));
             return Ok(());
         }
         known.make_rings(&self.shared)?;
-        known.state = PeerState::Open;
+        known.open();
         self.control.connect(peer, address)?;
         self.expect_greeting(peer);
         Ok(())
@@ -75,7 +74,7 @@ impl Transport for VerbsTransport {
 
     fn expect(&mut self, peer: Rank, address: &Address) -> Result<()> {
         self.control.expect(peer, address)?;
-        self.peers[peer as usize].is_expected = true;
+        self.peers[peer as usize].expect();
         Ok(())
     }
 
@@ -87,7 +86,7 @@ impl Transport for VerbsTransport {
         let Some(known) = self.peers.get(peer as usize) else {
             return;
         };
-        if known.state == PeerState::Open {
+        if known.is_open() {
             self.end_links(peer);
             let known = &mut self.peers[peer as usize];
             known.flush(&mut self.shared);
@@ -97,17 +96,13 @@ impl Transport for VerbsTransport {
             self.letters_out.retain(|(to, _)| *to != peer);
         }
         self.control.disconnect(peer);
-        let known = &mut self.peers[peer as usize];
-        known.state = PeerState::Gone;
-        known.matching.clear();
+        self.peers[peer as usize].forget();
     }
 
     fn leave(&mut self, word: u64) -> bool {
         // Long messages that wait for their receives lie in memory that ends with this rank.
         let own = self.shared.rank;
-        let is_needed = |(rank, p): (Rank, &Peer)| {
-            rank != own && p.state == PeerState::Open && !p.transfers.is_empty()
-        };
+        let is_needed = |(rank, p): (Rank, &Peer)| rank != own && p.is_open() && p.has_transfers();
         if !self.is_leaving && (0..).zip(&self.peers).any(is_needed) {
             return false;
         }
@@ -124,25 +119,18 @@ impl Transport for VerbsTransport {
     fn deregister(&mut self, key: RegionKey) -> Result<()> {
         keys::known(key, self.shared.regions.remove(&key))?;
         for peer in &mut self.peers {
-            if peer.exported.remove(&key) && peer.state == PeerState::Open {
-                // It is asked for no more; what is on its way is refused by the device.
-                peer.tell_region(key, &mut self.shared);
-            }
+            // It is asked for no more; what is on its way is refused by the device.
+            peer.end_export(key, &mut self.shared);
         }
         Ok(())
     }
 
     fn export(&mut self, peer: Rank, key: RegionKey) -> Accepted {
         self.check_peer(peer)?;
-        let known = &mut self.peers[peer as usize];
-        if peer == self.shared.rank || known.exported.contains(&key) {
-            return Ok(());
+        match peer == self.shared.rank {
+            true => Ok(()),
+            false => self.peers[peer as usize].export(key, &mut self.shared),
         }
-        if !known.waiting.is_empty() {
-            return Err(PostError::WouldBlock);
-        }
-        known.tell_region(key, &mut self.shared);
-        Ok(())
     }
 
     fn mapped(&mut self, _peer: Rank, _key: RegionKey) -> Result<Option<View>> {
@@ -174,7 +162,7 @@ impl Transport for VerbsTransport {
         self.own.withdraw(&mut self.shared.ends);
         for rank in 0..self.peers.len() as Rank {
             let known = &self.peers[rank as usize];
-            if known.is_up() && known.is_read() {
+            if known.pair().is_up() && known.is_read() {
                 // Only the end of the queue pair stops the device.
                 self.handle_fault(rank, None, "memory was taken back while it was sent");
             }
@@ -332,11 +320,7 @@ impl Transport for VerbsTransport {
         self.poll_control(true);
         self.poll_events();
         for peer in &mut self.peers {
-            peer.queue_telling(&mut self.shared);
-            if std::mem::take(&mut peer.is_awaited_slowly) {
-                peer.is_awaited = true;
-                self.shared.mark(peer);
-            }
+            peer.look_slowly(&mut self.shared);
         }
         self.pump_dirty();
         self.shared.ends.take(events);
@@ -345,18 +329,19 @@ impl Transport for VerbsTransport {
     fn ports(&self) -> Vec<PortInUse> {
         let mut ports: Vec<PortInUse> = Vec::new();
         for rail in &self.shared.rails {
+            let own = rail.port();
             let is_same =
-                |port: &&mut PortInUse| (&port.device, port.number) == (&rail.name, rail.port);
+                |port: &&mut PortInUse| (&*port.device, port.number) == (rail.name(), own.number());
             match ports.iter_mut().find(is_same) {
                 Some(port) => port.queue_pairs += 1,
                 None => ports.push(PortInUse {
-                    device: rail.name.clone(),
-                    number: rail.port,
-                    mtu_bytes: rail.mtu_bytes(),
-                    peers_mtu_bytes: rail.peers_mtu_bytes(),
-                    gid_index: rail.gid_index(),
-                    is_ethernet: rail.is_ethernet,
-                    inline_bytes: rail.inline_bytes,
+                    device: rail.name().into(),
+                    number: own.number(),
+                    mtu_bytes: own.mtu_bytes(),
+                    peers_mtu_bytes: own.peers_mtu_bytes(),
+                    gid_index: own.gid_index(),
+                    is_ethernet: own.is_ethernet(),
+                    inline_bytes: rail.inline_bytes(),
                     queue_pairs: 1,
                 }),
             }
@@ -365,8 +350,9 @@ impl Transport for VerbsTransport {
     }
 
     fn trouble(&self, peer: Rank) -> Option<String> {
-        let trouble = self.peers.get(peer as usize)?.generation.trouble.as_ref()?;
-        let mut names: Vec<&str> = self.shared.rails.iter().map(|r| r.name.as_str()).collect();
+        let generation = self.peers.get(peer as usize)?.pair().generation();
+        let trouble = generation.trouble.as_ref()?;
+        let mut names: Vec<&str> = self.shared.rails.iter().map(|r| r.name()).collect();
         names.dedup();
         Some(format!(
             "verbs over {} does not reach it: {}",
@@ -381,8 +367,8 @@ impl Transport for VerbsTransport {
 
     fn next_timeout(&self) -> Option<Time> {
         let timeout = self.shared.settings.timeout;
-        let of_peers = self.peers.iter().filter(|p| p.state == PeerState::Open);
-        let times = of_peers.filter_map(|peer| peer.generation.next_timeout(timeout));
+        let of_peers = self.peers.iter().filter(|p| p.is_open());
+        let times = of_peers.filter_map(|peer| peer.pair().generation().next_timeout(timeout));
         times.chain(self.control.next_timeout()).min()
     }
 }
