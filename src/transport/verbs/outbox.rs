@@ -328,8 +328,8 @@ impl Outbox {
         self.bad_puts.pop()
     }
 
-    /// Whether the peer, if it sleeps, is woken by nothing on its way since the last call, so that a
-    /// record for that is to be sent and has room.
+    /// Whether nothing has been sent since the last wake-up that wakes the peer, so that a record
+    /// for that is to be sent and has room.
     pub fn needs_wake_up(&self) -> bool {
         self.ring.next() == self.notified && self.check_room().is_ok()
     }
