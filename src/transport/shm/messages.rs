@@ -15,7 +15,7 @@ use crate::limits::{
 use crate::memory::{RegionKey, View};
 use crate::transport::matching::{Met, Payload, Posted};
 use crate::transport::posts::no_such_rank;
-use crate::transport::{Transport, URGENT_CLASS, tag_class};
+use crate::transport::{Mapping, Signals, URGENT_CLASS, tag_class};
 use crate::types::Rank;
 use std::io::Error;
 use std::sync::atomic::Ordering;

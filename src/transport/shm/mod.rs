@@ -36,8 +36,8 @@ use super::posts::{
     Ends, change_here, check_registered, get_here, no_such_rank, part_of, put_here,
 };
 use super::{
-    Address, Atomic, Capabilities, Event, Outcome, PostError, RemoteRange, Transport, WaitSource,
-    tag_class,
+    Address, Atomic, Capabilities, Diagnostics, Event, Expecting, Mapping, Outcome, PostError,
+    RemoteRange, Rma, Signals, Transport, WaitSource, tag_class,
 };
 use crate::error::{Error, Result};
 use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
@@ -235,31 +235,6 @@ impl Transport for ShmTransport {
         Ok(())
     }
 
-    fn export(&mut self, peer: Rank, key: RegionKey) -> std::result::Result<(), PostError> {
-        self.check_peer(peer)?;
-        self.export_to(peer, key)
-    }
-
-    fn mapped(&mut self, peer: Rank, key: RegionKey) -> Result<Option<View>> {
-        if peer == self.rank {
-            return Ok(self
-                .regions
-                .get(&key)
-                .map(|e| e.region.view().in_region(key, 0)));
-        }
-        self.read_announcements(peer)?;
-        Ok(self.peers[peer as usize].regions.get(key))
-    }
-
-    fn pin(&mut self, peer: Rank, key: RegionKey) {
-        self.peers[peer as usize].regions.pin(key);
-    }
-
-    fn release_freed(&mut self) {
-        let regions = self.peers.iter_mut().map(|peer| &mut peer.regions);
-        regions.for_each(PeerRegions::release_freed);
-    }
-
     unsafe fn post_send(
         &mut self,
         peer: Rank,
@@ -292,11 +267,6 @@ impl Transport for ShmTransport {
         Ok(true)
     }
 
-    fn fetches(&self, peer: Rank, bytes: usize) -> bool {
-        let is_read = |p: &Peer| p.process.reads_us();
-        bytes >= FETCH_BYTES_MIN && self.peers.get(peer as usize).is_some_and(is_read)
-    }
-
     fn withdraw(&mut self) {
         self.own.withdraw(&mut self.ends);
         for peer in 0..self.peers.len() as Rank {
@@ -306,29 +276,11 @@ impl Transport for ShmTransport {
         }
     }
 
-    #[inline]
-    fn has_withdrawn(&self, peer: Rank) -> bool {
-        recall::valid_from(self.segment.recalled_by(peer)) != 0
-    }
-
     fn backlog(&mut self, peer: Rank, tag: u64) -> u32 {
         match peer == self.rank {
             true => self.own.backlog(tag),
             false => self.unmatched(peer, tag_class(tag)),
         }
-    }
-
-    fn unmatched(
-        &mut self,
-        is_meant: &mut dyn FnMut(u64, u64) -> bool,
-    ) -> Option<(Rank, u64, u64)> {
-        let own = self.own.find(is_meant);
-        own.or_else(|| {
-            (0..).zip(&self.peers).find_map(|(rank, peer)| {
-                let found = peer.matching.find(is_meant);
-                found.map(|(tag, header)| (rank, tag, header))
-            })
-        })
     }
 
     unsafe fn post_recv(
@@ -339,6 +291,45 @@ impl Transport for ShmTransport {
         token: u64,
     ) -> std::result::Result<(), PostError> {
         self.receive_message(peer, tag, destination, token)
+    }
+
+    fn cancel(&mut self, peer: Rank, token: u64) {
+        if peer == self.rank {
+            self.own.cancel(token, &mut self.ends);
+        } else if self.peers[peer as usize].matching.cancel(token) {
+            self.complete(token, peer, Outcome::Cancelled, 0, 0);
+        }
+    }
+
+    #[inline]
+    fn poll(&mut self, _now: Time, events: &mut Vec<Event>) {
+        let heads = self.segment.heads();
+        // SAFETY: this transport's segment keeps them mapped; they are only accessed as atomics.
+        let lines = unsafe { heads.lines(0, self.peers.len()) };
+        for (peer, line) in (0..).zip(lines) {
+            // All that is touched of a peer that has sent nothing. `Consumer::peek` looks again,
+            // with the order that reading takes.
+            if line[0].load(Ordering::Relaxed) != self.read[peer as usize] {
+                self.poll_ring(peer);
+            }
+        }
+        self.ends.take(events);
+    }
+
+    fn wait_source(&self) -> WaitSource {
+        self.segment.wait_source()
+    }
+
+    fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>) {
+        self.poll_sockets(now);
+        self.ends.take(events);
+    }
+}
+
+impl Rma for ShmTransport {
+    fn export(&mut self, peer: Rank, key: RegionKey) -> std::result::Result<(), PostError> {
+        self.check_peer(peer)?;
+        self.export_to(peer, key)
     }
 
     unsafe fn post_put(
@@ -380,30 +371,41 @@ impl Transport for ShmTransport {
         self.complete(token, peer, outcome, result.len_bytes() as u64, 0);
         Ok(())
     }
+}
 
-    fn cancel(&mut self, peer: Rank, token: u64) {
+impl Mapping for ShmTransport {
+    fn mapped(&mut self, peer: Rank, key: RegionKey) -> Result<Option<View>> {
         if peer == self.rank {
-            self.own.cancel(token, &mut self.ends);
-        } else if self.peers[peer as usize].matching.cancel(token) {
-            self.complete(token, peer, Outcome::Cancelled, 0, 0);
+            return Ok(self
+                .regions
+                .get(&key)
+                .map(|e| e.region.view().in_region(key, 0)));
         }
+        self.read_announcements(peer)?;
+        Ok(self.peers[peer as usize].regions.get(key))
+    }
+
+    fn pin(&mut self, peer: Rank, key: RegionKey) {
+        self.peers[peer as usize].regions.pin(key);
+    }
+
+    fn release_freed(&mut self) {
+        let regions = self.peers.iter_mut().map(|peer| &mut peer.regions);
+        regions.for_each(PeerRegions::release_freed);
+    }
+
+    fn fetches(&self, peer: Rank, bytes: usize) -> bool {
+        let is_read = |p: &Peer| p.process.reads_us();
+        bytes >= FETCH_BYTES_MIN && self.peers.get(peer as usize).is_some_and(is_read)
     }
 
     #[inline]
-    fn poll(&mut self, _now: Time, events: &mut Vec<Event>) {
-        let heads = self.segment.heads();
-        // SAFETY: this transport's segment keeps them mapped; they are only accessed as atomics.
-        let lines = unsafe { heads.lines(0, self.peers.len()) };
-        for (peer, line) in (0..).zip(lines) {
-            // All that is touched of a peer that has sent nothing. `Consumer::peek` looks again,
-            // with the order that reading takes.
-            if line[0].load(Ordering::Relaxed) != self.read[peer as usize] {
-                self.poll_ring(peer);
-            }
-        }
-        self.ends.take(events);
+    fn has_withdrawn(&self, peer: Rank) -> bool {
+        recall::valid_from(self.segment.recalled_by(peer)) != 0
     }
+}
 
+impl Signals for ShmTransport {
     #[inline]
     fn notify(&mut self, peer: Rank) {
         self.peers[peer as usize].wake();
@@ -428,18 +430,22 @@ impl Transport for ShmTransport {
             count => self.segment.quota().set(count),
         }
     }
+}
 
-    fn wait_source(&self) -> WaitSource {
-        self.segment.wait_source()
-    }
+impl Expecting for ShmTransport {}
 
-    fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>) {
-        self.poll_sockets(now);
-        self.ends.take(events);
-    }
-
-    fn next_timeout(&self) -> Option<Time> {
-        None
+impl Diagnostics for ShmTransport {
+    fn unmatched(
+        &mut self,
+        is_meant: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Option<(Rank, u64, u64)> {
+        let own = self.own.find(is_meant);
+        own.or_else(|| {
+            (0..).zip(&self.peers).find_map(|(rank, peer)| {
+                let found = peer.matching.find(is_meant);
+                found.map(|(tag, header)| (rank, tag, header))
+            })
+        })
     }
 }
 

@@ -433,7 +433,7 @@ pub(super) mod tests {
     use super::*;
     use crate::kernel;
     use crate::transport::test_posts::TestPosts;
-    use crate::transport::{Outcome, Transport};
+    use crate::transport::{Diagnostics, Mapping, Outcome, Rma, Transport};
     use std::sync::Arc;
 
     /// Two connected ranks, and a region of rank 1 that rank 0 has mapped.
@@ -528,7 +528,7 @@ pub(super) mod tests {
             reader.poll_slow(Time(0), &mut events);
         }
         assert_eq!(kernel::load::<u64>(to.view(), 0), 7);
-        assert!(Transport::unmatched(&mut reader, &mut |_, _| true).is_none());
+        assert!(Diagnostics::unmatched(&mut reader, &mut |_, _| true).is_none());
         let [Event::Completion(done), Event::PeerFailed(1, cause)] = &events[..] else {
             panic!("{events:?}");
         };

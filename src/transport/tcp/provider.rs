@@ -7,7 +7,8 @@ use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
 use crate::transport::posts::{Accepted, PeerState, no_such_rank};
 use crate::transport::{
-    Address, Atomic, Capabilities, Event, RemoteRange, Transport, WaitSource, keys,
+    Address, Atomic, Capabilities, Diagnostics, Event, Expecting, Mapping, RemoteRange, Rma,
+    Signals, Transport, WaitSource, keys,
 };
 use crate::types::Rank;
 use std::sync::Arc;
@@ -33,17 +34,6 @@ impl Transport for TcpTransport {
             self.shared.ends.push(Event::Connected(peer));
         }
         Ok(())
-    }
-
-    fn expect(&mut self, peer: Rank, address: &Address) -> Result<()> {
-        self.begin(peer, address)?;
-        self.peers[peer as usize].reach_mut().await_connection();
-        Ok(())
-    }
-
-    fn call(&mut self, peer: Rank) {
-        self.peers[peer as usize].reach_mut().set_opener(true);
-        self.connect_if_needed(peer, false);
     }
 
     fn disconnect(&mut self, peer: Rank) {
@@ -92,14 +82,6 @@ impl Transport for TcpTransport {
         keys::known(key, self.shared.regions.remove(&key)).map(drop)
     }
 
-    fn export(&mut self, peer: Rank, _key: RegionKey) -> Accepted {
-        self.check_peer(peer)
-    }
-
-    fn mapped(&mut self, _peer: Rank, _key: RegionKey) -> Result<Option<View>> {
-        Ok(None)
-    }
-
     unsafe fn post_send(
         &mut self,
         peer: Rank,
@@ -140,14 +122,6 @@ impl Transport for TcpTransport {
         }
     }
 
-    fn unmatched(
-        &mut self,
-        is_meant: &mut dyn FnMut(u64, u64) -> bool,
-    ) -> Option<(Rank, u64, u64)> {
-        let own = self.own.find(is_meant);
-        own.or_else(|| self.peers.iter().find_map(|peer| peer.find(is_meant)))
-    }
-
     unsafe fn post_recv(
         &mut self,
         peer: Rank,
@@ -168,6 +142,69 @@ impl Transport for TcpTransport {
             self.pump(peer);
         }
         Ok(())
+    }
+
+    fn cancel(&mut self, peer: Rank, token: u64) {
+        if peer == self.rank {
+            self.own.cancel(token, &mut self.shared.ends);
+        } else if let Some(known) = self.peers.get_mut(peer as usize) {
+            known.cancel(token, &mut self.shared);
+        }
+    }
+
+    #[inline]
+    fn poll(&mut self, now: Time, events: &mut Vec<Event>) {
+        self.shared.now = now;
+        self.shared.polls = self.shared.polls.wrapping_add(1);
+        let is_opening = !self.connecting.is_empty() || !self.listener.is_idle();
+        if is_opening || self.shared.polls.is_multiple_of(CONNECTION_POLLS) {
+            self.look_at_connections(false);
+        }
+        if self.rails_count > DIRECT_RAILS_MAX {
+            self.poll_ready();
+        } else {
+            let mut at = 0;
+            while let Some(&rank) = self.active.get(at) {
+                self.poll_peer(rank);
+                at += 1;
+            }
+        }
+        self.shared.ends.take(events);
+    }
+
+    fn wait_source(&self) -> WaitSource {
+        WaitSource::Descriptor {
+            ready: self.shared.epoll.clone(),
+            ring: self.ring.clone(),
+            sleeping: None,
+        }
+    }
+
+    fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>) {
+        self.shared.now = now;
+        self.look_at_connections(true);
+        for rank in 0..self.peers.len() as Rank {
+            let peer = &mut self.peers[rank as usize];
+            if let Some(word) = peer.left() {
+                self.end(rank, Event::PeerLeft(rank, word));
+            } else if !peer.rails().is_empty() {
+                peer.settle(&self.shared, true);
+                self.pump(rank);
+            }
+        }
+        self.arm();
+        self.drain_closing();
+        self.shared.ends.take(events);
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        self.shared.pace.and_then(|pace| pace.next())
+    }
+}
+
+impl Rma for TcpTransport {
+    fn export(&mut self, peer: Rank, _key: RegionKey) -> Accepted {
+        self.check_peer(peer)
     }
 
     unsafe fn post_put(
@@ -231,72 +268,42 @@ impl Transport for TcpTransport {
         self.pump(peer);
         Ok(())
     }
+}
 
-    fn cancel(&mut self, peer: Rank, token: u64) {
-        if peer == self.rank {
-            self.own.cancel(token, &mut self.shared.ends);
-        } else if let Some(known) = self.peers.get_mut(peer as usize) {
-            known.cancel(token, &mut self.shared);
-        }
-    }
+impl Mapping for TcpTransport {}
 
-    #[inline]
-    fn poll(&mut self, now: Time, events: &mut Vec<Event>) {
-        self.shared.now = now;
-        self.shared.polls = self.shared.polls.wrapping_add(1);
-        let is_opening = !self.connecting.is_empty() || !self.listener.is_idle();
-        if is_opening || self.shared.polls.is_multiple_of(CONNECTION_POLLS) {
-            self.look_at_connections(false);
-        }
-        if self.rails_count > DIRECT_RAILS_MAX {
-            self.poll_ready();
-        } else {
-            let mut at = 0;
-            while let Some(&rank) = self.active.get(at) {
-                self.poll_peer(rank);
-                at += 1;
-            }
-        }
-        self.shared.ends.take(events);
-    }
-
+impl Signals for TcpTransport {
     fn notify(&mut self, peer: Rank) {
         if self.check_peer(peer).is_ok() && peer != self.rank {
             self.peers[peer as usize].notify(&self.shared);
             self.pump(peer);
         }
     }
+}
 
-    fn wait_source(&self) -> WaitSource {
-        WaitSource::Descriptor {
-            ready: self.shared.epoll.clone(),
-            ring: self.ring.clone(),
-            sleeping: None,
-        }
+impl Expecting for TcpTransport {
+    fn expect(&mut self, peer: Rank, address: &Address) -> Result<()> {
+        self.begin(peer, address)?;
+        self.peers[peer as usize].reach_mut().await_connection();
+        Ok(())
     }
 
-    fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>) {
-        self.shared.now = now;
-        self.look_at_connections(true);
-        for rank in 0..self.peers.len() as Rank {
-            let peer = &mut self.peers[rank as usize];
-            if let Some(word) = peer.left() {
-                self.end(rank, Event::PeerLeft(rank, word));
-            } else if !peer.rails().is_empty() {
-                peer.settle(&self.shared, true);
-                self.pump(rank);
-            }
-        }
-        self.arm();
-        self.drain_closing();
-        self.shared.ends.take(events);
+    fn call(&mut self, peer: Rank) {
+        self.peers[peer as usize].reach_mut().set_opener(true);
+        self.connect_if_needed(peer, false);
+    }
+}
+
+impl Diagnostics for TcpTransport {
+    fn unmatched(
+        &mut self,
+        is_meant: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Option<(Rank, u64, u64)> {
+        let own = self.own.find(is_meant);
+        own.or_else(|| self.peers.iter().find_map(|peer| peer.find(is_meant)))
     }
 
     fn counts(&self) -> Vec<(&'static str, u64)> {
         self.shared.counts.named()
-    }
-
-    fn next_timeout(&self) -> Option<Time> {
-        self.shared.pace.and_then(|pace| pace.next())
     }
 }

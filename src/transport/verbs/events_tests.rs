@@ -8,7 +8,7 @@ use crate::kernel;
 use crate::memory::{Region, View};
 use crate::time::Time;
 use crate::transport::test_posts::TestPosts;
-use crate::transport::{Completion, Event, Options, Outcome, Transport, open};
+use crate::transport::{Completion, Diagnostics, Event, Options, Outcome, Transport, open};
 use linerate_verbs_sys::raw::ibv_event_type as Kind;
 use linerate_verbs_sys::{Event as DeviceEvent, Subject};
 use std::sync::Arc;

@@ -8,8 +8,8 @@ use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
 use crate::transport::posts::{Accepted, PeerState, no_such_rank};
 use crate::transport::{
-    Address, Atomic, Capabilities, Event, PortInUse, PostError, RemoteRange, Transport, WaitSource,
-    keys,
+    Address, Atomic, Capabilities, Diagnostics, Event, Expecting, Mapping, PortInUse, PostError,
+    RemoteRange, Rma, Signals, Transport, WaitSource, keys,
 };
 use crate::types::Rank;
 use std::sync::Arc;
@@ -72,16 +72,6 @@ impl Transport for VerbsTransport {
         Ok(())
     }
 
-    fn expect(&mut self, peer: Rank, address: &Address) -> Result<()> {
-        self.control.expect(peer, address)?;
-        self.peers[peer as usize].expect();
-        Ok(())
-    }
-
-    fn call(&mut self, peer: Rank) {
-        self.control.call(peer);
-    }
-
     fn disconnect(&mut self, peer: Rank) {
         let Some(known) = self.peers.get(peer as usize) else {
             return;
@@ -125,18 +115,6 @@ impl Transport for VerbsTransport {
         Ok(())
     }
 
-    fn export(&mut self, peer: Rank, key: RegionKey) -> Accepted {
-        self.check_peer(peer)?;
-        match peer == self.shared.rank {
-            true => Ok(()),
-            false => self.peers[peer as usize].export(key, &mut self.shared),
-        }
-    }
-
-    fn mapped(&mut self, _peer: Rank, _key: RegionKey) -> Result<Option<View>> {
-        Ok(None)
-    }
-
     unsafe fn post_send(
         &mut self,
         peer: Rank,
@@ -178,14 +156,6 @@ impl Transport for VerbsTransport {
         }
     }
 
-    fn unmatched(
-        &mut self,
-        is_meant: &mut dyn FnMut(u64, u64) -> bool,
-    ) -> Option<(Rank, u64, u64)> {
-        let own = self.own.find(is_meant);
-        own.or_else(|| self.peers.iter().find_map(|peer| peer.find(is_meant)))
-    }
-
     unsafe fn post_recv(
         &mut self,
         peer: Rank,
@@ -202,6 +172,80 @@ impl Transport for VerbsTransport {
         }
         let known = &mut self.peers[peer as usize];
         known.post_recv(tag, destination, token, &mut self.shared)
+    }
+
+    fn cancel(&mut self, peer: Rank, token: u64) {
+        if peer == self.shared.rank {
+            return self.own.cancel(token, &mut self.shared.ends);
+        }
+        let Some(known) = self.peers.get_mut(peer as usize) else {
+            return;
+        };
+        if !known.cancel_posted(token, &mut self.shared) {
+            self.cancel_granted(peer, token);
+        }
+    }
+
+    #[inline]
+    fn poll(&mut self, now: Time, events: &mut Vec<Event>) {
+        self.shared.now = now;
+        if self.is_leaving {
+            return self.poll_leaving(false);
+        }
+        self.polls = self.polls.wrapping_add(1);
+        // What the caller has posted does not wait for what has come.
+        self.pump_dirty();
+        self.poll_rails();
+        if self.polls.is_multiple_of(CONTROL_POLLS) || self.is_joining() {
+            self.poll_control(false);
+        }
+        self.pump_dirty();
+        self.shared.ends.take(events);
+    }
+
+    fn wait_source(&self) -> WaitSource {
+        let WaitSource::Descriptor { ring, .. } = self.control.wait_source() else {
+            unreachable!("looked at when this was made")
+        };
+        WaitSource::Descriptor {
+            ready: self.ready.clone(),
+            ring,
+            sleeping: None,
+        }
+    }
+
+    fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>) {
+        self.shared.now = now;
+        if self.is_leaving {
+            return self.poll_leaving(true);
+        }
+        self.shared.rails.iter_mut().for_each(Rail::arm);
+        // What came before the channels were armed makes no event.
+        self.poll_rails();
+        self.poll_control(true);
+        self.poll_events();
+        for peer in &mut self.peers {
+            peer.look_slowly(&mut self.shared);
+        }
+        self.pump_dirty();
+        self.shared.ends.take(events);
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        let timeout = self.shared.settings.timeout;
+        let of_peers = self.peers.iter().filter(|p| p.is_open());
+        let times = of_peers.filter_map(|peer| peer.pair().generation().next_timeout(timeout));
+        times.chain(self.control.next_timeout()).min()
+    }
+}
+
+impl Rma for VerbsTransport {
+    fn export(&mut self, peer: Rank, key: RegionKey) -> Accepted {
+        self.check_peer(peer)?;
+        match peer == self.shared.rank {
+            true => Ok(()),
+            false => self.peers[peer as usize].export(key, &mut self.shared),
+        }
     }
 
     unsafe fn post_put(
@@ -261,69 +305,38 @@ impl Transport for VerbsTransport {
             false => known.ask_change(what, word, result, token, &mut self.shared),
         }
     }
+}
 
-    fn cancel(&mut self, peer: Rank, token: u64) {
-        if peer == self.shared.rank {
-            return self.own.cancel(token, &mut self.shared.ends);
-        }
-        let Some(known) = self.peers.get_mut(peer as usize) else {
-            return;
-        };
-        if !known.cancel_posted(token, &mut self.shared) {
-            self.cancel_granted(peer, token);
-        }
-    }
+impl Mapping for VerbsTransport {}
 
-    #[inline]
-    fn poll(&mut self, now: Time, events: &mut Vec<Event>) {
-        self.shared.now = now;
-        if self.is_leaving {
-            return self.poll_leaving(false);
-        }
-        self.polls = self.polls.wrapping_add(1);
-        // What the caller has posted does not wait for what has come.
-        self.pump_dirty();
-        self.poll_rails();
-        if self.polls.is_multiple_of(CONTROL_POLLS) || self.is_joining() {
-            self.poll_control(false);
-        }
-        self.pump_dirty();
-        self.shared.ends.take(events);
-    }
-
+impl Signals for VerbsTransport {
     fn notify(&mut self, peer: Rank) {
         if self.check_peer(peer).is_ok() && peer != self.shared.rank {
             self.peers[peer as usize].notify(&mut self.shared);
             self.pump_dirty();
         }
     }
+}
 
-    fn wait_source(&self) -> WaitSource {
-        let WaitSource::Descriptor { ring, .. } = self.control.wait_source() else {
-            unreachable!("looked at when this was made")
-        };
-        WaitSource::Descriptor {
-            ready: self.ready.clone(),
-            ring,
-            sleeping: None,
-        }
+impl Expecting for VerbsTransport {
+    fn expect(&mut self, peer: Rank, address: &Address) -> Result<()> {
+        self.control.expect(peer, address)?;
+        self.peers[peer as usize].expect();
+        Ok(())
     }
 
-    fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>) {
-        self.shared.now = now;
-        if self.is_leaving {
-            return self.poll_leaving(true);
-        }
-        self.shared.rails.iter_mut().for_each(Rail::arm);
-        // What came before the channels were armed makes no event.
-        self.poll_rails();
-        self.poll_control(true);
-        self.poll_events();
-        for peer in &mut self.peers {
-            peer.look_slowly(&mut self.shared);
-        }
-        self.pump_dirty();
-        self.shared.ends.take(events);
+    fn call(&mut self, peer: Rank) {
+        self.control.call(peer);
+    }
+}
+
+impl Diagnostics for VerbsTransport {
+    fn unmatched(
+        &mut self,
+        is_meant: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Option<(Rank, u64, u64)> {
+        let own = self.own.find(is_meant);
+        own.or_else(|| self.peers.iter().find_map(|peer| peer.find(is_meant)))
     }
 
     fn ports(&self) -> Vec<PortInUse> {
@@ -363,12 +376,5 @@ impl Transport for VerbsTransport {
 
     fn counts(&self) -> Vec<(&'static str, u64)> {
         self.shared.counts.named()
-    }
-
-    fn next_timeout(&self) -> Option<Time> {
-        let timeout = self.shared.settings.timeout;
-        let of_peers = self.peers.iter().filter(|p| p.is_open());
-        let times = of_peers.filter_map(|peer| peer.pair().generation().next_timeout(timeout));
-        times.chain(self.control.next_timeout()).min()
     }
 }
