@@ -58,7 +58,7 @@ impl Links {
         unsafe { (self.transport).post_recv(peer, tag, destination, token) }
     }
 
-    /// [`Transport::post_put`] from control memory.
+    /// [`Rma::post_put`](crate::transport::Rma::post_put) from control memory.
     pub fn post_put(
         &mut self,
         peer: Rank,

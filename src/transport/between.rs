@@ -3,35 +3,8 @@
 //! rank 0 decides for all ([`agree`]).
 
 use super::Options;
-use super::verbs;
+use super::verbs::{self, Fabric};
 use crate::types::Rank;
-use std::fmt;
-
-/// What devices of two ranks must have in common to reach each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fabric {
-    /// InfiniBand.
-    InfiniBand,
-    /// Frames on one Ethernet.
-    RoceV1,
-    /// Packets of UDP over IP.
-    RoceV2,
-}
-
-impl Fabric {
-    /// All, for those who write them as numbers from 1.
-    pub const ALL: [Fabric; 3] = [Fabric::InfiniBand, Fabric::RoceV1, Fabric::RoceV2];
-}
-
-impl fmt::Display for Fabric {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Fabric::InfiniBand => "InfiniBand",
-            Fabric::RoceV1 => "RoCEv1",
-            Fabric::RoceV2 => "RoCEv2",
-        })
-    }
-}
 
 /// What a rank says: its fabric, or why it has none.
 pub type Offer = Result<Fabric, String>;

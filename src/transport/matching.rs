@@ -1,8 +1,7 @@
 //! [`Matching`]: receives of one peer's messages meet what comes, by tag and in order, for
 //! providers whose owner matches.
 //!
-//! `F` says where the bytes of a message are that are not here yet; how they come is the
-//! provider's.
+//! `F` says where the bytes of a message are that were not copied; how they come is the provider's.
 
 use super::posts::Ends;
 use super::{Outcome, TAG_CLASSES, tag_class};
@@ -64,10 +63,8 @@ pub(super) struct Message<F> {
 #[derive(Debug)]
 pub(super) enum Payload<F> {
     Copied(Vec<u8>),
-    /// Not here yet.
+    /// Elsewhere.
     Far(F),
-    /// Of a rank that sends to itself: where they were sent from, and the token of the send.
-    Own(View, u64),
 }
 
 /// What a receive has met.
@@ -77,7 +74,7 @@ pub(super) enum Met<F> {
     Nothing,
     /// A message that was here; both have ended, and this many bytes were copied.
     Whole(u64),
-    /// A message with this header that is still to come.
+    /// A message with this header whose bytes are elsewhere.
     Far(F, u64),
 }
 
@@ -146,11 +143,6 @@ impl<F> Matching<F> {
                 ends.spare.push(bytes);
                 Met::Whole(copied)
             }
-            Payload::Own(source, token) => {
-                let copied = posted.deliver(peer, message.header, source, ends);
-                ends.complete(peer, token, Outcome::Done, source.len_bytes() as u64, 0);
-                Met::Whole(copied)
-            }
             Payload::Far(far) => Met::Far(far, message.header),
         }
     }
@@ -172,55 +164,22 @@ impl<F> Matching<F> {
         Ok(())
     }
 
-    /// A message of this rank to itself, for which there is a place. Its bytes stay where they are
-    /// until a receive takes them, unless they are at most this many, or nobody waits for its end.
-    pub fn send_to_oneself(
-        &mut self,
-        (rank, tag, header): (Rank, u64, u64),
-        source: View,
-        token: Option<u64>,
-        copied_bytes_max: usize,
-        ends: &mut Ends,
-    ) {
-        let posted = self.take_posted(tag);
-        let payload = match (&posted, token) {
-            (Some(posted), _) => {
-                posted.deliver(rank, header, source, ends);
-                None
-            }
-            (None, Some(token)) if source.len_bytes() > copied_bytes_max => {
-                let own = Payload::Own(source, token);
-                return self.keep(tag, header, own).expect("there is a place");
-            }
-            (None, _) => Some(Payload::Copied(ends.copy(source))),
-        };
-        if let Some(token) = token {
-            ends.complete(rank, token, Outcome::Done, source.len_bytes() as u64, 0);
-        }
-        if let Some(payload) = payload {
-            self.keep(tag, header, payload).expect("there is a place");
-        }
-    }
-
     /// Takes back the receive with this token; false: it does not wait.
     pub fn cancel(&mut self, token: u64) -> bool {
         let at = self.posted.iter().position(|p| p.token == token);
         at.and_then(|at| self.posted.remove(at)).is_some()
     }
 
-    /// Takes back the messages of this rank to itself whose bytes lie where they were sent from:
-    /// the tokens of their sends.
-    pub fn take_own(&mut self) -> Vec<u64> {
-        let mut tokens = Vec::new();
-        self.messages.retain(|message| match message.payload {
-            Payload::Own(_, token) => {
-                self.counts[tag_class(message.tag)] -= 1;
-                tokens.push(token);
-                false
-            }
-            _ => true,
+    /// Forgets the messages whose bytes are elsewhere and that are not to be kept.
+    pub fn retain_far(&mut self, mut is_kept: impl FnMut(&F) -> bool) {
+        self.messages.retain(|message| {
+            let is_kept = match &message.payload {
+                Payload::Copied(_) => true,
+                Payload::Far(far) => is_kept(far),
+            };
+            self.counts[tag_class(message.tag)] -= u32::from(!is_kept);
+            is_kept
         });
-        tokens
     }
 
     /// The first message that waits and is meant: its tag and header.
@@ -230,22 +189,10 @@ impl<F> Matching<F> {
     }
 
     /// The connection ends: what had come whole, and what `is_kept` says of the rest, can be
-    /// received later. The tokens of all other posts.
-    pub fn flush(&mut self, mut is_kept: impl FnMut(&F) -> bool) -> Vec<u64> {
-        let mut tokens: Vec<u64> = self.posted.drain(..).map(|posted| posted.token).collect();
-        self.messages.retain(|message| {
-            let is_kept = match &message.payload {
-                Payload::Copied(_) => true,
-                Payload::Far(far) => is_kept(far),
-                Payload::Own(_, token) => {
-                    tokens.push(*token);
-                    false
-                }
-            };
-            self.counts[tag_class(message.tag)] -= u32::from(!is_kept);
-            is_kept
-        });
-        tokens
+    /// received later. The tokens of the receives that wait.
+    pub fn flush(&mut self, is_kept: impl FnMut(&F) -> bool) -> Vec<u64> {
+        self.retain_far(is_kept);
+        self.posted.drain(..).map(|posted| posted.token).collect()
     }
 
     /// Forgets every message.
@@ -339,42 +286,14 @@ mod tests {
     #[test]
     fn what_had_come_outlives_the_connection() {
         let region = Region::private(64).unwrap();
-        let view = region.view();
-        let (mut matching, mut ends) = (Matching::new(), Ends::default());
+        let mut matching = Matching::new();
         matching.post(posted(&region, 4, 1));
         matching.keep(5, 50, Payload::Copied(vec![1])).unwrap();
         matching.keep(5, 51, Payload::Far(false)).unwrap();
         matching.keep(5, 52, Payload::Far(true)).unwrap();
-        matching.send_to_oneself((0, 6, 60), view.part(8, 16), Some(2), 8, &mut ends);
-        assert_eq!(matching.flush(|&is_whole| is_whole), [1, 2]);
-        assert_eq!((matching.waiting(0), ended(&mut ends).len()), (2, 0));
+        assert_eq!(matching.flush(|&is_whole| is_whole), [1]);
+        assert_eq!(matching.waiting(0), 2);
         matching.clear();
         assert_eq!(matching.waiting(0), 0);
-    }
-
-    #[test]
-    fn a_rank_sends_to_itself_before_and_after_the_receive() {
-        let region = Region::private(64).unwrap();
-        let source = region.view().part(32, 8);
-        let (mut matching, mut ends) = (Matching::<()>::new(), Ends::default());
-        let (short, long) = (8, 4);
-        matching.send_to_oneself((0, 1, 10), source, Some(1), short, &mut ends);
-        assert_eq!(ended(&mut ends), [(1, Outcome::Done, 0)], "copied");
-        matching.send_to_oneself((0, 2, 20), source, Some(2), long, &mut ends);
-        assert_eq!(ended(&mut ends), [], "until it is received");
-        matching.send_to_oneself((0, 3, 30), source, None, long, &mut ends);
-        for (tag, expected) in [
-            (1, vec![(9, Outcome::Done, 10)]),
-            (2, vec![(9, Outcome::Done, 20), (2, Outcome::Done, 0)]),
-            (3, vec![(9, Outcome::Done, 30)]),
-        ] {
-            let met = matching.meet(0, &posted(&region, tag, 9), &mut ends);
-            assert!(matches!(met, Met::Whole(_)));
-            assert_eq!(ended(&mut ends), expected);
-        }
-        matching.post(posted(&region, 4, 8));
-        matching.send_to_oneself((0, 4, 40), source, Some(4), long, &mut ends);
-        let both = [(8, Outcome::Done, 40), (4, Outcome::Done, 0)];
-        assert_eq!(ended(&mut ends), both);
     }
 }

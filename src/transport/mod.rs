@@ -31,7 +31,7 @@
 //!     with its length.
 //! 10. Sends, puts and gets need memory in a registered region, except for at most
 //!     [`Capabilities::inline_bytes`] bytes, which are copied when posted, and for sends for which
-//!     [`Transport::fetches`] says that the peer reads them where they lie. Receives take any
+//!     [`Mapping::fetches`] says that the peer reads them where they lie. Receives take any
 //!     memory.
 //! 11. A region stays registered until [`Transport::deregister`]; its owner keeps it alive until
 //!     the last completion that uses it. Keys are never reused. A put or get to a key that does not
@@ -43,22 +43,22 @@
 //!     to that peer complete as flushed first.
 //! 15. A rank may be its own peer.
 //! 16. Length zero is legal everywhere.
-//! 17. [`Transport::notify`] wakes a peer that sleeps on its [`WaitSource`]; so does every message
+//! 17. [`Signals::notify`] wakes a peer that sleeps on its [`WaitSource`]; so does every message
 //!     or put that arrives there, and the last of the signals that it wants
-//!     ([`Transport::want_signals`]). A wake-up is never lost, and may be spurious.
+//!     ([`Signals::want_signals`]). A wake-up is never lost, and may be spurious.
 //! 18. After [`Transport::withdraw`] no send or put of before reads memory of its caller, not by
 //!     the kernel or a device either, and nothing counts that its peer reads there itself, mapped
 //!     or out of this process. Each that has not completed completes as [`Outcome::Cancelled`], or
 //!     goes on from a copy. The peer receives such a message as it was or never, and its receive
 //!     goes on waiting then; part of it, or of a put, may be in the destination. What had been sent
 //!     from copies, as all short messages are, still arrives. A peer that reads this rank's regions
-//!     through [`Transport::mapped`] is told so when it asks after its last read
-//!     ([`Transport::has_withdrawn`]); one that gets from them gets what is there. This call alone
+//!     through [`Mapping::mapped`] is told so when it asks after its last read
+//!     ([`Mapping::has_withdrawn`]); one that gets from them gets what is there. This call alone
 //!     may wait, for some milliseconds, where a device is sending.
 //! 19. [`Transport::inject`] is a send that has completed when it is accepted: no completion
 //!     follows, and the source may be reused. Where it says no, nothing has happened, and the
 //!     message is posted.
-//! 20. Where [`Capabilities::atomics`] says so, [`Transport::post_atomic`] changes an aligned word
+//! 20. Where [`Capabilities::atomics`] says so, [`Rma::post_atomic`] changes an aligned word
 //!     of 8 bytes of a region, of a peer's or of this rank's own, at once for all operations of
 //!     that kind on it, no matter who posts them. What was there before comes to the result. One
 //!     that completes as [`Outcome::Done`] has been done exactly once, whatever was lost and sent
@@ -72,6 +72,14 @@
 //!     leaves with the word 0, and what it had sent may be lost. A rank that ends in any other way
 //!     has failed.
 //!
+//! # What a provider implements
+//!
+//! [`Transport`] itself: connections, registered memory, messages, progress and what a rank sleeps
+//! on. The traits beside it have a default for nearly everything, so that their `impl` may be
+//! empty: [`Rma`] where [`Capabilities::rma`] is set, [`Mapping`] where peers reach memory in
+//! place, [`Signals`], of which only [`Signals::notify`] is asked of everyone, [`Expecting`] for
+//! what the router uses between hosts, and [`Diagnostics`] for people, errors and tests.
+//!
 //! # Memory of posts
 //!
 //! The posts are `unsafe` because of one promise, which their caller makes and keeps: the bytes of
@@ -83,43 +91,49 @@
 //! [`URGENT_MESSAGES`]: crate::limits::URGENT_MESSAGES
 //! [`CONTROL_BYTES`]: crate::limits::CONTROL_BYTES
 
+mod abilities;
 pub(crate) mod between;
 mod causes;
+mod credits;
 mod keys;
+mod loopback;
 mod matching;
 pub(crate) mod open;
 mod posts;
+mod rma;
 pub(crate) mod router;
 pub(crate) mod shm;
 pub(crate) mod sim;
 pub(crate) mod tcp;
 pub(crate) mod verbs;
 
-pub(crate) use between::{Agreed, Fabric, Offer, agree, own_offer};
+pub use abilities::{Diagnostics, Expecting, Mapping, PortInUse, Signals};
+pub(crate) use between::{Agreed, Offer, agree, own_offer};
 pub(crate) use causes::proves_end;
 pub use causes::{ENDED, LEFT, UNREACHABLE};
 pub use open::{Options, open};
+pub use rma::{Atomic, RemoteRange, Rma};
+pub(crate) use verbs::Fabric;
 
 pub use crate::limits::{CONTROL_BYTES, MESSAGES_PER_PEER, URGENT_MESSAGES};
 pub use crate::memory::{Region, RegionKey, View};
 pub use crate::time::Time;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::limits::LINE_PAYLOAD_BYTES;
 use crate::types::Rank;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What a provider can do and how much of it. Constant after construction.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Capabilities {
     /// Its name, as flags spell it.
     pub name: &'static str,
-    /// [`Transport::mapped`] gives peers' regions as memory that can be read and written in place.
+    /// [`Mapping::mapped`] gives peers' regions as memory that can be read and written in place.
     pub mapped: bool,
     /// Stores to a peer's mapped memory are themselves the signal: after an ordinary release store
-    /// the peer sees it, and [`Transport::notify`] only wakes it. Otherwise signals are puts.
+    /// the peer sees it, and [`Signals::notify`] only wakes it. Otherwise signals are puts.
     pub store_signals: bool,
     /// Peers may map regions, which therefore are shared memory ([`Region::shared`]).
     pub shared_regions: bool,
@@ -156,102 +170,6 @@ const _: () = assert!(
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address(pub Vec<u8>);
 
-/// A port of a device that traffic goes over, for people and for those who compare with what it can
-/// carry.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PortInUse {
-    /// As the kernel names it.
-    pub device: String,
-    /// Counted from 1.
-    pub number: u8,
-    /// Payload of a packet at most, as far as this port goes.
-    pub mtu_bytes: u32,
-    /// The same of the ports at the other ends, the least of them; packets carry the less of both.
-    /// `None`: not joined yet.
-    pub peers_mtu_bytes: Option<u32>,
-    /// Index of the GID that packets carry.
-    pub gid_index: u32,
-    /// Ethernet, or InfiniBand.
-    pub is_ethernet: bool,
-    /// Posts of this many bytes are inline.
-    pub inline_bytes: u32,
-    /// To each peer.
-    pub queue_pairs: u32,
-}
-
-impl PortInUse {
-    /// Payload of a packet, as far as both ends are known.
-    pub fn packet_bytes(&self) -> u32 {
-        (self.peers_mtu_bytes).map_or(self.mtu_bytes, |peers| peers.min(self.mtu_bytes))
-    }
-}
-
-/// A place in a peer's registered memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RemoteRange {
-    /// The peer's region.
-    pub key: RegionKey,
-    /// Byte offset in it.
-    pub offset: u64,
-}
-
-/// What is done to an aligned word of 8 bytes, in the byte order of the host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Atomic {
-    /// Adds, and wraps.
-    FetchAdd(u64),
-    /// Writes `swap` where `compare` is.
-    CompareSwap {
-        /// What must be there.
-        compare: u64,
-        /// What is there then.
-        swap: u64,
-    },
-}
-
-impl Atomic {
-    /// Whether the word and the place for what was there are such as devices take.
-    fn check(self, word: RemoteRange, result: View) -> std::result::Result<(), PostError> {
-        match result.len_bytes() == 8 && word.offset.is_multiple_of(8) {
-            true => Ok(()),
-            false => Err(PostError::invalid(format!(
-                "an atomic operation at offset {} with {} bytes for the result: a multiple of 8, and 8 bytes",
-                word.offset,
-                result.len_bytes()
-            ))),
-        }
-    }
-
-    /// What must be there (`None`: the operand is added), and the operand.
-    fn operands(self) -> (Option<u64>, u64) {
-        match self {
-            Atomic::FetchAdd(add) => (None, add),
-            Atomic::CompareSwap { compare, swap } => (Some(compare), swap),
-        }
-    }
-
-    /// The other way round.
-    fn of_operands(compare: Option<u64>, operand: u64) -> Atomic {
-        compare.map_or(Atomic::FetchAdd(operand), |compare| Atomic::CompareSwap {
-            compare,
-            swap: operand,
-        })
-    }
-
-    /// By this processor; what was there.
-    fn apply(self, word: &AtomicU64) -> u64 {
-        // What was stored before it is seen by anyone who sees its result, and the other way round.
-        match self {
-            Atomic::FetchAdd(add) => word.fetch_add(add, Ordering::AcqRel),
-            Atomic::CompareSwap { compare, swap } => {
-                match word.compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire) {
-                    Ok(before) | Err(before) => before,
-                }
-            }
-        }
-    }
-}
-
 /// Classes of tags, by their two highest bits. Messages of one class never take the places of
 /// another.
 pub const TAG_CLASSES: usize = 4;
@@ -271,8 +189,7 @@ pub enum PostError {
     WouldBlock,
     /// The peer failed earlier.
     PeerFailed,
-    /// The arguments break the contract; the text says how. Boxed, so that what a post answers fits
-    /// registers: 30 instructions less for a message.
+    /// The arguments break the contract; the text says how. (What a post answers fits registers.)
     #[allow(clippy::box_collection)]
     Invalid(Box<String>),
 }
@@ -358,12 +275,13 @@ pub enum WaitSource {
     Virtual,
 }
 
-/// A provider. See the module for the numbered clauses.
+/// A provider. See the module for the numbered clauses. Puts and gets are in [`Rma`], and what only
+/// some providers have in the other supertraits.
 ///
 /// Tokens are chosen by the caller and come back in completions. Tags are 64 bits, equal on both
 /// sides.
 #[allow(unsafe_code)] // Posts ask their callers for a promise.
-pub trait Transport: Send {
+pub trait Transport: Rma + Mapping + Signals + Expecting + Diagnostics + Send {
     /// What it can do.
     fn capabilities(&self) -> &Capabilities;
 
@@ -372,18 +290,6 @@ pub trait Transport: Send {
 
     /// Begins to connect to a peer; [`Event::Connected`] says when that is done. To itself, too.
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<()>;
-
-    /// Takes a peer's address, lets it in and does not call it: [`Event::Connected`] says that it
-    /// has called. Only of what the router uses between hosts.
-    fn expect(&mut self, _peer: Rank, _address: &Address) -> Result<()> {
-        let name = self.capabilities().name;
-        Err(Error::internal(format!(
-            "the {name} transport calls whom it knows, and was told to expect a peer"
-        )))
-    }
-
-    /// Calls a peer that is expected.
-    fn call(&mut self, _peer: Rank) {}
 
     /// Ends the connection (clause 14).
     fn disconnect(&mut self, peer: Rank);
@@ -399,23 +305,8 @@ pub trait Transport: Send {
     fn register(&mut self, region: Arc<Region>) -> Result<RegionKey>;
 
     /// Ends a registration. Peers get no view of it from their next polls on; see
-    /// [`Transport::release_freed`].
+    /// [`Mapping::release_freed`].
     fn deregister(&mut self, key: RegionKey) -> Result<()>;
-
-    /// Makes a region of ours known to a peer before its first use there. Idempotent.
-    fn export(&mut self, peer: Rank, key: RegionKey) -> std::result::Result<(), PostError>;
-
-    /// A peer's region as memory of this process, if it is mapped and known. `Ok(None)`: not known
-    /// (yet); poll and ask again.
-    fn mapped(&mut self, peer: Rank, key: RegionKey) -> Result<Option<View>>;
-
-    /// A mapped region is used until the connection ends: a peer that deregisters it fails.
-    fn pin(&mut self, _peer: Rank, _key: RegionKey) {}
-
-    /// Views of regions that peers had deregistered before the last call are used no more. Whatever
-    /// peers do, a view that [`Transport::mapped`] gave stays valid until the second call after
-    /// that.
-    fn release_freed(&mut self) {}
 
     /// Sends a message.
     ///
@@ -447,35 +338,13 @@ pub trait Transport: Send {
         Ok(false)
     }
 
-    /// Whether a send of this many bytes to this peer may come from memory that is not registered,
-    /// which the peer then reads where it lies. It stays as it is until the completion.
-    fn fetches(&self, _peer: Rank, _bytes: usize) -> bool {
-        false
-    }
-
     /// Takes back all memory that sends and puts of this rank may still read, and peers (clause
     /// 18): its owner gets it back now.
     fn withdraw(&mut self);
 
-    /// Whether a peer has withdrawn its memory: then what was read of it through a view of
-    /// [`Transport::mapped`] may be of later. Asked after the last read; anyone who is told so
-    /// finds the messages that the peer had sent before.
-    fn has_withdrawn(&self, _peer: Rank) -> bool {
-        false
-    }
-
     /// Messages of this tag's class to this peer that were sent and, as far as is known, not
     /// matched yet. The caller keeps room for what matters with it (clause 7).
     fn backlog(&mut self, peer: Rank, tag: u64) -> u32;
-
-    /// A message that has come, waits for a receive and is of this kind, by its tag and header: the
-    /// peer, and these two. Slow; a provider may know of none.
-    fn unmatched(
-        &mut self,
-        _is_meant: &mut dyn FnMut(u64, u64) -> bool,
-    ) -> Option<(Rank, u64, u64)> {
-        None
-    }
 
     /// Receives a message.
     ///
@@ -489,75 +358,11 @@ pub trait Transport: Send {
         token: u64,
     ) -> std::result::Result<(), PostError>;
 
-    /// Writes into a peer's region.
-    ///
-    /// # Safety
-    /// "Memory of posts" in the [module](self).
-    unsafe fn post_put(
-        &mut self,
-        peer: Rank,
-        source: View,
-        destination: RemoteRange,
-        token: u64,
-    ) -> std::result::Result<(), PostError>;
-
-    /// Reads from a peer's region.
-    ///
-    /// # Safety
-    /// "Memory of posts" in the [module](self).
-    unsafe fn post_get(
-        &mut self,
-        peer: Rank,
-        source: RemoteRange,
-        destination: View,
-        token: u64,
-    ) -> std::result::Result<(), PostError>;
-
-    /// Changes a word of a region, at a multiple of 8; what was there comes to the 8 bytes of
-    /// `result` (clause 20). The owner's processor does it, while its rank polls, or the poster's
-    /// where it maps the memory: what a processor does to the word by itself is atomic too, if it
-    /// uses atomic instructions.
-    ///
-    /// # Safety
-    /// "Memory of posts" in the [module](self).
-    unsafe fn post_atomic(
-        &mut self,
-        _peer: Rank,
-        _what: Atomic,
-        _word: RemoteRange,
-        _result: View,
-        _token: u64,
-    ) -> std::result::Result<(), PostError> {
-        Err(PostError::invalid(format!(
-            "the {} transport has no atomic operations",
-            self.capabilities().name
-        )))
-    }
-
     /// Ends the outstanding receive with this token (clause 13).
     fn cancel(&mut self, peer: Rank, token: u64);
 
     /// Makes progress and appends what happened. `now` is coarse: refreshed every few dozen polls.
     fn poll(&mut self, now: Time, events: &mut Vec<Event>);
-
-    /// Wakes a peer that sleeps (clause 17).
-    fn notify(&mut self, peer: Rank);
-
-    /// The same after a signal was stored: a peer that wants several is woken with the last of
-    /// them.
-    fn notify_signal(&mut self, peer: Rank) {
-        self.notify(peer);
-    }
-
-    /// The same after a count was stored for which no peer waits that wants signals.
-    fn notify_of_count(&mut self, peer: Rank) {
-        self.notify(peer);
-    }
-
-    /// This rank is about to sleep, by one thread, and this many signals that it has not seen wake
-    /// it together, where signals are stores; 0, which is said before it looks for them: whatever
-    /// comes wakes it.
-    fn want_signals(&mut self, _count: u32) {}
 
     /// What to sleep on when there is nothing to do.
     fn wait_source(&self) -> WaitSource;
@@ -566,26 +371,10 @@ pub trait Transport: Send {
     /// milliseconds at most.
     fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>);
 
-    /// Ports of RDMA devices in use; empty where there is none.
-    fn ports(&self) -> Vec<PortInUse> {
-        Vec::new()
-    }
-
-    /// What keeps a peer from being reached at the moment, while the transport still tries: for the
-    /// error of an operation that does not wait as long. It names what this rank uses, the peer's
-    /// rank is known.
-    fn trouble(&self, peer: Rank) -> Option<String> {
-        let _ = peer;
+    /// When [`Transport::poll`] must be called again even if nothing arrives.
+    fn next_timeout(&self) -> Option<Time> {
         None
     }
-
-    /// What has happened so far, by name: for people and tests. Not for the data path.
-    fn counts(&self) -> Vec<(&'static str, u64)> {
-        Vec::new()
-    }
-
-    /// When [`Transport::poll`] must be called again even if nothing arrives.
-    fn next_timeout(&self) -> Option<Time>;
 }
 
 /// Something that anyone who runs the job should know.

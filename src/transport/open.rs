@@ -16,7 +16,7 @@ pub const UNBUILT: [&str; 1] = ["ofi"];
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Messages of memory that is not registered may be read where they lie
-    /// ([`Transport::fetches`]), if the provider and the host allow it.
+    /// ([`Mapping::fetches`](super::Mapping::fetches)), if the provider and the host allow it.
     pub fetches: bool,
     /// Of the `tcp` provider.
     pub tcp: TcpSettings,

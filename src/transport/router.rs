@@ -13,7 +13,10 @@
 //! write to while the words of shared memory say that somebody sleeps.
 
 use super::shm::ShmTransport;
-use super::{Address, Atomic, Capabilities, Event, PostError, RemoteRange, Transport, WaitSource};
+use super::{
+    Address, Atomic, Capabilities, Diagnostics, Event, Expecting, Mapping, PostError, RemoteRange,
+    Rma, Signals, Transport, WaitSource,
+};
 use crate::error::{Error, Result};
 use crate::kernel;
 use crate::memory::{Region, RegionKey, View};
@@ -267,18 +270,6 @@ impl Transport for Router {
         self.far.deregister(key)
     }
 
-    fn export(&mut self, peer: Rank, key: RegionKey) -> Posted {
-        self.to(peer).export(peer, key)
-    }
-
-    fn mapped(&mut self, _peer: Rank, _key: RegionKey) -> Result<Option<View>> {
-        Ok(None)
-    }
-
-    fn release_freed(&mut self) {
-        self.shm.release_freed();
-    }
-
     #[inline]
     unsafe fn post_send(
         &mut self,
@@ -304,36 +295,76 @@ impl Transport for Router {
         unsafe { self.to(peer).inject(peer, tag, header, source) }
     }
 
-    fn fetches(&self, peer: Rank, bytes: usize) -> bool {
-        self.ways.get(peer as usize) == Some(&Way::Memory) && self.shm.fetches(peer, bytes)
-    }
-
     fn withdraw(&mut self) {
         self.shm.withdraw();
         self.far.withdraw();
-    }
-
-    #[inline]
-    fn has_withdrawn(&self, peer: Rank) -> bool {
-        self.ways.get(peer as usize) == Some(&Way::Memory) && self.shm.has_withdrawn(peer)
     }
 
     fn backlog(&mut self, peer: Rank, tag: u64) -> u32 {
         self.to(peer).backlog(peer, tag)
     }
 
-    fn unmatched(
-        &mut self,
-        is_meant: &mut dyn FnMut(u64, u64) -> bool,
-    ) -> Option<(Rank, u64, u64)> {
-        let near = self.shm.unmatched(is_meant);
-        near.or_else(|| self.far.unmatched(is_meant))
-    }
-
     #[inline]
     unsafe fn post_recv(&mut self, peer: Rank, tag: u64, destination: View, token: u64) -> Posted {
         // SAFETY: the promise of the caller, who keeps it to whichever provider has the post.
         unsafe { self.to(peer).post_recv(peer, tag, destination, token) }
+    }
+
+    fn cancel(&mut self, peer: Rank, token: u64) {
+        self.to(peer).cancel(peer, token);
+    }
+
+    #[inline]
+    fn poll(&mut self, now: Time, events: &mut Vec<Event>) {
+        let count = kernel::word32(&self.bell, 0).load(Ordering::Acquire);
+        if count != self.bell_seen {
+            self.bell_seen = count;
+            // What woke this rank is looked at below; what comes from here on makes it readable
+            // again.
+            let _ = rustix::io::read(&self.alarm, &mut [0; 8]);
+        }
+        if self.undecided > 0 {
+            return self.decide_by(events, |router, events, is_memory| match is_memory {
+                true => router.shm.poll(now, events),
+                false => router.far.poll(now, events),
+            });
+        }
+        self.shm.poll(now, events);
+        self.far.poll(now, events);
+    }
+
+    fn wait_source(&self) -> WaitSource {
+        let WaitSource::Descriptor { ring, .. } = self.far.wait_source() else {
+            unreachable!("connections are slept on by a descriptor")
+        };
+        WaitSource::Descriptor {
+            ready: self.ready.clone(),
+            ring,
+            sleeping: Some(self.sleeping),
+        }
+    }
+
+    fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>) {
+        if self.undecided > 0 {
+            return self.decide_by(events, |router, events, is_memory| match is_memory {
+                true => router.shm.poll_slow(now, events),
+                false => router.far.poll_slow(now, events),
+            });
+        }
+        self.shm.poll_slow(now, events);
+        self.far.poll_slow(now, events);
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        let both = [self.shm.next_timeout(), self.far.next_timeout()];
+        both.into_iter().flatten().min()
+    }
+}
+
+#[allow(unsafe_code)] // The posts ask their callers for a promise.
+impl Rma for Router {
+    fn export(&mut self, peer: Rank, key: RegionKey) -> Posted {
+        self.to(peer).export(peer, key)
     }
 
     unsafe fn post_put(&mut self, peer: Rank, source: View, to: RemoteRange, token: u64) -> Posted {
@@ -363,37 +394,24 @@ impl Transport for Router {
         // SAFETY: the promise of the caller, who keeps it to whichever provider has the post.
         unsafe { self.to(peer).post_atomic(peer, what, word, result, token) }
     }
+}
 
-    fn trouble(&self, peer: Rank) -> Option<String> {
-        match self.ways.get(peer as usize) {
-            Some(Way::Memory) => self.shm.trouble(peer),
-            _ => self.far.trouble(peer),
-        }
+impl Mapping for Router {
+    fn release_freed(&mut self) {
+        self.shm.release_freed();
     }
 
-    fn cancel(&mut self, peer: Rank, token: u64) {
-        self.to(peer).cancel(peer, token);
+    fn fetches(&self, peer: Rank, bytes: usize) -> bool {
+        self.ways.get(peer as usize) == Some(&Way::Memory) && self.shm.fetches(peer, bytes)
     }
 
     #[inline]
-    fn poll(&mut self, now: Time, events: &mut Vec<Event>) {
-        let count = kernel::word32(&self.bell, 0).load(Ordering::Acquire);
-        if count != self.bell_seen {
-            self.bell_seen = count;
-            // What woke this rank is looked at below; what comes from here on makes it readable
-            // again.
-            let _ = rustix::io::read(&self.alarm, &mut [0; 8]);
-        }
-        if self.undecided > 0 {
-            return self.decide_by(events, |router, events, is_memory| match is_memory {
-                true => router.shm.poll(now, events),
-                false => router.far.poll(now, events),
-            });
-        }
-        self.shm.poll(now, events);
-        self.far.poll(now, events);
+    fn has_withdrawn(&self, peer: Rank) -> bool {
+        self.ways.get(peer as usize) == Some(&Way::Memory) && self.shm.has_withdrawn(peer)
     }
+}
 
+impl Signals for Router {
     fn notify(&mut self, peer: Rank) {
         self.to(peer).notify(peer);
     }
@@ -410,38 +428,30 @@ impl Transport for Router {
         // What comes from other hosts wakes this rank in any case.
         self.shm.want_signals(count);
     }
+}
 
-    fn wait_source(&self) -> WaitSource {
-        let WaitSource::Descriptor { ring, .. } = self.far.wait_source() else {
-            unreachable!("connections are slept on by a descriptor")
-        };
-        WaitSource::Descriptor {
-            ready: self.ready.clone(),
-            ring,
-            sleeping: Some(self.sleeping),
-        }
+impl Expecting for Router {}
+
+impl Diagnostics for Router {
+    fn unmatched(
+        &mut self,
+        is_meant: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Option<(Rank, u64, u64)> {
+        let near = self.shm.unmatched(is_meant);
+        near.or_else(|| self.far.unmatched(is_meant))
     }
 
-    fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>) {
-        if self.undecided > 0 {
-            return self.decide_by(events, |router, events, is_memory| match is_memory {
-                true => router.shm.poll_slow(now, events),
-                false => router.far.poll_slow(now, events),
-            });
+    fn trouble(&self, peer: Rank) -> Option<String> {
+        match self.ways.get(peer as usize) {
+            Some(Way::Memory) => self.shm.trouble(peer),
+            _ => self.far.trouble(peer),
         }
-        self.shm.poll_slow(now, events);
-        self.far.poll_slow(now, events);
     }
 
     fn counts(&self) -> Vec<(&'static str, u64)> {
         let mut counts = self.far.counts();
         counts.push(("pairs of this host without shared memory", self.apart));
         counts
-    }
-
-    fn next_timeout(&self) -> Option<Time> {
-        let both = [self.shm.next_timeout(), self.far.next_timeout()];
-        both.into_iter().flatten().min()
     }
 }
 

@@ -22,7 +22,7 @@ pub(super) trait TestPosts: Transport {
         unsafe { self.post_recv(peer, tag, destination, token) }
     }
 
-    /// [`Transport::post_put`].
+    /// [`Rma::post_put`](super::Rma::post_put).
     fn test_put(
         &mut self,
         peer: Rank,
@@ -34,7 +34,7 @@ pub(super) trait TestPosts: Transport {
         unsafe { self.post_put(peer, source, destination, token) }
     }
 
-    /// [`Transport::post_get`].
+    /// [`Rma::post_get`](super::Rma::post_get).
     fn test_get(
         &mut self,
         peer: Rank,
@@ -46,7 +46,7 @@ pub(super) trait TestPosts: Transport {
         unsafe { self.post_get(peer, source, destination, token) }
     }
 
-    /// [`Transport::post_atomic`].
+    /// [`Rma::post_atomic`](super::Rma::post_atomic).
     fn test_atomic(
         &mut self,
         peer: Rank,

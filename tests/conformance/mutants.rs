@@ -2,8 +2,9 @@
 
 use super::access::{self, TestPosts};
 use linerate::transport::{
-    Address, Atomic, Capabilities, Completion, Event, Outcome, PostError, Region, RegionKey,
-    RemoteRange, Time, Transport, URGENT_CLASS, View, WaitSource, tag_class,
+    Address, Atomic, Capabilities, Completion, Diagnostics, Event, Expecting, Mapping, Outcome,
+    PostError, Region, RegionKey, RemoteRange, Rma, Signals, Time, Transport, URGENT_CLASS, View,
+    WaitSource, tag_class,
 };
 use linerate::{Rank, Result};
 use std::collections::{HashMap, HashSet};
@@ -254,14 +255,6 @@ impl Transport for Mutant {
         self.inner.deregister(key)
     }
 
-    fn export(&mut self, peer: Rank, key: RegionKey) -> Posted {
-        self.inner.export(peer, key)
-    }
-
-    fn mapped(&mut self, peer: Rank, key: RegionKey) -> Result<Option<View>> {
-        self.inner.mapped(peer, key)
-    }
-
     unsafe fn post_send(
         &mut self,
         peer: Rank,
@@ -334,6 +327,76 @@ impl Transport for Mutant {
         self.inner.test_recv(peer, tag, destination, token)
     }
 
+    fn cancel(&mut self, peer: Rank, token: u64) {
+        if self.fault != Fault::IgnoresCancel {
+            self.inner.cancel(peer, token);
+        }
+    }
+
+    fn poll(&mut self, now: Time, events: &mut Vec<Event>) {
+        let passed = now.since(std::mem::replace(&mut self.polled, now));
+        match self.fault {
+            Fault::WaitsForTime if passed.is_zero() => return,
+            Fault::FailsByTime if passed > SILENCE_MAX => {
+                let cause = format!("it said nothing for {passed:?}");
+                events.push(Event::PeerFailed(0, cause));
+            }
+            _ => {}
+        }
+        self.held_polls = self.held_polls.saturating_sub(1);
+        if self.held_polls == 0 {
+            self.send_held();
+        }
+        let mut found = std::mem::take(&mut self.early);
+        let mut inner = Vec::new();
+        self.inner.poll(now, &mut inner);
+        for event in inner {
+            found.extend(self.mutate(event));
+        }
+        if self.fault == Fault::FlushesFirst {
+            found.sort_by_key(|event| matches!(event, Event::PeerFailed(..)));
+        }
+        events.append(&mut found);
+    }
+
+    fn backlog(&mut self, peer: Rank, tag: u64) -> u32 {
+        self.inner.backlog(peer, tag)
+    }
+
+    fn withdraw(&mut self) {
+        if self.fault != Fault::WithdrawsInWord {
+            return self.inner.withdraw();
+        }
+        for (peer, token) in std::mem::take(&mut self.withdrawable) {
+            self.report_early(peer, token, Outcome::Cancelled, 0);
+        }
+    }
+
+    fn wait_source(&self) -> WaitSource {
+        match self.inner.wait_source() {
+            WaitSource::Futex { bell, .. } if self.fault == Fault::SleepsUnseen => {
+                let sleeping = self.unseen.view();
+                WaitSource::Futex { bell, sleeping }
+            }
+            source => source,
+        }
+    }
+
+    fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>) {
+        self.inner.poll_slow(now, events);
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        self.inner.next_timeout()
+    }
+}
+
+#[allow(unsafe_code)] // As the trait has them; what is wrong keeps their promise.
+impl Rma for Mutant {
+    fn export(&mut self, peer: Rank, key: RegionKey) -> Posted {
+        self.inner.export(peer, key)
+    }
+
     unsafe fn post_put(
         &mut self,
         peer: Rank,
@@ -385,77 +448,26 @@ impl Transport for Mutant {
         }
         posted
     }
+}
 
-    fn cancel(&mut self, peer: Rank, token: u64) {
-        if self.fault != Fault::IgnoresCancel {
-            self.inner.cancel(peer, token);
-        }
-    }
-
-    fn poll(&mut self, now: Time, events: &mut Vec<Event>) {
-        let passed = now.since(std::mem::replace(&mut self.polled, now));
-        match self.fault {
-            Fault::WaitsForTime if passed.is_zero() => return,
-            Fault::FailsByTime if passed > SILENCE_MAX => {
-                let cause = format!("it said nothing for {passed:?}");
-                events.push(Event::PeerFailed(0, cause));
-            }
-            _ => {}
-        }
-        self.held_polls = self.held_polls.saturating_sub(1);
-        if self.held_polls == 0 {
-            self.send_held();
-        }
-        let mut found = std::mem::take(&mut self.early);
-        let mut inner = Vec::new();
-        self.inner.poll(now, &mut inner);
-        for event in inner {
-            found.extend(self.mutate(event));
-        }
-        if self.fault == Fault::FlushesFirst {
-            found.sort_by_key(|event| matches!(event, Event::PeerFailed(..)));
-        }
-        events.append(&mut found);
-    }
-
-    fn backlog(&mut self, peer: Rank, tag: u64) -> u32 {
-        self.inner.backlog(peer, tag)
+impl Mapping for Mutant {
+    fn mapped(&mut self, peer: Rank, key: RegionKey) -> Result<Option<View>> {
+        self.inner.mapped(peer, key)
     }
 
     fn fetches(&self, peer: Rank, bytes: usize) -> bool {
         self.inner.fetches(peer, bytes)
     }
+}
 
-    fn withdraw(&mut self) {
-        if self.fault != Fault::WithdrawsInWord {
-            return self.inner.withdraw();
-        }
-        for (peer, token) in std::mem::take(&mut self.withdrawable) {
-            self.report_early(peer, token, Outcome::Cancelled, 0);
-        }
-    }
-
+impl Signals for Mutant {
     fn notify(&mut self, peer: Rank) {
         if self.fault != Fault::NotifiesNobody {
             self.inner.notify(peer);
         }
     }
-
-    fn wait_source(&self) -> WaitSource {
-        match self.inner.wait_source() {
-            WaitSource::Futex { bell, .. } if self.fault == Fault::SleepsUnseen => {
-                let sleeping = self.unseen.view();
-                WaitSource::Futex { bell, sleeping }
-            }
-            source => source,
-        }
-    }
-
-    fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>) {
-        self.inner.poll_slow(now, events);
-    }
-
-    fn next_timeout(&self) -> Option<Time> {
-        self.inner.next_timeout()
-    }
 }
+
+impl Expecting for Mutant {}
+
+impl Diagnostics for Mutant {}

@@ -11,13 +11,8 @@
 //! ([`crate::transport::Transport::withdraw`]), without asking: `recall.rs` says how, for messages
 //! in regions too.
 
-use super::ShmTransport;
-use super::recall;
-use super::socket::{self, SocketMessage};
-use crate::memory::{RegionKey, View};
-use crate::types::Rank;
+use crate::memory::View;
 use std::io::{Error, Result};
-use std::os::fd::AsFd;
 
 /// Shorter messages are copied: the call alone takes as long as copying this much.
 pub const FETCH_BYTES_MIN: usize = 32 * 1024;
@@ -132,87 +127,4 @@ pub struct Place {
     pub bytes: u64,
     /// Counts the sender's messages to this rank.
     pub id: u64,
-}
-
-/// What became of a message that met its receive.
-#[derive(Debug)]
-pub enum Delivery {
-    /// The receive has ended.
-    Ended,
-    /// The message had been withdrawn; the receive goes on waiting.
-    Withdrawn,
-    /// The message cannot be had, for this reason; the receive goes on waiting.
-    Lost(String),
-}
-
-/// Why a message could not be copied out of its sender's memory.
-#[derive(Debug)]
-pub enum Unread {
-    /// The sender has no such range in a region that it has made known.
-    NoRegion(RegionKey),
-    /// The sender had not offered to be read.
-    NotOffered,
-    /// The kernel refused.
-    Refused(Place, Error),
-}
-
-impl ShmTransport {
-    /// Reads a message that lies in the sender's memory and not in a region.
-    pub(super) fn fetch_message(
-        &mut self,
-        peer: Rank,
-        destination: View,
-        place: Place,
-    ) -> std::result::Result<(), Unread> {
-        let readable = self.peers[peer as usize].readable;
-        let readable = readable.ok_or(Unread::NotOffered)?;
-        let fetched = readable.fetch(place.address, destination);
-        fetched.map_err(|error| Unread::Refused(place, error))
-    }
-
-    /// Why a message could not be had, as the cause of the sender's failure here. Where it could
-    /// not be read, the sender would only see a hang-up: it is told.
-    pub(super) fn reason_of(&self, peer: Rank, unread: Unread) -> String {
-        let (place, error) = match unread {
-            Unread::NoRegion(key) => {
-                return format!("it sent a message in region {}, which is unknown", key.0);
-            }
-            Unread::NotOffered => {
-                return "it sent a message in memory that this rank cannot read and had not offered to"
-                    .into();
-            }
-            Unread::Refused(place, error) => (place, error),
-        };
-        if error.raw_os_error() == Some(libc::ESRCH) {
-            return crate::transport::ENDED.into();
-        }
-        if let Some(fd) = &self.peers[peer as usize].socket {
-            // A socket that is full is followed by the hang-up all the same.
-            let _ = socket::send(fd.as_fd(), SocketMessage::Unreadable, None);
-        }
-        format!(
-            "{} bytes at {:#x}, which it sent, cannot be read there ({error}): memory that is sent must stay as it is until the operation has ended; LINERATE_CMA=off stages it",
-            place.bytes, place.address
-        )
-    }
-
-    /// Whether a peer had taken back the memory of its message with this number (its lower half: at
-    /// most 128 are not acknowledged) when the last byte was read of it.
-    pub(super) fn is_recalled(&self, peer: Rank, id: u32) -> bool {
-        let valid_from = recall::valid_from(self.segment.recalled_by(peer));
-        valid_from != 0 && (valid_from as u32).wrapping_sub(id) as i32 > 0
-    }
-
-    /// Takes back the memory of all messages to this peer that it may not have read yet, and all
-    /// regions; the tokens of the messages. What it reads from now on it will not count.
-    pub(super) fn recall(&mut self, peer: Rank) -> Vec<u64> {
-        let p = &mut self.peers[peer as usize];
-        if let Some(segment) = &p.segment {
-            recall::take_back(segment.recalled_by(self.rank), p.next_id);
-        }
-        // They keep their places until they are acknowledged: there is room for this many
-        // acknowledgements only.
-        let unread = p.outstanding.iter_mut();
-        unread.filter_map(|o| o.token.take()).collect()
-    }
 }

@@ -3,7 +3,7 @@
 
 use super::fetch::*;
 use super::setup::tests::connected;
-use super::{Event, Outcome, PostError, ShmTransport, Transport};
+use super::{Event, Mapping, Outcome, PostError, ShmTransport, Transport};
 use crate::kernel;
 use crate::memory::{Region, View};
 use crate::time::Time;

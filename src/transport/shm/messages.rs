@@ -1,8 +1,11 @@
 //! The data path of the shm provider: sending, matching, fetching, acknowledging.
 
-use super::fetch::{Delivery, Place, Unread};
-use super::peer::{Far, Outstanding, PeerState};
+use super::fetch::Place;
+use super::outbound::{ACKNOWLEDGEMENTS_MAX, ACKNOWLEDGEMENTS_ROOM};
+use super::peer::{Far, PeerState};
+use super::recall;
 use super::ring::{Record, RecordHeader};
+use super::socket::SocketMessage;
 use super::{Outcome, PostError, RemoteRange, ShmTransport};
 use crate::kernel;
 use crate::limits::{
@@ -12,8 +15,9 @@ use crate::limits::{
 use crate::memory::{RegionKey, View};
 use crate::transport::matching::{Met, Payload, Posted};
 use crate::transport::posts::no_such_rank;
-use crate::transport::{Transport, URGENT_CLASS, tag_class};
+use crate::transport::{Mapping, Signals, URGENT_CLASS, tag_class};
 use crate::types::Rank;
+use std::io::Error;
 use std::sync::atomic::Ordering;
 
 /// words: tag, header. The payload follows.
@@ -27,15 +31,7 @@ const UNREGISTERED: u8 = 4;
 
 /// A sender that a full queue held up is woken when this many messages have made room: often enough
 /// that it never sleeps for long, and seldom enough to cost nothing.
-const MADE_ROOM: u64 = MESSAGES_PER_PEER as u64 / 8;
-
-/// Messages to one peer that lie in this rank's memory and are not acknowledged. The ring back
-/// keeps a cache line for the acknowledgement of each, so that none has to wait for room: a rank
-/// may send its last one and end.
-const ACKNOWLEDGEMENTS_MAX: usize = 128;
-
-/// Bytes of a ring that only acknowledgements use.
-const ACKNOWLEDGEMENTS_ROOM: usize = ACKNOWLEDGEMENTS_MAX * CACHE_LINE_BYTES;
+const MADE_ROOM: u16 = MESSAGES_PER_PEER as u16 / 8;
 
 /// Bytes of a ring that only messages of [`URGENT_CLASS`] use, and acknowledgements: one more than
 /// promised, because the end of the ring may leave a gap before a record.
@@ -51,6 +47,28 @@ fn room_kept(class: usize) -> usize {
     }
 }
 
+/// What became of a message that met its receive.
+#[derive(Debug)]
+enum Delivery {
+    /// The receive has ended.
+    Ended,
+    /// The message had been withdrawn; the receive goes on waiting.
+    Withdrawn,
+    /// The message cannot be had, for this reason; the receive goes on waiting.
+    Lost(String),
+}
+
+/// Why a message could not be copied out of its sender's memory.
+#[derive(Debug)]
+enum Unread {
+    /// The sender has no such range in a region that it has made known.
+    NoRegion(RegionKey),
+    /// The sender had not offered to be read.
+    NotOffered,
+    /// The kernel refused.
+    Refused(Place, Error),
+}
+
 impl ShmTransport {
     pub(super) fn send_message(
         &mut self,
@@ -61,30 +79,35 @@ impl ShmTransport {
         token: u64,
     ) -> std::result::Result<(), PostError> {
         let bytes = source.len_bytes();
-        if bytes <= INLINE_BYTES_MAX {
+        if bytes <= INLINE_BYTES_MAX && peer != self.rank {
             self.send_copied(peer, tag, header, source)?;
             self.complete(token, peer, Outcome::Done, bytes as u64, 0);
             return Ok(());
         }
         let is_registered = self.regions.contains_key(&source.key());
-        if !is_registered && !self.fetches(peer, bytes) {
+        let is_short = bytes <= INLINE_BYTES_MAX;
+        if !is_short && !is_registered && !self.fetches(peer, bytes) {
             return Err(PostError::invalid(format!(
                 "a send of {bytes} bytes from memory that is not registered; {INLINE_BYTES_MAX} at most"
             )));
         }
-        let class = tag_class(tag);
-        if !self.has_message_credit(peer, class) {
-            return Err(PostError::WouldBlock);
+        if peer == self.rank {
+            let message = (tag, header);
+            self.own
+                .send(message, source, Some(token), &mut self.ends)?;
+            self.notify(peer);
+            return Ok(());
         }
-        if self.peers[peer as usize].outstanding.len() >= ACKNOWLEDGEMENTS_MAX {
+        let class = tag_class(tag);
+        self.check_credit(peer, class)?;
+        if !self.peers[peer as usize].outbound.has_place() {
             return Err(PostError::WouldBlock);
         }
         if is_registered {
             self.export_to(peer, source.key())?;
         }
         let p = &mut self.peers[peer as usize];
-        let producer = p.producer.as_mut().expect("connected");
-        let id = p.next_id;
+        let id = p.outbound.next_id();
         let (kind, place, at) = match is_registered {
             true => {
                 let place = u64::from(source.key().0) | (id << 32);
@@ -97,17 +120,12 @@ impl ShmTransport {
             payload_bytes: 0,
             words: [tag, header, place, at, bytes as u64],
         };
-        if !producer.push(record, View::empty(), room_kept(class)) {
+        if !p.outbound.push(record, View::empty(), room_kept(class)) {
             return Err(PostError::WouldBlock);
         }
-        p.sent[class] += 1;
-        p.next_id += 1;
-        p.outstanding.push(Outstanding {
-            id: id as u32,
-            token: Some(token),
-            bytes: bytes as u64,
-        });
-        p.segment.as_ref().expect("connected").wake();
+        p.credits.note_sent(class);
+        p.outbound.note_sent(token, bytes as u64);
+        p.wake();
         Ok(())
     }
 
@@ -121,43 +139,46 @@ impl ShmTransport {
         source: View,
     ) -> std::result::Result<(), PostError> {
         let class = tag_class(tag);
-        if !self.has_message_credit(peer, class) {
-            return Err(PostError::WouldBlock);
-        }
+        self.check_credit(peer, class)?;
         let p = &mut self.peers[peer as usize];
-        let producer = p.producer.as_mut().expect("connected");
         let bytes = source.len_bytes();
         let record = RecordHeader {
             kind: EAGER,
             payload_bytes: bytes as u32,
             words: [tag, header, 0, 0, bytes as u64],
         };
-        if !producer.push(record, source, room_kept(class)) {
+        if !p.outbound.push(record, source, room_kept(class)) {
             return Err(PostError::WouldBlock);
         }
-        p.sent[class] += 1;
-        p.segment.as_ref().expect("connected").wake();
+        p.credits.note_sent(class);
+        p.wake();
         Ok(())
     }
 
-    fn has_message_credit(&mut self, peer: Rank, class: usize) -> bool {
-        let p = &self.peers[peer as usize];
-        p.sent[class] - p.matched_seen[class] < u64::from(MESSAGES_PER_PEER)
-            || self.unmatched(peer, class) < MESSAGES_PER_PEER
+    #[inline]
+    fn check_credit(&mut self, peer: Rank, class: usize) -> std::result::Result<(), PostError> {
+        if self.peers[peer as usize].credits.check(class).is_ok() {
+            return Ok(());
+        }
+        self.look_at_matches(peer, class);
+        self.peers[peer as usize].credits.check(class)
     }
 
     /// Messages of a class of tags to this peer that it has not matched yet.
     pub(super) fn unmatched(&mut self, peer: Rank, class: usize) -> u32 {
+        self.look_at_matches(peer, class);
+        u32::from(self.peers[peer as usize].credits.backlog(class))
+    }
+
+    fn look_at_matches(&mut self, peer: Rank, class: usize) {
         let p = &mut self.peers[peer as usize];
         if let Some(segment) = &p.segment {
-            // Pairs with the release store in `count_match`; a hostile count cannot pass what was
-            // sent.
+            // Pairs with the release store in `count_match`.
             let matched = segment
                 .matched_from(self.rank, class)
                 .load(Ordering::Acquire);
-            p.matched_seen[class] = matched.clamp(p.matched_seen[class], p.sent[class]);
+            p.credits.handle_told(class, matched as u16);
         }
-        (p.sent[class] - p.matched_seen[class]) as u32
     }
 
     pub(super) fn receive_message(
@@ -169,6 +190,9 @@ impl ShmTransport {
     ) -> std::result::Result<(), PostError> {
         if peer as usize >= self.peers.len() {
             return Err(no_such_rank(peer, self.peers.len()));
+        }
+        if peer == self.rank {
+            return self.own.receive(tag, destination, token, &mut self.ends);
         }
         let posted = Posted {
             tag,
@@ -231,10 +255,8 @@ impl ShmTransport {
                 Err(reason) => return self.fail(peer, format!("its ring is corrupt: {reason}")),
             }
         }
-        if released >= MADE_ROOM
-            && let Some(segment) = &self.peers[peer as usize].segment
-        {
-            segment.wake();
+        if released >= MADE_ROOM {
+            self.peers[peer as usize].wake();
         }
     }
 
@@ -274,14 +296,7 @@ impl ShmTransport {
                 self.arrive(peer, tag, header, far)
             }
             ACKNOWLEDGED => {
-                let outstanding = &mut self.peers[peer as usize].outstanding;
-                let index = outstanding
-                    .iter()
-                    .position(|o| u64::from(o.id) == words[0])
-                    .ok_or_else(|| {
-                        format!("it acknowledged message {}, which was not sent", words[0])
-                    })?;
-                let done = outstanding.remove(index);
+                let done = self.peers[peer as usize].outbound.acknowledge(words[0])?;
                 if let Some(token) = done.token {
                     self.complete(token, peer, Outcome::Done, done.bytes, 0);
                 }
@@ -370,15 +385,13 @@ impl ShmTransport {
     fn count_match(&mut self, peer: Rank, tag: u64) {
         let class = tag_class(tag);
         let p = &mut self.peers[peer as usize];
-        p.matched[class] += 1;
-        // Publishes the sender's credit to `has_message_credit`.
+        let matched = p.credits.count_match(class);
+        // Publishes the sender's credit to `look_at_matches`.
         self.segment
             .matched_from(peer, class)
-            .store(p.matched[class], Ordering::Release);
-        if p.matched[class].is_multiple_of(MADE_ROOM)
-            && let Some(segment) = &p.segment
-        {
-            segment.wake();
+            .store(u64::from(matched), Ordering::Release);
+        if matched.is_multiple_of(MADE_ROOM) {
+            p.wake();
         }
     }
 
@@ -386,21 +399,75 @@ impl ShmTransport {
     /// [`ACKNOWLEDGEMENTS_MAX`].
     pub(super) fn acknowledge(&mut self, peer: Rank, id: u32, bytes: u64) {
         let p = &mut self.peers[peer as usize];
-        let (Some(producer), Some(segment)) = (p.producer.as_mut(), p.segment.as_ref()) else {
+        if !p.outbound.is_open() {
             return; // The connection ends; the sender's post is flushed.
-        };
+        }
         let header = RecordHeader {
             kind: ACKNOWLEDGED,
             payload_bytes: 0,
             words: [u64::from(id), bytes, 0, 0, 0],
         };
-        if producer.push(header, View::empty(), 0) {
-            segment.wake();
+        if p.outbound.push(header, View::empty(), 0) {
+            p.wake();
         } else {
             self.fail(
                 peer,
                 format!("it has more than {ACKNOWLEDGEMENTS_MAX} messages under way"),
             );
         }
+    }
+
+    /// Reads a message that lies in the sender's memory and not in a region.
+    fn fetch_message(
+        &mut self,
+        peer: Rank,
+        destination: View,
+        place: Place,
+    ) -> std::result::Result<(), Unread> {
+        let readable = self.peers[peer as usize].process.readable();
+        let readable = readable.ok_or(Unread::NotOffered)?;
+        let fetched = readable.fetch(place.address, destination);
+        fetched.map_err(|error| Unread::Refused(place, error))
+    }
+
+    /// Why a message could not be had, as the cause of the sender's failure here. Where it could
+    /// not be read, the sender would only see a hang-up: it is told.
+    fn reason_of(&self, peer: Rank, unread: Unread) -> String {
+        let (place, error) = match unread {
+            Unread::NoRegion(key) => {
+                return format!("it sent a message in region {}, which is unknown", key.0);
+            }
+            Unread::NotOffered => {
+                return "it sent a message in memory that this rank cannot read and had not offered to"
+                    .into();
+            }
+            Unread::Refused(place, error) => (place, error),
+        };
+        if error.raw_os_error() == Some(libc::ESRCH) {
+            return crate::transport::ENDED.into();
+        }
+        let control = &self.peers[peer as usize].control;
+        control.send_last(SocketMessage::Unreadable);
+        format!(
+            "{} bytes at {:#x}, which it sent, cannot be read there ({error}): memory that is sent must stay as it is until the operation has ended; LINERATE_CMA=off stages it",
+            place.bytes, place.address
+        )
+    }
+
+    /// Whether a peer had taken back the memory of its message with this number (its lower half: at
+    /// most 128 are not acknowledged) when the last byte was read of it.
+    fn is_recalled(&self, peer: Rank, id: u32) -> bool {
+        let valid_from = recall::valid_from(self.segment.recalled_by(peer));
+        valid_from != 0 && (valid_from as u32).wrapping_sub(id) as i32 > 0
+    }
+
+    /// Takes back the memory of all messages to this peer that it may not have read yet, and all
+    /// regions; the tokens of the messages. What it reads from now on it will not count.
+    pub(super) fn recall(&mut self, peer: Rank) -> Vec<u64> {
+        let p = &mut self.peers[peer as usize];
+        if let Some(segment) = &p.segment {
+            recall::take_back(segment.recalled_by(self.rank), p.outbound.next_id());
+        }
+        p.outbound.take_back()
     }
 }

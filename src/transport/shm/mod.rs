@@ -11,12 +11,15 @@
 //! [`INLINE_BYTES_MAX`]: crate::limits::INLINE_BYTES_MAX
 #![allow(unsafe_code)]
 
+mod control;
 mod fetch;
 #[cfg(test)]
 mod fetch_tests;
 mod messages;
+mod outbound;
 mod peer;
 mod recall;
+mod regions;
 mod ring;
 #[cfg(test)]
 mod ring_tests;
@@ -28,12 +31,13 @@ pub use fetch::{FETCH_BYTES_MIN, fetch_own};
 pub use socket::is_same_user;
 
 use super::keys::{self, RegionKeys};
+use super::loopback::Loopback;
 use super::posts::{
     Ends, change_here, check_registered, get_here, no_such_rank, part_of, put_here,
 };
 use super::{
-    Address, Atomic, Capabilities, Event, Outcome, PostError, RemoteRange, Transport, WaitSource,
-    tag_class,
+    Address, Atomic, Capabilities, Diagnostics, Event, Expecting, Mapping, Outcome, PostError,
+    RemoteRange, Rma, Signals, Transport, WaitSource, tag_class,
 };
 use crate::error::{Error, Result};
 use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
@@ -42,6 +46,7 @@ use crate::prng::mix;
 use crate::time::Time;
 use crate::types::Rank;
 use peer::{Peer, PeerState};
+use regions::PeerRegions;
 use segment::Segment;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -64,8 +69,8 @@ pub struct ShmTransport {
     capabilities: Capabilities,
     socket_name: String,
     listener: OwnedFd,
-    /// Accepted connections that have not said who they are.
-    strangers: Vec<OwnedFd>,
+    /// Accepted connections of peers that have not said who they are.
+    unidentified: Vec<OwnedFd>,
     /// The word that peers read behind every message that they fetch; `None`: nobody is to read
     /// this process.
     guard: Option<Box<u64>>,
@@ -76,6 +81,7 @@ pub struct ShmTransport {
     /// cache line for each.
     read: Vec<u64>,
     peers: Vec<Peer>,
+    own: Loopback,
     regions: BTreeMap<RegionKey, Exported>,
     keys: RegionKeys,
     /// Of posts that ended at once, and failures found outside `poll`.
@@ -119,12 +125,13 @@ impl ShmTransport {
             },
             socket_name,
             listener,
-            strangers: Vec::new(),
+            unidentified: Vec::new(),
             alarm: None,
             guard: fetches.then(|| Box::new(mix(!nonce))),
             segment: Segment::create(ranks)?,
             read: vec![0; ranks as usize],
             peers: (0..ranks).map(|_| Peer::new()).collect(),
+            own: Loopback::new(rank),
             regions: BTreeMap::new(),
             keys: RegionKeys::new(),
             ends: Ends::default(),
@@ -221,36 +228,11 @@ impl Transport for ShmTransport {
     fn deregister(&mut self, key: RegionKey) -> Result<()> {
         let exported = keys::known(key, self.regions.remove(&key))?;
         for peer in (0..self.peers.len()).filter(|&p| exported.known_to[p]) {
-            self.peers[peer]
-                .outbox
-                .push_back(socket::SocketMessage::Freed(key.0));
+            let freed = socket::SocketMessage::Freed(key.0);
+            self.peers[peer].control.push(freed);
         }
         self.flush_outboxes();
         Ok(())
-    }
-
-    fn export(&mut self, peer: Rank, key: RegionKey) -> std::result::Result<(), PostError> {
-        self.check_peer(peer)?;
-        self.export_to(peer, key)
-    }
-
-    fn mapped(&mut self, peer: Rank, key: RegionKey) -> Result<Option<View>> {
-        if peer == self.rank {
-            return Ok(self
-                .regions
-                .get(&key)
-                .map(|e| e.region.view().in_region(key, 0)));
-        }
-        self.read_announcements(peer)?;
-        Ok(self.peers[peer as usize].region(key))
-    }
-
-    fn pin(&mut self, peer: Rank, key: RegionKey) {
-        self.peers[peer as usize].pin(key);
-    }
-
-    fn release_freed(&mut self) {
-        self.peers.iter_mut().for_each(Peer::release_freed);
     }
 
     unsafe fn post_send(
@@ -276,16 +258,17 @@ impl Transport for ShmTransport {
         if source.len_bytes() > INLINE_BYTES_MAX {
             return Ok(false);
         }
+        if peer == self.rank {
+            self.own.send((tag, header), source, None, &mut self.ends)?;
+            self.notify(peer);
+            return Ok(true);
+        }
         self.send_copied(peer, tag, header, source)?;
         Ok(true)
     }
 
-    fn fetches(&self, peer: Rank, bytes: usize) -> bool {
-        let is_read = |p: &Peer| p.reads_us;
-        bytes >= FETCH_BYTES_MIN && self.peers.get(peer as usize).is_some_and(is_read)
-    }
-
     fn withdraw(&mut self) {
+        self.own.withdraw(&mut self.ends);
         for peer in 0..self.peers.len() as Rank {
             for token in self.recall(peer) {
                 self.complete(token, peer, Outcome::Cancelled, 0, 0);
@@ -293,23 +276,11 @@ impl Transport for ShmTransport {
         }
     }
 
-    #[inline]
-    fn has_withdrawn(&self, peer: Rank) -> bool {
-        recall::valid_from(self.segment.recalled_by(peer)) != 0
-    }
-
     fn backlog(&mut self, peer: Rank, tag: u64) -> u32 {
-        self.unmatched(peer, tag_class(tag))
-    }
-
-    fn unmatched(
-        &mut self,
-        is_meant: &mut dyn FnMut(u64, u64) -> bool,
-    ) -> Option<(Rank, u64, u64)> {
-        (0..).zip(&self.peers).find_map(|(rank, peer)| {
-            let found = peer.matching.find(is_meant);
-            found.map(|(tag, header)| (rank, tag, header))
-        })
+        match peer == self.rank {
+            true => self.own.backlog(tag),
+            false => self.unmatched(peer, tag_class(tag)),
+        }
     }
 
     unsafe fn post_recv(
@@ -320,6 +291,45 @@ impl Transport for ShmTransport {
         token: u64,
     ) -> std::result::Result<(), PostError> {
         self.receive_message(peer, tag, destination, token)
+    }
+
+    fn cancel(&mut self, peer: Rank, token: u64) {
+        if peer == self.rank {
+            self.own.cancel(token, &mut self.ends);
+        } else if self.peers[peer as usize].matching.cancel(token) {
+            self.complete(token, peer, Outcome::Cancelled, 0, 0);
+        }
+    }
+
+    #[inline]
+    fn poll(&mut self, _now: Time, events: &mut Vec<Event>) {
+        let heads = self.segment.heads();
+        // SAFETY: this transport's segment keeps them mapped; they are only accessed as atomics.
+        let lines = unsafe { heads.lines(0, self.peers.len()) };
+        for (peer, line) in (0..).zip(lines) {
+            // All that is touched of a peer that has sent nothing. `Consumer::peek` looks again,
+            // with the order that reading takes.
+            if line[0].load(Ordering::Relaxed) != self.read[peer as usize] {
+                self.poll_ring(peer);
+            }
+        }
+        self.ends.take(events);
+    }
+
+    fn wait_source(&self) -> WaitSource {
+        self.segment.wait_source()
+    }
+
+    fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>) {
+        self.poll_sockets(now);
+        self.ends.take(events);
+    }
+}
+
+impl Rma for ShmTransport {
+    fn export(&mut self, peer: Rank, key: RegionKey) -> std::result::Result<(), PostError> {
+        self.check_peer(peer)?;
+        self.export_to(peer, key)
     }
 
     unsafe fn post_put(
@@ -361,33 +371,44 @@ impl Transport for ShmTransport {
         self.complete(token, peer, outcome, result.len_bytes() as u64, 0);
         Ok(())
     }
+}
 
-    fn cancel(&mut self, peer: Rank, token: u64) {
-        if self.peers[peer as usize].matching.cancel(token) {
-            self.complete(token, peer, Outcome::Cancelled, 0, 0);
+impl Mapping for ShmTransport {
+    fn mapped(&mut self, peer: Rank, key: RegionKey) -> Result<Option<View>> {
+        if peer == self.rank {
+            return Ok(self
+                .regions
+                .get(&key)
+                .map(|e| e.region.view().in_region(key, 0)));
         }
+        self.read_announcements(peer)?;
+        Ok(self.peers[peer as usize].regions.get(key))
+    }
+
+    fn pin(&mut self, peer: Rank, key: RegionKey) {
+        self.peers[peer as usize].regions.pin(key);
+    }
+
+    fn release_freed(&mut self) {
+        let regions = self.peers.iter_mut().map(|peer| &mut peer.regions);
+        regions.for_each(PeerRegions::release_freed);
+    }
+
+    fn fetches(&self, peer: Rank, bytes: usize) -> bool {
+        let is_read = |p: &Peer| p.process.reads_us();
+        bytes >= FETCH_BYTES_MIN && self.peers.get(peer as usize).is_some_and(is_read)
     }
 
     #[inline]
-    fn poll(&mut self, _now: Time, events: &mut Vec<Event>) {
-        let heads = self.segment.heads();
-        // SAFETY: this transport's segment keeps them mapped; they are only accessed as atomics.
-        let lines = unsafe { heads.lines(0, self.peers.len()) };
-        for (peer, line) in (0..).zip(lines) {
-            // All that is touched of a peer that has sent nothing. `Consumer::peek` looks again,
-            // with the order that reading takes.
-            if line[0].load(Ordering::Relaxed) != self.read[peer as usize] {
-                self.poll_ring(peer);
-            }
-        }
-        self.ends.take(events);
+    fn has_withdrawn(&self, peer: Rank) -> bool {
+        recall::valid_from(self.segment.recalled_by(peer)) != 0
     }
+}
 
+impl Signals for ShmTransport {
     #[inline]
     fn notify(&mut self, peer: Rank) {
-        if let Some(segment) = &self.peers[peer as usize].segment {
-            segment.wake();
-        }
+        self.peers[peer as usize].wake();
     }
 
     #[inline]
@@ -409,18 +430,22 @@ impl Transport for ShmTransport {
             count => self.segment.quota().set(count),
         }
     }
+}
 
-    fn wait_source(&self) -> WaitSource {
-        self.segment.wait_source()
-    }
+impl Expecting for ShmTransport {}
 
-    fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>) {
-        self.poll_sockets(now);
-        self.ends.take(events);
-    }
-
-    fn next_timeout(&self) -> Option<Time> {
-        None
+impl Diagnostics for ShmTransport {
+    fn unmatched(
+        &mut self,
+        is_meant: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Option<(Rank, u64, u64)> {
+        let own = self.own.find(is_meant);
+        own.or_else(|| {
+            (0..).zip(&self.peers).find_map(|(rank, peer)| {
+                let found = peer.matching.find(is_meant);
+                found.map(|(tag, header)| (rank, tag, header))
+            })
+        })
     }
 }
 

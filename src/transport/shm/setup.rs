@@ -1,9 +1,10 @@
 //! Set-up and control sockets of the shm provider: who is connected, whose regions are known, who
 //! has gone.
 
-use super::fetch::{Guard, Readable, own_process};
-use super::peer::{Ending, PeerState};
-use super::ring::{Consumer, Producer};
+use super::control::{Ending, PeerProcess};
+use super::fetch::{Guard, own_process};
+use super::peer::PeerState;
+use super::ring::Consumer;
 use super::segment::Segment;
 use super::socket::{self, Received, SocketMessage};
 use super::{Address, Event, PostError, ShmTransport};
@@ -17,8 +18,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Connections that may wait to say who they are; more are strangers, and the oldest is closed.
-const STRANGERS_MAX: usize = 256;
+/// Connections that may wait to say who they are; of more, the oldest is closed.
+const UNIDENTIFIED_MAX: usize = 256;
 /// Ends of processes that the sockets do not show, and peers that never connect, are looked for
 /// this often: a system call for each peer.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -37,16 +38,13 @@ impl ShmTransport {
             )));
         }
         if peer == self.rank {
-            p.producer = Some(Producer::new(self.segment.ring_from(peer)));
-            p.consumer = Some(Consumer::new(self.segment.ring_from(peer)));
             let RegionKind::Shared(fd) = self.segment.region().kind() else {
                 unreachable!("segments are shared")
             };
             let again = Region::map_peer(fd.as_fd(), Segment::bytes(ranks as u32))?;
             p.segment = Some(Segment::adopt(again, ranks as u32)?);
             p.state = PeerState::Connected;
-            p.readable = Readable::probe(own_process(), guard);
-            p.reads_us = p.readable.is_some();
+            p.process = PeerProcess::own(own_process(), guard);
             self.ends.push(Event::Connected(peer));
             return Ok(());
         }
@@ -65,11 +63,10 @@ impl ShmTransport {
         }
         for peer in 0..self.peers.len() as Rank {
             self.try_connect(peer, is_time);
-            if self.peers[peer as usize].socket.is_some() {
+            if self.peers[peer as usize].control.is_open() {
                 self.read_socket(peer);
             }
-            let process = self.peers[peer as usize].process.as_ref();
-            if is_time && process.is_some_and(|p| socket::has_ended(p.as_fd())) {
+            if is_time && self.peers[peer as usize].process.has_ended() {
                 // What it had sent before is heard first.
                 self.read_socket(peer);
                 self.fail(peer, ENDED.into());
@@ -85,7 +82,7 @@ impl ShmTransport {
         let PeerState::Connecting(name) = &p.state else {
             return;
         };
-        if p.socket.is_none() && (peer < self.rank || is_time) {
+        if !p.control.is_open() && (peer < self.rank || is_time) {
             let name = name.clone();
             match socket::connect_to(&name) {
                 Ok(Connected::Open(fd)) if peer < self.rank => self.greet(peer, fd),
@@ -102,7 +99,7 @@ impl ShmTransport {
     fn fail_expected(&mut self, error: &Error) {
         for peer in self.rank + 1..self.peers.len() as Rank {
             let p = &self.peers[peer as usize];
-            if p.socket.is_none() && matches!(p.state, PeerState::Connecting(_)) {
+            if !p.control.is_open() && matches!(p.state, PeerState::Connecting(_)) {
                 self.fail(peer, format!("this rank cannot let it in: {error}"));
             }
         }
@@ -111,27 +108,27 @@ impl ShmTransport {
     fn accept_peers(&mut self) -> Result<()> {
         // A bounded number at a time, the rest waits in the listener's queue: those of this round
         // are heard before any of them has to make room.
-        while self.strangers.len() < STRANGERS_MAX
+        while self.unidentified.len() < UNIDENTIFIED_MAX
             && let Some(fd) = socket::accept_from(self.listener.as_fd())?
         {
-            self.strangers.push(fd);
+            self.unidentified.push(fd);
         }
         let mut index = 0;
-        while index < self.strangers.len() {
-            match socket::receive(self.strangers[index].as_fd()) {
+        while index < self.unidentified.len() {
+            match socket::receive(self.unidentified[index].as_fd()) {
                 Ok(Received::Nothing) => index += 1,
                 Ok(Received::Message(
                     SocketMessage::Hello(rank, ranks, bytes, guard),
                     Some(memory),
                 )) => {
-                    let fd = self.strangers.remove(index);
+                    let fd = self.unidentified.remove(index);
                     self.admit((rank, ranks), fd, (bytes, memory), guard);
                 }
-                _ => drop(self.strangers.remove(index)),
+                _ => drop(self.unidentified.remove(index)),
             }
         }
-        if self.strangers.len() >= STRANGERS_MAX {
-            self.strangers.remove(0);
+        if self.unidentified.len() >= UNIDENTIFIED_MAX {
+            self.unidentified.remove(0);
         }
         Ok(())
     }
@@ -146,9 +143,8 @@ impl ShmTransport {
     ) {
         let expected = ranks as usize == self.peers.len()
             && rank > self.rank
-            && self.peers.get(rank as usize).is_some_and(|p| {
-                p.socket.is_none() && matches!(p.state, PeerState::Idle | PeerState::Connecting(_))
-            });
+            && (self.peers.get(rank as usize))
+                .is_some_and(|p| !p.control.is_open() && p.is_connecting());
         if expected && self.say_hello(fd.as_fd()).unwrap_or(false) {
             self.meet(rank, fd);
             self.adopt(rank, segment, guard);
@@ -163,9 +159,8 @@ impl ShmTransport {
 
     fn meet(&mut self, peer: Rank, fd: OwnedFd) {
         let p = &mut self.peers[peer as usize];
-        p.process = socket::process_of(fd.as_fd());
-        p.process_id = socket::process_id_of(fd.as_fd()).map(|pid| pid.as_raw_nonzero().get());
-        p.socket = Some(fd);
+        p.process = PeerProcess::of(fd.as_fd());
+        p.control.open(fd);
     }
 
     fn own_guard(&self) -> Guard {
@@ -194,13 +189,11 @@ impl ShmTransport {
         match adopted {
             Ok(segment) => {
                 let p = &mut self.peers[peer as usize];
-                p.producer = Some(Producer::new(segment.ring_from(self.rank)));
+                p.outbound.open(segment.ring_from(self.rank));
                 p.consumer = Some(Consumer::new(self.segment.ring_from(peer)));
                 p.segment = Some(segment);
-                let process = p.process_id.filter(|_| self.guard.is_some());
-                p.readable = process.and_then(|process| Readable::probe(process, guard));
-                let reads = SocketMessage::Reads(p.readable.is_some());
-                p.outbox.push_back(reads);
+                let is_read = self.guard.is_some() && p.process.probe(guard);
+                p.control.push(SocketMessage::Reads(is_read));
             }
             Err(error) => self.fail(peer, error.to_string()),
         }
@@ -219,19 +212,18 @@ impl ShmTransport {
         };
         // Pairs with the release in `send_control`: the message is in the socket.
         let announced = segment.announced().load(Ordering::Acquire);
-        if announced != p.announced_seen {
-            p.announced_seen = announced;
+        if p.control.note_announced(announced) {
             // The ring may be being read: what it holds would be taken twice if the peer failed
             // now.
             if let Err(ending) = self.hear(peer) {
-                self.peers[peer as usize].ending.get_or_insert(ending);
+                self.peers[peer as usize].control.keep_ending(ending);
             }
         }
         Ok(())
     }
 
     fn read_socket(&mut self, peer: Rank) {
-        let heard = match self.peers[peer as usize].ending.take() {
+        let heard = match self.peers[peer as usize].control.take_ending() {
             Some(ending) => Err(ending),
             None => self.hear(peer),
         };
@@ -242,8 +234,8 @@ impl ShmTransport {
 
     /// Handles what a peer's control socket holds. The error: how it ends.
     fn hear(&mut self, peer: Rank) -> std::result::Result<(), Ending> {
-        while let Some(fd) = self.peers[peer as usize].socket.as_ref() {
-            match socket::receive(fd.as_fd()) {
+        while let Some(received) = self.peers[peer as usize].control.receive() {
+            match received {
                 Ok(Received::Nothing) => break,
                 Ok(Received::HungUp) => {
                     let cause = format!("{ENDED} (the control socket hung up)");
@@ -254,9 +246,9 @@ impl ShmTransport {
                 }
                 Err(error) => {
                     if matches!(error, Error::Exhausted { .. }) {
-                        // The peer would only see a hang-up. A socket that is full is followed by
-                        // that all the same.
-                        let _ = socket::send(fd.as_fd(), SocketMessage::Exhausted, None);
+                        // The peer would only see a hang-up.
+                        let control = &self.peers[peer as usize].control;
+                        control.send_last(SocketMessage::Exhausted);
                     }
                     let own = self.rank;
                     return Err(format!("rank {own} cannot hear it any more: {error}").into());
@@ -273,7 +265,7 @@ impl ShmTransport {
         attached: Option<OwnedFd>,
     ) -> std::result::Result<(), Ending> {
         let p = &mut self.peers[peer as usize];
-        let connecting = matches!(p.state, PeerState::Connecting(_) | PeerState::Idle);
+        let connecting = p.is_connecting();
         let is_adopted = p.segment.is_some();
         match (message, attached) {
             (SocketMessage::Hello(rank, ranks, bytes, guard), Some(memory))
@@ -292,15 +284,13 @@ impl ShmTransport {
                 Ok(())
             }
             (SocketMessage::Reads(reads), None) if connecting && is_adopted => {
-                p.reads_us = reads;
+                p.process.set_reads_us(reads);
                 p.state = PeerState::Connected;
                 self.ends.push(Event::Connected(peer));
                 Ok(())
             }
             (SocketMessage::Region(key, _), Some(_))
-                if self.peers[peer as usize]
-                    .regions
-                    .contains_key(&RegionKey(key)) =>
+                if p.regions.get(RegionKey(key)).is_some() =>
             {
                 // Views of the first one are in use.
                 Err(format!("it announced region {key} twice").into())
@@ -308,14 +298,10 @@ impl ShmTransport {
             (SocketMessage::Region(key, bytes), Some(memory)) => {
                 let region = Region::map_peer(memory.as_fd(), bytes.min(1 << 47) as usize)
                     .map_err(|e| e.to_string())?;
-                self.peers[peer as usize]
-                    .regions
-                    .insert(RegionKey(key), region);
+                p.regions.insert(RegionKey(key), region);
                 Ok(())
             }
-            (SocketMessage::Freed(key), None) => {
-                Ok(self.peers[peer as usize].free(RegionKey(key))?)
-            }
+            (SocketMessage::Freed(key), None) => Ok(p.regions.free(RegionKey(key))?),
             (SocketMessage::Bye(word), None) => Err(Ending::Left(word)),
             (SocketMessage::Exhausted, None) => {
                 let cause = "it has no file descriptor left (RLIMIT_NOFILE): raise its limit with `ulimit -n`";
@@ -350,12 +336,10 @@ impl ShmTransport {
                 key.0
             )));
         };
-        let fd = self.peers[peer as usize]
-            .socket
-            .as_ref()
-            .ok_or(PostError::PeerFailed)?;
+        let control = &self.peers[peer as usize].control;
+        let fd = control.socket().ok_or(PostError::PeerFailed)?;
         let message = SocketMessage::Region(key.0, exported.region.len_bytes() as u64);
-        match socket::send(fd.as_fd(), message, Some(memory.as_fd())) {
+        match socket::send(fd, message, Some(memory.as_fd())) {
             Ok(true) => {
                 exported.known_to[peer as usize] = true;
                 // Publishes "look at the socket" to `read_announcements`.
@@ -369,16 +353,10 @@ impl ShmTransport {
 
     pub(super) fn flush_outboxes(&mut self) {
         for p in &mut self.peers {
-            let Some(fd) = &p.socket else {
-                p.outbox.clear();
-                continue;
-            };
-            while let Some(&message) = p.outbox.front() {
-                if !socket::send(fd.as_fd(), message, None).unwrap_or(true) {
-                    break;
-                }
-                p.outbox.pop_front();
-                self.segment.announced().fetch_add(1, Ordering::Release);
+            let sent = p.control.flush();
+            if sent > 0 {
+                // Publishes "look at the socket" to `read_announcements`.
+                self.segment.announced().fetch_add(sent, Ordering::Release);
             }
         }
     }
@@ -404,22 +382,11 @@ impl ShmTransport {
         }
         self.flush_outboxes();
         for (rank, p) in (0..).zip(&mut self.peers) {
-            let Some(fd) = p
-                .socket
-                .as_ref()
-                .filter(|_| rank != self.rank && !p.is_told)
-            else {
-                continue;
-            };
-            // A message that does not fit yet is sent later: the hang-up alone would say that this
-            // rank has died.
-            let bye = SocketMessage::Bye(word);
-            p.is_told = p.outbox.is_empty() && socket::send(fd.as_fd(), bye, None).unwrap_or(true);
-            if let (true, Some(segment)) = (p.is_told, &p.segment) {
-                segment.wake();
+            if rank != self.rank && p.control.say_goodbye(word) {
+                p.wake();
             }
         }
-        (self.peers.iter()).all(|p| p.is_told || p.socket.is_none())
+        self.peers.iter().all(|p| p.control.is_told())
     }
 
     pub(super) fn close(&mut self, peer: Rank) {
@@ -427,10 +394,9 @@ impl ShmTransport {
         if p.state == PeerState::Gone {
             return;
         }
-        if let Some(fd) = p.socket.as_ref().filter(|_| !p.is_told) {
-            // A peer that is gone does not read it, and a full socket is followed by the hang-up
-            // all the same.
-            let _ = socket::send(fd.as_fd(), SocketMessage::Bye(0), None);
+        if !p.control.is_told() {
+            // A peer that is gone does not read it.
+            p.control.send_last(SocketMessage::Bye(0));
         }
         self.retire(peer, None);
     }
@@ -449,14 +415,16 @@ impl ShmTransport {
         }
         let recalled = self.recall(peer);
         let p = &mut self.peers[peer as usize];
-        p.socket = None;
-        p.process = None;
+        p.control.close();
+        p.process.forget();
         p.consumer = None;
-        p.producer = None;
+        p.outbound.close();
         let mut flushed = p.matching.flush(|_| true);
-        p.outstanding.clear();
         flushed.extend(recalled);
         self.ends.flush(peer, flushed);
+        if peer == self.rank {
+            self.own.disconnect(&mut self.ends);
+        }
     }
 }
 
@@ -465,7 +433,7 @@ pub(super) mod tests {
     use super::*;
     use crate::kernel;
     use crate::transport::test_posts::TestPosts;
-    use crate::transport::{Outcome, Transport};
+    use crate::transport::{Diagnostics, Mapping, Outcome, Rma, Transport};
     use std::sync::Arc;
 
     /// Two connected ranks, and a region of rank 1 that rank 0 has mapped.
@@ -552,7 +520,7 @@ pub(super) mod tests {
         let sent = from.view().in_region(key, 0);
         owner.test_send(0, 5, 8, sent, 9).unwrap();
         // As the end of its process does, without a word.
-        owner.peers[0].socket = None;
+        owner.peers[0].control.close();
         // That is heard while the message is looked at, whose memory was made known just before.
         let mut events = Vec::new();
         for _ in 0..2 {
@@ -560,7 +528,7 @@ pub(super) mod tests {
             reader.poll_slow(Time(0), &mut events);
         }
         assert_eq!(kernel::load::<u64>(to.view(), 0), 7);
-        assert!(Transport::unmatched(&mut reader, &mut |_, _| true).is_none());
+        assert!(Diagnostics::unmatched(&mut reader, &mut |_, _| true).is_none());
         let [Event::Completion(done), Event::PeerFailed(1, cause)] = &events[..] else {
             panic!("{events:?}");
         };

@@ -163,7 +163,7 @@ pub fn accept_from(listener: BorrowedFd<'_>) -> Result<Option<OwnedFd>> {
     loop {
         match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             Ok(fd) if is_same_user(fd.as_fd())? => return Ok(Some(fd)),
-            Ok(_stranger) => continue,
+            Ok(_other) => continue,
             Err(rustix::io::Errno::AGAIN) => return Ok(None),
             Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => continue,
             Err(e) => return Err(Error::os("accepting a control connection", e)),

@@ -104,7 +104,7 @@ pub struct SimOptions {
     pub retransmit_ns: u64,
     /// How long after a death or a partition the survivors are told, nanoseconds; default 1 ms.
     pub detection_ns: u64,
-    /// `Transport::mapped` gives the memory of peers (all live in this process). Default false.
+    /// `Mapping::mapped` gives the memory of peers (all live in this process). Default false.
     pub mapped: bool,
     /// Messages longer than the inline limit take their time and move no bytes; shorter ones
     /// (signals, control) move if their views have bytes. For jobs larger than this machine's

@@ -8,7 +8,8 @@ use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
 use crate::transport::{
-    Address, Atomic, Capabilities, Event, PostError, RemoteRange, Transport, WaitSource,
+    Address, Atomic, Capabilities, Diagnostics, Event, Expecting, Mapping, PostError, RemoteRange,
+    Rma, Signals, Transport, WaitSource,
 };
 use crate::types::Rank;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -148,21 +149,6 @@ impl Transport for SimTransport {
         )))
     }
 
-    fn export(&mut self, peer: Rank, key: RegionKey) -> Posted {
-        self.post(|state, rank| state.export(rank, peer, key))
-    }
-
-    fn mapped(&mut self, peer: Rank, key: RegionKey) -> Result<Option<View>> {
-        let mut state = self.alive_or_error()?;
-        let ranks = state.options.ranks;
-        if peer >= ranks {
-            return Err(Error::invalid(format!(
-                "mapping memory of rank {peer} in a world of {ranks} ranks"
-            )));
-        }
-        Ok(state.mapped(self.rank, peer, key))
-    }
-
     unsafe fn post_send(
         &mut self,
         peer: Rank,
@@ -176,6 +162,50 @@ impl Transport for SimTransport {
 
     unsafe fn post_recv(&mut self, peer: Rank, tag: u64, destination: View, token: u64) -> Posted {
         self.post(|state, rank| state.post_recv(rank, peer, tag, destination, token))
+    }
+
+    fn cancel(&mut self, peer: Rank, token: u64) {
+        if let Some(mut state) = self.alive() {
+            state.cancel(self.rank, peer, token);
+        }
+    }
+
+    /// Takes memory back by a copy of it: what was sent comes as it was.
+    fn withdraw(&mut self) {
+        if let Some(mut state) = self.alive() {
+            state.withdraw(self.rank);
+        }
+    }
+
+    /// Hands over what the world has delivered. The world has its own time, so `now` is not looked
+    /// at.
+    fn poll(&mut self, _now: Time, events: &mut Vec<Event>) {
+        let Some(mut state) = self.alive() else {
+            return;
+        };
+        let own = state.rank(self.rank);
+        events.append(&mut own.inbox);
+        for mapping in own.stale_mappings.drain(..) {
+            own.mappings.remove(&mapping);
+        }
+    }
+
+    fn backlog(&mut self, peer: Rank, tag: u64) -> u32 {
+        self.alive()
+            .map_or(0, |mut state| state.backlog(self.rank, peer, tag))
+    }
+
+    fn wait_source(&self) -> WaitSource {
+        WaitSource::Virtual
+    }
+
+    fn poll_slow(&mut self, _now: Time, _events: &mut Vec<Event>) {}
+}
+
+#[allow(unsafe_code)] // The posts ask their callers for a promise.
+impl Rma for SimTransport {
+    fn export(&mut self, peer: Rank, key: RegionKey) -> Posted {
+        self.post(|state, rank| state.export(rank, peer, key))
     }
 
     unsafe fn post_put(
@@ -208,33 +238,22 @@ impl Transport for SimTransport {
     ) -> Posted {
         self.post(|state, rank| state.post_atomic(rank, peer, what, (word, result), token))
     }
+}
 
-    fn cancel(&mut self, peer: Rank, token: u64) {
-        if let Some(mut state) = self.alive() {
-            state.cancel(self.rank, peer, token);
+impl Mapping for SimTransport {
+    fn mapped(&mut self, peer: Rank, key: RegionKey) -> Result<Option<View>> {
+        let mut state = self.alive_or_error()?;
+        let ranks = state.options.ranks;
+        if peer >= ranks {
+            return Err(Error::invalid(format!(
+                "mapping memory of rank {peer} in a world of {ranks} ranks"
+            )));
         }
+        Ok(state.mapped(self.rank, peer, key))
     }
+}
 
-    /// Takes memory back by a copy of it: what was sent comes as it was.
-    fn withdraw(&mut self) {
-        if let Some(mut state) = self.alive() {
-            state.withdraw(self.rank);
-        }
-    }
-
-    /// Hands over what the world has delivered. The world has its own time, so `now` is not looked
-    /// at.
-    fn poll(&mut self, _now: Time, events: &mut Vec<Event>) {
-        let Some(mut state) = self.alive() else {
-            return;
-        };
-        let own = state.rank(self.rank);
-        events.append(&mut own.inbox);
-        for mapping in own.stale_mappings.drain(..) {
-            own.mappings.remove(&mapping);
-        }
-    }
-
+impl Signals for SimTransport {
     fn notify(&mut self, peer: Rank) {
         if let Some(mut state) = self.alive()
             && peer < state.options.ranks
@@ -244,19 +263,8 @@ impl Transport for SimTransport {
             state.schedule(at_ns, Happening::Wake(peer));
         }
     }
-
-    fn backlog(&mut self, peer: Rank, tag: u64) -> u32 {
-        self.alive()
-            .map_or(0, |mut state| state.backlog(self.rank, peer, tag))
-    }
-
-    fn wait_source(&self) -> WaitSource {
-        WaitSource::Virtual
-    }
-
-    fn poll_slow(&mut self, _now: Time, _events: &mut Vec<Event>) {}
-
-    fn next_timeout(&self) -> Option<Time> {
-        None
-    }
 }
+
+impl Expecting for SimTransport {}
+
+impl Diagnostics for SimTransport {}

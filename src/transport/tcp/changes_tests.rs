@@ -51,7 +51,7 @@ fn a_word_is_changed_once_by_each_operation_although_rails_are_cut() {
                     assert_eq!(end.outcome, Outcome::Done);
                     ended += 1;
                     if ended % CUT_EVERY == 0
-                        && let Some(rail) = from.peers[1].rails.first()
+                        && let Some(rail) = from.peers[1].rails().first()
                     {
                         shutdown(&rail.socket, Shutdown::Both).unwrap();
                         cuts += 1;

@@ -12,9 +12,10 @@
 //!   follow at once, and wait in a buffer if their receive is not posted yet; beyond that they wait
 //!   to be asked for. So memory is bounded, and a message without a receive holds nothing up.
 //! * A rail that is lost is replaced, and what had not come on it goes over the others:
-//!   `losses.rs`.
-//! * Memory that is taken back is sent no more, not by the kernel either: `withdrawal.rs`.
-//! * Every connection begins with the handshake of [`crate::wire`]: `doors.rs`. In jobs of more
+//!   `peer/losses.rs`.
+//! * Memory that is taken back is sent no more, not by the kernel either:
+//!   `peer/withdrawal.rs`.
+//! * Every connection begins with the handshake of [`crate::wire`]: `joining.rs`. In jobs of more
 //!   than a few ranks connections are made at the first use, and [`Transport::connect`] only takes
 //!   the address.
 //! * The kernel looks for peers that are gone without a word (TCP_USER_TIMEOUT, keep-alive): its
@@ -31,26 +32,31 @@
 mod address;
 #[cfg(test)]
 mod changes_tests;
-mod dials;
-mod doors;
-mod losses;
-mod messages;
+mod connector;
+mod eager;
+mod handshake;
+mod incoming;
+mod joining;
+mod listener;
 mod pace;
 #[cfg(test)]
 mod parking_tests;
 mod peer;
 mod provider;
 mod rail;
-mod receiving;
+mod rails;
+mod reach;
+mod rma;
 mod secure;
-mod sending;
+mod shared;
 mod socket;
 mod staging;
 mod stream;
-mod withdrawal;
+mod transfers;
 mod zerocopy;
 
 use super::keys::RegionKeys;
+use super::loopback::Loopback;
 use super::posts::{Accepted, Ends, PeerState, check_registered};
 use super::{Address, Capabilities, Event, Transport};
 use crate::config::{TcpSettings, tls_without_secret};
@@ -59,19 +65,20 @@ use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER, RANKS_MAX};
 use crate::memory::View;
 use crate::time::Time;
 use crate::types::Rank;
-use crate::wire::{Frame, JobKey, Limits};
+use crate::wire::{JobKey, Limits};
 use address::{IDENTITY_BYTES, PeerAddress};
-use dials::Dial;
-use doors::Stranger;
+use connector::Connecting;
+use listener::Listener;
 use pace::Pace;
-use peer::{Counts, Loss, Peer, Shared};
+use peer::Peer;
 use rail::Rail;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::net::Shutdown;
+use shared::{Counts, Shared};
 use staging::Staging;
 use std::collections::{BTreeMap, VecDeque};
 use std::mem::MaybeUninit;
-use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -94,7 +101,7 @@ const EAGER_BYTES_MIN: u64 = 256 << 10;
 /// With more rails than these, polls ask the kernel which have something.
 const DIRECT_RAILS_MAX: usize = 6;
 /// Polls between two looks for new connections, unless one is in the making.
-const DOOR_POLLS: u32 = 64;
+const CONNECTION_POLLS: u32 = 64;
 /// A put of a count can wait for the next frame to the same peer, or the next poll.
 const COUNT_BYTES: usize = 8;
 /// How long dropping waits for the kernel to take what was said, and for the peers' kernels to have
@@ -119,12 +126,11 @@ pub struct TcpTransport {
     identity: [u8; IDENTITY_BYTES],
     address: PeerAddress,
     key: JobKey,
-    listeners: Vec<TcpListener>,
-    strangers: Vec<Stranger>,
-    dials: Vec<Dial>,
-    has_said_full: bool,
+    listener: Listener,
+    connecting: Vec<Connecting>,
     peers: Vec<Peer>,
     shared: Shared,
+    own: Loopback,
     /// Peers with rails, and their rails together.
     active: Vec<Rank>,
     rails_count: usize,
@@ -161,7 +167,7 @@ impl TcpTransport {
         if settings.has_tls && settings.secret.is_none() {
             return Err(tls_without_secret());
         }
-        let listeners: Vec<_> = ips.into_iter().map(socket::listen).collect::<Result<_>>()?;
+        let listener = Listener::new(ips)?;
         let mut identity = [0; IDENTITY_BYTES];
         getrandom::fill(&mut identity).map_err(|e| {
             Error::os(
@@ -169,21 +175,16 @@ impl TcpTransport {
                 std::io::Error::other(e.to_string()),
             )
         })?;
-        let places = listeners.iter().map(TcpListener::local_addr);
-        let places = places
-            .collect::<std::io::Result<Vec<_>>>()
-            .map_err(|e| Error::os("reading the port of a listening socket", e))?;
-        let (epoll, ring) = wait_source(&listeners)?;
+        let places = listener.places()?;
+        let (epoll, ring) = wait_source(&listener)?;
         Ok(TcpTransport {
             rank,
             capabilities: capabilities(settings),
             identity,
             address: PeerAddress { identity, places },
             key: JobKey::derive(settings.secret.as_deref().unwrap_or(&[]), b"linerate tcp"),
-            listeners,
-            strangers: Vec::new(),
-            dials: Vec::new(),
-            has_said_full: false,
+            listener,
+            connecting: Vec::new(),
             peers: (0..ranks).map(Peer::new).collect(),
             shared: Shared {
                 rank,
@@ -211,6 +212,7 @@ impl TcpTransport {
                 refused: socket::Refused::default(),
                 counts: Counts::default(),
             },
+            own: Loopback::new(rank),
             active: Vec::new(),
             rails_count: 0,
             keys: RegionKeys::new(),
@@ -229,16 +231,15 @@ impl TcpTransport {
         }
         let address = PeerAddress::parse(address)?;
         let known = &mut self.peers[peer as usize];
-        if known.state != PeerState::Idle {
+        if known.state() != PeerState::Idle {
             return Err(Error::invalid(format!("connecting to rank {peer} twice")));
         }
-        known.address = Some(address);
-        known.state = PeerState::Open;
+        known.open(address);
         Ok(())
     }
 
     fn check_peer(&self, peer: Rank) -> Accepted {
-        let state = self.peers.get(peer as usize).map(|p| p.state);
+        let state = self.peers.get(peer as usize).map(Peer::state);
         PeerState::check(state, peer, self.peers.len())
     }
 
@@ -249,68 +250,38 @@ impl TcpTransport {
     /// Hands what is to leave to the kernel, and connects if nobody has.
     fn pump(&mut self, rank: Rank) {
         let peer = &mut self.peers[rank as usize];
-        if peer.state != PeerState::Open || peer.left.is_some() {
+        if peer.is_over() {
             return;
         }
         if let Err(reason) = peer.pump(&mut self.shared) {
             return self.fail(rank, &reason);
         }
-        if self.peers[rank as usize].rails.is_empty() && self.peers[rank as usize].has_output() {
-            self.dial_if_needed(rank, false);
+        if peer.rails().is_empty() && peer.has_output() {
+            self.connect_if_needed(rank, false);
         }
     }
 
     /// Reads every rail of a peer, answers and goes on sending.
     fn poll_peer(&mut self, rank: Rank) {
         let peer = &mut self.peers[rank as usize];
-        let mut lost: Vec<(u64, String)> = Vec::new();
-        for at in 0..peer.rails.len() {
-            if peer.left.is_some() {
-                return;
-            }
-            peer.rails[at].look_at_copies(&mut self.shared);
-            match peer.receive(at, &mut self.shared) {
-                Ok(_) => {}
-                // Its end may explain itself on another rail: all are read first.
-                Err(Loss::Rail(reason)) => lost.push((peer.rails[at].id, reason)),
-                Err(Loss::Peer(reason)) => return self.fail(rank, &reason),
-            }
-        }
-        let has_lost = !lost.is_empty() || !peer.asked.is_empty();
-        for (id, reason) in lost {
-            if self.shared.is_leaving {
-                peer.rails.retain(|rail| rail.id != id);
-                if peer.lead == Some(id) {
-                    peer.stream.rewind();
-                    peer.lead = peer.rails.first().map(|rail| rail.id);
+        match peer.read_rails(&mut self.shared) {
+            Err(reason) => self.fail(rank, &reason),
+            Ok(has_lost) => {
+                if has_lost {
+                    self.refresh_active();
                 }
-                // The other side leaves too, and has heard of this one.
-                if peer.rails.is_empty() {
-                    peer.left.get_or_insert(0);
+                if has_lost || self.peers[rank as usize].has_output() {
+                    self.pump(rank);
+                    self.connect_if_needed(rank, false);
                 }
-            } else if let Some(at) = peer.rails.iter().position(|rail| rail.id == id) {
-                peer.lose_rail(at, &reason, &mut self.shared);
             }
-        }
-        if let Err(Loss::Peer(reason) | Loss::Rail(reason)) =
-            peer.answer_dead_rails(&mut self.shared)
-        {
-            return self.fail(rank, &reason);
-        }
-        peer.settle(&self.shared, false);
-        if has_lost {
-            self.refresh_active();
-        }
-        if has_lost || self.peers[rank as usize].has_output() {
-            self.pump(rank);
-            self.dial_if_needed(rank, false);
         }
     }
 
     /// A peer has failed.
     fn fail(&mut self, rank: Rank, cause: &str) {
         // Its posts end, and their memory with them.
-        let rails = &mut self.peers[rank as usize].rails;
+        let rails = self.peers[rank as usize].rails_mut();
         rails.iter_mut().for_each(Rail::cut_if_held);
         self.end(rank, Event::PeerFailed(rank, cause.into()));
     }
@@ -318,14 +289,12 @@ impl TcpTransport {
     /// A peer is over; the news first, then what follows from it.
     fn end(&mut self, rank: Rank, event: Event) {
         let peer = &mut self.peers[rank as usize];
-        if peer.state != PeerState::Open {
+        if peer.state() != PeerState::Open {
             return;
         }
-        peer.rails.clear();
-        peer.lead = None;
         self.shared.ends.push(event);
-        peer.flush(&mut self.shared);
-        self.dials.retain(|dial| dial.peer != rank);
+        peer.end(&mut self.shared);
+        self.connecting.retain(|one| one.peer() != rank);
         self.refresh_active();
     }
 
@@ -354,7 +323,7 @@ impl TcpTransport {
             };
             // What is parked is in no socket, so that the kernel does not know of it.
             let is_due = |rail: &Rail| rail.parked.is_some_and(|poll| poll != self.shared.polls);
-            if self.peers[rank as usize].rails.iter().any(is_due) {
+            if self.peers[rank as usize].rails().iter().any(is_due) {
                 self.poll_peer(rank);
             } else if self.peers[rank as usize].has_output() {
                 self.pump(rank);
@@ -365,8 +334,10 @@ impl TcpTransport {
     /// Lets the wait source look for room where the kernel had none.
     fn arm(&mut self) {
         for peer in &mut self.peers {
-            for rail in peer.rails.iter_mut().filter(|r| r.is_blocked != r.is_armed) {
-                let token = u64::from(peer.rank) << 32 | (rail.id & 0xffff_ffff);
+            let rank = peer.rank();
+            let rails = peer.rails_mut().iter_mut();
+            for rail in rails.filter(|r| r.is_blocked != r.is_armed) {
+                let token = u64::from(rank) << 32 | (rail.id & 0xffff_ffff);
                 let flags = match rail.is_blocked {
                     true => epoll::EventFlags::IN | epoll::EventFlags::OUT,
                     false => epoll::EventFlags::IN,
@@ -382,13 +353,12 @@ impl TcpTransport {
     /// Ends the sending side of a peer's rails; they stay open until the other side has read to
     /// their ends.
     fn close_rails(&mut self, rank: Rank) {
-        for rail in self.peers[rank as usize].rails.drain(..) {
-            let _ = epoll::delete(&*self.shared.epoll, &rail.socket);
+        for socket in self.peers[rank as usize].take_sockets() {
+            let _ = epoll::delete(&*self.shared.epoll, &socket);
             // A connection that is broken has no end to tell.
-            let _ = rustix::net::shutdown(&rail.socket, Shutdown::Write);
-            self.closing.push_back(rail.socket);
+            let _ = rustix::net::shutdown(&socket, Shutdown::Write);
+            self.closing.push_back(socket);
         }
-        self.peers[rank as usize].lead = None;
         self.refresh_active();
     }
 
@@ -418,11 +388,10 @@ impl TcpTransport {
         self.shared.is_leaving = true;
         let own = self.rank;
         let is_told = |p: &&mut Peer| {
-            p.rank != own && !p.is_over() && (!p.rails.is_empty() || p.has_output())
+            p.rank() != own && !p.is_over() && (!p.rails().is_empty() || p.has_output())
         };
         for peer in self.peers.iter_mut().filter(is_told) {
-            peer.settle(&self.shared, true);
-            peer.push_control(&self.shared, Frame::Goodbye { word });
+            peer.say_goodbye(word, &self.shared);
         }
     }
 
@@ -438,23 +407,22 @@ impl TcpTransport {
 
     /// Whether everything that was said is with the peers' kernels.
     fn has_left(&self) -> bool {
-        let is_silent = |peer: &Peer| peer.is_over() || peer.stream.is_sent();
+        let is_silent = |peer: &Peer| peer.is_over() || peer.is_told();
         let is_acknowledged = |socket: &OwnedFd| socket::unacknowledged_bytes(socket.as_fd()) == 0;
-        let mut rails = self.peers.iter().flat_map(|peer| &peer.rails);
+        let mut rails = self.peers.iter().flat_map(|peer| peer.rails().iter());
         self.peers.iter().all(is_silent)
             && rails.all(|rail| !rail.holds_sealed() && is_acknowledged(&rail.socket))
             && self.closing.iter().all(is_acknowledged)
     }
 }
 
-/// What a rank sleeps on, with its listeners in it, and what its own threads ring.
-fn wait_source(listeners: &[TcpListener]) -> Result<(OwnedFd, OwnedFd)> {
+/// What a rank sleeps on, with its listener in it, and what its own threads ring.
+fn wait_source(listener: &Listener) -> Result<(OwnedFd, OwnedFd)> {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
         .map_err(|e| Error::os("making an epoll descriptor", e))?;
     let ring = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .map_err(|e| Error::os("making an eventfd", e))?;
-    let awaited = listeners.iter().map(AsFd::as_fd);
-    for descriptor in awaited.chain([ring.as_fd()]) {
+    for descriptor in listener.descriptors().chain([ring.as_fd()]) {
         let token = epoll::EventData::new_u64(u64::MAX);
         epoll::add(&epoll, descriptor, token, epoll::EventFlags::IN)
             .map_err(|e| Error::os("waiting for connections", e))?;

@@ -1,7 +1,7 @@
 //! [`Rail`]: one connection to a peer, with what is under way on it in both directions.
 
-use super::peer::Shared;
 use super::secure::Secure;
+use super::shared::Shared;
 use super::socket;
 use super::zerocopy::Zerocopy;
 use crate::memory::{Region, View};
@@ -51,7 +51,7 @@ pub struct Rail {
     /// What encrypts it, if anything does.
     pub secure: Option<Box<Secure>>,
     /// This rank has opened it, and opens another one when it is lost.
-    pub is_dialed: bool,
+    pub is_outgoing: bool,
     /// Both ends, for people.
     pub name: String,
     pub rx: Box<[u8]>,
@@ -90,7 +90,7 @@ impl Rail {
         id: u64,
         socket: OwnedFd,
         secure: Option<Box<Secure>>,
-        is_dialed: bool,
+        is_outgoing: bool,
         name: String,
     ) -> Rail {
         Rail {
@@ -102,7 +102,7 @@ impl Rail {
             },
             socket,
             secure,
-            is_dialed,
+            is_outgoing,
             name,
             rx: vec![0; RX_BYTES].into_boxed_slice(),
             rx_start: 0,

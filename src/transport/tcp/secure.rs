@@ -4,7 +4,7 @@
 //! the one that was opened. So chunks are not sent without a copy, and are not read straight into
 //! their memory.
 
-use super::doors::Look;
+use super::handshake::Look;
 use super::socket::{self, Target};
 use crate::kernel;
 use crate::memory::View;

@@ -74,7 +74,7 @@ impl Refused {
 }
 
 /// Begins to connect; the socket becomes writable when that is over.
-pub fn dial(
+pub fn connect(
     to: SocketAddr,
     timeout: Duration,
     refused: &mut Refused,

@@ -1,5 +1,5 @@
 //! [`Stream`]: the ordered frames for one peer, as bytes that are kept until the peer has
-//! acknowledged them.
+//! acknowledged them; and [`Received`]: how much of the peer's own stream has come.
 //!
 //! They go over one rail at a time, the lead. When that is lost, whatever is not acknowledged goes
 //! over the next one, and the receiver, which knows how much it has, drops what comes again.
@@ -10,6 +10,8 @@ use crate::memory::View;
 
 /// Acknowledged bytes at the front are given back when they are at least this many.
 const COMPACT_BYTES: usize = 64 * 1024;
+/// A rank tells what has come at the latest after this many bytes of the stream.
+pub const TELL_STREAM_BYTES: u64 = 32 * 1024;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -109,6 +111,52 @@ impl Stream {
     }
 }
 
+/// How much of the peer's stream has come here, and what of that it was told.
+#[derive(Debug, Default)]
+pub struct Received {
+    position: u64,
+    told: u64,
+    /// Something has come whose sender waits to hear that.
+    owes_soon: bool,
+    /// Something has come besides acknowledgements.
+    owes_later: bool,
+}
+
+impl Received {
+    /// Where the next frame begins.
+    #[inline]
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// The next frame has come, with this many bytes.
+    #[inline]
+    pub fn note(&mut self, bytes: usize, is_urgent: bool, is_acknowledgement: bool) {
+        self.position += bytes as u64;
+        self.owes_soon |= is_urgent;
+        self.owes_later |= !is_acknowledgement;
+    }
+
+    /// What has come, which the peer is being told of.
+    #[inline]
+    pub fn tell(&mut self) -> u64 {
+        self.told = self.position;
+        self.position
+    }
+
+    /// The peer gets an acknowledgement now.
+    pub fn note_acknowledged(&mut self) {
+        (self.owes_soon, self.owes_later) = (false, false);
+    }
+
+    /// Whether it should get one; at slow looks it hears of less.
+    #[inline]
+    pub fn is_due(&self, is_slow: bool) -> bool {
+        let untold = self.position - self.told;
+        self.owes_soon || untold >= TELL_STREAM_BYTES || (is_slow && self.owes_later && untold > 0)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -162,5 +210,23 @@ mod tests {
             assert!(stream.bytes.len() <= 2 * COMPACT_BYTES + 4096);
         }
         assert_eq!(stream.end(), 409_600);
+    }
+
+    #[test]
+    fn what_has_come_is_told_soon_where_its_sender_waits_and_later_elsewhere() {
+        let mut received = Received::default();
+        received.note(40, false, true);
+        assert!(!received.is_due(true), "an acknowledgement needs none");
+        received.note(60, false, false);
+        assert_eq!(
+            [false, true].map(|slow| received.is_due(slow)),
+            [false, true]
+        );
+        received.note(1, true, false);
+        assert!(received.is_due(false));
+        received.note_acknowledged();
+        assert_eq!((received.tell(), received.is_due(true)), (101, false));
+        received.note(TELL_STREAM_BYTES as usize, false, false);
+        assert!(received.is_due(false));
     }
 }

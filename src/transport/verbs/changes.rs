@@ -1,89 +1,57 @@
-//! Atomic operations by the processor of the word's owner: a record asks, another one answers.
-//!
-//! Positions of the ring come exactly once, also where queue pairs are replaced, and so are these
-//! done exactly once. A device does them faster, but not at once with what processors do, nor does
-//! it know after a fault whether it has done them: [`VerbsSettings::has_device_atomics`].
-//!
-//! [`VerbsSettings::has_device_atomics`]: crate::config::VerbsSettings::has_device_atomics
+//! [`Changes`]: atomic operations that the peer's processor does for this rank, by number.
 
-use super::peer::{Peer, Shared};
-use super::record::{CHANGES_MAX, Record};
-use crate::kernel;
-use crate::memory::{RegionKey, View};
-use crate::transport::{Atomic, Outcome, PostError, RemoteRange};
+use super::record::CHANGES_MAX;
+use crate::memory::View;
+use crate::transport::PostError;
+use std::collections::BTreeMap;
 
-/// Answers that wait for positions of the peer's ring, and whatever else does: a peer that takes
-/// them has fewer.
-const WAITING_MAX: usize = 4 * CHANGES_MAX as usize;
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Changes {
+    /// Where what was there goes, and the token.
+    under_way: BTreeMap<u32, (View, u64)>,
+    next: u32,
+}
 
-impl Peer {
-    /// Asks the peer to change a word.
-    pub fn ask_change(
-        &mut self,
-        what: Atomic,
-        word: RemoteRange,
-        result: View,
-        token: u64,
-        shared: &mut Shared,
-    ) -> Result<(), PostError> {
-        self.has_room()?;
-        let mut numbers = (0..CHANGES_MAX).map(|i| (self.next_change + i) % CHANGES_MAX);
-        let free = numbers.find(|id| !self.changes.contains_key(id));
+impl Changes {
+    /// Notes one; its number.
+    pub fn begin(&mut self, result: View, token: u64) -> Result<u32, PostError> {
+        let mut numbers = (0..CHANGES_MAX).map(|i| (self.next + i) % CHANGES_MAX);
+        let free = numbers.find(|id| !self.under_way.contains_key(id));
         let id = free.ok_or(PostError::WouldBlock)?;
-        self.next_change = (id + 1) % CHANGES_MAX;
-        self.changes.insert(id, (result, token));
-        let (compare, operand) = what.operands();
-        let record = Record::Change {
-            id,
-            key: word.key.0,
-            offset: word.offset,
-            compare,
-            operand,
-        };
-        self.push(record, View::empty(), None, shared);
-        Ok(())
+        self.next = (id + 1) % CHANGES_MAX;
+        self.under_way.insert(id, (result, token));
+        Ok(id)
     }
 
-    /// Does what the peer asks for.
-    pub fn handle_change(
-        &mut self,
-        id: u32,
-        (key, offset): (u32, u64),
-        what: Atomic,
-        shared: &mut Shared,
-    ) -> Result<(), String> {
-        if self.waiting.len() >= WAITING_MAX {
-            return Err(format!(
-                "it has more than {CHANGES_MAX} atomic operations under way"
-            ));
+    /// The peer has answered one: where what was there goes, and the token.
+    pub fn end(&mut self, id: u32) -> Result<(View, u64), String> {
+        self.under_way
+            .remove(&id)
+            .ok_or_else(|| format!("it answers atomic operation {id}, which nobody asked"))
+    }
+
+    /// The peer is gone: the tokens of all.
+    pub fn flush(&mut self) -> Vec<u64> {
+        let all = std::mem::take(&mut self.under_way).into_values();
+        all.map(|(_, token)| token).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_come_again_when_they_are_free_and_an_answer_counts_once() {
+        let mut changes = Changes::default();
+        for id in 0..CHANGES_MAX {
+            assert_eq!(changes.begin(View::empty(), 0), Ok(id));
         }
-        let word = shared.range(RegionKey(key), offset, 8);
-        let word = word.filter(|_| offset.is_multiple_of(8));
-        let before = word.map(|word| what.apply(kernel::word(&word, 0)));
-        self.push(Record::Changed { id, before }, View::empty(), None, shared);
-        Ok(())
-    }
-
-    /// The peer has done it, or has no such word.
-    pub fn handle_changed(
-        &mut self,
-        id: u32,
-        before: Option<u64>,
-        shared: &mut Shared,
-    ) -> Result<(), String> {
-        let Some((result, token)) = self.changes.remove(&id) else {
-            return Err(format!(
-                "it answers atomic operation {id}, which nobody asked"
-            ));
-        };
-        let outcome = match before {
-            Some(before) => {
-                kernel::write(result, 0, &before.to_ne_bytes());
-                Outcome::Done
-            }
-            None => Outcome::BadKey,
-        };
-        shared.complete(self.rank, token, outcome, 8, 0);
-        Ok(())
+        assert_eq!(changes.begin(View::empty(), 0), Err(PostError::WouldBlock));
+        changes.end(1).unwrap();
+        assert!(changes.end(1).is_err());
+        assert_eq!(changes.begin(View::empty(), 7), Ok(1));
+        assert_eq!(changes.flush().len(), CHANGES_MAX as usize);
     }
 }

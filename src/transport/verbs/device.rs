@@ -2,26 +2,23 @@
 //! that all rails know.
 
 use super::choose;
-use super::gid::{self, Gid};
+use super::port::{Blame, Port};
 use super::record::{RAILS_MAX, RailKeys};
-use super::sysfs::Tree;
 use crate::config::VerbsSettings;
 use crate::error::{Error, Result};
 use crate::memory::{Region, RegionKind, View};
-use crate::time::Time;
 use crate::types::Rank;
 use linerate_verbs_sys::raw::{
-    ibv_access_flags as access, ibv_mtu, ibv_odp_caps, ibv_odp_general_caps,
-    ibv_odp_transport_cap_bits as odp, ibv_port_state, ibv_qp_cap, ibv_qp_type,
+    ibv_access_flags as access, ibv_odp_caps, ibv_odp_general_caps,
+    ibv_odp_transport_cap_bits as odp, ibv_qp_cap, ibv_qp_type,
 };
 use linerate_verbs_sys::{
-    Completion, CompletionChannel, CompletionQueue, Context, LINK_LAYER_ETHERNET, Memory, Mr, Pd,
-    QueuePair, QueuePairOptions, ReceiveRequest, Segment, SharedReceiveQueue,
+    Completion, CompletionChannel, CompletionQueue, Context, Memory, Mr, Pd, QueuePair,
+    QueuePairOptions, ReceiveRequest, Segment, SharedReceiveQueue,
 };
 use std::collections::BTreeMap;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Comes back with receives, so that a failed one is told from a send.
 pub const RECEIVE_ID: u64 = u64::MAX;
@@ -31,52 +28,33 @@ pub const COMPLETIONS_AT_ONCE: usize = 32;
 const RECEIVES_AT_ONCE: u32 = 16;
 /// Reads and atomics of one queue pair under way at once; devices have 16 or more.
 const READS_MAX: i32 = 16;
-/// A rail on which a queue pair failed is used again after so long, or where no other is left.
-/// Twice as long each time that it fails again, because every try interrupts the others, until its
-/// port has been down and up.
-const BLAME: Duration = Duration::from_secs(10);
-const BLAME_DOUBLINGS_MAX: u32 = 6;
-
 /// One port of one device.
 pub struct Rail {
-    pub name: String,
-    pub port: u8,
-    /// Where its packets come from, on Ethernet; where it is in the port's table may change
-    /// ([`Rail::refresh`]).
-    pub gid: Option<Gid>,
-    pub lid: u16,
-    pub mtu: ibv_mtu,
+    port: Port,
+    blame: Blame,
     /// Posts of this many bytes are inline.
-    pub inline_bytes: u32,
-    pub is_ethernet: bool,
-    pub reads_max: u8,
+    inline_bytes: u32,
+    reads_max: u8,
     /// The device can use memory whose pages are not locked, for what is written and read here.
     pages_on_demand: bool,
-    /// The least of the peers' ports that this one is joined with.
-    pub peers_mtu: Option<ibv_mtu>,
-    /// The port carries packets, as far as is known.
-    pub is_active: bool,
     /// The device is gone.
-    pub is_removed: bool,
-    blamed: Option<Time>,
-    /// How often in a row.
-    blames: u32,
+    is_removed: bool,
     /// Whether the next completion makes an event.
     is_armed: bool,
     /// Receives that were taken and not posted again yet.
-    pub taken: u32,
+    taken: u32,
     /// Whose queue pairs these are.
-    pub pairs: BTreeMap<u32, Rank>,
-    pub channel: Arc<CompletionChannel>,
+    pairs: BTreeMap<u32, Rank>,
+    channel: Arc<CompletionChannel>,
     queue: Arc<CompletionQueue>,
     receives: Arc<SharedReceiveQueue>,
-    pub pd: Arc<Pd>,
-    pub context: Arc<Context>,
+    pd: Arc<Pd>,
+    context: Arc<Context>,
 }
 
 impl std::fmt::Debug for Rail {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}:{}", self.name, self.port)
+        write!(f, "{}:{}", self.name(), self.port.number())
     }
 }
 
@@ -146,9 +124,9 @@ impl Rail {
                 )));
             }
         }
-        let port = chosen.port;
-        let state = context.port(port).map_err(refused)?;
-        let is_ethernet = state.link_layer == LINK_LAYER_ETHERNET;
+        let state = context.port(chosen.port).map_err(refused)?;
+        let gid = chosen.gid.as_ref().map(|chosen| chosen.gid.clone());
+        let port = Port::new((name, chosen.port), gid, &state, settings.mtu_bytes);
         let pd = Pd::allocate(&context).map_err(refused)?;
         let channel = CompletionChannel::create(&context).map_err(refused)?;
         let queue = CompletionQueue::create(&context, sizes.completions, Some(&channel), 0, token)
@@ -156,23 +134,15 @@ impl Rail {
         let receives =
             SharedReceiveQueue::create(&pd, sizes.receives, 1, token).map_err(refused)?;
         let mut rail = Rail {
-            name,
             port,
-            gid: chosen.gid.as_ref().map(|chosen| chosen.gid.clone()),
-            lid: state.lid,
-            mtu: ibv_mtu(state.active_mtu.0.min(mtu_code(settings.mtu_bytes))),
+            blame: Blame::default(),
             inline_bytes: 0,
-            is_ethernet,
             reads_max: (attributes
                 .max_qp_rd_atom
                 .min(attributes.max_qp_init_rd_atom))
             .clamp(1, READS_MAX) as u8,
             pages_on_demand: can_page_on_demand(&extended.odp_caps),
-            peers_mtu: None,
-            is_active: state.state == ibv_port_state::IBV_PORT_ACTIVE,
             is_removed: false,
-            blamed: None,
-            blames: 0,
             is_armed: false,
             taken: sizes.receives,
             pairs: BTreeMap::new(),
@@ -212,7 +182,7 @@ impl Rail {
             | access::IBV_ACCESS_REMOTE_WRITE
             | access::IBV_ACCESS_REMOTE_READ
             | access::IBV_ACCESS_REMOTE_ATOMIC;
-        pair.to_init(self.port, allowed).map_err(refused)?;
+        pair.to_init(self.port.number(), allowed).map_err(refused)?;
         Ok(pair)
     }
 
@@ -232,7 +202,7 @@ impl Rail {
         while self.taken >= RECEIVES_AT_ONCE {
             self.receives
                 .post(&REQUESTS)
-                .map_err(|e| unavailable(format!("{}: receives: {e}", self.name)))?;
+                .map_err(|e| unavailable(format!("{}: receives: {e}", self.name())))?;
             self.taken -= RECEIVES_AT_ONCE;
         }
         Ok(())
@@ -249,94 +219,89 @@ impl Rail {
         }
     }
 
-    /// Payload of a packet, as far as this port goes.
-    pub fn mtu_bytes(&self) -> u32 {
-        128 << self.mtu.0
+    /// Receives were taken.
+    #[inline]
+    pub fn note_taken(&mut self, count: u32) {
+        self.taken += count;
     }
 
-    /// The least of the ports at the other ends.
-    pub fn peers_mtu_bytes(&self) -> Option<u32> {
-        self.peers_mtu.map(|mtu| 128 << mtu.0)
+    /// The name of the device.
+    pub fn name(&self) -> &str {
+        self.port.device()
     }
 
-    /// A peer's port has this one.
-    pub fn note_peer_mtu(&mut self, code: u8) {
-        let code = u32::from(code).clamp(ibv_mtu::IBV_MTU_256.0, ibv_mtu::IBV_MTU_4096.0);
-        let least = self.peers_mtu.map_or(code, |known| known.0.min(code));
-        self.peers_mtu = Some(ibv_mtu(least));
+    /// The port of the device.
+    pub fn port(&self) -> &Port {
+        &self.port
+    }
+
+    /// The port of the device.
+    pub fn port_mut(&mut self) -> &mut Port {
+        &mut self.port
+    }
+
+    /// Posts of this many bytes are inline.
+    pub fn inline_bytes(&self) -> u32 {
+        self.inline_bytes
+    }
+
+    /// Reads and atomics of one queue pair under way at once.
+    pub fn reads_max(&self) -> u8 {
+        self.reads_max
+    }
+
+    /// The device, opened.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// What becomes readable when something has happened.
+    pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
+        [self.channel.fd(), self.context.event_fd()]
+    }
+
+    /// Whose queue pair this is.
+    #[inline]
+    pub fn peer_of(&self, queue_pair: u32) -> Option<Rank> {
+        self.pairs.get(&queue_pair).copied()
+    }
+
+    /// A queue pair is this peer's from now on.
+    pub fn add_pair(&mut self, queue_pair: u32, peer: Rank) {
+        self.pairs.insert(queue_pair, peer);
+    }
+
+    /// A queue pair is no more.
+    pub fn remove_pair(&mut self, queue_pair: u32) {
+        self.pairs.remove(&queue_pair);
+    }
+
+    /// The device is gone; true where that is news.
+    pub fn note_removed(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_removed, true)
     }
 
     /// Whether packets get through, as far as is known.
     pub fn is_usable(&self) -> bool {
-        self.is_active && !self.is_removed
+        self.port.is_active() && !self.is_removed
     }
 
     /// Asks the device for the state of its port; true where it has become usable.
     pub fn refresh(&mut self) -> bool {
         let was = self.is_usable();
-        if let Ok(port) = self.context.port(self.port) {
-            self.is_active = port.state == ibv_port_state::IBV_PORT_ACTIVE;
-            // Who runs the subnet may have given it another one while it was down.
-            self.lid = port.lid;
-        }
-        if self.is_active {
-            self.is_active = self.refresh_gid(&Tree::default());
-        }
+        let state = self.context.port(self.port.number());
+        self.port.refresh(state.ok());
         !was && self.is_usable()
     }
 
-    /// Looks for the GID where it was, and then elsewhere: an interface that was down may have been
-    /// given its addresses in another order, or others. False: it has none.
-    fn refresh_gid(&mut self, tree: &Tree) -> bool {
-        let Some(before) = &self.gid else {
-            return true;
-        };
-        let is_same = |gid: Gid| (gid.bytes, gid.kind) == (before.bytes, before.kind);
-        if (tree.gid(&self.name, self.port, before.index)).is_some_and(is_same) {
-            return true;
-        }
-        let gids = tree.gids(&self.name, self.port);
-        let found = gid::find_again(&gids, before).cloned();
-        let is_there = found.is_some();
-        self.gid = found.or(self.gid.take());
-        is_there
+    /// What has failed on it.
+    pub fn blame(&self) -> &Blame {
+        &self.blame
     }
 
-    /// The GID as peers name it; zeros on InfiniBand.
-    pub fn gid_bytes(&self) -> [u8; 16] {
-        self.gid.as_ref().map_or([0; 16], |gid| gid.bytes)
-    }
-
-    /// Its place in the port's table.
-    pub fn gid_index(&self) -> u32 {
-        self.gid.as_ref().map_or(0, |gid| gid.index)
-    }
-
-    /// A queue pair has failed on it.
-    pub fn blame(&mut self, now: Time) {
-        if self.blamed.replace(now).is_none() {
-            self.blames += 1;
-        }
-    }
-
-    /// Its port has become usable: what had failed before says nothing of it now.
-    pub fn forgive(&mut self) {
-        (self.blamed, self.blames) = (None, 0);
-    }
-
-    /// Whether a queue pair has failed on it not long ago.
-    pub fn is_blamed(&self) -> bool {
-        self.blamed.is_some()
-    }
-
-    /// Lets it be tried again when it is time; true where that is now.
-    pub fn end_blame(&mut self, now: Time) -> bool {
-        let time = blame_time(self.blames);
-        let is_over = self.blamed.is_some_and(|since| now.since(since) >= time);
-        if is_over {
-            self.blamed = None;
-        }
-        is_over
+    /// What has failed on it.
+    pub fn blame_mut(&mut self) -> &mut Blame {
+        &mut self.blame
     }
 }
 
@@ -345,16 +310,6 @@ fn can_page_on_demand(caps: &ibv_odp_caps) -> bool {
     let needed = odp::IBV_ODP_SUPPORT_WRITE | odp::IBV_ODP_SUPPORT_READ;
     caps.general_caps & u64::from(ibv_odp_general_caps::IBV_ODP_SUPPORT.0) != 0
         && caps.per_transport_caps.rc_odp_caps & needed.0 == needed.0
-}
-
-/// How long a rail is left alone that has failed so often.
-fn blame_time(blames: u32) -> Duration {
-    BLAME * (1 << blames.saturating_sub(1).min(BLAME_DOUBLINGS_MAX))
-}
-
-/// As verbs say it; the greatest where nothing is asked for.
-fn mtu_code(bytes: Option<u32>) -> u32 {
-    bytes.map_or(ibv_mtu::IBV_MTU_4096.0, |bytes| (bytes / 128).ilog2())
 }
 
 /// Memory that every rail knows.
@@ -487,7 +442,7 @@ fn register_dmabuf(rail: &Rail, region: &Arc<Region>, flags: access) -> Result<M
     made.map_err(|error| {
         unavailable(format!(
             "{} cannot register a dma-buf of {bytes} bytes: {error}; use memory of the host, or a device and driver that can",
-            rail.name
+            rail.name()
         ))
     })
 }
@@ -510,13 +465,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn payloads_have_the_numbers_of_verbs() {
-        assert_eq!(mtu_code(Some(256)), ibv_mtu::IBV_MTU_256.0);
-        assert_eq!(mtu_code(Some(1024)), ibv_mtu::IBV_MTU_1024.0);
-        assert_eq!(mtu_code(None), ibv_mtu::IBV_MTU_4096.0);
-    }
-
-    #[test]
     fn pages_on_demand_need_both_directions() {
         let mut caps = ibv_odp_caps::default();
         assert!(!can_page_on_demand(&caps));
@@ -527,15 +475,6 @@ mod tests {
         assert!(can_page_on_demand(&caps));
         caps.per_transport_caps.rc_odp_caps = odp::IBV_ODP_SUPPORT_WRITE.0;
         assert!(!can_page_on_demand(&caps));
-    }
-
-    #[test]
-    fn a_rail_that_fails_again_and_again_is_tried_ever_more_seldom() {
-        assert_eq!(
-            [1, 2, 3].map(|blames| blame_time(blames).as_secs()),
-            [10, 20, 40]
-        );
-        assert_eq!(blame_time(1000), BLAME * 64);
     }
 
     #[test]

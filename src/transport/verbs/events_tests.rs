@@ -8,7 +8,7 @@ use crate::kernel;
 use crate::memory::{Region, View};
 use crate::time::Time;
 use crate::transport::test_posts::TestPosts;
-use crate::transport::{Completion, Event, Options, Outcome, Transport, open};
+use crate::transport::{Completion, Diagnostics, Event, Options, Outcome, Transport, open};
 use linerate_verbs_sys::raw::ibv_event_type as Kind;
 use linerate_verbs_sys::{Event as DeviceEvent, Subject};
 use std::sync::Arc;
@@ -108,7 +108,7 @@ impl Pair {
             failures: Default::default(),
             steps: 0,
         };
-        pair.until(|pair| (0..2).all(|rank| pair.ranks[rank].peers[1 - rank].is_up()));
+        pair.until(|pair| (0..2).all(|rank| pair.ranks[rank].peers[1 - rank].pair().is_up()));
         Some(pair)
     }
 
@@ -170,14 +170,14 @@ fn a_queue_pair_that_fails_by_an_event_is_replaced_in_the_middle_of_a_message() 
         for at in 0..2 {
             let place = pair.begin_message(seed, 1);
             let rank = &mut pair.ranks[at];
-            let link = rank.peers[1 - at].links[0].as_ref().unwrap();
+            let link = rank.peers[1 - at].pair().link_on(0).unwrap();
             let number = link.pair.number();
             // One that nobody has.
-            let stranger = of(kind, Subject::QueuePair(u32::MAX));
-            assert!(!rank.handle_event(0, stranger) && rank.peers[1 - at].fault.is_none());
+            let unknown = of(kind, Subject::QueuePair(u32::MAX));
+            assert!(!rank.handle_event(0, unknown) && rank.peers[1 - at].pair().fault().is_none());
             assert!(!rank.handle_event(0, of(kind, Subject::QueuePair(number))));
-            let fault = rank.peers[1 - at].fault.as_ref().unwrap();
-            let (name, number) = (&rank.shared.rails[0].name, format!("queue pair {number}"));
+            let fault = rank.peers[1 - at].pair().fault().unwrap();
+            let (name, number) = (rank.shared.rails[0].name(), format!("queue pair {number}"));
             assert!(
                 fault.cause.starts_with(name) && fault.cause.ends_with(&number),
                 "{fault:?}"
@@ -208,7 +208,7 @@ fn a_completion_queue_that_fails_ends_what_is_under_way_with_the_devices_name() 
     pair.begin_message(7, 1);
     let event = of(Kind::IBV_EVENT_CQ_ERR, Subject::CompletionQueue(0));
     assert!(!pair.ranks[0].handle_event(0, event));
-    let name = pair.ranks[0].shared.rails[0].name.clone();
+    let name = pair.ranks[0].shared.rails[0].name().to_owned();
     let trouble = |pair: &Pair| pair.ranks[0].trouble(1);
     pair.until(|pair| trouble(pair).is_some());
     let said = format!("verbs over {name} does not reach it: {name}: ");

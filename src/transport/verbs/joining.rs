@@ -5,13 +5,11 @@ use super::VerbsTransport;
 use super::device::Registered;
 use super::generation::{Action, Phase};
 use super::greeting::{GREETING_BYTES_MAX, Greeting, Proposal, RailOffer};
-use super::link::{Link, Then, What};
-use super::peer::{Kind, Target};
-use super::record::{RAILS_MAX, Record};
+use super::link::Link;
+use super::record::RAILS_MAX;
+use super::regions::Target;
 use super::sysfs::{Device, Tree};
 use crate::kernel;
-use crate::memory::View;
-use crate::transport::posts::PeerState;
 use crate::transport::{Completion, Event, Outcome, PostError};
 use crate::types::Rank;
 use linerate_verbs_sys::raw::ibv_mtu;
@@ -46,21 +44,23 @@ impl VerbsTransport {
             match event {
                 Event::Connected(peer) if peer != self.shared.rank => {
                     self.begin_with_expected(peer);
-                    let action = self.peers[peer as usize].generation.handle_start();
+                    let pair = self.peers[peer as usize].pair_mut();
+                    let action = pair.generation_mut().handle_start();
                     self.act(peer, action);
                 }
                 Event::PeerFailed(peer, cause) => {
                     // What had come is looked at first.
                     self.end_links(peer);
-                    let cause = self.peers[peer as usize].generation.explain(&cause);
+                    let generation = self.peers[peer as usize].pair().generation();
+                    let cause = generation.explain(&cause);
                     self.fail(peer, &cause);
                 }
                 Event::PeerLeft(peer, word) => {
                     self.end_links(peer);
-                    match self.peers[peer as usize].generation.trouble.is_some() {
+                    let generation = self.peers[peer as usize].pair().generation();
+                    match generation.trouble.is_some() {
                         // It has given up, most likely.
                         true => {
-                            let generation = &self.peers[peer as usize].generation;
                             let cause = generation.explain("it has left");
                             self.fail(peer, &cause);
                         }
@@ -89,10 +89,10 @@ impl VerbsTransport {
     /// A peer that was expected is there.
     fn begin_with_expected(&mut self, rank: Rank) {
         let peer = &mut self.peers[rank as usize];
-        if !std::mem::take(&mut peer.is_expected) {
+        if !peer.take_expected() {
             return;
         }
-        peer.state = PeerState::Open;
+        peer.open();
         match peer.make_rings(&self.shared) {
             Ok(()) => self.expect_greeting(rank),
             Err(error) => self.fail(rank, &error.to_string()),
@@ -101,7 +101,7 @@ impl VerbsTransport {
 
     fn handle_letter(&mut self, end: Completion) {
         let peer = end.peer;
-        if self.peers[peer as usize].state != PeerState::Open {
+        if !self.peers[peer as usize].is_open() {
             return;
         }
         let mut bytes = vec![0; (end.bytes as usize).min(GREETING_BYTES_MAX)];
@@ -124,29 +124,21 @@ impl VerbsTransport {
         let now = self.shared.now;
         match greeting {
             Greeting::Propose(proposal) => {
-                let generation = &mut self.peers[rank as usize].generation;
+                let pair = self.peers[rank as usize].pair_mut();
+                let generation = pair.generation_mut();
                 let action = generation.handle_proposal(proposal.generation, now);
                 if action != Action::Nothing {
-                    self.peers[rank as usize].proposal = Some(proposal);
+                    pair.set_proposal(proposal);
                 }
                 self.act(rank, action);
             }
             Greeting::Ready(number) => {
-                let action = self.peers[rank as usize].generation.handle_ready(number);
+                let pair = self.peers[rank as usize].pair_mut();
+                let action = pair.generation_mut().handle_ready(number);
                 self.act(rank, action);
             }
             Greeting::Leaving(received) => {
-                let peer = &mut self.peers[rank as usize];
-                let mut confirmed = Vec::new();
-                for link in peer.links.iter_mut().flatten() {
-                    link.take_confirmed(received, &mut confirmed);
-                }
-                let unsettled = peer.unsettled.iter_mut().filter(|u| u.0 < received);
-                let taken = |u: &mut (u64, Then)| (u.0, std::mem::replace(&mut u.1, Then::Nothing));
-                confirmed.extend(unsettled.map(taken));
-                for (position, then) in confirmed {
-                    peer.follow(position, then, &mut self.shared);
-                }
+                self.peers[rank as usize].handle_leaving(received, &mut self.shared);
             }
         }
     }
@@ -169,7 +161,7 @@ impl VerbsTransport {
     pub(super) fn handle_fault(&mut self, rank: Rank, rail: Option<usize>, cause: &str) {
         let now = self.shared.now;
         if let Some(rail) = rail {
-            self.shared.rails[rail].blame(now);
+            self.shared.rails[rail].blame_mut().note(now);
         }
         self.shared.counts.faults += 1;
         self.begin_anew(rank, cause);
@@ -178,10 +170,10 @@ impl VerbsTransport {
     /// Replaces the queue pairs of a peer, for this reason.
     pub(super) fn begin_anew(&mut self, rank: Rank, cause: &str) {
         let now = self.shared.now;
-        let peer = &mut self.peers[rank as usize];
-        let action = peer.generation.handle_fault(now, cause);
+        let generation = self.peers[rank as usize].pair_mut().generation_mut();
+        let action = generation.handle_fault(now, cause);
         if self.is_debugging && action != Action::Nothing {
-            let number = self.peers[rank as usize].generation.number;
+            let number = generation.number;
             crate::transport::say(
                 self.shared.rank,
                 &format!("verbs: to rank {rank}: {cause}; generation {number} begins"),
@@ -193,75 +185,33 @@ impl VerbsTransport {
     /// Ends the queue pairs of a peer, and takes what has come on them.
     pub(super) fn end_links(&mut self, rank: Rank) {
         let peer = &mut self.peers[rank as usize];
-        if peer.links.iter().all(Option::is_none) {
+        if peer.pair().links().next().is_none() {
             return;
         }
-        for link in peer.links.iter().flatten() {
+        for link in peer.pair().links() {
             // One that cannot be brought there is destroyed all the same.
             let _ = link.pair.to_error();
         }
         self.poll_rails();
-        let peer = &mut self.peers[rank as usize];
-        let mut links = std::mem::take(&mut peer.links);
         let mut numbers = Vec::new();
         let mut ended = Vec::new();
-        for link in links.iter_mut().filter_map(Option::take) {
+        for link in self.peers[rank as usize].pair_mut().take_links() {
             numbers.push((link.rail, link.pair.number()));
-            ended.push(link.end());
+            ended.extend(link.end());
         }
         // A completion may have been on its way when the pair was destroyed.
         self.poll_rails();
         for (rail, number) in numbers {
-            self.shared.rails[rail].pairs.remove(&number);
+            self.shared.rails[rail].remove_pair(number);
         }
-        let peer = &mut self.peers[rank as usize];
-        for what in ended.into_iter().flatten() {
-            match what {
-                What::Position(position, then) => peer.unsettled.push((position, then)),
-                What::Piece {
-                    transfer,
-                    offset,
-                    bytes,
-                } => {
-                    self.shared.counts.pieces_again += 1;
-                    match peer.transfers.get_mut(&transfer) {
-                        Some(lost) if lost.atomic.is_some() => {
-                            peer.end_lost(transfer, &mut self.shared);
-                        }
-                        Some(lost) => lost.pieces.give_back(offset, bytes),
-                        None => {}
-                    }
-                }
-                // Whether it has come nobody knows, and the word may be another one since.
-                What::Word { token, bytes } => {
-                    let flushed = Outcome::Flushed;
-                    self.shared.complete(rank, token, flushed, bytes, 0);
-                }
-                // All of these are the peer's.
-                What::Get | What::Told | What::Nothing => {}
-                What::BadPut(position) => peer.bad_puts.push(position),
-            }
-        }
-        peer.busy.clear();
-        for transfer in peer.transfers.values_mut() {
-            transfer.is_busy = false;
-            transfer.under_way.fill(0);
-            if transfer.kind == Kind::Message {
-                // The peer says anew where it goes, if it still wants it.
-                transfer.target = None;
-            }
-        }
-        let is_grant = |record: &Record| matches!(record, Record::Grant { .. });
-        peer.waiting.retain(|waiting| !is_grant(&waiting.record));
-        peer.fault = None;
-        peer.go_on_with_gets(&mut self.shared);
+        self.peers[rank as usize].handle_ended_links(ended, &mut self.shared);
     }
 
     /// Makes new queue pairs, and proposes them.
     fn begin(&mut self, rank: Rank, number: u32) {
         self.end_links(rank);
         self.shared.counts.generations += 1;
-        if self.peers[rank as usize].state != PeerState::Open {
+        if !self.peers[rank as usize].is_open() {
             return;
         }
         let mut rails = Vec::new();
@@ -273,14 +223,14 @@ impl VerbsTransport {
             links.push(made.map(|(link, _)| link));
         }
         let peer = &mut self.peers[rank as usize];
-        peer.links = links;
-        peer.receive.note_told();
-        peer.matched_told = peer.matched;
+        peer.pair_mut().set_links(links);
+        let (received, matched) = peer.tell_in_proposal();
+        let ring = peer.inbox().address_and_keys();
         let proposal = Proposal {
             generation: number,
-            received: peer.receive.received(),
-            matched: peer.matched,
-            ring_address: peer.ring.as_ref().map_or(0, |ring| ring.address()),
+            received,
+            matched,
+            ring_address: ring.map_or(0, |(address, _)| address),
             slots: self.shared.settings.slots,
             rails,
         };
@@ -291,25 +241,23 @@ impl VerbsTransport {
     fn wanted_rails(&mut self, rank: Rank) -> Vec<bool> {
         let mut returned = Vec::new();
         for (at, rail) in self.shared.rails.iter_mut().enumerate() {
-            let before = rail.gid_index();
+            let before = rail.port().gid_index();
             if rail.refresh() {
                 returned.push(at);
             }
-            if let (true, Some(gid)) = (self.is_debugging && rail.gid_index() != before, &rail.gid)
-            {
-                let text = format!("verbs: {} has GID {gid} now", rail.name);
+            let has_changed = rail.port().gid_index() != before;
+            if let (true, Some(gid)) = (self.is_debugging && has_changed, rail.port().gid()) {
+                let text = format!("verbs: {} has GID {gid} now", rail.name());
                 crate::transport::say(self.shared.rank, &text);
             }
         }
         for at in returned {
             self.note_back(at);
         }
-        let proposal = self.peers[rank as usize].proposal.as_ref();
-        let offers = proposal.map_or(&[][..], |proposal| &proposal.rails);
-        let is_offered = |at: usize| offers.get(at).is_some_and(Option::is_some);
+        let pair = self.peers[rank as usize].pair();
         let rails = &self.shared.rails;
         let good: Vec<bool> = (rails.iter().enumerate())
-            .map(|(at, rail)| rail.is_usable() && (!rail.is_blamed() || is_offered(at)))
+            .map(|(at, rail)| rail.is_usable() && (!rail.blame().is_on() || pair.is_proposed(at)))
             .collect();
         match good.iter().any(|&is_good| is_good) {
             true => good,
@@ -320,8 +268,8 @@ impl VerbsTransport {
     fn make_link(&mut self, rank: Rank, at: usize) -> Option<(Link, RailOffer)> {
         let sends = self.shared.sizes.sends;
         let packet_number = self.random.below(1 << 24) as u32;
-        let ring = self.peers[rank as usize].ring.as_ref()?;
-        let ring_key = ring.keys()[at];
+        let (_, keys) = self.peers[rank as usize].inbox().address_and_keys()?;
+        let ring_key = keys[at];
         let rail = &mut self.shared.rails[at];
         let pair = match rail.queue_pair(sends) {
             Ok(pair) => pair,
@@ -330,16 +278,17 @@ impl VerbsTransport {
                 return None;
             }
         };
-        rail.pairs.insert(pair.number(), rank);
+        rail.add_pair(pair.number(), rank);
+        let port = rail.port();
         let offer = RailOffer {
             queue_pair: pair.number(),
             packet_number,
             ring_key,
-            lid: rail.lid,
-            mtu: rail.mtu.0 as u8,
-            is_ethernet: rail.is_ethernet,
-            reads_max: rail.reads_max,
-            gid: rail.gid_bytes(),
+            lid: port.lid(),
+            mtu: port.mtu().0 as u8,
+            is_ethernet: port.is_ethernet(),
+            reads_max: rail.reads_max(),
+            gid: port.gid_bytes(),
         };
         let mut link = Link::new(pair, at, sends, &self.shared.settings);
         link.packet_number = packet_number;
@@ -348,7 +297,7 @@ impl VerbsTransport {
 
     /// Joins the queue pairs with those of the peer's proposal.
     fn join(&mut self, rank: Rank) {
-        let Some(proposal) = self.peers[rank as usize].proposal.take() else {
+        let Some(proposal) = self.peers[rank as usize].pair_mut().take_proposal() else {
             return;
         };
         if proposal.slots != self.shared.settings.slots {
@@ -366,7 +315,7 @@ impl VerbsTransport {
         let mut keys = [0; RAILS_MAX];
         let mut cause = String::from("no rail of both ranks works");
         let now = self.shared.now;
-        let count = self.peers[rank as usize].links.len();
+        let count = self.peers[rank as usize].pair().rails_count();
         for (at, key) in keys.iter_mut().enumerate().take(count) {
             let offer = proposal.rails.get(at).copied().flatten();
             let joined = match offer {
@@ -377,7 +326,7 @@ impl VerbsTransport {
                 Ok(()) => {
                     let offer = offer.expect("joined with it");
                     *key = offer.ring_key;
-                    self.shared.rails[at].note_peer_mtu(offer.mtu);
+                    self.shared.rails[at].port_mut().note_peer_mtu(offer.mtu);
                 }
                 Err(why) => {
                     cause = why.unwrap_or(cause);
@@ -386,16 +335,14 @@ impl VerbsTransport {
             }
         }
         let peer = &mut self.peers[rank as usize];
-        let Some(lead) = peer.links.iter().position(Option::is_some) else {
-            return peer.generation.handle_apart(now, &cause);
-        };
-        peer.lead = lead;
-        peer.target = Some(Target {
-            address: proposal.ring_address,
-            keys,
-        });
-        let action = peer.generation.handle_joined();
-        let number = peer.generation.number;
+        let address = proposal.ring_address;
+        let has_lead = peer.join(Target { address, keys });
+        let generation = peer.pair_mut().generation_mut();
+        if !has_lead {
+            return generation.handle_apart(now, &cause);
+        }
+        let action = generation.handle_joined();
+        let number = generation.number;
         if self.is_debugging && number > 1 {
             self.say_rails(rank, number);
         }
@@ -405,9 +352,9 @@ impl VerbsTransport {
 
     /// Tells people which rails a generation is left with; of the first, the start tells.
     fn say_rails(&self, rank: Rank, number: u32) {
-        let links = self.peers[rank as usize].links.iter().flatten();
+        let links = self.peers[rank as usize].pair().links();
         let names: Vec<&str> = links
-            .map(|link| self.shared.rails[link.rail].name.as_str())
+            .map(|link| self.shared.rails[link.rail].name())
             .collect();
         let text = format!(
             "verbs: to rank {rank}: generation {number} goes over {}",
@@ -418,16 +365,16 @@ impl VerbsTransport {
 
     /// Why a rail joins nobody, where the peer offers none.
     fn describe_apart(&self, rank: Rank, at: usize) -> String {
-        let name = &self.shared.rails[at].name;
-        match self.peers[rank as usize].links[at] {
-            Some(_) => format!("the peer has nothing that works for {name}"),
-            None => format!("{name} does not work here"),
+        let name = self.shared.rails[at].name();
+        match self.peers[rank as usize].pair().has_link(at) {
+            true => format!("the peer has nothing that works for {name}"),
+            false => format!("{name} does not work here"),
         }
     }
 
     fn drop_link(&mut self, rank: Rank, at: usize) {
-        if let Some(link) = self.peers[rank as usize].links[at].take() {
-            self.shared.rails[at].pairs.remove(&link.pair.number());
+        if let Some(link) = self.peers[rank as usize].pair_mut().take_link(at) {
+            self.shared.rails[at].remove_pair(link.pair.number());
         }
     }
 
@@ -438,14 +385,14 @@ impl VerbsTransport {
         offer: &RailOffer,
     ) -> Result<(), Option<String>> {
         let rail = &self.shared.rails[at];
-        let peer = &self.peers[rank as usize];
-        let own = peer.links[at].as_ref();
+        let port = rail.port();
+        let own = self.peers[rank as usize].pair().link_on(at);
         let link = own.ok_or_else(|| Some(self.describe_apart(rank, at)))?;
-        if offer.is_ethernet != rail.is_ethernet {
+        if offer.is_ethernet != port.is_ethernet() {
             return Err(Some(format!(
                 "{} is {} and the peer's rail {at} is not",
-                rail.name,
-                match rail.is_ethernet {
+                rail.name(),
+                match port.is_ethernet() {
                     true => "Ethernet",
                     false => "InfiniBand",
                 }
@@ -455,23 +402,23 @@ impl VerbsTransport {
         let remote = RemoteEnd {
             queue_pair: offer.queue_pair,
             packet_number: offer.packet_number,
-            mtu: ibv_mtu(rail.mtu.0.min(u32::from(offer.mtu).max(1))),
+            mtu: ibv_mtu(port.mtu().0.min(u32::from(offer.mtu).max(1))),
             route: Route {
-                port: rail.port,
-                gid: rail
-                    .is_ethernet
-                    .then_some((offer.gid, rail.gid_index() as u8)),
+                port: port.number(),
+                gid: port
+                    .is_ethernet()
+                    .then_some((offer.gid, port.gid_index() as u8)),
                 lid: offer.lid,
                 service_level: settings.service_level,
                 traffic_class: settings.traffic_class,
                 ..Route::default()
             },
-            reads_max: rail.reads_max,
+            reads_max: rail.reads_max(),
             no_receive_timer: NO_RECEIVE_TIMER,
         };
         let sending = Sending {
             packet_number: link.packet_number,
-            reads_max: rail.reads_max.min(offer.reads_max),
+            reads_max: rail.reads_max().min(offer.reads_max),
             timeout: settings.ack_timeout,
             retries: RETRIES,
             no_receive_retries: RETRIES,
@@ -480,8 +427,8 @@ impl VerbsTransport {
         let joined = joined.and_then(|()| link.pair.to_send(&sending));
         joined.map_err(|error| {
             let cause = error.to_string();
-            match other_device_here(&rail.name, &offer.gid) {
-                Some(other) if rail.is_ethernet => Some(format!(
+            match other_device_here(rail.name(), &offer.gid) {
+                Some(other) if port.is_ethernet() => Some(format!(
                     "{cause}; the peer's {other} is on this host too, and the kernel does not carry packets of one device to another one of its own: give all ranks of the host the same one (verbs:{other}), or use the router, which shares memory within a host"
                 )),
                 _ => Some(cause),
@@ -491,24 +438,7 @@ impl VerbsTransport {
 
     /// Both sides can receive: what had not come is posted again, and everything goes on.
     fn go_up(&mut self, rank: Rank) {
-        let peer = &mut self.peers[rank as usize];
-        let shared = &mut self.shared;
-        let wanted: Vec<u32> = peer.incoming.keys().copied().collect();
-        for transfer in wanted {
-            peer.push_grant(transfer, shared);
-        }
-        let ids: Vec<u64> = peer.transfers.keys().copied().collect();
-        for id in ids {
-            peer.make_busy(id);
-        }
-        if peer.generation.trouble.is_some() {
-            // Something has to get through, so that it is known to.
-            peer.push(Record::Nothing, View::empty(), None, shared);
-        }
-        shared.mark(peer);
-        if !std::mem::replace(&mut peer.is_told, true) {
-            shared.ends.push(Event::Connected(rank));
-        }
+        self.peers[rank as usize].go_up(&mut self.shared);
     }
 
     /// A peer has failed.
@@ -519,14 +449,14 @@ impl VerbsTransport {
     /// A peer is over; the news first, then what follows from it.
     fn end(&mut self, rank: Rank, event: Event) {
         let peer = &mut self.peers[rank as usize];
-        let was_expected = std::mem::take(&mut peer.is_expected);
-        if peer.state != PeerState::Open && !was_expected {
+        let was_expected = peer.take_expected();
+        if !peer.is_open() && !was_expected {
             return;
         }
         self.end_links(rank);
         let peer = &mut self.peers[rank as usize];
         self.shared.ends.push(event);
-        peer.generation.phase = Phase::Idle;
+        peer.pair_mut().generation_mut().phase = Phase::Idle;
         peer.flush(&mut self.shared);
         self.letters_out.retain(|(to, _)| *to != rank);
         self.control.disconnect(rank);
@@ -560,23 +490,15 @@ impl VerbsTransport {
 
     /// Ends a receive that the peer may be writing to, by ending its queue pairs.
     pub(super) fn cancel_granted(&mut self, rank: Rank, token: u64) {
-        if self.peers[rank as usize].incoming_of(token).is_none() {
+        let peer = &self.peers[rank as usize];
+        if !peer.is_granted(token) {
             return;
         }
-        if matches!(
-            self.peers[rank as usize].generation.phase,
-            Phase::Up | Phase::Joined
-        ) {
+        if matches!(peer.pair().generation().phase, Phase::Up | Phase::Joined) {
             self.handle_fault(rank, None, "a receive was cancelled");
         }
-        let peer = &mut self.peers[rank as usize];
         // Its last bytes may have come before the end.
-        if let Some(transfer) = peer.incoming_of(token)
-            && let Some(incoming) = peer.incoming.get_mut(&transfer)
-        {
-            incoming.place = None;
-            self.shared.complete(rank, token, Outcome::Cancelled, 0, 0);
-        }
+        self.peers[rank as usize].cancel_granted(token, &mut self.shared);
     }
 
     /// Registers memory with all rails.

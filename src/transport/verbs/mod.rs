@@ -41,21 +41,26 @@ mod device;
 mod events;
 #[cfg(test)]
 mod events_tests;
+mod fabric;
 mod generation;
 mod gets;
 pub mod gid;
 mod greeting;
+mod inbox;
+mod incoming;
 mod joining;
 mod link;
-mod messages;
+mod outbox;
+mod pair;
 mod peer;
 mod pieces;
+mod port;
 mod provider;
-mod receiving;
 mod record;
+mod regions;
 mod ring;
 mod select;
-mod sending;
+mod shared;
 pub mod sysfs;
 #[cfg(test)]
 mod sysfs_tests;
@@ -63,9 +68,11 @@ mod sysfs_tests;
 mod tests;
 mod transfers;
 
+pub use fabric::Fabric;
 pub use select::{check, probe};
 
 use super::keys::RegionKeys;
+use super::loopback::Loopback;
 use super::posts::{Accepted, Ends, PeerState, check_registered};
 use super::{Capabilities, Event, Transport, WaitSource};
 use crate::config::VerbsSettings;
@@ -79,8 +86,10 @@ use events::{News, judge_event};
 use greeting::{GREETING_BYTES_MAX, Greeting};
 use linerate_verbs_sys::Completion;
 use linerate_verbs_sys::raw::ibv_wc_status;
-use peer::{Counts, Fault, Peer, Shared};
+use pair::Fault;
+use peer::Peer;
 use rustix::event::epoll;
+use shared::{Counts, Shared};
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -104,6 +113,7 @@ pub struct VerbsTransport {
     control_events: Vec<Event>,
     peers: Vec<Peer>,
     shared: Shared,
+    own: Loopback,
     keys: RegionKeys,
     /// Where greetings come, a place for each peer, and where they leave from.
     letters: Region,
@@ -144,9 +154,7 @@ impl VerbsTransport {
         };
         let ready = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|e| Error::os("making an epoll descriptor", e))?;
-        let of_rails = rails
-            .iter()
-            .flat_map(|r| [r.channel.fd(), r.context.event_fd()]);
+        let of_rails = rails.iter().flat_map(Rail::descriptors);
         for descriptor in of_rails.chain([inner.as_fd()]) {
             let token = epoll::EventData::new_u64(0);
             epoll::add(&ready, descriptor, token, epoll::EventFlags::IN)
@@ -183,6 +191,7 @@ impl VerbsTransport {
                 counts: Counts::default(),
                 until_break: settings.break_after,
             },
+            own: Loopback::new(rank),
             keys: RegionKeys::new(),
             letters: Region::private(ranks as usize * GREETING_BYTES_MAX)?,
             envelope: Region::private(GREETING_BYTES_MAX)?,
@@ -200,7 +209,7 @@ impl VerbsTransport {
 
     #[inline]
     fn check_peer(&self, peer: Rank) -> Accepted {
-        let state = self.peers.get(peer as usize).map(|p| p.state);
+        let state = self.peers.get(peer as usize).map(Peer::state);
         PeerState::check(state, peer, self.peers.len())
     }
 
@@ -238,8 +247,8 @@ impl VerbsTransport {
     fn handle_completion(&mut self, at: usize, completion: &Completion) {
         let rail = &mut self.shared.rails[at];
         let is_receive = completion.id() == RECEIVE_ID;
-        rail.taken += u32::from(is_receive);
-        let Some(&rank) = rail.pairs.get(&completion.queue_pair()) else {
+        rail.note_taken(u32::from(is_receive));
+        let Some(rank) = rail.peer_of(completion.queue_pair()) else {
             return;
         };
         let peer = &mut self.peers[rank as usize];
@@ -249,11 +258,11 @@ impl VerbsTransport {
         if !is_receive {
             return peer.handle_arrived(at, completion.id(), &mut self.shared);
         }
-        peer.generation.handle_proof();
+        peer.pair_mut().generation_mut().handle_proof();
         let bits = completion.immediate().unwrap_or_default();
         if let Err(text) = peer.handle_immediate(bits, &mut self.shared) {
-            peer.offence.get_or_insert(text);
-            self.shared.mark(peer);
+            peer.pair_mut().note_offence(text);
+            peer.mark(&mut self.shared);
         }
     }
 
@@ -265,11 +274,11 @@ impl VerbsTransport {
         }
         let rail = &self.shared.rails[at];
         let status = completion.status();
-        let text = rail.context.library().status_text(status);
+        let text = rail.context().library().status_text(status);
         let cause = format!(
             "{} of {}: queue pair {}: {text} (vendor's code {})",
             if is_receive { "a receive" } else { "a post" },
-            rail.name,
+            rail.name(),
             completion.queue_pair(),
             completion.vendor_error()
         );
@@ -285,14 +294,13 @@ impl VerbsTransport {
             cause,
             is_consequence: completion.is_flushed(),
         };
-        peer.note_fault(fault);
-        self.shared.mark(peer);
+        peer.note_fault(fault, &mut self.shared);
     }
 
     /// A device is gone; the cause names it.
     fn lose_rail(&mut self, at: usize, cause: &str) {
         let rail = &mut self.shared.rails[at];
-        if !std::mem::replace(&mut rail.is_removed, true) {
+        if rail.note_removed() {
             super::say(self.shared.rank, &format!("verbs: {cause}"));
             self.interrupt_rail(at, cause);
         }
@@ -301,9 +309,8 @@ impl VerbsTransport {
     /// Every pair of queue pairs on a rail has failed.
     fn interrupt_rail(&mut self, at: usize, cause: &str) {
         for peer in &mut self.peers {
-            if peer.links.get(at).is_some_and(Option::is_some) {
-                peer.note_fault(Fault::of_rail(at, cause));
-                self.shared.mark(peer);
+            if peer.pair().has_link(at) {
+                peer.note_fault(Fault::of_rail(at, cause), &mut self.shared);
             }
         }
     }
@@ -313,24 +320,25 @@ impl VerbsTransport {
         let (mut has_news, now) = (false, self.shared.now);
         for at in 0..self.shared.rails.len() {
             let mut is_back = false;
-            while let Ok(Some(event)) = self.shared.rails[at].context.poll_event() {
+            while let Ok(Some(event)) = self.shared.rails[at].context().poll_event() {
                 is_back |= self.handle_event(at, event);
             }
             has_news |= is_back;
-            if is_back || self.shared.rails[at].end_blame(now) {
+            if is_back || self.shared.rails[at].blame_mut().end(now) {
                 self.note_back(at);
             }
         }
         for rank in 0..self.peers.len() as Rank {
             let peer = &mut self.peers[rank as usize];
-            if peer.generation.is_over(now, self.shared.settings.timeout)
-                && let Some(trouble) = &peer.generation.trouble
+            let generation = peer.pair_mut().generation_mut();
+            if generation.is_over(now, self.shared.settings.timeout)
+                && let Some(trouble) = &generation.trouble
             {
                 let cause = format!("{}: {}", super::UNREACHABLE, trouble.cause);
                 self.fail(rank, &cause);
                 continue;
             }
-            let action = peer.generation.handle_time(now, has_news);
+            let action = generation.handle_time(now, has_news);
             self.act(rank, action);
             self.take_back(rank);
         }
@@ -339,9 +347,7 @@ impl VerbsTransport {
     /// A rail can be used again, of which pairs that do without it are told.
     pub(super) fn note_back(&mut self, at: usize) {
         for peer in &mut self.peers {
-            if !matches!(peer.links.get(at), Some(Some(_))) && !peer.returned.contains(&at) {
-                peer.returned.push(at);
-            }
+            peer.pair_mut().note_back(at);
         }
     }
 
@@ -349,18 +355,17 @@ impl VerbsTransport {
     /// it, in which nothing is lost. One that is about to begin another without it does so when
     /// that is up: nobody tells it again.
     fn take_back(&mut self, rank: Rank) {
-        let peer = &mut self.peers[rank as usize];
-        if !peer.is_up() {
+        let pair = self.peers[rank as usize].pair_mut();
+        if !pair.is_up() {
             return;
         }
-        let returned = std::mem::take(&mut peer.returned);
+        let returned = pair.take_returned();
         let is_missed = |&at: &usize| {
             let rail = &self.shared.rails[at];
-            let has_none = peer.links.get(at).is_some_and(Option::is_none);
-            has_none && rail.is_usable() && !rail.is_blamed()
+            pair.lacks_link(at) && rail.is_usable() && !rail.blame().is_on()
         };
         if let Some(at) = returned.into_iter().find(is_missed) {
-            let cause = format!("{} can be used again", self.shared.rails[at].name);
+            let cause = format!("{} can be used again", self.shared.rails[at].name());
             self.begin_anew(rank, &cause);
         }
     }
@@ -369,15 +374,15 @@ impl VerbsTransport {
     /// pairs meanwhile has asked the device too, and left out a rail that was to blame.
     fn handle_event(&mut self, at: usize, event: linerate_verbs_sys::Event) -> bool {
         let rail = &mut self.shared.rails[at];
-        let text = rail.context.library().event_text(event.kind);
-        let cause = format!("{}: {text}", rail.name);
-        match judge_event(&event, rail.port) {
+        let text = rail.context().library().event_text(event.kind);
+        let cause = format!("{}: {text}", rail.name());
+        match judge_event(&event, rail.port().number()) {
             News::PortDown => {
-                rail.is_active = false;
+                rail.port_mut().note_down();
                 self.interrupt_rail(at, &cause);
             }
             News::PortBack => {
-                rail.forgive();
+                rail.blame_mut().forgive();
                 rail.refresh();
                 return rail.is_usable();
             }
@@ -388,14 +393,14 @@ impl VerbsTransport {
             }
             News::DeviceGone => self.lose_rail(at, &cause),
             News::PairFailed(number) => {
-                if let Some(&rank) = rail.pairs.get(&number) {
+                if let Some(rank) = rail.peer_of(number) {
                     let peer = &mut self.peers[rank as usize];
-                    peer.note_fault(Fault {
+                    let fault = Fault {
                         rail: None,
                         cause: format!("{cause}: queue pair {number}"),
                         is_consequence: false,
-                    });
-                    self.shared.mark(peer);
+                    };
+                    peer.note_fault(fault, &mut self.shared);
                 }
             }
             News::Nothing => {}
@@ -407,13 +412,13 @@ impl VerbsTransport {
     fn pump_dirty(&mut self) {
         while let Some(rank) = self.shared.dirty.pop() {
             let peer = &mut self.peers[rank as usize];
-            peer.is_dirty = false;
-            if let Some(text) = peer.offence.take() {
+            peer.unmark();
+            if let Some(text) = peer.pair_mut().take_offence() {
                 self.fail(rank, &text);
                 continue;
             }
             peer.pump(&mut self.shared);
-            if let Some(fault) = peer.fault.take() {
+            if let Some(fault) = peer.pair_mut().take_fault() {
                 self.handle_fault(rank, fault.rail, &fault.cause);
             }
         }
@@ -443,7 +448,7 @@ impl VerbsTransport {
     /// Goes on with leaving; true: what was posted has arrived, and the peers are told. A rank that
     /// is done may go although its last message is still in its own queue.
     fn go_on_leaving(&mut self, word: u64) -> bool {
-        let is_over = |peer: &Peer| peer.state != PeerState::Open || peer.is_idle();
+        let is_over = |peer: &Peer| !peer.is_open() || peer.is_idle();
         if !self.is_leaving && self.peers.iter().all(is_over) {
             self.say_goodbye();
         }
@@ -454,9 +459,9 @@ impl VerbsTransport {
     fn say_goodbye(&mut self) {
         self.is_leaving = true;
         for rank in 0..self.peers.len() as Rank {
-            if self.peers[rank as usize].state == PeerState::Open && rank != self.shared.rank {
+            if self.peers[rank as usize].is_open() && rank != self.shared.rank {
                 self.end_links(rank);
-                let received = self.peers[rank as usize].receive.received();
+                let received = self.peers[rank as usize].inbox().received();
                 self.write_letter(rank, Greeting::Leaving(received));
             }
         }

@@ -4,13 +4,12 @@ use super::device::Rail;
 use super::peer::Peer;
 use super::{CONTROL_POLLS, VerbsTransport};
 use crate::error::{Error, Result};
-use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
-use crate::transport::posts::{Accepted, PeerState, change_here, get_here, no_such_rank, put_here};
+use crate::transport::posts::{Accepted, PeerState, no_such_rank};
 use crate::transport::{
-    Address, Atomic, Capabilities, Event, PortInUse, PostError, RemoteRange, Transport, WaitSource,
-    keys, tag_class,
+    Address, Atomic, Capabilities, Diagnostics, Event, Expecting, Mapping, PortInUse, PostError,
+    RemoteRange, Rma, Signals, Transport, WaitSource, keys,
 };
 use crate::types::Rank;
 use std::sync::Arc;
@@ -26,24 +25,19 @@ impl VerbsTransport {
     ) -> Accepted {
         self.check_peer(peer)?;
         self.check_source(source)?;
-        let known = &mut self.peers[peer as usize];
         if peer == self.shared.rank {
-            if known.matching.waiting(tag_class(message.0)) >= MESSAGES_PER_PEER {
-                return Err(PostError::WouldBlock);
-            }
-            let (message, ends) = ((peer, message.0, message.1), &mut self.shared.ends);
-            (known.matching).send_to_oneself(message, source, token, INLINE_BYTES_MAX, ends);
-            return Ok(());
+            let ends = &mut self.shared.ends;
+            return self.own.send(message, source, token, ends);
         }
+        let known = &mut self.peers[peer as usize];
         known.send(message, source, token, &mut self.shared)
     }
 
     /// Whether some pair is between two generations: its greetings are looked for with every poll.
     fn is_joining(&self) -> bool {
         let rank = self.shared.rank;
-        let mut open =
-            (self.peers.iter()).filter(|peer| peer.state == PeerState::Open && peer.rank != rank);
-        open.any(|peer| !peer.is_up())
+        let mut open = (self.peers.iter()).filter(|peer| peer.is_open() && peer.rank() != rank);
+        open.any(|peer| !peer.pair().is_up())
     }
 }
 
@@ -63,53 +57,42 @@ impl Transport for VerbsTransport {
                 self.peers.len()
             )));
         };
-        if known.state != PeerState::Idle {
+        if known.state() != PeerState::Idle {
             return Err(Error::invalid(format!("connecting to rank {peer} twice")));
         }
         if peer == self.shared.rank {
-            known.state = PeerState::Open;
+            known.open();
             self.shared.ends.push(Event::Connected(peer));
             return Ok(());
         }
         known.make_rings(&self.shared)?;
-        known.state = PeerState::Open;
+        known.open();
         self.control.connect(peer, address)?;
         self.expect_greeting(peer);
         Ok(())
-    }
-
-    fn expect(&mut self, peer: Rank, address: &Address) -> Result<()> {
-        self.control.expect(peer, address)?;
-        self.peers[peer as usize].is_expected = true;
-        Ok(())
-    }
-
-    fn call(&mut self, peer: Rank) {
-        self.control.call(peer);
     }
 
     fn disconnect(&mut self, peer: Rank) {
         let Some(known) = self.peers.get(peer as usize) else {
             return;
         };
-        if known.state == PeerState::Open {
+        if known.is_open() {
             self.end_links(peer);
             let known = &mut self.peers[peer as usize];
             known.flush(&mut self.shared);
+            if peer == self.shared.rank {
+                self.own.disconnect(&mut self.shared.ends);
+            }
             self.letters_out.retain(|(to, _)| *to != peer);
         }
         self.control.disconnect(peer);
-        let known = &mut self.peers[peer as usize];
-        known.state = PeerState::Gone;
-        known.matching.clear();
+        self.peers[peer as usize].forget();
     }
 
     fn leave(&mut self, word: u64) -> bool {
         // Long messages that wait for their receives lie in memory that ends with this rank.
         let own = self.shared.rank;
-        let is_needed = |(rank, p): (Rank, &Peer)| {
-            rank != own && p.state == PeerState::Open && !p.transfers.is_empty()
-        };
+        let is_needed = |(rank, p): (Rank, &Peer)| rank != own && p.is_open() && p.has_transfers();
         if !self.is_leaving && (0..).zip(&self.peers).any(is_needed) {
             return false;
         }
@@ -126,29 +109,10 @@ impl Transport for VerbsTransport {
     fn deregister(&mut self, key: RegionKey) -> Result<()> {
         keys::known(key, self.shared.regions.remove(&key))?;
         for peer in &mut self.peers {
-            if peer.exported.remove(&key) && peer.state == PeerState::Open {
-                // It is asked for no more; what is on its way is refused by the device.
-                peer.tell_region(key, &mut self.shared);
-            }
+            // It is asked for no more; what is on its way is refused by the device.
+            peer.end_export(key, &mut self.shared);
         }
         Ok(())
-    }
-
-    fn export(&mut self, peer: Rank, key: RegionKey) -> Accepted {
-        self.check_peer(peer)?;
-        let known = &mut self.peers[peer as usize];
-        if peer == self.shared.rank || known.exported.contains(&key) {
-            return Ok(());
-        }
-        if !known.waiting.is_empty() {
-            return Err(PostError::WouldBlock);
-        }
-        known.tell_region(key, &mut self.shared);
-        Ok(())
-    }
-
-    fn mapped(&mut self, _peer: Rank, _key: RegionKey) -> Result<Option<View>> {
-        Ok(None)
     }
 
     unsafe fn post_send(
@@ -173,9 +137,10 @@ impl Transport for VerbsTransport {
     }
 
     fn withdraw(&mut self) {
+        self.own.withdraw(&mut self.shared.ends);
         for rank in 0..self.peers.len() as Rank {
             let known = &self.peers[rank as usize];
-            if known.is_up() && known.is_read() {
+            if known.pair().is_up() && known.is_read() {
                 // Only the end of the queue pair stops the device.
                 self.handle_fault(rank, None, "memory was taken back while it was sent");
             }
@@ -184,22 +149,11 @@ impl Transport for VerbsTransport {
     }
 
     fn backlog(&mut self, peer: Rank, tag: u64) -> u32 {
-        let class = tag_class(tag);
         match self.peers.get(peer as usize) {
-            Some(known) if peer == self.shared.rank => known.matching.waiting(class),
-            Some(known) => u32::from(known.backlog(class)),
+            Some(_) if peer == self.shared.rank => self.own.backlog(tag),
+            Some(known) => known.backlog(tag),
             None => 0,
         }
-    }
-
-    fn unmatched(
-        &mut self,
-        is_meant: &mut dyn FnMut(u64, u64) -> bool,
-    ) -> Option<(Rank, u64, u64)> {
-        (0..).zip(&self.peers).find_map(|(rank, peer)| {
-            let found = peer.matching.find(is_meant);
-            found.map(|(tag, header)| (rank, tag, header))
-        })
     }
 
     unsafe fn post_recv(
@@ -212,72 +166,18 @@ impl Transport for VerbsTransport {
         if peer as usize >= self.peers.len() {
             return Err(no_such_rank(peer, self.peers.len()));
         }
+        if peer == self.shared.rank {
+            let ends = &mut self.shared.ends;
+            return self.own.receive(tag, destination, token, ends);
+        }
         let known = &mut self.peers[peer as usize];
         known.post_recv(tag, destination, token, &mut self.shared)
     }
 
-    unsafe fn post_put(
-        &mut self,
-        peer: Rank,
-        source: View,
-        destination: RemoteRange,
-        token: u64,
-    ) -> Accepted {
-        self.check_peer(peer)?;
-        self.check_source(source)?;
-        if peer == self.shared.rank {
-            let bytes = source.len_bytes() as u64;
-            let range = (self.shared).range(destination.key, destination.offset, bytes);
-            let outcome = put_here(range, source);
-            self.shared.complete(peer, token, outcome, bytes, 0);
-            return Ok(());
-        }
-        self.peers[peer as usize].put(source, destination, token, &mut self.shared)
-    }
-
-    unsafe fn post_get(
-        &mut self,
-        peer: Rank,
-        source: RemoteRange,
-        destination: View,
-        token: u64,
-    ) -> Accepted {
-        self.check_peer(peer)?;
-        self.check_source(destination)?;
-        if peer == self.shared.rank {
-            let bytes = destination.len_bytes() as u64;
-            let range = self.shared.range(source.key, source.offset, bytes);
-            let outcome = get_here(range, destination);
-            self.shared.complete(peer, token, outcome, bytes, 0);
-            return Ok(());
-        }
-        self.peers[peer as usize].get(source, destination, token, &mut self.shared)
-    }
-
-    unsafe fn post_atomic(
-        &mut self,
-        peer: Rank,
-        what: Atomic,
-        word: RemoteRange,
-        result: View,
-        token: u64,
-    ) -> Accepted {
-        self.check_peer(peer)?;
-        what.check(word, result)?;
-        if peer == self.shared.rank {
-            let range = self.shared.range(word.key, word.offset, 8);
-            let outcome = change_here(range, what, result);
-            self.shared.complete(peer, token, outcome, 8, 0);
-            return Ok(());
-        }
-        let known = &mut self.peers[peer as usize];
-        match self.shared.settings.has_device_atomics {
-            true => known.change(what, word, result, token, &mut self.shared),
-            false => known.ask_change(what, word, result, token, &mut self.shared),
-        }
-    }
-
     fn cancel(&mut self, peer: Rank, token: u64) {
+        if peer == self.shared.rank {
+            return self.own.cancel(token, &mut self.shared.ends);
+        }
         let Some(known) = self.peers.get_mut(peer as usize) else {
             return;
         };
@@ -303,13 +203,6 @@ impl Transport for VerbsTransport {
         self.shared.ends.take(events);
     }
 
-    fn notify(&mut self, peer: Rank) {
-        if self.check_peer(peer).is_ok() && peer != self.shared.rank {
-            self.peers[peer as usize].notify(&mut self.shared);
-            self.pump_dirty();
-        }
-    }
-
     fn wait_source(&self) -> WaitSource {
         let WaitSource::Descriptor { ring, .. } = self.control.wait_source() else {
             unreachable!("looked at when this was made")
@@ -332,31 +225,136 @@ impl Transport for VerbsTransport {
         self.poll_control(true);
         self.poll_events();
         for peer in &mut self.peers {
-            peer.queue_telling(&mut self.shared);
-            if std::mem::take(&mut peer.is_awaited_slowly) {
-                peer.is_awaited = true;
-                self.shared.mark(peer);
-            }
+            peer.look_slowly(&mut self.shared);
         }
         self.pump_dirty();
         self.shared.ends.take(events);
     }
 
+    fn next_timeout(&self) -> Option<Time> {
+        let timeout = self.shared.settings.timeout;
+        let of_peers = self.peers.iter().filter(|p| p.is_open());
+        let times = of_peers.filter_map(|peer| peer.pair().generation().next_timeout(timeout));
+        times.chain(self.control.next_timeout()).min()
+    }
+}
+
+impl Rma for VerbsTransport {
+    fn export(&mut self, peer: Rank, key: RegionKey) -> Accepted {
+        self.check_peer(peer)?;
+        match peer == self.shared.rank {
+            true => Ok(()),
+            false => self.peers[peer as usize].export(key, &mut self.shared),
+        }
+    }
+
+    unsafe fn post_put(
+        &mut self,
+        peer: Rank,
+        source: View,
+        destination: RemoteRange,
+        token: u64,
+    ) -> Accepted {
+        self.check_peer(peer)?;
+        self.check_source(source)?;
+        if peer == self.shared.rank {
+            let bytes = source.len_bytes() as u64;
+            let range = (self.shared).range(destination.key, destination.offset, bytes);
+            self.own.put(source, range, token, &mut self.shared.ends);
+            return Ok(());
+        }
+        self.peers[peer as usize].put(source, destination, token, &mut self.shared)
+    }
+
+    unsafe fn post_get(
+        &mut self,
+        peer: Rank,
+        source: RemoteRange,
+        destination: View,
+        token: u64,
+    ) -> Accepted {
+        self.check_peer(peer)?;
+        self.check_source(destination)?;
+        if peer == self.shared.rank {
+            let bytes = destination.len_bytes() as u64;
+            let range = self.shared.range(source.key, source.offset, bytes);
+            (self.own).get(range, destination, token, &mut self.shared.ends);
+            return Ok(());
+        }
+        self.peers[peer as usize].get(source, destination, token, &mut self.shared)
+    }
+
+    unsafe fn post_atomic(
+        &mut self,
+        peer: Rank,
+        what: Atomic,
+        word: RemoteRange,
+        result: View,
+        token: u64,
+    ) -> Accepted {
+        self.check_peer(peer)?;
+        what.check(word, result)?;
+        if peer == self.shared.rank {
+            let range = self.shared.range(word.key, word.offset, 8);
+            (self.own).change(what, range, result, token, &mut self.shared.ends);
+            return Ok(());
+        }
+        let known = &mut self.peers[peer as usize];
+        match self.shared.settings.has_device_atomics {
+            true => known.change(what, word, result, token, &mut self.shared),
+            false => known.ask_change(what, word, result, token, &mut self.shared),
+        }
+    }
+}
+
+impl Mapping for VerbsTransport {}
+
+impl Signals for VerbsTransport {
+    fn notify(&mut self, peer: Rank) {
+        if self.check_peer(peer).is_ok() && peer != self.shared.rank {
+            self.peers[peer as usize].notify(&mut self.shared);
+            self.pump_dirty();
+        }
+    }
+}
+
+impl Expecting for VerbsTransport {
+    fn expect(&mut self, peer: Rank, address: &Address) -> Result<()> {
+        self.control.expect(peer, address)?;
+        self.peers[peer as usize].expect();
+        Ok(())
+    }
+
+    fn call(&mut self, peer: Rank) {
+        self.control.call(peer);
+    }
+}
+
+impl Diagnostics for VerbsTransport {
+    fn unmatched(
+        &mut self,
+        is_meant: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Option<(Rank, u64, u64)> {
+        let own = self.own.find(is_meant);
+        own.or_else(|| self.peers.iter().find_map(|peer| peer.find(is_meant)))
+    }
+
     fn ports(&self) -> Vec<PortInUse> {
         let mut ports: Vec<PortInUse> = Vec::new();
         for rail in &self.shared.rails {
+            let own = rail.port();
             let is_same =
-                |port: &&mut PortInUse| (&port.device, port.number) == (&rail.name, rail.port);
+                |port: &&mut PortInUse| (&*port.device, port.number) == (rail.name(), own.number());
             match ports.iter_mut().find(is_same) {
                 Some(port) => port.queue_pairs += 1,
                 None => ports.push(PortInUse {
-                    device: rail.name.clone(),
-                    number: rail.port,
-                    mtu_bytes: rail.mtu_bytes(),
-                    peers_mtu_bytes: rail.peers_mtu_bytes(),
-                    gid_index: rail.gid_index(),
-                    is_ethernet: rail.is_ethernet,
-                    inline_bytes: rail.inline_bytes,
+                    device: rail.name().into(),
+                    number: own.number(),
+                    mtu_bytes: own.mtu_bytes(),
+                    peers_mtu_bytes: own.peers_mtu_bytes(),
+                    gid_index: own.gid_index(),
+                    is_ethernet: own.is_ethernet(),
+                    inline_bytes: rail.inline_bytes(),
                     queue_pairs: 1,
                 }),
             }
@@ -365,8 +363,9 @@ impl Transport for VerbsTransport {
     }
 
     fn trouble(&self, peer: Rank) -> Option<String> {
-        let trouble = self.peers.get(peer as usize)?.generation.trouble.as_ref()?;
-        let mut names: Vec<&str> = self.shared.rails.iter().map(|r| r.name.as_str()).collect();
+        let generation = self.peers.get(peer as usize)?.pair().generation();
+        let trouble = generation.trouble.as_ref()?;
+        let mut names: Vec<&str> = self.shared.rails.iter().map(|r| r.name()).collect();
         names.dedup();
         Some(format!(
             "verbs over {} does not reach it: {}",
@@ -377,12 +376,5 @@ impl Transport for VerbsTransport {
 
     fn counts(&self) -> Vec<(&'static str, u64)> {
         self.shared.counts.named()
-    }
-
-    fn next_timeout(&self) -> Option<Time> {
-        let timeout = self.shared.settings.timeout;
-        let of_peers = self.peers.iter().filter(|p| p.state == PeerState::Open);
-        let times = of_peers.filter_map(|peer| peer.generation.next_timeout(timeout));
-        times.chain(self.control.next_timeout()).min()
     }
 }

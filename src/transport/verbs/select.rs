@@ -2,13 +2,13 @@
 
 use super::choose::{Choice, Wish, choose};
 use super::device::{Rail, Registered, Sizes, refused, unavailable};
+use super::fabric::Fabric;
 use super::gid::GidKind;
 use super::record::{RAILS_MAX, SLOT_BYTES};
 use super::sysfs::Tree;
 use crate::config::VerbsSettings;
 use crate::error::Result;
 use crate::memory::Region;
-use crate::transport::Fabric;
 use crate::types::Rank;
 use linerate_verbs_sys::{Devices, Library};
 use std::sync::Arc;

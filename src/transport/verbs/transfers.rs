@@ -1,177 +1,63 @@
-//! Long transfers: where they go, and their pieces, which every rail with room takes in turn.
+//! [`Transfers`]: long messages, puts and gets that this rank moves, by number.
 
 use super::device::Registered;
-use super::gets;
-use super::link::{Link, What};
-use super::peer::{Entry, Kind, Peer, Shared, Target, Transfer};
-use super::pieces::{Pieces, choose_rail, piece_bytes, window_bytes};
-use super::record::{Record, VALUE_MASK};
-use crate::kernel;
+use super::pieces::Pieces;
+use super::record::VALUE_MASK;
+use super::regions::Target;
 use crate::memory::{RegionKey, View};
-use crate::transport::{Outcome, PostError};
-use linerate_verbs_sys::Operation;
+use crate::transport::{Atomic, PostError};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 /// Long transfers under way to one peer.
 const TRANSFERS_MAX: usize = 1024;
-/// The least piece into which a transfer is cut to occupy several rails: 64 KiB take 5 us at 100
-/// Gbit/s, more than a post.
-const PIECE_BYTES_MIN: u64 = 64 * 1024;
 
-/// Registered memory of this rank, the first byte in it, and where what comes there is copied at
-/// its end.
-type OwnPlace = (Arc<Registered>, u64, Option<View>);
+/// What a long transfer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Message,
+    Put,
+    Get,
+}
 
-impl Peer {
-    /// Where a range of the peer's regions is, if it is known and inside.
-    #[inline]
-    pub fn target_of(&self, (key, offset): (RegionKey, u64), bytes: u64) -> Option<Target> {
-        let region = self.regions.get(&key)?;
-        let is_inside = offset <= region.bytes && bytes <= region.bytes - offset;
-        is_inside.then(|| Target {
-            address: region.target.address + offset,
-            ..region.target
-        })
-    }
+/// A long transfer that this rank moves.
+#[derive(Debug)]
+pub struct Transfer {
+    pub kind: Kind,
+    /// A get that changes the word that it reads.
+    pub atomic: Option<Atomic>,
+    pub token: u64,
+    pub total: u64,
+    /// The own bytes, and where they begin in them.
+    pub memory: Arc<Registered>,
+    pub offset: u64,
+    /// The peer's; a message has it once the peer wants it, others once the key is known.
+    pub target: Option<Target>,
+    /// The peer's region and the offset in it, of puts and gets.
+    pub range: (RegionKey, u64),
+    pub pieces: Pieces,
+    /// Pieces under way, by rail.
+    pub under_way: Vec<u32>,
+    /// The end has a position in the ring.
+    pub has_end: bool,
+    /// It is in the queue of those that can go on.
+    pub is_busy: bool,
+    /// Where a get's bytes are copied at its end, if its memory is not registered.
+    pub bounce: Option<View>,
+    /// How often the peer's device has refused it.
+    pub refusals: u32,
+}
 
-    /// Finds the peer's region of a put or get; asks the peer where it is not known.
-    pub fn resolve(&mut self, id: u64, shared: &mut Shared) {
-        let Some(transfer) = self.transfers.get(&id) else {
-            return;
-        };
-        let (range, total) = (transfer.range, transfer.total);
-        if !self.regions.contains_key(&range.0) {
-            let record = Record::Ask { key: range.0.0 };
-            return self.push(record, View::empty(), None, shared);
-        }
-        match self.target_of(range, total) {
-            Some(target) => self.start(id, target, shared),
-            None => self.end_badly(id, shared),
-        }
-    }
-
-    /// The peer has told of a region, or that there is none: what had asked goes on.
-    pub fn resolve_all(&mut self, key: RegionKey, shared: &mut Shared) {
-        let is_waiting =
-            |t: &Transfer| t.kind != Kind::Message && t.target.is_none() && t.range.0 == key;
-        let waiting: Vec<u64> = (self.transfers.iter())
-            .filter(|(_, transfer)| is_waiting(transfer))
-            .map(|(&id, _)| id)
-            .collect();
-        for id in waiting {
-            match self.regions.contains_key(&key) {
-                true => self.resolve(id, shared),
-                false => self.end_badly(id, shared),
-            }
-        }
-    }
-
-    /// A put or get names no region of the peer.
-    pub fn end_badly(&mut self, id: u64, shared: &mut Shared) {
-        self.end_unmoved(id, Outcome::BadKey, shared);
-    }
-
-    /// Whether the device may be reading memory of this rank for messages or puts.
-    pub fn is_read(&self) -> bool {
-        let is_posted = |t: &Transfer| t.has_end || t.under_way.iter().any(|&count| count > 0);
-        let mut written = self.transfers.values().filter(|t| t.kind != Kind::Get);
-        written.any(is_posted)
-    }
-
-    /// Ends every message and put of this rank that has not ended. No device reads for them any
-    /// more.
-    pub fn withdraw(&mut self, shared: &mut Shared) {
-        for token in self.matching.take_own() {
-            shared.complete(self.rank, token, Outcome::Cancelled, 0, 0);
-        }
-        let written = self.transfers.iter().filter(|(_, t)| t.kind != Kind::Get);
-        let ids: Vec<u64> = written.map(|(&id, _)| id).collect();
-        for id in ids {
-            self.end_unmoved(id, Outcome::Cancelled, shared);
-        }
-    }
-
-    /// A transfer ends before it has moved.
-    fn end_unmoved(&mut self, id: u64, outcome: Outcome, shared: &mut Shared) {
-        let Some(transfer) = self.transfers.remove(&id) else {
-            return;
-        };
-        shared.complete(self.rank, transfer.token, outcome, transfer.total, 0);
-        for (_, entry) in self.send.entries_mut() {
-            if matches!(entry, Entry::End { transfer, .. } if *transfer == id) {
-                *entry = Entry::Nothing;
-            }
-        }
-    }
-
-    /// Where a transfer goes is known.
-    pub fn start(&mut self, id: u64, target: Target, shared: &mut Shared) {
-        let Some(transfer) = self.transfers.get_mut(&id) else {
-            return;
-        };
-        transfer.target = Some(target);
-        if transfer.total == 0 && transfer.kind == Kind::Get {
-            return self.end_get(id, shared);
-        }
-        self.make_busy(id);
-        shared.mark(self);
-    }
-
-    /// It can go on.
-    pub fn make_busy(&mut self, id: u64) {
-        if let Some(transfer) = self.transfers.get_mut(&id)
-            && transfer.target.is_some()
-            && !std::mem::replace(&mut transfer.is_busy, true)
-        {
-            self.busy.push_back(id);
-        }
-    }
-
-    pub fn add_transfer(
-        &mut self,
+impl Transfer {
+    /// One that has not moved, from or to `memory` from `offset` on.
+    pub fn new(
         kind: Kind,
-        view: View,
-        range: (RegionKey, u64),
-        token: Option<u64>,
-        shared: &mut Shared,
-    ) -> Result<u64, PostError> {
-        if self.transfers.len() >= TRANSFERS_MAX {
-            return Err(PostError::WouldBlock);
-        }
-        let total = view.len_bytes() as u64;
-        let registered = shared.regions.get(&view.key()).cloned();
-        let (memory, offset, bounce) = match registered {
-            Some(registered) => (registered, view.offset(), None),
-            // Only gets come here without: they need no more than a page (clause 10).
-            None => {
-                let page = shared.bounce();
-                let page = page.map_err(|e| PostError::invalid(e.to_string()))?;
-                (page, 0, Some(view))
-            }
-        };
-        let token = token.expect("long transfers have completions");
-        let place = (memory, offset, bounce);
-        Ok(self.insert_transfer(kind, (place, total), range, token, shared.rails.len()))
-    }
-
-    /// The number of a new transfer from or to this place in registered memory.
-    pub fn insert_transfer(
-        &mut self,
-        kind: Kind,
-        ((memory, offset, bounce), total): (OwnPlace, u64),
+        (memory, offset): (Arc<Registered>, u64),
+        total: u64,
         range: (RegionKey, u64),
         token: u64,
-        rails: usize,
-    ) -> u64 {
-        // Numbers come again after 2^28 transfers, unless they are still in use.
-        let id = loop {
-            let id = self.next_transfer & u64::from(VALUE_MASK);
-            self.next_transfer += 1;
-            if !self.transfers.contains_key(&id) {
-                break id;
-            }
-        };
-        let transfer = Transfer {
+    ) -> Transfer {
+        Transfer {
             kind,
             atomic: None,
             token,
@@ -181,149 +67,169 @@ impl Peer {
             target: None,
             range,
             pieces: Pieces::all(total),
-            under_way: vec![0; rails],
+            under_way: Vec::new(),
             has_end: false,
             is_busy: false,
-            bounce,
+            bounce: None,
             refusals: 0,
+        }
+    }
+
+    /// Whether pieces are under way on any rail.
+    pub fn is_under_way(&self) -> bool {
+        self.under_way.iter().any(|&count| count > 0)
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Transfers {
+    all: BTreeMap<u64, Transfer>,
+    next: u64,
+    /// Those that can go on.
+    busy: VecDeque<u64>,
+}
+
+impl Transfers {
+    pub fn new() -> Transfers {
+        Transfers {
+            all: BTreeMap::new(),
+            next: 1,
+            busy: VecDeque::new(),
+        }
+    }
+
+    /// Whether another one may begin.
+    pub fn check(&self) -> Result<(), PostError> {
+        match self.all.len() >= TRANSFERS_MAX {
+            true => Err(PostError::WouldBlock),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether all have ended.
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// The number of a new transfer, over this many rails.
+    pub fn insert(&mut self, mut transfer: Transfer, rails: usize) -> u64 {
+        // Numbers come again after 2^28 transfers, unless they are still in use.
+        let id = loop {
+            let id = self.next & u64::from(VALUE_MASK);
+            self.next += 1;
+            if !self.all.contains_key(&id) {
+                break id;
+            }
         };
-        self.transfers.insert(id, transfer);
+        transfer.under_way = vec![0; rails];
+        self.all.insert(id, transfer);
         id
     }
 
-    /// A fault has lost the answer of an atomic operation: to do it again could be to do it twice.
-    pub fn end_lost(&mut self, id: u64, shared: &mut Shared) {
-        if let Some(transfer) = self.transfers.remove(&id) {
-            let (token, total) = (transfer.token, transfer.total);
-            shared.complete(self.rank, token, Outcome::Flushed, total, 0);
+    #[inline]
+    pub fn get(&self, id: u64) -> Option<&Transfer> {
+        self.all.get(&id)
+    }
+
+    #[inline]
+    pub fn get_mut(&mut self, id: u64) -> Option<&mut Transfer> {
+        self.all.get_mut(&id)
+    }
+
+    /// Ends one.
+    pub fn remove(&mut self, id: u64) -> Option<Transfer> {
+        self.all.remove(&id)
+    }
+
+    /// The puts and gets that wait to be told where this region of the peer is.
+    pub fn waiting_for(&self, key: RegionKey) -> Vec<u64> {
+        let is_waiting =
+            |t: &Transfer| t.kind != Kind::Message && t.target.is_none() && t.range.0 == key;
+        let waiting = self.all.iter().filter(|(_, transfer)| is_waiting(transfer));
+        waiting.map(|(&id, _)| id).collect()
+    }
+
+    /// Messages and puts.
+    pub fn written(&self) -> Vec<u64> {
+        let written = self.all.iter().filter(|(_, t)| t.kind != Kind::Get);
+        written.map(|(&id, _)| id).collect()
+    }
+
+    /// Whether the device may be reading memory of this rank for messages or puts.
+    pub fn is_read(&self) -> bool {
+        let mut written = self.all.values().filter(|t| t.kind != Kind::Get);
+        written.any(|t| t.has_end || t.is_under_way())
+    }
+
+    /// One can go on, if it is known where it goes.
+    pub fn make_busy(&mut self, id: u64) {
+        if let Some(transfer) = self.all.get_mut(&id)
+            && transfer.target.is_some()
+            && !std::mem::replace(&mut transfer.is_busy, true)
+        {
+            self.busy.push_back(id);
         }
     }
 
-    /// All bytes of a get are here.
-    pub fn end_get(&mut self, id: u64, shared: &mut Shared) {
-        let Some(transfer) = self.transfers.remove(&id) else {
+    /// All can go on of which it is known where they go.
+    pub fn make_all_busy(&mut self) {
+        let ids: Vec<u64> = self.all.keys().copied().collect();
+        for id in ids {
+            self.make_busy(id);
+        }
+    }
+
+    /// How many can go on.
+    #[inline]
+    pub fn busy_count(&self) -> usize {
+        self.busy.len()
+    }
+
+    /// Takes out the next one that can go on.
+    pub fn pop_busy(&mut self) -> Option<u64> {
+        self.busy.pop_front()
+    }
+
+    /// One that was taken out can go on or not, until [`Transfers::make_busy`] says so.
+    pub fn put_back_busy(&mut self, id: u64) {
+        let Some(transfer) = self.all.get_mut(&id) else {
             return;
         };
-        let (token, total) = (transfer.token, transfer.total);
-        match transfer.bounce {
-            Some(view) => {
-                kernel::copy(transfer.memory.view().part(0, view.len_bytes()), view);
-                shared.counts.copied_bytes += total;
-                shared.bounces.push(transfer.memory);
-            }
-            None => shared.counts.written_bytes += total,
+        // What only waits for pieces that are under way goes on when they have arrived.
+        let waits = transfer.pieces.is_empty()
+            && (transfer.has_end || transfer.kind == Kind::Get || transfer.is_under_way());
+        transfer.is_busy = !waits;
+        if !waits {
+            self.busy.push_back(id);
         }
-        shared.complete(self.rank, token, Outcome::Done, total, 0);
     }
 
-    /// Posts pieces of long transfers, as long as a rail has room.
-    pub fn queue_transfers(&mut self, shared: &mut Shared) {
-        for _ in 0..self.busy.len() {
-            let Some(id) = self.busy.pop_front() else {
-                return;
-            };
-            while self.queue_piece(id, shared) {}
-            let Some(transfer) = self.transfers.get_mut(&id) else {
-                continue;
-            };
-            // What only waits for pieces that are under way goes on when they have arrived.
-            let waits = transfer.pieces.is_empty()
-                && (transfer.has_end
-                    || transfer.kind == Kind::Get
-                    || transfer.under_way.iter().any(|&count| count > 0));
-            transfer.is_busy = !waits;
-            if !waits {
-                self.busy.push_back(id);
+    /// The queue pairs are no more: nothing is under way, and nothing goes on.
+    pub fn stop(&mut self) {
+        self.busy.clear();
+        for transfer in self.all.values_mut() {
+            transfer.is_busy = false;
+            transfer.under_way.fill(0);
+            if transfer.kind == Kind::Message {
+                // The peer says anew where it goes, if it still wants it.
+                transfer.target = None;
             }
         }
     }
 
-    /// Posts one piece or the end; false: not now.
-    fn queue_piece(&mut self, id: u64, shared: &mut Shared) -> bool {
-        let Some(transfer) = self.transfers.get(&id).filter(|t| t.target.is_some()) else {
-            return false;
-        };
-        let lead = self.lead;
-        let others = |at: usize| at != lead && transfer.under_way[at] > 0;
-        let is_apart = (0..transfer.under_way.len()).any(others);
-        let can_end = !is_apart && self.has_room().is_ok() && transfer.kind != Kind::Get;
-        if transfer.pieces.is_empty() {
-            let is_end = can_end && !transfer.has_end;
-            if is_end {
-                self.push_end(id, (transfer.total, 0), shared);
-            }
-            return false;
+    /// The end of one did not come.
+    pub fn give_back_end(&mut self, id: u64, offset: u64, bytes: u64) {
+        if let Some(transfer) = self.all.get_mut(&id) {
+            transfer.has_end = false;
+            transfer.pieces.give_back(offset, bytes);
         }
-        let window = window_bytes(u64::from(shared.settings.chunk_bytes));
-        let has_room = |link: &&Link| {
-            link.has_room()
-                && link.pieces < super::device::PIECES_UNDER_WAY
-                && link.outstanding_bytes < window
-        };
-        let open = self.links.iter().flatten().filter(has_room);
-        // Only those of one device are at once for each other.
-        let is_bound = transfer.atomic.is_some();
-        let open = open.filter(|link| !is_bound || link.rail == lead);
-        let rail = choose_rail(open.map(|link| (link.rail, link.outstanding_bytes)));
-        let Some(rail) = rail else {
-            return false;
-        };
-        let count = self.links.iter().flatten().count();
-        let most = u64::from(shared.settings.chunk_bytes);
-        let bytes_max = piece_bytes(transfer.total, count, PIECE_BYTES_MIN, most);
-        let Some((offset, bytes, is_last)) = transfer.pieces.peek(bytes_max) else {
-            return false;
-        };
-        if is_last && can_end && rail == lead {
-            self.take(id, bytes);
-            self.push_end(id, (offset, bytes), shared);
-            return false;
-        }
-        self.take(id, bytes);
-        self.queue_one(id, rail, (offset, bytes), shared);
-        true
     }
 
-    fn take(&mut self, id: u64, bytes: u64) {
-        let transfer = self.transfers.get_mut(&id).expect("looked at just now");
-        transfer.pieces.take(bytes);
-    }
-
-    fn push_end(&mut self, id: u64, (offset, bytes): (u64, u64), shared: &mut Shared) {
-        let transfer = self.transfers.get_mut(&id).expect("looked at just now");
-        transfer.has_end = true;
-        self.send.push(Entry::End {
-            transfer: id,
-            offset,
-            bytes,
-        });
-        self.queue_positions(shared);
-    }
-
-    fn queue_one(
-        &mut self,
-        id: u64,
-        rail: usize,
-        (offset, bytes): (u64, u64),
-        shared: &mut Shared,
-    ) {
-        let transfer = self.transfers.get_mut(&id).expect("looked at just now");
-        let segment = (transfer.memory).segment(rail, transfer.offset + offset, bytes);
-        let place = transfer.target.expect("checked").place(rail, offset);
-        let operation = match transfer.kind {
-            Kind::Get => gets::operation(transfer.atomic, place),
-            _ => Operation::Write(place, None),
-        };
-        transfer.under_way[rail] += 1;
-        shared.counts.pieces += 1;
-        let what = What::Piece {
-            transfer: id,
-            offset,
-            bytes,
-        };
-        if let Some(link) = &mut self.links[rail] {
-            link.queue(operation, segment, what);
-        }
-        self.break_if_asked(rail, shared);
+    /// The peer is gone: the tokens of all.
+    pub fn flush(&mut self) -> Vec<u64> {
+        self.busy.clear();
+        let all = std::mem::take(&mut self.all).into_values();
+        all.map(|transfer| transfer.token).collect()
     }
 }

@@ -8,7 +8,9 @@ use crate::kernel;
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
 use crate::transport::test_posts::TestPosts;
-use crate::transport::{Completion, Event, Outcome, RemoteRange, Transport, WaitSource};
+use crate::transport::{
+    Completion, Event, Mapping, Outcome, RemoteRange, Rma, Signals, Transport, WaitSource,
+};
 use crate::types::Rank;
 use std::sync::Arc;
 

@@ -1,12 +1,13 @@
 //! What comes: bytes of a rail become frames, and the bytes of chunks go where they belong as they
 //! are read.
 
-use super::peer::{Fate, Incoming, Loss, Outgoing, OutgoingKind, Peer, Shared};
-use super::rail::{Body, RX_BYTES, Rail};
-use super::secure;
-use super::socket::Target;
+use super::{Loss, Peer};
 use crate::kernel;
 use crate::memory::View;
+use crate::transport::tcp::rail::{Body, RX_BYTES, Rail};
+use crate::transport::tcp::secure;
+use crate::transport::tcp::shared::Shared;
+use crate::transport::tcp::socket::Target;
 use crate::transport::{Atomic, Outcome};
 use crate::wire::{Frame, FrameHeader, HEADER_BYTES};
 use rustix::io::Errno;
@@ -17,8 +18,6 @@ const READS_MAX: usize = 8;
 /// Bytes read behind a chunk: the next header and a few short frames. More would mostly be the
 /// begin of the next chunk, which is copied twice then.
 const AFTER_BODY_BYTES: usize = 1024;
-/// What a sender believes of the bytes that wait here may be older than what this rank has told.
-const STAGED_SLACK_BYTES: u64 = 1 << 20;
 
 /// Where the rest of a chunk goes.
 enum Place {
@@ -31,12 +30,36 @@ enum Place {
 }
 
 impl Peer {
-    /// Reads what a rail has; whether anything came.
-    pub fn receive(&mut self, at: usize, shared: &mut Shared) -> Result<bool, Loss> {
-        let mut has_moved = false;
+    /// Reads every rail, and answers; whether rails were lost. The error: why the peer has failed.
+    #[inline]
+    pub fn read_rails(&mut self, shared: &mut Shared) -> Result<bool, String> {
+        let mut lost: Vec<(u64, String)> = Vec::new();
+        for at in 0..self.rails.len() {
+            if self.left.is_some() {
+                return Ok(false);
+            }
+            self.rails[at].look_at_copies(shared);
+            match self.receive(at, shared) {
+                Ok(()) => {}
+                // Its end may explain itself on another rail: all are read first.
+                Err(Loss::Rail(reason)) => lost.push((self.rails[at].id, reason)),
+                Err(Loss::Peer(reason)) => return Err(reason),
+            }
+        }
+        let has_lost = !lost.is_empty() || self.rails.has_asked();
+        if has_lost {
+            self.lose_rails(lost, shared);
+            self.answer_dead_rails(shared)?;
+        }
+        self.settle(shared, false);
+        Ok(has_lost)
+    }
+
+    /// Reads what a rail has.
+    fn receive(&mut self, at: usize, shared: &mut Shared) -> Result<(), Loss> {
         if let Some(poll) = self.rails[at].parked {
             if poll == shared.polls {
-                return Ok(false);
+                return Ok(());
             }
             self.handle_buffer(at, shared)?;
         }
@@ -55,13 +78,12 @@ impl Peer {
             if received == 0 {
                 return Err(Loss::Rail("the other side closed it".into()));
             }
-            has_moved = true;
             self.handle_received(at, received, shared)?;
             if received < wanted && self.rails[at].is_drained() {
                 break;
             }
         }
-        Ok(has_moved)
+        Ok(())
     }
 
     /// One system call: bytes received and asked for.
@@ -124,16 +146,7 @@ impl Peer {
                 offset,
                 total,
                 bytes,
-            } => match self.incoming.get(&transfer)? {
-                // A peer may end a transfer while a chunk of it comes, and begin another of its
-                // number: see `note_chunk`.
-                incoming if incoming.total != total => return None,
-                Incoming {
-                    fate: Fate::Into(view, ..),
-                    ..
-                } => (*view, offset, bytes),
-                _ => return None,
-            },
+            } => (self.incoming.place(transfer, total)?, offset, bytes),
             Frame::PutChunk {
                 key,
                 base,
@@ -144,7 +157,7 @@ impl Peer {
             } => (shared.range(key, base, total)?, offset, bytes),
             Frame::GetChunk {
                 id, offset, bytes, ..
-            } => (self.gets.get(&id)?.0, offset, bytes),
+            } => (self.gets.place(id)?, offset, bytes),
             _ => return None,
         };
         Some(view.part(offset as usize, bytes as usize))
@@ -220,10 +233,9 @@ impl Peer {
         let Frame::Chunk { transfer, .. } = *frame else {
             return false;
         };
-        let fate = self.incoming.get(&transfer).map(|incoming| incoming.fate);
         self.rails[at].parked.is_none()
             && !shared.ends.is_empty()
-            && matches!(fate, None | Some(Fate::Unmatched))
+            && self.incoming.is_unmatched(transfer)
     }
 
     /// A frame of the peer's stream.
@@ -237,46 +249,33 @@ impl Peer {
             let crc = crc32c::crc32c_append(header.crc_of_header(), payload);
             check_crc(header, crc, self.rank)?;
         }
-        if header.position != self.expected {
+        let expected = self.received.position();
+        if header.position != expected {
             // A lead rail that was lost may have left it here already.
-            if header.position < self.expected {
+            if header.position < expected {
                 shared.counts.frames_twice += 1;
                 return Ok(());
             }
             return Err(Loss::Peer(format!(
-                "it sent a frame at {} of its stream, of which {} bytes have come",
-                header.position, self.expected
+                "it sent a frame at {} of its stream, of which {expected} bytes have come",
+                header.position
             )));
         }
         self.handle_frame(header, payload, shared)?;
-        self.expected += (HEADER_BYTES + payload.len()) as u64;
-        self.owes_soon |= header.is_urgent;
-        self.owes_later |= !matches!(header.frame, Frame::Ack { .. });
+        let is_acknowledgement = matches!(header.frame, Frame::Ack { .. });
+        let bytes = HEADER_BYTES + payload.len();
+        self.received
+            .note(bytes, header.is_urgent, is_acknowledgement);
         self.handle_credits(header, shared)
     }
 
     /// What every header says of this rank's own stream and messages.
     fn handle_credits(&mut self, header: &FrameHeader, shared: &mut Shared) -> Result<(), Loss> {
-        self.stream
-            .acknowledge(header.acknowledged)
-            .map_err(Loss::Peer)?;
-        while let Some(put) = self.short_puts.front().copied()
-            && put.end <= header.acknowledged
-        {
-            self.short_puts.pop_front();
-            let outcome = match put.is_bad {
-                true => Outcome::BadKey,
-                false => Outcome::Done,
-            };
-            shared.complete(self.rank, put.token, outcome, put.bytes, 0);
+        self.stream.acknowledge(header.acknowledged)?;
+        while let Some((token, outcome, bytes)) = self.short_puts.pop_ended(header.acknowledged) {
+            shared.complete(self.rank, token, outcome, bytes, 0);
         }
-        for (class, &matched) in header.matched.iter().enumerate() {
-            let news = matched.wrapping_sub(self.matched_seen[class]);
-            // Counts in frames that are sent once more may be old.
-            if news <= self.backlog(class) {
-                self.matched_seen[class] = matched;
-            }
-        }
+        self.credits.handle_all_told(header.matched);
         Ok(())
     }
 
@@ -296,17 +295,15 @@ impl Peer {
                 is_eager,
             } => self.handle_announce((tag, header), (transfer, total), is_eager, shared),
             // What was taken back is not sent, and has ended.
-            Frame::Pull { transfer } | Frame::Skip { transfer } if self.is_withdrawn(transfer) => {
+            Frame::Pull { transfer } | Frame::Skip { transfer }
+                if self.transfers.is_withdrawn(transfer) =>
+            {
                 Ok(())
             }
-            Frame::Pull { transfer } => {
-                self.check_unasked(transfer)?;
-                self.waiting.push_back(transfer);
-                Ok(())
-            }
+            Frame::Pull { transfer } => Ok(self.transfers.start_asked(transfer)?),
             Frame::Skip { transfer } => {
-                self.check_unasked(transfer)?;
-                self.end_outgoing(transfer, shared);
+                let ended = self.transfers.skip(transfer)?;
+                self.complete_transfer(ended, shared);
                 Ok(())
             }
             Frame::Put { key, offset, bytes } => {
@@ -320,16 +317,11 @@ impl Peer {
                 Ok(())
             }
             Frame::BadPut { position } => {
-                let mut puts = self.short_puts.iter_mut();
-                if let Some(put) = puts.find(|put| put.position == position) {
-                    put.is_bad = true;
-                }
+                self.short_puts.note_bad(position);
                 Ok(())
             }
             Frame::BadTransfer { transfer } => {
-                if let Some(outgoing) = self.outgoing.get_mut(&transfer) {
-                    outgoing.is_bad = true;
-                }
+                self.transfers.note_bad(transfer);
                 Ok(())
             }
             Frame::Get {
@@ -355,15 +347,11 @@ impl Peer {
                 chunks,
                 matched_bytes,
             } => {
-                if matched_bytes > self.eager_sent {
-                    let text = format!("it has matched {matched_bytes} bytes, more than were sent");
-                    return Err(Loss::Peer(text));
-                }
-                self.eager_seen = self.eager_seen.max(matched_bytes);
+                self.eager.handle_told(matched_bytes)?;
                 self.handle_ack(rail, chunks, shared)
             }
             Frame::RailDead { rail } => {
-                self.asked.push(rail);
+                self.rails.note_asked(rail);
                 Ok(())
             }
             Frame::RailClosed { rail, chunks } => self.handle_rail_closed(rail, chunks, shared),
@@ -378,18 +366,6 @@ impl Peer {
         }
     }
 
-    /// Whether a transfer waits to be asked for: its memory may end once it is over, so nobody else
-    /// decides that.
-    fn check_unasked(&self, transfer: u64) -> Result<(), Loss> {
-        let is_unasked = |o: &Outgoing| matches!(o.kind, OutgoingKind::Message) && o.next == 0;
-        let is_known = self.outgoing.get(&transfer).is_some_and(is_unasked);
-        if is_known && !self.waiting.contains(&transfer) {
-            return Ok(());
-        }
-        let text = format!("it asks for transfer {transfer}, which does not wait for that");
-        Err(Loss::Peer(text))
-    }
-
     fn handle_got(
         &mut self,
         id: u64,
@@ -397,25 +373,16 @@ impl Peer {
         payload: &[u8],
         shared: &mut Shared,
     ) -> Result<(), Loss> {
-        let Some((view, token, _)) = self.gets.remove(&id) else {
-            return Err(Loss::Peer(format!(
-                "it answers get {id}, which nobody asked"
-            )));
+        let bytes = is_good.then_some(payload.len());
+        let (view, token) = self.gets.end(id, bytes)?;
+        let outcome = match is_good {
+            true => {
+                kernel::write(view, 0, payload);
+                Outcome::Done
+            }
+            false => Outcome::BadKey,
         };
-        let bytes = view.len_bytes();
-        if is_good && payload.len() != bytes {
-            // Kept, so that it ends with the peer.
-            self.gets.insert(id, (view, token, 0));
-            let text = format!("it answers a get of {bytes} bytes with {}", payload.len());
-            return Err(Loss::Peer(text));
-        }
-        let outcome = if is_good {
-            kernel::write(view, 0, payload);
-            Outcome::Done
-        } else {
-            Outcome::BadKey
-        };
-        shared.complete(self.rank, token, outcome, bytes as u64, 0);
+        shared.complete(self.rank, token, outcome, view.len_bytes() as u64, 0);
         Ok(())
     }
 
@@ -432,26 +399,13 @@ impl Peer {
             Frame::Chunk {
                 transfer, total, ..
             } => {
-                let incoming = self.incoming_of(transfer, total)?;
-                if matches!(incoming.fate, Fate::Unmatched) {
-                    self.staged_bytes += bytes as u64;
-                    if self.staged_bytes > shared.eager_bytes + STAGED_SLACK_BYTES {
-                        return Err(Loss::Peer(format!(
-                            "it sent {} bytes without a receive, {} at most",
-                            self.staged_bytes, shared.eager_bytes
-                        )));
-                    }
+                let (message, most) = ((transfer, total), shared.eager_bytes);
+                if self.incoming.begin_chunk(message, bytes as u64, most)? {
                     shared.counts.chunks_staged += 1;
                     staged = Some(shared.staging.lend(bytes));
                 }
             }
-            Frame::GetChunk { id, total, .. } => {
-                let asked = self.gets.get(&id).map(|get| get.0.len_bytes() as u64);
-                if asked != Some(total) {
-                    let text = format!("it answers get {id} with {total} bytes, not {asked:?}");
-                    return Err(Loss::Peer(text));
-                }
-            }
+            Frame::GetChunk { id, total, .. } => self.gets.check_chunk(id, total)?,
             Frame::PutChunk {
                 transfer,
                 key,
@@ -529,60 +483,19 @@ impl Peer {
                 total,
                 ..
             } => {
-                self.note_chunk((transfer, total), (offset, bytes), body.staged, shared)?;
+                let (message, chunk) = ((transfer, total), (offset, bytes));
+                let staging = &mut shared.staging;
+                (self.incoming).note_chunk(message, chunk, body.staged, staging)?;
                 self.end_if_whole(transfer, shared);
             }
-            Frame::GetChunk { id, .. } => self.note_got(id, bytes, shared),
+            Frame::GetChunk { id, .. } => {
+                if let Some((token, total)) = self.gets.note_chunk(id, bytes) {
+                    shared.complete(self.rank, token, Outcome::Done, total, 0);
+                }
+            }
             _ => {}
         }
         Ok(())
-    }
-
-    /// A chunk of a message has come whole; `staged` are its bytes, if they are not in their place.
-    fn note_chunk(
-        &mut self,
-        (transfer, total): (u64, u64),
-        (offset, bytes): (u64, u64),
-        staged: Option<Vec<u8>>,
-        shared: &mut Shared,
-    ) -> Result<(), Loss> {
-        let Some(incoming) = self.incoming.get_mut(&transfer) else {
-            if let Some(staged) = staged {
-                self.staged_bytes -= bytes;
-                shared.staging.give(staged);
-            }
-            return Ok(());
-        };
-        incoming.check_total(transfer, total)?;
-        incoming.arrived += bytes;
-        if incoming.arrived > incoming.total {
-            let text = format!("it sent parts of transfer {transfer} twice");
-            return Err(Loss::Peer(text));
-        }
-        match (staged, incoming.fate) {
-            (None, _) => {}
-            (Some(staged), Fate::Unmatched) => incoming.staged.push((offset, staged)),
-            (Some(staged), fate) => {
-                if let Fate::Into(view, ..) = fate {
-                    kernel::write(view, offset as usize, &staged);
-                }
-                shared.staging.give(staged);
-                self.staged_bytes -= bytes;
-            }
-        }
-        Ok(())
-    }
-
-    fn note_got(&mut self, id: u64, bytes: u64, shared: &mut Shared) {
-        let Some((view, token, arrived)) = self.gets.get_mut(&id) else {
-            return;
-        };
-        *arrived += bytes;
-        let total = view.len_bytes() as u64;
-        if *arrived == total {
-            shared.complete(self.rank, *token, Outcome::Done, total, 0);
-            self.gets.remove(&id);
-        }
     }
 }
 

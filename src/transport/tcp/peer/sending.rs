@@ -1,12 +1,16 @@
 //! What leaves: ordered frames, and the pieces of long transfers, which every rail with room takes
 //! in turn.
 
-use super::peer::{Loss, Outgoing, OutgoingKind, Peer, Shared, ShortPut};
-use super::rail::{OutChunk, Piece, acknowledge};
+use super::{Loss, Peer};
 use crate::kernel;
-use crate::limits::MESSAGES_PER_PEER;
 use crate::memory::{RegionKey, View, abort_on_unwind, view_of_slice_mut};
-use crate::transport::{Atomic, Outcome, PostError, RemoteRange, URGENT_CLASS, tag_class};
+use crate::transport::tcp::rail::{OutChunk, Piece};
+use crate::transport::tcp::shared::Shared;
+use crate::transport::tcp::stream::TELL_STREAM_BYTES;
+use crate::transport::tcp::transfers::{Ended, Kind};
+use crate::transport::{
+    Atomic, Outcome, PostError, RemoteRange, TAG_CLASSES, URGENT_CLASS, tag_class,
+};
 use crate::wire::{Frame, FrameHeader, HEADER_BYTES};
 use rustix::io::Errno;
 
@@ -15,17 +19,10 @@ const STREAM_BYTES: usize = 256 * 1024;
 /// Control frames go on top of that; each answers something of the peer, so that more means that it
 /// takes nothing back.
 const STREAM_BYTES_MAX: usize = 8 << 20;
-/// Long transfers, short puts and gets under way to one peer.
-const TRANSFERS_MAX: usize = 1024;
-/// The least piece into which a transfer is cut to occupy several rails.
-const PIECE_BYTES_MIN: u64 = 64 * 1024;
 /// System calls per rail and look, so that one look takes a bounded time.
 const SENDS_MAX: usize = 8;
-/// A rank tells what has come at the latest after this many bytes of the stream, chunks of a rail,
-/// messages.
-const TELL_STREAM_BYTES: u64 = 32 * 1024;
+/// A rank tells what has come at the latest after this many chunks of a rail.
 const TELL_CHUNKS: u64 = 4;
-const TELL_MATCHES: u16 = MESSAGES_PER_PEER as u16 / 4;
 /// Puts as long as a signal are acknowledged in passing: nobody waits for their completion.
 const SIGNAL_BYTES: usize = 64;
 
@@ -33,17 +30,15 @@ const _: () = assert!(STREAM_BYTES >= 4 * TELL_STREAM_BYTES as usize);
 
 impl Peer {
     /// Appends a frame to the stream.
-    pub fn push(&mut self, shared: &Shared, frame: Frame, payload: View, is_urgent: bool) {
+    fn push(&mut self, shared: &Shared, frame: Frame, payload: View, is_urgent: bool) {
         let header = FrameHeader {
             position: self.stream.end(),
-            acknowledged: self.expected,
-            matched: self.matched,
+            acknowledged: self.received.tell(),
+            matched: self.credits.tell(),
             is_urgent,
             crc: shared.limits.has_crc.then_some(0),
             frame,
         };
-        self.expected_told = self.expected;
-        self.matched_told = self.matched;
         let bytes = self.stream.push(&header.emit(), payload);
         if shared.limits.has_crc {
             let crc = crc32c::crc32c(bytes);
@@ -52,7 +47,7 @@ impl Peer {
     }
 
     /// A frame without payload.
-    pub fn push_control(&mut self, shared: &Shared, frame: Frame) {
+    pub(super) fn push_control(&mut self, shared: &Shared, frame: Frame) {
         self.push(shared, frame, View::empty(), false);
     }
 
@@ -71,9 +66,7 @@ impl Peer {
         shared: &mut Shared,
     ) -> Result<(), PostError> {
         let class = tag_class(tag);
-        if self.backlog(class) >= MESSAGES_PER_PEER as u16 {
-            return Err(PostError::WouldBlock);
-        }
+        self.credits.check(class)?;
         // Its places are few and its messages short: there is room whatever else waits.
         if class != URGENT_CLASS {
             self.has_room()?;
@@ -85,8 +78,8 @@ impl Peer {
             shared.complete(self.rank, token, Outcome::Done, total, 0);
         } else {
             self.check_transfers()?;
-            let is_eager = self.eager_sent - self.eager_seen + total <= shared.eager_bytes;
-            let transfer = self.add_outgoing(OutgoingKind::Message, source, Some(token));
+            let is_eager = self.eager.take_room(total, shared.eager_bytes);
+            let transfer = self.transfers.add(Kind::Message, source, Some(token));
             let announce = Frame::Announce {
                 tag,
                 header,
@@ -96,11 +89,10 @@ impl Peer {
             };
             self.push_control(shared, announce);
             if is_eager {
-                self.eager_sent += total;
-                self.waiting.push_back(transfer);
+                self.transfers.start(transfer);
             }
         }
-        self.sent[class] = self.sent[class].wrapping_add(1);
+        self.credits.note_sent(class);
         Ok(())
     }
 
@@ -122,17 +114,12 @@ impl Peer {
             };
             let position = self.stream.end();
             self.push(shared, frame, source, bytes > SIGNAL_BYTES);
-            self.short_puts.push_back(ShortPut {
-                position,
-                end: self.stream.end(),
-                token,
-                bytes: bytes as u64,
-                is_bad: false,
-            });
+            let place = (position, self.stream.end());
+            self.short_puts.push(place, token, bytes as u64);
         } else {
             let base = to.offset;
-            let transfer = self.add_outgoing(OutgoingKind::Put { key, base }, source, Some(token));
-            self.waiting.push_back(transfer);
+            let transfer = (self.transfers).add(Kind::Put { key, base }, source, Some(token));
+            self.transfers.start(transfer);
         }
         Ok(())
     }
@@ -145,12 +132,7 @@ impl Peer {
         shared: &mut Shared,
     ) -> Result<(), PostError> {
         self.has_room()?;
-        if self.gets.len() >= TRANSFERS_MAX {
-            return Err(PostError::WouldBlock);
-        }
-        let id = self.next_get;
-        self.next_get += 1;
-        self.gets.insert(id, (destination, token, 0));
+        let id = self.gets.begin(destination, token)?;
         let frame = Frame::Get {
             id,
             key: from.key.0,
@@ -172,12 +154,7 @@ impl Peer {
         shared: &mut Shared,
     ) -> Result<(), PostError> {
         self.has_room()?;
-        if self.gets.len() >= TRANSFERS_MAX {
-            return Err(PostError::WouldBlock);
-        }
-        let id = self.next_get;
-        self.next_get += 1;
-        self.gets.insert(id, (result, token, 0));
+        let id = self.gets.begin(result, token)?;
         let (compare, operand) = what.operands();
         let frame = Frame::Change {
             id,
@@ -191,30 +168,12 @@ impl Peer {
     }
 
     fn check_transfers(&self) -> Result<(), PostError> {
-        match self.outgoing.len().max(self.short_puts.len()) >= TRANSFERS_MAX {
-            true => Err(PostError::WouldBlock),
-            false => Ok(()),
-        }
-    }
-
-    fn add_outgoing(&mut self, kind: OutgoingKind, view: View, token: Option<u64>) -> u64 {
-        let transfer = self.next_transfer;
-        self.next_transfer += 1;
-        let outgoing = Outgoing {
-            kind,
-            view,
-            token,
-            next: 0,
-            acked: 0,
-            is_bad: false,
-            region: None,
-        };
-        self.outgoing.insert(transfer, outgoing);
-        transfer
+        self.transfers.check()?;
+        self.short_puts.check()
     }
 
     /// Answers a get.
-    pub fn handle_get(
+    pub(super) fn handle_get(
         &mut self,
         id: u64,
         (key, offset, total): (u32, u64, u64),
@@ -224,17 +183,8 @@ impl Peer {
         let is_short = total <= u64::from(shared.limits.small_bytes_max);
         match found {
             Some(view) if !is_short => {
-                // The requester has this many gets at most, so more of their answers are no
-                // answers.
-                if self.outgoing.len() >= 3 * TRANSFERS_MAX {
-                    let text = format!("it has more than {TRANSFERS_MAX} gets under way");
-                    return Err(Loss::Peer(text));
-                }
-                let transfer = self.add_outgoing(OutgoingKind::GetReply { id }, view, None);
-                if let Some(outgoing) = self.outgoing.get_mut(&transfer) {
-                    outgoing.region = shared.regions.get(&RegionKey(key)).cloned();
-                }
-                self.waiting.push_back(transfer);
+                let region = shared.regions.get(&RegionKey(key)).cloned();
+                self.transfers.answer(id, view, region)?;
             }
             found => {
                 let view = found.unwrap_or(View::empty());
@@ -250,7 +200,7 @@ impl Peer {
     }
 
     /// Does what a peer asks for to a word of this rank.
-    pub fn handle_change(
+    pub(super) fn handle_change(
         &mut self,
         id: u64,
         (key, offset): (u32, u64),
@@ -281,6 +231,12 @@ impl Peer {
         self.notified = self.stream.end();
     }
 
+    /// Tells the peer what has come and that nothing follows, with this word.
+    pub fn say_goodbye(&mut self, word: u64, shared: &Shared) {
+        self.settle(shared, true);
+        self.push_control(shared, Frame::Goodbye { word });
+    }
+
     /// Tells the peer what has come, if it is time.
     pub fn settle(&mut self, shared: &Shared, is_slow: bool) {
         for at in 0..self.rails.len() {
@@ -292,30 +248,22 @@ impl Peer {
                 self.push_ack(shared, rail, chunks);
             }
         }
-        let is_due = |matched: u16, told: u16| match matched.wrapping_sub(told) {
-            0 => false,
-            untold => is_slow || untold >= TELL_MATCHES,
-        };
-        let mut classes = self.matched.iter().zip(self.matched_told);
-        let eager_untold = self.eager_matched - self.eager_told;
-        if self.owes_soon
-            || self.expected - self.expected_told >= TELL_STREAM_BYTES
-            || (is_slow && self.owes_later && self.expected > self.expected_told)
-            || (eager_untold > 0 && (is_slow || eager_untold >= shared.eager_bytes / 4))
-            || classes.any(|(&matched, told)| is_due(matched, told))
+        let is_match_due =
+            |class| self.credits.is_due(class) || (is_slow && self.credits.has_untold(class));
+        if self.received.is_due(is_slow)
+            || self.eager.is_due(shared.eager_bytes, is_slow)
+            || (0..TAG_CLASSES).any(is_match_due)
         {
             self.push_ack(shared, 0, 0);
         }
     }
 
     fn push_ack(&mut self, shared: &Shared, rail: u64, chunks: u64) {
-        let matched_bytes = self.eager_matched;
-        self.eager_told = matched_bytes;
-        (self.owes_soon, self.owes_later) = (false, false);
+        self.received.note_acknowledged();
         let ack = Frame::Ack {
             rail,
             chunks,
-            matched_bytes,
+            matched_bytes: self.eager.tell(),
         };
         self.push_control(shared, ack);
     }
@@ -337,9 +285,8 @@ impl Peer {
     fn pump_rail(&mut self, at: usize, shared: &mut Shared) {
         let mut most = usize::MAX;
         for _ in 0..SENDS_MAX {
-            let is_lead = self.lead == Some(self.rails[at].id);
-            if self.rails[at].chunk.is_none() && !(self.waiting.is_empty() && self.again.is_empty())
-            {
+            let is_lead = self.rails.is_lead(at);
+            if self.rails[at].chunk.is_none() && self.transfers.has_output() {
                 self.rails[at].chunk = self.take_chunk(at, shared);
             }
             let rail = &self.rails[at];
@@ -390,127 +337,56 @@ impl Peer {
         }
     }
 
-    /// The next piece for this rail: first what a lost one has not delivered.
+    /// The next piece for this rail.
     fn take_chunk(&mut self, at: usize, shared: &mut Shared) -> Option<OutChunk> {
-        let (piece, is_urgent) = match self.again.pop_front() {
-            Some(piece) => (piece, true),
-            None => self.next_piece(shared)?,
-        };
-        let outgoing = self.outgoing.get(&piece.transfer)?;
-        let (transfer, offset, bytes) = (piece.transfer, piece.offset, piece.bytes);
-        let total = outgoing.view.len_bytes() as u64;
-        let frame = match outgoing.kind {
-            OutgoingKind::Message => Frame::Chunk {
-                transfer,
-                offset,
-                total,
-                bytes,
-            },
-            OutgoingKind::Put { key, base } => Frame::PutChunk {
-                transfer,
-                key,
-                base,
-                total,
-                offset,
-                bytes,
-            },
-            OutgoingKind::GetReply { id } => Frame::GetChunk {
-                id,
-                offset,
-                total,
-                bytes,
-            },
-        };
-        let view = outgoing.view.part(offset as usize, bytes as usize);
+        let chunk_bytes_max = u64::from(shared.limits.chunk_bytes_max);
+        let (rails, counts) = (self.rails.len(), &mut shared.counts);
+        let cut = (self.transfers).next_piece(rails, chunk_bytes_max, counts)?;
         let mut header = FrameHeader {
             position: 0,
             acknowledged: 0,
             matched: [0; 4],
-            is_urgent,
+            is_urgent: cut.is_urgent,
             crc: shared.limits.has_crc.then_some(0),
-            frame,
+            frame: cut.frame,
         };
         if shared.limits.has_crc {
-            header.crc = Some(kernel::crc32c(header.crc_of_header(), view));
+            header.crc = Some(kernel::crc32c(header.crc_of_header(), cut.view));
         }
-        self.rails[at].unacked.push_back(piece);
+        self.rails[at].unacked.push_back(cut.piece);
         Some(OutChunk {
             header: header.emit(),
-            view,
+            view: cut.view,
             sent: 0,
             copy: None,
         })
     }
 
-    /// Cuts the next piece, and says whether it is among the last of its transfer.
-    fn next_piece(&mut self, shared: &mut Shared) -> Option<(Piece, bool)> {
-        // A transfer may have ended while it waited.
-        let is_left = |o: &Outgoing| o.next < o.view.len_bytes() as u64;
-        let transfer = loop {
-            let transfer = *self.waiting.front()?;
-            match self.outgoing.get(&transfer) {
-                Some(outgoing) if is_left(outgoing) => break transfer,
-                _ => self.waiting.pop_front(),
-            };
-        };
-        let rails = self.rails.len().max(1) as u64;
-        let chunk_bytes = u64::from(shared.limits.chunk_bytes_max);
-        let outgoing = self.outgoing.get_mut(&transfer)?;
-        let total = outgoing.view.len_bytes() as u64;
-        let share = total.div_ceil(rails).max(PIECE_BYTES_MIN);
-        let bytes = (total - outgoing.next).min(share.min(chunk_bytes));
-        let piece = Piece {
-            transfer,
-            offset: outgoing.next,
-            bytes: bytes as u32,
-        };
-        outgoing.next += bytes;
-        shared.counts.chunks_sent += 1;
-        let left = total - outgoing.next;
-        if left == 0 {
-            self.waiting.pop_front();
-        }
-        Some((piece, left < rails * bytes))
-    }
-
     /// The peer has told how many chunks of a rail have come.
-    pub fn handle_ack(&mut self, rail: u64, chunks: u64, shared: &mut Shared) -> Result<(), Loss> {
-        let pieces = if let Some(rail) = self.rails.iter_mut().find(|r| r.id == rail) {
-            let sending = usize::from(rail.chunk.is_some());
-            acknowledge(&mut rail.unacked, sending, &mut rail.chunks_acked, chunks)
-        } else if let Some(lost) = self.lost.iter_mut().find(|l| l.id == rail) {
-            acknowledge(&mut lost.unacked, 0, &mut lost.chunks_acked, chunks)
-        } else {
-            return Ok(());
-        };
-        for piece in pieces.map_err(Loss::Peer)? {
+    pub(super) fn handle_ack(
+        &mut self,
+        rail: u64,
+        chunks: u64,
+        shared: &mut Shared,
+    ) -> Result<(), Loss> {
+        for piece in self.rails.acknowledge(rail, chunks)? {
             self.note_arrived(piece, shared);
         }
         Ok(())
     }
 
     /// A piece has come to the peer.
-    pub fn note_arrived(&mut self, piece: Piece, shared: &mut Shared) {
-        let Some(outgoing) = self.outgoing.get_mut(&piece.transfer) else {
-            return;
-        };
-        outgoing.acked += u64::from(piece.bytes);
-        if outgoing.acked == outgoing.view.len_bytes() as u64 {
-            self.end_outgoing(piece.transfer, shared);
-        }
+    pub(super) fn note_arrived(&mut self, piece: Piece, shared: &mut Shared) {
+        let ended = self.transfers.note_arrived(piece);
+        self.complete_transfer(ended, shared);
     }
 
-    /// A transfer is over.
-    pub fn end_outgoing(&mut self, transfer: u64, shared: &mut Shared) {
-        if let Some(outgoing) = self.outgoing.remove(&transfer)
-            && let Some(token) = outgoing.token
+    /// A transfer is over, if one is.
+    pub(super) fn complete_transfer(&mut self, ended: Option<Ended>, shared: &mut Shared) {
+        if let Some(ended) = ended
+            && let Some(token) = ended.token
         {
-            let outcome = match outgoing.is_bad {
-                true => Outcome::BadKey,
-                false => Outcome::Done,
-            };
-            let bytes = outgoing.view.len_bytes() as u64;
-            shared.complete(self.rank, token, outcome, bytes, 0);
+            shared.complete(self.rank, token, ended.outcome, ended.bytes, 0);
         }
     }
 }

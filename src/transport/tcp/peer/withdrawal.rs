@@ -12,11 +12,12 @@
 //!
 //! What is in the stream is a copy anyway.
 
-use super::peer::{Peer, Shared};
-use super::rail::Rail;
+use super::Peer;
 use crate::kernel;
 use crate::memory::Region;
 use crate::transport::Outcome;
+use crate::transport::tcp::rail::Rail;
+use crate::transport::tcp::shared::Shared;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -29,26 +30,15 @@ const RELEASE_PAUSE: Duration = Duration::from_micros(100);
 impl Peer {
     /// Ends every message and put of this rank that has not ended; true: rails are lost.
     pub fn withdraw(&mut self, shared: &mut Shared) -> bool {
-        let mut tokens = self.matching.take_own();
-        self.outgoing.retain(|_, outgoing| {
-            tokens.extend(outgoing.token);
-            // Answers to gets are the peer's.
-            outgoing.token.is_none()
-        });
-        for token in tokens {
+        for token in self.transfers.withdraw() {
             shared.complete(self.rank, token, Outcome::Cancelled, 0, 0);
         }
-        self.withdrawn_below = self.next_transfer;
-        let outgoing = &self.outgoing;
-        let is_kept = |transfer: &u64| outgoing.contains_key(transfer);
-        self.waiting.retain(is_kept);
-        self.again.retain(|piece| is_kept(&piece.transfer));
         let rails_before = self.rails.len();
         for at in (0..rails_before).rev() {
             let rail = &mut self.rails[at];
             // The chunk that is being sent is the last one.
             let last = rail.unacked.back();
-            let is_kept = last.is_some_and(|piece| self.outgoing.contains_key(&piece.transfer));
+            let is_kept = last.is_some_and(|piece| self.transfers.is_under_way(piece));
             let has_left = is_kept || rail.leave_memory();
             if !has_left || rail.zerocopy.is_holding(rail.socket.as_fd()) {
                 rail.cut();
@@ -56,11 +46,6 @@ impl Peer {
             }
         }
         self.rails.len() < rails_before
-    }
-
-    /// Whether a transfer was taken back.
-    pub fn is_withdrawn(&self, transfer: u64) -> bool {
-        transfer < self.withdrawn_below && !self.outgoing.contains_key(&transfer)
     }
 }
 
@@ -110,12 +95,12 @@ impl Rail {
 
 #[cfg(test)]
 mod tests {
-    use super::super::TcpTransport;
-    use super::super::parking_tests::pair;
-    use super::super::socket;
-    use super::super::zerocopy::Zerocopy;
     use super::*;
     use crate::time::Time;
+    use crate::transport::tcp::TcpTransport;
+    use crate::transport::tcp::parking_tests::pair;
+    use crate::transport::tcp::socket;
+    use crate::transport::tcp::zerocopy::Zerocopy;
     use crate::transport::test_posts::TestPosts;
     use crate::transport::{Event, Transport};
     use rustix::io::Errno;
@@ -181,9 +166,9 @@ mod tests {
         let view = region.view().part(0, CHUNK).in_region(key, 0);
         kernel::fill(view, 1);
         // This way the kernel holds copies.
-        from.peers[1].rails[0].zerocopy = Zerocopy::off();
+        from.peers[1].rails_mut()[0].zerocopy = Zerocopy::off();
         let mut sent = 0;
-        while !from.peers[1].rails[0].is_inside_chunk() {
+        while !from.peers[1].rails()[0].is_inside_chunk() {
             assert!(sent < 8, "more than what may wait without a receive");
             from.test_send(1, sent, 0, view, sent).unwrap();
             sent += 1;

@@ -1,50 +1,53 @@
 //! What comes: positions of the ring, records in its slots, and confirmations of what was posted.
 
-use super::link::{Then, What};
-use super::peer::{Entry, Kind, Peer, RemoteRegion, Shared, Target};
-use super::record::{
-    HEADER_BYTES, Immediate, RAILS_MAX, RailKeys, Record, SLOT_BYTES, Told, VALUE_MASK,
-};
+use super::Peer;
 use crate::kernel;
 use crate::memory::{RegionKey, View};
-use crate::transport::{Atomic, Outcome, TAG_CLASSES};
+use crate::transport::credits::Counts;
+use crate::transport::verbs::link::{Then, What};
+use crate::transport::verbs::record::{
+    HEADER_BYTES, Immediate, RAILS_MAX, RailKeys, Record, Told, VALUE_MASK,
+};
+use crate::transport::verbs::regions::Target;
+use crate::transport::verbs::shared::Shared;
+use crate::transport::verbs::transfers::{Kind, Transfer};
+use crate::transport::{Atomic, Outcome, PostError};
 
 impl Peer {
     /// Something has come that took a receive.
     pub fn handle_immediate(&mut self, bits: u32, shared: &mut Shared) -> Result<(), String> {
         match Immediate::parse(bits)? {
             Immediate::Slot => {
-                let position = self.receive.receive();
+                let position = self.inbox.receive();
                 self.handle_slot(position, shared)?;
             }
             Immediate::Bare(count) => {
-                self.receive.receive();
+                self.inbox.receive();
                 self.handle_consumed(count, shared)?;
             }
             Immediate::Last(transfer) => {
-                self.receive.receive();
+                self.inbox.receive();
                 self.handle_last(transfer, shared);
             }
             Immediate::Consumed(count) => self.handle_consumed(count, shared)?,
             Immediate::BadPut(position) => self.handle_bad_put(position, shared),
-            Immediate::Matched(class, count) => self.matched_seen[class] = count,
+            Immediate::Matched(class, count) => self.credits.handle_told(class, count),
         }
-        if self.receive.is_due(self.is_awaited) {
-            shared.mark(self);
+        if self.inbox.is_due() {
+            self.mark(shared);
         }
         Ok(())
     }
 
     fn handle_slot(&mut self, position: u64, shared: &mut Shared) -> Result<(), String> {
-        let ring = self.ring.as_ref().expect("made with the connection").view();
-        let slot = ring.part(self.receive.slot(position) * SLOT_BYTES, SLOT_BYTES);
+        let slot = self.inbox.slot(position);
         let (mut header, mut tail) = ([0; HEADER_BYTES], [0; 4 * RAILS_MAX]);
         kernel::read(slot, 0, &mut header);
         kernel::read(slot, HEADER_BYTES, &mut tail);
         let record = Record::parse(&header, &tail)?;
         let told = Told::parse(&header);
         self.handle_consumed(told.consumed, shared)?;
-        self.matched_seen = told.matched;
+        self.credits.handle_all_told(told.matched);
         let payload = |bytes: u32| slot.part(HEADER_BYTES, bytes as usize);
         match record {
             Record::Message { tag, header, bytes } => {
@@ -72,7 +75,7 @@ impl Peer {
                 keys,
             } => self.handle_region(key, (address, keys), bytes, shared),
             Record::Forget { key } => {
-                self.regions.remove(&RegionKey(key));
+                self.regions.forget(RegionKey(key));
                 self.resolve_all(RegionKey(key), shared);
             }
             Record::Nothing => {}
@@ -94,21 +97,19 @@ impl Peer {
 
     /// The peer has consumed positions of its ring.
     fn handle_consumed(&mut self, told: u32, shared: &mut Shared) -> Result<(), String> {
-        let count = self.send.newly_consumed(told)?;
+        let count = self.outbox.newly_consumed(told)?;
         for _ in 0..count {
             self.pop_position(shared);
         }
-        if count > 0 && !self.waiting.is_empty() || !self.busy.is_empty() {
-            shared.mark(self);
+        if count > 0 && self.outbox.waiting_count() > 0 || self.transfers.busy_count() > 0 {
+            self.mark(shared);
         }
         Ok(())
     }
 
     /// The first position is consumed.
-    pub fn pop_position(&mut self, shared: &mut Shared) {
-        if let Some((_, Entry::Record { put, .. })) = self.send.pop()
-            && let Some((token, bytes)) = put
-        {
+    fn pop_position(&mut self, shared: &mut Shared) {
+        if let Some((token, bytes)) = self.outbox.pop() {
             shared.complete(self.rank, token, Outcome::Done, bytes, 0);
         }
     }
@@ -128,18 +129,15 @@ impl Peer {
                 shared.counts.copied_bytes += bytes;
             }
             None => {
-                self.bad_puts.push(position as u32 & VALUE_MASK);
-                shared.mark(self);
+                self.outbox.push_bad_put(position as u32 & VALUE_MASK);
+                self.mark(shared);
             }
         }
-        self.is_awaited_slowly = true;
+        self.inbox.await_slowly();
     }
 
     fn handle_bad_put(&mut self, position: u32, shared: &mut Shared) {
-        let position = self.send.position(position);
-        if let Some(Entry::Record { put, .. }) = self.send.entry(position)
-            && let Some((token, bytes)) = put.take()
-        {
+        if let Some((token, bytes)) = self.outbox.take_bad_put(position) {
             shared.complete(self.rank, token, Outcome::BadKey, bytes, 0);
         }
     }
@@ -152,7 +150,7 @@ impl Peer {
         shared: &mut Shared,
     ) -> Result<(), String> {
         let id = u64::from(transfer & VALUE_MASK);
-        match self.transfers.get(&id).map(|transfer| transfer.kind) {
+        match self.transfers.get(id).map(|transfer| transfer.kind) {
             Some(Kind::Message) => self.start(id, target, shared),
             // It has ended since.
             None => {}
@@ -164,9 +162,9 @@ impl Peer {
     /// The peer does not want a long message: the send is over.
     fn handle_skip(&mut self, transfer: u32, shared: &mut Shared) {
         let id = u64::from(transfer);
-        let is_message = |t: &super::peer::Transfer| t.kind == Kind::Message;
-        if self.transfers.get(&id).is_some_and(is_message)
-            && let Some(transfer) = self.transfers.remove(&id)
+        let is_message = |t: &Transfer| t.kind == Kind::Message;
+        if self.transfers.get(id).is_some_and(is_message)
+            && let Some(transfer) = self.transfers.remove(id)
         {
             let (token, total) = (transfer.token, transfer.total);
             shared.complete(self.rank, token, Outcome::Done, total, 0);
@@ -181,16 +179,34 @@ impl Peer {
         shared: &mut Shared,
     ) {
         let target = Target { address, keys };
-        self.regions
-            .insert(RegionKey(key), RemoteRegion { target, bytes });
+        self.regions.learn(RegionKey(key), target, bytes);
         self.resolve_all(RegionKey(key), shared);
     }
 
+    /// Tells the peer of a region of this rank, unless it was told.
+    pub fn export(&mut self, key: RegionKey, shared: &mut Shared) -> Result<(), PostError> {
+        if self.regions.is_exported(key) {
+            return Ok(());
+        }
+        if self.outbox.waiting_count() > 0 {
+            return Err(PostError::WouldBlock);
+        }
+        self.tell_region(key, shared);
+        Ok(())
+    }
+
+    /// A region of this rank is no more, which the peer hears if it was told of it.
+    pub fn end_export(&mut self, key: RegionKey, shared: &mut Shared) {
+        if self.regions.end_export(key) && self.is_open() {
+            self.tell_region(key, shared);
+        }
+    }
+
     /// Tells the peer of a region of this rank, or that it is none.
-    pub fn tell_region(&mut self, key: RegionKey, shared: &mut Shared) {
+    fn tell_region(&mut self, key: RegionKey, shared: &mut Shared) {
         let record = match shared.regions.get(&key) {
             Some(registered) => {
-                self.exported.insert(key);
+                self.regions.note_exported(key);
                 Record::Region {
                     key: key.0,
                     address: registered.address(),
@@ -205,8 +221,8 @@ impl Peer {
 
     /// Everything up to this post on a rail has arrived.
     pub fn handle_arrived(&mut self, rail: usize, id: u64, shared: &mut Shared) {
-        self.generation.handle_proof();
-        while let Some(link) = &mut self.links[rail]
+        self.pair.generation_mut().handle_proof();
+        while let Some(link) = self.pair.link(rail)
             && let Some(what) = link.pop_arrived(id)
         {
             match what {
@@ -219,24 +235,24 @@ impl Peer {
                 What::Told | What::BadPut(_) | What::Nothing => {}
             }
         }
-        if !self.busy.is_empty() || !self.send.is_posted() {
-            shared.mark(self);
+        if self.transfers.busy_count() > 0 || !self.outbox.is_posted() {
+            self.mark(shared);
         }
     }
 
     fn handle_piece(&mut self, rail: usize, id: u64, shared: &mut Shared) {
-        let Some(transfer) = self.transfers.get_mut(&id) else {
+        let Some(transfer) = self.transfers.get_mut(id) else {
             return;
         };
         transfer.under_way[rail] = transfer.under_way[rail].saturating_sub(1);
-        if !transfer.pieces.is_empty() || transfer.under_way.iter().any(|&count| count > 0) {
+        if !transfer.pieces.is_empty() || transfer.is_under_way() {
             return;
         }
         match transfer.kind {
             Kind::Get => self.end_get(id, shared),
             _ if !transfer.has_end => {
-                self.make_busy(id);
-                shared.mark(self);
+                self.transfers.make_busy(id);
+                self.mark(shared);
             }
             _ => {}
         }
@@ -244,7 +260,7 @@ impl Peer {
 
     /// The peer's device has refused a post: its region is gone, or the range is not inside.
     pub fn handle_refused(&mut self, rail: usize, id: u64, shared: &mut Shared) {
-        let found = self.links[rail].as_mut().and_then(|link| link.find(id));
+        let found = self.pair.link(rail).and_then(|link| link.find(id));
         let Some(what) = found else {
             return;
         };
@@ -257,9 +273,8 @@ impl Peer {
             }
             What::Position(_, Then::EndTransfer(transfer)) => Some(transfer),
             What::Position(position, Then::Complete { token, bytes }) => {
-                if let Some(entry) = self.send.entry(position) {
-                    *entry = Entry::Nothing;
-                    if let Some(link) = &mut self.links[rail] {
+                if self.outbox.clear_entry(position) {
+                    if let Some(link) = self.pair.link(rail) {
                         link.forget(position);
                     }
                     shared.complete(self.rank, token, Outcome::BadKey, bytes, 0);
@@ -268,7 +283,7 @@ impl Peer {
             }
             What::Get => {
                 // Those before it have come.
-                if let Some(link) = &mut self.links[rail] {
+                if let Some(link) = self.pair.link(rail) {
                     link.end_post(id);
                 }
                 self.end_first_get(Outcome::BadKey, shared);
@@ -276,17 +291,17 @@ impl Peer {
             }
             _ => None,
         };
-        let Some(transfer) = of_transfer.and_then(|id| self.transfers.get_mut(&id)) else {
+        let Some(transfer) = of_transfer.and_then(|id| self.transfers.get_mut(id)) else {
             return;
         };
         transfer.refusals += 1;
         let (kind, refusals) = (transfer.kind, transfer.refusals);
         if let (Some(id), true) = (of_transfer, kind != Kind::Message) {
-            self.regions.remove(&transfer.range.0);
+            self.regions.forget(transfer.range.0);
             self.end_badly(id, shared);
         } else if refusals > 2 {
             let text = "its receive's memory cannot be written: it ended before the receive";
-            self.offence.get_or_insert(text.into());
+            self.pair.note_offence(text.into());
         }
     }
 
@@ -295,42 +310,22 @@ impl Peer {
     pub fn settle(
         &mut self,
         received: u64,
-        matched: [u16; TAG_CLASSES],
+        matched: Counts,
         shared: &mut Shared,
     ) -> Result<(), String> {
-        let count = self.send.newly_consumed(received as u32 & VALUE_MASK)?;
-        let mut confirmed = std::mem::take(&mut self.unsettled);
-        for (position, then) in confirmed.drain(..) {
-            if position < received {
-                self.follow(position, then, shared);
-            }
+        let count = (self.outbox).newly_consumed(received as u32 & VALUE_MASK)?;
+        for (position, then) in self.pair.settle(received) {
+            self.follow(position, then, shared);
         }
         for _ in 0..count {
             self.pop_position(shared);
         }
-        self.matched_seen = matched;
-        let mut lost = Vec::new();
-        for (_, entry) in self.send.entries_mut() {
-            match entry {
-                Entry::Record { is_grant: true, .. } => *entry = Entry::Nothing,
-                Entry::End {
-                    transfer,
-                    offset,
-                    bytes,
-                } => {
-                    lost.push((*transfer, *offset, *bytes));
-                    *entry = Entry::Nothing;
-                }
-                _ => shared.counts.positions_again += 1,
-            }
-        }
+        self.credits.handle_all_told(matched);
+        let (lost, again) = self.outbox.rewind();
+        shared.counts.positions_again += again;
         for (id, offset, bytes) in lost {
-            if let Some(transfer) = self.transfers.get_mut(&id) {
-                transfer.has_end = false;
-                transfer.pieces.give_back(offset, bytes);
-            }
+            self.transfers.give_back_end(id, offset, bytes);
         }
-        self.send.rewind();
         Ok(())
     }
 }

@@ -1,22 +1,27 @@
 //! Messages: receives meet what comes, by tag and in order.
 
-use super::device::Registered;
-use super::peer::{Incoming, Offered, Peer, Shared};
-use super::record::Record;
-use crate::limits::MESSAGES_PER_PEER;
+use super::{Offered, Peer};
 use crate::memory::View;
 use crate::transport::matching::{Met, Payload, Posted};
 use crate::transport::posts::PeerState;
+use crate::transport::verbs::device::Registered;
+use crate::transport::verbs::incoming::Incoming;
+use crate::transport::verbs::record::Record;
+use crate::transport::verbs::shared::Shared;
 use crate::transport::{Outcome, PostError, URGENT_CLASS, tag_class};
+use crate::types::Rank;
 use std::sync::Arc;
 
-/// A rank tells after this many matches of a class; urgent ones at once.
-const TELL_MATCHES: u16 = MESSAGES_PER_PEER as u16 / 4;
-
 impl Peer {
-    /// Messages of this class that are not matched yet, as far as is known.
-    pub fn backlog(&self, class: usize) -> u16 {
-        self.sent[class].wrapping_sub(self.matched_seen[class])
+    /// Messages of this tag's class that are not matched yet, as far as is known.
+    pub fn backlog(&self, tag: u64) -> u32 {
+        u32::from(self.credits.backlog(tag_class(tag)))
+    }
+
+    /// The first message that waits and is meant: the peer, its tag and its header.
+    pub fn find(&self, is_meant: &mut dyn FnMut(u64, u64) -> bool) -> Option<(Rank, u64, u64)> {
+        let found = self.matching.find(is_meant);
+        found.map(|(tag, header)| (self.rank, tag, header))
     }
 
     pub fn post_recv(
@@ -53,15 +58,21 @@ impl Peer {
         is_posted
     }
 
-    /// The long message that a receive has met.
-    pub fn incoming_of(&self, token: u64) -> Option<u32> {
-        let is_it = |incoming: &Incoming| incoming.place.is_some() && incoming.token == token;
-        let found = self.incoming.iter().find(|(_, i)| is_it(i));
-        found.map(|(&transfer, _)| transfer)
+    /// Whether a receive has met a long message, which may be being written.
+    pub fn is_granted(&self, token: u64) -> bool {
+        self.incoming.has_receive(token)
+    }
+
+    /// Ends a receive that has met a long message, if its last bytes have not come. No device of
+    /// the peer writes here any more.
+    pub fn cancel_granted(&mut self, token: u64, shared: &mut Shared) {
+        if self.incoming.cancel(token) {
+            shared.complete(self.rank, token, Outcome::Cancelled, 0, 0);
+        }
     }
 
     /// A short message lies in a slot.
-    pub fn handle_message(
+    pub(super) fn handle_message(
         &mut self,
         (tag, header): (u64, u64),
         source: View,
@@ -79,13 +90,13 @@ impl Peer {
     }
 
     /// A long message is announced.
-    pub fn handle_offer(
+    pub(super) fn handle_offer(
         &mut self,
         (tag, header): (u64, u64),
         (transfer, total): (u32, u64),
         shared: &mut Shared,
     ) -> Result<(), String> {
-        if self.incoming.contains_key(&transfer) {
+        if self.incoming.is_known(transfer) {
             return Err(format!("it offered transfer {transfer} twice"));
         }
         let offered = Offered { transfer, total };
@@ -100,8 +111,8 @@ impl Peer {
     }
 
     /// The last bytes of a long message have come.
-    pub fn handle_last(&mut self, transfer: u32, shared: &mut Shared) {
-        let Some(incoming) = self.incoming.remove(&transfer) else {
+    pub(super) fn handle_last(&mut self, transfer: u32, shared: &mut Shared) {
+        let Some(incoming) = self.incoming.take(transfer) else {
             return;
         };
         if incoming.place.is_some() {
@@ -113,36 +124,23 @@ impl Peer {
     }
 
     /// Tells the sender of a long message where to write it.
-    pub fn push_grant(&mut self, transfer: u32, shared: &mut Shared) {
-        let Some(incoming) = self.incoming.get(&transfer) else {
-            return;
-        };
-        let record = match &incoming.place {
-            Some(place) => Record::Grant {
-                transfer,
-                address: place.address() + incoming.offset,
-                keys: place.keys(),
-            },
-            None => Record::Skip { transfer },
-        };
-        if incoming.place.is_none() {
-            self.incoming.remove(&transfer);
+    pub(super) fn push_grant(&mut self, transfer: u32, shared: &mut Shared) {
+        if let Some(record) = self.incoming.grant(transfer) {
+            self.push(record, View::empty(), None, shared);
         }
-        self.push(record, View::empty(), None, shared);
     }
 
     fn count_match(&mut self, tag: u64, shared: &mut Shared) {
-        let matched = &mut self.matched[tag_class(tag)];
-        *matched = matched.wrapping_add(1);
+        self.credits.count_match(tag_class(tag));
         if self.is_match_due(tag_class(tag)) {
-            shared.mark(self);
+            self.mark(shared);
         }
     }
 
     /// Whether the peer should hear now how many messages of a class were matched.
-    pub fn is_match_due(&self, class: usize) -> bool {
-        let untold = self.matched[class].wrapping_sub(self.matched_told[class]);
-        untold >= TELL_MATCHES || (class == URGENT_CLASS && untold > 0)
+    pub(super) fn is_match_due(&self, class: usize) -> bool {
+        let is_urgent = class == URGENT_CLASS;
+        self.credits.is_due(class) || (is_urgent && self.credits.has_untold(class))
     }
 
     /// An announced message meets its receive.
@@ -170,7 +168,7 @@ impl Peer {
                         // The receive is flushed with the peer, whose failure has this cause.
                         self.matching.post(*posted);
                         let text = format!("a receive of {total} bytes: {error}");
-                        self.offence.get_or_insert(text);
+                        self.pair.note_offence(text);
                         return;
                     }
                 }

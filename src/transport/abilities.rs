@@ -1,0 +1,132 @@
+//! What only some providers can do, or only some callers ask: traits beside
+//! [`Transport`](super::Transport) and [`Rma`](super::Rma). A provider implements each of them,
+//! most of them by an empty `impl`.
+
+use super::{Address, RegionKey, View};
+use crate::error::{Error, Result};
+use crate::types::Rank;
+
+/// Memory of peers that is reached where it lies: mapped, or read out of their processes.
+pub trait Mapping {
+    /// A peer's region as memory of this process, if it is mapped and known. `Ok(None)`: it is not
+    /// known (yet); poll and ask again.
+    fn mapped(&mut self, _peer: Rank, _key: RegionKey) -> Result<Option<View>> {
+        Ok(None)
+    }
+
+    /// A mapped region is used until the connection ends: a peer that deregisters it fails.
+    fn pin(&mut self, _peer: Rank, _key: RegionKey) {}
+
+    /// Views of regions that peers had deregistered before the last call are used no more. Whatever
+    /// peers do, a view that [`Mapping::mapped`] gave stays valid until the second call after that.
+    fn release_freed(&mut self) {}
+
+    /// Whether a send of this many bytes to this peer may come from memory that is not registered,
+    /// which the peer then reads where it lies. That memory stays as it is until the completion.
+    fn fetches(&self, _peer: Rank, _bytes: usize) -> bool {
+        false
+    }
+
+    /// Whether a peer has withdrawn its memory: then what was read of it through a view of
+    /// [`Mapping::mapped`] may be of later. It is asked after the last read; a rank that is told so
+    /// finds the messages that the peer had sent before.
+    fn has_withdrawn(&self, _peer: Rank) -> bool {
+        false
+    }
+}
+
+/// Waking peers that sleep (clause 17).
+pub trait Signals {
+    /// Wakes a peer that sleeps.
+    fn notify(&mut self, peer: Rank);
+
+    /// Wakes a peer for which a signal was stored, with the last of those that it wants.
+    fn notify_signal(&mut self, peer: Rank) {
+        self.notify(peer);
+    }
+
+    /// Wakes a peer for which a count was stored, unless it waits for signals only.
+    fn notify_of_count(&mut self, peer: Rank) {
+        self.notify(peer);
+    }
+
+    /// This rank is about to sleep, by one thread, and this many signals that it has not seen wake
+    /// it together, where signals are stores. 0 is said before it looks for them: then whatever
+    /// comes wakes it.
+    fn want_signals(&mut self, _count: u32) {}
+}
+
+/// Peers that call, instead of being called. Only providers that the router uses between hosts have
+/// them.
+pub trait Expecting {
+    /// Takes a peer's address, lets it in and does not call it:
+    /// [`Event::Connected`](super::Event::Connected) says that it has called.
+    fn expect(&mut self, _peer: Rank, _address: &Address) -> Result<()> {
+        Err(Error::internal(
+            "this transport calls the peers that it knows, and was told to expect one",
+        ))
+    }
+
+    /// Calls a peer that is expected.
+    fn call(&mut self, _peer: Rank) {}
+}
+
+/// A port of a device that traffic goes over, for people and for those who compare with what it can
+/// carry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortInUse {
+    /// As the kernel names it.
+    pub device: String,
+    /// Counted from 1.
+    pub number: u8,
+    /// Payload of a packet at most, as far as this port goes.
+    pub mtu_bytes: u32,
+    /// The same of the ports at the other ends, the least of them; packets carry the less of both.
+    /// `None`: not joined yet.
+    pub peers_mtu_bytes: Option<u32>,
+    /// Index of the GID that packets carry.
+    pub gid_index: u32,
+    /// Ethernet, or InfiniBand.
+    pub is_ethernet: bool,
+    /// Posts of this many bytes are inline.
+    pub inline_bytes: u32,
+    /// To each peer.
+    pub queue_pairs: u32,
+}
+
+impl PortInUse {
+    /// Payload of a packet, as far as both ends are known.
+    pub fn packet_bytes(&self) -> u32 {
+        (self.peers_mtu_bytes).map_or(self.mtu_bytes, |peers| peers.min(self.mtu_bytes))
+    }
+}
+
+/// What a transport says of itself, for people, errors and tests; nothing of it is for the data
+/// path.
+pub trait Diagnostics {
+    /// Ports of RDMA devices in use; empty where there is none.
+    fn ports(&self) -> Vec<PortInUse> {
+        Vec::new()
+    }
+
+    /// What keeps a peer from being reached at the moment, while the transport still tries: for the
+    /// error of an operation that does not wait as long. It names what this rank uses; the peer's
+    /// rank is known.
+    fn trouble(&self, _peer: Rank) -> Option<String> {
+        None
+    }
+
+    /// What has happened so far, by name.
+    fn counts(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+
+    /// A message that has come, waits for a receive and is of this kind, by its tag and header: the
+    /// peer, and these two. A provider may know of none.
+    fn unmatched(
+        &mut self,
+        _is_meant: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Option<(Rank, u64, u64)> {
+        None
+    }
+}

@@ -1,0 +1,131 @@
+//! [`Rma`]: puts, gets and atomic operations, by which a rank reaches regions of its peers (clauses
+//! 8, 11 and 20).
+
+use super::PostError;
+use crate::memory::{RegionKey, View};
+use crate::types::Rank;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A place in a peer's registered memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteRange {
+    /// The peer's region.
+    pub key: RegionKey,
+    /// Byte offset in it.
+    pub offset: u64,
+}
+
+/// What is done to an aligned word of 8 bytes, in the byte order of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Atomic {
+    /// Adds, and wraps.
+    FetchAdd(u64),
+    /// Writes `swap` where `compare` is.
+    CompareSwap {
+        /// What must be there.
+        compare: u64,
+        /// What is there then.
+        swap: u64,
+    },
+}
+
+impl Atomic {
+    /// Whether the word and the place for what was there are such as devices take.
+    pub(super) fn check(self, word: RemoteRange, result: View) -> Result<(), PostError> {
+        match result.len_bytes() == 8 && word.offset.is_multiple_of(8) {
+            true => Ok(()),
+            false => Err(PostError::invalid(format!(
+                "an atomic operation at offset {} with {} bytes for the result: a multiple of 8, and 8 bytes",
+                word.offset,
+                result.len_bytes()
+            ))),
+        }
+    }
+
+    /// What must be there (`None`: the operand is added), and the operand.
+    pub(super) fn operands(self) -> (Option<u64>, u64) {
+        match self {
+            Atomic::FetchAdd(add) => (None, add),
+            Atomic::CompareSwap { compare, swap } => (Some(compare), swap),
+        }
+    }
+
+    /// The other way round.
+    pub(super) fn of_operands(compare: Option<u64>, operand: u64) -> Atomic {
+        compare.map_or(Atomic::FetchAdd(operand), |compare| Atomic::CompareSwap {
+            compare,
+            swap: operand,
+        })
+    }
+
+    /// By this processor; what was there.
+    pub(super) fn apply(self, word: &AtomicU64) -> u64 {
+        // What was stored before it is seen by anyone who sees its result, and the other way round.
+        match self {
+            Atomic::FetchAdd(add) => word.fetch_add(add, Ordering::AcqRel),
+            Atomic::CompareSwap { compare, swap } => {
+                match word.compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire) {
+                    Ok(before) | Err(before) => before,
+                }
+            }
+        }
+    }
+}
+
+/// Puts, gets and atomic operations. A provider without them says so in
+/// [`Capabilities::rma`](super::Capabilities::rma), and its `impl` is empty.
+#[allow(unsafe_code)] // Posts ask their callers for a promise.
+pub trait Rma {
+    /// Makes a region of this rank known to a peer before its first use there. Idempotent.
+    fn export(&mut self, _peer: Rank, _key: RegionKey) -> Result<(), PostError> {
+        Ok(())
+    }
+
+    /// Writes into a peer's region.
+    ///
+    /// # Safety
+    /// "Memory of posts" in the [module](super).
+    unsafe fn post_put(
+        &mut self,
+        _peer: Rank,
+        _source: View,
+        _destination: RemoteRange,
+        _token: u64,
+    ) -> Result<(), PostError> {
+        Err(PostError::invalid("this transport has no puts"))
+    }
+
+    /// Reads from a peer's region.
+    ///
+    /// # Safety
+    /// "Memory of posts" in the [module](super).
+    unsafe fn post_get(
+        &mut self,
+        _peer: Rank,
+        _source: RemoteRange,
+        _destination: View,
+        _token: u64,
+    ) -> Result<(), PostError> {
+        Err(PostError::invalid("this transport has no gets"))
+    }
+
+    /// Changes a word of a region, at a multiple of 8; what was there comes to the 8 bytes of
+    /// `result` (clause 20). The owner's processor does it, while its rank polls, or the poster's
+    /// where it maps the memory: what a processor does to the word by itself is atomic too, if it
+    /// uses atomic instructions.
+    ///
+    /// # Safety
+    /// "Memory of posts" in the [module](super).
+    unsafe fn post_atomic(
+        &mut self,
+        _peer: Rank,
+        _what: Atomic,
+        _word: RemoteRange,
+        _result: View,
+        _token: u64,
+    ) -> Result<(), PostError> {
+        Err(PostError::invalid(
+            "this transport has no atomic operations",
+        ))
+    }
+}

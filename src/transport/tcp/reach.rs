@@ -1,0 +1,148 @@
+//! [`Reach`]: how a peer is reached: its address, which side opens connections, and attempts that
+//! have failed.
+
+use super::address::{IDENTITY_BYTES, PeerAddress};
+use crate::time::Time;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// A port that refuses is tried this often. On the own host its process has ended then; elsewhere a
+/// firewall may have refused.
+const REFUSED_MAX: u32 = 3;
+/// An unreachable peer is tried at least this often, and as long as the timeout: each attempt takes
+/// this share of it at most.
+const UNREACHABLE_MIN: u32 = 4;
+/// Slow looks between two attempts, at most.
+const PAUSE_LOOKS_MAX: u32 = 12;
+/// Slow looks before a peer that connects itself is reached for after all.
+const AWAIT_LOOKS: u32 = 500;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Reach {
+    address: Option<PeerAddress>,
+    /// This rank opens connections when there are too few.
+    is_opener: bool,
+    /// The peer is to be connected although nobody talks to it yet, and has not been.
+    is_awaited: bool,
+    /// Attempts that have failed since the last connection, and when the first of them began.
+    failures: u32,
+    since: Option<Time>,
+    /// Slow looks until the next attempt.
+    pause_looks: u32,
+    /// Attempts so far.
+    made: u64,
+}
+
+impl Reach {
+    pub fn set_address(&mut self, address: PeerAddress) {
+        self.address = Some(address);
+    }
+
+    /// What names the peer's transport, if its address is known.
+    pub fn identity(&self) -> Option<[u8; IDENTITY_BYTES]> {
+        self.address.as_ref().map(|address| address.identity)
+    }
+
+    /// The peer is to be connected before anybody talks to it.
+    pub fn await_connection(&mut self) {
+        self.is_awaited = true;
+    }
+
+    pub fn set_opener(&mut self, is_opener: bool) {
+        self.is_opener = is_opener;
+    }
+
+    /// Whether this rank opens connections when there are too few.
+    pub fn is_opener(&self) -> bool {
+        self.is_opener
+    }
+
+    /// Whether this rank opens the first connection although nobody talks to the peer.
+    pub fn is_to_be_opened(&self) -> bool {
+        self.is_awaited && self.is_opener
+    }
+
+    /// Begins an attempt: its number, from 1, and one of the peer's places, in turn.
+    pub fn begin_attempt(&mut self, now: Time) -> Option<(u64, SocketAddr)> {
+        let places = &self.address.as_ref()?.places;
+        self.made += 1;
+        self.since.get_or_insert(now);
+        Some((self.made, places[(self.made as usize - 1) % places.len()]))
+    }
+
+    /// How long an attempt may take.
+    pub fn attempt_time(timeout: Duration) -> Duration {
+        timeout / UNREACHABLE_MIN
+    }
+
+    /// An attempt has failed; true where the peer is given up if there is no connection to it.
+    pub fn note_failure(&mut self, now: Time, timeout: Duration, is_refused: bool) -> bool {
+        self.failures += 1;
+        self.pause_looks = self.failures.min(PAUSE_LOOKS_MAX);
+        let since = *self.since.get_or_insert(now);
+        let is_late = now.since(since) >= timeout && self.failures >= UNREACHABLE_MIN;
+        is_late || (is_refused && self.failures >= REFUSED_MAX)
+    }
+
+    /// The peer has refused, because it connects itself.
+    pub fn leave_to_peer(&mut self) {
+        self.pause_looks = AWAIT_LOOKS;
+    }
+
+    /// There is a connection; true where this was awaited.
+    pub fn note_connected(&mut self, is_outgoing: bool) -> bool {
+        self.is_opener |= is_outgoing;
+        (self.failures, self.since, self.pause_looks) = (0, None, 0);
+        std::mem::take(&mut self.is_awaited)
+    }
+
+    /// Whether attempts pause.
+    pub fn is_paused(&self) -> bool {
+        self.pause_looks > 0
+    }
+
+    /// Attempts that pause come nearer to the next one.
+    pub fn count_slow_look(&mut self) {
+        self.pause_looks = self.pause_looks.saturating_sub(1);
+    }
+
+    /// The next attempt may be made now.
+    pub fn end_pause(&mut self) {
+        self.pause_looks = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_nanos(100);
+
+    #[test]
+    fn a_port_that_refuses_is_given_up_after_three_attempts_and_a_silent_one_after_the_timeout() {
+        let mut reach = Reach::default();
+        let is_over = |reach: &mut Reach, now| reach.note_failure(Time(now), TIMEOUT, true);
+        assert_eq!(
+            [1, 2, 3].map(|now| is_over(&mut reach, now)),
+            [false, false, true]
+        );
+        let mut reach = Reach::default();
+        let mut is_over = |now| reach.note_failure(Time(now), TIMEOUT, false);
+        assert_eq!(
+            [1, 2, 100, 101].map(&mut is_over),
+            [false, false, false, true]
+        );
+    }
+
+    #[test]
+    fn a_connection_ends_pauses_and_is_told_once_where_it_was_awaited() {
+        let mut reach = Reach::default();
+        reach.await_connection();
+        reach.note_failure(Time(1), TIMEOUT, false);
+        assert!(reach.is_paused() && !reach.is_to_be_opened());
+        assert!(reach.note_connected(true));
+        assert!(!reach.is_paused() && reach.is_opener());
+        assert!(!reach.note_connected(false));
+    }
+}

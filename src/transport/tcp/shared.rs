@@ -1,0 +1,107 @@
+//! [`Shared`]: what the peers of one rank share.
+
+use super::pace::Pace;
+use super::socket::Refused;
+use super::staging::Staging;
+use crate::memory::{Region, RegionKey, View};
+use crate::time::Time;
+use crate::transport::Outcome;
+use crate::transport::posts::{Ends, part_of};
+use crate::types::Rank;
+use crate::wire::Limits;
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What the peers of one rank share.
+#[derive(Debug)]
+pub struct Shared {
+    pub rank: Rank,
+    pub limits: Limits,
+    /// Bytes of long messages per peer that may come before their receives.
+    pub eager_bytes: u64,
+    pub timeout: Duration,
+    pub rails: u32,
+    pub has_tls: bool,
+    pub regions: BTreeMap<RegionKey, Arc<Region>>,
+    pub ends: Ends,
+    pub epoll: Arc<OwnedFd>,
+    /// Where bytes go that nobody wants.
+    pub void: Vec<u8>,
+    pub staging: Staging,
+    /// How fast bytes may leave, if that is limited.
+    pub pace: Option<Pace>,
+    pub now: Time,
+    /// Polls so far, around the end.
+    pub polls: u32,
+    /// This rank has said goodbye: a connection that ends now is no loss.
+    pub is_leaving: bool,
+    /// Whether people want to know what usually does not matter.
+    pub is_debugging: bool,
+    pub refused: Refused,
+    pub counts: Counts,
+}
+
+/// What has happened so far: for tests and for people.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Chunks into which transfers were cut.
+    pub chunks_sent: u64,
+    /// Chunks that have come whole.
+    pub chunks_received: u64,
+    /// Chunks of which no receive was known, and which are copied once more.
+    pub chunks_staged: u64,
+    /// Chunks sent once more after a rail was lost.
+    pub chunks_again: u64,
+    /// Ordered frames that came twice, and were dropped.
+    pub frames_twice: u64,
+    /// Rails lost.
+    pub rails_lost: u64,
+    /// Rails on which the kernel copied what was sent without a copy, and which send as ever since.
+    pub rails_copying: u64,
+    /// Connections of others that were turned away.
+    pub turned_away: u64,
+}
+
+impl Counts {
+    pub fn named(&self) -> Vec<(&'static str, u64)> {
+        vec![
+            ("chunks sent", self.chunks_sent),
+            ("chunks received", self.chunks_received),
+            ("chunks that came before their receive", self.chunks_staged),
+            ("chunks sent again", self.chunks_again),
+            ("frames that came twice", self.frames_twice),
+            ("rails lost", self.rails_lost),
+            ("rails that copy after all", self.rails_copying),
+            ("strangers turned away", self.turned_away),
+        ]
+    }
+}
+
+impl Shared {
+    pub fn complete(&mut self, peer: Rank, token: u64, outcome: Outcome, bytes: u64, header: u64) {
+        self.ends.complete(peer, token, outcome, bytes, header);
+    }
+
+    /// Part of a region of this rank, `None` if there is no such range.
+    pub fn range(&self, key: u32, offset: u64, bytes: u64) -> Option<View> {
+        let key = RegionKey(key);
+        let view = self.regions.get(&key)?.view().in_region(key, 0);
+        part_of(view, offset, bytes)
+    }
+
+    /// Says which options the kernel has refused, if anybody wants to know.
+    pub fn say_refused(&mut self) {
+        if let Some(text) = self.refused.take_text()
+            && self.is_debugging
+        {
+            self.say(&text);
+        }
+    }
+
+    /// A line for people.
+    pub fn say(&self, text: &str) {
+        crate::transport::say(self.rank, text);
+    }
+}

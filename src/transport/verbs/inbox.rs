@@ -1,0 +1,84 @@
+//! [`Inbox`]: the ring that one peer writes into, and what of it the peer was told.
+
+use super::device::Registered;
+use super::record::{RailKeys, SLOT_BYTES};
+use super::ring::ReceiveRing;
+use crate::memory::View;
+use std::sync::Arc;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Inbox {
+    ring: ReceiveRing,
+    memory: Option<Arc<Registered>>,
+    /// The peer waits to hear that a position was consumed.
+    is_awaited: bool,
+    /// The same, but it need not hear before the next slow look.
+    is_awaited_slowly: bool,
+}
+
+impl Inbox {
+    pub fn new(slots: u32) -> Inbox {
+        Inbox {
+            ring: ReceiveRing::new(slots),
+            memory: None,
+            is_awaited: false,
+            is_awaited_slowly: false,
+        }
+    }
+
+    pub fn set_memory(&mut self, memory: Arc<Registered>) {
+        self.memory = Some(memory);
+    }
+
+    /// What the peer has to know of the memory, once that is made: where it is, and the keys of the
+    /// rails.
+    pub fn address_and_keys(&self) -> Option<(u64, RailKeys)> {
+        let memory = self.memory.as_ref()?;
+        Some((memory.address(), memory.keys()))
+    }
+
+    /// Something has come, and takes this position.
+    #[inline]
+    pub fn receive(&mut self) -> u64 {
+        self.ring.receive()
+    }
+
+    /// Positions that have come.
+    pub fn received(&self) -> u64 {
+        self.ring.received()
+    }
+
+    /// The slot of a position.
+    #[inline]
+    pub fn slot(&self, position: u64) -> View {
+        let memory = self.memory.as_ref().expect("made with the connection");
+        (memory.view()).part(self.ring.slot(position) * SLOT_BYTES, SLOT_BYTES)
+    }
+
+    /// Whether the peer should hear what was consumed now.
+    #[inline]
+    pub fn is_due(&self) -> bool {
+        self.ring.is_due(self.is_awaited)
+    }
+
+    /// Low bits of the positions that were consumed, which the peer is being told of.
+    #[inline]
+    pub fn tell(&mut self) -> u32 {
+        self.ring.note_told();
+        self.is_awaited = false;
+        self.ring.low_bits()
+    }
+
+    /// The peer waits to hear of this position, until the next slow look at most.
+    pub fn await_slowly(&mut self) {
+        self.is_awaited_slowly = true;
+    }
+
+    /// A slow look; true where the peer is to hear now.
+    pub fn look_slowly(&mut self) -> bool {
+        let is_awaited = std::mem::take(&mut self.is_awaited_slowly);
+        self.is_awaited |= is_awaited;
+        is_awaited
+    }
+}

@@ -1,0 +1,77 @@
+//! [`IncomingMessages`]: long messages that one peer writes here, by the numbers that it gave them.
+
+use super::device::Registered;
+use super::record::Record;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A long message that is being written here.
+#[derive(Debug)]
+pub struct Incoming {
+    pub total: u64,
+    pub header: u64,
+    pub token: u64,
+    /// Where; `None`: nobody wants it any more, and its sender is still to hear that.
+    pub place: Option<Arc<Registered>>,
+    /// Of the first byte in it.
+    pub offset: u64,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct IncomingMessages(BTreeMap<u32, Incoming>);
+
+impl IncomingMessages {
+    pub fn is_known(&self, transfer: u32) -> bool {
+        self.0.contains_key(&transfer)
+    }
+
+    /// The numbers of all.
+    pub fn transfers(&self) -> Vec<u32> {
+        self.0.keys().copied().collect()
+    }
+
+    pub fn insert(&mut self, transfer: u32, incoming: Incoming) {
+        self.0.insert(transfer, incoming);
+    }
+
+    pub fn take(&mut self, transfer: u32) -> Option<Incoming> {
+        self.0.remove(&transfer)
+    }
+
+    /// Whether the receive with this token has met a message.
+    pub fn has_receive(&self, token: u64) -> bool {
+        self.0.values().any(|incoming| is_for(incoming, token))
+    }
+
+    /// The receive with this token ends before its message; false: there is none.
+    pub fn cancel(&mut self, token: u64) -> bool {
+        let found = self.0.values_mut().find(|incoming| is_for(incoming, token));
+        found.map(|incoming| incoming.place = None).is_some()
+    }
+
+    /// What the sender is told of where its message goes. A message that nobody wants is over then.
+    pub fn grant(&mut self, transfer: u32) -> Option<Record> {
+        let incoming = self.0.get(&transfer)?;
+        if let Some(place) = &incoming.place {
+            return Some(Record::Grant {
+                transfer,
+                address: place.address() + incoming.offset,
+                keys: place.keys(),
+            });
+        }
+        self.0.remove(&transfer);
+        Some(Record::Skip { transfer })
+    }
+
+    /// The peer is gone: the tokens of the receives.
+    pub fn flush(&mut self) -> Vec<u64> {
+        let incoming = std::mem::take(&mut self.0).into_values();
+        let wanted = incoming.filter(|incoming| incoming.place.is_some());
+        wanted.map(|incoming| incoming.token).collect()
+    }
+}
+
+fn is_for(incoming: &Incoming, token: u64) -> bool {
+    incoming.place.is_some() && incoming.token == token
+}

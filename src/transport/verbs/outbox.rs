@@ -1,0 +1,376 @@
+//! [`Outbox`]: what leaves to one peer by positions of its ring, and what waits for them.
+
+use super::device::Registered;
+use super::record::{HEADER_BYTES, Record, SLOT_BYTES, TOLD_AT, Told};
+use super::regions::Target;
+use super::ring::SendRing;
+use crate::kernel;
+use crate::memory::View;
+use crate::transport::PostError;
+use linerate_verbs_sys::{Place, Segment};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Token and length of a put that is complete when the peer has copied it.
+pub type CopiedPut = Option<(u64, u64)>;
+
+/// What the sender knows of a position of the peer's ring.
+#[derive(Clone, Copy, Debug)]
+pub enum Entry {
+    /// A record of this many bytes in the slot.
+    Record {
+        bytes: u32,
+        /// A place that may end before the peer reads of it.
+        is_grant: bool,
+        put: CopiedPut,
+    },
+    /// A put of this many bytes, which are in the slot; the token until it has arrived.
+    Put {
+        bytes: u32,
+        target: Target,
+        token: Option<u64>,
+    },
+    /// The last bytes of a transfer, or none.
+    End {
+        transfer: u64,
+        offset: u64,
+        bytes: u64,
+    },
+    /// What was here is not needed any more.
+    Nothing,
+}
+
+/// A record that waits for a position.
+#[derive(Debug)]
+struct Waiting {
+    record: Record,
+    payload: Vec<u8>,
+    put: CopiedPut,
+}
+
+/// The end of a transfer that did not come: its number, and the last bytes.
+pub type LostEnd = (u64, u64, u64);
+
+/// See the module.
+#[derive(Debug)]
+pub struct Outbox {
+    ring: SendRing<Entry>,
+    /// Where records for the peer's ring are made.
+    staging: Option<Arc<Registered>>,
+    /// The peer's ring.
+    target: Option<Target>,
+    waiting: VecDeque<Waiting>,
+    /// Positions of the peer's puts that named no region, to be told before anything else.
+    bad_puts: Vec<u32>,
+    /// Where the ring ended at the last wake-up.
+    notified: u64,
+}
+
+impl Outbox {
+    pub fn new(slots: u32) -> Outbox {
+        Outbox {
+            ring: SendRing::new(slots),
+            staging: None,
+            target: None,
+            waiting: VecDeque::new(),
+            bad_puts: Vec::new(),
+            notified: 0,
+        }
+    }
+
+    pub fn set_staging(&mut self, staging: Arc<Registered>) {
+        self.staging = Some(staging);
+    }
+
+    /// Where the peer's ring is from now on.
+    pub fn set_target(&mut self, target: Target) {
+        self.target = Some(target);
+    }
+
+    /// Where the peer's ring begins, as a rail names it.
+    #[inline]
+    pub fn ring_place(&self, rail: usize) -> Option<Place> {
+        self.target.map(|target| target.place(rail, 0))
+    }
+
+    /// Whether an ordinary record would find a position now.
+    #[inline]
+    pub fn check_room(&self) -> Result<(), PostError> {
+        match self.waiting.is_empty() && self.ring.has_room() {
+            true => Ok(()),
+            false => Err(PostError::WouldBlock),
+        }
+    }
+
+    /// Records that wait for positions.
+    #[inline]
+    pub fn waiting_count(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Whether nothing waits to be told before what is posted next.
+    #[inline]
+    pub fn is_clear(&self) -> bool {
+        self.waiting.is_empty() && self.bad_puts.is_empty()
+    }
+
+    /// Whether every position is posted.
+    #[inline]
+    pub fn is_posted(&self) -> bool {
+        self.ring.is_posted()
+    }
+
+    /// The position that comes next.
+    #[inline]
+    pub fn next(&self) -> u64 {
+        self.ring.next()
+    }
+
+    /// The slot of a position.
+    #[inline]
+    pub fn slot_of(&self, position: u64) -> usize {
+        self.ring.slot(position)
+    }
+
+    #[inline]
+    fn slot(&self, slot: usize) -> View {
+        let staging = self.staging.as_ref().expect("made with the connection");
+        staging.view().part(slot * SLOT_BYTES, SLOT_BYTES)
+    }
+
+    /// The slot of the position that comes next.
+    #[inline]
+    fn next_slot(&self) -> View {
+        self.slot(self.ring.slot(self.ring.next()))
+    }
+
+    /// A record, in order after those before it.
+    pub fn add(&mut self, record: Record, payload: View, put: CopiedPut) {
+        if self.check_room().is_ok() && self.staging.is_some() {
+            let slot = self.next_slot();
+            kernel::copy(payload, slot.part(HEADER_BYTES, payload.len_bytes()));
+            self.place(record, put, slot);
+        } else {
+            let mut bytes = vec![0; payload.len_bytes()];
+            kernel::read(payload, 0, &mut bytes);
+            self.waiting.push_back(Waiting {
+                record,
+                payload: bytes,
+                put,
+            });
+        }
+    }
+
+    /// Gives a record whose payload lies in the next slot its position.
+    fn place(&mut self, record: Record, put: CopiedPut, slot: View) {
+        kernel::write(slot, 0, &record.emit());
+        if let Some(tail) = record.tail() {
+            kernel::write(slot, HEADER_BYTES, &tail);
+        }
+        self.ring.push(Entry::Record {
+            bytes: (HEADER_BYTES + record.tail_bytes()) as u32,
+            is_grant: matches!(record, Record::Grant { .. }),
+            put,
+        });
+    }
+
+    /// Gives records that wait positions, as far as there are some.
+    pub fn place_waiting(&mut self) {
+        while self.ring.has_room()
+            && let Some(waiting) = self.waiting.pop_front()
+        {
+            let slot = self.next_slot();
+            kernel::write(slot, HEADER_BYTES, &waiting.payload);
+            self.place(waiting.record, waiting.put, slot);
+        }
+    }
+
+    /// Gives a put a position, and keeps its bytes until it is known to have come.
+    #[inline]
+    pub fn push_put(&mut self, source: View, target: Target, token: u64) {
+        let bytes = source.len_bytes();
+        let slot = self.next_slot();
+        kernel::copy(source, slot.part(HEADER_BYTES, bytes));
+        self.ring.push(Entry::Put {
+            bytes: bytes as u32,
+            target,
+            token: Some(token),
+        });
+    }
+
+    /// Gives the end of a transfer, and its last bytes, a position.
+    pub fn push_end(&mut self, transfer: u64, offset: u64, bytes: u64) {
+        self.ring.push(Entry::End {
+            transfer,
+            offset,
+            bytes,
+        });
+    }
+
+    /// The next position to post, and what it is.
+    #[inline]
+    pub fn unposted(&self) -> Option<(u64, Entry)> {
+        self.ring
+            .unposted()
+            .map(|(position, entry)| (position, *entry))
+    }
+
+    /// The position given by [`Outbox::unposted`] was posted.
+    #[inline]
+    pub fn note_posted(&mut self) {
+        self.ring.note_posted();
+    }
+
+    /// This slot of the peer's ring, as a rail names it.
+    #[inline]
+    pub fn slot_place(&self, slot: usize, rail: usize) -> Option<Place> {
+        let at = (slot * SLOT_BYTES) as u64;
+        self.target.map(|target| target.place(rail, at))
+    }
+
+    /// This many bytes of a slot from `offset` on, for posts on a rail.
+    #[inline]
+    pub fn segment(&self, slot: usize, rail: usize, offset: u64, bytes: u64) -> Option<Segment> {
+        let at = (slot * SLOT_BYTES) as u64 + offset;
+        self.staging.as_ref()?.segment(rail, at, bytes)
+    }
+
+    /// Writes what is told in passing into the record in a slot.
+    #[inline]
+    pub fn write_told(&self, slot: usize, told: Told) {
+        let header = self.slot(slot).part(0, HEADER_BYTES);
+        kernel::write(header, TOLD_AT, &told.emit());
+    }
+
+    /// A put at this position, of which nobody waits to hear any more.
+    pub fn end_put(&mut self, position: u64) {
+        if let Some(Entry::Put { token, .. }) = self.ring.entry(position) {
+            *token = None;
+        }
+    }
+
+    /// What is at this position is not needed any more; false: it was consumed.
+    pub fn clear_entry(&mut self, position: u64) -> bool {
+        let entry = self.ring.entry(position);
+        entry.map(|entry| *entry = Entry::Nothing).is_some()
+    }
+
+    /// The end of this transfer is not needed any more.
+    pub fn clear_end(&mut self, id: u64) {
+        for (_, entry) in self.ring.entries_mut() {
+            if matches!(entry, Entry::End { transfer, .. } if *transfer == id) {
+                *entry = Entry::Nothing;
+            }
+        }
+    }
+
+    /// How many posted positions are consumed by what the peer says, whose low bits these are.
+    #[inline]
+    pub fn newly_consumed(&self, told: u32) -> Result<u64, String> {
+        self.ring.newly_consumed(told)
+    }
+
+    /// The first position is consumed, and a put that the peer had to copy with it.
+    #[inline]
+    pub fn pop(&mut self) -> CopiedPut {
+        match self.ring.pop() {
+            Some((_, Entry::Record { put, .. })) => put,
+            _ => None,
+        }
+    }
+
+    /// The put whose position has these low bits has named no region.
+    pub fn take_bad_put(&mut self, low_bits: u32) -> CopiedPut {
+        let position = self.ring.position(low_bits);
+        match self.ring.entry(position) {
+            Some(Entry::Record { put, .. }) => put.take(),
+            _ => None,
+        }
+    }
+
+    /// The queue pairs are no more: everything that is not consumed is posted again, but for places
+    /// and for ends of transfers, whose last bytes are given back. Those, and how many positions
+    /// are posted again.
+    pub fn rewind(&mut self) -> (Vec<LostEnd>, u64) {
+        let (mut lost, mut again) = (Vec::new(), 0);
+        for (_, entry) in self.ring.entries_mut() {
+            match entry {
+                Entry::Record { is_grant: true, .. } => *entry = Entry::Nothing,
+                Entry::End {
+                    transfer,
+                    offset,
+                    bytes,
+                } => {
+                    lost.push((*transfer, *offset, *bytes));
+                    *entry = Entry::Nothing;
+                }
+                _ => again += 1,
+            }
+        }
+        self.ring.rewind();
+        (lost, again)
+    }
+
+    /// Places that wait to be told are told anew by who knows them.
+    pub fn drop_waiting_grants(&mut self) {
+        let is_grant = |record: &Record| matches!(record, Record::Grant { .. });
+        self.waiting.retain(|waiting| !is_grant(&waiting.record));
+    }
+
+    /// A put of the peer at this position has named no region.
+    pub fn push_bad_put(&mut self, position: u32) {
+        self.bad_puts.push(position);
+    }
+
+    /// The next position of such a put.
+    #[inline]
+    pub fn pop_bad_put(&mut self) -> Option<u32> {
+        self.bad_puts.pop()
+    }
+
+    /// Whether nothing has been sent since the last wake-up that wakes the peer, so that a record
+    /// for that is to be sent and has room.
+    pub fn needs_wake_up(&self) -> bool {
+        self.ring.next() == self.notified && self.check_room().is_ok()
+    }
+
+    /// Something on its way wakes the peer.
+    pub fn note_notified(&mut self) {
+        self.notified = self.ring.next();
+    }
+
+    /// The peer is gone: the tokens of puts.
+    pub fn flush(&mut self) -> Vec<u64> {
+        let mut tokens = Vec::new();
+        while let Some((_, entry)) = self.ring.pop() {
+            match entry {
+                Entry::Put { token, .. } => tokens.extend(token),
+                Entry::Record { put, .. } => tokens.extend(put.map(|(token, _)| token)),
+                Entry::End { .. } | Entry::Nothing => {}
+            }
+        }
+        let waiting = self.waiting.drain(..);
+        tokens.extend(waiting.filter_map(|w| w.put.map(|(token, _)| token)));
+        tokens
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_queue_pairs_records_wait_and_ends_and_places_are_not_posted_again() {
+        let mut outbox = Outbox::new(4);
+        outbox.add(Record::Nothing, View::empty(), Some((5, 8)));
+        assert_eq!((outbox.waiting_count(), outbox.is_clear()), (1, false));
+        assert_eq!(outbox.check_room(), Err(PostError::WouldBlock));
+        for transfer in [1, 2] {
+            outbox.push_end(transfer, 10, 20);
+        }
+        outbox.clear_end(1);
+        assert!(!outbox.is_posted());
+        assert_eq!(outbox.rewind(), (vec![(2, 10, 20)], 1));
+        assert_eq!(outbox.flush(), [5]);
+    }
+}

@@ -1,0 +1,263 @@
+//! [`Pair`]: the queue pairs with one peer, by rail, where they stand between two generations, and
+//! what has gone wrong with them.
+
+use super::generation::{Generation, Phase};
+use super::greeting::Proposal;
+use super::link::{Link, Then};
+
+/// Something that has gone wrong with a queue pair.
+#[derive(Debug)]
+pub struct Fault {
+    /// The rail that is to blame, if one is.
+    pub rail: Option<usize>,
+    pub cause: String,
+    /// It follows from something that was not seen yet, or from what this rank did.
+    pub is_consequence: bool,
+}
+
+impl Fault {
+    pub fn of_rail(rail: usize, cause: &str) -> Fault {
+        Fault {
+            rail: Some(rail),
+            cause: cause.into(),
+            is_consequence: false,
+        }
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Pair {
+    generation: Generation,
+    /// By rail.
+    links: Vec<Option<Link>>,
+    /// The rail that the ring uses.
+    lead: usize,
+    /// The peer's last word about its queue pairs, until they are joined.
+    proposal: Option<Proposal>,
+    /// Rails that can be used again and have no link; looked at when the pair is up.
+    returned: Vec<usize>,
+    /// What has gone wrong since the last look.
+    fault: Option<Fault>,
+    /// The peer breaks the rules.
+    offence: Option<String>,
+    /// What would have followed from positions that were under way when their queue pair ended.
+    unsettled: Vec<(u64, Then)>,
+}
+
+impl Pair {
+    pub fn new() -> Pair {
+        Pair {
+            generation: Generation::new(),
+            links: Vec::new(),
+            lead: 0,
+            proposal: None,
+            returned: Vec::new(),
+            fault: None,
+            offence: None,
+            unsettled: Vec::new(),
+        }
+    }
+
+    /// Whether posts go out.
+    #[inline]
+    pub fn is_up(&self) -> bool {
+        self.generation.phase == Phase::Up
+    }
+
+    /// Where it stands between two generations.
+    pub fn generation(&self) -> &Generation {
+        &self.generation
+    }
+
+    /// Where it stands between two generations.
+    #[inline]
+    pub fn generation_mut(&mut self) -> &mut Generation {
+        &mut self.generation
+    }
+
+    /// The rail of the ring.
+    #[inline]
+    pub fn lead(&self) -> usize {
+        self.lead
+    }
+
+    /// The queue pair of the ring.
+    #[inline]
+    pub fn lead_link(&mut self) -> Option<&mut Link> {
+        self.links.get_mut(self.lead)?.as_mut()
+    }
+
+    /// The same, if it has room for another post.
+    #[inline]
+    pub fn lead_with_room(&mut self) -> Option<&mut Link> {
+        self.lead_link().filter(|link| link.has_room())
+    }
+
+    /// The queue pair on a rail.
+    #[inline]
+    pub fn link(&mut self, rail: usize) -> Option<&mut Link> {
+        self.links.get_mut(rail)?.as_mut()
+    }
+
+    /// The queue pair on a rail, as it is.
+    pub fn link_on(&self, rail: usize) -> Option<&Link> {
+        self.links.get(rail)?.as_ref()
+    }
+
+    /// Whether there is a queue pair on a rail.
+    pub fn has_link(&self, rail: usize) -> bool {
+        self.links.get(rail).is_some_and(Option::is_some)
+    }
+
+    /// Whether the pair does without a rail, which it could have.
+    pub fn lacks_link(&self, rail: usize) -> bool {
+        self.links.get(rail).is_some_and(Option::is_none)
+    }
+
+    /// All queue pairs.
+    #[inline]
+    pub fn links(&self) -> impl Iterator<Item = &Link> {
+        self.links.iter().flatten()
+    }
+
+    /// Rails, with and without queue pairs.
+    #[inline]
+    pub fn rails_count(&self) -> usize {
+        self.links.len()
+    }
+
+    /// New queue pairs, by rail.
+    pub fn set_links(&mut self, links: Vec<Option<Link>>) {
+        self.links = links;
+    }
+
+    /// Takes all queue pairs out.
+    pub fn take_links(&mut self) -> impl Iterator<Item = Link> + use<> {
+        std::mem::take(&mut self.links).into_iter().flatten()
+    }
+
+    /// Takes the queue pair on a rail out.
+    pub fn take_link(&mut self, rail: usize) -> Option<Link> {
+        self.links.get_mut(rail)?.take()
+    }
+
+    /// Lets the ring use the first rail with a queue pair; false: there is none.
+    pub fn choose_lead(&mut self) -> bool {
+        let first = self.links.iter().position(Option::is_some);
+        self.lead = first.unwrap_or(self.lead);
+        first.is_some()
+    }
+
+    /// Keeps what the peer proposes.
+    pub fn set_proposal(&mut self, proposal: Proposal) {
+        self.proposal = Some(proposal);
+    }
+
+    /// Whether the peer proposes a queue pair on this rail.
+    pub fn is_proposed(&self, rail: usize) -> bool {
+        let proposal = self.proposal.as_ref();
+        proposal.is_some_and(|proposal| proposal.rails.get(rail).is_some_and(Option::is_some))
+    }
+
+    pub fn take_proposal(&mut self) -> Option<Proposal> {
+        self.proposal.take()
+    }
+
+    /// A rail can be used again.
+    pub fn note_back(&mut self, rail: usize) {
+        if !self.has_link(rail) && !self.returned.contains(&rail) {
+            self.returned.push(rail);
+        }
+    }
+
+    /// Rails that could be used again since the last look.
+    pub fn take_returned(&mut self) -> Vec<usize> {
+        std::mem::take(&mut self.returned)
+    }
+
+    /// The first cause counts, and any counts more than a consequence.
+    pub fn note_fault(&mut self, fault: Fault) {
+        let known = self.fault.as_ref();
+        if known.is_none_or(|known| known.is_consequence && !fault.is_consequence) {
+            self.fault = Some(fault);
+        }
+    }
+
+    #[cfg(test)]
+    pub fn fault(&self) -> Option<&Fault> {
+        self.fault.as_ref()
+    }
+
+    pub fn take_fault(&mut self) -> Option<Fault> {
+        self.fault.take()
+    }
+
+    /// The peer breaks the rules; the first time counts.
+    pub fn note_offence(&mut self, text: String) {
+        self.offence.get_or_insert(text);
+    }
+
+    pub fn take_offence(&mut self) -> Option<String> {
+        self.offence.take()
+    }
+
+    /// A position was under way when its queue pair ended.
+    pub fn keep_unsettled(&mut self, position: u64, then: Then) {
+        self.unsettled.push((position, then));
+    }
+
+    /// The peer has had this many positions, and its queue pairs are no more: what follows from
+    /// those that were under way.
+    pub fn settle(&mut self, received: u64) -> impl Iterator<Item = (u64, Then)> + use<> {
+        let unsettled = std::mem::take(&mut self.unsettled).into_iter();
+        unsettled.filter(move |&(position, _)| position < received)
+    }
+
+    /// The peer says that it has had this many positions: what follows from those that are or were
+    /// under way, which follows once.
+    pub fn confirm(&mut self, received: u64) -> Vec<(u64, Then)> {
+        let mut confirmed = Vec::new();
+        for link in self.links.iter_mut().flatten() {
+            link.take_confirmed(received, &mut confirmed);
+        }
+        let unsettled = self.unsettled.iter_mut().filter(|u| u.0 < received);
+        let taken = |u: &mut (u64, Then)| (u.0, std::mem::replace(&mut u.1, Then::Nothing));
+        confirmed.extend(unsettled.map(taken));
+        confirmed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_cause_is_kept_and_what_was_flushed_is_none() {
+        let mut pair = Pair::new();
+        let flushed = |cause: &str| Fault {
+            rail: None,
+            cause: cause.into(),
+            is_consequence: true,
+        };
+        let cause = |pair: &Pair| pair.fault.as_ref().map(|fault| fault.cause.clone());
+        pair.note_fault(flushed("flushed"));
+        assert_eq!(cause(&pair).as_deref(), Some("flushed"));
+        pair.note_fault(Fault::of_rail(0, "retries exceeded"));
+        pair.note_fault(Fault::of_rail(1, "port down"));
+        pair.note_fault(flushed("flushed, too"));
+        assert_eq!(cause(&pair).as_deref(), Some("retries exceeded"));
+    }
+
+    #[test]
+    fn what_was_under_way_follows_once_and_only_where_it_has_come() {
+        let mut pair = Pair::new();
+        for position in [3, 4, 5] {
+            pair.keep_unsettled(position, Then::EndTransfer(position));
+        }
+        assert_eq!(pair.confirm(4), [(3, Then::EndTransfer(3))]);
+        let settled: Vec<(u64, Then)> = pair.settle(5).collect();
+        assert_eq!(settled, [(3, Then::Nothing), (4, Then::EndTransfer(4))]);
+        assert_eq!(pair.settle(9).count(), 0);
+    }
+}

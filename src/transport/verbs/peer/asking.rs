@@ -1,0 +1,82 @@
+//! Atomic operations by the processor of the word's owner: a record asks, another one answers.
+//!
+//! Positions of the ring come exactly once, also where queue pairs are replaced, and so are these
+//! done exactly once. A device does them faster, but not at once with what processors do, nor does
+//! it know after a fault whether it has done them: [`VerbsSettings::has_device_atomics`].
+//!
+//! [`VerbsSettings::has_device_atomics`]: crate::config::VerbsSettings::has_device_atomics
+
+use super::Peer;
+use crate::kernel;
+use crate::memory::{RegionKey, View};
+use crate::transport::verbs::record::{CHANGES_MAX, Record};
+use crate::transport::verbs::shared::Shared;
+use crate::transport::{Atomic, Outcome, PostError, RemoteRange};
+
+/// Answers that wait for positions of the peer's ring, and whatever else does: a peer that takes
+/// them has fewer.
+const WAITING_MAX: usize = 4 * CHANGES_MAX as usize;
+
+impl Peer {
+    /// Asks the peer to change a word.
+    pub fn ask_change(
+        &mut self,
+        what: Atomic,
+        word: RemoteRange,
+        result: View,
+        token: u64,
+        shared: &mut Shared,
+    ) -> Result<(), PostError> {
+        self.outbox.check_room()?;
+        let id = self.changes.begin(result, token)?;
+        let (compare, operand) = what.operands();
+        let record = Record::Change {
+            id,
+            key: word.key.0,
+            offset: word.offset,
+            compare,
+            operand,
+        };
+        self.push(record, View::empty(), None, shared);
+        Ok(())
+    }
+
+    /// Does what the peer asks for.
+    pub(super) fn handle_change(
+        &mut self,
+        id: u32,
+        (key, offset): (u32, u64),
+        what: Atomic,
+        shared: &mut Shared,
+    ) -> Result<(), String> {
+        if self.outbox.waiting_count() >= WAITING_MAX {
+            return Err(format!(
+                "it has more than {CHANGES_MAX} atomic operations under way"
+            ));
+        }
+        let word = shared.range(RegionKey(key), offset, 8);
+        let word = word.filter(|_| offset.is_multiple_of(8));
+        let before = word.map(|word| what.apply(kernel::word(&word, 0)));
+        self.push(Record::Changed { id, before }, View::empty(), None, shared);
+        Ok(())
+    }
+
+    /// The peer has done it, or has no such word.
+    pub(super) fn handle_changed(
+        &mut self,
+        id: u32,
+        before: Option<u64>,
+        shared: &mut Shared,
+    ) -> Result<(), String> {
+        let (result, token) = self.changes.end(id)?;
+        let outcome = match before {
+            Some(before) => {
+                kernel::write(result, 0, &before.to_ne_bytes());
+                Outcome::Done
+            }
+            None => Outcome::BadKey,
+        };
+        shared.complete(self.rank, token, outcome, 8, 0);
+        Ok(())
+    }
+}

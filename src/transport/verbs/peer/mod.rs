@@ -1,0 +1,288 @@
+//! [`Peer`]: what one rank knows of another, made of parts that each keep one thing.
+//!
+//! How messages match is in `messages.rs`, what leaves in `sending.rs` and `moving.rs`, what comes
+//! in `receiving.rs`, atomic operations by processors in `asking.rs`; how queue pairs begin and end
+//! in `joining.rs` beside this folder.
+
+mod asking;
+mod messages;
+mod moving;
+mod receiving;
+mod sending;
+
+use super::changes::Changes;
+use super::device::Registered;
+use super::gets::Get;
+use super::inbox::Inbox;
+use super::incoming::IncomingMessages;
+use super::link::{Link, Then, What};
+use super::outbox::Outbox;
+use super::pair::{Fault, Pair};
+use super::record::{Record, SLOT_BYTES};
+use super::regions::{Regions, Target};
+use super::shared::Shared;
+use super::transfers::Transfers;
+use crate::error::Result;
+use crate::memory::{Region, View};
+use crate::transport::credits::{Counts, Credits};
+use crate::transport::matching::Matching;
+use crate::transport::posts::PeerState;
+use crate::transport::{Event, Outcome};
+use crate::types::Rank;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// A long message that is with its sender, who waits to be told where to write it.
+#[derive(Clone, Copy, Debug)]
+struct Offered {
+    transfer: u32,
+    total: u64,
+}
+
+/// One peer. What every message touches comes first, together.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Peer {
+    rank: Rank,
+    state: PeerState,
+    /// It is in the list of those with something to post.
+    is_dirty: bool,
+    /// It may call over the control transport, and has no rings before it does.
+    is_expected: bool,
+    /// It has been told to the caller that posts are taken.
+    is_told: bool,
+    pair: Pair,
+    outbox: Outbox,
+    inbox: Inbox,
+    credits: Credits,
+    matching: Matching<Offered>,
+    /// Short gets under way on the lead, in order.
+    gets: VecDeque<Get>,
+    transfers: Transfers,
+    incoming: IncomingMessages,
+    regions: Regions,
+    changes: Changes,
+}
+
+impl Peer {
+    pub fn new(rank: Rank, slots: u32) -> Peer {
+        Peer {
+            rank,
+            state: PeerState::Idle,
+            is_dirty: false,
+            is_expected: false,
+            is_told: false,
+            pair: Pair::new(),
+            outbox: Outbox::new(slots),
+            inbox: Inbox::new(slots),
+            credits: Credits::default(),
+            matching: Matching::new(),
+            gets: VecDeque::new(),
+            transfers: Transfers::new(),
+            incoming: IncomingMessages::default(),
+            regions: Regions::default(),
+            changes: Changes::default(),
+        }
+    }
+
+    #[inline]
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    #[inline]
+    pub fn state(&self) -> PeerState {
+        self.state
+    }
+
+    #[inline]
+    pub fn is_open(&self) -> bool {
+        self.state == PeerState::Open
+    }
+
+    /// It takes posts.
+    pub fn open(&mut self) {
+        self.state = PeerState::Open;
+    }
+
+    /// Makes the memory of both rings, which this rank itself does without.
+    pub fn make_rings(&mut self, shared: &Shared) -> Result<()> {
+        let make = || {
+            let bytes = shared.settings.slots as usize * SLOT_BYTES;
+            let region = Arc::new(Region::private(bytes)?);
+            // A record is read when its arrival is told, which no device lets anything overtake.
+            Registered::region(region, &shared.rails, false).map(Arc::new)
+        };
+        self.inbox.set_memory(make()?);
+        self.outbox.set_staging(make()?);
+        Ok(())
+    }
+
+    /// It may call.
+    pub fn expect(&mut self) {
+        self.is_expected = true;
+    }
+
+    /// Whether it was expected; not any more.
+    pub fn take_expected(&mut self) -> bool {
+        std::mem::take(&mut self.is_expected)
+    }
+
+    /// The queue pairs with it.
+    #[inline]
+    pub fn pair(&self) -> &Pair {
+        &self.pair
+    }
+
+    /// The queue pairs with it.
+    #[inline]
+    pub fn pair_mut(&mut self) -> &mut Pair {
+        &mut self.pair
+    }
+
+    /// What it has to know of the ring here, once that is made.
+    pub fn inbox(&self) -> &Inbox {
+        &self.inbox
+    }
+
+    /// It has something to post, or to be looked at.
+    #[inline]
+    pub fn mark(&mut self, shared: &mut Shared) {
+        if !std::mem::replace(&mut self.is_dirty, true) {
+            shared.dirty.push(self.rank);
+        }
+    }
+
+    /// It was marked, and is looked at now.
+    #[inline]
+    pub fn unmark(&mut self) {
+        self.is_dirty = false;
+    }
+
+    /// Something has gone wrong with its queue pairs.
+    pub fn note_fault(&mut self, fault: Fault, shared: &mut Shared) {
+        self.pair.note_fault(fault);
+        self.mark(shared);
+    }
+
+    /// Whether everything that was posted has left and arrived.
+    pub fn is_idle(&self) -> bool {
+        self.outbox.waiting_count() == 0
+            && self.transfers.busy_count() == 0
+            && self.outbox.is_posted()
+            && self.pair.links().all(Link::is_idle)
+    }
+
+    /// Whether it has bytes of this rank to get, or to be got, that lie in this rank's memory.
+    pub fn has_transfers(&self) -> bool {
+        !self.transfers.is_empty()
+    }
+
+    /// What follows where a position has arrived.
+    pub fn follow(&mut self, position: u64, then: Then, shared: &mut Shared) {
+        match then {
+            Then::Nothing => {}
+            Then::Complete { token, bytes } => {
+                self.outbox.end_put(position);
+                shared.complete(self.rank, token, Outcome::Done, bytes, 0);
+            }
+            Then::EndTransfer(id) => {
+                if let Some(transfer) = self.transfers.remove(id) {
+                    shared.counts.written_bytes += transfer.total;
+                    let (token, total) = (transfer.token, transfer.total);
+                    shared.complete(self.rank, token, Outcome::Done, total, 0);
+                }
+            }
+        }
+    }
+
+    /// The peer leaves, and has had this many positions.
+    pub fn handle_leaving(&mut self, received: u64, shared: &mut Shared) {
+        for (position, then) in self.pair.confirm(received) {
+            self.follow(position, then, shared);
+        }
+    }
+
+    /// Its queue pairs are no more: what was under way on them goes on later, or has ended.
+    pub fn handle_ended_links(&mut self, ended: Vec<What>, shared: &mut Shared) {
+        for what in ended {
+            match what {
+                What::Position(position, then) => self.pair.keep_unsettled(position, then),
+                What::Piece {
+                    transfer,
+                    offset,
+                    bytes,
+                } => {
+                    shared.counts.pieces_again += 1;
+                    match self.transfers.get_mut(transfer) {
+                        Some(lost) if lost.atomic.is_some() => self.end_lost(transfer, shared),
+                        Some(lost) => lost.pieces.give_back(offset, bytes),
+                        None => {}
+                    }
+                }
+                // Whether it has come nobody knows, and the word may be another one since.
+                What::Word { token, bytes } => {
+                    shared.complete(self.rank, token, Outcome::Flushed, bytes, 0);
+                }
+                // All of these are the peer's.
+                What::Get | What::Told | What::Nothing => {}
+                What::BadPut(position) => self.outbox.push_bad_put(position),
+            }
+        }
+        self.transfers.stop();
+        self.outbox.drop_waiting_grants();
+        self.pair.take_fault();
+        self.go_on_with_gets(shared);
+    }
+
+    /// What this rank says of what has come, in a proposal: positions and matches.
+    pub fn tell_in_proposal(&mut self) -> (u64, Counts) {
+        self.inbox.tell();
+        (self.inbox.received(), self.credits.tell())
+    }
+
+    /// The peer's ring is here from now on, and the first rail with a queue pair leads to it;
+    /// false: there is none.
+    pub fn join(&mut self, target: Target) -> bool {
+        let has_lead = self.pair.choose_lead();
+        if has_lead {
+            self.outbox.set_target(target);
+        }
+        has_lead
+    }
+
+    /// Both sides can receive: everything goes on.
+    pub fn go_up(&mut self, shared: &mut Shared) {
+        for transfer in self.incoming.transfers() {
+            self.push_grant(transfer, shared);
+        }
+        self.transfers.make_all_busy();
+        if self.pair.generation().trouble.is_some() {
+            // Something has to get through, so that it is known to.
+            self.push(Record::Nothing, View::empty(), None, shared);
+        }
+        self.mark(shared);
+        if !std::mem::replace(&mut self.is_told, true) {
+            shared.ends.push(Event::Connected(self.rank));
+        }
+    }
+
+    /// Ends everything outstanding as flushed; what had come whole can be received later. No device
+    /// of the peer writes here any more.
+    pub fn flush(&mut self, shared: &mut Shared) {
+        self.state = PeerState::Gone;
+        let mut tokens = self.matching.flush(|_| false);
+        tokens.extend(self.outbox.flush());
+        tokens.extend(self.transfers.flush());
+        tokens.extend(self.incoming.flush());
+        tokens.extend(self.changes.flush());
+        self.regions.clear();
+        shared.ends.flush(self.rank, tokens);
+    }
+
+    /// Nothing of the connection is reported, nor is a new one made.
+    pub fn forget(&mut self) {
+        self.state = PeerState::Gone;
+        self.matching.clear();
+    }
+}

@@ -1,0 +1,316 @@
+//! Long transfers: where they go, and their pieces, which every rail with room takes in turn.
+
+use super::Peer;
+use crate::kernel;
+use crate::limits::INLINE_BYTES_MAX;
+use crate::memory::{RegionKey, View};
+use crate::transport::verbs::device::PIECES_UNDER_WAY;
+use crate::transport::verbs::gets::{self, Get};
+use crate::transport::verbs::link::{AT_ONCE_MAX, Link, What};
+use crate::transport::verbs::pieces::{choose_rail, piece_bytes, window_bytes};
+use crate::transport::verbs::record::Record;
+use crate::transport::verbs::regions::Target;
+use crate::transport::verbs::shared::Shared;
+use crate::transport::verbs::transfers::{Kind, Transfer};
+use crate::transport::{Atomic, Outcome, PostError};
+use linerate_verbs_sys::{Local, Operation};
+use std::sync::Arc;
+
+/// The least piece into which a transfer is cut to occupy several rails: 64 KiB take 5 us at 100
+/// Gbit/s, more than a post.
+const PIECE_BYTES_MIN: u64 = 64 * 1024;
+
+impl Peer {
+    /// Finds the peer's region of a put or get; asks the peer where it is not known.
+    pub(super) fn resolve(&mut self, id: u64, shared: &mut Shared) {
+        let Some(transfer) = self.transfers.get(id) else {
+            return;
+        };
+        let (range, total) = (transfer.range, transfer.total);
+        if !self.regions.is_known(range.0) {
+            let record = Record::Ask { key: range.0.0 };
+            return self.push(record, View::empty(), None, shared);
+        }
+        match self.regions.target(range, total) {
+            Some(target) => self.start(id, target, shared),
+            None => self.end_badly(id, shared),
+        }
+    }
+
+    /// The peer has told of a region, or that there is none: what had asked goes on.
+    pub(super) fn resolve_all(&mut self, key: RegionKey, shared: &mut Shared) {
+        for id in self.transfers.waiting_for(key) {
+            match self.regions.is_known(key) {
+                true => self.resolve(id, shared),
+                false => self.end_badly(id, shared),
+            }
+        }
+    }
+
+    /// A put or get names no region of the peer.
+    pub(super) fn end_badly(&mut self, id: u64, shared: &mut Shared) {
+        self.end_unmoved(id, Outcome::BadKey, shared);
+    }
+
+    /// Whether the device may be reading memory of this rank for messages or puts.
+    pub fn is_read(&self) -> bool {
+        self.transfers.is_read()
+    }
+
+    /// Ends every message and put of this rank that has not ended. No device reads for them any
+    /// more.
+    pub fn withdraw(&mut self, shared: &mut Shared) {
+        for id in self.transfers.written() {
+            self.end_unmoved(id, Outcome::Cancelled, shared);
+        }
+    }
+
+    /// A transfer ends before it has moved.
+    fn end_unmoved(&mut self, id: u64, outcome: Outcome, shared: &mut Shared) {
+        let Some(transfer) = self.transfers.remove(id) else {
+            return;
+        };
+        shared.complete(self.rank, transfer.token, outcome, transfer.total, 0);
+        self.outbox.clear_end(id);
+    }
+
+    /// Where a transfer goes is known.
+    pub(super) fn start(&mut self, id: u64, target: Target, shared: &mut Shared) {
+        let Some(transfer) = self.transfers.get_mut(id) else {
+            return;
+        };
+        transfer.target = Some(target);
+        if transfer.total == 0 && transfer.kind == Kind::Get {
+            return self.end_get(id, shared);
+        }
+        self.transfers.make_busy(id);
+        self.mark(shared);
+    }
+
+    pub(super) fn add_transfer(
+        &mut self,
+        kind: Kind,
+        view: View,
+        range: (RegionKey, u64),
+        token: Option<u64>,
+        shared: &mut Shared,
+    ) -> Result<u64, PostError> {
+        self.transfers.check()?;
+        let total = view.len_bytes() as u64;
+        let registered = shared.regions.get(&view.key()).cloned();
+        let (memory, offset, bounce) = match registered {
+            Some(registered) => (registered, view.offset(), None),
+            // Only gets come here without: they need no more than a page (clause 10).
+            None => {
+                let page = shared.bounce();
+                let page = page.map_err(|e| PostError::invalid(e.to_string()))?;
+                (page, 0, Some(view))
+            }
+        };
+        let token = token.expect("long transfers have completions");
+        let mut transfer = Transfer::new(kind, (memory, offset), total, range, token);
+        transfer.bounce = bounce;
+        Ok(self.transfers.insert(transfer, shared.rails.len()))
+    }
+
+    /// A fault has lost the answer of an atomic operation: to do it again could be to do it twice.
+    pub(super) fn end_lost(&mut self, id: u64, shared: &mut Shared) {
+        if let Some(transfer) = self.transfers.remove(id) {
+            let (token, total) = (transfer.token, transfer.total);
+            shared.complete(self.rank, token, Outcome::Flushed, total, 0);
+        }
+    }
+
+    /// All bytes of a get are here.
+    pub(super) fn end_get(&mut self, id: u64, shared: &mut Shared) {
+        let Some(transfer) = self.transfers.remove(id) else {
+            return;
+        };
+        let (token, total) = (transfer.token, transfer.total);
+        match transfer.bounce {
+            Some(view) => {
+                kernel::copy(transfer.memory.view().part(0, view.len_bytes()), view);
+                shared.counts.copied_bytes += total;
+                shared.bounces.push(transfer.memory);
+            }
+            None => shared.counts.written_bytes += total,
+        }
+        shared.complete(self.rank, token, Outcome::Done, total, 0);
+    }
+
+    /// Posts pieces of long transfers, as long as a rail has room.
+    pub(super) fn queue_transfers(&mut self, shared: &mut Shared) {
+        for _ in 0..self.transfers.busy_count() {
+            let Some(id) = self.transfers.pop_busy() else {
+                return;
+            };
+            while self.queue_piece(id, shared) {}
+            self.transfers.put_back_busy(id);
+        }
+    }
+
+    /// Posts one piece or the end; false: not now.
+    fn queue_piece(&mut self, id: u64, shared: &mut Shared) -> bool {
+        let Some(transfer) = self.transfers.get(id).filter(|t| t.target.is_some()) else {
+            return false;
+        };
+        let lead = self.pair.lead();
+        let others = |at: usize| at != lead && transfer.under_way[at] > 0;
+        let is_apart = (0..transfer.under_way.len()).any(others);
+        let can_end = !is_apart && self.outbox.check_room().is_ok() && transfer.kind != Kind::Get;
+        if transfer.pieces.is_empty() {
+            let is_end = can_end && !transfer.has_end;
+            if is_end {
+                self.push_end(id, (transfer.total, 0), shared);
+            }
+            return false;
+        }
+        let window = window_bytes(u64::from(shared.settings.chunk_bytes));
+        let has_room = |link: &&Link| {
+            link.has_room() && link.pieces < PIECES_UNDER_WAY && link.outstanding_bytes < window
+        };
+        let open = self.pair.links().filter(has_room);
+        // Only those of one device are at once for each other.
+        let is_bound = transfer.atomic.is_some();
+        let open = open.filter(|link| !is_bound || link.rail == lead);
+        let rail = choose_rail(open.map(|link| (link.rail, link.outstanding_bytes)));
+        let Some(rail) = rail else {
+            return false;
+        };
+        let count = self.pair.links().count();
+        let most = u64::from(shared.settings.chunk_bytes);
+        let bytes_max = piece_bytes(transfer.total, count, PIECE_BYTES_MIN, most);
+        let Some((offset, bytes, is_last)) = transfer.pieces.peek(bytes_max) else {
+            return false;
+        };
+        if is_last && can_end && rail == lead {
+            self.take(id, bytes);
+            self.push_end(id, (offset, bytes), shared);
+            return false;
+        }
+        self.take(id, bytes);
+        self.queue_one(id, rail, (offset, bytes), shared);
+        true
+    }
+
+    fn take(&mut self, id: u64, bytes: u64) {
+        let transfer = self.transfers.get_mut(id).expect("looked at just now");
+        transfer.pieces.take(bytes);
+    }
+
+    fn push_end(&mut self, id: u64, (offset, bytes): (u64, u64), shared: &mut Shared) {
+        let transfer = self.transfers.get_mut(id).expect("looked at just now");
+        transfer.has_end = true;
+        self.outbox.push_end(id, offset, bytes);
+        self.queue_positions(shared);
+    }
+
+    fn queue_one(
+        &mut self,
+        id: u64,
+        rail: usize,
+        (offset, bytes): (u64, u64),
+        shared: &mut Shared,
+    ) {
+        let transfer = self.transfers.get_mut(id).expect("looked at just now");
+        let segment = (transfer.memory).segment(rail, transfer.offset + offset, bytes);
+        let place = transfer.target.expect("checked").place(rail, offset);
+        let operation = match transfer.kind {
+            Kind::Get => gets::operation(transfer.atomic, place),
+            _ => Operation::Write(place, None),
+        };
+        transfer.under_way[rail] += 1;
+        shared.counts.pieces += 1;
+        let what = What::Piece {
+            transfer: id,
+            offset,
+            bytes,
+        };
+        if let Some(link) = self.pair.link(rail) {
+            link.queue(operation, segment, what);
+        }
+        self.break_if_asked(rail, shared);
+    }
+
+    /// Posts a get by itself if it is short and finds nothing before it (`gets.rs`); false: nothing
+    /// has happened.
+    #[inline]
+    pub(super) fn get_at_once(
+        &mut self,
+        range: (RegionKey, u64),
+        (view, token): (View, u64),
+        atomic: Option<Atomic>,
+        shared: &mut Shared,
+    ) -> bool {
+        let bytes = view.len_bytes() as u64;
+        let is_short = (1..=INLINE_BYTES_MAX as u64).contains(&bytes);
+        if !is_short || !self.is_open_for_gets() {
+            return false;
+        }
+        let rail = self.pair.lead();
+        let (Some(target), Some(memory)) = (
+            self.regions.target(range, bytes),
+            shared.regions.get(&view.key()),
+        ) else {
+            return false;
+        };
+        let memory = Arc::clone(memory);
+        let Some(segment) = memory.segment(rail, view.offset(), bytes) else {
+            return false;
+        };
+        let operation = gets::operation(atomic, target.place(rail, 0));
+        let link = self.pair.lead_link().expect("looked at just now");
+        let posted = link.post_now(operation, (Local::One(segment), bytes), What::Get);
+        self.gets.push_back(Get {
+            token,
+            view,
+            memory,
+            range,
+            atomic,
+        });
+        shared.counts.pieces += 1;
+        self.note_post(posted, shared);
+        self.break_if_asked(rail, shared);
+        true
+    }
+
+    #[inline]
+    fn is_open_for_gets(&mut self) -> bool {
+        let is_open = |link: &mut Link| {
+            link.under_way() < AT_ONCE_MAX && link.pieces < PIECES_UNDER_WAY && link.has_room()
+        };
+        self.is_free() && self.outbox.is_posted() && self.pair.lead_link().is_some_and(is_open)
+    }
+
+    /// The first short get has come: a queue pair ends them in order.
+    pub(super) fn end_first_get(&mut self, outcome: Outcome, shared: &mut Shared) {
+        let Some(get) = self.gets.pop_front() else {
+            return;
+        };
+        let bytes = get.view.len_bytes() as u64;
+        if outcome == Outcome::Done {
+            shared.counts.written_bytes += bytes;
+        }
+        if outcome == Outcome::BadKey {
+            self.regions.forget(get.range.0);
+        }
+        shared.complete(self.rank, get.token, outcome, bytes, 0);
+    }
+
+    /// The queue pair has ended before any of the short gets had come.
+    pub(super) fn go_on_with_gets(&mut self, shared: &mut Shared) {
+        while let Some(first) = self.gets.front() {
+            if first.atomic.is_some() {
+                self.end_first_get(Outcome::Flushed, shared);
+                continue;
+            }
+            let get = self.gets.pop_front().expect("looked at just now");
+            shared.counts.pieces_again += 1;
+            let total = get.view.len_bytes() as u64;
+            let place = (get.memory, get.view.offset());
+            let transfer = Transfer::new(Kind::Get, place, total, get.range, get.token);
+            let id = self.transfers.insert(transfer, shared.rails.len());
+            self.resolve(id, shared);
+        }
+    }
+}

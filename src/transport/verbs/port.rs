@@ -1,0 +1,223 @@
+//! [`Port`]: a port of a device as it is on the network, and [`Blame`]: how long it is left alone
+//! after failures.
+
+use super::gid::{self, Gid};
+use super::sysfs::Tree;
+use crate::time::Time;
+use linerate_verbs_sys::LINK_LAYER_ETHERNET;
+use linerate_verbs_sys::raw::{ibv_mtu, ibv_port_attr, ibv_port_state};
+use std::time::Duration;
+
+/// A rail on which a queue pair failed is used again after this time, or where no other is left.
+/// Twice as long each time that it fails again, because every try interrupts the others, until its
+/// port has been down and up.
+const BLAME: Duration = Duration::from_secs(10);
+const BLAME_DOUBLINGS_MAX: u32 = 6;
+
+/// A port of a device.
+#[derive(Debug)]
+pub struct Port {
+    device: String,
+    number: u8,
+    /// Where its packets come from, on Ethernet; where it is in the port's table may change
+    /// ([`Port::refresh`]).
+    gid: Option<Gid>,
+    lid: u16,
+    mtu: ibv_mtu,
+    /// The least of the peers' ports that this one is joined with.
+    peers_mtu: Option<ibv_mtu>,
+    is_ethernet: bool,
+    /// It carries packets, as far as is known.
+    is_active: bool,
+}
+
+impl Port {
+    /// A port of a device, whose packets come from this GID and carry at most this many bytes.
+    pub fn new(
+        (device, number): (String, u8),
+        gid: Option<Gid>,
+        state: &ibv_port_attr,
+        mtu_bytes: Option<u32>,
+    ) -> Port {
+        Port {
+            device,
+            number,
+            gid,
+            lid: state.lid,
+            mtu: ibv_mtu(state.active_mtu.0.min(mtu_code(mtu_bytes))),
+            peers_mtu: None,
+            is_ethernet: state.link_layer == LINK_LAYER_ETHERNET,
+            is_active: state.state == ibv_port_state::IBV_PORT_ACTIVE,
+        }
+    }
+
+    /// The name of its device.
+    pub fn device(&self) -> &str {
+        &self.device
+    }
+
+    /// Counted from 1.
+    pub fn number(&self) -> u8 {
+        self.number
+    }
+
+    pub fn lid(&self) -> u16 {
+        self.lid
+    }
+
+    /// Payload of a packet, as verbs say it.
+    pub fn mtu(&self) -> ibv_mtu {
+        self.mtu
+    }
+
+    /// Payload of a packet, as far as this port goes.
+    pub fn mtu_bytes(&self) -> u32 {
+        128 << self.mtu.0
+    }
+
+    /// The least of the ports at the other ends.
+    pub fn peers_mtu_bytes(&self) -> Option<u32> {
+        self.peers_mtu.map(|mtu| 128 << mtu.0)
+    }
+
+    /// A peer's port has this one.
+    pub fn note_peer_mtu(&mut self, code: u8) {
+        let code = u32::from(code).clamp(ibv_mtu::IBV_MTU_256.0, ibv_mtu::IBV_MTU_4096.0);
+        let least = self.peers_mtu.map_or(code, |known| known.0.min(code));
+        self.peers_mtu = Some(ibv_mtu(least));
+    }
+
+    /// Ethernet, or InfiniBand.
+    pub fn is_ethernet(&self) -> bool {
+        self.is_ethernet
+    }
+
+    /// Whether it carries packets, as far as is known.
+    pub fn is_active(&self) -> bool {
+        self.is_active
+    }
+
+    /// It carries none.
+    pub fn note_down(&mut self) {
+        self.is_active = false;
+    }
+
+    /// Its state is this now, as far as the device tells it.
+    pub fn refresh(&mut self, state: Option<ibv_port_attr>) {
+        if let Some(state) = state {
+            self.is_active = state.state == ibv_port_state::IBV_PORT_ACTIVE;
+            // Who runs the subnet may have given it another one while it was down.
+            self.lid = state.lid;
+        }
+        if self.is_active {
+            self.is_active = self.refresh_gid(&Tree::default());
+        }
+    }
+
+    /// Looks for the GID where it was, and then elsewhere: an interface that was down may have been
+    /// given its addresses in another order, or others. False: it has none.
+    fn refresh_gid(&mut self, tree: &Tree) -> bool {
+        let Some(before) = &self.gid else {
+            return true;
+        };
+        let is_same = |gid: Gid| (gid.bytes, gid.kind) == (before.bytes, before.kind);
+        if (tree.gid(&self.device, self.number, before.index)).is_some_and(is_same) {
+            return true;
+        }
+        let gids = tree.gids(&self.device, self.number);
+        let found = gid::find_again(&gids, before).cloned();
+        let is_there = found.is_some();
+        self.gid = found.or(self.gid.take());
+        is_there
+    }
+
+    /// Where its packets come from, on Ethernet.
+    pub fn gid(&self) -> Option<&Gid> {
+        self.gid.as_ref()
+    }
+
+    /// The GID as peers name it; zeros on InfiniBand.
+    pub fn gid_bytes(&self) -> [u8; 16] {
+        self.gid.as_ref().map_or([0; 16], |gid| gid.bytes)
+    }
+
+    /// Its place in the port's table.
+    pub fn gid_index(&self) -> u32 {
+        self.gid.as_ref().map_or(0, |gid| gid.index)
+    }
+}
+
+/// As verbs say it; the greatest where nothing is asked for.
+fn mtu_code(bytes: Option<u32>) -> u32 {
+    bytes.map_or(ibv_mtu::IBV_MTU_4096.0, |bytes| (bytes / 128).ilog2())
+}
+
+/// Whether a queue pair has failed on a rail not long ago, and how often that was in a row.
+#[derive(Debug, Default)]
+pub struct Blame {
+    since: Option<Time>,
+    count: u32,
+}
+
+impl Blame {
+    /// A queue pair has failed.
+    pub fn note(&mut self, now: Time) {
+        if self.since.replace(now).is_none() {
+            self.count += 1;
+        }
+    }
+
+    /// What had failed before says nothing any more.
+    pub fn forgive(&mut self) {
+        *self = Blame::default();
+    }
+
+    /// Whether the rail is left alone.
+    pub fn is_on(&self) -> bool {
+        self.since.is_some()
+    }
+
+    /// Lets the rail be tried again when it is time; true where that is now.
+    pub fn end(&mut self, now: Time) -> bool {
+        let time = blame_time(self.count);
+        let is_over = self.since.is_some_and(|since| now.since(since) >= time);
+        if is_over {
+            self.since = None;
+        }
+        is_over
+    }
+}
+
+/// How long a rail is left alone that has failed this often.
+fn blame_time(count: u32) -> Duration {
+    BLAME * (1 << count.saturating_sub(1).min(BLAME_DOUBLINGS_MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn payloads_have_the_numbers_of_verbs() {
+        assert_eq!(mtu_code(Some(256)), ibv_mtu::IBV_MTU_256.0);
+        assert_eq!(mtu_code(Some(1024)), ibv_mtu::IBV_MTU_1024.0);
+        assert_eq!(mtu_code(None), ibv_mtu::IBV_MTU_4096.0);
+    }
+
+    #[test]
+    fn a_rail_that_fails_again_and_again_is_tried_ever_more_seldom() {
+        assert_eq!(
+            [1, 2, 3].map(|count| blame_time(count).as_secs()),
+            [10, 20, 40]
+        );
+        assert_eq!(blame_time(1000), BLAME * 64);
+        let mut blame = Blame::default();
+        blame.note(Time(0));
+        assert!(blame.is_on() && !blame.end(Time(1)));
+        assert!(blame.end(Time(0).after(BLAME)) && !blame.is_on());
+        blame.note(Time(0));
+        assert!(!blame.end(Time(0).after(BLAME)));
+        blame.forgive();
+        assert!(!blame.is_on());
+    }
+}

@@ -1,0 +1,87 @@
+//! [`Shared`]: what the peers of one rank share.
+
+use super::device::{Rail, Registered, Sizes};
+use crate::config::VerbsSettings;
+use crate::error::Result;
+use crate::memory::{Region, RegionKey, View};
+use crate::time::Time;
+use crate::transport::Outcome;
+use crate::transport::posts::{Ends, part_of};
+use crate::types::Rank;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What the peers of one rank share.
+#[derive(Debug)]
+pub struct Shared {
+    pub rank: Rank,
+    pub settings: VerbsSettings,
+    pub sizes: Sizes,
+    pub rails: Vec<Rail>,
+    pub regions: BTreeMap<RegionKey, Arc<Registered>>,
+    pub ends: Ends,
+    /// Peers with something to post.
+    pub dirty: Vec<Rank>,
+    /// Memory for short gets whose own is not registered.
+    pub bounces: Vec<Arc<Registered>>,
+    pub now: Time,
+    pub counts: Counts,
+    /// Pieces until the queue pair is broken on purpose.
+    pub until_break: Option<u64>,
+}
+
+/// What has happened so far: for tests and for people.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Bytes of messages, puts and gets that this rank's processor has copied.
+    pub copied_bytes: u64,
+    /// Bytes that the devices have moved from or to their places.
+    pub written_bytes: u64,
+    pub pieces: u64,
+    pub pieces_again: u64,
+    /// Positions of rings posted once more.
+    pub positions_again: u64,
+    /// Queue pairs that failed, and sets of them that were replaced.
+    pub faults: u64,
+    pub generations: u64,
+    /// Receives whose memory was registered for them alone.
+    pub lent: u64,
+    pub doorbells: u64,
+}
+
+impl Counts {
+    pub fn named(&self) -> Vec<(&'static str, u64)> {
+        vec![
+            ("copied bytes", self.copied_bytes),
+            ("written bytes", self.written_bytes),
+            ("pieces sent", self.pieces),
+            ("pieces sent again", self.pieces_again),
+            ("positions sent again", self.positions_again),
+            ("queue pairs failed", self.faults),
+            ("generations begun", self.generations),
+            ("receives registered for themselves", self.lent),
+            ("doorbells", self.doorbells),
+        ]
+    }
+}
+
+impl Shared {
+    pub fn complete(&mut self, peer: Rank, token: u64, outcome: Outcome, bytes: u64, header: u64) {
+        self.ends.complete(peer, token, outcome, bytes, header);
+    }
+
+    /// Part of a region of this rank, `None` if there is no such range.
+    pub fn range(&self, key: RegionKey, offset: u64, bytes: u64) -> Option<View> {
+        let view = self.regions.get(&key)?.view().in_region(key, 0);
+        part_of(view, offset, bytes)
+    }
+
+    /// Memory of a page that all rails know.
+    pub fn bounce(&mut self) -> Result<Arc<Registered>> {
+        if let Some(spare) = self.bounces.pop() {
+            return Ok(spare);
+        }
+        let region = Arc::new(Region::private(crate::limits::INLINE_BYTES_MAX)?);
+        Registered::region(region, &self.rails, false).map(Arc::new)
+    }
+}
