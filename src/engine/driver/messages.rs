@@ -131,7 +131,7 @@ impl Driver {
         (step, chunk): (StepId, u32),
         (peer, number, view): (Rank, u32, &View),
     ) -> std::result::Result<bool, PostError> {
-        match self.try_send(round, (step, chunk), (peer, number, &view)) {
+        match self.try_send(round, (step, chunk), (peer, number, view)) {
             Err(PostError::PeerFailed) if self.links.has_done(peer, round.sequence()) => Ok(true),
             sent => sent,
         }
