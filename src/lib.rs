@@ -141,8 +141,8 @@
 //!   (`transport/shm/fetch.rs`), both sides allowing. A rank that fails takes all of it back before
 //!   its caller gets it (`transport/shm/recall.rs`): what peers read of it later they do not count,
 //!   and hand on to nobody. Each looks after it has read, before the step or message counts as
-//!   done. What waits for a connection or a device is sent no more (`transport/tcp/withdrawal.rs`,
-//!   clause 18).
+//!   done. What waits for a connection or a device is sent no more
+//!   (`transport/tcp/peer/withdrawal.rs`, clause 18).
 //! * Connections between ranks (`transport/tcp`) begin with a proof of the job's secret on both
 //!   sides. One that is lost is replaced, and exactly what had not come on it is sent again; a rank
 //!   sleeps on one descriptor for all of them.
@@ -158,10 +158,10 @@
 //! * A rebuild gives every survivor the new communicator or none: who is told to commit tells all
 //!   others first. Where ranks that are left out may live behind a cut, at most one side of it gets
 //!   one; that a rank has ended only its host knows.
-//! * Nobody is believed before the handshake of `wire`: of a stranger a rank keeps one message's
-//!   bytes for a bounded time. Where a rank can be reached is what rank 0 sees of it, not what it
-//!   says. Until every rank has the contacts of all, each keeps its connection to rank 0, so that
-//!   the first failure is everyone's.
+//! * Nobody is believed before the handshake of `wire`: a rank keeps one message's bytes of an
+//!   unauthenticated peer for a bounded time. Where a rank can be reached is what rank 0 sees of
+//!   it, not what it says. Until every rank has the contacts of all, each keeps its connection to
+//!   rank 0, so that the first failure is everyone's.
 //! * Where a partial allreduce survives deaths, a result stands for the snapshots in it as long as
 //!   any rank may lack it: what one survivor has completed the others fetch, what none has is
 //!   repeated without the dead, and no rank leaves with a result that others lack (`partial`).

@@ -61,7 +61,7 @@ fn until_closed(pair: &mut Pair, stream: &mut TcpStream) {
 }
 
 fn turned_away(pair: &Pair) -> u64 {
-    pair.0[1].count("strangers turned away")
+    pair.0[1].count("unauthenticated peers turned away")
 }
 
 #[test]

@@ -86,7 +86,7 @@ fn a_byte_that_is_changed_on_its_way_costs_a_rail_and_no_data() {
         pair.exchange(bytes);
     }
     assert_eq!(pair.0[1].count("rails lost"), 1);
-    assert_eq!(pair.0[0].count("strangers turned away"), 0);
+    assert_eq!(pair.0[0].count("unauthenticated peers turned away"), 0);
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn a_rank_that_proves_itself_and_then_speaks_no_tls_is_turned_away_and_the_job_g
     });
     let mut pair = through(&settings(true), &between);
     pair.until("somebody turned away", |pair| {
-        pair.0[1].count("strangers turned away") >= 1
+        pair.0[1].count("unauthenticated peers turned away") >= 1
     });
     // The next connection is carried as it is.
     pair.exchange(1 << 20);
@@ -187,7 +187,7 @@ fn a_stranger_without_the_secret_gets_no_further_than_the_challenge() {
         matches!(stream.read(&mut [0; 64]), Ok(0))
             || stream.take_error().is_ok_and(|error| error.is_some())
     });
-    assert_eq!(pair.0[1].count("strangers turned away"), 1);
+    assert_eq!(pair.0[1].count("unauthenticated peers turned away"), 1);
     pair.exchange(1 << 20);
 }
 

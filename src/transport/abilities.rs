@@ -81,7 +81,7 @@ pub struct PortInUse {
     pub number: u8,
     /// Payload of a packet at most, as far as this port goes.
     pub mtu_bytes: u32,
-    /// The same of the ports at the other ends, the least of them; packets carry the less of both.
+    /// The least payload of the ports at the other ends; packets carry the less of both.
     /// `None`: not joined yet.
     pub peers_mtu_bytes: Option<u32>,
     /// Index of the GID that packets carry.

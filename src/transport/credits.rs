@@ -56,7 +56,7 @@ impl Credits {
         }
     }
 
-    /// The same of all classes.
+    /// The peer has matched this many messages of each class so far.
     #[inline]
     pub fn handle_all_told(&mut self, counts: Counts) {
         for (class, count) in counts.into_iter().enumerate() {

@@ -31,7 +31,7 @@ impl Posted {
         self.end(peer, header, bytes, fits, ends)
     }
 
-    /// The same of bytes that nobody else can see.
+    /// Ends it with a message whose bytes nobody else can see; the bytes that were copied.
     #[inline]
     pub fn deliver_bytes(&self, peer: Rank, header: u64, source: &[u8], ends: &mut Ends) -> u64 {
         let fits = source.len() <= self.destination.len_bytes();

@@ -68,7 +68,7 @@
 //! 21. A rank leaves in good order by [`Transport::leave`]; its peers get [`Event::PeerLeft`] with
 //!     its word. All that it had sent counts: before the event its puts are visible and its
 //!     messages have arrived, so that they meet later receives too. What a peer had sent to it is
-//!     flushed unless it is known to have arrived. Anyone who drops its transport without that
+//!     flushed unless it is known to have arrived. A rank that drops its transport without that
 //!     leaves with the word 0, and what it had sent may be lost. A rank that ends in any other way
 //!     has failed.
 //!
@@ -271,7 +271,7 @@ pub enum WaitSource {
         /// As that of [`WaitSource::Futex`], where some peers look at it.
         sleeping: Option<View>,
     },
-    /// Time is virtual; anyone who steps the simulation decides.
+    /// Time is virtual: the caller who steps the simulation decides.
     Virtual,
 }
 
@@ -377,7 +377,7 @@ pub trait Transport: Rma + Mapping + Signals + Expecting + Diagnostics + Send {
     }
 }
 
-/// Something that anyone who runs the job should know.
+/// Tells people, on standard error, what they should know of their job.
 fn say(rank: Rank, text: &str) {
     use std::io::Write;
     let line = format!("linerate: rank {rank}: {text}\n");

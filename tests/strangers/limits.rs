@@ -66,7 +66,10 @@ pub fn flood() {
     let grown = resident_kib().saturating_sub(before);
     println!("OPEN {}", silent.len());
     println!("GROWN {grown}");
-    println!("AWAY {}", pair.0[1].count("strangers turned away"));
+    println!(
+        "AWAY {}",
+        pair.0[1].count("unauthenticated peers turned away")
+    );
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Connections, and how they end: disconnect, death, partition.
 //!
-//! The connections of a pair are numbered (epochs). Anyone who connects first opens an epoch and
+//! The connections of a pair are numbered (epochs). The side that connects first opens an epoch and
 //! can send at once after the answer; the other side joins the epoch when it connects, and finds
 //! what was sent. A side that lost its peer must connect again, which opens a new epoch: nothing of
 //! the old one is delivered there. Small messages that were on the wire when their sender was

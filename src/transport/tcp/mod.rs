@@ -13,11 +13,11 @@
 //!   to be asked for. So memory is bounded, and a message without a receive holds nothing up.
 //! * A rail that is lost is replaced, and what had not come on it goes over the others:
 //!   `peer/losses.rs`.
-//! * Memory that is taken back is sent no more, not by the kernel either:
-//!   `peer/withdrawal.rs`.
-//! * Every connection begins with the handshake of [`crate::wire`]: `joining.rs`. In jobs of more
-//!   than a few ranks connections are made at the first use, and [`Transport::connect`] only takes
-//!   the address.
+//! * Memory that is taken back is sent no more, not by the kernel either: `peer/withdrawal.rs`.
+//! * Every connection begins with the handshake of [`crate::wire`]. The rank that connects is in
+//!   `connector.rs`, the one that is connected to in `listener.rs`, and how connections become
+//!   rails in `joining.rs`. In jobs of more than a few ranks connections are made at the first use,
+//!   and [`Transport::connect`] only takes the address.
 //! * The kernel looks for peers that are gone without a word (TCP_USER_TIMEOUT, keep-alive): its
 //!   clock, not the caller's.
 //! * Waiting is on an epoll descriptor, which becomes readable when anything comes. While a rank
@@ -86,10 +86,10 @@ use std::time::Duration;
 /// Longest message or put that is copied into the stream: its copy costs less than the
 /// acknowledgement of a chunk.
 const SMALL_BYTES_MAX: u32 = 8 * 1024;
-/// Longest chunk: the share of one rail, and what a short frame waits for at most behind it: 0.4 ms
-/// at 10 Gbit/s. Long pieces change less often between sending and receiving: with 256 KiB puts of
-/// 1 MiB over loopback took 1.12 times as long and an allreduce of 16 MiB 1.10 times; with 1 MiB 5
-/// % less, but what is summed and sent would not fit the second-level cache.
+/// Longest chunk, which one rail sends as a whole. A short frame waits behind it for 0.4 ms at 10
+/// Gbit/s. With chunks of 256 KiB a rank changes more often between sending and receiving, and puts
+/// of 1 MiB take 1.12 times as long; with 1 MiB, what is summed and sent does not fit the
+/// second-level cache.
 const CHUNK_BYTES_MAX: u32 = 512 * 1024;
 /// Longest message, put or get.
 const TOTAL_BYTES_MAX: u64 = 1 << 48;
@@ -450,7 +450,7 @@ fn capabilities(settings: &TcpSettings) -> Capabilities {
 }
 
 impl Drop for TcpTransport {
-    /// Anyone who has not left in good order says goodbye now, and waits a bounded time until the
+    /// A rank that has not left in good order says goodbye now, and waits a bounded time until the
     /// kernels have what was said: why this rank fails, perhaps.
     fn drop(&mut self) {
         if !self.shared.is_leaving {

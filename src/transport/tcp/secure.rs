@@ -40,7 +40,7 @@ pub fn receive(
     }
 }
 
-/// The same into one buffer.
+/// Reads from a rail, through what secures it if anything does, into one buffer.
 #[inline]
 pub fn receive_plain(
     secure: &mut Option<Box<Secure>>,

@@ -74,7 +74,7 @@ impl Counts {
             ("frames that came twice", self.frames_twice),
             ("rails lost", self.rails_lost),
             ("rails that copy after all", self.rails_copying),
-            ("strangers turned away", self.turned_away),
+            ("unauthenticated peers turned away", self.turned_away),
         ]
     }
 }

@@ -114,7 +114,7 @@ pub fn is_own(ip: IpAddr) -> bool {
 /// without.
 pub fn prepare(socket: BorrowedFd<'_>, peer: IpAddr, timeout: Duration, refused: &mut Refused) {
     if peer.is_loopback() {
-        // Nothing is congested there, and anyone who paces its packets (bbr) waits for timers.
+        // Nothing is congested there, and a rank that paces its packets (bbr) waits for timers.
         let congestion = sockopt::set_tcp_congestion(socket, "reno");
         refused.note("TCP_CONGESTION=reno", congestion);
     }

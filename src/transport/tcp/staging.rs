@@ -12,7 +12,7 @@ pub struct Staging(Vec<Vec<u8>>);
 
 impl Staging {
     /// A buffer of this length; what is in it has no meaning.
-    pub fn lend(&mut self, bytes: usize) -> Vec<u8> {
+    pub fn take(&mut self, bytes: usize) -> Vec<u8> {
         let mut buffer = self.0.pop().unwrap_or_default();
         buffer.resize(bytes, 0);
         buffer
@@ -33,10 +33,10 @@ mod tests {
     #[test]
     fn buffers_are_used_again_and_bounded() {
         let mut staging = Staging::default();
-        let buffer = staging.lend(1 << 16);
+        let buffer = staging.take(1 << 16);
         let at = buffer.as_ptr();
         staging.give(buffer);
-        let again = staging.lend(1 << 10);
+        let again = staging.take(1 << 10);
         assert_eq!((again.as_ptr(), again.len()), (at, 1 << 10));
         (0..2 * KEPT_MAX).for_each(|_| staging.give(vec![0; 8]));
         assert_eq!(staging.0.len(), KEPT_MAX);

@@ -6,7 +6,7 @@
 //! the kernel may still send of it is read any more. The notices tell something else: whether a
 //! copy was made after all, as for loopback, where it costs more than an ordinary one. Then the
 //! rail sends its chunks as ever. And they tell which rails have to be cut where memory is taken
-//! back (`withdrawal.rs`).
+//! back (`peer/withdrawal.rs`).
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 

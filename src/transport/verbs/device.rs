@@ -359,7 +359,7 @@ impl Registered {
 
     /// Registers memory for one receive. It ends before the receive's completion is given, so that
     /// it is not worth locking its pages where the device can do without.
-    pub fn lent(view: View, rails: &[Rail], is_relaxed: bool) -> Result<Registered> {
+    pub fn for_receive(view: View, rails: &[Rail], is_relaxed: bool) -> Result<Registered> {
         Registered::new(view, None, rails, is_relaxed)
     }
 
@@ -392,8 +392,8 @@ impl Registered {
                 view,
                 _region: region.clone(),
             };
-            let is_lent = region.is_none();
-            let flags = match is_lent && rail.pages_on_demand {
+            let is_for_receive = region.is_none();
+            let flags = match is_for_receive && rail.pages_on_demand {
                 true => flags | access::IBV_ACCESS_ON_DEMAND,
                 false => flags,
             };

@@ -1,9 +1,9 @@
 //! Short gets, and atomic operations of the device, that find nothing before them: each leaves with
 //! the call, as one post.
 //!
-//! Anyone who asks for so little waits for it, and what a transfer keeps (`transfers.rs`) costs
-//! more instructions than all the rest. What a fault cuts goes on as a transfer; of an atomic
-//! operation nobody knows then whether it was done.
+//! The rank that asks for so few bytes waits for them, and to keep a transfer (`transfers.rs`)
+//! would cost more than the post. What a fault cuts goes on as a transfer; of an atomic operation
+//! nobody knows then whether it was done.
 
 use super::device::Registered;
 use crate::memory::{RegionKey, View};

@@ -469,7 +469,7 @@ impl VerbsTransport {
 }
 
 impl Drop for VerbsTransport {
-    /// Anyone who has not left in good order does what it can of it in a bounded time.
+    /// A rank that has not left in good order does what it can of it in a bounded time.
     fn drop(&mut self) {
         if self.is_leaving {
             return;

@@ -45,7 +45,7 @@ pub struct Counts {
     pub faults: u64,
     pub generations: u64,
     /// Receives whose memory was registered for them alone.
-    pub lent: u64,
+    pub receives_registered: u64,
     pub doorbells: u64,
 }
 
@@ -59,7 +59,10 @@ impl Counts {
             ("positions sent again", self.positions_again),
             ("queue pairs failed", self.faults),
             ("generations begun", self.generations),
-            ("receives registered for themselves", self.lent),
+            (
+                "receives registered for themselves",
+                self.receives_registered,
+            ),
             ("doorbells", self.doorbells),
         ]
     }

@@ -226,9 +226,8 @@ impl Peer {
     }
 
     /// Whether a chunk without a place stays in the kernel until the next poll: this poll has news,
-    /// and anyone who hears them may post the receive. In place, an allreduce's second half comes
-    /// right behind the acknowledgement that makes room for it. Copied twice, through memory that
-    /// was new each time, 1 MiB took 411 us; now 209.
+    /// upon which the caller may post the receive. In place, an allreduce's second half comes right
+    /// behind the acknowledgement that makes room for it. To copy 1 MiB twice takes twice as long.
     fn is_to_park(&self, at: usize, frame: &Frame, shared: &Shared) -> bool {
         let Frame::Chunk { transfer, .. } = *frame else {
             return false;
@@ -402,7 +401,7 @@ impl Peer {
                 let (message, most) = ((transfer, total), shared.eager_bytes);
                 if self.incoming.begin_chunk(message, bytes as u64, most)? {
                     shared.counts.chunks_staged += 1;
-                    staged = Some(shared.staging.lend(bytes));
+                    staged = Some(shared.staging.take(bytes));
                 }
             }
             Frame::GetChunk { id, total, .. } => self.gets.check_chunk(id, total)?,

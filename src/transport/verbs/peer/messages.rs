@@ -117,7 +117,7 @@ impl Peer {
         };
         if incoming.place.is_some() {
             let (token, total, header) = (incoming.token, incoming.total, incoming.header);
-            // The registration of memory that was lent ends first.
+            // The registration of memory for this receive alone ends first.
             drop(incoming);
             shared.complete(self.rank, token, Outcome::Done, total, header);
         }
@@ -160,9 +160,9 @@ impl Peer {
         let (place, offset) = match shared.regions.get(&destination.key()) {
             Some(registered) => (registered.clone(), destination.offset()),
             None => {
-                shared.counts.lent += 1;
+                shared.counts.receives_registered += 1;
                 let relaxed = shared.settings.is_relaxed;
-                match Registered::lent(destination, &shared.rails, relaxed) {
+                match Registered::for_receive(destination, &shared.rails, relaxed) {
                     Ok(registered) => (Arc::new(registered), 0),
                     Err(error) => {
                         // The receive is flushed with the peer, whose failure has this cause.
