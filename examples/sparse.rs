@@ -35,7 +35,7 @@ fn main() -> Result<()> {
         if comm.rank() == 0 && step % 5 == 0 {
             let sent = result.counters;
             println!(
-                "step {step}: {} entries of {COUNT}, {sent:?}",
+                "step {step}: {} entries of {COUNT}; {sent}",
                 result.selected_global
             );
         }

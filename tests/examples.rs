@@ -116,6 +116,7 @@ fn a_slow_rank_is_not_waited_for() {
 fn sparse_sums_leave_nothing_behind() {
     let printed = run("sparse", 2);
     assert!(printed.contains("step 15:"), "{printed}");
+    assert!(printed.contains(" messages sent, of "), "{printed}");
 }
 
 #[test]

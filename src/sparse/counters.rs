@@ -1,5 +1,7 @@
 //! What a rank sent and received, by phase. Always on: a few additions per message.
 
+use std::fmt;
+
 /// Parts of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(usize)]
@@ -79,9 +81,32 @@ impl Traffic {
     }
 }
 
+/// `12 messages sent, of 4096 bytes; 8192 bytes of entries received`
+impl fmt::Display for Traffic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Traffic {
+            messages,
+            bytes_sent,
+            bytes_received,
+            ..
+        } = self;
+        write!(
+            f,
+            "{messages} messages sent, of {bytes_sent} bytes; {bytes_received} bytes of entries received"
+        )
+    }
+}
+
 /// Traffic of one rank by phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters([Traffic; PHASES.len()]);
+
+/// The traffic of all phases together, as [`Traffic`] says it.
+impl fmt::Display for Counters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.total().fmt(f)
+    }
+}
 
 impl Counters {
     /// Of one phase.

@@ -133,8 +133,8 @@ fn check_survivors(job: Job, victim: u32, signal: &str, at: u64) -> (bool, u64) 
     (places[victim as usize] == b'i', late)
 }
 
-/// Ends a rank in job after job, until half of `times` ends fell inside a call: how often one does
-/// is a matter of the machine, and four times as many jobs are enough on any.
+/// Ends ranks until at least `times` jobs have run and half as many ends fell inside a call. A fast
+/// machine spends less of its time in calls, so up to four times as many jobs may run.
 fn end_many(signal: &str, times: u32) {
     let mut prng = Prng::new(seed());
     let (mut jobs, mut inside, mut late) = (0, 0, 0);
