@@ -18,8 +18,8 @@ use crate::transport::{
 use linerate_verbs_sys::{Local, Operation, Place};
 
 /// Puts of at most a flag line are copied by the peer's processor, unless they are one word: a
-/// device may write a line in parts, and a rank that looks at its stamp must find all of it. (A word
-/// is written at once.)
+/// device may write a line in parts, and a rank that looks at its stamp must find all of it. (A
+/// word is written at once.)
 const LINE_BYTES: u64 = 64;
 const WORD_BYTES: u64 = 8;
 
