@@ -1,9 +1,9 @@
-//! [`RegionKeys`]: names for registered regions, of which none is given twice.
+//! [`RegionKeys`]: keys of registered regions, none of which is given twice.
 
 use crate::error::{Error, Result};
 use crate::memory::RegionKey;
 
-/// The next name.
+/// The next key.
 #[derive(Debug)]
 pub(super) struct RegionKeys(u32);
 
@@ -12,7 +12,7 @@ impl RegionKeys {
         RegionKeys(1)
     }
 
-    /// A name that no region has had.
+    /// Gives a key that no region has had.
     pub fn take(&mut self) -> Result<RegionKey> {
         if self.0 == u32::MAX {
             return Err(Error::Exhausted {
@@ -26,7 +26,7 @@ impl RegionKeys {
     }
 }
 
-/// What had the name, or that nothing has it (any more).
+/// What was registered under this key, or the error that nothing is (any more).
 pub(super) fn known<T>(key: RegionKey, found: Option<T>) -> Result<T> {
     found.ok_or_else(|| Error::invalid(format!("region {} is not registered", key.0)))
 }

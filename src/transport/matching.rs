@@ -1,7 +1,7 @@
 //! [`Matching`]: receives of one peer's messages meet what comes, by tag and in order, for
 //! providers whose owner matches.
 //!
-//! `F` says where the bytes of a message are that were not copied; how they come is the provider's.
+//! `F` says where the bytes of a message are that were not copied. The provider gets them.
 
 use super::posts::Ends;
 use super::{Outcome, TAG_CLASSES, tag_class};
@@ -63,7 +63,7 @@ pub(super) struct Message<F> {
 #[derive(Debug)]
 pub(super) enum Payload<F> {
     Copied(Vec<u8>),
-    /// Elsewhere.
+    /// They are elsewhere, and were not copied.
     Far(F),
 }
 
@@ -78,13 +78,14 @@ pub(super) enum Met<F> {
     Far(F, u64),
 }
 
-/// What of one peer is not matched: first the receives, to which nearly all messages come.
+/// Receives and messages of one peer that are not matched. The receives come first, because nearly
+/// every message finds one.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Matching<F> {
     posted: VecDeque<Posted>,
     messages: VecDeque<Message<F>>,
-    /// Of `messages`, per class of tags.
+    /// How many `messages` there are, per class of tags.
     counts: [u32; TAG_CLASSES],
 }
 

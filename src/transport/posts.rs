@@ -1,5 +1,5 @@
-//! What providers do alike with posts: checks before they are accepted, those of a rank to itself,
-//! and how they end.
+//! What providers do alike with posts: checks before they are accepted, puts and gets in memory of
+//! this process, and how posts end.
 
 use super::{Atomic, Completion, Event, Outcome, PostError};
 use crate::kernel;
@@ -9,14 +9,14 @@ use crate::types::Rank;
 
 pub(super) type Accepted = Result<(), PostError>;
 
-/// Where a connection stands, for posts.
+/// Whether a connection takes posts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PeerState {
-    /// Not asked for.
+    /// Nobody has asked for it.
     Idle,
-    /// Posts are taken.
+    /// It takes posts.
     Open,
-    /// Failed or closed.
+    /// It has failed, or is closed.
     Gone,
 }
 
@@ -36,7 +36,7 @@ pub(super) fn no_such_rank(peer: Rank, ranks: usize) -> PostError {
     PostError::invalid(format!("rank {peer} of a job of {ranks} ranks"))
 }
 
-/// Clause 10, for memory that is read or written after the post.
+/// Checks memory that is read or written after the post (clause 10).
 pub(super) fn check_registered(view: View, is_registered: impl Fn(RegionKey) -> bool) -> Accepted {
     let bytes = view.len_bytes();
     if bytes > INLINE_BYTES_MAX && !is_registered(view.key()) {
@@ -47,14 +47,14 @@ pub(super) fn check_registered(view: View, is_registered: impl Fn(RegionKey) -> 
     Ok(())
 }
 
-/// A range of a region, `None` if it is not inside.
+/// A range of a region; `None` if it is not inside.
 pub(super) fn part_of(region: View, offset: u64, bytes: u64) -> Option<View> {
     let (offset, bytes) = (usize::try_from(offset).ok()?, usize::try_from(bytes).ok()?);
     let end = offset.checked_add(bytes)?;
     (end <= region.len_bytes()).then(|| region.part(offset, bytes))
 }
 
-/// A put into memory of this process, if there is such a range.
+/// Does a put into memory of this process, if there is such a range.
 pub(super) fn put_here(place: Option<View>, source: View) -> Outcome {
     place.map_or(Outcome::BadKey, |place| {
         kernel::copy(source, place);
@@ -62,7 +62,7 @@ pub(super) fn put_here(place: Option<View>, source: View) -> Outcome {
     })
 }
 
-/// A get of it.
+/// Does a get from memory of this process, if there is such a range.
 pub(super) fn get_here(place: Option<View>, destination: View) -> Outcome {
     place.map_or(Outcome::BadKey, |place| {
         kernel::copy(place, destination);
@@ -70,7 +70,7 @@ pub(super) fn get_here(place: Option<View>, destination: View) -> Outcome {
     })
 }
 
-/// An atomic operation on a word of it.
+/// Does an atomic operation on a word of this process, if there is such a word.
 pub(super) fn change_here(place: Option<View>, what: Atomic, result: View) -> Outcome {
     place.map_or(Outcome::BadKey, |place| {
         kernel::write(
@@ -101,7 +101,7 @@ impl Ends {
         }));
     }
 
-    /// Posts that end because the connection does.
+    /// Posts end because the connection does.
     pub fn flush(&mut self, peer: Rank, tokens: impl IntoIterator<Item = u64>) {
         for token in tokens {
             self.complete(peer, token, Outcome::Flushed, 0, 0);
@@ -122,7 +122,7 @@ impl Ends {
         events.append(&mut self.events);
     }
 
-    /// The bytes of a message whose receive is not there yet.
+    /// Copies the bytes of a message whose receive is not posted yet.
     pub fn copy(&mut self, source: View) -> Vec<u8> {
         let mut copied = self.spare.pop().unwrap_or_default();
         copied.resize(source.len_bytes(), 0);

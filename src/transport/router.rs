@@ -1,13 +1,13 @@
 //! The `router`: ranks of one host reach each other through shared memory, all others through
 //! connections (`tcp`) or RDMA (`verbs`).
 //!
-//! It is two providers with one face. A rank's address says on which host it is; of each pair of
-//! ranks one provider is used and the other one never hears. That two ranks of a host share memory
-//! is shown by doing it: each maps the other's memory before the first post. Where that fails
-//! (other users, a sandbox) the one who notices calls the other as if it were far, which is the
-//! other's sign to do without memory too; since both must have mapped before either is connected,
-//! they agree. Regions are registered with both, under one key. Nothing is mapped, so that a
-//! schedule need not know which rank is where: signals are puts, which cost a store within a host.
+//! It joins two providers. A rank's address says on which host it is, and each pair of ranks uses
+//! one of the two. Two ranks of a host find out whether they share memory by mapping each other's
+//! before the first post. Where that fails (other users, a sandbox), the rank that notices calls
+//! the other one over the far provider, and the other one then does without memory too. Both must
+//! have mapped before either is connected, so that they agree. Regions are registered with both
+//! providers, under one key. The router maps nothing, so that a schedule need not know which rank
+//! is where: signals are puts, which cost a store within a host.
 //!
 //! One thread sleeps on both: the far provider's descriptor, and an eventfd that ranks of this host
 //! write to while the words of shared memory say that somebody sleeps.
@@ -31,7 +31,7 @@ const MAGIC: &[u8; 4] = b"LRR1";
 
 type Posted = std::result::Result<(), PostError>;
 
-/// Which provider a pair of ranks uses.
+/// The provider that a pair of ranks uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     /// Shared memory, if both can.
@@ -48,7 +48,7 @@ pub struct Router {
     capabilities: Capabilities,
     /// This rank's host: ranks with the same number share memory.
     host: u64,
-    /// Per peer.
+    /// The provider of each peer.
     ways: Vec<Way>,
     undecided: u32,
     /// Peers of this host that are treated as far.
@@ -126,7 +126,7 @@ impl Router {
         self.ways.get(peer as usize) == Some(&Way::Undecided)
     }
 
-    /// Memory is not shared with this peer after all, for this reason.
+    /// This rank and the peer do not share memory after all, for this reason.
     fn do_without_memory(&mut self, peer: Rank, reason: &str) {
         self.decide(peer, Way::Far);
         self.apart += 1;
@@ -141,7 +141,7 @@ impl Router {
         }
     }
 
-    /// What shared memory says from `first` on decides for its peers.
+    /// Decides for the peers that shared memory speaks of in events from `first` on.
     fn hear_memory(&mut self, events: &mut Vec<Event>, first: usize) {
         let mut at = first;
         while let Some(event) = events.get(at) {
@@ -194,7 +194,7 @@ impl Router {
     }
 }
 
-/// What both can do.
+/// What both providers can do.
 fn both(shm: &Capabilities, far: &Capabilities) -> Capabilities {
     Capabilities {
         name: match far.name {
@@ -258,7 +258,8 @@ impl Transport for Router {
     }
 
     fn register(&mut self, region: Arc<Region>) -> Result<RegionKey> {
-        // Devices may refuse, memory does not: so both go on counting alike.
+        // The far provider comes first: a device may refuse a region, memory does not, and both
+        // must count alike.
         let key = self.far.register(region.clone())?;
         let same = self.shm.register(region)?;
         assert_eq!(key, same, "both count their registrations");

@@ -71,7 +71,7 @@ pub struct ShmTransport {
     listener: OwnedFd,
     /// Accepted connections of peers that have not said who they are.
     unidentified: Vec<OwnedFd>,
-    /// The word that peers read behind every message that they fetch; `None`: nobody is to read
+    /// The word that peers read behind every message that they fetch; `None`: peers may not read
     /// this process.
     guard: Option<Box<u64>>,
     /// What peers make readable to wake this rank, where it sleeps on descriptors.

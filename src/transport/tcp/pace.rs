@@ -1,10 +1,10 @@
 //! [`Pace`]: no more than this many bits per second leave a rank, over all its connections
 //! together.
 //!
-//! It stands for a slower link: the time at which that would be free again is kept, and nothing is
-//! handed to the kernel before. While any peer's bytes wait for it the link counts as busy without
-//! a gap, so that a rank that was not scheduled for a moment makes up for it; a link that nobody
-//! waited for gathers no credit. What comes is not paced: the others' links do that.
+//! It stands for a slower link: it keeps the time at which that link would be free again, and
+//! nothing is handed to the kernel before. While bytes of any peer wait, the link counts as busy
+//! without a gap, so that a rank that was not scheduled for a moment makes up for it. A link for
+//! which nobody waited gathers no credit. Bytes that come are not paced: their senders do that.
 
 use crate::time::Time;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use std::time::Duration;
 /// Bytes handed over at a time, so that a short frame waits for little else: half a millisecond at
 /// 1 Gbit/s.
 const BYTES_MAX: usize = 64 * 1024;
-/// How much a rank that was not scheduled makes up for.
+/// The time for which a rank that was not scheduled makes up at most.
 const LAG_MAX: Duration = Duration::from_millis(50);
 
 /// See the module.
@@ -20,7 +20,7 @@ const LAG_MAX: Duration = Duration::from_millis(50);
 pub struct Pace {
     bits_per_second: u64,
     free_at: Time,
-    /// Peers whose bytes wait.
+    /// How many peers have bytes that wait.
     waiting: u32,
 }
 
@@ -33,7 +33,7 @@ impl Pace {
         }
     }
 
-    /// Bytes that a peer may send now; none: it waits, which is noted in `is_waiting`.
+    /// How many bytes a peer may send now. `None`: it waits, which is noted in `is_waiting`.
     pub fn allowance(&mut self, now: Time, is_waiting: &mut bool) -> Option<usize> {
         if now >= self.free_at {
             return Some(BYTES_MAX);
@@ -64,7 +64,7 @@ impl Pace {
             .after(Duration::from_nanos(nanoseconds as u64));
     }
 
-    /// When waiting bytes may go.
+    /// When bytes that wait may leave.
     pub fn next(&self) -> Option<Time> {
         (self.waiting > 0).then_some(self.free_at)
     }

@@ -10,8 +10,8 @@ use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// Bytes read at once where no chunk is under way: several short frames, and little enough that
-/// what is copied of a chunk whose header comes with them costs nothing.
+/// Bytes read at once where no chunk is under way. Several short frames fit, and what is copied of
+/// a chunk whose header comes with them costs little.
 pub const RX_BYTES: usize = 16 * 1024;
 
 /// A chunk that is being sent.
@@ -19,9 +19,9 @@ pub const RX_BYTES: usize = 16 * 1024;
 pub struct OutChunk {
     pub header: [u8; HEADER_BYTES],
     pub view: View,
-    /// Of header and view together.
+    /// Bytes sent, of header and view together.
     pub sent: usize,
-    /// What the view is of, if the chunk's own memory was taken back.
+    /// Holds the memory of the view, if the chunk's own memory was taken back.
     pub copy: Option<Region>,
 }
 
@@ -52,7 +52,7 @@ pub struct Rail {
     pub secure: Option<Box<Secure>>,
     /// This rank has opened it, and opens another one when it is lost.
     pub is_outgoing: bool,
-    /// Both ends, for people.
+    /// Names the other end, for people.
     pub name: String,
     pub rx: Box<[u8]>,
     pub rx_start: usize,
@@ -141,7 +141,7 @@ impl Rail {
         let is_zerocopy = self.zerocopy.is_for(view.len_bytes());
         if is_zerocopy && ordered.is_empty() && header.is_empty() {
             match socket::send_zerocopy(self.socket.as_fd(), view) {
-                // No room to remember another one.
+                // The kernel has no room to remember another one.
                 Err(Errno::NOBUFS) => {}
                 Err(error) => return Err(error),
                 Ok(sent) => {
@@ -150,7 +150,8 @@ impl Rail {
                 }
             }
         }
-        // What is in memory that changes soon is copied, and the rest follows by itself.
+        // Frames and headers lie in memory that changes soon and are copied; the view follows by
+        // itself.
         let view = match is_zerocopy && !(ordered.is_empty() && header.is_empty()) {
             true => View::empty(),
             false => view,
@@ -175,13 +176,13 @@ impl Rail {
         self.secure.as_ref().is_some_and(|s| s.holds_sealed())
     }
 
-    /// Whether bytes have come that the kernel does not know of any more.
+    /// Whether bytes have come that are decrypted and not taken, of which the kernel knows nothing.
     #[inline]
     pub fn holds_opened(&self) -> bool {
         self.secure.as_ref().is_some_and(|s| s.holds_opened())
     }
 
-    /// Whether a look that brought less than was asked for means that there is no more.
+    /// Whether there is no more to read where a look brought less than was asked for.
     #[inline]
     pub fn is_drained(&self) -> bool {
         self.secure.as_ref().is_none_or(|s| s.is_drained())

@@ -27,23 +27,23 @@ pub struct Shared {
     pub regions: BTreeMap<RegionKey, Arc<Region>>,
     pub ends: Ends,
     pub epoll: Arc<OwnedFd>,
-    /// Where bytes go that nobody wants.
+    /// Takes bytes that nobody wants.
     pub void: Vec<u8>,
     pub staging: Staging,
     /// How fast bytes may leave, if that is limited.
     pub pace: Option<Pace>,
     pub now: Time,
-    /// Polls so far, around the end.
+    /// Polls so far, modulo 2^32.
     pub polls: u32,
     /// This rank has said goodbye: a connection that ends now is no loss.
     pub is_leaving: bool,
-    /// Whether people want to know what usually does not matter.
+    /// Whether people want to know details.
     pub is_debugging: bool,
     pub refused: Refused,
     pub counts: Counts,
 }
 
-/// What has happened so far: for tests and for people.
+/// What has happened so far, for tests and for people.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Chunks into which transfers were cut.
@@ -58,9 +58,9 @@ pub struct Counts {
     pub frames_twice: u64,
     /// Rails lost.
     pub rails_lost: u64,
-    /// Rails on which the kernel copied what was sent without a copy, and which send as ever since.
+    /// Rails on which the kernel copied although it was asked not to; they send with copies since.
     pub rails_copying: u64,
-    /// Connections of others that were turned away.
+    /// Connections of unauthenticated peers that were turned away.
     pub turned_away: u64,
 }
 
@@ -100,7 +100,7 @@ impl Shared {
         }
     }
 
-    /// A line for people.
+    /// Prints a line for people.
     pub fn say(&self, text: &str) {
         crate::transport::say(self.rank, text);
     }

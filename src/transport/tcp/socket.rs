@@ -44,7 +44,7 @@ pub fn listen(ip: IpAddr) -> Result<TcpListener> {
     Ok(listener)
 }
 
-/// Options of sockets that the kernel has refused: told once, for rails work without.
+/// Options of sockets that the kernel has refused. They are told once, since rails work without.
 #[derive(Debug, Default)]
 pub struct Refused {
     found: Vec<(&'static str, Errno)>,
@@ -56,7 +56,7 @@ impl Refused {
         self.found.extend(outcome.err().map(|error| (name, error)));
     }
 
-    /// What there is to tell now.
+    /// The text about options that were refused, once.
     pub fn take_text(&mut self) -> Option<String> {
         let found = std::mem::take(&mut self.found);
         if found.is_empty() || std::mem::replace(&mut self.is_told, true) {
@@ -92,8 +92,8 @@ pub fn connect(
     }
 }
 
-/// Whether this is an address of this host, by the route to it. Of an address besides the first of
-/// its network the kernel does not tell it: then no.
+/// Whether this is an address of this host, by the route to it. The kernel does not tell it of a
+/// second address in one network: then the answer is no.
 pub fn is_own(ip: IpAddr) -> bool {
     let any: IpAddr = match ip {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -109,9 +109,8 @@ pub fn is_own(ip: IpAddr) -> bool {
 
 /// Sets what a rail needs: small frames leave at once, and the kernel finds out about a peer that
 /// is gone without a word. Buffers are left to the kernel (net.ipv4.tcp_rmem, tcp_wmem), which lets
-/// them grow with the path; with 4 MiB each, 1 MiB both ways over loopback took more than twice as
-/// long, because what was on its way had left the caches. Every option is a wish: a rail works
-/// without.
+/// them grow with the path. With 4 MiB each, 1 MiB both ways over loopback takes more than twice as
+/// long, because the bytes leave the caches on their way. A rail works without any of the options.
 pub fn prepare(socket: BorrowedFd<'_>, peer: IpAddr, timeout: Duration, refused: &mut Refused) {
     if peer.is_loopback() {
         // Nothing is congested there, and a rank that paces its packets (bbr) waits for timers.

@@ -1,8 +1,8 @@
 //! [`Stream`]: the ordered frames for one peer, as bytes that are kept until the peer has
 //! acknowledged them; and [`Received`]: how much of the peer's own stream has come.
 //!
-//! They go over one rail at a time, the lead. When that is lost, whatever is not acknowledged goes
-//! over the next one, and the receiver, which knows how much it has, drops what comes again.
+//! Frames go over one rail at a time, the lead. When it is lost, what is not acknowledged goes over
+//! the next one, and the receiver, which knows how much it has, drops what comes again.
 //! Positions count bytes from the begin of the connection and never start anew.
 
 use crate::kernel;
@@ -57,7 +57,7 @@ impl Stream {
         &self.bytes[self.head + (self.sent - self.base) as usize..]
     }
 
-    /// Whether there is nothing of that.
+    /// Whether the lead rail has sent everything.
     pub fn is_sent(&self) -> bool {
         self.sent == self.end()
     }

@@ -2,11 +2,11 @@
 //! kernel keeps the pages of a chunk until the other side has them, and says so in the error queue
 //! of the socket.
 //!
-//! Nobody waits for that: a chunk ends with the peer's acknowledgement, after which nothing that
-//! the kernel may still send of it is read any more. The notices tell something else: whether a
-//! copy was made after all, as for loopback, where it costs more than an ordinary one. Then the
-//! rail sends its chunks as ever. And they tell which rails have to be cut where memory is taken
-//! back (`peer/withdrawal.rs`).
+//! Nobody waits for these notices: a chunk ends with the peer's acknowledgement, after which the
+//! peer reads nothing more of it, even if the kernel sends it again. The notices tell whether the
+//! kernel has made a copy after all, as it does for loopback, where that costs more than an
+//! ordinary one; then the rail sends its chunks with copies. They also tell which rails have to be
+//! cut where memory is taken back (`peer/withdrawal.rs`).
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -35,7 +35,7 @@ struct Notices {
 }
 
 impl Zerocopy {
-    /// On, if the kernel knows it.
+    /// Sends without a copy, if the kernel can do that.
     pub fn new(socket: BorrowedFd<'_>) -> Zerocopy {
         let on: libc::c_int = 1;
         // SAFETY: reads one integer, which is live.
@@ -54,7 +54,7 @@ impl Zerocopy {
         }
     }
 
-    /// Never.
+    /// Never sends without a copy.
     pub fn off() -> Zerocopy {
         Zerocopy {
             is_on: false,

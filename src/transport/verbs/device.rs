@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-/// Comes back with receives, so that a failed one is told from a send.
+/// The id of every receive, by which a failed one is told from a send.
 pub const RECEIVE_ID: u64 = u64::MAX;
 /// Completions taken at once.
 pub const COMPLETIONS_AT_ONCE: usize = 32;
@@ -77,10 +77,10 @@ impl Sizes {
     /// For this many peers.
     pub fn of(slots: u32, peers: u32) -> Sizes {
         let peers = peers.max(1);
-        // What a peer that does not look may be told meanwhile. Of positions: two halves of the
-        // ring and a rest, or, where somebody waits to hear it, each of them. Of matches: a quarter
-        // of each class's messages at a time and a rest, each of the urgent ones. Of puts that
-        // named no region: each. It sends nothing meanwhile, so there are no more of these.
+        // What a peer that does not look may be told meanwhile. It is told of positions twice, and
+        // of a rest, or of each position where it waits to hear that; of matches four times per
+        // class, and of a rest, but of each urgent one; and of each put that named no region. It
+        // sends nothing meanwhile, so that there are no more of these.
         let class = crate::limits::MESSAGES_PER_PEER;
         let told = slots + 3 + 3 * (4 + 1) + class + 1 + slots;
         // Each position takes one receive, and so does each of the others. Some are taken and wait
@@ -330,7 +330,7 @@ impl std::fmt::Debug for Registered {
     }
 }
 
-/// Bytes as the device's library wants to know them.
+/// Memory, as the library of the device takes it.
 struct Bytes {
     view: View,
     _region: Option<Arc<Region>>,
@@ -409,12 +409,12 @@ impl Registered {
         self.view
     }
 
-    /// Where it is for peers.
+    /// The address by which peers name it.
     pub fn address(&self) -> u64 {
         self.view.as_ptr() as u64
     }
 
-    /// What peers name it by.
+    /// The keys by which peers name it.
     pub fn keys(&self) -> RailKeys {
         let mut keys = [0; RAILS_MAX];
         for (key, mr) in keys.iter_mut().zip(&self.mrs) {

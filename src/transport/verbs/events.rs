@@ -1,7 +1,7 @@
 //! What the asynchronous events of a device mean. Pure: what is done about them is in `mod.rs`.
 //!
-//! Soft-RoCE (Linux 6.1) raises those of ports, of completion queues that overflow, and none of
-//! queue pairs: theirs are recorded ones in the tests.
+//! Soft-RoCE (Linux 6.1) raises events of ports and of completion queues that overflow, and none of
+//! queue pairs: the tests have recorded ones.
 
 use linerate_verbs_sys::raw::ibv_event_type as kind;
 use linerate_verbs_sys::{Event, Subject};
@@ -11,7 +11,7 @@ use linerate_verbs_sys::{Event, Subject};
 pub enum News {
     /// Its port carries no packets.
     PortDown,
-    /// It does again.
+    /// Its port carries packets again.
     PortBack,
     /// Its port may have another address.
     OtherAddress,

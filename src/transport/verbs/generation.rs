@@ -1,9 +1,9 @@
 //! [`Generation`]: where a pair of ranks stands between two sets of queue pairs. A pure state
 //! machine.
 //!
-//! Either side may begin the next generation, both at once too; the higher number wins, and anyone
-//! who hears of one that is higher than its own follows. Nothing is posted in a generation before
-//! both sides have said that they can receive.
+//! Either side may begin the next generation, or both at once. The higher number wins: a side that
+//! hears of a higher one than its own follows. Nothing is posted in a generation before both sides
+//! have said that they can receive.
 
 use crate::time::Time;
 use std::fmt;
@@ -168,7 +168,7 @@ impl Generation {
         }
     }
 
-    /// Looks at the time; `has_news` where a rail has become usable.
+    /// Begins another generation when it is time, or where a rail has become usable (`has_news`).
     pub fn handle_time(&mut self, now: Time, has_news: bool) -> Action {
         match self.phase {
             Phase::Apart(until) if has_news || now >= until => self.begin(self.number + 1),

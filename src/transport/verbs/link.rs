@@ -4,8 +4,8 @@ use crate::config::VerbsSettings;
 use linerate_verbs_sys::{BATCH, Local, Operation, QueuePair, Segment, SendRequest};
 use std::collections::VecDeque;
 
-/// Words leave with a doorbell each while no more than these are under way. A rank that puts this
-/// many without a look at what has come of them wants many to move, and not one to be there soon.
+/// Words leave with a doorbell each while no more than this many are under way. A rank that puts
+/// more without a look at what has come of them wants throughput, not a short time for each.
 pub const AT_ONCE_MAX: usize = 16;
 /// Words without a position up to the one that makes a completion: half of those that may be under
 /// way.

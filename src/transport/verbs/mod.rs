@@ -12,7 +12,7 @@
 //!   (`gets.rs`). A put of at most a flag line goes as a record and is copied by the owner: a
 //!   device may write a line in parts. Words are writes again; on request plain ones, of which the
 //!   owner hears nothing.
-//! * Atomic operations are records too, and done by the owner's processor (`changes.rs`).
+//! * Atomic operations are records too, and done by the owner's processor (`peer/asking.rs`).
 //! * Pieces go over the rail with the least under way (`pieces.rs`); records over one of them, the
 //!   *lead*.
 //! * Queue pairs are found through a control transport, another provider that is given to this one:
@@ -30,7 +30,7 @@
 //! * Waiting is on a descriptor that completion channels, asynchronous events and the control
 //!   transport make readable; channels are armed at slow looks.
 //!
-//! What it does not do: encrypt or check sums (anyone who asks for that is refused); device memory
+//! What it does not do: encrypt or check sums (who asks for that gets an error); device memory
 //! that processors cannot map yet.
 #![allow(unsafe_code)]
 
@@ -266,7 +266,7 @@ impl VerbsTransport {
         }
     }
 
-    /// A post has failed. What was flushed is a consequence, and says nothing.
+    /// A post has failed. One that was flushed is a consequence, and says nothing of the cause.
     fn handle_error(&mut self, rank: Rank, at: usize, completion: &Completion, is_receive: bool) {
         let peer = &mut self.peers[rank as usize];
         if completion.status() == ibv_wc_status::IBV_WC_REM_ACCESS_ERR && !is_receive {
@@ -370,8 +370,9 @@ impl VerbsTransport {
         }
     }
 
-    /// True where a rail can be used again. Not only where it could not before: who made queue
-    /// pairs meanwhile has asked the device too, and left out a rail that was to blame.
+    /// Handles an event of a device; true where its rail can be used. That need not be news: the
+    /// state of a port is also read where queue pairs are made, which leave out a rail that is to
+    /// blame.
     fn handle_event(&mut self, at: usize, event: linerate_verbs_sys::Event) -> bool {
         let rail = &mut self.shared.rails[at];
         let text = rail.context().library().event_text(event.kind);

@@ -1,10 +1,9 @@
 //! What a slot of a ring holds: one record, a header of 48 bytes and what follows it.
 //!
 //! Check, parse, emit; what is done with a record is in `peer/receiving.rs`. Numbers are
-//! little-endian.
-//! Counters that a rank tells in passing (what it has consumed and matched) are written when the
-//! record is posted, so that they only grow in the order in which the peer sees them, also where a
-//! record is posted again.
+//! little-endian. Counters that a rank tells in passing (what it has consumed and matched) are
+//! written when the record is posted, so that they only grow in the order in which the peer sees
+//! them, also where a record is posted again.
 
 use crate::limits::INLINE_BYTES_MAX;
 use crate::transport::TAG_CLASSES;

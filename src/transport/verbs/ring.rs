@@ -1,12 +1,12 @@
 //! Positions of the rings: who may post what when, so that nothing ever finds its receiver
 //! unprepared.
 //!
-//! Each direction of a pair has a ring of slots in the receiver's memory. Whatever consumes a
-//! receive of the peer and carries something takes the next *position*, and there are as many of
-//! these under way as the ring has slots: that is the credit. A position is consumed when the
-//! receiver has done what it says; that is told in passing, or by itself when half of the ring was
-//! not told. After a fault the receiver says how many positions have come, and exactly the others
-//! are posted again.
+//! Each direction of a pair has a ring of slots in the receiver's memory. A write that consumes a
+//! receive of the peer and carries something takes the next *position*. No more positions are under
+//! way than the ring has slots: that is the credit. A position is consumed when the receiver has
+//! done what it says. The sender is told so in passing, or by a message of its own when half of the
+//! ring was not told. After a fault the receiver says how many positions have come, and exactly the
+//! others are posted again.
 
 use super::record::VALUE_MASK;
 use std::collections::VecDeque;

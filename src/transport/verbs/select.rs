@@ -39,7 +39,7 @@ pub fn open(
         )));
     }
     let mut rails = Vec::new();
-    // Another queue pair is another rail, with queues of its own.
+    // Each further queue pair is a rail with queues of its own.
     let chosen = (choice.rails.iter()).flat_map(|rail| std::iter::repeat_n(rail, each));
     for (token, chosen) in (0..).zip(chosen) {
         let device = devices.find(&chosen.device).ok_or_else(|| {
@@ -54,8 +54,8 @@ pub fn open(
     Ok((rails, choice))
 }
 
-/// What the devices speak that a rank of this many would use, if it can: they are opened, and
-/// closed again.
+/// The fabric of the devices that a rank would use in a job of this many ranks. The devices are
+/// opened for that, and closed.
 pub fn probe(rank: Rank, ranks: u32, settings: &VerbsSettings) -> Result<Fabric> {
     let sizes = Sizes::of(settings.slots, ranks.saturating_sub(1));
     let (rails, choice) = open("", rank, sizes, settings)?;
