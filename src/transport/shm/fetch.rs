@@ -2,8 +2,8 @@
 //! of the sender's address space (`process_vm_readv`, "cross-memory attach"), so that nobody copies
 //! them into registered memory first.
 //!
-//! The kernel takes a number of a process, and such numbers are used again. So every process that
-//! lets itself be read keeps a [`Guard`], a word that its peers know, and each fetch reads that
+//! The kernel names a process by a number, and numbers are used again. So every process that lets
+//! itself be read keeps a [`Guard`], a word that its peers know, and each fetch reads that
 //! word behind the message in the same call: one call reads one address space. Whether a peer may
 //! be read at all is found out by reading its guard when it connects.
 //!

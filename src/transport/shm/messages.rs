@@ -211,7 +211,7 @@ impl ShmTransport {
                     Delivery::Ended => return Ok(()),
                     Delivery::Withdrawn => {}
                     Delivery::Lost(reason) => {
-                        // Flushed with it, unless it has failed already.
+                        // The receive is flushed with the peer, unless that has failed already.
                         self.post(peer, posted)?;
                         self.fail(peer, reason);
                         return Ok(());
@@ -326,7 +326,7 @@ impl ShmTransport {
             self.peers[peer as usize].matching.put_back(posted);
         }
         match delivery {
-            // Of a peer that has failed whatever can be had is taken.
+            // What can be had of a peer that has failed is taken.
             Delivery::Lost(reason) if self.peers[peer as usize].state != PeerState::Gone => {
                 Err(reason)
             }
@@ -344,8 +344,8 @@ impl ShmTransport {
             true => self.read_far(peer, posted.destination.part(0, bytes as usize), far),
             false => Ok(()),
         };
-        // After the last read, and whatever became of it: the sender may have freed the memory
-        // since.
+        // This is asked after the last read, whether that worked or not: the sender may have freed
+        // the memory since.
         let delivery = match (self.is_recalled(peer, id), read) {
             (true, _) => Delivery::Withdrawn,
             (false, Err(unread)) => return Delivery::Lost(self.reason_of(peer, unread)),

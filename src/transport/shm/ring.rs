@@ -29,8 +29,8 @@ pub struct RecordHeader {
     pub words: [u64; 5],
 }
 
-/// The two indices and the bytes of one ring, as views of shared memory: of a segment, which the
-/// transport of each end keeps mapped as long as that end.
+/// The two indices and the bytes of one ring, as views of a segment in shared memory. The transport
+/// of each end keeps the segment mapped as long as that end lives.
 #[derive(Clone, Copy, Debug)]
 pub struct RingMemory {
     /// Index written by the producer, in a cache line of its own.

@@ -32,8 +32,8 @@ const _: () = assert!(
     "a tail line holds the tail and a count per class"
 );
 
-/// A segment, ours or a peer's, with the region that keeps it mapped. Its bell, which every message
-/// touches, comes first.
+/// A segment of this rank or of a peer, with the region that keeps it mapped. Its bell, which every
+/// message touches, comes first.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Segment {
@@ -151,14 +151,15 @@ impl Segment {
         self.bell.wake_after(|| self.raise_alarm());
     }
 
-    /// The same, where the caller has stored a signal, of which the owner may want several.
+    /// Wakes the owner if the signal that the caller has stored is the last of those that it wants.
     #[inline]
     pub fn wake_by_signal(&self) {
         self.bell
             .wake_when(|| self.quota.count(), || self.raise_alarm());
     }
 
-    /// The same, where the caller has stored what an owner that wants signals does not wait for.
+    /// Wakes the owner for something that the caller has stored and that is no signal: not an owner
+    /// that waits for signals.
     pub fn wake_if_open(&self) {
         self.bell
             .wake_when(|| self.quota.is_open(), || self.raise_alarm());
@@ -176,8 +177,8 @@ impl Segment {
         }
     }
 
-    /// The owner sleeps on this eventfd. It is written before the bell counts: anyone who sees
-    /// another count finds it written.
+    /// The owner sleeps on this eventfd. It is written before the bell counts: a reader that
+    /// sees another count finds it written.
     pub fn wake_through(&mut self, alarm: OwnedFd) {
         self.alarm = Some(alarm);
     }

@@ -1,5 +1,5 @@
-//! Set-up and control sockets of the shm provider: who is connected, whose regions are known, who
-//! has gone.
+//! Set-up and control sockets of the shm provider: they connect peers, make regions known, and tell
+//! which peers have gone.
 
 use super::control::{Ending, PeerProcess};
 use super::fetch::{Guard, own_process};
@@ -52,7 +52,7 @@ impl ShmTransport {
         Ok(())
     }
 
-    /// Everything that needs system calls: new connections, announcements, hang-ups.
+    /// Does what needs system calls: new connections, announcements, hang-ups.
     pub(super) fn poll_sockets(&mut self, now: Time) {
         if let Err(error) = self.accept_peers() {
             self.fail_expected(&error);
@@ -75,8 +75,8 @@ impl ShmTransport {
         self.flush_outboxes();
     }
 
-    /// Of each pair, the higher rank connects and the lower one accepts. The lower one looks now
-    /// and then whether there still is somebody who could connect.
+    /// Connects to a peer of a lower rank. A peer of a higher rank connects itself; this rank looks
+    /// now and then whether it is still there.
     fn try_connect(&mut self, peer: Rank, is_time: bool) {
         let p = &self.peers[peer as usize];
         let PeerState::Connecting(name) = &p.state else {
@@ -95,7 +95,8 @@ impl ShmTransport {
         }
     }
 
-    /// No peer can be let in any more, for want of descriptors most likely.
+    /// Peers that have not connected fail: none can be let in any more, most likely because no
+    /// descriptor is left.
     fn fail_expected(&mut self, error: &Error) {
         for peer in self.rank + 1..self.peers.len() as Rank {
             let p = &self.peers[peer as usize];
@@ -210,11 +211,12 @@ impl ShmTransport {
         let Some(segment) = &p.segment else {
             return Ok(());
         };
-        // Pairs with the release in `send_control`: the message is in the socket.
+        // Pairs with the releases in `export_to` and `flush_outboxes`: the message is in the
+        // socket.
         let announced = segment.announced().load(Ordering::Acquire);
         if p.control.note_announced(announced) {
-            // The ring may be being read: what it holds would be taken twice if the peer failed
-            // now.
+            // The ring may be being read at this moment. If the peer failed now, what the ring
+            // holds would be taken twice.
             if let Err(ending) = self.hear(peer) {
                 self.peers[peer as usize].control.keep_ending(ending);
             }

@@ -134,9 +134,9 @@ pub fn listen_on(name: &[u8]) -> Result<OwnedFd> {
 pub enum Connected {
     /// A connection.
     Open(OwnedFd),
-    /// The listener's queue is full, try again.
+    /// The listener's queue is full: the caller tries again.
     Busy,
-    /// Nobody listens under this name: anyone who did has gone.
+    /// Nobody listens under this name (any more).
     Nobody,
 }
 
@@ -270,8 +270,8 @@ pub fn receive(fd: BorrowedFd<'_>) -> Result<Received> {
             RecvFlags::CMSG_CLOEXEC,
         )
     };
-    // A peer that closed with messages of ours unread resets the connection, and that is said
-    // before what it had sent.
+    // A peer that closes before it has read everything resets the connection, and the kernel tells
+    // that before it gives what the peer had sent.
     let received = match receive() {
         Err(rustix::io::Errno::CONNRESET) => receive(),
         received => received,

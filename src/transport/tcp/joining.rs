@@ -134,8 +134,8 @@ impl TcpTransport {
         (is_known || peer.rails().len() >= RAILS_MAX).then_some(Refusal::Full)
     }
 
-    /// The key of connections with a peer; which identity comes first is agreed on. `None`: its
-    /// address is not known yet.
+    /// The key of connections with a peer. Both identities go into it, first that of the side which
+    /// connects (the peer, if it `is_initiator`). `None`: the peer's address is not known yet.
     fn key_for(&self, peer: Rank, is_initiator: bool) -> Option<JobKey> {
         let theirs = self.peers[peer as usize].reach().identity()?;
         let pair = match is_initiator {
@@ -165,8 +165,8 @@ impl TcpTransport {
             return;
         }
         let is_wanted = match peer.rails().is_empty() {
-            // Nothing is asked of a peer that nobody talks to; but one that was connected shall be,
-            // to see when it dies.
+            // A peer that nobody talks to needs no connection. One that had a connection gets one
+            // again, so that its death is seen.
             true => {
                 peer.has_output() || peer.is_to_be_connected() || (is_slow && peer.awaits_message())
             }
@@ -268,7 +268,7 @@ impl TcpTransport {
         }
     }
 
-    /// Which peers have rails.
+    /// Notes which peers have rails.
     pub(super) fn refresh_active(&mut self) {
         self.active.clear();
         let has_rails = |peer: &&Peer| !peer.rails().is_empty();

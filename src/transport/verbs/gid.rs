@@ -2,8 +2,8 @@
 //!
 //! On Ethernet a port has a GID for each address of its interfaces and each version of RoCE.
 //! Version 2 is UDP over IP and crosses routers; version 1 is an Ethernet frame of its own and does
-//! not. The index is the own side's matter, the GID itself tells the peer, and both sides must mean
-//! the same version and family.
+//! not. The index matters to this side only; the peer is told the GID itself, and both sides must
+//! use the same version and family.
 //!
 //! Order: version 2 before 1, then addresses of IPv4, then other IPv6, then those valid on one link
 //! only. Source: the InfiniBand specification's annexes A16 (RoCE) and A17 (RoCEv2); how an IPv4
@@ -40,9 +40,9 @@ pub struct Gid {
 /// A GID, and why that one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChosenGid {
-    /// Which.
+    /// The GID.
     pub gid: Gid,
-    /// In words.
+    /// The reason, in words.
     pub reason: String,
 }
 

@@ -1,14 +1,14 @@
 //! What two ranks say over the control transport, so that their queue pairs find each other: at the
 //! start, and after a fault.
 //!
-//! A *generation* is the life of one set of queue pairs. Who begins one has destroyed its queue
-//! pairs of the one before, so that nothing of it can come any more, and says with its proposal
+//! A *generation* is the life of one set of queue pairs. The side that begins one has destroyed its
+//! queue pairs of the last one, so that nothing of that can come any more, and says in its proposal
 //! what of the ring had come until then.
 
 use super::record::RAILS_MAX;
 use crate::transport::TAG_CLASSES;
 
-/// The longest of them.
+/// Bytes of the longest greeting.
 pub const GREETING_BYTES_MAX: usize = 48 + RAILS_MAX * RAIL_BYTES;
 const RAIL_BYTES: usize = 40;
 /// Changes with the meaning of anything that two ranks exchange.
@@ -19,7 +19,7 @@ const VERSION: u8 = 1;
 pub struct RailOffer {
     pub queue_pair: u32,
     pub packet_number: u32,
-    /// Of the ring, in the memory of the device.
+    /// The remote key of the ring.
     pub ring_key: u32,
     pub lid: u16,
     /// As verbs count: 1 is 256 bytes, 5 is 4096.

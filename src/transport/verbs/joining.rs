@@ -33,7 +33,7 @@ impl VerbsTransport {
         let _ = unsafe { (self.control).post_recv(peer, TAG, place, u64::from(peer)) };
     }
 
-    /// What the control transport says.
+    /// Handles what the control transport says.
     pub(super) fn poll_control(&mut self, is_slow: bool) {
         let (now, mut events) = (self.shared.now, std::mem::take(&mut self.control_events));
         if is_slow {
@@ -59,7 +59,7 @@ impl VerbsTransport {
                     self.end_links(peer);
                     let generation = self.peers[peer as usize].pair().generation();
                     match generation.trouble.is_some() {
-                        // It has given up, most likely.
+                        // Most likely it has given up.
                         true => {
                             let cause = generation.explain("it has left");
                             self.fail(peer, &cause);
@@ -86,7 +86,7 @@ impl VerbsTransport {
         self.send_letters();
     }
 
-    /// A peer that was expected is there.
+    /// A peer that was expected has called.
     fn begin_with_expected(&mut self, rank: Rank) {
         let peer = &mut self.peers[rank as usize];
         if !peer.take_expected() {
@@ -110,7 +110,7 @@ impl VerbsTransport {
         let greeting = match end.outcome {
             Outcome::Done => Greeting::parse(&bytes),
             Outcome::Truncated => Err(format!("a greeting of {} bytes", end.bytes)),
-            // The peer is gone, which is told besides.
+            // The peer is gone, which another event tells.
             _ => return,
         };
         match greeting {
@@ -189,7 +189,7 @@ impl VerbsTransport {
             return;
         }
         for link in peer.pair().links() {
-            // One that cannot be brought there is destroyed all the same.
+            // A queue pair that cannot be brought into the error state is destroyed all the same.
             let _ = link.pair.to_error();
         }
         self.poll_rails();
@@ -350,7 +350,7 @@ impl VerbsTransport {
         self.act(rank, action);
     }
 
-    /// Tells people which rails a generation is left with; of the first, the start tells.
+    /// Tells people which rails a generation uses. Those of the first are told at the start.
     fn say_rails(&self, rank: Rank, number: u32) {
         let links = self.peers[rank as usize].pair().links();
         let names: Vec<&str> = links
@@ -363,7 +363,7 @@ impl VerbsTransport {
         crate::transport::say(self.shared.rank, &text);
     }
 
-    /// Why a rail joins nobody, where the peer offers none.
+    /// Why a rail is not joined with one of the peer, which offers none.
     fn describe_apart(&self, rank: Rank, at: usize) -> String {
         let name = self.shared.rails[at].name();
         match self.peers[rank as usize].pair().has_link(at) {

@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 /// Words leave with a doorbell each while no more than this many are under way. A rank that puts
 /// more without a look at what has come of them wants throughput, not a short time for each.
 pub const AT_ONCE_MAX: usize = 16;
-/// Words without a position up to the one that makes a completion: half of those that may be under
-/// way.
+/// Of words without a position, one in this many makes a completion: half of those that may be
+/// under way.
 const WORDS_PER_SIGNAL: u64 = AT_ONCE_MAX as u64 / 2;
 
 /// What follows from the confirmation of a post.
@@ -20,7 +20,7 @@ pub enum Then {
         token: u64,
         bytes: u64,
     },
-    /// The last bytes of a long transfer have.
+    /// The last bytes of a long transfer have arrived.
     EndTransfer(u64),
 }
 
@@ -37,11 +37,11 @@ pub enum What {
     },
     /// A word without a position, which is not written again.
     Word { token: u64, bytes: u64 },
-    /// Counters, which later ones replace.
+    /// Counters, which later counters replace.
     Told,
-    /// That the put with this position, the low bits, named no region.
+    /// The news that the put with this position, the low bits, named no region.
     BadPut(u32),
-    /// A short get, of which the peer knows in order.
+    /// A short get; short gets end in order.
     Get,
     /// What was here is over.
     Nothing,
@@ -66,7 +66,7 @@ struct Sent {
 pub struct Link {
     pub pair: QueuePair,
     pub rail: usize,
-    /// Of the first packet that it sends.
+    /// The number of the first packet that it sends.
     pub packet_number: u32,
     depth: usize,
     /// Without a completion for this many posts, the next one asks for one: places come back in
@@ -140,8 +140,8 @@ impl Link {
         self.sent.push_back(Sent { id, what, bytes });
     }
 
-    /// Posts by itself, with this many bytes; nothing is queued. What has to be known of it is
-    /// noted while it is on its way.
+    /// Posts an operation with this many bytes at once, where nothing is queued, and notes it while
+    /// it is on its way.
     #[inline]
     pub fn post_now(
         &mut self,
@@ -197,8 +197,8 @@ impl Link {
         }
     }
 
-    /// Hands what was queued to the device: linked, with one doorbell per batch; how many. The last
-    /// one is confirmed by a completion.
+    /// Hands what was queued to the device, linked, with one doorbell per batch; how many doorbells
+    /// that took. The last post makes a completion.
     #[inline]
     pub fn flush(&mut self) -> Result<usize, String> {
         let Some(last) = self.queued.last_mut() else {
