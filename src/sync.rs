@@ -2,6 +2,8 @@
 //!
 //! `memory/bell.rs` and `comm/driving.rs` take them from here and from nowhere else, so that
 //! `tests/loom.rs` and `tests/shuttle.rs` can compile the same files against loom's and shuttle's.
+//! The other files that share memory without a lock (`transport/shm/{ring,recall}.rs`,
+//! `engine/control.rs`, `memory/quota.rs`) take theirs from `memory` alone, for the same purpose.
 
 pub use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 pub use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};

@@ -17,6 +17,9 @@
 //! * Nothing here blocks. [`Engine::drive`] does what can be done now; anyone who waits calls it
 //!   (`wait.rs`).
 //!
+//! In the steady state an operation reuses rounds, schedules and scratch memory, and makes no
+//! system call unless its wait yields or sleeps.
+//!
 //! `progress.rs` is the order of steps, `driver.rs` runs them, `tasks.rs` takes calls, `rounds.rs`
 //! starts and ends rounds, `fault.rs` turns silence and disagreement into errors on every rank,
 //! `news.rs` is how they are told; `leaving.rs` says what a rank that ends in good order leaves to

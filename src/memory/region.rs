@@ -1,4 +1,12 @@
 //! [`Region`]: pages that a transport can reach, owned by this process or mapped from a peer.
+//!
+//! A region has its pages before the first operation, next to its owner's core and huge where the
+//! kernel allows it. Its size is compared with what the machine, the control groups and the process
+//! may have (`available.rs`) before a page is touched.
+//!
+//! A view of a peer's region stays valid whatever that peer does: a region that its owner frees
+//! stays mapped here until every round that may have a view of it has ended. Pages that a stopped
+//! peer could still write are never reused, so that they belong to nobody else.
 
 use super::available::{self, Pages};
 use super::{Element, View, pages};

@@ -1,6 +1,8 @@
 //! The `router`: ranks of one host reach each other through shared memory, all others through
 //! connections (`tcp`) or RDMA (`verbs`).
 //!
+//! The far provider is RDMA if every rank has said that it can, else connections (`between.rs`).
+//!
 //! It joins two providers. A rank's address says on which host it is, and each pair of ranks uses
 //! one of the two. Two ranks of a host find out whether they share memory by mapping each other's
 //! before the first post. Where that fails (other users, a sandbox), the rank that notices calls

@@ -1,5 +1,8 @@
 //! [`PartialAllreduce`]: an allreduce in which fast ranks do not wait for slow ones.
 //!
+//! Its rounds begin by notices and run as ordinary operations on a communicator that nothing else
+//! uses. That communicator is no member of a family, because a thread of its own attends to it.
+//!
 //! What a round is, when it begins and what enters it is in [`crate::partial`]; here bytes move.
 //! `rounds.rs` starts and ends the operations of rounds, `memory.rs` has the buffers, `recovery.rs`
 //! goes on after a death, `names.rs` names ranks afterwards, `seat.rs` the threads; `fusion.rs`
