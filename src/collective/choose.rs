@@ -1,4 +1,5 @@
-//! [`choose`]: the algorithm that loses least, by the cost model.
+//! The choice of a dense collective's algorithm, [`choose`]: the one that loses least, by the cost
+//! model.
 
 use super::table::algorithms;
 use super::{Algorithm, Request, Window};

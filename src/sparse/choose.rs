@@ -1,5 +1,5 @@
-//! What a step costs with each algorithm, and which is cheapest: Table 1 of the paper with the
-//! fill-in that was measured.
+//! The choice of a sparse allreduce's algorithm: what a step costs with each, and which is
+//! cheapest: Table 1 of the paper with the fill-in that was measured.
 //!
 //! Only multiplications and additions of what all ranks have, so that all choose the same.
 

@@ -1,5 +1,5 @@
-//! Which indices two increasing lists have in common: marks of the one over a window of
-//! coordinates, looked up by the other.
+//! The matching of sparse entries: which indices two increasing lists have in common: marks of the
+//! one over a window of coordinates, looked up by the other.
 //!
 //! Two pointers that overtake each other would be a branch an entry that nobody can predict; a
 //! search for where a window ends would wait for memory at every step of it.

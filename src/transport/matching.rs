@@ -1,5 +1,5 @@
-//! [`Matching`]: receives of one peer's messages meet what comes, by tag and in order, for
-//! providers whose owner matches.
+//! The matching of messages in providers, [`Matching`]: receives of one peer's messages meet what
+//! comes, by tag and in order, for providers whose owner matches.
 //!
 //! `F` says where the bytes of a message are that were not copied. The provider gets them.
 

@@ -1,4 +1,5 @@
-//! Matching of messages with receives (clauses 6 and 7), for one receiving rank.
+//! The matching of messages in the simulation, with receives (clauses 6 and 7), for one receiving
+//! rank.
 //!
 //! A *stream* is one (peer, epoch of the connection, tag). A message enters its stream when it is
 //! sent, so the order of sending is known however the wire reorders; it can match once it has

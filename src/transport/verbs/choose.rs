@@ -1,4 +1,4 @@
-//! Which devices and ports are used: by name, or the nearest of the fastest.
+//! The choice of RDMA devices and ports: which are used: by name, or the nearest of the fastest.
 //!
 //! Without names one port is chosen:
 //! 1. Only ports of channel adapters that carry packets, and on Ethernet only those with a GID.
