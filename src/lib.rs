@@ -58,6 +58,7 @@
 //! |   | `wire` | control messages, frames, the handshake of connections, TLS behind it: check, parse, emit |
 //! |   | `kernel` | reduce, scale, select on views: scalar oracle and SIMD |
 //! |   | `pattern` | who talks to whom at step k |
+//! |   | `wait` | how a thread waits, what it sleeps on, who drives; the one reader of the clock |
 //! | 2 | [`schedule`] | steps, ranges, builder, printout, checker |
 //! | 3 | `cost` | what an algorithm costs |
 //! |   | [`collective`] | request to schedule; choice of algorithm |
@@ -89,7 +90,7 @@
 //!    order, and receivers hold a fixed number of messages per peer. Half of those places belong to
 //!    the oldest operation, so that later ones cannot block it.
 //! 6. Every wait has a deadline, and a thread that waits spins only where every rank has a core
-//!    (`engine/wait.rs`).
+//!    (`wait/patience.rs`).
 //! 7. The first failure ends the communicator on all ranks with one cause. A rank that hears of it
 //!    passes it on, and a transport has room for this news whatever else it holds (clause 7).
 //! 8. A communicator belongs to the process that made it (`memory::ProcessOwned`). A forked child
@@ -97,7 +98,7 @@
 //! 9. Trust begins with the job's secret. A rank believes nobody before the handshake of `wire`,
 //!    and keeps a bounded number of bytes of an unauthenticated peer for a bounded time.
 //! 10. Some things exist once: `engine/driver.rs` is where schedule, transport and kernel meet,
-//!     `engine/clock.rs` reads the clock, `transport::open` lists the providers.
+//!     `wait/clock.rs` reads the clock, `transport::open` lists the providers.
 //!
 //! # Deliberately absent
 //!
@@ -140,6 +141,7 @@ mod types;
 #[doc(hidden)]
 #[allow(missing_docs)]
 pub mod unstable;
+mod wait;
 mod wire;
 
 pub use comm::{

@@ -1,10 +1,11 @@
 //! Locks, atomics and fences of the files that are checked under every interleaving.
 //!
-//! `memory/bell.rs` and `comm/driving.rs` take them from here and from nowhere else, so that
-//! `tests/loom.rs` and `tests/shuttle.rs` can compile the same files against loom's and shuttle's.
-//! The other files that share memory without a lock (`transport/shm/{ring,recall}.rs`,
-//! `engine/control.rs`, `memory/quota.rs`) take theirs from `memory` alone, for the same purpose.
+//! `wait/bell.rs`, `wait/quota.rs`, `wait/driver_lock.rs` and `comm/driving.rs` take them from here
+//! and from nowhere else, so that `tests/loom.rs` and `tests/shuttle.rs` can compile the same files
+//! against loom's and shuttle's. The other files that share memory without a lock
+//! (`transport/shm/{ring,recall}.rs`, `engine/control.rs`) take theirs from `memory` alone, for the
+//! same purpose.
 
 pub use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
-pub use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+pub use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 pub use std::thread::yield_now;

@@ -1,4 +1,4 @@
-//! Points in time, as data. Only `engine/clock.rs` reads a clock; everything else is told the time.
+//! Points in time, as data. Only `wait/clock.rs` reads a clock; everything else is told the time.
 
 use std::time::Duration;
 

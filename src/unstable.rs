@@ -25,9 +25,7 @@ pub mod cost {
 }
 
 pub mod engine {
-    pub use crate::engine::{
-        Arguments, Contact, Engine, Host, Patience, Prepared, SpinTime, TaskCall, TaskId, WaitStep,
-    };
+    pub use crate::engine::{Arguments, Contact, Engine, Host, Prepared, TaskCall, TaskId};
 }
 
 pub mod fusion {
@@ -51,7 +49,7 @@ pub mod limits {
 }
 
 pub mod memory {
-    pub use crate::memory::{available_memory_bytes, futex_wait, meminfo_field};
+    pub use crate::memory::{available_memory_bytes, meminfo_field};
 }
 
 pub mod partial {
@@ -98,6 +96,10 @@ pub mod verbs {
     pub mod sysfs {
         pub use crate::transport::verbs::sysfs::{Device, LinkLayer, PcieLink, Port, Tree};
     }
+}
+
+pub mod wait {
+    pub use crate::wait::{Patience, SpinTime, Step, futex_wait};
 }
 
 pub mod wire {

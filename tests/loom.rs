@@ -8,27 +8,24 @@
 // model's.
 #![allow(dead_code, unsafe_code, unused_unsafe)]
 
-#[path = "../src/memory/bell.rs"]
-mod bell;
 #[path = "../src/engine/control.rs"]
 mod control;
 #[path = "loom/memory.rs"]
 mod memory;
-#[path = "../src/memory/quota.rs"]
-mod quota;
 #[path = "../src/transport/shm/recall.rs"]
 mod recall;
 #[path = "../src/transport/shm/ring.rs"]
 mod ring;
+#[path = "loom/wait.rs"]
+mod wait;
 
-use bell::Bell;
 use control::{Binding, Line, load_retired, store_retired};
 use loom::thread::{self, yield_now};
-use memory::{Place, RegionKey, View, futex_wait, futex_wake_all};
-use quota::Quota;
+use memory::{Place, RegionKey, View};
 use ring::{Consumer, Producer, RecordHeader, RingMemory};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
+use wait::{Bell, Quota};
 
 /// The bounds of a small world: a ring of four lines.
 mod limits {
@@ -42,7 +39,7 @@ mod limits {
 
 /// Accesses go to the model's memory.
 mod kernel {
-    use crate::memory::{View, Word};
+    use crate::memory::{View, Word, Word32};
 
     pub fn copy(source: View, destination: View) {
         destination.copy_from(source);
@@ -58,6 +55,10 @@ mod kernel {
 
     pub fn word(view: &View, start: usize) -> &Word {
         view.word(start)
+    }
+
+    pub fn word32(view: &View, start: usize) -> &Word32 {
+        view.word32(start)
     }
 
     pub fn line(view: &View, start: usize) -> [&Word; 8] {
@@ -298,7 +299,7 @@ fn sleeper_and_waker() {
 
 #[test]
 fn every_fence_of_the_bell_is_needed() {
-    let source = include_str!("../src/memory/bell.rs");
+    let source = include_str!("../src/wait/bell.rs");
     check_every_ordering("bell.rs", source, sleeper_and_waker);
 }
 
@@ -324,6 +325,6 @@ fn sleeper_with_a_quota() {
 
 #[test]
 fn the_fence_of_the_quota_is_needed() {
-    let source = include_str!("../src/memory/quota.rs");
+    let source = include_str!("../src/wait/quota.rs");
     check_every_ordering("quota.rs", source, sleeper_with_a_quota);
 }

@@ -1,15 +1,13 @@
 //! Start, stop, hand-over and failure of the threads that drive one engine, under thousands of
 //! schedules.
 //!
-//! `comm/driving.rs` and `memory/bell.rs` are compiled here a second time, against shuttle's locks,
+//! `comm/driving.rs` and files of `wait` are compiled here a second time, against shuttle's locks,
 //! threads and atomics and a small engine (`shuttle/engine.rs`). Sleeps have no time limit here:
 //! anyone who is not woken sleeps forever, and shuttle finds the deadlock.
 // The files have more than the models use, and what is `unsafe` of real memory is safe of a
 // model's.
 #![allow(dead_code, unsafe_code, unused_unsafe)]
 
-#[path = "shuttle/alarm.rs"]
-mod alarm;
 #[path = "../src/comm/driving.rs"]
 mod driving;
 #[path = "shuttle/engine.rs"]
@@ -18,12 +16,15 @@ mod engine;
 mod memory;
 #[path = "../src/time.rs"]
 mod time;
+#[path = "shuttle/wait.rs"]
+mod wait;
 
 use driving::Driving;
-use engine::{Clock, Engine, Peer, SpinTime, TaskId};
+use engine::{Engine, Peer, TaskId};
 use shuttle::thread::{self, JoinHandle};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use wait::{Background, Clock, SpinTime};
 
 mod ranges {
     /// Nothing is ever freed here.
@@ -37,33 +38,17 @@ mod ranges {
     }
 }
 
-mod family {
-    /// A communicator without relatives.
-    #[derive(Default)]
-    pub struct Family;
-
-    impl Family {
-        pub fn has_others(&self) -> bool {
-            false
-        }
-
-        pub fn drive(&self, _own: Option<&crate::driving::Driving>) -> bool {
-            false
-        }
-
-        pub fn sleep(
-            &self,
-            _own: &crate::driving::Driving,
-            _time: std::time::Duration,
-            _look: impl FnOnce() -> bool,
-        ) {
-            unreachable!("nobody else is there")
-        }
-    }
-}
-
 mod inside {
     pub type Inside = crate::engine::Engine;
+}
+
+/// Words are atomics of the model.
+mod kernel {
+    use crate::memory::{View, Word32};
+
+    pub fn word32(view: &View, start: usize) -> &Word32 {
+        view.word32(start)
+    }
 }
 
 mod error {
@@ -73,18 +58,9 @@ mod error {
 mod sync {
     pub use crate::memory::Condvar;
     pub use shuttle::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
-    pub use shuttle::sync::{Arc, Mutex, MutexGuard};
+    pub use shuttle::sync::{Arc, Mutex, MutexGuard, Weak};
     pub use shuttle::thread::yield_now;
     pub use std::sync::{PoisonError, TryLockError};
-}
-
-mod transport {
-    use crate::memory::View;
-
-    pub enum WaitSource {
-        Futex { bell: View, sleeping: View },
-        Virtual,
-    }
 }
 
 /// Schedules per scheduler and model.
@@ -103,7 +79,7 @@ fn rank() -> (Arc<Driving>, Peer, JoinHandle<()>) {
     ));
     let progress = {
         let driving = driving.clone();
-        thread::spawn(move || driving.run_progress_thread())
+        thread::spawn(move || driving.run())
     };
     (driving, peer, progress)
 }
@@ -122,7 +98,7 @@ fn waiter(driving: &Arc<Driving>, event: u32) -> (TaskId, JoinHandle<linerate::R
 }
 
 fn stop(driving: &Driving, progress: JoinHandle<()>) {
-    driving.stop_progress_thread();
+    driving.stop();
     progress.join().unwrap();
 }
 

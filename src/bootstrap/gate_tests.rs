@@ -5,7 +5,7 @@ use super::super::dial::{Call, dial};
 use super::super::link::{Kind, Link};
 use super::*;
 use crate::config::{JobSettings, Secret};
-use crate::engine::Clock;
+use crate::wait::Clock;
 use crate::wire::NONCE_BYTES;
 use std::io::Write;
 use std::thread;

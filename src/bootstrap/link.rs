@@ -4,9 +4,9 @@
 //! A frame is its length (4 bytes, little-endian, of what follows), one byte that says what it is,
 //! and the rest. With TLS all of it is sealed.
 
-use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::time::Time;
+use crate::wait::Clock;
 use crate::wire::Tls;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{ErrorKind, Read, Write};

@@ -5,11 +5,11 @@
 
 use super::bounds::BLOB_BYTES_MAX;
 use super::differing::other_settings;
-use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::limits::RANKS_MAX;
 use crate::time::Time;
 use crate::types::Rank;
+use crate::wait::Clock;
 use rustix::net::RecvFlags;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsFd;

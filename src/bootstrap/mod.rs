@@ -45,9 +45,9 @@ pub use reunion::{MeetingPlace, Reunion, emit_place, parse_place};
 pub use survivors::{Conversation, Lost, Message};
 
 use crate::config::{Config, Secret};
-use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::types::Rank;
+use crate::wait::Clock;
 use local::Introduction;
 use network::Network;
 use note::note;

@@ -29,11 +29,11 @@ use super::server::Server;
 use super::store::{Answer, MESSAGE_BYTES_MAX, Request};
 use super::tree::{self, Table};
 use crate::config::Config;
-use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::time::Time;
 use crate::transport::{self, Agreed, Fabric, Offer, Options, agree};
 use crate::types::Rank;
+use crate::wait::Clock;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 
 /// Of a reason that a rank tells another: four bytes a character fit a value of the store.

@@ -7,10 +7,10 @@
 use super::gate::{Gate, TO_STORE};
 use super::link::{Kind, Link, Lost, wait_for};
 use super::store::{Answer, Request, Store};
-use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::time::Time;
 use crate::types::Rank;
+use crate::wait::Clock;
 use rustix::event::PollFlags;
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;

@@ -260,7 +260,7 @@ mod tests {
     use super::*;
     use crate::bootstrap::Reunion;
     use crate::config::{Config, Secret};
-    use crate::engine::Clock;
+    use crate::wait::Clock;
     use std::net::{IpAddr, Ipv4Addr};
 
     fn messages() -> Vec<Message> {

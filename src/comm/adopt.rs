@@ -23,7 +23,7 @@ impl Communicator {
     /// # Errors
     /// [`Error::InvalidArgument`]: the address is not aligned for `T`; [`Error::Forked`].
     pub unsafe fn adopt<T: Element>(&self, address: *mut T, count: usize) -> Result<Buffer<T>> {
-        let shared = self.shared()?;
+        self.driving()?;
         let bytes = count
             .checked_mul(size_of::<T>())
             .filter(|_| address.is_aligned());
@@ -36,7 +36,7 @@ impl Communicator {
         // SAFETY: the caller keeps the range mapped as long as `View::new` asks for, and its
         // references apart.
         let view = unsafe { View::new(address.cast(), bytes) };
-        let raw = RawBuffer::at(view, &shared.family().ranges);
+        let raw = RawBuffer::at(view, &self.inner.ranges);
         Ok(Buffer::of(raw))
     }
 }

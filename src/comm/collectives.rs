@@ -259,7 +259,7 @@ impl Communicator {
         if all.all(|raw| !raw.is_lent()) {
             return self.run(&call);
         }
-        if self.shared()?.clock.is_virtual() {
+        if self.driving()?.clock.is_virtual() {
             // Nobody can wait here, and the loan must not end before the operation does.
             return Err(Error::invalid(
                 "a simulated rank cannot wait inside a call on a slice: start an operation on a Buffer",

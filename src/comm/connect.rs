@@ -1,19 +1,24 @@
 //! From an engine and the contacts of all ranks to a communicator: the end of every way to make
 //! one.
 
-use super::Communicator;
-use super::family::Family;
-use super::host;
-use super::prices;
+use super::communicator::{Communicator, Inner};
+use super::driving::{Driving, Family};
+use super::inside::Inside;
+use super::plans::Plans;
+use super::progress::ProgressThread;
+use super::ranges::{Garbage, Ranges};
+use super::say::say;
+use super::{fetching, host, prices};
 use crate::bootstrap::{self, Cores, HostIdentity};
 use crate::config::{Config, CrossMemory};
 use crate::cost::{self, Models};
-use crate::engine::{Clock, Contact, Engine};
+use crate::engine::{Contact, Engine};
 use crate::error::{Error, Result};
 use crate::limits;
-use crate::memory::ProcessMark;
+use crate::memory::{ProcessMark, ProcessOwned};
 use crate::transport;
 use crate::types::Rank;
+use crate::wait::{Clock, SpinTime};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,7 +67,7 @@ pub(super) fn open(rank: Rank, ranks: u32, config: &Config) -> Result<(Engine, V
     let mut of_rank = Vec::new();
     if rank == 0 {
         let (models, complaint) = prices::read_prices(&config.prices);
-        complaint.iter().for_each(|complaint| super::say(complaint));
+        complaint.iter().for_each(|complaint| say(complaint));
         of_rank = cost::emit_bytes(&models);
     }
     of_rank.extend(bootstrap::emit_contact(&engine.contact()));
@@ -165,27 +170,90 @@ pub(super) fn connect(
     Ok(common)
 }
 
-/// The communicator of a connected engine.
-pub(super) fn finish(
-    engine: Engine,
-    clock: Clock,
-    hosts: Vec<u32>,
-    family: Arc<Family>,
-    common: &Common,
-) -> Result<Communicator> {
-    let communicator = finish_apart(engine, clock, hosts, family, common)?;
-    communicator.shared()?.join_family();
-    Ok(communicator)
+/// What a communicator has from the one that it is made from.
+#[derive(Clone)]
+pub(super) struct Origin {
+    pub clock: Clock,
+    pub process: ProcessMark,
+    /// Waits on the family's other members drive it, and the reverse; `None` where a thread of its
+    /// own makes its progress.
+    pub family: Option<Arc<Family>>,
+    pub ranges: Arc<Ranges>,
 }
 
-/// The same, where a thread of the caller makes its progress.
-pub(super) fn finish_apart(
-    engine: Engine,
-    clock: Clock,
-    hosts: Vec<u32>,
-    family: Arc<Family>,
+impl Origin {
+    /// Of the first communicator of a family.
+    pub fn new(clock: Clock) -> Result<Origin> {
+        Ok(Origin {
+            clock,
+            process: ProcessMark::current()?,
+            family: Some(Arc::default()),
+            ranges: Arc::default(),
+        })
+    }
+
+    /// Of a communicator that is made from this one. `is_member`: it belongs to the family.
+    pub fn of(parent: &Communicator, is_member: bool) -> Result<Origin> {
+        let driving = parent.driving()?;
+        Ok(Origin {
+            clock: driving.clock.clone(),
+            process: ProcessMark::current()?,
+            family: is_member.then(|| driving.family().clone()),
+            ranges: parent.inner.ranges.clone(),
+        })
+    }
+}
+
+/// The communicator of a connected engine.
+pub(super) fn finish(
+    mut engine: Engine,
+    origin: Origin,
+    is_size_only: bool,
     common: &Common,
-) -> Result<Communicator> {
-    let driving = (engine, clock, ProcessMark::current()?, family);
-    Ok(Communicator::assemble(driving, hosts, false, common))
+) -> Communicator {
+    let (rank, ranks) = (engine.rank(), engine.ranks());
+    let config = engine.config().clone();
+    let capabilities = engine.transport().capabilities().clone();
+    let hosts = &common.hosts;
+    let is_mapped = capabilities.mapped && hosts.iter().all(|&host| host == hosts[0]);
+    let local_ranks = (hosts.iter())
+        .filter(|&&host| host == hosts[rank as usize])
+        .count();
+    let mut plans = Plans::new(rank, hosts.clone(), is_mapped, &config);
+    let readers = fetching::readers(engine.transport(), rank, ranks);
+    plans.is_fetched = ranks > 1 && readers.len() as u32 == ranks - 1;
+    if let Some(models) = &common.models {
+        plans.use_models(models, common.cores.count());
+        plans.threads = host::share_of_host(&config, local_ranks).threads_max as u32;
+    }
+    let cores = match common.cores.count() {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        known => known,
+    };
+    let driving = Arc::new(Driving::new(
+        Inside::new(engine, plans),
+        origin.clock.clone(),
+        SpinTime::new(local_ranks, cores),
+        Arc::new(Garbage::new(origin.process)),
+        origin.family.clone().unwrap_or_default(),
+    ));
+    if origin.family.is_some() {
+        driving.family().join(&driving);
+    }
+    Communicator {
+        inner: Arc::new(Inner {
+            driving: ProcessOwned::new(origin.process, driving),
+            progress: ProgressThread::new(config.progress, common.cores.count() > local_ranks),
+            clock: origin.clock,
+            ranges: origin.ranges,
+            config,
+            identity: common.identity,
+            places: common.places.clone(),
+            rank,
+            ranks,
+            transport: capabilities.name,
+            is_size_only,
+            is_shared: capabilities.shared_regions,
+        }),
+    }
 }

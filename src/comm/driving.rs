@@ -1,33 +1,33 @@
-//! [`Driving`]: the engine, and how the threads of a rank drive it and wait on it.
+//! [`Driving`]: the engine, how the threads of a rank drive it, and how they wait on it; and
+//! [`Family`]: which other engines a wait drives.
 //!
-//! Anyone who waits drives for all; the progress thread drives while nobody waits. A thread that
-//! sleeps is woken by peers through the [`Alarm`], after what they did: whichever thread handles
-//! that, every sleeper looks for the end of its own task under the engine's lock. What no peer
-//! rings for, a failure found by looking or a cancel, the finder rings for; where peers ring for
-//! nothing (descriptors), the thread that handles what has come does.
+//! A thread that waits drives for all; the progress thread drives while none waits.
+//! A thread that sleeps is woken by peers through the [`Alarm`], after what they did: whichever
+//! thread handles that, every sleeper looks for the end of its own task under the engine's lock.
+//! What no peer rings for, a failure found by looking or a cancel, the finder rings for; where peers
+//! ring for nothing (descriptors), the thread that handles what has come does.
+//!
+//! Locks, in this order: a family's list of members, then one engine.
 //!
 //! `tests/shuttle.rs` compiles this file against shuttle's locks and a small engine.
 
-use super::alarm::Alarm;
-use super::family::Family;
 use super::inside::Inside;
 use super::ranges::Garbage;
-use crate::engine::{Clock, Engine, Patience, SpinTime, TaskId, WaitStep};
+use crate::engine::{Engine, TaskId};
 use crate::error::{Error, Result};
 use crate::sync::{
-    Arc, AtomicBool, AtomicU32, Condvar, Mutex, MutexGuard, Ordering, PoisonError, TryLockError,
-    yield_now,
+    Arc, AtomicU32, Mutex, MutexGuard, Ordering, PoisonError, TryLockError, Weak, yield_now,
 };
 use crate::time::Time;
+use crate::wait::{Alarm, Background, Clock, DriverLock, Patience, SpinTime, Step, sleep_on};
 use std::task::Waker;
 use std::time::Duration;
 
-/// Longest sleep of the progress thread when there is nothing to do; wake-ups cut it short.
-const IDLE_SLEEP: Duration = Duration::from_millis(50);
+/// Longest sleep of the progress thread while something is under way; wake-ups cut it short.
+const PROGRESS_SLEEP: Duration = Duration::from_millis(50);
 
-/// How often a thread that attends to a communicator for good looks at control sockets: a look
-/// costs a system call per peer, which 32 ranks on 2 cores pay with half a millisecond if each does
-/// it whenever it goes to sleep.
+/// How often a thread that attends to a communicator for good looks at control sockets, which costs
+/// system calls.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// How a thread waits that attends to a communicator for good.
@@ -37,31 +37,88 @@ pub(crate) enum Manner {
     Brief,
     /// Asleep at once, where ranks share cores.
     Asleep,
-    /// The same, and signals may wait until something else comes: nobody waits for what they bring.
+    /// Asleep, and signals may wait until something else comes: nobody waits for what they bring.
     Idle,
 }
 
 /// The engine and what threads need to wait on it.
 pub(crate) struct Driving {
-    engine: Mutex<Inside>,
+    lock: DriverLock<Inside>,
     pub clock: Clock,
     /// `None` in a simulation, where nobody sleeps.
     alarm: Option<Alarm>,
     pub spin: SpinTime,
     pub garbage: Arc<Garbage>,
-    /// Threads inside `wait`; the progress thread leaves the driving to them.
-    waiters: AtomicU32,
     /// Threads that sleep or are about to, counted with the engine locked; none that are idle, for
     /// which signals may wait.
     sleepers: AtomicU32,
-    stop: AtomicBool,
-    /// The progress thread rests because nothing is under way.
-    is_resting: Mutex<bool>,
-    rest: Condvar,
     /// What is to be woken when a task has ended.
     watchers: Mutex<Vec<(TaskId, Waker)>>,
-    /// The communicators of this process that this one comes from or that come from it.
     family: Arc<Family>,
+}
+
+/// The communicators of one process that come from one another by split, duplicate and rebuild. A
+/// thread that waits on one of them also drives the others.
+///
+/// Why: rank 0 starts an operation on A and waits on B, rank 1 waits on A first. Unless rank 0's
+/// wait on B also moves A, neither ends. A communicator that a thread of its own attends to for good
+/// is no member.
+#[derive(Default)]
+pub(crate) struct Family {
+    /// Members alive. All that a wait looks at as long as there is one.
+    members_count: AtomicU32,
+    members: Mutex<Vec<Weak<Driving>>>,
+}
+
+impl Family {
+    /// Takes a member in.
+    pub fn join(&self, member: &Arc<Driving>) {
+        let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+        members.retain(|known| known.strong_count() > 0);
+        members.push(Arc::downgrade(member));
+        self.members_count
+            .store(members.len() as u32, Ordering::Relaxed);
+    }
+
+    /// A member leaves; nothing happens if it is none.
+    pub fn leave(&self, member: &Arc<Driving>) {
+        let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+        members.retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(member)));
+        // Relaxed: a hint of whether to look at the list, whose lock orders everything.
+        self.members_count
+            .store(members.len() as u32, Ordering::Relaxed);
+    }
+
+    /// Whether a member has others to care for.
+    #[inline]
+    fn has_others(&self) -> bool {
+        self.members_count.load(Ordering::Relaxed) > 1
+    }
+
+    /// Drives every member but `own` that no other thread drives now; whether anything moved.
+    pub fn drive(&self, own: Option<&Driving>) -> bool {
+        // The thread that has the list drives all of them.
+        let members = match self.members.try_lock() {
+            Ok(members) => members,
+            Err(TryLockError::Poisoned(error)) => error.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        let others = members.iter().filter_map(Weak::upgrade);
+        let others = others.filter(|other| own.is_none_or(|own| !std::ptr::eq(own, &**other)));
+        others.fold(false, |moved, other| {
+            let engine = other.lock.try_lock();
+            engine.is_some_and(|engine| other.drive_for_other(engine)) || moved
+        })
+    }
+
+    /// Every member but `own`.
+    fn others(&self, own: &Driving) -> Vec<Arc<Driving>> {
+        let members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+        let others = members.iter().filter_map(Weak::upgrade);
+        others
+            .filter(|other| !std::ptr::eq(own, &**other))
+            .collect()
+    }
 }
 
 impl Driving {
@@ -74,16 +131,12 @@ impl Driving {
     ) -> Driving {
         let alarm = Alarm::new(engine.wait_source());
         Driving {
-            engine: Mutex::new(engine),
+            lock: DriverLock::new(engine),
             clock,
             alarm,
             spin,
             garbage,
-            waiters: AtomicU32::new(0),
             sleepers: AtomicU32::new(0),
-            stop: AtomicBool::new(false),
-            is_resting: Mutex::new(false),
-            rest: Condvar::new(),
             watchers: Mutex::new(Vec::new()),
             family,
         }
@@ -91,22 +144,16 @@ impl Driving {
 
     /// The engine. A panic elsewhere has failed that caller's operation, not the engine's
     /// bookkeeping.
+    #[inline]
     pub fn engine(&self) -> MutexGuard<'_, Inside> {
-        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lock.lock()
     }
 
     /// Starts what `submit` submits, and ends the rest of the progress thread.
     pub fn start(&self, submit: impl FnOnce(&mut Inside) -> Result<TaskId>) -> Result<TaskId> {
         let task = submit(&mut self.engine())?;
-        self.end_rest();
+        self.lock.end_rest();
         Ok(task)
-    }
-
-    fn end_rest(&self) {
-        let is_resting = (self.is_resting.lock()).unwrap_or_else(PoisonError::into_inner);
-        if *is_resting {
-            self.rest.notify_one();
-        }
     }
 
     /// The result of a task; while there is none, `waker` is woken when there is, if a progress
@@ -118,7 +165,7 @@ impl Driving {
         if result.is_none() {
             watchers.push((task, waker.clone()));
             drop(watchers);
-            self.end_rest();
+            self.lock.end_rest();
         }
         result
     }
@@ -153,7 +200,7 @@ impl Driving {
         }
     }
 
-    /// Drives once, and lets `then` look at the engine before anybody else does.
+    /// Drives once, and lets `then` look at the engine before another thread does.
     pub fn drive_then<T>(&self, then: impl FnOnce(&mut Engine) -> T) -> T {
         let mut engine = self.engine();
         let now = self.clock.now();
@@ -188,8 +235,8 @@ impl Driving {
         self.wait_unless(task, limit, || false)
     }
 
-    /// The same; `None` too as soon as `is_given_up`. Anyone who makes that true rings the bell
-    /// then.
+    /// As [`Driving::wait`], and `None` as soon as `is_given_up`. A thread that makes that true
+    /// rings afterwards.
     pub fn wait_unless(
         &self,
         task: TaskId,
@@ -217,10 +264,8 @@ impl Driving {
                 "a simulated operation cannot be waited for by one rank: step the simulation (Simulation::run) and test",
             ));
         }
-        self.waiters.fetch_add(1, Ordering::Relaxed);
-        let result = self.wait_long(task, limit, is_given_up);
-        self.waiters.fetch_sub(1, Ordering::Relaxed);
-        Ok(result)
+        let _caller = self.lock.enter();
+        Ok(self.wait_long(task, limit, is_given_up))
     }
 
     fn wait_long(
@@ -235,7 +280,7 @@ impl Driving {
     }
 
     /// Drives, at most for `limit`, until the engine has news, or `is_given_up`, as the one thread
-    /// that drives it while nobody else does. Anyone who makes that true rings the bell then.
+    /// that drives it while no other does. A thread that makes that true rings afterwards.
     pub fn attend(
         &self,
         (limit, manner): (Duration, Manner),
@@ -255,13 +300,9 @@ impl Driving {
         take: impl Fn(&mut Engine) -> Option<T>,
         has_come: impl Fn(&Engine) -> bool,
     ) -> Option<T> {
-        let (mut patience, is_rare, is_idle) = match manner {
-            None => (Patience::new(&self.spin), false, false),
-            Some(Manner::Brief) => (Patience::new(&self.spin), true, false),
-            Some(manner) => {
-                let is_idle = manner == Manner::Idle;
-                (Patience::sleeping(&self.spin), true, is_idle)
-            }
+        let mut patience = match manner {
+            None | Some(Manner::Brief) => Patience::new(&self.spin),
+            Some(Manner::Asleep | Manner::Idle) => Patience::sleeping(&self.spin),
         };
         let start = self.clock.now();
         let deadline = limit.map_or(Time::MAX, |limit| start.after(limit));
@@ -279,7 +320,7 @@ impl Driving {
                     return Some(result);
                 }
             }
-            let is_due = !is_rare || now.since(looked_at) >= LOOK_EVERY;
+            let is_due = manner.is_none() || now.since(looked_at) >= LOOK_EVERY;
             let has_failed = is_due && look_if_due(&mut engine, now);
             if is_due {
                 looked_at = now;
@@ -297,31 +338,31 @@ impl Driving {
                 continue;
             }
             match patience.next(now) {
-                WaitStep::Spin => std::hint::spin_loop(),
-                WaitStep::Yield => yield_now(),
-                WaitStep::Sleep(time) => {
+                Step::Spin => std::hint::spin_loop(),
+                Step::Yield => yield_now(),
+                Step::Sleep(time) => {
                     let time = time.min(deadline.since(now));
-                    self.sleep(time, (!is_rare, is_idle), |engine| {
-                        is_given_up() || has_come(engine)
-                    });
+                    self.sleep(time, manner, |engine| is_given_up() || has_come(engine));
                 }
             }
         }
     }
 
-    /// Sleeps until something may have arrived, unless `is_over`; looks at control sockets before,
-    /// if `has_look`. With `is_idle`, signals may wait.
-    fn sleep(
-        &self,
-        time: Duration,
-        (has_look, is_idle): (bool, bool),
-        is_over: impl Fn(&Engine) -> bool,
-    ) {
+    /// Sleeps until something may have arrived here or for another member of the family, unless
+    /// `is_over`. Without a manner it looks at control sockets before; with [`Manner::Idle`],
+    /// signals may wait.
+    fn sleep(&self, time: Duration, manner: Option<Manner>, is_over: impl Fn(&Engine) -> bool) {
         let Some(alarm) = &self.alarm else {
             return;
         };
+        let is_idle = manner == Some(Manner::Idle);
         let due = self.engine().next_timeout();
         let time = due.map_or(time, |due| time.min(due.since(self.clock.now())));
+        // Held until the end, so that no bell is unmapped meanwhile.
+        let others = match self.family.has_others() {
+            true => self.family.others(self),
+            false => Vec::new(),
+        };
         let has_news = || {
             let now = self.clock.now();
             let mut engine = self.engine();
@@ -334,10 +375,10 @@ impl Driving {
                 engine.want_anything();
             }
             let moved = engine.drive(now);
-            let has_failed = has_look && look(&mut engine, now);
+            let has_failed = manner.is_none() && look(&mut engine, now);
             self.collect_garbage(&mut engine);
             let has_news = moved || is_over(&engine);
-            if is_alone && !has_news && !has_failed && !self.family.has_others() {
+            if is_alone && !has_news && !has_failed && others.is_empty() {
                 engine.want_signals(is_idle);
             }
             drop(engine);
@@ -346,14 +387,20 @@ impl Driving {
                 false if moved => alarm.wake_others(1),
                 false => {}
             }
-            has_news
+            others.iter().fold(has_news, |has_news, other| {
+                other.drive_for_other(other.engine()) | has_news
+            })
         };
-        match self.family.has_others() {
-            true => self.family.sleep(self, time, has_news),
-            false => alarm.sleep(time, has_news),
+        match &others[..] {
+            [] => sleep_on(&[alarm], time, has_news),
+            others => {
+                let alarms = others.iter().filter_map(|other| other.alarm.as_ref());
+                let alarms: Vec<&Alarm> = std::iter::once(alarm).chain(alarms).collect();
+                sleep_on(&alarms, time, has_news);
+            }
         }
         if !is_idle {
-            // Relaxed: anyone who still counts this thread is woken by more than it needs.
+            // Relaxed: a rank that still counts this thread is woken by more than it needs.
             self.sleepers.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -363,27 +410,7 @@ impl Driving {
         &self.family
     }
 
-    /// What wakes when something arrives.
-    pub fn alarm(&self) -> Option<&Alarm> {
-        self.alarm.as_ref()
-    }
-
-    /// Drives once for a wait on another communicator, unless somebody else drives; whether
-    /// anything moved.
-    pub fn drive_if_free(&self) -> bool {
-        match self.engine.try_lock() {
-            Ok(engine) => self.drive_for_other(engine),
-            Err(TryLockError::Poisoned(error)) => self.drive_for_other(error.into_inner()),
-            Err(TryLockError::WouldBlock) => false,
-        }
-    }
-
-    /// Drives once for a wait on another communicator that is about to sleep; whether anything
-    /// moved.
-    pub fn drive_once(&self) -> bool {
-        self.drive_for_other(self.engine())
-    }
-
+    /// Drives once for a wait on another communicator; whether anything moved.
     fn drive_for_other(&self, mut engine: MutexGuard<'_, Inside>) -> bool {
         let now = self.clock.now();
         let moved = engine.drive(now);
@@ -417,14 +444,17 @@ impl Driving {
         self.ring();
         result
     }
+}
 
-    /// The progress thread: drives whenever no caller waits, and rests while nothing is under way.
-    pub fn run_progress_thread(&self) {
+/// The progress thread: it drives while no caller waits, and rests while nothing is under way, so
+/// that peers that signal wake it for nothing.
+impl Background for Driving {
+    fn run(&self) {
         let mut patience = Patience::new(&SpinTime::new(usize::MAX, 1));
-        while !self.stop.load(Ordering::Relaxed) {
+        while !self.lock.is_stopped() {
             let now = self.clock.now();
             let mut moved = false;
-            if self.waiters.load(Ordering::Relaxed) == 0 {
+            if !self.lock.has_callers() {
                 let mut engine = self.engine();
                 moved = engine.drive(now);
                 // One operation may move all the time while another waits for a peer that is gone.
@@ -438,37 +468,19 @@ impl Driving {
                 continue;
             }
             match patience.next(self.clock.now()) {
-                WaitStep::Spin | WaitStep::Yield => yield_now(),
-                WaitStep::Sleep(_) if self.rest_if_idle() => patience.reset(),
-                WaitStep::Sleep(_) => {
-                    self.sleep(IDLE_SLEEP, (true, false), |_| {
-                        self.stop.load(Ordering::Relaxed)
-                    });
+                Step::Spin | Step::Yield => yield_now(),
+                Step::Sleep(_) if self.lock.rest_while(|| self.engine().is_idle()) => {
+                    patience.reset();
+                }
+                Step::Sleep(_) => {
+                    self.sleep(PROGRESS_SLEEP, None, |_| self.lock.is_stopped());
                 }
             }
         }
     }
 
-    /// Waits until an operation is started or the thread is told to end, if none is under way;
-    /// whether it was so. Peers that signal wake no thread that rests.
-    fn rest_if_idle(&self) -> bool {
-        let mut is_resting = (self.is_resting.lock()).unwrap_or_else(PoisonError::into_inner);
-        let is_idle = || !self.stop.load(Ordering::Relaxed) && self.engine().is_idle();
-        let has_rested = is_idle();
-        while is_idle() {
-            *is_resting = true;
-            is_resting = (self.rest.wait(is_resting)).unwrap_or_else(PoisonError::into_inner);
-            *is_resting = false;
-        }
-        has_rested
-    }
-
-    /// Ends the progress thread.
-    pub fn stop_progress_thread(&self) {
-        // The lock and the alarm order it: the thread sees it before it rests or sleeps, or is
-        // woken.
-        self.stop.store(true, Ordering::Relaxed);
-        self.end_rest();
+    fn stop(&self) {
+        self.lock.stop();
         self.ring();
     }
 }
@@ -480,7 +492,7 @@ fn look(engine: &mut Engine, now: Time) -> bool {
     engine.failure().is_some() != had_failed
 }
 
-/// The same, if it is due.
+/// The slow part of driving, if it is due; whether it failed the communicator.
 fn look_if_due(engine: &mut Engine, now: Time) -> bool {
     let had_failed = engine.failure().is_some();
     engine.drive_slow_if_due(now);

@@ -6,12 +6,12 @@
 //! through the kernel.
 
 use crate::config::{Config, CrossMemory};
-use crate::engine::Clock;
 use crate::kernel;
 use crate::memory::{Region, View};
 use crate::transport::Transport;
 use crate::transport::shm::fetch_own;
 use crate::types::Rank;
+use crate::wait::Clock;
 
 /// More than a core's own cache holds, of most cores, and little enough not to delay the start:
 /// about a millisecond.

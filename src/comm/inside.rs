@@ -1,19 +1,22 @@
 //! [`Inside`]: what one thread at a time may use, behind the one lock of a communicator.
 
+use super::plans::Plans;
 use super::repeats::Repeats;
 use crate::engine::Engine;
 use std::ops::{Deref, DerefMut};
 
-/// The engine, and the calls that it can run at once.
+/// The engine, the plans of calls, and the calls that the engine can run at once.
 pub(crate) struct Inside {
     pub engine: Engine,
+    pub plans: Plans,
     pub repeats: Repeats,
 }
 
 impl Inside {
-    pub fn new(engine: Engine) -> Inside {
+    pub fn new(engine: Engine, plans: Plans) -> Inside {
         Inside {
             engine,
+            plans,
             repeats: Repeats::default(),
         }
     }

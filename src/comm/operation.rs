@@ -1,7 +1,9 @@
 //! [`Operation`]: a started operation.
 
-use super::Communicator;
-use super::shared::Shared;
+use super::call::Call;
+use super::communicator::Communicator;
+use super::driving::Driving;
+use super::say::say;
 use crate::config::Progress;
 use crate::engine::{Engine, TaskId};
 use crate::error::{Error, Result};
@@ -49,40 +51,62 @@ pub struct Operation {
     result: Option<Result<()>>,
 }
 
-impl Operation {
-    fn shared(&self) -> Result<&Arc<Shared>> {
-        self.communicator.shared()
-    }
-
-    pub(super) fn new(communicator: Communicator, task: TaskId) -> Operation {
-        Operation {
-            communicator,
+impl Communicator {
+    /// Starts an operation and returns at once. Collectives start in the same order on all ranks,
+    /// groups of sends and receives in matching order between each pair; any number may be under
+    /// way.
+    ///
+    /// Errors: arguments that do not fit (nothing has been started), or a communicator that has
+    /// failed.
+    pub(super) fn start(&self, call: &Call<'_>) -> Result<Operation> {
+        let task = self.driving()?.start_call(call)?;
+        Ok(Operation {
+            communicator: self.clone(),
             task,
             result: None,
+        })
+    }
+
+    /// Starts an operation of a user, who may compute now: it goes on as [`Config::progress`](crate::Config::progress) says.
+    pub(super) fn start_and_overlap(&self, call: &Call<'_>) -> Result<Operation> {
+        let driving = self.driving()?;
+        if !self.inner.progress.settle(driving)? && self.inner.config.debug {
+            say(&format!(
+                "rank {}: operations advance inside calls only, because the host has no more cores than ranks or \
+                 LINERATE_PROGRESS is inline (thread overlaps all the same)",
+                self.rank()
+            ));
         }
+        self.start(call)
+    }
+}
+
+impl Operation {
+    fn driving(&self) -> Result<&Arc<Driving>> {
+        self.communicator.driving()
     }
 
     /// The result, if there is one; else the task of the poll is woken at the end. An error says
     /// that nobody can wait here.
     fn watch(&self, context: &Context<'_>) -> Result<Option<Result<()>>> {
-        let shared = self.shared()?;
+        let driving = self.driving()?;
         let progress = &self.communicator.inner.progress;
-        if progress.setting() == Progress::Inline || shared.clock.is_virtual() {
+        if progress.setting() == Progress::Inline || driving.clock.is_virtual() {
             return Err(Error::invalid(
                 "an operation cannot be awaited without a progress thread: set LINERATE_PROGRESS to auto or thread \
                  (simulated ranks have none), or call wait or test",
             ));
         }
-        progress.begin(shared)?;
-        Ok(shared.watch(self.task, context.waker()))
+        progress.begin(driving)?;
+        Ok(driving.watch(self.task, context.waker()))
     }
 
     /// Whether it has ended; makes progress once. An operation that failed gives its error here and
     /// in [`Operation::wait`].
     pub fn test(&mut self) -> Result<bool> {
-        let shared = self.communicator.shared()?;
+        let driving = self.driving()?;
         if self.result.is_none() {
-            self.result = shared.test(self.task);
+            self.result = driving.test(self.task);
         }
         self.result
             .clone()
@@ -142,16 +166,16 @@ impl Operation {
         limit: Option<Duration>,
         is_given_up: impl Fn() -> bool,
     ) -> Result<()> {
-        let shared = self.communicator.shared()?;
+        let driving = self.driving()?;
         if self.result.is_none() {
-            self.result = shared.wait_unless(self.task, limit, is_given_up)?;
+            self.result = driving.wait_unless(self.task, limit, is_given_up)?;
         }
         Ok(())
     }
 
     /// Cancels it, which fails the communicator on all ranks.
     pub fn cancel(self) -> Result<()> {
-        self.shared()?.cancel(self.task)
+        self.driving()?.cancel(self.task)
     }
 }
 
@@ -182,8 +206,8 @@ impl std::fmt::Debug for Operation {
 impl Drop for Operation {
     fn drop(&mut self) {
         // The parent's is left alone.
-        if let (None, Ok(shared)) = (&self.result, self.shared()) {
-            shared.engine().release(self.task);
+        if let (None, Ok(driving)) = (&self.result, self.driving()) {
+            driving.engine().release(self.task);
         }
     }
 }

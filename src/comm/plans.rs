@@ -5,6 +5,7 @@ mod explain;
 pub use explain::{Explanation, Path};
 
 use super::call::Call;
+use super::say::say;
 use crate::collective::{self, Algorithm, Available, Choice, Request, TransferShape};
 use crate::config::Config;
 use crate::cost::{Finding, Model, Models};
@@ -47,6 +48,7 @@ struct Recent {
 }
 
 /// The schedules to run a call with.
+#[derive(Clone)]
 pub(super) struct Plan {
     pub prepared: Arc<Prepared>,
     /// If peers' buffers are reached and some rank's are not registered.
@@ -75,8 +77,6 @@ pub(super) struct Plans {
     /// Latest first. Choosing by cost and building a request take several times as long as the rest
     /// of a small operation.
     recent: Vec<(Recent, Plan)>,
-    /// The latest plan that is not remembered.
-    passing: Option<Plan>,
     explained: Vec<(Collective, &'static str, Option<u32>)>,
 }
 
@@ -111,7 +111,6 @@ impl Plans {
             debug: config.debug,
             cached: Vec::new(),
             recent: Vec::new(),
-            passing: None,
             explained: Vec::new(),
         }
     }
@@ -146,8 +145,46 @@ impl Plans {
         }
     }
 
+    /// The schedules of a call that has been checked.
+    pub fn plan(&mut self, call: &Call, in_place: bool) -> Result<Plan> {
+        match call.collective {
+            Collective::SendRecv => return self.plan_transfers(call),
+            Collective::AllGatherV | Collective::AllToAllV => {
+                return self.plan_anew(call, in_place);
+            }
+            _ => {}
+        }
+        let premultiply = call.op.factor().is_some();
+        let is_same = |known: &Recent| {
+            known.count == call.count
+                && (known.collective, known.dtype, known.root)
+                    == (call.collective, call.dtype, call.root)
+                && (known.in_place, known.premultiply) == (in_place, premultiply)
+                && known.algorithm.as_deref() == call.algorithm
+        };
+        if let Some(index) = self.recent.iter().position(|(known, _)| is_same(known)) {
+            if index > 0 {
+                self.recent[..=index].rotate_right(1);
+            }
+            return Ok(self.recent[0].1.clone());
+        }
+        let plan = self.plan_anew(call, in_place)?;
+        let known = Recent {
+            collective: call.collective,
+            count: call.count,
+            dtype: call.dtype,
+            premultiply,
+            root: call.root,
+            in_place,
+            algorithm: call.algorithm.map(String::from),
+        };
+        self.recent.truncate(RECENT_CALLS - 1);
+        self.recent.insert(0, (known, plan.clone()));
+        Ok(plan)
+    }
+
     /// The schedule of a group of sends and receives.
-    pub fn plan_transfers(&mut self, call: &Call) -> Result<&Plan> {
+    fn plan_transfers(&mut self, call: &Call) -> Result<Plan> {
         let shapes: Vec<TransferShape> = call
             .transfers
             .iter()
@@ -165,49 +202,10 @@ impl Plans {
                 false,
             ))
         })?;
-        let plan = Plan {
+        Ok(Plan {
             prepared,
             fallback: None,
-        };
-        Ok(self.passing.insert(plan))
-    }
-
-    /// The schedules of a collective.
-    pub fn plan(&mut self, call: &Call, in_place: bool) -> Result<&Plan> {
-        if matches!(
-            call.collective,
-            Collective::AllGatherV | Collective::AllToAllV
-        ) {
-            let plan = self.plan_anew(call, in_place)?;
-            return Ok(self.passing.insert(plan));
-        }
-        let premultiply = call.op.factor().is_some();
-        let is_same = |known: &Recent| {
-            known.count == call.count
-                && (known.collective, known.dtype, known.root)
-                    == (call.collective, call.dtype, call.root)
-                && (known.in_place, known.premultiply) == (in_place, premultiply)
-                && known.algorithm.as_deref() == call.algorithm
-        };
-        if let Some(index) = self.recent.iter().position(|(known, _)| is_same(known)) {
-            if index > 0 {
-                self.recent[..=index].rotate_right(1);
-            }
-            return Ok(&self.recent[0].1);
-        }
-        let plan = self.plan_anew(call, in_place)?;
-        let known = Recent {
-            collective: call.collective,
-            count: call.count,
-            dtype: call.dtype,
-            premultiply,
-            root: call.root,
-            in_place,
-            algorithm: call.algorithm.map(String::from),
-        };
-        self.recent.truncate(RECENT_CALLS - 1);
-        self.recent.insert(0, (known, plan));
-        Ok(&self.recent[0].1)
+        })
     }
 
     fn plan_anew(&mut self, call: &Call, in_place: bool) -> Result<Plan> {
@@ -245,7 +243,7 @@ impl Plans {
         } else {
             "messages"
         };
-        super::say(&format!(
+        say(&format!(
             "rank {}: {} of {bytes} B: {} ({why}; {memory})",
             self.rank, call.collective, algorithm.name
         ));

@@ -3,22 +3,22 @@
 //!
 //! [`Config::progress`]: crate::Config::progress
 
-use super::shared::Shared;
+use super::driving::Driving;
 use crate::config::Progress;
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::memory::ProcessMark;
+use crate::wait::BackgroundThread;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 
 /// The progress thread of a communicator, and whether it is to have one.
-#[derive(Debug)]
 pub(super) struct ProgressThread {
     setting: Progress,
     /// The host has more cores than ranks.
     has_cores: bool,
     /// Nothing is left to decide at the start of an operation.
     is_settled: AtomicBool,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Mutex<Option<BackgroundThread<Driving>>>,
 }
 
 impl ProgressThread {
@@ -34,37 +34,35 @@ impl ProgressThread {
     /// An operation is started: begins the thread if the setting says so. `Ok(false)`: calls will
     /// make its progress, which was not known.
     #[inline]
-    pub fn settle(&self, shared: &Arc<Shared>) -> Result<bool> {
+    pub fn settle(&self, driving: &Arc<Driving>) -> Result<bool> {
         // Relaxed: a thread that misses it takes the lock.
         match self.is_settled.load(Ordering::Relaxed) {
             true => Ok(true),
-            false => self.settle_first(shared),
+            false => self.settle_first(driving),
         }
     }
 
     #[cold]
-    fn settle_first(&self, shared: &Arc<Shared>) -> Result<bool> {
+    fn settle_first(&self, driving: &Arc<Driving>) -> Result<bool> {
         let wants_thread = match self.setting {
             Progress::Thread => true,
             Progress::Auto => self.has_cores,
             Progress::Inline => false,
         };
-        if wants_thread && !shared.clock.is_virtual() {
-            self.begin(shared)?;
+        if wants_thread && !driving.clock.is_virtual() {
+            self.begin(driving)?;
         }
         let is_first = !self.is_settled.swap(true, Ordering::Relaxed);
         Ok(wants_thread || !is_first)
     }
 
     /// Begins the thread, if there is none.
-    pub fn begin(&self, shared: &Arc<Shared>) -> Result<()> {
+    pub fn begin(&self, driving: &Arc<Driving>) -> Result<()> {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if thread.is_none() {
-            let shared = shared.clone();
-            let spawned = std::thread::Builder::new()
-                .name("linerate-progress".into())
-                .spawn(move || shared.run_progress_thread());
-            *thread = Some(spawned.map_err(|e| Error::os("starting the progress thread", e))?);
+            let process = ProcessMark::current()?;
+            let name = "linerate-progress";
+            *thread = Some(BackgroundThread::start(driving.clone(), process, name)?);
         }
         Ok(())
     }
@@ -80,17 +78,8 @@ impl ProgressThread {
     }
 
     /// Ends the thread, if there is one.
-    pub fn end(&mut self, shared: &Shared) {
+    pub fn end(&mut self) {
         let thread = (self.thread.get_mut()).unwrap_or_else(PoisonError::into_inner);
-        if let Some(thread) = thread.take() {
-            shared.stop_progress_thread();
-            // A panic of the progress thread has been printed; there is nobody to hand it to.
-            let _ = thread.join();
-        }
-    }
-
-    /// In a forked child: the thread is the parent's.
-    pub fn leave_to_parent(&mut self) {
-        std::mem::forget((self.thread.get_mut()).map(Option::take));
+        thread.take();
     }
 }

@@ -1,8 +1,8 @@
 //! [`Repeats`]: calls that come again on the same memory, as the steps of a training do. Nothing of
 //! them has to be checked or looked up again, which is half the instructions of a small operation.
 
-use super::bind::Uses;
 use super::call::Call;
+use super::check::Uses;
 use super::raw::RawBuffer;
 use crate::engine::AtOnce;
 use crate::memory::View;

@@ -1,16 +1,16 @@
 //! [`Simulation`]: the ranks of a job in one process and in virtual time, on a modelled fabric.
 
-use super::connect::Common;
-use super::shared::Shared;
+use super::connect::{self, Common, Origin};
+use super::driving::Driving;
 use super::{Buffer, Communicator, SparseAllreduce, SparseResult};
 use crate::bootstrap::Cores;
 use crate::config::Config;
-use crate::engine::{Clock, Contact, Engine, Host};
+use crate::engine::{Contact, Engine, Host};
 use crate::error::{Error, Result};
-use crate::memory::ProcessMark;
 use crate::time::Time;
 use crate::transport::sim::{SimOptions, World};
 use crate::types::Rank;
+use crate::wait::Clock;
 use std::sync::Arc;
 
 /// Real communicators of all ranks over the `sim` transport, stepped by one thread.
@@ -36,7 +36,6 @@ impl Simulation {
         let world = World::new(options);
         let options = world.options();
         let clock = Clock::Virtual(world.clock());
-        let process = ProcessMark::current()?;
         let host = Host {
             threads_max: 1,
             cache_bytes: usize::MAX,
@@ -67,24 +66,23 @@ impl Simulation {
             }
             waiting = still;
         }
-        let hosts: Vec<u32> = (0..options.ranks)
-            .map(|rank| options.host_of(rank))
-            .collect();
-        let communicators = engines
-            .into_iter()
-            .map(|engine| {
-                let (clock, hosts) = (clock.clone(), hosts.clone());
-                let common = Common {
-                    identity: 0,
-                    hosts: hosts.clone(),
-                    places: Vec::new(),
-                    cores: Cores::own(),
-                    models: None,
-                };
-                let driving = (engine, clock, process, Arc::default());
-                Communicator::assemble(driving, hosts, options.size_only, &common)
-            })
-            .collect();
+        let common = Common {
+            identity: 0,
+            hosts: (0..options.ranks)
+                .map(|rank| options.host_of(rank))
+                .collect(),
+            places: Vec::new(),
+            cores: Cores::own(),
+            models: None,
+        };
+        let connected = engines.into_iter().map(|engine| {
+            let origin = Origin {
+                family: None,
+                ..Origin::new(clock.clone())?
+            };
+            Ok(connect::finish(engine, origin, options.size_only, &common))
+        });
+        let communicators = connected.collect::<Result<_>>()?;
         Ok(Simulation {
             world,
             communicators,
@@ -121,8 +119,8 @@ impl Simulation {
                 "rank {rank} of a simulation of {ranks} leaves"
             )));
         };
-        let shared = leaving.shared()?.clone();
-        while !shared.engine().leave(self.world.now()) && self.world.advance() {
+        let driving = leaving.driving()?.clone();
+        while !driving.engine().leave(self.world.now()) && self.world.advance() {
             self.drive_ready()?;
         }
         Ok(())
@@ -230,7 +228,7 @@ impl Simulation {
             }
             self.moved.extend_from_slice(&self.ready);
             for &rank in &self.ready {
-                let mut engine = self.communicators[rank as usize].shared()?.engine();
+                let mut engine = self.communicators[rank as usize].driving()?.engine();
                 while engine.drive(now) {}
             }
         }
@@ -249,7 +247,7 @@ impl Simulation {
         while moved {
             moved = false;
             for communicator in self.living() {
-                moved |= communicator.shared()?.engine().drive(now);
+                moved |= communicator.driving()?.engine().drive(now);
             }
         }
         Ok(())
@@ -258,11 +256,11 @@ impl Simulation {
     /// Nothing is under way: lets the time pass in which silent operations give up. False if none
     /// did.
     fn time_out(&mut self) -> Result<bool> {
-        let all = self.communicators.iter().map(Communicator::shared);
-        let all: Vec<Arc<Shared>> = all.map(|shared| shared.cloned()).collect::<Result<_>>()?;
-        let timeouts = all.iter().map(|shared| shared.engine().config().timeout);
+        let all = self.communicators.iter().map(Communicator::driving);
+        let all: Vec<Arc<Driving>> = all.map(|driving| driving.cloned()).collect::<Result<_>>()?;
+        let timeouts = all.iter().map(|driving| driving.engine().config().timeout);
         let timeout = timeouts.max().unwrap_or_default();
-        let has_failed = |shared: &Arc<Shared>| shared.engine().failure().is_some();
+        let has_failed = |driving: &Arc<Driving>| driving.engine().failure().is_some();
         let before: Vec<bool> = all.iter().map(has_failed).collect();
         // Once to notice the silence, once more to end the waiting for answers.
         for _ in 0..2 {
@@ -272,7 +270,7 @@ impl Simulation {
                 self.drive_ready()?;
             }
             for communicator in self.living() {
-                let mut engine = communicator.shared()?.engine();
+                let mut engine = communicator.driving()?.engine();
                 engine.drive_slow(self.world.now());
             }
             self.settle()?;

@@ -1,8 +1,8 @@
 //! [`Communicator::split`] and [`Communicator::duplicate`]: communicators made through another one.
 
-use super::Communicator;
-use super::connect::{self, Common};
-use super::shared::Shared;
+use super::communicator::Communicator;
+use super::connect::{self, Common, Origin};
+use super::driving::Driving;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::types::Rank;
@@ -66,8 +66,8 @@ impl Communicator {
         Ok(child.expect("every rank is a member"))
     }
 
-    /// The same, for a service with a thread of its own that makes its progress: waits on other
-    /// communicators do not.
+    /// As [`Communicator::duplicate`], for a service with a thread of its own that makes its progress:
+    /// waits on other communicators do not.
     pub(super) fn duplicate_apart(&self) -> Result<Communicator> {
         self.check_can_wait("duplicate")?;
         let members: Vec<Rank> = (0..self.ranks()).collect();
@@ -79,7 +79,7 @@ impl Communicator {
     /// ranks of the parent take part in every exchange, whatever goes wrong in their own part, so
     /// that nobody waits for one who has given up.
     fn build_child(&self, members: &[Rank], is_member: bool) -> Result<Option<Communicator>> {
-        let shared = self.shared()?;
+        let driving = self.driving()?;
         let own = members.iter().position(|&member| member == self.rank());
         let opened =
             own.map(|rank| connect::open(rank as Rank, members.len() as u32, &self.inner.config));
@@ -92,7 +92,7 @@ impl Communicator {
         let connected = match opened {
             None => Ok(None),
             Some(Err(error)) => Err(error),
-            Some(Ok((engine, _))) => connect_child(shared, engine, members, &blobs).map(Some),
+            Some(Ok((engine, _))) => connect_child(driving, engine, members, &blobs).map(Some),
         };
         let failed = self.gather_words(&[u64::from(connected.is_err())])?;
         let Some((engine, common)) = connected? else {
@@ -103,22 +103,13 @@ impl Communicator {
                 "rank {rank} could not connect to the others of a split; see that rank's error"
             )));
         }
-        let hosts = {
-            let plans = shared.plans();
-            members.iter().map(|&m| plans.host(m)).collect()
-        };
-        let clock = shared.clock.clone();
-        let family = shared.family();
-        match is_member {
-            true => connect::finish(engine, clock, hosts, family.clone(), &common),
-            false => connect::finish_apart(engine, clock, hosts, family.apart(), &common),
-        }
-        .map(Some)
+        let origin = Origin::of(self, is_member)?;
+        Ok(Some(connect::finish(engine, origin, false, &common)))
     }
 }
 
 fn connect_child(
-    shared: &Shared,
+    driving: &Driving,
     mut engine: Engine,
     members: &[Rank],
     blobs: &[Vec<u8>],
@@ -138,9 +129,9 @@ fn connect_child(
             }
         }
     }
-    let common = connect::connect(&mut engine, &contacts, &shared.clock, || {
+    let common = connect::connect(&mut engine, &contacts, &driving.clock, || {
         // Operations of the caller may be under way, and peers may need them to come here.
-        shared.family().drive(None);
+        driving.family().drive(None);
     })?;
     Ok((engine, common))
 }

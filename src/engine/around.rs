@@ -6,7 +6,7 @@
 //! (benches/README.md has a machine of each kind). So both ways are tried, again and again, on the
 //! copies of the job itself, with all ranks at work.
 
-use super::clock::Clock;
+use crate::wait::Clock;
 use std::time::Duration;
 
 /// Bytes of a slot at least: several pieces of a copy.

@@ -7,11 +7,11 @@ use super::core::Engine;
 use super::prepared::Prepared;
 use super::round::{Round, RoundCall, RoundId, RoundOf};
 use super::signature::Signature;
-use super::wait::Looks;
 use crate::error::Result;
 use crate::limits::COUNT_MAX;
 use crate::time::Time;
 use crate::types::Collective;
+use crate::wait::Looks;
 use std::sync::Arc;
 
 /// Calls that end at once between two looks for messages: peers that fail or ask are heard in time

@@ -15,11 +15,11 @@ use super::memory::CallViews;
 use super::pool::{Bounced, Pool};
 use super::program::{Message, What};
 use super::round::{Round, RoundCall, RoundId, RoundOf};
-use super::wait::Looks;
 use crate::error::{Error, Result};
 use crate::memory::View;
 use crate::schedule::{Action, BufferId, Operand, Range, StepId};
 use crate::types::Rank;
+use crate::wait::Looks;
 
 /// What the engine may use of its host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,8 +14,8 @@
 //! * A schedule becomes a [`Prepared`] once, laid out flat, and a program (`program.rs`) once per
 //!   call: what each step does to which elements. One loop (`driver.rs`) runs the steps that may
 //!   run; a step that is not yet possible is parked and tried again.
-//! * Nothing here blocks. [`Engine::drive`] does what can be done now; anyone who waits calls it
-//!   (`wait.rs`).
+//! * Nothing here blocks. [`Engine::drive`] does what can be done now; a thread that waits calls it
+//!   (`comm/driving.rs`).
 //!
 //! In the steady state an operation reuses rounds, schedules and scratch memory, and makes no
 //! system call unless its wait yields or sleeps.
@@ -30,7 +30,6 @@
 mod arguments;
 mod around;
 mod at_once;
-mod clock;
 mod control;
 #[cfg(test)]
 mod control_tests;
@@ -63,18 +62,15 @@ mod tag;
 mod task;
 mod tasks;
 mod under_way;
-mod wait;
 
 #[cfg(test)]
 mod tests;
 
 pub use arguments::Arguments;
 pub use at_once::AtOnce;
-pub use clock::Clock;
 pub use core::Engine;
 pub use driver::Host;
 pub use links::Contact;
 pub use prepared::Prepared;
 pub(crate) use suspect::name_ranks;
 pub use task::{TaskCall, TaskId};
-pub use wait::{Patience, SpinTime, Step as WaitStep};

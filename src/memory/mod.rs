@@ -1,4 +1,4 @@
-//! Registered memory: regions, views of them, and words that processes share.
+//! Registered memory: regions, views of them, and who uses which bytes.
 //!
 //! A [`Region`] owns pages that a transport can reach. A [`View`] is a raw range of bytes that
 //! peers may write at any time, so it is never a slice: it is read and written through raw copies
@@ -10,28 +10,22 @@
 #![allow(unsafe_code)]
 
 mod available;
-mod bell;
 mod borrow;
 mod borrows;
 mod fork;
-mod futex;
 mod guards;
 mod key;
 mod pages;
-mod quota;
 mod region;
 mod view;
 
 pub use available::{available_memory_bytes, meminfo_field};
-pub use bell::Bell;
 pub(crate) use borrow::{abort_on_unwind, view_of_slice, view_of_slice_mut};
 pub use borrows::{Access, Borrows, Condition, Held, Kept};
 #[cfg(test)]
 pub(crate) use fork::child;
 pub use fork::{ProcessMark, ProcessOwned};
-pub use futex::{FUTEX_WORDS_MAX, futex_wait, futex_wait_any, futex_wake_all};
 pub use guards::{BufferMut, BufferRef};
 pub use key::RegionKey;
-pub use quota::Quota;
 pub use region::{Region, RegionKind};
 pub use view::{Element, View};

@@ -118,11 +118,11 @@ pub(crate) use verbs::Fabric;
 pub use crate::limits::{CONTROL_BYTES, MESSAGES_PER_PEER, URGENT_MESSAGES};
 pub use crate::memory::{Region, RegionKey, View};
 pub use crate::time::Time;
+pub use crate::wait::WaitSource;
 
 use crate::error::Result;
 use crate::limits::LINE_PAYLOAD_BYTES;
 use crate::types::Rank;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// What a provider can do and how much of it. Constant after construction.
@@ -244,35 +244,6 @@ pub enum Event {
     PeerFailed(Rank, String),
     /// A peer has left in good order, with this word (clause 21).
     PeerLeft(Rank, u64),
-}
-
-/// What a waiting thread sleeps on.
-///
-/// A provider over both memory and descriptors gives its descriptor and `sleeping`, and peers that
-/// share memory with it make the descriptor readable while that says so: then one thread sleeps on
-/// everything at once.
-#[derive(Clone, Debug)]
-pub enum WaitSource {
-    /// Two 32-bit words. Announce the sleep by adding 1 to `sleeping` (and a full fence), check
-    /// once more that there is nothing to do, sleep while `bell` has the value read before,
-    /// subtract 1.
-    Futex {
-        /// Changes with every wake-up.
-        bell: View,
-        /// Not zero: wakers must ring the bell.
-        sleeping: View,
-    },
-    /// For poll(2).
-    Descriptor {
-        /// Readable while something has arrived that no poll has seen, and while `ring` is.
-        ready: Arc<OwnedFd>,
-        /// An eventfd for the caller's own threads: the provider neither writes nor reads it.
-        ring: Arc<OwnedFd>,
-        /// As that of [`WaitSource::Futex`], where some peers look at it.
-        sleeping: Option<View>,
-    },
-    /// Time is virtual: the caller who steps the simulation decides.
-    Virtual,
 }
 
 /// A provider. See the module for the numbered clauses. Puts and gets are in [`Rma`], and what only

@@ -16,7 +16,7 @@ use linerate::Rank;
 use linerate::transport::{
     Address, Completion, Event, Outcome, Region, RegionKey, Time, Transport, View, WaitSource,
 };
-use linerate::unstable::memory::futex_wait;
+use linerate::unstable::wait::futex_wait;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;

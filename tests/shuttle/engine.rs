@@ -3,31 +3,10 @@
 //! of [`crate::driving::Driving`].
 
 use crate::error::{Error, Result};
-use crate::memory::{Bell, Quota, View, time_out_one};
+use crate::memory::{View, time_out_one};
 use crate::sync::{Arc, AtomicBool, AtomicU32, Ordering};
 use crate::time::Time;
-use crate::transport::WaitSource;
-
-#[path = "../../src/engine/wait.rs"]
-mod wait;
-pub use wait::{Patience, SpinTime, Step as WaitStep};
-
-/// Time that passes by being asked for: 100 us each time, so that patience ends soon.
-pub struct Clock(std::sync::atomic::AtomicU64);
-
-impl Clock {
-    pub fn new() -> Clock {
-        Clock(std::sync::atomic::AtomicU64::new(0))
-    }
-
-    pub fn now(&self) -> Time {
-        Time(self.0.fetch_add(100_000, Ordering::Relaxed))
-    }
-
-    pub fn is_virtual(&self) -> bool {
-        false
-    }
-}
+use crate::wait::{Bell, Quota, WaitSource};
 
 #[derive(Clone, Copy, PartialEq)]
 pub struct TaskId(usize);

@@ -5,13 +5,6 @@ use shuttle::sync::{LockResult, Mutex, MutexGuard};
 use std::cell::Cell;
 use std::time::Duration;
 
-#[path = "../../src/memory/bell.rs"]
-mod bell;
-pub use bell::Bell;
-#[path = "../../src/memory/quota.rs"]
-mod quota;
-pub use quota::Quota;
-
 thread_local! {
     // shuttle runs all threads of a model on the thread of its test.
     static IS_DEAF: Cell<bool> = const { Cell::new(false) };

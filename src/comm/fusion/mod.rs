@@ -15,14 +15,13 @@ mod service;
 pub use report::{FlushReport, StepReport};
 
 use super::Communicator;
-use super::attended::Attended;
 use super::buffer::Buffer;
-use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::fusion::{FusionOptions, Machine, TensorSet, TensorSpec};
 use crate::memory::{Element, ProcessMark};
 use crate::time::Time;
 use crate::types::DataType;
+use crate::wait::{BackgroundThread, Clock};
 use seat::Seat;
 use service::Service;
 use std::sync::Arc;
@@ -34,7 +33,7 @@ use std::sync::Arc;
 /// for this rank; the communicator that it was made from is not touched.
 #[derive(Debug)]
 pub struct Fusion {
-    seat: Attended<Seat>,
+    seat: BackgroundThread<Seat>,
     set: Arc<TensorSet>,
     clock: Clock,
 }
@@ -114,7 +113,8 @@ impl Fusion {
         let clock = Clock::monotonic();
         let service = Service::new(comm.clone(), machine, clock.clone())?;
         let seat = Seat::new(comm, service, set.len());
-        let seat = Attended::start(seat, ProcessMark::current()?, "linerate-fusion")?;
+        let seat =
+            BackgroundThread::start(Arc::new(seat), ProcessMark::current()?, "linerate-fusion")?;
         Ok(Fusion { seat, set, clock })
     }
 

@@ -2,8 +2,8 @@
 
 use super::inbox::Announced;
 use crate::comm::Communicator;
+use crate::comm::driving::Driving;
 use crate::comm::raw::RawBuffer;
-use crate::comm::shared::Shared;
 use crate::error::Result;
 use crate::fusion::{Ahead, Flush, Machine};
 use crate::kernel;
@@ -20,7 +20,7 @@ pub struct Packing {
     open: Option<RawBuffer>,
     ahead: Ahead,
     /// Copies large tensors.
-    shared: Arc<Shared>,
+    driving: Arc<Driving>,
 }
 
 impl Packing {
@@ -37,7 +37,7 @@ impl Packing {
                 .collect::<Result<_>>()?,
             open: None,
             ahead: Ahead::with_capacity(tensors_count),
-            shared: comm.shared()?.clone(),
+            driving: comm.driving()?.clone(),
         })
     }
 
@@ -142,7 +142,7 @@ impl Packing {
         if from.len_bytes() <= PLAIN_BYTES_MAX {
             return kernel::copy(from, to);
         }
-        let mut engine = self.shared.engine();
+        let mut engine = self.driving.engine();
         engine.copy(from, to, bytes_together as usize);
     }
 }

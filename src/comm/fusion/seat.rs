@@ -9,10 +9,10 @@ use super::StepReport;
 use super::inbox::{Announced, Inbox};
 use super::service::{Service, Turn};
 use crate::comm::Communicator;
-use crate::comm::attended::Attend;
 use crate::comm::raw::RawBuffer;
 use crate::error::{Error, Result};
 use crate::time::Time;
+use crate::wait::Background;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
 
@@ -293,7 +293,7 @@ impl State {
     }
 }
 
-impl Attend for Seat {
+impl Background for Seat {
     fn run(&self) {
         Seat::run(self);
     }

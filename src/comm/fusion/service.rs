@@ -11,13 +11,13 @@ use super::{FlushReport, StepReport};
 use crate::comm::call::Call;
 use crate::comm::raw::RawBuffer;
 use crate::comm::{Communicator, Operation};
-use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::fusion::{Action, Flush, Machine};
 use crate::kernel;
 use crate::memory::View;
 use crate::time::Time;
 use crate::types::{Collective, DataType, ReduceOp};
+use crate::wait::Clock;
 use std::time::Duration;
 
 /// How long a turn waits for one operation before it looks at the others: the latency of starting a

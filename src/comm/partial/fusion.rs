@@ -128,7 +128,7 @@ impl PartialFusion {
             mix(hash ^ set.fingerprint_of(tensor))
         });
         check_declarations(comm, &set, fingerprint, "PartialFusionOptions")?;
-        let process = comm.inner.shared.process();
+        let process = comm.inner.driving.process();
         let mut places = vec![None; set.len()];
         let mut fused = Vec::new();
         for tensors in group(&set, &options) {

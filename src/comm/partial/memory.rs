@@ -87,7 +87,7 @@ impl Memory {
             gathered: alloc(options.rounds_in_flight as usize, ranks * piece_bytes)?,
             neutral,
             piece_bytes,
-            is_star: comm.shared()?.plans().is_crowded_host(),
+            is_star: comm.driving()?.engine().plans.is_crowded_host(),
         })
     }
 

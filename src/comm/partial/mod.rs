@@ -18,16 +18,17 @@ mod seat;
 pub use fusion::{PartialFusion, PartialFusionOptions};
 
 use super::Communicator;
-use super::attended::Attended;
 use super::buffer::Buffer;
 use super::raw::RawBuffer;
 use crate::error::{Error, Result};
 use crate::memory::{Access, Element, Held, View};
 use crate::partial::{Machine, PartialOptions, RoundReport};
 use crate::types::DataType;
+use crate::wait::BackgroundThread;
 use memory::Memory;
 use rounds::Rounds;
 use seat::Seat;
+use std::sync::Arc;
 
 /// Sums gradients over ranks, round after round, without waiting for slow ranks longer than its
 /// policy says. See [`PartialAllreduce::new`].
@@ -42,7 +43,7 @@ use seat::Seat;
 /// reports say who is dead. The communicator that it was made from fails with the death all the
 /// same, and is rebuilt by anyone who needs it. Dropping it then is leaving: the others go on.
 pub struct PartialAllreduce {
-    seat: Attended<Seat>,
+    seat: BackgroundThread<Seat>,
     bytes: usize,
     dtype: DataType,
 }
@@ -110,9 +111,10 @@ impl PartialAllreduce {
         }
         let bytes = memory.bytes();
         let now = comm.inner.clock.now();
-        let process = comm.inner.shared.process();
+        let process = comm.inner.driving.process();
         let rounds = Rounds::new(comm, machine, memory, now)?;
-        let seat = Attended::start(Seat::new(rounds), process, "linerate-partial")?;
+        let seat =
+            BackgroundThread::start(Arc::new(Seat::new(rounds)), process, "linerate-partial")?;
         Ok(PartialAllreduce { seat, bytes, dtype })
     }
 

@@ -26,7 +26,7 @@ impl Rounds {
             self.members = (places.iter())
                 .map(|&place| self.members[place as usize])
                 .collect();
-            self.shared = rebuilt.shared()?.clone();
+            self.driving = rebuilt.driving()?.clone();
             self.comm = rebuilt;
             match self.go_on() {
                 Err(error) if is_death(&error) => {}
@@ -40,7 +40,7 @@ impl Rounds {
     /// again.
     fn end_what_has_ended(&mut self) -> Result<()> {
         {
-            let mut engine = self.shared.engine();
+            let mut engine = self.driving.engine();
             for flight in &mut self.flights {
                 flight.look(&mut engine);
             }
@@ -62,9 +62,9 @@ impl Rounds {
         for round in recovery.fetches() {
             self.fetch(round, recovery.source())?;
         }
-        let shared = self.shared();
-        shared.engine().open_notices()?;
-        let now = shared.clock.now();
+        let driving = self.driving.clone();
+        driving.engine().open_notices()?;
+        let now = driving.clock.now();
         self.machine.handle_survived(&recovery, now);
         self.moved_at = now;
         Ok(now)

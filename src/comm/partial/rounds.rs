@@ -7,8 +7,7 @@
 
 use super::memory::Memory;
 use super::names::with_names;
-use crate::comm::driving::Manner;
-use crate::comm::shared::Shared;
+use crate::comm::driving::{Driving, Manner};
 use crate::comm::{Communicator, Operation};
 use crate::error::{Error, Result};
 use crate::kernel;
@@ -36,7 +35,7 @@ pub(super) struct Flight {
 pub struct Rounds {
     pub(super) comm: Communicator,
     /// Of that communicator.
-    pub(super) shared: Arc<Shared>,
+    pub(super) driving: Arc<Driving>,
     /// The ranks of creation that are the ranks of this communicator.
     pub(super) members: Vec<Rank>,
     pub machine: Machine,
@@ -57,11 +56,11 @@ pub struct Rounds {
 
 impl Rounds {
     pub fn new(comm: Communicator, machine: Machine, memory: Memory, now: Time) -> Result<Rounds> {
-        let shared = comm.shared()?.clone();
-        shared.engine().open_notices()?;
+        let driving = comm.driving()?.clone();
+        driving.engine().open_notices()?;
         Ok(Rounds {
             members: (0..comm.ranks()).collect(),
-            shared,
+            driving,
             comm,
             machine,
             memory,
@@ -72,11 +71,6 @@ impl Rounds {
             moved_at: now,
             looked_at: now,
         })
-    }
-
-    /// What the threads wait on: that of the communicator in use.
-    pub fn shared(&self) -> Arc<Shared> {
-        self.shared.clone()
     }
 
     /// Whether operations are under way.
@@ -147,16 +141,16 @@ impl Rounds {
             }
             first => first.clone(),
         };
-        self.shared.engine().fail_with(first);
+        self.driving.engine().fail_with(first);
         // Threads of this rank may sleep, and nothing comes that would wake them.
-        self.shared.ring();
+        self.driving.ring();
     }
 
     fn try_turn(&mut self, now: Time) -> Result<()> {
         self.machine.handle_time(now);
         loop {
             self.look(now)?;
-            if self.machine.is_lent() && self.shared.engine().is_accepted() {
+            if self.machine.is_lent() && self.driving.engine().is_accepted() {
                 self.end_loan();
             }
             let mut has_moved = self.act()?;
@@ -192,7 +186,7 @@ impl Rounds {
     /// What is lent is this rank's again, or its round has begun.
     pub fn end_loan(&mut self) {
         if self.machine.is_lent() {
-            let is_returned = self.shared.engine().take_back();
+            let is_returned = self.driving.engine().take_back();
             match is_returned {
                 true => self.machine.handle_returned(),
                 false => self.machine.handle_accepted(),
@@ -213,7 +207,7 @@ impl Rounds {
             members,
             ..
         } = self;
-        self.ended_count = self.shared.drive_then(|engine| {
+        self.ended_count = self.driving.drive_then(|engine| {
             if is_due {
                 engine.drive_slow_if_due(now);
             }
@@ -265,7 +259,7 @@ impl Rounds {
     fn tell(&self, to: Rank, notice: Notice) {
         let to = self.members.binary_search(&to);
         let to = to.expect("only those that live are told") as Rank;
-        let mut engine = self.shared.engine();
+        let mut engine = self.driving.engine();
         engine.notice(to, notice.emit());
     }
 
@@ -323,7 +317,7 @@ impl Rounds {
         let awaited = machine.awaited().into_iter();
         let places = awaited.filter_map(|rank| self.members.binary_search(&rank).ok());
         let awaited: Vec<Rank> = places.map(|place| place as Rank).collect();
-        let mut engine = self.shared.engine();
+        let mut engine = self.driving.engine();
         let (missing, said) = engine.inquire(self.moved_at, &awaited, now)?;
         let error = Error::Timeout {
             rank: self.comm.rank(),

@@ -4,14 +4,14 @@
 //! nothing.
 
 use super::rounds::Rounds;
-use crate::comm::attended::Attend;
+
 use crate::comm::driving::Manner;
 use crate::comm::raw::RawBuffer;
-use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::kernel;
 use crate::memory::View;
 use crate::partial::{Next, RoundReport};
+use crate::wait::{Background, Clock};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -94,11 +94,11 @@ impl Seat {
         state.rounds.machine.handle_submitted(now);
         state.turn(&self.clock)?;
         let is_left = state.rounds.is_busy() && !is_followed;
-        let shared = state.rounds.shared();
+        let driving = state.rounds.driving.clone();
         drop(state);
         if is_left {
             // Peers ring for what they do from now on; what they had done before needs a look.
-            shared.ring();
+            driving.ring();
         }
         Ok(step)
     }
@@ -208,9 +208,9 @@ impl Seat {
             }
             let (limit, ended) = (state.limit(&self.clock), state.rounds.ended_count());
             let manner = state.rounds.manner();
-            let shared = state.rounds.shared();
+            let driving = state.rounds.driving.clone();
             drop(state);
-            shared.attend(
+            driving.attend(
                 (limit, manner),
                 || self.is_stopped() || self.is_wanted(),
                 |engine| has_news(engine, ended),
@@ -233,9 +233,9 @@ impl Seat {
         }
         self.is_stopped.store(true, Ordering::Relaxed);
         self.free.notify_one();
-        let shared = state.rounds.shared();
+        let driving = state.rounds.driving.clone();
         drop(state);
-        shared.ring();
+        driving.ring();
     }
 
     /// Waits until something may have come; an error: for too long.
@@ -252,9 +252,9 @@ impl Seat {
         }
         let (limit, ended) = (state.limit(&self.clock), state.rounds.ended_count());
         let manner = state.rounds.manner_waited_for();
-        let shared = state.rounds.shared();
+        let driving = state.rounds.driving.clone();
         drop(state);
-        shared.attend(
+        driving.attend(
             (limit.min(PATIENCE), manner),
             || self.is_stopped(),
             |engine| has_news(engine, ended),
@@ -279,9 +279,9 @@ impl Seat {
             )));
         }
         let ended = state.rounds.ended_count();
-        let shared = state.rounds.shared();
+        let driving = state.rounds.driving.clone();
         drop(state);
-        shared.attend(
+        driving.attend(
             (BESIDE, Manner::Brief),
             || false,
             |engine| has_news(engine, ended),
@@ -341,7 +341,7 @@ fn has_news(engine: &crate::engine::Engine, ended: u64) -> bool {
         || engine.failure().is_some()
 }
 
-impl Attend for Seat {
+impl Background for Seat {
     fn run(&self) {
         Seat::run(self);
     }

@@ -2,9 +2,9 @@
 
 use super::Survivor;
 use crate::bootstrap::{Conversation, MeetingPlace, Message};
-use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::types::Rank;
+use crate::wait::Clock;
 
 /// Connections that may wait to say who they are; more are strangers, and the oldest is closed.
 const STRANGERS_MAX: usize = 256;

@@ -24,20 +24,17 @@ mod member;
 #[cfg(test)]
 mod tests;
 
-use super::Communicator;
-use super::connect::{self, Common, LOOK_AGAIN};
-use super::family::Family;
-use super::shared::Shared;
+use super::communicator::Communicator;
+use super::connect::{self, Common, LOOK_AGAIN, Origin};
+use super::driving::Driving;
 use crate::bootstrap::Reunion;
-use crate::engine::{Clock, Engine};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::time::Time;
 use crate::transport;
 use crate::types::Rank;
+use crate::wait::Clock;
 use std::sync::Arc;
-
-/// One of the ends of `connect.rs`.
-type Finish = fn(Engine, Clock, Vec<u32>, Arc<Family>, &Common) -> Result<Communicator>;
 
 /// This rank's part of a new communicator.
 struct Candidate {
@@ -52,7 +49,7 @@ struct Candidate {
 /// A rank that takes part in a rebuild.
 struct Survivor<'a> {
     old: &'a Communicator,
-    shared: &'a Arc<Shared>,
+    driving: &'a Arc<Driving>,
     reunion: Reunion,
     deadline: Time,
     /// The round of the candidate, numbered by the leader.
@@ -103,30 +100,24 @@ impl Communicator {
     /// smaller side of a network that is cut in two; [`Error::InvalidArgument`] in a simulation. It
     /// may be called again.
     pub fn rebuild(&self) -> Result<Communicator> {
-        self.rebuild_as(connect::finish).map(|(rebuilt, _)| rebuilt)
+        self.rebuild_as(true).map(|(rebuilt, _)| rebuilt)
     }
 
-    /// The same, for a service with a thread of its own that makes its progress; and the old ranks
-    /// that live, in the new order.
+    /// As [`Communicator::rebuild`], for a service with a thread of its own that makes its progress;
+    /// and the old ranks that live, in the new order.
     pub(super) fn rebuild_apart(&self) -> Result<(Communicator, Vec<Rank>)> {
-        self.rebuild_as(connect::finish_apart)
+        self.rebuild_as(false)
     }
 
-    fn rebuild_as(&self, finish: Finish) -> Result<(Communicator, Vec<Rank>)> {
+    fn rebuild_as(&self, is_member: bool) -> Result<(Communicator, Vec<Rank>)> {
         self.check_can_wait("rebuild")?;
-        let shared = self.shared()?;
+        let origin = Origin::of(self, is_member)?;
         self.abort("it is being rebuilt");
-        let deadline = shared.clock.now().after(self.inner.config.timeout);
+        let deadline = origin.clock.now().after(self.inner.config.timeout);
         let survivor = Survivor::new(self, deadline)?;
         let candidate = survivor.run()?;
         let common = candidate.common.expect("a connected candidate has met all");
-        let members = &candidate.members;
-        let hosts = {
-            let plans = shared.plans();
-            members.iter().map(|&m| plans.host(m)).collect()
-        };
-        let (clock, family) = (shared.clock.clone(), shared.family().clone());
-        let rebuilt = finish(candidate.engine, clock, hosts, family, &common)?;
+        let rebuilt = connect::finish(candidate.engine, origin, false, &common);
         Ok((rebuilt, candidate.members))
     }
 }
@@ -136,7 +127,7 @@ impl<'a> Survivor<'a> {
         let inner = &old.inner;
         Ok(Survivor {
             old,
-            shared: old.shared()?,
+            driving: old.driving()?,
             reunion: Reunion::new(inner.identity, inner.rank, &inner.config, &inner.places)?,
             deadline,
             round: 0,
@@ -146,7 +137,7 @@ impl<'a> Survivor<'a> {
     }
 
     fn clock(&self) -> &Clock {
-        &self.shared.clock
+        &self.driving.clock
     }
 
     fn run(mut self) -> Result<Candidate> {
@@ -173,27 +164,27 @@ impl<'a> Survivor<'a> {
     }
 
     fn is_gone(&self, rank: Rank) -> bool {
-        self.shared.engine().gone(rank).is_some()
+        self.driving.engine().gone(rank).is_some()
     }
 
     /// Lets time pass: hears of deaths, moves this process's other communicators. True: the
     /// candidate is in use.
     fn look(&mut self) -> bool {
-        let shared = self.shared;
+        let driving = self.driving;
         {
-            let mut engine = shared.engine();
-            let now = shared.clock.now();
+            let mut engine = driving.engine();
+            let now = driving.clock.now();
             engine.drive(now);
             engine.drive_slow(now);
         }
-        shared.family().drive(Some(shared));
+        driving.family().drive(Some(driving));
         std::thread::sleep(LOOK_AGAIN);
         self.is_confirmed()
     }
 
     /// Whether another rank uses the communicator that this one has connected to.
     fn is_confirmed(&mut self) -> bool {
-        let now = self.shared.clock.now();
+        let now = self.driving.clock.now();
         let connected = self.candidate.as_mut().filter(|c| c.is_connected);
         connected.is_some_and(|candidate| {
             candidate.engine.drive(now);
@@ -202,7 +193,7 @@ impl<'a> Survivor<'a> {
     }
 
     fn is_late(&self) -> bool {
-        self.shared.clock.now() > self.deadline
+        self.driving.clock.now() > self.deadline
     }
 
     /// Makes this rank's part of a communicator of `members`; gives its contact.
@@ -238,7 +229,7 @@ impl<'a> Survivor<'a> {
     /// Goes on with connecting; true once, when it is connected. An error: somebody was lost, and
     /// the candidate with it.
     fn go_on_connecting(&mut self) -> Result<bool> {
-        let now = self.shared.clock.now();
+        let now = self.driving.clock.now();
         let Some(candidate) = self.candidate.as_mut() else {
             return Ok(false);
         };
@@ -260,7 +251,7 @@ impl<'a> Survivor<'a> {
 
     /// The old ranks that this one knows to have ended.
     fn ended(&self) -> Vec<Rank> {
-        let engine = self.shared.engine();
+        let engine = self.driving.engine();
         let has_ended = |&r: &Rank| engine.gone(r).is_some_and(transport::proves_end);
         (0..self.old.ranks()).filter(has_ended).collect()
     }
@@ -280,8 +271,9 @@ impl<'a> Survivor<'a> {
         let error = Error::Bootstrap(format!(
             "ranks {cut_off:?} cannot be reached and may live: of the two sides of a cut only that of more than half of the {ranks} ranks, or of half of them with rank 0, may go on; here are ranks {members:?}; start the job again when the network is whole"
         ));
-        let plans = self.shared.plans();
-        let has_witness = |r: &Rank| members.iter().any(|&m| plans.host(m) == plans.host(*r));
+        let inside = self.driving.engine();
+        let host = |rank| inside.plans.host(rank);
+        let has_witness = |r: &Rank| members.iter().any(|&m| host(m) == host(*r));
         match cut_off.iter().any(has_witness) {
             true => Ok(Some(error)),
             false => Err(error),

@@ -96,7 +96,7 @@ impl SparseAllreduce {
             options,
             steps: 0,
             dense: None,
-            pending: ProcessOwned::new(comm.inner.shared.process(), None),
+            pending: ProcessOwned::new(comm.inner.driving.process(), None),
         })
     }
 
@@ -323,7 +323,7 @@ const ENTRY_SECONDS: f64 = 6e-8;
 /// What the cost model says of messages between two ranks and of passes over memory; the same on
 /// all.
 fn prices(comm: &Communicator) -> Result<(Prices, LocalPrices)> {
-    let (model, is_mapped) = comm.shared()?.plans().link_model();
+    let (model, is_mapped) = comm.driving()?.engine().plans.link_model();
     let message = Work {
         messages: 1.0,
         posts: 2.0,
@@ -361,6 +361,6 @@ fn prices(comm: &Communicator) -> Result<(Prices, LocalPrices)> {
 
 /// Bits per second that this rank's connections are held to.
 fn pace(comm: &Communicator) -> Result<Option<u64>> {
-    let shared = comm.shared()?;
-    Ok(shared.engine().config().tcp.pace_bits_per_second)
+    let driving = comm.driving()?;
+    Ok(driving.engine().config().tcp.pace_bits_per_second)
 }

@@ -139,10 +139,10 @@ impl SparseAllreduce {
     /// Other ranks may not have seen what is wrong, and would wait for this one: the communicator
     /// has failed.
     fn fail(&self, error: Error) -> Error {
-        match self.comm.shared() {
-            Ok(shared) => {
-                shared.engine().fail_with(error.clone());
-                shared.ring();
+        match self.comm.driving() {
+            Ok(driving) => {
+                driving.engine().fail_with(error.clone());
+                driving.ring();
                 error
             }
             Err(forked) => forked,

@@ -14,9 +14,10 @@ use super::ring::RingMemory;
 use crate::error::{Error, Result};
 use crate::kernel;
 use crate::limits::{CACHE_LINE_BYTES, RING_BYTES};
-use crate::memory::{Bell, Quota, Region, View};
+use crate::memory::{Region, View};
 use crate::transport::{TAG_CLASSES, WaitSource};
 use crate::types::Rank;
+use crate::wait::{Bell, Quota};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicU64;
 
@@ -148,7 +149,7 @@ impl Segment {
     /// Wakes the owner if it sleeps. The caller has stored what the owner waits for.
     #[inline]
     pub fn wake(&self) {
-        self.bell.wake_after(|| self.raise_alarm());
+        self.bell.wake_when(|| true, || self.raise_alarm());
     }
 
     /// Wakes the owner if the signal that the caller has stored is the last of those that it wants.

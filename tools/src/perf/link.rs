@@ -9,7 +9,7 @@ use linerate::transport::{
     Address, Atomic, Completion, Event, Outcome, PortInUse, PostError, RegionKey, RemoteRange,
     Time, Transport, View, WaitSource,
 };
-use linerate::unstable::engine::{Patience, SpinTime, WaitStep};
+use linerate::unstable::wait::{Patience, SpinTime, Step};
 use linerate::{Config, Error, Rank, transport};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
@@ -521,7 +521,7 @@ impl Link {
         }
         let now = Time(self.now_ns());
         let since = *self.idle_since.get_or_insert(now);
-        if now.since(since) >= self.spin_least && self.patience.next(now) != WaitStep::Spin {
+        if now.since(since) >= self.spin_least && self.patience.next(now) != Step::Spin {
             // Never a sleep: it would be in the times.
             std::thread::yield_now();
         }

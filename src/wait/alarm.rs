@@ -1,29 +1,63 @@
-//! [`Alarm`]: what the threads of a rank sleep on, whatever its transport waits for.
+//! [`Alarm`]: what the threads of a rank sleep on, for every kind of transport, and [`sleep_on`].
 //!
-//! Words that peers ring are a [`Bell`]. A descriptor tells only that something has come, and
-//! anyone who handles that has to wake the threads whose operations it has ended:
+//! Peers ring a [`Bell`] by themselves. A descriptor tells only that something has come, so the
+//! thread that handles it has to wake the threads whose operations it has ended:
 //! [`Alarm::wake_others`].
 
+use super::clock::Clock;
+use super::futex::timespec;
+use super::{Bell, FUTEX_WORDS_MAX, futex_wait, futex_wait_any};
 use crate::kernel;
-use crate::memory::{Bell, View};
+use crate::memory::View;
 use crate::sync::{Arc, AtomicBool, AtomicU32, Mutex, Ordering, PoisonError, fence};
-use crate::transport::WaitSource;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+/// How long a sleep lasts that cannot hear all its alarms.
+const DEAF_SLEEP: Duration = Duration::from_millis(1);
+
+/// What a waiting thread sleeps on, as a transport tells it.
+///
+/// A provider over both memory and descriptors gives its descriptor and `sleeping`, and peers that
+/// share memory with it make the descriptor readable while that says so: then one thread sleeps on
+/// everything at once.
+#[derive(Clone, Debug)]
+pub enum WaitSource {
+    /// Two 32-bit words. Announce the sleep by adding 1 to `sleeping` (and a full fence), check
+    /// once more that there is nothing to do, sleep while `bell` has the value read before,
+    /// subtract 1.
+    Futex {
+        /// Changes with every wake-up.
+        bell: View,
+        /// Not zero: wakers must ring the bell.
+        sleeping: View,
+    },
+    /// For poll(2).
+    Descriptor {
+        /// Readable while something has arrived that no poll has seen, and while `ring` is.
+        ready: Arc<OwnedFd>,
+        /// An eventfd for the caller's own threads: the provider neither writes nor reads it.
+        ring: Arc<OwnedFd>,
+        /// As that of [`WaitSource::Futex`], where some peers look at it.
+        sleeping: Option<View>,
+    },
+    /// Time is virtual: the caller who steps the simulation decides.
+    Virtual,
+}
+
 /// See the module.
 #[derive(Debug)]
-pub(crate) enum Alarm {
+pub enum Alarm {
     /// Peers ring it.
     Bell(Bell),
     /// The kernel tells what has come.
     Descriptor(Doorbell),
 }
 
-/// A descriptor to sleep on, and how threads of this process wake those who do.
+/// A descriptor to sleep on, and how threads of this process wake those that do.
 #[derive(Debug)]
-pub(crate) struct Doorbell {
+pub struct Doorbell {
     ready: Arc<OwnedFd>,
     /// Makes `ready` readable.
     ring: Arc<OwnedFd>,
@@ -67,9 +101,9 @@ impl Alarm {
         }
     }
 
-    /// The caller has handled what has come. Where peers ring, they have woken everybody by that; a
-    /// descriptor may be readable no more. `own`: how many of those counted as sleepers the caller
-    /// is.
+    /// The caller has handled what has come. Peers that ring have woken every sleeper by that; a
+    /// descriptor may be readable no more. `own`: how many of the threads counted as sleepers the
+    /// caller is.
     #[inline]
     pub fn wake_others(&self, own: u32) {
         if let Alarm::Descriptor(doorbell) = self {
@@ -77,16 +111,67 @@ impl Alarm {
         }
     }
 
-    /// Sleeps until woken, at most `time`, unless `has_news`: it is asked after this thread was
-    /// counted, so whatever it does not see wakes it.
-    pub fn sleep(&self, time: Duration, has_news: impl FnOnce() -> bool) {
+    /// Counts the caller as a sleeper; what [`Bell::enter`] says.
+    fn enter(&self) -> u32 {
         match self {
-            Alarm::Bell(bell) => bell.sleep(time, has_news),
+            Alarm::Bell(bell) => bell.enter(),
             Alarm::Descriptor(doorbell) => {
-                Doorbell::sleep_on(&[doorbell], time, has_news);
+                doorbell.enter();
+                0
             }
         }
     }
+
+    fn leave(&self) {
+        match self {
+            Alarm::Bell(bell) => bell.leave(),
+            Alarm::Descriptor(doorbell) => doorbell.leave(),
+        }
+    }
+}
+
+/// Sleeps until one of the alarms wakes it, at most `time`, unless `has_news`: it is asked once the
+/// thread is counted as a sleeper of each, so what it does not see wakes the thread.
+pub fn sleep_on(alarms: &[&Alarm], time: Duration, has_news: impl FnOnce() -> bool) {
+    if let [Alarm::Bell(bell)] = alarms {
+        return bell.sleep(time, has_news);
+    }
+    let before: Vec<u32> = alarms.iter().map(|alarm| alarm.enter()).collect();
+    if !has_news() {
+        let (mut words, mut descriptors) = (Vec::new(), Vec::new());
+        for (alarm, before) in alarms.iter().zip(before) {
+            match alarm {
+                Alarm::Bell(bell) => words.push((bell.count(), before)),
+                Alarm::Descriptor(doorbell) => descriptors.push(&*doorbell.ready),
+            }
+        }
+        match (&words[..], &descriptors[..]) {
+            (_, []) => wait_for_words(&words, time),
+            ([], _) => wait_for_descriptors(&descriptors, time),
+            // No system call waits for both.
+            _ => wait_for_descriptors(&descriptors, time.min(DEAF_SLEEP)),
+        }
+    }
+    alarms.iter().for_each(|alarm| alarm.leave());
+}
+
+fn wait_for_words(words: &[(View, u32)], time: Duration) {
+    let words: Vec<_> = (words.iter())
+        .map(|(word, before)| (kernel::word32(word, 0), *before))
+        .collect();
+    let is_heard =
+        words.len() <= FUTEX_WORDS_MAX && futex_wait_any(&words, Clock::wake_up_ns(time));
+    if let (false, Some(&(word, before))) = (is_heard, words.first()) {
+        futex_wait(word, before, time.min(DEAF_SLEEP));
+    }
+}
+
+fn wait_for_descriptors(descriptors: &[&OwnedFd], time: Duration) {
+    let mut set: Vec<PollFd<'_>> = (descriptors.iter())
+        .map(|descriptor| PollFd::new(*descriptor, PollFlags::IN))
+        .collect();
+    // Ends early on signals, like any sleep.
+    let _ = poll(&mut set, Some(&timespec(time)));
 }
 
 impl Doorbell {
@@ -96,7 +181,8 @@ impl Doorbell {
         if self.sleeping.load(Ordering::Relaxed) > own {
             // Only a full counter refuses, and that is readable too.
             let _ = rustix::io::write(&*self.ring, &1u64.to_ne_bytes());
-            // After the write: anyone who takes back first finds nothing, and the next one does.
+            // After the write: a thread that takes it back too early finds nothing, and the next
+            // one takes it.
             self.has_rung.store(true, Ordering::Release);
         }
     }
@@ -114,6 +200,7 @@ impl Doorbell {
         if let Some(seen) = &self.seen {
             kernel::word32(seen, 0).fetch_add(1, Ordering::Relaxed);
         }
+        fence(Ordering::SeqCst);
     }
 
     fn leave(&self) {
@@ -121,25 +208,6 @@ impl Doorbell {
             kernel::word32(seen, 0).fetch_sub(1, Ordering::Relaxed);
         }
         self.sleeping.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    /// The same as [`Alarm::sleep`], on several.
-    pub fn sleep_on(doorbells: &[&Doorbell], time: Duration, has_news: impl FnOnce() -> bool) {
-        doorbells.iter().for_each(|doorbell| doorbell.enter());
-        fence(Ordering::SeqCst);
-        if !has_news() {
-            let of = |doorbell: &&Doorbell| doorbell.ready.clone();
-            let descriptors: Vec<Arc<OwnedFd>> = doorbells.iter().map(of).collect();
-            let wanted = |d| PollFd::new(d, PollFlags::IN);
-            let mut set: Vec<PollFd<'_>> = descriptors.iter().map(|d| wanted(&**d)).collect();
-            let limit = Timespec {
-                tv_sec: time.as_secs().min(1 << 30) as i64,
-                tv_nsec: time.subsec_nanos().into(),
-            };
-            // Ends early on signals, like any sleep.
-            let _ = poll(&mut set, Some(&limit));
-        }
-        doorbells.iter().for_each(|doorbell| doorbell.leave());
     }
 }
 
@@ -172,7 +240,7 @@ mod tests {
         let (alarm, _) = alarm();
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..3)
-                .map(|_| scope.spawn(|| alarm.sleep(LONG, || false)))
+                .map(|_| scope.spawn(|| sleep_on(&[&alarm], LONG, || false)))
                 .collect();
             let Alarm::Descriptor(doorbell) = &alarm else {
                 unreachable!("made of descriptors")
@@ -186,11 +254,7 @@ mod tests {
             alarm.wake();
             doorbell.enter();
             let mut set = [PollFd::new(&*doorbell.ready, PollFlags::IN)];
-            let at_once = Timespec {
-                tv_sec: 0,
-                tv_nsec: 0,
-            };
-            assert_eq!(poll(&mut set, Some(&at_once)), Ok(0));
+            assert_eq!(poll(&mut set, Some(&timespec(Duration::ZERO))), Ok(0));
         });
     }
 
@@ -198,13 +262,10 @@ mod tests {
     fn a_sleep_on_several_ends_with_what_comes_to_any() {
         let (first, _first_other) = alarm();
         let (second, other) = alarm();
-        let (Alarm::Descriptor(first), Alarm::Descriptor(second)) = (&first, &second) else {
-            unreachable!("made of descriptors")
-        };
         rustix::io::write(&*other, &1u64.to_ne_bytes()).unwrap();
-        Doorbell::sleep_on(&[first, second], LONG, || false);
+        sleep_on(&[&first, &second], LONG, || false);
         // News, and nobody sleeps at all.
         let (third, _third_other) = alarm();
-        third.sleep(LONG, || true);
+        sleep_on(&[&third], LONG, || true);
     }
 }

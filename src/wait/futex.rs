@@ -1,6 +1,6 @@
 //! Sleeping on a 32-bit word that processes share.
 
-use rustix::thread::futex::{Wait, WaitFlags, WaitPtr, WaitvFlags, waitv};
+use rustix::thread::futex::{Flags, Wait, WaitFlags, WaitPtr, WaitvFlags, wait, waitv, wake};
 use rustix::time::{ClockId, Timespec};
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
@@ -8,31 +8,27 @@ use std::time::Duration;
 /// Words that [`futex_wait_any`] takes at most: the kernel's FUTEX_WAITV_MAX.
 pub const FUTEX_WORDS_MAX: usize = 128;
 
+/// Not private: the sleeper and the waker are different processes.
+const SHARED: Flags = Flags::empty();
+
 /// Sleeps while `word` equals `expected`, at most `timeout`. Wakes early on signals and for no
 /// reason.
 pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) {
-    let spec = libc::timespec {
-        tv_sec: timeout.as_secs().min(1 << 30) as libc::time_t,
-        tv_nsec: timeout.subsec_nanos() as libc::c_long,
-    };
-    // SAFETY: the word is a live aligned u32 and the timespec lives through the call. FUTEX_WAIT
-    // without the private flag, because the sleeper and the waker are different processes.
-    unsafe {
-        libc::syscall(
-            libc::SYS_futex,
-            word.as_ptr(),
-            libc::FUTEX_WAIT,
-            expected,
-            &spec,
-        );
-    }
+    // A word that has changed, the end of the time and a signal are all reasons to look again.
+    let _ = wait(word, SHARED, expected, Some(&timespec(timeout)));
 }
 
-/// Wakes everyone who sleeps on `word`.
+/// Wakes every thread that sleeps on `word`.
 pub fn futex_wake_all(word: &AtomicU32) {
-    // SAFETY: the word is a live aligned u32; waking has no other effect on memory.
-    unsafe {
-        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX);
+    // It fails for addresses that are no memory, which a reference never is.
+    let _ = wake(word, SHARED, i32::MAX as u32);
+}
+
+/// A time as the kernel takes it; thirty years at most, which no wait outlasts.
+pub(super) fn timespec(time: Duration) -> Timespec {
+    Timespec {
+        tv_sec: time.as_secs().min(1 << 30) as i64,
+        tv_nsec: time.subsec_nanos().into(),
     }
 }
 

@@ -29,8 +29,8 @@ impl Clock {
         }
     }
 
-    /// This long from now on CLOCK_MONOTONIC, nanoseconds: for system calls that sleep until a
-    /// point of time.
+    /// The time on CLOCK_MONOTONIC this long from now, in nanoseconds: for system calls that sleep
+    /// until a point of time.
     pub fn wake_up_ns(after: Duration) -> u64 {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;

@@ -33,7 +33,7 @@ const YIELD_TIME: Duration = Duration::from_micros(200);
 /// First and longest sleep. The longest bounds how late a hang-up or a timeout is noticed.
 const SLEEP_MIN: Duration = Duration::from_millis(1);
 const SLEEP_MAX: Duration = Duration::from_millis(20);
-/// The same where a wait is not expected to be short.
+/// The longest sleep of a wait that is not expected to be short.
 const SLEEP_LONG: Duration = Duration::from_millis(50);
 
 /// How long waits of this process spin, as the latest waits have taught.
@@ -161,7 +161,7 @@ impl Patience {
     /// Polls between two looks at the clock.
     pub fn polls_per_look(&self, spin: &SpinTime) -> u32 {
         match self.yields.is_zero() {
-            // Anyone who goes to sleep polls once more.
+            // A thread that goes to sleep polls once more.
             true => 1,
             false => spin.polls_per_look(),
         }

@@ -1,0 +1,207 @@
+//! The way of a call, in four steps: [`check`], choose (`plans.rs`), bind (`bind.rs`), submit to the
+//! engine. A blocking call that has come before on the same memory skips the first two, and ends
+//! without a task if its peers are there.
+
+use super::bind::{self, HeldBoth};
+use super::call::{Call, Transfer};
+use super::check::check;
+use super::communicator::Communicator;
+use super::driving::Driving;
+use super::inside::Inside;
+use super::plans::Explanation;
+use super::raw::RawBuffer;
+use crate::engine::{Engine, TaskCall, TaskId};
+use crate::error::{Error, Result};
+use std::borrow::Cow;
+use std::sync::MutexGuard;
+
+impl Communicator {
+    /// Starts and waits; faster than both where the other ranks are there and nothing else is under
+    /// way.
+    #[inline]
+    pub(super) fn run(&self, call: &Call<'_>) -> Result<()> {
+        let driving = self.driving()?;
+        driving.with_own_registrations(call, |call| driving.run(call))
+    }
+
+    /// What a call would run.
+    pub(super) fn explain(&self, call: &Call<'_>) -> Result<Explanation> {
+        let is_registered = |buffer: &RawBuffer| buffer.len_bytes() == 0 || buffer.is_registered();
+        let mut buffers = call.input.into_iter().chain(call.output);
+        let inside = self.driving()?.engine();
+        (inside.plans).explain_call(call, buffers.all(is_registered))
+    }
+}
+
+impl Driving {
+    /// Runs a call to its end.
+    #[inline]
+    fn run(&self, call: &Call<'_>) -> Result<()> {
+        let mut inside = self.engine();
+        let Inside {
+            engine, repeats, ..
+        } = &mut *inside;
+        let mut held = None;
+        if let Some(known) = repeats.find(call) {
+            let borrows = bind::borrow(call, &known.uses).or_else(|e| refuse(engine, e))?;
+            let looks = self.spin.looks_at_once();
+            // The engine is kept for a few turns of the core: longer than other threads would like,
+            // and much less than an operation under way costs.
+            for turn in 0..=looks.turns {
+                match engine.run_at_once(&known.at_once, looks) {
+                    Some(Ok(())) => return Ok(()),
+                    Some(Err(error)) => {
+                        if engine.failure().is_some() {
+                            bind::fail(call, borrows, &error);
+                        }
+                        return Err(error);
+                    }
+                    None if turn == looks.turns || !engine.waits_at_once() => break,
+                    None => std::thread::yield_now(),
+                }
+            }
+            held = Some(borrows);
+        }
+        self.run_as_task(call, inside, held)
+    }
+
+    /// The rest of [`Driving::run`], where the call cannot end at once, or not yet. `held`: it is a
+    /// known call.
+    #[cold]
+    fn run_as_task(
+        &self,
+        call: &Call<'_>,
+        mut inside: MutexGuard<'_, Inside>,
+        held: Option<HeldBoth<'_>>,
+    ) -> Result<()> {
+        let task = self.submit(call, &mut inside, held, true)?;
+        drop(inside);
+        self.wait(task, None)?
+            .expect("a wait without a limit ends with a result")
+    }
+
+    /// Starts a call.
+    pub(super) fn start_call(&self, call: &Call<'_>) -> Result<TaskId> {
+        self.with_own_registrations(call, |call| {
+            self.start(|inside| self.submit(call, inside, None, false))
+        })
+    }
+
+    /// All steps of a call. With `is_blocking` it is remembered, if the next one like it may end at
+    /// once. `held`: its memory is borrowed already.
+    fn submit(
+        &self,
+        call: &Call<'_>,
+        inside: &mut Inside,
+        held: Option<HeldBoth<'_>>,
+        is_blocking: bool,
+    ) -> Result<TaskId> {
+        let task_call = prepare(call, inside, held, is_blocking);
+        let engine = &mut inside.engine;
+        let task_call = task_call.or_else(|e| refuse(engine, e))?;
+        engine.submit(task_call, self.clock.now())
+    }
+
+    /// Calls `then` with the call on buffers that have this communicator's registrations.
+    #[inline]
+    fn with_own_registrations<R>(
+        &self,
+        call: &Call<'_>,
+        then: impl FnOnce(&Call<'_>) -> Result<R>,
+    ) -> Result<R> {
+        let is_home = |buffer: &RawBuffer| buffer.is_at_home(&self.garbage);
+        let mut all = call.input.into_iter().chain(call.output);
+        if all.all(is_home) && call.transfers.iter().all(|t| is_home(&t.buffer)) {
+            return then(call);
+        }
+        let moved = |buffer: &RawBuffer| self.registered_here(buffer);
+        let input = call.input.map(moved).transpose()?;
+        let output = call.output.map(moved).transpose()?;
+        let transfers = call.transfers.iter().map(|transfer| {
+            Ok(Transfer {
+                buffer: moved(&transfer.buffer)?,
+                ..transfer.clone()
+            })
+        });
+        then(&Call {
+            input: input.as_ref(),
+            output: output.as_ref(),
+            transfers: &transfers.collect::<Result<Vec<_>>>()?,
+            ..*call
+        })
+    }
+
+    /// A buffer with this communicator's registration, where another one has allocated it.
+    fn registered_here(&self, buffer: &RawBuffer) -> Result<RawBuffer> {
+        if buffer.is_at_home(&self.garbage) {
+            return Ok(buffer.clone());
+        }
+        buffer.moved_to(&self.garbage, |region| {
+            let mut engine = self.engine();
+            self.collect_garbage(&mut engine);
+            engine.register(region)
+        })
+    }
+}
+
+/// All steps of a call but the last.
+fn prepare(
+    call: &Call<'_>,
+    inside: &mut Inside,
+    held: Option<HeldBoth<'_>>,
+    is_blocking: bool,
+) -> Result<TaskCall> {
+    let Inside {
+        engine,
+        plans,
+        repeats,
+    } = inside;
+    let checked = check(call, engine.rank(), engine.ranks())?;
+    let plan = plans.plan(call, checked.in_place)?;
+    let (arguments, slots) = (bind::arguments(call, &checked), bind::slots(call));
+    if let (true, None, Cow::Borrowed(slots)) = (is_blocking, &held, &slots)
+        && let Some(at_once) =
+            engine.at_once(&plan.prepared, plan.fallback.as_ref(), arguments, slots)
+    {
+        repeats.remember(call, checked.uses.clone(), at_once);
+    }
+    let held = match held {
+        Some(held) => held,
+        None => bind::borrow(call, &checked.uses)?,
+    };
+    bind::bind(call, plan, (arguments, slots), held)
+}
+
+/// Of a call that is refused: the cause, if the communicator has failed, which is why its memory
+/// may be in use for good.
+#[cold]
+fn refuse<T>(engine: &mut Engine, error: Error) -> Result<T> {
+    engine.check().and(Err(error))
+}
+
+impl Communicator {
+    /// Lends this rank's part of a call that will be the next one here: see [`Engine::lend`].
+    pub(super) fn lend(&self, call: &Call<'_>) -> Result<bool> {
+        let driving = self.driving()?;
+        driving.with_own_registrations(call, |call| {
+            let mut inside = driving.engine();
+            let task_call = prepare(call, &mut inside, None, false)?;
+            Ok(inside.lend(&task_call))
+        })
+    }
+
+    /// Accepts what is lent for a call that is started next: see [`Engine::accept`].
+    pub(super) fn accept(
+        &self,
+        call: &Call<'_>,
+        has_come: impl FnMut(crate::types::Rank),
+    ) -> Result<()> {
+        let driving = self.driving()?;
+        driving.with_own_registrations(call, |call| {
+            let mut inside = driving.engine();
+            let task_call = prepare(call, &mut inside, None, false)?;
+            inside.accept(&task_call, has_come);
+            Ok(())
+        })
+    }
+}

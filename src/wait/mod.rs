@@ -1,0 +1,34 @@
+//! How a thread waits, and who drives what it waits for.
+//!
+//! * [`Patience`] says what a wait does next: spin, yield or sleep. [`SpinTime`] learns how long
+//!   spinning pays.
+//! * [`Alarm`] is what the threads of a rank sleep on, and [`sleep_on`] is the one way to sleep:
+//!   on [`Bell`]s, which are words that peers change, or on descriptors. A [`Quota`] holds a
+//!   wake-up back until enough has come.
+//! * [`DriverLock`] holds what callers and a thread of its own drive in turn: a caller that waits
+//!   drives by itself, and the thread drives while none does. [`BackgroundThread`] begins and ends
+//!   such a thread.
+//! * [`Clock`] is the one reader of the clock.
+//!
+//! What is driven is not known here: `comm/driving.rs` drives an engine, `comm/fusion` and
+//! `comm/partial` their services.
+//!
+//! Read first: `patience.rs`, then `driver_lock.rs`.
+
+mod alarm;
+mod background;
+mod bell;
+mod clock;
+mod driver_lock;
+mod futex;
+mod patience;
+mod quota;
+
+pub use alarm::{Alarm, WaitSource, sleep_on};
+pub use background::{Background, BackgroundThread};
+pub use bell::Bell;
+pub use clock::Clock;
+pub use driver_lock::DriverLock;
+pub use futex::{FUTEX_WORDS_MAX, futex_wait, futex_wait_any, futex_wake_all};
+pub use patience::{Looks, Patience, SpinTime, Step};
+pub use quota::Quota;
