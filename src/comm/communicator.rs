@@ -196,9 +196,9 @@ impl std::fmt::Debug for Communicator {
 }
 
 impl Drop for Inner {
-    /// Leaves in good order: waits, at most the timeout, until nothing that this rank has sent needs
-    /// it. A simulated rank's network takes what is on its way along, and no rank waits for peers
-    /// while a panic ends its thread. In a forked child everything is the parent's.
+    /// Leaves in good order: waits, at most the timeout, until nothing that this rank has sent
+    /// needs it. A simulated rank's network takes what is on its way along, and no rank waits for
+    /// peers while a panic ends its thread. In a forked child everything is the parent's.
     fn drop(&mut self) {
         let Ok(driving) = self.driving.get() else {
             return;

@@ -4,8 +4,8 @@
 //! A thread that waits drives for all; the progress thread drives while none waits.
 //! A thread that sleeps is woken by peers through the [`Alarm`], after what they did: whichever
 //! thread handles that, every sleeper looks for the end of its own task under the engine's lock.
-//! What no peer rings for, a failure found by looking or a cancel, the finder rings for; where peers
-//! ring for nothing (descriptors), the thread that handles what has come does.
+//! What no peer rings for, a failure found by looking or a cancel, the finder rings for; where
+//! peers ring for nothing (descriptors), the thread that handles what has come does.
 //!
 //! Locks, in this order: a family's list of members, then one engine.
 //!
@@ -61,8 +61,8 @@ pub(crate) struct Driving {
 /// thread that waits on one of them also drives the others.
 ///
 /// Why: rank 0 starts an operation on A and waits on B, rank 1 waits on A first. Unless rank 0's
-/// wait on B also moves A, neither ends. A communicator that a thread of its own attends to for good
-/// is no member.
+/// wait on B also moves A, neither ends. A communicator that a thread of its own attends to for
+/// good is no member.
 #[derive(Default)]
 pub(crate) struct Family {
     /// Members alive. All that a wait looks at as long as there is one.

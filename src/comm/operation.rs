@@ -67,7 +67,8 @@ impl Communicator {
         })
     }
 
-    /// Starts an operation of a user, who may compute now: it goes on as [`Config::progress`](crate::Config::progress) says.
+    /// Starts an operation of a user, who may compute now: it goes on as
+    /// [`Config::progress`](crate::Config::progress) says.
     pub(super) fn start_and_overlap(&self, call: &Call<'_>) -> Result<Operation> {
         let driving = self.driving()?;
         if !self.inner.progress.settle(driving)? && self.inner.config.debug {

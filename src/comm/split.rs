@@ -66,8 +66,8 @@ impl Communicator {
         Ok(child.expect("every rank is a member"))
     }
 
-    /// As [`Communicator::duplicate`], for a service with a thread of its own that makes its progress:
-    /// waits on other communicators do not.
+    /// As [`Communicator::duplicate`], for a service with a thread of its own that makes its
+    /// progress: waits on other communicators do not.
     pub(super) fn duplicate_apart(&self) -> Result<Communicator> {
         self.check_can_wait("duplicate")?;
         let members: Vec<Rank> = (0..self.ranks()).collect();

@@ -1,6 +1,6 @@
-//! The way of a call, in four steps: [`check`], choose (`plans.rs`), bind (`bind.rs`), submit to the
-//! engine. A blocking call that has come before on the same memory skips the first two, and ends
-//! without a task if its peers are there.
+//! The way of a call, in four steps: [`check`], choose (`plans.rs`), bind (`bind.rs`), submit to
+//! the engine. A blocking call that has come before on the same memory skips the first two, and
+//! ends without a task if its peers are there.
 
 use super::bind::{self, HeldBoth};
 use super::call::{Call, Transfer};

@@ -35,8 +35,8 @@ impl Bell {
         self.wake_when(|| true, || {});
     }
 
-    /// Wakes every thread that sleeps, if `is_wanted`, which is asked only while one does; `also`, a
-    /// system call, is done before that.
+    /// Wakes every thread that sleeps, if `is_wanted`, which is asked only while one does; `also`,
+    /// a system call, is done before that.
     #[inline]
     pub fn wake_when(&self, is_wanted: impl FnOnce() -> bool, also: impl FnOnce()) {
         fence(Ordering::SeqCst);
@@ -49,8 +49,8 @@ impl Bell {
         }
     }
 
-    /// Counts the caller as a sleeper. What it does not see after this wakes it: by another value of
-    /// [`Bell::count`] than the one returned.
+    /// Counts the caller as a sleeper. What it does not see after this wakes it: by another value
+    /// of [`Bell::count`] than the one returned.
     pub fn enter(&self) -> u32 {
         let before = kernel::word32(&self.count, 0).load(Ordering::Relaxed);
         kernel::word32(&self.sleeping, 0).fetch_add(1, Ordering::Relaxed);

@@ -43,8 +43,8 @@ impl<T> DriverLock<T> {
         }
     }
 
-    /// Takes what is driven. After a panic of another thread too: what that panic has broken is told
-    /// by its own guard.
+    /// Takes what is driven. After a panic of another thread too: what that panic has broken is
+    /// told by its own guard.
     #[inline]
     pub fn lock(&self) -> MutexGuard<'_, T> {
         self.driven.lock().unwrap_or_else(PoisonError::into_inner)

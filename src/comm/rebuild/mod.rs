@@ -103,8 +103,8 @@ impl Communicator {
         self.rebuild_as(true).map(|(rebuilt, _)| rebuilt)
     }
 
-    /// As [`Communicator::rebuild`], for a service with a thread of its own that makes its progress;
-    /// and the old ranks that live, in the new order.
+    /// As [`Communicator::rebuild`], for a service with a thread of its own that makes its
+    /// progress; and the old ranks that live, in the new order.
     pub(super) fn rebuild_apart(&self) -> Result<(Communicator, Vec<Rank>)> {
         self.rebuild_as(false)
     }
