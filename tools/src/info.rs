@@ -2,10 +2,10 @@
 
 use crate::rdma::{self, Rdma};
 use crate::system::{self, Cache};
-use crate::{output, settings};
 use clap::Args;
 use linerate::options::{CrossMemory, PriceList};
 use linerate::{Config, Progress};
+use linerate_job::{output, settings};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use std::collections::BTreeMap;

@@ -1,11 +1,11 @@
 //! The command line of `bench`: what clap can check alone. What depends on several arguments is in
 //! `plan.rs`.
 
-use crate::binding::Bind;
-use crate::flags::JobArgs;
-use crate::settings::{parse_positive, parse_size};
 use clap::{Args, ValueEnum};
 use linerate::{Collective, DataType, ReduceOp};
+use linerate_job::binding::Bind;
+use linerate_job::flags::JobArgs;
+use linerate_job::settings::{parse_positive, parse_size};
 use std::str::FromStr;
 
 /// What `bench` and `explain` both take: which sizes and types, on which ranks, in which memory.

@@ -24,10 +24,11 @@ mod values;
 
 pub use args::{BenchArgs, Memory};
 
-use crate::settings::{self, FAILED, USAGE};
-use crate::{launch, output, system};
+use crate::system;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use linerate::Error;
+use linerate_job::settings::{self, FAILED, USAGE};
+use linerate_job::{output, spawn};
 use plan::{Facts, Plan};
 use std::process::ExitCode;
 
@@ -105,7 +106,7 @@ pub fn run(args: &BenchArgs) -> ExitCode {
     if let Some(rank) = settings::launched_rank() {
         return conclude(&format!("rank {rank}: "), rank::run(&plan));
     }
-    ExitCode::from(launch::spawn_self(plan.ranks, args.sweep.bind))
+    ExitCode::from(spawn::spawn_self(plan.ranks, args.sweep.bind))
 }
 
 /// The facts of this process and host.

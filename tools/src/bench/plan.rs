@@ -4,8 +4,8 @@
 use super::args::{BenchArgs, Memory, Operators, Placements};
 use super::layout::{self, Placement};
 use super::{sweep, values};
-use crate::settings;
 use linerate::{Collective, Config, DataType, ReduceOp, collective};
+use linerate_job::settings;
 use std::path::PathBuf;
 
 /// Above it a simulation takes minutes a row.

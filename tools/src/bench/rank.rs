@@ -5,10 +5,10 @@ use super::measure::{Bench, Cell, Measured};
 use super::plan::Plan;
 use super::slots::Arenas;
 use super::table;
-use crate::output;
-use crate::progress::Progress;
-use crate::settings;
 use linerate::{DataType, ReduceOp};
+use linerate_job::output;
+use linerate_job::progress::Progress;
+use linerate_job::settings;
 use std::io::Write;
 
 /// What a run gives: an error, or else what was not good enough in what was measured, on rank 0

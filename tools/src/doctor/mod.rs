@@ -15,10 +15,10 @@ mod peers;
 mod rdma;
 mod serve;
 
-use crate::settings::{FAILED, USAGE};
-use crate::{output, settings};
 use clap::Args;
 use finding::{Finding, Level};
+use linerate_job::settings::{FAILED, USAGE};
+use linerate_job::{output, settings};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -3,7 +3,7 @@
 //! To each line it answers with the time; to whom connects, it says at which free port it listens
 //! too. It takes nothing and tells nothing else.
 
-use crate::output;
+use linerate_job::output;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};

@@ -12,12 +12,13 @@ use crate::bench::args::Memory;
 use crate::bench::gather_facts;
 use crate::bench::plan::build_plan;
 use crate::bench::slots::Arenas;
-use crate::settings::{self, FAILED};
-use crate::{launch, output, system};
+use crate::system;
 use linerate::collective::{Caches, Work};
 use linerate::options::PriceList;
 use linerate::unstable::cost::{self, FINDINGS_MAX, Finding, Model, Models, Sample, TERMS};
 use linerate::{Collective, Communicator, Config, Result};
+use linerate_job::settings::{self, FAILED};
+use linerate_job::{output, spawn};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::borrow::Cow;
 use std::ffi::OsStr;
@@ -202,7 +203,7 @@ fn one_job(
         (SAMPLES, samples.as_os_str()),
         ("LINERATE_MODEL", OsStr::new("off")),
     ];
-    let code = launch::spawn_self_with(ranks, args.sweep.bind, &settings);
+    let code = spawn::spawn_self_with(ranks, args.sweep.bind, &settings);
     if code != 0 {
         return Err(format!(
             "the job of {ranks} ranks failed with code {code}; nothing is stored"

@@ -16,12 +16,12 @@ use crate::bench::args::{BenchArgs, Memory, Placements, SweepArgs};
 use crate::bench::gather_facts;
 use crate::bench::layout::has_in_place;
 use crate::bench::plan::{Facts, Plan, build_plan};
-use crate::settings::{self, FAILED, USAGE};
-use crate::{launch, output};
 use clap::{Args, ValueEnum};
 use linerate::options::PriceList;
 use linerate::unstable::cost;
 use linerate::{Collective, Config, Error};
+use linerate_job::settings::{self, FAILED, USAGE};
+use linerate_job::{output, spawn};
 use std::process::ExitCode;
 use std::str::FromStr;
 
@@ -103,7 +103,7 @@ pub fn run(args: &ExplainArgs) -> ExitCode {
     if is_rank {
         return conclude(rank::run(args, &plan));
     }
-    ExitCode::from(launch::spawn_self(plan.ranks, args.sweep.bind))
+    ExitCode::from(spawn::spawn_self(plan.ranks, args.sweep.bind))
 }
 
 fn check(args: &ExplainArgs, facts: Facts) -> Result<Plan, String> {

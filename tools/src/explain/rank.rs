@@ -7,11 +7,11 @@ use crate::bench::layout::Layout;
 use crate::bench::plan::Plan;
 use crate::bench::slots::{Arenas, Row};
 use crate::bench::sweep;
-use crate::output;
-use crate::progress::Progress;
-use crate::settings;
 use linerate::reports::Explanation;
 use linerate::{CollectiveBuilder, Communicator, DataType, ReduceOp, Result};
+use linerate_job::output;
+use linerate_job::progress::Progress;
+use linerate_job::settings;
 use std::io::Write;
 
 /// Time for the iterations of one algorithm at one size, us: the default sweep of the chosen ones

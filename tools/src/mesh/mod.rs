@@ -10,11 +10,11 @@ mod heat;
 mod matrix;
 mod rank;
 
-use crate::flags::PairArgs;
-use crate::settings::{self, FAILED, USAGE, parse_size};
-use crate::{launch, output};
 use clap::Args;
 use linerate::{Config, Error};
+use linerate_job::flags::PairArgs;
+use linerate_job::settings::{self, FAILED, USAGE, parse_size};
+use linerate_job::{output, spawn};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -72,7 +72,7 @@ pub fn run(args: &MeshArgs) -> ExitCode {
         return ExitCode::from(FAILED);
     }
     if settings::launched_rank().is_none() {
-        return ExitCode::from(launch::spawn_self(ranks, args.pair.bind));
+        return ExitCode::from(spawn::spawn_self(ranks, args.pair.bind));
     }
     match rank::run(args, config) {
         Ok(Ok(())) => ExitCode::SUCCESS,

@@ -4,10 +4,11 @@
 use super::matrix::{Mesh, Thresholds};
 use super::{MeshArgs, heat};
 use crate::bench::statistics::Summary;
-use crate::progress::Progress;
-use crate::{binding, info, output, settings};
+use crate::info;
 use linerate::unstable::prng::mix;
 use linerate::{Buffer, Communicator, Config, Rank, ReduceOp, Result};
+use linerate_job::progress::Progress;
+use linerate_job::{binding, output, settings};
 use std::time::Instant;
 
 /// Bytes of a round trip.

@@ -4,11 +4,11 @@
 
 use super::args::{Test, Verb};
 use super::options::Options;
-use crate::access;
 use linerate::transport::{Region, RegionKey, RemoteRange, View};
 use linerate::unstable::limits;
 use linerate::unstable::prng::mix;
 use linerate::{Rank, Result};
+use linerate_job::access;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 

@@ -29,13 +29,14 @@ mod trips;
 
 pub use args::PerfArgs;
 
-use crate::settings::{self, FAILED, USAGE};
-use crate::{info, launch, output};
+use crate::info;
 use control::{Control, Line};
 use device::transport_kind;
 use document::Document;
 use line_rate::LineRate;
 use linerate::unstable::verbs::sysfs::Tree;
+use linerate_job::settings::{self, FAILED, USAGE};
+use linerate_job::{output, spawn};
 use options::Options;
 use plan::Plan;
 use run::Row;
@@ -68,7 +69,7 @@ enum Role {
 /// Is one side, or starts both.
 pub fn run(args: &PerfArgs) -> ExitCode {
     let outcome = check(args).and_then(|plan| match role(args)? {
-        None => Ok(launch::spawn_self(2, args.pair.bind)),
+        None => Ok(spawn::spawn_self(2, args.pair.bind)),
         Some(Role::Server { port, is_quiet }) => serve(args, &plan, port, is_quiet).map(|()| 0),
         Some(Role::Client { host, port }) => ask(args, &plan, &host, port).map(|()| 0),
     });

@@ -104,12 +104,13 @@ impl Options {
             iterations: args.iterations,
             duration: args.duration,
             depth: args
+                .stream
                 .depth
                 .unwrap_or(if is_latency { 1 } else { DEPTH_DEFAULT }),
-            streams: args.streams.unwrap_or(1),
-            post_list: args.post_list,
+            streams: args.stream.streams.unwrap_or(1),
+            post_list: args.stream.post_list,
             atomic_type: args.atomic_type.unwrap_or(AtomicType::FetchAndAdd),
-            bidirectional: args.bidirectional,
+            bidirectional: args.stream.bidirectional,
             has_peak: !args.no_peak,
             check: args.check == 1,
             rotate: !args.no_rotate,
@@ -232,11 +233,11 @@ impl Options {
             size,
             number(server.iterations),
             number(server.duration),
-            number(server.depth.map(u64::from)),
-            number(server.streams.map(u64::from)),
-            number(server.post_list.map(u64::from)),
+            number(server.stream.depth.map(u64::from)),
+            number(server.stream.streams.map(u64::from)),
+            number(server.stream.post_list.map(u64::from)),
             server.atomic_type.map(|kind| kind.name().into()),
-            flag(server.bidirectional),
+            flag(server.stream.bidirectional),
             flag(server.no_peak),
             // Its default is to check: only the opposite is a word of the user's.
             (server.check == 0).then(|| "0".into()),
@@ -281,18 +282,15 @@ fn integrity(has_crc: bool) -> &'static str {
 
 /// Given arguments that have no meaning for latency.
 fn bandwidth_only(args: &PerfArgs) -> Vec<(&'static str, bool)> {
-    let all = [
-        ("--bidirectional", args.bidirectional),
-        ("--tx-depth", args.depth.is_some()),
-        ("--qp", args.streams.is_some()),
-        ("--post_list", args.post_list.is_some()),
+    let others = [
         ("--noPeak", args.no_peak),
         ("--min-bw", args.pair.min_bw.is_some()),
         ("--report_gbits", args.report_gbits),
         // Each message is the last of its doorbell, and has a completion anyway.
         ("--cq-mod", args.device.moderation.is_some()),
     ];
-    all.into_iter().filter(|(_, is_given)| *is_given).collect()
+    let all = args.stream.given().into_iter().chain(others);
+    all.filter(|(_, is_given)| *is_given).collect()
 }
 
 #[cfg(test)]

@@ -105,7 +105,7 @@ pub fn join<'a>(
         ..plan.config.clone()
     };
     let needed = 2 * bytes_needed(options, plan.rotation_bytes(options));
-    crate::settings::check_memory(
+    linerate_job::settings::check_memory(
         "this side of the test",
         needed,
         plan.memory_bytes,

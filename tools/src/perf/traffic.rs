@@ -11,9 +11,9 @@ use super::args::{AtomicType, Verb};
 use super::link::{Link, Mark, Post, Result};
 use super::options::Options;
 use super::statistics::{Flow, Marks};
-use crate::access;
 use linerate::Rank;
 use linerate::transport::Atomic;
+use linerate_job::access;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 

@@ -11,8 +11,8 @@ use super::arena::Slots;
 use super::args::Verb;
 use super::link::{Mark, Post, Result};
 use super::traffic::{Limit, Side};
-use crate::access;
 use linerate::transport::{RemoteRange, View};
+use linerate_job::access;
 use std::sync::atomic::Ordering;
 
 /// Bytes of the word that a peer looks at.

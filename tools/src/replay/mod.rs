@@ -13,12 +13,12 @@ mod summary;
 mod trace;
 
 use crate::bench::Memory;
-use crate::binding::Bind;
-use crate::flags::JobArgs;
-use crate::settings::{self, FAILED, USAGE};
-use crate::{launch, output};
 use clap::{Args, ValueEnum};
 use linerate::{Config, FusionOptions};
+use linerate_job::binding::Bind;
+use linerate_job::flags::JobArgs;
+use linerate_job::settings::{self, FAILED, USAGE};
+use linerate_job::{output, spawn};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -140,7 +140,7 @@ pub fn run(args: &ReplayArgs) -> ExitCode {
     } else if let Some(reason) = unavailable_reason(&prepared.config.transport) {
         Err(reason)
     } else if settings::launched().is_none() && prepared.ranks > 1 {
-        return ExitCode::from(launch::spawn_self(prepared.ranks, args.bind));
+        return ExitCode::from(spawn::spawn_self(prepared.ranks, args.bind));
     } else {
         rank::run_rank(args, &prepared)
     };

@@ -4,9 +4,9 @@ use super::plan::PlannedFlush;
 use super::summary::{self, Step, Summary};
 use super::trace::Trace;
 use super::{Compute, Mode, ReplayArgs};
-use crate::output::{self, print_text};
 use linerate::reports::{FlushReport, StepReport};
 use linerate::transport::Time;
+use linerate_job::output::{self, print_text};
 use serde_json::{Value, json};
 
 /// Share of the time without a processor above which the numbers say more of the machine's load

@@ -5,10 +5,11 @@ use super::print::{self, Results};
 use super::summary::{self, Seen, Step};
 use super::trace::Trace;
 use super::{Compute, FAILED, GOOD, Memory, Mode, Prepared, ReplayArgs, plan};
-use crate::progress::Progress;
-use crate::{settings, system};
+use crate::system;
 use linerate::transport::Time;
 use linerate::{Buffer, Communicator, Fusion, FusionOptions, Result};
+use linerate_job::progress::Progress;
+use linerate_job::settings;
 use std::time::Duration;
 
 /// Steps before the measured ones: they map memory, fill caches and agree on the order.

@@ -17,14 +17,14 @@ mod simulated;
 mod vectors;
 
 use super::args::{parse_gbit, parse_latency};
-use crate::binding::Bind;
-use crate::experiment::oktopk::fabric::Fabric;
-use crate::flags::JobArgs;
-use crate::settings::{self, FAILED, USAGE};
-use crate::{launch, output};
 use clap::{Args, ValueEnum};
 use linerate::options::{Algorithm, Amount, Balance, Mode, NonFinite, ValueFormat};
 use linerate::{Config, Error, SparseOptions, TensorSpec};
+use linerate_job::binding::Bind;
+use linerate_job::fabric::Fabric;
+use linerate_job::flags::JobArgs;
+use linerate_job::settings::{self, FAILED, USAGE};
+use linerate_job::{output, spawn};
 use std::process::ExitCode;
 use std::str::FromStr;
 
@@ -210,7 +210,7 @@ pub fn run(args: &SparseArgs) -> ExitCode {
         return ExitCode::from(FAILED);
     }
     let Some(rank) = settings::launched_rank() else {
-        return ExitCode::from(launch::spawn_self(plan.ranks, args.bind));
+        return ExitCode::from(spawn::spawn_self(plan.ranks, args.bind));
     };
     match rank::run(&plan) {
         Ok(Ok(())) => ExitCode::SUCCESS,

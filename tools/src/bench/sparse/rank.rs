@@ -1,14 +1,14 @@
 //! One rank: runs every algorithm, follows sampled coordinates, and reports if it is rank 0.
 
-use super::document::{Document, Entry, PhaseEntry};
+use super::document::{Document, Entry, StepTimes, Traffic};
 use super::{Plan, vectors};
 use crate::bench::statistics::Summary;
 use crate::bench::sweep;
-use crate::settings;
 use linerate::options::Algorithm;
 use linerate::reports::{Counters, PHASES};
 use linerate::unstable::prng::Prng;
 use linerate::{Buffer, Collective, Communicator, ReduceOp, Result, SparseAllreduce, SparseResult};
+use linerate_job::settings;
 use std::io::Write;
 use std::time::Instant;
 
@@ -155,6 +155,19 @@ impl Reported {
         (self.sum.iter_mut().zip(own)).for_each(|(sum, own)| *sum += own);
     }
 
+    /// What one of `steps` steps sent in a phase; the place after the last phase is all together.
+    fn traffic(&self, phase: usize, steps: u64) -> Traffic {
+        let at = phase * FIELDS;
+        let most = |field: usize| self.most[at + field] / steps;
+        Traffic {
+            words_sent_max: most(0),
+            words_received_max: most(1),
+            words_received_mean: (self.sum[at + 1] / steps) as f64 / f64::from(self.ranks),
+            control_words: most(2),
+            messages: most(3),
+        }
+    }
+
     /// A step of all ranks, who are in this process.
     pub fn all(&mut self, is_timed: bool, of: impl Fn(usize) -> Counters) {
         if !is_timed {
@@ -188,22 +201,10 @@ fn words_of(counters: &Counters) -> Vec<u64> {
 /// An entry of the document, of one step.
 pub fn build_entry(plan: &Plan, reported: &Reported, times: &Times, wrong: Option<u64>) -> Entry {
     let steps = u64::from(plan.args.iterations);
-    let most: Vec<u64> = reported.most.iter().map(|words| words / steps).collect();
-    let mean = |i: usize| (reported.sum[i] / steps) as f64 / f64::from(reported.ranks);
-    let phases = PHASES.iter().enumerate().map(|(i, phase)| {
-        let at = i * FIELDS;
-        let entry = PhaseEntry {
-            words_sent_max: most[at],
-            words_received_max: most[at + 1],
-            words_received_mean: mean(at + 1),
-            control_words: most[at + 2],
-            messages: most[at + 3],
-        };
-        (phase.name(), entry)
-    });
-    let total = PHASES.len() * FIELDS;
-    let (count, time_us) = (plan.count(), Summary::of(&times.whole));
-    let algbw = sweep::algorithm_bandwidth(4 * count, time_us.p50);
+    let phases = PHASES.iter().enumerate();
+    let phases = phases.map(|(at, phase)| (phase.name(), reported.traffic(at, steps)));
+    let (count, times) = (plan.count(), times.summarise());
+    let algbw = sweep::algorithm_bandwidth(4 * count, times.time_us.p50);
     Entry {
         collective: "sparse-allreduce",
         bytes: 4 * count,
@@ -215,18 +216,11 @@ pub fn build_entry(plan: &Plan, reported: &Reported, times: &Times, wrong: Optio
         memory: "registered",
         in_place: false,
         iterations: plan.args.iterations,
-        time_us,
-        select_us: Summary::of(&times.select),
-        communicate_us: Summary::of(&times.communicate),
-        apply_us: Summary::of(&times.apply),
+        times,
         algbw,
         busbw: algbw * sweep::bus_factor(Collective::AllReduce, reported.ranks),
         wrong,
-        words_sent_max: most[total],
-        words_received_max: most[total + 1],
-        words_received_mean: mean(total + 1),
-        control_words: most[total + 2],
-        messages: most[total + 3],
+        traffic: reported.traffic(PHASES.len(), steps),
         phases: phases.collect(),
         selected_local: reported.selected_local,
         selected_global: reported.selected_global,
@@ -250,6 +244,15 @@ impl Times {
         self.select.push(us(result.times.select));
         self.communicate.push(us(result.times.communicate));
         self.apply.push(us(result.times.apply));
+    }
+
+    fn summarise(&self) -> StepTimes {
+        StepTimes {
+            time_us: Summary::of(&self.whole),
+            select_us: Summary::of(&self.select),
+            communicate_us: Summary::of(&self.communicate),
+            apply_us: Summary::of(&self.apply),
+        }
     }
 
     /// A step of which only the communication takes time.
@@ -395,20 +398,21 @@ pub fn header(plan: &Plan, (ranks, transport): (u32, &str)) -> String {
 }
 
 pub fn row(entry: &Entry) -> String {
+    let (times, traffic) = (&entry.times, &entry.traffic);
     format!(
         "{:>17} {:>12.1} {:>10.1} {:>10.1} {:>10.1} {:>12} {:>12} {:>13.0} {:>13} {:>10} {:>10} {:>11.3} {:>6}\n",
         match entry.algorithm == entry.ran {
             true => entry.algorithm.to_owned(),
             false => format!("{}: {}", entry.algorithm, entry.ran),
         },
-        entry.time_us.p50,
-        entry.select_us.p50,
-        entry.communicate_us.p50,
-        entry.apply_us.p50,
-        entry.words_sent_max,
-        entry.words_received_max,
-        entry.words_received_mean,
-        entry.control_words,
+        times.time_us.p50,
+        times.select_us.p50,
+        times.communicate_us.p50,
+        times.apply_us.p50,
+        traffic.words_sent_max,
+        traffic.words_received_max,
+        traffic.words_received_mean,
+        traffic.control_words,
         entry.selected_local,
         entry.selected_global,
         entry.busbw,

@@ -8,11 +8,10 @@
 use super::Plan;
 use super::document::{Document, Entry};
 use super::rank::{self, Reported, Times};
-use crate::experiment::oktopk::fabric::{Fabric, Network, run as run_machines};
-use crate::experiment::oktopk::shape::prices;
 use linerate::options::Algorithm;
 use linerate::reports::Counters;
 use linerate::unstable::sparse::{Machine, OkTopkState, Sized, Step, Support, choose};
+use linerate_job::fabric::{Fabric, Network, run as run_machines};
 
 /// The network where the arguments say nothing: that of `bench`.
 const LINK_GBIT_DEFAULT: f64 = 100.0;
@@ -76,7 +75,7 @@ fn measure(
     let mut reported = Reported::new(asked, plan.ranks);
     for step in 0..plan.args.warmup + plan.args.iterations {
         let algorithm = match asked {
-            Algorithm::Auto => choose((count, k, plan.ranks), reduced, prices(&fabric)),
+            Algorithm::Auto => choose((count, k, plan.ranks), reduced, fabric.prices()),
             other => other,
         };
         let is_timed = step >= plan.args.warmup;

@@ -1,0 +1,60 @@
+//! `linerate experiment NAME`: reproduces a table or figure of a paper on this machine, with the
+//! paper's number beside ours.
+//!
+//! Read first: `skew.rs`, then `eager_sgd/mod.rs`. What several experiments need: data
+//! (`digits.rs`), models (`model.rs`), how long steps take (`load.rs`), pictures (`plot.rs`), many
+//! ranks in virtual time (`virtual_time.rs`).
+
+mod arithmetic;
+mod digits;
+mod eager_sgd;
+mod load;
+mod model;
+pub mod oktopk;
+mod plot;
+mod skew;
+mod virtual_time;
+
+use clap::{Args, Subcommand};
+use linerate_job::output;
+use linerate_job::settings::{self, FAILED};
+use std::process::ExitCode;
+
+/// Arguments of `linerate experiment`.
+#[derive(Args, Clone, Debug)]
+pub struct ExperimentArgs {
+    #[command(subcommand)]
+    name: Name,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+enum Name {
+    /// Latency of partial allreduce when ranks arrive one after another (Li et al., PPoPP 2020:
+    /// 53.32x solo, 2.46x majority)
+    Skew(skew::SkewArgs),
+    /// Training where ranks are not alike, with synchronous and partial collectives (Li et al.,
+    /// PPoPP 2020: solo 1.50 to 2.01x)
+    EagerSgd(Box<eager_sgd::EagerSgdArgs>),
+    /// Sparse allreduce: Table 1, times of 256 ranks, thresholds, balancing, scaling, training (Li
+    /// and Hoefler, PPoPP 2022)
+    Oktopk(Box<oktopk::OkTopkArgs>),
+}
+
+/// Runs the one that is named.
+pub fn run(args: &ExperimentArgs) -> ExitCode {
+    match &args.name {
+        Name::Skew(args) => skew::run(args),
+        Name::EagerSgd(args) => eager_sgd::run(args),
+        Name::Oktopk(args) => oktopk::run(args),
+    }
+}
+
+/// What an experiment ends with, told if it failed.
+fn end(result: Result<(), String>) -> ExitCode {
+    let Err(reason) = result else {
+        return ExitCode::SUCCESS;
+    };
+    let who = settings::launched_rank().map_or(String::new(), |rank| format!("rank {rank}: "));
+    output::print_error(&format!("{who}error: {reason}"));
+    ExitCode::from(FAILED)
+}
