@@ -1,7 +1,7 @@
 //! [`Digits`]: images of hand-written digits (tests/data/optdigits), a fifth of them kept for the
-//! test.
+//! test; [`Share`]: the images of one rank.
 
-use linerate::unstable::prng::Prng;
+use linerate::unstable::prng::{Prng, mix};
 
 const CSV: &str = include_str!("../../../tests/data/optdigits/digits.csv");
 
@@ -47,6 +47,39 @@ impl Digits {
 pub fn shuffle<T>(values: &mut [T], prng: &mut Prng) {
     for end in (1..values.len()).rev() {
         values.swap(end, prng.below(end as u64 + 1) as usize);
+    }
+}
+
+/// A rank's part of the images that are trained with, and all images of the test.
+#[derive(Debug)]
+pub struct Share {
+    digits: Digits,
+    /// This rank's images, in the order of an epoch.
+    own: Vec<usize>,
+}
+
+impl Share {
+    /// Every `ranks`-th image from the rank's on, in an order that the seed decides.
+    pub fn new((rank, ranks): (u32, u32), seed: u64) -> Share {
+        let digits = Digits::load();
+        let mine = (0..digits.training.len()).filter(|i| *i as u32 % ranks == rank);
+        let mut own: Vec<usize> = mine.collect();
+        let mut prng = Prng::new(mix(seed ^ mix(u64::from(rank) + 1)));
+        shuffle(&mut own, &mut prng);
+        Share { digits, own }
+    }
+
+    /// The images of a step's batch.
+    pub fn batch(&self, step: u32, count: usize) -> Vec<&Image> {
+        let place = |i| self.own[(step as usize * count + i) % self.own.len()];
+        (0..count)
+            .map(|i| &self.digits.training[place(i)])
+            .collect()
+    }
+
+    /// The images of the test.
+    pub fn test(&self) -> &[Image] {
+        &self.digits.test
     }
 }
 

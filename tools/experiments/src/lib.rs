@@ -10,14 +10,12 @@ mod digits;
 mod eager_sgd;
 mod load;
 mod model;
-pub mod oktopk;
+mod oktopk;
 mod plot;
 mod skew;
 mod virtual_time;
 
 use clap::{Args, Subcommand};
-use linerate_job::output;
-use linerate_job::settings::{self, FAILED};
 use std::process::ExitCode;
 
 /// Arguments of `linerate experiment`.
@@ -47,14 +45,4 @@ pub fn run(args: &ExperimentArgs) -> ExitCode {
         Name::EagerSgd(args) => eager_sgd::run(args),
         Name::Oktopk(args) => oktopk::run(args),
     }
-}
-
-/// What an experiment ends with, told if it failed.
-fn end(result: Result<(), String>) -> ExitCode {
-    let Err(reason) = result else {
-        return ExitCode::SUCCESS;
-    };
-    let who = settings::launched_rank().map_or(String::new(), |rank| format!("rank {rank}: "));
-    output::print_error(&format!("{who}error: {reason}"));
-    ExitCode::from(FAILED)
 }

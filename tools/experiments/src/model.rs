@@ -2,7 +2,8 @@
 //! are their gradients.
 
 use super::digits::{CLASSES, Image, PIXELS};
-use linerate::unstable::prng::Prng;
+use linerate::unstable::prng::{Prng, mix};
+use linerate::{Communicator, Result};
 use std::ops::Range;
 
 /// What a model says about some samples.
@@ -282,6 +283,15 @@ fn value_at(plane: &[f32], place: &[i8]) -> f32 {
         }
     }
     (lanes.iter().sum::<f32>() + rest) / STEPS + height[0]
+}
+
+/// Whether all ranks have parameters of the same bits.
+pub fn are_equal(comm: &Communicator, parameters: &[f32]) -> Result<bool> {
+    let bits = parameters.iter().map(|value| u64::from(value.to_bits()));
+    let hash = bits.fold(0, |hash, bits| mix(hash ^ bits));
+    let mut all = vec![0; comm.ranks() as usize];
+    comm.all_gather(&[hash], &mut all)?;
+    Ok(all.iter().all(|&other| other == hash))
 }
 
 /// A number from the normal distribution (Box and Muller, 1958).

@@ -14,9 +14,10 @@ use linerate::{
     Buffer, Communicator, Config, DataType, PartialAllreduce, PartialOptions, Policy, RankSet,
 };
 use linerate_job::binding::Bind;
+use linerate_job::ending::{self, FAILED};
 use linerate_job::flags::JobArgs;
 use linerate_job::progress::Progress;
-use linerate_job::settings::{self, FAILED, USAGE, parse_size};
+use linerate_job::settings::{self, parse_size};
 use linerate_job::{output, spawn};
 use serde_json::{Value, json};
 use std::process::ExitCode;
@@ -99,19 +100,13 @@ struct Row {
 pub fn run(args: &SkewArgs) -> ExitCode {
     let (ranks, config) = match check(args) {
         Ok(checked) => checked,
-        Err(text) => {
-            output::print_error(&format!(
-                "error: {text}\n\nFor more information, try '--help'."
-            ));
-            return ExitCode::from(USAGE);
-        }
+        Err(text) => return ending::refuse(&text),
     };
     if args.sim {
         return finish(simulate::simulate_all(args, ranks), args, ranks);
     }
     if let Some(reason) = settings::unavailable_reason(&config.transport) {
-        output::print_error(&format!("error: {reason}"));
-        return ExitCode::from(FAILED);
+        return ending::fail(FAILED, &reason);
     }
     if settings::launched_rank().is_none() && ranks > 1 {
         return ExitCode::from(spawn::spawn_self(ranks, args.bind));
@@ -197,8 +192,8 @@ fn policy_of(name: &str) -> Result<Policy, String> {
 fn measure_all(args: &SkewArgs, config: Config) -> linerate::Result<Vec<Row>> {
     let comm = settings::join(config)?;
     let policies = args.policies(comm.ranks());
-    let mut progress =
-        (comm.rank() == 0).then(|| Progress::new("policies", args.sizes.len() * policies.len()));
+    let count = args.sizes.len() * policies.len();
+    let mut progress = Progress::new("policies", count, comm.rank() == 0);
     let mut rows = Vec::new();
     for &bytes in &args.sizes {
         for name in &policies {
@@ -212,14 +207,10 @@ fn measure_all(args: &SkewArgs, config: Config) -> linerate::Result<Vec<Row>> {
                 measured,
                 wrong,
             });
-            if let Some(progress) = &mut progress {
-                progress.advance(format!("after {name}, {bytes} B"));
-            }
+            progress.advance(format!("after {name}, {bytes} B"));
         }
     }
-    if let Some(progress) = progress {
-        progress.finish();
-    }
+    progress.finish();
     Ok(if comm.rank() == 0 { rows } else { Vec::new() })
 }
 

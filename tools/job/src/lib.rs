@@ -1,12 +1,14 @@
 //! What the commands of `linerate` that run ranks have in common, the experiments among them.
 //!
 //! A command reads its flags ([`flags`]) and the environment ([`settings`]), starts its ranks
-//! ([`spawn`]), which bind themselves to cores ([`binding`]), join them ([`settings::join`]), and
-//! writes what it found ([`output`]). [`access`] reads and writes the memory of a rank, and
-//! [`fabric`] runs all ranks of a sparse allreduce in one process on a modelled network.
+//! ([`spawn`]), which bind themselves to cores ([`binding`]) and join each other
+//! ([`settings::join`]), writes what was measured ([`output`]) and ends ([`ending`]). [`access`]
+//! reads and writes the memory of a rank, and [`fabric`] runs all ranks of a sparse allreduce in one
+//! process on a modelled network.
 
 pub mod access;
 pub mod binding;
+pub mod ending;
 pub mod fabric;
 pub mod flags;
 pub mod output;

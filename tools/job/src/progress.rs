@@ -18,20 +18,21 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// A bar of `count` rows or whatever the unit is, that nobody sees yet.
-    pub fn new(unit: &'static str, count: usize) -> Progress {
+    /// A bar of `count` rows or whatever the unit is, shown only where `is_wanted`: one rank of a
+    /// job has it.
+    pub fn new(unit: &'static str, count: usize, is_wanted: bool) -> Progress {
         Progress {
             unit,
             count: count as u64,
             done: 0,
             started: Instant::now(),
-            is_wanted: std::io::stderr().is_terminal(),
+            is_wanted: is_wanted && std::io::stderr().is_terminal(),
             bar: None,
         }
     }
 
-    /// Prints through `print` without disturbing the bar.
-    pub fn around(&self, print: impl FnOnce()) {
+    /// Runs what prints, without the bar.
+    pub fn suspended<R>(&self, print: impl FnOnce() -> R) -> R {
         match &self.bar {
             Some(bar) => bar.suspend(print),
             None => print(),

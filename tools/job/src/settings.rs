@@ -5,11 +5,6 @@ use linerate::unstable::bootstrap::{Launched, launched_from_env};
 use linerate::unstable::limits;
 use linerate::{Collective, Communicator, Config, Progress, collective, unstable};
 
-/// Exit code of a run or a check that failed.
-pub const FAILED: u8 = 1;
-/// Exit code of arguments that make no sense.
-pub const USAGE: u8 = 2;
-
 /// The settings of `LINERATE_*` variables; an error names the variable.
 pub fn from_environment() -> Result<Config, String> {
     Config::from_env()

@@ -4,10 +4,10 @@
 //! How ranks end is in `process.rs`.
 
 use crate::binding::{BIND, Bind};
+use crate::ending::{FAILED, USAGE};
 use crate::output;
 pub use crate::process::Endings;
 use crate::process::Supervisor;
-use crate::settings::{FAILED, USAGE};
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use std::ffi::{OsStr, OsString};
 use std::io;

@@ -1,9 +1,10 @@
-//! Who holds which elements before and after a collective. Pure; the one description that buffers,
+//! Which rank holds which elements before and after a collective. Pure; the one description that buffers,
 //! calls and checks use.
 //!
 //! Layouts are NCCL's. The lengths of the v-collectives are uneven on purpose: half more, half
 //! less, in turns, so that every rank still sends and receives as much as without the v.
 
+use clap::ValueEnum;
 use linerate::{Collective, Rank};
 
 /// Copies start on cache lines of their own.
@@ -24,12 +25,12 @@ pub fn has_in_place(collective: Collective) -> bool {
 }
 
 /// How input and output lie to each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Placement {
-    /// Apart.
-    OutOfPlace,
-    /// The same memory, or one is a part of the other.
+    /// Input and output share memory as NCCL lays them out.
     InPlace,
+    /// Input and output are apart.
+    OutOfPlace,
 }
 
 impl Placement {

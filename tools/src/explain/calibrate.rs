@@ -17,8 +17,8 @@ use linerate::collective::{Caches, Work};
 use linerate::options::PriceList;
 use linerate::unstable::cost::{self, FINDINGS_MAX, Finding, Model, Models, Sample, TERMS};
 use linerate::{Collective, Communicator, Config, Result};
-use linerate_job::settings::{self, FAILED};
-use linerate_job::{output, spawn};
+use linerate_job::ending::{self, FAILED};
+use linerate_job::{output, settings, spawn};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::borrow::Cow;
 use std::ffi::OsStr;
@@ -85,7 +85,7 @@ pub fn check(args: &ExplainArgs, config: &Config) -> std::result::Result<(), Str
 /// Is a rank of one of the jobs, or starts them all and stores what they give.
 pub fn run(args: &ExplainArgs, is_rank: bool) -> ExitCode {
     if is_rank {
-        return super::conclude(measure(args).map(Ok));
+        return ending::conclude(measure(args).map(Ok));
     }
     let samples = std::env::temp_dir().join(format!("linerate-samples-{}", std::process::id()));
     let outcome = calibrate(args, &samples);
@@ -93,10 +93,7 @@ pub fn run(args: &ExplainArgs, is_rank: bool) -> ExitCode {
     let _ = std::fs::remove_file(&samples);
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(text) => {
-            eprintln!("error: {text}");
-            ExitCode::from(FAILED)
-        }
+        Err(text) => ending::fail(FAILED, &text),
     }
 }
 

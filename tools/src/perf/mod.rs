@@ -35,8 +35,8 @@ use device::transport_kind;
 use document::Document;
 use line_rate::LineRate;
 use linerate::unstable::verbs::sysfs::Tree;
-use linerate_job::settings::{self, FAILED, USAGE};
-use linerate_job::{output, spawn};
+use linerate_job::ending::{self, FAILED};
+use linerate_job::{output, settings, spawn};
 use options::Options;
 use plan::Plan;
 use run::Row;
@@ -75,13 +75,7 @@ pub fn run(args: &PerfArgs) -> ExitCode {
     });
     match outcome {
         Ok(code) => ExitCode::from(code),
-        Err(Failure::Usage(text)) => {
-            let text = printable(&text);
-            output::print_error(&format!(
-                "error: {text}\n\nFor more information, try '--help'."
-            ));
-            ExitCode::from(USAGE)
-        }
+        Err(Failure::Usage(text)) => ending::refuse(&printable(&text)),
         Err(Failure::Failed(texts)) => {
             for text in texts {
                 output::print_error(&format!("error: {}", printable(&text)));

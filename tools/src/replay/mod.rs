@@ -16,9 +16,9 @@ use crate::bench::Memory;
 use clap::{Args, ValueEnum};
 use linerate::{Config, FusionOptions};
 use linerate_job::binding::Bind;
+use linerate_job::ending::{self, FAILED, USAGE};
 use linerate_job::flags::JobArgs;
-use linerate_job::settings::{self, FAILED, USAGE};
-use linerate_job::{output, spawn};
+use linerate_job::{output, settings, spawn};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -130,10 +130,7 @@ struct Prepared {
 pub fn run(args: &ReplayArgs) -> ExitCode {
     let prepared = match prepare(args) {
         Ok(prepared) => prepared,
-        Err(reason) => {
-            output::print_error(&format!("error: {reason}"));
-            return ExitCode::from(USAGE);
-        }
+        Err(reason) => return ending::fail(USAGE, &reason),
     };
     let result = if args.plan_only {
         print_plan(args, &prepared.trace, &prepared.options)
@@ -144,16 +141,9 @@ pub fn run(args: &ReplayArgs) -> ExitCode {
     } else {
         rank::run_rank(args, &prepared)
     };
-    match (result, settings::launched_rank()) {
-        (Ok(code), _) => ExitCode::from(code),
-        (Err(reason), Some(rank)) => {
-            output::print_error(&format!("rank {rank}: error: {reason}"));
-            ExitCode::from(FAILED)
-        }
-        (Err(reason), None) => {
-            output::print_error(&format!("error: {reason}"));
-            ExitCode::from(FAILED)
-        }
+    match result {
+        Ok(code) => ExitCode::from(code),
+        Err(reason) => ending::end(Err(reason)),
     }
 }
 

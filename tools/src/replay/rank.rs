@@ -70,18 +70,14 @@ pub fn replay(
         packed: None,
     };
     let count = args.steps + WARM_UP_STEPS;
-    let mut progress = (comm.rank() == 0).then(|| Progress::new("steps", count as usize));
+    let mut progress = Progress::new("steps", count as usize, comm.rank() == 0);
     let mut steps = Vec::with_capacity(count as usize);
     let mut first = None;
     for index in 0..count {
         steps.push(runner.run_step(index, &mut first)?);
-        if let Some(progress) = &mut progress {
-            progress.advance(String::new());
-        }
+        progress.advance(String::new());
     }
-    if let Some(progress) = progress {
-        progress.finish();
-    }
+    progress.finish();
     Ok(steps)
 }
 

@@ -13,9 +13,11 @@ mod train;
 
 use clap::{Args, ValueEnum};
 use linerate::Config;
+use linerate_job::binding::Bind;
+use linerate_job::ending::{self, USAGE};
 use linerate_job::flags::JobArgs;
-use linerate_job::settings::{self, USAGE, parse_positive};
-use linerate_job::{output, spawn};
+use linerate_job::settings::{self, parse_positive};
+use linerate_job::spawn;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -78,10 +80,7 @@ const RANKS: u32 = 8;
 pub fn run(args: &EagerSgdArgs) -> ExitCode {
     let (ranks, config) = match prepare(args) {
         Ok(prepared) => prepared,
-        Err(reason) => {
-            output::print_error(&format!("error: {reason}"));
-            return ExitCode::from(USAGE);
-        }
+        Err(reason) => return ending::fail(USAGE, &reason),
     };
     let is_virtual = args.workload.iter().all(|one| *one == Workload::Resnet50);
     let result = if is_virtual {
@@ -89,11 +88,11 @@ pub fn run(args: &EagerSgdArgs) -> ExitCode {
     } else if let Some(reason) = unavailable_reason(&config.transport) {
         Err(reason)
     } else if settings::launched().is_none() && ranks > 1 {
-        return ExitCode::from(spawn::spawn_self(ranks, linerate_job::binding::Bind::None));
+        return ExitCode::from(spawn::spawn_self(ranks, Bind::None));
     } else {
         rank::run_rank(args, config)
     };
-    super::end(result)
+    ending::end(result)
 }
 
 fn prepare(args: &EagerSgdArgs) -> Result<(u32, Config), String> {
@@ -108,7 +107,7 @@ fn prepare(args: &EagerSgdArgs) -> Result<(u32, Config), String> {
     }
     let config = args.job.config()?;
     args.job.check_json()?;
-    super::plot::make_folder(args.plots.as_deref())?;
+    crate::plot::make_folder(args.plots.as_deref())?;
     let bytes = plan::memory_bytes(&args.workload, ranks);
     settings::check_memory(
         &format!("the samples of {ranks} ranks"),

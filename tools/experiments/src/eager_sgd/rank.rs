@@ -30,7 +30,7 @@ fn run_all(args: &EagerSgdArgs, comm: &Communicator) -> linerate::Result<Vec<Out
     let trials_of = |workload: &Workload| plan::trials(*workload, comm.ranks(), args.staleness);
     let trials: Vec<Trial> = args.workload.iter().flat_map(trials_of).collect();
     let count = trials.len() * args.runs as usize;
-    let mut progress = (comm.rank() == 0).then(|| Progress::new("runs", count));
+    let mut progress = Progress::new("runs", count, comm.rank() == 0);
     let mut learner = None;
     let mut outcomes = Vec::new();
     for trial in trials {
@@ -53,14 +53,10 @@ fn run_all(args: &EagerSgdArgs, comm: &Communicator) -> linerate::Result<Vec<Out
                 (args.steps, args.scale),
                 seed,
             )?);
-            if let Some(progress) = &mut progress {
-                progress.advance(trial.scheme.name());
-            }
+            progress.advance(trial.scheme.name());
         }
         outcomes.push(Outcome { trial, runs });
     }
-    if let Some(progress) = progress {
-        progress.finish();
-    }
+    progress.finish();
     Ok(outcomes)
 }

@@ -1,9 +1,9 @@
 //! One run: steps of a model on this rank, and what came of them.
 
 use super::plan::{self, Scheme, Task, Trial};
-use crate::digits::{Digits, Image, shuffle};
-use crate::model::{Classifier, Hyperplane, Verdict};
-use linerate::unstable::prng::{Prng, mix};
+use crate::digits::Share;
+use crate::model::{Classifier, Hyperplane, Verdict, are_equal};
+use linerate::unstable::prng::mix;
 use linerate::{
     Buffer, Communicator, DataType, PartialAllreduce, PartialOptions, ReduceOp, Result,
 };
@@ -47,33 +47,21 @@ pub struct Run {
 /// What is trained on this rank.
 pub enum Learner {
     Plane(Hyperplane),
-    Digits {
-        model: Classifier,
-        digits: Digits,
-        /// This rank's images, in the order of an epoch.
-        own: Vec<usize>,
-    },
+    Digits { model: Classifier, images: Share },
 }
 
 impl Learner {
-    pub fn new(task: Task, (rank, ranks): (u32, u32), seed: u64) -> Learner {
-        let own_seed = mix(seed ^ mix(u64::from(rank) + 1));
+    pub fn new(task: Task, place: (u32, u32), seed: u64) -> Learner {
         match task {
             Task::Hyperplane => {
                 let shape = (plan::HYPERPLANE_DIMENSIONS, plan::HYPERPLANE_SAMPLES);
+                let own_seed = mix(seed ^ mix(u64::from(place.0) + 1));
                 Learner::Plane(Hyperplane::new(shape, PLANE_NOISE, seed, own_seed))
             }
-            Task::Digits => {
-                let digits = Digits::load();
-                let mine = (0..digits.training.len()).filter(|i| *i as u32 % ranks == rank);
-                let mut own: Vec<usize> = mine.collect();
-                shuffle(&mut own, &mut Prng::new(own_seed));
-                Learner::Digits {
-                    model: Classifier::new(HIDDEN),
-                    digits,
-                    own,
-                }
-            }
+            Task::Digits => Learner::Digits {
+                model: Classifier::new(HIDDEN),
+                images: Share::new(place, seed),
+            },
         }
     }
 
@@ -107,10 +95,8 @@ impl Learner {
                 let start = step as usize * batch % plane.samples();
                 plane.add_gradient(parameters, start..start + batch, gradient);
             }
-            Learner::Digits { model, digits, own } => {
-                let place = |i| own[(step as usize * batch + i) % own.len()];
-                let images: Vec<&Image> = (0..batch).map(|i| &digits.training[place(i)]).collect();
-                model.add_gradient(parameters, &images, gradient);
+            Learner::Digits { model, images } => {
+                model.add_gradient(parameters, &images.batch(step, batch), gradient);
             }
         }
     }
@@ -120,7 +106,7 @@ impl Learner {
     fn judge(&mut self, parameters: &[f32]) -> Verdict {
         match self {
             Learner::Plane(plane) => plane.judge(parameters),
-            Learner::Digits { model, digits, .. } => model.judge(parameters, &digits.test),
+            Learner::Digits { model, images } => model.judge(parameters, images.test()),
         }
     }
 }
@@ -271,14 +257,4 @@ fn slowest(comm: &Communicator, seconds: f64) -> Result<f64> {
     let mut slowest = [seconds];
     comm.all_reduce(&mut slowest, ReduceOp::Max)?;
     Ok(slowest[0])
-}
-
-/// Whether all ranks have the same bits.
-fn are_equal(comm: &Communicator, parameters: &[f32]) -> Result<bool> {
-    let hash = parameters
-        .iter()
-        .fold(0, |hash, value| mix(hash ^ u64::from(value.to_bits())));
-    let mut all = vec![0; comm.ranks() as usize];
-    comm.all_gather(&[hash], &mut all)?;
-    Ok(all.iter().all(|&other| other == hash))
 }

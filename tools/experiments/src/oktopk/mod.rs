@@ -21,8 +21,10 @@ mod training;
 
 use clap::{Args, ValueEnum};
 use linerate::Config;
+use linerate_job::binding::Bind;
+use linerate_job::ending::{self, USAGE};
 use linerate_job::flags::JobArgs;
-use linerate_job::settings::{self, USAGE, parse_positive};
+use linerate_job::settings::{self, parse_positive};
 use linerate_job::{output, spawn};
 use section::Section;
 use serde_json::{Map, Value, json};
@@ -99,26 +101,23 @@ const RANKS_QUICK: u32 = 4;
 pub fn run(args: &OkTopkArgs) -> ExitCode {
     let (ranks, config) = match prepare(args) {
         Ok(prepared) => prepared,
-        Err(reason) => {
-            output::print_error(&format!("error: {reason}"));
-            return ExitCode::from(USAGE);
-        }
+        Err(reason) => return ending::fail(USAGE, &reason),
     };
     let result = if !args.has(Part::Training) {
         run_parts(args, None)
     } else if let Some(reason) = unavailable_reason(&config.transport) {
         Err(reason)
     } else if settings::launched().is_none() && ranks > 1 {
-        return ExitCode::from(spawn::spawn_self(ranks, linerate_job::binding::Bind::None));
+        return ExitCode::from(spawn::spawn_self(ranks, Bind::None));
     } else {
-        // Who has trained has done its part, but for rank 0.
+        // Rank 0 has the results of the training, and runs the other parts.
         let trained = rank::train_all(args, config).map_err(|error| error.to_string());
         trained.and_then(|training| match training {
             Some(training) => run_parts(args, Some(&training)),
             None => Ok(()),
         })
     };
-    super::end(result)
+    ending::end(result)
 }
 
 fn prepare(args: &OkTopkArgs) -> Result<(u32, Config), String> {
@@ -127,7 +126,7 @@ fn prepare(args: &OkTopkArgs) -> Result<(u32, Config), String> {
     let ranks = settings::check_ranks(asked, settings::launched_ranks()?)?;
     let config = args.job.config()?;
     args.job.check_json()?;
-    super::plot::make_folder(args.plots.as_deref())?;
+    crate::plot::make_folder(args.plots.as_deref())?;
     Ok((ranks, config))
 }
 

@@ -3,9 +3,8 @@
 use super::OkTopkArgs;
 use super::learner::Learner;
 use super::shape::Scheme;
-use crate::model::Verdict;
+use crate::model::{Verdict, are_equal};
 use linerate::options::{Amount, Mode};
-use linerate::unstable::prng::mix;
 use linerate::{
     Buffer, Communicator, Config, DataType, ReduceOp, Result, SparseAllreduce, SparseOptions,
     SparseResult, TensorSpec,
@@ -78,7 +77,7 @@ pub fn train_all(args: &OkTopkArgs, config: Config) -> Result<Option<Training>> 
     let steps = (args.steps).unwrap_or(if args.quick { 24 } else { 240 });
     let mut learner = Learner::new((comm.rank(), comm.ranks()), args.seed);
     let count = Scheme::ALL.len() * Optimiser::ALL.len();
-    let mut progress = (comm.rank() == 0).then(|| Progress::new("runs", count));
+    let mut progress = Progress::new("runs", count, comm.rank() == 0);
     let mut runs = Vec::new();
     for optimiser in Optimiser::ALL {
         for scheme in Scheme::ALL {
@@ -89,15 +88,11 @@ pub fn train_all(args: &OkTopkArgs, config: Config) -> Result<Option<Training>> 
                 steps,
                 args.seed,
             )?);
-            if let Some(progress) = &mut progress {
-                progress.advance(format!("{} {}", scheme.name(), optimiser.name()));
-            }
+            progress.advance(format!("{} {}", scheme.name(), optimiser.name()));
         }
     }
     comm.barrier()?;
-    if let Some(progress) = progress {
-        progress.finish();
-    }
+    progress.finish();
     let training = Training {
         ranks: comm.ranks(),
         transport: comm.transport(),
@@ -291,15 +286,6 @@ fn all_reduced(comm: &Communicator, own: &[f64], op: ReduceOp) -> Result<Vec<f64
     let mut all = own.to_vec();
     comm.all_reduce(&mut all, op)?;
     Ok(all)
-}
-
-/// Whether all ranks have the same bits.
-fn are_equal(comm: &Communicator, parameters: &[f32]) -> Result<bool> {
-    let bits = parameters.iter().map(|value| u64::from(value.to_bits()));
-    let hash = bits.fold(0, |hash, bits| mix(hash ^ bits));
-    let mut all = vec![0; comm.ranks() as usize];
-    comm.all_gather(&[hash], &mut all)?;
-    Ok(all.iter().all(|&other| other == hash))
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use linerate::options::Algorithm;
 use linerate::reports::{Counters, PHASES};
 use linerate::unstable::prng::Prng;
 use linerate::{Buffer, Collective, Communicator, ReduceOp, Result, SparseAllreduce, SparseResult};
+use linerate_job::ending::Outcome;
 use linerate_job::settings;
-use std::io::Write;
 use std::time::Instant;
 
 /// Coordinates that are followed.
@@ -18,8 +18,8 @@ const SAMPLES: usize = 4096;
 /// Numbers of a phase that ranks tell each other.
 const FIELDS: usize = 4;
 
-/// Runs everything. Inside: what was not right, on rank 0 only.
-pub fn run(plan: &Plan) -> Result<std::result::Result<(), String>> {
+/// Runs everything.
+pub fn run(plan: &Plan) -> Outcome {
     let comm = settings::join(plan.config.clone())?;
     let buffers = plan.tensors.iter().map(|tensor| {
         let count = tensor.count as usize;
@@ -53,10 +53,10 @@ pub fn run(plan: &Plan) -> Result<std::result::Result<(), String>> {
         None => Ok(()),
     };
     Ok(match (report.is_some(), wrong) {
-        (true, 1..) => Err(format!(
+        (true, 1..) => Err(vec![format!(
             "{wrong} coordinates do not have what the gradients gave, or differ between ranks"
-        )),
-        _ => written,
+        )]),
+        _ => written.map_err(|text| vec![text]),
     })
 }
 
@@ -423,8 +423,5 @@ pub fn row(entry: &Entry) -> String {
 /// To stdout, or to stderr where the document goes to stdout.
 pub fn print(plan: &Plan, text: &str) {
     // Nobody can be told that the output is closed.
-    let _ = match plan.args.job.is_json_only() {
-        true => std::io::stderr().write_all(text.as_bytes()),
-        false => std::io::stdout().write_all(text.as_bytes()),
-    };
+    let _ = plan.args.job.print(text);
 }
