@@ -13,8 +13,8 @@ pub struct Measured {
     pub mean_ms: f64,
     /// Median over the rounds of the time of the rank whose arrival begins them.
     pub initiator_p50_ms: f64,
-    /// Of the calls of ranks that arrive after it, which find the result there: their mean, because
-    /// it is to explain a mean, and their median; 0 if there is none.
+    /// Mean and median time of the calls that find their result there; 0 if there is none. The mean
+    /// enters the expected mean.
     pub ready_mean_ms: f64,
     pub ready_p50_ms: f64,
     pub nap_mean: f64,
@@ -53,7 +53,7 @@ pub fn expected_ms(
     rounds.map(of_round).sum::<f64>() / count as f64 / f64::from(ranks)
 }
 
-/// Of latencies by rank and round, and active ranks by round.
+/// Summarises latencies by rank and round, and active ranks by round.
 pub fn summarise(
     policy: Policy,
     first_round: u64,

@@ -13,7 +13,7 @@ pub const CLASSES: usize = 10;
 const BRIGHTEST: f32 = 16.0;
 /// One image of this many is kept for the test.
 const TEST_SHARE: usize = 5;
-/// Of the order in which images are drawn into the two parts: the same for every experiment.
+/// Seed of the split into the two parts, which all experiments share.
 const SPLIT_SEED: u64 = 0x6f70_7464;
 
 /// One image, pixels from 0 to 1, and what it shows.

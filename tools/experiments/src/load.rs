@@ -7,7 +7,7 @@
 
 use super::digits::shuffle;
 use linerate::unstable::prng::{Prng, mix};
-use rand_core::{TryRng, utils::fill_bytes_via_next_word};
+use rand_core::TryRng;
 use rand_distr::{Beta, Distribution};
 use std::convert::Infallible;
 
@@ -142,7 +142,10 @@ impl TryRng for Bits {
     }
 
     fn try_fill_bytes(&mut self, bytes: &mut [u8]) -> Result<(), Infallible> {
-        fill_bytes_via_next_word(bytes, || self.try_next_u64())
+        for chunk in bytes.chunks_mut(8) {
+            chunk.copy_from_slice(&self.0.next_u64().to_le_bytes()[..chunk.len()]);
+        }
+        Ok(())
     }
 }
 

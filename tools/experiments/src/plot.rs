@@ -38,7 +38,7 @@ impl Chart {
         std::fs::write(path, text).map_err(|cause| format!("'{}': {cause}", path.display()))
     }
 
-    /// It as SVG.
+    /// The chart as SVG.
     pub fn svg(&self) -> Result<String, String> {
         let mut text = String::new();
         let root = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();

@@ -23,10 +23,10 @@ use serde_json::{Value, json};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// Of the random initiator: that of the published benchmark, with our generator.
+/// Seed of the random initiator: that of the published benchmark, with our generator.
 const SEED: u64 = 6_545_343;
 
-/// Of the quorum that is measured if none is named.
+/// The quorum that is measured if none is named.
 const QUORUM: &str = "8";
 
 /// What the paper says, 32 ranks.
@@ -90,7 +90,7 @@ struct Row {
     name: String,
     policy: Policy,
     bytes: u64,
-    /// Of those that were measured.
+    /// The first measured round.
     first_round: u64,
     measured: Measured,
     wrong: u64,
@@ -222,8 +222,8 @@ struct Checked {
 }
 
 impl Checked {
-    /// Everyone has submitted the last generation before this round, so who missed it is in this
-    /// one with it.
+    /// Every rank has submitted its last gradient before this round begins, so a rank that missed
+    /// the last round has two gradients in this one.
     fn check(
         &mut self,
         active: &RankSet,
@@ -288,7 +288,7 @@ fn measure(
             naps.push(report.active_count());
         }
     }
-    // What is late is delivered, and nobody leaves before.
+    // Late gradients are delivered before any rank leaves.
     comm.barrier()?;
     let mut checks = Ok(());
     partial.finish(&update, |report| {

@@ -10,7 +10,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
 
-/// How long things take.
+/// How long signals and reductions take.
 #[derive(Clone, Copy, Debug)]
 pub struct Fabric {
     /// A signal from rank to rank.
@@ -19,7 +19,7 @@ pub struct Fabric {
     pub reduction: Duration,
 }
 
-/// What a job is.
+/// A job to simulate.
 #[derive(Clone, Debug)]
 pub struct Job {
     pub ranks: u32,
@@ -27,11 +27,11 @@ pub struct Job {
     pub steps: u64,
     pub options: PartialOptions,
     pub fabric: Fabric,
-    /// Whether all begin each step together, when the last has its result.
+    /// Whether all ranks begin each step together, once the last one has its result.
     pub has_barrier: bool,
 }
 
-/// What came of it.
+/// What came of a job.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     pub rounds: Vec<RoundReport>,

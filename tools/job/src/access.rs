@@ -1,7 +1,7 @@
 //! Reads and writes of regions of the tools, as safe functions.
 //!
-//! They may be safe because a command keeps its regions until it is done with their views, and
-//! makes no references to their bytes. What it posts lies in regions that its transport holds, too.
+//! They are safe because a command keeps its regions until it is done with their views, and makes
+//! no references to their bytes. What it posts lies in regions that its transport holds, too.
 #![allow(unsafe_code)]
 
 use linerate::Element;

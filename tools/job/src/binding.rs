@@ -10,7 +10,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::path::Path;
 
 /// Tells a rank that this binary has started to bind itself; the value is `cores`.
-pub const BIND: &str = "LINERATE_BIND";
+pub(crate) const BIND: &str = "LINERATE_BIND";
 
 /// What ranks are bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -83,7 +83,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// One of `ranks` ranks.
+    /// A network of `ranks` ranks.
     ///
     /// # Errors
     /// The library's text.
@@ -102,7 +102,7 @@ impl Network {
         })
     }
 
-    /// Its ranks.
+    /// How many ranks it has.
     pub fn ranks(&self) -> u32 {
         self.buffers.len() as u32
     }
@@ -261,7 +261,7 @@ pub struct Outcome<E> {
     pub seconds: f64,
     /// Most words that a rank has sent over the network, of everything; 0 in memory.
     pub wire_words: f64,
-    /// Of each rank, the ends of its requests in seconds.
+    /// By rank: phase and end, in seconds, of each of its requests.
     marks: Vec<Vec<(Phase, f64)>>,
 }
 

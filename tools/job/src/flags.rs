@@ -50,7 +50,7 @@ impl ConnectionArgs {
         config.job.is_insecure |= self.insecure;
     }
 
-    /// The same as variables, for a program that is started.
+    /// The flags as variables, for a program that is started.
     pub fn variables(&self) -> Vec<(&'static str, &'static OsStr)> {
         let integrity = self.integrity.map(|integrity| match integrity {
             Integrity::Crc => "crc",
@@ -76,6 +76,7 @@ pub struct JobArgs {
     #[arg(long, value_name = "NAME")]
     pub transport: Option<String>,
 
+    /// How connections are made.
     #[command(flatten)]
     pub connections: ConnectionArgs,
 
@@ -142,6 +143,7 @@ impl JobArgs {
 /// What `perf` and `mesh` both take.
 #[derive(Args, Clone, Debug)]
 pub struct PairArgs {
+    /// What all commands with ranks take.
     #[command(flatten)]
     pub job: JobArgs,
 

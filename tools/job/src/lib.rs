@@ -3,8 +3,8 @@
 //! A command reads its flags ([`flags`]) and the environment ([`settings`]), starts its ranks
 //! ([`spawn`]), which bind themselves to cores ([`binding`]) and join each other
 //! ([`settings::join`]), writes what was measured ([`output`]) and ends ([`ending`]). [`access`]
-//! reads and writes the memory of a rank, and [`fabric`] runs all ranks of a sparse allreduce in one
-//! process on a modelled network.
+//! reads and writes the memory of a rank, and [`fabric`] runs all ranks of a sparse allreduce in
+//! one process on a modelled network.
 
 pub mod access;
 pub mod binding;

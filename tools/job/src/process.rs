@@ -4,7 +4,7 @@
 //! When a rank fails, the others get a grace period to report what they saw, then SIGTERM, then
 //! SIGKILL. Signals to the launcher are passed on. Each rank leads a process group; the group is
 //! killed when its leader has ended, before the leader is reaped, because until then its number
-//! cannot belong to anybody else.
+//! cannot belong to another process.
 
 use crate::output;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 /// From SIGTERM to SIGKILL.
 const TERMINATION: Duration = Duration::from_secs(2);
-/// The longest wait without a look around, in case a signal is missed.
-const ATTENTION: Duration = Duration::from_secs(1);
+/// The longest sleep, in case a signal is missed.
+const SLEEP_MAX: Duration = Duration::from_secs(1);
 
 /// Which ends of ranks are told on stderr.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,7 +134,7 @@ impl Supervisor {
                 failures.push((rank.index, status));
             }
         }
-        // Of ranks that have ended since the last look: who was killed is the cause, who exited may
+        // Among ranks that ended at once, one that was killed is the cause; one that exited may
         // have seen it die.
         failures.sort_by_key(|(_, status)| status.signal().is_none());
         for (index, status) in failures {
@@ -200,7 +200,8 @@ impl Supervisor {
 
     fn signal_all(&self, signal: Signal) {
         for rank in self.ranks.iter().filter(|rank| rank.is_alive) {
-            // It may have ended meanwhile; it is not reaped, so the number is still its own.
+            // It may have ended already; it is not reaped, so its number belongs to no other
+            // process.
             let _ = kill_process_group(rank.pid, signal);
         }
     }
@@ -211,9 +212,9 @@ impl Supervisor {
             Stage::Grace(until) | Stage::Terminating(until) => {
                 until.saturating_duration_since(Instant::now())
             }
-            Stage::Running | Stage::Killed => ATTENTION,
+            Stage::Running | Stage::Killed => SLEEP_MAX,
         };
-        let limit = limit.clamp(Duration::from_millis(1), ATTENTION);
+        let limit = limit.clamp(Duration::from_millis(1), SLEEP_MAX);
         self.wake.set_read_timeout(Some(limit))?;
         let mut bytes = [0; 64];
         match self.wake.read(&mut bytes) {

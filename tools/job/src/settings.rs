@@ -132,8 +132,8 @@ pub fn check_ranks(asked: Option<u32>, launched: Option<u32>) -> Result<u32, Str
     Ok(ranks)
 }
 
-/// Refuses what the kernel would end by killing somebody. A sixteenth is left to page tables and
-/// everybody else.
+/// Refuses a need for which the kernel would kill a process. A sixteenth is left to page tables and
+/// other processes.
 pub fn check_memory(what: &str, needed: u64, available: u64, advice: &str) -> Result<(), String> {
     let usable = available - available / 16;
     if needed <= usable {

@@ -25,7 +25,7 @@ pub const OWN_VARIABLES: [&str; 2] = [PARENT, BIND];
 const GRACE_DEFAULT: Duration = Duration::from_secs(5);
 
 /// Runs this very command once per rank; gives its exit code: 0 if no rank failed, 2 if the first
-/// that did calls it bad usage, 128 + the signal if somebody has asked it to end (SIGHUP, SIGINT,
+/// that did calls it bad usage, 128 + the signal if a signal has asked it to end (SIGHUP, SIGINT,
 /// SIGTERM), as shells expect, else 1.
 pub fn spawn_self(ranks: u32, bind: Bind) -> u8 {
     spawn_self_with(ranks, bind, &[])
@@ -62,9 +62,9 @@ pub fn die_with_parent() {
     }
 }
 
-/// Runs this binary with `arguments` once per rank, with `more` in the ranks' environment, and waits
-/// until all have ended. Gives the exit code of the first that failed, 128 + the signal if it was
-/// killed, else 0. `grace` is how long the others may go on after a failure.
+/// Runs this binary with `arguments` once per rank, with `more` in the ranks' environment, and
+/// waits until all have ended. Gives the exit code of the first that failed, 128 + the signal if it
+/// was killed, else 0. `grace` is how long the others may go on after a failure.
 pub fn supervise(
     (ranks, bind): (u32, Bind),
     arguments: &[OsString],
@@ -136,7 +136,7 @@ struct Job {
     bind: Bind,
     port: u16,
     name: String,
-    /// `None`: anyone who started this command has given one.
+    /// `None`: the environment of this command has one.
     secret: Option<String>,
 }
 

@@ -1,5 +1,5 @@
-//! Which rank holds which elements before and after a collective. Pure; the one description that buffers,
-//! calls and checks use.
+//! Which rank holds which elements before and after a collective. Pure; buffers, calls and checks
+//! all go by this description.
 //!
 //! Layouts are NCCL's. The lengths of the v-collectives are uneven on purpose: half more, half
 //! less, in turns, so that every rank still sends and receives as much as without the v.
@@ -55,7 +55,7 @@ pub enum Source {
 /// `len` elements of an output, in order: those from `start` on of the source's input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Whose.
+    /// Where they come from.
     pub source: Source,
     /// First element, in the source's input.
     pub start: u64,
@@ -66,7 +66,7 @@ pub struct Segment {
 /// One collective seen from one rank.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
-    /// Which.
+    /// The collective.
     pub collective: Collective,
     /// This rank.
     pub rank: Rank,

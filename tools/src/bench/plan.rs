@@ -32,7 +32,7 @@ pub struct Facts {
 /// Everything a rank needs to know.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Which.
+    /// The collective.
     pub collective: Collective,
     /// Sizes asked for, bytes.
     pub sizes: Vec<u64>,
@@ -48,7 +48,7 @@ pub struct Plan {
     pub algorithm: Option<String>,
     /// The modelled network; `None`: a real one.
     pub link: Option<Link>,
-    /// Whose memory.
+    /// Whose memory the buffers are.
     pub memory: Memory,
     /// What is measured, in the order of the columns.
     pub placements: Vec<Placement>,

@@ -58,12 +58,12 @@ const LOSS_MAX: f64 = 1.04;
 #[derive(Clone, Debug, PartialEq)]
 struct Timed {
     sample: Sample,
-    /// What it was.
+    /// The call and the algorithm.
     what: Finding,
 }
 
 impl Timed {
-    /// Both are of the same call.
+    /// Whether both were measured with the same call.
     fn is_rival(&self, other: &Timed) -> bool {
         let call = |timed: &Timed| Finding {
             algorithm: "".into(),
@@ -89,7 +89,7 @@ pub fn run(args: &ExplainArgs, is_rank: bool) -> ExitCode {
     }
     let samples = std::env::temp_dir().join(format!("linerate-samples-{}", std::process::id()));
     let outcome = calibrate(args, &samples);
-    // It may never have been made.
+    // The file may not exist.
     let _ = std::fs::remove_file(&samples);
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -211,7 +211,7 @@ fn one_job(
     text.lines().map(parse_timed).collect()
 }
 
-/// Of several times of the same calls, the least of each.
+/// The least time of each call over several jobs.
 fn least(jobs: &[Vec<Timed>]) -> std::result::Result<Vec<Timed>, String> {
     let Some((first, others)) = jobs.split_first() else {
         return Ok(Vec::new());
@@ -443,7 +443,7 @@ fn measure_all(args: &ExplainArgs, communicator: &Communicator) -> Result<Vec<Ti
     Ok(all)
 }
 
-/// A line: the time, the work, and what it was.
+/// A line: the time, the work, the call with its algorithm.
 fn emit_timed(timed: &Timed) -> String {
     let Timed { sample, what } = timed;
     let amounts: Vec<String> = sample.work.to_array().iter().map(f64::to_string).collect();

@@ -137,7 +137,7 @@ fn as_bench(args: &ExplainArgs, collective: Collective, memory: Memory) -> Bench
     }
 }
 
-/// Whose prices predictions are made of: a file, or the library's own.
+/// Where the prices of the predictions come from: a file, or the library.
 fn describe_prices(config: &Config) -> String {
     let (PriceList::Cached(path) | PriceList::Named(path)) = &config.prices else {
         return "built in".into();

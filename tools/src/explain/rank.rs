@@ -66,7 +66,7 @@ pub fn row<'a>(plan: &'a Plan, rank: u32, (size, dtype, op): (u64, DataType, Red
     }
 }
 
-/// The same call by each algorithm that can run, in the order of the explanation.
+/// The call by each algorithm that can run, in the order of the explanation.
 pub fn rivals<'a>(
     call: &CollectiveBuilder<'a>,
     explanation: &Explanation,

@@ -85,7 +85,7 @@ pub fn run(args: &PerfArgs) -> ExitCode {
     }
 }
 
-/// Finds what is wrong before anybody waits for anybody.
+/// Finds what is wrong before one side waits for the other.
 fn check(args: &PerfArgs) -> Result<Plan, Failure> {
     let plan = Plan::new(args).map_err(Failure::Usage)?;
     Options::new(args, &plan.config).map_err(Failure::Usage)?;
@@ -96,7 +96,7 @@ fn check(args: &PerfArgs) -> Result<Plan, Failure> {
     }
 }
 
-/// `None`: neither, but who starts both.
+/// Which side this is; `None`: the process that starts both.
 fn role(args: &PerfArgs) -> Result<Option<Role>, Failure> {
     if let Some(host) = args.host.clone() {
         let port = args.port;

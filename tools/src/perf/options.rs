@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 const BANDWIDTH_BYTES: u64 = 64 << 10;
 const LATENCY_BYTES: u64 = 2;
 const DEPTH_DEFAULT: u32 = 128;
-/// Of an atomic operation.
+/// Bytes of an atomic operation.
 pub const ATOMIC_BYTES: u64 = 8;
 /// Largest message: as in perftest.
 const SIZE_MAX: u64 = 1 << 30;
@@ -49,19 +49,19 @@ pub struct Options {
     pub streams: u32,
     /// Messages posted at once; `None`: as many as have room.
     pub post_list: Option<u32>,
-    /// Of atomic tests.
+    /// What atomic tests do.
     pub atomic_type: AtomicType,
-    /// Both sides send.
+    /// Whether both sides send.
     pub bidirectional: bool,
-    /// Look for a peak.
+    /// Whether a peak is looked for.
     pub has_peak: bool,
-    /// Bytes are compared.
+    /// Whether bytes are compared.
     pub check: bool,
-    /// Over several buffers.
+    /// Whether messages rotate over several buffers.
     pub rotate: bool,
-    /// Of the compared bytes.
+    /// Seed of the compared bytes.
     pub seed: u64,
-    /// By name, without devices: those are each side's own.
+    /// The transport by name, without devices, which each side names itself.
     pub transport: String,
     /// Payload of a packet; `None`: what the ports have.
     pub mtu: Option<u32>,
@@ -69,9 +69,9 @@ pub struct Options {
     pub inline: Option<u32>,
     /// Posts per completion; `None`: the provider's choice.
     pub moderation: Option<u32>,
-    /// Connections are encrypted.
+    /// Whether connections are encrypted.
     pub tls: bool,
-    /// Frames are checked.
+    /// Whether frames are checked.
     pub crc: bool,
 }
 
@@ -126,7 +126,7 @@ impl Options {
         Ok(options)
     }
 
-    /// Whether every number is one that can be had: the server gets them from anyone who connects.
+    /// Whether every number is within its bounds: a server gets them from any client.
     pub fn check(&self) -> Result<(), String> {
         let bounds = [
             ("--size", self.size.unwrap_or(1), SIZE_MAX),
@@ -191,7 +191,7 @@ impl Options {
         }
     }
 
-    /// By the names of the flags.
+    /// Each option by the name of its flag.
     fn named(&self) -> [(&'static str, String); 19] {
         let or = |value: Option<u64>, none: &str| value.map_or(none.into(), |v| v.to_string());
         let of = |value: Option<u32>, none: &str| or(value.map(u64::from), none);

@@ -27,7 +27,7 @@ use trace::Trace;
 /// Exit code when everything is good.
 const GOOD: u8 = 0;
 
-/// Who decides what is flushed when.
+/// Which rule decides what is flushed, and when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
     /// Our fusion buffer: a real deadline, agreement between the ranks.

@@ -106,7 +106,7 @@ pub struct Runner<'a> {
     pub fusion: Fusion,
     pub tensors: Vec<Buffer<f32>>,
     pub values: Values,
-    /// What a flush is packed into that is run by itself.
+    /// Memory into which a flush is packed that runs by itself.
     pub packed: Option<Buffer<f32>>,
 }
 
@@ -179,7 +179,7 @@ pub struct Values {
     seed: u64,
     /// This rank's values for the elements 0.. of phase 0; longer than a chunk by a period.
     own: Vec<f32>,
-    /// The same for the sum over all ranks.
+    /// The sums of all ranks' values, in the same order.
     sums: Vec<f32>,
 }
 

@@ -4,12 +4,12 @@ use super::Workload;
 use crate::load::{CLOUD, Load, Measured, UCF101, WMT16};
 use linerate::Policy;
 
-/// Who waits for whom.
+/// How ranks bring their gradients together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scheme {
-    /// An ordinary allreduce: everybody for everybody.
+    /// An ordinary allreduce: each rank waits for all.
     Synchronous,
-    /// A partial one.
+    /// A partial allreduce.
     Partial(Policy),
 }
 
@@ -45,8 +45,8 @@ pub struct Trial {
     pub staleness: u32,
     /// How many times as fast as synchronous the paper saw it.
     pub paper: Option<f64>,
-    /// How many times as fast it would be if communication took no time and everybody were delayed
-    /// by its own delays only.
+    /// How many times as fast it would be if communication took no time and each rank were
+    /// delayed by its own delays only.
     pub ideal: Option<f64>,
 }
 

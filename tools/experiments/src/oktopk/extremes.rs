@@ -112,7 +112,7 @@ impl Extreme {
     }
 }
 
-/// One of each of as many equal pieces of a range.
+/// `count` picks, one from each of `count` equal pieces of a range.
 fn draw((from, to): (u64, u64), count: u64, mut prng: Prng) -> Stream {
     let mut picks = Stream::default();
     for i in 0..count {

@@ -2,9 +2,9 @@
 //! 2022), its figures beside ours.
 //!
 //! Words and times of many ranks come from the library's own machines on the modelled network
-//! ([`linerate_job::fabric`]); thresholds, Assumption 1 and fill-in from training with all ranks in this process
-//! (`observe.rs`); losses from real ranks that train a real model (`rank.rs`). Read first: [`run`],
-//! then that module, then `table1.rs`.
+//! ([`linerate_job::fabric`]); thresholds, Assumption 1 and fill-in from training with all ranks in
+//! this process (`observe.rs`); losses from real ranks that train a real model (`rank.rs`). Read
+//! first: [`run`], then that module, then `table1.rs`.
 
 mod balance;
 mod extremes;
@@ -31,7 +31,7 @@ use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// What can be run alone.
+/// What can be run by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Part {
     /// Table 1: words and messages of each scheme for 2 to 256 ranks, beside the formulas

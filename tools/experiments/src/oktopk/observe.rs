@@ -15,8 +15,8 @@ use linerate_job::fabric::run;
 /// Learning rate of gradient descent on the mean gradient.
 const RATE: f32 = 0.2;
 
-/// One rank.
-struct Seat {
+/// One rank: what it trains, and its state between steps.
+struct Worker {
     learner: Learner,
     residual: Region,
     gradient: Region,
@@ -28,7 +28,7 @@ struct Seat {
 
 /// All ranks.
 pub struct Job {
-    seats: Vec<Seat>,
+    workers: Vec<Worker>,
     parameters: Vec<f32>,
     pub k: u64,
     algorithm: Algorithm,
@@ -62,19 +62,19 @@ pub struct Seen {
     pub selected: u64,
     /// Non-zeros of the sum of all picks.
     pub reduced: u64,
-    /// Of Assumption 1.
+    /// The constant of Assumption 1.
     pub xi: f64,
 }
 
 impl Job {
     pub fn new(ranks: u32, density: f64, options: SparseOptions, seed: u64) -> Result<Job, String> {
         let say = |error: linerate::Error| error.to_string();
-        let mut seats = Vec::new();
+        let mut workers = Vec::new();
         let mut parameters = Vec::new();
         for rank in 0..ranks {
             let learner = Learner::new((rank, ranks), seed);
             parameters = learner.start(seed);
-            seats.push(Seat {
+            workers.push(Worker {
                 learner,
                 residual: Region::private(4 * parameters.len()).map_err(say)?,
                 gradient: Region::private(4 * parameters.len()).map_err(say)?,
@@ -85,7 +85,7 @@ impl Job {
         }
         Ok(Job {
             k: Amount::Density(density).of(parameters.len() as u64),
-            seats,
+            workers,
             parameters,
             algorithm: options.algorithm,
             options,
@@ -99,21 +99,22 @@ impl Job {
 
     /// One step of all ranks.
     pub fn step(&mut self) -> Result<Seen, String> {
-        let (count, ranks) = (self.count(), self.seats.len() as u32);
+        let (count, ranks) = (self.count(), self.workers.len() as u32);
         let (mut thresholds, mut picks, mut machines) = (Vec::new(), Vec::new(), Vec::new());
         let (mut mean, mut slope) = (vec![0f64; count as usize], vec![0f64; count as usize]);
         let mut gradient = vec![0f32; count as usize];
-        for (rank, seat) in (0..).zip(&mut self.seats) {
-            seat.learner
+        for (rank, worker) in (0..).zip(&mut self.workers) {
+            worker
+                .learner
                 .compute(&self.parameters, self.steps, &mut gradient);
-            let (residual, place) = (seat.residual.view(), seat.gradient.view());
+            let (residual, place) = (worker.residual.view(), worker.gradient.view());
             for (at, new) in gradient.iter().enumerate() {
                 access::store(place, at, *new);
                 let kept = access::load::<f32>(residual, at);
                 mean[at] += f64::from(kept + new) / f64::from(ranks);
                 slope[at] += f64::from(*new) / f64::from(ranks);
             }
-            let (seen, selected) = seat.select(self.k, self.algorithm, &self.options);
+            let (seen, selected) = worker.select(self.k, self.algorithm, &self.options);
             thresholds.push(seen);
             let step = Step {
                 picks: selected.clone(),
@@ -121,7 +122,7 @@ impl Job {
                 count,
                 k: self.k,
             };
-            let state = seat.state.clone();
+            let state = worker.state.clone();
             machines.push(Machine::new(
                 self.algorithm,
                 &self.options,
@@ -132,8 +133,8 @@ impl Job {
             picks.push(selected);
         }
         let finished = run(machines, None)?.finished;
-        for ((seat, picks), finished) in self.seats.iter_mut().zip(&picks).zip(&finished) {
-            seat.commit(picks, finished);
+        for ((worker, picks), finished) in self.workers.iter_mut().zip(&picks).zip(&finished) {
+            worker.commit(picks, finished);
         }
         let result = &finished[0].result;
         for (index, value) in result.indices.iter().zip(&result.values) {
@@ -149,7 +150,7 @@ impl Job {
     }
 }
 
-impl Seat {
+impl Worker {
     fn select(
         &mut self,
         k: u64,
@@ -255,13 +256,13 @@ mod tests {
     #[test]
     fn training_in_one_process_learns_and_selects_about_k() {
         let mut job = Job::new(4, 0.02, SparseOptions::default(), 1).unwrap();
-        let before = job.seats[0].learner.judge(&job.parameters.clone());
+        let before = job.workers[0].learner.judge(&job.parameters.clone());
         for _ in 0..40 {
             let seen = job.step().unwrap();
             assert_eq!(seen.selected, job.k.min(seen.reduced));
             assert!(seen.xi.is_finite());
         }
-        let after = job.seats[0].learner.judge(&job.parameters.clone());
+        let after = job.workers[0].learner.judge(&job.parameters.clone());
         assert!(after.loss < 0.9 * before.loss, "{before:?} {after:?}");
     }
 }

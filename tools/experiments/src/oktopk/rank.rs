@@ -15,7 +15,7 @@ use std::time::Instant;
 
 /// Points of a curve.
 const POINTS: u32 = 16;
-/// Of all parameters, in every step.
+/// The share of all parameters that is picked in every step.
 pub const DENSITY: f64 = 0.02;
 
 /// What is made of the mean gradient once it has been brought together.
@@ -105,9 +105,9 @@ pub fn train_all(args: &OkTopkArgs, config: Config) -> Result<Option<Training>> 
 
 /// Sums of a run that are exact, because gradients are whole steps of a grid.
 struct Account {
-    /// Of this rank's gradients.
+    /// The sum of this rank's gradients.
     computed: Vec<f64>,
-    /// Of the results.
+    /// The sum of the results.
     applied: Vec<f64>,
 }
 

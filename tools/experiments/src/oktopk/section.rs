@@ -9,7 +9,7 @@ pub struct Section {
     pub name: &'static str,
     lines: Vec<String>,
     pub document: Value,
-    /// With the names of their files.
+    /// Names of files, and what is drawn in them.
     pub charts: Vec<(String, Chart)>,
     /// Empty unless something is wrong.
     pub violations: Vec<String>,

@@ -278,7 +278,7 @@ pub fn run_fill(args: &OkTopkArgs) -> Result<Section, String> {
     Ok(section)
 }
 
-/// Of k.
+/// How far a count is off k, as a share of k.
 fn off(count: u64, k: u64) -> f64 {
     (count as f64 - k as f64).abs() / k as f64
 }

@@ -16,9 +16,9 @@ const LEAST_RATIO: f64 = 3.29;
 #[derive(Clone, Debug)]
 pub struct Timing {
     pub scheme: Scheme,
-    /// Of a step; of Ok-Topk's first, which also cuts its regions.
+    /// Time of the first step, in which Ok-Topk also cuts its regions.
     pub seconds: f64,
-    /// Of a step that uses the regions again.
+    /// Time of a later step, which uses the regions again.
     pub later: f64,
     /// Most words that a rank sent, of everything.
     pub wire_words: f64,

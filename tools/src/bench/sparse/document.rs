@@ -45,13 +45,13 @@ pub struct Entry {
     pub busbw: f64,
     /// `null`: not checked.
     pub wrong: Option<u64>,
-    /// Of all phases together.
+    /// All phases together.
     #[serde(flatten)]
     pub traffic: Traffic,
     pub phases: BTreeMap<&'static str, Traffic>,
     pub selected_local: u64,
     pub selected_global: u64,
-    /// Non-zeros of the sum of all picks; `null` where nobody gets to know.
+    /// Non-zeros of the sum of all picks; `null` where no rank learns it.
     pub reduced: Option<u64>,
 }
 

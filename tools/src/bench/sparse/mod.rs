@@ -236,7 +236,8 @@ fn build_plan(args: &SparseArgs) -> Result<Plan, String> {
     let available = linerate::unstable::memory::available_memory_bytes();
     let local = settings::local_world_size().unwrap_or(ranks);
     let advice = "take a smaller --count or fewer --ranks";
-    // Ranks that a launcher has started share what is left: it was looked at before they were.
+    // Ranks that a launcher has started share what is left; it was checked by the process that
+    // started them.
     if !is_launched {
         let all = needed * u64::from(local);
         settings::check_memory("sparse-allreduce", all, available, advice)?;

@@ -15,7 +15,7 @@ use std::time::Instant;
 /// Coordinates that are followed.
 const SAMPLES: usize = 4096;
 
-/// Numbers of a phase that ranks tell each other.
+/// Numbers that ranks exchange for each phase.
 const FIELDS: usize = 4;
 
 /// Runs everything.
@@ -116,8 +116,8 @@ fn entry(
     Ok(build_entry(plan, &reported, times, wrong))
 }
 
-/// What ranks tell of an algorithm: the numbers of every phase and of all together, of all timed
-/// steps.
+/// What all ranks together report of an algorithm: numbers of each phase and of all phases, summed
+/// over the timed steps.
 pub struct Reported {
     asked: Algorithm,
     ranks: u32,
@@ -125,10 +125,10 @@ pub struct Reported {
     pub selected_local: u64,
     pub selected_global: u64,
     pub reduced: Option<u64>,
-    /// Of the rank with the most of each.
+    /// The greatest of any rank, number by number.
     most: Vec<u64>,
     sum: Vec<u64>,
-    /// By rank, where this process is all of them.
+    /// By rank, where all ranks are in this process.
     each: Vec<Counters>,
 }
 
@@ -168,7 +168,7 @@ impl Reported {
         }
     }
 
-    /// A step of all ranks, who are in this process.
+    /// Adds a step of all ranks, where they are in this process.
     pub fn all(&mut self, is_timed: bool, of: impl Fn(usize) -> Counters) {
         if !is_timed {
             return;
