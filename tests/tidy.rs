@@ -85,7 +85,7 @@ const UNSAFE_ALLOWED: [&str; 26] = [
     "ffi/",
     "benches/",
     // The tools' own regions, and what they post of them.
-    "tools/src/access.rs",
+    "tools/job/src/access.rs",
     "tools/src/perf/link.rs",
     // The same of tests that drive a transport, and a transport with faults.
     "tests/access/",

@@ -105,8 +105,9 @@ fn variables(text: &str) -> BTreeSet<String> {
 /// Whether it is code of the library or of the command, and not of tests.
 fn is_product(path: &str) -> bool {
     let is_source = path.starts_with("src/")
-        || path.starts_with("tools/src/")
-        || (path.starts_with("ffi/") && path.contains("/src/"));
+        || ["tools/", "ffi/"]
+            .iter()
+            .any(|folder| path.starts_with(folder) && path.contains("/src/"));
     is_source && path.ends_with(".rs") && !path.contains("tests")
 }
 

@@ -2,10 +2,11 @@
 
 use crate::rdma::{self, Rdma};
 use crate::system::{self, Cache};
-use crate::{output, settings};
 use clap::Args;
 use linerate::options::{CrossMemory, PriceList};
 use linerate::{Config, Progress};
+use linerate_job::ending::{self, FAILED};
+use linerate_job::{output, settings};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -94,10 +95,7 @@ pub fn run(args: &InfoArgs) -> ExitCode {
     };
     match output::print_text(&text).and(info.config) {
         Ok(_) => ExitCode::SUCCESS,
-        Err(reason) => {
-            output::print_error(&format!("error: {reason}"));
-            ExitCode::from(1)
-        }
+        Err(reason) => ending::fail(FAILED, &reason),
     }
 }
 

@@ -1,30 +1,22 @@
-//! `linerate launch -n N -- CMD`: local ranks of a program, as torchrun starts them, and
-//! [`spawn_self`] for commands that are their own ranks.
+//! `linerate launch -n N -- CMD`: local ranks of a program, as torchrun starts them.
 //!
 //! A rank begins as this binary (`rank-exec`), asks the kernel to die with its parent, and becomes
-//! the program: what would otherwise need code between fork and exec. How ranks end is in
-//! `process.rs`.
+//! the program: what would otherwise need code between fork and exec.
 
-use crate::binding::{BIND, Bind};
-use crate::flags::ConnectionArgs;
-use crate::output;
-use crate::process::{Endings, Supervisor};
-use crate::settings::{FAILED, USAGE};
 use clap::Args;
-use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
+use linerate_job::binding::Bind;
+use linerate_job::flags::ConnectionArgs;
+use linerate_job::output;
+use linerate_job::spawn::{Endings, OWN_VARIABLES, supervise};
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Stdio};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 /// Name of the hidden command that a rank begins as.
 pub const RANK_EXEC: &str = "rank-exec";
-/// Tells a rank who its parent is.
-const PARENT: &str = "LINERATE_PARENT";
-/// How long ranks may go on after one has failed, to report what they saw.
-const GRACE_DEFAULT: Duration = Duration::from_secs(5);
 /// The shell's code for a program that does not exist.
 const NOT_FOUND: u8 = 127;
 /// The shell's code for a program that cannot be executed.
@@ -90,38 +82,15 @@ pub fn run(args: &LaunchArgs) -> ExitCode {
     ExitCode::from(u8::try_from(code).unwrap_or(1))
 }
 
-/// Runs this very command once per rank; gives its exit code: 0 if no rank failed, 2 if the first
-/// that did calls it bad usage, 128 + the signal if somebody has asked it to end (SIGHUP, SIGINT,
-/// SIGTERM), as shells expect, else 1.
-pub fn spawn_self(ranks: u32, bind: Bind) -> u8 {
-    spawn_self_with(ranks, bind, &[])
-}
-
-/// The same, with more in the ranks' environment.
-pub fn spawn_self_with(ranks: u32, bind: Bind, more: &[(&str, &OsStr)]) -> u8 {
-    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    match supervise(
-        (ranks, bind),
-        &arguments,
-        GRACE_DEFAULT,
-        (Endings::OnlySignals, more),
-    ) {
-        0 => 0,
-        code if code == i32::from(USAGE) => USAGE,
-        code if [SIGHUP, SIGINT, SIGTERM].contains(&(code - 128)) => code as u8,
-        _ => FAILED,
-    }
-}
-
 /// Becomes the program; only comes back if that fails.
 pub fn exec(args: &RankExecArgs) -> ExitCode {
     let program = &args.command[0];
-    // What the program starts has another parent, and the cores already.
-    let error = Command::new(program)
-        .args(&args.command[1..])
-        .env_remove(PARENT)
-        .env_remove(BIND)
-        .exec();
+    let mut command = Command::new(program);
+    command.args(&args.command[1..]);
+    for name in OWN_VARIABLES {
+        command.env_remove(name);
+    }
+    let error = command.exec();
     let shown = program.to_string_lossy();
     let has_file = error.kind() == io::ErrorKind::NotFound && Path::new(program).exists();
     match has_file {
@@ -134,144 +103,6 @@ pub fn exec(args: &RankExecArgs) -> ExitCode {
         io::ErrorKind::NotFound => NOT_FOUND,
         _ => NOT_EXECUTABLE,
     })
-}
-
-/// In a rank that this binary has started: asks the kernel to kill it when its parent ends, however
-/// that ends.
-pub fn die_with_parent() {
-    let Some(parent) = std::env::var_os(PARENT) else {
-        return;
-    };
-    // Failure leaves a rank that outlives a killed parent; it still ends by its own timeout.
-    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
-    let now = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().to_string());
-    if now.as_deref().map(OsStr::new) != Some(&parent) {
-        output::print_error("linerate: the process that started this rank has ended");
-        std::process::exit(1);
-    }
-}
-
-fn supervise(
-    (ranks, bind): (u32, Bind),
-    arguments: &[OsString],
-    grace: Duration,
-    (endings, more): (Endings, &[(&str, &OsStr)]),
-) -> i32 {
-    match try_supervise((ranks, bind), arguments, grace, (endings, more)) {
-        Ok(code) => code,
-        Err(error) => {
-            let hint = match error.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error()) {
-                true => "; raise the limit of descriptors with `ulimit -n`",
-                false => "",
-            };
-            output::print_error(&format!(
-                "linerate: cannot start {ranks} ranks: {error}{hint}"
-            ));
-            1
-        }
-    }
-}
-
-fn try_supervise(
-    (ranks, bind): (u32, Bind),
-    arguments: &[OsString],
-    grace: Duration,
-    (endings, more): (Endings, &[(&str, &OsStr)]),
-) -> io::Result<i32> {
-    let program = std::env::current_exe()?;
-    let job = Job {
-        ranks,
-        bind,
-        port: free_port()?,
-        name: job_name(),
-        secret: secret()?,
-    };
-    // First, so that no rank ends unseen.
-    let mut supervisor = Supervisor::new(grace, endings)?;
-    for rank in 0..ranks {
-        match spawn_rank(&program, arguments, rank, (&job, more)) {
-            Ok(child) => supervisor.add(rank, child),
-            Err(error) => {
-                supervisor.abandon();
-                return Err(error);
-            }
-        }
-    }
-    supervisor.run()
-}
-
-fn spawn_rank(
-    program: &Path,
-    arguments: &[OsString],
-    rank: u32,
-    (job, more): (&Job, &[(&str, &OsStr)]),
-) -> io::Result<Child> {
-    Command::new(program)
-        .args(arguments)
-        .envs(environment(rank, job))
-        .envs(more.iter().copied())
-        // A group of its own, so that what a rank starts can be ended with it.
-        .process_group(0)
-        .stdin(Stdio::null())
-        .spawn()
-}
-
-/// What all ranks of a job have in common.
-struct Job {
-    ranks: u32,
-    bind: Bind,
-    port: u16,
-    name: String,
-    /// `None`: anyone who started this command has given one.
-    secret: Option<String>,
-}
-
-/// What a rank finds in its environment: torchrun's names, and ours.
-fn environment(rank: u32, job: &Job) -> Vec<(&'static str, String)> {
-    let secret = job
-        .secret
-        .iter()
-        .map(|secret| ("LINERATE_SECRET", secret.clone()));
-    let common = [
-        ("RANK", rank.to_string()),
-        ("WORLD_SIZE", job.ranks.to_string()),
-        ("LOCAL_RANK", rank.to_string()),
-        ("LOCAL_WORLD_SIZE", job.ranks.to_string()),
-        ("MASTER_ADDR", "127.0.0.1".into()),
-        ("MASTER_PORT", job.port.to_string()),
-        ("LINERATE_JOB", job.name.clone()),
-        (BIND, job.bind.name().into()),
-        (PARENT, std::process::id().to_string()),
-    ];
-    common.into_iter().chain(secret).collect()
-}
-
-/// A secret for the ranks of this job, unless they have one.
-fn secret() -> io::Result<Option<String>> {
-    let is_set = |name: &str| std::env::var_os(name).is_some_and(|text| !text.is_empty());
-    if ["LINERATE_SECRET", "LINERATE_SECRET_FILE"]
-        .into_iter()
-        .any(is_set)
-    {
-        return Ok(None);
-    }
-    let fresh = linerate::unstable::bootstrap::fresh_secret();
-    fresh.map(Some).map_err(|e| io::Error::other(e.to_string()))
-}
-
-/// A port that was free a moment ago. Another process can take it before rank 0 does; rank 0 then
-/// says so.
-fn free_port() -> io::Result<u16> {
-    let listener = std::net::TcpListener::bind(("127.0.0.1", 0))?;
-    Ok(listener.local_addr()?.port())
-}
-
-/// Unlike that of any other job of this host: process ids are not reused within a nanosecond.
-fn job_name() -> String {
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    format!("job-{:x}-{:x}", std::process::id(), now.as_nanos())
 }
 
 /// Where the program is, as a shell would look for it; else the exit code and the text.
@@ -316,31 +147,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rank_finds_the_names_that_torchrun_sets() {
-        let job = Job {
-            ranks: 3,
-            bind: Bind::Cores,
-            port: 4000,
-            name: "job".into(),
-            secret: Some("0123".into()),
-        };
-        let environment = environment(1, &job);
-        let value = |name: &str| {
-            let found = environment.iter().find(|(key, _)| *key == name);
-            found.map(|(_, value)| value.as_str())
-        };
-        assert_eq!(value("RANK"), Some("1"));
-        assert_eq!(value("LOCAL_RANK"), Some("1"));
-        assert_eq!(value("WORLD_SIZE"), Some("3"));
-        assert_eq!(value("LOCAL_WORLD_SIZE"), Some("3"));
-        assert_eq!(value("MASTER_ADDR"), Some("127.0.0.1"));
-        assert_eq!(value("MASTER_PORT"), Some("4000"));
-        assert_eq!(value("LINERATE_JOB"), Some("job"));
-        assert_eq!(value("LINERATE_BIND"), Some("cores"));
-        assert_eq!(value("LINERATE_SECRET"), Some("0123"));
-    }
-
-    #[test]
     fn a_program_is_looked_for_as_a_shell_does() {
         let path = OsStr::new("/nonexistent:/bin:/usr/bin");
         let find = |name: &str| find_program(OsStr::new(name), path);
@@ -350,11 +156,6 @@ mod tests {
         assert!(find("no-such-program").unwrap_err().1.contains("in PATH"));
         assert_eq!(find("/no/such/program").unwrap_err().0, 127);
         assert_eq!(find("/etc/passwd").unwrap_err().0, 126);
-    }
-
-    #[test]
-    fn jobs_have_different_names() {
-        assert_ne!(job_name(), job_name());
     }
 
     #[test]

@@ -3,28 +3,23 @@
 //!
 //! Uses only the library's public API. Exit codes: 0 good, 1 the run or a check failed, 2 bad
 //! usage, 128 + the signal if interrupted; `launch` passes on the code of the first rank that
-//! failed. Read first: `bench/mod.rs`.
+//! failed. Read first: `bench/mod.rs`. What all commands share is the crate `linerate-job`
+//! (`tools/job`), and the experiments are `linerate-experiments` (`tools/experiments`).
 
-mod access;
 mod bench;
-mod binding;
 mod doctor;
-mod experiment;
 mod explain;
-mod flags;
 mod info;
 mod launch;
 mod mesh;
-mod output;
 mod perf;
-mod process;
-mod progress;
 mod rdma;
 mod replay;
-mod settings;
 mod system;
 
 use clap::{Parser, Subcommand};
+use linerate_experiments as experiment;
+use linerate_job::{binding, spawn};
 use std::process::ExitCode;
 
 /// Kernel-bypass collectives for distributed training: measure, launch, look.
@@ -65,7 +60,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    launch::die_with_parent();
+    spawn::die_with_parent();
     binding::bind_rank();
     match Cli::parse().command {
         Command::Bench(args) => bench::run_command(&args),

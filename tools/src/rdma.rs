@@ -1,5 +1,4 @@
-//! The RDMA devices of this host, as `info` and `doctor` tell of them. Read from /sys: no device is
-//! opened.
+//! The RDMA devices of this host for `info` and `doctor`, read from /sys: no device is opened.
 
 use linerate::unstable::verbs::choose::{Choice, Wish, choose};
 use linerate::unstable::verbs::sysfs::{self, Tree};

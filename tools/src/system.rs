@@ -60,15 +60,6 @@ pub fn last_level_cache_bytes() -> u64 {
         .map_or(CACHE_BYTES_ASSUMED, |bytes| bytes as u64)
 }
 
-/// Package and core of a processor, as the kernel counts them: threads of one core are equal.
-pub fn place_of_core(processor: usize) -> (u32, u32) {
-    let root = Path::new("/sys/devices/system/cpu").join(format!("cpu{processor}/topology"));
-    let number = |name| read(root.join(name))?.parse().ok();
-    // Where the kernel does not say, the order is that of the numbers.
-    let of = |name| number(name).unwrap_or(0);
-    (of("physical_package_id"), of("core_id"))
-}
-
 /// Model name of the first core, from the text of /proc/cpuinfo.
 pub fn cpu_model(cpuinfo: &str) -> Option<String> {
     let line = cpuinfo

@@ -204,8 +204,8 @@ fn options_that_differ_are_refused_by_name_on_both_sides() {
 #[test]
 fn strangers_do_not_end_a_server_and_a_killed_client_does() {
     let server = Server::start("send_bw");
-    let mut stranger = TcpStream::connect(("127.0.0.1", server.port)).unwrap();
-    stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    let mut unknown = TcpStream::connect(("127.0.0.1", server.port)).unwrap();
+    unknown.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
     drop(TcpStream::connect(("127.0.0.1", server.port)).unwrap());
     let mut client = server
         .client("send_bw -D 60")

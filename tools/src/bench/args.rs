@@ -1,11 +1,12 @@
 //! The command line of `bench`: what clap can check alone. What depends on several arguments is in
 //! `plan.rs`.
 
-use crate::binding::Bind;
-use crate::flags::JobArgs;
-use crate::settings::{parse_positive, parse_size};
+use super::link::LinkArgs;
 use clap::{Args, ValueEnum};
 use linerate::{Collective, DataType, ReduceOp};
+use linerate_job::binding::Bind;
+use linerate_job::flags::JobArgs;
+use linerate_job::settings::{parse_positive, parse_size};
 use std::str::FromStr;
 
 /// What `bench` and `explain` both take: which sizes and types, on which ranks, in which memory.
@@ -107,13 +108,8 @@ pub struct BenchArgs {
     #[arg(long, value_enum, default_value_t = Placements::Both)]
     pub placement: Placements,
 
-    /// Rate of each rank's port in --transport sim; default 100
-    #[arg(long, value_name = "GBIT/S", value_parser = parse_gbit)]
-    pub link_gbit: Option<f64>,
-
-    /// Time from rank to rank in --transport sim; default 2
-    #[arg(long, value_name = "US", value_parser = parse_latency)]
-    pub link_us: Option<f64>,
+    #[command(flatten)]
+    pub link: LinkArgs,
 
     /// Seed of the checked data
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -204,21 +200,6 @@ impl FromStr for Operators {
             Ok(op) => Ok(Operators::One(op)),
             Err(reason) => Err(format!("{reason}, or all")),
         }
-    }
-}
-
-pub fn parse_gbit(text: &str) -> Result<f64, String> {
-    parse_within(text, 0.001, 1e6)
-}
-
-pub fn parse_latency(text: &str) -> Result<f64, String> {
-    parse_within(text, 0.0, 1e6)
-}
-
-fn parse_within(text: &str, least: f64, most: f64) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(value) if (least..=most).contains(&value) => Ok(value),
-        _ => Err(format!("'{text}' is not a number from {least} to {most}")),
     }
 }
 

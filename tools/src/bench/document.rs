@@ -1,7 +1,8 @@
 //! The JSON document of a bench.
 
+use super::link::Link;
 use super::measure::{Cell, Measured};
-use super::plan::{Link, Plan};
+use super::plan::Plan;
 use super::statistics::Summary;
 use linerate::ReduceOp;
 use serde::Serialize;

@@ -1,9 +1,10 @@
-//! Who holds which elements before and after a collective. Pure; the one description that buffers,
-//! calls and checks use.
+//! Which rank holds which elements before and after a collective. Pure; buffers, calls and checks
+//! all go by this description.
 //!
 //! Layouts are NCCL's. The lengths of the v-collectives are uneven on purpose: half more, half
 //! less, in turns, so that every rank still sends and receives as much as without the v.
 
+use clap::ValueEnum;
 use linerate::{Collective, Rank};
 
 /// Copies start on cache lines of their own.
@@ -24,12 +25,12 @@ pub fn has_in_place(collective: Collective) -> bool {
 }
 
 /// How input and output lie to each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Placement {
-    /// Apart.
-    OutOfPlace,
-    /// The same memory, or one is a part of the other.
+    /// Input and output share memory as NCCL lays them out.
     InPlace,
+    /// Input and output are apart.
+    OutOfPlace,
 }
 
 impl Placement {
@@ -54,7 +55,7 @@ pub enum Source {
 /// `len` elements of an output, in order: those from `start` on of the source's input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Whose.
+    /// Where they come from.
     pub source: Source,
     /// First element, in the source's input.
     pub start: u64,
@@ -65,7 +66,7 @@ pub struct Segment {
 /// One collective seen from one rank.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
-    /// Which.
+    /// The collective.
     pub collective: Collective,
     /// This rank.
     pub rank: Rank,

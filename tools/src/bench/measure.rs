@@ -24,7 +24,7 @@ pub struct Cell {
     pub time_us: Summary,
     /// Bytes over the median, GB/s.
     pub algbw: f64,
-    /// The same, comparable with a link.
+    /// `algbw` times the factor that makes it comparable with a link's bandwidth, GB/s.
     pub busbw: f64,
     /// Wrong elements, all ranks together; `None`: not checked.
     pub wrong: Option<u64>,
@@ -144,7 +144,7 @@ impl Check {
         Ok(check)
     }
 
-    /// Wrong elements: of the output, and out of place of the input, which must be as before.
+    /// Wrong elements of the output, and out of place also of the input, which must not change.
     pub fn count_wrong(&self, row: &Row) -> Result<u64> {
         let mut wrong = 0;
         if let Some(output) = &self.slot.output {
@@ -156,7 +156,7 @@ impl Check {
         Ok(wrong)
     }
 
-    /// Leaves zeros, when nobody reads this rank's memory any more.
+    /// Writes zeros, once no peer reads this rank's memory.
     pub fn clear(&self) -> Result<()> {
         for buffer in [&self.slot.input, &self.slot.output].into_iter().flatten() {
             values::clear(buffer)?;
@@ -194,7 +194,7 @@ impl Bench<'_> {
         self.once(&self.arenas.call(row, 0))?;
         let mut wrong = [check.count_wrong(row)?];
         self.communicator.all_reduce(&mut wrong, ReduceOp::Sum)?;
-        // Nobody reads a peer's memory any more: the sum came after.
+        // No peer reads this memory now: every rank has given its part of the sum after its run.
         check.clear()?;
         Ok(wrong[0])
     }

@@ -10,6 +10,7 @@
 pub mod args;
 mod document;
 pub mod layout;
+pub mod link;
 pub mod measure;
 mod pacing;
 pub mod plan;
@@ -24,10 +25,10 @@ mod values;
 
 pub use args::{BenchArgs, Memory};
 
-use crate::settings::{self, FAILED, USAGE};
-use crate::{launch, output, system};
+use crate::system;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
-use linerate::Error;
+use linerate_job::ending::{self, FAILED};
+use linerate_job::{settings, spawn};
 use plan::{Facts, Plan};
 use std::process::ExitCode;
 
@@ -88,24 +89,18 @@ pub fn run_command(command: &BenchCommand) -> ExitCode {
 pub fn run(args: &BenchArgs) -> ExitCode {
     let plan = match check(args) {
         Ok(plan) => plan,
-        Err(text) => {
-            output::print_error(&format!(
-                "error: {text}\n\nFor more information, try '--help'."
-            ));
-            return ExitCode::from(USAGE);
-        }
+        Err(text) => return ending::refuse(&text),
     };
     if let Some(reason) = settings::unavailable_reason(&plan.config.transport) {
-        output::print_error(&format!("error: {reason}"));
-        return ExitCode::from(FAILED);
+        return ending::fail(FAILED, &reason);
     }
     if plan.link.is_some() {
-        return conclude("", simulate::run(&plan));
+        return ending::conclude(simulate::run(&plan));
     }
-    if let Some(rank) = settings::launched_rank() {
-        return conclude(&format!("rank {rank}: "), rank::run(&plan));
+    if settings::launched_rank().is_some() {
+        return ending::conclude(rank::run(&plan));
     }
-    ExitCode::from(launch::spawn_self(plan.ranks, args.sweep.bind))
+    ExitCode::from(spawn::spawn_self(plan.ranks, args.sweep.bind))
 }
 
 /// The facts of this process and host.
@@ -121,27 +116,6 @@ pub fn gather_facts() -> Result<Facts, String> {
 
 fn check(args: &BenchArgs) -> Result<Plan, String> {
     let plan = plan::build_plan(args, gather_facts()?)?;
-    if let Some(target) = &plan.json {
-        output::check_target("--json", target)?;
-    }
+    plan.job.check_json()?;
     Ok(plan)
-}
-
-fn conclude(who: &str, outcome: rank::Outcome) -> ExitCode {
-    match outcome {
-        Ok(Ok(())) => ExitCode::SUCCESS,
-        Ok(Err(failures)) => {
-            for failure in failures {
-                output::print_error(&format!("error: {failure}"));
-            }
-            ExitCode::from(FAILED)
-        }
-        Err(error) => {
-            output::print_error(&format!("{who}error: {error}"));
-            ExitCode::from(match error.first_cause() {
-                Error::InvalidArgument(_) => USAGE,
-                _ => FAILED,
-            })
-        }
-    }
 }

@@ -3,29 +3,16 @@
 
 use super::args::{BenchArgs, Memory, Operators, Placements};
 use super::layout::{self, Placement};
+use super::link::Link;
 use super::{sweep, values};
-use crate::settings;
 use linerate::{Collective, Config, DataType, ReduceOp, collective};
-use std::path::PathBuf;
+use linerate_job::flags::JobArgs;
+use linerate_job::settings;
 
-/// Above it a simulation takes minutes a row.
-const SIMULATED_RANKS_MAX: u32 = 1024;
-/// The modelled network's rate, Gbit/s, and latency, us: those of `Link::ETHERNET_100G`.
-const LINK_GBIT_DEFAULT: f64 = 100.0;
-const LINK_US_DEFAULT: f64 = 2.0;
 /// Virtual times repeat; the first iteration exchanges keys of memory.
 const SIMULATED_ITERATIONS: (u32, u32) = (1, 1);
 /// Twice the second-level cache of a core, of the larger ones.
 const ROTATION_BYTES_MIN: u64 = 4 << 20;
-
-/// The network of a simulation.
-#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
-pub struct Link {
-    /// Rate of each rank's port in each direction, Gbit/s.
-    pub gbit: f64,
-    /// From rank to rank, us.
-    pub latency_us: f64,
-}
 
 /// What is known before the ranks start.
 #[derive(Clone, Debug)]
@@ -45,7 +32,7 @@ pub struct Facts {
 /// Everything a rank needs to know.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Which.
+    /// The collective.
     pub collective: Collective,
     /// Sizes asked for, bytes.
     pub sizes: Vec<u64>,
@@ -61,7 +48,7 @@ pub struct Plan {
     pub algorithm: Option<String>,
     /// The modelled network; `None`: a real one.
     pub link: Option<Link>,
-    /// Whose memory.
+    /// Whose memory the buffers are.
     pub memory: Memory,
     /// What is measured, in the order of the columns.
     pub placements: Vec<Placement>,
@@ -80,8 +67,8 @@ pub struct Plan {
     pub seed: u64,
     /// Whether percentile columns are printed.
     pub stats: bool,
-    /// Where the document goes.
-    pub json: Option<PathBuf>,
+    /// Where the text and the document go.
+    pub job: JobArgs,
     /// Least average bus bandwidth, GB/s.
     pub min_bw: Option<f64>,
     /// Greatest 99th percentile, us.
@@ -149,7 +136,7 @@ pub fn build_plan(args: &BenchArgs, facts: Facts) -> Result<Plan, String> {
         check: args.check > 0,
         seed: args.seed,
         stats: args.stats,
-        json: args.sweep.job.json.clone(),
+        job: args.sweep.job.clone(),
         min_bw: args.min_bw,
         max_p99: args.max_p99,
     };
@@ -271,38 +258,17 @@ fn check_memory(plan: &Plan, local_ranks: u32, available: u64) -> Result<(), Str
     settings::check_memory(&what, needed, available, advice)
 }
 
-/// A modelled network has a transport of its own, and nothing that depends on real memory or time.
+/// The modelled network; unchecked buffers have no bytes there, which only registered memory can.
 fn check_link(
     args: &BenchArgs,
     transport: &str,
     (ranks, launched): (u32, Option<u32>),
 ) -> Result<Option<Link>, String> {
-    if transport != "sim" {
-        return match args.link_gbit.or(args.link_us) {
-            Some(_) => {
-                Err("--link-gbit and --link-us describe the network of --transport sim".into())
-            }
-            None => Ok(None),
-        };
-    }
-    if launched.is_some() {
-        return Err(
-            "--transport sim has all its ranks in one process: without a launcher, with --ranks"
-                .into(),
-        );
-    }
-    if ranks > SIMULATED_RANKS_MAX {
-        return Err(format!(
-            "--ranks is {ranks}: --transport sim takes 1 to {SIMULATED_RANKS_MAX}"
-        ));
-    }
-    if args.sweep.memory == Memory::Caller && args.check == 0 {
+    let link = args.link.link(transport, ranks, launched.is_some())?;
+    if link.is_some() && args.sweep.memory == Memory::Caller && args.check == 0 {
         return Err("--transport sim --check 0 has buffers without bytes: --memory registered, or --check 1".into());
     }
-    Ok(Some(Link {
-        gbit: args.link_gbit.unwrap_or(LINK_GBIT_DEFAULT),
-        latency_us: args.link_us.unwrap_or(LINK_US_DEFAULT),
-    }))
+    Ok(link)
 }
 
 /// A factor with which checked sums stay finite in every type.

@@ -5,15 +5,10 @@ use super::measure::{Bench, Cell, Measured};
 use super::plan::Plan;
 use super::slots::Arenas;
 use super::table;
-use crate::output;
-use crate::progress::Progress;
-use crate::settings;
 use linerate::{DataType, ReduceOp};
-use std::io::Write;
-
-/// What a run gives: an error, or else what was not good enough in what was measured, on rank 0
-/// only.
-pub type Outcome = linerate::Result<Result<(), Vec<String>>>;
+use linerate_job::ending::Outcome;
+use linerate_job::progress::Progress;
+use linerate_job::settings;
 
 /// Joins the other ranks and measures everything.
 pub fn run(plan: &Plan) -> Outcome {
@@ -65,15 +60,11 @@ impl<'a> Report<'a> {
         let mut report = Report {
             plan,
             document: Document::new(plan, transport),
-            progress: Progress::new("rows", plan.variants.len() * plan.sizes.len()),
+            progress: Progress::new("rows", plan.variants.len() * plan.sizes.len(), true),
             verdict: Verdict::default(),
             unprinted: None,
         };
-        let job = table::Job {
-            transport: transport.into(),
-            version: env!("CARGO_PKG_VERSION"),
-        };
-        report.print(&table::header(plan, &job));
+        report.print(&table::header(plan, transport));
         report
     }
 
@@ -98,9 +89,7 @@ impl<'a> Report<'a> {
         let mut failures = self.verdict.failures(self.plan);
         self.document.finish(average, self.verdict.wrong);
         failures.extend(self.unprinted.take());
-        if let Some(target) = &self.plan.json {
-            failures.extend(output::write_json(target, &self.document).err());
-        }
+        failures.extend(self.plan.job.write_json(&self.document).err());
         if failures.is_empty() {
             Ok(())
         } else {
@@ -108,18 +97,8 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// To stdout; to stderr if the document has stdout for itself.
     fn print(&mut self, text: &str) {
-        let is_taken = self.plan.json.as_deref().is_some_and(output::is_stdout);
-        let mut result = Ok(());
-        self.progress.around(|| {
-            if is_taken {
-                // Nobody can be told that nobody can be told.
-                let _ = std::io::stderr().write_all(text.as_bytes());
-            } else {
-                result = output::print_text(text);
-            }
-        });
+        let result = self.progress.suspended(|| self.plan.job.print(text));
         self.unprinted = self.unprinted.take().or(result.err());
     }
 }

@@ -4,11 +4,12 @@
 //! real. Local work, such as adding, takes no virtual time. The same arguments give the same times.
 
 use super::measure::{Cell, Check, Measured};
-use super::plan::{Link, Plan};
-use super::rank::{Outcome, Report, measure_all};
+use super::plan::Plan;
+use super::rank::{Report, measure_all};
 use super::slots::{Arenas, Row};
 use linerate::sim::{self, SimOptions};
 use linerate::{Operation, Rank, Result, Simulation};
+use linerate_job::ending::Outcome;
 
 /// Measures everything.
 pub fn run(plan: &Plan) -> Outcome {
@@ -103,10 +104,10 @@ impl SimulatedBench<'_> {
 
 fn options(plan: &Plan) -> SimOptions {
     let mut options = SimOptions::new(plan.ranks, plan.seed);
-    if let Some(Link { gbit, latency_us }) = plan.link {
+    if let Some(link) = plan.link {
         options.network = sim::Link {
-            latency_ns: (latency_us * 1e3) as u64,
-            bytes_per_second: (gbit * 1e9 / 8.0) as u64,
+            latency_ns: link.latency_ns(),
+            bytes_per_second: link.bytes_per_second(),
             ..options.network
         };
     }

@@ -30,7 +30,7 @@ impl Summary {
         Summary::of_sorted(&sorted)
     }
 
-    /// The same, of samples that are sorted already.
+    /// Like [`Summary::of`], of samples that are sorted already.
     pub fn of_sorted(sorted: &[f64]) -> Summary {
         if sorted.is_empty() {
             return Summary::default();

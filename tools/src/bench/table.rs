@@ -7,25 +7,16 @@ use super::plan::Plan;
 use linerate::ReduceOp;
 use std::fmt::Write;
 
-/// What the header says about the job besides the plan.
-pub struct Job {
-    /// Transport in use.
-    pub transport: String,
-    /// Version of the command.
-    pub version: &'static str,
-}
-
 /// Comment lines and column titles.
-pub fn header(plan: &Plan, job: &Job) -> String {
+pub fn header(plan: &Plan, transport: &str) -> String {
     let mut text = String::new();
     let or_adaptive = |count: Option<u32>| count.map_or("adaptive".into(), |n| n.to_string());
     let _ = writeln!(
         text,
-        "# linerate {} bench {} ranks: {} transport: {} memory: {} rotate: {}",
-        job.version,
+        "# linerate {} bench {} ranks: {} transport: {transport} memory: {} rotate: {}",
+        env!("CARGO_PKG_VERSION"),
         plan.collective,
         plan.ranks,
-        job.transport,
         plan.memory.name(),
         u8::from(plan.rotate)
     );
@@ -229,11 +220,7 @@ mod tests {
         let plan = plan("allreduce --placement in-place --stats");
         let row = row(&plan, &measured(None, Some(cell(1.0, Some(0)))));
         assert!(row.contains("    1.00   12.35    6.10      0 "), "{row}");
-        let job = Job {
-            transport: "shm".into(),
-            version: "0.1.0",
-        };
-        let header = header(&plan, &job);
+        let header = header(&plan, "shm");
         assert_eq!(header.lines().last().unwrap().len(), row.len() - 1);
         assert!(!header.contains("out-of-place"), "{header}");
     }
@@ -248,11 +235,7 @@ mod tests {
     fn titles_stand_over_their_columns() {
         for line in ["allreduce", "allreduce --stats"] {
             let plan = plan(line);
-            let job = Job {
-                transport: "shm".into(),
-                version: "0.1.0",
-            };
-            let header = header(&plan, &job);
+            let header = header(&plan, "shm");
             assert!(header.lines().all(|line| line.starts_with('#')), "{header}");
             assert!(header.contains("the slowest rank's time, each started after a barrier"));
             let cells = || Some(cell(1.0, Some(0)));

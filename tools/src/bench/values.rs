@@ -23,7 +23,7 @@ pub const OPERATORS: [ReduceOp; 7] = [
 const ADDEND_MAX: u64 = 3;
 /// Ranks whose factor of a product may be 2: 2^14 is the largest power below the end of f16.
 const DOUBLING_RANKS: Rank = 14;
-/// A byte that no result has all over, for outputs before a run.
+/// What outputs are filled with before a run; no result consists of this byte alone.
 const POISON: u8 = 0xa5;
 
 /// The data of one row.

@@ -24,7 +24,7 @@ pub struct Finding {
     pub check: &'static str,
     /// How it is.
     pub level: Level,
-    /// The same with numbers.
+    /// What was found, with numbers.
     pub text: String,
     /// A command that changes it.
     pub mend: Option<String>,

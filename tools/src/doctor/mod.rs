@@ -15,10 +15,10 @@ mod peers;
 mod rdma;
 mod serve;
 
-use crate::settings::{FAILED, USAGE};
-use crate::{output, settings};
 use clap::Args;
 use finding::{Finding, Level};
+use linerate_job::ending::{self, FAILED, USAGE};
+use linerate_job::{output, settings};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -67,13 +67,12 @@ struct Document<'a> {
 /// Looks at everything; fails (1) if there is a fault.
 pub fn run(args: &DoctorArgs) -> ExitCode {
     if args.serve {
-        return conclude(serve::run(args.port));
+        return ending::end(serve::run(args.port));
     }
     if let Some(target) = &args.json
         && let Err(text) = output::check_target("--json", target)
     {
-        output::print_error(&format!("error: {text}"));
-        return ExitCode::from(USAGE);
+        return ending::fail(USAGE, &text);
     }
     let mut findings = vec![settings()];
     findings.extend(host::examine(args.ranks));
@@ -82,23 +81,9 @@ pub fn run(args: &DoctorArgs) -> ExitCode {
     findings.extend(peers::examine(&args.peers, args.port, args.timeout));
     // The worst last, where the eye is when the command has ended.
     findings.sort_by_key(|finding| finding.level);
-    conclude(tell(args, &findings).and_then(|()| {
-        match findings.iter().any(|f| f.level == Level::Fault) {
-            true => Err(String::new()),
-            false => Ok(()),
-        }
-    }))
-}
-
-fn conclude(outcome: Result<(), String>) -> ExitCode {
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(text) => {
-            if !text.is_empty() {
-                output::print_error(&format!("error: {text}"));
-            }
-            ExitCode::from(FAILED)
-        }
+    match tell(args, &findings) {
+        Ok(()) if findings.iter().any(|f| f.level == Level::Fault) => ExitCode::from(FAILED),
+        told => ending::end(told),
     }
 }
 

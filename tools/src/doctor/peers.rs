@@ -1,8 +1,8 @@
 //! Paths to other hosts: whether they can be reached, how large packets may be, and how far their
 //! clocks are off.
 //!
-//! A port that nobody listens on answers, too: the host is there and nothing stands between.
-//! Silence is a firewall, or no host.
+//! A port without a listener answers, too: the host is up and no firewall drops packets. Silence
+//! means a firewall, or no host.
 
 use super::finding::Finding;
 use super::network::{self, Interface};

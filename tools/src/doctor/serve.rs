@@ -1,9 +1,9 @@
 //! `linerate doctor --serve`: answers the doctors of other hosts.
 //!
-//! To each line it answers with the time; to whom connects, it says at which free port it listens
-//! too. It takes nothing and tells nothing else.
+//! It answers each line with its version, the time and the free port on which it listens, too. It
+//! takes nothing and tells nothing else.
 
-use crate::output;
+use linerate_job::output;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// An answer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Answer {
-    /// Of the command.
+    /// Version of the command.
     pub version: String,
     /// Time, ns since 1970.
     pub unix_ns: u64,

@@ -12,12 +12,13 @@ use crate::bench::args::Memory;
 use crate::bench::gather_facts;
 use crate::bench::plan::build_plan;
 use crate::bench::slots::Arenas;
-use crate::settings::{self, FAILED};
-use crate::{launch, output, system};
+use crate::system;
 use linerate::collective::{Caches, Work};
 use linerate::options::PriceList;
 use linerate::unstable::cost::{self, FINDINGS_MAX, Finding, Model, Models, Sample, TERMS};
 use linerate::{Collective, Communicator, Config, Result};
+use linerate_job::ending::{self, FAILED};
+use linerate_job::{output, settings, spawn};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::borrow::Cow;
 use std::ffi::OsStr;
@@ -57,12 +58,12 @@ const LOSS_MAX: f64 = 1.04;
 #[derive(Clone, Debug, PartialEq)]
 struct Timed {
     sample: Sample,
-    /// What it was.
+    /// The call and the algorithm.
     what: Finding,
 }
 
 impl Timed {
-    /// Both are of the same call.
+    /// Whether both were measured with the same call.
     fn is_rival(&self, other: &Timed) -> bool {
         let call = |timed: &Timed| Finding {
             algorithm: "".into(),
@@ -84,18 +85,15 @@ pub fn check(args: &ExplainArgs, config: &Config) -> std::result::Result<(), Str
 /// Is a rank of one of the jobs, or starts them all and stores what they give.
 pub fn run(args: &ExplainArgs, is_rank: bool) -> ExitCode {
     if is_rank {
-        return super::conclude(measure(args).map(Ok));
+        return ending::conclude(measure(args).map(Ok));
     }
     let samples = std::env::temp_dir().join(format!("linerate-samples-{}", std::process::id()));
     let outcome = calibrate(args, &samples);
-    // It may never have been made.
+    // The file may not exist.
     let _ = std::fs::remove_file(&samples);
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(text) => {
-            eprintln!("error: {text}");
-            ExitCode::from(FAILED)
-        }
+        Err(text) => ending::fail(FAILED, &text),
     }
 }
 
@@ -202,7 +200,7 @@ fn one_job(
         (SAMPLES, samples.as_os_str()),
         ("LINERATE_MODEL", OsStr::new("off")),
     ];
-    let code = launch::spawn_self_with(ranks, args.sweep.bind, &settings);
+    let code = spawn::spawn_self_with(ranks, args.sweep.bind, &settings);
     if code != 0 {
         return Err(format!(
             "the job of {ranks} ranks failed with code {code}; nothing is stored"
@@ -213,7 +211,7 @@ fn one_job(
     text.lines().map(parse_timed).collect()
 }
 
-/// Of several times of the same calls, the least of each.
+/// The least time of each call over several jobs.
 fn least(jobs: &[Vec<Timed>]) -> std::result::Result<Vec<Timed>, String> {
     let Some((first, others)) = jobs.split_first() else {
         return Ok(Vec::new());
@@ -445,7 +443,7 @@ fn measure_all(args: &ExplainArgs, communicator: &Communicator) -> Result<Vec<Ti
     Ok(all)
 }
 
-/// A line: the time, the work, and what it was.
+/// A line: the time, the work, the call with its algorithm.
 fn emit_timed(timed: &Timed) -> String {
     let Timed { sample, what } = timed;
     let amounts: Vec<String> = sample.work.to_array().iter().map(f64::to_string).collect();

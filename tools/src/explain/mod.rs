@@ -14,14 +14,15 @@ mod timing;
 
 use crate::bench::args::{BenchArgs, Memory, Placements, SweepArgs};
 use crate::bench::gather_facts;
-use crate::bench::layout::has_in_place;
+use crate::bench::layout::{Placement, has_in_place};
+use crate::bench::link::LinkArgs;
 use crate::bench::plan::{Facts, Plan, build_plan};
-use crate::settings::{self, FAILED, USAGE};
-use crate::{launch, output};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use linerate::options::PriceList;
 use linerate::unstable::cost;
-use linerate::{Collective, Config, Error};
+use linerate::{Collective, Config};
+use linerate_job::ending::{self, FAILED};
+use linerate_job::{settings, spawn};
 use std::process::ExitCode;
 use std::str::FromStr;
 
@@ -70,15 +71,6 @@ pub struct ExplainArgs {
     pub all: bool,
 }
 
-/// How input and output lie.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Placement {
-    /// Input and output share memory as NCCL lays them out.
-    InPlace,
-    /// Input and output are apart.
-    OutOfPlace,
-}
-
 /// Checks the arguments, then spawns the ranks or is one.
 pub fn run(args: &ExplainArgs) -> ExitCode {
     let checked = gather_facts().and_then(|facts| match args.calibrate {
@@ -87,23 +79,19 @@ pub fn run(args: &ExplainArgs) -> ExitCode {
     });
     let plan = match checked {
         Ok(plan) => plan,
-        Err(text) => {
-            eprintln!("error: {text}\n\nFor more information, try '--help'.");
-            return ExitCode::from(USAGE);
-        }
+        Err(text) => return ending::refuse(&text),
     };
     let is_rank = settings::launched().is_some();
     let Some(plan) = plan else {
         return calibrate::run(args, is_rank);
     };
     if let Some(reason) = settings::unavailable_reason(&plan.config.transport) {
-        eprintln!("error: {reason}");
-        return ExitCode::from(FAILED);
+        return ending::fail(FAILED, &reason);
     }
     if is_rank {
-        return conclude(rank::run(args, &plan));
+        return ending::conclude(rank::run(args, &plan));
     }
-    ExitCode::from(launch::spawn_self(plan.ranks, args.sweep.bind))
+    ExitCode::from(spawn::spawn_self(plan.ranks, args.sweep.bind))
 }
 
 fn check(args: &ExplainArgs, facts: Facts) -> Result<Plan, String> {
@@ -118,9 +106,7 @@ fn check(args: &ExplainArgs, facts: Facts) -> Result<Plan, String> {
                 .into(),
         );
     }
-    if let Some(target) = &plan.json {
-        output::check_target("--json", target)?;
-    }
+    plan.job.check_json()?;
     Ok(plan)
 }
 
@@ -142,8 +128,7 @@ fn as_bench(args: &ExplainArgs, collective: Collective, memory: Memory) -> Bench
         warmup: None,
         check: 0,
         placement,
-        link_gbit: None,
-        link_us: None,
+        link: LinkArgs::default(),
         seed: 1,
         stats: false,
         no_rotate: true,
@@ -152,7 +137,7 @@ fn as_bench(args: &ExplainArgs, collective: Collective, memory: Memory) -> Bench
     }
 }
 
-/// Whose prices predictions are made of: a file, or the library's own.
+/// Where the prices of the predictions come from: a file, or the library.
 fn describe_prices(config: &Config) -> String {
     let (PriceList::Cached(path) | PriceList::Named(path)) = &config.prices else {
         return "built in".into();
@@ -161,23 +146,5 @@ fn describe_prices(config: &Config) -> String {
     match cost::parse(&text, &linerate::unstable::comm::price_host()) {
         Ok(Some(_)) => path.display().to_string(),
         _ => format!("built in ({} has none for this host)", path.display()),
-    }
-}
-
-fn conclude(outcome: linerate::Result<Result<(), String>>) -> ExitCode {
-    let rank = std::env::var("RANK").unwrap_or_else(|_| "?".into());
-    match outcome {
-        Ok(Ok(())) => ExitCode::SUCCESS,
-        Ok(Err(failure)) => {
-            eprintln!("error: {failure}");
-            ExitCode::from(FAILED)
-        }
-        Err(error) => {
-            eprintln!("rank {rank}: error: {error}");
-            ExitCode::from(match error.first_cause() {
-                Error::InvalidArgument(_) => USAGE,
-                _ => FAILED,
-            })
-        }
     }
 }

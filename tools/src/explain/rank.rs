@@ -7,26 +7,25 @@ use crate::bench::layout::Layout;
 use crate::bench::plan::Plan;
 use crate::bench::slots::{Arenas, Row};
 use crate::bench::sweep;
-use crate::output;
-use crate::progress::Progress;
-use crate::settings;
 use linerate::reports::Explanation;
 use linerate::{CollectiveBuilder, Communicator, DataType, ReduceOp, Result};
-use std::io::Write;
+use linerate_job::ending::Outcome;
+use linerate_job::progress::Progress;
+use linerate_job::settings;
 
 /// Time for the iterations of one algorithm at one size, us: the default sweep of the chosen ones
 /// then takes a few seconds.
 const BUDGET_US: f64 = 200_000.0;
 
-/// Joins the other ranks and explains everything; the inner error is what could not be printed.
-pub fn run(args: &ExplainArgs, plan: &Plan) -> Result<std::result::Result<(), String>> {
+/// Joins the other ranks and explains everything.
+pub fn run(args: &ExplainArgs, plan: &Plan) -> Outcome {
     let communicator = settings::join(plan.config.clone())?;
     let arenas = Arenas::new(&communicator, plan)?;
     let rows: Vec<_> = (plan.variants.iter())
         .flat_map(|&(dtype, op)| plan.sizes.iter().map(move |&size| (size, dtype, op)))
         .collect();
     let is_first = communicator.rank() == 0;
-    let mut progress = is_first.then(|| Progress::new("sizes", rows.len()));
+    let mut progress = Progress::new("sizes", rows.len(), is_first);
     let mut document = Document::new(
         plan,
         communicator.transport(),
@@ -35,18 +34,18 @@ pub fn run(args: &ExplainArgs, plan: &Plan) -> Result<std::result::Result<(), St
     let mut texts = vec![print::header(&document)];
     for row in rows {
         let entry = explain(args, plan, (&communicator, &arenas), row)?;
-        if let Some(progress) = &mut progress {
-            progress.advance(format!("after {} B", entry.bytes));
-        }
+        progress.advance(format!("after {} B", entry.bytes));
         texts.push(print::lines(&entry));
         document.results.push(entry);
     }
     communicator.barrier()?;
-    let Some(progress) = progress else {
-        return Ok(Ok(()));
-    };
     progress.finish();
-    Ok(print_all(plan, &texts.concat(), &document))
+    if !is_first {
+        return Ok(Ok(()));
+    }
+    let printed = plan.job.print(&texts.concat());
+    let written = printed.and_then(|()| plan.job.write_json(&document));
+    Ok(written.map_err(|text| vec![text]))
 }
 
 /// The call of one size, explained and measured.
@@ -67,7 +66,7 @@ pub fn row<'a>(plan: &'a Plan, rank: u32, (size, dtype, op): (u64, DataType, Red
     }
 }
 
-/// The same call by each algorithm that can run, in the order of the explanation.
+/// The call by each algorithm that can run, in the order of the explanation.
 pub fn rivals<'a>(
     call: &CollectiveBuilder<'a>,
     explanation: &Explanation,
@@ -109,17 +108,4 @@ fn explain(
         times.first().copied(),
         rivals.collect(),
     ))
-}
-
-fn print_all(plan: &Plan, text: &str, document: &Document) -> std::result::Result<(), String> {
-    let Some(target) = &plan.json else {
-        return output::print_text(text);
-    };
-    if output::is_stdout(target) {
-        // Nobody can be told that nobody can be told.
-        let _ = std::io::stderr().write_all(text.as_bytes());
-    } else {
-        output::print_text(text)?;
-    }
-    output::write_json(target, document)
 }

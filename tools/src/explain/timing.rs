@@ -1,14 +1,14 @@
-//! Times of several calls in turns, so that what else happens on the machine happens to all of
-//! them.
+//! Times of several calls, measured in turns, so that other programs of the machine disturb all of
+//! them alike.
 
 use crate::bench::measure::time_us;
 use linerate::{CollectiveBuilder, Communicator, ReduceOp, Result};
 
-/// Iterations of a call in a row at least, the first of which is not timed: it finds the caches as
-/// the call before left them.
+/// The fewest iterations of a call in a row. The first is not timed: it finds the caches as another
+/// call has left them.
 const ROW: u32 = 8;
-/// A row of short calls takes so long, us: what ranks that share cores learn of each other's waits,
-/// and where the scheduler puts them, is then that of a call that repeats and not of its rival's.
+/// Time of a row of short calls, us. How long ranks that share cores spin, and where the scheduler
+/// puts them, is then learnt from the call that repeats and not from another one.
 const ROW_US: f64 = 1_500.0;
 /// Fewer samples have no median worth the name.
 const ITERATIONS_MIN: u32 = 5;
@@ -21,7 +21,7 @@ pub fn medians(
     iterations: u32,
     budget_us: f64,
 ) -> Result<Vec<f64>> {
-    // Of each call: iterations, and those in a row.
+    // For each call: all iterations, and iterations in a row.
     let mut counts = Vec::with_capacity(calls.len());
     for call in calls {
         // The first run maps memory and builds the schedule.

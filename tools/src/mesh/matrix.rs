@@ -74,18 +74,18 @@ impl Mesh {
         self.ranks
     }
 
-    /// To be summed over all ranks.
+    /// The numbers, which are summed over all ranks.
     pub fn values_mut(&mut self) -> &mut [f64] {
         &mut self.values
     }
 
-    /// Says where a rank is: equal numbers, below 2^53, for one host.
+    /// Notes the host of a rank: ranks of one host give equal numbers.
     pub fn set_host(&mut self, rank: Rank, host: u64) {
         let at = KINDS * (self.ranks * self.ranks) as usize + rank as usize;
         self.values[at] = (host >> 11) as f64;
     }
 
-    /// Says that a rank may run on this processor only.
+    /// Notes that a rank may run on this processor only.
     pub fn set_processor(&mut self, rank: Rank, processor: usize) {
         let at = KINDS * (self.ranks * self.ranks) as usize + (self.ranks + rank) as usize;
         self.values[at] = processor as f64 + 1.0;

@@ -10,11 +10,12 @@ mod heat;
 mod matrix;
 mod rank;
 
-use crate::flags::PairArgs;
-use crate::settings::{self, FAILED, USAGE, parse_size};
-use crate::{launch, output};
 use clap::Args;
-use linerate::{Config, Error};
+use linerate::Config;
+use linerate_job::ending::{self, FAILED};
+use linerate_job::flags::PairArgs;
+use linerate_job::settings::{self, parse_size};
+use linerate_job::{output, spawn};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -61,36 +62,16 @@ pub fn run(args: &MeshArgs) -> ExitCode {
     let (ranks, config) = match check(args) {
         Ok(checked) => checked,
         Err(text) => {
-            output::print_error(&format!(
-                "error: {text}\n\nFor more information, try '--help'."
-            ));
-            return ExitCode::from(USAGE);
+            return ending::refuse(&text);
         }
     };
     if let Some(reason) = settings::unavailable_reason(&config.transport) {
-        output::print_error(&format!("error: {reason}"));
-        return ExitCode::from(FAILED);
+        return ending::fail(FAILED, &reason);
     }
     if settings::launched_rank().is_none() {
-        return ExitCode::from(launch::spawn_self(ranks, args.pair.bind));
+        return ExitCode::from(spawn::spawn_self(ranks, args.pair.bind));
     }
-    match rank::run(args, config) {
-        Ok(Ok(())) => ExitCode::SUCCESS,
-        Ok(Err(failures)) => {
-            for failure in failures {
-                output::print_error(&format!("error: {failure}"));
-            }
-            ExitCode::from(FAILED)
-        }
-        Err(error) => {
-            let rank = settings::launched_rank().unwrap_or_else(|| "?".into());
-            output::print_error(&format!("rank {rank}: error: {error}"));
-            ExitCode::from(match error.first_cause() {
-                Error::InvalidArgument(_) => USAGE,
-                _ => FAILED,
-            })
-        }
-    }
+    ending::conclude(rank::run(args, config))
 }
 
 fn check(args: &MeshArgs) -> Result<(u32, Config), String> {

@@ -4,10 +4,12 @@
 use super::matrix::{Mesh, Thresholds};
 use super::{MeshArgs, heat};
 use crate::bench::statistics::Summary;
-use crate::progress::Progress;
-use crate::{binding, info, output, settings};
+use crate::info;
 use linerate::unstable::prng::mix;
 use linerate::{Buffer, Communicator, Config, Rank, ReduceOp, Result};
+use linerate_job::ending::Outcome;
+use linerate_job::progress::Progress;
+use linerate_job::{binding, output, settings};
 use std::time::Instant;
 
 /// Bytes of a round trip.
@@ -29,8 +31,8 @@ struct Post<'a> {
     trips: u32,
 }
 
-/// Joins and measures; the inner error is what was not good enough, on rank 0 only.
-pub fn run(args: &MeshArgs, config: Config) -> Result<std::result::Result<(), Vec<String>>> {
+/// Joins and measures.
+pub fn run(args: &MeshArgs, config: Config) -> Outcome {
     let host = info::host_id(config.host_id.clone());
     let communicator = settings::join(config)?;
     let (rank, ranks) = (communicator.rank(), communicator.ranks());
@@ -50,22 +52,20 @@ pub fn run(args: &MeshArgs, config: Config) -> Result<std::result::Result<(), Ve
     }
     let pairs = (0..ranks).flat_map(|a| (a + 1..ranks).map(move |b| (a, b)));
     let pairs: Vec<(Rank, Rank)> = pairs.collect();
-    let mut progress = (rank == 0).then(|| Progress::new("pairs", pairs.len()));
+    let mut progress = Progress::new("pairs", pairs.len(), rank == 0);
     for (a, b) in pairs {
         communicator.barrier()?;
         if rank == a || rank == b {
             post.measure_pair(a, b, &mut mesh)?;
         }
-        if let Some(progress) = &mut progress {
-            progress.advance(format!("after {a} and {b}"));
-        }
+        progress.advance(format!("after {a} and {b}"));
     }
     communicator.all_reduce(mesh.values_mut(), ReduceOp::Sum)?;
-    let Some(progress) = progress else {
-        return Ok(Ok(()));
-    };
     progress.finish();
-    Ok(report(args, communicator.transport(), &mesh))
+    Ok(match rank {
+        0 => report(args, communicator.transport(), &mesh),
+        _ => Ok(()),
+    })
 }
 
 impl Post<'_> {

@@ -4,11 +4,11 @@
 
 use super::args::{Test, Verb};
 use super::options::Options;
-use crate::access;
 use linerate::transport::{Region, RegionKey, RemoteRange, View};
 use linerate::unstable::limits;
 use linerate::unstable::prng::mix;
 use linerate::{Rank, Result};
+use linerate_job::access;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -19,9 +19,10 @@ const SLOTS_MAX: u64 = 16 * 1024;
 /// Bytes and messages per stream that are compared for each size.
 const CHECKED_BYTES: u64 = 32 << 20;
 const CHECKED_MESSAGES: u64 = 64;
-/// What is in targets before: not what is expected there, but by chance.
+/// What targets hold before a checked run: by chance only what is expected there.
 const POISON: u8 = 0xa5;
-/// Of a word that the other side puts, and of the one that it is put from.
+/// Bytes of two words on cache lines of their own: one that the other side puts, and the one that
+/// this side puts from.
 pub const FLAG_BYTES: usize = 2 * limits::CACHE_LINE_BYTES;
 
 /// Where messages of one size lie.
@@ -35,7 +36,8 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// Of messages of `bytes` bytes; rotating over at least `rotation_bytes`, if that is not 0.
+    /// Slots for messages of `bytes` bytes, rotating over at least `rotation_bytes` unless that is
+    /// 0.
     pub fn new(bytes: u64, streams: u32, rotation_bytes: u64) -> Slots {
         let stride = bytes.next_multiple_of(ALIGNMENT);
         let count = match rotation_bytes {
@@ -74,7 +76,7 @@ impl Slots {
 pub struct Memory {
     /// Its pages.
     pub region: Arc<Region>,
-    /// Its name, after it was shared.
+    /// Its key, once it is registered.
     pub key: RegionKey,
 }
 
@@ -89,14 +91,14 @@ impl Memory {
         })
     }
 
-    /// Part of it, by the name of the region.
+    /// A part of it, with the key of the region.
     pub fn part(&self, offset: u64, bytes: u64) -> View {
         let whole = self.region.view().in_region(self.key, 0);
         whole.part(offset as usize, bytes as usize)
     }
 }
 
-/// The names of a side's memory.
+/// The keys of a side's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Keys {
     source: u32,
@@ -157,7 +159,7 @@ impl Arena {
         [&mut self.source, &mut self.target, &mut self.flags]
     }
 
-    /// The names, after it was shared.
+    /// The keys, once the memory is registered.
     pub fn keys(&self) -> Keys {
         Keys {
             source: self.source.key.0,
@@ -188,9 +190,9 @@ pub fn uses(options: &Options, rank: Rank) -> (bool, bool) {
 /// The bytes of one slot of `rank`'s source.
 #[derive(Clone, Copy, Debug)]
 pub struct Pattern {
-    /// Of the run.
+    /// Seed of the run.
     pub seed: u64,
-    /// Whose source it is.
+    /// The rank whose source it is.
     pub rank: Rank,
 }
 

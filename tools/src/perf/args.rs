@@ -2,9 +2,9 @@
 //! both sides agree on in `options.rs`.
 
 use super::device::DeviceArgs;
-use crate::flags::PairArgs;
-use crate::settings::parse_size;
 use clap::{Args, ValueEnum};
+use linerate_job::flags::PairArgs;
+use linerate_job::settings::parse_size;
 use serde::{Deserialize, Serialize};
 
 /// Where perftest's servers listen, too.
@@ -151,23 +151,8 @@ pub struct PerfArgs {
     )]
     pub duration: Option<u64>,
 
-    /// Messages of a stream under way at once; default 128. For bandwidth only
-    #[arg(short = 't', long = "tx-depth", value_name = "COUNT")]
-    pub depth: Option<u32>,
-
-    /// Streams, each with its own order and depth; over tcp also connections, over verbs queue
-    /// pairs. Default 1; for bandwidth only
-    #[arg(short = 'q', long = "qp", value_name = "COUNT")]
-    pub streams: Option<u32>,
-
-    /// Messages that are posted at once, over verbs linked and with one doorbell; a stream waits
-    /// until this many have room. Default: as many as have room. For bandwidth only
-    #[arg(short = 'l', long = "post_list", value_name = "COUNT")]
-    pub post_list: Option<u32>,
-
-    /// Both sides send at once; bandwidth is that of both directions together
-    #[arg(short = 'b', long = "bidirectional")]
-    pub bidirectional: bool,
+    #[command(flatten)]
+    pub stream: StreamArgs,
 
     /// What atomic tests do; default FETCH_AND_ADD
     #[arg(short = 'A', long = "atomic_type", value_enum, value_name = "TYPE")]
@@ -209,11 +194,45 @@ pub struct PerfArgs {
     pub pair: PairArgs,
 }
 
+/// How many messages are under way, and how they are posted. For bandwidth only.
+#[derive(Args, Clone, Debug)]
+pub struct StreamArgs {
+    /// Messages of a stream under way at once; default 128. For bandwidth only
+    #[arg(short = 't', long = "tx-depth", value_name = "COUNT")]
+    pub depth: Option<u32>,
+
+    /// Streams, each with its own order and depth; over tcp also connections, over verbs queue
+    /// pairs. Default 1; for bandwidth only
+    #[arg(short = 'q', long = "qp", value_name = "COUNT")]
+    pub streams: Option<u32>,
+
+    /// Messages that are posted at once, over verbs linked and with one doorbell; a stream waits
+    /// until this many have room. Default: as many as have room. For bandwidth only
+    #[arg(short = 'l', long = "post_list", value_name = "COUNT")]
+    pub post_list: Option<u32>,
+
+    /// Both sides send at once; bandwidth is that of both directions together
+    #[arg(short = 'b', long = "bidirectional")]
+    pub bidirectional: bool,
+}
+
+impl StreamArgs {
+    /// Each flag by name, and whether it was given.
+    pub fn given(&self) -> [(&'static str, bool); 4] {
+        [
+            ("--bidirectional", self.bidirectional),
+            ("--tx-depth", self.depth.is_some()),
+            ("--qp", self.streams.is_some()),
+            ("--post_list", self.post_list.is_some()),
+        ]
+    }
+}
+
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use crate::binding::Bind;
     use clap::Parser;
+    use linerate_job::binding::Bind;
 
     #[derive(Parser)]
     struct Alone {
@@ -237,10 +256,14 @@ pub mod tests {
         );
         assert_eq!((args.size, args.iterations), (Some(1024), Some(10)));
         assert_eq!(
-            (args.depth, args.streams, args.post_list),
+            (
+                args.stream.depth,
+                args.stream.streams,
+                args.stream.post_list
+            ),
             (Some(16), Some(2), Some(4))
         );
-        assert!(args.bidirectional && args.port == 4000 && args.no_peak);
+        assert!(args.stream.bidirectional && args.port == 4000 && args.no_peak);
         assert_eq!(parse("read_lat -D 3").unwrap().duration, Some(3));
         assert_eq!(parse("read_lat").unwrap().port, 18515);
         assert_eq!(parse("read_lat --local").unwrap().pair.bind, Bind::Cores);

@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 /// Longest line: an address is the longest thing in one.
 const LINE_BYTES_MAX: u64 = 64 * 1024;
-/// How long somebody who has connected may take, all in all, to prove who it is and to say what it
-/// wants: the others wait.
+/// How long a new connection may take, all in all, to prove itself and to send its greeting: other
+/// clients wait meanwhile.
 pub const GREETING: Duration = Duration::from_secs(5);
 /// Characters of an unexpected line that are shown.
 const SHOWN_MAX: usize = 200;
@@ -30,7 +30,7 @@ const ATTEMPT_PAUSE: Duration = Duration::from_millis(20);
 pub enum Line {
     /// The client begins.
     Hello {
-        /// Of the command: the protocol is this version's.
+        /// Version of the command, which is that of the protocol.
         version: String,
         /// The client's host, as far as shared memory is concerned.
         host: String,
@@ -47,7 +47,7 @@ pub enum Line {
     },
     /// Where the transport of a side is reached.
     Address(Vec<u8>),
-    /// The names of its memory.
+    /// The keys of its memory.
     Keys(Keys),
     /// What a side has measured of one size.
     Report {
@@ -78,8 +78,8 @@ pub struct Control {
     timeout: Duration,
 }
 
-/// A stream whose reads and writes together end at a time: who sends a byte now and then holds
-/// nobody up for longer.
+/// A stream whose reads and writes together end at a time, so that a peer that sends a byte now and
+/// then cannot hold the server for longer.
 struct Timed {
     stream: TcpStream,
     until: Instant,
@@ -143,7 +143,7 @@ impl Control {
         loop {
             let (stream, peer) = match listener.accept() {
                 Ok(client) => client,
-                // It was gone before it was looked at.
+                // The client has gone already.
                 Err(cause) if cause.kind() == ErrorKind::ConnectionAborted => continue,
                 Err(cause) => return Err(format!("waiting for a client: {cause}")),
             };
@@ -162,7 +162,7 @@ impl Control {
         }
     }
 
-    /// Connects to a server; tries again for `patience` if nobody listens there yet.
+    /// Connects to a server; tries again for `patience` while no server listens there.
     pub fn connect(
         (host, port): (&str, u16),
         key: &JobKey,
@@ -315,9 +315,9 @@ mod tests {
                 b"\"Done\"\n",
                 &[b'x'; 70_000],
             ] {
-                let mut stranger = TcpStream::connect(place).unwrap();
+                let mut unknown = TcpStream::connect(place).unwrap();
                 // The server may have closed it already.
-                let _ = stranger.write_all(garbage);
+                let _ = unknown.write_all(garbage);
             }
             let place = ("127.0.0.1", place.port());
             let other = Control::connect(place, &proof::key(Some(b"other")), TIMEOUT, TIMEOUT);
@@ -351,10 +351,10 @@ mod tests {
     fn whoever_sends_a_byte_now_and_then_is_not_waited_for() {
         let listener = listen(0, false).unwrap();
         let place = listener.local_addr().unwrap();
-        let mut stranger = TcpStream::connect(place).unwrap();
+        let mut unknown = TcpStream::connect(place).unwrap();
         let slow = thread::spawn(move || {
             // Until the server has closed it.
-            while stranger.write_all(b"L").is_ok() {
+            while unknown.write_all(b"L").is_ok() {
                 thread::sleep(Duration::from_millis(100));
             }
         });

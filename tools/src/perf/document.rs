@@ -35,7 +35,7 @@ struct PortEntry {
     port: u8,
     gid_index: u32,
     mtu: u32,
-    /// Of the other side; `null`: not known.
+    /// MTU of the other side's port; `null`: not known.
     peer_mtu: Option<u32>,
     queue_pairs: u32,
     inline_bytes: u32,
@@ -44,11 +44,11 @@ struct PortEntry {
 #[derive(Debug, Serialize)]
 struct Entry {
     bytes: u64,
-    /// Of one direction.
+    /// Messages of one direction.
     iterations: u64,
     /// GB/s (1e9 bytes); `null` for latencies.
     bw: Option<f64>,
-    /// The same; `null` if there were too many messages to look for it.
+    /// The greatest rate of consecutive messages, GB/s; `null` if there were too many to look.
     bw_peak: Option<f64>,
     /// Messages per second.
     msg_rate: Option<f64>,
@@ -61,7 +61,7 @@ struct Entry {
 }
 
 impl Document {
-    /// Of all rows.
+    /// A document of all rows.
     pub fn new(options: &Options, link: &Link, rows: &[Row]) -> Document {
         Document {
             version: env!("CARGO_PKG_VERSION"),

@@ -14,7 +14,7 @@ use linerate::unstable::verbs::gid::GidKind;
 use linerate::unstable::verbs::sysfs::{Device, LinkLayer, PcieLink, Tree};
 use std::collections::BTreeMap;
 
-/// Of all ports that one side uses.
+/// The rates of all ports that one side uses.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LineRate {
     ports: Vec<PortRate>,
@@ -41,7 +41,7 @@ impl LineRate {
         }
     }
 
-    /// Of the ports of a transport, by what the kernel says of them.
+    /// The rates of a transport's ports, by what the kernel says of them.
     pub fn of(transport: &str, ports: &[PortInUse], tree: &Tree) -> LineRate {
         if ports.is_empty() {
             return LineRate::unknown(match transport {
@@ -73,7 +73,7 @@ impl LineRate {
             Verb::Write => Carrier::Write,
             Verb::Read => Carrier::ReadAnswer,
             Verb::Send => Carrier::Send,
-            // Bound by how fast a device does them, which nobody says.
+            // The rate of a device's atomic operations bounds them, and no device tells it.
             Verb::Atomic => return None,
         };
         if options.test.is_latency() || !self.is_known() {

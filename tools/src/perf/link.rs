@@ -27,14 +27,13 @@ const KIND_POST: u64 = 0;
 const KIND_RECEIVE: u64 = 1;
 const KIND_MARK_SENT: u64 = 2;
 const KIND_MARK: u64 = 3;
-/// A device's answer is looked for so long without giving the core away, as perftest does for ever:
-/// a wait of a few ten microseconds, which is short for a network, would else end in a system call.
+/// How long a side polls for a device's answer before it yields the core; perftest never yields. A
+/// wait of a few ten microseconds, which is short for a network, then makes no system call.
 const DEVICE_SPIN: Duration = Duration::from_millis(1);
 const DEVICE_POLLS_PER_LOOK: u32 = 64;
-/// A side that devices serve has nothing to do but to be told of the end, and sleeps, as perftest's
-/// waits in a read: looking takes a core from those that have something to do, and half of one from
-/// anyone who shares it. Before, it looks for so long: who writes short messages without a pause
-/// needs to hear now and then that they have come.
+/// A side that devices serve only waits for the end. After so long without events it sleeps, as
+/// perftest's waits in a read: polling would take the core from a process that shares it. Until
+/// then it polls, because a peer that sends short messages without a pause needs acknowledgements.
 const REST_AFTER: Duration = Duration::from_micros(100);
 /// The longest sleep, so that a timeout is noticed.
 const REST_MAX: Duration = Duration::from_millis(100);
@@ -50,20 +49,19 @@ pub enum Mark {
     End,
     /// All of that has arrived.
     Arrived,
-    /// Work goes on, of which this side may see nothing. Nobody asks for it: that it comes is
-    /// enough.
+    /// The other side works, although this side may see no data. Its arrival counts as news; it is
+    /// not stored.
     Working,
 }
 
 const MARKS: [Mark; 4] = [Mark::Ready, Mark::End, Mark::Arrived, Mark::Working];
-/// A side that works says so as often per timeout of the other one, which may have nothing else to
-/// see.
+/// How often per timeout a side that works says so: the other side may see no other event.
 const SIGNS_PER_TIMEOUT: u32 = 4;
 
 /// A connected transport.
 ///
 /// What is posted lies in the regions of an [`Arena`], which are registered, so that the transport
-/// holds them; nobody makes references to their bytes.
+/// holds them; no code makes references to their bytes.
 pub struct Link {
     transport: Box<dyn Transport>,
     peer: Rank,
@@ -82,7 +80,7 @@ pub struct Link {
     patience: Patience,
     /// The least that a wait spins.
     spin_least: Duration,
-    /// What may be slept on, where devices do the work.
+    /// Where to sleep until an event, where devices do the work.
     rest: Option<WaitSource>,
     idle_polls: u32,
     idle_since: Option<Time>,
@@ -101,7 +99,7 @@ struct Count {
 /// A message that has to be posted.
 #[derive(Clone, Copy, Debug)]
 pub enum Post {
-    /// Of this stream.
+    /// To a receive of the stream.
     Send(View),
     /// Into the peer's memory.
     Put(View, RemoteRange),
@@ -241,7 +239,7 @@ impl Link {
         self.posts[stream as usize].made
     }
 
-    /// Those that have ended.
+    /// Data posts of a stream that have ended.
     #[inline]
     pub fn posts_ended(&self, stream: u32) -> u64 {
         self.posts[stream as usize].ended
@@ -253,7 +251,7 @@ impl Link {
         self.receives[stream as usize].made
     }
 
-    /// Those that have ended.
+    /// Receives of a stream that have ended.
     #[inline]
     pub fn receives_ended(&self, stream: u32) -> u64 {
         self.receives[stream as usize].ended
@@ -359,7 +357,7 @@ impl Link {
         self.marks[mark as usize].pop_front()
     }
 
-    /// Both sides are here.
+    /// Waits until both sides have come here.
     pub fn meet(&mut self) -> Result<()> {
         self.say(Mark::Ready, 0)?;
         self.wait("waiting for the other side", |link| {
@@ -416,7 +414,7 @@ impl Link {
         Ok(true)
     }
 
-    /// Whether there were any: then nothing stands still.
+    /// Handles what has come; whether there was any.
     #[inline]
     fn take_events(&mut self) -> Result<bool> {
         if self.events.is_empty() {
@@ -542,7 +540,7 @@ impl Link {
     }
 }
 
-/// For anyone who has to find out why.
+/// Ended and posted of each stream, for an error.
 fn describe(counts: &[Count]) -> String {
     let texts = counts
         .iter()
@@ -554,8 +552,8 @@ fn token(kind: u64, stream: u32, number: u64) -> u64 {
     kind << KIND_SHIFT | u64::from(stream) << STREAM_SHIFT | number
 }
 
-/// Whether it was; an error if it never will be. That a peer is gone is said by the event, with the
-/// cause.
+/// Whether a post was accepted; an error if it never will be. A peer's failure is told by an event,
+/// with the cause.
 #[inline]
 fn accepted(posted: std::result::Result<(), PostError>) -> Result<bool> {
     match posted {

@@ -29,13 +29,14 @@ mod trips;
 
 pub use args::PerfArgs;
 
-use crate::settings::{self, FAILED, USAGE};
-use crate::{info, launch, output};
+use crate::info;
 use control::{Control, Line};
 use device::transport_kind;
 use document::Document;
 use line_rate::LineRate;
 use linerate::unstable::verbs::sysfs::Tree;
+use linerate_job::ending::{self, FAILED};
+use linerate_job::{output, settings, spawn};
 use options::Options;
 use plan::Plan;
 use run::Row;
@@ -68,19 +69,13 @@ enum Role {
 /// Is one side, or starts both.
 pub fn run(args: &PerfArgs) -> ExitCode {
     let outcome = check(args).and_then(|plan| match role(args)? {
-        None => Ok(launch::spawn_self(2, args.pair.bind)),
+        None => Ok(spawn::spawn_self(2, args.pair.bind)),
         Some(Role::Server { port, is_quiet }) => serve(args, &plan, port, is_quiet).map(|()| 0),
         Some(Role::Client { host, port }) => ask(args, &plan, &host, port).map(|()| 0),
     });
     match outcome {
         Ok(code) => ExitCode::from(code),
-        Err(Failure::Usage(text)) => {
-            let text = printable(&text);
-            output::print_error(&format!(
-                "error: {text}\n\nFor more information, try '--help'."
-            ));
-            ExitCode::from(USAGE)
-        }
+        Err(Failure::Usage(text)) => ending::refuse(&printable(&text)),
         Err(Failure::Failed(texts)) => {
             for text in texts {
                 output::print_error(&format!("error: {}", printable(&text)));
@@ -90,7 +85,7 @@ pub fn run(args: &PerfArgs) -> ExitCode {
     }
 }
 
-/// Finds what is wrong before anybody waits for anybody.
+/// Finds what is wrong before one side waits for the other.
 fn check(args: &PerfArgs) -> Result<Plan, Failure> {
     let plan = Plan::new(args).map_err(Failure::Usage)?;
     Options::new(args, &plan.config).map_err(Failure::Usage)?;
@@ -101,7 +96,7 @@ fn check(args: &PerfArgs) -> Result<Plan, Failure> {
     }
 }
 
-/// `None`: neither, but who starts both.
+/// Which side this is; `None`: the process that starts both.
 fn role(args: &PerfArgs) -> Result<Option<Role>, Failure> {
     if let Some(host) = args.host.clone() {
         let port = args.port;

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 const BANDWIDTH_BYTES: u64 = 64 << 10;
 const LATENCY_BYTES: u64 = 2;
 const DEPTH_DEFAULT: u32 = 128;
-/// Of an atomic operation.
+/// Bytes of an atomic operation.
 pub const ATOMIC_BYTES: u64 = 8;
 /// Largest message: as in perftest.
 const SIZE_MAX: u64 = 1 << 30;
@@ -49,19 +49,19 @@ pub struct Options {
     pub streams: u32,
     /// Messages posted at once; `None`: as many as have room.
     pub post_list: Option<u32>,
-    /// Of atomic tests.
+    /// What atomic tests do.
     pub atomic_type: AtomicType,
-    /// Both sides send.
+    /// Whether both sides send.
     pub bidirectional: bool,
-    /// Look for a peak.
+    /// Whether a peak is looked for.
     pub has_peak: bool,
-    /// Bytes are compared.
+    /// Whether bytes are compared.
     pub check: bool,
-    /// Over several buffers.
+    /// Whether messages rotate over several buffers.
     pub rotate: bool,
-    /// Of the compared bytes.
+    /// Seed of the compared bytes.
     pub seed: u64,
-    /// By name, without devices: those are each side's own.
+    /// The transport by name, without devices, which each side names itself.
     pub transport: String,
     /// Payload of a packet; `None`: what the ports have.
     pub mtu: Option<u32>,
@@ -69,9 +69,9 @@ pub struct Options {
     pub inline: Option<u32>,
     /// Posts per completion; `None`: the provider's choice.
     pub moderation: Option<u32>,
-    /// Connections are encrypted.
+    /// Whether connections are encrypted.
     pub tls: bool,
-    /// Frames are checked.
+    /// Whether frames are checked.
     pub crc: bool,
 }
 
@@ -104,12 +104,13 @@ impl Options {
             iterations: args.iterations,
             duration: args.duration,
             depth: args
+                .stream
                 .depth
                 .unwrap_or(if is_latency { 1 } else { DEPTH_DEFAULT }),
-            streams: args.streams.unwrap_or(1),
-            post_list: args.post_list,
+            streams: args.stream.streams.unwrap_or(1),
+            post_list: args.stream.post_list,
             atomic_type: args.atomic_type.unwrap_or(AtomicType::FetchAndAdd),
-            bidirectional: args.bidirectional,
+            bidirectional: args.stream.bidirectional,
             has_peak: !args.no_peak,
             check: args.check == 1,
             rotate: !args.no_rotate,
@@ -125,7 +126,7 @@ impl Options {
         Ok(options)
     }
 
-    /// Whether every number is one that can be had: the server gets them from anyone who connects.
+    /// Whether every number is within its bounds: a server gets them from any client.
     pub fn check(&self) -> Result<(), String> {
         let bounds = [
             ("--size", self.size.unwrap_or(1), SIZE_MAX),
@@ -190,7 +191,7 @@ impl Options {
         }
     }
 
-    /// By the names of the flags.
+    /// Each option by the name of its flag.
     fn named(&self) -> [(&'static str, String); 19] {
         let or = |value: Option<u64>, none: &str| value.map_or(none.into(), |v| v.to_string());
         let of = |value: Option<u32>, none: &str| or(value.map(u64::from), none);
@@ -232,11 +233,11 @@ impl Options {
             size,
             number(server.iterations),
             number(server.duration),
-            number(server.depth.map(u64::from)),
-            number(server.streams.map(u64::from)),
-            number(server.post_list.map(u64::from)),
+            number(server.stream.depth.map(u64::from)),
+            number(server.stream.streams.map(u64::from)),
+            number(server.stream.post_list.map(u64::from)),
             server.atomic_type.map(|kind| kind.name().into()),
-            flag(server.bidirectional),
+            flag(server.stream.bidirectional),
             flag(server.no_peak),
             // Its default is to check: only the opposite is a word of the user's.
             (server.check == 0).then(|| "0".into()),
@@ -281,18 +282,15 @@ fn integrity(has_crc: bool) -> &'static str {
 
 /// Given arguments that have no meaning for latency.
 fn bandwidth_only(args: &PerfArgs) -> Vec<(&'static str, bool)> {
-    let all = [
-        ("--bidirectional", args.bidirectional),
-        ("--tx-depth", args.depth.is_some()),
-        ("--qp", args.streams.is_some()),
-        ("--post_list", args.post_list.is_some()),
+    let others = [
         ("--noPeak", args.no_peak),
         ("--min-bw", args.pair.min_bw.is_some()),
         ("--report_gbits", args.report_gbits),
         // Each message is the last of its doorbell, and has a completion anyway.
         ("--cq-mod", args.device.moderation.is_some()),
     ];
-    all.into_iter().filter(|(_, is_given)| *is_given).collect()
+    let all = args.stream.given().into_iter().chain(others);
+    all.filter(|(_, is_given)| *is_given).collect()
 }
 
 #[cfg(test)]

@@ -12,11 +12,11 @@ use std::time::Duration;
 /// Settings of this side.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Of the environment and the flags.
+    /// What the environment and the flags say.
     pub config: Config,
-    /// How long nothing may move.
+    /// How long the test may stand still before it fails.
     pub timeout: Duration,
-    /// That this side may use.
+    /// Memory that this side may use.
     pub memory_bytes: u64,
     cache_bytes: u64,
 }

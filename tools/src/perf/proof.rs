@@ -1,5 +1,5 @@
-//! Both sides of `perf` prove that they know the secret (LINERATE_SECRET), before anything else is
-//! said. Without one they still prove that they speak to a side of `perf`.
+//! The proof with which a connection of `perf` begins: both sides know the secret
+//! (LINERATE_SECRET). Without one they still prove that they are sides of `perf`.
 
 use linerate::unstable::bootstrap;
 use linerate::unstable::wire::{

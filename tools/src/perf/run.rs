@@ -26,13 +26,14 @@ const MESSAGES_USUAL_MIN: u64 = 100;
 /// One size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// Of a message.
+    /// Bytes of a message.
     pub bytes: u64,
-    /// Of one direction: the samples of a latency, or messages of all streams.
+    /// Samples of a latency, or the messages of one direction over all streams.
     pub messages: u64,
-    /// Messages per second, of both directions together if there are two.
+    /// Greatest rate of consecutive messages, per second, of both directions together if there are
+    /// two; 0: not known.
     pub peak: f64,
-    /// The same, on average.
+    /// Average rate, messages per second, of both directions together if there are two.
     pub rate: f64,
     /// Times of single messages.
     pub latency: Option<Latency>,
@@ -49,7 +50,7 @@ impl Row {
         self.rate * self.bytes as f64 / 1e9
     }
 
-    /// The same as a share of what is possible, if that is known.
+    /// Average bandwidth in percent of what is possible, if that is known.
     pub fn percent(&self) -> Option<f64> {
         let gigabits = 8.0 * self.gigabytes_per_second();
         self.achievable.map(|most| 100.0 * gigabits / most)
@@ -105,7 +106,7 @@ pub fn join<'a>(
         ..plan.config.clone()
     };
     let needed = 2 * bytes_needed(options, plan.rotation_bytes(options));
-    crate::settings::check_memory(
+    linerate_job::settings::check_memory(
         "this side of the test",
         needed,
         plan.memory_bytes,

@@ -19,7 +19,7 @@ pub struct Latency {
 }
 
 impl Latency {
-    /// Of at least one sample, us.
+    /// The numbers of at least one sample, us.
     pub fn of(samples: &mut [f64]) -> Latency {
         samples.sort_by(f64::total_cmp);
         Latency {
@@ -59,9 +59,8 @@ pub struct Marks {
 }
 
 impl Marks {
-    /// With room, so that nothing is allocated while times are taken.
-    ///
-    /// Without `is_wanted` it notes nothing, and knows no peak.
+    /// Empty, with memory for all marks, so that none is allocated while times are taken. Without
+    /// `is_wanted` it notes nothing and knows no peak.
     pub fn new(is_wanted: bool) -> Marks {
         Marks {
             is_full: !is_wanted,

@@ -16,7 +16,7 @@ const MIB: f64 = 1_048_576.0;
 pub struct Sides<'a> {
     /// Transport in use.
     pub transport: &'a str,
-    /// Who this is and who the other side is.
+    /// Which side this is.
     pub text: String,
     /// Ports of devices of this side.
     pub ports: Vec<PortInUse>,

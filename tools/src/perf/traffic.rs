@@ -11,14 +11,15 @@ use super::args::{AtomicType, Verb};
 use super::link::{Link, Mark, Post, Result};
 use super::options::Options;
 use super::statistics::{Flow, Marks};
-use crate::access;
 use linerate::Rank;
 use linerate::transport::Atomic;
+use linerate_job::access;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Atomic operations that are looked at before the times are taken.
+/// Atomic operations that are checked before times are taken.
 const CHECKED_ATOMICS: u64 = 100;
+
 /// When a part of a run is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
@@ -36,9 +37,9 @@ pub struct Side<'a> {
     pub rank: Rank,
     /// To the other side.
     pub link: Link,
-    /// Of this side.
+    /// Memory of this side.
     pub arena: Arena,
-    /// Of the other side.
+    /// Keys of the other side's memory.
     pub keys: Keys,
 }
 
@@ -96,8 +97,8 @@ impl Side<'_> {
         Ok(wrong.unwrap_or(0))
     }
 
-    /// The client's operations on one word, one after the other: each gives what the one before it
-    /// has left. Both sides give the words that were wrong, in bytes.
+    /// Checks the client's operations on one word, one after another: each must return what the
+    /// last one has left. Both sides return the bytes of the words that were wrong.
     pub fn check_atomic(&mut self, slots: &Slots) -> Result<u64> {
         let word = self.arena.source.part(0, slots.bytes);
         let (is_posting, is_owner) = self.directions();

@@ -1,31 +1,31 @@
 //! Times of single messages over a [`Link`](super::link::Link). Both sides call the same functions;
 //! the client is rank 1.
 //!
-//! Of messages and puts one goes there, one comes back, and half of that is a sample. A put has no
-//! completion on the other side, and the contract orders puts only one after the other: behind the
-//! data a word is put, which the other side looks at. What fits into the word is the word, which a
-//! device writes without immediate data, as perftest's does: neither side polls for it. A get is
-//! one sample.
+//! A sample of messages or puts is half the time of one there and one back; a sample of gets is the
+//! time of one. A put has no completion on the other side, and the contract orders puts only one
+//! after another: so a word is put behind the data, and the other side polls that word. Data that
+//! fits into the word is the word, which a device writes without immediate data, as perftest's
+//! does.
 
 use super::arena::Slots;
 use super::args::Verb;
 use super::link::{Mark, Post, Result};
 use super::traffic::{Limit, Side};
-use crate::access;
 use linerate::transport::{RemoteRange, View};
+use linerate_job::access;
 use std::sync::atomic::Ordering;
 
-/// Bytes of the word that a peer looks at.
+/// Bytes of the word that a peer polls.
 const WORD_BYTES: u64 = 8;
-/// Looks at it between two polls, without pauses: a look ends the trip, and what a poll takes in
-/// this time comes on top. A poll takes as long as some fifty of them.
+/// Looks at the word between two polls of the transport, without pauses: a look ends the trip, and
+/// the time of a poll would be in the sample. A poll takes as long as some fifty looks.
 const WORD_LOOKS: u32 = 256;
-/// The same where the device writes the word whether anybody polls or not: some trips of a NIC.
-/// Completions are taken meanwhile, see [`TRIPS_PER_POLL`].
+/// Looks between two polls where a device writes the word without polls of this side: the time of
+/// some trips of a NIC. [`TRIPS_PER_POLL`] takes completions meanwhile.
 const WORD_LOOKS_DEVICE: u32 = 4096;
 /// Words put by a device between two polls: half of those that may be under way, as the other half
-/// may lack a completion when it polls. The poll comes behind a post, when there is nothing to do
-/// but to wait; where both sides share a processor nobody waits, and all of it is in the times.
+/// may lack a completion at a poll. The poll follows a post, while this side waits anyway; where
+/// both sides share a processor, the poll is in the times.
 const TRIPS_PER_POLL: u64 = 8;
 /// Receives posted before their messages: the next message finds one while the answer to the last
 /// one is posted.
@@ -34,7 +34,7 @@ const TRIPS_AHEAD: u64 = 2;
 const UNTIMED_TRIPS: u64 = 50;
 /// Samples for which there is room from the beginning, where their number is not known.
 const SAMPLES_ROOM: usize = 1 << 20;
-/// Of the word put, in the region of flags.
+/// Where the word to put from lies in the region of flags.
 const OUTGOING: u64 = linerate::unstable::limits::CACHE_LINE_BYTES as u64;
 
 /// What single messages of one size need, found once: what lies between a look that finds an answer

@@ -13,12 +13,12 @@ mod summary;
 mod trace;
 
 use crate::bench::Memory;
-use crate::binding::Bind;
-use crate::flags::JobArgs;
-use crate::settings::{self, FAILED, USAGE};
-use crate::{launch, output};
 use clap::{Args, ValueEnum};
 use linerate::{Config, FusionOptions};
+use linerate_job::binding::Bind;
+use linerate_job::ending::{self, FAILED, USAGE};
+use linerate_job::flags::JobArgs;
+use linerate_job::{output, settings, spawn};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -27,7 +27,7 @@ use trace::Trace;
 /// Exit code when everything is good.
 const GOOD: u8 = 0;
 
-/// Who decides what is flushed when.
+/// Which rule decides what is flushed, and when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
     /// Our fusion buffer: a real deadline, agreement between the ranks.
@@ -130,30 +130,20 @@ struct Prepared {
 pub fn run(args: &ReplayArgs) -> ExitCode {
     let prepared = match prepare(args) {
         Ok(prepared) => prepared,
-        Err(reason) => {
-            output::print_error(&format!("error: {reason}"));
-            return ExitCode::from(USAGE);
-        }
+        Err(reason) => return ending::fail(USAGE, &reason),
     };
     let result = if args.plan_only {
         print_plan(args, &prepared.trace, &prepared.options)
     } else if let Some(reason) = unavailable_reason(&prepared.config.transport) {
         Err(reason)
     } else if settings::launched().is_none() && prepared.ranks > 1 {
-        return ExitCode::from(launch::spawn_self(prepared.ranks, args.bind));
+        return ExitCode::from(spawn::spawn_self(prepared.ranks, args.bind));
     } else {
         rank::run_rank(args, &prepared)
     };
-    match (result, settings::launched_rank()) {
-        (Ok(code), _) => ExitCode::from(code),
-        (Err(reason), Some(rank)) => {
-            output::print_error(&format!("rank {rank}: error: {reason}"));
-            ExitCode::from(FAILED)
-        }
-        (Err(reason), None) => {
-            output::print_error(&format!("error: {reason}"));
-            ExitCode::from(FAILED)
-        }
+    match result {
+        Ok(code) => ExitCode::from(code),
+        Err(reason) => ending::end(Err(reason)),
     }
 }
 

@@ -4,9 +4,9 @@ use super::plan::PlannedFlush;
 use super::summary::{self, Step, Summary};
 use super::trace::Trace;
 use super::{Compute, Mode, ReplayArgs};
-use crate::output::{self, print_text};
 use linerate::reports::{FlushReport, StepReport};
 use linerate::transport::Time;
+use linerate_job::output::{self, print_text};
 use serde_json::{Value, json};
 
 /// Share of the time without a processor above which the numbers say more of the machine's load
@@ -75,7 +75,7 @@ pub fn print_plan(args: &ReplayArgs, trace: &Trace, plan: &[PlannedFlush]) -> Re
         "version": env!("CARGO_PKG_VERSION"),
         "flushes": plan.iter().map(flush).collect::<Vec<_>>(),
     });
-    write_json(args, &document)
+    args.job.write_json(&document)
 }
 
 /// Prints the table of the median step and the numbers; writes JSON and the Chrome trace where
@@ -85,7 +85,7 @@ pub fn print_results(results: &Results) -> Result<(), String> {
     if !results.args.job.is_json_only() {
         print_text(&build_table(results, median))?;
     }
-    write_json(results.args, &to_json(results, median))?;
+    results.args.job.write_json(&to_json(results, median))?;
     match &results.args.trace_out {
         Some(target) => {
             let trace = format!("{:#}", chrome_trace(results.steps));
@@ -251,10 +251,6 @@ fn chrome_trace(steps: &[Step]) -> Value {
         }
     }
     json!({"traceEvents": events, "displayTimeUnit": "ms"})
-}
-
-fn write_json(args: &ReplayArgs, document: &Value) -> Result<(), String> {
-    args.job.write_json(document)
 }
 
 fn described(trace: &Trace) -> String {

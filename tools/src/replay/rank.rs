@@ -5,10 +5,11 @@ use super::print::{self, Results};
 use super::summary::{self, Seen, Step};
 use super::trace::Trace;
 use super::{Compute, FAILED, GOOD, Memory, Mode, Prepared, ReplayArgs, plan};
-use crate::progress::Progress;
-use crate::{settings, system};
+use crate::system;
 use linerate::transport::Time;
 use linerate::{Buffer, Communicator, Fusion, FusionOptions, Result};
+use linerate_job::progress::Progress;
+use linerate_job::settings;
 use std::time::Duration;
 
 /// Steps before the measured ones: they map memory, fill caches and agree on the order.
@@ -69,18 +70,14 @@ pub fn replay(
         packed: None,
     };
     let count = args.steps + WARM_UP_STEPS;
-    let mut progress = (comm.rank() == 0).then(|| Progress::new("steps", count as usize));
+    let mut progress = Progress::new("steps", count as usize, comm.rank() == 0);
     let mut steps = Vec::with_capacity(count as usize);
     let mut first = None;
     for index in 0..count {
         steps.push(runner.run_step(index, &mut first)?);
-        if let Some(progress) = &mut progress {
-            progress.advance(String::new());
-        }
+        progress.advance(String::new());
     }
-    if let Some(progress) = progress {
-        progress.finish();
-    }
+    progress.finish();
     Ok(steps)
 }
 
@@ -109,7 +106,7 @@ pub struct Runner<'a> {
     pub fusion: Fusion,
     pub tensors: Vec<Buffer<f32>>,
     pub values: Values,
-    /// What a flush is packed into that is run by itself.
+    /// Memory into which a flush is packed that runs by itself.
     pub packed: Option<Buffer<f32>>,
 }
 
@@ -182,7 +179,7 @@ pub struct Values {
     seed: u64,
     /// This rank's values for the elements 0.. of phase 0; longer than a chunk by a period.
     own: Vec<f32>,
-    /// The same for the sum over all ranks.
+    /// The sums of all ranks' values, in the same order.
     sums: Vec<f32>,
 }
 

@@ -67,7 +67,7 @@ pub fn encode(report: &StepReport, origin: Time, first: Time, seen: Seen) -> Vec
     words
 }
 
-/// The step from the words of all ranks; `own` has what is the same everywhere.
+/// The step from the words of all ranks; `own` has what all ranks have in common.
 pub fn decode(words: &[u64], own: &StepReport) -> Step {
     let words_per_rank = HEADER_WORDS + FLUSH_WORDS * own.flushes.len();
     let decode_rank = |words: &[u64]| {

@@ -78,7 +78,7 @@ impl Trace {
         let names = BUILT_IN.map(|(name, ..)| name).join(", ");
         let shown = |cause| format!("trace '{name}': {cause}; built in are {names}");
         let mut bytes = Vec::new();
-        // Devices and pipes have no size to look at before.
+        // Devices and pipes do not tell their size.
         let file = std::fs::File::open(name).map_err(shown)?;
         let mut start = file.take(FILE_BYTES_MAX + 1);
         start.read_to_end(&mut bytes).map_err(shown)?;
@@ -105,7 +105,7 @@ impl Trace {
         self.gradients.iter().map(|g| g.bytes).sum()
     }
 
-    /// The same trace with all times multiplied.
+    /// This trace with all times multiplied.
     pub fn scaled(mut self, factor: f64) -> Trace {
         for gradient in &mut self.gradients {
             gradient.wait_us *= factor;

@@ -39,6 +39,25 @@ pub struct Entry {
     pub memory: &'static str,
     pub in_place: bool,
     pub iterations: u32,
+    #[serde(flatten)]
+    pub times: StepTimes,
+    pub algbw: f64,
+    pub busbw: f64,
+    /// `null`: not checked.
+    pub wrong: Option<u64>,
+    /// All phases together.
+    #[serde(flatten)]
+    pub traffic: Traffic,
+    pub phases: BTreeMap<&'static str, Traffic>,
+    pub selected_local: u64,
+    pub selected_global: u64,
+    /// Non-zeros of the sum of all picks; `null` where no rank learns it.
+    pub reduced: Option<u64>,
+}
+
+/// Times of a step and of its parts.
+#[derive(Debug, Serialize)]
+pub struct StepTimes {
     pub time_us: Summary,
     /// Of the slowest rank.
     pub select_us: Summary,
@@ -46,25 +65,11 @@ pub struct Entry {
     pub communicate_us: Summary,
     /// Of the slowest rank.
     pub apply_us: Summary,
-    pub algbw: f64,
-    pub busbw: f64,
-    /// `null`: not checked.
-    pub wrong: Option<u64>,
-    pub words_sent_max: u64,
-    pub words_received_max: u64,
-    pub words_received_mean: f64,
-    pub control_words: u64,
-    pub messages: u64,
-    pub phases: BTreeMap<&'static str, PhaseEntry>,
-    pub selected_local: u64,
-    pub selected_global: u64,
-    /// Non-zeros of the sum of all picks; `null` where nobody gets to know.
-    pub reduced: Option<u64>,
 }
 
-/// One phase.
+/// What ranks sent and received: the most of any rank, or the mean.
 #[derive(Debug, Serialize)]
-pub struct PhaseEntry {
+pub struct Traffic {
     pub words_sent_max: u64,
     pub words_received_max: u64,
     pub words_received_mean: f64,

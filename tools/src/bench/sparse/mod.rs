@@ -16,15 +16,14 @@ mod rank;
 mod simulated;
 mod vectors;
 
-use super::args::{parse_gbit, parse_latency};
-use crate::binding::Bind;
-use crate::experiment::oktopk::fabric::Fabric;
-use crate::flags::JobArgs;
-use crate::settings::{self, FAILED, USAGE};
-use crate::{launch, output};
+use super::link::{Link, LinkArgs};
 use clap::{Args, ValueEnum};
 use linerate::options::{Algorithm, Amount, Balance, Mode, NonFinite, ValueFormat};
-use linerate::{Config, Error, SparseOptions, TensorSpec};
+use linerate::{Config, SparseOptions, TensorSpec};
+use linerate_job::binding::Bind;
+use linerate_job::ending::{self, FAILED};
+use linerate_job::flags::JobArgs;
+use linerate_job::{settings, spawn};
 use std::process::ExitCode;
 use std::str::FromStr;
 
@@ -99,13 +98,8 @@ pub struct SparseArgs {
     #[command(flatten)]
     pub job: JobArgs,
 
-    /// Rate of each rank's port in --transport sim; default 100
-    #[arg(long, value_name = "GBIT/S", value_parser = parse_gbit)]
-    pub link_gbit: Option<f64>,
-
-    /// Time from rank to rank in --transport sim; default 2
-    #[arg(long, value_name = "US", value_parser = parse_latency)]
-    pub link_us: Option<f64>,
+    #[command(flatten)]
+    pub link: LinkArgs,
 
     /// Seed of the gradients
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -158,7 +152,7 @@ pub struct Plan {
     pub ranks: u32,
     pub tensors: Vec<TensorSpec>,
     /// The network of a simulation.
-    pub fabric: Option<Fabric>,
+    pub link: Option<Link>,
 }
 
 impl Plan {
@@ -189,58 +183,25 @@ impl Plan {
 pub fn run(args: &SparseArgs) -> ExitCode {
     let plan = match build_plan(args) {
         Ok(plan) => plan,
-        Err(text) => {
-            output::print_error(&format!(
-                "error: {text}\n\nFor more information, try '--help'."
-            ));
-            return ExitCode::from(USAGE);
-        }
+        Err(text) => return ending::refuse(&text),
     };
-    if let Some(fabric) = plan.fabric {
-        return match simulated::run(&plan, fabric) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(failure) => {
-                output::print_error(&format!("error: {failure}"));
-                ExitCode::from(FAILED)
-            }
-        };
+    if let Some(link) = plan.link {
+        return ending::end(simulated::run(&plan, link));
     }
     if let Some(reason) = settings::unavailable_reason(&plan.config.transport) {
-        output::print_error(&format!("error: {reason}"));
-        return ExitCode::from(FAILED);
+        return ending::fail(FAILED, &reason);
     }
-    let Some(rank) = settings::launched_rank() else {
-        return ExitCode::from(launch::spawn_self(plan.ranks, args.bind));
-    };
-    match rank::run(&plan) {
-        Ok(Ok(())) => ExitCode::SUCCESS,
-        Ok(Err(failure)) => {
-            output::print_error(&format!("error: {failure}"));
-            ExitCode::from(FAILED)
-        }
-        Err(error) => {
-            output::print_error(&format!("rank {rank}: error: {error}"));
-            ExitCode::from(match error.first_cause() {
-                Error::InvalidArgument(_) => USAGE,
-                _ => FAILED,
-            })
-        }
+    if settings::launched_rank().is_none() {
+        return ExitCode::from(spawn::spawn_self(plan.ranks, args.bind));
     }
+    ending::conclude(rank::run(&plan))
 }
 
 fn build_plan(args: &SparseArgs) -> Result<Plan, String> {
     let ranks = settings::check_ranks(args.ranks, settings::launched_ranks()?)?;
     let mut config = args.job.config()?;
-    let fabric = simulated::fabric(args, &config.transport)?;
-    if fabric.is_some() {
-        simulated::check_ranks(ranks)?;
-        if settings::launched_rank().is_some() {
-            return Err(
-                "--transport sim has all its ranks in one process: without a launcher, with --ranks"
-                    .into(),
-            );
-        }
-    }
+    let is_launched = settings::launched_rank().is_some();
+    let link = args.link.link(&config.transport, ranks, is_launched)?;
     // One name cannot be for all the collectives that a step is made of.
     config.algorithm = None;
     let tensors = match &args.layers {
@@ -252,7 +213,7 @@ fn build_plan(args: &SparseArgs) -> Result<Plan, String> {
         config,
         ranks,
         tensors,
-        fabric,
+        link,
     };
     let count = plan.count();
     for algorithm in &args.algo.0 {
@@ -261,7 +222,7 @@ fn build_plan(args: &SparseArgs) -> Result<Plan, String> {
             .map_err(|error| error.to_string())?;
     }
     args.job.check_json()?;
-    if plan.fabric.is_some() {
+    if plan.link.is_some() {
         // Nothing has memory there.
         return Ok(plan);
     }
@@ -275,8 +236,9 @@ fn build_plan(args: &SparseArgs) -> Result<Plan, String> {
     let available = linerate::unstable::memory::available_memory_bytes();
     let local = settings::local_world_size().unwrap_or(ranks);
     let advice = "take a smaller --count or fewer --ranks";
-    // Ranks that a launcher has started share what is left: it was looked at before they were.
-    if settings::launched_rank().is_none() {
+    // Ranks that a launcher has started share what is left; it was checked by the process that
+    // started them.
+    if !is_launched {
         let all = needed * u64::from(local);
         settings::check_memory("sparse-allreduce", all, available, advice)?;
     }

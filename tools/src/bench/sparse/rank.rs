@@ -1,25 +1,25 @@
 //! One rank: runs every algorithm, follows sampled coordinates, and reports if it is rank 0.
 
-use super::document::{Document, Entry, PhaseEntry};
+use super::document::{Document, Entry, StepTimes, Traffic};
 use super::{Plan, vectors};
 use crate::bench::statistics::Summary;
 use crate::bench::sweep;
-use crate::settings;
 use linerate::options::Algorithm;
 use linerate::reports::{Counters, PHASES};
 use linerate::unstable::prng::Prng;
 use linerate::{Buffer, Collective, Communicator, ReduceOp, Result, SparseAllreduce, SparseResult};
-use std::io::Write;
+use linerate_job::ending::Outcome;
+use linerate_job::settings;
 use std::time::Instant;
 
 /// Coordinates that are followed.
 const SAMPLES: usize = 4096;
 
-/// Numbers of a phase that ranks tell each other.
+/// Numbers that ranks exchange for each phase.
 const FIELDS: usize = 4;
 
-/// Runs everything. Inside: what was not right, on rank 0 only.
-pub fn run(plan: &Plan) -> Result<std::result::Result<(), String>> {
+/// Runs everything.
+pub fn run(plan: &Plan) -> Outcome {
     let comm = settings::join(plan.config.clone())?;
     let buffers = plan.tensors.iter().map(|tensor| {
         let count = tensor.count as usize;
@@ -53,10 +53,10 @@ pub fn run(plan: &Plan) -> Result<std::result::Result<(), String>> {
         None => Ok(()),
     };
     Ok(match (report.is_some(), wrong) {
-        (true, 1..) => Err(format!(
+        (true, 1..) => Err(vec![format!(
             "{wrong} coordinates do not have what the gradients gave, or differ between ranks"
-        )),
-        _ => written,
+        )]),
+        _ => written.map_err(|text| vec![text]),
     })
 }
 
@@ -116,8 +116,8 @@ fn entry(
     Ok(build_entry(plan, &reported, times, wrong))
 }
 
-/// What ranks tell of an algorithm: the numbers of every phase and of all together, of all timed
-/// steps.
+/// What all ranks together report of an algorithm: numbers of each phase and of all phases, summed
+/// over the timed steps.
 pub struct Reported {
     asked: Algorithm,
     ranks: u32,
@@ -125,10 +125,10 @@ pub struct Reported {
     pub selected_local: u64,
     pub selected_global: u64,
     pub reduced: Option<u64>,
-    /// Of the rank with the most of each.
+    /// The greatest of any rank, number by number.
     most: Vec<u64>,
     sum: Vec<u64>,
-    /// By rank, where this process is all of them.
+    /// By rank, where all ranks are in this process.
     each: Vec<Counters>,
 }
 
@@ -155,7 +155,20 @@ impl Reported {
         (self.sum.iter_mut().zip(own)).for_each(|(sum, own)| *sum += own);
     }
 
-    /// A step of all ranks, who are in this process.
+    /// What one of `steps` steps sent in a phase; the place after the last phase is all together.
+    fn traffic(&self, phase: usize, steps: u64) -> Traffic {
+        let at = phase * FIELDS;
+        let most = |field: usize| self.most[at + field] / steps;
+        Traffic {
+            words_sent_max: most(0),
+            words_received_max: most(1),
+            words_received_mean: (self.sum[at + 1] / steps) as f64 / f64::from(self.ranks),
+            control_words: most(2),
+            messages: most(3),
+        }
+    }
+
+    /// Adds a step of all ranks, where they are in this process.
     pub fn all(&mut self, is_timed: bool, of: impl Fn(usize) -> Counters) {
         if !is_timed {
             return;
@@ -188,22 +201,10 @@ fn words_of(counters: &Counters) -> Vec<u64> {
 /// An entry of the document, of one step.
 pub fn build_entry(plan: &Plan, reported: &Reported, times: &Times, wrong: Option<u64>) -> Entry {
     let steps = u64::from(plan.args.iterations);
-    let most: Vec<u64> = reported.most.iter().map(|words| words / steps).collect();
-    let mean = |i: usize| (reported.sum[i] / steps) as f64 / f64::from(reported.ranks);
-    let phases = PHASES.iter().enumerate().map(|(i, phase)| {
-        let at = i * FIELDS;
-        let entry = PhaseEntry {
-            words_sent_max: most[at],
-            words_received_max: most[at + 1],
-            words_received_mean: mean(at + 1),
-            control_words: most[at + 2],
-            messages: most[at + 3],
-        };
-        (phase.name(), entry)
-    });
-    let total = PHASES.len() * FIELDS;
-    let (count, time_us) = (plan.count(), Summary::of(&times.whole));
-    let algbw = sweep::algorithm_bandwidth(4 * count, time_us.p50);
+    let phases = PHASES.iter().enumerate();
+    let phases = phases.map(|(at, phase)| (phase.name(), reported.traffic(at, steps)));
+    let (count, times) = (plan.count(), times.summarise());
+    let algbw = sweep::algorithm_bandwidth(4 * count, times.time_us.p50);
     Entry {
         collective: "sparse-allreduce",
         bytes: 4 * count,
@@ -215,18 +216,11 @@ pub fn build_entry(plan: &Plan, reported: &Reported, times: &Times, wrong: Optio
         memory: "registered",
         in_place: false,
         iterations: plan.args.iterations,
-        time_us,
-        select_us: Summary::of(&times.select),
-        communicate_us: Summary::of(&times.communicate),
-        apply_us: Summary::of(&times.apply),
+        times,
         algbw,
         busbw: algbw * sweep::bus_factor(Collective::AllReduce, reported.ranks),
         wrong,
-        words_sent_max: most[total],
-        words_received_max: most[total + 1],
-        words_received_mean: mean(total + 1),
-        control_words: most[total + 2],
-        messages: most[total + 3],
+        traffic: reported.traffic(PHASES.len(), steps),
         phases: phases.collect(),
         selected_local: reported.selected_local,
         selected_global: reported.selected_global,
@@ -250,6 +244,15 @@ impl Times {
         self.select.push(us(result.times.select));
         self.communicate.push(us(result.times.communicate));
         self.apply.push(us(result.times.apply));
+    }
+
+    fn summarise(&self) -> StepTimes {
+        StepTimes {
+            time_us: Summary::of(&self.whole),
+            select_us: Summary::of(&self.select),
+            communicate_us: Summary::of(&self.communicate),
+            apply_us: Summary::of(&self.apply),
+        }
     }
 
     /// A step of which only the communication takes time.
@@ -395,20 +398,21 @@ pub fn header(plan: &Plan, (ranks, transport): (u32, &str)) -> String {
 }
 
 pub fn row(entry: &Entry) -> String {
+    let (times, traffic) = (&entry.times, &entry.traffic);
     format!(
         "{:>17} {:>12.1} {:>10.1} {:>10.1} {:>10.1} {:>12} {:>12} {:>13.0} {:>13} {:>10} {:>10} {:>11.3} {:>6}\n",
         match entry.algorithm == entry.ran {
             true => entry.algorithm.to_owned(),
             false => format!("{}: {}", entry.algorithm, entry.ran),
         },
-        entry.time_us.p50,
-        entry.select_us.p50,
-        entry.communicate_us.p50,
-        entry.apply_us.p50,
-        entry.words_sent_max,
-        entry.words_received_max,
-        entry.words_received_mean,
-        entry.control_words,
+        times.time_us.p50,
+        times.select_us.p50,
+        times.communicate_us.p50,
+        times.apply_us.p50,
+        traffic.words_sent_max,
+        traffic.words_received_max,
+        traffic.words_received_mean,
+        traffic.control_words,
         entry.selected_local,
         entry.selected_global,
         entry.busbw,
@@ -419,8 +423,5 @@ pub fn row(entry: &Entry) -> String {
 /// To stdout, or to stderr where the document goes to stdout.
 pub fn print(plan: &Plan, text: &str) {
     // Nobody can be told that the output is closed.
-    let _ = match plan.args.job.is_json_only() {
-        true => std::io::stderr().write_all(text.as_bytes()),
-        false => std::io::stdout().write_all(text.as_bytes()),
-    };
+    let _ = plan.args.job.print(text);
 }

@@ -8,49 +8,19 @@
 use super::Plan;
 use super::document::{Document, Entry};
 use super::rank::{self, Reported, Times};
-use crate::experiment::oktopk::fabric::{Fabric, Network, run as run_machines};
-use crate::experiment::oktopk::shape::prices;
+use crate::bench::link::Link;
 use linerate::options::Algorithm;
 use linerate::reports::Counters;
 use linerate::unstable::sparse::{Machine, OkTopkState, Sized, Step, Support, choose};
-
-/// The network where the arguments say nothing: that of `bench`.
-const LINK_GBIT_DEFAULT: f64 = 100.0;
-const LINK_US_DEFAULT: f64 = 2.0;
-
-/// Ranks at most, as in `bench`.
-const RANKS_MAX: u32 = 1024;
-
-/// What the arguments say of the network, if there is one to say something of.
-pub fn fabric(args: &super::SparseArgs, transport: &str) -> Result<Option<Fabric>, String> {
-    let asked = (args.link_gbit, args.link_us);
-    if transport != "sim" {
-        return match asked {
-            (None, None) => Ok(None),
-            _ => Err("--link-gbit and --link-us describe the network of --transport sim".into()),
-        };
-    }
-    let gbit = asked.0.unwrap_or(LINK_GBIT_DEFAULT);
-    let us = asked.1.unwrap_or(LINK_US_DEFAULT);
-    Ok(Some(Fabric {
-        alpha_ns: (us * 1e3) as u64,
-        bytes_per_second: (gbit * 1e9 / 8.0) as u64,
-        ..Fabric::PAPER
-    }))
-}
-
-/// Whether this many ranks are simulated.
-pub fn check_ranks(ranks: u32) -> Result<(), String> {
-    match ranks <= RANKS_MAX {
-        true => Ok(()),
-        false => Err(format!(
-            "--ranks is {ranks}: --transport sim takes 1 to {RANKS_MAX}"
-        )),
-    }
-}
+use linerate_job::fabric::{Fabric, Network, run as run_machines};
 
 /// Runs every algorithm.
-pub fn run(plan: &Plan, fabric: Fabric) -> Result<(), String> {
+pub fn run(plan: &Plan, link: Link) -> Result<(), String> {
+    let fabric = Fabric {
+        alpha_ns: link.latency_ns(),
+        bytes_per_second: link.bytes_per_second(),
+        ..Fabric::PAPER
+    };
     let mut document = Document::new(plan, "sim");
     rank::print(plan, &rank::header(plan, (plan.ranks, "sim")));
     for algorithm in &plan.args.algo.0 {
@@ -76,7 +46,7 @@ fn measure(
     let mut reported = Reported::new(asked, plan.ranks);
     for step in 0..plan.args.warmup + plan.args.iterations {
         let algorithm = match asked {
-            Algorithm::Auto => choose((count, k, plan.ranks), reduced, prices(&fabric)),
+            Algorithm::Auto => choose((count, k, plan.ranks), reduced, fabric.prices()),
             other => other,
         };
         let is_timed = step >= plan.args.warmup;

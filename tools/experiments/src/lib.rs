@@ -1,0 +1,48 @@
+//! `linerate experiment NAME`: reproduces a table or figure of a paper on this machine, with the
+//! paper's number beside ours.
+//!
+//! Read first: `skew.rs`, then `eager_sgd/mod.rs`. What several experiments need: data
+//! (`digits.rs`), models (`model.rs`), how long steps take (`load.rs`), pictures (`plot.rs`), many
+//! ranks in virtual time (`virtual_time.rs`).
+
+mod arithmetic;
+mod digits;
+mod eager_sgd;
+mod load;
+mod model;
+mod oktopk;
+mod plot;
+mod skew;
+mod virtual_time;
+
+use clap::{Args, Subcommand};
+use std::process::ExitCode;
+
+/// Arguments of `linerate experiment`.
+#[derive(Args, Clone, Debug)]
+pub struct ExperimentArgs {
+    #[command(subcommand)]
+    name: Name,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+enum Name {
+    /// Latency of partial allreduce when ranks arrive one after another (Li et al., PPoPP 2020:
+    /// 53.32x solo, 2.46x majority)
+    Skew(skew::SkewArgs),
+    /// Training where ranks are not alike, with synchronous and partial collectives (Li et al.,
+    /// PPoPP 2020: solo 1.50 to 2.01x)
+    EagerSgd(Box<eager_sgd::EagerSgdArgs>),
+    /// Sparse allreduce: Table 1, times of 256 ranks, thresholds, balancing, scaling, training (Li
+    /// and Hoefler, PPoPP 2022)
+    Oktopk(Box<oktopk::OkTopkArgs>),
+}
+
+/// Runs the one that is named.
+pub fn run(args: &ExperimentArgs) -> ExitCode {
+    match &args.name {
+        Name::Skew(args) => skew::run(args),
+        Name::EagerSgd(args) => eager_sgd::run(args),
+        Name::Oktopk(args) => oktopk::run(args),
+    }
+}

@@ -1,0 +1,224 @@
+//! What the commands that run ranks have in common: settings from the environment and flags, number
+//! of ranks, memory. Every mistake is found here, before a rank is started.
+
+use linerate::unstable::bootstrap::{Launched, launched_from_env};
+use linerate::unstable::limits;
+use linerate::{Collective, Communicator, Config, Progress, collective, unstable};
+
+/// The settings of `LINERATE_*` variables; an error names the variable.
+pub fn from_environment() -> Result<Config, String> {
+    Config::from_env()
+        .map_err(|error| error.to_string())
+        .and_then(check_names)
+}
+
+/// Joins the ranks that a launcher or this command has started. Measured is progress by calls,
+/// unless `LINERATE_PROGRESS` says otherwise: its thread then runs from here on.
+pub fn join(mut config: Config) -> linerate::Result<Communicator> {
+    if std::env::var_os("LINERATE_PROGRESS").is_none_or(|text| text.is_empty()) {
+        config.progress = Progress::Inline;
+    }
+    let communicator = Communicator::from_env_with(config)?;
+    // Blocking calls begin no thread.
+    communicator.start_barrier()?.wait()?;
+    Ok(communicator)
+}
+
+/// Names are only words to [`Config`]; here they must mean something.
+fn check_names(mut config: Config) -> Result<Config, String> {
+    if config.transport.is_empty() {
+        config.transport = Config::default().transport;
+    }
+    check_transport("LINERATE_TRANSPORT", &config.transport)?;
+    if let Some(name) = &config.algorithm {
+        // One name for all collectives may exist for some of them only.
+        let is_known = Collective::ALL
+            .into_iter()
+            .any(|c| collective::find(c, name).is_ok());
+        if !is_known {
+            let error = collective::find(Collective::AllReduce, name).err();
+            let text = error.map(|e| e.to_string()).unwrap_or_default();
+            return Err(format!("LINERATE_ALGO: {text}; nor has any other"));
+        }
+    }
+    Ok(config)
+}
+
+/// What torchrun, `linerate launch`, mpirun or srun say of this process, if one of them has started
+/// it.
+pub fn launched() -> Option<Launched> {
+    launched_from_env(|name| std::env::var(name).ok())
+}
+
+/// The rank that a launcher has given this process, for texts.
+pub fn launched_rank() -> Option<String> {
+    Some(launched()?.rank.unwrap_or_else(|| "?".into()))
+}
+
+/// Ranks on this host, if a launcher says.
+pub fn local_world_size() -> Option<u32> {
+    launched()?.local_ranks?.parse().ok()
+}
+
+/// Whether a transport has a name that is known, if not one that can be used.
+pub fn check_transport(source: &str, name: &str) -> Result<(), String> {
+    let (kind, detail) = match name.split_once(':') {
+        Some((kind, detail)) => (kind, Some(detail)),
+        None => (name, None),
+    };
+    if let ("router", Some(far)) = (kind, detail)
+        && matches!(far.split(':').next(), Some("tcp" | "verbs"))
+    {
+        return check_transport(source, far);
+    }
+    let takes_detail = matches!(kind, "verbs" | "ofi");
+    let is_known = takes_detail || matches!(kind, "auto" | "router" | "shm" | "tcp" | "sim");
+    if is_known && (detail.is_none() || (takes_detail && detail != Some(""))) {
+        return Ok(());
+    }
+    Err(format!(
+        "{source}: unknown transport '{name}': one of auto shm tcp verbs[:device] router[:tcp|:verbs] ofi[:provider] sim"
+    ))
+}
+
+/// Why a transport that exists by name cannot be used, if so.
+pub fn unavailable_reason(name: &str) -> Option<String> {
+    const ELSE: &str = "--transport shm or tcp joins the ranks of this host";
+    let (kind, detail) = name.split_once(':').unwrap_or((name, ""));
+    if unstable::transport::UNBUILT.contains(&kind) {
+        return Some(format!(
+            "transport {kind} is unavailable: not part of this build; {ELSE}"
+        ));
+    }
+    if kind == "router" {
+        return unavailable_reason(detail);
+    }
+    let checked = (kind == "verbs").then(|| unstable::verbs::check(detail))?;
+    checked.err().map(|error| format!("{error}; {ELSE}"))
+}
+
+/// The number of ranks, if a launcher has started this process.
+pub fn launched_ranks() -> Result<Option<u32>, String> {
+    let Some(launched) = launched() else {
+        return Ok(None);
+    };
+    let (name, text) = launched.ranks;
+    match text.parse() {
+        Ok(ranks) if (1..=limits::RANKS_MAX).contains(&ranks) => Ok(Some(ranks)),
+        _ => Err(format!(
+            "{name} is '{text}': a number of ranks from 1 to {}, as launchers set it",
+            limits::RANKS_MAX
+        )),
+    }
+}
+
+/// The number of ranks; 2 unless the flag or a launcher says otherwise.
+pub fn check_ranks(asked: Option<u32>, launched: Option<u32>) -> Result<u32, String> {
+    let ranks = match (asked, launched) {
+        (Some(asked), Some(launched)) if asked != launched => {
+            return Err(format!(
+                "--ranks is {asked}, but a launcher has started {launched} (WORLD_SIZE or its own variable): leave --ranks away"
+            ));
+        }
+        (_, Some(launched)) => launched,
+        (asked, None) => asked.unwrap_or(2),
+    };
+    if ranks == 0 || ranks > limits::RANKS_MAX {
+        return Err(format!(
+            "--ranks is {ranks}: from 1 to {}",
+            limits::RANKS_MAX
+        ));
+    }
+    Ok(ranks)
+}
+
+/// Refuses a need for which the kernel would kill a process. A sixteenth is left to page tables and
+/// other processes.
+pub fn check_memory(what: &str, needed: u64, available: u64, advice: &str) -> Result<(), String> {
+    let usable = available - available / 16;
+    if needed <= usable {
+        return Ok(());
+    }
+    Err(format!(
+        "{what} needs {} MiB, and {} MiB can be used (15/16 of MemAvailable, or of what the control group has left): {advice}",
+        needed.div_ceil(1 << 20),
+        usable >> 20
+    ))
+}
+
+/// A size with K, M, G or, for those who ask for too much, T.
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let in_gigabytes = |number: &str| linerate::unstable::config::parse_size(&format!("{number}G"));
+    let bytes = match text.strip_suffix(['T', 't']) {
+        Some(number) => in_gigabytes(number).map(|bytes| bytes.checked_mul(1024)),
+        None => linerate::unstable::config::parse_size(text).map(Some),
+    };
+    bytes
+        .ok()
+        .flatten()
+        .ok_or_else(|| "a whole number with an optional K, M, G or T (binary), such as 64K".into())
+}
+
+/// A number above 0.
+pub fn parse_positive(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value > 0.0 && value.is_finite() => Ok(value),
+        _ => Err(format!("'{text}' is not a number above 0")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transports_that_are_not_built_say_so() {
+        for name in ["ofi", "ofi:efa"] {
+            let text = unavailable_reason(name).unwrap();
+            assert!(text.contains("not part of this build"), "{text}");
+            assert!(check_transport("--transport", name).is_ok());
+        }
+        assert!(check_transport("--transport", "verbs:mlx5_0:1,mlx5_1").is_ok());
+        for name in ["shm", "tcp", "auto", "sim"] {
+            assert!(unavailable_reason(name).is_none(), "{name}");
+        }
+    }
+
+    #[test]
+    fn names_in_the_environment_must_mean_something() {
+        let with = |name: &str, value: &str| {
+            let lookup = |asked: &str| (asked == name).then(|| value.to_string());
+            check_names(Config::from_lookup(lookup).unwrap())
+        };
+        let text = with("LINERATE_ALGO", "nonsense").unwrap_err();
+        assert!(
+            text.contains("LINERATE_ALGO") && text.contains("ring"),
+            "{text}"
+        );
+        let text = with("LINERATE_TRANSPORT", "nonsense").unwrap_err();
+        assert!(text.contains("LINERATE_TRANSPORT"), "{text}");
+        assert_eq!(with("LINERATE_TRANSPORT", "").unwrap().transport, "auto");
+        // Barriers have it and nothing else does.
+        assert!(with("LINERATE_ALGO", "dissemination").is_ok());
+    }
+
+    #[test]
+    fn memory_that_is_not_there_is_refused_with_the_limit() {
+        assert!(check_memory("it", 15 << 30, 16 << 30, "less").is_ok());
+        let text = check_memory("it", (15 << 30) + 1, 16 << 30, "less").unwrap_err();
+        assert!(
+            text.contains("needs 15361 MiB") && text.contains("15360 MiB"),
+            "{text}"
+        );
+        assert!(check_memory("it", u64::MAX, 0, "less").is_err());
+    }
+
+    #[test]
+    fn sizes_have_binary_units() {
+        assert_eq!(parse_size("64K"), Ok(64 << 10));
+        assert_eq!(parse_size("1T"), Ok(1 << 40));
+        for text in ["T", "1.5K", "-8", "99999999T", "1KT", ""] {
+            assert!(parse_size(text).unwrap_err().contains("such as"), "{text}");
+        }
+    }
+}
