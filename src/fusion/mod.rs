@@ -18,16 +18,6 @@
 //! that another does not have yet) is repeated at the next arrival, or after a quarter of the age
 //! limit (at least 100 us).
 //!
-//! # The last flush
-//!
-//! The round that ends a step would be exposed: it begins when the last tensor is there. So when
-//! little of a step is left (a hundredth of its bytes, at most 256 KiB), the ranks *guess* that all
-//! of it goes together, and anyone who has a reason for a round starts that flush instead, with one
-//! more element that says whether this rank has all of it. If all had, the step is complete. If
-//! not, what came out is forgotten, and they go on in rounds as if nothing had been; so no tensor
-//! waits longer for it than such a flush takes. Sums and averages of floats only, from the second
-//! step on.
-//!
 //! # Order
 //!
 //! Tensors are packed in the order in which rank 0 announced them in the first step; it is known at
