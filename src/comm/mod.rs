@@ -328,27 +328,6 @@ impl Communicator {
         self.start(call)
     }
 
-    /// Lends this rank's part of a call that will be the next one here: see [`Engine::lend`].
-    fn lend(&self, call: &Call<'_>) -> Result<bool> {
-        let shared = self.shared()?;
-        at_home(shared, call, |call| {
-            let mut engine = shared.engine();
-            let task_call = shared.task_call(call, &engine)?;
-            Ok(engine.lend(&task_call))
-        })
-    }
-
-    /// Accepts what is lent for a call that is started next: see [`Engine::accept`].
-    fn accept(&self, call: &Call<'_>, has_come: impl FnMut(Rank)) -> Result<()> {
-        let shared = self.shared()?;
-        at_home(shared, call, |call| {
-            let mut engine = shared.engine();
-            let task_call = shared.task_call(call, &engine)?;
-            engine.accept(&task_call, has_come);
-            Ok(())
-        })
-    }
-
     /// Starts and waits; faster than both where the other ranks are there and nothing else is under
     /// way.
     #[inline]
