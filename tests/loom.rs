@@ -221,40 +221,6 @@ fn every_ordering_of_flag_lines_is_needed() {
     check_every_ordering("control.rs", source, line_used_twice);
 }
 
-/// A part is lent, taken back, changed and lent again, while its reader accepts it once: it finds
-/// one of the two, whole, and the sender knows which.
-fn line_that_is_lent() {
-    let (lines, part) = (View::new(8), View::new(1));
-    let sender = thread::spawn(move || {
-        let lend = |value: u64| {
-            part.store(0, value);
-            line(Line::lent_stamp_of(3, 0)).store(lines, 0);
-        };
-        lend(1);
-        match Line::end_loan(lines, 0, 3, false) {
-            true => {
-                lend(2);
-                2
-            }
-            false => 1,
-        }
-    });
-    let accepted = (0..2).any(|_| Line::end_loan(lines, 0, 3, true));
-    let seen = accepted.then(|| {
-        assert!(Line::arrived(lines, 0, Line::stamp_of(3, 0)).is_some());
-        part.load::<u64>(0)
-    });
-    let lent = sender.join().unwrap();
-    assert!(seen.is_none_or(|seen| seen == lent));
-    assert_eq!(Line::is_lent(lines, 0, 3), seen.is_none());
-}
-
-#[test]
-fn a_part_that_is_lent_has_one_owner() {
-    memory::weaken(None);
-    loom::model(line_that_is_lent);
-}
-
 /// A sender says why it fails, takes its memory back and changes it, while a receiver reads it: who
 /// has read what came later finds it taken back, and who finds it taken back finds the cause.
 fn memory_that_is_taken_back() {

@@ -44,7 +44,7 @@ pub use crate::cost::{Caches, Shape, Work};
 pub use crate::limits::LINE_PAYLOAD_BYTES;
 pub use algorithm::{Algorithm, Needs, Window};
 pub(crate) use choose::{Available, Candidate, Choice, candidates, choose};
-pub(crate) use partial::{build_activation, build_activation_by_hub};
+pub(crate) use partial::build_activation;
 pub use request::Request;
 pub(crate) use slots::{
     BARRIER_SLOTS, TransferShape, all_gather_v_slots, all_to_all_v_slots, build_send_recv,

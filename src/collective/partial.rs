@@ -51,33 +51,3 @@ pub fn build_activation(rank: Rank, ranks: u32) -> Schedule {
     builder.step(Action::Nop, &starts, Join::Any, Trigger::None);
     builder.build()
 }
-
-/// The same by way of rank 0, the hub: an initiator signals it and it signals all. Two signals one
-/// after the other instead of log2 P, for where the hub knows ranks that need none, and each
-/// wake-up costs more than a signal.
-pub fn build_activation_by_hub(rank: Rank, ranks: u32) -> Schedule {
-    let mut builder = Builder::new("activation by hub", rank, ranks, false);
-    let caller = builder.step(Action::Nop, &[], Join::All, Trigger::Caller);
-    let peers: Vec<Rank> = match rank {
-        0 => (1..ranks).collect(),
-        _ => vec![0],
-    };
-    let mut starts = vec![caller];
-    if !peers.is_empty() {
-        let external = Action::WaitCount {
-            peers: peers.clone(),
-            lane: ACTIVATION,
-            count: 1,
-        };
-        starts.push(builder.step(external, &[], Join::All, Trigger::None));
-        let signal = Action::Signal {
-            peers,
-            lane: ACTIVATION,
-            payload: None,
-        };
-        let known_by = if rank == 0 { &starts[..] } else { &[caller] };
-        builder.step(signal, known_by, Join::Any, Trigger::None);
-    }
-    builder.step(Action::Nop, &starts, Join::Any, Trigger::None);
-    builder.build()
-}

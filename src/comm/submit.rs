@@ -178,30 +178,3 @@ fn prepare(
 fn refuse<T>(engine: &mut Engine, error: Error) -> Result<T> {
     engine.check().and(Err(error))
 }
-
-impl Communicator {
-    /// Lends this rank's part of a call that will be the next one here: see [`Engine::lend`].
-    pub(super) fn lend(&self, call: &Call<'_>) -> Result<bool> {
-        let driving = self.driving()?;
-        driving.with_own_registrations(call, |call| {
-            let mut inside = driving.engine();
-            let task_call = prepare(call, &mut inside, None, false)?;
-            Ok(inside.lend(&task_call))
-        })
-    }
-
-    /// Accepts what is lent for a call that is started next: see [`Engine::accept`].
-    pub(super) fn accept(
-        &self,
-        call: &Call<'_>,
-        has_come: impl FnMut(crate::types::Rank),
-    ) -> Result<()> {
-        let driving = self.driving()?;
-        driving.with_own_registrations(call, |call| {
-            let mut inside = driving.engine();
-            let task_call = prepare(call, &mut inside, None, false)?;
-            inside.accept(&task_call, has_come);
-            Ok(())
-        })
-    }
-}

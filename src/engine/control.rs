@@ -9,8 +9,6 @@
 //! rank uses a slot again only when every peer has retired the operation that had it before:
 //! *retired* counts are published by each rank to all peers.
 //!
-//! A line may be *lent*: its sender can take it back until the reader accepts it (`lent.rs`).
-//!
 //! `tests/loom.rs` compiles this file against a model of memory and finds a failure as soon as one
 //! release is weaker.
 //!
@@ -90,9 +88,6 @@ impl ControlLayout {
 /// 1, or 0.
 const STAMP_BITS: u32 = 48;
 
-/// In a stamp: the sender may still take the line back, and the reader has to accept it.
-const LENT: u64 = 1 << (STAMP_BITS - 1);
-
 /// The words of a flag line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Line {
@@ -108,29 +103,6 @@ impl Line {
     /// The stamp of an operation's line from a sender on `core` (plus 1; 0: not said).
     pub fn stamp_of(sequence: u64, core: u16) -> u64 {
         (sequence + 1) | (u64::from(core) << STAMP_BITS)
-    }
-
-    /// The same of a line that its sender may take back.
-    pub fn lent_stamp_of(sequence: u64, core: u16) -> u64 {
-        Line::stamp_of(sequence, core) | LENT
-    }
-
-    /// Ends the loan of a line, for its sender or its reader, of which one succeeds: whether it was
-    /// the caller. The reader then finds it arrived, the sender nothing.
-    pub fn end_loan(memory: View, offset: usize, sequence: u64, is_accepted: bool) -> bool {
-        let word = kernel::word(&memory, offset);
-        // Relaxed: a swap keeps what the sender's store publishes to anyone who sees its value in
-        // `arrived`.
-        let stamp = word.load(Ordering::Relaxed);
-        let next = if is_accepted { stamp & !LENT } else { 0 };
-        Line::is_of(stamp, (sequence + 1) | LENT)
-            && (word.compare_exchange(stamp, next, Ordering::Relaxed, Ordering::Relaxed)).is_ok()
-    }
-
-    /// Whether a line is still lent.
-    pub fn is_lent(memory: View, offset: usize, sequence: u64) -> bool {
-        let stamp = kernel::word(&memory, offset).load(Ordering::Relaxed);
-        Line::is_of(stamp, (sequence + 1) | LENT)
     }
 
     /// Whether these are stamps of the same operation, from whatever core.
@@ -177,7 +149,7 @@ impl Line {
     /// The sequence and the signature of whatever a line holds last.
     pub fn last(memory: View, offset: usize) -> Option<(u64, Signature)> {
         // Only a guess, which `arrived` checks.
-        let stamp = kernel::word(&memory, offset).load(Ordering::Relaxed) & !LENT;
+        let stamp = kernel::word(&memory, offset).load(Ordering::Relaxed);
         let signature = Line::arrived(memory, offset, stamp)?;
         let sequence = stamp & ((1 << STAMP_BITS) - 1);
         Some((sequence.checked_sub(1)?, signature))

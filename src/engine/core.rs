@@ -6,7 +6,7 @@ use super::numbers::Numbers;
 use super::pool::Pool;
 use super::round::Round;
 use super::staged::Staged;
-use super::state::{Failing, Leaving, Lent, Notices, Publishing};
+use super::state::{Failing, Leaving, Notices, Publishing};
 use super::suspect::Suspect;
 use super::tag::Token;
 use super::task::Tasks;
@@ -53,8 +53,6 @@ pub struct Engine {
     pub(super) leaving: Leaving,
     pub(super) suspect: Option<Suspect>,
     pub(super) notices: Notices,
-    /// What of the next collective is with its root already.
-    pub(super) lent: Option<Lent>,
     /// When the slow part is due again.
     slow_at: Time,
 }
@@ -94,7 +92,6 @@ impl Engine {
             leaving: Leaving::default(),
             suspect: None,
             notices: Notices::default(),
-            lent: None,
             slow_at: Time::default(),
         })
     }
@@ -264,9 +261,7 @@ impl Engine {
                 true => Some(0),
                 false => self.driver.signals_wanted(round),
             });
-        // What was lent is followed by one signal.
-        let of_lent = self.lent.map(|_| 1);
-        wanted.chain(of_lent).min().unwrap_or(SIGNALS_NEVER)
+        wanted.min().unwrap_or(SIGNALS_NEVER)
     }
 
     /// [`Engine::drive_slow`], if the last time is long enough ago.

@@ -215,38 +215,6 @@ impl Links {
         }
     }
 
-    /// Stores a flag line at a peer that this rank may take back, and that wakes nobody; false:
-    /// only where signals are stores.
-    pub fn lend(&mut self, peer: Rank, sequence: u64, lane: Lane, line: &Line) -> bool {
-        let offset = self.layout.line(sequence, lane, self.rank);
-        let control = self.peers[peer as usize].control;
-        control.is_some_and(|control| {
-            line.store(control, offset);
-            true
-        })
-    }
-
-    /// Takes back the line that was lent to a peer; false: it has accepted it.
-    pub fn take_back(&self, peer: Rank, sequence: u64, lane: Lane) -> bool {
-        let offset = self.layout.line(sequence, lane, self.rank);
-        let control = self.peers[peer as usize].control;
-        control.is_some_and(|control| Line::end_loan(control, offset, sequence, false))
-    }
-
-    /// Whether a peer has not accepted the line that was lent to it.
-    pub fn is_lent(&self, peer: Rank, sequence: u64, lane: Lane) -> bool {
-        let offset = self.layout.line(sequence, lane, self.rank);
-        let control = self.peers[peer as usize].control;
-        control.is_some_and(|control| Line::is_lent(control, offset, sequence))
-    }
-
-    /// Accepts a peer's line if that has lent it; whether it is there now.
-    pub fn accept(&mut self, peer: Rank, sequence: u64, lane: Lane) -> bool {
-        let offset = self.layout.line(sequence, lane, peer);
-        Line::end_loan(self.control, offset, sequence, true)
-            || self.arrived(peer, sequence, lane).is_some()
-    }
-
     /// Tells a peer how many operations this rank has retired; false: no room now. A store does not
     /// wake the peer: the next signal does, which the core then need not wait for twice.
     #[inline]

@@ -24,8 +24,7 @@
 //! starts and ends rounds, `fault.rs` turns silence and disagreement into errors on every rank,
 //! `news.rs` is how they are told; `leaving.rs` says what a rank that ends in good order leaves to
 //! the others; `members.rs` is for ending a communicator on purpose and for making a new one of its
-//! survivors; `notices.rs` carries words that belong to no operation; `lent.rs` lets a root have
-//! what ranks that sleep would contribute.
+//! survivors; `notices.rs` carries words that belong to no operation.
 
 mod arguments;
 mod around;
@@ -40,7 +39,6 @@ mod fault;
 mod fold;
 mod gate;
 mod leaving;
-mod lent;
 mod links;
 mod members;
 mod memory;

@@ -3,7 +3,6 @@
 use super::round::Round;
 use super::task::TaskCall;
 use crate::error::Error;
-use crate::schedule::Lane;
 use crate::types::Rank;
 use std::collections::VecDeque;
 
@@ -69,12 +68,4 @@ pub struct Notices {
     pub unsent: VecDeque<(Rank, u64)>,
     /// Some wait for room.
     pub has_unsent: bool,
-}
-
-/// The part that is lent.
-#[derive(Clone, Copy, Debug)]
-pub struct Lent {
-    pub root: Rank,
-    pub sequence: u64,
-    pub lane: Lane,
 }

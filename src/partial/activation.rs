@@ -1,11 +1,10 @@
-//! [`Activation`]: runs the activation schedule of one rank ([`build_activation`],
-//! [`build_activation_by_hub`]).
+//! [`Activation`]: runs the activation schedule of one rank ([`build_activation`]).
 //!
 //! A schedule of the engine ends when all its steps have; here most steps of a rank may never run,
 //! because nobody before it on that path was woken that way. So the schedule is followed step by
 //! step as things come, and forgotten with its round: that is how it re-arms itself.
 
-use crate::collective::{build_activation, build_activation_by_hub};
+use crate::collective::build_activation;
 use crate::schedule::{Action, Join, Schedule, StepId, Trigger};
 use crate::types::Rank;
 
@@ -40,15 +39,7 @@ pub struct Activation {
 impl Activation {
     /// Of this rank.
     pub fn new(rank: Rank, ranks: u32) -> Activation {
-        Activation::of(build_activation(rank, ranks))
-    }
-
-    /// Of this rank, by way of rank 0.
-    pub fn by_hub(rank: Rank, ranks: u32) -> Activation {
-        Activation::of(build_activation_by_hub(rank, ranks))
-    }
-
-    fn of(schedule: Schedule) -> Activation {
+        let schedule = build_activation(rank, ranks);
         let is_followed = |join: Join, needs: usize| join == Join::Any || needs == 0;
         let mut steps = schedule.steps.iter();
         assert!(
@@ -113,11 +104,6 @@ mod tests {
     /// Delivers in random order what these initiators set off; how many signals were sent.
     fn run(ranks: u32, initiators: &[Rank], prng: &mut Prng) -> u32 {
         let all: Vec<Activation> = (0..ranks).map(|r| Activation::new(r, ranks)).collect();
-        run_all(&all, initiators, prng)
-    }
-
-    fn run_all(all: &[Activation], initiators: &[Rank], prng: &mut Prng) -> u32 {
-        let ranks = all.len() as u32;
         let mut fired = vec![Fired::default(); ranks as usize];
         let mut waiting: Vec<Rank> = initiators.to_vec();
         let (mut under_way, mut sent) = (Vec::new(), 0);
@@ -169,20 +155,6 @@ mod tests {
                     assert!((ranks - 1..=most).contains(&sent), "{sent} of {ranks}");
                 }
             }
-        }
-    }
-
-    #[test]
-    fn by_way_of_the_hub_every_initiator_wakes_all_once() {
-        let mut prng = Prng::new(2);
-        for ranks in 1..=40u32 {
-            let all: Vec<Activation> = (0..ranks).map(|r| Activation::by_hub(r, ranks)).collect();
-            for initiator in 0..ranks {
-                let sent = run_all(&all, &[initiator], &mut prng);
-                assert_eq!(sent, ranks - 1 + u32::from(initiator > 0));
-            }
-            let everyone: Vec<Rank> = (0..ranks).collect();
-            assert_eq!(run_all(&all, &everyone, &mut prng), 2 * (ranks - 1));
         }
     }
 

@@ -1,5 +1,5 @@
 //! [`Machine`]: one rank's decisions. What happens comes in (`handle_*`), what to do comes out
-//! ([`Machine::poll_action`]). `lending.rs` decides about parts that ranks which sleep have lent.
+//! ([`Machine::poll_action`]).
 
 use super::activation::{Activation, Fired};
 use super::header::{Header, RoundReport};
@@ -31,9 +31,6 @@ pub enum Action {
         /// The place for the result.
         place: usize,
     },
-    /// A round begins for which this rank's part is lent: end the loan, and say how it ended with
-    /// [`Machine::handle_returned`] or [`Machine::handle_accepted`].
-    TakeBack,
 }
 
 /// A round that has not ended here.
@@ -77,11 +74,6 @@ pub struct Machine {
     pub(super) completed: u64,
     /// The round whose snapshot is being written to.
     filling: Option<u64>,
-    /// Rounds are activated by way of the lowest rank that lives, and the others lend it their
-    /// parts.
-    pub(super) is_by_hub: bool,
-    /// The snapshot of round `begun`, as it is, is lent.
-    pub(super) is_lent: bool,
     /// From round `completed` on.
     pub(super) pending: VecDeque<Pending>,
     pub(super) results: Results,
@@ -110,8 +102,6 @@ impl Machine {
             entered: 0,
             completed: 0,
             filling: None,
-            is_by_hub: false,
-            is_lent: false,
             pending: (0..2 * options.rounds_in_flight).map(|_| new()).collect(),
             results: Results::new(&options),
             ends: (0, RankSet::new(ranks)),
@@ -157,10 +147,9 @@ impl Machine {
     }
 
     /// Begins a submit, if there is room and no other is under way: the round whose snapshot it
-    /// enters, and whether it is the first to do so (else it is to be added). What is lent was
-    /// taken back before. Until [`Machine::handle_submitted`] that round does not begin here.
+    /// enters, and whether it is the first to do so (else it is to be added). Until
+    /// [`Machine::handle_submitted`] that round does not begin here.
     pub fn begin_submit(&mut self) -> Option<(u64, bool)> {
-        assert!(!self.is_lent, "what is lent may not change");
         if !self.has_room() || self.filling.is_some() || self.last.is_some() {
             return None;
         }
@@ -192,7 +181,6 @@ impl Machine {
     /// submitted a gradient of it. A round that all ranks finish in begins with each rank's own
     /// step only, so these ranks do not finish alike.
     pub fn handle_finish(&mut self) -> Result<bool> {
-        assert!(!self.is_lent, "the last round is entered by finishing");
         if !self.has_room() || self.filling.is_some() || self.last.is_some() {
             return Ok(false);
         }
@@ -523,10 +511,7 @@ impl Machine {
             self.pending_of(round).is_held |= is_active && !is_own;
             return None;
         }
-        Some(match self.is_lent {
-            true => Action::TakeBack,
-            false => self.begin(),
-        })
+        Some(self.begin())
     }
 
     /// Whether the next round has its place among those in flight and for its result, and nothing

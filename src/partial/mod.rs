@@ -69,14 +69,6 @@
 //! drops its part counts as dead. One that is stopped does not: rounds stall, and the timeout is an
 //! error on all. So is anything else that is not a death.
 //!
-//! # Parts that are lent
-//!
-//! Where ranks share cores, rounds are activated by way of one rank, which also collects small
-//! vectors (`lending.rs`). The others leave their part of the next round with it, and take it back
-//! before they change it; what it accepts when the round begins is the rank's snapshot, though the
-//! rank sleeps and learns of the round when it next does anything. Who has nothing for a round, or
-//! had submitted before, so holds up nobody.
-//!
 //! # Bounds
 //!
 //! With W rounds in flight a rank submits generation i only after it has taken the result of round
@@ -88,7 +80,6 @@
 
 mod activation;
 mod header;
-mod lending;
 mod machine;
 mod notice;
 mod options;

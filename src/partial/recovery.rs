@@ -1,7 +1,7 @@
 //! What the ranks that live do after a death, as decisions: who has which result, which rounds are
 //! repeated, and how rounds begin from then on. [`super`] says why nothing is lost.
 
-use super::activation::Fired;
+use super::activation::{Activation, Fired};
 use super::header::{HEADER_BYTES, Header, RoundReport};
 use super::machine::Machine;
 use super::options::PartialOptions;
@@ -174,11 +174,10 @@ impl Machine {
             self.completed, recovery.completed,
             "results are fetched first"
         );
-        assert!(!self.is_lent, "loans end with the communicator");
         self.live.clone_from(&recovery.live);
         let own = self.live.binary_search(&self.rank);
         let own = own.expect("this rank lives") as Rank;
-        self.activation = self.activation_among(own, self.live.len() as u32);
+        self.activation = Activation::new(own, self.live.len() as u32);
         self.told.clear();
         self.settled = self.completed;
         self.entered = self.completed;

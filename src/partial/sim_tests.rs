@@ -2,9 +2,7 @@
 //! speeds, and every identity of partial allreduce asserted in each. A failure names its seed;
 //! `LINERATE_TEST_SEEDS` sets how many are tried.
 
-use super::history::{
-    Checked, Event, Loans, check_snapshot, describe, ensure, machines, random_policy,
-};
+use super::history::{Checked, Event, check_snapshot, describe, ensure, machines, random_policy};
 use super::options::ROUNDS_MAX;
 use super::*;
 use crate::prng::Prng;
@@ -23,8 +21,6 @@ enum Mutant {
     LosesSignals,
     /// The round may begin while a gradient is being copied.
     Tears,
-    /// What is lent is taken back although it has been accepted.
-    TakesBackBlindly,
 }
 
 #[derive(Default)]
@@ -34,8 +30,6 @@ struct Round {
     sum: Vec<(u32, u64)>,
     begun: u32,
     signals: u32,
-    /// Those of them that were not sent: these ranks' parts had been lent.
-    spared: u32,
     report: Option<RoundReport>,
 }
 
@@ -66,8 +60,6 @@ struct Job {
     events: Vec<Event>,
     prng: Prng,
     now: Time,
-    loans: Loans,
-    accepted: u64,
 }
 
 #[derive(Debug, Default)]
@@ -76,14 +68,13 @@ struct Seen {
     staleness_max: usize,
     lag_max: u64,
     held: u64,
-    accepted: u64,
 }
 
 impl Job {
     fn new(ranks: u32, steps: u64, options: PartialOptions, mutant: Mutant, seed: u64) -> Job {
         options.check(ranks).unwrap();
         let mut prng = Prng::new(seed);
-        let machines = machines(ranks, &options, prng.chance(0.5));
+        let machines = machines(ranks, &options);
         let state = (0..ranks).map(|_| Rank {
             speed: [1.0, 1.0, 0.1, 0.01][prng.below(4) as usize],
             ..Rank::default()
@@ -99,8 +90,6 @@ impl Job {
             events: (0..ranks).map(Event::App).collect(),
             prng,
             now: Time(0),
-            loans: Loans::default(),
-            accepted: 0,
         }
     }
 
@@ -111,9 +100,6 @@ impl Job {
             let index = self.prng.below(self.events.len() as u64) as usize;
             let moved = match self.events[index] {
                 Event::App(rank) => {
-                    if self.prng.chance(0.02) {
-                        self.look(rank)?;
-                    }
                     let is_lazy = !self.prng.chance(self.state[rank as usize].speed);
                     if self.prng.chance(0.001) {
                         self.state[rank as usize].speed =
@@ -186,9 +172,6 @@ impl Job {
             })
             .map(|()| true);
         }
-        self.end_loan(rank);
-        let machine = &mut self.machines[rank as usize];
-        let state = &mut self.state[rank as usize];
         if state.generations < self.steps {
             let Some((target, is_first)) = machine.begin_submit() else {
                 self.act(rank)?;
@@ -219,60 +202,16 @@ impl Job {
 
     /// Does what a machine says.
     fn act(&mut self, rank: u32) -> Checked<()> {
-        let is_hub = self.machines[rank as usize].is_hub();
-        let mut unwoken = Vec::new();
         while let Some(action) = self.machines[rank as usize].poll_action() {
             match action {
-                Action::Tell { to, notice } => match notice {
-                    Notice::Activate(_) if is_hub => unwoken.push((to, notice)),
-                    _ => self.send(rank, to, notice),
-                },
-                Action::Begin { header, place } => {
-                    if is_hub && !header.is_last {
-                        self.accept(header.round, &mut unwoken)?;
-                    }
-                    self.begin(rank, header, place)?;
-                }
-                Action::TakeBack => self.end_loan(rank),
+                Action::Tell { to, notice } => self.send(rank, to, notice),
+                Action::Begin { header, place } => self.begin(rank, header, place)?,
             }
-        }
-        for (to, notice) in unwoken {
-            self.send(rank, to, notice);
-        }
-        if self.prng.chance(0.8) {
-            self.loans.lend(rank, &mut self.machines[rank as usize]);
         }
         let lag = self.machines[rank as usize].lag();
         let state = &mut self.state[rank as usize];
         state.lag_max = state.lag_max.max(lag);
         Ok(())
-    }
-
-    /// The hub begins a round with what has been lent for it.
-    fn accept(&mut self, round: u64, unwoken: &mut Vec<(u32, Notice)>) -> Checked<()> {
-        let accepted = self.loans.accept(round, unwoken);
-        self.round(round).spared += accepted.len() as u32;
-        self.accepted += accepted.len() as u64;
-        let mut taken = accepted.into_iter();
-        taken.try_for_each(|(rank, header)| self.take_snapshot(rank, header))
-    }
-
-    /// A rank wants to change what it has lent.
-    fn end_loan(&mut self, rank: u32) {
-        let machine = &mut self.machines[rank as usize];
-        match self.mutant {
-            Mutant::TakesBackBlindly => self.loans.end_blindly(rank, machine),
-            _ => self.loans.end(rank, machine),
-        }
-    }
-
-    /// A rank runs, for whatever reason, and finds what was accepted.
-    fn look(&mut self, rank: u32) -> Checked<()> {
-        if !self.loans.is_accepted(rank) {
-            return Ok(());
-        }
-        self.end_loan(rank);
-        self.act(rank)
     }
 
     fn send(&mut self, from: u32, to: u32, notice: Notice) {
@@ -317,16 +256,6 @@ impl Job {
     fn begin(&mut self, rank: u32, header: Header, place: usize) -> Checked<()> {
         let state = &mut self.state[rank as usize];
         state.places.insert(header.round, place);
-        if self.loans.has_begun(rank, header.round) {
-            let known = self.round(header.round).headers[rank as usize];
-            let text = || format!("rank {rank} lent {known:?} and begins {header:?}");
-            return ensure(known == Some(header), text);
-        }
-        self.take_snapshot(rank, header)
-    }
-
-    fn take_snapshot(&mut self, rank: u32, header: Header) -> Checked<()> {
-        let state = &mut self.state[rank as usize];
         let (held, is_torn) = state.snapshots.remove(&header.round).unwrap_or_default();
         ensure(!is_torn, || format!("rank {rank} begins {header:?} torn"))?;
         check_snapshot(rank, &header, &held)?;
@@ -349,7 +278,6 @@ impl Job {
     }
 
     fn end_round(&mut self, index: usize, rank: u32, number: u64) -> Checked<bool> {
-        self.look(rank)?;
         let machine = &self.machines[rank as usize];
         if machine.completed() != number || machine.begun() <= number {
             return Ok(false);
@@ -385,11 +313,7 @@ impl Job {
     /// What must hold of the whole history.
     fn check_end(self) -> Checked<Seen> {
         let quorum = self.options.quorum(self.ranks);
-        let has_hub = self.machines[0].is_hub();
-        let most = match has_hub {
-            true => 2 * self.ranks,
-            false => self.ranks * self.ranks.next_power_of_two().ilog2(),
-        };
+        let most = self.ranks * self.ranks.next_power_of_two().ilog2();
         let mut seen = Seen::default();
         let mut all: Vec<(u32, u64)> = Vec::new();
         for (number, round) in self.rounds.iter().enumerate() {
@@ -403,7 +327,7 @@ impl Job {
                 let active = if report.is_last { 0 } else { self.ranks };
                 ensure(report.active.count() == active && round.signals == 0, text)?;
             } else {
-                ensure(round.signals + round.spared + 1 >= self.ranks, text)?;
+                ensure(round.signals + 1 >= self.ranks, text)?;
                 ensure(report.active.count() >= quorum, text)?;
             }
             let limiter = self.options.limiter.map_or(u64::MAX, u64::from);
@@ -437,7 +361,6 @@ impl Job {
             seen.lag_max = seen.lag_max.max(state.lag_max);
         }
         seen.rounds = self.rounds.len() as u64;
-        seen.accepted = self.accepted;
         Ok(seen)
     }
 }
@@ -459,7 +382,6 @@ fn random_options(ranks: u32, prng: &mut Prng) -> PartialOptions {
 }
 
 fn run_seeds(seeds: std::ops::Range<u64>, steps: u64) {
-    let mut accepted = 0;
     for seed in seeds {
         let mut prng = Prng::new(seed);
         let ranks = 1 + prng.below(40) as u32;
@@ -469,9 +391,7 @@ fn run_seeds(seeds: std::ops::Range<u64>, steps: u64) {
             .run()
             .unwrap_or_else(|text| panic!("seed {seed}, {ranks} ranks, {options:?}: {text}"));
         assert_eq!(seen.rounds, steps + 1);
-        accepted += seen.accepted;
     }
-    assert!(accepted > 0, "parts are lent and accepted");
 }
 
 fn seeds_count(default: u64) -> u64 {
@@ -504,7 +424,6 @@ fn broken_implementations_are_found() {
         (Mutant::Tears, Policy::Solo, "torn"),
         (Mutant::LosesSignals, Policy::Majority, "nothing can move"),
         (Mutant::CountsTwice, Policy::Majority, "active"),
-        (Mutant::TakesBackBlindly, Policy::Solo, "lent"),
     ] {
         let options = PartialOptions {
             policy,

@@ -2,9 +2,7 @@
 //! death: every survivor has the same rounds, bits and sums, and every generation of a survivor
 //! exactly once.
 
-use super::history::{
-    Checked, Event, Loans, check_snapshot, describe, ensure, machines, random_policy,
-};
+use super::history::{Checked, Event, check_snapshot, describe, ensure, machines, random_policy};
 use super::options::ROUNDS_MAX;
 use super::*;
 use crate::prng::Prng;
@@ -19,8 +17,6 @@ enum Mutant {
     Mute,
     /// A rank that lacks a result repeats its round alone instead of fetching it.
     Repeats,
-    /// What the hub accepted before a death is taken back after it.
-    ForgetsLoans,
 }
 
 /// A reduction, since the last death.
@@ -63,7 +59,6 @@ struct Job {
     noticed: BTreeSet<u32>,
     runs: BTreeMap<u64, Run>,
     events: Vec<Event>,
-    loans: Loans,
     prng: Prng,
     now: Time,
     seen: Seen,
@@ -83,7 +78,7 @@ impl Job {
     fn new(ranks: u32, steps: u64, options: PartialOptions, mutant: Mutant, seed: u64) -> Job {
         options.check(ranks).unwrap();
         let mut prng = Prng::new(seed);
-        let machines = machines(ranks, &options, prng.chance(0.5));
+        let machines = machines(ranks, &options);
         let deaths = 1 + prng.below(u64::from(ranks - 1).min(4)) as u32;
         Job {
             ranks,
@@ -100,7 +95,6 @@ impl Job {
             noticed: BTreeSet::new(),
             runs: BTreeMap::new(),
             events: (0..ranks).map(Event::App).collect(),
-            loans: Loans::default(),
             prng,
             now: Time(0),
             seen: Seen::default(),
@@ -200,7 +194,6 @@ impl Job {
         if let Some(&rank) = deaf {
             // What ended well here is this rank's.
             while self.prng.chance(0.7) {
-                self.look(rank)?;
                 let next = self.machines[rank as usize].completed();
                 let is_next = |event: &Event| matches!(event, Event::Ended { rank: r, round } if (*r, *round) == (rank, next));
                 let Some(index) = self.events.iter().position(is_next) else {
@@ -224,14 +217,6 @@ impl Job {
         self.runs.clear();
         self.is_failing = false;
         let live = self.live.clone();
-        for &rank in &live {
-            let machine = &mut self.machines[rank as usize];
-            match self.mutant {
-                Mutant::ForgetsLoans => self.loans.end_blindly(rank, machine),
-                _ => self.loans.end(rank, machine),
-            }
-        }
-        self.loans = Loans::default();
         let standings: Vec<Standing> = (live.iter())
             .map(|&rank| self.machines[rank as usize].standing())
             .map(|standing| Standing::parse(standing.emit()))
@@ -279,7 +264,7 @@ impl Job {
                 dropped.retain(|action| matches!(action, Action::Begin { .. }));
             }
             for action in dropped {
-                self.do_action(rank, action, &mut Vec::new())?;
+                self.do_action(rank, action)?;
             }
             self.act(rank)?;
             while self.prng.chance(0.3) {
@@ -315,7 +300,6 @@ impl Job {
             })
             .map(|()| true);
         }
-        self.loans.end(rank, machine);
         if state.generations < self.steps {
             if self.is_held_back(rank) {
                 return Ok(false);
@@ -342,42 +326,16 @@ impl Job {
     }
 
     fn act(&mut self, rank: u32) -> Checked<()> {
-        let mut unwoken = Vec::new();
         while let Some(action) = self.machines[rank as usize].poll_action() {
-            self.do_action(rank, action, &mut unwoken)?;
-        }
-        for (to, notice) in unwoken {
-            self.send(rank, to, notice);
-        }
-        if self.prng.chance(0.8) {
-            self.loans.lend(rank, &mut self.machines[rank as usize]);
+            self.do_action(rank, action)?;
         }
         Ok(())
     }
 
-    fn do_action(
-        &mut self,
-        rank: u32,
-        action: Action,
-        unwoken: &mut Vec<(u32, Notice)>,
-    ) -> Checked<()> {
-        let is_hub = self.machines[rank as usize].is_hub();
+    fn do_action(&mut self, rank: u32, action: Action) -> Checked<()> {
         match action {
-            Action::Tell { to, notice } => match notice {
-                Notice::Activate(_) if is_hub => unwoken.push((to, notice)),
-                _ => self.send(rank, to, notice),
-            },
-            Action::Begin { header, .. } => {
-                if is_hub && !header.is_last {
-                    for (lender, header) in self.loans.accept(header.round, unwoken) {
-                        self.enter(lender, header)?;
-                    }
-                }
-                if !self.loans.has_begun(rank, header.round) {
-                    self.enter(rank, header)?;
-                }
-            }
-            Action::TakeBack => self.loans.end(rank, &mut self.machines[rank as usize]),
+            Action::Tell { to, notice } => self.send(rank, to, notice),
+            Action::Begin { header, .. } => self.enter(rank, header)?,
         }
         Ok(())
     }
@@ -386,15 +344,6 @@ impl Job {
         if self.live.contains(&to) {
             self.events.push(Event::Message { from, to, notice });
         }
-    }
-
-    /// A rank finds what was accepted.
-    fn look(&mut self, rank: u32) -> Checked<()> {
-        if self.loans.is_accepted(rank) {
-            self.loans.end(rank, &mut self.machines[rank as usize]);
-            self.act(rank)?;
-        }
-        Ok(())
     }
 
     fn enter(&mut self, rank: u32, header: Header) -> Checked<()> {
@@ -423,7 +372,6 @@ impl Job {
     }
 
     fn end_round(&mut self, index: usize, rank: u32, number: u64) -> Checked<bool> {
-        self.look(rank)?;
         let machine = &self.machines[rank as usize];
         if machine.completed() != number
             || machine.begun() <= number
@@ -576,7 +524,6 @@ fn broken_recoveries_are_found() {
     for (mutant, text) in [
         (Mutant::Mute, "nothing can move"),
         (Mutant::Repeats, "differ"),
-        (Mutant::ForgetsLoans, ""),
     ] {
         let found = (0..1000).find_map(|seed| run_seed(seed, mutant).1.err());
         let found = found.unwrap_or_else(|| panic!("{mutant:?} is not found"));

@@ -76,12 +76,7 @@ impl Service {
             .map_err(|_| Error::invalid("FusionOptions: bytes_max is above the address space"))?;
         let buffers_count = machine.options().buffers_count;
         Ok(Service {
-            packing: Packing::new(
-                &comm,
-                buffers_count,
-                packed_bytes.max(1),
-                tensors_count,
-            )?,
+            packing: Packing::new(&comm, buffers_count, packed_bytes.max(1), tensors_count)?,
             round: comm.alloc_raw(machine.round_words().len() * 8)?,
             order: comm
                 .alloc_raw(tensors_count.max(1) * 4)?

@@ -21,8 +21,8 @@ const SMALL_BYTES_MAX: usize = 1024;
 /// The same for what all ranks together send.
 const SMALL_GATHER_BYTES_MAX: usize = 64 << 10;
 
-/// Who collects for all, the hub of [`crate::partial`]. Always the same rank: each would need a
-/// schedule of its own on every rank.
+/// The rank that collects for all. Always the same: each would need a schedule of its own on every
+/// rank.
 const COLLECTOR: Rank = 0;
 
 const HEADER_WORDS: usize = HEADER_BYTES / 8;
@@ -93,12 +93,7 @@ impl Memory {
 
     /// Whether a rank that has begun a round is of no more use to the others until another begins.
     pub fn is_done_by_beginning(&self, rank: Rank) -> bool {
-        self.has_hub() && rank != COLLECTOR
-    }
-
-    /// Whether rounds are collected by one rank, which can have parts before it collects.
-    pub fn has_hub(&self) -> bool {
-        self.is_star && self.is_small()
+        self.is_star && self.is_small() && rank != COLLECTOR
     }
 
     /// Whether vectors travel with headers, so that a round is one operation.

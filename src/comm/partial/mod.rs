@@ -103,12 +103,9 @@ impl PartialAllreduce {
                  (here {count} elements of {dtype}, {options:?}): all ranks give the same"
             )));
         }
-        let mut machine = Machine::new(comm.rank(), comm.ranks(), options.clone());
+        let machine = Machine::new(comm.rank(), comm.ranks(), options.clone());
         let snapshots_count = machine.snapshots_max();
         let memory = Memory::new(&comm, (dtype, count), &options, snapshots_count)?;
-        if memory.has_hub() {
-            machine = machine.by_hub();
-        }
         let bytes = memory.bytes();
         let now = comm.inner.clock.now();
         let process = comm.inner.driving.process();

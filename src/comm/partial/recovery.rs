@@ -18,9 +18,6 @@ impl Rounds {
     pub(super) fn recover(&mut self) -> Result<Time> {
         self.end_what_has_ended()?;
         self.words.clear();
-        self.unwoken.clear();
-        // What was accepted may be in a sum already.
-        self.end_loan();
         loop {
             let (rebuilt, places) = self.comm.rebuild_apart()?;
             self.members = (places.iter())

@@ -43,9 +43,6 @@ pub struct Rounds {
     pub(super) flights: VecDeque<Flight>,
     /// Taken from the engine and not told to the machine; by ranks of creation.
     pub(super) words: Vec<(Rank, u64)>,
-    /// To be told of the activation of a round, unless their part of it has come when it begins
-    /// here; by ranks of creation.
-    pub(super) unwoken: Vec<(Rank, Notice)>,
     /// Operations of the communicator that had ended at the last look.
     ended_count: u64,
     /// When something last moved.
@@ -66,7 +63,6 @@ impl Rounds {
             memory,
             flights: VecDeque::new(),
             words: Vec::new(),
-            unwoken: Vec::new(),
             ended_count: 0,
             moved_at: now,
             looked_at: now,
@@ -150,9 +146,6 @@ impl Rounds {
         self.machine.handle_time(now);
         loop {
             self.look(now)?;
-            if self.machine.is_lent() && self.driving.engine().is_accepted() {
-                self.end_loan();
-            }
             let mut has_moved = self.act()?;
             for (from, word) in std::mem::take(&mut self.words) {
                 let notice = Notice::parse(word)?;
@@ -165,32 +158,9 @@ impl Rounds {
             }
             has_moved |= self.act()?;
             if !has_moved {
-                return self.lend();
+                return Ok(());
             }
             self.moved_at = now;
-        }
-    }
-
-    /// Lends what it can of the next round.
-    fn lend(&mut self) -> Result<()> {
-        let Some(header) = self.machine.part_to_lend() else {
-            return Ok(());
-        };
-        let call = self.memory.gather_call(&header, self.members.len());
-        if self.comm.lend(&call.get())? {
-            self.machine.handle_lent();
-        }
-        Ok(())
-    }
-
-    /// What is lent is this rank's again, or its round has begun.
-    pub fn end_loan(&mut self) {
-        if self.machine.is_lent() {
-            let is_returned = self.driving.engine().take_back();
-            match is_returned {
-                true => self.machine.handle_returned(),
-                false => self.machine.handle_accepted(),
-            }
         }
     }
 
@@ -238,21 +208,10 @@ impl Rounds {
         while let Some(action) = self.machine.poll_action() {
             has_moved = true;
             match action {
-                Action::Tell { to, notice } => match notice {
-                    Notice::Activate(_) if self.machine.is_hub() => {
-                        self.unwoken.push((to, notice));
-                    }
-                    _ => self.tell(to, notice),
-                },
+                Action::Tell { to, notice } => self.tell(to, notice),
                 Action::Begin { header, place } => self.begin(header, place)?,
-                Action::TakeBack => self.end_loan(),
             }
         }
-        let mut unwoken = std::mem::take(&mut self.unwoken);
-        for (to, notice) in unwoken.drain(..) {
-            self.tell(to, notice);
-        }
-        self.unwoken = unwoken;
         Ok(has_moved)
     }
 
@@ -266,14 +225,6 @@ impl Rounds {
     fn begin(&mut self, header: Header, place: usize) -> Result<()> {
         let ranks = self.members.len();
         let gather = self.memory.gather_call(&header, ranks);
-        // Into a last round each rank comes by finishing, whatever it has lent.
-        if self.machine.is_hub() && !header.is_last {
-            let (unwoken, members) = (&mut self.unwoken, &self.members);
-            let notice = Notice::Activate(header.round);
-            self.comm.accept(&gather.get(), |peer| {
-                unwoken.retain(|&waiting| waiting != (members[peer as usize], notice));
-            })?;
-        }
         let gathering = self.comm.start(&gather.get())?;
         let sum = self.memory.sum_call(&header, place);
         let summing = sum.map(|call| self.comm.start(&call.get())).transpose()?;

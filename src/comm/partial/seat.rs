@@ -68,7 +68,6 @@ impl Seat {
         let mut state = self.lock();
         let (step, (round, is_first)) = loop {
             state.turn(&self.clock)?;
-            state.rounds.end_loan();
             let machine = &mut state.rounds.machine;
             if machine.is_finishing() {
                 return Err(Error::invalid(
@@ -166,7 +165,6 @@ impl Seat {
     pub fn finish(&self) -> Result<bool> {
         let mut state = self.lock();
         state.turn(&self.clock)?;
-        state.rounds.end_loan();
         let has_begun = match state.rounds.machine.handle_finish() {
             Ok(has_begun) => has_begun,
             Err(error) => {
@@ -182,7 +180,7 @@ impl Seat {
     /// Rounds that have ended here less own steps.
     pub fn lag(&self) -> u64 {
         let mut state = self.lock();
-        // Rounds may have begun with what was lent. A failure is kept for the calls that return it.
+        // A failure is kept for the calls that return it.
         let _ = state.turn(&self.clock);
         state.rounds.machine.lag()
     }
@@ -221,8 +219,7 @@ impl Seat {
     /// Ends the thread. In the middle of a round the others are told, so that none waits for this
     /// rank.
     pub fn stop(&self) {
-        let mut state = self.lock();
-        state.rounds.end_loan();
+        let state = self.lock();
         let machine = &state.rounds.machine;
         let is_needed =
             state.rounds.is_busy() || machine.begun() > machine.completed() || machine.is_waiting();
@@ -335,10 +332,7 @@ fn parts_of(buffers: &[View], vector: View) -> impl Iterator<Item = (View, View)
 }
 
 fn has_news(engine: &crate::engine::Engine, ended: u64) -> bool {
-    engine.has_notices()
-        || engine.ended_count() != ended
-        || engine.is_accepted()
-        || engine.failure().is_some()
+    engine.has_notices() || engine.ended_count() != ended || engine.failure().is_some()
 }
 
 impl Background for Seat {

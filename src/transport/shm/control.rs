@@ -182,10 +182,9 @@ impl PeerProcess {
         self.reads_us
     }
 
-    /// Whether it is known to have ended.
-    pub fn has_ended(&self) -> bool {
-        let descriptor = self.descriptor.as_ref();
-        descriptor.is_some_and(|process| socket::has_ended(process.as_fd()))
+    /// What becomes readable when it ends, if there is such a descriptor.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.descriptor.as_ref().map(AsFd::as_fd)
     }
 
     /// It is not looked at any more.

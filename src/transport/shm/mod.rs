@@ -6,7 +6,8 @@
 //! and gets are copies in mapped memory by the rank that posts them. Nothing appears in /dev/shm:
 //! all memory is memfds, whose descriptors travel over Unix sockets.
 //!
-//! Set-up and control sockets are in `setup.rs`, messages in `messages.rs`, the ring in `ring.rs`.
+//! Set-up and control sockets are in `setup.rs`, the look at all of them in `watch.rs`, messages in
+//! `messages.rs`, the ring in `ring.rs`.
 //!
 //! [`INLINE_BYTES_MAX`]: crate::limits::INLINE_BYTES_MAX
 #![allow(unsafe_code)]
@@ -26,6 +27,7 @@ mod ring_tests;
 mod segment;
 mod setup;
 mod socket;
+mod watch;
 
 pub use fetch::{FETCH_BYTES_MIN, fetch_own};
 pub use socket::is_same_user;
@@ -52,6 +54,7 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use watch::{Watch, Watched};
 
 /// A region of this rank and the peers that know it.
 #[derive(Debug)]
@@ -71,6 +74,7 @@ pub struct ShmTransport {
     listener: OwnedFd,
     /// Accepted connections of peers that have not said who they are.
     unidentified: Vec<OwnedFd>,
+    watch: Watch,
     /// The word that peers read behind every message that they fetch; `None`: peers may not read
     /// this process.
     guard: Option<Box<u64>>,
@@ -86,7 +90,7 @@ pub struct ShmTransport {
     keys: RegionKeys,
     /// Of posts that ended at once, and failures found outside `poll`.
     ends: Ends,
-    /// When processes of peers are looked at again.
+    /// When peers that have not connected are looked for again.
     look_at: Time,
 }
 
@@ -104,6 +108,8 @@ impl ShmTransport {
         }
         let socket_name = format!("linerate-shm-{}-{nonce:016x}", std::process::id());
         let listener = socket::listen_on(socket_name.as_bytes())?;
+        let watch = Watch::new()?;
+        watch.add(&listener, Watched::Entrance)?;
         Ok(ShmTransport {
             rank,
             process: ProcessMark::current()?,
@@ -126,6 +132,7 @@ impl ShmTransport {
             socket_name,
             listener,
             unidentified: Vec::new(),
+            watch,
             alarm: None,
             guard: fetches.then(|| Box::new(mix(!nonce))),
             segment: Segment::create(ranks)?,

@@ -7,6 +7,7 @@ use super::peer::PeerState;
 use super::ring::Consumer;
 use super::segment::Segment;
 use super::socket::{self, Received, SocketMessage};
+use super::watch::Watched;
 use super::{Address, Event, PostError, ShmTransport};
 use crate::error::{Error, Result};
 use crate::memory::{Region, RegionKey, RegionKind};
@@ -20,8 +21,7 @@ use std::time::Duration;
 
 /// Connections that may wait to say who they are; of more, the oldest is closed.
 const UNIDENTIFIED_MAX: usize = 256;
-/// Ends of processes that the sockets do not show, and peers that never connect, are looked for
-/// this often: a system call for each peer.
+/// Peers that never connect are looked for this often: a system call for each.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 impl ShmTransport {
@@ -54,23 +54,30 @@ impl ShmTransport {
 
     /// Does what needs system calls: new connections, announcements, hang-ups.
     pub(super) fn poll_sockets(&mut self, now: Time) {
-        if let Err(error) = self.accept_peers() {
-            self.fail_expected(&error);
-        }
         let is_time = now >= self.look_at;
         if is_time {
             self.look_at = now.after(LOOK_EVERY);
         }
         for peer in 0..self.peers.len() as Rank {
             self.try_connect(peer, is_time);
-            if self.peers[peer as usize].control.is_open() {
-                self.read_socket(peer);
+            if let Some(ending) = self.peers[peer as usize].control.take_ending() {
+                self.end(peer, ending);
             }
-            if is_time && self.peers[peer as usize].process.has_ended() {
-                // What it had sent before is heard first.
-                self.read_socket(peer);
-                self.fail(peer, ENDED.into());
+        }
+        let mut has_entered = false;
+        for index in 0..self.watch.look() {
+            match self.watch.found(index) {
+                Watched::Entrance => has_entered = true,
+                Watched::Socket(peer) => self.read_socket(peer),
+                Watched::Process(peer) => {
+                    // What it had sent before is heard first.
+                    self.read_socket(peer);
+                    self.fail(peer, ENDED.into());
+                }
             }
+        }
+        if has_entered && let Err(error) = self.accept_peers() {
+            self.fail_expected(&error);
         }
         self.flush_outboxes();
     }
@@ -112,6 +119,7 @@ impl ShmTransport {
         while self.unidentified.len() < UNIDENTIFIED_MAX
             && let Some(fd) = socket::accept_from(self.listener.as_fd())?
         {
+            self.watch.add(&fd, Watched::Entrance)?;
             self.unidentified.push(fd);
         }
         let mut index = 0;
@@ -122,16 +130,23 @@ impl ShmTransport {
                     SocketMessage::Hello(rank, ranks, bytes, guard),
                     Some(memory),
                 )) => {
-                    let fd = self.unidentified.remove(index);
+                    let fd = self.dismiss(index);
                     self.admit((rank, ranks), fd, (bytes, memory), guard);
                 }
-                _ => drop(self.unidentified.remove(index)),
+                _ => drop(self.dismiss(index)),
             }
         }
         if self.unidentified.len() >= UNIDENTIFIED_MAX {
-            self.unidentified.remove(0);
+            self.dismiss(0);
         }
         Ok(())
+    }
+
+    /// The connection at this place does not wait to say who it is any more.
+    fn dismiss(&mut self, index: usize) -> OwnedFd {
+        let fd = self.unidentified.remove(index);
+        self.watch.remove(&fd);
+        fd
     }
 
     /// Takes a connection whose hello says that it is `rank`, if that rank is expected.
@@ -161,7 +176,15 @@ impl ShmTransport {
     fn meet(&mut self, peer: Rank, fd: OwnedFd) {
         let p = &mut self.peers[peer as usize];
         p.process = PeerProcess::of(fd.as_fd());
+        let watched = match p.process.descriptor() {
+            Some(process) => self.watch.add(process, Watched::Process(peer)),
+            None => Ok(()),
+        };
+        let watched = watched.and_then(|()| self.watch.add(&fd, Watched::Socket(peer)));
         p.control.open(fd);
+        if let Err(error) = watched {
+            self.fail(peer, format!("this rank cannot hear it: {error}"));
+        }
     }
 
     fn own_guard(&self) -> Guard {
@@ -225,11 +248,7 @@ impl ShmTransport {
     }
 
     fn read_socket(&mut self, peer: Rank) {
-        let heard = match self.peers[peer as usize].control.take_ending() {
-            Some(ending) => Err(ending),
-            None => self.hear(peer),
-        };
-        if let Err(ending) = heard {
+        if let Err(ending) = self.hear(peer) {
             self.end(peer, ending);
         }
     }
@@ -417,6 +436,11 @@ impl ShmTransport {
         }
         let recalled = self.recall(peer);
         let p = &mut self.peers[peer as usize];
+        let of_peer = [p.control.socket(), p.process.descriptor()];
+        of_peer
+            .into_iter()
+            .flatten()
+            .for_each(|fd| self.watch.remove(fd));
         p.control.close();
         p.process.forget();
         p.consumer = None;

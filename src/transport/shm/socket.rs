@@ -6,7 +6,6 @@
 
 use super::fetch::Guard;
 use crate::error::{Error, Result};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -220,12 +219,6 @@ pub fn process_id_of(fd: BorrowedFd<'_>) -> Option<Pid> {
     credentials_of(fd).ok()?.1
 }
 
-/// Whether the process of [`process_of`] has ended.
-pub fn has_ended(process: BorrowedFd<'_>) -> bool {
-    let mut look = [PollFd::from_borrowed_fd(process, PollFlags::IN)];
-    matches!(poll(&mut look, Some(&Timespec::default())), Ok(1))
-}
-
 /// Sends one message; `Ok(false)`: the socket is full, try again. A peer that is gone is found by
 /// `receive`.
 pub fn send(
@@ -315,6 +308,7 @@ fn new_socket() -> Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::watch::{Watch, Watched};
     use super::*;
 
     fn open(connected: Result<Connected>) -> OwnedFd {
@@ -412,10 +406,12 @@ mod tests {
             .unwrap();
         let pid = rustix::process::Pid::from_child(&child);
         let process = pidfd_open(pid, PidfdFlags::empty()).unwrap();
-        assert!(!has_ended(process.as_fd()));
+        let mut watch = Watch::new().unwrap();
+        watch.add(&process, Watched::Process(0)).unwrap();
+        assert_eq!(watch.look(), 0);
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(has_ended(process.as_fd()));
+        assert_eq!(watch.look(), 1);
         let listener = listen_on(name.as_bytes()).unwrap();
         let client = open(connect_to(name.as_bytes()));
         assert!(

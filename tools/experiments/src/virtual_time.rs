@@ -198,7 +198,6 @@ impl<F: Fn(Rank, u64) -> Duration> World<'_, F> {
                     self.after(self.job.fabric.signal, told);
                 }
                 Action::Begin { header, .. } => self.enter(rank, header),
-                Action::TakeBack => unreachable!("nothing is lent without a hub"),
             }
         }
         let place = &mut self.places[rank as usize];
