@@ -35,7 +35,6 @@ mod control;
 #[cfg(test)]
 mod control_tests;
 mod core;
-mod crew;
 mod driver;
 mod fault;
 mod fold;
@@ -62,6 +61,7 @@ mod suspect;
 mod tag;
 mod task;
 mod tasks;
+mod thread_pool;
 mod under_way;
 mod wait;
 

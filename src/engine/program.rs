@@ -5,12 +5,12 @@
 //! the views of its memory (`memory.rs`) while calls are on the same memory.
 
 use super::arguments::{Arguments, signature_of};
-use super::crew::{SHARED_BYTES_MIN, Work};
 use super::fold::{FOLD_CHUNKS, Fold};
 use super::gate::NONE;
 use super::prepared::{Operands, Place, Prepared, PreparedStep, StepKind, padded};
 use super::progress::Progress;
 use super::signature::Signature;
+use super::thread_pool::{SHARED_BYTES_MIN, Work};
 use crate::kernel::BoundReduction;
 use crate::limits::CACHE_LINE_BYTES;
 use crate::schedule::{Action, Buffer, BufferId, Count, Extent, Lane, Range, StepId};

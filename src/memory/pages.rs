@@ -6,6 +6,8 @@
 //! is also the fastest way to get memory: 128 MiB take 17 ms where small pages take 190
 //! (benches/README.md). Kernels that refuse leave small pages.
 //!
+//! `memmap2` maps what is private, and not this: it cannot ask for an address.
+//!
 //! Source: madvise(2); `collapse_file` in mm/khugepaged.c.
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
