@@ -1,7 +1,7 @@
 //! Who talks to whom at step k. Arithmetic on ranks only; no buffers, no schedules, no time.
 //!
 //! * [`ring`]: neighbours and distances modulo the number of ranks.
-//! * [`tree`]: k-nomial trees with any root.
+//! * [`tree`]: binomial trees with any root.
 //! * [`fold`]: powers of two inside any number of ranks, for recursive doubling and halving.
 //! * [`bruck`]: doubling distances: dissemination and Bruck's all-gather.
 //! * [`pairwise`]: rounds of disjoint pairs.
