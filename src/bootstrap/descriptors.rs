@@ -5,11 +5,11 @@ use crate::error::{Error, Result};
 use crate::types::Rank;
 use rustix::process::{Resource, getrlimit};
 
-/// Of each peer: its control socket, or before that its bootstrap stream; and its process, to see
-/// it end.
+/// Descriptors for each peer: its control socket, or before that its bootstrap stream; and its
+/// process, to see it end.
 const PER_PEER: u64 = 2;
-/// Listener, segment, control memory and windows, a connection that has not said who it is, memory
-/// of a peer on its way here, and a buffer.
+/// Other descriptors: listener, segment, control memory and windows, a connection that has not said
+/// who it is, memory of a peer on its way here, and a buffer.
 const PER_RANK: u64 = 8;
 
 /// Fails if the limit of descriptors is too low for a rank of a job of `ranks` ranks.
