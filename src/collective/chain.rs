@@ -23,7 +23,7 @@ pub(super) fn broadcast(request: &Request) -> Schedule {
     b.build()
 }
 
-/// Reduce: the last rank after the root begins, everybody adds its own.
+/// Reduce: the last rank after the root begins, and each rank adds its own vector.
 pub(super) fn reduce(request: &Request) -> Schedule {
     let mut b = Builder::new("chain", request.rank, request.ranks, request.in_place);
     let tree = Tree::binomial(request.ranks, request.root);

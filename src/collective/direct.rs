@@ -1,7 +1,7 @@
-//! Over the callers' own memory, registered and mapped by every rank of the host: nothing is
-//! staged. A rank first says that it has arrived, which tells peers where its memory is and whether
-//! it is registered, and leaves once nobody uses its memory any more. Whose memory is reached
-//! signals [`ARRIVED`] to everyone, so that all ranks know alike whether the call can go on.
+//! Algorithms over the callers' own memory, which is registered and mapped by every rank of the
+//! host: nothing is staged. A rank first signals [`ARRIVED`], which tells peers where its memory is
+//! and whether it is registered, and it leaves once no peer uses its memory any more. A rank whose
+//! memory is reached signals all ranks, so that all know whether the call can go on.
 
 use super::Request;
 use super::slots::gathered;
@@ -14,7 +14,7 @@ fn begin(request: &Request) -> Builder {
     Builder::new("direct", request.rank, request.ranks, request.in_place)
 }
 
-/// Everybody tells everybody.
+/// Every rank signals every rank and waits for all.
 fn meet(b: &mut Builder, request: &Request, lane: Lane) {
     b.signal(request.peers(), lane);
     b.wait(request.peers(), lane);
@@ -79,7 +79,7 @@ pub(super) fn reduce(request: &Request) -> Schedule {
     b.build()
 }
 
-/// All-gather: everybody fetches.
+/// All-gather: every rank fetches all parts.
 pub(super) fn all_gather(request: &Request) -> Schedule {
     let mut b = begin(request);
     let own = request.input(0, 0, 1, 1);
@@ -108,7 +108,7 @@ pub(super) fn all_gather_v(request: &Request) -> Schedule {
     b.build()
 }
 
-/// Broadcast: everybody fetches from the root.
+/// Broadcast: every rank fetches from the root.
 pub(super) fn broadcast(request: &Request) -> Schedule {
     let mut b = begin(request);
     let own = request.input(0, 0, 1, 1);
@@ -117,7 +117,7 @@ pub(super) fn broadcast(request: &Request) -> Schedule {
     b.build()
 }
 
-/// Scatter: everybody fetches its part from the root.
+/// Scatter: every rank fetches its part from the root.
 pub(super) fn scatter(request: &Request) -> Schedule {
     let mut b = begin(request);
     let own = request.peer_input(request.rank, 0, 1, 1);
@@ -138,7 +138,7 @@ fn from_root(b: &mut Builder, request: &Request, own: Range, output: Range, thei
     }
 }
 
-/// Gather: everybody stores its part in the root's output.
+/// Gather: every rank stores its part in the root's output.
 pub(super) fn gather(request: &Request) -> Schedule {
     let mut b = begin(request);
     let (rank, root) = (request.rank, request.root);
@@ -155,8 +155,8 @@ pub(super) fn gather(request: &Request) -> Schedule {
     b.build()
 }
 
-/// All-to-all: everybody fetches. In place, what is fetched waits in scratch until everybody has
-/// fetched; the signals are the same, so that ranks in place and others meet.
+/// All-to-all: every rank fetches its parts. In place, they wait in scratch until all ranks have
+/// fetched. The signals do not depend on it, so that ranks in place and others meet.
 pub(super) fn all_to_all(request: &Request) -> Schedule {
     let mut b = begin(request);
     let (rank, ranks) = (request.rank, request.ranks);

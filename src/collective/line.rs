@@ -1,5 +1,5 @@
-//! Tiny payloads that ride in the signals: one store per peer, one wait, nothing else. Every
-//! algorithm here sends `count` elements per peer, which must fit a flag line
+//! Algorithms for tiny vectors, which are the payload of signals: one store per peer and one wait.
+//! Every algorithm here sends `count` elements per peer, which must fit a flag line
 //! ([`crate::limits::LINE_PAYLOAD_BYTES`]).
 
 use super::Request;

@@ -1,4 +1,4 @@
-//! Everybody meets everybody, in rounds of pairs; and everybody meets the root.
+//! Every rank meets every rank, in rounds of pairs; or every rank meets the root.
 
 use super::Request;
 use super::slots::exchanged;
@@ -80,7 +80,7 @@ pub(super) fn all_to_all_v(request: &Request) -> Schedule {
     b.build()
 }
 
-/// Gather: everybody sends to the root.
+/// Gather: every rank sends to the root.
 pub(super) fn gather(request: &Request) -> Schedule {
     let mut b = Builder::new("linear", request.rank, request.ranks, request.in_place);
     let own = request.input(0, 0, 1, 1);
@@ -95,7 +95,7 @@ pub(super) fn gather(request: &Request) -> Schedule {
     b.build()
 }
 
-/// Scatter: the root sends to everybody.
+/// Scatter: the root sends to every rank.
 pub(super) fn scatter(request: &Request) -> Schedule {
     let mut b = Builder::new("linear", request.rank, request.ranks, request.in_place);
     let own = request.output(0, 0, 1, 1);

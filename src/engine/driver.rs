@@ -8,12 +8,12 @@ mod messages;
 mod signals;
 
 use super::around::Around;
-use super::gate::NONE;
 use super::links::Links;
 use super::memory::CallViews;
 use super::pool::{Bounced, Pool};
 use super::program::{Message, What};
 use super::round::{Round, RoundCall, RoundId, RoundOf};
+use super::step_state::NONE;
 use super::thread_pool::ThreadPool;
 use super::wait::Looks;
 use crate::error::{Error, Result};

@@ -30,6 +30,7 @@
 mod arguments;
 mod around;
 mod at_once;
+mod chunk_ring;
 mod clock;
 mod control;
 #[cfg(test)]
@@ -37,8 +38,6 @@ mod control_tests;
 mod core;
 mod driver;
 mod fault;
-mod fold;
-mod gate;
 mod leaving;
 mod lent;
 mod links;
@@ -57,6 +56,7 @@ mod rounds;
 mod signature;
 mod staged;
 mod state;
+mod step_state;
 mod suspect;
 mod tag;
 mod task;

@@ -1,10 +1,10 @@
 //! [`ThreadPool`]: a few threads among which large copies and reductions are split.
 //!
 //! One core does not fill the memory of a host with several channels, so a rank that has more than
-//! one core may use them. Work is cut into parts of [`PART_BYTES`] by ranges of elements. The caller
-//! and each thread take the next part when they are free, so a thread that gets no core takes fewer
-//! parts. Every element is computed by the same code from the same sources in the same order, so
-//! the results do not depend on the number of threads.
+//! one core may use them. Work is cut into parts of [`PART_BYTES`] by ranges of elements. The
+//! caller and each thread take the next part when they are free, so a thread that gets no core
+//! takes fewer parts. Every element is computed by the same code from the same sources in the same
+//! order, so the results do not depend on the number of threads.
 //!
 //! The threads are made at the first large piece of work, sleep between pieces (nothing spins), and
 //! end with the pool. They never see a schedule, a transport or the clock.
@@ -34,7 +34,7 @@ const _: () = assert!(SHARED_BYTES_MIN >= 2 * PARTS_PER_THREAD * PART_BYTES);
 /// What is done to views.
 #[derive(Clone, Copy, Debug)]
 pub enum Work {
-    /// The source into the destination; `streamed`: around the caches, if possible.
+    /// The source into the destination; `streamed`: by non-temporal stores, if possible.
     Copy { streamed: bool },
     /// As [`kernel::scale`].
     Scale { dtype: DataType, factor: f64 },
@@ -57,7 +57,7 @@ impl Work {
     }
 }
 
-/// A caller and the threads that it shares large work with.
+/// Threads that share large work with their caller.
 #[derive(Debug)]
 pub struct ThreadPool {
     threads_max: usize,
@@ -197,7 +197,7 @@ impl Board {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A thread's life.
+    /// What a thread does until the pool ends.
     fn serve(&self) {
         let mut part = Part::default();
         let mut state = self.lock();
@@ -220,7 +220,7 @@ impl Board {
 }
 
 impl State {
-    /// The next part, if there is one that nobody has taken.
+    /// The next part, if one is left.
     fn take_part(&mut self, part: &mut Part) -> Option<Work> {
         if self.parts_taken == self.parts_count {
             return None;
@@ -250,8 +250,8 @@ impl Drop for CountDone<'_> {
     }
 }
 
-/// Work that is posted. When it is dropped, nobody takes another part, and those that are taken are
-/// done: also when the caller panics, whose views may end then.
+/// Work that is posted. Dropping it waits until the parts that were taken are done, and no further
+/// part is taken: also when the caller panics, because its views may end then.
 struct Complete<'a>(&'a Board);
 
 impl Drop for Complete<'_> {

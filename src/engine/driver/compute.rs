@@ -44,7 +44,7 @@ impl Driver {
             };
             self.moved = true;
             (round.progress).advance(&round.program.prepared, step, from + got);
-            if let Some(receive) = round.program.folded_receive(step) {
+            if let Some(receive) = round.program.waiting_receive(step) {
                 round.progress.enqueue(receive);
             }
         }
