@@ -38,7 +38,7 @@ impl ProcessMark {
         Ok(ProcessMark { word, number })
     }
 
-    /// Whether the calling process is a child, of any generation, of the one that the mark is of.
+    /// Whether the calling process is a child, of any generation, of the process of the mark.
     #[inline]
     pub fn is_forked(&self) -> bool {
         self.word.load(Ordering::Relaxed) != self.number
@@ -67,7 +67,7 @@ pub struct ProcessOwned<T> {
 }
 
 impl<T> ProcessOwned<T> {
-    /// Of the process of this mark.
+    /// A value that belongs to the process of this mark.
     pub fn new(process: ProcessMark, value: T) -> ProcessOwned<T> {
         ProcessOwned {
             process,

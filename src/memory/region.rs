@@ -6,7 +6,7 @@
 //!
 //! A view of a peer's region stays valid whatever that peer does: a region that its owner frees
 //! stays mapped here until every round that may have a view of it has ended. Pages that a stopped
-//! peer could still write are never reused, so that they belong to nobody else.
+//! peer could still write are never given to another region.
 
 use super::available::{self, Pages};
 use super::{Element, View, pages};
@@ -54,7 +54,7 @@ impl std::fmt::Debug for HeapFree {
 /// Pages with one owner, unmapped when it is dropped.
 ///
 /// The pages of a `Shared` region live on as long as any peer maps them; they are never given to
-/// another region, so that a peer that was stopped in the middle of a store can hurt nobody later.
+/// another region, so that a peer that was stopped in the middle of a store does no harm later.
 #[derive(Debug)]
 pub struct Region {
     address: *mut u8,
@@ -150,7 +150,7 @@ impl Region {
         Region::of_dmabuf(fd, bytes)
     }
 
-    /// The same of a descriptor that is one.
+    /// [`Region::from_dmabuf`] of a descriptor that is known to be of a dma-buf.
     pub(crate) fn of_dmabuf(fd: OwnedFd, bytes: usize) -> Result<Region> {
         let mapped_bytes = page_multiple(bytes)?;
         let address = pages::map_shared(fd.as_fd(), mapped_bytes).map_err(|e| {
