@@ -242,14 +242,14 @@ impl Config {
     }
 }
 
-/// What differs between the fingerprints of a rank and of rank 0, as a text for people.
-pub(crate) fn differing_settings(rank: Rank, theirs: u64, heads: u64) -> String {
+/// The error of a rank whose fingerprint differs from that of rank 0.
+pub(crate) fn differing_settings(rank: Rank, theirs: u64, heads: u64) -> Error {
     let words = [
         (1, "LINERATE_TLS", "on (--tls)"),
         (0, "LINERATE_INTEGRITY", "crc (--integrity crc)"),
     ];
     let differs = |bit: &u32| (theirs ^ heads) >> bit & 1 == 1;
-    match words.iter().find(|(bit, _, _)| differs(bit)) {
+    Error::Bootstrap(match words.iter().find(|(bit, _, _)| differs(bit)) {
         Some((bit, name, on)) => {
             let word = |print: u64| if print >> bit & 1 == 1 { on } else { "off" };
             format!(
@@ -261,7 +261,7 @@ pub(crate) fn differing_settings(rank: Rank, theirs: u64, heads: u64) -> String 
         None => format!(
             "rank {rank} has other settings than rank 0: LINERATE_CHUNK_BYTES, LINERATE_WINDOW_BYTES and LINERATE_ALGO must be equal on all ranks"
         ),
-    }
+    })
 }
 
 fn price_list(lookup: &impl Fn(&str) -> Option<String>) -> PriceList {
@@ -392,13 +392,13 @@ mod tests {
         };
         let own = base.shared_fingerprint();
         let tls = print(|c| c.tcp.has_tls = true);
-        let text = differing_settings(3, tls, own);
+        let text = differing_settings(3, tls, own).to_string();
         let named = ["rank 3", "LINERATE_TLS=on (--tls)", "rank 0 off"];
         assert!(named.iter().all(|name| text.contains(name)), "{text}");
-        let text = differing_settings(3, own, print(|c| c.tcp.has_crc = true));
+        let text = differing_settings(3, own, print(|c| c.tcp.has_crc = true)).to_string();
         let named = ["LINERATE_INTEGRITY=off", "rank 0 crc"];
         assert!(named.iter().all(|name| text.contains(name)), "{text}");
-        let text = differing_settings(3, print(|c| c.window_bytes *= 2), own);
+        let text = differing_settings(3, print(|c| c.window_bytes *= 2), own).to_string();
         assert!(text.contains("LINERATE_WINDOW_BYTES"), "{text}");
     }
 }

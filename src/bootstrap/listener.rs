@@ -7,9 +7,9 @@
 //! counted.
 
 use super::credentials::{Credentials, DETAIL_TLS};
-use super::differing::other_tls;
 use super::note::note;
 use super::secret_socket::SecretSocket;
+use crate::config::{Config, differing_settings};
 use crate::error::{Error, Result};
 use crate::time::Time;
 use crate::types::Rank;
@@ -223,6 +223,17 @@ impl Listener {
         }
         self.last_refusal = Some(text);
     }
+}
+
+/// The error of a rank that encrypts beside one that does not, found before either has said anything
+/// else.
+fn other_tls(rank: Rank, has_tls: bool) -> Error {
+    let print = |has_tls| {
+        let mut config = Config::default();
+        config.tcp.has_tls = has_tls;
+        config.shared_fingerprint()
+    };
+    differing_settings(rank, print(!has_tls), print(has_tls))
 }
 
 enum Progress {

@@ -4,7 +4,7 @@
 //! Processes of other users are refused. Nothing stays on any file system.
 
 use super::contact::CONTACT_BYTES_MAX;
-use super::differing::other_settings;
+use crate::config::differing_settings;
 use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::limits::RANKS_MAX;
@@ -332,7 +332,7 @@ fn check(own: &Introduction, peer: &Introduction, is_known: bool) -> Result<()> 
     }
     if peer.fingerprint != own.fingerprint {
         let (theirs, own) = (peer.fingerprint, own.fingerprint);
-        return Err(other_settings(peer.rank, theirs, own));
+        return Err(differing_settings(peer.rank, theirs, own));
     }
     Ok(())
 }

@@ -11,7 +11,6 @@ mod contacts;
 mod cores;
 mod credentials;
 mod descriptors;
-mod differing;
 mod env;
 mod identity;
 mod interfaces;

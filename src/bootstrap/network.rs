@@ -16,7 +16,6 @@
 use super::connector::Connector;
 use super::contacts::{Other, pass_on, spread};
 use super::credentials::Credentials;
-use super::differing::other_settings;
 use super::env::Place;
 use super::identity::{HostIdentity, own_user};
 use super::interfaces::{self, Interface};
@@ -26,7 +25,7 @@ use super::note::note;
 use super::publish::{self, Finder};
 use super::server::Server;
 use super::tree::{self, Table};
-use crate::config::Config;
+use crate::config::{Config, differing_settings};
 use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::time::Time;
@@ -330,7 +329,7 @@ fn check(rank: Rank, coming: &Coming, wanted: &Coming) -> Result<()> {
     }
     if coming.fingerprint != wanted.fingerprint {
         let (theirs, own) = (coming.fingerprint, wanted.fingerprint);
-        return Err(other_settings(rank, theirs, own));
+        return Err(differing_settings(rank, theirs, own));
     }
     Ok(())
 }

@@ -5,19 +5,14 @@
 //! neighbours (see [`crate::pattern::power_of_two`]).
 
 use super::Request;
-use super::stage::{Part, Vector};
+use super::stage::{Part, Vector, begin};
 use crate::pattern::power_of_two::{PowerOfTwo, Role};
 use crate::schedule::{Builder, Extent, Schedule};
 use crate::types::Rank;
 
 /// Allreduce: in every round all active ranks exchange whole vectors. For small vectors.
 pub(super) fn all_reduce_doubling(request: &Request) -> Schedule {
-    let mut b = Builder::new(
-        "recursive-doubling",
-        request.rank,
-        request.ranks,
-        request.in_place,
-    );
+    let mut b = begin(request, "recursive-doubling");
     among_power_of_two(&mut b, request, |b, mut vector, power, number| {
         let scratch = b.scratch(Extent::all(1));
         for round in 0..power.rounds() {
@@ -46,12 +41,7 @@ pub(super) fn all_reduce_doubling(request: &Request) -> Schedule {
 /// Allreduce: reduce-scatter by recursive halving, then all-gather by recursive doubling. For large
 /// vectors.
 pub(super) fn all_reduce_rabenseifner(request: &Request) -> Schedule {
-    let mut b = Builder::new(
-        "rabenseifner",
-        request.rank,
-        request.ranks,
-        request.in_place,
-    );
+    let mut b = begin(request, "rabenseifner");
     among_power_of_two(&mut b, request, |b, vector, power, number| {
         let to = vector.to;
         halve(b, vector, power, number);

@@ -5,6 +5,11 @@ use super::Request;
 use crate::schedule::{BufferId, Builder, Extent, Range};
 use crate::types::{Collective, Rank};
 
+/// An empty schedule for a request.
+pub(super) fn begin(request: &Request, name: &'static str) -> Builder {
+    Builder::new(name, request.rank, request.ranks, request.in_place)
+}
+
 /// The ranks of one stage, and which of them this is.
 #[derive(Clone, Debug)]
 pub(super) struct Group {

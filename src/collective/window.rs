@@ -4,16 +4,12 @@
 //! of one rank are used.
 
 use super::Request;
-use super::stage::{Part, part_in};
+use super::stage::{Part, begin, part_in};
 use crate::schedule::{BufferId, Builder, Extent, Lane, Operand, Range, Schedule};
 use crate::types::Rank;
 
 const ARRIVED: Lane = 0;
 const REDUCED: Lane = 1;
-
-fn begin(request: &Request, name: &'static str) -> Builder {
-    Builder::new(name, request.rank, request.ranks, request.in_place)
-}
 
 /// Puts this rank's contribution into its window, multiplied by the factor if the request says so.
 fn stage(b: &mut Builder, request: &Request, source: Range, staged: Range) {
