@@ -225,8 +225,8 @@ impl Listener {
     }
 }
 
-/// The error of a rank that encrypts beside one that does not, found before either has said anything
-/// else.
+/// The error of a rank that encrypts beside one that does not, found before either has said
+/// anything else.
 fn other_tls(rank: Rank, has_tls: bool) -> Error {
     let print = |has_tls| {
         let mut config = Config::default();
