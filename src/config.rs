@@ -3,22 +3,21 @@
 //! Reads no environment by itself: [`Config::from_lookup`] is told how to look a name up.
 
 mod field;
+mod job;
 mod tcp;
 mod verbs;
 
 pub use field::parse_size;
-pub use tcp::{RAILS_MAX, TcpSettings};
-pub use verbs::VerbsSettings;
-mod job;
-
 pub use job::{JobSettings, Secret};
 pub(crate) use job::{SECRET_BYTES_MAX, check_secret};
 pub(crate) use tcp::tls_without_secret;
+pub use tcp::{RAILS_MAX, TcpSettings};
+pub use verbs::VerbsSettings;
 
 use crate::error::{Error, Result};
 use crate::limits;
 use crate::types::Rank;
-use field::Field;
+use field::{Field, parse_choice};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -56,7 +55,7 @@ pub struct Config {
     /// Transport by name; `auto` takes shared memory where all ranks share a host.
     /// `LINERATE_TRANSPORT`.
     pub transport: String,
-    /// Who moves operations while the application computes. Default `auto`.
+    /// Whether a thread moves operations while the application computes. Default `auto`.
     /// `LINERATE_PROGRESS=auto|thread|inline`.
     pub progress: Progress,
     /// Ask for huge pages for registered memory of 2 MiB and more. Default on; where the kernel has
@@ -77,23 +76,23 @@ pub struct Config {
     pub cma: CrossMemory,
     /// Print what was chosen and why. Default off. `LINERATE_DEBUG=info|off`.
     pub debug: bool,
-    /// Where the prices are by which algorithms are chosen. Default the built-in ones; rank 0's are
-    /// everyone's. `LINERATE_MODEL`: a file, or `off` for the built-in ones; not set,
+    /// Where the prices are by which algorithms are chosen. Default the built-in ones; all ranks
+    /// use rank 0's. `LINERATE_MODEL`: a file, or `off` for the built-in ones; not set,
     /// `linerate/model` in `XDG_CACHE_HOME` or in `~/.cache`. `linerate explain --calibrate` writes
     /// it.
     pub prices: PriceList,
     /// Overrides the identity of the host; ranks with equal ones use shared memory.
     /// `LINERATE_HOSTID`.
     pub host_id: Option<String>,
-    /// Of the `tcp` transport.
+    /// Settings of the `tcp` transport.
     pub tcp: TcpSettings,
-    /// Of the `verbs` transport.
+    /// Settings of the `verbs` transport.
     pub verbs: VerbsSettings,
     /// How ranks find and trust each other.
     pub job: JobSettings,
 }
 
-/// Who moves operations that have been started.
+/// What moves operations that have been started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// A thread from the first operation that is started on, if this host has more cores than ranks
@@ -180,43 +179,25 @@ impl Config {
         if let Some(name) = lookup("LINERATE_TRANSPORT").filter(|name| !name.is_empty()) {
             config.transport = name;
         }
-        if let Some(text) = lookup("LINERATE_PROGRESS") {
-            config.progress = match text.as_str() {
-                "" | "auto" => Progress::Auto,
-                "thread" => Progress::Thread,
-                "inline" => Progress::Inline,
-                _ => {
-                    return Err(Error::invalid(format!(
-                        "LINERATE_PROGRESS is '{text}': auto, thread or inline"
-                    )));
-                }
-            };
-        }
+        let progress = [
+            ("auto", Progress::Auto),
+            ("thread", Progress::Thread),
+            ("inline", Progress::Inline),
+        ];
+        config.progress =
+            parse_choice(&lookup, "LINERATE_PROGRESS", &progress)?.unwrap_or(config.progress);
         if let Some(text) = lookup("LINERATE_THREADS").filter(|text| !text.is_empty()) {
             config.threads = Some(THREADS.parse(&text)? as usize);
         }
-        if let Some(text) = lookup("LINERATE_HUGE_PAGES") {
-            config.huge_pages = match text.as_str() {
-                "" | "auto" => true,
-                "off" => false,
-                _ => {
-                    return Err(Error::invalid(format!(
-                        "LINERATE_HUGE_PAGES is '{text}': auto or off"
-                    )));
-                }
-            };
-        }
-        if let Some(text) = lookup("LINERATE_CMA") {
-            config.cma = match text.as_str() {
-                "" | "auto" => CrossMemory::Auto,
-                "on" => CrossMemory::On,
-                "off" => CrossMemory::Off,
-                _ => {
-                    let text = format!("LINERATE_CMA is '{text}': auto, on or off");
-                    return Err(Error::invalid(text));
-                }
-            };
-        }
+        let huge_pages = [("auto", true), ("off", false)];
+        config.huge_pages =
+            parse_choice(&lookup, "LINERATE_HUGE_PAGES", &huge_pages)?.unwrap_or(config.huge_pages);
+        let cma = [
+            ("auto", CrossMemory::Auto),
+            ("on", CrossMemory::On),
+            ("off", CrossMemory::Off),
+        ];
+        config.cma = parse_choice(&lookup, "LINERATE_CMA", &cma)?.unwrap_or(config.cma);
         if let Some(text) = lookup("LINERATE_DEBUG") {
             config.debug = match text.to_ascii_lowercase().as_str() {
                 "info" | "debug" | "trace" | "1" => true,
@@ -261,14 +242,14 @@ impl Config {
     }
 }
 
-/// What is different between these fingerprints, a rank's and rank 0's, for people.
-pub(crate) fn differing_settings(rank: Rank, theirs: u64, heads: u64) -> String {
+/// The error of a rank whose fingerprint differs from that of rank 0.
+pub(crate) fn differing_settings(rank: Rank, theirs: u64, heads: u64) -> Error {
     let words = [
         (1, "LINERATE_TLS", "on (--tls)"),
         (0, "LINERATE_INTEGRITY", "crc (--integrity crc)"),
     ];
     let differs = |bit: &u32| (theirs ^ heads) >> bit & 1 == 1;
-    match words.iter().find(|(bit, _, _)| differs(bit)) {
+    Error::Bootstrap(match words.iter().find(|(bit, _, _)| differs(bit)) {
         Some((bit, name, on)) => {
             let word = |print: u64| if print >> bit & 1 == 1 { on } else { "off" };
             format!(
@@ -280,7 +261,7 @@ pub(crate) fn differing_settings(rank: Rank, theirs: u64, heads: u64) -> String 
         None => format!(
             "rank {rank} has other settings than rank 0: LINERATE_CHUNK_BYTES, LINERATE_WINDOW_BYTES and LINERATE_ALGO must be equal on all ranks"
         ),
-    }
+    })
 }
 
 fn price_list(lookup: &impl Fn(&str) -> Option<String>) -> PriceList {
@@ -411,13 +392,13 @@ mod tests {
         };
         let own = base.shared_fingerprint();
         let tls = print(|c| c.tcp.has_tls = true);
-        let text = differing_settings(3, tls, own);
+        let text = differing_settings(3, tls, own).to_string();
         let named = ["rank 3", "LINERATE_TLS=on (--tls)", "rank 0 off"];
         assert!(named.iter().all(|name| text.contains(name)), "{text}");
-        let text = differing_settings(3, own, print(|c| c.tcp.has_crc = true));
+        let text = differing_settings(3, own, print(|c| c.tcp.has_crc = true)).to_string();
         let named = ["LINERATE_INTEGRITY=off", "rank 0 crc"];
         assert!(named.iter().all(|name| text.contains(name)), "{text}");
-        let text = differing_settings(3, print(|c| c.window_bytes *= 2), own);
+        let text = differing_settings(3, print(|c| c.window_bytes *= 2), own).to_string();
         assert!(text.contains("LINERATE_WINDOW_BYTES"), "{text}");
     }
 }

@@ -26,10 +26,10 @@ pub const WINDOW_BYTES_DEFAULT: usize = 256 * 1024;
 /// 10 GB/s, small enough that four in flight stay inside a second-level cache.
 pub const CHUNK_BYTES_DEFAULT: usize = 256 * 1024;
 
-/// The same over connections, where a chunk is under way until its acknowledgement has come, so
-/// that the chunks in flight are what a fast network holds: 2 MiB. An allreduce of 16 MiB, 2 ranks
-/// over loopback, takes 4.8 ms with 128 KiB, 4.2 with 256, 4.1 with 512 and 5.2 with 1 MiB, of
-/// which too little stays in the second-level cache.
+/// Default bytes of a chunk over connections, where a chunk is under way until its acknowledgement
+/// has come, so that the chunks in flight are what a fast network holds: 2 MiB. An allreduce of 16
+/// MiB, 2 ranks over loopback, takes 4.8 ms with 128 KiB, 4.2 with 256, 4.1 with 512 and 5.2 with 1
+/// MiB, of which too little stays in the second-level cache.
 pub const CHUNK_BYTES_TCP: usize = 512 * 1024;
 
 /// Chunks of one send step that may be under way at once: one on the wire, one posted, two for

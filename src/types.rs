@@ -295,7 +295,7 @@ pub enum Collective {
     /// Like `AllToAll` with a length per pair. Never in place: a part that arrives would lie on
     /// parts that are still to be sent.
     AllToAllV = 9,
-    /// No data; nobody leaves before all have come.
+    /// No data; no rank leaves before all have come.
     Barrier = 10,
     /// A grouped set of sends and receives between pairs.
     SendRecv = 11,

@@ -4,8 +4,6 @@
 //! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child
 //! runs [`child_entry`] and nothing else.
 
-#[path = "processes/crew.rs"]
-mod crew;
 #[path = "processes/network.rs"]
 mod network;
 #[path = "collectives/oracle.rs"]
@@ -15,6 +13,8 @@ mod oracle;
 mod prng;
 #[path = "processes/spawn.rs"]
 mod spawn;
+#[path = "processes/threads.rs"]
+mod threads;
 #[path = "processes/traffic.rs"]
 mod traffic;
 
@@ -75,7 +75,7 @@ fn child_entry() {
         "leave" => leave(&comm),
         "learned" => learned(&comm),
         "mixed" => mixed(&comm),
-        "large" => crew::large(comm),
+        "large" => threads::large(comm),
         other => assert!(traffic::run(other, &comm), "no role {other}"),
     }
 }

@@ -1,13 +1,12 @@
 //! The contacts of all ranks to all ranks, over the tree of `tree.rs`, once the ranks have met.
 //!
-//! Every rank keeps its connection to rank 0 meanwhile: anyone who fails tells rank 0, or is missed
-//! by it, and rank 0 tells all.
+//! Every rank keeps its connection to rank 0 meanwhile: a rank that fails tells rank 0, or rank 0
+//! sees its connection end, and rank 0 tells all.
 
-use super::bounds::LATE_ANSWER_TIME;
+use super::connector::Connector;
 use super::credentials::Credentials;
-use super::dial::{Call, dial};
-use super::gate::{Gate, TO_PARENT};
-use super::link::{Kind, Link, Lost, wait_for};
+use super::link::{Kind, LATE_ANSWER_TIME, Link, Lost, told, wait_for};
+use super::listener::{Listener, TO_PARENT};
 use super::server::Server;
 use super::tree::{self, Table};
 use crate::error::{Error, Result};
@@ -25,12 +24,12 @@ const SEND_TIME: Duration = Duration::from_secs(10);
 /// A rank that has met the others and is not rank 0.
 pub(super) struct Other {
     /// Its connection to rank 0.
-    pub store: Link,
-    /// Where its children come, if it has any.
-    pub gate: Option<Gate>,
+    pub head: Link,
+    /// Where its children connect, if it has any.
+    pub listener: Option<Listener>,
     /// Where its parent listens; `None`: that is rank 0.
     pub parent: Option<SocketAddr>,
-    /// The address to call from, if the settings name one.
+    /// The address to connect from, if the settings name one.
     pub source: Option<IpAddr>,
     pub credentials: Credentials,
 }
@@ -58,7 +57,7 @@ fn gather_at_head(
     (deadline, clock): (Time, &Clock),
 ) -> Result<()> {
     while table.len() < ranks as usize {
-        for (_, bytes) in server.turn(clock)? {
+        for (_, bytes) in server.poll(Kind::Contacts, clock)? {
             tree::parse_table(&bytes, ranks, table)?;
         }
         if clock.now() >= deadline {
@@ -83,7 +82,7 @@ fn late(ranks: u32, table: &Table) -> Error {
 fn send_down(children: &mut [(Rank, Link)], table: &Table, clock: &Clock) -> Result<()> {
     let bytes = tree::emit_table(table);
     for (rank, link) in children {
-        link.say(
+        link.send(
             Kind::Contacts,
             &bytes,
             (clock.now().after(SEND_TIME), clock),
@@ -97,7 +96,7 @@ fn send_down(children: &mut [(Rank, Link)], table: &Table, clock: &Clock) -> Res
     Ok(())
 }
 
-/// The part of a rank between others: what those below have goes up, what all have goes down.
+/// The part of the other ranks: contacts of the ranks below go up, and contacts of all go down.
 pub(super) fn pass_on(
     mut other: Other,
     (rank, ranks): (Rank, u32),
@@ -107,11 +106,11 @@ pub(super) fn pass_on(
     let passed = pass_up(&mut other, (rank, ranks), &mut table, (deadline, clock));
     let (mut children, parent) = match passed {
         Ok(links) => links,
-        Err(error) => return Err(first_cause(&mut other.store, error, clock)),
+        Err(error) => return Err(first_cause(&mut other.head, error, clock)),
     };
     let all = wait_below(
         parent,
-        other.store,
+        other.head,
         rank,
         (deadline.after(LATE_ANSWER_TIME), clock),
     )?;
@@ -121,10 +120,10 @@ pub(super) fn pass_on(
     Ok(table)
 }
 
-/// The contacts of all, from the rank above; or rank 0's word that the job has failed.
+/// The contacts of all, from the rank above; or the error by which rank 0 ends the job.
 fn wait_below(
     parent: Option<Link>,
-    mut store: Link,
+    mut head: Link,
     rank: Rank,
     (deadline, clock): (Time, &Clock),
 ) -> Result<Vec<u8>> {
@@ -133,7 +132,7 @@ fn wait_below(
         tree::parent(rank).unwrap_or(0)
     );
     let Some(mut parent) = parent else {
-        return match store.wait(&who, (deadline, clock))? {
+        return match head.wait(&who, (deadline, clock))? {
             (Kind::Contacts, bytes) => Ok(bytes),
             (kind, _) => Err(Error::Malformed(format!("{who} sent {kind:?}"))),
         };
@@ -142,15 +141,15 @@ fn wait_below(
     let mut is_head_there = true;
     loop {
         if is_head_there {
-            match store.hear() {
-                Ok(Some((Kind::Failure, text))) => return Err(super::link::told(&text)),
+            match head.receive() {
+                Ok(Some((Kind::Failure, text))) => return Err(told(&text)),
                 Ok(_) => {}
                 // Rank 0 leaves as soon as it has sent the contacts on their way.
                 Err(Lost(_)) => is_head_there = false,
             }
         }
         let now = clock.now();
-        match (&lost, parent.hear()) {
+        match (&lost, parent.receive()) {
             (_, Ok(Some((Kind::Contacts, bytes)))) => return Ok(bytes),
             (_, Ok(Some((kind, _)))) => {
                 return Err(Error::Malformed(format!("{who} sent {kind:?}")));
@@ -170,7 +169,7 @@ fn wait_below(
         }
         let mut set = Vec::new();
         if is_head_there {
-            set.push(store.as_fd());
+            set.push(head.as_fd());
         }
         if lost.is_none() {
             set.push(parent.as_fd());
@@ -179,11 +178,11 @@ fn wait_below(
     }
 }
 
-/// Nothing comes from rank 0 before the contacts but bad news.
-fn hear_failure(store: &mut Link) -> Result<()> {
-    match store.hear() {
+/// Rank 0 sends nothing before the contacts but a failure.
+fn check_failure(head: &mut Link) -> Result<()> {
+    match head.receive() {
         Ok(None) => Ok(()),
-        Ok(Some((Kind::Failure, text))) => Err(super::link::told(&text)),
+        Ok(Some((Kind::Failure, text))) => Err(told(&text)),
         Ok(Some((kind, _))) => Err(Error::Malformed(format!("rank 0 sent {kind:?}"))),
         Err(Lost(why)) => Err(Error::Bootstrap(format!(
             "rank 0 was lost: {why}; see what it printed"
@@ -193,14 +192,14 @@ fn hear_failure(store: &mut Link) -> Result<()> {
 
 /// Tells rank 0 what has gone wrong here. It tells all ranks, this one too, what it heard first:
 /// that is the cause.
-fn first_cause(store: &mut Link, error: Error, clock: &Clock) -> Error {
+fn first_cause(head: &mut Link, error: Error, clock: &Clock) -> Error {
     let until = clock.now().after(LATE_ANSWER_TIME);
-    store.say_failure(&error.to_string(), (until, clock));
+    head.send_failure(&error.to_string(), (until, clock));
     loop {
-        match store.hear() {
-            Ok(Some((Kind::Failure, text))) => return super::link::told(&text),
+        match head.receive() {
+            Ok(Some((Kind::Failure, text))) => return told(&text),
             Ok(None) if clock.now() < until => {
-                wait_for(&[store.as_fd()], PollFlags::IN, (until, clock))
+                wait_for(&[head.as_fd()], PollFlags::IN, (until, clock))
             }
             Ok(Some(_)) => {}
             Ok(None) | Err(_) => return error,
@@ -220,17 +219,20 @@ fn pass_up(
     let mut children: Vec<(Rank, Link)> = Vec::new();
     let mut heard = 0;
     while heard < below.len() {
-        hear_failure(&mut other.store)?;
-        let gate = other.gate.as_mut().expect("a rank with children listens");
-        for proven in gate.turn(clock.now())? {
-            let is_new = children.iter().all(|(known, _)| *known != proven.rank);
-            if proven.detail == TO_PARENT && below.contains(&proven.rank) && is_new {
-                let link = Link::new(proven.stream, proven.tls, tree::table_bytes_max(ranks));
-                children.extend(link.ok().map(|link| (proven.rank, link)));
+        check_failure(&mut other.head)?;
+        let listener = other
+            .listener
+            .as_mut()
+            .expect("a rank with children listens");
+        for new in listener.poll(clock.now())? {
+            let is_new = children.iter().all(|(known, _)| *known != new.rank);
+            if new.detail == TO_PARENT && below.contains(&new.rank) && is_new {
+                let link = Link::new(new.stream, new.tls, tree::table_bytes_max(ranks));
+                children.extend(link.ok().map(|link| (new.rank, link)));
             }
         }
         for (child, link) in &mut children {
-            match link.hear() {
+            match link.receive() {
                 Ok(None) => {}
                 Ok(Some((Kind::Contacts, bytes))) => {
                     tree::parse_table(&bytes, ranks, table)?;
@@ -248,10 +250,10 @@ fn pass_up(
         }
         if heard < below.len() {
             let links = children.iter().map(|(_, link)| link.as_fd());
-            let set: Vec<_> = gate
+            let set: Vec<_> = listener
                 .descriptors()
                 .chain(links)
-                .chain([other.store.as_fd()])
+                .chain([other.head.as_fd()])
                 .collect();
             wait_for(&set, PollFlags::IN, (deadline, clock));
         }
@@ -259,23 +261,23 @@ fn pass_up(
     let mut parent = match other.parent {
         None => None,
         Some(address) => {
-            let call = Call {
+            let connector = Connector {
                 credentials: &other.credentials,
                 own: rank,
-                whom: tree::parent(rank).unwrap_or(0),
+                peer: tree::parent(rank).unwrap_or(0),
                 detail: TO_PARENT,
                 source: other.source,
                 bytes_max: tree::table_bytes_max(ranks),
             };
-            let store = &mut other.store;
+            let head = &mut other.head;
             // A parent that has heard of a failure is gone.
-            let addresses = || hear_failure(store).map(|()| vec![address]);
-            Some(dial(&call, addresses, (deadline, clock))?)
+            let addresses = || check_failure(head).map(|()| vec![address]);
+            Some(connector.connect(addresses, (deadline, clock))?)
         }
     };
-    let above = parent.as_mut().unwrap_or(&mut other.store);
+    let above = parent.as_mut().unwrap_or(&mut other.head);
     above
-        .say(Kind::Contacts, &tree::emit_table(table), (deadline, clock))
+        .send(Kind::Contacts, &tree::emit_table(table), (deadline, clock))
         .map_err(|Lost(why)| {
             Error::Bootstrap(format!("the rank above rank {rank} was lost: {why}"))
         })?;

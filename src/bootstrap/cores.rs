@@ -2,15 +2,14 @@
 //! question about all of them together: ranks that are bound to one core each have as many cores as
 //! ranks, ranks that share one core have one.
 
-use crate::error::{Error, Result};
 use rustix::thread::{CpuSet, sched_getaffinity};
 
 /// One bit for each core that the kernel's calls know.
-const BYTES: usize = CpuSet::MAX_CPU / 8;
+pub(super) const BYTES: usize = CpuSet::MAX_CPU / 8;
 
 /// A set of cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cores([u8; BYTES]);
+pub struct Cores(pub(super) [u8; BYTES]);
 
 impl Cores {
     /// Those of the calling thread; none where the kernel has more cores than the call has room
@@ -34,24 +33,6 @@ impl Cores {
     pub fn count(&self) -> usize {
         self.0.iter().map(|byte| byte.count_ones() as usize).sum()
     }
-
-    /// What a rank says of itself: its cores, then the rest.
-    pub fn emit(&self, rest: &[u8]) -> Vec<u8> {
-        [&self.0[..], rest].concat()
-    }
-
-    /// Checks, and takes both apart.
-    pub fn parse(bytes: &[u8]) -> Result<(Cores, &[u8])> {
-        bytes
-            .split_first_chunk()
-            .map(|(bits, rest)| (Cores(*bits), rest))
-            .ok_or_else(|| {
-                Error::Malformed(format!(
-                    "a set of cores of {} bytes, {BYTES} are needed",
-                    bytes.len()
-                ))
-            })
-    }
 }
 
 #[cfg(test)]
@@ -68,15 +49,5 @@ mod tests {
         assert_eq!(of(0).union(of(0)).count(), 1);
         assert_eq!(of(0).union(of(9)).count(), 2);
         assert_eq!(of(1023).count(), 1);
-    }
-
-    #[test]
-    fn a_set_survives_and_a_stump_is_refused() {
-        let own = Cores::own();
-        assert!(own.count() > 0);
-        let bytes = own.emit(b"rest");
-        assert_eq!(Cores::parse(&bytes).unwrap(), (own, &b"rest"[..]));
-        let text = Cores::parse(&bytes[..BYTES - 1]).unwrap_err().to_string();
-        assert!(text.contains("127 bytes, 128"), "{text}");
     }
 }

@@ -1,5 +1,6 @@
 //! [`Credentials`]: what ranks prove to each other, and where the secret comes from.
 
+use super::random::random_bytes;
 use crate::config::{JobSettings, SECRET_BYTES_MAX, Secret, check_secret, tls_without_secret};
 use crate::error::{Error, Result};
 use crate::wire::{JobKey, NONCE_BYTES};
@@ -9,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// Set in the detail besides by ranks with TLS.
+/// A bit of the detail that ranks with TLS set.
 pub(super) const DETAIL_TLS: u64 = 1 << 62;
 
 /// What proves that this process belongs to the job.
@@ -26,7 +27,7 @@ pub(super) struct Credentials {
 }
 
 impl Credentials {
-    /// Of this job, by the settings.
+    /// The credentials of this job, by the settings.
     pub fn new(
         settings: &JobSettings,
         has_tls: bool,
@@ -47,7 +48,7 @@ impl Credentials {
     }
 
     /// These credentials, for ranks that meet over TCP. Without a secret the job's name is not
-    /// enough there: rank 0 makes a secret and hands it out ([`super::handing`]).
+    /// enough there: rank 0 makes a secret and sends it to the others ([`super::secret_socket`]).
     pub fn for_meeting(mut self) -> Credentials {
         if !self.is_open {
             self.secret = OnceLock::new();
@@ -66,7 +67,7 @@ impl Credentials {
         self.secret.get().filter(|_| !self.is_open).cloned()
     }
 
-    /// What both sides prove to have; `None` until rank 0 has handed it over.
+    /// What both sides prove to have; `None` until rank 0 has sent it.
     pub fn key(&self) -> Option<JobKey> {
         let secret = self.secret.get()?;
         Some(JobKey::derive(secret, self.job.as_bytes()))
@@ -79,12 +80,10 @@ impl Credentials {
 
     /// A number that is used once.
     pub fn nonce(&self) -> std::io::Result<[u8; NONCE_BYTES]> {
-        let mut nonce = [0; NONCE_BYTES];
-        getrandom::fill(&mut nonce).map_err(|e| std::io::Error::other(e.to_string()))?;
-        Ok(nonce)
+        random_bytes()
     }
 
-    /// An error if listening there would let anybody in.
+    /// An error if listening there would admit anybody.
     pub fn check_may_serve(&self, ip: IpAddr) -> Result<()> {
         if self.is_open || super::link::is_loopback(ip) {
             return Ok(());

@@ -5,12 +5,12 @@ use crate::error::{Error, Result};
 use crate::types::Rank;
 use rustix::process::{Resource, getrlimit};
 
-/// Of each peer: its control socket, or before that its bootstrap stream; and its process, to see
-/// it end.
+/// Descriptors for each peer: its control socket, or before that its bootstrap stream; and its
+/// process, to see it end.
 const PER_PEER: u64 = 2;
-/// Listener, segment, control memory and windows, the watch of all control sockets, a connection
-/// that has not said who it is, memory of a peer on its way here, and a buffer.
-const PER_RANK: u64 = 9;
+/// Other descriptors: listener, segment, control memory and windows, a connection that has not said
+/// who it is, memory of a peer on its way here, and a buffer.
+const PER_RANK: u64 = 8;
 
 /// Fails if the limit of descriptors is too low for a rank of a job of `ranks` ranks.
 pub fn check_descriptors(rank: Rank, ranks: u32) -> Result<()> {
@@ -42,13 +42,13 @@ mod tests {
     #[test]
     fn a_limit_that_is_too_low_says_how_many_are_needed() {
         assert!(check(0, 64, 4, None).is_ok());
-        assert!(check(0, 64, 4, Some(139)).is_ok());
-        let text = check(3, 64, 4, Some(138)).unwrap_err().to_string();
+        assert!(check(0, 64, 4, Some(138)).is_ok());
+        let text = check(3, 64, 4, Some(137)).unwrap_err().to_string();
         assert!(
-            text.contains("rank 3 of 64 needs 139") && text.contains("ulimit -n 278"),
+            text.contains("rank 3 of 64 needs 138") && text.contains("ulimit -n 276"),
             "{text}"
         );
-        assert!(check(0, 1, 4, Some(13)).is_ok());
-        assert!(check(0, 1, 4, Some(12)).is_err());
+        assert!(check(0, 1, 4, Some(12)).is_ok());
+        assert!(check(0, 1, 4, Some(11)).is_err());
     }
 }

@@ -32,9 +32,9 @@ pub struct Place {
 /// Who has started a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
-    /// Nobody: it is alone.
+    /// None: the process is alone.
     Nobody,
-    /// Anyone who sets `RANK` and `WORLD_SIZE`: torchrun, `linerate launch`, a person.
+    /// One that sets `RANK` and `WORLD_SIZE`: torchrun, `linerate launch`, a person.
     Torchrun,
     /// mpirun of Open MPI.
     OpenMpi,
@@ -45,7 +45,7 @@ pub enum Launcher {
 }
 
 impl Launcher {
-    /// For people.
+    /// Its name, for people.
     pub fn name(self) -> &'static str {
         match self {
             Launcher::Nobody => "no launcher",
@@ -128,7 +128,7 @@ pub(super) fn ports_of(name: &str, epoch: u64) -> Vec<u16> {
 
 type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// From what torchrun, `linerate launch`, mpirun (Open MPI, MPICH) or srun have set.
+/// The place that torchrun, `linerate launch`, mpirun (Open MPI, MPICH) or srun have set.
 /// `LINERATE_RENDEZVOUS` says where the ranks meet: `tcp://host:port`, `file://folder`, or
 /// `launcher` (by what the launcher offers, although all are on this host); `LINERATE_JOB` names a
 /// job of this host. Without a launcher: one rank.
@@ -181,8 +181,8 @@ fn launcher(lookup: Lookup<'_>) -> Launcher {
     }
 }
 
-/// What a launcher says of this process, as text that nobody has checked: for programs that behave
-/// differently as a rank.
+/// What a launcher says of this process, as unchecked text: for programs that behave differently as
+/// a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launched {
     /// The variable that holds the number of ranks, and what it says.
@@ -230,7 +230,7 @@ fn alone(launcher: Launcher) -> Place {
     }
 }
 
-/// The same with the rendezvous that the launcher offers; an error if it offers none.
+/// The place with the rendezvous that the launcher offers; an error if it offers none.
 fn offered(mut place: Place, lookup: Lookup<'_>) -> Result<Place> {
     let no_address = |why: &str| {
         Error::Bootstrap(format!(

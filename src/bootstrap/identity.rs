@@ -4,15 +4,13 @@
 use crate::error::{Error, Result};
 use std::os::unix::fs::MetadataExt;
 
-const BYTES: usize = 8;
-
 /// A number that is equal on ranks of one host: of one kernel, started once, and one network
 /// namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HostIdentity(u64);
+pub struct HostIdentity(pub u64);
 
 impl HostIdentity {
-    /// Of this process; `named` (`LINERATE_HOSTID`) says it instead.
+    /// The identity of this process's host, or that of a name (`LINERATE_HOSTID`).
     pub fn own(named: Option<&str>) -> Result<HostIdentity> {
         if let Some(name) = named {
             return Ok(HostIdentity::of(&["named", name]));
@@ -31,38 +29,14 @@ impl HostIdentity {
             crate::prng::mix(hash ^ u64::from(byte)).wrapping_add(hash)
         }))
     }
-
-    /// As a number.
-    pub fn number(self) -> u64 {
-        self.0
-    }
-
-    /// What a rank says of itself: its host, then the rest.
-    pub fn emit(self, rest: &[u8]) -> Vec<u8> {
-        [&self.0.to_le_bytes(), rest].concat()
-    }
-
-    /// Checks, and takes both apart.
-    pub fn parse(bytes: &[u8]) -> Result<(HostIdentity, &[u8])> {
-        let parted = bytes.split_first_chunk::<BYTES>();
-        parted
-            .map(|(own, rest)| (HostIdentity(u64::from_le_bytes(*own)), rest))
-            .ok_or_else(|| {
-                Error::Malformed(format!(
-                    "a host's identity of {} bytes, {BYTES} are needed",
-                    bytes.len()
-                ))
-            })
-    }
 }
 
-/// A number that is equal on processes of one user: others of the same host may hand each other no
-/// memory.
+/// A number that is equal on processes of one user: those of different users share no memory.
 pub(super) fn own_user() -> Result<u64> {
     let path = "/proc/self/ns/user";
     let space = std::fs::metadata(path).map_err(|e| Error::os(format!("reading {path}"), e))?;
     let user = rustix::process::geteuid().as_raw();
-    Ok(HostIdentity::of(&[&user.to_string(), &space.ino().to_string()]).number())
+    Ok(HostIdentity::of(&[&user.to_string(), &space.ino().to_string()]).0)
 }
 
 #[cfg(test)]
@@ -79,10 +53,5 @@ mod tests {
             HostIdentity::of(&["a", "bc"]),
             HostIdentity::of(&["ab", "c"])
         );
-        assert_eq!(
-            HostIdentity::parse(&own.emit(b"x")).unwrap(),
-            (own, &b"x"[..])
-        );
-        assert!(HostIdentity::parse(&[0; 7]).is_err());
     }
 }

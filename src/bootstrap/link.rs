@@ -1,37 +1,24 @@
-//! [`Link`]: one end of a control connection that has passed the handshake: frames of bounded
-//! length, deadlines, no thread.
+//! [`Frames`]: byte strings of bounded length over a connected socket, with deadlines and without a
+//! thread. [`Link`]: one end of a control connection that has passed the handshake.
 //!
-//! A frame is its length (4 bytes, little-endian, of what follows), one byte that says what it is,
-//! and the rest. With TLS all of it is sealed.
+//! A frame is its length (4 bytes, little-endian) and as many bytes. With TLS all of it is sealed.
+//! The first byte of a link's frame says what the frame is.
 
+use crate::wait::Clock;
 use crate::error::{Error, Result};
 use crate::time::Time;
-use crate::wait::Clock;
-use crate::wire::Tls;
+use crate::wire::{Tls, cut_text};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::io::{ErrorKind, Read, Write};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-/// What a frame is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(super) enum Kind {
-    /// A question to the store.
-    Request = 1,
-    /// The store's answer.
-    Answer = 2,
-    /// The contacts of some ranks.
-    Contacts = 3,
-    /// The job has failed; the rest is the reason.
-    Failure = 4,
-}
-
-impl Kind {
-    const ALL: [Kind; 4] = [Kind::Request, Kind::Answer, Kind::Contacts, Kind::Failure];
-}
-
+/// Rank 0 gives up at the deadline and says who is missing; the others wait this much longer for
+/// that.
+pub(super) const LATE_ANSWER_TIME: Duration = Duration::from_secs(2);
 /// Longest reason of a failure.
 const REASON_BYTES_MAX: usize = 4096;
 /// Longest sleep, so that a deadline is seen although the kernel's clock and ours differ.
@@ -39,33 +26,33 @@ const NAP: Duration = Duration::from_millis(100);
 
 /// The other side is gone, or does not keep to the protocol.
 #[derive(Debug)]
-pub(super) struct Lost(pub String);
+pub struct Lost(pub(super) String);
+
+impl From<std::io::Error> for Lost {
+    fn from(error: std::io::Error) -> Lost {
+        Lost(error.to_string())
+    }
+}
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Link {
-    stream: TcpStream,
+pub(super) struct Frames {
+    stream: OwnedFd,
     tls: Option<Box<Tls>>,
-    /// Where it comes from, and where it has arrived.
-    pub from: SocketAddr,
-    pub at: SocketAddr,
     received: Vec<u8>,
     /// Longest frame that this side takes.
     bytes_max: usize,
 }
 
-impl Link {
-    /// Over a connection whose handshakes are over.
+impl Frames {
+    /// Frames over a connection whose handshakes are over.
     pub fn new(
-        stream: TcpStream,
+        stream: OwnedFd,
         tls: Option<Box<Tls>>,
         bytes_max: usize,
-    ) -> std::io::Result<Link> {
-        stream.set_nonblocking(true)?;
-        stream.set_nodelay(true)?;
-        Ok(Link {
-            from: plain(stream.peer_addr()?),
-            at: plain(stream.local_addr()?),
+    ) -> std::io::Result<Frames> {
+        rustix::io::ioctl_fionbio(&stream, true)?;
+        Ok(Frames {
             stream,
             tls,
             received: Vec::new(),
@@ -73,41 +60,21 @@ impl Link {
         })
     }
 
-    /// Whether both ends are on this host.
-    pub fn is_local(&self) -> bool {
-        self.from.ip().is_loopback() || self.from.ip() == self.at.ip()
-    }
-
-    /// Says something, at most until the deadline.
-    pub fn say(
-        &mut self,
-        kind: Kind,
-        body: &[u8],
-        by: (Time, &Clock),
-    ) -> std::result::Result<(), Lost> {
-        let mut frame = Vec::with_capacity(5 + body.len());
-        frame.extend((1 + body.len() as u32).to_le_bytes());
-        frame.push(kind as u8);
-        frame.extend(body);
-        let written = match &mut self.tls {
-            None => write_all(&self.stream, &frame, by),
-            Some(tls) => write_sealed(&self.stream, tls, &frame, by),
-        };
-        written.map_err(|e| Lost(e.to_string()))
-    }
-
-    /// Says why the job has failed.
-    pub fn say_failure(&mut self, text: &str, by: (Time, &Clock)) {
-        let mut end = text.len().min(REASON_BYTES_MAX);
-        while !text.is_char_boundary(end) {
-            end -= 1;
+    /// Sends these bytes as one frame, at most until the deadline.
+    pub fn send(&mut self, parts: &[&[u8]], by: (Time, &Clock)) -> std::result::Result<(), Lost> {
+        let bytes: usize = parts.iter().map(|part| part.len()).sum();
+        let mut frame = Vec::with_capacity(4 + bytes);
+        frame.extend((bytes as u32).to_le_bytes());
+        parts.iter().for_each(|part| frame.extend(*part));
+        match &mut self.tls {
+            None => write_all(self.stream.as_fd(), &frame, by)?,
+            Some(tls) => write_sealed(self.stream.as_fd(), tls, &frame, by)?,
         }
-        // Anyone who is gone needs no reason.
-        let _ = self.say(Kind::Failure, &text.as_bytes()[..end], by);
+        Ok(())
     }
 
-    /// The next frame that has arrived whole.
-    pub fn hear(&mut self) -> std::result::Result<Option<(Kind, Vec<u8>)>, Lost> {
+    /// The next frame that has arrived whole; what was sent before the other side left comes first.
+    pub fn receive(&mut self) -> std::result::Result<Option<Vec<u8>>, Lost> {
         loop {
             let (tls, received) = (&mut self.tls, &mut self.received);
             if let Some(tls) = tls {
@@ -125,36 +92,125 @@ impl Link {
                 None => &mut bytes[..],
                 Some(tls) => tls.space(),
             };
-            match ((&self.stream).read(space), &mut self.tls) {
-                (Ok(0), _) => return Err(Lost("it closed the connection".into())),
-                (Ok(count), None) => self.received.extend(&bytes[..count]),
-                (Ok(count), Some(tls)) => tls.note_received(count),
-                (Err(e), _) if e.kind() == ErrorKind::WouldBlock => return Ok(None),
-                (Err(e), _) if e.kind() == ErrorKind::Interrupted => {}
-                (Err(e), _) => return Err(Lost(e.to_string())),
+            let mut receive = || recv(&self.stream, &mut *space, RecvFlags::empty());
+            // A side that closed with messages of ours unread resets the connection, which is told
+            // before the bytes that it had sent.
+            let got = match receive() {
+                Err(Errno::CONNRESET) => receive(),
+                got => got,
+            };
+            match (got, &mut self.tls) {
+                (Ok((_, 0)), _) => return Err(Lost("it closed the connection".into())),
+                (Ok((_, count)), None) => self.received.extend(&bytes[..count]),
+                (Ok((_, count)), Some(tls)) => tls.note_received(count),
+                (Err(Errno::AGAIN), _) => return Ok(None),
+                (Err(Errno::INTR), _) => {}
+                (Err(e), _) => return Err(std::io::Error::from(e).into()),
             }
         }
     }
 
-    fn take_frame(&mut self) -> std::result::Result<Option<(Kind, Vec<u8>)>, Lost> {
+    fn take_frame(&mut self) -> std::result::Result<Option<Vec<u8>>, Lost> {
         let Some((length, rest)) = self.received.split_first_chunk::<4>() else {
             return Ok(None);
         };
         let length = u32::from_le_bytes(*length) as usize;
-        if length == 0 || length > self.bytes_max + 1 {
+        if length > self.bytes_max {
             return Err(Lost(format!(
                 "it claims a frame of {length} bytes, at most {} are allowed",
-                self.bytes_max + 1
+                self.bytes_max
             )));
         }
-        let Some(frame) = rest.get(..length) else {
+        let Some(frame) = rest.get(..length).map(<[u8]>::to_vec) else {
             return Ok(None);
         };
-        let kind = Kind::ALL.into_iter().find(|kind| *kind as u8 == frame[0]);
-        let kind = kind.ok_or_else(|| Lost(format!("it sent a frame of kind {}", frame[0])))?;
-        let body = frame[1..].to_vec();
         self.received.drain(..4 + length);
-        Ok(Some((kind, body)))
+        Ok(Some(frame))
+    }
+}
+
+impl AsFd for Frames {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+/// What a frame of a link is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Kind {
+    /// A rank tells rank 0 that it has come, and what it needs to know.
+    Come = 1,
+    /// Rank 0 tells a rank where to go.
+    Go = 2,
+    /// The contacts of some ranks.
+    Contacts = 3,
+    /// The job has failed; the rest is the reason.
+    Failure = 4,
+}
+
+impl Kind {
+    const ALL: [Kind; 4] = [Kind::Come, Kind::Go, Kind::Contacts, Kind::Failure];
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Link {
+    frames: Frames,
+    /// Where it comes from, and where it has arrived.
+    pub from: SocketAddr,
+    pub at: SocketAddr,
+}
+
+impl Link {
+    /// A link over a connection whose handshakes are over. `bytes_max` is the longest body that
+    /// this side takes.
+    pub fn new(
+        stream: TcpStream,
+        tls: Option<Box<Tls>>,
+        bytes_max: usize,
+    ) -> std::io::Result<Link> {
+        stream.set_nodelay(true)?;
+        Ok(Link {
+            from: plain(stream.peer_addr()?),
+            at: plain(stream.local_addr()?),
+            frames: Frames::new(stream.into(), tls, bytes_max + 1)?,
+        })
+    }
+
+    /// Whether both ends are on this host.
+    pub fn is_local(&self) -> bool {
+        self.from.ip().is_loopback() || self.from.ip() == self.at.ip()
+    }
+
+    /// Sends a frame, at most until the deadline.
+    pub fn send(
+        &mut self,
+        kind: Kind,
+        body: &[u8],
+        by: (Time, &Clock),
+    ) -> std::result::Result<(), Lost> {
+        self.frames.send(&[&[kind as u8], body], by)
+    }
+
+    /// Tells why the job has failed.
+    pub fn send_failure(&mut self, text: &str, by: (Time, &Clock)) {
+        let text = cut_text(text, REASON_BYTES_MAX);
+        // A rank that is gone needs no reason.
+        let _ = self.send(Kind::Failure, text.as_bytes(), by);
+    }
+
+    /// The next frame that has arrived whole.
+    pub fn receive(&mut self) -> std::result::Result<Option<(Kind, Vec<u8>)>, Lost> {
+        let Some(mut frame) = self.frames.receive()? else {
+            return Ok(None);
+        };
+        let first = *frame
+            .first()
+            .ok_or_else(|| Lost("it sent an empty frame".into()))?;
+        let kind = Kind::ALL.into_iter().find(|kind| *kind as u8 == first);
+        let kind = kind.ok_or_else(|| Lost(format!("it sent a frame of kind {first}")))?;
+        Ok(Some((kind, frame.split_off(1))))
     }
 
     /// Waits for the next frame; a failure that the other side tells is the error.
@@ -164,7 +220,7 @@ impl Link {
         (deadline, clock): (Time, &Clock),
     ) -> Result<(Kind, Vec<u8>)> {
         loop {
-            match self.hear() {
+            match self.receive() {
                 Ok(Some((Kind::Failure, text))) => return Err(told(&text)),
                 Ok(Some(frame)) => return Ok(frame),
                 Ok(None) if clock.now() >= deadline => {
@@ -183,7 +239,7 @@ impl Link {
 
 impl AsFd for Link {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
+        self.frames.as_fd()
     }
 }
 
@@ -193,12 +249,12 @@ pub(super) fn told(text: &[u8]) -> Error {
     Error::Bootstrap(text.trim_start_matches("bootstrap: ").to_string())
 }
 
-/// IPv4 in the clothes of IPv6, as listeners of both see it, is IPv4.
+/// An IPv4 address that a listener of both families shows as one of IPv6, as IPv4.
 fn plain(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// Whether an address is of every host.
+/// Whether every host has this address.
 pub(super) fn is_loopback(ip: IpAddr) -> bool {
     ip.to_canonical().is_loopback()
 }
@@ -220,9 +276,9 @@ pub(super) fn wait_for(
     let _ = poll(&mut set, Some(&time));
 }
 
-/// Seals all of this and writes it to a socket that does not block.
+/// Seals these bytes and writes them to a socket that does not block.
 fn write_sealed(
-    stream: &TcpStream,
+    stream: BorrowedFd<'_>,
     tls: &mut Tls,
     mut bytes: &[u8],
     by: (Time, &Clock),
@@ -248,7 +304,7 @@ pub(super) fn secure(
     (deadline, clock): (Time, &Clock),
 ) -> std::io::Result<()> {
     loop {
-        write_all(stream, tls.unsent(), (deadline, clock))?;
+        write_all(stream.as_fd(), tls.unsent(), (deadline, clock))?;
         tls.note_sent(tls.unsent().len());
         if tls.is_ready() {
             return Ok(());
@@ -257,7 +313,7 @@ pub(super) fn secure(
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
             Ok(count) => {
                 tls.note_received(count);
-                // What comes behind it is kept.
+                // What comes after the handshake is kept.
                 tls.open(&mut |_| 0).map_err(std::io::Error::other)?;
             }
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
@@ -271,18 +327,18 @@ pub(super) fn secure(
 
 /// Writes to a socket that does not block.
 pub(super) fn write_all(
-    mut stream: &TcpStream,
+    stream: BorrowedFd<'_>,
     mut bytes: &[u8],
     (deadline, clock): (Time, &Clock),
 ) -> std::io::Result<()> {
     while !bytes.is_empty() {
-        match stream.write(bytes) {
+        match send(stream, bytes, SendFlags::NOSIGNAL) {
             Ok(count) => bytes = &bytes[count..],
-            Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            Err(e) if e.kind() == ErrorKind::WouldBlock && clock.now() < deadline => {
-                wait_for(&[stream.as_fd()], PollFlags::OUT, (deadline, clock));
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) if clock.now() < deadline => {
+                wait_for(&[stream], PollFlags::OUT, (deadline, clock));
             }
-            Err(e) => return Err(e),
+            Err(e) => return Err(e.into()),
         }
     }
     Ok(())

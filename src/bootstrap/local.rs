@@ -1,15 +1,16 @@
-//! Rendezvous of the ranks of one host: rank 0 serves a Unix socket in the abstract namespace,
-//! everyone introduces itself, and everyone gets the blobs of all.
+//! Rendezvous of the ranks of one host: rank 0 serves a Unix socket in the abstract namespace, each
+//! rank introduces itself, and each gets the blobs of all.
 //!
-//! Only processes of the same user are heard. Nothing stays on any file system.
+//! Processes of other users are refused. Nothing stays on any file system.
 
-use super::bounds::BLOB_BYTES_MAX;
-use super::differing::other_settings;
+use super::contact::CONTACT_BYTES_MAX;
+use crate::config::differing_settings;
+use crate::wait::Clock;
 use crate::error::{Error, Result};
 use crate::limits::RANKS_MAX;
 use crate::time::Time;
 use crate::types::Rank;
-use crate::wait::Clock;
+use crate::wire::cut_text;
 use rustix::net::RecvFlags;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsFd;
@@ -37,8 +38,8 @@ const INTRODUCTION_TIME: Duration = Duration::from_secs(2);
 const RETRY: Duration = Duration::from_millis(2);
 /// Ranks that have come are looked at this often, in case one ends while others are waited for.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// After a failure, ranks that have not come yet are told for so long: a launcher starts hundreds
-/// of processes in that time.
+/// How long ranks that have not come yet are told of a failure: a launcher starts hundreds of
+/// processes in that time.
 const TELL_TIME: Duration = Duration::from_secs(5);
 /// What a header says of its sender: it goes on, or it cannot and the blob is the reason.
 const JOINS: u32 = 0;
@@ -80,7 +81,7 @@ pub fn decline(rank: Rank, ranks: u32, job: &str, error: Error, clock: &Clock) -
             rank,
             ranks,
             fingerprint: 0,
-            blob: cut(&text).into(),
+            blob: cut_text(&text, CONTACT_BYTES_MAX).into(),
         };
         // Rank 0 may be gone or never come; then it needs no reason.
         if let Ok(mut stream) = reach(rank, job, &address, deadline, clock) {
@@ -118,8 +119,8 @@ fn serve(
         deadline,
         clock,
     );
-    if let Err((error, stranger)) = gathered {
-        let told: Vec<UnixStream> = streams.into_iter().flatten().chain(stranger).collect();
+    if let Err((error, culprit)) = gathered {
+        let told: Vec<UnixStream> = streams.into_iter().flatten().chain(culprit).collect();
         // Those that have not come in time do not come now.
         let wait = if clock.now() >= deadline {
             clock.now()
@@ -253,8 +254,8 @@ fn check_alive(streams: &Streams) -> Result<()> {
     Ok(())
 }
 
-/// Gives the reason of a failure to those who have come, and until `deadline` to those who come:
-/// `wanted` ranks in all.
+/// Tells the reason of a failure to the ranks that have come, and until `deadline` to those that
+/// come: `wanted` ranks in all.
 fn tell_everyone(
     listener: &UnixListener,
     come: Vec<UnixStream>,
@@ -282,7 +283,7 @@ fn tell_everyone(
     }
 }
 
-/// Reads the introduction of anyone who has connected; `None`: a stranger.
+/// Reads the introduction of a process that has connected; `None`: it is no rank of this user.
 fn hear(stream: UnixStream) -> Option<(UnixStream, Introduction, u32)> {
     if !is_same_user(&stream) {
         return None;
@@ -293,7 +294,7 @@ fn hear(stream: UnixStream) -> Option<(UnixStream, Introduction, u32)> {
     (&stream).read_exact(&mut header).ok()?;
     let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| header[at + i]));
     let bytes = word(16) as usize;
-    if &header[..8] != MAGIC || bytes > BLOB_BYTES_MAX {
+    if &header[..8] != MAGIC || bytes > CONTACT_BYTES_MAX {
         return None;
     }
     let mut blob = vec![0; bytes];
@@ -331,7 +332,7 @@ fn check(own: &Introduction, peer: &Introduction, is_known: bool) -> Result<()> 
     }
     if peer.fingerprint != own.fingerprint {
         let (theirs, own) = (peer.fingerprint, own.fingerprint);
-        return Err(other_settings(peer.rank, theirs, own));
+        return Err(differing_settings(peer.rank, theirs, own));
     }
     Ok(())
 }
@@ -401,18 +402,9 @@ fn emit_introduction(own: &Introduction, kind: u32) -> Vec<u8> {
     hello
 }
 
-/// As much of a reason as a blob holds.
-fn cut(text: &str) -> &str {
-    let mut end = text.len().min(BLOB_BYTES_MAX);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
-}
-
 /// Answers instead of a table: a count of zero and the reason.
 fn refuse(mut stream: &UnixStream, text: &str) {
-    let text = cut(text);
+    let text = cut_text(text, CONTACT_BYTES_MAX);
     let mut answer = 0u32.to_le_bytes().to_vec();
     answer.extend((text.len() as u32).to_le_bytes());
     answer.extend(text.as_bytes());
@@ -466,7 +458,7 @@ fn read_word(stream: &mut impl Read) -> std::io::Result<u32> {
 
 fn read_blob(stream: &mut impl Read) -> std::io::Result<Vec<u8>> {
     let bytes = read_word(stream)? as usize;
-    if bytes > BLOB_BYTES_MAX {
+    if bytes > CONTACT_BYTES_MAX {
         return Err(std::io::Error::new(
             ErrorKind::InvalidData,
             format!("a blob of {bytes} bytes"),

@@ -5,20 +5,17 @@
 //! this host (`local.rs`), else over TCP (`network.rs`; read that first). [`Reunion`] is where the
 //! survivors of a failed communicator meet.
 
-mod bounds;
+mod connector;
 mod contact;
 mod contacts;
 mod cores;
 mod credentials;
 mod descriptors;
-mod dial;
-mod differing;
 mod env;
-mod gate;
-mod handing;
 mod identity;
 mod interfaces;
 mod link;
+mod listener;
 mod local;
 mod netlink;
 mod network;
@@ -28,12 +25,12 @@ mod pmi;
 mod publish;
 mod random;
 mod reunion;
+mod secret_socket;
 mod server;
-mod store;
 mod survivors;
 mod tree;
 
-pub use contact::{emit_contact, parse_contact};
+pub use contact::RankContact;
 pub use cores::Cores;
 pub use credentials::read_secret;
 pub use descriptors::check_descriptors;
@@ -41,8 +38,8 @@ pub use env::{Launched, Launcher, Place, Rendezvous, launched_from_env, place_fr
 pub use identity::HostIdentity;
 pub use netlink::{NetworkLink, network_links};
 pub use random::{fresh_secret, nonce};
-pub use reunion::{MeetingPlace, Reunion, emit_place, parse_place};
-pub use survivors::{Conversation, Lost, Message};
+pub use reunion::{MeetingPlace, Reunion};
+pub use survivors::{Conversation, Message};
 
 use crate::config::{Config, Secret};
 use crate::error::{Error, Result};

@@ -22,8 +22,8 @@ const IFLA_MTU: u16 = 4;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 const IFA_LABEL: u16 = 3;
-/// Of a message, of an attribute; and what stands before the attributes of an interface and of an
-/// address.
+/// Bytes of a message's header, of an attribute's, and of what stands before the attributes of an
+/// interface and of an address.
 const HEADER_BYTES: usize = 16;
 const ATTRIBUTE_BYTES: usize = 4;
 const LINK_BYTES: usize = 16;

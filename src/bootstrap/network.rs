@@ -1,56 +1,56 @@
-//! Rendezvous over TCP: [`Network::meet`] brings the ranks together at rank 0's store,
+//! Rendezvous over TCP: [`Network::meet`] brings the ranks together at rank 0, and
 //! [`Network::exchange`] carries a blob of every rank to every rank in O(log ranks) rounds.
 //!
 //! ```text
-//! rank r ── put come/r: ranks, settings, its port ──► store of rank 0      (when all have come)
-//!        ◄── wait go/r: its address as rank 0 sees it, where its parent listens ──
+//! rank r ── come: ranks, settings, its port ──► rank 0                     (when all have come)
+//!        ◄── go: its address as rank 0 sees it, where its parent listens ──
 //!        ── contacts of its part of the tree ──► parent ── ... ──► rank 0
 //!        ◄── contacts of all ── parent ◄── ... ── rank 0
 //! ```
 //!
-//! Addresses are never what a rank says of itself, but what rank 0 sees: where a connection comes
-//! from is where its host can be reached, and where it arrives is rank 0's address that can be
-//! reached. Until the contacts are exchanged every rank keeps its connection to rank 0, so that the
-//! failure of any is told to all, with one cause.
+//! A rank does not say its own address: rank 0 sees where a connection comes from, which is where
+//! that host can be reached, and where it arrives, which is an address of rank 0 that can be
+//! reached. Every rank keeps its connection to rank 0 until the contacts are exchanged, so that the
+//! failure of one rank is told to all, with one cause.
 
-use super::bounds::LATE_ANSWER_TIME;
+use super::connector::Connector;
 use super::contacts::{Other, pass_on, spread};
 use super::credentials::Credentials;
-use super::dial::{Call, dial};
-use super::differing::other_settings;
 use super::env::Place;
-use super::gate::{Gate, TO_STORE};
 use super::identity::{HostIdentity, own_user};
 use super::interfaces::{self, Interface};
-use super::link::{Kind, Link};
+use super::link::{Kind, LATE_ANSWER_TIME, Link};
+use super::listener::{Listener, TO_HEAD};
 use super::note::note;
 use super::publish::{self, Finder};
 use super::server::Server;
-use super::store::{Answer, MESSAGE_BYTES_MAX, Request};
 use super::tree::{self, Table};
-use crate::config::Config;
+use crate::config::{Config, differing_settings};
+use crate::wait::Clock;
 use crate::error::{Error, Result};
 use crate::time::Time;
 use crate::transport::{self, Agreed, Fabric, Offer, Options, agree};
 use crate::types::Rank;
-use crate::wait::Clock;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 
-/// Of a reason that a rank tells another: four bytes a character fit a value of the store.
+/// Longest reason that a rank tells another.
 const REASON_CHARS_MAX: usize = 200;
+/// Longest frame of a rank that comes or is to go: four bytes a character of the reason, and less
+/// than 200 for the rest.
+const FRAME_BYTES_MAX: usize = 4 * REASON_CHARS_MAX + 200;
 
-/// Ranks that have met and not yet exchanged anything.
+/// Ranks that have met and exchanged nothing yet.
 pub(super) struct Network {
     rank: Rank,
     ranks: u32,
-    seat: Seat,
+    side: Side,
     deadline: Time,
     /// The address of this rank's host that the others can reach, and why it is this one.
     pub address: IpAddr,
     pub why: String,
     /// Whether all ranks say that they are on one host, and of one user.
     pub is_one_host: bool,
-    /// What ranks of different hosts use, unless somebody says it.
+    /// What ranks of different hosts use, unless the settings say it.
     pub agreed: Agreed,
     /// How many ranks with lower numbers are on this rank's host.
     pub local_rank: u32,
@@ -58,8 +58,8 @@ pub(super) struct Network {
     pub secret: Option<Vec<u8>>,
 }
 
-enum Seat {
-    /// Rank 0.
+enum Side {
+    /// Rank 0's.
     Head(Box<Server>),
     Other(Box<Other>),
 }
@@ -69,7 +69,7 @@ enum Seat {
 struct Coming {
     ranks: u32,
     fingerprint: u64,
-    /// Of the listener for its children; 0 if it has none.
+    /// Where it listens for its children; 0 if it has none.
     port: u16,
     /// Where it is, and whose.
     host: HostIdentity,
@@ -121,11 +121,11 @@ impl Network {
     /// This rank cannot take part after all: tells the others.
     pub fn decline(self, error: Error, clock: &Clock) -> Error {
         let text = format!("rank {} cannot take part: {error}", self.rank);
-        match self.seat {
-            Seat::Head(server) => {
+        match self.side {
+            Side::Head(server) => {
                 server.fail(Error::Bootstrap(text), (self.deadline, clock));
             }
-            Seat::Other(mut other) => other.store.say_failure(&text, (self.deadline, clock)),
+            Side::Other(mut other) => other.head.send_failure(&text, (self.deadline, clock)),
         }
         error
     }
@@ -135,9 +135,9 @@ impl Network {
         let table: Table = [(self.rank, blob.to_vec())].into();
         let by = (self.deadline, clock);
         let (rank, ranks) = (self.rank, self.ranks);
-        let table = match self.seat {
-            Seat::Head(server) => spread(*server, ranks, table, by)?,
-            Seat::Other(other) => pass_on(*other, (rank, ranks), table, by)?,
+        let table = match self.side {
+            Side::Head(server) => spread(*server, ranks, table, by)?,
+            Side::Other(other) => pass_on(*other, (rank, ranks), table, by)?,
         };
         let missing: Vec<Rank> = (0..ranks).filter(|r| !table.contains_key(r)).collect();
         match missing.is_empty() {
@@ -149,14 +149,6 @@ impl Network {
     }
 }
 
-fn come_key(rank: Rank) -> String {
-    format!("come/{rank}")
-}
-
-fn go_key(rank: Rank) -> String {
-    format!("go/{rank}")
-}
-
 fn head(
     place: &Place,
     config: &Config,
@@ -166,18 +158,18 @@ fn head(
     let listening = publish::listen(place, credentials, named, config.timeout)?;
     let addresses = listening.addresses.iter().map(SocketAddr::to_string);
     let addresses: Vec<String> = addresses.collect();
-    let mut gate = Gate::new(listening.listeners, 0, credentials)
+    let mut listener = Listener::new(listening.sockets, 0, credentials)
         .map_err(|e| Error::os(format!("listening on {}", addresses.join(", ")), e))?;
-    gate.hand(listening.handing);
+    listener.serve_secret(listening.secret_socket);
     if config.debug {
         note(&format!(
-            "rank 0 of {}: the store listens on {} ({})",
+            "rank 0 of {}: it listens on {} ({})",
             place.ranks,
             addresses.join(", "),
             listening.why
         ));
     }
-    let mut server = Server::new(gate, place.ranks, tree::table_bytes_max(place.ranks));
+    let mut server = Server::new(listener, place.ranks, tree::table_bytes_max(place.ranks));
     let wanted = Coming {
         ranks: place.ranks,
         fingerprint: config.shared_fingerprint(),
@@ -190,7 +182,7 @@ fn head(
         Ok(((address, why), is_one_host, agreed)) => Ok(Network {
             rank: 0,
             ranks: place.ranks,
-            seat: Seat::Head(Box::new(server)),
+            side: Side::Head(Box::new(server)),
             deadline,
             address,
             why,
@@ -218,66 +210,60 @@ fn receive_all(
     (deadline, clock): (Time, &Clock),
 ) -> Result<((IpAddr, String), bool, Agreed)> {
     let ranks = wanted.ranks;
-    let mut is_one_host = true;
-    let mut ports = vec![None; ranks as usize];
-    ports[0] = Some(0);
-    let mut offers = vec![wanted.offer.clone(); ranks as usize];
-    let mut hosts = vec![wanted.host; ranks as usize];
+    let mut come: Vec<Option<Coming>> = vec![None; ranks as usize];
+    come[0] = Some(wanted.clone());
     loop {
-        server.turn(clock)?;
-        for rank in 1..ranks {
-            let slot = &mut ports[rank as usize];
-            if slot.is_none()
-                && let Some(value) = server.store.get(&come_key(rank))
-            {
-                let coming = Coming::parse(value)?;
-                check(rank, &coming, wanted)?;
-                *slot = Some(coming.port);
-                is_one_host &= (coming.host, coming.user) == (wanted.host, wanted.user);
-                offers[rank as usize] = coming.offer;
-                hosts[rank as usize] = coming.host;
+        for (rank, body) in server.poll(Kind::Come, clock)? {
+            let coming = Coming::parse(&body)?;
+            check(rank, &coming, wanted)?;
+            if come[rank as usize].replace(coming).is_some() {
+                return Err(Error::Malformed(format!("rank {rank} came twice")));
             }
         }
-        if ports.iter().all(Option::is_some) {
+        if come.iter().all(Option::is_some) {
             break;
         }
         if clock.now() >= deadline {
-            return Err(absent(&ports, &server.refusals()));
+            return Err(absent(&come, &server.refusals()));
         }
         server.sleep((deadline, clock));
     }
+    let come: Vec<Coming> = come.into_iter().flatten().collect();
+    let is_here = |coming: &Coming| (coming.host, coming.user) == (wanted.host, wanted.user);
+    let is_one_host = come.iter().all(is_here);
     let own = own_address(server, ranks, named);
-    let seen = |rank: Rank| match server.guest(rank) {
+    let seen = |rank: Rank| match server.link(rank) {
         Some(link) if !link.from.ip().is_loopback() => link.from.ip(),
-        // Loopback leads to the same host as rank 0 has.
+        // A rank that comes over loopback is on rank 0's host.
         _ => own.0,
     };
-    let port = |rank: Rank| ports[rank as usize].unwrap_or(0);
+    let offers: Vec<Offer> = come.iter().map(|coming| coming.offer.clone()).collect();
     let agreed = agree(&offers);
     let answers: Vec<(Rank, String)> = (1..ranks)
         .map(|rank| {
             let parent = tree::parent(rank).filter(|&parent| parent > 0);
             let going = Going {
                 own: seen(rank),
-                parent: parent.map(|parent| SocketAddr::new(seen(parent), port(parent))),
+                parent: parent
+                    .map(|parent| SocketAddr::new(seen(parent), come[parent as usize].port)),
                 is_one_host,
-                local_rank: local_rank(&hosts, rank),
+                local_rank: local_rank(&come, rank),
                 agreed: agreed.clone(),
             };
             (rank, going.emit())
         })
         .collect();
     for (rank, text) in answers {
-        server.put(&go_key(rank), text.into_bytes(), clock)?;
+        server.send(rank, Kind::Go, text.as_bytes(), clock)?;
     }
     Ok((own, is_one_host, agreed))
 }
 
 /// The number of a rank among those of its host.
-fn local_rank(hosts: &[HostIdentity], rank: Rank) -> u32 {
-    let own = &hosts[rank as usize];
-    let before = hosts[..rank as usize].iter();
-    before.filter(|host| *host == own).count() as u32
+fn local_rank(come: &[Coming], rank: Rank) -> u32 {
+    let own = &come[rank as usize].host;
+    let before = come[..rank as usize].iter();
+    before.filter(|coming| coming.host == *own).count() as u32
 }
 
 /// What this rank's devices can do, if that is asked for.
@@ -301,7 +287,7 @@ fn hosts_word(is_one_host: bool) -> &'static str {
 /// which its own have.
 fn own_address(server: &Server, ranks: u32, named: Option<&[Interface]>) -> (IpAddr, String) {
     let mut counts: Vec<(usize, IpAddr, bool)> = Vec::new();
-    for link in (1..ranks).filter_map(|rank| server.guest(rank)) {
+    for link in (1..ranks).filter_map(|rank| server.link(rank)) {
         let (ip, is_far) = (link.at.ip(), !link.is_local());
         if ip.is_loopback() {
             continue;
@@ -343,17 +329,17 @@ fn check(rank: Rank, coming: &Coming, wanted: &Coming) -> Result<()> {
     }
     if coming.fingerprint != wanted.fingerprint {
         let (theirs, own) = (coming.fingerprint, wanted.fingerprint);
-        return Err(other_settings(rank, theirs, own));
+        return Err(differing_settings(rank, theirs, own));
     }
     Ok(())
 }
 
 /// Who has not come, and who has.
-fn absent(ports: &[Option<u16>], refusals: &str) -> Error {
+fn absent(come: &[Option<Coming>], refusals: &str) -> Error {
     let of = |has_come: bool| -> Vec<usize> {
-        let ranks = ports.iter().enumerate();
+        let ranks = come.iter().enumerate();
         ranks
-            .filter(|(_, port)| port.is_some() == has_come)
+            .filter(|(_, coming)| coming.is_some() == has_come)
             .map(|(rank, _)| rank)
             .collect()
     };
@@ -361,7 +347,7 @@ fn absent(ports: &[Option<u16>], refusals: &str) -> Error {
         "ranks {:?} did not come in time; ranks {:?} came and waited for them{refusals}; are all {} ranks started, with the same LINERATE_SECRET?",
         of(false),
         of(true),
-        ports.len()
+        come.len()
     ))
 }
 
@@ -376,28 +362,23 @@ fn other(
     let source = named
         .and_then(|named| named.first())
         .map(|interface| interface.ip);
-    let call = Call {
+    let connector = Connector {
         credentials: &credentials,
         own: rank,
-        whom: 0,
-        detail: TO_STORE,
+        peer: 0,
+        detail: TO_HEAD,
         source,
         bytes_max: tree::table_bytes_max(ranks),
     };
-    // Rank 0 gives up at the deadline and says who is missing; its answer is waited for a little
-    // longer.
-    let mut store = dial(&call, || finder.addresses(), (deadline, clock))?;
+    let mut head = connector.connect(|| finder.addresses(), (deadline, clock))?;
     let patience = deadline.after(LATE_ANSWER_TIME);
     let has_children = !tree::children(rank, ranks).is_empty();
-    let gate = match has_children {
-        true => Some(listen_for_children(&store, rank, &credentials)),
-        false => None,
-    };
-    let (gate, port) = match gate.transpose() {
-        Ok(Some((gate, port))) => (Some(gate), port),
+    let listener = has_children.then(|| listen_for_children(&head, rank, &credentials));
+    let (listener, port) = match listener.transpose() {
+        Ok(Some((listener, port))) => (Some(listener), port),
         Ok(None) => (None, 0),
         Err(error) => {
-            store.say_failure(
+            head.send_failure(
                 &format!("rank {rank} cannot take part: {error}"),
                 (patience, clock),
             );
@@ -412,34 +393,20 @@ fn other(
         user: own_user()?,
         offer: own_offer(place, config),
     };
-    let put = Request::Put(come_key(rank), coming.emit());
-    let wait = Request::Wait(go_key(rank), config.timeout + LATE_ANSWER_TIME);
-    for request in [put, wait] {
-        let said = store.say(Kind::Request, &request.emit(), (patience, clock));
-        // Where rank 0 was quicker to refuse, its reason is there to be read.
-        let _ = said;
-    }
-    let mut go = None;
-    while go.is_none() {
-        match answer_of(&mut store, (patience, clock))? {
-            Answer::Done => {}
-            Answer::Value(text) => go = Some(Going::parse(&text)?),
-            other => {
-                return Err(Error::Bootstrap(format!(
-                    "rank 0's store answers rank {rank}: {other:?}"
-                )));
-            }
-        }
-    }
-    let go: Going = go.expect("set above");
-    let why = explain(&store, named.is_some(), go.own);
+    // Where rank 0 was quicker to refuse, its reason is there to be read.
+    let _ = head.send(Kind::Come, &coming.emit(), (patience, clock));
+    let go = match head.wait("rank 0", (patience, clock))? {
+        (Kind::Go, body) => Going::parse(&body)?,
+        (kind, _) => return Err(Error::Malformed(format!("rank 0 sent {kind:?} before Go"))),
+    };
+    let why = explain(&head, named.is_some(), go.own);
     let secret = credentials.made_secret();
     Ok(Network {
         rank,
         ranks,
-        seat: Seat::Other(Box::new(Other {
-            store,
-            gate,
+        side: Side::Other(Box::new(Other {
+            head,
+            listener,
             parent: go.parent,
             source,
             credentials,
@@ -454,20 +421,14 @@ fn other(
     })
 }
 
-fn answer_of(store: &mut Link, by: (Time, &Clock)) -> Result<Answer> {
-    match store.wait("rank 0", by)? {
-        (Kind::Answer, body) if body.len() <= MESSAGE_BYTES_MAX => Answer::parse(&body),
-        (kind, body) => Err(Error::Malformed(format!(
-            "rank 0 sent {} bytes of {kind:?} where its store was to answer",
-            body.len()
-        ))),
-    }
-}
-
 /// A listener where the route from rank 0 arrives; anywhere if that is loopback and other hosts are
 /// served.
-fn listen_for_children(store: &Link, rank: Rank, credentials: &Credentials) -> Result<(Gate, u16)> {
-    let ip = match store.at.ip() {
+fn listen_for_children(
+    head: &Link,
+    rank: Rank,
+    credentials: &Credentials,
+) -> Result<(Listener, u16)> {
+    let ip = match head.at.ip() {
         ip if ip.is_loopback() && credentials.is_open && ip.is_ipv4() => {
             Ipv4Addr::UNSPECIFIED.into()
         }
@@ -479,18 +440,18 @@ fn listen_for_children(store: &Link, rank: Rank, credentials: &Credentials) -> R
             e,
         )
     };
-    let listener = TcpListener::bind((ip, 0)).map_err(what)?;
-    let port = listener.local_addr().map_err(what)?.port();
-    let gate = Gate::new(vec![listener], rank, credentials).map_err(what)?;
-    Ok((gate, port))
+    let socket = TcpListener::bind((ip, 0)).map_err(what)?;
+    let port = socket.local_addr().map_err(what)?.port();
+    let listener = Listener::new(vec![socket], rank, credentials).map_err(what)?;
+    Ok((listener, port))
 }
 
-fn explain(store: &Link, is_named: bool, address: IpAddr) -> String {
-    match (is_named, store.at.ip().is_loopback()) {
+fn explain(head: &Link, is_named: bool, address: IpAddr) -> String {
+    match (is_named, head.at.ip().is_loopback()) {
         (true, _) => "LINERATE_IFNAME names its interface".into(),
         (false, true) if address.is_loopback() => "all ranks are on this host".into(),
         (false, true) => "rank 0 is on this host, and the others reach it there".into(),
-        (false, false) => format!("the route to rank 0 at {} leaves by it", store.from.ip()),
+        (false, false) => format!("the route to rank 0 at {} leaves by it", head.from.ip()),
     }
 }
 
@@ -506,7 +467,7 @@ impl Going {
     }
 
     fn parse(text: &[u8]) -> Result<Going> {
-        let shown = String::from_utf8_lossy(text);
+        let shown = String::from_utf8_lossy(&text[..text.len().min(FRAME_BYTES_MAX)]);
         let bad = || Error::Malformed(format!("rank 0 says where to go: '{shown}'"));
         let words: Vec<&str> = shown.splitn(6, ' ').collect();
         let &[own, parent, hosts, local_rank, far, reason] = words.as_slice() else {
@@ -547,7 +508,8 @@ fn far_word(is_verbs: bool, is_pity: bool) -> &'static str {
 
 impl Coming {
     fn emit(&self) -> Vec<u8> {
-        let mut bytes = self.ranks.to_le_bytes().to_vec();
+        let mut bytes = self.host.0.to_le_bytes().to_vec();
+        bytes.extend(self.ranks.to_le_bytes());
         bytes.extend(self.fingerprint.to_le_bytes());
         bytes.extend(self.port.to_le_bytes());
         bytes.extend(self.user.to_le_bytes());
@@ -563,18 +525,17 @@ impl Coming {
                 bytes.extend(why.as_bytes());
             }
         }
-        self.host.emit(&bytes)
+        bytes
     }
 
     fn parse(bytes: &[u8]) -> Result<Coming> {
-        let (host, rest) = HostIdentity::parse(bytes)?;
-        let malformed = || {
-            Error::Malformed(format!(
-                "a rank that comes says {} bytes beside its host",
-                rest.len()
-            ))
-        };
-        let (bytes, more) = rest.split_first_chunk::<22>().ok_or_else(malformed)?;
+        let length = bytes.len();
+        let malformed = || Error::Malformed(format!("a rank that comes says {length} bytes"));
+        let (bytes, more) = bytes
+            .split_first_chunk::<30>()
+            .filter(|_| length <= FRAME_BYTES_MAX)
+            .ok_or_else(malformed)?;
+        let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let offer = match more {
             [0, why @ ..] => Err(String::from_utf8_lossy(why).into_owned()),
             [number] => {
@@ -584,11 +545,11 @@ impl Coming {
             _ => return Err(malformed()),
         };
         Ok(Coming {
-            ranks: u32::from_le_bytes(std::array::from_fn(|i| bytes[i])),
-            fingerprint: u64::from_le_bytes(std::array::from_fn(|i| bytes[4 + i])),
-            port: u16::from_le_bytes([bytes[12], bytes[13]]),
-            host,
-            user: u64::from_le_bytes(std::array::from_fn(|i| bytes[14 + i])),
+            ranks: u32::from_le_bytes(std::array::from_fn(|i| bytes[8 + i])),
+            fingerprint: long(12),
+            port: u16::from_le_bytes([bytes[20], bytes[21]]),
+            host: HostIdentity(long(0)),
+            user: long(22),
             offer,
         })
     }

@@ -1,6 +1,6 @@
 //! Ranks as threads that meet over loopback.
 
-use super::super::bounds::BLOB_BYTES_MAX;
+use super::super::contact::CONTACT_BYTES_MAX;
 use super::*;
 use crate::config::{JobSettings, Secret};
 use std::time::Duration;
@@ -44,7 +44,7 @@ fn run<T: Send>(ranks: u32, run: impl Fn(Place, Config) -> T + Sync) -> Vec<T> {
 #[test]
 fn two_hundred_ranks_exchange_blobs_of_any_length() {
     let ranks = 200;
-    let blob = |rank: Rank| vec![rank as u8; (rank as usize * 37) % (BLOB_BYTES_MAX + 1)];
+    let blob = |rank: Rank| vec![rank as u8; (rank as usize * 37) % (CONTACT_BYTES_MAX + 1)];
     let results = run(ranks, |place, config| {
         let clock = Clock::monotonic();
         let network = Network::meet(&place, &config, &clock).unwrap();
@@ -101,16 +101,20 @@ fn a_rank_that_declines_tells_all_why() {
     );
 }
 
-#[test]
-fn what_a_rank_says_when_it_comes_survives_and_a_stump_is_refused() {
-    let coming = Coming {
+fn coming() -> Coming {
+    Coming {
         ranks: 7,
         fingerprint: u64::MAX - 1,
         port: 65535,
         host: HostIdentity::own(None).unwrap(),
         user: 7,
         offer: Ok(Fabric::RoceV2),
-    };
+    }
+}
+
+#[test]
+fn what_a_rank_says_when_it_comes_survives_and_a_stump_is_refused() {
+    let coming = coming();
     assert_eq!(Coming::parse(&coming.emit()).unwrap(), coming);
     let without = Coming {
         offer: Err("no device".into()),
@@ -123,6 +127,9 @@ fn what_a_rank_says_when_it_comes_survives_and_a_stump_is_refused() {
     assert!(Coming::parse(&other).is_err(), "no such fabric");
     other.push(0);
     assert!(Coming::parse(&other).is_err(), "something behind it");
+    let mut long = without.emit();
+    long.resize(FRAME_BYTES_MAX + 1, b'x');
+    assert!(Coming::parse(&long).is_err(), "a reason without end");
 }
 
 #[test]
@@ -168,8 +175,12 @@ fn where_a_rank_goes_survives_and_other_words_are_refused() {
 fn ranks_are_counted_by_their_hosts() {
     let [a, b] = ["a", "b"].map(|name| HostIdentity::own(Some(name)).unwrap());
     let numbers = |hosts: &[HostIdentity]| -> Vec<u32> {
+        let come: Vec<Coming> = hosts
+            .iter()
+            .map(|&host| Coming { host, ..coming() })
+            .collect();
         let ranks = 0..hosts.len() as Rank;
-        ranks.map(|rank| local_rank(hosts, rank)).collect()
+        ranks.map(|rank| local_rank(&come, rank)).collect()
     };
     assert_eq!(numbers(&[a, b, a, b, a]), [0, 0, 1, 1, 2]);
     assert_eq!(numbers(&[b, b, a, a]), [0, 1, 0, 1]);

@@ -2,8 +2,8 @@
 
 use std::io::Write;
 
-/// Something that anyone who runs the job should know.
+/// Prints a line for the person who runs the job.
 pub(super) fn note(text: &str) {
-    // Nobody can be told that standard error is closed.
+    // If standard error is closed, there is no other place to say it.
     let _ = std::io::stderr().write_all(format!("linerate: {text}\n").as_bytes());
 }

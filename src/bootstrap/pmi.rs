@@ -63,7 +63,7 @@ impl Client {
             .write_all(format!("{line}\n").as_bytes())
             .map_err(failed)?;
         let mut got = Vec::new();
-        // One byte at a time: what follows belongs to anyone who speaks PMI next in this process.
+        // One byte at a time: what follows belongs to the next user of PMI in this process.
         loop {
             let mut byte = [0];
             self.0.read_exact(&mut byte).map_err(failed)?;

@@ -1,12 +1,12 @@
-//! Where rank 0 listens, and how the others hear of it: [`listen`] and [`Finder`].
+//! Where rank 0 listens, and how the other ranks learn it: [`listen`] and [`Finder`].
 
 use super::credentials::Credentials;
 use super::env::{Place, Rendezvous};
-use super::handing::Handing;
 use super::interfaces::{self, Interface};
 use super::link::is_loopback;
 use super::pmi;
 use super::random::nonce;
+use super::secret_socket::SecretSocket;
 use crate::error::{Error, Result};
 use rustix::io::Errno;
 use std::fs::File;
@@ -27,11 +27,11 @@ const FAILED: &str = "failed";
 
 /// Rank 0's listeners, and why there, for people.
 pub(super) struct Listening {
-    pub listeners: Vec<TcpListener>,
+    pub sockets: Vec<TcpListener>,
     pub addresses: Vec<SocketAddr>,
     pub why: String,
-    /// Hands out the secret of a job that was given none.
-    pub handing: Option<Handing>,
+    /// Serves the secret of a job that was given none.
+    pub secret_socket: Option<SecretSocket>,
     /// Removed when the ranks have met.
     pub file: Option<PublishedFile>,
 }
@@ -57,7 +57,7 @@ pub(super) fn listen(
     let listening = listen_only(place, credentials, named).and_then(|mut listening| {
         // Before the others hear of the port, all of whose addresses have the same.
         if let (None, Some(address)) = (credentials.key(), listening.addresses.first()) {
-            listening.handing = Some(Handing::open(address.port(), credentials)?);
+            listening.secret_socket = Some(SecretSocket::open(address.port(), credentials)?);
         }
         Ok(listening)
     });
@@ -100,8 +100,8 @@ fn listen_only(
     })
 }
 
-/// Nobody from another host can come: none is there, or, where that is not known, none would be let
-/// in.
+/// Whether no rank of another host can come: there is none, or, where that is not known, none would
+/// be admitted.
 fn is_alone(place: &Place, credentials: &Credentials) -> bool {
     let is_address_given = matches!(place.rendezvous, Rendezvous::Ports(_));
     let is_unknown = place.local_ranks.is_none() && !is_address_given;
@@ -119,7 +119,8 @@ pub(super) enum Finder {
 }
 
 impl Finder {
-    /// For this place. Where the launcher's daemons are asked, waits until rank 0 has told them.
+    /// The finder of this place. Where the launcher's daemons are asked, it waits until rank 0 has
+    /// told them.
     pub fn new(place: &Place, timeout: Duration) -> Result<Finder> {
         Ok(match &place.rendezvous {
             Rendezvous::Tcp { host, port } => Finder::Named(host.clone(), vec![*port]),
@@ -169,7 +170,7 @@ fn resolve(host: &str, ports: &[u16]) -> std::io::Result<Vec<SocketAddr>> {
     Ok(addresses)
 }
 
-/// On the addresses of this host that a name has.
+/// Listens on the addresses of this host that a name has.
 fn listen_on_host(host: &str, ports: &[u16], credentials: &Credentials) -> Result<Listening> {
     let found = resolve(host, &[0]).map_err(|e| {
         Error::Bootstrap(format!(
@@ -204,7 +205,7 @@ fn listen_on_host(host: &str, ports: &[u16], credentials: &Credentials) -> Resul
     listen_on(&ips, ports, &why)
 }
 
-/// On the addresses of these interfaces, or of all but loopback.
+/// Listens on the addresses of these interfaces, or of all but loopback.
 fn listen_on_interfaces(
     named: Option<&[Interface]>,
     credentials: &Credentials,
@@ -214,7 +215,7 @@ fn listen_on_interfaces(
         Some(named) => (named.to_vec(), "LINERATE_IFNAME names them"),
         None => (all, "whichever of them the others have a route to"),
     };
-    // Loopback only where nothing else is there: other hosts have one too.
+    // Loopback is used only where there is nothing else, because other hosts have one too.
     let (near, mut far): (Vec<_>, Vec<_>) = found.into_iter().partition(|i| is_loopback(i.ip));
     if far.is_empty() {
         far = near;
@@ -230,7 +231,7 @@ fn listen_on_interfaces(
     listen_on(&ips, &[0], why)
 }
 
-/// On all of these addresses, with the first of these ports that is free on all.
+/// Listens on all of these addresses, on the first of these ports that is free on all.
 fn listen_on(ips: &[IpAddr], ports: &[u16], why: &str) -> Result<Listening> {
     let mut taken = Vec::new();
     for &port in ports {
@@ -239,7 +240,7 @@ fn listen_on(ips: &[IpAddr], ports: &[u16], why: &str) -> Result<Listening> {
             .map(|&ip| TcpListener::bind((ip, port)))
             .collect()
         {
-            Ok(listeners) => return describe(listeners, why),
+            Ok(sockets) => return describe(sockets, why),
             Err(e) if Errno::from_io_error(&e) == Some(Errno::ADDRINUSE) => taken.push(port),
             Err(e) => return Err(Error::os(format!("listening on port {port} of {ips:?}"), e)),
         }
@@ -249,14 +250,13 @@ fn listen_on(ips: &[IpAddr], ports: &[u16], why: &str) -> Result<Listening> {
     )))
 }
 
-fn describe(listeners: Vec<TcpListener>, why: &str) -> Result<Listening> {
-    let addresses: std::io::Result<Vec<_>> =
-        listeners.iter().map(TcpListener::local_addr).collect();
+fn describe(sockets: Vec<TcpListener>, why: &str) -> Result<Listening> {
+    let addresses: std::io::Result<Vec<_>> = sockets.iter().map(TcpListener::local_addr).collect();
     Ok(Listening {
         addresses: addresses.map_err(|e| Error::os("reading the port of a listening socket", e))?,
-        listeners,
+        sockets,
         why: why.into(),
-        handing: None,
+        secret_socket: None,
         file: None,
     })
 }
@@ -280,8 +280,8 @@ fn path_in(folder: &Path, place: &Place) -> PathBuf {
     folder.join(format!("linerate-{name}-{}.addresses", place.epoch))
 }
 
-/// Whole or not at all: written beside it and renamed. Others may write to the folder: what is
-/// written beside is a new file with a name that nobody could guess.
+/// Writes a new file beside it and renames that, so that readers see a whole file or none. Others
+/// may write to the folder, so the new file has a name that cannot be guessed.
 fn publish_file(folder: &Path, place: &Place, text: &str) -> Result<PublishedFile> {
     let path = path_in(folder, place);
     let beside = path.with_extension(format!("{:016x}", nonce()?));
@@ -302,8 +302,8 @@ fn publish_file(folder: &Path, place: &Place, text: &str) -> Result<PublishedFil
     Ok(PublishedFile(path))
 }
 
-/// Reads a file, and nothing else that somebody may have put in its place: to open a FIFO would
-/// block.
+/// Reads a file. Anything else that another user may have put in its place is refused: to open a
+/// FIFO would block.
 fn read_file(path: &Path) -> std::io::Result<String> {
     let file = File::options()
         .read(true)

@@ -1,12 +1,12 @@
-//! [`Reunion`]: where the survivors of a failed communicator meet the one who leads them. On one
-//! host that is an abstract name made of the communicator's identity and the leader's rank; across
-//! hosts a port of the leader's host, one of those that follow from the same two, behind the
-//! handshake of every other connection, and sealed if those are.
+//! [`Reunion`]: where the survivors of a failed communicator meet the one that leads them. On one
+//! host that is an abstract name, made of the communicator's identity and the leader's rank. Across
+//! hosts it is a port of the leader's host, one of several that follow from the same two numbers;
+//! connections begin with the handshake there, and are encrypted if the settings say so.
 
+use super::connector::Connector;
 use super::credentials::Credentials;
-use super::dial::{Call, dial_once};
 use super::env::ports_of;
-use super::gate::{Gate, TO_LEADER};
+use super::listener::{Listener, TO_LEADER};
 use super::local::is_same_user;
 use super::survivors::{Conversation, FRAME_BYTES_MAX};
 use crate::config::Config;
@@ -14,15 +14,14 @@ use crate::error::{Error, Result};
 use crate::types::Rank;
 use crate::wait::Clock;
 use std::io::ErrorKind;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddress, UnixListener, UnixStream};
 use std::time::Duration;
 
-/// How long a visit may take: a leader that is there answers at once, and anyone who visits has to
-/// look after its old connections in between.
+/// How long a visit may take: a leader that listens answers at once, and a visitor has to look
+/// after its old connections in between.
 const VISIT_TIME: Duration = Duration::from_secs(1);
-const PLACE_BYTES: usize = 16;
 
 /// The survivors of one communicator, seen by one of them.
 pub struct Reunion {
@@ -34,26 +33,26 @@ pub struct Reunion {
 /// Beyond one host.
 struct Network {
     credentials: Credentials,
-    /// By rank.
+    /// Addresses by rank.
     places: Vec<IpAddr>,
 }
 
-/// An open place.
+/// Where a leader listens.
 #[derive(Debug)]
 pub enum MeetingPlace {
     /// For processes of one user on this host.
     Host(UnixListener),
-    /// For ranks that prove that they are some.
+    /// For ranks that prove who they are.
     Network(NetworkPlace),
 }
 
-/// Behind the handshake.
+/// A listener of other hosts.
 #[derive(Debug)]
-pub struct NetworkPlace(Gate);
+pub struct NetworkPlace(Listener);
 
 impl Reunion {
-    /// Of the communicator of this identity, of which the caller is rank `own`. `places` are the
-    /// addresses of all ranks; none where all are processes of one user on one host.
+    /// The survivors of the communicator of this identity; the caller is rank `own`. `places` are
+    /// the addresses of all ranks; none where all are processes of one user on one host.
     pub fn new(identity: u64, own: Rank, config: &Config, places: &[IpAddr]) -> Result<Reunion> {
         let job = format!("rebuild {identity:016x}");
         let network = || -> Result<Network> {
@@ -92,10 +91,10 @@ impl Reunion {
         let mut last = None;
         for address in self.addresses(network, self.own) {
             match TcpListener::bind(address) {
-                Ok(listener) => {
-                    let gate = Gate::new(vec![listener], self.own, &network.credentials);
-                    let gate = gate.map_err(|e| Error::os(what(), e))?;
-                    return Ok(MeetingPlace::Network(NetworkPlace(gate)));
+                Ok(socket) => {
+                    let listener = Listener::new(vec![socket], self.own, &network.credentials);
+                    let listener = listener.map_err(|e| Error::os(what(), e))?;
+                    return Ok(MeetingPlace::Network(NetworkPlace(listener)));
                 }
                 Err(e) => last = Some((address, e)),
             }
@@ -108,24 +107,24 @@ impl Reunion {
         Err(Error::os(format!("{} on {address}{hint}", what()), cause))
     }
 
-    /// Goes to the place of a leader; `None`: it is not there yet.
+    /// Connects to a leader; `None`: it does not listen yet.
     pub fn visit(&self, leader: Rank, clock: &Clock) -> Result<Option<Conversation>> {
         let Some(network) = &self.network else {
             let stream = UnixStream::connect_addr(&self.name(leader)?).ok();
             let of_user = stream.filter(is_same_user);
-            return Ok(of_user.and_then(|stream| Conversation::new(stream.into(), None)));
+            return Ok(of_user.and_then(|stream| Conversation::new(stream.into(), None, clock)));
         };
-        let call = Call {
+        let connector = Connector {
             credentials: &network.credentials,
             own: self.own,
-            whom: leader,
+            peer: leader,
             detail: TO_LEADER,
             source: None,
             bytes_max: FRAME_BYTES_MAX,
         };
         let places = self.addresses(network, leader);
-        let proven = dial_once(&call, &places, (clock.now().after(VISIT_TIME), clock));
-        Ok(proven.and_then(|(stream, tls)| Conversation::new(stream.into(), tls)))
+        let proven = connector.connect_once(&places, (clock.now().after(VISIT_TIME), clock));
+        Ok(proven.and_then(|(stream, tls)| Conversation::new(stream.into(), tls, clock)))
     }
 
     fn name(&self, leader: Rank) -> Result<UnixAddress> {
@@ -145,7 +144,7 @@ impl Reunion {
 }
 
 impl MeetingPlace {
-    /// Those who have come since, at most `most`. Strangers are turned away.
+    /// The survivors that have come since, at most `most`. Other processes are refused.
     pub fn accept(&mut self, most: usize, clock: &Clock) -> Result<Vec<Conversation>> {
         let mut came = Vec::new();
         match self {
@@ -154,41 +153,21 @@ impl MeetingPlace {
                     && let Ok((stream, _)) = listener.accept()
                 {
                     let of_user = Some(stream).filter(is_same_user);
-                    came.extend(of_user.and_then(|stream| Conversation::new(stream.into(), None)));
+                    came.extend(
+                        of_user.and_then(|stream| Conversation::new(stream.into(), None, clock)),
+                    );
                 }
             }
-            MeetingPlace::Network(NetworkPlace(gate)) => {
-                let proven = gate.turn(clock.now())?.into_iter();
-                let is_survivor = proven.filter(|proven| proven.detail == TO_LEADER);
-                came.extend(
-                    is_survivor
-                        .filter_map(|proven| Conversation::new(proven.stream.into(), proven.tls)),
-                );
+            MeetingPlace::Network(NetworkPlace(listener)) => {
+                let new = listener.poll(clock.now())?.into_iter();
+                let survivors = new.filter(|new| new.detail == TO_LEADER);
+                let conversations = survivors
+                    .filter_map(|new| Conversation::new(new.stream.into(), new.tls, clock));
+                came.extend(conversations);
             }
         }
         Ok(came)
     }
-}
-
-/// What a rank says of itself: the address of its host, then the rest.
-pub fn emit_place(ip: IpAddr, rest: &[u8]) -> Vec<u8> {
-    let ip = match ip {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-        IpAddr::V6(ip) => ip,
-    };
-    [&ip.octets()[..], rest].concat()
-}
-
-/// Checks, and takes both apart.
-pub fn parse_place(bytes: &[u8]) -> Result<(IpAddr, &[u8])> {
-    let parted = bytes.split_first_chunk::<PLACE_BYTES>();
-    let (ip, rest) = parted.ok_or_else(|| {
-        Error::Malformed(format!(
-            "an address of {} bytes, {PLACE_BYTES} are needed",
-            bytes.len()
-        ))
-    })?;
-    Ok((Ipv6Addr::from(*ip).to_canonical(), rest))
 }
 
 #[cfg(test)]
@@ -236,15 +215,5 @@ mod tests {
             drop(visitor);
             while came[0].hear().is_ok() {}
         });
-    }
-
-    #[test]
-    fn a_place_survives_and_a_stump_is_refused() {
-        for text in ["10.1.2.3", "fd00::17"] {
-            let ip: IpAddr = text.parse().unwrap();
-            let bytes = emit_place(ip, b"rest");
-            assert_eq!(parse_place(&bytes).unwrap(), (ip, &b"rest"[..]));
-        }
-        assert!(parse_place(&[0; 15]).is_err());
     }
 }

@@ -1,32 +1,30 @@
-//! What the survivors of a failed communicator say to each other while they make a new one, and how
-//! a connection carries it.
+//! What the survivors of a failed communicator say to each other while they make a new one.
 //!
-//! One of them leads: the lowest rank that lives. It listens (`reunion.rs`), the others connect.
-//! Every number is little-endian and has 32 bits; a frame is the length of what follows, a kind,
-//! the round, and what belongs to it. Who decides what when is in `comm/rebuild`.
+//! One of them leads: the lowest rank that lives. It listens (`reunion.rs`), and the others
+//! connect. A frame has a kind, a round, and what belongs to it; numbers are little-endian and have
+//! 32 bits. Who decides what when is in `comm/rebuild`.
 
-use super::bounds::BLOB_BYTES_MAX;
+use super::contact::CONTACT_BYTES_MAX;
+use super::link::{Frames, Lost};
+use crate::wait::Clock;
 use crate::error::{Error, Result};
 use crate::limits::RANKS_MAX;
 use crate::types::Rank;
 use crate::wire::Tls;
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 /// The longest frame is a table of all contacts.
-pub(super) const FRAME_BYTES_MAX: usize = 64 + RANKS_MAX as usize * (4 + BLOB_BYTES_MAX);
+pub(super) const FRAME_BYTES_MAX: usize = 64 + RANKS_MAX as usize * (4 + CONTACT_BYTES_MAX);
 
 /// Kind and round.
 const HEADER_BYTES: usize = 8;
 
 /// A survivor reads all the time; one that is stopped is waited for no longer than this.
-const WRITE_TIME: Duration = Duration::from_secs(2);
+const SEND_TIME: Duration = Duration::from_secs(2);
 
-/// What survivors say. What belongs to a round has its number, so that nobody takes what was said
-/// of an earlier one for it.
+/// What survivors say. A message of a round has the round's number, so that one of an earlier round
+/// is told from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
     /// Member to leader, first of all: its old rank.
@@ -77,7 +75,7 @@ impl Message {
             Message::Refused(text) => (10, 0, text.as_bytes().to_vec()),
             Message::Ended(ranks) => (11, 0, words(ranks)),
         };
-        let mut frame = words(&[(HEADER_BYTES + body.len()) as u32, kind, round]);
+        let mut frame = words(&[kind, round]);
         frame.extend(body);
         frame
     }
@@ -122,7 +120,7 @@ fn parse_ranks(body: &[u8]) -> Result<Vec<Rank>> {
 }
 
 fn parse_contact(bytes: &[u8]) -> Result<Vec<u8>> {
-    if bytes.len() > BLOB_BYTES_MAX {
+    if bytes.len() > CONTACT_BYTES_MAX {
         return Err(malformed(&format!("a contact of {} bytes", bytes.len())));
     }
     Ok(bytes.to_vec())
@@ -147,112 +145,38 @@ fn parse_contacts(mut rest: &[u8]) -> Result<Vec<Vec<u8>>> {
 /// One end of a conversation between two survivors.
 #[derive(Debug)]
 pub struct Conversation {
-    stream: OwnedFd,
-    /// Seals what is said, where the job encrypts.
-    tls: Option<Box<Tls>>,
-    received: Vec<u8>,
+    frames: Frames,
+    clock: Clock,
 }
 
-/// The other side is gone, or does not keep to the protocol.
-#[derive(Debug)]
-pub struct Lost;
-
 impl Conversation {
-    /// Over a connected socket; `None`: it is not one any more.
-    pub(super) fn new(stream: OwnedFd, tls: Option<Box<Tls>>) -> Option<Conversation> {
-        // Blocking, because a frame is written whole; reads ask not to block each time.
-        let flags = fcntl_getfl(&stream).ok()?;
-        fcntl_setfl(&stream, flags - OFlags::NONBLOCK).ok()?;
-        set_socket_timeout(&stream, Timeout::Send, Some(WRITE_TIME)).ok()?;
+    /// A conversation over a connected socket; `None`: it is not connected any more.
+    pub(super) fn new(
+        stream: OwnedFd,
+        tls: Option<Box<Tls>>,
+        clock: &Clock,
+    ) -> Option<Conversation> {
         Some(Conversation {
-            stream,
-            tls,
-            received: Vec::new(),
+            frames: Frames::new(stream, tls, FRAME_BYTES_MAX).ok()?,
+            clock: clock.clone(),
         })
     }
 
     /// Says something. A side that is gone is found by [`Conversation::hear`].
     pub fn say(&mut self, message: &Message) {
-        let frame = message.emit();
-        let mut rest = &frame[..];
-        let Some(tls) = &mut self.tls else {
-            let _ = send_all(&self.stream, rest);
-            return;
-        };
-        while !rest.is_empty() {
-            let mut fill = |room: &mut [u8]| {
-                let here = rest.len().min(room.len());
-                room[..here].copy_from_slice(&rest[..here]);
-                here
-            };
-            let Ok(sealed) = tls.seal(&mut fill) else {
-                return;
-            };
-            rest = &rest[sealed..];
-            if send_all(&self.stream, tls.unsent()).is_err() {
-                return;
-            }
-            tls.note_sent(tls.unsent().len());
-        }
+        let by = (self.clock.now().after(SEND_TIME), &self.clock);
+        let _ = self.frames.send(&[&message.emit()], by);
     }
 
-    /// The next message that has arrived whole; what was said before the other side went is heard
+    /// The next message that has arrived whole; what was said before the other side left is heard
     /// first.
     pub fn hear(&mut self) -> std::result::Result<Option<Message>, Lost> {
-        loop {
-            let (tls, received) = (&mut self.tls, &mut self.received);
-            if let Some(tls) = tls {
-                let mut take = |opened: &[u8]| {
-                    received.extend(opened);
-                    opened.len()
-                };
-                tls.open(&mut take).map_err(|_| Lost)?;
-            }
-            if let Some((length, body)) = self.received.split_first_chunk::<4>() {
-                let length = u32::from_le_bytes(*length) as usize;
-                if length > FRAME_BYTES_MAX {
-                    return Err(Lost);
-                }
-                if let Some(frame) = body.get(..length) {
-                    let message = Message::parse(frame).map_err(|_| Lost)?;
-                    self.received.drain(..4 + length);
-                    return Ok(Some(message));
-                }
-            }
-            let mut bytes = [0; 4096];
-            let space = match &mut self.tls {
-                None => &mut bytes[..],
-                Some(tls) => tls.space(),
-            };
-            let mut receive = || recv(&self.stream, &mut *space, RecvFlags::DONTWAIT);
-            // A side that closed with messages of ours unread resets the connection, said before
-            // what it had sent.
-            let got = match receive() {
-                Err(rustix::io::Errno::CONNRESET) => receive(),
-                got => got,
-            };
-            match got {
-                Ok((_, 0)) => return Err(Lost),
-                Ok((_, count)) => match &mut self.tls {
-                    None => self.received.extend(&bytes[..count]),
-                    Some(tls) => tls.note_received(count),
-                },
-                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(None),
-                Err(_) => return Err(Lost),
-            }
-        }
+        let Some(frame) = self.frames.receive()? else {
+            return Ok(None);
+        };
+        let message = Message::parse(&frame).map_err(|e| Lost(e.to_string()))?;
+        Ok(Some(message))
     }
-}
-
-fn send_all(stream: &OwnedFd, mut bytes: &[u8]) -> rustix::io::Result<()> {
-    while !bytes.is_empty() {
-        match send(stream, bytes, SendFlags::NOSIGNAL) {
-            Ok(count) => bytes = &bytes[count..],
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -260,7 +184,7 @@ mod tests {
     use super::*;
     use crate::bootstrap::Reunion;
     use crate::config::{Config, Secret};
-    use crate::wait::Clock;
+    use rustix::net::{RecvFlags, SendFlags, recv, send};
     use std::net::{IpAddr, Ipv4Addr};
 
     fn messages() -> Vec<Message> {
@@ -270,7 +194,7 @@ mod tests {
             Message::Missing(vec![1, 2]),
             Message::Members(1, vec![0, 4095]),
             Message::Contact(2, vec![7; 40]),
-            Message::Contacts(3, vec![vec![1; 50], vec![], vec![2; BLOB_BYTES_MAX]]),
+            Message::Contacts(3, vec![vec![1; 50], vec![], vec![2; CONTACT_BYTES_MAX]]),
             Message::Connected(4),
             Message::Lost(5),
             Message::Commit(u32::MAX),
@@ -294,7 +218,7 @@ mod tests {
         for message in messages() {
             visitor.say(&message);
         }
-        send(&visitor.stream, &[9, 0], SendFlags::NOSIGNAL).unwrap();
+        send(&visitor.frames, &[9, 0], SendFlags::NOSIGNAL).unwrap();
         host.say(&Message::Commit(1));
         drop(visitor);
         for message in messages() {
@@ -333,7 +257,7 @@ mod tests {
             let [mut leader, mut visitor] = conversations(has_tls);
             visitor.say(&Message::Refused(String::from_utf8_lossy(said).into()));
             let mut raw = [0; 4096];
-            let (_, count) = recv(&leader.stream, &mut raw, RecvFlags::PEEK).unwrap();
+            let (_, count) = recv(&leader.frames, &mut raw, RecvFlags::PEEK).unwrap();
             let is_readable = raw[..count].windows(said.len()).any(|part| part == said);
             assert_eq!(is_readable, !has_tls);
             leader.hear().unwrap().unwrap();
@@ -357,7 +281,7 @@ mod tests {
         let (mut refused, mut parsed) = (0, 0);
         for turn in 0..20_000 {
             let all = messages();
-            let mut frame = all[turn % all.len()].emit().split_off(4);
+            let mut frame = all[turn % all.len()].emit();
             frame.truncate(1 + prng.below(80) as usize);
             let at = prng.below(frame.len().min(16) as u64) as usize;
             frame[at] = prng.next_u64() as u8;

@@ -4,7 +4,7 @@
 //!
 //! Pure: who is above and below whom, and the tables as bytes.
 
-use super::bounds::BLOB_BYTES_MAX;
+use super::contact::CONTACT_BYTES_MAX;
 use crate::error::{Error, Result};
 use crate::types::Rank;
 use std::collections::BTreeMap;
@@ -29,7 +29,7 @@ pub(super) type Table = BTreeMap<Rank, Vec<u8>>;
 
 /// The longest table that a rank of this many sends.
 pub(super) fn table_bytes_max(ranks: u32) -> usize {
-    ranks as usize * (8 + BLOB_BYTES_MAX)
+    ranks as usize * (8 + CONTACT_BYTES_MAX)
 }
 
 /// Rank, length, contact; one after another.
@@ -51,7 +51,7 @@ pub(super) fn parse_table(mut rest: &[u8], ranks: u32, into: &mut Table) -> Resu
         let (head, behind) = rest.split_at_checked(8).ok_or_else(|| bad("half a head"))?;
         let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| head[at + i]));
         let (rank, length) = (word(0), word(4) as usize);
-        if rank >= ranks || length > BLOB_BYTES_MAX {
+        if rank >= ranks || length > CONTACT_BYTES_MAX {
             return Err(bad(&format!("rank {rank} of {ranks} with {length} bytes")));
         }
         let (blob, behind) = behind
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn a_table_survives_and_anything_else_is_refused() {
-        let table: Table = [(0, vec![1; BLOB_BYTES_MAX]), (3, vec![]), (7, vec![9])].into();
+        let table: Table = [(0, vec![1; CONTACT_BYTES_MAX]), (3, vec![]), (7, vec![9])].into();
         let bytes = emit_table(&table);
         let mut got = Table::new();
         parse_table(&bytes, 8, &mut got).unwrap();

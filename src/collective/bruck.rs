@@ -6,7 +6,7 @@
 //! Synchronization" (1988).
 
 use super::Request;
-use super::stage::double_buffer;
+use super::stage::{begin, double_buffer};
 use crate::pattern::bruck::{distances, parts, runs};
 use crate::pattern::ring::{after, before};
 use crate::schedule::{Builder, Extent, Range, Schedule};
@@ -15,7 +15,7 @@ use crate::schedule::{Builder, Extent, Range, Schedule};
 /// before it to the rank d after it. Parts go to their places at once: a run that wraps is two
 /// messages.
 pub(super) fn all_gather(request: &Request) -> Schedule {
-    let mut b = Builder::new("bruck", request.rank, request.ranks, request.in_place);
+    let mut b = begin(request, "bruck");
     let (rank, ranks) = (request.rank, request.ranks);
     b.copy(request.input(0, 0, 1, 1), request.output(rank, 0, 1, 1));
     for distance in distances(ranks) {

@@ -2,13 +2,13 @@
 //! crosses every link once. For large vectors.
 
 use super::Request;
-use super::stage::{Part, Vector};
+use super::stage::{Part, Vector, begin};
 use crate::pattern::tree::Tree;
-use crate::schedule::{Builder, Extent, Schedule};
+use crate::schedule::{Extent, Schedule};
 
 /// Broadcast along the ranks after the root.
 pub(super) fn broadcast(request: &Request) -> Schedule {
-    let mut b = Builder::new("chain", request.rank, request.ranks, request.in_place);
+    let mut b = begin(request, "chain");
     let tree = Tree::binomial(request.ranks, request.root);
     let position = tree.position(request.rank);
     let output = request.output(0, 0, 1, 1);
@@ -23,9 +23,9 @@ pub(super) fn broadcast(request: &Request) -> Schedule {
     b.build()
 }
 
-/// Reduce: the last rank after the root begins, everybody adds its own.
+/// Reduce: the last rank after the root begins, and each rank adds its own vector.
 pub(super) fn reduce(request: &Request) -> Schedule {
-    let mut b = Builder::new("chain", request.rank, request.ranks, request.in_place);
+    let mut b = begin(request, "chain");
     let tree = Tree::binomial(request.ranks, request.root);
     let position = tree.position(request.rank);
     let mut vector = Vector::new(&mut b, request);

@@ -8,13 +8,13 @@ use crate::limits::LINE_PAYLOAD_BYTES;
 use crate::pattern::hosts::Hosts;
 use crate::types::Collective;
 
-/// What all ranks have; every rank must give the same, because all must choose the same algorithm.
+/// What all ranks have. Every rank must give equal values, because all must choose one algorithm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Available {
     /// Every rank maps every rank's windows.
     pub mapped: bool,
-    /// The callers' buffers may be registered, and mapped by every rank; whether they are, no rank
-    /// knows of all others before the call. False: they are not.
+    /// The callers' buffers may be registered, and mapped by every rank; no rank knows before the
+    /// call whether those of all others are. False: they are not.
     pub registered: bool,
     /// Bytes of a window slot.
     pub window_bytes: u64,
@@ -44,7 +44,7 @@ pub struct Candidate {
 pub struct Choice {
     /// Which.
     pub algorithm: &'static Algorithm,
-    /// Times of the host say so, not prices.
+    /// Times that were measured on the host decided, not prices.
     pub is_found: bool,
 }
 

@@ -1,20 +1,17 @@
-//! Over the callers' own memory, registered and mapped by every rank of the host: nothing is
-//! staged. A rank first says that it has arrived, which tells peers where its memory is and whether
-//! it is registered, and leaves once nobody uses its memory any more. Whose memory is reached
-//! signals [`ARRIVED`] to everyone, so that all ranks know alike whether the call can go on.
+//! Algorithms over the callers' own memory, which is registered and mapped by every rank of the
+//! host: nothing is staged. A rank first signals [`ARRIVED`], which tells peers where its memory is
+//! and whether it is registered, and it leaves once no peer uses its memory any more. A rank whose
+//! memory is reached signals all ranks, so that all know whether the call can go on.
 
 use super::Request;
 use super::slots::gathered;
+use super::stage::begin;
 use crate::schedule::{BufferId, Builder, Extent, Lane, Operand, Range, Schedule};
 
 const ARRIVED: Lane = 0;
 const DONE: Lane = 1;
 
-fn begin(request: &Request) -> Builder {
-    Builder::new("direct", request.rank, request.ranks, request.in_place)
-}
-
-/// Everybody tells everybody.
+/// Every rank signals every rank and waits for all.
 fn meet(b: &mut Builder, request: &Request, lane: Lane) {
     b.signal(request.peers(), lane);
     b.wait(request.peers(), lane);
@@ -36,7 +33,7 @@ fn across(request: &Request, own: Range, theirs: Range) -> Vec<Operand> {
 /// premultiplied: a call whose memory turns out not to be registered is repeated by staging, and
 /// must find its input as it was.
 pub(super) fn all_reduce(request: &Request) -> Schedule {
-    let mut b = begin(request);
+    let mut b = begin(request, "direct");
     let (rank, ranks) = (request.rank, request.ranks);
     let own = request.input(0, rank, 1, ranks);
     let sources = across(request, own, request.peer_input(0, rank, 1, ranks));
@@ -50,7 +47,7 @@ pub(super) fn all_reduce(request: &Request) -> Schedule {
 
 /// Reduce-scatter; not premultiplied, because there is no room for the products.
 pub(super) fn reduce_scatter(request: &Request) -> Schedule {
-    let mut b = begin(request);
+    let mut b = begin(request, "direct");
     let rank = request.rank;
     let own = request.input(rank, 0, 1, 1);
     let sources = across(request, own, request.peer_input(rank, 0, 1, 1));
@@ -64,7 +61,7 @@ pub(super) fn reduce_scatter(request: &Request) -> Schedule {
 /// Reduce: rank r reduces block r of all inputs into the root's output; not premultiplied, because
 /// other ranks have no room for the products.
 pub(super) fn reduce(request: &Request) -> Schedule {
-    let mut b = begin(request);
+    let mut b = begin(request, "direct");
     let (rank, ranks) = (request.rank, request.ranks);
     let own = request.input(0, rank, 1, ranks);
     let sources = across(request, own, request.peer_input(0, rank, 1, ranks));
@@ -79,9 +76,9 @@ pub(super) fn reduce(request: &Request) -> Schedule {
     b.build()
 }
 
-/// All-gather: everybody fetches.
+/// All-gather: every rank fetches all parts.
 pub(super) fn all_gather(request: &Request) -> Schedule {
-    let mut b = begin(request);
+    let mut b = begin(request, "direct");
     let own = request.input(0, 0, 1, 1);
     b.signal(request.peers(), ARRIVED);
     b.copy(own, request.output(request.rank, 0, 1, 1));
@@ -96,7 +93,7 @@ pub(super) fn all_gather(request: &Request) -> Schedule {
 
 /// All-gather with a length per rank (see [`super::all_gather_v_slots`]).
 pub(super) fn all_gather_v(request: &Request) -> Schedule {
-    let mut b = begin(request);
+    let mut b = begin(request, "direct");
     let slots = gathered(&mut b, request);
     b.signal(request.peers(), ARRIVED);
     b.copy(slots.own, slots.part(request.rank));
@@ -108,18 +105,18 @@ pub(super) fn all_gather_v(request: &Request) -> Schedule {
     b.build()
 }
 
-/// Broadcast: everybody fetches from the root.
+/// Broadcast: every rank fetches from the root.
 pub(super) fn broadcast(request: &Request) -> Schedule {
-    let mut b = begin(request);
+    let mut b = begin(request, "direct");
     let own = request.input(0, 0, 1, 1);
     let output = request.output(0, 0, 1, 1);
     from_root(&mut b, request, own, output, request.peer_input(0, 0, 1, 1));
     b.build()
 }
 
-/// Scatter: everybody fetches its part from the root.
+/// Scatter: every rank fetches its part from the root.
 pub(super) fn scatter(request: &Request) -> Schedule {
-    let mut b = begin(request);
+    let mut b = begin(request, "direct");
     let own = request.peer_input(request.rank, 0, 1, 1);
     from_root(&mut b, request, own, request.output(0, 0, 1, 1), own);
     b.build()
@@ -138,9 +135,9 @@ fn from_root(b: &mut Builder, request: &Request, own: Range, output: Range, thei
     }
 }
 
-/// Gather: everybody stores its part in the root's output.
+/// Gather: every rank stores its part in the root's output.
 pub(super) fn gather(request: &Request) -> Schedule {
-    let mut b = begin(request);
+    let mut b = begin(request, "direct");
     let (rank, root) = (request.rank, request.root);
     let own = request.input(0, 0, 1, 1);
     if rank == root {
@@ -155,10 +152,10 @@ pub(super) fn gather(request: &Request) -> Schedule {
     b.build()
 }
 
-/// All-to-all: everybody fetches. In place, what is fetched waits in scratch until everybody has
-/// fetched; the signals are the same, so that ranks in place and others meet.
+/// All-to-all: every rank fetches its parts. In place, they wait in scratch until all ranks have
+/// fetched. The signals do not depend on it, so that ranks in place and others meet.
 pub(super) fn all_to_all(request: &Request) -> Schedule {
-    let mut b = begin(request);
+    let mut b = begin(request, "direct");
     let (rank, ranks) = (request.rank, request.ranks);
     let all = Extent::all(ranks);
     let target = if request.in_place {

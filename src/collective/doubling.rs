@@ -1,32 +1,27 @@
 //! Recursive doubling and halving: a logarithmic number of rounds.
 //!
 //! Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in
-//! MPICH" (IJHPCA 2005). Ranks beyond a power of two fold into their neighbours (see
-//! [`crate::pattern::fold`]).
+//! MPICH" (IJHPCA 2005). Ranks beyond a power of two are represented by their
+//! neighbours (see [`crate::pattern::power_of_two`]).
 
 use super::Request;
-use super::stage::{Part, Vector};
-use crate::pattern::fold::{Fold, Role};
+use super::stage::{Part, Vector, begin};
+use crate::pattern::power_of_two::{PowerOfTwo, Role};
 use crate::schedule::{Builder, Extent, Schedule};
 use crate::types::Rank;
 
 /// Allreduce: in every round all active ranks exchange whole vectors. For small vectors.
 pub(super) fn all_reduce_doubling(request: &Request) -> Schedule {
-    let mut b = Builder::new(
-        "recursive-doubling",
-        request.rank,
-        request.ranks,
-        request.in_place,
-    );
-    folded(&mut b, request, |b, mut vector, fold, number| {
+    let mut b = begin(request, "recursive-doubling");
+    among_power_of_two(&mut b, request, |b, mut vector, power, number| {
         let scratch = b.scratch(Extent::all(1));
-        for round in 0..fold.rounds() {
+        for round in 0..power.rounds() {
             let other = number ^ (1 << round);
             let arrived = Part::WHOLE.of(scratch);
             let mine = Part::WHOLE.of(vector.from);
-            b.send(fold.active(other), mine);
-            b.recv(fold.active(other), arrived);
-            // The lower number first: the same expression on both sides.
+            b.send(power.active(other), mine);
+            b.recv(power.active(other), arrived);
+            // The lower number first, so that both sides compute one expression.
             let sources = if number < other {
                 vec![mine, arrived]
             } else {
@@ -35,7 +30,7 @@ pub(super) fn all_reduce_doubling(request: &Request) -> Schedule {
             b.reduce(
                 sources,
                 Part::WHOLE.of(vector.to),
-                round + 1 == fold.rounds(),
+                round + 1 == power.rounds(),
             );
             vector = vector.continued();
         }
@@ -46,45 +41,39 @@ pub(super) fn all_reduce_doubling(request: &Request) -> Schedule {
 /// Allreduce: reduce-scatter by recursive halving, then all-gather by recursive doubling. For large
 /// vectors.
 pub(super) fn all_reduce_rabenseifner(request: &Request) -> Schedule {
-    let mut b = Builder::new(
-        "rabenseifner",
-        request.rank,
-        request.ranks,
-        request.in_place,
-    );
-    folded(&mut b, request, |b, vector, fold, number| {
+    let mut b = begin(request, "rabenseifner");
+    among_power_of_two(&mut b, request, |b, vector, power, number| {
         let to = vector.to;
-        halve(b, vector, fold, number);
-        let power = fold.power();
-        for round in 0..fold.rounds() {
+        halve(b, vector, power, number);
+        for round in 0..power.rounds() {
             let distance = 1 << round;
             let other = number ^ distance;
             let run = |number: u32| {
                 let first = number & !(distance - 1);
-                Part::WHOLE.pieces(first, distance, power).of(to)
+                Part::WHOLE.pieces(first, distance, power.count()).of(to)
             };
-            b.send(fold.active(other), run(number));
-            b.recv(fold.active(other), run(other));
+            b.send(power.active(other), run(number));
+            b.recv(power.active(other), run(other));
         }
     });
     b.build()
 }
 
-/// Leaves the reduction of block i of `power` on the active rank with number i.
-fn halve(b: &mut Builder, mut vector: Vector, fold: &Fold, number: u32) {
-    let power = fold.power();
-    for round in (0..fold.rounds()).rev() {
+/// Leaves the reduction of block i, one block for each active rank, on the active rank with number
+/// i.
+fn halve(b: &mut Builder, mut vector: Vector, power: &PowerOfTwo, number: u32) {
+    for round in (0..power.rounds()).rev() {
         let distance = 1 << round;
         let other = number ^ distance;
-        let scratch = b.scratch(Extent::blocks(0, distance, power));
+        let scratch = b.scratch(Extent::blocks(0, distance, power.count()));
         let half = |number: u32| {
             let first = number & !(distance - 1);
-            Part::WHOLE.pieces(first, distance, power)
+            Part::WHOLE.pieces(first, distance, power.count())
         };
         let arrived = half(number).alone_in(scratch);
         let mine = half(number).of(vector.from);
-        b.send(fold.active(other), half(other).of(vector.from));
-        b.recv(fold.active(other), arrived);
+        b.send(power.active(other), half(other).of(vector.from));
+        b.recv(power.active(other), arrived);
         let sources = if number < other {
             vec![mine, arrived]
         } else {
@@ -95,19 +84,19 @@ fn halve(b: &mut Builder, mut vector: Vector, fold: &Fold, number: u32) {
     }
 }
 
-/// Folds the vectors of passive ranks into active ones, runs `active` there, and sends the results
-/// back.
-fn folded(
+/// Adds the vectors of passive ranks to those of active ones, runs `active` there, and sends the
+/// results back.
+fn among_power_of_two(
     b: &mut Builder,
     request: &Request,
-    active: impl FnOnce(&mut Builder, Vector, &Fold, Rank),
+    active: impl FnOnce(&mut Builder, Vector, &PowerOfTwo, Rank),
 ) {
-    let fold = Fold::new(request.ranks);
+    let power = PowerOfTwo::of(request.ranks);
     let mut vector = Vector::new(b, request);
     if request.ranks == 1 {
         return vector.pass(b, Part::WHOLE, true);
     }
-    match fold.role(request.rank) {
+    match power.role(request.rank) {
         Role::Passive(with) => {
             b.send(with, Part::WHOLE.of(vector.from));
             b.recv(with, Part::WHOLE.of(vector.to));
@@ -124,7 +113,7 @@ fn folded(
                 );
                 vector = vector.continued();
             }
-            active(b, vector, &fold, number);
+            active(b, vector, &power, number);
             if let Some(peer) = passive {
                 b.send(peer, Part::WHOLE.of(vector.to));
             }

@@ -2,21 +2,16 @@
 
 use super::Request;
 use super::ring::{all_gather_part, reduce_scatter_part};
-use super::stage::{Group, Part, Vector};
+use super::stage::{Group, Part, Vector, begin};
 use super::tree::{broadcast_from, reduce_to};
 use crate::pattern::hosts::Hosts;
-use crate::schedule::{Builder, Schedule};
+use crate::schedule::Schedule;
 
 /// Where all hosts have equally many ranks: reduce-scatter on every host, allreduce of each piece
 /// between the hosts, all-gather on every host. Else: reduce to the first rank of every host,
 /// allreduce among those, broadcast on every host.
 pub(super) fn all_reduce(request: &Request) -> Schedule {
-    let mut b = Builder::new(
-        "hierarchical",
-        request.rank,
-        request.ranks,
-        request.in_place,
-    );
+    let mut b = begin(request, "hierarchical");
     let vector = Vector::new(&mut b, request);
     let hosts = Hosts::new(&request.hosts);
     let local = Group::new(hosts.neighbours(request.rank).to_vec(), request.rank);

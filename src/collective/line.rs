@@ -1,17 +1,13 @@
-//! Tiny payloads that ride in the signals: one store per peer, one wait, nothing else. Every
-//! algorithm here sends `count` elements per peer, which must fit a flag line
+//! Algorithms for tiny vectors, which are the payload of signals: one store per peer and one wait.
+//! Every algorithm here sends `count` elements per peer, which must fit a flag line
 //! ([`crate::limits::LINE_PAYLOAD_BYTES`]).
 
 use super::Request;
-use super::stage::{Part, Vector, contributions, part_in};
+use super::stage::{Part, Vector, begin, contributions, part_in};
 use crate::schedule::{Builder, Lane, Operand, Range, Schedule};
 use crate::types::Rank;
 
 const ARRIVED: Lane = 0;
-
-fn begin(request: &Request) -> Builder {
-    Builder::new("line", request.rank, request.ranks, request.in_place)
-}
 
 /// The payloads of all ranks in their order, and this rank's own range among them.
 fn mails(request: &Request, own: Range) -> Vec<Operand> {
@@ -33,7 +29,7 @@ fn take(b: &mut Builder, peer: Rank, destination: Range) {
 
 /// Allreduce.
 pub(super) fn all_reduce(request: &Request) -> Schedule {
-    let mut b = begin(request);
+    let mut b = begin(request, "line");
     let vector = Vector::new(&mut b, request);
     let own = Part::WHOLE.of(vector.from);
     b.signal_with(request.peers(), ARRIVED, Some(own));
@@ -45,7 +41,7 @@ pub(super) fn all_reduce(request: &Request) -> Schedule {
 
 /// Reduce-scatter: to every peer its own part.
 pub(super) fn reduce_scatter(request: &Request) -> Schedule {
-    let mut b = begin(request);
+    let mut b = begin(request, "line");
     let own = contributions(&mut b, request);
     for peer in request.peers() {
         b.signal_with(vec![peer], ARRIVED, Some(part_in(request, peer, own)));
@@ -62,7 +58,7 @@ pub(super) fn reduce_scatter(request: &Request) -> Schedule {
 
 /// All-gather.
 pub(super) fn all_gather(request: &Request) -> Schedule {
-    let mut b = begin(request);
+    let mut b = begin(request, "line");
     let own = request.input(0, 0, 1, 1);
     b.signal_with(request.peers(), ARRIVED, Some(own));
     b.copy(own, request.output(request.rank, 0, 1, 1));
@@ -75,7 +71,7 @@ pub(super) fn all_gather(request: &Request) -> Schedule {
 
 /// Broadcast.
 pub(super) fn broadcast(request: &Request) -> Schedule {
-    let mut b = begin(request);
+    let mut b = begin(request, "line");
     let output = request.output(0, 0, 1, 1);
     if request.rank == request.root {
         let own = request.input(0, 0, 1, 1);
@@ -90,7 +86,7 @@ pub(super) fn broadcast(request: &Request) -> Schedule {
 
 /// Reduce.
 pub(super) fn reduce(request: &Request) -> Schedule {
-    let mut b = begin(request);
+    let mut b = begin(request, "line");
     let vector = Vector::new(&mut b, request);
     let own = Part::WHOLE.of(vector.from);
     if request.rank == request.root {
@@ -105,7 +101,7 @@ pub(super) fn reduce(request: &Request) -> Schedule {
 
 /// Gather.
 pub(super) fn gather(request: &Request) -> Schedule {
-    let mut b = begin(request);
+    let mut b = begin(request, "line");
     let own = request.input(0, 0, 1, 1);
     if request.rank == request.root {
         b.copy(own, request.output(request.rank, 0, 1, 1));
@@ -121,7 +117,7 @@ pub(super) fn gather(request: &Request) -> Schedule {
 
 /// Scatter.
 pub(super) fn scatter(request: &Request) -> Schedule {
-    let mut b = begin(request);
+    let mut b = begin(request, "line");
     let output = request.output(0, 0, 1, 1);
     if request.rank == request.root {
         for peer in request.peers() {
@@ -137,7 +133,7 @@ pub(super) fn scatter(request: &Request) -> Schedule {
 
 /// All-to-all. In place too: the payloads have left before anything is stored.
 pub(super) fn all_to_all(request: &Request) -> Schedule {
-    let mut b = begin(request);
+    let mut b = begin(request, "line");
     for peer in request.peers() {
         b.signal_with(vec![peer], ARRIVED, Some(request.input(peer, 0, 1, 1)));
     }
@@ -154,7 +150,7 @@ pub(super) fn all_to_all(request: &Request) -> Schedule {
 
 /// Barrier: signals without payload.
 pub(super) fn barrier(request: &Request) -> Schedule {
-    let mut b = begin(request);
+    let mut b = begin(request, "line");
     b.signal(request.peers(), ARRIVED);
     b.wait(request.peers(), ARRIVED);
     b.build()

@@ -1,15 +1,15 @@
-//! Everybody meets everybody, in rounds of pairs; and everybody meets the root.
+//! Every rank meets every rank, in rounds of pairs; or every rank meets the root.
 
 use super::Request;
 use super::slots::exchanged;
-use super::stage::{contributions, double_buffer, part_in};
+use super::stage::{begin, contributions, double_buffer, part_in};
 use crate::pattern::pairwise::partner;
 use crate::schedule::{Builder, Extent, Range, Schedule};
 
 /// Reduce-scatter: every rank gets its part from all others and reduces them in the order of the
 /// ranks.
 pub(super) fn reduce_scatter(request: &Request) -> Schedule {
-    let mut b = Builder::new("pairwise", request.rank, request.ranks, request.in_place);
+    let mut b = begin(request, "pairwise");
     let (rank, ranks) = (request.rank, request.ranks);
     let own = contributions(&mut b, request);
     let arrivals = b.scratch(Extent::all(ranks));
@@ -32,7 +32,7 @@ pub(super) fn reduce_scatter(request: &Request) -> Schedule {
 /// All-to-all. In place, what arrives waits in scratch until the part that it replaces has been
 /// sent.
 pub(super) fn all_to_all(request: &Request) -> Schedule {
-    let mut b = Builder::new("pairwise", request.rank, request.ranks, request.in_place);
+    let mut b = begin(request, "pairwise");
     let (rank, ranks) = (request.rank, request.ranks);
     let scratch = request
         .in_place
@@ -80,9 +80,9 @@ pub(super) fn all_to_all_v(request: &Request) -> Schedule {
     b.build()
 }
 
-/// Gather: everybody sends to the root.
+/// Gather: every rank sends to the root.
 pub(super) fn gather(request: &Request) -> Schedule {
-    let mut b = Builder::new("linear", request.rank, request.ranks, request.in_place);
+    let mut b = begin(request, "linear");
     let own = request.input(0, 0, 1, 1);
     if request.rank == request.root {
         b.copy(own, request.output(request.rank, 0, 1, 1));
@@ -95,9 +95,9 @@ pub(super) fn gather(request: &Request) -> Schedule {
     b.build()
 }
 
-/// Scatter: the root sends to everybody.
+/// Scatter: the root sends to every rank.
 pub(super) fn scatter(request: &Request) -> Schedule {
-    let mut b = Builder::new("linear", request.rank, request.ranks, request.in_place);
+    let mut b = begin(request, "linear");
     let own = request.output(0, 0, 1, 1);
     if request.rank == request.root {
         for peer in request.peers() {

@@ -1,5 +1,4 @@
-//! The activation of a partial collective, as a schedule: anyone who comes first wakes all ranks,
-//! no matter which it is.
+//! The activation of a partial collective, as a schedule: the rank that comes first wakes all.
 //!
 //! A rank signals the ranks 1, 2, 4, ... after it (round the circle). The signal to the rank 2^k
 //! after it starts with the *first* of these: the caller's arrival (internal activation), or a
@@ -15,6 +14,7 @@
 //! Partial Collective Operations", PPoPP 2020, section 4. [`crate::partial`] runs it: who has
 //! something to contribute is not a matter of schedules.
 
+use crate::pattern::bruck::distances;
 use crate::schedule::{Action, Builder, Join, Schedule, StepId, Trigger};
 use crate::types::Rank;
 
@@ -26,13 +26,8 @@ const ACTIVATION: u8 = 3;
 pub fn build_activation(rank: Rank, ranks: u32) -> Schedule {
     let mut builder = Builder::new("activation", rank, ranks, false);
     let caller = builder.step(Action::Nop, &[], Join::All, Trigger::Caller);
-    let distances = || {
-        (0..u32::BITS)
-            .map(|k| 1u32 << k)
-            .take_while(|&distance| distance < ranks)
-    };
     let mut starts: Vec<StepId> = vec![caller];
-    for distance in distances() {
+    for distance in distances(ranks) {
         let external = Action::WaitCount {
             peers: vec![(rank + ranks - distance) % ranks],
             lane: ACTIVATION,
@@ -40,7 +35,7 @@ pub fn build_activation(rank: Rank, ranks: u32) -> Schedule {
         };
         starts.push(builder.step(external, &[], Join::All, Trigger::None));
     }
-    for (k, distance) in distances().enumerate() {
+    for (k, distance) in distances(ranks).enumerate() {
         let pass_on = Action::Signal {
             peers: vec![(rank + distance) % ranks],
             lane: ACTIVATION,

@@ -80,7 +80,7 @@ impl Request {
         }
     }
 
-    /// The same of the output.
+    /// Block `first..first+len` of `of` of one part of the output, as [`Request::input`].
     pub fn output(&self, part: u32, first: u32, len: u32, of: u32) -> Range {
         match self.collective {
             Collective::ReduceScatter | Collective::Scatter if self.is_aliased() => {
@@ -90,8 +90,8 @@ impl Request {
         }
     }
 
-    /// A range of a peer's input, in the coordinates of the input: whether that peer is in place is
-    /// its own affair.
+    /// A range of a peer's input, in the coordinates of the input, whether or not that peer is in
+    /// place.
     pub fn peer_input(&self, part: u32, first: u32, len: u32, of: u32) -> Range {
         let extent = match self.collective {
             Collective::ReduceScatter | Collective::Scatter | Collective::AllToAll => {

@@ -5,13 +5,13 @@
 
 use super::Request;
 use super::slots::gathered;
-use super::stage::{Group, Part, Vector, contributions, double_buffer, part_in};
+use super::stage::{Group, Part, Vector, begin, contributions, double_buffer, part_in};
 use crate::pattern::ring::{after, before};
 use crate::schedule::{BufferId, Builder, Extent, Range, Schedule};
 
 /// Allreduce: reduce-scatter, then all-gather.
 pub(super) fn all_reduce(request: &Request) -> Schedule {
-    let mut b = Builder::new("ring", request.rank, request.ranks, request.in_place);
+    let mut b = begin(request, "ring");
     let vector = Vector::new(&mut b, request);
     let group = Group::all(request);
     reduce_scatter_part(&mut b, &group, vector, Part::WHOLE, true);
@@ -63,7 +63,7 @@ pub(super) fn all_gather_part(b: &mut Builder, group: &Group, buffer: BufferId, 
 
 /// Reduce-scatter: partial sums go around, each to the rank that owns it.
 pub(super) fn reduce_scatter(request: &Request) -> Schedule {
-    let mut b = Builder::new("ring", request.rank, request.ranks, request.in_place);
+    let mut b = begin(request, "ring");
     let own = contributions(&mut b, request);
     let (rank, n) = (request.rank, request.ranks);
     let output = request.output(0, 0, 1, 1);
@@ -89,7 +89,7 @@ pub(super) fn reduce_scatter(request: &Request) -> Schedule {
 
 /// All-gather.
 pub(super) fn all_gather(request: &Request) -> Schedule {
-    let mut b = Builder::new("ring", request.rank, request.ranks, request.in_place);
+    let mut b = begin(request, "ring");
     b.copy(
         request.input(0, 0, 1, 1),
         request.output(request.rank, 0, 1, 1),
@@ -100,7 +100,7 @@ pub(super) fn all_gather(request: &Request) -> Schedule {
 
 /// All-gather with a length per rank (see [`super::all_gather_v_slots`]).
 pub(super) fn all_gather_v(request: &Request) -> Schedule {
-    let mut b = Builder::new("ring", request.rank, request.ranks, request.in_place);
+    let mut b = begin(request, "ring");
     let slots = gathered(&mut b, request);
     b.copy(slots.own, slots.part(request.rank));
     circulate(&mut b, request, |part| slots.part(part));

@@ -7,7 +7,7 @@ use crate::types::Rank;
 
 /// Values of the slots of an all-gatherv. Slots `2 * r` and `2 * r + 1`: offset and length of rank
 /// r's part in the output; slot `2 * ranks`: 0, where a rank's own part begins in its input. Parts
-/// lie one after another. The same on all ranks.
+/// lie one after another. All ranks have equal values.
 pub fn all_gather_v_slots(receive_counts: &[u64]) -> Vec<u64> {
     let mut slots = layout(receive_counts);
     slots.push(0);
@@ -15,8 +15,8 @@ pub fn all_gather_v_slots(receive_counts: &[u64]) -> Vec<u64> {
 }
 
 /// Values of the slots of an all-to-allv. Slots `2 * r` and `2 * r + 1`: offset and length in the
-/// input of what goes to rank r; the same from slot `2 * ranks` on for what comes from rank r into
-/// the output.
+/// input of what goes to rank r. Slots `2 * (ranks + r)` and the next: offset and length in the
+/// output of what comes from rank r.
 pub fn all_to_all_v_slots(send_counts: &[u64], receive_counts: &[u64]) -> Vec<u64> {
     let mut slots = layout(send_counts);
     slots.extend(layout(receive_counts));
@@ -42,7 +42,7 @@ pub(super) struct Gathered {
     first: SlotId,
     /// This rank's part in its input.
     pub own: Range,
-    /// The same in a peer's input, by rank.
+    /// Where a peer's part begins in its input.
     origin: SlotId,
 }
 

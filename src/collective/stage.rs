@@ -5,6 +5,11 @@ use super::Request;
 use crate::schedule::{BufferId, Builder, Extent, Range};
 use crate::types::{Collective, Rank};
 
+/// An empty schedule for a request.
+pub(super) fn begin(request: &Request, name: &'static str) -> Builder {
+    Builder::new(name, request.rank, request.ranks, request.in_place)
+}
+
 /// The ranks of one stage, and which of them this is.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
@@ -65,18 +70,18 @@ impl Part {
         Extent::blocks(self.first, self.len, self.of)
     }
 
-    /// In a buffer that holds the whole vector.
+    /// This part of a buffer that holds the whole vector.
     pub fn of(self, buffer: BufferId) -> Range {
         Range::new(buffer, self.extent())
     }
 
-    /// In a buffer that holds only this part.
+    /// This part in a buffer that holds nothing else.
     pub fn alone_in(self, buffer: BufferId) -> Range {
         Range::at_start(buffer, self.extent())
     }
 }
 
-/// Where a vector of `count` elements is read at first and where results go.
+/// Where a vector of `count` elements is read by the first stage, and where results go.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Vector {
     pub from: BufferId,
@@ -84,8 +89,8 @@ pub(super) struct Vector {
 }
 
 impl Vector {
-    /// For an allreduce or reduce: multiplied by the factor if the request says so; results in the
-    /// output, or in scratch on ranks that have none.
+    /// The vector of an allreduce or reduce, multiplied by the factor if the request says so.
+    /// Results go to the output, or to scratch on ranks that have none.
     pub fn new(b: &mut Builder, request: &Request) -> Vector {
         let has_output = request.collective != Collective::Reduce || request.rank == request.root;
         let from = request.input(0, 0, 1, 1);
@@ -104,7 +109,7 @@ impl Vector {
         }
     }
 
-    /// Once some stage has left its result where results go.
+    /// The vector after a stage that has left its result where results go.
     pub fn continued(self) -> Vector {
         Vector {
             from: self.to,
@@ -128,7 +133,7 @@ pub(super) fn double_buffer(b: &mut Builder, extent: Extent) -> [BufferId; 2] {
     [b.scratch(extent), b.scratch(extent)]
 }
 
-/// For a reduce-scatter: where the contributions to all parts lie: the input, or a premultiplied
+/// Where the contributions to all parts of a reduce-scatter lie: the input, or a premultiplied
 /// copy.
 pub(super) fn contributions(b: &mut Builder, request: &Request) -> BufferId {
     let all = request.input(0, 0, request.ranks, 1);

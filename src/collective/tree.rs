@@ -1,14 +1,14 @@
 //! Binomial trees: a logarithmic number of rounds to or from one rank. For small vectors.
 
 use super::Request;
-use super::stage::{Group, Part, Vector, double_buffer};
+use super::stage::{Group, Part, Vector, begin, double_buffer};
 use crate::pattern::bruck::runs;
 use crate::pattern::tree::Tree;
 use crate::schedule::{BufferId, Builder, Extent, Range, Schedule};
 
 /// Allreduce: reduce to rank 0, then broadcast.
 pub(super) fn all_reduce(request: &Request) -> Schedule {
-    let mut b = Builder::new("tree", request.rank, request.ranks, request.in_place);
+    let mut b = begin(request, "tree");
     let vector = Vector::new(&mut b, request);
     let group = Group::all(request);
     reduce_to(&mut b, &group, 0, vector, true);
@@ -18,7 +18,7 @@ pub(super) fn all_reduce(request: &Request) -> Schedule {
 
 /// Reduce.
 pub(super) fn reduce(request: &Request) -> Schedule {
-    let mut b = Builder::new("tree", request.rank, request.ranks, request.in_place);
+    let mut b = begin(request, "tree");
     let vector = Vector::new(&mut b, request);
     reduce_to(&mut b, &Group::all(request), request.root, vector, true);
     b.build()
@@ -26,7 +26,7 @@ pub(super) fn reduce(request: &Request) -> Schedule {
 
 /// Broadcast.
 pub(super) fn broadcast(request: &Request) -> Schedule {
-    let mut b = Builder::new("tree", request.rank, request.ranks, request.in_place);
+    let mut b = begin(request, "tree");
     if request.rank == request.root {
         b.copy(request.input(0, 0, 1, 1), request.output(0, 0, 1, 1));
     }
@@ -81,7 +81,7 @@ pub(super) fn broadcast_from(b: &mut Builder, group: &Group, root: u32, buffer: 
 
 /// Gather: every rank collects the parts of its subtree and passes them on.
 pub(super) fn gather(request: &Request) -> Schedule {
-    let mut b = Builder::new("tree", request.rank, request.ranks, request.in_place);
+    let mut b = begin(request, "tree");
     let tree = Tree::binomial(request.ranks, request.root);
     let children = tree.children(request.rank);
     let own = request.input(0, 0, 1, 1);
@@ -102,7 +102,7 @@ pub(super) fn gather(request: &Request) -> Schedule {
 
 /// Scatter: every rank gets the parts of its subtree and hands them down.
 pub(super) fn scatter(request: &Request) -> Schedule {
-    let mut b = Builder::new("tree", request.rank, request.ranks, request.in_place);
+    let mut b = begin(request, "tree");
     let tree = Tree::binomial(request.ranks, request.root);
     let children = tree.children(request.rank);
     let own = request.output(0, 0, 1, 1);

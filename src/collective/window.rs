@@ -1,19 +1,15 @@
-//! Staged through windows, which every rank of the host maps: for small vectors, and for memory
-//! that is not registered. No rank waits at the end: a window is not used again before all ranks
-//! have retired the operation. Every rank has the same windows, also where only one of them is
-//! used.
+//! Algorithms that stage through windows, which every rank of the host maps: for small vectors, and
+//! for memory that is not registered. No rank waits at the end, because a window is not used again
+//! before all ranks have retired the operation. All ranks have equal windows, also where only those
+//! of one rank are used.
 
 use super::Request;
-use super::stage::{Part, part_in};
+use super::stage::{Part, begin, part_in};
 use crate::schedule::{BufferId, Builder, Extent, Lane, Operand, Range, Schedule};
 use crate::types::Rank;
 
 const ARRIVED: Lane = 0;
 const REDUCED: Lane = 1;
-
-fn begin(request: &Request, name: &'static str) -> Builder {
-    Builder::new(name, request.rank, request.ranks, request.in_place)
-}
 
 /// Puts this rank's contribution into its window, multiplied by the factor if the request says so.
 fn stage(b: &mut Builder, request: &Request, source: Range, staged: Range) {
@@ -24,13 +20,12 @@ fn stage(b: &mut Builder, request: &Request, source: Range, staged: Range) {
     }
 }
 
-/// Puts those of this rank's blocks (one per rank) into its window that others will read; where it
-/// finds its own. Factors need room for the product, so that with them its own is in the window
-/// too.
+/// Copies the blocks that other ranks will read, one per rank, into this rank's window, and returns
+/// where its own block lies. With factors that is in the window too, because the product needs a
+/// place.
 ///
-/// `input` and `staged` are runs of blocks: the number of the first and how many. For an allreduce
-/// of two ranks it halves what is staged, and that the reduction stores its result twice saves a
-/// copy of it (benches/README.md).
+/// `input` and `staged` give runs of blocks by the number of the first and how many. An allreduce
+/// of two ranks stages half as much so, and needs no copy of its result (benches/README.md).
 fn stage_for_others(
     b: &mut Builder,
     request: &Request,
@@ -55,7 +50,7 @@ fn others(request: &Request) -> impl Iterator<Item = (u32, u32)> {
     runs.into_iter().filter(|&(_, len)| len > 0)
 }
 
-/// The same of an input with a part per rank, into a window as large.
+/// [`stage_for_others`] of an input with a part per rank, into a window as large.
 fn stage_parts(b: &mut Builder, request: &Request, window: BufferId) -> Range {
     let input = request.input(0, 0, request.ranks, 1).buffer;
     let run = |buffer, first, len| {
@@ -76,12 +71,12 @@ fn stage_parts(b: &mut Builder, request: &Request, window: BufferId) -> Range {
     )
 }
 
-/// The same range of all ranks' windows, in the order of the ranks.
+/// A range of the windows of all ranks, in the order of the ranks.
 fn windows(request: &Request, range: Range) -> Vec<Operand> {
     with_own(request, range, range)
 }
 
-/// The same range of the others' windows and `own` in its place among them.
+/// A range of the windows of all ranks, with `own` in the place of this rank's.
 fn with_own(request: &Request, own: Range, theirs: Range) -> Vec<Operand> {
     let operand = |rank| match rank == request.rank {
         true => Operand::Local(own),
@@ -115,10 +110,9 @@ pub(super) fn all_reduce(request: &Request) -> Schedule {
     b.build()
 }
 
-/// Allreduce: every rank reduces one block, into its output and in place of what the others staged
-/// for it, where they find it. A place of its own in this rank's window would be as many lines
-/// again that go from core to core: 2 MiB of two ranks went from 4.4 to 5.9 GB/s, with stores that
-/// ask for their lines (benches/README.md).
+/// Allreduce: every rank reduces one block, into its output and over what the others staged for it,
+/// where they read it. Another place in this rank's window would be as many lines again that go
+/// from core to core: 2 MiB of two ranks went from 4.4 to 5.9 GB/s without it (benches/README.md).
 pub(super) fn all_reduce_split(request: &Request) -> Schedule {
     let mut b = begin(request, "window-split");
     let (rank, ranks) = (request.rank, request.ranks);
@@ -175,8 +169,8 @@ pub(super) fn all_gather(request: &Request) -> Schedule {
     b.build()
 }
 
-/// All-gather by way of the root: everybody stores its part in the root's window, where all find
-/// the whole. The root is woken once and wakes each of the others once, which is what counts where
+/// All-gather by way of the root: each rank stores its part in the root's window, from which all
+/// read the whole. The root is woken once and wakes each of the others once, which counts where
 /// ranks sleep and have few cores.
 pub(super) fn all_gather_star(request: &Request) -> Schedule {
     let mut b = begin(request, "star");
@@ -221,7 +215,7 @@ pub(super) fn reduce(request: &Request) -> Schedule {
     let staged = Part::WHOLE.of(window);
     let own = request.input(0, 0, 1, 1);
     let is_root = request.rank == request.root;
-    // The root has its own; only a product needs a place.
+    // The root reads its own input where it lies; only a product needs a place.
     let is_staged = !is_root || request.premultiply;
     if is_staged {
         stage(&mut b, request, own, staged);

@@ -9,7 +9,7 @@ use super::progress::ProgressThread;
 use super::ranges::{Garbage, Ranges};
 use super::say::say;
 use super::{fetching, host, prices};
-use crate::bootstrap::{self, Cores, HostIdentity};
+use crate::bootstrap::{self, Cores, HostIdentity, RankContact};
 use crate::config::{Config, CrossMemory};
 use crate::cost::{self, Models};
 use crate::engine::{Contact, Engine};
@@ -54,7 +54,7 @@ pub(super) fn open(rank: Rank, ranks: u32, config: &Config) -> Result<(Engine, V
         fetches: config.cma == CrossMemory::On,
         tcp: config.tcp.clone(),
         verbs: config.verbs.clone(),
-        host: HostIdentity::own(config.host_id.as_deref())?.number(),
+        host: HostIdentity::own(config.host_id.as_deref())?.0,
     };
     let provider = transport::open(&config.transport, rank, ranks, nonce, &options)?;
     let host = host::share_of_host(config, ranks as usize);
@@ -64,17 +64,20 @@ pub(super) fn open(rank: Rank, ranks: u32, config: &Config) -> Result<(Engine, V
         of_engine.chunk_bytes = limits::CHUNK_BYTES_TCP;
     }
     let engine = Engine::new(provider, rank, ranks, of_engine, host)?;
-    let mut of_rank = Vec::new();
+    let mut of_rank_0 = Vec::new();
     if rank == 0 {
         let (models, complaint) = prices::read_prices(&config.prices);
         complaint.iter().for_each(|complaint| say(complaint));
-        of_rank = cost::emit_bytes(&models);
+        of_rank_0 = cost::emit_bytes(&models);
     }
-    of_rank.extend(bootstrap::emit_contact(&engine.contact()));
-    let host = HostIdentity::own(config.host_id.as_deref())?;
-    let place = (config.tcp.addresses.first().copied()).unwrap_or(Ipv4Addr::LOCALHOST.into());
-    let of_rank = bootstrap::emit_place(place, &Cores::own().emit(&of_rank));
-    Ok((engine, host.emit(&of_rank)))
+    let contact = RankContact {
+        host: HostIdentity::own(config.host_id.as_deref())?,
+        place: (config.tcp.addresses.first().copied()).unwrap_or(Ipv4Addr::LOCALHOST.into()),
+        cores: Cores::own(),
+        engine: engine.contact(),
+        prices: of_rank_0,
+    };
+    Ok((engine, contact.emit()))
 }
 
 /// Begins to connect to the ranks with these contacts, by rank.
@@ -84,16 +87,13 @@ pub(super) fn begin(engine: &mut Engine, contacts: &[Vec<u8>]) -> Result<Common>
     let mut places = Vec::with_capacity(contacts.len());
     let mut parsed: Vec<Contact> = Vec::with_capacity(contacts.len());
     for bytes in contacts {
-        let (host, rest) = HostIdentity::parse(bytes)?;
-        let (place, rest) = bootstrap::parse_place(rest)?;
-        let (cores, mut rest) = Cores::parse(rest)?;
-        identities.push((host, cores));
-        places.push(place);
+        let contact = RankContact::parse(bytes)?;
+        identities.push((contact.host, contact.cores));
+        places.push(contact.place);
         if models.is_none() {
-            let (of_rank_0, contact) = cost::parse_bytes(rest)?;
-            (models, rest) = (Some(of_rank_0), contact);
+            models = Some(cost::parse_bytes(&contact.prices)?.0);
         }
-        parsed.push(bootstrap::parse_contact(rest)?);
+        parsed.push(contact.engine);
     }
     let hosts = number_hosts(&identities);
     if engine.transport().capabilities().name == "shm" {

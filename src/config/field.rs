@@ -39,7 +39,7 @@ impl Field {
         }
     }
 
-    /// The same where it is set.
+    /// As [`Field::check`], where it is set.
     pub fn check_some<T: Copy + TryInto<u64>>(&self, value: Option<T>) -> Result<()> {
         match value {
             Some(value) => self.check(value.try_into().unwrap_or(u64::MAX)),
@@ -70,6 +70,29 @@ impl Field {
             self.name, self.variable, self.least, self.most
         ))
     }
+}
+
+/// Looks a variable up.
+pub(super) type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// Which of these words a variable says; `None` where it is not set or empty.
+pub(super) fn parse_choice<T: Copy>(
+    lookup: Lookup<'_>,
+    variable: &str,
+    choices: &[(&str, T)],
+) -> Result<Option<T>> {
+    let Some(text) = lookup(variable).filter(|text| !text.is_empty()) else {
+        return Ok(None);
+    };
+    if let Some((_, value)) = choices.iter().find(|(word, _)| *word == text) {
+        return Ok(Some(*value));
+    }
+    let words: Vec<&str> = choices.iter().map(|(word, _)| *word).collect();
+    let (last, others) = words.split_last().expect("there are choices");
+    let others = others.join(", ");
+    Err(Error::invalid(format!(
+        "{variable} is '{text}': {others} or {last}"
+    )))
 }
 
 /// Longest timeout: three decades, so that no sum of times overflows.

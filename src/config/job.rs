@@ -1,5 +1,6 @@
 //! Settings of how ranks find and trust each other.
 
+use super::field::parse_choice;
 use crate::error::{Error, Result};
 use std::path::PathBuf;
 
@@ -37,7 +38,8 @@ pub struct JobSettings {
     /// least 16 characters, or `LINERATE_SECRET_FILE`, a file that only its owner may read.
     /// `linerate launch` makes one.
     pub secret: Secret,
-    /// Serve other hosts without a secret: anyone who reaches a port may speak to it. Default off.
+    /// Serve other hosts without a secret: any process that reaches a port may speak to
+    /// it. Default off.
     /// `LINERATE_INSECURE=1`.
     pub is_insecure: bool,
     /// Interfaces whose addresses this rank uses, by the beginnings of their names; `=eth0` means
@@ -49,7 +51,7 @@ pub struct JobSettings {
 impl JobSettings {
     /// Settings from named values, such as the process's environment.
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<JobSettings> {
-        let lookup = |name| lookup(name).filter(|text| !text.is_empty());
+        let lookup = |name: &str| lookup(name).filter(|text| !text.is_empty());
         let secret = match (lookup("LINERATE_SECRET"), lookup("LINERATE_SECRET_FILE")) {
             (Some(text), _) => {
                 check_secret("LINERATE_SECRET", text.as_bytes())?;
@@ -58,17 +60,11 @@ impl JobSettings {
             (None, Some(path)) => Secret::File(path.into()),
             (None, None) => Secret::None,
         };
-        let is_insecure = match lookup("LINERATE_INSECURE").as_deref() {
-            Some("1") => true,
-            None | Some("0") => false,
-            Some(text) => {
-                let text = format!("LINERATE_INSECURE is '{text}': 0 or 1");
-                return Err(Error::invalid(text));
-            }
-        };
+        let zero_or_one = [("0", false), ("1", true)];
+        let is_insecure = parse_choice(&lookup, "LINERATE_INSECURE", &zero_or_one)?;
         Ok(JobSettings {
             secret,
-            is_insecure,
+            is_insecure: is_insecure.unwrap_or(false),
             interfaces: lookup("LINERATE_IFNAME"),
         })
     }

@@ -1,6 +1,6 @@
 //! Settings of the `tcp` transport.
 
-use super::field::{Field, check_timeout};
+use super::field::{Field, check_timeout, parse_choice};
 use crate::error::{Error, Result};
 use std::net::IpAddr;
 use std::time::Duration;
@@ -25,7 +25,8 @@ pub struct TcpSettings {
     /// What proves that a rank belongs to the job (*shared*). None: only loopback is served. A
     /// communicator takes it from [`super::JobSettings`].
     pub secret: Option<Vec<u8>>,
-    /// Serve other hosts without a secret: anyone who reaches a port may speak to it. Default off.
+    /// Serve other hosts without a secret: any process that reaches a port may speak to
+    /// it. Default off.
     /// A communicator takes it from [`super::JobSettings`].
     pub is_insecure: bool,
     /// A CRC32C for every frame (*shared*), against what changes bytes behind the checksums of TCP.
@@ -85,31 +86,16 @@ impl Default for TcpSettings {
 impl TcpSettings {
     /// Settings from named values, such as the process's environment.
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<TcpSettings> {
-        let lookup = |name| lookup(name).filter(|text| !text.is_empty());
+        let lookup = |name: &str| lookup(name).filter(|text| !text.is_empty());
         let mut settings = TcpSettings::default();
         if let Some(text) = lookup("LINERATE_TCP_RAILS") {
             settings.rails = RAILS.parse(&text)? as u32;
         }
-        if let Some(text) = lookup("LINERATE_INTEGRITY") {
-            settings.has_crc = match text.as_str() {
-                "crc" => true,
-                "off" => false,
-                _ => {
-                    let text = format!("LINERATE_INTEGRITY is '{text}': crc or off");
-                    return Err(Error::invalid(text));
-                }
-            };
-        }
-        if let Some(text) = lookup("LINERATE_TLS") {
-            settings.has_tls = match text.as_str() {
-                "on" => true,
-                "off" => false,
-                _ => {
-                    let text = format!("LINERATE_TLS is '{text}': on or off");
-                    return Err(Error::invalid(text));
-                }
-            };
-        }
+        let integrity = [("crc", true), ("off", false)];
+        settings.has_crc =
+            parse_choice(&lookup, "LINERATE_INTEGRITY", &integrity)?.unwrap_or(false);
+        let on_or_off = [("on", true), ("off", false)];
+        settings.has_tls = parse_choice(&lookup, "LINERATE_TLS", &on_or_off)?.unwrap_or(false);
         if let Some(text) = lookup("LINERATE_TCP_TIMEOUT") {
             settings.timeout = super::parse_timeout("LINERATE_TCP_TIMEOUT", &text)?;
         }

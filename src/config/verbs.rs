@@ -1,6 +1,6 @@
 //! Settings of the `verbs` transport.
 
-use super::field::{Field, check_timeout};
+use super::field::{Field, check_timeout, parse_choice};
 use crate::error::{Error, Result};
 use std::time::Duration;
 
@@ -98,7 +98,7 @@ pub struct VerbsSettings {
     pub has_device_atomics: bool,
     /// Puts of an aligned word of 1, 2, 4 or 8 bytes are writes without immediate data, as
     /// perftest's are, where nothing waits to leave before them: the owner's processor has nothing
-    /// to do for them. For anyone who looks at the word all the time, and for `perf write_lat`.
+    /// to do for them. For owners that look at the word all the time, and for `perf write_lat`.
     /// Default off, and set in code only: a sleeping owner is not woken (clause 17 of
     /// [`crate::transport`]), a word whose queue pair fails ends as flushed although it may have
     /// come, and the latest end with a slow look.
@@ -150,25 +150,10 @@ impl VerbsSettings {
             Some(text) => CHUNK_BYTES.parse_size(&text)? as u32,
             None => default.chunk_bytes,
         };
-        let is_relaxed = match lookup("LINERATE_VERBS_RELAXED_ORDERING").as_deref() {
-            None => default.is_relaxed,
-            Some("on") => true,
-            Some("off") => false,
-            Some(text) => {
-                return Err(Error::invalid(format!(
-                    "LINERATE_VERBS_RELAXED_ORDERING is '{text}': on or off"
-                )));
-            }
-        };
-        let has_device_atomics = match lookup("LINERATE_VERBS_ATOMICS").as_deref() {
-            None | Some("owner") => false,
-            Some("device") => true,
-            Some(text) => {
-                return Err(Error::invalid(format!(
-                    "LINERATE_VERBS_ATOMICS is '{text}': owner or device"
-                )));
-            }
-        };
+        let on_or_off = [("on", true), ("off", false)];
+        let is_relaxed = parse_choice(&lookup, "LINERATE_VERBS_RELAXED_ORDERING", &on_or_off)?;
+        let atomics = [("owner", false), ("device", true)];
+        let has_device_atomics = parse_choice(&lookup, "LINERATE_VERBS_ATOMICS", &atomics)?;
         let timeout = match lookup("LINERATE_VERBS_TIMEOUT") {
             Some(text) => super::parse_timeout("LINERATE_VERBS_TIMEOUT", &text)?,
             None => default.timeout,
@@ -181,11 +166,11 @@ impl VerbsSettings {
             traffic_class: short(&TRAFFIC_CLASS, default.traffic_class)?,
             service_level: short(&SERVICE_LEVEL, default.service_level)?,
             ack_timeout: short(&ACK_TIMEOUT, default.ack_timeout)?,
-            is_relaxed,
+            is_relaxed: is_relaxed.unwrap_or(default.is_relaxed),
             timeout,
             queue_pairs: long(&QUEUE_PAIRS, default.queue_pairs)?,
             mtu_bytes: number(&MTU_BYTES)?.map(|n| n as u32),
-            has_device_atomics,
+            has_device_atomics: has_device_atomics.unwrap_or(default.has_device_atomics),
             has_plain_words: default.has_plain_words,
             inline_bytes: long(&INLINE_BYTES, default.inline_bytes)?,
             signal_every: long(&SIGNAL_EVERY, default.signal_every)?,

@@ -8,13 +8,13 @@ mod messages;
 mod signals;
 
 use super::around::Around;
-use super::crew::Crew;
-use super::gate::NONE;
 use super::links::Links;
 use super::memory::CallViews;
 use super::pool::{Bounced, Pool};
 use super::program::{Message, What};
 use super::round::{Round, RoundCall, RoundId, RoundOf};
+use super::step_state::NONE;
+use super::thread_pool::ThreadPool;
 use crate::error::{Error, Result};
 use crate::memory::View;
 use crate::schedule::{Action, BufferId, Operand, Range, StepId};
@@ -68,7 +68,7 @@ pub struct Driver {
     /// Per peer, the first message of pairwise rounds that has not been handed over as a whole:
     /// only that one may send, so that later ones never take the places that it needs.
     pair_heads: Vec<u64>,
-    crew: Crew,
+    threads: ThreadPool,
     around: Around,
     /// Operations that touch as many bytes write around the caches.
     cache_bytes: usize,
@@ -89,7 +89,7 @@ impl Driver {
             moved: false,
             has_work: false,
             retired: 0,
-            crew: Crew::new(host.threads_max),
+            threads: ThreadPool::new(host.threads_max),
             around: Around::new(host.cache_bytes),
             cache_bytes: host.cache_bytes,
             sources: Vec::new(),

@@ -29,15 +29,13 @@
 mod arguments;
 mod around;
 mod at_once;
+mod chunk_ring;
 mod control;
 #[cfg(test)]
 mod control_tests;
 mod core;
-mod crew;
 mod driver;
 mod fault;
-mod fold;
-mod gate;
 mod leaving;
 mod links;
 mod members;
@@ -55,10 +53,12 @@ mod rounds;
 mod signature;
 mod staged;
 mod state;
+mod step_state;
 mod suspect;
 mod tag;
 mod task;
 mod tasks;
+mod thread_pool;
 mod under_way;
 
 #[cfg(test)]

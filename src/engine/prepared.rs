@@ -6,8 +6,8 @@
 //! overlap edges, and the steps that depend on it, in one run of a list each; and a message is a
 //! few words. How a round begins is worked out once as well: arming is copying.
 
-use super::fold::{Fold, folds_of};
-use super::gate::{Followers, Gate, MORE, NONE, StepRun};
+use super::chunk_ring::{ChunkRing, rings_of};
+use super::step_state::{Followers, MORE, NONE, StepProgress, StepState};
 use crate::limits::CACHE_LINE_BYTES;
 use crate::schedule::{
     Action, Buffer, BufferId, Count, Dependency, Extent, Join, Operand, Range, Schedule, Step,
@@ -43,7 +43,7 @@ pub struct Successor {
 /// How a round begins.
 #[derive(Clone, Debug, Default)]
 pub struct Start {
-    pub(super) gates: Vec<Gate>,
+    pub(super) states: Vec<StepState>,
     /// Steps to look at first.
     pub ready: Vec<StepId>,
 }
@@ -136,7 +136,7 @@ pub struct Prepared {
     /// Whether it sends or receives.
     pub has_messages: bool,
     /// Scratch buffers that long messages go through a few chunks at a time.
-    pub(super) folds: Vec<Fold>,
+    pub(super) rings: Vec<ChunkRing>,
     /// Its steps.
     pub(super) steps: Vec<PreparedStep>,
     pub(super) edges: Vec<Edge>,
@@ -148,7 +148,7 @@ pub struct Prepared {
     /// Per step, what its end releases where steps are whole.
     pub(super) followers: Vec<Followers>,
     /// How far steps have come at the beginning; a round adds their lengths.
-    pub(super) runs: Vec<StepRun>,
+    pub(super) runs: Vec<StepProgress>,
     /// How a round begins whose steps are whole: each waits until what it overlaps has been
     /// processed.
     pub(super) whole: Start,
@@ -167,7 +167,7 @@ impl Prepared {
             uses_windows: has(|buffer| matches!(buffer, Buffer::Window(_))),
             uses_scratch: has(|buffer| matches!(buffer, Buffer::Scratch(_))),
             has_messages: steps.iter().any(is_message),
-            folds: folds_of(&schedule),
+            rings: rings_of(&schedule),
             reaches_buffers,
             arrivals: steps.iter().filter(|s| is_arrival(&s.action)).count() as u32,
             runs: steps.iter().map(run_of).collect(),
@@ -340,23 +340,23 @@ fn start(schedule: &Schedule, holds: impl Fn(&Dependency) -> bool) -> Start {
     let mut start = Start::default();
     for (id, step) in (0..).zip(&schedule.steps) {
         let held = step.dependencies.iter().filter(|d| holds(d)).count();
-        let mut gate = Gate {
+        let mut state = StepState {
             holds: held as u32,
-            ..Gate::default()
+            ..StepState::default()
         };
-        if gate.holds == 0 {
-            gate.is_queued = true;
+        if state.holds == 0 {
+            state.is_queued = true;
             start.ready.push(id);
         }
-        start.gates.push(gate);
+        start.states.push(state);
     }
     start
 }
 
-fn run_of(step: &Step) -> StepRun {
-    StepRun {
+fn run_of(step: &Step) -> StepProgress {
+    StepProgress {
         unsettled: step.dependencies.len() as u32,
-        ..StepRun::default()
+        ..StepProgress::default()
     }
 }
 

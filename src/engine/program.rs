@@ -5,12 +5,12 @@
 //! the views of its memory (`memory.rs`) while calls are on the same memory.
 
 use super::arguments::{Arguments, signature_of};
-use super::crew::{SHARED_BYTES_MIN, Work};
-use super::fold::{FOLD_CHUNKS, Fold};
-use super::gate::NONE;
+use super::chunk_ring::{ChunkRing, RING_CHUNKS};
 use super::prepared::{Operands, Place, Prepared, PreparedStep, StepKind, padded};
 use super::progress::Progress;
 use super::signature::Signature;
+use super::step_state::NONE;
+use super::thread_pool::{SHARED_BYTES_MIN, Work};
 use crate::kernel::BoundReduction;
 use crate::limits::CACHE_LINE_BYTES;
 use crate::schedule::{Action, Buffer, BufferId, Count, Extent, Lane, Range, StepId};
@@ -120,8 +120,8 @@ pub struct Program {
     pub scratch_bytes: usize,
     /// What the call says, as far as the rest is made from it.
     arguments: Option<Arguments>,
-    /// Per buffer: the elements that it goes around in, 0 if it does not. Empty where none does.
-    folded: Vec<u64>,
+    /// Elements of each buffer that is a ring of chunks, 0 for the others. Empty where none is.
+    rings: Vec<u64>,
     /// Elements lie in buffers as they are numbered.
     is_plain: bool,
 }
@@ -144,7 +144,7 @@ impl Program {
             parts: Vec::new(),
             scratch_bytes: 0,
             arguments: None,
-            folded: Vec::new(),
+            rings: Vec::new(),
             is_plain: false,
         }
     }
@@ -188,9 +188,9 @@ impl Program {
         self.per_chunk = (chunk_bytes >> self.shift) as u64;
         if !has_same_spans {
             progress.take_up(prepared, &self.counts(), self.per_chunk);
-            self.fold(progress);
+            self.find_rings(progress);
         }
-        self.is_plain = self.segment.part_elements == self.count && self.folded.is_empty();
+        self.is_plain = self.segment.part_elements == self.count && self.rings.is_empty();
         self.scratch_bytes = self.measure_scratch() as usize;
         if !has_same_steps {
             self.resolve(progress, ranks);
@@ -373,12 +373,12 @@ impl Program {
         }
     }
 
-    /// The same, of a segment, or of a buffer that goes around.
+    /// As [`Program::place`], in a segment or in a ring of chunks.
     #[inline(never)]
     fn place_of(&self, buffer: BufferId, start: u64, want: u64) -> (u64, u64) {
-        if let Some(around @ 1..) = self.folded.get(buffer.0 as usize).copied() {
-            let position = start % around;
-            return (position, want.min(around - position));
+        if let Some(ring @ 1..) = self.rings.get(buffer.0 as usize).copied() {
+            let position = start % ring;
+            return (position, want.min(ring - position));
         }
         if !self.is_callers(buffer) {
             return (start, want);
@@ -405,41 +405,43 @@ impl Program {
         )
     }
 
-    /// Decides which scratch buffers go around.
-    fn fold(&mut self, progress: &Progress) {
-        self.folded.clear();
-        let around = FOLD_CHUNKS * self.per_chunk;
-        for fold in &self.prepared.folds {
-            let receive = &self.prepared.steps[fold.receive as usize];
+    /// Decides which scratch buffers are rings: those of messages that are longer.
+    fn find_rings(&mut self, progress: &Progress) {
+        self.rings.clear();
+        let elements = RING_CHUNKS * self.per_chunk;
+        for ring in &self.prepared.rings {
+            let receive = &self.prepared.steps[ring.receive as usize];
             let span = progress.span(receive.span);
-            if span.start == 0 && span.len > around {
-                self.folded.resize(self.prepared.schedule.buffers.len(), 0);
-                self.folded[fold.buffer.0 as usize] = around;
+            if span.start == 0 && span.len > elements {
+                self.rings.resize(self.prepared.schedule.buffers.len(), 0);
+                self.rings[ring.buffer.0 as usize] = elements;
             }
         }
     }
 
-    /// Whether elements before `end` of a message have a place: always, unless its buffer goes
-    /// around and what lies there is still to be reduced.
+    /// Whether elements before `end` of a message have a place: always, unless its buffer is a ring
+    /// whose chunks are still to be reduced.
     #[inline]
     pub fn has_room(&self, progress: &Progress, step: StepId, buffer: BufferId, end: u64) -> bool {
-        let Some(around @ 1..) = self.folded.get(buffer.0 as usize).copied() else {
+        let Some(elements @ 1..) = self.rings.get(buffer.0 as usize).copied() else {
             return true;
         };
-        let mut folds = self.prepared.folds.iter();
-        let reduce = folds.find(|fold| fold.receive == step).map(|f| f.reduce);
-        reduce.is_none_or(|reduce| end <= progress.done(reduce) + around)
+        let mut rings = self.prepared.rings.iter();
+        let reduce = rings
+            .find(|ring| ring.receive == step)
+            .map(|ring| ring.reduce);
+        reduce.is_none_or(|reduce| end <= progress.done(reduce) + elements)
     }
 
     /// The receive that gets room when this step has reduced something.
     #[inline]
-    pub fn folded_receive(&self, step: StepId) -> Option<StepId> {
-        if self.folded.is_empty() {
+    pub fn waiting_receive(&self, step: StepId) -> Option<StepId> {
+        if self.rings.is_empty() {
             return None;
         }
-        let is_it = |fold: &&Fold| fold.reduce == step;
-        let mut folds = self.prepared.folds.iter();
-        folds.find(is_it).map(|fold| fold.receive)
+        let is_it = |ring: &&ChunkRing| ring.reduce == step;
+        let mut rings = self.prepared.rings.iter();
+        rings.find(is_it).map(|ring| ring.receive)
     }
 
     fn measure_scratch(&self) -> u64 {
@@ -454,8 +456,8 @@ impl Program {
 
     /// Elements of a scratch buffer.
     pub fn scratch_elements(&self, number: usize, extent: &Extent) -> u64 {
-        match self.folded.get(number) {
-            Some(&around @ 1..) => around,
+        match self.rings.get(number) {
+            Some(&elements @ 1..) => elements,
             _ => extent.length_max(&self.counts()),
         }
     }

@@ -10,24 +10,24 @@
 //! An edge is touched about twice in a round, however many steps there are: the builder leaves out
 //! edges that others imply.
 
-use super::gate::{Gate, MORE, NONE, Stage, StepRun};
 use super::prepared::{Edge, Prepared, PreparedStep, Span};
+use super::step_state::{MORE, NONE, Stage, StepProgress, StepState};
 use crate::schedule::{Count, StepId};
 use ready::Ready;
 
 /// The steps of one round.
 #[derive(Debug, Default)]
 pub struct Progress {
-    gates: Vec<Gate>,
+    states: Vec<StepState>,
     ready: Ready,
     incomplete: u32,
     /// Whether every step is one chunk at most.
     is_whole: bool,
     /// Steps that count nothing leave this as it is.
-    runs: Vec<StepRun>,
+    runs: Vec<StepProgress>,
     /// How a round of this count begins: as the plan says, with the lengths.
-    armed: Vec<StepRun>,
-    armed_gates: Vec<Gate>,
+    armed: Vec<StepProgress>,
+    armed_states: Vec<StepState>,
     /// Per range of the plan, where it lies for the count of this round.
     spans: Vec<Span>,
     /// Steps that have all they need to complete.
@@ -39,8 +39,8 @@ impl Progress {
     /// resolves its ranges.
     pub fn take_up(&mut self, prepared: &Prepared, count: &Count<'_>, per_chunk: u64) {
         let steps = prepared.steps.len();
-        self.gates.clear();
-        self.gates.reserve(steps);
+        self.states.clear();
+        self.states.reserve(steps);
         self.ready.reserve(steps);
         self.completing.reserve(steps);
         self.resolve(prepared, count);
@@ -56,7 +56,7 @@ impl Progress {
             true => &prepared.whole,
             false => &prepared.piecewise,
         };
-        self.armed_gates.clone_from(&start.gates);
+        self.armed_states.clone_from(&start.states);
         for (run, step) in self.armed.iter_mut().zip(&prepared.steps) {
             run.len = match step.span {
                 NONE => 0,
@@ -91,9 +91,9 @@ impl Progress {
             true => &prepared.whole,
             false => &prepared.piecewise,
         };
-        self.gates.clone_from(&self.armed_gates);
+        self.states.clone_from(&self.armed_states);
         self.ready.begin(&start.ready);
-        self.incomplete = self.gates.len() as u32;
+        self.incomplete = self.states.len() as u32;
     }
 
     /// Whether every step has completed.
@@ -114,10 +114,10 @@ impl Progress {
         let Some(step) = self.ready.pop() else {
             return NONE;
         };
-        let gate = &mut self.gates[step as usize];
-        gate.is_queued = false;
-        // A message that is folded may have ended meanwhile.
-        match gate.stage {
+        let state = &mut self.states[step as usize];
+        state.is_queued = false;
+        // A message that goes through a ring of chunks may have ended meanwhile.
+        match state.stage {
             Stage::Pending => step,
             _ => NONE,
         }
@@ -144,7 +144,7 @@ impl Progress {
 
     /// One step.
     #[inline]
-    pub fn run(&mut self, step: StepId) -> &mut StepRun {
+    pub fn run(&mut self, step: StepId) -> &mut StepProgress {
         &mut self.runs[step as usize]
     }
 
@@ -155,18 +155,18 @@ impl Progress {
 
     /// Whether a step has completed.
     pub fn is_complete(&self, step: StepId) -> bool {
-        self.gates[step as usize].stage == Stage::Complete
+        self.states[step as usize].stage == Stage::Complete
     }
 
     /// Whether a message has begun and waits for the transport, which may have refused it.
     pub fn is_under_way(&self, step: StepId) -> bool {
-        let (gate, run) = (&self.gates[step as usize], &self.runs[step as usize]);
+        let (state, run) = (&self.states[step as usize], &self.runs[step as usize]);
         let has_begun = match self.is_whole {
             // What may start and is not queued has been run.
-            true => gate.holds == 0 && !gate.is_queued,
+            true => state.holds == 0 && !state.is_queued,
             false => run.chunks_posted > run.chunks_done,
         };
-        has_begun && gate.stage == Stage::Pending
+        has_begun && state.stage == Stage::Pending
     }
 
     /// The chunks of a message that the transport has.
@@ -182,9 +182,9 @@ impl Progress {
     /// Looks at a step again later.
     #[inline]
     pub fn enqueue(&mut self, step: StepId) {
-        let gate = &mut self.gates[step as usize];
-        if !gate.is_queued && gate.stage < Stage::Processed {
-            gate.is_queued = true;
+        let state = &mut self.states[step as usize];
+        if !state.is_queued && state.stage < Stage::Processed {
+            state.is_queued = true;
             self.ready.push(step);
         }
     }
@@ -240,7 +240,7 @@ impl Progress {
     fn limit_of(&self, edge: &Edge) -> Option<u64> {
         // An earlier step that has processed everything but waits for its own dependencies holds
         // nobody back.
-        if self.gates[edge.earlier as usize].stage >= Stage::Processed {
+        if self.states[edge.earlier as usize].stage >= Stage::Processed {
             return None;
         }
         let earlier = &self.runs[edge.earlier as usize];
@@ -279,19 +279,19 @@ impl Progress {
     #[inline(always)]
     fn process_whole(&mut self, prepared: &Prepared, step: StepId) -> StepId {
         let [first, second] = prepared.followers[step as usize];
-        // As a slice: what is stored in one gate may change where the others are, as far as the
+        // As a slice: what is stored in one state may change where the others are, as far as the
         // compiler knows.
-        let gates = &mut self.gates[..];
+        let states = &mut self.states[..];
         // It has started after all that it depends on had completed, so it completes.
-        let gate = &mut gates[step as usize];
-        debug_assert!(gate.holds == 0 && gate.stage == Stage::Pending);
-        gate.stage = Stage::Complete;
+        let state = &mut states[step as usize];
+        debug_assert!(state.holds == 0 && state.stage == Stage::Pending);
+        state.stage = Stage::Complete;
         self.incomplete -= 1;
         let mut next = NONE;
         if first != NONE {
-            let gate = &mut gates[first as usize];
-            gate.holds -= 1;
-            if gate.holds == 0 {
+            let state = &mut states[first as usize];
+            state.holds -= 1;
+            if state.holds == 0 {
                 next = first;
             }
         }
@@ -313,12 +313,12 @@ impl Progress {
 
     #[inline(never)]
     fn process_piecewise(&mut self, prepared: &Prepared, step: StepId) {
-        let gate = &mut self.gates[step as usize];
-        if gate.stage >= Stage::Processed {
+        let state = &mut self.states[step as usize];
+        if state.stage >= Stage::Processed {
             return;
         }
-        debug_assert!(gate.holds == 0, "what it waits for holds it back");
-        gate.stage = Stage::Processed;
+        debug_assert!(state.holds == 0, "what it waits for holds it back");
+        state.stage = Stage::Processed;
         self.wake(prepared, step, u64::MAX);
         if self.runs[step as usize].unsettled == 0 {
             self.complete(prepared, step);
@@ -338,10 +338,10 @@ impl Progress {
 
     /// One thing less keeps a step from starting.
     fn release(&mut self, step: StepId) {
-        let gate = &mut self.gates[step as usize];
-        gate.holds -= 1;
-        if gate.holds == 0 {
-            gate.is_queued = true;
+        let state = &mut self.states[step as usize];
+        state.holds -= 1;
+        if state.holds == 0 {
+            state.is_queued = true;
             self.ready.push(step);
         }
     }
@@ -350,12 +350,12 @@ impl Progress {
     fn complete(&mut self, prepared: &Prepared, step: StepId) {
         let mut completed = step;
         loop {
-            self.gates[completed as usize].stage = Stage::Complete;
+            self.states[completed as usize].stage = Stage::Complete;
             self.incomplete -= 1;
             for successor in prepared.successors_of(completed) {
                 let later = &mut self.runs[successor.step as usize];
                 later.unsettled -= 1;
-                let stage = self.gates[successor.step as usize].stage;
+                let stage = self.states[successor.step as usize].stage;
                 if later.unsettled == 0 && stage == Stage::Processed {
                     self.completing.push(successor.step);
                 } else if !successor.is_overlap {

@@ -58,14 +58,14 @@ pub fn reduce(
     BoundReduction::new(dtype, combine, finish).run(sources, destinations);
 }
 
-/// [`reduce`], but destinations that are not sources are written around the caches where the CPU
-/// can.
+/// [`reduce`], but destinations that are not sources are written by non-temporal stores where the
+/// CPU has them.
 ///
-/// Gives the same bytes, ordered like plain stores when it returns. The engine uses it for
-/// operations that fill the last-level cache. It saves reading the destinations before they are
-/// written: 1.1 to 1.7 times as fast where they are in no cache, about 0.7 times where they are in
-/// the second level (benches/README.md), and who reads the result soon reads it from memory. Meant
-/// for operations whose buffers together exceed the last-level cache, whatever the piece at hand.
+/// It gives the same bytes, ordered like plain stores when it returns. Destinations are not read
+/// before they are written: that is 1.1 to 1.7 times as fast where they are in no cache and 0.7
+/// times where they are in the second level (benches/README.md). Results are in memory afterwards
+/// and in no cache, so the engine uses it for operations whose buffers together exceed the
+/// last-level cache.
 pub fn reduce_streaming(
     dtype: DataType,
     combine: Combine,
@@ -76,11 +76,11 @@ pub fn reduce_streaming(
     BoundReduction::streaming(dtype, combine, finish).run(sources, destinations);
 }
 
-/// [`reduce`] or [`reduce_streaming`], whose loops are found once, for calls that come again: to
-/// find them takes longer than to reduce 200 bytes.
+/// [`reduce`] or [`reduce_streaming`] with their loops, for calls that come again: to find the
+/// loops takes longer than to reduce 200 bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct BoundReduction {
-    /// What is not whole vectors.
+    /// For elements that are no whole vectors.
     scalar: scalar::Fold,
     vectors: Option<simd::Fold>,
     reduction: Reduction,
@@ -163,8 +163,8 @@ impl BoundReduction {
         }
     }
 
-    /// Bytes that are no whole vectors. A function of its own, so that anyone who has none does not
-    /// make ready for it.
+    /// Reduces bytes that are no whole vectors. It is not inlined, so that calls without such bytes
+    /// do not pay for it.
     #[inline(never)]
     fn fold_rest(&self, views: (&[View], &[View]), bytes: Range<usize>) {
         // Sizes are powers of two, and each division costs as much as the sum of a short vector.
@@ -208,8 +208,8 @@ pub fn is_for_streaming(buffers_bytes: usize, cache_bytes: usize) -> bool {
 }
 
 /// Copies `source` into `destination`, which is the same range or does not overlap it. Long copies
-/// are made by the vector code, which asks for lines before it writes them: that counts in memory
-/// that another core has read last (benches/README.md).
+/// are made by the vector code, which prefetches lines for writing: that counts in memory that
+/// another core has read last (benches/README.md).
 ///
 /// # Panics
 /// If the lengths differ.
@@ -221,7 +221,7 @@ pub fn copy(source: View, destination: View) {
     copy_to(Stores::Cached, source, &[destination]);
 }
 
-/// [`copy`], around the caches where the CPU can; see [`reduce_streaming`].
+/// [`copy`] by non-temporal stores where the CPU has them; see [`reduce_streaming`].
 ///
 /// # Panics
 /// If the lengths differ.
@@ -229,7 +229,7 @@ pub fn copy_streaming(source: View, destination: View) {
     copy_to(Stores::Streamed, source, &[destination]);
 }
 
-/// A function of its own, so that short copies do not make ready for it.
+/// It is not inlined, so that short copies do not pay for it.
 #[inline(never)]
 fn copy_to(stores: Stores, source: View, destinations: &[View]) {
     let reduction = Reduction::best(stores, DataType::U8, Combine::Sum, Finish::None);
@@ -251,7 +251,7 @@ pub fn scale(dtype: DataType, factor: f64, source: View, destination: View) {
     scale_with(Isa::best_for(dtype), dtype, factor, source, destination);
 }
 
-/// The common length in bytes; nothing if there is nothing to do.
+/// The common length in bytes; `None` if there is nothing to do.
 fn check_views(dtype: DataType, sources: &[View], destinations: &[View]) -> Option<usize> {
     assert!(!sources.is_empty(), "a reduction without sources");
     let bytes = sources[0].len_bytes();

@@ -149,49 +149,18 @@ number_in_f32!(f16, bf16);
 
 /// Runs an expression with `$number` standing for the Rust type of `$dtype`.
 macro_rules! with_number {
-    ($dtype:expr, $number:ident => $body:expr) => {
+    (@ $dtype:expr, $number:ident => $body:expr; $($variant:ident $rust:ty),*) => {
         match $dtype {
-            DataType::F64 => {
-                type $number = f64;
+            $(DataType::$variant => {
+                type $number = $rust;
                 $body
-            }
-            DataType::F32 => {
-                type $number = f32;
-                $body
-            }
-            DataType::F16 => {
-                type $number = half::f16;
-                $body
-            }
-            DataType::Bf16 => {
-                type $number = half::bf16;
-                $body
-            }
-            DataType::I8 => {
-                type $number = i8;
-                $body
-            }
-            DataType::U8 => {
-                type $number = u8;
-                $body
-            }
-            DataType::I32 => {
-                type $number = i32;
-                $body
-            }
-            DataType::U32 => {
-                type $number = u32;
-                $body
-            }
-            DataType::I64 => {
-                type $number = i64;
-                $body
-            }
-            DataType::U64 => {
-                type $number = u64;
-                $body
-            }
+            })*
         }
+    };
+    ($dtype:expr, $number:ident => $body:expr) => {
+        with_number!(@ $dtype, $number => $body;
+            F64 f64, F32 f32, F16 half::f16, Bf16 half::bf16,
+            I8 i8, U8 u8, I32 i32, U32 u32, I64 i64, U64 u64)
     };
 }
 pub(super) use with_number;

@@ -1,4 +1,4 @@
-//! [`Reduction`]: what the loops of a reduction are chosen by.
+//! [`Reduction`]: what decides which loops run.
 
 use super::isa::Isa;
 use crate::types::{Combine, DataType, Finish};
@@ -14,7 +14,7 @@ pub(super) struct Reduction {
 }
 
 impl Reduction {
-    /// By the fastest code for the type.
+    /// The reduction by the fastest code for the type.
     #[inline]
     pub fn best(stores: Stores, dtype: DataType, combine: Combine, finish: Finish) -> Reduction {
         Reduction {
@@ -32,6 +32,6 @@ impl Reduction {
 pub(super) enum Stores {
     /// Through the caches.
     Cached,
-    /// Around them, if possible.
+    /// By non-temporal stores, if possible.
     Streamed,
 }

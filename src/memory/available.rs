@@ -1,9 +1,9 @@
 //! How much memory can be had, looked at before any of it is touched.
 //!
-//! The kernel gives an address range or a memfd of any size, and ends somebody's process when more
-//! pages are touched than there are. So anyone who makes a region asks here first: MemAvailable,
-//! the limits of the control groups (version 1 and 2, from the process's own group up), and the
-//! limits of the process. What other processes have reserved and not touched yet is not known.
+//! The kernel gives an address range or a memfd of any size, and kills a process when more pages
+//! are touched than there are. So a region is compared first with MemAvailable, the limits of the
+//! control groups (version 1 and 2, from the process's own group up), and the limits of the
+//! process. What other processes have reserved and not touched yet is not known.
 //!
 //! Parsing is pure; reading takes the root directory as an argument and passes over files that are
 //! missing. RLIMIT_MEMLOCK is not looked at: nothing here is locked.
@@ -79,7 +79,7 @@ pub(super) fn check(name: &str, bytes: u64, pages: Pages) -> Result<()> {
     check_all(name, bytes, pages)
 }
 
-/// The same, however few bytes: to find out why the kernel has refused.
+/// As [`check`], however few bytes: to find out why the kernel has refused.
 pub(super) fn check_all(name: &str, bytes: u64, pages: Pages) -> Result<()> {
     let root = Path::new("/");
     let status = read(&root.join("proc/self/status"));

@@ -79,7 +79,7 @@ struct State {
 /// Whether a range of bytes may be used as memory, or only copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
-    /// Nobody else writes it.
+    /// No other use writes it.
     Sound,
     /// A peer may still write it.
     Failed,
@@ -238,7 +238,7 @@ impl Kept {
         }
     }
 
-    /// The operation has ended as it should: nobody uses the bytes any more.
+    /// The operation has ended as it should: no peer uses the bytes any more.
     pub fn end(mut self) {
         if let Some((borrows, ticket)) = self.borrow.take() {
             borrows.leave(ticket);

@@ -6,7 +6,8 @@
 //! a mark of the parent never fits a child, and whatever the child makes is its own.
 
 use crate::error::{Error, Result};
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use memmap2::MmapMut;
+use rustix::mm::{Advice, madvise};
 use std::mem::ManuallyDrop;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -37,7 +38,7 @@ impl ProcessMark {
         Ok(ProcessMark { word, number })
     }
 
-    /// Whether the calling process is a child, of any generation, of the one that the mark is of.
+    /// Whether the calling process is a child, of any generation, of the process of the mark.
     #[inline]
     pub fn is_forked(&self) -> bool {
         self.word.load(Ordering::Relaxed) != self.number
@@ -66,7 +67,7 @@ pub struct ProcessOwned<T> {
 }
 
 impl<T> ProcessOwned<T> {
-    /// Of the process of this mark.
+    /// A value that belongs to the process of this mark.
     pub fn new(process: ProcessMark, value: T) -> ProcessOwned<T> {
         ProcessOwned {
             process,
@@ -109,45 +110,33 @@ fn page() -> Result<&'static AtomicU64> {
     // Pairs with the exchange below: the page is advised before it is known.
     let mut address = PAGE.load(Ordering::Acquire);
     if address.is_null() {
-        let fresh = map_page(bytes).map_err(|e| {
+        let mut fresh = map_page(bytes).map_err(|e| {
             Error::os(
                 "making a page that a fork wipes (needs Linux 4.14 or later)",
                 e,
             )
         })?;
-        address =
-            match PAGE.compare_exchange(null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => fresh,
-                Err(others) => {
-                    // SAFETY: mapped just now, by this thread, and known to nobody else.
-                    let _ = unsafe { munmap(fresh.cast(), bytes) };
-                    others
-                }
-            };
+        let own = fresh.as_mut_ptr();
+        let set = PAGE.compare_exchange(null_mut(), own, Ordering::AcqRel, Ordering::Acquire);
+        address = set.map_or_else(
+            |others| others,
+            |_| {
+                std::mem::forget(fresh);
+                own
+            },
+        );
     }
     // SAFETY: the begin of a page that is never unmapped, so aligned and valid for ever, and only
     // accessed as atomics.
     Ok(unsafe { AtomicU64::from_ptr(address.cast()) })
 }
 
-fn map_page(bytes: usize) -> rustix::io::Result<*mut u8> {
-    // SAFETY: a fresh anonymous mapping overlaps nothing.
-    let fresh = unsafe {
-        mmap_anonymous(
-            null_mut(),
-            bytes,
-            ProtFlags::READ | ProtFlags::WRITE,
-            MapFlags::PRIVATE,
-        )
-    }?;
+fn map_page(bytes: usize) -> std::io::Result<MmapMut> {
+    let mut fresh = MmapMut::map_anon(bytes)?;
     // SAFETY: the range was mapped just now; the advice changes what children see, and nothing
     // here.
-    if let Err(error) = unsafe { madvise(fresh, bytes, Advice::LinuxWipeOnFork) } {
-        // SAFETY: as above; nobody knows the page.
-        let _ = unsafe { munmap(fresh, bytes) };
-        return Err(error);
-    }
-    Ok(fresh.cast())
+    unsafe { madvise(fresh.as_mut_ptr().cast(), bytes, Advice::LinuxWipeOnFork) }?;
+    Ok(fresh)
 }
 
 /// Forked processes, for tests.

@@ -6,6 +6,8 @@
 //! is also the fastest way to get memory: 128 MiB take 17 ms where small pages take 190
 //! (benches/README.md). Kernels that refuse leave small pages.
 //!
+//! `memmap2` maps what is private, and not this: it cannot ask for an address.
+//!
 //! Source: madvise(2); `collapse_file` in mm/khugepaged.c.
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
@@ -15,7 +17,7 @@ use std::os::fd::BorrowedFd;
 /// collapsing fails and changes nothing.
 const HUGE_BYTES: usize = 2 << 20;
 
-/// Of <asm-generic/mman-common.h>, the same on every architecture that has it.
+/// From <asm-generic/mman-common.h>, equal on every architecture that has it.
 const MADV_COLLAPSE: i32 = 25;
 
 /// Maps a file of `bytes` bytes, whole pages, at an address that is aligned to huge pages if it
@@ -60,7 +62,7 @@ pub(super) fn map_shared(fd: BorrowedFd<'_>, bytes: usize) -> rustix::io::Result
         Err(_) => [(reserved, reserved_bytes), (reserved, 0)],
     };
     for (start, bytes) in ends.into_iter().filter(|&(_, bytes)| bytes > 0) {
-        // SAFETY: what is left of the reservation, in which nobody has anything.
+        // SAFETY: what is left of the reservation, in which nothing lies.
         let _ = unsafe { munmap(start, bytes) };
     }
     mapped.map(|address| address.cast())

@@ -6,15 +6,16 @@
 //!
 //! A view of a peer's region stays valid whatever that peer does: a region that its owner frees
 //! stays mapped here until every round that may have a view of it has ended. Pages that a stopped
-//! peer could still write are never reused, so that they belong to nobody else.
+//! peer could still write are never given to another region.
 
 use super::available::{self, Pages};
 use super::{Element, View, pages};
 use crate::error::{Error, Result};
+use memmap2::{MmapMut, MmapRaw};
 use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::mm::munmap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 /// Where the pages of a region come from.
@@ -23,7 +24,10 @@ pub enum RegionKind {
     /// A sealed memfd that peers on this host can map.
     Shared(OwnedFd),
     /// Anonymous pages of this process only.
-    Private,
+    Private {
+        /// Unmaps them when it is dropped.
+        _mapping: MmapRaw,
+    },
     /// Pages of a peer, mapped here.
     Peer,
     /// Memory of a device that its driver shares through this dma-buf, mapped here.
@@ -50,7 +54,7 @@ impl std::fmt::Debug for HeapFree {
 /// Pages with one owner, unmapped when it is dropped.
 ///
 /// The pages of a `Shared` region live on as long as any peer maps them; they are never given to
-/// another region, so that a peer that was stopped in the middle of a store can hurt nobody later.
+/// another region, so that a peer that was stopped in the middle of a store does no harm later.
 #[derive(Debug)]
 pub struct Region {
     address: *mut u8,
@@ -76,7 +80,7 @@ impl Region {
         ftruncate(&fd, mapped_bytes as u64).map_err(|e| Error::os(what(), e))?;
         fcntl_add_seals(&fd, SEALS).map_err(|e| Error::os(format!("sealing {}", what()), e))?;
         let address = pages::map_shared(fd.as_fd(), mapped_bytes)
-            .map_err(|e| refused(what(), mapped_bytes, Pages::Shared, e))?;
+            .map_err(|e| refused(what(), mapped_bytes, Pages::Shared, e.into()))?;
         available::note_reserved(mapped_bytes);
         Ok(Region {
             address,
@@ -90,29 +94,22 @@ impl Region {
     pub fn private(bytes: usize) -> Result<Region> {
         let mapped_bytes = page_multiple(bytes)?;
         available::check("private pages", mapped_bytes as u64, Pages::Private)?;
-        // SAFETY: a fresh anonymous mapping overlaps nothing.
-        let address = unsafe {
-            mmap_anonymous(
-                std::ptr::null_mut(),
-                mapped_bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE,
-            )
-        }
-        .map_err(|e| {
-            refused(
-                format!("mapping {bytes} bytes"),
-                mapped_bytes,
-                Pages::Private,
-                e,
-            )
-        })?;
+        let mapping = MmapMut::map_anon(mapped_bytes)
+            .map(MmapRaw::from)
+            .map_err(|e| {
+                refused(
+                    format!("mapping {bytes} bytes"),
+                    mapped_bytes,
+                    Pages::Private,
+                    e,
+                )
+            })?;
         available::note_reserved(mapped_bytes);
         Ok(Region {
-            address: address.cast(),
+            address: mapping.as_mut_ptr(),
             bytes,
             mapped_bytes,
-            kind: RegionKind::Private,
+            kind: RegionKind::Private { _mapping: mapping },
         })
     }
 
@@ -153,7 +150,7 @@ impl Region {
         Region::of_dmabuf(fd, bytes)
     }
 
-    /// The same of a descriptor that is one.
+    /// [`Region::from_dmabuf`] of a descriptor that is known to be of a dma-buf.
     pub(crate) fn of_dmabuf(fd: OwnedFd, bytes: usize) -> Result<Region> {
         let mapped_bytes = page_multiple(bytes)?;
         let address = pages::map_shared(fd.as_fd(), mapped_bytes).map_err(|e| {
@@ -241,19 +238,24 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if let RegionKind::Heap(heap) = &self.kind {
+        match &self.kind {
             // SAFETY: the parts of the `Vec` that `of_vec` took, given back once; no view of it is
             // used any more.
-            unsafe { (heap.free)(self.address, heap.len, heap.capacity) }
-        }
-        if self.mapped_bytes > 0 {
-            // SAFETY: exactly the range that was mapped; no view of it is used after the last owner
-            // is gone. A failure would mean that the range was unmapped already, and nothing can be
-            // done here.
-            let _ = unsafe { munmap(self.address.cast(), self.mapped_bytes) };
-            if matches!(self.kind, RegionKind::Shared(_) | RegionKind::Private) {
-                available::note_freed(self.mapped_bytes);
+            RegionKind::Heap(heap) => unsafe { (heap.free)(self.address, heap.len, heap.capacity) },
+            // Its mapping ends with it.
+            RegionKind::Private { .. } | RegionKind::SizeOnly => (),
+            RegionKind::Shared(_) | RegionKind::Peer | RegionKind::Dmabuf(_) => {
+                // SAFETY: exactly the range that was mapped; no view of it is used after the last
+                // owner is gone. A failure would mean that the range was unmapped already, and
+                // nothing can be done here.
+                let _ = unsafe { munmap(self.address.cast(), self.mapped_bytes) };
             }
+        }
+        if matches!(
+            self.kind,
+            RegionKind::Shared(_) | RegionKind::Private { .. }
+        ) {
+            available::note_freed(self.mapped_bytes);
         }
     }
 }
@@ -264,9 +266,9 @@ const SEALS: SealFlags = SealFlags::SHRINK
 
 /// The error of a mapping that the kernel has refused: by the limit that is in the way, if one is
 /// found.
-fn refused(what: String, bytes: usize, pages: Pages, cause: rustix::io::Errno) -> Error {
+fn refused(what: String, bytes: usize, pages: Pages, cause: std::io::Error) -> Error {
     match available::check_all(&what, bytes as u64, pages) {
-        Err(exhausted) if cause == rustix::io::Errno::NOMEM => exhausted,
+        Err(exhausted) if cause.raw_os_error() == Some(libc::ENOMEM) => exhausted,
         _ => Error::os(what, cause),
     }
 }

@@ -28,7 +28,7 @@ pub struct View {
     address: Option<NonNull<u8>>,
     bytes: usize,
     key: RegionKey,
-    /// Of the first byte inside the region `key`.
+    /// Offset of the first byte inside the region `key`.
     offset: u64,
 }
 
@@ -70,7 +70,7 @@ impl View {
         View::size_only(0)
     }
 
-    /// The same bytes, known to lie `offset` bytes into the region `key`.
+    /// This view, known to lie `offset` bytes into the region `key`.
     pub fn in_region(self, key: RegionKey, offset: u64) -> View {
         View {
             key,

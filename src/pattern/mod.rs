@@ -1,8 +1,9 @@
 //! Who talks to whom at step k. Arithmetic on ranks only; no buffers, no schedules, no time.
 //!
 //! * [`ring`]: neighbours and distances modulo the number of ranks.
-//! * [`tree`]: k-nomial trees with any root.
-//! * [`fold`]: powers of two inside any number of ranks, for recursive doubling and halving.
+//! * [`tree`]: binomial trees with any root.
+//! * [`power_of_two`]: the largest power of two inside any number of ranks, for recursive doubling
+//!   and halving.
 //! * [`bruck`]: doubling distances: dissemination and Bruck's all-gather.
 //! * [`pairwise`]: rounds of disjoint pairs.
 //! * [`hosts`]: ranks grouped by host.
@@ -12,8 +13,8 @@
 //! 1997).
 
 pub mod bruck;
-pub mod fold;
 pub mod hosts;
 pub mod pairwise;
+pub mod power_of_two;
 pub mod ring;
 pub mod tree;

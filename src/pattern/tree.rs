@@ -1,29 +1,22 @@
-//! k-nomial trees with any root and any number of ranks.
+//! Binomial trees with any root and any number of ranks.
 //!
-//! Positions count from the root. The parent of a position is the position with its lowest digit
-//! other than zero (in base `radix`) cleared, so a subtree is a run of consecutive positions.
+//! Positions count from the root. The parent of a position is the position with its lowest bit
+//! cleared, so a subtree is a run of consecutive positions.
 
+use super::bruck::distances;
 use crate::types::Rank;
 
-/// A k-nomial tree.
+/// A binomial tree.
 #[derive(Clone, Copy, Debug)]
 pub struct Tree {
-    /// Number of ranks.
-    pub ranks: u32,
-    /// The rank at position 0.
-    pub root: Rank,
-    /// Children per level plus one, at least 2; 2 is the binomial tree.
-    pub radix: u32,
+    ranks: u32,
+    root: Rank,
 }
 
 impl Tree {
-    /// The binomial tree.
+    /// The tree of `ranks` ranks with this one at position 0.
     pub fn binomial(ranks: u32, root: Rank) -> Tree {
-        Tree {
-            ranks,
-            root,
-            radix: 2,
-        }
+        Tree { ranks, root }
     }
 
     /// Position of a rank: its distance after the root.
@@ -39,50 +32,35 @@ impl Tree {
     /// The parent; `None` for the root.
     pub fn parent(&self, rank: Rank) -> Option<Rank> {
         let position = self.position(rank);
-        (position != 0).then(|| {
-            let weight = self.weight(position);
-            self.rank(position - position / weight % self.radix * weight)
-        })
+        (position != 0).then(|| self.rank(position - lowest_bit(position)))
     }
 
     /// The children, nearest position first (so the smallest subtree first).
     pub fn children(&self, rank: Rank) -> Vec<Rank> {
         let position = self.position(rank);
-        let end = if position == 0 {
-            self.ranks
-        } else {
-            self.weight(position)
+        let end = match position {
+            0 => self.ranks,
+            _ => lowest_bit(position),
         };
-        let mut children = Vec::new();
-        let mut weight = 1;
-        while weight < end {
-            for digit in 1..self.radix {
-                let child = position + digit * weight;
-                if child < self.ranks {
-                    children.push(self.rank(child));
-                }
-            }
-            weight *= self.radix;
-        }
-        children
+        distances(end)
+            .map(|distance| position + distance)
+            .take_while(|&child| child < self.ranks)
+            .map(|child| self.rank(child))
+            .collect()
     }
 
     /// Number of ranks in the subtree below and including a rank; they follow it in position.
     pub fn subtree(&self, rank: Rank) -> u32 {
         match self.position(rank) {
             0 => self.ranks,
-            position => self.weight(position).min(self.ranks - position),
+            position => lowest_bit(position).min(self.ranks - position),
         }
     }
+}
 
-    /// The weight of the lowest digit that is not zero.
-    fn weight(&self, position: u32) -> u32 {
-        let mut weight = 1;
-        while (position / weight).is_multiple_of(self.radix) {
-            weight *= self.radix;
-        }
-        weight
-    }
+/// The lowest bit of a position that is not 0: how many positions its subtree spans.
+fn lowest_bit(position: u32) -> u32 {
+    1 << position.trailing_zeros()
 }
 
 #[cfg(test)]
@@ -91,24 +69,22 @@ mod tests {
 
     #[test]
     fn every_rank_is_the_child_of_its_parent_and_of_nobody_else() {
-        for radix in 2..5 {
-            for ranks in 1..40 {
-                for root in [0, ranks / 2, ranks - 1] {
-                    let tree = Tree { ranks, root, radix };
-                    let mut seen = vec![0; ranks as usize];
-                    for rank in 0..ranks {
-                        let children = tree.children(rank);
-                        for &child in &children {
-                            seen[child as usize] += 1;
-                            assert_eq!(tree.parent(child), Some(rank));
-                        }
-                        let below: u32 = children.iter().map(|&c| tree.subtree(c)).sum();
-                        assert_eq!(tree.subtree(rank), below + 1);
+        for ranks in 1..40 {
+            for root in [0, ranks / 2, ranks - 1] {
+                let tree = Tree::binomial(ranks, root);
+                let mut seen = vec![0; ranks as usize];
+                for rank in 0..ranks {
+                    let children = tree.children(rank);
+                    for &child in &children {
+                        seen[child as usize] += 1;
+                        assert_eq!(tree.parent(child), Some(rank));
                     }
-                    assert_eq!(tree.parent(root), None);
-                    seen[root as usize] += 1;
-                    assert!(seen.iter().all(|&n| n == 1), "{tree:?}: {seen:?}");
+                    let below: u32 = children.iter().map(|&c| tree.subtree(c)).sum();
+                    assert_eq!(tree.subtree(rank), below + 1);
                 }
+                assert_eq!(tree.parent(root), None);
+                seen[root as usize] += 1;
+                assert!(seen.iter().all(|&n| n == 1), "{tree:?}: {seen:?}");
             }
         }
     }

@@ -210,9 +210,9 @@ impl Builder {
         })
     }
 
-    /// Everybody tells everybody at the start, and nobody ends before all have come: for
-    /// collectives in which some ranks would otherwise end without having heard of the others, and
-    /// never learn that they disagree. Uses `ROLL_CALL`, which no algorithm does.
+    /// Adds a signal from every rank to every rank at the start, and a wait for all of them at the
+    /// end: for collectives in which some ranks would otherwise end without a signal of the others,
+    /// and never learn that they disagree. It uses the lane `ROLL_CALL`, which no algorithm does.
     pub fn roll_call(schedule: Schedule) -> Schedule {
         let peers: Vec<Rank> = (0..schedule.ranks)
             .filter(|&r| r != schedule.rank)
@@ -332,7 +332,7 @@ impl Builder {
     }
 }
 
-/// Drops edges that say the same as others, of ranges that a step reads and writes, and sorts them.
+/// Drops edges that repeat others, because a step reads and writes one range, and sorts them.
 fn drop_equals(dependencies: &mut Vec<Dependency>, touched: &[Access], steps: &[Step]) {
     dependencies.sort_unstable_by_key(|d| (d.step, d.overlap));
     if dependencies

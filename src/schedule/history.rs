@@ -5,9 +5,9 @@
 //! one:
 //! * The access follows a later one on the same elements, which follows the earlier one.
 //! * Scratch memory is used again and again for blocks whose lengths differ by at most one element
-//!   ([`Range::is_like`]). None of them covers another, so that nothing would ever be forgotten.
-//!   But anyone who writes such memory for the third time may as well wait until the first use has
-//!   completed: it is one element that they could have shared.
+//!   ([`Range::is_like`]). None of them covers another, so that no access would ever be forgotten.
+//!   But a step that writes such memory for the third time may wait until the first use has
+//!   completed, because the two touch nearly all of the same elements.
 //! * A wait's completion implies everything before the signals in front of it (see
 //!   [`super::Builder`]).
 

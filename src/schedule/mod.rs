@@ -65,7 +65,7 @@ pub enum Buffer {
     Input,
     /// The caller's output. Peers may write it between this rank's first signal and the end.
     Output,
-    /// Another buffer of the caller: of one transfer in a group.
+    /// Another buffer of the caller, for one transfer of a group.
     Caller(u16),
     /// Private memory of the engine, as long as the longest possible `blocks` of `of` blocks.
     Scratch(Extent),
@@ -98,8 +98,8 @@ pub enum Trigger {
 pub enum Operand {
     /// In one of this rank's buffers.
     Local(Range),
-    /// In the same buffer of a peer, whose memory is mapped here. Only between that peer's signal
-    /// and the end of its part in the operation.
+    /// In the buffer of a peer with this number, whose memory is mapped here: only between that
+    /// peer's signal and the end of its part in the operation.
     Peer(Rank, Range),
     /// The payload of the signal that this peer sent on this lane; all `count` elements of it.
     Mail(Rank, Lane),
@@ -111,16 +111,16 @@ pub enum Action {
     /// Sends a range. The n-th send to a peer meets that peer's n-th receive from here (`message` =
     /// n).
     Send {
-        /// To whom.
+        /// The receiver.
         peer: Rank,
         /// Which message of this pair.
         message: u32,
-        /// What.
+        /// What is sent.
         source: Range,
     },
     /// Receives a range of exactly the sent length.
     Recv {
-        /// From whom.
+        /// The sender.
         peer: Rank,
         /// Which message of this pair.
         message: u32,
@@ -164,7 +164,7 @@ pub enum Action {
         /// Apply the operator's last act (the division of an average).
         finish: bool,
     },
-    /// The same over mapped memory: several sources, and the result is stored to every destination.
+    /// As [`Action::Reduce`], over mapped memory too; the result is stored to every destination.
     ReduceFrom {
         /// In the order in which they are combined.
         sources: Vec<Operand>,
@@ -177,7 +177,7 @@ pub enum Action {
     /// addresses of this rank's input and output, or `payload` (at most
     /// [`crate::limits::LINE_PAYLOAD_BYTES`], which the chooser guarantees) instead.
     Signal {
-        /// Whom.
+        /// The receivers.
         peers: Vec<Rank>,
         /// Which signal of this operation.
         lane: Lane,
@@ -187,7 +187,7 @@ pub enum Action {
     /// Completes when `count` of these peers have signalled on the lane. With `count` = 1 and
     /// [`Join::Any`] behind it, it is *external activation*.
     WaitCount {
-        /// From whom.
+        /// The senders.
         peers: Vec<Rank>,
         /// Which signal.
         lane: Lane,

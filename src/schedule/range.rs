@@ -26,11 +26,11 @@ pub struct Point {
 
 impl Point {
     /// The beginning of a buffer.
-    pub const ZERO: Point = Point {
-        index: 0,
-        of: 1,
-        times: 1,
-    };
+    pub const ZERO: Point = Point::new(0, 1, 1);
+
+    const fn new(index: u32, of: u32, times: u32) -> Point {
+        Point { index, of, times }
+    }
 
     /// Position in elements.
     #[inline]
@@ -132,18 +132,8 @@ impl Extent {
                 of,
                 times,
             } => {
-                let start = Point {
-                    index: first,
-                    of,
-                    times,
-                }
-                .position(count.count);
-                let end = Point {
-                    index: first + len,
-                    of,
-                    times,
-                }
-                .position(count.count);
+                let start = Point::new(first, of, times).position(count.count);
+                let end = Point::new(first + len, of, times).position(count.count);
                 (start, end - start)
             }
             Extent::Slots { offset, length } => {
@@ -171,16 +161,8 @@ impl Extent {
                 of,
                 times,
             } => Some((
-                Point {
-                    index: first,
-                    of,
-                    times,
-                },
-                Point {
-                    index: first + len,
-                    of,
-                    times,
-                },
+                Point::new(first, of, times),
+                Point::new(first + len, of, times),
             )),
             Extent::Slots { .. } => None,
         }
@@ -209,7 +191,7 @@ impl Range {
         }
     }
 
-    /// The same elements in a buffer whose first element is the first of `extent`.
+    /// The elements of `extent` in a buffer that begins with the first of them.
     pub fn at_start(buffer: BufferId, extent: Extent) -> Range {
         let origin = extent.bounds().map_or(Point::ZERO, |(start, _)| start);
         Range {
@@ -232,12 +214,7 @@ impl Range {
         let start = match self.extent {
             Extent::Blocks {
                 first, of, times, ..
-            } => Point {
-                index: first,
-                of,
-                times,
-            }
-            .position(count.count),
+            } => Point::new(first, of, times).position(count.count),
             Extent::Slots { offset, .. } => count.slots[offset as usize],
         };
         start - self.origin.position(count.count)
@@ -251,8 +228,8 @@ impl Range {
         }
     }
 
-    /// Whether both begin their buffer, the same one, and their lengths differ by at most one
-    /// element for every count.
+    /// Whether both begin one buffer, and their lengths differ by at most one element for every
+    /// count.
     pub fn is_like(&self, other: &Range) -> bool {
         let is_block_alike = match (self.extent, other.extent) {
             (
@@ -321,14 +298,7 @@ mod tests {
     fn blocks_tile_every_count_and_nest() {
         for count in [0u64, 1, 2, 6, 7, 8, 97, 1 << 47] {
             for of in [1u32, 2, 3, 7, 32, 1024] {
-                let point = |index, of| {
-                    Point {
-                        index,
-                        of,
-                        times: 1,
-                    }
-                    .position(count)
-                };
+                let point = |index, of| Point::new(index, of, 1).position(count);
                 assert_eq!(point(of, of), count);
                 for i in 0..of {
                     let len = point(i + 1, of) - point(i, of);

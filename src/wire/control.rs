@@ -57,25 +57,22 @@ pub struct ControlMessage {
     /// What the sender believes that operation to be, 0 if it does not know; of a status, the
     /// operations that it has ended.
     pub signature: u64,
-    /// For people.
+    /// A text for people.
     pub text: String,
 }
 
 impl ControlMessage {
     /// The bytes to send.
     pub fn emit(&self) -> [u8; CONTROL_BYTES] {
-        let mut end = self.text.len().min(CONTROL_TEXT_BYTES_MAX);
-        while !self.text.is_char_boundary(end) {
-            end -= 1;
-        }
+        let text = cut_text(&self.text, CONTROL_TEXT_BYTES_MAX);
         let mut out = [0; CONTROL_BYTES];
         out[0..4].copy_from_slice(&MAGIC.to_le_bytes());
         out[4] = self.kind as u8;
-        out[6..8].copy_from_slice(&(end as u16).to_le_bytes());
+        out[6..8].copy_from_slice(&(text.len() as u16).to_le_bytes());
         out[8..12].copy_from_slice(&self.rank.to_le_bytes());
         out[12..20].copy_from_slice(&self.sequence.to_le_bytes());
         out[20..28].copy_from_slice(&self.signature.to_le_bytes());
-        out[TEXT_AT..TEXT_AT + end].copy_from_slice(&self.text.as_bytes()[..end]);
+        out[TEXT_AT..TEXT_AT + text.len()].copy_from_slice(text.as_bytes());
         out
     }
 
@@ -123,6 +120,15 @@ impl ControlMessage {
             text,
         })
     }
+}
+
+/// As much of a text as fits, cut at a character.
+pub fn cut_text(text: &str, bytes_max: usize) -> &str {
+    let mut end = text.len().min(bytes_max);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
 }
 
 #[cfg(test)]

@@ -190,7 +190,7 @@ pub enum Frame {
         /// Chunks that had come on it, ever.
         chunks: u64,
     },
-    /// Only wakes.
+    /// It only wakes the receiver.
     Nothing,
     /// The sender leaves in good order: nothing follows.
     Goodbye {
@@ -386,7 +386,7 @@ impl FrameHeader {
             crc: has_crc.then(|| word(CRC_AT)),
             frame,
         };
-        // Whatever the frame has no use for must be zero: emitting it again gives the same bytes.
+        // Fields that the frame does not use must be zero, so emitting it again gives these bytes.
         if header.emit() != *bytes {
             return Err(FrameError::NotZero);
         }

@@ -8,11 +8,11 @@
 //!           ◄── verdict: accepted or why not, HMAC ────────────────────
 //! ```
 //!
-//! Anyone who does not hold the job's key gets no further than the challenge; a recorded hello or
-//! proof is worth nothing, because the other side's nonce is fresh. Every message is
-//! [`HANDSHAKE_BYTES`] long, and macs are compared in constant time. What it does not do: hide what
-//! follows, or protect it from anyone who can change packets on the way; [`Tls`] does, with what
-//! both sides derive here ([`ChannelSecrets`]).
+//! A peer without the job's key gets no further than the challenge, and a recorded hello or proof
+//! is worth nothing, because the other side's nonce is fresh. Every message is [`HANDSHAKE_BYTES`]
+//! long, and macs are compared in constant time. The handshake does not hide what follows, nor
+//! protect it from an attacker who can change packets on the way; [`Tls`] does, with keys that both
+//! sides derive here ([`ChannelSecrets`]).
 //!
 //! [`Tls`]: super::Tls
 
@@ -118,7 +118,7 @@ pub enum Purpose {
     Data = 2,
 }
 
-/// Who wants what: the part of a hello that both sides must agree on. Not to be believed before the
+/// Who wants what: the part of a hello on which both sides must agree. It is not trusted before the
 /// proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Claim {
@@ -257,8 +257,8 @@ impl Initiator {
         Ok(message_of(PROOF, &proof, 0))
     }
 
-    /// For what follows, after a good challenge: no other connection has the same, and nobody
-    /// without the key.
+    /// The secrets of what follows, after a good challenge. No other connection has them, and no
+    /// peer without the key.
     pub fn channel(&self) -> ChannelSecrets {
         self.key.channel(&self.hello, &self.theirs)
     }
@@ -324,7 +324,7 @@ impl Responder {
             .map_err(|_| HandshakeError::WrongProof)
     }
 
-    /// For what follows, after a good proof: see [`Initiator::channel`].
+    /// The secrets of what follows, after a good proof: see [`Initiator::channel`].
     pub fn channel(&self) -> ChannelSecrets {
         self.key.channel(&self.hello, &self.own)
     }

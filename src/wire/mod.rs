@@ -5,7 +5,7 @@ mod frame;
 mod handshake;
 mod tls;
 
-pub use control::{ControlKind, ControlMessage};
+pub use control::{ControlKind, ControlMessage, cut_text};
 pub use frame::{Frame, FrameHeader, HEADER_BYTES, Limits};
 pub use handshake::{
     Claim, HANDSHAKE_BYTES, HandshakeError, HandshakeMessage, Initiator, JobKey, NONCE_BYTES,

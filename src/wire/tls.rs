@@ -3,10 +3,10 @@
 //! rustls', the cryptography ring's.
 //!
 //! Trust comes from the challenge before. Both ends derive the signing keys of both from the job's
-//! key and the two nonces ([`ChannelSecrets`]), and accept no other key: anyone who does not know
-//! the secret cannot sign, so that nobody can stand in between, and a handshake is worth nothing on
-//! another connection. What travels is encrypted with keys that are agreed on anew (X25519): who
-//! learns the secret later cannot read what was recorded.
+//! key and the two nonces ([`ChannelSecrets`]), and accept no other key. A peer that does not know
+//! the secret cannot sign, so that none can stand between the two, and a handshake is worth nothing
+//! on another connection. Traffic is encrypted with keys that are agreed on anew (X25519), so that
+//! an attacker who learns the secret later cannot read what was recorded.
 //!
 //! What it does not do: hide who talks to whom, when and how much; the challenge itself and its
 //! ranks and job are readable. There are no sessions to resume and no early data.
@@ -66,7 +66,7 @@ pub struct Tls {
     leaving: Box<[u8]>,
     sent: usize,
     sealed: usize,
-    /// Of the last record, what nobody has taken yet.
+    /// What is left of the last record, from `taken` on.
     opened: Vec<u8>,
     taken: usize,
     /// The next record, before it is sealed.
@@ -216,7 +216,7 @@ impl Tls {
         &self.leaving[self.sent..self.sealed]
     }
 
-    /// So much of it was.
+    /// This many bytes of it were sent.
     pub fn note_sent(&mut self, bytes: usize) {
         self.sent += bytes;
         if self.sent == self.sealed {
@@ -278,7 +278,7 @@ fn step<Data>(
             while let Some(record) = traffic.next_record() {
                 let record = record?;
                 discard += record.discard;
-                // In order: behind what is kept nothing is given.
+                // Bytes are given in order: while some are kept, none is given.
                 let taken = match opened.is_empty() {
                     true => take(record.payload),
                     false => 0,

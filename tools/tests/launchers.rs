@@ -81,11 +81,11 @@ fn check_both_ways(launcher: impl Fn() -> Command, name: &str) {
         ("LINERATE_TIMEOUT", "60"),
     ];
     let text = check_bench(launcher(), &offered);
-    assert!(text.contains("the store listens on 127.0.0.1:"), "{text}");
+    assert!(text.contains("it listens on 127.0.0.1:"), "{text}");
     let folder = scratch(&format!("launchers-{}", name.replace(' ', "-")));
     let explicit = format!("file://{}", folder.display());
     let text = check_bench(launcher(), &[("LINERATE_RENDEZVOUS", &explicit)]);
-    assert!(text.contains("the store listens on"), "{text}");
+    assert!(text.contains("it listens on"), "{text}");
 }
 
 #[test]

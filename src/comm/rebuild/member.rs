@@ -1,7 +1,7 @@
 //! What a survivor does that does not lead.
 
 use super::Survivor;
-use crate::bootstrap::{Conversation, Lost, Message};
+use crate::bootstrap::{Conversation, Message};
 use crate::error::{Error, Result};
 use crate::types::Rank;
 use std::time::Duration;
@@ -72,7 +72,7 @@ impl Survivor<'_> {
             let message = match conversation.hear() {
                 Ok(Some(message)) => message,
                 Ok(None) => return Ok(Heard::Nothing),
-                Err(Lost) => return Ok(Heard::Lost),
+                Err(_) => return Ok(Heard::Lost),
             };
             match message {
                 Message::Missing(ranks) => *missing = ranks,

@@ -2,12 +2,12 @@
 
 use super::{Driver, Ran};
 use crate::engine::around::Around;
-use crate::engine::crew::{Crew, SHARED_BYTES_MIN, Work};
 use crate::engine::links::Links;
 use crate::engine::memory::Memory;
 use crate::engine::prepared::{Operands, Place};
 use crate::engine::program::{PIECE_BYTES, Program};
 use crate::engine::round::Round;
+use crate::engine::thread_pool::{SHARED_BYTES_MIN, ThreadPool, Work};
 use crate::error::{Error, Result};
 use crate::kernel::is_for_streaming;
 use crate::memory::View;
@@ -44,7 +44,7 @@ impl Driver {
             };
             self.moved = true;
             (round.progress).advance(&round.program.prepared, step, from + got);
-            if let Some(receive) = round.program.folded_receive(step) {
+            if let Some(receive) = round.program.waiting_receive(step) {
                 round.progress.enqueue(receive);
             }
         }
@@ -59,7 +59,7 @@ impl Driver {
         step: StepId,
         (from, limit): (u64, u64),
     ) -> Result<Option<u64>> {
-        let piece_bytes = match self.crew.threads_max() {
+        let piece_bytes = match self.threads.threads_max() {
             1 => PIECE_BYTES,
             _ => PIECE_BYTES_SHARED,
         };
@@ -170,8 +170,8 @@ impl Driver {
         let (streamed, program) = (self.is_streamed(round), &round.program);
         let work = program.work_of(program.action(step), self.links.ranks, streamed);
         let work = work.expect("a step with elements of its own");
-        let (crew, around) = (&mut self.crew, &mut self.around);
-        run(crew, around, work, &self.sources, &self.destinations);
+        let (threads, around) = (&mut self.threads, &mut self.around);
+        run(threads, around, work, &self.sources, &self.destinations);
     }
 
     /// Copies a piece of `bytes_together` bytes that are copied before anybody reads them: shared
@@ -180,9 +180,9 @@ impl Driver {
         let ranks = self.links.ranks as usize;
         let streamed = source.len_bytes() >= PIECE_BYTES_STREAMED_MIN
             && bytes_together.saturating_mul(2 * ranks) >= self.cache_bytes;
-        let (crew, around) = (&mut self.crew, &mut self.around);
+        let (threads, around) = (&mut self.threads, &mut self.around);
         let work = Work::Copy { streamed };
-        run(crew, around, work, &[source], &[destination]);
+        run(threads, around, work, &[source], &[destination]);
     }
 
     /// Whether results are written around the caches, copies only if that is faster ([`Around`]):
@@ -209,12 +209,18 @@ impl Driver {
 }
 
 /// Does the work; a copy that may go around the caches does if that is faster.
-fn run(crew: &mut Crew, around: &mut Around, work: Work, sources: &[View], destinations: &[View]) {
+fn run(
+    threads: &mut ThreadPool,
+    around: &mut Around,
+    work: Work,
+    sources: &[View],
+    destinations: &[View],
+) {
     match work {
         Work::Copy { streamed: true } => around.copy(sources[0].len_bytes(), |streamed| {
-            crew.run(Work::Copy { streamed }, sources, destinations);
+            threads.run(Work::Copy { streamed }, sources, destinations);
         }),
-        _ => crew.run(work, sources, destinations),
+        _ => threads.run(work, sources, destinations),
     }
 }
 

@@ -1,11 +1,11 @@
 //! Sends and receives: chunks, credits, copies of memory that is not registered.
 
 use super::{Driver, Ran};
-use crate::engine::gate::NONE;
 use crate::engine::pool::Bounced;
 use crate::engine::prepared::StepKind;
 use crate::engine::program::{Message, What};
 use crate::engine::round::Round;
+use crate::engine::step_state::NONE;
 use crate::engine::tag::{self, Token};
 use crate::error::{Error, Result};
 use crate::kernel;

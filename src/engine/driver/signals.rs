@@ -2,10 +2,10 @@
 
 use super::{Driver, Ran};
 use crate::engine::control::{Binding, Line, PAYLOAD_WORDS};
-use crate::engine::gate::NONE;
 use crate::engine::links::Links;
 use crate::engine::round::Round;
 use crate::engine::signature::Signature;
+use crate::engine::step_state::NONE;
 use crate::error::{Error, Result};
 use crate::schedule::{Action, Lane, StepId};
 use crate::types::Rank;

@@ -106,9 +106,9 @@ fn a_step_completes_only_after_everything_it_depends_on() {
 
 #[test]
 fn chunks_complete_in_any_order_and_count_without_gaps() {
-    let mut run = StepRun {
+    let mut run = StepProgress {
         chunks_posted: 4,
-        ..StepRun::default()
+        ..StepProgress::default()
     };
     assert!(!run.has_chunk_credit());
     assert_eq!(run.complete_chunk(2), 0);

@@ -119,7 +119,7 @@ pub fn keep_top(picks: &mut Picks, k: usize) -> u32 {
     least
 }
 
-/// The same in three passes that only count and one that collects, whatever the distribution.
+/// [`select_top`] in three passes that only count and one that collects, for any distribution.
 fn by_histograms(sources: &[Source], k: usize, picks: &mut Picks) -> (u32, Scan) {
     picks.clear();
     let (mut level, mut wanted) = (Level::TOP, k as u64);

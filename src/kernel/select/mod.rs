@@ -93,7 +93,7 @@ pub fn accumulate(sources: &[Source], floor: u32, limit: usize, picks: &mut Pick
     scan(Isa::best(), sources, true, floor, limit, picks)
 }
 
-/// Both, on a given instruction set.
+/// [`collect`] or, if `is_stored`, [`accumulate`], on a given instruction set.
 fn scan(
     isa: Isa,
     sources: &[Source],

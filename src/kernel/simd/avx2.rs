@@ -1,45 +1,10 @@
 //! AVX2 lanes, with F16C. Source: Intel 64 and IA-32 Architectures Software Developer's Manual,
 //! volume 2.
 
-use super::lane::{
-    FloatLane, IntegerLane, Lane, Last, Operator, fold, lane, map, narrowing_stores, pairwise,
-};
-use crate::kernel::reduction::Stores;
-use crate::memory::View;
-use crate::types::Finish;
+use super::lane::{FloatLane, IntegerLane, Lane, entry_points, lane, narrowing_stores, pairwise};
 use std::arch::x86_64::*;
-use std::ops::Range;
 
-/// As [`fold`].
-///
-/// # Safety
-/// As [`fold`], and the CPU has AVX2 and F16C.
-#[target_feature(enable = "avx2,f16c")]
-pub(super) unsafe fn fold_avx2<L: Lane, O: Operator<L>, F: Last<L> + From<Finish>>(
-    finish: Finish,
-    sources: &[View],
-    destinations: &[View],
-    range: Range<usize>,
-    stores: Stores,
-) -> usize {
-    // SAFETY: the same contract.
-    unsafe { fold::<L, O, F>(finish.into(), sources, destinations, range, stores) }
-}
-
-/// As [`map`].
-///
-/// # Safety
-/// As [`map`], and the CPU has AVX2 and F16C.
-#[target_feature(enable = "avx2,f16c")]
-pub(super) unsafe fn map_avx2<From, To, F>(last: F, source: View, destination: View) -> usize
-where
-    From: Lane,
-    To: Lane<Register = From::Register>,
-    F: Last<From>,
-{
-    // SAFETY: the same contract.
-    unsafe { map::<From, To, F>(last, source, destination) }
-}
+entry_points!("avx2,f16c", fold_avx2, scale_avx2);
 
 macro_rules! avx2_lanes {
     ($($lane:ident: $register:ty, $count:literal of $size:literal bytes, { $($rest:tt)* })*) => {

@@ -1,44 +1,13 @@
 //! AVX-512 lanes. Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2.
 
-use super::lane::{
-    FloatLane, IntegerLane, Lane, Last, Operator, fold, lane, map, narrowing_stores, pairwise,
-};
-use crate::kernel::reduction::Stores;
-use crate::memory::View;
-use crate::types::Finish;
+use super::lane::{FloatLane, IntegerLane, Lane, entry_points, lane, narrowing_stores, pairwise};
 use std::arch::x86_64::*;
-use std::ops::Range;
 
-/// As [`fold`].
-///
-/// # Safety
-/// As [`fold`], and the CPU has AVX-512 F, BW, DQ and VL.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) unsafe fn fold_avx512<L: Lane, O: Operator<L>, F: Last<L> + From<Finish>>(
-    finish: Finish,
-    sources: &[View],
-    destinations: &[View],
-    range: Range<usize>,
-    stores: Stores,
-) -> usize {
-    // SAFETY: the same contract.
-    unsafe { fold::<L, O, F>(finish.into(), sources, destinations, range, stores) }
-}
-
-/// As [`map`].
-///
-/// # Safety
-/// As [`map`], and the CPU has AVX-512 F, BW, DQ and VL.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) unsafe fn map_avx512<From, To, F>(last: F, source: View, destination: View) -> usize
-where
-    From: Lane,
-    To: Lane<Register = From::Register>,
-    F: Last<From>,
-{
-    // SAFETY: the same contract.
-    unsafe { map::<From, To, F>(last, source, destination) }
-}
+entry_points!(
+    "avx512f,avx512bw,avx512dq,avx512vl",
+    fold_avx512,
+    scale_avx512
+);
 
 macro_rules! avx512_lanes {
     ($($lane:ident: $register:ty, $count:literal of $size:literal bytes, { $($rest:tt)* })*) => {

@@ -8,28 +8,13 @@
 use super::avx512::{
     Pair, divide_pair, join, load_pairs, max_pair, min_pair, prod_pair, splat_pair, sum_pair,
 };
-use super::lane::{FloatLane, Lane, Last, Operator, fold, lane, narrowing_stores};
-use crate::kernel::reduction::Stores;
-use crate::memory::View;
-use crate::types::Finish;
+use super::lane::{FloatLane, Lane, entry_points, lane, narrowing_stores};
 use std::arch::x86_64::*;
-use std::ops::Range;
 
-/// As [`fold`].
-///
-/// # Safety
-/// As [`fold`], and the CPU has AVX-512 F, BW, DQ, VL and BF16.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-pub(super) unsafe fn fold_avx512_bf16<L: Lane, O: Operator<L>, F: Last<L> + From<Finish>>(
-    finish: Finish,
-    sources: &[View],
-    destinations: &[View],
-    range: Range<usize>,
-    stores: Stores,
-) -> usize {
-    // SAFETY: the same contract.
-    unsafe { fold::<L, O, F>(finish.into(), sources, destinations, range, stores) }
-}
+entry_points!(
+    "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16",
+    fold_avx512_bf16
+);
 
 lane!("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16", Bf16: Pair, 32 of 2 bytes,
     load_pairs store_pairs stream_pairs,
@@ -68,7 +53,7 @@ fn round_pair(value: Pair) -> __m512i {
     }
 }
 
-/// Kept apart, so that its registers do not weigh on the loop.
+/// It is not inlined, so that the loop keeps its registers.
 #[cold]
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]

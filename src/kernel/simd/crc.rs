@@ -1,5 +1,5 @@
-//! Folding for CRC32C: 256 bytes of a message at a time become part of the next 256, which then
-//! have the same remainder.
+//! Folding for CRC32C: 256 bytes of a message at a time are combined with the next 256, whose
+//! remainder is then that of both.
 //!
 //! Source: Gopal, Ozturk, Guilford and others, "Fast CRC Computation for Generic Polynomials Using
 //! PCLMULQDQ Instruction" (Intel, 2009), with the reflected constants of its appendix for the
@@ -30,7 +30,7 @@ const fn power(n: u32) -> i64 {
 }
 
 const BLOCK_BITS: u32 = 8 * BLOCK_BYTES as u32;
-/// For the first half of 16 bytes that move on by a block, and for the second.
+/// Factors of the first and the second half of 16 bytes that move on by a block.
 const FIRST: i64 = power(BLOCK_BITS + 32);
 const SECOND: i64 = power(BLOCK_BITS - 32);
 

@@ -1,7 +1,8 @@
 //! One vector of elements as a [`Lane`], and the loops over lanes, common to all instruction sets.
 //!
-//! The loops are `#[inline(always)]` bodies: `avx2.rs` and `avx512.rs` each have one entry per loop
-//! that carries `#[target_feature]`, into which the body and the intrinsics are inlined.
+//! The loops are `#[inline(always)]` bodies. Each instruction set has one function per loop that
+//! carries `#[target_feature]` ([`entry_points`]), into which the body and the intrinsics are
+//! inlined.
 //!
 //! One pass over memory: per group of four vectors all sources are folded in registers, then stored
 //! to all destinations, so a destination may be the same range as any source.
@@ -17,10 +18,9 @@ use std::ops::Range;
 /// Vectors that are folded at a time: enough independent chains to hide the latency of an addition.
 const UNROLL: usize = 4;
 
-/// How far behind the vectors at hand the lines are that are asked for, to be written. What a rank
-/// writes, others have just read or staged; a line that comes when it is stored to is waited for,
-/// and a line that comes to be read comes a second time to be written. Twice as far did as well,
-/// half as far a little worse (benches/README.md).
+/// How far after the vectors at hand the lines lie that are prefetched for writing. Other ranks
+/// have just read or staged what a rank writes, so a store would wait for its line. Twice as far
+/// did as well, half as far a little worse (benches/README.md).
 const AHEAD_BYTES: usize = 1024;
 
 /// One vector of elements of one type on one instruction set.
@@ -40,7 +40,7 @@ pub(super) unsafe trait Lane {
     /// # Safety
     /// `BYTES` writable bytes at `to`.
     unsafe fn store(to: *mut u8, value: Self::Register);
-    /// Stores around the caches.
+    /// Stores by a non-temporal store.
     ///
     /// # Safety
     /// `BYTES` writable bytes at `to`, a multiple of `BYTES`; a store fence follows before anybody
@@ -157,24 +157,6 @@ impl<L: FloatLane> Last<L> for DivideBy {
     }
 }
 
-/// A multiplication by this.
-#[derive(Clone, Copy)]
-pub(super) struct MultiplyBy(pub(super) f64);
-
-impl<L: FloatLane> Last<L> for MultiplyBy {
-    type Operand = L::Register;
-    #[inline(always)]
-    unsafe fn operand(self) -> L::Register {
-        // SAFETY: the same contract.
-        unsafe { L::splat(self.0) }
-    }
-    #[inline(always)]
-    unsafe fn apply(value: L::Register, operand: L::Register) -> L::Register {
-        // SAFETY: the same contract.
-        unsafe { L::prod(value, operand) }
-    }
-}
-
 /// Folds whole vectors of all sources, from byte `range.start` while they end by `range.end`, into
 /// all destinations; where the last of them ended.
 ///
@@ -260,7 +242,7 @@ impl Storing for Cached {
     }
 }
 
-/// Through the caches, and lines [`AHEAD_BYTES`] behind are asked for, to be written.
+/// Through the caches, with a prefetch for writing of the lines [`AHEAD_BYTES`] further on.
 struct Ahead;
 
 impl Storing for Ahead {
@@ -279,8 +261,8 @@ impl Storing for Ahead {
     }
 }
 
-/// Around the caches: `to` is aligned to a cache line, and a store fence follows before anybody may
-/// learn of the store.
+/// By non-temporal stores: `to` is aligned to a cache line, and a store fence follows before
+/// anybody may learn of the store.
 struct Streamed;
 
 impl Storing for Streamed {
@@ -302,32 +284,68 @@ unsafe fn load<L: Lane, const N: usize>(source: &View, start: usize) -> [L::Regi
     std::array::from_fn(|index| unsafe { L::load(from.add(start + index * L::BYTES)) })
 }
 
-/// Loads vectors of `From`, applies `last`, stores them as `To`; how many elements are done.
+/// Multiplies whole vectors by a factor; how many elements are done.
 ///
 /// # Safety
-/// The CPU has the instruction set of the lanes, which have equal counts; no view is size-only;
-/// both have the same count of elements, and each vector of `destination` begins no earlier than
-/// the one of `source` that it replaces, if they share memory.
+/// The CPU has the instruction set of `L`; no view is size-only; both are equally long, and either
+/// disjoint or the same range.
 #[inline(always)]
-pub(super) unsafe fn map<From, To, F>(last: F, source: View, destination: View) -> usize
-where
-    From: Lane,
-    To: Lane<Register = From::Register>,
-    F: Last<From>,
-{
-    const { assert!(From::COUNT == To::COUNT) };
-    let vectors = source.len_bytes() / From::BYTES;
+pub(super) unsafe fn scale<L: FloatLane>(factor: f64, source: View, destination: View) -> usize {
+    let vectors = source.len_bytes() / L::BYTES;
     // SAFETY: `vectors` vectors lie inside both views, which are mapped (contract of `View::new`).
     unsafe {
-        let operand = last.operand();
-        for vector in 0..vectors {
-            let value = From::load(source.as_ptr().add(vector * From::BYTES));
-            let value = F::apply(value, operand);
-            To::store(destination.as_ptr().add(vector * To::BYTES), value);
+        let factor = L::splat(factor);
+        for start in (0..vectors * L::BYTES).step_by(L::BYTES) {
+            let value = L::load(source.as_ptr().add(start));
+            L::store(destination.as_ptr().add(start), L::prod(value, factor));
         }
     }
-    vectors * From::COUNT
+    vectors * L::COUNT
 }
+
+/// The functions of an instruction set into which the loops are inlined.
+macro_rules! entry_points {
+    ($features:literal, $fold:ident $(, $scale:ident)?) => {
+        /// [`fold`](super::lane::fold) with these instructions.
+        ///
+        /// # Safety
+        /// As there, and the CPU has the instructions.
+        #[target_feature(enable = $features)]
+        pub(super) unsafe fn $fold<L, O, F>(
+            finish: $crate::types::Finish,
+            sources: &[$crate::memory::View],
+            destinations: &[$crate::memory::View],
+            range: std::ops::Range<usize>,
+            stores: $crate::kernel::reduction::Stores,
+        ) -> usize
+        where
+            L: super::lane::Lane,
+            O: super::lane::Operator<L>,
+            F: super::lane::Last<L> + From<$crate::types::Finish>,
+        {
+            let last = F::from(finish);
+            // SAFETY: the same contract.
+            unsafe { super::lane::fold::<L, O, F>(last, sources, destinations, range, stores) }
+        }
+
+        $(
+            /// [`scale`](super::lane::scale) with these instructions.
+            ///
+            /// # Safety
+            /// As there, and the CPU has the instructions.
+            #[target_feature(enable = $features)]
+            pub(super) unsafe fn $scale<L: super::lane::FloatLane>(
+                factor: f64,
+                source: $crate::memory::View,
+                destination: $crate::memory::View,
+            ) -> usize {
+                // SAFETY: the same contract.
+                unsafe { super::lane::scale::<L>(factor, source, destination) }
+            }
+        )?
+    };
+}
+pub(super) use entry_points;
 
 /// Implements [`Lane`] and [`FloatLane`] or [`IntegerLane`] from functions that need `$features`.
 macro_rules! lane {

@@ -32,7 +32,7 @@ use crate::types::{DataType, Finish};
 use compiled::Compiled;
 use std::ops::Range;
 
-/// One that this CPU has the instructions for.
+/// A loop for which this CPU has the instructions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fold(Compiled);
 
@@ -155,7 +155,7 @@ pub(super) fn fold_crc(state: u32, view: View) -> Option<([u8; crc::BLOCK_BYTES]
     Some((unsafe { crc::fold(state, view) }, bytes))
 }
 
-/// The same where there is none.
+/// There is no vector code for this CPU.
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) fn fold_crc(_state: u32, _view: View) -> Option<([u8; 256], usize)> {
     None

@@ -1,17 +1,17 @@
 //! From run-time values (instruction set, element type, operator) to the one compiled loop.
 
-use super::avx2::{self, fold_avx2, map_avx2};
-use super::avx512::{self, fold_avx512, map_avx512};
+use super::avx2::{self, fold_avx2, scale_avx2};
+use super::avx512::{self, fold_avx512, scale_avx512};
 use super::avx512_bf16::{self, fold_avx512_bf16};
 use super::compiled::Compiled;
-use super::lane::{And, DivideBy, Keep, Max, Min, MultiplyBy, Prod, Sum};
+use super::lane::{And, DivideBy, Keep, Max, Min, Prod, Sum};
 use crate::kernel::isa::Isa;
 use crate::kernel::reduction::Reduction;
 use crate::memory::View;
 use crate::types::{Combine, DataType, Finish};
 
-/// A compiled conversion or multiplication; gives the count of elements it did.
-type Map<F> = unsafe fn(F, View, View) -> usize;
+/// A compiled multiplication; gives the count of elements that it did.
+type Scale = unsafe fn(f64, View, View) -> usize;
 
 /// See [`super::fold_of`].
 pub(super) fn fold_of(reduction: &Reduction) -> Compiled {
@@ -39,7 +39,7 @@ pub(super) fn scale(
     debug_assert!(isa.is_present());
     let scale = scale_of(isa, dtype);
     // SAFETY: the CPU has `isa`; the views are as `kernel::scale` checks them.
-    unsafe { scale(MultiplyBy(factor), source, destination) }
+    unsafe { scale(factor, source, destination) }
 }
 
 /// The lane of the operators that depend on signedness, the lane of those that do not.
@@ -117,21 +117,21 @@ fn fold_divide_of(isa: Isa, dtype: DataType, combine: Combine) -> Compiled {
 }
 
 macro_rules! scale_table {
-    ($isa:ident, $map:ident, $dtype:expr) => {
+    ($isa:ident, $scale:ident, $dtype:expr) => {
         match $dtype {
-            DataType::F64 => $map::<$isa::F64, $isa::F64, _>,
-            DataType::F32 => $map::<$isa::F32, $isa::F32, _>,
-            DataType::F16 => $map::<$isa::F16, $isa::F16, _>,
-            DataType::Bf16 => $map::<$isa::Bf16, $isa::Bf16, _>,
+            DataType::F64 => $scale::<$isa::F64>,
+            DataType::F32 => $scale::<$isa::F32>,
+            DataType::F16 => $scale::<$isa::F16>,
+            DataType::Bf16 => $scale::<$isa::Bf16>,
             _ => no_float(),
         }
     };
 }
 
-fn scale_of(isa: Isa, dtype: DataType) -> Map<MultiplyBy> {
+fn scale_of(isa: Isa, dtype: DataType) -> Scale {
     match isa {
-        Isa::Avx512 | Isa::Avx512Bf16 => scale_table!(avx512, map_avx512, dtype),
-        _ => scale_table!(avx2, map_avx2, dtype),
+        Isa::Avx512 | Isa::Avx512Bf16 => scale_table!(avx512, scale_avx512, dtype),
+        _ => scale_table!(avx2, scale_avx2, dtype),
     }
 }
 

@@ -99,7 +99,7 @@ impl Value {
         }
     }
 
-    /// After the operator's last act.
+    /// This value after the operator's last act.
     pub(super) fn finished(self) -> Result<Value, (Fault, String)> {
         if self.is_finished {
             return Err((Fault::Finished, format!("finished twice: {self}")));

@@ -1,5 +1,5 @@
 //! What the two ends of a connection present and accept: raw public keys (RFC 7250), made from the
-//! secrets that the challenge before has given both of them. So there is no authority, nothing is
+//! secrets that the challenge before has given both of them. There is no authority, nothing is
 //! stored, and nothing expires.
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -36,8 +36,8 @@ impl std::fmt::Debug for ChannelSecrets {
     }
 }
 
-/// What is offered, best first: AES where CPUs have instructions for it, which is nearly
-/// everywhere.
+/// The cipher suites that are offered, best first: AES where CPUs have instructions for it, which
+/// is nearly everywhere.
 pub(super) const SUITES: [SupportedCipherSuite; 2] = [
     cipher_suite::TLS13_AES_128_GCM_SHA256,
     cipher_suite::TLS13_CHACHA20_POLY1305_SHA256,
@@ -48,7 +48,7 @@ const PKCS8_ED25519: [u8; 16] = [
     0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20,
 ];
 
-/// Of the side that has connected.
+/// The configuration of the side that has connected.
 pub(super) fn initiator(
     secrets: &ChannelSecrets,
     suites: &[SupportedCipherSuite],
@@ -66,7 +66,7 @@ pub(super) fn initiator(
     Ok(config)
 }
 
-/// Of the side that was connected to.
+/// The configuration of the side that was connected to.
 pub(super) fn responder(
     secrets: &ChannelSecrets,
     suites: &[SupportedCipherSuite],
@@ -109,7 +109,7 @@ impl TimeProvider for NoTime {
     }
 }
 
-/// Accepts one key, no matter who says that it is whose.
+/// Accepts one key and no other.
 #[derive(Debug)]
 struct OnlyThisKey {
     public: CertificateDer<'static>,
@@ -130,24 +130,44 @@ impl OnlyThisKey {
             false => Err(CertificateError::ApplicationVerificationFailure.into()),
         }
     }
-
-    fn check_signature(
-        &self,
-        message: &[u8],
-        shown: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let public = SubjectPublicKeyInfoDer::from(shown.as_ref());
-        verify_tls13_signature_with_raw_key(message, &public, signature, &self.algorithms)
-    }
 }
 
-/// Never asked for: only TLS 1.3 is spoken.
-fn no_tls12() -> Result<HandshakeSignatureValid, Error> {
-    Err(Error::General("a signature of TLS 1.2".into()))
+/// What rustls asks of a verifier, whichever side it is on.
+macro_rules! only_raw_ed25519_keys {
+    () => {
+        /// Never asked for: only TLS 1.3 is spoken.
+        fn verify_tls12_signature(
+            &self,
+            _: &[u8],
+            _: &CertificateDer<'_>,
+            _: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            Err(Error::General("a signature of TLS 1.2".into()))
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            shown: &CertificateDer<'_>,
+            signature: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            let public = SubjectPublicKeyInfoDer::from(shown.as_ref());
+            verify_tls13_signature_with_raw_key(message, &public, signature, &self.algorithms)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            vec![SignatureScheme::ED25519]
+        }
+
+        fn requires_raw_public_keys(&self) -> bool {
+            true
+        }
+    };
 }
 
 impl ServerCertVerifier for OnlyThisKey {
+    only_raw_ed25519_keys!();
+
     fn verify_server_cert(
         &self,
         shown: &CertificateDer<'_>,
@@ -158,35 +178,11 @@ impl ServerCertVerifier for OnlyThisKey {
     ) -> Result<ServerCertVerified, Error> {
         self.check(shown).map(|()| ServerCertVerified::assertion())
     }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        no_tls12()
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        shown: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.check_signature(message, shown, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![SignatureScheme::ED25519]
-    }
-
-    fn requires_raw_public_keys(&self) -> bool {
-        true
-    }
 }
 
 impl ClientCertVerifier for OnlyThisKey {
+    only_raw_ed25519_keys!();
+
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -198,31 +194,5 @@ impl ClientCertVerifier for OnlyThisKey {
         _: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
         self.check(shown).map(|()| ClientCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        no_tls12()
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        shown: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.check_signature(message, shown, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![SignatureScheme::ED25519]
-    }
-
-    fn requires_raw_public_keys(&self) -> bool {
-        true
     }
 }

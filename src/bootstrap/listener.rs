@@ -1,14 +1,15 @@
-//! [`Gate`]: lets ranks of the job in over TCP, and nobody else.
+//! [`Listener`]: accepts connections of ranks of the job over TCP, and no others.
 //!
-//! Anyone who connects has to pass the handshake of [`crate::wire`] within a time; until then it
-//! has one message's bytes of memory here. With TLS its keys are agreed on then, in the same time.
-//! At most [`STRANGERS_MAX`] may be on trial, the others wait in the kernel's queue. Refusals are
-//! told on standard error, the first ones each and then their number.
+//! A peer that connects has to pass the handshake of [`crate::wire`] within [`HANDSHAKE_TIME`];
+//! until then this process keeps one message of it. With TLS the two agree on keys within the same
+//! time. At most [`UNAUTHENTICATED_MAX`] peers may be in their handshake, and the others wait in
+//! the kernel's queue. The first few refusals are printed on standard error, and the others are
+//! counted.
 
 use super::credentials::{Credentials, DETAIL_TLS};
-use super::differing::other_tls;
-use super::handing::Handing;
 use super::note::note;
+use super::secret_socket::SecretSocket;
+use crate::config::{Config, differing_settings};
 use crate::error::{Error, Result};
 use crate::time::Time;
 use crate::types::Rank;
@@ -19,28 +20,28 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-/// [`Claim::detail`] of a rank that comes to the store.
-pub(super) const TO_STORE: u64 = 1;
-/// [`Claim::detail`] of a rank that comes to the one above it in the tree of contacts.
+/// [`Claim::detail`] of a rank that connects to rank 0.
+pub(super) const TO_HEAD: u64 = 1;
+/// [`Claim::detail`] of a rank that connects to the one above it in the tree of contacts.
 pub(super) const TO_PARENT: u64 = 2;
-/// [`Claim::detail`] of a survivor that comes to the one who leads.
+/// [`Claim::detail`] of a survivor that connects to the one that leads.
 pub(super) const TO_LEADER: u64 = 3;
 
-/// Connections on trial at once: a burst of ranks, and little memory.
-pub(super) const STRANGERS_MAX: usize = 256;
-/// Records that a control connection keeps in either direction: it has little to say, and rank 0
-/// has one for every rank.
+/// Peers in their handshake at once: a burst of ranks, and little memory.
+pub(super) const UNAUTHENTICATED_MAX: usize = 256;
+/// Records that a control connection keeps in either direction: it carries little, and rank 0 has
+/// one for every rank.
 pub(super) const TLS_RECORDS: usize = 1;
-/// How long a trial may take.
-const TRIAL_TIME: Duration = Duration::from_secs(5);
-/// Where all places are taken, a connection that has been on trial for so long makes room.
-const TRIAL_TIME_FULL: Duration = Duration::from_millis(500);
-/// Refusals that are told one by one.
-const TOLD_MAX: u64 = 5;
+/// How long a handshake may take.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
+/// Where all places are taken, the oldest handshake is given up once it has taken this long.
+const HANDSHAKE_TIME_FULL: Duration = Duration::from_millis(500);
+/// Refusals that are printed one by one.
+const PRINTED_MAX: u64 = 5;
 
 /// A rank that has proven who it is.
 #[derive(Debug)]
-pub(super) struct Proven {
+pub(super) struct Authenticated {
     pub rank: Rank,
     pub detail: u64,
     pub stream: TcpStream,
@@ -49,70 +50,70 @@ pub(super) struct Proven {
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Gate {
-    listeners: Vec<TcpListener>,
-    strangers: Vec<Stranger>,
+pub(super) struct Listener {
+    sockets: Vec<TcpListener>,
+    unauthenticated: Vec<Unauthenticated>,
     credentials: Credentials,
     /// Where the secret was made here.
-    handing: Option<Handing>,
+    secret_socket: Option<SecretSocket>,
     own: Rank,
     refused: u64,
     last_refusal: Option<String>,
 }
 
 #[derive(Debug)]
-struct Stranger {
+struct Unauthenticated {
     stream: TcpStream,
     from: SocketAddr,
     since: Time,
     message: HandshakeMessage,
     got: usize,
     responder: Option<(Responder, Claim)>,
-    /// It has proven itself, and agrees on keys.
+    /// It has proven who it is, and agrees on keys.
     tls: Option<Box<Tls>>,
 }
 
-impl Gate {
-    /// Behind these listeners.
+impl Listener {
+    /// A listener on these sockets.
     pub fn new(
-        listeners: Vec<TcpListener>,
+        sockets: Vec<TcpListener>,
         own: Rank,
         credentials: &Credentials,
-    ) -> std::io::Result<Gate> {
-        for listener in &listeners {
-            listener.set_nonblocking(true)?;
+    ) -> std::io::Result<Listener> {
+        for socket in &sockets {
+            socket.set_nonblocking(true)?;
             // The standard library may listen with 128 places, and all ranks come at once.
-            rustix::net::listen(listener, 4096)?;
+            rustix::net::listen(socket, 4096)?;
         }
-        Ok(Gate {
-            listeners,
-            strangers: Vec::new(),
+        Ok(Listener {
+            sockets,
+            unauthenticated: Vec::new(),
             credentials: credentials.clone(),
-            handing: None,
+            secret_socket: None,
             own,
             refused: 0,
             last_refusal: None,
         })
     }
 
-    /// Hands the secret of the job to those who may come.
-    pub fn hand(&mut self, handing: Option<Handing>) {
-        self.handing = handing;
+    /// Serves the secret of the job, too.
+    pub fn serve_secret(&mut self, socket: Option<SecretSocket>) {
+        self.secret_socket = socket;
     }
 
     /// What to wait for.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let listeners = self.listeners.iter().map(AsFd::as_fd);
-        let listeners = listeners.take(match self.strangers.len() < STRANGERS_MAX {
+        let sockets = self.sockets.iter().map(AsFd::as_fd);
+        let sockets = sockets.take(match self.unauthenticated.len() < UNAUTHENTICATED_MAX {
             true => usize::MAX,
             false => 0,
         });
-        let handing = self.handing.iter().map(AsFd::as_fd);
-        let strangers = self.strangers.iter().map(|s| s.stream.as_fd());
-        listeners.chain(handing).chain(strangers)
+        let secret_socket = self.secret_socket.iter().map(AsFd::as_fd);
+        let unauthenticated = self.unauthenticated.iter().map(|peer| peer.stream.as_fd());
+        sockets.chain(secret_socket).chain(unauthenticated)
     }
 
-    /// How many were refused, and the last of them, for the error of who waits in vain.
+    /// How many were refused, and the last of them, for the error of a rank that waits in vain.
     pub fn refusals(&self) -> String {
         match &self.last_refusal {
             None => String::new(),
@@ -123,55 +124,57 @@ impl Gate {
         }
     }
 
-    /// Takes what has come; blocks nowhere. The error is one of this process: no descriptor is
-    /// left.
-    pub fn turn(&mut self, now: Time) -> Result<Vec<Proven>> {
-        self.handing.iter().try_for_each(Handing::turn)?;
+    /// Ranks that have proven who they are since the last call. Does not block. The error is one of
+    /// this process: no descriptor is left.
+    pub fn poll(&mut self, now: Time) -> Result<Vec<Authenticated>> {
+        self.secret_socket.iter().try_for_each(SecretSocket::poll)?;
         self.accept(now)?;
-        let mut proven = Vec::new();
+        let mut authenticated = Vec::new();
         let mut index = 0;
-        while index < self.strangers.len() {
-            match self.strangers[index].turn(self.own, &self.credentials) {
+        while index < self.unauthenticated.len() {
+            match self.unauthenticated[index].poll(self.own, &self.credentials) {
                 Ok(Progress::Proven(rank, detail)) => {
-                    let stranger = self.strangers.swap_remove(index);
-                    proven.push(Proven {
+                    let peer = self.unauthenticated.swap_remove(index);
+                    authenticated.push(Authenticated {
                         rank,
                         detail: detail & !DETAIL_TLS,
-                        stream: stranger.stream,
-                        tls: stranger.tls,
+                        stream: peer.stream,
+                        tls: peer.tls,
                     });
                 }
                 Ok(Progress::Differs(rank)) => {
-                    self.strangers.swap_remove(index);
+                    self.unauthenticated.swap_remove(index);
                     return Err(other_tls(rank, self.credentials.has_tls));
                 }
-                Ok(Progress::None) if now.since(self.strangers[index].since) < TRIAL_TIME => {
+                Ok(Progress::None)
+                    if now.since(self.unauthenticated[index].since) < HANDSHAKE_TIME =>
+                {
                     index += 1
                 }
                 Ok(Progress::None) => self.refuse(index, "said nothing more in time"),
                 Err(why) => self.refuse(index, &why),
             }
         }
-        Ok(proven)
+        Ok(authenticated)
     }
 
     fn accept(&mut self, now: Time) -> Result<()> {
         let what = || format!("rank {} cannot let a rank in", self.own);
         let mut accepted = Vec::new();
         let mut is_full = false;
-        for listener in &self.listeners {
+        for socket in &self.sockets {
             loop {
-                if self.strangers.len() + accepted.len() >= STRANGERS_MAX {
+                if self.unauthenticated.len() + accepted.len() >= UNAUTHENTICATED_MAX {
                     is_full = true;
                     break;
                 }
-                match listener.accept() {
+                match socket.accept() {
                     Ok((stream, from)) => accepted.push((stream, from)),
                     Err(e) if e.kind() == ErrorKind::WouldBlock => break,
                     Err(e) => match Errno::from_io_error(&e) {
-                        // Anyone who connected is gone already.
+                        // The peer is gone already.
                         Some(Errno::CONNABORTED | Errno::INTR) => {}
-                        Some(Errno::MFILE | Errno::NFILE) if !self.strangers.is_empty() => {
+                        Some(Errno::MFILE | Errno::NFILE) if !self.unauthenticated.is_empty() => {
                             is_full = true;
                             break;
                         }
@@ -184,7 +187,7 @@ impl Gate {
             stream
                 .set_nonblocking(true)
                 .map_err(|e| Error::os(what(), e))?;
-            self.strangers.push(Stranger {
+            self.unauthenticated.push(Unauthenticated {
                 stream,
                 from,
                 since: now,
@@ -194,9 +197,10 @@ impl Gate {
                 tls: None,
             });
         }
-        let oldest = (0..self.strangers.len()).min_by_key(|&i| self.strangers[i].since);
+        let peers = &self.unauthenticated;
+        let oldest = (0..peers.len()).min_by_key(|&i| peers[i].since);
         if let (true, Some(oldest)) = (is_full, oldest)
-            && now.since(self.strangers[oldest].since) >= TRIAL_TIME_FULL
+            && now.since(peers[oldest].since) >= HANDSHAKE_TIME_FULL
         {
             self.refuse(oldest, "had said nothing when others wanted its place");
         }
@@ -204,11 +208,11 @@ impl Gate {
     }
 
     fn refuse(&mut self, index: usize, why: &str) {
-        let stranger = self.strangers.swap_remove(index);
-        let text = format!("from {} {why}", stranger.from);
+        let peer = self.unauthenticated.swap_remove(index);
+        let text = format!("from {} {why}", peer.from);
         self.refused += 1;
-        if self.refused <= TOLD_MAX {
-            let more = match self.refused == TOLD_MAX {
+        if self.refused <= PRINTED_MAX {
+            let more = match self.refused == PRINTED_MAX {
                 true => "; further ones are only counted",
                 false => "",
             };
@@ -221,6 +225,17 @@ impl Gate {
     }
 }
 
+/// The error of a rank that encrypts beside one that does not, found before either has said
+/// anything else.
+fn other_tls(rank: Rank, has_tls: bool) -> Error {
+    let print = |has_tls| {
+        let mut config = Config::default();
+        config.tcp.has_tls = has_tls;
+        config.shared_fingerprint()
+    };
+    differing_settings(rank, print(!has_tls), print(has_tls))
+}
+
 enum Progress {
     None,
     Proven(Rank, u64),
@@ -228,8 +243,8 @@ enum Progress {
     Differs(Rank),
 }
 
-impl Stranger {
-    fn turn(
+impl Unauthenticated {
+    fn poll(
         &mut self,
         own: Rank,
         credentials: &Credentials,
@@ -292,11 +307,11 @@ impl Stranger {
                 Err(e) if e.kind() == ErrorKind::Interrupted => continue,
                 Err(e) => return Err(lost(e)),
             }
-            // What comes behind the handshake is kept.
+            // What comes after the handshake is kept.
             tls.open(&mut |_| 0)
                 .map_err(|e| lost(std::io::Error::other(e)))?;
         }
-        // It fits, as the messages before did.
+        // It fits into the socket's buffer, as the messages before did.
         (&self.stream).write_all(tls.unsent()).map_err(lost)?;
         tls.note_sent(tls.unsent().len());
         match tls.is_ready() {
@@ -347,5 +362,5 @@ impl Stranger {
 }
 
 #[cfg(test)]
-#[path = "gate_tests.rs"]
+#[path = "listener_tests.rs"]
 mod tests;

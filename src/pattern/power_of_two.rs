@@ -1,54 +1,54 @@
-//! The largest power of two inside any number of ranks.
+//! The largest power of two inside any number of ranks, for algorithms that need one.
 //!
-//! With `extra = ranks - power`, each of the first `extra` even ranks below `2 * extra` hands its
-//! data to the odd rank after it and gets the result back from it; the other ranks are *active* and
-//! numbered `0..power` in the order of their ranks.
+//! With `extra = ranks - count`, where `count` is that power, each of the first `extra` even ranks
+//! below `2 * extra` sends its data to the odd rank after it and gets the result from it. The other
+//! ranks are *active* and numbered `0..count` in the order of their ranks.
 
 use crate::types::Rank;
 
-/// What a rank does in a folded algorithm.
+/// What a rank does in such an algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Hands its data to this rank and waits for the result.
+    /// Sends its data to this rank and waits for the result.
     Passive(Rank),
     /// Takes part.
     Active {
         /// Number among the active ranks.
         number: u32,
-        /// The passive rank that it stands for.
+        /// The passive rank whose data it has too.
         passive: Option<Rank>,
     },
 }
 
-/// A number of ranks folded to a power of two.
+/// The active ranks among a number of ranks.
 #[derive(Clone, Copy, Debug)]
-pub struct Fold {
+pub struct PowerOfTwo {
     ranks: u32,
-    power: u32,
+    count: u32,
 }
 
-impl Fold {
-    /// Folds `ranks`, at least 1.
-    pub fn new(ranks: u32) -> Fold {
-        Fold {
+impl PowerOfTwo {
+    /// Among `ranks` ranks, at least 1.
+    pub fn of(ranks: u32) -> PowerOfTwo {
+        PowerOfTwo {
             ranks,
-            power: 1 << ranks.ilog2(),
+            count: 1 << ranks.ilog2(),
         }
     }
 
     /// Number of active ranks.
-    pub fn power(&self) -> u32 {
-        self.power
+    pub fn count(&self) -> u32 {
+        self.count
     }
 
     /// Number of rounds of doubling among the active ranks.
     pub fn rounds(&self) -> u32 {
-        self.power.ilog2()
+        self.count.ilog2()
     }
 
     /// What a rank does.
     pub fn role(&self, rank: Rank) -> Role {
-        let extra = self.ranks - self.power;
+        let extra = self.ranks - self.count;
         if rank >= 2 * extra {
             Role::Active {
                 number: rank - extra,
@@ -66,7 +66,7 @@ impl Fold {
 
     /// The rank with this number among the active ones.
     pub fn active(&self, number: u32) -> Rank {
-        let extra = self.ranks - self.power;
+        let extra = self.ranks - self.count;
         if number < extra {
             2 * number + 1
         } else {
@@ -82,12 +82,12 @@ mod tests {
     #[test]
     fn roles_and_numbers_agree() {
         for ranks in 1..70 {
-            let fold = Fold::new(ranks);
+            let power = PowerOfTwo::of(ranks);
             let mut actives = 0;
             for rank in 0..ranks {
-                match fold.role(rank) {
+                match power.role(rank) {
                     Role::Passive(with) => assert_eq!(
-                        fold.role(with),
+                        power.role(with),
                         Role::Active {
                             number: with / 2,
                             passive: Some(rank)
@@ -95,12 +95,12 @@ mod tests {
                     ),
                     Role::Active { number, .. } => {
                         assert_eq!(number, actives, "in the order of ranks");
-                        assert_eq!(fold.active(number), rank);
+                        assert_eq!(power.active(number), rank);
                         actives += 1;
                     }
                 }
             }
-            assert_eq!(actives, fold.power());
+            assert_eq!(actives, power.count());
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Strangers at the gate.
+//! Peers that are not ranks of the job, and ranks that are.
 
+use super::super::connector::Connector;
 use super::super::credentials::read_secret;
-use super::super::dial::{Call, dial};
 use super::super::link::{Kind, Link};
 use super::*;
 use crate::config::{JobSettings, Secret};
@@ -14,84 +14,91 @@ fn credentials() -> Credentials {
     Credentials::new(&JobSettings::default(), false, "a job", 3).unwrap()
 }
 
-fn gate() -> (Gate, SocketAddr) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
+fn listener() -> (Listener, SocketAddr) {
+    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = socket.local_addr().unwrap();
     (
-        Gate::new(vec![listener], 0, &credentials()).unwrap(),
+        Listener::new(vec![socket], 0, &credentials()).unwrap(),
         address,
     )
 }
 
-/// Turns until this many have been refused; the time is an argument, so nothing here waits for a
+/// Polls until this many have been refused; the time is an argument, so nothing here waits for a
 /// clock.
-fn turn_until_refused(gate: &mut Gate, count: u64, now: Time) {
-    while gate.refused < count {
-        assert!(gate.turn(now).unwrap().is_empty());
+fn poll_until_refused(listener: &mut Listener, count: u64, now: Time) {
+    while listener.refused < count {
+        assert!(listener.poll(now).unwrap().is_empty());
         std::thread::yield_now();
     }
 }
 
 #[test]
 fn garbage_is_refused_and_told_from_where() {
-    let (mut gate, address) = gate();
-    let mut stranger = TcpStream::connect(address).unwrap();
-    stranger.write_all(&[b'x'; HANDSHAKE_BYTES]).unwrap();
-    turn_until_refused(&mut gate, 1, Time(0));
-    let from = stranger.local_addr().unwrap().to_string();
-    let text = gate.refusals();
+    let (mut listener, address) = listener();
+    let mut peer = TcpStream::connect(address).unwrap();
+    peer.write_all(&[b'x'; HANDSHAKE_BYTES]).unwrap();
+    poll_until_refused(&mut listener, 1, Time(0));
+    let from = peer.local_addr().unwrap().to_string();
+    let text = listener.refusals();
     assert!(text.contains(&from) && text.contains("no hello"), "{text}");
-    assert_eq!(stranger.read(&mut [0; 8]).unwrap_or(0), 0);
+    assert_eq!(peer.read(&mut [0; 8]).unwrap_or(0), 0);
 }
 
 #[test]
 fn whoever_says_nothing_is_put_out_when_its_time_is_over() {
-    let (mut gate, address) = gate();
+    let (mut listener, address) = listener();
     let _silent = TcpStream::connect(address).unwrap();
-    while gate.strangers.is_empty() {
-        gate.turn(Time(0)).unwrap();
+    while listener.unauthenticated.is_empty() {
+        listener.poll(Time(0)).unwrap();
     }
-    let just_before = Time(0).after(TRIAL_TIME - Duration::from_nanos(1));
-    gate.turn(just_before).unwrap();
-    assert_eq!((gate.strangers.len(), gate.refused), (1, 0));
-    turn_until_refused(&mut gate, 1, Time(0).after(TRIAL_TIME));
-    assert!(gate.refusals().contains("said nothing more in time"));
+    let just_before = Time(0).after(HANDSHAKE_TIME - Duration::from_nanos(1));
+    listener.poll(just_before).unwrap();
+    assert_eq!((listener.unauthenticated.len(), listener.refused), (1, 0));
+    poll_until_refused(&mut listener, 1, Time(0).after(HANDSHAKE_TIME));
+    assert!(listener.refusals().contains("said nothing more in time"));
 }
 
 #[test]
 fn silent_connections_take_a_bounded_number_of_places_and_make_room() {
-    let (mut gate, address) = gate();
-    let count = STRANGERS_MAX + 40;
+    let (mut listener, address) = listener();
+    let count = UNAUTHENTICATED_MAX + 40;
     let _silent: Vec<TcpStream> = (0..count)
         .map(|_| TcpStream::connect(address).unwrap())
         .collect();
-    while gate.strangers.len() < STRANGERS_MAX {
-        gate.turn(Time(0)).unwrap();
+    while listener.unauthenticated.len() < UNAUTHENTICATED_MAX {
+        listener.poll(Time(0)).unwrap();
     }
-    gate.turn(Time(0)).unwrap();
-    assert_eq!((gate.strangers.len(), gate.refused), (STRANGERS_MAX, 0));
-    turn_until_refused(&mut gate, 40, Time(0).after(TRIAL_TIME_FULL));
-    assert!(gate.strangers.len() <= STRANGERS_MAX);
+    listener.poll(Time(0)).unwrap();
+    assert_eq!(
+        (listener.unauthenticated.len(), listener.refused),
+        (UNAUTHENTICATED_MAX, 0)
+    );
+    poll_until_refused(&mut listener, 40, Time(0).after(HANDSHAKE_TIME_FULL));
+    assert!(listener.unauthenticated.len() <= UNAUTHENTICATED_MAX);
 }
 
 #[test]
 fn a_hello_for_another_rank_start_or_purpose_gets_no_challenge() {
     let of = |claim: Claim, word: &str| {
-        let (mut gate, address) = gate();
-        let mut stranger = TcpStream::connect(address).unwrap();
+        let (mut listener, address) = listener();
+        let mut peer = TcpStream::connect(address).unwrap();
         let (_, hello) =
             crate::wire::Initiator::new(&credentials().key().unwrap(), &claim, &[7; NONCE_BYTES]);
-        stranger.write_all(&hello).unwrap();
-        turn_until_refused(&mut gate, 1, Time(0));
-        assert!(gate.refusals().contains(word), "{}", gate.refusals());
-        assert_eq!(stranger.read(&mut [0; 8]).unwrap_or(0), 0);
+        peer.write_all(&hello).unwrap();
+        poll_until_refused(&mut listener, 1, Time(0));
+        assert!(
+            listener.refusals().contains(word),
+            "{}",
+            listener.refusals()
+        );
+        assert_eq!(peer.read(&mut [0; 8]).unwrap_or(0), 0);
     };
     let good = Claim {
         purpose: Purpose::Control,
         initiator: 1,
         responder: 0,
         epoch: 3,
-        detail: TO_STORE,
+        detail: TO_HEAD,
     };
     of(
         Claim {
@@ -153,16 +160,16 @@ fn encrypting(has_tls: bool) -> Result<Credentials> {
     Credentials::new(&secret, has_tls, "a job", 3)
 }
 
-/// What rank 1 gets when it calls a gate of rank 0 through somebody who listens: the gate's link or
-/// error, its own, and what was heard.
-fn call_through(
-    gate_has_tls: bool,
-    caller_has_tls: bool,
+/// What rank 1 gets when it connects to rank 0 through somebody who reads along: rank 0's link or
+/// error, its own, and what was read.
+fn connect_through(
+    listener_has_tls: bool,
+    connector_has_tls: bool,
 ) -> (Result<Link>, Result<Link>, thread::JoinHandle<Vec<u8>>) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let to = listener.local_addr().unwrap();
-    let own = encrypting(gate_has_tls).unwrap();
-    let mut gate = Gate::new(vec![listener], 0, &own).unwrap();
+    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = socket.local_addr().unwrap();
+    let own = encrypting(listener_has_tls).unwrap();
+    let mut listener = Listener::new(vec![socket], 0, &own).unwrap();
     let between = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = between.local_addr().unwrap();
     let listening = thread::spawn(move || {
@@ -177,49 +184,49 @@ fn call_through(
         }
         heard
     });
-    let calling = thread::spawn(move || {
-        let call = Call {
-            credentials: &encrypting(caller_has_tls).unwrap(),
+    let connecting = thread::spawn(move || {
+        let connector = Connector {
+            credentials: &encrypting(connector_has_tls).unwrap(),
             own: 1,
-            whom: 0,
+            peer: 0,
             detail: TO_PARENT,
             source: None,
             bytes_max: 100,
         };
         let clock = Clock::monotonic();
         let deadline = clock.now().after(Duration::from_secs(20));
-        dial(&call, || Ok(vec![address]), (deadline, &clock))
+        connector.connect(|| Ok(vec![address]), (deadline, &clock))
     });
     let there = loop {
-        match gate.turn(Time(0)) {
-            Ok(mut proven) => match proven.pop() {
-                Some(proven) => {
-                    assert_eq!((proven.rank, proven.detail), (1, TO_PARENT));
-                    break Link::new(proven.stream, proven.tls, 100).map_err(|e| Error::os("", e));
+        match listener.poll(Time(0)) {
+            Ok(mut new) => match new.pop() {
+                Some(new) => {
+                    assert_eq!((new.rank, new.detail), (1, TO_PARENT));
+                    break Link::new(new.stream, new.tls, 100).map_err(|e| Error::os("", e));
                 }
                 None => thread::yield_now(),
             },
             Err(error) => break Err(error),
         }
     };
-    (there, calling.join().unwrap(), listening)
+    (there, connecting.join().unwrap(), listening)
 }
 
 #[test]
 fn what_is_said_over_tls_is_heard_by_the_other_side_alone() {
     const TEXT: &[u8] = b"readable contacts of every rank";
     for has_tls in [false, true] {
-        let (there, here, listening) = call_through(has_tls, has_tls);
+        let (there, here, listening) = connect_through(has_tls, has_tls);
         let (mut there, mut here) = (there.unwrap(), here.unwrap());
         let clock = Clock::monotonic();
         let by = (clock.now().after(Duration::from_secs(20)), &clock);
         for _ in 0..3 {
-            here.say(Kind::Contacts, TEXT, by).unwrap();
+            here.send(Kind::Contacts, TEXT, by).unwrap();
             let heard = there.wait("rank 1", by).unwrap();
             assert_eq!(heard, (Kind::Contacts, TEXT.to_vec()));
-            there.say(Kind::Answer, &heard.1, by).unwrap();
+            there.send(Kind::Go, &heard.1, by).unwrap();
             let heard = here.wait("rank 0", by).unwrap();
-            assert_eq!(heard, (Kind::Answer, TEXT.to_vec()));
+            assert_eq!(heard, (Kind::Go, TEXT.to_vec()));
         }
         drop((there, here));
         let heard = listening.join().unwrap();
@@ -231,7 +238,7 @@ fn what_is_said_over_tls_is_heard_by_the_other_side_alone() {
 #[test]
 fn ranks_with_and_without_tls_refuse_each_other_by_name_at_once() {
     for has_tls in [false, true] {
-        let (there, here, _) = call_through(has_tls, !has_tls);
+        let (there, here, _) = connect_through(has_tls, !has_tls);
         let [own, other] = match has_tls {
             true => ["rank 0 on (--tls)", "rank 1 has LINERATE_TLS=off"],
             false => ["rank 0 off", "rank 1 has LINERATE_TLS=on (--tls)"],

@@ -8,7 +8,7 @@ use linerate::{Communicator, ReduceOp};
 const COUNT: usize = (18 << 18) + 77;
 
 /// An allreduce in place and out of place and an all-gather; prints a hash of all bits, and how
-/// many threads of a crew this process had before and has after the communicator has gone.
+/// many threads of a pool this process had before and has after the communicator has gone.
 pub fn large(comm: Communicator) {
     let alloc = |count| comm.alloc::<f32>(count).unwrap();
     let (input, output) = (alloc(COUNT), alloc(COUNT));
@@ -30,17 +30,17 @@ pub fn large(comm: Communicator) {
             hash = crate::prng::mix(hash ^ u64::from(value.to_bits()));
         }
     }
-    let before = crew_count();
+    let before = pool_threads_count();
     drop((input, output, all));
     drop(comm);
-    println!("RESULT {hash:016x} {before} {}", crew_count());
+    println!("RESULT {hash:016x} {before} {}", pool_threads_count());
 }
 
-fn crew_count() -> usize {
+fn pool_threads_count() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     tasks
         .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok())
-        .filter(|name| name.trim() == "linerate-crew")
+        .filter(|name| name.trim() == "linerate-pool")
         .count()
 }
 

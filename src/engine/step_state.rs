@@ -1,5 +1,7 @@
-//! [`Gate`] and [`StepRun`]: the state of one step of a round. A plan says how they begin, progress
-//! how they go on.
+//! [`StepState`] and [`StepProgress`]: the state of one step of a round. A [`Prepared`] schedule
+//! says how they begin, and `progress.rs` how they go on.
+//!
+//! [`Prepared`]: super::Prepared
 
 use crate::limits::CHUNKS_IN_FLIGHT;
 use crate::schedule::StepId;
@@ -19,29 +21,27 @@ pub enum Stage {
     Complete,
 }
 
-/// What may happen to one step, apart from how far it has come. The end of a whole step touches its
-/// own and those of the steps that follow it: while runs, plan and views lay apart, the engine
-/// waited for its own memory for half of its time. Only what changes is here, so that eight gates
-/// share a cache line: those of a round are copied whenever it begins (benches/README.md).
+/// Whether a step may run. The end of a whole step touches its own state and those of the steps
+/// that follow it, and all states of a round are copied when it begins, so only what changes is
+/// here and eight states share a cache line (benches/README.md).
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Gate {
+pub struct StepState {
     /// What keeps it from starting: earlier steps, and the caller's arrival.
     pub holds: u32,
     pub stage: Stage,
     pub is_queued: bool,
 }
 
-/// The first two steps that the end of a step releases, [`NONE`] where there are fewer; [`MORE`]:
-/// the plan says which others.
+/// The first two steps that the end of a step releases: [`NONE`] where there are fewer, and
+/// [`MORE`] where the [`Prepared`](super::Prepared) schedule lists the others.
 pub type Followers = [StepId; 2];
 
-/// In the place of the second follower, where there are more than two, or some that any of several
-/// starts.
+/// In the place of the second follower, where there are more than two.
 pub const MORE: StepId = NONE - 1;
 
 /// How far one step has come. Elements are counted from the start of the step's ranges.
 #[derive(Clone, Copy, Debug)]
-pub struct StepRun {
+pub struct StepProgress {
     /// Elements that it processes; once it has started, that stays.
     pub len: u64,
     /// Elements processed, without gaps.
@@ -62,9 +62,9 @@ pub struct StepRun {
     pub out_of_order: u8,
 }
 
-impl Default for StepRun {
-    fn default() -> StepRun {
-        StepRun {
+impl Default for StepProgress {
+    fn default() -> StepProgress {
+        StepProgress {
             len: 0,
             done: 0,
             unsettled: 0,
@@ -78,7 +78,7 @@ impl Default for StepRun {
     }
 }
 
-impl StepRun {
+impl StepProgress {
     /// Whether another chunk may be posted.
     #[inline]
     pub fn has_chunk_credit(&self) -> bool {

@@ -1,13 +1,14 @@
-//! The secret of a job that was given none. Processes of every user reach what listens on loopback,
-//! so rank 0 makes a secret for the job ([`Handing`]) and hands it to the processes of its own
-//! user: over a Unix socket, where the kernel says whose process is at the other end, to both.
+//! The secret of a job that was given none. Processes of every user reach a listener on loopback,
+//! so rank 0 makes a secret for the job and sends it to the processes of its own user over a Unix
+//! socket ([`SecretSocket`]), where the kernel tells both sides whose process the other one is.
 //!
 //! The socket's name in the abstract namespace is made of the user, the port where rank 0 listens,
-//! and the job. Somebody else may take it first, and keep the job from starting; nobody else gets
-//! the secret or is taken for rank 0.
+//! and the job. Another user may take the name first and keep the job from starting, but neither
+//! gets the secret nor is taken for rank 0.
 
 use super::credentials::Credentials;
 use super::local::is_same_user;
+use super::random::random_bytes;
 use crate::error::{Error, Result};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
@@ -19,46 +20,43 @@ use std::time::Duration;
 
 /// 256 bits.
 const SECRET_BYTES: usize = 32;
-/// Rank 0 looks often while it waits for the others.
+/// Rank 0 answers sooner: it polls while it waits for the others.
 const ASK_TIME: Duration = Duration::from_secs(2);
 
 /// Rank 0's side.
 #[derive(Debug)]
-pub(super) struct Handing {
+pub(super) struct SecretSocket {
     listener: UnixListener,
     secret: [u8; SECRET_BYTES],
 }
 
-impl Handing {
-    /// For the job of these credentials, which takes the secret that is made here. Rank 0 listens
-    /// on this port.
-    pub fn open(port: u16, credentials: &Credentials) -> Result<Handing> {
+impl SecretSocket {
+    /// Makes a secret for the job of these credentials, which keep it. Rank 0 listens on this port.
+    pub fn open(port: u16, credentials: &Credentials) -> Result<SecretSocket> {
         let what = || format!("opening a Unix socket for the ranks that come to port {port}");
-        let mut secret = [0; SECRET_BYTES];
-        getrandom::fill(&mut secret)
-            .map_err(|e| Error::os(what(), std::io::Error::other(e.to_string())))?;
+        let secret = random_bytes().map_err(|e| Error::os(what(), e))?;
         let open = || -> rustix::io::Result<OwnedFd> {
             let socket = new_socket()?;
             bind(&socket, &name_of(port, credentials)?)?;
-            // All ranks come at once.
+            // All ranks connect at once.
             listen(&socket, 4096)?;
             Ok(socket)
         };
         let listener = open().map_err(|e| Error::os(what(), e))?;
         credentials.take_secret(&secret);
-        Ok(Handing {
+        Ok(SecretSocket {
             listener: listener.into(),
             secret,
         })
     }
 
-    /// Answers those who have asked; blocks nowhere. The error is one of this process: no
-    /// descriptor is left.
-    pub fn turn(&self) -> Result<()> {
+    /// Sends the secret to the processes that have connected. Does not block. The error is one of
+    /// this process: no descriptor is left.
+    pub fn poll(&self) -> Result<()> {
         loop {
             match self.listener.accept() {
                 Ok((mut stream, _)) if is_same_user(&stream) => {
-                    // It fits into the socket. Who is gone asks again.
+                    // It fits into the socket. A rank that is gone asks again.
                     let _ = stream.write_all(&self.secret);
                 }
                 Ok(_) => {}
@@ -72,7 +70,7 @@ impl Handing {
     }
 }
 
-impl AsFd for Handing {
+impl AsFd for SecretSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }
@@ -83,7 +81,7 @@ impl AsFd for Handing {
 pub(super) fn ask(port: u16, credentials: &Credentials) -> bool {
     let asked = || -> std::io::Result<Option<[u8; SECRET_BYTES]>> {
         let socket = new_socket()?;
-        // Where the queue is full this fails, and is tried again later.
+        // It fails where the queue is full, and is tried again later.
         connect(&socket, &name_of(port, credentials)?)?;
         let mut stream = UnixStream::from(socket);
         if !is_same_user(&stream) {
