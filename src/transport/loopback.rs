@@ -81,24 +81,18 @@ impl Loopback {
             destination,
             token,
         };
-        match self.matching.meet(self.rank, &posted, ends) {
-            Met::Nothing if self.is_over => return Err(PostError::PeerFailed),
-            Met::Nothing => self.matching.post(posted),
-            Met::Whole(_) => {}
-            Met::Far(Lying { source, token }, header) => {
-                posted.deliver(self.rank, header, source, ends);
-                let bytes = source.len_bytes() as u64;
-                ends.complete(self.rank, token, Outcome::Done, bytes, 0);
-            }
+        let met = (self.matching).receive(self.rank, posted, self.is_over, ends)?;
+        if let Met::Far(Lying { source, token }, header) = met {
+            posted.deliver(self.rank, header, source, ends);
+            let bytes = source.len_bytes() as u64;
+            ends.complete(self.rank, token, Outcome::Done, bytes, 0);
         }
         Ok(())
     }
 
     /// Ends the receive with this token, if it waits.
     pub fn cancel(&mut self, token: u64, ends: &mut Ends) {
-        if self.matching.cancel(token) {
-            ends.complete(self.rank, token, Outcome::Cancelled, 0, 0);
-        }
+        self.matching.cancel(self.rank, token, ends);
     }
 
     /// Messages of this tag's class that wait for receives.
@@ -108,8 +102,7 @@ impl Loopback {
 
     /// The first message that waits and is meant: the rank, its tag and its header.
     pub fn find(&self, is_meant: &mut dyn FnMut(u64, u64) -> bool) -> Option<(Rank, u64, u64)> {
-        let found = self.matching.find(is_meant);
-        found.map(|(tag, header)| (self.rank, tag, header))
+        self.matching.find(self.rank, is_meant)
     }
 
     /// Ends the sends whose messages lie where they were sent from.

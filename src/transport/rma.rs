@@ -15,6 +15,14 @@ pub struct RemoteRange {
     pub offset: u64,
 }
 
+impl RemoteRange {
+    /// As messages of the protocols name it.
+    pub(super) fn of(key: u32, offset: u64) -> RemoteRange {
+        let key = RegionKey(key);
+        RemoteRange { key, offset }
+    }
+}
+
 /// What is done to an aligned word of 8 bytes, in the byte order of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Atomic {

@@ -33,7 +33,6 @@ mod address;
 #[cfg(test)]
 mod changes_tests;
 mod connector;
-mod eager;
 mod handshake;
 mod incoming;
 mod joining;
@@ -46,23 +45,22 @@ mod provider;
 mod rail;
 mod rails;
 mod reach;
-mod rma;
 mod secure;
 mod shared;
+mod short_puts;
 mod socket;
 mod staging;
 mod stream;
 mod transfers;
 mod zerocopy;
 
-use super::keys::RegionKeys;
 use super::loopback::Loopback;
-use super::posts::{Accepted, Ends, PeerState, check_registered};
+use super::posts::{Accepted, Ends, PeerState};
+use super::registry::Registry;
 use super::{Address, Capabilities, Event, Transport};
 use crate::config::{TcpSettings, tls_without_secret};
 use crate::error::{Error, Result};
 use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER, RANKS_MAX};
-use crate::memory::View;
 use crate::time::Time;
 use crate::types::Rank;
 use crate::wire::{JobKey, Limits};
@@ -76,7 +74,7 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::net::Shutdown;
 use shared::{Counts, Shared};
 use staging::Staging;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -134,7 +132,6 @@ pub struct TcpTransport {
     /// Peers with rails, and their rails together.
     active: Vec<Rank>,
     rails_count: usize,
-    keys: RegionKeys,
     closing: VecDeque<OwnedFd>,
     /// Of the wait source.
     ring: Arc<OwnedFd>,
@@ -199,7 +196,7 @@ impl TcpTransport {
                 timeout: settings.timeout,
                 rails: settings.rails,
                 has_tls: settings.has_tls,
-                regions: BTreeMap::new(),
+                regions: Registry::new(),
                 ends: Ends::default(),
                 epoll: Arc::new(epoll),
                 void: vec![0; 64 * 1024],
@@ -215,7 +212,6 @@ impl TcpTransport {
             own: Loopback::new(rank),
             active: Vec::new(),
             rails_count: 0,
-            keys: RegionKeys::new(),
             closing: VecDeque::new(),
             ring: Arc::new(ring),
         })
@@ -241,10 +237,6 @@ impl TcpTransport {
     fn check_peer(&self, peer: Rank) -> Accepted {
         let state = self.peers.get(peer as usize).map(Peer::state);
         PeerState::check(state, peer, self.peers.len())
-    }
-
-    fn check_source(&self, view: View) -> Accepted {
-        check_registered(view, |key| self.shared.regions.contains_key(&key))
     }
 
     /// Hands what is to leave to the kernel, and connects if nobody has.

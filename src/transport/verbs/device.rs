@@ -409,6 +409,11 @@ impl Registered {
         self.view
     }
 
+    /// How many rails know it.
+    pub fn rails_count(&self) -> usize {
+        self.mrs.len()
+    }
+
     /// The address by which peers name it.
     pub fn address(&self) -> u64 {
         self.view.as_ptr() as u64

@@ -2,7 +2,6 @@
 //! generations, and failures.
 
 use super::VerbsTransport;
-use super::device::Registered;
 use super::generation::{Action, Phase};
 use super::greeting::{GREETING_BYTES_MAX, Greeting, Proposal, RailOffer};
 use super::link::Link;
@@ -499,14 +498,6 @@ impl VerbsTransport {
         }
         // Its last bytes may have come before the end.
         self.peers[rank as usize].cancel_granted(token, &mut self.shared);
-    }
-
-    /// Registers memory with all rails.
-    pub(super) fn registered(
-        &self,
-        region: std::sync::Arc<crate::memory::Region>,
-    ) -> crate::error::Result<Registered> {
-        Registered::region(region, &self.shared.rails, self.shared.settings.is_relaxed)
     }
 }
 

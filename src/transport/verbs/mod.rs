@@ -13,7 +13,7 @@
 //!   device may write a line in parts. Words are writes again; on request plain ones, of which the
 //!   owner hears nothing.
 //! * Atomic operations are records too, and done by the owner's processor (`peer/asking.rs`).
-//! * Pieces go over the rail with the least under way (`pieces.rs`); records over one of them, the
+//! * Pieces go over the rail with the least under way (`../pieces.rs`); records over one of them, the
 //!   *lead*.
 //! * Queue pairs are found through a control transport, another provider that is given to this one:
 //!   it proves that a peer belongs to the job, survives cuts, and notices deaths. When a queue pair
@@ -34,8 +34,6 @@
 //! that processors cannot map yet.
 #![allow(unsafe_code)]
 
-pub mod achievable;
-mod changes;
 pub mod choose;
 mod device;
 mod events;
@@ -53,7 +51,6 @@ mod link;
 mod outbox;
 mod pair;
 mod peer;
-mod pieces;
 mod port;
 mod provider;
 mod record;
@@ -71,14 +68,14 @@ mod transfers;
 pub use fabric::Fabric;
 pub use select::{check, probe};
 
-use super::keys::RegionKeys;
 use super::loopback::Loopback;
-use super::posts::{Accepted, Ends, PeerState, check_registered};
+use super::posts::{Accepted, Ends, PeerState};
+use super::registry::Registry;
 use super::{Capabilities, Event, Transport, WaitSource};
 use crate::config::VerbsSettings;
 use crate::error::{Error, Result};
 use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
-use crate::memory::{Region, View};
+use crate::memory::Region;
 use crate::prng::Prng;
 use crate::types::Rank;
 use device::{COMPLETIONS_AT_ONCE, RECEIVE_ID, Rail, Sizes};
@@ -90,7 +87,7 @@ use pair::Fault;
 use peer::Peer;
 use rustix::event::epoll;
 use shared::{Counts, Shared};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -114,7 +111,6 @@ pub struct VerbsTransport {
     peers: Vec<Peer>,
     shared: Shared,
     own: Loopback,
-    keys: RegionKeys,
     /// Where greetings come, a place for each peer, and where they leave from.
     letters: Region,
     envelope: Region,
@@ -183,7 +179,7 @@ impl VerbsTransport {
                 settings: settings.clone(),
                 sizes,
                 rails,
-                regions: BTreeMap::new(),
+                regions: Registry::new(),
                 ends: Ends::default(),
                 dirty: Vec::new(),
                 bounces: Vec::new(),
@@ -192,7 +188,6 @@ impl VerbsTransport {
                 until_break: settings.break_after,
             },
             own: Loopback::new(rank),
-            keys: RegionKeys::new(),
             letters: Region::private(ranks as usize * GREETING_BYTES_MAX)?,
             envelope: Region::private(GREETING_BYTES_MAX)?,
             letters_out: VecDeque::new(),
@@ -211,11 +206,6 @@ impl VerbsTransport {
     fn check_peer(&self, peer: Rank) -> Accepted {
         let state = self.peers.get(peer as usize).map(Peer::state);
         PeerState::check(state, peer, self.peers.len())
-    }
-
-    #[inline]
-    fn check_source(&self, view: View) -> Accepted {
-        check_registered(view, |key| self.shared.regions.contains_key(&key))
     }
 
     /// Takes what the devices have completed.

@@ -31,7 +31,9 @@ impl Peer {
     /// Ends every message and put of this rank that has not ended; true: rails are lost.
     pub fn withdraw(&mut self, shared: &mut Shared) -> bool {
         for token in self.transfers.withdraw() {
-            shared.complete(self.rank, token, Outcome::Cancelled, 0, 0);
+            shared
+                .ends
+                .complete(self.rank, token, Outcome::Cancelled, 0, 0);
         }
         let rails_before = self.rails.len();
         for at in (0..rails_before).rev() {

@@ -47,7 +47,7 @@ impl Peer {
         self.pair.is_up()
             && !self.is_dirty
             && self.outbox.is_clear()
-            && self.transfers.busy_count() == 0
+            && self.transfers.queued_count() == 0
     }
 
     /// Whether a word can leave at once.
@@ -101,7 +101,9 @@ impl Peer {
             let bytes = total as u32;
             self.add(Record::Message { tag, header, bytes }, source, None, shared);
             if let Some(token) = token {
-                shared.complete(self.rank, token, Outcome::Done, total as u64, 0);
+                shared
+                    .ends
+                    .complete(self.rank, token, Outcome::Done, total as u64, 0);
             }
         } else {
             let range = (RegionKey::NONE, 0);
