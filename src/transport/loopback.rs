@@ -10,7 +10,7 @@ use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
 use crate::memory::View;
 use crate::types::Rank;
 
-/// A message that lies where it was sent from, and the token of its send.
+/// A message that was not copied: where it lies, and the token of its send.
 #[derive(Clone, Copy, Debug)]
 struct Lying {
     source: View,
@@ -26,7 +26,7 @@ pub(super) struct Loopback {
 }
 
 impl Loopback {
-    /// That of this rank.
+    /// The loopback of this rank.
     pub fn new(rank: Rank) -> Loopback {
         Loopback {
             rank,
@@ -35,7 +35,7 @@ impl Loopback {
         }
     }
 
-    /// Sends a message; without a token nobody hears of its end, and it is copied.
+    /// Sends a message; without a token it has no completion, and is copied.
     pub fn send(
         &mut self,
         (tag, header): (u64, u64),
@@ -157,17 +157,7 @@ mod tests {
     use super::*;
     use crate::kernel;
     use crate::memory::Region;
-    use crate::transport::Event;
-
-    fn ended(ends: &mut Ends) -> Vec<(u64, Outcome, u64)> {
-        let mut events = Vec::new();
-        ends.take(&mut events);
-        let ended = events.into_iter().map(|event| match event {
-            Event::Completion(end) => (end.token, end.outcome, end.header),
-            other => panic!("{other:?}"),
-        });
-        ended.collect()
-    }
+    use crate::transport::test_posts::ended;
 
     const LONG: usize = INLINE_BYTES_MAX + 8;
 

@@ -1,5 +1,5 @@
-//! The matching of messages in providers, [`Matching`]: receives of one peer's messages meet what
-//! comes, by tag and in order, for providers whose owner matches.
+//! [`Matching`], the matching of messages in `shm`, `tcp`, `verbs` and with the rank itself:
+//! receives of one peer's messages meet what comes, by tag and in order.
 //!
 //! `F` says where the bytes of a message are that were not copied. The provider gets them.
 
@@ -20,7 +20,7 @@ pub(super) struct Posted {
 }
 
 impl Posted {
-    /// Ends it with a message that is here; the bytes that were copied.
+    /// Ends the receive with a message whose bytes are here; how many were copied.
     #[inline]
     pub fn deliver(&self, peer: Rank, header: u64, source: View, ends: &mut Ends) -> u64 {
         let bytes = source.len_bytes();
@@ -48,16 +48,16 @@ pub(super) struct Message<F> {
 #[derive(Debug)]
 pub(super) enum Payload<F> {
     Copied(Vec<u8>),
-    /// They are elsewhere, and were not copied.
+    /// The bytes are elsewhere, and were not copied.
     Far(F),
 }
 
 /// What a receive has met.
 #[derive(Debug)]
 pub(super) enum Met<F> {
-    /// Nothing yet: it waits.
+    /// No message yet: the receive waits.
     Nothing,
-    /// A message that was here; both have ended, and this many bytes were copied.
+    /// A message whose bytes were here; both have ended, and this many bytes were copied.
     Whole(u64),
     /// A message with this header whose bytes are elsewhere.
     Far(F, u64),
@@ -93,7 +93,7 @@ impl<F> Matching<F> {
         self.posted.iter().map(|posted| posted.tag)
     }
 
-    /// A receive waits.
+    /// Lets a receive wait for its message.
     pub fn post(&mut self, posted: Posted) {
         self.posted.push_back(posted);
     }
@@ -138,7 +138,7 @@ impl<F> Matching<F> {
             Payload::Copied(bytes) => {
                 let source = view_of_slice(&bytes);
                 let copied = abort_on_unwind(|| posted.deliver(peer, message.header, source, ends));
-                ends.spare.push(bytes);
+                ends.spare.give(bytes);
                 Met::Whole(copied)
             }
             Payload::Far(far) => Met::Far(far, message.header),
@@ -212,8 +212,8 @@ impl<F> Matching<F> {
         waiting.find(|&(_, tag, header)| is_meant(tag, header))
     }
 
-    /// The connection ends: what had come whole, and what `is_kept` says of the rest, can be
-    /// received later. The tokens of the receives that wait.
+    /// The connection ends: messages that had come whole, and those of the rest that `is_kept`
+    /// names, can be received later. Gives the tokens of the receives that wait.
     pub fn flush(&mut self, is_kept: impl FnMut(&F) -> bool) -> Vec<u64> {
         self.retain_far(is_kept);
         self.posted.drain(..).map(|posted| posted.token).collect()
@@ -230,17 +230,7 @@ impl<F> Matching<F> {
 mod tests {
     use super::*;
     use crate::memory::Region;
-    use crate::transport::Event;
-
-    fn ended(ends: &mut Ends) -> Vec<(u64, Outcome, u64)> {
-        let mut events = Vec::new();
-        ends.take(&mut events);
-        let ended = events.into_iter().map(|event| match event {
-            Event::Completion(end) => (end.token, end.outcome, end.header),
-            other => panic!("{other:?}"),
-        });
-        ended.collect()
-    }
+    use crate::transport::test_posts::ended;
 
     fn posted(region: &Region, tag: u64, token: u64) -> Posted {
         Posted {

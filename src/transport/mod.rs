@@ -46,9 +46,9 @@
 //! 17. [`Signals::notify`] wakes a peer that sleeps on its [`WaitSource`]; so does every message
 //!     or put that arrives there, and the last of the signals that it wants
 //!     ([`Signals::want_signals`]). A wake-up is never lost, and may be spurious.
-//! 18. After [`Transport::withdraw`] no send or put of before reads memory of its caller, not by
-//!     the kernel or a device either, and nothing counts that its peer reads there itself, mapped
-//!     or out of this process. Each that has not completed completes as [`Outcome::Cancelled`], or
+//! 18. After [`Transport::withdraw`] no earlier send or put reads memory of its caller, neither
+//!     does the kernel or a device for it, and what its peer reads there itself, mapped or out of
+//!     this process, does not count. Each that has not completed completes as [`Outcome::Cancelled`], or
 //!     goes on from a copy. The peer receives such a message as it was or never, and its receive
 //!     goes on waiting then; part of it, or of a put, may be in the destination. What had been sent
 //!     from copies, as all short messages are, still arrives. A peer that reads this rank's regions
@@ -93,6 +93,7 @@
 
 mod abilities;
 pub(crate) mod between;
+mod buffers;
 mod causes;
 mod credits;
 mod loopback;
@@ -106,6 +107,7 @@ mod rma;
 pub(crate) mod router;
 pub(crate) mod shm;
 pub(crate) mod sim;
+mod sleeping;
 pub(crate) mod tcp;
 mod transfers;
 pub(crate) mod verbs;
@@ -127,6 +129,7 @@ use crate::limits::LINE_PAYLOAD_BYTES;
 use crate::types::Rank;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What a provider can do and how much of it. Constant after construction.
 #[derive(Clone, Debug, PartialEq)]
@@ -341,7 +344,7 @@ pub trait Transport: Rma + Mapping + Signals + Expecting + Diagnostics + Send {
         Ok(false)
     }
 
-    /// Takes back all memory that sends and puts of this rank may still read, and peers (clause
+    /// Takes back all memory that sends and puts of this rank, or its peers, may still read (clause
     /// 18): its owner gets it back now.
     fn withdraw(&mut self);
 
@@ -377,6 +380,22 @@ pub trait Transport: Rma + Mapping + Signals + Expecting + Diagnostics + Send {
     /// When [`Transport::poll`] must be called again even if nothing arrives.
     fn next_timeout(&self) -> Option<Time> {
         None
+    }
+}
+
+/// How long a transport that is dropped goes on with leaving.
+const LEAVE_LOOKS: u32 = 200;
+const LEAVE_PAUSE: Duration = Duration::from_millis(5);
+
+/// Does this until it says that it is done, and for a second at most.
+fn do_until_done(mut step: impl FnMut() -> bool) {
+    for look in 0..LEAVE_LOOKS {
+        if step() {
+            return;
+        }
+        if look > 0 {
+            std::thread::sleep(LEAVE_PAUSE);
+        }
     }
 }
 

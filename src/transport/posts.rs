@@ -1,6 +1,7 @@
 //! What providers do alike with posts: checks before they are accepted, puts and gets in memory of
 //! this process, and how posts end.
 
+use super::buffers::Buffers;
 use super::{Atomic, Completion, Event, Outcome, PostError};
 use crate::kernel;
 use crate::memory::View;
@@ -67,7 +68,7 @@ pub(super) fn change_here(place: Option<View>, what: Atomic, result: View) -> Ou
 #[derive(Debug, Default)]
 pub(super) struct Ends {
     events: Vec<Event>,
-    pub spare: Vec<Vec<u8>>,
+    pub spare: Buffers,
 }
 
 impl Ends {
@@ -105,8 +106,7 @@ impl Ends {
 
     /// Copies the bytes of a message whose receive is not posted yet.
     pub fn copy(&mut self, source: View) -> Vec<u8> {
-        let mut copied = self.spare.pop().unwrap_or_default();
-        copied.resize(source.len_bytes(), 0);
+        let mut copied = self.spare.take(source.len_bytes());
         kernel::read(source, 0, &mut copied);
         copied
     }

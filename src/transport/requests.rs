@@ -1,5 +1,5 @@
-//! [`Requests`]: what a rank has asked of a peer that answers by a number: gets and atomic
-//! operations.
+//! [`Requests`]: gets and atomic operations that a rank has asked a peer for. The answer names the
+//! request by a number.
 
 use super::PostError;
 use crate::memory::View;

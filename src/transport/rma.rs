@@ -58,7 +58,7 @@ impl Atomic {
         }
     }
 
-    /// The other way round.
+    /// The operation with these operands.
     pub(super) fn of_operands(compare: Option<u64>, operand: u64) -> Atomic {
         compare.map_or(Atomic::FetchAdd(operand), |compare| Atomic::CompareSwap {
             compare,
@@ -68,7 +68,7 @@ impl Atomic {
 
     /// By this processor; what was there.
     pub(super) fn apply(self, word: &AtomicU64) -> u64 {
-        // What was stored before it is seen by anyone who sees its result, and the other way round.
+        // A rank that sees its result sees what was stored before it, and the other way round.
         match self {
             Atomic::FetchAdd(add) => word.fetch_add(add, Ordering::AcqRel),
             Atomic::CompareSwap { compare, swap } => {

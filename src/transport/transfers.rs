@@ -69,7 +69,7 @@ impl<T> Transfers<T> {
         id
     }
 
-    /// The number that the next one may get first.
+    /// The number of the next one, if it is free.
     pub fn next(&self) -> u64 {
         self.next
     }
@@ -100,7 +100,7 @@ impl<T> Transfers<T> {
         self.all.values().map(|entry| &entry.transfer)
     }
 
-    /// One can go on, behind those that already can.
+    /// Lets a transfer go on, behind those that already can.
     pub fn enqueue(&mut self, id: u64) {
         if let Some(entry) = self.all.get_mut(&id)
             && !std::mem::replace(&mut entry.is_queued, true)
@@ -109,7 +109,7 @@ impl<T> Transfers<T> {
         }
     }
 
-    /// One goes on before all others.
+    /// Lets a transfer go on before all others.
     pub fn enqueue_first(&mut self, id: u64) {
         if let Some(entry) = self.all.get_mut(&id) {
             if std::mem::replace(&mut entry.is_queued, true) {
@@ -149,7 +149,7 @@ impl<T> Transfers<T> {
         Some(id)
     }
 
-    /// None goes on; what else follows from that for each.
+    /// Lets none go on, and does `then` to each.
     pub fn stop(&mut self, mut then: impl FnMut(&mut T)) {
         self.queue.clear();
         for entry in self.all.values_mut() {

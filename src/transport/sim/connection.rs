@@ -174,7 +174,7 @@ impl State {
         }
     }
 
-    /// A rank that left comes back with nothing but its name.
+    /// A rank that left comes back, without regions and connections.
     pub(super) fn enter(&mut self, rank: Rank) -> u64 {
         let state = self.rank(rank);
         assert!(!state.is_alive, "rank {rank} has a transport already");

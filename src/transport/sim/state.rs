@@ -240,18 +240,18 @@ impl Side {
         arrival_ns: [0; 2],
     };
 
-    /// Takes part in its epoch, as far as it knows.
+    /// Whether it takes part in its epoch, as far as it knows.
     pub(super) fn is_up(&self) -> bool {
         matches!(self.phase, Phase::Connecting | Phase::Connected)
     }
 
-    /// Will still be told that its epoch has ended.
+    /// Whether it will still be told that its epoch has ended.
     pub(super) fn is_live(&self) -> bool {
         self.is_up() || self.phase == Phase::Broken
     }
 }
 
-/// A time that does not come.
+/// A time that never comes.
 pub(super) const NEVER: u64 = u64::MAX;
 
 /// A registered region.
@@ -266,7 +266,7 @@ pub(super) struct Registered {
 /// One rank.
 #[derive(Debug)]
 pub(super) struct RankState {
-    /// Has a transport that was neither dropped nor killed.
+    /// It has a transport that was neither dropped nor killed.
     pub(super) is_alive: bool,
     /// It leaves with this word as soon as nothing of it is under way, and does nothing any more.
     pub(super) leaving: Option<u64>,

@@ -150,7 +150,7 @@ impl State {
             }
             return;
         }
-        // Nothing moves on a connection that has ended at either side; who waits for it will be
+        // Nothing moves on a connection that has ended at either side. A rank that waits for it is
         // told.
         if !self.is_open(id.rank, peer, epoch) {
             return;

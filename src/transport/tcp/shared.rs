@@ -2,9 +2,9 @@
 
 use super::pace::Pace;
 use super::socket::Refused;
-use super::staging::Staging;
 use crate::memory::Region;
 use crate::time::Time;
+use crate::transport::buffers::Buffers;
 use crate::transport::posts::Ends;
 use crate::transport::registry::Registry;
 use crate::types::Rank;
@@ -28,7 +28,8 @@ pub struct Shared {
     pub epoll: Arc<OwnedFd>,
     /// Takes bytes that nobody wants.
     pub void: Vec<u8>,
-    pub staging: Staging,
+    /// For chunks that come before their receives.
+    pub staging: Buffers,
     /// How fast bytes may leave, if that is limited.
     pub pace: Option<Pace>,
     pub now: Time,

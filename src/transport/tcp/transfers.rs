@@ -94,7 +94,7 @@ pub struct Cut {
     pub piece: Piece,
     pub frame: Frame,
     pub view: View,
-    /// It is among the last of its transfer, or was lost once.
+    /// It is among the last pieces of its transfer, whose end waits for their acknowledgement.
     pub is_urgent: bool,
 }
 
@@ -174,8 +174,8 @@ impl Transfers {
         self.under_way.enqueue(transfer);
     }
 
-    /// Starts a message that its receiver asks for: its memory may end once it is over, so that
-    /// nobody else decides that.
+    /// Starts a message that its receiver asks for. A request that is wrong is refused: a message
+    /// that has ended may have lost its memory.
     pub fn start_asked(&mut self, transfer: u64) -> Result<(), String> {
         self.check_unasked(transfer)?;
         self.start(transfer);

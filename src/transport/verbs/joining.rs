@@ -445,7 +445,7 @@ impl VerbsTransport {
         self.end(rank, Event::PeerFailed(rank, cause.into()));
     }
 
-    /// A peer is over; the news first, then what follows from it.
+    /// A peer is over: the event comes first, then the ends of what was outstanding.
     fn end(&mut self, rank: Rank, event: Event) {
         let peer = &mut self.peers[rank as usize];
         let was_expected = peer.take_expected();

@@ -71,6 +71,7 @@ pub use select::{check, probe};
 use super::loopback::Loopback;
 use super::posts::{Accepted, Ends, PeerState};
 use super::registry::Registry;
+use super::sleeping::readable_with;
 use super::{Capabilities, Event, Transport, WaitSource};
 use crate::config::VerbsSettings;
 use crate::error::{Error, Result};
@@ -85,12 +86,10 @@ use linerate_verbs_sys::Completion;
 use linerate_verbs_sys::raw::ibv_wc_status;
 use pair::Fault;
 use peer::Peer;
-use rustix::event::epoll;
 use shared::{Counts, Shared};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Longest message, put or get.
 const TOTAL_BYTES_MAX: u64 = 1 << 48;
@@ -99,9 +98,6 @@ const BATCHES_MAX: usize = 8;
 /// Polls between two looks at the control transport, which cost system calls, while every pair is
 /// up.
 const CONTROL_POLLS: u32 = 1024;
-/// How long dropping waits for what was posted to arrive.
-const LEAVE_LOOKS: u32 = 200;
-const LEAVE_PAUSE: Duration = Duration::from_millis(5);
 
 /// The `verbs` provider of one rank.
 pub struct VerbsTransport {
@@ -148,14 +144,11 @@ impl VerbsTransport {
                 "verbs over a control transport without a descriptor",
             ));
         };
-        let ready = epoll::create(epoll::CreateFlags::CLOEXEC)
-            .map_err(|e| Error::os("making an epoll descriptor", e))?;
-        let of_rails = rails.iter().flat_map(Rail::descriptors);
-        for descriptor in of_rails.chain([inner.as_fd()]) {
-            let token = epoll::EventData::new_u64(0);
-            epoll::add(&ready, descriptor, token, epoll::EventFlags::IN)
-                .map_err(|e| Error::os("waiting for completion channels", e))?;
-        }
+        let descriptors = rails
+            .iter()
+            .flat_map(Rail::descriptors)
+            .chain([inner.as_fd()]);
+        let ready = readable_with(descriptors, 0, "completion channels")?;
         if is_debugging {
             for line in choice.to_string().lines() {
                 super::say(rank, &format!("verbs: {line}"));
@@ -465,19 +458,13 @@ impl Drop for VerbsTransport {
         if self.is_leaving {
             return;
         }
-        let mut events = Vec::new();
-        for look in 0..LEAVE_LOOKS {
-            let now = self.shared.now;
+        let (now, mut events) = (self.shared.now, Vec::new());
+        super::do_until_done(|| {
             self.poll(now, &mut events);
             self.poll_slow(now, &mut events);
             events.clear();
-            if self.go_on_leaving(0) {
-                return;
-            }
-            if look > 0 {
-                std::thread::sleep(LEAVE_PAUSE);
-            }
-        }
+            self.go_on_leaving(0)
+        });
         if !self.is_leaving {
             self.say_goodbye();
         }

@@ -39,7 +39,7 @@ pub struct Tree {
 pub struct Device {
     /// As verbs call it, such as mlx5_0.
     pub name: String,
-    /// It is a driver's alone (Soft-RoCE, siw), without hardware of its own.
+    /// A driver makes it (Soft-RoCE, siw); it has no hardware of its own.
     pub is_software: bool,
     /// What it is to RDMA, as the kernel writes it: `1: CA` (InfiniBand and RoCE), `4: RNIC`
     /// (iWARP), `7: unspecified` (EFA).

@@ -82,7 +82,7 @@ impl Transfer {
 /// Long transfers under way to one peer; their numbers fit immediate data.
 pub type Transfers = transfers::Transfers<Transfer>;
 
-/// No transfer yet.
+/// The transfers of a new peer.
 pub fn none() -> Transfers {
     Transfers::new(u64::from(VALUE_MASK))
 }
@@ -99,14 +99,14 @@ impl Transfers {
         written.any(|t| t.has_end || t.is_under_way())
     }
 
-    /// One can go on, if it is known where it goes.
+    /// Lets a transfer go on, if it is known where it goes.
     pub fn make_busy(&mut self, id: u64) {
         if self.get(id).is_some_and(|t| t.target.is_some()) {
             self.enqueue(id);
         }
     }
 
-    /// All can go on of which it is known where they go.
+    /// Lets all transfers go on of which it is known where they go.
     pub fn make_all_busy(&mut self) {
         for id in self.ids(|t| t.target.is_some()) {
             self.enqueue(id);
@@ -124,7 +124,7 @@ impl Transfers {
         });
     }
 
-    /// The end of one did not come.
+    /// The end of a transfer did not come.
     pub fn give_back_end(&mut self, id: u64, offset: u64, bytes: u64) {
         if let Some(transfer) = self.get_mut(id) {
             transfer.has_end = false;

@@ -23,7 +23,8 @@ const STREAM_BYTES_MAX: usize = 8 << 20;
 const SENDS_MAX: usize = 8;
 /// A rank tells what has come at the latest after this many chunks of a rail.
 const TELL_CHUNKS: u64 = 4;
-/// Puts as long as a signal are acknowledged in passing: nobody waits for their completion.
+/// Puts of at most this many bytes are signals. They are acknowledged in passing, because no
+/// operation waits for their completion.
 const SIGNAL_BYTES: usize = 64;
 
 const _: () = assert!(STREAM_BYTES >= 4 * TELL_STREAM_BYTES as usize);
@@ -223,7 +224,7 @@ impl Peer {
         }
     }
 
-    /// The rank sleeps on nothing: wakes the peer, unless something on its way does.
+    /// Wakes the peer, unless something on its way does.
     pub fn notify(&mut self, shared: &Shared) {
         if self.stream.end() == self.notified && self.has_room().is_ok() {
             self.push_control(shared, Frame::Nothing);

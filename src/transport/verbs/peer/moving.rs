@@ -178,7 +178,7 @@ impl Peer {
             link.has_room() && link.pieces < PIECES_UNDER_WAY && link.outstanding_bytes < window
         };
         let open = self.pair.links().filter(has_room);
-        // Only those of one device are at once for each other.
+        // Atomic operations are atomic only among those of one device.
         let is_bound = transfer.atomic.is_some();
         let open = open.filter(|link| !is_bound || link.rail == lead);
         let rail = choose_rail(open.map(|link| (link.rail, link.outstanding_bytes)));

@@ -116,7 +116,7 @@ impl Peer {
         }
     }
 
-    /// A line for a region of this rank.
+    /// A put that came as a record: this processor copies it into a region of this rank.
     fn handle_put(
         &mut self,
         position: u64,
