@@ -28,8 +28,8 @@ pub trait Mapping {
     }
 
     /// Whether a peer has withdrawn its memory: then what was read of it through a view of
-    /// [`Mapping::mapped`] may have changed since. It is asked after the last read; a rank that is told so
-    /// finds the messages that the peer had sent before.
+    /// [`Mapping::mapped`] may have changed since. It is asked after the last read; a rank that is
+    /// told so finds the messages that the peer had sent before.
     fn has_withdrawn(&self, _peer: Rank) -> bool {
         false
     }
@@ -101,7 +101,8 @@ impl PortInUse {
     }
 }
 
-/// What a transport says of itself, for people, errors and tests. The data path asks for none of it.
+/// What a transport says of itself, for people, errors and tests. The data path asks for none of
+/// it.
 pub trait Diagnostics {
     /// Ports of RDMA devices in use; empty where there is none.
     fn ports(&self) -> Vec<PortInUse> {

@@ -1,5 +1,5 @@
-//! What ranks of several hosts use between their hosts, if no setting says it: RDMA where every rank
-//! has a device for it, else connections. Each rank says what it has when the ranks meet, and
+//! What ranks of several hosts use between their hosts, if no setting says it: RDMA where every
+//! rank has a device for it, else connections. Each rank says what it has when the ranks meet, and
 //! rank 0 decides for all ([`agree`]).
 
 use super::Options;

@@ -48,13 +48,13 @@
 //!     ([`Signals::want_signals`]). A wake-up is never lost, and may be spurious.
 //! 18. After [`Transport::withdraw`] no earlier send or put reads memory of its caller, neither
 //!     does the kernel or a device for it, and what its peer reads there itself, mapped or out of
-//!     this process, does not count. Each that has not completed completes as [`Outcome::Cancelled`], or
-//!     goes on from a copy. The peer receives such a message as it was or never, and its receive
-//!     goes on waiting then; part of it, or of a put, may be in the destination. What had been sent
-//!     from copies, as all short messages are, still arrives. A peer that reads this rank's regions
-//!     through [`Mapping::mapped`] is told so when it asks after its last read
-//!     ([`Mapping::has_withdrawn`]); one that gets from them gets what is there. This call alone
-//!     may wait, for some milliseconds, where a device is sending.
+//!     this process, does not count. Each that has not completed completes as
+//!     [`Outcome::Cancelled`], or goes on from a copy. The peer receives such a message as it was
+//!     or never, and its receive goes on waiting then; part of it, or of a put, may be in the
+//!     destination. What had been sent from copies, as all short messages are, still arrives. A
+//!     peer that reads this rank's regions through [`Mapping::mapped`] is told so when it asks
+//!     after its last read ([`Mapping::has_withdrawn`]); one that gets from them gets what is
+//!     there. This call alone may wait, for some milliseconds, where a device is sending.
 //! 19. [`Transport::inject`] is a send that has completed when it is accepted: no completion
 //!     follows, and the source may be reused. Where it says no, nothing has happened, and the
 //!     message is posted.

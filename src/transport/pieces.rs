@@ -1,5 +1,5 @@
-//! [`Pieces`]: what of a long transfer is still to be moved; and how long the next piece is, and over
-//! which rail it goes.
+//! [`Pieces`]: what of a long transfer is still to be moved; and how long the next piece is, and
+//! over which rail it goes.
 
 /// The least piece into which a transfer is cut to occupy several rails: 64 KiB take 5 us at 100
 /// Gbit/s, more than a post or a system call.

@@ -352,8 +352,8 @@ impl TcpTransport {
         self.refresh_active();
     }
 
-    /// Reads what still comes on closed connections: a socket that is closed with unread bytes drops
-    /// what it has not sent.
+    /// Reads what still comes on closed connections: a socket that is closed with unread bytes
+    /// drops what it has not sent.
     fn drain_closing(&mut self) {
         let void = &mut self.shared.void;
         self.closing.retain(|socket| {

@@ -13,8 +13,8 @@
 //!   device may write a line in parts. Words are writes again; on request plain ones, of which the
 //!   owner hears nothing.
 //! * Atomic operations are records too, and done by the owner's processor (`peer/asking.rs`).
-//! * Pieces go over the rail with the least under way (`../pieces.rs`); records over one of them, the
-//!   *lead*.
+//! * Pieces go over the rail with the least under way (`../pieces.rs`); records over one of them,
+//!   the *lead*.
 //! * Queue pairs are found through a control transport, another provider that is given to this one:
 //!   it proves that a peer belongs to the job, survives cuts, and notices deaths. When a queue pair
 //!   fails, both sides end all of theirs, say what has come, and begin the next *generation*

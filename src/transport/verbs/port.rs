@@ -106,7 +106,7 @@ impl Port {
     pub fn refresh(&mut self, state: Option<ibv_port_attr>) {
         if let Some(state) = state {
             self.is_active = state.state == ibv_port_state::IBV_PORT_ACTIVE;
-            // The subnet manager may have given it another one while it was down.
+            // The subnet may have given it another LID while it was down.
             self.lid = state.lid;
         }
         if self.is_active {

@@ -163,8 +163,8 @@ impl ReceiveRing {
         self.received as u32 & VALUE_MASK
     }
 
-    /// Whether the peer should be told now: half of the ring was not told, or the peer waits for any
-    /// of it.
+    /// Whether the peer should be told now: half of the ring was not told, or the peer waits for
+    /// any of it.
     #[inline]
     pub fn is_due(&self, is_awaited: bool) -> bool {
         let untold = self.received - self.told;

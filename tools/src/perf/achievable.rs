@@ -1,5 +1,5 @@
-//! What the wire of a port can carry at best: payload after everything that travels with it, so that
-//! a measured bandwidth can be given as a share of what is possible.
+//! What the wire of a port can carry at best: payload after everything that travels with it, so
+//! that a measured bandwidth can be given as a share of what is possible.
 //!
 //! What depends on time is left out (pauses, credits, acknowledgements of the other direction), so
 //! that nothing can be faster, and nothing quite reaches it.

@@ -46,8 +46,8 @@ impl From<String> for Loss {
 pub struct Peer {
     rank: Rank,
     state: PeerState,
-    /// It has said goodbye with this word, and is read no more. The event follows with the next slow
-    /// look, so that operations for which the peer has done its part can end well.
+    /// It has said goodbye with this word, and is read no more. The event follows with the next
+    /// slow look, so that operations for which the peer has done its part can end well.
     left: Option<u64>,
     rails: Rails,
     stream: Stream,

@@ -1,8 +1,9 @@
 //! Atomic operations by the processor of the word's owner: a record asks, another one answers.
 //!
 //! Positions of the ring come exactly once, also where queue pairs are replaced, so that these
-//! operations are done exactly once. A device does them faster, but not at once with what processors do, nor does
-//! it know after a fault whether it has done them: [`VerbsSettings::has_device_atomics`].
+//! operations are done exactly once. A device does them faster, but not at once with what
+//! processors do, nor does it know after a fault whether it has done them:
+//! [`VerbsSettings::has_device_atomics`].
 //!
 //! [`VerbsSettings::has_device_atomics`]: crate::config::VerbsSettings::has_device_atomics
 

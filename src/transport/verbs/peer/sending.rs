@@ -57,9 +57,9 @@ impl Peer {
         self.is_free() && self.outbox.is_posted() && self.pair.lead_link().is_some_and(is_open)
     }
 
-    /// Lets what a post has added leave: at once where nothing else is under way or waits, otherwise
-    /// together with what follows, with the next poll. It tells counters, so that it is not called
-    /// while a record is handled.
+    /// Lets what a post has added leave: at once where nothing else is under way or waits,
+    /// otherwise together with what follows, with the next poll. It tells counters, so that it is
+    /// not called while a record is handled.
     fn hand_over(&mut self, shared: &mut Shared) {
         match self.is_free() && self.pair.lead_link().is_some_and(|link| link.is_idle()) {
             true => {
