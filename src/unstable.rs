@@ -77,20 +77,10 @@ pub mod transport {
 }
 
 pub mod verbs {
-    pub use crate::transport::verbs::check;
-
-    pub mod achievable {
-        pub use crate::transport::verbs::achievable::{
-            Achievable, Bus, Carrier, Wire, pcie_gigabits, wire_gigabits,
-        };
-    }
+    pub use crate::transport::verbs::{Fabric, check};
 
     pub mod choose {
         pub use crate::transport::verbs::choose::{Choice, Wish, choose};
-    }
-
-    pub mod gid {
-        pub use crate::transport::verbs::gid::GidKind;
     }
 
     pub mod sysfs {

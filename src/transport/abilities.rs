@@ -28,8 +28,8 @@ pub trait Mapping {
     }
 
     /// Whether a peer has withdrawn its memory: then what was read of it through a view of
-    /// [`Mapping::mapped`] may be of later. It is asked after the last read; a rank that is told so
-    /// finds the messages that the peer had sent before.
+    /// [`Mapping::mapped`] may have changed since. It is asked after the last read; a rank that is
+    /// told so finds the messages that the peer had sent before.
     fn has_withdrawn(&self, _peer: Rank) -> bool {
         false
     }
@@ -71,8 +71,8 @@ pub trait Expecting {
     fn call(&mut self, _peer: Rank) {}
 }
 
-/// A port of a device that traffic goes over, for people and for those who compare with what it can
-/// carry.
+/// A port of a device that traffic goes over, for people and for tools that compare bandwidth with
+/// what it can carry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortInUse {
     /// As the kernel names it.
@@ -101,8 +101,8 @@ impl PortInUse {
     }
 }
 
-/// What a transport says of itself, for people, errors and tests; nothing of it is for the data
-/// path.
+/// What a transport says of itself, for people, errors and tests. The data path asks for none of
+/// it.
 pub trait Diagnostics {
     /// Ports of RDMA devices in use; empty where there is none.
     fn ports(&self) -> Vec<PortInUse> {

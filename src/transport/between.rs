@@ -1,4 +1,4 @@
-//! What ranks of several hosts use between their hosts, if nobody has said it: RDMA where every
+//! What ranks of several hosts use between their hosts, if no setting says it: RDMA where every
 //! rank has a device for it, else connections. Each rank says what it has when the ranks meet, and
 //! rank 0 decides for all ([`agree`]).
 
@@ -12,11 +12,11 @@ pub type Offer = Result<Fabric, String>;
 /// What is used between hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Agreed {
-    /// Else connections.
+    /// RDMA is used; otherwise connections are.
     pub is_verbs: bool,
-    /// For people.
+    /// Why, in words for people.
     pub reason: String,
-    /// Some have a device, and others keep them from using it.
+    /// Some ranks have a device and cannot use it, because others have none that fits.
     pub is_pity: bool,
 }
 

@@ -3,10 +3,10 @@
 /// How the cause of an [`Event::PeerFailed`](super::Event::PeerFailed) begins where the end of the
 /// peer's process was seen on its own host.
 pub const ENDED: &str = "its process ended";
-/// How it begins where the peer has said goodbye.
+/// How the cause begins where the peer has said goodbye.
 pub const LEFT: &str = "it has left";
-/// How it begins where nothing leads to the peer, which may live behind a link that is cut or a
-/// firewall.
+/// How the cause begins where the peer could not be reached. It may live behind a link that is cut
+/// or a firewall.
 pub const UNREACHABLE: &str = "it cannot be reached";
 
 /// Whether a peer that has failed for this cause is certain not to go on. After any other cause it

@@ -1,40 +1,86 @@
-//! [`Credits`]: how many messages of each class of tags two ranks have sent each other, and how
-//! many of them have met receives: a sender keeps within [`MESSAGES_PER_PEER`] (clause 7).
-//!
-//! Counts are modulo 2^16, which is far more than may be on the way.
+//! [`Ledger`]: how much of one thing two ranks have sent each other, and how much of that has met
+//! receives; and [`Credits`], the ledgers of messages, by which a sender keeps within
+//! [`MESSAGES_PER_PEER`] of each class of tags (clause 7).
 
 use super::posts::Accepted;
 use super::{PostError, TAG_CLASSES};
 use crate::limits::MESSAGES_PER_PEER;
 
-/// Messages of each class, modulo 2^16.
+/// Messages of each class that a rank has matched, modulo 2^16, which is far more than may be on
+/// the way.
 pub(super) type Counts = [u16; TAG_CLASSES];
 
 /// A rank tells after this many matches of a class.
-const TELL_MATCHES: u16 = MESSAGES_PER_PEER as u16 / 4;
+const TELL_MATCHES: u64 = MESSAGES_PER_PEER as u64 / 4;
 
-/// The counts of both directions between this rank and one peer.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Credits {
-    /// Messages sent to the peer, and those that it has matched, as far as is known.
-    sent: Counts,
-    sent_matched: Counts,
-    /// Messages of the peer that were matched here, and those that it was told of.
-    matched: Counts,
-    told: Counts,
+/// What this rank and one peer have sent each other, and matched.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Ledger {
+    /// Sent to the peer, and of that matched there, as far as is known.
+    sent: u64,
+    sent_matched: u64,
+    /// Of what the peer sent: matched here, and how much of that the peer was told of.
+    matched: u64,
+    told: u64,
 }
+
+impl Ledger {
+    /// What was sent and is not matched yet, as far as is known.
+    #[inline]
+    pub fn backlog(&self) -> u64 {
+        self.sent - self.sent_matched
+    }
+
+    #[inline]
+    pub fn note_sent(&mut self, amount: u64) {
+        self.sent += amount;
+    }
+
+    /// The peer has matched this much so far. What is old changes nothing.
+    pub fn handle_told(&mut self, matched: u64) -> Result<(), String> {
+        if matched > self.sent {
+            return Err(format!(
+                "it has matched {matched} bytes, more than were sent"
+            ));
+        }
+        self.sent_matched = self.sent_matched.max(matched);
+        Ok(())
+    }
+
+    #[inline]
+    pub fn note_matched(&mut self, amount: u64) {
+        self.matched += amount;
+    }
+
+    /// What was matched here so far, which the peer is being told of.
+    #[inline]
+    pub fn tell(&mut self) -> u64 {
+        self.told = self.matched;
+        self.matched
+    }
+
+    /// What was matched here and the peer was not told of.
+    #[inline]
+    pub fn untold(&self) -> u64 {
+        self.matched - self.told
+    }
+}
+
+/// The ledgers of messages with one peer, by class of tags.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Credits([Ledger; TAG_CLASSES]);
 
 impl Credits {
     /// Messages of this class that the peer has not matched yet, as far as is known.
     #[inline]
-    pub fn backlog(&self, class: usize) -> u16 {
-        self.sent[class].wrapping_sub(self.sent_matched[class])
+    pub fn backlog(&self, class: usize) -> u32 {
+        self.0[class].backlog() as u32
     }
 
     /// Whether the peer holds another message of this class.
     #[inline]
     pub fn check(&self, class: usize) -> Accepted {
-        match self.backlog(class) >= MESSAGES_PER_PEER as u16 {
+        match self.backlog(class) >= MESSAGES_PER_PEER {
             true => Err(PostError::WouldBlock),
             false => Ok(()),
         }
@@ -43,16 +89,17 @@ impl Credits {
     /// A message of this class was sent.
     #[inline]
     pub fn note_sent(&mut self, class: usize) {
-        self.sent[class] = self.sent[class].wrapping_add(1);
+        self.0[class].note_sent(1);
     }
 
     /// The peer has matched this many messages of a class so far. A count that is old, as one that
     /// was sent once more may be, or that cannot be right changes nothing.
     #[inline]
     pub fn handle_told(&mut self, class: usize, count: u16) {
-        let news = count.wrapping_sub(self.sent_matched[class]);
-        if news <= self.backlog(class) {
-            self.sent_matched[class] = count;
+        let ledger = &mut self.0[class];
+        let news = u64::from(count.wrapping_sub(ledger.sent_matched as u16));
+        if news <= ledger.backlog() {
+            ledger.sent_matched += news;
         }
     }
 
@@ -66,34 +113,33 @@ impl Credits {
 
     /// A message of the peer was matched here; how many of its class so far.
     #[inline]
-    pub fn count_match(&mut self, class: usize) -> u16 {
-        self.matched[class] = self.matched[class].wrapping_add(1);
-        self.matched[class]
+    pub fn count_match(&mut self, class: usize) -> u64 {
+        self.0[class].note_matched(1);
+        self.0[class].matched
     }
 
     /// Matches of all classes, which the peer is being told of.
     #[inline]
     pub fn tell(&mut self) -> Counts {
-        self.told = self.matched;
-        self.matched
+        std::array::from_fn(|class| self.tell_class(class))
     }
 
     /// Matches of one class, which the peer is being told of.
+    #[inline]
     pub fn tell_class(&mut self, class: usize) -> u16 {
-        self.told[class] = self.matched[class];
-        self.matched[class]
+        self.0[class].tell() as u16
     }
 
     /// Whether there are matches of this class that the peer was not told of.
     #[inline]
     pub fn has_untold(&self, class: usize) -> bool {
-        self.matched[class] != self.told[class]
+        self.0[class].untold() > 0
     }
 
     /// Whether there are enough of them that it should be told now.
     #[inline]
     pub fn is_due(&self, class: usize) -> bool {
-        self.matched[class].wrapping_sub(self.told[class]) >= TELL_MATCHES
+        self.0[class].untold() >= TELL_MATCHES
     }
 }
 
@@ -142,9 +188,22 @@ mod tests {
         assert_eq!((credits.is_due(3), credits.has_untold(3)), (false, true));
         credits.count_match(3);
         assert!(credits.is_due(3));
-        assert_eq!(credits.tell(), [0, 0, 0, TELL_MATCHES]);
+        assert_eq!(credits.tell(), [0, 0, 0, TELL_MATCHES as u16]);
         assert!(!credits.has_untold(3) && !credits.is_due(3));
         credits.count_match(2);
         assert_eq!((credits.tell_class(2), credits.has_untold(2)), (1, false));
+    }
+
+    #[test]
+    fn what_is_told_once_more_changes_nothing_and_what_cannot_be_is_refused() {
+        let mut bytes = Ledger::default();
+        bytes.note_sent(100);
+        bytes.handle_told(60).unwrap();
+        bytes.handle_told(10).unwrap();
+        assert_eq!(bytes.backlog(), 40);
+        let text = bytes.handle_told(101).unwrap_err();
+        assert!(text.contains("more than were sent"), "{text}");
+        bytes.note_matched(25);
+        assert_eq!((bytes.untold(), bytes.tell(), bytes.untold()), (25, 25, 0));
     }
 }

@@ -10,7 +10,7 @@ use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
 use crate::memory::View;
 use crate::types::Rank;
 
-/// A message that lies where it was sent from, and the token of its send.
+/// A message that was not copied: where it lies, and the token of its send.
 #[derive(Clone, Copy, Debug)]
 struct Lying {
     source: View,
@@ -26,7 +26,7 @@ pub(super) struct Loopback {
 }
 
 impl Loopback {
-    /// That of this rank.
+    /// The loopback of this rank.
     pub fn new(rank: Rank) -> Loopback {
         Loopback {
             rank,
@@ -35,7 +35,7 @@ impl Loopback {
         }
     }
 
-    /// Sends a message; without a token nobody hears of its end, and it is copied.
+    /// Sends a message; without a token it has no completion, and is copied.
     pub fn send(
         &mut self,
         (tag, header): (u64, u64),
@@ -81,24 +81,18 @@ impl Loopback {
             destination,
             token,
         };
-        match self.matching.meet(self.rank, &posted, ends) {
-            Met::Nothing if self.is_over => return Err(PostError::PeerFailed),
-            Met::Nothing => self.matching.post(posted),
-            Met::Whole(_) => {}
-            Met::Far(Lying { source, token }, header) => {
-                posted.deliver(self.rank, header, source, ends);
-                let bytes = source.len_bytes() as u64;
-                ends.complete(self.rank, token, Outcome::Done, bytes, 0);
-            }
+        let met = (self.matching).receive(self.rank, posted, self.is_over, ends)?;
+        if let Met::Far(Lying { source, token }, header) = met {
+            posted.deliver(self.rank, header, source, ends);
+            let bytes = source.len_bytes() as u64;
+            ends.complete(self.rank, token, Outcome::Done, bytes, 0);
         }
         Ok(())
     }
 
     /// Ends the receive with this token, if it waits.
     pub fn cancel(&mut self, token: u64, ends: &mut Ends) {
-        if self.matching.cancel(token) {
-            ends.complete(self.rank, token, Outcome::Cancelled, 0, 0);
-        }
+        self.matching.cancel(self.rank, token, ends);
     }
 
     /// Messages of this tag's class that wait for receives.
@@ -108,8 +102,7 @@ impl Loopback {
 
     /// The first message that waits and is meant: the rank, its tag and its header.
     pub fn find(&self, is_meant: &mut dyn FnMut(u64, u64) -> bool) -> Option<(Rank, u64, u64)> {
-        let found = self.matching.find(is_meant);
-        found.map(|(tag, header)| (self.rank, tag, header))
+        self.matching.find(self.rank, is_meant)
     }
 
     /// Ends the sends whose messages lie where they were sent from.
@@ -164,17 +157,7 @@ mod tests {
     use super::*;
     use crate::kernel;
     use crate::memory::Region;
-    use crate::transport::Event;
-
-    fn ended(ends: &mut Ends) -> Vec<(u64, Outcome, u64)> {
-        let mut events = Vec::new();
-        ends.take(&mut events);
-        let ended = events.into_iter().map(|event| match event {
-            Event::Completion(end) => (end.token, end.outcome, end.header),
-            other => panic!("{other:?}"),
-        });
-        ended.collect()
-    }
+    use crate::transport::test_posts::ended;
 
     const LONG: usize = INLINE_BYTES_MAX + 8;
 

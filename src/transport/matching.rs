@@ -1,13 +1,13 @@
-//! The matching of messages in providers, [`Matching`]: receives of one peer's messages meet what
-//! comes, by tag and in order, for providers whose owner matches.
+//! [`Matching`], the matching of messages in `shm`, `tcp`, `verbs` and with the rank itself:
+//! receives of one peer's messages meet what comes, by tag and in order.
 //!
 //! `F` says where the bytes of a message are that were not copied. The provider gets them.
 
 use super::posts::Ends;
-use super::{Outcome, TAG_CLASSES, tag_class};
+use super::{Outcome, PostError, TAG_CLASSES, tag_class};
 use crate::kernel;
 use crate::limits::MESSAGES_PER_PEER;
-use crate::memory::View;
+use crate::memory::{View, abort_on_unwind, view_of_slice};
 use crate::types::Rank;
 use std::collections::VecDeque;
 
@@ -20,32 +20,17 @@ pub(super) struct Posted {
 }
 
 impl Posted {
-    /// Ends it with a message that is here; the bytes that were copied.
+    /// Ends the receive with a message whose bytes are here; how many were copied.
     #[inline]
     pub fn deliver(&self, peer: Rank, header: u64, source: View, ends: &mut Ends) -> u64 {
         let bytes = source.len_bytes();
-        let fits = bytes <= self.destination.len_bytes();
-        if fits {
-            kernel::copy(source, self.destination.part(0, bytes));
-        }
-        self.end(peer, header, bytes, fits, ends)
-    }
-
-    /// Ends it with a message whose bytes nobody else can see; the bytes that were copied.
-    #[inline]
-    pub fn deliver_bytes(&self, peer: Rank, header: u64, source: &[u8], ends: &mut Ends) -> u64 {
-        let fits = source.len() <= self.destination.len_bytes();
-        if fits {
-            kernel::write(self.destination, 0, source);
-        }
-        self.end(peer, header, source.len(), fits, ends)
-    }
-
-    fn end(&self, peer: Rank, header: u64, bytes: usize, fits: bool, ends: &mut Ends) -> u64 {
-        let (outcome, copied) = match fits {
+        let (outcome, copied) = match bytes <= self.destination.len_bytes() {
             true => (Outcome::Done, bytes as u64),
             false => (Outcome::Truncated, 0),
         };
+        if outcome == Outcome::Done {
+            kernel::copy(source, self.destination.part(0, bytes));
+        }
         ends.complete(peer, self.token, outcome, bytes as u64, header);
         copied
     }
@@ -63,16 +48,16 @@ pub(super) struct Message<F> {
 #[derive(Debug)]
 pub(super) enum Payload<F> {
     Copied(Vec<u8>),
-    /// They are elsewhere, and were not copied.
+    /// The bytes are elsewhere, and were not copied.
     Far(F),
 }
 
 /// What a receive has met.
 #[derive(Debug)]
 pub(super) enum Met<F> {
-    /// Nothing yet: it is to be posted.
+    /// No message yet: the receive waits.
     Nothing,
-    /// A message that was here; both have ended, and this many bytes were copied.
+    /// A message whose bytes were here; both have ended, and this many bytes were copied.
     Whole(u64),
     /// A message with this header whose bytes are elsewhere.
     Far(F, u64),
@@ -108,7 +93,7 @@ impl<F> Matching<F> {
         self.posted.iter().map(|posted| posted.tag)
     }
 
-    /// A receive waits.
+    /// Lets a receive wait for its message.
     pub fn post(&mut self, posted: Posted) {
         self.posted.push_back(posted);
     }
@@ -133,19 +118,49 @@ impl<F> Matching<F> {
         self.messages.remove(at)
     }
 
-    /// Lets a receive meet what waits for it.
-    pub fn meet(&mut self, peer: Rank, posted: &Posted, ends: &mut Ends) -> Met<F> {
+    /// Lets a receive meet what waits for it, or wait itself; where the connection `is_over`,
+    /// nothing comes for it any more.
+    pub fn receive(
+        &mut self,
+        peer: Rank,
+        posted: Posted,
+        is_over: bool,
+        ends: &mut Ends,
+    ) -> Result<Met<F>, PostError> {
         let Some(message) = self.take_message(posted.tag) else {
-            return Met::Nothing;
+            if is_over {
+                return Err(PostError::PeerFailed);
+            }
+            self.post(posted);
+            return Ok(Met::Nothing);
         };
-        match message.payload {
+        Ok(match message.payload {
             Payload::Copied(bytes) => {
-                let copied = posted.deliver_bytes(peer, message.header, &bytes, ends);
-                ends.spare.push(bytes);
+                let source = view_of_slice(&bytes);
+                let copied = abort_on_unwind(|| posted.deliver(peer, message.header, source, ends));
+                ends.spare.give(bytes);
                 Met::Whole(copied)
             }
             Payload::Far(far) => Met::Far(far, message.header),
+        })
+    }
+
+    /// A message whose bytes are here meets the receive that waits for it, or is copied and waits
+    /// itself; whether it has met one, and how many bytes were copied.
+    #[inline]
+    pub fn arrive(
+        &mut self,
+        peer: Rank,
+        (tag, header): (u64, u64),
+        source: View,
+        ends: &mut Ends,
+    ) -> Result<(bool, u64), String> {
+        if let Some(posted) = self.take_posted(tag) {
+            return Ok((true, posted.deliver(peer, header, source, ends)));
         }
+        let copied = Payload::Copied(ends.copy(source));
+        self.keep(tag, header, copied)?;
+        Ok((false, source.len_bytes() as u64))
     }
 
     /// Keeps a message for a later receive; a sender that ignores its credits is refused.
@@ -165,10 +180,14 @@ impl<F> Matching<F> {
         Ok(())
     }
 
-    /// Takes back the receive with this token; false: it does not wait.
-    pub fn cancel(&mut self, token: u64) -> bool {
+    /// Ends the receive with this token; false: it does not wait.
+    pub fn cancel(&mut self, peer: Rank, token: u64, ends: &mut Ends) -> bool {
         let at = self.posted.iter().position(|p| p.token == token);
-        at.and_then(|at| self.posted.remove(at)).is_some()
+        let is_posted = at.and_then(|at| self.posted.remove(at)).is_some();
+        if is_posted {
+            ends.complete(peer, token, Outcome::Cancelled, 0, 0);
+        }
+        is_posted
     }
 
     /// Forgets the messages whose bytes are elsewhere and that are not to be kept.
@@ -183,14 +202,18 @@ impl<F> Matching<F> {
         });
     }
 
-    /// The first message that waits and is meant: its tag and header.
-    pub fn find(&self, is_meant: &mut dyn FnMut(u64, u64) -> bool) -> Option<(u64, u64)> {
-        let mut waiting = self.messages.iter().map(|m| (m.tag, m.header));
-        waiting.find(|&(tag, header)| is_meant(tag, header))
+    /// The first message that waits and is meant: this peer, its tag and its header.
+    pub fn find(
+        &self,
+        peer: Rank,
+        is_meant: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Option<(Rank, u64, u64)> {
+        let mut waiting = self.messages.iter().map(|m| (peer, m.tag, m.header));
+        waiting.find(|&(_, tag, header)| is_meant(tag, header))
     }
 
-    /// The connection ends: what had come whole, and what `is_kept` says of the rest, can be
-    /// received later. The tokens of the receives that wait.
+    /// The connection ends: messages that had come whole, and those of the rest that `is_kept`
+    /// names, can be received later. Gives the tokens of the receives that wait.
     pub fn flush(&mut self, is_kept: impl FnMut(&F) -> bool) -> Vec<u64> {
         self.retain_far(is_kept);
         self.posted.drain(..).map(|posted| posted.token).collect()
@@ -207,17 +230,7 @@ impl<F> Matching<F> {
 mod tests {
     use super::*;
     use crate::memory::Region;
-    use crate::transport::Event;
-
-    fn ended(ends: &mut Ends) -> Vec<(u64, Outcome, u64)> {
-        let mut events = Vec::new();
-        ends.take(&mut events);
-        let ended = events.into_iter().map(|event| match event {
-            Event::Completion(end) => (end.token, end.outcome, end.header),
-            other => panic!("{other:?}"),
-        });
-        ended.collect()
-    }
+    use crate::transport::test_posts::ended;
 
     fn posted(region: &Region, tag: u64, token: u64) -> Posted {
         Posted {
@@ -237,36 +250,39 @@ mod tests {
         }
         matching.keep(3, 30, Payload::Far(7)).unwrap();
         assert_eq!(matching.waiting(0), 4);
-        assert_eq!(matching.find(&mut |tag, _| tag == 2), Some((2, 20)));
+        assert_eq!(matching.find(7, &mut |tag, _| tag == 2), Some((7, 2, 20)));
         for (tag, header) in [(2, 20), (1, 10), (1, 11)] {
-            let met = matching.meet(0, &posted(&region, tag, 5), &mut ends);
-            assert!(matches!(met, Met::Whole(_)));
+            let met = matching.receive(0, posted(&region, tag, 5), true, &mut ends);
+            assert!(matches!(met, Ok(Met::Whole(_))));
             assert_eq!(ended(&mut ends), [(5, Outcome::Done, header)]);
             assert_eq!(
                 kernel::load::<u32>(region.view(), 0),
                 0x0101_0101 * header as u32
             );
         }
-        let met = matching.meet(0, &posted(&region, 3, 6), &mut ends);
-        assert!(matches!(met, Met::Far(7, 30)), "{met:?}");
-        assert!(matches!(
-            matching.meet(0, &posted(&region, 1, 7), &mut ends),
-            Met::Nothing
-        ));
+        let mut receive = |tag, is_over| {
+            let posted = posted(&region, tag, 6);
+            matching.receive(0, posted, is_over, &mut ends)
+        };
+        assert!(matches!(receive(3, true), Ok(Met::Far(7, 30))));
+        assert!(matches!(receive(1, true), Err(PostError::PeerFailed)));
+        assert!(matches!(receive(1, false), Ok(Met::Nothing)));
         assert_eq!(matching.waiting(0), 0);
     }
 
     #[test]
     fn a_receive_that_is_put_back_is_the_first_of_its_tag_and_can_be_cancelled() {
         let region = Region::private(64).unwrap();
-        let mut matching = Matching::<()>::new();
+        let (mut matching, mut ends) = (Matching::<()>::new(), Ends::default());
         [1, 2]
             .into_iter()
             .for_each(|token| matching.post(posted(&region, 9, token)));
         let first = matching.take_posted(9).unwrap();
         matching.put_back(first);
         assert_eq!(matching.take_posted(9).map(|p| p.token), Some(1));
-        assert_eq!([matching.cancel(2), matching.cancel(2)], [true, false]);
+        let cancelled = [2, 2].map(|token| matching.cancel(0, token, &mut ends));
+        assert_eq!(cancelled, [true, false]);
+        assert_eq!(ended(&mut ends), [(2, Outcome::Cancelled, 0)]);
         assert!(matching.take_posted(9).is_none());
     }
 
@@ -280,7 +296,8 @@ mod tests {
         let text = matching.keep(1, 0, Payload::Copied(vec![])).unwrap_err();
         assert!(text.contains("without a receive"), "{text}");
         matching.keep(1 << 62, 0, Payload::Copied(vec![])).unwrap();
-        matching.meet(0, &posted(&region, 1, 0), &mut ends);
+        let posted = posted(&region, 1, 0);
+        matching.receive(0, posted, false, &mut ends).unwrap();
         matching.keep(1, 0, Payload::Copied(vec![])).unwrap();
     }
 

@@ -46,15 +46,15 @@
 //! 17. [`Signals::notify`] wakes a peer that sleeps on its [`WaitSource`]; so does every message
 //!     or put that arrives there, and the last of the signals that it wants
 //!     ([`Signals::want_signals`]). A wake-up is never lost, and may be spurious.
-//! 18. After [`Transport::withdraw`] no send or put of before reads memory of its caller, not by
-//!     the kernel or a device either, and nothing counts that its peer reads there itself, mapped
-//!     or out of this process. Each that has not completed completes as [`Outcome::Cancelled`], or
-//!     goes on from a copy. The peer receives such a message as it was or never, and its receive
-//!     goes on waiting then; part of it, or of a put, may be in the destination. What had been sent
-//!     from copies, as all short messages are, still arrives. A peer that reads this rank's regions
-//!     through [`Mapping::mapped`] is told so when it asks after its last read
-//!     ([`Mapping::has_withdrawn`]); one that gets from them gets what is there. This call alone
-//!     may wait, for some milliseconds, where a device is sending.
+//! 18. After [`Transport::withdraw`] no earlier send or put reads memory of its caller, neither
+//!     does the kernel or a device for it, and what its peer reads there itself, mapped or out of
+//!     this process, does not count. Each that has not completed completes as
+//!     [`Outcome::Cancelled`], or goes on from a copy. The peer receives such a message as it was
+//!     or never, and its receive goes on waiting then; part of it, or of a put, may be in the
+//!     destination. What had been sent from copies, as all short messages are, still arrives. A
+//!     peer that reads this rank's regions through [`Mapping::mapped`] is told so when it asks
+//!     after its last read ([`Mapping::has_withdrawn`]); one that gets from them gets what is
+//!     there. This call alone may wait, for some milliseconds, where a device is sending.
 //! 19. [`Transport::inject`] is a send that has completed when it is accepted: no completion
 //!     follows, and the source may be reused. Where it says no, nothing has happened, and the
 //!     message is posted.
@@ -93,18 +93,23 @@
 
 mod abilities;
 pub(crate) mod between;
+mod buffers;
 mod causes;
 mod credits;
-mod keys;
 mod loopback;
 mod matching;
 pub(crate) mod open;
+mod pieces;
 mod posts;
+mod registry;
+mod requests;
 mod rma;
 pub(crate) mod router;
 pub(crate) mod shm;
 pub(crate) mod sim;
+mod sleeping;
 pub(crate) mod tcp;
+mod transfers;
 pub(crate) mod verbs;
 
 pub use abilities::{Diagnostics, Expecting, Mapping, PortInUse, Signals};
@@ -124,6 +129,7 @@ use crate::error::Result;
 use crate::limits::LINE_PAYLOAD_BYTES;
 use crate::types::Rank;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What a provider can do and how much of it. Constant after construction.
 #[derive(Clone, Debug, PartialEq)]
@@ -309,7 +315,7 @@ pub trait Transport: Rma + Mapping + Signals + Expecting + Diagnostics + Send {
         Ok(false)
     }
 
-    /// Takes back all memory that sends and puts of this rank may still read, and peers (clause
+    /// Takes back all memory that sends and puts of this rank, or its peers, may still read (clause
     /// 18): its owner gets it back now.
     fn withdraw(&mut self);
 
@@ -345,6 +351,22 @@ pub trait Transport: Rma + Mapping + Signals + Expecting + Diagnostics + Send {
     /// When [`Transport::poll`] must be called again even if nothing arrives.
     fn next_timeout(&self) -> Option<Time> {
         None
+    }
+}
+
+/// How long a transport that is dropped goes on with leaving.
+const LEAVE_LOOKS: u32 = 200;
+const LEAVE_PAUSE: Duration = Duration::from_millis(5);
+
+/// Does this until it says that it is done, and for a second at most.
+fn do_until_done(mut step: impl FnMut() -> bool) {
+    for look in 0..LEAVE_LOOKS {
+        if step() {
+            return;
+        }
+        if look > 0 {
+            std::thread::sleep(LEAVE_PAUSE);
+        }
     }
 }
 

@@ -1,10 +1,10 @@
 //! What providers do alike with posts: checks before they are accepted, puts and gets in memory of
 //! this process, and how posts end.
 
+use super::buffers::Buffers;
 use super::{Atomic, Completion, Event, Outcome, PostError};
 use crate::kernel;
-use crate::limits::INLINE_BYTES_MAX;
-use crate::memory::{RegionKey, View};
+use crate::memory::View;
 use crate::types::Rank;
 
 pub(super) type Accepted = Result<(), PostError>;
@@ -34,24 +34,6 @@ impl PeerState {
 
 pub(super) fn no_such_rank(peer: Rank, ranks: usize) -> PostError {
     PostError::invalid(format!("rank {peer} of a job of {ranks} ranks"))
-}
-
-/// Checks memory that is read or written after the post (clause 10).
-pub(super) fn check_registered(view: View, is_registered: impl Fn(RegionKey) -> bool) -> Accepted {
-    let bytes = view.len_bytes();
-    if bytes > INLINE_BYTES_MAX && !is_registered(view.key()) {
-        return Err(PostError::invalid(format!(
-            "{bytes} bytes of memory that is not registered; {INLINE_BYTES_MAX} at most"
-        )));
-    }
-    Ok(())
-}
-
-/// A range of a region; `None` if it is not inside.
-pub(super) fn part_of(region: View, offset: u64, bytes: u64) -> Option<View> {
-    let (offset, bytes) = (usize::try_from(offset).ok()?, usize::try_from(bytes).ok()?);
-    let end = offset.checked_add(bytes)?;
-    (end <= region.len_bytes()).then(|| region.part(offset, bytes))
 }
 
 /// Does a put into memory of this process, if there is such a range.
@@ -86,7 +68,7 @@ pub(super) fn change_here(place: Option<View>, what: Atomic, result: View) -> Ou
 #[derive(Debug, Default)]
 pub(super) struct Ends {
     events: Vec<Event>,
-    pub spare: Vec<Vec<u8>>,
+    pub spare: Buffers,
 }
 
 impl Ends {
@@ -124,8 +106,7 @@ impl Ends {
 
     /// Copies the bytes of a message whose receive is not posted yet.
     pub fn copy(&mut self, source: View) -> Vec<u8> {
-        let mut copied = self.spare.pop().unwrap_or_default();
-        copied.resize(source.len_bytes(), 0);
+        let mut copied = self.spare.take(source.len_bytes());
         kernel::read(source, 0, &mut copied);
         copied
     }
@@ -133,19 +114,10 @@ impl Ends {
 
 #[cfg(test)]
 mod tests {
+    use super::super::registry::Registry;
     use super::*;
+    use crate::limits::INLINE_BYTES_MAX;
     use crate::memory::Region;
-
-    #[test]
-    fn ranges_end_inside_their_region() {
-        let region = Region::private(16).unwrap();
-        let whole = region.view();
-        assert_eq!(part_of(whole, 8, 8).map(|v| v.len_bytes()), Some(8));
-        assert_eq!(part_of(whole, 16, 0).map(|v| v.len_bytes()), Some(0));
-        for (offset, bytes) in [(8, 9), (17, 0), (u64::MAX, 1), (1, u64::MAX)] {
-            assert!(part_of(whole, offset, bytes).is_none(), "{offset} {bytes}");
-        }
-    }
 
     #[test]
     fn posts_name_a_rank_that_is_there_and_memory_that_is_registered() {
@@ -155,9 +127,13 @@ mod tests {
         assert_eq!(check(Some(PeerState::Gone)), Err(PostError::PeerFailed));
         assert!(matches!(check(None), Err(PostError::Invalid(text)) if text.contains("rank 7")));
         let region = Region::private(INLINE_BYTES_MAX + 1).unwrap();
-        let view = region.view();
-        assert!(check_registered(view, |_| false).is_err());
-        assert!(check_registered(view, |_| true).is_ok());
-        assert!(check_registered(view.part(0, INLINE_BYTES_MAX), |_| false).is_ok());
+        let (view, mut registry) = (region.view(), Registry::new());
+        assert!(registry.check_source(view).is_err());
+        assert_eq!(
+            registry.check_source(view.part(0, INLINE_BYTES_MAX)),
+            Ok(())
+        );
+        let key = registry.add(view, ()).unwrap();
+        assert_eq!(registry.check_source(view.in_region(key, 0)), Ok(()));
     }
 }

@@ -15,6 +15,14 @@ pub struct RemoteRange {
     pub offset: u64,
 }
 
+impl RemoteRange {
+    /// As messages of the protocols name it.
+    pub(super) fn of(key: u32, offset: u64) -> RemoteRange {
+        let key = RegionKey(key);
+        RemoteRange { key, offset }
+    }
+}
+
 /// What is done to an aligned word of 8 bytes, in the byte order of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Atomic {
@@ -50,7 +58,7 @@ impl Atomic {
         }
     }
 
-    /// The other way round.
+    /// The operation with these operands.
     pub(super) fn of_operands(compare: Option<u64>, operand: u64) -> Atomic {
         compare.map_or(Atomic::FetchAdd(operand), |compare| Atomic::CompareSwap {
             compare,
@@ -60,7 +68,7 @@ impl Atomic {
 
     /// By this processor; what was there.
     pub(super) fn apply(self, word: &AtomicU64) -> u64 {
-        // What was stored before it is seen by anyone who sees its result, and the other way round.
+        // A rank that sees its result sees what was stored before it, and the other way round.
         match self {
             Atomic::FetchAdd(add) => word.fetch_add(add, Ordering::AcqRel),
             Atomic::CompareSwap { compare, swap } => {

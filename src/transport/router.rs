@@ -15,6 +15,7 @@
 //! write to while the words of shared memory say that somebody sleeps.
 
 use super::shm::ShmTransport;
+use super::sleeping::{new_eventfd, readable_with};
 use super::{
     Address, Atomic, Capabilities, Diagnostics, Event, Expecting, Mapping, PostError, RemoteRange,
     Rma, Signals, Transport, WaitSource,
@@ -24,7 +25,6 @@ use crate::kernel;
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
 use crate::types::Rank;
-use rustix::event::{EventfdFlags, epoll, eventfd};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -81,15 +81,9 @@ impl Router {
             let text = format!("the router over {name}, which is not slept on by a descriptor");
             return Err(Error::internal(text));
         };
-        let alarm = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|e| Error::os("making an eventfd", e))?;
-        let ready = epoll::create(epoll::CreateFlags::CLOEXEC)
-            .map_err(|e| Error::os("making an epoll descriptor", e))?;
-        for descriptor in [inner.as_fd(), alarm.as_fd()] {
-            let token = epoll::EventData::new_u64(0);
-            epoll::add(&ready, descriptor, token, epoll::EventFlags::IN)
-                .map_err(|e| Error::os("waiting for shared memory and connections", e))?;
-        }
+        let alarm = new_eventfd()?;
+        let both_fds = [inner.as_fd(), alarm.as_fd()];
+        let ready = readable_with(both_fds, 0, "shared memory and connections")?;
         let copy = alarm
             .try_clone()
             .map_err(|e| Error::os("copying an eventfd", e))?;
@@ -169,7 +163,8 @@ impl Router {
         }
     }
 
-    /// A peer that calls as if it were far, instead of sharing memory, decides too.
+    /// A peer that calls over the far provider does without shared memory, so that this rank does
+    /// too.
     fn hear_far(&mut self, events: &[Event]) {
         for event in events {
             if let Event::Connected(peer) | Event::PeerFailed(peer, _) | Event::PeerLeft(peer, _) =

@@ -1,7 +1,8 @@
 //! Posts for the tests of providers, whose memory outlives their posts.
 #![allow(unsafe_code)]
 
-use super::{Atomic, PostError, RemoteRange, Transport};
+use super::posts::Ends;
+use super::{Atomic, Event, Outcome, PostError, RemoteRange, Transport};
 use crate::memory::View;
 use crate::types::Rank;
 
@@ -61,3 +62,14 @@ pub(super) trait TestPosts: Transport {
 }
 
 impl<T: Transport + ?Sized> TestPosts for T {}
+
+/// The completions that have come about: token, outcome and header of each.
+pub(super) fn ended(ends: &mut Ends) -> Vec<(u64, Outcome, u64)> {
+    let mut events = Vec::new();
+    ends.take(&mut events);
+    let ended = events.into_iter().map(|event| match event {
+        Event::Completion(end) => (end.token, end.outcome, end.header),
+        other => panic!("{other:?}"),
+    });
+    ended.collect()
+}

@@ -31,7 +31,7 @@ const UNREGISTERED: u8 = 4;
 
 /// A sender that a full queue held up is woken when this many messages have made room: often enough
 /// that it never sleeps for long, and seldom enough to cost nothing.
-const MADE_ROOM: u16 = MESSAGES_PER_PEER as u16 / 8;
+const MADE_ROOM: u64 = MESSAGES_PER_PEER as u64 / 8;
 
 /// Bytes of a ring that only messages of [`URGENT_CLASS`] use, and acknowledgements: one more than
 /// promised, because the end of the ring may leave a gap before a record.
@@ -84,7 +84,7 @@ impl ShmTransport {
             self.complete(token, peer, Outcome::Done, bytes as u64, 0);
             return Ok(());
         }
-        let is_registered = self.regions.contains_key(&source.key());
+        let is_registered = self.regions.is_known(source.key());
         let is_short = bytes <= INLINE_BYTES_MAX;
         if !is_short && !is_registered && !self.fetches(peer, bytes) {
             return Err(PostError::invalid(format!(
@@ -167,7 +167,7 @@ impl ShmTransport {
     /// Messages of a class of tags to this peer that it has not matched yet.
     pub(super) fn unmatched(&mut self, peer: Rank, class: usize) -> u32 {
         self.look_at_matches(peer, class);
-        u32::from(self.peers[peer as usize].credits.backlog(class))
+        self.peers[peer as usize].credits.backlog(class)
     }
 
     fn look_at_matches(&mut self, peer: Rank, class: usize) {
@@ -200,9 +200,10 @@ impl ShmTransport {
             token,
         };
         loop {
-            let matching = &mut self.peers[peer as usize].matching;
-            match matching.meet(peer, &posted, &mut self.ends) {
-                Met::Nothing => return self.post(peer, posted),
+            let p = &mut self.peers[peer as usize];
+            let is_over = p.state == PeerState::Gone;
+            match (p.matching).receive(peer, posted, is_over, &mut self.ends)? {
+                Met::Nothing => return Ok(()),
                 Met::Whole(_) => {
                     self.count_match(peer, tag);
                     return Ok(());
@@ -210,24 +211,16 @@ impl ShmTransport {
                 Met::Far(far, header) => match self.deliver_far(peer, posted, header, far) {
                     Delivery::Ended => return Ok(()),
                     Delivery::Withdrawn => {}
+                    Delivery::Lost(_) if is_over => return Err(PostError::PeerFailed),
                     Delivery::Lost(reason) => {
-                        // The receive is flushed with the peer, unless that has failed already.
-                        self.post(peer, posted)?;
+                        // The receive is flushed with the peer.
+                        self.peers[peer as usize].matching.post(posted);
                         self.fail(peer, reason);
                         return Ok(());
                     }
                 },
             }
         }
-    }
-
-    fn post(&mut self, peer: Rank, posted: Posted) -> std::result::Result<(), PostError> {
-        let p = &mut self.peers[peer as usize];
-        if p.state == PeerState::Gone {
-            return Err(PostError::PeerFailed);
-        }
-        p.matching.post(posted);
-        Ok(())
     }
 
     /// Handles everything that the ring from this peer holds.
@@ -265,18 +258,14 @@ impl ShmTransport {
         let (tag, header) = (words[0], words[1]);
         match record.header.kind {
             EAGER if record.payload.len_bytes() <= INLINE_BYTES_MAX => {
-                let p = &mut self.peers[peer as usize];
-                match p.matching.take_posted(tag) {
-                    Some(posted) => {
-                        posted.deliver(peer, header, record.payload, &mut self.ends);
-                        self.count_match(peer, tag);
-                        Ok(())
-                    }
-                    None => {
-                        let copied = Payload::Copied(self.ends.copy(record.payload));
-                        p.matching.keep(tag, header, copied)
-                    }
+                let matching = &mut self.peers[peer as usize].matching;
+                let message = (tag, header);
+                let (is_matched, _) =
+                    matching.arrive(peer, message, record.payload, &mut self.ends)?;
+                if is_matched {
+                    self.count_match(peer, tag);
                 }
+                Ok(())
             }
             IN_REGION => {
                 let far = Far::InRegion {
@@ -389,7 +378,7 @@ impl ShmTransport {
         // Publishes the sender's credit to `look_at_matches`.
         self.segment
             .matched_from(peer, class)
-            .store(u64::from(matched), Ordering::Release);
+            .store(matched, Ordering::Release);
         if matched.is_multiple_of(MADE_ROOM) {
             p.wake();
         }

@@ -32,11 +32,9 @@ mod watch;
 pub use fetch::{FETCH_BYTES_MIN, fetch_own};
 pub use socket::is_same_user;
 
-use super::keys::{self, RegionKeys};
 use super::loopback::Loopback;
-use super::posts::{
-    Ends, change_here, check_registered, get_here, no_such_rank, part_of, put_here,
-};
+use super::posts::{Ends, change_here, get_here, no_such_rank, put_here};
+use super::registry::{Registry, part_of};
 use super::{
     Address, Atomic, Capabilities, Diagnostics, Event, Expecting, Mapping, Outcome, PostError,
     RemoteRange, Rma, Signals, Transport, WaitSource, tag_class,
@@ -50,7 +48,6 @@ use crate::types::Rank;
 use peer::{Peer, PeerState};
 use regions::PeerRegions;
 use segment::Segment;
-use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -86,8 +83,7 @@ pub struct ShmTransport {
     read: Vec<u64>,
     peers: Vec<Peer>,
     own: Loopback,
-    regions: BTreeMap<RegionKey, Exported>,
-    keys: RegionKeys,
+    regions: Registry<Exported>,
     /// Of posts that ended at once, and failures found outside `poll`.
     ends: Ends,
     /// When peers that have not connected are looked for again.
@@ -139,8 +135,7 @@ impl ShmTransport {
             read: vec![0; ranks as usize],
             peers: (0..ranks).map(|_| Peer::new()).collect(),
             own: Loopback::new(rank),
-            regions: BTreeMap::new(),
-            keys: RegionKeys::new(),
+            regions: Registry::new(),
             ends: Ends::default(),
             look_at: Time::default(),
         })
@@ -183,7 +178,7 @@ impl ShmTransport {
         is_put: bool,
     ) -> std::result::Result<(), PostError> {
         self.check_peer(peer)?;
-        check_registered(local, |key| self.regions.contains_key(&key))?;
+        self.regions.check_source(local)?;
         let found = self
             .remote(peer, remote, local.len_bytes())
             .map_err(|e| PostError::invalid(e.to_string()))?;
@@ -221,19 +216,12 @@ impl Transport for ShmTransport {
     }
 
     fn register(&mut self, region: Arc<Region>) -> Result<RegionKey> {
-        let key = self.keys.take()?;
-        self.regions.insert(
-            key,
-            Exported {
-                region,
-                known_to: vec![false; self.peers.len()],
-            },
-        );
-        Ok(key)
+        let known_to = vec![false; self.peers.len()];
+        (self.regions).add(region.view(), Exported { region, known_to })
     }
 
     fn deregister(&mut self, key: RegionKey) -> Result<()> {
-        let exported = keys::known(key, self.regions.remove(&key))?;
+        let exported = self.regions.remove(key)?;
         for peer in (0..self.peers.len()).filter(|&p| exported.known_to[p]) {
             let freed = socket::SocketMessage::Freed(key.0);
             self.peers[peer].control.push(freed);
@@ -303,8 +291,8 @@ impl Transport for ShmTransport {
     fn cancel(&mut self, peer: Rank, token: u64) {
         if peer == self.rank {
             self.own.cancel(token, &mut self.ends);
-        } else if self.peers[peer as usize].matching.cancel(token) {
-            self.complete(token, peer, Outcome::Cancelled, 0, 0);
+        } else {
+            (self.peers[peer as usize].matching).cancel(peer, token, &mut self.ends);
         }
     }
 
@@ -383,10 +371,7 @@ impl Rma for ShmTransport {
 impl Mapping for ShmTransport {
     fn mapped(&mut self, peer: Rank, key: RegionKey) -> Result<Option<View>> {
         if peer == self.rank {
-            return Ok(self
-                .regions
-                .get(&key)
-                .map(|e| e.region.view().in_region(key, 0)));
+            return Ok(self.regions.view(key));
         }
         self.read_announcements(peer)?;
         Ok(self.peers[peer as usize].regions.get(key))
@@ -448,10 +433,8 @@ impl Diagnostics for ShmTransport {
     ) -> Option<(Rank, u64, u64)> {
         let own = self.own.find(is_meant);
         own.or_else(|| {
-            (0..).zip(&self.peers).find_map(|(rank, peer)| {
-                let found = peer.matching.find(is_meant);
-                found.map(|(tag, header)| (rank, tag, header))
-            })
+            let mut peers = (0..).zip(&self.peers);
+            peers.find_map(|(rank, peer)| peer.matching.find(rank, is_meant))
         })
     }
 }

@@ -45,7 +45,7 @@ impl Outbound {
         self.producer = Some(Producer::new(ring));
     }
 
-    /// Nothing goes out any more, and nobody waits for what has.
+    /// Nothing goes out any more, and what has gone out is not waited for.
     pub fn close(&mut self) {
         self.producer = None;
         self.outstanding.clear();

@@ -16,7 +16,7 @@ use crate::sync::{Ordering, fence};
 /// Takes back all memory of messages before number `valid_from`, which is not 0, and all regions.
 /// The caller lets nobody change them before this returns.
 pub fn take_back(word: View, valid_from: u64) {
-    // Publishes what this rank has said before, the cause of its failure, to anyone who sees this
+    // Publishes what this rank has said, such as the cause of its failure, to a rank that sees this
     // in `valid_from`.
     kernel::word(&word, 0).store(valid_from, Ordering::Release);
     // Pairs with the fence in `valid_from`: everything that is stored to the memory comes after the
@@ -28,8 +28,8 @@ pub fn take_back(word: View, valid_from: u64) {
 /// The number of the sender's first message that is valid; 0: it has taken nothing back. Asked
 /// after the last read of its memory. On x86 it is one plain load.
 pub fn valid_from(word: View) -> u64 {
-    // Pairs with the fence in `take_back`: anyone who has read bytes that are newer than that finds
-    // its store.
+    // Pairs with the fence in `take_back`: a rank that has read newer bytes finds the store before
+    // it.
     fence(Ordering::Acquire);
     // Pairs with the release store in `take_back`: the news of the failure lies in the ring.
     kernel::word(&word, 0).load(Ordering::Acquire)

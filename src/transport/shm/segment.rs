@@ -59,14 +59,7 @@ impl Segment {
         let view = region.view();
         kernel::store(view, 0, MAGIC);
         kernel::store(view, 1, u64::from(ranks));
-        Ok(Segment {
-            region,
-            view,
-            bell: Bell::new(view.part(BELL, 4), view.part(SLEEPING, 4)),
-            quota: Quota::new(view.part(QUOTA, 4)),
-            ranks,
-            alarm: None,
-        })
+        Ok(Segment::of(region, ranks))
     }
 
     /// A peer's segment, after a look at what it says about itself.
@@ -82,14 +75,19 @@ impl Segment {
                 env!("CARGO_PKG_VERSION"),
             )));
         }
-        Ok(Segment {
+        Ok(Segment::of(region, ranks))
+    }
+
+    fn of(region: Region, ranks: u32) -> Segment {
+        let view = region.view();
+        Segment {
             region,
             view,
             bell: Bell::new(view.part(BELL, 4), view.part(SLEEPING, 4)),
             quota: Quota::new(view.part(QUOTA, 4)),
             ranks,
             alarm: None,
-        })
+        }
     }
 
     /// The region, to send its descriptor.

@@ -342,7 +342,7 @@ impl ShmTransport {
         peer: Rank,
         key: RegionKey,
     ) -> std::result::Result<(), PostError> {
-        let Some(exported) = self.regions.get_mut(&key) else {
+        let Some(exported) = self.regions.get_mut(key) else {
             return Err(PostError::invalid(format!(
                 "region {} is not registered",
                 key.0

@@ -14,7 +14,7 @@ use super::state::{
 };
 use crate::error::{Error, Result};
 use crate::kernel;
-use crate::transport::{Completion, Event, Outcome};
+use crate::transport::{Event, Outcome};
 use crate::types::Rank;
 
 impl Operation {
@@ -76,7 +76,7 @@ impl State {
         let answer_ns = self.now + 2 * link.latency_ns;
         self.schedule(answer_ns, Happening::Connected { rank, peer, epoch });
         if let Some(number) = self.partition_of(rank, peer) {
-            self.suspect(rank, peer, number);
+            self.tell_later(rank, peer, Cause::Partition(number));
         }
         Ok(())
     }
@@ -155,11 +155,8 @@ impl State {
         state.is_alive = false;
         state.leaving = None;
         state.inbox.clear();
-        let registered = state
-            .regions
-            .drain()
-            .map(|(_, registered)| registered.region);
-        let mapped = state.mappings.drain().map(|(_, region)| region);
+        let registered = (state.regions.remove_all()).map(|registered| registered.region);
+        let mapped = std::mem::take(&mut state.mappings).into_values();
         if cause == Cause::Killed {
             state.buried.extend(registered.chain(mapped));
         } else {
@@ -177,7 +174,7 @@ impl State {
         }
     }
 
-    /// A rank that left comes back with nothing but its name.
+    /// A rank that left comes back, without regions and connections.
     pub(super) fn enter(&mut self, rank: Rank) -> u64 {
         let state = self.rank(rank);
         assert!(!state.is_alive, "rank {rank} has a transport already");
@@ -199,35 +196,22 @@ impl State {
 
     /// `rank` will learn that its connection with `peer` has ended.
     fn lose(&mut self, rank: Rank, peer: Rank, cause: Cause) {
-        let at_ns = self.now + self.options.detection_ns;
-        let side = self.rank(rank).side_mut(peer);
-        side.phase = Phase::Broken;
-        let epoch = side.epoch;
-        self.schedule(
-            at_ns,
-            Happening::Lost {
-                rank,
-                peer,
-                epoch,
-                cause,
-            },
-        );
+        self.rank(rank).side_mut(peer).phase = Phase::Broken;
+        self.tell_later(rank, peer, cause);
     }
 
-    /// `rank` will give `peer` up unless the partition heals first.
-    fn suspect(&mut self, rank: Rank, peer: Rank, number: u64) {
-        let epoch = self.ranks[rank as usize].side(peer).epoch;
+    /// `rank` is told the end of its connection with `peer`; where the cause is a partition, unless
+    /// that heals first.
+    fn tell_later(&mut self, rank: Rank, peer: Rank, cause: Cause) {
         let at_ns = self.now + self.options.detection_ns;
-        let cause = Cause::Partition(number);
-        self.schedule(
-            at_ns,
-            Happening::Lost {
-                rank,
-                peer,
-                epoch,
-                cause,
-            },
-        );
+        let epoch = self.ranks[rank as usize].side(peer).epoch;
+        let lost = Happening::Lost {
+            rank,
+            peer,
+            epoch,
+            cause,
+        };
+        self.schedule(at_ns, lost);
     }
 
     pub(super) fn handle_lost(&mut self, rank: Rank, peer: Rank, epoch: u32, cause: Cause) {
@@ -266,7 +250,7 @@ impl State {
         let theirs = Channel { peer: rank, epoch };
         let (mut foreign, receives, arrived) = self.take_channel(rank, mine, keeps_arrived);
         for receive in receives {
-            self.flush_receive(rank, peer, receive.token);
+            self.end_receive(rank, peer, receive.token, Outcome::Flushed);
         }
         // Messages of the peer that are here, and those whose bytes are on their way.
         foreign.extend(self.rank(peer).operations.of(peer, theirs));
@@ -343,24 +327,11 @@ impl State {
         let receive = operation.receive.take();
         let is_done = operation.is_reported || is_poster_gone;
         if let Some(receive) = receive {
-            self.flush_receive(receiver, id.rank, receive.token);
+            self.end_receive(receiver, id.rank, receive.token, Outcome::Flushed);
         }
         if is_done {
             self.rank(id.rank).operations.remove(id);
         }
-    }
-
-    fn flush_receive(&mut self, rank: Rank, peer: Rank, token: u64) {
-        self.complete_receive(
-            rank,
-            Completion {
-                token,
-                peer,
-                outcome: Outcome::Flushed,
-                bytes: 0,
-                header: 0,
-            },
-        );
     }
 
     /// The partition that separates two ranks.
@@ -386,7 +357,7 @@ impl State {
             for (rank, peer) in [(a, b), (b, a)] {
                 let is_up = self.ranks[rank as usize].side(peer).is_up();
                 if is_up && self.partition_of(rank, peer).is_none() {
-                    self.suspect(rank, peer, number);
+                    self.tell_later(rank, peer, Cause::Partition(number));
                 }
             }
         }

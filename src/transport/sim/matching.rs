@@ -10,10 +10,8 @@
 //! connection looks at no others.
 
 use crate::memory::View;
-use crate::prng::mix;
 use crate::types::Rank;
 use std::collections::VecDeque;
-use std::hash::{BuildHasherDefault, Hasher};
 
 /// One connection with one peer: what a disconnect ends as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -179,34 +177,6 @@ impl<M: Copy + PartialEq> Matcher<M> {
             streams.len() - 1
         });
         &mut streams[at]
-    }
-}
-
-/// A hasher with a fixed definition, so that a map's order, where it shows, is the same in every
-/// run.
-#[derive(Default)]
-pub(super) struct MixHasher(u64);
-
-/// Makes maps use [`MixHasher`].
-pub(super) type MixState = BuildHasherDefault<MixHasher>;
-
-impl Hasher for MixHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_u64(u64::from(byte));
-        }
-    }
-
-    fn write_u32(&mut self, value: u32) {
-        self.write_u64(u64::from(value));
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        self.0 = mix(self.0.rotate_left(5) ^ value.wrapping_add(0x9e37_79b9_7f4a_7c15));
     }
 }
 

@@ -142,7 +142,8 @@ impl SimOptions {
         }
     }
 
-    /// The same job on a bad day: jitter of ten latencies, reordering, 5 % loss, 5 % duplicates.
+    /// This job on a network at its worst: jitter of ten latencies, reordering, 5 % loss, 5 %
+    /// duplicates.
     pub fn hostile(self) -> SimOptions {
         let jitter_ns = self.network.latency_ns * 10;
         SimOptions {

@@ -5,10 +5,11 @@ use super::state::{
     Action, Happening, Leg, Operation, Payload, Phase, RECEIVES_PER_PEER, RMA_PER_PEER, Registered,
     State,
 };
+use crate::error::Result;
 use crate::kernel;
 use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
 use crate::memory::{Region, RegionKey, View};
-use crate::transport::{Atomic, Completion, Outcome, PostError, RemoteRange, tag_class};
+use crate::transport::{Atomic, Outcome, PostError, RemoteRange, tag_class};
 use crate::types::Rank;
 use std::sync::Arc;
 
@@ -40,21 +41,9 @@ impl State {
         }
         *unmatched += 1;
         let is_eager = source.len_bytes() <= INLINE_BYTES_MAX;
-        let operation = Operation {
-            action: Action::Send { tag, header },
-            peer,
-            epoch,
-            token,
-            bytes: source.len_bytes() as u64,
-            payload,
-            leg: if is_eager { Leg::Whole } else { Leg::Announce },
-            is_on_wire: false,
-            is_reported: false,
-            outcome: Outcome::Done,
-            receive: None,
-            has_arrived: false,
-        };
-        let leg = operation.leg;
+        let leg = if is_eager { Leg::Whole } else { Leg::Announce };
+        let (action, bytes) = (Action::Send { tag, header }, source.len_bytes() as u64);
+        let operation = Operation::new(action, (peer, epoch), (bytes, payload), leg, token);
         let id = self.rank(rank).operations.insert(rank, operation);
         if is_eager {
             self.complete(id, Outcome::Done);
@@ -168,20 +157,7 @@ impl State {
             Action::Get { .. } | Action::Change { .. } => Leg::Request,
             _ => Leg::Whole,
         };
-        let operation = Operation {
-            action,
-            peer,
-            epoch,
-            token,
-            bytes,
-            payload,
-            leg,
-            is_on_wire: false,
-            is_reported: false,
-            outcome: Outcome::Done,
-            receive: None,
-            has_arrived: false,
-        };
+        let operation = Operation::new(action, (peer, epoch), (bytes, payload), leg, token);
         let id = self.rank(rank).operations.insert(rank, operation);
         self.transmit(id, leg, true);
         self.rank(rank).statistics.posts += 1;
@@ -191,31 +167,19 @@ impl State {
     /// Ends a receive that has not matched. One that has ends by itself.
     pub(super) fn cancel(&mut self, rank: Rank, peer: Rank, token: u64) {
         if self.rank(rank).matcher.cancel(peer, token).is_some() {
-            self.complete_receive(
-                rank,
-                Completion {
-                    token,
-                    peer,
-                    outcome: Outcome::Cancelled,
-                    bytes: 0,
-                    header: 0,
-                },
-            );
+            self.end_receive(rank, peer, token, Outcome::Cancelled);
         }
     }
 
-    pub(super) fn register(&mut self, rank: Rank, region: Arc<Region>) -> RegionKey {
-        let state = self.rank(rank);
-        state.key_last = (state.key_last.checked_add(1)).expect("2^32 registrations of one rank");
-        let key = RegionKey(state.key_last);
+    pub(super) fn register(&mut self, rank: Rank, region: Arc<Region>) -> Result<RegionKey> {
         let exports = Vec::new();
-        state.regions.insert(key, Registered { region, exports });
-        key
+        let regions = &mut self.rank(rank).regions;
+        regions.add(region.view(), Registered { region, exports })
     }
 
     /// Ends a registration; false if there is none.
     pub(super) fn deregister(&mut self, rank: Rank, key: RegionKey) -> bool {
-        let Some(registered) = self.rank(rank).regions.remove(&key) else {
+        let Ok(registered) = self.rank(rank).regions.remove(key) else {
             return false;
         };
         let peers = (0..registered.exports.len() as Rank).filter(|&p| registered.is_exported_to(p));
@@ -232,7 +196,7 @@ impl State {
     pub(super) fn export(&mut self, rank: Rank, peer: Rank, key: RegionKey) -> Posted {
         self.check_connected(rank, peer)?;
         let known_ns = self.now + self.options.link(self.options.class(rank, peer)).latency_ns;
-        let Some(registered) = self.rank(rank).regions.get_mut(&key) else {
+        let Some(registered) = self.rank(rank).regions.get_mut(key) else {
             return Err(PostError::invalid(format!(
                 "export of region {} to rank {peer}: rank {rank} has not registered it",
                 key.0
@@ -249,7 +213,7 @@ impl State {
             return None;
         }
         let now = self.now;
-        let registered = self.ranks[peer as usize].regions.get(&key)?;
+        let registered = self.ranks[peer as usize].regions.get(key)?;
         if peer == rank {
             return Some(registered.region.view());
         }
@@ -325,13 +289,18 @@ impl State {
         if bytes > MESSAGE_BYTES_MAX {
             return refuse(format!("at most {MESSAGE_BYTES_MAX} can move at once"));
         }
-        let Some(registered) = self.ranks[rank as usize].regions.get(&view.key()) else {
+        let regions = &self.ranks[rank as usize].regions;
+        let Some(registered) = regions.get(view.key()) else {
             return refuse(format!(
                 "not in a registered region (key {}); only {INLINE_BYTES_MAX} bytes may be anywhere",
                 view.key().0
             ));
         };
-        match range_of(&registered.region, view.offset(), bytes as u64) {
+        let range = RemoteRange {
+            key: view.key(),
+            offset: view.offset(),
+        };
+        match regions.range(range, bytes as u64) {
             Some(place) if view.is_size_only() || place.as_ptr() == view.as_ptr() => {
                 Ok(Arc::clone(&registered.region))
             }
@@ -343,10 +312,4 @@ impl State {
             )),
         }
     }
-}
-
-/// A range of a region, if it lies inside.
-pub(super) fn range_of(region: &Region, offset: u64, bytes: u64) -> Option<View> {
-    let end = offset.checked_add(bytes)?;
-    (end <= region.len_bytes() as u64).then(|| region.view().part(offset as usize, bytes as usize))
 }

@@ -2,15 +2,16 @@
 //! operations, regions and unread events. What happens to them is in `posting.rs`, `wire.rs` and
 //! `connection.rs`.
 
-use super::matching::{Channel, Matcher, MixState, Receive};
+use super::matching::{Channel, Matcher, Receive};
 use super::options::{SimOptions, Statistics};
 use super::ports::Ports;
 use crate::memory::{Region, RegionKey, View};
 use crate::prng::Prng;
+use crate::transport::registry::Registry;
 use crate::transport::{Atomic, Completion, Event, Outcome, RemoteRange, TAG_CLASSES};
 use crate::types::Rank;
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -98,6 +99,30 @@ pub(super) struct Operation {
 }
 
 impl Operation {
+    /// One that was posted to a peer and has not left.
+    pub(super) fn new(
+        action: Action,
+        (peer, epoch): (Rank, u32),
+        (bytes, payload): (u64, Payload),
+        leg: Leg,
+        token: u64,
+    ) -> Operation {
+        Operation {
+            action,
+            peer,
+            epoch,
+            token,
+            bytes,
+            payload,
+            leg,
+            is_on_wire: false,
+            is_reported: false,
+            outcome: Outcome::Done,
+            receive: None,
+            has_arrived: false,
+        }
+    }
+
     /// Whether the other side still has to get something of it.
     pub(super) fn is_under_way(&self) -> bool {
         match self.action {
@@ -215,18 +240,18 @@ impl Side {
         arrival_ns: [0; 2],
     };
 
-    /// Takes part in its epoch, as far as it knows.
+    /// Whether it takes part in its epoch, as far as it knows.
     pub(super) fn is_up(&self) -> bool {
         matches!(self.phase, Phase::Connecting | Phase::Connected)
     }
 
-    /// Will still be told that its epoch has ended.
+    /// Whether it will still be told that its epoch has ended.
     pub(super) fn is_live(&self) -> bool {
         self.is_up() || self.phase == Phase::Broken
     }
 }
 
-/// A time that does not come.
+/// A time that never comes.
 pub(super) const NEVER: u64 = u64::MAX;
 
 /// A registered region.
@@ -241,7 +266,7 @@ pub(super) struct Registered {
 /// One rank.
 #[derive(Debug)]
 pub(super) struct RankState {
-    /// Has a transport that was neither dropped nor killed.
+    /// It has a transport that was neither dropped nor killed.
     pub(super) is_alive: bool,
     /// It leaves with this word as soon as nothing of it is under way, and does nothing any more.
     pub(super) leaving: Option<u64>,
@@ -254,11 +279,10 @@ pub(super) struct RankState {
     pub(super) sides: Vec<Side>,
     pub(super) operations: Operations,
     pub(super) matcher: Matcher<OperationId>,
-    pub(super) regions: HashMap<RegionKey, Registered, MixState>,
-    pub(super) key_last: u32,
+    pub(super) regions: Registry<Registered>,
     /// Peers' regions that this rank sees as memory; it holds them until its next poll after their
     /// end.
-    pub(super) mappings: HashMap<(Rank, RegionKey), Arc<Region>, MixState>,
+    pub(super) mappings: BTreeMap<(Rank, RegionKey), Arc<Region>>,
     pub(super) stale_mappings: Vec<(Rank, RegionKey)>,
     /// Memory of transports that were killed: their owners live on in this process, and have views
     /// of it.
@@ -278,9 +302,8 @@ impl RankState {
             sides: Vec::new(),
             operations: Operations::default(),
             matcher: Matcher::new(),
-            regions: HashMap::default(),
-            key_last: 0,
-            mappings: HashMap::default(),
+            regions: Registry::new(),
+            mappings: BTreeMap::new(),
             stale_mappings: Vec::new(),
             buried: Vec::new(),
             statistics: Statistics::default(),
@@ -529,5 +552,17 @@ impl State {
         self.report(rank, Event::Completion(completion));
         let side = self.rank(rank).side_mut(completion.peer);
         side.receives = side.receives.saturating_sub(1);
+    }
+
+    /// Reports the end of a receive without a message.
+    pub(super) fn end_receive(&mut self, rank: Rank, peer: Rank, token: u64, outcome: Outcome) {
+        let completion = Completion {
+            token,
+            peer,
+            outcome,
+            bytes: 0,
+            header: 0,
+        };
+        self.complete_receive(rank, completion);
     }
 }

@@ -11,7 +11,6 @@
 use super::matching::{Channel, Receive};
 use super::options::{Class, Flaw};
 use super::ports::{Fate, is_small};
-use super::posting::range_of;
 use super::state::{Action, Happening, Leg, Operation, OperationId, Payload, Phase, State};
 use crate::kernel;
 use crate::limits::INLINE_BYTES_MAX;
@@ -151,7 +150,7 @@ impl State {
             }
             return;
         }
-        // Nothing moves on a connection that has ended at either side; who waits for it will be
+        // Nothing moves on a connection that has ended at either side. A rank that waits for it is
         // told.
         if !self.is_open(id.rank, peer, epoch) {
             return;
@@ -181,7 +180,7 @@ impl State {
         };
         let (peer, bytes) = (operation.peer, operation.bytes);
         self.move_payload(id, receive.destination);
-        self.end_receive(id, receive, Outcome::Done, bytes);
+        self.end_met_receive(id, receive, Outcome::Done, bytes);
         self.acknowledge(id, peer, Outcome::Done);
     }
 
@@ -234,9 +233,10 @@ impl State {
         range: RemoteRange,
         bytes: u64,
     ) -> Option<(View, Arc<crate::memory::Region>)> {
-        let registered = self.rank(owner).regions.get(&range.key)?;
+        let regions = &self.rank(owner).regions;
+        let registered = regions.get(range.key)?;
         let is_known = owner == user || registered.is_exported_to(user);
-        let place = range_of(&registered.region, range.offset, bytes).filter(|_| is_known)?;
+        let place = regions.range(range, bytes).filter(|_| is_known)?;
         Some((place, Arc::clone(&registered.region)))
     }
 
@@ -255,11 +255,11 @@ impl State {
                 .expect("an unmatched message keeps its operation");
             let (bytes, leg) = (operation.bytes, operation.leg);
             if bytes > receive.destination.len_bytes() as u64 {
-                self.end_receive(id, receive, Outcome::Truncated, bytes);
+                self.end_met_receive(id, receive, Outcome::Truncated, bytes);
                 self.end_matched(id, rank);
             } else if leg == Leg::Whole {
                 self.move_payload(id, receive.destination);
-                self.end_receive(id, receive, Outcome::Done, bytes);
+                self.end_met_receive(id, receive, Outcome::Done, bytes);
                 self.end_matched(id, rank);
             } else {
                 operation.receive = Some(receive);
@@ -296,7 +296,7 @@ impl State {
         }
     }
 
-    fn end_receive(&mut self, id: OperationId, receive: Receive, outcome: Outcome, bytes: u64) {
+    fn end_met_receive(&mut self, id: OperationId, receive: Receive, outcome: Outcome, bytes: u64) {
         let operation = (self.rank(id.rank).operations.get(id)).expect("checked by the caller");
         let Action::Send { header, .. } = operation.action else {
             unreachable!("only messages meet receives")

@@ -1,11 +1,11 @@
 //! [`IncomingMessages`]: long messages that come from one peer, in chunks over any rail, before or
 //! after their receives.
 
-use super::staging::Staging;
 use crate::kernel;
 use crate::limits::MESSAGES_PER_PEER;
 use crate::memory::View;
 use crate::transport::TAG_CLASSES;
+use crate::transport::buffers::Buffers;
 use crate::transport::matching::Posted;
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ enum Fate {
     Unmatched,
     /// Into this memory; the token and the sender's header.
     Into(View, u64, u64),
-    /// Nobody wants it (any more).
+    /// No receive wants it (any more).
     Dropped,
 }
 
@@ -115,7 +115,7 @@ impl IncomingMessages {
         transfer: u64,
         posted: &Posted,
         header: u64,
-        staging: &mut Staging,
+        staging: &mut Buffers,
     ) -> Met {
         let incoming = (self.messages.get_mut(&transfer)).expect("announced, and not over");
         let total = incoming.total;
@@ -199,7 +199,7 @@ impl IncomingMessages {
     }
 
     /// A chunk that was being staged will not end.
-    pub fn drop_staged(&mut self, staged: Vec<u8>, staging: &mut Staging) {
+    pub fn drop_staged(&mut self, staged: Vec<u8>, staging: &mut Buffers) {
         self.staged_bytes -= staged.len() as u64;
         staging.give(staged);
     }
@@ -210,7 +210,7 @@ impl IncomingMessages {
         (transfer, total): (u64, u64),
         (offset, bytes): (u64, u64),
         staged: Option<Vec<u8>>,
-        staging: &mut Staging,
+        staging: &mut Buffers,
     ) -> Checked<()> {
         let Some(incoming) = self.messages.get_mut(&transfer) else {
             if let Some(staged) = staged {
@@ -291,7 +291,7 @@ mod tests {
     #[test]
     fn chunks_before_and_after_the_receive_make_one_message() {
         let region = Region::private(8).unwrap();
-        let (mut messages, mut staging) = (IncomingMessages::default(), Staging::default());
+        let (mut messages, mut staging) = (IncomingMessages::default(), Buffers::default());
         assert_eq!(messages.begin_chunk((1, 8), 4, 100), Ok(true));
         let early = Some(vec![1; 4]);
         messages
@@ -321,7 +321,7 @@ mod tests {
     #[test]
     fn a_message_that_is_too_long_or_whose_receive_is_cancelled_goes_nowhere() {
         let region = Region::private(8).unwrap();
-        let (mut messages, mut staging) = (IncomingMessages::default(), Staging::default());
+        let (mut messages, mut staging) = (IncomingMessages::default(), Buffers::default());
         for (transfer, bytes) in [(1, 4), (2, 8)] {
             messages.announce(transfer, 8, true).unwrap();
             let met = messages.meet(transfer, &posted(&region, bytes), 0, &mut staging);
@@ -340,7 +340,7 @@ mod tests {
 
     #[test]
     fn what_is_staged_is_bounded_and_what_is_whole_outlives_the_peer() {
-        let (mut messages, mut staging) = (IncomingMessages::default(), Staging::default());
+        let (mut messages, mut staging) = (IncomingMessages::default(), Buffers::default());
         messages.announce(1, 4, true).unwrap();
         messages.begin_chunk((1, 4), 4, 0).unwrap();
         messages

@@ -1,5 +1,5 @@
-//! [`Listener`]: where other ranks connect to this one, and those who have connected and not proven
-//! yet who they are.
+//! [`Listener`]: where other ranks connect to this one, and the connections whose peers have not
+//! proven yet who they are.
 //!
 //! Unauthenticated peers are bounded in number and time. The silent ones are closed first, so that
 //! a flood of them keeps no rank out.
@@ -22,8 +22,8 @@ type Told<T> = std::result::Result<T, String>;
 
 /// Connections that have not proven who they are.
 const UNAUTHENTICATED_MAX: usize = 64;
-/// How long one may take, by the clock and in looks: a clock that jumps must not turn everybody
-/// away.
+/// How long a peer may take to prove who it is, by the clock and in looks: a clock that jumps must
+/// not turn every peer away.
 const UNAUTHENTICATED_TIME: Duration = Duration::from_secs(2);
 const UNAUTHENTICATED_LOOKS: u32 = 1000;
 /// Connections taken per look.
@@ -60,7 +60,7 @@ impl Listener {
         self.sockets.iter().map(AsFd::as_fd)
     }
 
-    /// Whether nobody has connected who has not proven who it is.
+    /// Whether every peer that has connected has proven who it is.
     pub fn is_idle(&self) -> bool {
         self.unauthenticated.is_empty()
     }
@@ -80,7 +80,7 @@ impl Listener {
             for _ in 0..ACCEPTS_MAX {
                 match self.sockets[at].accept() {
                     Ok((stream, from)) => {
-                        // One that blocks would hold everybody up.
+                        // A socket that blocks would hold up the whole rank.
                         if stream.set_nonblocking(true).is_ok() {
                             self.admit(stream.into(), from, shared);
                         }
@@ -97,7 +97,7 @@ impl Listener {
         }
     }
 
-    /// No descriptor is left: those who have said nothing are closed.
+    /// No descriptor is left: connections on which nothing has come are closed.
     fn make_room_for_descriptors(&mut self, shared: &Shared) {
         let before = self.unauthenticated.len();
         self.unauthenticated.retain(|one| !one.is_silent());
@@ -132,7 +132,7 @@ impl Listener {
         });
     }
 
-    /// Takes out the connection at this place, if there is one.
+    /// Takes out the unauthenticated connection at this place, if there is one.
     pub fn take(&mut self, at: usize) -> Option<Unauthenticated> {
         (at < self.unauthenticated.len()).then(|| self.unauthenticated.swap_remove(at))
     }

@@ -25,15 +25,14 @@
 //! * Rails may be encrypted ([`TcpSettings::has_tls`]): what leaves and comes then goes through
 //!   `secure.rs`.
 //!
-//! What it does not do: encrypt unless it is told, or protect what follows the handshake from
-//! anyone who can change packets on their way then. Memory is not mapped, and signals are puts.
+//! What it does not do: it encrypts only if it is told to; otherwise packets that are changed on
+//! their way after the handshake are believed. Memory is not mapped, and signals are puts.
 #![allow(unsafe_code)]
 
 mod address;
 #[cfg(test)]
 mod changes_tests;
 mod connector;
-mod eager;
 mod handshake;
 mod incoming;
 mod joining;
@@ -46,23 +45,23 @@ mod provider;
 mod rail;
 mod rails;
 mod reach;
-mod rma;
 mod secure;
 mod shared;
+mod short_puts;
 mod socket;
-mod staging;
 mod stream;
 mod transfers;
 mod zerocopy;
 
-use super::keys::RegionKeys;
+use super::buffers::Buffers;
 use super::loopback::Loopback;
-use super::posts::{Accepted, Ends, PeerState, check_registered};
+use super::posts::{Accepted, Ends, PeerState};
+use super::registry::Registry;
+use super::sleeping::{new_eventfd, readable_with};
 use super::{Address, Capabilities, Event, Transport};
 use crate::config::{TcpSettings, tls_without_secret};
 use crate::error::{Error, Result};
 use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER, RANKS_MAX};
-use crate::memory::View;
 use crate::time::Time;
 use crate::types::Rank;
 use crate::wire::{JobKey, Limits};
@@ -72,16 +71,14 @@ use listener::Listener;
 use pace::Pace;
 use peer::Peer;
 use rail::Rail;
-use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::event::epoll;
 use rustix::net::Shutdown;
 use shared::{Counts, Shared};
-use staging::Staging;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Longest message or put that is copied into the stream: its copy costs less than the
 /// acknowledgement of a chunk.
@@ -102,17 +99,14 @@ const EAGER_BYTES_MIN: u64 = 256 << 10;
 const DIRECT_RAILS_MAX: usize = 6;
 /// Polls between two looks for new connections, unless one is in the making.
 const CONNECTION_POLLS: u32 = 64;
-/// A put of a count can wait for the next frame to the same peer, or the next poll.
+/// A put of at most this many bytes is a count: it leaves with the next frame to its peer, or with
+/// the next poll.
 const COUNT_BYTES: usize = 8;
-/// How long dropping waits for the kernel to take what was said, and for the peers' kernels to have
-/// it.
-const LEAVE_LOOKS: u32 = 200;
-const LEAVE_PAUSE: Duration = Duration::from_millis(5);
-/// Up to this many ranks, everybody is connected to everybody before the first operation: what one
-/// rank says then reaches the others' hosts although they are busy, and a death is noticed by all.
-/// Beyond that connections are made at the first use.
+/// Up to this many ranks, each is connected to all others before the first operation: what one rank
+/// says then reaches the others' hosts although they are busy, and all notice a death. In larger
+/// jobs connections are made at the first use.
 const CONNECTED_RANKS_MAX: u32 = 16;
-/// Closed connections that are still open because their last words are on their way.
+/// Connections that are closed here, and kept until the peer has read what was sent on them.
 const CLOSING_MAX: usize = 64;
 
 const _: () = assert!(SMALL_BYTES_MAX as usize >= INLINE_BYTES_MAX);
@@ -134,7 +128,6 @@ pub struct TcpTransport {
     /// Peers with rails, and their rails together.
     active: Vec<Rank>,
     rails_count: usize,
-    keys: RegionKeys,
     closing: VecDeque<OwnedFd>,
     /// Of the wait source.
     ring: Arc<OwnedFd>,
@@ -176,7 +169,9 @@ impl TcpTransport {
             )
         })?;
         let places = listener.places()?;
-        let (epoll, ring) = wait_source(&listener)?;
+        let ring = new_eventfd()?;
+        let descriptors = listener.descriptors().chain([ring.as_fd()]);
+        let epoll = readable_with(descriptors, u64::MAX, "connections")?;
         Ok(TcpTransport {
             rank,
             capabilities: capabilities(settings),
@@ -199,11 +194,11 @@ impl TcpTransport {
                 timeout: settings.timeout,
                 rails: settings.rails,
                 has_tls: settings.has_tls,
-                regions: BTreeMap::new(),
+                regions: Registry::new(),
                 ends: Ends::default(),
                 epoll: Arc::new(epoll),
                 void: vec![0; 64 * 1024],
-                staging: Staging::default(),
+                staging: Buffers::default(),
                 pace: settings.pace_bits_per_second.map(Pace::new),
                 now: Time::default(),
                 polls: 0,
@@ -215,7 +210,6 @@ impl TcpTransport {
             own: Loopback::new(rank),
             active: Vec::new(),
             rails_count: 0,
-            keys: RegionKeys::new(),
             closing: VecDeque::new(),
             ring: Arc::new(ring),
         })
@@ -241,10 +235,6 @@ impl TcpTransport {
     fn check_peer(&self, peer: Rank) -> Accepted {
         let state = self.peers.get(peer as usize).map(Peer::state);
         PeerState::check(state, peer, self.peers.len())
-    }
-
-    fn check_source(&self, view: View) -> Accepted {
-        check_registered(view, |key| self.shared.regions.contains_key(&key))
     }
 
     /// Hands what is to leave to the kernel, and connects if nobody has.
@@ -286,7 +276,7 @@ impl TcpTransport {
         self.end(rank, Event::PeerFailed(rank, cause.into()));
     }
 
-    /// A peer is over; the news first, then what follows from it.
+    /// A peer is over: the event comes first, then the ends of what was outstanding.
     fn end(&mut self, rank: Rank, event: Event) {
         let peer = &mut self.peers[rank as usize];
         if peer.state() != PeerState::Open {
@@ -362,8 +352,8 @@ impl TcpTransport {
         self.refresh_active();
     }
 
-    /// Reads what still comes on closed connections, so that closing them does not cut off their
-    /// last words.
+    /// Reads what still comes on closed connections: a socket that is closed with unread bytes
+    /// drops what it has not sent.
     fn drain_closing(&mut self) {
         let void = &mut self.shared.void;
         self.closing.retain(|socket| {
@@ -416,20 +406,6 @@ impl TcpTransport {
     }
 }
 
-/// What a rank sleeps on, with its listener in it, and what its own threads ring.
-fn wait_source(listener: &Listener) -> Result<(OwnedFd, OwnedFd)> {
-    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
-        .map_err(|e| Error::os("making an epoll descriptor", e))?;
-    let ring = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-        .map_err(|e| Error::os("making an eventfd", e))?;
-    for descriptor in listener.descriptors().chain([ring.as_fd()]) {
-        let token = epoll::EventData::new_u64(u64::MAX);
-        epoll::add(&epoll, descriptor, token, epoll::EventFlags::IN)
-            .map_err(|e| Error::os("waiting for connections", e))?;
-    }
-    Ok((epoll, ring))
-}
-
 fn capabilities(settings: &TcpSettings) -> Capabilities {
     Capabilities {
         name: "tcp",
@@ -460,17 +436,15 @@ impl Drop for TcpTransport {
             // Time stands still here.
             self.shared.pace = None;
             self.say_goodbye(0);
-            for look in 0..LEAVE_LOOKS {
-                if self.go_on_leaving() {
-                    break;
+            super::do_until_done(|| {
+                let has_left = self.go_on_leaving();
+                if !has_left {
+                    self.poll(now, &mut events);
+                    self.poll_slow(now, &mut events);
+                    events.clear();
                 }
-                self.poll(now, &mut events);
-                self.poll_slow(now, &mut events);
-                events.clear();
-                if look > 0 {
-                    std::thread::sleep(LEAVE_PAUSE);
-                }
-            }
+                has_left
+            });
         }
         for rank in 0..self.peers.len() as Rank {
             self.close_rails(rank);

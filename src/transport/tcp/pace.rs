@@ -1,10 +1,10 @@
 //! [`Pace`]: no more than this many bits per second leave a rank, over all its connections
 //! together.
 //!
-//! It stands for a slower link: it keeps the time at which that link would be free again, and
-//! nothing is handed to the kernel before. While bytes of any peer wait, the link counts as busy
-//! without a gap, so that a rank that was not scheduled for a moment makes up for it. A link for
-//! which nobody waited gathers no credit. Bytes that come are not paced: their senders do that.
+//! It models a slower link: it keeps the time at which that link would be free again, and nothing
+//! is handed to the kernel earlier. While bytes of any peer wait, the link counts as busy without a
+//! gap, so that a rank that was not scheduled for a moment makes up for it. A link for which nobody
+//! waited gathers no credit. Bytes that come are not paced: their senders do that.
 
 use crate::time::Time;
 use std::time::Duration;

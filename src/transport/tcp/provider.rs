@@ -8,7 +8,7 @@ use crate::time::Time;
 use crate::transport::posts::{Accepted, PeerState, no_such_rank};
 use crate::transport::{
     Address, Atomic, Capabilities, Diagnostics, Event, Expecting, Mapping, RemoteRange, Rma,
-    Signals, Transport, WaitSource, keys,
+    Signals, Transport, WaitSource,
 };
 use crate::types::Rank;
 use std::sync::Arc;
@@ -73,13 +73,11 @@ impl Transport for TcpTransport {
     }
 
     fn register(&mut self, region: Arc<Region>) -> Result<RegionKey> {
-        let key = self.keys.take()?;
-        self.shared.regions.insert(key, region);
-        Ok(key)
+        self.shared.regions.add(region.view(), region)
     }
 
     fn deregister(&mut self, key: RegionKey) -> Result<()> {
-        keys::known(key, self.shared.regions.remove(&key)).map(drop)
+        self.shared.regions.remove(key).map(drop)
     }
 
     unsafe fn post_send(
@@ -91,7 +89,7 @@ impl Transport for TcpTransport {
         token: u64,
     ) -> Accepted {
         self.check_peer(peer)?;
-        self.check_source(source)?;
+        self.shared.regions.check_source(source)?;
         if peer == self.rank {
             let ends = &mut self.shared.ends;
             return self.own.send((tag, header), source, Some(token), ends);
@@ -215,11 +213,11 @@ impl Rma for TcpTransport {
         token: u64,
     ) -> Accepted {
         self.check_peer(peer)?;
-        self.check_source(source)?;
+        self.shared.regions.check_source(source)?;
         let bytes = source.len_bytes() as u64;
         if peer == self.rank {
-            let range = (self.shared).range(destination.key.0, destination.offset, bytes);
-            self.own.put(source, range, token, &mut self.shared.ends);
+            let place = self.shared.regions.range(destination, bytes);
+            self.own.put(source, place, token, &mut self.shared.ends);
             return Ok(());
         }
         self.peers[peer as usize].put(source, destination, token, &mut self.shared)?;
@@ -237,11 +235,11 @@ impl Rma for TcpTransport {
         token: u64,
     ) -> Accepted {
         self.check_peer(peer)?;
-        self.check_source(destination)?;
+        self.shared.regions.check_source(destination)?;
         let bytes = destination.len_bytes() as u64;
         if peer == self.rank {
-            let range = self.shared.range(source.key.0, source.offset, bytes);
-            (self.own).get(range, destination, token, &mut self.shared.ends);
+            let place = self.shared.regions.range(source, bytes);
+            (self.own).get(place, destination, token, &mut self.shared.ends);
             return Ok(());
         }
         self.peers[peer as usize].get(source, destination, token, &mut self.shared)?;
@@ -260,8 +258,8 @@ impl Rma for TcpTransport {
         self.check_peer(peer)?;
         what.check(word, result)?;
         if peer == self.rank {
-            let range = self.shared.range(word.key.0, word.offset, 8);
-            (self.own).change(what, range, result, token, &mut self.shared.ends);
+            let place = self.shared.regions.range(word, 8);
+            (self.own).change(what, place, result, token, &mut self.shared.ends);
             return Ok(());
         }
         self.peers[peer as usize].change(what, word, result, token, &mut self.shared)?;

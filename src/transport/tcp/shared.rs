@@ -2,14 +2,13 @@
 
 use super::pace::Pace;
 use super::socket::Refused;
-use super::staging::Staging;
-use crate::memory::{Region, RegionKey, View};
+use crate::memory::Region;
 use crate::time::Time;
-use crate::transport::Outcome;
-use crate::transport::posts::{Ends, part_of};
+use crate::transport::buffers::Buffers;
+use crate::transport::posts::Ends;
+use crate::transport::registry::Registry;
 use crate::types::Rank;
 use crate::wire::Limits;
-use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,12 +23,13 @@ pub struct Shared {
     pub timeout: Duration,
     pub rails: u32,
     pub has_tls: bool,
-    pub regions: BTreeMap<RegionKey, Arc<Region>>,
+    pub regions: Registry<Arc<Region>>,
     pub ends: Ends,
     pub epoll: Arc<OwnedFd>,
     /// Takes bytes that nobody wants.
     pub void: Vec<u8>,
-    pub staging: Staging,
+    /// For chunks that come before their receives.
+    pub staging: Buffers,
     /// How fast bytes may leave, if that is limited.
     pub pace: Option<Pace>,
     pub now: Time,
@@ -80,17 +80,6 @@ impl Counts {
 }
 
 impl Shared {
-    pub fn complete(&mut self, peer: Rank, token: u64, outcome: Outcome, bytes: u64, header: u64) {
-        self.ends.complete(peer, token, outcome, bytes, header);
-    }
-
-    /// Part of a region of this rank, `None` if there is no such range.
-    pub fn range(&self, key: u32, offset: u64, bytes: u64) -> Option<View> {
-        let key = RegionKey(key);
-        let view = self.regions.get(&key)?.view().in_region(key, 0);
-        part_of(view, offset, bytes)
-    }
-
     /// Says which options the kernel has refused, if anybody wants to know.
     pub fn say_refused(&mut self) {
         if let Some(text) = self.refused.take_text()

@@ -99,7 +99,7 @@ pub fn is_own(ip: IpAddr) -> bool {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
-    // Nothing is sent: to connect a socket of UDP is to ask for its source.
+    // Connecting a socket of UDP sends nothing; it chooses the source address.
     let source = UdpSocket::bind((any, 0)).and_then(|socket| {
         socket.connect((ip, 1))?;
         socket.local_addr()

@@ -4,15 +4,13 @@
 use super::rail::Piece;
 use super::shared::Counts;
 use crate::memory::{Region, View};
+use crate::transport::pieces::{Pieces, piece_bytes};
+use crate::transport::requests::REQUESTS_MAX;
+use crate::transport::transfers::{self, TRANSFERS_MAX};
 use crate::transport::{Outcome, PostError};
 use crate::wire::Frame;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
-
-/// Long transfers, short puts and gets under way to one peer.
-pub const TRANSFERS_MAX: usize = 1024;
-/// The least piece into which a transfer is cut to occupy several rails.
-const PIECE_BYTES_MIN: u64 = 64 * 1024;
 
 /// What a long transfer is, for the header of its chunks.
 #[derive(Clone, Copy, Debug)]
@@ -29,8 +27,8 @@ struct Transfer {
     view: View,
     /// `None`: nobody waits for its end.
     token: Option<u64>,
-    /// Where the next piece begins.
-    next: u64,
+    /// What is to be sent, for the first time or once more.
+    pieces: Pieces,
     acked: u64,
     is_bad: bool,
     /// Kept for the answer to a get, whose memory may be deregistered meanwhile.
@@ -96,18 +94,14 @@ pub struct Cut {
     pub piece: Piece,
     pub frame: Frame,
     pub view: View,
-    /// It is among the last of its transfer, or was lost once.
+    /// It is among the last pieces of its transfer, whose end waits for their acknowledgement.
     pub is_urgent: bool,
 }
 
 /// See the module.
 #[derive(Debug)]
 pub struct Transfers {
-    /// Those with pieces to send, in order, and pieces to send once more.
-    waiting: VecDeque<u64>,
-    again: VecDeque<Piece>,
-    under_way: BTreeMap<u64, Transfer>,
-    next: u64,
+    under_way: transfers::Transfers<Transfer>,
     /// Transfers below this one that are not known were taken back.
     withdrawn_below: u64,
 }
@@ -115,31 +109,25 @@ pub struct Transfers {
 impl Transfers {
     pub fn new() -> Transfers {
         Transfers {
-            waiting: VecDeque::new(),
-            again: VecDeque::new(),
-            under_way: BTreeMap::new(),
-            next: 1,
+            under_way: transfers::Transfers::new(u64::MAX),
             withdrawn_below: 0,
         }
     }
 
     /// Whether another one may begin.
     pub fn check(&self) -> Result<(), PostError> {
-        match self.under_way.len() >= TRANSFERS_MAX {
-            true => Err(PostError::WouldBlock),
-            false => Ok(()),
-        }
+        self.under_way.check()
     }
 
     /// Whether all have ended.
     pub fn is_empty(&self) -> bool {
-        self.under_way.is_empty()
+        self.under_way.count() == 0
     }
 
     /// Whether pieces wait for a rail.
     #[inline]
     pub fn has_output(&self) -> bool {
-        !self.waiting.is_empty() || !self.again.is_empty()
+        self.under_way.queued_count() > 0
     }
 
     /// Notes a transfer, which [`Transfers::start`] lets begin; its number.
@@ -154,9 +142,9 @@ impl Transfers {
         view: View,
         region: Option<Arc<Region>>,
     ) -> Result<(), String> {
-        // The requester has this many gets at most, so more of their answers are no answers.
-        if self.under_way.len() >= 3 * TRANSFERS_MAX {
-            return Err(format!("it has more than {TRANSFERS_MAX} gets under way"));
+        // The requester has a bounded number of gets, so more of their answers are no answers.
+        if self.under_way.count() >= 2 * TRANSFERS_MAX + REQUESTS_MAX as usize {
+            return Err(format!("it has more than {REQUESTS_MAX} gets under way"));
         }
         let transfer = self.insert(Kind::GetReply { id }, view, None, region);
         self.start(transfer);
@@ -170,28 +158,24 @@ impl Transfers {
         token: Option<u64>,
         region: Option<Arc<Region>>,
     ) -> u64 {
-        let number = self.next;
-        self.next += 1;
-        let transfer = Transfer {
+        self.under_way.insert(Transfer {
             kind,
             view,
             token,
-            next: 0,
+            pieces: Pieces::all(view.len_bytes() as u64),
             acked: 0,
             is_bad: false,
             _region: region,
-        };
-        self.under_way.insert(number, transfer);
-        number
+        })
     }
 
     /// Its pieces wait for rails from now on.
     pub fn start(&mut self, transfer: u64) {
-        self.waiting.push_back(transfer);
+        self.under_way.enqueue(transfer);
     }
 
-    /// Starts a message that its receiver asks for: its memory may end once it is over, so that
-    /// nobody else decides that.
+    /// Starts a message that its receiver asks for. A request that is wrong is refused: a message
+    /// that has ended may have lost its memory.
     pub fn start_asked(&mut self, transfer: u64) -> Result<(), String> {
         self.check_unasked(transfer)?;
         self.start(transfer);
@@ -206,9 +190,10 @@ impl Transfers {
 
     /// Whether a message waits to be asked for.
     fn check_unasked(&self, transfer: u64) -> Result<(), String> {
-        let is_unasked = |t: &Transfer| matches!(t.kind, Kind::Message) && t.next == 0;
-        let is_known = self.under_way.get(&transfer).is_some_and(is_unasked);
-        match is_known && !self.waiting.contains(&transfer) {
+        let is_whole =
+            |t: &Transfer| matches!(t.kind, Kind::Message) && t.pieces.len_bytes() == t.bytes();
+        let is_known = self.under_way.get(transfer).is_some_and(is_whole);
+        match is_known && !self.under_way.is_queued(transfer) {
             true => Ok(()),
             false => Err(format!(
                 "it asks for transfer {transfer}, which does not wait for that"
@@ -216,63 +201,39 @@ impl Transfers {
         }
     }
 
-    /// The next piece for one of this many rails: first what a lost one has not delivered.
+    /// Cuts the next piece for one of this many rails.
     pub fn next_piece(
         &mut self,
         rails: usize,
         chunk_bytes_max: u64,
         counts: &mut Counts,
     ) -> Option<Cut> {
-        let (piece, is_urgent) = match self.again.pop_front() {
-            Some(piece) => (piece, true),
-            None => self.cut(rails, chunk_bytes_max, counts)?,
-        };
-        let transfer = self.under_way.get(&piece.transfer)?;
-        Some(Cut {
-            piece,
-            frame: transfer.frame(&piece),
-            view: (transfer.view).part(piece.offset as usize, piece.bytes as usize),
-            is_urgent,
-        })
-    }
-
-    /// Cuts the next piece, and says whether it is among the last of its transfer.
-    fn cut(
-        &mut self,
-        rails: usize,
-        chunk_bytes_max: u64,
-        counts: &mut Counts,
-    ) -> Option<(Piece, bool)> {
-        // A transfer may have ended while it waited.
-        let number = loop {
-            let number = *self.waiting.front()?;
-            match self.under_way.get(&number) {
-                Some(transfer) if transfer.next < transfer.bytes() => break number,
-                _ => self.waiting.pop_front(),
-            };
-        };
-        let rails = rails.max(1) as u64;
-        let transfer = self.under_way.get_mut(&number)?;
-        let total = transfer.bytes();
-        let share = total.div_ceil(rails).max(PIECE_BYTES_MIN);
-        let bytes = (total - transfer.next).min(share.min(chunk_bytes_max));
+        let number = self.under_way.first()?;
+        let transfer = self.under_way.get_mut(number)?;
+        let bytes_max = piece_bytes(transfer.bytes(), rails, chunk_bytes_max);
+        let (offset, bytes, is_last) = transfer.pieces.peek(bytes_max)?;
+        transfer.pieces.take(bytes);
+        counts.chunks_sent += 1;
         let piece = Piece {
             transfer: number,
-            offset: transfer.next,
+            offset,
             bytes: bytes as u32,
         };
-        transfer.next += bytes;
-        counts.chunks_sent += 1;
-        let left = total - transfer.next;
-        if left == 0 {
-            self.waiting.pop_front();
+        let cut = Cut {
+            piece,
+            frame: transfer.frame(&piece),
+            view: (transfer.view).part(offset as usize, bytes as usize),
+            is_urgent: transfer.pieces.len_bytes() < rails.max(1) as u64 * bytes,
+        };
+        if is_last {
+            self.under_way.pop_first();
         }
-        Some((piece, left < rails * bytes))
+        Some(cut)
     }
 
     /// A piece has come to the peer; what has ended with it.
     pub fn note_arrived(&mut self, piece: Piece) -> Option<Ended> {
-        let transfer = self.under_way.get_mut(&piece.transfer)?;
+        let transfer = self.under_way.get_mut(piece.transfer)?;
         transfer.acked += u64::from(piece.bytes);
         match transfer.acked == transfer.bytes() {
             true => self.end(piece.transfer),
@@ -281,56 +242,51 @@ impl Transfers {
     }
 
     fn end(&mut self, transfer: u64) -> Option<Ended> {
-        self.under_way.remove(&transfer).map(Transfer::ended)
+        self.under_way.remove(transfer).map(Transfer::ended)
     }
 
     /// The peer has no such region, or the range is not inside.
     pub fn note_bad(&mut self, transfer: u64) {
-        if let Some(transfer) = self.under_way.get_mut(&transfer) {
+        if let Some(transfer) = self.under_way.get_mut(transfer) {
             transfer.is_bad = true;
         }
     }
 
-    /// Pieces that were lost with their rail are sent once more; how many. What was taken back is
-    /// not.
-    pub fn send_again(&mut self, mut pieces: VecDeque<Piece>) -> u64 {
-        pieces.retain(|piece| self.is_under_way(piece));
-        let count = pieces.len() as u64;
-        self.again.extend(pieces);
+    /// Pieces that were lost with their rail are sent once more, before others; how many. What was
+    /// taken back is not.
+    pub fn send_again(&mut self, lost: VecDeque<Piece>) -> u64 {
+        let mut count = 0;
+        for piece in lost.into_iter().rev() {
+            if let Some(transfer) = self.under_way.get_mut(piece.transfer) {
+                (transfer.pieces).give_back(piece.offset, u64::from(piece.bytes));
+                self.under_way.enqueue_first(piece.transfer);
+                count += 1;
+            }
+        }
         count
     }
 
     /// Whether the transfer of this piece has not ended.
     pub fn is_under_way(&self, piece: &Piece) -> bool {
-        self.under_way.contains_key(&piece.transfer)
+        self.under_way.get(piece.transfer).is_some()
     }
 
     /// Takes back every message and put; their tokens. Answers to gets are the peer's.
     pub fn withdraw(&mut self) -> Vec<u64> {
-        let mut tokens = Vec::new();
-        self.under_way.retain(|_, transfer| {
-            tokens.extend(transfer.token);
-            transfer.token.is_none()
-        });
-        self.withdrawn_below = self.next;
-        let under_way = &self.under_way;
-        let is_kept = |transfer: &u64| under_way.contains_key(transfer);
-        self.waiting.retain(is_kept);
-        self.again.retain(|piece| is_kept(&piece.transfer));
-        tokens
+        self.withdrawn_below = self.under_way.next();
+        let own = self.under_way.ids(|transfer| transfer.token.is_some());
+        let ended = own.into_iter().filter_map(|id| self.under_way.remove(id));
+        ended.filter_map(|transfer| transfer.token).collect()
     }
 
     /// Whether a transfer was taken back.
     pub fn is_withdrawn(&self, transfer: u64) -> bool {
-        transfer < self.withdrawn_below && !self.under_way.contains_key(&transfer)
+        transfer < self.withdrawn_below && self.under_way.get(transfer).is_none()
     }
 
     /// The peer is gone: the tokens of all.
-    pub fn flush(&mut self) -> Vec<u64> {
-        self.waiting.clear();
-        self.again.clear();
-        let under_way = std::mem::take(&mut self.under_way).into_values();
-        under_way.filter_map(|transfer| transfer.token).collect()
+    pub fn flush(&mut self) -> impl Iterator<Item = u64> + use<> {
+        self.under_way.flush().filter_map(|transfer| transfer.token)
     }
 }
 
@@ -395,7 +351,7 @@ mod tests {
             [1, 2, 3].map(|t| transfers.is_withdrawn(t)),
             [true, false, false]
         );
-        assert!(transfers.has_output() && transfers.flush().is_empty());
+        assert!(transfers.has_output() && transfers.flush().count() == 0);
         assert!(transfers.is_empty() && !transfers.has_output());
     }
 }

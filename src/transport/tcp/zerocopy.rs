@@ -2,9 +2,9 @@
 //! kernel keeps the pages of a chunk until the other side has them, and says so in the error queue
 //! of the socket.
 //!
-//! Nobody waits for these notices: a chunk ends with the peer's acknowledgement, after which the
-//! peer reads nothing more of it, even if the kernel sends it again. The notices tell whether the
-//! kernel has made a copy after all, as it does for loopback, where that costs more than an
+//! No operation waits for these notices: a chunk ends with the peer's acknowledgement, after which
+//! the peer reads nothing more of it, even if the kernel sends it again. The notices tell whether
+//! the kernel has made a copy after all, as it does for loopback, where that costs more than an
 //! ordinary one; then the rail sends its chunks with copies. They also tell which rails have to be
 //! cut where memory is taken back (`peer/withdrawal.rs`).
 

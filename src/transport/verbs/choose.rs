@@ -18,7 +18,6 @@
 //!
 //! Distances have the names that `nvidia-smi topo -m` has: PIX, PXB, PHB, NODE, SYS.
 
-use super::achievable;
 use super::gid::{self, ChosenGid};
 use super::sysfs::{Device, LinkLayer, Place, Port, natural};
 use crate::error::{Error, Result};
@@ -313,9 +312,7 @@ fn candidate<'a>(
         (None, _) => Distance::Unknown,
     };
     let wire = port.gigabits();
-    let bus = device
-        .link
-        .map(|link| achievable::pcie_gigabits(link, achievable::Bus::Write));
+    let bus = device.link.map(|link| link.gigabits());
     Ok(Candidate {
         device,
         port,

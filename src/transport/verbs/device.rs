@@ -28,6 +28,7 @@ pub const COMPLETIONS_AT_ONCE: usize = 32;
 const RECEIVES_AT_ONCE: u32 = 16;
 /// Reads and atomics of one queue pair under way at once; devices have 16 or more.
 const READS_MAX: i32 = 16;
+
 /// One port of one device.
 pub struct Rail {
     port: Port,
@@ -77,10 +78,10 @@ impl Sizes {
     /// For this many peers.
     pub fn of(slots: u32, peers: u32) -> Sizes {
         let peers = peers.max(1);
-        // What a peer that does not look may be told meanwhile. It is told of positions twice, and
-        // of a rest, or of each position where it waits to hear that; of matches four times per
-        // class, and of a rest, but of each urgent one; and of each put that named no region. It
-        // sends nothing meanwhile, so that there are no more of these.
+        // Posts that tell a peer something while it does not poll. Positions are told twice and
+        // once for the rest, or one by one where the peer waits for that; matches four times per
+        // class and once for the rest, or one by one in the urgent class; puts that named no region
+        // one by one. The peer sends nothing meanwhile, so that no more are needed.
         let class = crate::limits::MESSAGES_PER_PEER;
         let told = slots + 3 + 3 * (4 + 1) + class + 1 + slots;
         // Each position takes one receive, and so does each of the others. Some are taken and wait
@@ -407,6 +408,11 @@ impl Registered {
     #[inline]
     pub fn view(&self) -> View {
         self.view
+    }
+
+    /// How many rails know it.
+    pub fn rails_count(&self) -> usize {
+        self.mrs.len()
     }
 
     /// The address by which peers name it.

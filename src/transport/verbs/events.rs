@@ -1,4 +1,5 @@
-//! What the asynchronous events of a device mean. Pure: what is done about them is in `mod.rs`.
+//! What the asynchronous events of a device mean. The functions are pure; `mod.rs` acts on what
+//! they say.
 //!
 //! Soft-RoCE (Linux 6.1) raises events of ports and of completion queues that overflow, and none of
 //! queue pairs: the tests have recorded ones.

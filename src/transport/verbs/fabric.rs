@@ -14,7 +14,7 @@ pub enum Fabric {
 }
 
 impl Fabric {
-    /// All, for those who write them as numbers from 1.
+    /// All fabrics, in the order of the numbers from 1 that ranks send each other.
     pub const ALL: [Fabric; 3] = [Fabric::InfiniBand, Fabric::RoceV1, Fabric::RoceV2];
 }
 

@@ -42,7 +42,7 @@ pub enum Action {
     GoUp,
 }
 
-/// What began a trouble.
+/// Why nothing gets through.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// It was seen here.
@@ -62,7 +62,7 @@ impl fmt::Display for Cause {
     }
 }
 
-/// A time in which nothing is known to have got through.
+/// A time in which nothing has got through, as far as is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trouble {
     pub since: Time,

@@ -9,20 +9,10 @@
 //! only. Source: the InfiniBand specification's annexes A16 (RoCE) and A17 (RoCEv2); how an IPv4
 //! address is written: RFC 4291, section 2.5.5.2.
 
+use super::fabric::Fabric;
 use crate::error::{Error, Result};
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
-
-/// What packets a GID stands for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GidKind {
-    /// InfiniBand.
-    InfiniBand,
-    /// RoCE, version 1.
-    RoceV1,
-    /// RoCE, version 2.
-    RoceV2,
-}
 
 /// An entry of a port's table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +22,7 @@ pub struct Gid {
     /// In network order.
     pub bytes: [u8; 16],
     /// What packets it stands for.
-    pub kind: GidKind,
+    pub kind: Fabric,
     /// The network interface whose address it is.
     pub interface: Option<String>,
 }
@@ -75,18 +65,13 @@ impl Gid {
 
     /// Smaller is better.
     fn order(&self) -> (bool, Scope, u32) {
-        (self.kind != GidKind::RoceV2, self.scope(), self.index)
+        (self.kind != Fabric::RoceV2, self.scope(), self.index)
     }
 }
 
 impl fmt::Display for Gid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = match self.kind {
-            GidKind::InfiniBand => "InfiniBand",
-            GidKind::RoceV1 => "RoCEv1",
-            GidKind::RoceV2 => "RoCEv2",
-        };
-        write!(f, "{} ({kind}", self.index)?;
+        write!(f, "{} ({}", self.index, self.kind)?;
         match self.ipv4() {
             Some(ip) => write!(f, ", {ip}")?,
             None => write!(f, ", {}", self.address())?,
@@ -125,13 +110,13 @@ pub fn choose(gids: &[Gid], asked: Option<u32>) -> Result<ChosenGid> {
         )
     })?;
     let mut reason = match (best.kind, best.scope()) {
-        (GidKind::InfiniBand, _) => "an InfiniBand port's own",
-        (GidKind::RoceV2, Scope::IpV4) => "RoCEv2 with an IPv4 address, which routers forward",
-        (GidKind::RoceV2, Scope::IpV6) => "RoCEv2; the interface has no IPv4 address",
-        (GidKind::RoceV2, Scope::OneLink) => {
+        (Fabric::InfiniBand, _) => "an InfiniBand port's own",
+        (Fabric::RoceV2, Scope::IpV4) => "RoCEv2 with an IPv4 address, which routers forward",
+        (Fabric::RoceV2, Scope::IpV6) => "RoCEv2; the interface has no IPv4 address",
+        (Fabric::RoceV2, Scope::OneLink) => {
             "RoCEv2 by link-local address only: peers must be on the same link; give the interface an address to be routed"
         }
-        (GidKind::RoceV1, _) => "RoCEv1: the port has no RoCEv2 GID, and packets cross no router",
+        (Fabric::RoceV1, _) => "RoCEv1: the port has no RoCEv2 GID, and packets cross no router",
     }
     .to_string();
     let is_rival = |gid: &&Gid| {
@@ -162,7 +147,7 @@ pub fn find_again<'a>(gids: &'a [Gid], before: &Gid) -> Option<&'a Gid> {
 mod tests {
     use super::*;
 
-    fn gid(index: u32, address: &str, kind: GidKind) -> Gid {
+    fn gid(index: u32, address: &str, kind: Fabric) -> Gid {
         let bytes = address.parse::<Ipv6Addr>().unwrap().octets();
         let interface = Some("eth0".into());
         Gid {
@@ -175,7 +160,7 @@ mod tests {
 
     /// As mlx5 fills its table: each address in both versions.
     fn usual() -> Vec<Gid> {
-        use GidKind::{RoceV1, RoceV2};
+        use Fabric::{RoceV1, RoceV2};
         vec![
             gid(0, "fe80::a288:c2ff:fe32:1c7e", RoceV1),
             gid(1, "fe80::a288:c2ff:fe32:1c7e", RoceV2),
@@ -211,7 +196,7 @@ mod tests {
 
     #[test]
     fn ipv4_addresses_of_one_link_are_not_preferred() {
-        use GidKind::RoceV2;
+        use Fabric::RoceV2;
         let gids = [
             gid(0, "::ffff:169.254.7.1", RoceV2),
             gid(1, "fd00::1", RoceV2),
@@ -221,7 +206,7 @@ mod tests {
 
     #[test]
     fn of_equals_the_first_is_taken_and_the_others_are_named() {
-        use GidKind::RoceV2;
+        use Fabric::RoceV2;
         let gids = [
             gid(7, "::ffff:10.0.0.2", RoceV2),
             gid(3, "::ffff:10.0.0.1", RoceV2),
@@ -239,7 +224,7 @@ mod tests {
         assert_eq!(find_again(&gids, &before).unwrap().index, 9);
         gids.remove(5);
         assert_eq!(find_again(&gids, &before).unwrap().index, 3);
-        gids.retain(|gid| gid.kind == GidKind::RoceV1);
+        gids.retain(|gid| gid.kind == Fabric::RoceV1);
         assert_eq!(find_again(&gids, &before), None);
         assert_eq!(find_again(&[], &before), None);
     }

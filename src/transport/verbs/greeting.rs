@@ -1,5 +1,5 @@
-//! What two ranks say over the control transport, so that their queue pairs find each other: at the
-//! start, and after a fault.
+//! The messages by which two ranks join their queue pairs over the control transport: at the start,
+//! and after a fault.
 //!
 //! A *generation* is the life of one set of queue pairs. The side that begins one has destroyed its
 //! queue pairs of the last one, so that nothing of that can come any more, and says in its proposal
@@ -51,8 +51,8 @@ pub enum Greeting {
     Propose(Proposal),
     /// The queue pairs of this generation can receive.
     Ready(u32),
-    /// This side is done, and has had this many positions: what the network had not confirmed is no
-    /// loss.
+    /// This side leaves, and has had this many positions, also those that the device of the other
+    /// side has not confirmed.
     Leaving(u64),
 }
 

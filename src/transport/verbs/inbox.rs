@@ -13,7 +13,7 @@ pub struct Inbox {
     memory: Option<Arc<Registered>>,
     /// The peer waits to hear that a position was consumed.
     is_awaited: bool,
-    /// The same, but it need not hear before the next slow look.
+    /// The peer waits to hear that a position was consumed, until the next slow look at most.
     is_awaited_slowly: bool,
 }
 
@@ -70,7 +70,7 @@ impl Inbox {
         self.ring.low_bits()
     }
 
-    /// The peer waits to hear of this position, until the next slow look at most.
+    /// The peer waits to hear that a position was consumed, and the next slow look is early enough.
     pub fn await_slowly(&mut self) {
         self.is_awaited_slowly = true;
     }

@@ -11,9 +11,10 @@ pub struct Incoming {
     pub total: u64,
     pub header: u64,
     pub token: u64,
-    /// Where; `None`: nobody wants it any more, and its sender is still to hear that.
+    /// The memory it is written to; `None`: its receive has ended, and its sender does not know
+    /// yet.
     pub place: Option<Arc<Registered>>,
-    /// Of the first byte in it.
+    /// Where its first byte is in that memory.
     pub offset: u64,
 }
 

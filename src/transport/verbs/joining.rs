@@ -2,7 +2,6 @@
 //! generations, and failures.
 
 use super::VerbsTransport;
-use super::device::Registered;
 use super::generation::{Action, Phase};
 use super::greeting::{GREETING_BYTES_MAX, Greeting, Proposal, RailOffer};
 use super::link::Link;
@@ -446,7 +445,7 @@ impl VerbsTransport {
         self.end(rank, Event::PeerFailed(rank, cause.into()));
     }
 
-    /// A peer is over; the news first, then what follows from it.
+    /// A peer is over: the event comes first, then the ends of what was outstanding.
     fn end(&mut self, rank: Rank, event: Event) {
         let peer = &mut self.peers[rank as usize];
         let was_expected = peer.take_expected();
@@ -499,14 +498,6 @@ impl VerbsTransport {
         }
         // Its last bytes may have come before the end.
         self.peers[rank as usize].cancel_granted(token, &mut self.shared);
-    }
-
-    /// Registers memory with all rails.
-    pub(super) fn registered(
-        &self,
-        region: std::sync::Arc<crate::memory::Region>,
-    ) -> crate::error::Result<Registered> {
-        Registered::region(region, &self.shared.rails, self.shared.settings.is_relaxed)
     }
 }
 

@@ -5,7 +5,7 @@ use linerate_verbs_sys::{BATCH, Local, Operation, QueuePair, Segment, SendReques
 use std::collections::VecDeque;
 
 /// Words leave with a doorbell each while no more than this many are under way. A rank that puts
-/// more without a look at what has come of them wants throughput, not a short time for each.
+/// more of them between two polls wants throughput, not a short time for each.
 pub const AT_ONCE_MAX: usize = 16;
 /// Of words without a position, one in this many makes a completion: half of those that may be
 /// under way.
@@ -43,7 +43,7 @@ pub enum What {
     BadPut(u32),
     /// A short get; short gets end in order.
     Get,
-    /// What was here is over.
+    /// A post from which nothing follows.
     Nothing,
 }
 

@@ -13,8 +13,8 @@
 //!   device may write a line in parts. Words are writes again; on request plain ones, of which the
 //!   owner hears nothing.
 //! * Atomic operations are records too, and done by the owner's processor (`peer/asking.rs`).
-//! * Pieces go over the rail with the least under way (`pieces.rs`); records over one of them, the
-//!   *lead*.
+//! * Pieces go over the rail with the least under way (`../pieces.rs`); records over one of them,
+//!   the *lead*.
 //! * Queue pairs are found through a control transport, another provider that is given to this one:
 //!   it proves that a peer belongs to the job, survives cuts, and notices deaths. When a queue pair
 //!   fails, both sides end all of theirs, say what has come, and begin the next *generation*
@@ -34,8 +34,6 @@
 //! that processors cannot map yet.
 #![allow(unsafe_code)]
 
-pub mod achievable;
-mod changes;
 pub mod choose;
 mod device;
 mod events;
@@ -53,7 +51,6 @@ mod link;
 mod outbox;
 mod pair;
 mod peer;
-mod pieces;
 mod port;
 mod provider;
 mod record;
@@ -71,14 +68,15 @@ mod transfers;
 pub use fabric::Fabric;
 pub use select::{check, probe};
 
-use super::keys::RegionKeys;
 use super::loopback::Loopback;
-use super::posts::{Accepted, Ends, PeerState, check_registered};
+use super::posts::{Accepted, Ends, PeerState};
+use super::registry::Registry;
+use super::sleeping::readable_with;
 use super::{Capabilities, Event, Transport, WaitSource};
 use crate::config::VerbsSettings;
 use crate::error::{Error, Result};
 use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
-use crate::memory::{Region, View};
+use crate::memory::Region;
 use crate::prng::Prng;
 use crate::types::Rank;
 use device::{COMPLETIONS_AT_ONCE, RECEIVE_ID, Rail, Sizes};
@@ -88,12 +86,10 @@ use linerate_verbs_sys::Completion;
 use linerate_verbs_sys::raw::ibv_wc_status;
 use pair::Fault;
 use peer::Peer;
-use rustix::event::epoll;
 use shared::{Counts, Shared};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Longest message, put or get.
 const TOTAL_BYTES_MAX: u64 = 1 << 48;
@@ -102,9 +98,6 @@ const BATCHES_MAX: usize = 8;
 /// Polls between two looks at the control transport, which cost system calls, while every pair is
 /// up.
 const CONTROL_POLLS: u32 = 1024;
-/// How long dropping waits for what was posted to arrive.
-const LEAVE_LOOKS: u32 = 200;
-const LEAVE_PAUSE: Duration = Duration::from_millis(5);
 
 /// The `verbs` provider of one rank.
 pub struct VerbsTransport {
@@ -114,7 +107,6 @@ pub struct VerbsTransport {
     peers: Vec<Peer>,
     shared: Shared,
     own: Loopback,
-    keys: RegionKeys,
     /// Where greetings come, a place for each peer, and where they leave from.
     letters: Region,
     envelope: Region,
@@ -152,14 +144,11 @@ impl VerbsTransport {
                 "verbs over a control transport without a descriptor",
             ));
         };
-        let ready = epoll::create(epoll::CreateFlags::CLOEXEC)
-            .map_err(|e| Error::os("making an epoll descriptor", e))?;
-        let of_rails = rails.iter().flat_map(Rail::descriptors);
-        for descriptor in of_rails.chain([inner.as_fd()]) {
-            let token = epoll::EventData::new_u64(0);
-            epoll::add(&ready, descriptor, token, epoll::EventFlags::IN)
-                .map_err(|e| Error::os("waiting for completion channels", e))?;
-        }
+        let descriptors = rails
+            .iter()
+            .flat_map(Rail::descriptors)
+            .chain([inner.as_fd()]);
+        let ready = readable_with(descriptors, 0, "completion channels")?;
         if is_debugging {
             for line in choice.to_string().lines() {
                 super::say(rank, &format!("verbs: {line}"));
@@ -183,7 +172,7 @@ impl VerbsTransport {
                 settings: settings.clone(),
                 sizes,
                 rails,
-                regions: BTreeMap::new(),
+                regions: Registry::new(),
                 ends: Ends::default(),
                 dirty: Vec::new(),
                 bounces: Vec::new(),
@@ -192,7 +181,6 @@ impl VerbsTransport {
                 until_break: settings.break_after,
             },
             own: Loopback::new(rank),
-            keys: RegionKeys::new(),
             letters: Region::private(ranks as usize * GREETING_BYTES_MAX)?,
             envelope: Region::private(GREETING_BYTES_MAX)?,
             letters_out: VecDeque::new(),
@@ -211,11 +199,6 @@ impl VerbsTransport {
     fn check_peer(&self, peer: Rank) -> Accepted {
         let state = self.peers.get(peer as usize).map(Peer::state);
         PeerState::check(state, peer, self.peers.len())
-    }
-
-    #[inline]
-    fn check_source(&self, view: View) -> Accepted {
-        check_registered(view, |key| self.shared.regions.contains_key(&key))
     }
 
     /// Takes what the devices have completed.
@@ -475,19 +458,13 @@ impl Drop for VerbsTransport {
         if self.is_leaving {
             return;
         }
-        let mut events = Vec::new();
-        for look in 0..LEAVE_LOOKS {
-            let now = self.shared.now;
+        let (now, mut events) = (self.shared.now, Vec::new());
+        super::do_until_done(|| {
             self.poll(now, &mut events);
             self.poll_slow(now, &mut events);
             events.clear();
-            if self.go_on_leaving(0) {
-                return;
-            }
-            if look > 0 {
-                std::thread::sleep(LEAVE_PAUSE);
-            }
-        }
+            self.go_on_leaving(0)
+        });
         if !self.is_leaving {
             self.say_goodbye();
         }

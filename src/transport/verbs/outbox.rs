@@ -20,7 +20,7 @@ pub enum Entry {
     /// A record of this many bytes in the slot.
     Record {
         bytes: u32,
-        /// A place that may end before the peer reads of it.
+        /// It tells a place that may end before the peer reads the record.
         is_grant: bool,
         put: CopiedPut,
     },
@@ -36,7 +36,7 @@ pub enum Entry {
         offset: u64,
         bytes: u64,
     },
-    /// What was here is not needed any more.
+    /// What had this position is not needed any more.
     Nothing,
 }
 
@@ -311,7 +311,7 @@ impl Outbox {
         (lost, again)
     }
 
-    /// Places that wait to be told are told anew by who knows them.
+    /// Drops grants that wait for positions: those that are still right are made anew.
     pub fn drop_waiting_grants(&mut self) {
         let is_grant = |record: &Record| matches!(record, Record::Grant { .. });
         self.waiting.retain(|waiting| !is_grant(&waiting.record));

@@ -41,7 +41,7 @@ pub struct Pair {
     fault: Option<Fault>,
     /// The peer breaks the rules.
     offence: Option<String>,
-    /// What would have followed from positions that were under way when their queue pair ended.
+    /// Positions that were under way when their queue pair ended, with what follows if they came.
     unsettled: Vec<(u64, Then)>,
 }
 
@@ -88,7 +88,7 @@ impl Pair {
         self.links.get_mut(self.lead)?.as_mut()
     }
 
-    /// The same, if it has room for another post.
+    /// The queue pair of the ring, if it has room for another post.
     #[inline]
     pub fn lead_with_room(&mut self) -> Option<&mut Link> {
         self.lead_link().filter(|link| link.has_room())

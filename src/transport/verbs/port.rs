@@ -27,7 +27,7 @@ pub struct Port {
     /// The least of the peers' ports that this one is joined with.
     peers_mtu: Option<ibv_mtu>,
     is_ethernet: bool,
-    /// It carries packets, as far as is known.
+    /// It carries packets, as far as the device has told.
     is_active: bool,
 }
 
@@ -80,7 +80,7 @@ impl Port {
         self.peers_mtu.map(|mtu| 128 << mtu.0)
     }
 
-    /// A peer's port has this one.
+    /// A peer's port has this MTU, as verbs say it.
     pub fn note_peer_mtu(&mut self, code: u8) {
         let code = u32::from(code).clamp(ibv_mtu::IBV_MTU_256.0, ibv_mtu::IBV_MTU_4096.0);
         let least = self.peers_mtu.map_or(code, |known| known.0.min(code));
@@ -97,16 +97,16 @@ impl Port {
         self.is_active
     }
 
-    /// It carries none.
+    /// The port carries no packets now.
     pub fn note_down(&mut self) {
         self.is_active = false;
     }
 
-    /// Its state is this now, as far as the device tells it.
+    /// Takes over the state that the device tells, if it tells one.
     pub fn refresh(&mut self, state: Option<ibv_port_attr>) {
         if let Some(state) = state {
             self.is_active = state.state == ibv_port_state::IBV_PORT_ACTIVE;
-            // Who runs the subnet may have given it another one while it was down.
+            // The subnet may have given it another LID while it was down.
             self.lid = state.lid;
         }
         if self.is_active {

@@ -1,6 +1,6 @@
 //! What the contract asks of the `verbs` provider: posts, polls and what is looked at slowly.
 
-use super::device::Rail;
+use super::device::{Rail, Registered};
 use super::peer::Peer;
 use super::{CONTROL_POLLS, VerbsTransport};
 use crate::error::{Error, Result};
@@ -9,7 +9,7 @@ use crate::time::Time;
 use crate::transport::posts::{Accepted, PeerState, no_such_rank};
 use crate::transport::{
     Address, Atomic, Capabilities, Diagnostics, Event, Expecting, Mapping, PortInUse, PostError,
-    RemoteRange, Rma, Signals, Transport, WaitSource, keys,
+    RemoteRange, Rma, Signals, Transport, WaitSource,
 };
 use crate::types::Rank;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ impl VerbsTransport {
         token: Option<u64>,
     ) -> Accepted {
         self.check_peer(peer)?;
-        self.check_source(source)?;
+        self.shared.regions.check_source(source)?;
         if peer == self.shared.rank {
             let ends = &mut self.shared.ends;
             return self.own.send(message, source, token, ends);
@@ -100,14 +100,15 @@ impl Transport for VerbsTransport {
     }
 
     fn register(&mut self, region: Arc<Region>) -> Result<RegionKey> {
-        let registered = self.registered(region)?;
-        let key = self.keys.take()?;
-        self.shared.regions.insert(key, Arc::new(registered));
-        Ok(key)
+        let is_relaxed = self.shared.settings.is_relaxed;
+        let registered = Registered::region(region, &self.shared.rails, is_relaxed)?;
+        self.shared
+            .regions
+            .add(registered.view(), Arc::new(registered))
     }
 
     fn deregister(&mut self, key: RegionKey) -> Result<()> {
-        keys::known(key, self.shared.regions.remove(&key))?;
+        self.shared.regions.remove(key)?;
         for peer in &mut self.peers {
             // It is asked for no more; what is on its way is refused by the device.
             peer.end_export(key, &mut self.shared);
@@ -256,11 +257,11 @@ impl Rma for VerbsTransport {
         token: u64,
     ) -> Accepted {
         self.check_peer(peer)?;
-        self.check_source(source)?;
+        self.shared.regions.check_source(source)?;
         if peer == self.shared.rank {
             let bytes = source.len_bytes() as u64;
-            let range = (self.shared).range(destination.key, destination.offset, bytes);
-            self.own.put(source, range, token, &mut self.shared.ends);
+            let place = self.shared.regions.range(destination, bytes);
+            self.own.put(source, place, token, &mut self.shared.ends);
             return Ok(());
         }
         self.peers[peer as usize].put(source, destination, token, &mut self.shared)
@@ -274,11 +275,11 @@ impl Rma for VerbsTransport {
         token: u64,
     ) -> Accepted {
         self.check_peer(peer)?;
-        self.check_source(destination)?;
+        self.shared.regions.check_source(destination)?;
         if peer == self.shared.rank {
             let bytes = destination.len_bytes() as u64;
-            let range = self.shared.range(source.key, source.offset, bytes);
-            (self.own).get(range, destination, token, &mut self.shared.ends);
+            let place = self.shared.regions.range(source, bytes);
+            (self.own).get(place, destination, token, &mut self.shared.ends);
             return Ok(());
         }
         self.peers[peer as usize].get(source, destination, token, &mut self.shared)
@@ -295,8 +296,8 @@ impl Rma for VerbsTransport {
         self.check_peer(peer)?;
         what.check(word, result)?;
         if peer == self.shared.rank {
-            let range = self.shared.range(word.key, word.offset, 8);
-            (self.own).change(what, range, result, token, &mut self.shared.ends);
+            let place = self.shared.regions.range(word, 8);
+            (self.own).change(what, place, result, token, &mut self.shared.ends);
             return Ok(());
         }
         let known = &mut self.peers[peer as usize];

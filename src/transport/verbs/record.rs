@@ -7,6 +7,7 @@
 
 use crate::limits::INLINE_BYTES_MAX;
 use crate::transport::TAG_CLASSES;
+use crate::transport::requests::REQUESTS_MAX;
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 48;
@@ -15,10 +16,8 @@ pub const SLOT_BYTES: usize = (HEADER_BYTES + INLINE_BYTES_MAX).next_multiple_of
 /// Devices over which one peer's traffic is spread, at most: keys for all of them fit in a record.
 pub const RAILS_MAX: usize = 8;
 
-/// Atomic operations under way to one peer: their numbers stand where lengths do.
-pub const CHANGES_MAX: u32 = 1024;
-
-const _: () = assert!(CHANGES_MAX as usize <= INLINE_BYTES_MAX);
+// Numbers of atomic operations stand where lengths do.
+const _: () = assert!(REQUESTS_MAX <= INLINE_BYTES_MAX as u64);
 const _: () = assert!(HEADER_BYTES + 4 * RAILS_MAX <= SLOT_BYTES);
 const _: () = assert!(TAG_CLASSES == 4, "four counters have places in the header");
 
@@ -62,7 +61,7 @@ pub enum Record {
     /// Wants to know a region of the receiver.
     Ask { key: u32 },
     /// A word of a region of the receiver is to be changed by its processor: `operand` is there
-    /// afterwards if `compare` was, or is added. `id` names the answer, below [`CHANGES_MAX`].
+    /// afterwards if `compare` was, or is added. `id` names the answer, below [`REQUESTS_MAX`].
     Change {
         id: u32,
         key: u32,
@@ -341,7 +340,7 @@ mod tests {
             Record::Nothing,
             Record::Ask { key: 7 },
             Record::Change {
-                id: CHANGES_MAX,
+                id: REQUESTS_MAX as u32,
                 key: 7,
                 offset: 8,
                 compare: None,

@@ -1,5 +1,5 @@
-//! Positions of the rings: who may post what when, so that nothing ever finds its receiver
-//! unprepared.
+//! Positions of the rings: they say when a rank may post what, so that every post finds a receive
+//! and a free slot.
 //!
 //! Each direction of a pair has a ring of slots in the receiver's memory. A write that consumes a
 //! receive of the peer and carries something takes the next *position*. No more positions are under
@@ -163,8 +163,8 @@ impl ReceiveRing {
         self.received as u32 & VALUE_MASK
     }
 
-    /// Whether half of the ring waits for the peer to hear of it; or anything at all, where
-    /// somebody waits for that.
+    /// Whether the peer should be told now: half of the ring was not told, or the peer waits for
+    /// any of it.
     #[inline]
     pub fn is_due(&self, is_awaited: bool) -> bool {
         let untold = self.received - self.told;

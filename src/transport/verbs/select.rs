@@ -3,7 +3,6 @@
 use super::choose::{Choice, Wish, choose};
 use super::device::{Rail, Registered, Sizes, refused, unavailable};
 use super::fabric::Fabric;
-use super::gid::GidKind;
 use super::record::{RAILS_MAX, SLOT_BYTES};
 use super::sysfs::Tree;
 use crate::config::VerbsSettings;
@@ -63,11 +62,8 @@ pub fn probe(rank: Rank, ranks: u32, settings: &VerbsSettings) -> Result<Fabric>
     // tried.
     let bytes = 2 * SLOT_BYTES * settings.slots as usize * ranks as usize;
     Registered::region(Arc::new(Region::private(bytes)?), &rails, false)?;
-    Ok(match &choice.rails[0].gid {
-        Some(chosen) if chosen.gid.kind == GidKind::RoceV1 => Fabric::RoceV1,
-        Some(_) => Fabric::RoceV2,
-        None => Fabric::InfiniBand,
-    })
+    let gid = choice.rails[0].gid.as_ref();
+    Ok(gid.map_or(Fabric::InfiniBand, |chosen| chosen.gid.kind))
 }
 
 /// Which ports a rank would use, or why there is none. Nothing is opened.

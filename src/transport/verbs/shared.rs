@@ -3,12 +3,11 @@
 use super::device::{Rail, Registered, Sizes};
 use crate::config::VerbsSettings;
 use crate::error::Result;
-use crate::memory::{Region, RegionKey, View};
+use crate::memory::Region;
 use crate::time::Time;
-use crate::transport::Outcome;
-use crate::transport::posts::{Ends, part_of};
+use crate::transport::posts::Ends;
+use crate::transport::registry::Registry;
 use crate::types::Rank;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// What the peers of one rank share.
@@ -18,7 +17,7 @@ pub struct Shared {
     pub settings: VerbsSettings,
     pub sizes: Sizes,
     pub rails: Vec<Rail>,
-    pub regions: BTreeMap<RegionKey, Arc<Registered>>,
+    pub regions: Registry<Arc<Registered>>,
     pub ends: Ends,
     /// Peers with something to post.
     pub dirty: Vec<Rank>,
@@ -69,16 +68,6 @@ impl Counts {
 }
 
 impl Shared {
-    pub fn complete(&mut self, peer: Rank, token: u64, outcome: Outcome, bytes: u64, header: u64) {
-        self.ends.complete(peer, token, outcome, bytes, header);
-    }
-
-    /// Part of a region of this rank, `None` if there is no such range.
-    pub fn range(&self, key: RegionKey, offset: u64, bytes: u64) -> Option<View> {
-        let view = self.regions.get(&key)?.view().in_region(key, 0);
-        part_of(view, offset, bytes)
-    }
-
     /// Memory of a page that all rails know.
     pub fn bounce(&mut self) -> Result<Arc<Registered>> {
         if let Some(spare) = self.bounces.pop() {

@@ -5,9 +5,14 @@
 //! missing is a value that is unknown: trees differ by driver and kernel, and those of software
 //! devices have no PCIe at all.
 //!
-//! Source: the kernel's Documentation/ABI/stable/sysfs-class-infiniband and testing/sysfs-bus-pci.
+//! Sources: the kernel's Documentation/ABI/stable/sysfs-class-infiniband and testing/sysfs-bus-pci;
+//! for what a link carries, PCI Express base specification 3.1, chapters 2.2 (TLP headers), 3.6
+//! (LCRC) and 4.2 (encoding), and Neugebauer et al., "Understanding PCIe performance for end host
+//! networking", SIGCOMM 2018, section 3.
 
-use super::gid::{Gid, GidKind};
+use super::fabric::Fabric;
+use super::gid::Gid;
+use std::fmt;
 use std::path::{Component, Path, PathBuf};
 
 /// GIDs that are looked at per port: tables have up to 256 places, and those that are used come
@@ -17,6 +22,11 @@ const GIDS_MAX: u32 = 256;
 /// leave holes.
 const HOLES_MAX: u32 = 32;
 const PORTS_MAX: u8 = 16;
+/// Largest payload of a PCIe packet on most hosts. The exact one is in the device's configuration,
+/// which only root may read.
+const PCIE_PAYLOAD_BYTES: f64 = 256.0;
+/// Framing and sequence (4), LCRC (4) and a header of four words, for 64-bit addresses (16).
+const PCIE_HEADER_BYTES: f64 = 24.0;
 
 /// A tree of /sys.
 #[derive(Clone, Debug)]
@@ -29,7 +39,7 @@ pub struct Tree {
 pub struct Device {
     /// As verbs call it, such as mlx5_0.
     pub name: String,
-    /// It is a driver's alone (Soft-RoCE, siw), without hardware of its own.
+    /// A driver makes it (Soft-RoCE, siw); it has no hardware of its own.
     pub is_software: bool,
     /// What it is to RDMA, as the kernel writes it: `1: CA` (InfiniBand and RoCE), `4: RNIC`
     /// (iWARP), `7: unspecified` (EFA).
@@ -63,6 +73,40 @@ pub struct PcieLink {
     pub gigatransfers: f64,
     /// Lanes.
     pub width: u32,
+}
+
+impl PcieLink {
+    /// Gbit/s of payload that a device writes over it at best: what arrives. What leaves has
+    /// shorter headers. Acknowledgements and flow control of PCIe, some percent, are left out.
+    pub fn gigabits(&self) -> f64 {
+        let share = PCIE_PAYLOAD_BYTES / (PCIE_PAYLOAD_BYTES + PCIE_HEADER_BYTES);
+        self.gigatransfers * self.coding() * f64::from(self.width) * share
+    }
+
+    /// Bits of data per bit of the link.
+    fn coding(&self) -> f64 {
+        match self.gigatransfers {
+            // Generations 1 and 2: 8 bits in 10.
+            speed if speed <= 5.0 => 8.0 / 10.0,
+            // 3 to 5: 128 in 130.
+            speed if speed <= 32.0 => 128.0 / 130.0,
+            // From 6 on: units of 256 bytes, 236 of them for packets.
+            _ => 236.0 / 256.0,
+        }
+    }
+
+    /// 1 to 6; 0 if it is none of them.
+    fn generation(&self) -> u32 {
+        let speeds = [2.5, 5.0, 8.0, 16.0, 32.0, 64.0];
+        let found = speeds.iter().position(|&speed| speed == self.gigatransfers);
+        found.map_or(0, |index| index as u32 + 1)
+    }
+}
+
+impl fmt::Display for PcieLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PCIe {}.0 x{}", self.generation(), self.width)
+    }
 }
 
 /// What the other end of a port's cable speaks.
@@ -249,9 +293,9 @@ fn gid(port: &Path, index: u32) -> Option<Gid> {
         index,
         bytes,
         kind: match attribute("types").as_deref() {
-            Some("RoCE v2") => GidKind::RoceV2,
-            _ if read(&port.join("link_layer")).as_deref() == Some("Ethernet") => GidKind::RoceV1,
-            _ => GidKind::InfiniBand,
+            Some("RoCE v2") => Fabric::RoceV2,
+            _ if read(&port.join("link_layer")).as_deref() == Some("Ethernet") => Fabric::RoceV1,
+            _ => Fabric::InfiniBand,
         },
         interface: attribute("ndevs"),
     })

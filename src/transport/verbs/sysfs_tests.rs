@@ -10,7 +10,6 @@
 //!
 //! and, for the files that `sysfs.rs` reads, `echo "$p = $(cat $p)"`.
 
-use super::achievable::{self, Carrier, Wire};
 use super::choose::{Choice, Distance, Wish, choose, distance};
 use super::sysfs::{Device, LinkLayer, PcieLink, Tree};
 use std::path::{Path, PathBuf};
@@ -392,26 +391,36 @@ fn no_device_and_no_port_are_said_with_what_to_do() {
 fn what_a_chosen_port_can_carry_follows_from_the_tree() {
     let recorded = Recorded::new("degraded_link", "bound");
     let devices = recorded.tree.devices();
-    let wire = Wire::RoceV2 {
-        is_ipv6: false,
-        has_vlan: false,
-    };
     let bound = |device: &Device| {
-        let rate = achievable::wire_gigabits(&device.ports[0]).unwrap();
-        let sizes = (1 << 20, 4096);
-        achievable::Achievable::of(rate, device.link, wire, Carrier::Write, sizes).gigabits()
+        let bus = device.link.unwrap().gigabits();
+        bus.min(device.ports[0].gigabits())
     };
     let [.., whole, half] = &devices[..] else {
         panic!()
     };
-    assert!(
-        (bound(whole) - 98.04).abs() < 0.01,
-        "the wire: {}",
-        bound(whole)
-    );
+    assert_eq!(bound(whole), 100.0, "the wire");
     assert!(
         (bound(half) - 57.61).abs() < 0.01,
         "eight lanes: {}",
         bound(half)
+    );
+}
+
+#[test]
+fn pcie_carries_what_coding_and_headers_leave() {
+    let link = |gigatransfers, width| PcieLink {
+        gigatransfers,
+        width,
+    };
+    let near = |found: f64, expected: f64| {
+        assert!((found - expected).abs() < 0.05, "{found}, not {expected}")
+    };
+    near(link(8.0, 16).gigabits(), 115.2);
+    near(link(16.0, 16).gigabits(), 230.5);
+    near(link(5.0, 8).gigabits(), 29.3);
+    let names = [link(2.5, 1), link(32.0, 16), link(64.0, 4), link(7.0, 2)].map(|l| l.to_string());
+    assert_eq!(
+        names,
+        ["PCIe 1.0 x1", "PCIe 5.0 x16", "PCIe 6.0 x4", "PCIe 0.0 x2"]
     );
 }

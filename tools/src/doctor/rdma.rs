@@ -5,7 +5,6 @@
 use super::finding::Finding;
 use crate::rdma;
 use linerate::Error;
-use linerate::unstable::verbs::achievable::{self, Bus};
 use linerate::unstable::verbs::choose::Choice;
 use linerate::unstable::verbs::sysfs::{Device, Tree};
 use rustix::fs::{Access, access};
@@ -52,8 +51,8 @@ fn judge_device(device: &Device) -> Vec<Finding> {
             CHECK,
             format!(
                 "{name} is connected by {link} and could be by {best}: at most {:.0} instead of {:.0} Gbit/s",
-                achievable::pcie_gigabits(link, Bus::Write),
-                achievable::pcie_gigabits(best, Bus::Write)
+                link.gigabits(),
+                best.gigabits()
             ),
             format!("lspci -vv -s {address} | grep Lnk; put the card into another slot, or reseat it"),
         ));

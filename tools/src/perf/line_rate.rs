@@ -1,16 +1,15 @@
 //! [`LineRate`]: what the ports in use can carry, so that a bandwidth can be given as a share of
 //! it.
 //!
-//! The bound is that of the wire with its headers and of PCIe
-//! (`linerate::unstable::verbs::achievable`), both ways at once where both sides send. Each port
-//! has a wire, and each card one slot, which its ports share. A device that is only software has
-//! the rate of no wire, whatever it says.
+//! The bound is that of the wire with its headers (`achievable.rs`) and of PCIe, both ways at once
+//! where both sides send. Each port has a wire, and each card one slot, which its ports share. A
+//! device that is only software has the rate of no wire, whatever it says.
 
+use super::achievable::{Carrier, Wire, wire_gigabits};
 use super::args::Verb;
 use super::options::Options;
 use linerate::transport::PortInUse;
-use linerate::unstable::verbs::achievable::{Achievable, Carrier, Wire, wire_gigabits};
-use linerate::unstable::verbs::gid::GidKind;
+use linerate::unstable::verbs::Fabric;
 use linerate::unstable::verbs::sysfs::{Device, LinkLayer, PcieLink, Tree};
 use std::collections::BTreeMap;
 
@@ -83,10 +82,13 @@ impl LineRate {
         // Of each card: what its wires carry together, and its slot.
         let mut cards: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
         for port in &self.ports {
-            let bound = port.bound(carrier, bytes);
+            let share = port.wire.payload_share(carrier, bytes, port.mtu_bytes);
             let card = cards.entry(&port.card).or_insert((0.0, f64::INFINITY));
-            card.0 += bound.wire_gigabits;
-            card.1 = card.1.min(bound.pcie_gigabits.unwrap_or(f64::INFINITY));
+            card.0 += port.wire_gigabits * share;
+            // What leaves is read from memory at one end, what arrives is written at the other;
+            // equal hosts are assumed, and writing is the dearer of both.
+            let slot = port.link.map_or(f64::INFINITY, |link| link.gigabits());
+            card.1 = card.1.min(slot);
         }
         let of_card = |&(wires, slot): &(f64, f64)| wires.min(slot);
         Some(directions * cards.values().map(of_card).sum::<f64>())
@@ -110,13 +112,6 @@ impl LineRate {
     }
 }
 
-impl PortRate {
-    fn bound(&self, carrier: Carrier, bytes: u64) -> Achievable {
-        let message = (bytes, self.mtu_bytes);
-        Achievable::of(self.wire_gigabits, self.link, self.wire, carrier, message)
-    }
-}
-
 fn of_port(used: &PortInUse, devices: &[Device]) -> Result<PortRate, String> {
     let name = &used.device;
     let device = devices.iter().find(|device| &device.name == name);
@@ -131,12 +126,9 @@ fn of_port(used: &PortInUse, devices: &[Device]) -> Result<PortRate, String> {
     let gid = port.gids.iter().find(|gid| gid.index == used.gid_index);
     let is_ipv6 = gid.is_some_and(|gid| gid.ipv4().is_none());
     let wire = match (port.link_layer, gid.map(|gid| gid.kind)) {
-        (LinkLayer::InfiniBand, _) => Wire::InfiniBand { is_global: false },
-        (_, Some(GidKind::RoceV1)) => Wire::RoceV1 { has_vlan: false },
-        _ => Wire::RoceV2 {
-            is_ipv6,
-            has_vlan: false,
-        },
+        (LinkLayer::InfiniBand, _) => Wire::InfiniBand,
+        (_, Some(Fabric::RoceV1)) => Wire::RoceV1,
+        _ => Wire::RoceV2 { is_ipv6 },
     };
     Ok(PortRate {
         wire_gigabits: rate,

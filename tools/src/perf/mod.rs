@@ -11,6 +11,7 @@
 //!
 //! Read first: `args.rs` (what both sides agree on), then `traffic.rs`.
 
+mod achievable;
 mod arena;
 pub mod args;
 mod control;

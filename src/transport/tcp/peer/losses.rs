@@ -1,4 +1,4 @@
-//! Rails that are lost while the peer lives on.
+//! Rails that are lost while their peer lives.
 //!
 //! The side that loses a rail reads it no more, and says so ([`Frame::RailDead`]) over another one.
 //! The peer then gives it up too and answers how many chunks had come whole on it

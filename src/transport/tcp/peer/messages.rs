@@ -1,7 +1,7 @@
 //! Messages: receives meet what comes, by tag and in order.
 
 use super::{Loss, Peer};
-use crate::memory::View;
+use crate::memory::{View, abort_on_unwind, view_of_slice};
 use crate::transport::matching::{Met, Payload, Posted};
 use crate::transport::posts::PeerState;
 use crate::transport::tcp::shared::Shared;
@@ -12,7 +12,7 @@ use crate::wire::Frame;
 impl Peer {
     /// Messages of this tag's class that are not matched yet, as far as is known.
     pub fn backlog(&self, tag: u64) -> u32 {
-        u32::from(self.credits.backlog(tag_class(tag)))
+        self.credits.backlog(tag_class(tag))
     }
 
     /// Whether a message of it is waited for; those that may come at any time do not count.
@@ -23,8 +23,7 @@ impl Peer {
 
     /// The first message that waits and is meant: the peer, its tag and its header.
     pub fn find(&self, is_meant: &mut dyn FnMut(u64, u64) -> bool) -> Option<(Rank, u64, u64)> {
-        let found = self.matching.find(is_meant);
-        found.map(|(tag, header)| (self.rank, tag, header))
+        self.matching.find(self.rank, is_meant)
     }
 
     pub fn post_recv(
@@ -39,9 +38,9 @@ impl Peer {
             destination,
             token,
         };
-        match self.matching.meet(self.rank, &posted, &mut shared.ends) {
-            Met::Nothing if self.state == PeerState::Gone => return Err(PostError::PeerFailed),
-            Met::Nothing => self.matching.post(posted),
+        let is_over = self.state == PeerState::Gone;
+        match (self.matching).receive(self.rank, posted, is_over, &mut shared.ends)? {
+            Met::Nothing => {}
             Met::Whole(_) => self.count_match(tag),
             Met::Far(transfer, header) => self.match_long(transfer, &posted, header, shared),
         }
@@ -49,8 +48,11 @@ impl Peer {
     }
 
     pub fn cancel(&mut self, token: u64, shared: &mut Shared) {
-        if self.matching.cancel(token) || self.incoming.cancel(token) {
-            shared.complete(self.rank, token, Outcome::Cancelled, 0, 0);
+        if !self.matching.cancel(self.rank, token, &mut shared.ends) && self.incoming.cancel(token)
+        {
+            shared
+                .ends
+                .complete(self.rank, token, Outcome::Cancelled, 0, 0);
         }
     }
 
@@ -67,15 +69,16 @@ impl Peer {
         bytes: &[u8],
         shared: &mut Shared,
     ) -> Result<(), Loss> {
-        if let Some(posted) = self.matching.take_posted(tag) {
-            posted.deliver_bytes(self.rank, header, bytes, &mut shared.ends);
+        let (rank, ends) = (self.rank, &mut shared.ends);
+        let arrive = || {
+            self.matching
+                .arrive(rank, (tag, header), view_of_slice(bytes), ends)
+        };
+        let (is_matched, _) = abort_on_unwind(arrive)?;
+        if is_matched {
             self.count_match(tag);
-            return Ok(());
         }
-        let mut copied = shared.ends.spare.pop().unwrap_or_default();
-        copied.clear();
-        copied.extend_from_slice(bytes);
-        Ok(self.matching.keep(tag, header, Payload::Copied(copied))?)
+        Ok(())
     }
 
     /// A long message is announced.
@@ -99,11 +102,13 @@ impl Peer {
         self.count_match(posted.tag);
         let met = (self.incoming).meet(transfer, posted, header, &mut shared.staging);
         if met.is_eager {
-            self.eager.count_match(met.total);
+            self.eager.note_matched(met.total);
         }
         if !met.fits {
             let outcome = Outcome::Truncated;
-            shared.complete(self.rank, posted.token, outcome, met.total, header);
+            shared
+                .ends
+                .complete(self.rank, posted.token, outcome, met.total, header);
         }
         match (met.is_eager, met.fits) {
             (true, _) => {}
@@ -119,7 +124,9 @@ impl Peer {
     /// Ends a long message of which everything has come, if its receive is there.
     pub(super) fn end_if_whole(&mut self, transfer: u64, shared: &mut Shared) {
         if let Some((token, header, bytes)) = self.incoming.take_whole(transfer) {
-            shared.complete(self.rank, token, Outcome::Done, bytes, header);
+            shared
+                .ends
+                .complete(self.rank, token, Outcome::Done, bytes, header);
         }
     }
 }

@@ -10,18 +10,18 @@ mod sending;
 mod withdrawal;
 
 use super::address::PeerAddress;
-use super::eager::EagerBytes;
 use super::incoming::IncomingMessages;
 use super::rail::Rail;
 use super::rails::Rails;
 use super::reach::Reach;
-use super::rma::{Gets, ShortPuts};
 use super::shared::Shared;
+use super::short_puts::ShortPuts;
 use super::stream::{Received, Stream};
 use super::transfers::Transfers;
-use crate::transport::credits::Credits;
+use crate::transport::credits::{Credits, Ledger};
 use crate::transport::matching::Matching;
 use crate::transport::posts::PeerState;
+use crate::transport::requests::Requests;
 use crate::types::Rank;
 use std::os::fd::OwnedFd;
 
@@ -46,8 +46,8 @@ impl From<String> for Loss {
 pub struct Peer {
     rank: Rank,
     state: PeerState,
-    /// It has said goodbye with this word, and is read no more. That is told at the next slow look:
-    /// operations for which it had done its part end well until then.
+    /// It has said goodbye with this word, and is read no more. The event follows with the next
+    /// slow look, so that operations for which the peer has done its part can end well.
     left: Option<u64>,
     rails: Rails,
     stream: Stream,
@@ -57,8 +57,10 @@ pub struct Peer {
     matching: Matching<u64>,
     transfers: Transfers,
     short_puts: ShortPuts,
-    gets: Gets,
-    eager: EagerBytes,
+    /// Gets and atomic operations.
+    gets: Requests,
+    /// Bytes of long messages that leave before anybody asks for them.
+    eager: Ledger,
     incoming: IncomingMessages,
     /// Where the stream ended at the last wake-up.
     notified: u64,
@@ -80,8 +82,8 @@ impl Peer {
             matching: Matching::new(),
             transfers: Transfers::new(),
             short_puts: ShortPuts::default(),
-            gets: Gets::default(),
-            eager: EagerBytes::default(),
+            gets: Requests::default(),
+            eager: Ledger::default(),
             incoming: IncomingMessages::default(),
             notified: 0,
             is_paced: false,

@@ -8,7 +8,7 @@ use crate::transport::tcp::rail::{Body, RX_BYTES, Rail};
 use crate::transport::tcp::secure;
 use crate::transport::tcp::shared::Shared;
 use crate::transport::tcp::socket::Target;
-use crate::transport::{Atomic, Outcome};
+use crate::transport::{Atomic, Outcome, RemoteRange};
 use crate::wire::{Frame, FrameHeader, HEADER_BYTES};
 use rustix::io::Errno;
 use std::os::fd::AsFd;
@@ -154,7 +154,10 @@ impl Peer {
                 offset,
                 bytes,
                 ..
-            } => (shared.range(key, base, total)?, offset, bytes),
+            } => {
+                let range = RemoteRange::of(key, base);
+                (shared.regions.range(range, total)?, offset, bytes)
+            }
             Frame::GetChunk {
                 id, offset, bytes, ..
             } => (self.gets.place(id)?, offset, bytes),
@@ -272,7 +275,7 @@ impl Peer {
     fn handle_credits(&mut self, header: &FrameHeader, shared: &mut Shared) -> Result<(), Loss> {
         self.stream.acknowledge(header.acknowledged)?;
         while let Some((token, outcome, bytes)) = self.short_puts.pop_ended(header.acknowledged) {
-            shared.complete(self.rank, token, outcome, bytes, 0);
+            shared.ends.complete(self.rank, token, outcome, bytes, 0);
         }
         self.credits.handle_all_told(header.matched);
         Ok(())
@@ -306,7 +309,7 @@ impl Peer {
                 Ok(())
             }
             Frame::Put { key, offset, bytes } => {
-                match shared.range(key, offset, u64::from(bytes)) {
+                match (shared.regions).range(RemoteRange::of(key, offset), u64::from(bytes)) {
                     Some(view) => kernel::write(view, 0, payload),
                     None => {
                         let position = header.position;
@@ -328,7 +331,7 @@ impl Peer {
                 key,
                 offset,
                 total,
-            } => self.handle_get(id, (key, offset, total), shared),
+            } => self.handle_get(id, RemoteRange::of(key, offset), total, shared),
             Frame::Change {
                 id,
                 key,
@@ -337,7 +340,7 @@ impl Peer {
                 operand,
             } => {
                 let what = Atomic::of_operands(compare, operand);
-                self.handle_change(id, (key, offset), what, shared);
+                self.handle_change(id, RemoteRange::of(key, offset), what, shared);
                 Ok(())
             }
             Frame::Got { id, is_good, .. } => self.handle_got(id, is_good, payload, shared),
@@ -372,8 +375,14 @@ impl Peer {
         payload: &[u8],
         shared: &mut Shared,
     ) -> Result<(), Loss> {
-        let bytes = is_good.then_some(payload.len());
-        let (view, token) = self.gets.end(id, bytes)?;
+        let asked = self.gets.place(id).map(|place| place.len_bytes());
+        let asked = asked.ok_or_else(|| format!("it answers get {id}, which nobody asked"))?;
+        let bytes = payload.len();
+        if is_good && bytes != asked {
+            // It is kept, so that it ends with the peer.
+            return Err(format!("it answers a get of {asked} bytes with {bytes}").into());
+        }
+        let (view, token) = self.gets.end(id).expect("looked at just now");
         let outcome = match is_good {
             true => {
                 kernel::write(view, 0, payload);
@@ -381,7 +390,9 @@ impl Peer {
             }
             false => Outcome::BadKey,
         };
-        shared.complete(self.rank, token, outcome, view.len_bytes() as u64, 0);
+        shared
+            .ends
+            .complete(self.rank, token, outcome, view.len_bytes() as u64, 0);
         Ok(())
     }
 
@@ -404,14 +415,20 @@ impl Peer {
                     staged = Some(shared.staging.take(bytes));
                 }
             }
-            Frame::GetChunk { id, total, .. } => self.gets.check_chunk(id, total)?,
+            Frame::GetChunk { id, total, .. } => {
+                let asked = self.gets.place(id).map(|place| place.len_bytes() as u64);
+                if asked != Some(total) {
+                    let text = format!("it answers get {id} with {total} bytes, not {asked:?}");
+                    return Err(text.into());
+                }
+            }
             Frame::PutChunk {
                 transfer,
                 key,
                 base,
                 total,
                 ..
-            } if shared.range(key, base, total).is_none() => {
+            } if (shared.regions.range(RemoteRange::of(key, base), total)).is_none() => {
                 self.push_control(shared, Frame::BadTransfer { transfer });
             }
             _ => {}
@@ -488,8 +505,10 @@ impl Peer {
                 self.end_if_whole(transfer, shared);
             }
             Frame::GetChunk { id, .. } => {
-                if let Some((token, total)) = self.gets.note_chunk(id, bytes) {
-                    shared.complete(self.rank, token, Outcome::Done, total, 0);
+                if let Some((token, total)) = self.gets.note_part(id, bytes) {
+                    shared
+                        .ends
+                        .complete(self.rank, token, Outcome::Done, total, 0);
                 }
             }
             _ => {}

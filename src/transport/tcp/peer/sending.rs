@@ -3,7 +3,7 @@
 
 use super::{Loss, Peer};
 use crate::kernel;
-use crate::memory::{RegionKey, View, abort_on_unwind, view_of_slice_mut};
+use crate::memory::{View, abort_on_unwind, view_of_slice};
 use crate::transport::tcp::rail::{OutChunk, Piece};
 use crate::transport::tcp::shared::Shared;
 use crate::transport::tcp::stream::TELL_STREAM_BYTES;
@@ -23,7 +23,8 @@ const STREAM_BYTES_MAX: usize = 8 << 20;
 const SENDS_MAX: usize = 8;
 /// A rank tells what has come at the latest after this many chunks of a rail.
 const TELL_CHUNKS: u64 = 4;
-/// Puts as long as a signal are acknowledged in passing: nobody waits for their completion.
+/// Puts of at most this many bytes are signals. They are acknowledged in passing, because no
+/// operation waits for their completion.
 const SIGNAL_BYTES: usize = 64;
 
 const _: () = assert!(STREAM_BYTES >= 4 * TELL_STREAM_BYTES as usize);
@@ -75,10 +76,12 @@ impl Peer {
         if total <= u64::from(shared.limits.small_bytes_max) {
             let bytes = total as u32;
             self.push(shared, Frame::Eager { tag, header, bytes }, source, false);
-            shared.complete(self.rank, token, Outcome::Done, total, 0);
+            shared
+                .ends
+                .complete(self.rank, token, Outcome::Done, total, 0);
         } else {
             self.check_transfers()?;
-            let is_eager = self.eager.take_room(total, shared.eager_bytes);
+            let is_eager = self.eager.backlog() + total <= shared.eager_bytes;
             let transfer = self.transfers.add(Kind::Message, source, Some(token));
             let announce = Frame::Announce {
                 tag,
@@ -89,6 +92,7 @@ impl Peer {
             };
             self.push_control(shared, announce);
             if is_eager {
+                self.eager.note_sent(total);
                 self.transfers.start(transfer);
             }
         }
@@ -176,54 +180,51 @@ impl Peer {
     pub(super) fn handle_get(
         &mut self,
         id: u64,
-        (key, offset, total): (u32, u64, u64),
+        from: RemoteRange,
+        total: u64,
         shared: &mut Shared,
     ) -> Result<(), Loss> {
-        let found = shared.range(key, offset, total);
-        let is_short = total <= u64::from(shared.limits.small_bytes_max);
-        match found {
-            Some(view) if !is_short => {
-                let region = shared.regions.get(&RegionKey(key)).cloned();
-                self.transfers.answer(id, view, region)?;
-            }
-            found => {
-                let view = found.unwrap_or(View::empty());
-                let frame = Frame::Got {
-                    id,
-                    is_good: found.is_some(),
-                    bytes: view.len_bytes() as u32,
-                };
-                self.push(shared, frame, view, false);
-            }
+        let found = shared.regions.range(from, total);
+        if total <= u64::from(shared.limits.small_bytes_max) {
+            self.push_answer(id, found, shared);
+        } else if let (Some(view), region) = (found, shared.regions.get(from.key).cloned()) {
+            self.transfers.answer(id, view, region)?;
+        } else {
+            self.push_answer(id, None, shared);
         }
         Ok(())
+    }
+
+    /// The answer to a get in one frame; `None`: there is no such range.
+    fn push_answer(&mut self, id: u64, found: Option<View>, shared: &Shared) {
+        let view = found.unwrap_or(View::empty());
+        let frame = Frame::Got {
+            id,
+            is_good: found.is_some(),
+            bytes: view.len_bytes() as u32,
+        };
+        self.push(shared, frame, view, false);
     }
 
     /// Does what a peer asks for to a word of this rank.
     pub(super) fn handle_change(
         &mut self,
         id: u64,
-        (key, offset): (u32, u64),
+        word: RemoteRange,
         what: Atomic,
         shared: &mut Shared,
     ) {
-        let word = shared.range(key, offset, 8);
-        let word = word.filter(|_| offset.is_multiple_of(8));
-        let mut before = [0; 8];
-        if let Some(word) = word {
-            before = what.apply(kernel::word(&word, 0)).to_ne_bytes();
+        match shared.regions.change(word, what) {
+            Some(before) => {
+                let before = before.to_ne_bytes();
+                let view = view_of_slice(&before);
+                abort_on_unwind(|| self.push_answer(id, Some(view), shared));
+            }
+            None => self.push_answer(id, None, shared),
         }
-        let frame = Frame::Got {
-            id,
-            is_good: word.is_some(),
-            bytes: if word.is_some() { 8 } else { 0 },
-        };
-        let bytes = frame.payload_bytes() as usize;
-        let view = view_of_slice_mut(&mut before[..bytes]);
-        abort_on_unwind(|| self.push(shared, frame, view, false));
     }
 
-    /// The rank sleeps on nothing: wakes the peer, unless something on its way does.
+    /// Wakes the peer, unless something on its way does.
     pub fn notify(&mut self, shared: &Shared) {
         if self.stream.end() == self.notified && self.has_room().is_ok() {
             self.push_control(shared, Frame::Nothing);
@@ -250,10 +251,10 @@ impl Peer {
         }
         let is_match_due =
             |class| self.credits.is_due(class) || (is_slow && self.credits.has_untold(class));
-        if self.received.is_due(is_slow)
-            || self.eager.is_due(shared.eager_bytes, is_slow)
-            || (0..TAG_CLASSES).any(is_match_due)
-        {
+        // A quarter of what may come eagerly is told at once, less at a slow look.
+        let untold = self.eager.untold();
+        let are_bytes_due = untold > 0 && (is_slow || untold >= shared.eager_bytes / 4);
+        if self.received.is_due(is_slow) || are_bytes_due || (0..TAG_CLASSES).any(is_match_due) {
             self.push_ack(shared, 0, 0);
         }
     }
@@ -386,7 +387,9 @@ impl Peer {
         if let Some(ended) = ended
             && let Some(token) = ended.token
         {
-            shared.complete(self.rank, token, ended.outcome, ended.bytes, 0);
+            shared
+                .ends
+                .complete(self.rank, token, ended.outcome, ended.bytes, 0);
         }
     }
 }

@@ -31,7 +31,9 @@ impl Peer {
     /// Ends every message and put of this rank that has not ended; true: rails are lost.
     pub fn withdraw(&mut self, shared: &mut Shared) -> bool {
         for token in self.transfers.withdraw() {
-            shared.complete(self.rank, token, Outcome::Cancelled, 0, 0);
+            shared
+                .ends
+                .complete(self.rank, token, Outcome::Cancelled, 0, 0);
         }
         let rails_before = self.rails.len();
         for at in (0..rails_before).rev() {
@@ -104,6 +106,7 @@ mod tests {
     use crate::transport::test_posts::TestPosts;
     use crate::transport::{Event, Transport};
     use rustix::io::Errno;
+    use rustix::net::sockopt;
     use std::io::Read;
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::OwnedFd;
@@ -165,8 +168,11 @@ mod tests {
         let key = from.register(region.clone()).unwrap();
         let view = region.view().part(0, CHUNK).in_region(key, 0);
         kernel::fill(view, 1);
+        let rail = &mut from.peers[1].rails_mut()[0];
         // This way the kernel holds copies.
-        from.peers[1].rails_mut()[0].zerocopy = Zerocopy::off();
+        rail.zerocopy = Zerocopy::off();
+        // Whatever the kernel's own limits are, a few messages fill it.
+        sockopt::set_socket_send_buffer_size(&rail.socket, 64 << 10).unwrap();
         let mut sent = 0;
         while !from.peers[1].rails()[0].is_inside_chunk() {
             assert!(sent < 8, "more than what may wait without a receive");

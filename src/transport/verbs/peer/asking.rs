@@ -1,21 +1,23 @@
 //! Atomic operations by the processor of the word's owner: a record asks, another one answers.
 //!
-//! Positions of the ring come exactly once, also where queue pairs are replaced, and so are these
-//! done exactly once. A device does them faster, but not at once with what processors do, nor does
-//! it know after a fault whether it has done them: [`VerbsSettings::has_device_atomics`].
+//! Positions of the ring come exactly once, also where queue pairs are replaced, so that these
+//! operations are done exactly once. A device does them faster, but not at once with what
+//! processors do, nor does it know after a fault whether it has done them:
+//! [`VerbsSettings::has_device_atomics`].
 //!
 //! [`VerbsSettings::has_device_atomics`]: crate::config::VerbsSettings::has_device_atomics
 
 use super::Peer;
 use crate::kernel;
-use crate::memory::{RegionKey, View};
-use crate::transport::verbs::record::{CHANGES_MAX, Record};
+use crate::memory::View;
+use crate::transport::requests::REQUESTS_MAX;
+use crate::transport::verbs::record::Record;
 use crate::transport::verbs::shared::Shared;
 use crate::transport::{Atomic, Outcome, PostError, RemoteRange};
 
 /// Answers that wait for positions of the peer's ring, and whatever else does: a peer that takes
 /// them has fewer.
-const WAITING_MAX: usize = 4 * CHANGES_MAX as usize;
+const WAITING_MAX: usize = 4 * REQUESTS_MAX as usize;
 
 impl Peer {
     /// Asks the peer to change a word.
@@ -31,7 +33,7 @@ impl Peer {
         let id = self.changes.begin(result, token)?;
         let (compare, operand) = what.operands();
         let record = Record::Change {
-            id,
+            id: id as u32,
             key: word.key.0,
             offset: word.offset,
             compare,
@@ -45,18 +47,16 @@ impl Peer {
     pub(super) fn handle_change(
         &mut self,
         id: u32,
-        (key, offset): (u32, u64),
+        word: RemoteRange,
         what: Atomic,
         shared: &mut Shared,
     ) -> Result<(), String> {
         if self.outbox.waiting_count() >= WAITING_MAX {
             return Err(format!(
-                "it has more than {CHANGES_MAX} atomic operations under way"
+                "it has more than {REQUESTS_MAX} atomic operations under way"
             ));
         }
-        let word = shared.range(RegionKey(key), offset, 8);
-        let word = word.filter(|_| offset.is_multiple_of(8));
-        let before = word.map(|word| what.apply(kernel::word(&word, 0)));
+        let before = shared.regions.change(word, what);
         self.push(Record::Changed { id, before }, View::empty(), None, shared);
         Ok(())
     }
@@ -68,7 +68,9 @@ impl Peer {
         before: Option<u64>,
         shared: &mut Shared,
     ) -> Result<(), String> {
-        let (result, token) = self.changes.end(id)?;
+        let asked = self.changes.end(u64::from(id));
+        let (result, token) =
+            asked.ok_or_else(|| format!("it answers atomic operation {id}, which nobody asked"))?;
         let outcome = match before {
             Some(before) => {
                 kernel::write(result, 0, &before.to_ne_bytes());
@@ -76,7 +78,7 @@ impl Peer {
             }
             None => Outcome::BadKey,
         };
-        shared.complete(self.rank, token, outcome, 8, 0);
+        shared.ends.complete(self.rank, token, outcome, 8, 0);
         Ok(())
     }
 }

@@ -15,13 +15,12 @@ use std::sync::Arc;
 impl Peer {
     /// Messages of this tag's class that are not matched yet, as far as is known.
     pub fn backlog(&self, tag: u64) -> u32 {
-        u32::from(self.credits.backlog(tag_class(tag)))
+        self.credits.backlog(tag_class(tag))
     }
 
     /// The first message that waits and is meant: the peer, its tag and its header.
     pub fn find(&self, is_meant: &mut dyn FnMut(u64, u64) -> bool) -> Option<(Rank, u64, u64)> {
-        let found = self.matching.find(is_meant);
-        found.map(|(tag, header)| (self.rank, tag, header))
+        self.matching.find(self.rank, is_meant)
     }
 
     pub fn post_recv(
@@ -36,12 +35,9 @@ impl Peer {
             destination,
             token,
         };
-        match self.matching.meet(self.rank, &posted, &mut shared.ends) {
-            Met::Nothing if self.state == PeerState::Gone => return Err(PostError::PeerFailed),
-            Met::Nothing => {
-                self.matching.post(posted);
-                return Ok(());
-            }
+        let is_over = self.state == PeerState::Gone;
+        match (self.matching).receive(self.rank, posted, is_over, &mut shared.ends)? {
+            Met::Nothing => return Ok(()),
             Met::Whole(copied) => shared.counts.copied_bytes += copied,
             Met::Far(offered, header) => self.match_long(offered, &posted, header, shared),
         }
@@ -51,11 +47,7 @@ impl Peer {
 
     /// Ends a receive whose message has not begun to come; false: there is none with this token.
     pub fn cancel_posted(&mut self, token: u64, shared: &mut Shared) -> bool {
-        let is_posted = self.matching.cancel(token);
-        if is_posted {
-            shared.complete(self.rank, token, Outcome::Cancelled, 0, 0);
-        }
-        is_posted
+        self.matching.cancel(self.rank, token, &mut shared.ends)
     }
 
     /// Whether a receive has met a long message, which may be being written.
@@ -67,7 +59,9 @@ impl Peer {
     /// the peer writes here any more.
     pub fn cancel_granted(&mut self, token: u64, shared: &mut Shared) {
         if self.incoming.cancel(token) {
-            shared.complete(self.rank, token, Outcome::Cancelled, 0, 0);
+            shared
+                .ends
+                .complete(self.rank, token, Outcome::Cancelled, 0, 0);
         }
     }
 
@@ -78,15 +72,14 @@ impl Peer {
         source: View,
         shared: &mut Shared,
     ) -> Result<(), String> {
-        if let Some(posted) = self.matching.take_posted(tag) {
-            let copied = posted.deliver(self.rank, header, source, &mut shared.ends);
-            shared.counts.copied_bytes += copied;
+        let message = (tag, header);
+        let (is_matched, copied) =
+            (self.matching).arrive(self.rank, message, source, &mut shared.ends)?;
+        shared.counts.copied_bytes += copied;
+        if is_matched {
             self.count_match(tag, shared);
-            return Ok(());
         }
-        shared.counts.copied_bytes += source.len_bytes() as u64;
-        let copied = Payload::Copied(shared.ends.copy(source));
-        self.matching.keep(tag, header, copied)
+        Ok(())
     }
 
     /// A long message is announced.
@@ -119,7 +112,9 @@ impl Peer {
             let (token, total, header) = (incoming.token, incoming.total, incoming.header);
             // The registration of memory for this receive alone ends first.
             drop(incoming);
-            shared.complete(self.rank, token, Outcome::Done, total, header);
+            shared
+                .ends
+                .complete(self.rank, token, Outcome::Done, total, header);
         }
     }
 
@@ -153,11 +148,13 @@ impl Peer {
     ) {
         let token = posted.token;
         if total > posted.destination.len_bytes() as u64 {
-            shared.complete(self.rank, token, Outcome::Truncated, total, header);
+            shared
+                .ends
+                .complete(self.rank, token, Outcome::Truncated, total, header);
             return self.push(Record::Skip { transfer }, View::empty(), None, shared);
         }
         let destination = posted.destination.part(0, total as usize);
-        let (place, offset) = match shared.regions.get(&destination.key()) {
+        let (place, offset) = match shared.regions.get(destination.key()) {
             Some(registered) => (registered.clone(), destination.offset()),
             None => {
                 shared.counts.receives_registered += 1;

@@ -10,7 +10,6 @@ mod moving;
 mod receiving;
 mod sending;
 
-use super::changes::Changes;
 use super::device::Registered;
 use super::gets::Get;
 use super::inbox::Inbox;
@@ -21,12 +20,13 @@ use super::pair::{Fault, Pair};
 use super::record::{Record, SLOT_BYTES};
 use super::regions::{Regions, Target};
 use super::shared::Shared;
-use super::transfers::Transfers;
+use super::transfers::{self, Transfers};
 use crate::error::Result;
 use crate::memory::{Region, View};
 use crate::transport::credits::{Counts, Credits};
 use crate::transport::matching::Matching;
 use crate::transport::posts::PeerState;
+use crate::transport::requests::Requests;
 use crate::transport::{Event, Outcome};
 use crate::types::Rank;
 use std::collections::VecDeque;
@@ -61,7 +61,8 @@ pub struct Peer {
     transfers: Transfers,
     incoming: IncomingMessages,
     regions: Regions,
-    changes: Changes,
+    /// Atomic operations that the peer's processor does.
+    changes: Requests,
 }
 
 impl Peer {
@@ -78,10 +79,10 @@ impl Peer {
             credits: Credits::default(),
             matching: Matching::new(),
             gets: VecDeque::new(),
-            transfers: Transfers::new(),
+            transfers: transfers::none(),
             incoming: IncomingMessages::default(),
             regions: Regions::default(),
-            changes: Changes::default(),
+            changes: Requests::default(),
         }
     }
 
@@ -168,14 +169,14 @@ impl Peer {
     /// Whether everything that was posted has left and arrived.
     pub fn is_idle(&self) -> bool {
         self.outbox.waiting_count() == 0
-            && self.transfers.busy_count() == 0
+            && self.transfers.queued_count() == 0
             && self.outbox.is_posted()
             && self.pair.links().all(Link::is_idle)
     }
 
     /// Whether it has bytes of this rank to get, or to be got, that lie in this rank's memory.
     pub fn has_transfers(&self) -> bool {
-        !self.transfers.is_empty()
+        self.transfers.count() > 0
     }
 
     /// What follows where a position has arrived.
@@ -184,13 +185,17 @@ impl Peer {
             Then::Nothing => {}
             Then::Complete { token, bytes } => {
                 self.outbox.end_put(position);
-                shared.complete(self.rank, token, Outcome::Done, bytes, 0);
+                shared
+                    .ends
+                    .complete(self.rank, token, Outcome::Done, bytes, 0);
             }
             Then::EndTransfer(id) => {
                 if let Some(transfer) = self.transfers.remove(id) {
                     shared.counts.written_bytes += transfer.total;
                     let (token, total) = (transfer.token, transfer.total);
-                    shared.complete(self.rank, token, Outcome::Done, total, 0);
+                    shared
+                        .ends
+                        .complete(self.rank, token, Outcome::Done, total, 0);
                 }
             }
         }
@@ -222,14 +227,16 @@ impl Peer {
                 }
                 // Whether it has come nobody knows, and the word may be another one since.
                 What::Word { token, bytes } => {
-                    shared.complete(self.rank, token, Outcome::Flushed, bytes, 0);
+                    shared
+                        .ends
+                        .complete(self.rank, token, Outcome::Flushed, bytes, 0);
                 }
                 // All of these are the peer's.
                 What::Get | What::Told | What::Nothing => {}
                 What::BadPut(position) => self.outbox.push_bad_put(position),
             }
         }
-        self.transfers.stop();
+        self.transfers.end_links();
         self.outbox.drop_waiting_grants();
         self.pair.take_fault();
         self.go_on_with_gets(shared);
@@ -273,7 +280,7 @@ impl Peer {
         self.state = PeerState::Gone;
         let mut tokens = self.matching.flush(|_| false);
         tokens.extend(self.outbox.flush());
-        tokens.extend(self.transfers.flush());
+        tokens.extend(self.transfers.flush().map(|transfer| transfer.token));
         tokens.extend(self.incoming.flush());
         tokens.extend(self.changes.flush());
         self.regions.clear();

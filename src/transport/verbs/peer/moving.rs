@@ -4,10 +4,10 @@ use super::Peer;
 use crate::kernel;
 use crate::limits::INLINE_BYTES_MAX;
 use crate::memory::{RegionKey, View};
+use crate::transport::pieces::{choose_rail, piece_bytes, window_bytes};
 use crate::transport::verbs::device::PIECES_UNDER_WAY;
 use crate::transport::verbs::gets::{self, Get};
 use crate::transport::verbs::link::{AT_ONCE_MAX, Link, What};
-use crate::transport::verbs::pieces::{choose_rail, piece_bytes, window_bytes};
 use crate::transport::verbs::record::Record;
 use crate::transport::verbs::regions::Target;
 use crate::transport::verbs::shared::Shared;
@@ -15,10 +15,6 @@ use crate::transport::verbs::transfers::{Kind, Transfer};
 use crate::transport::{Atomic, Outcome, PostError};
 use linerate_verbs_sys::{Local, Operation};
 use std::sync::Arc;
-
-/// The least piece into which a transfer is cut to occupy several rails: 64 KiB take 5 us at 100
-/// Gbit/s, more than a post.
-const PIECE_BYTES_MIN: u64 = 64 * 1024;
 
 impl Peer {
     /// Finds the peer's region of a put or get; asks the peer where it is not known.
@@ -60,7 +56,7 @@ impl Peer {
     /// Ends every message and put of this rank that has not ended. No device reads for them any
     /// more.
     pub fn withdraw(&mut self, shared: &mut Shared) {
-        for id in self.transfers.written() {
+        for id in self.transfers.ids(|transfer| transfer.kind != Kind::Get) {
             self.end_unmoved(id, Outcome::Cancelled, shared);
         }
     }
@@ -70,7 +66,9 @@ impl Peer {
         let Some(transfer) = self.transfers.remove(id) else {
             return;
         };
-        shared.complete(self.rank, transfer.token, outcome, transfer.total, 0);
+        shared
+            .ends
+            .complete(self.rank, transfer.token, outcome, transfer.total, 0);
         self.outbox.clear_end(id);
     }
 
@@ -97,7 +95,7 @@ impl Peer {
     ) -> Result<u64, PostError> {
         self.transfers.check()?;
         let total = view.len_bytes() as u64;
-        let registered = shared.regions.get(&view.key()).cloned();
+        let registered = shared.regions.get(view.key()).cloned();
         let (memory, offset, bounce) = match registered {
             Some(registered) => (registered, view.offset(), None),
             // Only gets come here without: they need no more than a page (clause 10).
@@ -110,14 +108,16 @@ impl Peer {
         let token = token.expect("long transfers have completions");
         let mut transfer = Transfer::new(kind, (memory, offset), total, range, token);
         transfer.bounce = bounce;
-        Ok(self.transfers.insert(transfer, shared.rails.len()))
+        Ok(self.transfers.insert(transfer))
     }
 
     /// A fault has lost the answer of an atomic operation: to do it again could be to do it twice.
     pub(super) fn end_lost(&mut self, id: u64, shared: &mut Shared) {
         if let Some(transfer) = self.transfers.remove(id) {
             let (token, total) = (transfer.token, transfer.total);
-            shared.complete(self.rank, token, Outcome::Flushed, total, 0);
+            shared
+                .ends
+                .complete(self.rank, token, Outcome::Flushed, total, 0);
         }
     }
 
@@ -135,17 +135,25 @@ impl Peer {
             }
             None => shared.counts.written_bytes += total,
         }
-        shared.complete(self.rank, token, Outcome::Done, total, 0);
+        shared
+            .ends
+            .complete(self.rank, token, Outcome::Done, total, 0);
     }
 
     /// Posts pieces of long transfers, as long as a rail has room.
     pub(super) fn queue_transfers(&mut self, shared: &mut Shared) {
-        for _ in 0..self.transfers.busy_count() {
-            let Some(id) = self.transfers.pop_busy() else {
+        for _ in 0..self.transfers.queued_count() {
+            let Some(id) = self.transfers.pop_first() else {
                 return;
             };
             while self.queue_piece(id, shared) {}
-            self.transfers.put_back_busy(id);
+            if self
+                .transfers
+                .get(id)
+                .is_some_and(|transfer| !transfer.waits())
+            {
+                self.transfers.enqueue(id);
+            }
         }
     }
 
@@ -170,7 +178,7 @@ impl Peer {
             link.has_room() && link.pieces < PIECES_UNDER_WAY && link.outstanding_bytes < window
         };
         let open = self.pair.links().filter(has_room);
-        // Only those of one device are at once for each other.
+        // Atomic operations are atomic only among those of one device.
         let is_bound = transfer.atomic.is_some();
         let open = open.filter(|link| !is_bound || link.rail == lead);
         let rail = choose_rail(open.map(|link| (link.rail, link.outstanding_bytes)));
@@ -179,7 +187,7 @@ impl Peer {
         };
         let count = self.pair.links().count();
         let most = u64::from(shared.settings.chunk_bytes);
-        let bytes_max = piece_bytes(transfer.total, count, PIECE_BYTES_MIN, most);
+        let bytes_max = piece_bytes(transfer.total, count, most);
         let Some((offset, bytes, is_last)) = transfer.pieces.peek(bytes_max) else {
             return false;
         };
@@ -250,7 +258,7 @@ impl Peer {
         let rail = self.pair.lead();
         let (Some(target), Some(memory)) = (
             self.regions.target(range, bytes),
-            shared.regions.get(&view.key()),
+            shared.regions.get(view.key()),
         ) else {
             return false;
         };
@@ -294,7 +302,9 @@ impl Peer {
         if outcome == Outcome::BadKey {
             self.regions.forget(get.range.0);
         }
-        shared.complete(self.rank, get.token, outcome, bytes, 0);
+        shared
+            .ends
+            .complete(self.rank, get.token, outcome, bytes, 0);
     }
 
     /// The queue pair has ended before any of the short gets had come.
@@ -309,7 +319,7 @@ impl Peer {
             let total = get.view.len_bytes() as u64;
             let place = (get.memory, get.view.offset());
             let transfer = Transfer::new(Kind::Get, place, total, get.range, get.token);
-            let id = self.transfers.insert(transfer, shared.rails.len());
+            let id = self.transfers.insert(transfer);
             self.resolve(id, shared);
         }
     }

@@ -11,7 +11,7 @@ use crate::transport::verbs::record::{
 use crate::transport::verbs::regions::Target;
 use crate::transport::verbs::shared::Shared;
 use crate::transport::verbs::transfers::{Kind, Transfer};
-use crate::transport::{Atomic, Outcome, PostError};
+use crate::transport::{Atomic, Outcome, PostError, RemoteRange};
 
 impl Peer {
     /// Something has come that took a receive.
@@ -88,7 +88,7 @@ impl Peer {
                 operand,
             } => {
                 let what = Atomic::of_operands(compare, operand);
-                self.handle_change(id, (key, offset), what, shared)?;
+                self.handle_change(id, RemoteRange::of(key, offset), what, shared)?;
             }
             Record::Changed { id, before } => self.handle_changed(id, before, shared)?,
         }
@@ -101,7 +101,7 @@ impl Peer {
         for _ in 0..count {
             self.pop_position(shared);
         }
-        if count > 0 && self.outbox.waiting_count() > 0 || self.transfers.busy_count() > 0 {
+        if count > 0 && self.outbox.waiting_count() > 0 || self.transfers.queued_count() > 0 {
             self.mark(shared);
         }
         Ok(())
@@ -110,11 +110,13 @@ impl Peer {
     /// The first position is consumed.
     fn pop_position(&mut self, shared: &mut Shared) {
         if let Some((token, bytes)) = self.outbox.pop() {
-            shared.complete(self.rank, token, Outcome::Done, bytes, 0);
+            shared
+                .ends
+                .complete(self.rank, token, Outcome::Done, bytes, 0);
         }
     }
 
-    /// A line for a region of this rank.
+    /// A put that came as a record: this processor copies it into a region of this rank.
     fn handle_put(
         &mut self,
         position: u64,
@@ -123,7 +125,7 @@ impl Peer {
         shared: &mut Shared,
     ) {
         let bytes = source.len_bytes() as u64;
-        match shared.range(RegionKey(key), offset, bytes) {
+        match shared.regions.range(RemoteRange::of(key, offset), bytes) {
             Some(place) => {
                 kernel::copy(source, place);
                 shared.counts.copied_bytes += bytes;
@@ -138,7 +140,9 @@ impl Peer {
 
     fn handle_bad_put(&mut self, position: u32, shared: &mut Shared) {
         if let Some((token, bytes)) = self.outbox.take_bad_put(position) {
-            shared.complete(self.rank, token, Outcome::BadKey, bytes, 0);
+            shared
+                .ends
+                .complete(self.rank, token, Outcome::BadKey, bytes, 0);
         }
     }
 
@@ -167,7 +171,9 @@ impl Peer {
             && let Some(transfer) = self.transfers.remove(id)
         {
             let (token, total) = (transfer.token, transfer.total);
-            shared.complete(self.rank, token, Outcome::Done, total, 0);
+            shared
+                .ends
+                .complete(self.rank, token, Outcome::Done, total, 0);
         }
     }
 
@@ -204,7 +210,7 @@ impl Peer {
 
     /// Tells the peer of a region of this rank, or that it is none.
     fn tell_region(&mut self, key: RegionKey, shared: &mut Shared) {
-        let record = match shared.regions.get(&key) {
+        let record = match shared.regions.get(key) {
             Some(registered) => {
                 self.regions.note_exported(key);
                 Record::Region {
@@ -229,13 +235,15 @@ impl Peer {
                 What::Position(position, then) => self.follow(position, then, shared),
                 What::Piece { transfer, .. } => self.handle_piece(rail, transfer, shared),
                 What::Word { token, bytes } => {
-                    shared.complete(self.rank, token, Outcome::Done, bytes, 0);
+                    shared
+                        .ends
+                        .complete(self.rank, token, Outcome::Done, bytes, 0);
                 }
                 What::Get => self.end_first_get(Outcome::Done, shared),
                 What::Told | What::BadPut(_) | What::Nothing => {}
             }
         }
-        if self.transfers.busy_count() > 0 || !self.outbox.is_posted() {
+        if self.transfers.queued_count() > 0 || !self.outbox.is_posted() {
             self.mark(shared);
         }
     }
@@ -268,7 +276,9 @@ impl Peer {
             What::Piece { transfer, .. } => Some(transfer),
             What::Word { token, bytes } => {
                 *what = What::Told;
-                shared.complete(self.rank, token, Outcome::BadKey, bytes, 0);
+                shared
+                    .ends
+                    .complete(self.rank, token, Outcome::BadKey, bytes, 0);
                 None
             }
             What::Position(_, Then::EndTransfer(transfer)) => Some(transfer),
@@ -277,7 +287,9 @@ impl Peer {
                     if let Some(link) = self.pair.link(rail) {
                         link.forget(position);
                     }
-                    shared.complete(self.rank, token, Outcome::BadKey, bytes, 0);
+                    shared
+                        .ends
+                        .complete(self.rank, token, Outcome::BadKey, bytes, 0);
                 }
                 None
             }

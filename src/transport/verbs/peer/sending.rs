@@ -47,7 +47,7 @@ impl Peer {
         self.pair.is_up()
             && !self.is_dirty
             && self.outbox.is_clear()
-            && self.transfers.busy_count() == 0
+            && self.transfers.queued_count() == 0
     }
 
     /// Whether a word can leave at once.
@@ -57,9 +57,9 @@ impl Peer {
         self.is_free() && self.outbox.is_posted() && self.pair.lead_link().is_some_and(is_open)
     }
 
-    /// After something was added that the caller of the contract wants to leave. Where nothing else
-    /// is under way or waits it leaves at once, which a poll would only make later; what follows
-    /// leaves together, with the next poll. Not in the middle of what comes: it tells counters.
+    /// Lets what a post has added leave: at once where nothing else is under way or waits,
+    /// otherwise together with what follows, with the next poll. It tells counters, so that it is
+    /// not called while a record is handled.
     fn hand_over(&mut self, shared: &mut Shared) {
         match self.is_free() && self.pair.lead_link().is_some_and(|link| link.is_idle()) {
             true => {
@@ -101,7 +101,9 @@ impl Peer {
             let bytes = total as u32;
             self.add(Record::Message { tag, header, bytes }, source, None, shared);
             if let Some(token) = token {
-                shared.complete(self.rank, token, Outcome::Done, total as u64, 0);
+                shared
+                    .ends
+                    .complete(self.rank, token, Outcome::Done, total as u64, 0);
             }
         } else {
             let range = (RegionKey::NONE, 0);
@@ -170,8 +172,8 @@ impl Peer {
         self.outbox.push_put(source, target, token);
     }
 
-    /// A word leaves before anything is written down of it: somebody waits for it, and it is not
-    /// known here what has become of it before the next poll.
+    /// Posts a word before it notes anything about it: the peer waits for the word, and its
+    /// confirmation is not looked for before the next poll.
     fn put_at_once(&mut self, source: View, target: Target, token: u64, shared: &mut Shared) {
         let (rail, position) = (self.pair.lead(), self.outbox.next());
         let bytes = source.len_bytes();
