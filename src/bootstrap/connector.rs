@@ -7,10 +7,10 @@ use super::credentials::Credentials;
 use super::link::{Link, is_loopback, secure, wait_for, write_all};
 use super::listener::TLS_RECORDS;
 use super::secret_socket;
-use crate::wait::Clock;
 use crate::error::{Error, Result};
 use crate::time::Time;
 use crate::types::Rank;
+use crate::wait::Clock;
 use crate::wire::{
     Claim, HANDSHAKE_BYTES, HandshakeError, HandshakeMessage, Initiator, Purpose, Tls,
 };

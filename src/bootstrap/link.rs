@@ -4,9 +4,9 @@
 //! A frame is its length (4 bytes, little-endian) and as many bytes. With TLS all of it is sealed.
 //! The first byte of a link's frame says what the frame is.
 
-use crate::wait::Clock;
 use crate::error::{Error, Result};
 use crate::time::Time;
+use crate::wait::Clock;
 use crate::wire::{Tls, cut_text};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;

@@ -5,11 +5,11 @@
 
 use super::contact::CONTACT_BYTES_MAX;
 use crate::config::differing_settings;
-use crate::wait::Clock;
 use crate::error::{Error, Result};
 use crate::limits::RANKS_MAX;
 use crate::time::Time;
 use crate::types::Rank;
+use crate::wait::Clock;
 use crate::wire::cut_text;
 use rustix::net::RecvFlags;
 use std::io::{ErrorKind, Read, Write};

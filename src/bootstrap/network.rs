@@ -26,11 +26,11 @@ use super::publish::{self, Finder};
 use super::server::Server;
 use super::tree::{self, Table};
 use crate::config::{Config, differing_settings};
-use crate::wait::Clock;
 use crate::error::{Error, Result};
 use crate::time::Time;
 use crate::transport::{self, Agreed, Fabric, Offer, Options, agree};
 use crate::types::Rank;
+use crate::wait::Clock;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 
 /// Longest reason that a rank tells another.

@@ -5,10 +5,10 @@
 
 use super::link::{Kind, Link, Lost, told, wait_for};
 use super::listener::{Authenticated, Listener, TO_HEAD};
-use crate::wait::Clock;
 use crate::error::{Error, Result};
 use crate::time::Time;
 use crate::types::Rank;
+use crate::wait::Clock;
 use rustix::event::PollFlags;
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;

@@ -6,10 +6,10 @@
 
 use super::contact::CONTACT_BYTES_MAX;
 use super::link::{Frames, Lost};
-use crate::wait::Clock;
 use crate::error::{Error, Result};
 use crate::limits::RANKS_MAX;
 use crate::types::Rank;
+use crate::wait::Clock;
 use crate::wire::Tls;
 use std::os::fd::OwnedFd;
 use std::time::Duration;

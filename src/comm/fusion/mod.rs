@@ -3,13 +3,13 @@
 //!
 //! A thread of its own runs the agreement ([`crate::fusion::Machine`]), packs, communicates and
 //! unpacks, while the caller only announces; a caller that waits for the step does it itself
-//! (`seat.rs`). What is flushed when, and why all ranks agree, is in [`crate::fusion`]. Read first:
+//! (`driving.rs`). What is flushed when, and why all ranks agree, is in [`crate::fusion`]. Read first:
 //! [`Fusion::new`].
 
+mod driving;
 mod inbox;
 mod packing;
 mod report;
-mod seat;
 mod service;
 
 pub use report::{FlushReport, StepReport};
@@ -22,7 +22,7 @@ use crate::memory::{Element, ProcessMark};
 use crate::time::Time;
 use crate::types::DataType;
 use crate::wait::{BackgroundThread, Clock};
-use seat::Seat;
+use driving::FusionDriving;
 use service::Service;
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ use std::sync::Arc;
 /// for this rank; the communicator that it was made from is not touched.
 #[derive(Debug)]
 pub struct Fusion {
-    seat: BackgroundThread<Seat>,
+    driving: BackgroundThread<FusionDriving>,
     set: Arc<TensorSet>,
     clock: Clock,
 }
@@ -115,7 +115,11 @@ impl Fusion {
         let seat = Seat::new(comm, service, set.len());
         let seat =
             BackgroundThread::start(Arc::new(seat), ProcessMark::current()?, "linerate-fusion")?;
-        Ok(Fusion { seat, set, clock })
+        Ok(Fusion {
+            driving,
+            set,
+            clock,
+        })
     }
 
     /// The gradient of a tensor is ready: `buffer` holds it, and will hold the reduction when
@@ -150,7 +154,7 @@ impl Fusion {
             )));
         }
         let now = self.clock.now();
-        if self.seat.get()?.announce(tensor, raw, now)? {
+        if self.driving.get()?.announce(tensor, raw, now)? {
             return Ok(());
         }
         Err(Error::invalid(format!(
@@ -166,7 +170,7 @@ impl Fusion {
     /// # Errors
     /// The error that ended the service, if one did.
     pub fn end_of_backward(&self) -> Result<()> {
-        self.seat.get()?.end(self.clock.now())
+        self.driving.get()?.end(self.clock.now())
     }
 
     /// Waits until every tensor of the step is reduced on this rank, and begins the next step. Ends
@@ -177,7 +181,7 @@ impl Fusion {
     /// without announcing it; any error of its duplicate of the communicator. The fusion buffer
     /// must then be made anew; the communicator itself is still good, unless a rank has died.
     pub fn wait(&self) -> Result<StepReport> {
-        self.seat.get()?.wait(self.clock.now())
+        self.driving.get()?.wait(self.clock.now())
     }
 
     /// The time on the clock of the reports, which starts when the fusion buffer is made.

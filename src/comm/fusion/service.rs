@@ -1,4 +1,4 @@
-//! [`Service`]: what a [`Fusion`](super::Fusion) does, no matter who drives it (`seat.rs`).
+//! [`Service`]: what a [`Fusion`](super::Fusion) does, no matter who drives it (`driving.rs`).
 //!
 //! It starts operations in exactly the order in which the machine hands out actions, since they are
 //! operations of one communicator. A flush that finds no free buffer therefore also holds back the
@@ -138,11 +138,6 @@ impl Service {
     /// When there will be, if nothing more is announced.
     pub fn next_deadline(&self) -> Option<Time> {
         self.machine.next_deadline()
-    }
-
-    /// Whether it knows that the backward pass of the step under way has ended.
-    pub fn is_end_told(&self) -> bool {
-        self.is_end_told
     }
 
     /// The clock of the reports.
