@@ -50,8 +50,8 @@ impl Machine {
     /// The next tensor that can be packed behind those of `ahead`, to which it is added, if there
     /// is one.
     ///
-    /// Nothing while a flush that all ranks know of waits to be started or one by guess is under
-    /// way, and no tensor that may yet go alone: that one is reduced where it lies.
+    /// Nothing while a flush that all ranks know of waits to be started, and no tensor that may yet
+    /// go alone: that one is reduced where it lies.
     pub fn pack_ahead(&self, ahead: &mut Ahead) -> Option<u32> {
         let tensor = match self.plan() {
             Some(plan) => self.next_of_plan(plan, ahead),
@@ -72,7 +72,7 @@ impl Machine {
 
     fn next_of_order(&self, ahead: &mut Ahead) -> Option<u32> {
         let (set, options) = (self.set(), self.options());
-        if self.has_flush() || !self.is_open() || ahead.tensors.len() >= options.tensors_max {
+        if self.has_flush() || ahead.tensors.len() >= options.tensors_max {
             return None;
         }
         let first = ahead.tensors.first();

@@ -9,7 +9,7 @@ use super::step::Step;
 use super::{Flush, FlushList, FusionOptions, TensorSet, build_flushes};
 use crate::error::{Error, Result};
 use crate::time::Time;
-use crate::types::{DataType, ReduceOp};
+use crate::types::DataType;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,13 +20,6 @@ const FLAG_ENDED: u64 = 1;
 /// Flag of a round: no ready tensor of this rank is at its deadline. Inverted, so that *and* acts
 /// as *or*.
 const FLAG_NONE_EXPIRED: u64 = 2;
-
-/// What is left of a step may be flushed by guess if it is no more than this: so little that how
-/// long it travels hardly depends on it.
-const GUESS_BYTES_MAX: u64 = 256 << 10;
-
-/// And no more than one part of this many of all bytes: a wrong guess is never most of the work.
-const GUESS_SHARE: u64 = 100;
 
 /// Tensors that an error names; the others are counted.
 const TENSORS_NAMED_MAX: usize = 8;
@@ -41,10 +34,7 @@ pub enum Action {
     /// Reduce [`Machine::round_words`] with bitwise and over all ranks, then call
     /// [`Machine::handle_round`].
     StartRound,
-    /// Reduce these tensors ([`Machine::tensors_of`]). Nothing is reported back, unless it is a
-    /// guess: then one more element is reduced with them, zero if [`Machine::is_all_ready`] and
-    /// positive if not, and [`Machine::handle_guess`] is told whether zero came out. Only if it
-    /// did, the results count.
+    /// Reduce these tensors ([`Machine::tensors_of`]). Nothing is reported back.
     StartFlush(Flush),
     /// Broadcast [`Machine::arrivals`] of rank 0, then call [`Machine::handle_order`].
     ShareOrder,
@@ -62,8 +52,6 @@ enum Phase {
     Collecting,
     /// `StartRound` was handed out.
     Round,
-    /// The flush by guess was handed out.
-    Guess,
     /// The order must be shared; `bool`: `ShareOrder` was handed out.
     Order(bool),
     /// A tensor is missing; `bool`: `GatherReady` was handed out.
@@ -108,7 +96,7 @@ impl Machine {
             round: vec![0; set.len().div_ceil(64) + 1],
             step_index: 0,
             phase: Phase::Collecting,
-            step: Step::new(&set),
+            step: Step::new(set.len()),
             options,
             set,
         })
@@ -219,23 +207,11 @@ impl Machine {
             };
             return Ok(());
         }
-        self.prepare_guess();
         if self.step.flushes.len() == flushes_before {
             let pause = (self.options.age_max / 4).max(RETRY_MIN);
             self.step.retry_at = Some(now.after(pause));
         }
         Ok(())
-    }
-
-    /// Whether every rank had all tensors of the flush by guess under way. If not, the ranks agree
-    /// in rounds after all.
-    pub fn handle_guess(&mut self, is_right: bool) {
-        assert_eq!(self.phase, Phase::Guess, "nothing was guessed");
-        self.step.guess.clear();
-        self.phase = match is_right {
-            true => Phase::Complete(false),
-            false => Phase::Collecting,
-        };
     }
 
     /// Rank 0's order of announcement in the first step.
@@ -303,12 +279,6 @@ impl Machine {
                 self.phase = Phase::Complete(true);
                 Some(Action::EndStep)
             }
-            Phase::Collecting if self.wants_round(now) && !self.step.guess.is_empty() => {
-                self.phase = Phase::Guess;
-                let mut flush = self.step.guess.get(0);
-                (flush.index, flush.is_guess) = (self.step.flushes.len() as u32, true);
-                Some(Action::StartFlush(flush))
-            }
             Phase::Collecting if self.wants_round(now) => {
                 self.fill_round(now);
                 self.phase = Phase::Round;
@@ -322,8 +292,7 @@ impl Machine {
                 self.phase = Phase::Missing(true);
                 Some(Action::GatherReady)
             }
-            // After a guess it may not have ended here.
-            Phase::Complete(false) if self.step.is_ended => {
+            Phase::Complete(false) => {
                 self.phase = Phase::Complete(true);
                 Some(Action::EndStep)
             }
@@ -347,7 +316,7 @@ impl Machine {
     pub fn begin_step(&mut self) {
         self.phase = Phase::Collecting;
         self.step_index += 1;
-        self.step.clear(&self.set);
+        self.step.clear();
         if let Some(plan) = &self.plan {
             self.step.flushes.clone_from(plan);
         }
@@ -390,10 +359,7 @@ impl Machine {
 
     /// The tensors of a flush of this step, in the order in which they are packed.
     pub fn tensors_of(&self, flush: Flush) -> &[u32] {
-        match flush.is_guess {
-            true => self.step.guess.tensors_of(flush),
-            false => self.step.flushes.tensors_of(flush),
-        }
+        self.step.flushes.tensors_of(flush)
     }
 
     /// When the last tensor of a flush of this step was ready on this rank.
@@ -429,16 +395,6 @@ impl Machine {
     /// Whether a tensor is part of a flush that all ranks know of.
     pub fn is_flushed(&self, tensor: usize) -> bool {
         self.step.flushed.contains(tensor)
-    }
-
-    /// Whether every tensor of the step is ready on this rank.
-    pub fn is_all_ready(&self) -> bool {
-        self.step.arrivals.len() == self.set.len()
-    }
-
-    /// Whether what is ready may be part of a flush to come.
-    pub(super) fn is_open(&self) -> bool {
-        matches!(self.phase, Phase::Collecting | Phase::Round)
     }
 
     pub(super) fn is_ready(&self, tensor: usize) -> bool {
@@ -524,38 +480,6 @@ impl Machine {
             &mut self.step.flushes,
         );
         self.step.mark_flushed(&self.set, first_new, &self.round);
-    }
-
-    /// After a round: makes one flush of all that is left, if it is little, to be started without
-    /// another round.
-    fn prepare_guess(&mut self) {
-        self.step.guess.clear();
-        let left_bytes = self.step.left_bytes;
-        let is_little =
-            left_bytes <= GUESS_BYTES_MAX && left_bytes <= self.set.total_bytes() / GUESS_SHARE;
-        if left_bytes == 0 || !is_little || !self.is_order_kept {
-            return;
-        }
-        let flushed = &self.step.flushed;
-        build_flushes(
-            &self.set,
-            &self.options,
-            &self.order,
-            |tensor| !flushed.contains(tensor),
-            true,
-            &mut self.step.guess,
-        );
-        // Only there positive numbers among zeros never come out as zero.
-        let is_sum = matches!(self.options.op, ReduceOp::Sum | ReduceOp::Avg);
-        // A tensor that always goes alone has no fusion buffer.
-        let is_packed = |&tensor: &u32| self.set.bytes(tensor as usize) < self.options.bytes_max;
-        let guess = &self.step.guess;
-        let is_good = |flush: Flush| {
-            is_sum && flush.dtype.is_float() && guess.tensors_of(flush).iter().all(is_packed)
-        };
-        if guess.len() != 1 || !is_good(guess.get(0)) {
-            self.step.guess.clear();
-        }
     }
 
     fn labels(&self, tensors: &[usize]) -> String {

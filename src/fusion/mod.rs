@@ -11,22 +11,13 @@
 //! *round*: a small bitwise-and reduction of the set of its ready tensors and two flags. It ends
 //! when all have entered it. From the reduced words, the kept order and the limits, every rank
 //! derives the same flushes ([`build_flushes`]). A round travels while the flushes of the one
-//! before are still under way, so it is not on the critical path.
+//! before are still under way, so it is not on the critical path. The last round of a step is: 45 us
+//! of 128 ms (`linerate replay --trace resnet50`).
 //!
 //! A tensor is flushed only in a round that it is ready for on all ranks, so the slowest rank
 //! decides when a tensor's age begins. A round that flushes nothing (each rank waits for a tensor
 //! that another does not have yet) is repeated at the next arrival, or after a quarter of the age
 //! limit (at least 100 us).
-//!
-//! # The last flush
-//!
-//! The round that ends a step would be exposed: it begins when the last tensor is there. So when
-//! little of a step is left (a hundredth of its bytes, at most 256 KiB), the ranks *guess* that all
-//! of it goes together, and anyone who has a reason for a round starts that flush instead, with one
-//! more element that says whether this rank has all of it. If all had, the step is complete. If
-//! not, what came out is forgotten, and they go on in rounds as if nothing had been; so no tensor
-//! waits longer for it than such a flush takes. Sums and averages of floats only, from the second
-//! step on.
 //!
 //! # Order
 //!

@@ -21,8 +21,6 @@ pub struct Flush {
     pub dtype: DataType,
     /// Sum of its tensors' bytes.
     pub bytes: u64,
-    /// Started without a round; see the documentation of the module `fusion`.
-    pub is_guess: bool,
     first: u32,
     tensors_count: u32,
 }
@@ -92,11 +90,6 @@ impl FlushList {
         self.flushes.len()
     }
 
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.flushes.is_empty()
-    }
-
     /// The flush with this index. Panics if there is none.
     pub fn get(&self, index: usize) -> Flush {
         self.flushes[index]
@@ -134,7 +127,6 @@ impl FlushList {
             index: self.flushes.len() as u32,
             dtype,
             bytes: tensors.iter().map(|&t| set.bytes(t as usize)).sum(),
-            is_guess: false,
             first: first as u32,
             tensors_count: tensors.len() as u32,
         });

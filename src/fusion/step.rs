@@ -15,10 +15,6 @@ pub(super) struct Step {
     pub arrivals: Vec<u32>,
     pub flushes: FlushList,
     pub next_flush: usize,
-    /// All that is left, as one flush that may be started without a round; empty: there is none.
-    pub guess: FlushList,
-    /// Bytes in no flush that all ranks know of.
-    pub left_bytes: u64,
     pub is_ended: bool,
     /// Set by a round that flushed nothing: no new one before this time, unless a tensor arrives.
     pub retry_at: Option<Time>,
@@ -36,8 +32,7 @@ struct Pending {
 }
 
 impl Step {
-    pub fn new(set: &TensorSet) -> Step {
-        let tensors_count = set.len();
+    pub fn new(tensors_count: usize) -> Step {
         Step {
             ready: Bits::new(tensors_count),
             ready_at: vec![Time(0); tensors_count],
@@ -45,8 +40,6 @@ impl Step {
             arrivals: Vec::with_capacity(tensors_count),
             flushes: FlushList::with_capacity(tensors_count),
             next_flush: 0,
-            guess: FlushList::with_capacity(tensors_count),
-            left_bytes: set.total_bytes(),
             is_ended: false,
             retry_at: None,
             rounds_count: 0,
@@ -56,14 +49,12 @@ impl Step {
     }
 
     /// Forgets everything and keeps the memory.
-    pub fn clear(&mut self, set: &TensorSet) {
+    pub fn clear(&mut self) {
         self.ready.clear();
         self.flushed.clear();
         self.arrivals.clear();
         self.flushes.clear();
         self.next_flush = 0;
-        self.guess.clear();
-        self.left_bytes = set.total_bytes();
         self.is_ended = false;
         self.retry_at = None;
         self.rounds_count = 0;
@@ -95,7 +86,6 @@ impl Step {
             for &tensor in tensors {
                 self.flushed.insert(tensor as usize);
             }
-            self.left_bytes -= flush.bytes;
             let pending = &mut self.pending[flush.dtype as usize];
             pending.bytes -= flush.bytes;
             pending.tensors_count -= tensors.len();

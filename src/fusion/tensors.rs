@@ -26,7 +26,6 @@ pub struct TensorSpec {
 pub struct TensorSet {
     specs: Vec<TensorSpec>,
     bytes: Vec<u64>,
-    total_bytes: u64,
     dtypes: Vec<DataType>,
 }
 
@@ -57,17 +56,17 @@ impl TensorSet {
             .map(|spec| spec.count * spec.dtype.size_bytes() as u64)
             .collect();
         // Sums over any of them then need no check.
-        let total_bytes = bytes.iter().try_fold(0u64, |sum, b| sum.checked_add(*b));
-        let total_bytes = total_bytes.ok_or_else(|| {
-            Error::invalid("the tensors declared for fusion have more than 2^64 bytes together")
-        })?;
+        if (bytes.iter().try_fold(0u64, |sum, b| sum.checked_add(*b))).is_none() {
+            return Err(Error::invalid(
+                "the tensors declared for fusion have more than 2^64 bytes together",
+            ));
+        }
         let dtypes = (DataType::ALL.into_iter())
             .filter(|dtype| specs.iter().any(|spec| spec.dtype == *dtype))
             .collect();
         Ok(TensorSet {
             specs,
             bytes,
-            total_bytes,
             dtypes,
         })
     }
@@ -90,11 +89,6 @@ impl TensorSet {
     /// Its length in bytes.
     pub fn bytes(&self, tensor: usize) -> u64 {
         self.bytes[tensor]
-    }
-
-    /// The bytes of all tensors.
-    pub fn total_bytes(&self) -> u64 {
-        self.total_bytes
     }
 
     /// The types that occur, in the order of their codes.

@@ -9,8 +9,8 @@ use crate::fusion::{Ahead, Flush, Machine};
 use crate::kernel;
 use std::sync::Arc;
 
-/// Copies up to here are made without the engine: below it neither other threads nor stores around
-/// the caches gain anything, and an operation that somebody drives need not stand still.
+/// Copies up to here are made without the engine: below it neither other threads nor
+/// streaming stores gain anything, and an operation that somebody drives need not stand still.
 const PLAIN_BYTES_MAX: usize = 256 << 10;
 
 /// The fusion buffers that no flush uses, and the one that is filled ahead.
@@ -85,18 +85,6 @@ impl Packing {
         buffer
     }
 
-    /// A buffer for a flush that this rank does not have all tensors of.
-    pub fn take_any(&mut self) -> RawBuffer {
-        let open = self.reopen();
-        self.free.extend(open);
-        self.free.pop().expect("a free fusion buffer")
-    }
-
-    /// Gives a buffer back as it is.
-    pub fn put_back(&mut self, buffer: RawBuffer) {
-        self.free.push(buffer);
-    }
-
     /// A flush is reduced where it lies, without a buffer.
     pub fn pass_over(&mut self, machine: &Machine) {
         self.forget_if_flushed(machine);
@@ -113,7 +101,7 @@ impl Packing {
         for (tensor, part) in parts_of(machine, flush, tensors, &buffer) {
             self.copy(&part, tensor, flush.bytes);
         }
-        self.put_back(buffer);
+        self.free.push(buffer);
     }
 
     /// Begins the next step.

@@ -14,8 +14,6 @@ use crate::comm::{Communicator, Operation};
 use crate::engine::Clock;
 use crate::error::{Error, Result};
 use crate::fusion::{Action, Flush, Machine};
-use crate::kernel;
-use crate::memory::View;
 use crate::time::Time;
 use crate::types::{Collective, DataType, ReduceOp};
 use std::time::Duration;
@@ -26,16 +24,6 @@ const SLICE: Duration = Duration::from_micros(100);
 
 /// The same while only a round is under way: nothing but a stop could matter meanwhile.
 const SLICE_ROUND: Duration = Duration::from_millis(1);
-
-/// For the element behind a flush by guess, and so that no buffer is empty.
-const GUESS_ROOM_BYTES: usize = 64;
-
-/// What a rank with all tensors of a flush by guess fills the element behind them with.
-const CERTAIN: u8 = 0;
-
-/// The same of a rank without: a positive number in every floating-point format, neither so small
-/// nor so large that a sum or an average over all ranks could be zero.
-const DOUBT: u8 = 0x3c;
 
 /// What a turn leaves to do.
 #[derive(Debug)]
@@ -88,12 +76,7 @@ impl Service {
             .map_err(|_| Error::invalid("FusionOptions: bytes_max is above the address space"))?;
         let buffers_count = machine.options().buffers_count;
         Ok(Service {
-            packing: Packing::new(
-                &comm,
-                buffers_count,
-                packed_bytes + GUESS_ROOM_BYTES,
-                tensors_count,
-            )?,
+            packing: Packing::new(&comm, buffers_count, packed_bytes.max(1), tensors_count)?,
             round: comm.alloc_raw(machine.round_words().len() * 8)?,
             order: comm
                 .alloc_raw(tensors_count.max(1) * 4)?
@@ -188,23 +171,9 @@ impl Service {
             }
             let Flight { flush, packed, .. } = self.flights.remove(index);
             self.report.flushes[flush.index as usize].end = self.clock.now();
-            let is_right = match &packed {
-                Some(packed) if flush.is_guess => is_certain(verdict_in(packed, flush)),
-                _ => true,
-            };
-            match packed {
-                Some(packed) if is_right => {
-                    let (machine, tensors) = (&self.machine, &self.tensors);
-                    self.packing.unpack(machine, flush, tensors, packed);
-                }
-                Some(packed) => {
-                    self.packing.put_back(packed);
-                    self.report.flushes.truncate(flush.index as usize);
-                }
-                None => {}
-            }
-            if flush.is_guess {
-                self.machine.handle_guess(is_right);
+            if let Some(packed) = packed {
+                let (machine, tensors) = (&self.machine, &self.tensors);
+                self.packing.unpack(machine, flush, tensors, packed);
             }
         }
         Ok(())
@@ -272,19 +241,8 @@ impl Service {
         let set = self.machine.set();
         let mut filled = tensors.iter().filter(|&&t| set.bytes(t as usize) > 0);
         let (first, second) = (filled.next(), filled.next());
-        let mut bytes = flush.bytes as usize;
+        let bytes = flush.bytes as usize;
         let (target, packed) = match (first, second) {
-            _ if flush.is_guess => {
-                let is_right = self.machine.is_all_ready();
-                let buffer = match is_right {
-                    true => self.packing.pack(&self.machine, flush, &self.tensors),
-                    false => self.packing.take_any(),
-                };
-                let verdict = verdict_in(&buffer, flush);
-                kernel::fill(verdict, if is_right { CERTAIN } else { DOUBT });
-                bytes += verdict.len_bytes();
-                (Some(buffer.part(0, bytes)), Some(buffer))
-            }
             (None, _) => (None, None),
             (Some(&only), None) => {
                 self.packing.pass_over(&self.machine);
@@ -333,13 +291,7 @@ impl Service {
 
     fn wait_for_something(&mut self, is_given_up: impl Fn() -> bool) -> Result<Turn> {
         if let Some(flight) = self.flights.first_mut() {
-            // A guess is in place of a round.
-            let slice = if flight.flush.is_guess {
-                SLICE_ROUND
-            } else {
-                SLICE
-            };
-            (flight.operation).wait_timeout_unless(slice, is_given_up)?;
+            (flight.operation).wait_timeout_unless(SLICE, is_given_up)?;
             return Ok(Turn::Again);
         }
         if let Some(Talk::Round(operation) | Talk::Order(operation)) = &mut self.talk {
@@ -358,13 +310,9 @@ impl Service {
         }
         let mut is_good = true;
         for flight in self.flights.drain(..) {
-            // All ranks have started the same flushes, so they end, unless it is by guess; an error
-            // was reported or is nobody's business now.
-            is_good &= match flight.flush.is_guess {
-                true => flight.operation.cancel(),
-                false => flight.operation.wait(),
-            }
-            .is_ok();
+            // All ranks have started the same flushes, so they end; an error was reported or is
+            // nobody's business now.
+            is_good &= flight.operation.wait().is_ok();
         }
         if is_good {
             self.end_announced();
@@ -380,58 +328,10 @@ impl Service {
     }
 }
 
-/// The element behind a flush by guess, which tells whether it was right.
-fn verdict_in(packed: &RawBuffer, flush: Flush) -> View {
-    let view = packed.view();
-    view.part(flush.bytes as usize, flush.dtype.size_bytes())
-}
-
-fn is_certain(verdict: View) -> bool {
-    let mut bytes = [CERTAIN; size_of::<u64>()];
-    kernel::read(verdict, 0, &mut bytes[..verdict.len_bytes()]);
-    bytes == [CERTAIN; size_of::<u64>()]
-}
-
 impl std::fmt::Debug for Service {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Service")
             .field("step_index", &self.machine.step_index())
             .finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::kernel;
-    use crate::memory::Region;
-    use crate::types::{Combine, Finish};
-
-    #[test]
-    fn the_doubt_of_one_rank_or_of_all_is_never_lost_in_a_sum_or_an_average() {
-        let region = Region::private(4 * size_of::<u64>()).expect("memory for a test");
-        for dtype in DataType::ALL.into_iter().filter(|dtype| dtype.is_float()) {
-            let element = |index: usize| region.view().part(8 * index, dtype.size_bytes());
-            let [sum, doubt, certain, average] = [0, 1, 2, 3].map(element);
-            kernel::fill(doubt, DOUBT);
-            kernel::fill(certain, CERTAIN);
-            for other in [certain, doubt] {
-                kernel::fill(sum, DOUBT);
-                for ranks in 2..=4096 {
-                    kernel::reduce(dtype, Combine::Sum, Finish::None, &[sum, other], &[sum]);
-                    let divided = Finish::Divide(ranks);
-                    kernel::reduce(dtype, Combine::Sum, divided, &[sum], &[average]);
-                    assert!(!is_certain(sum) && !is_certain(average), "{dtype} {ranks}");
-                }
-            }
-            kernel::reduce(
-                dtype,
-                Combine::Sum,
-                Finish::Divide(2),
-                &[certain, certain],
-                &[sum],
-            );
-            assert!(is_certain(sum), "{dtype}");
-        }
     }
 }
