@@ -28,7 +28,6 @@
 //! what ranks that sleep would contribute.
 
 mod arguments;
-mod around;
 mod at_once;
 mod clock;
 mod control;
@@ -58,6 +57,7 @@ mod rounds;
 mod signature;
 mod staged;
 mod state;
+mod streaming;
 mod suspect;
 mod tag;
 mod task;

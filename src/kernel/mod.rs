@@ -58,7 +58,7 @@ pub fn reduce(
     BoundReduction::new(dtype, combine, finish).run(sources, destinations);
 }
 
-/// [`reduce`], but destinations that are not sources are written around the caches where the CPU
+/// [`reduce`], but destinations that are not sources are written by streaming stores where the CPU
 /// can.
 ///
 /// Gives the same bytes, ordered like plain stores when it returns. The engine uses it for
@@ -221,7 +221,7 @@ pub fn copy(source: View, destination: View) {
     copy_to(Stores::Cached, source, &[destination]);
 }
 
-/// [`copy`], around the caches where the CPU can; see [`reduce_streaming`].
+/// [`copy`], by streaming stores where the CPU can; see [`reduce_streaming`].
 ///
 /// # Panics
 /// If the lengths differ.
