@@ -77,10 +77,10 @@ pub struct Config {
     pub cma: CrossMemory,
     /// Print what was chosen and why. Default off. `LINERATE_DEBUG=info|off`.
     pub debug: bool,
-    /// Where the findings are that correct the choice of algorithms. Default the built-in ones; rank
-    /// 0's are everyone's. `LINERATE_MODEL`: a file, or `off` for the built-in ones; not set,
-    /// `linerate/model` in `XDG_CACHE_HOME` or in `~/.cache`. `linerate explain --calibrate` writes
-    /// it.
+    /// Where the findings are that correct the choice of algorithms. Default the built-in ones;
+    /// rank 0's are everyone's. `LINERATE_MODEL`: a file, or `off` for the built-in ones; not set,
+    /// `linerate/model` in `XDG_CACHE_HOME` or in `~/.cache`. `linerate explain --calibrate`
+    /// writes it.
     pub prices: PriceList,
     /// Overrides the identity of the host; ranks with equal ones use shared memory.
     /// `LINERATE_HOSTID`.

@@ -1,4 +1,5 @@
-//! The findings of this host, from the file in which `linerate explain --calibrate` has stored them.
+//! The findings of this host, from the file in which `linerate explain --calibrate` has stored
+//! them.
 //!
 //! A file that is bad costs a line on standard error and the stored findings, never the job:
 //! choices are then made by the built-in ones.

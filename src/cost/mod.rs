@@ -11,9 +11,10 @@
 //! A host is calibrated by findings alone: the calls for which its own times say that another
 //! algorithm is faster than the cheapest ([`Finding`]). Findings are stored per host (`store.rs`),
 //! and rank 0's are everyone's, because all ranks must choose the same algorithm. Prices fitted to
-//! the host added nothing: on a Xeon with 2 cores, trained on five jobs and tested on a sixth (three
-//! times), 887 of 1152 choices were within 20 % of the best with built-in prices, 886 with fitted
-//! ones, 921 with built-in prices and findings, 922 with fitted ones and findings.
+//! the host added nothing: on a Xeon with 2 cores, trained on five jobs and tested on a sixth
+//! (three times, at a load of 3 to 15), 887 of 1152 choices were within 20 % of the best with
+//! built-in prices, 886 with fitted ones, 921 with built-in prices and findings, 922 with fitted
+//! ones and findings.
 //!
 //! Not here: measuring (the `linerate explain` command) and files (`comm`).
 //!
@@ -30,7 +31,8 @@ pub use store::{emit, emit_bytes, host_key, parse, parse_bytes};
 
 use std::borrow::Cow;
 
-/// One list of the kinds of work: fields, and an array of them for arithmetic that treats all alike.
+/// One list of the kinds of work: fields, and an array of them for arithmetic that treats all
+/// alike.
 macro_rules! kinds_of_work {
     ($($(#[$doc:meta])* $field:ident,)*) => {
         /// How much an algorithm does of each kind of work.
@@ -118,8 +120,8 @@ pub struct Caches {
 }
 
 impl Models {
-    /// Where nothing is stored. The prices are those that explain the times of one machine best (AMD EPYC,
-    /// Zen 4, 2 cores), by least squares of the relative errors.
+    /// Where nothing is stored. The prices are those that explain the times of one machine best
+    /// (AMD EPYC, Zen 4, 2 cores), by least squares of the relative errors.
     pub const BUILT_IN: Models = Models {
         apart: Model([
             122.0, 168.0, 50.0, 170.0, 16.1, 112.0, 358.0, 0.0241, 0.075, 0.08, 0.0099, 0.0252,

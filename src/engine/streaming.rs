@@ -83,8 +83,8 @@ mod tests {
 
     const SLOTS: usize = 2 * TRIALS;
 
-    /// Copies `slots` slots in pieces; how many bytes were streamed, as a share. A streamed byte and
-    /// a cached one take this many nanoseconds.
+    /// Copies `slots` slots in pieces; how many bytes were streamed, as a share. A streamed byte
+    /// and a cached one take this many nanoseconds.
     fn share_streamed(
         streaming: &mut Streaming,
         slots: usize,

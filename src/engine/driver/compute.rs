@@ -185,9 +185,9 @@ impl Driver {
         run(crew, streaming, work, &[source], &[destination]);
     }
 
-    /// Whether results are written by streaming stores, copies only if that is faster ([`Streaming`]):
-    /// the buffers of all ranks together fill the last one, and what is written is the result
-    /// itself, not a window or scratch memory that somebody reads next.
+    /// Whether results are written by streaming stores, copies only if that is faster
+    /// ([`Streaming`]): the buffers of all ranks together fill the last-level cache, and what is
+    /// written is the result itself, not a window or scratch memory that somebody reads next.
     ///
     /// With 2 ranks and a cache of 32 MiB that made operations of 8 to 128 MiB out of place, and
     /// all-gather in place, 1.2 to 2.4 times as fast in most runs (benches/README.md). Reductions
