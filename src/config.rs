@@ -76,10 +76,10 @@ pub struct Config {
     pub cma: CrossMemory,
     /// Print what was chosen and why. Default off. `LINERATE_DEBUG=info|off`.
     pub debug: bool,
-    /// Where the prices are by which algorithms are chosen. Default the built-in ones; all ranks
-    /// use rank 0's. `LINERATE_MODEL`: a file, or `off` for the built-in ones; not set,
-    /// `linerate/model` in `XDG_CACHE_HOME` or in `~/.cache`. `linerate explain --calibrate` writes
-    /// it.
+    /// Where the findings are that correct the choice of algorithms. Default the built-in ones;
+    /// rank 0's are everyone's. `LINERATE_MODEL`: a file, or `off` for the built-in ones; not set,
+    /// `linerate/model` in `XDG_CACHE_HOME` or in `~/.cache`. `linerate explain --calibrate`
+    /// writes it.
     pub prices: PriceList,
     /// Overrides the identity of the host; ranks with equal ones use shared memory.
     /// `LINERATE_HOSTID`.
@@ -120,7 +120,7 @@ pub enum CrossMemory {
     Off,
 }
 
-/// Where the cost model's prices come from.
+/// Where the findings come from that correct the choice by the cost model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PriceList {
     /// Those of the library.

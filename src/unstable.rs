@@ -21,7 +21,7 @@ pub mod config {
 }
 
 pub mod cost {
-    pub use crate::cost::{FINDINGS_MAX, Finding, Model, Models, Sample, TERMS, emit, fit, parse};
+    pub use crate::cost::{FINDINGS_MAX, Finding, Models, emit, parse};
 }
 
 pub mod engine {

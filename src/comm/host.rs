@@ -28,7 +28,7 @@ fn threads_for(configured: Option<usize>, cores: usize, local_ranks: usize) -> u
 }
 
 /// Bytes of the last-level cache of the first core; `None` where the host does not say. Operations
-/// whose buffers fill it go around it.
+/// whose buffers fill it use streaming stores.
 pub fn last_level_cache_bytes() -> Option<usize> {
     last_level_bytes(Path::new("/sys/devices/system/cpu/cpu0/cache"))
 }

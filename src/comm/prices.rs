@@ -1,7 +1,8 @@
-//! The prices of this host, from the file in which `linerate explain --calibrate` has stored them.
+//! The findings of this host, from the file in which `linerate explain --calibrate` has stored
+//! them.
 //!
-//! A file that is bad costs a line on standard error and the stored prices, never the job: choices
-//! are then made by the built-in ones.
+//! A file that is bad costs a line on standard error and the stored findings, never the job:
+//! choices are then made by the built-in ones.
 
 use crate::config::PriceList;
 use crate::cost::{self, Models};
@@ -11,7 +12,7 @@ use std::path::Path;
 /// What the kernel says of the processors.
 const CPUINFO: &str = "/proc/cpuinfo";
 
-/// The prices to use, and what is wrong with the stored ones.
+/// The prices and findings to use, and what is wrong with the stored ones.
 pub(super) fn read_prices(list: &PriceList) -> (Models, Option<String>) {
     let (path, is_asked_for) = match list {
         PriceList::BuiltIn => return (Models::BUILT_IN, None),
@@ -22,7 +23,7 @@ pub(super) fn read_prices(list: &PriceList) -> (Models, Option<String>) {
         Ok(models) => (models.unwrap_or(Models::BUILT_IN), None),
         Err(cause) => {
             let text = format!(
-                "the prices in {} are not used: {cause}; `linerate explain --calibrate` writes them, LINERATE_MODEL=off does without",
+                "the findings in {} are not used: {cause}; `linerate explain --calibrate` writes them, LINERATE_MODEL=off does without",
                 path.display()
             );
             (Models::BUILT_IN, Some(text))
@@ -55,7 +56,7 @@ mod tests {
         std::fs::create_dir_all(&folder).unwrap();
         let file = folder.join("model");
         let mut stored = Models::BUILT_IN;
-        stored.apart.0[0] = 77.0;
+        stored.findings = vec!["apart reduce 2 caller 8 tree".parse().unwrap()].into();
         let read = |list: PriceList| read_prices(&list);
 
         assert_eq!(
@@ -80,7 +81,7 @@ mod tests {
         std::fs::write(&file, format!("[{}]\ngarbage", host())).unwrap();
         let (models, text) = read(PriceList::Cached(file.clone()));
         assert_eq!(models, Models::BUILT_IN);
-        assert!(text.unwrap().contains("is missing"));
+        assert!(text.unwrap().contains("the line 'garbage'"));
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -1,36 +1,21 @@
-//! [`Models`] as text, for a file that several hosts may share, and as bytes, for the other ranks.
-//! Pure.
+//! The findings of [`Models`] as text, for a file that several hosts may share, and as bytes, for
+//! the other ranks. Pure.
 //!
 //! ```text
 //! [AMD EPYC; 2 cores; 0.1.0]
-//! core cache 1048576
-//! host cache 33554432
-//! apart call 150.2
-//! ...
 //! faster crowded reduce 8 caller 32768 tree
 //! ...
 //! ```
 //!
-//! A section for each host, named by what prices depend on: CPU model, cores, version of this
-//! library. Every line of a price is needed, every price is a finite number from 0 on; a section
-//! with anything else is an error, never a guess.
+//! A section for each host, named by what times depend on: CPU model, cores, version of this
+//! library. A section with a line that is no finding is an error, never a guess.
 
-use super::{Caches, FINDINGS_MAX, Finding, Model, Models, TERMS};
+use super::{FINDINGS_MAX, Finding, Models};
 use crate::error::{Error, Result};
 use std::borrow::Cow;
 
-/// Bytes of the prices in [`emit_bytes`]; behind them the number of bytes of the findings, and
-/// these as text.
-const PRICES_BYTES: usize = (2 * TERMS + 2) * size_of::<f64>();
-
 /// How the line of a finding begins.
 const FASTER: &str = "faster ";
-
-/// Largest price that is believed, ns: a second.
-const PRICE_MAX: f64 = 1e9;
-
-/// Largest cache that is believed.
-const BYTES_MAX: f64 = 1e12;
 
 /// The name of a host's section, from the text of /proc/cpuinfo.
 pub fn host_key(cpuinfo: &str) -> String {
@@ -61,16 +46,7 @@ pub fn emit(before: &str, key: &str, models: &Models) -> String {
             text += "\n";
         }
     }
-    let Caches {
-        core_bytes,
-        host_bytes,
-    } = models.caches;
-    text += &format!("[{key}]\ncore cache {core_bytes}\nhost cache {host_bytes}\n");
-    for (class, model) in [("apart", &models.apart), ("crowded", &models.crowded)] {
-        for (name, price) in Model::NAMES.iter().zip(model.0) {
-            text += &format!("{class} {name} {price}\n");
-        }
-    }
+    text += &format!("[{key}]\n");
     for finding in models.findings.iter() {
         text += &format!("{FASTER}{finding}\n");
     }
@@ -83,35 +59,23 @@ pub fn parse(text: &str, key: &str) -> Result<Option<Models>> {
     if lines.next().is_none() {
         return Ok(None);
     }
-    let (findings, lines): (Vec<&str>, Vec<&str>) = lines
+    let lines: Vec<&str> = lines
         .take_while(|line| section(line).is_none())
         .filter(|line| !line.trim().is_empty())
-        .partition(|line| line.starts_with(FASTER));
-    let model = |class: &str| -> Result<Model> {
-        let mut prices = [0.0; TERMS];
-        for (price, name) in prices.iter_mut().zip(Model::NAMES) {
-            *price = number(&lines, &format!("{class} {name}"))?;
-        }
-        Ok(Model(prices))
-    };
-    let models = Models {
-        apart: model("apart")?,
-        crowded: model("crowded")?,
-        caches: Caches {
-            core_bytes: number(&lines, "core cache")?,
-            host_bytes: number(&lines, "host cache")?,
-        },
-        findings: parse_findings(&findings)?,
-    };
-    let known = 2 * TERMS + 2;
-    if lines.len() != known {
+        .collect();
+    if let Some(line) = lines.iter().find(|line| !line.starts_with(FASTER)) {
         return Err(Error::invalid(format!(
-            "section [{key}] has {} lines besides those of '{FASTER}', {known} are known",
-            lines.len()
+            "section [{key}] has the line '{line}', which does not begin with '{FASTER}': another version wrote it, or it is damaged"
         )));
     }
-    check(&models)?;
-    Ok(Some(models))
+    Ok(Some(of_findings(parse_findings(&lines)?)))
+}
+
+fn of_findings(findings: Cow<'static, [Finding]>) -> Models {
+    Models {
+        findings,
+        ..Models::BUILT_IN
+    }
 }
 
 fn parse_findings(lines: &[&str]) -> Result<Cow<'static, [Finding]>> {
@@ -127,79 +91,30 @@ fn parse_findings(lines: &[&str]) -> Result<Cow<'static, [Finding]>> {
     Ok(Cow::Owned(findings))
 }
 
-/// The prices and findings as bytes.
+/// The findings as bytes: the length of their text, and that.
 pub fn emit_bytes(models: &Models) -> Vec<u8> {
-    let all = models.apart.0.iter().chain(&models.crowded.0);
-    let mut bytes: Vec<u8> = all
-        .chain([&models.caches.core_bytes, &models.caches.host_bytes])
-        .flat_map(|price| price.to_le_bytes())
-        .collect();
     let lines: Vec<String> = models.findings.iter().map(Finding::to_string).collect();
     let text = lines.join("\n");
-    bytes.extend((text.len() as u32).to_le_bytes());
+    let mut bytes = (text.len() as u32).to_le_bytes().to_vec();
     bytes.extend(text.as_bytes());
     bytes
 }
 
-/// Checks, and takes the prices and findings, and what follows, apart.
+/// Checks, and takes the findings, and what follows, apart.
 pub fn parse_bytes(bytes: &[u8]) -> Result<(Models, &[u8])> {
-    let short = || {
-        Error::Malformed(format!(
-            "prices of {} bytes, more than {PRICES_BYTES} are needed",
-            bytes.len()
-        ))
-    };
-    let (own, rest) = bytes
-        .split_first_chunk::<PRICES_BYTES>()
-        .ok_or_else(short)?;
-    let (length, rest) = rest.split_first_chunk().ok_or_else(short)?;
+    let short = || Error::Malformed(format!("findings cut off after {} bytes", bytes.len()));
+    let (length, rest) = bytes.split_first_chunk().ok_or_else(short)?;
     let length = u32::from_le_bytes(*length) as usize;
     let (text, rest) = rest.split_at_checked(length).ok_or_else(short)?;
     let text = std::str::from_utf8(text).unwrap_or("?");
     let lines: Vec<&str> = text.lines().collect();
-    let of_another = |e: Error| Error::Malformed(format!("prices of another rank: {e}"));
-    let number = |index: usize| {
-        f64::from_le_bytes(std::array::from_fn(|i| own[index * size_of::<f64>() + i]))
-    };
-    let models = Models {
-        apart: Model(std::array::from_fn(number)),
-        crowded: Model(std::array::from_fn(|i| number(TERMS + i))),
-        caches: Caches {
-            core_bytes: number(2 * TERMS),
-            host_bytes: number(2 * TERMS + 1),
-        },
-        findings: parse_findings(&lines).map_err(of_another)?,
-    };
-    check(&models).map_err(of_another)?;
-    Ok((models, rest))
+    let of_another = |e: Error| Error::Malformed(format!("findings of another rank: {e}"));
+    let findings = parse_findings(&lines).map_err(of_another)?;
+    Ok((of_findings(findings), rest))
 }
 
 fn section(line: &str) -> Option<&str> {
     line.trim().strip_prefix('[')?.strip_suffix(']')
-}
-
-fn number(lines: &[&str], name: &str) -> Result<f64> {
-    let found = lines
-        .iter()
-        .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    let value = found.and_then(|text| text.trim().parse().ok());
-    value.ok_or_else(|| {
-        Error::invalid(match found {
-            Some(text) => format!("'{name}' is '{text}': a number"),
-            None => format!("the line '{name} NUMBER' is missing"),
-        })
-    })
-}
-
-fn check(models: &Models) -> Result<()> {
-    let is_price = |price: &f64| (0.0..=PRICE_MAX).contains(price);
-    let mut prices = models.apart.0.iter().chain(&models.crowded.0);
-    let sizes = [models.caches.core_bytes, models.caches.host_bytes];
-    let is_right =
-        prices.all(is_price) && sizes.iter().all(|bytes| (0.0..=BYTES_MAX).contains(bytes));
-    is_right
-        .then_some(())
-        .ok_or_else(|| Error::invalid(format!("a price is not between 0 and {PRICE_MAX} ns, or a cache not between 0 and {BYTES_MAX} bytes")))
 }
 
 #[cfg(test)]
@@ -209,12 +124,9 @@ mod tests {
     const CPUINFO: &str =
         "processor\t: 0\nmodel name\t: AMD [EPYC]\nprocessor\t: 1\nmodel name\t: AMD [EPYC]\n";
 
-    fn models(price: f64) -> Models {
-        let mut models = Models::BUILT_IN;
-        models.apart.0[0] = price;
-        let text = "crowded reduce 8 caller 32768 tree";
-        models.findings = Cow::Owned(vec![text.parse().unwrap(); 2]);
-        models
+    fn models(bytes: u64) -> Models {
+        let text = format!("crowded reduce 8 caller {bytes} tree");
+        of_findings(Cow::Owned(vec![text.parse().unwrap(); 2]))
     }
 
     #[test]
@@ -226,24 +138,25 @@ mod tests {
 
     #[test]
     fn hosts_have_sections_of_their_own() {
-        let text = emit("", "a", &models(1.5));
-        let text = emit(&text, "b", &models(2.5));
-        let text = emit(&text, "a", &models(3.25));
-        assert_eq!(parse(&text, "a").unwrap(), Some(models(3.25)));
-        assert_eq!(parse(&text, "b").unwrap(), Some(models(2.5)));
+        let text = emit("", "a", &models(1));
+        let text = emit(&text, "b", &models(2));
+        let text = emit(&text, "a", &models(3));
+        assert_eq!(parse(&text, "a").unwrap(), Some(models(3)));
+        assert_eq!(parse(&text, "b").unwrap(), Some(models(2)));
         assert_eq!(parse(&text, "c").unwrap(), None);
         assert_eq!(text.matches("[a]").count(), 1);
     }
 
     #[test]
     fn a_damaged_section_is_refused_with_the_line() {
-        let good = emit("", "a", &models(1.5));
+        let good = emit("", "a", &models(32768));
         for (from, to, expected) in [
-            ("apart call 1.5", "", "'apart call NUMBER' is missing"),
-            ("apart call 1.5", "apart call x", "'apart call' is 'x'"),
-            ("apart call 1.5", "apart call -1", "not between 0"),
-            ("apart call 1.5", "apart call NaN", "not between 0"),
-            ("apart call 1.5", "apart call 1.5\nsurprise 3", "27 lines"),
+            (
+                "faster ",
+                "apart call 1.5\nfaster ",
+                "the line 'apart call 1.5'",
+            ),
+            ("faster ", "faster", "the line 'fastercrowded"),
             (
                 "32768 tree",
                 "many tree",
@@ -251,30 +164,35 @@ mod tests {
             ),
         ] {
             assert!(good.contains(from));
-            let text = parse(&good.replace(from, to), "a").unwrap_err().to_string();
-            assert!(text.contains(expected), "{text}");
+            let text = parse(&good.replacen(from, to, 1), "a").unwrap_err();
+            assert!(text.to_string().contains(expected), "{text}");
         }
-        // Cut off anywhere, it is whole, absent or refused; the last number may lose digits, and
-        // findings may be fewer.
-        for end in 0..good[..good.find(FASTER).unwrap()]
-            .trim_end()
-            .rfind(' ')
-            .unwrap()
-        {
-            assert!(!matches!(parse(&good[..end], "a"), Ok(Some(_))), "{end}");
-        }
+        let text = format!(
+            "[a]\n{}",
+            "faster crowded reduce 8 caller 8 tree\n".repeat(129)
+        );
+        assert!(parse(&text, "a").unwrap_err().to_string().contains("129"));
+        let empty = parse("[a]\n", "a").unwrap().unwrap();
+        assert!(empty.findings.is_empty());
+    }
+
+    #[test]
+    fn prices_that_an_earlier_version_stored_are_refused() {
+        let text = "[a]\ncore cache 1048576\nhost cache 33554432\napart call 150.2\n";
+        let error = parse(text, "a").unwrap_err().to_string();
+        assert!(error.contains("another version wrote it"), "{error}");
     }
 
     #[test]
     fn bytes_survive_and_nonsense_is_refused() {
-        let mut bytes = emit_bytes(&models(7.0));
+        let mut bytes = emit_bytes(&models(7));
         let length = bytes.len();
         bytes.extend(b"rest");
-        assert_eq!(parse_bytes(&bytes).unwrap(), (models(7.0), &b"rest"[..]));
+        assert_eq!(parse_bytes(&bytes).unwrap(), (models(7), &b"rest"[..]));
         for end in 0..length {
             assert!(parse_bytes(&bytes[..end]).is_err(), "{end}");
         }
-        bytes[..8].copy_from_slice(&f64::NAN.to_le_bytes());
+        bytes[4] = b'x';
         assert!(parse_bytes(&bytes).is_err());
     }
 }

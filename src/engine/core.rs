@@ -170,7 +170,7 @@ impl Engine {
     }
 
     /// Copies between views of equal length, one of several copies of `bytes_together` bytes: by
-    /// the threads and around the caches, as a step of a schedule would.
+    /// the threads and with streaming stores, as a step of a schedule would.
     pub fn copy(&mut self, source: View, destination: View, bytes_together: usize) {
         self.driver.copy(source, destination, bytes_together);
     }

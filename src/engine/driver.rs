@@ -7,13 +7,13 @@ mod compute;
 mod messages;
 mod signals;
 
-use super::around::Around;
 use super::links::Links;
 use super::memory::CallViews;
 use super::pool::{Bounced, Pool};
 use super::program::{Message, What};
 use super::round::{Round, RoundCall, RoundId, RoundOf};
 use super::step_state::NONE;
+use super::streaming::Streaming;
 use super::thread_pool::ThreadPool;
 use crate::error::{Error, Result};
 use crate::memory::View;
@@ -26,8 +26,8 @@ use crate::wait::Looks;
 pub struct Host {
     /// Threads that share large copies and reductions, the driving one included.
     pub threads_max: usize,
-    /// Bytes of the last-level cache, `usize::MAX` if unknown: operations that touch as many write
-    /// around it.
+    /// Bytes of the last-level cache, `usize::MAX` if unknown: operations that touch as many use
+    /// streaming stores.
     pub cache_bytes: usize,
     /// Buffers have no bytes (simulation).
     pub is_size_only: bool,
@@ -69,8 +69,8 @@ pub struct Driver {
     /// only that one may send, so that later ones never take the places that it needs.
     pair_heads: Vec<u64>,
     threads: ThreadPool,
-    around: Around,
-    /// Operations that touch as many bytes write around the caches.
+    streaming: Streaming,
+    /// Operations that touch as many bytes use streaming stores.
     cache_bytes: usize,
     sources: Vec<View>,
     destinations: Vec<View>,
@@ -90,7 +90,7 @@ impl Driver {
             has_work: false,
             retired: 0,
             threads: ThreadPool::new(host.threads_max),
-            around: Around::new(host.cache_bytes),
+            streaming: Streaming::new(host.cache_bytes),
             cache_bytes: host.cache_bytes,
             sources: Vec::new(),
             destinations: Vec::new(),

@@ -27,7 +27,6 @@
 //! survivors; `notices.rs` carries words that belong to no operation.
 
 mod arguments;
-mod around;
 mod at_once;
 mod chunk_ring;
 mod control;
@@ -54,6 +53,7 @@ mod signature;
 mod staged;
 mod state;
 mod step_state;
+mod streaming;
 mod suspect;
 mod tag;
 mod task;

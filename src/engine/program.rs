@@ -294,7 +294,7 @@ impl Program {
             destinations,
         } = &prepared.operands[id as usize];
         let len = progress.span(step.span).len;
-        // Whether those that reach buffers write around the caches is asked for each piece.
+        // Whether those that reach buffers use streaming stores is asked for each piece.
         let is_long = len << self.shift > PIECE_BYTES as u64;
         if prepared.reaches_buffers || is_long || !progress.is_whole() {
             return None;
@@ -336,8 +336,8 @@ impl Program {
         })
     }
 
-    /// What a step does to the elements of its operands; `None`: it has none. `streamed`: around
-    /// the caches.
+    /// What a step does to the elements of its operands; `None`: it has none. `streamed`: by
+    /// streaming stores.
     pub fn work_of(&self, action: &Action, ranks: u32, streamed: bool) -> Option<Work> {
         Some(match action {
             Action::Copy {

@@ -34,7 +34,7 @@ const _: () = assert!(SHARED_BYTES_MIN >= 2 * PARTS_PER_THREAD * PART_BYTES);
 /// What is done to views.
 #[derive(Clone, Copy, Debug)]
 pub enum Work {
-    /// The source into the destination; `streamed`: by non-temporal stores, if possible.
+    /// The source into the destination; `streamed`: by streaming stores, if possible.
     Copy { streamed: bool },
     /// As [`kernel::scale`].
     Scale { dtype: DataType, factor: f64 },

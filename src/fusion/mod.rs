@@ -11,7 +11,8 @@
 //! *round*: a small bitwise-and reduction of the set of its ready tensors and two flags. It ends
 //! when all have entered it. From the reduced words, the kept order and the limits, every rank
 //! derives the same flushes ([`build_flushes`]). A round travels while the flushes of the one
-//! before are still under way, so it is not on the critical path.
+//! before are still under way, so it is not on the critical path. Only the last round of a
+//! step is exposed, 45 us of 128 ms (`linerate replay --trace resnet50`).
 //!
 //! A tensor is flushed only in a round that it is ready for on all ranks, so the slowest rank
 //! decides when a tensor's age begins. A round that flushes nothing (each rank waits for a tensor

@@ -58,8 +58,8 @@ pub fn reduce(
     BoundReduction::new(dtype, combine, finish).run(sources, destinations);
 }
 
-/// [`reduce`], but destinations that are not sources are written by non-temporal stores where the
-/// CPU has them.
+/// [`reduce`], but destinations that are not sources are written by streaming stores where the CPU
+/// can.
 ///
 /// It gives the same bytes, ordered like plain stores when it returns. Destinations are not read
 /// before they are written: that is 1.1 to 1.7 times as fast where they are in no cache and 0.7
@@ -221,7 +221,7 @@ pub fn copy(source: View, destination: View) {
     copy_to(Stores::Cached, source, &[destination]);
 }
 
-/// [`copy`] by non-temporal stores where the CPU has them; see [`reduce_streaming`].
+/// [`copy`], by streaming stores where the CPU can; see [`reduce_streaming`].
 ///
 /// # Panics
 /// If the lengths differ.

@@ -112,9 +112,12 @@ impl Fusion {
         check_declarations(&comm, &set, fingerprint, "FusionOptions or plans")?;
         let clock = Clock::monotonic();
         let service = Service::new(comm.clone(), machine, clock.clone())?;
-        let seat = Seat::new(comm, service, set.len());
-        let seat =
-            BackgroundThread::start(Arc::new(seat), ProcessMark::current()?, "linerate-fusion")?;
+        let driving = FusionDriving::new(comm, service, set.len());
+        let driving = BackgroundThread::start(
+            Arc::new(driving),
+            ProcessMark::current()?,
+            "linerate-fusion",
+        )?;
         Ok(Fusion {
             driving,
             set,

@@ -9,8 +9,8 @@ use crate::fusion::{Ahead, Flush, Machine};
 use crate::kernel;
 use std::sync::Arc;
 
-/// Copies up to here are made without the engine: below it neither other threads nor stores around
-/// the caches gain anything, and an operation that somebody drives need not stand still.
+/// Copies up to here are made without the engine: below it neither other threads nor
+/// streaming stores gain anything, and an operation that somebody drives need not stand still.
 const PLAIN_BYTES_MAX: usize = 256 << 10;
 
 /// The fusion buffers that no flush uses, and the one that is filled ahead.

@@ -1,12 +1,12 @@
 //! Copies and reductions, local and over mapped memory, piece by piece.
 
 use super::{Driver, Ran};
-use crate::engine::around::Around;
 use crate::engine::links::Links;
 use crate::engine::memory::Memory;
 use crate::engine::prepared::{Operands, Place};
 use crate::engine::program::{PIECE_BYTES, Program};
 use crate::engine::round::Round;
+use crate::engine::streaming::Streaming;
 use crate::engine::thread_pool::{SHARED_BYTES_MIN, ThreadPool, Work};
 use crate::error::{Error, Result};
 use crate::kernel::is_for_streaming;
@@ -170,24 +170,24 @@ impl Driver {
         let (streamed, program) = (self.is_streamed(round), &round.program);
         let work = program.work_of(program.action(step), self.links.ranks, streamed);
         let work = work.expect("a step with elements of its own");
-        let (threads, around) = (&mut self.threads, &mut self.around);
-        run(threads, around, work, &self.sources, &self.destinations);
+        let (threads, streaming) = (&mut self.threads, &mut self.streaming);
+        run(threads, streaming, work, &self.sources, &self.destinations);
     }
 
     /// Copies a piece of `bytes_together` bytes that are copied before anybody reads them: shared
-    /// among threads and around the caches as in a schedule.
+    /// among threads and with streaming stores as in a schedule.
     pub fn copy(&mut self, source: View, destination: View, bytes_together: usize) {
         let ranks = self.links.ranks as usize;
         let streamed = source.len_bytes() >= PIECE_BYTES_STREAMED_MIN
             && bytes_together.saturating_mul(2 * ranks) >= self.cache_bytes;
-        let (threads, around) = (&mut self.threads, &mut self.around);
+        let (threads, streaming) = (&mut self.threads, &mut self.streaming);
         let work = Work::Copy { streamed };
-        run(threads, around, work, &[source], &[destination]);
+        run(threads, streaming, work, &[source], &[destination]);
     }
 
-    /// Whether results are written around the caches, copies only if that is faster ([`Around`]):
-    /// the buffers of all ranks together fill the last one, and what is written is the result
-    /// itself, not a window or scratch memory that somebody reads next.
+    /// Whether results are written by streaming stores, copies only if that is faster
+    /// ([`Streaming`]): the buffers of all ranks together fill the last-level cache, and what is
+    /// written is the result itself, not a window or scratch memory that somebody reads next.
     ///
     /// With 2 ranks and a cache of 32 MiB that made operations of 8 to 128 MiB out of place, and
     /// all-gather in place, 1.2 to 2.4 times as fast in most runs (benches/README.md). Reductions
@@ -208,16 +208,16 @@ impl Driver {
     }
 }
 
-/// Does the work; a copy that may go around the caches does if that is faster.
+/// Does the work; a copy that may use streaming stores does if that is faster.
 fn run(
     threads: &mut ThreadPool,
-    around: &mut Around,
+    streaming: &mut Streaming,
     work: Work,
     sources: &[View],
     destinations: &[View],
 ) {
     match work {
-        Work::Copy { streamed: true } => around.copy(sources[0].len_bytes(), |streamed| {
+        Work::Copy { streamed: true } => streaming.copy(sources[0].len_bytes(), |streamed| {
             threads.run(Work::Copy { streamed }, sources, destinations);
         }),
         _ => threads.run(work, sources, destinations),

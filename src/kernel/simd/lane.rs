@@ -40,7 +40,7 @@ pub(super) unsafe trait Lane {
     /// # Safety
     /// `BYTES` writable bytes at `to`.
     unsafe fn store(to: *mut u8, value: Self::Register);
-    /// Stores by a non-temporal store.
+    /// Streaming stores, past the caches.
     ///
     /// # Safety
     /// `BYTES` writable bytes at `to`, a multiple of `BYTES`; a store fence follows before anybody
@@ -435,7 +435,7 @@ pub(super) use lane;
 /// wants its place aligned to as many bytes as it writes.
 macro_rules! narrowing_stores {
     ($features:literal, $register:ty => $narrow:expr, $store:ident = $plain:ident to $place:ty,
-        $stream:ident = $around:ident to $aligned:ty) => {
+        $stream:ident = $streaming:ident to $aligned:ty) => {
         /// # Safety
         /// As many writable bytes as the narrowed register has.
         #[inline]
@@ -453,7 +453,7 @@ macro_rules! narrowing_stores {
         unsafe fn $stream(to: *mut $aligned, value: $register) {
             let narrow = $narrow(value);
             // SAFETY: the caller's contract.
-            unsafe { $around(to, narrow) }
+            unsafe { $streaming(to, narrow) }
         }
     };
 }

@@ -20,7 +20,7 @@ pub fn take_back(word: View, valid_from: u64) {
     // in `valid_from`.
     kernel::word(&word, 0).store(valid_from, Ordering::Release);
     // Pairs with the fence in `valid_from`: everything that is stored to the memory comes after the
-    // word. Sequentially consistent, because less does not order stores around the caches, which
+    // word. Sequentially consistent, because less does not order streaming stores, which
     // the memory's owner may use.
     fence(Ordering::SeqCst);
 }

@@ -1,35 +1,30 @@
-//! `linerate explain --calibrate`: prices from times of this host.
+//! `linerate explain --calibrate`: what is faster on this host than the cheapest by the prices.
 //!
 //! The command starts ranks for each number of ranks to measure, some times over. Each of these
-//! jobs runs every algorithm of some collectives at some sizes, and its rank 0 adds the work and
-//! the time of each to a file that the command has made. At the end the command fits the prices
-//! ([`cost::fit`]), for ranks with a core each and for ranks that share cores, and stores them, and
-//! with them the cases in which something was faster than the cheapest by these prices
-//! ([`Finding`]).
+//! jobs runs every algorithm of some collectives at some sizes, and its rank 0 adds the predicted
+//! and the measured time of each to a file that the command has made. At the end the command stores
+//! the cases in which something was faster than the cheapest by the prices ([`Finding`]).
 
 use super::{ExplainArgs, as_bench, rank, timing};
 use crate::bench::args::Memory;
 use crate::bench::gather_facts;
 use crate::bench::plan::build_plan;
 use crate::bench::slots::Arenas;
-use crate::system;
-use linerate::collective::{Caches, Work};
 use linerate::options::PriceList;
-use linerate::unstable::cost::{self, FINDINGS_MAX, Finding, Model, Models, Sample, TERMS};
+use linerate::unstable::cost::{self, FINDINGS_MAX, Finding, Models};
 use linerate::{Collective, Communicator, Config, Result};
 use linerate_job::ending::{self, FAILED};
 use linerate_job::{output, settings, spawn};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::borrow::Cow;
 use std::ffi::OsStr;
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Tells rank 0 of a job where to put its samples.
 const SAMPLES: &str = "LINERATE_SAMPLES";
 
-/// What is measured: together they do work of every kind, in different proportions.
+/// What is measured.
 const COLLECTIVES: [Collective; 6] = [
     Collective::AllReduce,
     Collective::ReduceScatter,
@@ -57,8 +52,10 @@ const LOSS_MAX: f64 = 1.04;
 /// An algorithm that was measured.
 #[derive(Clone, Debug, PartialEq)]
 struct Timed {
-    sample: Sample,
-    /// The call and the algorithm.
+    time_ns: f64,
+    /// By the prices.
+    predicted_ns: f64,
+    /// What it was.
     what: Finding,
 }
 
@@ -73,7 +70,7 @@ impl Timed {
     }
 }
 
-/// Whether there is a place for the prices, before a minute is spent on them.
+/// Whether there is a place for the findings, before a minute is spent on them.
 pub fn check(args: &ExplainArgs, config: &Config) -> std::result::Result<(), String> {
     settings::check_ranks(args.sweep.ranks, settings::launched_ranks()?)?;
     if settings::launched().is_none() {
@@ -101,7 +98,7 @@ fn place(config: &Config) -> std::result::Result<&PathBuf, String> {
     match &config.prices {
         PriceList::Cached(path) | PriceList::Named(path) => Ok(path),
         PriceList::BuiltIn => Err(
-            "--calibrate has no place for the prices: LINERATE_MODEL=FILE, or HOME or XDG_CACHE_HOME".into(),
+            "--calibrate has no place for the findings: LINERATE_MODEL=FILE, or HOME or XDG_CACHE_HOME".into(),
         ),
     }
 }
@@ -111,44 +108,21 @@ fn calibrate(args: &ExplainArgs, samples: &Path) -> std::result::Result<(), Stri
     let place = place(&facts.config)?;
     let host = linerate::unstable::comm::price_host();
     let stored = std::fs::read_to_string(place).unwrap_or_default();
-    // Damaged prices are replaced; those of other hosts in the same file stay.
-    let before = cost::parse(&stored, &host).ok().flatten();
-    let mut models = Models {
-        caches: caches(),
-        ..before.unwrap_or(Models::BUILT_IN)
-    };
     let jobs = measure_host(args, samples)?;
     let (crowded, apart): (Vec<Timed>, Vec<Timed>) = least(&jobs)?
         .into_iter()
         .partition(|timed| timed.what.crowded);
-    models.apart = fitted("each rank has a core", &apart, &models.apart)?;
-    models.crowded = fitted("ranks share cores", &crowded, &models.crowded)?;
-    let mut losses = losses(&apart, &models.apart);
-    losses.extend(self::losses(&crowded, &models.crowded));
+    let mut losses = losses(&apart);
+    losses.extend(self::losses(&crowded));
     losses.retain(|loss| loss.is_confirmed(&jobs));
-    models.findings = findings(losses)?;
+    let models = Models {
+        findings: findings(losses)?,
+        ..Models::BUILT_IN
+    };
 
+    // The sections of other hosts stay.
     store(place, &cost::emit(&stored, &host, &models))?;
     output::print_text(&format!("stored in {} for {host}\n", place.display()))
-}
-
-/// As the kernel describes those of the first core; the built-in sizes where it does not.
-fn caches() -> Caches {
-    let known = system::caches();
-    let of = |level: u32| {
-        known
-            .iter()
-            .rfind(|c| c.level == level && c.kind != "Instruction")
-    };
-    let bytes = |level, other| of(level).map_or(other, |cache| cache.bytes as f64);
-    let Caches {
-        core_bytes,
-        host_bytes,
-    } = Models::BUILT_IN.caches;
-    Caches {
-        core_bytes: bytes(2, core_bytes),
-        host_bytes: bytes(3, host_bytes),
-    }
 }
 
 /// The times of every call by each job: of ranks with a core each, and of those that share cores.
@@ -226,39 +200,12 @@ fn least(jobs: &[Vec<Timed>]) -> std::result::Result<Vec<Timed>, String> {
             return Err("two jobs alike have measured different calls".to_owned());
         }
         for (least, other) in least.iter_mut().zip(other) {
-            if other.sample.time_ns < least.sample.time_ns {
+            if other.time_ns < least.time_ns {
                 least.clone_from(other);
             }
         }
     }
     Ok(least)
-}
-
-fn fitted(class: &str, times: &[Timed], before: &Model) -> std::result::Result<Model, String> {
-    let samples: Vec<Sample> = times.iter().map(|timed| timed.sample).collect();
-    if samples.is_empty() {
-        return Ok(*before);
-    }
-    let model = cost::fit(&samples, before);
-    let mut report = format!("{class}: {} times\n", samples.len());
-    for (index, name) in Model::NAMES.iter().enumerate() {
-        let (old, new) = (before.0[index], model.0[index]);
-        let _ = writeln!(report, "  {name:<8} {old:>10.4} -> {new:>10.4} ns");
-    }
-    let mut errors: Vec<f64> = samples
-        .iter()
-        .map(|s| (model.predict(&s.work) / s.time_ns).ln().abs().exp() - 1.0)
-        .collect();
-    errors.sort_by(f64::total_cmp);
-    let of = |percent: usize| 100.0 * errors[(errors.len() - 1) * percent / 100];
-    let _ = writeln!(
-        report,
-        "  half of the predictions are within {:.0} % of the times, nine of ten within {:.0} %",
-        of(50),
-        of(90)
-    );
-    output::print_text(&report)?;
-    Ok(model)
 }
 
 /// A case in which what the prices choose is not the fastest.
@@ -274,7 +221,7 @@ impl Loss {
     fn is_confirmed(&self, jobs: &[Vec<Timed>]) -> bool {
         let time = |job: &[Timed], what: &Finding| {
             let timed = job.iter().find(|timed| timed.what == *what);
-            timed.map(|timed| timed.sample.time_ns)
+            timed.map(|timed| timed.time_ns)
         };
         let faster = Finding {
             registered: self.chosen.registered,
@@ -291,7 +238,7 @@ impl Loss {
 /// The cases in which what the prices choose is not the fastest: by how much, and what is. What is
 /// chosen for registered memory also runs on other memory, unless it needs the first: the choice
 /// must be good for both.
-fn losses(times: &[Timed], model: &Model) -> Vec<Loss> {
+fn losses(times: &[Timed]) -> Vec<Loss> {
     let mut losses = Vec::new();
     let mut cases: Vec<&[Timed]> = times.chunk_by(Timed::is_rival).collect();
     // Both memories of a call beside each other, the registered one first.
@@ -308,7 +255,7 @@ fn losses(times: &[Timed], model: &Model) -> Vec<Loss> {
         let [registered, caller] = pair else { continue };
         let loss_of = |case: &[Timed], name: &str| {
             let own = case.iter().find(|timed| timed.what.algorithm == name)?;
-            Some(own.sample.time_ns / fastest(case).sample.time_ns)
+            Some(own.time_ns / fastest(case).time_ns)
         };
         let both = |name: &str| {
             let of_caller = loss_of(caller, name).unwrap_or(1.0);
@@ -316,7 +263,7 @@ fn losses(times: &[Timed], model: &Model) -> Vec<Loss> {
                 .unwrap_or(f64::INFINITY)
                 .max(of_caller)
         };
-        let predicted = &cheapest(registered, model).what;
+        let predicted = &cheapest(registered).what;
         let chosen = &predicted.algorithm;
         let best = registered
             .iter()
@@ -336,8 +283,8 @@ fn losses(times: &[Timed], model: &Model) -> Vec<Loss> {
             });
         }
         let planned = if is_better { &best.algorithm } else { chosen };
-        let alone = cheapest(caller, model);
-        let loss = alone.sample.time_ns / fastest(caller).sample.time_ns;
+        let alone = cheapest(caller);
+        let loss = alone.time_ns / fastest(caller).time_ns;
         if loss_of(caller, planned).is_none() && loss > LOSS_MAX {
             losses.push(Loss {
                 factor: loss,
@@ -349,14 +296,14 @@ fn losses(times: &[Timed], model: &Model) -> Vec<Loss> {
     losses
 }
 
-fn cheapest<'a>(case: &'a [Timed], model: &Model) -> &'a Timed {
-    let price = |timed: &Timed| model.predict(&timed.sample.work);
+fn cheapest(case: &[Timed]) -> &Timed {
+    let price = |timed: &Timed| timed.predicted_ns;
     let cheapest = case.iter().min_by(|a, b| price(a).total_cmp(&price(b)));
     cheapest.expect("a case has times")
 }
 
 fn fastest(case: &[Timed]) -> &Timed {
-    let time = |timed: &Timed| timed.sample.time_ns;
+    let time = |timed: &Timed| timed.time_ns;
     let fastest = case.iter().min_by(|a, b| time(a).total_cmp(&time(b)));
     fastest.expect("a case has times")
 }
@@ -370,7 +317,7 @@ fn findings(mut losses: Vec<Loss>) -> std::result::Result<Cow<'static, [Finding]
         .map(|loss| format!("  {}: {:.2} times as fast\n", loss.faster, loss.factor))
         .collect();
     output::print_text(&format!(
-        "faster than the cheapest by these prices, {} cases:\n{}",
+        "faster than the cheapest by the prices, {} cases:\n{}",
         lines.len(),
         lines.concat()
     ))?;
@@ -378,7 +325,7 @@ fn findings(mut losses: Vec<Loss>) -> std::result::Result<Cow<'static, [Finding]
 }
 
 fn store(place: &Path, text: &str) -> std::result::Result<(), String> {
-    let complain = |e: std::io::Error| format!("storing prices in {}: {e}", place.display());
+    let complain = |e: std::io::Error| format!("storing findings in {}: {e}", place.display());
     if let Some(folder) = place.parent() {
         std::fs::create_dir_all(folder).map_err(complain)?;
     }
@@ -424,9 +371,9 @@ fn measure_all(args: &ExplainArgs, communicator: &Communicator) -> Result<Vec<Ti
                 let calls = rank::rivals(&call, &explanation);
                 let times = timing::medians(communicator, &calls, ITERATIONS, BUDGET_US)?;
                 for (candidate, time_us) in explanation.candidates.iter().zip(times) {
-                    let (work, time_ns) = (candidate.work, 1e3 * time_us);
                     all.push(Timed {
-                        sample: Sample { work, time_ns },
+                        time_ns: 1e3 * time_us,
+                        predicted_ns: candidate.predicted_ns,
                         what: Finding {
                             collective,
                             ranks: plan.ranks,
@@ -443,28 +390,26 @@ fn measure_all(args: &ExplainArgs, communicator: &Communicator) -> Result<Vec<Ti
     Ok(all)
 }
 
-/// A line: the time, the work, the call with its algorithm.
+/// A line: the measured and the predicted time, and what it was.
 fn emit_timed(timed: &Timed) -> String {
-    let Timed { sample, what } = timed;
-    let amounts: Vec<String> = sample.work.to_array().iter().map(f64::to_string).collect();
-    format!("{} {} {what}\n", sample.time_ns, amounts.join(" "))
+    let Timed {
+        time_ns,
+        predicted_ns,
+        what,
+    } = timed;
+    format!("{time_ns} {predicted_ns} {what}\n")
 }
 
 fn parse_timed(line: &str) -> std::result::Result<Timed, String> {
     let damaged = || format!("a time that rank 0 wrote is damaged: '{line}'");
-    let mut words = line.splitn(2 + TERMS, ' ');
+    let mut words = line.splitn(3, ' ');
     let mut number = || words.next()?.parse::<f64>().ok();
     let time_ns = number().filter(|&ns| ns > 0.0).ok_or_else(damaged)?;
-    let mut amounts = [0.0; TERMS];
-    for amount in &mut amounts {
-        *amount = number().ok_or_else(damaged)?;
-    }
+    let predicted_ns = number().ok_or_else(damaged)?;
     let what = words.next().unwrap_or_default();
     Ok(Timed {
-        sample: Sample {
-            work: Work::from_array(amounts),
-            time_ns,
-        },
+        time_ns,
+        predicted_ns,
         what: what.parse().map_err(|_| damaged())?,
     })
 }
@@ -473,14 +418,10 @@ fn parse_timed(line: &str) -> std::result::Result<Timed, String> {
 mod tests {
     use super::*;
 
-    fn timed(what: &str, call: f64, time_ns: f64) -> Timed {
-        let mut amounts = [0.25; TERMS];
-        amounts[0] = call;
+    fn timed(what: &str, predicted_ns: f64, time_ns: f64) -> Timed {
         Timed {
-            sample: Sample {
-                work: Work::from_array(amounts),
-                time_ns,
-            },
+            time_ns,
+            predicted_ns,
             what: what.parse().unwrap(),
         }
     }
@@ -490,7 +431,7 @@ mod tests {
         let own = timed("apart allreduce 2 registered 8 ring", 1.5, 1234.5);
         let line = emit_timed(&own);
         assert_eq!(parse_timed(line.trim()).unwrap(), own);
-        for stump in ["5 1 2 3", "", line.trim().trim_end_matches(" ring")] {
+        for stump in ["5 1", "5 x", "", line.trim().trim_end_matches(" ring")] {
             assert!(
                 parse_timed(stump).unwrap_err().contains("damaged"),
                 "{stump}"
@@ -523,9 +464,8 @@ mod tests {
             [both("registered"), both("caller")].concat()
         };
         // By the prices a ring, which comes first, is as cheap as a tree.
-        let model = Models::BUILT_IN.apart;
         let believed = |jobs: &[Vec<Timed>]| {
-            let mut losses = losses(&least(jobs).unwrap(), &model);
+            let mut losses = losses(&least(jobs).unwrap());
             assert_eq!(losses.len(), 1, "by the least times the tree is faster");
             losses.retain(|loss| loss.is_confirmed(jobs));
             !losses.is_empty()
@@ -537,7 +477,6 @@ mod tests {
 
     #[test]
     fn what_is_faster_than_the_cheapest_is_found() {
-        let model = Models::BUILT_IN.apart;
         let case = |bytes: u64, times: [(&str, &str, f64); 4]| {
             times.map(|(memory, algorithm, ns)| {
                 let call = ["ring", "tree", "direct"]
@@ -548,7 +487,7 @@ mod tests {
             })
         };
         let on = |times: &[Timed]| -> Vec<String> {
-            let losses = losses(times, &model);
+            let losses = losses(times);
             losses.iter().map(|loss| loss.faster.to_string()).collect()
         };
         let [r, c] = ["registered", "caller"];

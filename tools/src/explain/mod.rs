@@ -1,6 +1,6 @@
 //! `linerate explain COLLECTIVE`: which algorithm each size takes, by which path, why, and the
-//! predicted time beside the measured one. `linerate explain --calibrate` measures the prices that
-//! predictions are made of, and stores them for this host.
+//! predicted time beside the measured one. `linerate explain --calibrate` measures this host
+//! and stores what is faster on it than the cheapest by the predictions.
 //!
 //! Like `bench`, the command checks its arguments and then starts itself once per rank. Flags are
 //! those of `bench`, whose plan, buffers and layouts it uses; buffers are not rotated.
@@ -41,7 +41,7 @@ pub struct ExplainArgs {
     #[arg(value_name = "COLLECTIVE", value_parser = Collective::from_str, required_unless_present = "calibrate")]
     pub collective: Option<Collective>,
 
-    /// Measure this host and store the prices in LINERATE_MODEL, else in linerate/model in
+    /// Measure this host and store the findings in LINERATE_MODEL, else in linerate/model in
     /// XDG_CACHE_HOME or ~/.cache. Takes three or four minutes and wants the machine for itself
     #[arg(long, conflicts_with_all = ["collective", "all", "no_measure", "json", "algo"])]
     pub calibrate: bool,
@@ -137,7 +137,7 @@ fn as_bench(args: &ExplainArgs, collective: Collective, memory: Memory) -> Bench
     }
 }
 
-/// Where the prices of the predictions come from: a file, or the library.
+/// What the choice is made by: a file of findings, or what is built in.
 fn describe_prices(config: &Config) -> String {
     let (PriceList::Cached(path) | PriceList::Named(path)) = &config.prices else {
         return "built in".into();

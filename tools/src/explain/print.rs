@@ -15,7 +15,7 @@ pub struct Document {
     ranks: u32,
     memory: &'static str,
     in_place: bool,
-    /// Where the prices of the predictions come from.
+    /// What the choice is made by.
     prices: String,
     /// By size.
     pub results: Vec<Entry>,
