@@ -3,8 +3,8 @@
 //!
 //! A caller that waits for the step drives, else the fusion buffer's own thread. So a caller waits
 //! for the thread only where that is in the middle of a turn: the thread sees that a caller is
-//! there, and the caller rings for it. Announcing takes another lock than driving, so it never waits
-//! for a turn.
+//! there, and the caller rings for it. Announcing takes another lock than driving, so it never
+//! waits for a turn.
 //!
 //! Locks, in this order: the service, then the board. A thread that has the board only tries the
 //! service.
@@ -137,9 +137,9 @@ impl FusionDriving {
         }
     }
 
-    /// What was announced last may stay until a caller waits: the thread is in time for what is due,
-    /// and the caller is about to wait for the step, in which it drives. Waking the thread now would
-    /// have both want the core.
+    /// What was announced last may stay until a caller waits: the thread is in time for what is
+    /// due, and the caller is about to wait for the step, in which it drives. Waking the thread now
+    /// would have both want the core.
     fn can_wait(&self, board: &mut Board, now: Time) -> bool {
         let Some(Some(until)) = board.asleep_until else {
             return false;

@@ -3,8 +3,8 @@
 //!
 //! A thread of its own runs the agreement ([`crate::fusion::Machine`]), packs, communicates and
 //! unpacks, while the caller only announces; a caller that waits for the step does it itself
-//! (`driving.rs`). What is flushed when, and why all ranks agree, is in [`crate::fusion`]. Read first:
-//! [`Fusion::new`].
+//! (`driving.rs`). What is flushed when, and why all ranks agree, is in [`crate::fusion`]. Read
+//! first: [`Fusion::new`].
 
 mod driving;
 mod inbox;
