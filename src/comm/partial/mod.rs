@@ -5,15 +5,15 @@
 //!
 //! What a round is, when it begins and what enters it is in [`crate::partial`]; here bytes move.
 //! `rounds.rs` starts and ends the operations of rounds, `memory.rs` has the buffers, `recovery.rs`
-//! goes on after a death, `names.rs` names ranks afterwards, `seat.rs` the threads; `fusion.rs`
-//! packs a model's gradients.
+//! goes on after a death, `names.rs` names ranks afterwards, `service.rs` says which thread drives;
+//! `fusion.rs` packs a model's gradients.
 
 mod fusion;
 mod memory;
 mod names;
 mod recovery;
 mod rounds;
-mod seat;
+mod service;
 
 pub use fusion::{PartialFusion, PartialFusionOptions};
 
@@ -27,7 +27,7 @@ use crate::partial::{Machine, PartialOptions, RoundReport};
 use crate::types::DataType;
 use memory::Memory;
 use rounds::Rounds;
-use seat::Seat;
+use service::Service;
 
 /// Sums gradients over ranks, round after round, without waiting for slow ranks longer than its
 /// policy says. See [`PartialAllreduce::new`].
@@ -42,7 +42,7 @@ use seat::Seat;
 /// reports say who is dead. The communicator that it was made from fails with the death all the
 /// same, and is rebuilt by anyone who needs it. Dropping it then is leaving: the others go on.
 pub struct PartialAllreduce {
-    seat: Attended<Seat>,
+    service: Attended<Service>,
     bytes: usize,
     dtype: DataType,
 }
@@ -109,8 +109,12 @@ impl PartialAllreduce {
         let now = comm.inner.clock.now();
         let process = comm.inner.shared.process();
         let rounds = Rounds::new(comm, machine, memory, now)?;
-        let seat = Attended::start(Seat::new(rounds), process, "linerate-partial")?;
-        Ok(PartialAllreduce { seat, bytes, dtype })
+        let service = Attended::start(Service::new(rounds), process, "linerate-partial")?;
+        Ok(PartialAllreduce {
+            service,
+            bytes,
+            dtype,
+        })
     }
 
     /// Submits this rank's next gradient, copied: its memory may be changed when this returns. The
@@ -126,12 +130,12 @@ impl PartialAllreduce {
         self.submit_parts(std::slice::from_ref(gradient))
     }
 
-    /// The same for a gradient in several buffers, which together are as long: one decision for all
-    /// of them, so that all layers of a step are in the same round or none. [`PartialFusion`] does
+    /// Submits a gradient that lies in several buffers, which together are as long as the vector.
+    /// One decision is for all of them, so that all layers of a step are in one round or none. [`PartialFusion`] does
     /// it for named tensors, which come in any order.
     pub fn submit_parts<T: Element>(&self, gradient: &[Buffer<T>]) -> Result<u64> {
-        let (seat, parts) = self.seat_for(gradient, Access::Shared)?;
-        seat.submit(&parts.views, false)
+        let (service, parts) = self.service_for(gradient, Access::Shared)?;
+        service.submit(&parts.views, false)
     }
 
     /// Takes the next result, copied to `update`, and what it is. With ordered delivery these are
@@ -147,17 +151,18 @@ impl PartialAllreduce {
         self.next_parts(std::slice::from_ref(update))
     }
 
-    /// The same, into several buffers which together are as long.
+    /// As [`next`](PartialAllreduce::next), into several buffers which together are as long as the
+    /// vector.
     pub fn next_parts<T: Element>(&self, update: &[Buffer<T>]) -> Result<Option<RoundReport>> {
-        let (seat, parts) = self.seat_for(update, Access::Exclusive)?;
-        seat.next(&parts.views, true)
+        let (service, parts) = self.service_for(update, Access::Exclusive)?;
+        service.next(&parts.views, true)
     }
 
     /// As [`next`](PartialAllreduce::next), and `None` instead of waiting: a rank that is behind
     /// calls it until then to catch up.
     pub fn try_next<T: Element>(&self, update: &Buffer<T>) -> Result<Option<RoundReport>> {
-        let (seat, parts) = self.seat_for(std::slice::from_ref(update), Access::Exclusive)?;
-        seat.next(&parts.views, false)
+        let (service, parts) = self.service_for(std::slice::from_ref(update), Access::Exclusive)?;
+        service.next(&parts.views, false)
     }
 
     /// [`submit`](PartialAllreduce::submit) and [`next`](PartialAllreduce::next) in one, which may
@@ -169,10 +174,11 @@ impl PartialAllreduce {
         update: &Buffer<T>,
     ) -> Result<Option<RoundReport>> {
         // Nothing is submitted where the result cannot be taken.
-        drop(self.seat_for(std::slice::from_ref(update), Access::Exclusive)?);
+        drop(self.service_for(std::slice::from_ref(update), Access::Exclusive)?);
         {
-            let (seat, parts) = self.seat_for(std::slice::from_ref(gradient), Access::Shared)?;
-            seat.submit(&parts.views, true)?;
+            let (service, parts) =
+                self.service_for(std::slice::from_ref(gradient), Access::Shared)?;
+            service.submit(&parts.views, true)?;
         }
         self.next(update)
     }
@@ -209,7 +215,8 @@ impl PartialAllreduce {
         self.finish_parts(std::slice::from_ref(update), visit)
     }
 
-    /// The same, into several buffers which together are as long.
+    /// As [`finish`](PartialAllreduce::finish), into several buffers which together are as long as
+    /// the vector.
     pub fn finish_parts<T: Element>(
         &self,
         update: &[Buffer<T>],
@@ -217,11 +224,11 @@ impl PartialAllreduce {
     ) -> Result<()> {
         // Borrowed for one result at a time: `visit` reads it.
         let next = || {
-            let (seat, parts) = self.seat_for(update, Access::Exclusive)?;
-            seat.next(&parts.views, true)
+            let (service, parts) = self.service_for(update, Access::Exclusive)?;
+            service.next(&parts.views, true)
         };
-        let (seat, _) = self.seat_for(update, Access::Exclusive)?;
-        while !seat.finish()? {
+        let (service, _) = self.service_for(update, Access::Exclusive)?;
+        while !service.finish()? {
             if let Some(report) = next()? {
                 visit(report);
             }
@@ -230,7 +237,7 @@ impl PartialAllreduce {
             let last = report.is_last.then_some(report.round);
             visit(report);
             if let Some(last) = last {
-                return seat.leave(last);
+                return service.leave(last);
             }
         }
         Ok(())
@@ -240,22 +247,22 @@ impl PartialAllreduce {
     /// in a forked child. Takes part in what has come, as every call does; with
     /// [`PartialOptions::survive`] that may be a recovery, which takes until the others are in it.
     pub fn lag(&self) -> u64 {
-        self.seat.get().map_or(0, Seat::lag)
+        self.service.get().map_or(0, Service::lag)
     }
 
     /// Submits what these views have, which the caller has borrowed.
     fn submit_views(&self, gradient: &[View]) -> Result<u64> {
-        self.seat.get()?.submit(gradient, false)
+        self.service.get()?.submit(gradient, false)
     }
 
-    /// The seat, and the memory of buffers of a user that together are as long as the vector,
+    /// The service, and the memory of buffers of a user that together are as long as the vector,
     /// borrowed for as long as it is used.
-    fn seat_for<'a, T: Element>(
+    fn service_for<'a, T: Element>(
         &'a self,
         buffers: &'a [Buffer<T>],
         access: Access,
-    ) -> Result<(&'a Seat, Parts<'a>)> {
-        let seat = self.seat.get()?;
+    ) -> Result<(&'a Service, Parts<'a>)> {
+        let service = self.service.get()?;
         self.check(buffers)?;
         let raw = || buffers.iter().map(Buffer::raw);
         let held =
@@ -264,7 +271,7 @@ impl PartialAllreduce {
             views: raw().map(RawBuffer::view).collect(),
             _held: held.collect::<Result<_>>()?,
         };
-        Ok((seat, parts))
+        Ok((service, parts))
     }
 
     fn check<T: Element>(&self, buffers: &[Buffer<T>]) -> Result<()> {

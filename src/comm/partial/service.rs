@@ -1,7 +1,7 @@
-//! [`Seat`]: the threads of a [`PartialAllreduce`](super::PartialAllreduce). Rounds go on while the
-//! application computes, by a thread that sleeps until a peer has something for this rank; while a
-//! caller waits, the caller drives and the thread leaves it alone, so that nobody is woken for
-//! nothing.
+//! [`Service`]: what callers of a [`PartialAllreduce`](super::PartialAllreduce) and its thread
+//! share, and which of them drives. The thread drives while the application computes, and sleeps
+//! until a peer has something for this rank. While a caller waits, the caller drives and the thread
+//! stays asleep, so that each signal wakes one thread.
 
 use super::rounds::Rounds;
 use crate::comm::attended::Attend;
@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_millis(50);
 const BESIDE: Duration = Duration::from_millis(1);
 
 /// See the module.
-pub struct Seat {
+pub struct Service {
     clock: Clock,
     timeout: Duration,
     state: Mutex<State>,
@@ -43,8 +43,8 @@ struct State {
     is_parked: bool,
 }
 
-impl Seat {
-    pub fn new(rounds: Rounds) -> Seat {
+impl Service {
+    pub fn new(rounds: Rounds) -> Service {
         let inner = &rounds.comm.inner;
         let (clock, timeout) = (inner.clock.clone(), inner.config.timeout);
         let state = State {
@@ -52,7 +52,7 @@ impl Seat {
             failure: None,
             is_parked: false,
         };
-        Seat {
+        Service {
             clock,
             timeout,
             state: Mutex::new(state),
@@ -147,7 +147,7 @@ impl Seat {
                     parts_of(output, result.view()).for_each(|(to, from)| kernel::copy(from, to));
                     let mut state = self.lock();
                     state.rounds.machine.give_back(place);
-                    // A round may have waited for the place; anyone who comes next finds a failure.
+                    // A round may have waited for the place. The next call returns a failure.
                     let _ = state.turn(&self.clock);
                     return Ok(Some(report));
                 }
@@ -190,7 +190,7 @@ impl Seat {
         let _guard = PanicGuard(self);
         while !self.is_stopped() {
             let mut state = self.lock();
-            // Under the lock: anyone who stops it has notified already, or will.
+            // Under the lock: `stop` has notified already, or will.
             if self.is_stopped() {
                 return;
             }
@@ -287,7 +287,7 @@ impl Seat {
     }
 
     fn is_stopped(&self) -> bool {
-        // Relaxed: anyone who sets it rings afterwards.
+        // Relaxed: `stop` rings after it has set it.
         self.is_stopped.load(Ordering::Relaxed)
     }
 
@@ -335,18 +335,18 @@ fn has_news(engine: &crate::engine::Engine, ended: u64) -> bool {
     engine.has_notices() || engine.ended_count() != ended || engine.failure().is_some()
 }
 
-impl Attend for Seat {
+impl Attend for Service {
     fn run(&self) {
-        Seat::run(self);
+        Service::run(self);
     }
 
     fn stop(&self) {
-        Seat::stop(self);
+        Service::stop(self);
     }
 }
 
 /// Tells callers and peers of a panic, so that none waits for ever.
-struct PanicGuard<'a>(&'a Seat);
+struct PanicGuard<'a>(&'a Service);
 
 impl Drop for PanicGuard<'_> {
     fn drop(&mut self) {
