@@ -51,11 +51,11 @@
 //! 1. They make a communicator of those that live, and say how far each has come ([`Standing`]).
 //!    From that all know the same [`Recovery`]. A rank that dies meanwhile begins this again.
 //! 2. A round that ended on any of them has ended: the others *fetch* its result from it. With the
-//!    contribution of the dead rank, whole, since anyone who completed the round had all of it.
+//!    contribution of the dead rank, whole, since a rank that completed the round had all of it.
 //! 3. A round that ended on none of them is *repeated*, without the dead rank, from the snapshots
 //!    that were taken: nobody has seen a sum of it, and the dead rank's bits are 0. So it may have
 //!    fewer active ranks than the quorum, by those that died.
-//! 4. Rounds that have begun nowhere are announced anew to anyone who counts them among the living.
+//! 4. Rounds that have begun nowhere are announced anew to the living rank that counts them.
 //!    A majority is one of the living from then on, and a quorum of more than live means all of
 //!    them. Where initiators are drawn, the first draw that lives counts.
 //!

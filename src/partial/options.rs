@@ -26,7 +26,7 @@ pub enum Policy {
     /// When one rank has arrived, drawn anew for each round: the published majority, which is one
     /// in expectation only.
     RandomInitiator {
-        /// Of the draws. The same on all ranks.
+        /// Of the draws; equal on all ranks.
         seed: u64,
     },
     /// At `time` after the first arrival, or when all have arrived; later if by then fewer than
@@ -65,7 +65,7 @@ pub enum Divisor {
     One,
 }
 
-/// How a partial allreduce goes. The same on all ranks.
+/// How a partial allreduce works. All ranks give equal options.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PartialOptions {
     /// When rounds begin. Default: majority.

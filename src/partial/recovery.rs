@@ -47,7 +47,7 @@ impl Standing {
     }
 }
 
-/// What all ranks that live do, the same on each of them.
+/// What the ranks that live do; equal on all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recovery {
     live: Vec<Rank>,
@@ -72,8 +72,8 @@ impl Recovery {
         let all = || live.iter().zip(standings);
         let completed = all().map(|(_, s)| s.completed).max().unwrap_or(0);
         let window = u64::from(options.rounds_in_flight);
-        // Anyone who has completed a round knows that all had entered it, and what that says of the
-        // rounds before it.
+        // A rank that has completed a round knows that all had entered it, and what that says of
+        // the rounds before it.
         let is_possible = |s: &Standing| {
             completed - s.completed <= window
                 && s.begun >= completed
@@ -168,7 +168,7 @@ impl Machine {
 
     /// Every rank that lives has the results of all rounds that have ended anywhere. The rest that
     /// had begun somewhere begins everywhere, from the snapshots that were taken; what had not
-    /// begun is announced again, to anyone who counts it now.
+    /// begun is announced again, to the rank that counts it now.
     pub fn handle_survived(&mut self, recovery: &Recovery, now: Time) {
         assert_eq!(
             self.completed, recovery.completed,

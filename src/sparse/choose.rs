@@ -1,7 +1,7 @@
-//! The choice of a sparse allreduce's algorithm: what a step costs with each, and which is
-//! cheapest: Table 1 of the paper with the fill-in that was measured.
+//! The choice of a sparse allreduce's algorithm: what a step costs with each by Table 1 of the
+//! paper and the measured fill-in, and which is cheapest.
 //!
-//! Only multiplications and additions of what all ranks have, so that all choose the same.
+//! Only multiplications and additions of what all ranks have, so that all choose alike.
 
 use super::options::{Algorithm, DsaVariant};
 
@@ -33,9 +33,9 @@ pub struct LocalPrices {
     pub entry: f64,
 }
 
-/// How long steps took, beside what the model says of them: links between processes that share
-/// cores are slower than the model's, and its entries and passes are another machine's. The same on
-/// all ranks, like all that decides.
+/// How long steps took, compared with what the model says of them. Links between processes that
+/// share cores are slower than the model's, and its entries and passes are another machine's. All
+/// ranks have equal values, as of everything that decides.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Experience(Vec<Tried>);
 
@@ -51,12 +51,12 @@ struct Tried {
 /// Steps of an algorithm between two that ranks tell each other the time of.
 const TOLD_STEPS: u64 = 16;
 
-/// What the last time counts, beside those before.
+/// The weight of the last time in the running mean.
 const NEWS: f64 = 0.5;
 
 impl Experience {
-    /// Counts a step. Whether its time is to be told: not the first one's, in which memory is
-    /// touched for the first time, but the second one's and then few.
+    /// Counts a step; whether ranks tell each other its time. They tell the second step's and then
+    /// few: the first touches memory for the first time.
     pub fn count(&mut self, algorithm: Algorithm) -> bool {
         let tried = self.tried(algorithm);
         tried.steps += 1;
@@ -73,7 +73,7 @@ impl Experience {
         tried.ratio = Some(ratio).filter(|ratio| ratio.is_finite() && *ratio > 0.0);
     }
 
-    /// By what the model's time is multiplied: one for what has not been tried.
+    /// The factor of the model's time; 1 for an algorithm that has not been tried.
     pub fn ratio(&self, algorithm: Algorithm) -> f64 {
         let tried = self.0.iter().find(|tried| tried.algorithm == algorithm);
         tried.and_then(|tried| tried.ratio).unwrap_or(1.0)
@@ -93,9 +93,9 @@ impl Experience {
     }
 }
 
-/// What a step should take, by the model and what was seen of it.
+/// What a step takes by the prices, and what earlier steps took.
 #[derive(Clone, Copy, Debug)]
-pub struct Model<'a> {
+pub struct StepModel<'a> {
     /// Messages.
     pub links: Prices,
     /// Passes and entries.
@@ -104,7 +104,7 @@ pub struct Model<'a> {
     pub experience: &'a Experience,
 }
 
-impl Model<'_> {
+impl StepModel<'_> {
     /// Seconds without experience.
     pub fn plain_seconds(
         &self,
@@ -178,7 +178,7 @@ pub fn seconds_of(
 
 /// The cheapest of Ok-Topk, TopkDSA and dense, by their communication.
 pub fn choose(shape: (u64, u64, u32), reduced: Option<u64>, prices: Prices) -> Algorithm {
-    let model = Model {
+    let model = StepModel {
         links: prices,
         local: LocalPrices::default(),
         experience: &Experience::default(),
@@ -186,8 +186,8 @@ pub fn choose(shape: (u64, u64, u32), reduced: Option<u64>, prices: Prices) -> A
     choose_with(shape, reduced, model)
 }
 
-/// The same with what ranks do themselves, and what steps took.
-pub fn choose_with(shape: (u64, u64, u32), reduced: Option<u64>, model: Model) -> Algorithm {
+/// The cheapest of these by their communication, the ranks' own work, and what steps took.
+pub fn choose_with(shape: (u64, u64, u32), reduced: Option<u64>, model: StepModel) -> Algorithm {
     let candidates = [
         Algorithm::OkTopk,
         Algorithm::TopkDsa(DsaVariant::Split),
@@ -210,7 +210,7 @@ pub fn probe_after(
     dense_steps: u64,
     shape: (u64, u64, u32),
     reduced: Option<u64>,
-    model: Model,
+    model: StepModel,
 ) -> Option<Algorithm> {
     let seconds = |a: Algorithm| model.seconds(a, shape, reduced);
     let (topk, dsa) = (Algorithm::OkTopk, Algorithm::TopkDsa(DsaVariant::Split));
@@ -299,7 +299,7 @@ mod tests {
                 word: 4.0 / bytes_per_second,
             };
             let experience = &Experience::default();
-            let model = Model {
+            let model = StepModel {
                 links,
                 local,
                 experience,
@@ -322,7 +322,7 @@ mod tests {
         };
         let shape = (4000, 200, 8);
         let cost = |a| seconds_of(a, shape, None, links) + local_seconds_of(a, shape, None, local);
-        let model = Model {
+        let model = StepModel {
             links,
             local,
             experience: &Experience::default(),
@@ -341,8 +341,8 @@ mod tests {
 
     #[test]
     fn what_was_measured_wins_over_the_model() {
-        fn model(experience: &Experience) -> Model<'_> {
-            Model {
+        fn model(experience: &Experience) -> StepModel<'_> {
+            StepModel {
                 links: FABRIC,
                 local: LocalPrices::default(),
                 experience,

@@ -1,9 +1,10 @@
-//! What machines work on: indices with values, or only how many there would be.
+//! [`Entries`]: what machines work on, which is indices with values, or only how many there would
+//! be.
 
 use super::format::ValueFormat;
 use super::message::Message;
 use super::spare::Spare;
-use super::threshold::Around;
+use super::threshold::Thresholds;
 use crate::kernel::select::Level;
 
 /// How entries lie in a message.
@@ -51,7 +52,7 @@ pub enum Term<'a, E> {
 }
 
 /// Entries of a sparse vector, by increasing index.
-pub trait Entries: Clone + Send + 'static {
+pub trait Entries: ByMagnitude + Coded + Send + 'static {
     /// None of the coordinates from `from` to `to`.
     fn empty(from: u64, to: u64) -> Self;
     /// How many.
@@ -66,30 +67,19 @@ pub trait Entries: Clone + Send + 'static {
     fn below(&self, index: u64) -> u64;
     /// The index at a position.
     fn index_at(&self, position: u64) -> u64;
-    /// The sum from left to right. Of several terms, without those that are zero: what is added to
-    /// them later is the same without them. Else the number of the first message that is malformed,
-    /// and why.
+    /// The sum from left to right. A sum of several terms leaves out zeros, which change nothing in
+    /// later additions.
+    ///
+    /// # Errors
+    /// The number of the first message that is malformed, and why.
     fn sum(terms: &[Term<Self>], spare: &Spare) -> Result<Self, (usize, String)>;
-    /// One after another. Each begins behind the end of the one before, else the number of the
-    /// first that does not.
+    /// One after another.
+    ///
+    /// # Errors
+    /// The number of the first part that does not begin behind the end of the one before.
     fn concat(parts: Vec<Self>) -> Result<Self, usize>;
-    /// Without zeros and without what is not finite; the latter apart.
+    /// The entries that are finite and not zero, and apart from them those that are not finite.
     fn settle(self) -> (Self, Self);
-    /// How many have their magnitude in each bin.
-    fn histogram(&self, level: Level) -> Vec<u64>;
-    /// How many of those from a position on are not finite.
-    fn wild_from(&self, position: u64) -> u64;
-    /// How many have at least this magnitude.
-    fn count_from(&self, magnitude: u32) -> u64;
-    /// How many have at least each of these magnitudes.
-    fn counts_from(&self, around: Around) -> Vec<u64>;
-    /// Those above a magnitude, and the first this many of exactly that: `count` of them.
-    fn select(&self, from: (u32, u64), count: u64, spare: &Spare) -> Self;
-    /// Those of at least a magnitude, where that makes passes over them shorter: for real entries
-    /// always, for sizes never, so that all ranks of a job have the same.
-    fn near(&self, least: u32, spare: &Spare) -> Option<Self>;
-    /// The first `k` in the total order, and the others.
-    fn top(&self, k: u64) -> (Self, Self);
     /// What returns of these picks, of which `applied` (the same indices) took part: the difference
     /// where the result has the index, all elsewhere. Zeros are left out.
     fn returned(&self, applied: &Self, result: &Self, spare: &Spare) -> Self;
@@ -98,41 +88,29 @@ pub trait Entries: Clone + Send + 'static {
     fn minus(&self, other: &Self) -> Self;
     /// Those whose index `other` has too.
     fn common(&self, other: &Self) -> Self;
-    /// Those at the positions from `start` to `end` as a message of the next request: it may lie in
-    /// memory that is another's then.
-    fn encode_slice(&self, range: (u64, u64), pack: Pack, spare: &Spare) -> Message;
-    /// Appends what has come; what is wrong with it, if anything is, and then nothing is appended.
-    /// Whether it lies behind what is there is the caller's to see.
-    fn decode_onto(&mut self, arrival: Arrival) -> Result<(), String>;
-    /// None yet, with room for `count`.
-    fn with_room(count: u64, spare: &Spare) -> Self;
-    /// The end of it; its memory is used again.
+    /// Ends these entries, and gives their memory to later ones.
     fn recycle(self, spare: &Spare);
-    /// All values of the coordinates from `from` to `to`, without indices.
-    fn encode_dense(&self, range: (u64, u64), pack: Pack) -> Message;
-    /// From values of the coordinates from `from` to `to`: all that are not zero.
-    fn decode_dense(message: &Message, range: (u64, u64), pack: Pack) -> Result<Self, String>;
 
-    /// All as a message.
-    fn encode(&self, pack: Pack) -> Message {
-        self.encode_slice((0, self.len()), pack, &Spare::default())
-    }
-
-    /// The sum of all of some.
+    /// The sum of whole vectors.
     fn sum_of(parts: &[Self], spare: &Spare) -> Self {
         let all = |part| Term::Here(part, (0, u64::MAX));
         let terms: Vec<Term<Self>> = parts.iter().map(all).collect();
         Self::sum(&terms, spare).expect("no message that could be malformed")
     }
 
-    /// What has come by itself.
+    /// All of them as a message.
+    fn encode(&self, pack: Pack) -> Message {
+        self.encode_slice((0, self.len()), pack, &Spare::default())
+    }
+
+    /// The entries of one message.
     fn decode(arrival: Arrival, spare: &Spare) -> Result<Self, String> {
         let mut entries = Self::with_room(arrival.count, spare);
         entries.decode_onto(arrival)?;
         Ok(entries)
     }
 
-    /// As anyone who gets the message sees them.
+    /// What a receiver of the message has.
     fn rounded(&self, pack: Pack, range: (u64, u64)) -> Self {
         match pack.values {
             ValueFormat::F32 => self.clone(),
@@ -147,4 +125,42 @@ pub trait Entries: Clone + Send + 'static {
             }
         }
     }
+}
+
+/// Counting and selecting entries by their magnitudes.
+pub trait ByMagnitude: Clone {
+    /// How many have their magnitude in each bin.
+    fn histogram(&self, level: Level) -> Vec<u64>;
+    /// How many of those from a position on are not finite.
+    fn wild_from(&self, position: u64) -> u64;
+    /// How many have at least this magnitude.
+    fn count_from(&self, magnitude: u32) -> u64;
+    /// How many have at least each of these magnitudes.
+    fn counts_from(&self, thresholds: Thresholds) -> Vec<u64>;
+    /// Those above a magnitude, and the first this many of exactly that: `count` of them.
+    fn select(&self, from: (u32, u64), count: u64, spare: &Spare) -> Self;
+    /// Those of at least a magnitude, where that makes passes over them shorter: for real entries
+    /// always, for sizes never, so that all ranks of a job do alike.
+    fn near(&self, least: u32, spare: &Spare) -> Option<Self>;
+    /// The first `k` in the total order, and the others.
+    fn top(&self, k: u64) -> (Self, Self);
+}
+
+/// Entries in messages.
+pub trait Coded: Clone {
+    /// No entries yet, with room for `count`.
+    fn with_room(count: u64, spare: &Spare) -> Self;
+    /// Those at the positions from `start` to `end` as a message of the next request. Its bytes may
+    /// lie in memory that is used again after that request.
+    fn encode_slice(&self, range: (u64, u64), pack: Pack, spare: &Spare) -> Message;
+    /// Appends the entries of a message. The caller checks that they lie behind those that are
+    /// there.
+    ///
+    /// # Errors
+    /// What is wrong with the message; nothing is appended then.
+    fn decode_onto(&mut self, arrival: Arrival) -> Result<(), String>;
+    /// All values of the coordinates from `from` to `to`, without indices.
+    fn encode_dense(&self, range: (u64, u64), pack: Pack) -> Message;
+    /// From values of the coordinates from `from` to `to`: all that are not zero.
+    fn decode_dense(message: &Message, range: (u64, u64), pack: Pack) -> Result<Self, String>;
 }

@@ -50,7 +50,7 @@ pub(super) async fn run<E: Entries + Sync>(
     let (result, wild) = sum.settle();
     not_finite += wild.len();
     if not_finite > 0 && terms.is_strict {
-        // The same on all ranks: they added the same.
+        // All ranks come to this: they have added the same terms.
         return Ok(Finished::void(not_finite));
     }
     if is_cut {

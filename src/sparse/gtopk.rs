@@ -133,7 +133,7 @@ impl<E: Entries> Tree<'_, E> {
         Ok((message, distance))
     }
 
-    /// Down the same tree. The root has rounded; what it sends is passed on as it is.
+    /// Passes the result down the tree. The root has rounded it, and ranks pass it on as it is.
     async fn scatter(&self, own: Message, mut distance: u32) -> Result<(E, u64, u64)> {
         let io = self.io;
         let (message, sender) = match io.rank {

@@ -1,7 +1,7 @@
 //! How a machine asks: requests out, what arrived in, everything counted on the way.
 //!
 //! An algorithm is an async function over an [`Io`]; nothing else awaits, so that it stands still
-//! exactly where it asks. Anyone who calls [`super::Machine::next`] resumes it. No executor, no
+//! exactly where it asks. A call of [`super::Machine::next`] resumes it. No executor, no
 //! waker, no thread.
 
 use super::counters::{Counters, Phase};
@@ -135,7 +135,7 @@ impl Io {
         self.desk().counters
     }
 
-    /// Memory of steps before.
+    /// Memory of earlier steps.
     pub fn spare(&self) -> Spare {
         self.desk().spare.clone()
     }
@@ -199,7 +199,7 @@ impl Io {
         messages
     }
 
-    /// Both.
+    /// Starts an exchange and waits for its messages.
     pub async fn exchange(
         &self,
         phase: Phase,

@@ -62,7 +62,7 @@ impl LocalSelection {
         self.select_into(Stream::default(), sources, k, algorithm, options)
     }
 
-    /// The same into the memory of picks of a step before.
+    /// Selects into the memory of an earlier step's picks.
     pub fn select_into(
         &mut self,
         memory: Stream,
@@ -238,7 +238,7 @@ fn select_gaussian(sources: &[Source], k: usize, picks: &mut Picks) -> u64 {
     not_finite
 }
 
-/// The same as in the published code: three rounds of halving and raising, whatever the last one
+/// As the published code does it: three rounds of halving and raising, whatever the last one
 /// selects. In a vector with short tails they jump over k.
 fn select_as_published(sources: &[Source], k: usize, picks: &mut Picks) -> u64 {
     let (mut floor, not_finite) = gaussian_floor(sources, k);

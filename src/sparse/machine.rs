@@ -41,8 +41,8 @@ impl<E: Entries + Sync> Machine<E> {
         Machine::with_prices((algorithm, prices), options, place, step, state)
     }
 
-    /// The same where messages have these prices, by which [`super::Balance::Cost`] decides. The
-    /// same on all ranks.
+    /// A machine whose messages have these prices, by which [`super::Balance::Cost`] decides. They
+    /// are equal on all ranks.
     ///
     /// # Panics
     /// As [`Machine::new`].

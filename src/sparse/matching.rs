@@ -1,5 +1,5 @@
-//! The matching of sparse entries: which indices two increasing lists have in common: marks of the
-//! one over a window of coordinates, looked up by the other.
+//! [`IndexMarks`]: which indices two increasing lists of sparse entries have in common. The indices
+//! of the one are marked over a window of coordinates, and those of the other are looked up.
 //!
 //! Two pointers that overtake each other would be a branch an entry that nobody can predict; a
 //! search for where a window ends would wait for memory at every step of it.
@@ -8,7 +8,7 @@
 pub(crate) const WINDOW: usize = 32 * 1024;
 
 /// Says of indices whether a list has them, window by window.
-pub(crate) struct Marks<'a> {
+pub(crate) struct IndexMarks<'a> {
     indices: &'a [u64],
     /// Indices of the windows before.
     done: usize,
@@ -18,10 +18,10 @@ pub(crate) struct Marks<'a> {
     bits: [u64; WINDOW / 64],
 }
 
-impl<'a> Marks<'a> {
+impl<'a> IndexMarks<'a> {
     /// Of increasing indices.
-    pub fn of(indices: &'a [u64]) -> Marks<'a> {
-        Marks {
+    pub fn of(indices: &'a [u64]) -> IndexMarks<'a> {
+        IndexMarks {
             indices,
             done: 0,
             marked: 0,
@@ -37,7 +37,7 @@ impl<'a> Marks<'a> {
         end
     }
 
-    /// The same for a window that is shorter.
+    /// Begins a window that ends at a coordinate.
     pub fn mark_up_to(&mut self, base: u64, end: u64) {
         debug_assert!(end - base <= WINDOW as u64, "{base}..{end}");
         for index in &self.indices[self.done..self.marked] {
@@ -89,7 +89,7 @@ mod tests {
             (5, 1 << 40, 64),
         ] {
             let (list, asked) = (indices(count, below, 1), indices(count, below, 2));
-            let mut marks = Marks::of(&list);
+            let mut marks = IndexMarks::of(&list);
             let mut at = 0;
             while let Some(base) = asked.get(at) {
                 let end = *base + width;

@@ -32,7 +32,7 @@ impl Seen {
         Seen { view, held }
     }
 
-    /// The same of a part of it.
+    /// A part of these bytes.
     pub(super) fn part(&self, start: usize, bytes: usize) -> Seen {
         Seen::new(self.view.part(start, bytes), self.held.clone())
     }
@@ -64,7 +64,7 @@ impl Message {
         Message::lying(Seen::new(view, held))
     }
 
-    /// The same.
+    /// A message whose bytes lie there.
     pub(super) fn lying(seen: Seen) -> Message {
         Message {
             bytes: seen.view.len_bytes() as u64,

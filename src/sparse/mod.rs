@@ -27,7 +27,7 @@
 //! # Machines
 //!
 //! A [`Machine`] asks for communication ([`Request`]) and is told what came ([`Arrived`]); it is
-//! written as one function that awaits, and run by anyone who calls [`Machine::next`]:
+//! written as one function that awaits, and moved by calls of [`Machine::next`]:
 //! `comm/sparse` on a communicator, the tests in memory under any order of delivery. Between the
 //! start of an exchange and its end it reduces what came before. Requests are few: groups of
 //! messages, and sums and gathers of some words. A machine works on [`Entries`]: real ones
@@ -92,14 +92,14 @@ mod threshold;
 mod window;
 
 pub use balance::build_plan;
-pub use choose::{Experience, LocalPrices, Model, Prices, choose, choose_with, probe_after};
+pub use choose::{Experience, LocalPrices, Prices, StepModel, choose, choose_with, probe_after};
 pub use counters::{Counters, PHASES, Phase, Traffic};
 pub use entries::Entries;
 pub use format::{IndexFormat, ValueFormat};
 pub use io::{Action, Arrived, Request};
 pub use local::LocalSelection;
 pub use machine::Machine;
-pub(crate) use matching::{Marks, WINDOW};
+pub(crate) use matching::{IndexMarks, WINDOW};
 pub use message::{Message, Seen};
 pub use options::{
     Algorithm, Amount, Balance, DsaVariant, Mode, NonFinite, Regions, SparseOptions, SwitchRule,

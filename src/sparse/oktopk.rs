@@ -53,7 +53,7 @@ pub(super) async fn run<E: Entries + Sync>(
     let not_finite = step.not_finite + wild.len();
 
     let guess = state.guess(options);
-    let mut own = guess.map_or(Vec::new(), |around| reduced.counts_from(around));
+    let mut own = guess.map_or(Vec::new(), |thresholds| reduced.counts_from(thresholds));
     let guesses = own.len();
     own.extend([reduced.len(), received, not_finite]);
     let states = io.gather_words(Phase::Sizes, own.clone()).await;
@@ -75,10 +75,10 @@ pub(super) async fn run<E: Entries + Sync>(
 
     let is_paper = options.mode == Mode::Paper;
     let totals: Vec<u64> = (0..guesses).map(|guess| column(guess).sum()).collect();
-    let guess = guess.map(|around| match is_paper {
+    let guess = guess.map(|thresholds| match is_paper {
         // The published code knows one threshold.
-        true => around.middle(&totals),
-        false => around.nearest(&totals, step.k),
+        true => thresholds.middle(&totals),
+        false => thresholds.nearest(&totals, step.k),
     });
     let result = match guess {
         None if is_paper => {
@@ -170,8 +170,8 @@ enum Part<E> {
     Message(Message, u64),
 }
 
-/// The parts of a sum, by rank, as far as they have come, and the sum of those before.
-struct Fold<'a, E> {
+/// A sum in rank order: the parts that have come, by rank, and the sum of those that are added.
+struct RankOrderSum<'a, E> {
     picks: &'a E,
     /// The region.
     range: (u64, u64),
@@ -182,15 +182,14 @@ struct Fold<'a, E> {
     next: usize,
 }
 
-impl<E: Entries> Fold<'_, E> {
-    /// Adds what is there without a gap: from left to right, whatever came first. Messages are gone
-    /// after that.
+impl<E: Entries> RankOrderSum<'_, E> {
+    /// Adds the next parts as far as they have come without a gap. No message is kept after that.
     fn go_on(&mut self) -> Result<()> {
         let ready = |part: &Option<Part<E>>| part.is_some();
         let begin = self.next;
         let end = begin + self.parts[begin..].iter().take_while(|p| ready(p)).count();
         let is_alone = self.sum.is_empty() && matches!(self.parts[begin..end], [Some(Part::Own)]);
-        // What would only be copied waits for what it can be added to.
+        // This rank's part alone would only be copied: it waits for the next part.
         if begin < end && !(is_alone && end < self.parts.len()) {
             let spare = self.spare;
             let sum = std::mem::replace(&mut self.sum, E::empty(0, 0));
@@ -212,7 +211,7 @@ impl<E: Entries> Fold<'_, E> {
         self.keep()
     }
 
-    /// Messages that nothing can be added to yet become entries.
+    /// Turns messages whose turn has not come into entries.
     fn keep(&mut self) -> Result<()> {
         for rank in self.next..self.parts.len() {
             let Some(Part::Message(message, count)) = &self.parts[rank] else {
@@ -262,7 +261,7 @@ pub(super) async fn split<E: Entries + Sync>(
     let sizes = io.all_to_all(Phase::Sizes, lengths.clone()).await;
     let names = ["entries for a region"];
     faults::check_words(&sizes, (rank, &[own]), &names, |_, _| mine.1 - mine.0)?;
-    let mut fold = Fold {
+    let mut ordered = RankOrderSum {
         picks: &step.picks,
         range: mine,
         pack: terms.pack,
@@ -271,7 +270,7 @@ pub(super) async fn split<E: Entries + Sync>(
         parts: (0..p).map(|_| None).collect(),
         next: 0,
     };
-    fold.parts[rank as usize] = Some(Part::Own);
+    ordered.parts[rank as usize] = Some(Part::Own);
     let to = |j: &u32| (rank + p - j) % p;
     let from = |j: &u32| (rank + j) % p;
     let load = |j: u32| (lengths[to(&j) as usize], sizes[from(&j) as usize]);
@@ -287,11 +286,11 @@ pub(super) async fn split<E: Entries + Sync>(
             .map(|j| (from(j), terms.pack.bytes(sizes[from(j) as usize])));
         io.start_exchange(Phase::Reduce, sends.collect(), receives.collect())
             .await;
-        fold.go_on()?;
+        ordered.go_on()?;
         let mut messages = io.wait(Phase::Reduce, 0).await.into_iter();
         for peer in steps.iter().map(from) {
             let size = sizes[peer as usize];
-            fold.parts[peer as usize] = Some(match size {
+            ordered.parts[peer as usize] = Some(match size {
                 0 => Part::Entries(E::empty(mine.0, mine.1)),
                 _ => {
                     let message = messages.next();
@@ -299,13 +298,13 @@ pub(super) async fn split<E: Entries + Sync>(
                 }
             });
         }
-        fold.go_on()?;
+        ordered.go_on()?;
         first += steps.len() as u32;
     }
-    // One rank alone.
-    fold.go_on()?;
+    // Of one rank there were no exchanges.
+    ordered.go_on()?;
     let received = sizes.iter().sum::<u64>() - sizes[rank as usize];
-    let sum = fold.sum;
+    let sum = ordered.sum;
     let applied = || {
         let part = |r| step.picks.slice(places(r).0, places(r).1);
         let rounded = (0..p).map(|r| match r == rank {

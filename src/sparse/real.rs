@@ -5,13 +5,13 @@
 //! branch is wrong, and costs as much as ten entries.
 
 use super::coding::{self, BATCH, check_length, decode_values};
-use super::entries::{Arrival, Entries, Pack, Term};
-use super::matching::Marks;
+use super::entries::{Arrival, ByMagnitude, Coded, Entries, Pack, Term};
+use super::matching::IndexMarks;
 use super::message::Message;
 use super::spare::Spare;
 use super::stream::Stream;
 use super::sum;
-use super::threshold::Around;
+use super::threshold::Thresholds;
 use crate::kernel::select::{Level, MAGNITUDE_INFINITE, histogram_of, magnitude};
 
 impl Stream {
@@ -107,6 +107,62 @@ impl Entries for Stream {
         (self, wild)
     }
 
+    fn returned(&self, applied: &Stream, result: &Stream, spare: &Spare) -> Stream {
+        debug_assert_eq!(self.indices, applied.indices);
+        let mut back = spare.stream(self.indices.len());
+        let mut marks = IndexMarks::of(&result.indices);
+        let (mut end, mut at) = (0, 0);
+        self.change_into(&mut back, |index, value| {
+            if index >= end {
+                end = marks.mark(index);
+            }
+            // Read in any case: a branch would guess.
+            let applied = applied.values[at];
+            at += 1;
+            let rest = if marks.has(index) {
+                value - applied
+            } else {
+                value
+            };
+            ((rest != 0.0) & rest.is_finite(), rest)
+        });
+        back
+    }
+
+    fn minus(&self, other: &Stream) -> Stream {
+        let (mut difference, mut at) = (Stream::default(), 0);
+        for (index, value) in self.iter() {
+            while other.indices.get(at).is_some_and(|i| *i < index) {
+                at += 1;
+            }
+            let rest = match other.indices.get(at) == Some(&index) {
+                true => value - other.values[at],
+                false => value,
+            };
+            if rest != 0.0 && rest.is_finite() {
+                difference.push(index, rest);
+            }
+        }
+        difference
+    }
+
+    fn common(&self, other: &Stream) -> Stream {
+        let mut marks = IndexMarks::of(&other.indices);
+        let mut end = 0;
+        self.filtered(|index, _| {
+            if index >= end {
+                end = marks.mark(index);
+            }
+            marks.has(index)
+        })
+    }
+
+    fn recycle(self, spare: &Spare) {
+        spare.keep(self);
+    }
+}
+
+impl ByMagnitude for Stream {
     fn histogram(&self, level: Level) -> Vec<u64> {
         histogram_of(&self.values, level)
     }
@@ -121,13 +177,13 @@ impl Entries for Stream {
         count_where(&self.values, |value| magnitude(value) >= least)
     }
 
-    fn counts_from(&self, around: Around) -> Vec<u64> {
-        let mut counts = [0u64; Around::COUNT + 1];
+    fn counts_from(&self, thresholds: Thresholds) -> Vec<u64> {
+        let mut counts = [0u64; Thresholds::COUNT + 1];
         for value in &self.values {
-            counts[around.reached(magnitude(*value))] += 1;
+            counts[thresholds.reached(magnitude(*value))] += 1;
         }
         // Who reaches one reaches those below it.
-        for place in (1..Around::COUNT).rev() {
+        for place in (1..Thresholds::COUNT).rev() {
             counts[place] += counts[place + 1];
         }
         counts[1..].to_vec()
@@ -166,7 +222,7 @@ impl Entries for Stream {
             (bits > least) | is_tie
         };
         let kept = self.filtered(|_, value| is_kept(value));
-        let mut marks = Marks::of(&kept.indices);
+        let mut marks = IndexMarks::of(&kept.indices);
         let mut end = 0;
         let dropped = self.filtered(|index, _| {
             if index >= end {
@@ -176,57 +232,9 @@ impl Entries for Stream {
         });
         (kept, dropped)
     }
+}
 
-    fn returned(&self, applied: &Stream, result: &Stream, spare: &Spare) -> Stream {
-        debug_assert_eq!(self.indices, applied.indices);
-        let mut back = spare.stream(self.indices.len());
-        let mut marks = Marks::of(&result.indices);
-        let (mut end, mut at) = (0, 0);
-        self.change_into(&mut back, |index, value| {
-            if index >= end {
-                end = marks.mark(index);
-            }
-            // Read in any case: a branch would guess.
-            let applied = applied.values[at];
-            at += 1;
-            let rest = if marks.has(index) {
-                value - applied
-            } else {
-                value
-            };
-            ((rest != 0.0) & rest.is_finite(), rest)
-        });
-        back
-    }
-
-    fn minus(&self, other: &Stream) -> Stream {
-        let (mut difference, mut at) = (Stream::default(), 0);
-        for (index, value) in self.iter() {
-            while other.indices.get(at).is_some_and(|i| *i < index) {
-                at += 1;
-            }
-            let rest = match other.indices.get(at) == Some(&index) {
-                true => value - other.values[at],
-                false => value,
-            };
-            if rest != 0.0 && rest.is_finite() {
-                difference.push(index, rest);
-            }
-        }
-        difference
-    }
-
-    fn common(&self, other: &Stream) -> Stream {
-        let mut marks = Marks::of(&other.indices);
-        let mut end = 0;
-        self.filtered(|index, _| {
-            if index >= end {
-                end = marks.mark(index);
-            }
-            marks.has(index)
-        })
-    }
-
+impl Coded for Stream {
     fn encode_slice(&self, (start, end): (u64, u64), pack: Pack, spare: &Spare) -> Message {
         let range = start as usize..end as usize;
         coding::encode(
@@ -243,10 +251,6 @@ impl Entries for Stream {
 
     fn with_room(count: u64, spare: &Spare) -> Stream {
         spare.stream(count as usize)
-    }
-
-    fn recycle(self, spare: &Spare) {
-        spare.keep(self);
     }
 
     fn encode_dense(&self, (from, to): (u64, u64), pack: Pack) -> Message {

@@ -5,10 +5,10 @@
 //! entries make data-dependent follows from that, so that the same machines run with the same
 //! control flow.
 
-use super::entries::{Arrival, Entries, Pack, Term};
+use super::entries::{Arrival, ByMagnitude, Coded, Entries, Pack, Term};
 use super::message::Message;
 use super::spare::Spare;
-use super::threshold::Around;
+use super::threshold::Thresholds;
 use crate::kernel::select::{Level, MAGNITUDE_INFINITE};
 
 /// Where the entries of different ranks lie.
@@ -130,6 +130,22 @@ impl Entries for Sized {
         (self, none)
     }
 
+    fn returned(&self, _: &Sized, _: &Sized, _: &Spare) -> Sized {
+        self.with(self.from, self.to, 0)
+    }
+
+    fn minus(&self, _: &Sized) -> Sized {
+        self.with(self.from, self.to, 0)
+    }
+
+    fn common(&self, _: &Sized) -> Sized {
+        self.with(self.from, self.to, 0)
+    }
+
+    fn recycle(self, _: &Spare) {}
+}
+
+impl ByMagnitude for Sized {
     fn histogram(&self, level: Level) -> Vec<u64> {
         let width = level.magnitude(1) - level.magnitude(0);
         let count = |bin| {
@@ -147,8 +163,8 @@ impl Entries for Sized {
         self.count - self.less(magnitude)
     }
 
-    fn counts_from(&self, around: Around) -> Vec<u64> {
-        let counts = around.magnitudes().map(|bits| self.count_from(bits));
+    fn counts_from(&self, thresholds: Thresholds) -> Vec<u64> {
+        let counts = thresholds.magnitudes().map(|bits| self.count_from(bits));
         counts.collect()
     }
 
@@ -167,19 +183,9 @@ impl Entries for Sized {
         let part = |count| self.with(self.from, self.to, count);
         (part(kept), part(self.count - kept))
     }
+}
 
-    fn returned(&self, _: &Sized, _: &Sized, _: &Spare) -> Sized {
-        self.with(self.from, self.to, 0)
-    }
-
-    fn minus(&self, _: &Sized) -> Sized {
-        self.with(self.from, self.to, 0)
-    }
-
-    fn common(&self, _: &Sized) -> Sized {
-        self.with(self.from, self.to, 0)
-    }
-
+impl Coded for Sized {
     fn encode_slice(&self, (start, end): (u64, u64), pack: Pack, _: &Spare) -> Message {
         Message {
             // Inside a process the law goes along.
@@ -206,8 +212,6 @@ impl Entries for Sized {
     fn with_room(_: u64, _: &Spare) -> Sized {
         Sized::empty(0, 0)
     }
-
-    fn recycle(self, _: &Spare) {}
 
     fn encode_dense(&self, (from, to): (u64, u64), pack: Pack) -> Message {
         Message::size_only(pack.dense_bytes(to - from))

@@ -2,9 +2,9 @@
 
 use super::foresight::Foresight;
 use super::options::{Mode, SparseOptions};
-use super::threshold::{Around, Tracker};
+use super::threshold::{Thresholds, Tracker};
 
-/// What goes from one step to the next: the same on all ranks.
+/// What Ok-Topk carries from one step to the next; equal on all ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OkTopkState {
     /// Steps so far.
@@ -21,11 +21,11 @@ pub struct OkTopkState {
 
 impl OkTopkState {
     /// The threshold to use again in this step, if any.
-    pub(super) fn guess(&self, options: &SparseOptions) -> Option<Around> {
+    pub(super) fn guess(&self, options: &SparseOptions) -> Option<Thresholds> {
         let is_due = self.steps.is_multiple_of(options.reuse_steps);
         let tracker = self
             .tracker
             .filter(|_| options.mode != Mode::Exact && !is_due);
-        tracker.map(|tracker| Around::of(tracker.threshold))
+        tracker.map(|tracker| Thresholds::of(tracker.threshold))
     }
 }

@@ -31,8 +31,8 @@ pub struct Finished<E> {
     pub picks: E,
     /// What this rank's residual gets back; an index may occur in several lists.
     pub returned: Vec<E>,
-    /// Picks that the result does not have return too, whole, and are in none of those lists:
-    /// anyone who changes the residual passes both on the way. [`Finished::all_returned`] has them.
+    /// Picks that the result does not have return too, whole, and are in none of those lists: the
+    /// pass that changes the residual meets both. [`Finished::all_returned`] has them.
     pub is_rest_returned: bool,
     /// The step did not take place on any rank, because something was not finite and the policy is
     /// strict.
@@ -92,7 +92,7 @@ pub(super) struct Terms {
 }
 
 impl Terms {
-    /// The same, with values that are sent as they are.
+    /// These terms for values that are sent as `f32`.
     pub fn exact(&self) -> Terms {
         let mut terms = self.clone();
         terms.pack.values = ValueFormat::F32;

@@ -6,7 +6,7 @@
 //! them.
 
 use super::coding::Incoming;
-use super::entries::{Arrival, Entries, Term};
+use super::entries::{Arrival, Coded, Entries, Term};
 use super::spare::Spare;
 use super::stream::Stream;
 use super::window::WINDOW;

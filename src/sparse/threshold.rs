@@ -1,50 +1,52 @@
-//! Thresholds that are used again: their neighbours, and how they go along with the vectors.
+//! [`Thresholds`]: a threshold that is used again, with its neighbours; and [`Tracker`]: how it
+//! follows the vectors from step to step.
 
-/// A threshold that is used again, and its neighbours: what selects about k changes by more from
-/// step to step than anything that went before could say, so that the one of them is taken that
-/// selects nearest to k. Their counts travel with the sizes.
+/// A threshold that is used again, and its neighbours. The right one changes from step to step by
+/// more than earlier steps can foretell, so a step takes the one of these that selects nearest to
+/// k. Their counts travel with the sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Around {
+pub struct Thresholds {
     /// The least magnitude.
     least: u32,
 }
 
-impl Around {
+impl Thresholds {
     /// How many they are.
     pub const COUNT: usize = 33;
     /// Bits of a magnitude between two neighbours: from 0.4 % to 0.8 %, so that all reach 6 % to 13
     /// % up and down.
     const STEP: u32 = 1 << 15;
 
-    /// Around a threshold, at least 1.
-    pub fn of(threshold: u32) -> Around {
+    /// A threshold of at least 1, and its neighbours.
+    pub fn of(threshold: u32) -> Thresholds {
         let reach = Self::STEP * (Self::COUNT as u32 / 2);
         let most = f32::MAX.to_bits() - Self::STEP * Self::COUNT as u32;
-        Around {
+        Thresholds {
             least: threshold.saturating_sub(reach).clamp(1, most),
         }
     }
 
-    /// All, by size.
+    /// All of them, ascending.
     pub fn magnitudes(self) -> impl Iterator<Item = u32> {
         (0..Self::COUNT as u32).map(move |place| self.least + place * Self::STEP)
     }
 
-    /// How many of them a magnitude reaches.
+    /// How many of them are at most this magnitude.
     pub fn reached(self, magnitude: u32) -> usize {
         let above = i64::from(magnitude) - i64::from(self.least);
         (above.div_euclid(Self::STEP.into()) + 1).clamp(0, Self::COUNT as i64) as usize
     }
 
-    /// The one that selects nearest to `k`, the least of several, by everybody's counts: its place,
-    /// itself, and how many it selects.
+    /// The threshold that selects nearest to `k` by the counts of all ranks, the least of several:
+    /// its place, its magnitude, and how many it selects.
     pub(super) fn nearest(self, totals: &[u64], k: u64) -> (usize, u32, u64) {
         let places = 0..totals.len();
         let place = places.min_by_key(|place| totals[*place].abs_diff(k));
         self.at(place.unwrap_or(0), totals)
     }
 
-    /// The same of the threshold that they are around.
+    /// The threshold in the middle, whose neighbours the others are: its place, its magnitude, and
+    /// how many it selects.
     pub(super) fn middle(self, totals: &[u64]) -> (usize, u32, u64) {
         self.at(Self::COUNT / 2, totals)
     }
@@ -63,7 +65,7 @@ pub(super) enum Steepness {
     Global = 5,
 }
 
-/// A threshold that goes along with the vectors it selects from.
+/// A threshold that follows the vectors that it selects from.
 ///
 /// What it selected says where it should have been: off by a root of count / k. Picks leave the
 /// residuals, so that what lies above a threshold is hardly more than a step's gradients, and
@@ -89,7 +91,7 @@ impl Tracker {
         Tracker::going_on(right, growth)
     }
 
-    /// The same with another threshold in place of its own.
+    /// This tracker with another threshold.
     pub(super) fn with(self, threshold: u32) -> Tracker {
         Tracker { threshold, ..self }
     }
@@ -131,8 +133,8 @@ mod tests {
     #[test]
     fn neighbours_are_counted_as_one_by_one() {
         for threshold in [1, 7, 0x3f80_0000, 0x3f80_1234, f32::MAX.to_bits()] {
-            let around = Around::of(threshold);
-            let all: Vec<u32> = around.magnitudes().collect();
+            let thresholds = Thresholds::of(threshold);
+            let all: Vec<u32> = thresholds.magnitudes().collect();
             assert!(all.windows(2).all(|pair| pair[0] < pair[1]) && all[0] >= 1);
             let near = |bits: &u32| [bits - 1, *bits, bits + 1];
             let values: Vec<f32> = all.iter().flat_map(near).map(f32::from_bits).collect();
@@ -141,19 +143,21 @@ mod tests {
                 values,
             };
             let right: Vec<u64> = all.iter().map(|bits| stream.count_from(*bits)).collect();
-            assert_eq!(stream.counts_from(around), right, "{threshold:#x}");
+            assert_eq!(stream.counts_from(thresholds), right, "{threshold:#x}");
         }
     }
 
     #[test]
     fn the_nearest_to_k_is_taken() {
-        let around = Around::of(1.0f32.to_bits());
-        let totals: Vec<u64> = (0..Around::COUNT as u64).map(|i| 1000 - 20 * i).collect();
+        let thresholds = Thresholds::of(1.0f32.to_bits());
+        let totals: Vec<u64> = (0..Thresholds::COUNT as u64)
+            .map(|i| 1000 - 20 * i)
+            .collect();
         let middle = (16, 1.0f32.to_bits(), 680);
-        assert_eq!(around.nearest(&totals, 689), middle);
-        assert_eq!(around.middle(&totals), middle);
-        assert_eq!(around.magnitudes().nth(16), Some(middle.1));
+        assert_eq!(thresholds.nearest(&totals, 689), middle);
+        assert_eq!(thresholds.middle(&totals), middle);
+        assert_eq!(thresholds.magnitudes().nth(16), Some(middle.1));
         // Fewer than k whatever is taken: as many as there are.
-        assert_eq!(around.nearest(&totals, 5000).2, 1000);
+        assert_eq!(thresholds.nearest(&totals, 5000).2, 1000);
     }
 }

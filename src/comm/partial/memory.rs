@@ -18,7 +18,7 @@ const DATA_START: usize = 64;
 /// itself: the latency of one operation, for P times the bytes.
 const SMALL_BYTES_MAX: usize = 1024;
 
-/// The same for what all ranks together send.
+/// Bound of what all ranks together send with the headers.
 const SMALL_GATHER_BYTES_MAX: usize = 64 << 10;
 
 /// The rank that collects for all. Always the same: each would need a schedule of its own on every

@@ -5,15 +5,15 @@
 //!
 //! What a round is, when it begins and what enters it is in [`crate::partial`]; here bytes move.
 //! `rounds.rs` starts and ends the operations of rounds, `memory.rs` has the buffers, `recovery.rs`
-//! goes on after a death, `names.rs` names ranks afterwards, `seat.rs` the threads; `fusion.rs`
-//! packs a model's gradients.
+//! goes on after a death, `names.rs` names ranks afterwards, `driving.rs` says which thread drives;
+//! `fusion.rs` packs a model's gradients.
 
+mod driving;
 mod fusion;
 mod memory;
 mod names;
 mod recovery;
 mod rounds;
-mod seat;
 
 pub use fusion::{PartialFusion, PartialFusionOptions};
 
@@ -25,9 +25,9 @@ use crate::memory::{Access, Element, Held, View};
 use crate::partial::{Machine, PartialOptions, RoundReport};
 use crate::types::DataType;
 use crate::wait::BackgroundThread;
+use driving::PartialDriving;
 use memory::Memory;
 use rounds::Rounds;
-use seat::Seat;
 use std::sync::Arc;
 
 /// Sums gradients over ranks, round after round, without waiting for slow ranks longer than its
@@ -43,7 +43,7 @@ use std::sync::Arc;
 /// reports say who is dead. The communicator that it was made from fails with the death all the
 /// same, and is rebuilt by anyone who needs it. Dropping it then is leaving: the others go on.
 pub struct PartialAllreduce {
-    seat: BackgroundThread<Seat>,
+    driving: BackgroundThread<PartialDriving>,
     bytes: usize,
     dtype: DataType,
 }
@@ -110,9 +110,13 @@ impl PartialAllreduce {
         let now = comm.inner.clock.now();
         let process = comm.inner.driving.process();
         let rounds = Rounds::new(comm, machine, memory, now)?;
-        let seat =
-            BackgroundThread::start(Arc::new(Seat::new(rounds)), process, "linerate-partial")?;
-        Ok(PartialAllreduce { seat, bytes, dtype })
+        let driving = Arc::new(PartialDriving::new(rounds));
+        let driving = BackgroundThread::start(driving, process, "linerate-partial")?;
+        Ok(PartialAllreduce {
+            driving,
+            bytes,
+            dtype,
+        })
     }
 
     /// Submits this rank's next gradient, copied: its memory may be changed when this returns. The
@@ -128,12 +132,12 @@ impl PartialAllreduce {
         self.submit_parts(std::slice::from_ref(gradient))
     }
 
-    /// The same for a gradient in several buffers, which together are as long: one decision for all
-    /// of them, so that all layers of a step are in the same round or none. [`PartialFusion`] does
-    /// it for named tensors, which come in any order.
+    /// Submits a gradient that lies in several buffers, which together are as long as the vector.
+    /// One decision is for all of them, so that all layers of a step are in one round or none.
+    /// [`PartialFusion`] does it for named tensors, which come in any order.
     pub fn submit_parts<T: Element>(&self, gradient: &[Buffer<T>]) -> Result<u64> {
-        let (seat, parts) = self.seat_for(gradient, Access::Shared)?;
-        seat.submit(&parts.views, false)
+        let (driving, parts) = self.driving_for(gradient, Access::Shared)?;
+        driving.submit(&parts.views, false)
     }
 
     /// Takes the next result, copied to `update`, and what it is. With ordered delivery these are
@@ -149,17 +153,18 @@ impl PartialAllreduce {
         self.next_parts(std::slice::from_ref(update))
     }
 
-    /// The same, into several buffers which together are as long.
+    /// As [`next`](PartialAllreduce::next), into several buffers which together are as long as the
+    /// vector.
     pub fn next_parts<T: Element>(&self, update: &[Buffer<T>]) -> Result<Option<RoundReport>> {
-        let (seat, parts) = self.seat_for(update, Access::Exclusive)?;
-        seat.next(&parts.views, true)
+        let (driving, parts) = self.driving_for(update, Access::Exclusive)?;
+        driving.next(&parts.views, true)
     }
 
     /// As [`next`](PartialAllreduce::next), and `None` instead of waiting: a rank that is behind
     /// calls it until then to catch up.
     pub fn try_next<T: Element>(&self, update: &Buffer<T>) -> Result<Option<RoundReport>> {
-        let (seat, parts) = self.seat_for(std::slice::from_ref(update), Access::Exclusive)?;
-        seat.next(&parts.views, false)
+        let (driving, parts) = self.driving_for(std::slice::from_ref(update), Access::Exclusive)?;
+        driving.next(&parts.views, false)
     }
 
     /// [`submit`](PartialAllreduce::submit) and [`next`](PartialAllreduce::next) in one, which may
@@ -171,10 +176,11 @@ impl PartialAllreduce {
         update: &Buffer<T>,
     ) -> Result<Option<RoundReport>> {
         // Nothing is submitted where the result cannot be taken.
-        drop(self.seat_for(std::slice::from_ref(update), Access::Exclusive)?);
+        drop(self.driving_for(std::slice::from_ref(update), Access::Exclusive)?);
         {
-            let (seat, parts) = self.seat_for(std::slice::from_ref(gradient), Access::Shared)?;
-            seat.submit(&parts.views, true)?;
+            let (driving, parts) =
+                self.driving_for(std::slice::from_ref(gradient), Access::Shared)?;
+            driving.submit(&parts.views, true)?;
         }
         self.next(update)
     }
@@ -211,7 +217,8 @@ impl PartialAllreduce {
         self.finish_parts(std::slice::from_ref(update), visit)
     }
 
-    /// The same, into several buffers which together are as long.
+    /// As [`finish`](PartialAllreduce::finish), into several buffers which together are as long as
+    /// the vector.
     pub fn finish_parts<T: Element>(
         &self,
         update: &[Buffer<T>],
@@ -219,11 +226,11 @@ impl PartialAllreduce {
     ) -> Result<()> {
         // Borrowed for one result at a time: `visit` reads it.
         let next = || {
-            let (seat, parts) = self.seat_for(update, Access::Exclusive)?;
-            seat.next(&parts.views, true)
+            let (driving, parts) = self.driving_for(update, Access::Exclusive)?;
+            driving.next(&parts.views, true)
         };
-        let (seat, _) = self.seat_for(update, Access::Exclusive)?;
-        while !seat.finish()? {
+        let (driving, _) = self.driving_for(update, Access::Exclusive)?;
+        while !driving.finish()? {
             if let Some(report) = next()? {
                 visit(report);
             }
@@ -232,7 +239,7 @@ impl PartialAllreduce {
             let last = report.is_last.then_some(report.round);
             visit(report);
             if let Some(last) = last {
-                return seat.leave(last);
+                return driving.leave(last);
             }
         }
         Ok(())
@@ -242,22 +249,22 @@ impl PartialAllreduce {
     /// in a forked child. Takes part in what has come, as every call does; with
     /// [`PartialOptions::survive`] that may be a recovery, which takes until the others are in it.
     pub fn lag(&self) -> u64 {
-        self.seat.get().map_or(0, Seat::lag)
+        self.driving.get().map_or(0, PartialDriving::lag)
     }
 
     /// Submits what these views have, which the caller has borrowed.
     fn submit_views(&self, gradient: &[View]) -> Result<u64> {
-        self.seat.get()?.submit(gradient, false)
+        self.driving.get()?.submit(gradient, false)
     }
 
-    /// The seat, and the memory of buffers of a user that together are as long as the vector,
+    /// What drives it, and the memory of buffers of a user that together are as long as the vector,
     /// borrowed for as long as it is used.
-    fn seat_for<'a, T: Element>(
+    fn driving_for<'a, T: Element>(
         &'a self,
         buffers: &'a [Buffer<T>],
         access: Access,
-    ) -> Result<(&'a Seat, Parts<'a>)> {
-        let seat = self.seat.get()?;
+    ) -> Result<(&'a PartialDriving, Parts<'a>)> {
+        let driving = self.driving.get()?;
         self.check(buffers)?;
         let raw = || buffers.iter().map(Buffer::raw);
         let held =
@@ -266,7 +273,7 @@ impl PartialAllreduce {
             views: raw().map(RawBuffer::view).collect(),
             _held: held.collect::<Result<_>>()?,
         };
-        Ok((seat, parts))
+        Ok((driving, parts))
     }
 
     fn check<T: Element>(&self, buffers: &[Buffer<T>]) -> Result<()> {

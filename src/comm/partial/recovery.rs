@@ -2,8 +2,8 @@
 //! communicator, the results that not all of them have, and then the rounds again that had begun.
 //! [`crate::partial`] decides what; here it is carried out.
 //!
-//! It blocks anyone who drives, at most for the timeout, as a rebuild does. Another death on the
-//! way begins it again: what each rank has by then is what it says the next time.
+//! It blocks the thread that drives, at most for the timeout, as a rebuild does. Another death on
+//! the way begins it again: what each rank has by then is what it says the next time.
 
 use super::rounds::{Rounds, is_death};
 use crate::comm::call::Call;

@@ -1,5 +1,6 @@
-//! [`Rounds`]: what a [`PartialAllreduce`](super::PartialAllreduce) does, no matter who drives it:
-//! carries notices, starts the operations of rounds, ends rounds. Never blocks, but after a death.
+//! [`Rounds`]: carries the notices of a [`PartialAllreduce`](super::PartialAllreduce), starts the
+//! operations of its rounds and ends them, whichever thread drives it. It blocks only after a
+//! death.
 //!
 //! A round is at most two ordinary collectives on a communicator that nothing else uses: every rank
 //! starts them in the order of the rounds, so their numbers match. Failures are the communicator's;
@@ -18,9 +19,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often a turn looks at control sockets, which costs a system call per peer. Sleeps look too
-/// when nothing comes, but where there is always something to do none does. Seldom, because a rank
-/// that is woken for a round is waited for.
+/// How often a turn looks at control sockets. A sleep looks at them too when nothing comes, but a
+/// rank that always has something to do never sleeps. Seldom, because the others wait for a rank
+/// that is woken for a round.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// A round under way.
@@ -87,7 +88,7 @@ impl Rounds {
         }
     }
 
-    /// The same while callers do.
+    /// How a caller that waits for a result waits after a turn.
     pub fn manner_waited_for(&self) -> Manner {
         match self.is_busy() && !self.memory.is_small() {
             true => Manner::Brief,

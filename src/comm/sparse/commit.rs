@@ -6,7 +6,7 @@ use super::state::{Outcome, Pending, SparseAllreduce};
 use crate::comm::buffer::Buffer;
 use crate::kernel::{self, reduce};
 use crate::memory::View;
-use crate::sparse::{Finished, Marks, NonFinite, Stream, WINDOW};
+use crate::sparse::{Finished, IndexMarks, NonFinite, Stream, WINDOW};
 use crate::types::{Combine, DataType, Finish};
 
 /// Elements of a residual that are changed at a time: while they are in the second-level cache, the
@@ -80,7 +80,7 @@ impl SparseAllreduce {
         let gradients = pending.gradients.as_ref().filter(|_| !is_added);
         let mut picks = Rest::of(&finished.picks);
         let mut returned: Vec<Rest> = finished.returned.iter().map(Rest::of).collect();
-        let mut marks = Marks::of(&finished.result.indices);
+        let mut marks = IndexMarks::of(&finished.result.indices);
         let first = self.starts[self.units[unit].tensors.start];
         for tensor in self.units[unit].tensors.clone() {
             let residual = self.residuals.of(tensor).view();

@@ -7,7 +7,7 @@
 
 use super::state::{Pending, SparseAllreduce, Task, Unit, Untold};
 use crate::error::Result;
-use crate::sparse::{Algorithm, Arrived, Model, Request};
+use crate::sparse::{Algorithm, Arrived, Request, StepModel};
 use std::time::Duration;
 
 impl SparseAllreduce {
@@ -37,7 +37,7 @@ impl SparseAllreduce {
         if !experience.count(algorithm) {
             return;
         }
-        let model = Model {
+        let model = StepModel {
             links,
             local,
             experience,

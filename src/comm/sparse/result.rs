@@ -58,29 +58,29 @@ pub struct SparseResult {
     pub times: StepTimes,
     /// This rank's traffic.
     pub counters: Counters,
-    pub(super) entries: Lent,
+    pub(super) entries: RecycledEntries,
     pub(super) dense: Option<Buffer<f32>>,
     /// Where each tensor begins among all coordinates, and the end.
     pub(super) starts: Vec<u64>,
 }
 
-/// Entries whose memory goes to later steps when the result is dropped.
+/// The entries of a result; when it is dropped, later steps get their memory.
 #[derive(Clone, Debug)]
-pub(super) struct Lent {
+pub(super) struct RecycledEntries {
     pub stream: Stream,
     spare: Spare,
 }
 
-impl Lent {
-    pub fn new(spare: &Spare) -> Lent {
-        Lent {
+impl RecycledEntries {
+    pub fn new(spare: &Spare) -> RecycledEntries {
+        RecycledEntries {
             stream: Stream::default(),
             spare: spare.clone(),
         }
     }
 }
 
-impl Drop for Lent {
+impl Drop for RecycledEntries {
     fn drop(&mut self) {
         self.spare.keep(std::mem::take(&mut self.stream));
     }

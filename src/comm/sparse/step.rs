@@ -1,15 +1,15 @@
 //! One step: a unit after the other, each from its selection to its result; what that changes, when
 //! all have one (`commit.rs`).
 
-use super::result::{Lent, SparseResult, StepTimes};
+use super::result::{RecycledEntries, SparseResult, StepTimes};
 use super::state::{Outcome, Pending, SparseAllreduce, Spent, Task};
 use crate::comm::buffer::Buffer;
 use crate::error::{Error, Result};
 use crate::kernel::select::Source;
 use crate::memory::Access;
 use crate::sparse::{
-    Action, Algorithm, Arrived, Counters, Finished, Machine, Model, NonFinite, SparseOptions, Step,
-    Stream, choose_with, probe_after,
+    Action, Algorithm, Arrived, Counters, Finished, Machine, NonFinite, SparseOptions, Step,
+    StepModel, Stream, choose_with, probe_after,
 };
 use crate::time::Time;
 use std::time::Duration;
@@ -50,7 +50,7 @@ impl SparseAllreduce {
                 selected_global: 0,
                 reduced: None,
                 counters: Counters::default(),
-                entries: Lent::new(&self.spare),
+                entries: RecycledEntries::new(&self.spare),
                 dense: None,
                 times: StepTimes::default(),
                 starts: self.starts.clone(),
@@ -162,7 +162,7 @@ impl SparseAllreduce {
             return Ok(());
         }
         let (links, local) = self.prices;
-        let model = Model {
+        let model = StepModel {
             links,
             local,
             experience: &unit.experience,
@@ -248,7 +248,7 @@ fn resolve(
     options: &SparseOptions,
     unit: (u64, u64, u32),
     (reduced, dense_steps): (Option<u64>, u64),
-    model: Model,
+    model: StepModel,
 ) -> Algorithm {
     let chosen = match options.algorithm {
         Algorithm::Auto => choose_with(unit, reduced, model),

@@ -1,19 +1,17 @@
-//! [`Seat`]: the threads of a [`PartialAllreduce`](super::PartialAllreduce). Rounds go on while the
-//! application computes, by a thread that sleeps until a peer has something for this rank; while a
-//! caller waits, the caller drives and the thread leaves it alone, so that nobody is woken for
-//! nothing.
+//! [`PartialDriving`]: what callers of a [`PartialAllreduce`](super::PartialAllreduce) and its
+//! thread share, and which of them drives. The thread drives while the application computes, and
+//! sleeps until a peer has something for this rank. While a caller waits, the caller drives and the
+//! thread stays asleep, so that each signal wakes one thread.
 
 use super::rounds::Rounds;
-
 use crate::comm::driving::Manner;
 use crate::comm::raw::RawBuffer;
 use crate::error::{Error, Result};
 use crate::kernel;
 use crate::memory::View;
 use crate::partial::{Next, RoundReport};
-use crate::wait::{Background, Clock};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use crate::wait::{Background, Clock, DriverLock};
+use std::sync::MutexGuard;
 use std::time::Duration;
 
 /// Longest sleep of the thread while nothing is due; wake-ups cut it short.
@@ -26,46 +24,34 @@ const PATIENCE: Duration = Duration::from_millis(50);
 const BESIDE: Duration = Duration::from_millis(1);
 
 /// See the module.
-pub struct Seat {
+pub struct PartialDriving {
     clock: Clock,
     timeout: Duration,
-    state: Mutex<State>,
-    /// The thread sleeps on it while callers wait.
-    free: Condvar,
-    /// Callers that drive.
-    waiters: AtomicU32,
-    is_stopped: AtomicBool,
+    lock: DriverLock<State>,
 }
 
 struct State {
     rounds: Rounds,
     failure: Option<Error>,
-    is_parked: bool,
 }
 
-impl Seat {
-    pub fn new(rounds: Rounds) -> Seat {
+impl PartialDriving {
+    pub fn new(rounds: Rounds) -> PartialDriving {
         let inner = &rounds.comm.inner;
-        let (clock, timeout) = (inner.clock.clone(), inner.config.timeout);
-        let state = State {
-            rounds,
-            failure: None,
-            is_parked: false,
-        };
-        Seat {
-            clock,
-            timeout,
-            state: Mutex::new(state),
-            free: Condvar::new(),
-            waiters: AtomicU32::new(0),
-            is_stopped: AtomicBool::new(false),
+        PartialDriving {
+            clock: inner.clock.clone(),
+            timeout: inner.config.timeout,
+            lock: DriverLock::new(State {
+                rounds,
+                failure: None,
+            }),
         }
     }
 
     /// Puts a gradient into its snapshot. With `is_followed` the caller waits for a result right
     /// after.
     pub fn submit(&self, gradient: &[View], is_followed: bool) -> Result<u64> {
-        let mut state = self.lock();
+        let mut state = self.lock.lock();
         let (step, (round, is_first)) = loop {
             state.turn(&self.clock)?;
             let machine = &mut state.rounds.machine;
@@ -84,7 +70,7 @@ impl Seat {
             // Nobody looks at it before it is told, and rounds go on meanwhile.
             drop(state);
             parts_of(gradient, snapshot).for_each(|(from, to)| kernel::copy(from, to));
-            state = self.lock();
+            state = self.lock.lock();
         } else {
             let memory = &state.rounds.memory;
             parts_of(gradient, snapshot).for_each(|(later, to)| memory.add(later, to));
@@ -113,7 +99,7 @@ impl Seat {
     pub fn leave(&self, round: u64) -> Result<()> {
         self.driving(|| {
             loop {
-                let mut state = self.lock();
+                let mut state = self.lock.lock();
                 state.turn(&self.clock)?;
                 if state.rounds.machine.is_everywhere(round) {
                     return Ok(());
@@ -123,31 +109,29 @@ impl Seat {
         })
     }
 
-    /// Runs what drives while it waits; the thread drives afterwards.
+    /// Calls what drives while it waits; the thread drives afterwards.
     fn driving<T>(&self, wait: impl FnOnce() -> T) -> T {
-        self.waiters.fetch_add(1, Ordering::Relaxed);
+        let caller = self.lock.enter();
         let result = wait();
-        if self.waiters.fetch_sub(1, Ordering::Relaxed) == 1 {
-            let state = self.lock();
-            if state.is_parked {
-                self.free.notify_one();
-            }
+        drop(caller);
+        if !self.lock.has_callers() {
+            self.lock.end_rest();
         }
         result
     }
 
     fn next_driving(&self, output: &[View], can_wait: bool) -> Result<Option<RoundReport>> {
         loop {
-            let mut state = self.lock();
+            let mut state = self.lock.lock();
             let turned = state.turn(&self.clock);
             match state.rounds.machine.take() {
                 Next::Taken(report, place) => {
                     let result: RawBuffer = state.rounds.memory.result(place).clone();
                     drop(state);
                     parts_of(output, result.view()).for_each(|(to, from)| kernel::copy(from, to));
-                    let mut state = self.lock();
+                    let mut state = self.lock.lock();
                     state.rounds.machine.give_back(place);
-                    // A round may have waited for the place; anyone who comes next finds a failure.
+                    // A round may have waited for the place. The next call returns a failure.
                     let _ = state.turn(&self.clock);
                     return Ok(Some(report));
                 }
@@ -163,7 +147,7 @@ impl Seat {
 
     /// This rank has nothing more to submit. False: a result has to be taken first.
     pub fn finish(&self) -> Result<bool> {
-        let mut state = self.lock();
+        let mut state = self.lock.lock();
         state.turn(&self.clock)?;
         let has_begun = match state.rounds.machine.handle_finish() {
             Ok(has_begun) => has_begun,
@@ -179,60 +163,10 @@ impl Seat {
 
     /// Rounds that have ended here less own steps.
     pub fn lag(&self) -> u64 {
-        let mut state = self.lock();
+        let mut state = self.lock.lock();
         // A failure is kept for the calls that return it.
         let _ = state.turn(&self.clock);
         state.rounds.machine.lag()
-    }
-
-    /// The thread.
-    pub fn run(&self) {
-        let _guard = PanicGuard(self);
-        while !self.is_stopped() {
-            let mut state = self.lock();
-            // Under the lock: anyone who stops it has notified already, or will.
-            if self.is_stopped() {
-                return;
-            }
-            if self.is_wanted() || state.failure.is_some() {
-                state.is_parked = true;
-                let mut state = self.free.wait(state).expect("no holder panics");
-                state.is_parked = false;
-                continue;
-            }
-            // A failure is kept for the callers.
-            if state.turn(&self.clock).is_err() {
-                continue;
-            }
-            let (limit, ended) = (state.limit(&self.clock), state.rounds.ended_count());
-            let manner = state.rounds.manner();
-            let driving = state.rounds.driving.clone();
-            drop(state);
-            driving.attend(
-                (limit, manner),
-                || self.is_stopped() || self.is_wanted(),
-                |engine| has_news(engine, ended),
-            );
-        }
-    }
-
-    /// Ends the thread. In the middle of a round the others are told, so that none waits for this
-    /// rank.
-    pub fn stop(&self) {
-        let state = self.lock();
-        let machine = &state.rounds.machine;
-        let is_needed =
-            state.rounds.is_busy() || machine.begun() > machine.completed() || machine.is_waiting();
-        if is_needed && state.failure.is_none() && !machine.options().survive {
-            let round = machine.completed();
-            let text = format!("a partial allreduce was dropped in round {round}");
-            state.rounds.comm.abort(&text);
-        }
-        self.is_stopped.store(true, Ordering::Relaxed);
-        self.free.notify_one();
-        let driving = state.rounds.driving.clone();
-        drop(state);
-        driving.ring();
     }
 
     /// Waits until something may have come; an error: for too long.
@@ -253,7 +187,7 @@ impl Seat {
         drop(state);
         driving.attend(
             (limit.min(PATIENCE), manner),
-            || self.is_stopped(),
+            || self.lock.is_stopped(),
             |engine| has_news(engine, ended),
         );
         Ok(())
@@ -283,21 +217,7 @@ impl Seat {
             || false,
             |engine| has_news(engine, ended),
         );
-        Ok(self.lock())
-    }
-
-    fn is_stopped(&self) -> bool {
-        // Relaxed: anyone who sets it rings afterwards.
-        self.is_stopped.load(Ordering::Relaxed)
-    }
-
-    fn is_wanted(&self) -> bool {
-        // Relaxed: a hint of who drives; the lock orders what they do.
-        self.waiters.load(Ordering::Relaxed) > 0
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no holder panics")
+        Ok(self.lock.lock())
     }
 }
 
@@ -335,24 +255,56 @@ fn has_news(engine: &crate::engine::Engine, ended: u64) -> bool {
     engine.has_notices() || engine.ended_count() != ended || engine.failure().is_some()
 }
 
-impl Background for Seat {
+impl Background for PartialDriving {
     fn run(&self) {
-        Seat::run(self);
+        let _guard = PanicGuard(self);
+        // A failure is kept for the callers.
+        let may_rest = || self.lock.has_callers() || self.lock.lock().failure.is_some();
+        while !self.lock.is_stopped() {
+            if self.lock.rest_while(may_rest) {
+                continue;
+            }
+            let mut state = self.lock.lock();
+            if state.turn(&self.clock).is_err() {
+                continue;
+            }
+            let (limit, ended) = (state.limit(&self.clock), state.rounds.ended_count());
+            let manner = state.rounds.manner();
+            let driving = state.rounds.driving.clone();
+            drop(state);
+            driving.attend(
+                (limit, manner),
+                || self.lock.is_stopped() || self.lock.has_callers(),
+                |engine| has_news(engine, ended),
+            );
+        }
     }
 
+    /// In the middle of a round the others are told, so that none waits for this rank.
     fn stop(&self) {
-        Seat::stop(self);
+        let state = self.lock.lock();
+        let machine = &state.rounds.machine;
+        let is_needed =
+            state.rounds.is_busy() || machine.begun() > machine.completed() || machine.is_waiting();
+        if is_needed && state.failure.is_none() && !machine.options().survive {
+            let round = machine.completed();
+            let text = format!("a partial allreduce was dropped in round {round}");
+            state.rounds.comm.abort(&text);
+        }
+        let driving = state.rounds.driving.clone();
+        drop(state);
+        self.lock.stop();
+        driving.ring();
     }
 }
 
 /// Tells callers and peers of a panic, so that none waits for ever.
-struct PanicGuard<'a>(&'a Seat);
+struct PanicGuard<'a>(&'a PartialDriving);
 
 impl Drop for PanicGuard<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let state = self.0.state.lock();
-            let state = state.unwrap_or_else(PoisonError::into_inner);
+            let state = self.0.lock.lock();
             let comm = &state.rounds.comm;
             comm.abort("the thread of a partial allreduce panicked");
         }
