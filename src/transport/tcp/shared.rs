@@ -46,7 +46,7 @@ pub struct Shared {
 /// What has happened so far, for tests and for people.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Chunks into which transfers were cut.
+    /// Chunks into which transfers were cut, without those that were lost with a rail.
     pub chunks_sent: u64,
     /// Chunks that have come whole.
     pub chunks_received: u64,

@@ -86,7 +86,10 @@ impl Peer {
         for piece in arrived {
             self.note_arrived(piece, shared);
         }
-        shared.counts.chunks_again += self.transfers.send_again(lost);
+        let again = self.transfers.send_again(lost);
+        // They are cut once more, perhaps in other lengths.
+        shared.counts.chunks_sent -= again;
+        shared.counts.chunks_again += again;
         Ok(())
     }
 }
