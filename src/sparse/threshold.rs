@@ -128,7 +128,8 @@ pub(super) fn is_within(count: u64, k: u64, nnz: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sparse::{Entries, Stream};
+    use crate::sparse::Stream;
+    use crate::sparse::entries::ByMagnitude;
 
     #[test]
     fn neighbours_are_counted_as_one_by_one() {
