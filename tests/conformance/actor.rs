@@ -67,7 +67,7 @@ pub struct Actor {
     count: u32,
     steps_total: u64,
     is_begun: bool,
-    connecting: BTreeSet<Rank>,
+    peers: Peers,
     addresses: Vec<Address>,
     posts: BTreeMap<u64, Post>,
     own_token_last: u64,
@@ -79,13 +79,50 @@ pub struct Actor {
     keys_learned: BTreeMap<(Rank, u8), RegionKey>,
     signals_sent: BTreeMap<Rank, u64>,
     signals_seen: BTreeMap<Rank, u64>,
+    events_seen: u64,
+    events_before: u64,
+}
+
+/// What an actor knows of its peers.
+#[derive(Default)]
+struct Peers {
+    connecting: BTreeSet<Rank>,
     failed: BTreeSet<Rank>,
     left: BTreeMap<Rank, u64>,
     silent: BTreeSet<Rank>,
     may_lose: BTreeSet<Rank>,
     is_finishing: bool,
-    events_seen: u64,
-    events_before: u64,
+}
+
+impl Peers {
+    /// All of them, to which connections are begun.
+    fn connecting(ranks: u32) -> Peers {
+        Peers {
+            connecting: (0..ranks).collect(),
+            ..Peers::default()
+        }
+    }
+
+    fn is_lost(&self, peer: Rank) -> bool {
+        self.failed.contains(&peer) || self.silent.contains(&peer)
+    }
+
+    /// A peer fails once, with a cause, and only where the script allows it.
+    fn note_failure(&mut self, peer: Rank, text: &str) -> Checked {
+        if self.silent.contains(&peer) {
+            return Err(format!("disconnected rank {peer} failed: {text}"));
+        }
+        if !self.failed.insert(peer) {
+            return Err(format!("rank {peer} failed twice: {text}"));
+        }
+        if !(self.may_lose.contains(&peer) || self.is_finishing) {
+            return Err(format!("rank {peer} failed: {text}"));
+        }
+        match text {
+            "" => Err(format!("rank {peer} failed without a cause")),
+            _ => Ok(()),
+        }
+    }
 }
 
 impl Actor {
@@ -99,7 +136,7 @@ impl Actor {
             count: 0,
             steps_total: 0,
             is_begun: false,
-            connecting: (0..addresses.len() as Rank).collect(),
+            peers: Peers::connecting(addresses.len() as u32),
             addresses,
             posts: BTreeMap::new(),
             own_token_last: TOKEN_OWN,
@@ -110,11 +147,6 @@ impl Actor {
             keys_learned: BTreeMap::new(),
             signals_sent: BTreeMap::new(),
             signals_seen: BTreeMap::new(),
-            failed: BTreeSet::new(),
-            left: BTreeMap::new(),
-            silent: BTreeSet::new(),
-            may_lose: BTreeSet::new(),
-            is_finishing: false,
             events_seen: 0,
             events_before: 0,
         }
@@ -123,8 +155,11 @@ impl Actor {
     /// Where it is, for messages.
     pub fn place(&self) -> String {
         match self.steps.get(self.at) {
-            _ if !self.connecting.is_empty() => {
-                format!("role {} connecting to {:?}", self.rank, self.connecting)
+            _ if !self.peers.connecting.is_empty() => {
+                format!(
+                    "role {} connecting to {:?}",
+                    self.rank, self.peers.connecting
+                )
             }
             Some(step) => format!("role {} at step {} {step:?}", self.rank, self.at),
             None => format!("role {} at its end", self.rank),
@@ -139,17 +174,17 @@ impl Actor {
 
     fn try_step(&mut self, transport: &mut dyn Transport, now: Time) -> Checked<Progress> {
         if !std::mem::replace(&mut self.is_begun, true) {
-            for peer in self.connecting.clone() {
+            for peer in self.peers.connecting.clone() {
                 let address = self.addresses[peer as usize].clone();
                 (transport.connect(peer, &address)).map_err(|e| e.to_string())?;
             }
         }
         self.steps_total += 1;
         let is_absent = matches!(self.steps.get(self.at), Some(Step::Absent { .. }));
-        if !is_absent || !self.connecting.is_empty() {
+        if !is_absent || !self.peers.connecting.is_empty() {
             self.poll(transport, now)?;
         }
-        if !self.connecting.is_empty() {
+        if !self.peers.connecting.is_empty() {
             return Ok(Progress::Waiting);
         }
         let Some(step) = self.steps.get(self.at).cloned() else {
@@ -184,32 +219,19 @@ impl Actor {
     /// What must hold for every event, whatever the script.
     fn note(&mut self, event: Event) -> Checked {
         match event {
-            Event::Connected(peer) if self.connecting.remove(&peer) => Ok(()),
+            Event::Connected(peer) if self.peers.connecting.remove(&peer) => Ok(()),
             Event::Connected(peer) => Err(format!("connected to rank {peer} twice")),
-            Event::PeerFailed(peer, text) => {
-                if self.silent.contains(&peer) {
-                    return Err(format!("disconnected rank {peer} failed: {text}"));
-                }
-                if !self.failed.insert(peer) {
-                    return Err(format!("rank {peer} failed twice: {text}"));
-                }
-                if !(self.may_lose.contains(&peer) || self.is_finishing) {
-                    return Err(format!("rank {peer} failed: {text}"));
-                }
-                (!text.is_empty())
-                    .then_some(())
-                    .ok_or_else(|| format!("rank {peer} failed without a cause"))
-            }
+            Event::PeerFailed(peer, text) => self.peers.note_failure(peer, &text),
             Event::PeerLeft(peer, word) => {
-                self.left.insert(peer, word);
-                self.note(Event::PeerFailed(peer, "it has left".into()))
+                self.peers.left.insert(peer, word);
+                self.peers.note_failure(peer, "it has left")
             }
             Event::Completion(end) => self.note_completion(end),
         }
     }
 
     fn note_completion(&mut self, end: Completion) -> Checked {
-        let is_lost = self.failed.contains(&end.peer) || self.silent.contains(&end.peer);
+        let is_lost = self.peers.is_lost(end.peer);
         let Some(post) = self.posts.get_mut(&end.token) else {
             return Err(format!("a completion of nothing that was posted: {end:?}"));
         };
@@ -234,9 +256,9 @@ impl Actor {
                 false => Progress::Waiting,
             }),
             Step::Left { peer, word } => {
-                let left = self.left.get(&peer);
+                let left = self.peers.left.get(&peer);
                 left.map_or(Ok(()), |&found| same("the word", found, word))?;
-                Ok(match (left, self.failed.contains(&peer)) {
+                Ok(match (left, self.peers.failed.contains(&peer)) {
                     (Some(_), _) => Progress::Moved,
                     (None, true) => return Err(format!("rank {peer} has failed, not left")),
                     (None, false) => Progress::Waiting,
@@ -265,11 +287,11 @@ impl Actor {
             }
             Step::Disconnect { peer } => {
                 transport.disconnect(peer);
-                self.silent.insert(peer);
+                self.peers.silent.insert(peer);
                 Ok(Progress::Moved)
             }
             Step::MayLose { peer } => {
-                self.may_lose.insert(peer);
+                self.peers.may_lose.insert(peer);
                 Ok(Progress::Moved)
             }
             Step::Notify { peer } => {
@@ -277,7 +299,7 @@ impl Actor {
                 Ok(Progress::Moved)
             }
             Step::Finish => {
-                self.is_finishing = true;
+                self.peers.is_finishing = true;
                 Ok(Progress::Moved)
             }
             _ => {
@@ -300,7 +322,7 @@ impl Actor {
             self.events_before = self.events_seen;
         }
         // While finishing, others may leave, and note() has looked at what that causes.
-        if self.events_seen != self.events_before && !self.is_finishing {
+        if self.events_seen != self.events_before && !self.peers.is_finishing {
             return Err("something was reported where nothing may be".into());
         }
         Ok(if self.count >= polls {

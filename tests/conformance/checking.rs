@@ -153,7 +153,7 @@ impl Actor {
 
     fn failed(&self, transport: &mut dyn Transport, peer: Rank) -> Checked<bool> {
         let is_over = |post: &Post| post.peer != peer || post.end.is_some();
-        if !self.failed.contains(&peer) || !self.posts.values().all(is_over) {
+        if !self.peers.failed.contains(&peer) || !self.posts.values().all(is_over) {
             return Ok(false);
         }
         let (empty, key) = (View::empty(), RegionKey(1));

@@ -134,7 +134,7 @@ impl Actor {
 
     fn wait(&mut self, transport: &mut dyn Transport, from: Rank) -> Checked<bool> {
         // Who is finishing has heard of everybody that this rank is finishing, and may be gone.
-        if self.is_finishing && self.failed.contains(&from) {
+        if self.peers.is_finishing && self.peers.failed.contains(&from) {
             return Ok(true);
         }
         let Some(header) = self.own_receive(transport, from, TAG_SIGNAL)? else {
@@ -205,7 +205,9 @@ impl Actor {
                 Ok(false)
             }
             // What was posted to a peer that is allowed to go is as if it had been flushed.
-            Err(PostError::PeerFailed) if self.may_lose.contains(&peer) || self.is_finishing => {
+            Err(PostError::PeerFailed)
+                if self.peers.may_lose.contains(&peer) || self.peers.is_finishing =>
+            {
                 Ok(true)
             }
             Err(error) => Err(format!("refused: {error:?}")),
