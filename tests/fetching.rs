@@ -5,21 +5,12 @@
 //! runs [`child_entry`] and nothing else.
 #![allow(unsafe_code)]
 
-#[path = "processes/spawn.rs"]
-mod spawn;
-
 use linerate::options::CrossMemory;
 use linerate::{Buffer, Collective, CollectiveBuilder, Communicator, Config, DataType, ReduceOp};
-use spawn::spawn;
-use std::process::Output;
+use linerate_children::{spawn, text};
 
 /// More than a window, several chunks, and no whole number of them.
 const COUNT: usize = 300_001;
-
-fn text(output: &Output) -> String {
-    let (out, err) = (&output.stdout, &output.stderr);
-    String::from_utf8_lossy(out).into_owned() + &String::from_utf8_lossy(err)
-}
 
 /// What all ranks printed; fails if one did not end well.
 fn run(role: &str, ranks: u32, extra: &[(&str, &str)]) -> String {

@@ -13,44 +13,18 @@ mod oracle;
 #[path = "../src/prng.rs"]
 #[allow(dead_code)]
 mod prng;
-#[path = "processes/spawn.rs"]
-mod spawn;
 #[path = "processes/traffic.rs"]
 mod traffic;
 
 use linerate::{
     Buffer, Collective, Communicator, Config, DataType, Element, Operation, Progress, ReduceOp,
 };
+use linerate_children::spawn;
 use oracle::{Case, Prepared};
-use spawn::spawn;
-use std::process::Output;
 use std::time::{Duration, Instant};
 
-/// The lines that the children marked as results; fails with their output if one did not end well.
-fn results(outputs: Vec<Output>) -> Vec<String> {
-    let text = |output: &Output| {
-        format!(
-            "{}{}",
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr)
-        )
-    };
-    for (rank, output) in outputs.iter().enumerate() {
-        assert!(
-            output.status.success(),
-            "rank {rank}: {}\n{}",
-            output.status,
-            text(output)
-        );
-    }
-    let marked = |output: &Output| -> String {
-        let lines: Vec<String> = text(output)
-            .lines()
-            .filter_map(|l| l.split_once("RESULT ").map(|(_, r)| r.to_string()))
-            .collect();
-        lines.join("\n")
-    };
-    outputs.iter().map(marked).collect()
+fn results(outputs: Vec<std::process::Output>) -> Vec<String> {
+    linerate_children::results(&outputs)
 }
 
 #[test]

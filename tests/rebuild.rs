@@ -7,43 +7,25 @@
 #[path = "../src/prng.rs"]
 #[allow(dead_code)]
 mod prng;
-#[path = "processes/spawn.rs"]
-mod spawn;
 
 use crate::prng::Prng;
 use linerate::{Communicator, Error, ReduceOp, Result};
+use linerate_children::{marked, spawn, text};
 use rustix::process::{Signal, getpid, kill_process};
-use spawn::spawn;
 use std::process::Output;
 use std::time::Duration;
 
 /// What each rank marked as its result; those of `victims` must have died, the others must have
 /// ended well.
 fn results(outputs: &[Output], victims: &[u32]) -> Vec<String> {
-    let text = |output: &Output| {
-        let (out, err) = (&output.stdout, &output.stderr);
-        format!(
-            "{}{}",
-            String::from_utf8_lossy(out),
-            String::from_utf8_lossy(err)
-        )
-    };
     let is_wrong = |(rank, output): (usize, &Output)| {
         let is_victim = victims.contains(&(rank as u32));
-        (output.status.success() == is_victim)
-            .then(|| format!("rank {rank}: {}\n{}", output.status, text(output)))
+        (output.status.success() == is_victim).then(|| format!("rank {rank}: {}", text(output)))
     };
     // What one rank says may be the consequence of what another does.
     let wrong: Vec<String> = outputs.iter().enumerate().filter_map(is_wrong).collect();
     assert!(wrong.is_empty(), "{victims:?} die\n{}", wrong.join("\n"));
-    let result = |output: &Output| {
-        let text = text(output);
-        let lines = text.lines().filter_map(|l| l.split_once("RESULT "));
-        lines
-            .map(|(_, result)| result)
-            .collect::<Vec<_>>()
-            .join("\n")
-    };
+    let result = |output: &Output| marked(output, "RESULT").join("\n");
     outputs.iter().map(result).collect()
 }
 

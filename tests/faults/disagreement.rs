@@ -1,7 +1,8 @@
 //! Ranks that call different things, and ranks that call nothing.
 
-use super::job::{Start, join, result, text};
+use super::job::{Start, join};
 use linerate::{Buffer, Collective, CollectiveBuilder, Communicator, DataType, ReduceOp};
+use linerate_children::{result, text};
 use std::time::Duration;
 
 const RANKS: u32 = 3;

@@ -1,9 +1,11 @@
 //! A rank is stopped in the middle of a store, given up, and goes on later: nothing of the others
 //! may change.
 
-use super::job::{Place, Start, join, result, seed, text};
+use super::job::{Place, Start, join, seed};
 use crate::prng::Prng;
 use linerate::{Buffer, Communicator, Config, ReduceOp};
+use linerate_children::{is_running, result, text};
+use rustix::process::Signal;
 use std::time::Duration;
 
 const COUNT: usize = 16 << 20;
@@ -71,21 +73,21 @@ fn pause(memory: &str, keep: bool, delay: Duration) -> bool {
     if keep {
         environment.push(("LINERATE_TEST_KEEP", "1".into()));
     }
-    let mut job = Start {
+    let job = Start {
         environment: &environment,
         ..Start::new("paused", 3)
     }
     .spawn();
     job.wait_for("the start", |places| places == b"iii");
     std::thread::sleep(delay);
-    job.signal(1, "STOP");
+    job.signal(1, Signal::STOP);
     job.wait_for("new work of the survivors", |places| {
         places[0] == b'w' && places[2] == b'w'
     });
-    job.signal(1, "CONT");
+    job.signal(1, Signal::CONT);
     // It has gone on when it has found out that nobody wants it any more.
     let pid = job.pid(1);
-    job.wait_for("the end of the stopped rank", |_| is_over(pid));
+    job.wait_for("the end of the stopped rank", |_| !is_running(pid));
     job.set_place(0, b'g');
     job.set_place(2, b'g');
     let outputs = job.end();
@@ -106,13 +108,6 @@ fn pause(memory: &str, keep: bool, delay: Duration) -> bool {
         );
     }
     has_stored
-}
-
-pub fn is_over(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit(") ")
-        .next()
-        .is_none_or(|rest| rest.is_empty() || rest.starts_with('Z'))
 }
 
 #[test]

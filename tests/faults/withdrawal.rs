@@ -1,8 +1,10 @@
 //! A rank gives up while another one is stopped, and its caller uses the memory again: what the
 //! stopped rank reads there when it goes on is no result.
 
-use super::job::{Job, Place, Start, join, result, text};
+use super::job::{Job, Place, Start, join};
 use linerate::{Buffer, Collective, Communicator, DataType};
+use linerate_children::{result, text};
+use rustix::process::Signal;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
@@ -82,12 +84,12 @@ fn environment() -> Vec<(&'static str, String)> {
 
 /// Lets rank 1 go on when the callers of all others have used their memory again; what every rank
 /// says then.
-fn go_on(mut job: Job, ranks: u32) -> Vec<String> {
+fn go_on(job: Job, ranks: u32) -> Vec<String> {
     let others = (0..ranks).filter(|&rank| rank != 1);
     job.wait_for("the errors of the others", |places| {
         others.clone().all(|rank| places[rank as usize] == b'r')
     });
-    job.signal(1, "CONT");
+    job.signal(1, Signal::CONT);
     (0..ranks).for_each(|rank| job.set_place(rank, b'e'));
     let outputs = job.end();
     let said = outputs.iter().map(|output| {

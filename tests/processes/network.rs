@@ -3,6 +3,7 @@
 
 use super::oracle::{Case, cases};
 use super::{results, spawn};
+use linerate_children::{end, start_each};
 
 const TCP: (&str, &str) = ("LINERATE_TRANSPORT", "tcp");
 
@@ -106,8 +107,8 @@ fn ranks_with_other_secrets_or_settings_are_refused() {
     ] {
         let [first, second] = values;
         let extra = [TCP, ("LINERATE_TIMEOUT", "2")];
-        let per_rank = [(name, first), (name, second)];
-        for output in spawn::spawn_each("nothing", &per_rank, &extra) {
+        let own = [first, second].map(|value| vec![(name, value)]);
+        for output in end(start_each("nothing", &own, &extra)) {
             let text = String::from_utf8_lossy(&output.stderr).into_owned();
             assert!(!output.status.success(), "{name}: {text}");
             assert!(text.contains(expected), "{name}: {text}");

@@ -4,35 +4,16 @@
 #[allow(dead_code)] // Not every file of tests needs all of it.
 mod start;
 
+use linerate_children::{Child, is_running, wait_for};
+use rustix::process::Signal;
 use serde_json::Value;
 use start::{linerate, parts, run, scratch};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// `launch` of a shell script on `ranks` ranks.
 fn launch(options: &str, script: &str) -> (Option<i32>, String, String) {
     let mut command = linerate(&format!("launch {options} --"));
     parts(command.args(["sh", "-c", script]).output().unwrap())
-}
-
-fn is_running(pid: &str) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // A zombie has ended; only its parent has not looked yet.
-    stat.rsplit(") ")
-        .next()
-        .is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
-}
-
-/// Waits for what another process does, at most ten seconds.
-fn wait_for(what: &str, mut is_done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while !is_done() {
-        assert!(
-            Instant::now() < deadline,
-            "{what} did not happen in ten seconds"
-        );
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 fn bench_json(line: &str) -> Value {
@@ -183,14 +164,18 @@ fn ranks_that_ignore_termination_are_killed_with_all_they_started() {
     let (code, _, _) = launch("-n 2 --grace 0", &script);
     assert_eq!(code, Some(4));
     let pid = std::fs::read_to_string(folder.join("pid")).unwrap();
-    wait_for("the end of the grandchild", || !is_running(pid.trim()));
+    wait_for("the end of the grandchild", || {
+        !is_running(pid.trim().parse().unwrap())
+    });
 }
 
 #[test]
 fn what_a_rank_leaves_behind_ends_with_it() {
     let (code, stdout, _) = launch("-n 1", "sleep 60 >/dev/null 2>&1 & echo $!");
     assert_eq!(code, Some(0));
-    wait_for("the end of the grandchild", || !is_running(stdout.trim()));
+    wait_for("the end of the grandchild", || {
+        !is_running(stdout.trim().parse().unwrap())
+    });
 }
 
 #[test]
@@ -203,46 +188,32 @@ fn a_program_that_does_not_exist_is_127() {
     assert_eq!(run("launch -n 1 -- /etc/passwd").0, Some(126));
 }
 
-/// Starts two ranks that write their process ids and then sleep; gives the launcher and the ids.
-fn start_sleepers(name: &str) -> (std::process::Child, Vec<String>) {
-    let folder = scratch(name);
-    let path = folder.display();
-    let script = format!("echo $$ > {path}/new$RANK; mv {path}/new$RANK {path}/$RANK; sleep 60");
+/// Starts two ranks that say their process ids and then sleep; gives the launcher and the ids.
+fn start_sleepers() -> (Child, [u32; 2]) {
     let mut command = linerate("launch -n 2 -- sh -c");
-    let child = command.arg(script).spawn().unwrap();
-    wait_for("the start of both ranks", || {
-        ["0", "1"].iter().all(|rank| folder.join(rank).exists())
+    let mut launcher = Child::start(command.arg("echo PID $$; exec sleep 60"));
+    let ranks = [(); 2].map(|()| {
+        let line = launcher.wait_line("PID ");
+        line.split("PID ").nth(1).unwrap().trim().parse().unwrap()
     });
-    let pid = |rank| std::fs::read_to_string(folder.join(rank)).unwrap();
-    (
-        child,
-        ["0", "1"].map(|rank| pid(rank).trim().to_string()).into(),
-    )
-}
-
-fn kill(signal: &str, pid: u32) {
-    // The shell's own: a small machine has no program of that name.
-    let status = Command::new("sh")
-        .args(["-c", &format!("kill {signal} {pid}")])
-        .status();
-    assert!(status.unwrap().success());
+    (launcher, ranks)
 }
 
 #[test]
 fn an_interrupt_reaches_the_ranks() {
-    let (mut launcher, ranks) = start_sleepers("interrupt");
-    kill("-TERM", launcher.id());
-    assert_eq!(launcher.wait().unwrap().code(), Some(128 + 15));
-    assert!(ranks.iter().all(|pid| !is_running(pid)));
+    let (launcher, ranks) = start_sleepers();
+    launcher.signal(Signal::TERM);
+    assert_eq!(launcher.end().status.code(), Some(128 + 15));
+    assert!(ranks.iter().all(|&pid| !is_running(pid)));
 }
 
 #[test]
 fn ranks_do_not_outlive_a_killed_launcher() {
-    let (mut launcher, ranks) = start_sleepers("orphans");
-    kill("-KILL", launcher.id());
-    launcher.wait().unwrap();
+    let (launcher, ranks) = start_sleepers();
+    launcher.signal(Signal::KILL);
+    drop(launcher);
     wait_for("the end of the ranks", || {
-        ranks.iter().all(|pid| !is_running(pid))
+        ranks.iter().all(|&pid| !is_running(pid))
     });
 }
 
@@ -417,8 +388,7 @@ fn the_ranks_of_a_bench_are_bound_too() {
     let own = cores_of(&std::fs::read_to_string("/proc/self/status").unwrap());
     let line = "bench allreduce -b 8 -e 8 -n 1000000000 -c 0";
     for (bind, is_bound) in [("cores", own.len() > 1), ("none", false)] {
-        let mut bench = linerate(&format!("{line} --bind {bind}"));
-        let mut bench = bench.stdout(std::process::Stdio::null()).spawn().unwrap();
+        let bench = Child::start(&mut linerate(&format!("{line} --bind {bind}")));
         let children = format!("/proc/{0}/task/{0}/children", bench.id());
         let ranks = || -> Vec<String> {
             let text = std::fs::read_to_string(&children).unwrap_or_default();
@@ -436,8 +406,7 @@ fn the_ranks_of_a_bench_are_bound_too() {
             let ranks = ranks();
             ranks.len() == 2 && ranks.iter().map(cores).all(as_expected)
         });
-        bench.kill().unwrap();
-        bench.wait().unwrap();
+        drop(bench);
     }
 }
 

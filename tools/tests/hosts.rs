@@ -4,17 +4,16 @@
 //! Namespaces need root and the `ip` command; where one is missing the test says so and looks at
 //! nothing.
 
-#[path = "../../tests/hosts/namespaces.rs"]
-mod namespaces;
 #[path = "command/start.rs"]
 #[allow(dead_code)] // Not every file of tests needs all of it.
 mod start;
 
-use namespaces::{COMMON, Hosts, place};
+use linerate_children::hosts::{COMMON, Hosts, place};
+use linerate_children::{Child, end};
 use start::{linerate, parts, scratch};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const RANKS: usize = 4;
@@ -23,21 +22,14 @@ const RANKS: usize = 4;
 fn start(hosts: &Hosts, line: &str) -> Vec<Child> {
     let start = |rank: usize| {
         let mut inside = hosts.inside(rank / 2, &linerate(line));
-        inside
-            .envs(place(rank, RANKS))
-            .envs(COMMON)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        inside.spawn().unwrap()
+        Child::start(inside.envs(place(rank, RANKS)).envs(COMMON))
     };
     (0..RANKS).map(start).collect()
 }
 
 /// Exit code, standard output and standard error of each rank.
 fn ends(ranks: Vec<Child>) -> Vec<(Option<i32>, String, String)> {
-    let end = |child: Child| parts(child.wait_with_output().unwrap());
-    ranks.into_iter().map(end).collect()
+    end(ranks).into_iter().map(parts).collect()
 }
 
 fn check_good(ends: &[(Option<i32>, String, String)]) {

@@ -9,6 +9,7 @@ mod slurm;
 #[allow(dead_code)] // Not every file of tests needs all of it.
 mod start;
 
+use linerate_children::{Child, free_address, without_job};
 use slurm::Slurm;
 use start::{parts, scratch};
 use std::path::{Path, PathBuf};
@@ -43,19 +44,7 @@ fn find(name: &str) -> Option<PathBuf> {
 /// Runs a launcher with the bench as its program; checks that one job of four ranks ran and was
 /// right, and gives what it said.
 fn check_bench(mut launcher: Command, more: &[(&str, &str)]) -> String {
-    for (name, _) in std::env::vars() {
-        let others = [
-            "LINERATE_",
-            "OMPI_",
-            "PMI",
-            "SLURM_JOB",
-            "RANK",
-            "WORLD_SIZE",
-        ];
-        if others.iter().any(|prefix| name.starts_with(prefix)) {
-            launcher.env_remove(name);
-        }
-    }
+    without_job(&mut launcher);
     launcher.arg(env!("CARGO_BIN_EXE_linerate")).args(BENCH);
     launcher
         .envs(more.iter().copied())
@@ -146,9 +135,7 @@ fn torchrun_starts_a_bench() {
         true => word.to_string(),
         false => format!("--{}", word[2..].replace('-', "_")),
     };
-    // Free a moment ago.
-    let free = |listener: std::net::TcpListener| listener.local_addr().unwrap().port().to_string();
-    let port = free(std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    let port = free_address().port().to_string();
     let launcher = || {
         let mut command = Command::new(&torchrun);
         command.args(["-r", "1", "-t", "1"]);
@@ -178,13 +165,9 @@ fn torchrun_starts_a_bench() {
     };
     let mut second = node("1");
     second.arg(env!("CARGO_BIN_EXE_linerate")).args(BENCH);
-    second
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    let mut second = second.spawn().unwrap();
+    let second = Child::start(&mut second);
     check_bench(node("0"), &[]);
-    assert!(second.wait().unwrap().success());
+    assert!(second.end().status.success());
 }
 
 #[test]
