@@ -2,6 +2,8 @@
 //! torn, in order, bounded staleness, and errors instead of wrong sums. `src/partial` tests the
 //! decisions alone, in far more histories.
 
+#[path = "partial/deaths.rs"]
+mod deaths;
 #[path = "partial/job.rs"]
 mod job;
 #[path = "../src/prng.rs"]

@@ -6,6 +6,8 @@
 
 #[path = "processes/crew.rs"]
 mod crew;
+#[path = "processes/fetching.rs"]
+mod fetching;
 #[path = "processes/network.rs"]
 mod network;
 #[path = "collectives/oracle.rs"]
@@ -13,6 +15,8 @@ mod oracle;
 #[path = "../src/prng.rs"]
 #[allow(dead_code)]
 mod prng;
+#[path = "processes/rebuild.rs"]
+mod rebuild;
 #[path = "processes/traffic.rs"]
 mod traffic;
 
@@ -32,6 +36,12 @@ fn child_entry() {
     let Ok(role) = std::env::var("LINERATE_TEST_ROLE") else {
         return;
     };
+    if let Some(role) = role.strip_prefix("fetching-") {
+        return fetching::run_as_child(role);
+    }
+    if let Some(role) = role.strip_prefix("rebuild-") {
+        return rebuild::run_as_child(role);
+    }
     let mut config = Config::from_lookup(|name| std::env::var(name).ok()).unwrap();
     if std::env::var("LINERATE_TIMEOUT").is_err() {
         config.timeout = Duration::from_secs(60);

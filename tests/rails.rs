@@ -5,8 +5,12 @@
 //! runs [`child_entry`] and nothing else. The test takes a rank's sockets out of its process
 //! (pidfd_getfd) and breaks them there.
 
+#[path = "rails/apart.rs"]
+mod apart;
 #[path = "rails/connections.rs"]
 mod connections;
+#[path = "hosts/mod.rs"]
+mod hosts;
 #[path = "../src/prng.rs"]
 #[allow(dead_code)]
 mod prng;
@@ -24,8 +28,17 @@ fn child_entry() {
     let Ok(role) = std::env::var("LINERATE_TEST_ROLE") else {
         return;
     };
+    match role.as_str() {
+        "attack" => return hosts::attacker::attack(),
+        "relay" => return hosts::attacker::relay(),
+        _ => {}
+    }
     let comm = Communicator::from_env().unwrap();
     match role.as_str() {
+        "few" => hosts::few(&comm),
+        "rebuild" => hosts::rebuild(comm),
+        "steady" => hosts::steady(&comm),
+        "sums" => apart::sums(&comm),
         "thousand" => thousand(&comm),
         "until-failure" => until_failure(&comm),
         other => panic!("no role {other}"),

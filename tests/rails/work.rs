@@ -1,8 +1,5 @@
 //! A thousand allreduces while connections die, and what they have counted when they are over.
 
-// Each of the programs that use it needs a part.
-#![allow(dead_code)]
-
 use crate::connections::{self, Connection};
 use crate::prng::Prng;
 use linerate::{Buffer, Communicator, ReduceOp};

@@ -1,22 +1,11 @@
 //! Partial allreduces that survive deaths, with real processes: the others agree on every round,
 //! its bits and its sum. `src/partial` tests the decisions alone, in far more histories.
 
-#[path = "partial/job.rs"]
-mod job;
-#[path = "../src/prng.rs"]
-#[allow(dead_code)]
-mod prng;
-
-use job::{TRANSPORTS, all_equal, results};
+use super::job::{TRANSPORTS, all_equal, results};
 use linerate_children::{end, start, start_each, text};
 use rustix::process::Signal;
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
-
-#[test]
-fn child_entry() {
-    job::run_as_child();
-}
 
 const SURVIVE: (&str, &str) = ("LINERATE_TEST_SURVIVE", "1");
 

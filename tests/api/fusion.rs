@@ -1,15 +1,12 @@
 //! `Fusion` over real communicators: sums, deadlines, reuse over steps, and errors that reach every
 //! rank.
 
-#[path = "groups/threads.rs"]
-mod threads;
-
+use crate::threads::on_threads;
 use linerate::reports::StepReport;
 use linerate::{
     Buffer, Communicator, Config, DataType, Error, Fusion, FusionOptions, ReduceOp, TensorSpec,
 };
 use std::time::Duration;
-use threads::on_threads;
 
 /// Runs `body` on every rank of a job of its own.
 fn on_ranks<T: Send>(ranks: u32, body: impl Fn(Communicator) -> T + Sync) -> Vec<T> {

@@ -1,11 +1,7 @@
 //! `--tls`, `--integrity` and `--insecure` on the commands that open connections, from outside.
 
-#[allow(dead_code)] // Not every file of tests needs all of it.
-#[path = "command/start.rs"]
-mod start;
-
+use super::start::{linerate, parts, run, serve};
 use serde_json::Value;
-use start::{linerate, parts, run, serve};
 use std::process::Command;
 
 #[test]

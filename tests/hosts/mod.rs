@@ -6,24 +6,17 @@
 //! child runs [`child_entry`] and nothing else. Without root or the `ip` command the tests say that
 //! they were skipped, and pass.
 
-#[path = "hosts/attacker.rs"]
-mod attacker;
-#[path = "rails/connections.rs"]
-mod connections;
-#[path = "../src/prng.rs"]
-#[allow(dead_code)]
-mod prng;
-#[path = "rails/work.rs"]
-mod work;
+pub mod attacker;
 
+use crate::connections;
 use crate::prng::Prng;
+use crate::work::{self, break_until_end, counts};
 use linerate::{Communicator, ReduceOp};
 use linerate_children::hosts::{COMMON, Hosts, place};
 use linerate_children::{Child, end, role, text, wait_for};
 use rustix::process::Signal;
 use std::path::Path;
 use std::time::Duration;
-use work::{break_until_end, counts};
 
 const RANKS: usize = 4;
 /// Connections that say nothing.
@@ -31,28 +24,8 @@ const SILENT: &str = "10000";
 /// What they may cost a rank.
 const GROWN_KIB_MAX: u64 = 16 * 1024;
 
-#[test]
-fn child_entry() {
-    let Ok(role) = std::env::var("LINERATE_TEST_ROLE") else {
-        return;
-    };
-    match role.as_str() {
-        "attack" => return attacker::attack(),
-        "relay" => return attacker::relay(),
-        _ => {}
-    }
-    let comm = Communicator::from_env().unwrap();
-    match role.as_str() {
-        "thousand" => work::thousand(&comm),
-        "steady" => steady(&comm),
-        "few" => few(&comm),
-        "rebuild" => rebuild(comm),
-        other => panic!("no role {other}"),
-    }
-}
-
 /// Sums until somebody makes a file.
-fn steady(comm: &Communicator) {
+pub fn steady(comm: &Communicator) {
     let stop = std::env::var("LINERATE_TEST_STOP").unwrap();
     let buffer = comm.alloc(20_000).unwrap();
     println!("READY");
@@ -69,7 +42,7 @@ fn steady(comm: &Communicator) {
 }
 
 /// A few sums, and what was counted meanwhile.
-fn few(comm: &Communicator) {
+pub fn few(comm: &Communicator) {
     let buffer = comm.alloc(20_000).unwrap();
     (0..20).for_each(|round| work::sum(comm, &buffer, 20_000, round).unwrap());
     comm.barrier().unwrap();
@@ -79,7 +52,7 @@ fn few(comm: &Communicator) {
 }
 
 /// Some ranks die in the middle of sums; the others go on without them.
-fn rebuild(comm: Communicator) {
+pub fn rebuild(comm: Communicator) {
     let victims = std::env::var("LINERATE_TEST_VICTIMS").unwrap();
     let is_victim = victims.split(',').any(|v| v == comm.rank().to_string());
     let buffer = comm.alloc(20_000).unwrap();

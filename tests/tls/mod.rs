@@ -2,22 +2,15 @@
 //! faithfully and then pretends, or has other settings. Real sockets: the two ranks run in one
 //! thread, no matter who is in between in others.
 
-mod access;
-#[path = "tls/between.rs"]
 mod between;
-#[path = "strangers/pair.rs"]
-mod pair;
-#[path = "../src/prng.rs"]
-#[allow(dead_code)]
-mod prng;
 
+use crate::pair::{self, Pair, moved, over, place};
 use between::{Between, Direction};
 use linerate::options::TcpSettings;
 use linerate::transport::open;
 use linerate::unstable::wire::{Claim, HANDSHAKE_BYTES, Initiator, JobKey, Purpose, Tls};
 use linerate::{Communicator, ReduceOp};
 use linerate_children::{end, free_address, results, spawn, start_each};
-use pair::{Pair, moved, over, place};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
@@ -190,11 +183,8 @@ fn a_stranger_without_the_secret_gets_no_further_than_the_challenge() {
     pair.exchange(1 << 20);
 }
 
-#[test]
-fn child_entry() {
-    if std::env::var("LINERATE_TEST_ROLE").is_err() {
-        return;
-    }
+/// Sums whose bits depend on the order, and those bits.
+pub fn sums() {
     let comm = Communicator::from_env().unwrap();
     for count in [1usize, 1000, 1_000_003] {
         let buffer = comm.alloc(count).unwrap();

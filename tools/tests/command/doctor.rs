@@ -1,13 +1,9 @@
 //! `doctor` finds faults that are put there on purpose: limits that anybody can lower, and networks
 //! of a namespace's own.
 
-#[path = "command/start.rs"]
-#[allow(dead_code)] // Not every file of tests needs all of it.
-mod start;
-
+use super::start::{linerate, parts, run};
 use linerate_children::{Child, free_address, without_job};
 use serde_json::Value;
-use start::{linerate, parts, run};
 use std::process::{Command, Stdio};
 
 const LINERATE: &str = env!("CARGO_BIN_EXE_linerate");

@@ -1,37 +1,22 @@
 //! Ranks of one host that cannot share memory, or of which one would think so: another user,
 //! another namespace of processes. Real processes; they need root, and say so and pass where there
 //! is none.
-//!
-//! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child
-//! runs [`child_entry`] and nothing else.
 
-#[path = "rails/connections.rs"]
-mod connections;
-#[path = "../src/prng.rs"]
-#[allow(dead_code)]
-mod prng;
-#[path = "rails/work.rs"]
-mod work;
-
+use crate::work::{self, counts};
 use linerate::Communicator;
 use linerate_children::{Child, end, free_address, rank, text, within};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output};
-use work::counts;
 
 /// Nobody's number, as everywhere.
 const NOBODY: u32 = 65534;
 const APART: &str = "pairs of this host without shared memory";
 
-#[test]
-fn child_entry() {
-    if std::env::var("LINERATE_TEST_ROLE").as_deref() != Ok("sums") {
-        return;
-    }
-    let comm = Communicator::from_env().unwrap();
+/// Sums, and what was counted meanwhile.
+pub fn sums(comm: &Communicator) {
     let buffer = comm.alloc(300_000).unwrap();
     for round in 0..30 {
-        work::sum(&comm, &buffer, [1, 500, 300_000][round as usize % 3], round).unwrap();
+        work::sum(comm, &buffer, [1, 500, 300_000][round as usize % 3], round).unwrap();
     }
     comm.barrier().unwrap();
     println!("TRANSPORT {}", comm.transport());

@@ -1,14 +1,10 @@
 //! Ranks of a running bench are killed, and the bench is interrupted: exit codes, texts, and what
 //! is left behind.
 
-#[path = "command/start.rs"]
-#[allow(dead_code)] // Not every file of tests needs all of it.
-mod start;
-
+use super::start::{linerate, parts};
 use linerate::unstable::prng::Prng;
 use linerate_children::{Child, is_running};
 use rustix::process::{Pid, Signal, kill_process};
-use start::{linerate, parts};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Ranks killed, at least half of them inside an operation.

@@ -1,12 +1,9 @@
 //! `perf` and `mesh` from outside: both sides as processes, their tables, documents, refusals and
 //! exit codes.
 
-#[path = "command/start.rs"]
-mod start;
-
+use super::start::{linerate, parts, run, scratch, serve};
 use linerate_children::Child;
 use serde_json::Value;
-use start::{linerate, parts, run, scratch, serve};
 use std::io::Write;
 use std::net::TcpStream;
 use std::process::Command;

@@ -1,13 +1,9 @@
 //! Where the command's results go: files, devices, pipes, readers that leave, disks that are full.
 
-#[path = "command/start.rs"]
-#[allow(dead_code)] // Not every file of tests needs all of it.
-mod start;
-
+use super::start::{linerate, parts, run, scratch};
 use linerate_children::{Child, wait_for};
 use rustix::process::Signal;
 use serde_json::Value;
-use start::{linerate, parts, run, scratch};
 use std::os::unix::fs::FileTypeExt;
 use std::process::{Command, Stdio};
 

@@ -3,15 +3,9 @@
 //! what the launcher offers to ranks of several hosts. Where a launcher is missing, the test says
 //! that it was skipped, and passes.
 
-#[path = "launchers/slurm.rs"]
-mod slurm;
-#[path = "command/start.rs"]
-#[allow(dead_code)] // Not every file of tests needs all of it.
-mod start;
-
+use super::slurm::Slurm;
+use super::start::{linerate, parts, scratch};
 use linerate_children::{Child, free_address, without_job};
-use slurm::Slurm;
-use start::{parts, scratch};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -191,7 +185,7 @@ fn srun_starts_a_bench() {
 #[test]
 fn a_rank_of_launch_has_a_secret_of_its_job_and_nobody_prints_it() {
     let secret = |line: &str| {
-        let mut command = start::linerate(line);
+        let mut command = linerate(line);
         let (code, stdout, stderr) = parts(
             command
                 .args(["sh", "-c", "echo $LINERATE_SECRET $LINERATE_INSECURE"])
@@ -209,7 +203,7 @@ fn a_rank_of_launch_has_a_secret_of_its_job_and_nobody_prints_it() {
     );
     assert_ne!(first, secret("launch -n 2 --"));
     assert!(secret("launch -n 1 --insecure --").trim().ends_with(" 1"));
-    let mut command = start::linerate("info");
+    let mut command = linerate("info");
     let (_, stdout, _) = parts(
         command
             .env("LINERATE_SECRET", "0123456789abcdef")
@@ -220,7 +214,7 @@ fn a_rank_of_launch_has_a_secret_of_its_job_and_nobody_prints_it() {
 }
 
 /// For `slurm.rs`.
-fn search(name: &str) -> Option<PathBuf> {
+pub fn search(name: &str) -> Option<PathBuf> {
     let usual = ["/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin"];
     usual
         .into_iter()

@@ -4,13 +4,9 @@
 //! Namespaces need root and the `ip` command; where one is missing the test says so and looks at
 //! nothing.
 
-#[path = "command/start.rs"]
-#[allow(dead_code)] // Not every file of tests needs all of it.
-mod start;
-
+use super::start::{linerate, parts, scratch};
 use linerate_children::hosts::{COMMON, Hosts, place};
 use linerate_children::{Child, end};
-use start::{linerate, parts, scratch};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};

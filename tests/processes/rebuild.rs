@@ -1,12 +1,5 @@
 //! Rebuilding a communicator with real processes: after timeouts, aborts and kills, and kills in
 //! the middle of a rebuild.
-//!
-//! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child
-//! runs [`child_entry`] and nothing else.
-
-#[path = "../src/prng.rs"]
-#[allow(dead_code)]
-mod prng;
 
 use crate::prng::Prng;
 use linerate::{Communicator, Error, ReduceOp, Result};
@@ -29,13 +22,10 @@ fn results(outputs: &[Output], victims: &[u32]) -> Vec<String> {
     outputs.iter().map(result).collect()
 }
 
-#[test]
-fn child_entry() {
-    let Ok(role) = std::env::var("LINERATE_TEST_ROLE") else {
-        return;
-    };
+/// What a rank does in a role.
+pub fn run_as_child(role: &str) {
     let comm = Communicator::from_env().unwrap();
-    match role.as_str() {
+    match role {
         "silent" => silent(comm),
         "killed" => killed(comm),
         "killed-in-rebuild" => killed_in_rebuild(comm),
@@ -122,7 +112,7 @@ fn silent(comm: Communicator) {
 
 #[test]
 fn after_a_timeout_all_ranks_rebuild_and_go_on() {
-    let outputs = spawn("silent", 3, &[("LINERATE_TIMEOUT", "1.5")]);
+    let outputs = spawn("rebuild-silent", 3, &[("LINERATE_TIMEOUT", "1.5")]);
     assert_eq!(results(&outputs, &[]), ["good"; 3]);
 }
 
@@ -161,7 +151,7 @@ fn kill(jobs: &[(u32, &str)], transport: &str) {
             ("LINERATE_TEST_VICTIMS", victims),
             ("LINERATE_TRANSPORT", transport),
         ];
-        let outputs = spawn("killed", ranks, &extra);
+        let outputs = spawn("rebuild-killed", ranks, &extra);
         let dead: Vec<u32> = victims.split(',').map(|v| v.parse().unwrap()).collect();
         let results = results(&outputs, &dead);
         let good = results.iter().filter(|r| *r == "good").count();
@@ -245,7 +235,7 @@ fn kill_in_the_middle(seeds: std::ops::Range<u64>, transport: &str) {
             ("LINERATE_TIMEOUT", "20"),
             ("LINERATE_TRANSPORT", transport),
         ];
-        let results = results(&spawn("killed-in-rebuild", ranks, &extra), dead);
+        let results = results(&spawn("rebuild-killed-in-rebuild", ranks, &extra), dead);
         for (rank, result) in results.into_iter().enumerate() {
             if !dead.contains(&(rank as u32)) {
                 assert!(result.starts_with("good"), "seed {seed}: {result}");
@@ -283,7 +273,7 @@ fn absent(comm: Communicator) {
 
 #[test]
 fn a_rank_that_lives_and_does_not_rebuild_is_named() {
-    let outputs = spawn("absent", 4, &[("LINERATE_TIMEOUT", "1")]);
+    let outputs = spawn("rebuild-absent", 4, &[("LINERATE_TIMEOUT", "1")]);
     assert_eq!(
         results(&outputs, &[]),
         ["named", "absent", "named", "named"]
@@ -330,8 +320,8 @@ fn many(mut comm: Communicator) {
 
 #[test]
 fn rebuilding_many_times_leaves_no_descriptor() {
-    let outputs = spawn("many", 3, &[]);
+    let outputs = spawn("rebuild-many", 3, &[]);
     assert_eq!(results(&outputs, &[]), ["good"; 3]);
-    let outputs = spawn("many", 2, &[("LINERATE_PROGRESS", "thread")]);
+    let outputs = spawn("rebuild-many", 2, &[("LINERATE_PROGRESS", "thread")]);
     assert_eq!(results(&outputs, &[]), ["good"; 2]);
 }
