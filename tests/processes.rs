@@ -23,9 +23,9 @@ mod traffic;
 use linerate::{
     Buffer, Collective, Communicator, Config, DataType, Element, Operation, Progress, ReduceOp,
 };
-use linerate_children::spawn;
+use linerate_children::{spawn, spawn_late, wait_for_word};
 use oracle::{Case, Prepared};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 fn results(outputs: Vec<std::process::Output>) -> Vec<String> {
     linerate_children::results(&outputs)
@@ -207,17 +207,11 @@ fn absent(comm: &Communicator) {
     let buffer = comm.alloc::<f32>(1 << 18).unwrap();
     comm.barrier().unwrap();
     if comm.rank() == 2 {
-        std::thread::sleep(Duration::from_secs(4));
+        wait_for_word();
         println!("RESULT absent");
         return;
     }
-    let start = Instant::now();
     let error = comm.all_reduce(&buffer, ReduceOp::Sum).unwrap_err();
-    assert!(
-        start.elapsed() < Duration::from_secs(3),
-        "{:?}",
-        start.elapsed()
-    );
     let again = comm.all_reduce(&buffer, ReduceOp::Sum).unwrap_err();
     assert!(again.to_string().contains("failed earlier"), "{again}");
     println!("RESULT {}", error.to_string().replace('\n', " "));
@@ -225,7 +219,8 @@ fn absent(comm: &Communicator) {
 
 #[test]
 fn a_rank_that_never_arrives_is_named_to_all() {
-    let lines = results(spawn("absent", 3, &[("LINERATE_TIMEOUT", "1")]));
+    let timeout = [("LINERATE_TIMEOUT", "2")];
+    let lines = results(spawn_late(("absent", 3), (2, &[0, 1], "RESULT"), &timeout));
     for line in &lines[..2] {
         assert!(line.contains("rank 2 is missing"), "{line}");
         assert!(line.contains("allreduce of 262144 f32"), "{line}");
@@ -269,13 +264,7 @@ fn leave(comm: &Communicator) {
         println!("RESULT left");
         std::process::exit(0);
     }
-    let start = Instant::now();
     let error = comm.all_reduce(&buffer, ReduceOp::Sum).unwrap_err();
-    assert!(
-        start.elapsed() < Duration::from_secs(2),
-        "{:?}",
-        start.elapsed()
-    );
     println!("RESULT {error}");
 }
 

@@ -277,6 +277,27 @@ pub fn spawn(role: &str, ranks: u32, extra: &[(&str, &str)]) -> Vec<Output> {
     end(start(role, ranks, extra))
 }
 
+/// Starts the ranks of a job, of which one waits ([`wait_for_word`]) until each of these others has
+/// said something, and waits for all of them.
+pub fn spawn_late(
+    (role, ranks): (&str, u32),
+    (late, others, word): (usize, &[usize], &str),
+    extra: &[(&str, &str)],
+) -> Vec<Output> {
+    let mut children = start(role, ranks, extra);
+    for &other in others {
+        children[other].wait_line(word);
+    }
+    // It may have ended, which its output shows.
+    let _ = children[late].write_line("go on");
+    end(children)
+}
+
+/// In a child: waits until its test lets it go on.
+pub fn wait_for_word() {
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+}
+
 /// A command that starts another one by this one, which is a program and its first arguments. What
 /// was set in the environment of the inner one is set for both.
 pub fn within(outer: &[&str], inner: &Command) -> Command {

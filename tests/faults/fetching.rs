@@ -95,7 +95,7 @@ fn a_rank_that_is_stopped_while_it_is_read_is_missed_and_ends_when_it_goes_on() 
     let mut prng = Prng::new(seed());
     for _ in 0..3 {
         let delay = Duration::from_micros(prng.below(20_000));
-        let error = disturb("0.5", delay, |job| {
+        let error = disturb("1.5", delay, |job| {
             job.signal(0, Signal::STOP);
             // Longer than the survivor waits, and it has ended when this one goes on.
             let pid = job.pid(1);

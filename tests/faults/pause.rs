@@ -95,10 +95,20 @@ fn pause(memory: &str, keep: bool, delay: Duration) -> bool {
     for rank in [0, 2] {
         has_stored |= result(&outputs[rank], "STORED").as_deref() == Some("1");
         let error = result(&outputs[rank], "ERROR").unwrap_or_else(|| text(&outputs[rank]));
-        assert!(
-            error.contains("rank 1 is missing: no answer"),
-            "rank {rank}: {error}"
-        );
+        // A survivor that has no processor for half a second does not answer either. If this rank
+        // waits for that one, it takes that one for missing, and rank 1 for silent.
+        let other = 2 - rank;
+        let named = [
+            "rank 1 is missing: no answer".to_string(),
+            "rank 1: no answer".into(),
+            format!(
+                "ranks {} and {} are missing: no answer",
+                1.min(other),
+                1.max(other)
+            ),
+        ];
+        let is_named = named.iter().any(|text| error.contains(text));
+        assert!(is_named, "rank {rank}: {error}");
         let bytes = result(&outputs[rank], "BYTES");
         assert_eq!(
             bytes.as_deref(),

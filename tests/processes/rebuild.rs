@@ -3,7 +3,7 @@
 
 use crate::prng::Prng;
 use linerate::{Communicator, Error, ReduceOp, Result};
-use linerate_children::{marked, spawn, text};
+use linerate_children::{marked, spawn, spawn_late, text, wait_for_word};
 use rustix::process::{Signal, getpid, kill_process};
 use std::process::Output;
 use std::time::Duration;
@@ -98,7 +98,7 @@ fn exercise(comm: Communicator, ranks: u32) {
 fn silent(comm: Communicator) {
     comm.barrier().unwrap();
     if comm.rank() == 2 {
-        std::thread::sleep(Duration::from_millis(2500));
+        wait_for_word();
     }
     // What the others had done before they gave up is there: rank 2 may end its first call well,
     // and not the next.
@@ -106,13 +106,18 @@ fn silent(comm: Communicator) {
     let error = calls.find_map(Result::err).expect("the others gave up");
     let is_timeout = matches!(error.first_cause(), Error::Timeout { .. });
     assert!(is_timeout, "{error}");
+    println!("GAVE UP");
     exercise(comm.rebuild().unwrap(), 3);
     println!("RESULT good");
 }
 
 #[test]
 fn after_a_timeout_all_ranks_rebuild_and_go_on() {
-    let outputs = spawn("rebuild-silent", 3, &[("LINERATE_TIMEOUT", "1.5")]);
+    let outputs = spawn_late(
+        ("rebuild-silent", 3),
+        (2, &[0, 1], "GAVE UP"),
+        &[("LINERATE_TIMEOUT", "5")],
+    );
     assert_eq!(results(&outputs, &[]), ["good"; 3]);
 }
 
@@ -258,7 +263,7 @@ fn absent(comm: Communicator) {
     barrier_before_an_abort(&comm);
     comm.abort("to rebuild it");
     if comm.rank() == 1 {
-        std::thread::sleep(Duration::from_secs(4));
+        wait_for_word();
         println!("RESULT absent");
         return;
     }
@@ -273,7 +278,11 @@ fn absent(comm: Communicator) {
 
 #[test]
 fn a_rank_that_lives_and_does_not_rebuild_is_named() {
-    let outputs = spawn("rebuild-absent", 4, &[("LINERATE_TIMEOUT", "1")]);
+    let outputs = spawn_late(
+        ("rebuild-absent", 4),
+        (1, &[0, 2, 3], "RESULT"),
+        &[("LINERATE_TIMEOUT", "2")],
+    );
     assert_eq!(
         results(&outputs, &[]),
         ["named", "absent", "named", "named"]

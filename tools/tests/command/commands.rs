@@ -4,12 +4,11 @@ use super::start::{linerate, parts, run, scratch};
 use linerate_children::{Child, is_running, wait_for};
 use rustix::process::Signal;
 use serde_json::Value;
-use std::time::{Duration, Instant};
 
 /// `launch` of a shell script on `ranks` ranks.
 fn launch(options: &str, script: &str) -> (Option<i32>, String, String) {
     let mut command = linerate(&format!("launch {options} --"));
-    parts(command.args(["sh", "-c", script]).output().unwrap())
+    parts(Child::start(command.args(["sh", "-c", script])).end())
 }
 
 fn bench_json(line: &str) -> Value {
@@ -127,8 +126,8 @@ fn arguments_reach_the_program_as_they_are() {
 
 #[test]
 fn the_first_failure_is_the_exit_code() {
-    let script = "[ $RANK = 1 ] && exit 7; sleep 0.3; exit 3";
-    let (code, _, stderr) = launch("-n 3 --grace 5", script);
+    let script = "[ $RANK = 1 ] && exit 7; sleep 2; exit 3";
+    let (code, _, stderr) = launch("-n 3 --grace 60", script);
     assert_eq!(code, Some(7));
     assert!(stderr.contains("rank 1 exited with code 7"), "{stderr}");
     assert_eq!(stderr.lines().count(), 1, "{stderr}");
@@ -143,10 +142,8 @@ fn death_by_a_signal_is_128_and_the_signal() {
 
 #[test]
 fn ranks_that_go_on_after_a_failure_are_terminated() {
-    let started = Instant::now();
-    let (code, _, _) = launch("-n 3 --grace 0.2", "[ $RANK = 2 ] && exit 5; sleep 60");
+    let (code, _, _) = launch("-n 3 --grace 0.2", "[ $RANK = 2 ] && exit 5; sleep 1000");
     assert_eq!(code, Some(5));
-    assert!(started.elapsed() < Duration::from_secs(10));
 }
 
 #[test]

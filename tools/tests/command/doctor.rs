@@ -155,7 +155,7 @@ fn a_path_that_narrows_behind_the_interface_is_found() {
         ip addr add 10.77.0.1/24 dev a0; ip link set a0 mtu 9000 up; ip link set lo up; \
         nsenter -t $other -n ip addr add 10.77.0.2/24 dev b0; nsenter -t $other -n ip link set b0 mtu 1400 up; \
         nsenter -t $other -n $L doctor --serve -p 4001 >/dev/null & served=$!; trap 'kill $other $served' EXIT; \
-        i=0; until $L doctor --peers 10.77.0.2:4001 --timeout 1 2>&1 | grep -q 'free ports can be reached' || [ $i = 40 ]; do i=$((i+1)); sleep 0.1; done; \
+        i=0; until $L doctor --peers 10.77.0.2:4001 --timeout 1 2>&1 | grep -q 'free ports can be reached' || [ $i = 600 ]; do i=$((i+1)); sleep 0.1; done; \
         $L doctor --peers 10.77.0.2:4001 --timeout 2 --json -";
     let (code, findings) = examine(in_namespace(), script);
     assert_eq!(code, Some(1));

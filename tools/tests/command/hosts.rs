@@ -61,12 +61,12 @@ fn a_link_that_is_cut_for_a_second_delays_the_job_and_nothing_else() {
     let Some(hosts) = Hosts::new("cut") else {
         return;
     };
-    let ranks = start(
+    let mut ranks = start(
         &hosts,
         "bench allreduce -b 256K -e 256K -n 2000 -w 1 --timeout 60",
     );
-    // The ranks need a moment to meet; where they need longer, the cut comes while they do.
-    std::thread::sleep(Duration::from_millis(1500));
+    // Rank 0 prints the header when all have joined.
+    ranks[0].wait_line("#");
     hosts.set_link("down");
     std::thread::sleep(Duration::from_secs(1));
     hosts.set_link("up");
@@ -78,11 +78,11 @@ fn a_link_that_is_cut_for_good_fails_every_rank_naming_who_is_behind_it() {
     let Some(hosts) = Hosts::new("lost") else {
         return;
     };
-    let ranks = start(
+    let mut ranks = start(
         &hosts,
         "bench allreduce -b 256K -e 256K -n 10000000 -w 1 -c 0 --timeout 3",
     );
-    std::thread::sleep(Duration::from_millis(2500));
+    ranks[0].wait_line("#");
     hosts.set_link("down");
     let cut = Instant::now();
     let ends = ends(ranks);
