@@ -68,7 +68,8 @@ pub fn paused() {
 fn pause(memory: &str, keep: bool, delay: Duration) -> bool {
     let mut environment = vec![
         ("LINERATE_TEST_MEMORY", memory.to_string()),
-        ("LINERATE_TIMEOUT", "1".to_string()),
+        // On a busy machine the first sum of so much memory stands still for a second.
+        ("LINERATE_TIMEOUT", "4".to_string()),
     ];
     if keep {
         environment.push(("LINERATE_TEST_KEEP", "1".into()));
@@ -95,17 +96,12 @@ fn pause(memory: &str, keep: bool, delay: Duration) -> bool {
     for rank in [0, 2] {
         has_stored |= result(&outputs[rank], "STORED").as_deref() == Some("1");
         let error = result(&outputs[rank], "ERROR").unwrap_or_else(|| text(&outputs[rank]));
-        // A survivor that has no processor for half a second does not answer either. If this rank
-        // waits for that one, it takes that one for missing, and rank 1 for silent.
-        let other = 2 - rank;
+        // A survivor that has no processor for half a second does not answer either.
         let named = [
-            "rank 1 is missing: no answer".to_string(),
-            "rank 1: no answer".into(),
-            format!(
-                "ranks {} and {} are missing: no answer",
-                1.min(other),
-                1.max(other)
-            ),
+            "rank 1 is missing: no answer",
+            "rank 1: no answer",
+            "ranks 0 and 1 are missing: no answer",
+            "ranks 1 and 2 are missing: no answer",
         ];
         let is_named = named.iter().any(|text| error.contains(text));
         assert!(is_named, "rank {rank}: {error}");
