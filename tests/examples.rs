@@ -1,9 +1,9 @@
 //! Every program of `examples/` runs on several ranks and says what it should.
 
+use linerate_children::{Child, end};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
 
 /// Where the programs are. `cargo test` has built them, and `cargo test --test examples` has not.
 fn folder() -> &'static Path {
@@ -25,12 +25,13 @@ fn folder() -> &'static Path {
     })
 }
 
-/// Starts the ranks of an example, as a launcher would.
-fn start(example: &str, ranks: u32) -> Vec<Child> {
+/// Starts the ranks of an example, as a launcher would, and waits for them.
+fn outputs(example: &str, ranks: u32) -> Vec<Output> {
     let program = folder().join(example);
     let port = std::process::id() % 20_000 + 20_000;
-    let spawn = |rank: u32| {
-        Command::new(&program)
+    let start = |rank: u32| {
+        let mut command = Command::new(&program);
+        command
             .env("RANK", rank.to_string())
             .env("WORLD_SIZE", ranks.to_string())
             .env("LOCAL_RANK", rank.to_string())
@@ -41,34 +42,10 @@ fn start(example: &str, ranks: u32) -> Vec<Child> {
                 "TORCHELASTIC_RUN_ID",
                 format!("{example}-{}", std::process::id()),
             )
-            .env("LINERATE_TIMEOUT", "30")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap_or_else(|e| panic!("{example}: {e}"))
+            .env("LINERATE_TIMEOUT", "30");
+        Child::start(&mut command)
     };
-    (0..ranks).map(spawn).collect()
-}
-
-/// What each rank has printed, all within a minute.
-fn finish(mut ranks: Vec<Child>) -> Vec<Output> {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while ranks
-        .iter_mut()
-        .any(|rank| rank.try_wait().expect("a child").is_none())
-    {
-        if Instant::now() > deadline {
-            ranks
-                .iter_mut()
-                .for_each(|rank| rank.kill().expect("a child"));
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    ranks
-        .into_iter()
-        .map(|rank| rank.wait_with_output().expect("a child"))
-        .collect()
+    end((0..ranks).map(start).collect())
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -77,7 +54,7 @@ fn text(bytes: &[u8]) -> String {
 
 /// What rank 0 prints, if all ranks end well.
 fn run(example: &str, ranks: u32) -> String {
-    let outputs = finish(start(example, ranks));
+    let outputs = outputs(example, ranks);
     for (rank, output) in outputs.iter().enumerate() {
         assert!(
             output.status.success(),
@@ -121,7 +98,7 @@ fn sparse_sums_leave_nothing_behind() {
 
 #[test]
 fn survivors_finish_what_a_dead_rank_has_begun() {
-    let outputs = finish(start("recover", 3));
+    let outputs = outputs("recover", 3);
     assert!(!outputs[2].status.success(), "rank 2 was to die");
     for output in &outputs[..2] {
         assert!(output.status.success(), "{}", text(&output.stderr));

@@ -2,22 +2,21 @@
 //! torn, in order, bounded staleness, and errors instead of wrong sums. `src/partial` tests the
 //! decisions alone, in far more histories.
 
+#[path = "partial/deaths.rs"]
+mod deaths;
 #[path = "partial/job.rs"]
 mod job;
 #[path = "../src/prng.rs"]
 #[allow(dead_code)]
 mod prng;
-#[path = "processes/spawn.rs"]
-mod spawn;
 #[path = "groups/threads.rs"]
 mod threads;
 
-use job::{NO_VARIABLE, TRANSPORTS, all_equal, results, signal, text, wait_for_word};
+use job::{TRANSPORTS, all_equal, results};
 use linerate::options::{Delivery, Divisor};
 use linerate::{Communicator, Config, DataType, Error, PartialAllreduce, PartialOptions, Policy};
+use linerate_children::{end, spawn, start, text};
 use rustix::process::Signal;
-use spawn::{end, spawn, start};
-use std::io::BufRead;
 use std::time::Duration;
 use threads::on_threads;
 
@@ -99,20 +98,12 @@ fn merged_results_add_up_and_the_newest_says_how_many_it_stands_for() {
 fn a_process_that_is_stopped_for_a_while_stalls_rounds_and_loses_nothing() {
     for transport in TRANSPORTS {
         let extra = [transport, ("LINERATE_TEST_POLICY", "solo")];
-        let mut children = start("exact", &[NO_VARIABLE; 3], &extra);
-        let lines = wait_for_word(&mut children[1], "AT 5");
-        signal(&children[1], Signal::STOP);
+        let mut children = start("exact", 3, &extra);
+        children[1].wait_line("AT 5");
+        children[1].signal(Signal::STOP);
         std::thread::sleep(Duration::from_millis(300));
-        signal(&children[1], Signal::CONT);
-        let rest: Vec<String> = lines.lines().map_while(Result::ok).collect();
-        let outputs = end(children);
-        let own = rest
-            .iter()
-            .find_map(|line| line.split_once("RESULT "))
-            .expect("its result")
-            .1;
-        let others = results(&[outputs[0].clone(), outputs[2].clone()]);
-        assert!(others.iter().all(|r| r == own), "{others:?} and {own}");
+        children[1].signal(Signal::CONT);
+        all_equal(&results(&end(children)));
     }
 }
 
@@ -123,13 +114,12 @@ fn check_stopped_is_named(transport: (&str, &str), policy: &str, stopped: usize)
         ("LINERATE_TEST_POLICY", policy),
         ("LINERATE_TIMEOUT", "3"),
     ];
-    let mut children = start("exact", &[NO_VARIABLE; 3], &extra);
-    let _lines = wait_for_word(&mut children[stopped], "AT 5");
-    signal(&children[stopped], Signal::STOP);
-    let mut gone = children.remove(stopped);
+    let mut children = start("exact", 3, &extra);
+    children[stopped].wait_line("AT 5");
+    let gone = children.remove(stopped);
+    gone.signal(Signal::STOP);
     let outputs = end(children);
-    signal(&gone, Signal::KILL);
-    gone.wait().unwrap();
+    drop(gone);
     let missing = format!("missing: [{stopped}]");
     let named = format!("rank {stopped} is missing: no answer");
     for output in &outputs {

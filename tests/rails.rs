@@ -5,29 +5,40 @@
 //! runs [`child_entry`] and nothing else. The test takes a rank's sockets out of its process
 //! (pidfd_getfd) and breaks them there.
 
+#[path = "rails/apart.rs"]
+mod apart;
 #[path = "rails/connections.rs"]
 mod connections;
+#[path = "hosts/mod.rs"]
+mod hosts;
 #[path = "../src/prng.rs"]
 #[allow(dead_code)]
 mod prng;
-#[path = "processes/spawn.rs"]
-mod spawn;
 #[path = "rails/work.rs"]
 mod work;
 
 use crate::prng::Prng;
 use linerate::Communicator;
-use rustix::process::Pid;
-use std::time::{Duration, Instant};
-use work::{HANG, break_until_end, counts, sum, text, thousand};
+use linerate_children::{end, start, text, wait_for};
+use rustix::process::Signal;
+use work::{break_until_end, counts, sum, thousand};
 
 #[test]
 fn child_entry() {
     let Ok(role) = std::env::var("LINERATE_TEST_ROLE") else {
         return;
     };
+    match role.as_str() {
+        "attack" => return hosts::attacker::attack(),
+        "relay" => return hosts::attacker::relay(),
+        _ => {}
+    }
     let comm = Communicator::from_env().unwrap();
     match role.as_str() {
+        "few" => hosts::few(&comm),
+        "rebuild" => hosts::rebuild(comm),
+        "steady" => hosts::steady(&comm),
+        "sums" => apart::sums(&comm),
         "thousand" => thousand(&comm),
         "until-failure" => until_failure(&comm),
         other => panic!("no role {other}"),
@@ -66,10 +77,10 @@ fn a_rail_killed_every_100_ms_costs_a_thousand_allreduces_nothing() {
             // Several chunks per message and rail.
             ("LINERATE_CHUNK_BYTES", "1M"),
         ];
-        let mut children = spawn::start("thousand", &vec![("X", ""); ranks], &extra);
-        let mut prng = Prng::new(ranks as u64);
+        let mut children = start("thousand", ranks, &extra);
+        let mut prng = Prng::new(u64::from(ranks));
         let broken = break_until_end(&mut children, &mut prng, |_| true);
-        let outputs = spawn::end(children);
+        let outputs = end(children);
         let counts = counts(&outputs);
         println!("{ranks} ranks, {rails} rails, tls {tls}: {broken} broken; {counts:?}");
         assert!(counts["rails lost"] >= 6, "{counts:?}");
@@ -94,24 +105,21 @@ fn a_peer_that_answers_nobody_and_has_no_rail_left_is_failed_within_the_timeout(
         ("LINERATE_TCP_RAILS", "2"),
         ("LINERATE_TIMEOUT", "3"),
     ];
-    let children = spawn::start("until-failure", &[("X", ""); 2], &extra);
-    let [survivor, victim] = [0, 1].map(|rank: usize| children[rank].id());
-    let start = Instant::now();
-    while connections::of_process(survivor).len() < 2 {
-        assert!(start.elapsed() < HANG, "never connected");
-        std::thread::sleep(Duration::from_millis(1));
+    let mut children = start("until-failure", 2, &extra);
+    // Both are in their sums.
+    for rank in &mut children {
+        rank.wait_line("READY");
     }
-    std::thread::sleep(Duration::from_millis(200));
-    let pid = Pid::from_raw(victim as i32).unwrap();
+    let survivor = children[0].id();
+    wait_for("a connection", || {
+        connections::of_process(survivor).len() >= 2
+    });
     // Its host goes on taking connections, and nobody speaks on them.
-    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    children[1].signal(Signal::STOP);
     for connection in connections::of_process(survivor) {
         connections::cut(&connection.socket, true);
     }
-    let mut children = children.into_iter();
-    let output = children.next().unwrap().wait_with_output().unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-    children.next().unwrap().wait().unwrap();
+    let output = children.remove(0).end();
     let told = text(&output);
     assert!(output.status.success(), "{told}");
     assert!(told.contains("ERROR") && told.contains("rank 1"), "{told}");

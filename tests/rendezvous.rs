@@ -152,7 +152,7 @@ fn a_port_that_is_taken_says_so() {
 
 #[test]
 fn a_rank_that_never_comes_is_named_to_those_who_came() {
-    let job = Job::new(2).of(3).with("LINERATE_TIMEOUT", "2");
+    let job = Job::new(2).of(3).with("LINERATE_TIMEOUT", "5");
     let outcomes = job.with("LINERATE_RENDEZVOUS", &tcp(free_port())).run();
     check_all_say(&outcomes, &["ranks [2] did not come", "ranks [0, 1] came"]);
 }
@@ -209,7 +209,7 @@ fn without_a_secret_loopback_lets_no_other_user_in() {
     for way in ways {
         let job = way();
         let mut running = job.start_ranks(0..1);
-        let stranger = job.clone().by_nobody(1).with("LINERATE_TIMEOUT", "3");
+        let stranger = job.clone().by_nobody(1).with("LINERATE_TIMEOUT", "10");
         let stranger = stranger.start_ranks(1..2).end();
         check_all_say(&stranger, &["no secret", "another user's"]);
         running.add(&job, 1);

@@ -17,7 +17,7 @@ use linerate::{
     Buffer, Communicator, Config, DataType, Error, ReduceOp, Simulation, SparseAllreduce,
     SparseOptions, SparseResult, TensorSpec,
 };
-use std::process::{Command, Stdio};
+use linerate_children::{results, spawn};
 
 #[path = "sparse/hostile.rs"]
 mod hostile;
@@ -358,33 +358,12 @@ fn child_entry() {
 
 /// Starts every rank in a role; what each printed after `RESULT `.
 fn run_ranks(role: &str, transport: &str, ranks: u32) -> Vec<String> {
-    let job = format!("sparse-{role}-{transport}-{ranks}-{}", std::process::id());
-    let start = |rank: u32| {
-        Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "child_entry", "--nocapture"])
-            .env("LINERATE_TEST_ROLE", role)
-            .env("LINERATE_TRANSPORT", transport)
-            .env("RANK", rank.to_string())
-            .env("WORLD_SIZE", ranks.to_string())
-            .env("LINERATE_JOB", &job)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap()
-    };
-    let children: Vec<_> = (0..ranks).map(start).collect();
-    let finish = |child: std::process::Child| {
-        let output = child.wait_with_output().unwrap();
-        let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-        assert!(
-            output.status.success(),
-            "{role} {transport} {}\n{text}",
-            output.status
-        );
-        let result = text.lines().find_map(|line| line.split_once("RESULT "));
-        result.expect("a rank says its result").1.to_owned()
-    };
-    children.into_iter().map(finish).collect()
+    let results = results(&spawn(role, ranks, &[("LINERATE_TRANSPORT", transport)]));
+    assert!(
+        results.iter().all(|result| !result.is_empty()),
+        "{results:?}"
+    );
+    results
 }
 
 #[test]

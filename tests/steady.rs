@@ -10,9 +10,9 @@
 mod allocator;
 
 use linerate::{Buffer, Collective, Communicator, Config, DataType, ReduceOp};
+use linerate_children::{Child, end, fresh_job, rank, results, within};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// An operation that takes as long has been held up by the machine. After 100 ms a rank asks the
@@ -34,42 +34,21 @@ fn run_ranks(
     operations: u64,
     strace: Option<&Path>,
 ) -> Vec<String> {
-    let id = std::process::id();
-    let job = format!("steady-{role}-{ranks}-{progress}-{operations}-{id}");
-    let exe = std::env::current_exe().unwrap();
-    let start = |rank: u32| {
-        let mut command = match strace {
-            Some(folder) => {
-                let mut strace = Command::new("strace");
-                let file = folder.join(format!("{operations}-{rank}"));
-                strace.args(["-f", "-c", "-o"]).arg(file).arg(&exe);
-                strace
-            }
-            None => Command::new(&exe),
-        };
+    let job = fresh_job();
+    let start = |index: u32| {
+        let mut command = rank(role, index, ranks);
+        if let Some(folder) = strace {
+            let file = folder.join(format!("{operations}-{index}"));
+            let counting = ["strace", "-f", "-c", "-o", file.to_str().unwrap()];
+            command = within(&counting, &command);
+        }
         command
-            .args(["--exact", "child_entry", "--nocapture"])
-            .env("LINERATE_TEST_ROLE", role)
             .env("LINERATE_TEST_OPERATIONS", operations.to_string())
-            .env("RANK", rank.to_string())
-            .env("WORLD_SIZE", ranks.to_string())
             .env("LINERATE_JOB", &job)
-            .env("LINERATE_PROGRESS", progress)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap()
+            .env("LINERATE_PROGRESS", progress);
+        Child::start(&mut command)
     };
-    let children: Vec<_> = (0..ranks).map(start).collect();
-    let finish = |child: std::process::Child| {
-        let output = child.wait_with_output().unwrap();
-        let text = [output.stdout, output.stderr].concat();
-        let text = String::from_utf8_lossy(&text).into_owned();
-        assert!(output.status.success(), "{}\n{text}", output.status);
-        let marked = text.lines().filter_map(|line| line.split_once("RESULT "));
-        marked.map(|(_, result)| format!("{result}\n")).collect()
-    };
-    children.into_iter().map(finish).collect()
+    results(&end((0..ranks).map(start).collect()))
 }
 
 #[test]
@@ -213,7 +192,7 @@ fn kinds(comm: &Communicator) -> Vec<(&'static str, Run<'_>)> {
 fn operations_in_the_steady_state_allocate_nothing() {
     let mut bad = String::new();
     for (ranks, progress) in [(1, "inline"), (2, "inline"), (3, "inline"), (2, "thread")] {
-        let results = run_ranks("allocations", (ranks, progress), OPERATIONS, None).concat();
+        let results = run_ranks("allocations", (ranks, progress), OPERATIONS, None).join("\n");
         assert_eq!(results.lines().count(), KINDS * ranks as usize, "{results}");
         for line in results.lines().filter(|line| !line.ends_with(": 0 0 []")) {
             bad += &format!("{ranks} ranks, {progress}: {line}\n");

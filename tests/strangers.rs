@@ -19,6 +19,8 @@ mod pair;
 mod prng;
 #[path = "strangers/rules.rs"]
 mod rules;
+#[path = "tls/mod.rs"]
+mod tls;
 
 use hostile::initiator;
 use linerate::options::TcpSettings;
@@ -36,6 +38,7 @@ fn child_entry() {
         Ok("flood") => limits::flood(),
         Ok("few-descriptors") => limits::few_descriptors(),
         Ok("no-ports") => limits::no_ports(),
+        Ok("sums") => tls::sums(),
         Ok(other) => panic!("no role {other}"),
         Err(_) => {}
     }

@@ -97,7 +97,7 @@ const UNSAFE_ALLOWED: [&str; 26] = [
     // What a connection has sent, which no safe call tells.
     "tests/partial/fate.rs",
     // Memory that the caller keeps, named by its address.
-    "tests/fetching.rs",
+    "tests/processes/fetching.rs",
     "tests/faults/fetching.rs",
 ];
 

@@ -10,12 +10,11 @@ use super::mutants::{Fault, Mutant, Surroundings};
 use linerate::options::TcpSettings;
 use linerate::sim::{SimOptions, World};
 use linerate::transport::{self, Address, Options, Time, Transport};
-use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use linerate_children::Child;
+use std::io::Write;
+use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, channel};
-use std::thread;
 use std::time::{Duration, Instant};
 
 /// Providers that connect processes. Add one here and to [`open`], and every case runs on it. The
@@ -203,7 +202,9 @@ fn play(text: &str) -> Result<Progress, String> {
     let mut opened = open(provider, role, ranks, number(nonce)?)?;
     println!("\n@address {}", to_hex(&opened.transport.local_address()));
     let mut line = String::new();
-    (std::io::stdin().lock().read_line(&mut line)).map_err(|e| e.to_string())?;
+    std::io::stdin()
+        .read_line(&mut line)
+        .map_err(|e| e.to_string())?;
     let addresses = line.split_whitespace().map(from_hex).collect();
     let mut actor = Actor::new(&case, role, addresses);
     let result = step_to_end(&mut opened, &mut actor);
@@ -231,26 +232,11 @@ fn step_to_end(opened: &mut Opened, actor: &mut Actor) -> Result<Progress, Strin
         match progress {
             Progress::Done | Progress::Exit | Progress::Left => return Ok(progress),
             Progress::Moved => {}
-            Progress::Waiting | Progress::Counting => thread::sleep(Duration::from_micros(20)),
+            Progress::Waiting | Progress::Counting => std::thread::sleep(Duration::from_micros(20)),
         }
         (opened.advance)();
     }
     Err(format!("{}: still there after {deadline:?}", actor.place()))
-}
-
-/// One child as its parent sees it.
-struct Role {
-    process: Child,
-    input: ChildStdin,
-    lines: Receiver<String>,
-}
-
-impl Drop for Role {
-    fn drop(&mut self) {
-        // Harmless if it has ended already.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
 }
 
 /// Runs a case on a provider; the error has the text of every role that failed.
@@ -261,7 +247,8 @@ pub fn run(provider: &str, name: &str) -> Result<(), String> {
     let nonce = new_nonce();
     let mut roles = Vec::new();
     for role in 0..ranks {
-        roles.push(start(&format!("{provider}/{name}/{role}/{ranks}/{nonce}"))?);
+        let mut child = role_command(&format!("{provider}/{name}/{role}/{ranks}/{nonce}"));
+        roles.push(Child::start(&mut child));
     }
     let end = Instant::now() + deadline() + Duration::from_secs(5);
     let mut addresses = Vec::new();
@@ -277,7 +264,7 @@ pub fn run(provider: &str, name: &str) -> Result<(), String> {
     }
     let line = addresses.join(" ");
     for role in &mut roles {
-        writeln!(role.input, "{line}").map_err(|e| e.to_string())?;
+        role.write_line(&line).map_err(|e| e.to_string())?;
     }
     let mut failures = Vec::new();
     for (number, role) in roles.iter_mut().enumerate() {
@@ -300,45 +287,19 @@ enum Answer {
     Failed(String),
 }
 
-fn start(role: &str) -> Result<Role, String> {
-    let program = std::env::current_exe().map_err(|e| e.to_string())?;
-    let mut process = Command::new(program)
-        .args(["child_entry", "--exact", "--nocapture", "--test-threads=1"])
-        .env(ROLE_VARIABLE, role)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(|e| e.to_string())?;
-    let (input, output) = (process.stdin.take(), process.stdout.take());
-    let (sender, lines) = channel();
-    let output = output.expect("stdout was piped");
-    thread::spawn(move || {
-        for line in BufReader::new(output).lines().map_while(|line| line.ok()) {
-            if sender.send(line).is_err() {
-                return;
-            }
-        }
-    });
-    Ok(Role {
-        process,
-        input: input.expect("stdin was piped"),
-        lines,
-    })
+fn role_command(role: &str) -> Command {
+    let mut command = linerate_children::role("conformance");
+    command.arg("--test-threads=1").env(ROLE_VARIABLE, role);
+    command
 }
 
 /// The next answer of a child; an error if it ends or the time does.
-fn answer(role: &mut Role, end: Instant) -> Result<Answer, String> {
+fn answer(role: &mut Child, end: Instant) -> Result<Answer, String> {
     loop {
-        let left = end.saturating_duration_since(Instant::now());
-        let Ok(line) = role.lines.recv_timeout(left) else {
-            let _ = role.process.kill();
-            let mut text = String::new();
-            if let Some(mut errors) = role.process.stderr.take() {
-                let _ = errors.read_to_string(&mut text);
-            }
+        let Some(line) = role.next_line(end) else {
             return Err(format!(
-                "no answer (ended, or {left:?} passed); it said: {text}"
+                "no answer (it ended, or the time did): {}",
+                role.told()
             ));
         };
         let (word, rest) = line.split_once(' ').unwrap_or((&line, ""));

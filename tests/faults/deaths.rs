@@ -1,8 +1,10 @@
 //! A rank is killed or interrupted while the others go on.
 
-use super::job::{Job, Place, Start, holdings, join, now_us, result, seed, text};
+use super::job::{Job, Place, Start, holdings, join, now_us, seed};
 use crate::prng::Prng;
 use linerate::{Buffer, Collective, CollectiveBuilder, Communicator, DataType, ReduceOp};
+use linerate_children::{result, text};
+use rustix::process::Signal;
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
@@ -89,9 +91,9 @@ fn random_call<'a>(
 
 /// Ends one rank of a busy job at a random moment; whether it was inside a call, and how late the
 /// last survivor knew, us.
-fn end_one(prng: &mut Prng, ranks: u32, signal: &str) -> (bool, u64) {
+fn end_one(prng: &mut Prng, ranks: u32, signal: Signal) -> (bool, u64) {
     let environment = [("LINERATE_TEST_SEED", prng.next_u64().to_string())];
-    let mut job = Start {
+    let job = Start {
         environment: &environment,
         ..Start::new("busy", ranks)
     }
@@ -104,13 +106,17 @@ fn end_one(prng: &mut Prng, ranks: u32, signal: &str) -> (bool, u64) {
     check_survivors(job, victim, signal, at)
 }
 
-fn check_survivors(job: Job, victim: u32, signal: &str, at: u64) -> (bool, u64) {
+fn check_survivors(job: Job, victim: u32, signal: Signal, at: u64) -> (bool, u64) {
     let (outputs, places) = job.end_with_places();
     let mut late = 0;
     for (rank, output) in outputs.iter().enumerate() {
         if rank as u32 == victim {
-            let number = if signal == "KILL" { 9 } else { 2 };
-            assert_eq!(output.status.signal(), Some(number), "{}", text(output));
+            assert_eq!(
+                output.status.signal(),
+                Some(signal.as_raw()),
+                "{}",
+                text(output)
+            );
             continue;
         }
         let error =
@@ -135,7 +141,7 @@ fn check_survivors(job: Job, victim: u32, signal: &str, at: u64) -> (bool, u64) 
 
 /// Ends ranks until at least `times` jobs have run and half as many ends fell inside a call. A fast
 /// machine spends less of its time in calls, so up to four times as many jobs may run.
-fn end_many(signal: &str, times: u32) {
+fn end_many(signal: Signal, times: u32) {
     let mut prng = Prng::new(seed());
     let (mut jobs, mut inside, mut late) = (0, 0, 0);
     while jobs < times || 2 * inside < times {
@@ -149,18 +155,18 @@ fn end_many(signal: &str, times: u32) {
         late = late.max(knew);
     }
     println!(
-        "{signal}: {jobs} ends of a rank, {inside} of them inside a call; the last survivor knew after {late} us"
+        "{signal:?}: {jobs} ends of a rank, {inside} of them inside a call; the last survivor knew after {late} us"
     );
 }
 
 #[test]
 fn whoever_survives_the_kill_of_a_rank_names_it_and_leaves_nothing() {
-    end_many("KILL", 100);
+    end_many(Signal::KILL, 100);
 }
 
 #[test]
 fn whoever_survives_the_interruption_of_a_rank_names_it_and_leaves_nothing() {
-    end_many("INT", 20);
+    end_many(Signal::INT, 20);
 }
 
 /// Rank 0 computes outside of any call while rank 1 is killed; rank 2 sleeps inside one.
@@ -190,7 +196,7 @@ pub fn compute() {
 fn a_death_is_known_to_who_sleeps_in_a_call_and_to_who_comes_back_from_computing() {
     for progress in ["inline", "thread"] {
         let environment = [("LINERATE_PROGRESS", progress.to_string())];
-        let mut job = Start {
+        let job = Start {
             environment: &environment,
             ..Start::new("compute", 3)
         }
@@ -198,7 +204,7 @@ fn a_death_is_known_to_who_sleeps_in_a_call_and_to_who_comes_back_from_computing
         job.wait_for("the start", |places| places == b"rrr");
         // Rank 2 is asleep by now: it yields for less than a millisecond.
         std::thread::sleep(Duration::from_millis(100));
-        job.signal(1, "KILL");
+        job.signal(1, Signal::KILL);
         std::thread::sleep(Duration::from_millis(300));
         job.set_place(0, b'g');
         let outputs = job.end();

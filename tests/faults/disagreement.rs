@@ -1,8 +1,8 @@
 //! Ranks that call different things, and ranks that call nothing.
 
-use super::job::{Start, join, result, text};
+use super::job::{Place, Start, join};
 use linerate::{Buffer, Collective, CollectiveBuilder, Communicator, DataType, ReduceOp};
-use std::time::Duration;
+use linerate_children::{result, text};
 
 const RANKS: u32 = 3;
 const COUNT: u64 = 60;
@@ -142,7 +142,7 @@ fn check(
         ("LINERATE_TEST_FIELD", field.to_string()),
         ("LINERATE_TEST_SCALE", scale.to_string()),
         ("LINERATE_TEST_MEMORY", memory.to_string()),
-        ("LINERATE_TIMEOUT", "0.5".to_string()),
+        ("LINERATE_TIMEOUT", "1".to_string()),
     ];
     let outputs = Start {
         environment: &environment,
@@ -265,26 +265,32 @@ fn a_rank_without_registered_memory_under_a_named_algorithm_is_named_to_all_with
 
 /// Rank 2 does not call the second operation.
 pub fn absent() {
+    let place = Place::open();
     let comm = join().unwrap();
     let buffer = comm.alloc::<f32>(1 << 18).unwrap();
     comm.barrier().unwrap();
     if comm.rank() == 2 {
-        std::thread::sleep(Duration::from_secs(4));
+        place.wait_for(b'e');
         return;
     }
     let error = comm.all_reduce(&buffer, ReduceOp::Sum).unwrap_err();
     println!("ERROR {}", error.to_string().replace('\n', " "));
+    place.set(b'e');
 }
 
 #[test]
 fn a_rank_that_never_arrives_is_named_with_what_everyone_did_last() {
-    let environment = [("LINERATE_TIMEOUT", "1".to_string())];
-    let outputs = Start {
+    let environment = [("LINERATE_TIMEOUT", "2".to_string())];
+    let job = Start {
         environment: &environment,
         ..Start::new("absent", 4)
     }
-    .spawn()
-    .end();
+    .spawn();
+    job.wait_for("the errors of the others", |places| {
+        [0, 1, 3].iter().all(|&rank| places[rank] == b'e')
+    });
+    job.set_place(2, b'e');
+    let outputs = job.end();
     for rank in [0, 1, 3] {
         let error = result(&outputs[rank], "ERROR").unwrap_or_else(|| text(&outputs[rank]));
         assert!(

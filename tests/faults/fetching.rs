@@ -2,10 +2,12 @@
 //! stops, gives up, or takes its memory away before they are.
 #![allow(unsafe_code)]
 
-use super::job::{Job, Place, Start, join, result, seed, text};
+use super::job::{Job, Place, Start, join, seed};
 use crate::prng::Prng;
 use linerate::transport::Region;
 use linerate::{Buffer, Communicator};
+use linerate_children::{is_running, result, text};
+use rustix::process::Signal;
 use std::time::Duration;
 
 const BYTES: usize = 4 << 20;
@@ -62,12 +64,12 @@ pub fn exchange() {
 }
 
 /// Starts them, and does this to rank 0 after a moment; what rank 1 says of it.
-fn disturb(timeout_s: &str, delay: Duration, act: impl FnOnce(&mut Job)) -> Option<String> {
+fn disturb(timeout_s: &str, delay: Duration, act: impl FnOnce(&Job)) -> Option<String> {
     let environment = fetching(timeout_s);
-    let mut job = start("fetching", &environment).spawn();
+    let job = start("fetching", &environment).spawn();
     job.wait_for("the start", |places| places == b"ii");
     std::thread::sleep(delay);
-    act(&mut job);
+    act(&job);
     let outputs = job.end();
     let error = result(&outputs[1], "ERROR");
     assert!(error.is_some(), "{}", text(&outputs[1]));
@@ -79,7 +81,7 @@ fn a_sender_that_is_killed_while_it_is_read_is_named() {
     let mut prng = Prng::new(seed());
     for _ in 0..10 {
         let delay = Duration::from_micros(prng.below(20_000));
-        let error = disturb("20", delay, |job| job.signal(0, "KILL"));
+        let error = disturb("20", delay, |job| job.signal(0, Signal::KILL));
         let Some(error) = error else { return };
         assert!(
             error.contains("rank 0") && error.contains("its process ended"),
@@ -93,12 +95,12 @@ fn a_rank_that_is_stopped_while_it_is_read_is_missed_and_ends_when_it_goes_on() 
     let mut prng = Prng::new(seed());
     for _ in 0..3 {
         let delay = Duration::from_micros(prng.below(20_000));
-        let error = disturb("0.5", delay, |job| {
-            job.signal(0, "STOP");
+        let error = disturb("1.5", delay, |job| {
+            job.signal(0, Signal::STOP);
             // Longer than the survivor waits, and it has ended when this one goes on.
             let pid = job.pid(1);
-            job.wait_for("the end of the other rank", |_| super::pause::is_over(pid));
-            job.signal(0, "CONT");
+            job.wait_for("the end of the other rank", |_| !is_running(pid));
+            job.signal(0, Signal::CONT);
         });
         let Some(error) = error else { return };
         assert!(error.contains("rank 0 is missing"), "{error}");
@@ -140,7 +142,7 @@ pub fn unmapped() {
 #[test]
 fn memory_that_is_gone_before_it_was_read_fails_on_both_ranks_and_kills_nobody() {
     let environment = fetching("20");
-    let mut job = start("unmapped", &environment).spawn();
+    let job = start("unmapped", &environment).spawn();
     job.wait_for("the sender", |places| places[0] == b'u');
     job.set_place(1, b'u');
     let outputs = job.end();
@@ -182,7 +184,7 @@ pub fn withdrawn() {
 #[test]
 fn what_a_rank_took_back_is_never_received_with_what_it_wrote_there_later() {
     let environment = fetching("20");
-    let mut job = start("withdrawn", &environment).spawn();
+    let job = start("withdrawn", &environment).spawn();
     job.wait_for("the sender", |places| places[0] == b'c');
     job.set_place(1, b'c');
     job.wait_for("the receiver", |places| places[1] == b'e');

@@ -1,16 +1,14 @@
 //! Ranks as processes: starting them, where each of them is, how they end.
 
 use linerate::{Communicator, Rank};
+use linerate_children::{Child, HANG, end, fresh_job, rank, within};
+use rustix::process::Signal;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::process::Output;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-
-/// Far longer than anything here takes, even on a busy machine: only a hang lasts longer.
-const HANG: Duration = Duration::from_secs(60);
 
 /// Processes of one job, and the file in which each rank says where it is: one byte per rank.
 pub struct Job {
@@ -43,33 +41,23 @@ impl Start<'_> {
     }
 
     pub fn spawn(&self) -> Job {
-        static JOBS: AtomicU32 = AtomicU32::new(0);
-        let number = JOBS.fetch_add(1, Ordering::Relaxed);
-        let unique = format!("faults-{}-{number}-z", std::process::id());
+        let unique = fresh_job();
         let places = std::env::temp_dir().join(format!("linerate-{unique}"));
         std::fs::write(&places, vec![b'-'; self.ranks as usize]).unwrap();
         let name = self.name.clone().unwrap_or(unique);
-        let child = |rank: u32| {
-            let mut command = Command::new("sh");
-            // A shell's background jobs ignore interruptions, and so does what they start.
-            let start = "exec env --default-signal=INT \"$0\" --exact child_entry --nocapture";
-            let script = format!("{} {start}", self.shell);
+        // A shell's background jobs ignore interruptions, and so does what they start.
+        let start = "exec env --default-signal=INT \"$0\" \"$@\"";
+        let script = format!("{} {start}", self.shell);
+        let child = |index: u32| {
+            let mut command = within(&["sh", "-c", &script], &rank(self.role, index, self.ranks));
             command
-                .args(["-c", &script])
-                .arg(std::env::current_exe().unwrap())
-                .env("LINERATE_TEST_ROLE", self.role)
                 .env("LINERATE_TEST_PLACES", &places)
-                .env("RANK", rank.to_string())
-                .env("WORLD_SIZE", self.ranks.to_string())
                 .env("LINERATE_JOB", &name)
-                .envs(self.environment.iter().map(|(name, value)| (name, value)))
-                .stdin(Stdio::null())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped());
+                .envs(self.environment.iter().map(|(name, value)| (name, value)));
             if let Some(user) = self.user {
                 command.uid(user).gid(user);
             }
-            command.spawn().unwrap()
+            Child::start(&mut command)
         };
         Job {
             children: (0..self.ranks).map(child).collect(),
@@ -84,18 +72,8 @@ impl Job {
         self.children[rank as usize].id()
     }
 
-    /// Sends a signal, by name as `kill` takes it.
-    pub fn signal(&self, rank: Rank, name: &str) {
-        let pid = rustix::process::Pid::from_child(&self.children[rank as usize]);
-        use rustix::process::Signal;
-        let signal = match name {
-            "KILL" => Signal::KILL,
-            "INT" => Signal::INT,
-            "STOP" => Signal::STOP,
-            "CONT" => Signal::CONT,
-            _ => panic!("{name}"),
-        };
-        rustix::process::kill_process(pid, signal).unwrap();
+    pub fn signal(&self, rank: Rank, signal: Signal) {
+        self.children[rank as usize].signal(signal);
     }
 
     /// Where each rank was when it last said so.
@@ -104,17 +82,13 @@ impl Job {
     }
 
     /// Waits until `is_there` holds of the places; fails with what the ranks printed if that hangs.
-    pub fn wait_for(&mut self, what: &str, is_there: impl Fn(&[u8]) -> bool) {
-        let deadline = Instant::now() + HANG;
+    pub fn wait_for(&self, what: &str, is_there: impl Fn(&[u8]) -> bool) {
+        let until = Instant::now() + HANG;
         while !is_there(&self.places()) {
-            if Instant::now() > deadline {
-                self.children.iter_mut().for_each(|c| c.kill().unwrap());
+            if Instant::now() > until {
                 let places = String::from_utf8_lossy(&self.places()).into_owned();
-                let texts: Vec<String> = std::mem::take(&mut self.children)
-                    .into_iter()
-                    .map(|c| text(&c.wait_with_output().unwrap()))
-                    .collect();
-                panic!("{what} did not happen; places {places}\n{texts:#?}");
+                let told: Vec<String> = self.children.iter().map(Child::told).collect();
+                panic!("{what} did not happen; places {places}\n{told:#?}");
             }
             std::thread::sleep(Duration::from_micros(200));
         }
@@ -125,38 +99,14 @@ impl Job {
     }
 
     pub fn end_with_places(mut self) -> (Vec<Output>, Vec<u8>) {
-        let outputs = self.wait_for_all();
+        let outputs = end(std::mem::take(&mut self.children));
         self.check_nothing_is_left();
         (outputs, self.places())
     }
 
     /// The same where another job may have the same name.
     pub fn end_among_others(mut self) -> Vec<Output> {
-        self.wait_for_all()
-    }
-
-    /// Waits until all have ended; one that hangs is killed, and the test fails.
-    fn wait_for_all(&mut self) -> Vec<Output> {
-        let deadline = Instant::now() + HANG;
-        let mut hung = Vec::new();
-        for (rank, child) in self.children.iter_mut().enumerate() {
-            // A few lines fit the pipe, so nobody waits for a reader.
-            while child.try_wait().unwrap().is_none() {
-                if Instant::now() > deadline {
-                    hung.push(rank);
-                    child.kill().unwrap();
-                    break;
-                }
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        }
-        let outputs: Vec<Output> = std::mem::take(&mut self.children)
-            .into_iter()
-            .map(|child| child.wait_with_output().unwrap())
-            .collect();
-        let texts: Vec<String> = outputs.iter().map(text).collect();
-        assert!(hung.is_empty(), "ranks {hung:?} hang:\n{texts:#?}");
-        outputs
+        end(std::mem::take(&mut self.children))
     }
 
     fn check_nothing_is_left(&self) {
@@ -180,31 +130,8 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        for child in &mut self.children {
-            // Those of a test that has failed.
-            let _ = child.kill();
-            let _ = child.wait();
-        }
         let _ = std::fs::remove_file(&self.places);
     }
-}
-
-pub fn text(output: &Output) -> String {
-    format!(
-        "{} {}{}",
-        output.status,
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    )
-}
-
-/// What follows `key ` in what a rank printed.
-pub fn result(output: &Output, key: &str) -> Option<String> {
-    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
-    let line = stdout
-        .lines()
-        .find_map(|l| l.split_once(&format!("{key} ")))?;
-    Some(line.1.to_string())
 }
 
 /// In a rank: joins with the environment's settings.

@@ -1,8 +1,9 @@
 //! Limits of memory and descriptors, other jobs, other users, and what is held after many
 //! communicators.
 
-use super::job::{Start, holdings, join, result, text};
+use super::job::{Start, holdings, join};
 use linerate::{Buffer, Collective, Communicator, DataType, Error, ReduceOp, Result};
+use linerate_children::{result, text};
 use std::process::Output;
 
 /// Sums what the environment says over the ranks.

@@ -1,8 +1,10 @@
 //! A rank gives up while another one is stopped, and its caller uses the memory again: what the
 //! stopped rank reads there when it goes on is no result.
 
-use super::job::{Job, Place, Start, join, result, text};
+use super::job::{Job, Place, Start, join};
 use linerate::{Buffer, Collective, Communicator, DataType};
+use linerate_children::{HANG, result, text};
+use rustix::process::Signal;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
@@ -38,7 +40,7 @@ pub fn reducing() {
 /// reads it.
 fn stop_when_changed(address: u64) {
     let memory = std::fs::File::open("/proc/self/mem").unwrap();
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + HANG;
     let mut bytes = 1.0f32.to_ne_bytes();
     while f32::from_ne_bytes(bytes) == 1.0 {
         memory.read_exact_at(&mut bytes, address).unwrap();
@@ -77,17 +79,17 @@ fn say(ended: &linerate::Result<()>) {
 }
 
 fn environment() -> Vec<(&'static str, String)> {
-    vec![("LINERATE_TIMEOUT", "0.3".to_string())]
+    vec![("LINERATE_TIMEOUT", "1".to_string())]
 }
 
 /// Lets rank 1 go on when the callers of all others have used their memory again; what every rank
 /// says then.
-fn go_on(mut job: Job, ranks: u32) -> Vec<String> {
+fn go_on(job: Job, ranks: u32) -> Vec<String> {
     let others = (0..ranks).filter(|&rank| rank != 1);
     job.wait_for("the errors of the others", |places| {
         others.clone().all(|rank| places[rank as usize] == b'r')
     });
-    job.signal(1, "CONT");
+    job.signal(1, Signal::CONT);
     (0..ranks).for_each(|rank| job.set_place(rank, b'e'));
     let outputs = job.end();
     let said = outputs.iter().map(|output| {
@@ -193,7 +195,7 @@ fn what_waits_for_a_connection_is_received_as_it_was_or_never() {
     for secret in [None, Some("a secret for messages")] {
         for bytes in SENT_BYTES {
             // Ranks meet within that time, too, which takes longer where there are connections.
-            let mut environment = vec![("LINERATE_TIMEOUT", "1".to_string())];
+            let mut environment = vec![("LINERATE_TIMEOUT", "2".to_string())];
             environment.push(("LINERATE_TRANSPORT", "tcp".to_string()));
             environment.push((BYTES_VARIABLE, bytes.to_string()));
             if let Some(secret) = secret {

@@ -1,7 +1,7 @@
 //! Calls that come again on the same memory run another way than the first: the same bits must come
 //! out.
 
-use crate::on_ranks;
+use super::on_ranks;
 use linerate::{Buffer, Collective, CollectiveBuilder, Communicator, DataType, ReduceOp};
 
 /// A call on memory of its own.

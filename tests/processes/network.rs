@@ -3,6 +3,7 @@
 
 use super::oracle::{Case, cases};
 use super::{results, spawn};
+use linerate_children::{end, spawn_late, start_each};
 
 const TCP: (&str, &str) = ("LINERATE_TRANSPORT", "tcp");
 
@@ -52,7 +53,7 @@ fn operations_overlap_and_threads_drive_one_engine() {
     results(spawn("overlap", 3, &[TCP, ("LINERATE_PROGRESS", "thread")]));
     results(spawn("threads", 2, &[TCP]));
     results(spawn("threads", 2, &[TCP, ("LINERATE_TCP_RAILS", "2")]));
-    results(spawn("patient", 2, &[TCP]));
+    results(spawn_late(("patient", 2), (1, &[0], "LOOKED"), &[TCP]));
 }
 
 #[test]
@@ -75,12 +76,13 @@ fn traffic_of_pairs_flows() {
     }
     let thread_on_one = [TCP, ("LINERATE_TEST_THREAD_ON", "1")];
     results(spawn("small", 3, &thread_on_one));
-    results(spawn("slow", 2, &[TCP, ("LINERATE_TIMEOUT", "1")]));
+    results(spawn("slow", 2, &[TCP, ("LINERATE_TIMEOUT", "3")]));
 }
 
 #[test]
 fn absence_and_death_are_named() {
-    let lines = results(spawn("absent", 3, &[TCP, ("LINERATE_TIMEOUT", "1")]));
+    let timeout = [TCP, ("LINERATE_TIMEOUT", "2")];
+    let lines = results(spawn_late(("absent", 3), (2, &[0, 1], "RESULT"), &timeout));
     for line in &lines[..2] {
         assert!(line.contains("rank 2 is missing"), "{line}");
     }
@@ -89,7 +91,11 @@ fn absence_and_death_are_named() {
         let line = &lines[rank];
         assert!(line.contains("rank 1 failed: its process ended"), "{line}");
     }
-    for line in results(spawn("stuck-pair", 3, &[TCP, ("LINERATE_TIMEOUT", "1")])) {
+    for line in results(spawn_late(
+        ("stuck-pair", 3),
+        (1, &[0, 2], "RESULT"),
+        &timeout,
+    )) {
         assert!(line.contains("rank 1 is missing"), "{line}");
     }
 }
@@ -106,8 +112,8 @@ fn ranks_with_other_secrets_or_settings_are_refused() {
     ] {
         let [first, second] = values;
         let extra = [TCP, ("LINERATE_TIMEOUT", "2")];
-        let per_rank = [(name, first), (name, second)];
-        for output in spawn::spawn_each("nothing", &per_rank, &extra) {
+        let own = [first, second].map(|value| vec![(name, value)]);
+        for output in end(start_each("nothing", &own, &extra)) {
             let text = String::from_utf8_lossy(&output.stderr).into_owned();
             assert!(!output.status.success(), "{name}: {text}");
             assert!(text.contains(expected), "{name}: {text}");

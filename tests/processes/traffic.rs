@@ -1,7 +1,7 @@
 //! Many operations at once, in hostile orders: grouped transfers, operations that nobody waits for,
 //! ranks that differ in what they registered, in how they make progress and in how fast they are.
 
-use super::{results, spawn, zeros};
+use super::{results, spawn, spawn_late, wait_for_word, zeros};
 use linerate::{Buffer, Collective, Communicator, DataType, Operation, ReduceOp};
 use std::time::Duration;
 
@@ -294,7 +294,7 @@ fn slow(comm: &Communicator) {
             all.into_iter().for_each(|o| o.wait().unwrap());
         } else {
             for buffer in &buffers {
-                std::thread::sleep(Duration::from_millis(650));
+                std::thread::sleep(Duration::from_millis(750));
                 start(buffer).wait().unwrap();
             }
         }
@@ -303,7 +303,7 @@ fn slow(comm: &Communicator) {
 
 #[test]
 fn operations_that_wait_for_earlier_ones_do_not_time_out() {
-    results(spawn("slow", 2, &[("LINERATE_TIMEOUT", "1")]));
+    results(spawn("slow", 2, &[("LINERATE_TIMEOUT", "3")]));
 }
 
 /// Rank 0 waits for a message of rank 1, which does not come; rank 2 is in a barrier.
@@ -312,7 +312,7 @@ fn stuck_pair(comm: &Communicator) {
     let error = match comm.rank() {
         0 => comm.recv(&buffer, 1).unwrap_err(),
         1 => {
-            std::thread::sleep(Duration::from_secs(3));
+            wait_for_word();
             comm.barrier().unwrap_err()
         }
         _ => {
@@ -325,7 +325,12 @@ fn stuck_pair(comm: &Communicator) {
 
 #[test]
 fn a_message_that_never_comes_is_no_disagreement_with_bystanders() {
-    for line in results(spawn("stuck-pair", 3, &[("LINERATE_TIMEOUT", "1")])) {
+    let timeout = [("LINERATE_TIMEOUT", "2")];
+    for line in results(spawn_late(
+        ("stuck-pair", 3),
+        (1, &[0, 2], "RESULT"),
+        &timeout,
+    )) {
         assert!(line.contains("rank 1 is missing"), "{line}");
     }
 }
@@ -393,13 +398,14 @@ fn patient(comm: &Communicator) {
     let buffer = filled(comm, true, 1000, 1);
     comm.barrier().unwrap();
     if comm.rank() == 1 {
-        std::thread::sleep(Duration::from_millis(300));
+        wait_for_word();
     }
     let mut operation = comm.start_all_reduce(&buffer, ReduceOp::Sum).unwrap();
     if comm.rank() == 0 {
         assert!(!operation.wait_timeout(Duration::ZERO).unwrap());
         assert!(!operation.wait_timeout(Duration::from_millis(20)).unwrap());
         assert!(!operation.test().unwrap());
+        println!("LOOKED");
     }
     while !operation.wait_timeout(Duration::from_millis(50)).unwrap() {}
     assert!(operation.test().unwrap());
@@ -409,7 +415,7 @@ fn patient(comm: &Communicator) {
 
 #[test]
 fn a_wait_that_was_too_short_can_be_repeated() {
-    results(spawn("patient", 2, &[]));
+    results(spawn_late(("patient", 2), (1, &[0], "LOOKED"), &[]));
 }
 
 /// Threads of one process: each with a communicator of its own, and all on one, handing over the
@@ -459,7 +465,7 @@ fn threads_share_a_communicator_and_have_their_own() {
 fn late(comm: &Communicator) {
     let mut data = vec![1.0f32; 512];
     if comm.rank() == 0 {
-        std::thread::sleep(Duration::from_millis(500));
+        wait_for_word();
         // Whether it ends well depends on what is read first.
         let _ = comm.all_reduce(&mut data, ReduceOp::Sum);
         std::thread::sleep(Duration::from_secs(1));
@@ -475,6 +481,7 @@ fn late(comm: &Communicator) {
         barriers.pop().unwrap().cancel().unwrap();
         let mut data = waiting.join().unwrap();
         data.fill(7.0);
+        println!("FILLED");
         for barrier in &mut barriers {
             std::thread::sleep(Duration::from_millis(200));
             barrier.test().unwrap_err();
@@ -486,7 +493,8 @@ fn late(comm: &Communicator) {
 
 #[test]
 fn a_slice_is_left_alone_once_its_call_has_failed() {
-    results(spawn("late", 2, &[("LINERATE_ALGO", "tree")]));
+    let tree = [("LINERATE_ALGO", "tree")];
+    results(spawn_late(("late", 2), (0, &[1], "FILLED"), &tree));
 }
 
 /// Arguments that no operation can have are errors, and the communicator goes on.

@@ -1,8 +1,5 @@
 //! Connections of a process, taken out of it (pidfd_getfd) to be broken.
 
-// Each of the programs that use it needs a part.
-#![allow(dead_code)]
-
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;

@@ -1,20 +1,15 @@
 //! A thousand allreduces while connections die, and what they have counted when they are over.
 
-// Each of the programs that use it needs a part.
-#![allow(dead_code)]
-
 use crate::connections::{self, Connection};
 use crate::prng::Prng;
 use linerate::{Buffer, Communicator, ReduceOp};
+use linerate_children::{Child, HANG, text};
 use std::collections::BTreeMap;
-use std::process::{Child, Output};
+use std::process::Output;
 use std::time::{Duration, Instant};
 
 /// Between two kills.
 const EVERY: Duration = Duration::from_millis(100);
-/// Far longer than anything here takes: only a hang lasts longer.
-pub const HANG: Duration = Duration::from_secs(120);
-
 /// A sum of `count` numbers; panics if one is wrong.
 pub fn sum(
     comm: &Communicator,
@@ -61,12 +56,7 @@ pub fn break_until_end(
     is_meant: impl Fn(&Connection) -> bool,
 ) -> u32 {
     let (start, mut broken) = (Instant::now(), 0);
-    let is_over = |c: &mut Child| c.try_wait().unwrap().is_some();
-    while !children.iter_mut().all(is_over) {
-        if start.elapsed() > HANG {
-            children.iter_mut().for_each(|c| c.kill().unwrap());
-            return broken;
-        }
+    while !children.iter_mut().all(Child::is_over) && start.elapsed() < HANG {
         std::thread::sleep(EVERY);
         let child = &children[prng.below(children.len() as u64) as usize];
         let mut found = connections::of_process(child.id());
@@ -78,11 +68,6 @@ pub fn break_until_end(
         }
     }
     broken
-}
-
-pub fn text(output: &Output) -> String {
-    let [stdout, stderr] = [&output.stdout, &output.stderr].map(|t| String::from_utf8_lossy(t));
-    format!("{}\n{stdout}\n{stderr}", output.status)
 }
 
 /// The sums over ranks of what they counted.

@@ -1,16 +1,9 @@
 //! Jobs of ranks as processes with an environment of their own.
 
-use std::net::{IpAddr, Ipv4Addr, TcpListener, UdpSocket};
+use linerate_children::{Child, end, free_address, rank, wait_for, without_job};
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
-
-/// Far longer than anything here takes: only a hang lasts longer.
-const HANG: Duration = Duration::from_secs(90);
-
-/// Files for what ranks say so far.
-static FILES: AtomicU32 = AtomicU32::new(0);
+use std::process::Output;
 
 /// How to start a job.
 #[derive(Clone)]
@@ -30,7 +23,7 @@ pub struct Outcome {
 }
 
 /// A job that runs.
-pub struct Running(Vec<(u32, Child)>, Vec<std::path::PathBuf>);
+pub struct Running(Vec<(u32, Child)>);
 
 impl Job {
     pub fn new(ranks: u32) -> Job {
@@ -79,7 +72,7 @@ impl Job {
     }
 
     pub fn start(&self) -> Running {
-        let mut running = Running(Vec::new(), Vec::new());
+        let mut running = Running(Vec::new());
         self.started
             .iter()
             .for_each(|&rank| running.add(self, rank));
@@ -87,103 +80,55 @@ impl Job {
     }
 
     pub fn start_ranks(&self, ranks: std::ops::Range<u32>) -> Running {
-        let mut running = Running(Vec::new(), Vec::new());
+        let mut running = Running(Vec::new());
         ranks.for_each(|rank| running.add(self, rank));
         running
     }
 }
 
 impl Running {
-    pub fn add(&mut self, job: &Job, rank: u32) {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        for (name, _) in std::env::vars() {
-            if [
-                "LINERATE_",
-                "OMPI_",
-                "PMI",
-                "SLURM_",
-                "MASTER_",
-                "TORCHELASTIC_",
-            ]
-            .iter()
-            .any(|p| name.starts_with(p))
-            {
-                command.env_remove(name);
-            }
-        }
-        let path = std::env::temp_dir().join(format!(
-            "linerate-rendezvous-{}-{}",
-            std::process::id(),
-            FILES.fetch_add(1, Ordering::Relaxed)
-        ));
-        let said = std::fs::File::create(&path).unwrap();
-        command
-            .args(["--exact", "child_entry", "--nocapture"])
-            .env("LINERATE_TEST_ROLE", "rank")
-            .env("RANK", rank.to_string())
-            .env("WORLD_SIZE", job.ranks.to_string())
-            .env("LINERATE_TIMEOUT", "30")
-            .env_remove("LOCAL_WORLD_SIZE");
-        if job.nobody == Some(rank) {
+    pub fn add(&mut self, job: &Job, index: u32) {
+        let mut command = rank("rank", index, job.ranks);
+        without_job(&mut command).env("LINERATE_TIMEOUT", "30");
+        if job.nobody == Some(index) {
             command.uid(65534).gid(65534);
         }
-        let is_for = |of: &Option<u32>| of.is_none_or(|of| of == rank);
+        let is_for = |of: &Option<u32>| of.is_none_or(|of| of == index);
         for (_, name, value) in job.environment.iter().filter(|(of, _, _)| is_for(of)) {
             command.env(name, value);
         }
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(said)
-            .spawn();
-        self.0.push((rank, child.unwrap()));
-        self.1.push(path);
+        self.0.push((index, Child::start(&mut command)));
     }
 
     pub fn kill(&mut self, rank: u32) {
         let (_, child) = self.0.iter_mut().find(|(of, _)| *of == rank).unwrap();
-        child.kill().unwrap();
+        child.kill();
     }
 
     /// Waits until a rank that is not rank 0 has had a connection for a while: it has said who it
     /// is.
     pub fn wait_until_met(&mut self, rank: u32) {
         let (_, child) = self.0.iter().find(|(of, _)| *of == rank).unwrap();
-        let deadline = Instant::now() + HANG;
         let mut seen = 0;
-        while seen < 50 {
+        wait_for("a connection", || {
             seen = if has_connection(child.id()) {
                 seen + 1
             } else {
                 0
             };
-            assert!(Instant::now() < deadline, "rank {rank} never connected");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+            seen == 500
+        });
     }
 
-    /// Waits for all; one that hangs is killed, and the test fails.
+    /// Waits for all.
     pub fn end(self) -> Vec<Outcome> {
-        let deadline = Instant::now() + HANG;
-        let mut outcomes = Vec::new();
-        let mut has_hung = false;
-        for ((_, mut child), path) in self.0.into_iter().zip(self.1) {
-            while child.try_wait().unwrap().is_none() {
-                if Instant::now() > deadline {
-                    has_hung = true;
-                    child.kill().unwrap();
-                }
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            let output = child.wait_with_output().unwrap();
-            outcomes.push(Outcome {
-                stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-                stderr: std::fs::read_to_string(&path).unwrap(),
-            });
-            std::fs::remove_file(path).unwrap();
-        }
-        assert!(!has_hung, "ranks hung: {outcomes:#?}");
-        outcomes
+        let children = self.0.into_iter().map(|(_, child)| child).collect();
+        let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let outcome = |output: Output| Outcome {
+            stdout: said(&output.stdout),
+            stderr: said(&output.stderr),
+        };
+        end(children).into_iter().map(outcome).collect()
     }
 }
 
@@ -214,8 +159,7 @@ fn has_connection(pid: u32) -> bool {
 
 /// A port that was free a moment ago.
 pub fn free_port() -> u16 {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    listener.local_addr().unwrap().port()
+    free_address().port()
 }
 
 /// An address of this host that is not loopback's.

@@ -4,24 +4,15 @@ use super::pair::{Pair, over, place};
 use super::{settings, until_closed};
 use linerate::options::TcpSettings;
 use linerate::transport;
+use linerate_children::{Child, role, text, within};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::net::{TcpListener, TcpStream};
-use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-fn child(command: &mut Command, role: &str) -> Output {
-    command
-        .args(["--exact", "child_entry", "--nocapture"])
-        .env("LINERATE_TEST_ROLE", role)
-        .output()
-        .unwrap()
-}
-
-fn in_process(role: &str) -> String {
-    let output = child(&mut Command::new(std::env::current_exe().unwrap()), role);
-    let text = [&output.stdout, &output.stderr].map(|t| String::from_utf8_lossy(t).into_owned());
-    assert!(output.status.success(), "{}\n{}", text[0], text[1]);
-    text[0].clone() + &text[1]
+fn in_process(name: &str) -> String {
+    let output = Child::start(&mut role(name)).end();
+    assert!(output.status.success(), "{}", text(&output));
+    text(&output)
 }
 
 /// Descriptors that this process may have, at most `wanted`.
@@ -162,15 +153,14 @@ pub fn no_ports() {
 #[test]
 fn a_rank_that_finds_every_port_taken_says_so() {
     let script = "ip link set lo up && echo 50000 50003 > /proc/sys/net/ipv4/ip_local_port_range && exec \"$0\" \"$@\"";
-    let mut command = Command::new("unshare");
-    command
-        .args(["-r", "-n", "sh", "-c", script])
-        .arg(std::env::current_exe().unwrap());
-    let output = child(&mut command, "no-ports");
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let mut command = within(
+        &["unshare", "-r", "-n", "sh", "-c", script],
+        &role("no-ports"),
+    );
+    let output = Child::start(&mut command).end();
+    let text = text(&output);
     if !output.status.success() && !text.contains("no_ports") && !text.contains("panicked") {
-        let reason = String::from_utf8_lossy(&output.stderr).into_owned();
-        return println!("skipped: no network namespace can be made here: {reason}");
+        return println!("skipped: no network namespace can be made here: {text}");
     }
     let error = text
         .lines()

@@ -1,8 +1,5 @@
 //! Two ranks of the `tcp` transport in one thread, and what passes between them.
 
-// Each of the programs that use it needs a part.
-#![allow(dead_code)]
-
 use super::access::{self, TestPosts};
 use linerate::options::TcpSettings;
 use linerate::transport::{

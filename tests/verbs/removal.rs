@@ -5,8 +5,9 @@
 use super::access::{self, TestPosts};
 use super::pair::{Memory, Pair, check, fill};
 use linerate::options::VerbsSettings;
+use linerate_children::{Child, HANG, text};
 use std::path::Path;
-use std::process::{Child, Command};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 const BYTES: usize = 200_000;
@@ -15,8 +16,6 @@ const BEFORE: u64 = 3;
 const AFTER: u64 = 10;
 /// Posts of a rank at once.
 const UNDER_WAY_MAX: u64 = 8;
-/// Far longer than a removal takes.
-const HANG: Duration = Duration::from_secs(60);
 
 /// Says why not.
 fn has_three_devices(test: &str) -> bool {
@@ -38,7 +37,7 @@ impl Removal {
         let mut words = words.split(' ');
         let program = words.next().unwrap();
         Removal {
-            child: Command::new(program).args(words).spawn().unwrap(),
+            child: Child::start(Command::new(program).args(words)),
             until: Instant::now() + HANG,
         }
     }
@@ -47,15 +46,9 @@ impl Removal {
         assert!(Instant::now() < self.until, "the removal hangs");
     }
 
-    fn end(mut self) {
-        let ended = loop {
-            match self.child.try_wait().unwrap() {
-                Some(ended) => break ended,
-                None => self.check_time(),
-            }
-            std::thread::yield_now();
-        };
-        assert!(ended.success(), "{ended}");
+    fn end(self) {
+        let ended = self.child.end();
+        assert!(ended.status.success(), "{}", text(&ended));
     }
 }
 

@@ -34,7 +34,7 @@ TAKE_OUT = (
     "echo ${card##*/} >/sys/bus/virtio/drivers/virtio_net/unbind"
 )
 MEETING = "LINERATE_RENDEZVOUS=tcp://127.0.0.1:29500 LINERATE_DEBUG=info LINERATE_TIMEOUT=60"
-TESTS = ("conformance", "device", "perf", "verbs")
+TESTS = ("command", "conformance", "device", "verbs")
 # Either host may begin to replace queue pairs; the other one follows.
 REPLACED = "generation [0-9]+ (begins|goes over)"
 BUILT = {}
@@ -130,7 +130,7 @@ class OneHost(unittest.TestCase):
         self.assertIn(" 0 failed", out)
 
     def test_perf_and_its_letters(self):
-        out = self.check(f"{BUILT['perf']} --nocapture everything_is_measured_over_verbs")
+        out = self.check(f"{BUILT['command']} --nocapture everything_is_measured_over_verbs")
         self.assertNotIn("skipped", out)
         self.assertIn("1 passed", out)
 

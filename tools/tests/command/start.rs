@@ -1,20 +1,24 @@
 //! Starts the command as a user would, and gives exit code and texts.
 
+use linerate_children::{Child, without_job};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
 /// The command, without what a launcher or a user may have set around the tests.
 pub fn linerate(line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_linerate"));
-    for (name, _) in std::env::vars() {
-        let launchers = ["LINERATE_", "OMPI_", "PMI_", "PMIX_", "SLURM_"];
-        let is_theirs = launchers.iter().any(|prefix| name.starts_with(prefix));
-        if is_theirs || ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"].contains(&&*name) {
-            command.env_remove(name);
-        }
-    }
-    command.args(line.split_whitespace()).stdin(Stdio::null());
+    without_job(&mut command)
+        .args(line.split_whitespace())
+        .stdin(Stdio::null());
     command
+}
+
+/// Starts a server and waits until it listens; the server and its port.
+pub fn serve(command: &mut Command) -> (Child, u16) {
+    let mut server = Child::start(command);
+    let line = server.wait_line("port ");
+    let port = line.split("port ").nth(1).unwrap().split(',').next();
+    (server, port.unwrap().parse().unwrap())
 }
 
 pub fn run(line: &str) -> (Option<i32>, String, String) {

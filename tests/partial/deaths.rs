@@ -1,25 +1,11 @@
 //! Partial allreduces that survive deaths, with real processes: the others agree on every round,
 //! its bits and its sum. `src/partial` tests the decisions alone, in far more histories.
 
-#[path = "partial/job.rs"]
-mod job;
-#[path = "../src/prng.rs"]
-#[allow(dead_code)]
-mod prng;
-#[path = "processes/spawn.rs"]
-mod spawn;
-
-use job::{NO_VARIABLE, TRANSPORTS, all_equal, results, signal, text, wait_for_word};
+use super::job::{TRANSPORTS, all_equal, results};
+use linerate_children::{end, start, start_each, text};
 use rustix::process::Signal;
-use spawn::{end, start};
-use std::io::BufRead;
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
-
-#[test]
-fn child_entry() {
-    job::run_as_child();
-}
 
 const SURVIVE: (&str, &str) = ("LINERATE_TEST_SURVIVE", "1");
 
@@ -30,13 +16,13 @@ fn survivors(
     (deaths, delay_us): (&[(usize, &str)], u32),
     extra: &[(&str, &str)],
 ) -> String {
-    let mut own = vec![NO_VARIABLE; ranks as usize];
+    let mut own = vec![Vec::new(); ranks as usize];
     for &(rank, last) in deaths {
-        own[rank] = ("LINERATE_TEST_LAST", last);
+        own[rank].push(("LINERATE_TEST_LAST", last));
     }
     let delay = delay_us.to_string();
     let extra = [extra, &[SURVIVE, ("LINERATE_TEST_DELAY_US", &delay)]].concat();
-    let outputs = end(start("survives", &own, &extra));
+    let outputs = end(start_each("survives", &own, &extra));
     let is_dead = |rank: usize| deaths.iter().any(|(dead, _)| *dead == rank);
     for (rank, _) in deaths {
         let ended = outputs[*rank].status.signal();
@@ -86,21 +72,15 @@ fn processes_killed_at_any_moment_take_nothing_of_the_others_with_them() {
     for (index, transport) in TRANSPORTS.iter().cycle().take(8).enumerate() {
         let policy = ["solo", "majority", "random", "full"][index / 2];
         let extra = [*transport, ("LINERATE_TEST_POLICY", policy), SURVIVE];
-        let mut children = start("survives", &[NO_VARIABLE; 4], &extra);
-        let lines = wait_for_word(&mut children[3], "AT 3");
+        let mut children = start("survives", 4, &extra);
+        children[3].wait_line("AT 3");
         let mut prng = crate::prng::Prng::new(index as u64);
         for victim in [1, 2] {
             std::thread::sleep(Duration::from_micros(prng.below(20_000)));
-            signal(&children[victim], Signal::KILL);
+            children[victim].signal(Signal::KILL);
         }
-        let rest: Vec<String> = lines.lines().map_while(Result::ok).collect();
-        let own = rest.iter().find_map(|line| line.split_once("RESULT "));
         let outputs = end(children);
-        let own = own
-            .unwrap_or_else(|| panic!("{rest:?}, {}", text(&outputs[3])))
-            .1;
-        let other = results(&outputs[..1]);
-        assert_eq!(other[0], own);
+        all_equal(&results(&[outputs[0].clone(), outputs[3].clone()]));
     }
 }
 

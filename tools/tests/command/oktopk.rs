@@ -1,12 +1,8 @@
 //! `linerate experiment oktopk`: each part, quickly, and its figures beside the formulas. No times
 //! are asserted but those of the modelled fabric, which are the same on every machine.
 
-#[path = "command/start.rs"]
-#[allow(dead_code)] // Not every file of tests needs all of it.
-mod start;
-
+use super::start::{run, scratch};
 use serde_json::Value;
-use start::{run, scratch};
 
 fn part(name: &str, more: &str) -> Value {
     let line = format!("experiment oktopk --quick --part {name} {more} --json - --timeout 30");

@@ -4,17 +4,12 @@
 //! Namespaces need root and the `ip` command; where one is missing the test says so and looks at
 //! nothing.
 
-#[path = "../../tests/hosts/namespaces.rs"]
-mod namespaces;
-#[path = "command/start.rs"]
-#[allow(dead_code)] // Not every file of tests needs all of it.
-mod start;
-
-use namespaces::{COMMON, Hosts, place};
-use start::{linerate, parts, scratch};
+use super::start::{linerate, parts, scratch};
+use linerate_children::hosts::{COMMON, Hosts, place};
+use linerate_children::{Child, end};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const RANKS: usize = 4;
@@ -23,21 +18,14 @@ const RANKS: usize = 4;
 fn start(hosts: &Hosts, line: &str) -> Vec<Child> {
     let start = |rank: usize| {
         let mut inside = hosts.inside(rank / 2, &linerate(line));
-        inside
-            .envs(place(rank, RANKS))
-            .envs(COMMON)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        inside.spawn().unwrap()
+        Child::start(inside.envs(place(rank, RANKS)).envs(COMMON))
     };
     (0..RANKS).map(start).collect()
 }
 
 /// Exit code, standard output and standard error of each rank.
 fn ends(ranks: Vec<Child>) -> Vec<(Option<i32>, String, String)> {
-    let end = |child: Child| parts(child.wait_with_output().unwrap());
-    ranks.into_iter().map(end).collect()
+    end(ranks).into_iter().map(parts).collect()
 }
 
 fn check_good(ends: &[(Option<i32>, String, String)]) {
@@ -73,12 +61,12 @@ fn a_link_that_is_cut_for_a_second_delays_the_job_and_nothing_else() {
     let Some(hosts) = Hosts::new("cut") else {
         return;
     };
-    let ranks = start(
+    let mut ranks = start(
         &hosts,
         "bench allreduce -b 256K -e 256K -n 2000 -w 1 --timeout 60",
     );
-    // The ranks need a moment to meet; where they need longer, the cut comes while they do.
-    std::thread::sleep(Duration::from_millis(1500));
+    // Rank 0 prints the header when all have joined.
+    ranks[0].wait_line("#");
     hosts.set_link("down");
     std::thread::sleep(Duration::from_secs(1));
     hosts.set_link("up");
@@ -90,11 +78,11 @@ fn a_link_that_is_cut_for_good_fails_every_rank_naming_who_is_behind_it() {
     let Some(hosts) = Hosts::new("lost") else {
         return;
     };
-    let ranks = start(
+    let mut ranks = start(
         &hosts,
         "bench allreduce -b 256K -e 256K -n 10000000 -w 1 -c 0 --timeout 3",
     );
-    std::thread::sleep(Duration::from_millis(2500));
+    ranks[0].wait_line("#");
     hosts.set_link("down");
     let cut = Instant::now();
     let ends = ends(ranks);

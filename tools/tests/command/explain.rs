@@ -1,12 +1,8 @@
 //! `linerate explain` from outside, with real ranks: what it says is what runs.
 
-#[path = "command/start.rs"]
-#[allow(dead_code)] // Not every file of tests needs all of it.
-mod start;
-
+use super::start::{linerate, parts, run, scratch};
 use linerate::unstable::cost::{self, Finding, Models};
 use serde_json::Value;
-use start::{linerate, parts, run, scratch};
 use std::path::PathBuf;
 
 fn json(line: &str, prices: &str) -> Value {

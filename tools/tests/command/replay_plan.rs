@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-const EXPECTED: &str = include_str!("../../tests/data/training_bottleneck/fusion_expected.csv");
+const EXPECTED: &str = include_str!("../../../tests/data/training_bottleneck/fusion_expected.csv");
 
 fn linerate(flags: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_linerate"))

@@ -1,12 +1,8 @@
 //! Buffers and operations that safe programs misuse: each misuse is an error that names what is in
 //! the way, and harms nothing else. Ranks are threads, each with a communicator of its own.
 
-#[path = "face/executor.rs"]
-mod executor;
-#[path = "groups/threads.rs"]
-mod threads;
-
-use executor::{block_on, poll_once};
+use crate::executor::{block_on, poll_once};
+use crate::threads::on_threads;
 use linerate::{
     Buffer, Collective, Communicator, Config, DataType, Error, Progress, ReduceOp, Result,
 };
@@ -14,7 +10,6 @@ use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::{Duration, Instant};
-use threads::on_threads;
 
 /// Longer than anything here takes, on a loaded machine too.
 const LONGEST: Duration = Duration::from_secs(20);

@@ -1,13 +1,8 @@
 //! `--tls`, `--integrity` and `--insecure` on the commands that open connections, from outside.
 
-#[allow(dead_code)] // Not every file of tests needs all of it.
-#[path = "command/start.rs"]
-mod start;
-
+use super::start::{linerate, parts, run, serve};
 use serde_json::Value;
-use start::{linerate, parts, run};
-use std::io::{BufRead, BufReader, Read};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 #[test]
 fn perf_encrypts_and_checks_and_every_byte_is_right() {
@@ -38,27 +33,12 @@ fn both_sides(server: &str, client: &str, secret: &str) -> [(Option<i32>, String
     let start = |line: &str| -> Command {
         let mut command = linerate(&format!("perf write_bw -n 10 --timeout 20 {line}"));
         command.env("LINERATE_SECRET", secret);
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     };
-    let mut serving = start(&format!("-p 0 {server}")).spawn().unwrap();
-    let mut stdout = BufReader::new(serving.stdout.take().unwrap());
-    let mut first = String::new();
-    stdout.read_line(&mut first).unwrap();
-    let port = first
-        .split("port ")
-        .nth(1)
-        .unwrap()
-        .split(',')
-        .next()
-        .unwrap();
-    let (code, _, stderr) = parts(
-        start(&format!("127.0.0.1 -p {port} {client}"))
-            .output()
-            .unwrap(),
-    );
-    stdout.read_to_string(&mut first).unwrap();
-    let (served, _, told) = parts(serving.wait_with_output().unwrap());
+    let (serving, port) = serve(&mut start(&format!("-p 0 {server}")));
+    let mut client = start(&format!("127.0.0.1 -p {port} {client}"));
+    let (code, _, stderr) = parts(client.output().unwrap());
+    let (served, _, told) = parts(serving.end());
     [(served, told), (code, stderr)]
 }
 

@@ -6,27 +6,17 @@
 //! child runs [`child_entry`] and nothing else. Without root or the `ip` command the tests say that
 //! they were skipped, and pass.
 
-#[path = "hosts/attacker.rs"]
-mod attacker;
-#[path = "rails/connections.rs"]
-mod connections;
-#[path = "hosts/namespaces.rs"]
-mod namespaces;
-#[path = "../src/prng.rs"]
-#[allow(dead_code)]
-mod prng;
-#[path = "rails/work.rs"]
-mod work;
+pub mod attacker;
 
+use crate::connections;
 use crate::prng::Prng;
+use crate::work::{self, break_until_end, counts};
 use linerate::{Communicator, ReduceOp};
-use namespaces::{COMMON, Hosts, place};
+use linerate_children::hosts::{COMMON, Hosts, place};
+use linerate_children::{Child, end, role, text, wait_for};
 use rustix::process::Signal;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
-use work::{HANG, break_until_end, counts, text};
+use std::time::Duration;
 
 const RANKS: usize = 4;
 /// Connections that say nothing.
@@ -34,28 +24,8 @@ const SILENT: &str = "10000";
 /// What they may cost a rank.
 const GROWN_KIB_MAX: u64 = 16 * 1024;
 
-#[test]
-fn child_entry() {
-    let Ok(role) = std::env::var("LINERATE_TEST_ROLE") else {
-        return;
-    };
-    match role.as_str() {
-        "attack" => return attacker::attack(),
-        "relay" => return attacker::relay(),
-        _ => {}
-    }
-    let comm = Communicator::from_env().unwrap();
-    match role.as_str() {
-        "thousand" => work::thousand(&comm),
-        "steady" => steady(&comm),
-        "few" => few(&comm),
-        "rebuild" => rebuild(comm),
-        other => panic!("no role {other}"),
-    }
-}
-
 /// Sums until somebody makes a file.
-fn steady(comm: &Communicator) {
+pub fn steady(comm: &Communicator) {
     let stop = std::env::var("LINERATE_TEST_STOP").unwrap();
     let buffer = comm.alloc(20_000).unwrap();
     println!("READY");
@@ -72,7 +42,7 @@ fn steady(comm: &Communicator) {
 }
 
 /// A few sums, and what was counted meanwhile.
-fn few(comm: &Communicator) {
+pub fn few(comm: &Communicator) {
     let buffer = comm.alloc(20_000).unwrap();
     (0..20).for_each(|round| work::sum(comm, &buffer, 20_000, round).unwrap());
     comm.barrier().unwrap();
@@ -82,7 +52,7 @@ fn few(comm: &Communicator) {
 }
 
 /// Some ranks die in the middle of sums; the others go on without them.
-fn rebuild(comm: Communicator) {
+pub fn rebuild(comm: Communicator) {
     let victims = std::env::var("LINERATE_TEST_VICTIMS").unwrap();
     let is_victim = victims.split(',').any(|v| v == comm.rank().to_string());
     let buffer = comm.alloc(20_000).unwrap();
@@ -108,17 +78,8 @@ fn rebuild(comm: Communicator) {
 }
 
 /// This program inside a host, in a role.
-fn start(hosts: &Hosts, host: usize, role: &str, more: &[(&str, &str)]) -> Child {
-    let mut own = Command::new(std::env::current_exe().unwrap());
-    own.args(["--exact", "child_entry", "--nocapture"]);
-    let mut inside = hosts.inside(host, &own);
-    inside
-        .env("LINERATE_TEST_ROLE", role)
-        .envs(more.iter().copied())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    inside.spawn().unwrap()
+fn start(hosts: &Hosts, host: usize, name: &str, more: &[(&str, &str)]) -> Child {
+    Child::start(hosts.inside(host, &role(name)).envs(more.iter().copied()))
 }
 
 /// A rank of [`RANKS`], half of them on each host.
@@ -127,27 +88,6 @@ fn start_rank(hosts: &Hosts, rank: usize, role: &str, more: &[(&str, &str)]) -> 
     let own = place.iter().map(|(name, value)| (*name, value.as_str()));
     let all: Vec<(&str, &str)> = own.chain(COMMON).chain(more.iter().copied()).collect();
     start(hosts, rank / 2, role, &all)
-}
-
-/// Standard output until a line begins with `word`; that line.
-fn wait_line(child: &mut Child, word: &str) -> String {
-    let stdout = child.stdout.as_mut().unwrap();
-    let mut lines = BufReader::with_capacity(1, stdout).lines();
-    let found = lines.find_map(|line| line.ok().filter(|line| line.contains(word)));
-    found.unwrap_or_else(|| panic!("a process ended without saying {word}"))
-}
-
-fn ends(children: Vec<Child>) -> Vec<Output> {
-    let start = Instant::now();
-    let end = |mut child: Child| {
-        while child.try_wait().unwrap().is_none() && start.elapsed() < HANG {
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        // Only one that hangs is killed by that.
-        let _ = child.kill();
-        child.wait_with_output().unwrap()
-    };
-    children.into_iter().map(end).collect()
 }
 
 fn resident_kib(child: &Child) -> u64 {
@@ -187,7 +127,7 @@ fn a_rail_between_hosts_killed_every_100_ms_costs_a_thousand_allreduces_nothing(
     let mut children: Vec<Child> = (0..RANKS).map(start).collect();
     let is_between = |c: &connections::Connection| c.own.ip() != c.peer.ip();
     let broken = break_until_end(&mut children, &mut Prng::new(4), is_between);
-    let outputs = ends(children);
+    let outputs = end(children);
     let counts = counts(&outputs);
     println!("{broken} broken; {counts:?}");
     assert!(counts["rails lost"] >= 6, "{counts:?}");
@@ -209,7 +149,7 @@ fn ranks_that_say_they_share_a_host_and_do_not_find_out_and_use_connections() {
         ("LINERATE_TIMEOUT", "60"),
     ];
     let start = |rank| start_rank(&hosts, rank, "few", &extra);
-    let outputs = ends((0..RANKS).map(start).collect());
+    let outputs = end((0..RANKS).map(start).collect());
     // Two on the other host, for each.
     assert_eq!(
         counts(&outputs)["pairs of this host without shared memory"],
@@ -240,7 +180,7 @@ fn survivors_on_both_hosts_go_on_without_the_dead() {
             ("LINERATE_TLS", tls),
         ];
         let start = |rank| start_rank(&hosts, rank, "rebuild", &extra);
-        let outputs = ends((0..RANKS).map(start).collect());
+        let outputs = end((0..RANKS).map(start).collect());
         let dead: Vec<usize> = victims.split(',').map(|v| v.parse().unwrap()).collect();
         let alive = RANKS - dead.len();
         let mut next = 0;
@@ -265,7 +205,7 @@ fn half_of_the_ranks_do_not_take_a_host_for_dead_that_only_refuses() {
     // They are dead, and no rank of their host is left to say so.
     let extra = [("LINERATE_TEST_VICTIMS", "0,1"), ("LINERATE_TIMEOUT", "30")];
     let start = |rank| start_rank(&hosts, rank, "rebuild", &extra);
-    let outputs = ends((0..RANKS).map(start).collect());
+    let outputs = end((0..RANKS).map(start).collect());
     for output in &outputs[2..] {
         let told = text(output);
         let word = "REFUSED bootstrap: ranks [0, 1] cannot be reached and may live";
@@ -292,11 +232,11 @@ fn check_apart(name: &str, cut: fn(&Hosts)) {
     ];
     let start = |rank| start_rank(&hosts, rank, "rebuild", &extra);
     let mut ranks: Vec<Child> = (0..RANKS).map(start).collect();
-    ranks.iter_mut().for_each(|rank| {
-        wait_line(rank, "READY");
-    });
+    for rank in &mut ranks {
+        rank.wait_line("READY");
+    }
     cut(&hosts);
-    let told: Vec<String> = ends(ranks).iter().map(text).collect();
+    let told: Vec<String> = end(ranks).iter().map(text).collect();
     for (rank, told) in told.iter().enumerate() {
         let word = match rank < 2 {
             true => format!("RESULT rank {rank} of 2"),
@@ -317,7 +257,7 @@ fn a_host_that_vanishes_while_its_ranks_wait_fails_both_sides_naming_who_is_miss
     let children: Vec<Child> = [0, 1, 3].map(start).into_iter().collect();
     std::thread::sleep(Duration::from_secs(2));
     hosts.set_link("down");
-    let outputs = ends(children);
+    let outputs = end(children);
     for (output, rank) in outputs.iter().zip([0, 1, 3]) {
         let told = text(output);
         assert!(!output.status.success(), "rank {rank}: {told}");
@@ -336,7 +276,7 @@ fn attack(hosts: &Hosts, targets: &str) -> Child {
         ("LINERATE_TEST_SILENT", SILENT),
     ];
     let mut attacker = start(hosts, 1, "attack", &more);
-    let done = wait_line(&mut attacker, "DONE");
+    let done = attacker.wait_line("DONE");
     assert!(done.ends_with(SILENT), "{done}");
     attacker
 }
@@ -361,11 +301,9 @@ fn strangers_from_another_host_hold_nothing_up_and_are_named() {
     let start_one = |rank| start_rank(&hosts, rank, "steady", &extra);
     let mut ranks: Vec<Child> = [0, 1].map(start_one).into_iter().collect();
     // The control port, while ranks are waited for.
-    let begin = Instant::now();
-    while !listening(&ranks[0]).contains(&"10.77.0.1:29555".into()) {
-        assert!(begin.elapsed() < HANG, "rank 0 does not listen");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    wait_for("listening at the control port", || {
+        listening(&ranks[0]).contains(&"10.77.0.1:29555".into())
+    });
     let before = resident_kib(&ranks[0]);
     let at_control = attack(&hosts, "10.77.0.1:29555");
     check_growth(&ranks[0], before, "strangers at the control port");
@@ -373,23 +311,23 @@ fn strangers_from_another_host_hold_nothing_up_and_are_named() {
     // there.
     let places = "10.77.0.2:29556,10.77.0.1:29555";
     let mut relay = start(&hosts, 1, "relay", &[("LINERATE_TEST_TARGETS", places)]);
-    wait_line(&mut relay, "DONE");
+    relay.wait_line("DONE");
     let through = [
         extra[0],
         extra[1],
         ("LINERATE_RENDEZVOUS", "tcp://10.77.0.2:29556"),
     ];
     ranks.push(start_rank(&hosts, 3, "steady", &through));
-    let replayed = wait_line(&mut relay, "REPLAYED");
+    let replayed = relay.wait_line("REPLAYED");
     // A challenge, perhaps, and no verdict.
     assert!(
         ["REPLAYED 0", "REPLAYED 80"].contains(&&*replayed),
         "{replayed}"
     );
     ranks.push(start_one(2));
-    ranks.iter_mut().for_each(|rank| {
-        wait_line(rank, "READY");
-    });
+    for rank in &mut ranks {
+        rank.wait_line("READY");
+    }
     // The ports of the ranks, while they work.
     std::thread::sleep(Duration::from_millis(300));
     let ports = listening(&ranks[0]);
@@ -398,11 +336,8 @@ fn strangers_from_another_host_hold_nothing_up_and_are_named() {
     let at_data = attack(&hosts, &ports.join(","));
     check_growth(&ranks[0], before, "strangers at the ports of the ranks");
     std::fs::write(&stop, "").unwrap();
-    let outputs = ends(ranks);
-    for mut stranger in [at_control, at_data, relay] {
-        stranger.kill().unwrap();
-        stranger.wait().unwrap();
-    }
+    let outputs = end(ranks);
+    drop([at_control, at_data, relay]);
     for output in &outputs {
         let told = text(output);
         assert!(

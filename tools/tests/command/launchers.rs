@@ -3,14 +3,9 @@
 //! what the launcher offers to ranks of several hosts. Where a launcher is missing, the test says
 //! that it was skipped, and passes.
 
-#[path = "launchers/slurm.rs"]
-mod slurm;
-#[path = "command/start.rs"]
-#[allow(dead_code)] // Not every file of tests needs all of it.
-mod start;
-
-use slurm::Slurm;
-use start::{parts, scratch};
+use super::slurm::Slurm;
+use super::start::{linerate, parts, scratch};
+use linerate_children::{Child, free_address, without_job};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -43,19 +38,7 @@ fn find(name: &str) -> Option<PathBuf> {
 /// Runs a launcher with the bench as its program; checks that one job of four ranks ran and was
 /// right, and gives what it said.
 fn check_bench(mut launcher: Command, more: &[(&str, &str)]) -> String {
-    for (name, _) in std::env::vars() {
-        let others = [
-            "LINERATE_",
-            "OMPI_",
-            "PMI",
-            "SLURM_JOB",
-            "RANK",
-            "WORLD_SIZE",
-        ];
-        if others.iter().any(|prefix| name.starts_with(prefix)) {
-            launcher.env_remove(name);
-        }
-    }
+    without_job(&mut launcher);
     launcher.arg(env!("CARGO_BIN_EXE_linerate")).args(BENCH);
     launcher
         .envs(more.iter().copied())
@@ -146,9 +129,7 @@ fn torchrun_starts_a_bench() {
         true => word.to_string(),
         false => format!("--{}", word[2..].replace('-', "_")),
     };
-    // Free a moment ago.
-    let free = |listener: std::net::TcpListener| listener.local_addr().unwrap().port().to_string();
-    let port = free(std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    let port = free_address().port().to_string();
     let launcher = || {
         let mut command = Command::new(&torchrun);
         command.args(["-r", "1", "-t", "1"]);
@@ -178,13 +159,9 @@ fn torchrun_starts_a_bench() {
     };
     let mut second = node("1");
     second.arg(env!("CARGO_BIN_EXE_linerate")).args(BENCH);
-    second
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    let mut second = second.spawn().unwrap();
+    let second = Child::start(&mut second);
     check_bench(node("0"), &[]);
-    assert!(second.wait().unwrap().success());
+    assert!(second.end().status.success());
 }
 
 #[test]
@@ -208,7 +185,7 @@ fn srun_starts_a_bench() {
 #[test]
 fn a_rank_of_launch_has_a_secret_of_its_job_and_nobody_prints_it() {
     let secret = |line: &str| {
-        let mut command = start::linerate(line);
+        let mut command = linerate(line);
         let (code, stdout, stderr) = parts(
             command
                 .args(["sh", "-c", "echo $LINERATE_SECRET $LINERATE_INSECURE"])
@@ -226,7 +203,7 @@ fn a_rank_of_launch_has_a_secret_of_its_job_and_nobody_prints_it() {
     );
     assert_ne!(first, secret("launch -n 2 --"));
     assert!(secret("launch -n 1 --insecure --").trim().ends_with(" 1"));
-    let mut command = start::linerate("info");
+    let mut command = linerate("info");
     let (_, stdout, _) = parts(
         command
             .env("LINERATE_SECRET", "0123456789abcdef")
@@ -237,7 +214,7 @@ fn a_rank_of_launch_has_a_secret_of_its_job_and_nobody_prints_it() {
 }
 
 /// For `slurm.rs`.
-fn search(name: &str) -> Option<PathBuf> {
+pub fn search(name: &str) -> Option<PathBuf> {
     let usual = ["/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin"];
     usual
         .into_iter()

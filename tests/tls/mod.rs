@@ -2,25 +2,17 @@
 //! faithfully and then pretends, or has other settings. Real sockets: the two ranks run in one
 //! thread, no matter who is in between in others.
 
-mod access;
-#[path = "tls/between.rs"]
 mod between;
-#[path = "strangers/pair.rs"]
-mod pair;
-#[path = "../src/prng.rs"]
-#[allow(dead_code)]
-mod prng;
-#[path = "processes/spawn.rs"]
-mod spawn;
 
+use crate::pair::{self, Pair, moved, over, place};
 use between::{Between, Direction};
 use linerate::options::TcpSettings;
 use linerate::transport::open;
 use linerate::unstable::wire::{Claim, HANDSHAKE_BYTES, Initiator, JobKey, Purpose, Tls};
 use linerate::{Communicator, ReduceOp};
-use pair::{Pair, moved, over, place};
+use linerate_children::{end, free_address, results, spawn, start_each};
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 
 const SECRET: &[u8] = b"0123456789abcdef0123456789abcdef";
 
@@ -191,11 +183,8 @@ fn a_stranger_without_the_secret_gets_no_further_than_the_challenge() {
     pair.exchange(1 << 20);
 }
 
-#[test]
-fn child_entry() {
-    if std::env::var("LINERATE_TEST_ROLE").is_err() {
-        return;
-    }
+/// Sums whose bits depend on the order, and those bits.
+pub fn sums() {
     let comm = Communicator::from_env().unwrap();
     for count in [1usize, 1000, 1_000_003] {
         let buffer = comm.alloc(count).unwrap();
@@ -207,21 +196,14 @@ fn child_entry() {
         let bits = buffer.to_vec().unwrap().into_iter().fold(0u64, |hash, v| {
             crate::prng::mix(hash ^ u64::from(v.to_bits()))
         });
-        println!("BITS {count} {bits:016x}");
+        println!("RESULT {count} {bits:016x}");
     }
     comm.barrier().unwrap();
 }
 
 /// What the ranks of a job print, all the same.
 fn bits(extra: &[(&str, &str)]) -> String {
-    let outputs = spawn::spawn("sums", 3, extra);
-    let lines = outputs.iter().map(|output| {
-        let [out, err] = [&output.stdout, &output.stderr].map(|t| String::from_utf8_lossy(t));
-        assert!(output.status.success(), "{out}\n{err}");
-        let bits = out.lines().filter(|line| line.starts_with("BITS"));
-        bits.collect::<Vec<_>>().join("\n")
-    });
-    let lines: Vec<String> = lines.collect();
+    let lines = results(&spawn("sums", 3, extra));
     assert!(lines[0].lines().count() == 3, "{lines:?}");
     assert!(lines.iter().all(|line| *line == lines[0]), "{lines:?}");
     lines[0].clone()
@@ -233,9 +215,7 @@ fn sums_over_tls_have_the_same_bits_as_without() {
     let over = [("LINERATE_TRANSPORT", "tcp"), ("LINERATE_ALGO", "ring")];
     let plain = bits(&[secret, over[0], over[1]]);
     for rails in ["1", "3"] {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap();
-        let place = format!("tcp://{}", port.local_addr().unwrap());
-        drop(port);
+        let place = format!("tcp://{}", free_address());
         for rendezvous in ["", &place] {
             let extra = [
                 secret,
@@ -252,11 +232,9 @@ fn sums_over_tls_have_the_same_bits_as_without() {
 
 #[test]
 fn a_rank_without_tls_fails_all_by_name_before_any_data() {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap();
-    let place = format!("tcp://{}", port.local_addr().unwrap());
-    drop(port);
+    let place = format!("tcp://{}", free_address());
     let tls = ("LINERATE_TLS", "on");
-    let each = [tls, tls, ("LINERATE_TLS", "off")];
+    let each = [tls, tls, ("LINERATE_TLS", "off")].map(|own| vec![own]);
     for rendezvous in ["", &place] {
         let extra = [
             ("LINERATE_SECRET", "a secret for a rank without tls"),
@@ -264,7 +242,7 @@ fn a_rank_without_tls_fails_all_by_name_before_any_data() {
             ("LINERATE_TIMEOUT", "20"),
             ("LINERATE_RENDEZVOUS", rendezvous),
         ];
-        let outputs = spawn::spawn_each("sums", &each, &extra);
+        let outputs = end(start_each("sums", &each, &extra));
         for (rank, output) in outputs.into_iter().enumerate() {
             let text = String::from_utf8_lossy(&output.stderr).into_owned();
             // Over a connection the odd one is told by the other side's refusal.

@@ -4,22 +4,14 @@
 //! Ranks are threads here, each with communicators of its own family, as if they were processes;
 //! `tests/rebuild.rs` has real ones.
 
-#[path = "../src/prng.rs"]
-#[allow(dead_code)]
-mod prng;
-#[path = "groups/random.rs"]
 mod random;
-#[path = "groups/repeats.rs"]
 mod repeats;
-#[path = "groups/threads.rs"]
-mod threads;
-#[path = "groups/traffic.rs"]
 mod traffic;
 
+use crate::threads::on_threads;
 use linerate::{Buffer, Collective, Communicator, Config, DataType, Error, Progress, ReduceOp};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use threads::on_threads;
 
 /// Runs `body` on every rank of a job of its own.
 pub fn on_ranks<T: Send>(ranks: u32, body: impl Fn(Communicator) -> T + Sync) -> Vec<T> {

@@ -1,11 +1,7 @@
 //! `bench --transport sim`: every collective in virtual time, the same every time.
 
-#[path = "command/start.rs"]
-#[allow(dead_code)] // Not every file of tests needs all of it.
-mod start;
-
+use super::start::{linerate, parts, run};
 use serde_json::Value;
-use start::{linerate, parts, run};
 
 fn results(line: &str) -> (Value, Vec<Value>) {
     let (code, stdout, stderr) = run(&format!("bench {line} --transport sim --json -"));

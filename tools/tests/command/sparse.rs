@@ -1,11 +1,7 @@
 //! `bench sparse-allreduce`: processes, the document's fields, bad usage.
 
-#[path = "command/start.rs"]
-#[allow(dead_code)] // Not every file of tests needs all of it.
-mod start;
-
+use super::start::run;
 use serde_json::Value;
-use start::run;
 
 fn document(line: &str) -> Value {
     let (code, stdout, stderr) = run(&format!(

@@ -1,37 +1,22 @@
 //! Ranks of one host that cannot share memory, or of which one would think so: another user,
 //! another namespace of processes. Real processes; they need root, and say so and pass where there
 //! is none.
-//!
-//! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child
-//! runs [`child_entry`] and nothing else.
 
-#[path = "rails/connections.rs"]
-mod connections;
-#[path = "../src/prng.rs"]
-#[allow(dead_code)]
-mod prng;
-#[path = "rails/work.rs"]
-mod work;
-
+use crate::work::{self, counts};
 use linerate::Communicator;
-use std::net::TcpListener;
+use linerate_children::{Child, end, free_address, rank, text, within};
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Output, Stdio};
-use work::{counts, text};
+use std::process::{Command, Output};
 
 /// Nobody's number, as everywhere.
 const NOBODY: u32 = 65534;
 const APART: &str = "pairs of this host without shared memory";
 
-#[test]
-fn child_entry() {
-    if std::env::var("LINERATE_TEST_ROLE").as_deref() != Ok("sums") {
-        return;
-    }
-    let comm = Communicator::from_env().unwrap();
+/// Sums, and what was counted meanwhile.
+pub fn sums(comm: &Communicator) {
     let buffer = comm.alloc(300_000).unwrap();
     for round in 0..30 {
-        work::sum(&comm, &buffer, [1, 500, 300_000][round as usize % 3], round).unwrap();
+        work::sum(comm, &buffer, [1, 500, 300_000][round as usize % 3], round).unwrap();
     }
     comm.barrier().unwrap();
     println!("TRANSPORT {}", comm.transport());
@@ -42,30 +27,20 @@ fn child_entry() {
 
 /// Three ranks that meet over loopback; `change` says what is special about rank 1.
 fn run(change: impl Fn(Command) -> Command) -> Vec<Output> {
-    let free = TcpListener::bind("127.0.0.1:0").unwrap();
-    let place = format!("tcp://{}", free.local_addr().unwrap());
-    drop(free);
-    let start = |rank: u32| {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "child_entry", "--nocapture"]);
-        if rank == 1 {
-            command = change(command);
-        }
+    let place = format!("tcp://{}", free_address());
+    let start = |index: u32| {
+        let mut command = rank("sums", index, 3);
         command
-            .env("LINERATE_TEST_ROLE", "sums")
-            .env("RANK", rank.to_string())
-            .env("WORLD_SIZE", "3")
             .env("LINERATE_RENDEZVOUS", &place)
             .env("LINERATE_SECRET", "0123456789abcdef")
             .env("LINERATE_TIMEOUT", "60")
-            .env("LINERATE_DEBUG", "info")
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        command.spawn()
+            .env("LINERATE_DEBUG", "info");
+        if index == 1 {
+            command = change(command);
+        }
+        Child::start(&mut command)
     };
-    let children: Vec<_> = (0..3).map(start).collect::<Result<_, _>>().unwrap();
-    let end = |child: std::process::Child| child.wait_with_output().unwrap();
-    children.into_iter().map(end).collect()
+    end((0..3).map(start).collect())
 }
 
 /// Whether this user may do that.
@@ -105,16 +80,11 @@ fn ranks_of_two_users_do_without_shared_memory_and_the_others_have_it() {
 
 #[test]
 fn ranks_in_two_namespaces_of_processes_share_memory() {
-    let unshare = ["--pid", "--fork", "--kill-child"];
-    if !can(Command::new("unshare").args(unshare).arg("true")) {
+    let unshare = ["unshare", "--pid", "--fork", "--kill-child"];
+    if !can(&mut within(&unshare, &Command::new("true"))) {
         return;
     }
-    let outputs = run(|command| {
-        let mut inside = Command::new("unshare");
-        inside.args(unshare).arg(command.get_program());
-        inside.args(command.get_args());
-        inside
-    });
+    let outputs = run(|command| within(&unshare, &command));
     for output in &outputs {
         let told = text(output);
         assert!(output.status.success(), "{told}");

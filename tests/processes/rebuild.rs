@@ -1,59 +1,31 @@
 //! Rebuilding a communicator with real processes: after timeouts, aborts and kills, and kills in
 //! the middle of a rebuild.
-//!
-//! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child
-//! runs [`child_entry`] and nothing else.
-
-#[path = "../src/prng.rs"]
-#[allow(dead_code)]
-mod prng;
-#[path = "processes/spawn.rs"]
-mod spawn;
 
 use crate::prng::Prng;
 use linerate::{Communicator, Error, ReduceOp, Result};
+use linerate_children::{marked, spawn, spawn_late, text, wait_for_word};
 use rustix::process::{Signal, getpid, kill_process};
-use spawn::spawn;
 use std::process::Output;
 use std::time::Duration;
 
 /// What each rank marked as its result; those of `victims` must have died, the others must have
 /// ended well.
 fn results(outputs: &[Output], victims: &[u32]) -> Vec<String> {
-    let text = |output: &Output| {
-        let (out, err) = (&output.stdout, &output.stderr);
-        format!(
-            "{}{}",
-            String::from_utf8_lossy(out),
-            String::from_utf8_lossy(err)
-        )
-    };
     let is_wrong = |(rank, output): (usize, &Output)| {
         let is_victim = victims.contains(&(rank as u32));
-        (output.status.success() == is_victim)
-            .then(|| format!("rank {rank}: {}\n{}", output.status, text(output)))
+        (output.status.success() == is_victim).then(|| format!("rank {rank}: {}", text(output)))
     };
     // What one rank says may be the consequence of what another does.
     let wrong: Vec<String> = outputs.iter().enumerate().filter_map(is_wrong).collect();
     assert!(wrong.is_empty(), "{victims:?} die\n{}", wrong.join("\n"));
-    let result = |output: &Output| {
-        let text = text(output);
-        let lines = text.lines().filter_map(|l| l.split_once("RESULT "));
-        lines
-            .map(|(_, result)| result)
-            .collect::<Vec<_>>()
-            .join("\n")
-    };
+    let result = |output: &Output| marked(output, "RESULT").join("\n");
     outputs.iter().map(result).collect()
 }
 
-#[test]
-fn child_entry() {
-    let Ok(role) = std::env::var("LINERATE_TEST_ROLE") else {
-        return;
-    };
+/// What a rank does in a role.
+pub fn run_as_child(role: &str) {
     let comm = Communicator::from_env().unwrap();
-    match role.as_str() {
+    match role {
         "silent" => silent(comm),
         "killed" => killed(comm),
         "killed-in-rebuild" => killed_in_rebuild(comm),
@@ -126,7 +98,7 @@ fn exercise(comm: Communicator, ranks: u32) {
 fn silent(comm: Communicator) {
     comm.barrier().unwrap();
     if comm.rank() == 2 {
-        std::thread::sleep(Duration::from_millis(2500));
+        wait_for_word();
     }
     // What the others had done before they gave up is there: rank 2 may end its first call well,
     // and not the next.
@@ -134,13 +106,18 @@ fn silent(comm: Communicator) {
     let error = calls.find_map(Result::err).expect("the others gave up");
     let is_timeout = matches!(error.first_cause(), Error::Timeout { .. });
     assert!(is_timeout, "{error}");
+    println!("GAVE UP");
     exercise(comm.rebuild().unwrap(), 3);
     println!("RESULT good");
 }
 
 #[test]
 fn after_a_timeout_all_ranks_rebuild_and_go_on() {
-    let outputs = spawn("silent", 3, &[("LINERATE_TIMEOUT", "1.5")]);
+    let outputs = spawn_late(
+        ("rebuild-silent", 3),
+        (2, &[0, 1], "GAVE UP"),
+        &[("LINERATE_TIMEOUT", "5")],
+    );
     assert_eq!(results(&outputs, &[]), ["good"; 3]);
 }
 
@@ -179,7 +156,7 @@ fn kill(jobs: &[(u32, &str)], transport: &str) {
             ("LINERATE_TEST_VICTIMS", victims),
             ("LINERATE_TRANSPORT", transport),
         ];
-        let outputs = spawn("killed", ranks, &extra);
+        let outputs = spawn("rebuild-killed", ranks, &extra);
         let dead: Vec<u32> = victims.split(',').map(|v| v.parse().unwrap()).collect();
         let results = results(&outputs, &dead);
         let good = results.iter().filter(|r| *r == "good").count();
@@ -263,7 +240,7 @@ fn kill_in_the_middle(seeds: std::ops::Range<u64>, transport: &str) {
             ("LINERATE_TIMEOUT", "20"),
             ("LINERATE_TRANSPORT", transport),
         ];
-        let results = results(&spawn("killed-in-rebuild", ranks, &extra), dead);
+        let results = results(&spawn("rebuild-killed-in-rebuild", ranks, &extra), dead);
         for (rank, result) in results.into_iter().enumerate() {
             if !dead.contains(&(rank as u32)) {
                 assert!(result.starts_with("good"), "seed {seed}: {result}");
@@ -286,7 +263,7 @@ fn absent(comm: Communicator) {
     barrier_before_an_abort(&comm);
     comm.abort("to rebuild it");
     if comm.rank() == 1 {
-        std::thread::sleep(Duration::from_secs(4));
+        wait_for_word();
         println!("RESULT absent");
         return;
     }
@@ -301,7 +278,11 @@ fn absent(comm: Communicator) {
 
 #[test]
 fn a_rank_that_lives_and_does_not_rebuild_is_named() {
-    let outputs = spawn("absent", 4, &[("LINERATE_TIMEOUT", "1")]);
+    let outputs = spawn_late(
+        ("rebuild-absent", 4),
+        (1, &[0, 2, 3], "RESULT"),
+        &[("LINERATE_TIMEOUT", "2")],
+    );
     assert_eq!(
         results(&outputs, &[]),
         ["named", "absent", "named", "named"]
@@ -348,8 +329,8 @@ fn many(mut comm: Communicator) {
 
 #[test]
 fn rebuilding_many_times_leaves_no_descriptor() {
-    let outputs = spawn("many", 3, &[]);
+    let outputs = spawn("rebuild-many", 3, &[]);
     assert_eq!(results(&outputs, &[]), ["good"; 3]);
-    let outputs = spawn("many", 2, &[("LINERATE_PROGRESS", "thread")]);
+    let outputs = spawn("rebuild-many", 2, &[("LINERATE_PROGRESS", "thread")]);
     assert_eq!(results(&outputs, &[]), ["good"; 2]);
 }

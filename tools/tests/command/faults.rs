@@ -1,15 +1,10 @@
 //! Ranks of a running bench are killed, and the bench is interrupted: exit codes, texts, and what
 //! is left behind.
 
-#[path = "command/start.rs"]
-#[allow(dead_code)] // Not every file of tests needs all of it.
-mod start;
-
+use super::start::{linerate, parts};
 use linerate::unstable::prng::Prng;
+use linerate_children::{Child, is_running};
 use rustix::process::{Pid, Signal, kill_process};
-use start::{linerate, parts};
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Ranks killed, at least half of them inside an operation.
@@ -26,17 +21,9 @@ fn start_bench(ranks: u32) -> Running {
     let mut command = linerate(&format!(
         "bench allreduce -b 8 -e 16M -f 64 -n 1000000 -w 1 -c 0 --ranks {ranks} --timeout 60"
     ));
-    let mut child = command
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = Child::start(&mut command);
     // The header is printed by rank 0 once all have joined.
-    let mut line = String::new();
-    BufReader::new(child.stdout.as_mut().unwrap())
-        .read_line(&mut line)
-        .unwrap();
-    assert!(line.starts_with('#'), "{line}");
+    child.wait_line("#");
     let pid = child.id();
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
     let mut found: Vec<(u32, i32)> = children
@@ -60,18 +47,11 @@ fn rank_of(pid: &str) -> u32 {
     rank.unwrap().parse().unwrap()
 }
 
-fn is_gone(pid: &Pid) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
-    let stat = stat.unwrap_or_default();
-    stat.rsplit(") ")
-        .next()
-        .is_none_or(|rest| rest.is_empty() || rest.starts_with('Z'))
-}
-
 impl Running {
     /// Waits for its end; what it printed, and that nothing of it is left.
     fn end(self) -> (Option<i32>, String) {
-        let (code, _, stderr) = parts(self.child.wait_with_output().unwrap());
+        let (code, _, stderr) = parts(self.child.end());
+        let is_gone = |pid: &Pid| !is_running(pid.as_raw_nonzero().get() as u32);
         assert!(self.ranks.iter().all(is_gone), "ranks outlive the bench");
         for file in std::fs::read_dir("/dev/shm")
             .into_iter()
@@ -120,7 +100,7 @@ fn whoever_survives_the_death_of_a_rank_of_a_bench_names_it_and_the_bench_fails(
 #[test]
 fn an_interrupted_bench_ends_as_shells_expect() {
     let bench = start_bench(2);
-    kill_process(Pid::from_child(&bench.child), Signal::INT).unwrap();
+    bench.child.signal(Signal::INT);
     let (code, stderr) = bench.end();
     assert_eq!(code, Some(130), "{stderr}");
     let bench = start_bench(2);

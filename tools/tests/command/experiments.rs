@@ -1,11 +1,7 @@
 //! `linerate experiment`: real ranks, small settings.
 
-#[path = "command/start.rs"]
-#[allow(dead_code)] // Not every file of tests needs all of it.
-mod start;
-
+use super::start::{run, scratch};
 use serde_json::Value;
-use start::{run, scratch};
 
 fn eager_sgd(line: &str) -> Value {
     let (code, stdout, stderr) = run(&format!(

@@ -1,21 +1,15 @@
 //! `perf` and `mesh` from outside: both sides as processes, their tables, documents, refusals and
 //! exit codes.
 
-#[path = "command/start.rs"]
-mod start;
-
+use super::start::{linerate, parts, run, scratch, serve};
+use linerate_children::Child;
 use serde_json::Value;
-use start::{linerate, parts, run, scratch};
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::net::TcpStream;
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::process::Command;
 
-/// A server, its port, and its rows so far.
-struct Server {
-    child: Child,
-    port: u16,
-    stdout: BufReader<std::process::ChildStdout>,
-}
+/// A server and its port.
+struct Server(Child, u16);
 
 impl Server {
     fn start(line: &str) -> Server {
@@ -23,37 +17,18 @@ impl Server {
     }
 
     fn of(mut command: Command) -> Server {
-        let mut child = command
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut stdout = BufReader::new(child.stdout.take().unwrap());
-        let mut first = String::new();
-        stdout.read_line(&mut first).unwrap();
-        let port = first.split("port ").nth(1).unwrap();
-        let port = port.split(',').next().unwrap().parse().unwrap();
-        Server {
-            child,
-            port,
-            stdout,
-        }
+        let (child, port) = serve(&mut command);
+        Server(child, port)
     }
 
     /// Exit code and texts, when it has ended.
-    fn end(mut self) -> (Option<i32>, String, String) {
-        let mut out = String::new();
-        std::io::Read::read_to_string(&mut self.stdout, &mut out).unwrap();
-        let stderr: ChildStderr = self.child.stderr.take().unwrap();
-        let text = std::io::read_to_string(stderr).unwrap();
-        (self.child.wait().unwrap().code(), out, text)
+    fn end(self) -> (Option<i32>, String, String) {
+        parts(self.0.end())
     }
 
     fn client(&self, line: &str) -> Command {
-        linerate(&format!(
-            "perf {line} 127.0.0.1 -p {} --timeout 20",
-            self.port
-        ))
+        let port = self.1;
+        linerate(&format!("perf {line} 127.0.0.1 -p {port} --timeout 20"))
     }
 }
 
@@ -204,22 +179,13 @@ fn options_that_differ_are_refused_by_name_on_both_sides() {
 #[test]
 fn strangers_do_not_end_a_server_and_a_killed_client_does() {
     let server = Server::start("send_bw");
-    let mut unknown = TcpStream::connect(("127.0.0.1", server.port)).unwrap();
+    let mut unknown = TcpStream::connect(("127.0.0.1", server.1)).unwrap();
     unknown.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
-    drop(TcpStream::connect(("127.0.0.1", server.port)).unwrap());
-    let mut client = server
-        .client("send_bw -D 60")
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    drop(TcpStream::connect(("127.0.0.1", server.1)).unwrap());
+    let mut client = Child::start(&mut server.client("send_bw -D 60"));
     // It has begun to measure when its header is there.
-    let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
-    lines
-        .find(|line| line.as_ref().unwrap().contains("#bytes"))
-        .unwrap()
-        .unwrap();
-    client.kill().unwrap();
-    client.wait().unwrap();
+    client.wait_line("#bytes");
+    drop(client);
     let (code, _, stderr) = server.end();
     assert_eq!(code, Some(1), "{stderr}");
     assert!(
@@ -412,7 +378,7 @@ fn whoever_has_another_secret_is_not_served() {
     let server = Server::of(start("perf send_bw -p 0 --timeout 20", SECRET));
     let line = format!(
         "perf send_bw 127.0.0.1 -n 10 --transport tcp -p {}",
-        server.port
+        server.1
     );
     for wrong in ["fedcba9876543210", ""] {
         let (code, _, stderr) = parts(start(&line, wrong).output().unwrap());

@@ -1,13 +1,9 @@
 //! `doctor` finds faults that are put there on purpose: limits that anybody can lower, and networks
 //! of a namespace's own.
 
-#[path = "command/start.rs"]
-#[allow(dead_code)] // Not every file of tests needs all of it.
-mod start;
-
+use super::start::{linerate, parts, run};
+use linerate_children::{Child, free_address, without_job};
 use serde_json::Value;
-use start::{linerate, parts, run};
-use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
 const LINERATE: &str = env!("CARGO_BIN_EXE_linerate");
@@ -15,10 +11,7 @@ const LINERATE: &str = env!("CARGO_BIN_EXE_linerate");
 /// Runs a shell script in which `$L` is the command; gives the exit code and the findings of
 /// `doctor --json -`.
 fn examine(mut shell: Command, script: &str) -> (Option<i32>, Vec<Value>) {
-    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("LINERATE_")) {
-        shell.env_remove(name);
-    }
-    let output = shell
+    let output = without_job(&mut shell)
         .arg(script)
         .env("L", LINERATE)
         .stdin(Stdio::null())
@@ -162,7 +155,7 @@ fn a_path_that_narrows_behind_the_interface_is_found() {
         ip addr add 10.77.0.1/24 dev a0; ip link set a0 mtu 9000 up; ip link set lo up; \
         nsenter -t $other -n ip addr add 10.77.0.2/24 dev b0; nsenter -t $other -n ip link set b0 mtu 1400 up; \
         nsenter -t $other -n $L doctor --serve -p 4001 >/dev/null & served=$!; trap 'kill $other $served' EXIT; \
-        i=0; until $L doctor --peers 10.77.0.2:4001 --timeout 1 2>&1 | grep -q 'free ports can be reached' || [ $i = 40 ]; do i=$((i+1)); sleep 0.1; done; \
+        i=0; until $L doctor --peers 10.77.0.2:4001 --timeout 1 2>&1 | grep -q 'free ports can be reached' || [ $i = 600 ]; do i=$((i+1)); sleep 0.1; done; \
         $L doctor --peers 10.77.0.2:4001 --timeout 2 --json -";
     let (code, findings) = examine(in_namespace(), script);
     assert_eq!(code, Some(1));
@@ -176,25 +169,14 @@ fn a_path_that_narrows_behind_the_interface_is_found() {
 
 #[test]
 fn a_doctor_that_serves_tells_its_clock_and_another_port_says_that_nobody_listens() {
-    let mut server = linerate("doctor --serve -p 0")
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut first = String::new();
-    BufReader::new(server.stdout.take().unwrap())
-        .read_line(&mut first)
-        .unwrap();
-    let port = first.rsplit(':').next().unwrap().trim().to_string();
-    let closed = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
+    let mut server = Child::start(&mut linerate("doctor --serve -p 0"));
+    let first = server.wait_line(":");
+    let port = first.rsplit(':').next().unwrap().trim();
+    let closed = free_address().port();
     let (_, stdout, stderr) = run(&format!(
         "doctor --peers 127.0.0.1:{port},127.0.0.1:{closed},127.0.0.1:{port}"
     ));
-    server.kill().unwrap();
-    server.wait().unwrap();
+    drop(server);
     for expected in [
         "answers",
         "this one (known to",

@@ -1,9 +1,8 @@
 //! Two hosts: network namespaces of this machine, joined by a pair of interfaces. They need root
 //! and the `ip` command.
 
-// Each of the programs that use it needs a part.
-#![allow(dead_code)]
-
+use super::within;
+use std::ffi::OsStr;
 use std::process::Command;
 
 /// Two namespaces, of which the interfaces `l0` (10.77.0.1) and `l1` (10.77.0.2) reach each other.
@@ -90,15 +89,16 @@ impl Hosts {
     }
 
     /// A command that becomes this one inside a host, with nothing in its environment but the
-    /// search path.
+    /// search path and what was set for it.
     pub fn inside(&self, host: usize, program: &Command) -> Command {
-        let mut inside = Command::new("ip");
+        let set =
+            |(name, value): (&OsStr, Option<&OsStr>)| Some((name.to_owned(), value?.to_owned()));
+        let set: Vec<_> = program.get_envs().filter_map(set).collect();
+        let mut inside = within(&["ip", "netns", "exec", &self.names[host]], program);
         inside
-            .args(["netns", "exec", &self.names[host]])
-            .arg(program.get_program())
-            .args(program.get_args())
             .env_clear()
-            .env("PATH", std::env::var("PATH").unwrap());
+            .env("PATH", std::env::var_os("PATH").unwrap());
+        inside.envs(set);
         inside
     }
 }

@@ -1,7 +1,7 @@
 //! A Slurm of one host, in a folder of its own: munged, slurmctld and slurmd with ports and sockets
 //! that nobody else has.
 
-use super::search;
+use super::launchers::search;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;

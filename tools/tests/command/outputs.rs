@@ -1,11 +1,9 @@
 //! Where the command's results go: files, devices, pipes, readers that leave, disks that are full.
 
-#[path = "command/start.rs"]
-#[allow(dead_code)] // Not every file of tests needs all of it.
-mod start;
-
+use super::start::{linerate, parts, run, scratch};
+use linerate_children::{Child, wait_for};
+use rustix::process::Signal;
 use serde_json::Value;
-use start::{linerate, parts, run, scratch};
 use std::os::unix::fs::FileTypeExt;
 use std::process::{Command, Stdio};
 
@@ -115,20 +113,14 @@ fn an_interrupted_job_of_our_own_ranks_ends_as_shells_expect_and_says_so() {
         "bench allreduce -e 64M --ranks 3",
         "replay --ranks 3 --steps 1000",
     ] {
-        let mut child = linerate(line)
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        std::thread::sleep(std::time::Duration::from_millis(500));
-        let killed = Command::new("sh")
-            .args(["-c", &format!("kill -INT {}", child.id())])
-            .status();
-        assert!(killed.unwrap().success());
-        let mut text = String::new();
-        let mut stderr = child.stderr.take().unwrap();
-        std::io::Read::read_to_string(&mut stderr, &mut text).unwrap();
-        assert_eq!(child.wait().unwrap().code(), Some(130), "{line}: {text}");
+        let child = Child::start(&mut linerate(line));
+        let ranks = format!("/proc/{0}/task/{0}/children", child.id());
+        wait_for("the start of the ranks", || {
+            std::fs::read_to_string(&ranks).is_ok_and(|pids| pids.split(' ').count() > 3)
+        });
+        child.signal(Signal::INT);
+        let (code, _, text) = parts(child.end());
+        assert_eq!(code, Some(130), "{line}: {text}");
         assert!(text.contains("ended by signal 2"), "{line}: {text}");
     }
 }

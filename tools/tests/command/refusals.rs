@@ -1,10 +1,6 @@
 //! Bad input: exit code 2 before ranks start, one error, and a text that says what is allowed.
 
-#[path = "command/start.rs"]
-#[allow(dead_code)] // Not every file of tests needs all of it.
-mod start;
-
-use start::{linerate, parts, run, scratch};
+use super::start::{linerate, parts, run, scratch};
 use std::process::Command;
 
 #[test]

@@ -1,46 +1,31 @@
 //! Memory of the caller: named by its address, inside registered buffers or not, and read out of
 //! the sender's process or staged. Real processes over shared memory.
-//!
-//! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child
-//! runs [`child_entry`] and nothing else.
 #![allow(unsafe_code)]
-
-#[path = "processes/spawn.rs"]
-mod spawn;
 
 use linerate::options::CrossMemory;
 use linerate::{Buffer, Collective, CollectiveBuilder, Communicator, Config, DataType, ReduceOp};
-use spawn::spawn;
-use std::process::Output;
+use linerate_children::{spawn, text};
 
 /// More than a window, several chunks, and no whole number of them.
 const COUNT: usize = 300_001;
 
-fn text(output: &Output) -> String {
-    let (out, err) = (&output.stdout, &output.stderr);
-    String::from_utf8_lossy(out).into_owned() + &String::from_utf8_lossy(err)
-}
-
 /// What all ranks printed; fails if one did not end well.
 fn run(role: &str, ranks: u32, extra: &[(&str, &str)]) -> String {
-    let outputs = spawn(role, ranks, extra);
+    let outputs = spawn(&format!("fetching-{role}"), ranks, extra);
     for (rank, output) in outputs.iter().enumerate() {
         assert!(output.status.success(), "rank {rank}: {}", text(output));
     }
     outputs.iter().map(text).collect()
 }
 
-#[test]
-fn child_entry() {
-    let Ok(role) = std::env::var("LINERATE_TEST_ROLE") else {
-        return;
-    };
+/// What a rank does in a role.
+pub fn run_as_child(role: &str) {
     let mut config = Config::from_lookup(|name| std::env::var(name).ok()).unwrap();
     if std::env::var("LINERATE_TEST_OFF").ok() == std::env::var("RANK").ok() {
         config.cma = CrossMemory::Off;
     }
     let comm = Communicator::from_env_with(config).unwrap();
-    match role.as_str() {
+    match role {
         "messages" => messages(&comm),
         "addresses" => addresses(&comm),
         "mixed" => mixed(&comm),

@@ -1,9 +1,7 @@
 //! Partial allreduces of a model's tensors: every gradient once, whatever buffer it is in, and one
 //! decision where that is asked for.
 
-#[path = "groups/threads.rs"]
-mod threads;
-
+use crate::threads::on_threads;
 use linerate::options::Divisor;
 use linerate::{
     Buffer, Communicator, Config, DataType, Element, PartialFusion, PartialFusionOptions,
@@ -11,7 +9,6 @@ use linerate::{
 };
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
-use threads::on_threads;
 
 fn on_ranks<T: Send>(ranks: u32, body: impl Fn(Communicator) -> T + Sync) -> Vec<T> {
     let config = Config {
