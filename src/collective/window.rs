@@ -30,7 +30,7 @@ fn stage(b: &mut Builder, request: &Request, source: Range, staged: Range) {
 ///
 /// `input` and `staged` are runs of blocks: the number of the first and how many. For an allreduce
 /// of two ranks it halves what is staged, and that the reduction stores its result twice saves a
-/// copy of it (benches/README.md).
+/// copy of it: 2 MiB went from 4.6 to 5.5 GB/s.
 fn stage_for_others(
     b: &mut Builder,
     request: &Request,
@@ -118,7 +118,7 @@ pub(super) fn all_reduce(request: &Request) -> Schedule {
 /// Allreduce: every rank reduces one block, into its output and in place of what the others staged
 /// for it, where they find it. A place of its own in this rank's window would be as many lines
 /// again that go from core to core: 2 MiB of two ranks went from 4.4 to 5.9 GB/s, with stores that
-/// ask for their lines (benches/README.md).
+/// ask for their lines.
 pub(super) fn all_reduce_split(request: &Request) -> Schedule {
     let mut b = begin(request, "window-split");
     let (rank, ranks) = (request.rank, request.ranks);

@@ -2,9 +2,10 @@
 //! others slower.
 //!
 //! A store around the caches saves the read of its line, but a core may have only this many of them
-//! under way. Where many cores share the memory the first counts, where few do the second
-//! (benches/README.md has a machine of each kind). So both ways are tried, again and again, on the
-//! copies of the job itself, with all ranks at work.
+//! under way. Where many cores share the memory the first counts, where few do the second: an
+//! all-gather of 32 MiB took half the time on Zen 4, and copies of 64 MiB by two threads went at
+//! 7.7 GB/s instead of 8.4 on Cascade Lake. So both ways are tried, again and again, on the copies
+//! of the job itself, with all ranks at work.
 
 use crate::wait::Clock;
 use std::time::Duration;
